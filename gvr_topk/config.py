@@ -1,0 +1,544 @@
+"""The keys a user writes in the YAML file given to ``trtllm-serve --config``, checked before use.
+
+Two kinds of key meet in that file. ``sparse_attention_config`` and ``gvr_topk`` decide what this
+package does, so they are strict: an unknown key is an error. The rest belongs to TensorRT-LLM, whose
+versions differ; there a key that looks like a misspelling is an error, and any other unknown key is
+accepted and listed in `ServeConfig.unknown_keys`.
+
+Key names follow ``tensorrt_llm.llmapi.llm_args`` of the 1.2 releases. This module does not import
+torch, so a configuration can be checked without it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+DEFAULT_INDEX_TOPK = 2048
+"""`index_topk` of DeepSeek-V3.2, used where the file leaves it to the checkpoint."""
+
+HINT_OFFSET_LIMIT = 1 << 20
+"""Largest absolute `gvr_topk.hint_offset`; keeps a shifted position far from int32 overflow."""
+
+MISSPELLING = 0.9
+"""`difflib` ratio from which an unknown TensorRT-LLM key counts as a misspelling of a known one.
+High, because a key of a newer release must pass."""
+
+SUGGESTION = 0.6
+"""`difflib` ratio from which a known key is offered in the message about an unknown one."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+PASSED_THROUGH = _names(
+    """
+    model tokenizer tokenizer_mode custom_tokenizer skip_tokenizer_init revision tokenizer_revision
+    model_kwargs gpus_per_node enable_lm_head_tp_in_adp pp_partition cp_config enable_lora lora_config
+    guided_decoding_backend batched_logits_processor iter_stats_max_iterations
+    request_stats_max_iterations peft_cache_config scheduler_config cache_transceiver_config
+    gather_generation_logits postprocess_tokenizer_dir reasoning_parser decoding_config mpi_session
+    otlp_traces_endpoint return_perf_metrics perf_metrics_max_requests orchestrator_type env_overrides
+    garbage_collection_gen0_threshold attention_dp_config nvfp4_gemm_config attn_backend sampler_type
+    sampler_force_async_worker enable_iter_perf_stats enable_iter_req_stats batch_wait_timeout_ms
+    batch_wait_timeout_iters batch_wait_max_tokens_ratio torch_compile_config enable_autotuner
+    enable_layerwise_nvtx_marker enable_min_latency force_dynamic_quantization allreduce_strategy
+    checkpoint_loader checkpoint_format kv_connector_config mm_encoder_only ray_worker_extension_cls
+    ray_placement_config enable_sleep use_cute_dsl_blockscaling_mm use_cute_dsl_blockscaling_bmm
+    disable_flashinfer_sampling max_stats_len layer_wise_benchmarks_config quant_config build_config
+    """
+)
+"""Top-level keys of TensorRT-LLM 1.2 that mean nothing to this package: known, not checked."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a configuration: where, what was wanted and what was got."""
+
+    file: str
+    key: str
+    wanted: str
+    got: str
+    line: int | None = None
+    hint: str = ""
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        key = f"{self.key}: " if self.key else ""
+        hint = f" ({self.hint})" if self.hint else ""
+        return f"{place}: {key}wanted {self.wanted}, got {self.got}{hint}"
+
+
+class ConfigError(ValueError):
+    """A configuration cannot be used; one line per problem.
+
+    Attributes
+    ----------
+    problems : tuple of Problem
+        Everything found wrong, in the order of the checks.
+    """
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+class _Strict(BaseModel):
+    """A section whose every key is known: an unknown one is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class _Theirs(BaseModel):
+    """A section of TensorRT-LLM: the keys named here are checked, others are carried along."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+
+def _default_topk(value: Any) -> Any:
+    return DEFAULT_INDEX_TOPK if value is None else value
+
+
+class SparseAttentionConfig(_Strict):
+    """``sparse_attention_config``: the DSA indexer. Keys of 1.2, and of the 1.3 pre-releases."""
+
+    algorithm: Literal["dsa"]
+    index_n_heads: int | None = Field(default=None, ge=1)
+    index_head_dim: int | None = Field(default=None, ge=1)
+    index_topk: Annotated[int, BeforeValidator(_default_topk)] = Field(default=DEFAULT_INDEX_TOPK, ge=1)
+    indexer_max_chunk_size: int | None = Field(default=None, ge=1)
+    seq_len_threshold: int | None = Field(default=None, ge=0)
+    skip_indexer_for_short_seqs: bool = True
+    enable_heuristic_topk: bool = False
+    use_cute_dsl_topk: bool = False
+    use_cute_dsl_paged_mqa_logits: bool = False
+    q_split_threshold: int = 8192
+    indexer_rope_interleave: bool = False
+    indexer_k_dtype: Literal["fp8", "fp4"] = "fp8"
+
+
+class GvrTopkConfig(_Strict):
+    """``gvr_topk``: our own optional section. Every default is right for serving.
+
+    Attributes
+    ----------
+    hint_offset : int
+        Added to the hinted positions before they are read. 0 reads the previous step's result as it
+        is; 1 follows a score landscape that moves with the query.
+    min_length, max_length : int or None
+        Row lengths, in elements, between which the hint is used; None leaves it to the gate.
+    path : str
+        ``auto``, or one path to force on every call (for measurements).
+    stats : bool
+        Keep the per-row statistics tensor of the op, for metrics.
+    nvtx : bool
+        Mark each call with an NVTX range.
+    """
+
+    hint_offset: int = Field(default=0, ge=-HINT_OFFSET_LIMIT, le=HINT_OFFSET_LIMIT)
+    min_length: int | None = Field(default=None, ge=1)
+    max_length: int | None = Field(default=None, ge=1)
+    path: Literal["auto", "gvr", "radix", "cluster", "cpu"] = "auto"
+    stats: bool = False
+    nvtx: bool = False
+
+    @model_validator(mode="after")
+    def _lengths_in_order(self) -> GvrTopkConfig:
+        if self.min_length is not None and self.max_length is not None and self.min_length > self.max_length:
+            raise ValueError(
+                f"min_length <= max_length|min_length {self.min_length}, max_length {self.max_length}"
+            )
+        return self
+
+
+class KvCacheConfig(_Theirs):
+    """``kv_cache_config``: what bounds the length and the number of live requests."""
+
+    free_gpu_memory_fraction: float | None = Field(default=None, ge=0, le=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    dtype: str = "auto"
+    enable_block_reuse: bool = True
+    enable_partial_reuse: bool = True
+    tokens_per_block: int | None = Field(default=None, ge=1)
+    host_cache_size: int | None = Field(default=None, ge=0)
+    event_buffer_max_size: int = Field(default=0, ge=0)
+
+
+class CudaGraphConfig(_Theirs):
+    """``cuda_graph_config``: the batch sizes that are captured."""
+
+    enable_padding: bool = False
+    max_batch_size: int = Field(default=0, ge=0)
+    batch_sizes: list[Annotated[int, Field(ge=1)]] | None = None
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> CudaGraphConfig:
+        if self.batch_sizes and self.max_batch_size and self.max_batch_size != max(self.batch_sizes):
+            raise ValueError(
+                f"max_batch_size equal to the largest of batch_sizes ({max(self.batch_sizes)})"
+                f"|{self.max_batch_size}"
+            )
+        return self
+
+
+class SpeculativeConfig(_Theirs):
+    """``speculative_config``: how many rows a request has in one step."""
+
+    decoding_type: str
+    num_nextn_predict_layers: int | None = Field(default=None, ge=1)
+    max_draft_len: int | None = Field(default=None, ge=0)
+    use_mtp_vanilla: bool = False
+    use_relaxed_acceptance_for_thinking: bool = False
+
+    @property
+    def draft_tokens(self) -> int:
+        """Draft tokens per request and step."""
+        if self.decoding_type.upper() == "MTP":
+            return self.num_nextn_predict_layers or self.max_draft_len or 1
+        return self.max_draft_len or 0
+
+
+class MoeConfig(_Theirs):
+    """``moe_config``."""
+
+    backend: str = "AUTO"
+    max_num_tokens: int | None = Field(default=None, ge=1)
+    load_balancer: Any = None
+    use_low_precision_moe_combine: bool = False
+
+
+class ServeConfig(_Theirs):
+    """A YAML file of ``trtllm-serve``, ``trtllm-bench`` or ``trtllm-eval``.
+
+    Attributes
+    ----------
+    unknown_keys : tuple of str
+        Dotted names of keys that neither we nor the 1.2 releases know; not an error.
+    source : str
+        File the configuration came from.
+    """
+
+    sparse_attention_config: SparseAttentionConfig | None = None
+    gvr_topk: GvrTopkConfig = GvrTopkConfig()
+
+    backend: str | None = None
+    dtype: str = "auto"
+    load_format: str = "auto"
+    trust_remote_code: bool = False
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    pipeline_parallel_size: int = Field(default=1, ge=1)
+    context_parallel_size: int = Field(default=1, ge=1)
+    moe_expert_parallel_size: int | None = None
+    moe_tensor_parallel_size: int | None = None
+    moe_cluster_parallel_size: int | None = None
+    enable_attention_dp: bool = False
+    max_batch_size: int | None = Field(default=None, ge=1)
+    max_num_tokens: int | None = Field(default=None, ge=1)
+    max_seq_len: int | None = Field(default=None, ge=1)
+    max_input_len: int | None = Field(default=None, ge=1)
+    max_beam_width: int | None = Field(default=None, ge=1)
+    kv_cache_config: KvCacheConfig = KvCacheConfig()
+    cuda_graph_config: CudaGraphConfig | None = CudaGraphConfig()
+    speculative_config: SpeculativeConfig | None = None
+    moe_config: MoeConfig = MoeConfig()
+    print_iter_log: bool = False
+    enable_chunked_prefill: bool = False
+    disable_overlap_scheduler: bool = False
+    stream_interval: int = Field(default=1, ge=1)
+    num_postprocess_workers: int = Field(default=0, ge=0)
+
+    _unknown_keys: tuple[str, ...] = PrivateAttr(default=())
+    _source: str = PrivateAttr(default="")
+
+    @field_validator("gvr_topk", mode="before")
+    @classmethod
+    def _empty_section(cls, value: Any) -> Any:
+        return {} if value is None else value  # `gvr_topk:` with every line commented out
+
+    @property
+    def unknown_keys(self) -> tuple[str, ...]:
+        return self._unknown_keys
+
+    @property
+    def source(self) -> str:
+        return self._source
+
+    @property
+    def heuristic_enabled(self) -> bool:
+        """Whether the file asks for the heuristic top-k."""
+        section = self.sparse_attention_config
+        return section is not None and section.enable_heuristic_topk
+
+    @property
+    def index_topk(self) -> int:
+        """Items per row the indexer selects."""
+        section = self.sparse_attention_config
+        return DEFAULT_INDEX_TOPK if section is None else section.index_topk
+
+    @property
+    def next_n(self) -> int:
+        """Score rows of one request in one decode step: 1 plus the draft tokens."""
+        return 1 + (self.speculative_config.draft_tokens if self.speculative_config else 0)
+
+
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "sparse_attention_config": SparseAttentionConfig,
+    "gvr_topk": GvrTopkConfig,
+    "kv_cache_config": KvCacheConfig,
+    "cuda_graph_config": CudaGraphConfig,
+    "speculative_config": SpeculativeConfig,
+    "moe_config": MoeConfig,
+}
+
+_EXTRA_KNOWN: dict[str, frozenset[str]] = {
+    "": PASSED_THROUGH,
+    "kv_cache_config": _names(
+        """
+        max_attention_window sink_token_length onboard_blocks cross_kv_cache_fraction
+        secondary_offload_min_priority attention_dp_events_gather_period_ms copy_on_partial_reuse use_uvm
+        max_gpu_total_bytes mamba_ssm_cache_dtype use_kv_cache_manager_v2 max_util_for_resume
+        """
+    ),
+    "cuda_graph_config": frozenset({"mode"}),
+    "speculative_config": _names(
+        """
+        max_total_draft_tokens speculative_model speculative_model_dir max_concurrency draft_len_schedule
+        load_format acceptance_window acceptance_length_threshold allow_advanced_sampling relaxed_topk
+        relaxed_delta mtp_eagle_one_model begin_thinking_phase_token end_thinking_phase_token
+        """
+    ),
+    "moe_config": frozenset({"disable_finalize_fusion"}),
+}
+
+
+def load_config(path: str | Path) -> ServeConfig:
+    """Read and check a YAML file.
+
+    Parameters
+    ----------
+    path : str or Path
+        File as given to ``trtllm-serve --config``.
+
+    Returns
+    -------
+    ServeConfig
+
+    Raises
+    ------
+    ConfigError
+        Missing or unreadable file, broken YAML, duplicate key, wrong root, or a key that is unknown,
+        misspelled, misplaced or ill-typed. Every problem found is listed.
+    """
+    source = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError([Problem(source, "", "a YAML file", "no such file")]) from None
+    except UnicodeDecodeError as error:
+        got = f"bytes that are not UTF-8 at offset {error.start}"
+        raise ConfigError([Problem(source, "", "UTF-8 text", got)]) from None
+    except OSError as error:
+        got = (error.strerror or str(error)).lower()
+        raise ConfigError([Problem(source, "", "a readable YAML file", got)]) from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError([_yaml_problem(source, error)]) from None
+    lines: dict[str, int] = {}
+    duplicates = _index_keys(source, node, "", lines, set())
+    if duplicates:
+        raise ConfigError(duplicates)
+    return parse_config(data, source=source, lines=lines)
+
+
+def parse_config(
+    data: Any, *, source: str = "<mapping>", lines: Mapping[str, int] | None = None
+) -> ServeConfig:
+    """Check a configuration that is already parsed.
+
+    Parameters
+    ----------
+    data : mapping
+        Root of the YAML file.
+    source : str
+        Name for error messages.
+    lines : mapping of str to int, optional
+        Line of each dotted key, for error messages.
+
+    Returns
+    -------
+    ServeConfig
+
+    Raises
+    ------
+    ConfigError
+        See `load_config`.
+    """
+    lines = lines or {}
+    if not isinstance(data, Mapping):
+        raise ConfigError([Problem(source, "", "a mapping of keys at the root", describe_value(data))])
+    problems, unknown = _check_keys(source, data, lines)
+    try:
+        config = ServeConfig.model_validate(dict(data))
+    except ValidationError as error:
+        # Keys were judged above, with a suggestion; pydantic's own messages have none.
+        problems += [
+            _field_problem(source, detail, lines)
+            for detail in error.errors()
+            if detail["type"] not in ("extra_forbidden", "invalid_key")
+        ]
+    if problems:
+        raise ConfigError(problems)
+    config._unknown_keys = tuple(unknown)
+    config._source = source
+    return config
+
+
+def describe_value(value: Any) -> str:
+    """Name a YAML value for a message, with its type where that is what is wrong."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, str):
+        return f"the string {value!r}"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    return f"a value of type {type(value).__name__}"
+
+
+def _yaml_problem(source: str, error: yaml.YAMLError) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    text = getattr(error, "problem", None) or str(error).splitlines()[0]
+    line = None if mark is None else mark.line + 1
+    return Problem(source, "", "valid YAML", text, line)
+
+
+def _index_keys(
+    source: str, node: yaml.Node | None, prefix: str, lines: dict[str, int], seen: set[int]
+) -> list[Problem]:
+    """Record the line of every key below `node`; return a problem for every key written twice."""
+    # An alias may lead back to a node above it; one visit per node is enough and ends.
+    if not isinstance(node, yaml.MappingNode) or id(node) in seen:
+        return []
+    seen.add(id(node))
+    problems = []
+    here: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        key = f"{prefix}{key_node.value}"
+        line = key_node.start_mark.line + 1
+        if key in here:
+            problems.append(
+                Problem(source, key, "each key once", f"it again (first on line {here[key]})", line)
+            )
+        here[key] = line
+        problems += _index_keys(source, value_node, f"{key}.", lines, seen)
+    lines.update(here)
+    return problems
+
+
+def _check_keys(
+    source: str, data: Mapping[Any, Any], lines: Mapping[str, int]
+) -> tuple[list[Problem], list[str]]:
+    """Sort unknown keys into errors and accepted ones."""
+    problems: list[Problem] = []
+    accepted: list[str] = []
+    levels: list[tuple[str, type[BaseModel], Mapping[Any, Any]]] = [("", ServeConfig, data)]
+    levels += [
+        (name, _SECTIONS[name], data[name]) for name in _SECTIONS if isinstance(data.get(name), Mapping)
+    ]
+    for section, model, content in levels:
+        known = set(model.model_fields) | _EXTRA_KNOWN.get(section, frozenset())
+        strict = model.model_config.get("extra") == "forbid"
+        for key in content:
+            if key in known:
+                continue
+            dotted = f"{section}.{key}" if section else str(key)
+            if not isinstance(key, str):
+                problems.append(Problem(source, dotted, "a text key", describe_value(key), lines.get(dotted)))
+                continue
+            problem = _unknown_key(section, key, known, strict)
+            if problem is None:
+                accepted.append(dotted)
+            else:
+                wanted, hint = problem
+                problems.append(Problem(source, dotted, wanted, "an unknown key", lines.get(dotted), hint))
+    return problems, accepted
+
+
+def _unknown_key(section: str, key: str, known: set[str], strict: bool) -> tuple[str, str] | None:
+    """What to say about an unknown key, ``(wanted, hint)``; None where it may pass."""
+    where = f"of {section}" if section else "at the top level"
+    for owner in ("sparse_attention_config", "gvr_topk"):
+        if not strict and key in _SECTIONS[owner].model_fields:
+            return f"a key {where}", f"it belongs under {owner}"
+    folded = {_fold(name): name for name in known}
+    if _fold(key) in folded:
+        return f"a key {where}", f"did you mean {folded[_fold(key)]}?"
+    close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=SUGGESTION if strict else MISSPELLING)
+    if close:
+        return f"a key {where}", f"did you mean {close[0]}?"
+    if strict:
+        return f"one of {', '.join(sorted(known))}", ""
+    return None
+
+
+def _fold(key: str) -> str:
+    return key.lower().replace("-", "").replace("_", "")
+
+
+_WANTED = {
+    "bool_type": "true or false",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "string_type": "a string",
+    "list_type": "a list",
+    "model_type": "a mapping of keys",
+    "model_attributes_type": "a mapping of keys",
+    "missing": "a value",
+}
+
+
+def _field_problem(source: str, detail: Any, lines: Mapping[str, int]) -> Problem:
+    """Turn one pydantic error into a problem with our wording."""
+    key = ".".join(str(part) for part in detail["loc"])
+    context = detail.get("ctx", {})
+    kind = detail["type"]
+    got = describe_value(detail["input"])
+    if kind == "missing":
+        got = "no such key"
+    if kind == "literal_error":
+        wanted = f"one of {context['expected']}" if " or " in context["expected"] else context["expected"]
+    elif kind == "greater_than_equal":
+        wanted = f"a number of at least {context['ge']}"
+    elif kind == "less_than_equal":
+        wanted = f"a number of at most {context['le']}"
+    elif kind == "value_error":
+        # The model validators above write "wanted|got".
+        wanted, _, got = str(context["error"]).partition("|")
+    else:
+        wanted = _WANTED.get(kind, detail["msg"])
+    line = lines.get(key) or lines.get(key.rpartition(".")[0])
+    return Problem(source, key, wanted, got, line)

@@ -1,0 +1,287 @@
+"""Every mistake a user can make in the YAML file gets one message that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gvr_topk.config import ConfigError, load_config, parse_config
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+SERVE = """
+backend: pytorch
+tensor_parallel_size: 8
+moe_expert_parallel_size: 8
+enable_attention_dp: false
+max_batch_size: 64
+max_num_tokens: 8192
+max_seq_len: 131072
+print_iter_log: true
+trust_remote_code: true
+kv_cache_config:
+  free_gpu_memory_fraction: 0.8
+  dtype: fp8
+  enable_block_reuse: false
+  tokens_per_block: 64
+cuda_graph_config:
+  enable_padding: true
+  batch_sizes: [1, 2, 4, 8, 64]
+moe_config:
+  backend: TRTLLM
+speculative_config:
+  decoding_type: MTP
+  num_nextn_predict_layers: 3
+sparse_attention_config:
+  algorithm: dsa
+  index_topk: 1024
+  enable_heuristic_topk: true
+gvr_topk:
+  hint_offset: 1
+  min_length: 8192
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def message(tmp_path: Path, text: str) -> str:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    return str(caught.value).replace(str(path), "serve.yaml")
+
+
+def test_a_full_serve_file_is_read(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, SERVE))
+    assert config.heuristic_enabled
+    assert config.index_topk == 1024
+    assert config.next_n == 4
+    assert config.gvr_topk.hint_offset == 1
+    assert config.gvr_topk.min_length == 8192 and config.gvr_topk.max_length is None
+    assert config.kv_cache_config.free_gpu_memory_fraction == 0.8
+    assert config.cuda_graph_config is not None and config.cuda_graph_config.batch_sizes == [1, 2, 4, 8, 64]
+    assert config.unknown_keys == ()
+    assert config.source.endswith("serve.yaml")
+
+
+def test_defaults_are_those_of_the_paper(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "sparse_attention_config: {algorithm: dsa}"))
+    assert not config.heuristic_enabled
+    assert config.index_topk == 2048
+    assert config.next_n == 1
+    assert config.gvr_topk.hint_offset == 0 and config.gvr_topk.path == "auto"
+
+
+def test_null_topk_and_empty_section_mean_the_default(tmp_path: Path) -> None:
+    text = "sparse_attention_config: {algorithm: dsa, index_topk: null}\ngvr_topk:\n"
+    assert load_config(write(tmp_path, text)).index_topk == 2048
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("heuristic_*.yaml")), ids=lambda p: p.name)
+def test_shipped_files_are_valid(path: Path) -> None:
+    config = load_config(path)
+    assert config.sparse_attention_config is not None
+    assert config.unknown_keys == ()
+    assert config.heuristic_enabled == (path.name != "heuristic_off.yaml")
+
+
+def test_keys_of_a_newer_release_pass_and_are_listed(tmp_path: Path) -> None:
+    text = (
+        "telemetry_config: {enabled: false}\nkv_cache_config: {event_stream_url: tcp}\nenable_sleep: true\n"
+    )
+    config = load_config(write(tmp_path, text))
+    assert config.unknown_keys == ("telemetry_config", "kv_cache_config.event_stream_url")
+
+
+@pytest.mark.parametrize(
+    ("decoding", "next_n"),
+    [
+        ("{decoding_type: MTP}", 2),
+        ("{decoding_type: MTP, max_draft_len: 3}", 4),
+        ("{decoding_type: Eagle, max_draft_len: 4}", 5),
+        ("{decoding_type: User_Provided}", 1),
+    ],
+)
+def test_rows_per_request(tmp_path: Path, decoding: str, next_n: int) -> None:
+    assert load_config(write(tmp_path, f"speculative_config: {decoding}")).next_n == next_n
+
+
+def test_unknown_key_of_ours(tmp_path: Path) -> None:
+    assert message(tmp_path, "gvr_topk:\n  hint_ofset: 1\n") == (
+        "serve.yaml:2: gvr_topk.hint_ofset: wanted a key of gvr_topk, got an unknown key "
+        "(did you mean hint_offset?)"
+    )
+
+
+def test_unknown_key_without_a_near_one_lists_them(tmp_path: Path) -> None:
+    assert message(tmp_path, "gvr_topk: {zzz: 1}") == (
+        "serve.yaml:1: gvr_topk.zzz: wanted one of hint_offset, max_length, min_length, nvtx, path, stats, "
+        "got an unknown key"
+    )
+
+
+def test_unknown_key_of_the_indexer(tmp_path: Path) -> None:
+    text = "sparse_attention_config:\n  algorithm: dsa\n  enable_heuristic_top_k: true\n"
+    assert message(tmp_path, text) == (
+        "serve.yaml:3: sparse_attention_config.enable_heuristic_top_k: wanted a key of "
+        "sparse_attention_config, got an unknown key (did you mean enable_heuristic_topk?)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("max_batchsize: 4", "max_batch_size"),
+        ("moe_expert_paralel_size: 4", "moe_expert_parallel_size"),
+        ("gvr-topk: {}", "gvr_topk"),
+        ("sparse_attention_confg: {algorithm: dsa}", "sparse_attention_config"),
+    ],
+)
+def test_misspelled_top_level_key(tmp_path: Path, written: str, meant: str) -> None:
+    key = written.partition(":")[0]
+    assert message(tmp_path, written) == (
+        f"serve.yaml:1: {key}: wanted a key at the top level, got an unknown key (did you mean {meant}?)"
+    )
+
+
+def test_misspelled_key_in_a_section_of_theirs(tmp_path: Path) -> None:
+    assert message(tmp_path, "kv_cache_config:\n  free_gpu_mem_fraction: 0.5\n") == (
+        "serve.yaml:2: kv_cache_config.free_gpu_mem_fraction: wanted a key of kv_cache_config, "
+        "got an unknown key (did you mean free_gpu_memory_fraction?)"
+    )
+
+
+def test_misplaced_key(tmp_path: Path) -> None:
+    assert message(tmp_path, "enable_heuristic_topk: true") == (
+        "serve.yaml:1: enable_heuristic_topk: wanted a key at the top level, got an unknown key "
+        "(it belongs under sparse_attention_config)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            'sparse_attention_config: {algorithm: dsa, enable_heuristic_topk: "true"}',
+            "sparse_attention_config.enable_heuristic_topk: wanted true or false, got the string 'true'",
+        ),
+        (
+            "sparse_attention_config: {algorithm: dsa, index_topk: 2048.5}",
+            "sparse_attention_config.index_topk: wanted an integer, got 2048.5",
+        ),
+        (
+            "sparse_attention_config: {algorithm: dsa, index_topk: true}",
+            "sparse_attention_config.index_topk: wanted an integer, got true",
+        ),
+        (
+            "sparse_attention_config: {algorithm: dsa, index_topk: 0}",
+            "sparse_attention_config.index_topk: wanted a number of at least 1, got 0",
+        ),
+        (
+            "sparse_attention_config: {algorithm: rocket}",
+            "sparse_attention_config.algorithm: wanted 'dsa', got the string 'rocket'",
+        ),
+        (
+            "sparse_attention_config: {index_topk: 2048}",
+            "sparse_attention_config.algorithm: wanted a value, got no such key",
+        ),
+        (
+            "sparse_attention_config: dsa",
+            "sparse_attention_config: wanted a mapping of keys, got the string 'dsa'",
+        ),
+        (
+            "gvr_topk: {path: fast}",
+            "gvr_topk.path: wanted one of 'auto', 'gvr', 'radix', 'cluster' or 'cpu', got the string 'fast'",
+        ),
+        (
+            "gvr_topk: {hint_offset: 9999999}",
+            "gvr_topk.hint_offset: wanted a number of at most 1048576, got 9999999",
+        ),
+        (
+            "gvr_topk: {min_length: 9, max_length: 3}",
+            "gvr_topk: wanted min_length <= max_length, got min_length 9, max_length 3",
+        ),
+        ("tensor_parallel_size: [8]", "tensor_parallel_size: wanted an integer, got a list"),
+        (
+            "kv_cache_config: {free_gpu_memory_fraction: lots}",
+            "kv_cache_config.free_gpu_memory_fraction: wanted a number, got the string 'lots'",
+        ),
+        (
+            "cuda_graph_config: {max_batch_size: 32, batch_sizes: [1, 64]}",
+            "cuda_graph_config: wanted max_batch_size equal to the largest of batch_sizes (64), got 32",
+        ),
+        ("moe_config: {backend: {a: 1}}", "moe_config.backend: wanted a string, got a mapping"),
+        ("cuda_graph_config: {batch_sizes: 8}", "cuda_graph_config.batch_sizes: wanted a list, got 8"),
+        ("print_iter_log:", "print_iter_log: wanted true or false, got nothing"),
+    ],
+)
+def test_ill_typed_value(tmp_path: Path, text: str, expected: str) -> None:
+    assert message(tmp_path, text) == f"serve.yaml:1: {expected}"
+
+
+def test_every_problem_is_listed_on_its_own_line(tmp_path: Path) -> None:
+    text = "gvr_topk:\n  pth: auto\n  stats: 3\ntensor_parallel_size: 0\n"
+    lines = message(tmp_path, text).splitlines()
+    assert [line.split(": ")[1] for line in lines] == [
+        "gvr_topk.pth",
+        "gvr_topk.stats",
+        "tensor_parallel_size",
+    ]
+    assert [line.split(": ")[0] for line in lines] == ["serve.yaml:2", "serve.yaml:3", "serve.yaml:4"]
+
+
+def test_duplicate_key(tmp_path: Path) -> None:
+    text = "sparse_attention_config:\n  algorithm: dsa\n  index_topk: 512\n  index_topk: 2048\n"
+    assert message(tmp_path, text) == (
+        "serve.yaml:4: sparse_attention_config.index_topk: wanted each key once, "
+        "got it again (first on line 3)"
+    )
+
+
+def test_number_as_key(tmp_path: Path) -> None:
+    assert message(tmp_path, "gvr_topk: {1: 2}") == "serve.yaml:1: gvr_topk.1: wanted a text key, got 1"
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: wanted a YAML file, got no such file$"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"wanted a readable YAML file, got is a directory$"):
+        load_config(tmp_path)
+
+
+def test_binary_file(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_bytes(b"gvr_topk: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"wanted UTF-8 text, got bytes that are not UTF-8 at offset 10$"):
+        load_config(path)
+
+
+def test_broken_yaml(tmp_path: Path) -> None:
+    text = message(tmp_path, "gvr_topk:\n  path: [auto\n")
+    assert text.startswith("serve.yaml:3: wanted valid YAML, got ")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(("text", "got"), [("- a\n", "a list"), ("", "nothing"), ("dsa", "the string 'dsa'")])
+def test_wrong_root(tmp_path: Path, text: str, got: str) -> None:
+    assert message(tmp_path, text) == f"serve.yaml: wanted a mapping of keys at the root, got {got}"
+
+
+def test_alias_that_contains_itself_ends(tmp_path: Path) -> None:
+    assert "gvr_topk.loop" in message(tmp_path, "gvr_topk: &a {loop: *a}")
+
+
+def test_problems_are_structured() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"gvr_topk": {"stats": "on"}}, source="args")
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.key, problem.wanted) == ("args", "gvr_topk.stats", "true or false")
+    assert isinstance(caught.value, ValueError)
