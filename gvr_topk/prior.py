@@ -1,0 +1,279 @@
+"""The hint of the next step: the previous top-k of each layer, kept by request.
+
+The batch of an engine shifts between steps: requests finish, arrive and change rows, and CUDA graphs
+add padding rows. A buffer indexed by row would hand one request the positions of another. Here a
+request owns a slot for its lifetime, and a small device tensor says which slot each row uses. A slot
+is cleared when it changes hands. A wrong hint could only cost time, never the result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+NO_SLOT = -1
+"""Slot of a row without a hint and without write-back."""
+
+UNKNOWN = -1.0
+"""Value of `guess` while the share of the step before is not known."""
+
+
+class PriorFullError(RuntimeError):
+    """Every slot belongs to a request that was not released."""
+
+
+class LayerPrior(NamedTuple):
+    """What the op takes for one layer; both are views, written in place by the op.
+
+    Attributes
+    ----------
+    indices : Tensor, ``[slots, k]``, int32
+        Previous top-k of each slot, -1 where there is none.
+    guess : Tensor, ``[slots]``, float32
+        Share of the hinted values that reached the k-th value in the step before; negative: unknown.
+    """
+
+    indices: Tensor
+    guess: Tensor
+
+
+def prior_bytes(num_layers: int, num_slots: int, k: int, max_rows: int | None = None) -> int:
+    """Device memory of a `PriorState`, in bytes.
+
+    Parameters
+    ----------
+    num_layers, num_slots, k, max_rows
+        As for `PriorState`.
+
+    Examples
+    --------
+    DeepSeek-V3.2 on one rank: 61 layers, 64 requests, k = 2048.
+
+    >>> prior_bytes(61, 64, 2048) >> 20
+    30
+    """
+    return 4 * (num_layers * num_slots * (k + 1) + (num_slots if max_rows is None else max_rows))
+
+
+class PriorState:
+    """Hints of all layers for up to `num_slots` live requests.
+
+    Host methods may be called while earlier steps are still running on the device: they enqueue work
+    on the current stream, allocate no device memory and read nothing back. Call them on the stream
+    that runs the steps, outside CUDA graph capture. Not safe for concurrent host threads.
+
+    Parameters
+    ----------
+    num_layers : int
+        Indexer layers on this rank.
+    num_slots : int
+        Requests that can hold a hint at once.
+    k : int
+        Items per row.
+    max_rows : int, optional
+        Largest batch in rows, draft and padding rows included; default `num_slots`.
+    device : str or torch.device
+        Where the tensors live.
+
+    Attributes
+    ----------
+    indices : Tensor, ``[num_layers, num_slots, k]``, int32
+    guess : Tensor, ``[num_layers, num_slots]``, float32
+    row_slot : Tensor, ``[max_rows]``, int32
+        Slot of each row of the coming step, -1 for none. Its address never changes, so a captured
+        graph may keep it.
+    admitted, evicted, refused : int
+        Requests that got a slot, lost it to a newer one, and found none.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_slots: int,
+        k: int,
+        *,
+        max_rows: int | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        max_rows = num_slots if max_rows is None else max_rows
+        for name, value in (
+            ("num_layers", num_layers),
+            ("num_slots", num_slots),
+            ("k", k),
+            ("max_rows", max_rows),
+        ):
+            if value < 1:
+                raise ValueError(f"{name}: wanted at least 1, got {value}")
+        self.device = torch.device(device)
+        self.indices = torch.full((num_layers, num_slots, k), -1, dtype=torch.int32, device=self.device)
+        self.guess = torch.full((num_layers, num_slots), UNKNOWN, dtype=torch.float32, device=self.device)
+        self.row_slot = torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=self.device)
+        self.admitted = self.evicted = self.refused = 0
+        self._slots: dict[Hashable, int] = {}  # least recently used first
+        self._free = deque(range(num_slots))
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __contains__(self, request_id: Hashable) -> bool:
+        return request_id in self._slots
+
+    @property
+    def num_slots(self) -> int:
+        return self.guess.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory in bytes; equals `prior_bytes`."""
+        return self.indices.nbytes + self.guess.nbytes + self.row_slot.nbytes
+
+    def layer(self, index: int) -> LayerPrior:
+        """Views of one layer, to be passed to the op as ``prior`` and ``guess_state``."""
+        return LayerPrior(self.indices[index], self.guess[index])
+
+    def slot_of(self, request_id: Hashable) -> int:
+        """Slot of a request, -1 when it has none."""
+        return self._slots.get(request_id, NO_SLOT)
+
+    def admit(self, request_id: Hashable) -> int:
+        """Give a request a cleared slot; a request that has one keeps it, hint included.
+
+        Raises
+        ------
+        PriorFullError
+            No slot is free.
+        """
+        slot = self.try_admit(request_id)
+        if slot == NO_SLOT:
+            raise PriorFullError(
+                f"request_id: wanted a free slot for {request_id!r}, got none: "
+                f"all {self.num_slots} slots are held; release finished requests or raise num_slots"
+            )
+        return slot
+
+    def try_admit(self, request_id: Hashable) -> int:
+        """Like `admit`, but -1 when no slot is free; for serving, where a hint is optional."""
+        slot = self._slots.get(request_id)
+        if slot is not None:
+            return slot
+        if not self._free:
+            self.refused += 1
+            return NO_SLOT
+        slot = self._free.popleft()
+        # Cleared on admission and not on release: a step of the previous owner may still be queued, and
+        # its write-back would undo a clear that was enqueued before it.
+        self.indices[:, slot].fill_(-1)
+        self.guess[:, slot].fill_(UNKNOWN)
+        self._slots[request_id] = slot
+        self.admitted += 1
+        return slot
+
+    def release(self, request_id: Hashable) -> None:
+        """Take a request's slot back; unknown ids are ignored."""
+        slot = self._slots.pop(request_id, None)
+        if slot is not None:
+            self._free.append(slot)
+
+    def retain(self, request_ids: Iterable[Hashable]) -> None:
+        """Release every request that is not listed; engines drop requests without saying so."""
+        alive = set(request_ids)
+        for request_id in [held for held in self._slots if held not in alive]:
+            self.release(request_id)
+
+    def set_rows(self, request_ids: Sequence[Hashable | None], next_n: int = 1, pad_rows: int = 0) -> Tensor:
+        """Say which request each row of the coming step belongs to.
+
+        Unknown requests are admitted; when no slot is free, the least recently used request outside
+        this batch loses its slot, so requests that vanished without `release` do not pile up.
+
+        Parameters
+        ----------
+        request_ids : sequence of hashable or None
+            Request of each group of `next_n` rows, in row order. None marks a dummy request, as CUDA
+            graph warm-up uses. An id that occurs again gets no slot: two writers would race.
+        next_n : int
+            Rows per request; all of them share its slot.
+        pad_rows : int
+            Dummy rows after the last request.
+
+        Returns
+        -------
+        Tensor, ``[len(request_ids) * next_n + pad_rows]``, int32
+            View of `row_slot`; everything behind it is -1.
+
+        Raises
+        ------
+        ValueError
+            More rows than `row_slot` holds, or `next_n` below 1.
+        """
+        rows = len(request_ids) * next_n + pad_rows
+        if next_n < 1:
+            raise ValueError(f"next_n: wanted at least 1, got {next_n}")
+        if pad_rows < 0:
+            raise ValueError(f"pad_rows: wanted at least 0, got {pad_rows}")
+        if rows > self.row_slot.shape[0]:
+            raise ValueError(
+                f"request_ids: wanted at most max_rows = {self.row_slot.shape[0]} rows, got {rows}"
+            )
+        slots = self._slots_of_batch(request_ids)
+        # A fresh pinned tensor per step, not one kept buffer: the host may run ahead of the device, and
+        # the caching host allocator does not hand memory out again before its copy is done.
+        pinned = self.device.type == "cuda"
+        staging = torch.full(self.row_slot.shape, NO_SLOT, dtype=torch.int32, pin_memory=pinned)
+        if slots:
+            staging[: len(slots) * next_n].view(len(slots), next_n).copy_(
+                torch.tensor(slots, dtype=torch.int32).unsqueeze(1)
+            )
+        self.row_slot.copy_(staging, non_blocking=True)
+        return self.row_slot[:rows]
+
+    def seed(self, layer: int, request_id: Hashable, row_indices: Tensor) -> bool:
+        """Hand the top-k of the last context row to the first decode step.
+
+        Parameters
+        ----------
+        layer : int
+            Layer, as in `layer`.
+        request_id : hashable
+            Request that just finished its prompt.
+        row_indices : Tensor, ``[m]``, integer
+            Positions, -1 padded, on the same device. Columns past k are dropped, missing ones are -1.
+
+        Returns
+        -------
+        bool
+            Whether the request has a slot; without one nothing is written.
+        """
+        if row_indices.dim() != 1:
+            raise ValueError(f"row_indices: wanted one dimension, got shape {tuple(row_indices.shape)}")
+        slot = self._slots.get(request_id)
+        if slot is None:
+            return False
+        target = self.indices[layer, slot]
+        used = min(target.shape[0], row_indices.shape[0])
+        target[:used].copy_(row_indices[:used], non_blocking=True)
+        target[used:].fill_(-1)
+        self.guess[layer, slot].fill_(UNKNOWN)
+        return True
+
+    def _slots_of_batch(self, request_ids: Sequence[Hashable | None]) -> list[int]:
+        batch = {request_id for request_id in request_ids if request_id is not None}
+        for request_id in request_ids:
+            if request_id in self._slots:
+                self._slots[request_id] = self._slots.pop(request_id)  # most recently used: to the end
+        missing = sum(request_id not in self._slots for request_id in batch)
+        idle = [held for held in self._slots if held not in batch]
+        for request_id in idle[: max(0, missing - len(self._free))]:
+            self.release(request_id)
+            self.evicted += 1
+        seen: set[Hashable] = set()
+        slots = []
+        for request_id in request_ids:
+            taken = request_id is None or request_id in seen
+            slots.append(NO_SLOT if taken else self.try_admit(request_id))
+            seen.add(request_id)
+        return slots
