@@ -28,7 +28,7 @@ import torch
 from gvr_topk.contract import GUESSES, KEY_NAN, order_key
 
 GuessKind = Literal["mean", "quantile"]
-Done = Literal["short", "guess", "secant", "bisect", "key", "plateau"]
+Done = Literal["short", "guess", "secant", "tie", "bisect", "key", "plateau"]
 
 DONE: dict[int, str] = dict(enumerate(get_args(Done)))
 """Meaning of the ``done`` column of the statistics tensor, for the path ``gvr``."""
@@ -40,16 +40,17 @@ Point = tuple[np.float32, int]
 CAPACITY = 6144
 """Candidates that refinement holds (the paper's MAX_CANDIDATES, three times its k)."""
 
-QUANTILE_MARGIN = 0.25
-"""Share of the hint's misses that the quantile guess reaches into.
+QUANTILE_MARGIN = 0.75
+"""How far below the k-th value the quantile guess aims: ``share = alpha + margin * alpha * (1 - alpha)``.
 
-At margin 0 the guess aims at the k-th value itself and half the guesses fall just short of it. On the
-distilled SmolLM2 traces (layers 1, 10, 20) a quarter is where one pass is commonest overall: less
-falls short more often, more overshoots the capacity on layer 20.
+At margin 0 the guess aims at the k-th value itself, and half the guesses fall just short of it. The
+margin is a share of the hint's misses, and smaller for a poor hint, whose misses are spread over the
+row and reach the capacity at once. Mean passes of `topk_row` over 127 steps of the layer 10 trace
+(k = 2048, offset 0, N = 32,640): 1.57 at margin 0, 1.17 at 0.5, 1.05 at 0.75, 1.04 at 1.
 """
 
 SECANT_PASSES = 4
-"""Passes before bisection replaces the secant. No real row of those traces needs more than five."""
+"""Passes before bisection replaces the secant; the paper saw at most six in all on real rows."""
 
 FLOAT_PASSES = 8
 """Passes before the search leaves floats for the key."""
@@ -61,7 +62,8 @@ BINS = 2048
 """Histogram bins of the refinement."""
 
 SNAP_LIMIT = 32
-"""Snap steps before refinement bisects on the key: the paper saw at most 20 on real rows."""
+"""Members of a histogram bin that snap steps may walk through: more, and the bin is divided again.
+The paper saw at most 20 steps on real rows."""
 
 _KEY_END = KEY_NAN + 1
 _KEY_NEG_INF = 0x007FFFFF
@@ -100,12 +102,12 @@ class RowStats:
         `k`); infinite where no pass found one.
     done : str
         ``short`` (n <= k, nothing to search), ``guess`` (the first threshold was good), ``secant``,
-        ``bisect``, ``key`` (the kind of step that ended the search), or ``plateau`` (more than
-        `capacity` values at or above the k-th, because of ties).
+        ``tie``, ``bisect``, ``key`` (the kind of step that ended the search), or ``plateau`` (more
+        than `capacity` values at or above the k-th, because of ties).
     candidates : int
         Elements collected in phase 3.
     snap_iterations : int
-        Scans of the candidates in phase 4 after the histogram.
+        Scans of the candidates in phase 4 after the first histogram.
     kth_value : float
         The k-th largest value; the smallest value of a short row, NaN when the row is empty.
     """
@@ -267,7 +269,7 @@ def _guess(
         # than the row's length, because most misses of a hint lie just below the k-th value.
         low_count = min(n, 2 * capacity)
         if kind == "quantile" and alpha is not None and alpha >= 0:
-            share = alpha + QUANTILE_MARGIN * (1 - alpha)
+            share = alpha + QUANTILE_MARGIN * alpha * (1 - alpha)
             return _Guess(_upper_quantile(values, share), values, low_count, GUESSES[1])
         mean = np.float32(values.sum(dtype=np.float64) / len(values))
         return _Guess(float(mean), values, low_count, GUESSES[1])
@@ -324,10 +326,20 @@ def _next_threshold(
     halved: the count falls steeply from a low threshold, and the chord overshoots. A step outside
     the measured bracket (`low`, `high`) is a stall, and so are too many of them: then the bracket
     is halved, its open side closed by the row's finite `extremes`, which the first pass found.
+
+    A gathered value that occurs twice is probably a plateau (zeros, after a ReLU), through which no
+    line leads: it is tested itself, and then the next float above it.
     """
     if len(points) >= FLOAT_PASSES:
         return None, "key"
     t1, c1 = points[-1]
+    if c1 > target and np.count_nonzero(first.values == t1) > 1:
+        step = np.nextafter(t1, np.float32(np.inf))
+        return (step, "tie") if step < high else (None, "key")
+    if len(points) == 1 and c1 < target and len(first.values):
+        least = first.values.min()
+        if least < t1 and np.count_nonzero(first.values == least) > 1:
+            return least, "tie"
     if len(points) > SECANT_PASSES:
         step = _NAN
     elif len(points) > 1:
@@ -410,32 +422,57 @@ def _collect(row: Floats, found: _Verified, k: int) -> Ints:
 
 
 def _refine(values: Floats, k: int) -> tuple[int, int]:
-    """Phase 4: the exact k-th key of the candidates, and how many scans it took.
+    """Phase 4: the exact k-th key of the candidates, and how many scans it took after the histogram.
 
-    A histogram leads to the bin of the k-th value, then each snap scan moves to the next distinct
-    value until ``count_gt < k <= count_ge``.
+    The histogram leads to the bin of the k-th value; from its lower edge each snap scan moves to the
+    next distinct value until ``count_gt < k <= count_ge``. An edge that rounding put one value off
+    costs a scan, never exactness.
     """
     keys = _keys(values)
     if len(values) == k:
         return int(keys.min()), 0
-    key = _histogram_start(values, keys, k)
-    for scan in range(1, SNAP_LIMIT + 1):
+    key, scans = _histogram_start(values, keys, k)
+    while True:
+        scans += 1
         above, below = keys > key, keys < key
         count_gt, count_ge = int(np.count_nonzero(above)), len(keys) - int(np.count_nonzero(below))
         if count_gt < k <= count_ge:
-            return key, scan
+            return key, scans
         key = int(keys[above].min()) if count_gt >= k else int(keys[below].max())
-    # Many distinct values crowd one bin (an outlier stretched the range): settle it on the key.
-    key, _, trail = _bisect_keys(keys, k, k, (int(keys.min()), len(keys)), _KEY_END)
-    return key, SNAP_LIMIT + len(trail)
 
 
-def _histogram_start(values: Floats, keys: Ints, k: int) -> int:
-    """Key of the lower edge of the histogram bin that holds the k-th largest candidate.
+def _histogram_start(values: Floats, keys: Ints, k: int) -> tuple[int, int]:
+    """Key of the lower edge of the bin that holds the k-th candidate, and the extra histograms.
 
-    Bins are even in value over the finite candidates; infinities and NaN go to the end bins. When
-    the width is not a usable float (equal values, denormal or overflowing range), bins are even in
-    key instead. Rounding at an edge costs a snap step, never exactness.
+    Bins are even in value over the finite candidates. A bin with too many members (an outlier
+    stretched the range) is divided again, evenly in key: three times at most, 11 bits each.
+    """
+    bins, low, scale = _value_bins(values)
+    kth = _kth_bin(bins, k)
+    edge = _key_of(np.float32(low + np.float32(kth) / scale))
+    extra = 0
+    while True:
+        members = bins == kth
+        if np.count_nonzero(members) <= SNAP_LIMIT:
+            return edge, extra
+        k -= int(np.count_nonzero(bins > kth))
+        keys = keys[members]
+        lowest = int(keys.min())
+        span = int(keys.max()) - lowest
+        if not span:
+            return lowest, extra
+        shift = max(0, span.bit_length() - (BINS - 1).bit_length())
+        bins = (keys - lowest) >> shift
+        kth = _kth_bin(bins, k)
+        edge = lowest + (kth << shift)
+        extra += 1
+
+
+def _value_bins(values: Floats) -> tuple[Ints, np.float32, np.float32]:
+    """Bin of each candidate, the lowest finite value, and bins per unit of value.
+
+    +inf and NaN go to the top bin, -inf to the lowest. Without a usable width (equal values, a
+    denormal or overflowing range) all share the lowest.
     """
     finite = values[np.isfinite(values)]
     if len(finite):
@@ -444,11 +481,8 @@ def _histogram_start(values: Floats, keys: Ints, k: int) -> int:
             scale = np.float32(BINS) / (high - low)
         if np.isfinite(scale) and scale > 0:
             scaled = (np.clip(np.nan_to_num(values, nan=high), low, high) - low) * scale
-            bins = np.minimum(scaled.astype(np.int64), BINS - 1)
-            return _key_of(np.float32(low + np.float32(_kth_bin(bins, k)) / scale))
-    lowest = int(keys.min())
-    shift = max(0, (int(keys.max()) - lowest).bit_length() - (BINS - 1).bit_length())
-    return lowest + (_kth_bin((keys - lowest) >> shift, k) << shift)
+            return np.minimum(scaled.astype(np.int64), BINS - 1), low, scale
+    return np.zeros(len(values), dtype=np.int64), np.float32(0), np.float32(1)
 
 
 def _kth_bin(bins: Ints, k: int) -> int:
@@ -468,9 +502,8 @@ def _partition(keys: Ints, kth_key: int, k: int) -> npt.NDArray[np.bool_]:
 def _hinted_positions(hint: npt.NDArray[np.integer] | None, offset: int, n: int) -> Ints:
     if hint is None:
         return np.empty(0, dtype=np.int64)
-    hint = hint.astype(np.int64)
     # Padding is recognised before the offset: -1 + 1 is not position 0.
-    positions = hint[hint >= 0] + offset
+    positions: Ints = hint[hint >= 0].astype(np.int64) + offset
     return positions[(positions >= 0) & (positions < n)]
 
 

@@ -1,0 +1,270 @@
+"""The reference against the oracle: exact on every row and hint, and honest about its cost."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gvr_topk import reference
+from gvr_topk.contract import exact_topk
+from gvr_topk.reference import CAPACITY, DONE, RowResult, topk_row
+from gvr_topk.synthetic import adversarial_hints, adversarial_rows
+from gvr_topk.trace import shipped_trace
+
+GUESSES = ("mean", "quantile")
+
+
+def oracle(row: np.ndarray, k: int) -> np.ndarray:
+    if not len(row):
+        return np.full(k, -1, dtype=np.int32)
+    return exact_topk(torch.from_numpy(row)[None], torch.tensor([len(row)]), k)[0].numpy()
+
+
+def array(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float32)
+
+
+any_float32 = st.one_of(
+    st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True),
+    st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0]),
+)
+rows = st.one_of(
+    hnp.arrays(np.float32, st.integers(0, 80), elements=any_float32),
+    hnp.arrays(np.float32, st.integers(0, 80), elements=st.sampled_from([-1.0, 0.0, 1.0, 2.0])),
+)
+hints = st.one_of(
+    st.none(),
+    hnp.arrays(np.int32, st.integers(0, 40), elements=st.integers(-3, 90)),
+    hnp.arrays(np.int32, st.integers(0, 40), elements=st.integers(-(2**31), 2**31 - 1)),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    row=rows,
+    k=st.integers(1, 30),
+    spare=st.integers(0, 30),
+    hint=hints,
+    offset=st.integers(-2, 2),
+    guess=st.sampled_from(GUESSES),
+    alpha=st.one_of(st.none(), st.floats(-1, 1)),
+)
+def test_equals_the_oracle_whatever_the_row_and_the_hint(row, k, spare, hint, offset, guess, alpha):
+    result = topk_row(row, k, hint, hint_offset=offset, guess=guess, alpha=alpha, capacity=k + spare)
+    np.testing.assert_array_equal(result.indices, oracle(row, k))
+    assert_consistent(result, row, k, k + spare)
+
+
+@pytest.mark.parametrize(
+    "n, k, capacity", [(12_000, 2048, CAPACITY), (700, 64, 192), (500, 1, 1), (40, 50, 50)]
+)
+def test_adversarial_rows_with_adversarial_hints(n, k, capacity):
+    bad_hints = adversarial_hints(n, k, seed=1)
+    for name, row in adversarial_rows(n, k, seed=1).items():
+        wanted = oracle(row, k)
+        given_hints = {"none": None, "perfect": wanted, **bad_hints}
+        for hint_name, hint in given_hints.items():
+            for guess in GUESSES:
+                result = topk_row(row, k, hint, guess=guess, alpha=0.5, capacity=capacity)
+                np.testing.assert_array_equal(result.indices, wanted, err_msg=f"{name}, hint {hint_name}")
+                assert_consistent(result, row, k, capacity)
+
+
+def assert_consistent(result: RowResult, row: np.ndarray, k: int, capacity: int) -> None:
+    """The statistics agree with the row and keep the promised bounds."""
+    stats = result.stats
+    assert result.indices.dtype == np.int32
+    assert stats.done in DONE.values()
+    assert len(stats.counts) == len(stats.thresholds) == stats.passes <= reference.FLOAT_PASSES + 32
+    for threshold, count in zip(stats.thresholds, stats.counts, strict=True):
+        assert count == np.count_nonzero(~(row < threshold)) or math.isnan(threshold)
+    if stats.done == "short":
+        assert len(row) <= k and stats.passes == 0
+        return
+    assert k <= stats.candidates <= capacity
+    low, high = stats.bracket
+    assert np.count_nonzero(~(row < low)) > capacity or low == -math.inf
+    assert np.count_nonzero(~(row < high)) < k or high == math.inf
+    kept = row[result.indices]
+    assert math.isnan(stats.kth_value) == np.isnan(kept).all()
+    if not math.isnan(stats.kth_value):
+        assert stats.kth_value == np.nanmin(kept)
+
+
+# Holes of the published kernel, each once. K and sizes are the production ones.
+
+
+@pytest.mark.parametrize("hint", ["all_minus_one", "all_zero", "all_last", "int32_max"])
+def test_cold_hint_does_not_become_the_answer(hint):
+    row = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
+    result = topk_row(row, 2048, adversarial_hints(len(row), 2048, 0)[hint])
+    np.testing.assert_array_equal(result.indices, oracle(row, 2048))
+    assert result.stats.guess == "row sample"
+    assert result.stats.passes == 1
+
+
+def test_search_never_ends_under_k():
+    # 400 huge values over 10,000 that differ by one ulp: no line between the two finds the few
+    # thresholds that leave 512 to 1536.
+    rng = np.random.default_rng(0)
+    crowd = (np.float32(-1).view(np.uint32) + np.arange(10_000, dtype=np.uint32)).view(np.float32)
+    row = np.concatenate([rng.permutation(crowd), 1e30 * (1 + rng.random(400, dtype=np.float32))])
+    row = row.astype(np.float32)
+    result = topk_row(row, 512, np.arange(10_000, 10_400, dtype=np.int32), capacity=1536)
+    np.testing.assert_array_equal(result.indices, oracle(row, 512))
+    assert (result.indices >= 0).all()
+    assert result.stats.done == "key"
+
+
+def test_more_ties_than_capacity_keep_every_greater_element():
+    row = np.zeros(20_000, dtype=np.float32)
+    row[-2000:] = np.arange(1, 2001)
+    result = topk_row(row, 2048, np.arange(2048, dtype=np.int32))
+    np.testing.assert_array_equal(result.indices, np.r_[0:48, 18_000:20_000])
+    assert result.stats.done == "plateau"
+
+
+def test_ties_at_the_kth_value_evict_nothing_greater():
+    ties, greater = np.arange(0, 10_000, 100), np.arange(7001, 9001)
+    row = np.full(10_001, -1, dtype=np.float32)
+    row[greater] = 1
+    row[ties] = 0  # most of the ties stand before the greater elements, some among them
+    row[[10_000, *range(9001, 9020)]] = 1
+    assert (np.count_nonzero(row == 1), np.count_nonzero(row == 0)) == (2000, 100)
+    result = topk_row(row, 2048)
+    np.testing.assert_array_equal(result.indices, np.sort(np.r_[np.flatnonzero(row == 1), ties[:48]]))
+
+
+def test_uniform_row_of_180k_is_emitted_once():
+    row = np.random.default_rng(0).random(180_000, dtype=np.float32)
+    result = topk_row(row, 2048)
+    assert len(np.unique(result.indices)) == 2048
+    np.testing.assert_array_equal(result.indices, oracle(row, 2048))
+
+
+def test_zero_plateau_of_a_relu_indexer_takes_three_passes():
+    row = np.maximum(np.random.default_rng(0).standard_normal(40_000) - 2.2, 0).astype(np.float32)
+    assert 0 < np.count_nonzero(row) < 2048
+    first = topk_row(row, 2048)
+    for guess in GUESSES:
+        again = topk_row(row, 2048, first.indices, guess=guess, alpha=first.stats.alpha)
+        assert again.stats.done == "plateau"
+        assert again.stats.passes <= 3
+        assert again.stats.kth_value == 0
+
+
+# What the statistics say.
+
+
+def test_smallest_index_wins_a_tie():
+    row = array(2, 5, 2, 5, 2, 1)
+    np.testing.assert_array_equal(topk_row(row, 3).indices, [0, 1, 3])
+
+
+def test_equal_zeros_and_nan_order():
+    np.testing.assert_array_equal(topk_row(array(-0.0, 0.0, -1.0, 0.0), 2).indices, [0, 1])
+    np.testing.assert_array_equal(
+        topk_row(array(math.inf, math.nan, 7, math.nan, math.inf), 3).indices, [0, 1, 3]
+    )
+
+
+@pytest.mark.parametrize("n", [0, 1, 4, 5])
+def test_short_row_yields_all_then_padding(n):
+    row = np.arange(n, dtype=np.float32)
+    result = topk_row(row, 5, np.array([3, 9, -1], dtype=np.int32))
+    np.testing.assert_array_equal(result.indices, [*range(n), *[-1] * (5 - n)])
+    assert result.stats.done == "short"
+    assert result.stats.hit_count == (n > 3)
+
+
+def test_hint_statistics_count_distinct_positions_in_range():
+    row = np.arange(100, dtype=np.float32)  # the top 10 are 90..99
+    hint = np.array([95, 95, 96, 3, -1, 100, 2**31 - 1], dtype=np.int32)
+    stats = topk_row(row, 10, hint, capacity=30).stats
+    assert (stats.hint_valid, stats.hit_count, stats.hit_ratio) == (3, 2, 0.2)
+    assert stats.alpha == 3 / 4  # of 95, 95, 96 and 3
+    assert stats.t0 == np.float32((95 + 95 + 96 + 3) / 4)
+    assert stats.guess == "hint"
+
+
+def test_padding_stays_padding_under_an_offset():
+    row = np.arange(100, dtype=np.float32)
+    stats = topk_row(row, 10, np.array([-1, -1, 98, 99], dtype=np.int32), hint_offset=1, capacity=30).stats
+    assert (stats.hint_valid, stats.hit_count) == (1, 1)
+
+
+def test_perfect_hint_with_known_alpha_is_found_in_one_pass():
+    row = np.random.default_rng(3).standard_normal(50_000).astype(np.float32)
+    stats = topk_row(row, 2048, oracle(row, 2048), guess="quantile", alpha=1.0).stats
+    assert (stats.done, stats.passes, stats.candidates, stats.alpha) == ("guess", 1, 2048, 1.0)
+    assert stats.t0 == stats.kth_value
+
+
+def test_unknown_alpha_falls_back_on_the_mean():
+    row = np.random.default_rng(3).standard_normal(5000).astype(np.float32)
+    hint = np.arange(0, 5000, 10, dtype=np.int32)
+    mean = topk_row(row, 500, hint).stats
+    for alpha in (None, -1.0):
+        assert topk_row(row, 500, hint, guess="quantile", alpha=alpha).stats == mean
+
+
+def test_bracket_ends_are_measured_thresholds():
+    row = np.random.default_rng(5).standard_normal(50_000).astype(np.float32)
+    stats = topk_row(row, 2048, np.arange(2048, dtype=np.int32)).stats  # random hint: mean is near 0
+    assert stats.passes > 1
+    assert stats.bracket[0] in stats.thresholds
+    assert not 2048 <= stats.counts[0] <= CAPACITY
+    assert 2048 <= stats.counts[-1] <= CAPACITY
+
+
+def test_outlier_does_not_make_refinement_walk_the_candidates():
+    row = adversarial_rows(20_000, 2048, 0)["outlier_1e38"]
+    assert topk_row(row, 2048).stats.snap_iterations <= reference.SNAP_LIMIT + 3
+
+
+def test_shipped_trace_hit_ratios_and_passes():
+    """Hit ratio at K/N = 2048/32768 by offset, and the quantile guess against the mean."""
+    trace, k = shipped_trace(), 2048
+    hits: dict[int, list[float]] = {0: [], 1: []}
+    one_pass = {guess: 0 for guess in GUESSES}
+    previous, alpha = None, None
+    for step in range(trace.steps):
+        row = trace.scores(step)
+        result = topk_row(row, k, previous, guess="quantile", alpha=alpha)
+        if previous is not None:
+            hits[0].append(result.stats.hit_ratio)
+            hits[1].append(float(np.isin(previous + 1, result.indices).mean()))
+            one_pass["quantile"] += result.stats.passes == 1
+            one_pass["mean"] += topk_row(row, k, previous).stats.passes == 1
+        if step % 32 == 0:
+            np.testing.assert_array_equal(result.indices, oracle(row, k))
+        previous, alpha = result.indices, result.stats.alpha
+    assert round(float(np.mean(hits[0])), 2) == 0.86
+    assert round(float(np.mean(hits[1])), 2) == 0.67
+    # A good hint's mean lies above the k-th value, so the mean guess misses; the quantile does not.
+    assert one_pass["quantile"] > 0.9 * len(hits[0])
+    assert one_pass["mean"] < 0.1 * len(hits[0])
+
+
+@pytest.mark.parametrize(
+    "change, error, said",
+    [
+        ({"row": np.zeros(4)}, TypeError, "row: wanted a 1-D float32 array, got 1-D float64"),
+        ({"row": np.zeros((2, 2), dtype=np.float32)}, TypeError, "row: .* got 2-D float32"),
+        ({"row": [1.0]}, TypeError, "row: .* got list"),
+        ({"k": 0}, ValueError, "k: wanted at least 1, got 0"),
+        ({"capacity": 1}, ValueError, "capacity: wanted at least k = 2, got 1"),
+        ({"guess": "median"}, ValueError, "guess: wanted one of .*, got 'median'"),
+        ({"hint": np.zeros(2)}, TypeError, "hint: wanted a 1-D integer array, got 1-D float64"),
+    ],
+)
+def test_unfit_arguments_are_named(change, error, said):
+    arguments = {"row": np.zeros(4, dtype=np.float32), "k": 2, "hint": None, **change}
+    with pytest.raises(error, match=said):
+        topk_row(**arguments)

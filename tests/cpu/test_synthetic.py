@@ -1,0 +1,189 @@
+"""The generator keeps the paper's qualitative facts; the adversarial sets hold what they name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gvr_topk.reference import CAPACITY
+from gvr_topk.synthetic import (
+    LAYERS,
+    Family,
+    LayerGenerator,
+    _quantile_table,
+    adversarial_hints,
+    adversarial_rows,
+)
+
+N, K = 70_690, 2048
+
+
+def top(scores: np.ndarray, k: int) -> np.ndarray:
+    return np.argpartition(scores, len(scores) - k)[-k:]
+
+
+def hit_ratio(source: LayerGenerator, k: int) -> float:
+    tops = [top(source.scores(step), k) for step in range(source.steps)]
+    return float(np.mean([np.isin(a, b).mean() for a, b in pairwise(tops)]))
+
+
+def test_layers_are_the_papers():
+    assert sorted(LAYERS) == [0, 1, 20, 21, 22, 40, 41, 42, 60]
+
+
+@pytest.mark.parametrize("layer", [20, 40, 60])
+def test_deep_layers_keep_about_44_percent(layer):
+    assert 0.40 < hit_ratio(LayerGenerator(layer, N, 4), K) < 0.52
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_first_layers_keep_next_to_nothing(layer):
+    assert 0.010 < hit_ratio(LayerGenerator(layer, N, 4), K) < 0.030
+
+
+def test_correlation_sets_the_hit_ratio():
+    ratios = [hit_ratio(LayerGenerator(20, 20_000, 4, correlation=c), 580) for c in (0, 0.5, 0.8, 0.95, 1)]
+    assert ratios == sorted(ratios)
+    assert ratios[0] < 0.06
+    assert ratios[3] > 0.65
+    assert ratios[4] > 0.99  # a new key may enter
+
+
+@pytest.mark.parametrize("layer", sorted(LAYERS))
+def test_means_are_negative_and_rows_finite(layer):
+    source = LayerGenerator(layer, 5000, 3)
+    for step in range(3):
+        scores = source.scores(step)
+        assert scores.dtype == np.float32
+        assert scores.mean() < 0
+        assert np.isfinite(scores).all()
+
+
+def test_layer_0_is_widest_and_layer_1_has_the_heaviest_tails():
+    def mean_over_rows(layer: int, figure) -> float:
+        source = LayerGenerator(layer, 40_000, 8)
+        return float(np.mean([figure(source.scores(step)) for step in range(8)]))
+
+    ranges = {layer: mean_over_rows(layer, np.ptp) for layer in LAYERS}
+    assert max(ranges, key=ranges.get) == 0
+    tails = {layer: mean_over_rows(layer, stats.kurtosis) for layer in LAYERS}
+    assert max(tails, key=tails.get) == 1
+
+
+def test_rows_grow_by_one_key():
+    source = LayerGenerator(20, 100, 4)
+    assert [source.length(step) for step in range(4)] == [100, 101, 102, 103]
+    assert [len(source.scores(step)) for step in range(4)] == [100, 101, 102, 103]
+
+
+def test_same_seed_same_rows_in_any_order():
+    forward = LayerGenerator(22, 500, 5, seed=7)
+    rows = [forward.scores(step) for step in range(5)]
+    other = LayerGenerator(22, 500, 5, seed=7)
+    for step in (3, 1, 4, 4, 0):
+        np.testing.assert_array_equal(other.scores(step), rows[step])
+    assert not np.array_equal(LayerGenerator(22, 500, 5, seed=8).scores(0), rows[0])
+    assert not np.array_equal(LayerGenerator(21, 500, 5, seed=7).scores(0), rows[0])
+
+
+def test_neighbouring_positions_are_correlated():
+    z = LayerGenerator(20, 50_000, 1).scores(0)
+    assert np.corrcoef(z[:-1], z[1:])[0, 1] > 0.8
+
+
+@pytest.mark.parametrize(
+    "family, reference",
+    [
+        (Family("lognorm", (0.5,)), stats.lognorm(0.5)),
+        (Family("logistic"), stats.logistic()),
+        (Family("weibull_min", (1.8,)), stats.weibull_min(1.8)),
+        (Family("beta", (4.0, 8.0)), stats.beta(4, 8)),
+        (Family("t", (5.0,)), stats.t(5)),
+    ],
+)
+def test_quantile_tables_match_the_distributions(family, reference):
+    z, values = _quantile_table(family)
+    at = np.array([-3.0, -1.0, 0.0, 1.0, 3.0, 5.0])
+    wanted = np.where(at < 0, reference.ppf(stats.norm.cdf(at)), reference.isf(stats.norm.sf(at)))
+    np.testing.assert_allclose(
+        np.interp(at, z, values), (wanted - reference.mean()) / reference.std(), atol=2e-3
+    )
+
+
+def test_unknown_family_is_named():
+    with pytest.raises(ValueError, match="family: wanted .* got 'cauchy'"):
+        _quantile_table(Family("cauchy"))
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"layer": 2}, "layer: wanted one of .*, got 2"),
+        ({"n_start": 0}, "n_start: wanted at least 1, got 0"),
+        ({"steps": 0}, "steps: wanted at least 1, got 0"),
+        ({"correlation": 1.5}, "correlation: wanted -1 <= correlation <= 1, got 1.5"),
+    ],
+)
+def test_unfit_arguments_are_named(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        LayerGenerator(**{"layer": 20, "n_start": 10, "steps": 2, **arguments})
+
+
+def test_step_out_of_range():
+    with pytest.raises(ValueError, match="step: wanted 0 <= step < 2, got 2"):
+        LayerGenerator(20, 10, 2).scores(2)
+
+
+def test_import_does_not_load_scipy():
+    code = "import sys, gvr_topk.synthetic; sys.exit('scipy.special' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("n, k", [(1, 1), (1, 2048), (100, 100), (4096, 512), (20_000, 2048)])
+def test_adversarial_sets_have_the_asked_shapes_and_repeat(n, k):
+    rows, again = adversarial_rows(n, k, 0), adversarial_rows(n, k, 0)
+    for name, row in rows.items():
+        assert (row.shape, row.dtype) == ((n,), np.float32), name
+        np.testing.assert_array_equal(row.view(np.uint32), again[name].view(np.uint32))
+    for name, hint in adversarial_hints(n, k, 0).items():
+        assert (hint.shape, hint.dtype) == ((k,), np.int32), name
+
+
+def test_adversarial_rows_hold_what_they_name():
+    n, k = 40_000, K
+    rows = adversarial_rows(n, k, 3)
+    above_and_at = {
+        "greater_2000_equal_100": (2000, 100),
+        "ties_beyond_capacity": (k - 1, max(CAPACITY + 1, 4 * k)),
+        "k_minus_one_greater": (k - 1, n - k + 1),
+        "k_greater_rest_equal": (k, n - k),
+        "k_plus_one_equal": (0, k + 1),
+    }
+    for name, (above, at) in above_and_at.items():
+        assert (np.count_nonzero(rows[name] > 0), np.count_nonzero(rows[name] == 0)) == (above, at), name
+    assert 0 < np.count_nonzero(rows["relu_zero_plateau"]) < k
+    assert (rows["relu_zero_plateau"] >= 0).all()
+    assert 0 < np.isnan(rows["some_nan"]).sum() < k < np.isnan(rows["nan_straddles_k"]).sum()
+    assert np.isinf(rows["inf_mix"]).sum() > k
+    assert (np.abs(rows["denormals"]) < np.finfo(np.float32).tiny).all()
+    assert len(np.unique(rows["denormals"])) > n / 2
+    assert np.signbit(rows["signed_zeros"]).any() and not np.signbit(rows["signed_zeros"]).all()
+    crowd = rows["crowd_within_10_ulps"]
+    assert np.count_nonzero((crowd >= 1) & (crowd < 1 + 10 * np.finfo(np.float32).eps)) == n // 2
+    assert rows["outlier_1e38"].max() == np.float32(1e38)
+    assert np.sort(rows["outlier_1e38"])[-2] < 1e-20
+    assert set(top(rows["top_in_first_chunk"], k)) == set(range(k))
+    assert set(top(rows["top_in_last_chunk"], k)) == set(range(n - k, n))
+    assert (np.diff(rows["ascending"]) >= 0).all() and (np.diff(rows["descending"]) <= 0).all()
+
+
+@pytest.mark.parametrize("make", [adversarial_rows, adversarial_hints])
+@pytest.mark.parametrize("n, k, said", [(0, 1, "n: wanted at least 1"), (1, 0, "k: wanted at least 1")])
+def test_adversarial_arguments_are_checked(make, n, k, said):
+    with pytest.raises(ValueError, match=said):
+        make(n, k, 0)
