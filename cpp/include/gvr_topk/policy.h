@@ -1,0 +1,179 @@
+// Every rule about which kernel runs, once: the gate, the per-row rule, and the launch plan.
+// Pure functions of plain values, usable on host and device, compiled into the CUDA library and into
+// a small C library that Python reads, so there is no second copy of a rule.
+#pragma once
+
+#include <cstdint>
+
+#include "gvr_topk/params.h"
+
+#if defined(__CUDACC__)
+#define GVR_TOPK_HOST_DEVICE __host__ __device__
+#else
+#define GVR_TOPK_HOST_DEVICE
+#endif
+
+namespace gvr_topk {
+
+enum class Path : int32_t { kAuto = 0, kGvr = 1, kRadix = 2, kCluster = 3 };
+
+// Longest row the kernels are built and tested for.
+constexpr int64_t kMaxWidth = int64_t{1} << 21;
+
+// ---------------------------------------------------------------- gate (canUseHeuristic)
+
+// Below this length the four-phase kernel loses to a radix select: the paper measures 0.68x at 8,192
+// and 1.01x at 16,384 (section 6.3.1, Table 6).
+constexpr int64_t kGvrMinLength = 16384;
+// One CTA reads the whole row several times, so its time grows with n; past this length several CTAs
+// per row win (eval/results/bench_kernels_h200.json).
+constexpr int64_t kGvrMaxLength = 262144;
+// Oldest architecture the library holds code for (Hopper; the published kernel needs 100).
+constexpr int32_t kMinArch = 90;
+
+enum class GateReason : int32_t {
+  kAllowed = 0,
+  kForcedOn,
+  kForcedOff,
+  kDisabled,
+  kNoPrior,
+  kPriorShape,
+  kLayout,
+  kUnsupportedK,
+  kTooShort,
+  kTooLong,
+  kUnsupportedArch,
+};
+
+struct GateInput {
+  bool enabled;          // enable_heuristic_topk
+  bool has_prior;        // the paper's non-null preIdx
+  int64_t prior_count;   // hinted positions per row
+  int64_t inner_stride;  // elements between neighbours of one row
+  int64_t k;
+  int64_t length;  // TRUE row length, not the width of the buffer it sits in
+  int32_t arch;    // 90 for Hopper, 100 for Blackwell
+  Path forced;     // kAuto: decide; kGvr or kCluster: on; kRadix: off
+};
+
+GVR_TOPK_HOST_DEVICE constexpr bool gvr_supports_k(int64_t k) {
+  return k == 512 || k == 1024 || k == 2048;
+}
+
+// The one rule that needs the row's true length, shared by the gate and by the kernel, which reads
+// lengths on the device.
+GVR_TOPK_HOST_DEVICE constexpr GateReason length_reason(int64_t length) {
+  if (length < kGvrMinLength) return GateReason::kTooShort;
+  if (length > kGvrMaxLength) return GateReason::kTooLong;
+  return GateReason::kAllowed;
+}
+
+// What must hold for the four-phase kernel to be correct at all; forcing cannot waive it.
+GVR_TOPK_HOST_DEVICE constexpr GateReason capability_reason(const GateInput& in) {
+  if (in.inner_stride != 1) return GateReason::kLayout;
+  if (!gvr_supports_k(in.k)) return GateReason::kUnsupportedK;
+  if (in.arch < kMinArch) return GateReason::kUnsupportedArch;
+  return GateReason::kAllowed;
+}
+
+GVR_TOPK_HOST_DEVICE constexpr GateReason can_use_heuristic(const GateInput& in) {
+  if (in.forced == Path::kRadix) return GateReason::kForcedOff;
+  const GateReason capability = capability_reason(in);
+  if (capability != GateReason::kAllowed) return capability;
+  if (in.forced == Path::kGvr || in.forced == Path::kCluster) return GateReason::kForcedOn;
+  if (!in.enabled) return GateReason::kDisabled;
+  if (!in.has_prior) return GateReason::kNoPrior;
+  if (in.prior_count != in.k) return GateReason::kPriorShape;
+  return length_reason(in.length);
+}
+
+// ---------------------------------------------------------------- plan
+
+// Cluster family: 512 threads, each holding at most 32 values of one step in registers.
+constexpr int32_t kClusterThreads = 512;
+constexpr int32_t kValuesPerThread = 32;
+constexpr int32_t kStepElements = kClusterThreads * kValuesPerThread;
+constexpr int32_t kMaxClusterSize = 16;
+constexpr int32_t kGvrThreads = 512;
+
+struct PlanInput {
+  int64_t rows;
+  int64_t width;
+  int64_t k;
+  Dtype dtype;
+  Path path;
+  int32_t sm_count;
+  int32_t arch;
+  int32_t forced_ctas;  // 0: decide; otherwise CTAs per row of the cluster family (1, 2, 4, 8, 16)
+};
+
+struct Plan {
+  Path path;
+  int32_t ctas_per_row;
+  int32_t threads;
+  int32_t values_per_thread;
+  int32_t list_capacity;    // candidate keys one CTA can receive
+  int32_t mask_words;       // per mask, for rows that do not fit in registers; 0 when they do
+};
+
+GVR_TOPK_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Elements of one warp's share of a row: warps own contiguous spans, so that (CTA, warp, position)
+// is index order. Spans are whole 128- or 256-element groups (32 lanes x 16 bytes).
+GVR_TOPK_HOST_DEVICE constexpr int64_t warp_span(int64_t n, int32_t ctas, int32_t element_bytes) {
+  const int64_t group = 32 * (16 / element_bytes);
+  return ceil_div(ceil_div(n, int64_t{ctas} * (kClusterThreads / 32)), group) * group;
+}
+
+GVR_TOPK_HOST_DEVICE constexpr int32_t element_bytes(Dtype dtype) {
+  return dtype == Dtype::kFloat32 ? 4 : 2;
+}
+
+GVR_TOPK_HOST_DEVICE constexpr int32_t steps_of(int64_t span) {
+  return static_cast<int32_t>(ceil_div(span, 32 * kValuesPerThread));
+}
+
+// Clusters of 16 need the non-portable size, which consumer Blackwell (120) does not offer.
+GVR_TOPK_HOST_DEVICE constexpr int32_t max_cluster_size(int32_t arch) { return arch >= 120 ? 8 : 16; }
+
+// One CTA's masks must fit its shared memory.
+constexpr int64_t kMaxElementsPerCta = int64_t{1} << 18;
+
+GVR_TOPK_HOST_DEVICE constexpr bool valid_ctas(const PlanInput& in) {
+  const int32_t c = in.forced_ctas;
+  if (c == 0) return true;
+  return c > 0 && (c & (c - 1)) == 0 && c <= max_cluster_size(in.arch) &&
+         in.width <= c * kMaxElementsPerCta;
+}
+
+// CTAs per row: as many as keep every SM busy once, but not so many that a CTA has less than
+// one short group per warp; at least enough that the selection masks of one CTA fit.
+GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
+  if (in.forced_ctas > 0) return in.forced_ctas;
+  const int32_t most = max_cluster_size(in.arch);
+  int32_t ctas = most;
+  while (ctas > 1 && in.rows * ctas > 2 * int64_t{in.sm_count}) ctas /= 2;
+  while (ctas > 1 && in.width <= int64_t{ctas} * 1024) ctas /= 2;
+  while (ctas < most && in.width > ctas * kMaxElementsPerCta) ctas *= 2;
+  return ctas;
+}
+
+GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
+  Plan plan{};
+  plan.path = in.path == Path::kAuto ? Path::kCluster : in.path;
+  if (plan.path == Path::kGvr) {
+    plan.ctas_per_row = 1;
+    plan.threads = kGvrThreads;
+    return plan;
+  }
+  plan.ctas_per_row = choose_ctas(in);
+  plan.threads = kClusterThreads;
+  plan.values_per_thread = kValuesPerThread;
+  const int32_t steps = steps_of(warp_span(in.width, plan.ctas_per_row, element_bytes(in.dtype)));
+  plan.mask_words = steps > 1 ? steps * kClusterThreads : 0;
+  // One CTA per SM can afford a deep list; two must share the SM's shared memory.
+  plan.list_capacity = in.rows * plan.ctas_per_row <= in.sm_count ? 16384 : 8192;
+  return plan;
+}
+
+}  // namespace gvr_topk

@@ -1,0 +1,150 @@
+// Phase 1, guess: a narrow bracket for the k-th key from a sample of at most 2048 values.
+//
+// Of the values hinted by the previous step a share alpha lay at or above that step's k-th value;
+// alpha moves slowly, so the k-th value of this step stands near the same place among this step's
+// hinted values. Without a usable hint the sample is the row itself, where the share is k / n. Either
+// way the bracket is a pair of order statistics around that place, as wide as sampling error wants.
+#pragma once
+
+#include "cluster/state.cuh"
+#include "common/bin_scan.cuh"
+
+namespace gvr_topk::cluster {
+
+constexpr int kHintSamples = 1024;
+constexpr int kRowSamples = 2048;
+constexpr int kSamplesPerThread = kRowSamples / kThreads;
+// Width of the bracket: sampling error in standard deviations, and the drift of alpha.
+constexpr float kSigmas = 3.0f;
+constexpr float kDrift = 0.01f;
+
+struct HintView {
+  const int32_t* prior;  // null: no hint
+  float alpha;           // negative: unknown
+  int offset;
+};
+
+__device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
+  if (slot < 0 || p.prior == nullptr) return HintView{nullptr, -1.0f, 0};
+  const float alpha = p.guess_state != nullptr ? p.guess_state[slot] : -1.0f;
+  // Written so that NaN counts as unknown.
+  return HintView{p.prior + slot * p.prior_stride, alpha >= 0.0f && alpha <= 1.0f ? alpha : -1.0f,
+                  p.prior_offset};
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t hinted_key(const Task<T>& task, const HintView& hint, int i) {
+  const int32_t position = hint.prior[i];
+  // Padding is recognised before the offset: -1 + 1 is not position 0.
+  return position < 0 ? kAbsentKey
+                      : task.row.key_or_absent(static_cast<int64_t>(position) + hint.offset);
+}
+
+template <typename T>
+__device__ __forceinline__ void sample_hint(const Task<T>& task, const HintView& hint,
+                                            uint32_t (&sample)[kSamplesPerThread]) {
+  const int count = task.k < kHintSamples ? task.k : kHintSamples;
+#pragma unroll
+  for (int i = 0; i < kSamplesPerThread; ++i) {
+    const int s = i * kThreads + threadIdx.x;
+    sample[i] = s < count ? hinted_key(task, hint, static_cast<int>(int64_t{s} * task.k / count))
+                          : kAbsentKey;
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void sample_row(const Task<T>& task,
+                                           uint32_t (&sample)[kSamplesPerThread]) {
+#pragma unroll
+  for (int i = 0; i < kSamplesPerThread; ++i) {
+    const uint32_t s = i * kThreads + threadIdx.x;
+    // One position in each of 2048 strata; the multiplicative hash keeps periodic rows from hiding.
+    const uint64_t place = (static_cast<uint64_t>(s) << 32) + s * 2654435761u;
+    sample[i] = task.row.key(static_cast<int>((place * static_cast<uint32_t>(task.row.n)) >> 43));
+  }
+}
+
+// Order statistics of the sample around `share` (of the sample, from the top). All warps return the
+// same bracket; two block barriers.
+template <typename T>
+__device__ __forceinline__ Bracket sample_bracket(const Task<T>& task,
+                                                  const uint32_t (&sample)[kSamplesPerThread],
+                                                  float share, float drift, uint32_t source) {
+  Shared& sm = *task.shared;
+  uint32_t lowest = kMaxKey, highest = kAbsentKey, count = 0;
+#pragma unroll
+  for (int i = 0; i < kSamplesPerThread; ++i) {
+    if (sample[i] == kAbsentKey) continue;
+    lowest = min(lowest, sample[i]);
+    highest = max(highest, sample[i]);
+    ++count;
+  }
+  lowest = __reduce_min_sync(0xffffffffu, lowest);
+  highest = __reduce_max_sync(0xffffffffu, highest);
+  count = __reduce_add_sync(0xffffffffu, count);
+  if (task.lane == 0) {
+    sm.warp_value[0][task.warp] = lowest;
+    sm.warp_value[1][task.warp] = highest;
+    sm.warp_value[2][task.warp] = count;
+  }
+  if (threadIdx.x < 256) sm.bins[threadIdx.x] = 0;
+  __syncthreads();
+  const int w = task.lane % kWarps;
+  lowest = __reduce_min_sync(0xffffffffu, sm.warp_value[0][w]);
+  highest = __reduce_max_sync(0xffffffffu, sm.warp_value[1][w]);
+  count = __reduce_add_sync(0xffffffffu, task.lane < kWarps ? sm.warp_value[2][w] : 0);
+  if (count == 0) return Bracket{kMinKey, kMinKey, source};
+
+  const float floor = key_to_float(lowest);
+  const float width = (key_to_float(highest) - floor) * (1.0f / 256);
+  const float scale = 1.0f / width;
+#pragma unroll
+  for (int i = 0; i < kSamplesPerThread; ++i) {
+    if (sample[i] == kAbsentKey) continue;
+    // A NaN place (equal or non-finite values) converts to bin 0: a useless bracket, not a wrong one.
+    const int bin = static_cast<int>((key_to_float(sample[i]) - floor) * scale);
+    atomicAdd(&sm.bins[min(max(bin, 0), 255)], 1u);
+  }
+  __syncthreads();
+
+  const BinScan scan(sm.bins, task.lane);
+  const float total = static_cast<float>(count);
+  const float middle = share * total;
+  const float reach = kSigmas * sqrtf(middle * (1.0f - share)) + drift * total + 2.0f;
+  const int first = static_cast<int>(middle - reach);
+  const int last = static_cast<int>(middle + reach) + 1;
+  uint32_t hi = kMaxKey;
+  float top_edge = floor + 256 * width;
+  if (first >= 1) {
+    top_edge = floor + static_cast<float>(scan.locate(first, task.lane).bin + 1) * width;
+    hi = order_key(top_edge);
+  }
+  float bottom_edge;
+  if (last <= static_cast<int>(count)) {
+    bottom_edge = floor + static_cast<float>(scan.locate(last, task.lane).bin) * width;
+  } else {
+    // The place is so near the sample's minimum that the bracket must reach below it: as far below
+    // the middle as its top is above.
+    const uint32_t rank = min(count, static_cast<uint32_t>(middle) + 1);
+    const float center = floor + static_cast<float>(scan.locate(rank, task.lane).bin) * width;
+    bottom_edge = center - (top_edge - center) - width;
+  }
+  uint32_t lo = max(kMinKey, order_key(bottom_edge));
+  if (!(lo <= hi)) lo = hi;
+  return Bracket{lo, hi, source};
+}
+
+// `sample` keeps what the guess was made from.
+template <typename T>
+__device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint,
+                                         uint32_t (&sample)[kSamplesPerThread]) {
+  if (hint.alpha >= 0.0f) {
+    sample_hint(task, hint, sample);
+    return sample_bracket(task, sample, hint.alpha, kDrift, kGuessHint);
+  }
+  sample_row(task, sample);
+  const float share = static_cast<float>(task.k) / static_cast<float>(task.row.n);
+  return sample_bracket(task, sample, share, 0.0f, kGuessRowSample);
+}
+
+}  // namespace gvr_topk::cluster

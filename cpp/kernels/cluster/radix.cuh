@@ -1,0 +1,89 @@
+// Radix rounds over the whole row: 10 bits of the key a round, a histogram per CTA, summed over the
+// cluster. They find, for any content, a bracket that holds the k-th key and whose elements fit the
+// list; a plateau ends as a bracket of one key. This is the radix path, and what a missed guess
+// falls back to.
+#pragma once
+
+#include "cluster/state.cuh"
+#include "common/bin_scan.cuh"
+
+namespace gvr_topk::cluster {
+
+// Adds one item per active lane. Scores share leading digits, so most of a warp aims at few bins:
+// the two commonest are added once per warp, the rest one by one.
+__device__ __forceinline__ void aggregate_add(uint32_t* hist, bool active, uint32_t bin) {
+#pragma unroll
+  for (int round = 0; round < 2; ++round) {
+    const uint32_t active_lanes = __ballot_sync(0xffffffffu, active);
+    if (active_lanes == 0) return;
+    const int leader = __ffs(active_lanes) - 1;
+    const uint32_t common = __shfl_sync(0xffffffffu, bin, leader);
+    const uint32_t same = __ballot_sync(0xffffffffu, active && bin == common);
+    if ((threadIdx.x & 31) == leader) atomicAdd(&hist[common], __popc(same));
+    if (bin == common) active = false;
+  }
+  if (active) atomicAdd(&hist[bin], 1u);
+}
+
+// Sums every CTA's histogram into `total`, and groups of four bins into `bins`.
+template <typename T>
+__device__ __forceinline__ void sum_over_cluster(const Task<T>& task, const uint32_t* hist) {
+  Shared& sm = *task.shared;
+  if (threadIdx.x < kRadixBins / 4) {
+    const uint32_t address = ptx::shared_address(hist + 4 * threadIdx.x);
+    uint4 sum = make_uint4(0, 0, 0, 0);
+    for (int c = 0; c < task.ctas; ++c) {
+      const uint4 part = ptx::load_remote(ptx::map_to_rank(address, c));
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+    reinterpret_cast<uint4*>(sm.total)[threadIdx.x] = sum;
+    sm.bins[threadIdx.x] = sum.x + sum.y + sum.z + sum.w;
+  }
+  __syncthreads();
+}
+
+// Narrows [1, kMaxKey] to a bracket; `rounds` counts the passes over the row. Every CTA of the
+// cluster takes the same decisions, because they read the same sums.
+template <typename T>
+__device__ __forceinline__ Bracket radix_bracket(const Task<T>& task,
+                                                 uint32_t (&key)[kValuesPerThread], int& rounds) {
+  Shared& sm = *task.shared;
+  uint32_t base = 0;
+  uint32_t rank = task.k;
+  int bits = 32;
+  while (true) {
+    const int shift = bits > kRadixBits ? bits - kRadixBits : 0;
+    uint32_t* hist = sm.hist[rounds & 1];
+    for (int i = threadIdx.x; i < kRadixBins; i += kThreads) hist[i] = 0;
+    __syncthreads();
+    const uint32_t reach = bits == 32 ? kMaxKey : (1u << bits) - 1;
+    task.for_each_word(key, [&](int, int begin) {
+      constexpr int kVecs = kValuesPerThread / kPerVec<T>;
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j) {
+        if (begin + j * 32 * kPerVec<T> >= task.end) break;
+#pragma unroll
+        for (int e = 0; e < kPerVec<T>; ++e) {
+          const uint32_t x = key[j * kPerVec<T> + e];
+          aggregate_add(hist, x != kAbsentKey && x - base <= reach, (x - base) >> shift);
+        }
+      }
+    });
+    ++rounds;
+    cluster_sync(task.ctas);
+    sum_over_cluster(task, hist);
+    const BinHit group = BinScan(sm.bins, task.lane).locate(rank, task.lane);
+    uint32_t bin = 4 * group.bin + 3;
+    uint32_t above = group.above;
+    while (rank > above + sm.total[bin]) above += sm.total[bin--];
+    rank -= above;
+    base += bin << shift;
+    bits = shift;
+    if (bits == 0 || sm.total[bin] <= static_cast<uint32_t>(task.segment)) break;
+    // `total` and `bins` are rewritten only after the next cluster barrier.
+  }
+  const uint32_t top = bits == 32 ? kMaxKey : base + ((1u << bits) - 1);
+  return Bracket{max(base, kMinKey), top, kGuessNone};
+}
+
+}  // namespace gvr_topk::cluster

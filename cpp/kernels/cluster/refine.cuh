@@ -1,0 +1,83 @@
+// Phase 4, refine: the exact k-th key out of the listed ones. Every CTA does the same on its own copy.
+#pragma once
+
+#include "cluster/state.cuh"
+#include "cluster/verify.cuh"
+#include "common/bin_scan.cuh"
+
+namespace gvr_topk::cluster {
+
+// Calls visit(key) for every listed key in the cluster. The block is split evenly over the segments.
+template <typename T, typename Visit>
+__device__ __forceinline__ void for_each_listed(const Task<T>& task, Visit visit) {
+  const int team = kThreads / task.ctas;
+  const int c = threadIdx.x / team;
+  const int count = min(static_cast<int>(task.shared->header[c].listed), task.segment);
+  const uint32_t* keys = task.list + c * task.segment;
+  for (int i = threadIdx.x % team; i < count; i += team) visit(keys[i]);
+}
+
+// The rank-th largest of the keys in `small`, by comparison with each other.
+__device__ __forceinline__ uint32_t rank_directly(const Shared& sm, uint32_t rank, int count,
+                                                  int lane) {
+  const uint32_t mine = lane < count ? sm.small[lane] : kAbsentKey;
+  uint32_t greater = 0, greater_or_equal = 0;
+  for (int i = 0; i < count; ++i) {
+    const uint32_t other = __shfl_sync(0xffffffffu, mine, i);
+    greater += other > mine;
+    greater_or_equal += other >= mine;
+  }
+  const bool chosen = lane < count && greater < rank && rank <= greater_or_equal;
+  const int source = __ffs(__ballot_sync(0xffffffffu, chosen)) - 1;
+  return __shfl_sync(0xffffffffu, mine, source);
+}
+
+// The k-th key: the verdict's rank-th largest inside the bracket. Histograms of 256 bins narrow the
+// key range by 8 bits a round, until few enough keys are left to rank them directly.
+template <typename T>
+__device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& bracket,
+                                            const Verdict& verdict, int& rounds) {
+  Shared& sm = *task.shared;
+  const uint32_t plateau = bracket.plateau();
+  uint32_t base = bracket.lo;
+  uint32_t reach = bracket.hi - bracket.lo;
+  uint32_t rank = verdict.rank;
+  uint32_t inside = verdict.inside;
+  while (reach != 0) {
+    if (inside <= kRankDirectly) {
+      if (threadIdx.x == 0) sm.small_count = 0;
+      __syncthreads();
+      for_each_listed(task, [&](uint32_t x) {
+        if (x - base <= reach) sm.small[atomicAdd(&sm.small_count, 1u)] = x;
+      });
+      if (threadIdx.x == 0 && plateau != kAbsentKey && plateau - base <= reach) {
+        for (uint32_t i = 0; i < verdict.equal; ++i) {
+          sm.small[atomicAdd(&sm.small_count, 1u)] = plateau;
+        }
+      }
+      __syncthreads();
+      return rank_directly(sm, rank, static_cast<int>(inside), task.lane);
+    }
+    const int shift = max(0, 24 - __clz(reach));
+    if (threadIdx.x < 256) sm.bins[threadIdx.x] = 0;
+    __syncthreads();
+    for_each_listed(task, [&](uint32_t x) {
+      if (x - base <= reach) atomicAdd(&sm.bins[(x - base) >> shift], 1u);
+    });
+    if (threadIdx.x == 0 && plateau != kAbsentKey && plateau - base <= reach) {
+      atomicAdd(&sm.bins[(plateau - base) >> shift], verdict.equal);
+    }
+    __syncthreads();
+    ++rounds;
+    const BinHit hit = BinScan(sm.bins, task.lane).locate(rank, task.lane);
+    rank -= hit.above;
+    inside = hit.count;
+    const uint32_t offset = hit.bin << shift;
+    base += offset;
+    reach = min(reach - offset, (1u << shift) - 1);
+    __syncthreads();  // the bins are cleared next
+  }
+  return base;
+}
+
+}  // namespace gvr_topk::cluster

@@ -1,0 +1,65 @@
+// policy.h for callers without a C++ compiler: Python reads it through ctypes, on every machine.
+#include "gvr_topk/policy.h"
+
+#define GVR_TOPK_EXPORT extern "C" __attribute__((visibility("default")))
+
+using gvr_topk::GateInput;
+using gvr_topk::GateReason;
+using gvr_topk::Path;
+using gvr_topk::Plan;
+using gvr_topk::PlanInput;
+
+GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_prior,
+                                                   int64_t prior_count, int64_t inner_stride,
+                                                   int64_t k, int64_t length, int32_t arch,
+                                                   int32_t forced) {
+  GateInput in{};
+  in.enabled = enabled != 0;
+  in.has_prior = has_prior != 0;
+  in.prior_count = prior_count;
+  in.inner_stride = inner_stride;
+  in.k = k;
+  in.length = length;
+  in.arch = arch;
+  in.forced = static_cast<Path>(forced);
+  return static_cast<int32_t>(gvr_topk::can_use_heuristic(in));
+}
+
+// Fills plan[6]: path, CTAs per row, threads, values per thread, list capacity, mask words. Returns 0, or -1 when `ctas_per_row` cannot serve the shape.
+GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t k, int32_t dtype,
+                                           int32_t path, int32_t sm_count, int32_t arch,
+                                           int32_t ctas_per_row, int32_t* plan) {
+  PlanInput in{};
+  in.rows = rows;
+  in.width = width;
+  in.k = k;
+  in.dtype = static_cast<gvr_topk::Dtype>(dtype);
+  in.path = static_cast<Path>(path);
+  in.sm_count = sm_count;
+  in.arch = arch;
+  in.forced_ctas = ctas_per_row;
+  if (!gvr_topk::valid_ctas(in)) return -1;
+  const Plan made = gvr_topk::make_plan(in);
+  plan[0] = static_cast<int32_t>(made.path);
+  plan[1] = made.ctas_per_row;
+  plan[2] = made.threads;
+  plan[3] = made.values_per_thread;
+  plan[4] = made.list_capacity;
+  plan[5] = made.mask_words;
+  return 0;
+}
+
+GVR_TOPK_EXPORT int64_t gvr_topk_constant(int32_t which) {
+  switch (which) {
+    case 0:
+      return gvr_topk::kGvrMinLength;
+    case 1:
+      return gvr_topk::kGvrMaxLength;
+    case 2:
+      return gvr_topk::kMinArch;
+    case 3:
+      return gvr_topk::kMaxWidth;
+    default:
+      return -1;
+  }
+}

@@ -1,0 +1,83 @@
+"""Finding and loading the compiled libraries. Nothing here fails at import."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+_CUDA_LIBRARY = "libgvr_topk_cuda.so"
+_POLICY_LIBRARY = "libgvr_topk_policy.so"
+
+
+class LibraryError(RuntimeError):
+    """A compiled library is needed and cannot be used; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class LibraryStatus:
+    """Whether the CUDA library is loaded, from where, and if not, why."""
+
+    loaded: bool
+    path: str | None
+    reason: str
+
+
+def _library_path(name: str) -> Path | None:
+    found = resources.files("gvr_topk").joinpath("lib").joinpath(name)
+    return Path(str(found)) if found.is_file() else None
+
+
+@functools.cache
+def library_status() -> LibraryStatus:
+    """Load the CUDA library once, if there is one.
+
+    Returns
+    -------
+    LibraryStatus
+        ``loaded`` false means CUDA tensors cannot be served; the reason says whether the package was
+        built without a CUDA compiler or the library does not load on this torch.
+    """
+    path = _library_path(_CUDA_LIBRARY)
+    if path is None:
+        return LibraryStatus(
+            False, None, "built without a CUDA compiler: install from source where nvcc 12.8 or later is on PATH"
+        )
+    try:
+        torch.ops.load_library(str(path))
+    except (OSError, RuntimeError) as error:
+        return LibraryStatus(False, str(path), f"does not load on torch {torch.__version__}: {error}")
+    return LibraryStatus(True, str(path), f"loaded on torch {torch.__version__}")
+
+
+@functools.cache
+def policy_library() -> ctypes.CDLL:
+    """Load the gate and plan (``policy.h``), which every installation has.
+
+    Raises
+    ------
+    LibraryError
+        The package was not built (a source tree without the compiled policy).
+    """
+    path = _library_path(_POLICY_LIBRARY)
+    if path is None:
+        raise LibraryError(
+            f"gvr_topk: want {_POLICY_LIBRARY} beside the package, got none: install the package (pip install .)"
+        )
+    library = ctypes.CDLL(str(path))
+    library.gvr_topk_can_use_heuristic.argtypes = [
+        *[ctypes.c_int32] * 2,
+        *[ctypes.c_int64] * 4,
+        *[ctypes.c_int32] * 2,
+    ]
+    library.gvr_topk_make_plan.argtypes = [
+        *[ctypes.c_int64] * 3,
+        *[ctypes.c_int32] * 5,
+        ctypes.POINTER(ctypes.c_int32),
+    ]
+    library.gvr_topk_constant.restype = ctypes.c_int64
+    return library

@@ -1,0 +1,341 @@
+"""The op: schema, fake kernel, CPU implementation, and the public function.
+
+The CUDA implementation is the compiled library's; it registers itself for the CUDA dispatch key when
+`gvr_topk.library` loads it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gvr_topk.contract import DTYPES, MAX_WIDTH, STATS_COLUMNS, exact_topk, order_key, row_lengths
+from gvr_topk.gate import Path
+from gvr_topk.library import LibraryError, LibraryStatus, library_status
+
+__all__ = ["LibraryError", "LibraryStatus", "indexer_topk_decode", "library_status"]
+
+FLAG_PDL = 1
+FLAG_QUANTILE_GUESS = 2
+_CPU_PATH = 4
+
+_SCHEMA = (
+    "indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor(a!) indices, Tensor(b!)? prior, "
+    "Tensor? row_slot, Tensor(c!)? guess_state, Tensor(d!)? stats, Tensor? page_table, "
+    "Tensor(e!)? phase_clocks, int k, int next_n=1, int prior_offset=0, int page_size=0, int path=0, "
+    "int ctas_per_row=0, int flags=0) -> ()"
+)
+
+torch.library.define("gvr_topk::" + _SCHEMA.split("(", 1)[0], "(" + _SCHEMA.split("(", 1)[1])
+
+
+def _fail(argument: str, wanted: str, got: object) -> ValueError:
+    return ValueError(f"gvr_topk.indexer_topk_decode: {argument}: want {wanted}, got {got}")
+
+
+def _check_tensor(
+    name: str, tensor: Tensor, like: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
+) -> None:
+    if tensor.device != like.device:
+        raise _fail(name, f"a tensor on {like.device}", tensor.device)
+    if tensor.dtype != dtype:
+        raise _fail(name, f"dtype {dtype}", tensor.dtype)
+    same = tensor.dim() == len(shape) and all(
+        want is None or have == want for have, want in zip(tensor.shape, shape, strict=True)
+    )
+    if not same:
+        wanted = ", ".join("any" if n is None else str(n) for n in shape)
+        raise _fail(name, f"shape [{wanted}]", list(tensor.shape))
+    if tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        raise _fail(name, "inner stride 1", tensor.stride(-1))
+
+
+def _check(
+    logits: Tensor,
+    seq_lens: Tensor,
+    indices: Tensor,
+    prior: Tensor | None,
+    row_slot: Tensor | None,
+    guess_state: Tensor | None,
+    stats: Tensor | None,
+    page_table: Tensor | None,
+    k: int,
+    next_n: int,
+    prior_offset: int,
+    page_size: int,
+) -> None:
+    """Refuse, on the host, every argument that would be undefined on the device."""
+    if logits.dtype not in DTYPES:
+        raise _fail("logits", "dtype float32, bfloat16 or float16", logits.dtype)
+    if logits.dim() != 2:
+        raise _fail("logits", "shape [rows, width]", list(logits.shape))
+    rows, width = logits.shape
+    if width > 1 and logits.stride(1) != 1:
+        raise _fail("logits", "inner stride 1", logits.stride(1))
+    if width > MAX_WIDTH:
+        raise _fail("logits", f"at most {MAX_WIDTH} columns", width)
+    if not 1 <= k <= MAX_WIDTH:
+        raise _fail("k", f"1 to {MAX_WIDTH}", k)
+    if not 1 <= next_n <= 1024:
+        raise _fail("next_n", "1 to 1024", next_n)
+    if rows % next_n != 0:
+        raise _fail("logits", f"a multiple of next_n = {next_n} rows", rows)
+    requests = rows // next_n
+    _check_tensor("seq_lens", seq_lens, logits, torch.int32, (requests,))
+    _check_tensor("out", indices, logits, torch.int32, (rows, None))
+    if indices.shape[1] < k:
+        raise _fail("out", f"at least k = {k} columns", list(indices.shape))
+    if prior is not None:
+        _check_tensor("prior", prior, logits, torch.int32, (None, k))
+        if row_slot is None and prior.shape[0] < requests:
+            raise _fail("prior", f"at least {requests} slots without row_slot", prior.shape[0])
+    elif row_slot is not None or guess_state is not None:
+        raise _fail("row_slot" if row_slot is not None else "guess_state", "a prior beside it", None)
+    if row_slot is not None:
+        _check_tensor("row_slot", row_slot, logits, torch.int32, (rows,))
+    if guess_state is not None and prior is not None:
+        _check_tensor("guess_state", guess_state, logits, torch.float32, (prior.shape[0],))
+    if stats is not None:
+        _check_tensor("stats", stats, logits, torch.int32, (rows, len(STATS_COLUMNS)))
+        if not stats.is_contiguous():
+            raise _fail("stats", "contiguous rows", stats.stride())
+    if page_table is not None:
+        _check_tensor("page_table", page_table, logits, torch.int32, (requests, None))
+        if page_size < 1:
+            raise _fail("page_size", "at least 1 with a page_table", page_size)
+    if abs(prior_offset) > MAX_WIDTH:
+        raise _fail("prior_offset", f"|offset| <= {MAX_WIDTH}", prior_offset)
+
+
+def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int) -> Tensor:
+    """Physical slots of positions in a paged cache; ``-1`` stays, and so says a page not in the table.
+
+    Parameters
+    ----------
+    positions : Tensor, ``[rows, k]``, int32
+    page_table : Tensor, ``[rows / next_n, pages]``, int32
+    page_size : int
+        Positions per page.
+    next_n : int
+        Rows per request.
+
+    Returns
+    -------
+    Tensor, ``[rows, k]``, int32
+        ``page_table[position // page_size] * page_size + position % page_size``.
+    """
+    page = torch.div(positions, page_size, rounding_mode="floor")
+    known = (positions >= 0) & (page < page_table.shape[1])
+    request = torch.arange(positions.shape[0], device=positions.device) // next_n
+    base = page_table[request].gather(1, torch.where(known, page, 0).to(torch.int64))
+    return torch.where(known, base * page_size + positions % page_size, -1).to(torch.int32)
+
+
+@torch.library.impl("gvr_topk::indexer_topk_decode", "CPU")
+def _indexer_topk_decode_cpu(
+    logits: Tensor,
+    seq_lens: Tensor,
+    indices: Tensor,
+    prior: Tensor | None,
+    row_slot: Tensor | None,
+    guess_state: Tensor | None,
+    stats: Tensor | None,
+    page_table: Tensor | None,
+    phase_clocks: Tensor | None,
+    k: int,
+    next_n: int = 1,
+    prior_offset: int = 0,
+    page_size: int = 0,
+    path: int = 0,
+    ctas_per_row: int = 0,
+    flags: int = 0,
+) -> None:
+    _check(
+        logits, seq_lens, indices, prior, row_slot, guess_state, stats, page_table, k, next_n, prior_offset, page_size
+    )
+    rows, width = logits.shape
+    if rows == 0:
+        return
+    lengths = row_lengths(seq_lens, rows, next_n).clamp(max=width)
+    positions = exact_topk(logits, lengths, k)
+    indices[:, :k] = (
+        positions if page_table is None else to_slots(positions, page_table, page_size, next_n)
+    )
+    if stats is not None:
+        stats.zero_()
+        stats[:, STATS_COLUMNS.index("path")] = torch.where(lengths > k, _CPU_PATH, 0).to(torch.int32)
+        stats[:, STATS_COLUMNS.index("hits")] = -1
+    if prior is None:
+        return
+    for row in range(rows):
+        slot = int(row_slot[row]) if row_slot is not None else row // next_n
+        if not 0 <= slot < prior.shape[0]:
+            continue
+        length = int(lengths[row])
+        if length > k and (stats is not None or guess_state is not None):
+            hinted = prior[slot].to(torch.int64)
+            hinted = hinted[hinted >= 0] + prior_offset
+            hinted = hinted[(hinted >= 0) & (hinted < length)]
+            keys = order_key(logits[row])
+            kth = keys[positions[row].to(torch.int64)].min()
+            hits = int((keys[hinted] >= kth).sum())
+            if stats is not None:
+                stats[row, STATS_COLUMNS.index("hits")] = hits
+            if guess_state is not None and row % next_n == next_n - 1:
+                guess_state[slot] = hits / len(hinted) if len(hinted) else -1.0
+        if row % next_n == next_n - 1:
+            prior[slot] = positions[row]
+
+
+@torch.library.register_fake("gvr_topk::indexer_topk_decode")
+def _indexer_topk_decode_fake(
+    logits: Tensor,
+    seq_lens: Tensor,
+    indices: Tensor,
+    prior: Tensor | None,
+    row_slot: Tensor | None,
+    guess_state: Tensor | None,
+    stats: Tensor | None,
+    page_table: Tensor | None,
+    phase_clocks: Tensor | None,
+    k: int,
+    next_n: int = 1,
+    prior_offset: int = 0,
+    page_size: int = 0,
+    path: int = 0,
+    ctas_per_row: int = 0,
+    flags: int = 0,
+) -> None:
+    return None
+
+
+def indexer_topk_decode(
+    logits: Tensor,
+    seq_lens: Tensor,
+    k: int,
+    *,
+    next_n: int = 1,
+    out: Tensor | None = None,
+    prior: Tensor | None = None,
+    row_slot: Tensor | None = None,
+    prior_offset: int = 0,
+    guess_state: Tensor | None = None,
+    stats: Tensor | None = None,
+    page_table: Tensor | None = None,
+    page_size: int = 0,
+    path: str = "auto",
+    ctas_per_row: int = 0,
+    quantile_guess: bool = False,
+    pdl: bool = False,
+    phase_clocks: Tensor | None = None,
+) -> Tensor:
+    """Select the `k` largest scores of every row, exactly and deterministically.
+
+    Row ``r`` is visible up to ``n_r = seq_lens[r // next_n] - next_n + (r % next_n) + 1``; what lies at
+    and past ``n_r`` is never read as a score. The result is the same on every run, GPU, batch position,
+    hint and path; a hint changes only the time.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, width]``, float32, bfloat16 or float16
+        Indexer scores. Inner stride 1; any row stride and alignment. 16-byte aligned rows are faster.
+        At most 2**21 columns.
+    seq_lens : Tensor, ``[rows / next_n]``, int32, same device
+        Key count of each request, its draft positions included. Read on the device, so one captured
+        CUDA graph serves growing rows. Lengths above `width` are taken as `width`.
+    k : int
+        Items per row, 1 to 2**21.
+    next_n : int, default 1
+        Rows per request: 1 plus the number of draft tokens.
+    out : Tensor, ``[rows, >= k]``, int32, optional
+        Where to write; allocated when absent. Pass it inside CUDA graphs.
+    prior : Tensor, ``[slots, k]``, int32, optional
+        In: the previous step's result of each request, in any order; any content is safe, garbage is
+        at worst slow. Out: this step's positions, written by the last row of each request.
+    row_slot : Tensor, ``[rows]``, int32, optional
+        Slot of each row in `prior`. Negative or too large: no hint and no write-back (padding rows).
+        Default: request ``r // next_n`` uses slot ``r // next_n``.
+    prior_offset : int, default 0
+        Added to hinted positions before use; 1 follows scores that move with the query.
+    guess_state : Tensor, ``[slots]``, float32, optional
+        In and out: the share of the hinted values that lay at or above the k-th value one step ago;
+        negative means unknown. Without it the first threshold comes from a sample of the row.
+    stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
+        Out: see `gvr_topk.contract.STATS_COLUMNS`.
+    page_table : Tensor, ``[rows / next_n, pages]``, int32, optional
+        Translates positions to slots of a paged cache on the way out:
+        ``page_table[position // page_size] * page_size + position % page_size``, ``-1`` for a page the
+        table does not hold. `prior` keeps positions.
+    page_size : int
+        Positions per page; needed with `page_table`.
+    path : {"auto", "cluster", "gvr", "radix"}
+        Which kernel; CPU tensors have one implementation and ignore it.
+    ctas_per_row : int
+        Force the cluster size of ``"cluster"`` and ``"radix"``; 0 follows the plan.
+    quantile_guess : bool
+        Four-phase kernel only: first threshold from the ``1 - alpha`` quantile of the hinted values
+        instead of their mean.
+    pdl : bool
+        Launch with programmatic stream serialization; the kernel waits before its first read.
+    phase_clocks : Tensor, ``[rows, 6]``, int64, optional
+        Out: SM clock at phase boundaries, from libraries built with ``GVR_PHASE_TIMING``.
+
+    Returns
+    -------
+    Tensor, ``[rows, >= k]``, int32
+        `out`. **Which items:** the value multiset of ``torch.topk``; among values equal to the k-th the
+        smallest indices. NaN ranks above +inf, ``-0.0`` equals ``+0.0``. **In what order:** ascending
+        index. ``n_r <= k``: ``0 .. n_r - 1``, then ``-1``; ``n_r <= 0``: all ``-1``.
+
+    Raises
+    ------
+    ValueError
+        An argument has the wrong device, dtype, shape, stride or range; the message names it.
+    LibraryError
+        CUDA tensors, and the CUDA library is not available.
+
+    Notes
+    -----
+    The op allocates nothing when `out` is given, needs no workspace (all state is on chip), reads
+    nothing on the host and never synchronizes. Two calls that share slots of `prior` belong on one
+    stream.
+
+    References
+    ----------
+    Guess-Verify-Refine, section 4 (algorithm) and section 5.5 (integration).
+
+    Examples
+    --------
+    >>> scores = torch.tensor([[0.5, 3.0, 1.0, 3.0]])
+    >>> indexer_topk_decode(scores, torch.tensor([4], dtype=torch.int32), 2)
+    tensor([[1, 3]], dtype=torch.int32)
+    """
+    if logits.is_cuda and not library_status().loaded:
+        raise LibraryError(f"gvr_topk.indexer_topk_decode: CUDA library: {library_status().reason}")
+    if out is None:
+        if not isinstance(k, int) or k < 1:
+            raise _fail("k", f"1 to {MAX_WIDTH}", k)
+        out = torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
+    _check(logits, seq_lens, out, prior, row_slot, guess_state, stats, page_table, k, next_n, prior_offset, page_size)
+    torch.ops.gvr_topk.indexer_topk_decode(
+        logits,
+        seq_lens,
+        out,
+        prior,
+        row_slot,
+        guess_state,
+        stats,
+        page_table,
+        phase_clocks,
+        k,
+        next_n,
+        prior_offset,
+        page_size,
+        int(Path.parse(path)),
+        ctas_per_row,
+        FLAG_PDL * pdl + FLAG_QUANTILE_GUESS * quantile_guess,
+    )
+    return out
+
+
+library_status()  # the CUDA implementation registers itself; failure is only reported on use

@@ -1,0 +1,133 @@
+"""Exactness: every path, dtype, k, generator and adversarial row gives the contract's result."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from oracle import full_lengths, place, run, wrong_rows
+
+from gvr_topk.synthetic import LAYERS, LayerGenerator, adversarial_hints, adversarial_rows
+
+PATHS = ("cluster", "radix", "gvr")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def adversarial_batch(n: int, k: int, dtype: torch.dtype) -> tuple[list[str], torch.Tensor]:
+    rows = adversarial_rows(n, k, seed=n + k)
+    return list(rows), torch.from_numpy(np.stack(list(rows.values()))).to(dtype)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k", [512, 1024, 2048])
+@pytest.mark.parametrize("n", [2049, 4096, 16411, 70690, 180_000])
+def test_adversarial_rows(path: str, dtype: torch.dtype, k: int, n: int) -> None:
+    names, rows = adversarial_batch(n, k, dtype)
+    logits = place(rows, pad=5)
+    got = run(logits, full_lengths(logits), k, path=path)
+    assert [names[r] for r in wrong_rows(got, logits, full_lengths(logits), k)] == []
+
+
+@pytest.mark.parametrize("path", ["cluster", "gvr"])
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.03, 0.5, 0.99, 1.0, float("nan")])
+@pytest.mark.parametrize("offset", [0, 1, -3])
+def test_adversarial_hints(path: str, alpha: float, offset: int) -> None:
+    n, k = 40_000, 2048
+    names, rows = adversarial_batch(n, k, torch.float32)
+    logits = place(rows)
+    lengths = full_lengths(logits)
+    for name, hint in adversarial_hints(n, k, seed=1).items():
+        prior = torch.from_numpy(hint[:k]).to("cuda").expand(len(names), k).contiguous()
+        guess = torch.full((len(names),), alpha, device="cuda")
+        got = run(logits, lengths, k, path=path, prior=prior, guess_state=guess, prior_offset=offset)
+        assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], name
+        assert torch.equal(prior, got), f"{name}: the next hint is not the result"
+
+
+@pytest.mark.parametrize("path", ["cluster", "radix"])
+@pytest.mark.parametrize("ctas", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cluster_sizes(path: str, ctas: int, dtype: torch.dtype) -> None:
+    for n in (3000, 33_333, 200_001):
+        names, rows = adversarial_batch(n, 2048, dtype)
+        logits = place(rows)
+        got = run(logits, full_lengths(logits), 2048, path=path, ctas_per_row=ctas)
+        assert [names[r] for r in wrong_rows(got, logits, full_lengths(logits), 2048)] == [], n
+
+
+@pytest.mark.parametrize("path", ["cluster", "radix"])
+@pytest.mark.parametrize("k", [1, 7, 100, 3000, 50_000])
+def test_any_k(path: str, k: int) -> None:
+    for n in (k, k + 1, 2 * k + 3, 100_003):
+        names, rows = adversarial_batch(n, k, torch.float32)
+        logits = place(rows)
+        got = run(logits, full_lengths(logits), k, path=path)
+        assert [names[r] for r in wrong_rows(got, logits, full_lengths(logits), k)] == [], n
+
+
+@pytest.mark.parametrize("path", ["cluster", "radix"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_longest_rows(path: str, dtype: torch.dtype) -> None:
+    generator = torch.Generator(device="cuda").manual_seed(5)
+    for n in (600_001, 1 << 21):
+        logits = torch.randn(3, n, device="cuda", generator=generator).to(dtype)
+        logits[1] = logits[1].relu()
+        logits[2, ::3] = 9.5
+        got = run(logits, full_lengths(logits), 2048, path=path)
+        assert wrong_rows(got, logits, full_lengths(logits), 2048) == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shift", [0, 1, 3])
+@pytest.mark.parametrize("pad", [0, 1, 6])
+def test_alignment_and_stride(path: str, dtype: torch.dtype, shift: int, pad: int) -> None:
+    rows = torch.randn(5, 30_001, generator=torch.Generator().manual_seed(shift)).to(dtype)
+    logits = place(rows, pad=pad, shift=shift)
+    got = run(logits, full_lengths(logits), 512, path=path)
+    assert wrong_rows(got, logits, full_lengths(logits), 512) == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("next_n", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [12, 96])
+def test_ragged_batches(path: str, next_n: int, rows: int) -> None:
+    k, width = 2048, 50_000
+    generator = torch.Generator(device="cuda").manual_seed(next_n)
+    logits = torch.randn(rows, width, device="cuda", generator=generator)
+    lengths = torch.randint(-3, width + 9, (rows // next_n,), device="cuda", dtype=torch.int32, generator=generator)
+    lengths[:4] = torch.tensor([0, k, k + 1, k + next_n], dtype=torch.int32)[: len(lengths)]
+    prior = torch.randint(-9, width, (rows, k), device="cuda", dtype=torch.int32, generator=generator)
+    before = prior.clone()
+    guess = torch.rand(rows, device="cuda", generator=generator)
+    slots = torch.randperm(rows, device="cuda", generator=generator)[: rows // next_n].to(torch.int32)
+    slots[1] = -1
+    row_slot = slots.repeat_interleave(next_n)
+    got = run(
+        logits, lengths, k, path=path, next_n=next_n, prior=prior, row_slot=row_slot, guess_state=guess
+    )
+    assert wrong_rows(got, logits, lengths, k, next_n) == []
+    for request, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            assert torch.equal(prior[slot], got[request * next_n + next_n - 1])
+    untouched = sorted(set(range(rows)) - set(slots.tolist()))
+    assert torch.equal(prior[untouched], before[untouched]), "wrote a slot no row owns"
+
+
+@pytest.mark.parametrize("layer", sorted(LAYERS))
+@pytest.mark.parametrize("offset", [0, 1])
+def test_generator_steps(layer: int, offset: int) -> None:
+    k, steps = 2048, 6
+    source = LayerGenerator(layer, 70_690, steps, seed=3)
+    logits = torch.zeros(3, 70_690 + steps, device="cuda")
+    prior = torch.full((3, k), -1, dtype=torch.int32, device="cuda")
+    guess = torch.full((3,), -1.0, device="cuda")
+    for step in range(steps):
+        scores = torch.from_numpy(np.ascontiguousarray(source.scores(step)))
+        logits[:, : len(scores)] = scores.to("cuda")
+        lengths = torch.full((3,), len(scores), dtype=torch.int32, device="cuda")
+        for path in PATHS:
+            got = run(logits, lengths, k, path=path, prior=prior.clone(), guess_state=guess.clone(), prior_offset=offset)
+            assert wrong_rows(got, logits, lengths, k) == [], (path, step)
+        run(logits, lengths, k, prior=prior, guess_state=guess, prior_offset=offset)
