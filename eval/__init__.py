@@ -1,0 +1,1 @@
+"""Evaluation scripts: accuracy, time per output token and kernel baselines."""

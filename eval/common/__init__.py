@@ -1,0 +1,1 @@
+"""Code shared by the end-to-end evaluation scripts: processes, run store, statistics, reports."""
