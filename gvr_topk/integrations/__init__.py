@@ -1,0 +1,3 @@
+"""Connections to serving engines. Importing this package loads neither torch nor an engine."""
+
+from __future__ import annotations

@@ -1,0 +1,149 @@
+"""What the hook did, as numbers: from Python, and as Prometheus text.
+
+Counts are made on the host, where a decision is taken. A replayed CUDA graph runs no Python, so calls
+are counted when they run eagerly or are captured, while steps, rows and requests are counted at every
+step. Hit ratio and guess misses come from tensors the op writes; they are read only when asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+OURS = "gvr_topk"
+ORIGINAL = "original"
+
+WRITE_INTERVAL = 30.0
+"""Seconds between two writes of the metrics file."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Read from the device, for the rows of the last step.
+
+    Attributes
+    ----------
+    hit_ratio : float or None
+        Mean share of the hinted positions that were in the result, over layers and requests with a hint;
+        None when no hint was used yet, or while a graph is being captured.
+    hinted : int
+        Pairs of layer and request the mean is over.
+    guess_rows, guess_misses : int
+        Rows whose first threshold came from a guess, and those of them where it had to be widened.
+        Zero unless the option ``stats`` is on.
+    """
+
+    hit_ratio: float | None = None
+    hinted: int = 0
+    guess_rows: int = 0
+    guess_misses: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Counters of this process at one moment.
+
+    Attributes
+    ----------
+    calls : dict
+        ``(path, reason)`` to number of calls; path ``gvr_topk`` or ``original``.
+    steps : dict
+        Decode steps by kind: ``eager``, ``graph``, and ``skipped`` where TensorRT-LLM needs no indexer.
+    rows : dict
+        Score rows by kind: ``hinted``, ``dummy``.
+    requests : dict
+        Requests ``admitted`` to, ``evicted`` from and ``refused`` a hint slot; ``seeded`` by prefill.
+    measured : Measured
+    """
+
+    calls: dict[tuple[str, str], int]
+    steps: dict[str, int]
+    rows: dict[str, int]
+    requests: dict[str, int]
+    measured: Measured = field(default_factory=Measured)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain JSON types."""
+        plain = asdict(self)
+        plain["calls"] = [
+            {"path": path, "reason": reason, "count": count}
+            for (path, reason), count in sorted(self.calls.items())
+        ]
+        return plain
+
+
+class Counters:
+    """Host-side counts; `measure` adds what only the device knows."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.steps: Counter[str] = Counter()
+        self.rows: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+        self.measure: Callable[[], Measured] = Measured
+        self._next_write = 0.0
+
+    def snapshot(self) -> Snapshot:
+        """All counters now. Reads a few kilobytes from the device, so not meant for every step."""
+        return Snapshot(
+            dict(self.calls), dict(self.steps), dict(self.rows), dict(self.requests), self.measure()
+        )
+
+    def prometheus_text(self) -> str:
+        """All counters in Prometheus text format.
+
+        Raises
+        ------
+        ImportError
+            ``prometheus-client`` is not installed.
+        """
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        # A registry of its own: the server's registry, and what it exposes, stay untouched.
+        registry = CollectorRegistry()
+        registry.register(_Collector(self.snapshot()))
+        return generate_latest(registry).decode()
+
+    def write_if_due(self, directory: str | None) -> None:
+        """Keep a file per process for collectors that read a directory."""
+        now = time.monotonic()
+        if not directory or now < self._next_write:
+            return
+        self._next_write = now + WRITE_INTERVAL
+        target = Path(directory) / f"gvr_topk_{os.getpid()}.prom"
+        partial = target.with_suffix(".partial")
+        partial.write_text(self.prometheus_text(), encoding="utf-8")
+        partial.replace(target)
+
+
+class _Collector:
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        def counter(name: str, text: str, labels: list[str], values: dict[Any, int]) -> Any:
+            family = CounterMetricFamily(f"gvr_topk_{name}", text, labels=labels)
+            for key, count in sorted(values.items()):
+                family.add_metric(key if isinstance(key, tuple) else (key,), count)
+            return family
+
+        seen = self._snapshot
+        yield counter("calls", "Decode top-k calls, eager or captured.", ["path", "reason"], seen.calls)
+        yield counter("steps", "Decode steps.", ["kind"], seen.steps)
+        yield counter("rows", "Score rows.", ["kind"], seen.rows)
+        yield counter("requests", "Requests and their hint slots.", ["event"], seen.requests)
+        measured = seen.measured
+        for name, text, value in (
+            ("hit_ratio", "Share of hinted positions in the result, last step.", measured.hit_ratio),
+            ("guess_rows", "Rows that started from a guess, last step.", measured.guess_rows),
+            ("guess_misses", "Guesses that had to be widened, last step.", measured.guess_misses),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(f"gvr_topk_{name}", text, value=value)

@@ -1,0 +1,59 @@
+"""Changes that are undone together, in reverse order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+_ABSENT = object()
+
+
+class Transaction:
+    """Records how to undo each change as it is made."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def __len__(self) -> int:
+        return len(self._undo)
+
+    def add_first(self, undo: Callable[[], None]) -> None:
+        """Undo this after everything recorded so far and later."""
+        self._undo.insert(0, undo)
+
+    def set_attribute(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute; the undo also removes one that was only inherited before."""
+        before = vars(owner).get(name, _ABSENT)
+
+        def undo() -> None:
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+        setattr(owner, name, value)
+        self._undo.append(undo)
+
+    def set_item(self, mapping: MutableMapping[Any, Any], key: Any, value: Any) -> None:
+        """Set an entry of a mapping."""
+        before = mapping.get(key, _ABSENT)
+
+        def undo() -> None:
+            if before is _ABSENT:
+                del mapping[key]
+            else:
+                mapping[key] = before
+
+        mapping[key] = value
+        self._undo.append(undo)
+
+    def rollback(self) -> None:
+        """Undo everything, newest first; one failing undo does not keep the others from running."""
+        errors = []
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -1,0 +1,84 @@
+"""Watches for TensorRT-LLM being imported, and only then loads the integration.
+
+``gvr_topk_autoload.pth`` runs `install` at the start of every Python process of the environment,
+because worker processes of TensorRT-LLM take no other hint: they are started with their parent's
+``sys.path`` and import what they unpickle. So this module must cost next to nothing and never fail:
+it imports only ``sys``, and `Finder` compares a name with a short tuple.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # typing.TYPE_CHECKING, without importing typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+WATCHED = (
+    "tensorrt_llm.llmapi.llm_args",
+    "tensorrt_llm._torch.attention_backend.sparse.dsa",
+)
+"""Modules after whose import the integration has something to do."""
+
+
+class Loader:
+    """Stands in for a module's loader and calls the integration once the module has run."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self._wrapped = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._wrapped.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        # Put the real loader back first: what a module says of itself must not change.
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._wrapped
+        module.__loader__ = self._wrapped
+        self._wrapped.exec_module(module)
+        try:
+            from gvr_topk.integrations import tensorrt_llm
+
+            tensorrt_llm.module_loaded(module.__name__)
+        except Exception as error:  # an engine must start even if we cannot
+            sys.stderr.write(f"gvr_topk: not active: {type(error).__name__}: {error}\n")
+
+
+class Finder:
+    """A ``sys.meta_path`` entry that wraps the loader of the watched modules."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in WATCHED:
+            return None
+        for finder in sys.meta_path:
+            if finder is cls or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                if spec.loader is not None and hasattr(spec.loader, "exec_module"):
+                    wrapped: Any = Loader(spec.loader)
+                    spec.loader = wrapped
+                return spec
+        return None
+
+
+def install() -> None:
+    """Start watching; again is harmless."""
+    if Finder not in sys.meta_path:
+        sys.meta_path.insert(0, Finder)
+
+
+def uninstall() -> None:
+    """Stop watching."""
+    if Finder in sys.meta_path:
+        sys.meta_path.remove(Finder)

@@ -1,0 +1,365 @@
+"""The hook at work: fake indexers of both supported shapes, random batches, hook on against hook off."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
+
+from engine import SHAPES, Engine, Request, fake_package, load_dsa  # noqa: E402
+
+from gvr_topk.integrations import tensorrt_llm as integration  # noqa: E402
+from gvr_topk.integrations.layer_hook import HintState  # noqa: E402
+
+
+@pytest.fixture(params=SHAPES)
+def shape(request):
+    with fake_package(request.param):
+        yield request.param
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    for name in ("GVR_TOPK_DISABLE", "TRTLLM_GVR_TOPK", "TRTLLM_GVR_TOPK_OPTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+    yield
+    torch.set_num_threads(threads)
+    integration.uninstall()
+
+
+def hooked(monkeypatch, mode="1", **options):
+    """Import the DSA module with the hook on."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", mode)
+    dsa = load_dsa()
+    assert integration.install()
+    return dsa
+
+
+def state_of(engine) -> HintState:
+    hook = vars(torch.ops.trtllm)["indexer_topk_decode"]._hook
+    return hook.state_of(engine.manager)
+
+
+def plan(seed: int, steps: int, max_requests: int, next_n: int, max_len: int):
+    """A random schedule: per step the context chunks, the generations, and whether to pad."""
+    rng = random.Random(seed)
+    live: list[Request] = []
+    next_id = 100
+    for _ in range(steps):
+        while len(live) < max_requests and rng.random() < 0.4:
+            prompt = rng.randint(4, 40)
+            live.append(Request(next_id, prompt, prompt + rng.randint(8, 90), seed=next_id))
+            next_id += 1
+        contexts = [(r, min(rng.randint(4, 40), r.prompt - r.done)) for r in live if r.done < r.prompt]
+        generations = [r for r in live if r.done >= r.prompt]
+        rng.shuffle(generations)  # rows move between steps
+        yield contexts, generations, rng.randint(0, max_requests - len(live)) if not contexts else 0
+        for request, chunk in contexts:
+            request.done += chunk
+        for request in generations:
+            request.done += rng.randint(1, next_n)  # accepted draft tokens; the rest is rewritten
+        live = [r for r in live if r.done < min(r.tokens, max_len - next_n)]
+
+
+def run(dsa, steps=160, next_n=1, seed=0, graphs=True, phases=False, **engine_options):
+    """Run a schedule and return the selected positions of every step."""
+    engine = Engine(dsa, **engine_options)
+    graph = engine.metadata.create_cuda_graph_metadata(engine.max_requests, max_draft_tokens=next_n - 1)
+    seen = []
+    for contexts, generations, padding in plan(seed, steps, engine.max_requests, next_n, engine.max_len):
+        if not contexts and not generations:
+            continue
+        metadata = graph if graphs and not contexts else None
+        padding = padding if metadata is not None and generations else 0
+        seen += engine.step(
+            contexts, generations, next_n=next_n, padding=padding, metadata=metadata, phases=phases
+        )
+    return engine, seen
+
+
+@pytest.mark.parametrize("next_n", [1, 2, 3, 4])
+def test_same_sets_with_and_without(shape, monkeypatch, next_n):
+    engine, plain = run(load_dsa(), next_n=next_n, seed=next_n)
+    hooked(monkeypatch)
+    engine, chosen = run(load_dsa(), next_n=next_n, seed=next_n)
+    assert len(chosen) == len(plain) > 150
+    for ours, theirs in zip(chosen, plain, strict=True):
+        assert torch.equal(ours, theirs)
+    counted = integration.counters()
+    assert counted.calls["gvr_topk", "hint"] > 100
+    assert not any(path == "original" for path, _ in counted.calls)
+    assert counted.rows["dummy"] > 0 and counted.steps["graph"] > 0 and counted.steps["eager"] > 0
+
+
+def test_same_sets_phase_by_phase(monkeypatch):
+    with fake_package("trtllm_1_3"):
+        _, plain = run(load_dsa(), seed=7, phases=True)
+        hooked(monkeypatch)
+        _, chosen = run(load_dsa(), seed=7, phases=True)
+        assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
+        assert integration.counters().requests["seeded"] > 5
+
+
+def test_a_hint_follows_its_request_when_rows_move(shape, monkeypatch):
+    engine = Engine(hooked(monkeypatch))
+    first, second, third = (Request(i, 30, 99, seed=i, done=30) for i in (11, 12, 13))
+    before = {}
+    for i, result in enumerate(engine.step([], [first, second, third])):
+        for row, request in zip(result, (first, second, third), strict=True):
+            before[i, request.request_id] = row
+    for request in (second, third):
+        request.done += 1
+    # The first request is gone and the others changed rows: each slot must still hold its own positions.
+    state = state_of(engine)
+    kept = {
+        r.request_id: state.prior.indices[:, state.prior.slot_of(r.request_id)].clone()
+        for r in (second, third)
+    }
+    for (layer, request_id), row in before.items():
+        if request_id in kept:
+            assert torch.equal(kept[request_id][layer].sort().values, row)
+    engine.step([], [third, second])
+    slots = state.prior.row_slot[:3].tolist()
+    assert slots == [state.prior.slot_of(13), state.prior.slot_of(12), -1]
+
+
+def test_a_new_request_starts_without_another_ones_hint(shape, monkeypatch):
+    """Also the disaggregated start: a request whose prompt was computed elsewhere."""
+    engine = Engine(hooked(monkeypatch), max_requests=2)
+    old = [Request(i, 30, 99, seed=i, done=30) for i in (21, 22)]
+    engine.step([], old)
+    state = state_of(engine)
+    slot = state.prior.slot_of(21)
+    seen = []
+    original = state.prior.set_rows
+    monkeypatch.setattr(
+        state.prior,
+        "set_rows",
+        lambda *a: (original(*a), seen.append(state.prior.indices[:, slot].clone()))[0],
+    )
+    old[1].done += 1
+    engine.step([], [old[1], Request(23, 40, 99, seed=23, done=40)])
+    assert state.prior.slot_of(21) == -1 and state.prior.slot_of(23) == slot
+    assert (seen[0] == -1).all()
+
+
+@pytest.mark.parametrize("phases", [False, True])
+def test_the_last_prompt_row_seeds_the_slot(shape, monkeypatch, phases):
+    if phases and shape == "trtllm_1_2":
+        pytest.skip("1.2 always runs both phases in one call")
+    engine = Engine(hooked(monkeypatch))
+    running = Request(31, 30, 99, seed=31, done=40)
+    long, short = Request(32, 60, 99, seed=32), Request(33, 20, 99, seed=33)
+    engine.step([(long, 40), (short, 20)], [running], phases=phases)  # chunked: 40 of 60
+    long.done, short.done, running.done = 40, 20, 41
+    result = engine.step([(long, 20)], [short, running], phases=phases)
+    state = state_of(engine)
+    for layer, rows in enumerate(result):
+        seeded = state.prior.indices[layer, state.prior.slot_of(32)]
+        assert torch.equal(seeded.sort().values, rows[19])
+    assert (state.prior.guess[:, state.prior.slot_of(32)] == -1).all()
+
+
+def test_padding_and_dummy_requests_neither_read_nor_write(shape, monkeypatch):
+    engine = Engine(hooked(monkeypatch))
+    real = Request(41, 30, 99, seed=41, done=30)
+    graph = engine.metadata.create_cuda_graph_metadata(4, max_draft_tokens=1)
+    engine.step([], [real], next_n=2, padding=3, metadata=graph)
+    state = state_of(engine)
+    slot = state.prior.slot_of(41)
+    assert state.draft_row_slot[:8].tolist() == [slot, slot] + [-1] * 6
+    others = [i for i in range(state.prior.num_slots) if i != slot]
+    assert (state.prior.indices[:, others] == -1).all()
+    # An idle attention-DP rank runs a single dummy with id 0.
+    engine.step([], [Request(0, 30, 99, seed=1, done=30)])
+    assert state.prior.row_slot[0] == -1 and state.prior.slot_of(0) == -1
+
+
+def test_draft_steps_inside_a_step_use_one_row_per_request(shape, monkeypatch):
+    """MTP's later draft passes: same batch, next_n = 1, and contexts already count as generations."""
+    engine = Engine(hooked(monkeypatch))
+    prompt, running = Request(51, 20, 99, seed=51), Request(52, 30, 99, seed=52, done=30)
+    engine.step([(prompt, 20)], [running], next_n=3)
+    state, metadata = state_of(engine), engine.metadata
+    assert state.row_slot(metadata, 3, 3).tolist() == [state.prior.slot_of(52)] * 3
+    metadata.num_contexts = 0
+    metadata.seq_lens = torch.ones(2, dtype=torch.int32)
+    expected = [state.prior.slot_of(51), state.prior.slot_of(52)]
+    assert state.row_slot(metadata, 1, 2).tolist() == expected
+    assert state.row_slot(metadata, 2, 4) is None  # rows that were not announced: no hint, not a wrong one
+    other = metadata.create_cuda_graph_metadata(4)
+    assert state.row_slot(other, 1, 2) is None
+
+
+class Watch(TorchDispatchMode):
+    """Lists what reaches the dispatcher."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("next_n", [1, 3])
+def test_the_hooked_call_adds_no_work_of_its_own(shape, monkeypatch, next_n):
+    """Nothing is allocated, copied or read back between the logits and our op: fit for CUDA graphs."""
+    engine = Engine(
+        hooked(
+            monkeypatch,
+        ),
+        layers=1,
+    )
+    requests = [Request(i, 30, 99, seed=i, done=30) for i in (61, 62)]
+    engine.step([], requests, next_n=next_n)
+    op = torch.ops.trtllm.indexer_topk_decode
+    hook, indexer, metadata = op._hook, engine.indexers[0], engine.metadata
+    logits = torch.randn(2 * next_n, engine.max_len)
+    lengths = metadata.kv_lens_cuda_runtime[:2]
+    buffer = torch.empty(2 * next_n, engine.topk, dtype=torch.int32)
+    hook._local.call = hook._call(indexer, metadata)
+    addresses = [state_of(engine).prior.row_slot.data_ptr(), state_of(engine).draft_row_slot.data_ptr()]
+    try:
+        with Watch() as watch:
+            op(logits, lengths, buffer, next_n)
+    finally:
+        del hook._local.call
+    views = {"aten::slice.Tensor", "aten::select.int", "aten::alias", "aten::view", "aten::detach"}
+    assert [name for name in watch.seen if name not in views] == ["gvr_topk::indexer_topk_decode"]
+    engine.step([], requests, next_n=next_n)
+    assert addresses == [
+        state_of(engine).prior.row_slot.data_ptr(),
+        state_of(engine).draft_row_slot.data_ptr(),
+    ]
+
+
+def test_steps_that_skip_the_indexer_are_counted(monkeypatch):
+    with fake_package("trtllm_1_2"):
+        engine = Engine(hooked(monkeypatch))
+        short = Request(71, 4, 99, seed=71, done=5)
+        engine.step([], [short])
+        assert integration.counters().steps["skipped"] == 1
+        assert not integration.counters().calls
+
+
+def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 40, "max_length": 60}')
+    engine = Engine(hooked(monkeypatch))
+    engine.step([], [Request(i, 20, 99, seed=i, done=n) for i, n in ((81, 38), (82, 39), (83, 59), (84, 60))])
+    used = [slot >= 0 for slot in state_of(engine).prior.row_slot[:4].tolist()]
+    assert used == [False, True, True, False]
+
+
+def test_more_requests_than_expected_still_give_the_same_sets(shape, monkeypatch):
+    engine = Engine(hooked(monkeypatch), max_requests=2)
+    requests = [Request(i, 30, 99, seed=i, done=30) for i in range(91, 97)]
+    engine.step([], requests[:2])
+    wide = engine.metadata.create_cuda_graph_metadata(6)
+    result = engine.step([], requests, metadata=wide)
+    integration.uninstall()
+    plain = Engine(engine.dsa, max_requests=6)
+    plain.step([], requests[:2])
+    assert all(torch.equal(a, b) for a, b in zip(result, plain.step([], requests), strict=True))
+
+
+def test_theirs_runs_on_blackwell_unless_forced(monkeypatch):
+    monkeypatch.setenv("FAKE_SM_VERSION", "100")
+    for mode, path in (
+        ("1", ("original", "TensorRT-LLM runs its own heuristic")),
+        ("force", ("gvr_topk", "hint")),
+    ):
+        with fake_package("trtllm_1_3"):
+            engine = Engine(hooked(monkeypatch, mode), heuristic=True)
+            engine.step([], [Request(5, 30, 99, seed=5, done=30)])
+            assert integration.counters().calls == {path: 2}
+            integration.uninstall()
+
+
+@pytest.mark.parametrize(
+    "call, reason",
+    [
+        (lambda op, x, n, out: op(x, n, out, 1, 16, compress_ratio=4), "compressed keys"),
+        (lambda op, x, n, out: op(x, n, out, 1, 8), "another k"),
+        (lambda op, x, n, out: op(x.t().contiguous().t(), n, out, 1), "layout"),
+    ],
+)
+def test_what_we_cannot_take_goes_to_the_original(monkeypatch, call, reason):
+    with fake_package("trtllm_1_3"):
+        engine = Engine(hooked(monkeypatch))
+        engine.step([], [Request(i, 30, 99, seed=i, done=30) for i in (1, 2)])
+        before = integration.counters().calls.get(("gvr_topk", "hint"), 0)
+        op = torch.ops.trtllm.indexer_topk_decode
+        op._hook._local.call = op._hook._call(engine.indexers[0], engine.metadata)
+        logits, out = torch.randn(2, 160), torch.full((2, 16), -7, dtype=torch.int32)
+        call(op, logits, torch.tensor([100, 120], dtype=torch.int32), out)
+        del op._hook._local.call
+        assert integration.counters().calls["original", reason] == 1
+        assert integration.counters().calls["gvr_topk", "hint"] == before
+        assert (out[:, 0] >= 0).all()
+
+
+def test_an_error_of_ours_falls_back_and_is_said_once(shape, monkeypatch):
+    from gvr_topk.integrations import layer_hook
+
+    engine = Engine(hooked(monkeypatch))
+    _, plain = None, Engine(engine.dsa).step([], [Request(1, 30, 99, seed=1, done=30)])
+    monkeypatch.setattr(
+        layer_hook, "indexer_topk_decode", lambda *a, **k: (_ for _ in ()).throw(ValueError("logits: no"))
+    )
+    for _ in range(2):
+        result = engine.step([], [Request(1, 30, 99, seed=1, done=30)])
+    assert all(torch.equal(a, b) for a, b in zip(result, plain, strict=True))
+    assert integration.counters().calls["original", "error: ValueError"] == 4
+    lines = sys.modules["tensorrt_llm.logger"].logger.lines
+    assert [line for level, line in lines if level == "warning"] == [
+        lines[-1][1]
+    ] and "fell back: ValueError: logits: no" in lines[-1][1]
+
+
+def test_not_asked_for_means_not_used(shape):
+    dsa = load_dsa()
+    assert integration.install() and integration.installed()
+    engine, _ = run(dsa, steps=30)
+    assert set(integration.counters().calls) == {("original", "not asked for")}
+    assert sys.modules["tensorrt_llm.logger"].logger.lines == []
+
+
+def test_an_unusable_batch_is_refused_with_the_attribute(shape, monkeypatch):
+    engine = Engine(hooked(monkeypatch))
+    del engine.manager.num_local_layers
+    engine.step([], [Request(1, 30, 99, seed=1, done=30)])
+    (line,) = [text for level, text in sys.modules["tensorrt_llm.logger"].logger.lines if level == "warning"]
+    assert "DSACacheManager()" in line and "num_local_layers" in line
+
+
+def test_a_second_manager_has_its_own_hints(shape, monkeypatch):
+    """TensorRT-LLM makes one cache to measure memory and another one to serve."""
+    dsa = hooked(monkeypatch)
+    first, second = Engine(dsa), Engine(dsa, first_layer=3)
+    for engine in (first, second):
+        engine.step([], [Request(1, 30, 99, seed=1, done=30)])
+    assert state_of(first) is not state_of(second)
+    lines = [text for level, text in sys.modules["tensorrt_llm.logger"].logger.lines if "on:" in text]
+    assert len(lines) == 1 and "2 layers, k = 16" in lines[0]
+
+
+def test_real_topk_of_2048(monkeypatch):
+    with fake_package("trtllm_1_2", topk=2048):
+        dsa = hooked(monkeypatch)
+        engine = Engine(dsa, topk=2048, layers=1, max_requests=1, max_len=2100)
+        request = Request(1, 2060, 2100, seed=1)
+        engine.step([(request, 2060)], [])
+        request.done = 2060
+        (row,) = engine.step([], [request])
+        assert integration.counters().calls == {("gvr_topk", "hint"): 1}
+        assert (row[0] >= 0).all() and row[0].unique().numel() == 2048

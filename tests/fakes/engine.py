@@ -1,0 +1,184 @@
+"""Loads a fake TensorRT-LLM, and drives its indexer the way the executor does."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+SHAPES = ("trtllm_1_2", "trtllm_1_3")
+LLM_ARGS = "tensorrt_llm.llmapi.llm_args"
+DSA = "tensorrt_llm._torch.attention_backend.sparse.dsa"
+GRAPH_DUMMY = (1 << 64) - 1
+MAX_LEN = 2100
+
+
+@contextmanager
+def fake_package(shape: str, *, topk: int = 16, root: Path | None = None) -> Iterator[None]:
+    """Make ``tensorrt_llm`` importable; afterwards no trace of it is left."""
+    paths = [str(HERE), str(root or HERE / shape)]
+    before = os.environ.get("FAKE_INDEX_TOPK")
+    os.environ["FAKE_INDEX_TOPK"] = str(topk)
+    sys.path[:0] = paths
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for path in paths:
+            sys.path.remove(path)
+        if "fake_base" in sys.modules:
+            sys.modules["fake_base"].forget_ops()
+        for name in [n for n in sys.modules if n == "fake_base" or n.split(".")[0] == "tensorrt_llm"]:
+            del sys.modules[name]
+        if before is None:
+            del os.environ["FAKE_INDEX_TOPK"]
+        else:
+            os.environ["FAKE_INDEX_TOPK"] = before
+
+
+def load_dsa() -> ModuleType:
+    importlib.import_module("tensorrt_llm._torch.pyexecutor.llm_request")
+    importlib.import_module("tensorrt_llm.logger")
+    return importlib.import_module(DSA)
+
+
+def load_llm_args() -> ModuleType:
+    return importlib.import_module(LLM_ARGS)
+
+
+@functools.cache
+def _random(seed: int, columns: int) -> torch.Tensor:
+    return torch.randn(MAX_LEN, columns, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass
+class Request:
+    """A request and the random tensors its tokens would produce, so that every run sees the same."""
+
+    request_id: int
+    prompt: int
+    tokens: int
+    seed: int
+    done: int = 0  # tokens in the cache
+
+    def tensors(self, layer: int, start: int, count: int, heads: int, dim: int) -> tuple[torch.Tensor, ...]:
+        """Queries ``[count, heads, dim]``, keys ``[count, dim]`` and weights ``[count, heads]``."""
+        every = _random(1000 * self.seed + layer, heads * dim + dim + heads)
+        q, k, weights = every[start : start + count].split([heads * dim, dim, heads], dim=1)
+        return q.reshape(count, heads, dim), k, weights
+
+
+@dataclass
+class Engine:
+    """One rank: a cache, the indexer of each layer, and the batch metadata of eager and graph steps."""
+
+    dsa: ModuleType
+    topk: int = 16
+    layers: int = 2
+    max_requests: int = 4
+    max_len: int = 160
+    heads: int = 2
+    dim: int = 8
+    max_draft: int = 3
+    first_layer: int = 0
+    heuristic: bool = False
+    manager: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = SimpleNamespace(
+            index_topk=self.topk, skip_indexer_for_short_seqs=True, enable_heuristic_topk=self.heuristic
+        )
+        self.manager = self.dsa.DSACacheManager(
+            num_layers=self.layers,
+            head_dim=self.dim,
+            max_seq_len=self.max_len,
+            max_batch_size=4 * self.max_requests,
+            first_layer=self.first_layer,
+        )
+        self.metadata = self.dsa.DSAtrtllmAttentionMetadata(
+            max_num_requests=self.max_requests,
+            max_num_tokens=self.max_requests * self.max_len,
+            kv_cache_manager=self.manager,
+            sparse_attention_config=config,
+        )
+        self.indexers = [
+            self.dsa.Indexer(None, None, None, False, config, None, layer_idx=self.first_layer + i)
+            for i in range(self.layers)
+        ]
+
+    def step(
+        self,
+        contexts: list[tuple[Request, int]],
+        generations: list[Request],
+        *,
+        next_n: int = 1,
+        padding: int = 0,
+        metadata: Any = None,
+        phases: bool = False,
+    ) -> list[torch.Tensor]:
+        """Run one forward step of all layers.
+
+        Parameters
+        ----------
+        contexts : list of (Request, int)
+            Requests in context phase and the size of this chunk of their prompt.
+        generations : list of Request
+        next_n : int
+            New tokens of each generation request.
+        padding : int
+            Dummy generation requests at the end, as CUDA graph padding adds.
+        metadata : DSAtrtllmAttentionMetadata, optional
+            Default: the one of eager steps.
+        phases : bool
+            Call the indexer once for context and once for generation, as later versions do.
+
+        Returns
+        -------
+        list of Tensor, ``[tokens, topk]``
+            Selected positions per layer, each row sorted; dummy rows left out.
+        """
+        metadata = metadata or self.metadata
+        work = [(r, n) for r, n in contexts] + [(r, next_n) for r in generations]
+        dummies = [Request(GRAPH_DUMMY, 0, 0, seed=999) for _ in range(padding)]
+        everyone = work + [(d, next_n) for d in dummies]
+        metadata.set_batch(
+            [r.request_id for r, _ in everyone],
+            [n for _, n in everyone],
+            len(contexts),
+            [r.done for r, _ in everyone],
+        )
+        metadata.prepare()
+        return [
+            self._layer(i, indexer, metadata, everyone, padding * next_n, phases)
+            for i, indexer in enumerate(self.indexers)
+        ]
+
+    def _layer(
+        self, i: int, indexer: Any, metadata: Any, everyone: list, pad_rows: int, phases: bool
+    ) -> torch.Tensor:
+        parts = [r.tensors(i, r.done, n, self.heads, self.dim) for r, n in everyone]
+        q, k, weights = (torch.cat(p) for p in zip(*parts, strict=True))
+        if phases:
+            indexer._update_k_cache(k, None, metadata)
+            split = metadata.num_ctx_tokens
+            chosen = [
+                indexer.sparse_attn_indexer(
+                    metadata, q[part], q[part], k[part], k[part], weights[part], is_generation=generation
+                )
+                for part, generation in ((slice(0, split), False), (slice(split, None), True))
+                if q[part].shape[0]
+            ]
+            result = torch.cat(chosen)
+        else:
+            result = indexer(q, k, weights, metadata)
+        return result[: result.shape[0] - pad_rows].sort(dim=1).values

@@ -1,0 +1,200 @@
+"""What the fake TensorRT-LLM packages share: ops, cache, batch metadata and the score formula.
+
+Names and signatures are those of the real package; the bodies are the shortest that are correct. The
+key cache has one block per request, as long as the longest sequence.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from types import SimpleNamespace
+
+import torch
+
+from gvr_topk.contract import exact_topk, row_lengths
+
+_library: torch.library.Library | None = None
+
+
+def define_ops(*schemas: str) -> None:
+    """Register the ``trtllm`` ops; `forget_ops` takes them back."""
+    global _library
+    forget_ops()
+    # The real default of index_topk is 2048; tests take a small one to stay quick.
+    topk = int(os.environ.get("FAKE_INDEX_TOPK", "2048"))
+    _library = torch.library.Library("trtllm", "FRAGMENT")
+    for schema in schemas:
+        _library.define(schema.format(topk=topk))
+
+    # The dispatcher leaves out trailing arguments that equal the schema's default, so the bodies need
+    # the same default.
+    def indexer_topk_decode(logits, seq_lens, indices, next_n, index_topk=topk, *native):
+        assert logits.dtype == torch.float32 and seq_lens.size(0) * next_n == logits.size(0)
+        assert indices.size(1) >= index_topk
+        chosen = exact_topk(logits, row_lengths(seq_lens, logits.size(0), next_n), index_topk)
+        indices[:, :index_topk] = chosen.flip(1)  # unordered by contract: no test may rely on an order
+
+    def indexer_topk_prefill(logits, row_starts, row_ends, indices, index_topk=topk):
+        indices[:, :index_topk] = exact_topk(logits, row_ends - row_starts, index_topk)
+
+    for device in ("CPU", "CUDA"):
+        _library.impl("indexer_topk_decode", indexer_topk_decode, device)
+        _library.impl("indexer_topk_prefill", indexer_topk_prefill, device)
+
+
+def forget_ops() -> None:
+    global _library
+    if _library is not None:
+        _library._destroy()
+        _library = None
+    for name in ("indexer_topk_decode", "indexer_topk_prefill"):
+        vars(torch.ops.trtllm).pop(name, None)
+
+
+class KVCacheManager:
+    """Blocks by request; one block holds a whole sequence."""
+
+    def __init__(self, *, num_layers, head_dim, max_seq_len, max_batch_size, device="cpu", first_layer=0):
+        self.num_local_layers = num_layers
+        self.layer_offsets = {first_layer + i: i for i in range(num_layers)}
+        self.max_seq_len = max_seq_len
+        self.tokens_per_block = max_seq_len
+        self.quant_block_size = 128
+        self.num_blocks = 2 * max_batch_size
+        self._free = list(range(self.num_blocks))
+        self._blocks: dict[int, int] = {}
+        self.pool = torch.zeros(num_layers, self.num_blocks, max_seq_len, head_dim, device=device)
+
+    def get_batch_cache_indices(self, request_ids):
+        return [[self._blocks[i] if i in self._blocks else self._take(i)] for i in request_ids]
+
+    def _take(self, request_id):
+        self._blocks[request_id] = self._free.pop(0)
+        return self._blocks[request_id]
+
+    def free_resources(self, request_id):
+        if request_id in self._blocks:
+            self._free.append(self._blocks.pop(request_id))
+
+
+class TrtllmAttentionMetadata:
+    """Batch metadata: context requests first, generation requests after them."""
+
+    def __init__(
+        self,
+        *,
+        max_num_requests,
+        max_num_tokens,
+        kv_cache_manager,
+        sparse_attention_config,
+        device="cpu",
+        is_cuda_graph=False,
+    ):
+        self.max_num_requests = self.max_num_sequences = max_num_requests
+        self.max_num_tokens = max_num_tokens
+        self.kv_cache_manager = kv_cache_manager
+        self.sparse_attention_config = sparse_attention_config
+        self.device = device
+        self.is_cuda_graph = is_cuda_graph
+        self.cuda_graph_buffers = None
+        self.__post_init__()
+
+    def __post_init__(self):
+        size, options = (self.max_num_requests,), {"dtype": torch.int32, "device": self.device}
+        self.kv_lens_cuda_runtime = torch.zeros(size, **options)
+        self.seq_lens_cuda = torch.zeros(size, **options)
+        self.indexer_k_cache_block_offsets = torch.zeros((*size, 1), **options)
+        self.slot_mapping_fp8 = torch.zeros(self.max_num_tokens, dtype=torch.int64, device=self.device)
+        self.skip_indexer_for_ctx_reqs = self.skip_indexer_for_gen_reqs = False
+
+    def create_cuda_graph_metadata(
+        self, max_batch_size, sub_cross_metadata=False, max_draft_tokens=0, buffers=None
+    ):
+        metadata = copy.copy(self)
+        metadata.is_cuda_graph = True
+        metadata.max_num_requests = metadata.max_num_sequences = max_batch_size
+        metadata.max_num_tokens = max_batch_size * (1 + max_draft_tokens)
+        metadata.__post_init__()
+        return metadata
+
+    def set_batch(self, request_ids, seq_lens, num_contexts, num_cached_tokens_per_seq):
+        """What the model engine assigns before `prepare`."""
+        self.request_ids = request_ids
+        self.seq_lens = torch.tensor(seq_lens, dtype=torch.int32)
+        self.num_contexts = num_contexts
+        self.kv_cache_params = SimpleNamespace(
+            use_cache=True, num_cached_tokens_per_seq=num_cached_tokens_per_seq, num_extra_kv_tokens=0
+        )
+
+    @property
+    def num_seqs(self):
+        return len(self.seq_lens)
+
+    @property
+    def num_generations(self):
+        return self.num_seqs - self.num_contexts
+
+    @property
+    def num_ctx_tokens(self):
+        return int(self.seq_lens[: self.num_contexts].sum())
+
+    @property
+    def num_tokens(self):
+        return int(self.seq_lens.sum())
+
+    def prepare(self):
+        seqs = self.num_seqs
+        cached = torch.tensor(self.kv_cache_params.num_cached_tokens_per_seq, dtype=torch.int32)
+        blocks = [b[0] for b in self.kv_cache_manager.get_batch_cache_indices(self.request_ids)]
+        self.seq_lens_cuda[:seqs].copy_(self.seq_lens)
+        self.kv_lens_cuda_runtime[:seqs].copy_(cached + self.seq_lens)
+        self.indexer_k_cache_block_offsets[:seqs, 0].copy_(torch.tensor(blocks, dtype=torch.int32))
+        length = self.kv_cache_manager.max_seq_len
+        slots = [
+            block * length + int(start) + i
+            for block, start, n in zip(blocks, cached, self.seq_lens, strict=True)
+            for i in range(int(n))
+        ]
+        self.slot_mapping_fp8[: len(slots)].copy_(torch.tensor(slots))
+        self.kv_lens = cached + self.seq_lens
+
+
+def fp8_paged_mqa_logits(q, k_cache, weights, context_lens, block_table, max_seq_len):
+    """Scores ``[B * next_n, max_seq_len]``: sum over heads of weight times relu(q . k)."""
+    batch, next_n, heads, dim = q.shape
+    keys = k_cache.index_select(0, block_table[:, 0])[:, :max_seq_len]
+    dots = torch.relu(q.reshape(batch, next_n * heads, dim) @ keys.transpose(1, 2))
+    dots = dots.view(batch * next_n, heads, -1)
+    return torch.bmm(weights.unsqueeze(1), dots).squeeze(1)
+
+
+def prefill_topk(indexer, metadata, q, weights, topk_indices_buffer):
+    """Top-k of every context token, one request at a time."""
+    cache = metadata.kv_cache_manager.get_indexer_k_cache_buffers(indexer.layer_idx)
+    start = 0
+    for i in range(metadata.num_contexts):
+        tokens, kv_len = int(metadata.seq_lens[i]), int(metadata.kv_lens[i])
+        rows = slice(start, start + tokens)
+        block = metadata.indexer_k_cache_block_offsets[i : i + 1]
+        logits = fp8_paged_mqa_logits(
+            q[rows].unsqueeze(0), cache, weights[rows], None, block, metadata.kv_cache_manager.max_seq_len
+        )
+        ends = torch.arange(kv_len - tokens + 1, kv_len + 1, dtype=torch.int32, device=q.device)
+        torch.ops.trtllm.indexer_topk_prefill(
+            logits, torch.zeros_like(ends), ends, topk_indices_buffer[rows], indexer.index_topk
+        )
+        start += tokens
+
+
+class IndexerBase(torch.nn.Module):
+    """The part of ``Indexer`` around `sparse_attn_indexer`."""
+
+    def _update_k_cache(self, k_fp8, k_scale, metadata):
+        cache = metadata.kv_cache_manager.get_indexer_k_cache_buffers(self.layer_idx)
+        cache.view(-1, cache.shape[-1])[metadata.slot_mapping_fp8[: k_fp8.shape[0]]] = k_fp8
+
+    def forward(self, q, k, weights, metadata):
+        """The real one projects q, k and weights from hidden states; here they are given."""
+        self._update_k_cache(k, None, metadata)
+        return self.sparse_attn_indexer(metadata, q, q, k, k, weights)
