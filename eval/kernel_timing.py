@@ -46,7 +46,15 @@ def launches_for(row_bytes: int, cold: bool) -> int:
 
 
 def correlated_rows(
-    n: int, batch: int, k: int, *, keep: float, dtype: torch.dtype, cold: bool, seed: int = 0, relu: bool = False
+    n: int,
+    batch: int,
+    k: int,
+    *,
+    keep: float,
+    dtype: torch.dtype,
+    cold: bool,
+    seed: int = 0,
+    relu: bool = False,
 ) -> Rows:
     """Pairs of rows whose scores correlate: ``keep`` of the variance survives one step.
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.common.inputs import InputError, Prompt, check_pair, prompt_lines, read_prompt, tokenize
+from eval.common.pairs import check_pair
+from eval.common.prompts import InputError, Prompt, prompt_lines, read_prompt, tokenize
 from gvr_topk.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -109,23 +109,30 @@ def test_server_is_ready_in_the_block_and_gone_after(tmp_path: Path) -> None:
 def test_server_that_exits_before_it_is_ready(tmp_path: Path) -> None:
     program = write_program(tmp_path, "serve", "print('no such model'); raise SystemExit(4)")
     url = f"http://127.0.0.1:{_free_port()}/health"
-    with pytest.raises(CommandError, match=r"exit status 4 before it was ready[\s\S]*no such model"):
-        with running_server([str(program)], tmp_path / "log", url, start_timeout_s=20, poll_s=0.02):
-            pytest.fail("the block must not run")
+    with (
+        pytest.raises(CommandError, match=r"exit status 4 before it was ready[\s\S]*no such model"),
+        running_server([str(program)], tmp_path / "log", url, start_timeout_s=20, poll_s=0.02),
+    ):
+        pytest.fail("the block must not run")
 
 
 def test_server_that_is_never_ready_is_ended(tmp_path: Path) -> None:
     program = write_program(tmp_path, "serve", "import time; print('loading', flush=True); time.sleep(60)")
     url = f"http://127.0.0.1:{_free_port()}/health"
-    with pytest.raises(CommandError, match=r"not ready after 0.5 s[\s\S]*loading"):
-        with running_server([str(program)], tmp_path / "log", url, start_timeout_s=0.5, poll_s=0.02):
-            pytest.fail("the block must not run")
+    with (
+        pytest.raises(CommandError, match=r"not ready after 0.5 s[\s\S]*loading"),
+        running_server([str(program)], tmp_path / "log", url, start_timeout_s=0.5, poll_s=0.02),
+    ):
+        pytest.fail("the block must not run")
 
 
 def test_a_foreign_server_on_the_port_is_not_measured(tmp_path: Path) -> None:
-    with serving() as server, pytest.raises(CommandError, match="something already answers"):
-        with running_server(["unused"], tmp_path / "log", f"{address(server)}/health", start_timeout_s=1):
-            pytest.fail("the block must not run")
+    with (
+        serving() as server,
+        pytest.raises(CommandError, match="something already answers"),
+        running_server(["unused"], tmp_path / "log", f"{address(server)}/health", start_timeout_s=1),
+    ):
+        pytest.fail("the block must not run")
 
 
 def _free_port() -> int:

@@ -1,0 +1,368 @@
+"""Time per output token with the heuristic top-k off and on, at batch 1 with one fixed prompt.
+
+    python eval/tpot_ab.py --model MODEL --prompts 64K=swe_bench_64k.jsonl --entry 1 --dry-run
+
+The method is that of the paper's section 6.7 and appendix A: for every MTP setting and prompt, the two
+variants take turns for a number of repetitions; each repetition is a fresh process that serves the same
+prompt several times and reports the mean TPOT and the draft acceptance rate (DAR).
+
+* ``--via bench`` (default) starts ``trtllm-bench throughput`` for each repetition.
+* ``--via serve`` starts ``trtllm-serve`` for each repetition and streams from it.
+* ``--via running`` streams from two servers that already run (``--url-off``, ``--url-on``).
+
+The table has every repetition, the means with 95 % Student intervals, and the reduction
+``1 - mean(on) / mean(off)`` with the 95 % Welch interval of the ratio. The unit of the statistics is the
+repetition, not the request: requests of one process share its clocks and memory layout. With ``abba``
+order every second pair is turned round, which cancels a steady drift of the machine.
+
+The paper's figures stand beside. They are of DeepSeek-V3.2-Exp NVFP4 on eight B200: a reference, not a
+target for another machine.
+
+Exit status: 0 all runs finished, 2 wrong use, 3 runs failed, 130 interrupted. The same command goes on
+where an interrupted one stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import typer
+
+from eval.common.pairs import check_pair
+from eval.common.plan import (
+    Order,
+    PlannedRun,
+    Server,
+    Variant,
+    describe_plan,
+    execute,
+    remarks,
+    variant_order,
+)
+from eval.common.prompts import InputError, prompt_lines, read_prompt, text_hash, tokenize
+from eval.common.reports import read_bench_log, read_bench_report, read_client_report
+from eval.common.store import RunStore, StoreError, file_hash
+from eval.common.tpot_report import Case, acceptance_table, collect_rows, draw, tpot_table
+from gvr_topk.config import ConfigError
+
+Via = Literal["bench", "serve", "running"]
+
+ROOT = Path(__file__).resolve().parent.parent
+CLIENT = Path(__file__).with_name("streaming_client.py")
+DEFAULT_CONFIGS = {
+    "bench": str(ROOT / "configs" / "bench" / "b200_tep8_mtp{mtp}_{variant}.yaml"),
+    "serve": str(ROOT / "configs" / "serve" / "tep8_mtp{mtp}_{variant}.yaml"),
+}
+
+
+@dataclass(frozen=True)
+class FixedPrompt:
+    """A prompt ready to be served.
+
+    Attributes
+    ----------
+    file : Path
+        Where it is written, in trtllm-bench's dataset format.
+    content : str
+    max_seq_len : int or None
+        Length limit that fits it; None where the number of tokens is not known.
+    """
+
+    file: Path
+    content: str
+    max_seq_len: int | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How every repetition is run; names as the options of the command line."""
+
+    model: str
+    via: Via
+    out: Path
+    requests: int = 5
+    warmup: int = 2
+    output_tokens: int = 1024
+    model_path: str | None = None
+    gpus: int = 8
+    max_num_tokens: int = 8192
+    max_seq_len: int | None = None
+    configs: str | None = None
+    config_flag: str = "--config"
+    url_off: str | None = None
+    url_on: str | None = None
+    port: int = 8123
+    launcher: tuple[str, ...] = ()
+    extra_args: tuple[str, ...] = ()
+
+    def config(self, mtp: int, variant: Variant) -> Path:
+        """YAML file of one side."""
+        pattern = self.configs or DEFAULT_CONFIGS[self.via]
+        try:
+            return Path(pattern.format(mtp=mtp, variant=variant))
+        except (KeyError, IndexError, ValueError):
+            raise InputError(f"--configs: wanted {{mtp}} and {{variant}} in it, got {pattern!r}") from None
+
+    def url(self, variant: Variant) -> str:
+        """Server of one side."""
+        return (self.url_off if variant == "off" else self.url_on) or f"http://127.0.0.1:{self.port}"
+
+
+def prepare_prompt(
+    settings: Settings, file: Path, label: str, entry: int, tokenizer: str | None
+) -> FixedPrompt:
+    """Read one prompt and bring it into the form that the chosen way of running takes.
+
+    Raises
+    ------
+    InputError
+        The file or entry cannot be used, or trtllm-bench would get chat messages.
+    """
+    prompt = read_prompt(file, entry)
+    if prompt.messages is not None and tokenizer is not None:
+        prompt = tokenize(prompt, tokenizer)
+    if prompt.messages is not None and settings.via == "bench":
+        raise InputError(
+            f"{file}: trtllm-bench takes no chat messages; give --tokenizer MODEL to apply its chat template"
+        )
+    content = prompt_lines(prompt, settings.requests, settings.output_tokens)
+    name = f"{label}_entry{entry}_{text_hash(content)[:12]}.jsonl"
+    return FixedPrompt(settings.out / "prompts" / name, content, prompt.max_seq_len(settings.output_tokens))
+
+
+def bench_command(settings: Settings, prompt: FixedPrompt, config: Path, report: Path) -> tuple[str, ...]:
+    """``trtllm-bench throughput`` at batch 1; ``--streaming`` is what makes it report TPOT."""
+    command = [*settings.launcher, "trtllm-bench", "--model", settings.model]
+    if settings.model_path:
+        command += ["--model_path", settings.model_path]
+    command += ["throughput", "--backend", "pytorch", "--tp", str(settings.gpus), "--ep", str(settings.gpus)]
+    command += ["--dataset", str(prompt.file), "--num_requests", str(settings.requests)]
+    command += ["--warmup", str(settings.warmup), "--concurrency", "1", "--max_batch_size", "1"]
+    command += ["--max_num_tokens", str(settings.max_num_tokens)]
+    limit = settings.max_seq_len or prompt.max_seq_len
+    if limit is not None:
+        command += ["--max_seq_len", str(limit)]
+    command += ["--streaming", settings.config_flag, str(config), "--report_json", str(report)]
+    return (*command, *settings.extra_args)
+
+
+def serve_command(settings: Settings, config: Path) -> tuple[str, ...]:
+    """``trtllm-serve``; what is not here is in the YAML."""
+    command = [*settings.launcher, "trtllm-serve", settings.model, "--host", "127.0.0.1"]
+    command += ["--port", str(settings.port), settings.config_flag, str(config)]
+    return (*command, *settings.extra_args)
+
+
+def client_command(settings: Settings, prompt: FixedPrompt, url: str, report: Path) -> tuple[str, ...]:
+    """``eval/streaming_client.py`` as a process of its own, so that it is timed out and logged alike."""
+    command = [sys.executable, str(CLIENT), "--url", url, "--prompt-file", str(prompt.file)]
+    command += ["--requests", str(settings.requests), "--warmup", str(settings.warmup)]
+    command += ["--max-tokens", str(settings.output_tokens), "--report-json", str(report)]
+    return tuple(command)
+
+
+def plan_run(
+    settings: Settings, case: Case, prompt: FixedPrompt, variant: Variant, repetition: int
+) -> PlannedRun:
+    """One repetition of one side of one case."""
+    place = settings.out / f"mtp{case.mtp}_{case.label}" / f"{variant}_{repetition}"
+    report = Path(f"{place}.json")
+    inputs = {prompt.file.name: text_hash(prompt.content)}
+    server = None
+    if settings.via != "running":
+        config = settings.config(case.mtp, variant)
+        inputs[str(config)] = file_hash(config)
+    if settings.via == "bench":
+        command = bench_command(settings, prompt, config, report)
+        measure = partial(_measure_bench, report)
+    else:
+        url = settings.url(variant)
+        command = client_command(settings, prompt, url, report)
+        measure = partial(_measure_client, report, case.mtp)
+        if settings.via == "serve":
+            server = Server(serve_command(settings, config), f"{url}/health", Path(f"{place}.server.log"))
+    return PlannedRun(
+        labels={"MTP": case.mtp, "prompt": case.label, "variant": variant, "repetition": repetition},
+        command=command,
+        log=Path(f"{place}.log"),
+        inputs=inputs,
+        measure=measure,
+        reports=(report,),
+        server=server,
+    )
+
+
+def plan_runs(
+    settings: Settings, mtps: Sequence[int], prompts: dict[str, FixedPrompt], repetitions: int, order: Order
+) -> list[PlannedRun]:
+    """Every run, case by case, after checking that each pair of files is a fair comparison.
+
+    Raises
+    ------
+    InputError
+        A pair differs in more than the heuristic top-k, or its MTP setting is another one.
+    """
+    if settings.via != "running":
+        for mtp in mtps:
+            off, on = settings.config(mtp, "off"), settings.config(mtp, "on")
+            loaded, _ = check_pair(off, on)
+            if loaded.next_n - 1 != mtp:
+                raise InputError(f"{off}: wanted MTP {mtp}, got {loaded.next_n - 1}")
+    return [
+        plan_run(settings, Case(mtp, label), prompt, variant, repetition)
+        for mtp in mtps
+        for label, prompt in prompts.items()
+        for repetition, variant in variant_order(repetitions, order)
+    ]
+
+
+def _measure_bench(report: Path, log: str) -> dict[str, Any]:
+    # The printed summary has the same figures, with fewer digits, should there be no JSON.
+    return read_bench_report(report) if report.exists() else read_bench_log(log)
+
+
+def _measure_client(report: Path, draft_tokens: int, log: str) -> dict[str, Any]:
+    return read_client_report(report, draft_tokens)
+
+
+def _split_prompts(items: Sequence[str]) -> dict[str, Path]:
+    files = {}
+    for item in items:
+        label, _, name = item.partition("=")
+        if not label or not name:
+            raise typer.BadParameter(f"wanted LABEL=FILE, got {item!r}", param_hint="--prompts")
+        files[label] = Path(name)
+    return files
+
+
+def main(
+    model: Annotated[str, typer.Option(help="Model name, as for trtllm-bench --model and trtllm-serve.")],
+    prompts: Annotated[
+        list[str],
+        typer.Option(help="LABEL=FILE, JSON lines, repeatable; the paper's labels are 64K and 100K."),
+    ],
+    model_path: Annotated[str | None, typer.Option(help="Checkpoint folder, for trtllm-bench.")] = None,
+    mtp: Annotated[list[int] | None, typer.Option(help="MTP setting, repeatable. Default: 0 1 3.")] = None,
+    via: Annotated[Via, typer.Option(help="How the model is run.")] = "bench",
+    configs: Annotated[
+        str | None, typer.Option(help="Pattern of YAML files with {mtp} and {variant} (off, on).")
+    ] = None,
+    repetitions: Annotated[int, typer.Option(min=1)] = 3,
+    order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba",
+    entry: Annotated[int, typer.Option(help="Line of the prompt file, from 0.")] = 1,
+    requests: Annotated[int, typer.Option(min=1, help="Timed requests per repetition.")] = 5,
+    warmup: Annotated[int, typer.Option(min=0, help="Requests before those.")] = 2,
+    output_tokens: Annotated[int, typer.Option(min=2)] = 1024,
+    gpus: Annotated[int, typer.Option(min=1, help="Tensor and expert parallel size, for trtllm-bench.")] = 8,
+    max_num_tokens: Annotated[int, typer.Option(help="Prefill chunk, for trtllm-bench.")] = 8192,
+    max_seq_len: Annotated[
+        int | None, typer.Option(help="For trtllm-bench. Default: 1.25 times the prompt.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Apply this model's chat template to chat prompts.")
+    ] = None,
+    url_off: Annotated[str | None, typer.Option(help="Running server without the heuristic top-k.")] = None,
+    url_on: Annotated[str | None, typer.Option(help="Running server with it.")] = None,
+    port: Annotated[int, typer.Option(help="For --via serve.")] = 8123,
+    extra_args: Annotated[
+        str, typer.Option(help="More arguments for trtllm-bench throughput or trtllm-serve.")
+    ] = "",
+    launcher: Annotated[str, typer.Option(help="Words before trtllm-bench or trtllm-serve.")] = "",
+    config_flag: Annotated[
+        str, typer.Option(help="--extra_llm_api_options on releases without --config.")
+    ] = "--config",
+    timeout: Annotated[float, typer.Option(help="Seconds for one repetition.")] = 3600.0,
+    start_timeout: Annotated[float, typer.Option(help="Seconds until a started server is ready.")] = 1800.0,
+    keep_going: Annotated[bool, typer.Option(help="Go on after a failed run.")] = True,
+    out: Annotated[Path, typer.Option(help="Folder for logs, the run store and results.")] = Path("out/tpot"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and stop.")] = False,
+) -> None:
+    """Measure TPOT with the heuristic top-k off and on, taking turns."""
+    if (url_off is not None, url_on is not None) != (via == "running", via == "running"):
+        raise typer.BadParameter(
+            "wanted --url-off and --url-on with --via running, and only then", param_hint="--via"
+        )
+    mtps = mtp or [0, 1, 3]
+    if via == "running" and len(mtps) != 1:
+        raise typer.BadParameter("wanted one setting, that of the running servers", param_hint="--mtp")
+    settings = Settings(
+        model=model,
+        via=via,
+        out=out,
+        requests=requests,
+        warmup=warmup,
+        output_tokens=output_tokens,
+        model_path=model_path,
+        gpus=gpus,
+        max_num_tokens=max_num_tokens,
+        max_seq_len=max_seq_len,
+        configs=configs,
+        config_flag=config_flag,
+        url_off=url_off,
+        url_on=url_on,
+        port=port,
+        launcher=tuple(shlex.split(launcher)),
+        extra_args=tuple(shlex.split(extra_args)),
+    )
+    store = RunStore(out / "runs.jsonl")
+    try:
+        fixed = {
+            label: prepare_prompt(settings, file, label, entry, tokenizer)
+            for label, file in _split_prompts(prompts).items()
+        }
+        planned = plan_runs(settings, mtps, fixed, repetitions, order)
+        if dry_run:
+            typer.echo(describe_plan(planned, store))
+            return
+        for prompt in fixed.values():
+            prompt.file.parent.mkdir(parents=True, exist_ok=True)
+            prompt.file.write_text(prompt.content, encoding="utf-8")
+        with store:
+            outcome = execute(
+                planned,
+                store,
+                timeout_s=timeout,
+                start_timeout_s=start_timeout,
+                keep_going=keep_going,
+                say=typer.echo,
+            )
+    except (InputError, ConfigError, StoreError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+    rows = collect_rows([Case(setting, label) for setting in mtps for label in fixed], outcome.records)
+    tables = [tpot_table(rows), acceptance_table(rows)]
+    typer.echo("\n\n".join(["", *filter(None, tables)]))
+    if outcome.records:
+        typer.echo("\n" + remarks(outcome.records))
+    if outcome.failures:
+        typer.echo(f"{len(outcome.failures)} of {len(planned)} runs failed")
+    result = {
+        "rows": [
+            {**asdict(row), "reduction": row.reduction.as_json() if row.reduction else None} for row in rows
+        ],
+        "runs": outcome.records,
+        "failures": outcome.failures,
+    }
+    (out / "results.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    typer.echo(f"written: {out / 'results.json'}")
+    if any(row.reduction for row in rows):
+        draw(rows, out / "tpot.png")
+        typer.echo(f"written: {out / 'tpot.png'}")
+    raise typer.Exit(0 if len(outcome.records) == len(planned) else 3)
+
+
+if __name__ == "__main__":
+    typer.run(main)

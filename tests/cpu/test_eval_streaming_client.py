@@ -1,0 +1,221 @@
+"""The streaming client times what it says, and explains every stream that cannot be timed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from eval_fakes import Answer, address, recorded_answer, send_json, send_stream, serving
+from typer.testing import CliRunner
+
+from eval.common.prompts import InputError, Prompt
+from eval.streaming_client import StreamError, get_json, main, request_body, stream_once
+
+SAMPLES = Path(__file__).resolve().parent.parent / "data" / "eval_samples"
+PROMPT = Prompt(input_ids=(11, 12))
+
+
+def _clock(*times: float) -> Callable[[], float]:
+    return iter(times).__next__
+
+
+def _events(*events: Any) -> list[bytes]:
+    return [
+        b"data: " + (event if isinstance(event, str) else json.dumps(event)).encode() + b"\n\n"
+        for event in events
+    ]
+
+
+def _token(text: str = "a", **more: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "text": text, "finish_reason": None, **more}]}
+
+
+def _stream(*events: Any, finish: bool = True) -> Answer:
+    return lambda handler, body: send_stream(handler, _events(*events), finish=finish)
+
+
+def _cut_in_a_chunk(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+    send_stream(handler, _events(_token(), _token()), finish=False)
+    handler.wfile.write(b"ff\r\ndata: {")
+
+
+def _once(answer: Answer, prompt: Prompt = PROMPT, **options: Any) -> Any:
+    with serving(answer) as server:
+        path, body = request_body(prompt, "sample", 8)
+        return stream_once(address(server), path, body, **options)
+
+
+def test_times_of_a_recorded_completion() -> None:
+    # One reading when sent, one per event: three tokens' chunks, the usage, [DONE].
+    got = _once(recorded_answer, clock=_clock(100.0, 100.5, 100.75, 101.5, 103.0, 104.0))
+    assert got.ttft_ms == 500.0
+    assert got.tpot_ms == 250.0  # (101.5 - 100.5) / (5 - 1): 5 tokens in 3 chunks
+    assert got.total_ms == 1500.0
+    assert (got.output_tokens, got.token_source, got.chunks) == (5, "usage", 3)
+    assert (got.tokens_per_step, got.finish_reason) == (1.75, "length")
+
+
+def test_times_of_a_recorded_chat_answer() -> None:
+    # Neither the role-only chunk that opens the answer nor the empty one that ends it is a token.
+    prompt = Prompt(messages=({"role": "user", "content": "x"},))
+    got = _once(recorded_answer, prompt, clock=_clock(10.0, 11.0, 12.0, 13.0, 14.0, 20.0, 21.0, 22.0))
+    assert got.ttft_ms == 2000.0
+    assert got.tpot_ms == 1000.0
+    assert (got.output_tokens, got.chunks, got.tokens_per_step, got.finish_reason) == (3, 3, None, "stop")
+
+
+def test_chunks_are_counted_where_the_server_sends_no_usage() -> None:
+    got = _once(_stream(_token(), _token(""), _token(finish_reason="length"), "[DONE]"))
+    assert (got.output_tokens, got.token_source) == (3, "chunks")
+
+
+def test_usage_in_every_chunk_and_comments_and_blank_lines() -> None:
+    parts = [
+        b": ping\r\n\r\n",
+        *_events({**_token(), "usage": {"completion_tokens": 1}}),
+        b"event: message\n",
+        *_events({**_token(), "usage": {"completion_tokens": 6}}, {"choices": None}, "[DONE]"),
+    ]
+    got = _once(lambda handler, body: send_stream(handler, parts))
+    assert (got.output_tokens, got.chunks) == (6, 2)
+
+
+def test_request_is_greedy_streaming_and_of_fixed_length() -> None:
+    with serving() as server:
+        path, body = request_body(PROMPT, "sample", 8)
+        stream_once(address(server), path, body)
+        path, body = request_body(Prompt(text="hi"), "sample", 8, endpoint="chat", ignore_eos=False)
+        stream_once(address(server) + "/prefix/", path, body)
+        first, second = server.seen  # type: ignore[attr-defined]
+    assert first[0] == "/v1/completions"
+    assert first[2] == {
+        "model": "sample",
+        "prompt": [11, 12],
+        "max_tokens": 8,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    assert second[0] == "/prefix/v1/chat/completions"
+    assert second[2]["messages"] == [{"role": "user", "content": "hi"}]
+    assert "ignore_eos" not in second[2]
+
+
+def test_key_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "abc")
+    with serving() as server:
+        stream_once(address(server), *request_body(PROMPT, "sample", 8))
+        assert server.seen[0][1]["Authorization"] == "Bearer abc"  # type: ignore[attr-defined]
+
+
+def test_prompt_that_does_not_fit_the_endpoint() -> None:
+    with pytest.raises(InputError, match="wanted completions for a prompt of token ids, got chat"):
+        request_body(PROMPT, "m", 8, endpoint="chat")
+    with pytest.raises(InputError, match="wanted chat for a prompt of messages, got completions"):
+        request_body(Prompt(messages=()), "m", 8, endpoint="completions")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (_stream("[DONE]"), "the stream was empty"),
+        (_stream(), "broke off after 0 chunks"),
+        (_stream(_token(), _token()), r"broke off after 2 chunks: no finish_reason and no \[DONE\]"),
+        (_stream(_token(), _token(), finish=False), "broke off after 2 chunks"),
+        (_cut_in_a_chunk, "the connection closed in the middle of the stream"),
+        (_stream(_token(), "[DONE]"), "wanted at least 2 tokens in 2 chunks for a TPOT, got 1 in 1"),
+        (_stream(_token(), {"error": {"message": "out of memory"}}), "reported an error.*out of memory"),
+        (_stream({"object": "error", "message": "bad"}), "reported an error"),
+        (_stream("{half"), "wanted JSON in an event, got '{half'"),
+        (_stream("[1]"), "wanted a JSON object in an event"),
+        (
+            lambda handler, body: send_json(handler, {"message": "no such model"}, 404),
+            r"POST http://127\.0\.0\.1:\d+/v1/completions: HTTP 404 Not Found: .*no such model",
+        ),
+        (
+            lambda handler, body: send_json(handler, {"choices": []}),
+            "wanted an event stream, got Content-Type 'application/json'",
+        ),
+    ],
+)
+def test_unusable_answers_are_explained(answer: Answer, message: str) -> None:
+    with pytest.raises(StreamError, match=message):
+        _once(answer)
+
+
+def test_long_error_answer_is_cut() -> None:
+    with pytest.raises(StreamError) as caught:
+        _once(lambda handler, body: send_json(handler, "x" * 100_000, 500))
+    assert len(str(caught.value)) < 1000
+
+
+def test_silence_ends_the_request() -> None:
+    go_on = threading.Event()
+
+    def silent(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        send_stream(handler, _events(_token()), finish=False)
+        handler.close_connection = False
+        go_on.wait(10)
+
+    with pytest.raises(StreamError, match="nothing came for 0.2 s"):
+        try:
+            _once(silent, timeout_s=0.2)
+        finally:
+            go_on.set()
+
+
+def test_nobody_there_and_wrong_address() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(StreamError, match="connection refused; is the server running"):
+            stream_once(url, *request_body(PROMPT, "m", 8))
+        with pytest.raises(StreamError, match="connection refused"):
+            get_json(url, "/v1/models")
+    for wrong in ("127.0.0.1:8000", "ftp://host", "http://"):
+        with pytest.raises(StreamError, match="url: wanted http://host:port"):
+            stream_once(wrong, *request_body(PROMPT, "m", 8))
+
+
+def _run(*arguments: str) -> Any:
+    app = typer.Typer()
+    app.command()(main)
+    return CliRunner().invoke(app, list(arguments))
+
+
+def test_command_line_writes_the_report(tmp_path: Path) -> None:
+    report = tmp_path / "deep" / "report.json"
+    with serving() as server:
+        result = _run(
+            "--url", address(server), "--prompt-file", str(SAMPLES / "prompts.jsonl"), "--requests", "2",
+            "--warmup", "1", "--max-tokens", "5", "--report-json", str(report),
+        )  # fmt: skip
+        assert len(server.seen) == 3  # type: ignore[attr-defined]
+        assert server.seen[0][2]["model"] == "sample"  # type: ignore[attr-defined]
+    assert result.exit_code == 0, result.output
+    data = json.loads(report.read_text())
+    assert data["tokens_per_step"] == 1.75
+    assert (data["token_source"], data["mean_output_tokens"], len(data["requests"])) == ("usage", 5, 2)
+    assert data["mean_tpot_ms"] == pytest.approx(sum(item["tpot_ms"] for item in data["requests"]) / 2)
+    assert "warm-up" in result.output and "request 2/2" in result.output
+
+
+def test_command_line_fails_with_the_reason(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    with serving(_stream("[DONE]")) as server:
+        result = _run(
+            "--url", address(server), "--prompt-file", str(SAMPLES / "prompts.jsonl"), "--report-json", str(report)
+        )  # fmt: skip
+    assert result.exit_code == 1
+    assert "error: the stream was empty" in result.output
+    assert not report.exists()
+    result = _run("--url", "http://127.0.0.1:1", "--prompt-file", str(tmp_path / "none.jsonl"))
+    assert result.exit_code == 1 and "got no such file" in result.output

@@ -1,0 +1,329 @@
+"""The TPOT script runs what it prints, takes turns, and reports what the tools measured."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from eval_fakes import address, recorded_answer, send_json, serving, write_program
+from typer.testing import CliRunner
+
+from eval.common.plan import variant_order
+from eval.common.tpot_report import Case, Row, acceptance_table, collect_rows, paper_reduction, tpot_table
+from eval.tpot_ab import main
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES = ROOT / "tests" / "data" / "eval_samples"
+PROMPTS = ("--prompts", f"64K={SAMPLES / 'prompts.jsonl'}", "--entry", "0")
+
+FAKE_BENCH = """
+import json, sys
+from pathlib import Path
+state, samples = Path({state!r}), Path({samples!r})
+arguments = sys.argv[1:]
+value = lambda name: arguments[arguments.index(name) + 1]
+with state.joinpath("calls").open("a") as stream:
+    stream.write(json.dumps(arguments) + "\\n")
+dataset = Path(value("--dataset")).read_text().splitlines()
+assert len(dataset) >= int(value("--num_requests")), dataset
+config = value("--config")
+side = "on" if config.endswith("_on.yaml") else "off"
+number = int(Path(value("--report_json")).stem.rpartition("_")[2])
+if state.joinpath("fail").exists() and state.joinpath("fail").read_text() == f"{{side}} {{number}}":
+    print("NCCL error")
+    sys.exit(9)
+mtp = "mtp1" if "mtp1" in config else "mtp0"
+tpot = (10.0 if side == "off" else 9.0) + number / 100
+if state.joinpath("nojson").exists():
+    text = samples.joinpath("trtllm_bench_mtp1.log").read_text()
+    print(text.replace("22.1250", f"{{tpot:.4f}}"))
+    sys.exit(0)
+report = json.loads(samples.joinpath(f"trtllm_bench_{{mtp}}.json").read_text())
+report["streaming_metrics"]["avg_tpot_ms"] = tpot
+Path(value("--report_json")).write_text(json.dumps(report))
+"""
+
+
+class Bench:
+    """Fake tools on PATH, and the script run against them."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.state = folder / "state"
+        self.state.mkdir()
+        self.out = folder / "out"
+        write_program(
+            folder / "bin", "trtllm-bench", FAKE_BENCH.format(state=str(self.state), samples=str(SAMPLES))
+        )
+        fakes = Path(__file__).with_name("eval_fakes.py")
+        write_program(
+            folder / "bin",
+            "trtllm-serve",
+            f"import runpy\nrunpy.run_path({str(fakes)!r}, run_name='__main__')\n",
+        )
+        monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
+
+    @property
+    def calls(self) -> list[list[str]]:
+        path = self.state / "calls"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def run(self, *arguments: str, prompts: tuple[str, ...] = PROMPTS) -> Any:
+        app = typer.Typer()
+        app.command()(main)
+        return CliRunner().invoke(app, ["--model", "org/m", "--out", str(self.out), *prompts, *arguments])
+
+    @property
+    def results(self) -> dict[str, Any]:
+        return json.loads((self.out / "results.json").read_text())
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(tmp_path, monkeypatch)
+
+
+def _commands(output: str) -> list[list[str]]:
+    return [
+        shlex.split(line.partition(" &  #")[0]) for line in output.splitlines() if not line.startswith("#")
+    ]
+
+
+def test_orders() -> None:
+    off1, on1, off2, on2 = (1, "off"), (1, "on"), (2, "off"), (2, "on")
+    assert variant_order(2, "alternate") == [off1, on1, off2, on2]
+    assert variant_order(2, "abba") == [off1, on1, on2, off2]
+    for order in ("alternate", "abba"):
+        assert len(set(variant_order(5, order))) == 10  # type: ignore[arg-type]
+
+
+def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> None:
+    result = bench.run("--mtp", "1", "--repetitions", "1", "--model-path", "/ckpt", "--dry-run")
+    assert result.exit_code == 0, result.output
+    place = bench.out / "mtp1_64K"
+    dataset = _commands(result.output)[0][_commands(result.output)[0].index("--dataset") + 1]
+    assert re.fullmatch(rf"{bench.out}/prompts/64K_entry0_[0-9a-f]{{12}}\.jsonl", dataset)
+    assert _commands(result.output) == [
+        [
+            "trtllm-bench", "--model", "org/m", "--model_path", "/ckpt", "throughput", "--backend", "pytorch",
+            "--tp", "8", "--ep", "8", "--dataset", dataset, "--num_requests", "5", "--warmup", "2",
+            "--concurrency", "1", "--max_batch_size", "1", "--max_num_tokens", "8192", "--max_seq_len", "2048",
+            "--streaming", "--config", str(ROOT / "configs" / "bench" / f"b200_tep8_mtp1_{side}.yaml"),
+            "--report_json", str(place / f"{side}_1.json"),
+        ]
+        for side in ("off", "on")
+    ]  # fmt: skip
+    assert not bench.out.exists()
+    assert bench.calls == []
+
+
+def test_bench_from_start_to_plot(bench: Bench) -> None:
+    options = ("--mtp", "0", "--mtp", "1", "--repetitions", "3")
+    printed = _commands(bench.run(*options, "--dry-run").output)
+    result = bench.run(*options)
+    assert result.exit_code == 0, result.output
+    assert [["trtllm-bench", *call] for call in bench.calls] == printed
+    sides = [call[call.index("--config") + 1].rpartition("_")[2] for call in bench.calls[:6]]
+    assert sides == ["off.yaml", "on.yaml", "on.yaml", "off.yaml", "off.yaml", "on.yaml"]
+
+    rows = bench.results["rows"]
+    assert [row["case"] for row in rows] == [{"mtp": 0, "label": "64K"}, {"mtp": 1, "label": "64K"}]
+    for row in rows:
+        assert row["off"] == pytest.approx([10.01, 10.02, 10.03])
+        assert row["on"] == pytest.approx([9.01, 9.02, 9.03])
+        assert row["reduction"]["value"] == pytest.approx(1 - 9.02 / 10.02)
+        assert row["reduction"]["low"] < row["reduction"]["value"] < row["reduction"]["high"]
+    assert rows[0]["acceptance_off"] == []
+    assert rows[1]["acceptance_on"] == [0.4375] * 3
+    assert (bench.out / "tpot.png").read_bytes().startswith(b"\x89PNG")
+    assert "9.98 % [" in result.output and "5.47 %" in result.output
+    assert "Draft acceptance rate" in result.output and "0.92 -> 0.93" in result.output
+    assert "No line of gvr_topk in the logs" in result.output
+
+    # Nothing is measured twice, and the report is the same.
+    again = bench.run(*options)
+    assert len(bench.calls) == 12
+    assert bench.results["rows"] == rows
+    assert again.output.count("done before") == 12
+
+
+def test_failed_repetition_is_explained_and_made_up_for(bench: Bench) -> None:
+    (bench.state / "fail").write_text("on 2")
+    options = ("--mtp", "0", "--repetitions", "2")
+    result = bench.run(*options)
+    assert result.exit_code == 3
+    assert "exit status 9" in result.output and "| NCCL error" in result.output
+    assert "1 of 4 runs failed" in result.output
+    assert bench.results["rows"][0]["on"] == pytest.approx([9.01])
+    (bench.state / "fail").unlink()
+    assert bench.run(*options).exit_code == 0
+    assert len(bench.calls) == 5
+    assert bench.results["rows"][0]["on"] == pytest.approx([9.01, 9.02])
+
+
+def test_older_report_is_never_read(bench: Bench) -> None:
+    stale = bench.out / "mtp0_64K" / "off_1.json"
+    stale.parent.mkdir(parents=True)
+    stale.write_text((SAMPLES / "trtllm_bench_mtp0.json").read_text())
+    (bench.state / "fail").write_text("off 1")
+    result = bench.run("--mtp", "0", "--repetitions", "1", "--no-keep-going")
+    assert result.exit_code == 3
+    assert not stale.exists()
+    assert bench.results["rows"][0]["off"] == []
+
+
+def test_printed_summary_stands_in_for_the_json(bench: Bench) -> None:
+    (bench.state / "nojson").touch()
+    assert bench.run("--mtp", "1", "--repetitions", "1").exit_code == 0
+    row = bench.results["rows"][0]
+    assert (row["off"], row["acceptance_off"]) == ([10.01], [0.44])
+    assert row["reduction"] == {"value": pytest.approx(1 - 9.01 / 10.01), "low": None, "high": None}
+
+
+def test_changed_prompt_is_measured_anew(bench: Bench, tmp_path: Path) -> None:
+    prompts = tmp_path / "p.jsonl"
+    for ids in ("[1, 2]", "[1, 3]"):
+        prompts.write_text(f'{{"input_ids": {ids}}}\n')
+        bench.run("--mtp", "0", "--repetitions", "1", "--entry", "0", prompts=("--prompts", f"a={prompts}"))
+    assert len(bench.calls) == 4
+
+
+def test_serve_starts_a_server_for_each_repetition(bench: Bench) -> None:
+    with serving() as free:
+        port = str(free.server_address[1])
+    options = (
+        "--via",
+        "serve",
+        "--mtp",
+        "1",
+        "--repetitions",
+        "1",
+        "--port",
+        port,
+        "--requests",
+        "2",
+        "--warmup",
+        "0",
+    )
+    printed = _commands(bench.run(*options, "--dry-run").output)
+    assert printed[0] == [
+        "trtllm-serve", "org/m", "--host", "127.0.0.1", "--port", port, "--config",
+        str(ROOT / "configs" / "serve" / "tep8_mtp1_off.yaml"),
+    ]  # fmt: skip
+    assert printed[1][:2] == [sys.executable, str(ROOT / "eval" / "streaming_client.py")]
+    result = bench.run(*options)
+    assert result.exit_code == 0, result.output
+    row = bench.results["rows"][0]
+    assert len(row["off"]) == len(row["on"]) == 1
+    assert row["acceptance_on"] == [0.75]  # 1.75 tokens per step, one of them not drafted
+    assert "gvr_topk: on" in result.output
+    assert {run["version"] for run in bench.results["runs"]} == {"1.2.1"}
+
+
+def test_server_that_does_not_start(bench: Bench, tmp_path: Path) -> None:
+    write_program(tmp_path / "bin", "trtllm-serve", "print('no GPU'); raise SystemExit(2)")
+    result = bench.run("--via", "serve", "--mtp", "0", "--repetitions", "1", "--port", "1", "--no-keep-going")
+    assert result.exit_code == 3
+    assert "exit status 2 before it was ready" in result.output and "| no GPU" in result.output
+
+
+def test_running_servers_are_measured_in_turn(bench: Bench) -> None:
+    with serving() as off, serving() as on:
+        options = (
+            "--via", "running", "--mtp", "3", "--repetitions", "1", "--url-off", address(off), "--url-on",
+            address(on), "--requests", "2", "--warmup", "1", "--output-tokens", "5",
+        )  # fmt: skip
+        result = bench.run(*options)
+        assert result.exit_code == 0, result.output
+        assert [len(server.seen) for server in (off, on)] == [3, 3]  # type: ignore[attr-defined]
+        assert off.seen[0][2]["prompt"] == [11, 12, 13, 14]  # type: ignore[attr-defined]
+    assert bench.results["rows"][0]["acceptance_off"] == [0.25]
+
+
+def test_client_failure_shows_the_servers_answer(bench: Bench) -> None:
+    with (
+        serving(lambda handler, body: send_json(handler, {"message": "too long"}, 400)) as off,
+        serving() as on,
+    ):
+        result = bench.run(
+            "--via", "running", "--mtp", "0", "--repetitions", "1", "--url-off", address(off), "--url-on",
+            address(on), "--no-keep-going",
+        )  # fmt: skip
+    assert result.exit_code == 3
+    assert "HTTP 400 Bad Request" in result.output and "too long" in result.output
+
+
+def test_serve_failure_shows_the_servers_log_too(bench: Bench, tmp_path: Path) -> None:
+    with serving(recorded_answer) as free:
+        port = str(free.server_address[1])
+    fakes = Path(__file__).with_name("eval_fakes.py")
+    write_program(
+        tmp_path / "bin",
+        "trtllm-serve",
+        f"import runpy, sys\nf = runpy.run_path({str(fakes)!r})\nprint('illegal memory access', flush=True)\n"
+        "f['make_server'](lambda h, b: f['send_json'](h, {}, 500), int(sys.argv[sys.argv.index('--port') + 1])"
+        ").serve_forever()\n",
+    )
+    result = bench.run(
+        "--via", "serve", "--mtp", "0", "--repetitions", "1", "--port", port, "--no-keep-going"
+    )
+    assert result.exit_code == 3
+    assert "HTTP 500" in result.output
+    assert "last lines of the server's log" in result.output and "| illegal memory access" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--prompts", "64K"), "LABEL=FILE"),
+        (("--prompts", "64K=none.jsonl"), "got no such file"),
+        (("--prompts", f"64K={SAMPLES / 'prompts.jsonl'}", "--entry", "2"), "give --tokenizer MODEL"),
+        ((*PROMPTS, "--mtp", "2"), "b200_tep8_mtp2_off.yaml"),
+        ((*PROMPTS, "--configs", "x_{mpt}.yaml"), "wanted {mtp} and {variant} in it"),
+        ((*PROMPTS, "--via", "running"), "--url-off"),
+        ((*PROMPTS, "--url-on", "http://x"), "--url-off"),
+        ((*PROMPTS, "--via", "running", "--url-on", "http://x", "--url-off", "http://y"), "--mtp"),
+    ],
+)
+def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None:
+    result = bench.run(prompts=options)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+    assert bench.calls == []
+
+
+def test_mtp_setting_of_the_file_is_checked(bench: Bench) -> None:
+    pattern = str(ROOT / "configs" / "bench" / "h200_tep8_mtp3_{variant}.yaml")
+    result = bench.run("--mtp", "1", "--configs", pattern)
+    assert result.exit_code == 2
+    assert "wanted MTP 1, got 3" in result.output
+
+
+def test_tables_with_missing_runs() -> None:
+    rows = [
+        Row(Case(0, "64K"), (10.0, 10.5), (9.0,), (), ()),
+        Row(Case(3, "7K"), (5.0,), (), (0.5,), ()),
+    ]
+    first, second = tpot_table(rows).splitlines()[3:]
+    assert [cell.strip() for cell in first.split("|")[3:7]] == ["10.0000", "10.5000", "9.0000", "-"]
+    assert [cell.strip() for cell in second.split("|")[3:7]] == ["5.0000", "-", "-", "-"]
+    assert second.rstrip(" |").endswith("-")  # no reduction, and no such case in the paper
+    assert acceptance_table(rows[:1]) == ""
+    assert "0.500" in acceptance_table(rows)
+
+
+def test_rows_follow_the_repetitions_not_the_order_of_running() -> None:
+    def record(variant: str, repetition: int, tpot: float) -> dict[str, Any]:
+        labels = {"MTP": 0, "prompt": "64K", "variant": variant, "repetition": repetition}
+        return {"labels": labels, "figures": {"tpot_ms": tpot, "acceptance": None}}
+
+    records = [record("on", 2, 4.0), record("off", 1, 1.0), record("on", 1, 3.0), record("off", 2, 2.0)]
+    (row,) = collect_rows([Case(0, "64K")], records)
+    assert (row.off, row.on, row.acceptance_off) == ((1.0, 2.0), (3.0, 4.0), ())
+    assert paper_reduction(Case(0, "100K")) == pytest.approx(0.0752, abs=1e-4)
+    assert paper_reduction(Case(0, "8K")) is None
