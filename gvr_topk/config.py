@@ -154,7 +154,7 @@ class GvrTopkConfig(_Strict):
     hint_offset: int = Field(default=0, ge=-HINT_OFFSET_LIMIT, le=HINT_OFFSET_LIMIT)
     min_length: int | None = Field(default=None, ge=1)
     max_length: int | None = Field(default=None, ge=1)
-    path: Literal["auto", "gvr", "radix", "cluster", "cpu"] = "auto"
+    path: Literal["auto", "gvr", "radix", "cluster"] = "auto"
     stats: bool = False
     nvtx: bool = False
 

@@ -196,7 +196,7 @@ def test_misplaced_key(tmp_path: Path) -> None:
         ),
         (
             "gvr_topk: {path: fast}",
-            "gvr_topk.path: wanted one of 'auto', 'gvr', 'radix', 'cluster' or 'cpu', got the string 'fast'",
+            "gvr_topk.path: wanted one of 'auto', 'gvr', 'radix' or 'cluster', got the string 'fast'",
         ),
         (
             "gvr_topk: {hint_offset: 9999999}",

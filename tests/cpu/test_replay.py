@@ -1,0 +1,238 @@
+"""A replay runs what serving runs, and its verdict and figures can be trusted."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gvr_topk import replay as replay_module
+from gvr_topk.config import parse_config
+from gvr_topk.reference import topk_row
+from gvr_topk.replay import Variant, replay, summarize
+from gvr_topk.trace import ScoreSource, shipped_trace
+
+K = 512
+
+
+class Rows:
+    """Steps whose scores drift slowly, so that hints are worth something."""
+
+    name = "rows"
+
+    def __init__(self, n: int = 20_000, steps: int = 4) -> None:
+        self.n, self.steps = n, steps
+        generator = np.random.default_rng(0)
+        self.base = generator.standard_normal(n + steps).astype(np.float32)
+        self.noise = generator.standard_normal((steps, n + steps)).astype(np.float32)
+
+    def length(self, step: int) -> int:
+        return self.n + step
+
+    def scores(self, step: int) -> np.ndarray:
+        return (self.base + 0.3 * self.noise[step])[: self.length(step)]
+
+
+def config(enabled: bool = True, **options: Any):  # type: ignore[no-untyped-def]
+    section = {"algorithm": "dsa", "index_topk": K, "enable_heuristic_topk": enabled}
+    return parse_config({"sparse_attention_config": section, "gvr_topk": options})
+
+
+def test_sources_satisfy_the_protocol() -> None:
+    assert isinstance(Rows(), ScoreSource)
+
+
+def test_shipped_trace_hit_ratio_is_the_overlap_of_consecutive_results() -> None:
+    trace = shipped_trace()
+    result = replay(trace, config(), k=2048, steps=4)
+    assert result.is_exact and result.exact_steps == 4
+    tops = [set(np.argsort(-trace.scores(step), kind="stable")[:2048].tolist()) for step in range(4)]
+    for step in range(1, 4):
+        for offset in (0, 1):
+            shifted = {position + offset for position in tops[step - 1]}
+            ratio = len(shifted & tops[step]) / 2048
+            for index, variant in enumerate(result.variants):
+                if variant.hint_offset == offset:
+                    assert result.records[step].variants[index].hit_ratio == ratio
+    assert [record.length for record in result.records] == [32513, 32514, 32515, 32516]
+    assert {record.op_stats["path"] for record in result.records} == {4}
+
+
+def test_first_step_has_no_hint_and_is_left_out_of_the_statistics() -> None:
+    result = replay(Rows(steps=3), config())
+    assert [record.variants[0].hint_valid for record in result.records] == [0, K, K]
+    assert len(result.hinted(0)) == 2
+
+
+def test_variants_cover_both_offsets_and_the_configured_one() -> None:
+    labels = [variant.label for variant in replay(Rows(steps=1), config()).variants]
+    assert labels == ["offset 0, mean", "offset 1, mean", "offset 0, quantile", "offset 1, quantile"]
+    result = replay(Rows(steps=2), config(hint_offset=1), hint_offset=-2)
+    assert result.options.hint_offset == -2
+    assert Variant(-2, "mean") in result.variants and len(result.variants) == 6
+
+
+def test_quantile_guess_uses_the_alpha_of_the_step_before() -> None:
+    rows = Rows(steps=3)
+    result = replay(rows, config())
+    hint = topk_row(rows.scores(1), K).indices
+    alpha = result.records[1].variants[2].alpha
+    direct = topk_row(rows.scores(2), K, hint, guess="quantile", alpha=alpha)
+    assert result.records[2].variants[2] == direct.stats
+    assert direct.stats.t0 != topk_row(rows.scores(2), K, hint).stats.t0
+
+
+def _replace_op(monkeypatch: pytest.MonkeyPatch, change):  # type: ignore[no-untyped-def]
+    real = replay_module.indexer_topk_decode
+    calls: list[dict[str, Any]] = []
+
+    def op(logits, seq_lens, k, **kwargs):  # type: ignore[no-untyped-def]
+        before = {name: kwargs[name].clone() for name in ("out", "row_slot")}
+        calls.append({**kwargs, **before, "logits": logits.clone()})
+        real(logits, seq_lens, k, **kwargs)
+        change(logits, int(seq_lens[0]), kwargs["out"])
+        return kwargs["out"]
+
+    monkeypatch.setattr(replay_module, "indexer_topk_decode", op)
+    return calls
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda logits, n, out: out.copy_(out.flip(1)),
+        lambda logits, n, out: out[0, 3].fill_(n),
+        lambda logits, n, out: out.fill_(-7),
+    ],
+    ids=["order", "past the row", "not written"],
+)
+def test_a_wrong_result_is_not_called_exact(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    _replace_op(monkeypatch, change)
+    result = replay(Rows(steps=2), config())
+    assert result.exact_steps == 0 and not result.is_exact
+    assert all(record.reference_exact for record in result.records)
+
+
+def test_buffers_are_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _replace_op(monkeypatch, lambda logits, n, out: None)
+    replay(Rows(n=20_000, steps=2), config())
+    for step, call in enumerate(calls):
+        assert call["logits"].shape[1] > 20_001
+        assert torch.isnan(call["logits"][0, 20_000 + step :]).all()
+        assert not torch.isnan(call["logits"][0, : 20_000 + step]).any()
+        assert (call["out"] == -7).all()
+
+
+def test_heuristic_off_uses_no_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _replace_op(monkeypatch, lambda logits, n, out: None)
+    result = replay(Rows(steps=3), config(enabled=False))
+    assert {record.gate for record in result.records} == {"disabled"}
+    assert all(int(call["row_slot"][0]) == -1 for call in calls)
+    assert result.hinted(0) == [] and result.is_exact
+
+
+def test_options_reach_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = _replace_op(monkeypatch, lambda logits, n, out: None)
+    result = replay(Rows(steps=1), config(path="radix", hint_offset=3))
+    assert (calls[0]["path"], calls[0]["prior_offset"]) == ("radix", 3)
+    assert result.records[0].gate == "forced_off" and not result.records[0].allowed
+
+
+@pytest.mark.parametrize(
+    ("n", "options", "expected"),
+    [
+        (20_000, {}, ["allowed"] * 3),
+        (2_000, {}, ["too_short"] * 3),
+        (2_000, {"min_length": 2_001}, ["too_short", "allowed", "allowed"]),
+        (20_000, {"min_length": 20_002}, ["too_short", "too_short", "allowed"]),
+        (20_000, {"max_length": 20_000}, ["allowed", "too_long", "too_long"]),
+    ],
+)
+def test_gate_and_configured_lengths(n: int, options: dict[str, int], expected: list[str]) -> None:
+    result = replay(Rows(n=n, steps=3), config(**options))
+    assert [record.gate for record in result.records] == expected
+    assert [record.allowed for record in result.records] == [reason == "allowed" for reason in expected]
+    assert result.is_exact
+
+
+def test_short_rows_are_exact() -> None:
+    result = replay(Rows(n=K - 2, steps=3), config())
+    assert result.is_exact and result.hinted(0) == []
+    assert {record.variants[0].done for record in result.records} == {"short"}
+
+
+def test_progress_is_told_after_every_step() -> None:
+    seen: list[int] = []
+    replay(Rows(steps=3), config(), on_step=seen.append)
+    assert seen == [1, 2, 3]
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    replay(Rows(steps=1), config())
+    assert torch.get_num_threads() == before
+
+
+def _stats(passes: int, candidates: int, snaps: int, hits: int):  # type: ignore[no-untyped-def]
+    row = topk_row(np.arange(32, dtype=np.float32), 8, np.arange(16, 24)).stats
+    changes = {
+        "passes": passes,
+        "candidates": candidates,
+        "snap_iterations": snaps,
+        "hit_ratio": hits / 8,
+    }
+    return type(row)(**{**vars(row), **changes})
+
+
+def test_summary_follows_the_papers_definitions() -> None:
+    rows = [_stats(1, 8, 0, 8), _stats(1, 12, 5, 4), _stats(2, 16, 9, 4), _stats(6, 20, 8, 0)]
+    summary = summarize(rows)
+    assert summary["rows"] == 4
+    assert summary["hit_ratio_mean"] == 0.5
+    assert summary["passes_within"] == [0.5, 0.75, 0.75, 0.75]
+    assert summary["passes_max"] == 6
+    assert summary["candidates_mean"] == 14 and summary["candidates_median"] == 14
+    # Snap figures are over rows with more than k candidates only: 5, 9 and 8.
+    assert summary["snap_within_5"] == pytest.approx(1 / 3)
+    assert summary["snap_within_8"] == pytest.approx(2 / 3)
+    assert summary["snap_max"] == 9
+
+
+def test_summary_of_nothing() -> None:
+    summary = summarize([])
+    assert summary["rows"] == 0 and summary["passes_within"] == [None] * 4 and summary["snap_max"] is None
+
+
+def test_json_is_strict_and_complete() -> None:
+    result = replay(Rows(steps=2), config())
+    assert any(math.isinf(end) for end in result.records[0].variants[0].bracket)
+    data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert data["format"] == "gvr_topk.replay/1"
+    assert (data["steps"], data["exact_steps"], data["k"]) == (2, 2, K)
+    assert data["variants"][0]["hit_ratio"] == [record.variants[0].hit_ratio for record in result.records]
+    assert data["records"][1]["gate"] == "allowed"
+    assert len(data["records"][1]["variants"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"k": 0}, "k: wanted at least 1, got 0"),
+        ({"steps": 0}, "steps: wanted 1 to 4 for rows, got 0"),
+        ({"steps": 5}, "steps: wanted 1 to 4 for rows, got 5"),
+        ({"device": "tpu"}, "device: wanted cpu or cuda, got 'tpu'"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        replay(Rows(), config(), **arguments)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
+def test_cuda_without_a_gpu_is_refused() -> None:
+    with pytest.raises(ValueError, match="device: wanted a CUDA device that torch can use, got none"):
+        replay(Rows(), config(), device="cuda")
