@@ -232,7 +232,8 @@ def _plot_scores(axes: Axes, result: ReplayResult) -> None:
     snapshot = result.snapshot
     stats = snapshot.stats
     axes.stairs(snapshot.counts, snapshot.edges, fill=True, color="#BBD5EA", edgecolor="#0072B2")
-    axes.set_yscale("log")
+    if snapshot.counts.any():  # a row without a finite score has no logarithm to scale to
+        axes.set_yscale("log")
     low, high = stats.bracket
     if np.isfinite(low) or np.isfinite(high):
         left = low if np.isfinite(low) else snapshot.edges[0]

@@ -1,0 +1,148 @@
+"""The report shows the replay's own figures beside the published ones, and its plots are not empty."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from gvr_topk import report
+from gvr_topk.config import parse_config
+from gvr_topk.replay import ReplayResult, Timing, replay
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+ON = parse_config(
+    {"sparse_attention_config": {"algorithm": "dsa", "index_topk": 512, "enable_heuristic_topk": True}}
+)
+OFF = parse_config({"sparse_attention_config": {"algorithm": "dsa", "index_topk": 512}})
+
+
+class Rows:
+    """Four steps made by a function of the step."""
+
+    steps = 4
+
+    def __init__(self, name: str, make) -> None:  # type: ignore[no-untyped-def]
+        self.name, self.make = name, make
+
+    def length(self, step: int) -> int:
+        return len(self.make(step))
+
+    def scores(self, step: int) -> np.ndarray:
+        return self.make(step).astype(np.float32)
+
+
+def normal(step: int) -> np.ndarray:
+    base = np.random.default_rng(0).standard_normal(17_000 + step)
+    return base + 0.2 * np.random.default_rng(step + 1).standard_normal(17_000 + step)
+
+
+@pytest.fixture(scope="module")
+def result() -> ReplayResult:
+    return replay(Rows("normal", normal), ON)
+
+
+def text_of(result: ReplayResult, width: int = 100) -> str:
+    console = Console(width=width, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(report.build_table(result))
+    return capture.get()
+
+
+def row_of(text: str, label: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.startswith(f"│ {label}")]
+    return [cell.strip() for cell in line.strip("│").split("│")][1:]
+
+
+def test_published_figures_are_the_papers() -> None:
+    assert report.PAPER.passes_within == (0.676, 0.843, 0.948, 0.994)
+    assert (report.PAPER.passes_max, report.PAPER.snap_max) == (6, 20)
+    assert (report.PAPER.snap_within_5, report.PAPER.snap_within_8) == (0.793, 0.953)
+
+
+def test_table_has_the_replays_figures(result: ReplayResult) -> None:
+    text = text_of(result)
+    assert "normal: 4 steps, n 17,000 to 17,003, k 512, cpu" in text
+    assert row_of(text, "steps")[0] == "3"
+    for label, figure in (("hit ratio", "hit_ratio_mean"), ("within 5 snaps", "snap_within_5")):
+        summaries = [report.summarize(result.hinted(index)) for index in range(4)]
+        assert row_of(text, label)[:4] == [f"{100 * summary[figure]:.1f} %" for summary in summaries]
+    passes = [row.passes for row in result.hinted(0)]
+    assert row_of(text, "most passes")[0] == str(max(passes))
+    assert row_of(text, "of a random hint")[0] == "3.0 %"
+
+
+def test_table_has_the_papers_figures_and_says_whose_scores_they_are(result: ReplayResult) -> None:
+    text = text_of(result)
+    papers = [
+        row_of(text, label)[-1] for label in ("done in 1", "within 2", "within 3", "within 4", "most passes")
+    ]
+    assert papers == ["67.6 %", "84.3 %", "94.8 %", "99.4 %", "6"]
+    assert "not of DeepSeek" in " ".join(text.split())
+
+
+def test_table_fits_a_terminal_of_80_columns(result: ReplayResult) -> None:
+    assert row_of(text_of(result, width=80), "median candidates")[0] != ""
+
+
+def test_outcome_counts_gate_decisions_and_exact_steps(result: ReplayResult) -> None:
+    assert report.describe_outcome(result) == [
+        "gate: allowed 4",
+        "path: cpu 4",
+        "exact: op 4 of 4 steps, reference 4 of 4 steps",
+    ]
+    first, *others = result.records
+    broken = replace(result, records=(replace(first, exact=False, gate="too_short"), *others))
+    assert report.describe_outcome(broken)[0] == "gate: allowed 3, too_short 1"
+    assert report.describe_outcome(broken)[2] == "exact: op 3 of 4 steps, reference 4 of 4 steps"
+
+
+def test_timing_table_only_where_something_was_timed(result: ReplayResult) -> None:
+    assert report.build_timing_table(result) is None
+    timings = (Timing("gvr", 1, 17_001, 5.123), Timing("radix", 1, 17_001, None, "no library"))
+    table = report.build_timing_table(replace(result, timings=timings))
+    assert table is not None
+    assert list(table.columns[3].cells) == ["5.12", "no library"]
+
+
+def test_plots_and_json_are_written(result: ReplayResult, tmp_path: Path) -> None:
+    paths = report.save_plots(result, tmp_path)
+    assert [path.name for path in paths] == ["normal_hit_ratio.png", "normal_passes.png", "normal_scores.png"]
+    for path in paths:
+        pixels = imread(path)
+        assert pixels.shape[0] >= 600 and pixels.shape[1] >= 1000
+        assert (pixels[..., :3] < 0.9).any(axis=2).mean() > 0.01, f"{path.name} is blank"
+    saved = report.save_json(result, tmp_path)
+    assert json.loads(saved.read_text()) == json.loads(json.dumps(result.to_dict()))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        Rows("constant", lambda step: np.zeros(17_000 + step)),
+        Rows("short", lambda step: np.arange(100 + step)),
+        Rows("infinite", lambda step: np.full(17_000 + step, -np.inf)),
+        Rows("mixed", lambda step: np.where(np.arange(17_000 + step) % 2, np.nan, normal(step))),
+    ],
+    ids=lambda source: source.name,
+)
+def test_odd_rows_are_reported_too(source: Rows, tmp_path: Path) -> None:
+    odd = replay(source, ON)
+    assert odd.is_exact
+    assert len(report.save_plots(odd, tmp_path)) == 3
+    report.save_json(odd, tmp_path)
+    assert "exact: op 4 of 4" in report.describe_outcome(odd)[2]
+
+
+def test_without_hints_the_cells_are_dashes(tmp_path: Path) -> None:
+    cold = replay(Rows("cold", normal), OFF)
+    text = text_of(cold)
+    assert row_of(text, "hit ratio")[:4] == ["-"] * 4
+    assert len(report.save_plots(cold, tmp_path)) == 3
