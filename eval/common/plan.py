@@ -130,6 +130,11 @@ def execute(
         Receives progress and the full message of every failure.
     """
     outcome = Outcome()
+    if store.skipped_lines:
+        numbers = ", ".join(str(number) for number in store.skipped_lines)
+        say(
+            f"{store.path}: unreadable line {numbers} (an interrupted run?) is left out; that run is done again"
+        )
     for index, run in enumerate(runs, start=1):
         place = f"[{index}/{len(runs)}] {run.name}"
         earlier = store.done(run.key)

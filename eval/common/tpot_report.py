@@ -160,7 +160,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         )
     left.set_ylabel("TPOT, ms")
     left.set_xticks(list(places), names)
-    left.legend(title="heuristic top-k")
+    left.legend(title="heuristic top-k", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     reductions = [reduction_interval(row.off, row.on) for row in rows]
     right.errorbar(
         list(places),
@@ -189,7 +189,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     right.axhline(0, color="black", linewidth=0.8)
     right.set_ylabel("TPOT reduction, %")
     right.set_xticks(list(places), names)
-    right.legend()
+    right.set_xlim(-0.5, len(rows) - 0.5)
+    right.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

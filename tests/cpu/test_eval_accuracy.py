@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -265,12 +270,42 @@ def test_interrupted_store_is_resumed(bench: Bench) -> None:
     assert bench.run("--runs", "2", "--task", "gsm8k").exit_code == 0
     store = bench.out / "runs.jsonl"
     store.write_bytes(store.read_bytes()[:-30])  # the last run's line is half-written
-    assert bench.run("--runs", "2", "--task", "gsm8k").exit_code == 0
+    result = bench.run("--runs", "2", "--task", "gsm8k")
+    assert result.exit_code == 0
+    assert "unreadable line 4" in result.output
     assert len(bench.calls) == 5
     # More repetitions add runs, and keep those that are there.
     bench.scores(gsm8k=([95.0] * 9, [95.0] * 9))
     bench.run("--runs", "3", "--task", "gsm8k")
     assert len(bench.calls) == 7
+
+
+def test_interrupt_ends_the_running_tool_and_keeps_the_finished_runs(bench: Bench, tmp_path: Path) -> None:
+    bench.scores(gsm8k=([95.0, 95.2], [95.1, 95.0]))
+    tool = tmp_path / "bin" / "trtllm-eval"
+    finishing = tool.read_text()
+    slow = 'if side == "on":\n    state.joinpath("pid").write_text(str(os.getpid()))\n    __import__("time").sleep(60)\n'
+    tool.write_text(finishing.replace('print("loading"', slow + 'print("loading"'))
+    script = [sys.executable, str(ROOT / "eval" / "accuracy_regression.py")]
+    options = ["--model", "/models/m", "--out", str(bench.out), "--runs", "1", "--task", "gsm8k"]
+    process = subprocess.Popen(
+        [*script, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    pid = bench.state / "pid"
+    for _ in range(1000):
+        if pid.exists() and pid.read_text():
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    assert "interrupted; the same command goes on from here" in output
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+    tool.write_text(finishing)
+    result = bench.run("--runs", "1", "--task", "gsm8k")
+    assert "variant off, repetition 1: done before" in result.output
+    assert [run["labels"]["variant"] for run in bench.results["runs"]] == ["off", "on"]
 
 
 def test_edited_configuration_is_measured_anew(bench: Bench, tmp_path: Path) -> None:
