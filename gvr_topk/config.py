@@ -5,8 +5,7 @@ package does, so they are strict: an unknown key is an error. The rest belongs t
 versions differ; there a key that looks like a misspelling is an error, and any other unknown key is
 accepted and listed in `ServeConfig.unknown_keys`.
 
-Key names follow ``tensorrt_llm.llmapi.llm_args`` of the 1.2 releases. This module does not import
-torch, so a configuration can be checked without it.
+Key names follow ``tensorrt_llm.llmapi.llm_args`` of the 1.2 releases.
 """
 
 from __future__ import annotations

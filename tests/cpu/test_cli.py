@@ -1,0 +1,217 @@
+"""The command line: clean stdout, one line per error, and exit codes a script can rely on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+from gvr_topk import cli
+from gvr_topk import replay as replay_module
+
+SMALL = ["replay", "--generator", "20", "--length", "17000", "--steps", "3", "--k", "512"]
+
+ON = "sparse_attention_config: {algorithm: dsa, index_topk: 512, enable_heuristic_topk: true}\n"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def assert_one_line_error(result: Result, text: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
+    assert result.stderr.startswith("gvr-topk: ") and text in result.stderr
+
+
+def test_replay_of_the_shipped_trace_ends_with_the_verdict() -> None:
+    result = run("replay", "--shipped", "--steps", "2")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == "replay: exact on 2 of 2 steps"
+    assert "smollm2_dsaidx_L10_32k" in result.stdout and "not of DeepSeek" in " ".join(result.stdout.split())
+    assert result.stderr == ""
+
+
+def test_the_shipped_trace_is_the_default() -> None:
+    result = run("replay", "--steps", "1", "--json")
+    assert json.loads(result.stdout)["source"] == "smollm2_dsaidx_L10_32k"
+
+
+def test_replay_of_the_generator() -> None:
+    result = run(*SMALL)
+    assert result.exit_code == 0
+    assert "synthetic-L20: 3 steps, n 17,000 to 17,002, k 512, cpu" in result.stdout
+    assert result.stdout.endswith("replay: exact on 3 of 3 steps\n")
+
+
+def test_replay_of_a_file(tmp_path: Path) -> None:
+    import numpy as np
+
+    path = tmp_path / "mine.npz"
+    generator = np.random.default_rng(0)
+    arrays = {"K": (700, 8), "Q": (5, 2, 8), "W": (5, 2)}
+    np.savez(path, **{name: generator.standard_normal(shape).astype("f2") for name, shape in arrays.items()})
+    result = run("replay", "--trace", str(path), "--k", "64")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1] == "replay: exact on 5 of 5 steps"
+
+
+def test_json_is_all_of_stdout() -> None:
+    result = run(*SMALL, "--json", "--offset", "1")
+    data = json.loads(result.stdout)
+    assert (data["steps"], data["exact_steps"], data["options"]["hint_offset"]) == (3, 3, 1)
+    assert result.stderr == "replay: exact on 3 of 3 steps\n"
+
+
+def test_out_folder_gets_json_and_plots(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    result = run(*SMALL, "--out", str(folder))
+    names = [
+        "synthetic-L20.json",
+        *(f"synthetic-L20_{plot}.png" for plot in ("hit_ratio", "passes", "scores")),
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names)
+    assert [line for line in result.stdout.splitlines() if line.startswith("wrote ")] == [
+        f"wrote {folder / name}" for name in names
+    ]
+    assert result.stdout.endswith("replay: exact on 3 of 3 steps\n")
+
+
+def test_configuration_is_obeyed(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(ON.replace("true", "false") + "future_key: 1\ngvr_topk: {hint_offset: 2}\n")
+    result = run(
+        "replay", "--generator", "0", "--length", "17000", "--steps", "2", "--config", str(path), "--json"
+    )
+    data = json.loads(result.stdout)
+    assert data["k"] == 512 and data["options"]["hint_offset"] == 2
+    assert [record["gate"] for record in data["records"]] == ["disabled"] * 2
+    assert "not checked, unknown to this version: future_key" in result.stderr
+
+
+def test_inexact_result_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = replay_module.indexer_topk_decode
+
+    def wrong(*args, **kwargs):  # type: ignore[no-untyped-def]
+        real(*args, **kwargs)
+        kwargs["out"][0, 0] += 1
+
+    monkeypatch.setattr(replay_module, "indexer_topk_decode", wrong)
+    result = run(*SMALL)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "replay: exact on 0 of 3 steps"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["replay", "--trace", "nowhere.npz"], "nowhere.npz: wanted an .npz trace file, got no such file"),
+        (["replay", "--config", "nowhere.yaml"], "nowhere.yaml: wanted a YAML file, got no such file"),
+        (["replay", "--steps", "0"], "steps: wanted 1 to 256"),
+        (["replay", "--k", "0"], "k: wanted at least 1, got 0"),
+        (["replay", "--device", "abacus"], "device: wanted cpu or cuda, got 'abacus'"),
+        (["replay", "--generator", "7"], "layer: wanted one of [0, 1, 20"),
+        (["replay", "--shipped", "--generator", "0"], "wanted at most one source, got several"),
+        (["replay", "--steps", "1", "--out", __file__], "File exists"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], text: str) -> None:
+    assert_one_line_error(run(*arguments), text)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
+def test_cuda_without_a_gpu() -> None:
+    assert_one_line_error(run("replay", "--device", "cuda"), "wanted a CUDA device that torch can use")
+
+
+@pytest.mark.parametrize("arguments", [["replay", "--stepps", "1"], ["replay", "--steps", "many"], ["paint"]])
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2 and result.stdout == "" and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", [[], ["replay"], ["doctor"], ["config", "check"]])
+def test_help_documents_the_exit_codes(command: list[str]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert "2 wrong usage or bad input" in " ".join(result.stdout.split())
+
+
+def test_doctor_names_every_path_and_a_reason() -> None:
+    result = run("doctor", "--json")
+    assert result.exit_code == 0
+    data = json.loads(result.stdout)
+    labels = ["gate and plan", "CUDA library", "path cpu", "path gvr", "path radix", "path cluster"]
+    assert list(data["paths"]) == labels
+    assert data["paths"]["gate and plan"].startswith("available: length 16,384 to")
+    assert data["paths"]["path cpu"] == "available"
+    assert data["environment"]["torch"].startswith(torch.__version__)
+    assert data["integration"]
+    if not torch.cuda.is_available():
+        assert data["environment"]["GPU"].startswith("none: ")
+        assert data["paths"]["path gvr"].startswith("not available: ")
+
+
+def test_doctor_as_text() -> None:
+    result = run("doctor")
+    assert result.exit_code == 0
+    assert "path cluster" in result.stdout and "TensorRT-LLM" in result.stdout
+
+
+def test_doctor_survives_an_integration_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gvr_topk.integrations.tensorrt_llm", None)
+    result = run("doctor", "--json")
+    assert result.exit_code == 0
+    assert "integration not loaded" in json.loads(result.stdout)["integration"]["TensorRT-LLM"]
+
+
+def test_config_check_ok(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        ON + "future_key: 1\nspeculative_config: {decoding_type: MTP, num_nextn_predict_layers: 3}\n"
+    )
+    result = run("config", "check", str(path))
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [
+        "heuristic top-k: on",
+        "k: 512, rows per request: 4",
+        "gvr_topk: hint_offset 0, min_length None, max_length None, path auto, stats False, nvtx False",
+        f"{path}: ok",
+    ]
+    assert result.stderr == f"{path}: not checked, unknown to this version: future_key\n"
+
+
+def test_config_check_fails_with_1_and_lists_all_problems(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("gvr_topk:\n  hint_ofset: 1\n  stats: 3\n")
+    result = run("config", "check", str(path))
+    assert result.exit_code == 1 and result.stdout == ""
+    unknown, typed = result.stderr.splitlines()
+    assert unknown.startswith(f"gvr-topk: {path}:2: gvr_topk.hint_ofset: wanted a key of gvr_topk")
+    assert unknown.endswith("(did you mean hint_offset?)")
+    assert typed == f"gvr-topk: {path}:3: gvr_topk.stats: wanted true or false, got 3"
+
+
+def test_config_check_json(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(ON)
+    assert json.loads(run("config", "check", str(path), "--json").stdout)["k"] == 512
+    path.write_text("gvr_topk: {stats: 3}\n")
+    result = run("config", "check", str(path), "--json")
+    data = json.loads(result.stdout)
+    assert result.exit_code == 1 and not data["ok"]
+    assert data["problems"][0]["key"] == "gvr_topk.stats" and data["problems"][0]["line"] == 1
+
+
+def test_main_is_the_entry_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["gvr-topk", "replay", "--steps", "0"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("gvr-topk: steps: wanted 1 to 256")
