@@ -332,9 +332,15 @@ class LayerHook:
                 state = self._states[manager] = self._open(metadata, manager)
             if isinstance(state, HintState):
                 state.update(metadata, self.counters)
-                self.counters.write_if_due(environment.metrics_directory())
+                self._write_metrics()
         except Exception as error:  # an engine must not fail because of a hint
             self._broken = Closed(self.failed("refused", error))
+
+    def _write_metrics(self) -> None:
+        try:
+            self.counters.write_if_due(environment.metrics_directory())
+        except (OSError, ImportError) as error:
+            self.failed("no metrics file", error)
 
     def _open(self, metadata: Any, manager: Any) -> HintState | Closed:
         mode = environment.mode()

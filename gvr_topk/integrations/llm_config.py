@@ -12,6 +12,7 @@ arrives in a worker that was started before the YAML file was read.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from copy import copy
 from graphlib import TopologicalSorter
@@ -92,7 +93,7 @@ def _watch(
     if existing is None:
         field = FieldInfo.from_annotated_attribute(noted, new_field)
         # Subclasses made later find their fields through the annotations.
-        annotations = {**model.__dict__.get("__annotations__", {}), name: annotation}
+        annotations = {**inspect.get_annotations(model), name: annotation}
         transaction.set_attribute(model, "__annotations__", annotations)
     else:
         extra = FieldInfo.from_annotation(noted).metadata

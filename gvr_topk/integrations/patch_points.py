@@ -268,9 +268,9 @@ def engine_version(root: Path) -> str:
     source = root / "version.py"
     if source.is_file():
         for node in ast.parse(source.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
-                if any(isinstance(t, ast.Name) and t.id == "__version__" for t in node.targets):
-                    return str(node.value.value)
+            match node:
+                case ast.Assign(targets=[ast.Name(id="__version__")], value=ast.Constant(value=version)):
+                    return str(version)
     from importlib import metadata
 
     try:

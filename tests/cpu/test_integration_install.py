@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
@@ -19,13 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "fakes"
 sys.path.insert(0, str(FAKES))
 
-from engine import DSA, LLM_ARGS, SHAPES, fake_package, load_dsa, load_llm_args  # noqa: E402
+from engine import DSA, LLM_ARGS, SHAPES, fake_package, load_dsa, load_llm_args
 
-import gvr_topk_autoload  # noqa: E402
-from gvr_topk.integrations import environment, patch_points  # noqa: E402
-from gvr_topk.integrations import tensorrt_llm as integration  # noqa: E402
-from gvr_topk.integrations.layer_hook import DecodeOp  # noqa: E402
-from gvr_topk.integrations.transaction import Transaction  # noqa: E402
+import gvr_topk_autoload
+from gvr_topk.integrations import environment, patch_points
+from gvr_topk.integrations import tensorrt_llm as integration
+from gvr_topk.integrations.layer_hook import DecodeOp
+from gvr_topk.integrations.transaction import Transaction
 
 VARIABLES = ("GVR_TOPK_DISABLE", "TRTLLM_GVR_TOPK", "TRTLLM_GVR_TOPK_OPTIONS", "TRTLLM_GVR_TOPK_METRICS_DIR")
 YAML = """
@@ -98,6 +99,18 @@ def test_a_plain_install_changes_nothing_in_the_environment(shape):
     assert integration.install()
     parse("sparse_attention_config: {algorithm: dsa}\n")
     assert not any(name in os.environ for name in VARIABLES)
+
+
+def test_a_custom_module_directory_is_enough(shape):
+    """``--custom_module_dirs``: the folder is imported as a package of its own name."""
+    load_llm_args()
+    sys.path.append(str(ROOT / "gvr_topk" / "integrations" / "custom_module"))
+    try:
+        importlib.import_module("gvr_topk_enable")
+    finally:
+        sys.path.pop()
+    del sys.modules["gvr_topk_enable"]
+    assert parse(YAML).sparse_attention_config.enable_heuristic_topk
 
 
 def test_without_us_1_2_rejects_the_key_and_1_3_takes_it(shape):

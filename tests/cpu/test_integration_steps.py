@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
-from engine import SHAPES, Engine, Request, fake_package, load_dsa  # noqa: E402
+from engine import SHAPES, Engine, Request, fake_package, load_dsa
 
-from gvr_topk.integrations import tensorrt_llm as integration  # noqa: E402
-from gvr_topk.integrations.layer_hook import HintState  # noqa: E402
+from gvr_topk.integrations import tensorrt_llm as integration
+from gvr_topk.integrations.layer_hook import HintState
 
 
 @pytest.fixture(params=SHAPES)
@@ -87,9 +87,9 @@ def run(dsa, steps=160, next_n=1, seed=0, graphs=True, phases=False, **engine_op
 
 @pytest.mark.parametrize("next_n", [1, 2, 3, 4])
 def test_same_sets_with_and_without(shape, monkeypatch, next_n):
-    engine, plain = run(load_dsa(), next_n=next_n, seed=next_n)
+    _, plain = run(load_dsa(), next_n=next_n, seed=next_n)
     hooked(monkeypatch)
-    engine, chosen = run(load_dsa(), next_n=next_n, seed=next_n)
+    _, chosen = run(load_dsa(), next_n=next_n, seed=next_n)
     assert len(chosen) == len(plain) > 150
     for ours, theirs in zip(chosen, plain, strict=True):
         assert torch.equal(ours, theirs)
@@ -312,7 +312,7 @@ def test_an_error_of_ours_falls_back_and_is_said_once(shape, monkeypatch):
     from gvr_topk.integrations import layer_hook
 
     engine = Engine(hooked(monkeypatch))
-    _, plain = None, Engine(engine.dsa).step([], [Request(1, 30, 99, seed=1, done=30)])
+    plain = Engine(engine.dsa).step([], [Request(1, 30, 99, seed=1, done=30)])
     monkeypatch.setattr(
         layer_hook, "indexer_topk_decode", lambda *a, **k: (_ for _ in ()).throw(ValueError("logits: no"))
     )
@@ -329,7 +329,7 @@ def test_an_error_of_ours_falls_back_and_is_said_once(shape, monkeypatch):
 def test_not_asked_for_means_not_used(shape):
     dsa = load_dsa()
     assert integration.install() and integration.installed()
-    engine, _ = run(dsa, steps=30)
+    run(dsa, steps=30)
     assert set(integration.counters().calls) == {("original", "not asked for")}
     assert sys.modules["tensorrt_llm.logger"].logger.lines == []
 

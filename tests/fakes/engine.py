@@ -105,6 +105,8 @@ class Engine:
             max_batch_size=4 * self.max_requests,
             first_layer=self.first_layer,
         )
+        # What was never written is garbage, the same in every run.
+        self.manager.pool.normal_(generator=torch.Generator().manual_seed(0))
         self.metadata = self.dsa.DSAtrtllmAttentionMetadata(
             max_num_requests=self.max_requests,
             max_num_tokens=self.max_requests * self.max_len,

@@ -15,16 +15,22 @@ import torch
 from gvr_topk.contract import exact_topk, row_lengths
 
 _library: torch.library.Library | None = None
+_defined: list[str] = []
 
 
 def define_ops(*schemas: str) -> None:
-    """Register the ``trtllm`` ops; `forget_ops` takes them back."""
+    """Register the ``trtllm`` ops that are not there yet; `forget_ops` takes them back.
+
+    On a GPU machine the real compiled ops may be loaded, see `real_op`.
+    """
     global _library
     forget_ops()
     # The real default of index_topk is 2048; tests take a small one to stay quick.
     topk = int(os.environ.get("FAKE_INDEX_TOPK", "2048"))
     _library = torch.library.Library("trtllm", "FRAGMENT")
-    for schema in schemas:
+    missing = [s for s in schemas if not torch._C._dispatch_has_kernel("trtllm::" + s.split("(")[0])]
+    for schema in missing:
+        vars(torch.ops.trtllm).pop(schema.split("(")[0], None)
         _library.define(schema.format(topk=topk))
 
     # The dispatcher leaves out trailing arguments that equal the schema's default, so the bodies need
@@ -38,9 +44,11 @@ def define_ops(*schemas: str) -> None:
     def indexer_topk_prefill(logits, row_starts, row_ends, indices, index_topk=topk):
         indices[:, :index_topk] = exact_topk(logits, row_ends - row_starts, index_topk)
 
-    for device in ("CPU", "CUDA"):
-        _library.impl("indexer_topk_decode", indexer_topk_decode, device)
-        _library.impl("indexer_topk_prefill", indexer_topk_prefill, device)
+    for body in (indexer_topk_decode, indexer_topk_prefill):
+        if any(schema.startswith(body.__name__) for schema in missing):
+            _defined.append(body.__name__)
+            for device in ("CPU", "CUDA"):
+                _library.impl(body.__name__, body, device)
 
 
 def forget_ops() -> None:
@@ -48,8 +56,8 @@ def forget_ops() -> None:
     if _library is not None:
         _library._destroy()
         _library = None
-    for name in ("indexer_topk_decode", "indexer_topk_prefill"):
-        vars(torch.ops.trtllm).pop(name, None)
+    while _defined:
+        vars(torch.ops.trtllm).pop(_defined.pop(), None)
 
 
 class KVCacheManager:

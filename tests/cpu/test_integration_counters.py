@@ -1,0 +1,141 @@
+"""Counters: what they count, the measured numbers, and the Prometheus text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
+
+from engine import Engine, Request, fake_package, load_dsa
+from prometheus_client.parser import text_string_to_metric_families
+
+from gvr_topk.contract import STATS_COLUMNS
+from gvr_topk.integrations import counters as counters_module
+from gvr_topk.integrations import tensorrt_llm as integration
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"stats": true}')
+    with fake_package("trtllm_1_2"):
+        dsa = load_dsa()
+        assert integration.install()
+        yield Engine(dsa, heads=16)  # with few heads, scores are often exactly 0 and tie at the k-th
+        integration.uninstall()
+
+
+def state_of(engine):
+    return torch.ops.trtllm.indexer_topk_decode._hook.state_of(engine.manager)
+
+
+def samples(text: str) -> dict[tuple, float]:
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_hit_ratio_is_the_overlap_of_two_steps(engine):
+    requests = [Request(i, 30, 99, seed=i, done=60) for i in (1, 2)]
+    first = engine.step([], requests)
+    assert integration.counters().measured.hit_ratio is None  # no hint yet
+    for request in requests:
+        request.done += 1
+    second = engine.step([], requests)
+    overlaps = [
+        len(set(a.tolist()) & set(b.tolist())) / engine.topk
+        for before, after in zip(first, second, strict=True)
+        for a, b in zip(before, after, strict=True)
+    ]
+    measured = integration.counters().measured
+    assert measured.hinted == 4
+    assert measured.hit_ratio == pytest.approx(sum(overlaps) / 4)
+
+
+def test_guess_misses_come_from_the_statistics(engine):
+    engine.step([], [Request(1, 30, 99, seed=1, done=60), Request(2, 30, 99, seed=2, done=60)])
+    stats = state_of(engine).stats
+    stats[:, :, STATS_COLUMNS.index("guess")] = 0
+    stats[:, :2, STATS_COLUMNS.index("guess")] = torch.tensor([1, 2], dtype=torch.int32)
+    stats[0, :2, STATS_COLUMNS.index("guess_hit")] = torch.tensor([1, 0], dtype=torch.int32)
+    stats[1, :2, STATS_COLUMNS.index("guess_hit")] = 1
+    measured = integration.counters().measured
+    assert (measured.guess_rows, measured.guess_misses) == (4, 1)
+
+
+def test_nothing_is_read_from_the_device_during_a_capture(engine):
+    engine.step([], [Request(1, 30, 99, seed=1, done=60)])
+    hook = torch.ops.trtllm.indexer_topk_decode._hook
+    hook._capturing = True
+    assert integration.counters().measured == counters_module.Measured()
+    engine.step([], [Request(1, 30, 99, seed=1, done=61)])
+    assert integration.counters().measured.hinted == 2
+
+
+def test_counts_of_a_short_run(engine):
+    running, prompt = Request(1, 30, 99, seed=1, done=60), Request(2, 50, 99, seed=2)
+    engine.step([(prompt, 50)], [running], next_n=2)
+    prompt.done, running.done = 50, 62
+    graph = engine.metadata.create_cuda_graph_metadata(4, max_draft_tokens=1)
+    engine.step([], [prompt, running], next_n=2, padding=1, metadata=graph)
+    seen = integration.counters()
+    assert seen.steps == {"eager": 1, "graph": 1}
+    assert seen.rows == {"hinted": 2 + 4, "dummy": 2}
+    assert {k: v for k, v in seen.requests.items() if v} == {"admitted": 2, "seeded": 1}
+    assert seen.calls == {("gvr_topk", "hint"): 4}
+    assert json.loads(json.dumps(seen.as_dict()))["calls"] == [
+        {"path": "gvr_topk", "reason": "hint", "count": 4}
+    ]
+
+
+def test_prometheus_text_says_the_same(engine):
+    request = Request(1, 30, 99, seed=1, done=60)
+    for _ in range(2):
+        engine.step([], [request])
+        request.done += 1
+    seen, text = integration.counters(), integration.prometheus_text()
+    read = samples(text)
+    assert read["gvr_topk_calls_total", "gvr_topk", "hint"] == 4
+    assert read["gvr_topk_steps_total", "eager"] == 2
+    assert read["gvr_topk_rows_total", "hinted"] == 2
+    assert read["gvr_topk_requests_total", "admitted"] == 1
+    assert read[("gvr_topk_hit_ratio",)] == pytest.approx(seen.measured.hit_ratio)
+    assert "python_info" not in text  # only ours: the default registry is left alone
+
+
+def test_without_prometheus_client_the_counters_still_work(engine, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    engine.step([], [Request(1, 30, 99, seed=1, done=60)])
+    assert integration.counters().steps["eager"] == 1
+    with pytest.raises(ImportError):
+        integration.prometheus_text()
+
+
+def test_each_process_keeps_a_metrics_file(engine, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_METRICS_DIR", str(tmp_path))
+    request = Request(1, 30, 99, seed=1, done=60)
+    engine.step([], [request])
+    (file,) = tmp_path.iterdir()
+    assert file.suffix == ".prom" and samples(file.read_text())["gvr_topk_steps_total", "eager"] == 1
+    engine.step([], [request])
+    assert samples(file.read_text())["gvr_topk_steps_total", "eager"] == 1  # not at every step
+    integration._integration.counters._next_write = 0.0
+    engine.step([], [request])
+    assert samples(file.read_text())["gvr_topk_steps_total", "eager"] == 3
+
+
+def test_an_unwritable_metrics_directory_does_not_stop_the_hook(engine, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_METRICS_DIR", str(tmp_path / "missing"))
+    request = Request(1, 30, 99, seed=1, done=60)
+    for _ in range(2):
+        engine.step([], [request])
+    assert integration.counters().calls == {("gvr_topk", "hint"): 4}
+    (line,) = [text for level, text in sys.modules["tensorrt_llm.logger"].logger.lines if level == "warning"]
+    assert "metrics" in line and "missing" in line
