@@ -192,7 +192,7 @@ def _plot_hit_ratio(axes: Axes, result: ReplayResult) -> None:
         ylabel="hit ratio",
         ylim=(0, 1),
     )
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
 
 
 def _plot_passes(axes: Axes, result: ReplayResult) -> None:
@@ -225,7 +225,7 @@ def _plot_passes(axes: Axes, result: ReplayResult) -> None:
         xticks=place,
         xticklabels=[*map(str, place[:-1]), f"{most} or more"],
     )
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=5, frameon=False, columnspacing=1.2)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
 
 
 def _plot_scores(axes: Axes, result: ReplayResult) -> None:

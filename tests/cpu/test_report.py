@@ -123,6 +123,12 @@ def test_plots_and_json_are_written(result: ReplayResult, tmp_path: Path) -> Non
     assert json.loads(saved.read_text()) == json.loads(json.dumps(result.to_dict()))
 
 
+def test_nothing_is_cut_off_with_a_third_offset(tmp_path: Path) -> None:
+    for path in report.save_plots(replay(Rows("normal", normal), ON, hint_offset=-12), tmp_path):
+        pixels = imread(path)
+        assert (pixels[:, :3] == 1).all() and (pixels[:, -3:] == 1).all(), f"{path.name} runs over its edge"
+
+
 @pytest.mark.parametrize(
     "source",
     [
