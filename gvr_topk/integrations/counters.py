@@ -29,8 +29,9 @@ class Measured:
     Attributes
     ----------
     hit_ratio : float or None
-        Mean share of the hinted values that reached the k-th value, over layers and requests with a hint:
-        without ties at the k-th value, the share of the hint that was in the result. None when no hint was used yet, or while a graph is being captured.
+        Mean share of the hinted values that reached the k-th value, over layers and requests with a
+        hint; without ties at the k-th value, the share of the hint that was in the result. None when no
+        hint was used yet, or while a graph is being captured.
     hinted : int
         Pairs of layer and request the mean is over.
     guess_rows, guess_misses : int

@@ -16,9 +16,7 @@ import torch
 import yaml
 from pydantic import ValidationError
 
-ROOT = Path(__file__).resolve().parents[2]
-FAKES = ROOT / "tests" / "fakes"
-sys.path.insert(0, str(FAKES))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from engine import DSA, LLM_ARGS, SHAPES, fake_package, load_dsa, load_llm_args
 
@@ -28,6 +26,8 @@ from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.layer_hook import DecodeOp
 from gvr_topk.integrations.transaction import Transaction
 
+ROOT = Path(__file__).resolve().parents[2]
+FAKES = ROOT / "tests" / "fakes"
 VARIABLES = ("GVR_TOPK_DISABLE", "TRTLLM_GVR_TOPK", "TRTLLM_GVR_TOPK_OPTIONS", "TRTLLM_GVR_TOPK_METRICS_DIR")
 YAML = """
 sparse_attention_config:

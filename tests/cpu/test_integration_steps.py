@@ -134,6 +134,7 @@ def test_a_hint_follows_its_request_when_rows_move(shape, monkeypatch):
 def test_a_new_request_starts_without_another_ones_hint(shape, monkeypatch):
     """Also the disaggregated start: a request whose prompt was computed elsewhere."""
     engine = Engine(hooked(monkeypatch), max_requests=2)
+    engine.manager.max_batch_size = 2
     old = [Request(i, 30, 99, seed=i, done=30) for i in (21, 22)]
     engine.step([], old)
     state = state_of(engine)
@@ -151,21 +152,20 @@ def test_a_new_request_starts_without_another_ones_hint(shape, monkeypatch):
     assert (seen[0] == -1).all()
 
 
-@pytest.mark.parametrize("phases", [False, True])
-def test_the_last_prompt_row_seeds_the_slot(shape, monkeypatch, phases):
-    if phases and shape == "trtllm_1_2":
-        pytest.skip("1.2 always runs both phases in one call")
-    engine = Engine(hooked(monkeypatch))
-    running = Request(31, 30, 99, seed=31, done=40)
-    long, short = Request(32, 60, 99, seed=32), Request(33, 20, 99, seed=33)
-    engine.step([(long, 40), (short, 20)], [running], phases=phases)  # chunked: 40 of 60
-    long.done, short.done, running.done = 40, 20, 41
-    result = engine.step([(long, 20)], [short, running], phases=phases)
-    state = state_of(engine)
-    for layer, rows in enumerate(result):
-        seeded = state.prior.indices[layer, state.prior.slot_of(32)]
-        assert torch.equal(seeded.sort().values, rows[19])
-    assert (state.prior.guess[:, state.prior.slot_of(32)] == -1).all()
+def test_the_last_prompt_row_seeds_the_slot(shape, monkeypatch):
+    dsa = hooked(monkeypatch)
+    for phases in (False, True) if shape == "trtllm_1_3" else (False,):  # 1.2 has one call for both
+        engine = Engine(dsa)
+        running = Request(31, 30, 99, seed=31, done=40)
+        long, short = Request(32, 60, 99, seed=32), Request(33, 20, 99, seed=33)
+        engine.step([(long, 40), (short, 20)], [running], phases=phases)  # chunked: 40 of 60
+        long.done, short.done, running.done = 40, 20, 41
+        result = engine.step([(long, 20)], [short, running], phases=phases)
+        state = state_of(engine)
+        for layer, rows in enumerate(result):
+            seeded = state.prior.indices[layer, state.prior.slot_of(32)]
+            assert torch.equal(seeded.sort().values, rows[19])
+        assert (state.prior.guess[:, state.prior.slot_of(32)] == -1).all()
 
 
 def test_padding_and_dummy_requests_neither_read_nor_write(shape, monkeypatch):
@@ -261,15 +261,26 @@ def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
 
 
 def test_more_requests_than_expected_still_give_the_same_sets(shape, monkeypatch):
-    engine = Engine(hooked(monkeypatch), max_requests=2)
+    def both_steps(dsa):
+        engine = Engine(dsa, max_requests=2)
+        requests = [Request(i, 30, 99, seed=i, done=30) for i in range(91, 97)]
+        engine.step([], requests[:2])
+        return engine.step([], requests, metadata=engine.metadata.create_cuda_graph_metadata(20)), requests
+
+    dsa = hooked(monkeypatch)
+    result, _ = both_steps(dsa)
+    assert "over capacity" not in integration.counters().steps
+    engine = Engine(dsa, max_requests=2)
+    engine.manager.max_batch_size = 2
     requests = [Request(i, 30, 99, seed=i, done=30) for i in range(91, 97)]
     engine.step([], requests[:2])
-    wide = engine.metadata.create_cuda_graph_metadata(6)
-    result = engine.step([], requests, metadata=wide)
+    narrow = engine.step([], requests, metadata=engine.metadata.create_cuda_graph_metadata(20))
+    assert integration.counters().steps["over capacity"] == 1
+    assert integration.counters().calls["gvr_topk", "rows unknown"] == 2
     integration.uninstall()
-    plain = Engine(engine.dsa, max_requests=6)
-    plain.step([], requests[:2])
-    assert all(torch.equal(a, b) for a, b in zip(result, plain.step([], requests), strict=True))
+    plain, _ = both_steps(dsa)
+    for with_slots, without, theirs in zip(result, narrow, plain, strict=True):
+        assert torch.equal(with_slots, theirs) and torch.equal(without, theirs)
 
 
 def test_theirs_runs_on_blackwell_unless_forced(monkeypatch):

@@ -67,6 +67,7 @@ class KVCacheManager:
         self.num_local_layers = num_layers
         self.layer_offsets = {first_layer + i: i for i in range(num_layers)}
         self.max_seq_len = max_seq_len
+        self.max_batch_size = max_batch_size
         self.tokens_per_block = max_seq_len
         self.quant_block_size = 128
         self.num_blocks = 2 * max_batch_size

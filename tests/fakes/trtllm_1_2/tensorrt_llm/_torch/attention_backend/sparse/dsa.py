@@ -1,7 +1,7 @@
 import torch
 from fake_base import IndexerBase, KVCacheManager, fp8_paged_mqa_logits, prefill_topk
-from gvr_topk.contract import row_lengths
 
+from gvr_topk.contract import row_lengths
 from tensorrt_llm._torch.attention_backend.trtllm import TrtllmAttentionMetadata
 from tensorrt_llm.llmapi import llm_args  # noqa: F401  (as the real module does)
 

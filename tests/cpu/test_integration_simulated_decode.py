@@ -1,0 +1,71 @@
+"""The logic of eval/simulated_decode.py on the CPU, where the graph is an ordinary call."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).resolve().parents[2] / "eval" / "simulated_decode.py"
+ARGUMENTS = ["--device", "cpu", "--requests", "4", "--steps", "60", "--window", "700", "--topk", "64"]
+
+
+@pytest.fixture
+def script():
+    path, threads = list(sys.path), torch.get_num_threads()
+    spec = importlib.util.spec_from_file_location("simulated_decode", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+    sys.path[:] = path
+    torch.set_num_threads(threads)
+
+
+def test_hook_on_selects_the_same_sets(script, tmp_path, capsys):
+    target = tmp_path / "deep" / "result.json"
+    assert script.main([*ARGUMENTS, "--json", str(target)]) == 0
+    result = json.loads(target.read_text())
+    assert json.loads(capsys.readouterr().out) == result
+    sets, setup = result["sets"], result["setup"]
+    assert sets["identical"] == sets["rows"] > 150 and sets["different"] == sets["other_ties"] == 0
+    assert setup["arrivals"] > 4 and setup["finished"] > 0 and setup["graph_steps"] > 30
+    (call,) = result["counters"]["calls"]
+    assert (call["path"], call["reason"]) == ("gvr_topk", "hint")
+    assert result["counters"]["requests"]["seeded"] == setup["arrivals"]
+    assert 0.3 < result["counters"]["measured"]["hit_ratio"] < 1
+    assert "not TensorRT-LLM itself" in result["what"]
+
+
+def test_a_wrong_set_is_found(script, monkeypatch, capsys):
+    from gvr_topk.integrations import layer_hook
+
+    def wrong(logits, seq_lens, k, *, out, **rest):
+        out.copy_(torch.arange(k, dtype=torch.int32).expand_as(out))
+
+    monkeypatch.setattr(layer_hook, "indexer_topk_decode", wrong)
+    assert script.main(ARGUMENTS) == 1
+    assert json.loads(capsys.readouterr().out)["sets"]["different"] > 100
+
+
+def test_rows_grow_requests_change_and_every_run_sees_the_same(script):
+    trace = script.shipped_trace()
+    options = script.Options("cpu", 4, 60, 700, 64, 0)
+    plan = script.schedule(trace, options)
+    again = script.schedule(trace, options)
+    assert [[a.request_id for a, _ in running] for running, _, _ in plan] == [
+        [a.request_id for a, _ in running] for running, _, _ in again
+    ]
+    orders = {tuple(a.request_id for a, _ in running) for running, _, _ in plan}
+    assert len(orders) > 10
+    first = trace.length(0) - 1
+    for running, _, _ in plan:
+        assert len(running) <= options.requests
+        for arrival, step in running:
+            assert options.topk < first + step + 1 - arrival.shift <= options.window
+            assert step < trace.steps

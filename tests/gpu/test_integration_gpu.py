@@ -1,0 +1,164 @@
+"""The hook on a GPU: in front of the real compiled TensorRT-LLM op, and inside one captured graph."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
+
+from engine import GRAPH_DUMMY, fake_package, load_dsa
+from real_op import load_real_op
+
+from gvr_topk.contract import exact_topk, row_lengths
+from gvr_topk.integrations import tensorrt_llm as integration
+from gvr_topk.integrations.layer_hook import DecodeOp
+from gvr_topk.library import library_status
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(not library_status().loaded, reason=f"CUDA library: {library_status().reason}"),
+]
+
+K, REQUESTS, LAYERS, WIDTH = 2048, 8, 2, 40960
+
+
+class Rank:
+    """One rank of the fake engine on the GPU, with scores given directly instead of computed."""
+
+    def __init__(self, dsa) -> None:
+        config = SimpleNamespace(index_topk=K, skip_indexer_for_short_seqs=True)
+        self.manager = dsa.DSACacheManager(
+            num_layers=LAYERS, head_dim=1, max_seq_len=WIDTH, max_batch_size=REQUESTS, device="cuda"
+        )
+        self.eager = dsa.DSAtrtllmAttentionMetadata(
+            max_num_requests=REQUESTS,
+            max_num_tokens=4 * REQUESTS,
+            kv_cache_manager=self.manager,
+            sparse_attention_config=config,
+            device="cuda",
+        )
+        self.indexers = [
+            dsa.Indexer(None, None, None, False, config, None, layer_idx=i) for i in range(LAYERS)
+        ]
+        self.rows = 0
+        self.scores = torch.zeros(LAYERS, 4 * REQUESTS, WIDTH, device="cuda")
+        dsa.fp8_paged_mqa_logits = lambda *_: self.scores[self.layer, : self.rows]
+
+    def prepare(self, metadata, request_ids, lengths, next_n=1):
+        self.rows = len(request_ids) * next_n
+        metadata.set_batch(request_ids, [next_n] * len(request_ids), 0, [n - next_n for n in lengths])
+        metadata.prepare()
+
+    def forward(self, metadata):
+        outputs = []
+        for layer, indexer in enumerate(self.indexers):
+            self.layer = layer
+            x = torch.zeros(self.rows, 1, 1, device="cuda")
+            outputs.append(indexer.sparse_attn_indexer(metadata, x, x, x, x, x[:, 0]))
+        return outputs
+
+
+def scores(rows: int, seed: int) -> torch.Tensor:
+    """Rows without equal values, so that the k largest are one set for every correct op."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    order = torch.argsort(torch.rand(rows, WIDTH, device="cuda", generator=generator), dim=1)
+    return order.to(torch.float32) - WIDTH / 2
+
+
+def wanted(values, lengths, next_n=1):
+    lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    return exact_topk(values, row_lengths(lens, values.shape[0], next_n), K)
+
+
+@pytest.fixture
+def hooked(monkeypatch):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"stats": true}')
+    load_real_op()
+    with fake_package("trtllm_1_2", topk=K):
+        dsa = load_dsa()
+        assert integration.install(), dict(integration.describe())["would happen"]
+        yield dsa
+        integration.uninstall()
+
+
+@pytest.mark.parametrize("next_n", [1, 2, 4])
+def test_the_real_op_is_replaced_falls_back_and_agrees(hooked, next_n):
+    missing = load_real_op()
+    if missing:
+        pytest.skip(missing)
+    op = torch.ops.trtllm.indexer_topk_decode
+    assert isinstance(op, DecodeOp)
+    lengths = [3000 + 4500 * i for i in range(REQUESTS)]
+    rank = Rank(hooked)
+    rank.scores[:, : REQUESTS * next_n] = torch.stack(
+        [scores(REQUESTS * next_n, 10 + i) for i in range(LAYERS)]
+    )
+    rank.prepare(rank.eager, list(range(50, 50 + REQUESTS)), lengths, next_n)
+    ours = rank.forward(rank.eager)
+    assert integration.counters().calls == {("gvr_topk", "hint"): LAYERS}
+    lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    for layer, chosen in enumerate(ours):
+        values = rank.scores[layer, : REQUESTS * next_n]
+        theirs = torch.full_like(chosen, -7)
+        op(values, lens, theirs, next_n)  # outside of the indexer: the original runs
+        assert torch.equal(theirs.sort(dim=1).values, chosen.sort(dim=1).values)
+        assert torch.equal(chosen, wanted(values, lengths, next_n))
+    assert integration.counters().calls["original", "not from the indexer"] == LAYERS
+
+
+@pytest.mark.parametrize("next_n", [1, 3])
+def test_one_graph_serves_growing_rows_and_changing_requests(hooked, next_n):
+    rank = Rank(hooked)
+    metadata = rank.eager.create_cuda_graph_metadata(REQUESTS, max_draft_tokens=next_n - 1)
+    rank.prepare(rank.eager, [GRAPH_DUMMY] * REQUESTS, [K + next_n] * REQUESTS, next_n)
+    rank.prepare(metadata, [GRAPH_DUMMY] * REQUESTS, [K + next_n] * REQUESTS, next_n)
+    rank.forward(metadata)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = rank.forward(metadata)
+    rows = REQUESTS * next_n
+    base = torch.stack([scores(rows, i) for i in range(LAYERS)])
+    lengths = {100 + i: 2500 + 900 * i for i in range(12)}
+    for step in range(25):
+        live = [100 + (step // 3 + i * 5) % 12 for i in range(REQUESTS - step % 3)]
+        ids = live + [GRAPH_DUMMY] * (REQUESTS - len(live))
+        seen = [lengths.get(i, K + next_n) for i in ids]
+        noise = torch.randn(rows, WIDTH, device="cuda", generator=torch.Generator("cuda").manual_seed(step))
+        rank.scores[:, :rows] = base + 50 * noise
+        rank.prepare(metadata, ids, seen, next_n)
+        graph.replay()
+        for layer, chosen in enumerate(outputs):
+            assert torch.equal(chosen, wanted(rank.scores[layer, :rows], seen, next_n))
+        for request in live:
+            lengths[request] += 37
+    counted = integration.counters()
+    assert counted.rows["dummy"] > 0 and counted.requests["evicted"] > 0
+    assert counted.measured.hinted > 0 and 0 <= counted.measured.hit_ratio <= 1
+    assert not any(path == "original" for path, _ in counted.calls)
+
+
+def test_the_hooked_call_allocates_nothing(hooked):
+    rank = Rank(hooked)
+    rank.prepare(rank.eager, [1, 2, 3], [5000, 6000, 7000])
+    op, hook = torch.ops.trtllm.indexer_topk_decode, torch.ops.trtllm.indexer_topk_decode._hook
+    out = torch.empty(3, K, dtype=torch.int32, device="cuda")
+    lens, values = rank.eager.kv_lens_cuda_runtime[:3], rank.scores[0, :3]
+    hook._local.call = hook._call(rank.indexers[0], rank.eager)
+    try:
+        op(values, lens, out, 1)
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        torch.cuda.set_sync_debug_mode("error")
+        op(values, lens, out, 1)
+        torch.cuda.set_sync_debug_mode("default")
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        del hook._local.call
