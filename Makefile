@@ -1,0 +1,65 @@
+# Everything is installed into .venv, made on first use. Later runs compile only what changed.
+#   make replay    replay the shipped decode trace with the heuristic on, every step checked
+#   make test      everything that needs no GPU
+#   make test-gpu  everything that needs one
+PYTHON3 ?= python3
+VENV ?= .venv
+PYTHON ?= $(VENV)/bin/python
+OUT ?= out/replay
+# nvcc takes up to 3 GB per job, so not one job per core without being asked.
+export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
+
+.PHONY: help replay test test-gpu lint format install build wheel clean
+
+help:
+	@sed -n '2,4s/^#   //p' Makefile
+
+# torch first, alone and by its exact version: the build needs it, and an unpinned torch would be
+# the newest there is.
+$(VENV)/.tools: pyproject.toml
+	$(PYTHON3) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet torch==2.13.0
+	$(VENV)/bin/pip install --quiet "scikit-build-core>=1.0" "cmake>=3.31.8" ninja
+	touch $@
+
+# Editable: the checkout is what runs, from any folder, with the libraries in gvr_topk/lib.
+install: $(VENV)/.tools
+	$(VENV)/bin/pip install --quiet --no-build-isolation --editable ".[test]"
+
+replay: install
+	$(VENV)/bin/gvr-topk replay --shipped --config configs/heuristic_on.yaml --out $(OUT)
+
+lint: install
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	git ls-files 'cpp/*.h' 'cpp/*.cuh' 'cpp/*.cu' 'cpp/*.cpp' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+
+format: install
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	git ls-files 'cpp/*.h' 'cpp/*.cuh' 'cpp/*.cu' 'cpp/*.cpp' | xargs $(VENV)/bin/clang-format -i
+
+test: install
+	$(VENV)/bin/python -m pytest tests/cpu
+
+# Needs no .venv: `make build test-gpu PYTHON=python3` uses the torch that is there.
+test-gpu:
+	$(PYTHON) -m pytest tests/gpu
+	@if command -v compute-sanitizer > /dev/null; then \
+	  for tool in memcheck racecheck synccheck initcheck; do \
+	    compute-sanitizer --tool $$tool --error-exitcode 1 $(PYTHON) -m pytest tests/gpu -m sanitizer || exit 1; \
+	  done; \
+	else echo "compute-sanitizer: not found, its runs are left out"; fi
+
+# The libraries alone, beside the sources; the test of the wheel and everything else use `install`.
+build:
+	cmake -S cpp -B build/plain -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))"
+	cmake --build build/plain
+	cmake --install build/plain --prefix .
+
+wheel: $(VENV)/.tools
+	$(VENV)/bin/pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist out gvr_topk/lib
