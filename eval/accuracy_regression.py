@@ -250,7 +250,8 @@ def report(decisions: Sequence[Decision]) -> str:
             )
         if item.basis == "assumed":
             lines.append(
-                f"{item.task}: one run each; the spread is the paper's, not measured here. Use --runs 2 or more."
+                f"{item.task}: one run each; the spread is the paper's, not measured here. "
+                "Use --runs 2 or more."
             )
     return "\n".join(lines)
 

@@ -113,7 +113,7 @@ class Decoder:
         self.outputs: list[Tensor] = []
         self.logits: list[Tensor] = []  # of the last step, by layer
         self._calls: list[Tensor] = []
-        base = sys.modules["fake_base"]
+        base: Any = sys.modules["fake_base"]
         self._score = base.fp8_paged_mqa_logits
         base.fp8_paged_mqa_logits = self.dsa.fp8_paged_mqa_logits = self._keep_logits
 
@@ -233,7 +233,8 @@ def schedule(
     first = trace.length(0) - 1
     plan: list[tuple[list[tuple[Arrival, int]], list[Arrival], list[int]]] = []
     live: list[tuple[Arrival, int]] = []
-    next_id, gone = 1000, []
+    next_id = 1000
+    gone: list[int] = []
     for _ in range(options.steps):
         new = []
         room = options.requests - len(live)
@@ -277,18 +278,21 @@ def run(
     os.environ.pop("TRTLLM_GVR_TOPK", None)
     with fake_package("trtllm_1_2", topk=options.topk):
         dsa = load_dsa()
-        op = torch.ops.trtllm.indexer_topk_decode
+        engine_ops: Any = torch.ops.trtllm
+        op = engine_ops.indexer_topk_decode
         if arm == "on":
             os.environ["TRTLLM_GVR_TOPK"] = "1"
             if not integration.install():
                 raise RuntimeError(f"the hook was refused: {dict(integration.describe())['would happen']}")
         elif arm == "scores":
-            torch.ops.trtllm.indexer_topk_decode = lambda logits, lens, out, next_n: None
+            engine_ops.indexer_topk_decode = lambda logits, lens, out, next_n: None
         try:
             decoder = Decoder(traces, options)
             assert decoder.dsa is dsa
             decoder.capture()
-            sets, graph_us, prepare_us = [], [], []
+            sets: list[list[Tensor]] = []
+            graph_us: list[float] = []
+            prepare_us: list[float] = []
             agreement = {"rows": 0, "identical": 0, "other_ties": 0, "different": 0}
             for running, new, gone in schedule(traces[0], options):
                 for request_id in gone:
@@ -306,7 +310,7 @@ def run(
         finally:
             integration.uninstall()
             os.environ.pop("TRTLLM_GVR_TOPK", None)
-            torch.ops.trtllm.indexer_topk_decode = op
+            engine_ops.indexer_topk_decode = op
     return {
         "sets": sets,
         "agreement": agreement,

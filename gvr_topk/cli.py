@@ -193,7 +193,8 @@ def _environment() -> list[tuple[str, str]]:
 def _paths() -> list[tuple[str, str]]:
     status = library_status()
     try:
-        policy = f"available: length {gate.GVR_MIN_LENGTH:,} to {gate.GVR_MAX_LENGTH:,} on sm_{gate.MIN_ARCH} or later"
+        lengths = f"{gate.GVR_MIN_LENGTH:,} to {gate.GVR_MAX_LENGTH:,}"
+        policy = f"available: length {lengths} on sm_{gate.MIN_ARCH} or later"
     except LibraryError as error:
         policy = f"not available: {error}"
     rows = [

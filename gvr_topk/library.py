@@ -45,7 +45,9 @@ def library_status() -> LibraryStatus:
     path = _library_path(_CUDA_LIBRARY)
     if path is None:
         return LibraryStatus(
-            False, None, "built without a CUDA compiler: install from source where nvcc 12.8 or later is on PATH"
+            False,
+            None,
+            "built without a CUDA compiler: install from source where nvcc 12.9 or later is on PATH",
         )
     try:
         torch.ops.load_library(str(path))
@@ -66,7 +68,8 @@ def policy_library() -> ctypes.CDLL:
     path = _library_path(_POLICY_LIBRARY)
     if path is None:
         raise LibraryError(
-            f"gvr_topk: want {_POLICY_LIBRARY} beside the package, got none: install the package (pip install .)"
+            f"gvr_topk: want {_POLICY_LIBRARY} beside the package, got none: "
+            "install the package (pip install .)"
         )
     library = ctypes.CDLL(str(path))
     library.gvr_topk_can_use_heuristic.argtypes = [

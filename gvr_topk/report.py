@@ -42,8 +42,8 @@ PAPER = Published()
 
 NOTE = (
     "Paper: DeepSeek-V3.2 scores, N about 70,690, first threshold the mean of the hint, offset 0; hit "
-    "ratio of layers 20-60 / 0-1. The traces of this project are scores of SmolLM2 under a distilled indexer, not of DeepSeek: "
-    "compare the shape, not the digits."
+    "ratio of layers 20-60 / 0-1. The traces of this project are scores of SmolLM2 under a distilled "
+    "indexer, not of DeepSeek: compare the shape, not the digits."
 )
 
 # Okabe-Ito colours: distinguishable without colour vision.

@@ -133,7 +133,8 @@ def execute(
     if store.skipped_lines:
         numbers = ", ".join(str(number) for number in store.skipped_lines)
         say(
-            f"{store.path}: unreadable line {numbers} (an interrupted run?) is left out; that run is done again"
+            f"{store.path}: unreadable line {numbers} (an interrupted run?) is left out; "
+            "that run is done again"
         )
     for index, run in enumerate(runs, start=1):
         place = f"[{index}/{len(runs)}] {run.name}"

@@ -2,8 +2,8 @@
 
 One line is one run. A run counts as done only when its whole line is there with ``"status": "done"``:
 a run that was interrupted has no line, or half a line, and is done again. The key of a run is a hash of
-its full command, of its place in the plan and of the content of every file it depends on, so an edited configuration is never
-mixed with figures measured before.
+its full command, of its place in the plan and of the content of every file it depends on, so an edited
+configuration is never mixed with figures measured before.
 """
 
 from __future__ import annotations

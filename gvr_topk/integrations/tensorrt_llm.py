@@ -170,8 +170,11 @@ def installed() -> bool:
 
 
 def counters() -> Snapshot:
-    """Counters of this process. In TensorRT-LLM the layers run in worker processes: see
-    ``TRTLLM_GVR_TOPK_METRICS_DIR`` for reading theirs."""
+    """Counters of this process.
+
+    In TensorRT-LLM the layers run in worker processes: see ``TRTLLM_GVR_TOPK_METRICS_DIR`` for
+    reading theirs.
+    """
     return _integration.counters.snapshot()
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from gvr_topk import cli
 from gvr_topk import replay as replay_module

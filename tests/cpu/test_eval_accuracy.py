@@ -206,8 +206,9 @@ def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> N
 def test_commands_run_are_the_commands_printed(bench: Bench) -> None:
     bench.scores(mmlu=([87.5, 87.5], [87.5, 87.5]), gsm8k=([95.0, 95.1], [95.1, 95.0]))
     options = (
-        "--runs", "2", "--task", "mmlu", "--task", "gsm8k", "--order", "alternate", "--eval-args", "--tp_size 8",
-        "--config-flag", "--extra_llm_api_options", "--task-args", "gsm8k=--num_samples 20",
+        "--runs", "2", "--task", "mmlu", "--task", "gsm8k", "--order", "alternate",
+        "--eval-args", "--tp_size 8", "--config-flag", "--extra_llm_api_options",
+        "--task-args", "gsm8k=--num_samples 20",
     )  # fmt: skip
     printed = [line for line in bench.run(*options, "--dry-run").output.splitlines() if line[0] != "#"]
     result = bench.run(*options)
@@ -284,7 +285,10 @@ def test_interrupt_ends_the_running_tool_and_keeps_the_finished_runs(bench: Benc
     bench.scores(gsm8k=([95.0, 95.2], [95.1, 95.0]))
     tool = tmp_path / "bin" / "trtllm-eval"
     finishing = tool.read_text()
-    slow = 'if side == "on":\n    state.joinpath("pid").write_text(str(os.getpid()))\n    __import__("time").sleep(60)\n'
+    slow = (
+        'if side == "on":\n    state.joinpath("pid").write_text(str(os.getpid()))\n'
+        '    __import__("time").sleep(60)\n'
+    )
     tool.write_text(finishing.replace('print("loading"', slow + 'print("loading"'))
     script = [sys.executable, str(ROOT / "eval" / "accuracy_regression.py")]
     options = ["--model", "/models/m", "--out", str(bench.out), "--runs", "1", "--task", "gsm8k"]

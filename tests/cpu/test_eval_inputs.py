@@ -53,7 +53,7 @@ def test_pair_that_differs_in_something_else(tmp_path: Path, old: str, new: str,
 
 
 def test_broken_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="on.yaml"):
+    with pytest.raises(ConfigError, match=r"on\.yaml"):
         check_pair(*_pair(tmp_path, OFF, OFF.replace("heuristic_topk: false", "heuristic_topkk: true")))
 
 

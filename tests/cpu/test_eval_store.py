@@ -95,5 +95,5 @@ def test_file_hash_follows_content_and_names_a_missing_file(tmp_path: Path) -> N
     first = file_hash(path)
     path.write_text("a: 2\n")
     assert file_hash(path) != first
-    with pytest.raises(FileNotFoundError, match="none.yaml"):
+    with pytest.raises(FileNotFoundError, match=r"none\.yaml"):
         file_hash(tmp_path / "none.yaml")

@@ -112,8 +112,9 @@ def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> N
         [
             "trtllm-bench", "--model", "org/m", "--model_path", "/ckpt", "throughput", "--backend", "pytorch",
             "--tp", "8", "--ep", "8", "--dataset", dataset, "--num_requests", "5", "--warmup", "2",
-            "--concurrency", "1", "--max_batch_size", "1", "--max_num_tokens", "8192", "--max_seq_len", "2048",
-            "--streaming", "--config", str(ROOT / "configs" / "bench" / f"b200_tep8_mtp1_{side}.yaml"),
+            "--concurrency", "1", "--max_batch_size", "1", "--max_num_tokens", "8192",
+            "--max_seq_len", "2048", "--streaming",
+            "--config", str(ROOT / "configs" / "bench" / f"b200_tep8_mtp1_{side}.yaml"),
             "--report_json", str(place / f"{side}_1.json"),
         ]
         for side in ("off", "on")
@@ -266,8 +267,8 @@ def test_serve_failure_shows_the_servers_log_too(bench: Bench, tmp_path: Path) -
         tmp_path / "bin",
         "trtllm-serve",
         f"import runpy, sys\nf = runpy.run_path({str(fakes)!r})\nprint('illegal memory access', flush=True)\n"
-        "f['make_server'](lambda h, b: f['send_json'](h, {}, 500), int(sys.argv[sys.argv.index('--port') + 1])"
-        ").serve_forever()\n",
+        "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
+        "f['make_server'](lambda h, b: f['send_json'](h, {}, 500), port).serve_forever()\n",
     )
     result = bench.run(
         "--via", "serve", "--mtp", "0", "--repetitions", "1", "--port", port, "--no-keep-going"

@@ -232,7 +232,7 @@ def test_shipped_trace_hit_ratios_and_passes():
     """Hit ratio at K/N = 2048/32768 by offset, and the quantile guess against the mean."""
     trace, k = shipped_trace(), 2048
     hits: dict[int, list[float]] = {0: [], 1: []}
-    one_pass = {guess: 0 for guess in GUESSES}
+    one_pass = dict.fromkeys(GUESSES, 0)
     previous, alpha = None, None
     for step in range(trace.steps):
         row = trace.scores(step)

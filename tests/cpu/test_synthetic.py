@@ -116,7 +116,7 @@ def test_quantile_tables_match_the_distributions(family, reference):
 
 
 def test_unknown_family_is_named():
-    with pytest.raises(ValueError, match="family: wanted .* got 'cauchy'"):
+    with pytest.raises(ValueError, match=r"family: wanted .* got 'cauchy'"):
         _quantile_table(Family("cauchy"))
 
 
