@@ -1,0 +1,197 @@
+"""Read from the built CUDA library what each kernel costs on each GPU architecture.
+
+    python eval/inspect_build.py --json out/build.json
+
+Reads the library itself, not the compiler's messages, so it says what is shipped. Needs no GPU and no
+CUDA toolkit: ``cuobjdump`` comes with the ``test`` extra. Registers are per thread; stack and local
+memory, in bytes per thread, hold what did not fit into registers (spills) and arrays indexed at run time;
+shared memory is the static part per CTA (the dynamic part is an argument of each launch and not in the
+binary); code is the size of the kernel's instructions in bytes.
+
+Exit status: 0 no kernel spills and every one has code for all architectures, 1 otherwise, 2 no library.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import typer
+from elftools.elf.elffile import ELFFile
+
+from eval.common.tables import markdown_table
+
+LIBRARY = Path(__file__).resolve().parent.parent / "gvr_topk" / "lib" / "libgvr_topk_cuda.so"
+ARCHITECTURES = ("sm_90a", "sm_100f", "sm_120f")
+"""What the library is built for: Hopper, data-centre Blackwell, consumer Blackwell."""
+
+_FATBIN = re.compile(r"^Fatbin elf code:\n=+\narch = (?P<arch>\S+)$", re.MULTILINE)
+_FUNCTION = re.compile(
+    r"^ Function (?P<name>\S+):\n\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) "
+    r"SHARED:(?P<shared>\d+) LOCAL:(?P<local>\d+)",
+    re.MULTILINE,
+)
+_EXTRACTED = re.compile(r"^Extracting ELF file\s+\d+: (?P<name>.+)$", re.MULTILINE)
+
+
+class InspectError(RuntimeError):
+    """The library or the tool that reads it is missing or not understood."""
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """One kernel on one architecture; the units are the module's."""
+
+    kernel: str
+    arch: str
+    registers: int
+    stack_bytes: int
+    local_bytes: int
+    shared_bytes: int
+    code_bytes: int
+
+
+def cuobjdump() -> str:
+    """Path of NVIDIA's ``cuobjdump``: the one installed beside this Python, or one on PATH."""
+    for name in ("nvidia-cuda-cuobjdump", "nvidia-cuda-cuobjdump-cu12"):
+        try:
+            files = importlib.metadata.files(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.name == "cuobjdump":
+                return str(Path(str(file.locate())).resolve())
+    found = shutil.which("cuobjdump")
+    if found is None:
+        raise InspectError("cuobjdump: wanted it installed (pip install nvidia-cuda-cuobjdump), got none")
+    return found
+
+
+def _run(*command: str, folder: Path | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+    if done.returncode != 0:
+        raise InspectError(f"{Path(command[0]).name}: exit status {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _code_sizes(tool: str, library: Path) -> Iterator[dict[str, int]]:
+    """Size of each kernel's instructions, one mapping per embedded binary, in the library's order."""
+    with tempfile.TemporaryDirectory() as folder:
+        listing = _run(tool, "--extract-elf", "all", str(library), folder=Path(folder))
+        for name in _EXTRACTED.findall(listing):
+            with (Path(folder) / name).open("rb") as file:
+                sections = {s.name: s["sh_size"] for s in ELFFile(file).iter_sections()}
+            yield {n.removeprefix(".text."): size for n, size in sections.items() if n.startswith(".text.")}
+
+
+def _demangle(names: set[str]) -> dict[str, str]:
+    tool = shutil.which("c++filt")
+    if tool is None or not names:
+        return {name: name for name in names}
+    ordered = sorted(names)
+    shown = _run(tool, *ordered).splitlines()
+    return {
+        name: full.removeprefix("void ").partition("(")[0] for name, full in zip(ordered, shown, strict=True)
+    }
+
+
+def inspect(library: Path = LIBRARY) -> list[KernelUse]:
+    """Resource use of every kernel in a fat binary.
+
+    Parameters
+    ----------
+    library : Path
+        Shared library with embedded device code.
+
+    Returns
+    -------
+    list of KernelUse
+        Sorted by kernel, then in the order of `ARCHITECTURES`.
+
+    Raises
+    ------
+    InspectError
+        The library or ``cuobjdump`` is missing, or its output is not understood.
+    """
+    if not library.is_file():
+        raise InspectError(f"library: wanted a built CUDA library, got none at {library}")
+    tool = cuobjdump()
+    report = _run(tool, "--dump-resource-usage", str(library))
+    starts = list(_FATBIN.finditer(report))
+    sizes = list(_code_sizes(tool, library))
+    if not starts or len(starts) != len(sizes):
+        raise InspectError(f"cuobjdump: wanted one report per binary, got {len(starts)} for {len(sizes)}")
+    ends = [start.start() for start in starts[1:]] + [len(report)]
+    found = [
+        (start["arch"], function, size)
+        for start, end, size in zip(starts, ends, sizes, strict=True)
+        for function in _FUNCTION.finditer(report, start.end(), end)
+    ]
+    shown = _demangle({function["name"] for _, function, _ in found})
+    uses = [
+        KernelUse(
+            kernel=shown[function["name"]],
+            arch=arch,
+            registers=int(function["registers"]),
+            stack_bytes=int(function["stack"]),
+            local_bytes=int(function["local"]),
+            shared_bytes=int(function["shared"]),
+            code_bytes=size[function["name"]],
+        )
+        for arch, function, size in found
+    ]
+    order = {arch: place for place, arch in enumerate(ARCHITECTURES)}
+    return sorted(uses, key=lambda use: (use.kernel, order.get(use.arch, len(order))))
+
+
+def faults(uses: list[KernelUse]) -> list[str]:
+    """What is wrong with a build: spills, and kernels without code for an architecture."""
+    found = [
+        f"{use.kernel} on {use.arch}: wanted no stack and no local memory, "
+        f"got {use.stack_bytes} and {use.local_bytes} bytes per thread"
+        for use in uses
+        if use.stack_bytes or use.local_bytes
+    ]
+    for kernel in sorted({use.kernel for use in uses}):
+        missing = [arch for arch in ARCHITECTURES if arch not in {u.arch for u in uses if u.kernel == kernel}]
+        found += [f"{kernel}: wanted code for {arch}, got none" for arch in missing]
+    return found
+
+
+def main(
+    library: Annotated[Path, typer.Option(help="Library to read.")] = LIBRARY,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Where to write the figures.")] = None,
+) -> None:
+    """Print what each kernel of the built library costs on each GPU architecture."""
+    try:
+        uses = inspect(library)
+    except InspectError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    header = ["kernel", "arch", "registers", "stack", "local", "shared", "code"]
+    rows = [[str(value) for value in asdict(use).values()] for use in uses]
+    typer.echo(markdown_table(header, rows))
+    if json_out is not None:
+        json_out.parent.mkdir(parents=True, exist_ok=True)
+        json_out.write_text(json.dumps({"kernels": [asdict(use) for use in uses]}, indent=1) + "\n")
+    wrong = faults(uses)
+    for line in wrong:
+        typer.echo(line, err=True)
+    if wrong:
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
