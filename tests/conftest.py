@@ -1,0 +1,25 @@
+"""What all tests share: how hypothesis searches, and the compiled libraries where they are wanted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+import gvr_topk
+
+# A slow machine must not fail a test, so no deadline. In CI every run is the same run.
+settings.register_profile("default", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture(scope="session")
+def cuda_library() -> Path:
+    """Path of the CUDA library; skips where the package was built without a CUDA compiler."""
+    status = gvr_topk.library_status()
+    if status.path is None:
+        pytest.skip(status.reason)
+    return Path(status.path)

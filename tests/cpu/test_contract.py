@@ -1,0 +1,150 @@
+"""The contract's rules: row lengths, the order of values, which items and in what order."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gvr_topk.contract import (
+    DTYPES,
+    GUESSES,
+    KEY_NAN,
+    MAX_WIDTH,
+    PATHS,
+    STATS_COLUMNS,
+    exact_topk,
+    order_key,
+    row_length,
+    row_lengths,
+)
+
+PARAMS_H = Path(__file__).resolve().parents[2] / "cpp" / "include" / "gvr_topk" / "params.h"
+DENORMAL = 1e-45
+SPECIAL = (-math.inf, -1.0, -DENORMAL, -0.0, 0.0, DENORMAL, 1.0, math.inf, math.nan)
+score = st.one_of(st.sampled_from(SPECIAL), st.floats(width=32))
+
+
+def by_contract(row: list[float], k: int) -> list[int]:
+    """The contract, word for word, with nothing but Python: largest first, then smallest index."""
+
+    def rank(index: int) -> tuple[bool, float, int]:
+        value = row[index]
+        return (not math.isnan(value), 0.0 if math.isnan(value) else -value, index)
+
+    chosen = sorted(sorted(range(len(row)), key=rank)[:k])
+    return chosen + [-1] * (k - len(chosen))
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "next_n", "expected"),
+    [
+        (10, 1, [10]),
+        (10, 2, [9, 10]),
+        (10, 4, [7, 8, 9, 10]),
+        (2, 4, [-1, 0, 1, 2]),
+        (0, 1, [0]),
+        (-3, 2, [-4, -3]),
+    ],
+)
+def test_row_lengths(seq_len: int, next_n: int, expected: list[int]) -> None:
+    assert [row_length(seq_len, row, next_n) for row in range(next_n)] == expected
+    other = 100 + seq_len
+    got = row_lengths(torch.tensor([seq_len, other], dtype=torch.int32), 2 * next_n, next_n)
+    assert got.dtype == torch.int64
+    assert got.tolist() == expected + [100 + length for length in expected]
+
+
+def test_statistics_columns_are_those_of_the_kernels() -> None:
+    named = re.findall(r"^  kStat(\w+) = (\d+),$", PARAMS_H.read_text(), re.MULTILINE)
+    columns = {int(number): re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name, number in named}
+    assert columns.pop(len(STATS_COLUMNS)) == "columns"
+    assert columns == dict(enumerate(STATS_COLUMNS))
+    assert sorted(PATHS) == list(range(5)) and sorted(GUESSES) == list(range(3))
+
+
+@given(score, score)
+def test_keys_compare_as_values_do(a: float, b: float) -> None:
+    key_a, key_b = order_key(torch.tensor([a, b], dtype=torch.float32)).tolist()
+    assert min(key_a, key_b) >= 0 and max(key_a, key_b) <= KEY_NAN
+    if math.isnan(a) or math.isnan(b):
+        assert (key_a == KEY_NAN) == math.isnan(a) and (key_b == KEY_NAN) == math.isnan(b)
+    else:
+        assert (key_a < key_b, key_a == key_b) == (a < b, a == b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_keys_of_every_16_bit_value(dtype: torch.dtype) -> None:
+    values = torch.arange(1 << 16).to(torch.uint16).view(dtype)
+    assert set(order_key(values[values.isnan()]).tolist()) == {KEY_NAN}
+    numbers = values[~values.isnan()]
+    sorted_numbers = numbers[numbers.to(torch.float64).argsort()].to(torch.float64)
+    keys = order_key(sorted_numbers.to(dtype))
+    assert torch.equal(keys.diff() > 0, sorted_numbers.diff() > 0)
+    assert torch.equal(keys.diff() == 0, sorted_numbers.diff() == 0)
+    assert keys.max() < KEY_NAN
+
+
+def test_every_nan_is_equal_whatever_its_sign_and_payload() -> None:
+    bits = torch.tensor([0x7FC00000, 0x7F800001, 0x7FFFFFFF, -1, -0x400000], dtype=torch.int32)
+    assert set(order_key(bits.view(torch.float32)).tolist()) == {KEY_NAN}
+
+
+@given(st.lists(score, max_size=40), st.integers(1, 45), st.integers(0, 3))
+def test_oracle_follows_the_contract(row: list[float], k: int, unseen: int) -> None:
+    # Behind the row lies what would win if it were read.
+    logits = torch.tensor([row + [math.nan, math.inf, math.inf][:unseen]], dtype=torch.float32)
+    got = exact_topk(logits, torch.tensor([len(row)]), k)
+    assert got.dtype == torch.int32
+    assert got.tolist() == [by_contract(row, k)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("levels", [2, 50, 100_000])
+def test_oracle_takes_the_values_of_torch_topk(dtype: torch.dtype, levels: int) -> None:
+    generator = torch.Generator().manual_seed(levels)
+    rows, width, k = 6, 3001, 512
+    logits = (torch.randint(levels, (rows, width), generator=generator) - levels // 2).to(torch.float32)
+    logits[:, ::97] = math.nan
+    logits = (logits / 7).to(dtype)
+    lengths = torch.tensor([width, 2500, 1000, 513, 512, 511])
+    got = exact_topk(logits, lengths, k)
+    for row, length in enumerate(lengths.tolist()):
+        taken = got[row][got[row] >= 0].long()
+        wanted = torch.topk(logits[row, :length].float(), min(k, length)).values
+        assert torch.equal(order_key(logits[row, taken]).sort().values, order_key(wanted).sort().values)
+        assert taken.tolist() == sorted(set(taken.tolist())) and taken.max() < length
+        kth = order_key(wanted).min()
+        ties = (order_key(logits[row, :length]) == kth).nonzero().flatten()
+        tied_taken = taken[order_key(logits[row, taken]) == kth]
+        assert torch.equal(tied_taken, ties[: len(tied_taken)])  # the smallest indices of them
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [(-2, [-1, -1, -1]), (0, [-1, -1, -1]), (2, [0, 1, -1]), (3, [0, 1, 2]), (4, [1, 2, 3])],
+)
+def test_short_rows(length: int, expected: list[int]) -> None:
+    logits = torch.tensor([[0.0, 1.0, 1.0, 1.0]])
+    assert exact_topk(logits, torch.tensor([length]), 3).tolist() == [expected]
+
+
+def test_more_items_than_columns() -> None:
+    assert exact_topk(torch.tensor([[2.0, 1.0]]), torch.tensor([2]), 4).tolist() == [[0, 1, -1, -1]]
+
+
+def test_both_zeros_tie() -> None:
+    logits = torch.tensor([[-0.0, 0.0, -0.0, -1.0]])
+    assert exact_topk(logits, torch.tensor([4]), 2).tolist() == [[0, 1]]
+
+
+def test_the_longest_row_still_orders_by_value_then_index() -> None:
+    logits = torch.zeros(1, MAX_WIDTH)
+    logits[0, -1] = DENORMAL
+    got = exact_topk(logits, torch.tensor([MAX_WIDTH]), 3)
+    assert got.tolist() == [[0, 1, MAX_WIDTH - 1]]
