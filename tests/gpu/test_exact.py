@@ -96,7 +96,9 @@ def test_ragged_batches(path: str, next_n: int, rows: int) -> None:
     k, width = 2048, 50_000
     generator = torch.Generator(device="cuda").manual_seed(next_n)
     logits = torch.randn(rows, width, device="cuda", generator=generator)
-    lengths = torch.randint(-3, width + 9, (rows // next_n,), device="cuda", dtype=torch.int32, generator=generator)
+    lengths = torch.randint(
+        -3, width + 9, (rows // next_n,), device="cuda", dtype=torch.int32, generator=generator
+    )
     lengths[:4] = torch.tensor([0, k, k + 1, k + next_n], dtype=torch.int32)[: len(lengths)]
     prior = torch.randint(-9, width, (rows, k), device="cuda", dtype=torch.int32, generator=generator)
     before = prior.clone()
@@ -104,9 +106,7 @@ def test_ragged_batches(path: str, next_n: int, rows: int) -> None:
     slots = torch.randperm(rows, device="cuda", generator=generator)[: rows // next_n].to(torch.int32)
     slots[1] = -1
     row_slot = slots.repeat_interleave(next_n)
-    got = run(
-        logits, lengths, k, path=path, next_n=next_n, prior=prior, row_slot=row_slot, guess_state=guess
-    )
+    got = run(logits, lengths, k, path=path, next_n=next_n, prior=prior, row_slot=row_slot, guess_state=guess)
     assert wrong_rows(got, logits, lengths, k, next_n) == []
     for request, slot in enumerate(slots.tolist()):
         if slot >= 0:
@@ -128,6 +128,14 @@ def test_generator_steps(layer: int, offset: int) -> None:
         logits[:, : len(scores)] = scores.to("cuda")
         lengths = torch.full((3,), len(scores), dtype=torch.int32, device="cuda")
         for path in PATHS:
-            got = run(logits, lengths, k, path=path, prior=prior.clone(), guess_state=guess.clone(), prior_offset=offset)
+            got = run(
+                logits,
+                lengths,
+                k,
+                path=path,
+                prior=prior.clone(),
+                guess_state=guess.clone(),
+                prior_offset=offset,
+            )
             assert wrong_rows(got, logits, lengths, k) == [], (path, step)
         run(logits, lengths, k, prior=prior, guess_state=guess, prior_offset=offset)
