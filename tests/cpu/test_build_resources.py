@@ -1,0 +1,90 @@
+"""What is inside the built CUDA library: code for every architecture, and no spills."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from eval import inspect_build
+from eval.inspect_build import ARCHITECTURES, InspectError, KernelUse, faults
+
+CMAKE = Path(__file__).resolve().parents[2] / "cpp" / "CMakeLists.txt"
+USE = KernelUse("k", "", registers=64, stack_bytes=0, local_bytes=0, shared_bytes=0, code_bytes=1)
+GOOD = [replace(USE, arch=arch) for arch in ARCHITECTURES]
+
+
+@pytest.fixture(scope="module")
+def uses(cuda_library: Path) -> list[KernelUse]:
+    return inspect_build.inspect(cuda_library)
+
+
+def test_no_kernel_spills_and_each_has_code_for_every_architecture(uses: list[KernelUse]) -> None:
+    assert faults(uses) == []
+
+
+def test_every_dtype_has_its_kernels(uses: list[KernelUse]) -> None:
+    kernels = {use.kernel for use in uses}
+    for dtype in ("float", "bfloat16", "half"):
+        assert any(dtype in kernel for kernel in kernels), dtype
+
+
+def test_figures_are_plausible(uses: list[KernelUse]) -> None:
+    # 512 threads per CTA: more than 128 registers per thread and the launch fails.
+    assert all(16 <= use.registers <= 128 and use.code_bytes > 1000 for use in uses)
+
+
+def test_architectures_are_those_of_the_build() -> None:
+    (archs,) = re.findall(r'set\(GVR_TOPK_ARCHS "([^"]+)"', CMAKE.read_text())
+    assert tuple(f"sm_{arch.removesuffix('-real')}" for arch in archs.split(";")) == ARCHITECTURES
+
+
+def test_faults() -> None:
+    assert faults(GOOD) == []
+    assert faults(GOOD[1:]) == ["k: wanted code for sm_90a, got none"]
+    spilled = [replace(GOOD[0], stack_bytes=8), *GOOD[1:]]
+    assert faults(spilled) == [
+        "k on sm_90a: wanted no stack and no local memory, got 8 and 0 bytes per thread"
+    ]
+    assert len(faults([replace(GOOD[0], local_bytes=4), *GOOD[1:]])) == 1
+
+
+def command() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(inspect_build.main)
+    return app
+
+
+def test_command_prints_and_writes_the_same(
+    cuda_library: Path, uses: list[KernelUse], tmp_path: Path
+) -> None:
+    out = tmp_path / "new" / "build.json"
+    done = CliRunner().invoke(command(), ["--library", str(cuda_library), "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    written = [KernelUse(**kernel) for kernel in json.loads(out.read_text())["kernels"]]
+    assert written == uses
+    assert len(done.stdout.splitlines()) == 2 + len(uses)
+
+
+def test_command_fails_on_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspect_build, "inspect", lambda library: GOOD[1:])
+    done = CliRunner().invoke(command(), [])
+    assert done.exit_code == 1
+    assert "wanted code for sm_90a" in done.stderr
+
+
+def test_no_library(tmp_path: Path) -> None:
+    with pytest.raises(InspectError, match="library: wanted a built CUDA library, got none at"):
+        inspect_build.inspect(tmp_path / "none.so")
+    assert CliRunner().invoke(command(), ["--library", str(tmp_path / "none.so")]).exit_code == 2
+
+
+def test_a_library_without_device_code() -> None:
+    policy = Path(inspect_build.LIBRARY).with_name("libgvr_topk_policy.so")
+    with pytest.raises(InspectError, match="cuobjdump: "):
+        inspect_build.inspect(policy)

@@ -1,0 +1,354 @@
+"""The op on the CPU: result, state written back, statistics, page table, errors, torch.compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import gvr_topk
+from gvr_topk import ops
+from gvr_topk.contract import DTYPES, MAX_WIDTH, PATHS, STATS_COLUMNS, exact_topk, row_lengths
+from gvr_topk.gate import Path
+from gvr_topk.library import LibraryError, LibraryStatus
+
+OP = torch.ops.gvr_topk.indexer_topk_decode.default
+ROWS, WIDTH, K, NEXT_N = 6, 64, 8, 2
+REQUESTS = ROWS // NEXT_N
+PATH_NAMES = [path.name.lower() for path in Path]
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def scores(rows: int = ROWS, width: int = WIDTH, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows with many ties, at the k-th place too."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-9, 9, (rows, width), generator=generator).to(dtype)
+
+
+def call(**changes: Any) -> Tensor:
+    """One valid call with every optional argument, some of them replaced."""
+    arguments: dict[str, Any] = {
+        "logits": scores(),
+        "seq_lens": int32(WIDTH, 30, 9),
+        "k": K,
+        "next_n": NEXT_N,
+        "prior": torch.zeros(4, K, dtype=torch.int32),
+        "row_slot": int32(0, 0, 3, 3, 1, 1),
+        "guess_state": torch.zeros(4),
+        "stats": torch.zeros(ROWS, 8, dtype=torch.int32),
+        "page_table": torch.arange(12, dtype=torch.int32).reshape(3, 4),
+        "page_size": 16,
+    }
+    return gvr_topk.indexer_topk_decode(**{**arguments, **changes})
+
+
+@pytest.mark.parametrize("path", PATH_NAMES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("next_n", [1, 2, 3])
+def test_result_is_the_contracts(dtype: torch.dtype, next_n: int, path: str) -> None:
+    logits = scores(dtype=dtype)
+    seq_lens = int32(64, 9, 2, 0, 30, 5)[: ROWS // next_n]
+    got = gvr_topk.indexer_topk_decode(logits, seq_lens, K, next_n=next_n, path=path)
+    assert torch.equal(got, exact_topk(logits, row_lengths(seq_lens, ROWS, next_n), K))
+
+
+def test_lengths_above_the_width_mean_the_width() -> None:
+    logits = scores()
+    got = gvr_topk.indexer_topk_decode(logits, torch.full((ROWS,), 10_000, dtype=torch.int32), K)
+    assert torch.equal(got, exact_topk(logits, torch.full((ROWS,), WIDTH), K))
+
+
+def test_rows_may_lie_apart() -> None:
+    wide = scores(width=3 * WIDTH)
+    got = gvr_topk.indexer_topk_decode(
+        wide[:, 5 : 5 + WIDTH], torch.full((ROWS,), WIDTH, dtype=torch.int32), K
+    )
+    assert torch.equal(got, exact_topk(wide[:, 5 : 5 + WIDTH].clone(), torch.full((ROWS,), WIDTH), K))
+
+
+def test_out_is_written_in_place_and_no_further_than_k() -> None:
+    out = torch.full((ROWS, K + 3), -7, dtype=torch.int32)
+    got = call(out=out, page_table=None)
+    assert got is out
+    assert (out[:, K:] == -7).all() and (out[:, :K] != -7).all()
+
+
+def test_no_rows() -> None:
+    got = gvr_topk.indexer_topk_decode(torch.empty(0, 10), int32(), 4)
+    assert got.shape == (0, 4) and got.dtype == torch.int32
+
+
+# ---------------------------------------------------------------- hint in, hint out
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=4 * K, max_size=4 * K),
+    st.floats(width=32),
+    st.integers(-70, 70),
+)
+def test_no_hint_and_no_state_changes_the_result(values: list[int], alpha: float, offset: int) -> None:
+    prior = int32(*values).reshape(4, K)
+    guess = torch.full((4,), alpha, dtype=torch.float32)
+    got = call(prior=prior, guess_state=guess, prior_offset=offset)
+    assert torch.equal(got, call(prior=None, row_slot=None, guess_state=None))
+
+
+def test_the_last_row_of_a_request_writes_the_next_hint() -> None:
+    prior = torch.full((4, K), 5, dtype=torch.int32)
+    got = call(prior=prior, page_table=None)
+    assert torch.equal(prior[0], got[1]) and torch.equal(prior[3], got[3]) and torch.equal(prior[1], got[5])
+    assert (prior[2] == 5).all()  # nobody's slot
+    assert not torch.equal(got[0], got[1])  # or the test could not tell the rows apart
+
+
+def test_without_row_slot_each_request_has_its_own() -> None:
+    prior = torch.full((4, K), 5, dtype=torch.int32)
+    got = call(prior=prior, row_slot=None, page_table=None)
+    assert torch.equal(prior[:REQUESTS], got[1::2])
+    assert (prior[REQUESTS:] == 5).all()
+
+
+@pytest.mark.parametrize("slot", [-1, -(2**31), 4, 2**31 - 1])
+def test_padding_rows_neither_read_nor_write(slot: int) -> None:
+    prior = torch.full((4, K), 5, dtype=torch.int32)
+    guess = torch.full((4,), 0.25)
+    stats = torch.zeros(ROWS, 8, dtype=torch.int32)
+    got = call(
+        prior=prior, guess_state=guess, stats=stats, row_slot=torch.full((ROWS,), slot, dtype=torch.int32)
+    )
+    assert (prior == 5).all() and (guess == 0.25).all()
+    assert (stats[:, STATS_COLUMNS.index("hits")] == -1).all()
+    assert torch.equal(got, call())
+
+
+def test_short_rows_leave_a_padded_hint() -> None:
+    prior = torch.full((1, K), 5, dtype=torch.int32)
+    gvr_topk.indexer_topk_decode(scores(1), int32(3), K, prior=prior)
+    assert prior.tolist() == [[0, 1, 2, -1, -1, -1, -1, -1]]
+
+
+@pytest.mark.parametrize("offset", [0, 1, -2])
+def test_hits_and_guess_state_count_the_hinted_values_that_are_large_enough(offset: int) -> None:
+    logits = scores(1, seed=3)
+    length = 50
+    # Inside, twice the same, and outside at both ends, before and after the offset.
+    hint = [0, 3, 3, 47, 49, 60, -1, 12]
+    prior, guess = int32(*hint).reshape(1, K), torch.full((1,), -1.0)
+    stats = torch.zeros(1, 8, dtype=torch.int32)
+    got = gvr_topk.indexer_topk_decode(
+        logits, int32(length), K, prior=prior, guess_state=guess, stats=stats, prior_offset=offset
+    )
+    kth = min(logits[0, i].item() for i in got[0].tolist())
+    hinted = [h + offset for h in hint if h >= 0 and 0 <= h + offset < length]
+    hits = sum(logits[0, h].item() >= kth for h in hinted)
+    assert stats[0, STATS_COLUMNS.index("hits")] == hits
+    assert guess.item() == pytest.approx(hits / len(hinted))
+
+
+def test_a_row_without_a_usable_hint_makes_the_state_unknown() -> None:
+    prior, guess = torch.full((1, K), -1, dtype=torch.int32), torch.full((1,), 0.5)
+    gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, prior=prior, guess_state=guess)
+    assert guess.item() < 0
+
+
+def test_a_repeated_step_hits_with_its_whole_hint() -> None:
+    prior, guess = torch.full((REQUESTS, K), -1, dtype=torch.int32), torch.zeros(REQUESTS)
+    stats = torch.zeros(REQUESTS, 8, dtype=torch.int32)
+    logits = scores(REQUESTS)
+    for _ in range(2):
+        gvr_topk.indexer_topk_decode(
+            logits,
+            torch.full((REQUESTS,), WIDTH, dtype=torch.int32),
+            K,
+            prior=prior,
+            guess_state=guess,
+            stats=stats,
+        )
+    assert (stats[:, STATS_COLUMNS.index("hits")] == K).all() and (guess == 1).all()
+
+
+def test_statistics_say_which_path() -> None:
+    stats = torch.full((3, 8), 77, dtype=torch.int32)
+    gvr_topk.indexer_topk_decode(scores(3), int32(K + 1, K, 0), K, stats=stats)
+    assert [PATHS[p] for p in stats[:, 0].tolist()] == ["cpu", "short", "short"]
+    assert stats[:, STATS_COLUMNS.index("hits")].tolist() == [-1, -1, -1]
+    assert (stats != 77).all()
+
+
+# ---------------------------------------------------------------- page table
+
+
+@given(st.integers(1, 20), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_page_table_translates_what_comes_out_and_not_the_hint(
+    page_size: int, pages: int, random: Any
+) -> None:
+    table = [[random.randrange(1000) for _ in range(pages)] for _ in range(REQUESTS)]
+    prior = torch.zeros(4, K, dtype=torch.int32)
+    plain_prior = prior.clone()
+    got = call(page_table=torch.tensor(table, dtype=torch.int32), page_size=page_size, prior=prior)
+    plain = call(page_table=None, prior=plain_prior)
+    assert torch.equal(prior, plain_prior)
+    for row in range(ROWS):
+        for slot, position in zip(got[row].tolist(), plain[row].tolist(), strict=True):
+            page = position // page_size
+            known = position >= 0 and page < pages
+            wanted = table[row // NEXT_N][page] * page_size + position % page_size if known else -1
+            assert slot == wanted
+
+
+# ---------------------------------------------------------------- errors
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"logits": scores().double()}, "logits: want dtype float32, bfloat16 or float16, got torch.float64"),
+    ({"logits": torch.zeros(8)}, r"logits: want shape \[rows, width\], got \[8\]"),
+    ({"logits": torch.zeros(WIDTH, ROWS).T}, "logits: want inner stride 1, got 6"),
+    ({"logits": torch.zeros(1).expand(ROWS, WIDTH)}, "logits: want inner stride 1, got 0"),
+    (
+        {"logits": torch.zeros(1, MAX_WIDTH + 1).expand(6, -1)},
+        f"logits: want at most {MAX_WIDTH} columns, got",
+    ),
+    ({"logits": torch.zeros(5, WIDTH)}, "logits: want a multiple of next_n = 2 rows, got 5"),
+    ({"k": 0}, f"k: want 1 to {MAX_WIDTH}, got 0"),
+    ({"k": -1}, "k: want 1 to"),
+    ({"k": 2.0}, "k: want 1 to"),
+    ({"k": MAX_WIDTH + 1, "out": torch.zeros(ROWS, 1, dtype=torch.int32)}, f"k: want 1 to {MAX_WIDTH}, got"),
+    ({"next_n": 0}, "next_n: want 1 to 1024, got 0"),
+    ({"next_n": 1025}, "next_n: want 1 to 1024, got 1025"),
+    ({"seq_lens": int32(1, 2)}, r"seq_lens: want shape \[3\], got \[2\]"),
+    ({"seq_lens": int32(1, 2, 3).long()}, "seq_lens: want dtype torch.int32, got torch.int64"),
+    ({"seq_lens": int32(1, 2, 3).to("meta")}, "seq_lens: want a tensor on cpu, got meta"),
+    ({"seq_lens": int32(*range(6))[::2]}, "seq_lens: want inner stride 1, got 2"),
+    ({"out": torch.zeros(ROWS, K)}, "out: want dtype torch.int32, got torch.float32"),
+    ({"out": torch.zeros(ROWS, K - 1, dtype=torch.int32)}, r"out: want at least k = 8 columns, got \[6, 7\]"),
+    ({"out": torch.zeros(ROWS - 1, K, dtype=torch.int32)}, r"out: want shape \[6, any\], got \[5, 8\]"),
+    ({"prior": torch.zeros(4, K - 1, dtype=torch.int32)}, r"prior: want shape \[any, 8\], got \[4, 7\]"),
+    ({"prior": torch.zeros(4, K)}, "prior: want dtype torch.int32, got torch.float32"),
+    (
+        {"prior": torch.zeros(2, K, dtype=torch.int32), "row_slot": None, "guess_state": None},
+        "prior: want at least 3 slots without row_slot, got 2",
+    ),
+    ({"prior": None}, "row_slot: want a prior beside it, got None"),
+    ({"prior": None, "row_slot": None}, "guess_state: want a prior beside it, got None"),
+    ({"row_slot": int32(0, 1, 2)}, r"row_slot: want shape \[6\], got \[3\]"),
+    ({"guess_state": torch.zeros(3)}, r"guess_state: want shape \[4\], got \[3\]"),
+    ({"guess_state": torch.zeros(4).double()}, "guess_state: want dtype torch.float32, got torch.float64"),
+    ({"stats": torch.zeros(ROWS, 7, dtype=torch.int32)}, r"stats: want shape \[6, 8\], got \[6, 7\]"),
+    ({"stats": torch.zeros(ROWS, 9, dtype=torch.int32)[:, :8]}, "stats: want contiguous rows, got"),
+    ({"page_table": int32(1, 2, 3)}, r"page_table: want shape \[3, any\], got \[3\]"),
+    (
+        {"page_table": torch.zeros(2, 4, dtype=torch.int32)},
+        r"page_table: want shape \[3, any\], got \[2, 4\]",
+    ),
+    ({"page_size": 0}, "page_size: want at least 1 with a page_table, got 0"),
+    ({"prior_offset": MAX_WIDTH + 1}, r"prior_offset: want \|offset\| <= "),
+    ({"prior_offset": -MAX_WIDTH - 1}, r"prior_offset: want \|offset\| <= "),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
+def test_error_names_the_argument_what_was_wanted_and_what_was_got(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=r"^gvr_topk\.indexer_topk_decode: " + message):
+        call(**change)
+
+
+def test_unknown_path_is_an_error_on_the_cpu_too() -> None:
+    with pytest.raises(ValueError, match=r"path: want one of .* got 'fast'"):
+        call(path="fast")
+
+
+def test_the_op_itself_checks_too() -> None:
+    with pytest.raises(ValueError, match="seq_lens: want dtype"):
+        OP(*arguments()[:1], int32(1, 2, 3).long(), *arguments()[2:], k=K, next_n=NEXT_N)
+
+
+def test_cuda_tensors_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "library_status", lambda: LibraryStatus(False, None, "built without it"))
+    with FakeTensorMode():
+        logits = torch.empty(1, 8, device="cuda")
+        lengths = torch.empty(1, dtype=torch.int32, device="cuda")
+    with pytest.raises(
+        LibraryError, match=r"^gvr_topk\.indexer_topk_decode: CUDA library: built without it$"
+    ):
+        gvr_topk.indexer_topk_decode(logits, lengths, 2)
+
+
+# ---------------------------------------------------------------- torch.library and torch.compile
+
+
+def arguments(**changes: Tensor | None) -> list[Tensor | None]:
+    """The op's tensors in the schema's order, some of them replaced."""
+    tensors: dict[str, Tensor | None] = {
+        "logits": scores(),
+        "seq_lens": int32(WIDTH, 30, 9),
+        "indices": torch.zeros(ROWS, K, dtype=torch.int32),
+        "prior": torch.zeros(4, K, dtype=torch.int32),
+        "row_slot": int32(0, 0, 3, 3, 1, -1),
+        "guess_state": torch.zeros(4),
+        "stats": torch.zeros(ROWS, 8, dtype=torch.int32),
+        "page_table": torch.arange(12, dtype=torch.int32).reshape(3, 4),
+        "phase_clocks": None,
+    }
+    assert list(tensors) == [a.name for a in OP._schema.arguments][: len(tensors)]
+    return list({**tensors, **changes}.values())
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        (),
+        ("page_table",),
+        ("stats", "page_table"),
+        ("guess_state", "stats"),
+        ("row_slot", "guess_state"),
+        ("prior", "row_slot", "guess_state"),
+        ("prior", "row_slot", "guess_state", "stats", "page_table"),
+    ],
+    ids=lambda names: "all" if not names else "no " + ",".join(names),
+)
+def test_opcheck(absent: tuple[str, ...]) -> None:
+    torch.library.opcheck(
+        OP, tuple(arguments(**dict.fromkeys(absent))), {"k": K, "next_n": NEXT_N, "page_size": 16}
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck_of_dtypes_and_strides(dtype: torch.dtype) -> None:
+    changes = {
+        "logits": scores(width=2 * WIDTH, dtype=dtype)[:, :WIDTH],
+        "indices": torch.zeros(ROWS, K + 2, dtype=torch.int32),
+    }
+    torch.library.opcheck(OP, tuple(arguments(**changes)), {"k": K, "next_n": NEXT_N, "page_size": 16})
+
+
+def test_the_schema_declares_every_write() -> None:
+    written = {a.name for a in OP._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    assert written == {"indices", "prior", "guess_state", "stats", "phase_clocks"}
+
+
+def decode_step(logits: Tensor, seq_lens: Tensor, prior: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = gvr_topk.indexer_topk_decode(logits * 2, seq_lens + 0, K, prior=prior, guess_state=guess)
+    return chosen, logits.gather(1, chosen.long().clamp(min=0)).sum(1) + guess
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_whole(backend: str) -> None:
+    compiled: Callable[..., Any] = torch.compile(decode_step, fullgraph=True, backend=backend)
+    state = [(torch.full((2, K), -1, dtype=torch.int32), torch.full((2,), -1.0)) for _ in range(2)]
+    for step in range(3):  # the written state of one step is read by the next one
+        logits, lengths = scores(2, seed=step), int32(WIDTH - 3 + step, 20 + step)
+        wanted = decode_step(logits, lengths, *state[0])
+        got = compiled(logits, lengths, *state[1])
+        assert all(torch.equal(a, b) for a, b in zip((*wanted, *state[0]), (*got, *state[1]), strict=True))
+    assert (state[0][1] >= 0).all()  # the hint was used, or the test has shown little

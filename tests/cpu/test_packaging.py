@@ -1,0 +1,138 @@
+"""The wheel, built and installed as a user gets it, away from the checkout."""
+
+from __future__ import annotations
+
+import email
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import gvr_topk
+from eval.check_wheel import PROGRAM, STARTUP, build_wheel
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "gvr_topk"
+HOOK = {"gvr_topk_autoload.py", "gvr_topk_autoload.pth"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built in the folder `make` builds in, so only what changed since is compiled."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel in it, and the tests' torch and other requirements in reach."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder)
+    python = folder / "bin" / "python"
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    # As a path, so that the .pth files in there, this checkout's among them, are not followed.
+    (site / "requirements.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", wheel)
+    return folder
+
+
+def run(*command: str | Path, **variables: str) -> str:
+    """Run a command from a folder that is not the checkout, and with nothing that points at it."""
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONPATH" and not k.startswith("GVR_")}
+    done = subprocess.run(
+        [str(part) for part in command],
+        env={**environ, **variables},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(900)  # compiles everything where `make` has not been here before
+def test_one_wheel_for_every_python(wheel: Path) -> None:
+    assert wheel.name == f"gvr_topk-{gvr_topk.__version__}-py3-none-linux_x86_64.whl"
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
+    sources = {
+        str(file.relative_to(ROOT))
+        for file in PACKAGE.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".so"
+    }
+    libraries = {str(file.relative_to(ROOT)) for file in (PACKAGE / "lib").glob("*.so")}
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert "gvr_topk/lib/libgvr_topk_policy.so" in libraries
+    assert {"gvr_topk/py.typed", "gvr_topk/data/PROVENANCE.md"} <= sources
+    assert held == sources | libraries | HOOK
+
+
+def test_metadata(wheel: Path) -> None:
+    files = zipfile.ZipFile(wheel)
+    (name,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = email.message_from_bytes(files.read(name))
+    required = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
+    assert "torch>=2.9" in required
+    # An exact requirement would take the user's own torch away.
+    assert not [line for line in required if "==" in line or "<" in line]
+    assert (metadata.get_payload() or "").startswith("# gvr_topk")
+
+
+def test_installed_package_computes_and_finds_its_libraries(environment: Path) -> None:
+    seen = json.loads(run(environment / "bin" / "python", "-c", PROGRAM))
+    here = gvr_topk.library_status()
+    assert seen["loaded"] == seen["cuda_registered"] == here.loaded
+    assert seen["library"] == here.reason
+
+
+def test_installed_package_is_not_the_checkout(environment: Path) -> None:
+    code = (
+        "import gvr_topk, gvr_topk.gate as g; print(gvr_topk.__file__, g.policy_library()._name, sep='\\n')"
+    )
+    for path in run(environment / "bin" / "python", "-c", code).split():
+        assert Path(path).is_relative_to(environment)
+
+
+def test_installed_command_replays_the_shipped_trace(environment: Path) -> None:
+    config = ROOT / "configs" / "heuristic_on.yaml"
+    out = run(environment / "bin" / "gvr-topk", "replay", "--config", config, "--steps", "3")
+    assert out.splitlines()[-1] == "replay: exact on 3 of 3 steps"
+    assert "gate: allowed 3" in out.splitlines()
+
+
+def test_starting_python_imports_neither_torch_nor_the_package(environment: Path) -> None:
+    run(environment / "bin" / "python", "-c", STARTUP)
+
+
+@pytest.mark.parametrize(("disable", "hooked"), [("0", True), ("", True), ("1", False)])
+def test_the_import_hook_is_installed_and_can_be_switched_off(
+    environment: Path, disable: str, hooked: bool
+) -> None:
+    code = "import sys; print([f.__module__ for f in sys.meta_path if hasattr(f, '__module__')])"
+    out = run(environment / "bin" / "python", "-c", code, GVR_TOPK_DISABLE=disable)
+    assert ("gvr_topk_autoload" in out) == hooked
+
+
+def test_versions_agree() -> None:
+    """The lint tools judge by version, so those of .venv are those that pyproject.toml names."""
+    pinned = dict(re.findall(r'"(ruff|mypy|clang-format)==([\d.]+)"', (ROOT / "pyproject.toml").read_text()))
+    assert set(pinned) == {"ruff", "mypy", "clang-format"}
+    for tool, version in pinned.items():
+        assert version in run(Path(sysconfig.get_path("scripts")) / tool, "--version")
+
+
+def test_uninstall_leaves_nothing(environment: Path) -> None:
+    """Last, because it takes the package away."""
+    python = environment / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", python, "uninstall", "--quiet", "--yes", "gvr-topk")
+    left = [file.name for file in environment.rglob("*gvr_topk*")]
+    assert left == []
+    assert "gvr_topk_autoload" not in run(python, "-c", "import sys; print(*sys.modules)")
