@@ -75,6 +75,7 @@ class Plan:
     threads: int
     values_per_thread: int
     list_capacity: int
+    candidate_capacity: int
     mask_words: int
 
 
@@ -216,7 +217,7 @@ def plan(
     ValueError
         `ctas_per_row` is not a size the GPU offers, or too small for `width`.
     """
-    made = (ctypes.c_int32 * 6)()
+    made = (ctypes.c_int32 * 7)()
     status = policy_library().gvr_topk_make_plan(
         rows, width, k, DTYPES.index(dtype), int(Path.parse(path)), sm_count, arch, ctas_per_row, made
     )

@@ -277,7 +277,7 @@ def indexer_topk_decode(
         instead of their mean.
     pdl : bool
         Launch with programmatic stream serialization; the kernel waits before its first read.
-    phase_clocks : Tensor, ``[rows, 6]``, int64, optional
+    phase_clocks : Tensor, ``[rows, 8]``, int64, optional
         Out: SM clock at phase boundaries, from libraries built with ``GVR_PHASE_TIMING``.
 
     Returns

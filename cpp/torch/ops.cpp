@@ -103,7 +103,7 @@ TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tenso
   check_optional(page_table, "page_table", device, ScalarType::Int, "int32", 2, requests, -1);
   check(!page_table || page_size >= 1, "page_size: want at least 1 with a page_table, got ",
         page_size);
-  check_optional(phase_clocks, "phase_clocks", device, ScalarType::Long, "int64", 2, rows, 6);
+  check_optional(phase_clocks, "phase_clocks", device, ScalarType::Long, "int64", 2, rows, 8);
   check(prior_offset >= -kMaxWidth && prior_offset <= kMaxWidth, "prior_offset: want |offset| <= ",
         kMaxWidth, ", got ", prior_offset);
 

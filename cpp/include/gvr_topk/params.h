@@ -29,7 +29,7 @@ struct TopkParams {
   float* guess_state;       // [num_slots] or null: share of hinted values at or above the k-th one
   int32_t* stats;           // [rows, kStatColumns] or null
   const int32_t* page_table;  // [rows / next_n, pages_per_request] or null
-  int64_t* phase_clocks;      // [rows, 6] or null; written only by builds with GVR_PHASE_TIMING
+  int64_t* phase_clocks;      // [rows, 8] or null; written only by builds with GVR_PHASE_TIMING
   int64_t logits_stride;
   int64_t indices_stride;
   int64_t prior_stride;

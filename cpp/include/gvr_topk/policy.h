@@ -89,9 +89,9 @@ GVR_TOPK_HOST_DEVICE constexpr GateReason can_use_heuristic(const GateInput& in)
 
 // ---------------------------------------------------------------- plan
 
-// Cluster family: 512 threads, each holding at most 32 values of one step in registers.
+// Cluster family: 512 threads, each holding at most 16 values of one step in registers.
 constexpr int32_t kClusterThreads = 512;
-constexpr int32_t kValuesPerThread = 32;
+constexpr int32_t kValuesPerThread = 16;
 constexpr int32_t kStepElements = kClusterThreads * kValuesPerThread;
 constexpr int32_t kMaxClusterSize = 16;
 constexpr int32_t kGvrThreads = 512;
@@ -113,24 +113,32 @@ struct Plan {
   int32_t threads;
   int32_t values_per_thread;
   int32_t list_capacity;    // candidate keys one CTA can receive
+  int32_t candidate_capacity;  // elements one CTA can collect for selection
   int32_t mask_words;       // per mask, for rows that do not fit in registers; 0 when they do
 };
 
-GVR_TOPK_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+GVR_TOPK_HOST_DEVICE constexpr int32_t log2_of(int32_t power_of_two) {
+  int32_t log2 = 0;
+  while ((1 << log2) < power_of_two) ++log2;
+  return log2;
+}
 
 // Elements of one warp's share of a row: warps own contiguous spans, so that (CTA, warp, position)
-// is index order. Spans are whole 128- or 256-element groups (32 lanes x 16 bytes).
-GVR_TOPK_HOST_DEVICE constexpr int64_t warp_span(int64_t n, int32_t ctas, int32_t element_bytes) {
-  const int64_t group = 32 * (16 / element_bytes);
-  return ceil_div(ceil_div(n, int64_t{ctas} * (kClusterThreads / 32)), group) * group;
+// is index order. Spans are whole 128- or 256-element groups (32 lanes x 16 bytes). Shifts, because
+// the kernel computes it too and a division is not cheap there.
+GVR_TOPK_HOST_DEVICE constexpr int32_t warp_span(int32_t n, int32_t log2_ctas, int32_t element_bytes) {
+  const int32_t log2_warps = log2_ctas + log2_of(kClusterThreads / 32);
+  const int32_t share = (n + (1 << log2_warps) - 1) >> log2_warps;
+  const int32_t group = 32 * 16 / element_bytes;
+  return (share + group - 1) / group * group;
 }
 
 GVR_TOPK_HOST_DEVICE constexpr int32_t element_bytes(Dtype dtype) {
   return dtype == Dtype::kFloat32 ? 4 : 2;
 }
 
-GVR_TOPK_HOST_DEVICE constexpr int32_t steps_of(int64_t span) {
-  return static_cast<int32_t>(ceil_div(span, 32 * kValuesPerThread));
+GVR_TOPK_HOST_DEVICE constexpr int32_t steps_of(int32_t span) {
+  return (span + 32 * kValuesPerThread - 1) / (32 * kValuesPerThread);
 }
 
 // Clusters of 16 need the non-portable size, which consumer Blackwell (120) does not offer.
@@ -169,10 +177,12 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   plan.ctas_per_row = choose_ctas(in);
   plan.threads = kClusterThreads;
   plan.values_per_thread = kValuesPerThread;
-  const int32_t steps = steps_of(warp_span(in.width, plan.ctas_per_row, element_bytes(in.dtype)));
+  const int32_t steps = steps_of(warp_span(static_cast<int32_t>(in.width), log2_of(plan.ctas_per_row),
+                                           element_bytes(in.dtype)));
   plan.mask_words = steps > 1 ? steps * kClusterThreads : 0;
   // One CTA per SM can afford a deep list; two must share the SM's shared memory.
   plan.list_capacity = in.rows * plan.ctas_per_row <= in.sm_count ? 16384 : 8192;
+  plan.candidate_capacity = 4096;
   return plan;
 }
 

@@ -1,4 +1,4 @@
-// Phase 1, guess: a narrow bracket for the k-th key from a sample of at most 2048 values.
+// Phase 1, guess: a narrow bracket for the k-th key from a sample of 1024 values.
 //
 // Of the values hinted by the previous step a share alpha lay at or above that step's k-th value;
 // alpha moves slowly, so the k-th value of this step stands near the same place among this step's
@@ -11,30 +11,47 @@
 
 namespace gvr_topk::cluster {
 
-constexpr int kHintSamples = 1024;
-constexpr int kRowSamples = 2048;
+constexpr int kHintSamples = 512;
+constexpr int kRowSamples = 1024;
 constexpr int kSamplesPerThread = kRowSamples / kThreads;
 // Width of the bracket: sampling error in standard deviations, and the drift of alpha.
 constexpr float kSigmas = 3.0f;
 constexpr float kDrift = 0.01f;
 
+constexpr int kHintSamplesPerThread = kHintSamples / kThreads;
+
 struct HintView {
   const int32_t* prior;  // null: no hint
   float alpha;           // negative: unknown
   int offset;
+  int32_t sampled[kHintSamplesPerThread];  // this thread's share of the sampled positions
 };
 
+// Starts the loads of the hint before anything is known of the row: gathering through them is the
+// longest chain of dependent reads in the kernel.
 __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
-  if (slot < 0 || p.prior == nullptr) return HintView{nullptr, -1.0f, 0};
+  HintView hint;
+  hint.prior = nullptr;
+  hint.alpha = -1.0f;
+  hint.offset = p.prior_offset;
+  if (slot < 0) return hint;
+  hint.prior = p.prior + slot * p.prior_stride;
+#pragma unroll
+  for (int i = 0; i < kHintSamplesPerThread; ++i) {
+    const uint32_t s = i * kThreads + threadIdx.x;
+    // Evenly spaced over a long hint, all of a short one.
+    const uint32_t at = p.k > kHintSamples ? s * static_cast<uint32_t>(p.k) / kHintSamples : s;
+    hint.sampled[i] = at < static_cast<uint32_t>(p.k) ? hint.prior[at] : -1;
+  }
   const float alpha = p.guess_state != nullptr ? p.guess_state[slot] : -1.0f;
   // Written so that NaN counts as unknown.
-  return HintView{p.prior + slot * p.prior_stride, alpha >= 0.0f && alpha <= 1.0f ? alpha : -1.0f,
-                  p.prior_offset};
+  if (alpha >= 0.0f && alpha <= 1.0f) hint.alpha = alpha;
+  return hint;
 }
 
 template <typename T>
-__device__ __forceinline__ uint32_t hinted_key(const Task<T>& task, const HintView& hint, int i) {
-  const int32_t position = hint.prior[i];
+__device__ __forceinline__ uint32_t hinted_key(const Task<T>& task, const HintView& hint,
+                                               int32_t position) {
   // Padding is recognised before the offset: -1 + 1 is not position 0.
   return position < 0 ? kAbsentKey
                       : task.row.key_or_absent(static_cast<int64_t>(position) + hint.offset);
@@ -43,12 +60,9 @@ __device__ __forceinline__ uint32_t hinted_key(const Task<T>& task, const HintVi
 template <typename T>
 __device__ __forceinline__ void sample_hint(const Task<T>& task, const HintView& hint,
                                             uint32_t (&sample)[kSamplesPerThread]) {
-  const int count = task.k < kHintSamples ? task.k : kHintSamples;
 #pragma unroll
   for (int i = 0; i < kSamplesPerThread; ++i) {
-    const int s = i * kThreads + threadIdx.x;
-    sample[i] = s < count ? hinted_key(task, hint, static_cast<int>(int64_t{s} * task.k / count))
-                          : kAbsentKey;
+    sample[i] = i < kHintSamplesPerThread ? hinted_key(task, hint, hint.sampled[i]) : kAbsentKey;
   }
 }
 
@@ -58,14 +72,48 @@ __device__ __forceinline__ void sample_row(const Task<T>& task,
 #pragma unroll
   for (int i = 0; i < kSamplesPerThread; ++i) {
     const uint32_t s = i * kThreads + threadIdx.x;
-    // One position in each of 2048 strata; the multiplicative hash keeps periodic rows from hiding.
+    // One position in each of 1024 strata; the multiplicative hash keeps periodic rows from hiding.
     const uint64_t place = (static_cast<uint64_t>(s) << 32) + s * 2654435761u;
-    sample[i] = task.row.key(static_cast<int>((place * static_cast<uint32_t>(task.row.n)) >> 43));
+    sample[i] = task.row.key(static_cast<int>((place * static_cast<uint32_t>(task.row.n)) >> 42));
   }
 }
 
-// Order statistics of the sample around `share` (of the sample, from the top). All warps return the
-// same bracket; two block barriers.
+// Two units in the last place are plenty here, and the exact root is a subroutine.
+__device__ __forceinline__ float fast_sqrt(float x) { return x > 0.0f ? x * rsqrtf(x) : 0.0f; }
+
+// One warp reads the bracket off the histogram of the sample, whose bin b starts at floor + b * width.
+template <typename T>
+__device__ __forceinline__ Bracket order_statistics(const Task<T>& task, float floor, float width,
+                                                    uint32_t count, float share, float drift) {
+  const BinScan scan(task.shared->bins, task.lane);
+  const float total = static_cast<float>(count);
+  const float middle = share * total;
+  const float reach = kSigmas * fast_sqrt(middle * (1.0f - share)) + drift * total + 2.0f;
+  const int first = static_cast<int>(middle - reach);
+  const int last = static_cast<int>(middle + reach) + 1;
+  uint32_t hi = kPosInfKey;
+  float top_edge = floor + 256 * width;
+  if (first >= 1) {
+    top_edge = floor + static_cast<float>(scan.locate(first).bin + 1) * width;
+    hi = order_key(top_edge);
+  }
+  float bottom_edge;
+  if (last <= static_cast<int>(count)) {
+    bottom_edge = floor + static_cast<float>(scan.locate(last).bin) * width;
+  } else {
+    // The place is so near the sample's minimum that the bracket must reach below it: as far below
+    // the middle as its top is above.
+    const uint32_t rank = min(count, static_cast<uint32_t>(middle) + 1);
+    const float center = floor + static_cast<float>(scan.locate(rank).bin) * width;
+    bottom_edge = center - (top_edge - center) - width;
+  }
+  // Bounds stay finite: what they leave out (infinities, NaN) is left to the radix rounds.
+  hi = min(hi, kPosInfKey - 1);
+  const uint32_t lo = max(kNegInfKey + 1, order_key(bottom_edge));
+  return Bracket{min(lo, hi), hi, kGuessNone};
+}
+
+// Order statistics of the sample around `share` (of the sample, from the top); three block barriers.
 template <typename T>
 __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task,
                                                   const uint32_t (&sample)[kSamplesPerThread],
@@ -93,11 +141,11 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task,
   lowest = __reduce_min_sync(0xffffffffu, sm.warp_value[0][w]);
   highest = __reduce_max_sync(0xffffffffu, sm.warp_value[1][w]);
   count = __reduce_add_sync(0xffffffffu, task.lane < kWarps ? sm.warp_value[2][w] : 0);
-  if (count == 0) return Bracket{kMinKey, kMinKey, source};
+  if (count == 0) return Bracket{kZeroKey, kZeroKey, source};
 
   const float floor = key_to_float(lowest);
   const float width = (key_to_float(highest) - floor) * (1.0f / 256);
-  const float scale = 1.0f / width;
+  const float scale = __fdividef(1.0f, width);
 #pragma unroll
   for (int i = 0; i < kSamplesPerThread; ++i) {
     if (sample[i] == kAbsentKey) continue;
@@ -106,32 +154,12 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task,
     atomicAdd(&sm.bins[min(max(bin, 0), 255)], 1u);
   }
   __syncthreads();
-
-  const BinScan scan(sm.bins, task.lane);
-  const float total = static_cast<float>(count);
-  const float middle = share * total;
-  const float reach = kSigmas * sqrtf(middle * (1.0f - share)) + drift * total + 2.0f;
-  const int first = static_cast<int>(middle - reach);
-  const int last = static_cast<int>(middle + reach) + 1;
-  uint32_t hi = kMaxKey;
-  float top_edge = floor + 256 * width;
-  if (first >= 1) {
-    top_edge = floor + static_cast<float>(scan.locate(first, task.lane).bin + 1) * width;
-    hi = order_key(top_edge);
+  if (task.warp == 0) {
+    const Bracket bracket = order_statistics(task, floor, width, count, share, drift);
+    if (task.lane == 0) sm.bracket = bracket;
   }
-  float bottom_edge;
-  if (last <= static_cast<int>(count)) {
-    bottom_edge = floor + static_cast<float>(scan.locate(last, task.lane).bin) * width;
-  } else {
-    // The place is so near the sample's minimum that the bracket must reach below it: as far below
-    // the middle as its top is above.
-    const uint32_t rank = min(count, static_cast<uint32_t>(middle) + 1);
-    const float center = floor + static_cast<float>(scan.locate(rank, task.lane).bin) * width;
-    bottom_edge = center - (top_edge - center) - width;
-  }
-  uint32_t lo = max(kMinKey, order_key(bottom_edge));
-  if (!(lo <= hi)) lo = hi;
-  return Bracket{lo, hi, source};
+  __syncthreads();
+  return Bracket{sm.bracket.lo, sm.bracket.hi, source};
 }
 
 // `sample` keeps what the guess was made from.

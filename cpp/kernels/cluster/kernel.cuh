@@ -11,41 +11,45 @@
 #include "cluster/refine.cuh"
 #include "cluster/state.cuh"
 #include "cluster/verify.cuh"
+#include "common/phase_clock.cuh"
 
 namespace gvr_topk::cluster {
 
 struct Shape {
+  int log2_ctas;
   int list_capacity;
+  int candidate_capacity;
   int mask_words;
   bool use_guess;
 };
 
-__host__ __device__ inline size_t shared_bytes(const Shape& shape, int ctas) {
-  const size_t locations = shape.mask_words > 0 ? shape.list_capacity / ctas : 0;
-  return sizeof(Shared) + 4 * (shape.list_capacity + locations + 2 * size_t(shape.mask_words));
+__host__ __device__ inline size_t shared_bytes(const Shape& shape) {
+  return sizeof(Shared) + sizeof(Candidate) * shape.candidate_capacity +
+         4 * (shape.list_capacity + 2 * size_t(shape.mask_words));
 }
 
 template <typename T>
 __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, int row,
-                                             unsigned char* storage) {
+                                             int request, unsigned char* storage) {
   Task<T> task;
-  task.row = row_view<T>(p, row);
+  task.row = row_view<T>(p, row, request);
   task.k = p.k;
   task.rank = ptx::cluster_rank();
-  task.ctas = ptx::cluster_size();
+  task.log2_ctas = shape.log2_ctas;
+  task.ctas = 1 << shape.log2_ctas;
   task.lane = threadIdx.x & 31;
   task.warp = threadIdx.x >> 5;
   const int n = max(task.row.n, 0);
-  const int span = static_cast<int>(warp_span(n, task.ctas, sizeof(T)));
+  const int span = warp_span(n, task.log2_ctas, sizeof(T));
   task.begin = min(n, (task.rank * kWarps + task.warp) * span);
   task.end = min(n, task.begin + span);
   task.steps = steps_of(span);
   task.shared = reinterpret_cast<Shared*>(storage);
-  task.list = reinterpret_cast<uint32_t*>(storage + sizeof(Shared));
-  task.segment = shape.list_capacity / task.ctas;
-  task.above_mask = task.list + shape.list_capacity;
-  task.inside_mask = task.above_mask + shape.mask_words;
-  task.location = task.inside_mask + shape.mask_words;
+  task.candidates = reinterpret_cast<Candidate*>(storage + sizeof(Shared));
+  task.candidate_capacity = shape.candidate_capacity;
+  task.list = reinterpret_cast<uint32_t*>(task.candidates + shape.candidate_capacity);
+  task.segment = shape.list_capacity >> task.log2_ctas;
+  task.masks = task.list + shape.list_capacity;
   return task;
 }
 
@@ -54,27 +58,34 @@ template <typename T>
 __device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& hint, uint32_t kth) {
   uint32_t hinted = 0, at_or_above = 0;
   for (int i = threadIdx.x; i < task.k; i += kThreads) {
-    const uint32_t x = hinted_key(task, hint, i);
+    const uint32_t x = hinted_key(task, hint, hint.prior[i]);
     hinted += x != kAbsentKey;
     at_or_above += x >= kth;
   }
-  atomicAdd(&task.shared->hinted, __reduce_add_sync(__activemask(), hinted));
-  atomicAdd(&task.shared->at_or_above, __reduce_add_sync(__activemask(), at_or_above));
+  hinted = __reduce_add_sync(0xffffffffu, hinted);
+  at_or_above = __reduce_add_sync(0xffffffffu, at_or_above);
+  if (task.lane != 0) return;
+  atomicAdd(&task.shared->hinted, hinted);
+  atomicAdd(&task.shared->at_or_above, at_or_above);
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kThreads, 2)
     cluster_topk(const __grid_constant__ TopkParams p, const Shape shape) {
   extern __shared__ __align__(16) unsigned char storage[];
   ptx::grid_dependency_wait();
-  const int row = blockIdx.x / ptx::cluster_size();
-  const Task<T> task = make_task<T>(p, shape, row, storage);
+  const int row = blockIdx.x >> shape.log2_ctas;
+  const int request = p.next_n == 1 ? row : row / p.next_n;
+  int slot = -1;
+  if (p.prior != nullptr) slot = p.row_slot != nullptr ? p.row_slot[row] : request;
+  if (slot >= p.num_slots) slot = -1;
+  const HintView hint = hint_view(p, slot);
+  const Task<T> task = make_task<T>(p, shape, row, request, storage);
   Shared& sm = *task.shared;
   const bool writer = task.rank == 0 && threadIdx.x == 0;
-  int slot = -1;
-  if (p.prior != nullptr) slot = p.row_slot != nullptr ? p.row_slot[row] : row / p.next_n;
-  if (slot >= p.num_slots) slot = -1;
-  const Sink sink = make_sink(p, row, slot);
+  PhaseClock clock(p.phase_clocks, row, writer);
+  clock.stamp();
+  const Sink sink = make_sink(p, row, request, slot);
   int32_t* stats = p.stats != nullptr ? p.stats + row * kStatColumns : nullptr;
 
   if (task.row.n <= task.k) {
@@ -86,8 +97,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
 
-  uint32_t key[kValuesPerThread];
-  if (task.steps == 1) load_word<T>(task.row, task.begin, task.end, task.lane, key);
+  Word<T> word;
+  if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
   if (threadIdx.x < kMaxClusterSize) {
     sm.segment_above[threadIdx.x] = 0;
     sm.segment_equal[threadIdx.x] = 0;
@@ -99,8 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   // Shared memory of the other CTAs may be touched only once they are known to run. With one CTA the
   // same barrier makes the counters above visible.
-  if (task.ctas > 1) ptx::cluster_arrive();
-  const HintView hint = hint_view(p, slot);
+  if (task.ctas > 1) ptx::cluster_arrive_relaxed();
   uint32_t sample[kSamplesPerThread];
   Bracket bracket{kMinKey, kMaxKey, kGuessNone};
   if (shape.use_guess) bracket = guess(task, hint, sample);
@@ -110,22 +120,29 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
   }
 
+  clock.stamp();
+
   Verdict verdict{};
-  uint32_t source = bracket.source;
+  const uint32_t source = bracket.source;
   int passes = 0, rounds = 0, snaps = 0;
-  if (shape.use_guess) {
-    verdict = verify(task, bracket, key);
-    ++passes;
-  }
-  const bool guessed = verdict.holds;
-  if (!guessed) {
-    bracket = radix_bracket(task, key, rounds);
+  bool guessed = shape.use_guess;
+#pragma unroll 1
+  while (true) {
+    if (guessed || rounds > 0) {
+      verdict = verify(task, bracket, word, clock);
+      ++passes;
+      // What radix rounds found holds by construction.
+      if (verdict.holds || rounds > 0) break;
+    }
+    guessed = false;
+    bracket = radix_bracket(task, word, rounds);
     if (threadIdx.x == 0) sm.listed = 0;
     __syncthreads();
-    verdict = verify(task, bracket, key);
-    passes += rounds + 1;
   }
+  passes += rounds;
+  clock.stamp();
   const uint32_t kth = kth_key(task, bracket, verdict, snaps);
+  clock.stamp();
 
   // What share of the hint was at or above the k-th value, for the next step's guess: from the sample
   // when every CTA guessed from the hint, otherwise by looking at the hint before it is overwritten.
@@ -149,7 +166,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   }
-  emit(task, bracket, kth, key, sink);
+  if (verdict.collected <= static_cast<uint32_t>(task.candidate_capacity)) {
+    emit_candidates(task, bracket, kth, verdict.collected, sink, clock);
+  } else {
+    emit_elements(task, bracket, kth, word, sink, clock);
+  }
+  clock.stamp();
   ptx::grid_launch_dependents();
 
   if (!writer) return;

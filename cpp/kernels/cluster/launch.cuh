@@ -35,7 +35,7 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, bool use_guess, b
                    cudaStream_t stream) {
   const cudaError_t status = allow_large_clusters<T>();
   if (status != cudaSuccess) return status;
-  const Shape shape{plan.list_capacity, plan.mask_words, use_guess};
+  const Shape shape{log2_of(plan.ctas_per_row), plan.list_capacity, plan.candidate_capacity, plan.mask_words, use_guess};
   cudaLaunchAttribute attribute[2];
   attribute[0].id = cudaLaunchAttributeClusterDimension;
   attribute[0].val.clusterDim.x = plan.ctas_per_row;
@@ -46,7 +46,7 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, bool use_guess, b
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(params.rows * plan.ctas_per_row);
   config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = shared_bytes(shape, plan.ctas_per_row);
+  config.dynamicSmemBytes = shared_bytes(shape);
   config.stream = stream;
   config.attrs = attribute;
   config.numAttrs = pdl ? 2 : 1;

@@ -46,7 +46,7 @@ __device__ __forceinline__ void sum_over_cluster(const Task<T>& task, const uint
 // cluster takes the same decisions, because they read the same sums.
 template <typename T>
 __device__ __forceinline__ Bracket radix_bracket(const Task<T>& task,
-                                                 uint32_t (&key)[kValuesPerThread], int& rounds) {
+                                                 Word<T>& word, int& rounds) {
   Shared& sm = *task.shared;
   uint32_t base = 0;
   uint32_t rank = task.k;
@@ -57,22 +57,28 @@ __device__ __forceinline__ Bracket radix_bracket(const Task<T>& task,
     for (int i = threadIdx.x; i < kRadixBins; i += kThreads) hist[i] = 0;
     __syncthreads();
     const uint32_t reach = bits == 32 ? kMaxKey : (1u << bits) - 1;
-    task.for_each_word(key, [&](int, int begin) {
-      constexpr int kVecs = kValuesPerThread / kPerVec<T>;
+    task.for_each_word(word, [&](int, int begin) {
+      uint32_t valid = valid_bits<T>(begin, task.end, task.lane);
+#pragma unroll 1  // one vector's code, applied to each vector in turn as the word rotates
+      for (int j = 0; j < Word<T>::kVecs; ++j) {
+        const uint4 first = word.vec[0];
+        if (begin + j * Word<T>::kGroup < task.end) {
 #pragma unroll
-      for (int j = 0; j < kVecs; ++j) {
-        if (begin + j * 32 * kPerVec<T> >= task.end) break;
-#pragma unroll
-        for (int e = 0; e < kPerVec<T>; ++e) {
-          const uint32_t x = key[j * kPerVec<T> + e];
-          aggregate_add(hist, x != kAbsentKey && x - base <= reach, (x - base) >> shift);
+          for (int e = 0; e < kPerVec<T>; ++e) {
+            const uint32_t x = order_key(element<T>(first, e)) - base;
+            aggregate_add(hist, (valid >> e & 1) != 0 && x <= reach, x >> shift);
+          }
         }
+        valid >>= kPerVec<T>;
+#pragma unroll
+        for (int i = 0; i < Word<T>::kVecs - 1; ++i) word.vec[i] = word.vec[i + 1];
+        word.vec[Word<T>::kVecs - 1] = first;
       }
     });
     ++rounds;
     cluster_sync(task.ctas);
     sum_over_cluster(task, hist);
-    const BinHit group = BinScan(sm.bins, task.lane).locate(rank, task.lane);
+    const BinHit group = locate_in_bins(task, rank);
     uint32_t bin = 4 * group.bin + 3;
     uint32_t above = group.above;
     while (rank > above + sm.total[bin]) above += sm.total[bin--];

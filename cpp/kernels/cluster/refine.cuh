@@ -10,11 +10,11 @@ namespace gvr_topk::cluster {
 // Calls visit(key) for every listed key in the cluster. The block is split evenly over the segments.
 template <typename T, typename Visit>
 __device__ __forceinline__ void for_each_listed(const Task<T>& task, Visit visit) {
-  const int team = kThreads / task.ctas;
-  const int c = threadIdx.x / team;
+  const int c = task.team_target();
   const int count = min(static_cast<int>(task.shared->header[c].listed), task.segment);
   const uint32_t* keys = task.list + c * task.segment;
-  for (int i = threadIdx.x % team; i < count; i += team) visit(keys[i]);
+#pragma unroll 1
+  for (int i = task.team_place(); i < count; i += task.team_size()) visit(keys[i]);
 }
 
 // The rank-th largest of the keys in `small`, by comparison with each other.
@@ -43,6 +43,10 @@ __device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& 
   uint32_t reach = bracket.hi - bracket.lo;
   uint32_t rank = verdict.rank;
   uint32_t inside = verdict.inside;
+  bool cleared = true;  // the bins, by verify()
+  // The cluster barrier was arrived at before the candidates were collected; the block barriers below
+  // make them visible to the whole block, and here there would be none.
+  if (reach == 0) __syncthreads();
   while (reach != 0) {
     if (inside <= kRankDirectly) {
       if (threadIdx.x == 0) sm.small_count = 0;
@@ -59,8 +63,11 @@ __device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& 
       return rank_directly(sm, rank, static_cast<int>(inside), task.lane);
     }
     const int shift = max(0, 24 - __clz(reach));
-    if (threadIdx.x < 256) sm.bins[threadIdx.x] = 0;
-    __syncthreads();
+    if (!cleared) {
+      if (threadIdx.x < 256) sm.bins[threadIdx.x] = 0;
+      __syncthreads();
+    }
+    cleared = false;
     for_each_listed(task, [&](uint32_t x) {
       if (x - base <= reach) atomicAdd(&sm.bins[(x - base) >> shift], 1u);
     });
@@ -69,13 +76,12 @@ __device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& 
     }
     __syncthreads();
     ++rounds;
-    const BinHit hit = BinScan(sm.bins, task.lane).locate(rank, task.lane);
+    const BinHit hit = locate_in_bins(task, rank);
     rank -= hit.above;
     inside = hit.count;
     const uint32_t offset = hit.bin << shift;
     base += offset;
     reach = min(reach - offset, (1u << shift) - 1);
-    __syncthreads();  // the bins are cleared next
   }
   return base;
 }

@@ -1,12 +1,14 @@
 // Shared memory of one CTA of the cluster kernel, and the task it works on.
 #pragma once
 
+#include "common/bin_scan.cuh"
 #include "common/row.cuh"
 #include "ptx/cluster.cuh"
 
 namespace gvr_topk::cluster {
 
 constexpr int kThreads = kClusterThreads;
+constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;
 constexpr int kRadixBins = 1024;
 constexpr int kRadixBits = 10;
@@ -29,13 +31,19 @@ struct Bracket {
 };
 
 // What one CTA tells all others about its part of the row.
-struct Header {
+struct alignas(8) Header {
   uint32_t lo, hi, source;  // its bracket: all CTAs must have used the same one
   uint32_t above;           // elements above the bracket
   uint32_t listed;          // elements inside, the plateau's apart; may exceed the list's capacity
   uint32_t equal;           // elements equal to the plateau
 };
 constexpr int kHeaderWords = sizeof(Header) / 4;
+
+// An element that may be selected: at or above the bracket's lower end.
+struct Candidate {
+  int32_t position;
+  uint32_t key;
+};
 
 struct alignas(16) Shared {
   uint32_t hist[2][kRadixBins];  // read by other CTAs in the radix rounds, hence two in turn
@@ -50,33 +58,59 @@ struct alignas(16) Shared {
   uint32_t listed;
   uint32_t at_or_above;  // hinted values at or above the k-th
   uint32_t hinted;       // hinted values that lie in the row
+  Bracket bracket;       // the guess, from the warp that made it
+  BinHit hit;            // a located bin, likewise
 };
 
 template <typename T>
 struct Task {
   Row<T> row;
   int k;
-  int rank;   // of this CTA in the cluster
-  int ctas;   // in the cluster
+  int rank;  // of this CTA in the cluster
+  int ctas;  // in the cluster
+  int log2_ctas;
   int begin;  // this warp's span of the row
   int end;
   int steps;  // words per warp; one word stays in registers
   int lane;
   int warp;
   Shared* shared;
-  uint32_t* list;      // [ctas][segment] keys, one segment written by each CTA
-  uint32_t* location;  // [segment] word index * 32 + bit of this CTA's own keys; several words only
-  uint32_t* above_mask;   // [steps][kThreads] bits above the bracket; several words only
-  uint32_t* inside_mask;  // [steps][kThreads] bits inside the bracket; several words only
-  int segment;            // keys one CTA may list
+  Candidate* candidates;  // [candidate_capacity] this CTA's, in index order
+  int candidate_capacity;
+  uint32_t* list;   // [ctas][segment] keys, one segment written by each CTA
+  int segment;      // keys one CTA may list
+  uint32_t* masks;  // [2][steps][kThreads] selection bits; rows of several words only
 
   __device__ __forceinline__ int word_begin(int step) const { return begin + step * kWordElements; }
 
-  // Calls visit(step, begin of the word); the word's keys are in `key` then.
+  // Bits of one word's elements for which `test(key)` holds; slower than a test of values.
+  template <typename Test>
+  __device__ __forceinline__ uint32_t match_keys(const Word<T>& word, int at, Test test) const {
+    return valid_bits<T>(at, end, lane) &
+           match_word(word, at, end, [&](float x) { return test(order_key(x)); });
+  }
+
+  // Vectors of one word that hold elements of this warp's span.
+  __device__ __forceinline__ int word_vecs(int step) const {
+    constexpr int kGroup = 32 * kPerVec<T>;
+    return min(kValuesPerThread / kPerVec<T>, (end - word_begin(step) + kGroup - 1) / kGroup);
+  }
+
+  __device__ __forceinline__ uint32_t& mask(int which, int step) const {
+    return masks[(which * steps + step) * kThreads + threadIdx.x];
+  }
+
+  // The block split evenly over the CTAs of the cluster: this thread's CTA, and its place in the team.
+  __device__ __forceinline__ int team_size() const { return kThreads >> log2_ctas; }
+  __device__ __forceinline__ int team_target() const { return threadIdx.x >> (kLog2Threads - log2_ctas); }
+  __device__ __forceinline__ int team_place() const { return threadIdx.x & (team_size() - 1); }
+
+  // Calls visit(step, begin of the word) with the word loaded. One word is never read again: it is
+  // still in its registers.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_word(uint32_t (&key)[kValuesPerThread], Visit visit) const {
+  __device__ __forceinline__ void for_each_word(Word<T>& word, Visit visit) const {
     for (int step = 0; step < steps; ++step) {
-      if (steps > 1) load_word<T>(row, word_begin(step), end, lane, key);
+      if (steps > 1) load_word(row, word_begin(step), end, lane, word);
       visit(step, word_begin(step));
     }
   }
@@ -89,6 +123,25 @@ __device__ __forceinline__ void cluster_sync(int ctas) {
   } else {
     __syncthreads();
   }
+}
+
+// Where the rank-th largest of the binned items is; one block barrier.
+template <typename T>
+__device__ __forceinline__ BinHit locate_in_bins(const Task<T>& task, uint32_t rank) {
+  Shared& sm = *task.shared;
+  if (task.warp == 0) {
+    const BinHit hit = BinScan(sm.bins, task.lane).locate(rank);
+    if (task.lane == 0) sm.hit = hit;
+  }
+  __syncthreads();
+  return sm.hit;
+}
+
+// Sum over the warps before this one of what each left in `warp_value[which]`.
+template <typename T>
+__device__ __forceinline__ uint32_t earlier_warps(const Task<T>& task, int which) {
+  return __reduce_add_sync(0xffffffffu,
+                           task.lane < task.warp ? task.shared->warp_value[which][task.lane] : 0);
 }
 
 }  // namespace gvr_topk::cluster

@@ -1,10 +1,13 @@
 // Phases 2 and 3, verify and collect: one look at every element, one cluster barrier.
 //
 // Elements above the bracket are counted, elements inside it are listed (as keys) in every CTA of the
-// cluster, so that after the barrier each CTA can finish alone.
+// cluster, so that after the barrier each CTA can finish alone. While the barrier is under way each
+// CTA collects its own candidates, in index order.
 #pragma once
 
 #include "cluster/state.cuh"
+#include "common/order_scan.cuh"
+#include "common/phase_clock.cuh"
 
 namespace gvr_topk::cluster {
 
@@ -14,30 +17,48 @@ struct Verdict {
   uint32_t inside;    // elements inside
   uint32_t equal;     // of these, elements equal to the plateau
   bool other_source;  // some CTA guessed from something else than a hint
+  uint32_t collected;  // candidates of this CTA; above the capacity they were not collected
 };
 
-// Writes one key into this CTA's segment of every CTA's list.
+// Appends the marked elements of a warp's word, as keys, to this CTA's own segment of its own list. One
+// slot range per warp: an atomic per element would cost its latency each time.
 template <typename T>
-__device__ __forceinline__ void list_key(const Task<T>& task, uint32_t key, uint32_t location) {
-  const uint32_t slot = atomicAdd(&task.shared->listed, 1u);
-  if (slot >= static_cast<uint32_t>(task.segment)) return;
-  if (task.steps > 1) task.location[slot] = location;
-  uint32_t* mine = task.list + task.rank * task.segment + slot;
-  if (task.ctas == 1) {
-    *mine = key;
-    return;
+__device__ __forceinline__ void list_keys(const Task<T>& task, const Word<T>& word, uint32_t marked) {
+  const uint32_t count = __popc(marked);
+  const uint32_t upto = inclusive_scan(count, task.lane);
+  uint32_t slot = 0;
+  if (task.lane == 31) slot = atomicAdd(&task.shared->listed, upto);
+  slot = __shfl_sync(0xffffffffu, slot, 31) + upto - count;
+  uint32_t* segment = task.list + task.rank * task.segment;
+#pragma unroll
+  for (int i = 0; i < kValuesPerThread; ++i) {
+    if ((marked >> i & 1) != 0) {
+      if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = order_key(word.value(i));
+      ++slot;
+    }
   }
-  const uint32_t address = ptx::shared_address(mine);
-  for (int c = 0; c < task.ctas; ++c) ptx::store_remote(ptx::map_to_rank(address, c), key);
+}
+
+// Copies this CTA's segment to the same place in every other CTA of the cluster.
+template <typename T>
+__device__ __forceinline__ void push_list(const Task<T>& task, int listed) {
+  const int target = task.team_target();
+  if (target == task.rank) return;
+  const uint32_t* mine = task.list + task.rank * task.segment;
+  const uint32_t remote = ptx::map_to_rank(ptx::shared_address(mine), target);
+#pragma unroll 1
+  for (int i = task.team_place(); i < listed; i += task.team_size()) {
+    ptx::store_remote(remote + 4 * i, mine[i]);
+  }
 }
 
 template <typename T>
 __device__ __forceinline__ void push_header(const Task<T>& task, const Header& header) {
   Header* mine = &task.shared->header[task.rank];
-  if (threadIdx.x >= task.ctas) return;
+  if (task.lane >= task.ctas) return;
   const uint32_t word[kHeaderWords] = {header.lo,    header.hi,     header.source,
                                        header.above, header.listed, header.equal};
-  const uint32_t address = ptx::map_to_rank(ptx::shared_address(mine), threadIdx.x);
+  const uint32_t address = ptx::map_to_rank(ptx::shared_address(mine), task.lane);
 #pragma unroll
   for (int i = 0; i < kHeaderWords; ++i) ptx::store_remote(address + 4 * i, word[i]);
 }
@@ -63,48 +84,94 @@ __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Brack
   return v;
 }
 
+// Counts and lists this CTA's elements; the candidates' bits stay in `bits` (one word) or in mask 0.
 template <typename T>
-__device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& bracket,
-                                          uint32_t (&key)[kValuesPerThread]) {
+__device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bracket,
+                                         Word<T>& word, uint32_t& bits) {
   Shared& sm = *task.shared;
+  // Finite bounds compare as values, which needs no conversion; NaN fails both comparisons and so
+  // counts as above.
+  const bool finite = kNegInfKey < bracket.lo && bracket.hi < kPosInfKey;
+  const float lo = key_to_float(bracket.lo), hi = key_to_float(bracket.hi);
   const uint32_t plateau = bracket.plateau();
-  uint32_t above = 0, equal = 0;
-  task.for_each_word(key, [&](int step, int begin) {
-    const uint32_t above_bits =
-        match_word<T>(key, begin, task.end, [&](uint32_t x) { return x > bracket.hi; });
-    const uint32_t inside_bits = match_word<T>(
-        key, begin, task.end, [&](uint32_t x) { return x - bracket.lo <= bracket.hi - bracket.lo; });
+  uint32_t above = 0, equal = 0, candidates = 0;
+  task.for_each_word(word, [&](int step, int begin) {
+    uint32_t above_bits;
+    if (finite) {
+      bits = match_word(word, begin, task.end, [&](float x) { return !(x < lo); });
+      above_bits = match_word(word, begin, task.end, [&](float x) { return !(x <= hi); });
+    } else {
+      bits = task.match_keys(word, begin, [&](uint32_t x) { return x >= bracket.lo; });
+      above_bits = task.match_keys(word, begin, [&](uint32_t x) { return x > bracket.hi; });
+    }
+    candidates += __popc(bits);
     above += __popc(above_bits);
-    if (task.steps > 1) {
-      task.above_mask[step * kThreads + threadIdx.x] = above_bits;
-      task.inside_mask[step * kThreads + threadIdx.x] = inside_bits;
+    if (task.steps > 1) task.mask(0, step) = bits;
+    uint32_t inside = bits & ~above_bits;
+    if (plateau != kAbsentKey) {
+      const uint32_t on_plateau = inside & task.match_keys(word, begin, [&](uint32_t x) { return x == plateau; });
+      equal += __popc(on_plateau);
+      inside &= ~on_plateau;
     }
-    if (__ballot_sync(0xffffffffu, inside_bits != 0) == 0) return;
-#pragma unroll
-    for (int i = 0; i < kValuesPerThread; ++i) {
-      if ((inside_bits >> i & 1) == 0) continue;
-      if (key[i] == plateau) {
-        ++equal;
-      } else {
-        list_key(task, key[i], (step * kThreads + threadIdx.x) * kValuesPerThread + i);
-      }
-    }
+    if (__ballot_sync(0xffffffffu, inside != 0) != 0) list_keys(task, word, inside);
   });
   above = __reduce_add_sync(0xffffffffu, above);
   equal = __reduce_add_sync(0xffffffffu, equal);
+  candidates = __reduce_add_sync(0xffffffffu, candidates);
   if (task.lane == 0) {
     sm.warp_value[0][task.warp] = above;
     sm.warp_value[1][task.warp] = equal;
+    sm.warp_value[2][task.warp] = candidates;
   }
+}
+
+// Collects this CTA's candidates in index order. Their keys are read again, from cache: the registers
+// that hold them cannot be indexed by a bit's place.
+template <typename T>
+__device__ __forceinline__ uint32_t collect(const Task<T>& task, uint32_t bits) {
+  const Shared& sm = *task.shared;
+  const uint32_t of_warp = task.lane < kWarps ? sm.warp_value[2][task.lane] : 0;
+  const uint32_t all = __reduce_add_sync(0xffffffffu, of_warp);
+  if (all > static_cast<uint32_t>(task.candidate_capacity)) return all;
+  uint32_t place = __reduce_add_sync(0xffffffffu, task.lane < task.warp ? of_warp : 0);
+  for (int step = 0; step < task.steps; ++step) {
+    if (task.steps > 1) bits = task.mask(0, step);
+    place += for_each_in_order<T>(bits, task.word_vecs(step), task.lane, [&](int bit, uint32_t rank) {
+      const int position = bit_position<T>(task.word_begin(step), bit, task.lane);
+      task.candidates[place + rank] = Candidate{position, task.row.key(position)};
+    });
+  }
+  return all;
+}
+
+template <typename T>
+__device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& bracket,
+                                          Word<T>& word, PhaseClock& clock) {
+  Shared& sm = *task.shared;
+  uint32_t bits = 0;
+  classify(task, bracket, word, bits);
   __syncthreads();
   if (task.warp == 0) {
     const bool mine = task.lane < kWarps;
-    above = __reduce_add_sync(0xffffffffu, mine ? sm.warp_value[0][task.lane] : 0);
-    equal = __reduce_add_sync(0xffffffffu, mine ? sm.warp_value[1][task.lane] : 0);
+    const uint32_t above = __reduce_add_sync(0xffffffffu, mine ? sm.warp_value[0][task.lane] : 0);
+    const uint32_t equal = __reduce_add_sync(0xffffffffu, mine ? sm.warp_value[1][task.lane] : 0);
     push_header(task, Header{bracket.lo, bracket.hi, bracket.source, above, sm.listed, equal});
   }
-  cluster_sync(task.ctas);
-  return read_headers(task, bracket);
+  if (threadIdx.x < 256) sm.bins[threadIdx.x] = 0;  // for the refinement, behind the same barrier
+  if (task.ctas > 1) {
+    push_list(task, min(static_cast<int>(sm.listed), task.segment));
+    ptx::cluster_arrive();
+  }
+  clock.stamp();
+  const uint32_t collected = collect(task, bits);
+  if (task.ctas > 1) {
+    ptx::cluster_wait();
+  } else {
+    __syncthreads();
+  }
+  Verdict verdict = read_headers(task, bracket);
+  verdict.collected = collected;
+  return verdict;
 }
 
 }  // namespace gvr_topk::cluster

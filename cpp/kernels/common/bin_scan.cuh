@@ -11,21 +11,18 @@ struct BinHit {
   uint32_t count;  // items in the bin
 };
 
-// One warp's view of a 256-bin histogram: lane l holds bins 8l .. 8l+7. Every warp that needs the
-// answer scans for itself, which is cheaper than a broadcast through another block barrier.
+// One warp's view of a 256-bin histogram: lane l sums bins 8l .. 8l+7. One warp scans and tells the
+// others through shared memory: sixteen warps scanning for themselves fill the issue slots.
 struct BinScan {
-  uint32_t bins[8];
+  const uint32_t* hist;
+  int lane;
   uint32_t above;  // items in the bins of higher lanes
   uint32_t sum;    // items in this lane's bins
 
-  __device__ __forceinline__ BinScan(const uint32_t* hist, int lane) {
+  __device__ __forceinline__ BinScan(const uint32_t* bins, int lane_id) : hist(bins), lane(lane_id) {
     const uint4 a = reinterpret_cast<const uint4*>(hist)[2 * lane];
     const uint4 b = reinterpret_cast<const uint4*>(hist)[2 * lane + 1];
-    bins[0] = a.x, bins[1] = a.y, bins[2] = a.z, bins[3] = a.w;
-    bins[4] = b.x, bins[5] = b.y, bins[6] = b.z, bins[7] = b.w;
-    sum = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sum += bins[i];
+    sum = (a.x + a.y + a.z + a.w) + (b.x + b.y + b.z + b.w);
     uint32_t suffix = sum;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
@@ -35,25 +32,24 @@ struct BinScan {
     above = suffix - sum;
   }
 
-  // Bin of the rank-th largest item, 1 <= rank <= number of items.
-  __device__ __forceinline__ BinHit locate(uint32_t rank, int lane) const {
-    BinHit hit{0, above, 0};
-    uint32_t running = above;
-    bool found = false;
+  // Bin of the rank-th largest item, 1 <= rank <= number of items: first the lane, then, spread over
+  // eight lanes, its bin.
+  __device__ __forceinline__ BinHit locate(uint32_t rank) const {
+    const uint32_t owner = __ballot_sync(0xffffffffu, above < rank && rank <= above + sum);
+    const int group = owner != 0 ? __ffs(owner) - 1 : 0;
+    const uint32_t group_above = __shfl_sync(0xffffffffu, above, group);
+    const uint32_t count = hist[8 * group + (lane & 7)];
+    uint32_t suffix = count;
 #pragma unroll
-    for (int i = 7; i >= 0; --i) {
-      if (!found && rank > running && rank <= running + bins[i]) {
-        hit = BinHit{static_cast<uint32_t>(8 * lane + i), running, bins[i]};
-        found = true;
-      }
-      running += bins[i];
+    for (int d = 1; d < 8; d *= 2) {
+      const uint32_t higher = __shfl_down_sync(0xffffffffu, suffix, d, 8);
+      if ((lane & 7) + d < 8) suffix += higher;
     }
-    const uint32_t owner = __ballot_sync(0xffffffffu, found);
-    const int source = owner != 0 ? __ffs(owner) - 1 : 0;
-    hit.bin = __shfl_sync(0xffffffffu, hit.bin, source);
-    hit.above = __shfl_sync(0xffffffffu, hit.above, source);
-    hit.count = __shfl_sync(0xffffffffu, hit.count, source);
-    return hit;
+    const uint32_t bin_above = group_above + suffix - count;
+    const uint32_t found = __ballot_sync(0xffffffffu, bin_above < rank && rank <= bin_above + count);
+    const int place = found != 0 ? (__ffs(found) - 1) & 7 : 0;
+    return BinHit{static_cast<uint32_t>(8 * group + place), __shfl_sync(0xffffffffu, bin_above, place),
+                  __shfl_sync(0xffffffffu, count, place)};
   }
 };
 

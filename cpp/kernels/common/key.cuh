@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 namespace gvr_topk {
 
@@ -12,6 +13,8 @@ constexpr uint32_t kAbsentKey = 0;  // below every score: -inf maps to 0x007ffff
 constexpr uint32_t kMinKey = 1;
 constexpr uint32_t kMaxKey = 0xffffffffu;  // every NaN
 constexpr uint32_t kZeroKey = 0x80000000u;
+constexpr uint32_t kNegInfKey = 0x007fffffu;
+constexpr uint32_t kPosInfKey = 0xff800000u;
 
 __device__ __forceinline__ uint32_t order_key(float x) {
   const uint32_t bits = __float_as_uint(x + 0.0f);  // -0.0 + 0.0 is +0.0
@@ -32,21 +35,25 @@ __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 template <typename T>
 constexpr int kPerVec = 16 / static_cast<int>(sizeof(T));
 
-// Keys of the elements of one 16-byte load, in index order.
+// Element `e` of a 16-byte load.
 template <typename T>
-__device__ __forceinline__ void unpack_keys(const uint4& raw, uint32_t* key) {
-  const uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if constexpr (sizeof(T) == 4) {
-      key[i] = order_key(__uint_as_float(word[i]));
-    } else {
-      const ushort lo = static_cast<ushort>(word[i] & 0xffffu);
-      const ushort hi = static_cast<ushort>(word[i] >> 16);
-      key[2 * i] = order_key(to_float(*reinterpret_cast<const T*>(&lo)));
-      key[2 * i + 1] = order_key(to_float(*reinterpret_cast<const T*>(&hi)));
-    }
+__device__ __forceinline__ float element(const uint4& vec, int e) {
+  const uint32_t word[4] = {vec.x, vec.y, vec.z, vec.w};
+  if constexpr (sizeof(T) == 4) {
+    return __uint_as_float(word[e]);
+  } else {
+    const ushort half = static_cast<ushort>(word[e / 2] >> (16 * (e % 2)));
+    return to_float(*reinterpret_cast<const T*>(&half));
   }
+}
+
+// A 16-byte load's worth of -inf.
+template <typename T>
+__device__ __forceinline__ uint4 absent_vec() {
+  uint32_t bits = 0xff800000u;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) bits = 0xff80ff80u;
+  if constexpr (std::is_same_v<T, __half>) bits = 0xfc00fc00u;
+  return make_uint4(bits, bits, bits, bits);
 }
 
 }  // namespace gvr_topk

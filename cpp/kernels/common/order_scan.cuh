@@ -8,20 +8,23 @@
 
 namespace gvr_topk {
 
-// Per-vector population counts of `bits`, packed so that one 32-bit addition adds several fields:
-// vectors 0, 2, .. in `even` and 1, 3, .. in `odd`. A field holds the sum over a warp: at most 128 in
-// 8 bits (fp32) or 256 in 16 bits (16-bit types).
+// Population counts of each vector of a word, one per field of a 32-bit word, so that one addition adds
+// them all. A field holds the sum over a warp: at most 128 in 8 bits (fp32: four vectors of four) or 256
+// in 16 bits (16-bit types: two vectors of eight).
 template <typename T>
-__device__ __forceinline__ void packed_counts(uint32_t bits, uint32_t& even, uint32_t& odd) {
-  uint32_t x = bits - ((bits >> 1) & 0x55555555u);
-  x = (x & 0x33333333u) + ((x >> 2) & 0x33333333u);
+constexpr int kFieldBits = 32 * kPerVec<T> / kValuesPerThread;
+
+template <typename T>
+__device__ __forceinline__ uint32_t packed_counts(uint32_t bits) {
+  static_assert(kValuesPerThread == 16, "a word's vectors fill the fields of one 32-bit word");
   if constexpr (sizeof(T) == 4) {
-    even = x & 0x0f0f0f0fu;
-    odd = (x >> 4) & 0x0f0f0f0fu;
+    // Nibbles to bytes, then population counts of bytes.
+    uint32_t x = (bits | bits << 8) & 0x00ff00ffu;
+    x = (x | x << 4) & 0x0f0f0f0fu;
+    x = x - ((x >> 1) & 0x55555555u);
+    return (x & 0x33333333u) + ((x >> 2) & 0x33333333u);
   } else {
-    x = (x + (x >> 4)) & 0x0f0f0f0fu;
-    even = x & 0x00ff00ffu;
-    odd = (x >> 8) & 0x00ff00ffu;
+    return __popc(bits & 0xffu) | __popc(bits >> 8) << 16;
   }
 }
 
@@ -35,34 +38,28 @@ __device__ __forceinline__ uint32_t inclusive_scan(uint32_t value, int lane) {
 }
 
 // Calls `visit(bit, rank)` for every set bit of this lane, where rank counts the set bits of the
-// whole warp that come earlier in index order. All lanes take part; returns the warp's total.
+// whole warp that come earlier in index order. All lanes take part; returns the warp's total. Bits of
+// vectors from `vecs` on are known to be clear.
 template <typename T, typename Visit>
-__device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int lane, Visit visit) {
-  constexpr int kVecs = kValuesPerThread / kPerVec<T>;
-  constexpr int kFieldBits = sizeof(T) == 4 ? 8 : 16;
-  constexpr uint32_t kFieldMask = (1u << kFieldBits) - 1;
+__device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, int lane, Visit visit) {
+  constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
   constexpr uint32_t kVecMask = (1u << kPerVec<T>)-1;
   if (__ballot_sync(0xffffffffu, bits != 0) == 0) return 0;
-  uint32_t even, odd;
-  packed_counts<T>(bits, even, odd);
-  const uint32_t even_sum = inclusive_scan(even, lane);
-  const uint32_t odd_sum = inclusive_scan(odd, lane);
-  const uint32_t even_total = __shfl_sync(0xffffffffu, even_sum, 31);
-  const uint32_t odd_total = __shfl_sync(0xffffffffu, odd_sum, 31);
-  even = even_sum - even;
-  odd = odd_sum - odd;
+  const uint32_t counts = packed_counts<T>(bits);
+  uint32_t upto = inclusive_scan(counts, lane);
+  uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
+  upto -= counts;
   uint32_t before = 0;
-#pragma unroll
-  for (int j = 0; j < kVecs; ++j) {
-    const int shift = (j / 2) * kFieldBits;
-    uint32_t vec = (bits >> (j * kPerVec<T>)) & kVecMask;
-    uint32_t rank = before + (((j & 1 ? odd : even) >> shift) & kFieldMask);
-    while (vec != 0) {
-      const int e = __ffs(vec) - 1;
-      visit(j * kPerVec<T> + e, rank++);
-      vec &= vec - 1;
+#pragma unroll 1  // `visit` is large, and few vectors hold anything
+  for (int j = 0; j < vecs; ++j) {
+    uint32_t rank = before + (upto & kFieldMask);
+    for (uint32_t vec = bits & kVecMask; vec != 0; vec &= vec - 1) {
+      visit(j * kPerVec<T> + __ffs(vec) - 1, rank++);
     }
-    before += ((j & 1 ? odd_total : even_total) >> shift) & kFieldMask;
+    before += total & kFieldMask;
+    bits >>= kPerVec<T>;
+    upto >>= kFieldBits<T>;
+    total >>= kFieldBits<T>;
   }
   return before;
 }

@@ -1,6 +1,6 @@
 // One row of scores and the way its elements are laid over a warp.
 //
-// A warp covers 1024 consecutive elements at a time (a "word" per lane: 32 elements). Vector j of a
+// A warp covers 512 consecutive elements at a time (a "word" per lane: 16 elements). Vector j of a
 // lane starts at j * 32 * kPerVec + lane * kPerVec, so loads are 16 bytes wide and coalesced, and
 // index order is (j, lane, element): the order every rank below is computed in.
 #pragma once
@@ -28,15 +28,11 @@ struct Row {
   }
 };
 
-__device__ __forceinline__ int row_length(const TopkParams& p, int row) {
-  return p.seq_lens[row / p.next_n] - p.next_n + row % p.next_n + 1;
-}
-
 template <typename T>
-__device__ __forceinline__ Row<T> row_view(const TopkParams& p, int row) {
+__device__ __forceinline__ Row<T> row_view(const TopkParams& p, int row, int request) {
   Row<T> view;
   view.data = static_cast<const T*>(p.logits) + row * p.logits_stride;
-  const int n = row_length(p, row);
+  const int n = p.seq_lens[request] - p.next_n + (row - request * p.next_n) + 1;
   view.n = n < p.width ? n : p.width;
   view.aligned = (reinterpret_cast<uintptr_t>(view.data) & 15) == 0;
   return view;
@@ -48,44 +44,86 @@ __device__ __forceinline__ int vec_position(int begin, int j, int lane) {
   return begin + (j * 32 + lane) * kPerVec<T>;
 }
 
-// Keys of this lane's 32 elements of the word [begin, min(end, begin + 1024)); absent past `end`.
+// A word of one lane as it lies in memory: 16 elements, so 16-bit rows take half the registers.
 template <typename T>
-__device__ __forceinline__ void load_word(const Row<T>& row, int begin, int end, int lane,
-                                          uint32_t (&key)[kValuesPerThread]) {
-  constexpr int kVecs = kValuesPerThread / kPerVec<T>;
-  uint4 raw[kVecs];
-#pragma unroll
-  for (int j = 0; j < kVecs; ++j) {
-    const int i = vec_position<T>(begin, j, lane);
-    raw[j] = make_uint4(0, 0, 0, 0);
-    if (row.aligned && i + kPerVec<T> <= end) raw[j] = ptx::load_streaming(row.data + i);
+struct Word {
+  static constexpr int kVecs = kValuesPerThread / kPerVec<T>;
+  static constexpr int kGroup = 32 * kPerVec<T>;  // elements of one vector over the warp
+  uint4 vec[kVecs];
+
+  __device__ __forceinline__ float value(int i) const {
+    return element<T>(vec[i / kPerVec<T>], i % kPerVec<T>);
   }
+};
+
+// `count` elements at `p`, one by one, packed as a 16-byte load would bring them. Out of line: only the
+// last vector of a row and unaligned rows come here, and inlined it would crowd the instruction cache.
+template <typename T>
+__device__ __noinline__ uint4 load_elements(const T* p, int count) {
+  const uint4 absent = absent_vec<T>();
+  uint32_t word[4] = {absent.x, absent.y, absent.z, absent.w};
+#pragma unroll
+  for (int e = 0; e < kPerVec<T>; ++e) {
+    if (e >= count) break;
+    if constexpr (sizeof(T) == 4) {
+      word[e] = __float_as_uint(p[e]);
+    } else {
+      const uint32_t half = *reinterpret_cast<const uint16_t*>(p + e);
+      word[e / 2] = e % 2 == 0 ? (word[e / 2] & 0xffff0000u) | half : (word[e / 2] & 0xffffu) | half << 16;
+    }
+  }
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// This lane's elements of [begin, min(end, begin + 512)). Places past `end` hold -inf: no test against
+// a finite bound finds them, and tests on keys mask them (`valid_bits`).
+template <typename T>
+__device__ __forceinline__ void load_word(const Row<T>& row, int begin, int end, int lane, Word<T>& word) {
+  constexpr int kVecs = Word<T>::kVecs;
+  constexpr int kGroup = Word<T>::kGroup;
+  const int length = end - begin;
+  const int left = length - lane * kPerVec<T>;  // elements from this lane's first vector on
+  const T* first = row.data + begin + lane * kPerVec<T>;
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {
-    const int i = vec_position<T>(begin, j, lane);
-    uint32_t* out = key + j * kPerVec<T>;
-    if (row.aligned && i + kPerVec<T> <= end) {
-      unpack_keys<T>(raw[j], out);
-    } else {
+    word.vec[j] = absent_vec<T>();
+    if (row.aligned && j * kGroup + kPerVec<T> <= left) {
+      word.vec[j] = ptx::load_streaming(first + j * kGroup);
+    }
+  }
+  if (row.aligned && (length % kPerVec<T> == 0 || length >= kWordElements)) return;
 #pragma unroll
-      for (int e = 0; e < kPerVec<T>; ++e) out[e] = i + e < end ? row.key(i + e) : kAbsentKey;
+  for (int j = 0; j < kVecs; ++j) {
+    const int count = left - j * kGroup;
+    if (count > 0 && (!row.aligned || count < kPerVec<T>)) {
+      word.vec[j] = load_elements(first + j * kGroup, count);
     }
   }
 }
 
-// Bits of the elements of one word for which `test(key)` holds. Vectors past `end` are skipped: with
-// few elements per warp that is most of them.
-template <typename T, typename Test>
-__device__ __forceinline__ uint32_t match_word(const uint32_t (&key)[kValuesPerThread], int begin,
-                                               int end, Test test) {
-  constexpr int kVecs = kValuesPerThread / kPerVec<T>;
+// Bits of the places of this lane's word that lie before `end`.
+template <typename T>
+__device__ __forceinline__ uint32_t valid_bits(int begin, int end, int lane) {
   uint32_t bits = 0;
 #pragma unroll
-  for (int j = 0; j < kVecs; ++j) {
-    if (begin + j * 32 * kPerVec<T> >= end) break;
+  for (int j = 0; j < Word<T>::kVecs; ++j) {
+    const int count = min(max(end - vec_position<T>(begin, j, lane), 0), kPerVec<T>);
+    bits |= ((1u << count) - 1) << (j * kPerVec<T>);
+  }
+  return bits;
+}
+
+// Bits of the elements of one word for which `test(value)` holds. Vectors past `end` are skipped: with
+// few elements per warp that is most of them.
+template <typename T, typename Test>
+__device__ __forceinline__ uint32_t match_word(const Word<T>& word, int begin, int end, Test test) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < Word<T>::kVecs; ++j) {
+    if (begin + j * Word<T>::kGroup >= end) break;
 #pragma unroll
     for (int e = 0; e < kPerVec<T>; ++e) {
-      if (test(key[j * kPerVec<T> + e])) bits |= 1u << (j * kPerVec<T> + e);
+      if (test(word.value(j * kPerVec<T> + e))) bits |= 1u << (j * kPerVec<T> + e);
     }
   }
   return bits;
