@@ -1,0 +1,137 @@
+"""Every command of the README is run here, or named here with what it needs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from gvr_topk import library_status
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+CUDA = library_status().path is not None
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if line]
+
+# Run as written: what must be in the output.
+RUN = {
+    "gvr-topk doctor": "path cpu",
+    "gvr-topk config check configs/heuristic_on.yaml": "heuristic_on.yaml: ok",
+    "gvr-topk replay --generator 20 --length 70690 --steps 8 --offset 1": "replay: exact on 8 of 8 steps",
+    "gvr-topk replay --trace gvr_topk/data/smollm2_dsaidx_L10_32k.npz --steps 16 --json": '"steps"',
+    "python eval/accuracy_regression.py --model MODEL --runs 4 --dry-run": "trtllm-eval --model MODEL",
+    "python eval/tpot_ab.py --model MODEL --prompts 64K=tests/data/eval_samples/prompts.jsonl"
+    " --entry 0 --dry-run": "trtllm-bench --model MODEL",
+}
+# `make` would install while the tests run, so its recipe is looked at and the end of it is run.
+RECIPES = {
+    "make replay": "gvr-topk replay --shipped --config configs/heuristic_on.yaml --out ",
+    "make test": "python -m pytest tests/cpu",
+    "make test-gpu": "python -m pytest tests/gpu",
+    "make lint": "ruff check .",
+    "make format": "ruff format .",
+    "make wheel": "pip wheel --no-build-isolation",
+}
+ELSEWHERE = {
+    "gvr-topk replay --shipped --config configs/heuristic_on.yaml --out out/replay": "test_replay_recipe",
+    "python eval/inspect_build.py": "test_inspect_build",
+    "pip install dist/gvr_topk-*.whl": "test_packaging.py, in an environment of its own",
+    "bash .ci/run": "test_ci_runs_what_the_makefile_runs",
+    "pre-commit run --all-files": "test_pre_commit_knows_its_configuration",
+}
+NEEDS_MORE = {
+    "trtllm-serve MODEL --config configs/serve/tep8_mtp1_on.yaml": "TensorRT-LLM and eight GPUs",
+    "gvr-topk replay --shipped --device cuda": "a GPU",
+    "python eval/check_wheel.py": "several gigabytes of other torch releases; tried by hand",
+}
+
+
+def run(command: str | list[str], *, check: bool = True) -> str:
+    """Run a command from the checkout, with the programs of this environment first on PATH."""
+    words = shlex.split(command) if isinstance(command, str) else command
+    words = [sys.executable if word == "python" else word for word in words]
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    # No MAKEFLAGS: under `make test` a `make` in here would take its options for its own.
+    environ = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKELEVEL")}
+    done = subprocess.run(
+        words, env={**environ, "PATH": path}, cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0 or not check, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_command_is_accounted_for() -> None:
+    assert len(COMMANDS) > 10
+    assert sorted(COMMANDS) == sorted([*RUN, *RECIPES, *ELSEWHERE, *NEEDS_MORE])
+
+
+@pytest.mark.parametrize("command", RUN)
+def test_command(command: str) -> None:
+    assert RUN[command] in run(command)
+
+
+@pytest.mark.parametrize("command", RECIPES)
+def test_make_recipe(command: str) -> None:
+    assert RECIPES[command] in run([*shlex.split(command), "--dry-run"])
+
+
+def test_replay_recipe(tmp_path: Path) -> None:
+    *_, last = run(["make", "--dry-run", "replay", f"OUT={tmp_path}"]).splitlines()
+    out = run([Path(last.split()[0]).name, *shlex.split(last)[1:]])
+    assert out.splitlines()[-1] == "replay: exact on 256 of 256 steps"
+    assert f"`{out.splitlines()[-1]}`" in README
+    assert len(list(tmp_path.glob("*.png"))) >= 3
+
+
+@pytest.mark.skipif(not CUDA, reason="built without a CUDA compiler")
+def test_inspect_build() -> None:
+    assert "sm_90a" in run("python eval/inspect_build.py")
+
+
+def test_ci_runs_what_the_makefile_runs() -> None:
+    script = (ROOT / ".ci" / "run").read_text()
+    assert [line for line in script.splitlines() if line.startswith("make ")] == ["make lint", "make test"]
+    run(["bash", "-n", ".ci/run"])
+
+
+def test_pre_commit_knows_its_configuration() -> None:
+    run("pre-commit validate-config .pre-commit-config.yaml")
+    hooks = re.findall(r"^ +entry: (.+)$", (ROOT / ".pre-commit-config.yaml").read_text(), re.MULTILINE)
+    recipe = run("make --dry-run lint")
+    for hook in hooks:
+        assert all(word in recipe for word in hook.split() if word != "--force-exclude"), hook
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_example(code: str) -> None:
+    exec(compile(code, "README.md", "exec"), {})
+
+
+def test_yaml_example_is_the_shipped_one(tmp_path: Path) -> None:
+    (example,) = blocks("yaml")
+    (tmp_path / "example.yaml").write_text(example)
+    assert "heuristic top-k: on" in run(["gvr-topk", "config", "check", str(tmp_path / "example.yaml")])
+
+
+def test_paths_exist() -> None:
+    named = set(re.findall(r"`((?:configs|eval|tests|cpp|gvr_topk)/[\w./]*)`", README))
+    assert named
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_length() -> None:
+    assert len(README.splitlines()) <= 150
+    assert README.count("<!-- results:begin -->") == README.count("<!-- results:end -->") == 1
+    assert "checked against fakes and the real compiled op, not run inside TensorRT-LLM" in README
