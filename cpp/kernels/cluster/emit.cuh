@@ -105,22 +105,19 @@ __device__ __forceinline__ Share warp_share(const Task<T>& task, const Bracket& 
 // The usual way: select among the collected candidates, about one per thread.
 template <typename T>
 __device__ __forceinline__ void emit_candidates(const Task<T>& task, const Bracket& bracket,
-                                                uint32_t kth, int collected, const Sink& sink,
+                                                uint32_t kth, uint32_t collected,
+                                                const Sink& sink,
                                                 PhaseClock& clock) {
-  const int rounds = (collected + kThreads - 1) >> kLog2Threads;  // of 32 candidates per warp
-  const int begin = task.warp * rounds * 32;
   uint32_t above = 0, equal = 0;
-  for (int r = 0; r < rounds; ++r) {
-    const int i = begin + r * 32 + task.lane;
-    const uint32_t key = i < collected ? task.candidates[i].key : kAbsentKey;
+  task.for_each_candidate(collected, [&](int i, bool there) {
+    const uint32_t key = there ? task.candidates[i].key : kAbsentKey;
     above += __popc(__ballot_sync(0xffffffffu, key > kth));
     equal += __popc(__ballot_sync(0xffffffffu, key == kth));
-  }
+  });
   Share share = warp_share(task, bracket, kth, above, equal, clock);
   const uint32_t before = (1u << task.lane) - 1;
-  for (int r = 0; r < rounds; ++r) {
-    const int i = begin + r * 32 + task.lane;
-    const Candidate c = i < collected ? task.candidates[i] : Candidate{0, kAbsentKey};
+  task.for_each_candidate(collected, [&](int i, bool there) {
+    const Candidate c = there ? task.candidates[i] : Candidate{0, kAbsentKey};
     const uint32_t above_lanes = __ballot_sync(0xffffffffu, c.key > kth);
     const uint32_t equal_lanes = __ballot_sync(0xffffffffu, c.key == kth);
     const uint32_t tie = __popc(equal_lanes & before);
@@ -130,7 +127,7 @@ __device__ __forceinline__ void emit_candidates(const Task<T>& task, const Brack
     const uint32_t taken = min(static_cast<uint32_t>(__popc(equal_lanes)), share.ties);
     share.first += __popc(above_lanes) + taken;
     share.ties -= taken;
-  }
+  });
 }
 
 // Too many candidates to collect (a plateau at the k-th value, or a very large k): compare every

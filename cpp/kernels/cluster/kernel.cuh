@@ -70,7 +70,7 @@ __device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& 
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 1)
     cluster_topk(const __grid_constant__ TopkParams p, const Shape shape) {
   extern __shared__ __align__(16) unsigned char storage[];
   ptx::grid_dependency_wait();

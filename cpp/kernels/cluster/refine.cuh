@@ -44,9 +44,6 @@ __device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& 
   uint32_t rank = verdict.rank;
   uint32_t inside = verdict.inside;
   bool cleared = true;  // the bins, by verify()
-  // The cluster barrier was arrived at before the candidates were collected; the block barriers below
-  // make them visible to the whole block, and here there would be none.
-  if (reach == 0) __syncthreads();
   while (reach != 0) {
     if (inside <= kRankDirectly) {
       if (threadIdx.x == 0) sm.small_count = 0;

@@ -109,10 +109,25 @@ struct Task {
   // still in its registers.
   template <typename Visit>
   __device__ __forceinline__ void for_each_word(Word<T>& word, Visit visit) const {
+    if (steps > 1) load_word(row, word_begin(0), end, lane, word);
+#pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      if (steps > 1) load_word(row, word_begin(step), end, lane, word);
+      Word<T> next;
+      // The next word is under way while this one is looked at.
+      if (step + 1 < steps) load_word(row, word_begin(step + 1), end, lane, next);
       visit(step, word_begin(step));
+      if (step + 1 < steps) word = next;
     }
+  }
+
+  // Calls visit(i, i < count) for this thread's candidates: warps own contiguous runs of them, and all
+  // lanes of a warp take part in every call.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_candidate(uint32_t count, Visit visit) const {
+    const int rounds = static_cast<int>(count + kThreads - 1) >> kLog2Threads;
+    const int first = warp * rounds * 32 + lane;
+#pragma unroll 1
+    for (int r = 0; r < rounds; ++r) visit(first + 32 * r, first + 32 * r < static_cast<int>(count));
   }
 };
 

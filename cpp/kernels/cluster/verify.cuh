@@ -125,20 +125,30 @@ __device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bra
   }
 }
 
-// Collects this CTA's candidates in index order. Their keys are read again, from cache: the registers
-// that hold them cannot be indexed by a bit's place.
+// Collects this CTA's candidates in index order: first the positions, then, each thread for the ones it
+// will emit, their keys. Keys are read again, from cache: the registers that hold them cannot be indexed
+// by a bit's place, and reading them inside the first loop would wait for each in turn.
 template <typename T>
 __device__ __forceinline__ uint32_t collect(const Task<T>& task, uint32_t bits) {
   const Shared& sm = *task.shared;
   const uint32_t of_warp = task.lane < kWarps ? sm.warp_value[2][task.lane] : 0;
   const uint32_t all = __reduce_add_sync(0xffffffffu, of_warp);
-  if (all > static_cast<uint32_t>(task.candidate_capacity)) return all;
-  uint32_t place = __reduce_add_sync(0xffffffffu, task.lane < task.warp ? of_warp : 0);
-  for (int step = 0; step < task.steps; ++step) {
-    if (task.steps > 1) bits = task.mask(0, step);
-    place += for_each_in_order<T>(bits, task.word_vecs(step), task.lane, [&](int bit, uint32_t rank) {
-      const int position = bit_position<T>(task.word_begin(step), bit, task.lane);
-      task.candidates[place + rank] = Candidate{position, task.row.key(position)};
+  const bool fits = all <= static_cast<uint32_t>(task.candidate_capacity);
+  if (fits) {
+    uint32_t place = __reduce_add_sync(0xffffffffu, task.lane < task.warp ? of_warp : 0);
+    for (int step = 0; step < task.steps; ++step) {
+      if (task.steps > 1) bits = task.mask(0, step);
+      place +=
+          for_each_in_order<T>(bits, task.word_vecs(step), task.lane, [&](int bit, uint32_t rank) {
+            task.candidates[place + rank].position =
+                bit_position<T>(task.word_begin(step), bit, task.lane);
+          });
+    }
+  }
+  __syncthreads();
+  if (fits) {
+    task.for_each_candidate(all, [&](int i, bool there) {
+      if (there) task.candidates[i].key = task.row.key(task.candidates[i].position);
     });
   }
   return all;
