@@ -76,7 +76,7 @@ class Plan:
     values_per_thread: int
     list_capacity: int
     candidate_capacity: int
-    mask_words: int
+    masks: int
 
 
 GVR_MIN_LENGTH: int
@@ -165,7 +165,9 @@ def can_use_heuristic(
         Reason.PRIOR_SHAPE: f"the hint holds {prior_count} positions, want k = {k}",
         Reason.LAYOUT: f"inner stride is {inner_stride}, want 1",
         Reason.UNSUPPORTED_K: f"k is {k}, want 512, 1024 or 2048",
-        Reason.UNSUPPORTED_ARCH: f"compute capability is {arch / 10:.1f}, want {_constant('MIN_ARCH') / 10:.1f} or later",
+        Reason.UNSUPPORTED_ARCH: (
+            f"compute capability is {arch / 10:.1f}, want {_constant('MIN_ARCH') / 10:.1f} or later"
+        ),
         Reason.TOO_SHORT: f"length is {length}, want at least {_constant('GVR_MIN_LENGTH')}",
         Reason.TOO_LONG: f"length is {length}, want at most {_constant('GVR_MAX_LENGTH')}",
     }

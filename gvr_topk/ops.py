@@ -151,16 +151,25 @@ def _indexer_topk_decode_cpu(
     flags: int = 0,
 ) -> None:
     _check(
-        logits, seq_lens, indices, prior, row_slot, guess_state, stats, page_table, k, next_n, prior_offset, page_size
+        logits,
+        seq_lens,
+        indices,
+        prior,
+        row_slot,
+        guess_state,
+        stats,
+        page_table,
+        k,
+        next_n,
+        prior_offset,
+        page_size,
     )
     rows, width = logits.shape
     if rows == 0:
         return
     lengths = row_lengths(seq_lens, rows, next_n).clamp(max=width)
     positions = exact_topk(logits, lengths, k)
-    indices[:, :k] = (
-        positions if page_table is None else to_slots(positions, page_table, page_size, next_n)
-    )
+    indices[:, :k] = positions if page_table is None else to_slots(positions, page_table, page_size, next_n)
     if stats is not None:
         stats.zero_()
         stats[:, STATS_COLUMNS.index("path")] = torch.where(lengths > k, _CPU_PATH, 0).to(torch.int32)
@@ -316,7 +325,20 @@ def indexer_topk_decode(
         if not isinstance(k, int) or k < 1:
             raise _fail("k", f"1 to {MAX_WIDTH}", k)
         out = torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
-    _check(logits, seq_lens, out, prior, row_slot, guess_state, stats, page_table, k, next_n, prior_offset, page_size)
+    _check(
+        logits,
+        seq_lens,
+        out,
+        prior,
+        row_slot,
+        guess_state,
+        stats,
+        page_table,
+        k,
+        next_n,
+        prior_offset,
+        page_size,
+    )
     torch.ops.gvr_topk.indexer_topk_decode(
         logits,
         seq_lens,
