@@ -1,0 +1,72 @@
+"""Where and with what a measurement was made, and JSON files that survive an interrupted run."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gvr_topk
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def describe_machine(commit: str = "") -> dict[str, Any]:
+    """Machine, versions, commit and time, to stand beside every figure.
+
+    Parameters
+    ----------
+    commit : str
+        Commit of the sources where the folder has no Git history of its own.
+    """
+    described: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": commit or _output("git", "-C", str(ROOT), "describe", "--always", "--dirty") or "unknown",
+        "gvr_topk": gvr_topk.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "device": f"CPU {platform.machine()}",
+    }
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        described |= {
+            "device": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "l2_bytes": properties.L2_cache_size,
+            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+            "sm_clock_mhz": round(sm_clock_mhz()),
+        }
+    return described
+
+
+def sm_clock_mhz(cycles: int = 20_000_000) -> float:
+    """SM clock under load: a kernel that waits for so many of its own cycles, timed with events."""
+    torch.cuda._sleep(cycles)
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    torch.cuda._sleep(cycles)
+    stop.record()
+    stop.synchronize()
+    return cycles / (1000 * start.elapsed_time(stop))
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write strict JSON in one step, so that a killed run leaves the last whole file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+    os.replace(partial, path)
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

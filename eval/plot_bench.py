@@ -1,0 +1,117 @@
+"""Draw the kernel benchmark: microseconds over row length, one line per implementation, cold and warm.
+
+python eval/plot_bench.py eval/results/bench_kernels_h200.json --out bench.png
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import typer
+
+from eval.common.bench_report import ALL, OURS, Index
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FLOOR = "read_floor"
+COLORS = {
+    "cluster": "#d62728",
+    "gvr_mean": "#ff9896",
+    "gvr_quantile": "#ff7f0e",
+    "radix": "#8c564b",
+    "torch": "#7f7f7f",
+    "trtllm": "#2ca02c",
+    "vllm": "#1f77b4",
+    "vllm_per_row": "#aec7e8",
+    "flashinfer": "#9467bd",
+    FLOOR: "#000000",
+}
+
+
+def draw(data: dict[str, Any], out: Path, batches: tuple[int, ...] = (1, 64)) -> None:
+    """One row of panels per batch: cold on the left, warm on the right.
+
+    Parameters
+    ----------
+    data : dict
+        Content of the benchmark's JSON.
+    out : Path
+        Image to write; its suffix chooses the format.
+    batches : tuple of int
+        Rows per launch, one row of panels each.
+
+    Raises
+    ------
+    ValueError
+        The data hold no main sweep of one of the batches.
+    """
+    from matplotlib.figure import Figure
+
+    index = Index(data["results"])
+    figure = Figure(figsize=(11, 4.4 * len(batches)), layout="constrained")
+    panels = figure.subplots(len(batches), 2, squeeze=False, sharex=True, sharey="row")
+    for batch, (cold, warm) in zip(batches, panels, strict=True):
+        for axes, which in ((cold, "cold_us"), (warm, "warm_us")):
+            lines = _lines(index, batch, which)
+            if which == "cold_us" and not lines:
+                raise ValueError(f"batch: wanted one with results in group 'main', got {batch}")
+            _panel(axes, lines)
+            axes.set_title(f"batch {batch}, {which.removesuffix('_us')} L2")
+        cold.set_ylabel("us per launch")
+    for axes in panels[-1]:
+        axes.set_xlabel("row length N")
+    handles = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
+    figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
+    machine = data["runs"][-1]["machine"]
+    figure.suptitle(
+        f"top-k of fp32 rows, k = 2048: {machine['device']}, torch {machine['torch']}, {machine['commit']}"
+    )
+    figure.savefig(out, dpi=150)
+
+
+def _lines(index: Index, batch: int, which: str) -> dict[str, list[tuple[int, float]]]:
+    cells = index.cells(lambda cell: cell["group"] == "main" and cell["batch"] == batch)
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for cell in sorted(cells, key=lambda cell: cell["n"]):
+        for name in (*ALL, FLOOR):
+            time = index.time(cell["key"], name, which)
+            if time is not None:
+                lines.setdefault(name, []).append((cell["n"], time))
+    return lines
+
+
+def _panel(axes: Axes, lines: dict[str, list[tuple[int, float]]]) -> None:
+    for name, points in lines.items():
+        style: dict[str, Any] = {"marker": "o", "markersize": 3.5, "linewidth": 2.2 if name in OURS else 1.3}
+        if name == FLOOR:
+            style = {"linestyle": ":", "linewidth": 1.6}
+        label = "read only (floor)" if name == FLOOR else name
+        axes.plot(*zip(*points, strict=True), color=COLORS[name], label=label, **style)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks([1 << power for power in range(12, 21, 2)], ["4K", "16K", "64K", "256K", "1M"])
+    ticks = [2, 5, 10, 20, 50, 100, 200, 500, 1000]
+    axes.set_yticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+
+
+def main(
+    results: Annotated[Path, typer.Argument(help="JSON of eval/bench_kernels.py.")],
+    out: Annotated[Path, typer.Option(help="Image to write.")] = Path("bench_kernels.png"),
+    batches: Annotated[str, typer.Option(help="Rows per launch, comma-separated.")] = "1,64",
+) -> None:
+    """Draw a result file."""
+    draw(json.loads(results.read_text()), out, tuple(int(batch) for batch in batches.split(",")))
+    print(out)
+
+
+if __name__ == "__main__":
+    typer.run(main)
