@@ -47,7 +47,7 @@ test: install
 test-gpu:
 	$(PYTHON) -m pytest tests/gpu
 	@if command -v compute-sanitizer > /dev/null; then \
-	  for tool in memcheck racecheck synccheck initcheck; do \
+	  for tool in memcheck racecheck synccheck; do \
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $(PYTHON) -m pytest tests/gpu -m sanitizer || exit 1; \
 	  done; \
 	else echo "compute-sanitizer: not found, its runs are left out"; fi

@@ -1,0 +1,62 @@
+"""Small calls that use every argument: quick enough to run under compute-sanitizer too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import full_lengths, place, run, wrong_rows
+
+import gvr_topk
+from gvr_topk.contract import DTYPES
+
+pytestmark = pytest.mark.sanitizer
+PATHS = ("cluster", "radix", "gvr")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [5, 513, 4099])
+def test_rows_off_alignment(path: str, dtype: torch.dtype, n: int) -> None:
+    rows = torch.randint(-40, 40, (3, n), generator=torch.Generator().manual_seed(n)).to(dtype)
+    logits = place(rows, pad=3, shift=1)
+    got = run(logits, full_lengths(logits), 512, path=path)
+    assert wrong_rows(got, logits, full_lengths(logits), 512) == []
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("pdl", [False, True])
+def test_every_argument_together(path: str, pdl: bool) -> None:
+    """Two steps of three requests, two rows each: result and hint as on the CPU."""
+    rows, width, k, slots = 6, 3000, 512, 5
+    row_slot = torch.tensor([4, 4, 0, 0, -1, -1], dtype=torch.int32)
+    lengths = torch.tensor([width, 700, 90], dtype=torch.int32)
+    table = torch.arange(150, dtype=torch.int32).flip(0).reshape(3, 50)
+    state = {
+        device: (
+            torch.full((slots, k), -1, dtype=torch.int32, device=device),
+            torch.full((slots,), -1.0).to(device),
+        )
+        for device in ("cpu", "cuda")
+    }
+    for step in range(2):
+        scores = torch.randn(rows, width, generator=torch.Generator().manual_seed(step)).relu()
+        results = {
+            device: gvr_topk.indexer_topk_decode(
+                scores.to(device),
+                lengths.to(device),
+                k,
+                next_n=2,
+                prior=prior,
+                guess_state=guess,
+                row_slot=row_slot.to(device),
+                prior_offset=1,
+                stats=torch.zeros(rows, 8, dtype=torch.int32, device=device),
+                page_table=table.to(device),
+                page_size=64,
+                path=path,
+                pdl=pdl,
+            )
+            for device, (prior, guess) in state.items()
+        }
+        assert torch.equal(results["cuda"].cpu(), results["cpu"])
+        assert torch.equal(state["cuda"][0].cpu(), state["cpu"][0])
