@@ -25,8 +25,8 @@ GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_
   return static_cast<int32_t>(gvr_topk::can_use_heuristic(in));
 }
 
-// Fills plan[7]: path, CTAs per row, threads, values per thread, list capacity, candidate capacity, mask
-// words. Returns 0, or -1 when `ctas_per_row` cannot serve the shape.
+// Fills plan[7]: path, CTAs per row, threads, values per thread, list capacity, candidate capacity,
+// masks. Returns 0, or -1 when `ctas_per_row` cannot serve the shape.
 GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t k, int32_t dtype,
                                            int32_t path, int32_t sm_count, int32_t arch,
                                            int32_t ctas_per_row, int32_t* plan) {
@@ -47,7 +47,7 @@ GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t 
   plan[3] = made.values_per_thread;
   plan[4] = made.list_capacity;
   plan[5] = made.candidate_capacity;
-  plan[6] = made.mask_words;
+  plan[6] = made.masks;
   return 0;
 }
 

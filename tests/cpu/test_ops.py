@@ -67,6 +67,13 @@ def test_lengths_above_the_width_mean_the_width() -> None:
     assert torch.equal(got, exact_topk(logits, torch.full((ROWS,), WIDTH), K))
 
 
+def test_hinted_positions_past_the_width_do_not_count() -> None:
+    prior, guess = torch.full((1, K), WIDTH, dtype=torch.int32), torch.zeros(1)
+    prior[0, 0] = scores(1).argmax()
+    gvr_topk.indexer_topk_decode(scores(1), int32(10_000), K, prior=prior, guess_state=guess)
+    assert guess.item() == 1
+
+
 def test_rows_may_lie_apart() -> None:
     wide = scores(width=3 * WIDTH)
     got = gvr_topk.indexer_topk_decode(
@@ -195,8 +202,11 @@ def test_page_table_translates_what_comes_out_and_not_the_hint(
     table = [[random.randrange(1000) for _ in range(pages)] for _ in range(REQUESTS)]
     prior = torch.zeros(4, K, dtype=torch.int32)
     plain_prior = prior.clone()
-    got = call(page_table=torch.tensor(table, dtype=torch.int32), page_size=page_size, prior=prior)
-    plain = call(page_table=None, prior=plain_prior)
+    lengths = int32(WIDTH, 30, 5)  # the last one is padded with -1, which has no page
+    got = call(
+        page_table=torch.tensor(table, dtype=torch.int32), page_size=page_size, prior=prior, seq_lens=lengths
+    )
+    plain = call(page_table=None, prior=plain_prior, seq_lens=lengths)
     assert torch.equal(prior, plain_prior)
     for row in range(ROWS):
         for slot, position in zip(got[row].tolist(), plain[row].tolist(), strict=True):

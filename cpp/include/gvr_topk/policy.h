@@ -114,7 +114,7 @@ struct Plan {
   int32_t values_per_thread;
   int32_t list_capacity;    // candidate keys one CTA can receive
   int32_t candidate_capacity;  // elements one CTA can collect for selection
-  int32_t mask_words;       // per mask, for rows that do not fit in registers; 0 when they do
+  int32_t masks;  // selection masks of one CTA, for rows that do not fit in registers; 0 when they do
 };
 
 GVR_TOPK_HOST_DEVICE constexpr int32_t log2_of(int32_t power_of_two) {
@@ -145,7 +145,7 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t steps_of(int32_t span) {
 GVR_TOPK_HOST_DEVICE constexpr int32_t max_cluster_size(int32_t arch) { return arch >= 120 ? 8 : 16; }
 
 // One CTA's masks must fit its shared memory.
-constexpr int64_t kMaxElementsPerCta = int64_t{1} << 18;
+constexpr int64_t kMaxElementsPerCta = int64_t{1} << 19;
 
 GVR_TOPK_HOST_DEVICE constexpr bool valid_ctas(const PlanInput& in) {
   const int32_t c = in.forced_ctas;
@@ -179,10 +179,9 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   plan.values_per_thread = kValuesPerThread;
   const int32_t steps = steps_of(warp_span(static_cast<int32_t>(in.width), log2_of(plan.ctas_per_row),
                                            element_bytes(in.dtype)));
-  plan.mask_words = steps > 1 ? steps * kClusterThreads : 0;
-  // One CTA per SM can afford a deep list; two must share the SM's shared memory.
-  plan.list_capacity = in.rows * plan.ctas_per_row <= in.sm_count ? 16384 : 8192;
-  plan.candidate_capacity = 4096;
+  plan.masks = steps > 1 ? steps * kClusterThreads : 0;
+  plan.list_capacity = 8192;
+  plan.candidate_capacity = 2560;
   return plan;
 }
 

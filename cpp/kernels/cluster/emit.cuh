@@ -131,44 +131,32 @@ __device__ __forceinline__ void emit_candidates(const Task<T>& task, const Brack
 }
 
 // Too many candidates to collect (a plateau at the k-th value, or a very large k): compare every
-// element with the k-th key.
+// element with the k-th key, once to count and once to write.
 template <typename T>
 __device__ __forceinline__ void emit_elements(const Task<T>& task, const Bracket& bracket, uint32_t kth,
-                                              Word<T>& word, const Sink& sink,
-                                              PhaseClock& clock) {
-  uint32_t above_bits = 0, equal_bits = 0;  // of the only word
+                                              Word<T>& word, const Sink& sink, PhaseClock& clock) {
   uint32_t above = 0, equal = 0;
-  task.for_each_word(word, [&](int step, int begin) {
-    above_bits = task.match_keys(word, begin, [&](uint32_t x) { return x > kth; });
-    equal_bits = task.match_keys(word, begin, [&](uint32_t x) { return x == kth; });
-    if (task.steps > 1) {
-      task.mask(0, step) = above_bits;
-      task.mask(1, step) = equal_bits;
-    }
-    above += __popc(above_bits);
-    equal += __popc(equal_bits);
+  task.for_each_word(word, [&](int, int begin) {
+    above += __popc(task.match_keys(word, begin, [&](uint32_t x) { return x > kth; }));
+    equal += __popc(task.match_keys(word, begin, [&](uint32_t x) { return x == kth; }));
   });
   above = __reduce_add_sync(0xffffffffu, above);
   equal = __reduce_add_sync(0xffffffffu, equal);
   Share share = warp_share(task, bracket, kth, above, equal, clock);
-  for (int step = 0; step < task.steps; ++step) {
-    if (task.steps > 1) {
-      above_bits = task.mask(0, step);
-      equal_bits = task.mask(1, step);
-    }
+  task.for_each_word(word, [&](int step, int begin) {
     const int vecs = task.word_vecs(step);
-    uint32_t selected = above_bits;
+    uint32_t selected = task.match_keys(word, begin, [&](uint32_t x) { return x > kth; });
     if (share.ties > 0) {
-      const uint32_t found =
-          for_each_in_order<T>(equal_bits, vecs, task.lane, [&](int bit, uint32_t rank) {
-            if (rank < share.ties) selected |= 1u << bit;
-          });
+      const uint32_t ties = task.match_keys(word, begin, [&](uint32_t x) { return x == kth; });
+      const uint32_t found = for_each_in_order<T>(ties, vecs, task.lane, [&](int bit, uint32_t rank) {
+        if (rank < share.ties) selected |= 1u << bit;
+      });
       share.ties -= min(found, share.ties);
     }
     share.first += for_each_in_order<T>(selected, vecs, task.lane, [&](int bit, uint32_t rank) {
-      sink.put(share.first + rank, bit_position<T>(task.word_begin(step), bit, task.lane));
+      sink.put(share.first + rank, bit_position<T>(begin, bit, task.lane));
     });
-  }
+  });
 }
 
 }  // namespace gvr_topk::cluster

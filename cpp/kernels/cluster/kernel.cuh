@@ -15,17 +15,21 @@
 
 namespace gvr_topk::cluster {
 
+constexpr size_t kWordBytes = 4 * kValuesPerThread;  // of the widest dtype
+
 struct Shape {
   int log2_ctas;
   int list_capacity;
   int candidate_capacity;
-  int mask_words;
+  int masks;  // selection masks of one CTA; 0 when rows fit in registers
   bool use_guess;
 };
 
 __host__ __device__ inline size_t shared_bytes(const Shape& shape) {
+  const bool streams = shape.masks > 0;
   return sizeof(Shared) + sizeof(Candidate) * shape.candidate_capacity +
-         4 * (shape.list_capacity + 2 * size_t(shape.mask_words));
+         sizeof(uint32_t) * shape.list_capacity + sizeof(uint16_t) * shape.masks +
+         (streams ? kRingDepth * kThreads * kWordBytes : 0);
 }
 
 template <typename T>
@@ -49,7 +53,9 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   task.candidate_capacity = shape.candidate_capacity;
   task.list = reinterpret_cast<uint32_t*>(task.candidates + shape.candidate_capacity);
   task.segment = shape.list_capacity >> task.log2_ctas;
-  task.masks = task.list + shape.list_capacity;
+  task.ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity);
+  task.masks = reinterpret_cast<uint16_t*>(
+      shape.masks > 0 ? task.ring + kRingDepth * kThreads * Word<T>::kVecs : task.ring);
   return task;
 }
 

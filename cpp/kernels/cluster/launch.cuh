@@ -35,7 +35,7 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, bool use_guess, b
                    cudaStream_t stream) {
   const cudaError_t status = allow_large_clusters<T>();
   if (status != cudaSuccess) return status;
-  const Shape shape{log2_of(plan.ctas_per_row), plan.list_capacity, plan.candidate_capacity, plan.mask_words, use_guess};
+  const Shape shape{log2_of(plan.ctas_per_row), plan.list_capacity, plan.candidate_capacity, plan.masks, use_guess};
   cudaLaunchAttribute attribute[2];
   attribute[0].id = cudaLaunchAttributeClusterDimension;
   attribute[0].val.clusterDim.x = plan.ctas_per_row;

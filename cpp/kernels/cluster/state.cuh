@@ -12,6 +12,7 @@ constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;
 constexpr int kRadixBins = 1024;
 constexpr int kRadixBits = 10;
+constexpr int kRingDepth = 3;     // words of 64 bytes per thread under way, enough to keep DRAM busy
 constexpr int kRankDirectly = 32;  // few enough items for one warp to rank by comparison
 
 enum GuessSource : uint32_t { kGuessNone = 0, kGuessHint = 1, kGuessRowSample = 2 };
@@ -79,7 +80,8 @@ struct Task {
   int candidate_capacity;
   uint32_t* list;   // [ctas][segment] keys, one segment written by each CTA
   int segment;      // keys one CTA may list
-  uint32_t* masks;  // [2][steps][kThreads] selection bits; rows of several words only
+  uint16_t* masks;  // [steps][kThreads] selection bits; rows of several words only
+  uint4* ring;      // [kRingDepth][vectors][kThreads] words under way; likewise
 
   __device__ __forceinline__ int word_begin(int step) const { return begin + step * kWordElements; }
 
@@ -96,8 +98,8 @@ struct Task {
     return min(kValuesPerThread / kPerVec<T>, (end - word_begin(step) + kGroup - 1) / kGroup);
   }
 
-  __device__ __forceinline__ uint32_t& mask(int which, int step) const {
-    return masks[(which * steps + step) * kThreads + threadIdx.x];
+  __device__ __forceinline__ uint16_t& mask(int step) const {
+    return masks[step * kThreads + threadIdx.x];
   }
 
   // The block split evenly over the CTAs of the cluster: this thread's CTA, and its place in the team.
@@ -109,15 +111,40 @@ struct Task {
   // still in its registers.
   template <typename Visit>
   __device__ __forceinline__ void for_each_word(Word<T>& word, Visit visit) const {
-    if (steps > 1) load_word(row, word_begin(0), end, lane, word);
+    if (steps == 1) {
+      visit(0, begin);
+      return;
+    }
+    for (int step = 0; step < kRingDepth; ++step) request_word(step);
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      Word<T> next;
-      // The next word is under way while this one is looked at.
-      if (step + 1 < steps) load_word(row, word_begin(step + 1), end, lane, next);
+      ptx::wait_copies<kRingDepth - 1>();
+      const uint4* slot = ring_slot(step);
+      load_word(row, word_begin(step), end, lane, word,
+                [&](int j, const T*) { return slot[j * kThreads]; });
       visit(step, word_begin(step));
-      if (step + 1 < steps) word = next;
+      request_word(step + kRingDepth);
     }
+  }
+
+  // A thread reads back only what it requested, so the ring needs no barrier.
+  __device__ __forceinline__ uint4* ring_slot(int step) const {
+    return ring + (step % kRingDepth) * Word<T>::kVecs * kThreads + threadIdx.x;
+  }
+
+  __device__ __forceinline__ void request_word(int step) const {
+    if (step < steps && row.aligned) {
+      const int left = end - word_begin(step) - lane * kPerVec<T>;
+      const T* first = row.data + word_begin(step) + lane * kPerVec<T>;
+      const uint32_t slot = ptx::shared_address(ring_slot(step));
+#pragma unroll
+      for (int j = 0; j < Word<T>::kVecs; ++j) {
+        if (j * Word<T>::kGroup + kPerVec<T> <= left) {
+          ptx::copy_async(slot + j * kThreads * sizeof(uint4), first + j * Word<T>::kGroup);
+        }
+      }
+    }
+    ptx::commit_copies();  // empty groups too: waiting counts groups
   }
 
   // Calls visit(i, i < count) for this thread's candidates: warps own contiguous runs of them, and all

@@ -84,7 +84,7 @@ __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Brack
   return v;
 }
 
-// Counts and lists this CTA's elements; the candidates' bits stay in `bits` (one word) or in mask 0.
+// Counts and lists this CTA's elements; the candidates' bits stay in `bits` (one word) or in the masks.
 template <typename T>
 __device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bracket,
                                          Word<T>& word, uint32_t& bits) {
@@ -106,7 +106,7 @@ __device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bra
     }
     candidates += __popc(bits);
     above += __popc(above_bits);
-    if (task.steps > 1) task.mask(0, step) = bits;
+    if (task.steps > 1) task.mask(step) = static_cast<uint16_t>(bits);
     uint32_t inside = bits & ~above_bits;
     if (plateau != kAbsentKey) {
       const uint32_t on_plateau = inside & task.match_keys(word, begin, [&](uint32_t x) { return x == plateau; });
@@ -137,7 +137,7 @@ __device__ __forceinline__ uint32_t collect(const Task<T>& task, uint32_t bits) 
   if (fits) {
     uint32_t place = __reduce_add_sync(0xffffffffu, task.lane < task.warp ? of_warp : 0);
     for (int step = 0; step < task.steps; ++step) {
-      if (task.steps > 1) bits = task.mask(0, step);
+      if (task.steps > 1) bits = task.mask(step);
       place +=
           for_each_in_order<T>(bits, task.word_vecs(step), task.lane, [&](int bit, uint32_t rank) {
             task.candidates[place + rank].position =

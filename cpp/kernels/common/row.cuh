@@ -76,9 +76,11 @@ __device__ __noinline__ uint4 load_elements(const T* p, int count) {
 }
 
 // This lane's elements of [begin, min(end, begin + 512)). Places past `end` hold -inf: no test against
-// a finite bound finds them, and tests on keys mask them (`valid_bits`).
-template <typename T>
-__device__ __forceinline__ void load_word(const Row<T>& row, int begin, int end, int lane, Word<T>& word) {
+// a finite bound finds them, and tests on keys mask them (`valid_bits`). `fetch(j, address)` brings
+// vector j when all of it is wanted and 16-byte access is possible.
+template <typename T, typename Fetch>
+__device__ __forceinline__ void load_word(const Row<T>& row, int begin, int end, int lane, Word<T>& word,
+                                          Fetch fetch) {
   constexpr int kVecs = Word<T>::kVecs;
   constexpr int kGroup = Word<T>::kGroup;
   const int length = end - begin;
@@ -88,7 +90,7 @@ __device__ __forceinline__ void load_word(const Row<T>& row, int begin, int end,
   for (int j = 0; j < kVecs; ++j) {
     word.vec[j] = absent_vec<T>();
     if (row.aligned && j * kGroup + kPerVec<T> <= left) {
-      word.vec[j] = ptx::load_streaming(first + j * kGroup);
+      word.vec[j] = fetch(j, first + j * kGroup);
     }
   }
   if (row.aligned && (length % kPerVec<T> == 0 || length >= kWordElements)) return;
@@ -99,6 +101,11 @@ __device__ __forceinline__ void load_word(const Row<T>& row, int begin, int end,
       word.vec[j] = load_elements(first + j * kGroup, count);
     }
   }
+}
+
+template <typename T>
+__device__ __forceinline__ void load_word(const Row<T>& row, int begin, int end, int lane, Word<T>& word) {
+  load_word(row, begin, end, lane, word, [](int, const T* p) { return ptx::load_streaming(p); });
 }
 
 // Bits of the places of this lane's word that lie before `end`.

@@ -14,6 +14,19 @@ __device__ __forceinline__ uint4 load_streaming(const void* p) {
   return v;
 }
 
+// 16 bytes from global to shared memory without a register; they are there after the matching wait.
+__device__ __forceinline__ void copy_async(uint32_t shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `kPending` of this thread's latest groups are still under way.
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // Returns at once unless the launch carries the programmatic-serialization attribute.
 __device__ __forceinline__ void grid_dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
