@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 import typer
+from typer.testing import CliRunner
 
-from eval import baselines, bench_kernels, plot_bench
+from eval import baselines, bench_kernels, fuzz, plot_bench
+from eval.common import fuzz_cases
 from eval.common.bench_cases import BATCHES, LENGTHS, Cell, all_cells, step_pairs
 from eval.common.bench_report import TARGETS, Index, checks, worst_ratios
 from eval.common.machine import describe_machine, write_json
@@ -220,3 +222,72 @@ class TestBaselines:
         logits[:, :, :3] = 1.0
         hidden = baselines._full_rows(Rows(logits, torch.tensor([3], dtype=torch.int32), 2))
         assert hidden[0, 0].tolist() == [1.0, 1.0, 1.0, float("-inf")]
+
+
+class TestFuzz:
+    def test_cpu_op_passes_some_seconds(self) -> None:
+        summary = fuzz.run("cpu", 4.0, seed=7)
+        assert summary["failure"] is None
+        assert summary["cases"] > 100
+        assert set(summary["paths_asked_for"]) == set(fuzz_cases.PATHS)
+
+    def test_cases_reach_every_kind(self) -> None:
+        cases = [fuzz_cases.draw_case(3, index, elements=1 << 22) for index in range(400)]
+        assert {kind for case in cases for kind in case.contents} == set(fuzz_cases.CONTENTS)
+        assert {kind for case in cases for kind in case.hints} == set(fuzz_cases.HINTS)
+        assert {kind for case in cases for kind in case.lengths} == set(fuzz_cases.LENGTHS)
+        assert {case.slots for case in cases} == {"own", "shuffled", "any"}
+        assert {case.ctas_per_row for case in cases} == {0, 1, 2, 4, 8, 16}
+        assert any(case.width > 1 << 20 for case in cases)
+        assert any(case.rows > 64 for case in cases)
+        assert all(case.rows * case.width <= 1 << 22 for case in cases)
+        assert all(case.k in fuzz_cases.TUNED_K for case in cases if case.path == "gvr")
+
+    def test_case_and_tensors_are_made_again_from_two_numbers(self) -> None:
+        cases = [fuzz_cases.draw_case(5, 11, elements=1 << 15) for _ in range(2)]
+        assert cases[0] == cases[1]
+        first, second = (fuzz_cases.make_problem(case, "cpu") for case in cases)
+        assert torch.equal(first.logits.nan_to_num(), second.logits.nan_to_num())
+        assert torch.equal(first.seq_lens, second.seq_lens)
+
+    def test_oracles_agree(self) -> None:
+        for index in range(40):
+            case = fuzz_cases.draw_case(9, index, elements=1 << 13)
+            problem = fuzz_cases.make_problem(case, "cpu")
+            assert torch.equal(fuzz.sorted_topk(problem.logits, problem.visible, case.k), problem.want), case
+
+    @pytest.mark.parametrize("broken", ["one index", "column k", "prior", "second call", "raises"])
+    def test_a_broken_op_is_found_and_named(self, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, calls = fuzz.indexer_topk_decode, [0]
+
+        def op(logits: torch.Tensor, seq_lens: torch.Tensor, k: int, **arguments: Any) -> torch.Tensor:
+            calls[0] += 1
+            out = real(logits, seq_lens, k, **arguments)
+            if broken == "one index":
+                out[-1, k - 1] += 1
+            elif broken == "column k":
+                out[0, k] = 0
+            elif broken == "prior" and arguments["prior"] is not None:
+                arguments["prior"][-1, 0] += 1
+            elif broken == "second call" and calls[0] % 2 == 0:
+                out[0, 0] += 1
+            elif broken == "raises":
+                raise RuntimeError("launch failed")
+            return out
+
+        monkeypatch.setattr(fuzz, "indexer_topk_decode", op)
+        summary = fuzz.run("cpu", 5.0, seed=2)
+        expected = {"one index": "first call: result", "raises": "launch failed"}.get(broken, broken)
+        assert expected in summary["failure"]["error"]
+        assert summary["cases"] == summary["failure"]["case"]["index"]
+
+    def test_command_names_the_case_and_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(fuzz, "indexer_topk_decode", lambda *a, **kw: None)
+        app = typer.Typer()
+        app.command()(fuzz.main)
+        out = tmp_path / "fuzz.json"
+        arguments = ["--device", "cpu", "--seed", "4", "--only", "3", "--out", str(out)]
+        ended = CliRunner().invoke(app, arguments)
+        assert ended.exit_code == 1
+        assert "eval/fuzz.py --device cpu --seed 4 --only 3" in ended.output
+        assert json.loads(out.read_text())["failure"]["case"]["index"] == 3

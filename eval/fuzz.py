@@ -1,0 +1,244 @@
+"""Call the op with random arguments until the time is over, and compare every answer with the contract's.
+
+    python eval/fuzz.py --seconds 600 --seed 1
+    python eval/fuzz.py --seed 1 --only 12345    # the case that a mismatch names, alone
+
+Each case runs on poisoned outputs with guard columns. Compared are the result, bit for bit; the positions
+written back as the next hint, and every slot that must not be written; the translation through a page
+table; and a second call, which finds the first one's hints. On the CPU, whose implementation the oracle
+is, a sort in NumPy takes the oracle's place.
+
+Exit status: 0 no mismatch, 1 a mismatch, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import torch
+import typer
+from torch import Tensor
+
+from eval.common.fuzz_cases import (
+    GUARD_COLUMNS,
+    PATHS,
+    POISON,
+    Case,
+    Oracle,
+    Problem,
+    draw_case,
+    make_problem,
+)
+from eval.common.machine import describe_machine, write_json
+from gvr_topk.contract import PATHS as PATH_NAMES
+from gvr_topk.contract import STATS_COLUMNS, exact_topk
+from gvr_topk.ops import indexer_topk_decode, to_slots
+
+ELEMENTS = {"cuda": 1 << 22, "cpu": 1 << 15}
+"""Scores of the largest case."""
+
+REPORT_SECONDS = 60.0
+
+
+class Mismatch(AssertionError):
+    """The op broke its contract."""
+
+
+def sorted_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
+    """The contract by NumPy's sort: an oracle that shares nothing with the CPU implementation."""
+    result = np.full((logits.shape[0], k), -1, dtype=np.int32)
+    for row, (scores, length) in enumerate(zip(logits.float().numpy(), lengths.tolist(), strict=True)):
+        visible = scores[: max(length, 0)]
+        # Last key first: NaN before numbers, larger before smaller, and then by position.
+        order = np.lexsort((-visible, ~np.isnan(visible)))[:k]
+        result[row, : len(order)] = np.sort(order)
+    return torch.from_numpy(result)
+
+
+def check_case(case: Case, device: str, *, repeat: bool = True) -> Tensor | None:
+    """Run one case and compare everything it writes.
+
+    Returns
+    -------
+    Tensor or None
+        Its statistics, where the case asked for them.
+
+    Raises
+    ------
+    Mismatch
+        With what differs, and where first.
+    """
+    oracle: Oracle = sorted_topk if device == "cpu" else exact_topk
+    problem = make_problem(case, device, oracle)
+    prior_before = None if problem.prior is None else problem.prior.clone()
+    guess_before = None if problem.guess_state is None else problem.guess_state.clone()
+    stats = None
+    for call in ("first call", "second call")[: 1 + repeat]:
+        out, stats = _call(case, problem)
+        want = problem.want
+        if problem.page_table is not None:
+            want = to_slots(want, problem.page_table, case.page_size, case.next_n)
+        _same(f"{call}: result", out[:, : case.k], want)
+        if not bool((out[:, case.k :] == POISON).all()):
+            raise Mismatch(f"{call}: wrote past column k")
+        if problem.prior is not None and prior_before is not None:
+            _check_written(call, case, problem, prior_before, guess_before)
+        if stats is not None and not set(stats[:, 0].tolist()) <= set(PATH_NAMES):
+            raise Mismatch(f"{call}: stats: unknown path in {stats[:, 0].tolist()}")
+    return stats
+
+
+def _call(case: Case, problem: Problem) -> tuple[Tensor, Tensor | None]:
+    device = problem.logits.device
+    out = torch.full((case.rows, case.k + GUARD_COLUMNS), POISON, dtype=torch.int32, device=device)
+    stats = None
+    if case.stats:
+        stats = torch.full((case.rows, len(STATS_COLUMNS)), POISON, dtype=torch.int32, device=device)
+    indexer_topk_decode(
+        problem.logits,
+        problem.seq_lens,
+        case.k,
+        next_n=case.next_n,
+        out=out,
+        prior=problem.prior,
+        row_slot=problem.row_slot,
+        prior_offset=case.offset,
+        guess_state=problem.guess_state,
+        stats=stats,
+        page_table=problem.page_table,
+        page_size=case.page_size,
+        path=case.path,
+        ctas_per_row=case.ctas_per_row,
+        quantile_guess=case.quantile_guess,
+        pdl=case.pdl,
+    )
+    return out, stats
+
+
+def _check_written(
+    call: str, case: Case, problem: Problem, prior_before: Tensor, guess_before: Tensor | None
+) -> None:
+    """The last row of each request writes its slot; nothing else is written."""
+    assert problem.prior is not None
+    want = prior_before.clone()
+    untouched = torch.ones(len(want), dtype=torch.bool, device=want.device)
+    writers = problem.written_slots(case.next_n)
+    for slot, row in writers.items():
+        want[slot] = problem.want[row]
+        untouched[slot] = False
+    _same(f"{call}: prior", problem.prior, want)
+    if problem.guess_state is None or guess_before is None:
+        return
+    kept = problem.guess_state[untouched].nan_to_num(nan=POISON)
+    _same(f"{call}: guess_state of other slots", kept, guess_before[untouched].nan_to_num(nan=POISON))
+    shares, visible = problem.guess_state.tolist(), problem.visible.tolist()
+    for slot, row in writers.items():
+        if visible[row] > case.k and not (shares[slot] == -1 or 0 <= shares[slot] <= 1):
+            raise Mismatch(f"{call}: guess_state: slot {slot}: wanted -1 or a share, got {shares[slot]}")
+
+
+def _same(what: str, got: Tensor, want: Tensor) -> None:
+    if torch.equal(got, want):
+        return
+    wrong = (got != want).nonzero()
+    first = tuple(wrong[0].tolist())
+    raise Mismatch(
+        f"{what}: {len(wrong)} of {got.numel()} differ, first at {first}: "
+        f"wanted {want[first].item()}, got {got[first].item()}"
+    )
+
+
+def run(
+    device: str, seconds: float, seed: int, first: int = 0, paths: tuple[str, ...] = PATHS, most: int = 2**62
+) -> dict[str, Any]:
+    """Fuzz until the time is over or a case fails.
+
+    Returns
+    -------
+    dict
+        Summary: cases, rows, scores, how often each path ran, and the failed case if any.
+    """
+    started = reported = time.monotonic()
+    forced: Counter[str] = Counter()
+    ran: Counter[str] = Counter()
+    rows = scores = 0
+    failure: dict[str, Any] | None = None
+    index = first
+    while time.monotonic() - started < seconds and index - first < most:
+        case = draw_case(seed, index, elements=ELEMENTS[device], paths=paths)
+        try:
+            stats = check_case(case, device)
+        except (Mismatch, RuntimeError, ValueError) as error:
+            text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            failure = {"case": case.as_json(), "error": text}
+            break
+        forced[case.path] += 1
+        if stats is not None:
+            ran.update(PATH_NAMES[code] for code in stats[:, 0].tolist())
+        rows += case.rows
+        scores += case.rows * case.width
+        index += 1
+        if time.monotonic() - reported > REPORT_SECONDS:
+            reported = time.monotonic()
+            print(f"{reported - started:5.0f}s {index - first} cases", flush=True)
+    return {
+        "format": "gvr_topk.fuzz/1",
+        "device": device,
+        "seed": seed,
+        "first": first,
+        "cases": index - first,
+        "calls": 2 * (index - first),
+        "rows": rows,
+        "scores": scores,
+        "seconds": time.monotonic() - started,
+        "paths_asked_for": dict(forced),
+        "paths_of_rows_with_stats": dict(ran),
+        "failure": failure,
+    }
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="Time to fuzz for.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of the cases.")] = 0,
+    first: Annotated[int, typer.Option(help="Index of the first case.")] = 0,
+    only: Annotated[int, typer.Option(help="Run this case alone.")] = -1,
+    paths: Annotated[str, typer.Option(help="Paths to force, comma-separated.")] = ",".join(PATHS),
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    out: Annotated[Path | None, typer.Option(help="Summary as JSON.")] = None,
+    commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
+) -> None:
+    """Fuzz the op."""
+    if device not in ELEMENTS:
+        raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
+    wanted = tuple(path for path in paths.split(",") if path)
+    if not wanted or not set(wanted) <= set(PATHS):
+        raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
+    alone = only >= 0
+    summary = run(device, seconds, seed, only if alone else first, wanted, 1 if alone else 2**62)
+    summary["machine"] = describe_machine(commit)
+    if out is not None:
+        write_json(out, summary)
+    print(
+        f"{summary['cases']} cases, {summary['calls']} calls, {summary['rows']} rows, "
+        f"{summary['scores']:.3g} scores without a mismatch "
+        f"in {summary['seconds']:.0f} s on {device}, seed {seed}"
+    )
+    print(f"paths asked for {summary['paths_asked_for']}, run {summary['paths_of_rows_with_stats']}")
+    if summary["failure"] is not None:
+        case = summary["failure"]["case"]
+        print(f"MISMATCH {summary['failure']['error']}\n  {case}")
+        again = f"python eval/fuzz.py --device {device} --seed {seed} --only {case['index']}"
+        print(f"again: {again} --paths {','.join(wanted)}")
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
