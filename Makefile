@@ -19,7 +19,7 @@ help:
 $(VENV)/.tools: pyproject.toml
 	$(PYTHON3) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet torch==2.13.0
-	$(VENV)/bin/pip install --quiet "scikit-build-core>=1.0" "cmake>=3.31.8" ninja
+	$(VENV)/bin/pip install --quiet "scikit-build-core>=1.0" "cmake>=4.0.3" ninja
 	touch $@
 
 # Editable: the checkout is what runs, from any folder, with the libraries in gvr_topk/lib.
