@@ -34,8 +34,8 @@ from rich.console import Console
 from torch import Tensor
 
 from eval import baselines
-from eval.baselines import POISON, BaselineError, Prepared
-from eval.common.bench_cases import DTYPES, Cell, all_cells, make_rows
+from eval.baselines import BaselineError, Prepared
+from eval.common.bench_cases import DTYPES, Cell, all_cells, load_traces, make_rows
 from eval.common.bench_report import (
     ALL,
     OURS,
@@ -47,10 +47,10 @@ from eval.common.bench_report import (
     worst_ratios,
 )
 from eval.common.machine import describe_machine, write_json
+from eval.common.our_kernels import prepare_ours
 from eval.kernel_timing import Rows, buffers_for, fits_in_l2, time_graph
 from gvr_topk.contract import STATS_COLUMNS, exact_topk, order_key
-from gvr_topk.ops import indexer_topk_decode
-from gvr_topk.trace import ScoreSource, load_trace, shipped_trace
+from gvr_topk.trace import ScoreSource
 
 FORMAT = "gvr_topk.bench_kernels/1"
 FLOOR = "read_floor"
@@ -77,37 +77,11 @@ class Implementation:
 
 
 def ours(name: str) -> Implementation:
-    """One of our paths; the hint of a launch is the other step of its pair."""
+    """One of our paths."""
     path = {"cluster": "auto", "gvr_mean": "gvr", "gvr_quantile": "gvr", "radix": "radix"}[name]
 
     def prepare(rows: Rows, cell: Cell) -> Prepared:
-        count, batch, _ = rows.logits.shape
-        device = rows.logits.device
-        results = torch.full((count, batch, rows.k), POISON, dtype=torch.int32, device=device)
-        prior = torch.full((rows.half, batch, rows.k), -1, dtype=torch.int32, device=device)
-        guess = torch.full((rows.half, batch), -1.0, device=device)
-
-        def launch(i: int, stats: Tensor | None = None) -> None:
-            hinted = cell.hint == "previous"
-            indexer_topk_decode(
-                rows.logits[i],
-                rows.lengths_of(i),
-                rows.k,
-                out=results[i],
-                prior=prior[i % rows.half] if hinted else None,
-                guess_state=guess[i % rows.half] if hinted else None,
-                prior_offset=rows.offset_of(i) if hinted else 0,
-                path=path,
-                quantile_guess=name == "gvr_quantile",
-                stats=stats,
-            )
-
-        def statistics(i: int) -> Tensor:
-            stats = torch.zeros(batch, len(STATS_COLUMNS), dtype=torch.int32, device=device)
-            launch(i, stats)
-            return stats
-
-        return Prepared(launch, results, statistics)
+        return prepare_ours(rows, path, hinted=cell.hint == "previous", quantile=name == "gvr_quantile")
 
     return Implementation(name, lambda cell: "", prepare)
 
@@ -297,17 +271,6 @@ def select(cells: Sequence[Cell], groups: str, pattern: str) -> list[Cell]:
     if unknown:
         raise typer.BadParameter(f"--groups: no cells of {', '.join(sorted(unknown))}")
     return [cell for cell in cells if (not wanted or cell.group in wanted) and re.search(pattern, cell.key)]
-
-
-def load_traces(folder: Path | None) -> list[ScoreSource]:
-    """The shipped trace and those of a folder."""
-    if folder is None:
-        return []
-    shipped = shipped_trace()
-    return [
-        shipped,
-        *(load_trace(path) for path in sorted(folder.glob("*.npz")) if path.stem != shipped.name),
-    ]
 
 
 @app.command()

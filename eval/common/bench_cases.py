@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from eval.kernel_timing import Rows, correlated_rows, rows_from_pairs
 from gvr_topk.synthetic import LAYERS, LayerGenerator, adversarial_rows
-from gvr_topk.trace import ScoreSource
+from gvr_topk.trace import ScoreSource, load_trace, shipped_trace
 
 Hint = Literal["previous", "none"]
 
@@ -145,3 +146,14 @@ def step_pairs(source: ScoreSource) -> list[Any]:
     stride = max(2, source.steps // PAIRS)
     firsts = range(0, source.steps - 1, stride)
     return [(source.scores(at), source.scores(at + 1)) for at in firsts][:PAIRS]
+
+
+def load_traces(folder: Path | None) -> list[ScoreSource]:
+    """The shipped trace and those of a folder."""
+    if folder is None:
+        return []
+    shipped = shipped_trace()
+    return [
+        shipped,
+        *(load_trace(path) for path in sorted(folder.glob("*.npz")) if path.stem != shipped.name),
+    ]

@@ -108,10 +108,12 @@ def draw_case(seed: int, index: int, *, elements: int, paths: Sequence[str] = PA
 
     next_n = int(pick(1, 2, 3, 4, 7, p=(0.6, 0.15, 0.1, 0.1, 0.05)))
     longest = min(elements // next_n, MAX_WIDTH if rng.random() < 0.1 else 1 << 17)
-    width = max(1, int(2 ** rng.uniform(0, np.log2(longest))))
+    k = int(pick(*TUNED_K)) if rng.random() < 0.6 else int(2 ** rng.uniform(0, 12.5))
+    # Rows no longer than k have nothing to search: most cases are longer.
+    shortest = min(k, longest) if rng.random() < 0.8 else 1
+    width = max(1, int(2 ** rng.uniform(np.log2(shortest), np.log2(longest))))
     if rng.random() < 0.3:
         width = max(1, min(longest, (1 << int(np.log2(width))) + int(rng.integers(-1, 2))))
-    k = int(pick(*TUNED_K)) if rng.random() < 0.6 else int(2 ** rng.uniform(0, 12.5))
     most = max(1, min(elements // (max(width, k) * next_n), 160))
     requests = int(2 ** rng.uniform(0, np.log2(most))) if most > 1 else 1
     servable = [path for path in paths if path != "gvr" or k in TUNED_K]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 from pathlib import Path
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
-from eval import baselines, bench_kernels, fuzz, plot_bench
+from eval import baselines, bench_kernels, fuzz, guess_table, phase_timing, plot_bench, tune
 from eval.common import fuzz_cases
 from eval.common.bench_cases import BATCHES, LENGTHS, Cell, all_cells, step_pairs
 from eval.common.bench_report import TARGETS, Index, checks, worst_ratios
@@ -291,3 +293,83 @@ class TestFuzz:
         assert ended.exit_code == 1
         assert "eval/fuzz.py --device cpu --seed 4 --only 3" in ended.output
         assert json.loads(out.read_text())["failure"]["case"]["index"] == 3
+
+
+class TestPhaseTiming:
+    phases = ("a", "b")
+
+    def test_plain_launches_give_medians_and_others_a_total(self) -> None:
+        clocks = np.zeros((4, phase_timing.PHASE_STAMPS), dtype=np.int64)
+        clocks[0, :3] = (100, 110, 140)
+        clocks[1, :3] = (500, 512, 532)
+        clocks[2, :3] = (50, 64, 74)
+        clocks[3, :5] = (1000, 1010, 1020, 1030, 1400)
+        figures = phase_timing.phase_cycles(clocks, self.phases)
+        assert figures["cycles"] == {"a": 12, "b": 20}
+        assert (figures["total"], figures["plain"], figures["launches"]) == (32, 3, 4)
+        assert figures["other_total"] == 400
+
+    def test_library_without_stamps_is_named(self) -> None:
+        with pytest.raises(phase_timing.NoStampsError, match="GVR_PHASE_TIMING"):
+            phase_timing.phase_cycles(np.zeros((3, 8), dtype=np.int64), self.phases)
+
+    def test_every_phase_fits_the_stamps_and_the_paper(self) -> None:
+        assert all(len(phases) < phase_timing.PHASE_STAMPS for phases in phase_timing.PHASES.values())
+        assert {len(figures) for figures in phase_timing.PAPER.values()} == {len(phase_timing.PHASES["gvr"])}
+
+
+class TestTune:
+    shapes = (
+        {"n": 4096, "batch": 1, "dtype": "fp32", "planned": 2, "us": {"1": 4.0, "2": 3.0}},
+        {"n": 4096, "batch": 8, "dtype": "fp32", "planned": 1, "us": {"1": 6.0, "2": 4.0}},
+        {"n": 8192, "batch": 8, "dtype": "bf16", "planned": 1, "us": {"1": 6.0}},
+    )
+
+    def test_table_shows_best_and_what_the_plan_costs(self) -> None:
+        console = Console(width=120, file=io.StringIO())
+        console.print(tune.policy_table(self.shapes, "fp32"))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "2: 3.0" in text
+        assert "2: 4.0 (1, 1.50)" in text
+        assert "8,192" not in text
+
+    def test_offered_sizes_hold_the_row(self) -> None:
+        sizes, planned = tune.offered(1, 1 << 20, torch.float32, 132)
+        assert planned in sizes
+        assert 1 not in sizes
+
+
+class TestGuessTable:
+    def test_quantile_needs_fewer_passes_where_hints_hit(self) -> None:
+        source = LayerGenerator(60, 20000, 6, correlation=0.97)
+        mean, quantile = (
+            guess_table.summarize(guess_table.replay(source, 512, guess, 0, 6, "cpu"), 512)
+            for guess in guess_table.GUESSES
+        )
+        assert mean["steps"] == quantile["steps"] == 5
+        assert mean["hit_ratio"] == quantile["hit_ratio"] > 0.5
+        assert quantile["mean_passes"] <= mean["mean_passes"]
+        assert quantile["as_reference"] is None
+
+    def test_summary_takes_the_kernel_and_counts_agreement(self) -> None:
+        steps = [guess_table.StepPasses(1, 1, 50), guess_table.StepPasses(4, 2, 100)]
+        figures = guess_table.summarize(steps, 100)
+        assert figures["mean_passes"] == 2.5
+        assert figures["within"] == [0.5, 0.5, 0.5]
+        assert (figures["max_passes"], figures["as_reference"], figures["hit_ratio"]) == (4, 0.5, 0.75)
+
+    def test_command_writes_json_and_markdown(self, tmp_path: Path) -> None:
+        app = typer.Typer()
+        app.command()(guess_table.main)
+        out = tmp_path / "guess.json"
+        arguments = ["--device", "cpu", "--layers", "20", "--generated", "2", "--out", str(out)]
+        ended = CliRunner().invoke(app, arguments)
+        assert ended.exit_code == 0, ended.output
+        rows = json.loads(out.read_text())["rows"]
+        assert [(row["guess"], row["offset"]) for row in rows] == [
+            ("mean", 0),
+            ("mean", 1),
+            ("quantile", 0),
+            ("quantile", 1),
+        ]
+        assert out.with_suffix(".md").read_text().count("synthetic-L20") == 4
