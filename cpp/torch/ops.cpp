@@ -170,16 +170,12 @@ void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor indices, Optiona
   const Plan plan = make_plan(input);
   check(plan.path != Path::kGvr || gvr_supports_k(k), "k: want 512, 1024 or 2048 for path 'gvr', got ",
         k);
+  check(plan.path != Path::kGvr || params.width <= kGvrMaxLength, "logits: want at most ", kGvrMaxLength,
+        " columns for path 'gvr', got ", params.width);
   void* stream = nullptr;
   check(aoti_torch_get_current_cuda_stream(device, &stream) == 0, "no current CUDA stream");
   const bool pdl = (flags & kFlagPdl) != 0;
-  const cudaError_t status =
-#ifdef GVR_READY
-      plan.path == Path::kGvr
-          ? launch_gvr(params, pdl, static_cast<cudaStream_t>(stream)) :
-#endif
-          launch_cluster(params, plan, plan.path == Path::kCluster, pdl,
-                           static_cast<cudaStream_t>(stream));
+  const cudaError_t status = launch(params, plan, pdl, static_cast<cudaStream_t>(stream));
   check(status == cudaSuccess, "launch failed: ", cudaGetErrorString(status));
 }
 

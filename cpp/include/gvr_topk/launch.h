@@ -1,4 +1,4 @@
-// Entry points of the kernels; each returns the CUDA status of its launch.
+// Entry point of the kernels; returns the CUDA status of the launch.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,11 +8,7 @@
 
 namespace gvr_topk {
 
-// Rows kept on chip by one cluster each; `use_guess` false starts from the radix rounds.
-cudaError_t launch_cluster(const TopkParams& params, const Plan& plan, bool use_guess, bool pdl,
-                           cudaStream_t stream);
-
-// The paper's four phases, one CTA per row.
-cudaError_t launch_gvr(const TopkParams& params, bool pdl, cudaStream_t stream);
+// `pdl`: launch with programmatic stream serialization.
+cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream);
 
 }  // namespace gvr_topk

@@ -94,7 +94,6 @@ constexpr int32_t kClusterThreads = 512;
 constexpr int32_t kValuesPerThread = 16;
 constexpr int32_t kStepElements = kClusterThreads * kValuesPerThread;
 constexpr int32_t kMaxClusterSize = 16;
-constexpr int32_t kGvrThreads = 512;
 
 struct PlanInput {
   int64_t rows;
@@ -169,19 +168,16 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
 GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   Plan plan{};
   plan.path = in.path == Path::kAuto ? Path::kCluster : in.path;
-  if (plan.path == Path::kGvr) {
-    plan.ctas_per_row = 1;
-    plan.threads = kGvrThreads;
-    return plan;
-  }
-  plan.ctas_per_row = choose_ctas(in);
+  plan.ctas_per_row = plan.path == Path::kGvr ? 1 : choose_ctas(in);
   plan.threads = kClusterThreads;
   plan.values_per_thread = kValuesPerThread;
   const int32_t steps = steps_of(warp_span(static_cast<int32_t>(in.width), log2_of(plan.ctas_per_row),
                                            element_bytes(in.dtype)));
   plan.masks = steps > 1 ? steps * kClusterThreads : 0;
-  plan.list_capacity = 8192;
-  plan.candidate_capacity = 2560;
+  // What is left of one SM's shared memory beside the ring and the masks of the longest rows; the
+  // four-phase kernel, which comes here only for rows its search gives up on, has its own candidates.
+  plan.list_capacity = plan.path == Path::kGvr ? 1024 : plan.masks > 0 ? 6144 : 8192;
+  plan.candidate_capacity = plan.path == Path::kGvr ? 512 : 2560;
   return plan;
 }
 

@@ -61,12 +61,20 @@ __device__ __forceinline__ void count_segments(const Task<T>& task, uint32_t kth
   }
 }
 
+// Where the next elements go, and how many more equal to the k-th key may be taken.
 struct Share {
-  uint32_t first;  // output place of this CTA's first selected element
-  uint32_t ties;   // elements equal to the k-th key that this CTA may take, the first ones it has
+  uint32_t first;
+  uint32_t ties;
+
+  // Moves past elements, of which `equal` ties were on offer.
+  __device__ __forceinline__ void pass(uint32_t above, uint32_t equal) {
+    const uint32_t taken = min(equal, ties);
+    first += above + taken;
+    ties -= taken;
+  }
 };
 
-// Ties go to the smallest indices, so earlier CTAs take theirs first.
+// The CTA's share. Ties go to the smallest indices, so earlier CTAs take theirs first.
 template <typename T>
 __device__ __forceinline__ Share cta_share(const Task<T>& task, const Bracket& bracket, uint32_t kth) {
   const Shared& sm = *task.shared;
@@ -76,37 +84,23 @@ __device__ __forceinline__ Share cta_share(const Task<T>& task, const Bracket& b
     equal = kth == bracket.plateau() ? sm.header[task.lane].equal : sm.segment_equal[task.lane];
   }
   const bool earlier = task.lane < task.rank;
-  const uint32_t wanted = task.k - __reduce_add_sync(0xffffffffu, above);
-  const uint32_t above_before = __reduce_add_sync(0xffffffffu, earlier ? above : 0);
-  const uint32_t equal_before = __reduce_add_sync(0xffffffffu, earlier ? equal : 0);
-  const uint32_t ties_before = min(wanted, equal_before);
-  return Share{above_before + ties_before, wanted - ties_before};
+  Share share{0, task.k - __reduce_add_sync(0xffffffffu, above)};
+  share.pass(__reduce_add_sync(0xffffffffu, earlier ? above : 0),
+             __reduce_add_sync(0xffffffffu, earlier ? equal : 0));
+  return share;
 }
 
-// Leaves this warp's counts, closes the block's counting, and says where the warp's elements go.
 template <typename T>
-__device__ __forceinline__ Share warp_share(const Task<T>& task, const Bracket& bracket, uint32_t kth,
-                                            uint32_t above, uint32_t equal, PhaseClock& clock) {
-  Shared& sm = *task.shared;
-  if (task.lane == 0) {
-    sm.warp_value[0][task.warp] = above;
-    sm.warp_value[1][task.warp] = equal;
-  }
-  count_segments(task, kth);
-  __syncthreads();
-  clock.stamp();
-  Share share = cta_share(task, bracket, kth);
-  const uint32_t ties_before = min(earlier_warps(task, 1), share.ties);
-  share.first += earlier_warps(task, 0) + ties_before;
-  share.ties -= ties_before;
-  return share;
+__device__ __forceinline__ void leave_counts(const Task<T>& task, uint32_t above, uint32_t equal) {
+  if (task.lane != 0) return;
+  task.shared->warp_value[0][task.warp] = above;
+  task.shared->warp_value[1][task.warp] = equal;
 }
 
 // The usual way: select among the collected candidates, about one per thread.
 template <typename T>
 __device__ __forceinline__ void emit_candidates(const Task<T>& task, const Bracket& bracket,
-                                                uint32_t kth, uint32_t collected,
-                                                const Sink& sink,
+                                                uint32_t kth, uint32_t collected, const Sink& sink,
                                                 PhaseClock& clock) {
   uint32_t above = 0, equal = 0;
   task.for_each_candidate(collected, [&](int i, bool there) {
@@ -114,7 +108,12 @@ __device__ __forceinline__ void emit_candidates(const Task<T>& task, const Brack
     above += __popc(__ballot_sync(0xffffffffu, key > kth));
     equal += __popc(__ballot_sync(0xffffffffu, key == kth));
   });
-  Share share = warp_share(task, bracket, kth, above, equal, clock);
+  leave_counts(task, above, equal);
+  count_segments(task, kth);
+  __syncthreads();
+  clock.stamp();
+  Share share = cta_share(task, bracket, kth);
+  share.pass(earlier_warps(task, 0), earlier_warps(task, 1));
   const uint32_t before = (1u << task.lane) - 1;
   task.for_each_candidate(collected, [&](int i, bool there) {
     const Candidate c = there ? task.candidates[i] : Candidate{0, kAbsentKey};
@@ -124,38 +123,42 @@ __device__ __forceinline__ void emit_candidates(const Task<T>& task, const Brack
     if (c.key > kth || (c.key == kth && tie < share.ties)) {
       sink.put(share.first + __popc(above_lanes & before) + min(tie, share.ties), c.position);
     }
-    const uint32_t taken = min(static_cast<uint32_t>(__popc(equal_lanes)), share.ties);
-    share.first += __popc(above_lanes) + taken;
-    share.ties -= taken;
+    share.pass(__popc(above_lanes), __popc(equal_lanes));
   });
 }
 
 // Too many candidates to collect (a plateau at the k-th value, or a very large k): compare every
-// element with the k-th key, once to count and once to write.
+// element with the k-th key.
 template <typename T>
 __device__ __forceinline__ void emit_elements(const Task<T>& task, const Bracket& bracket, uint32_t kth,
                                               Word<T>& word, const Sink& sink, PhaseClock& clock) {
-  uint32_t above = 0, equal = 0;
-  task.for_each_word(word, [&](int, int begin) {
-    above += __popc(task.match_keys(word, begin, [&](uint32_t x) { return x > kth; }));
-    equal += __popc(task.match_keys(word, begin, [&](uint32_t x) { return x == kth; }));
-  });
-  above = __reduce_add_sync(0xffffffffu, above);
-  equal = __reduce_add_sync(0xffffffffu, equal);
-  Share share = warp_share(task, bracket, kth, above, equal, clock);
+  const Shared& sm = *task.shared;
+  count_segments(task, kth);
+  __syncthreads();
+  clock.stamp();
+  Share cta = cta_share(task, bracket, kth);
   task.for_each_word(word, [&](int step, int begin) {
-    const int vecs = task.word_vecs(step);
     uint32_t selected = task.match_keys(word, begin, [&](uint32_t x) { return x > kth; });
+    const uint32_t ties = task.match_keys(word, begin, [&](uint32_t x) { return x == kth; });
+    leave_counts(task, __reduce_add_sync(0xffffffffu, __popc(selected)),
+                 __reduce_add_sync(0xffffffffu, __popc(ties)));
+    __syncthreads();
+    Share share = cta;
+    share.pass(earlier_warps(task, 0), earlier_warps(task, 1));
+    const int w = task.lane % kWarps;
+    const bool once = task.lane < kWarps;
+    cta.pass(__reduce_add_sync(0xffffffffu, once ? sm.warp_value[0][w] : 0),
+             __reduce_add_sync(0xffffffffu, once ? sm.warp_value[1][w] : 0));
+    const int vecs = task.word_vecs(step);
     if (share.ties > 0) {
-      const uint32_t ties = task.match_keys(word, begin, [&](uint32_t x) { return x == kth; });
-      const uint32_t found = for_each_in_order<T>(ties, vecs, task.lane, [&](int bit, uint32_t rank) {
+      for_each_in_order<T>(ties, vecs, task.lane, [&](int bit, uint32_t rank) {
         if (rank < share.ties) selected |= 1u << bit;
       });
-      share.ties -= min(found, share.ties);
     }
-    share.first += for_each_in_order<T>(selected, vecs, task.lane, [&](int bit, uint32_t rank) {
+    for_each_in_order<T>(selected, vecs, task.lane, [&](int bit, uint32_t rank) {
       sink.put(share.first + rank, bit_position<T>(begin, bit, task.lane));
     });
+    __syncthreads();  // the counts are left anew for the next words
   });
 }
 

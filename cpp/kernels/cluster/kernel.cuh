@@ -17,6 +17,7 @@ namespace gvr_topk::cluster {
 
 constexpr size_t kWordBytes = 4 * kValuesPerThread;  // of the widest dtype
 
+// Shared-memory layout of a launch.
 struct Shape {
   int log2_ctas;
   int list_capacity;
@@ -25,11 +26,15 @@ struct Shape {
   bool use_guess;
 };
 
+inline Shape make_shape(const Plan& plan, bool use_guess) {
+  return Shape{log2_of(plan.ctas_per_row), plan.list_capacity, plan.candidate_capacity, plan.masks, use_guess};
+}
+
 __host__ __device__ inline size_t shared_bytes(const Shape& shape) {
   const bool streams = shape.masks > 0;
   return sizeof(Shared) + sizeof(Candidate) * shape.candidate_capacity +
-         sizeof(uint32_t) * shape.list_capacity + sizeof(uint16_t) * shape.masks +
-         (streams ? kRingDepth * kThreads * kWordBytes : 0);
+         sizeof(uint32_t) * shape.list_capacity +
+         (streams ? kRingDepth * kThreads * kWordBytes + sizeof(uint16_t) * shape.masks : 0);
 }
 
 template <typename T>
@@ -38,16 +43,22 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   Task<T> task;
   task.row = row_view<T>(p, row, request);
   task.k = p.k;
-  task.rank = ptx::cluster_rank();
+  task.rank = shape.log2_ctas > 0 ? ptx::cluster_rank() : 0;
   task.log2_ctas = shape.log2_ctas;
   task.ctas = 1 << shape.log2_ctas;
   task.lane = threadIdx.x & 31;
   task.warp = threadIdx.x >> 5;
   const int n = max(task.row.n, 0);
   const int span = warp_span(n, task.log2_ctas, sizeof(T));
-  task.begin = min(n, (task.rank * kWarps + task.warp) * span);
-  task.end = min(n, task.begin + span);
   task.steps = steps_of(span);
+  if (task.steps == 1) {
+    task.begin = min(n, (task.rank * kWarps + task.warp) * span);
+    task.end = min(n, task.begin + span);
+  } else {
+    const int share = task.steps * kStepElements;
+    task.begin = min(n, task.rank * share + task.warp * kWordElements);
+    task.end = min(n, (task.rank + 1) * share);
+  }
   task.shared = reinterpret_cast<Shared*>(storage);
   task.candidates = reinterpret_cast<Candidate*>(storage + sizeof(Shared));
   task.candidate_capacity = shape.candidate_capacity;
@@ -75,6 +86,49 @@ __device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& 
   atomicAdd(&task.shared->at_or_above, at_or_above);
 }
 
+__device__ __forceinline__ int slot_of(const TopkParams& p, int row, int request) {
+  if (p.prior == nullptr) return -1;
+  const int slot = p.row_slot != nullptr ? p.row_slot[row] : request;
+  return slot < p.num_slots ? slot : -1;
+}
+
+__device__ __forceinline__ void write_stats(int32_t* stats, Path path, int passes, int candidates,
+                                            int snaps, int hits, int guess, bool guess_hit, int done) {
+  stats[kStatPath] = static_cast<int32_t>(path);
+  stats[kStatPasses] = passes;
+  stats[kStatCandidates] = candidates;
+  stats[kStatSnap] = snaps;
+  stats[kStatHits] = hits;
+  stats[kStatGuess] = guess;
+  stats[kStatGuessHit] = guess_hit;
+  stats[kStatDone] = done;
+}
+
+template <typename T>
+__device__ __forceinline__ void reset_counters(const Task<T>& task) {
+  Shared& sm = *task.shared;
+  if (threadIdx.x < kMaxClusterSize) {
+    sm.segment_above[threadIdx.x] = 0;
+    sm.segment_equal[threadIdx.x] = 0;
+  }
+  if (threadIdx.x == 0) {
+    sm.listed = 0;
+    sm.hinted = 0;
+    sm.at_or_above = 0;
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void emit(const Task<T>& task, const Bracket& bracket, uint32_t kth,
+                                     const Verdict& verdict, Word<T>& word, const Sink& sink,
+                                     PhaseClock& clock) {
+  if (verdict.collected <= static_cast<uint32_t>(task.candidate_capacity)) {
+    emit_candidates(task, bracket, kth, verdict.collected, sink, clock);
+  } else {
+    emit_elements(task, bracket, kth, word, sink, clock);
+  }
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     cluster_topk(const __grid_constant__ TopkParams p, const Shape shape) {
@@ -82,9 +136,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::grid_dependency_wait();
   const int row = blockIdx.x >> shape.log2_ctas;
   const int request = p.next_n == 1 ? row : row / p.next_n;
-  int slot = -1;
-  if (p.prior != nullptr) slot = p.row_slot != nullptr ? p.row_slot[row] : request;
-  if (slot >= p.num_slots) slot = -1;
+  const int slot = slot_of(p, row, request);
   const HintView hint = hint_view(p, slot);
   const Task<T> task = make_task<T>(p, shape, row, request, storage);
   Shared& sm = *task.shared;
@@ -105,15 +157,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
-  if (threadIdx.x < kMaxClusterSize) {
-    sm.segment_above[threadIdx.x] = 0;
-    sm.segment_equal[threadIdx.x] = 0;
-  }
-  if (threadIdx.x == 0) {
-    sm.listed = 0;
-    sm.hinted = 0;
-    sm.at_or_above = 0;
-  }
+  reset_counters(task);
   // Shared memory of the other CTAs may be touched only once they are known to run. With one CTA the
   // same barrier makes the counters above visible.
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
@@ -172,11 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
     }
   }
-  if (verdict.collected <= static_cast<uint32_t>(task.candidate_capacity)) {
-    emit_candidates(task, bracket, kth, verdict.collected, sink, clock);
-  } else {
-    emit_elements(task, bracket, kth, word, sink, clock);
-  }
+  emit(task, bracket, kth, verdict, word, sink, clock);
   clock.stamp();
   ptx::grid_launch_dependents();
 
@@ -186,14 +226,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         sm.hinted > 0 ? static_cast<float>(sm.at_or_above) / static_cast<float>(sm.hinted) : -1.0f;
   }
   if (stats != nullptr) {
-    stats[kStatPath] = static_cast<int>(shape.use_guess ? Path::kCluster : Path::kRadix);
-    stats[kStatPasses] = passes;
-    stats[kStatCandidates] = verdict.inside;
-    stats[kStatSnap] = snaps;
-    stats[kStatHits] = hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1;
-    stats[kStatGuess] = source;
-    stats[kStatGuessHit] = guessed;
-    stats[kStatDone] = rounds;
+    write_stats(stats, shape.use_guess ? Path::kCluster : Path::kRadix, passes, verdict.inside, snaps,
+                hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, source, guessed, rounds);
   }
 }
 

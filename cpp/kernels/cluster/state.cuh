@@ -13,6 +13,7 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kRadixBins = 1024;
 constexpr int kRadixBits = 10;
 constexpr int kRingDepth = 3;     // words of 64 bytes per thread under way, enough to keep DRAM busy
+constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 constexpr int kRankDirectly = 32;  // few enough items for one warp to rank by comparison
 
 enum GuessSource : uint32_t { kGuessNone = 0, kGuessHint = 1, kGuessRowSample = 2 };
@@ -54,6 +55,7 @@ struct alignas(16) Shared {
   uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to it
   uint32_t warp_value[3][kWarps];
+  uint32_t word_candidates[kMaxSteps * kWarps];  // per word; then, of all words before it
   uint32_t small[kRankDirectly];
   uint32_t small_count;
   uint32_t listed;
@@ -70,9 +72,12 @@ struct Task {
   int rank;  // of this CTA in the cluster
   int ctas;  // in the cluster
   int log2_ctas;
-  int begin;  // this warp's span of the row
-  int end;
-  int steps;  // words per warp; one word stays in registers
+  // A CTA owns consecutive elements. Of one word per warp, which stays in registers, warps own equal
+  // parts; of several, the CTA walks through its part 16 words at a time, a warp taking one: DRAM likes
+  // that better than 16 streams. Either way (CTA, step, warp, place in the word) is index order.
+  int begin;  // of this warp's first word
+  int end;    // of this warp's part, or of the CTA's when there are several words
+  int steps;  // words per warp
   int lane;
   int warp;
   Shared* shared;
@@ -83,7 +88,7 @@ struct Task {
   uint16_t* masks;  // [steps][kThreads] selection bits; rows of several words only
   uint4* ring;      // [kRingDepth][vectors][kThreads] words under way; likewise
 
-  __device__ __forceinline__ int word_begin(int step) const { return begin + step * kWordElements; }
+  __device__ __forceinline__ int word_begin(int step) const { return min(end, begin + step * kStepElements); }
 
   // Bits of one word's elements for which `test(key)` holds; slower than a test of values.
   template <typename Test>
@@ -95,7 +100,7 @@ struct Task {
   // Vectors of one word that hold elements of this warp's span.
   __device__ __forceinline__ int word_vecs(int step) const {
     constexpr int kGroup = 32 * kPerVec<T>;
-    return min(kValuesPerThread / kPerVec<T>, (end - word_begin(step) + kGroup - 1) / kGroup);
+    return min(Word<T>::kVecs, (end - word_begin(step) + kGroup - 1) / kGroup);
   }
 
   __device__ __forceinline__ uint16_t& mask(int step) const {

@@ -94,22 +94,22 @@ __device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bra
   const bool finite = kNegInfKey < bracket.lo && bracket.hi < kPosInfKey;
   const float lo = key_to_float(bracket.lo), hi = key_to_float(bracket.hi);
   const uint32_t plateau = bracket.plateau();
-  uint32_t above = 0, equal = 0, candidates = 0;
+  uint32_t above = 0, equal = 0;
   task.for_each_word(word, [&](int step, int begin) {
-    uint32_t above_bits;
-    if (finite) {
-      bits = match_word(word, begin, task.end, [&](float x) { return !(x < lo); });
-      above_bits = match_word(word, begin, task.end, [&](float x) { return !(x <= hi); });
-    } else {
-      bits = task.match_keys(word, begin, [&](uint32_t x) { return x >= bracket.lo; });
-      above_bits = task.match_keys(word, begin, [&](uint32_t x) { return x > bracket.hi; });
-    }
-    candidates += __popc(bits);
-    above += __popc(above_bits);
+    bits = finite ? match_word(word, begin, task.end, [&](float x) { return !(x < lo); })
+                  : task.match_keys(word, begin, [&](uint32_t x) { return x >= bracket.lo; });
     if (task.steps > 1) task.mask(step) = static_cast<uint16_t>(bits);
+    const uint32_t candidates = __reduce_add_sync(0xffffffffu, __popc(bits));
+    if (task.lane == 0) sm.word_candidates[step * kWarps + task.warp] = candidates;
+    if (candidates == 0) return;
+    const uint32_t above_bits =
+        finite ? match_word(word, begin, task.end, [&](float x) { return !(x <= hi); })
+               : task.match_keys(word, begin, [&](uint32_t x) { return x > bracket.hi; });
+    above += __popc(above_bits);
     uint32_t inside = bits & ~above_bits;
     if (plateau != kAbsentKey) {
-      const uint32_t on_plateau = inside & task.match_keys(word, begin, [&](uint32_t x) { return x == plateau; });
+      const uint32_t on_plateau =
+          inside & task.match_keys(word, begin, [&](uint32_t x) { return x == plateau; });
       equal += __popc(on_plateau);
       inside &= ~on_plateau;
     }
@@ -117,12 +117,31 @@ __device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bra
   });
   above = __reduce_add_sync(0xffffffffu, above);
   equal = __reduce_add_sync(0xffffffffu, equal);
-  candidates = __reduce_add_sync(0xffffffffu, candidates);
   if (task.lane == 0) {
     sm.warp_value[0][task.warp] = above;
     sm.warp_value[1][task.warp] = equal;
-    sm.warp_value[2][task.warp] = candidates;
   }
+}
+
+// Turns `word_candidates` from counts into the counts of all earlier words; returns the CTA's total.
+template <typename T>
+__device__ __forceinline__ uint32_t scan_words(const Task<T>& task) {
+  Shared& sm = *task.shared;
+  static_assert(kMaxSteps * kWarps <= 2 * kThreads, "two words per thread");
+  const int words = task.steps * kWarps;
+  const int at = 2 * threadIdx.x;
+  const uint32_t first = at < words ? sm.word_candidates[at] : 0;
+  const uint32_t second = at + 1 < words ? sm.word_candidates[at + 1] : 0;
+  const uint32_t upto = inclusive_scan(first + second, task.lane);
+  if (task.lane == 31) sm.warp_value[2][task.warp] = upto;
+  __syncthreads();
+  const uint32_t before = earlier_warps(task, 2) + upto - first - second;
+  sm.word_candidates[at] = before;
+  sm.word_candidates[at + 1] = before + first;
+  const uint32_t all =
+      __reduce_add_sync(0xffffffffu, task.lane < kWarps ? sm.warp_value[2][task.lane] : 0);
+  __syncthreads();
+  return all;
 }
 
 // Collects this CTA's candidates in index order: first the positions, then, each thread for the ones it
@@ -130,19 +149,26 @@ __device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bra
 // by a bit's place, and reading them inside the first loop would wait for each in turn.
 template <typename T>
 __device__ __forceinline__ uint32_t collect(const Task<T>& task, uint32_t bits) {
-  const Shared& sm = *task.shared;
-  const uint32_t of_warp = task.lane < kWarps ? sm.warp_value[2][task.lane] : 0;
-  const uint32_t all = __reduce_add_sync(0xffffffffu, of_warp);
+  Shared& sm = *task.shared;
+  uint32_t all, place = 0;
+  if (task.steps == 1) {
+    const uint32_t count = task.lane < kWarps ? sm.word_candidates[task.lane] : 0;
+    all = __reduce_add_sync(0xffffffffu, count);
+    place = __reduce_add_sync(0xffffffffu, task.lane < task.warp ? count : 0);
+  } else {
+    all = scan_words(task);
+  }
   const bool fits = all <= static_cast<uint32_t>(task.candidate_capacity);
   if (fits) {
-    uint32_t place = __reduce_add_sync(0xffffffffu, task.lane < task.warp ? of_warp : 0);
     for (int step = 0; step < task.steps; ++step) {
-      if (task.steps > 1) bits = task.mask(step);
-      place +=
-          for_each_in_order<T>(bits, task.word_vecs(step), task.lane, [&](int bit, uint32_t rank) {
-            task.candidates[place + rank].position =
-                bit_position<T>(task.word_begin(step), bit, task.lane);
-          });
+      if (task.steps > 1) {
+        bits = task.mask(step);
+        place = sm.word_candidates[step * kWarps + task.warp];
+      }
+      for_each_in_order<T>(bits, task.word_vecs(step), task.lane, [&](int bit, uint32_t rank) {
+        task.candidates[place + rank].position =
+            bit_position<T>(task.word_begin(step), bit, task.lane);
+      });
     }
   }
   __syncthreads();

@@ -1,0 +1,58 @@
+// What every launch of this library has in common.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace gvr_topk {
+
+// Raises a kernel's shared-memory and cluster-size limits on the current device, once: attributes
+// belong to a kernel and a device, and setting them costs more host time than a launch.
+class KernelLimits {
+ public:
+  cudaError_t raise(const void* kernel) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status != cudaSuccess) return status;
+    const uint64_t bit = uint64_t{1} << (device & 63);
+    if (done_.load(std::memory_order_relaxed) & bit) return cudaSuccess;
+    int shared_limit = 0;
+    status = cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (status != cudaSuccess) return status;
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_limit);
+    if (status != cudaSuccess) return status;
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (status != cudaSuccess) return status;
+    done_.fetch_or(bit, std::memory_order_relaxed);
+    return cudaSuccess;
+  }
+
+ private:
+  std::atomic<uint64_t> done_{0};
+};
+
+struct LaunchConfig {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attributes[2];
+
+  LaunchConfig(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, int cluster, bool pdl) {
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = cluster;
+    attributes[0].val.clusterDim.y = 1;
+    attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = pdl ? 2 : 1;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;
+  LaunchConfig& operator=(const LaunchConfig&) = delete;
+};
+
+}  // namespace gvr_topk

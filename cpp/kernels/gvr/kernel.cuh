@@ -1,0 +1,109 @@
+// The paper's kernel, exact: guess, verify, collect, refine, one CTA of 512 threads per row.
+#pragma once
+
+#include "gvr/refine.cuh"
+
+namespace gvr_topk::gvr {
+
+// The bitmaps are needed when no word of the row is under way, so they take the ring's place where
+// there is a ring.
+inline size_t block_bytes(const cluster::Shape& shape) {
+  static_assert(sizeof(Bitmaps) <= cluster::kRingDepth * kThreads * cluster::kWordBytes);
+  return sizeof(Shared) + cluster::shared_bytes(shape) + (shape.masks > 0 ? 0 : sizeof(Bitmaps));
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1)
+    four_phase_topk(const __grid_constant__ TopkParams p, const cluster::Shape shape) {
+  extern __shared__ __align__(16) unsigned char storage[];
+  ptx::grid_dependency_wait();
+  Shared& sm = *reinterpret_cast<Shared*>(storage);
+  const int row = blockIdx.x;
+  const int request = p.next_n == 1 ? row : row / p.next_n;
+  const int slot = cluster::slot_of(p, row, request);
+  const cluster::Task<T> task =
+      cluster::make_task<T>(p, shape, row, request, storage + sizeof(Shared));
+  Bitmaps& maps = *reinterpret_cast<Bitmaps*>(task.ring);
+  const Sink sink = cluster::make_sink(p, row, request, slot);
+  PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
+  clock.stamp();
+  int32_t* stats = p.stats != nullptr ? p.stats + row * kStatColumns : nullptr;
+  if (task.row.n <= task.k) {
+    cluster::emit_short_row(sink, task.row.n, task.k, threadIdx.x, kThreads);
+    if (stats != nullptr && threadIdx.x < kStatColumns) {
+      stats[threadIdx.x] = threadIdx.x == kStatHits ? -1 : 0;
+    }
+    return;
+  }
+
+  Word<T> word;
+  if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
+  const int32_t* prior = slot >= 0 ? p.prior + slot * p.prior_stride : nullptr;
+  const float alpha = slot >= 0 && p.guess_state != nullptr ? p.guess_state[slot] : -1.0f;
+  Sampled sampled;
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i) {
+    const int s = i * kThreads + threadIdx.x;
+    const int32_t position = prior != nullptr && s < task.k ? prior[s] : -1;
+    sampled.key[i] = position < 0
+                         ? kAbsentKey
+                         : task.row.key_or_absent(static_cast<int64_t>(position) + p.prior_offset);
+  }
+  const Sampled hinted = sampled;  // the guess may put a sample of the row in its place
+  const Guess first = guess(sm, task, sampled, alpha, p.quantile_guess);
+  clock.stamp();
+
+  Found found = search(sm, task, word, first, sampled);
+  clock.stamp();
+
+  uint32_t kth;
+  int candidates = found.count, scans = 0, passes = found.passes;
+  if (found.done != Done::kKey) {
+    collect(sm, task, word, found);
+    clock.stamp();
+    const Snap snapped = snap(sm, found.count, task.k);
+    kth = snapped.key;
+    scans = snapped.scans;
+    partition(sm, maps, task.row.n, found.count, task.k, kth, sink);
+  } else {
+    // Floats did not settle it: radix rounds over the key do, whatever the row holds.
+    cluster::reset_counters(task);
+    __syncthreads();
+    int rounds = 0;
+    const cluster::Bracket bracket = cluster::radix_bracket(task, word, rounds);
+    const cluster::Verdict verdict = cluster::verify(task, bracket, word, clock);
+    kth = cluster::kth_key(task, bracket, verdict, scans);
+    cluster::emit(task, bracket, kth, verdict, word, sink, clock);
+    candidates = static_cast<int>(verdict.inside);
+    passes += rounds + 1;
+    if (bracket.lo == bracket.hi) found.done = Done::kPlateau;
+  }
+  clock.stamp();
+  ptx::grid_launch_dependents();
+
+  if (prior == nullptr && stats == nullptr) return;
+  uint32_t in_row = 0, at_or_above = 0;
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i) {
+    in_row += hinted.key[i] != kAbsentKey;
+    at_or_above += hinted.key[i] != kAbsentKey && hinted.key[i] >= kth;
+  }
+  __syncthreads();
+  leave<Reduce::kAdd>(sm, 0, in_row);
+  leave<Reduce::kAdd>(sm, 1, at_or_above);
+  __syncthreads();
+  in_row = take<Reduce::kAdd>(sm, 0);
+  at_or_above = take<Reduce::kAdd>(sm, 1);
+  if (threadIdx.x != 0) return;
+  if (p.guess_state != nullptr && sink.prior != nullptr) {
+    p.guess_state[slot] =
+        in_row > 0 ? static_cast<float>(at_or_above) / static_cast<float>(in_row) : -1.0f;
+  }
+  if (stats != nullptr) {
+    cluster::write_stats(stats, Path::kGvr, passes, candidates, scans,
+                         prior != nullptr ? static_cast<int>(at_or_above) : -1, first.source,
+                         found.done == Done::kGuess, static_cast<int>(found.done));
+  }
+}
+
+}  // namespace gvr_topk::gvr
