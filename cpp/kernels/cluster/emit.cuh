@@ -80,8 +80,11 @@ __device__ __forceinline__ Share cta_share(const Task<T>& task, const Bracket& b
   const Shared& sm = *task.shared;
   uint32_t above = 0, equal = 0;
   if (task.lane < task.ctas) {
-    above = sm.header[task.lane].above + sm.segment_above[task.lane];
-    equal = kth == bracket.plateau() ? sm.header[task.lane].equal : sm.segment_equal[task.lane];
+    // The plateau's elements are not listed: they are above the k-th key, equal to it, or below.
+    const uint32_t plateau = bracket.plateau();
+    const Header& header = sm.header[task.lane];
+    above = header.above + sm.segment_above[task.lane] + (plateau > kth ? header.equal : 0);
+    equal = plateau == kth ? header.equal : sm.segment_equal[task.lane];
   }
   const bool earlier = task.lane < task.rank;
   Share share{0, task.k - __reduce_add_sync(0xffffffffu, above)};
