@@ -234,7 +234,7 @@ def indexer_topk_decode(
     page_size: int = 0,
     path: str = "auto",
     ctas_per_row: int = 0,
-    quantile_guess: bool = False,
+    quantile_guess: bool = True,
     pdl: bool = False,
     phase_clocks: Tensor | None = None,
 ) -> Tensor:
@@ -281,7 +281,7 @@ def indexer_topk_decode(
         Which kernel; CPU tensors have one implementation and ignore it.
     ctas_per_row : int
         Force the cluster size of ``"cluster"`` and ``"radix"``; 0 follows the plan.
-    quantile_guess : bool
+    quantile_guess : bool, default True
         Four-phase kernel only: first threshold from the ``1 - alpha`` quantile of the hinted values
         instead of their mean.
     pdl : bool

@@ -15,7 +15,7 @@ constexpr int kHintSamples = 512;
 constexpr int kRowSamples = 1024;
 constexpr int kSamplesPerThread = kRowSamples / kThreads;
 // Width of the bracket: sampling error in standard deviations, and the drift of alpha.
-constexpr float kSigmas = 3.0f;
+constexpr float kSigmas = 3.5f;
 constexpr float kDrift = 0.01f;
 
 constexpr int kHintSamplesPerThread = kHintSamples / kThreads;
@@ -162,17 +162,20 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task,
   return Bracket{sm.bracket.lo, sm.bracket.hi, source};
 }
 
-// `sample` keeps what the guess was made from.
+// Both leave in `sample` what they guessed from.
 template <typename T>
-__device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint,
-                                         uint32_t (&sample)[kSamplesPerThread]) {
-  if (hint.alpha >= 0.0f) {
-    sample_hint(task, hint, sample);
-    return sample_bracket(task, sample, hint.alpha, kDrift, kGuessHint);
-  }
+__device__ __forceinline__ Bracket guess_from_row(const Task<T>& task, uint32_t (&sample)[kSamplesPerThread]) {
   sample_row(task, sample);
   const float share = static_cast<float>(task.k) / static_cast<float>(task.row.n);
   return sample_bracket(task, sample, share, 0.0f, kGuessRowSample);
+}
+
+template <typename T>
+__device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint,
+                                         uint32_t (&sample)[kSamplesPerThread]) {
+  if (hint.alpha < 0.0f) return guess_from_row(task, sample);
+  sample_hint(task, hint, sample);
+  return sample_bracket(task, sample, hint.alpha, kDrift, kGuessHint);
 }
 
 }  // namespace gvr_topk::cluster

@@ -129,6 +129,9 @@ __device__ __forceinline__ void emit(const Task<T>& task, const Bracket& bracket
   }
 }
 
+// Where the bracket in use comes from.
+enum class Attempt { kGuess, kMoved, kRadix };
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     cluster_topk(const __grid_constant__ TopkParams p, const Shape shape) {
@@ -162,8 +165,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // same barrier makes the counters above visible.
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
   uint32_t sample[kSamplesPerThread];
-  Bracket bracket{kMinKey, kMaxKey, kGuessNone};
-  if (shape.use_guess) bracket = guess(task, hint, sample);
+  Bracket bracket = shape.use_guess ? guess(task, hint, sample) : guess_from_row(task, sample);
   if (task.ctas > 1) {
     ptx::cluster_wait();
   } else {
@@ -172,22 +174,29 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   clock.stamp();
 
-  Verdict verdict{};
   const uint32_t source = bracket.source;
+  Attempt attempt = shape.use_guess ? Attempt::kGuess : Attempt::kRadix;
+  Bracket range = shape.use_guess ? Bracket{kMinKey, kMaxKey, kGuessNone} : bracket;
+  Verdict verdict;
   int passes = 0, rounds = 0, snaps = 0;
-  bool guessed = shape.use_guess;
 #pragma unroll 1
   while (true) {
-    if (guessed || rounds > 0) {
-      verdict = verify(task, bracket, word, clock);
-      ++passes;
-      // What radix rounds found holds by construction.
-      if (verdict.holds || rounds > 0) break;
+    if (attempt == Attempt::kRadix) {
+      bracket = radix_bracket(task, word, range, rounds);
+      if (threadIdx.x == 0) sm.listed = 0;
+      __syncthreads();
     }
-    guessed = false;
-    bracket = radix_bracket(task, word, rounds);
-    if (threadIdx.x == 0) sm.listed = 0;
-    __syncthreads();
+    verdict = verify(task, bracket, word, clock);
+    ++passes;
+    // What radix rounds found holds by construction.
+    if (verdict.holds || attempt == Attempt::kRadix) break;
+    if (attempt == Attempt::kGuess && move_bracket(task, verdict, bracket)) {
+      attempt = Attempt::kMoved;
+      if (threadIdx.x == 0) sm.listed = 0;
+      cluster_sync(task.ctas);  // nobody reads the headers any more
+    } else {
+      attempt = Attempt::kRadix;
+    }
   }
   passes += rounds;
   clock.stamp();
@@ -227,7 +236,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (stats != nullptr) {
     write_stats(stats, shape.use_guess ? Path::kCluster : Path::kRadix, passes, verdict.inside, snaps,
-                hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, source, guessed, rounds);
+                hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, source,
+                attempt == Attempt::kGuess, rounds);
   }
 }
 

@@ -1,7 +1,11 @@
 // Radix rounds over the whole row: 10 bits of the key a round, a histogram per CTA, summed over the
 // cluster. They find, for any content, a bracket that holds the k-th key and whose elements fit the
-// list; a plateau ends as a bracket of one key. This is the radix path, and what a missed guess
-// falls back to.
+// list; a plateau ends as a bracket of one key. This is the radix path, and what missed guesses fall
+// back to.
+//
+// The first round may start from a range that a sample of the row suggests. It then resolves values
+// that share their leading digits at once, and the crowd below the range costs a comparison only; a
+// range that turns out wrong costs one round.
 #pragma once
 
 #include "cluster/state.cuh"
@@ -29,7 +33,8 @@ __device__ __forceinline__ void aggregate_add(uint32_t* hist, bool active, uint3
 template <typename T>
 __device__ __forceinline__ void sum_over_cluster(const Task<T>& task, const uint32_t* hist) {
   Shared& sm = *task.shared;
-  if (threadIdx.x < kRadixBins / 4) {
+  constexpr int kGroups = kRadixBins / 4;
+  if (threadIdx.x <= kGroups) {
     const uint32_t address = ptx::shared_address(hist + 4 * threadIdx.x);
     uint4 sum = make_uint4(0, 0, 0, 0);
     for (int c = 0; c < task.ctas; ++c) {
@@ -37,59 +42,78 @@ __device__ __forceinline__ void sum_over_cluster(const Task<T>& task, const uint
       sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
     reinterpret_cast<uint4*>(sm.total)[threadIdx.x] = sum;
-    sm.bins[threadIdx.x] = sum.x + sum.y + sum.z + sum.w;
+    if (threadIdx.x < kGroups) sm.bins[threadIdx.x] = sum.x + sum.y + sum.z + sum.w;
   }
   __syncthreads();
 }
 
-// Narrows [1, kMaxKey] to a bracket; `rounds` counts the passes over the row. Every CTA of the
-// cluster takes the same decisions, because they read the same sums.
+// Histogram of this CTA's keys in [base, base + reach]; returns how many of this thread's lie above.
 template <typename T>
-__device__ __forceinline__ Bracket radix_bracket(const Task<T>& task,
-                                                 Word<T>& word, int& rounds) {
-  Shared& sm = *task.shared;
-  uint32_t base = 0;
-  uint32_t rank = task.k;
-  int bits = 32;
-  while (true) {
-    const int shift = bits > kRadixBits ? bits - kRadixBits : 0;
-    uint32_t* hist = sm.hist[rounds & 1];
-    for (int i = threadIdx.x; i < kRadixBins; i += kThreads) hist[i] = 0;
-    __syncthreads();
-    const uint32_t reach = bits == 32 ? kMaxKey : (1u << bits) - 1;
-    task.for_each_word(word, [&](int, int begin) {
-      uint32_t valid = valid_bits<T>(begin, task.end, task.lane);
+__device__ __forceinline__ uint32_t bin_words(const Task<T>& task, Word<T>& word, uint32_t* hist,
+                                              uint32_t base, uint32_t reach, int shift) {
+  uint32_t above = 0;
+  task.for_each_word(word, [&](int, int begin) {
+    uint32_t valid = valid_bits<T>(begin, task.end, task.lane);
 #pragma unroll 1  // one vector's code, applied to each vector in turn as the word rotates
-      for (int j = 0; j < Word<T>::kVecs; ++j) {
-        const uint4 first = word.vec[0];
-        if (begin + j * Word<T>::kGroup < task.end) {
+    for (int j = 0; j < Word<T>::kVecs; ++j) {
+      const uint4 first = word.vec[0];
+      if (begin + j * Word<T>::kGroup < task.end) {
 #pragma unroll
-          for (int e = 0; e < kPerVec<T>; ++e) {
-            const uint32_t x = order_key(element<T>(first, e)) - base;
-            aggregate_add(hist, (valid >> e & 1) != 0 && x <= reach, x >> shift);
-          }
+        for (int e = 0; e < kPerVec<T>; ++e) {
+          const uint32_t key = order_key(element<T>(first, e));
+          const bool counts = (valid >> e & 1) != 0 && key >= base;
+          const bool inside = counts && key - base <= reach;
+          above += counts && !inside;
+          aggregate_add(hist, inside, (key - base) >> shift);
         }
-        valid >>= kPerVec<T>;
-#pragma unroll
-        for (int i = 0; i < Word<T>::kVecs - 1; ++i) word.vec[i] = word.vec[i + 1];
-        word.vec[Word<T>::kVecs - 1] = first;
       }
-    });
+      valid >>= kPerVec<T>;
+#pragma unroll
+      for (int i = 0; i < Word<T>::kVecs - 1; ++i) word.vec[i] = word.vec[i + 1];
+      word.vec[Word<T>::kVecs - 1] = first;
+    }
+  });
+  return above;
+}
+
+// Narrows `range` to a bracket; `rounds` counts the passes over the row. Every CTA of the cluster
+// takes the same decisions, because they read the same sums.
+template <typename T>
+__device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, Word<T>& word, const Bracket& range,
+                                                 int& rounds) {
+  Shared& sm = *task.shared;
+  uint32_t base = range.lo;
+  uint32_t reach = range.hi - range.lo;
+  uint32_t rank = task.k;
+  bool relative = false;  // `rank` counts from the top of the range, not of the row
+  while (true) {
+    const int shift = max(0, 32 - __clz(reach) - kRadixBits);
+    uint32_t* hist = sm.hist[rounds & 1];
+    for (int i = threadIdx.x; i <= kRadixBins; i += kThreads) hist[i] = 0;
+    __syncthreads();
+    const uint32_t over = __reduce_add_sync(0xffffffffu, bin_words(task, word, hist, base, reach, shift));
+    if (task.lane == 0) atomicAdd(&hist[kRadixBins], over);
     ++rounds;
     cluster_sync(task.ctas);
     sum_over_cluster(task, hist);
-    const BinHit group = locate_in_bins(task, rank);
-    uint32_t bin = 4 * group.bin + 3;
-    uint32_t above = group.above;
-    while (rank > above + sm.total[bin]) above += sm.total[bin--];
-    rank -= above;
-    base += bin << shift;
-    bits = shift;
-    if (bits == 0 || sm.total[bin] <= static_cast<uint32_t>(task.segment)) break;
     // `total` and `bins` are rewritten only after the next cluster barrier.
+    const uint32_t above_range = relative ? 0 : sm.total[kRadixBins];
+    const BinHit group = locate_in_bins(task, rank - above_range);
+    if (above_range >= rank || group.count == 0) {
+      base = kMinKey;
+      reach = kMaxKey - kMinKey;
+      continue;
+    }
+    rank -= above_range + group.above;
+    uint32_t bin = 4 * group.bin + 3;
+    for (; rank > sm.total[bin]; --bin) rank -= sm.total[bin];
+    relative = true;
+    const uint32_t offset = bin << shift;
+    base += offset;
+    reach = min(reach - offset, (1u << shift) - 1);
+    if (reach == 0 || sm.total[bin] <= static_cast<uint32_t>(task.segment)) break;
   }
-  const uint32_t top = bits == 32 ? kMaxKey : base + ((1u << bits) - 1);
-  return Bracket{max(base, kMinKey), top, kGuessNone};
+  return Bracket{base, base + reach, kGuessNone};
 }
 
 }  // namespace gvr_topk::cluster

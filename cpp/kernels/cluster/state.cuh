@@ -48,8 +48,9 @@ struct Candidate {
 };
 
 struct alignas(16) Shared {
-  uint32_t hist[2][kRadixBins];  // read by other CTAs in the radix rounds, hence two in turn
-  uint32_t total[kRadixBins];    // cluster-wide sums of one radix round
+  // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
+  uint32_t hist[2][kRadixBins + 4];
+  uint32_t total[kRadixBins + 4];  // cluster-wide sums of one radix round
   uint32_t bins[256];            // local histograms
   Header header[kMaxClusterSize];
   uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA

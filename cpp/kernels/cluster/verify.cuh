@@ -13,6 +13,8 @@ namespace gvr_topk::cluster {
 
 struct Verdict {
   bool holds;         // the k-th key is in the bracket and everything needed was listed
+  bool agree;         // all CTAs used this bracket and their lists fit
+  uint32_t above;     // elements above the bracket
   uint32_t rank;      // its rank, from the top, among the elements inside
   uint32_t inside;    // elements inside
   uint32_t equal;     // of these, elements equal to the plateau
@@ -72,14 +74,14 @@ __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Brack
   // guessed differently; then nothing they counted belongs together.
   const bool agree = h.lo == bracket.lo && h.hi == bracket.hi &&
                      h.listed <= static_cast<uint32_t>(task.segment);
-  const uint32_t above = __reduce_add_sync(0xffffffffu, mine ? h.above : 0);
-  const uint32_t listed = __reduce_add_sync(0xffffffffu, mine ? h.listed : 0);
   Verdict v;
+  v.above = __reduce_add_sync(0xffffffffu, mine ? h.above : 0);
+  const uint32_t listed = __reduce_add_sync(0xffffffffu, mine ? h.listed : 0);
   v.equal = __reduce_add_sync(0xffffffffu, mine ? h.equal : 0);
   v.inside = listed + v.equal;
-  v.rank = static_cast<uint32_t>(task.k) - above;
-  v.holds = __all_sync(0xffffffffu, agree) && above < static_cast<uint32_t>(task.k) &&
-            v.rank <= v.inside;
+  v.rank = static_cast<uint32_t>(task.k) - v.above;
+  v.agree = __all_sync(0xffffffffu, agree);
+  v.holds = v.agree && v.above < static_cast<uint32_t>(task.k) && v.rank <= v.inside;
   v.other_source = !__all_sync(0xffffffffu, h.source == kGuessHint);
   return v;
 }
@@ -208,6 +210,24 @@ __device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& br
   Verdict verdict = read_headers(task, bracket);
   verdict.collected = collected;
   return verdict;
+}
+
+// A second bracket beside one that just missed: above it, or below it and wider. False where neither is
+// likely to hold; then the radix rounds decide.
+template <typename T>
+__device__ __forceinline__ bool move_bracket(const Task<T>& task, const Verdict& verdict, Bracket& bracket) {
+  constexpr float kWiden = 4.0f;
+  if (!verdict.agree) return false;
+  if (verdict.above >= static_cast<uint32_t>(task.k)) {
+    if (verdict.above > static_cast<uint32_t>(task.segment << task.log2_ctas) / 2) return false;
+    bracket.lo = bracket.hi + 1;
+    bracket.hi = kPosInfKey - 1;
+  } else {
+    const float lo = key_to_float(bracket.lo), hi = key_to_float(bracket.hi);
+    bracket.hi = bracket.lo - 1;
+    bracket.lo = max(kNegInfKey + 1, order_key(lo - kWiden * (hi - lo)));
+  }
+  return kNegInfKey < bracket.lo && bracket.lo <= bracket.hi && bracket.hi < kPosInfKey;
 }
 
 }  // namespace gvr_topk::cluster

@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     cluster::reset_counters(task);
     __syncthreads();
     int rounds = 0;
-    const cluster::Bracket bracket = cluster::radix_bracket(task, word, rounds);
+    const cluster::Bracket bracket = cluster::radix_bracket(
+        task, word, cluster::Bracket{kMinKey, kMaxKey, cluster::kGuessNone}, rounds);
     const cluster::Verdict verdict = cluster::verify(task, bracket, word, clock);
     kth = cluster::kth_key(task, bracket, verdict, scans);
     cluster::emit(task, bracket, kth, verdict, word, sink, clock);

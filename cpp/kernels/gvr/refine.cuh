@@ -15,14 +15,13 @@ __device__ __forceinline__ void collect(Shared& sm, const cluster::Task<T>& task
   task.for_each_word(word, [&](int, int begin) {
     uint32_t bits = match_word(word, begin, task.end, [&](float x) { return !(x < found.threshold); });
     if (!finite) bits &= valid_bits<T>(begin, task.end, task.lane);
-#pragma unroll
-    for (int i = 0; i < kValuesPerThread; ++i) {
-      if ((bits >> i & 1) == 0) continue;
-      sm.key[place] = order_key(word.value(i));
-      sm.position[place] = bit_position<T>(begin, i, task.lane);
-      ++place;
+    for (; bits != 0; bits &= bits - 1) {
+      sm.position[place++] = bit_position<T>(begin, __ffs(bits) - 1, task.lane);
     }
   });
+  __syncthreads();
+  // Their keys come from cache: a register cannot be indexed by a bit's place.
+  for (int i = threadIdx.x; i < found.count; i += kThreads) sm.key[i] = task.row.key(sm.position[i]);
   __syncthreads();
 }
 
