@@ -153,17 +153,24 @@ GVR_TOPK_HOST_DEVICE constexpr bool valid_ctas(const PlanInput& in) {
          in.width <= c * kMaxElementsPerCta;
 }
 
-// CTAs per row: as many as keep every SM busy once, but not so many that a CTA has less than
-// one short group per warp; at least enough that the selection masks of one CTA fit.
+// CTAs per row: not so many that a CTA has less than one short group per warp, and only as many as half
+// the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large clusters never fill the chip, and
+// a second wave costs more than halving the cluster. Clusters of two fill it. Enough, though, that the
+// selection masks of one CTA fit (eval/results/tune_h200.json).
+constexpr int64_t kLongForOneCta = 49152;
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
   const int32_t most = max_cluster_size(in.arch);
   int32_t ctas = most;
-  while (ctas > 1 && in.rows * ctas > 2 * int64_t{in.sm_count}) ctas /= 2;
+  while (ctas > 2 && in.rows * ctas > in.sm_count / 2) ctas /= 2;
+  if (in.rows * ctas > in.sm_count && in.width <= kLongForOneCta) ctas = 1;
   while (ctas > 1 && in.width <= int64_t{ctas} * 1024) ctas /= 2;
   while (ctas < most && in.width > ctas * kMaxElementsPerCta) ctas *= 2;
   return ctas;
 }
+
+// Beyond this many selection masks (two bytes each) a long list no longer fits beside them.
+constexpr int32_t kManyMasks = 8192;
 
 GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   Plan plan{};
@@ -176,7 +183,7 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   plan.masks = steps > 1 ? steps * kClusterThreads : 0;
   // What is left of one SM's shared memory beside the ring and the masks of the longest rows; the
   // four-phase kernel, which comes here only for rows its search gives up on, has its own candidates.
-  plan.list_capacity = plan.path == Path::kGvr ? 1024 : plan.masks > 0 ? 6144 : 8192;
+  plan.list_capacity = plan.path == Path::kGvr ? 1024 : plan.masks > kManyMasks ? 6144 : 16384;
   plan.candidate_capacity = plan.path == Path::kGvr ? 512 : 2560;
   return plan;
 }

@@ -1,4 +1,4 @@
-// Phase 1, guess: a narrow bracket for the k-th key from a sample of 1024 values.
+// Phase 1, guess: a narrow bracket for the k-th key from a sample of some hundred values.
 //
 // Of the values hinted by the previous step a share alpha lay at or above that step's k-th value;
 // alpha moves slowly, so the k-th value of this step stands near the same place among this step's
@@ -12,8 +12,11 @@
 namespace gvr_topk::cluster {
 
 constexpr int kHintSamples = 512;
-constexpr int kRowSamples = 1024;
-constexpr int kSamplesPerThread = kRowSamples / kThreads;
+constexpr int kSamplesPerThread = 4;
+// A row this much longer than k shows too few of its top k to half of the sample.
+constexpr int kLongRow = 1 << 17;
+// Of a hint that hit less than this, a sample of the row is worth more.
+constexpr float kWorthlessAlpha = 0.1f;
 // Width of the bracket: sampling error in standard deviations, and the drift of alpha.
 constexpr float kSigmas = 3.5f;
 constexpr float kDrift = 0.01f;
@@ -71,10 +74,14 @@ __device__ __forceinline__ void sample_row(const Task<T>& task,
                                            uint32_t (&sample)[kSamplesPerThread]) {
 #pragma unroll
   for (int i = 0; i < kSamplesPerThread; ++i) {
+    sample[i] = kAbsentKey;
+    if (i >= kSamplesPerThread / 2 && task.row.n < kLongRow) continue;
     const uint32_t s = i * kThreads + threadIdx.x;
-    // One position in each of 1024 strata; the multiplicative hash keeps periodic rows from hiding.
+    // One position in each stratum; the multiplicative hash keeps periodic rows from hiding.
     const uint64_t place = (static_cast<uint64_t>(s) << 32) + s * 2654435761u;
-    sample[i] = task.row.key(static_cast<int>((place * static_cast<uint32_t>(task.row.n)) >> 42));
+    const int log2_strata = kLog2Threads + (task.row.n < kLongRow ? 1 : 2);
+    sample[i] = task.row.key(
+        static_cast<int>((place * static_cast<uint32_t>(task.row.n)) >> (32 + log2_strata)));
   }
 }
 
@@ -173,7 +180,7 @@ __device__ __forceinline__ Bracket guess_from_row(const Task<T>& task, uint32_t 
 template <typename T>
 __device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint,
                                          uint32_t (&sample)[kSamplesPerThread]) {
-  if (hint.alpha < 0.0f) return guess_from_row(task, sample);
+  if (!(hint.alpha >= kWorthlessAlpha)) return guess_from_row(task, sample);
   sample_hint(task, hint, sample);
   return sample_bracket(task, sample, hint.alpha, kDrift, kGuessHint);
 }

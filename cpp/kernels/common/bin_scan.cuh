@@ -32,8 +32,8 @@ struct BinScan {
     above = suffix - sum;
   }
 
-  // Bin of the rank-th largest item, 1 <= rank <= number of items: first the lane, then, spread over
-  // eight lanes, its bin.
+  // Bin of the rank-th largest item: first the lane, then, spread over eight lanes, its bin. The count is
+  // 0 when there are fewer items.
   __device__ __forceinline__ BinHit locate(uint32_t rank) const {
     const uint32_t owner = __ballot_sync(0xffffffffu, above < rank && rank <= above + sum);
     const int group = owner != 0 ? __ffs(owner) - 1 : 0;
@@ -48,8 +48,9 @@ struct BinScan {
     const uint32_t bin_above = group_above + suffix - count;
     const uint32_t found = __ballot_sync(0xffffffffu, bin_above < rank && rank <= bin_above + count);
     const int place = found != 0 ? (__ffs(found) - 1) & 7 : 0;
-    return BinHit{static_cast<uint32_t>(8 * group + place), __shfl_sync(0xffffffffu, bin_above, place),
-                  __shfl_sync(0xffffffffu, count, place)};
+    const uint32_t hit_above = __shfl_sync(0xffffffffu, bin_above, place);
+    const uint32_t hit_count = __shfl_sync(0xffffffffu, count, place);
+    return BinHit{static_cast<uint32_t>(8 * group + place), hit_above, owner != 0 ? hit_count : 0};
   }
 };
 

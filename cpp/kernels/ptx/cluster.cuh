@@ -17,17 +17,21 @@ __device__ __forceinline__ uint32_t cluster_size() {
   return r;
 }
 
-// Arrive and wait are separate so that work can stand between them.
+// Arrive and wait are separate so that work can stand between them. The aligned forms want converged
+// warps, which divergent code before them does not promise.
 __device__ __forceinline__ void cluster_arrive() {
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
 // Arrival that publishes nothing, and so waits for no store or load.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void cluster_wait() {
+  __syncwarp();
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
