@@ -80,9 +80,9 @@ class Plan:
 
 
 GVR_MIN_LENGTH: int
-"""Shortest row for the four-phase kernel, in elements (paper, Table 6)."""
+"""Shortest row whose hint is used, in elements (paper, Table 6); shorter ones are sampled."""
 GVR_MAX_LENGTH: int
-"""Longest row for the four-phase kernel, in elements."""
+"""Longest row whose hint is used, in elements."""
 MIN_ARCH: int
 """Oldest compute capability served, times ten."""
 

@@ -19,6 +19,9 @@ FLAG_PDL = 1
 FLAG_QUANTILE_GUESS = 2
 _CPU_PATH = 4
 
+# Loading registers the CUDA implementation; that it failed is reported only when it is needed.
+_LIBRARY = library_status()
+
 _SCHEMA = (
     "indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor(a!) indices, Tensor(b!)? prior, "
     "Tensor? row_slot, Tensor(c!)? guess_state, Tensor(d!)? stats, Tensor? page_table, "
@@ -319,8 +322,8 @@ def indexer_topk_decode(
     >>> indexer_topk_decode(scores, torch.tensor([4], dtype=torch.int32), 2)
     tensor([[1, 3]], dtype=torch.int32)
     """
-    if logits.is_cuda and not library_status().loaded:
-        raise LibraryError(f"gvr_topk.indexer_topk_decode: CUDA library: {library_status().reason}")
+    if logits.is_cuda and not _LIBRARY.loaded:
+        raise LibraryError(f"gvr_topk.indexer_topk_decode: CUDA library: {_LIBRARY.reason}")
     if out is None:
         if not isinstance(k, int) or k < 1:
             raise _fail("k", f"1 to {MAX_WIDTH}", k)
@@ -358,6 +361,3 @@ def indexer_topk_decode(
         FLAG_PDL * pdl + FLAG_QUANTILE_GUESS * quantile_guess,
     )
     return out
-
-
-library_status()  # the CUDA implementation registers itself; failure is only reported on use

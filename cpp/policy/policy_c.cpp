@@ -9,10 +9,9 @@ using gvr_topk::Path;
 using gvr_topk::Plan;
 using gvr_topk::PlanInput;
 
-GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_prior,
-                                                   int64_t prior_count, int64_t inner_stride,
-                                                   int64_t k, int64_t length, int32_t arch,
-                                                   int32_t forced) {
+GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_prior, int64_t prior_count,
+                                                   int64_t inner_stride, int64_t k, int64_t length,
+                                                   int32_t arch, int32_t forced) {
   GateInput in{};
   in.enabled = enabled != 0;
   in.has_prior = has_prior != 0;
@@ -28,8 +27,8 @@ GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_
 // Fills plan[7]: path, CTAs per row, threads, values per thread, list capacity, candidate capacity,
 // masks. Returns 0, or -1 when `ctas_per_row` cannot serve the shape.
 GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t k, int32_t dtype,
-                                           int32_t path, int32_t sm_count, int32_t arch,
-                                           int32_t ctas_per_row, int32_t* plan) {
+                                           int32_t path, int32_t sm_count, int32_t arch, int32_t ctas_per_row,
+                                           int32_t* plan) {
   PlanInput in{};
   in.rows = rows;
   in.width = width;

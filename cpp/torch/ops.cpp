@@ -71,8 +71,8 @@ void check_optional(const OptionalTensor& t, const char* name, int32_t device, S
 TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tensor& indices,
                        const OptionalTensor& prior, const OptionalTensor& row_slot,
                        const OptionalTensor& guess_state, const OptionalTensor& stats,
-                       const OptionalTensor& page_table, const OptionalTensor& phase_clocks,
-                       int64_t k, int64_t next_n, int64_t prior_offset, int64_t page_size) {
+                       const OptionalTensor& page_table, const OptionalTensor& phase_clocks, int64_t k,
+                       int64_t next_n, int64_t prior_offset, int64_t page_size) {
   check(logits.is_cuda(), "logits: want a CUDA tensor, got one on another device");
   const int32_t device = logits.get_device();
   const Dtype dtype = dtype_of(logits);
@@ -85,8 +85,7 @@ TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tenso
   check(rows % next_n == 0, "logits: want a multiple of next_n = ", next_n, " rows, got ", rows);
   const int64_t requests = rows / next_n;
   check_tensor(seq_lens, "seq_lens", device, ScalarType::Int, "int32", 1);
-  check(seq_lens.size(0) == requests, "seq_lens: want ", requests, " elements, got ",
-        describe(seq_lens));
+  check(seq_lens.size(0) == requests, "seq_lens: want ", requests, " elements, got ", describe(seq_lens));
   check_tensor(indices, "out", device, ScalarType::Int, "int32", 2);
   check(indices.size(0) == rows && indices.size(1) >= k, "out: want [", rows, ", >= ", k, "], got ",
         describe(indices));
@@ -101,11 +100,10 @@ TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tenso
   check_optional(stats, "stats", device, ScalarType::Int, "int32", 2, rows, kStatColumns);
   check(!stats || rows == 0 || stats->stride(0) == kStatColumns, "stats: want contiguous rows");
   check_optional(page_table, "page_table", device, ScalarType::Int, "int32", 2, requests, -1);
-  check(!page_table || page_size >= 1, "page_size: want at least 1 with a page_table, got ",
-        page_size);
+  check(!page_table || page_size >= 1, "page_size: want at least 1 with a page_table, got ", page_size);
   check_optional(phase_clocks, "phase_clocks", device, ScalarType::Long, "int64", 2, rows, 8);
-  check(prior_offset >= -kMaxWidth && prior_offset <= kMaxWidth, "prior_offset: want |offset| <= ",
-        kMaxWidth, ", got ", prior_offset);
+  check(prior_offset >= -kMaxWidth && prior_offset <= kMaxWidth, "prior_offset: want |offset| <= ", kMaxWidth,
+        ", got ", prior_offset);
 
   TopkParams p{};
   p.logits = logits.data_ptr();
@@ -142,12 +140,11 @@ int device_attribute(cudaDeviceAttr attribute, int device) {
 
 void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor indices, OptionalTensor prior,
                          OptionalTensor row_slot, OptionalTensor guess_state, OptionalTensor stats,
-                         OptionalTensor page_table, OptionalTensor phase_clocks, int64_t k,
-                         int64_t next_n, int64_t prior_offset, int64_t page_size, int64_t path,
-                         int64_t ctas_per_row, int64_t flags) {
-  TopkParams params =
-      make_params(logits, seq_lens, indices, prior, row_slot, guess_state, stats, page_table,
-                  phase_clocks, k, next_n, prior_offset, page_size);
+                         OptionalTensor page_table, OptionalTensor phase_clocks, int64_t k, int64_t next_n,
+                         int64_t prior_offset, int64_t page_size, int64_t path, int64_t ctas_per_row,
+                         int64_t flags) {
+  TopkParams params = make_params(logits, seq_lens, indices, prior, row_slot, guess_state, stats, page_table,
+                                  phase_clocks, k, next_n, prior_offset, page_size);
   if (params.rows == 0) return;
   params.quantile_guess = (flags & kFlagQuantileGuess) != 0;
   check(path >= 0 && path <= static_cast<int64_t>(Path::kCluster), "path: want 0 to 3, got ", path);
@@ -168,10 +165,9 @@ void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor indices, Optiona
   check(valid_ctas(input), "ctas_per_row: want 0, 1, 2, 4, 8 or 16 and enough for the width, got ",
         ctas_per_row);
   const Plan plan = make_plan(input);
-  check(plan.path != Path::kGvr || gvr_supports_k(k), "k: want 512, 1024 or 2048 for path 'gvr', got ",
-        k);
-  check(plan.path != Path::kGvr || params.width <= kGvrMaxLength, "logits: want at most ", kGvrMaxLength,
-        " columns for path 'gvr', got ", params.width);
+  check(plan.path != Path::kGvr || gvr_supports_k(k), "k: want 512, 1024 or 2048 for path 'gvr', got ", k);
+  check(plan.path != Path::kGvr || params.width <= kFourPhaseMaxWidth, "logits: want at most ",
+        kFourPhaseMaxWidth, " columns for path 'gvr', got ", params.width);
   void* stream = nullptr;
   check(aoti_torch_get_current_cuda_stream(device, &stream) == 0, "no current CUDA stream");
   const bool pdl = (flags & kFlagPdl) != 0;

@@ -284,7 +284,7 @@ def test_the_op_itself_checks_too() -> None:
 
 
 def test_cuda_tensors_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "library_status", lambda: LibraryStatus(False, None, "built without it"))
+    monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(False, None, "built without it"))
     with FakeTensorMode():
         logits = torch.empty(1, 8, device="cuda")
         lengths = torch.empty(1, dtype=torch.int32, device="cuda")

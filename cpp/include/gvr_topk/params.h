@@ -21,13 +21,13 @@ enum StatsColumn : int32_t {
 };
 
 struct TopkParams {
-  const void* logits;       // [rows, width], inner stride 1, `logits_stride` elements between rows
-  const int32_t* seq_lens;  // [rows / next_n]
-  int32_t* indices;         // [rows, >= k], `indices_stride` elements between rows
-  int32_t* prior;           // [num_slots, k] or null: last result in, this result out
-  const int32_t* row_slot;  // [rows] or null (slot = row / next_n); negative: no hint, no write-back
-  float* guess_state;       // [num_slots] or null: share of hinted values at or above the k-th one
-  int32_t* stats;           // [rows, kStatColumns] or null
+  const void* logits;         // [rows, width], inner stride 1, `logits_stride` elements between rows
+  const int32_t* seq_lens;    // [rows / next_n]
+  int32_t* indices;           // [rows, >= k], `indices_stride` elements between rows
+  int32_t* prior;             // [num_slots, k] or null: last result in, this result out
+  const int32_t* row_slot;    // [rows] or null (slot = row / next_n); negative: no hint, no write-back
+  float* guess_state;         // [num_slots] or null: share of hinted values at or above the k-th one
+  int32_t* stats;             // [rows, kStatColumns] or null
   const int32_t* page_table;  // [rows / next_n, pages_per_request] or null
   int64_t* phase_clocks;      // [rows, 8] or null; written only by builds with GVR_PHASE_TIMING
   int64_t logits_stride;

@@ -22,12 +22,14 @@ constexpr int64_t kMaxWidth = int64_t{1} << 21;
 
 // ---------------------------------------------------------------- gate (canUseHeuristic)
 
-// Below this length the four-phase kernel loses to a radix select: the paper measures 0.68x at 8,192
-// and 1.01x at 16,384 (section 6.3.1, Table 6).
+// Below this length the hint does not pay: the paper measures 0.68x of a radix select at 8,192 and 1.01x
+// at 16,384 (section 6.3.1, Table 6), and here a sample of so short a row guesses as well.
 constexpr int64_t kGvrMinLength = 16384;
-// One CTA reads the whole row several times, so its time grows with n; past this length several CTAs
-// per row win (eval/results/bench_kernels_h200.json).
-constexpr int64_t kGvrMaxLength = 262144;
+// The paper's kernel stops where one CTA becomes slower than several; the cluster kernel has no such
+// length, and the hint is worth most on the longest rows (eval/results/bench_h200.json).
+constexpr int64_t kGvrMaxLength = kMaxWidth;
+// Longest buffer of the four-phase kernel: its bitmaps of a row must fit shared memory.
+constexpr int64_t kFourPhaseMaxWidth = 262144;
 // Oldest architecture the library holds code for (Hopper; the published kernel needs 100).
 constexpr int32_t kMinArch = 90;
 
@@ -56,9 +58,7 @@ struct GateInput {
   Path forced;     // kAuto: decide; kGvr or kCluster: on; kRadix: off
 };
 
-GVR_TOPK_HOST_DEVICE constexpr bool gvr_supports_k(int64_t k) {
-  return k == 512 || k == 1024 || k == 2048;
-}
+GVR_TOPK_HOST_DEVICE constexpr bool gvr_supports_k(int64_t k) { return k == 512 || k == 1024 || k == 2048; }
 
 // The one rule that needs the row's true length, shared by the gate and by the kernel, which reads
 // lengths on the device.
@@ -111,7 +111,7 @@ struct Plan {
   int32_t ctas_per_row;
   int32_t threads;
   int32_t values_per_thread;
-  int32_t list_capacity;    // candidate keys one CTA can receive
+  int32_t list_capacity;       // candidate keys one CTA can receive
   int32_t candidate_capacity;  // elements one CTA can collect for selection
   int32_t masks;  // selection masks of one CTA, for rows that do not fit in registers; 0 when they do
 };
@@ -132,9 +132,7 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t warp_span(int32_t n, int32_t log2_ctas, i
   return (share + group - 1) / group * group;
 }
 
-GVR_TOPK_HOST_DEVICE constexpr int32_t element_bytes(Dtype dtype) {
-  return dtype == Dtype::kFloat32 ? 4 : 2;
-}
+GVR_TOPK_HOST_DEVICE constexpr int32_t element_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
 
 GVR_TOPK_HOST_DEVICE constexpr int32_t steps_of(int32_t span) {
   return (span + 32 * kValuesPerThread - 1) / (32 * kValuesPerThread);
@@ -149,8 +147,7 @@ constexpr int64_t kMaxElementsPerCta = int64_t{1} << 19;
 GVR_TOPK_HOST_DEVICE constexpr bool valid_ctas(const PlanInput& in) {
   const int32_t c = in.forced_ctas;
   if (c == 0) return true;
-  return c > 0 && (c & (c - 1)) == 0 && c <= max_cluster_size(in.arch) &&
-         in.width <= c * kMaxElementsPerCta;
+  return c > 0 && (c & (c - 1)) == 0 && c <= max_cluster_size(in.arch) && in.width <= c * kMaxElementsPerCta;
 }
 
 // CTAs per row: not so many that a CTA has less than one short group per warp, and only as many as half
@@ -178,8 +175,8 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   plan.ctas_per_row = plan.path == Path::kGvr ? 1 : choose_ctas(in);
   plan.threads = kClusterThreads;
   plan.values_per_thread = kValuesPerThread;
-  const int32_t steps = steps_of(warp_span(static_cast<int32_t>(in.width), log2_of(plan.ctas_per_row),
-                                           element_bytes(in.dtype)));
+  const int32_t steps = steps_of(
+      warp_span(static_cast<int32_t>(in.width), log2_of(plan.ctas_per_row), element_bytes(in.dtype)));
   plan.masks = steps > 1 ? steps * kClusterThreads : 0;
   // What is left of one SM's shared memory beside the ring and the masks of the longest rows; the
   // four-phase kernel, which comes here only for rows its search gives up on, has its own candidates.

@@ -102,9 +102,8 @@ __device__ __forceinline__ void leave_counts(const Task<T>& task, uint32_t above
 
 // The usual way: select among the collected candidates, about one per thread.
 template <typename T>
-__device__ __forceinline__ void emit_candidates(const Task<T>& task, const Bracket& bracket,
-                                                uint32_t kth, uint32_t collected, const Sink& sink,
-                                                PhaseClock& clock) {
+__device__ __forceinline__ void emit_candidates(const Task<T>& task, const Bracket& bracket, uint32_t kth,
+                                                uint32_t collected, const Sink& sink, PhaseClock& clock) {
   uint32_t above = 0, equal = 0;
   task.for_each_candidate(collected, [&](int i, bool there) {
     const uint32_t key = there ? task.candidates[i].key : kAbsentKey;

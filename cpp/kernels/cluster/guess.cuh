@@ -53,11 +53,9 @@ __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
 }
 
 template <typename T>
-__device__ __forceinline__ uint32_t hinted_key(const Task<T>& task, const HintView& hint,
-                                               int32_t position) {
+__device__ __forceinline__ uint32_t hinted_key(const Task<T>& task, const HintView& hint, int32_t position) {
   // Padding is recognised before the offset: -1 + 1 is not position 0.
-  return position < 0 ? kAbsentKey
-                      : task.row.key_or_absent(static_cast<int64_t>(position) + hint.offset);
+  return position < 0 ? kAbsentKey : task.row.key_or_absent(static_cast<int64_t>(position) + hint.offset);
 }
 
 template <typename T>
@@ -70,8 +68,7 @@ __device__ __forceinline__ void sample_hint(const Task<T>& task, const HintView&
 }
 
 template <typename T>
-__device__ __forceinline__ void sample_row(const Task<T>& task,
-                                           uint32_t (&sample)[kSamplesPerThread]) {
+__device__ __forceinline__ void sample_row(const Task<T>& task, uint32_t (&sample)[kSamplesPerThread]) {
 #pragma unroll
   for (int i = 0; i < kSamplesPerThread; ++i) {
     sample[i] = kAbsentKey;
@@ -80,8 +77,8 @@ __device__ __forceinline__ void sample_row(const Task<T>& task,
     // One position in each stratum; the multiplicative hash keeps periodic rows from hiding.
     const uint64_t place = (static_cast<uint64_t>(s) << 32) + s * 2654435761u;
     const int log2_strata = kLog2Threads + (task.row.n < kLongRow ? 1 : 2);
-    sample[i] = task.row.key(
-        static_cast<int>((place * static_cast<uint32_t>(task.row.n)) >> (32 + log2_strata)));
+    sample[i] =
+        task.row.key(static_cast<int>((place * static_cast<uint32_t>(task.row.n)) >> (32 + log2_strata)));
   }
 }
 
@@ -123,8 +120,8 @@ __device__ __forceinline__ Bracket order_statistics(const Task<T>& task, float f
 // Order statistics of the sample around `share` (of the sample, from the top); three block barriers.
 template <typename T>
 __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task,
-                                                  const uint32_t (&sample)[kSamplesPerThread],
-                                                  float share, float drift, uint32_t source) {
+                                                  const uint32_t (&sample)[kSamplesPerThread], float share,
+                                                  float drift, uint32_t source) {
   Shared& sm = *task.shared;
   uint32_t lowest = kMaxKey, highest = kAbsentKey, count = 0;
 #pragma unroll
@@ -171,7 +168,8 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task,
 
 // Both leave in `sample` what they guessed from.
 template <typename T>
-__device__ __forceinline__ Bracket guess_from_row(const Task<T>& task, uint32_t (&sample)[kSamplesPerThread]) {
+__device__ __forceinline__ Bracket guess_from_row(const Task<T>& task,
+                                                  uint32_t (&sample)[kSamplesPerThread]) {
   sample_row(task, sample);
   const float share = static_cast<float>(task.k) / static_cast<float>(task.row.n);
   return sample_bracket(task, sample, share, 0.0f, kGuessRowSample);
@@ -180,7 +178,8 @@ __device__ __forceinline__ Bracket guess_from_row(const Task<T>& task, uint32_t 
 template <typename T>
 __device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint,
                                          uint32_t (&sample)[kSamplesPerThread]) {
-  if (!(hint.alpha >= kWorthlessAlpha)) return guess_from_row(task, sample);
+  const bool useful = hint.alpha >= kWorthlessAlpha && length_reason(task.row.n) == GateReason::kAllowed;
+  if (!useful) return guess_from_row(task, sample);
   sample_hint(task, hint, sample);
   return sample_bracket(task, sample, hint.alpha, kDrift, kGuessHint);
 }

@@ -27,7 +27,8 @@ struct Shape {
 };
 
 inline Shape make_shape(const Plan& plan, bool use_guess) {
-  return Shape{log2_of(plan.ctas_per_row), plan.list_capacity, plan.candidate_capacity, plan.masks, use_guess};
+  return Shape{log2_of(plan.ctas_per_row), plan.list_capacity, plan.candidate_capacity, plan.masks,
+               use_guess};
 }
 
 __host__ __device__ inline size_t shared_bytes(const Shape& shape) {
@@ -38,8 +39,8 @@ __host__ __device__ inline size_t shared_bytes(const Shape& shape) {
 }
 
 template <typename T>
-__device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, int row,
-                                             int request, unsigned char* storage) {
+__device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, int row, int request,
+                                             unsigned char* storage) {
   Task<T> task;
   task.row = row_view<T>(p, row, request);
   task.k = p.k;
@@ -92,8 +93,8 @@ __device__ __forceinline__ int slot_of(const TopkParams& p, int row, int request
   return slot < p.num_slots ? slot : -1;
 }
 
-__device__ __forceinline__ void write_stats(int32_t* stats, Path path, int passes, int candidates,
-                                            int snaps, int hits, int guess, bool guess_hit, int done) {
+__device__ __forceinline__ void write_stats(int32_t* stats, Path path, int passes, int candidates, int snaps,
+                                            int hits, int guess, bool guess_hit, int done) {
   stats[kStatPath] = static_cast<int32_t>(path);
   stats[kStatPasses] = passes;
   stats[kStatCandidates] = candidates;
@@ -150,8 +151,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   int32_t* stats = p.stats != nullptr ? p.stats + row * kStatColumns : nullptr;
 
   if (task.row.n <= task.k) {
-    emit_short_row(sink, task.row.n, task.k, task.rank * kThreads + threadIdx.x,
-                   task.ctas * kThreads);
+    emit_short_row(sink, task.row.n, task.k, task.rank * kThreads + threadIdx.x, task.ctas * kThreads);
     if (stats != nullptr && task.rank == 0 && threadIdx.x < kStatColumns) {
       stats[threadIdx.x] = threadIdx.x == kStatHits ? -1 : 0;
     }

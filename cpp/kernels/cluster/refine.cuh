@@ -18,8 +18,7 @@ __device__ __forceinline__ void for_each_listed(const Task<T>& task, Visit visit
 }
 
 // The rank-th largest of the keys in `small`, by comparison with each other.
-__device__ __forceinline__ uint32_t rank_directly(const Shared& sm, uint32_t rank, int count,
-                                                  int lane) {
+__device__ __forceinline__ uint32_t rank_directly(const Shared& sm, uint32_t rank, int count, int lane) {
   const uint32_t mine = lane < count ? sm.small[lane] : kAbsentKey;
   uint32_t greater = 0, greater_or_equal = 0;
   for (int i = 0; i < count; ++i) {

@@ -12,7 +12,7 @@ constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;
 constexpr int kRadixBins = 1024;
 constexpr int kRadixBits = 10;
-constexpr int kRingDepth = 3;     // words of 64 bytes per thread under way, enough to keep DRAM busy
+constexpr int kRingDepth = 3;  // words of 64 bytes per thread under way, enough to keep DRAM busy
 constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 constexpr int kRankDirectly = 32;  // few enough items for one warp to rank by comparison
 
@@ -51,7 +51,7 @@ struct alignas(16) Shared {
   // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
   uint32_t hist[2][kRadixBins + 4];
   uint32_t total[kRadixBins + 4];  // cluster-wide sums of one radix round
-  uint32_t bins[256];            // local histograms
+  uint32_t bins[256];              // local histograms
   Header header[kMaxClusterSize];
   uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to it
@@ -104,9 +104,7 @@ struct Task {
     return min(Word<T>::kVecs, (end - word_begin(step) + kGroup - 1) / kGroup);
   }
 
-  __device__ __forceinline__ uint16_t& mask(int step) const {
-    return masks[step * kThreads + threadIdx.x];
-  }
+  __device__ __forceinline__ uint16_t& mask(int step) const { return masks[step * kThreads + threadIdx.x]; }
 
   // The block split evenly over the CTAs of the cluster: this thread's CTA, and its place in the team.
   __device__ __forceinline__ int team_size() const { return kThreads >> log2_ctas; }
@@ -126,8 +124,7 @@ struct Task {
     for (int step = 0; step < steps; ++step) {
       ptx::wait_copies<kRingDepth - 1>();
       const uint4* slot = ring_slot(step);
-      load_word(row, word_begin(step), end, lane, word,
-                [&](int j, const T*) { return slot[j * kThreads]; });
+      load_word(row, word_begin(step), end, lane, word, [&](int j, const T*) { return slot[j * kThreads]; });
       visit(step, word_begin(step));
       request_word(step + kRingDepth);
     }

@@ -12,13 +12,13 @@
 namespace gvr_topk::cluster {
 
 struct Verdict {
-  bool holds;         // the k-th key is in the bracket and everything needed was listed
-  bool agree;         // all CTAs used this bracket and their lists fit
-  uint32_t above;     // elements above the bracket
-  uint32_t rank;      // its rank, from the top, among the elements inside
-  uint32_t inside;    // elements inside
-  uint32_t equal;     // of these, elements equal to the plateau
-  bool other_source;  // some CTA guessed from something else than a hint
+  bool holds;          // the k-th key is in the bracket and everything needed was listed
+  bool agree;          // all CTAs used this bracket and their lists fit
+  uint32_t above;      // elements above the bracket
+  uint32_t rank;       // its rank, from the top, among the elements inside
+  uint32_t inside;     // elements inside
+  uint32_t equal;      // of these, elements equal to the plateau
+  bool other_source;   // some CTA guessed from something else than a hint
   uint32_t collected;  // candidates of this CTA; above the capacity they were not collected
 };
 
@@ -72,8 +72,8 @@ __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Brack
   const Header h = sm.header[mine ? task.lane : 0];
   // CTAs read the hint while another row of the same request may be writing it, so they can have
   // guessed differently; then nothing they counted belongs together.
-  const bool agree = h.lo == bracket.lo && h.hi == bracket.hi &&
-                     h.listed <= static_cast<uint32_t>(task.segment);
+  const bool agree =
+      h.lo == bracket.lo && h.hi == bracket.hi && h.listed <= static_cast<uint32_t>(task.segment);
   Verdict v;
   v.above = __reduce_add_sync(0xffffffffu, mine ? h.above : 0);
   const uint32_t listed = __reduce_add_sync(0xffffffffu, mine ? h.listed : 0);
@@ -88,8 +88,8 @@ __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Brack
 
 // Counts and lists this CTA's elements; the candidates' bits stay in `bits` (one word) or in the masks.
 template <typename T>
-__device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bracket,
-                                         Word<T>& word, uint32_t& bits) {
+__device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bracket, Word<T>& word,
+                                         uint32_t& bits) {
   Shared& sm = *task.shared;
   // Finite bounds compare as values, which needs no conversion; NaN fails both comparisons and so
   // counts as above.
@@ -140,8 +140,7 @@ __device__ __forceinline__ uint32_t scan_words(const Task<T>& task) {
   const uint32_t before = earlier_warps(task, 2) + upto - first - second;
   sm.word_candidates[at] = before;
   sm.word_candidates[at + 1] = before + first;
-  const uint32_t all =
-      __reduce_add_sync(0xffffffffu, task.lane < kWarps ? sm.warp_value[2][task.lane] : 0);
+  const uint32_t all = __reduce_add_sync(0xffffffffu, task.lane < kWarps ? sm.warp_value[2][task.lane] : 0);
   __syncthreads();
   return all;
 }
@@ -168,8 +167,7 @@ __device__ __forceinline__ uint32_t collect(const Task<T>& task, uint32_t bits) 
         place = sm.word_candidates[step * kWarps + task.warp];
       }
       for_each_in_order<T>(bits, task.word_vecs(step), task.lane, [&](int bit, uint32_t rank) {
-        task.candidates[place + rank].position =
-            bit_position<T>(task.word_begin(step), bit, task.lane);
+        task.candidates[place + rank].position = bit_position<T>(task.word_begin(step), bit, task.lane);
       });
     }
   }
@@ -183,8 +181,8 @@ __device__ __forceinline__ uint32_t collect(const Task<T>& task, uint32_t bits) 
 }
 
 template <typename T>
-__device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& bracket,
-                                          Word<T>& word, PhaseClock& clock) {
+__device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& bracket, Word<T>& word,
+                                          PhaseClock& clock) {
   Shared& sm = *task.shared;
   uint32_t bits = 0;
   classify(task, bracket, word, bits);

@@ -109,8 +109,7 @@ __device__ __forceinline__ Guess guess(Shared& sm, const cluster::Task<T>& task,
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i) {
     const int s = i * kThreads + threadIdx.x;
-    sampled.key[i] =
-        s < count ? task.row.key(static_cast<int>(int64_t{s} * task.row.n / count)) : kAbsentKey;
+    sampled.key[i] = s < count ? task.row.key(static_cast<int>(int64_t{s} * task.row.n / count)) : kAbsentKey;
   }
   measure(sm, sampled, guess);
   guess.low_count = task.row.n;

@@ -21,8 +21,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int row = blockIdx.x;
   const int request = p.next_n == 1 ? row : row / p.next_n;
   const int slot = cluster::slot_of(p, row, request);
-  const cluster::Task<T> task =
-      cluster::make_task<T>(p, shape, row, request, storage + sizeof(Shared));
+  const cluster::Task<T> task = cluster::make_task<T>(p, shape, row, request, storage + sizeof(Shared));
   Bitmaps& maps = *reinterpret_cast<Bitmaps*>(task.ring);
   const Sink sink = cluster::make_sink(p, row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
@@ -45,9 +44,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = 0; i < kHintPerThread; ++i) {
     const int s = i * kThreads + threadIdx.x;
     const int32_t position = prior != nullptr && s < task.k ? prior[s] : -1;
-    sampled.key[i] = position < 0
-                         ? kAbsentKey
-                         : task.row.key_or_absent(static_cast<int64_t>(position) + p.prior_offset);
+    sampled.key[i] =
+        position < 0 ? kAbsentKey : task.row.key_or_absent(static_cast<int64_t>(position) + p.prior_offset);
   }
   const Sampled hinted = sampled;  // the guess may put a sample of the row in its place
   const Guess first = guess(sm, task, sampled, alpha, p.quantile_guess);
@@ -70,8 +68,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     cluster::reset_counters(task);
     __syncthreads();
     int rounds = 0;
-    const cluster::Bracket bracket = cluster::radix_bracket(
-        task, word, cluster::Bracket{kMinKey, kMaxKey, cluster::kGuessNone}, rounds);
+    const cluster::Bracket bracket =
+        cluster::radix_bracket(task, word, cluster::Bracket{kMinKey, kMaxKey, cluster::kGuessNone}, rounds);
     const cluster::Verdict verdict = cluster::verify(task, bracket, word, clock);
     kth = cluster::kth_key(task, bracket, verdict, scans);
     cluster::emit(task, bracket, kth, verdict, word, sink, clock);
@@ -97,8 +95,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   at_or_above = take<Reduce::kAdd>(sm, 1);
   if (threadIdx.x != 0) return;
   if (p.guess_state != nullptr && sink.prior != nullptr) {
-    p.guess_state[slot] =
-        in_row > 0 ? static_cast<float>(at_or_above) / static_cast<float>(in_row) : -1.0f;
+    p.guess_state[slot] = in_row > 0 ? static_cast<float>(at_or_above) / static_cast<float>(in_row) : -1.0f;
   }
   if (stats != nullptr) {
     cluster::write_stats(stats, Path::kGvr, passes, candidates, scans,

@@ -30,8 +30,8 @@ __device__ __forceinline__ float halfway(float a, float b) {
 // Where the line through two points reaches `target`; NaN when it does not.
 __device__ __forceinline__ float secant(Point end, Point start, int target) {
   if (end.count == start.count) return not_a_number();
-  const float slope = __fdiv_rn(static_cast<float>(target - start.count),
-                                static_cast<float>(end.count - start.count));
+  const float slope =
+      __fdiv_rn(static_cast<float>(target - start.count), static_cast<float>(end.count - start.count));
   return __fadd_rn(start.threshold, __fmul_rn(__fsub_rn(end.threshold, start.threshold), slope));
 }
 

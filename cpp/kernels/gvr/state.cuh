@@ -20,7 +20,7 @@ constexpr int kPerThread = kCapacity / kThreads;
 constexpr int kSnapLimit = 32;  // members of a bin that snap steps may walk through
 constexpr int kSecantPasses = 4;
 constexpr int kFloatPasses = 8;
-constexpr int kBitmapWords = static_cast<int>(kGvrMaxLength / 32);
+constexpr int kBitmapWords = static_cast<int>(kFourPhaseMaxWidth / 32);
 
 // How the search for the threshold ended; the names are gvr_topk.reference.DONE's.
 enum class Done : int { kShort, kGuess, kSecant, kTie, kBisect, kKey, kPlateau };
