@@ -77,6 +77,7 @@ class Plan:
     list_capacity: int
     candidate_capacity: int
     masks: int
+    ring_depth: int
 
 
 GVR_MIN_LENGTH: int
@@ -219,7 +220,7 @@ def plan(
     ValueError
         `ctas_per_row` is not a size the GPU offers, or too small for `width`.
     """
-    made = (ctypes.c_int32 * 7)()
+    made = (ctypes.c_int32 * 8)()
     status = policy_library().gvr_topk_make_plan(
         rows, width, k, DTYPES.index(dtype), int(Path.parse(path)), sm_count, arch, ctas_per_row, made
     )

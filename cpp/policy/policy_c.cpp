@@ -24,8 +24,8 @@ GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_
   return static_cast<int32_t>(gvr_topk::can_use_heuristic(in));
 }
 
-// Fills plan[7]: path, CTAs per row, threads, values per thread, list capacity, candidate capacity,
-// masks. Returns 0, or -1 when `ctas_per_row` cannot serve the shape.
+// Fills plan[8]: path, CTAs per row, threads, values per thread, list capacity, candidate capacity,
+// masks, ring depth. Returns 0, or -1 when `ctas_per_row` cannot serve the shape.
 GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t k, int32_t dtype,
                                            int32_t path, int32_t sm_count, int32_t arch, int32_t ctas_per_row,
                                            int32_t* plan) {
@@ -47,6 +47,7 @@ GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t 
   plan[4] = made.list_capacity;
   plan[5] = made.candidate_capacity;
   plan[6] = made.masks;
+  plan[7] = made.ring_depth;
   return 0;
 }
 

@@ -166,6 +166,8 @@ void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor indices, Optiona
         ctas_per_row);
   const Plan plan = make_plan(input);
   check(plan.path != Path::kGvr || gvr_supports_k(k), "k: want 512, 1024 or 2048 for path 'gvr', got ", k);
+  check(plan.path != Path::kGvr || !is_small_arch(input.arch),
+        "path: want 'cluster' or 'radix' on compute capability 12, got 'gvr'");
   check(plan.path != Path::kGvr || params.width <= kFourPhaseMaxWidth, "logits: want at most ",
         kFourPhaseMaxWidth, " columns for path 'gvr', got ", params.width);
   void* stream = nullptr;

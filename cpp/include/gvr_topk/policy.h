@@ -94,6 +94,9 @@ constexpr int32_t kClusterThreads = 512;
 constexpr int32_t kValuesPerThread = 16;
 constexpr int32_t kStepElements = kClusterThreads * kValuesPerThread;
 constexpr int32_t kMaxClusterSize = 16;
+// Words per thread under way while a long row streams through shared memory: 96 KB, enough to keep DRAM
+// busy. Consumer Blackwell (120), with 99 KB for a block, loads without this ring.
+constexpr int32_t kRingDepth = 3;
 
 struct PlanInput {
   int64_t rows;
@@ -113,7 +116,8 @@ struct Plan {
   int32_t values_per_thread;
   int32_t list_capacity;       // candidate keys one CTA can receive
   int32_t candidate_capacity;  // elements one CTA can collect for selection
-  int32_t masks;  // selection masks of one CTA, for rows that do not fit in registers; 0 when they do
+  int32_t masks;       // selection masks of one CTA, for rows that do not fit in registers; 0 when they do
+  int32_t ring_depth;  // words per thread under way; 0: loads go to registers
 };
 
 GVR_TOPK_HOST_DEVICE constexpr int32_t log2_of(int32_t power_of_two) {
@@ -138,8 +142,10 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t steps_of(int32_t span) {
   return (span + 32 * kValuesPerThread - 1) / (32 * kValuesPerThread);
 }
 
-// Clusters of 16 need the non-portable size, which consumer Blackwell (120) does not offer.
-GVR_TOPK_HOST_DEVICE constexpr int32_t max_cluster_size(int32_t arch) { return arch >= 120 ? 8 : 16; }
+// Clusters of 16 need the non-portable size, and the ring and the four-phase kernel 227 KB of shared
+// memory; consumer Blackwell offers neither.
+GVR_TOPK_HOST_DEVICE constexpr bool is_small_arch(int32_t arch) { return arch >= 120; }
+GVR_TOPK_HOST_DEVICE constexpr int32_t max_cluster_size(int32_t arch) { return is_small_arch(arch) ? 8 : 16; }
 
 // One CTA's masks must fit its shared memory.
 constexpr int64_t kMaxElementsPerCta = int64_t{1} << 19;
@@ -180,8 +186,17 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   plan.masks = steps > 1 ? steps * kClusterThreads : 0;
   // What is left of one SM's shared memory beside the ring and the masks of the longest rows; the
   // four-phase kernel, which comes here only for rows its search gives up on, has its own candidates.
-  plan.list_capacity = plan.path == Path::kGvr ? 1024 : plan.masks > kManyMasks ? 6144 : 16384;
-  plan.candidate_capacity = plan.path == Path::kGvr ? 512 : 2560;
+  plan.list_capacity = plan.masks > kManyMasks ? 6144 : 16384;
+  plan.candidate_capacity = 2560;
+  plan.ring_depth = plan.masks > 0 ? kRingDepth : 0;
+  if (is_small_arch(in.arch)) {
+    plan.list_capacity = 4096;
+    plan.ring_depth = 0;
+  }
+  if (plan.path == Path::kGvr) {
+    plan.list_capacity = 1024;
+    plan.candidate_capacity = 512;
+  }
   return plan;
 }
 

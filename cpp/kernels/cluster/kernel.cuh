@@ -23,19 +23,19 @@ struct Shape {
   int list_capacity;
   int candidate_capacity;
   int masks;  // selection masks of one CTA; 0 when rows fit in registers
+  bool ring;
   bool use_guess;
 };
 
 inline Shape make_shape(const Plan& plan, bool use_guess) {
   return Shape{log2_of(plan.ctas_per_row), plan.list_capacity, plan.candidate_capacity, plan.masks,
-               use_guess};
+               plan.ring_depth > 0,        use_guess};
 }
 
 __host__ __device__ inline size_t shared_bytes(const Shape& shape) {
-  const bool streams = shape.masks > 0;
   return sizeof(Shared) + sizeof(Candidate) * shape.candidate_capacity +
-         sizeof(uint32_t) * shape.list_capacity +
-         (streams ? kRingDepth * kThreads * kWordBytes + sizeof(uint16_t) * shape.masks : 0);
+         sizeof(uint32_t) * shape.list_capacity + (shape.ring ? kRingDepth * kThreads * kWordBytes : 0) +
+         sizeof(uint16_t) * shape.masks;
 }
 
 template <typename T>
@@ -65,9 +65,9 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   task.candidate_capacity = shape.candidate_capacity;
   task.list = reinterpret_cast<uint32_t*>(task.candidates + shape.candidate_capacity);
   task.segment = shape.list_capacity >> task.log2_ctas;
-  task.ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity);
-  task.masks = reinterpret_cast<uint16_t*>(
-      shape.masks > 0 ? task.ring + kRingDepth * kThreads * Word<T>::kVecs : task.ring);
+  uint4* ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity);
+  task.ring = shape.ring ? ring : nullptr;
+  task.masks = reinterpret_cast<uint16_t*>(shape.ring ? ring + kRingDepth * kThreads * Word<T>::kVecs : ring);
   return task;
 }
 

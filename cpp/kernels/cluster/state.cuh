@@ -12,7 +12,6 @@ constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;
 constexpr int kRadixBins = 1024;
 constexpr int kRadixBits = 10;
-constexpr int kRingDepth = 3;  // words of 64 bytes per thread under way, enough to keep DRAM busy
 constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 constexpr int kRankDirectly = 32;  // few enough items for one warp to rank by comparison
 
@@ -87,7 +86,7 @@ struct Task {
   uint32_t* list;   // [ctas][segment] keys, one segment written by each CTA
   int segment;      // keys one CTA may list
   uint16_t* masks;  // [steps][kThreads] selection bits; rows of several words only
-  uint4* ring;      // [kRingDepth][vectors][kThreads] words under way; likewise
+  uint4* ring;      // [kRingDepth][vectors][kThreads] words under way, or null: words are loaded when needed
 
   __device__ __forceinline__ int word_begin(int step) const { return min(end, begin + step * kStepElements); }
 
@@ -117,6 +116,14 @@ struct Task {
   __device__ __forceinline__ void for_each_word(Word<T>& word, Visit visit) const {
     if (steps == 1) {
       visit(0, begin);
+      return;
+    }
+    if (ring == nullptr) {
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        load_word(row, word_begin(step), end, lane, word);
+        visit(step, word_begin(step));
+      }
       return;
     }
     for (int step = 0; step < kRingDepth; ++step) request_word(step);

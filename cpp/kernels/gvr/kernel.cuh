@@ -8,8 +8,8 @@ namespace gvr_topk::gvr {
 // The bitmaps are needed when no word of the row is under way, so they take the ring's place where
 // there is a ring.
 inline size_t block_bytes(const cluster::Shape& shape) {
-  static_assert(sizeof(Bitmaps) <= cluster::kRingDepth * kThreads * cluster::kWordBytes);
-  return sizeof(Shared) + cluster::shared_bytes(shape) + (shape.masks > 0 ? 0 : sizeof(Bitmaps));
+  static_assert(sizeof(Bitmaps) <= kRingDepth * kThreads * cluster::kWordBytes);
+  return sizeof(Shared) + cluster::shared_bytes(shape) + (shape.ring ? 0 : sizeof(Bitmaps));
 }
 
 template <typename T>
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int request = p.next_n == 1 ? row : row / p.next_n;
   const int slot = cluster::slot_of(p, row, request);
   const cluster::Task<T> task = cluster::make_task<T>(p, shape, row, request, storage + sizeof(Shared));
-  Bitmaps& maps = *reinterpret_cast<Bitmaps*>(task.ring);
+  Bitmaps& maps = *reinterpret_cast<Bitmaps*>(task.list + shape.list_capacity);
   const Sink sink = cluster::make_sink(p, row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
   clock.stamp();
