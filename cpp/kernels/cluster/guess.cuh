@@ -58,12 +58,14 @@ __device__ __forceinline__ uint32_t hinted_key(const Task<T>& task, const HintVi
   return position < 0 ? kAbsentKey : task.row.key_or_absent(static_cast<int64_t>(position) + hint.offset);
 }
 
+// Keys of this thread's sampled positions. Gathered even when the guess does without them: from them
+// comes the alpha of the next step.
 template <typename T>
-__device__ __forceinline__ void sample_hint(const Task<T>& task, const HintView& hint,
-                                            uint32_t (&sample)[kSamplesPerThread]) {
+__device__ __forceinline__ void gather_hint(const Task<T>& task, const HintView& hint,
+                                            uint32_t (&hinted)[kHintSamplesPerThread]) {
 #pragma unroll
-  for (int i = 0; i < kSamplesPerThread; ++i) {
-    sample[i] = i < kHintSamplesPerThread ? hinted_key(task, hint, hint.sampled[i]) : kAbsentKey;
+  for (int i = 0; i < kHintSamplesPerThread; ++i) {
+    hinted[i] = hint.prior != nullptr ? hinted_key(task, hint, hint.sampled[i]) : kAbsentKey;
   }
 }
 
@@ -118,14 +120,13 @@ __device__ __forceinline__ Bracket order_statistics(const Task<T>& task, float f
 }
 
 // Order statistics of the sample around `share` (of the sample, from the top); three block barriers.
-template <typename T>
-__device__ __forceinline__ Bracket sample_bracket(const Task<T>& task,
-                                                  const uint32_t (&sample)[kSamplesPerThread], float share,
-                                                  float drift, uint32_t source) {
+template <typename T, int kSamples>
+__device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const uint32_t (&sample)[kSamples],
+                                                  float share, float drift, uint32_t source) {
   Shared& sm = *task.shared;
   uint32_t lowest = kMaxKey, highest = kAbsentKey, count = 0;
 #pragma unroll
-  for (int i = 0; i < kSamplesPerThread; ++i) {
+  for (int i = 0; i < kSamples; ++i) {
     if (sample[i] == kAbsentKey) continue;
     lowest = min(lowest, sample[i]);
     highest = max(highest, sample[i]);
@@ -151,7 +152,7 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task,
   const float width = (key_to_float(highest) - floor) * (1.0f / 256);
   const float scale = __fdividef(1.0f, width);
 #pragma unroll
-  for (int i = 0; i < kSamplesPerThread; ++i) {
+  for (int i = 0; i < kSamples; ++i) {
     if (sample[i] == kAbsentKey) continue;
     // A NaN place (equal or non-finite values) converts to bin 0: a useless bracket, not a wrong one.
     const int bin = static_cast<int>((key_to_float(sample[i]) - floor) * scale);
@@ -166,10 +167,9 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task,
   return Bracket{sm.bracket.lo, sm.bracket.hi, source};
 }
 
-// Both leave in `sample` what they guessed from.
 template <typename T>
-__device__ __forceinline__ Bracket guess_from_row(const Task<T>& task,
-                                                  uint32_t (&sample)[kSamplesPerThread]) {
+__device__ __forceinline__ Bracket guess_from_row(const Task<T>& task) {
+  uint32_t sample[kSamplesPerThread];
   sample_row(task, sample);
   const float share = static_cast<float>(task.k) / static_cast<float>(task.row.n);
   return sample_bracket(task, sample, share, 0.0f, kGuessRowSample);
@@ -177,11 +177,10 @@ __device__ __forceinline__ Bracket guess_from_row(const Task<T>& task,
 
 template <typename T>
 __device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint,
-                                         uint32_t (&sample)[kSamplesPerThread]) {
+                                         const uint32_t (&hinted)[kHintSamplesPerThread]) {
   const bool useful = hint.alpha >= kWorthlessAlpha && length_reason(task.row.n) == GateReason::kAllowed;
-  if (!useful) return guess_from_row(task, sample);
-  sample_hint(task, hint, sample);
-  return sample_bracket(task, sample, hint.alpha, kDrift, kGuessHint);
+  if (!useful) return guess_from_row(task);
+  return sample_bracket(task, hinted, hint.alpha, kDrift, kGuessHint);
 }
 
 }  // namespace gvr_topk::cluster

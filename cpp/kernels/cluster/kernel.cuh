@@ -71,20 +71,32 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   return task;
 }
 
-// Counts how many hinted values lie in the row and at or above the k-th; `hint` is still the old one.
-template <typename T>
-__device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& hint, uint32_t kth) {
-  uint32_t hinted = 0, at_or_above = 0;
-  for (int i = threadIdx.x; i < task.k; i += kThreads) {
-    const uint32_t x = hinted_key(task, hint, hint.prior[i]);
-    hinted += x != kAbsentKey;
-    at_or_above += x >= kth;
+// Adds to the block's counts how many of these hinted values lie in the row, and how many of those at or
+// above the k-th.
+template <typename T, int kCount>
+__device__ __forceinline__ void count_hint(const Task<T>& task, const uint32_t (&hinted)[kCount],
+                                           uint32_t kth) {
+  uint32_t in_row = 0, at_or_above = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    in_row += hinted[i] != kAbsentKey;
+    at_or_above += hinted[i] >= kth;
   }
-  hinted = __reduce_add_sync(0xffffffffu, hinted);
+  in_row = __reduce_add_sync(0xffffffffu, in_row);
   at_or_above = __reduce_add_sync(0xffffffffu, at_or_above);
   if (task.lane != 0) return;
-  atomicAdd(&task.shared->hinted, hinted);
+  atomicAdd(&task.shared->hinted, in_row);
   atomicAdd(&task.shared->at_or_above, at_or_above);
+}
+
+// The same for the whole hint, which is still the old one.
+template <typename T>
+__device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& hint, uint32_t kth) {
+  for (int first = 0; first < task.k; first += kThreads) {
+    const int i = first + threadIdx.x;
+    const uint32_t hinted[1] = {i < task.k ? hinted_key(task, hint, hint.prior[i]) : kAbsentKey};
+    count_hint(task, hinted, kth);
+  }
 }
 
 __device__ __forceinline__ int slot_of(const TopkParams& p, int row, int request) {
@@ -164,8 +176,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Shared memory of the other CTAs may be touched only once they are known to run. With one CTA the
   // same barrier makes the counters above visible.
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
-  uint32_t sample[kSamplesPerThread];
-  Bracket bracket = shape.use_guess ? guess(task, hint, sample) : guess_from_row(task, sample);
+  uint32_t hinted[kHintSamplesPerThread];
+  gather_hint(task, hint, hinted);
+  Bracket bracket = shape.use_guess ? guess(task, hint, hinted) : guess_from_row(task);
   if (task.ctas > 1) {
     ptx::cluster_wait();
   } else {
@@ -203,27 +216,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t kth = kth_key(task, bracket, verdict, snaps);
   clock.stamp();
 
-  // What share of the hint was at or above the k-th value, for the next step's guess: from the sample
-  // when every CTA guessed from the hint, otherwise by looking at the hint before it is overwritten.
-  const bool measured = hint.prior != nullptr && (p.guess_state != nullptr || stats != nullptr);
-  if (measured) {
-    if (verdict.other_source || stats != nullptr) {
-      if (task.rank == 0) audit_hint(task, hint, kth);
-      cluster_sync(task.ctas);
-    } else if (task.rank == 0) {
-      uint32_t hinted = 0, at_or_above = 0;
-#pragma unroll
-      for (int i = 0; i < kSamplesPerThread; ++i) {
-        hinted += sample[i] != kAbsentKey;
-        at_or_above += sample[i] >= kth;
-      }
-      hinted = __reduce_add_sync(0xffffffffu, hinted);
-      at_or_above = __reduce_add_sync(0xffffffffu, at_or_above);
-      if (task.lane == 0) {
-        atomicAdd(&sm.hinted, hinted);
-        atomicAdd(&sm.at_or_above, at_or_above);
-      }
-    }
+  // What share of the hint was at or above the k-th value, for the next step's guess: of its sample, or,
+  // when statistics are wanted, of all of it, which has to be looked at before it is overwritten.
+  if (hint.prior != nullptr && stats != nullptr) {
+    if (task.rank == 0) audit_hint(task, hint, kth);
+    cluster_sync(task.ctas);
+  } else if (task.rank == 0) {
+    count_hint(task, hinted, kth);
   }
   emit(task, bracket, kth, verdict, word, sink, clock);
   clock.stamp();

@@ -32,11 +32,11 @@ struct Bracket {
 };
 
 // What one CTA tells all others about its part of the row.
-struct alignas(8) Header {
-  uint32_t lo, hi, source;  // its bracket: all CTAs must have used the same one
-  uint32_t above;           // elements above the bracket
-  uint32_t listed;          // elements inside, the plateau's apart; may exceed the list's capacity
-  uint32_t equal;           // elements equal to the plateau
+struct Header {
+  uint32_t lo, hi;  // its bracket: all CTAs must have used the same one
+  uint32_t above;   // elements above the bracket
+  uint32_t listed;  // elements inside, the plateau's apart; may exceed the list's capacity
+  uint32_t equal;   // elements equal to the plateau
 };
 constexpr int kHeaderWords = sizeof(Header) / 4;
 

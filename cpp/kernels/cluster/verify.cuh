@@ -18,7 +18,6 @@ struct Verdict {
   uint32_t rank;       // its rank, from the top, among the elements inside
   uint32_t inside;     // elements inside
   uint32_t equal;      // of these, elements equal to the plateau
-  bool other_source;   // some CTA guessed from something else than a hint
   uint32_t collected;  // candidates of this CTA; above the capacity they were not collected
 };
 
@@ -58,8 +57,7 @@ template <typename T>
 __device__ __forceinline__ void push_header(const Task<T>& task, const Header& header) {
   Header* mine = &task.shared->header[task.rank];
   if (task.lane >= task.ctas) return;
-  const uint32_t word[kHeaderWords] = {header.lo,    header.hi,     header.source,
-                                       header.above, header.listed, header.equal};
+  const uint32_t word[kHeaderWords] = {header.lo, header.hi, header.above, header.listed, header.equal};
   const uint32_t address = ptx::map_to_rank(ptx::shared_address(mine), task.lane);
 #pragma unroll
   for (int i = 0; i < kHeaderWords; ++i) ptx::store_remote(address + 4 * i, word[i]);
@@ -82,7 +80,6 @@ __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Brack
   v.rank = static_cast<uint32_t>(task.k) - v.above;
   v.agree = __all_sync(0xffffffffu, agree);
   v.holds = v.agree && v.above < static_cast<uint32_t>(task.k) && v.rank <= v.inside;
-  v.other_source = !__all_sync(0xffffffffu, h.source == kGuessHint);
   return v;
 }
 
@@ -191,7 +188,7 @@ __device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& br
     const bool mine = task.lane < kWarps;
     const uint32_t above = __reduce_add_sync(0xffffffffu, mine ? sm.warp_value[0][task.lane] : 0);
     const uint32_t equal = __reduce_add_sync(0xffffffffu, mine ? sm.warp_value[1][task.lane] : 0);
-    push_header(task, Header{bracket.lo, bracket.hi, bracket.source, above, sm.listed, equal});
+    push_header(task, Header{bracket.lo, bracket.hi, above, sm.listed, equal});
   }
   if (threadIdx.x < 256) sm.bins[threadIdx.x] = 0;  // for the refinement, behind the same barrier
   if (task.ctas > 1) {
