@@ -46,9 +46,9 @@ __device__ __forceinline__ void emit_short_row(const Sink& sink, int n, int k, i
 
 // Listed keys above and equal to the k-th, per CTA.
 template <typename T>
-__device__ __forceinline__ void count_segments(const Task<T>& task, uint32_t kth) {
+__device__ __forceinline__ void count_segments(const Task<T>& task, const Listed& listed, uint32_t kth) {
   uint32_t above = 0, equal = 0;
-  for_each_listed(task, [&](uint32_t x) {
+  listed.for_each([&](uint32_t x) {
     above += x > kth;
     equal += x == kth;
   });
@@ -102,8 +102,9 @@ __device__ __forceinline__ void leave_counts(const Task<T>& task, uint32_t above
 
 // The usual way: select among the collected candidates, about one per thread.
 template <typename T>
-__device__ __forceinline__ void emit_candidates(const Task<T>& task, const Bracket& bracket, uint32_t kth,
-                                                uint32_t collected, const Sink& sink, PhaseClock& clock) {
+__device__ __forceinline__ void emit_candidates(const Task<T>& task, const Bracket& bracket,
+                                                const Listed& listed, uint32_t kth, uint32_t collected,
+                                                const Sink& sink, PhaseClock& clock) {
   uint32_t above = 0, equal = 0;
   task.for_each_candidate(collected, [&](int i, bool there) {
     const uint32_t key = there ? task.candidates[i].key : kAbsentKey;
@@ -111,7 +112,7 @@ __device__ __forceinline__ void emit_candidates(const Task<T>& task, const Brack
     equal += __popc(__ballot_sync(0xffffffffu, key == kth));
   });
   leave_counts(task, above, equal);
-  count_segments(task, kth);
+  count_segments(task, listed, kth);
   __syncthreads();
   clock.stamp();
   Share share = cta_share(task, bracket, kth);
@@ -132,10 +133,11 @@ __device__ __forceinline__ void emit_candidates(const Task<T>& task, const Brack
 // Too many candidates to collect (a plateau at the k-th value, or a very large k): compare every
 // element with the k-th key.
 template <typename T>
-__device__ __forceinline__ void emit_elements(const Task<T>& task, const Bracket& bracket, uint32_t kth,
-                                              Word<T>& word, const Sink& sink, PhaseClock& clock) {
+__device__ __forceinline__ void emit_elements(const Task<T>& task, const Bracket& bracket,
+                                              const Listed& listed, uint32_t kth, Word<T>& word,
+                                              const Sink& sink, PhaseClock& clock) {
   const Shared& sm = *task.shared;
-  count_segments(task, kth);
+  count_segments(task, listed, kth);
   __syncthreads();
   clock.stamp();
   Share cta = cta_share(task, bracket, kth);

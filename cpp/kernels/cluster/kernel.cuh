@@ -132,13 +132,13 @@ __device__ __forceinline__ void reset_counters(const Task<T>& task) {
 }
 
 template <typename T>
-__device__ __forceinline__ void emit(const Task<T>& task, const Bracket& bracket, uint32_t kth,
-                                     const Verdict& verdict, Word<T>& word, const Sink& sink,
+__device__ __forceinline__ void emit(const Task<T>& task, const Bracket& bracket, const Listed& listed,
+                                     uint32_t kth, const Verdict& verdict, Word<T>& word, const Sink& sink,
                                      PhaseClock& clock) {
   if (verdict.collected <= static_cast<uint32_t>(task.candidate_capacity)) {
-    emit_candidates(task, bracket, kth, verdict.collected, sink, clock);
+    emit_candidates(task, bracket, listed, kth, verdict.collected, sink, clock);
   } else {
-    emit_elements(task, bracket, kth, word, sink, clock);
+    emit_elements(task, bracket, listed, kth, word, sink, clock);
   }
 }
 
@@ -209,11 +209,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       cluster_sync(task.ctas);  // nobody reads the headers any more
     } else {
       attempt = Attempt::kRadix;
+      // A crowd too large to list, but known to hold the k-th key, is all that needs to be divided.
+      if (verdict.contains) range = bracket;
     }
   }
   passes += rounds;
   clock.stamp();
-  const uint32_t kth = kth_key(task, bracket, verdict, snaps);
+  const Listed listed(task);
+  const uint32_t kth = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
 
   // What share of the hint was at or above the k-th value, for the next step's guess: of its sample, or,
@@ -224,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else if (task.rank == 0) {
     count_hint(task, hinted, kth);
   }
-  emit(task, bracket, kth, verdict, word, sink, clock);
+  emit(task, bracket, listed, kth, verdict, word, sink, clock);
   clock.stamp();
   ptx::grid_launch_dependents();
 

@@ -7,15 +7,24 @@
 
 namespace gvr_topk::cluster {
 
-// Calls visit(key) for every listed key in the cluster. The block is split evenly over the segments.
-template <typename T, typename Visit>
-__device__ __forceinline__ void for_each_listed(const Task<T>& task, Visit visit) {
-  const int c = task.team_target();
-  const int count = min(static_cast<int>(task.shared->header[c].listed), task.segment);
-  const uint32_t* keys = task.list + c * task.segment;
+// This thread's part of the keys listed in the cluster: the block is split evenly over the segments.
+struct Listed {
+  const uint32_t* keys;
+  int place, count, stride;
+
+  template <typename T>
+  __device__ __forceinline__ explicit Listed(const Task<T>& task)
+      : keys(task.list + task.team_target() * task.segment),
+        place(task.team_place()),
+        count(min(static_cast<int>(task.shared->header[task.team_target()].listed), task.segment)),
+        stride(task.team_size()) {}
+
+  template <typename Visit>
+  __device__ __forceinline__ void for_each(Visit visit) const {
 #pragma unroll 1
-  for (int i = task.team_place(); i < count; i += task.team_size()) visit(keys[i]);
-}
+    for (int i = place; i < count; i += stride) visit(keys[i]);
+  }
+};
 
 // The rank-th largest of the keys in `small`, by comparison with each other.
 __device__ __forceinline__ uint32_t rank_directly(const Shared& sm, uint32_t rank, int count, int lane) {
@@ -34,7 +43,7 @@ __device__ __forceinline__ uint32_t rank_directly(const Shared& sm, uint32_t ran
 // The k-th key: the verdict's rank-th largest inside the bracket. Histograms of 256 bins narrow the
 // key range by 8 bits a round, until few enough keys are left to rank them directly.
 template <typename T>
-__device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& bracket,
+__device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& bracket, const Listed& listed,
                                             const Verdict& verdict, int& rounds) {
   Shared& sm = *task.shared;
   const uint32_t plateau = bracket.plateau();
@@ -42,12 +51,10 @@ __device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& 
   uint32_t reach = bracket.hi - bracket.lo;
   uint32_t rank = verdict.rank;
   uint32_t inside = verdict.inside;
-  bool cleared = true;  // the bins, by verify()
+  bool cleared = true;  // the bins, by verify(), which also set `small_count` to 0
   while (reach != 0) {
     if (inside <= kRankDirectly) {
-      if (threadIdx.x == 0) sm.small_count = 0;
-      __syncthreads();
-      for_each_listed(task, [&](uint32_t x) {
+      listed.for_each([&](uint32_t x) {
         if (x - base <= reach) sm.small[atomicAdd(&sm.small_count, 1u)] = x;
       });
       if (threadIdx.x == 0 && plateau != kAbsentKey && plateau - base <= reach) {
@@ -64,7 +71,7 @@ __device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& 
       __syncthreads();
     }
     cleared = false;
-    for_each_listed(task, [&](uint32_t x) {
+    listed.for_each([&](uint32_t x) {
       if (x - base <= reach) atomicAdd(&sm.bins[(x - base) >> shift], 1u);
     });
     if (threadIdx.x == 0 && plateau != kAbsentKey && plateau - base <= reach) {

@@ -131,10 +131,21 @@ struct Task {
     for (int step = 0; step < steps; ++step) {
       ptx::wait_copies<kRingDepth - 1>();
       const uint4* slot = ring_slot(step);
-      load_word(row, word_begin(step), end, lane, word, [&](int j, const T*) { return slot[j * kThreads]; });
+      if (is_whole(step)) {
+#pragma unroll
+        for (int j = 0; j < Word<T>::kVecs; ++j) word.vec[j] = slot[j * kThreads];
+      } else {
+        load_word(row, word_begin(step), end, lane, word,
+                  [&](int j, const T*) { return slot[j * kThreads]; });
+      }
       visit(step, word_begin(step));
       request_word(step + kRingDepth);
     }
+  }
+
+  // Whether all of a word is there and can be loaded 16 bytes at a time; all but the last ones are.
+  __device__ __forceinline__ bool is_whole(int step) const {
+    return row.aligned && begin + step * kStepElements + kWordElements <= end;
   }
 
   // A thread reads back only what it requested, so the ring needs no barrier.
@@ -147,9 +158,10 @@ struct Task {
       const int left = end - word_begin(step) - lane * kPerVec<T>;
       const T* first = row.data + word_begin(step) + lane * kPerVec<T>;
       const uint32_t slot = ptx::shared_address(ring_slot(step));
+      const bool whole = is_whole(step);
 #pragma unroll
       for (int j = 0; j < Word<T>::kVecs; ++j) {
-        if (j * Word<T>::kGroup + kPerVec<T> <= left) {
+        if (whole || j * Word<T>::kGroup + kPerVec<T> <= left) {
           ptx::copy_async(slot + j * kThreads * sizeof(uint4), first + j * Word<T>::kGroup);
         }
       }

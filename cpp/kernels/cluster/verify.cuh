@@ -12,8 +12,9 @@
 namespace gvr_topk::cluster {
 
 struct Verdict {
-  bool holds;          // the k-th key is in the bracket and everything needed was listed
-  bool agree;          // all CTAs used this bracket and their lists fit
+  bool counted;        // all CTAs used this bracket
+  bool contains;       // and the k-th key is in it
+  bool holds;          // and everything needed was listed
   uint32_t above;      // elements above the bracket
   uint32_t rank;       // its rank, from the top, among the elements inside
   uint32_t inside;     // elements inside
@@ -31,12 +32,11 @@ __device__ __forceinline__ void list_keys(const Task<T>& task, const Word<T>& wo
   if (task.lane == 31) slot = atomicAdd(&task.shared->listed, upto);
   slot = __shfl_sync(0xffffffffu, slot, 31) + upto - count;
   uint32_t* segment = task.list + task.rank * task.segment;
-#pragma unroll
-  for (int i = 0; i < kValuesPerThread; ++i) {
-    if ((marked >> i & 1) != 0) {
-      if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = order_key(word.value(i));
-      ++slot;
-    }
+#pragma unroll 1  // a lane marks one element at most, nearly always
+  for (; marked != 0; marked &= marked - 1) {
+    const uint32_t key = order_key(word.value_at(__ffs(marked) - 1));
+    if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = key;
+    ++slot;
   }
 }
 
@@ -70,16 +70,17 @@ __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Brack
   const Header h = sm.header[mine ? task.lane : 0];
   // CTAs read the hint while another row of the same request may be writing it, so they can have
   // guessed differently; then nothing they counted belongs together.
-  const bool agree =
-      h.lo == bracket.lo && h.hi == bracket.hi && h.listed <= static_cast<uint32_t>(task.segment);
+  const bool same = h.lo == bracket.lo && h.hi == bracket.hi;
+  const bool fits = h.listed <= static_cast<uint32_t>(task.segment);
   Verdict v;
   v.above = __reduce_add_sync(0xffffffffu, mine ? h.above : 0);
   const uint32_t listed = __reduce_add_sync(0xffffffffu, mine ? h.listed : 0);
   v.equal = __reduce_add_sync(0xffffffffu, mine ? h.equal : 0);
   v.inside = listed + v.equal;
   v.rank = static_cast<uint32_t>(task.k) - v.above;
-  v.agree = __all_sync(0xffffffffu, agree);
-  v.holds = v.agree && v.above < static_cast<uint32_t>(task.k) && v.rank <= v.inside;
+  v.counted = __all_sync(0xffffffffu, same);
+  v.contains = v.counted && v.above < static_cast<uint32_t>(task.k) && v.rank <= v.inside;
+  v.holds = v.contains && __all_sync(0xffffffffu, fits);
   return v;
 }
 
@@ -190,7 +191,9 @@ __device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& br
     const uint32_t equal = __reduce_add_sync(0xffffffffu, mine ? sm.warp_value[1][task.lane] : 0);
     push_header(task, Header{bracket.lo, bracket.hi, above, sm.listed, equal});
   }
-  if (threadIdx.x < 256) sm.bins[threadIdx.x] = 0;  // for the refinement, behind the same barrier
+  // For the refinement, behind the same barrier.
+  if (threadIdx.x < 256) sm.bins[threadIdx.x] = 0;
+  if (threadIdx.x == 0) sm.small_count = 0;
   if (task.ctas > 1) {
     push_list(task, min(static_cast<int>(sm.listed), task.segment));
     ptx::cluster_arrive();
@@ -212,7 +215,7 @@ __device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& br
 template <typename T>
 __device__ __forceinline__ bool move_bracket(const Task<T>& task, const Verdict& verdict, Bracket& bracket) {
   constexpr float kWiden = 4.0f;
-  if (!verdict.agree) return false;
+  if (!verdict.counted || verdict.contains) return false;
   if (verdict.above >= static_cast<uint32_t>(task.k)) {
     if (verdict.above > static_cast<uint32_t>(task.segment << task.log2_ctas) / 2) return false;
     bracket.lo = bracket.hi + 1;

@@ -54,6 +54,34 @@ struct Word {
   __device__ __forceinline__ float value(int i) const {
     return element<T>(vec[i / kPerVec<T>], i % kPerVec<T>);
   }
+
+  // The same for an index known only at run time: a tree of selections, because registers have no
+  // addresses.
+  __device__ __forceinline__ float value_at(int i) const {
+    constexpr int kWords = 4 * kVecs;
+    uint32_t word[kWords];
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      word[4 * j] = vec[j].x, word[4 * j + 1] = vec[j].y;
+      word[4 * j + 2] = vec[j].z, word[4 * j + 3] = vec[j].w;
+    }
+    const int at = sizeof(T) == 4 ? i : i / 2;
+#pragma unroll
+    for (int level = 1; level <= log2_of(kWords); ++level) {
+      const int half = kWords >> level;
+      const bool upper = (at & half) != 0;
+#pragma unroll
+      for (int w = 0; w < kWords / 2; ++w) {
+        if (w < half) word[w] = upper ? word[w + half] : word[w];
+      }
+    }
+    if constexpr (sizeof(T) == 4) {
+      return __uint_as_float(word[0]);
+    } else {
+      const ushort bits = static_cast<ushort>(word[0] >> (16 * (i & 1)));
+      return to_float(*reinterpret_cast<const T*>(&bits));
+    }
+  }
 };
 
 // `count` elements at `p`, one by one, packed as a 16-byte load would bring them. Out of line: only the

@@ -71,8 +71,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     const cluster::Bracket bracket =
         cluster::radix_bracket(task, word, cluster::Bracket{kMinKey, kMaxKey, cluster::kGuessNone}, rounds);
     const cluster::Verdict verdict = cluster::verify(task, bracket, word, clock);
-    kth = cluster::kth_key(task, bracket, verdict, scans);
-    cluster::emit(task, bracket, kth, verdict, word, sink, clock);
+    const cluster::Listed listed(task);
+    kth = cluster::kth_key(task, bracket, listed, verdict, scans);
+    cluster::emit(task, bracket, listed, kth, verdict, word, sink, clock);
     candidates = static_cast<int>(verdict.inside);
     passes += rounds + 1;
     if (bracket.lo == bracket.hi) found.done = Done::kPlateau;
