@@ -84,10 +84,12 @@ GVR_MIN_LENGTH: int
 """Shortest row whose hint is used, in elements (paper, Table 6); shorter ones are sampled."""
 GVR_MAX_LENGTH: int
 """Longest row whose hint is used, in elements."""
+FOUR_PHASE_MAX_WIDTH: int
+"""Widest buffer of path ``"gvr"``, in elements."""
 MIN_ARCH: int
 """Oldest compute capability served, times ten."""
 
-_CONSTANTS = {"GVR_MIN_LENGTH": 0, "GVR_MAX_LENGTH": 1, "MIN_ARCH": 2}
+_CONSTANTS = {"GVR_MIN_LENGTH": 0, "GVR_MAX_LENGTH": 1, "MIN_ARCH": 2, "FOUR_PHASE_MAX_WIDTH": 3}
 
 
 def __getattr__(name: str) -> int:
@@ -218,14 +220,19 @@ def plan(
     Raises
     ------
     ValueError
-        `ctas_per_row` is not a size the GPU offers, or too small for `width`.
+        `ctas_per_row` is not a size the GPU offers, or too small for `width`; or path ``"gvr"`` serves
+        neither this `k`, `width` nor `arch`.
     """
     made = (ctypes.c_int32 * 8)()
     status = policy_library().gvr_topk_make_plan(
         rows, width, k, DTYPES.index(dtype), int(Path.parse(path)), sm_count, arch, ctas_per_row, made
     )
+    problems = {
+        1: f"ctas_per_row: want 0, 1, 2, 4, 8 or 16 and enough for width {width}, got {ctas_per_row}",
+        2: f"k: want 512, 1024 or 2048 for path 'gvr', got {k}",
+        3: f"width: want at most {_constant('FOUR_PHASE_MAX_WIDTH')} for path 'gvr', got {width}",
+        4: "path: want 'cluster' or 'radix' on compute capability 12, got 'gvr'",
+    }
     if status != 0:
-        raise ValueError(
-            f"ctas_per_row: want 0, 1, 2, 4, 8 or 16 and enough for width {width}, got {ctas_per_row}"
-        )
+        raise ValueError(problems[status])
     return Plan(Path(made[0]).name.lower(), *made[1:])

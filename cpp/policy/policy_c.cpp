@@ -25,7 +25,7 @@ GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_
 }
 
 // Fills plan[8]: path, CTAs per row, threads, values per thread, list capacity, candidate capacity,
-// masks, ring depth. Returns 0, or -1 when `ctas_per_row` cannot serve the shape.
+// masks, ring depth. Returns the PlanProblem, 0 for none.
 GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t k, int32_t dtype,
                                            int32_t path, int32_t sm_count, int32_t arch, int32_t ctas_per_row,
                                            int32_t* plan) {
@@ -38,7 +38,8 @@ GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t 
   in.sm_count = sm_count;
   in.arch = arch;
   in.forced_ctas = ctas_per_row;
-  if (!gvr_topk::valid_ctas(in)) return -1;
+  const auto problem = static_cast<int32_t>(gvr_topk::plan_problem(in));
+  if (problem != 0) return problem;
   const Plan made = gvr_topk::make_plan(in);
   plan[0] = static_cast<int32_t>(made.path);
   plan[1] = made.ctas_per_row;
@@ -60,7 +61,7 @@ GVR_TOPK_EXPORT int64_t gvr_topk_constant(int32_t which) {
     case 2:
       return gvr_topk::kMinArch;
     case 3:
-      return gvr_topk::kMaxWidth;
+      return gvr_topk::kFourPhaseMaxWidth;
     default:
       return -1;
   }

@@ -162,14 +162,15 @@ void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor indices, Optiona
   input.forced_ctas = static_cast<int32_t>(ctas_per_row);
   check(input.arch >= kMinArch, "logits: want a GPU of compute capability 9.0 or later, got ",
         input.arch / 10, ".", input.arch % 10);
-  check(valid_ctas(input), "ctas_per_row: want 0, 1, 2, 4, 8 or 16 and enough for the width, got ",
-        ctas_per_row);
-  const Plan plan = make_plan(input);
-  check(plan.path != Path::kGvr || gvr_supports_k(k), "k: want 512, 1024 or 2048 for path 'gvr', got ", k);
-  check(plan.path != Path::kGvr || !is_small_arch(input.arch),
+  const PlanProblem problem = plan_problem(input);
+  check(problem != PlanProblem::kCtas,
+        "ctas_per_row: want 0, 1, 2, 4, 8 or 16 and enough for the width, got ", ctas_per_row);
+  check(problem != PlanProblem::kFourPhaseK, "k: want 512, 1024 or 2048 for path 'gvr', got ", k);
+  check(problem != PlanProblem::kFourPhaseWidth, "logits: want at most ", kFourPhaseMaxWidth,
+        " columns for path 'gvr', got ", params.width);
+  check(problem != PlanProblem::kFourPhaseArch,
         "path: want 'cluster' or 'radix' on compute capability 12, got 'gvr'");
-  check(plan.path != Path::kGvr || params.width <= kFourPhaseMaxWidth, "logits: want at most ",
-        kFourPhaseMaxWidth, " columns for path 'gvr', got ", params.width);
+  const Plan plan = make_plan(input);
   void* stream = nullptr;
   check(aoti_torch_get_current_cuda_stream(device, &stream) == 0, "no current CUDA stream");
   const bool pdl = (flags & kFlagPdl) != 0;

@@ -96,6 +96,14 @@ class Case:
         return asdict(self)
 
 
+def _plannable(rows: int, width: int, k: int, dtype: str, path: str, ctas: int = 0) -> bool:
+    try:
+        plan(rows=rows, width=width, k=k, dtype=DTYPES[dtype], path=path, ctas_per_row=ctas)
+    except ValueError:
+        return False
+    return True
+
+
 def draw_case(seed: int, index: int, *, elements: int, paths: Sequence[str] = PATHS) -> Case:
     """Draw a case of at most about `elements` scores; same arguments, same case."""
     rng = np.random.default_rng((seed, index))
@@ -116,13 +124,11 @@ def draw_case(seed: int, index: int, *, elements: int, paths: Sequence[str] = PA
         width = max(1, min(longest, (1 << int(np.log2(width))) + int(rng.integers(-1, 2))))
     most = max(1, min(elements // (max(width, k) * next_n), 160))
     requests = int(2 ** rng.uniform(0, np.log2(most))) if most > 1 else 1
-    servable = [path for path in paths if path != "gvr" or k in TUNED_K]
-    path = str(pick(*servable or ["auto"]))
     dtype = str(pick(*DTYPES))
+    servable = [path for path in paths if _plannable(next_n * requests, width, k, dtype, path)]
+    path = str(pick(*servable or ["auto"]))
     ctas = int(pick(1, 2, 4, 8, 16)) if rng.random() < 0.4 else 0
-    try:
-        plan(rows=requests * next_n, width=width, k=k, dtype=DTYPES[dtype], path=path, ctas_per_row=ctas)
-    except ValueError:
+    if not _plannable(requests * next_n, width, k, dtype, path, ctas):
         ctas = 0
     hinted = rng.random() < 0.8
     return Case(

@@ -177,3 +177,21 @@ def test_more_rows_never_get_more_ctas_each() -> None:
         plan(rows=rows, width=LONG, k=2048, path="cluster").ctas_per_row for rows in (1, 8, 32, 128, 512)
     ]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"ctas_per_row": 3}, r"^ctas_per_row: want 0, 1, 2, 4, 8 or 16 and enough for width 9000, got 3$"),
+        ({"ctas_per_row": 16, "arch": 120}, r"^ctas_per_row: want .* got 16$"),
+        ({"path": "gvr", "k": 100}, r"^k: want 512, 1024 or 2048 for path 'gvr', got 100$"),
+        ({"path": "gvr", "width": 300_000}, r"^width: want at most 262144 for path 'gvr', got 300000$"),
+        (
+            {"path": "gvr", "arch": 120},
+            r"^path: want 'cluster' or 'radix' on compute capability 12, got 'gvr'$",
+        ),
+    ],
+)
+def test_plans_that_cannot_be_made_say_why(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gate.plan(**({"rows": 1, "width": 9000, "k": 2048} | asked))

@@ -135,3 +135,14 @@ def test_length() -> None:
     assert len(README.splitlines()) <= 150
     assert README.count("<!-- results:begin -->") == README.count("<!-- results:end -->") == 1
     assert "checked against fakes and the real compiled op, not run inside TensorRT-LLM" in README
+
+
+def test_results_are_those_of_the_result_files() -> None:
+    done = subprocess.run(
+        [sys.executable, "eval/readme_table.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

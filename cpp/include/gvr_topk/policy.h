@@ -150,10 +150,18 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t max_cluster_size(int32_t arch) { return i
 // One CTA's masks must fit its shared memory.
 constexpr int64_t kMaxElementsPerCta = int64_t{1} << 19;
 
-GVR_TOPK_HOST_DEVICE constexpr bool valid_ctas(const PlanInput& in) {
+// Why a call cannot be planned as it was asked for.
+enum class PlanProblem : int32_t { kNone = 0, kCtas, kFourPhaseK, kFourPhaseWidth, kFourPhaseArch };
+
+GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
   const int32_t c = in.forced_ctas;
-  if (c == 0) return true;
-  return c > 0 && (c & (c - 1)) == 0 && c <= max_cluster_size(in.arch) && in.width <= c * kMaxElementsPerCta;
+  const bool size_exists = c > 0 && (c & (c - 1)) == 0 && c <= max_cluster_size(in.arch);
+  if (c != 0 && !(size_exists && in.width <= c * kMaxElementsPerCta)) return PlanProblem::kCtas;
+  if (in.path != Path::kGvr) return PlanProblem::kNone;
+  if (!gvr_supports_k(in.k)) return PlanProblem::kFourPhaseK;
+  if (in.width > kFourPhaseMaxWidth) return PlanProblem::kFourPhaseWidth;
+  if (is_small_arch(in.arch)) return PlanProblem::kFourPhaseArch;
+  return PlanProblem::kNone;
 }
 
 // CTAs per row: not so many that a CTA has less than one short group per warp, and only as many as half
