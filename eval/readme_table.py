@@ -76,15 +76,16 @@ def results() -> str:
     """
     limits = f"""
         **Not reached:** {len(bench["checks"]) - met} of the benchmark's {len(bench["checks"])} speed targets.
-        Below N = 32,768, and at batch 8 to 64 up to N = 70,690, the fixed cost of the guess loses to vLLM; the
-        four-phase kernel, kept as the paper has it, gains less over TensorRT-LLM than on Blackwell.
+        vLLM is faster below N = 32,768 (a fixed cost of about 9 us), around 70,690 at batch 8 and 64, and
+        at batch 128 (two waves); TensorRT-LLM below 16,384. The four-phase kernel, kept as the paper has it,
+        gains less over TensorRT-LLM than on Blackwell.
         `eval/results/phase_timing_h200.json` says where the time goes.
     """
     checks = f"""
         Fuzzing: {fuzz["cases"]:,} random cases, {fuzz["rows"]:,} rows, {fuzz["seconds"]:.0f} s, no mismatch
         (paths cluster and radix). Simulated decode over real traces with one captured graph:
-        {decode["sets"]["identical"]:,} of {decode["sets"]["rows"]:,} rows select the same set with the hook on
-        and off, {step["on"]:.0f} against {step["off"]:.0f} us a step with TensorRT-LLM's compiled op (rows of
+        {decode["sets"]["identical"]:,} of {decode["sets"]["rows"]:,} rows select the same set with the
+        hook on and off, {step["on"]:.0f} against {step["off"]:.0f} us a step with TensorRT-LLM's compiled op (rows of
         32,768; never inside TensorRT-LLM).
     """
     parts = [_paragraph(lead), *times_table(bench), _paragraph(comparison), _paragraph(limits)]
