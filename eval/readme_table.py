@@ -85,8 +85,8 @@ def results() -> str:
         Fuzzing: {fuzz["cases"]:,} random cases, {fuzz["rows"]:,} rows, {fuzz["seconds"]:.0f} s, no mismatch
         (paths cluster and radix). Simulated decode over real traces with one captured graph:
         {decode["sets"]["identical"]:,} of {decode["sets"]["rows"]:,} rows select the same set with the
-        hook on and off, {step["on"]:.0f} against {step["off"]:.0f} us a step with TensorRT-LLM's compiled op (rows of
-        32,768; never inside TensorRT-LLM).
+        hook on and off, {step["on"]:.0f} against {step["off"]:.0f} us a step with TensorRT-LLM's compiled
+        op (rows of 32,768; never inside TensorRT-LLM).
     """
     parts = [_paragraph(lead), *times_table(bench), _paragraph(comparison), _paragraph(limits)]
     lines = [parts[0], "", *parts[1:-2], "", parts[-2], "", parts[-1], "", _paragraph(checks)]
