@@ -1,6 +1,7 @@
 // The row stays on chip: one cluster of 1 to 16 CTAs keeps a row in registers (longer rows stream
-// through once and leave two bits an element), so global memory is read once and one cluster barrier
-// joins the CTAs. A bracket that misses costs radix rounds over the registers, never a wrong result.
+// through once and leave one bit an element), so global memory is read once and one cluster barrier
+// joins the CTAs. A bracket that misses is moved, and if that fails too, radix rounds decide: over the
+// registers, or for a longer row over another read of it. The result never depends on the guess.
 //
 // Grid: rows * ctas CTAs of 512 threads, clusters of `ctas` along x; cluster r works on row r.
 #pragma once
