@@ -44,14 +44,13 @@ if __package__ in (None, ""):
 
 import typer
 
+from eval.common.exits import clean_exits
 from eval.common.pairs import check_pair
 from eval.common.plan import Order, PlannedRun, describe_plan, execute, remarks, variant_order
-from eval.common.prompts import InputError
 from eval.common.reports import EVAL_TASKS, read_eval_json, read_eval_log
 from eval.common.stats import Basis, difference_interval, sd_from_range
-from eval.common.store import RunStore, StoreError, file_hash
+from eval.common.store import RunStore, file_hash
 from eval.common.tables import markdown_table
-from gvr_topk.config import ConfigError
 
 CONFIDENCE = 0.90
 """Two-sided level, so that each end is a one-sided bound at 5 %."""
@@ -353,7 +352,7 @@ def main(
         name: shlex.split(text) for name, text in _parse_pairs(task_args or [], "--task-args").items()
     }
     store = RunStore(out / "runs.jsonl")
-    try:
+    with clean_exits():
         check_pair(config_off, config_on)
         planned = plan_runs(
             tasks=tasks,
@@ -378,12 +377,6 @@ def main(
                 keep_going=keep_going,
                 say=typer.echo,
             )
-    except (InputError, ConfigError, StoreError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted; the same command goes on from here", err=True)
-        raise typer.Exit(130) from None
     decisions = []
     for name in tasks:
         off, on = (scores(outcome.records, name, variant) for variant in ("off", "on"))

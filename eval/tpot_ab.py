@@ -38,6 +38,7 @@ if __package__ in (None, ""):
 
 import typer
 
+from eval.common.exits import clean_exits
 from eval.common.pairs import check_pair
 from eval.common.plan import (
     Order,
@@ -51,9 +52,8 @@ from eval.common.plan import (
 )
 from eval.common.prompts import InputError, prompt_lines, read_prompt, text_hash, tokenize
 from eval.common.reports import read_bench_log, read_bench_report, read_client_report
-from eval.common.store import RunStore, StoreError, file_hash
+from eval.common.store import RunStore, file_hash
 from eval.common.tpot_report import Case, acceptance_table, collect_rows, draw, tpot_table
-from gvr_topk.config import ConfigError
 
 Via = Literal["bench", "serve", "running"]
 
@@ -315,7 +315,7 @@ def main(
         extra_args=tuple(shlex.split(extra_args)),
     )
     store = RunStore(out / "runs.jsonl")
-    try:
+    with clean_exits():
         fixed = {
             label: prepare_prompt(settings, file, label, entry, tokenizer)
             for label, file in _split_prompts(prompts).items()
@@ -336,12 +336,6 @@ def main(
                 keep_going=keep_going,
                 say=typer.echo,
             )
-    except (InputError, ConfigError, StoreError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted; the same command goes on from here", err=True)
-        raise typer.Exit(130) from None
     rows = collect_rows([Case(setting, label) for setting in mtps for label in fixed], outcome.records)
     tables = [tpot_table(rows), acceptance_table(rows)]
     typer.echo("\n\n".join(["", *filter(None, tables)]))

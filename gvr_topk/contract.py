@@ -36,9 +36,10 @@ STATS_COLUMNS = ("path", "passes", "candidates", "snap", "hits", "guess", "guess
 """Columns of the optional int32 statistics tensor ``[rows, 8]``.
 
 ``passes`` counts threshold verifications of the row, ``candidates`` the elements that reached
-refinement, ``snap`` the refinement iterations, ``hits`` the hinted positions that are in the result
-(-1 without a hint), ``guess`` where the first threshold came from, ``guess_hit`` whether it was
-good at once, ``done`` how the search ended (path-specific, see `gvr_topk.reference`).
+refinement, ``snap`` the refinement iterations, ``hits`` the hinted positions, duplicates counted, whose
+value is at or above the k-th (-1 without a hint), ``guess`` where the first threshold came from,
+``guess_hit`` whether it was good at once, ``done`` how the search ended (`gvr_topk.reference.DONE` for
+path ``gvr``, the radix rounds of paths ``cluster`` and ``radix``).
 """
 
 
