@@ -22,14 +22,13 @@ _CPU_PATH = 4
 # Loading registers the CUDA implementation; that it failed is reported only when it is needed.
 _LIBRARY = library_status()
 
-_SCHEMA = (
-    "indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor(a!) indices, Tensor(b!)? prior, "
-    "Tensor? row_slot, Tensor(c!)? guess_state, Tensor(d!)? stats, Tensor? page_table, "
-    "Tensor(e!)? phase_clocks, int k, int next_n=1, int prior_offset=0, int page_size=0, int path=0, "
-    "int ctas_per_row=0, int flags=0) -> ()"
+torch.library.define(
+    "gvr_topk::indexer_topk_decode",
+    "(Tensor logits, Tensor seq_lens, Tensor(a!) indices, Tensor(b!)? prior, Tensor? row_slot, "
+    "Tensor(c!)? guess_state, Tensor(d!)? stats, Tensor? page_table, Tensor(e!)? phase_clocks, "
+    "int k, int next_n=1, int prior_offset=0, int page_size=0, int path=0, int ctas_per_row=0, "
+    "int flags=0) -> ()",
 )
-
-torch.library.define("gvr_topk::" + _SCHEMA.split("(", 1)[0], "(" + _SCHEMA.split("(", 1)[1])
 
 
 def _fail(argument: str, wanted: str, got: object) -> ValueError:

@@ -234,6 +234,14 @@ def _quantile_table(family: Family) -> tuple[npt.NDArray[np.float64], npt.NDArra
     return z, (values - mean) / np.sqrt(density @ (values - mean) ** 2)
 
 
+def _generator(n: int, k: int, seed: int) -> np.random.Generator:
+    """The adversarial cases' source of randomness, for sizes that can have any."""
+    for name, size in (("n", n), ("k", k)):
+        if size < 1:
+            raise ValueError(f"{name}: wanted at least 1, got {size}")
+    return np.random.default_rng((seed, n, k))
+
+
 def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
     """Rows that have broken top-k kernels, and rows that might.
 
@@ -250,11 +258,7 @@ def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
     -------
     dict of str to ndarray, shape [n], float32
     """
-    if n < 1:
-        raise ValueError(f"n: wanted at least 1, got {n}")
-    if k < 1:
-        raise ValueError(f"k: wanted at least 1, got {k}")
-    rng = np.random.default_rng((seed, n, k))
+    rng = _generator(n, k, seed)
     noise = rng.standard_normal(n)
     ascending = np.sort(noise)
     chunk = min(k, n)
@@ -355,11 +359,7 @@ def adversarial_hints(n: int, k: int, seed: int) -> dict[str, Int32s]:
     -------
     dict of str to ndarray, shape [k], int32
     """
-    if n < 1:
-        raise ValueError(f"n: wanted at least 1, got {n}")
-    if k < 1:
-        raise ValueError(f"k: wanted at least 1, got {k}")
-    rng = np.random.default_rng((seed, n, k))
+    rng = _generator(n, k, seed)
     limits = np.iinfo(np.int32)
     inside = rng.integers(0, n, k)
     place = np.arange(k)

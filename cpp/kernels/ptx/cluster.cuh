@@ -11,12 +11,6 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return r;
 }
 
-__device__ __forceinline__ uint32_t cluster_size() {
-  uint32_t r;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(r));
-  return r;
-}
-
 // Arrive and wait are separate so that work can stand between them. The aligned forms want converged
 // warps, which divergent code before them does not promise.
 __device__ __forceinline__ void cluster_arrive() {
