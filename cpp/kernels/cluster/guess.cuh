@@ -11,15 +11,18 @@
 
 namespace gvr_topk::cluster {
 
-constexpr int kHintSamples = 512;
 constexpr int kSamplesPerThread = 4;
 // A row this much longer than k shows too few of its top k to half of the sample.
 constexpr int kLongRow = 1 << 17;
 // Of a hint that hit less than this, a sample of the row is worth more.
 constexpr float kWorthlessAlpha = 0.1f;
-// Width of the bracket: sampling error in standard deviations, and the drift of alpha.
+// Of 16 warps' order statistics, those this far from the outside are the bracket: a sign test, missed by
+// chance once in 240 times, and wider of itself where neighbours in the hint resemble each other.
+constexpr uint32_t kOutsiders = 2;
+// Hints that hit nearly always show nothing below the k-th value.
+constexpr float kNearlyAll = 0.96f;
+// Width of the bracket: sampling error in standard deviations.
 constexpr float kSigmas = 3.5f;
-constexpr float kDrift = 0.01f;
 
 constexpr int kHintSamplesPerThread = kHintSamples / kThreads;
 
@@ -90,11 +93,11 @@ __device__ __forceinline__ float fast_sqrt(float x) { return x > 0.0f ? x * rsqr
 // One warp reads the bracket off the histogram of the sample, whose bin b starts at floor + b * width.
 template <typename T>
 __device__ __forceinline__ Bracket order_statistics(const Task<T>& task, float floor, float width,
-                                                    uint32_t count, float share, float drift) {
+                                                    uint32_t count, float share) {
   const BinScan scan(task.shared->bins, task.lane);
   const float total = static_cast<float>(count);
   const float middle = share * total;
-  const float reach = kSigmas * fast_sqrt(middle * (1.0f - share)) + drift * total + 2.0f;
+  const float reach = kSigmas * fast_sqrt(middle * (1.0f - share)) + 2.0f;
   const int first = static_cast<int>(middle - reach);
   const int last = static_cast<int>(middle + reach) + 1;
   uint32_t hi = kPosInfKey;
@@ -122,7 +125,7 @@ __device__ __forceinline__ Bracket order_statistics(const Task<T>& task, float f
 // Order statistics of the sample around `share` (of the sample, from the top); three block barriers.
 template <typename T, int kSamples>
 __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const uint32_t (&sample)[kSamples],
-                                                  float share, float drift, uint32_t source) {
+                                                  float share, uint32_t source) {
   Shared& sm = *task.shared;
   uint32_t lowest = kMaxKey, highest = kAbsentKey, count = 0;
 #pragma unroll
@@ -160,11 +163,60 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const uin
   }
   __syncthreads();
   if (task.warp == 0) {
-    const Bracket bracket = order_statistics(task, floor, width, count, share, drift);
+    const Bracket bracket = order_statistics(task, floor, width, count, share);
     if (task.lane == 0) sm.bracket = bracket;
   }
   __syncthreads();
   return Bracket{sm.bracket.lo, sm.bracket.hi, source};
+}
+
+// How many of 4 * kVecs keys are greater than this one.
+template <int kVecs>
+__device__ __forceinline__ uint32_t rank_among(const uint4* keys, uint32_t mine) {
+  uint32_t rank = 0;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const uint4 other = keys[i];
+    rank += (other.x > mine) + (other.y > mine) + (other.z > mine) + (other.w > mine);
+  }
+  return rank;
+}
+
+// A bracket around the (1 - alpha) quantile of the hinted values. Each warp reads the two order
+// statistics beside that place off its own 32 values; the bracket reaches from the third lowest of the
+// lower ones to the third highest of the upper ones. One block barrier.
+template <typename T>
+__device__ __forceinline__ Bracket hint_bracket(const Task<T>& task, uint32_t hinted, float alpha) {
+  Shared& sm = *task.shared;
+  reinterpret_cast<uint32_t*>(sm.sample)[threadIdx.x] = hinted;
+  __syncwarp();
+  const uint32_t rank = rank_among<8>(sm.sample + 8 * task.warp, hinted);
+  const int present = __popc(__ballot_sync(0xffffffffu, hinted != kAbsentKey));
+  const float place = alpha * static_cast<float>(present);
+  const int upper = static_cast<int>(place) - 1;
+  const int lower = min(static_cast<int>(ceilf(place)), present - 1);
+  // The r-th largest is the smallest key with no more than r greater ones.
+  const uint32_t top = __reduce_min_sync(0xffffffffu, static_cast<int>(rank) <= upper ? hinted : kMaxKey);
+  const uint32_t bottom = __reduce_min_sync(0xffffffffu, static_cast<int>(rank) <= lower ? hinted : kMaxKey);
+  if (task.lane == 0) {
+    sm.edge[0][task.warp] = top;
+    sm.edge[1][task.warp] = ~bottom;
+  }
+  __syncthreads();
+  const int side = task.lane / kWarps;
+  const uint32_t edge = sm.edge[side][task.lane % kWarps];
+  const bool near = rank_among<kWarps / 4>(reinterpret_cast<const uint4*>(sm.edge[side]), edge) <=
+                    (side == 1 && alpha > kNearlyAll ? 0 : kOutsiders);
+  uint32_t hi = __reduce_min_sync(0xffffffffu, side == 0 && near ? edge : kMaxKey);
+  uint32_t lo = ~__reduce_min_sync(0xffffffffu, side == 1 && near ? edge : kMaxKey);
+  // Bounds stay finite: what they leave out (infinities, NaN) is left to the radix rounds.
+  hi = min(hi, kPosInfKey - 1);
+  lo = max(min(lo, hi), kNegInfKey + 1);
+  if (alpha > kNearlyAll) {
+    const float bottom_edge = key_to_float(lo);
+    lo = max(min(lo, order_key(bottom_edge - (key_to_float(hi) - bottom_edge))), kNegInfKey + 1);
+  }
+  return Bracket{min(lo, hi), hi, kGuessHint};
 }
 
 template <typename T>
@@ -172,7 +224,7 @@ __device__ __forceinline__ Bracket guess_from_row(const Task<T>& task) {
   uint32_t sample[kSamplesPerThread];
   sample_row(task, sample);
   const float share = static_cast<float>(task.k) / static_cast<float>(task.row.n);
-  return sample_bracket(task, sample, share, 0.0f, kGuessRowSample);
+  return sample_bracket(task, sample, share, kGuessRowSample);
 }
 
 template <typename T>
@@ -180,7 +232,7 @@ __device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hi
                                          const uint32_t (&hinted)[kHintSamplesPerThread]) {
   const bool useful = hint.alpha >= kWorthlessAlpha && length_reason(task.row.n) == GateReason::kAllowed;
   if (!useful) return guess_from_row(task);
-  return sample_bracket(task, hinted, hint.alpha, kDrift, kGuessHint);
+  return hint_bracket(task, hinted[0], hint.alpha);
 }
 
 }  // namespace gvr_topk::cluster

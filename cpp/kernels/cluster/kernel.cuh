@@ -119,6 +119,13 @@ __device__ __forceinline__ void write_stats(int32_t* stats, Path path, int passe
 }
 
 template <typename T>
+__device__ __forceinline__ void reset_lists(const Task<T>& task) {
+  task.shared->listed = 0;
+  task.shared->above = 0;
+  task.shared->equal = 0;
+}
+
+template <typename T>
 __device__ __forceinline__ void reset_counters(const Task<T>& task) {
   Shared& sm = *task.shared;
   if (threadIdx.x < kMaxClusterSize) {
@@ -126,9 +133,10 @@ __device__ __forceinline__ void reset_counters(const Task<T>& task) {
     sm.segment_equal[threadIdx.x] = 0;
   }
   if (threadIdx.x == 0) {
-    sm.listed = 0;
+    reset_lists(task);
     sm.hinted = 0;
     sm.at_or_above = 0;
+    if (task.ctas > 1) ptx::mailbox_init(ptx::shared_address(&sm.mailbox), task.ctas);
   }
 }
 
@@ -174,18 +182,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
   reset_counters(task);
-  // Shared memory of the other CTAs may be touched only once they are known to run. With one CTA the
-  // same barrier makes the counters above visible.
+  __syncthreads();
+  // Shared memory of the other CTAs may be touched only once they are known to run.
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
   uint32_t hinted[kHintSamplesPerThread];
   gather_hint(task, hint, hinted);
   Bracket bracket = shape.use_guess ? guess(task, hint, hinted) : guess_from_row(task);
-  if (task.ctas > 1) {
-    ptx::cluster_wait();
-  } else {
-    __syncthreads();
-  }
-
+  if (task.ctas > 1) ptx::cluster_wait();
   clock.stamp();
 
   const uint32_t source = bracket.source;
@@ -197,16 +200,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   while (true) {
     if (attempt == Attempt::kRadix) {
       bracket = radix_bracket(task, word, range, rounds);
-      if (threadIdx.x == 0) sm.listed = 0;
+      if (threadIdx.x == 0) reset_lists(task);
       __syncthreads();
     }
-    verdict = verify(task, bracket, word, clock);
+    verdict = verify(task, bracket, word, passes & 1, clock);
     ++passes;
     // What radix rounds found holds by construction.
     if (verdict.holds || attempt == Attempt::kRadix) break;
     if (attempt == Attempt::kGuess && move_bracket(task, verdict, bracket)) {
       attempt = Attempt::kMoved;
-      if (threadIdx.x == 0) sm.listed = 0;
+      if (threadIdx.x == 0) reset_lists(task);
       cluster_sync(task.ctas);  // nobody reads the headers any more
     } else {
       attempt = Attempt::kRadix;

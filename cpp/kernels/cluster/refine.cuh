@@ -40,8 +40,9 @@ __device__ __forceinline__ uint32_t rank_directly(const Shared& sm, uint32_t ran
   return __shfl_sync(0xffffffffu, mine, source);
 }
 
-// The k-th key: the verdict's rank-th largest inside the bracket. Histograms of 256 bins narrow the
-// key range by 8 bits a round, until few enough keys are left to rank them directly.
+// The k-th key: the verdict's rank-th largest inside the bracket. Histograms of 1024 bins narrow the key
+// range by 10 bits a round, until all keys of a bin are wanted (then the bin's lower edge serves as the
+// k-th key: no element lies between them) or few enough are left to rank them directly.
 template <typename T>
 __device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& bracket, const Listed& listed,
                                             const Verdict& verdict, int& rounds) {
@@ -51,8 +52,9 @@ __device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& 
   uint32_t reach = bracket.hi - bracket.lo;
   uint32_t rank = verdict.rank;
   uint32_t inside = verdict.inside;
-  bool cleared = true;  // the bins, by verify(), which also set `small_count` to 0
-  while (reach != 0) {
+  bool cleared = true;  // the histogram, by verify(), which also set `small_count` to 0
+#pragma unroll 1
+  while (reach != 0 && rank != inside) {
     if (inside <= kRankDirectly) {
       listed.for_each([&](uint32_t x) {
         if (x - base <= reach) sm.small[atomicAdd(&sm.small_count, 1u)] = x;
@@ -65,21 +67,22 @@ __device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& 
       __syncthreads();
       return rank_directly(sm, rank, static_cast<int>(inside), task.lane);
     }
-    const int shift = max(0, 24 - __clz(reach));
+    const int shift = max(0, 32 - Histogram::kLog2Bins - __clz(reach));
     if (!cleared) {
-      if (threadIdx.x < 256) sm.bins[threadIdx.x] = 0;
+      __syncthreads();  // all have located the last rank
+      sm.keys.template clear<kThreads>();
       __syncthreads();
     }
     cleared = false;
     listed.for_each([&](uint32_t x) {
-      if (x - base <= reach) atomicAdd(&sm.bins[(x - base) >> shift], 1u);
+      if (x - base <= reach) sm.keys.add((x - base) >> shift);
     });
     if (threadIdx.x == 0 && plateau != kAbsentKey && plateau - base <= reach) {
-      atomicAdd(&sm.bins[(plateau - base) >> shift], verdict.equal);
+      sm.keys.add((plateau - base) >> shift, verdict.equal);
     }
     __syncthreads();
     ++rounds;
-    const BinHit hit = locate_in_bins(task, rank);
+    const BinHit hit = sm.keys.locate(rank, task.lane);
     rank -= hit.above;
     inside = hit.count;
     const uint32_t offset = hit.bin << shift;

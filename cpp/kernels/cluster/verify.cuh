@@ -22,15 +22,11 @@ struct Verdict {
   uint32_t collected;  // candidates of this CTA; above the capacity they were not collected
 };
 
-// Appends the marked elements of a warp's word, as keys, to this CTA's own segment of its own list. One
-// slot range per warp: an atomic per element would cost its latency each time.
+// Appends the marked elements of a warp's word, as keys, to this CTA's own segment of its own list.
 template <typename T>
 __device__ __forceinline__ void list_keys(const Task<T>& task, const Word<T>& word, uint32_t marked) {
-  const uint32_t count = __popc(marked);
-  const uint32_t upto = inclusive_scan(count, task.lane);
-  uint32_t slot = 0;
-  if (task.lane == 31) slot = atomicAdd(&task.shared->listed, upto);
-  slot = __shfl_sync(0xffffffffu, slot, 31) + upto - count;
+  if (marked == 0) return;
+  uint32_t slot = atomicAdd(&task.shared->listed, static_cast<uint32_t>(__popc(marked)));
   uint32_t* segment = task.list + task.rank * task.segment;
 #pragma unroll 1  // a lane marks one element at most, nearly always
   for (; marked != 0; marked &= marked - 1) {
@@ -40,27 +36,26 @@ __device__ __forceinline__ void list_keys(const Task<T>& task, const Word<T>& wo
   }
 }
 
-// Copies this CTA's segment to the same place in every other CTA of the cluster.
+// Sends this CTA's segment and its header to the same place in every CTA of the cluster, each by a team
+// of threads. The receiver's mailbox counts one arrival and the bytes it announces per sender.
 template <typename T>
-__device__ __forceinline__ void push_list(const Task<T>& task, int listed) {
-  const int target = task.team_target();
-  if (target == task.rank) return;
+__device__ __forceinline__ void push(const Task<T>& task, const Bracket& bracket) {
+  const Shared& sm = *task.shared;
+  const uint32_t target = task.team_target(), place = task.team_place();
+  const uint32_t mailbox = ptx::map_to_rank(ptx::shared_address(&sm.mailbox), target);
+  const uint32_t header = ptx::map_to_rank(ptx::shared_address(&sm.header[task.rank]), target);
   const uint32_t* mine = task.list + task.rank * task.segment;
-  const uint32_t remote = ptx::map_to_rank(ptx::shared_address(mine), target);
-#pragma unroll 1
-  for (int i = task.team_place(); i < listed; i += task.team_size()) {
-    ptx::store_remote(remote + 4 * i, mine[i]);
+  const uint32_t list = ptx::map_to_rank(ptx::shared_address(mine), target);
+  const uint32_t listed = sm.listed;
+  // A CTA's own copy of the list is in place.
+  const uint32_t sent = target == task.rank ? 0 : min(listed, static_cast<uint32_t>(task.segment));
+  if (place == 0) ptx::mailbox_announce(mailbox, 4 * (kHeaderWords + sent));
+  if (place < kHeaderWords) {
+    const uint32_t counts = place == 2 ? sm.above : place == 3 ? listed : sm.equal;
+    ptx::mailbox_store(header + 4 * place, place == 0 ? bracket.lo : place == 1 ? bracket.hi : counts, mailbox);
   }
-}
-
-template <typename T>
-__device__ __forceinline__ void push_header(const Task<T>& task, const Header& header) {
-  Header* mine = &task.shared->header[task.rank];
-  if (task.lane >= task.ctas) return;
-  const uint32_t word[kHeaderWords] = {header.lo, header.hi, header.above, header.listed, header.equal};
-  const uint32_t address = ptx::map_to_rank(ptx::shared_address(mine), task.lane);
-#pragma unroll
-  for (int i = 0; i < kHeaderWords; ++i) ptx::store_remote(address + 4 * i, word[i]);
+#pragma unroll 1
+  for (uint32_t i = place; i < sent; i += task.team_size()) ptx::mailbox_store(list + 4 * i, mine[i], mailbox);
 }
 
 template <typename T>
@@ -113,14 +108,13 @@ __device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bra
       equal += __popc(on_plateau);
       inside &= ~on_plateau;
     }
-    if (__ballot_sync(0xffffffffu, inside != 0) != 0) list_keys(task, word, inside);
+    list_keys(task, word, inside);
   });
   above = __reduce_add_sync(0xffffffffu, above);
+  if (task.lane == 0 && above != 0) atomicAdd(&sm.above, above);
+  if (plateau == kAbsentKey) return;
   equal = __reduce_add_sync(0xffffffffu, equal);
-  if (task.lane == 0) {
-    sm.warp_value[0][task.warp] = above;
-    sm.warp_value[1][task.warp] = equal;
-  }
+  if (task.lane == 0) atomicAdd(&sm.equal, equal);
 }
 
 // Turns `word_candidates` from counts into the counts of all earlier words; returns the CTA's total.
@@ -180,28 +174,23 @@ __device__ __forceinline__ uint32_t collect(const Task<T>& task, uint32_t bits) 
 
 template <typename T>
 __device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& bracket, Word<T>& word,
-                                          PhaseClock& clock) {
+                                          uint32_t parity, PhaseClock& clock) {
   Shared& sm = *task.shared;
   uint32_t bits = 0;
   classify(task, bracket, word, bits);
   __syncthreads();
-  if (task.warp == 0) {
-    const bool mine = task.lane < kWarps;
-    const uint32_t above = __reduce_add_sync(0xffffffffu, mine ? sm.warp_value[0][task.lane] : 0);
-    const uint32_t equal = __reduce_add_sync(0xffffffffu, mine ? sm.warp_value[1][task.lane] : 0);
-    push_header(task, Header{bracket.lo, bracket.hi, above, sm.listed, equal});
+  if (task.ctas > 1) {
+    push(task, bracket);
+  } else if (threadIdx.x == 0) {
+    sm.header[0] = Header{bracket.lo, bracket.hi, sm.above, sm.listed, sm.equal};
   }
   // For the refinement, behind the same barrier.
-  if (threadIdx.x < 256) sm.bins[threadIdx.x] = 0;
+  sm.keys.template clear<kThreads>();
   if (threadIdx.x == 0) sm.small_count = 0;
-  if (task.ctas > 1) {
-    push_list(task, min(static_cast<int>(sm.listed), task.segment));
-    ptx::cluster_arrive();
-  }
   clock.stamp();
   const uint32_t collected = collect(task, bits);
   if (task.ctas > 1) {
-    ptx::cluster_wait();
+    ptx::mailbox_wait(ptx::shared_address(&sm.mailbox), parity);
   } else {
     __syncthreads();
   }

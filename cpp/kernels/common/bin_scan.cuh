@@ -3,13 +3,9 @@
 
 #include <cstdint>
 
-namespace gvr_topk {
+#include "common/histogram.cuh"
 
-struct BinHit {
-  uint32_t bin;
-  uint32_t above;  // items in higher bins
-  uint32_t count;  // items in the bin
-};
+namespace gvr_topk {
 
 // One warp's view of a 256-bin histogram: lane l sums bins 8l .. 8l+7. One warp scans and tells the
 // others through shared memory: sixteen warps scanning for themselves fill the issue slots.

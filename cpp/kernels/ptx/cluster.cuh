@@ -11,8 +11,8 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return r;
 }
 
-// Arrive and wait are separate so that work can stand between them. The aligned forms want converged
-// warps, which divergent code before them does not promise.
+// Arrive and wait are separate so that work can stand between them. Both want converged warps, and
+// __syncwarp does not promise it after a branch that some lanes took: a block barrier does.
 __device__ __forceinline__ void cluster_arrive() {
   __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -42,6 +42,39 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t shared, uint32_t rank) 
 
 __device__ __forceinline__ void store_remote(uint32_t address, uint32_t value) {
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+// A barrier in shared memory that counts arrivals and the bytes they announce. Stores that carry it
+// need no fence: whoever waits for it sees them.
+__device__ __forceinline__ void mailbox_init(uint32_t address, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives at a mailbox of any CTA of the cluster and announces that many bytes.
+__device__ __forceinline__ void mailbox_announce(uint32_t remote, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(remote),
+               "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void mailbox_store(uint32_t address, uint32_t value, uint32_t remote) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
+               "r"(value), "r"(remote)
+               : "memory");
+}
+
+__device__ __forceinline__ void mailbox_wait(uint32_t address, uint32_t parity) {
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n .reg .pred p;\n"
+        " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(address), "r"(parity)
+        : "memory");
+  } while (done == 0);
 }
 
 __device__ __forceinline__ uint4 load_remote(uint32_t address) {
