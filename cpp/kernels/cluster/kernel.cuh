@@ -1,7 +1,6 @@
-// The row stays on chip: one cluster of 1 to 16 CTAs keeps a row in registers (longer rows stream
-// through once and leave one bit an element), so global memory is read once and one cluster barrier
-// joins the CTAs. A bracket that misses is moved, and if that fails too, radix rounds decide: over the
-// registers, or for a longer row over another read of it. The result never depends on the guess.
+// Rows longer than a cluster holds, and the radix path. A row streams through once and leaves one bit an
+// element. A bracket that misses is moved, and if that fails too, radix rounds decide. The result never
+// depends on the guess.
 //
 // Grid: rows * ctas CTAs of 512 threads, clusters of `ctas` along x; cluster r works on row r.
 #pragma once
@@ -24,19 +23,32 @@ struct Shape {
   int list_capacity;
   int candidate_capacity;
   int masks;  // selection masks of one CTA; 0 when rows fit in registers
+  int pool_chunks;  // room for candidates of the stream kernel, in its chunks
   bool ring;
   bool use_guess;
 };
 
-inline Shape make_shape(const Plan& plan, bool use_guess) {
-  return Shape{log2_of(plan.ctas_per_row), plan.list_capacity, plan.candidate_capacity, plan.masks,
-               plan.ring_depth > 0,        use_guess};
+constexpr size_t kChunkBytes = 32 * sizeof(Candidate);
+constexpr size_t kSharedLimit = 227 * 1024;
+
+// Lists, ring, and behind them masks and candidates, or in their place the stream kernel's pool.
+inline size_t fixed_bytes(const Shape& shape) {
+  return sizeof(Shared) + sizeof(uint32_t) * shape.list_capacity +
+         (shape.ring ? kRingDepth * kThreads * kWordBytes : 0);
 }
 
-__host__ __device__ inline size_t shared_bytes(const Shape& shape) {
-  return sizeof(Shared) + sizeof(Candidate) * shape.candidate_capacity +
-         sizeof(uint32_t) * shape.list_capacity + (shape.ring ? kRingDepth * kThreads * kWordBytes : 0) +
-         sizeof(uint16_t) * shape.masks;
+inline Shape make_shape(const Plan& plan, bool use_guess) {
+  Shape shape{log2_of(plan.ctas_per_row), plan.list_capacity, plan.candidate_capacity, plan.masks, 0,
+              plan.ring_depth > 0,        use_guess};
+  if (shape.ring) {
+    const size_t room = (kSharedLimit - fixed_bytes(shape)) / kChunkBytes;
+    shape.pool_chunks = room < kMaxPoolChunks ? static_cast<int>(room) : kMaxPoolChunks;
+  }
+  return shape;
+}
+
+inline size_t shared_bytes(const Shape& shape) {
+  return fixed_bytes(shape) + sizeof(Candidate) * shape.candidate_capacity + sizeof(uint16_t) * shape.masks;
 }
 
 template <typename T>
@@ -62,13 +74,13 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
     task.end = min(n, (task.rank + 1) * share);
   }
   task.shared = reinterpret_cast<Shared*>(storage);
-  task.candidates = reinterpret_cast<Candidate*>(storage + sizeof(Shared));
-  task.candidate_capacity = shape.candidate_capacity;
-  task.list = reinterpret_cast<uint32_t*>(task.candidates + shape.candidate_capacity);
+  task.list = reinterpret_cast<uint32_t*>(storage + sizeof(Shared));
   task.segment = shape.list_capacity >> task.log2_ctas;
   uint4* ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity);
   task.ring = shape.ring ? ring : nullptr;
   task.masks = reinterpret_cast<uint16_t*>(shape.ring ? ring + kRingDepth * kThreads * Word<T>::kVecs : ring);
+  task.candidates = reinterpret_cast<Candidate*>(task.masks + shape.masks);
+  task.candidate_capacity = shape.candidate_capacity;
   return task;
 }
 
@@ -154,48 +166,89 @@ __device__ __forceinline__ void emit(const Task<T>& task, const Bracket& bracket
 // Where the bracket in use comes from.
 enum class Attempt { kGuess, kMoved, kRadix };
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads, 1)
-    cluster_topk(const __grid_constant__ TopkParams p, const Shape shape) {
-  extern __shared__ __align__(16) unsigned char storage[];
-  ptx::grid_dependency_wait();
-  const int row = blockIdx.x >> shape.log2_ctas;
-  const int request = p.next_n == 1 ? row : row / p.next_n;
-  const int slot = slot_of(p, row, request);
-  const HintView hint = hint_view(p, slot);
-  const Task<T> task = make_task<T>(p, shape, row, request, storage);
-  Shared& sm = *task.shared;
-  const bool writer = task.rank == 0 && threadIdx.x == 0;
-  PhaseClock clock(p.phase_clocks, row, writer);
-  clock.stamp();
-  const Sink sink = make_sink(p, row, request, slot);
-  int32_t* stats = p.stats != nullptr ? p.stats + row * kStatColumns : nullptr;
+// What is known of a row when its bracket is looked at.
+struct Start {
+  Attempt attempt;
+  Bracket bracket;  // to try; unused by radix rounds
+  Bracket range;    // where radix rounds start
+  uint32_t source;  // of the guess
+  int passes;       // so far
+};
 
-  if (task.row.n <= task.k) {
-    emit_short_row(sink, task.row.n, task.k, task.rank * kThreads + threadIdx.x, task.ctas * kThreads);
+// A row of which only positions are wanted: everything but the addresses of its elements.
+template <typename T>
+struct Job {
+  int row;
+  int request;
+  int slot;
+  Task<T> task;
+  HintView hint;
+  bool writer;  // the thread that speaks for the row
+
+  __device__ __forceinline__ Job(const TopkParams& p, const Shape& shape, unsigned char* storage) {
+    row = blockIdx.x >> shape.log2_ctas;
+    request = p.next_n == 1 ? row : row / p.next_n;
+    slot = slot_of(p, row, request);
+    hint = hint_view(p, slot);
+    task = make_task<T>(p, shape, row, request, storage);
+    writer = task.rank == 0 && threadIdx.x == 0;
+  }
+
+  __device__ __forceinline__ Sink sink(const TopkParams& p) const { return make_sink(p, row, request, slot); }
+
+  __device__ __forceinline__ int32_t* stats(const TopkParams& p) const {
+    return p.stats != nullptr ? p.stats + row * kStatColumns : nullptr;
+  }
+
+  // Rows no longer than k need no selection. False when there is one to make.
+  __device__ __forceinline__ bool finish_short(const TopkParams& p) const {
+    if (task.row.n > task.k) return false;
+    int32_t* stats = this->stats(p);
+    emit_short_row(sink(p), task.row.n, task.k, task.rank * kThreads + threadIdx.x, task.ctas * kThreads);
     if (stats != nullptr && task.rank == 0 && threadIdx.x < kStatColumns) {
       stats[threadIdx.x] = threadIdx.x == kStatHits ? -1 : 0;
     }
-    return;
+    return true;
   }
 
-  Word<T> word;
-  if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
-  reset_counters(task);
-  __syncthreads();
-  // Shared memory of the other CTAs may be touched only once they are known to run.
-  if (task.ctas > 1) ptx::cluster_arrive_relaxed();
-  uint32_t hinted[kHintSamplesPerThread];
-  gather_hint(task, hint, hinted);
-  Bracket bracket = shape.use_guess ? guess(task, hint, hinted) : guess_from_row(task);
-  if (task.ctas > 1) ptx::cluster_wait();
-  clock.stamp();
+  // What share of the hint was at or above the k-th value, for the next step's guess: of its sample, or,
+  // when statistics are wanted, of all of it, which has to be looked at before it is overwritten.
+  __device__ __forceinline__ void count(const TopkParams& p, const uint32_t (&hinted)[kHintSamplesPerThread],
+                                        uint32_t kth) const {
+    if (hint.prior != nullptr && p.stats != nullptr) {
+      if (task.rank == 0) audit_hint(task, hint, kth);
+      cluster_sync(task.ctas);
+    } else if (task.rank == 0) {
+      count_hint(task, hinted, kth);
+    }
+  }
 
-  const uint32_t source = bracket.source;
-  Attempt attempt = shape.use_guess ? Attempt::kGuess : Attempt::kRadix;
-  Bracket range = shape.use_guess ? Bracket{kMinKey, kMaxKey, kGuessNone} : bracket;
+  __device__ __forceinline__ void report(const TopkParams& p, Path path, int passes, uint32_t inside, int snaps,
+                                         uint32_t source, bool guess_hit, int rounds) const {
+    if (!writer) return;
+    const Shared& sm = *task.shared;
+    if (p.guess_state != nullptr && sink(p).prior != nullptr) {
+      p.guess_state[slot] =
+          sm.hinted > 0 ? static_cast<float>(sm.at_or_above) / static_cast<float>(sm.hinted) : -1.0f;
+    }
+    if (p.stats == nullptr) return;
+    write_stats(stats(p), path, passes, static_cast<int>(inside), snaps,
+                hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, static_cast<int>(source),
+                guess_hit, rounds);
+  }
+};
+
+// Everything after the first guess, whatever the row holds.
+template <typename T>
+__device__ __forceinline__ void finish(const TopkParams& p, const Shape& shape, const Job<T>& job,
+                                       const uint32_t (&hinted)[kHintSamplesPerThread], Word<T>& word,
+                                       Start start, PhaseClock& clock) {
+  const Task<T>& task = job.task;
+  Shared& sm = *task.shared;
+  Attempt attempt = start.attempt;
+  Bracket bracket = start.bracket, range = start.range;
   Verdict verdict;
-  int passes = 0, rounds = 0, snaps = 0;
+  int passes = start.passes, rounds = 0, snaps = 0;
 #pragma unroll 1
   while (true) {
     if (attempt == Attempt::kRadix) {
@@ -220,31 +273,59 @@ __global__ void __launch_bounds__(kThreads, 1)
   passes += rounds;
   clock.stamp();
   const Listed listed(task);
-  const uint32_t kth = kth_key(task, bracket, listed, verdict, snaps);
+  const uint32_t kth = kth_key(task, bracket, listed, verdict, snaps).key;
   clock.stamp();
-
-  // What share of the hint was at or above the k-th value, for the next step's guess: of its sample, or,
-  // when statistics are wanted, of all of it, which has to be looked at before it is overwritten.
-  if (hint.prior != nullptr && stats != nullptr) {
-    if (task.rank == 0) audit_hint(task, hint, kth);
-    cluster_sync(task.ctas);
-  } else if (task.rank == 0) {
-    count_hint(task, hinted, kth);
-  }
-  emit(task, bracket, listed, kth, verdict, word, sink, clock);
+  job.count(p, hinted, kth);
+  emit(task, bracket, listed, kth, verdict, word, job.sink(p), clock);
   clock.stamp();
   ptx::grid_launch_dependents();
+  job.report(p, shape.use_guess ? Path::kCluster : Path::kRadix, passes, verdict.inside, snaps, start.source,
+             attempt == Attempt::kGuess, rounds);
+}
 
-  if (!writer) return;
-  if (p.guess_state != nullptr && sink.prior != nullptr) {
-    p.guess_state[slot] =
-        sm.hinted > 0 ? static_cast<float>(sm.at_or_above) / static_cast<float>(sm.hinted) : -1.0f;
-  }
-  if (stats != nullptr) {
-    write_stats(stats, shape.use_guess ? Path::kCluster : Path::kRadix, passes, verdict.inside, snaps,
-                hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, source,
-                attempt == Attempt::kGuess, rounds);
-  }
+// The rest of a row that the short way of another kernel cannot settle.
+template <typename T>
+__device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, unsigned char* storage,
+                                       Start start) {
+  const Job<T> job(p, shape, storage);
+  const Task<T>& task = job.task;
+  PhaseClock clock(nullptr, 0, false);
+  if (threadIdx.x == 0) reset_lists(task);
+  cluster_sync(task.ctas);  // nobody reads the headers any more
+  uint32_t hinted[kHintSamplesPerThread];
+  gather_hint(task, job.hint, hinted);
+  Word<T> word;
+  if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
+  finish(p, shape, job, hinted, word, start, clock);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1)
+    cluster_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
+  extern __shared__ __align__(16) unsigned char storage[];
+  ptx::grid_dependency_wait();
+  const Job<T> job(p, shape, storage);
+  const Task<T>& task = job.task;
+  PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
+  clock.stamp();
+  if (job.finish_short(p)) return;
+
+  Word<T> word;
+  if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
+  reset_counters(task);
+  __syncthreads();
+  // Shared memory of the other CTAs may be touched only once they are known to run.
+  if (task.ctas > 1) ptx::cluster_arrive_relaxed();
+  uint32_t hinted[kHintSamplesPerThread];
+  gather_hint(task, job.hint, hinted);
+  const Bracket bracket = shape.use_guess ? guess(task, job.hint, hinted, [] {}) : guess_from_row(task);
+  if (task.ctas > 1) ptx::cluster_wait();
+  clock.stamp();
+  const Bracket everything{kMinKey, kMaxKey, kGuessNone};
+  finish(p, shape, job, hinted, word,
+         Start{shape.use_guess ? Attempt::kGuess : Attempt::kRadix, bracket,
+               shape.use_guess ? everything : bracket, bracket.source, 0},
+         clock);
 }
 
 }  // namespace gvr_topk::cluster

@@ -19,15 +19,34 @@ struct Listed {
         count(min(static_cast<int>(task.shared->header[task.team_target()].listed), task.segment)),
         stride(task.team_size()) {}
 
+  // Four at a time, so that their loads overlap.
   template <typename Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
+    constexpr int kAtOnce = 4;
 #pragma unroll 1
-    for (int i = place; i < count; i += stride) visit(keys[i]);
+    for (int first = place; first < count; first += kAtOnce * stride) {
+      uint32_t key[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) key[j] = first + j * stride < count ? keys[first + j * stride] : kAbsentKey;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (key[j] != kAbsentKey) visit(key[j]);
+      }
+    }
   }
 };
 
+// Where the selection ends: every key above `key` is selected, and the first `quota` of the `equal` ones.
+struct Cut {
+  uint32_t key;
+  uint32_t quota;
+  uint32_t equal;
+
+  __device__ __forceinline__ bool takes_all() const { return quota == equal; }
+};
+
 // The rank-th largest of the keys in `small`, by comparison with each other.
-__device__ __forceinline__ uint32_t rank_directly(const Shared& sm, uint32_t rank, int count, int lane) {
+__device__ __forceinline__ Cut rank_directly(const Shared& sm, uint32_t rank, int count, int lane) {
   const uint32_t mine = lane < count ? sm.small[lane] : kAbsentKey;
   uint32_t greater = 0, greater_or_equal = 0;
   for (int i = 0; i < count; ++i) {
@@ -37,14 +56,16 @@ __device__ __forceinline__ uint32_t rank_directly(const Shared& sm, uint32_t ran
   }
   const bool chosen = lane < count && greater < rank && rank <= greater_or_equal;
   const int source = __ffs(__ballot_sync(0xffffffffu, chosen)) - 1;
-  return __shfl_sync(0xffffffffu, mine, source);
+  const uint32_t above = __shfl_sync(0xffffffffu, greater, source);
+  return Cut{__shfl_sync(0xffffffffu, mine, source), rank - above,
+             __shfl_sync(0xffffffffu, greater_or_equal, source) - above};
 }
 
-// The k-th key: the verdict's rank-th largest inside the bracket. Histograms of 1024 bins narrow the key
+// Cut at the verdict's rank-th largest inside the bracket. Histograms of 1024 bins narrow the key
 // range by 10 bits a round, until all keys of a bin are wanted (then the bin's lower edge serves as the
 // k-th key: no element lies between them) or few enough are left to rank them directly.
 template <typename T>
-__device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& bracket, const Listed& listed,
+__device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& bracket, const Listed& listed,
                                             const Verdict& verdict, int& rounds) {
   Shared& sm = *task.shared;
   const uint32_t plateau = bracket.plateau();
@@ -89,7 +110,7 @@ __device__ __forceinline__ uint32_t kth_key(const Task<T>& task, const Bracket& 
     base += offset;
     reach = min(reach - offset, (1u << shift) - 1);
   }
-  return base;
+  return Cut{base, rank, inside};
 }
 
 }  // namespace gvr_topk::cluster

@@ -15,6 +15,7 @@ constexpr int kRadixBins = 1024;
 constexpr int kRadixBits = 10;
 constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 constexpr int kHintSamples = kThreads;
+constexpr int kMaxPoolChunks = 256;  // a chunk's number is a byte
 constexpr int kRankDirectly = 32;  // few enough items for one warp to rank by comparison
 
 enum GuessSource : uint32_t { kGuessNone = 0, kGuessHint = 1, kGuessRowSample = 2 };
@@ -49,21 +50,29 @@ struct Candidate {
 };
 
 struct alignas(16) Shared {
-  // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
-  uint32_t hist[2][kRadixBins + 4];
-  uint32_t total[kRadixBins + 4];  // cluster-wide sums of one radix round
-  Histogram keys;                  // of the listed keys
+  union {
+    // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
+    uint32_t hist[2][kRadixBins + 4];
+    uint4 sample[kThreads / 4];  // one key per thread; the guess comes before any radix round
+  };
+  union {
+    uint32_t total[kRadixBins + 4];  // cluster-wide sums of one radix round
+    Histogram keys;                  // of the listed keys, cleared when they are listed
+  };
   uint32_t bins[256];              // local histograms
   Header header[kMaxClusterSize];
   uint64_t mailbox;  // barrier that lists and headers of other CTAs arrive at
   uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to it
   uint32_t warp_value[3][kWarps];
-  uint32_t word_candidates[kMaxSteps * kWarps];  // per word; then, of all words before it
-  uint4 sample[kHintSamples / 4];  // hinted keys
-  uint32_t edge[2][kWarps];        // every warp's idea of the bracket: its top, and its inverted bottom
+  union {
+    uint32_t word_candidates[kMaxSteps * kWarps];  // per word; then, of all words before it
+    uint8_t pool_chunks[kWarps][kMaxPoolChunks];   // which chunks of the store a warp has taken
+  };
+  alignas(16) uint32_t edge[2][kWarps];        // every warp's idea of the bracket: its top, and its inverted bottom
   uint32_t small[kRankDirectly];
   uint32_t small_count;
+  uint32_t pool_used;  // chunks taken by all warps
   uint32_t listed;  // keys inside the bracket
   uint32_t above;   // elements above it
   uint32_t equal;   // elements equal to its plateau

@@ -51,11 +51,27 @@ __device__ __forceinline__ void push(const Task<T>& task, const Bracket& bracket
   const uint32_t sent = target == task.rank ? 0 : min(listed, static_cast<uint32_t>(task.segment));
   if (place == 0) ptx::mailbox_announce(mailbox, 4 * (kHeaderWords + sent));
   if (place < kHeaderWords) {
-    const uint32_t counts = place == 2 ? sm.above : place == 3 ? listed : sm.equal;
-    ptx::mailbox_store(header + 4 * place, place == 0 ? bracket.lo : place == 1 ? bracket.hi : counts, mailbox);
+    const uint32_t word[kHeaderWords] = {bracket.lo, bracket.hi, sm.above, listed, sm.equal};
+    uint32_t value = word[0];
+#pragma unroll
+    for (int i = 1; i < kHeaderWords; ++i) value = place == i ? word[i] : value;
+    ptx::mailbox_store(header + 4 * place, value, mailbox);
   }
+  constexpr int kAtOnce = 4;  // so that the loads overlap
 #pragma unroll 1
-  for (uint32_t i = place; i < sent; i += task.team_size()) ptx::mailbox_store(list + 4 * i, mine[i], mailbox);
+  for (uint32_t first = place; first < sent; first += kAtOnce * task.team_size()) {
+    uint32_t key[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const uint32_t i = first + j * task.team_size();
+      key[j] = i < sent ? mine[i] : kAbsentKey;
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const uint32_t i = first + j * task.team_size();
+      if (i < sent) ptx::mailbox_store(list + 4 * i, key[j], mailbox);
+    }
+  }
 }
 
 template <typename T>
@@ -77,6 +93,23 @@ __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Brack
   v.contains = v.counted && v.above < static_cast<uint32_t>(task.k) && v.rank <= v.inside;
   v.holds = v.contains && __all_sync(0xffffffffu, fits);
   return v;
+}
+
+// Brings together what every CTA has counted in `above`, `equal` and `listed`, and listed.
+template <typename T>
+__device__ __forceinline__ Verdict exchange_lists(const Task<T>& task, const Bracket& bracket, uint32_t parity,
+                                                  PhaseClock& clock) {
+  Shared& sm = *task.shared;
+  __syncthreads();
+  clock.stamp();
+  if (task.ctas > 1) {
+    push(task, bracket);
+    ptx::mailbox_wait(ptx::shared_address(&sm.mailbox), parity);
+  } else {
+    if (threadIdx.x == 0) sm.header[0] = Header{bracket.lo, bracket.hi, sm.above, sm.listed, sm.equal};
+    __syncthreads();
+  }
+  return read_headers(task, bracket);
 }
 
 // Counts and lists this CTA's elements; the candidates' bits stay in `bits` (one word) or in the masks.

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         cluster::radix_bracket(task, word, cluster::Bracket{kMinKey, kMaxKey, cluster::kGuessNone}, rounds);
     const cluster::Verdict verdict = cluster::verify(task, bracket, word, 0, clock);
     const cluster::Listed listed(task);
-    kth = cluster::kth_key(task, bracket, listed, verdict, scans);
+    kth = cluster::kth_key(task, bracket, listed, verdict, scans).key;
     cluster::emit(task, bracket, listed, kth, verdict, word, sink, clock);
     candidates = static_cast<int>(verdict.inside);
     passes += rounds + 1;

@@ -1,0 +1,225 @@
+// The row stays on chip: one cluster of 1 to 16 CTAs holds it in registers, 16 elements a thread, so
+// global memory is read once and one exchange joins the CTAs.
+//
+// Only the way a guessed bracket takes is in this kernel's own code, which is kept short: at this size
+// time is instructions issued and fetched. Where no bracket holds, the row is handed to `finish`, which
+// settles it by radix rounds whatever it contains.
+#pragma once
+
+#include <algorithm>
+
+#include "cluster/kernel.cuh"
+#include "cluster/place.cuh"
+
+namespace gvr_topk::cluster {
+
+// The consecutive elements of one lane. They are fetched in coalesced order, and change hands in shared
+// memory, so that index order is (CTA, warp, lane, place) and a rank takes a single scan over the lanes.
+template <typename T>
+struct Part {
+  static constexpr int kVecs = kValuesPerThread / kPerVec<T>;
+  // A vector of padding keeps 16-byte reads of neighbouring lanes in different banks.
+  static constexpr int kLaneBytes = (kVecs + 1) * 16;
+
+  int vecs;    // vectors a lane holds
+  int begin;   // position of its first element
+  int length;  // elements in the row from there on; may be none, or more than it holds
+  unsigned char* stage;
+  float value[kValuesPerThread];
+
+  // Starts the loads; `storage` holds kThreads * kLaneBytes.
+  __device__ __forceinline__ Part(const Task<T>& task, unsigned char* storage) {
+    const int lanes = kThreads << task.log2_ctas;
+    const int log2_lanes = kLog2Threads + task.log2_ctas;
+    vecs = ((task.row.n + lanes * kPerVec<T> - 1) >> log2_lanes) / kPerVec<T>;
+    unsigned char* warp_stage = storage + task.warp * 32 * kLaneBytes;
+    stage = warp_stage + task.lane * kLaneBytes;
+    const int held = vecs * kPerVec<T>;
+    const int first = (task.rank * kWarps + task.warp) * 32 * held;
+    begin = first + task.lane * held;
+    length = task.row.n - begin;
+    // c / vecs for c < 128 and vecs of 1 to 4.
+    const int inverse = vecs == 3 ? 21846 : 65536 >> (vecs >> 1);
+    const T* data = task.row.data + first;
+    const int left = task.row.n - first;
+    if (task.row.aligned) {
+      const uint32_t target = ptx::shared_address(warp_stage);
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j) {
+        const int c = 32 * j + task.lane;
+        const int owner = c * inverse >> 16;
+        const int offset = owner * kLaneBytes + (c - owner * vecs) * 16;
+        const int there = left - c * kPerVec<T>;
+        if (j < vecs && there >= kPerVec<T>) ptx::copy_async(target + offset, data + c * kPerVec<T>);
+        if (j < vecs && there > 0 && there < kPerVec<T>) {
+          // The end of the row: there may be nothing behind it to read.
+#pragma unroll 1
+          for (int e = 0; e < there; ++e) reinterpret_cast<T*>(warp_stage + offset)[e] = data[c * kPerVec<T> + e];
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int i = task.lane; i < min(left, 32 * held); i += 32) {
+        const int owner = (i / kPerVec<T> * inverse) >> 16;
+        reinterpret_cast<T*>(warp_stage + owner * kLaneBytes)[i - owner * held] = data[i];
+      }
+    }
+    ptx::commit_copies();
+  }
+
+  // Waits for the loads of the whole warp.
+  __device__ __forceinline__ void take() {
+    ptx::wait_copies<0>();
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      if (j >= vecs) break;
+      const uint4 vec = reinterpret_cast<const uint4*>(stage)[j];
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) value[j * kPerVec<T> + e] = element<T>(vec, e);
+    }
+  }
+
+  // Bits of the elements for which `test(value)` holds.
+  template <typename Test>
+  __device__ __forceinline__ uint32_t bits(Test test) const {
+    uint32_t found = 0;
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      if (j >= vecs) break;
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) {
+        if (test(value[j * kPerVec<T> + e])) found |= 1u << (j * kPerVec<T> + e);
+      }
+    }
+    return found & ((1u << min(max(length, 0), kValuesPerThread)) - 1);
+  }
+
+  // Key of one element, by a place known only at run time.
+  __device__ __forceinline__ uint32_t key(int place) const {
+    return order_key(to_float(reinterpret_cast<const T*>(stage)[place]));
+  }
+};
+
+// The stage lies behind the list: the candidates of a fallback, which come later, share its place.
+template <typename T>
+inline size_t resident_bytes(const Shape& shape) {
+  return shared_bytes(shape) - sizeof(Candidate) * shape.candidate_capacity +
+         std::max(sizeof(Candidate) * shape.candidate_capacity, size_t{kThreads} * Part<T>::kLaneBytes);
+}
+
+// Counts what is above the bracket and lists what is inside, here and then in every CTA of the cluster.
+template <typename T>
+__device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& bracket, const Part<T>& part,
+                                            uint32_t parity, PhaseClock& clock) {
+  Shared& sm = *task.shared;
+  const float lo = key_to_float(bracket.lo), hi = key_to_float(bracket.hi);
+  // NaN fails both comparisons and so counts as above.
+  const uint32_t not_below = part.bits([&](float x) { return !(x < lo); });
+  const uint32_t above = part.bits([&](float x) { return !(x <= hi); });
+  uint32_t inside = not_below & ~above;
+  const uint32_t above_count = __reduce_add_sync(0xffffffffu, __popc(above));
+  if (task.lane == 0) atomicAdd(&sm.above, above_count);
+  const uint32_t plateau = bracket.plateau();
+  if (plateau != kAbsentKey) {
+    const float level = key_to_float(plateau);
+    const uint32_t on_plateau = inside & part.bits([&](float x) { return x == level; });
+    const uint32_t equal = __reduce_add_sync(0xffffffffu, __popc(on_plateau));
+    if (task.lane == 0) atomicAdd(&sm.equal, equal);
+    inside &= ~on_plateau;
+  }
+  if (inside != 0) {
+    uint32_t slot = atomicAdd(&sm.listed, static_cast<uint32_t>(__popc(inside)));
+    uint32_t* segment = task.list + task.rank * task.segment;
+#pragma unroll 1
+    for (; inside != 0; inside &= inside - 1) {
+      if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = part.key(__ffs(inside) - 1);
+      ++slot;
+    }
+  }
+  return exchange_lists(task, bracket, parity, clock);
+}
+
+// Writes this CTA's selected positions, in ascending order, at their final place.
+template <typename T>
+__device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& bracket, const Listed& listed,
+                                          const Cut& cut, const Part<T>& part, const Sink& sink,
+                                          PhaseClock& clock) {
+  count_listed(task, listed, cut);
+  const float level = key_to_float(cut.key);
+  uint32_t chosen = part.bits([&](float x) { return !(x < level); });
+  uint32_t ties = 0;
+  if (!cut.takes_all()) ties = part.bits([&](float x) { return x == level; });
+  const uint32_t mine = __popc(chosen & ~ties) | __popc(ties) << 16;
+  const uint32_t upto = inclusive_scan(mine, task.lane);
+  if (task.lane == 31) task.shared->warp_value[0][task.warp] = upto;
+  __syncthreads();
+  clock.stamp();
+  Place place(task, bracket, cut, upto - mine);
+#pragma unroll 1
+  for (; chosen != 0; chosen &= chosen - 1) {
+    const int bit = __ffs(chosen) - 1;
+    if (place.take(ties >> bit & 1)) sink.put(place.next++, part.begin + bit);
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1)
+    resident_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
+  extern __shared__ __align__(16) unsigned char storage[];
+  ptx::grid_dependency_wait();
+  const Job<T> job(p, shape, storage);
+  const Task<T>& task = job.task;
+  Shared& sm = *task.shared;
+  PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
+  clock.stamp();
+  if (job.finish_short(p)) return;
+
+  Part<T> part(task, reinterpret_cast<unsigned char*>(task.candidates));
+  reset_counters(task);
+  sm.keys.template clear<kThreads>();
+  if (threadIdx.x == 0) sm.small_count = 0;
+  __syncthreads();
+  // Shared memory of the other CTAs may be touched only once they are known to run.
+  if (task.ctas > 1) ptx::cluster_arrive_relaxed();
+  const Sink sink = job.sink(p);
+  uint32_t hinted[kHintSamplesPerThread];
+  gather_hint(task, job.hint, hinted);
+  Bracket bracket = guess(task, job.hint, hinted, [] {});
+  const uint32_t source = bracket.source;
+  part.take();
+  if (task.ctas > 1) ptx::cluster_wait();
+  clock.stamp();
+
+  Verdict verdict;
+  int passes = 0;
+#pragma unroll 1
+  while (true) {
+    verdict = exchange(task, bracket, part, passes & 1, clock);
+    ++passes;
+    if (verdict.holds) break;
+    const Bracket missed = bracket;
+    const bool moved = passes == 1 && move_bracket(task, verdict, bracket);
+    if (!moved) {
+      // A crowd too large to list, but known to hold the k-th key, is all that needs to be divided.
+      const Bracket range = verdict.contains ? missed : Bracket{kMinKey, kMaxKey, kGuessNone};
+      fall_back<T>(p, shape, storage, Start{Attempt::kRadix, range, range, source, passes});
+      return;
+    }
+    if (threadIdx.x == 0) reset_lists(task);
+    cluster_sync(task.ctas);  // nobody reads the headers any more
+  }
+  clock.stamp();
+
+  int snaps = 0;
+  const Listed listed(task);
+  const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
+  clock.stamp();
+  job.count(p, hinted, cut.key);
+  emit_part(task, bracket, listed, cut, part, sink, clock);
+  clock.stamp();
+  ptx::grid_launch_dependents();
+  job.report(p, Path::kCluster, passes, verdict.inside, snaps, source, passes == 1, 0);
+}
+
+}  // namespace gvr_topk::cluster
