@@ -166,15 +166,14 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
 
 // CTAs per row: not so many that a CTA has less than one short group per warp, and only as many as half
 // the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large clusters never fill the chip, and
-// a second wave costs more than halving the cluster. Clusters of two fill it. Enough, though, that the
-// selection masks of one CTA fit (eval/results/tune_h200.json).
-constexpr int64_t kLongForOneCta = 49152;
+// a second wave costs more than halving the cluster. Clusters of two fill it, and where two for each row do
+// not fit, one does. Enough, though, that the selection masks of one CTA fit (eval/results/tune_h200.json).
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
   const int32_t most = max_cluster_size(in.arch);
   int32_t ctas = most;
   while (ctas > 2 && in.rows * ctas > in.sm_count / 2) ctas /= 2;
-  if (in.rows * ctas > in.sm_count && in.width <= kLongForOneCta) ctas = 1;
+  if (in.rows * ctas > in.sm_count) ctas = 1;
   while (ctas > 1 && in.width <= int64_t{ctas} * 1024) ctas /= 2;
   while (ctas < most && in.width > ctas * kMaxElementsPerCta) ctas *= 2;
   return ctas;

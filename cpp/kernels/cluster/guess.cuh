@@ -159,19 +159,14 @@ __device__ __forceinline__ Sample sample_of_row(const Task<T>& task) {
   return Sample{greatest_of_row(task, log2_per_thread), 1.0f - rest, kGuessRowSample};
 }
 
-template <typename T>
-__device__ __forceinline__ Bracket guess_from_row(const Task<T>& task) {
-  return sample_bracket(task, sample_of_row(task));
-}
-
 // `meanwhile` runs when the loads of the sample are under way.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint,
-                                         const uint32_t (&hinted)[kHintSamplesPerThread],
+                                         const uint32_t (&hinted)[kHintSamplesPerThread], bool use_hint,
                                          Meanwhile meanwhile) {
   Sample sample{hinted[0], hint.alpha, kGuessHint};
   // Length first: it is known sooner than alpha. NaN and what is no share count as unknown.
-  if (length_reason(task.row.n) != GateReason::kAllowed ||
+  if (!use_hint || length_reason(task.row.n) != GateReason::kAllowed ||
       !(hint.alpha >= kWorthlessAlpha && hint.alpha <= 1.0f)) {
     sample = sample_of_row(task);
   }

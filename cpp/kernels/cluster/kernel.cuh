@@ -25,7 +25,7 @@ struct Shape {
   int masks;  // selection masks of one CTA; 0 when rows fit in registers
   int pool_chunks;  // room for candidates of the stream kernel, in its chunks
   bool ring;
-  bool use_guess;
+  bool use_hint;  // or guess from a sample of the row, whatever the hint
 };
 
 constexpr size_t kChunkBytes = 32 * sizeof(Candidate);
@@ -37,9 +37,9 @@ inline size_t fixed_bytes(const Shape& shape) {
          (shape.ring ? kRingDepth * kThreads * kWordBytes : 0);
 }
 
-inline Shape make_shape(const Plan& plan, bool use_guess) {
+inline Shape make_shape(const Plan& plan, bool use_hint) {
   Shape shape{log2_of(plan.ctas_per_row), plan.list_capacity, plan.candidate_capacity, plan.masks, 0,
-              plan.ring_depth > 0,        use_guess};
+              plan.ring_depth > 0,        use_hint};
   if (shape.ring) {
     const size_t room = (kSharedLimit - fixed_bytes(shape)) / kChunkBytes;
     shape.pool_chunks = room < kMaxPoolChunks ? static_cast<int>(room) : kMaxPoolChunks;
@@ -223,7 +223,7 @@ struct Job {
     }
   }
 
-  __device__ __forceinline__ void report(const TopkParams& p, Path path, int passes, uint32_t inside, int snaps,
+  __device__ __forceinline__ void report(const TopkParams& p, const Shape& shape, int passes, uint32_t inside, int snaps,
                                          uint32_t source, bool guess_hit, int rounds) const {
     if (!writer) return;
     const Shared& sm = *task.shared;
@@ -232,7 +232,7 @@ struct Job {
           sm.hinted > 0 ? static_cast<float>(sm.at_or_above) / static_cast<float>(sm.hinted) : -1.0f;
     }
     if (p.stats == nullptr) return;
-    write_stats(stats(p), path, passes, static_cast<int>(inside), snaps,
+    write_stats(stats(p), shape.use_hint ? Path::kCluster : Path::kRadix, passes, static_cast<int>(inside), snaps,
                 hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, static_cast<int>(source),
                 guess_hit, rounds);
   }
@@ -279,7 +279,7 @@ __device__ __forceinline__ void finish(const TopkParams& p, const Shape& shape, 
   emit(task, bracket, listed, kth, verdict, word, job.sink(p), clock);
   clock.stamp();
   ptx::grid_launch_dependents();
-  job.report(p, shape.use_guess ? Path::kCluster : Path::kRadix, passes, verdict.inside, snaps, start.source,
+  job.report(p, shape, passes, verdict.inside, snaps, start.source,
              attempt == Attempt::kGuess, rounds);
 }
 
@@ -318,14 +318,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
   uint32_t hinted[kHintSamplesPerThread];
   gather_hint(task, job.hint, hinted);
-  const Bracket bracket = shape.use_guess ? guess(task, job.hint, hinted, [] {}) : guess_from_row(task);
+  const Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, [] {});
   if (task.ctas > 1) ptx::cluster_wait();
   clock.stamp();
   const Bracket everything{kMinKey, kMaxKey, kGuessNone};
   finish(p, shape, job, hinted, word,
-         Start{shape.use_guess ? Attempt::kGuess : Attempt::kRadix, bracket,
-               shape.use_guess ? everything : bracket, bracket.source, 0},
-         clock);
+         Start{Attempt::kGuess, bracket, everything, bracket.source, 0}, clock);
 }
 
 }  // namespace gvr_topk::cluster

@@ -1,4 +1,4 @@
-// The row stays on chip: one cluster of 1 to 16 CTAs holds it in registers, 16 elements a thread, so
+// The row stays on chip: one cluster of 1 to 16 CTAs holds it in registers, 16 or 32 elements a thread, so
 // global memory is read once and one exchange joins the CTAs.
 //
 // Only the way a guessed bracket takes is in this kernel's own code, which is kept short: at this size
@@ -15,9 +15,9 @@ namespace gvr_topk::cluster {
 
 // The consecutive elements of one lane. They are fetched in coalesced order, and change hands in shared
 // memory, so that index order is (CTA, warp, lane, place) and a rank takes a single scan over the lanes.
-template <typename T>
+template <typename T, int kValues>
 struct Part {
-  static constexpr int kVecs = kValuesPerThread / kPerVec<T>;
+  static constexpr int kVecs = kValues / kPerVec<T>;
   // A vector of padding keeps 16-byte reads of neighbouring lanes in different banks.
   static constexpr int kLaneBytes = (kVecs + 1) * 16;
 
@@ -25,7 +25,7 @@ struct Part {
   int begin;   // position of its first element
   int length;  // elements in the row from there on; may be none, or more than it holds
   unsigned char* stage;
-  float value[kValuesPerThread];
+  float value[kValues];
 
   // Starts the loads; `storage` holds kThreads * kLaneBytes.
   __device__ __forceinline__ Part(const Task<T>& task, unsigned char* storage) {
@@ -38,8 +38,8 @@ struct Part {
     const int first = (task.rank * kWarps + task.warp) * 32 * held;
     begin = first + task.lane * held;
     length = task.row.n - begin;
-    // c / vecs for c < 128 and vecs of 1 to 4.
-    const int inverse = vecs == 3 ? 21846 : 65536 >> (vecs >> 1);
+    // For divisions of small numbers by `vecs`, of 1 to 8.
+    const int inverse = static_cast<int>(__fdividef(65536.0f, static_cast<float>(vecs))) + 1;
     const T* data = task.row.data + first;
     const int left = task.row.n - first;
     if (task.row.aligned) {
@@ -92,7 +92,8 @@ struct Part {
         if (test(value[j * kPerVec<T> + e])) found |= 1u << (j * kPerVec<T> + e);
       }
     }
-    return found & ((1u << min(max(length, 0), kValuesPerThread)) - 1);
+    const int there = max(length, 0);
+    return there >= kValues ? found : found & ((1u << there) - 1);
   }
 
   // Key of one element, by a place known only at run time.
@@ -101,16 +102,16 @@ struct Part {
   }
 };
 
-// The stage lies behind the list: the candidates of a fallback, which come later, share its place.
-template <typename T>
+// The stage lies behind the list, where a fallback, which comes later, has other things.
+template <typename T, int kValues>
 inline size_t resident_bytes(const Shape& shape) {
-  return shared_bytes(shape) - sizeof(Candidate) * shape.candidate_capacity +
-         std::max(sizeof(Candidate) * shape.candidate_capacity, size_t{kThreads} * Part<T>::kLaneBytes);
+  const size_t stage = size_t{kThreads} * Part<T, kValues>::kLaneBytes;
+  return std::max(shared_bytes(shape), sizeof(Shared) + sizeof(uint32_t) * shape.list_capacity + stage);
 }
 
 // Counts what is above the bracket and lists what is inside, here and then in every CTA of the cluster.
-template <typename T>
-__device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& bracket, const Part<T>& part,
+template <typename T, int kValues>
+__device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& bracket, const Part<T, kValues>& part,
                                             uint32_t parity, PhaseClock& clock) {
   Shared& sm = *task.shared;
   const float lo = key_to_float(bracket.lo), hi = key_to_float(bracket.hi);
@@ -141,9 +142,9 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
 }
 
 // Writes this CTA's selected positions, in ascending order, at their final place.
-template <typename T>
+template <typename T, int kValues>
 __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& bracket, const Listed& listed,
-                                          const Cut& cut, const Part<T>& part, const Sink& sink,
+                                          const Cut& cut, const Part<T, kValues>& part, const Sink& sink,
                                           PhaseClock& clock) {
   count_listed(task, listed, cut);
   const float level = key_to_float(cut.key);
@@ -163,7 +164,7 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
   }
 }
 
-template <typename T>
+template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads, 1)
     resident_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
   extern __shared__ __align__(16) unsigned char storage[];
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
   if (job.finish_short(p)) return;
 
-  Part<T> part(task, reinterpret_cast<unsigned char*>(task.candidates));
+  Part<T, kValues> part(task, reinterpret_cast<unsigned char*>(task.list + shape.list_capacity));
   reset_counters(task);
   sm.keys.template clear<kThreads>();
   if (threadIdx.x == 0) sm.small_count = 0;
@@ -185,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Sink sink = job.sink(p);
   uint32_t hinted[kHintSamplesPerThread];
   gather_hint(task, job.hint, hinted);
-  Bracket bracket = guess(task, job.hint, hinted, [] {});
+  Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, [] {});
   const uint32_t source = bracket.source;
   part.take();
   if (task.ctas > 1) ptx::cluster_wait();
@@ -219,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   emit_part(task, bracket, listed, cut, part, sink, clock);
   clock.stamp();
   ptx::grid_launch_dependents();
-  job.report(p, Path::kCluster, passes, verdict.inside, snaps, source, passes == 1, 0);
+  job.report(p, shape, passes, verdict.inside, snaps, source, passes == 1, 0);
 }
 
 }  // namespace gvr_topk::cluster

@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Sink sink = job.sink(p);
   uint32_t hinted[kHintSamplesPerThread];
   gather_hint(task, job.hint, hinted);
-  Bracket bracket = guess(task, job.hint, hinted, [&] {
+  Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, [&] {
     // The sample first: behind all that the ring can hold it would wait for megabytes.
     if (!task.row.aligned) return;
 #pragma unroll
@@ -318,7 +318,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   emit_pool(task, bracket, listed, cut, pool, sink, clock);
   clock.stamp();
   ptx::grid_launch_dependents();
-  job.report(p, Path::kCluster, passes, verdict.inside, snaps, source, guess_hit, 0);
+  job.report(p, shape, passes, verdict.inside, snaps, source, guess_hit, 0);
 }
 
 }  // namespace gvr_topk::cluster
