@@ -9,7 +9,7 @@
 #pragma once
 
 #include "cluster/state.cuh"
-#include "common/bin_scan.cuh"
+#include "common/histogram.cuh"
 
 namespace gvr_topk::cluster {
 
@@ -29,11 +29,13 @@ __device__ __forceinline__ void aggregate_add(uint32_t* hist, bool active, uint3
   if (active) atomicAdd(&hist[bin], 1u);
 }
 
-// Sums every CTA's histogram into `total`, and groups of four bins into `bins`.
+// Sums every CTA's histogram, of 1024 bins and the items above them, into `keys` and `over_range`.
 template <typename T>
 __device__ __forceinline__ void sum_over_cluster(const Task<T>& task, const uint32_t* hist) {
   Shared& sm = *task.shared;
-  constexpr int kGroups = kRadixBins / 4;
+  constexpr int kGroups = Histogram::kBins / 4;
+  if (threadIdx.x < 32) sm.keys.coarse[threadIdx.x] = 0;
+  __syncthreads();
   if (threadIdx.x <= kGroups) {
     const uint32_t address = ptx::shared_address(hist + 4 * threadIdx.x);
     uint4 sum = make_uint4(0, 0, 0, 0);
@@ -41,8 +43,12 @@ __device__ __forceinline__ void sum_over_cluster(const Task<T>& task, const uint
       const uint4 part = ptx::load_remote(ptx::map_to_rank(address, c));
       sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
-    reinterpret_cast<uint4*>(sm.total)[threadIdx.x] = sum;
-    if (threadIdx.x < kGroups) sm.bins[threadIdx.x] = sum.x + sum.y + sum.z + sum.w;
+    if (threadIdx.x < kGroups) {
+      reinterpret_cast<uint4*>(sm.keys.fine)[threadIdx.x] = sum;
+      atomicAdd(&sm.keys.coarse[threadIdx.x >> 3], sum.x + sum.y + sum.z + sum.w);
+    } else {
+      sm.over_range = sum.x;
+    }
   }
   __syncthreads();
 }
@@ -76,44 +82,52 @@ __device__ __forceinline__ uint32_t bin_words(const Task<T>& task, Word<T>& word
   return above;
 }
 
-// Narrows `range` to a bracket; `rounds` counts the passes over the row. Every CTA of the cluster
-// takes the same decisions, because they read the same sums.
-template <typename T>
-__device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, Word<T>& word, const Bracket& range,
-                                                 int& rounds) {
+// Narrows `range` to a bracket; `rounds` counts the passes. bin_items(hist, base, reach, shift) adds this
+// CTA's keys in [base, base + reach] to a histogram and returns how many of this thread's lie above. Every
+// CTA of the cluster takes the same decisions, because they read the same sums.
+template <typename T, typename BinItems>
+__device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, const Bracket& range, int& rounds,
+                                                 BinItems bin_items) {
   Shared& sm = *task.shared;
   uint32_t base = range.lo;
   uint32_t reach = range.hi - range.lo;
   uint32_t rank = task.k;
   bool relative = false;  // `rank` counts from the top of the range, not of the row
   while (true) {
-    const int shift = max(0, 32 - __clz(reach) - kRadixBits);
+    const int shift = max(0, 32 - __clz(reach) - Histogram::kLog2Bins);
     uint32_t* hist = sm.hist[rounds & 1];
-    for (int i = threadIdx.x; i <= kRadixBins; i += kThreads) hist[i] = 0;
+    for (int i = threadIdx.x; i <= Histogram::kBins; i += kThreads) hist[i] = 0;
     __syncthreads();
-    const uint32_t over = __reduce_add_sync(0xffffffffu, bin_words(task, word, hist, base, reach, shift));
-    if (task.lane == 0) atomicAdd(&hist[kRadixBins], over);
+    const uint32_t over = __reduce_add_sync(0xffffffffu, bin_items(hist, base, reach, shift));
+    if (task.lane == 0) atomicAdd(&hist[Histogram::kBins], over);
     ++rounds;
     cluster_sync(task.ctas);
     sum_over_cluster(task, hist);
-    // `total` and `bins` are rewritten only after the next cluster barrier.
-    const uint32_t above_range = relative ? 0 : sm.total[kRadixBins];
-    const BinHit group = locate_in_bins(task, rank - above_range);
-    if (above_range >= rank || group.count == 0) {
+    // The sums are rewritten only after the next cluster barrier.
+    const uint32_t above_range = relative ? 0 : sm.over_range;
+    const BinHit hit = sm.keys.locate(rank - above_range, task.lane);
+    if (above_range >= rank || hit.count == 0) {
       base = kMinKey;
       reach = kMaxKey - kMinKey;
       continue;
     }
-    rank -= above_range + group.above;
-    uint32_t bin = 4 * group.bin + 3;
-    for (; rank > sm.total[bin]; --bin) rank -= sm.total[bin];
+    rank -= above_range + hit.above;
     relative = true;
-    const uint32_t offset = bin << shift;
+    const uint32_t offset = hit.bin << shift;
     base += offset;
     reach = min(reach - offset, (1u << shift) - 1);
-    if (reach == 0 || sm.total[bin] <= static_cast<uint32_t>(task.segment)) break;
+    if (reach == 0 || hit.count <= static_cast<uint32_t>(task.segment)) break;
   }
   return Bracket{base, base + reach, kGuessNone};
+}
+
+// The same over all elements of the row.
+template <typename T>
+__device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, Word<T>& word, const Bracket& range,
+                                                 int& rounds) {
+  return radix_bracket(task, range, rounds, [&](uint32_t* hist, uint32_t base, uint32_t reach, int shift) {
+    return bin_words(task, word, hist, base, reach, shift);
+  });
 }
 
 }  // namespace gvr_topk::cluster

@@ -7,32 +7,34 @@
 
 namespace gvr_topk::cluster {
 
-// This thread's part of the keys listed in the cluster: the block is split evenly over the segments.
+// This thread's part of the keys listed in the cluster: the block is split evenly over the segments. The
+// first few stay in registers.
 struct Listed {
+  static constexpr int kHeld = 4;
+  uint32_t held[kHeld];
   const uint32_t* keys;
-  int place, count, stride;
+  int next, count, stride;  // those not held
 
   template <typename T>
   __device__ __forceinline__ explicit Listed(const Task<T>& task)
       : keys(task.list + task.team_target() * task.segment),
-        place(task.team_place()),
+        next(task.team_place() + kHeld * task.team_size()),
         count(min(static_cast<int>(task.shared->header[task.team_target()].listed), task.segment)),
-        stride(task.team_size()) {}
+        stride(task.team_size()) {
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) {
+      const int i = task.team_place() + j * stride;
+      held[j] = i < count ? keys[i] : kAbsentKey;
+    }
+  }
 
-  // Four at a time, so that their loads overlap.
+  // Calls visit(key), where the key may be absent.
   template <typename Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
-    constexpr int kAtOnce = 4;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) visit(held[j]);
 #pragma unroll 1
-    for (int first = place; first < count; first += kAtOnce * stride) {
-      uint32_t key[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) key[j] = first + j * stride < count ? keys[first + j * stride] : kAbsentKey;
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        if (key[j] != kAbsentKey) visit(key[j]);
-      }
-    }
+    for (int i = next; i < count; i += stride) visit(keys[i]);
   }
 };
 
@@ -69,7 +71,7 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
                                             const Verdict& verdict, int& rounds) {
   Shared& sm = *task.shared;
   const uint32_t plateau = bracket.plateau();
-  uint32_t base = bracket.lo;
+  uint32_t base = bracket.lo;  // above the absent key, whose distance wraps
   uint32_t reach = bracket.hi - bracket.lo;
   uint32_t rank = verdict.rank;
   uint32_t inside = verdict.inside;

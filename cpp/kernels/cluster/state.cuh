@@ -1,7 +1,6 @@
 // Shared memory of one CTA of the cluster kernel, and the task it works on.
 #pragma once
 
-#include "common/bin_scan.cuh"
 #include "common/histogram.cuh"
 #include "common/row.cuh"
 #include "ptx/cluster.cuh"
@@ -11,8 +10,6 @@ namespace gvr_topk::cluster {
 constexpr int kThreads = kClusterThreads;
 constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;
-constexpr int kRadixBins = 1024;
-constexpr int kRadixBits = 10;
 constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 constexpr int kHintSamples = kThreads;
 constexpr int kMaxPoolChunks = 256;  // a chunk's number is a byte
@@ -52,14 +49,11 @@ struct Candidate {
 struct alignas(16) Shared {
   union {
     // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
-    uint32_t hist[2][kRadixBins + 4];
+    uint32_t hist[2][Histogram::kBins + 4];
     uint4 sample[kThreads / 4];  // one key per thread; the guess comes before any radix round
   };
-  union {
-    uint32_t total[kRadixBins + 4];  // cluster-wide sums of one radix round
-    Histogram keys;                  // of the listed keys, cleared when they are listed
-  };
-  uint32_t bins[256];              // local histograms
+  Histogram keys;       // of the listed keys, or cluster-wide sums of one radix round
+  uint32_t over_range;  // elements above the range of that round
   Header header[kMaxClusterSize];
   uint64_t mailbox;  // barrier that lists and headers of other CTAs arrive at
   uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA
@@ -78,8 +72,6 @@ struct alignas(16) Shared {
   uint32_t equal;   // elements equal to its plateau
   uint32_t at_or_above;  // hinted values at or above the k-th
   uint32_t hinted;       // hinted values that lie in the row
-  Bracket bracket;       // the guess, from the warp that made it
-  BinHit hit;            // a located bin, likewise
 };
 
 template <typename T>
@@ -204,18 +196,6 @@ __device__ __forceinline__ void cluster_sync(int ctas) {
   } else {
     __syncthreads();
   }
-}
-
-// Where the rank-th largest of the binned items is; one block barrier.
-template <typename T>
-__device__ __forceinline__ BinHit locate_in_bins(const Task<T>& task, uint32_t rank) {
-  Shared& sm = *task.shared;
-  if (task.warp == 0) {
-    const BinHit hit = BinScan(sm.bins, task.lane).locate(rank);
-    if (task.lane == 0) sm.hit = hit;
-  }
-  __syncthreads();
-  return sm.hit;
 }
 
 // Sum over the warps before this one of what each left in `warp_value[which]`.

@@ -17,6 +17,9 @@ inline size_t stream_bytes(const Shape& shape) {
   return std::max(shared_bytes(shape), fixed_bytes(shape) + shape.pool_chunks * kChunkBytes);
 }
 
+// Added to what is listed when candidates are missing: more than any list holds.
+constexpr uint32_t kPoolWasFull = 1u << 24;
+
 // Candidates of one CTA, each warp's in index order. Warps own consecutive parts of a row, and scores
 // bunch: so a warp takes its room in chunks, from one store, as it needs it.
 struct Pool {
@@ -182,19 +185,24 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
                                             uint32_t parity, PhaseClock& clock) {
   Shared& sm = *task.shared;
   uint32_t* segment = task.list + task.rank * task.segment;
-  uint32_t above = 0;
+  const uint32_t plateau = bracket.plateau();
+  uint32_t above = 0, equal = 0;
   pool.for_each(task.lane, [&](const Candidate& c) {
     above += c.key > bracket.hi;
-    if (c.key >= bracket.lo && c.key <= bracket.hi) {
-      const uint32_t slot = atomicAdd(&sm.listed, 1u);
-      if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = c.key;
+    if (c.key < bracket.lo || c.key > bracket.hi) return;
+    if (c.key == plateau) {
+      ++equal;
+      return;
     }
+    const uint32_t slot = atomicAdd(&sm.listed, 1u);
+    if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = c.key;
   });
   above = __reduce_add_sync(0xffffffffu, above);
+  equal = __reduce_add_sync(0xffffffffu, equal);
   if (task.lane == 0) {
     atomicAdd(&sm.above, above);
-    // As good as too many listed.
-    if (pool.full) atomicAdd(&sm.listed, static_cast<uint32_t>(task.segment) + 1);
+    atomicAdd(&sm.equal, equal);
+    if (pool.full) atomicAdd(&sm.listed, kPoolWasFull);
   }
   return exchange_lists(task, bracket, parity, clock);
 }
@@ -226,6 +234,25 @@ __device__ __forceinline__ void emit_pool(const Task<T>& task, const Bracket& br
     const uint32_t taken = min(static_cast<uint32_t>(__popc(ties)), ties_left);
     next += __popc(chosen) + static_cast<int>(taken);
     ties_left -= taken;
+  });
+}
+
+// A bracket inside one that holds the k-th key but too many others to list: radix rounds over the
+// candidates of the cluster. By value: what has an address does not stay in registers.
+template <typename T>
+__device__ __noinline__ Bracket divide(const Task<T> task, const Pool pool, const Bracket range) {
+  int rounds = 0;
+  return radix_bracket(task, range, rounds, [&](uint32_t* hist, uint32_t base, uint32_t reach, int shift) {
+    uint32_t above = 0;
+    pool.for_each(task.lane, [&](const Candidate& c) {
+      if (c.key < base) return;
+      if (c.key - base <= reach) {
+        atomicAdd(&hist[(c.key - base) >> shift], 1u);
+      } else {
+        ++above;
+      }
+    });
+    return above;
   });
 }
 
@@ -288,23 +315,30 @@ __global__ void __launch_bounds__(kThreads, 1)
   int passes = 1;
   bool guess_hit = verdict.holds;
   if (!verdict.holds) {
-    // A bracket above this one holds the k-th key if enough was counted there, and all of it was kept.
-    const bool above = verdict.counted && verdict.above >= static_cast<uint32_t>(task.k);
-    const bool moved = above && move_bracket(task, verdict, bracket);
-    if (moved) {
+    // As long as all candidates of the cluster were kept, what lies above the bracket's lower end is known.
+    const bool kept = verdict.counted && verdict.inside < kPoolWasFull;
+    const bool above = kept && verdict.above >= static_cast<uint32_t>(task.k);
+    bool again = above && move_bracket(task, verdict, bracket);
+    if (kept && verdict.contains) {
+      bracket = divide(task, pool, bracket);
+      __syncthreads();  // all have read the sums
+      sm.keys.template clear<kThreads>();
+      again = true;
+    }
+    if (again) {
+      __syncthreads();
       if (threadIdx.x == 0) reset_lists(task);
       cluster_sync(task.ctas);  // nobody reads the headers any more
       verdict = exchange(task, bracket, pool, 1, clock);
       ++passes;
     }
     if (!verdict.holds) {
-      // What was not kept is read again: a bracket further down, or a crowd too large to list.
-      const Bracket range = verdict.contains ? bracket : everything;
-      const bool lower = !moved && move_bracket(task, verdict, bracket);
+      // What was not kept is read again: a bracket further down, or everything.
+      const bool lower = !again && move_bracket(task, verdict, bracket);
       __syncthreads();  // the pool's place is used anew
       fall_back<T>(p, shape, storage,
                    lower ? Start{Attempt::kMoved, bracket, everything, source, passes}
-                         : Start{Attempt::kRadix, range, range, source, passes});
+                         : Start{Attempt::kRadix, bracket, everything, source, passes});
       return;
     }
   }
