@@ -55,6 +55,15 @@ class Reason(enum.IntEnum):
     UNSUPPORTED_ARCH = 10
 
 
+class Family(enum.IntEnum):
+    """Kernels a plan can launch; the values are policy.h's."""
+
+    FOUR_PHASE = 0
+    RESIDENT = 1
+    STREAM = 2
+    GENERAL = 3
+
+
 @dataclass(frozen=True)
 class GateDecision:
     """Outcome of `can_use_heuristic`."""
@@ -71,10 +80,13 @@ class Plan:
     """How a call is launched; printable, and the same value the kernels are launched with."""
 
     path: str
+    family: str
+    """Kernel: ``resident`` (the row in registers), ``stream``, ``general``, or the paper's ``four_phase``."""
     ctas_per_row: int
     threads: int
     values_per_thread: int
     list_capacity: int
+    """Keys inside the guessed bracket that one row's CTAs can list, each in its share."""
     candidate_capacity: int
     masks: int
     ring_depth: int
@@ -223,7 +235,7 @@ def plan(
         `ctas_per_row` is not a size the GPU offers, or too small for `width`; or path ``"gvr"`` serves
         neither this `k`, `width` nor `arch`.
     """
-    made = (ctypes.c_int32 * 8)()
+    made = (ctypes.c_int32 * 9)()
     status = policy_library().gvr_topk_make_plan(
         rows, width, k, DTYPES.index(dtype), int(Path.parse(path)), sm_count, arch, ctas_per_row, made
     )
@@ -235,4 +247,4 @@ def plan(
     }
     if status != 0:
         raise ValueError(problems[status])
-    return Plan(Path(made[0]).name.lower(), *made[1:])
+    return Plan(Path(made[0]).name.lower(), Family(made[1]).name.lower(), *made[2:])

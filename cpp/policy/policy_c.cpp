@@ -24,7 +24,7 @@ GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_
   return static_cast<int32_t>(gvr_topk::can_use_heuristic(in));
 }
 
-// Fills plan[8]: path, CTAs per row, threads, values per thread, list capacity, candidate capacity,
+// Fills plan[9]: path, family, CTAs per row, threads, values per thread, list capacity, candidate capacity,
 // masks, ring depth. Returns the PlanProblem, 0 for none.
 GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t k, int32_t dtype,
                                            int32_t path, int32_t sm_count, int32_t arch, int32_t ctas_per_row,
@@ -42,13 +42,14 @@ GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t 
   if (problem != 0) return problem;
   const Plan made = gvr_topk::make_plan(in);
   plan[0] = static_cast<int32_t>(made.path);
-  plan[1] = made.ctas_per_row;
-  plan[2] = made.threads;
-  plan[3] = made.values_per_thread;
-  plan[4] = made.list_capacity;
-  plan[5] = made.candidate_capacity;
-  plan[6] = made.masks;
-  plan[7] = made.ring_depth;
+  plan[1] = static_cast<int32_t>(made.family);
+  plan[2] = made.ctas_per_row;
+  plan[3] = made.threads;
+  plan[4] = made.values_per_thread;
+  plan[5] = made.list_capacity;
+  plan[6] = made.candidate_capacity;
+  plan[7] = made.masks;
+  plan[8] = made.ring_depth;
   return 0;
 }
 

@@ -172,6 +172,27 @@ def test_every_shape_has_a_plan_that_could_be_forced(arch: int, dtype: torch.dty
         assert asdict(plan(**shape, path="cluster", ctas_per_row=made.ctas_per_row)) == asdict(made)
 
 
+@pytest.mark.parametrize(
+    ("asked", "family", "values"),
+    [
+        ({"width": 16 * 512 * 16}, "resident", 16),
+        ({"width": 16 * 512 * 16 + 1}, "resident", 32),
+        ({"width": 16 * 512 * 32}, "resident", 32),
+        ({"width": 16 * 512 * 32 + 1}, "stream", 16),
+        ({"width": MAX_WIDTH}, "stream", 16),
+        ({"width": MAX_WIDTH, "k": 2049}, "general", 16),
+        ({"width": 16 * 512 * 16, "k": 5000}, "resident", 16),
+        ({"width": 70_000, "arch": 120}, "general", 16),
+        ({"width": 8 * 512 * 16, "arch": 120}, "resident", 16),
+        ({"width": 70_000, "path": "radix"}, "resident", 16),
+        ({"width": 70_000, "path": "gvr"}, "four_phase", 16),
+    ],
+)
+def test_which_kernel_a_plan_launches(asked: dict[str, Any], family: str, values: int) -> None:
+    made = plan(**({"rows": 1, "k": 2048} | asked))
+    assert (made.family, made.values_per_thread) == (family, values)
+
+
 def test_more_rows_never_get_more_ctas_each() -> None:
     sizes = [
         plan(rows=rows, width=LONG, k=2048, path="cluster").ctas_per_row for rows in (1, 8, 32, 128, 512)

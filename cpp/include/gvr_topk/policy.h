@@ -89,9 +89,17 @@ GVR_TOPK_HOST_DEVICE constexpr GateReason can_use_heuristic(const GateInput& in)
 
 // ---------------------------------------------------------------- plan
 
-// Cluster family: 512 threads, each holding at most 16 values of one step in registers.
+// Which kernel a plan launches.
+enum class Family : int32_t {
+  kFourPhase = 0,  // the paper's: one CTA per row
+  kResident = 1,   // a cluster holds the row in registers
+  kStream = 2,     // a longer row streams through a cluster, which keeps candidates
+  kGeneral = 3,    // any k and architecture; also what the two above fall back to
+};
+
 constexpr int32_t kClusterThreads = 512;
-constexpr int32_t kValuesPerThread = 16;
+constexpr int32_t kValuesPerThread = 16;      // of one step, in a lane's registers
+constexpr int32_t kWideValuesPerThread = 32;  // of the resident kernel where 16 are too few
 constexpr int32_t kStepElements = kClusterThreads * kValuesPerThread;
 constexpr int32_t kMaxClusterSize = 16;
 // Words per thread under way while a long row streams through shared memory: 96 KB, enough to keep DRAM
@@ -111,6 +119,7 @@ struct PlanInput {
 
 struct Plan {
   Path path;
+  Family family;
   int32_t ctas_per_row;
   int32_t threads;
   int32_t values_per_thread;
@@ -179,6 +188,18 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   return ctas;
 }
 
+// Largest k of the stream kernel: one CTA's pool must take all that is selected and a wide bracket besides.
+constexpr int64_t kStreamMaxK = 2048;
+constexpr int64_t kWideBracket = 2048;
+
+GVR_TOPK_HOST_DEVICE constexpr Family choose_family(const PlanInput& in, int64_t values_per_thread) {
+  if (in.path == Path::kGvr) return Family::kFourPhase;
+  if (values_per_thread <= kValuesPerThread) return Family::kResident;
+  if (is_small_arch(in.arch)) return Family::kGeneral;
+  if (values_per_thread <= kWideValuesPerThread) return Family::kResident;
+  return in.k <= kStreamMaxK ? Family::kStream : Family::kGeneral;
+}
+
 // Beyond this many selection masks (two bytes each) a long list no longer fits beside them.
 constexpr int32_t kManyMasks = 8192;
 
@@ -187,7 +208,11 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   plan.path = in.path == Path::kAuto ? Path::kCluster : in.path;
   plan.ctas_per_row = plan.path == Path::kGvr ? 1 : choose_ctas(in);
   plan.threads = kClusterThreads;
-  plan.values_per_thread = kValuesPerThread;
+  const int64_t threads = int64_t{plan.ctas_per_row} * kClusterThreads;
+  const int64_t held = (in.width + threads - 1) / threads;
+  plan.family = choose_family(in, held);
+  const bool wide = plan.family == Family::kResident && held > kValuesPerThread;
+  plan.values_per_thread = wide ? kWideValuesPerThread : kValuesPerThread;
   const int32_t steps = steps_of(
       warp_span(static_cast<int32_t>(in.width), log2_of(plan.ctas_per_row), element_bytes(in.dtype)));
   plan.masks = steps > 1 ? steps * kClusterThreads : 0;

@@ -18,13 +18,11 @@ constexpr float kNearlyAll = 0.96f;
 // chance once in 240 times, and wider of itself where neighbours in the hint resemble each other.
 constexpr int kOutsiders = 2;
 
-constexpr int kHintSamplesPerThread = kHintSamples / kThreads;
-
 struct HintView {
   const int32_t* prior;  // null: no hint
   float alpha;           // as the last step left it: negative or NaN when unknown
   int offset;
-  int32_t sampled[kHintSamplesPerThread];  // this thread's share of the sampled positions
+  int32_t sampled;  // this thread's position of the sample; negative: none
 };
 
 // Starts the loads of the hint before anything is known of the row: gathering through them is the
@@ -34,15 +32,13 @@ __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
   hint.prior = nullptr;
   hint.alpha = -1.0f;
   hint.offset = p.prior_offset;
+  hint.sampled = -1;
   if (slot < 0) return hint;
   hint.prior = p.prior + slot * p.prior_stride;
-#pragma unroll
-  for (int i = 0; i < kHintSamplesPerThread; ++i) {
-    const uint32_t s = i * kThreads + threadIdx.x;
-    // Evenly spaced over a long hint, all of a short one.
-    const uint32_t at = p.k > kHintSamples ? s * static_cast<uint32_t>(p.k) / kHintSamples : s;
-    hint.sampled[i] = at < static_cast<uint32_t>(p.k) ? hint.prior[at] : -1;
-  }
+  // Evenly spaced over a long hint, all of a short one.
+  const uint32_t k = p.k;
+  const uint32_t at = k > kThreads ? threadIdx.x * k / kThreads : threadIdx.x;
+  if (at < k) hint.sampled = hint.prior[at];
   if (p.guess_state != nullptr) hint.alpha = p.guess_state[slot];
   return hint;
 }
@@ -53,15 +49,11 @@ __device__ __forceinline__ uint32_t hinted_key(const Task<T>& task, const HintVi
   return position < 0 ? kAbsentKey : task.row.key_or_absent(static_cast<int64_t>(position) + hint.offset);
 }
 
-// Keys of this thread's sampled positions. Gathered even when the guess does without them: from them
-// comes the alpha of the next step.
+// Key of this thread's sampled position. Gathered even when the guess does without it: from it comes the
+// alpha of the next step.
 template <typename T>
-__device__ __forceinline__ void gather_hint(const Task<T>& task, const HintView& hint,
-                                            uint32_t (&hinted)[kHintSamplesPerThread]) {
-#pragma unroll
-  for (int i = 0; i < kHintSamplesPerThread; ++i) {
-    hinted[i] = hint.prior != nullptr ? hinted_key(task, hint, hint.sampled[i]) : kAbsentKey;
-  }
+__device__ __forceinline__ uint32_t gather_hint(const Task<T>& task, const HintView& hint) {
+  return hinted_key(task, hint, hint.sampled);
 }
 
 // Greatest of a few scattered elements of the row. Of single elements so few belong to the top k of a long
@@ -78,7 +70,8 @@ __device__ __forceinline__ uint32_t greatest_of_row(const Task<T>& task, int log
     const uint32_t stratum = i * kThreads + task.lane * kWarps + task.warp;
     const uint64_t begin = static_cast<uint64_t>(stratum) * static_cast<uint32_t>(task.row.n);
     const uint32_t jitter = __umulhi(stratum * 2654435761u, task.row.n);
-    greatest = max(greatest, task.row.key(static_cast<int>((begin + jitter) >> (kLog2Threads + log2_per_thread))));
+    greatest =
+        max(greatest, task.row.key(static_cast<int>((begin + jitter) >> (kLog2Threads + log2_per_thread))));
   }
   return greatest;
 }
@@ -115,11 +108,11 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sam
   const int rank = rank_among<8>(sm.sample + 8 * task.warp, key);
   const int present = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey));
   const float place = share * static_cast<float>(present);
-  int upper = static_cast<int>(place) - 1, lower = min(static_cast<int>(ceilf(place)), present - 1);
+  int upper = max(static_cast<int>(place) - 1, 0), lower = min(static_cast<int>(ceilf(place)), present - 1);
   int outsiders_above = kOutsiders, outsiders_below = share > kNearlyAll ? 0 : kOutsiders;
-  if (share < 2.0f / 32) {
-    // Too few to have order statistics on both sides: the greatest of each warp, and how many of those
-    // lie above, within three standard deviations.
+  if (share < 1.0f / 32) {
+    // Less than one in a warp: the greatest of each, and how many of those lie above, within three standard
+    // deviations.
     const float expected = kWarps * (1.0f - __expf(-32 * share));
     const float reach = 3.0f * __fsqrt_rn(expected * (1.0f - expected / kWarps));
     upper = lower = 0;
@@ -153,7 +146,7 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sam
 template <typename T>
 __device__ __forceinline__ Sample sample_of_row(const Task<T>& task) {
   const int n = task.row.n;
-  const int log2_per_thread = n < (1 << 14) ? 0 : n < 3 << 14 ? 1 : n < (1 << 17) ? 2 : 3;
+  const int log2_per_thread = n < (1 << 14) ? 0 : n < 3 << 14 ? 1 : n < (1 << 18) ? 2 : 3;
   float rest = 1.0f - __fdividef(static_cast<float>(task.k), static_cast<float>(n));
   for (int i = 0; i < log2_per_thread; ++i) rest *= rest;
   return Sample{greatest_of_row(task, log2_per_thread), 1.0f - rest, kGuessRowSample};
@@ -161,10 +154,9 @@ __device__ __forceinline__ Sample sample_of_row(const Task<T>& task) {
 
 // `meanwhile` runs when the loads of the sample are under way.
 template <typename T, typename Meanwhile>
-__device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint,
-                                         const uint32_t (&hinted)[kHintSamplesPerThread], bool use_hint,
-                                         Meanwhile meanwhile) {
-  Sample sample{hinted[0], hint.alpha, kGuessHint};
+__device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint, uint32_t hinted,
+                                         bool use_hint, Meanwhile meanwhile) {
+  Sample sample{hinted, hint.alpha, kGuessHint};
   // Length first: it is known sooner than alpha. NaN and what is no share count as unknown.
   if (!use_hint || length_reason(task.row.n) != GateReason::kAllowed ||
       !(hint.alpha >= kWorthlessAlpha && hint.alpha <= 1.0f)) {

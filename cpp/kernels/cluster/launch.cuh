@@ -1,4 +1,4 @@
-// Launches one instantiation of the cluster kernel.
+// Launches the cluster kernel of a plan.
 #pragma once
 
 #include "cluster/resident.cuh"
@@ -7,44 +7,34 @@
 
 namespace gvr_topk::cluster {
 
-template <typename T, typename Kernel>
+template <typename Kernel>
 cudaError_t launch_kernel(KernelLimits& limits, Kernel* kernel, size_t shared, const TopkParams& params,
-                          const Plan& plan, const Shape& shape, bool pdl, cudaStream_t queue) {
+                          const Plan& plan, const Shape& shape, bool pdl, cudaStream_t stream) {
   const cudaError_t status = limits.raise(reinterpret_cast<const void*>(kernel));
   if (status != cudaSuccess) return status;
-  LaunchConfig launch(dim3(params.rows * plan.ctas_per_row), dim3(kThreads), shared, queue, plan.ctas_per_row,
-                      pdl);
+  LaunchConfig launch(dim3(params.rows * plan.ctas_per_row), dim3(kThreads), shared, stream,
+                      plan.ctas_per_row, pdl);
   return cudaLaunchKernelEx(&launch.config, kernel, params, shape);
 }
 
-// Elements a thread of the resident kernel would hold.
-inline int values_per_thread(const TopkParams& params, const Plan& plan) {
-  return (params.width + plan.ctas_per_row * kThreads - 1) / (plan.ctas_per_row * kThreads);
-}
-
-// Whether the stream kernel's pools have room for the k selected and a wide bracket, wherever they lie.
-constexpr int64_t kWideBracket = 2048;
-inline bool pools_suffice(const TopkParams& params, const Plan& plan, const Shape& shape) {
-  return params.k + kWideBracket <= int64_t{32} * shape.pool_chunks;
-}
-
 template <typename T>
-cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t queue) {
-  static KernelLimits general, resident, wide, stream;
+cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
+  static KernelLimits resident, wide, streaming, general;
   const Shape shape = make_shape(plan, plan.path == Path::kCluster);
-  const int values = values_per_thread(params, plan);
-  if (values <= 16) {
-    return launch_kernel<T>(resident, resident_topk<T, 16>, resident_bytes<T, 16>(shape), params, plan, shape,
-                            pdl, queue);
+  if (plan.family == Family::kStream) {
+    return launch_kernel(streaming, stream_topk<T>, stream_bytes(shape), params, plan, shape, pdl, stream);
   }
-  if (values <= 32 && shape.ring) {
-    return launch_kernel<T>(wide, resident_topk<T, 32>, resident_bytes<T, 32>(shape), params, plan, shape, pdl,
-                            queue);
+  if (plan.family == Family::kGeneral) {
+    return launch_kernel(general, general_topk<T>, shared_bytes(shape), params, plan, shape, pdl, stream);
   }
-  if (shape.ring && pools_suffice(params, plan, shape)) {
-    return launch_kernel<T>(stream, stream_topk<T>, stream_bytes(shape), params, plan, shape, pdl, queue);
+  if (plan.values_per_thread == kValuesPerThread) {
+    constexpr int kValues = kValuesPerThread;
+    return launch_kernel(resident, resident_topk<T, kValues>, resident_bytes<T, kValues>(shape), params, plan,
+                         shape, pdl, stream);
   }
-  return launch_kernel<T>(general, cluster_topk<T>, shared_bytes(shape), params, plan, shape, pdl, queue);
+  constexpr int kValues = kWideValuesPerThread;
+  return launch_kernel(wide, resident_topk<T, kValues>, resident_bytes<T, kValues>(shape), params, plan,
+                       shape, pdl, stream);
 }
 
 }  // namespace gvr_topk::cluster

@@ -1,11 +1,10 @@
 // Radix rounds over the whole row: 10 bits of the key a round, a histogram per CTA, summed over the
 // cluster. They find, for any content, a bracket that holds the k-th key and whose elements fit the
-// list; a plateau ends as a bracket of one key. This is the radix path, and what missed guesses fall
-// back to.
+// list; a plateau ends as a bracket of one key. This is what missed guesses fall back to.
 //
-// The first round may start from a range that a sample of the row suggests. It then resolves values
-// that share their leading digits at once, and the crowd below the range costs a comparison only; a
-// range that turns out wrong costs one round.
+// The first round may start from a range: one that is known to hold the k-th key but holds too much else.
+// Values that share their leading digits are then told apart at once, and what lies below costs a comparison
+// only; a range that turns out wrong costs one round.
 #pragma once
 
 #include "cluster/state.cuh"

@@ -1,9 +1,9 @@
 // Phase 4, refine: the exact k-th key out of the listed ones. Every CTA does the same on its own copy.
 #pragma once
 
+#include "cluster/exchange.cuh"
 #include "cluster/state.cuh"
-#include "cluster/verify.cuh"
-#include "common/bin_scan.cuh"
+#include "common/histogram.cuh"
 
 namespace gvr_topk::cluster {
 
@@ -68,7 +68,7 @@ __device__ __forceinline__ Cut rank_directly(const Shared& sm, uint32_t rank, in
 // k-th key: no element lies between them) or few enough are left to rank them directly.
 template <typename T>
 __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& bracket, const Listed& listed,
-                                            const Verdict& verdict, int& rounds) {
+                                       const Verdict& verdict, int& rounds) {
   Shared& sm = *task.shared;
   const uint32_t plateau = bracket.plateau();
   uint32_t base = bracket.lo;  // above the absent key, whose distance wraps

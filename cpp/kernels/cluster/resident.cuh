@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "cluster/kernel.cuh"
+#include "cluster/general.cuh"
 #include "cluster/place.cuh"
 
 namespace gvr_topk::cluster {
@@ -54,7 +54,8 @@ struct Part {
         if (j < vecs && there > 0 && there < kPerVec<T>) {
           // The end of the row: there may be nothing behind it to read.
 #pragma unroll 1
-          for (int e = 0; e < there; ++e) reinterpret_cast<T*>(warp_stage + offset)[e] = data[c * kPerVec<T> + e];
+          for (int e = 0; e < there; ++e)
+            reinterpret_cast<T*>(warp_stage + offset)[e] = data[c * kPerVec<T> + e];
         }
       }
     } else {
@@ -111,8 +112,9 @@ inline size_t resident_bytes(const Shape& shape) {
 
 // Counts what is above the bracket and lists what is inside, here and then in every CTA of the cluster.
 template <typename T, int kValues>
-__device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& bracket, const Part<T, kValues>& part,
-                                            uint32_t parity, PhaseClock& clock) {
+__device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& bracket,
+                                            const Part<T, kValues>& part, uint32_t parity,
+                                            PhaseClock& clock) {
   Shared& sm = *task.shared;
   const float lo = key_to_float(bracket.lo), hi = key_to_float(bracket.hi);
   // NaN fails both comparisons and so counts as above.
@@ -184,8 +186,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Shared memory of the other CTAs may be touched only once they are known to run.
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
   const Sink sink = job.sink(p);
-  uint32_t hinted[kHintSamplesPerThread];
-  gather_hint(task, job.hint, hinted);
+  const uint32_t hinted = gather_hint(task, job.hint);
   Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, [] {});
   const uint32_t source = bracket.source;
   part.take();

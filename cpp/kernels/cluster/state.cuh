@@ -11,9 +11,8 @@ constexpr int kThreads = kClusterThreads;
 constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
-constexpr int kHintSamples = kThreads;
 constexpr int kMaxPoolChunks = 256;  // a chunk's number is a byte
-constexpr int kRankDirectly = 32;  // few enough items for one warp to rank by comparison
+constexpr int kRankDirectly = 32;    // few enough items for one warp to rank by comparison
 
 enum GuessSource : uint32_t { kGuessNone = 0, kGuessHint = 1, kGuessRowSample = 2 };
 
@@ -55,7 +54,7 @@ struct alignas(16) Shared {
   Histogram keys;       // of the listed keys, or cluster-wide sums of one radix round
   uint32_t over_range;  // elements above the range of that round
   Header header[kMaxClusterSize];
-  uint64_t mailbox;  // barrier that lists and headers of other CTAs arrive at
+  uint64_t mailbox;                         // barrier that lists and headers of other CTAs arrive at
   uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to it
   uint32_t warp_value[3][kWarps];
@@ -63,13 +62,13 @@ struct alignas(16) Shared {
     uint32_t word_candidates[kMaxSteps * kWarps];  // per word; then, of all words before it
     uint8_t pool_chunks[kWarps][kMaxPoolChunks];   // which chunks of the store a warp has taken
   };
-  alignas(16) uint32_t edge[2][kWarps];        // every warp's idea of the bracket: its top, and its inverted bottom
+  alignas(16) uint32_t edge[2][kWarps];  // every warp's idea of the bracket: its top, and its inverted bottom
   uint32_t small[kRankDirectly];
   uint32_t small_count;
-  uint32_t pool_used;  // chunks taken by all warps
-  uint32_t listed;  // keys inside the bracket
-  uint32_t above;   // elements above it
-  uint32_t equal;   // elements equal to its plateau
+  uint32_t pool_used;    // chunks taken by all warps
+  uint32_t listed;       // keys inside the bracket
+  uint32_t above;        // elements above it
+  uint32_t equal;        // elements equal to its plateau
   uint32_t at_or_above;  // hinted values at or above the k-th
   uint32_t hinted;       // hinted values that lie in the row
 };

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "cluster/kernel.cuh"
+#include "cluster/general.cuh"
 #include "cluster/place.cuh"
 
 namespace gvr_topk::cluster {
@@ -286,8 +286,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Shared memory of the other CTAs may be touched only once they are known to run.
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
   const Sink sink = job.sink(p);
-  uint32_t hinted[kHintSamplesPerThread];
-  gather_hint(task, job.hint, hinted);
+  const uint32_t hinted = gather_hint(task, job.hint);
   Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, [&] {
     // The sample first: behind all that the ring can hold it would wait for megabytes.
     if (!task.row.aligned) return;

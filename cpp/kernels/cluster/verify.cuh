@@ -1,26 +1,15 @@
-// Phases 2 and 3, verify and collect: one look at every element, one cluster barrier.
+// Phases 2 and 3, verify and collect: one look at every element, one exchange.
 //
 // Elements above the bracket are counted, elements inside it are listed (as keys) in every CTA of the
-// cluster, so that after the barrier each CTA can finish alone. While the barrier is under way each
-// CTA collects its own candidates, in index order.
+// cluster. While that is under way each CTA collects its own candidates, in index order.
 #pragma once
 
+#include "cluster/exchange.cuh"
 #include "cluster/state.cuh"
 #include "common/order_scan.cuh"
 #include "common/phase_clock.cuh"
 
 namespace gvr_topk::cluster {
-
-struct Verdict {
-  bool counted;        // all CTAs used this bracket
-  bool contains;       // and the k-th key is in it
-  bool holds;          // and everything needed was listed
-  uint32_t above;      // elements above the bracket
-  uint32_t rank;       // its rank, from the top, among the elements inside
-  uint32_t inside;     // elements inside
-  uint32_t equal;      // of these, elements equal to the plateau
-  uint32_t collected;  // candidates of this CTA; above the capacity they were not collected
-};
 
 // Appends the marked elements of a warp's word, as keys, to this CTA's own segment of its own list.
 template <typename T>
@@ -34,82 +23,6 @@ __device__ __forceinline__ void list_keys(const Task<T>& task, const Word<T>& wo
     if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = key;
     ++slot;
   }
-}
-
-// Sends this CTA's segment and its header to the same place in every CTA of the cluster, each by a team
-// of threads. The receiver's mailbox counts one arrival and the bytes it announces per sender.
-template <typename T>
-__device__ __forceinline__ void push(const Task<T>& task, const Bracket& bracket) {
-  const Shared& sm = *task.shared;
-  const uint32_t target = task.team_target(), place = task.team_place();
-  const uint32_t mailbox = ptx::map_to_rank(ptx::shared_address(&sm.mailbox), target);
-  const uint32_t header = ptx::map_to_rank(ptx::shared_address(&sm.header[task.rank]), target);
-  const uint32_t* mine = task.list + task.rank * task.segment;
-  const uint32_t list = ptx::map_to_rank(ptx::shared_address(mine), target);
-  const uint32_t listed = sm.listed;
-  // A CTA's own copy of the list is in place.
-  const uint32_t sent = target == task.rank ? 0 : min(listed, static_cast<uint32_t>(task.segment));
-  if (place == 0) ptx::mailbox_announce(mailbox, 4 * (kHeaderWords + sent));
-  if (place < kHeaderWords) {
-    const uint32_t word[kHeaderWords] = {bracket.lo, bracket.hi, sm.above, listed, sm.equal};
-    uint32_t value = word[0];
-#pragma unroll
-    for (int i = 1; i < kHeaderWords; ++i) value = place == i ? word[i] : value;
-    ptx::mailbox_store(header + 4 * place, value, mailbox);
-  }
-  constexpr int kAtOnce = 4;  // so that the loads overlap
-#pragma unroll 1
-  for (uint32_t first = place; first < sent; first += kAtOnce * task.team_size()) {
-    uint32_t key[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const uint32_t i = first + j * task.team_size();
-      key[j] = i < sent ? mine[i] : kAbsentKey;
-    }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const uint32_t i = first + j * task.team_size();
-      if (i < sent) ptx::mailbox_store(list + 4 * i, key[j], mailbox);
-    }
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Bracket& bracket) {
-  const Shared& sm = *task.shared;
-  const bool mine = task.lane < task.ctas;
-  const Header h = sm.header[mine ? task.lane : 0];
-  // CTAs read the hint while another row of the same request may be writing it, so they can have
-  // guessed differently; then nothing they counted belongs together.
-  const bool same = h.lo == bracket.lo && h.hi == bracket.hi;
-  const bool fits = h.listed <= static_cast<uint32_t>(task.segment);
-  Verdict v;
-  v.above = __reduce_add_sync(0xffffffffu, mine ? h.above : 0);
-  const uint32_t listed = __reduce_add_sync(0xffffffffu, mine ? h.listed : 0);
-  v.equal = __reduce_add_sync(0xffffffffu, mine ? h.equal : 0);
-  v.inside = listed + v.equal;
-  v.rank = static_cast<uint32_t>(task.k) - v.above;
-  v.counted = __all_sync(0xffffffffu, same);
-  v.contains = v.counted && v.above < static_cast<uint32_t>(task.k) && v.rank <= v.inside;
-  v.holds = v.contains && __all_sync(0xffffffffu, fits);
-  return v;
-}
-
-// Brings together what every CTA has counted in `above`, `equal` and `listed`, and listed.
-template <typename T>
-__device__ __forceinline__ Verdict exchange_lists(const Task<T>& task, const Bracket& bracket, uint32_t parity,
-                                                  PhaseClock& clock) {
-  Shared& sm = *task.shared;
-  __syncthreads();
-  clock.stamp();
-  if (task.ctas > 1) {
-    push(task, bracket);
-    ptx::mailbox_wait(ptx::shared_address(&sm.mailbox), parity);
-  } else {
-    if (threadIdx.x == 0) sm.header[0] = Header{bracket.lo, bracket.hi, sm.above, sm.listed, sm.equal};
-    __syncthreads();
-  }
-  return read_headers(task, bracket);
 }
 
 // Counts and lists this CTA's elements; the candidates' bits stay in `bits` (one word) or in the masks.
@@ -230,24 +143,6 @@ __device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& br
   Verdict verdict = read_headers(task, bracket);
   verdict.collected = collected;
   return verdict;
-}
-
-// A second bracket beside one that just missed: above it, or below it and wider. False where neither is
-// likely to hold; then the radix rounds decide.
-template <typename T>
-__device__ __forceinline__ bool move_bracket(const Task<T>& task, const Verdict& verdict, Bracket& bracket) {
-  constexpr float kWiden = 4.0f;
-  if (!verdict.counted || verdict.contains) return false;
-  if (verdict.above >= static_cast<uint32_t>(task.k)) {
-    if (verdict.above > static_cast<uint32_t>(task.segment << task.log2_ctas) / 2) return false;
-    bracket.lo = bracket.hi + 1;
-    bracket.hi = kPosInfKey - 1;
-  } else {
-    const float lo = key_to_float(bracket.lo), hi = key_to_float(bracket.hi);
-    bracket.hi = bracket.lo - 1;
-    bracket.lo = max(kNegInfKey + 1, order_key(lo - kWiden * (hi - lo)));
-  }
-  return kNegInfKey < bracket.lo && bracket.lo <= bracket.hi && bracket.hi < kPosInfKey;
 }
 
 }  // namespace gvr_topk::cluster

@@ -5,7 +5,8 @@
 // up on, the radix rounds with the cluster kernel, as a cluster of one.
 #pragma once
 
-#include "cluster/kernel.cuh"
+#include "cluster/general.cuh"
+#include "gvr/bin_scan.cuh"
 
 namespace gvr_topk::gvr {
 

@@ -1,0 +1,213 @@
+// What the kernels of the cluster family have in common: the shape of a launch, the row a cluster works on,
+// and what is written beside the result.
+#pragma once
+
+#include "cluster/emit.cuh"
+#include "cluster/guess.cuh"
+#include "cluster/state.cuh"
+
+namespace gvr_topk::cluster {
+
+constexpr size_t kWordBytes = 4 * kValuesPerThread;  // of the widest dtype
+
+// Shared-memory layout of a launch.
+struct Shape {
+  int log2_ctas;
+  int list_capacity;
+  int candidate_capacity;
+  int masks;        // selection masks of one CTA; 0 when rows fit in registers
+  int pool_chunks;  // room for candidates of the stream kernel, in its chunks
+  bool ring;
+  bool use_hint;  // or guess from a sample of the row, whatever the hint
+};
+
+constexpr size_t kChunkBytes = 32 * sizeof(Candidate);
+constexpr size_t kSharedLimit = 227 * 1024;
+
+// Lists, ring, and behind them masks and candidates, or in their place the stream kernel's pool.
+inline constexpr size_t fixed_bytes(const Shape& shape) {
+  return sizeof(Shared) + sizeof(uint32_t) * shape.list_capacity +
+         (shape.ring ? kRingDepth * kThreads * kWordBytes : 0);
+}
+
+// A warp's last chunk may be all but empty.
+static_assert(fixed_bytes(Shape{0, 16384, 0, 0, 0, true, true}) +
+                      kChunkBytes * ((kStreamMaxK + kWideBracket) / 32 + kWarps) <=
+                  kSharedLimit,
+              "a pool takes what may be selected and a wide bracket");
+
+inline Shape make_shape(const Plan& plan, bool use_hint) {
+  Shape shape{log2_of(plan.ctas_per_row),
+              plan.list_capacity,
+              plan.candidate_capacity,
+              plan.masks,
+              0,
+              plan.ring_depth > 0,
+              use_hint};
+  if (plan.family == Family::kStream) {
+    const size_t room = (kSharedLimit - fixed_bytes(shape)) / kChunkBytes;
+    shape.pool_chunks = room < kMaxPoolChunks ? static_cast<int>(room) : kMaxPoolChunks;
+  }
+  return shape;
+}
+
+inline size_t shared_bytes(const Shape& shape) {
+  return fixed_bytes(shape) + sizeof(Candidate) * shape.candidate_capacity + sizeof(uint16_t) * shape.masks;
+}
+
+template <typename T>
+__device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, int row, int request,
+                                             unsigned char* storage) {
+  Task<T> task;
+  task.row = row_view<T>(p, row, request);
+  task.k = p.k;
+  task.rank = shape.log2_ctas > 0 ? ptx::cluster_rank() : 0;
+  task.log2_ctas = shape.log2_ctas;
+  task.ctas = 1 << shape.log2_ctas;
+  task.lane = threadIdx.x & 31;
+  task.warp = threadIdx.x >> 5;
+  const int n = max(task.row.n, 0);
+  const int span = warp_span(n, task.log2_ctas, sizeof(T));
+  task.steps = steps_of(span);
+  if (task.steps == 1) {
+    task.begin = min(n, (task.rank * kWarps + task.warp) * span);
+    task.end = min(n, task.begin + span);
+  } else {
+    const int share = task.steps * kStepElements;
+    task.begin = min(n, task.rank * share + task.warp * kWordElements);
+    task.end = min(n, (task.rank + 1) * share);
+  }
+  task.shared = reinterpret_cast<Shared*>(storage);
+  task.list = reinterpret_cast<uint32_t*>(storage + sizeof(Shared));
+  task.segment = shape.list_capacity >> task.log2_ctas;
+  uint4* ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity);
+  task.ring = shape.ring ? ring : nullptr;
+  task.masks = reinterpret_cast<uint16_t*>(shape.ring ? ring + kRingDepth * kThreads * Word<T>::kVecs : ring);
+  task.candidates = reinterpret_cast<Candidate*>(task.masks + shape.masks);
+  task.candidate_capacity = shape.candidate_capacity;
+  return task;
+}
+
+// Adds to the block's counts how many of these hinted values lie in the row, and how many of those at or
+// above the k-th.
+template <typename T>
+__device__ __forceinline__ void count_hint(const Task<T>& task, uint32_t hinted, uint32_t kth) {
+  const uint32_t in_row = __popc(__ballot_sync(0xffffffffu, hinted != kAbsentKey));
+  const uint32_t at_or_above = __popc(__ballot_sync(0xffffffffu, hinted >= kth));
+  if (task.lane != 0) return;
+  atomicAdd(&task.shared->hinted, in_row);
+  atomicAdd(&task.shared->at_or_above, at_or_above);
+}
+
+// The same for the whole hint, which is still the old one.
+template <typename T>
+__device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& hint, uint32_t kth) {
+  for (int first = 0; first < task.k; first += kThreads) {
+    const int i = first + threadIdx.x;
+    count_hint(task, i < task.k ? hinted_key(task, hint, hint.prior[i]) : kAbsentKey, kth);
+  }
+}
+
+__device__ __forceinline__ int slot_of(const TopkParams& p, int row, int request) {
+  if (p.prior == nullptr) return -1;
+  const int slot = p.row_slot != nullptr ? p.row_slot[row] : request;
+  return slot < p.num_slots ? slot : -1;
+}
+
+__device__ __forceinline__ void write_stats(int32_t* stats, Path path, int passes, int candidates, int snaps,
+                                            int hits, int guess, bool guess_hit, int done) {
+  stats[kStatPath] = static_cast<int32_t>(path);
+  stats[kStatPasses] = passes;
+  stats[kStatCandidates] = candidates;
+  stats[kStatSnap] = snaps;
+  stats[kStatHits] = hits;
+  stats[kStatGuess] = guess;
+  stats[kStatGuessHit] = guess_hit;
+  stats[kStatDone] = done;
+}
+
+template <typename T>
+__device__ __forceinline__ void reset_lists(const Task<T>& task) {
+  task.shared->listed = 0;
+  task.shared->above = 0;
+  task.shared->equal = 0;
+}
+
+template <typename T>
+__device__ __forceinline__ void reset_counters(const Task<T>& task) {
+  Shared& sm = *task.shared;
+  if (threadIdx.x < kMaxClusterSize) {
+    sm.segment_above[threadIdx.x] = 0;
+    sm.segment_equal[threadIdx.x] = 0;
+  }
+  if (threadIdx.x == 0) {
+    reset_lists(task);
+    sm.hinted = 0;
+    sm.at_or_above = 0;
+    if (task.ctas > 1) ptx::mailbox_init(ptx::shared_address(&sm.mailbox), task.ctas);
+  }
+}
+
+// What a cluster has to do: its row, the row's hint, and where results go.
+template <typename T>
+struct Job {
+  int row;
+  int request;
+  int slot;
+  Task<T> task;
+  HintView hint;
+  bool writer;  // the thread that speaks for the row
+
+  __device__ __forceinline__ Job(const TopkParams& p, const Shape& shape, unsigned char* storage) {
+    row = blockIdx.x >> shape.log2_ctas;
+    request = p.next_n == 1 ? row : row / p.next_n;
+    slot = slot_of(p, row, request);
+    hint = hint_view(p, slot);
+    task = make_task<T>(p, shape, row, request, storage);
+    writer = task.rank == 0 && threadIdx.x == 0;
+  }
+
+  __device__ __forceinline__ Sink sink(const TopkParams& p) const { return make_sink(p, row, request, slot); }
+
+  __device__ __forceinline__ int32_t* stats(const TopkParams& p) const {
+    return p.stats != nullptr ? p.stats + row * kStatColumns : nullptr;
+  }
+
+  // Rows no longer than k need no selection. False when there is one to make.
+  __device__ __forceinline__ bool finish_short(const TopkParams& p) const {
+    if (task.row.n > task.k) return false;
+    int32_t* stats = this->stats(p);
+    emit_short_row(sink(p), task.row.n, task.k, task.rank * kThreads + threadIdx.x, task.ctas * kThreads);
+    if (stats != nullptr && task.rank == 0 && threadIdx.x < kStatColumns) {
+      stats[threadIdx.x] = threadIdx.x == kStatHits ? -1 : 0;
+    }
+    return true;
+  }
+
+  // What share of the hint was at or above the k-th value, for the next step's guess: of its sample, or,
+  // when statistics are wanted, of all of it, which has to be looked at before it is overwritten.
+  __device__ __forceinline__ void count(const TopkParams& p, uint32_t hinted, uint32_t kth) const {
+    if (hint.prior != nullptr && p.stats != nullptr) {
+      if (task.rank == 0) audit_hint(task, hint, kth);
+      cluster_sync(task.ctas);
+    } else if (task.rank == 0) {
+      count_hint(task, hinted, kth);
+    }
+  }
+
+  __device__ __forceinline__ void report(const TopkParams& p, const Shape& shape, int passes, uint32_t inside,
+                                         int snaps, uint32_t source, bool guess_hit, int rounds) const {
+    if (!writer) return;
+    const Shared& sm = *task.shared;
+    if (p.guess_state != nullptr && sink(p).prior != nullptr) {
+      p.guess_state[slot] =
+          sm.hinted > 0 ? static_cast<float>(sm.at_or_above) / static_cast<float>(sm.hinted) : -1.0f;
+    }
+    if (p.stats == nullptr) return;
+    write_stats(stats(p), shape.use_hint ? Path::kCluster : Path::kRadix, passes, static_cast<int>(inside),
+                snaps, hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1,
+                static_cast<int>(source), guess_hit, rounds);
+  }
+};
+
+}  // namespace gvr_topk::cluster
