@@ -298,9 +298,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
 
   const Bracket everything{kMinKey, kMaxKey, kGuessNone};
-  if (!task.row.aligned || bracket.plateau() != kAbsentKey) {
-    ptx::wait_copies<0>();
-    __syncthreads();
+  if (!task.row.aligned) {
     fall_back<T>(p, shape, storage, Start{Attempt::kGuess, bracket, everything, source, 0});
     return;
   }
@@ -308,7 +306,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   pool.store = reinterpret_cast<Candidate*>(task.masks);
   pool.chunks = sm.pool_chunks[task.warp];
   pool.capacity = shape.pool_chunks;
-  sift(task, stream, key_to_float(bracket.lo), pool);
+  // A plateau may be most of the row. That is for `finish`, but only once all CTAs are known to agree: where
+  // the hint is being written, they may have read different ones.
+  pool.full = bracket.plateau() != kAbsentKey;
+  if (pool.full) {
+    ptx::wait_copies<0>();
+  } else {
+    sift(task, stream, key_to_float(bracket.lo), pool);
+  }
   clock.stamp();
   Verdict verdict = exchange(task, bracket, pool, 0, clock);
   int passes = 1;
@@ -332,12 +337,15 @@ __global__ void __launch_bounds__(kThreads, 1)
       ++passes;
     }
     if (!verdict.holds) {
-      // What was not kept is read again: a bracket further down, or everything.
-      const bool lower = !again && move_bracket(task, verdict, bracket);
+      // What was not kept is read again: for the same bracket, one further down, or everything.
+      Attempt attempt = Attempt::kRadix;
+      if (verdict.counted && bracket.plateau() != kAbsentKey) {
+        attempt = Attempt::kGuess;
+      } else if (!again && move_bracket(task, verdict, bracket)) {
+        attempt = Attempt::kMoved;
+      }
       __syncthreads();  // the pool's place is used anew
-      fall_back<T>(p, shape, storage,
-                   lower ? Start{Attempt::kMoved, bracket, everything, source, passes}
-                         : Start{Attempt::kRadix, bracket, everything, source, passes});
+      fall_back<T>(p, shape, storage, Start{attempt, bracket, everything, source, passes});
       return;
     }
   }
