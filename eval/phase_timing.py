@@ -34,7 +34,7 @@ from eval.kernel_timing import Rows, time_graph
 
 PHASES: dict[str, tuple[str, ...]] = {
     "gvr": ("P1 pre-index statistics", "P2 threshold search", "P3 collect", "P4 refine"),
-    "cluster": ("load, guess", "classify, push", "collect, barrier", "k-th value", "count", "emit"),
+    "cluster": ("load, guess", "classify, list", "exchange", "k-th value", "count", "emit"),
 }
 """Phases between consecutive stamps of a launch whose first guess was good."""
 

@@ -263,7 +263,9 @@ def indexer_topk_decode(
     page_size : int
         Positions per page; needed with `page_table`.
     path : {"auto", "cluster", "gvr", "radix"}
-        Which kernel; CPU tensors have one implementation and ignore it.
+        ``"cluster"`` guesses from the hint, ``"radix"`` from a sample of the row, whatever the hint; in
+        both, radix rounds over the key settle what a guess misses. ``"gvr"`` is the paper's four-phase
+        kernel. CPU tensors have one implementation and ignore it.
     ctas_per_row : int
         Force the cluster size of ``"cluster"`` and ``"radix"``; 0 follows the plan.
     quantile_guess : bool, default True

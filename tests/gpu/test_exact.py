@@ -7,6 +7,7 @@ import pytest
 import torch
 from oracle import full_lengths, place, run, wrong_rows
 
+from gvr_topk.gate import plan
 from gvr_topk.synthetic import LAYERS, LayerGenerator, adversarial_hints, adversarial_rows
 
 PATHS = ("cluster", "radix", "gvr")
@@ -54,6 +55,65 @@ def test_cluster_sizes(path: str, ctas: int, dtype: torch.dtype) -> None:
         logits = place(rows)
         got = run(logits, full_lengths(logits), 2048, path=path, ctas_per_row=ctas)
         assert [names[r] for r in wrong_rows(got, logits, full_lengths(logits), 2048)] == [], n
+
+
+@pytest.mark.parametrize(
+    ("ctas", "family", "values"),
+    [(1, "stream", 16), (2, "stream", 16), (4, "stream", 16), (8, "resident", 32), (16, "resident", 16)],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_kernel_with_every_hint(ctas: int, family: str, values: int, dtype: torch.dtype) -> None:
+    n, k = 70_690, 2048
+    made = plan(rows=1, width=n, k=k, dtype=dtype, ctas_per_row=ctas)
+    assert (made.family, made.values_per_thread) == (family, values)
+    names, rows = adversarial_batch(n, k, dtype)
+    noise = torch.randn(2, n, generator=torch.Generator().manual_seed(ctas))
+    noise[1, -3000:] += 9  # all of the choice in a few threads' parts
+    logits = place(torch.cat([rows, noise.to(dtype)]), pad=6)  # 16-byte loads on every row
+    assert logits.stride(0) % 8 == 0
+    names += ["noise", "all at the end"]
+    lengths = full_lengths(logits)
+    best = run(logits, lengths, k, path="cluster", ctas_per_row=ctas)
+    assert [names[r] for r in wrong_rows(best, logits, lengths, k)] == []
+    spoilt = best.clone()
+    spoilt[:, ::3] = torch.randint(0, n, spoilt[:, ::3].shape, dtype=torch.int32, device="cuda")
+    for prior, alpha in ((best, 1.0), (best, 0.5), (spoilt, 0.7), (spoilt, 0.99), (spoilt, 0.15)):
+        guess = torch.full((len(names),), alpha, device="cuda")
+        got = run(
+            logits,
+            lengths,
+            k,
+            path="cluster",
+            ctas_per_row=ctas,
+            prior=prior.clone(),
+            guess_state=guess,
+        )
+        assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], alpha
+
+
+@pytest.mark.parametrize("ctas", [1, 2, 8, 16])
+def test_drafts_write_the_hint_that_others_read(ctas: int) -> None:
+    # The last of a request's rows writes the hint while the clusters of the others may be reading it, so
+    # that CTAs of one cluster guess differently: half of the values are zero, and zero is in some brackets.
+    n, k, next_n, requests = 70_688, 2048, 4, 8
+    generator = torch.Generator(device="cuda").manual_seed(ctas)
+    logits = torch.randn(requests * next_n, n, device="cuda", generator=generator)
+    logits[:, : n - k - 100] = logits[:, : n - k - 100].clamp(max=0.0)
+    lengths = torch.full((requests,), n, dtype=torch.int32, device="cuda")
+    for step in range(30):
+        prior = torch.randint(0, n, (requests, k), dtype=torch.int32, device="cuda", generator=generator)
+        guess = torch.rand(requests, device="cuda", generator=generator)
+        got = run(
+            logits,
+            lengths,
+            k,
+            path="cluster",
+            ctas_per_row=ctas,
+            next_n=next_n,
+            prior=prior,
+            guess_state=guess,
+        )
+        assert wrong_rows(got, logits, lengths, k, next_n) == [], step
 
 
 @pytest.mark.parametrize("path", ["cluster", "radix"])

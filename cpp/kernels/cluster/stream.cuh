@@ -314,7 +314,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     sift(task, stream, key_to_float(bracket.lo), pool);
   }
-  clock.stamp();
   Verdict verdict = exchange(task, bracket, pool, 0, clock);
   int passes = 1;
   bool guess_hit = verdict.holds;
