@@ -218,7 +218,11 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   plan.masks = steps > 1 ? steps * kClusterThreads : 0;
   // What is left of one SM's shared memory beside the ring and the masks of the longest rows; the
   // four-phase kernel, which comes here only for rows its search gives up on, has its own candidates.
+  // Few CTAs share a list among few, and want their room for the pool of the stream kernel.
   plan.list_capacity = plan.masks > kManyMasks ? 6144 : 16384;
+  if (plan.family == Family::kStream && plan.ctas_per_row <= 4 && plan.masks <= kManyMasks) {
+    plan.list_capacity = 8192;
+  }
   plan.candidate_capacity = 2560;
   plan.ring_depth = plan.masks > 0 ? kRingDepth : 0;
   if (is_small_arch(in.arch)) {

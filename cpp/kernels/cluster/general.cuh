@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Shared memory of the other CTAs may be touched only once they are known to run.
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
   const uint32_t hinted = gather_hint(task, job.hint);
-  const Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, [] {});
+  const Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, kOutsiders, [] {});
   if (task.ctas > 1) ptx::cluster_wait();
   clock.stamp();
   const Bracket everything{kMinKey, kMaxKey, kGuessNone};

@@ -60,11 +60,9 @@ __device__ __forceinline__ uint32_t gather_hint(const Task<T>& task, const HintV
 // row that their order statistics say little; of the greatest of m, a share of 1 - (1 - k/n)^m do.
 template <typename T>
 __device__ __forceinline__ uint32_t greatest_of_row(const Task<T>& task, int log2_per_thread) {
-  constexpr int kMost = 8;
   uint32_t greatest = kAbsentKey;
-#pragma unroll
-  for (int i = 0; i < kMost; ++i) {
-    if (i >> log2_per_thread != 0) break;
+#pragma unroll 8  // so that the loads overlap
+  for (int i = 0; i < 1 << log2_per_thread; ++i) {
     // One position in each stratum, neighbouring strata in different warps, whose statistics shall not
     // depend on where in the row they look; the multiplicative hash keeps periodic rows from hiding.
     const uint32_t stratum = i * kThreads + task.lane * kWarps + task.warp;
@@ -76,10 +74,12 @@ __device__ __forceinline__ uint32_t greatest_of_row(const Task<T>& task, int log
   return greatest;
 }
 
-// What there is to guess from: one key per thread, and which share of them lies above the k-th.
+// What there is to guess from: one key per thread, which share of them lies above the k-th, and how many
+// warps may be outside the bracket at its lower end.
 struct Sample {
   uint32_t key;
   float share;
+  int outsiders;
   uint32_t source;
 };
 
@@ -109,7 +109,7 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sam
   const int present = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey));
   const float place = share * static_cast<float>(present);
   int upper = max(static_cast<int>(place) - 1, 0), lower = min(static_cast<int>(ceilf(place)), present - 1);
-  int outsiders_above = kOutsiders, outsiders_below = share > kNearlyAll ? 0 : kOutsiders;
+  int outsiders_above = kOutsiders, outsiders_below = share > kNearlyAll ? 0 : sample.outsiders;
   if (share < 1.0f / 32) {
     // Less than one in a warp: the greatest of each, and how many of those lie above, within three standard
     // deviations.
@@ -146,17 +146,19 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sam
 template <typename T>
 __device__ __forceinline__ Sample sample_of_row(const Task<T>& task) {
   const int n = task.row.n;
-  const int log2_per_thread = n < (1 << 14) ? 0 : n < 3 << 14 ? 1 : n < (1 << 18) ? 2 : 3;
+  // As few as leave a handful of the top k in each warp: lines of the cache are what a sample costs.
+  const int log2_per_thread = n < 1 << 14 ? 0 : n < 3 << 14 ? 1 : n < 1 << 17 ? 2 : n < 1 << 18 ? 3 : 4;
   float rest = 1.0f - __fdividef(static_cast<float>(task.k), static_cast<float>(n));
   for (int i = 0; i < log2_per_thread; ++i) rest *= rest;
-  return Sample{greatest_of_row(task, log2_per_thread), 1.0f - rest, kGuessRowSample};
+  return Sample{greatest_of_row(task, log2_per_thread), 1.0f - rest, kOutsiders, kGuessRowSample};
 }
 
-// `meanwhile` runs when the loads of the sample are under way.
+// `outsiders` of a sample of the hint, whose share is but an estimate. `meanwhile` runs when the loads of the
+// sample are under way.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint, uint32_t hinted,
-                                         bool use_hint, Meanwhile meanwhile) {
-  Sample sample{hinted, hint.alpha, kGuessHint};
+                                         bool use_hint, int outsiders, Meanwhile meanwhile) {
+  Sample sample{hinted, hint.alpha, outsiders, kGuessHint};
   // Length first: it is known sooner than alpha. NaN and what is no share count as unknown.
   if (!use_hint || length_reason(task.row.n) != GateReason::kAllowed ||
       !(hint.alpha >= kWorthlessAlpha && hint.alpha <= 1.0f)) {

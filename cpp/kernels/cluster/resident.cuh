@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
   const Sink sink = job.sink(p);
   const uint32_t hinted = gather_hint(task, job.hint);
-  Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, [] {});
+  Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, kOutsiders, [] {});
   const uint32_t source = bracket.source;
   part.take();
   if (task.ctas > 1) ptx::cluster_wait();

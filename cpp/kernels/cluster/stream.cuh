@@ -81,29 +81,39 @@ struct Stream {
   const T* data;  // of the warp's part
   int length;     // elements of it
   int lane;
-  uint4* ring;  // [kRingDepth][kWordVecs] of this warp
+  uint4* ring;         // [kRingDepth][kWordVecs] of this warp
+  int fetched[kVecs];  // spots in a word of the vectors this lane fetches,
+  int held[kVecs];     // and of those it holds
+
+  __device__ __forceinline__ Stream(const T* part, int elements, int lane_id, uint4* storage)
+      : data(part), length(elements), lane(lane_id), ring(storage) {
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      const int c = 32 * j + lane;
+      fetched[j] = spot(c >> kLog2Vecs, c & (kVecs - 1));
+      held[j] = spot(lane, j);
+    }
+  }
 
   __device__ __forceinline__ static int spot(int owner, int vec) {
     return owner * kVecs + (vec ^ ((owner * kVecs >> 3) & (kVecs - 1)));
   }
 
-  __device__ __forceinline__ uint4* slot(int step) const { return ring + (step % kRingDepth) * kWordVecs; }
-
-  __device__ __forceinline__ void request(int step) const {
-    const int left = length - step * kWordElements;
-    uint4* to = slot(step);
+  // Starts to fetch a word; nothing beyond the end.
+  __device__ __forceinline__ void request(int step, uint4* slot) const {
+    const int left = length - step * kWordElements - lane * kPerVec<T>;
     const T* from = data + step * kWordElements + lane * kPerVec<T>;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      const int c = 32 * j + lane;
-      uint4* place = to + spot(c >> kLog2Vecs, c & (kVecs - 1));
-      const int there = left - c * kPerVec<T>;
+      const int there = left - j * Word<T>::kGroup;
       if (there >= kPerVec<T>) {
-        ptx::copy_async(ptx::shared_address(place), from + j * Word<T>::kGroup);
+        ptx::copy_async(ptx::shared_address(slot + fetched[j]), from + j * Word<T>::kGroup);
       } else if (there > 0) {
         // The end of the row: there may be nothing behind it to read.
 #pragma unroll 1
-        for (int e = 0; e < there; ++e) reinterpret_cast<T*>(place)[e] = from[j * Word<T>::kGroup + e];
+        for (int e = 0; e < there; ++e) {
+          reinterpret_cast<T*>(slot + fetched[j])[e] = from[j * Word<T>::kGroup + e];
+        }
       }
     }
     ptx::commit_copies();  // empty groups too: waiting counts groups
@@ -111,11 +121,11 @@ struct Stream {
 
   // Bits of this lane's elements of a word that has arrived, where `test(value)` holds.
   template <typename Test>
-  __device__ __forceinline__ uint32_t bits(int step, Test test) const {
+  __device__ __forceinline__ uint32_t bits(int step, const uint4* slot, Test test) const {
     uint32_t found = 0;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      const uint4 vec = slot(step)[spot(lane, j)];
+      const uint4 vec = slot[held[j]];
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) {
         if (test(element<T>(vec, e))) found |= 1u << (j * kPerVec<T> + e);
@@ -125,8 +135,8 @@ struct Stream {
     return there >= kValuesPerThread ? found : found & ((1u << max(there, 0)) - 1);
   }
 
-  __device__ __forceinline__ uint32_t key(int step, int place) const {
-    const uint4* vec = slot(step) + spot(lane, place / kPerVec<T>);
+  __device__ __forceinline__ uint32_t key(const uint4* slot, int place) const {
+    const uint4* vec = slot + spot(lane, place / kPerVec<T>);
     return order_key(to_float(reinterpret_cast<const T*>(vec)[place % kPerVec<T>]));
   }
 };
@@ -156,11 +166,13 @@ template <typename T>
 __device__ __forceinline__ void sift(const Task<T>& task, const Stream<T>& stream, float lo, Pool& pool) {
   const int first_position = static_cast<int>(stream.data - task.row.data) + task.lane * kValuesPerThread;
   const int steps = (stream.length + kWordElements - 1) / kWordElements;
+  uint4* slot = stream.ring;
+  uint4* const last_slot = stream.ring + (kRingDepth - 1) * Stream<T>::kWordVecs;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     ptx::wait_copies<kRingDepth - 1>();
     __syncwarp();
-    uint32_t kept = stream.bits(step, [&](float x) { return !(x < lo); });
+    uint32_t kept = stream.bits(step, slot, [&](float x) { return !(x < lo); });
     if (__ballot_sync(0xffffffffu, kept != 0) != 0) {
       uint32_t total;
       const uint32_t before = count_before(__popc(kept), task.lane, total);
@@ -169,12 +181,13 @@ __device__ __forceinline__ void sift(const Task<T>& task, const Stream<T>& strea
 #pragma unroll 1
         for (; kept != 0; kept &= kept - 1) {
           const int place = __ffs(kept) - 1;
-          pool.at(next++) = Candidate{first_position + step * kWordElements + place, stream.key(step, place)};
+          pool.at(next++) = Candidate{first_position + step * kWordElements + place, stream.key(slot, place)};
         }
       }
     }
     __syncwarp();  // all have read the slot
-    stream.request(step + kRingDepth);
+    stream.request(step + kRingDepth, slot);
+    slot = slot == last_slot ? stream.ring : slot + Stream<T>::kWordVecs;
   }
   __syncwarp();
 }
@@ -268,14 +281,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
   if (job.finish_short(p)) return;
 
-  Stream<T> stream;
   const int span = warp_span(task.row.n, task.log2_ctas, sizeof(T));
   const int begin = min((task.rank * kWarps + task.warp) * span, task.row.n);
-  stream.data = task.row.data + begin;
-  stream.length = min(span, task.row.n - begin);
-  stream.lane = task.lane;
-  stream.ring = task.ring + task.warp * kRingDepth * Stream<T>::kWordVecs;
-  if (task.row.aligned) stream.request(0);
+  constexpr int kWarpVecs = kRingDepth * Stream<T>::kWordVecs;
+  const Stream<T> stream(task.row.data + begin, min(span, task.row.n - begin), task.lane,
+                         reinterpret_cast<uint4*>(task.list + shape.list_capacity) + task.warp * kWarpVecs);
+  if (task.row.aligned) stream.request(0, stream.ring);
   reset_counters(task);
   sm.keys.template clear<kThreads>();
   if (threadIdx.x == 0) {
@@ -287,11 +298,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
   const Sink sink = job.sink(p);
   const uint32_t hinted = gather_hint(task, job.hint);
-  Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, [&] {
+  // No warp's idea of the lower end is left out: what is below the bracket has to be read again.
+  Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, 0, [&] {
     // The sample first: behind all that the ring can hold it would wait for megabytes.
     if (!task.row.aligned) return;
 #pragma unroll
-    for (int step = 1; step < kRingDepth; ++step) stream.request(step);
+    for (int step = 1; step < kRingDepth; ++step) {
+      stream.request(step, stream.ring + step * Stream<T>::kWordVecs);
+    }
   });
   const uint32_t source = bracket.source;
   if (task.ctas > 1) ptx::cluster_wait();
