@@ -78,8 +78,8 @@ def results() -> str:
     """
     limits = f"""
         **Not reached:** {len(bench["checks"]) - met} of the benchmark's {len(bench["checks"])} speed targets.
-        A launch costs about 6.5 us however short its rows: at N = 8,192 and below vLLM is faster, at 4,096 and
-        at 8,192 in larger batches TensorRT-LLM and FlashInfer too; at batch 128 vLLM's kernel, whose ties
+        A launch costs about 6.5 us however short its rows: at N = 8,192 and below vLLM is faster, at 4,096
+        and at 8,192 in larger batches TensorRT-LLM and FlashInfer too; at batch 128 vLLM's kernel, whose ties
         differ from run to run, is faster at every N. The four-phase kernel, kept as the paper has it, gains
         less over TensorRT-LLM than on Blackwell.
         `eval/results/phase_timing_h200.json` says where the time goes.

@@ -176,7 +176,9 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
 // CTAs per row: not so many that a CTA has less than one short group per warp, and only as many as half
 // the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large clusters never fill the chip, and
 // a second wave costs more than halving the cluster. Clusters of two fill it, and where two for each row do
-// not fit, one does. Enough, though, that the selection masks of one CTA fit (eval/results/tune_h200.json).
+// not fit, one does. Enough, though, that the selection masks of one CTA fit. The sweep behind the half
+// (eval/results/tune_h200.json) is of kernels before the resident and stream ones; bench_h200.json is of
+// this.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
   const int32_t most = max_cluster_size(in.arch);
