@@ -54,8 +54,9 @@ struct alignas(16) Shared {
   Histogram keys;       // of the listed keys, or cluster-wide sums of one radix round
   uint32_t over_range;  // elements above the range of that round
   Header header[kMaxClusterSize];
-  uint64_t mailbox;                         // barrier that lists and headers of other CTAs arrive at
-  uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA
+  uint64_t mailbox;  // barrier that lists and headers of other CTAs arrive at
+  uint32_t
+      segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA; or packed counts (place.cuh)
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to it
   uint32_t warp_value[3][kWarps];
   union {

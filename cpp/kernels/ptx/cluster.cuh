@@ -40,10 +40,6 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t shared, uint32_t rank) 
   return r;
 }
 
-__device__ __forceinline__ void store_remote(uint32_t address, uint32_t value) {
-  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
 // A barrier in shared memory that counts arrivals and the bytes they announce. Stores that carry it
 // need no fence: whoever waits for it sees them.
 __device__ __forceinline__ void mailbox_init(uint32_t address, uint32_t arrivals) {
