@@ -45,7 +45,6 @@ template <typename T>
 __device__ __forceinline__ void finish(const TopkParams& p, const Shape& shape, const Job<T>& job,
                                        uint32_t hinted, Word<T>& word, Start start, PhaseClock& clock) {
   const Task<T>& task = job.task;
-  Shared& sm = *task.shared;
   Attempt attempt = start.attempt;
   Bracket bracket = start.bracket, range = start.range;
   Verdict verdict;
@@ -63,8 +62,7 @@ __device__ __forceinline__ void finish(const TopkParams& p, const Shape& shape, 
     if (verdict.holds || attempt == Attempt::kRadix) break;
     if (attempt == Attempt::kGuess && move_bracket(task, verdict, bracket)) {
       attempt = Attempt::kMoved;
-      if (threadIdx.x == 0) reset_lists(task);
-      cluster_sync(task.ctas);  // nobody reads the headers any more
+      start_again(task);
     } else {
       attempt = Attempt::kRadix;
       // A crowd too large to list, but known to hold the k-th key, is all that needs to be divided.
@@ -90,8 +88,7 @@ __device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, 
   const Job<T> job(p, shape, storage);
   const Task<T>& task = job.task;
   PhaseClock clock(nullptr, 0, false);
-  if (threadIdx.x == 0) reset_lists(task);
-  cluster_sync(task.ctas);  // nobody reads the headers any more
+  start_again(task);
   const uint32_t hinted = gather_hint(task, job.hint);
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
@@ -112,15 +109,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
   reset_counters(task);
-  __syncthreads();
-  // Shared memory of the other CTAs may be touched only once they are known to run.
-  if (task.ctas > 1) ptx::cluster_arrive_relaxed();
+  announce(task);
   const uint32_t hinted = gather_hint(task, job.hint);
   const Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, kOutsiders, [] {});
   if (task.ctas > 1) ptx::cluster_wait();
   clock.stamp();
-  const Bracket everything{kMinKey, kMaxKey, kGuessNone};
-  finish(p, shape, job, hinted, word, Start{Attempt::kGuess, bracket, everything, bracket.source, 0}, clock);
+  finish(p, shape, job, hinted, word,
+         Start{Attempt::kGuess, bracket, Bracket::everything(), bracket.source, 0}, clock);
 }
 
 }  // namespace gvr_topk::cluster

@@ -133,6 +133,13 @@ __device__ __forceinline__ void reset_lists(const Task<T>& task) {
   task.shared->equal = 0;
 }
 
+// Before the lists are made anew: nobody reads the headers any more.
+template <typename T>
+__device__ __forceinline__ void start_again(const Task<T>& task) {
+  if (threadIdx.x == 0) reset_lists(task);
+  cluster_sync(task.ctas);
+}
+
 template <typename T>
 __device__ __forceinline__ void reset_counters(const Task<T>& task) {
   Shared& sm = *task.shared;
@@ -146,6 +153,23 @@ __device__ __forceinline__ void reset_counters(const Task<T>& task) {
     sm.at_or_above = 0;
     if (task.ctas > 1) ptx::mailbox_init(ptx::shared_address(&sm.mailbox), task.ctas);
   }
+}
+
+// Everything the first exchange finds in shared memory, but what it will list.
+template <typename T>
+__device__ __forceinline__ void prepare_exchange(const Task<T>& task) {
+  Shared& sm = *task.shared;
+  reset_counters(task);
+  sm.keys.template clear<kThreads>();
+  if (threadIdx.x == 0) sm.small_count = 0;
+}
+
+// Shared memory of the other CTAs may be touched only once they are known to run: this says that one does,
+// and cluster_wait() that all do.
+template <typename T>
+__device__ __forceinline__ void announce(const Task<T>& task) {
+  __syncthreads();
+  if (task.ctas > 1) ptx::cluster_arrive_relaxed();
 }
 
 // What a cluster has to do: its row, the row's hint, and where results go.

@@ -173,18 +173,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::grid_dependency_wait();
   const Job<T> job(p, shape, storage);
   const Task<T>& task = job.task;
-  Shared& sm = *task.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
   clock.stamp();
   if (job.finish_short(p)) return;
 
   Part<T, kValues> part(task, reinterpret_cast<unsigned char*>(task.list + shape.list_capacity));
-  reset_counters(task);
-  sm.keys.template clear<kThreads>();
-  if (threadIdx.x == 0) sm.small_count = 0;
-  __syncthreads();
-  // Shared memory of the other CTAs may be touched only once they are known to run.
-  if (task.ctas > 1) ptx::cluster_arrive_relaxed();
+  prepare_exchange(task);
+  announce(task);
   const Sink sink = job.sink(p);
   const uint32_t hinted = gather_hint(task, job.hint);
   Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, kOutsiders, [] {});
@@ -204,12 +199,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     const bool moved = passes == 1 && move_bracket(task, verdict, bracket);
     if (!moved) {
       // A crowd too large to list, but known to hold the k-th key, is all that needs to be divided.
-      const Bracket range = verdict.contains ? missed : Bracket{kMinKey, kMaxKey, kGuessNone};
+      const Bracket range = verdict.contains ? missed : Bracket::everything();
       fall_back<T>(p, shape, storage, Start{Attempt::kRadix, range, range, source, passes});
       return;
     }
-    if (threadIdx.x == 0) reset_lists(task);
-    cluster_sync(task.ctas);  // nobody reads the headers any more
+    start_again(task);
   }
   clock.stamp();
 

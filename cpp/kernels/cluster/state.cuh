@@ -22,6 +22,8 @@ struct Bracket {
   uint32_t hi;
   uint32_t source;
 
+  __device__ __forceinline__ static Bracket everything() { return Bracket{kMinKey, kMaxKey, kGuessNone}; }
+
   // The one key inside the bracket that is counted instead of listed, because a plateau of it is
   // expected: the only key there is, or zero, which ReLU indexers give to most of a row.
   __device__ __forceinline__ uint32_t plateau() const {

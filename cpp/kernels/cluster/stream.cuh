@@ -287,15 +287,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Stream<T> stream(task.row.data + begin, min(span, task.row.n - begin), task.lane,
                          reinterpret_cast<uint4*>(task.list + shape.list_capacity) + task.warp * kWarpVecs);
   if (task.row.aligned) stream.request(0, stream.ring);
-  reset_counters(task);
-  sm.keys.template clear<kThreads>();
-  if (threadIdx.x == 0) {
-    sm.small_count = 0;
-    sm.pool_used = 0;
-  }
-  __syncthreads();
-  // Shared memory of the other CTAs may be touched only once they are known to run.
-  if (task.ctas > 1) ptx::cluster_arrive_relaxed();
+  prepare_exchange(task);
+  if (threadIdx.x == 0) sm.pool_used = 0;
+  announce(task);
   const Sink sink = job.sink(p);
   const uint32_t hinted = gather_hint(task, job.hint);
   // No warp's idea of the lower end is left out: what is below the bracket has to be read again.
@@ -311,7 +305,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (task.ctas > 1) ptx::cluster_wait();
   clock.stamp();
 
-  const Bracket everything{kMinKey, kMaxKey, kGuessNone};
+  const Bracket everything = Bracket::everything();
   if (!task.row.aligned) {
     fall_back<T>(p, shape, storage, Start{Attempt::kGuess, bracket, everything, source, 0});
     return;
@@ -344,8 +338,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     if (again) {
       __syncthreads();
-      if (threadIdx.x == 0) reset_lists(task);
-      cluster_sync(task.ctas);  // nobody reads the headers any more
+      start_again(task);
       verdict = exchange(task, bracket, pool, 1, clock);
       ++passes;
     }

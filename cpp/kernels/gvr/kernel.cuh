@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     int rounds = 0;
     const cluster::Bracket bracket =
-        cluster::radix_bracket(task, word, cluster::Bracket{kMinKey, kMaxKey, cluster::kGuessNone}, rounds);
+        cluster::radix_bracket(task, word, cluster::Bracket::everything(), rounds);
     const cluster::Verdict verdict = cluster::verify(task, bracket, word, 0, clock);
     const cluster::Listed listed(task);
     kth = cluster::kth_key(task, bracket, listed, verdict, scans).key;
