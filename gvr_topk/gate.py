@@ -62,6 +62,7 @@ class Family(enum.IntEnum):
     RESIDENT = 1
     STREAM = 2
     GENERAL = 3
+    SINGLE = 4
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Plan:
 
     path: str
     family: str
-    """Kernel: ``resident`` (the row in registers), ``stream``, ``general``, or the paper's ``four_phase``."""
+    """Kernel: ``resident`` (the row in registers), ``stream``, ``general``, ``single`` (one CTA, a short
+    row), or the paper's ``four_phase``."""
     ctas_per_row: int
     threads: int
     values_per_thread: int

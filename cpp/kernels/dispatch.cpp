@@ -16,12 +16,18 @@ template <typename T>
 cudaError_t launch(const TopkParams&, const Plan&, bool, cudaStream_t);
 }  // namespace gvr
 
+namespace single {
+template <typename T>
+cudaError_t launch(const TopkParams&, const Plan&, bool, cudaStream_t);
+}  // namespace single
+
 namespace {
 
 template <typename T>
 cudaError_t launch_as(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
-  return plan.path == Path::kGvr ? gvr::launch<T>(params, plan, pdl, stream)
-                                 : cluster::launch<T>(params, plan, pdl, stream);
+  if (plan.family == Family::kFourPhase) return gvr::launch<T>(params, plan, pdl, stream);
+  if (plan.family == Family::kSingle) return single::launch<T>(params, plan, pdl, stream);
+  return cluster::launch<T>(params, plan, pdl, stream);
 }
 
 }  // namespace

@@ -95,11 +95,14 @@ enum class Family : int32_t {
   kResident = 1,   // a cluster holds the row in registers
   kStream = 2,     // a longer row streams through a cluster, which keeps candidates
   kGeneral = 3,    // any k and architecture; also what the two above fall back to
+  kSingle = 4,     // one CTA holds a short row in registers and guesses from the row
 };
 
 constexpr int32_t kClusterThreads = 512;
 constexpr int32_t kValuesPerThread = 16;      // of one step, in a lane's registers
-constexpr int32_t kWideValuesPerThread = 32;  // of the resident kernel where 16 are too few
+constexpr int32_t kWideValuesPerThread = 32;  // where 16 are too few
+constexpr int32_t kFewValuesPerThread = 8;    // of the shortest rows,
+constexpr int32_t kMostValuesPerThread = 64;  // and of the longest that one CTA holds
 constexpr int32_t kStepElements = kClusterThreads * kValuesPerThread;
 constexpr int32_t kMaxClusterSize = 16;
 // Words per thread under way while a long row streams through shared memory: 96 KB, enough to keep DRAM
@@ -173,6 +176,12 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
   return PlanProblem::kNone;
 }
 
+// Rows up to here are one CTA's: two or more are not faster. So are somewhat longer ones that would get two,
+// and, where there is a row for every SM, all that one CTA can hold. No hint is used for them.
+constexpr int64_t kSingleWidth = 12288;
+constexpr int64_t kSingleWidthOfMany = 16384;
+constexpr int64_t kSingleMaxWidth = int64_t{kClusterThreads} * kMostValuesPerThread;
+
 // CTAs per row: not so many that a CTA has less than one short group per warp, and only as many as half
 // the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large clusters never fill the chip, and
 // a second wave costs more than halving the cluster. Clusters of two fill it, and where two for each row do
@@ -181,10 +190,12 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
 // this.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
+  if (in.width <= kSingleWidth) return 1;
   const int32_t most = max_cluster_size(in.arch);
   int32_t ctas = most;
   while (ctas > 2 && in.rows * ctas > in.sm_count / 2) ctas /= 2;
   if (in.rows * ctas > in.sm_count) ctas = 1;
+  if (ctas == 2 && in.width <= kSingleWidthOfMany) ctas = 1;
   while (ctas > 1 && in.width <= int64_t{ctas} * 1024) ctas /= 2;
   while (ctas < most && in.width > ctas * kMaxElementsPerCta) ctas *= 2;
   return ctas;
@@ -196,6 +207,7 @@ constexpr int64_t kWideBracket = 2048;
 
 GVR_TOPK_HOST_DEVICE constexpr Family choose_family(const PlanInput& in, int64_t values_per_thread) {
   if (in.path == Path::kGvr) return Family::kFourPhase;
+  if (in.width <= kSingleMaxWidth && choose_ctas(in) == 1) return Family::kSingle;
   if (values_per_thread <= kValuesPerThread) return Family::kResident;
   if (is_small_arch(in.arch)) return Family::kGeneral;
   if (values_per_thread <= kWideValuesPerThread) return Family::kResident;
@@ -213,8 +225,13 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   const int64_t threads = int64_t{plan.ctas_per_row} * kClusterThreads;
   const int64_t held = (in.width + threads - 1) / threads;
   plan.family = choose_family(in, held);
-  const bool wide = plan.family == Family::kResident && held > kValuesPerThread;
-  plan.values_per_thread = wide ? kWideValuesPerThread : kValuesPerThread;
+  plan.values_per_thread = kValuesPerThread;
+  const bool in_registers = plan.family == Family::kResident || plan.family == Family::kSingle;
+  if (in_registers && held > kValuesPerThread) plan.values_per_thread = kWideValuesPerThread;
+  if (plan.family == Family::kSingle) {
+    if (held <= kFewValuesPerThread) plan.values_per_thread = kFewValuesPerThread;
+    if (held > kWideValuesPerThread) plan.values_per_thread = kMostValuesPerThread;
+  }
   const int32_t steps = steps_of(
       warp_span(static_cast<int32_t>(in.width), log2_of(plan.ctas_per_row), element_bytes(in.dtype)));
   plan.masks = steps > 1 ? steps * kClusterThreads : 0;

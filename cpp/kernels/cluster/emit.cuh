@@ -41,6 +41,7 @@ __device__ __forceinline__ Sink make_sink(const TopkParams& p, int row, int requ
 
 // All of a row that is no longer than k, then -1.
 __device__ __forceinline__ void emit_short_row(const Sink& sink, int n, int k, int first, int stride) {
+#pragma unroll 1
   for (int i = first; i < k; i += stride) sink.put(i, i < n ? i : -1);
 }
 

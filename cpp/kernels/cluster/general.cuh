@@ -77,7 +77,6 @@ __device__ __forceinline__ void finish(const TopkParams& p, const Shape& shape, 
   job.count(p, hinted, kth);
   emit(task, bracket, listed, kth, verdict, word, job.sink(p), clock);
   clock.stamp();
-  ptx::grid_launch_dependents();
   job.report(p, shape, passes, verdict.inside, snaps, start.source, attempt == Attempt::kGuess, rounds);
 }
 
@@ -100,6 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     general_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
   extern __shared__ __align__(16) unsigned char storage[];
   ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
   const Job<T> job(p, shape, storage);
   const Task<T>& task = job.task;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);

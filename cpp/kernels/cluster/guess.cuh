@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cluster/state.cuh"
+#include "ptx/compare.cuh"
 
 namespace gvr_topk::cluster {
 
@@ -90,7 +91,10 @@ __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const uint4 other = keys[i];
-    rank += (other.x > mine) + (other.y > mine) + (other.z > mine) + (other.w > mine);
+    ptx::count_if_greater(rank, other.x, mine);
+    ptx::count_if_greater(rank, other.y, mine);
+    ptx::count_if_greater(rank, other.z, mine);
+    ptx::count_if_greater(rank, other.w, mine);
   }
   return rank;
 }

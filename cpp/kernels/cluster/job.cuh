@@ -56,10 +56,10 @@ inline size_t shared_bytes(const Shape& shape) {
 }
 
 template <typename T>
-__device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, int row, int request,
+__device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, const Row<T>& row,
                                              unsigned char* storage) {
   Task<T> task;
-  task.row = row_view<T>(p, row, request);
+  task.row = row;
   task.k = p.k;
   task.rank = shape.log2_ctas > 0 ? ptx::cluster_rank() : 0;
   task.log2_ctas = shape.log2_ctas;
@@ -102,6 +102,7 @@ __device__ __forceinline__ void count_hint(const Task<T>& task, uint32_t hinted,
 // The same for the whole hint, which is still the old one.
 template <typename T>
 __device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& hint, uint32_t kth) {
+#pragma unroll 1
   for (int first = 0; first < task.k; first += kThreads) {
     const int i = first + threadIdx.x;
     count_hint(task, i < task.k ? hinted_key(task, hint, hint.prior[i]) : kAbsentKey, kth);
@@ -185,9 +186,10 @@ struct Job {
   __device__ __forceinline__ Job(const TopkParams& p, const Shape& shape, unsigned char* storage) {
     row = blockIdx.x >> shape.log2_ctas;
     request = p.next_n == 1 ? row : row / p.next_n;
+    const Row<T> view = row_view<T>(p, row, request);  // first: nearly everything waits for its length
     slot = slot_of(p, row, request);
     hint = hint_view(p, slot);
-    task = make_task<T>(p, shape, row, request, storage);
+    task = make_task<T>(p, shape, view, storage);
     writer = task.rank == 0 && threadIdx.x == 0;
   }
 

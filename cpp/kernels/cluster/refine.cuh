@@ -97,9 +97,8 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
       __syncthreads();
     }
     cleared = false;
-    listed.for_each([&](uint32_t x) {
-      if (x - base <= reach) sm.keys.add((x - base) >> shift);
-    });
+    listed.for_each(
+        [&](uint32_t x) { sm.keys.add(x - base <= reach ? (x - base) >> shift : Histogram::kBins); });
     if (threadIdx.x == 0 && plateau != kAbsentKey && plateau - base <= reach) {
       sm.keys.add((plateau - base) >> shift, verdict.equal);
     }

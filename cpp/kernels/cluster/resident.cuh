@@ -154,7 +154,7 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
   uint32_t ties = 0;
   if (!cut.takes_all()) ties = part.bits([&](float x) { return x == level; });
   const uint32_t mine = __popc(chosen & ~ties) | __popc(ties) << 16;
-  const uint32_t upto = inclusive_scan(mine, task.lane);
+  const uint32_t upto = inclusive_scan(mine);
   if (task.lane == 31) task.shared->warp_value[0][task.warp] = upto;
   __syncthreads();
   clock.stamp();
@@ -171,6 +171,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     resident_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
   extern __shared__ __align__(16) unsigned char storage[];
   ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
   const Job<T> job(p, shape, storage);
   const Task<T>& task = job.task;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
@@ -214,7 +215,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.count(p, hinted, cut.key);
   emit_part(task, bracket, listed, cut, part, sink, clock);
   clock.stamp();
-  ptx::grid_launch_dependents();
   job.report(p, shape, passes, verdict.inside, snaps, source, passes == 1, 0);
 }
 

@@ -36,12 +36,13 @@ struct Pool {
   __device__ __forceinline__ bool grow(uint32_t* used, int added, int lane) {
     const int needed = (count + added + 31) >> 5;
     if (needed > owned) {
+      const int more = needed - owned;  // at most a word's: fewer than there are lanes
       int first = 0;
-      if (lane == 0) first = static_cast<int>(atomicAdd(used, static_cast<uint32_t>(needed - owned)));
+      if (lane == 0) first = static_cast<int>(atomicAdd(used, static_cast<uint32_t>(more)));
       first = __shfl_sync(0xffffffffu, first, 0);
-      full |= first + needed - owned > capacity;
+      full |= first + more > capacity;
       if (full) return false;
-      for (int i = owned + lane; i < needed; i += 32) chunks[i] = static_cast<uint8_t>(first + i - owned);
+      if (lane < more) chunks[owned + lane] = static_cast<uint8_t>(first + lane);
       owned = needed;
       __syncwarp();
     }
@@ -76,68 +77,84 @@ template <typename T>
 struct Stream {
   static constexpr int kVecs = Word<T>::kVecs;
   static constexpr int kLog2Vecs = log2_of(kVecs);
-  static constexpr int kWordVecs = 32 * kVecs;
+  static constexpr uint32_t kWordBytes = 32 * kVecs * sizeof(uint4);
+  static constexpr uint32_t kRingBytes = kRingDepth * kWordBytes;
 
   const T* data;  // of the warp's part
   int length;     // elements of it
   int lane;
-  uint4* ring;         // [kRingDepth][kWordVecs] of this warp
-  int fetched[kVecs];  // spots in a word of the vectors this lane fetches,
-  int held[kVecs];     // and of those it holds
+  uint32_t ring;            // shared address of this warp's words
+  uint32_t fetched[kVecs];  // where, in the first of them, the vectors that this lane fetches go,
+  uint32_t held[kVecs];     // and those lie that it holds
 
-  __device__ __forceinline__ Stream(const T* part, int elements, int lane_id, uint4* storage)
-      : data(part), length(elements), lane(lane_id), ring(storage) {
+  __device__ __forceinline__ Stream(const T* part, int elements, int lane_id, const void* storage)
+      : data(part), length(elements), lane(lane_id), ring(ptx::shared_address(storage)) {
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       const int c = 32 * j + lane;
-      fetched[j] = spot(c >> kLog2Vecs, c & (kVecs - 1));
-      held[j] = spot(lane, j);
+      fetched[j] = ring + spot(c >> kLog2Vecs, c & (kVecs - 1));
+      held[j] = ring + spot(lane, j);
     }
   }
 
-  __device__ __forceinline__ static int spot(int owner, int vec) {
-    return owner * kVecs + (vec ^ ((owner * kVecs >> 3) & (kVecs - 1)));
+  __device__ __forceinline__ static uint32_t rotation(int owner) {
+    return (owner * kVecs >> 3 & (kVecs - 1)) * sizeof(uint4);
+  }
+  __device__ __forceinline__ static uint32_t spot(int owner, int vec) {
+    return owner * kVecs * sizeof(uint4) + (vec * sizeof(uint4) ^ rotation(owner));
   }
 
-  // Starts to fetch a word; nothing beyond the end.
-  __device__ __forceinline__ void request(int step, uint4* slot) const {
-    const int left = length - step * kWordElements - lane * kPerVec<T>;
+  __device__ __forceinline__ bool is_whole(int step) const { return (step + 1) * kWordElements <= length; }
+
+  // Starts to fetch a word, `slot` bytes into the ring; nothing beyond the end.
+  __device__ __forceinline__ void request(int step, uint32_t slot) const {
     const T* from = data + step * kWordElements + lane * kPerVec<T>;
+    if (is_whole(step)) {
 #pragma unroll
-    for (int j = 0; j < kVecs; ++j) {
-      const int there = left - j * Word<T>::kGroup;
-      if (there >= kPerVec<T>) {
-        ptx::copy_async(ptx::shared_address(slot + fetched[j]), from + j * Word<T>::kGroup);
-      } else if (there > 0) {
-        // The end of the row: there may be nothing behind it to read.
-#pragma unroll 1
-        for (int e = 0; e < there; ++e) {
-          reinterpret_cast<T*>(slot + fetched[j])[e] = from[j * Word<T>::kGroup + e];
-        }
-      }
+      for (int j = 0; j < kVecs; ++j) ptx::copy_async(fetched[j] + slot, from + j * Word<T>::kGroup);
+    } else {
+      request_end(from, length - step * kWordElements - lane * kPerVec<T>, slot);
     }
     ptx::commit_copies();  // empty groups too: waiting counts groups
   }
 
+  __device__ __forceinline__ void request_end(const T* from, int left, uint32_t slot) const {
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      const int there = left - j * Word<T>::kGroup;
+      if (there >= kPerVec<T>) {
+        ptx::copy_async(fetched[j] + slot, from + j * Word<T>::kGroup);
+      } else if (there > 0) {
+        // The end of the row: there may be nothing behind it to read.
+#pragma unroll 1
+        for (int e = 0; e < there; ++e) {
+          ptx::store_shared(fetched[j] + slot + e * sizeof(T), from[j * Word<T>::kGroup + e]);
+        }
+      }
+    }
+  }
+
   // Bits of this lane's elements of a word that has arrived, where `test(value)` holds.
   template <typename Test>
-  __device__ __forceinline__ uint32_t bits(int step, const uint4* slot, Test test) const {
+  __device__ __forceinline__ uint32_t bits(int step, uint32_t slot, Test test) const {
     uint32_t found = 0;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      const uint4 vec = slot[held[j]];
+      const uint4 vec = ptx::load_shared(held[j] + slot);
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) {
         if (test(element<T>(vec, e))) found |= 1u << (j * kPerVec<T> + e);
       }
     }
+    if (is_whole(step)) return found;
     const int there = length - step * kWordElements - lane * kValuesPerThread;
     return there >= kValuesPerThread ? found : found & ((1u << max(there, 0)) - 1);
   }
 
-  __device__ __forceinline__ uint32_t key(const uint4* slot, int place) const {
-    const uint4* vec = slot + spot(lane, place / kPerVec<T>);
-    return order_key(to_float(reinterpret_cast<const T*>(vec)[place % kPerVec<T>]));
+  __device__ __forceinline__ uint32_t key(uint32_t slot, int place) const {
+    const uint32_t in_lane = static_cast<uint32_t>(place * sizeof(T)) ^ rotation(lane);
+    return order_key(
+        to_float(ptx::load_shared_element<T>(ring + slot + lane * kVecs * sizeof(uint4) + in_lane)));
   }
 };
 
@@ -154,7 +171,7 @@ __device__ __forceinline__ uint32_t count_before(uint32_t count, int lane, uint3
       total += __popc(lanes) << bit;
     }
   } else {
-    const uint32_t upto = inclusive_scan(count, lane);
+    const uint32_t upto = inclusive_scan(count);
     total = __shfl_sync(0xffffffffu, upto, 31);
     before = upto - count;
   }
@@ -166,8 +183,7 @@ template <typename T>
 __device__ __forceinline__ void sift(const Task<T>& task, const Stream<T>& stream, float lo, Pool& pool) {
   const int first_position = static_cast<int>(stream.data - task.row.data) + task.lane * kValuesPerThread;
   const int steps = (stream.length + kWordElements - 1) / kWordElements;
-  uint4* slot = stream.ring;
-  uint4* const last_slot = stream.ring + (kRingDepth - 1) * Stream<T>::kWordVecs;
+  uint32_t slot = 0;
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     ptx::wait_copies<kRingDepth - 1>();
@@ -187,7 +203,8 @@ __device__ __forceinline__ void sift(const Task<T>& task, const Stream<T>& strea
     }
     __syncwarp();  // all have read the slot
     stream.request(step + kRingDepth, slot);
-    slot = slot == last_slot ? stream.ring : slot + Stream<T>::kWordVecs;
+    slot += Stream<T>::kWordBytes;
+    if (slot == Stream<T>::kRingBytes) slot = 0;
   }
   __syncwarp();
 }
@@ -274,6 +291,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     stream_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
   extern __shared__ __align__(16) unsigned char storage[];
   ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
   const Job<T> job(p, shape, storage);
   const Task<T>& task = job.task;
   Shared& sm = *task.shared;
@@ -283,10 +301,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   const int span = warp_span(task.row.n, task.log2_ctas, sizeof(T));
   const int begin = min((task.rank * kWarps + task.warp) * span, task.row.n);
-  constexpr int kWarpVecs = kRingDepth * Stream<T>::kWordVecs;
-  const Stream<T> stream(task.row.data + begin, min(span, task.row.n - begin), task.lane,
-                         reinterpret_cast<uint4*>(task.list + shape.list_capacity) + task.warp * kWarpVecs);
-  if (task.row.aligned) stream.request(0, stream.ring);
+  const Stream<T> stream(
+      task.row.data + begin, min(span, task.row.n - begin), task.lane,
+      reinterpret_cast<unsigned char*>(task.list + shape.list_capacity) + task.warp * Stream<T>::kRingBytes);
+  if (task.row.aligned) stream.request(0, 0);
   prepare_exchange(task);
   if (threadIdx.x == 0) sm.pool_used = 0;
   announce(task);
@@ -298,7 +316,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (!task.row.aligned) return;
 #pragma unroll
     for (int step = 1; step < kRingDepth; ++step) {
-      stream.request(step, stream.ring + step * Stream<T>::kWordVecs);
+      stream.request(step, step * Stream<T>::kWordBytes);
     }
   });
   const uint32_t source = bracket.source;
@@ -364,7 +382,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.count(p, hinted, cut.key);
   emit_pool(task, bracket, listed, cut, pool, sink, clock);
   clock.stamp();
-  ptx::grid_launch_dependents();
   job.report(p, shape, passes, verdict.inside, snaps, source, guess_hit, 0);
 }
 

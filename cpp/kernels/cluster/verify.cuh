@@ -72,7 +72,7 @@ __device__ __forceinline__ uint32_t scan_words(const Task<T>& task) {
   const int at = 2 * threadIdx.x;
   const uint32_t first = at < words ? sm.word_candidates[at] : 0;
   const uint32_t second = at + 1 < words ? sm.word_candidates[at + 1] : 0;
-  const uint32_t upto = inclusive_scan(first + second, task.lane);
+  const uint32_t upto = inclusive_scan(first + second);
   if (task.lane == 31) sm.warp_value[2][task.warp] = upto;
   __syncthreads();
   const uint32_t before = earlier_warps(task, 2) + upto - first - second;

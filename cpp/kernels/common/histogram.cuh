@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "common/scan.cuh"
+
 namespace gvr_topk {
 
 struct BinHit {
@@ -12,22 +14,14 @@ struct BinHit {
   uint32_t count;  // items in the bin; 0 when there are fewer items than the rank
 };
 
-// Sum of `value` over this lane and the higher ones.
-__device__ __forceinline__ uint32_t suffix_sum(uint32_t value, int lane) {
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const uint32_t higher = __shfl_down_sync(0xffffffffu, value, d);
-    if (lane + d < 32) value += higher;
-  }
-  return value;
-}
-
 struct Histogram {
   static constexpr int kBins = 1024;
   static constexpr int kLog2Bins = 10;
 
-  uint32_t fine[kBins];
-  uint32_t coarse[32];
+  // What is not to be counted goes to bin kBins, that nobody reads: a branch around an addition costs more
+  // than the addition, even where they all meet in one bin.
+  uint32_t fine[kBins + 4];
+  uint32_t coarse[32 + 4];
 
   template <int kThreads>
   __device__ __forceinline__ void clear() {
@@ -49,12 +43,12 @@ struct Histogram {
   // Bin of the rank-th largest item; the same for all lanes.
   __device__ __forceinline__ BinHit locate(uint32_t rank, int lane) const {
     const uint32_t sum = coarse[lane];
-    const uint32_t upto = suffix_sum(sum, lane);
+    const uint32_t upto = suffix_sum(sum);
     const uint32_t owner = __ballot_sync(0xffffffffu, upto - sum < rank && rank <= upto);
     const int group = owner != 0 ? __ffs(owner) - 1 : 0;
     const uint32_t group_above = __shfl_sync(0xffffffffu, upto - sum, group);
     const uint32_t count = fine[32 * group + lane];
-    const uint32_t above = group_above + suffix_sum(count, lane) - count;
+    const uint32_t above = group_above + suffix_sum(count) - count;
     const uint32_t found = __ballot_sync(0xffffffffu, above < rank && rank <= above + count);
     const int place = found != 0 ? __ffs(found) - 1 : 0;
     const uint32_t hit_above = __shfl_sync(0xffffffffu, above, place);

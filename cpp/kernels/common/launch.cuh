@@ -38,18 +38,23 @@ struct LaunchConfig {
   cudaLaunchAttribute attributes[2];
 
   LaunchConfig(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, int cluster, bool pdl) {
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = cluster;
-    attributes[0].val.clusterDim.y = 1;
-    attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    int count = 0;
+    if (cluster > 1) {  // a cluster of one takes longer to launch than none
+      attributes[count].id = cudaLaunchAttributeClusterDimension;
+      attributes[count].val.clusterDim.x = cluster;
+      attributes[count].val.clusterDim.y = 1;
+      attributes[count++].val.clusterDim.z = 1;
+    }
+    if (pdl) {
+      attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = pdl ? 2 : 1;
+    config.numAttrs = count;
   }
   LaunchConfig(const LaunchConfig&) = delete;
   LaunchConfig& operator=(const LaunchConfig&) = delete;

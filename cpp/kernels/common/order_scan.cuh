@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/key.cuh"
+#include "common/scan.cuh"
 #include "gvr_topk/policy.h"
 
 namespace gvr_topk {
@@ -13,6 +14,9 @@ namespace gvr_topk {
 // in 16 bits (16-bit types: two vectors of eight).
 template <typename T>
 constexpr int kFieldBits = 32 * kPerVec<T> / kValuesPerThread;
+
+template <typename T>
+constexpr int kVecsOfWord = kValuesPerThread / kPerVec<T>;
 
 template <typename T>
 __device__ __forceinline__ uint32_t packed_counts(uint32_t bits) {
@@ -28,15 +32,6 @@ __device__ __forceinline__ uint32_t packed_counts(uint32_t bits) {
   }
 }
 
-__device__ __forceinline__ uint32_t inclusive_scan(uint32_t value, int lane) {
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const uint32_t below = __shfl_up_sync(0xffffffffu, value, d);
-    if (lane >= d) value += below;
-  }
-  return value;
-}
-
 // Calls `visit(bit, rank)` for every set bit of this lane, where rank counts the set bits of the
 // whole warp that come earlier in index order. All lanes take part; returns the warp's total. Bits of
 // vectors from `vecs` on are known to be clear.
@@ -46,7 +41,7 @@ __device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, i
   constexpr uint32_t kVecMask = (1u << kPerVec<T>)-1;
   if (__ballot_sync(0xffffffffu, bits != 0) == 0) return 0;
   const uint32_t counts = packed_counts<T>(bits);
-  uint32_t upto = inclusive_scan(counts, lane);
+  uint32_t upto = inclusive_scan(counts);
   uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
   upto -= counts;
   uint32_t before = 0;

@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int row = blockIdx.x;
   const int request = p.next_n == 1 ? row : row / p.next_n;
   const int slot = cluster::slot_of(p, row, request);
-  const cluster::Task<T> task = cluster::make_task<T>(p, shape, row, request, storage + sizeof(Shared));
+  const cluster::Task<T> task =
+      cluster::make_task<T>(p, shape, row_view<T>(p, row, request), storage + sizeof(Shared));
   Bitmaps& maps = *reinterpret_cast<Bitmaps*>(task.list + shape.list_capacity);
   const Sink sink = cluster::make_sink(p, row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);

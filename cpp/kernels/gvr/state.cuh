@@ -80,7 +80,7 @@ __device__ __forceinline__ uint32_t block_reduce(Shared& sm, uint32_t x) {
 // Sum of the values of all threads before this one.
 __device__ __forceinline__ uint32_t exclusive_sum(Shared& sm, uint32_t x) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const uint32_t upto = inclusive_scan(x, lane);
+  const uint32_t upto = inclusive_scan(x);
   if (lane == 31) sm.warp_value[0][warp] = upto;
   __syncthreads();
   const uint32_t before = __reduce_add_sync(0xffffffffu, lane < warp ? sm.warp_value[0][lane] : 0);

@@ -19,6 +19,40 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+__device__ __forceinline__ uint4 load_shared(uint32_t shared) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(shared)
+               : "memory");
+  return v;
+}
+
+// One element of 2 or 4 bytes.
+template <typename T>
+__device__ __forceinline__ T load_shared_element(uint32_t shared) {
+  if constexpr (sizeof(T) == 4) {
+    uint32_t v;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared) : "memory");
+    return *reinterpret_cast<const T*>(&v);
+  } else {
+    uint16_t v;
+    asm volatile("ld.shared.u16 %0, [%1];" : "=h"(v) : "r"(shared) : "memory");
+    return *reinterpret_cast<const T*>(&v);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void store_shared(uint32_t shared, T value) {
+  if constexpr (sizeof(T) == 4) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(*reinterpret_cast<const uint32_t*>(&value))
+                 : "memory");
+  } else {
+    asm volatile("st.shared.u16 [%0], %1;" ::"r"(shared), "h"(*reinterpret_cast<const uint16_t*>(&value))
+                 : "memory");
+  }
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `kPending` of this thread's latest groups are still under way.
@@ -27,9 +61,23 @@ __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// Stores under a predicate, where the compiler would branch: appends a value at `slot`, which moves on.
+__device__ __forceinline__ void push_if(uint32_t wanted, uint32_t& slot, uint16_t value) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %1, 0;\n"
+      " @p st.shared.u16 [%0], %2;\n"
+      " @p add.u32 %0, %0, 2;\n}"
+      : "+r"(slot)
+      : "r"(wanted), "h"(value)
+      : "memory");
+}
+
 // Returns at once unless the launch carries the programmatic-serialization attribute.
 __device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
+// The next kernel may start: it waits for this one's end before it touches what this one writes. Said as
+// soon as the own wait is over, so that its launch is hidden behind this kernel.
 __device__ __forceinline__ void grid_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

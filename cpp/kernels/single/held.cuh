@@ -1,0 +1,146 @@
+// A short row in the registers of one CTA, and the way what is chosen of it gets out in ascending order.
+#pragma once
+
+#include <type_traits>
+
+#include "cluster/job.cuh"
+#include "common/order_scan.cuh"
+#include "common/phase_clock.cuh"
+
+namespace gvr_topk::single {
+
+using namespace cluster;  // a cluster of one
+
+// A warp owns consecutive elements, and a lane of it vectors in coalesced order: index order is (warp,
+// vector, lane, element). The row is treated as if it went on with -inf up to what the block holds: its top
+// k are the same, since ties go to the smallest positions.
+template <typename T, int kValues>
+struct Held {
+  static constexpr int kVecs = kValues / kPerVec<T>;
+  static constexpr int kGroup = 32 * kPerVec<T>;
+  static constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
+  using Bits = std::conditional_t<(kValues > 32), uint64_t, uint32_t>;
+
+  int vecs;   // of a lane
+  int begin;  // position of the warp's first element
+  uint4 raw[kVecs];
+  uint32_t key[kValues];
+
+  // Starts the loads.
+  __device__ __forceinline__ Held(const Row<T>& row, int warp, int lane) {
+    constexpr int kBlock = kThreads * kPerVec<T>;
+    vecs = (row.n + kBlock - 1) / kBlock;
+    begin = warp * vecs * kGroup;
+    const int first = begin + lane * kPerVec<T>;
+    const T* data = row.data + first;
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      raw[j] = absent_vec<T>();
+      if (row.aligned && j < vecs && first + j * kGroup + kPerVec<T> <= row.n) {
+        raw[j] = ptx::load_streaming(data + j * kGroup);
+      }
+    }
+    if (row.aligned && row.n % kPerVec<T> == 0) return;
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      const int there = row.n - first - j * kGroup;
+      if (j < vecs && there > 0 && (!row.aligned || there < kPerVec<T>)) {
+        raw[j] = load_elements(data + j * kGroup, there);
+      }
+    }
+  }
+
+  // Waits for them.
+  __device__ __forceinline__ void take() {
+    for_each_place([&](int i) { key[i] = order_key(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)); });
+  }
+
+  // Calls visit(place) for every element of the lane.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_place(Visit visit) const {
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      if (j >= vecs) break;
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) visit(j * kPerVec<T> + e);
+    }
+  }
+
+  // Bits of the keys for which `test(key)` holds.
+  template <typename Test>
+  __device__ __forceinline__ Bits bits(Test test) const {
+    Bits found = 0;
+    for_each_place([&](int i) {
+      if (test(key[i])) found |= Bits{1} << i;
+    });
+    return found;
+  }
+
+  // Those of 16 elements.
+  __device__ __forceinline__ static uint32_t word(Bits bits, int w) {
+    return static_cast<uint32_t>(bits >> (kValuesPerThread * w)) & 0xffffu;
+  }
+};
+
+__device__ __forceinline__ uint32_t count_bits(uint32_t bits) { return __popc(bits); }
+__device__ __forceinline__ uint32_t count_bits(uint64_t bits) { return __popcll(bits); }
+
+// Brings the chosen elements in order; `before` were chosen in earlier warps. A block barrier comes next.
+template <typename T, int kValues>
+__device__ __forceinline__ void stage(const Task<T>& task, const Held<T, kValues>& held,
+                                      typename Held<T, kValues>::Bits chosen, uint32_t before,
+                                      uint16_t* staged) {
+  constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
+  constexpr int kWordVecs = kVecsOfWord<T>;
+  const uint32_t storage = ptx::shared_address(staged);
+  uint32_t position = held.begin + task.lane * kPerVec<T>;
+#pragma unroll
+  for (int w = 0; w < Held<T, kValues>::kWords; ++w) {
+    const uint32_t word = Held<T, kValues>::word(chosen, w);
+    const uint32_t counts = packed_counts<T>(word);
+    uint32_t upto = inclusive_scan(counts);
+    uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
+    upto -= counts;
+#pragma unroll
+    for (int j = 0; j < kWordVecs; ++j) {
+      if (w * kWordVecs + j >= min(held.vecs, Held<T, kValues>::kVecs)) break;
+      uint32_t slot = storage + 2 * (before + (upto & kFieldMask));
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) {
+        ptx::push_if(word & (1u << (j * kPerVec<T> + e)), slot, static_cast<uint16_t>(position + e));
+      }
+      before += total & kFieldMask;
+      upto >>= kFieldBits<T>;
+      total >>= kFieldBits<T>;
+      position += Held<T, kValues>::kGroup;
+    }
+  }
+}
+
+// Looks at the whole hint, which is still the old one, when somebody wants to know.
+template <typename T>
+__device__ __forceinline__ void audit(const TopkParams& p, const Job<T>& job, uint32_t kth) {
+  if (p.stats == nullptr || job.hint.prior == nullptr) return;
+  audit_hint(job.task, job.hint, kth);
+  __syncthreads();
+}
+
+// Writes what all warps have staged.
+template <typename T>
+__device__ __forceinline__ void write_out(const Task<T>& task, const uint16_t* staged, const Sink& sink) {
+  const auto outputs = reinterpret_cast<uintptr_t>(sink.indices) | reinterpret_cast<uintptr_t>(sink.prior);
+  if (sink.pages == nullptr && (outputs & 15) == 0 && (task.k & 3) == 0) {
+#pragma unroll 1
+    for (int i = 4 * threadIdx.x; i < task.k; i += 4 * kThreads) {
+      const ushort4 four = *reinterpret_cast<const ushort4*>(staged + i);
+      const int4 positions = make_int4(four.x, four.y, four.z, four.w);
+      *reinterpret_cast<int4*>(sink.indices + i) = positions;
+      if (sink.prior != nullptr) *reinterpret_cast<int4*>(sink.prior + i) = positions;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < task.k; i += kThreads) sink.put(i, staged[i]);
+}
+
+}  // namespace gvr_topk::single

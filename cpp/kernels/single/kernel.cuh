@@ -1,0 +1,176 @@
+// Short rows: one CTA holds the row in registers, as keys, and needs no guess and no other CTA.
+//
+// A radix select of 11 bits a round, out of the registers. Additions of one in shared memory cost next to
+// nothing even when they all meet in one bin, so that every element is counted, those outside the range in a
+// bin of their own, and nothing branches. Two rounds usually leave the k-th key alone. The same code settles
+// plateaus, infinities and NaN: time hardly depends on what the row holds.
+#pragma once
+
+#include "common/histogram.cuh"
+#include "single/held.cuh"
+
+namespace gvr_topk::single {
+
+constexpr int kLog2Bins = 11;
+constexpr int kBins = 1 << kLog2Bins;
+constexpr int kGroupBins = kBins / kWarps;  // summed up by one warp, 4 a lane
+static_assert(kGroupBins == 4 * 32 && kThreads == kBins / 4);
+
+struct alignas(16) Bins {
+  uint32_t set[2][kBins + 4];  // in turn; one bin more counts what is outside the range
+  uint32_t group[kWarps];
+};
+
+// The k-th key lies in [base, base + reach], as the `rank`-th largest of `count` elements.
+struct Range {
+  uint32_t base, reach;
+  uint32_t rank, count;
+
+  // All keys in it are equal, or all are wanted: then its lower edge serves as the k-th key.
+  __device__ __forceinline__ bool settled() const { return reach == 0 || rank == count; }
+};
+
+__device__ __forceinline__ uint32_t sum_of(const uint4& four) { return four.x + four.y + four.z + four.w; }
+
+// Bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier. `other` is not
+// looked at any more, and cleared if `clear`, in front of the barrier here.
+template <typename T>
+__device__ __forceinline__ BinHit locate(const Task<T>& task, Bins& bins, const uint32_t* set,
+                                         uint32_t* other, bool clear, uint32_t rank) {
+  const auto fours = reinterpret_cast<const uint4*>(set);
+  const uint32_t in_group = __reduce_add_sync(0xffffffffu, sum_of(fours[threadIdx.x]));
+  if (task.lane == 0) bins.group[task.warp] = in_group;
+  if (clear) reinterpret_cast<uint4*>(other)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+  const uint32_t items = task.lane < kWarps ? bins.group[task.lane] : 0;
+  const uint32_t upto = suffix_sum(items);
+  const bool owns = upto - items < rank && rank <= upto;
+  const int group = __reduce_max_sync(0xffffffffu, owns ? task.lane : 0);
+  const uint32_t group_above = __shfl_sync(0xffffffffu, upto - items, group);
+  const uint4 four = fours[32 * group + task.lane];
+  const uint32_t sum = sum_of(four);
+  uint32_t above = group_above + suffix_sum(sum) - sum;
+  const bool holds = above < rank && rank <= above + sum;
+  uint32_t bin = 4 * (32 * group + task.lane) + 3, count = four.w;
+  if (rank > above + count) above += count, --bin, count = four.z;
+  if (rank > above + count) above += count, --bin, count = four.y;
+  if (rank > above + count) above += count, --bin, count = four.x;
+  const uint32_t packed = __reduce_max_sync(0xffffffffu, holds ? bin << 16 | count : 0);
+  return BinHit{packed >> 16, __reduce_max_sync(0xffffffffu, holds ? above : 0), packed & 0xffffu};
+}
+
+// Rounds until one key, or all of a range, is what is wanted.
+template <typename T, int kValues>
+__device__ __forceinline__ Range narrow(const Task<T>& task, const Held<T, kValues>& held, Bins& bins,
+                                        int& rounds) {
+  Range range{0, kMaxKey, static_cast<uint32_t>(task.k), kMaxKey};
+#pragma unroll 1
+  do {
+    const int shift = max(0, 32 - kLog2Bins - __clz(range.reach));
+    // Behind the last bin of the range; that is behind all bins, but for the last round's.
+    const uint32_t outside = (range.reach >> shift) + 1;
+    uint32_t* set = bins.set[rounds & 1];
+    held.for_each_place(
+        [&](int i) { atomicAdd(&set[min((held.key[i] - range.base) >> shift, outside)], 1u); });
+    __syncthreads();
+    if (outside < kBins) range.rank += set[outside];
+    const BinHit hit = locate(task, bins, set, bins.set[~rounds & 1], rounds > 0, range.rank);
+    ++rounds;
+    const uint32_t offset = hit.bin << shift;
+    range.base += offset;
+    range.reach = min(range.reach - offset, (1u << shift) - 1);
+    range.rank -= hit.above;
+    range.count = hit.count;
+  } while (!range.settled());
+  return range;
+}
+
+// Leaves of the ties, `chosen` with all others, the first in index order that the quota allows; `before`
+// becomes the number selected in earlier warps.
+template <typename T, int kValues, typename Bits>
+__device__ __forceinline__ Bits limit_ties(const Task<T>& task, const Held<T, kValues>& held,
+                                           const Range& range, Bits chosen, uint32_t& before) {
+  Shared& sm = *task.shared;
+  const Bits ties = held.bits([&](uint32_t x) { return x == range.base; });
+  const uint32_t all = __reduce_add_sync(0xffffffffu, count_bits(chosen));
+  const uint32_t tied = __reduce_add_sync(0xffffffffu, count_bits(ties));
+  if (task.lane == 0) sm.warp_value[1][task.warp] = (all - tied) | tied << 16;
+  __syncthreads();
+  const uint32_t packed = earlier_warps(task, 1);
+  const uint32_t ties_before = min(packed >> 16, range.rank);
+  before = (packed & 0xffffu) + ties_before;
+  const uint32_t left = range.rank - ties_before;
+  uint32_t passed = 0;
+#pragma unroll
+  for (int w = 0; w < Held<T, kValues>::kWords; ++w) {
+    passed +=
+        for_each_in_order<T>(held.word(ties, w), kVecsOfWord<T>, task.lane, [&](int bit, uint32_t rank) {
+          if (passed + rank >= left) chosen &= ~(Bits{1} << (kValuesPerThread * w + bit));
+        });
+  }
+  return chosen;
+}
+
+struct alignas(16) Storage {
+  Shared shared;
+  Bins bins;
+  alignas(
+      8) uint16_t staged[1];  // [k] selected positions, in ascending order; those of a short row fit 16 bits
+};
+
+inline size_t single_bytes(int k) { return sizeof(Storage) + sizeof(uint16_t) * k; }
+
+template <typename T, int kValues>
+__global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
+    single_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
+  extern __shared__ __align__(16) unsigned char storage[];
+  Storage& own = *reinterpret_cast<Storage*>(storage);
+  ptx::grid_dependency_wait();
+  ptx::grid_launch_dependents();
+  const Job<T> job(p, Shape{0, 0, 0, 0, 0, false, shape.use_hint}, storage);
+  const Task<T>& task = job.task;
+  Shared& sm = *task.shared;
+  PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
+  clock.stamp();
+  if (job.finish_short(p)) return;
+
+  Held<T, kValues> held(task.row, task.warp, task.lane);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    reinterpret_cast<uint4*>(own.bins.set[i])[threadIdx.x] = make_uint4(0, 0, 0, 0);
+  }
+  if (threadIdx.x == 0) sm.hinted = sm.at_or_above = 0;
+  __syncthreads();
+  held.take();
+  clock.stamp();
+  int rounds = 0;
+  const Range range = narrow(task, held, own.bins, rounds);
+  clock.stamp();
+
+  const Sink sink = job.sink(p);
+  auto chosen = held.bits([&](uint32_t x) { return x >= range.base; });
+  uint32_t before = 0;
+  if (range.rank == range.count) {
+    const uint32_t here = __reduce_add_sync(0xffffffffu, count_bits(chosen));
+    if (task.lane == 0) sm.warp_value[0][task.warp] = here;
+    __syncthreads();
+    before = earlier_warps(task, 0);
+  } else {
+    chosen = limit_ties(task, held, range, chosen, before);
+  }
+  audit(p, job, range.base);
+  clock.stamp();
+  stage(task, held, chosen, before, own.staged);
+  __syncthreads();
+  write_out(task, own.staged, sink);
+  clock.stamp();
+  if (threadIdx.x != 0) return;
+  // Unknown to the next step: in rows this short nobody looks at the hint.
+  if (p.guess_state != nullptr && sink.prior != nullptr) p.guess_state[job.slot] = -1.0f;
+  if (p.stats == nullptr) return;
+  write_stats(job.stats(p), shape.use_hint ? Path::kCluster : Path::kRadix, 1, static_cast<int>(range.count),
+              rounds, job.hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, kGuessNone, false,
+              rounds);
+}
+
+}  // namespace gvr_topk::single

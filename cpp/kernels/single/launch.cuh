@@ -1,0 +1,33 @@
+// Launches the kernel of short rows.
+#pragma once
+
+#include "common/launch.cuh"
+#include "single/kernel.cuh"
+
+namespace gvr_topk::single {
+
+template <typename T, int kValues>
+cudaError_t launch_holding(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
+  const Shape shape = make_shape(plan, plan.path == Path::kCluster);
+  static KernelLimits limits;
+  const cudaError_t status = limits.raise(reinterpret_cast<const void*>(single_topk<T, kValues>));
+  if (status != cudaSuccess) return status;
+  LaunchConfig launch(dim3(params.rows), dim3(kThreads), single_bytes(params.k), stream, 1, pdl);
+  return cudaLaunchKernelEx(&launch.config, single_topk<T, kValues>, params, shape);
+}
+
+template <typename T>
+cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
+  if (plan.values_per_thread == kFewValuesPerThread) {
+    return launch_holding<T, kFewValuesPerThread>(params, plan, pdl, stream);
+  }
+  if (plan.values_per_thread == kValuesPerThread) {
+    return launch_holding<T, kValuesPerThread>(params, plan, pdl, stream);
+  }
+  if (plan.values_per_thread == kWideValuesPerThread) {
+    return launch_holding<T, kWideValuesPerThread>(params, plan, pdl, stream);
+  }
+  return launch_holding<T, kMostValuesPerThread>(params, plan, pdl, stream);
+}
+
+}  // namespace gvr_topk::single
