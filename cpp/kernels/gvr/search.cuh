@@ -56,21 +56,26 @@ __device__ __forceinline__ bool repeats(Block& block, const Sampled& sampled, fl
 template <typename T>
 __device__ __forceinline__ uint32_t count_pass(Shared& sm, const Stream<T>& stream, float threshold) {
   constexpr int kLane = Stream<T>::kLaneElements;
-  using Mark = std::conditional_t<kLane == 16, uint16_t, uint32_t>;
-  static_assert(kLane == 8 * sizeof(Mark));
-  Mark* const marks = reinterpret_cast<Mark*>(sm.bitmap) + stream.begin / kLane + stream.lane;
-  // Behind the end of a warp's part another's bits lie; the bits of its last 32 elements are all read.
-  const int stop = (stream.length + 31) / 32 * 32 - stream.lane * kLane;
+  using Marks = std::conditional_t<kLane == 16, uint16_t, uint32_t>;
+  static_assert(kLane == 8 * sizeof(Marks));
+  Marks* to = reinterpret_cast<Marks*>(sm.bitmap) + stream.begin / kLane + stream.lane;
+  // Behind the end of a warp's part lie another's bits; but all bits of its last 32 elements are read.
+  Marks* const stop = to - stream.lane + ((stream.length + 31) & ~31) / kLane;
+  // An element is below where the difference is negative: two instructions each, on two pipes, and no
+  // predicate to wait for. A difference that is NaN has no sign, and -0 + 0 has none either.
+  const float minus = 0.0f - threshold;
   uint32_t count = 0;
-  stream.for_each_word([&](int step, const uint4(&vec)[Stream<T>::kVecs], uint32_t valid) {
-    uint32_t bits = 0;
+  stream.for_each_word([&](int, const uint4(&vec)[Stream<T>::kVecs], uint32_t valid) {
+    uint32_t below = 0;
 #pragma unroll
-    for (int i = 0; i < kLane; ++i) {
-      if (!(element<T>(vec[i / kPerVec<T>], i % kPerVec<T>) < threshold)) bits |= 1u << i;
+    for (int i = kLane - 1; i >= 0; --i) {
+      const float difference = __fadd_rn(element<T>(vec[i / kPerVec<T>], i % kPerVec<T>), minus);
+      below = __funnelshift_l(__float_as_uint(difference), below, 1);
     }
-    bits &= valid;
+    const uint32_t bits = valid & ~below;
     count += __popc(bits);
-    if (step * Stream<T>::kElements < stop) marks[32 * step] = static_cast<Mark>(bits);
+    if (to < stop) *to = static_cast<Marks>(bits);
+    to += 32;
   });
   return count;
 }
