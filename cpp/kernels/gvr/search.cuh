@@ -66,7 +66,7 @@ __device__ __forceinline__ uint32_t count_pass(Shared& sm, const Stream<T>& stre
   const float minus = 0.0f - threshold;
   uint32_t count = 0;
   stream.for_each_word([&](int, const uint4(&vec)[Stream<T>::kVecs], uint32_t valid) {
-    uint32_t below = 0;
+    uint32_t below = 0xffffffffu;  // what remains of it is above this lane's elements
 #pragma unroll
     for (int i = kLane - 1; i >= 0; --i) {
       const float difference = __fadd_rn(element<T>(vec[i / kPerVec<T>], i % kPerVec<T>), minus);
