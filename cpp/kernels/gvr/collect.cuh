@@ -17,15 +17,17 @@ __device__ __forceinline__ void collect(const Block& block, const Stream<T>& str
 #pragma unroll 4
   for (int w = first; w < last; ++w) count += __popc(map[w]);
   const uint32_t upto = found.before + inclusive_scan(count, block.lane);
-  // One candidate or one empty word at a time: lanes do not wait for each other at every word.
   int32_t* place = candidates.position + upto - count;
   int32_t* const end = candidates.position + upto;
   const uint32_t* at = map + first;
   int position = stream.begin - stream.shift + 32 * first;
   uint32_t bits = count > 0 ? *at : 0;
+  // One candidate or one empty word at a time, so that lanes do not wait for each other at every word. What
+  // an empty word writes is overwritten by the next candidate.
 #pragma unroll 1
   while (place != end) {
-    if (bits != 0) *place++ = position + __ffs(bits) - 1;
+    *place = position + __ffs(bits) - 1;
+    place += bits != 0;
     bits &= bits - 1;
     if (bits == 0 && place != end) {
       bits = *++at;
@@ -46,10 +48,15 @@ struct Held {
     const int run = (count + kThreads - 1) / kThreads * 32;
     first = block.warp * run + block.lane;
     limit = min((block.warp + 1) * run, count);
+    const T* data = row.data;
+    asm("" : "+l"(data));  // or the address of the row is worked out anew for every candidate
     T value[kPerThread];
-    for_each_place([&](int r, int i) { value[r] = row.data[i < limit ? candidates.position[i] : 0]; });
     for_each_place([&](int r, int i) {
-      key[r] = i < limit ? order_key(to_float(value[r])) : kAbsentKey;
+      value[r] = __ldg(data + static_cast<uint32_t>(candidates.position[min(i, limit - 1)]));
+    });
+    for_each_place([&](int r, int i) {
+      key[r] = order_key(to_float(value[r]));
+      if (i >= limit) key[r] = kAbsentKey;
       if (i < limit) candidates.key[i] = key[r];
     });
   }

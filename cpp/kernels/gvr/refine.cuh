@@ -132,7 +132,7 @@ __device__ __forceinline__ Snap snap(Block& block, const Held& held, const Candi
   Bins& bins = block.sm.snap;
   uint32_t bin[kPerThread];
   held.for_each([&](int r, uint32_t x) {
-    bin[r] = x != kAbsentKey ? bin_of(x) : kBins;
+    bin[r] = max(bin_of(x), x == kAbsentKey ? uint32_t{kBins} : 0u);
     atomicAdd(&bins.fine[bin[r]], 1u);
   });
   __syncthreads();
@@ -150,10 +150,16 @@ __device__ __forceinline__ Snap snap(Block& block, const Held& held, const Candi
   // The members, and what lies between them and the computed edge, because of rounding.
   const uint32_t edge =
       usable ? order_key(__fadd_rn(low, __fdiv_rn(static_cast<float>(hit.bin), scale))) : kZeroKey;
+  uint32_t marked = 0;  // of this thread's candidates
   held.for_each([&](int r, uint32_t x) {
-    const bool listed = x > edge ? bin[r] <= hit.bin : hit.bin <= bin[r] && bin[r] < kBins;
-    if (listed) add_member(bins, x);
+    const uint32_t lowest = x > edge ? 0 : hit.bin;
+    const uint32_t others = x > edge ? hit.bin : kBins - 1 - hit.bin;
+    if (bin[r] - lowest <= others) marked |= 1u << r;
   });
+#pragma unroll 1
+  for (; marked != 0; marked &= marked - 1) {
+    add_member(bins, candidates.key[held.first + 32 * (__ffs(marked) - 1)]);
+  }
   __syncthreads();
   const int listed = static_cast<int>(bins.members);
   if (listed > kSnapLimit) return walk(block, candidates, count, k, Snap{edge, 0});
