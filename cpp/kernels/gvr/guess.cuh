@@ -121,12 +121,15 @@ __device__ __forceinline__ Guess guess(Block& block, const cluster::Task<T>& tas
     }
   } else {
     // Equal values say nothing about the row (a cold hint of zeros gathers one element k times).
-    const int count = min(task.row.n, kHintPerThread * kThreads);
+    constexpr int kSample = kHintPerThread * kThreads;
+    static_assert(kSample * kFourPhaseMaxWidth <= 0xffffffffu, "a product of 32 bits");
+    const int count = min(task.row.n, kSample);
 #pragma unroll
     for (int i = 0; i < kHintPerThread; ++i) {
-      const int s = i * kThreads + threadIdx.x;
-      sampled.key[i] =
-          s < count ? task.row.key(static_cast<int>(int64_t{s} * task.row.n / count)) : kAbsentKey;
+      const uint32_t s = i * kThreads + threadIdx.x;
+      const bool there = s < static_cast<uint32_t>(count);
+      const uint32_t key = task.row.key(static_cast<int>(there ? s * task.row.n / count : 0));
+      sampled.key[i] = there ? key : kAbsentKey;
     }
     measure(block, sampled, guess);
     guess.low_count = task.row.n;
