@@ -170,7 +170,7 @@ __device__ __forceinline__ Snap snap(Block& block, const Held& held, const Candi
 
 // Writes the selected positions in ascending order. Of elements equal to the k-th the first are taken.
 __device__ __forceinline__ void partition(Block& block, const Held& held, const Candidates& candidates, int k,
-                                          uint32_t kth, const Sink& sink) {
+                                          uint32_t kth, Sink sink) {
   constexpr uint32_t kLow = 0xffffu;
   uint32_t counts = 0;  // above the k-th, and from bit 16 on, equal to it
   held.for_each([&](int, uint32_t x) {
@@ -180,9 +180,23 @@ __device__ __forceinline__ void partition(Block& block, const Held& held, const 
   block.leave<Reduce::kAdd>(0, counts);
   block.meet();
   const uint32_t earlier = block.take_earlier(0);
-  cluster::Share share{0, k - (block.take<Reduce::kAdd>(0) & kLow)};
-  share.pass(earlier & kLow, earlier >> 16);
+  const uint32_t all = block.take<Reduce::kAdd>(0);
+  cluster::Share share{0, k - (all & kLow)};
   const uint32_t before = (1u << block.lane) - 1;
+  // Or the addresses of the rows are worked out anew for every element.
+  asm("" : "+l"(sink.indices), "+l"(sink.prior));
+  if (all >> 16 == share.ties) {  // one comparison decides
+    int next = static_cast<int>((earlier & kLow) + (earlier >> 16));
+#pragma unroll 1
+    for (int i = held.first; i - block.lane < held.limit; i += 32) {
+      const bool chosen = i < held.limit && candidates.key[i] >= kth;
+      const uint32_t lanes = __ballot_sync(0xffffffffu, chosen);
+      if (chosen) sink.put(next + __popc(lanes & before), candidates.position[i]);
+      next += __popc(lanes);
+    }
+    return;
+  }
+  share.pass(earlier & kLow, earlier >> 16);
 #pragma unroll 1
   for (int i = held.first; i - block.lane < held.limit; i += 32) {
     const uint32_t key = i < held.limit ? candidates.key[i] : kAbsentKey;
