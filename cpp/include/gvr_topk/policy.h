@@ -28,7 +28,7 @@ constexpr int64_t kGvrMinLength = 16384;
 // The paper's kernel stops where one CTA becomes slower than several; the cluster kernel has no such
 // length, and the hint is worth most on the longest rows (eval/results/bench_h200.json).
 constexpr int64_t kGvrMaxLength = kMaxWidth;
-// Longest buffer of the four-phase kernel: its bitmaps of a row must fit shared memory.
+// Longest buffer of the four-phase kernel: its bitmap of a row must fit shared memory.
 constexpr int64_t kFourPhaseMaxWidth = 262144;
 // Oldest architecture the library holds code for (Hopper; the published kernel needs 100).
 constexpr int32_t kMinArch = 90;

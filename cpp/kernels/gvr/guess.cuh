@@ -25,24 +25,39 @@ struct Sampled {
   __device__ __forceinline__ bool finite(int i) const { return kNegInfKey < key[i] && key[i] < kPosInfKey; }
 };
 
-// The rank-th largest finite value, by radix digits of 11, 11 and 10 bits.
-__device__ __forceinline__ float order_statistic(Shared& sm, const Sampled& sampled, uint32_t rank) {
-  uint32_t base = 0, reach = 0xffffffffu;
-  int shift = 21;
+// The rank-th largest of the finite values, of which `least` and `greatest` are the ends.
+__device__ __forceinline__ float order_statistic(Shared& sm, const Sampled& sampled, float least,
+                                                 float greatest, uint32_t rank) {
+  Bins& bins = sm.guess;
+  uint32_t base = order_key(least);
+  uint32_t reach = order_key(greatest) - base;
+#pragma unroll 1
   while (true) {
-    clear_bins(sm);
+    const int shift = max(0, 32 - kLog2Bins - __clz(reach));
 #pragma unroll
     for (int i = 0; i < kHintPerThread; ++i) {
       const uint32_t x = sampled.key[i] - base;
-      if (sampled.finite(i) && x <= reach) atomicAdd(&sm.bins[x >> shift], 1u);
+      atomicAdd(&bins.fine[x <= reach ? x >> shift : kBins], 1u);
     }
     __syncthreads();
-    const BinHit hit = locate(sm, rank);
+    const BinHit hit = locate(bins, rank);
+    const uint32_t offset = hit.bin << shift;
     rank -= hit.above;
-    base += hit.bin << shift;
-    if (shift == 0) return key_to_float(base);
-    reach = (1u << shift) - 1;
-    shift = shift > 11 ? shift - 11 : 0;
+    base += offset;
+    reach = min(reach - offset, (1u << shift) - 1);
+    if (reach == 0) return key_to_float(base);
+    if (hit.count <= kSnapLimit) {
+#pragma unroll
+      for (int i = 0; i < kHintPerThread; ++i) {
+        if (sampled.key[i] - base <= reach) add_member(bins, sampled.key[i]);
+      }
+      __syncthreads();
+      const int lane = threadIdx.x & 31;
+      return key_to_float(rank_directly(bins.member[lane], static_cast<int>(hit.count), rank, lane));
+    }
+    __syncthreads();  // all have located the rank
+    clear(bins);
+    __syncthreads();
   }
 }
 
@@ -51,27 +66,8 @@ __device__ __forceinline__ uint32_t rank_of_share(double share, int values) {
   return static_cast<uint32_t>(min(max(rank, 1), values));
 }
 
-// Least, greatest and number of the finite values.
-__device__ __forceinline__ void measure(Shared& sm, const Sampled& sampled, Guess& guess) {
-  uint32_t least = 0xffffffffu, greatest = 0, count = 0;
-#pragma unroll
-  for (int i = 0; i < kHintPerThread; ++i) {
-    if (!sampled.finite(i)) continue;
-    least = min(least, sampled.key[i]);
-    greatest = max(greatest, sampled.key[i]);
-    ++count;
-  }
-  leave<Reduce::kMin>(sm, 0, least);
-  leave<Reduce::kMax>(sm, 1, greatest);
-  leave<Reduce::kAdd>(sm, 2, count);
-  __syncthreads();
-  guess.least = key_to_float(take<Reduce::kMin>(sm, 0));
-  guess.greatest = key_to_float(take<Reduce::kMax>(sm, 1));
-  guess.values = static_cast<int>(take<Reduce::kAdd>(sm, 2));
-  __syncthreads();
-}
-
-__device__ __forceinline__ float mean(Shared& sm, const Sampled& sampled, int values) {
+// This warp's part of the sum of the finite values, for mean() behind the next barrier.
+__device__ __forceinline__ void leave_sum(Block& block, const Sampled& sampled) {
   double sum = 0;
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i) {
@@ -79,46 +75,73 @@ __device__ __forceinline__ float mean(Shared& sm, const Sampled& sampled, int va
   }
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-  if ((threadIdx.x & 31) == 0) sm.warp_sum[threadIdx.x >> 5] = sum;
-  __syncthreads();
-  sum = 0;
+  if (block.lane == 0) block.sm.warp_sum[block.warp] = sum;
+}
+
+__device__ __forceinline__ float mean(const Shared& sm, int values) {
+  double sum = 0;
   for (int w = 0; w < kWarps; ++w) sum += sm.warp_sum[w];
   return static_cast<float>(sum / values);
 }
 
+// Least, greatest and number of the finite values.
+__device__ __forceinline__ void measure(Block& block, const Sampled& sampled, Guess& guess) {
+  uint32_t least = 0xffffffffu, greatest = 0, count = 0;
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i) {
+    const bool finite = sampled.finite(i);
+    least = min(least, finite ? sampled.key[i] : 0xffffffffu);
+    greatest = max(greatest, finite ? sampled.key[i] : 0);
+    count += finite;
+  }
+  block.leave<Reduce::kMin>(0, least);
+  block.leave<Reduce::kMax>(1, greatest);
+  block.leave<Reduce::kAdd>(2, count);
+  block.meet();
+  guess.least = key_to_float(block.take<Reduce::kMin>(0));
+  guess.greatest = key_to_float(block.take<Reduce::kMax>(1));
+  guess.values = static_cast<int>(block.take<Reduce::kAdd>(2));
+}
+
 template <typename T>
-__device__ __forceinline__ Guess guess(Shared& sm, const cluster::Task<T>& task, Sampled& sampled,
+__device__ __forceinline__ Guess guess(Block& block, const cluster::Task<T>& task, Sampled& sampled,
                                        float alpha, bool quantile) {
   Guess guess;
-  measure(sm, sampled, guess);
+  quantile = quantile && alpha >= 0.0f;
+  if (!quantile) leave_sum(block, sampled);
+  measure(block, sampled, guess);
   if (guess.values > 0 && guess.least < guess.greatest) {
     guess.source = cluster::kGuessHint;
     // Most misses of a hint lie just below the k-th value, so twice the capacity estimates the count
     // there better than the row's length.
     guess.low_count = min(task.row.n, 2 * kCapacity);
-    if (quantile && alpha >= 0.0f) {
-      const double share = alpha + kQuantileMargin * alpha * (1.0 - alpha);
-      guess.threshold = order_statistic(sm, sampled, rank_of_share(share, guess.values));
-    } else {
-      guess.threshold = mean(sm, sampled, guess.values);
+    if (!quantile) {
+      guess.threshold = mean(block.sm, guess.values);
+      return guess;
     }
-    return guess;
-  }
-  // Equal values say nothing about the row (a cold hint of zeros gathers one element k times).
-  const int count = min(task.row.n, kHintPerThread * kThreads);
+  } else {
+    // Equal values say nothing about the row (a cold hint of zeros gathers one element k times).
+    constexpr int kSample = kHintPerThread * kThreads;
+    static_assert(kSample * kFourPhaseMaxWidth <= 0xffffffffu, "a product of 32 bits");
+    const int count = min(task.row.n, kSample);
 #pragma unroll
-  for (int i = 0; i < kHintPerThread; ++i) {
-    const int s = i * kThreads + threadIdx.x;
-    sampled.key[i] = s < count ? task.row.key(static_cast<int>(int64_t{s} * task.row.n / count)) : kAbsentKey;
+    for (int i = 0; i < kHintPerThread; ++i) {
+      const uint32_t s = i * kThreads + threadIdx.x;
+      const bool there = s < static_cast<uint32_t>(count);
+      const uint32_t key = task.row.key(static_cast<int>(there ? s * task.row.n / count : 0));
+      sampled.key[i] = there ? key : kAbsentKey;
+    }
+    measure(block, sampled, guess);
+    guess.low_count = task.row.n;
+    guess.source = guess.values > 0 ? cluster::kGuessRowSample : cluster::kGuessNone;
+    guess.threshold = 0.0f;
+    if (guess.values == 0) return guess;
   }
-  measure(sm, sampled, guess);
-  guess.low_count = task.row.n;
-  guess.source = guess.values > 0 ? cluster::kGuessRowSample : cluster::kGuessNone;
-  guess.threshold = 0.0f;
-  if (guess.values > 0) {
-    const double share = static_cast<double>((task.k + kCapacity) / 2) / task.row.n;
-    guess.threshold = order_statistic(sm, sampled, rank_of_share(share, guess.values));
-  }
+  const double share = guess.source == cluster::kGuessHint
+                           ? alpha + kQuantileMargin * alpha * (1.0 - alpha)
+                           : static_cast<double>((task.k + kCapacity) / 2) / task.row.n;
+  guess.threshold =
+      order_statistic(block.sm, sampled, guess.least, guess.greatest, rank_of_share(share, guess.values));
   return guess;
 }
 

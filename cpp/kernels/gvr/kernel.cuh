@@ -5,11 +5,12 @@
 
 namespace gvr_topk::gvr {
 
-// The bitmaps are needed when no word of the row is under way, so they take the ring's place where
-// there is a ring.
+constexpr size_t kRingBytes = kRingDepth * kThreads * cluster::kWordBytes;
+static_assert(sizeof(Candidates) <= kRingBytes);
+
+// The ring is behind the cluster kernel's list, whether that kernel would want one or not.
 inline size_t block_bytes(const cluster::Shape& shape) {
-  static_assert(sizeof(Bitmaps) <= kRingDepth * kThreads * cluster::kWordBytes);
-  return sizeof(Shared) + cluster::shared_bytes(shape) + (shape.ring ? 0 : sizeof(Bitmaps));
+  return sizeof(Shared) + cluster::shared_bytes(shape) + (shape.ring ? 0 : kRingBytes);
 }
 
 template <typename T>
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int slot = cluster::slot_of(p, row, request);
   const cluster::Task<T> task =
       cluster::make_task<T>(p, shape, row_view<T>(p, row, request), storage + sizeof(Shared));
-  Bitmaps& maps = *reinterpret_cast<Bitmaps*>(task.list + shape.list_capacity);
+  uint4* const ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity);
   const Sink sink = cluster::make_sink(p, row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
   clock.stamp();
@@ -36,36 +37,57 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
 
-  Word<T> word;
-  if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
   const int32_t* prior = slot >= 0 ? p.prior + slot * p.prior_stride : nullptr;
-  const float alpha = slot >= 0 && p.guess_state != nullptr ? p.guess_state[slot] : -1.0f;
-  Sampled sampled;
+  int32_t position[kHintPerThread];
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i) {
     const int s = i * kThreads + threadIdx.x;
-    const int32_t position = prior != nullptr && s < task.k ? prior[s] : -1;
-    sampled.key[i] =
-        position < 0 ? kAbsentKey : task.row.key_or_absent(static_cast<int64_t>(position) + p.prior_offset);
+    position[i] = prior != nullptr && s < task.k ? prior[s] : -1;
+  }
+  const float alpha = slot >= 0 && p.guess_state != nullptr ? p.guess_state[slot] : -1.0f;
+  // The first words arrive while the hint is looked at.
+  const Stream<T> stream(task.row, task.warp, task.lane, ring);
+  stream.start();
+  Block block(sm);
+  clear(sm.guess);
+  clear(sm.snap);
+  if (threadIdx.x == 0) sm.guess.members = sm.snap.members = 0;
+  T value[kHintPerThread];
+  bool in_row[kHintPerThread];
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i) {
+    const int64_t at = static_cast<int64_t>(position[i]) + p.prior_offset;
+    in_row[i] = position[i] >= 0 && at >= 0 && at < task.row.n;
+    value[i] = task.row.data[in_row[i] ? at : 0];
+  }
+  Sampled sampled;
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i) {
+    sampled.key[i] = in_row[i] ? order_key(to_float(value[i])) : kAbsentKey;
   }
   const Sampled hinted = sampled;  // the guess may put a sample of the row in its place
-  const Guess first = guess(sm, task, sampled, alpha, p.quantile_guess);
+  const Guess first = guess(block, task, sampled, alpha, p.quantile_guess);
   clock.stamp();
 
-  Found found = search(sm, task, word, first, sampled);
+  Found found = search(block, task, stream, first, sampled);
   clock.stamp();
 
   uint32_t kth;
   int candidates = found.count, scans = 0, passes = found.passes;
   if (found.done != Done::kKey) {
-    collect(sm, task, word, found);
+    Candidates& list = *reinterpret_cast<Candidates*>(ring);
+    collect(block, stream, found, list);
+    __syncthreads();
+    const Held held(block, task.row, found.count, list);
     clock.stamp();
-    const Snap snapped = snap(sm, found.count, task.k);
+    const Snap snapped = snap(block, held, list, found.count, task.k);
     kth = snapped.key;
     scans = snapped.scans;
-    partition(sm, maps, task.row.n, found.count, task.k, kth, sink);
+    partition(block, held, list, task.k, kth, sink);
   } else {
     // Floats did not settle it: radix rounds over the key do, whatever the row holds.
+    Word<T> word;
+    if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
     cluster::reset_counters(task);
     __syncthreads();
     int rounds = 0;
@@ -83,21 +105,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::grid_launch_dependents();
 
   if (prior == nullptr && stats == nullptr) return;
-  uint32_t in_row = 0, at_or_above = 0;
+  uint32_t hinted_in_row = 0, at_or_above = 0;
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i) {
-    in_row += hinted.key[i] != kAbsentKey;
+    hinted_in_row += hinted.key[i] != kAbsentKey;
     at_or_above += hinted.key[i] != kAbsentKey && hinted.key[i] >= kth;
   }
-  __syncthreads();
-  leave<Reduce::kAdd>(sm, 0, in_row);
-  leave<Reduce::kAdd>(sm, 1, at_or_above);
-  __syncthreads();
-  in_row = take<Reduce::kAdd>(sm, 0);
-  at_or_above = take<Reduce::kAdd>(sm, 1);
+  block.template leave<Reduce::kAdd>(0, hinted_in_row);
+  block.template leave<Reduce::kAdd>(1, at_or_above);
+  block.meet();
+  hinted_in_row = block.template take<Reduce::kAdd>(0);
+  at_or_above = block.template take<Reduce::kAdd>(1);
   if (threadIdx.x != 0) return;
   if (p.guess_state != nullptr && sink.prior != nullptr) {
-    p.guess_state[slot] = in_row > 0 ? static_cast<float>(at_or_above) / static_cast<float>(in_row) : -1.0f;
+    p.guess_state[slot] =
+        hinted_in_row > 0 ? static_cast<float>(at_or_above) / static_cast<float>(hinted_in_row) : -1.0f;
   }
   if (stats != nullptr) {
     cluster::write_stats(stats, Path::kGvr, passes, candidates, scans,

@@ -1,169 +1,212 @@
-// Phases 3 and 4: collect the candidates without ballots or atomics, then snap to the exact k-th value
-// (paper, sections 4.2.3 and 4.2.4).
+// Phase 4, refine: snap to the exact k-th value, and select (paper, section 4.2.4).
 #pragma once
 
-#include "gvr/search.cuh"
+#include "gvr/collect.cuh"
 
 namespace gvr_topk::gvr {
 
-// Each thread knows from the count cache how many candidates it has, hence where they go.
-template <typename T>
-__device__ __forceinline__ void collect(Shared& sm, const cluster::Task<T>& task, Word<T>& word,
-                                        const Found& found) {
-  uint32_t place = exclusive_sum(sm, found.thread_count);
-  const bool finite = negative_infinity() < found.threshold;
-  task.for_each_word(word, [&](int, int begin) {
-    uint32_t bits = match_word(word, begin, task.end, [&](float x) { return !(x < found.threshold); });
-    if (!finite) bits &= valid_bits<T>(begin, task.end, task.lane);
-    for (; bits != 0; bits &= bits - 1) {
-      sm.position[place++] = bit_position<T>(begin, __ffs(bits) - 1, task.lane);
-    }
-  });
-  __syncthreads();
-  // Their keys come from cache: a register cannot be indexed by a bit's place.
-  for (int i = threadIdx.x; i < found.count; i += kThreads) sm.key[i] = task.row.key(sm.position[i]);
-  __syncthreads();
-}
-
-// Calls visit(key) for this thread's candidates.
-template <typename Visit>
-__device__ __forceinline__ void for_each_candidate(const Shared& sm, int count, Visit visit) {
-  for (int i = threadIdx.x; i < count; i += kThreads) visit(sm.key[i]);
-}
+constexpr uint32_t kLeastFinite = kNegInfKey + 1;
+constexpr uint32_t kFiniteKeys = kPosInfKey - kLeastFinite;
 
 struct Snap {
   uint32_t key;  // the exact k-th key
   int scans;
 };
 
-// Key of the lower edge of the bin that holds the k-th candidate: bins even in value, and a bin with
-// too many members (an outlier stretched the range) divided again, even in key.
-__device__ __forceinline__ uint32_t histogram_start(Shared& sm, int count, int k, int& scans) {
-  uint32_t low_key = 0xffffffffu, high_key = 0;
-  for_each_candidate(sm, count, [&](uint32_t x) {
-    if (kNegInfKey < x && x < kPosInfKey) {
-      low_key = min(low_key, x);
-      high_key = max(high_key, x);
-    }
-  });
-  low_key = block_reduce<Reduce::kMin>(sm, low_key);
-  high_key = block_reduce<Reduce::kMax>(sm, high_key);
-  const float low = high_key != 0 ? key_to_float(low_key) : 0.0f;
-  const float high = high_key != 0 ? key_to_float(high_key) : 0.0f;
-  float scale = __fdiv_rn(static_cast<float>(kBins), __fsub_rn(high, low));
-  const bool usable = high_key != 0 && is_finite(scale) && scale > 0.0f;
-  const auto bin_of = [&](uint32_t x) -> uint32_t {
-    if (!usable) return 0;
-    const float value = min(max(x >= kPosInfKey ? high : key_to_float(x), low), high);
-    return min(static_cast<uint32_t>(__fmul_rn(__fsub_rn(value, low), scale)), uint32_t{kBins - 1});
-  };
-  clear_bins(sm);
-  for_each_candidate(sm, count, [&](uint32_t x) { atomicAdd(&sm.bins[bin_of(x)], 1u); });
-  __syncthreads();
-  BinHit hit = locate(sm, k);
-  if (hit.count <= kSnapLimit) {
-    return usable ? order_key(__fadd_rn(low, __fdiv_rn(static_cast<float>(hit.bin), scale))) : kZeroKey;
-  }
-  // Members of a bin are contiguous in key order, so from here a range of keys stands for them.
-  uint32_t bottom = 0xffffffffu, top = 0;
-  for_each_candidate(sm, count, [&](uint32_t x) {
-    if (bin_of(x) != hit.bin) return;
-    bottom = min(bottom, x);
-    top = max(top, x);
-  });
-  while (true) {
-    k -= static_cast<int>(hit.above);
-    bottom = block_reduce<Reduce::kMin>(sm, bottom);
-    top = block_reduce<Reduce::kMax>(sm, top);
-    const uint32_t span = top - bottom;
-    if (span == 0) return bottom;
-    const int shift = max(0, 21 - __clz(span));  // 2048 bins over the span's bits
-    clear_bins(sm);
-    for_each_candidate(sm, count, [&](uint32_t x) {
-      if (x - bottom <= span) atomicAdd(&sm.bins[(x - bottom) >> shift], 1u);
-    });
-    __syncthreads();
-    hit = locate(sm, k);
-    ++scans;
-    const uint32_t edge = bottom + (hit.bin << shift);
-    if (hit.count <= kSnapLimit) return edge;
-    const uint32_t reach = min(span - (hit.bin << shift), (1u << shift) - 1);
-    bottom = 0xffffffffu, top = 0;
-    for_each_candidate(sm, count, [&](uint32_t x) {
-      if (x - edge > reach) return;
-      bottom = min(bottom, x);
-      top = max(top, x);
-    });
-  }
+// Calls visit(key) for a share of all candidates; some barrier lies behind their arrival.
+template <typename Visit>
+__device__ __forceinline__ void for_each_candidate(const Candidates& candidates, int count, Visit visit) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count; i += kThreads) visit(candidates.key[i]);
 }
 
 // Steps through distinct values until count_greater < k <= count_greater_or_equal.
-__device__ __forceinline__ Snap snap(Shared& sm, int count, int k) {
-  if (count == k) {
-    uint32_t least = 0xffffffffu;
-    for_each_candidate(sm, count, [&](uint32_t x) { least = min(least, x); });
-    return Snap{block_reduce<Reduce::kMin>(sm, least), 0};
-  }
-  Snap result{0, 0};
-  result.key = histogram_start(sm, count, k, result.scans);
+__device__ __forceinline__ Snap walk(Block& block, const Candidates& candidates, int count, int k,
+                                     Snap from) {
+#pragma unroll 1
   while (true) {
-    ++result.scans;
+    ++from.scans;
     uint32_t greater = 0, smaller = 0, up = 0xffffffffu, down = 0;
-    for_each_candidate(sm, count, [&](uint32_t x) {
-      greater += x > result.key;
-      smaller += x < result.key;
-      if (x > result.key) up = min(up, x);
-      if (x < result.key) down = max(down, x);
+    for_each_candidate(candidates, count, [&](uint32_t x) {
+      greater += x > from.key;
+      smaller += x < from.key;
+      if (x > from.key) up = min(up, x);
+      if (x < from.key) down = max(down, x);
     });
-    leave<Reduce::kAdd>(sm, 0, greater);
-    leave<Reduce::kAdd>(sm, 1, smaller);
-    leave<Reduce::kMin>(sm, 2, up);
-    leave<Reduce::kMax>(sm, 3, down);
-    __syncthreads();
-    greater = take<Reduce::kAdd>(sm, 0);
-    smaller = take<Reduce::kAdd>(sm, 1);
-    up = take<Reduce::kMin>(sm, 2);
-    down = take<Reduce::kMax>(sm, 3);
-    __syncthreads();
-    if (static_cast<int>(greater) < k && k <= count - static_cast<int>(smaller)) return result;
-    result.key = static_cast<int>(greater) >= k ? up : down;
+    block.leave<Reduce::kAdd>(0, greater);
+    block.leave<Reduce::kAdd>(1, smaller);
+    block.leave<Reduce::kMin>(2, up);
+    block.leave<Reduce::kMax>(3, down);
+    block.meet();
+    greater = block.take<Reduce::kAdd>(0);
+    smaller = block.take<Reduce::kAdd>(1);
+    if (static_cast<int>(greater) < k && k <= count - static_cast<int>(smaller)) return from;
+    from.key = static_cast<int>(greater) >= k ? block.take<Reduce::kMin>(2) : block.take<Reduce::kMax>(3);
   }
 }
 
-// Writes the selected positions in ascending order: candidates lie in thread order, so their positions
-// go through a bitmap of the row.
-__device__ __forceinline__ void partition(Shared& sm, Bitmaps& maps, int n, int count, int k, uint32_t kth,
-                                          const Sink& sink) {
-  const int words = (n + 31) / 32;
-  for (int i = threadIdx.x; i < words; i += kThreads) maps.above[i] = maps.equal[i] = 0;
+// Where such steps would end, and how many they would be, from a list of all candidates between `edge` and
+// the k-th, which is the list's rank-th largest.
+__device__ __forceinline__ Snap walk_list(uint32_t mine, int count, uint32_t rank, uint32_t edge, int scans,
+                                          int lane) {
+  const uint32_t kth = rank_directly(mine, count, rank, lane);
+  const bool passed = edge < kth ? edge < mine && mine <= kth : kth <= mine && mine < edge;
+  const uint32_t alike = __match_any_sync(0xffffffffu, lane < count ? mine : kAbsentKey);
+  const bool first_alike = __ffs(alike) - 1 == lane;
+  const uint32_t steps = __popc(__ballot_sync(0xffffffffu, lane < count && passed && first_alike));
+  return Snap{kth, scans + 1 + static_cast<int>(steps)};
+}
+
+// A bin with too many members, those in [bottom, top] (an outlier stretched the range): divided again, even
+// in key. Members of a bin are contiguous in key order, so a range of keys stands for them.
+__device__ __forceinline__ Snap divide(Block& block, const Candidates& candidates, int count, uint32_t rank,
+                                       uint32_t bottom, uint32_t top) {
+  Bins& bins = block.sm.snap;
+  int scans = 0;
+#pragma unroll 1
+  while (true) {
+    block.leave<Reduce::kMin>(0, bottom);
+    block.leave<Reduce::kMax>(1, top);
+    block.meet();
+    bottom = block.take<Reduce::kMin>(0);
+    top = block.take<Reduce::kMax>(1);
+    const uint32_t span = top - bottom;
+    if (span == 0) return Snap{bottom, scans + 1};
+    const int shift = max(0, 32 - kLog2Bins - __clz(span));
+    clear(bins);
+    __syncthreads();
+    for_each_candidate(candidates, count, [&](uint32_t x) {
+      atomicAdd(&bins.fine[x - bottom <= span ? (x - bottom) >> shift : kBins], 1u);
+    });
+    __syncthreads();
+    const BinHit hit = locate(bins, rank);
+    ++scans;
+    rank -= hit.above;
+    const uint32_t offset = hit.bin << shift;
+    const uint32_t edge = bottom + offset;
+    const uint32_t reach = min(span - offset, (1u << shift) - 1);
+    const bool few = hit.count <= kSnapLimit;
+    bottom = 0xffffffffu, top = 0;
+    for_each_candidate(candidates, count, [&](uint32_t x) {
+      if (x - edge > reach) return;
+      if (few) add_member(bins, x);
+      bottom = min(bottom, x);
+      top = max(top, x);
+    });
+    if (!few) continue;
+    __syncthreads();
+    return walk_list(bins.member[block.lane], static_cast<int>(hit.count), rank, edge, scans, block.lane);
+  }
+}
+
+// Starts at the lower edge of the bin that holds the k-th candidate, bins being even in value.
+__device__ __forceinline__ Snap snap(Block& block, const Held& held, const Candidates& candidates, int count,
+                                     int k) {
+  if (count == k) {
+    uint32_t least = 0xffffffffu;
+    held.for_each([&](int, uint32_t x) { least = min(least, x - 1); });  // an absent key wraps
+    return Snap{block.reduce<Reduce::kMin>(least) + 1, 0};
+  }
+  uint32_t low_key = 0xffffffffu, high_key = 0;  // distances from the least finite key
+  held.for_each([&](int, uint32_t x) {
+    const uint32_t distance = x - kLeastFinite;
+    low_key = min(low_key, distance);
+    high_key = max(high_key, distance < kFiniteKeys ? distance : 0);
+  });
+  block.leave<Reduce::kMin>(0, low_key);
+  block.leave<Reduce::kMax>(1, high_key);
+  block.meet();
+  low_key = block.take<Reduce::kMin>(0);
+  high_key = block.take<Reduce::kMax>(1);
+  const bool finite = low_key < kFiniteKeys;
+  const float low = finite ? key_to_float(kLeastFinite + low_key) : 0.0f;
+  const float high = finite ? key_to_float(kLeastFinite + high_key) : 0.0f;
+  float scale = __fdiv_rn(static_cast<float>(kBins), __fsub_rn(high, low));
+  const bool usable = is_finite(scale) && scale > 0.0f;
+  if (!usable) scale = 0.0f;  // all are in the lowest bin
+  const auto bin_of = [&](uint32_t x) -> uint32_t {
+    const float value = fmaxf(fminf(key_to_float(x), high), low);  // NaN: the highest
+    return min(__float2uint_rz(__fmul_rn(__fsub_rn(value, low), scale)), uint32_t{kBins - 1});
+  };
+
+  Bins& bins = block.sm.snap;
+  uint32_t bin[kPerThread];
+  held.for_each([&](int r, uint32_t x) {
+    bin[r] = max(bin_of(x), x == kAbsentKey ? uint32_t{kBins} : 0u);
+    atomicAdd(&bins.fine[bin[r]], 1u);
+  });
   __syncthreads();
-  for (int i = threadIdx.x; i < count; i += kThreads) {
-    const int position = sm.position[i];
-    const uint32_t bit = 1u << (position & 31);
-    if (sm.key[i] > kth) atomicOr(&maps.above[position >> 5], bit);
-    if (sm.key[i] == kth) atomicOr(&maps.equal[position >> 5], bit);
+  const BinHit hit = locate(bins, k);
+  uint32_t rank = k - hit.above;
+  if (hit.count > kSnapLimit) {
+    uint32_t bottom = 0xffffffffu, top = 0;
+    held.for_each([&](int r, uint32_t x) {
+      if (bin[r] != hit.bin) return;
+      bottom = min(bottom, x);
+      top = max(top, x);
+    });
+    return divide(block, candidates, count, rank, bottom, top);
+  }
+  // The members, and what lies between them and the computed edge, because of rounding.
+  const uint32_t edge =
+      usable ? order_key(__fadd_rn(low, __fdiv_rn(static_cast<float>(hit.bin), scale))) : kZeroKey;
+  uint32_t marked = 0;  // of this thread's candidates
+  held.for_each([&](int r, uint32_t x) {
+    const uint32_t lowest = x > edge ? 0 : hit.bin;
+    const uint32_t others = x > edge ? hit.bin : kBins - 1 - hit.bin;
+    if (bin[r] - lowest <= others) marked |= 1u << r;
+  });
+#pragma unroll 1
+  for (; marked != 0; marked &= marked - 1) {
+    add_member(bins, candidates.key[held.first + 32 * (__ffs(marked) - 1)]);
   }
   __syncthreads();
-  const int each = (words + kThreads - 1) / kThreads;
-  const int first = min(words, static_cast<int>(threadIdx.x) * each);
-  const int last = min(words, first + each);
-  uint32_t above = 0, equal = 0;
-  for (int i = first; i < last; ++i) {
-    above += __popc(maps.above[i]);
-    equal += __popc(maps.equal[i]);
-  }
-  cluster::Share share{0, k - block_reduce<Reduce::kAdd>(sm, above)};
-  const uint32_t above_before = exclusive_sum(sm, above);
-  share.pass(above_before, exclusive_sum(sm, equal));
-  for (int i = first; i < last; ++i) {
-    const uint32_t above_bits = maps.above[i];
-    for (uint32_t bits = above_bits | maps.equal[i]; bits != 0; bits &= bits - 1) {
-      const uint32_t bit = bits & -bits;
-      const bool tie = (above_bits & bit) == 0;
-      if (tie && share.ties == 0) continue;
-      sink.put(share.first, 32 * i + __ffs(bit) - 1);
-      share.pass(!tie, tie);
+  const int listed = static_cast<int>(bins.members);
+  if (listed > kSnapLimit) return walk(block, candidates, count, k, Snap{edge, 0});
+  const uint32_t mine = bins.member[block.lane];
+  rank += __popc(__ballot_sync(0xffffffffu, block.lane < listed && bin_of(mine) > hit.bin));
+  return walk_list(mine, listed, rank, edge, 0, block.lane);
+}
+
+// Writes the selected positions in ascending order. Of elements equal to the k-th the first are taken.
+__device__ __forceinline__ void partition(Block& block, const Held& held, const Candidates& candidates, int k,
+                                          uint32_t kth, Sink sink) {
+  constexpr uint32_t kLow = 0xffffu;
+  uint32_t counts = 0;  // above the k-th, and from bit 16 on, equal to it
+  held.for_each([&](int, uint32_t x) {
+    counts += x > kth;
+    if (x == kth) counts += kLow + 1;
+  });
+  block.leave<Reduce::kAdd>(0, counts);
+  block.meet();
+  const uint32_t earlier = block.take_earlier(0);
+  const uint32_t all = block.take<Reduce::kAdd>(0);
+  cluster::Share share{0, k - (all & kLow)};
+  const uint32_t before = (1u << block.lane) - 1;
+  // Or the addresses of the rows are worked out anew for every element.
+  asm("" : "+l"(sink.indices), "+l"(sink.prior));
+  if (all >> 16 == share.ties) {  // one comparison decides
+    int next = static_cast<int>((earlier & kLow) + (earlier >> 16));
+#pragma unroll 1
+    for (int i = held.first; i - block.lane < held.limit; i += 32) {
+      const bool chosen = i < held.limit && candidates.key[i] >= kth;
+      const uint32_t lanes = __ballot_sync(0xffffffffu, chosen);
+      if (chosen) sink.put(next + __popc(lanes & before), candidates.position[i]);
+      next += __popc(lanes);
     }
+    return;
+  }
+  share.pass(earlier & kLow, earlier >> 16);
+#pragma unroll 1
+  for (int i = held.first; i - block.lane < held.limit; i += 32) {
+    const uint32_t key = i < held.limit ? candidates.key[i] : kAbsentKey;
+    const uint32_t above = __ballot_sync(0xffffffffu, key > kth);
+    const uint32_t equal = __ballot_sync(0xffffffffu, key == kth);
+    const uint32_t tie = __popc(equal & before);
+    if (key > kth || (key == kth && tie < share.ties)) {
+      sink.put(share.first + __popc(above & before) + min(tie, share.ties), candidates.position[i]);
+    }
+    share.pass(__popc(above), __popc(equal));
   }
 }
 

@@ -2,7 +2,10 @@
 // The steps, and their float32 arithmetic, are gvr_topk.reference's, so both take the same passes.
 #pragma once
 
+#include <type_traits>
+
 #include "gvr/guess.cuh"
+#include "gvr/stream.cuh"
 
 namespace gvr_topk::gvr {
 
@@ -16,7 +19,7 @@ struct Found {
   float threshold;
   int count;
   int passes;
-  uint32_t thread_count;  // this thread's part of `count`: the count cache of phase 3
+  uint32_t before;  // the part of `count` in earlier warps' parts: the count cache of phase 3
 };
 
 __device__ __forceinline__ bool is_finite(float x) {
@@ -41,48 +44,70 @@ __device__ __forceinline__ float next_above(float x) {
 }
 
 // Whether a value occurs more than once in the sample: then it is probably a plateau.
-__device__ __forceinline__ bool repeats(const Sampled& sampled, float x) {
+__device__ __forceinline__ bool repeats(Block& block, const Sampled& sampled, float x) {
   const uint32_t key = order_key(x);
-  int found = 0;
+  uint32_t found = 0;
 #pragma unroll
-  for (int i = 0; i < kHintPerThread; ++i) found += __syncthreads_count(sampled.key[i] == key);
-  return found > 1;
+  for (int i = 0; i < kHintPerThread; ++i) found += sampled.key[i] == key;
+  return block.reduce<Reduce::kAdd>(found) > 1;
 }
 
+// Marks in the bitmap the elements that reach the threshold; returns how many this thread has marked.
 template <typename T>
-__device__ __forceinline__ uint32_t count_pass(const cluster::Task<T>& task, Word<T>& word, float threshold) {
+__device__ __forceinline__ uint32_t count_pass(Shared& sm, const Stream<T>& stream, float threshold) {
+  constexpr int kLane = Stream<T>::kLaneElements;
+  using Marks = std::conditional_t<kLane == 16, uint16_t, uint32_t>;
+  static_assert(kLane == 8 * sizeof(Marks));
+  Marks* to = reinterpret_cast<Marks*>(sm.bitmap) + stream.begin / kLane + stream.lane;
+  // Behind the end of a warp's part lie another's bits; but all bits of its last 32 elements are read.
+  Marks* const stop = to - stream.lane + ((stream.length + 31) & ~31) / kLane;
+  // An element is below where the difference is negative: two instructions each, on two pipes, and no
+  // predicate to wait for. A difference that is NaN has no sign, and -0 + 0 has none either.
+  const float minus = 0.0f - threshold;
   uint32_t count = 0;
-  const bool finite = negative_infinity() < threshold;
-  task.for_each_word(word, [&](int, int begin) {
-    uint32_t bits = match_word(word, begin, task.end, [&](float x) { return !(x < threshold); });
-    if (!finite) bits &= valid_bits<T>(begin, task.end, task.lane);
+  stream.for_each_word([&](int, const uint4(&vec)[Stream<T>::kVecs], uint32_t valid) {
+    uint32_t below = 0xffffffffu;  // what remains of it is above this lane's elements
+#pragma unroll
+    for (int i = kLane - 1; i >= 0; --i) {
+      const float difference = __fadd_rn(element<T>(vec[i / kPerVec<T>], i % kPerVec<T>), minus);
+      below = __funnelshift_l(__float_as_uint(difference), below, 1);
+    }
+    const uint32_t bits = valid & ~below;
     count += __popc(bits);
+    if (to < stop) *to = static_cast<Marks>(bits);
+    to += 32;
   });
   return count;
 }
 
 // Smallest and largest finite value of the row; NaN when there is none.
 template <typename T>
-__device__ __forceinline__ void finite_extremes(Shared& sm, const cluster::Task<T>& task, Word<T>& word,
-                                                float& least, float& greatest) {
+__device__ __forceinline__ void finite_extremes(Block& block, const Stream<T>& stream, float& least,
+                                                float& greatest) {
   uint32_t low = 0xffffffffu, high = 0;
-  task.for_each_word(word, [&](int, int begin) {
-    match_word(word, begin, task.end, [&](float x) {
-      if (is_finite(x)) {
+  stream.start();
+  stream.for_each_word([&](int, const uint4(&vec)[Stream<T>::kVecs], uint32_t valid) {
+#pragma unroll
+    for (int i = 0; i < Stream<T>::kLaneElements; ++i) {
+      const float x = element<T>(vec[i / kPerVec<T>], i % kPerVec<T>);
+      if ((valid >> i & 1) != 0 && is_finite(x)) {
         low = min(low, order_key(x));
         high = max(high, order_key(x));
       }
-      return false;
-    });
+    }
   });
-  low = block_reduce<Reduce::kMin>(sm, low);
-  high = block_reduce<Reduce::kMax>(sm, high);
+  block.leave<Reduce::kMin>(0, low);
+  block.leave<Reduce::kMax>(1, high);
+  block.meet();
+  low = block.take<Reduce::kMin>(0);
+  high = block.take<Reduce::kMax>(1);
   least = high == 0 ? not_a_number() : key_to_float(low);
   greatest = high == 0 ? not_a_number() : key_to_float(high);
 }
 
+// The stream has been started.
 template <typename T>
-__device__ __forceinline__ Found search(Shared& sm, const cluster::Task<T>& task, Word<T>& word,
+__device__ __forceinline__ Found search(Block& block, const cluster::Task<T>& task, const Stream<T>& stream,
                                         const Guess& first, const Sampled& sampled) {
   const int k = task.k;
   const int target = (k + kCapacity) / 2;
@@ -90,9 +115,11 @@ __device__ __forceinline__ Found search(Shared& sm, const cluster::Task<T>& task
   Point last{}, before{};
   float step = first.threshold;
   Found found{Done::kGuess, step, 0, 0, 0};
+#pragma unroll 1
   while (true) {
-    found.thread_count = count_pass(task, word, step);
-    const int count = static_cast<int>(block_reduce<Reduce::kAdd>(sm, found.thread_count));
+    if (found.passes > 0) stream.start();
+    const int count = static_cast<int>(block.reduce<Reduce::kAdd>(count_pass(block.sm, stream, step)));
+    found.before = block.take_earlier(0);
     before = last;
     last = Point{step, count};
     found.threshold = step;
@@ -102,14 +129,14 @@ __device__ __forceinline__ Found search(Shared& sm, const cluster::Task<T>& task
     (count > kCapacity ? low : high) = last;
 
     if (found.passes >= kFloatPasses) break;
-    if (count > target && repeats(sampled, step)) {
+    if (count > target && repeats(block, sampled, step)) {
       step = next_above(step);
       found.done = Done::kTie;
       if (!(step < high.threshold)) break;
       continue;
     }
     if (found.passes == 1 && count < target && first.values > 0 && first.least < step &&
-        repeats(sampled, first.least)) {
+        repeats(block, sampled, first.least)) {
       step = first.least;
       found.done = Done::kTie;
       continue;
@@ -132,7 +159,7 @@ __device__ __forceinline__ Found search(Shared& sm, const cluster::Task<T>& task
       float bottom = low.threshold, top = high.threshold;
       if (!is_finite(bottom) || !is_finite(top)) {
         float least, greatest;
-        finite_extremes(sm, task, word, least, greatest);
+        finite_extremes(block, stream, least, greatest);
         if (!is_finite(bottom)) bottom = least;
         if (!is_finite(top)) top = greatest;
       }

@@ -1,12 +1,12 @@
 // Shared memory and block-wide helpers of the four-phase kernel.
 //
-// The kernel is the paper's: one CTA of 512 threads per row, which it reads once per counting pass and
-// once to collect. It shares the row layout, the emission of short rows and, for rows its search gives
-// up on, the radix rounds with the cluster kernel, as a cluster of one.
+// The kernel is the paper's: one CTA of 512 threads per row, which it reads once per counting pass. A pass
+// also leaves one bit per element, so that collecting needs the row no more than the candidates' keys. The
+// kernel shares the emission of short rows and, for rows its search gives up on, the radix rounds with the
+// cluster kernel, as a cluster of one.
 #pragma once
 
 #include "cluster/general.cuh"
-#include "gvr/bin_scan.cuh"
 
 namespace gvr_topk::gvr {
 
@@ -16,29 +16,38 @@ using cluster::Sink;
 
 constexpr int kCapacity = 6144;  // candidates refinement holds: three times k (paper, section 5.3)
 constexpr int kBins = 2048;
+constexpr int kLog2Bins = log2_of(kBins);
 constexpr int kHintPerThread = 2048 / kThreads;
 constexpr int kPerThread = kCapacity / kThreads;
 constexpr int kSnapLimit = 32;  // members of a bin that snap steps may walk through
 constexpr int kSecantPasses = 4;
 constexpr int kFloatPasses = 8;
-constexpr int kBitmapWords = static_cast<int>(kFourPhaseMaxWidth / 32);
+// One bit per element; a row may start up to seven elements after a 16-byte boundary.
+constexpr int kBitmapWords = kWarps * warp_span(static_cast<int32_t>(kFourPhaseMaxWidth) + 7, 0, 2) / 32;
 
 // How the search for the threshold ended; the names are gvr_topk.reference.DONE's.
 enum class Done : int { kShort, kGuess, kSecant, kTie, kBisect, kKey, kPlateau };
 
-struct alignas(16) Shared {
-  uint32_t key[kCapacity];
-  int32_t position[kCapacity];
-  uint32_t bins[kBins];
-  uint32_t coarse[256];  // sums of eight bins
-  uint32_t warp_value[4][kWarps];
-  double warp_sum[kWarps];
-  BinHit hit;
+// A histogram, and the members of the bin in question when they are few.
+struct alignas(16) Bins {
+  uint32_t fine[kBins + 4];     // the last counts what is in no bin: cheaper than a branch around
+  uint32_t coarse[kBins / 32];  // sums of 32 bins
+  uint32_t member[kSnapLimit];
+  uint32_t members;  // may exceed the room
 };
 
-struct Bitmaps {
-  uint32_t above[kBitmapWords];  // one bit per element: above the k-th value
-  uint32_t equal[kBitmapWords];  // equal to it
+// Takes the place of the ring once the last word of the row has been counted.
+struct Candidates {
+  uint32_t key[kCapacity];
+  int32_t position[kCapacity];  // ascending
+};
+
+struct alignas(16) Shared {
+  uint32_t bitmap[kBitmapWords];  // elements that reach the threshold of the last pass
+  Bins guess;
+  Bins snap;
+  uint32_t warp_value[2][4][kWarps];
+  double warp_sum[kWarps];
 };
 
 __device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
@@ -54,63 +63,95 @@ __device__ __forceinline__ uint32_t warp_reduce(uint32_t x) {
   return __reduce_max_sync(0xffffffffu, x);
 }
 
-// Reduces one value per thread over the block; `slot` tells reductions apart that share a barrier.
-template <Reduce kOp>
-__device__ __forceinline__ void leave(Shared& sm, int slot, uint32_t x) {
-  x = warp_reduce<kOp>(x);
-  if ((threadIdx.x & 31) == 0) sm.warp_value[slot][threadIdx.x >> 5] = x;
+// Reductions of one value per thread over the block. Successive ones take turns with two sets of slots, so
+// each costs one barrier: who leaves values in a set has met everybody since it was read.
+struct Block {
+  Shared& sm;
+  int lane;
+  int warp;
+  int turn = 0;
+
+  __device__ __forceinline__ explicit Block(Shared& shared)
+      : sm(shared), lane(threadIdx.x & 31), warp(threadIdx.x >> 5) {}
+
+  // `slot` tells reductions apart that share a barrier.
+  template <Reduce kOp>
+  __device__ __forceinline__ void leave(int slot, uint32_t x) {
+    x = warp_reduce<kOp>(x);
+    if (lane == 0) sm.warp_value[turn][slot][warp] = x;
+  }
+
+  __device__ __forceinline__ void meet() {
+    __syncthreads();
+    turn ^= 1;
+  }
+
+  template <Reduce kOp>
+  __device__ __forceinline__ uint32_t take(int slot) const {
+    constexpr uint32_t kNeutral = kOp == Reduce::kMin ? 0xffffffffu : 0;
+    return warp_reduce<kOp>(lane < kWarps ? sm.warp_value[turn ^ 1][slot][lane] : kNeutral);
+  }
+
+  // Sum over the earlier warps.
+  __device__ __forceinline__ uint32_t take_earlier(int slot) const {
+    return warp_reduce<Reduce::kAdd>(lane < warp ? sm.warp_value[turn ^ 1][slot][lane] : 0);
+  }
+
+  template <Reduce kOp>
+  __device__ __forceinline__ uint32_t reduce(uint32_t x) {
+    leave<kOp>(0, x);
+    meet();
+    return take<kOp>(0);
+  }
+};
+
+// Behind the next barrier the bins are empty.
+__device__ __forceinline__ void clear(Bins& bins) {
+  static_assert(kBins == 4 * kThreads);
+  reinterpret_cast<uint4*>(bins.fine)[threadIdx.x] = make_uint4(0, 0, 0, 0);
 }
 
-template <Reduce kOp>
-__device__ __forceinline__ uint32_t take(const Shared& sm, int slot) {
-  constexpr uint32_t kNeutral = kOp == Reduce::kMin ? 0xffffffffu : 0;
-  const int lane = threadIdx.x & 31;
-  return warp_reduce<kOp>(lane < kWarps ? sm.warp_value[slot][lane] : kNeutral);
-}
-
-template <Reduce kOp>
-__device__ __forceinline__ uint32_t block_reduce(Shared& sm, uint32_t x) {
-  leave<kOp>(sm, 0, x);
-  __syncthreads();
-  const uint32_t result = take<kOp>(sm, 0);
-  __syncthreads();
-  return result;
-}
-
-// Sum of the values of all threads before this one.
-__device__ __forceinline__ uint32_t exclusive_sum(Shared& sm, uint32_t x) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const uint32_t upto = inclusive_scan(x);
-  if (lane == 31) sm.warp_value[0][warp] = upto;
-  __syncthreads();
-  const uint32_t before = __reduce_add_sync(0xffffffffu, lane < warp ? sm.warp_value[0][lane] : 0);
-  __syncthreads();
-  return before + upto - x;
-}
-
-// Bin that holds the rank-th largest of the items in `bins`.
-__device__ __forceinline__ BinHit locate(Shared& sm, uint32_t rank) {
-  if (threadIdx.x < 256) {
-    uint32_t sum = 0;
+// Bin that holds the rank-th largest of the items in the bins, of which there are as many. Every warp finds
+// it for itself.
+__device__ __forceinline__ BinHit locate(Bins& bins, uint32_t rank) {
+  const uint4 four = reinterpret_cast<const uint4*>(bins.fine)[threadIdx.x];
+  uint32_t sum = (four.x + four.y) + (four.z + four.w);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum += sm.bins[8 * threadIdx.x + i];
-    sm.coarse[threadIdx.x] = sum;
-  }
+  for (int d = 1; d < 8; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  if ((threadIdx.x & 7) == 0) bins.coarse[threadIdx.x >> 3] = sum;
   __syncthreads();
-  if (threadIdx.x < 32) {
-    BinHit hit = BinScan(sm.coarse, threadIdx.x).locate(rank);
-    int bin = 8 * hit.bin + 7;
-    uint32_t above = hit.above;
-    while (rank > above + sm.bins[bin]) above += sm.bins[bin--];
-    if (threadIdx.x == 0) sm.hit = BinHit{static_cast<uint32_t>(bin), above, sm.bins[bin]};
-  }
-  __syncthreads();
-  return sm.hit;
+  const int lane = threadIdx.x & 31;
+  const uint2 pair = reinterpret_cast<const uint2*>(bins.coarse)[lane];
+  uint32_t above = suffix_sum(pair.x + pair.y) - pair.x - pair.y;
+  const uint32_t owner = __ballot_sync(0xffffffffu, above < rank && rank <= above + pair.x + pair.y);
+  const bool upper = rank <= above + pair.y;
+  const int source = __ffs(owner) - 1;
+  const int group = __shfl_sync(0xffffffffu, 2 * lane + upper, source);
+  const uint32_t group_above = __shfl_sync(0xffffffffu, upper ? above : above + pair.y, source);
+  const uint32_t count = bins.fine[32 * group + lane];
+  above = group_above + suffix_sum(count) - count;
+  const uint32_t found = __ballot_sync(0xffffffffu, above < rank && rank <= above + count);
+  const int place = __ffs(found) - 1;
+  return BinHit{static_cast<uint32_t>(32 * group + place), __shfl_sync(0xffffffffu, above, place),
+                __shfl_sync(0xffffffffu, count, place)};
 }
 
-__device__ __forceinline__ void clear_bins(Shared& sm) {
-  for (int i = threadIdx.x; i < kBins; i += kThreads) sm.bins[i] = 0;
-  __syncthreads();
+__device__ __forceinline__ void add_member(Bins& bins, uint32_t key) {
+  const uint32_t slot = atomicAdd(&bins.members, 1u);
+  if (slot < kSnapLimit) bins.member[slot] = key;
+}
+
+// The rank-th largest of the keys that the first `count` lanes hold, by comparison with each other.
+__device__ __forceinline__ uint32_t rank_directly(uint32_t mine, int count, uint32_t rank, int lane) {
+  uint32_t greater = 0, greater_or_equal = 0;
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    const uint32_t other = __shfl_sync(0xffffffffu, mine, i);
+    greater += other > mine;
+    greater_or_equal += other >= mine;
+  }
+  const bool chosen = lane < count && greater < rank && rank <= greater_or_equal;
+  return __shfl_sync(0xffffffffu, mine, __ffs(__ballot_sync(0xffffffffu, chosen)) - 1);
 }
 
 }  // namespace gvr_topk::gvr
