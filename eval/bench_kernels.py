@@ -38,6 +38,7 @@ from eval.baselines import BaselineError, Prepared
 from eval.common.bench_cases import DTYPES, Cell, all_cells, load_traces, make_rows
 from eval.common.bench_report import (
     ALL,
+    EARLY,
     OURS,
     Index,
     checks,
@@ -78,12 +79,22 @@ class Implementation:
 
 def ours(name: str) -> Implementation:
     """One of our paths."""
-    path = {"cluster": "auto", "gvr_mean": "gvr", "gvr_quantile": "gvr", "radix": "radix"}[name]
+    paths = {"cluster": "auto", EARLY: "auto", "gvr_mean": "gvr", "gvr_quantile": "gvr", "radix": "radix"}
 
     def prepare(rows: Rows, cell: Cell) -> Prepared:
-        return prepare_ours(rows, path, hinted=cell.hint == "previous", quantile=name == "gvr_quantile")
+        return prepare_ours(
+            rows,
+            paths[name],
+            hinted=cell.hint == "previous",
+            quantile=name == "gvr_quantile",
+            pdl=name == EARLY,
+        )
 
-    return Implementation(name, lambda cell: "", prepare)
+    def refuse(cell: Cell) -> str:
+        usual = cell.group == "main" and cell.dtype == "fp32" and cell.k == 2048
+        return "" if usual or name != EARLY else "measured at fp32, k = 2048, with a hint"
+
+    return Implementation(name, refuse, prepare)
 
 
 def implementations(

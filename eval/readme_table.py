@@ -16,6 +16,7 @@ RESULTS = ROOT / "eval" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 COLUMNS = {
     "cluster": "this package",
+    "cluster_pdl": "with PDL",
     "gvr_quantile": "four-phase",
     "radix": "radix",
     "torch": "torch.topk",

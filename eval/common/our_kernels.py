@@ -20,6 +20,7 @@ def prepare_ours(
     hinted: bool = True,
     quantile: bool = False,
     ctas_per_row: int = 0,
+    pdl: bool = False,
     clocks: Tensor | None = None,
 ) -> Prepared:
     """Bind one path of the op to rows.
@@ -36,6 +37,8 @@ def prepare_ours(
         First threshold of the four-phase kernel from the quantile.
     ctas_per_row : int
         0 follows the plan.
+    pdl : bool
+        Launch each call while the one before is still running.
     clocks : Tensor, ``[count, batch, PHASE_STAMPS]``, int64, optional
         Where a library built with ``GVR_PHASE_TIMING`` writes its stamps.
     """
@@ -57,6 +60,7 @@ def prepare_ours(
             path=path,
             quantile_guess=quantile,
             ctas_per_row=ctas_per_row,
+            pdl=pdl,
             stats=stats,
             phase_clocks=None if clocks is None else clocks[i],
         )

@@ -11,6 +11,8 @@
     The YAML section ``gvr_topk`` as JSON, carried the same way.
 ``TRTLLM_GVR_TOPK_METRICS_DIR``
     Directory in which every process keeps a file of its counters in Prometheus text format.
+``TRTLLM_ENABLE_PDL=1``
+    TensorRT-LLM's own: its kernels are launched while the one before is still running. Ours are then too.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ DISABLE = "GVR_TOPK_DISABLE"
 ENABLE = "TRTLLM_GVR_TOPK"
 OPTIONS = "TRTLLM_GVR_TOPK_OPTIONS"
 METRICS_DIR = "TRTLLM_GVR_TOPK_METRICS_DIR"
+ENABLE_PDL = "TRTLLM_ENABLE_PDL"
 
 _written: dict[str, str] = {}
 """What this process wrote, so that a value of the user is never overwritten."""
@@ -44,6 +47,11 @@ class Mode(Enum):
 def disabled() -> bool:
     """Whether ``GVR_TOPK_DISABLE`` switches everything off in this process."""
     return os.environ.get(DISABLE, "0") not in ("", "0")
+
+
+def programmatic_launch() -> bool:
+    """Whether ``TRTLLM_ENABLE_PDL`` asks for programmatic dependent launch."""
+    return os.environ.get(ENABLE_PDL) == "1"
 
 
 def mode() -> Mode:

@@ -65,6 +65,7 @@ class HintState:
     def __init__(self, metadata: Any, manager: Any, mode: Mode) -> None:
         self.mode = mode
         self.options = environment.options()
+        self.programmatic_launch = environment.programmatic_launch()
         self.k = int(_first(metadata, "sparse_mla_topk", "num_sparse_topk"))
         requests = max(
             int(_first(metadata, "max_num_sequences", "max_num_requests")),
@@ -293,6 +294,7 @@ class LayerHook:
                 guess_state=None if prior is None else prior.guess,
                 stats=stats,
                 path=state.options.path,
+                pdl=state.programmatic_launch,
             )
         self.counters.calls[OURS, "hint" if row_slot is not None else "rows unknown"] += 1
         return ""

@@ -175,6 +175,18 @@ def test_every_shape_has_a_plan_that_could_be_forced(arch: int, dtype: torch.dty
 @pytest.mark.parametrize(
     ("asked", "family", "values"),
     [
+        ({"width": 512 * 8}, "single", 8),
+        ({"width": 512 * 8 + 1}, "single", 16),
+        ({"width": 512 * 16 + 1}, "single", 32),
+        ({"width": 12288}, "single", 32),
+        ({"width": 12289}, "resident", 16),
+        ({"width": 512 * 32, "rows": 64}, "single", 32),
+        ({"width": 512 * 32 + 1, "rows": 64}, "resident", 32),
+        ({"width": 512 * 32 + 1, "rows": 128}, "single", 64),
+        ({"width": 512 * 64 + 1, "rows": 128}, "stream", 16),
+        ({"width": 512 * 64, "ctas_per_row": 1}, "single", 64),
+        ({"width": 4096, "ctas_per_row": 2}, "resident", 16),
+        ({"width": 4096, "path": "radix", "k": 4000}, "single", 8),
         ({"width": 16 * 512 * 16}, "resident", 16),
         ({"width": 16 * 512 * 16 + 1}, "resident", 32),
         ({"width": 16 * 512 * 32}, "resident", 32),

@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from engine import SHAPES, Engine, Request, fake_package, load_dsa
 
+from gvr_topk.integrations import layer_hook
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.layer_hook import HintState
 
@@ -129,6 +130,26 @@ def test_a_hint_follows_its_request_when_rows_move(shape, monkeypatch):
     engine.step([], [third, second])
     slots = state.prior.row_slot[:3].tolist()
     assert slots == [state.prior.slot_of(13), state.prior.slot_of(12), -1]
+
+
+@pytest.mark.parametrize(("asked", "early"), [("1", True), ("0", False), (None, False)])
+def test_kernels_are_launched_early_where_tensorrt_llm_launches_its_own_so(monkeypatch, asked, early):
+    if asked is None:
+        monkeypatch.delenv("TRTLLM_ENABLE_PDL", raising=False)
+    else:
+        monkeypatch.setenv("TRTLLM_ENABLE_PDL", asked)
+    seen = []
+
+    def noting(*args, **arguments):
+        seen.append(arguments["pdl"])
+        return layer_hook_op(*args, **arguments)
+
+    layer_hook_op = layer_hook.indexer_topk_decode
+    monkeypatch.setattr(layer_hook, "indexer_topk_decode", noting)
+    with fake_package(SHAPES[0]):
+        Engine(hooked(monkeypatch)).step([], [Request(11, 30, 99, seed=11, done=30)])
+        integration.uninstall()
+    assert seen and set(seen) == {early}
 
 
 def test_a_new_request_starts_without_another_ones_hint(shape, monkeypatch):

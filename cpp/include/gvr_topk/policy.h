@@ -95,7 +95,7 @@ enum class Family : int32_t {
   kResident = 1,   // a cluster holds the row in registers
   kStream = 2,     // a longer row streams through a cluster, which keeps candidates
   kGeneral = 3,    // any k and architecture; also what the two above fall back to
-  kSingle = 4,     // one CTA holds a short row in registers and guesses from the row
+  kSingle = 4,     // one CTA holds a short row in registers and needs no guess
 };
 
 constexpr int32_t kClusterThreads = 512;

@@ -122,12 +122,12 @@ inline size_t single_bytes(int k) { return sizeof(Storage) + sizeof(uint16_t) * 
 
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
-    single_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
+    single_topk(const __grid_constant__ TopkParams p, const Path path) {
   extern __shared__ __align__(16) unsigned char storage[];
   Storage& own = *reinterpret_cast<Storage*>(storage);
   ptx::grid_dependency_wait();
   ptx::grid_launch_dependents();
-  const Job<T> job(p, Shape{0, 0, 0, 0, 0, false, shape.use_hint}, storage);
+  const Job<T> job(p, Shape{}, storage);
   const Task<T>& task = job.task;
   Shared& sm = *task.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   // Unknown to the next step: in rows this short nobody looks at the hint.
   if (p.guess_state != nullptr && sink.prior != nullptr) p.guess_state[job.slot] = -1.0f;
   if (p.stats == nullptr) return;
-  write_stats(job.stats(p), shape.use_hint ? Path::kCluster : Path::kRadix, 1, static_cast<int>(range.count),
+  write_stats(job.stats(p), path, 1, static_cast<int>(range.count),
               rounds, job.hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, kGuessNone, false,
               rounds);
 }
