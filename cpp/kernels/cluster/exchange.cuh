@@ -2,7 +2,7 @@
 // then finish alone.
 #pragma once
 
-#include "cluster/state.cuh"
+#include "cluster/row_sample.cuh"
 #include "common/phase_clock.cuh"
 
 namespace gvr_topk::cluster {
@@ -87,6 +87,7 @@ __device__ __forceinline__ Verdict exchange_lists(const Task<T>& task, const Bra
   if (task.ctas > 1) {
     push(task, bracket);
     ptx::mailbox_wait(ptx::shared_address(&sm.mailbox), parity);
+    outlast_samples(task);
   } else {
     if (threadIdx.x == 0) sm.header[0] = Header{bracket.lo, bracket.hi, sm.above, sm.listed, sm.equal};
     __syncthreads();

@@ -109,10 +109,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
   reset_counters(task);
-  announce(task);
+  const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
   const uint32_t hinted = gather_hint(task, job.hint);
-  const Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, kOutsiders, [] {});
-  if (task.ctas > 1) ptx::cluster_wait();
+  const Bracket bracket = guess(task, job.hint, hinted, by_hint, kOutsiders, nullptr, [] {});
   clock.stamp();
   finish(p, shape, job, hinted, word,
          Start{Attempt::kGuess, bracket, Bracket::everything(), bracket.source, 0}, clock);

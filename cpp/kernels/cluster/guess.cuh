@@ -1,23 +1,16 @@
-// Phase 1, guess: a narrow bracket for the k-th key from a sample of some hundred values.
+// Phase 1, guess: a narrow bracket for the k-th key.
 //
 // Of the values hinted by the previous step a share alpha lay at or above that step's k-th value;
 // alpha moves slowly, so the k-th value of this step stands near the same place among this step's
-// hinted values. Without a usable hint the sample is the row itself, where the share is k / n. Either
-// way the bracket is a pair of order statistics around that place, distribution-free.
+// hinted values. Without a usable hint the sample is the row itself, where the share is k / n.
 #pragma once
 
-#include "cluster/state.cuh"
-#include "ptx/compare.cuh"
+#include "cluster/row_sample.cuh"
 
 namespace gvr_topk::cluster {
 
 // Of a hint that hit less than this, a sample of the row is worth more.
 constexpr float kWorthlessAlpha = 0.1f;
-// Hints that hit nearly always show nothing below the k-th value.
-constexpr float kNearlyAll = 0.96f;
-// Of 16 warps' order statistics, those this far from the outside are the bracket: a sign test, missed by
-// chance once in 240 times, and wider of itself where neighbours in the hint resemble each other.
-constexpr int kOutsiders = 2;
 
 struct HintView {
   const int32_t* prior;  // null: no hint
@@ -57,119 +50,41 @@ __device__ __forceinline__ uint32_t gather_hint(const Task<T>& task, const HintV
   return hinted_key(task, hint, hint.sampled);
 }
 
-// Greatest of a few scattered elements of the row. Of single elements so few belong to the top k of a long
-// row that their order statistics say little; of the greatest of m, a share of 1 - (1 - k/n)^m do.
+// Whether the hint is worth more than a sample of the row, as far as this thread can see.
 template <typename T>
-__device__ __forceinline__ uint32_t greatest_of_row(const Task<T>& task, int log2_per_thread) {
-  uint32_t greatest = kAbsentKey;
-#pragma unroll 8  // so that the loads overlap
-  for (int i = 0; i < 1 << log2_per_thread; ++i) {
-    // One position in each stratum, neighbouring strata in different warps, whose statistics shall not
-    // depend on where in the row they look; the multiplicative hash keeps periodic rows from hiding.
-    const uint32_t stratum = i * kThreads + task.lane * kWarps + task.warp;
-    const uint64_t begin = static_cast<uint64_t>(stratum) * static_cast<uint32_t>(task.row.n);
-    const uint32_t jitter = __umulhi(stratum * 2654435761u, task.row.n);
-    greatest =
-        max(greatest, task.row.key(static_cast<int>((begin + jitter) >> (kLog2Threads + log2_per_thread))));
-  }
-  return greatest;
-}
-
-// What there is to guess from: one key per thread, which share of them lies above the k-th, and how many
-// warps may be outside the bracket at its lower end.
-struct Sample {
-  uint32_t key;
-  float share;
-  int outsiders;
-  uint32_t source;
-};
-
-// How many of 4 * kVecs keys are greater than this one.
-template <int kVecs>
-__device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
-  int rank = 0;
-#pragma unroll
-  for (int i = 0; i < kVecs; ++i) {
-    const uint4 other = keys[i];
-    ptx::count_if_greater(rank, other.x, mine);
-    ptx::count_if_greater(rank, other.y, mine);
-    ptx::count_if_greater(rank, other.z, mine);
-    ptx::count_if_greater(rank, other.w, mine);
-  }
-  return rank;
-}
-
-// A bracket around the (1 - share) quantile of one key per thread. Each warp reads the order statistics
-// beside that place off its own 32 keys; the bracket reaches from the third lowest of the lower ones to
-// the third highest of the upper ones. One block barrier.
-template <typename T>
-__device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sample& sample) {
-  Shared& sm = *task.shared;
-  const uint32_t key = sample.key;
-  const float share = sample.share;
-  reinterpret_cast<uint32_t*>(sm.sample)[threadIdx.x] = key;
-  __syncwarp();
-  const int rank = rank_among<8>(sm.sample + 8 * task.warp, key);
-  const int present = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey));
-  const float place = share * static_cast<float>(present);
-  int upper = max(static_cast<int>(place) - 1, 0), lower = min(static_cast<int>(ceilf(place)), present - 1);
-  int outsiders_above = kOutsiders, outsiders_below = share > kNearlyAll ? 0 : sample.outsiders;
-  if (share < 1.0f / 32) {
-    // Less than one in a warp: the greatest of each, and how many of those lie above, within three standard
-    // deviations.
-    const float expected = kWarps * (1.0f - __expf(-32 * share));
-    const float reach = 3.0f * __fsqrt_rn(expected * (1.0f - expected / kWarps));
-    upper = lower = 0;
-    outsiders_above = static_cast<int>(expected - reach) - 1;
-    outsiders_below = max(kWarps - 1 - static_cast<int>(ceilf(expected + reach)), 0);
-  }
-  // The r-th largest is the smallest key with no more than r greater ones.
-  const uint32_t top = __reduce_min_sync(0xffffffffu, rank <= upper ? key : kMaxKey);
-  const uint32_t bottom = __reduce_min_sync(0xffffffffu, rank <= lower ? key : kMaxKey);
-  if (task.lane == 0) {
-    sm.edge[0][task.warp] = top;
-    sm.edge[1][task.warp] = ~bottom;
-  }
-  __syncthreads();
-  const bool below = task.lane >= kWarps;
-  const uint32_t edge = sm.edge[below][task.lane % kWarps];
-  const bool near = rank_among<kWarps / 4>(reinterpret_cast<const uint4*>(sm.edge[below]), edge) <=
-                    (below ? outsiders_below : outsiders_above);
-  uint32_t hi = __reduce_min_sync(0xffffffffu, !below && near ? edge : kMaxKey);
-  uint32_t lo = ~__reduce_min_sync(0xffffffffu, below && near ? edge : kMaxKey);
-  // Bounds stay finite: what they leave out (infinities, NaN) is left to the radix rounds.
-  hi = min(hi, kPosInfKey - 1);
-  lo = max(min(lo, hi), kNegInfKey + 1);
-  if (share > kNearlyAll) {
-    const float bottom_edge = key_to_float(lo);
-    lo = max(min(lo, order_key(bottom_edge - (key_to_float(hi) - bottom_edge))), kNegInfKey + 1);
-  }
-  return Bracket{lo, hi, sample.source};
-}
-
-template <typename T>
-__device__ __forceinline__ Sample sample_of_row(const Task<T>& task) {
-  const int n = task.row.n;
-  // As few as leave a handful of the top k in each warp: lines of the cache are what a sample costs.
-  const int log2_per_thread = n < 1 << 14 ? 0 : n < 3 << 14 ? 1 : n < 1 << 17 ? 2 : n < 1 << 18 ? 3 : 4;
-  float rest = 1.0f - __fdividef(static_cast<float>(task.k), static_cast<float>(n));
-  for (int i = 0; i < log2_per_thread; ++i) rest *= rest;
-  return Sample{greatest_of_row(task, log2_per_thread), 1.0f - rest, kOutsiders, kGuessRowSample};
+__device__ __forceinline__ bool is_usable(const Task<T>& task, const HintView& hint, bool use_hint) {
+  // Length first: it is known sooner than alpha. NaN and what is no share count as unknown.
+  return use_hint && length_reason(task.row.n) == GateReason::kAllowed && hint.alpha >= kWorthlessAlpha &&
+         hint.alpha <= 1.0f;
 }
 
 // `outsiders` of a sample of the hint, whose share is but an estimate. `meanwhile` runs when the loads of the
-// sample are under way.
+// sample are under way. `by_hint` is the same in the whole block; where not in the whole cluster, it shows in
+// the exchange. Behind this the CTAs of the cluster are known to run.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint, uint32_t hinted,
-                                         bool use_hint, int outsiders, Meanwhile meanwhile) {
-  Sample sample{hinted, hint.alpha, outsiders, kGuessHint};
-  // Length first: it is known sooner than alpha. NaN and what is no share count as unknown.
-  if (!use_hint || length_reason(task.row.n) != GateReason::kAllowed ||
-      !(hint.alpha >= kWorthlessAlpha && hint.alpha <= 1.0f)) {
-    sample = sample_of_row(task);
+                                         bool by_hint, int outsiders, uint32_t* samples,
+                                         Meanwhile meanwhile) {
+  if (by_hint) {
+    meanwhile();
+    const Bracket bracket = sample_bracket(task, Sample{hinted, hint.alpha, outsiders, kGuessHint});
+    if (task.ctas > 1) {
+      ptx::cluster_wait();
+      if (samples != nullptr && task.contested) send_no_sample(task);
+    }
+    return bracket;
   }
+  const RowSampling sampling(task, samples != nullptr);
+  uint32_t greatest = sampling.greatest(task);
   meanwhile();
-  return sample_bracket(task, sample);
+  if (task.ctas > 1) {
+    if (samples != nullptr) {
+      greatest = greatest_of_cluster(task, greatest, sampling.own > 0, samples);
+    } else {
+      ptx::cluster_wait();
+    }
+  }
+  return sample_bracket(task, Sample{greatest, sampling.share(task), kOutsiders, kGuessRowSample});
 }
 
 }  // namespace gvr_topk::cluster

@@ -61,6 +61,7 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   Task<T> task;
   task.row = row;
   task.k = p.k;
+  task.contested = p.next_n > 1 || p.row_slot != nullptr;
   task.rank = shape.log2_ctas > 0 ? ptx::cluster_rank() : 0;
   task.log2_ctas = shape.log2_ctas;
   task.ctas = 1 << shape.log2_ctas;
@@ -152,7 +153,10 @@ __device__ __forceinline__ void reset_counters(const Task<T>& task) {
     reset_lists(task);
     sm.hinted = 0;
     sm.at_or_above = 0;
-    if (task.ctas > 1) ptx::mailbox_init(ptx::shared_address(&sm.mailbox), task.ctas);
+    if (task.ctas > 1) {
+      ptx::mailbox_init(ptx::shared_address(&sm.mailbox), task.ctas);
+      ptx::mailbox_init(ptx::shared_address(&sm.sample_mailbox), task.ctas);
+    }
   }
 }
 
@@ -166,11 +170,12 @@ __device__ __forceinline__ void prepare_exchange(const Task<T>& task) {
 }
 
 // Shared memory of the other CTAs may be touched only once they are known to run: this says that one does,
-// and cluster_wait() that all do.
+// and cluster_wait() that all do. Returns whether all threads of the block agree.
 template <typename T>
-__device__ __forceinline__ void announce(const Task<T>& task) {
-  __syncthreads();
+__device__ __forceinline__ bool announce(const Task<T>& task, bool agree) {
+  const bool all = __syncthreads_and(agree);
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
+  return all;
 }
 
 // What a cluster has to do: its row, the row's hint, and where results go.

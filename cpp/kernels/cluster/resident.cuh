@@ -97,6 +97,11 @@ struct Part {
     return there >= kValues ? found : found & ((1u << there) - 1);
   }
 
+  // What lies behind the stages of all lanes.
+  __device__ __forceinline__ uint32_t* behind() const {
+    return reinterpret_cast<uint32_t*>(stage + (kThreads - threadIdx.x) * kLaneBytes);
+  }
+
   // Key of one element, by a place known only at run time.
   __device__ __forceinline__ uint32_t key(int place) const {
     return order_key(to_float(reinterpret_cast<const T*>(stage)[place]));
@@ -107,7 +112,9 @@ struct Part {
 template <typename T, int kValues>
 inline size_t resident_bytes(const Shape& shape) {
   const size_t stage = size_t{kThreads} * Part<T, kValues>::kLaneBytes;
-  return std::max(shared_bytes(shape), sizeof(Shared) + sizeof(uint32_t) * shape.list_capacity + stage);
+  const size_t samples = (sizeof(uint32_t) * kThreads) << shape.log2_ctas;
+  return std::max(shared_bytes(shape),
+                  sizeof(Shared) + sizeof(uint32_t) * shape.list_capacity + stage + samples);
 }
 
 // Counts what is above the bracket and lists what is inside, here and then in every CTA of the cluster.
@@ -180,13 +187,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   Part<T, kValues> part(task, reinterpret_cast<unsigned char*>(task.list + shape.list_capacity));
   prepare_exchange(task);
-  announce(task);
+  const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
   const Sink sink = job.sink(p);
   const uint32_t hinted = gather_hint(task, job.hint);
-  Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, kOutsiders, [] {});
+  Bracket bracket = guess(task, job.hint, hinted, by_hint, kOutsiders, part.behind(), [] {});
   const uint32_t source = bracket.source;
   part.take();
-  if (task.ctas > 1) ptx::cluster_wait();
   clock.stamp();
 
   Verdict verdict;

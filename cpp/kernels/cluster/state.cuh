@@ -56,7 +56,9 @@ struct alignas(16) Shared {
   Histogram keys;       // of the listed keys, or cluster-wide sums of one radix round
   uint32_t over_range;  // elements above the range of that round
   Header header[kMaxClusterSize];
-  uint64_t mailbox;  // barrier that lists and headers of other CTAs arrive at
+  uint64_t mailbox;                   // barrier that lists and headers of other CTAs arrive at
+  uint64_t sample_mailbox;            // and that their samples of the row do, or the word that there is none
+  uint32_t sampled[kMaxClusterSize];  // whether a CTA sent one
   uint32_t
       segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA; or packed counts (place.cuh)
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to it
@@ -91,6 +93,7 @@ struct Task {
   int steps;  // words per warp
   int lane;
   int warp;
+  bool contested;  // other rows of this launch may write what the hint of this one is read from
   Shared* shared;
   Candidate* candidates;  // [candidate_capacity] this CTA's, in index order
   int candidate_capacity;

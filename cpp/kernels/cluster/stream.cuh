@@ -307,11 +307,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (task.row.aligned) stream.request(0, 0);
   prepare_exchange(task);
   if (threadIdx.x == 0) sm.pool_used = 0;
-  announce(task);
+  const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
   const Sink sink = job.sink(p);
   const uint32_t hinted = gather_hint(task, job.hint);
+  const auto samples = reinterpret_cast<uint32_t*>(task.masks);  // the pool's place, as yet empty
   // No warp's idea of the lower end is left out: what is below the bracket has to be read again.
-  Bracket bracket = guess(task, job.hint, hinted, shape.use_hint, 0, [&] {
+  Bracket bracket = guess(task, job.hint, hinted, by_hint, 0, samples, [&] {
     // The sample first: behind all that the ring can hold it would wait for megabytes.
     if (!task.row.aligned) return;
 #pragma unroll
@@ -320,11 +321,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   });
   const uint32_t source = bracket.source;
-  if (task.ctas > 1) ptx::cluster_wait();
   clock.stamp();
 
   const Bracket everything = Bracket::everything();
   if (!task.row.aligned) {
+    outlast_samples(task);
     fall_back<T>(p, shape, storage, Start{Attempt::kGuess, bracket, everything, source, 0});
     return;
   }

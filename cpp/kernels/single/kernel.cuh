@@ -168,9 +168,8 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   // Unknown to the next step: in rows this short nobody looks at the hint.
   if (p.guess_state != nullptr && sink.prior != nullptr) p.guess_state[job.slot] = -1.0f;
   if (p.stats == nullptr) return;
-  write_stats(job.stats(p), path, 1, static_cast<int>(range.count),
-              rounds, job.hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, kGuessNone, false,
-              rounds);
+  write_stats(job.stats(p), path, 1, static_cast<int>(range.count), rounds,
+              job.hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, kGuessNone, false, rounds);
 }
 
 }  // namespace gvr_topk::single
