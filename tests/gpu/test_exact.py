@@ -57,6 +57,22 @@ def test_cluster_sizes(path: str, ctas: int, dtype: torch.dtype) -> None:
         assert [names[r] for r in wrong_rows(got, logits, full_lengths(logits), 2048)] == [], n
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("values", [8, 16, 32, 64])
+def test_rows_that_one_cta_holds(values: int, dtype: torch.dtype) -> None:
+    for n, shift in ((512 * values, 0), (512 * values - 7, 1), (257 * values, 0)):
+        made = plan(rows=1, width=n, k=n // 3, dtype=dtype, ctas_per_row=1)
+        assert (made.family, made.values_per_thread) == ("single", values)
+        for k in (1, n // 3, n - 1):
+            names, rows = adversarial_batch(n, k, dtype)
+            logits = place(rows, pad=8 - n % 8, shift=shift)
+            full = full_lengths(logits)
+            ragged = torch.linspace(1, n, len(names), device="cuda").round().to(torch.int32)
+            for lengths in (full, ragged):
+                got = run(logits, lengths, k, path="cluster", ctas_per_row=1)
+                assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], (n, k)
+
+
 @pytest.mark.parametrize(
     ("ctas", "family", "values"),
     [(1, "stream", 16), (2, "stream", 16), (4, "stream", 16), (8, "resident", 32), (16, "resident", 16)],

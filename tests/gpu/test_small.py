@@ -8,6 +8,7 @@ from oracle import full_lengths, place, run, wrong_rows
 
 import gvr_topk
 from gvr_topk.contract import DTYPES
+from gvr_topk.gate import plan
 
 pytestmark = pytest.mark.sanitizer
 PATHS = ("cluster", "radix", "gvr")
@@ -21,6 +22,41 @@ def test_rows_off_alignment(path: str, dtype: torch.dtype, n: int) -> None:
     logits = place(rows, pad=3, shift=1)
     got = run(logits, full_lengths(logits), 512, path=path)
     assert wrong_rows(got, logits, full_lengths(logits), 512) == []
+
+
+@pytest.mark.parametrize("hint", ["none", "of its own", "shared"])
+@pytest.mark.parametrize(
+    ("family", "width", "k", "ctas"),
+    [
+        ("single", 3001, 512, 1),
+        ("resident", 20_000, 512, 2),
+        ("resident", 20_001, 512, 8),
+        ("stream", 33_000, 512, 2),
+        ("stream", 33_001, 512, 2),
+        ("general", 40_000, 3000, 2),
+    ],
+)
+def test_every_kernel(family: str, width: int, k: int, ctas: int, hint: str) -> None:
+    assert plan(rows=2, width=width, k=k, ctas_per_row=ctas).family == family
+    logits = torch.randn(2, width, generator=torch.Generator().manual_seed(width)).to("cuda")
+    lengths = full_lengths(logits)
+    best = run(logits, lengths, k, path="radix", ctas_per_row=ctas)
+    assert wrong_rows(best, logits, lengths, k) == []
+    if hint == "none":
+        return
+    shares = torch.tensor([0.8, 0.9], device="cuda")
+    slots = torch.tensor([1, 0], dtype=torch.int32, device="cuda") if hint == "shared" else None
+    got = run(
+        logits,
+        lengths,
+        k,
+        path="cluster",
+        ctas_per_row=ctas,
+        prior=best.flip(0).contiguous() if hint == "shared" else best.contiguous(),
+        guess_state=shares,
+        row_slot=slots,
+    )
+    assert wrong_rows(got, logits, lengths, k) == []
 
 
 @pytest.mark.parametrize("path", PATHS)
