@@ -31,12 +31,15 @@ from eval.common.bench_cases import Cell, all_cells, load_traces, make_rows
 from eval.common.machine import describe_machine, sm_clock_mhz, write_json
 from eval.common.our_kernels import PHASE_STAMPS, prepare_ours
 from eval.kernel_timing import Rows, time_graph
+from gvr_topk.gate import plan
 
 PHASES: dict[str, tuple[str, ...]] = {
     "gvr": ("P1 pre-index statistics", "P2 threshold search", "P3 collect", "P4 refine"),
     "cluster": ("load, guess", "classify, list", "exchange", "k-th value", "count", "emit"),
+    "single": ("load", "radix rounds", "choose", "write"),
 }
-"""Phases between consecutive stamps of a launch whose first guess was good."""
+"""Phases between consecutive stamps of a launch whose first guess was good. ``single`` is what the path
+``cluster`` takes for rows that one CTA holds."""
 
 PAPER: dict[str, tuple[float, ...]] = {
     "layer:0": (3.9, 15.7, 5.9, 8.8),
@@ -95,6 +98,13 @@ def phase_cycles(clocks: npt.NDArray[np.int64], phases: Sequence[str]) -> dict[s
     }
 
 
+def kernel_of(rows: Rows, path: str) -> str:
+    """Key of `PHASES` for a path on these rows."""
+    _, batch, width = rows.logits.shape
+    made = plan(rows=batch, width=width, k=rows.k, dtype=rows.logits.dtype, path=path)
+    return "single" if made.family == "single" else path
+
+
 def measure(rows: Rows, path: str, quantile: bool, clock_mhz: float) -> dict[str, Any]:
     """Phases of one path on rows, and the time of the same launches in a graph."""
     shape = (rows.count, rows.logits.shape[1], PHASE_STAMPS)
@@ -105,7 +115,9 @@ def measure(rows: Rows, path: str, quantile: bool, clock_mhz: float) -> dict[str
         for i in range(rows.count):
             prepared.launch(i)
     torch.cuda.synchronize()
-    figures = phase_cycles(clocks.reshape(-1, PHASE_STAMPS).cpu().numpy(), PHASES[path])
+    kernel = kernel_of(rows, path)
+    figures = phase_cycles(clocks.reshape(-1, PHASE_STAMPS).cpu().numpy(), PHASES[kernel])
+    figures["path"] = kernel
     figures["us"] = {name: cycles / clock_mhz for name, cycles in figures["cycles"].items()}
     figures["total_us"] = None if figures["total"] is None else figures["total"] / clock_mhz
     figures["graph_us"] = time_graph(prepared.launch, rows.count, 5, 0.2)
@@ -114,7 +126,7 @@ def measure(rows: Rows, path: str, quantile: bool, clock_mhz: float) -> dict[str
 
 def table(results: Sequence[dict[str, Any]], path: str) -> Table:
     """Microseconds and shares by phase, the paper's beside ours where it has the same layer."""
-    shown = Table(box=box.SIMPLE, title=f"path {path}: us (share of the kernel), medians of plain launches")
+    shown = Table(box=box.SIMPLE, title=f"{path}: us (share of the kernel), medians of plain launches")
     for name in ("rows", "guess", "total", "graph", *PHASES[path], "plain launches"):
         shown.add_column(name, justify="left" if name in ("rows", "guess") else "right")
     for result in results:
@@ -150,8 +162,8 @@ def main(
     if not torch.cuda.is_available():
         raise typer.BadParameter("wanted a CUDA device, got none")
     wanted = [path for path in paths.split(",") if path]
-    if not set(wanted) <= set(PHASES):
-        raise typer.BadParameter(f"--paths: wanted some of {','.join(PHASES)}, got {paths!r}")
+    if not set(wanted) <= {"gvr", "cluster"}:
+        raise typer.BadParameter(f"--paths: wanted some of gvr,cluster, got {paths!r}")
     sources = load_traces(traces)
     chosen = [cell for cell in all_cells(sources) if cell.group in ("layer", "trace")]
     for text in cells.split(","):
@@ -171,9 +183,7 @@ def main(
                 except (RuntimeError, ValueError) as error:
                     print(f"{name}, path {path}: {str(error).splitlines()[0]}", flush=True)
                     continue
-                results.append(
-                    {"cell": cell.as_json(), "rows": name, "path": path, "quantile": quantile, **figures}
-                )
+                results.append({"cell": cell.as_json(), "rows": name, "quantile": quantile, **figures})
         del rows
         torch.cuda.empty_cache()
     machine = describe_machine(commit)
@@ -184,8 +194,8 @@ def main(
     console = Console(width=190)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()), style="dim")
     console.print(f"SM clock {clock:.0f} MHz", style="dim")
-    for path in wanted:
-        console.print(table(results, path))
+    for kernel in PHASES:
+        console.print(table(results, kernel))
 
 
 if __name__ == "__main__":

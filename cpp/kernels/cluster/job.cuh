@@ -135,9 +135,11 @@ __device__ __forceinline__ void reset_lists(const Task<T>& task) {
   task.shared->equal = 0;
 }
 
-// Before the lists are made anew: nobody reads the headers any more.
+// Before the lists are made anew. A thread that has heard of all CTAs may be ahead of one of its own block
+// that is still sending: what is sent must not be reset before; nor may headers, while somebody reads them.
 template <typename T>
 __device__ __forceinline__ void start_again(const Task<T>& task) {
+  __syncthreads();
   if (threadIdx.x == 0) reset_lists(task);
   cluster_sync(task.ctas);
 }

@@ -356,7 +356,6 @@ __global__ void __launch_bounds__(kThreads, 1)
       again = true;
     }
     if (again) {
-      __syncthreads();
       start_again(task);
       verdict = exchange(task, bracket, pool, 1, clock);
       ++passes;
