@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FLOOR = "read_floor"
 COLORS = {
     "cluster": "#d62728",
-    "cluster_pdl": "#ff9896",
+    "cluster_pdl": "#e377c2",
     "gvr_mean": "#ff9896",
     "gvr_quantile": "#ff7f0e",
     "radix": "#8c564b",
