@@ -253,7 +253,8 @@ def indexer_topk_decode(
         Added to hinted positions before use; 1 follows scores that move with the query.
     guess_state : Tensor, ``[slots]``, float32, optional
         In and out: the share of the hinted values that lay at or above the k-th value one step ago;
-        negative means unknown. Without it the first threshold comes from a sample of the row.
+        negative means unknown. Without it the first threshold comes from a sample of the row. On CUDA it
+        stays unknown where the plan is ``single`` (`gvr_topk.gate.plan`): that kernel needs no guess.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
         Out: see `gvr_topk.contract.STATS_COLUMNS`.
     page_table : Tensor, ``[rows / next_n, pages]``, int32, optional
@@ -264,7 +265,8 @@ def indexer_topk_decode(
         Positions per page; needed with `page_table`.
     path : {"auto", "cluster", "gvr", "radix"}
         ``"cluster"`` guesses from the hint, ``"radix"`` from a sample of the row, whatever the hint; in
-        both, radix rounds over the key settle what a guess misses. ``"gvr"`` is the paper's four-phase
+        both, radix rounds over the key settle what a guess misses, and short rows take radix rounds
+        only. ``"gvr"`` is the paper's four-phase
         kernel. CPU tensors have one implementation and ignore it.
     ctas_per_row : int
         Force the cluster size of ``"cluster"`` and ``"radix"``; 0 follows the plan.
@@ -272,7 +274,8 @@ def indexer_topk_decode(
         Four-phase kernel only: first threshold from the ``1 - alpha`` quantile of the hinted values
         instead of their mean.
     pdl : bool
-        Launch with programmatic stream serialization; the kernel waits before its first read.
+        Launch with programmatic stream serialization: the kernel may start while the one before still runs,
+        and waits for its end before the first read; it lets the next one start as soon as that is over.
     phase_clocks : Tensor, ``[rows, 8]``, int64, optional
         Out: SM clock at phase boundaries, from libraries built with ``GVR_PHASE_TIMING``.
 
