@@ -176,8 +176,9 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
   return PlanProblem::kNone;
 }
 
-// Rows up to here are one CTA's: two or more are not faster. So are somewhat longer ones that would get two,
-// and, where there is a row for every SM, all that one CTA can hold. No hint is used for them.
+// One CTA's are rows up to here: two or more are not faster. So are somewhat longer ones that would get two,
+// and, where there is a row for every SM, all that one CTA can hold. No hint is used for them. The limits are
+// where the two kernels' times met; no committed sweep has them yet.
 constexpr int64_t kSingleWidth = 12288;
 constexpr int64_t kSingleWidthOfMany = 16384;
 constexpr int64_t kSingleMaxWidth = int64_t{kClusterThreads} * kMostValuesPerThread;
