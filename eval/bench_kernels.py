@@ -79,12 +79,14 @@ class Implementation:
 
 def ours(name: str) -> Implementation:
     """One of our paths."""
-    paths = {"cluster": "auto", EARLY: "auto", "gvr_mean": "gvr", "gvr_quantile": "gvr", "radix": "radix"}
+    path = {"cluster": "auto", EARLY: "auto", "gvr_mean": "gvr", "gvr_quantile": "gvr", "radix": "radix"}[
+        name
+    ]
 
     def prepare(rows: Rows, cell: Cell) -> Prepared:
         return prepare_ours(
             rows,
-            paths[name],
+            path,
             hinted=cell.hint == "previous",
             quantile=name == "gvr_quantile",
             pdl=name == EARLY,

@@ -101,7 +101,16 @@ def phase_cycles(clocks: npt.NDArray[np.int64], phases: Sequence[str]) -> dict[s
 def kernel_of(rows: Rows, path: str) -> str:
     """Key of `PHASES` for a path on these rows."""
     _, batch, width = rows.logits.shape
-    made = plan(rows=batch, width=width, k=rows.k, dtype=rows.logits.dtype, path=path)
+    device = torch.cuda.get_device_properties(rows.logits.device)
+    made = plan(
+        rows=batch,
+        width=width,
+        k=rows.k,
+        dtype=rows.logits.dtype,
+        path=path,
+        sm_count=device.multi_processor_count,
+        arch=10 * device.major + device.minor,
+    )
     return "single" if made.family == "single" else path
 
 
@@ -194,7 +203,7 @@ def main(
     console = Console(width=190)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()), style="dim")
     console.print(f"SM clock {clock:.0f} MHz", style="dim")
-    for kernel in PHASES:
+    for kernel in dict.fromkeys(result["path"] for result in results):
         console.print(table(results, kernel))
 
 

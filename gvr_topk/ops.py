@@ -266,8 +266,8 @@ def indexer_topk_decode(
     path : {"auto", "cluster", "gvr", "radix"}
         ``"cluster"`` guesses from the hint, ``"radix"`` from a sample of the row, whatever the hint; in
         both, radix rounds over the key settle what a guess misses, and short rows take radix rounds
-        only. ``"gvr"`` is the paper's four-phase
-        kernel. CPU tensors have one implementation and ignore it.
+        only. ``"gvr"`` is the paper's four-phase kernel. CPU tensors have one implementation and ignore
+        it.
     ctas_per_row : int
         Force the cluster size of ``"cluster"`` and ``"radix"``; 0 follows the plan.
     quantile_guess : bool, default True
@@ -275,7 +275,8 @@ def indexer_topk_decode(
         instead of their mean.
     pdl : bool
         Launch with programmatic stream serialization: the kernel may start while the one before still runs,
-        and waits for its end before the first read; it lets the next one start as soon as that is over.
+        and waits for its end before the first read. It lets the next one start as soon as that is over, the
+        four-phase kernel when its result is written.
     phase_clocks : Tensor, ``[rows, 8]``, int64, optional
         Out: SM clock at phase boundaries, from libraries built with ``GVR_PHASE_TIMING``.
 

@@ -181,7 +181,6 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
 // where the two kernels' times met; no committed sweep has them yet.
 constexpr int64_t kSingleWidth = 12288;
 constexpr int64_t kSingleWidthOfMany = 16384;
-constexpr int64_t kSingleMaxWidth = int64_t{kClusterThreads} * kMostValuesPerThread;
 
 // CTAs per row: not so many that a CTA has less than one short group per warp, and only as many as half
 // the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large clusters never fill the chip, and
@@ -206,13 +205,22 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
 constexpr int64_t kStreamMaxK = 2048;
 constexpr int64_t kWideBracket = 2048;
 
-GVR_TOPK_HOST_DEVICE constexpr Family choose_family(const PlanInput& in, int64_t values_per_thread) {
+// `held`: elements per thread if registers are to hold the row.
+GVR_TOPK_HOST_DEVICE constexpr Family choose_family(const PlanInput& in, int32_t ctas, int64_t held) {
   if (in.path == Path::kGvr) return Family::kFourPhase;
-  if (in.width <= kSingleMaxWidth && choose_ctas(in) == 1) return Family::kSingle;
-  if (values_per_thread <= kValuesPerThread) return Family::kResident;
+  if (ctas == 1 && held <= kMostValuesPerThread) return Family::kSingle;
+  if (held <= kValuesPerThread) return Family::kResident;
   if (is_small_arch(in.arch)) return Family::kGeneral;
-  if (values_per_thread <= kWideValuesPerThread) return Family::kResident;
+  if (held <= kWideValuesPerThread) return Family::kResident;
   return in.k <= kStreamMaxK ? Family::kStream : Family::kGeneral;
+}
+
+// Of the instantiations of a kernel, the smallest that holds the row; others work in steps.
+GVR_TOPK_HOST_DEVICE constexpr int32_t choose_values_per_thread(Family family, int64_t held) {
+  if (family != Family::kResident && family != Family::kSingle) return kValuesPerThread;
+  if (family == Family::kSingle && held <= kFewValuesPerThread) return kFewValuesPerThread;
+  if (held <= kValuesPerThread) return kValuesPerThread;
+  return held <= kWideValuesPerThread ? kWideValuesPerThread : kMostValuesPerThread;
 }
 
 // Beyond this many selection masks (two bytes each) a long list no longer fits beside them.
@@ -225,14 +233,8 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   plan.threads = kClusterThreads;
   const int64_t threads = int64_t{plan.ctas_per_row} * kClusterThreads;
   const int64_t held = (in.width + threads - 1) / threads;
-  plan.family = choose_family(in, held);
-  plan.values_per_thread = kValuesPerThread;
-  const bool in_registers = plan.family == Family::kResident || plan.family == Family::kSingle;
-  if (in_registers && held > kValuesPerThread) plan.values_per_thread = kWideValuesPerThread;
-  if (plan.family == Family::kSingle) {
-    if (held <= kFewValuesPerThread) plan.values_per_thread = kFewValuesPerThread;
-    if (held > kWideValuesPerThread) plan.values_per_thread = kMostValuesPerThread;
-  }
+  plan.family = choose_family(in, plan.ctas_per_row, held);
+  plan.values_per_thread = choose_values_per_thread(plan.family, held);
   const int32_t steps = steps_of(
       warp_span(static_cast<int32_t>(in.width), log2_of(plan.ctas_per_row), element_bytes(in.dtype)));
   plan.masks = steps > 1 ? steps * kClusterThreads : 0;

@@ -98,8 +98,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     general_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
   extern __shared__ __align__(16) unsigned char storage[];
-  ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
+  ptx::grid_take_over();
   const Job<T> job(p, shape, storage);
   const Task<T>& task = job.task;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);

@@ -75,7 +75,7 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
   uint32_t reach = bracket.hi - bracket.lo;
   uint32_t rank = verdict.rank;
   uint32_t inside = verdict.inside;
-  bool cleared = true;  // the histogram, by verify(), which also set `small_count` to 0
+  bool cleared = true;  // the histogram, and `small_count` 0, before the lists were made
 #pragma unroll 1
   while (reach != 0 && rank != inside) {
     if (inside <= kRankDirectly) {

@@ -1,4 +1,4 @@
-// Global loads that bypass L1 allocation, and programmatic dependent launch.
+// Loads, stores and copies the compiler would not choose, and programmatic dependent launch.
 #pragma once
 
 #include <cstdint>
@@ -76,10 +76,15 @@ __device__ __forceinline__ void push_if(uint32_t wanted, uint32_t& slot, uint16_
 // Returns at once unless the launch carries the programmatic-serialization attribute.
 __device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// The next kernel may start: it waits for this one's end before it touches what this one writes. Said as
-// soon as the own wait is over, so that its launch is hidden behind this kernel.
+// The next kernel may start: it waits for this one's end before it touches what this one writes.
 __device__ __forceinline__ void grid_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// The kernel before has ended, and the next one may start: its launch is hidden behind this kernel.
+__device__ __forceinline__ void grid_take_over() {
+  grid_dependency_wait();
+  grid_launch_dependents();
 }
 
 }  // namespace gvr_topk::ptx

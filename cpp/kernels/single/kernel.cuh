@@ -114,8 +114,8 @@ __device__ __forceinline__ Bits limit_ties(const Task<T>& task, const Held<T, kV
 struct alignas(16) Storage {
   Shared shared;
   Bins bins;
-  alignas(
-      8) uint16_t staged[1];  // [k] selected positions, in ascending order; those of a short row fit 16 bits
+  // [k] selected positions, in ascending order; those of a short row fit 16 bits.
+  alignas(8) uint16_t staged[1];
 };
 
 inline size_t single_bytes(int k) { return sizeof(Storage) + sizeof(uint16_t) * k; }
@@ -125,8 +125,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     single_topk(const __grid_constant__ TopkParams p, const Path path) {
   extern __shared__ __align__(16) unsigned char storage[];
   Storage& own = *reinterpret_cast<Storage*>(storage);
-  ptx::grid_dependency_wait();
-  ptx::grid_launch_dependents();
+  ptx::grid_take_over();
   const Job<T> job(p, Shape{}, storage);
   const Task<T>& task = job.task;
   Shared& sm = *task.shared;
