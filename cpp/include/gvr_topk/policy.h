@@ -159,8 +159,12 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t steps_of(int32_t span) {
 GVR_TOPK_HOST_DEVICE constexpr bool is_small_arch(int32_t arch) { return arch >= 120; }
 GVR_TOPK_HOST_DEVICE constexpr int32_t max_cluster_size(int32_t arch) { return is_small_arch(arch) ? 8 : 16; }
 
-// One CTA's masks must fit its shared memory.
-constexpr int64_t kMaxElementsPerCta = int64_t{1} << 19;
+// One CTA's masks, two bytes for 16 elements, must fit its shared memory.
+constexpr int64_t kMaxElementsPerCta = int64_t{1} << 20;
+constexpr int64_t kMaxElementsPerSmallCta = int64_t{1} << 18;
+GVR_TOPK_HOST_DEVICE constexpr int64_t max_elements_per_cta(int32_t arch) {
+  return is_small_arch(arch) ? kMaxElementsPerSmallCta : kMaxElementsPerCta;
+}
 
 // Why a call cannot be planned as it was asked for.
 enum class PlanProblem : int32_t { kNone = 0, kCtas, kFourPhaseK, kFourPhaseWidth, kFourPhaseArch };
@@ -168,7 +172,7 @@ enum class PlanProblem : int32_t { kNone = 0, kCtas, kFourPhaseK, kFourPhaseWidt
 GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
   const int32_t c = in.forced_ctas;
   const bool size_exists = c > 0 && (c & (c - 1)) == 0 && c <= max_cluster_size(in.arch);
-  if (c != 0 && !(size_exists && in.width <= c * kMaxElementsPerCta)) return PlanProblem::kCtas;
+  if (c != 0 && !(size_exists && in.width <= c * max_elements_per_cta(in.arch))) return PlanProblem::kCtas;
   if (in.path != Path::kGvr) return PlanProblem::kNone;
   if (!gvr_supports_k(in.k)) return PlanProblem::kFourPhaseK;
   if (in.width > kFourPhaseMaxWidth) return PlanProblem::kFourPhaseWidth;
@@ -197,7 +201,7 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.rows * ctas > in.sm_count) ctas = 1;
   if (ctas == 2 && in.width <= kSingleWidthOfMany) ctas = 1;
   while (ctas > 1 && in.width <= int64_t{ctas} * 1024) ctas /= 2;
-  while (ctas < most && in.width > ctas * kMaxElementsPerCta) ctas *= 2;
+  while (ctas < most && in.width > ctas * max_elements_per_cta(in.arch)) ctas *= 2;
   return ctas;
 }
 
@@ -223,8 +227,10 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_values_per_thread(Family family, i
   return held <= kWideValuesPerThread ? kWideValuesPerThread : kMostValuesPerThread;
 }
 
-// Beyond this many selection masks (two bytes each) a long list no longer fits beside them.
+// Beyond this many selection masks (two bytes each) a long list no longer fits beside them, and beyond
+// this, a ring neither.
 constexpr int32_t kManyMasks = 8192;
+constexpr int32_t kMostMasksWithRing = 32768;
 
 GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   Plan plan{};
@@ -242,11 +248,11 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   // four-phase kernel, which comes here only for rows its search gives up on, has its own candidates.
   // Few CTAs share a list among few, and want their room for the pool of the stream kernel.
   plan.list_capacity = plan.masks > kManyMasks ? 6144 : 16384;
-  if (plan.family == Family::kStream && plan.ctas_per_row <= 4 && plan.masks <= kManyMasks) {
-    plan.list_capacity = 8192;
+  if (plan.family == Family::kStream && plan.masks <= kManyMasks) {
+    plan.list_capacity = plan.ctas_per_row <= 4 ? 8192 : 11264;
   }
   plan.candidate_capacity = 2560;
-  plan.ring_depth = plan.masks > 0 ? kRingDepth : 0;
+  plan.ring_depth = plan.masks > 0 && plan.masks <= kMostMasksWithRing ? kRingDepth : 0;
   if (is_small_arch(in.arch)) {
     plan.list_capacity = 4096;
     plan.ring_depth = 0;

@@ -29,9 +29,11 @@ __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
   hint.sampled = -1;
   if (slot < 0) return hint;
   hint.prior = p.prior + slot * p.prior_stride;
-  // Evenly spaced over a long hint, all of a short one.
+  // Evenly spaced over a long hint, all of a short one; neighbours in different warps, whose statistics shall
+  // not depend on where in the row they look.
   const uint32_t k = p.k;
-  const uint32_t at = k > kThreads ? threadIdx.x * k / kThreads : threadIdx.x;
+  const uint32_t place = (threadIdx.x & 31) * kWarps + (threadIdx.x >> 5);
+  const uint32_t at = k > kThreads ? place * k / kThreads : place;
   if (at < k) hint.sampled = hint.prior[at];
   if (p.guess_state != nullptr) hint.alpha = p.guess_state[slot];
   return hint;
@@ -58,16 +60,14 @@ __device__ __forceinline__ bool is_usable(const Task<T>& task, const HintView& h
          hint.alpha <= 1.0f;
 }
 
-// `outsiders` of a sample of the hint, whose share is but an estimate. `meanwhile` runs when the loads of the
-// sample are under way. `by_hint` is the same in the whole block; where not in the whole cluster, it shows in
-// the exchange. Behind this the CTAs of the cluster are known to run.
+// `meanwhile` runs when the loads of the sample are under way. `by_hint` is the same in the whole block; where
+// not in the whole cluster, it shows in the exchange. Behind this the CTAs of the cluster are known to run.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint, uint32_t hinted,
-                                         bool by_hint, int outsiders, uint32_t* samples,
-                                         Meanwhile meanwhile) {
+                                         bool by_hint, uint32_t* samples, Meanwhile meanwhile) {
   if (by_hint) {
     meanwhile();
-    const Bracket bracket = sample_bracket(task, Sample{hinted, hint.alpha, outsiders, kGuessHint});
+    const Bracket bracket = sample_bracket(task, Sample{hinted, hint.alpha, kGuessHint});
     if (task.ctas > 1) {
       ptx::cluster_wait();
       if (samples != nullptr && task.contested) send_no_sample(task);
@@ -84,7 +84,7 @@ __device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hi
       ptx::cluster_wait();
     }
   }
-  return sample_bracket(task, Sample{greatest, sampling.share(task), kOutsiders, kGuessRowSample});
+  return sample_bracket(task, Sample{greatest, sampling.share(task), kGuessRowSample});
 }
 
 }  // namespace gvr_topk::cluster

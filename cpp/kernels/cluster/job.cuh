@@ -4,6 +4,7 @@
 
 #include "cluster/emit.cuh"
 #include "cluster/guess.cuh"
+#include "cluster/pool.cuh"
 #include "cluster/state.cuh"
 
 namespace gvr_topk::cluster {
@@ -21,22 +22,21 @@ struct Shape {
   bool use_hint;  // or guess from a sample of the row, whatever the hint
 };
 
-constexpr size_t kChunkBytes = 32 * sizeof(Candidate);
 constexpr size_t kSharedLimit = 227 * 1024;
+constexpr size_t kSharedLimitSmall = 99 * 1024;
 
-// Lists, ring, and behind them masks and candidates, or in their place the stream kernel's pool.
-inline constexpr size_t fixed_bytes(const Shape& shape) {
-  return sizeof(Shared) + sizeof(uint32_t) * shape.list_capacity +
-         (shape.ring ? kRingDepth * kThreads * kWordBytes : 0);
+// Lists, and a ring of so many words for every thread.
+inline constexpr size_t fixed_bytes(int list_capacity, int depth) {
+  return sizeof(Shared) + sizeof(uint32_t) * list_capacity + depth * kThreads * kWordBytes;
 }
 
-// A warp's last chunk may be all but empty.
-static_assert(fixed_bytes(Shape{0, 16384, 0, 0, 0, true, true}) +
-                      kChunkBytes * ((kStreamMaxK + kWideBracket) / 32 + kWarps) <=
-                  kSharedLimit,
-              "a pool takes what may be selected and a wide bracket");
+// Behind lists and ring, masks and candidates.
+inline constexpr size_t shared_bytes(const Shape& shape) {
+  return fixed_bytes(shape.list_capacity, shape.ring ? kRingDepth : 0) +
+         sizeof(Candidate) * shape.candidate_capacity + sizeof(uint16_t) * shape.masks;
+}
 
-inline Shape make_shape(const Plan& plan, bool use_hint) {
+inline constexpr Shape make_shape(const Plan& plan, bool use_hint) {
   Shape shape{log2_of(plan.ctas_per_row),
               plan.list_capacity,
               plan.candidate_capacity,
@@ -45,15 +45,25 @@ inline Shape make_shape(const Plan& plan, bool use_hint) {
               plan.ring_depth > 0,
               use_hint};
   if (plan.family == Family::kStream) {
-    const size_t room = (kSharedLimit - fixed_bytes(shape)) / kChunkBytes;
+    const size_t room = (kSharedLimit - fixed_bytes(shape.list_capacity, kStreamDepth)) / kChunkBytes;
     shape.pool_chunks = room < kMaxPoolChunks ? static_cast<int>(room) : kMaxPoolChunks;
   }
   return shape;
 }
 
-inline size_t shared_bytes(const Shape& shape) {
-  return fixed_bytes(shape) + sizeof(Candidate) * shape.candidate_capacity + sizeof(uint16_t) * shape.masks;
+// Whether rows of `width` can be planned for `ctas` CTAs: shared memory takes everything, and a pool what may
+// be selected and a wide bracket, though every warp's last chunk is all but empty.
+inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
+  const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kCluster, 132, arch, ctas});
+  const Shape shape = make_shape(plan, true);
+  return shared_bytes(shape) <= (is_small_arch(arch) ? kSharedLimitSmall : kSharedLimit) &&
+         (plan.family != Family::kStream ||
+          shape.pool_chunks >= (kStreamMaxK + kWideBracket) / kChunk + kWarps);
 }
+static_assert(fits(90, kMaxElementsPerCta, 1, kStreamMaxK) && fits(90, kMaxElementsPerCta, 1, kMaxWidth));
+static_assert(fits(90, kMaxElementsPerCta / 2, 1, kMaxWidth) && fits(90, kMaxWidth / 4, 1, kStreamMaxK));
+static_assert(fits(90, kMaxWidth / 8, 4, kStreamMaxK) && fits(90, kMaxWidth, 16, kStreamMaxK));
+static_assert(fits(120, kMaxElementsPerSmallCta, 1, kStreamMaxK) && fits(120, kMaxWidth, 8, kMaxWidth));
 
 template <typename T>
 __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, const Row<T>& row,

@@ -13,6 +13,12 @@ __device__ __forceinline__ uint32_t packed_count(uint32_t key, const Cut& cut) {
   return key > cut.key || cut.takes_all() ? 1 : 1 << 16;
 }
 
+// The same for an element of the row. `level` is the cut's key as a value.
+__device__ __forceinline__ uint32_t packed_count(float value, float level, const Cut& cut) {
+  if (value < level) return 0;
+  return cut.takes_all() || value != level ? 1 : 1 << 16;
+}
+
 // Counts the listed keys of every CTA in `segment_above`; to be read behind a block barrier.
 template <typename T>
 __device__ __forceinline__ void count_listed(const Task<T>& task, const Listed& listed, const Cut& cut) {

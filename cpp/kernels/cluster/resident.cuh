@@ -176,7 +176,7 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads, 1)
     resident_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
-  extern __shared__ __align__(16) unsigned char storage[];
+  extern __shared__ __align__(64) unsigned char storage[];
   ptx::grid_take_over();
   const Job<T> job(p, shape, storage);
   const Task<T>& task = job.task;
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
   const Sink sink = job.sink(p);
   const uint32_t hinted = gather_hint(task, job.hint);
-  Bracket bracket = guess(task, job.hint, hinted, by_hint, kOutsiders, part.behind(), [] {});
+  Bracket bracket = guess(task, job.hint, hinted, by_hint, part.behind(), [] {});
   const uint32_t source = bracket.source;
   part.take();
   clock.stamp();

@@ -52,16 +52,19 @@ struct RowSampling {
   }
 };
 
-// Tells the CTA of this thread's team that this CTA has `bytes` of samples for it, and returns its mailbox.
+// What a CTA says of its part of the sample.
+enum Contribution : uint32_t { kByHint, kNoneOfMany, kSamples };
+
+// Tells the CTA of this thread's team what this CTA has for it, and returns its mailbox.
 template <typename T>
-__device__ __forceinline__ uint32_t announce_sample(const Task<T>& task, uint32_t bytes) {
+__device__ __forceinline__ uint32_t announce_sample(const Task<T>& task, Contribution what) {
   const Shared& sm = *task.shared;
   const uint32_t target = task.team_target();
   const uint32_t mailbox = ptx::map_to_rank(ptx::shared_address(&sm.sample_mailbox), target);
   if (task.team_place() == 0) {
     const uint32_t sampled = ptx::map_to_rank(ptx::shared_address(&sm.sampled[task.rank]), target);
-    ptx::mailbox_announce(mailbox, bytes + sizeof(uint32_t));
-    ptx::mailbox_store(sampled, bytes != 0 ? 1u : 0u, mailbox);
+    ptx::mailbox_announce(mailbox, sizeof(uint32_t) * (what == kSamples ? kThreads + 1 : 1));
+    ptx::mailbox_store(sampled, what, mailbox);
   }
   return mailbox;
 }
@@ -69,7 +72,7 @@ __device__ __forceinline__ uint32_t announce_sample(const Task<T>& task, uint32_
 // For a CTA that goes by the hint: others of its cluster may have read another state of it, and wait.
 template <typename T>
 __device__ __forceinline__ void send_no_sample(const Task<T>& task) {
-  announce_sample(task, 0);
+  announce_sample(task, kByHint);
 }
 
 template <typename T>
@@ -83,6 +86,15 @@ __device__ __forceinline__ void outlast_samples(const Task<T>& task) {
   if (task.ctas > 1 && task.contested) receive_samples(task);
 }
 
+// Whether all CTAs of the cluster go by the hint, or none does. Equal brackets of different origin are not
+// enough: the samples of one may lie where another keeps its candidates.
+template <typename T>
+__device__ __forceinline__ bool same_origin(const Task<T>& task) {
+  const Shared& sm = *task.shared;
+  const bool by_hint = sm.sampled[task.lane < task.ctas ? task.lane : 0] == kByHint;
+  return __all_sync(0xffffffffu, by_hint == (sm.sampled[task.rank] == kByHint));
+}
+
 // Greatest, per thread, of what the CTAs of the cluster have, this one if `any`. `samples`: [ctas][kThreads],
 // used for nothing else before a block barrier.
 template <typename T>
@@ -92,7 +104,7 @@ __device__ __forceinline__ uint32_t greatest_of_cluster(const Task<T>& task, uin
   reinterpret_cast<uint32_t*>(sm.sample)[threadIdx.x] = mine;
   __syncthreads();
   ptx::cluster_wait();
-  const uint32_t mailbox = announce_sample(task, any ? sizeof(uint32_t) * kThreads : 0);
+  const uint32_t mailbox = announce_sample(task, any ? kSamples : kNoneOfMany);
   const uint32_t there =
       ptx::map_to_rank(ptx::shared_address(samples + task.rank * kThreads), task.team_target());
 #pragma unroll 1
@@ -104,7 +116,7 @@ __device__ __forceinline__ uint32_t greatest_of_cluster(const Task<T>& task, uin
 #pragma unroll 4
   for (int i = 0; i < task.ctas; ++i) {
     const uint32_t other = samples[i * kThreads + threadIdx.x];
-    greatest = max(greatest, sm.sampled[i] != 0 ? other : kAbsentKey);
+    greatest = max(greatest, sm.sampled[i] == kSamples ? other : kAbsentKey);
   }
   __syncthreads();  // all have read the samples, and sent their own
   return greatest;

@@ -12,6 +12,7 @@ constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 constexpr int kMaxPoolChunks = 256;  // a chunk's number is a byte
+constexpr int kStreamDepth = 4;      // words of a thread under way in the stream kernel
 constexpr int kRankDirectly = 32;    // few enough items for one warp to rank by comparison
 
 enum GuessSource : uint32_t { kGuessNone = 0, kGuessHint = 1, kGuessRowSample = 2 };
@@ -42,12 +43,12 @@ struct Header {
 constexpr int kHeaderWords = sizeof(Header) / 4;
 
 // An element that may be selected: at or above the bracket's lower end.
-struct Candidate {
+struct alignas(8) Candidate {
   int32_t position;
   uint32_t key;
 };
 
-struct alignas(16) Shared {
+struct alignas(64) Shared {
   union {
     // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
     uint32_t hist[2][Histogram::kBins + 4];
@@ -58,13 +59,13 @@ struct alignas(16) Shared {
   Header header[kMaxClusterSize];
   uint64_t mailbox;                   // barrier that lists and headers of other CTAs arrive at
   uint64_t sample_mailbox;            // and that their samples of the row do, or the word that there is none
-  uint32_t sampled[kMaxClusterSize];  // whether a CTA sent one
+  uint32_t sampled[kMaxClusterSize];  // how much of one a CTA sent (row_sample.cuh)
   uint32_t
       segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA; or packed counts (place.cuh)
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to it
   uint32_t warp_value[3][kWarps];
   union {
-    uint32_t word_candidates[kMaxSteps * kWarps];  // per word; then, of all words before it
+    alignas(8) uint16_t word_candidates[kMaxSteps * kWarps];  // per word; then, of all words before it
     uint8_t pool_chunks[kWarps][kMaxPoolChunks];   // which chunks of the store a warp has taken
   };
   alignas(16) uint32_t edge[2][kWarps];  // every warp's idea of the bracket: its top, and its inverted bottom

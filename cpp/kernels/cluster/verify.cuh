@@ -63,21 +63,21 @@ __device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bra
   if (task.lane == 0) atomicAdd(&sm.equal, equal);
 }
 
-// Turns `word_candidates` from counts into the counts of all earlier words; returns the CTA's total.
+// Turns `word_candidates` from counts into the counts of all earlier words; returns the CTA's total. Beyond
+// 2^16 they wrap: nobody looks at the places of more candidates than can be collected.
 template <typename T>
 __device__ __forceinline__ uint32_t scan_words(const Task<T>& task) {
   Shared& sm = *task.shared;
-  static_assert(kMaxSteps * kWarps <= 2 * kThreads, "two words per thread");
-  const int words = task.steps * kWarps;
-  const int at = 2 * threadIdx.x;
-  const uint32_t first = at < words ? sm.word_candidates[at] : 0;
-  const uint32_t second = at + 1 < words ? sm.word_candidates[at + 1] : 0;
-  const uint32_t upto = inclusive_scan(first + second);
+  static_assert(kMaxSteps * kWarps <= 4 * kThreads, "four words per thread");
+  ushort4& mine = reinterpret_cast<ushort4*>(sm.word_candidates)[threadIdx.x];
+  const ushort4 count = 4 * threadIdx.x < task.steps * kWarps ? mine : make_ushort4(0, 0, 0, 0);
+  const uint32_t sum = count.x + count.y + count.z + count.w;
+  const uint32_t upto = inclusive_scan(sum);
   if (task.lane == 31) sm.warp_value[2][task.warp] = upto;
   __syncthreads();
-  const uint32_t before = earlier_warps(task, 2) + upto - first - second;
-  sm.word_candidates[at] = before;
-  sm.word_candidates[at + 1] = before + first;
+  const uint32_t first = earlier_warps(task, 2) + upto - sum;
+  const uint32_t second = first + count.x, third = second + count.y;
+  mine = make_ushort4(first, second, third, third + count.z);
   const uint32_t all = __reduce_add_sync(0xffffffffu, task.lane < kWarps ? sm.warp_value[2][task.lane] : 0);
   __syncthreads();
   return all;

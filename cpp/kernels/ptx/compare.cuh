@@ -10,4 +10,11 @@ __device__ __forceinline__ void count_if_greater(int& count, uint32_t a, uint32_
   asm("{\n .reg .pred p;\n setp.gt.u32 p, %1, %2;\n @p add.s32 %0, %0, 1;\n}" : "+r"(count) : "r"(a), "r"(b));
 }
 
+// Adds `mark` to `marks` unless x < bound; so also where x is NaN.
+__device__ __forceinline__ void mark_unless_less(uint32_t& marks, float x, float bound, uint32_t mark) {
+  asm("{\n .reg .pred p;\n setp.geu.f32 p, %1, %2;\n @p or.b32 %0, %0, %3;\n}"
+      : "+r"(marks)
+      : "f"(x), "f"(bound), "r"(mark));
+}
+
 }  // namespace gvr_topk::ptx

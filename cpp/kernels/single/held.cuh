@@ -14,10 +14,14 @@ using namespace cluster;  // a cluster of one
 // A warp owns consecutive elements, and a lane of it vectors in coalesced order: index order is (warp,
 // vector, lane, element). The row is treated as if it went on with -inf up to what the block holds: its top
 // k are the same, since ties go to the smallest positions.
+//
+// Of few elements all that the buffer has are fetched before the row's length is there: what lies behind it
+// costs less than waiting.
 template <typename T, int kValues>
 struct Held {
   static constexpr int kVecs = kValues / kPerVec<T>;
   static constexpr int kGroup = 32 * kPerVec<T>;
+  static constexpr bool kAhead = kValues <= kValuesPerThread;
   static constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
   using Bits = std::conditional_t<(kValues > 32), uint64_t, uint32_t>;
 
@@ -27,32 +31,38 @@ struct Held {
   uint32_t key[kValues];
 
   // Starts the loads.
-  __device__ __forceinline__ Held(const Row<T>& row, int warp, int lane) {
+  __device__ __forceinline__ Held(const Row<T>& row, int width, int warp, int lane) {
     constexpr int kBlock = kThreads * kPerVec<T>;
-    vecs = (row.n + kBlock - 1) / kBlock;
+    const int there = kAhead ? width : row.n;
+    vecs = (there + kBlock - 1) / kBlock;
     begin = warp * vecs * kGroup;
     const int first = begin + lane * kPerVec<T>;
     const T* data = row.data + first;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       raw[j] = absent_vec<T>();
-      if (row.aligned && j < vecs && first + j * kGroup + kPerVec<T> <= row.n) {
+      if (row.aligned && j < vecs && first + j * kGroup + kPerVec<T> <= there) {
         raw[j] = ptx::load_streaming(data + j * kGroup);
       }
     }
-    if (row.aligned && row.n % kPerVec<T> == 0) return;
+    if (row.aligned && there % kPerVec<T> == 0) return;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      const int there = row.n - first - j * kGroup;
-      if (j < vecs && there > 0 && (!row.aligned || there < kPerVec<T>)) {
-        raw[j] = load_elements(data + j * kGroup, there);
+      const int left = there - first - j * kGroup;
+      if (j < vecs && left > 0 && (!row.aligned || left < kPerVec<T>)) {
+        raw[j] = load_elements(data + j * kGroup, left);
       }
     }
   }
 
   // Waits for them.
-  __device__ __forceinline__ void take() {
+  __device__ __forceinline__ void take(int n, int lane) {
     for_each_place([&](int i) { key[i] = order_key(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)); });
+    if (!kAhead || begin + vecs * kGroup <= n) return;
+    const int left = n - begin - lane * kPerVec<T>;
+    for_each_place([&](int i) {
+      if (i / kPerVec<T> * kGroup + i % kPerVec<T> >= left) key[i] = kNegInfKey;
+    });
   }
 
   // Calls visit(place) for every element of the lane.

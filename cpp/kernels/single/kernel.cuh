@@ -59,6 +59,19 @@ __device__ __forceinline__ BinHit locate(const Task<T>& task, Bins& bins, const 
   return BinHit{packed >> 16, __reduce_max_sync(0xffffffffu, holds ? above : 0), packed & 0xffffu};
 }
 
+// Of a few elements, by comparing them with each other.
+template <typename T, int kValues>
+__device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kValues>& held,
+                                         const Range& range) {
+  Shared& sm = *task.shared;
+  held.for_each_place([&](int i) {
+    if (held.key[i] - range.base <= range.reach) sm.small[atomicAdd(&sm.small_count, 1u)] = held.key[i];
+  });
+  __syncthreads();
+  const Cut cut = rank_directly(sm, range.rank, static_cast<int>(range.count), task.lane);
+  return Range{cut.key, 0, cut.quota, cut.equal};
+}
+
 // Rounds until one key, or all of a range, is what is wanted.
 template <typename T, int kValues>
 __device__ __forceinline__ Range narrow(const Task<T>& task, const Held<T, kValues>& held, Bins& bins,
@@ -81,8 +94,8 @@ __device__ __forceinline__ Range narrow(const Task<T>& task, const Held<T, kValu
     range.reach = min(range.reach - offset, (1u << shift) - 1);
     range.rank -= hit.above;
     range.count = hit.count;
-  } while (!range.settled());
-  return range;
+  } while (!range.settled() && range.count > kRankDirectly);
+  return range.settled() ? range : compare(task, held, range);
 }
 
 // Leaves of the ties, `chosen` with all others, the first in index order that the quota allows; `before`
@@ -111,7 +124,7 @@ __device__ __forceinline__ Bits limit_ties(const Task<T>& task, const Held<T, kV
   return chosen;
 }
 
-struct alignas(16) Storage {
+struct alignas(64) Storage {
   Shared shared;
   Bins bins;
   // [k] selected positions, in ascending order; those of a short row fit 16 bits.
@@ -123,7 +136,7 @@ inline size_t single_bytes(int k) { return sizeof(Storage) + sizeof(uint16_t) * 
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     single_topk(const __grid_constant__ TopkParams p, const Path path) {
-  extern __shared__ __align__(16) unsigned char storage[];
+  extern __shared__ __align__(64) unsigned char storage[];
   Storage& own = *reinterpret_cast<Storage*>(storage);
   ptx::grid_take_over();
   const Job<T> job(p, Shape{}, storage);
@@ -131,16 +144,16 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   Shared& sm = *task.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
   clock.stamp();
+  Held<T, kValues> held(task.row, p.width, task.warp, task.lane);
   if (job.finish_short(p)) return;
 
-  Held<T, kValues> held(task.row, task.warp, task.lane);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     reinterpret_cast<uint4*>(own.bins.set[i])[threadIdx.x] = make_uint4(0, 0, 0, 0);
   }
-  if (threadIdx.x == 0) sm.hinted = sm.at_or_above = 0;
+  if (threadIdx.x == 0) sm.hinted = sm.at_or_above = sm.small_count = 0;
   __syncthreads();
-  held.take();
+  held.take(task.row.n, task.lane);
   clock.stamp();
   int rounds = 0;
   const Range range = narrow(task, held, own.bins, rounds);

@@ -1,0 +1,102 @@
+// What one CTA keeps of a row that streams by, each warp's in the order it came, in chunks of one store.
+#pragma once
+
+#include "cluster/state.cuh"
+
+namespace gvr_topk::cluster {
+
+// Values, not keys: most are only compared.
+struct alignas(8) Kept {
+  int32_t position;
+  float value;
+};
+constexpr int kLog2Chunk = 5;
+constexpr int kChunk = 1 << kLog2Chunk;
+constexpr size_t kChunkBytes = kChunk * sizeof(Kept);
+
+// Warps own consecutive parts of a row, and scores bunch: so half of the store is given out at the start, in
+// equal shares, and the other half, a chunk at a time, to who needs it.
+struct Pool {
+  Kept* store;
+  uint8_t* chunks;  // [kMaxPoolChunks] of this warp
+  int capacity;     // chunks in the store
+  int room;         // so much this warp has chunks for
+  int shift;        // what came i-th lies at shift + i, as far as the last chunks taken go
+  int count = 0;
+  int turn = 0;  // the first in index order: what came before it belongs behind the last
+  bool full = false;
+
+  __device__ __forceinline__ static int share(int capacity) { return capacity / (2 * kWarps); }
+
+  // `used`: chunks taken by all warps, to be set to those given out.
+  __device__ __forceinline__ Pool(Kept* storage, uint8_t* table, int size, int warp, int lane)
+      : store(storage), chunks(table), capacity(size), room(kChunk * share(size)), shift(warp * room) {
+    if (lane < share(size)) chunks[lane] = static_cast<uint8_t>(warp * share(size) + lane);
+  }
+
+  __device__ __forceinline__ const Kept& at(int i) const {
+    return store[chunks[i >> kLog2Chunk] * kChunk + (i & (kChunk - 1))];
+  }
+
+  // Makes room for `added` more, in consecutive chunks; all lanes take part. False when there is none.
+  __device__ __forceinline__ bool grow(uint32_t* used, int added, int lane) {
+    const int owned = room >> kLog2Chunk;
+    const int more = (count + added - room + kChunk - 1) >> kLog2Chunk;  // at most a word's: fewer than lanes
+    int first = 0;
+    if (lane == 0) first = static_cast<int>(atomicAdd(used, static_cast<uint32_t>(more)));
+    first = __shfl_sync(0xffffffffu, first, 0);
+    full |= first + more > capacity;
+    if (full) return false;
+    if (lane < more) chunks[owned + lane] = static_cast<uint8_t>(first + lane);
+    shift = kChunk * first - room;
+    room += kChunk * more;
+    return true;
+  }
+
+  // Appends what is marked in the lanes of a warp, lane by lane: make(place) brings it. All lanes take part.
+  // When the store is full, it is left out.
+  template <typename Make>
+  __device__ __forceinline__ void append(uint32_t* used, uint32_t marked, int lane, Make make) {
+    const uint32_t lanes = __ballot_sync(0xffffffffu, marked != 0);
+    if (lanes == 0) return;
+    int before = __popc(lanes & ((1u << lane) - 1)), added = __popc(lanes);
+    if (__ballot_sync(0xffffffffu, (marked & (marked - 1)) != 0) != 0) {
+      const int mine = __popc(marked);
+      before = static_cast<int>(inclusive_scan(mine));
+      added = __shfl_sync(0xffffffffu, before, 31);
+      before -= mine;
+    }
+    const int old_shift = shift, old_room = room;
+    if (count + added > room && !grow(used, added, lane)) return;
+    int next = count + before;
+    count += added;
+#pragma unroll 1
+    for (; marked != 0; marked &= marked - 1) {
+      store[(next < old_room ? old_shift : shift) + next] = make(__ffs(marked) - 1);
+      ++next;
+    }
+  }
+
+  // Calls visit(kept) for this lane's part of it, 32 of the warp at a time, in index order; all lanes take
+  // part, some with -inf.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each(int lane, Visit visit) const {
+    constexpr int kAtOnce = 4;  // so that their loads overlap
+#pragma unroll 1
+    for (int first = lane; first < count + lane; first += 32 * kAtOnce) {
+      Kept some[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = first + 32 * j;
+        some[j] = i < count ? at(i + turn < count ? i + turn : i + turn - count)
+                            : Kept{0, -__int_as_float(0x7f800000)};
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first - lane + 32 * j < count) visit(some[j]);
+      }
+    }
+  }
+};
+
+}  // namespace gvr_topk::cluster
