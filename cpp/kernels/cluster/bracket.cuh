@@ -28,18 +28,61 @@ __device__ __forceinline__ float deviation(float variance) {
 }
 
 // How many of 4 * kVecs keys are greater than this one.
-template <int kVecs>
+template <int kVecs, int kStride = 1>
 __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
   int rank = 0;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
-    const uint4 other = keys[i];
+    const uint4 other = keys[i * kStride];
     ptx::count_if_greater(rank, other.x, mine);
     ptx::count_if_greater(rank, other.y, mine);
     ptx::count_if_greater(rank, other.z, mine);
     ptx::count_if_greater(rank, other.w, mine);
   }
   return rank;
+}
+
+// Bounds stay finite: what they leave out (infinities, NaN) is left to the radix rounds.
+__device__ __forceinline__ Bracket finite_bracket(uint32_t lo, uint32_t hi, uint32_t source) {
+  hi = min(hi, kPosInfKey - 1);
+  return Bracket{max(min(lo, hi), kNegInfKey + 1), hi, source};
+}
+
+// Less than one key in eight is above the k-th: too few in each of 16 warps to tell much. The greatest eight
+// of every warp are ranked together, four threads to a key. What lies below the bracket may have to be read
+// again, so it reaches further down. Two block barriers.
+template <typename T>
+__device__ __forceinline__ Bracket tail_bracket(const Task<T>& task, const Sample& sample, int rank) {
+  constexpr int kOfEach = 8;
+  constexpr float kReachUp = 3.0f, kReachDown = 4.0f;  // standard deviations
+  constexpr int kShares = 4;  // threads that rank one key together
+  constexpr int kVecs = kWarps * kOfEach / (4 * kShares);
+  static_assert(kThreads == kShares * kWarps * kOfEach);
+  Shared& sm = *task.shared;
+  uint32_t* const greatest = sm.hist[1];  // behind the sample, and free as it is
+  // More than eight where keys are equal; in any order.
+  const uint32_t chosen = __ballot_sync(0xffffffffu, rank < kOfEach);
+  const int place = __popc(chosen & ((1u << task.lane) - 1));
+  if (rank < kOfEach && place < kOfEach) greatest[task.warp * kOfEach + place] = sample.key;
+  if (threadIdx.x < 2) sm.edge[threadIdx.x][0] = kMaxKey;
+  __syncthreads();
+  const float expected = kThreads * sample.share;
+  const float spread = deviation(expected * (1.0f - sample.share));
+  const int upper = max(static_cast<int>(expected - kReachUp * spread) - 1, 0);
+  const int lower = static_cast<int>(ceilf(expected + kReachDown * spread));
+  const uint32_t mine = greatest[threadIdx.x / kShares];
+  const auto vecs = reinterpret_cast<const uint4*>(greatest) + threadIdx.x % kShares;
+  int among = rank_among<kVecs, kShares>(vecs, mine);
+  among += __shfl_xor_sync(0xffffffffu, among, 1);
+  among += __shfl_xor_sync(0xffffffffu, among, 2);
+  const uint32_t top = __reduce_min_sync(0xffffffffu, among <= upper ? mine : kMaxKey);
+  const uint32_t bottom = __reduce_min_sync(0xffffffffu, among <= lower ? mine : kMaxKey);
+  if (task.lane == 0) {
+    atomicMin(&sm.edge[0][0], top);
+    atomicMin(&sm.edge[1][0], bottom);
+  }
+  __syncthreads();
+  return finite_bracket(sm.edge[1][0], sm.edge[0][0], sample.source);
 }
 
 // A bracket around the (1 - share) quantile of one key per thread. Each warp reads the order statistics
@@ -53,21 +96,12 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sam
   reinterpret_cast<uint32_t*>(sm.sample)[threadIdx.x] = key;
   __syncwarp();
   const int rank = rank_among<8>(sm.sample + 8 * task.warp, key);
+  if (share < 1.0f / 8 && sample.source == kGuessRowSample) return tail_bracket(task, sample, rank);
   const int present = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey));
   const float place = share * static_cast<float>(present);
   const float beside = kBeside * deviation(place * (1.0f - share));
-  int upper = max(static_cast<int>(place - beside) - 1, 0);
-  int lower = min(static_cast<int>(ceilf(place + beside)), present - 1);
-  int outsiders_above = kOutsiders, outsiders_below = share > kNearlyAll ? 0 : kOutsiders;
-  if (share < 1.0f / 32) {
-    // Less than one in a warp: the greatest of each, and how many of those lie above, within three standard
-    // deviations.
-    const float expected = kWarps * (1.0f - __expf(-32 * share));
-    const float reach = 3.0f * deviation(expected * (1.0f - expected / kWarps));
-    upper = lower = 0;
-    outsiders_above = static_cast<int>(expected - reach) - 1;
-    outsiders_below = max(kWarps - 1 - static_cast<int>(ceilf(expected + reach)), 0);
-  }
+  const int upper = max(static_cast<int>(place - beside) - 1, 0);
+  const int lower = min(static_cast<int>(ceilf(place + beside)), present - 1);
   // The r-th largest is the smallest key with no more than r greater ones.
   const uint32_t top = __reduce_min_sync(0xffffffffu, rank <= upper ? key : kMaxKey);
   const uint32_t bottom = __reduce_min_sync(0xffffffffu, rank <= lower ? key : kMaxKey);
@@ -79,17 +113,16 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sam
   const bool below = task.lane >= kWarps;
   const uint32_t edge = sm.edge[below][task.lane % kWarps];
   const bool near = rank_among<kWarps / 4>(reinterpret_cast<const uint4*>(sm.edge[below]), edge) <=
-                    (below ? outsiders_below : outsiders_above);
-  uint32_t hi = __reduce_min_sync(0xffffffffu, !below && near ? edge : kMaxKey);
-  uint32_t lo = ~__reduce_min_sync(0xffffffffu, below && near ? edge : kMaxKey);
-  // Bounds stay finite: what they leave out (infinities, NaN) is left to the radix rounds.
-  hi = min(hi, kPosInfKey - 1);
-  lo = max(min(lo, hi), kNegInfKey + 1);
+                    (below && share > kNearlyAll ? 0 : kOutsiders);
+  const uint32_t hi = __reduce_min_sync(0xffffffffu, !below && near ? edge : kMaxKey);
+  const uint32_t lo = ~__reduce_min_sync(0xffffffffu, below && near ? edge : kMaxKey);
+  Bracket bracket = finite_bracket(lo, hi, sample.source);
   if (share > kNearlyAll) {
-    const float bottom_edge = key_to_float(lo);
-    lo = max(min(lo, order_key(bottom_edge - (key_to_float(hi) - bottom_edge))), kNegInfKey + 1);
+    const float bottom_edge = key_to_float(bracket.lo);
+    const float wider = bottom_edge - (key_to_float(bracket.hi) - bottom_edge);
+    bracket.lo = max(min(bracket.lo, order_key(wider)), kNegInfKey + 1);
   }
-  return Bracket{lo, hi, sample.source};
+  return bracket;
 }
 
 }  // namespace gvr_topk::cluster

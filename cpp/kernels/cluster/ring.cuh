@@ -47,6 +47,8 @@ struct Ring {
   int first;
   uint32_t fetched;  // where, in the first word, the first of the vectors that this lane fetches goes,
   uint32_t held;     // and, but for swapping, the first of those lies that it holds
+  // A row longer than L2 would drive out all else, this kernel's own instructions first.
+  uint64_t policy = ptx::evict_first_policy();
 
   __device__ __forceinline__ Ring(const T* part, int elements, int warp, int lane, const void* storage)
       : data(part + lane * kPerVec<T>),
@@ -70,7 +72,7 @@ struct Ring {
     if (left >= kWordElements) {
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) {
-        ptx::copy_async(fetched + slot + j * 32 * sizeof(uint4), from + j * Word<T>::kGroup);
+        ptx::copy_async(fetched + slot + j * 32 * sizeof(uint4), from + j * Word<T>::kGroup, policy);
       }
     } else {
       const int lane = threadIdx.x & 31;

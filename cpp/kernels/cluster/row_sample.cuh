@@ -17,7 +17,8 @@ struct RowSampling {
   __device__ __forceinline__ RowSampling(const Task<T>& task, bool divided) {
     const int n = task.row.n;
     // As few as leave a handful of the top k in each warp: lines of the cache are what a sample costs.
-    log2_total = n < 1 << 14 ? 0 : n < 3 << 14 ? 1 : n < 1 << 17 ? 2 : n < 1 << 18 ? 3 : 4;
+    log2_total = n < 1 << 14 ? 0 : n < 3 << 14 ? 1 : n < 1 << 17 ? 2 : n < 1 << 18 ? 3 : n < 1 << 19 ? 4 : 5;
+    if (n > 1 << 20) log2_total = 6;
     // Many CTAs read at once what few would need long for.
     if (divided) log2_total = max(log2_total, task.log2_ctas + (n >= 1 << 18 && task.ctas >= 8 ? 1 : 0));
     // Of more, nearly all would lie in the top k.

@@ -149,7 +149,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (pool.full) {
     ptx::wait_copies<0>();
   } else {
-    sift(task, ring, feed, key_to_float(bracket.lo), pool);
+        sift(task, ring, feed, key_to_float(bracket.lo), pool);
+
   }
   Verdict verdict = exchange(task, bracket, pool, 0, clock);
   int passes = 1;

@@ -28,13 +28,18 @@ struct Row {
   }
 };
 
+// All that the buffer has of a row, whatever its length.
+template <typename T>
+__device__ __forceinline__ Row<T> row_buffer(const TopkParams& p, int row) {
+  const T* data = static_cast<const T*>(p.logits) + row * p.logits_stride;
+  return Row<T>{data, p.width, (reinterpret_cast<uintptr_t>(data) & 15) == 0};
+}
+
 template <typename T>
 __device__ __forceinline__ Row<T> row_view(const TopkParams& p, int row, int request) {
-  Row<T> view;
-  view.data = static_cast<const T*>(p.logits) + row * p.logits_stride;
+  Row<T> view = row_buffer<T>(p, row);
   const int n = p.seq_lens[request] - p.next_n + (row - request * p.next_n) + 1;
   view.n = n < p.width ? n : p.width;
-  view.aligned = (reinterpret_cast<uintptr_t>(view.data) & 15) == 0;
   return view;
 }
 

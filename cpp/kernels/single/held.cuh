@@ -30,13 +30,13 @@ struct Held {
   uint4 raw[kVecs];
   uint32_t key[kValues];
 
-  // Starts the loads.
-  __device__ __forceinline__ Held(const Row<T>& row, int width, int warp, int lane) {
+  // Starts the loads: of all that the buffer of the row has, or of what is there of it.
+  __device__ __forceinline__ void load(const Row<T>& row) {
     constexpr int kBlock = kThreads * kPerVec<T>;
-    const int there = kAhead ? width : row.n;
+    const int there = row.n;
     vecs = (there + kBlock - 1) / kBlock;
-    begin = warp * vecs * kGroup;
-    const int first = begin + lane * kPerVec<T>;
+    begin = (threadIdx.x >> 5) * vecs * kGroup;
+    const int first = begin + (threadIdx.x & 31) * kPerVec<T>;
     const T* data = row.data + first;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {

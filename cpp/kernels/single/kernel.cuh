@@ -13,12 +13,12 @@ namespace gvr_topk::single {
 
 constexpr int kLog2Bins = 11;
 constexpr int kBins = 1 << kLog2Bins;
-constexpr int kGroupBins = kBins / kWarps;  // summed up by one warp, 4 a lane
-static_assert(kGroupBins == 4 * 32 && kThreads == kBins / 4);
+static_assert(kBins == 4 * kThreads, "four bins are summed up by each thread");
 
 struct alignas(16) Bins {
   uint32_t set[2][kBins + 4];  // in turn; one bin more counts what is outside the range
   uint32_t group[kWarps];
+  BinHit hit;
 };
 
 // The k-th key lies in [base, base + reach], as the `rank`-th largest of `count` elements.
@@ -32,31 +32,28 @@ struct Range {
 
 __device__ __forceinline__ uint32_t sum_of(const uint4& four) { return four.x + four.y + four.z + four.w; }
 
-// Bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier. `other` is not
-// looked at any more, and cleared if `clear`, in front of the barrier here.
+// Bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier: the thread that
+// finds it tells the others. `other` is not looked at any more, and cleared if `clear`.
 template <typename T>
 __device__ __forceinline__ BinHit locate(const Task<T>& task, Bins& bins, const uint32_t* set,
                                          uint32_t* other, bool clear, uint32_t rank) {
-  const auto fours = reinterpret_cast<const uint4*>(set);
-  const uint32_t in_group = __reduce_add_sync(0xffffffffu, sum_of(fours[threadIdx.x]));
-  if (task.lane == 0) bins.group[task.warp] = in_group;
+  const uint4 four = reinterpret_cast<const uint4*>(set)[threadIdx.x];
+  const uint32_t sum = sum_of(four);
+  const uint32_t upto = suffix_sum(sum);
+  if (task.lane == 0) bins.group[task.warp] = upto;
   if (clear) reinterpret_cast<uint4*>(other)[threadIdx.x] = make_uint4(0, 0, 0, 0);
   __syncthreads();
-  const uint32_t items = task.lane < kWarps ? bins.group[task.lane] : 0;
-  const uint32_t upto = suffix_sum(items);
-  const bool owns = upto - items < rank && rank <= upto;
-  const int group = __reduce_max_sync(0xffffffffu, owns ? task.lane : 0);
-  const uint32_t group_above = __shfl_sync(0xffffffffu, upto - items, group);
-  const uint4 four = fours[32 * group + task.lane];
-  const uint32_t sum = sum_of(four);
-  uint32_t above = group_above + suffix_sum(sum) - sum;
-  const bool holds = above < rank && rank <= above + sum;
-  uint32_t bin = 4 * (32 * group + task.lane) + 3, count = four.w;
-  if (rank > above + count) above += count, --bin, count = four.z;
-  if (rank > above + count) above += count, --bin, count = four.y;
-  if (rank > above + count) above += count, --bin, count = four.x;
-  const uint32_t packed = __reduce_max_sync(0xffffffffu, holds ? bin << 16 | count : 0);
-  return BinHit{packed >> 16, __reduce_max_sync(0xffffffffu, holds ? above : 0), packed & 0xffffu};
+  const bool higher = task.warp < task.lane && task.lane < kWarps;
+  uint32_t above = __reduce_add_sync(0xffffffffu, higher ? bins.group[task.lane] : 0) + upto - sum;
+  if (above < rank && rank <= above + sum) {
+    uint32_t bin = 4 * threadIdx.x + 3, count = four.w;
+    if (rank > above + count) above += count, --bin, count = four.z;
+    if (rank > above + count) above += count, --bin, count = four.y;
+    if (rank > above + count) above += count, --bin, count = four.x;
+    bins.hit = BinHit{bin, above, count};
+  }
+  __syncthreads();
+  return bins.hit;
 }
 
 // Of a few elements, by comparing them with each other.
@@ -139,13 +136,15 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   extern __shared__ __align__(64) unsigned char storage[];
   Storage& own = *reinterpret_cast<Storage*>(storage);
   ptx::grid_take_over();
+  Held<T, kValues> held;
+  if constexpr (held.kAhead) held.load(row_buffer<T>(p, blockIdx.x));
   const Job<T> job(p, Shape{}, storage);
   const Task<T>& task = job.task;
   Shared& sm = *task.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
   clock.stamp();
-  Held<T, kValues> held(task.row, p.width, task.warp, task.lane);
   if (job.finish_short(p)) return;
+  if constexpr (!held.kAhead) held.load(task.row);
 
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
