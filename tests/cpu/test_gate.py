@@ -205,6 +205,14 @@ def test_which_kernel_a_plan_launches(asked: dict[str, Any], family: str, values
     assert (made.family, made.values_per_thread) == (family, values)
 
 
+@pytest.mark.parametrize(
+    ("rows", "width", "arch", "ctas"),
+    [(128, 1 << 20, 90, 1), (128, MAX_WIDTH, 90, 2), (128, 1 << 18, 120, 1), (128, 1 << 20, 120, 4)],
+)
+def test_a_row_gets_no_more_ctas_than_must_hold_it(rows: int, width: int, arch: int, ctas: int) -> None:
+    assert plan(rows=rows, width=width, k=2048, arch=arch, path="cluster").ctas_per_row == ctas
+
+
 def test_more_rows_never_get_more_ctas_each() -> None:
     sizes = [
         plan(rows=rows, width=LONG, k=2048, path="cluster").ctas_per_row for rows in (1, 8, 32, 128, 512)

@@ -154,6 +154,30 @@ def test_longest_rows(path: str, dtype: torch.dtype) -> None:
         assert wrong_rows(got, logits, full_lengths(logits), 2048) == []
 
 
+@pytest.mark.parametrize(("k", "family"), [(2048, "stream"), (2049, "general")])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_longest_rows_of_one_cta(k: int, family: str, dtype: torch.dtype) -> None:
+    n = 1 << 20
+    assert plan(rows=1, width=n, k=k, dtype=dtype, ctas_per_row=1).family == family
+    generator = torch.Generator(device="cuda").manual_seed(6)
+    logits = torch.randn(5, n, device="cuda", generator=generator).to(dtype)
+    logits[1] = logits[1].relu()
+    logits[2, ::3] = 9.5
+    logits[3] = logits[3].abs().clamp(min=1.0)
+    lengths = torch.tensor([n, n, n, n, 900_001], dtype=torch.int32, device="cuda")
+    best = run(logits, lengths, k, path="cluster", ctas_per_row=1)
+    assert wrong_rows(best, logits, lengths, k) == []
+    # Of these hints half are far below the k-th value: all the more is kept, and one store too small.
+    spoilt = best.clone()
+    spoilt[:, ::2] = torch.randint(0, n, spoilt[:, ::2].shape, dtype=torch.int32, device="cuda")
+    for alpha in (0.4, 0.5, 0.6):
+        guess = torch.full((5,), alpha, device="cuda")
+        got = run(
+            logits, lengths, k, path="cluster", ctas_per_row=1, prior=spoilt.clone(), guess_state=guess
+        )
+        assert wrong_rows(got, logits, lengths, k) == [], alpha
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shift", [0, 1, 3])

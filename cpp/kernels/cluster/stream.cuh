@@ -67,13 +67,20 @@ __device__ __forceinline__ void emit_pool(const Task<T>& task, const Bracket& br
   const uint32_t earlier = (1u << task.lane) - 1;
   const Place start(task, bracket, cut, 0);
   int next = start.next;
+  if (cut.takes_all()) {
+    pool.for_each(task.lane, [&](const Kept& x) {
+      const uint32_t chosen = __ballot_sync(0xffffffffu, !(x.value < level));
+      if (!(x.value < level)) sink.put(next + __popc(chosen & earlier), x.position);
+      next += __popc(chosen);
+    });
+    return;
+  }
   uint32_t ties_left = start.ties_left;
   pool.for_each(task.lane, [&](const Kept& x) {
-    const uint32_t count = packed_count(x.value, level, cut);
-    const uint32_t chosen = __ballot_sync(0xffffffffu, count == 1);
-    const uint32_t ties = __ballot_sync(0xffffffffu, count > 1);
+    const uint32_t ties = __ballot_sync(0xffffffffu, x.value == level);
+    const uint32_t chosen = __ballot_sync(0xffffffffu, !(x.value <= level));
     const uint32_t tie = __popc(ties & earlier);
-    if (count == 1 || (count > 1 && tie < ties_left)) {
+    if (!(x.value < level) && (x.value != level || tie < ties_left)) {
       sink.put(next + __popc(chosen & earlier) + static_cast<int>(min(tie, ties_left)), x.position);
     }
     const uint32_t taken = min(static_cast<uint32_t>(__popc(ties)), ties_left);
