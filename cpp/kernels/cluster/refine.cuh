@@ -70,9 +70,12 @@ template <typename T>
 __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& bracket, const Listed& listed,
                                        const Verdict& verdict, int& rounds) {
   Shared& sm = *task.shared;
+  constexpr int kIdle = kIdleBits<T>;
   const uint32_t plateau = bracket.plateau();
-  uint32_t base = bracket.lo;  // above the absent key, whose distance wraps
-  uint32_t reach = bracket.hi - bracket.lo;
+  // Of keys without their idle bits; above the absent key, whose distance wraps.
+  uint32_t base = bracket.lo >> kIdle;
+  if (whole_key<T>(base) < bracket.lo) ++base;  // nothing below the bracket
+  uint32_t reach = (bracket.hi >> kIdle) - base;
   uint32_t rank = verdict.rank;
   uint32_t inside = verdict.inside;
   bool cleared = true;  // the histogram, and `small_count` 0, before the lists were made
@@ -80,9 +83,9 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
   while (reach != 0 && rank != inside) {
     if (inside <= kRankDirectly) {
       listed.for_each([&](uint32_t x) {
-        if (x - base <= reach) sm.small[atomicAdd(&sm.small_count, 1u)] = x;
+        if ((x >> kIdle) - base <= reach) sm.small[atomicAdd(&sm.small_count, 1u)] = x;
       });
-      if (threadIdx.x == 0 && plateau != kAbsentKey && plateau - base <= reach) {
+      if (threadIdx.x == 0 && plateau != kAbsentKey && (plateau >> kIdle) - base <= reach) {
         for (uint32_t i = 0; i < verdict.equal; ++i) {
           sm.small[atomicAdd(&sm.small_count, 1u)] = plateau;
         }
@@ -97,10 +100,12 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
       __syncthreads();
     }
     cleared = false;
-    listed.for_each(
-        [&](uint32_t x) { sm.keys.add(x - base <= reach ? (x - base) >> shift : Histogram::kBins); });
-    if (threadIdx.x == 0 && plateau != kAbsentKey && plateau - base <= reach) {
-      sm.keys.add((plateau - base) >> shift, verdict.equal);
+    listed.for_each([&](uint32_t x) {
+      const uint32_t distance = (x >> kIdle) - base;
+      sm.keys.add(distance <= reach ? distance >> shift : Histogram::kBins);
+    });
+    if (threadIdx.x == 0 && plateau != kAbsentKey && (plateau >> kIdle) - base <= reach) {
+      sm.keys.add(((plateau >> kIdle) - base) >> shift, verdict.equal);
     }
     __syncthreads();
     ++rounds;
@@ -111,7 +116,7 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
     base += offset;
     reach = min(reach - offset, (1u << shift) - 1);
   }
-  return Cut{base, rank, inside};
+  return Cut{whole_key<T>(base), rank, inside};
 }
 
 }  // namespace gvr_topk::cluster

@@ -31,6 +31,19 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 
+// Low bits that all keys of a type have alike: zeros above the key of zero, ones below, and in NaN's. Without
+// them order and difference remain, and a search has less to search.
+template <typename T>
+constexpr int kIdleBits = sizeof(T) == 4 ? 0 : std::is_same_v<T, __half> ? 13 : 16;
+
+// The key of which `bits` are left.
+template <typename T>
+__device__ __forceinline__ uint32_t whole_key(uint32_t bits) {
+  const uint32_t key = bits << kIdleBits<T>;
+  const bool ends_in_ones = key < kZeroKey || bits == kMaxKey >> kIdleBits<T>;
+  return ends_in_ones ? key | ((1u << kIdleBits<T>)-1) : key;
+}
+
 // Number of elements of one 16-byte load.
 template <typename T>
 constexpr int kPerVec = 16 / static_cast<int>(sizeof(T));

@@ -28,7 +28,7 @@ struct Held {
   int vecs;   // of a lane
   int begin;  // position of the warp's first element
   uint4 raw[kVecs];
-  uint32_t key[kValues];
+  uint32_t key[kValues];  // without its idle bits
 
   // Starts the loads: of all that the buffer of the row has, or of what is there of it.
   __device__ __forceinline__ void load(const Row<T>& row) {
@@ -57,11 +57,13 @@ struct Held {
 
   // Waits for them.
   __device__ __forceinline__ void take(int n, int lane) {
-    for_each_place([&](int i) { key[i] = order_key(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)); });
+    for_each_place([&](int i) {
+      key[i] = order_key(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)) >> kIdleBits<T>;
+    });
     if (!kAhead || begin + vecs * kGroup <= n) return;
     const int left = n - begin - lane * kPerVec<T>;
     for_each_place([&](int i) {
-      if (i / kPerVec<T> * kGroup + i % kPerVec<T> >= left) key[i] = kNegInfKey;
+      if (i / kPerVec<T> * kGroup + i % kPerVec<T> >= left) key[i] = kNegInfKey >> kIdleBits<T>;
     });
   }
 

@@ -73,7 +73,7 @@ __device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kVal
 template <typename T, int kValues>
 __device__ __forceinline__ Range narrow(const Task<T>& task, const Held<T, kValues>& held, Bins& bins,
                                         int& rounds) {
-  Range range{0, kMaxKey, static_cast<uint32_t>(task.k), kMaxKey};
+  Range range{0, kMaxKey >> kIdleBits<T>, static_cast<uint32_t>(task.k), kMaxKey};
 #pragma unroll 1
   do {
     const int shift = max(0, 32 - kLog2Bins - __clz(range.reach));
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   } else {
     chosen = limit_ties(task, held, range, chosen, before);
   }
-  audit(p, job, range.base);
+  audit(p, job, range.base << kIdleBits<T>);
   clock.stamp();
   stage(task, held, chosen, before, own.staged);
   __syncthreads();
