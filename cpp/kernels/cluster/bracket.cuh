@@ -55,7 +55,7 @@ template <typename T>
 __device__ __forceinline__ Bracket tail_bracket(const Task<T>& task, const Sample& sample, int rank) {
   constexpr int kOfEach = 8;
   constexpr float kReachUp = 3.0f, kReachDown = 4.0f;  // standard deviations
-  constexpr int kShares = 4;  // threads that rank one key together
+  constexpr int kShares = 4;                           // threads that rank one key together
   constexpr int kVecs = kWarps * kOfEach / (4 * kShares);
   static_assert(kThreads == kShares * kWarps * kOfEach);
   Shared& sm = *task.shared;

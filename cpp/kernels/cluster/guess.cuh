@@ -60,8 +60,9 @@ __device__ __forceinline__ bool is_usable(const Task<T>& task, const HintView& h
          hint.alpha <= 1.0f;
 }
 
-// `meanwhile` runs when the loads of the sample are under way. `by_hint` is the same in the whole block; where
-// not in the whole cluster, it shows in the exchange. Behind this the CTAs of the cluster are known to run.
+// `meanwhile` runs when the loads of the sample are under way. `by_hint` is the same in the whole block;
+// where not in the whole cluster, it shows in the exchange. Behind this the CTAs of the cluster are known to
+// run.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint, uint32_t hinted,
                                          bool by_hint, uint32_t* samples, Meanwhile meanwhile) {

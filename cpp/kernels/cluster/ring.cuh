@@ -4,6 +4,7 @@
 #include "cluster/pool.cuh"
 #include "cluster/state.cuh"
 #include "ptx/compare.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk::cluster {
 
@@ -30,7 +31,8 @@ __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left)
 }
 
 // Words of 16 consecutive elements a lane, fetched in coalesced order. A lane's vectors are swapped about, by
-// an exclusive or with their addresses, so that 16-byte reads of neighbouring lanes fall into different banks.
+// an exclusive or with their addresses, so that 16-byte reads of neighbouring lanes fall into different
+// banks.
 template <typename T>
 struct Ring {
   static constexpr int kVecs = Word<T>::kVecs;
@@ -60,14 +62,16 @@ struct Ring {
     // Owners of the further vectors are 8 apart (16, of two), and swap alike.
     fetched = ring + owner * kLaneBytes + (lane % kVecs * sizeof(uint4) ^ swap(owner));
     held = ring + lane * kLaneBytes + swap(lane);
-    asm("" : "+r"(fetched), "+r"(held));
+    ptx::keep(fetched);
+    ptx::keep(held);
   }
 
   __device__ __forceinline__ static uint32_t swap(int owner) {
     return (owner * kVecs >> 3 & (kVecs - 1)) * sizeof(uint4);
   }
 
-  // Starts to fetch a word into `slot`, in bytes: `left` elements are left of the warp's part, from `from` on.
+  // Starts to fetch a word into `slot`, in bytes: `left` elements are left of the warp's part, from `from`
+  // on.
   __device__ __forceinline__ void fetch(const T* from, int left, uint32_t slot) const {
     if (left >= kWordElements) {
 #pragma unroll
@@ -135,7 +139,7 @@ __device__ __forceinline__ void sift(const Task<T>& task, const Ring<T>& ring, F
   const int end = position + ring.words * kWordElements;
   position += ring.first * kWordElements;
   uint32_t slot = 0;
-  asm("" : "+f"(lo));
+  ptx::keep(lo);
 #pragma unroll 1
   for (int word = 0; word < ring.words; ++word) {
     ptx::wait_copies<kStreamDepth - 1>();

@@ -66,7 +66,7 @@ struct alignas(64) Shared {
   uint32_t warp_value[3][kWarps];
   union {
     alignas(8) uint16_t word_candidates[kMaxSteps * kWarps];  // per word; then, of all words before it
-    uint8_t pool_chunks[kWarps][kMaxPoolChunks];   // which chunks of the store a warp has taken
+    uint8_t pool_chunks[kWarps][kMaxPoolChunks];              // which chunks of the store a warp has taken
   };
   alignas(16) uint32_t edge[2][kWarps];  // every warp's idea of the bracket: its top, and its inverted bottom
   uint32_t small[kRankDirectly];

@@ -15,11 +15,13 @@
 namespace gvr_topk::cluster {
 
 inline size_t stream_bytes(const Shape& shape) {
-  return std::max(shared_bytes(shape), fixed_bytes(shape.list_capacity, kStreamDepth) + shape.pool_chunks * kChunkBytes);
+  return std::max(shared_bytes(shape),
+                  fixed_bytes(shape.list_capacity, kStreamDepth) + shape.pool_chunks * kChunkBytes);
 }
 
-// Added to what is listed when candidates are missing: more than any list holds.
-constexpr uint32_t kPoolWasFull = 1u << 24;
+// Added by each warp to what is listed when candidates are missing: more than all lists hold, and not so much
+// that the sum over a cluster wraps.
+constexpr uint32_t kPoolWasFull = 1u << 20;
 
 // Counts the candidates above the bracket and lists those inside, here and then in every CTA.
 template <typename T>
@@ -156,8 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (pool.full) {
     ptx::wait_copies<0>();
   } else {
-        sift(task, ring, feed, key_to_float(bracket.lo), pool);
-
+    sift(task, ring, feed, key_to_float(bracket.lo), pool);
   }
   Verdict verdict = exchange(task, bracket, pool, 0, clock);
   int passes = 1;

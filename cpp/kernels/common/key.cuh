@@ -34,7 +34,9 @@ __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 // Low bits that all keys of a type have alike: zeros above the key of zero, ones below, and in NaN's. Without
 // them order and difference remain, and a search has less to search.
 template <typename T>
-constexpr int kIdleBits = sizeof(T) == 4 ? 0 : std::is_same_v<T, __half> ? 13 : 16;
+constexpr int kIdleBits = sizeof(T) == 4              ? 0
+                          : std::is_same_v<T, __half> ? 13
+                                                      : 16;
 
 // The key of which `bits` are left.
 template <typename T>

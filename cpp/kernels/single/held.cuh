@@ -57,9 +57,8 @@ struct Held {
 
   // Waits for them.
   __device__ __forceinline__ void take(int n, int lane) {
-    for_each_place([&](int i) {
-      key[i] = order_key(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)) >> kIdleBits<T>;
-    });
+    for_each_place(
+        [&](int i) { key[i] = order_key(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)) >> kIdleBits<T>; });
     if (!kAhead || begin + vecs * kGroup <= n) return;
     const int left = n - begin - lane * kPerVec<T>;
     for_each_place([&](int i) {

@@ -1,0 +1,12 @@
+// What the compiler is to leave in registers.
+#pragma once
+
+#include <cstdint>
+
+namespace gvr_topk::ptx {
+
+// Makes a value of unknown origin, which a loop will not compute anew each time it is used.
+__device__ __forceinline__ void keep(uint32_t& value) { asm("" : "+r"(value)); }
+__device__ __forceinline__ void keep(float& value) { asm("" : "+f"(value)); }
+
+}  // namespace gvr_topk::ptx
