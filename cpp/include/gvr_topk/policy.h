@@ -180,18 +180,15 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
   return PlanProblem::kNone;
 }
 
-// One CTA's are rows up to here: two or more are not faster. So are somewhat longer ones that would get two,
-// and, where there is a row for every SM, all that one CTA can hold. No hint is used for them. The limits are
-// where the two kernels' times met; no committed sweep has them yet.
-constexpr int64_t kSingleWidth = 12288;
-constexpr int64_t kSingleWidthOfMany = 16384;
+// One CTA's are rows up to here, for two or more are not faster, and, where there is a row for every SM, all
+// that one CTA can hold. No hint is used for them.
+constexpr int64_t kSingleWidth = 16384;
 
 // CTAs per row: not so many that a CTA has less than one short group per warp, and only as many as half
 // the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large clusters never fill the chip, and
 // a second wave costs more than halving the cluster. Clusters of two fill it, and where two for each row do
-// not fit, one does. Enough, though, that the selection masks of one CTA fit. The sweep behind the half
-// (eval/results/tune_h200.json) is of kernels before the resident and stream ones; bench_h200.json is of
-// this.
+// not fit, one does. Enough, though, that the selection masks of one CTA fit. In the sweep
+// (eval/results/tune_h200.json) no other size is faster by more than a hundredth.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
   if (in.width <= kSingleWidth) return 1;
@@ -199,7 +196,6 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   int32_t ctas = most;
   while (ctas > 2 && in.rows * ctas > in.sm_count / 2) ctas /= 2;
   if (in.rows * ctas > in.sm_count) ctas = 1;
-  if (ctas == 2 && in.width <= kSingleWidthOfMany) ctas = 1;
   while (ctas > 1 && in.width <= int64_t{ctas} * 1024) ctas /= 2;
   while (ctas < most && in.width > ctas * max_elements_per_cta(in.arch)) ctas *= 2;
   return ctas;
