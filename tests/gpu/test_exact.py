@@ -172,9 +172,7 @@ def test_longest_rows_of_one_cta(k: int, family: str, dtype: torch.dtype) -> Non
     spoilt[:, ::2] = torch.randint(0, n, spoilt[:, ::2].shape, dtype=torch.int32, device="cuda")
     for alpha in (0.4, 0.5, 0.6):
         guess = torch.full((5,), alpha, device="cuda")
-        got = run(
-            logits, lengths, k, path="cluster", ctas_per_row=1, prior=spoilt.clone(), guess_state=guess
-        )
+        got = run(logits, lengths, k, path="cluster", ctas_per_row=1, prior=spoilt.clone(), guess_state=guess)
         assert wrong_rows(got, logits, lengths, k) == [], alpha
 
 
