@@ -334,7 +334,7 @@ class TestTune:
         assert "8,192" not in text
 
     def test_offered_sizes_hold_the_row(self) -> None:
-        sizes, planned = tune.offered(1, 1 << 20, torch.float32, 132)
+        sizes, planned = tune.offered(1, 1 << 21, torch.float32, 132)
         assert planned in sizes
         assert 1 not in sizes
 
