@@ -132,6 +132,24 @@ def test_drafts_write_the_hint_that_others_read(ctas: int) -> None:
         assert wrong_rows(got, logits, lengths, k, next_n) == [], step
 
 
+@pytest.mark.parametrize("ctas", [1, 2, 8, 16])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [9, 33, 700, 40_000])
+def test_few_values_about_zero(ctas: int, dtype: torch.dtype, n: int) -> None:
+    # A bracket that begins at zero and turns out too high is moved to what lies below zero, and zero with it
+    # must not be.
+    generator = torch.Generator().manual_seed(n + ctas)
+    rows = torch.randint(-3, 4, (84, n), generator=generator).to(dtype)
+    rows[::3] = rows[::3].clamp(max=0)
+    rows[1] = torch.tensor([-3.0, 3, 1, 0, -3, -1, -1, -3, -1]).repeat(n // 9 + 1)[:n]
+    logits = place(rows, pad=3)
+    for share in (0.3, 0.45, 0.5, 0.6, 0.8):
+        k = max(1, int(share * n))
+        for _ in range(5):
+            got = run(logits, full_lengths(logits), k, path="cluster", ctas_per_row=ctas)
+            assert wrong_rows(got, logits, full_lengths(logits), k) == [], k
+
+
 @pytest.mark.parametrize("path", ["cluster", "radix"])
 @pytest.mark.parametrize("k", [1, 7, 100, 3000, 50_000])
 def test_any_k(path: str, k: int) -> None:

@@ -118,8 +118,8 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sam
   const uint32_t lo = ~__reduce_min_sync(0xffffffffu, below && near ? edge : kMaxKey);
   Bracket bracket = finite_bracket(lo, hi, sample.source);
   if (share > kNearlyAll) {
-    const float bottom_edge = key_to_float(bracket.lo);
-    const float wider = bottom_edge - (key_to_float(bracket.hi) - bottom_edge);
+    const float bottom_edge = bracket.low();
+    const float wider = bottom_edge - (bracket.high() - bottom_edge);
     bracket.lo = max(min(bracket.lo, order_key(wider)), kNegInfKey + 1);
   }
   return bracket;

@@ -109,7 +109,7 @@ __device__ __forceinline__ bool move_bracket(const Task<T>& task, const Verdict&
     bracket.lo = bracket.hi + 1;
     bracket.hi = kPosInfKey - 1;
   } else {
-    const float lo = key_to_float(bracket.lo), hi = key_to_float(bracket.hi);
+    const float lo = bracket.low(), hi = bracket.high();
     bracket.hi = bracket.lo - 1;
     bracket.lo = max(kNegInfKey + 1, order_key(lo - kWiden * (hi - lo)));
   }

@@ -123,7 +123,7 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
                                             const Part<T, kValues>& part, uint32_t parity,
                                             PhaseClock& clock) {
   Shared& sm = *task.shared;
-  const float lo = key_to_float(bracket.lo), hi = key_to_float(bracket.hi);
+  const float lo = bracket.low(), hi = bracket.high();
   // NaN fails both comparisons and so counts as above.
   const uint32_t not_below = part.bits([&](float x) { return !(x < lo); });
   const uint32_t above = part.bits([&](float x) { return !(x <= hi); });

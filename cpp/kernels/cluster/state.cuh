@@ -25,6 +25,11 @@ struct Bracket {
 
   __device__ __forceinline__ static Bracket everything() { return Bracket{kMinKey, kMaxKey, kGuessNone}; }
 
+  // The ends as values, for comparing scores themselves. Just below zero's key is that of minus zero, which
+  // no score has: as a value it would be zero, and take zeros into a bracket that ends below them.
+  __device__ __forceinline__ float low() const { return key_to_float(lo); }
+  __device__ __forceinline__ float high() const { return key_to_float(hi == kZeroKey - 1 ? hi - 1 : hi); }
+
   // The one key inside the bracket that is counted instead of listed, because a plateau of it is
   // expected: the only key there is, or zero, which ReLU indexers give to most of a row.
   __device__ __forceinline__ uint32_t plateau() const {

@@ -30,7 +30,7 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
   Shared& sm = *task.shared;
   uint32_t* segment = task.list + task.rank * task.segment;
   const uint32_t plateau = bracket.plateau();
-  const float lo = key_to_float(bracket.lo), hi = key_to_float(bracket.hi);
+  const float lo = bracket.low(), hi = bracket.high();
   uint32_t above = 0, equal = 0;
   pool.for_each(task.lane, [&](const Kept& x) {
     above += !(x.value <= hi);
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (pool.full) {
     ptx::wait_copies<0>();
   } else {
-    sift(task, ring, feed, key_to_float(bracket.lo), pool);
+    sift(task, ring, feed, bracket.low(), pool);
   }
   Verdict verdict = exchange(task, bracket, pool, 0, clock);
   int passes = 1;

@@ -33,7 +33,7 @@ __device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bra
   // Finite bounds compare as values, which needs no conversion; NaN fails both comparisons and so
   // counts as above.
   const bool finite = kNegInfKey < bracket.lo && bracket.hi < kPosInfKey;
-  const float lo = key_to_float(bracket.lo), hi = key_to_float(bracket.hi);
+  const float lo = bracket.low(), hi = bracket.high();
   const uint32_t plateau = bracket.plateau();
   uint32_t above = 0, equal = 0;
   task.for_each_word(word, [&](int step, int begin) {
