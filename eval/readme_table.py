@@ -97,8 +97,8 @@ def results() -> str:
         {len(fuzz)} processes side by side in {seconds:.0f} s. Simulated decode over real traces with one
         captured graph (commit {decode["versions"]["commit"]}): {decode["sets"]["identical"]:,} of
         {decode["sets"]["rows"]:,} rows select the same set with the hook on and off,
-        {step["on"]:.0f} against {step["off"]:.0f} us a step, most of it scoring, with TensorRT-LLM's compiled op
-        (rows of 32,768; never inside TensorRT-LLM).
+        {step["on"]:.0f} against {step["off"]:.0f} us a step, most of it scoring, with TensorRT-LLM's
+        compiled op (rows of 32,768; never inside TensorRT-LLM).
     """
     parts = [_paragraph(lead), *times_table(bench), _paragraph(comparison), _paragraph(limits)]
     lines = [parts[0], "", *parts[1:-2], "", parts[-2], "", parts[-1], "", _paragraph(checks)]
