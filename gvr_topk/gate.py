@@ -92,6 +92,8 @@ class Plan:
     candidate_capacity: int
     masks: int
     ring_depth: int
+    """Words per thread under way in the kernels that walk a long row, but for ``stream``, whose ring is its
+    own."""
 
 
 GVR_MIN_LENGTH: int

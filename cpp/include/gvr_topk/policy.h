@@ -106,8 +106,10 @@ constexpr int32_t kMostValuesPerThread = 64;  // and of the longest that one CTA
 constexpr int32_t kStepElements = kClusterThreads * kValuesPerThread;
 constexpr int32_t kMaxClusterSize = 16;
 // Words per thread under way while a long row streams through shared memory: 96 KB, enough to keep DRAM
-// busy. Consumer Blackwell (120), with 99 KB for a block, loads without this ring.
+// busy, and in the stream kernel one more. Consumer Blackwell (120), with 99 KB for a block, loads without
+// such a ring.
 constexpr int32_t kRingDepth = 3;
+constexpr int32_t kStreamDepth = 4;
 
 struct PlanInput {
   int64_t rows;
@@ -129,7 +131,7 @@ struct Plan {
   int32_t list_capacity;       // candidate keys one CTA can receive
   int32_t candidate_capacity;  // elements one CTA can collect for selection
   int32_t masks;       // selection masks of one CTA, for rows that do not fit in registers; 0 when they do
-  int32_t ring_depth;  // words per thread under way; 0: loads go to registers
+  int32_t ring_depth;  // words per thread under way, the stream kernel's own apart; 0: loads go to registers
 };
 
 GVR_TOPK_HOST_DEVICE constexpr int32_t log2_of(int32_t power_of_two) {
@@ -184,11 +186,10 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
 // that one CTA can hold. No hint is used for them.
 constexpr int64_t kSingleWidth = 16384;
 
-// CTAs per row: not so many that a CTA has less than one short group per warp, and only as many as half
-// the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large clusters never fill the chip, and
-// a second wave costs more than halving the cluster. Clusters of two fill it, and where two for each row do
-// not fit, one does. Enough, though, that the selection masks of one CTA fit. In the sweep
-// (eval/results/tune_h200.json) no other size is faster by more than a hundredth.
+// CTAs per row: only as many as half the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large
+// clusters never fill the chip, and a second wave costs more than halving the cluster. Clusters of two fill
+// it, and where two for each row do not fit, one does. Enough, though, that the selection masks of one CTA
+// fit. In the sweep (eval/results/tune_h200.json) no other size is faster by more than a hundredth.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
   if (in.width <= kSingleWidth) return 1;
@@ -196,7 +197,6 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   int32_t ctas = most;
   while (ctas > 2 && in.rows * ctas > in.sm_count / 2) ctas /= 2;
   if (in.rows * ctas > in.sm_count) ctas = 1;
-  while (ctas > 1 && in.width <= int64_t{ctas} * 1024) ctas /= 2;
   while (ctas < most && in.width > ctas * max_elements_per_cta(in.arch)) ctas *= 2;
   return ctas;
 }

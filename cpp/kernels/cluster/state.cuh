@@ -12,7 +12,6 @@ constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 constexpr int kMaxPoolChunks = 256;  // a chunk's number is a byte
-constexpr int kStreamDepth = 4;      // words of a thread under way in the stream kernel
 constexpr int kRankDirectly = 32;    // few enough items for one warp to rank by comparison
 
 enum GuessSource : uint32_t { kGuessNone = 0, kGuessHint = 1, kGuessRowSample = 2 };

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "gvr/search.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk::gvr {
 
@@ -49,7 +50,7 @@ struct Held {
     first = block.warp * run + block.lane;
     limit = min((block.warp + 1) * run, count);
     const T* data = row.data;
-    asm("" : "+l"(data));  // or the address of the row is worked out anew for every candidate
+    ptx::keep(data);  // or the address of the row is worked out anew for every candidate
     T value[kPerThread];
     for_each_place([&](int r, int i) {
       value[r] = __ldg(data + static_cast<uint32_t>(candidates.position[min(i, limit - 1)]));

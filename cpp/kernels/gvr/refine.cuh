@@ -184,7 +184,8 @@ __device__ __forceinline__ void partition(Block& block, const Held& held, const 
   cluster::Share share{0, k - (all & kLow)};
   const uint32_t before = (1u << block.lane) - 1;
   // Or the addresses of the rows are worked out anew for every element.
-  asm("" : "+l"(sink.indices), "+l"(sink.prior));
+  ptx::keep(sink.indices);
+  ptx::keep(sink.prior);
   if (all >> 16 == share.ties) {  // one comparison decides
     int next = static_cast<int>((earlier & kLow) + (earlier >> 16));
 #pragma unroll 1

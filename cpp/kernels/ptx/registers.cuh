@@ -8,5 +8,9 @@ namespace gvr_topk::ptx {
 // Makes a value of unknown origin, which a loop will not compute anew each time it is used.
 __device__ __forceinline__ void keep(uint32_t& value) { asm("" : "+r"(value)); }
 __device__ __forceinline__ void keep(float& value) { asm("" : "+f"(value)); }
+template <typename T>
+__device__ __forceinline__ void keep(T*& pointer) {
+  asm("" : "+l"(pointer));
+}
 
 }  // namespace gvr_topk::ptx
