@@ -39,6 +39,7 @@ from eval.common.bench_cases import DTYPES, Cell, all_cells, load_traces, make_r
 from eval.common.bench_report import (
     ALL,
     EARLY,
+    FLOOR,
     OURS,
     Index,
     checks,
@@ -54,7 +55,6 @@ from gvr_topk.contract import STATS_COLUMNS, exact_topk, order_key
 from gvr_topk.trace import ScoreSource
 
 FORMAT = "gvr_topk.bench_kernels/1"
-FLOOR = "read_floor"
 REPLAYS = 9
 BUDGET_SECONDS = 0.15
 """Replay time after which a figure has enough replays."""

@@ -15,12 +15,11 @@ if __package__ in (None, ""):
 
 import typer
 
-from eval.common.bench_report import ALL, OURS, Index
+from eval.common.bench_report import ALL, FLOOR, OURS, Index
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FLOOR = "read_floor"
 COLORS = {
     "cluster": "#d62728",
     "cluster_pdl": "#e377c2",

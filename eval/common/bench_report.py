@@ -17,6 +17,8 @@ EARLY = "cluster_pdl"
 OURS = ("cluster", EARLY, "gvr_mean", "gvr_quantile", "radix")
 BASELINES = ("torch", "trtllm", "vllm", "vllm_per_row", "flashinfer")
 ALL = (*OURS, *BASELINES)
+FLOOR = "read_floor"
+"""Reading the rows and nothing else."""
 
 TARGETS: dict[tuple[int, int], float] = {
     (8192, 1): 3.5,
@@ -208,9 +210,7 @@ def times_table(index: Index, group: str, which: str = "cold_us") -> Table:
     """Microseconds of every implementation at the cells of one group."""
     cells = index.cells(_is(group))
     impls = [
-        impl
-        for impl in (*ALL, "read_floor")
-        if any(index.entry(cell["key"], impl, which) != "-" for cell in cells)
+        impl for impl in (*ALL, FLOOR) if any(index.entry(cell["key"], impl, which) != "-" for cell in cells)
     ]
     table = Table(
         box=box.SIMPLE, title=f"{group}: us per launch, {which.removesuffix('_us')} L2; * = not exact"
