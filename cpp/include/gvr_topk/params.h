@@ -20,28 +20,29 @@ enum StatsColumn : int32_t {
   kStatColumns = 8,
 };
 
+// What a kernel needs first comes first: it is fetched 64 bytes at a time, and waited for.
 struct TopkParams {
-  const void* logits;         // [rows, width], inner stride 1, `logits_stride` elements between rows
-  const int32_t* seq_lens;    // [rows / next_n]
-  int32_t* indices;           // [rows, >= k], `indices_stride` elements between rows
-  int32_t* prior;             // [num_slots, k] or null: last result in, this result out
-  const int32_t* row_slot;    // [rows] or null (slot = row / next_n); negative: no hint, no write-back
-  float* guess_state;         // [num_slots] or null: share of hinted values at or above the k-th one
-  int32_t* stats;             // [rows, kStatColumns] or null
-  const int32_t* page_table;  // [rows / next_n, pages_per_request] or null
-  int64_t* phase_clocks;      // [rows, 8] or null; written only by builds with GVR_PHASE_TIMING
+  const void* logits;       // [rows, width], inner stride 1, `logits_stride` elements between rows
+  const int32_t* seq_lens;  // [rows / next_n]
   int64_t logits_stride;
-  int64_t indices_stride;
-  int64_t prior_stride;
-  int64_t page_table_stride;
-  int32_t rows;
   int32_t width;
   int32_t next_n;
   int32_t k;
   int32_t num_slots;
-  int32_t prior_offset;  // added to every hinted position before use
+  int32_t* prior;  // [num_slots, k] or null: last result in, this result out
+  int64_t prior_stride;
+  const int32_t* row_slot;  // [rows] or null (slot = row / next_n); negative: no hint, no write-back
+  float* guess_state;       // [num_slots] or null: share of hinted values at or above the k-th one
+  int32_t prior_offset;     // added to every hinted position before use
   int32_t page_size;
+  int32_t* indices;  // [rows, >= k], `indices_stride` elements between rows
+  int64_t indices_stride;
+  const int32_t* page_table;  // [rows / next_n, pages_per_request] or null
+  int64_t page_table_stride;
+  int32_t* stats;         // [rows, kStatColumns] or null
+  int64_t* phase_clocks;  // [rows, 8] or null; written only by builds with GVR_PHASE_TIMING
   int32_t pages_per_request;
+  int32_t rows;
   Dtype dtype;
   bool quantile_guess;  // four-phase kernel: T0 from the (1 - alpha) quantile instead of the mean
 };

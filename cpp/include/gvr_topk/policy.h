@@ -245,7 +245,7 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   // Few CTAs share a list among few, and want their room for the pool of the stream kernel.
   plan.list_capacity = plan.masks > kManyMasks ? 6144 : 16384;
   if (plan.family == Family::kStream && plan.masks <= kManyMasks) {
-    plan.list_capacity = plan.ctas_per_row <= 4 ? 8192 : 11264;
+    plan.list_capacity = plan.ctas_per_row <= 4 ? 8192 : 10752;
   }
   plan.candidate_capacity = 2560;
   plan.ring_depth = plan.masks > 0 && plan.masks <= kMostMasksWithRing ? kRingDepth : 0;

@@ -87,10 +87,7 @@ __device__ __forceinline__ Verdict exchange_lists(const Task<T>& task, const Bra
   if (task.ctas > 1) {
     push(task, bracket);
     ptx::mailbox_wait(ptx::shared_address(&sm.mailbox), parity);
-    if (task.contested) {
-      receive_samples(task);
-      if (!same_origin(task)) return Verdict{};
-    }
+    outlast_samples(task);
   } else {
     if (threadIdx.x == 0) sm.header[0] = Header{bracket.lo, bracket.hi, sm.above, sm.listed, sm.equal};
     __syncthreads();

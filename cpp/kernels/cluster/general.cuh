@@ -96,7 +96,7 @@ __device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, 
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    general_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
+    general_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p) {
   extern __shared__ __align__(64) unsigned char storage[];
   ptx::grid_take_over();
   const Job<T> job(p, shape, storage);
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   reset_counters(task);
   const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
   const uint32_t hinted = gather_hint(task, job.hint);
-  const Bracket bracket = guess(task, job.hint, hinted, by_hint, nullptr, [] {});
+  const Bracket bracket = guess(task, job.hint, hinted, by_hint, false, [] {});
   clock.stamp();
   finish(p, shape, job, hinted, word,
          Start{Attempt::kGuess, bracket, Bracket::everything(), bracket.source, 0}, clock);

@@ -61,26 +61,27 @@ __device__ __forceinline__ bool is_usable(const Task<T>& task, const HintView& h
 }
 
 // `meanwhile` runs when the loads of the sample are under way. `by_hint` is the same in the whole block;
-// where not in the whole cluster, it shows in the exchange. Behind this the CTAs of the cluster are known to
-// run.
+// where not in the whole cluster, brackets differ, which shows in the exchange. Samples of the row are
+// `divided` among the CTAs. Behind this the CTAs of the cluster are known to run.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint, uint32_t hinted,
-                                         bool by_hint, uint32_t* samples, Meanwhile meanwhile) {
+                                         bool by_hint, bool divided, Meanwhile meanwhile) {
   if (by_hint) {
     meanwhile();
     const Bracket bracket = sample_bracket(task, Sample{hinted, hint.alpha, kGuessHint});
     if (task.ctas > 1) {
       ptx::cluster_wait();
-      if (samples != nullptr && task.contested) send_no_sample(task);
+      // Others of the cluster may have read another state of the hint, and wait for samples.
+      if (divided && task.contested) send_sample(task, kAbsentKey);
     }
     return bracket;
   }
-  const RowSampling sampling(task, samples != nullptr);
+  const RowSampling sampling(task, divided);
   uint32_t greatest = sampling.greatest(task);
   meanwhile();
   if (task.ctas > 1) {
-    if (samples != nullptr) {
-      greatest = greatest_of_cluster(task, greatest, sampling.own > 0, samples);
+    if (divided) {
+      greatest = sample_of_cluster(task, greatest);
     } else {
       ptx::cluster_wait();
     }

@@ -14,7 +14,7 @@ cudaError_t launch_kernel(KernelLimits& limits, Kernel* kernel, size_t shared, c
   if (status != cudaSuccess) return status;
   LaunchConfig launch(dim3(params.rows * plan.ctas_per_row), dim3(kThreads), shared, stream,
                       plan.ctas_per_row, pdl);
-  return cudaLaunchKernelEx(&launch.config, kernel, params, shape);
+  return cudaLaunchKernelEx(&launch.config, kernel, shape, params);
 }
 
 template <typename T>

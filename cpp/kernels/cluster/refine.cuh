@@ -4,6 +4,7 @@
 #include "cluster/exchange.cuh"
 #include "cluster/state.cuh"
 #include "common/histogram.cuh"
+#include "common/rank.cuh"
 
 namespace gvr_topk::cluster {
 
@@ -47,20 +48,12 @@ struct Cut {
   __device__ __forceinline__ bool takes_all() const { return quota == equal; }
 };
 
-// The rank-th largest of the keys in `small`, by comparison with each other.
-__device__ __forceinline__ Cut rank_directly(const Shared& sm, uint32_t rank, int count, int lane) {
+// The cut at the rank-th largest of the first `count` keys in `small`.
+__device__ __forceinline__ Cut cut_directly(const Shared& sm, uint32_t rank, int count, int lane) {
   const uint32_t mine = lane < count ? sm.small[lane] : kAbsentKey;
-  uint32_t greater = 0, greater_or_equal = 0;
-  for (int i = 0; i < count; ++i) {
-    const uint32_t other = __shfl_sync(0xffffffffu, mine, i);
-    greater += other > mine;
-    greater_or_equal += other >= mine;
-  }
-  const bool chosen = lane < count && greater < rank && rank <= greater_or_equal;
-  const int source = __ffs(__ballot_sync(0xffffffffu, chosen)) - 1;
-  const uint32_t above = __shfl_sync(0xffffffffu, greater, source);
-  return Cut{__shfl_sync(0xffffffffu, mine, source), rank - above,
-             __shfl_sync(0xffffffffu, greater_or_equal, source) - above};
+  const uint32_t key = rank_directly(mine, count, rank, lane);
+  const uint32_t above = __popc(__ballot_sync(0xffffffffu, mine > key));
+  return Cut{key, rank - above, static_cast<uint32_t>(__popc(__ballot_sync(0xffffffffu, mine == key)))};
 }
 
 // Cut at the verdict's rank-th largest inside the bracket. Histograms of 1024 bins narrow the key
@@ -91,7 +84,7 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
         }
       }
       __syncthreads();
-      return rank_directly(sm, rank, static_cast<int>(inside), task.lane);
+      return cut_directly(sm, rank, static_cast<int>(inside), task.lane);
     }
     const int shift = max(0, 32 - Histogram::kLog2Bins - __clz(reach));
     if (!cleared) {

@@ -97,11 +97,6 @@ struct Part {
     return there >= kValues ? found : found & ((1u << there) - 1);
   }
 
-  // What lies behind the stages of all lanes.
-  __device__ __forceinline__ uint32_t* behind() const {
-    return reinterpret_cast<uint32_t*>(stage + (kThreads - threadIdx.x) * kLaneBytes);
-  }
-
   // Key of one element, by a place known only at run time.
   __device__ __forceinline__ uint32_t key(int place) const {
     return order_key(to_float(reinterpret_cast<const T*>(stage)[place]));
@@ -112,9 +107,7 @@ struct Part {
 template <typename T, int kValues>
 inline size_t resident_bytes(const Shape& shape) {
   const size_t stage = size_t{kThreads} * Part<T, kValues>::kLaneBytes;
-  const size_t samples = (sizeof(uint32_t) * kThreads) << shape.log2_ctas;
-  return std::max(shared_bytes(shape),
-                  sizeof(Shared) + sizeof(uint32_t) * shape.list_capacity + stage + samples);
+  return std::max(shared_bytes(shape), sizeof(Shared) + sizeof(uint32_t) * shape.list_capacity + stage);
 }
 
 // Counts what is above the bracket and lists what is inside, here and then in every CTA of the cluster.
@@ -175,7 +168,7 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
 
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads, 1)
-    resident_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
+    resident_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p) {
   extern __shared__ __align__(64) unsigned char storage[];
   ptx::grid_take_over();
   const Job<T> job(p, shape, storage);
@@ -189,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
   const Sink sink = job.sink(p);
   const uint32_t hinted = gather_hint(task, job.hint);
-  Bracket bracket = guess(task, job.hint, hinted, by_hint, part.behind(), [] {});
+  Bracket bracket = guess(task, job.hint, hinted, by_hint, true, [] {});
   const uint32_t source = bracket.source;
   part.take();
   clock.stamp();

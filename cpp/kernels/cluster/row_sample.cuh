@@ -1,8 +1,8 @@
 // A sample of the row itself: per thread, the greatest of a few scattered elements.
 //
 // Of single elements so few belong to the top k of a long row that their order statistics say little; of the
-// greatest of m, a share of 1 - (1 - k/n)^m do. The CTAs of a cluster need the same sample: each reads its
-// part of it and sends that to the others.
+// greatest of m, a share of 1 - (1 - k/n)^m do. The CTAs of a cluster need the same samples: each reads its
+// part of the elements, and sends the others what it made of them.
 #pragma once
 
 #include "cluster/bracket.cuh"
@@ -10,36 +10,47 @@
 namespace gvr_topk::cluster {
 
 struct RowSampling {
-  int log2_total;  // elements per thread, of all CTAs together
-  int first, own;  // and of this one; may be none
+  int log2_total;  // elements a sample is the greatest of:
+  int log2_own;    // of those that a thread reads,
+  int log2_lanes;  // and then of lanes of a warp
+  int log2_parts;  // CTAs that divide a sample among them,
+  int part;        // and which of them this one is
 
   template <typename T>
   __device__ __forceinline__ RowSampling(const Task<T>& task, bool divided) {
     const int n = task.row.n;
+    log2_parts = divided ? task.log2_ctas : 0;
+    part = divided ? task.rank : 0;
     // As few as leave a handful of the top k in each warp: lines of the cache are what a sample costs.
     log2_total = n < 1 << 14 ? 0 : n < 3 << 14 ? 1 : n < 1 << 17 ? 2 : n < 1 << 18 ? 3 : n < 1 << 19 ? 4 : 5;
     if (n > 1 << 20) log2_total = 6;
     // Many CTAs read at once what few would need long for.
-    if (divided) log2_total = max(log2_total, task.log2_ctas + (n >= 1 << 18 && task.ctas >= 8 ? 1 : 0));
+    if (divided) log2_total = max(log2_total, log2_parts + (n >= 1 << 18 && task.ctas >= 8 ? 1 : 0));
     // Of more, nearly all would lie in the top k.
     while (log2_total > 0 && task.k << log2_total > 2 * n) --log2_total;
-    own = 1 << log2_total;
-    if (divided) own = max(own >> task.log2_ctas, task.rank < own ? 1 : 0);
-    first = divided ? task.rank * own : 0;
+    log2_lanes = min(log2_parts, log2_total);
+    log2_own = log2_total - log2_lanes;
   }
 
+  // Of what this thread reads, then of its group of lanes.
   template <typename T>
   __device__ __forceinline__ uint32_t greatest(const Task<T>& task) const {
     uint32_t greatest = kAbsentKey;
 #pragma unroll 8  // so that the loads overlap
-    for (int i = 0; i < own; ++i) {
-      // One position in each stratum, neighbouring strata in different warps, whose statistics shall not
-      // depend on where in the row they look; the multiplicative hash keeps periodic rows from hiding.
-      const uint32_t stratum = (first + i) * kThreads + task.lane * kWarps + task.warp;
+    for (int i = 0; i < 1 << log2_own; ++i) {
+      // One position in each stratum. Neighbouring strata belong to different CTAs and warps, whose
+      // statistics shall not depend on where in the row they look; what is put together comes from all over
+      // it. The multiplicative hash keeps periodic rows from hiding.
+      const uint32_t in_cta = i * kThreads + task.lane * kWarps + task.warp;
+      const uint32_t stratum = (in_cta << log2_parts) + part;
       const uint64_t begin = static_cast<uint64_t>(stratum) * static_cast<uint32_t>(task.row.n);
       const uint32_t jitter = __umulhi(stratum * 2654435761u, task.row.n);
-      greatest =
-          max(greatest, task.row.key(static_cast<int>((begin + jitter) >> (kLog2Threads + log2_total))));
+      const uint64_t at = (begin + jitter) >> (kLog2Threads + log2_own + log2_parts);
+      greatest = max(greatest, task.row.key(static_cast<int>(at)));
+    }
+#pragma unroll 1
+    for (int i = 0; i < log2_lanes; ++i) {
+      greatest = max(greatest, __shfl_xor_sync(0xffffffffu, greatest, 16 >> i));
     }
     return greatest;
   }
@@ -53,27 +64,15 @@ struct RowSampling {
   }
 };
 
-// What a CTA says of its part of the sample.
-enum Contribution : uint32_t { kByHint, kNoneOfMany, kSamples };
-
-// Tells the CTA of this thread's team what this CTA has for it, and returns its mailbox.
+// Sends one sample to the CTA of this thread's team.
 template <typename T>
-__device__ __forceinline__ uint32_t announce_sample(const Task<T>& task, Contribution what) {
+__device__ __forceinline__ void send_sample(const Task<T>& task, uint32_t key) {
   const Shared& sm = *task.shared;
-  const uint32_t target = task.team_target();
+  const uint32_t target = task.team_target(), place = task.team_place();
   const uint32_t mailbox = ptx::map_to_rank(ptx::shared_address(&sm.sample_mailbox), target);
-  if (task.team_place() == 0) {
-    const uint32_t sampled = ptx::map_to_rank(ptx::shared_address(&sm.sampled[task.rank]), target);
-    ptx::mailbox_announce(mailbox, sizeof(uint32_t) * (what == kSamples ? kThreads + 1 : 1));
-    ptx::mailbox_store(sampled, what, mailbox);
-  }
-  return mailbox;
-}
-
-// For a CTA that goes by the hint: others of its cluster may have read another state of it, and wait.
-template <typename T>
-__device__ __forceinline__ void send_no_sample(const Task<T>& task) {
-  announce_sample(task, kByHint);
+  if (place == 0) ptx::mailbox_announce(mailbox, sizeof(uint32_t) * task.team_size());
+  const uint32_t* there = &sm.received[task.rank * task.team_size() + place];
+  ptx::mailbox_store(ptx::map_to_rank(ptx::shared_address(there), target), key, mailbox);
 }
 
 template <typename T>
@@ -87,40 +86,18 @@ __device__ __forceinline__ void outlast_samples(const Task<T>& task) {
   if (task.ctas > 1 && task.contested) receive_samples(task);
 }
 
-// Whether all CTAs of the cluster go by the hint, or none does. Equal brackets of different origin are not
-// enough: the samples of one may lie where another keeps its candidates.
+// One sample per thread, the same in all CTAs of the cluster: of each CTA, as many as there are threads for
+// it. `greatest`: of this thread's group of lanes.
 template <typename T>
-__device__ __forceinline__ bool same_origin(const Task<T>& task) {
-  const Shared& sm = *task.shared;
-  const bool by_hint = sm.sampled[task.lane < task.ctas ? task.lane : 0] == kByHint;
-  return __all_sync(0xffffffffu, by_hint == (sm.sampled[task.rank] == kByHint));
-}
-
-// Greatest, per thread, of what the CTAs of the cluster have, this one if `any`. `samples`: [ctas][kThreads],
-// used for nothing else before a block barrier.
-template <typename T>
-__device__ __forceinline__ uint32_t greatest_of_cluster(const Task<T>& task, uint32_t mine, bool any,
-                                                        uint32_t* samples) {
+__device__ __forceinline__ uint32_t sample_of_cluster(const Task<T>& task, uint32_t greatest) {
   Shared& sm = *task.shared;
-  reinterpret_cast<uint32_t*>(sm.sample)[threadIdx.x] = mine;
+  const int groups = 32 >> task.log2_ctas;
+  if (task.lane < groups) sm.sent[task.warp * groups + task.lane] = greatest;
   __syncthreads();
   ptx::cluster_wait();
-  const uint32_t mailbox = announce_sample(task, any ? kSamples : kNoneOfMany);
-  const uint32_t there =
-      ptx::map_to_rank(ptx::shared_address(samples + task.rank * kThreads), task.team_target());
-#pragma unroll 1
-  for (int i = task.team_place(); any && i < kThreads / 4; i += task.team_size()) {
-    ptx::mailbox_store(there + sizeof(uint4) * i, sm.sample[i], mailbox);
-  }
+  send_sample(task, sm.sent[task.team_place()]);
   receive_samples(task);
-  uint32_t greatest = mine;
-#pragma unroll 4
-  for (int i = 0; i < task.ctas; ++i) {
-    const uint32_t other = samples[i * kThreads + threadIdx.x];
-    greatest = max(greatest, sm.sampled[i] == kSamples ? other : kAbsentKey);
-  }
-  __syncthreads();  // all have read the samples, and sent their own
-  return greatest;
+  return sm.received[threadIdx.x];
 }
 
 }  // namespace gvr_topk::cluster

@@ -56,14 +56,17 @@ struct alignas(64) Shared {
   union {
     // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
     uint32_t hist[2][Histogram::kBins + 4];
-    uint4 sample[kThreads / 4];  // one key per thread; the guess comes before any radix round
+    struct {                       // the guess comes before any radix round
+      uint4 sample[kThreads / 4];  // one key per thread
+      uint32_t sent[kThreads];     // what this CTA has for the sample of the cluster
+    };
   };
   Histogram keys;       // of the listed keys, or cluster-wide sums of one radix round
   uint32_t over_range;  // elements above the range of that round
   Header header[kMaxClusterSize];
-  uint64_t mailbox;                   // barrier that lists and headers of other CTAs arrive at
-  uint64_t sample_mailbox;            // and that their samples of the row do, or the word that there is none
-  uint32_t sampled[kMaxClusterSize];  // how much of one a CTA sent (row_sample.cuh)
+  uint64_t mailbox;             // barrier that lists and headers of other CTAs arrive at
+  uint64_t sample_mailbox;      // and that their samples of the row do
+  uint32_t received[kThreads];  // the sample of the cluster, as its CTAs have sent it
   uint32_t
       segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA; or packed counts (place.cuh)
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to it

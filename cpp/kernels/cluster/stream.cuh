@@ -113,7 +113,7 @@ __device__ __noinline__ Bracket divide(const Task<T> task, const Pool pool, cons
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    stream_topk(const __grid_constant__ TopkParams p, const __grid_constant__ Shape shape) {
+    stream_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p) {
   extern __shared__ __align__(64) unsigned char storage[];
   ptx::grid_take_over();
   const Job<T> job(p, shape, storage);
@@ -135,8 +135,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
   const Sink sink = job.sink(p);
   const uint32_t hinted = gather_hint(task, job.hint);
-  const auto samples = reinterpret_cast<uint32_t*>(store);  // as yet empty
-  Bracket bracket = guess(task, job.hint, hinted, by_hint, samples, [&] {
+  Bracket bracket = guess(task, job.hint, hinted, by_hint, true, [&] {
     // The sample first: behind all that the ring can hold it would wait for megabytes.
     if (!task.row.aligned) return;
 #pragma unroll

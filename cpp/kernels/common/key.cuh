@@ -17,9 +17,9 @@ constexpr uint32_t kNegInfKey = 0x007fffffu;
 constexpr uint32_t kPosInfKey = 0xff800000u;
 
 __device__ __forceinline__ uint32_t order_key(float x) {
-  const uint32_t bits = __float_as_uint(x + 0.0f);  // -0.0 + 0.0 is +0.0
-  const uint32_t key = bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
-  return x != x ? kMaxKey : key;
+  // The addition makes +0.0 of -0.0, and of every NaN the one with all bits but the sign.
+  const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f));
+  return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
 }
 
 __device__ __forceinline__ float key_to_float(uint32_t key) {

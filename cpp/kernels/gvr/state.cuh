@@ -141,17 +141,4 @@ __device__ __forceinline__ void add_member(Bins& bins, uint32_t key) {
   if (slot < kSnapLimit) bins.member[slot] = key;
 }
 
-// The rank-th largest of the keys that the first `count` lanes hold, by comparison with each other.
-__device__ __forceinline__ uint32_t rank_directly(uint32_t mine, int count, uint32_t rank, int lane) {
-  uint32_t greater = 0, greater_or_equal = 0;
-#pragma unroll 1
-  for (int i = 0; i < count; ++i) {
-    const uint32_t other = __shfl_sync(0xffffffffu, mine, i);
-    greater += other > mine;
-    greater_or_equal += other >= mine;
-  }
-  const bool chosen = lane < count && greater < rank && rank <= greater_or_equal;
-  return __shfl_sync(0xffffffffu, mine, __ffs(__ballot_sync(0xffffffffu, chosen)) - 1);
-}
-
 }  // namespace gvr_topk::gvr

@@ -87,6 +87,23 @@ struct Held {
     return found;
   }
 
+  // The key at a place known only at run time: a tree of selections, because registers have no addresses.
+  __device__ __forceinline__ uint32_t key_at(int place) const {
+    uint32_t part[kValues];
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) part[i] = key[i];
+#pragma unroll
+    for (int level = 1; level <= log2_of(kValues); ++level) {
+      const int half = kValues >> level;
+      const bool upper = (place & half) != 0;
+#pragma unroll
+      for (int i = 0; i < kValues / 2; ++i) {
+        if (i < half) part[i] = upper ? part[i + half] : part[i];
+      }
+    }
+    return part[0];
+  }
+
   // Those of 16 elements.
   __device__ __forceinline__ static uint32_t word(Bits bits, int w) {
     return static_cast<uint32_t>(bits >> (kValuesPerThread * w)) & 0xffffu;
@@ -95,6 +112,8 @@ struct Held {
 
 __device__ __forceinline__ uint32_t count_bits(uint32_t bits) { return __popc(bits); }
 __device__ __forceinline__ uint32_t count_bits(uint64_t bits) { return __popcll(bits); }
+__device__ __forceinline__ int first_bit(uint32_t bits) { return __ffs(bits) - 1; }
+__device__ __forceinline__ int first_bit(uint64_t bits) { return __ffsll(bits) - 1; }
 
 // Brings the chosen elements in order; `before` were chosen in earlier warps. A block barrier comes next.
 template <typename T, int kValues>

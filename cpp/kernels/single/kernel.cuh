@@ -61,11 +61,13 @@ template <typename T, int kValues>
 __device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kValues>& held,
                                          const Range& range) {
   Shared& sm = *task.shared;
-  held.for_each_place([&](int i) {
-    if (held.key[i] - range.base <= range.reach) sm.small[atomicAdd(&sm.small_count, 1u)] = held.key[i];
-  });
+  auto inside = held.bits([&](uint32_t x) { return x - range.base <= range.reach; });
+#pragma unroll 1  // few lanes hold any
+  for (; inside != 0; inside &= inside - 1) {
+    sm.small[atomicAdd(&sm.small_count, 1u)] = held.key_at(first_bit(inside));
+  }
   __syncthreads();
-  const Cut cut = rank_directly(sm, range.rank, static_cast<int>(range.count), task.lane);
+  const Cut cut = cut_directly(sm, range.rank, static_cast<int>(range.count), task.lane);
   return Range{cut.key, 0, cut.quota, cut.equal};
 }
 
