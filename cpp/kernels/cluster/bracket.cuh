@@ -64,14 +64,14 @@ __device__ __forceinline__ Bracket tail_bracket(const Task<T>& task, const Sampl
   const uint32_t chosen = __ballot_sync(0xffffffffu, rank < kOfEach);
   const int place = __popc(chosen & ((1u << task.lane) - 1));
   if (rank < kOfEach && place < kOfEach) greatest[task.warp * kOfEach + place] = sample.key;
-  if (threadIdx.x < 2) sm.edge[threadIdx.x][0] = kMaxKey;
+  if (task.thread < 2) sm.edge[task.thread][0] = kMaxKey;
   __syncthreads();
   const float expected = kThreads * sample.share;
   const float spread = deviation(expected * (1.0f - sample.share));
   const int upper = max(static_cast<int>(expected - kReachUp * spread) - 1, 0);
   const int lower = static_cast<int>(ceilf(expected + kReachDown * spread));
-  const uint32_t mine = greatest[threadIdx.x / kShares];
-  const auto vecs = reinterpret_cast<const uint4*>(greatest) + threadIdx.x % kShares;
+  const uint32_t mine = greatest[task.thread / kShares];
+  const auto vecs = reinterpret_cast<const uint4*>(greatest) + task.thread % kShares;
   int among = rank_among<kVecs, kShares>(vecs, mine);
   among += __shfl_xor_sync(0xffffffffu, among, 1);
   among += __shfl_xor_sync(0xffffffffu, among, 2);
@@ -93,7 +93,7 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sam
   Shared& sm = *task.shared;
   const uint32_t key = sample.key;
   const float share = sample.share;
-  reinterpret_cast<uint32_t*>(sm.sample)[threadIdx.x] = key;
+  reinterpret_cast<uint32_t*>(sm.sample)[task.thread] = key;
   __syncwarp();
   const int rank = rank_among<8>(sm.sample + 8 * task.warp, key);
   if (share < 1.0f / 8 && sample.source == kGuessRowSample) return tail_bracket(task, sample, rank);

@@ -89,7 +89,7 @@ __device__ __forceinline__ Verdict exchange_lists(const Task<T>& task, const Bra
     ptx::mailbox_wait(ptx::shared_address(&sm.mailbox), parity);
     outlast_samples(task);
   } else {
-    if (threadIdx.x == 0) sm.header[0] = Header{bracket.lo, bracket.hi, sm.above, sm.listed, sm.equal};
+    if (task.thread == 0) sm.header[0] = Header{bracket.lo, bracket.hi, sm.above, sm.listed, sm.equal};
     __syncthreads();
   }
   return read_headers(task, bracket);

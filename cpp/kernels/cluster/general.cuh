@@ -53,7 +53,7 @@ __device__ __forceinline__ void finish(const TopkParams& p, const Shape& shape, 
   while (true) {
     if (attempt == Attempt::kRadix) {
       bracket = radix_bracket(task, word, range, rounds);
-      if (threadIdx.x == 0) reset_lists(task);
+      if (task.thread == 0) reset_lists(task);
       __syncthreads();
     }
     verdict = verify(task, bracket, word, passes & 1, clock);

@@ -71,12 +71,16 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   Task<T> task;
   task.row = row;
   task.k = p.k;
+  ptx::keep(task.k);
   task.contested = p.next_n > 1 || p.row_slot != nullptr;
   task.rank = shape.log2_ctas > 0 ? ptx::cluster_rank() : 0;
   task.log2_ctas = shape.log2_ctas;
+  ptx::keep(task.log2_ctas);
   task.ctas = 1 << shape.log2_ctas;
-  task.lane = threadIdx.x & 31;
-  task.warp = threadIdx.x >> 5;
+  task.thread = threadIdx.x;
+  ptx::keep(task.thread);
+  task.lane = task.thread & 31;
+  task.warp = task.thread >> 5;
   const int n = max(task.row.n, 0);
   const int span = warp_span(n, task.log2_ctas, sizeof(T));
   task.steps = steps_of(span);
@@ -88,9 +92,12 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
     task.begin = min(n, task.rank * share + task.warp * kWordElements);
     task.end = min(n, (task.rank + 1) * share);
   }
-  task.shared = reinterpret_cast<Shared*>(storage);
+  // What lanes add to one address the compiler would first add up over the warp; that takes longer where few
+  // do.
+  task.shared = reinterpret_cast<Shared*>(storage + ptx::unknown_zero());
   task.list = reinterpret_cast<uint32_t*>(storage + sizeof(Shared));
   task.segment = shape.list_capacity >> task.log2_ctas;
+  ptx::keep(task.segment);
   uint4* ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity);
   task.ring = shape.ring ? ring : nullptr;
   task.masks = reinterpret_cast<uint16_t*>(shape.ring ? ring + kRingDepth * kThreads * Word<T>::kVecs : ring);
@@ -115,7 +122,7 @@ template <typename T>
 __device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& hint, uint32_t kth) {
 #pragma unroll 1
   for (int first = 0; first < task.k; first += kThreads) {
-    const int i = first + threadIdx.x;
+    const int i = first + task.thread;
     count_hint(task, i < task.k ? hinted_key(task, hint, hint.prior[i]) : kAbsentKey, kth);
   }
 }
@@ -150,18 +157,18 @@ __device__ __forceinline__ void reset_lists(const Task<T>& task) {
 template <typename T>
 __device__ __forceinline__ void start_again(const Task<T>& task) {
   __syncthreads();
-  if (threadIdx.x == 0) reset_lists(task);
+  if (task.thread == 0) reset_lists(task);
   cluster_sync(task.ctas);
 }
 
 template <typename T>
 __device__ __forceinline__ void reset_counters(const Task<T>& task) {
   Shared& sm = *task.shared;
-  if (threadIdx.x < kMaxClusterSize) {
-    sm.segment_above[threadIdx.x] = 0;
-    sm.segment_equal[threadIdx.x] = 0;
+  if (task.thread < kMaxClusterSize) {
+    sm.segment_above[task.thread] = 0;
+    sm.segment_equal[task.thread] = 0;
   }
-  if (threadIdx.x == 0) {
+  if (task.thread == 0) {
     reset_lists(task);
     sm.hinted = 0;
     sm.at_or_above = 0;
@@ -178,7 +185,7 @@ __device__ __forceinline__ void prepare_exchange(const Task<T>& task) {
   Shared& sm = *task.shared;
   reset_counters(task);
   sm.keys.template clear<kThreads>();
-  if (threadIdx.x == 0) sm.small_count = 0;
+  if (task.thread == 0) sm.small_count = 0;
 }
 
 // Shared memory of the other CTAs may be touched only once they are known to run: this says that one does,
@@ -207,7 +214,7 @@ struct Job {
     slot = slot_of(p, row, request);
     hint = hint_view(p, slot);
     task = make_task<T>(p, shape, view, storage);
-    writer = task.rank == 0 && threadIdx.x == 0;
+    writer = task.rank == 0 && task.thread == 0;
   }
 
   __device__ __forceinline__ Sink sink(const TopkParams& p) const { return make_sink(p, row, request, slot); }
@@ -220,9 +227,9 @@ struct Job {
   __device__ __forceinline__ bool finish_short(const TopkParams& p) const {
     if (task.row.n > task.k) return false;
     int32_t* stats = this->stats(p);
-    emit_short_row(sink(p), task.row.n, task.k, task.rank * kThreads + threadIdx.x, task.ctas * kThreads);
-    if (stats != nullptr && task.rank == 0 && threadIdx.x < kStatColumns) {
-      stats[threadIdx.x] = threadIdx.x == kStatHits ? -1 : 0;
+    emit_short_row(sink(p), task.row.n, task.k, task.rank * kThreads + task.thread, task.ctas * kThreads);
+    if (stats != nullptr && task.rank == 0 && task.thread < kStatColumns) {
+      stats[task.thread] = task.thread == kStatHits ? -1 : 0;
     }
     return true;
   }
@@ -243,8 +250,9 @@ struct Job {
     if (!writer) return;
     const Shared& sm = *task.shared;
     if (p.guess_state != nullptr && sink(p).prior != nullptr) {
-      p.guess_state[slot] =
-          sm.hinted > 0 ? static_cast<float>(sm.at_or_above) / static_cast<float>(sm.hinted) : -1.0f;
+      // The quick division may end beside 1 for equal numbers.
+      const float share = __fdividef(static_cast<float>(sm.at_or_above), static_cast<float>(sm.hinted));
+      p.guess_state[slot] = sm.hinted > 0 ? fminf(share, 1.0f) : -1.0f;
     }
     if (p.stats == nullptr) return;
     write_stats(stats(p), shape.use_hint ? Path::kCluster : Path::kRadix, passes, static_cast<int>(inside),

@@ -33,18 +33,18 @@ template <typename T>
 __device__ __forceinline__ void sum_over_cluster(const Task<T>& task, const uint32_t* hist) {
   Shared& sm = *task.shared;
   constexpr int kGroups = Histogram::kBins / 4;
-  if (threadIdx.x < 32) sm.keys.coarse[threadIdx.x] = 0;
+  if (task.thread < 32) sm.keys.coarse[task.thread] = 0;
   __syncthreads();
-  if (threadIdx.x <= kGroups) {
-    const uint32_t address = ptx::shared_address(hist + 4 * threadIdx.x);
+  if (task.thread <= kGroups) {
+    const uint32_t address = ptx::shared_address(hist + 4 * task.thread);
     uint4 sum = make_uint4(0, 0, 0, 0);
     for (int c = 0; c < task.ctas; ++c) {
       const uint4 part = ptx::load_remote(ptx::map_to_rank(address, c));
       sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
-    if (threadIdx.x < kGroups) {
-      reinterpret_cast<uint4*>(sm.keys.fine)[threadIdx.x] = sum;
-      atomicAdd(&sm.keys.coarse[threadIdx.x >> 3], sum.x + sum.y + sum.z + sum.w);
+    if (task.thread < kGroups) {
+      reinterpret_cast<uint4*>(sm.keys.fine)[task.thread] = sum;
+      atomicAdd(&sm.keys.coarse[task.thread >> 3], sum.x + sum.y + sum.z + sum.w);
     } else {
       sm.over_range = sum.x;
     }
@@ -95,7 +95,7 @@ __device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, const Brac
   while (true) {
     const int shift = max(0, 32 - __clz(reach) - Histogram::kLog2Bins);
     uint32_t* hist = sm.hist[rounds & 1];
-    for (int i = threadIdx.x; i <= Histogram::kBins; i += kThreads) hist[i] = 0;
+    for (int i = task.thread; i <= Histogram::kBins; i += kThreads) hist[i] = 0;
     __syncthreads();
     const uint32_t over = __reduce_add_sync(0xffffffffu, bin_items(hist, base, reach, shift));
     if (task.lane == 0) atomicAdd(&hist[Histogram::kBins], over);

@@ -76,11 +76,11 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
   while (reach != 0 && rank != inside) {
     if (inside <= kRankDirectly) {
       listed.for_each([&](uint32_t x) {
-        if ((x >> kIdle) - base <= reach) sm.small[atomicAdd(&sm.small_count, 1u)] = x;
+        if ((x >> kIdle) - base <= reach) sm.small[atomicAdd(&sm.small_count, 1)] = x;
       });
-      if (threadIdx.x == 0 && plateau != kAbsentKey && (plateau >> kIdle) - base <= reach) {
+      if (task.thread == 0 && plateau != kAbsentKey && (plateau >> kIdle) - base <= reach) {
         for (uint32_t i = 0; i < verdict.equal; ++i) {
-          sm.small[atomicAdd(&sm.small_count, 1u)] = plateau;
+          sm.small[atomicAdd(&sm.small_count, 1)] = plateau;
         }
       }
       __syncthreads();
@@ -97,7 +97,7 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
       const uint32_t distance = (x >> kIdle) - base;
       sm.keys.add(distance <= reach ? distance >> shift : Histogram::kBins);
     });
-    if (threadIdx.x == 0 && plateau != kAbsentKey && (plateau >> kIdle) - base <= reach) {
+    if (task.thread == 0 && plateau != kAbsentKey && (plateau >> kIdle) - base <= reach) {
       sm.keys.add(((plateau >> kIdle) - base) >> shift, verdict.equal);
     }
     __syncthreads();

@@ -81,20 +81,27 @@ struct Part {
     }
   }
 
-  // Bits of the elements for which `test(value)` holds.
-  template <typename Test>
-  __device__ __forceinline__ uint32_t bits(Test test) const {
+  // Bits of the elements that mark(bits, value, bit) marks.
+  template <typename Mark>
+  __device__ __forceinline__ uint32_t bits(Mark mark) const {
     uint32_t found = 0;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       if (j >= vecs) break;
+      uint32_t here = 0;  // on its own, for shorter chains
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) {
-        if (test(value[j * kPerVec<T> + e])) found |= 1u << (j * kPerVec<T> + e);
+        const int i = j * kPerVec<T> + e;
+        mark(here, value[i], 1u << i);
       }
+      found |= here;
     }
     const int there = max(length, 0);
     return there >= kValues ? found : found & ((1u << there) - 1);
+  }
+
+  __device__ __forceinline__ uint32_t equal(float level) const {
+    return bits([&](uint32_t& found, float x, uint32_t bit) { found |= x == level ? bit : 0; });
   }
 
   // Key of one element, by a place known only at run time.
@@ -118,21 +125,23 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
   Shared& sm = *task.shared;
   const float lo = bracket.low(), hi = bracket.high();
   // NaN fails both comparisons and so counts as above.
-  const uint32_t not_below = part.bits([&](float x) { return !(x < lo); });
-  const uint32_t above = part.bits([&](float x) { return !(x <= hi); });
+  const uint32_t not_below =
+      part.bits([&](uint32_t& bits, float x, uint32_t bit) { ptx::mark_unless_less(bits, x, lo, bit); });
+  const uint32_t above =
+      part.bits([&](uint32_t& bits, float x, uint32_t bit) { ptx::mark_unless_at_most(bits, x, hi, bit); });
   uint32_t inside = not_below & ~above;
   const uint32_t above_count = __reduce_add_sync(0xffffffffu, __popc(above));
   if (task.lane == 0) atomicAdd(&sm.above, above_count);
   const uint32_t plateau = bracket.plateau();
   if (plateau != kAbsentKey) {
     const float level = key_to_float(plateau);
-    const uint32_t on_plateau = inside & part.bits([&](float x) { return x == level; });
+    const uint32_t on_plateau = inside & part.equal(level);
     const uint32_t equal = __reduce_add_sync(0xffffffffu, __popc(on_plateau));
     if (task.lane == 0) atomicAdd(&sm.equal, equal);
     inside &= ~on_plateau;
   }
   if (inside != 0) {
-    uint32_t slot = atomicAdd(&sm.listed, static_cast<uint32_t>(__popc(inside)));
+    uint32_t slot = atomicAdd(&sm.listed, __popc(inside));
     uint32_t* segment = task.list + task.rank * task.segment;
 #pragma unroll 1
     for (; inside != 0; inside &= inside - 1) {
@@ -143,21 +152,24 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
   return exchange_lists(task, bracket, parity, clock);
 }
 
-// Writes this CTA's selected positions, in ascending order, at their final place.
-template <typename T, int kValues>
+// Writes this CTA's selected positions, in ascending order, at their final place. `report` runs before that,
+// when all of the CTA have counted.
+template <typename T, int kValues, typename Report>
 __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& bracket, const Listed& listed,
                                           const Cut& cut, const Part<T, kValues>& part, const Sink& sink,
-                                          PhaseClock& clock) {
+                                          PhaseClock& clock, Report report) {
   count_listed(task, listed, cut);
   const float level = key_to_float(cut.key);
-  uint32_t chosen = part.bits([&](float x) { return !(x < level); });
+  uint32_t chosen =
+      part.bits([&](uint32_t& bits, float x, uint32_t bit) { ptx::mark_unless_less(bits, x, level, bit); });
   uint32_t ties = 0;
-  if (!cut.takes_all()) ties = part.bits([&](float x) { return x == level; });
+  if (!cut.takes_all()) ties = part.equal(level);
   const uint32_t mine = __popc(chosen & ~ties) | __popc(ties) << 16;
   const uint32_t upto = inclusive_scan(mine);
   if (task.lane == 31) task.shared->warp_value[0][task.warp] = upto;
   __syncthreads();
   clock.stamp();
+  report();
   Place place(task, bracket, cut, upto - mine);
 #pragma unroll 1
   for (; chosen != 0; chosen &= chosen - 1) {
@@ -211,9 +223,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
   job.count(p, hinted, cut.key);
-  emit_part(task, bracket, listed, cut, part, sink, clock);
+  emit_part(task, bracket, listed, cut, part, sink, clock,
+            [&] { job.report(p, shape, passes, verdict.inside, snaps, source, passes == 1, 0); });
   clock.stamp();
-  job.report(p, shape, passes, verdict.inside, snaps, source, passes == 1, 0);
 }
 
 }  // namespace gvr_topk::cluster

@@ -97,7 +97,7 @@ __device__ __forceinline__ uint32_t sample_of_cluster(const Task<T>& task, uint3
   ptx::cluster_wait();
   send_sample(task, sm.sent[task.team_place()]);
   receive_samples(task);
-  return sm.received[threadIdx.x];
+  return sm.received[task.thread];
 }
 
 }  // namespace gvr_topk::cluster

@@ -4,6 +4,7 @@
 #include "common/histogram.cuh"
 #include "common/row.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk::cluster {
 
@@ -99,6 +100,7 @@ struct Task {
   int begin;  // of this warp's first word
   int end;    // of this warp's part, or of the CTA's when there are several words
   int steps;  // words per warp
+  int thread;
   int lane;
   int warp;
   bool contested;  // other rows of this launch may write what the hint of this one is read from
@@ -125,12 +127,12 @@ struct Task {
     return min(Word<T>::kVecs, (end - word_begin(step) + kGroup - 1) / kGroup);
   }
 
-  __device__ __forceinline__ uint16_t& mask(int step) const { return masks[step * kThreads + threadIdx.x]; }
+  __device__ __forceinline__ uint16_t& mask(int step) const { return masks[step * kThreads + thread]; }
 
   // The block split evenly over the CTAs of the cluster: this thread's CTA, and its place in the team.
   __device__ __forceinline__ int team_size() const { return kThreads >> log2_ctas; }
-  __device__ __forceinline__ int team_target() const { return threadIdx.x >> (kLog2Threads - log2_ctas); }
-  __device__ __forceinline__ int team_place() const { return threadIdx.x & (team_size() - 1); }
+  __device__ __forceinline__ int team_target() const { return thread >> (kLog2Threads - log2_ctas); }
+  __device__ __forceinline__ int team_place() const { return thread & (team_size() - 1); }
 
   // Calls visit(step, begin of the word) with the word loaded. One word is never read again: it is
   // still in its registers.
@@ -172,7 +174,7 @@ struct Task {
 
   // A thread reads back only what it requested, so the ring needs no barrier.
   __device__ __forceinline__ uint4* ring_slot(int step) const {
-    return ring + (step % kRingDepth) * Word<T>::kVecs * kThreads + threadIdx.x;
+    return ring + (step % kRingDepth) * Word<T>::kVecs * kThreads + thread;
   }
 
   __device__ __forceinline__ void request_word(int step) const {

@@ -40,7 +40,7 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
       ++equal;
       return;
     }
-    const uint32_t slot = atomicAdd(&sm.listed, 1u);
+    const uint32_t slot = atomicAdd(&sm.listed, 1);
     if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = key;
   });
   above = __reduce_add_sync(0xffffffffu, above);
@@ -53,11 +53,12 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
   return exchange_lists(task, bracket, parity, clock);
 }
 
-// Writes this CTA's selected positions, in ascending order, at their final place.
-template <typename T>
+// Writes this CTA's selected positions, in ascending order, at their final place. `report` runs before that,
+// when all of the CTA have counted.
+template <typename T, typename Report>
 __device__ __forceinline__ void emit_pool(const Task<T>& task, const Bracket& bracket, const Listed& listed,
                                           const Cut& cut, const Pool& pool, const Sink& sink,
-                                          PhaseClock& clock) {
+                                          PhaseClock& clock, Report report) {
   count_listed(task, listed, cut);
   uint32_t counts = 0;
   const float level = key_to_float(cut.key);
@@ -66,6 +67,7 @@ __device__ __forceinline__ void emit_pool(const Task<T>& task, const Bracket& br
   if (task.lane == 0) task.shared->warp_value[0][task.warp] = counts;
   __syncthreads();
   clock.stamp();
+  report();
   const uint32_t earlier = (1u << task.lane) - 1;
   const Place start(task, bracket, cut, 0);
   int next = start.next;
@@ -131,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const auto store = reinterpret_cast<Kept*>(rings + kWarps * Ring<T>::kBytes);
   if (task.row.aligned) feed.fetch(ring, 0);
   prepare_exchange(task);
-  if (threadIdx.x == 0) sm.pool_used = kWarps * Pool::share(shape.pool_chunks);
+  if (task.thread == 0) sm.pool_used = kWarps * Pool::share(shape.pool_chunks);
   const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
   const Sink sink = job.sink(p);
   const uint32_t hinted = gather_hint(task, job.hint);
@@ -198,9 +200,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
   job.count(p, hinted, cut.key);
-  emit_pool(task, bracket, listed, cut, pool, sink, clock);
+  emit_pool(task, bracket, listed, cut, pool, sink, clock,
+            [&] { job.report(p, shape, passes, verdict.inside, snaps, source, guess_hit, 0); });
   clock.stamp();
-  job.report(p, shape, passes, verdict.inside, snaps, source, guess_hit, 0);
 }
 
 }  // namespace gvr_topk::cluster

@@ -15,7 +15,7 @@ namespace gvr_topk::cluster {
 template <typename T>
 __device__ __forceinline__ void list_keys(const Task<T>& task, const Word<T>& word, uint32_t marked) {
   if (marked == 0) return;
-  uint32_t slot = atomicAdd(&task.shared->listed, static_cast<uint32_t>(__popc(marked)));
+  uint32_t slot = atomicAdd(&task.shared->listed, __popc(marked));
   uint32_t* segment = task.list + task.rank * task.segment;
 #pragma unroll 1  // a lane marks one element at most, nearly always
   for (; marked != 0; marked &= marked - 1) {
@@ -69,8 +69,8 @@ template <typename T>
 __device__ __forceinline__ uint32_t scan_words(const Task<T>& task) {
   Shared& sm = *task.shared;
   static_assert(kMaxSteps * kWarps <= 4 * kThreads, "four words per thread");
-  ushort4& mine = reinterpret_cast<ushort4*>(sm.word_candidates)[threadIdx.x];
-  const ushort4 count = 4 * threadIdx.x < task.steps * kWarps ? mine : make_ushort4(0, 0, 0, 0);
+  ushort4& mine = reinterpret_cast<ushort4*>(sm.word_candidates)[task.thread];
+  const ushort4 count = 4 * task.thread < task.steps * kWarps ? mine : make_ushort4(0, 0, 0, 0);
   const uint32_t sum = count.x + count.y + count.z + count.w;
   const uint32_t upto = inclusive_scan(sum);
   if (task.lane == 31) sm.warp_value[2][task.warp] = upto;
@@ -127,12 +127,12 @@ __device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& br
   __syncthreads();
   if (task.ctas > 1) {
     push(task, bracket);
-  } else if (threadIdx.x == 0) {
+  } else if (task.thread == 0) {
     sm.header[0] = Header{bracket.lo, bracket.hi, sm.above, sm.listed, sm.equal};
   }
   // For the refinement, behind the same barrier.
   sm.keys.template clear<kThreads>();
-  if (threadIdx.x == 0) sm.small_count = 0;
+  if (task.thread == 0) sm.small_count = 0;
   clock.stamp();
   const uint32_t collected = collect(task, bits);
   if (task.ctas > 1) {

@@ -5,12 +5,21 @@
 
 namespace gvr_topk::ptx {
 
-// Makes a value of unknown origin, which a loop will not compute anew each time it is used.
+// Makes a value of unknown origin, which will not be computed, or read from a slow place, anew each time it
+// is used.
+__device__ __forceinline__ void keep(int& value) { asm("" : "+r"(value)); }
 __device__ __forceinline__ void keep(uint32_t& value) { asm("" : "+r"(value)); }
 __device__ __forceinline__ void keep(float& value) { asm("" : "+f"(value)); }
 template <typename T>
 __device__ __forceinline__ void keep(T*& pointer) {
   asm("" : "+l"(pointer));
+}
+
+// Zero, but the compiler cannot know, nor that it is the same in all lanes: blocks have one dimension.
+__device__ __forceinline__ uint32_t unknown_zero() {
+  uint32_t zero;
+  asm volatile("mov.u32 %0, %%tid.z;" : "=r"(zero));
+  return zero;
 }
 
 }  // namespace gvr_topk::ptx

@@ -77,13 +77,19 @@ struct Held {
     }
   }
 
-  // Bits of the keys for which `test(key)` holds.
-  template <typename Test>
-  __device__ __forceinline__ Bits bits(Test test) const {
+  // Bits of the keys that mark(bits, key, bit) marks.
+  template <typename Mark>
+  __device__ __forceinline__ Bits bits(Mark mark) const {
     Bits found = 0;
-    for_each_place([&](int i) {
-      if (test(key[i])) found |= Bits{1} << i;
-    });
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      if (j >= vecs) break;
+      uint32_t here = 0;  // on its own, for shorter chains
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e)
+        mark(here, key[j * kPerVec<T> + e], 1u << (j * kPerVec<T> + e) % 32);
+      found |= Bits{here} << (j * kPerVec<T> / 32 * 32);
+    }
     return found;
   }
 
@@ -161,7 +167,7 @@ __device__ __forceinline__ void write_out(const Task<T>& task, const uint16_t* s
   const auto outputs = reinterpret_cast<uintptr_t>(sink.indices) | reinterpret_cast<uintptr_t>(sink.prior);
   if (sink.pages == nullptr && (outputs & 15) == 0 && (task.k & 3) == 0) {
 #pragma unroll 1
-    for (int i = 4 * threadIdx.x; i < task.k; i += 4 * kThreads) {
+    for (int i = 4 * task.thread; i < task.k; i += 4 * kThreads) {
       const ushort4 four = *reinterpret_cast<const ushort4*>(staged + i);
       const int4 positions = make_int4(four.x, four.y, four.z, four.w);
       *reinterpret_cast<int4*>(sink.indices + i) = positions;
@@ -170,7 +176,7 @@ __device__ __forceinline__ void write_out(const Task<T>& task, const uint16_t* s
     return;
   }
 #pragma unroll 1
-  for (int i = threadIdx.x; i < task.k; i += kThreads) sink.put(i, staged[i]);
+  for (int i = task.thread; i < task.k; i += kThreads) sink.put(i, staged[i]);
 }
 
 }  // namespace gvr_topk::single

@@ -37,16 +37,16 @@ __device__ __forceinline__ uint32_t sum_of(const uint4& four) { return four.x + 
 template <typename T>
 __device__ __forceinline__ BinHit locate(const Task<T>& task, Bins& bins, const uint32_t* set,
                                          uint32_t* other, bool clear, uint32_t rank) {
-  const uint4 four = reinterpret_cast<const uint4*>(set)[threadIdx.x];
+  const uint4 four = reinterpret_cast<const uint4*>(set)[task.thread];
   const uint32_t sum = sum_of(four);
   const uint32_t upto = suffix_sum(sum);
   if (task.lane == 0) bins.group[task.warp] = upto;
-  if (clear) reinterpret_cast<uint4*>(other)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+  if (clear) reinterpret_cast<uint4*>(other)[task.thread] = make_uint4(0, 0, 0, 0);
   __syncthreads();
   const bool higher = task.warp < task.lane && task.lane < kWarps;
   uint32_t above = __reduce_add_sync(0xffffffffu, higher ? bins.group[task.lane] : 0) + upto - sum;
   if (above < rank && rank <= above + sum) {
-    uint32_t bin = 4 * threadIdx.x + 3, count = four.w;
+    uint32_t bin = 4 * task.thread + 3, count = four.w;
     if (rank > above + count) above += count, --bin, count = four.z;
     if (rank > above + count) above += count, --bin, count = four.y;
     if (rank > above + count) above += count, --bin, count = four.x;
@@ -61,10 +61,12 @@ template <typename T, int kValues>
 __device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kValues>& held,
                                          const Range& range) {
   Shared& sm = *task.shared;
-  auto inside = held.bits([&](uint32_t x) { return x - range.base <= range.reach; });
+  auto inside = held.bits([&](uint32_t& bits, uint32_t x, uint32_t bit) {
+    ptx::mark_if_at_most(bits, x - range.base, range.reach, bit);
+  });
 #pragma unroll 1  // few lanes hold any
   for (; inside != 0; inside &= inside - 1) {
-    sm.small[atomicAdd(&sm.small_count, 1u)] = held.key_at(first_bit(inside));
+    sm.small[atomicAdd(&sm.small_count, 1)] = held.key_at(first_bit(inside));
   }
   __syncthreads();
   const Cut cut = cut_directly(sm, range.rank, static_cast<int>(range.count), task.lane);
@@ -75,25 +77,32 @@ __device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kVal
 template <typename T, int kValues>
 __device__ __forceinline__ Range narrow(const Task<T>& task, const Held<T, kValues>& held, Bins& bins,
                                         int& rounds) {
-  Range range{0, kMaxKey >> kIdleBits<T>, static_cast<uint32_t>(task.k), kMaxKey};
+  constexpr uint32_t kMost = kMaxKey >> kIdleBits<T>;
+  int shift = 32 - kIdleBits<T> - kLog2Bins;
+  Range range{0, kMost, static_cast<uint32_t>(task.k), kMaxKey};
+  held.for_each_place([&](int i) { atomicAdd(&bins.set[0][held.key[i] >> shift], 1u); });
+  __syncthreads();
 #pragma unroll 1
-  do {
-    const int shift = max(0, 32 - kLog2Bins - __clz(range.reach));
-    // Behind the last bin of the range; that is behind all bins, but for the last round's.
-    const uint32_t outside = (range.reach >> shift) + 1;
-    uint32_t* set = bins.set[rounds & 1];
-    held.for_each_place(
-        [&](int i) { atomicAdd(&set[min((held.key[i] - range.base) >> shift, outside)], 1u); });
-    __syncthreads();
-    if (outside < kBins) range.rank += set[outside];
-    const BinHit hit = locate(task, bins, set, bins.set[~rounds & 1], rounds > 0, range.rank);
+  while (true) {
+    uint32_t* const set = bins.set[rounds & 1];
+    uint32_t* const other = bins.set[~rounds & 1];
+    const BinHit hit = locate(task, bins, set, other, rounds > 0, range.rank);
     ++rounds;
     const uint32_t offset = hit.bin << shift;
     range.base += offset;
     range.reach = min(range.reach - offset, (1u << shift) - 1);
     range.rank -= hit.above;
     range.count = hit.count;
-  } while (!range.settled() && range.count > kRankDirectly);
+    if (range.settled() || range.count <= kRankDirectly) break;
+    shift = max(0, 32 - kLog2Bins - __clz(range.reach));
+    // Behind the last bin of the range; that is behind all bins, but for the last round's.
+    const uint32_t outside = (range.reach >> shift) + 1;
+    // A range starts at a multiple of its reach, so that keys can be shifted before they are subtracted.
+    const uint32_t first = range.base >> shift;
+    held.for_each_place([&](int i) { atomicAdd(&other[min((held.key[i] >> shift) - first, outside)], 1u); });
+    __syncthreads();
+    if (outside < kBins) range.rank += other[outside];
+  }
   return range.settled() ? range : compare(task, held, range);
 }
 
@@ -103,7 +112,8 @@ template <typename T, int kValues, typename Bits>
 __device__ __forceinline__ Bits limit_ties(const Task<T>& task, const Held<T, kValues>& held,
                                            const Range& range, Bits chosen, uint32_t& before) {
   Shared& sm = *task.shared;
-  const Bits ties = held.bits([&](uint32_t x) { return x == range.base; });
+  const Bits ties = held.bits(
+      [&](uint32_t& bits, uint32_t x, uint32_t bit) { ptx::mark_if_at_most(bits, x - range.base, 0, bit); });
   const uint32_t all = __reduce_add_sync(0xffffffffu, count_bits(chosen));
   const uint32_t tied = __reduce_add_sync(0xffffffffu, count_bits(ties));
   if (task.lane == 0) sm.warp_value[1][task.warp] = (all - tied) | tied << 16;
@@ -150,9 +160,14 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
 
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    reinterpret_cast<uint4*>(own.bins.set[i])[threadIdx.x] = make_uint4(0, 0, 0, 0);
+    reinterpret_cast<uint4*>(own.bins.set[i])[task.thread] = make_uint4(0, 0, 0, 0);
   }
-  if (threadIdx.x == 0) sm.hinted = sm.at_or_above = sm.small_count = 0;
+  const Sink sink = job.sink(p);
+  if (task.thread == 0) {
+    sm.hinted = sm.at_or_above = sm.small_count = 0;
+    // Unknown to the next step: in rows this short nobody looks at the hint.
+    if (p.guess_state != nullptr && sink.prior != nullptr) p.guess_state[job.slot] = -1.0f;
+  }
   __syncthreads();
   held.take(task.row.n, task.lane);
   clock.stamp();
@@ -160,8 +175,8 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   const Range range = narrow(task, held, own.bins, rounds);
   clock.stamp();
 
-  const Sink sink = job.sink(p);
-  auto chosen = held.bits([&](uint32_t x) { return x >= range.base; });
+  auto chosen = held.bits(
+      [&](uint32_t& bits, uint32_t x, uint32_t bit) { ptx::mark_if_at_least(bits, x, range.base, bit); });
   uint32_t before = 0;
   if (range.rank == range.count) {
     const uint32_t here = __reduce_add_sync(0xffffffffu, count_bits(chosen));
@@ -177,10 +192,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   __syncthreads();
   write_out(task, own.staged, sink);
   clock.stamp();
-  if (threadIdx.x != 0) return;
-  // Unknown to the next step: in rows this short nobody looks at the hint.
-  if (p.guess_state != nullptr && sink.prior != nullptr) p.guess_state[job.slot] = -1.0f;
-  if (p.stats == nullptr) return;
+  if (task.thread != 0 || p.stats == nullptr) return;
   write_stats(job.stats(p), path, 1, static_cast<int>(range.count), rounds,
               job.hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, kGuessNone, false, rounds);
 }
