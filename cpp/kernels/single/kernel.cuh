@@ -162,11 +162,10 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   for (int i = 0; i < 2; ++i) {
     reinterpret_cast<uint4*>(own.bins.set[i])[task.thread] = make_uint4(0, 0, 0, 0);
   }
-  const Sink sink = job.sink(p);
   if (task.thread == 0) {
     sm.hinted = sm.at_or_above = sm.small_count = 0;
     // Unknown to the next step: in rows this short nobody looks at the hint.
-    if (p.guess_state != nullptr && sink.prior != nullptr) p.guess_state[job.slot] = -1.0f;
+    if (p.guess_state != nullptr && job.sink(p).prior != nullptr) p.guess_state[job.slot] = -1.0f;
   }
   __syncthreads();
   held.take(task.row.n, task.lane);
@@ -175,6 +174,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   const Range range = narrow(task, held, own.bins, rounds);
   clock.stamp();
 
+  const Sink sink = job.sink(p);
   auto chosen = held.bits(
       [&](uint32_t& bits, uint32_t x, uint32_t bit) { ptx::mark_if_at_least(bits, x, range.base, bit); });
   uint32_t before = 0;
