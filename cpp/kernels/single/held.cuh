@@ -94,20 +94,16 @@ struct Held {
   }
 
   // The key at a place known only at run time: a tree of selections, because registers have no addresses.
+  template <int kFirst = 0, int kCount = kValues>
   __device__ __forceinline__ uint32_t key_at(int place) const {
-    uint32_t part[kValues];
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) part[i] = key[i];
-#pragma unroll
-    for (int level = 1; level <= log2_of(kValues); ++level) {
-      const int half = kValues >> level;
-      const bool upper = (place & half) != 0;
-#pragma unroll
-      for (int i = 0; i < kValues / 2; ++i) {
-        if (i < half) part[i] = upper ? part[i + half] : part[i];
-      }
+    if constexpr (kCount == 1) {
+      return key[kFirst];
+    } else {
+      constexpr int kHalf = kCount / 2;
+      const uint32_t lower = key_at<kFirst, kHalf>(place);
+      const uint32_t upper = key_at<kFirst + kHalf, kHalf>(place);
+      return (place & kHalf) != 0 ? upper : lower;
     }
-    return part[0];
   }
 
   // Those of 16 elements.

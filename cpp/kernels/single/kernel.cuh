@@ -77,32 +77,26 @@ __device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kVal
 template <typename T, int kValues>
 __device__ __forceinline__ Range narrow(const Task<T>& task, const Held<T, kValues>& held, Bins& bins,
                                         int& rounds) {
-  constexpr uint32_t kMost = kMaxKey >> kIdleBits<T>;
-  int shift = 32 - kIdleBits<T> - kLog2Bins;
-  Range range{0, kMost, static_cast<uint32_t>(task.k), kMaxKey};
-  held.for_each_place([&](int i) { atomicAdd(&bins.set[0][held.key[i] >> shift], 1u); });
-  __syncthreads();
+  Range range{0, kMaxKey >> kIdleBits<T>, static_cast<uint32_t>(task.k), kMaxKey};
 #pragma unroll 1
-  while (true) {
-    uint32_t* const set = bins.set[rounds & 1];
-    uint32_t* const other = bins.set[~rounds & 1];
-    const BinHit hit = locate(task, bins, set, other, rounds > 0, range.rank);
+  do {
+    const int shift = max(0, 32 - kLog2Bins - __clz(range.reach));
+    // Behind the last bin of the range; that is behind all bins, but for the last round's.
+    const uint32_t outside = (range.reach >> shift) + 1;
+    // A range starts at a multiple of its length, so that keys can be shifted before they are subtracted.
+    const uint32_t first = range.base >> shift;
+    uint32_t* set = bins.set[rounds & 1];
+    held.for_each_place([&](int i) { atomicAdd(&set[min((held.key[i] >> shift) - first, outside)], 1u); });
+    __syncthreads();
+    if (outside < kBins) range.rank += set[outside];
+    const BinHit hit = locate(task, bins, set, bins.set[~rounds & 1], rounds > 0, range.rank);
     ++rounds;
     const uint32_t offset = hit.bin << shift;
     range.base += offset;
     range.reach = min(range.reach - offset, (1u << shift) - 1);
     range.rank -= hit.above;
     range.count = hit.count;
-    if (range.settled() || range.count <= kRankDirectly) break;
-    shift = max(0, 32 - kLog2Bins - __clz(range.reach));
-    // Behind the last bin of the range; that is behind all bins, but for the last round's.
-    const uint32_t outside = (range.reach >> shift) + 1;
-    // A range starts at a multiple of its reach, so that keys can be shifted before they are subtracted.
-    const uint32_t first = range.base >> shift;
-    held.for_each_place([&](int i) { atomicAdd(&other[min((held.key[i] >> shift) - first, outside)], 1u); });
-    __syncthreads();
-    if (outside < kBins) range.rank += other[outside];
-  }
+  } while (!range.settled() && range.count > kRankDirectly);
   return range.settled() ? range : compare(task, held, range);
 }
 
