@@ -88,7 +88,7 @@ __device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, 
   const Task<T>& task = job.task;
   PhaseClock clock(nullptr, 0, false);
   start_again(task);
-  const uint32_t hinted = gather_hint(task, job.hint);
+  const uint32_t hinted = gather_hint(task, job.hint, false);
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
   finish(p, shape, job, hinted, word, start, clock);
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
   reset_counters(task);
   const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
-  const uint32_t hinted = gather_hint(task, job.hint);
+  const uint32_t hinted = gather_hint(task, job.hint, by_hint);
   const Bracket bracket = guess(task, job.hint, hinted, by_hint, false, [] {});
   clock.stamp();
   finish(p, shape, job, hinted, word,

@@ -45,11 +45,11 @@ __device__ __forceinline__ uint32_t hinted_key(const Task<T>& task, const HintVi
   return position < 0 ? kAbsentKey : task.row.key_or_absent(static_cast<int64_t>(position) + hint.offset);
 }
 
-// Key of this thread's sampled position. Gathered even when the guess does without it: from it comes the
-// alpha of the next step.
+// Key of this thread's sampled position. Where the guess does without it, one CTA's are enough, of which
+// comes the alpha of the next step.
 template <typename T>
-__device__ __forceinline__ uint32_t gather_hint(const Task<T>& task, const HintView& hint) {
-  return hinted_key(task, hint, hint.sampled);
+__device__ __forceinline__ uint32_t gather_hint(const Task<T>& task, const HintView& hint, bool by_hint) {
+  return by_hint || task.rank == 0 ? hinted_key(task, hint, hint.sampled) : kAbsentKey;
 }
 
 // Whether the hint is worth more than a sample of the row, as far as this thread can see.

@@ -92,9 +92,7 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
     task.begin = min(n, task.rank * share + task.warp * kWordElements);
     task.end = min(n, (task.rank + 1) * share);
   }
-  // What lanes add to one address the compiler would first add up over the warp; that takes longer where few
-  // do.
-  task.shared = reinterpret_cast<Shared*>(storage + ptx::unknown_zero());
+  task.shared = reinterpret_cast<Shared*>(storage);
   task.list = reinterpret_cast<uint32_t*>(storage + sizeof(Shared));
   task.segment = shape.list_capacity >> task.log2_ctas;
   ptx::keep(task.segment);

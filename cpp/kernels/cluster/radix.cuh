@@ -33,7 +33,7 @@ template <typename T>
 __device__ __forceinline__ void sum_over_cluster(const Task<T>& task, const uint32_t* hist) {
   Shared& sm = *task.shared;
   constexpr int kGroups = Histogram::kBins / 4;
-  if (task.thread < 32) sm.keys.coarse[task.thread] = 0;
+  sm.keys.clear_sums();
   __syncthreads();
   if (task.thread <= kGroups) {
     const uint32_t address = ptx::shared_address(hist + 4 * task.thread);
@@ -104,7 +104,7 @@ __device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, const Brac
     sum_over_cluster(task, hist);
     // The sums are rewritten only after the next cluster barrier.
     const uint32_t above_range = relative ? 0 : sm.over_range;
-    const BinHit hit = sm.keys.locate(rank - above_range, task.lane);
+    const BinHit hit = sm.keys.template locate<kWarps>(rank - above_range, task.lane, task.warp);
     if (above_range >= rank || hit.count == 0) {
       base = kMinKey;
       reach = kMaxKey - kMinKey;

@@ -102,7 +102,7 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
     }
     __syncthreads();
     ++rounds;
-    const BinHit hit = sm.keys.locate(rank, task.lane);
+    const BinHit hit = sm.keys.template locate<kWarps>(rank, task.lane, task.warp);
     rank -= hit.above;
     inside = hit.count;
     const uint32_t offset = hit.bin << shift;

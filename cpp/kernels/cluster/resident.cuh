@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   prepare_exchange(task);
   const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
   const Sink sink = job.sink(p);
-  const uint32_t hinted = gather_hint(task, job.hint);
+  const uint32_t hinted = gather_hint(task, job.hint, by_hint);
   Bracket bracket = guess(task, job.hint, hinted, by_hint, true, [] {});
   const uint32_t source = bracket.source;
   part.take();

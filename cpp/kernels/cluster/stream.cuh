@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (task.thread == 0) sm.pool_used = kWarps * Pool::share(shape.pool_chunks);
   const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
   const Sink sink = job.sink(p);
-  const uint32_t hinted = gather_hint(task, job.hint);
+  const uint32_t hinted = gather_hint(task, job.hint, by_hint);
   Bracket bracket = guess(task, job.hint, hinted, by_hint, true, [&] {
     // The sample first: behind all that the ring can hold it would wait for megabytes.
     if (!task.row.aligned) return;

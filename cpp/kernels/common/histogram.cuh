@@ -1,5 +1,5 @@
-// A histogram of 1024 bins in shared memory, with the sums of 32 bins beside them, so that a warp finds
-// the bin of a rank in two looks and without a barrier.
+// A histogram of 1024 bins in shared memory, with the sums of 32 bins beside them, so that a warp knows how
+// many items lie above its part of the bins.
 #pragma once
 
 #include <cstdint>
@@ -22,12 +22,18 @@ struct Histogram {
   // than the addition, even where they all meet in one bin.
   uint32_t fine[kBins + 4];
   uint32_t coarse[32 + 4];
+  alignas(16) BinHit hit;  // none, unless one is located
 
   template <int kThreads>
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < kBins; i += kThreads) fine[i + threadIdx.x] = 0;
+    clear_sums();
+  }
+
+  __device__ __forceinline__ void clear_sums() {
     if (threadIdx.x < 32) coarse[threadIdx.x] = 0;
+    if (threadIdx.x == 0) hit.count = 0;
   }
 
   __device__ __forceinline__ void add(uint32_t bin) {
@@ -40,20 +46,27 @@ struct Histogram {
     atomicAdd(&coarse[bin >> 5], count);
   }
 
-  // Bin of the rank-th largest item; the same for all lanes.
-  __device__ __forceinline__ BinHit locate(uint32_t rank, int lane) const {
-    const uint32_t sum = coarse[lane];
-    const uint32_t upto = suffix_sum(sum);
-    const uint32_t owner = __ballot_sync(0xffffffffu, upto - sum < rank && rank <= upto);
-    const int group = owner != 0 ? __ffs(owner) - 1 : 0;
-    const uint32_t group_above = __shfl_sync(0xffffffffu, upto - sum, group);
-    const uint32_t count = fine[32 * group + lane];
-    const uint32_t above = group_above + suffix_sum(count) - count;
-    const uint32_t found = __ballot_sync(0xffffffffu, above < rank && rank <= above + count);
-    const int place = found != 0 ? __ffs(found) - 1 : 0;
-    const uint32_t hit_above = __shfl_sync(0xffffffffu, above, place);
-    const uint32_t hit_count = __shfl_sync(0xffffffffu, count, place);
-    return BinHit{static_cast<uint32_t>(32 * group + place), hit_above, owner != 0 ? hit_count : 0};
+  // Bin of the rank-th largest item, for all threads. Every warp looks at its part of the bins, and at the
+  // sums for what lies above it, at the same time. One block barrier.
+  template <int kWarps>
+  __device__ __forceinline__ BinHit locate(uint32_t rank, int lane, int warp) {
+    constexpr int kGroups = 32 / kWarps;  // of 32 bins
+    const int first = kGroups * warp;
+    uint32_t count[kGroups + 1], upto[kGroups + 1];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) upto[g] = count[g] = fine[32 * (first + g) + lane];
+    upto[kGroups] = count[kGroups] = coarse[lane];
+    suffix_sums(upto);
+    const uint32_t above_groups = upto[kGroups] - count[kGroups];
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+      const uint32_t above = __shfl_sync(0xffffffffu, above_groups, first + g) + upto[g] - count[g];
+      if (above < rank && rank <= above + count[g]) {
+        hit = BinHit{static_cast<uint32_t>(32 * (first + g) + lane), above, count[g]};
+      }
+    }
+    __syncthreads();
+    return hit;
   }
 };
 
