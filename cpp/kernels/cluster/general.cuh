@@ -97,7 +97,7 @@ __device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     general_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p) {
-  extern __shared__ __align__(64) unsigned char storage[];
+  extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_take_over();
   const Job<T> job(p, shape, storage);
   const Task<T>& task = job.task;

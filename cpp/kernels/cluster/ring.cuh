@@ -39,7 +39,7 @@ struct Ring {
   static constexpr int kLaneBytes = kVecs * sizeof(uint4);
   static constexpr uint32_t kWordBytes = 32 * kLaneBytes;
   static constexpr uint32_t kBytes = kStreamDepth * kWordBytes;  // of one warp
-  static_assert(sizeof(Shared) % kLaneBytes == 0, "addresses of a lane differ in their last bits only");
+  static_assert(alignof(Shared) % kLaneBytes == 0, "addresses of a lane differ in their last bits only");
 
   const T* data;  // of the warp's part, for this lane
   int length;     // elements of the part

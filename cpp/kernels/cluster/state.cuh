@@ -53,7 +53,8 @@ struct alignas(8) Candidate {
   uint32_t key;
 };
 
-struct alignas(64) Shared {
+// What comes behind it starts where 128 bytes do: copies into a ring take longer across such bounds.
+struct alignas(128) Shared {
   union {
     // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
     uint32_t hist[2][Histogram::kBins + 4];

@@ -116,7 +116,7 @@ __device__ __noinline__ Bracket divide(const Task<T> task, const Pool pool, cons
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     stream_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p) {
-  extern __shared__ __align__(64) unsigned char storage[];
+  extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_take_over();
   const Job<T> job(p, shape, storage);
   const Task<T>& task = job.task;

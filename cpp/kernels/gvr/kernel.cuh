@@ -16,7 +16,7 @@ inline size_t block_bytes(const cluster::Shape& shape) {
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     four_phase_topk(const __grid_constant__ TopkParams p, const cluster::Shape shape) {
-  extern __shared__ __align__(64) unsigned char storage[];
+  extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_dependency_wait();
   Shared& sm = *reinterpret_cast<Shared*>(storage);
   const int row = blockIdx.x;

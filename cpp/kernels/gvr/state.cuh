@@ -42,7 +42,7 @@ struct Candidates {
   int32_t position[kCapacity];  // ascending
 };
 
-struct alignas(64) Shared {
+struct alignas(128) Shared {
   uint32_t bitmap[kBitmapWords];  // elements that reach the threshold of the last pass
   Bins guess;
   Bins snap;

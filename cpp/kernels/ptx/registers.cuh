@@ -15,4 +15,11 @@ __device__ __forceinline__ void keep(T*& pointer) {
   asm("" : "+l"(pointer));
 }
 
+// Zero, but the compiler cannot know, nor that it is the same in all lanes: blocks have one dimension.
+__device__ __forceinline__ uint32_t unknown_zero() {
+  uint32_t zero;
+  asm volatile("mov.u32 %0, %%tid.z;" : "=r"(zero));
+  return zero;
+}
+
 }  // namespace gvr_topk::ptx

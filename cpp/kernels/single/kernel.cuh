@@ -15,7 +15,7 @@ constexpr int kLog2Bins = 11;
 constexpr int kBins = 1 << kLog2Bins;
 static_assert(kBins == 4 * kThreads, "four bins are summed up by each thread");
 
-struct alignas(16) Bins {
+struct alignas(128) Bins {
   uint32_t set[2][kBins + 4];  // in turn; one bin more counts what is outside the range
   uint32_t group[kWarps];
   BinHit hit;
@@ -77,26 +77,33 @@ __device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kVal
 template <typename T, int kValues>
 __device__ __forceinline__ Range narrow(const Task<T>& task, const Held<T, kValues>& held, Bins& bins,
                                         int& rounds) {
+  constexpr int kKeyBits = 32 - kIdleBits<T>;
   Range range{0, kMaxKey >> kIdleBits<T>, static_cast<uint32_t>(task.k), kMaxKey};
-#pragma unroll 1
-  do {
-    const int shift = max(0, 32 - kLog2Bins - __clz(range.reach));
-    // Behind the last bin of the range; that is behind all bins, but for the last round's.
-    const uint32_t outside = (range.reach >> shift) + 1;
-    // A range starts at a multiple of its length, so that keys can be shifted before they are subtracted.
-    const uint32_t first = range.base >> shift;
-    uint32_t* set = bins.set[rounds & 1];
+  int shift = kKeyBits - kLog2Bins;
+  // Bins of the range, keys being shifted before they are subtracted: it starts at a multiple of its length.
+  // All that is outside goes to the bin behind the last.
+  const auto count = [&](uint32_t* set, uint32_t first, uint32_t outside) {
     held.for_each_place([&](int i) { atomicAdd(&set[min((held.key[i] >> shift) - first, outside)], 1u); });
     __syncthreads();
-    if (outside < kBins) range.rank += set[outside];
-    const BinHit hit = locate(task, bins, set, bins.set[~rounds & 1], rounds > 0, range.rank);
+  };
+#pragma unroll 1
+  while (true) {
+    // In here, or registers of the longest rows are spilled.
+    if (rounds == 0) count(bins.set[0], 0, kBins);
+    uint32_t* const other = bins.set[~rounds & 1];
+    const BinHit hit = locate(task, bins, bins.set[rounds & 1], other, rounds > 0, range.rank);
     ++rounds;
     const uint32_t offset = hit.bin << shift;
     range.base += offset;
     range.reach = min(range.reach - offset, (1u << shift) - 1);
     range.rank -= hit.above;
     range.count = hit.count;
-  } while (!range.settled() && range.count > kRankDirectly);
+    if (range.settled() || range.count <= kRankDirectly) break;
+    shift = max(0, 32 - kLog2Bins - __clz(range.reach));
+    const uint32_t outside = (range.reach >> shift) + 1;
+    count(other, range.base >> shift, outside);
+    if (outside < kBins) range.rank += other[outside];
+  }
   return range.settled() ? range : compare(task, held, range);
 }
 
@@ -127,7 +134,7 @@ __device__ __forceinline__ Bits limit_ties(const Task<T>& task, const Held<T, kV
   return chosen;
 }
 
-struct alignas(64) Storage {
+struct alignas(128) Storage {
   Shared shared;
   Bins bins;
   // [k] selected positions, in ascending order; those of a short row fit 16 bits.
@@ -139,12 +146,14 @@ inline size_t single_bytes(int k) { return sizeof(Storage) + sizeof(uint16_t) * 
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     single_topk(const __grid_constant__ TopkParams p, const Path path) {
-  extern __shared__ __align__(64) unsigned char storage[];
+  extern __shared__ __align__(128) unsigned char storage[];
   Storage& own = *reinterpret_cast<Storage*>(storage);
   ptx::grid_take_over();
   Held<T, kValues> held;
   if constexpr (held.kAhead) held.load(row_buffer<T>(p, blockIdx.x));
-  const Job<T> job(p, Shape{}, storage);
+  // What lanes add to one address the compiler would first add up over the warp. Few do here, and that takes
+  // longer.
+  const Job<T> job(p, Shape{}, storage + ptx::unknown_zero());
   const Task<T>& task = job.task;
   Shared& sm = *task.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
@@ -156,10 +165,11 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   for (int i = 0; i < 2; ++i) {
     reinterpret_cast<uint4*>(own.bins.set[i])[task.thread] = make_uint4(0, 0, 0, 0);
   }
+  const Sink sink = job.sink(p);  // here, where there is time for parameters to come
   if (task.thread == 0) {
     sm.hinted = sm.at_or_above = sm.small_count = 0;
     // Unknown to the next step: in rows this short nobody looks at the hint.
-    if (p.guess_state != nullptr && job.sink(p).prior != nullptr) p.guess_state[job.slot] = -1.0f;
+    if (p.guess_state != nullptr && sink.prior != nullptr) p.guess_state[job.slot] = -1.0f;
   }
   __syncthreads();
   held.take(task.row.n, task.lane);
@@ -168,7 +178,6 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   const Range range = narrow(task, held, own.bins, rounds);
   clock.stamp();
 
-  const Sink sink = job.sink(p);
   auto chosen = held.bits(
       [&](uint32_t& bits, uint32_t x, uint32_t bit) { ptx::mark_if_at_least(bits, x, range.base, bit); });
   uint32_t before = 0;
