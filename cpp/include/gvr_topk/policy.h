@@ -106,10 +106,8 @@ constexpr int32_t kMostValuesPerThread = 64;  // and of the longest that one CTA
 constexpr int32_t kStepElements = kClusterThreads * kValuesPerThread;
 constexpr int32_t kMaxClusterSize = 16;
 // Words per thread under way while a long row streams through shared memory: 96 KB, enough to keep DRAM
-// busy, and in the stream kernel one more. Consumer Blackwell (120), with 99 KB for a block, loads without
-// such a ring.
+// busy. Consumer Blackwell (120), with 99 KB for a block, loads without such a ring.
 constexpr int32_t kRingDepth = 3;
-constexpr int32_t kStreamDepth = 4;
 
 struct PlanInput {
   int64_t rows;
@@ -131,7 +129,7 @@ struct Plan {
   int32_t list_capacity;       // candidate keys one CTA can receive
   int32_t candidate_capacity;  // elements one CTA can collect for selection
   int32_t masks;       // selection masks of one CTA, for rows that do not fit in registers; 0 when they do
-  int32_t ring_depth;  // words per thread under way, the stream kernel's own apart; 0: loads go to registers
+  int32_t ring_depth;  // words per thread under way; 0: loads go to registers
 };
 
 GVR_TOPK_HOST_DEVICE constexpr int32_t log2_of(int32_t power_of_two) {
@@ -245,7 +243,7 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   // Few CTAs share a list among few, and want their room for the pool of the stream kernel.
   plan.list_capacity = plan.masks > kManyMasks ? 6144 : 16384;
   if (plan.family == Family::kStream && plan.masks <= kManyMasks) {
-    plan.list_capacity = plan.ctas_per_row <= 4 ? 8192 : 10752;
+    plan.list_capacity = plan.ctas_per_row <= 4 ? 8192 : 11264;
   }
   plan.candidate_capacity = 2560;
   plan.ring_depth = plan.masks > 0 && plan.masks <= kMostMasksWithRing ? kRingDepth : 0;

@@ -45,7 +45,7 @@ inline constexpr Shape make_shape(const Plan& plan, bool use_hint) {
               plan.ring_depth > 0,
               use_hint};
   if (plan.family == Family::kStream) {
-    const size_t room = (kSharedLimit - fixed_bytes(shape.list_capacity, kStreamDepth)) / kChunkBytes;
+    const size_t room = (kSharedLimit - fixed_bytes(shape.list_capacity, kRingDepth)) / kChunkBytes;
     shape.pool_chunks = room < kMaxPoolChunks ? static_cast<int>(room) : kMaxPoolChunks;
   }
   return shape;

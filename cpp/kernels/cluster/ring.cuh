@@ -38,7 +38,7 @@ struct Ring {
   static constexpr int kVecs = Word<T>::kVecs;
   static constexpr int kLaneBytes = kVecs * sizeof(uint4);
   static constexpr uint32_t kWordBytes = 32 * kLaneBytes;
-  static constexpr uint32_t kBytes = kStreamDepth * kWordBytes;  // of one warp
+  static constexpr uint32_t kBytes = kRingDepth * kWordBytes;  // of one warp
   static_assert(alignof(Shared) % kLaneBytes == 0, "addresses of a lane differ in their last bits only");
 
   const T* data;  // of the warp's part, for this lane
@@ -142,7 +142,7 @@ __device__ __forceinline__ void sift(const Task<T>& task, const Ring<T>& ring, F
   ptx::keep(lo);
 #pragma unroll 1
   for (int word = 0; word < ring.words; ++word) {
-    ptx::wait_copies<kStreamDepth - 1>();
+    ptx::wait_copies<kRingDepth - 1>();
     __syncwarp();
     pool.append(&task.shared->pool_used, ring.not_below(lo, slot), task.lane,
                 [&](int place) { return Kept{position + place, ring.value(slot, place)}; });

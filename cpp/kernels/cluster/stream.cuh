@@ -16,7 +16,7 @@ namespace gvr_topk::cluster {
 
 inline size_t stream_bytes(const Shape& shape) {
   return std::max(shared_bytes(shape),
-                  fixed_bytes(shape.list_capacity, kStreamDepth) + shape.pool_chunks * kChunkBytes);
+                  fixed_bytes(shape.list_capacity, kRingDepth) + shape.pool_chunks * kChunkBytes);
 }
 
 // Added by each warp to what is listed when candidates are missing: more than all lists hold, and not so much
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     // The sample first: behind all that the ring can hold it would wait for megabytes.
     if (!task.row.aligned) return;
 #pragma unroll
-    for (int word = 1; word < kStreamDepth; ++word) feed.fetch(ring, word * Ring<T>::kWordBytes);
+    for (int word = 1; word < kRingDepth; ++word) feed.fetch(ring, word * Ring<T>::kWordBytes);
   });
   const uint32_t source = bracket.source;
   clock.stamp();

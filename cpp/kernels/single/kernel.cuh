@@ -86,10 +86,12 @@ __device__ __forceinline__ Range narrow(const Task<T>& task, const Held<T, kValu
     held.for_each_place([&](int i) { atomicAdd(&set[min((held.key[i] >> shift) - first, outside)], 1u); });
     __syncthreads();
   };
+  // The longest rows count inside the loop, or their registers are spilled.
+  constexpr bool kAhead = kValues <= kWideValuesPerThread;
+  if constexpr (kAhead) count(bins.set[0], 0, kBins);
 #pragma unroll 1
   while (true) {
-    // In here, or registers of the longest rows are spilled.
-    if (rounds == 0) count(bins.set[0], 0, kBins);
+    if (!kAhead && rounds == 0) count(bins.set[0], 0, kBins);
     uint32_t* const other = bins.set[~rounds & 1];
     const BinHit hit = locate(task, bins, bins.set[rounds & 1], other, rounds > 0, range.rank);
     ++rounds;
