@@ -9,11 +9,15 @@
 
 namespace gvr_topk::cluster {
 
+// Of every line that is fetched four neighbours are used, each for a sample of its own: neighbours' scores
+// are alike, and a sample of them would be worth less than it says.
 struct RowSampling {
-  int log2_total;  // elements a sample is the greatest of:
-  int log2_own;    // of those that a thread reads,
-  int log2_lanes;  // and then of lanes of a warp
-  int log2_parts;  // CTAs that divide a sample among them,
+  static constexpr int kNeighbours = 4;
+
+  int log2_total;  // elements a sample is the greatest of: 4 lanes' and more, or one
+  int log2_lanes;  // of so many more lanes
+  int log2_own;    // and of those that a thread reads for it
+  int log2_parts;  // CTAs that divide the samples among them,
   int part;        // and which of them this one is
 
   template <typename T>
@@ -21,38 +25,64 @@ struct RowSampling {
     const int n = task.row.n;
     log2_parts = divided ? task.log2_ctas : 0;
     part = divided ? task.rank : 0;
-    // As few as leave a handful of the top k in each warp: lines of the cache are what a sample costs.
-    log2_total = n < 1 << 14 ? 0 : n < 3 << 14 ? 1 : n < 1 << 17 ? 2 : n < 1 << 18 ? 3 : n < 1 << 19 ? 4 : 5;
-    if (n > 1 << 20) log2_total = 6;
-    // Many CTAs read at once what few would need long for.
-    if (divided) log2_total = max(log2_total, log2_parts + (n >= 1 << 18 && task.ctas >= 8 ? 1 : 0));
+    // As few as leave a handful of the top k in each warp: lines of the cache are what a sample costs. But
+    // what all threads read at once is used.
+    log2_total = n < 1 << 17 ? 2 : n < 1 << 18 ? 4 : n < 1 << 19 ? 5 : n <= 1 << 20 ? 6 : 7;
+    log2_total = max(log2_total, 2 + min(log2_parts, 3));
     // Of more, nearly all would lie in the top k.
     while (log2_total > 0 && task.k << log2_total > 2 * n) --log2_total;
-    log2_lanes = min(log2_parts, log2_total);
-    log2_own = log2_total - log2_lanes;
+    if (log2_total < 2) log2_total = 0;
+    log2_lanes = max(min(min(log2_parts, 3), log2_total - 2), 0);
+    log2_own = max(log2_total - 2 - log2_lanes, 0);
   }
 
-  // Of what this thread reads, then of its group of lanes.
+  // What this lane's group made of its elements: a sample in every lane, alike in 2^log2_lanes neighbours.
   template <typename T>
   __device__ __forceinline__ uint32_t greatest(const Task<T>& task) const {
-    uint32_t greatest = kAbsentKey;
-#pragma unroll 8  // so that the loads overlap
+    uint32_t key[kNeighbours] = {};
+    const int n = task.row.n >= kNeighbours ? task.row.n & -kNeighbours : task.row.n;
+#pragma unroll 4  // so that the loads overlap
     for (int i = 0; i < 1 << log2_own; ++i) {
-      // One position in each stratum. Neighbouring strata belong to different CTAs and warps, whose
-      // statistics shall not depend on where in the row they look; what is put together comes from all over
-      // it. The multiplicative hash keeps periodic rows from hiding.
+      // One place in each stratum. Neighbouring strata belong to different CTAs and warps, whose statistics
+      // shall not depend on where in the row they look; what is put together comes from all over it. The
+      // multiplicative hash keeps periodic rows from hiding.
       const uint32_t in_cta = i * kThreads + task.lane * kWarps + task.warp;
       const uint32_t stratum = (in_cta << log2_parts) + part;
-      const uint64_t begin = static_cast<uint64_t>(stratum) * static_cast<uint32_t>(task.row.n);
-      const uint32_t jitter = __umulhi(stratum * 2654435761u, task.row.n);
-      const uint64_t at = (begin + jitter) >> (kLog2Threads + log2_own + log2_parts);
-      greatest = max(greatest, task.row.key(static_cast<int>(at)));
+      const uint64_t begin = static_cast<uint64_t>(stratum) * static_cast<uint32_t>(n);
+      const uint32_t jitter = __umulhi(stratum * 2654435761u, n);
+      const int at = static_cast<int>((begin + jitter) >> (kLog2Threads + log2_own + log2_parts));
+      look_at(task.row, at & -kNeighbours, key);
     }
+    if (log2_total == 0) return key[0];
+    // Of lanes 16 apart one takes the first two, of those 8 apart the first of those.
+    const bool second = (task.lane & 16) != 0, odd = (task.lane & 8) != 0;
+    const uint32_t one = max(second ? key[2] : key[0], swapped(second ? key[0] : key[2], 16));
+    const uint32_t other = max(second ? key[3] : key[1], swapped(second ? key[1] : key[3], 16));
+    uint32_t greatest = max(odd ? other : one, swapped(odd ? one : other, 8));
 #pragma unroll 1
-    for (int i = 0; i < log2_lanes; ++i) {
-      greatest = max(greatest, __shfl_xor_sync(0xffffffffu, greatest, 16 >> i));
-    }
+    for (int i = 0; i < log2_lanes; ++i) greatest = max(greatest, swapped(greatest, 1 << i));
     return greatest;
+  }
+
+  __device__ __forceinline__ static uint32_t swapped(uint32_t key, int lanes) {
+    return __shfl_xor_sync(0xffffffffu, key, lanes);
+  }
+
+  // Takes the keys of four elements, from a multiple of four on, where they are greater; of shorter rows, the
+  // last one again.
+  template <typename T>
+  __device__ __forceinline__ static void look_at(const Row<T>& row, int at, uint32_t (&key)[kNeighbours]) {
+    if (row.aligned && row.n >= kNeighbours) {
+      using Four = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
+      const Four four = *reinterpret_cast<const Four*>(row.data + at);
+      uint4 vec{four.x, four.y, 0, 0};
+      if constexpr (sizeof(T) == 4) vec.z = four.z, vec.w = four.w;
+#pragma unroll
+      for (int e = 0; e < kNeighbours; ++e) key[e] = max(key[e], order_key(element<T>(vec, e)));
+    } else {
+#pragma unroll
+      for (int e = 0; e < kNeighbours; ++e) key[e] = max(key[e], row.key(min(at + e, row.n - 1)));
+    }
   }
 
   // Of such greatest ones, which lie in the top k.
@@ -91,8 +121,9 @@ __device__ __forceinline__ void outlast_samples(const Task<T>& task) {
 template <typename T>
 __device__ __forceinline__ uint32_t sample_of_cluster(const Task<T>& task, uint32_t greatest) {
   Shared& sm = *task.shared;
-  const int groups = 32 >> task.log2_ctas;
-  if (task.lane < groups) sm.sent[task.warp * groups + task.lane] = greatest;
+  if ((task.lane & (task.ctas - 1)) == 0) {
+    sm.sent[(task.warp * 32 + task.lane) >> task.log2_ctas] = greatest;
+  }
   __syncthreads();
   ptx::cluster_wait();
   send_sample(task, sm.sent[task.team_place()]);
