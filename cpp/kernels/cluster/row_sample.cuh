@@ -25,9 +25,9 @@ struct RowSampling {
     const int n = task.row.n;
     log2_parts = divided ? task.log2_ctas : 0;
     part = divided ? task.rank : 0;
-    // As few as leave a handful of the top k in each warp: lines of the cache are what a sample costs. But
-    // what all threads read at once is used.
-    log2_total = n < 1 << 17 ? 2 : n < 1 << 18 ? 4 : n < 1 << 19 ? 5 : n <= 1 << 20 ? 6 : 7;
+    // Lines from all over the row are what samples cost: as few as leave some of the top k among them, and
+    // what all threads read at once.
+    log2_total = n < 1 << 18 ? 2 : n < 1 << 19 ? 3 : n <= 1 << 20 ? 4 : 5;
     log2_total = max(log2_total, 2 + min(log2_parts, 3));
     // Of more, nearly all would lie in the top k.
     while (log2_total > 0 && task.k << log2_total > 2 * n) --log2_total;
