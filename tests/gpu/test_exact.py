@@ -150,6 +150,32 @@ def test_few_values_about_zero(ctas: int, dtype: torch.dtype, n: int) -> None:
             assert wrong_rows(got, logits, full_lengths(logits), k) == [], k
 
 
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [3000, 20_000, 70_001])
+def test_nans_of_every_sign_and_payload(path: str, dtype: torch.dtype, n: int) -> None:
+    # All of them are one value, above infinity; which of them are chosen, their positions say.
+    k = 2048
+    integer, infinity = {
+        torch.float32: (torch.int32, 0x7F800000),
+        torch.bfloat16: (torch.int16, 0x7F80),
+        torch.float16: (torch.int16, 0x7C00),
+    }[dtype]
+    payloads = torch.iinfo(integer).max - infinity
+    generator = torch.Generator().manual_seed(n)
+    rows = torch.randn(4, n, generator=generator).to(dtype)
+    for row, count in enumerate((3, k // 2, k, min(n, 3 * k))):
+        where = torch.randperm(n, generator=generator)[:count]
+        payload = torch.randint(1, payloads + 1, (count,), generator=generator)
+        sign = torch.randint(0, 2, (count,), generator=generator) * (torch.iinfo(integer).max + 1)
+        bits = infinity + payload - sign  # as a signed number, the top bit is that much less
+        rows[row, where] = bits.to(integer).view(dtype)
+    assert rows.isnan().sum(1).tolist() == [3, k // 2, k, min(n, 3 * k)]
+    logits = place(rows, pad=5)
+    got = run(logits, full_lengths(logits), k, path=path)
+    assert wrong_rows(got, logits, full_lengths(logits), k) == []
+
+
 @pytest.mark.parametrize("path", ["cluster", "radix"])
 @pytest.mark.parametrize("k", [1, 7, 100, 3000, 50_000])
 def test_any_k(path: str, k: int) -> None:

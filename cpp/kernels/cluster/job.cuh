@@ -51,12 +51,14 @@ inline constexpr Shape make_shape(const Plan& plan, bool use_hint) {
   return shape;
 }
 
-// Whether rows of `width` can be planned for `ctas` CTAs: shared memory takes everything, and a pool what may
-// be selected and a wide bracket, though every warp's last chunk is all but empty.
+// Whether rows of `width` can be planned for `ctas` CTAs: shared memory takes everything, rings start where
+// shared memory's lines do, and a pool takes what may be selected and a wide bracket, though every warp's
+// last chunk is all but empty.
 inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
   const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kCluster, 132, arch, ctas});
   const Shape shape = make_shape(plan, true);
   return shared_bytes(shape) <= (is_small_arch(arch) ? kSharedLimitSmall : kSharedLimit) &&
+         fixed_bytes(shape.list_capacity, 0) % alignof(Shared) == 0 &&
          (plan.family != Family::kStream ||
           shape.pool_chunks >= (kStreamMaxK + kWideBracket) / kChunk + kWarps);
 }
@@ -195,6 +197,21 @@ __device__ __forceinline__ bool announce(const Task<T>& task, bool agree) {
   return all;
 }
 
+__device__ __forceinline__ int request_of(const TopkParams& p, int row) {
+  return p.next_n == 1 ? row : row / p.next_n;
+}
+
+__device__ __forceinline__ int32_t* stats_of(const TopkParams& p, int row) {
+  return p.stats != nullptr ? p.stats + row * kStatColumns : nullptr;
+}
+
+// Rows no longer than k need no selection: `threads` threads, of which this is one, write them.
+__device__ __forceinline__ void finish_short_row(const Sink& sink, int n, int k, int thread, int threads,
+                                                 int32_t* stats) {
+  emit_short_row(sink, n, k, thread, threads);
+  if (stats != nullptr && thread < kStatColumns) stats[thread] = thread == kStatHits ? -1 : 0;
+}
+
 // What a cluster has to do: its row, the row's hint, and where results go.
 template <typename T>
 struct Job {
@@ -207,7 +224,7 @@ struct Job {
 
   __device__ __forceinline__ Job(const TopkParams& p, const Shape& shape, unsigned char* storage) {
     row = blockIdx.x >> shape.log2_ctas;
-    request = p.next_n == 1 ? row : row / p.next_n;
+    request = request_of(p, row);
     const Row<T> view = row_view<T>(p, row, request);  // first: nearly everything waits for its length
     slot = slot_of(p, row, request);
     hint = hint_view(p, slot);
@@ -217,18 +234,11 @@ struct Job {
 
   __device__ __forceinline__ Sink sink(const TopkParams& p) const { return make_sink(p, row, request, slot); }
 
-  __device__ __forceinline__ int32_t* stats(const TopkParams& p) const {
-    return p.stats != nullptr ? p.stats + row * kStatColumns : nullptr;
-  }
-
-  // Rows no longer than k need no selection. False when there is one to make.
+  // False when there is a selection to make.
   __device__ __forceinline__ bool finish_short(const TopkParams& p) const {
     if (task.row.n > task.k) return false;
-    int32_t* stats = this->stats(p);
-    emit_short_row(sink(p), task.row.n, task.k, task.rank * kThreads + task.thread, task.ctas * kThreads);
-    if (stats != nullptr && task.rank == 0 && task.thread < kStatColumns) {
-      stats[task.thread] = task.thread == kStatHits ? -1 : 0;
-    }
+    finish_short_row(sink(p), task.row.n, task.k, task.rank * kThreads + task.thread, task.ctas * kThreads,
+                     stats_of(p, row));
     return true;
   }
 
@@ -253,9 +263,10 @@ struct Job {
       p.guess_state[slot] = sm.hinted > 0 ? fminf(share, 1.0f) : -1.0f;
     }
     if (p.stats == nullptr) return;
-    write_stats(stats(p), shape.use_hint ? Path::kCluster : Path::kRadix, passes, static_cast<int>(inside),
-                snaps, hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1,
-                static_cast<int>(source), guess_hit, rounds);
+    write_stats(stats_of(p, row), shape.use_hint ? Path::kCluster : Path::kRadix, passes,
+                static_cast<int>(inside), snaps,
+                hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, static_cast<int>(source),
+                guess_hit, rounds);
   }
 };
 

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::grid_dependency_wait();
   Shared& sm = *reinterpret_cast<Shared*>(storage);
   const int row = blockIdx.x;
-  const int request = p.next_n == 1 ? row : row / p.next_n;
+  const int request = cluster::request_of(p, row);
   const int slot = cluster::slot_of(p, row, request);
   const cluster::Task<T> task =
       cluster::make_task<T>(p, shape, row_view<T>(p, row, request), storage + sizeof(Shared));
@@ -28,12 +28,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Sink sink = cluster::make_sink(p, row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
   clock.stamp();
-  int32_t* stats = p.stats != nullptr ? p.stats + row * kStatColumns : nullptr;
+  int32_t* const stats = cluster::stats_of(p, row);
   if (task.row.n <= task.k) {
-    cluster::emit_short_row(sink, task.row.n, task.k, threadIdx.x, kThreads);
-    if (stats != nullptr && threadIdx.x < kStatColumns) {
-      stats[threadIdx.x] = threadIdx.x == kStatHits ? -1 : 0;
-    }
+    cluster::finish_short_row(sink, task.row.n, task.k, threadIdx.x, kThreads, stats);
     return;
   }
 

@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   write_out(task, own.staged, sink);
   clock.stamp();
   if (task.thread != 0 || p.stats == nullptr) return;
-  write_stats(job.stats(p), path, 1, static_cast<int>(range.count), rounds,
+  write_stats(stats_of(p, job.row), path, 1, static_cast<int>(range.count), rounds,
               job.hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, kGuessNone, false, rounds);
 }
 
