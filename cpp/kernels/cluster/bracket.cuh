@@ -93,9 +93,9 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sam
   Shared& sm = *task.shared;
   const uint32_t key = sample.key;
   const float share = sample.share;
-  reinterpret_cast<uint32_t*>(sm.sample)[task.thread] = key;
+  reinterpret_cast<uint32_t*>(sm.sampled.key)[task.thread] = key;
   __syncwarp();
-  const int rank = rank_among<8>(sm.sample + 8 * task.warp, key);
+  const int rank = rank_among<8>(sm.sampled.key + 8 * task.warp, key);
   if (share < 1.0f / 8 && sample.source == kGuessRowSample) return tail_bracket(task, sample, rank);
   const int present = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey));
   const float place = share * static_cast<float>(present);

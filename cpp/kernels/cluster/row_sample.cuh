@@ -1,4 +1,4 @@
-// A sample of the row itself: per thread, the greatest of a few scattered elements.
+// A sample of the row itself: as many times as there are threads, the greatest of a few scattered elements.
 //
 // Of single elements so few belong to the top k of a long row that their order statistics say little; of the
 // greatest of m, a share of 1 - (1 - k/n)^m do. The CTAs of a cluster need the same samples: each reads its
@@ -122,11 +122,11 @@ template <typename T>
 __device__ __forceinline__ uint32_t sample_of_cluster(const Task<T>& task, uint32_t greatest) {
   Shared& sm = *task.shared;
   if ((task.lane & (task.ctas - 1)) == 0) {
-    sm.sent[(task.warp * 32 + task.lane) >> task.log2_ctas] = greatest;
+    sm.sampled.sent[(task.warp * 32 + task.lane) >> task.log2_ctas] = greatest;
   }
   __syncthreads();
   ptx::cluster_wait();
-  send_sample(task, sm.sent[task.team_place()]);
+  send_sample(task, sm.sampled.sent[task.team_place()]);
   receive_samples(task);
   return sm.received[task.thread];
 }

@@ -53,15 +53,18 @@ struct alignas(8) Candidate {
   uint32_t key;
 };
 
+// What a guess is made of.
+struct Sampled {
+  uint4 key[kThreads / 4];  // one per thread
+  uint32_t sent[kThreads];  // what this CTA has for the sample of the cluster
+};
+
 // What comes behind it starts where 128 bytes do: copies into a ring take longer across such bounds.
 struct alignas(128) Shared {
   union {
     // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
     uint32_t hist[2][Histogram::kBins + 4];
-    struct {                       // the guess comes before any radix round
-      uint4 sample[kThreads / 4];  // one key per thread
-      uint32_t sent[kThreads];     // what this CTA has for the sample of the cluster
-    };
+    Sampled sampled;  // the guess comes before any radix round
   };
   Histogram keys;       // of the listed keys, or cluster-wide sums of one radix round
   uint32_t over_range;  // elements above the range of that round
