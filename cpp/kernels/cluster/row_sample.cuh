@@ -43,15 +43,8 @@ struct RowSampling {
     const int n = task.row.n >= kNeighbours ? task.row.n & -kNeighbours : task.row.n;
 #pragma unroll 4  // so that the loads overlap
     for (int i = 0; i < 1 << log2_own; ++i) {
-      // One place in each stratum. Neighbouring strata belong to different CTAs and warps, whose statistics
-      // shall not depend on where in the row they look; what is put together comes from all over it. The
-      // multiplicative hash keeps periodic rows from hiding.
-      const uint32_t in_cta = i * kThreads + task.lane * kWarps + task.warp;
-      const uint32_t stratum = (in_cta << log2_parts) + part;
-      const uint64_t begin = static_cast<uint64_t>(stratum) * static_cast<uint32_t>(n);
-      const uint32_t jitter = __umulhi(stratum * 2654435761u, n);
-      const int at = static_cast<int>((begin + jitter) >> (kLog2Threads + log2_own + log2_parts));
-      look_at(task.row, at & -kNeighbours, key);
+      const uint32_t number = ((i * kThreads + task.thread) << log2_parts) + part;
+      look_at(task.row, static_cast<int>(__umulhi(scrambled(number), n)) & -kNeighbours, key);
     }
     if (log2_total == 0) return key[0];
     // Of lanes 16 apart one takes the first two, of those 8 apart the first of those.
@@ -62,6 +55,15 @@ struct RowSampling {
 #pragma unroll 1
     for (int i = 0; i < log2_lanes; ++i) greatest = max(greatest, swapped(greatest, 1 << i));
     return greatest;
+  }
+
+  // Places as if drawn by lot. Even ones would not do: where the top k bunch, the greatest of elements from
+  // all parts of the row lies among them more often than the share says.
+  __device__ __forceinline__ static uint32_t scrambled(uint32_t number) {
+    number *= 2654435761u;
+    number = (number ^ number >> 15) * 2246822519u;
+    number = (number ^ number >> 13) * 3266489917u;
+    return number ^ number >> 16;
   }
 
   __device__ __forceinline__ static uint32_t swapped(uint32_t key, int lanes) {
