@@ -31,6 +31,7 @@ COLUMNS = {
     "vllm": "vLLM 0.33",
     "flashinfer": "FlashInfer 0.7.2",
 }
+PEERS = ("torch", "trtllm", "vllm", "flashinfer")
 CELLS = sorted(TARGETS, key=lambda cell: cell[::-1])
 NOISE = 0.01
 """Differences up to this share are not spoken of."""
@@ -59,8 +60,8 @@ def hint_spread(bench: dict[str, Any]) -> float:
     return next(check["reached"] for check in bench["checks"] if "hints of every quality" in check["what"])
 
 
-def faster_cells(bench: dict[str, Any], other: str) -> tuple[list[str], float]:
-    """Where an implementation is faster than this package, cold, and how many times at most."""
+def faster_cells(bench: dict[str, Any], other: str) -> list[tuple[str, float]]:
+    """Where an implementation is faster than this package, cold, and how many times."""
     ours: dict[str, float] = {}
     theirs: dict[str, tuple[str, float]] = {}
     for r in bench["results"]:
@@ -74,10 +75,9 @@ def faster_cells(bench: dict[str, Any], other: str) -> tuple[list[str], float]:
             if cell["group"] == "hint":
                 name += f" ({100 * cell['keep']:.0f} % survives)"
             theirs[cell["key"]] = (name, r["cold_us"])
-    found = [
+    return [
         (name, ours[key] / us) for key, (name, us) in theirs.items() if us < ours.get(key, 0.0) * (1 - NOISE)
     ]
-    return [name for name, _ in found], max((ratio for _, ratio in found), default=1.0)
 
 
 def times_table(bench: dict[str, Any]) -> list[str]:
@@ -106,19 +106,17 @@ def results() -> str:
     sets = run["sets_in_20_runs"]
     others = ", ".join(
         f"{COLUMNS[name]} {ratios[name]['geometric_mean']:.2f} ({ratios[name]['ratio']:.2f})"
-        for name in ("torch", "trtllm", "vllm", "flashinfer")
+        for name in PEERS
     )
     missed = [check for check in bench["checks"] if not check["met"]]
     absolute = sum(": us at N" in check["what"] for check in missed)
     faster = []
-    for name, text in {
-        **COLUMNS,
-        "radix": "our radix select",
-        "gvr_quantile": "our four-phase kernel",
-    }.items():
-        cells, most = faster_cells(bench, name) if name not in ("cluster", "cluster_pdl") else ([], 1.0)
-        if cells:
-            faster.append(f"{text} at {' and '.join(cells)} (at most {most:.2f} times)")
+    ours = {"gvr_quantile": "our four-phase kernel", "radix": "our radix select"}
+    for name, text in {**ours, **{name: COLUMNS[name] for name in PEERS}}.items():
+        found = faster_cells(bench, name)
+        if found:
+            cells, times = zip(*found, strict=True)
+            faster.append(f"{text} at {' and '.join(cells)} (at most {max(times):.2f} times)")
     step = decode["step_us"]
     lead = f"""
         {run["machine"]["device"]}, us per launch, cold L2, CUDA graph, median; fp32, k = 2048, Gaussian rows

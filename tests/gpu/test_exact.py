@@ -164,13 +164,14 @@ def test_nans_of_every_sign_and_payload(path: str, dtype: torch.dtype, n: int) -
     payloads = torch.iinfo(integer).max - infinity
     generator = torch.Generator().manual_seed(n)
     rows = torch.randn(4, n, generator=generator).to(dtype)
-    for row, count in enumerate((3, k // 2, k, min(n, 3 * k))):
+    counts = [3, k // 2, k, min(n, 3 * k)]
+    for row, count in enumerate(counts):
         where = torch.randperm(n, generator=generator)[:count]
         payload = torch.randint(1, payloads + 1, (count,), generator=generator)
         sign = torch.randint(0, 2, (count,), generator=generator) * (torch.iinfo(integer).max + 1)
         bits = infinity + payload - sign  # as a signed number, the top bit is that much less
         rows[row, where] = bits.to(integer).view(dtype)
-    assert rows.isnan().sum(1).tolist() == [3, k // 2, k, min(n, 3 * k)]
+    assert rows.isnan().sum(1).tolist() == counts
     logits = place(rows, pad=5)
     got = run(logits, full_lengths(logits), k, path=path)
     assert wrong_rows(got, logits, full_lengths(logits), k) == []

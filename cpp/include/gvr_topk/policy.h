@@ -129,7 +129,7 @@ struct Plan {
   int32_t list_capacity;       // candidate keys one CTA can receive
   int32_t candidate_capacity;  // elements one CTA can collect for selection
   int32_t masks;       // selection masks of one CTA, for rows that do not fit in registers; 0 when they do
-  int32_t ring_depth;  // words per thread under way; 0: loads go to registers
+  int32_t ring_depth;  // words per thread under way, the stream kernel's own apart; 0: loads go to registers
 };
 
 GVR_TOPK_HOST_DEVICE constexpr int32_t log2_of(int32_t power_of_two) {

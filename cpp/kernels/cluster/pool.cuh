@@ -43,7 +43,7 @@ struct Pool {
     const int owned = room >> kLog2Chunk;
     const int more = (count + added - room + kChunk - 1) >> kLog2Chunk;  // at most a word's: fewer than lanes
     int first = 0;
-    if (lane == 0) first = static_cast<int>(atomicAdd(used, more));
+    if (lane == 0) first = static_cast<int>(atomicAdd(used, static_cast<uint32_t>(more)));
     first = __shfl_sync(0xffffffffu, first, 0);
     full |= first + more > capacity;
     if (full) return false;

@@ -76,11 +76,11 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
   while (reach != 0 && rank != inside) {
     if (inside <= kRankDirectly) {
       listed.for_each([&](uint32_t x) {
-        if ((x >> kIdle) - base <= reach) sm.small[atomicAdd(&sm.small_count, 1)] = x;
+        if ((x >> kIdle) - base <= reach) sm.small[atomicAdd(&sm.small_count, 1u)] = x;
       });
       if (task.thread == 0 && plateau != kAbsentKey && (plateau >> kIdle) - base <= reach) {
         for (uint32_t i = 0; i < verdict.equal; ++i) {
-          sm.small[atomicAdd(&sm.small_count, 1)] = plateau;
+          sm.small[atomicAdd(&sm.small_count, 1u)] = plateau;
         }
       }
       __syncthreads();

@@ -100,6 +100,10 @@ struct Part {
     return there >= kValues ? found : found & ((1u << there) - 1);
   }
 
+  __device__ __forceinline__ uint32_t not_below(float bound) const {
+    return bits([&](uint32_t& found, float x, uint32_t bit) { ptx::mark_unless_less(found, x, bound, bit); });
+  }
+
   __device__ __forceinline__ uint32_t equal(float level) const {
     return bits([&](uint32_t& found, float x, uint32_t bit) { found |= x == level ? bit : 0; });
   }
@@ -125,8 +129,7 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
   Shared& sm = *task.shared;
   const float lo = bracket.low(), hi = bracket.high();
   // NaN fails both comparisons and so counts as above.
-  const uint32_t not_below =
-      part.bits([&](uint32_t& bits, float x, uint32_t bit) { ptx::mark_unless_less(bits, x, lo, bit); });
+  const uint32_t not_below = part.not_below(lo);
   const uint32_t above =
       part.bits([&](uint32_t& bits, float x, uint32_t bit) { ptx::mark_unless_at_most(bits, x, hi, bit); });
   uint32_t inside = not_below & ~above;
@@ -141,7 +144,7 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
     inside &= ~on_plateau;
   }
   if (inside != 0) {
-    uint32_t slot = atomicAdd(&sm.listed, __popc(inside));
+    uint32_t slot = atomicAdd(&sm.listed, static_cast<uint32_t>(__popc(inside)));
     uint32_t* segment = task.list + task.rank * task.segment;
 #pragma unroll 1
     for (; inside != 0; inside &= inside - 1) {
@@ -160,8 +163,7 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
                                           PhaseClock& clock, Report report) {
   count_listed(task, listed, cut);
   const float level = key_to_float(cut.key);
-  uint32_t chosen =
-      part.bits([&](uint32_t& bits, float x, uint32_t bit) { ptx::mark_unless_less(bits, x, level, bit); });
+  uint32_t chosen = part.not_below(level);
   uint32_t ties = 0;
   if (!cut.takes_all()) ties = part.equal(level);
   const uint32_t mine = __popc(chosen & ~ties) | __popc(ties) << 16;

@@ -28,11 +28,12 @@ struct RowSampling {
     // Lines from all over the row are what samples cost: as few as leave some of the top k among them, and
     // what all threads read at once.
     log2_total = n < 1 << 18 ? 2 : n < 1 << 19 ? 3 : n <= 1 << 20 ? 4 : 5;
-    log2_total = max(log2_total, 2 + min(log2_parts, 3));
+    const int most_lanes = min(log2_parts, 3);  // beside the four that divide neighbours among them
+    log2_total = max(log2_total, 2 + most_lanes);
     // Of more, nearly all would lie in the top k.
     while (log2_total > 0 && task.k << log2_total > 2 * n) --log2_total;
     if (log2_total < 2) log2_total = 0;
-    log2_lanes = max(min(min(log2_parts, 3), log2_total - 2), 0);
+    log2_lanes = max(min(most_lanes, log2_total - 2), 0);
     log2_own = max(log2_total - 2 - log2_lanes, 0);
   }
 

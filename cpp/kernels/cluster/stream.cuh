@@ -40,7 +40,7 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
       ++equal;
       return;
     }
-    const uint32_t slot = atomicAdd(&sm.listed, 1);
+    const uint32_t slot = atomicAdd(&sm.listed, 1u);
     if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = key;
   });
   above = __reduce_add_sync(0xffffffffu, above);

@@ -15,7 +15,7 @@ namespace gvr_topk::cluster {
 template <typename T>
 __device__ __forceinline__ void list_keys(const Task<T>& task, const Word<T>& word, uint32_t marked) {
   if (marked == 0) return;
-  uint32_t slot = atomicAdd(&task.shared->listed, __popc(marked));
+  uint32_t slot = atomicAdd(&task.shared->listed, static_cast<uint32_t>(__popc(marked)));
   uint32_t* segment = task.list + task.rank * task.segment;
 #pragma unroll 1  // a lane marks one element at most, nearly always
   for (; marked != 0; marked &= marked - 1) {

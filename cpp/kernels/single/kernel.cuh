@@ -66,7 +66,7 @@ __device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kVal
   });
 #pragma unroll 1  // few lanes hold any
   for (; inside != 0; inside &= inside - 1) {
-    sm.small[atomicAdd(&sm.small_count, 1)] = held.key_at(first_bit(inside));
+    sm.small[atomicAdd(&sm.small_count, 1u)] = held.key_at(first_bit(inside));
   }
   __syncthreads();
   const Cut cut = cut_directly(sm, range.rank, static_cast<int>(range.count), task.lane);
@@ -87,11 +87,11 @@ __device__ __forceinline__ Range narrow(const Task<T>& task, const Held<T, kValu
     __syncthreads();
   };
   // The longest rows count inside the loop, or their registers are spilled.
-  constexpr bool kAhead = kValues <= kWideValuesPerThread;
-  if constexpr (kAhead) count(bins.set[0], 0, kBins);
+  constexpr bool kBeforeLoop = kValues <= kWideValuesPerThread;
+  if constexpr (kBeforeLoop) count(bins.set[0], 0, kBins);
 #pragma unroll 1
   while (true) {
-    if (!kAhead && rounds == 0) count(bins.set[0], 0, kBins);
+    if (!kBeforeLoop && rounds == 0) count(bins.set[0], 0, kBins);
     uint32_t* const other = bins.set[~rounds & 1];
     const BinHit hit = locate(task, bins, bins.set[rounds & 1], other, rounds > 0, range.rank);
     ++rounds;
