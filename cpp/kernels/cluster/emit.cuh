@@ -16,14 +16,20 @@ struct Sink {
   int page_size;
   int pages_per_request;
 
+  // Where everything goes by `put`, pointers are not computed anew for each.
+  __device__ __forceinline__ void keep() {
+    ptx::keep(indices);
+    ptx::keep(prior);
+  }
+
   __device__ __forceinline__ void put(int slot, int position) const {
     int out = position;
     if (pages != nullptr && position >= 0) {
       const int page = position / page_size;
       out = page < pages_per_request ? pages[page] * page_size + position % page_size : -1;
     }
-    indices[slot] = out;
-    if (prior != nullptr) prior[slot] = position;
+    ptx::store_global(indices + slot, out);
+    if (prior != nullptr) ptx::store_global(prior + slot, position);
   }
 };
 
@@ -57,8 +63,8 @@ __device__ __forceinline__ void count_segments(const Task<T>& task, const Listed
   above = __reduce_add_sync(0xffffffffu, above);
   equal = __reduce_add_sync(0xffffffffu, equal);
   if (task.lane == 0 && (above | equal) != 0) {
-    atomicAdd(&task.shared->segment_above[task.team_target()], above);
-    atomicAdd(&task.shared->segment_equal[task.team_target()], equal);
+    ptx::add_shared(task.shared->segment_above[task.team_target()], above);
+    ptx::add_shared(task.shared->segment_equal[task.team_target()], equal);
   }
 }
 
@@ -83,9 +89,9 @@ __device__ __forceinline__ Share cta_share(const Task<T>& task, const Bracket& b
   if (task.lane < task.ctas) {
     // The plateau's elements are not listed: they are above the k-th key, equal to it, or below.
     const uint32_t plateau = bracket.plateau();
-    const Header& header = sm.header[task.lane];
-    above = header.above + sm.segment_above[task.lane] + (plateau > kth ? header.equal : 0);
-    equal = plateau == kth ? header.equal : sm.segment_equal[task.lane];
+    const Counts& counts = sm.header[task.lane].counts;
+    above = counts.above + sm.segment_above[task.lane] + (plateau > kth ? counts.equal : 0);
+    equal = plateau == kth ? counts.equal : sm.segment_equal[task.lane];
   }
   const bool earlier = task.lane < task.rank;
   Share share{0, task.k - __reduce_add_sync(0xffffffffu, above)};

@@ -11,7 +11,8 @@ struct Verdict {
   bool counted;        // all CTAs used this bracket
   bool contains;       // and the k-th key is in it
   bool holds;          // and everything needed was listed
-  uint32_t above;      // elements above the bracket
+  uint32_t above;      // elements above the bracket,
+  uint32_t before;     // and those of earlier CTAs
   uint32_t rank;       // its rank, from the top, among the elements inside
   uint32_t inside;     // elements inside
   uint32_t equal;      // of these, elements equal to the plateau
@@ -26,33 +27,21 @@ __device__ __forceinline__ void push(const Task<T>& task, const Bracket& bracket
   const uint32_t target = task.team_target(), place = task.team_place();
   const uint32_t mailbox = ptx::map_to_rank(ptx::shared_address(&sm.mailbox), target);
   const uint32_t header = ptx::map_to_rank(ptx::shared_address(&sm.header[task.rank]), target);
-  const uint32_t* mine = task.list + task.rank * task.segment;
+  const auto mine = reinterpret_cast<const uint4*>(task.list + task.rank * task.segment);
   const uint32_t list = ptx::map_to_rank(ptx::shared_address(mine), target);
-  const uint32_t listed = sm.listed;
-  // A CTA's own copy of the list is in place.
-  const uint32_t sent = target == task.rank ? 0 : min(listed, static_cast<uint32_t>(task.segment));
-  if (place == 0) ptx::mailbox_announce(mailbox, 4 * (kHeaderWords + sent));
-  if (place < kHeaderWords) {
-    const uint32_t word[kHeaderWords] = {bracket.lo, bracket.hi, sm.above, listed, sm.equal};
-    uint32_t value = word[0];
-#pragma unroll
-    for (int i = 1; i < kHeaderWords; ++i) value = place == i ? word[i] : value;
-    ptx::mailbox_store(header + 4 * place, value, mailbox);
+  const Counts counts = sm.counts;
+  // A CTA's own copy of the list is in place. What the last vector has too many nobody reads.
+  const uint32_t listed = target == task.rank ? 0 : min(counts.listed, static_cast<uint32_t>(task.segment));
+  const uint32_t sent = (listed + kKeysPerVec - 1) / kKeysPerVec;
+  if (place == 0) ptx::mailbox_announce(mailbox, sizeof(uint4) * (kHeaderVecs + sent));
+  if (place < kHeaderVecs) {
+    const uint4 vec = place == 0 ? make_uint4(counts.above, counts.listed, counts.equal, 0)
+                                 : make_uint4(bracket.lo, bracket.hi, 0, 0);
+    ptx::mailbox_store(header + sizeof(uint4) * place, vec, mailbox);
   }
-  constexpr int kAtOnce = 4;  // so that the loads overlap
 #pragma unroll 1
-  for (uint32_t first = place; first < sent; first += kAtOnce * task.team_size()) {
-    uint32_t key[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const uint32_t i = first + j * task.team_size();
-      key[j] = i < sent ? mine[i] : kAbsentKey;
-    }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const uint32_t i = first + j * task.team_size();
-      if (i < sent) ptx::mailbox_store(list + 4 * i, key[j], mailbox);
-    }
+  for (uint32_t i = place; i < sent; i += task.team_size()) {
+    ptx::mailbox_store(list + sizeof(uint4) * i, mine[i], mailbox);
   }
 }
 
@@ -61,14 +50,16 @@ __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Brack
   const Shared& sm = *task.shared;
   const bool mine = task.lane < task.ctas;
   const Header h = sm.header[mine ? task.lane : 0];
+  const Counts& counts = h.counts;
   // CTAs read the hint while another row of the same request may be writing it, so they can have
   // guessed differently; then nothing they counted belongs together.
   const bool same = h.lo == bracket.lo && h.hi == bracket.hi;
-  const bool fits = h.listed <= static_cast<uint32_t>(task.segment);
+  const bool fits = counts.listed <= static_cast<uint32_t>(task.segment);
   Verdict v;
-  v.above = __reduce_add_sync(0xffffffffu, mine ? h.above : 0);
-  const uint32_t listed = __reduce_add_sync(0xffffffffu, mine ? h.listed : 0);
-  v.equal = __reduce_add_sync(0xffffffffu, mine ? h.equal : 0);
+  v.above = __reduce_add_sync(0xffffffffu, mine ? counts.above : 0);
+  v.before = __reduce_add_sync(0xffffffffu, task.lane < task.rank ? counts.above : 0);
+  const uint32_t listed = __reduce_add_sync(0xffffffffu, mine ? counts.listed : 0);
+  v.equal = __reduce_add_sync(0xffffffffu, mine ? counts.equal : 0);
   v.inside = listed + v.equal;
   v.rank = static_cast<uint32_t>(task.k) - v.above;
   v.counted = __all_sync(0xffffffffu, same);
@@ -77,7 +68,7 @@ __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Brack
   return v;
 }
 
-// Brings together what every CTA has counted in `above`, `equal` and `listed`, and listed.
+// Brings together what every CTA has counted, and listed.
 template <typename T>
 __device__ __forceinline__ Verdict exchange_lists(const Task<T>& task, const Bracket& bracket,
                                                   uint32_t parity, PhaseClock& clock) {
@@ -89,7 +80,7 @@ __device__ __forceinline__ Verdict exchange_lists(const Task<T>& task, const Bra
     ptx::mailbox_wait(ptx::shared_address(&sm.mailbox), parity);
     outlast_samples(task);
   } else {
-    if (task.thread == 0) sm.header[0] = Header{bracket.lo, bracket.hi, sm.above, sm.listed, sm.equal};
+    if (task.thread == 0) sm.header[0] = Header{sm.counts, bracket.lo, bracket.hi};
     __syncthreads();
   }
   return read_headers(task, bracket);

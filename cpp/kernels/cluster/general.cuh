@@ -84,11 +84,13 @@ __device__ __forceinline__ void finish(const TopkParams& p, const Shape& shape, 
 template <typename T>
 __device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, unsigned char* storage,
                                        Start start) {
-  const Job<T> job(p, shape, storage);
+  Job<T> job(p, shape, storage);
+  job.measure(p);
+  job.fetch_hint(p);
   const Task<T>& task = job.task;
   PhaseClock clock(nullptr, 0, false);
   start_again(task);
-  const uint32_t hinted = gather_hint(task, job.hint, false);
+  const uint32_t hinted = gather_hint(task, job.hint, false).key();
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
   finish(p, shape, job, hinted, word, start, clock);
@@ -99,18 +101,27 @@ __global__ void __launch_bounds__(kThreads, 1)
     general_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p) {
   extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_take_over();
-  const Job<T> job(p, shape, storage);
+  Job<T> job(p, shape, storage);
   const Task<T>& task = job.task;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
   clock.stamp();
+  reset_counters(task);
+  job.measure(p);
   if (job.finish_short(p)) return;
+  job.fetch_hint(p);
 
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
-  reset_counters(task);
   const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
-  const uint32_t hinted = gather_hint(task, job.hint, by_hint);
-  const Bracket bracket = guess(task, job.hint, hinted, by_hint, false, [] {});
+  if (task.ctas > 1) ptx::cluster_wait();
+  const uint32_t hinted = gather_hint(task, job.hint, by_hint).key();
+  Bracket bracket;
+  if (by_hint) {
+    bracket = guess_by_hint(task, job.hint, hinted, false);
+  } else {
+    const RowSampling sampling(task, false);
+    bracket = guess_by_row(task, sampling, sampling.greatest(task), false);
+  }
   clock.stamp();
   finish(p, shape, job, hinted, word,
          Start{Attempt::kGuess, bracket, Bracket::everything(), bracket.source, 0}, clock);

@@ -9,8 +9,9 @@
 
 namespace gvr_topk::cluster {
 
-// Of a hint that hit less than this, a sample of the row is worth more.
-constexpr float kWorthlessAlpha = 0.1f;
+// Of a hint that hit less than this, a sample of the row is worth more: sooner where the row is at hand than
+// where it is long, or the chip busy with others.
+constexpr float kWorthlessAlpha = 0.1f, kWorthlessAtHand = 0.25f;
 
 struct HintView {
   const int32_t* prior;  // null: no hint
@@ -29,63 +30,69 @@ __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
   hint.sampled = -1;
   if (slot < 0) return hint;
   hint.prior = p.prior + slot * p.prior_stride;
-  // Evenly spaced over a long hint, all of a short one; neighbours in different warps, whose statistics shall
-  // not depend on where in the row they look.
+  // Evenly spaced over a long hint, all of a short one. Warps look all over the row, so that their statistics
+  // do not depend on where; four lanes together, or as many lines as lanes would be fetched.
   const uint32_t k = p.k;
-  const uint32_t place = (threadIdx.x & 31) * kWarps + (threadIdx.x >> 5);
+  const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const uint32_t place = (lane & 28) * kWarps + 4 * warp + (lane & 3);
   const uint32_t at = k > kThreads ? place * k / kThreads : place;
   if (at < k) hint.sampled = hint.prior[at];
   if (p.guess_state != nullptr) hint.alpha = p.guess_state[slot];
   return hint;
 }
 
+// The score at a hinted position, or nothing where that is outside the row. Its load is started; whoever asks
+// for the key waits for it.
 template <typename T>
-__device__ __forceinline__ uint32_t hinted_key(const Task<T>& task, const HintView& hint, int32_t position) {
-  // Padding is recognised before the offset: -1 + 1 is not position 0.
-  return position < 0 ? kAbsentKey : task.row.key_or_absent(static_cast<int64_t>(position) + hint.offset);
-}
+struct HintedScore {
+  T score;
+  bool there;
 
-// Key of this thread's sampled position. Where the guess does without it, one CTA's are enough, of which
-// comes the alpha of the next step.
+  __device__ __forceinline__ HintedScore(const Task<T>& task, const HintView& hint, int32_t position,
+                                         bool wanted) {
+    // Padding is recognised before the offset: -1 + 1 is not position 0. Sums that leave the range of int are
+    // unsigned numbers beyond every length, as negative ones are.
+    const uint32_t at = static_cast<uint32_t>(position) + static_cast<uint32_t>(hint.offset);
+    there = wanted && position >= 0 && at < static_cast<uint32_t>(task.row.n);
+    score = task.row.data[there ? at : 0];  // anything: a branch would wait for it
+  }
+
+  __device__ __forceinline__ uint32_t key() const { return there ? order_key(to_float(score)) : kAbsentKey; }
+};
+
+// Of this thread's sampled position. Where the guess does without it, one CTA's are enough, of which comes
+// the alpha of the next step.
 template <typename T>
-__device__ __forceinline__ uint32_t gather_hint(const Task<T>& task, const HintView& hint, bool by_hint) {
-  return by_hint || task.rank == 0 ? hinted_key(task, hint, hint.sampled) : kAbsentKey;
+__device__ __forceinline__ HintedScore<T> gather_hint(const Task<T>& task, const HintView& hint,
+                                                      bool by_hint) {
+  return HintedScore<T>(task, hint, hint.sampled, by_hint || task.rank == 0);
 }
 
 // Whether the hint is worth more than a sample of the row, as far as this thread can see.
 template <typename T>
-__device__ __forceinline__ bool is_usable(const Task<T>& task, const HintView& hint, bool use_hint) {
+__device__ __forceinline__ bool is_usable(const Task<T>& task, const HintView& hint, bool use_hint,
+                                          float worthless = kWorthlessAlpha) {
   // Length first: it is known sooner than alpha. NaN and what is no share count as unknown.
-  return use_hint && length_reason(task.row.n) == GateReason::kAllowed && hint.alpha >= kWorthlessAlpha &&
+  return use_hint && length_reason(task.row.n) == GateReason::kAllowed && hint.alpha >= worthless &&
          hint.alpha <= 1.0f;
 }
 
-// `meanwhile` runs when the loads of the sample are under way. `by_hint` is the same in the whole block;
-// where not in the whole cluster, brackets differ, which shows in the exchange. Samples of the row are
-// `divided` among the CTAs. Behind this the CTAs of the cluster are known to run.
-template <typename T, typename Meanwhile>
-__device__ __forceinline__ Bracket guess(const Task<T>& task, const HintView& hint, uint32_t hinted,
-                                         bool by_hint, bool divided, Meanwhile meanwhile) {
-  if (by_hint) {
-    meanwhile();
-    const Bracket bracket = sample_bracket(task, Sample{hinted, hint.alpha, kGuessHint});
-    if (task.ctas > 1) {
-      ptx::cluster_wait();
-      // Others of the cluster may have read another state of the hint, and wait for samples.
-      if (divided && task.contested) send_sample(task, kAbsentKey);
-    }
-    return bracket;
-  }
-  const RowSampling sampling(task, divided);
-  uint32_t greatest = sampling.greatest(task);
-  meanwhile();
-  if (task.ctas > 1) {
-    if (divided) {
-      greatest = sample_of_cluster(task, greatest);
-    } else {
-      ptx::cluster_wait();
-    }
-  }
+// Both guesses are `divided` among the CTAs, or made by each for itself; the same by the whole block. Where
+// not by the whole cluster, brackets differ, which shows in the exchange.
+template <typename T>
+__device__ __forceinline__ Bracket guess_by_hint(const Task<T>& task, const HintView& hint, uint32_t hinted,
+                                                 bool divided) {
+  const Bracket bracket = sample_bracket(task, Sample{hinted, hint.alpha, kGuessHint});
+  // Others of the cluster may have read another state of the hint, and wait for samples.
+  if (divided && task.ctas > 1 && task.contested) send_sample(task, kAbsentKey);
+  return bracket;
+}
+
+// `greatest`: what this thread's group of lanes made of its part of the sample.
+template <typename T>
+__device__ __forceinline__ Bracket guess_by_row(const Task<T>& task, const RowSampling& sampling,
+                                                uint32_t greatest, bool divided) {
+  if (divided && task.ctas > 1) greatest = sample_of_cluster(task, greatest);
   return sample_bracket(task, Sample{greatest, sampling.share(task), kGuessRowSample});
 }
 

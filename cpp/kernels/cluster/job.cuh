@@ -59,6 +59,7 @@ inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
   const Shape shape = make_shape(plan, true);
   return shared_bytes(shape) <= (is_small_arch(arch) ? kSharedLimitSmall : kSharedLimit) &&
          fixed_bytes(shape.list_capacity, 0) % alignof(Shared) == 0 &&
+         (shape.list_capacity >> shape.log2_ctas) % kKeysPerVec == 0 &&
          (plan.family != Family::kStream ||
           shape.pool_chunks >= (kStreamMaxK + kWideBracket) / kChunk + kWarps);
 }
@@ -67,6 +68,7 @@ static_assert(fits(90, kMaxElementsPerCta / 2, 1, kMaxWidth) && fits(90, kMaxWid
 static_assert(fits(90, kMaxWidth / 8, 4, kStreamMaxK) && fits(90, kMaxWidth, 16, kStreamMaxK));
 static_assert(fits(120, kMaxElementsPerSmallCta, 1, kStreamMaxK) && fits(120, kMaxWidth, 8, kMaxWidth));
 
+// Of a row whose length is not known yet: `measure` comes next.
 template <typename T>
 __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, const Row<T>& row,
                                              unsigned char* storage) {
@@ -75,25 +77,16 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   task.k = p.k;
   ptx::keep(task.k);
   task.contested = p.next_n > 1 || p.row_slot != nullptr;
+  ptx::keep(task.contested);
   task.rank = shape.log2_ctas > 0 ? ptx::cluster_rank() : 0;
   task.log2_ctas = shape.log2_ctas;
   ptx::keep(task.log2_ctas);
-  task.ctas = 1 << shape.log2_ctas;
+  task.ctas = 1 << task.log2_ctas;
+  ptx::keep(task.ctas);
   task.thread = threadIdx.x;
   ptx::keep(task.thread);
   task.lane = task.thread & 31;
   task.warp = task.thread >> 5;
-  const int n = max(task.row.n, 0);
-  const int span = warp_span(n, task.log2_ctas, sizeof(T));
-  task.steps = steps_of(span);
-  if (task.steps == 1) {
-    task.begin = min(n, (task.rank * kWarps + task.warp) * span);
-    task.end = min(n, task.begin + span);
-  } else {
-    const int share = task.steps * kStepElements;
-    task.begin = min(n, task.rank * share + task.warp * kWordElements);
-    task.end = min(n, (task.rank + 1) * share);
-  }
   task.shared = reinterpret_cast<Shared*>(storage);
   task.list = reinterpret_cast<uint32_t*>(storage + sizeof(Shared));
   task.segment = shape.list_capacity >> task.log2_ctas;
@@ -113,8 +106,8 @@ __device__ __forceinline__ void count_hint(const Task<T>& task, uint32_t hinted,
   const uint32_t in_row = __popc(__ballot_sync(0xffffffffu, hinted != kAbsentKey));
   const uint32_t at_or_above = __popc(__ballot_sync(0xffffffffu, hinted >= kth));
   if (task.lane != 0) return;
-  atomicAdd(&task.shared->hinted, in_row);
-  atomicAdd(&task.shared->at_or_above, at_or_above);
+  ptx::add_shared(task.shared->hinted, in_row);
+  ptx::add_shared(task.shared->at_or_above, at_or_above);
 }
 
 // The same for the whole hint, which is still the old one.
@@ -123,7 +116,7 @@ __device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& 
 #pragma unroll 1
   for (int first = 0; first < task.k; first += kThreads) {
     const int i = first + task.thread;
-    count_hint(task, i < task.k ? hinted_key(task, hint, hint.prior[i]) : kAbsentKey, kth);
+    count_hint(task, HintedScore<T>(task, hint, i < task.k ? hint.prior[i] : -1, true).key(), kth);
   }
 }
 
@@ -147,9 +140,7 @@ __device__ __forceinline__ void write_stats(int32_t* stats, Path path, int passe
 
 template <typename T>
 __device__ __forceinline__ void reset_lists(const Task<T>& task) {
-  task.shared->listed = 0;
-  task.shared->above = 0;
-  task.shared->equal = 0;
+  task.shared->counts = Counts{};
 }
 
 // Before the lists are made anew. A thread that has heard of all CTAs may be ahead of one of its own block
@@ -165,6 +156,7 @@ template <typename T>
 __device__ __forceinline__ void reset_counters(const Task<T>& task) {
   Shared& sm = *task.shared;
   if (task.thread < kMaxClusterSize) {
+    sm.selected[0][task.thread] = 0;
     sm.segment_above[task.thread] = 0;
     sm.segment_equal[task.thread] = 0;
   }
@@ -212,11 +204,13 @@ __device__ __forceinline__ void finish_short_row(const Sink& sink, int n, int k,
   if (stats != nullptr && thread < kStatColumns) stats[thread] = thread == kStatHits ? -1 : 0;
 }
 
-// What a cluster has to do: its row, the row's hint, and where results go.
+// What a cluster has to do: its row, the row's hint, and where results go. The row's length is under way, but
+// not waited for.
 template <typename T>
 struct Job {
   int row;
   int request;
+  int seq_len;
   int slot;
   Task<T> task;
   HintView hint;
@@ -225,12 +219,19 @@ struct Job {
   __device__ __forceinline__ Job(const TopkParams& p, const Shape& shape, unsigned char* storage) {
     row = blockIdx.x >> shape.log2_ctas;
     request = request_of(p, row);
-    const Row<T> view = row_view<T>(p, row, request);  // first: nearly everything waits for its length
+    seq_len = p.seq_lens[request];
     slot = slot_of(p, row, request);
-    hint = hint_view(p, slot);
-    task = make_task<T>(p, shape, view, storage);
+    task = make_task<T>(p, shape, row_buffer<T>(p, row), storage);
     writer = task.rank == 0 && task.thread == 0;
   }
+
+  // Waits for the row's length: what does not need it comes before.
+  __device__ __forceinline__ void measure(const TopkParams& p) {
+    task.measure(visible_length(p, row, request, seq_len));
+  }
+
+  // Starts the loads of the hint: behind a branch on the length, or what waits for that would wait for both.
+  __device__ __forceinline__ void fetch_hint(const TopkParams& p) { hint = hint_view(p, slot); }
 
   __device__ __forceinline__ Sink sink(const TopkParams& p) const { return make_sink(p, row, request, slot); }
 

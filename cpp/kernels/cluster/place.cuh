@@ -19,14 +19,14 @@ __device__ __forceinline__ uint32_t packed_count(float value, float level, const
   return cut.takes_all() || value != level ? 1 : 1 << 16;
 }
 
-// Counts the listed keys of every CTA in `segment_above`; to be read behind a block barrier.
+// Counts the listed keys of every CTA; to be read behind a block barrier.
 template <typename T>
 __device__ __forceinline__ void count_listed(const Task<T>& task, const Listed& listed, const Cut& cut) {
   uint32_t counts = 0;
   listed.for_each([&](uint32_t x) { counts += packed_count(x, cut); });
   counts = __reduce_add_sync(0xffffffffu, counts);
   // A warp never straddles two segments: there are at most as many CTAs as warps.
-  if (task.lane == 0 && counts != 0) atomicAdd(&task.shared->segment_above[task.team_target()], counts);
+  if (task.lane == 0 && counts != 0) ptx::add_shared(task.shared->selected[0][task.team_target()], counts);
 }
 
 // Where a lane's next selected element goes.
@@ -34,25 +34,29 @@ struct Place {
   int next;
   uint32_t ties_left;  // that may still be taken, from this lane's first element on
 
-  // `in_warp`: packed count of the earlier lanes. Every warp has left its own in `warp_value[0]`, and
-  // earlier CTAs' counts come out of their headers and lists. Ties go to the smallest indices.
+  // `above`: elements above the bracket in earlier CTAs. `in_warp`: packed count of the earlier lanes. What
+  // earlier CTAs and warps select besides, they have left in `selected`. Ties go to the smallest indices.
   template <typename T>
   __device__ __forceinline__ Place(const Task<T>& task, const Bracket& bracket, const Cut& cut,
-                                   uint32_t in_warp) {
+                                   uint32_t above, uint32_t in_warp) {
     const Shared& sm = *task.shared;
-    const uint32_t packed = earlier_warps(task, 0) + in_warp;
-    uint32_t above = 0, ties = 0;
-    if (task.lane < task.rank) {
-      const Header& header = sm.header[task.lane];
-      const uint32_t listed = sm.segment_above[task.lane];
-      // The plateau's elements are not listed.
-      const uint32_t plateau = bracket.plateau();
-      const uint32_t on_plateau = plateau == kAbsentKey ? 0 : packed_count(plateau, cut);
-      above = header.above + (listed & 0xffffu) + (on_plateau == 1 ? header.equal : 0);
-      ties = (listed >> 16) + (on_plateau > 1 ? header.equal : 0);
+    // One half of the warp looks at the CTAs, the other at the warps of this one.
+    static_assert(kMaxClusterSize == 16 && kWarps == 16);
+    const int earlier = task.lane < kWarps ? task.rank : kWarps + task.warp;
+    const uint32_t* selected = sm.selected[0];
+    const uint32_t packed =
+        __reduce_add_sync(0xffffffffu, task.lane < earlier ? selected[task.lane] : 0) + in_warp;
+    above += packed & 0xffffu;
+    uint32_t ties = packed >> 16;
+    const uint32_t plateau = bracket.plateau();
+    if (plateau != kAbsentKey) {  // its elements are not listed
+      const uint32_t equal =
+          __reduce_add_sync(0xffffffffu, task.lane < task.rank ? sm.header[task.lane].counts.equal : 0);
+      const uint32_t on_plateau = packed_count(plateau, cut);
+      above += on_plateau == 1 ? equal : 0;
+      ties += on_plateau > 1 ? equal : 0;
     }
-    above = __reduce_add_sync(0xffffffffu, above) + (packed & 0xffffu);
-    ties = min(__reduce_add_sync(0xffffffffu, ties) + (packed >> 16), cut.quota);
+    ties = min(ties, cut.quota);
     ties_left = cut.quota - ties;
     next = static_cast<int>(cut.takes_all() ? above : above + ties);
   }

@@ -44,7 +44,7 @@ __device__ __forceinline__ void sum_over_cluster(const Task<T>& task, const uint
     }
     if (task.thread < kGroups) {
       reinterpret_cast<uint4*>(sm.keys.fine)[task.thread] = sum;
-      atomicAdd(&sm.keys.coarse[task.thread >> 3], sum.x + sum.y + sum.z + sum.w);
+      atomicAdd(&sm.keys.coarse[task.thread >> (Histogram::kLog2Group - 2)], sum.x + sum.y + sum.z + sum.w);
     } else {
       sm.over_range = sum.x;
     }
@@ -104,7 +104,7 @@ __device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, const Brac
     sum_over_cluster(task, hist);
     // The sums are rewritten only after the next cluster barrier.
     const uint32_t above_range = relative ? 0 : sm.over_range;
-    const BinHit hit = sm.keys.template locate<kWarps>(rank - above_range, task.lane, task.warp);
+    const BinHit hit = sm.keys.locate(rank - above_range, task.thread);
     if (above_range >= rank || hit.count == 0) {
       base = kMinKey;
       reach = kMaxKey - kMinKey;

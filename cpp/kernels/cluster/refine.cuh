@@ -20,7 +20,7 @@ struct Listed {
   __device__ __forceinline__ explicit Listed(const Task<T>& task)
       : keys(task.list + task.team_target() * task.segment),
         next(task.team_place() + kHeld * task.team_size()),
-        count(min(static_cast<int>(task.shared->header[task.team_target()].listed), task.segment)),
+        count(min(static_cast<int>(task.shared->header[task.team_target()].counts.listed), task.segment)),
         stride(task.team_size()) {
 #pragma unroll
     for (int j = 0; j < kHeld; ++j) {
@@ -33,7 +33,9 @@ struct Listed {
   template <typename Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) visit(held[j]);
+    for (int j = 0; j < kHeld; ++j) {
+      if (j * stride < count) visit(held[j]);
+    }
 #pragma unroll 1
     for (int i = next; i < count; i += stride) visit(keys[i]);
   }
@@ -102,7 +104,7 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
     }
     __syncthreads();
     ++rounds;
-    const BinHit hit = sm.keys.template locate<kWarps>(rank, task.lane, task.warp);
+    const BinHit hit = sm.keys.locate(rank, task.thread);
     rank -= hit.above;
     inside = hit.count;
     const uint32_t offset = hit.bin << shift;

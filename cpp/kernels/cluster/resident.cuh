@@ -13,75 +13,82 @@
 
 namespace gvr_topk::cluster {
 
-// The consecutive elements of one lane. They are fetched in coalesced order, and change hands in shared
-// memory, so that index order is (CTA, warp, lane, place) and a rank takes a single scan over the lanes.
+// The consecutive elements of one lane: index order is (CTA, warp, lane, place), and a rank takes a single
+// scan over the lanes. They are fetched in coalesced order, and change hands in shared memory.
 template <typename T, int kValues>
 struct Part {
   static constexpr int kVecs = kValues / kPerVec<T>;
-  // A vector of padding keeps 16-byte reads of neighbouring lanes in different banks.
-  static constexpr int kLaneBytes = (kVecs + 1) * 16;
 
-  int vecs;    // vectors a lane holds
-  int begin;   // position of its first element
-  int length;  // elements in the row from there on; may be none, or more than it holds
-  unsigned char* stage;
-  float value[kValues];
+  int vecs;              // a lane holds
+  int begin;             // position of the first element
+  int length;            // elements in the row from there on; may be none, or more than it holds
+  uint32_t stage;        // shared address of what the warp holds
+  float value[kValues];  // -inf behind the row's end
 
-  // Starts the loads; `storage` holds kThreads * kLaneBytes.
-  __device__ __forceinline__ Part(const Task<T>& task, unsigned char* storage) {
-    const int lanes = kThreads << task.log2_ctas;
-    const int log2_lanes = kLog2Threads + task.log2_ctas;
-    vecs = ((task.row.n + lanes * kPerVec<T> - 1) >> log2_lanes) / kPerVec<T>;
-    unsigned char* warp_stage = storage + task.warp * 32 * kLaneBytes;
-    stage = warp_stage + task.lane * kLaneBytes;
-    const int held = vecs * kPerVec<T>;
-    const int first = (task.rank * kWarps + task.warp) * 32 * held;
-    begin = first + task.lane * held;
+  // Starts the loads: of whole vectors where the buffer has them, for what lies behind the row's end costs
+  // less than leaving it out. `storage` holds as many bytes as the CTA holds of the row.
+  __device__ __forceinline__ Part(const Task<T>& task, int width, uint4* storage) {
+    constexpr int kLog2PerVec = log2_of(kPerVec<T>);
+    const int log2_all = kLog2PerVec + kLog2Threads + task.log2_ctas;
+    vecs = (task.row.n + (1 << log2_all) - 1) >> log2_all;
+    const int warp_begin = ((task.rank * kThreads + task.warp * 32) * vecs) << kLog2PerVec;
+    begin = warp_begin + ((task.lane * vecs) << kLog2PerVec);
     length = task.row.n - begin;
-    // For divisions of small numbers by `vecs`, of 1 to 8.
-    const int inverse = static_cast<int>(__fdividef(65536.0f, static_cast<float>(vecs))) + 1;
-    const T* data = task.row.data + first;
-    const int left = task.row.n - first;
+    stage = ptx::shared_address(storage + task.warp * 32 * kVecs);
+    ptx::keep(stage);
+    const int at_lane = warp_begin + task.lane * kPerVec<T>;
+    const T* data = task.row.data + at_lane;
+    const int left = task.row.n - at_lane;
+    const int whole = min(min(left, width - at_lane - kPerVec<T> + 1), vecs * 32 * kPerVec<T>);
     if (task.row.aligned) {
-      const uint32_t target = ptx::shared_address(warp_stage);
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) {
-        const int c = 32 * j + task.lane;
-        const int owner = c * inverse >> 16;
-        const int offset = owner * kLaneBytes + (c - owner * vecs) * 16;
-        const int there = left - c * kPerVec<T>;
-        if (j < vecs && there >= kPerVec<T>) ptx::copy_async(target + offset, data + c * kPerVec<T>);
-        if (j < vecs && there > 0 && there < kPerVec<T>) {
-          // The end of the row: there may be nothing behind it to read.
-#pragma unroll 1
-          for (int e = 0; e < there; ++e)
-            reinterpret_cast<T*>(warp_stage + offset)[e] = data[c * kPerVec<T> + e];
-        }
-      }
-    } else {
-#pragma unroll 1
-      for (int i = task.lane; i < min(left, 32 * held); i += 32) {
-        const int owner = (i / kPerVec<T> * inverse) >> 16;
-        reinterpret_cast<T*>(warp_stage + owner * kLaneBytes)[i - owner * held] = data[i];
+        const int at = 32 * j * kPerVec<T>;
+        if (at < whole) ptx::copy_async(address(32 * j + task.lane), data + at);
       }
     }
     ptx::commit_copies();
+    if (task.row.aligned && width % kPerVec<T> == 0) return;
+#pragma unroll 1
+    for (int j = 0; j < vecs; ++j) {
+      const int at = 32 * j * kPerVec<T>;
+      if (at < left && (!task.row.aligned || at >= whole)) {
+        ptx::store_shared(address(32 * j + task.lane), load_elements(data + at, left - at));
+      }
+    }
+  }
+
+  // Neighbouring lanes read vectors that lie `vecs` apart, out of different banks: odd numbers see to that
+  // themselves.
+  __device__ __forceinline__ uint32_t address(uint32_t vec) const {
+    return stage + sizeof(uint4) * (vec ^ (vec >> 3 & (vecs % 2 - 1) & 7));
   }
 
   // Waits for the loads of the whole warp.
-  __device__ __forceinline__ void take() {
+  __device__ __forceinline__ void take(int lane) {
     ptx::wait_copies<0>();
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       if (j >= vecs) break;
-      const uint4 vec = reinterpret_cast<const uint4*>(stage)[j];
+      const uint4 vec = ptx::load_shared(address(lane * vecs + j));
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) value[j * kPerVec<T> + e] = element<T>(vec, e);
     }
+    if (length >= vecs * kPerVec<T>) return;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      if (i >= length) value[i] = -INFINITY;
+    }
   }
 
-  // Bits of the elements that mark(bits, value, bit) marks.
+  // Key of one element of a lane, by a place known only at run time.
+  __device__ __forceinline__ uint32_t key(int lane, uint32_t place) const {
+    const uint32_t vec = address(lane * vecs + place / kPerVec<T>);
+    return order_key(to_float(ptx::load_shared_element<T>(vec + sizeof(T) * (place % kPerVec<T>))));
+  }
+
+  // Bits of the elements that mark(bits, value, bit) marks; it does not mark -inf.
   template <typename Mark>
   __device__ __forceinline__ uint32_t bits(Mark mark) const {
     uint32_t found = 0;
@@ -96,8 +103,7 @@ struct Part {
       }
       found |= here;
     }
-    const int there = max(length, 0);
-    return there >= kValues ? found : found & ((1u << there) - 1);
+    return found;
   }
 
   __device__ __forceinline__ uint32_t not_below(float bound) const {
@@ -107,18 +113,11 @@ struct Part {
   __device__ __forceinline__ uint32_t equal(float level) const {
     return bits([&](uint32_t& found, float x, uint32_t bit) { found |= x == level ? bit : 0; });
   }
-
-  // Key of one element, by a place known only at run time.
-  __device__ __forceinline__ uint32_t key(int place) const {
-    return order_key(to_float(reinterpret_cast<const T*>(stage)[place]));
-  }
 };
 
 // The stage lies behind the list, where a fallback, which comes later, has other things.
-template <typename T, int kValues>
-inline size_t resident_bytes(const Shape& shape) {
-  const size_t stage = size_t{kThreads} * Part<T, kValues>::kLaneBytes;
-  return std::max(shared_bytes(shape), sizeof(Shared) + sizeof(uint32_t) * shape.list_capacity + stage);
+inline size_t resident_bytes(const Shape& shape, size_t row_bytes) {
+  return std::max(shared_bytes(shape), fixed_bytes(shape.list_capacity, 0) + row_bytes);
 }
 
 // Counts what is above the bracket and lists what is inside, here and then in every CTA of the cluster.
@@ -133,22 +132,22 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
   const uint32_t above =
       part.bits([&](uint32_t& bits, float x, uint32_t bit) { ptx::mark_unless_at_most(bits, x, hi, bit); });
   uint32_t inside = not_below & ~above;
-  const uint32_t above_count = __reduce_add_sync(0xffffffffu, __popc(above));
-  if (task.lane == 0) atomicAdd(&sm.above, above_count);
   const uint32_t plateau = bracket.plateau();
   if (plateau != kAbsentKey) {
     const float level = key_to_float(plateau);
     const uint32_t on_plateau = inside & part.equal(level);
     const uint32_t equal = __reduce_add_sync(0xffffffffu, __popc(on_plateau));
-    if (task.lane == 0) atomicAdd(&sm.equal, equal);
+    if (task.lane == 0) ptx::add_shared(sm.counts.equal, equal);
     inside &= ~on_plateau;
   }
+  const uint32_t above_count = __reduce_add_sync(0xffffffffu, __popc(above));
+  if (task.lane == 0) ptx::add_shared(sm.counts.above, above_count);
   if (inside != 0) {
-    uint32_t slot = atomicAdd(&sm.listed, static_cast<uint32_t>(__popc(inside)));
+    uint32_t slot = atomicAdd(&sm.counts.listed, static_cast<uint32_t>(__popc(inside)));
     uint32_t* segment = task.list + task.rank * task.segment;
 #pragma unroll 1
     for (; inside != 0; inside &= inside - 1) {
-      if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = part.key(__ffs(inside) - 1);
+      if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = part.key(task.lane, __ffs(inside) - 1);
       ++slot;
     }
   }
@@ -159,8 +158,8 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
 // when all of the CTA have counted.
 template <typename T, int kValues, typename Report>
 __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& bracket, const Listed& listed,
-                                          const Cut& cut, const Part<T, kValues>& part, const Sink& sink,
-                                          PhaseClock& clock, Report report) {
+                                          const Cut& cut, uint32_t before, const Part<T, kValues>& part,
+                                          const Sink& sink, PhaseClock& clock, Report report) {
   count_listed(task, listed, cut);
   const float level = key_to_float(cut.key);
   uint32_t chosen = part.not_below(level);
@@ -168,11 +167,16 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
   if (!cut.takes_all()) ties = part.equal(level);
   const uint32_t mine = __popc(chosen & ~ties) | __popc(ties) << 16;
   const uint32_t upto = inclusive_scan(mine);
-  if (task.lane == 31) task.shared->warp_value[0][task.warp] = upto;
+  if (task.lane == 31) task.shared->selected[1][task.warp] = upto;
   __syncthreads();
   clock.stamp();
   report();
-  Place place(task, bracket, cut, upto - mine);
+  Place place(task, bracket, cut, before, upto - mine);
+  if (ties == 0) {
+#pragma unroll 1
+    for (; chosen != 0; chosen &= chosen - 1) sink.put(place.next++, part.begin + __ffs(chosen) - 1);
+    return;
+  }
 #pragma unroll 1
   for (; chosen != 0; chosen &= chosen - 1) {
     const int bit = __ffs(chosen) - 1;
@@ -185,20 +189,43 @@ __global__ void __launch_bounds__(kThreads, 1)
     resident_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p) {
   extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_take_over();
-  const Job<T> job(p, shape, storage);
+  Job<T> job(p, shape, ptx::kept_shared(storage));
   const Task<T>& task = job.task;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
   clock.stamp();
-  if (job.finish_short(p)) return;
-
-  Part<T, kValues> part(task, reinterpret_cast<unsigned char*>(task.list + shape.list_capacity));
   prepare_exchange(task);
-  const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
-  const Sink sink = job.sink(p);
-  const uint32_t hinted = gather_hint(task, job.hint, by_hint);
-  Bracket bracket = guess(task, job.hint, hinted, by_hint, true, [] {});
+  job.measure(p);
+  if (job.finish_short(p)) return;
+  job.fetch_hint(p);
+
+  Part<T, kValues> part(task, p.width, reinterpret_cast<uint4*>(task.list + shape.list_capacity));
+  // What the guess wants is asked for before the block has agreed on it.
+  const bool usable = is_usable(task, job.hint, shape.use_hint, kWorthlessAtHand);
+  const HintedScore<T> score = gather_hint(task, job.hint, usable);
+  RowSampling sampling;
+  if (!usable) sampling = RowSampling(task, true);
+  // A row that fits in registers is short enough for one look a thread.
+  Neighbours<T> neighbours;
+  neighbours.fetch_if(!usable, task.row, sampling.place);
+  const bool by_hint = announce(task, usable);
+  Sink sink = job.sink(p);
+  sink.keep();
+  if (task.ctas > 1) ptx::cluster_wait();
+  const uint32_t hinted = score.key();
+  Bracket bracket;
+  if (by_hint) {
+    bracket = guess_by_hint(task, job.hint, hinted, true);
+  } else {
+    if (usable) {  // others have seen another hint
+      sampling = RowSampling(task, true);
+      neighbours.fetch_if(true, task.row, sampling.place);
+    }
+    uint32_t key[kNeighbours] = {};
+    neighbours.take(task.row, sampling.place, key);
+    bracket = guess_by_row(task, sampling, sampling.greatest(task, key), true);
+  }
   const uint32_t source = bracket.source;
-  part.take();
+  part.take(task.lane);
   clock.stamp();
 
   Verdict verdict;
@@ -225,7 +252,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
   job.count(p, hinted, cut.key);
-  emit_part(task, bracket, listed, cut, part, sink, clock,
+  emit_part(task, bracket, listed, cut, verdict.before, part, sink, clock,
             [&] { job.report(p, shape, passes, verdict.inside, snaps, source, passes == 1, 0); });
   clock.stamp();
 }

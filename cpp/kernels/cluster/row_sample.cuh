@@ -9,16 +9,46 @@
 
 namespace gvr_topk::cluster {
 
+constexpr int kNeighbours = 4;
+
+// Four elements of a row from a multiple of four on, as they lie in memory, where they can be loaded at once.
+template <typename T>
+struct Neighbours {
+  static constexpr int kWords = sizeof(T);  // of 32 bits
+  uint32_t word[kWords] = {};
+
+  __device__ __forceinline__ static bool at_once(const Row<T>& row) {
+    return row.aligned && row.n >= kNeighbours;
+  }
+
+  // Starts the loads; whoever takes them waits.
+  __device__ __forceinline__ void fetch_if(bool wanted, const Row<T>& row, int at) {
+    ptx::load_if(wanted && at_once(row), word, row.data + at);
+  }
+
+  // Their keys, where they are greater. Otherwise they are loaded one by one, and of shorter rows the last
+  // element again.
+  __device__ __forceinline__ void take(const Row<T>& row, int at, uint32_t (&key)[kNeighbours]) const {
+#pragma unroll
+    for (int e = 0; e < kNeighbours; ++e) {
+      T score = reinterpret_cast<const T*>(word)[e];
+      if (!at_once(row)) score = row.data[min(at + e, row.n - 1)];
+      key[e] = max(key[e], order_key(to_float(score)));
+    }
+  }
+};
+
 // Of every line that is fetched four neighbours are used, each for a sample of its own: neighbours' scores
 // are alike, and a sample of them would be worth less than it says.
 struct RowSampling {
-  static constexpr int kNeighbours = 4;
-
   int log2_total;  // elements a sample is the greatest of: 4 lanes' and more, or one
   int log2_lanes;  // of so many more lanes
   int log2_own;    // and of those that a thread reads for it
   int log2_parts;  // CTAs that divide the samples among them,
   int part;        // and which of them this one is
+  int place = 0;   // where in the row this thread looks first
+
+  RowSampling() = default;
 
   template <typename T>
   __device__ __forceinline__ RowSampling(const Task<T>& task, bool divided) {
@@ -35,18 +65,42 @@ struct RowSampling {
     if (log2_total < 2) log2_total = 0;
     log2_lanes = max(min(most_lanes, log2_total - 2), 0);
     log2_own = max(log2_total - 2 - log2_lanes, 0);
+    place = place_of(task, 0);
+  }
+
+  // The i-th of the 2^log2_own places this thread looks at.
+  template <typename T>
+  __device__ __forceinline__ int place_of(const Task<T>& task, int i) const {
+    const int n = task.row.n >= kNeighbours ? task.row.n & -kNeighbours : task.row.n;
+    const uint32_t number = ((i * kThreads + task.thread) << log2_parts) + part;
+    return static_cast<int>(__umulhi(scrambled(number), n)) & -kNeighbours;
   }
 
   // What this lane's group made of its elements: a sample in every lane, alike in 2^log2_lanes neighbours.
   template <typename T>
   __device__ __forceinline__ uint32_t greatest(const Task<T>& task) const {
     uint32_t key[kNeighbours] = {};
-    const int n = task.row.n >= kNeighbours ? task.row.n & -kNeighbours : task.row.n;
+    if (Neighbours<T>::at_once(task.row)) {
 #pragma unroll 4  // so that the loads overlap
-    for (int i = 0; i < 1 << log2_own; ++i) {
-      const uint32_t number = ((i * kThreads + task.thread) << log2_parts) + part;
-      look_at(task.row, static_cast<int>(__umulhi(scrambled(number), n)) & -kNeighbours, key);
+      for (int i = 0; i < 1 << log2_own; ++i) look_at(task.row, place_of(task, i), key);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < 1 << log2_own; ++i) look_at(task.row, place_of(task, i), key);
     }
+    return greatest(task, key);
+  }
+
+  template <typename T>
+  __device__ __forceinline__ static void look_at(const Row<T>& row, int at, uint32_t (&key)[kNeighbours]) {
+    Neighbours<T> neighbours;
+    neighbours.fetch_if(true, row, at);
+    neighbours.take(row, at, key);
+  }
+
+  // The same of what its lanes have made of theirs.
+  template <typename T>
+  __device__ __forceinline__ uint32_t greatest(const Task<T>& task,
+                                               const uint32_t (&key)[kNeighbours]) const {
     if (log2_total == 0) return key[0];
     // Of lanes 16 apart one takes the first two, of those 8 apart the first of those.
     const bool second = (task.lane & 16) != 0, odd = (task.lane & 8) != 0;
@@ -69,23 +123,6 @@ struct RowSampling {
 
   __device__ __forceinline__ static uint32_t swapped(uint32_t key, int lanes) {
     return __shfl_xor_sync(0xffffffffu, key, lanes);
-  }
-
-  // Takes the keys of four elements, from a multiple of four on, where they are greater; of shorter rows, the
-  // last one again.
-  template <typename T>
-  __device__ __forceinline__ static void look_at(const Row<T>& row, int at, uint32_t (&key)[kNeighbours]) {
-    if (row.aligned && row.n >= kNeighbours) {
-      using Four = std::conditional_t<sizeof(T) == 4, uint4, uint2>;
-      const Four four = *reinterpret_cast<const Four*>(row.data + at);
-      uint4 vec{four.x, four.y, 0, 0};
-      if constexpr (sizeof(T) == 4) vec.z = four.z, vec.w = four.w;
-#pragma unroll
-      for (int e = 0; e < kNeighbours; ++e) key[e] = max(key[e], order_key(element<T>(vec, e)));
-    } else {
-#pragma unroll
-      for (int e = 0; e < kNeighbours; ++e) key[e] = max(key[e], row.key(min(at + e, row.n - 1)));
-    }
   }
 
   // Of such greatest ones, which lie in the top k.
@@ -128,7 +165,6 @@ __device__ __forceinline__ uint32_t sample_of_cluster(const Task<T>& task, uint3
     sm.sampled.sent[(task.warp * 32 + task.lane) >> task.log2_ctas] = greatest;
   }
   __syncthreads();
-  ptx::cluster_wait();
   send_sample(task, sm.sampled.sent[task.team_place()]);
   receive_samples(task);
   return sm.received[task.thread];

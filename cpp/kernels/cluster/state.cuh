@@ -11,9 +11,11 @@ namespace gvr_topk::cluster {
 constexpr int kThreads = kClusterThreads;
 constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;
+static_assert(Histogram::kGroups == kWarps && Histogram::kBins == 2 * kThreads);
 constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 constexpr int kMaxPoolChunks = 256;  // a chunk's number is a byte
 constexpr int kRankDirectly = 32;    // few enough items for one warp to rank by comparison
+constexpr int kKeysPerVec = 4;       // sent at a time
 
 enum GuessSource : uint32_t { kGuessNone = 0, kGuessHint = 1, kGuessRowSample = 2 };
 
@@ -38,14 +40,21 @@ struct Bracket {
   }
 };
 
-// What one CTA tells all others about its part of the row.
-struct Header {
-  uint32_t lo, hi;  // its bracket: all CTAs must have used the same one
+// What one CTA has counted in its part of the row.
+struct alignas(16) Counts {
   uint32_t above;   // elements above the bracket
   uint32_t listed;  // elements inside, the plateau's apart; may exceed the list's capacity
   uint32_t equal;   // elements equal to the plateau
 };
-constexpr int kHeaderWords = sizeof(Header) / 4;
+
+// What it tells all others.
+struct Header {
+  Counts counts;
+  alignas(16) uint32_t lo;  // its bracket: all CTAs must have used the same one
+  uint32_t hi;
+};
+constexpr int kHeaderVecs = sizeof(Header) / sizeof(uint4);
+static_assert(kHeaderVecs == 2);
 
 // An element that may be selected: at or above the bracket's lower end.
 struct alignas(8) Candidate {
@@ -69,11 +78,11 @@ struct alignas(128) Shared {
   Histogram keys;       // of the listed keys, or cluster-wide sums of one radix round
   uint32_t over_range;  // elements above the range of that round
   Header header[kMaxClusterSize];
-  uint64_t mailbox;             // barrier that lists and headers of other CTAs arrive at
-  uint64_t sample_mailbox;      // and that their samples of the row do
-  uint32_t received[kThreads];  // the sample of the cluster, as its CTAs have sent it
-  uint32_t
-      segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA; or packed counts (place.cuh)
+  uint64_t mailbox;              // barrier that lists and headers of other CTAs arrive at
+  uint64_t sample_mailbox;       // and that their samples of the row do
+  uint32_t received[kThreads];   // the sample of the cluster, as its CTAs have sent it
+  uint32_t selected[2][kWarps];  // packed counts (place.cuh): of the keys each CTA listed; of each warp's own
+  uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to it
   uint32_t warp_value[3][kWarps];
   union {
@@ -81,12 +90,10 @@ struct alignas(128) Shared {
     uint8_t pool_chunks[kWarps][kMaxPoolChunks];              // which chunks of the store a warp has taken
   };
   alignas(16) uint32_t edge[2][kWarps];  // every warp's idea of the bracket: its top, and its inverted bottom
-  uint32_t small[kRankDirectly];
+  alignas(8) uint32_t small[kRankDirectly];
   uint32_t small_count;
-  uint32_t pool_used;    // chunks taken by all warps
-  uint32_t listed;       // keys inside the bracket
-  uint32_t above;        // elements above it
-  uint32_t equal;        // elements equal to its plateau
+  uint32_t pool_used;  // chunks taken by all warps
+  Counts counts;
   uint32_t at_or_above;  // hinted values at or above the k-th
   uint32_t hinted;       // hinted values that lie in the row
 };
@@ -107,7 +114,7 @@ struct Task {
   int thread;
   int lane;
   int warp;
-  bool contested;  // other rows of this launch may write what the hint of this one is read from
+  int contested;  // not 0: other rows of this launch may write what the hint of this one is read from
   Shared* shared;
   Candidate* candidates;  // [candidate_capacity] this CTA's, in index order
   int candidate_capacity;
@@ -115,6 +122,21 @@ struct Task {
   int segment;      // keys one CTA may list
   uint16_t* masks;  // [steps][kThreads] selection bits; rows of several words only
   uint4* ring;      // [kRingDepth][vectors][kThreads] words under way, or null: words are loaded when needed
+
+  __device__ __forceinline__ void measure(int length) {
+    row.n = length;
+    const int n = max(length, 0);
+    const int span = warp_span(n, log2_ctas, sizeof(T));
+    steps = steps_of(span);
+    if (steps == 1) {
+      begin = min(n, (rank * kWarps + warp) * span);
+      end = min(n, begin + span);
+    } else {
+      const int share = steps * kStepElements;
+      begin = min(n, rank * share + warp * kWordElements);
+      end = min(n, (rank + 1) * share);
+    }
+  }
 
   __device__ __forceinline__ int word_begin(int step) const { return min(end, begin + step * kStepElements); }
 

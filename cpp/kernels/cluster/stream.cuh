@@ -40,15 +40,15 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
       ++equal;
       return;
     }
-    const uint32_t slot = atomicAdd(&sm.listed, 1u);
+    const uint32_t slot = atomicAdd(&sm.counts.listed, 1u);
     if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = key;
   });
   above = __reduce_add_sync(0xffffffffu, above);
   equal = __reduce_add_sync(0xffffffffu, equal);
   if (task.lane == 0) {
-    atomicAdd(&sm.above, above);
-    atomicAdd(&sm.equal, equal);
-    if (pool.full) atomicAdd(&sm.listed, kPoolWasFull);
+    ptx::add_shared(sm.counts.above, above);
+    ptx::add_shared(sm.counts.equal, equal);
+    if (pool.full) ptx::add_shared(sm.counts.listed, kPoolWasFull);
   }
   return exchange_lists(task, bracket, parity, clock);
 }
@@ -57,19 +57,19 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
 // when all of the CTA have counted.
 template <typename T, typename Report>
 __device__ __forceinline__ void emit_pool(const Task<T>& task, const Bracket& bracket, const Listed& listed,
-                                          const Cut& cut, const Pool& pool, const Sink& sink,
+                                          const Cut& cut, uint32_t before, const Pool& pool, const Sink& sink,
                                           PhaseClock& clock, Report report) {
   count_listed(task, listed, cut);
   uint32_t counts = 0;
   const float level = key_to_float(cut.key);
   pool.for_each(task.lane, [&](const Kept& x) { counts += packed_count(x.value, level, cut); });
   counts = __reduce_add_sync(0xffffffffu, counts);
-  if (task.lane == 0) task.shared->warp_value[0][task.warp] = counts;
+  if (task.lane == 0) task.shared->selected[1][task.warp] = counts;
   __syncthreads();
   clock.stamp();
   report();
   const uint32_t earlier = (1u << task.lane) - 1;
-  const Place start(task, bracket, cut, 0);
+  const Place start(task, bracket, cut, before, 0);
   int next = start.next;
   if (cut.takes_all()) {
     pool.for_each(task.lane, [&](const Kept& x) {
@@ -118,12 +118,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     stream_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p) {
   extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_take_over();
-  const Job<T> job(p, shape, storage);
+  Job<T> job(p, shape, storage);
   const Task<T>& task = job.task;
   Shared& sm = *task.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
   clock.stamp();
+  prepare_exchange(task);
+  if (task.thread == 0) sm.pool_used = kWarps * Pool::share(shape.pool_chunks);
+  job.measure(p);
   if (job.finish_short(p)) return;
+  job.fetch_hint(p);
 
   const int span = warp_span(task.row.n, task.log2_ctas, sizeof(T));
   const int begin = min((task.rank * kWarps + task.warp) * span, task.row.n);
@@ -132,17 +136,28 @@ __global__ void __launch_bounds__(kThreads, 1)
   Feed<T> feed(ring);
   const auto store = reinterpret_cast<Kept*>(rings + kWarps * Ring<T>::kBytes);
   if (task.row.aligned) feed.fetch(ring, 0);
-  prepare_exchange(task);
-  if (task.thread == 0) sm.pool_used = kWarps * Pool::share(shape.pool_chunks);
   const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
-  const Sink sink = job.sink(p);
-  const uint32_t hinted = gather_hint(task, job.hint, by_hint);
-  Bracket bracket = guess(task, job.hint, hinted, by_hint, true, [&] {
-    // The sample first: behind all that the ring can hold it would wait for megabytes.
+  Sink sink = job.sink(p);
+  sink.keep();
+  const HintedScore<T> score = gather_hint(task, job.hint, by_hint);
+  if (task.ctas > 1) ptx::cluster_wait();
+  const uint32_t hinted = score.key();
+  // The sample first: behind all that the ring can hold it would wait for megabytes.
+  const auto fetch_more = [&] {
     if (!task.row.aligned) return;
 #pragma unroll
     for (int word = 1; word < kRingDepth; ++word) feed.fetch(ring, word * Ring<T>::kWordBytes);
-  });
+  };
+  Bracket bracket;
+  if (by_hint) {
+    fetch_more();
+    bracket = guess_by_hint(task, job.hint, hinted, true);
+  } else {
+    const RowSampling sampling(task, true);
+    const uint32_t greatest = sampling.greatest(task);
+    fetch_more();
+    bracket = guess_by_row(task, sampling, greatest, true);
+  }
   const uint32_t source = bracket.source;
   clock.stamp();
 
@@ -200,7 +215,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
   job.count(p, hinted, cut.key);
-  emit_pool(task, bracket, listed, cut, pool, sink, clock,
+  emit_pool(task, bracket, listed, cut, verdict.before, pool, sink, clock,
             [&] { job.report(p, shape, passes, verdict.inside, snaps, source, guess_hit, 0); });
   clock.stamp();
 }

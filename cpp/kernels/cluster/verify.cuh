@@ -15,7 +15,7 @@ namespace gvr_topk::cluster {
 template <typename T>
 __device__ __forceinline__ void list_keys(const Task<T>& task, const Word<T>& word, uint32_t marked) {
   if (marked == 0) return;
-  uint32_t slot = atomicAdd(&task.shared->listed, static_cast<uint32_t>(__popc(marked)));
+  uint32_t slot = atomicAdd(&task.shared->counts.listed, static_cast<uint32_t>(__popc(marked)));
   uint32_t* segment = task.list + task.rank * task.segment;
 #pragma unroll 1  // a lane marks one element at most, nearly always
   for (; marked != 0; marked &= marked - 1) {
@@ -57,10 +57,10 @@ __device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bra
     list_keys(task, word, inside);
   });
   above = __reduce_add_sync(0xffffffffu, above);
-  if (task.lane == 0 && above != 0) atomicAdd(&sm.above, above);
+  if (task.lane == 0 && above != 0) ptx::add_shared(sm.counts.above, above);
   if (plateau == kAbsentKey) return;
   equal = __reduce_add_sync(0xffffffffu, equal);
-  if (task.lane == 0) atomicAdd(&sm.equal, equal);
+  if (task.lane == 0) ptx::add_shared(sm.counts.equal, equal);
 }
 
 // Turns `word_candidates` from counts into the counts of all earlier words; returns the CTA's total. Beyond
@@ -128,7 +128,7 @@ __device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& br
   if (task.ctas > 1) {
     push(task, bracket);
   } else if (task.thread == 0) {
-    sm.header[0] = Header{bracket.lo, bracket.hi, sm.above, sm.listed, sm.equal};
+    sm.header[0] = Header{sm.counts, bracket.lo, bracket.hi};
   }
   // For the refinement, behind the same barrier.
   sm.keys.template clear<kThreads>();

@@ -1,5 +1,5 @@
-// A histogram of 1024 bins in shared memory, with the sums of 32 bins beside them, so that a warp knows how
-// many items lie above its part of the bins.
+// A histogram of 1024 bins in shared memory, two for every thread of a block, with the sums of each warp's
+// bins beside them, so that it knows how many items lie above.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,13 @@ struct BinHit {
 struct Histogram {
   static constexpr int kBins = 1024;
   static constexpr int kLog2Bins = 10;
+  static constexpr int kLog2Group = 6;  // bins of a warp
+  static constexpr int kGroups = kBins >> kLog2Group;
 
   // What is not to be counted goes to bin kBins, that nobody reads: a branch around an addition costs more
   // than the addition, even where they all meet in one bin.
   uint32_t fine[kBins + 4];
-  uint32_t coarse[32 + 4];
+  uint32_t coarse[kGroups + 4];
   alignas(16) BinHit hit;  // none, unless one is located
 
   template <int kThreads>
@@ -32,38 +34,26 @@ struct Histogram {
   }
 
   __device__ __forceinline__ void clear_sums() {
-    if (threadIdx.x < 32) coarse[threadIdx.x] = 0;
+    if (threadIdx.x < kGroups) coarse[threadIdx.x] = 0;
     if (threadIdx.x == 0) hit.count = 0;
   }
 
-  __device__ __forceinline__ void add(uint32_t bin) {
-    atomicAdd(&fine[bin], 1u);
-    atomicAdd(&coarse[bin >> 5], 1u);
-  }
-
-  __device__ __forceinline__ void add(uint32_t bin, uint32_t count) {
+  __device__ __forceinline__ void add(uint32_t bin, uint32_t count = 1) {
     atomicAdd(&fine[bin], count);
-    atomicAdd(&coarse[bin >> 5], count);
+    atomicAdd(&coarse[bin >> kLog2Group], count);
   }
 
-  // Bin of the rank-th largest item, for all threads. Every warp looks at its part of the bins, and at the
-  // sums for what lies above it, at the same time. One block barrier.
-  template <int kWarps>
-  __device__ __forceinline__ BinHit locate(uint32_t rank, int lane, int warp) {
-    constexpr int kGroups = 32 / kWarps;  // of 32 bins
-    const int first = kGroups * warp;
-    uint32_t count[kGroups + 1], upto[kGroups + 1];
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) upto[g] = count[g] = fine[32 * (first + g) + lane];
-    upto[kGroups] = count[kGroups] = coarse[lane];
-    suffix_sums(upto);
-    const uint32_t above_groups = upto[kGroups] - count[kGroups];
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-      const uint32_t above = __shfl_sync(0xffffffffu, above_groups, first + g) + upto[g] - count[g];
-      if (above < rank && rank <= above + count[g]) {
-        hit = BinHit{static_cast<uint32_t>(32 * (first + g) + lane), above, count[g]};
-      }
+  // Bin of the rank-th largest item, for all threads. One block barrier.
+  __device__ __forceinline__ BinHit locate(uint32_t rank, int thread) {
+    const int lane = thread & 31, warp = thread >> 5;
+    const uint2 two = reinterpret_cast<const uint2*>(fine)[thread];
+    const uint32_t sum = two.x + two.y;
+    const uint32_t upto = suffix_sum(sum);
+    const uint32_t higher = warp < lane && lane < kGroups ? coarse[lane] : 0;
+    const uint32_t above = __reduce_add_sync(0xffffffffu, higher) + upto - sum;
+    if (above < rank && rank <= above + sum) {
+      const uint32_t bin = 2 * thread;
+      hit = rank <= above + two.y ? BinHit{bin + 1, above, two.y} : BinHit{bin, above + two.y, two.x};
     }
     __syncthreads();
     return hit;

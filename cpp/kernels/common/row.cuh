@@ -21,11 +21,6 @@ struct Row {
   bool aligned;  // 16-byte loads are possible
 
   __device__ __forceinline__ uint32_t key(int i) const { return order_key(to_float(data[i])); }
-
-  // Key at a position nobody vouches for; absent when it is outside the row.
-  __device__ __forceinline__ uint32_t key_or_absent(int64_t i) const {
-    return i >= 0 && i < n ? key(static_cast<int>(i)) : kAbsentKey;
-  }
 };
 
 // All that the buffer has of a row, whatever its length.
@@ -35,12 +30,9 @@ __device__ __forceinline__ Row<T> row_buffer(const TopkParams& p, int row) {
   return Row<T>{data, p.width, (reinterpret_cast<uintptr_t>(data) & 15) == 0};
 }
 
-template <typename T>
-__device__ __forceinline__ Row<T> row_view(const TopkParams& p, int row, int request) {
-  Row<T> view = row_buffer<T>(p, row);
-  const int n = p.seq_lens[request] - p.next_n + (row - request * p.next_n) + 1;
-  view.n = n < p.width ? n : p.width;
-  return view;
+// Elements of a row that may be selected, when its request has so many.
+__device__ __forceinline__ int visible_length(const TopkParams& p, int row, int request, int seq_len) {
+  return min(seq_len - p.next_n + (row - request * p.next_n) + 1, p.width);
 }
 
 // First position of vector `j` of this lane in the word that starts at `begin`.

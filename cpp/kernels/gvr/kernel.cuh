@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int row = blockIdx.x;
   const int request = cluster::request_of(p, row);
   const int slot = cluster::slot_of(p, row, request);
-  const cluster::Task<T> task =
-      cluster::make_task<T>(p, shape, row_view<T>(p, row, request), storage + sizeof(Shared));
+  cluster::Task<T> task = cluster::make_task<T>(p, shape, row_buffer<T>(p, row), storage + sizeof(Shared));
+  task.measure(visible_length(p, row, request, p.seq_lens[request]));
   uint4* const ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity);
   const Sink sink = cluster::make_sink(p, row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);

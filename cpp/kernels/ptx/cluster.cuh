@@ -60,6 +60,14 @@ __device__ __forceinline__ void mailbox_store(uint32_t address, uint32_t value, 
                : "memory");
 }
 
+__device__ __forceinline__ void mailbox_store(uint32_t address, const uint4& value, uint32_t remote) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          address),
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(remote)
+      : "memory");
+}
+
 __device__ __forceinline__ void mailbox_wait(uint32_t address, uint32_t parity) {
   uint32_t done;
   do {

@@ -14,6 +14,28 @@ __device__ __forceinline__ uint4 load_streaming(const void* p) {
   return v;
 }
 
+// 8 or 16 bytes under a predicate, where a branch would make the compiler move, and so wait for, what it
+// loads.
+__device__ __forceinline__ void load_if(bool wanted, uint32_t (&word)[2], const void* p) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %2, 0;\n"
+      " @p ld.global.v2.u32 {%0, %1}, [%3];\n}"
+      : "+r"(word[0]), "+r"(word[1])
+      : "r"(static_cast<uint32_t>(wanted)), "l"(p)
+      : "memory");
+}
+
+__device__ __forceinline__ void load_if(bool wanted, uint32_t (&word)[4], const void* p) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %4, 0;\n"
+      " @p ld.global.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
+      : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
+      : "r"(static_cast<uint32_t>(wanted)), "l"(p)
+      : "memory");
+}
+
 // 16 bytes from global to shared memory without a register; they are there after the matching wait.
 __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
@@ -78,6 +100,19 @@ __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_
 template <int kPending>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Stores to a pointer of which the compiler no longer knows where it leads.
+__device__ __forceinline__ void store_global(int32_t* p, int32_t value) {
+  asm volatile("st.global.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
+}
+
+// Adds to shared memory for the calling lane alone. The compiler would add up over the warp first, and look
+// for the lanes that are there.
+__device__ __forceinline__ void add_shared(uint32_t& at, uint32_t value) {
+  asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(&at))),
+               "r"(value)
+               : "memory");
 }
 
 // Stores under a predicate, where the compiler would branch: appends a value at `slot`, which moves on.

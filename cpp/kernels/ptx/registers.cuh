@@ -15,6 +15,13 @@ __device__ __forceinline__ void keep(T*& pointer) {
   asm("" : "+l"(pointer));
 }
 
+// The same address of shared memory, kept: it would be put together behind every barrier.
+__device__ __forceinline__ unsigned char* kept_shared(unsigned char* p) {
+  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(p));
+  keep(address);
+  return static_cast<unsigned char*>(__cvta_shared_to_generic(address));
+}
+
 // Zero, but the compiler cannot know, nor that it is the same in all lanes: blocks have one dimension.
 __device__ __forceinline__ uint32_t unknown_zero() {
   uint32_t zero;

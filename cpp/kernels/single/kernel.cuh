@@ -58,7 +58,7 @@ __device__ __forceinline__ BinHit locate(const Task<T>& task, Bins& bins, const 
 
 // Of a few elements, by comparing them with each other.
 template <typename T, int kValues>
-__device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kValues>& held,
+__device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kValues>& held, Bins& bins,
                                          const Range& range) {
   Shared& sm = *task.shared;
   auto inside = held.bits([&](uint32_t& bits, uint32_t x, uint32_t bit) {
@@ -69,8 +69,21 @@ __device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kVal
     sm.small[atomicAdd(&sm.small_count, 1u)] = held.key_at(first_bit(inside));
   }
   __syncthreads();
-  const Cut cut = cut_directly(sm, range.rank, static_cast<int>(range.count), task.lane);
-  return Range{cut.key, 0, cut.quota, cut.equal};
+  // Every warp looks how many are greater than each of its two.
+  const uint32_t mine = task.lane < static_cast<int>(range.count) ? sm.small[task.lane] : kAbsentKey;
+  static_assert(kRankDirectly == 2 * kWarps);
+  const uint2 two = reinterpret_cast<const uint2*>(sm.small)[task.warp];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t key = i == 0 ? two.x : two.y;
+    const uint32_t greater = __popc(__ballot_sync(0xffffffffu, mine > key));
+    const uint32_t equal = __popc(__ballot_sync(0xffffffffu, mine == key));
+    const bool there = 2 * task.warp + i < static_cast<int>(range.count);
+    if (there && greater < range.rank && range.rank <= greater + equal)
+      bins.hit = BinHit{key, greater, equal};
+  }
+  __syncthreads();
+  return Range{bins.hit.bin, 0, range.rank - bins.hit.above, bins.hit.count};
 }
 
 // Rounds until one key, or all of a range, is what is wanted.
@@ -106,7 +119,7 @@ __device__ __forceinline__ Range narrow(const Task<T>& task, const Held<T, kValu
     count(other, range.base >> shift, outside);
     if (outside < kBins) range.rank += other[outside];
   }
-  return range.settled() ? range : compare(task, held, range);
+  return range.settled() ? range : compare(task, held, bins, range);
 }
 
 // Leaves of the ties, `chosen` with all others, the first in index order that the quota allows; `before`
@@ -155,19 +168,21 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   if constexpr (held.kAhead) held.load(row_buffer<T>(p, blockIdx.x));
   // What lanes add to one address the compiler would first add up over the warp. Few do here, and that takes
   // longer.
-  const Job<T> job(p, Shape{}, storage + ptx::unknown_zero());
+  Job<T> job(p, Shape{}, storage + ptx::unknown_zero());
   const Task<T>& task = job.task;
   Shared& sm = *task.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
   clock.stamp();
-  if (job.finish_short(p)) return;
-  if constexpr (!held.kAhead) held.load(task.row);
-
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     reinterpret_cast<uint4*>(own.bins.set[i])[task.thread] = make_uint4(0, 0, 0, 0);
   }
   const Sink sink = job.sink(p);  // here, where there is time for parameters to come
+  job.measure(p);
+  if (job.finish_short(p)) return;
+  job.fetch_hint(p);
+  if constexpr (!held.kAhead) held.load(task.row);
+
   if (task.thread == 0) {
     sm.hinted = sm.at_or_above = sm.small_count = 0;
     // Unknown to the next step: in rows this short nobody looks at the hint.
