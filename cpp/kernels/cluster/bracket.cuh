@@ -11,12 +11,12 @@ namespace gvr_topk::cluster {
 // Hints that hit nearly always show nothing below the k-th value.
 constexpr float kNearlyAll = 0.96f;
 // Every warp names an order statistic this many standard deviations beside the place, and of 16 of those the
-// ones this far from the outside are the bracket: a sign test. Of independent keys, and a share that was
-// itself measured with 512 of them, one bracket in 2,000 misses, or in 450 where few rows share the chip:
-// there a narrower bracket is worth more, for with many the slowest decides.
+// ones so far from the outside are the bracket: a sign test. Of independent keys, and a share that was itself
+// measured with 512 of them, one bracket in 47,000 misses, or in 8,000, 1,700 and 400 for each place further
+// in. A row of one CTA takes longest to be read again, and has most others to keep waiting; where few rows
+// share the chip, each with many CTAs, a narrower bracket is worth more.
 constexpr float kBeside = 0.5f;
-constexpr int kOutsiders = 4, kOutsidersOfFew = 5;
-constexpr int kManyCtas = 8;  // where a row has so many, rows are few
+constexpr int kOutsiders = 2, kMostOutsiders = 5;
 
 // What there is to guess from: one key per thread, and which share of them lies above the k-th.
 struct Sample {
@@ -114,7 +114,7 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sam
   }
   __syncthreads();
   const bool below = task.lane >= kWarps;
-  const int outsiders = task.ctas < kManyCtas ? kOutsiders : kOutsidersOfFew;
+  const int outsiders = min(kOutsiders + task.log2_ctas, kMostOutsiders);
   const uint32_t edge = sm.edge[below][task.lane % kWarps];
   const bool near = rank_among<kWarps / 4>(reinterpret_cast<const uint4*>(sm.edge[below]), edge) <=
                     (below && share > kNearlyAll ? 0 : outsiders);
