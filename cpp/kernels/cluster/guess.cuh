@@ -20,8 +20,7 @@ struct HintView {
   int32_t sampled;  // this thread's position of the sample; negative: none
 };
 
-// Starts the loads of the hint before anything is known of the row: gathering through them is the
-// longest chain of dependent reads in the kernel.
+// Starts the loads of the hint: gathering through them is the longest chain of dependent reads in the kernel.
 __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
   HintView hint;
   hint.prior = nullptr;

@@ -51,21 +51,28 @@ inline constexpr Shape make_shape(const Plan& plan, bool use_hint) {
   return shape;
 }
 
+// Elements one CTA selects from, in registers or in its pool.
+constexpr int kMostCounted = kThreads * kWideValuesPerThread;
+static_assert(kMaxPoolChunks * kChunk <= kMostCounted);
+
 // Whether rows of `width` can be planned for `ctas` CTAs: shared memory takes everything, rings start where
-// shared memory's lines do, and a pool takes what may be selected and a wide bracket, though every warp's
-// last chunk is all but empty.
+// shared memory's lines do, lists are sent in whole vectors, their counts fit in halves of a word
+// (place.cuh), and a pool takes what may be selected and a wide bracket, though every warp's last chunk is
+// all but empty.
 inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
   const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kCluster, 132, arch, ctas});
   const Shape shape = make_shape(plan, true);
   return shared_bytes(shape) <= (is_small_arch(arch) ? kSharedLimitSmall : kSharedLimit) &&
          fixed_bytes(shape.list_capacity, 0) % alignof(Shared) == 0 &&
          (shape.list_capacity >> shape.log2_ctas) % kKeysPerVec == 0 &&
+         shape.list_capacity + kMostCounted < 1 << 16 &&
          (plan.family != Family::kStream ||
           shape.pool_chunks >= (kStreamMaxK + kWideBracket) / kChunk + kWarps);
 }
 static_assert(fits(90, kMaxElementsPerCta, 1, kStreamMaxK) && fits(90, kMaxElementsPerCta, 1, kMaxWidth));
 static_assert(fits(90, kMaxElementsPerCta / 2, 1, kMaxWidth) && fits(90, kMaxWidth / 4, 1, kStreamMaxK));
 static_assert(fits(90, kMaxWidth / 8, 4, kStreamMaxK) && fits(90, kMaxWidth, 16, kStreamMaxK));
+static_assert(fits(90, kMaxWidth / 8, 16, kStreamMaxK));  // in registers
 static_assert(fits(120, kMaxElementsPerSmallCta, 1, kStreamMaxK) && fits(120, kMaxWidth, 8, kMaxWidth));
 
 // Of a row whose length is not known yet: `measure` comes next.

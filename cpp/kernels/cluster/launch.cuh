@@ -29,13 +29,12 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStr
   }
   if (plan.values_per_thread == kValuesPerThread) {
     constexpr int kValues = kValuesPerThread;
-    return launch_kernel(resident, resident_topk<T, kValues>,
-                         resident_bytes(shape, kThreads * kValues * sizeof(T)), params, plan, shape, pdl,
-                         stream);
+    return launch_kernel(resident, resident_topk<T, kValues>, resident_bytes<T, kValues>(shape), params, plan,
+                         shape, pdl, stream);
   }
   constexpr int kValues = kWideValuesPerThread;
-  return launch_kernel(wide, resident_topk<T, kValues>, resident_bytes(shape, kThreads * kValues * sizeof(T)),
-                       params, plan, shape, pdl, stream);
+  return launch_kernel(wide, resident_topk<T, kValues>, resident_bytes<T, kValues>(shape), params, plan,
+                       shape, pdl, stream);
 }
 
 }  // namespace gvr_topk::cluster

@@ -7,7 +7,8 @@
 namespace gvr_topk::cluster {
 
 // Counts are packed in pairs: elements above the cut, or all of those selected when no tie is left out, in
-// the lower half, ties in the upper. A CTA lists and collects fewer than 2^16.
+// the lower half, ties in the upper. What a cluster lists and one CTA holds or keeps are together fewer than
+// 2^16 (`fits`).
 __device__ __forceinline__ uint32_t packed_count(uint32_t key, const Cut& cut) {
   if (key < cut.key) return 0;
   return key > cut.key || cut.takes_all() ? 1 : 1 << 16;

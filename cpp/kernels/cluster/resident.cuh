@@ -116,8 +116,10 @@ struct Part {
 };
 
 // The stage lies behind the list, where a fallback, which comes later, has other things.
-inline size_t resident_bytes(const Shape& shape, size_t row_bytes) {
-  return std::max(shared_bytes(shape), fixed_bytes(shape.list_capacity, 0) + row_bytes);
+template <typename T, int kValues>
+inline size_t resident_bytes(const Shape& shape) {
+  constexpr size_t kStage = sizeof(T) * kThreads * kValues;
+  return std::max(shared_bytes(shape), fixed_bytes(shape.list_capacity, 0) + kStage);
 }
 
 // Counts what is above the bracket and lists what is inside, here and then in every CTA of the cluster.

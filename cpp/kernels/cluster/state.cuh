@@ -123,6 +123,7 @@ struct Task {
   uint16_t* masks;  // [steps][kThreads] selection bits; rows of several words only
   uint4* ring;      // [kRingDepth][vectors][kThreads] words under way, or null: words are loaded when needed
 
+  // Takes the row's length, and with it the parts of its warps.
   __device__ __forceinline__ void measure(int length) {
     row.n = length;
     const int n = max(length, 0);
