@@ -42,6 +42,9 @@ from gvr_topk.contract import PATHS as PATH_NAMES
 from gvr_topk.contract import STATS_COLUMNS, exact_topk
 from gvr_topk.ops import indexer_topk_decode, to_slots
 
+MOST_STATE = 80.0
+"""Largest number a kernel leaves in ``guess_state``."""
+
 ELEMENTS = {"cuda": 1 << 22, "cpu": 1 << 15}
 """Scores of the largest case."""
 
@@ -139,10 +142,12 @@ def _check_written(
         return
     kept = problem.guess_state[untouched].nan_to_num(nan=POISON)
     _same(f"{call}: guess_state of other slots", kept, guess_before[untouched].nan_to_num(nan=POISON))
-    shares, visible = problem.guess_state.tolist(), problem.visible.tolist()
+    states, visible = problem.guess_state.tolist(), problem.visible.tolist()
     for slot, row in writers.items():
-        if visible[row] > case.k and not (shares[slot] == -1 or 0 <= shares[slot] <= 1):
-            raise Mismatch(f"{call}: guess_state: slot {slot}: wanted -1 or a share, got {shares[slot]}")
+        if visible[row] > case.k and not (states[slot] == -1 or 0 <= states[slot] <= MOST_STATE):
+            raise Mismatch(
+                f"{call}: guess_state: slot {slot}: wanted -1 or 0 to {MOST_STATE}, got {states[slot]}"
+            )
 
 
 def _same(what: str, got: Tensor, want: Tensor) -> None:

@@ -29,7 +29,7 @@ KEY_NAN = 0xFFFFFFFF
 PATHS: dict[int, str] = {0: "short", 1: "gvr", 2: "radix", 3: "cluster", 4: "cpu"}
 """Meaning of the ``path`` column of the statistics tensor."""
 
-GUESSES: dict[int, str] = {0: "none", 1: "hint", 2: "row sample"}
+GUESSES: dict[int, str] = {0: "none", 1: "hint", 2: "row sample", 3: "place"}
 """Meaning of the ``guess`` column of the statistics tensor."""
 
 STATS_COLUMNS = ("path", "passes", "candidates", "snap", "hits", "guess", "guess_hit", "done")

@@ -29,14 +29,15 @@ class Measured:
     Attributes
     ----------
     hit_ratio : float or None
-        Mean share of the hinted values that reached the k-th value, over layers and requests with a
-        hint; without ties at the k-th value, the share of the hint that was in the result. None when no
-        hint was used yet, or while a graph is being captured.
+        Hinted values that reached the k-th value, as a share of k: the mean over layers and rows with a
+        hint; without ties at the k-th value, the share of the hint that was in the result. None when
+        there was no hint yet, or while a graph is being captured.
     hinted : int
-        Pairs of layer and request the mean is over.
+        Pairs of layer and row the mean is over.
     guess_rows, guess_misses : int
         Rows whose first threshold came from a guess, and those of them where it had to be widened.
-        Zero unless the option ``stats`` is on.
+
+    All of it is known only with the option ``stats``.
     """
 
     hit_ratio: float | None = None

@@ -178,18 +178,15 @@ class HintState:
 
     def measure(self) -> Measured:
         """Read hit ratio and guess misses of the last step from the device."""
-        slots = self.prior.row_slot[self.num_contexts : self.num_requests].cpu()
-        guess = self.prior.guess[:, slots[slots >= 0].to(self.device, torch.int64)].cpu()
-        known = guess[guess >= 0]
-        guess_rows = misses = 0
-        if self.stats is not None:
-            rows = (self.num_requests - self.num_contexts) * self.next_n
-            last = self.stats[:, :rows].cpu()
-            guessed = last[..., STATS_COLUMNS.index("guess")] > 0
-            guess_rows = int(guessed.sum())
-            misses = int((guessed & (last[..., STATS_COLUMNS.index("guess_hit")] != 1)).sum())
-        ratio = float(known.mean()) if known.numel() else None
-        return Measured(ratio, known.numel(), guess_rows, misses)
+        if self.stats is None:
+            return Measured()
+        rows = (self.num_requests - self.num_contexts) * self.next_n
+        last = dict(zip(STATS_COLUMNS, self.stats[:, :rows].cpu().unbind(-1), strict=True))
+        guessed = last["guess"] > 0
+        misses = int((guessed & (last["guess_hit"] != 1)).sum())
+        hits = last["hits"][last["hits"] > 0]  # a hint nothing of which is in the result was none
+        ratio = float(hits.double().mean()) / self.prior.indices.shape[-1] if hits.numel() else None
+        return Measured(ratio, hits.numel(), int(guessed.sum()), misses)
 
 
 class LayerHook:

@@ -65,7 +65,7 @@ def test_statistics_columns_are_those_of_the_kernels() -> None:
     columns = {int(number): re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name, number in named}
     assert columns.pop(len(STATS_COLUMNS)) == "columns"
     assert columns == dict(enumerate(STATS_COLUMNS))
-    assert sorted(PATHS) == list(range(5)) and sorted(GUESSES) == list(range(3))
+    assert sorted(PATHS) == list(range(5)) and sorted(GUESSES) == list(range(4))
 
 
 @given(score, score)

@@ -38,7 +38,7 @@ def test_hook_on_selects_the_same_sets(script, tmp_path, capsys):
     (call,) = result["counters"]["calls"]
     assert (call["path"], call["reason"]) == ("gvr_topk", "hint")
     assert result["counters"]["requests"]["seeded"] == setup["arrivals"]
-    assert 0.3 < result["counters"]["measured"]["hit_ratio"] < 1
+    assert result["counters"]["rows"]["hinted"] > 0
     assert "not TensorRT-LLM itself" in result["what"]
 
 

@@ -8,7 +8,7 @@ import torch
 from oracle import full_lengths, run, wrong_rows
 
 import gvr_topk
-from gvr_topk.contract import STATS_COLUMNS
+from gvr_topk.contract import GUESSES, STATS_COLUMNS
 from gvr_topk.ops import to_slots
 from gvr_topk.reference import DONE, topk_row
 from gvr_topk.synthetic import LayerGenerator, adversarial_hints, adversarial_rows
@@ -157,21 +157,43 @@ def test_statistics_are_the_reference_s(layer: int, quantile: bool) -> None:
             assert float(guess[0]) == pytest.approx(want.stats.alpha, abs=1e-6)
 
 
+@pytest.mark.parametrize("width", [70_704, 600_000])
 @pytest.mark.parametrize("source", ["hint", "row sample"])
-def test_cluster_statistics_say_what_the_guess_was_worth(source: str) -> None:
-    logits = normal(3, 70_690)
-    prior = run(logits, full_lengths(logits), K).clone() if source == "hint" else torch.full_like(
-        run(logits, full_lengths(logits), K), -1
-    )  # fmt: skip
-    guess = torch.full((3,), 1.0 if source == "hint" else -1.0, device="cuda")
+def test_cluster_statistics_say_what_the_guess_was_worth(source: str, width: int) -> None:
+    """The first step starts from what it was given, the second from the place that the first has left."""
+    logits, hinted = normal(3, width), source == "hint"
+    prior = run(logits, full_lengths(logits), K).clone()
+    if not hinted:
+        prior.fill_(-1)
+    guess = torch.full((3,), 1.0 if hinted else -1.0, device="cuda")
     stats = torch.zeros(3, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")
-    run(logits, full_lengths(logits), K, prior=prior, guess_state=guess, stats=stats, path="cluster")
-    columns = dict(zip(STATS_COLUMNS, stats.T.tolist(), strict=True))
-    assert columns["path"] == [3] * 3
-    assert columns["guess"] == [1 if source == "hint" else 2] * 3
-    assert columns["hits"] == ([K] * 3 if source == "hint" else [0] * 3)
-    assert columns["guess_hit"] == [1] * 3
-    assert guess.tolist() == ([1.0] * 3 if source == "hint" else [-1.0] * 3)
+    for step, first in enumerate((source, "place")):
+        got = run(
+            logits, full_lengths(logits), K, prior=prior, guess_state=guess, stats=stats, path="cluster"
+        )
+        columns = dict(zip(STATS_COLUMNS, stats.T.tolist(), strict=True))
+        assert columns["path"] == [3] * 3
+        assert [GUESSES[source] for source in columns["guess"]] == [first] * 3
+        assert columns["hits"] == [K if step == 1 or hinted else 0] * 3
+        assert columns["guess_hit"] == [1] * 3
+        assert wrong_rows(got, logits, full_lengths(logits), K) == []
+        assert torch.equal(got, prior)
+
+
+@pytest.mark.parametrize("width", [70_704, 600_000])
+def test_a_place_that_misses_or_finds_a_crowd_changes_only_the_time(width: int) -> None:
+    """Places far off, scores whose deviation says nothing, and what a row left for a quite different one."""
+    logits = normal(3, width)
+    logits[0, ::1000] *= 1e6
+    lengths = full_lengths(logits)
+    want = run(logits, lengths, K)
+    prior = want.clone()
+    for state in (48.0, 62.0, 64.0, 65.5, 66.2, 70.0, 80.0):
+        guess = torch.full((3,), state, device="cuda")
+        for _ in range(3):
+            assert torch.equal(run(logits, lengths, K, prior=prior, guess_state=guess), want)
+    flipped = -logits
+    assert torch.equal(run(flipped, lengths, K, prior=prior, guess_state=guess), run(flipped, lengths, K))
 
 
 @pytest.mark.parametrize("pdl", [False, True])

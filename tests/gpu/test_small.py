@@ -96,3 +96,31 @@ def test_every_argument_together(path: str, pdl: bool) -> None:
         }
         assert torch.equal(results["cuda"].cpu(), results["cpu"])
         assert torch.equal(state["cuda"][0].cpu(), state["cpu"][0])
+
+
+@pytest.mark.parametrize(
+    ("width", "length", "ctas", "dtype"),
+    [
+        (9004, 9001, 8, torch.float32),
+        (9004, 700, 8, torch.float32),
+        (9001, 2500, 2, torch.float32),
+        (9016, 2500, 8, torch.bfloat16),
+        (20_004, 16_400, 8, torch.float32),
+        (20_012, 16_390, 4, torch.float16),
+        (34_004, 33_001, 2, torch.float32),
+        (34_004, 8000, 2, torch.float32),
+    ],
+)
+def test_buffers_longer_than_their_rows(width: int, length: int, ctas: int, dtype: torch.dtype) -> None:
+    """What is asked for before the length is known lies in the buffer, and counts only if in the row."""
+    k = 512
+    logits = torch.randn(3, width, generator=torch.Generator().manual_seed(length)).to("cuda", dtype)
+    logits[:, length:] = torch.nan
+    lengths = torch.full((3,), length, dtype=torch.int32, device="cuda")
+    state = torch.full((3,), -1.0, device="cuda")
+    prior = torch.full((3, k), -1, dtype=torch.int32, device="cuda")
+    for _ in range(3):
+        got = run(
+            logits, lengths, k, path="cluster", ctas_per_row=ctas, prior=prior, guess_state=state,
+        )  # fmt: skip
+        assert wrong_rows(got, logits, lengths, k) == []

@@ -18,22 +18,28 @@ constexpr float kNearlyAll = 0.96f;
 constexpr float kBeside = 0.5f;
 constexpr int kOutsiders = 2, kMostOutsiders = 5;
 
-// What there is to guess from: one key per thread, and which share of them lies above the k-th.
-struct Sample {
-  uint32_t key;
-  float share;
-  uint32_t source;
-};
-
 // Of no less than zero.
 __device__ __forceinline__ float deviation(float variance) {
   return variance * ptx::reciprocal_root(fmaxf(variance, 1e-30f));
 }
 
+// Which share of a sample lies above the k-th key, and how far beside its place among 32 warps look.
+struct Above {
+  float share = 0.0f, beside = 0.0f;
+
+  Above() = default;
+
+  __device__ __forceinline__ explicit Above(float part)
+      : share(part), beside(kBeside * deviation(32.0f * part * (1.0f - part))) {
+    ptx::keep(share);
+    ptx::keep(beside);
+  }
+};
+
 // How many of 4 * kVecs keys are greater than this one.
 template <int kVecs, int kStride = 1>
 __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
-  int rank = 0;
+  float rank = ptx::kNone;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const uint4 other = keys[i * kStride];
@@ -42,7 +48,7 @@ __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
     ptx::count_if_greater(rank, other.z, mine);
     ptx::count_if_greater(rank, other.w, mine);
   }
-  return rank;
+  return static_cast<int>(ptx::sum_above_none(rank));
 }
 
 // Bounds stay finite: what they leave out (infinities, NaN) is left to the radix rounds.
@@ -55,7 +61,8 @@ __device__ __forceinline__ Bracket finite_bracket(uint32_t lo, uint32_t hi, uint
 // of every warp are ranked together, four threads to a key. What lies below the bracket may have to be read
 // again, so it reaches further down. Two block barriers.
 template <typename T>
-__device__ __forceinline__ Bracket tail_bracket(const Task<T>& task, const Sample& sample, int rank) {
+__device__ __forceinline__ Bracket tail_bracket(const Task<T>& task, uint32_t key, float share,
+                                                uint32_t source, int rank) {
   constexpr int kOfEach = 8;
   constexpr float kReachUp = 3.0f, kReachDown = 4.0f;  // standard deviations
   constexpr int kShares = 4;                           // threads that rank one key together
@@ -66,11 +73,11 @@ __device__ __forceinline__ Bracket tail_bracket(const Task<T>& task, const Sampl
   // More than eight where keys are equal; in any order.
   const uint32_t chosen = __ballot_sync(0xffffffffu, rank < kOfEach);
   const int place = __popc(chosen & ((1u << task.lane) - 1));
-  if (rank < kOfEach && place < kOfEach) greatest[task.warp * kOfEach + place] = sample.key;
+  if (rank < kOfEach && place < kOfEach) greatest[task.warp * kOfEach + place] = key;
   if (task.thread < 2) sm.edge[task.thread][0] = kMaxKey;
   __syncthreads();
-  const float expected = kThreads * sample.share;
-  const float spread = deviation(expected * (1.0f - sample.share));
+  const float expected = kThreads * share;
+  const float spread = deviation(expected * (1.0f - share));
   const int upper = max(static_cast<int>(expected - kReachUp * spread) - 1, 0);
   const int lower = static_cast<int>(ceilf(expected + kReachDown * spread));
   const uint32_t mine = greatest[task.thread / kShares];
@@ -85,24 +92,23 @@ __device__ __forceinline__ Bracket tail_bracket(const Task<T>& task, const Sampl
     atomicMin(&sm.edge[1][0], bottom);
   }
   __syncthreads();
-  return finite_bracket(sm.edge[1][0], sm.edge[0][0], sample.source);
+  return finite_bracket(sm.edge[1][0], sm.edge[0][0], source);
 }
 
 // A bracket around the (1 - share) quantile of one key per thread. Each warp reads the order statistics
 // beside that place off its own 32 keys; the bracket reaches from the fifth lowest of the lower ones to the
 // fifth highest of the upper ones. One block barrier.
 template <typename T>
-__device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sample& sample) {
+__device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, uint32_t key, const Above& above,
+                                                  uint32_t source) {
   Shared& sm = *task.shared;
-  const uint32_t key = sample.key;
-  const float share = sample.share;
-  reinterpret_cast<uint32_t*>(sm.sampled.key)[task.thread] = key;
+  const float share = above.share, beside = above.beside;
+  reinterpret_cast<uint32_t*>(sm.sample)[task.thread] = key;
   __syncwarp();
-  const int rank = rank_among<8>(sm.sampled.key + 8 * task.warp, key);
-  if (share < 1.0f / 8 && sample.source == kGuessRowSample) return tail_bracket(task, sample, rank);
+  const int rank = rank_among<8>(sm.sample + 8 * task.warp, key);
+  if (share < 1.0f / 8 && source == kGuessRowSample) return tail_bracket(task, key, share, source, rank);
   const int present = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey));
   const float place = share * static_cast<float>(present);
-  const float beside = kBeside * deviation(place * (1.0f - share));
   const int upper = max(static_cast<int>(place - beside) - 1, 0);
   const int lower = min(static_cast<int>(ceilf(place + beside)), present - 1);
   // The r-th largest is the smallest key with no more than r greater ones.
@@ -120,7 +126,7 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, const Sam
                     (below && share > kNearlyAll ? 0 : outsiders);
   const uint32_t hi = __reduce_min_sync(0xffffffffu, !below && near ? edge : kMaxKey);
   const uint32_t lo = ~__reduce_min_sync(0xffffffffu, below && near ? edge : kMaxKey);
-  Bracket bracket = finite_bracket(lo, hi, sample.source);
+  Bracket bracket = finite_bracket(lo, hi, source);
   if (share > kNearlyAll) {
     const float bottom_edge = bracket.low();
     const float wider = bottom_edge - (bracket.high() - bottom_edge);

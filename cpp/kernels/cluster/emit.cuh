@@ -22,6 +22,12 @@ struct Sink {
     ptx::keep(prior);
   }
 
+  // Where positions are written as they are.
+  __device__ __forceinline__ void put_plain(int slot, int position) const {
+    ptx::store_global(indices + slot, position);
+    if (prior != nullptr) ptx::store_global(prior + slot, position);
+  }
+
   __device__ __forceinline__ void put(int slot, int position) const {
     int out = position;
     if (pages != nullptr && position >= 0) {
@@ -63,8 +69,8 @@ __device__ __forceinline__ void count_segments(const Task<T>& task, const Listed
   above = __reduce_add_sync(0xffffffffu, above);
   equal = __reduce_add_sync(0xffffffffu, equal);
   if (task.lane == 0 && (above | equal) != 0) {
-    ptx::add_shared(task.shared->segment_above[task.team_target()], above);
-    ptx::add_shared(task.shared->segment_equal[task.team_target()], equal);
+    ptx::add_shared(task.shared->segment_above[task.team_target()], above, task.zero);
+    ptx::add_shared(task.shared->segment_equal[task.team_target()], equal, task.zero);
   }
 }
 

@@ -49,37 +49,43 @@ template <typename T>
 __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Bracket& bracket) {
   const Shared& sm = *task.shared;
   const bool mine = task.lane < task.ctas;
-  const Header h = sm.header[mine ? task.lane : 0];
-  const Counts& counts = h.counts;
+  const Header& header = sm.header[mine ? task.lane : 0];
+  const Counts counts = header.counts;
   // CTAs read the hint while another row of the same request may be writing it, so they can have
   // guessed differently; then nothing they counted belongs together.
-  const bool same = h.lo == bracket.lo && h.hi == bracket.hi;
+  const bool same = !task.contested || (header.lo == bracket.lo && header.hi == bracket.hi);
   const bool fits = counts.listed <= static_cast<uint32_t>(task.segment);
   Verdict v;
   v.above = __reduce_add_sync(0xffffffffu, mine ? counts.above : 0);
   v.before = __reduce_add_sync(0xffffffffu, task.lane < task.rank ? counts.above : 0);
-  const uint32_t listed = __reduce_add_sync(0xffffffffu, mine ? counts.listed : 0);
-  v.equal = __reduce_add_sync(0xffffffffu, mine ? counts.equal : 0);
-  v.inside = listed + v.equal;
+  v.inside = __reduce_add_sync(0xffffffffu, mine ? counts.listed : 0);
+  v.equal = 0;
+  if (bracket.plateau() != kAbsentKey) {
+    v.equal = __reduce_add_sync(0xffffffffu, mine ? counts.equal : 0);
+    v.inside += v.equal;
+  }
   v.rank = static_cast<uint32_t>(task.k) - v.above;
-  v.counted = __all_sync(0xffffffffu, same);
-  v.contains = v.counted && v.above < static_cast<uint32_t>(task.k) && v.rank <= v.inside;
-  v.holds = v.contains && __all_sync(0xffffffffu, fits);
+  const bool there = v.rank - 1 < v.inside;  // not if it is 0, or as an unsigned number less than that
+  v.holds = __all_sync(0xffffffffu, same && fits && there);
+  v.counted = v.holds || __all_sync(0xffffffffu, same);
+  v.contains = v.counted && there;
   return v;
 }
 
-// Brings together what every CTA has counted, and listed.
-template <typename T>
+// Brings together what every CTA has counted, and listed. `meanwhile` runs while it is on its way.
+template <typename T, typename Meanwhile>
 __device__ __forceinline__ Verdict exchange_lists(const Task<T>& task, const Bracket& bracket,
-                                                  uint32_t parity, PhaseClock& clock) {
+                                                  uint32_t parity, PhaseClock& clock, Meanwhile meanwhile) {
   Shared& sm = *task.shared;
   __syncthreads();
   clock.stamp();
   if (task.ctas > 1) {
     push(task, bracket);
+    meanwhile();
     ptx::mailbox_wait(ptx::shared_address(&sm.mailbox), parity);
     outlast_samples(task);
   } else {
+    meanwhile();
     if (task.thread == 0) sm.header[0] = Header{sm.counts, bracket.lo, bracket.hi};
     __syncthreads();
   }

@@ -75,8 +75,11 @@ __device__ __forceinline__ void finish(const TopkParams& p, const Shape& shape, 
   const uint32_t kth = kth_key(task, bracket, listed, verdict, snaps).key;
   clock.stamp();
   job.count(p, hinted, kth);
-  emit(task, bracket, listed, kth, verdict, word, job.sink(p), clock);
+  const Sink sink = job.sink(p);
+  emit(task, bracket, listed, kth, verdict, word, sink, clock);
   clock.stamp();
+  float* const next = job.next_feedback(p, sink);
+  if (job.writer && next != nullptr) *next = job.share();
   job.report(p, shape, passes, verdict.inside, snaps, start.source, attempt == Attempt::kGuess, rounds);
 }
 
@@ -86,11 +89,12 @@ __device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, 
                                        Start start) {
   Job<T> job(p, shape, storage);
   job.measure(p);
-  job.fetch_hint(p);
   const Task<T>& task = job.task;
   PhaseClock clock(nullptr, 0, false);
   start_again(task);
-  const uint32_t hinted = gather_hint(task, job.hint, false).key();
+  const HintView hint = job.hint(p);
+  uint32_t hinted = kAbsentKey;
+  if (task.rank == 0) hinted = gather_hint(task, hint, sampled_position(task, hint)).key();
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
   finish(p, shape, job, hinted, word, start, clock);
@@ -106,21 +110,27 @@ __global__ void __launch_bounds__(kThreads, 1)
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
   clock.stamp();
   reset_counters(task);
+  float feedback = job.early_feedback(p, shape);
+  job.late_feedback(p, shape, feedback);
+  if (task.thread == 0) task.shared->feedback = feedback;
+  announce(task);
+  __syncthreads();
+  const float alpha = task.shared->feedback;
   job.measure(p);
   if (job.finish_short(p)) return;
-  job.fetch_hint(p);
 
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
-  const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
+  const HintView hint = job.hint(p);
+  const int32_t sampled = sampled_position(task, hint);
   if (task.ctas > 1) ptx::cluster_wait();
-  const uint32_t hinted = gather_hint(task, job.hint, by_hint).key();
+  const uint32_t hinted = gather_hint(task, hint, sampled).key();
   Bracket bracket;
-  if (by_hint) {
-    bracket = guess_by_hint(task, job.hint, hinted, false);
+  if (is_usable(task, alpha, kWorthlessAlpha)) {
+    bracket = guess_by_hint(task, hinted, alpha, false);
   } else {
-    const RowSampling sampling(task, false);
-    bracket = guess_by_row(task, sampling, sampling.greatest(task), false);
+    const RowSampling sampling(task, false, task.row.n);
+    bracket = guess_by_row(task, sampling, sampling.look(task), false);
   }
   clock.stamp();
   finish(p, shape, job, hinted, word,

@@ -1,10 +1,12 @@
-// Phase 1, guess: a narrow bracket for the k-th key.
+// Phase 1, guess: a narrow bracket for the k-th key, from what is known of it: where it stood among a sample
+// of the row after the last step (moments.cuh), or how many of the values hinted by the last step were at or
+// above it; or else from the row alone.
 //
-// Of the values hinted by the previous step a share alpha lay at or above that step's k-th value;
-// alpha moves slowly, so the k-th value of this step stands near the same place among this step's
-// hinted values. Without a usable hint the sample is the row itself, where the share is k / n.
+// Of the hinted values a share alpha lay at or above the last step's k-th value; alpha moves slowly, so the
+// k-th value of this step stands near the same place among this step's hinted values.
 #pragma once
 
+#include "cluster/moments.cuh"
 #include "cluster/row_sample.cuh"
 
 namespace gvr_topk::cluster {
@@ -15,29 +17,23 @@ constexpr float kWorthlessAlpha = 0.1f, kWorthlessAtHand = 0.25f;
 
 struct HintView {
   const int32_t* prior;  // null: no hint
-  float alpha;           // as the last step left it: negative or NaN when unknown
   int offset;
-  int32_t sampled;  // this thread's position of the sample; negative: none
 };
 
-// Starts the loads of the hint: gathering through them is the longest chain of dependent reads in the kernel.
 __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
-  HintView hint;
-  hint.prior = nullptr;
-  hint.alpha = -1.0f;
-  hint.offset = p.prior_offset;
-  hint.sampled = -1;
-  if (slot < 0) return hint;
-  hint.prior = p.prior + slot * p.prior_stride;
+  return HintView{slot >= 0 ? p.prior + slot * p.prior_stride : nullptr, p.prior_offset};
+}
+
+// This thread's position of a sample of the hint; negative: none. Its load is started.
+template <typename T>
+__device__ __forceinline__ int32_t sampled_position(const Task<T>& task, const HintView& hint) {
+  if (hint.prior == nullptr) return -1;
   // Evenly spaced over a long hint, all of a short one. Warps look all over the row, so that their statistics
   // do not depend on where; four lanes together, or as many lines as lanes would be fetched.
-  const uint32_t k = p.k;
-  const uint32_t lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const uint32_t place = (lane & 28) * kWarps + 4 * warp + (lane & 3);
+  const uint32_t k = task.k;
+  const uint32_t place = (task.lane & 28) * kWarps + 4 * task.warp + (task.lane & 3);
   const uint32_t at = k > kThreads ? place * k / kThreads : place;
-  if (at < k) hint.sampled = hint.prior[at];
-  if (p.guess_state != nullptr) hint.alpha = p.guess_state[slot];
-  return hint;
+  return at < k ? hint.prior[at] : -1;
 }
 
 // The score at a hinted position, or nothing where that is outside the row. Its load is started; whoever asks
@@ -47,43 +43,48 @@ struct HintedScore {
   T score;
   bool there;
 
-  __device__ __forceinline__ HintedScore(const Task<T>& task, const HintView& hint, int32_t position,
-                                         bool wanted) {
+  __device__ __forceinline__ HintedScore(const Task<T>& task, const HintView& hint, int32_t position) {
     // Padding is recognised before the offset: -1 + 1 is not position 0. Sums that leave the range of int are
     // unsigned numbers beyond every length, as negative ones are.
     const uint32_t at = static_cast<uint32_t>(position) + static_cast<uint32_t>(hint.offset);
-    there = wanted && position >= 0 && at < static_cast<uint32_t>(task.row.n);
+    there = position >= 0 && at < static_cast<uint32_t>(task.row.n);
     score = task.row.data[there ? at : 0];  // anything: a branch would wait for it
   }
 
   __device__ __forceinline__ uint32_t key() const { return there ? order_key(to_float(score)) : kAbsentKey; }
 };
 
-// Of this thread's sampled position. Where the guess does without it, one CTA's are enough, of which comes
-// the alpha of the next step.
 template <typename T>
 __device__ __forceinline__ HintedScore<T> gather_hint(const Task<T>& task, const HintView& hint,
-                                                      bool by_hint) {
-  return HintedScore<T>(task, hint, hint.sampled, by_hint || task.rank == 0);
+                                                      int32_t position) {
+  return HintedScore<T>(task, hint, position);
 }
 
-// Whether the hint is worth more than a sample of the row, as far as this thread can see.
+// Whether the gate lets the last step have a say in rows of this length.
 template <typename T>
-__device__ __forceinline__ bool is_usable(const Task<T>& task, const HintView& hint, bool use_hint,
-                                          float worthless = kWorthlessAlpha) {
-  // Length first: it is known sooner than alpha. NaN and what is no share count as unknown.
-  return use_hint && length_reason(task.row.n) == GateReason::kAllowed && hint.alpha >= worthless &&
-         hint.alpha <= 1.0f;
+__device__ __forceinline__ bool is_allowed(const Task<T>& task) {
+  return length_reason(task.row.n) == GateReason::kAllowed;
+}
+
+// Whether the hint is worth more than a sample of the row. NaN and what is no share count as unknown.
+template <typename T>
+__device__ __forceinline__ bool is_usable(const Task<T>& task, float alpha, float worthless) {
+  return is_allowed(task) && alpha >= worthless && alpha <= 1.0f;
+}
+
+// Others of the cluster may have read another state of what was fed back, and wait for samples.
+template <typename T>
+__device__ __forceinline__ void disappoint(const Task<T>& task) {
+  if (task.ctas > 1 && task.contested) send_sample(task, kAbsentKey);
 }
 
 // Both guesses are `divided` among the CTAs, or made by each for itself; the same by the whole block. Where
 // not by the whole cluster, brackets differ, which shows in the exchange.
 template <typename T>
-__device__ __forceinline__ Bracket guess_by_hint(const Task<T>& task, const HintView& hint, uint32_t hinted,
+__device__ __forceinline__ Bracket guess_by_hint(const Task<T>& task, uint32_t hinted, float alpha,
                                                  bool divided) {
-  const Bracket bracket = sample_bracket(task, Sample{hinted, hint.alpha, kGuessHint});
-  // Others of the cluster may have read another state of the hint, and wait for samples.
-  if (divided && task.ctas > 1 && task.contested) send_sample(task, kAbsentKey);
+  const Bracket bracket = sample_bracket(task, hinted, Above(alpha), kGuessHint);
+  if (divided) disappoint(task);
   return bracket;
 }
 
@@ -91,8 +92,46 @@ __device__ __forceinline__ Bracket guess_by_hint(const Task<T>& task, const Hint
 template <typename T>
 __device__ __forceinline__ Bracket guess_by_row(const Task<T>& task, const RowSampling& sampling,
                                                 uint32_t greatest, bool divided) {
-  if (divided && task.ctas > 1) greatest = sample_of_cluster(task, greatest);
-  return sample_bracket(task, Sample{greatest, sampling.share(task), kGuessRowSample});
+  Above above;
+  if (divided && task.ctas > 1) {
+    greatest = sample_of_cluster(task, greatest, [&] { above = Above(sampling.share(task)); });
+  } else {
+    above = Above(sampling.share(task));
+  }
+  return sample_bracket(task, greatest, above, kGuessRowSample);
+}
+
+// How to look at a row of which nothing was left: as has been done ahead, if that serves.
+template <typename T>
+__device__ __forceinline__ RowSampling sampling_of(const Task<T>& task, const Shape& shape,
+                                                   const Ahead<T>& ahead) {
+  return RowSampling(task, true, ahead.serves(shape, task.row.n) ? ahead.span : task.row.n);
+}
+
+// Without a place: by the hint, which find_hint() tells of, or by the row, for a block that has read
+// `feedback`. `looked` runs when all loads of a sample are under way, or have come.
+template <typename T, typename FindHint, typename Looked>
+__device__ __forceinline__ Bracket guess_otherwise(const Task<T>& task, const Shape& shape,
+                                                   FindHint find_hint, const Ahead<T>& ahead,
+                                                   RowSampling& sampling, float feedback, float worthless,
+                                                   Looked looked) {
+  if (shape.fed && is_usable(task, feedback, worthless)) {
+    const HintView hint = find_hint();
+    const HintedScore<T> score = gather_hint(task, hint, sampled_position(task, hint));
+    const uint32_t hinted = score.key();
+    looked();
+    return guess_by_hint(task, hinted, feedback, true);
+  }
+  if (shape.fed) sampling = sampling_of(task, shape, ahead);
+  uint32_t greatest;
+  if (ahead.serves(shape, task.row.n)) {
+    greatest = sampling.look(task, ahead.seen(task));
+    if (task.ctas == 1) __syncthreads();  // the sample takes its place; otherwise there is a barrier anyway
+  } else {
+    greatest = sampling.look(task);
+  }
+  looked();
+  return guess_by_row(task, sampling, greatest, true);
 }
 
 }  // namespace gvr_topk::cluster

@@ -11,17 +11,6 @@ namespace gvr_topk::cluster {
 
 constexpr size_t kWordBytes = 4 * kValuesPerThread;  // of the widest dtype
 
-// Shared-memory layout of a launch.
-struct Shape {
-  int log2_ctas;
-  int list_capacity;
-  int candidate_capacity;
-  int masks;        // selection masks of one CTA; 0 when rows fit in registers
-  int pool_chunks;  // room for candidates of the stream kernel, in its chunks
-  bool ring;
-  bool use_hint;  // or guess from a sample of the row, whatever the hint
-};
-
 constexpr size_t kSharedLimit = 227 * 1024;
 constexpr size_t kSharedLimitSmall = 99 * 1024;
 
@@ -41,6 +30,7 @@ inline constexpr Shape make_shape(const Plan& plan, bool use_hint) {
               plan.list_capacity,
               plan.candidate_capacity,
               plan.masks,
+              0,
               0,
               plan.ring_depth > 0,
               use_hint};
@@ -83,8 +73,8 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   task.row = row;
   task.k = p.k;
   ptx::keep(task.k);
-  task.contested = p.next_n > 1 || p.row_slot != nullptr;
-  ptx::keep(task.contested);
+  task.contested = shape.contested;
+  ptx::keep(task.row.data);
   task.rank = shape.log2_ctas > 0 ? ptx::cluster_rank() : 0;
   task.log2_ctas = shape.log2_ctas;
   ptx::keep(task.log2_ctas);
@@ -92,6 +82,7 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   ptx::keep(task.ctas);
   task.thread = threadIdx.x;
   ptx::keep(task.thread);
+  task.zero = ptx::unknown_zero();
   task.lane = task.thread & 31;
   task.warp = task.thread >> 5;
   task.shared = reinterpret_cast<Shared*>(storage);
@@ -113,8 +104,8 @@ __device__ __forceinline__ void count_hint(const Task<T>& task, uint32_t hinted,
   const uint32_t in_row = __popc(__ballot_sync(0xffffffffu, hinted != kAbsentKey));
   const uint32_t at_or_above = __popc(__ballot_sync(0xffffffffu, hinted >= kth));
   if (task.lane != 0) return;
-  ptx::add_shared(task.shared->hinted, in_row);
-  ptx::add_shared(task.shared->at_or_above, at_or_above);
+  ptx::add_shared(task.shared->hinted, in_row, task.zero);
+  ptx::add_shared(task.shared->at_or_above, at_or_above, task.zero);
 }
 
 // The same for the whole hint, which is still the old one.
@@ -123,14 +114,20 @@ __device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& 
 #pragma unroll 1
   for (int first = 0; first < task.k; first += kThreads) {
     const int i = first + task.thread;
-    count_hint(task, HintedScore<T>(task, hint, i < task.k ? hint.prior[i] : -1, true).key(), kth);
+    count_hint(task, HintedScore<T>(task, hint, i < task.k ? hint.prior[i] : -1).key(), kth);
   }
 }
 
-__device__ __forceinline__ int slot_of(const TopkParams& p, int row, int request) {
-  if (p.prior == nullptr) return -1;
-  const int slot = p.row_slot != nullptr ? p.row_slot[row] : request;
-  return slot < p.num_slots ? slot : -1;
+// The slot a row asks for; it may have to be loaded.
+__device__ __forceinline__ int asked_slot(const TopkParams& p, int row, int request) {
+  int slot = request;
+  ptx::load_if(p.row_slot != nullptr, slot, p.row_slot + row);
+  return slot;
+}
+
+// The same if there is one, or a negative number.
+__device__ __forceinline__ int checked_slot(const TopkParams& p, int asked) {
+  return p.prior != nullptr && asked < p.num_slots ? asked : -1;
 }
 
 __device__ __forceinline__ void write_stats(int32_t* stats, Path path, int passes, int candidates, int snaps,
@@ -160,10 +157,16 @@ __device__ __forceinline__ void start_again(const Task<T>& task) {
 }
 
 template <typename T>
+__device__ __forceinline__ void init_mailboxes(const Task<T>& task) {
+  if (task.thread != 0 || task.ctas == 1) return;
+  ptx::mailbox_init(ptx::shared_address(&task.shared->mailbox), task.ctas);
+  ptx::mailbox_init(ptx::shared_address(&task.shared->sample_mailbox), task.ctas);
+}
+
+template <typename T>
 __device__ __forceinline__ void reset_counters(const Task<T>& task) {
   Shared& sm = *task.shared;
   if (task.thread < kMaxClusterSize) {
-    sm.selected[0][task.thread] = 0;
     sm.segment_above[task.thread] = 0;
     sm.segment_equal[task.thread] = 0;
   }
@@ -171,29 +174,28 @@ __device__ __forceinline__ void reset_counters(const Task<T>& task) {
     reset_lists(task);
     sm.hinted = 0;
     sm.at_or_above = 0;
-    if (task.ctas > 1) {
-      ptx::mailbox_init(ptx::shared_address(&sm.mailbox), task.ctas);
-      ptx::mailbox_init(ptx::shared_address(&sm.sample_mailbox), task.ctas);
-    }
   }
+  init_mailboxes(task);
 }
 
 // Everything the first exchange finds in shared memory, but what it will list.
 template <typename T>
 __device__ __forceinline__ void prepare_exchange(const Task<T>& task) {
   Shared& sm = *task.shared;
-  reset_counters(task);
-  sm.keys.template clear<kThreads>();
-  if (task.thread == 0) sm.small_count = 0;
+  static_assert(Histogram::kBins == 2 * kThreads);
+  reinterpret_cast<uint2*>(sm.keys.fine)[task.thread] = make_uint2(0, 0);
+  constexpr size_t kBegin = offsetof(Shared, keys) + offsetof(Histogram, coarse);
+  constexpr int kWords = (offsetof(Shared, over_range) - kBegin) / sizeof(uint32_t);
+  static_assert(kWords <= kThreads);
+  if (task.thread < kWords) sm.keys.coarse[task.thread] = 0;
+  init_mailboxes(task);
 }
 
 // Shared memory of the other CTAs may be touched only once they are known to run: this says that one does,
-// and cluster_wait() that all do. Returns whether all threads of the block agree.
+// and cluster_wait() that all do.
 template <typename T>
-__device__ __forceinline__ bool announce(const Task<T>& task, bool agree) {
-  const bool all = __syncthreads_and(agree);
+__device__ __forceinline__ void announce(const Task<T>& task) {
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
-  return all;
 }
 
 __device__ __forceinline__ int request_of(const TopkParams& p, int row) {
@@ -217,17 +219,16 @@ template <typename T>
 struct Job {
   int row;
   int request;
-  int seq_len;
-  int slot;
+  int seq_len = 0;  // under way, as the slot is: not to be touched before they are needed
+  int asked;
   Task<T> task;
-  HintView hint;
   bool writer;  // the thread that speaks for the row
 
   __device__ __forceinline__ Job(const TopkParams& p, const Shape& shape, unsigned char* storage) {
     row = blockIdx.x >> shape.log2_ctas;
     request = request_of(p, row);
-    seq_len = p.seq_lens[request];
-    slot = slot_of(p, row, request);
+    ptx::load_if(true, seq_len, p.seq_lens + request);  // before all else
+    asked = asked_slot(p, row, request);
     task = make_task<T>(p, shape, row_buffer<T>(p, row), storage);
     writer = task.rank == 0 && task.thread == 0;
   }
@@ -237,44 +238,76 @@ struct Job {
     task.measure(visible_length(p, row, request, seq_len));
   }
 
-  // Starts the loads of the hint: behind a branch on the length, or what waits for that would wait for both.
-  __device__ __forceinline__ void fetch_hint(const TopkParams& p) { hint = hint_view(p, slot); }
+  __device__ __forceinline__ int slot(const TopkParams& p) const { return checked_slot(p, asked); }
 
-  __device__ __forceinline__ Sink sink(const TopkParams& p) const { return make_sink(p, row, request, slot); }
+  __device__ __forceinline__ HintView hint(const TopkParams& p) const { return hint_view(p, slot(p)); }
 
-  // False when there is a selection to make.
+  // Starts the load of what the last step left for the guess: for one thread, which tells the others. While a
+  // hint is written they might find something else. Early, where slots are those of requests, or late.
+  __device__ __forceinline__ float early_feedback(const TopkParams& p, const Shape& shape) const {
+    float feedback = kNoFeedback;
+    ptx::load_if(shape.prompt && threadIdx.x == 0, feedback, p.guess_state + request);
+    return feedback;
+  }
+
+  __device__ __forceinline__ void late_feedback(const TopkParams& p, const Shape& shape,
+                                                float& feedback) const {
+    if (!shape.fed || shape.prompt) return;
+    ptx::load_if(task.thread == 0 && slot(p) >= 0, feedback, p.guess_state + asked);
+  }
+
+  __device__ __forceinline__ Sink sink(const TopkParams& p) const {
+    return make_sink(p, row, request, slot(p));
+  }
+
+  // False when there is a selection to make. Copies that were started are waited for: a block does not end
+  // before.
   __device__ __forceinline__ bool finish_short(const TopkParams& p) const {
     if (task.row.n > task.k) return false;
+    ptx::wait_copies<0>();
     finish_short_row(sink(p), task.row.n, task.k, task.rank * kThreads + task.thread, task.ctas * kThreads,
                      stats_of(p, row));
     return true;
   }
 
-  // What share of the hint was at or above the k-th value, for the next step's guess: of its sample, or,
-  // when statistics are wanted, of all of it, which has to be looked at before it is overwritten.
+  // What share of the hint is at or above the k-th value: when statistics are wanted, of all of it, which has
+  // to be looked at before it is overwritten. Whether it was.
+  __device__ __forceinline__ bool audit(const TopkParams& p, uint32_t kth) const {
+    if (p.stats == nullptr || slot(p) < 0) return false;
+    if (task.rank == 0) audit_hint(task, hint(p), kth);
+    cluster_sync(task.ctas);
+    return true;
+  }
+
+  // Or else of its sample, for the next step's guess.
   __device__ __forceinline__ void count(const TopkParams& p, uint32_t hinted, uint32_t kth) const {
-    if (hint.prior != nullptr && p.stats != nullptr) {
-      if (task.rank == 0) audit_hint(task, hint, kth);
-      cluster_sync(task.ctas);
-    } else if (task.rank == 0) {
-      count_hint(task, hinted, kth);
-    }
+    if (!audit(p, kth) && task.rank == 0) count_hint(task, hinted, kth);
+  }
+
+  // That share, when it has been counted.
+  __device__ __forceinline__ float share() const {
+    const Shared& sm = *task.shared;
+    // The quick division may end beside 1 for equal numbers.
+    const float share = __fdividef(static_cast<float>(sm.at_or_above), static_cast<float>(sm.hinted));
+    return sm.hinted > 0 ? fminf(share, 1.0f) : kNoFeedback;
+  }
+
+  // Of those that all know the result: its warp has the end of the row, if it has any of it.
+  __device__ __forceinline__ bool is_least_busy() const {
+    return task.thread == kThreads - 32 && task.rank == task.ctas - 1;
+  }
+
+  // Where what the next step's guess starts from goes, or nowhere.
+  __device__ __forceinline__ float* next_feedback(const TopkParams& p, const Sink& sink) const {
+    return p.guess_state != nullptr && sink.prior != nullptr ? p.guess_state + slot(p) : nullptr;
   }
 
   __device__ __forceinline__ void report(const TopkParams& p, const Shape& shape, int passes, uint32_t inside,
                                          int snaps, uint32_t source, bool guess_hit, int rounds) const {
-    if (!writer) return;
-    const Shared& sm = *task.shared;
-    if (p.guess_state != nullptr && sink(p).prior != nullptr) {
-      // The quick division may end beside 1 for equal numbers.
-      const float share = __fdividef(static_cast<float>(sm.at_or_above), static_cast<float>(sm.hinted));
-      p.guess_state[slot] = sm.hinted > 0 ? fminf(share, 1.0f) : -1.0f;
-    }
-    if (p.stats == nullptr) return;
+    if (!writer || p.stats == nullptr) return;
+    const int hits = slot(p) >= 0 ? static_cast<int>(task.shared->at_or_above) : -1;
     write_stats(stats_of(p, row), shape.use_hint ? Path::kCluster : Path::kRadix, passes,
-                static_cast<int>(inside), snaps,
-                hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, static_cast<int>(source),
-                guess_hit, rounds);
+                static_cast<int>(inside), snaps, hits, static_cast<int>(source), guess_hit, rounds);
   }
 };
 

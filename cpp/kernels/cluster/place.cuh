@@ -20,14 +20,20 @@ __device__ __forceinline__ uint32_t packed_count(float value, float level, const
   return cut.takes_all() || value != level ? 1 : 1 << 16;
 }
 
-// Counts the listed keys of every CTA; to be read behind a block barrier.
+// Counts what is selected of the keys that earlier CTAs have listed; to be read behind a block barrier.
 template <typename T>
 __device__ __forceinline__ void count_listed(const Task<T>& task, const Listed& listed, const Cut& cut) {
   uint32_t counts = 0;
-  listed.for_each([&](uint32_t x) { counts += packed_count(x, cut); });
-  counts = __reduce_add_sync(0xffffffffu, counts);
   // A warp never straddles two segments: there are at most as many CTAs as warps.
-  if (task.lane == 0 && counts != 0) ptx::add_shared(task.shared->selected[0][task.team_target()], counts);
+  if (task.team_target() < task.rank) {
+    if (cut.takes_all()) {
+      listed.for_each([&](uint32_t x) { counts += x >= cut.key; });
+    } else {
+      listed.for_each([&](uint32_t x) { counts += packed_count(x, cut); });
+    }
+  }
+  counts = __reduce_add_sync(0xffffffffu, counts);
+  if (task.lane == 0) task.shared->selected[0][task.warp] = counts;
 }
 
 // Where a lane's next selected element goes.
@@ -41,12 +47,11 @@ struct Place {
   __device__ __forceinline__ Place(const Task<T>& task, const Bracket& bracket, const Cut& cut,
                                    uint32_t above, uint32_t in_warp) {
     const Shared& sm = *task.shared;
-    // One half of the warp looks at the CTAs, the other at the warps of this one.
-    static_assert(kMaxClusterSize == 16 && kWarps == 16);
-    const int earlier = task.lane < kWarps ? task.rank : kWarps + task.warp;
+    // One half of the warp adds up what is selected in earlier CTAs, the other what is in earlier warps.
+    static_assert(kWarps == 16);
     const uint32_t* selected = sm.selected[0];
     const uint32_t packed =
-        __reduce_add_sync(0xffffffffu, task.lane < earlier ? selected[task.lane] : 0) + in_warp;
+        __reduce_add_sync(0xffffffffu, task.lane < kWarps + task.warp ? selected[task.lane] : 0) + in_warp;
     above += packed & 0xffffu;
     uint32_t ties = packed >> 16;
     const uint32_t plateau = bracket.plateau();

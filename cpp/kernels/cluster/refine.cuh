@@ -11,33 +11,32 @@ namespace gvr_topk::cluster {
 // This thread's part of the keys listed in the cluster: the block is split evenly over the segments. The
 // first few stay in registers.
 struct Listed {
-  static constexpr int kHeld = 4;
+  static constexpr int kHeld = 4;  // written out below
   uint32_t held[kHeld];
-  const uint32_t* keys;
-  int next, count, stride;  // those not held
+  const uint32_t* keys;  // from the first of this thread's on,
+  int count;             // up to the last of the segment's
+  int stride;
 
   template <typename T>
   __device__ __forceinline__ explicit Listed(const Task<T>& task)
-      : keys(task.list + task.team_target() * task.segment),
-        next(task.team_place() + kHeld * task.team_size()),
-        count(min(static_cast<int>(task.shared->header[task.team_target()].counts.listed), task.segment)),
+      : keys(task.list + task.team_target() * task.segment + task.team_place()),
+        count(min(static_cast<int>(task.shared->header[task.team_target()].counts.listed), task.segment) -
+              task.team_place()),
         stride(task.team_size()) {
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      const int i = task.team_place() + j * stride;
-      held[j] = i < count ? keys[i] : kAbsentKey;
-    }
+    for (int j = 0; j < kHeld; ++j) held[j] = j * stride < count ? keys[j * stride] : kAbsentKey;
   }
 
   // Calls visit(key), where the key may be absent.
   template <typename Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
-#pragma unroll
-    for (int j = 0; j < kHeld; ++j) {
-      if (j * stride < count) visit(held[j]);
-    }
+    visit(held[0]);  // the first half without asking, as it hardly ever is empty
+    visit(held[1]);
+    if (__all_sync(0xffffffffu, 2 * stride >= count)) return;
+    visit(held[2]);
+    visit(held[3]);
 #pragma unroll 1
-    for (int i = next; i < count; i += stride) visit(keys[i]);
+    for (int i = kHeld * stride; i < count; i += stride) visit(keys[i]);
   }
 };
 

@@ -18,6 +18,7 @@ namespace gvr_topk::cluster {
 template <typename T, int kValues>
 struct Part {
   static constexpr int kVecs = kValues / kPerVec<T>;
+  static constexpr int kLog2PerVec = log2_of(kPerVec<T>);
 
   int vecs;              // a lane holds
   int begin;             // position of the first element
@@ -25,30 +26,41 @@ struct Part {
   uint32_t stage;        // shared address of what the warp holds
   float value[kValues];  // -inf behind the row's end
 
-  // Starts the loads: of whole vectors where the buffer has them, for what lies behind the row's end costs
-  // less than leaving it out. `storage` holds as many bytes as the CTA holds of the row.
-  __device__ __forceinline__ Part(const Task<T>& task, int width, uint4* storage) {
-    constexpr int kLog2PerVec = log2_of(kPerVec<T>);
+  // `storage` holds as many bytes as the CTA holds of the row.
+  __device__ __forceinline__ Part(const Task<T>& task, uint4* storage)
+      : stage(ptx::shared_address(storage + task.warp * 32 * kVecs)) {
+    ptx::keep(stage);
+  }
+
+  // So many a lane has of the row alone.
+  __device__ __forceinline__ static int vecs_of(const Task<T>& task) {
     const int log2_all = kLog2PerVec + kLog2Threads + task.log2_ctas;
-    vecs = (task.row.n + (1 << log2_all) - 1) >> log2_all;
+    return (task.row.n + (1 << log2_all) - 1) >> log2_all;
+  }
+
+  // Starts the loads of a row of so many elements, in a buffer of `width`: of whole vectors where it has
+  // them, for what lies behind the row's end costs less than leaving it out.
+  __device__ __forceinline__ void fetch(const Task<T>& task, const Shape& shape, int elements, int width,
+                                        int lane_vecs) {
+    vecs = lane_vecs;
     const int warp_begin = ((task.rank * kThreads + task.warp * 32) * vecs) << kLog2PerVec;
     begin = warp_begin + ((task.lane * vecs) << kLog2PerVec);
-    length = task.row.n - begin;
-    stage = ptx::shared_address(storage + task.warp * 32 * kVecs);
-    ptx::keep(stage);
     const int at_lane = warp_begin + task.lane * kPerVec<T>;
     const T* data = task.row.data + at_lane;
-    const int left = task.row.n - at_lane;
-    const int whole = min(min(left, width - at_lane - kPerVec<T> + 1), vecs * 32 * kPerVec<T>);
+    const int left = elements - at_lane;
+    int whole = min(min(left, width - at_lane - kPerVec<T> + 1), vecs * 32 * kPerVec<T>);
+    ptx::keep(whole);
     if (task.row.aligned) {
+      // Of `address`, 32 vectors on, only one bit of what is swapped changes.
+      const uint32_t even = address(task.lane), odd = address(32 + task.lane) - 32 * sizeof(uint4);
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) {
         const int at = 32 * j * kPerVec<T>;
-        if (at < whole) ptx::copy_async(address(32 * j + task.lane), data + at);
+        if (at < whole) ptx::copy_async((j % 2 == 0 ? even : odd) + 32 * j * sizeof(uint4), data + at);
       }
     }
     ptx::commit_copies();
-    if (task.row.aligned && width % kPerVec<T> == 0) return;
+    if (shape.whole) return;
 #pragma unroll 1
     for (int j = 0; j < vecs; ++j) {
       const int at = 32 * j * kPerVec<T>;
@@ -65,7 +77,8 @@ struct Part {
   }
 
   // Waits for the loads of the whole warp.
-  __device__ __forceinline__ void take(int lane) {
+  __device__ __forceinline__ void take(int lane, int n) {
+    length = n - begin;
     ptx::wait_copies<0>();
     __syncwarp();
 #pragma unroll
@@ -88,30 +101,31 @@ struct Part {
     return order_key(to_float(ptx::load_shared_element<T>(vec + sizeof(T) * (place % kPerVec<T>))));
   }
 
-  // Bits of the elements that mark(bits, value, bit) marks; it does not mark -inf.
+  // Bits of the elements that mark(marks, value, bit) marks; it does not mark -inf.
   template <typename Mark>
   __device__ __forceinline__ uint32_t bits(Mark mark) const {
-    uint32_t found = 0;
+    ptx::Marks marks[kValues / kValuesPerThread];
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       if (j >= vecs) break;
-      uint32_t here = 0;  // on its own, for shorter chains
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) {
         const int i = j * kPerVec<T> + e;
-        mark(here, value[i], 1u << i);
+        mark(marks[i / kValuesPerThread].of[j % 2], value[i], 1u << i % kValuesPerThread);
       }
-      found |= here;
     }
+    uint32_t found = 0;
+#pragma unroll
+    for (int w = 0; w < kValues / kValuesPerThread; ++w) found |= marks[w].bits() << (kValuesPerThread * w);
     return found;
   }
 
   __device__ __forceinline__ uint32_t not_below(float bound) const {
-    return bits([&](uint32_t& found, float x, uint32_t bit) { ptx::mark_unless_less(found, x, bound, bit); });
+    return bits([&](float& marks, float x, float bit) { ptx::mark_unless_less(marks, x, bound, bit); });
   }
 
   __device__ __forceinline__ uint32_t equal(float level) const {
-    return bits([&](uint32_t& found, float x, uint32_t bit) { found |= x == level ? bit : 0; });
+    return bits([&](float& marks, float x, float bit) { ptx::mark_if_equal(marks, x, level, bit); });
   }
 };
 
@@ -123,27 +137,28 @@ inline size_t resident_bytes(const Shape& shape) {
 }
 
 // Counts what is above the bracket and lists what is inside, here and then in every CTA of the cluster.
-template <typename T, int kValues>
+// `meanwhile` runs while their lists are on their way.
+template <typename T, int kValues, typename Meanwhile>
 __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& bracket,
-                                            const Part<T, kValues>& part, uint32_t parity,
-                                            PhaseClock& clock) {
+                                            const Part<T, kValues>& part, uint32_t parity, PhaseClock& clock,
+                                            Meanwhile meanwhile) {
   Shared& sm = *task.shared;
   const float lo = bracket.low(), hi = bracket.high();
   // NaN fails both comparisons and so counts as above.
   const uint32_t not_below = part.not_below(lo);
   const uint32_t above =
-      part.bits([&](uint32_t& bits, float x, uint32_t bit) { ptx::mark_unless_at_most(bits, x, hi, bit); });
+      part.bits([&](float& marks, float x, float bit) { ptx::mark_unless_at_most(marks, x, hi, bit); });
   uint32_t inside = not_below & ~above;
   const uint32_t plateau = bracket.plateau();
   if (plateau != kAbsentKey) {
     const float level = key_to_float(plateau);
     const uint32_t on_plateau = inside & part.equal(level);
     const uint32_t equal = __reduce_add_sync(0xffffffffu, __popc(on_plateau));
-    if (task.lane == 0) ptx::add_shared(sm.counts.equal, equal);
+    if (task.lane == 0) ptx::add_shared(sm.counts.equal, equal, task.zero);
     inside &= ~on_plateau;
   }
   const uint32_t above_count = __reduce_add_sync(0xffffffffu, __popc(above));
-  if (task.lane == 0) ptx::add_shared(sm.counts.above, above_count);
+  if (task.lane == 0) ptx::add_shared(sm.counts.above, above_count, task.zero);
   if (inside != 0) {
     uint32_t slot = atomicAdd(&sm.counts.listed, static_cast<uint32_t>(__popc(inside)));
     uint32_t* segment = task.list + task.rank * task.segment;
@@ -153,7 +168,7 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
       ++slot;
     }
   }
-  return exchange_lists(task, bracket, parity, clock);
+  return exchange_lists(task, bracket, parity, clock, meanwhile);
 }
 
 // Writes this CTA's selected positions, in ascending order, at their final place. `report` runs before that,
@@ -174,9 +189,14 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
   clock.stamp();
   report();
   Place place(task, bracket, cut, before, upto - mine);
-  if (ties == 0) {
+  if (ties == 0 && sink.pages == nullptr) {
+    int next = place.next + __popc(chosen);  // from the last on, which is found sooner than the first
 #pragma unroll 1
-    for (; chosen != 0; chosen &= chosen - 1) sink.put(place.next++, part.begin + __ffs(chosen) - 1);
+    while (chosen != 0) {
+      const int bit = 31 - __clz(chosen);
+      chosen ^= 1u << bit;
+      sink.put_plain(--next, part.begin + bit);
+    }
     return;
   }
 #pragma unroll 1
@@ -195,46 +215,52 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Task<T>& task = job.task;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
   clock.stamp();
+  float feedback = job.early_feedback(p, shape);
+  __syncwarp();  // or they would be asked for behind what comes now
+  Ahead<T> ahead(task, shape);
+  Part<T, kValues> part(task, reinterpret_cast<uint4*>(task.list + shape.list_capacity));
+  part.fetch(task, shape, p.width, p.width, shape.vecs);
+  job.late_feedback(p, shape, feedback);
   prepare_exchange(task);
+  announce(task);
   job.measure(p);
   if (job.finish_short(p)) return;
-  job.fetch_hint(p);
-
-  Part<T, kValues> part(task, p.width, reinterpret_cast<uint4*>(task.list + shape.list_capacity));
-  // What the guess wants is asked for before the block has agreed on it.
-  const bool usable = is_usable(task, job.hint, shape.use_hint, kWorthlessAtHand);
-  const HintedScore<T> score = gather_hint(task, job.hint, usable);
+  if (is_short_of(task.row.n, p.width)) {  // or a few CTAs would have it all
+    ptx::wait_copies<0>();
+    __syncwarp();  // lanes fetch for each other
+    ahead.fetch(task, shape);
+    part.fetch(task, shape, task.row.n, p.width, part.vecs_of(task));
+  }
+  Moments moments;
+  if (task.ctas > 1) ptx::cluster_wait();  // while the sample is on its way
   RowSampling sampling;
-  if (!usable) sampling = RowSampling(task, true);
-  // A row that fits in registers is short enough for one look a thread.
-  Neighbours<T> neighbours;
-  neighbours.fetch_if(!usable, task.row, sampling.place);
-  const bool by_hint = announce(task, usable);
-  Sink sink = job.sink(p);
-  sink.keep();
-  if (task.ctas > 1) ptx::cluster_wait();
-  const uint32_t hinted = score.key();
+  if (!shape.fed) sampling = sampling_of(task, shape, ahead);
+  ptx::wait_copies<1>();
+  if (shape.fed) moments = Moments(task, ahead, feedback);
   Bracket bracket;
-  if (by_hint) {
-    bracket = guess_by_hint(task, job.hint, hinted, true);
+  if (is_place(feedback) && is_allowed(task)) {
+    bracket = moments.bracket(feedback);
+    disappoint(task);
   } else {
-    if (usable) {  // others have seen another hint
-      sampling = RowSampling(task, true);
-      neighbours.fetch_if(true, task.row, sampling.place);
-    }
-    uint32_t key[kNeighbours] = {};
-    neighbours.take(task.row, sampling.place, key);
-    bracket = guess_by_row(task, sampling, sampling.greatest(task, key), true);
+    bracket = guess_otherwise(
+        task, shape, [&] { return job.hint(p); }, ahead, sampling, feedback, kWorthlessAtHand, [] {});
   }
   const uint32_t source = bracket.source;
-  part.take(task.lane);
+  part.take(task.lane, task.row.n);
   clock.stamp();
 
+  Sink sink;
+  float* next = nullptr;
   Verdict verdict;
   int passes = 0;
 #pragma unroll 1
   while (true) {
-    verdict = exchange(task, bracket, part, passes & 1, clock);
+    verdict = exchange(task, bracket, part, passes & 1, clock, [&] {
+      sink = job.sink(p);
+      sink.keep();
+      next = job.next_feedback(p, sink);
+      ptx::keep(next);
+    });
     ++passes;
     if (verdict.holds) break;
     const Bracket missed = bracket;
@@ -253,9 +279,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Listed listed(task);
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
-  job.count(p, hinted, cut.key);
-  emit_part(task, bracket, listed, cut, verdict.before, part, sink, clock,
-            [&] { job.report(p, shape, passes, verdict.inside, snaps, source, passes == 1, 0); });
+  job.audit(p, cut.key);
+  emit_part(task, bracket, listed, cut, verdict.before, part, sink, clock, [&] {
+    if (job.is_least_busy() && next != nullptr) {
+      *next = moments.next(task, feedback, cut.key, bracket, verdict.inside - verdict.equal);
+    }
+    job.report(p, shape, passes, verdict.inside, snaps, source, passes == 1, 0);
+  });
   clock.stamp();
 }
 

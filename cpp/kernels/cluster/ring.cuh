@@ -86,18 +86,16 @@ struct Ring {
 
   // Marks of this lane's elements of the word in `slot` that are not below `lo`, which is finite.
   __device__ __forceinline__ uint32_t not_below(float lo, uint32_t slot) const {
-    uint32_t marked = 0;
+    ptx::Marks marks;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       const uint4 vec = ptx::load_shared(held + slot ^ j * sizeof(uint4));
-      uint32_t here = 0;  // on its own, for shorter chains
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) {
-        ptx::mark_unless_less(here, element<T>(vec, e), lo, 1u << (j * kPerVec<T> + e));
+        ptx::mark_unless_less(marks.of[j % 2], element<T>(vec, e), lo, 1u << (j * kPerVec<T> + e));
       }
-      marked |= here;
     }
-    return marked;
+    return marks.bits();
   }
 
   __device__ __forceinline__ float value(uint32_t slot, int place) const {

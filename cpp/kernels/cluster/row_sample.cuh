@@ -21,19 +21,28 @@ struct Neighbours {
     return row.aligned && row.n >= kNeighbours;
   }
 
+  __device__ __forceinline__ void load(const uint4* from) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) word[w] = reinterpret_cast<const uint32_t*>(from)[w];
+  }
+
   // Starts the loads; whoever takes them waits.
   __device__ __forceinline__ void fetch_if(bool wanted, const Row<T>& row, int at) {
     ptx::load_if(wanted && at_once(row), word, row.data + at);
   }
 
-  // Their keys, where they are greater. Otherwise they are loaded one by one, and of shorter rows the last
-  // element again.
+  __device__ __forceinline__ float value(int e) const {
+    return to_float(reinterpret_cast<const T*>(word)[e]);
+  }
+
+  // Their keys, where they are greater; not of what lies behind the end of a row. Otherwise they are loaded
+  // one by one, and of shorter rows the last element again.
   __device__ __forceinline__ void take(const Row<T>& row, int at, uint32_t (&key)[kNeighbours]) const {
+    const bool there = at + kNeighbours <= row.n || row.n < kNeighbours;
 #pragma unroll
     for (int e = 0; e < kNeighbours; ++e) {
-      T score = reinterpret_cast<const T*>(word)[e];
-      if (!at_once(row)) score = row.data[min(at + e, row.n - 1)];
-      key[e] = max(key[e], order_key(to_float(score)));
+      const float x = at_once(row) ? value(e) : to_float(row.data[min(at + e, row.n - 1)]);
+      key[e] = max(key[e], there ? order_key(x) : kAbsentKey);
     }
   }
 };
@@ -46,12 +55,12 @@ struct RowSampling {
   int log2_own;    // and of those that a thread reads for it
   int log2_parts;  // CTAs that divide the samples among them,
   int part;        // and which of them this one is
-  int place = 0;   // where in the row this thread looks first
+  int span;        // looked for in so many elements, of which the row has nearly all
 
   RowSampling() = default;
 
   template <typename T>
-  __device__ __forceinline__ RowSampling(const Task<T>& task, bool divided) {
+  __device__ __forceinline__ RowSampling(const Task<T>& task, bool divided, int elements) : span(elements) {
     const int n = task.row.n;
     log2_parts = divided ? task.log2_ctas : 0;
     part = divided ? task.rank : 0;
@@ -65,29 +74,46 @@ struct RowSampling {
     if (log2_total < 2) log2_total = 0;
     log2_lanes = max(min(most_lanes, log2_total - 2), 0);
     log2_own = max(log2_total - 2 - log2_lanes, 0);
-    place = place_of(task, 0);
+  }
+
+  __device__ __forceinline__ static int place(uint32_t number, int span) {
+    const int whole = span >= kNeighbours ? span & -kNeighbours : span;
+    return static_cast<int>(__umulhi(scrambled(number), whole)) & -kNeighbours;
   }
 
   // The i-th of the 2^log2_own places this thread looks at.
   template <typename T>
   __device__ __forceinline__ int place_of(const Task<T>& task, int i) const {
-    const int n = task.row.n >= kNeighbours ? task.row.n & -kNeighbours : task.row.n;
-    const uint32_t number = ((i * kThreads + task.thread) << log2_parts) + part;
-    return static_cast<int>(__umulhi(scrambled(number), n)) & -kNeighbours;
+    return place(((i * kThreads + task.thread) << log2_parts) + part, span);
   }
 
   // What this lane's group made of its elements: a sample in every lane, alike in 2^log2_lanes neighbours.
   template <typename T>
-  __device__ __forceinline__ uint32_t greatest(const Task<T>& task) const {
+  __device__ __forceinline__ uint32_t look(const Task<T>& task) const {
     uint32_t key[kNeighbours] = {};
+    look_from(task, 0, key);
+    return greatest(task, key);
+  }
+
+  // The same when the first look has been taken.
+  template <typename T>
+  __device__ __forceinline__ uint32_t look(const Task<T>& task, const Neighbours<T>& first) const {
+    uint32_t key[kNeighbours] = {};
+    first.take(task.row, place_of(task, 0), key);
+    look_from(task, 1, key);
+    return greatest(task, key);
+  }
+
+  template <typename T>
+  __device__ __forceinline__ void look_from(const Task<T>& task, int first,
+                                            uint32_t (&key)[kNeighbours]) const {
     if (Neighbours<T>::at_once(task.row)) {
 #pragma unroll 4  // so that the loads overlap
-      for (int i = 0; i < 1 << log2_own; ++i) look_at(task.row, place_of(task, i), key);
+      for (int i = first; i < 1 << log2_own; ++i) look_at(task.row, place_of(task, i), key);
     } else {
 #pragma unroll 1
-      for (int i = 0; i < 1 << log2_own; ++i) look_at(task.row, place_of(task, i), key);
+      for (int i = first; i < 1 << log2_own; ++i) look_at(task.row, place_of(task, i), key);
     }
-    return greatest(task, key);
   }
 
   template <typename T>
@@ -116,9 +142,7 @@ struct RowSampling {
   // all parts of the row lies among them more often than the share says.
   __device__ __forceinline__ static uint32_t scrambled(uint32_t number) {
     number *= 2654435761u;
-    number = (number ^ number >> 15) * 2246822519u;
-    number = (number ^ number >> 13) * 3266489917u;
-    return number ^ number >> 16;
+    return (number ^ number >> 15) * 2246822519u;
   }
 
   __device__ __forceinline__ static uint32_t swapped(uint32_t key, int lanes) {
@@ -128,9 +152,9 @@ struct RowSampling {
   // Of such greatest ones, which lie in the top k.
   template <typename T>
   __device__ __forceinline__ float share(const Task<T>& task) const {
-    float rest = 1.0f - __fdividef(static_cast<float>(task.k), static_cast<float>(task.row.n));
-    for (int i = 0; i < log2_total; ++i) rest *= rest;
-    return 1.0f - rest;
+    const float n = static_cast<float>(task.row.n);
+    const float elements = __fdividef(n, static_cast<float>(span)) * static_cast<float>(1 << log2_total);
+    return 1.0f - ptx::power(1.0f - __fdividef(static_cast<float>(task.k), n), elements);
   }
 };
 
@@ -157,15 +181,17 @@ __device__ __forceinline__ void outlast_samples(const Task<T>& task) {
 }
 
 // One sample per thread, the same in all CTAs of the cluster: of each CTA, as many as there are threads for
-// it. `greatest`: of this thread's group of lanes.
-template <typename T>
-__device__ __forceinline__ uint32_t sample_of_cluster(const Task<T>& task, uint32_t greatest) {
+// it. `greatest`: of this thread's group of lanes. `meanwhile` runs while samples are on their way.
+template <typename T, typename Meanwhile>
+__device__ __forceinline__ uint32_t sample_of_cluster(const Task<T>& task, uint32_t greatest,
+                                                      Meanwhile meanwhile) {
   Shared& sm = *task.shared;
   if ((task.lane & (task.ctas - 1)) == 0) {
-    sm.sampled.sent[(task.warp * 32 + task.lane) >> task.log2_ctas] = greatest;
+    sm.sent[(task.warp * 32 + task.lane) >> task.log2_ctas] = greatest;
   }
   __syncthreads();
-  send_sample(task, sm.sampled.sent[task.team_place()]);
+  send_sample(task, sm.sent[task.team_place()]);
+  meanwhile();
   receive_samples(task);
   return sm.received[task.thread];
 }

@@ -1,6 +1,8 @@
 // Shared memory of one CTA of the cluster kernel, and the task it works on.
 #pragma once
 
+#include <cstddef>
+
 #include "common/histogram.cuh"
 #include "common/row.cuh"
 #include "ptx/cluster.cuh"
@@ -17,7 +19,7 @@ constexpr int kMaxPoolChunks = 256;  // a chunk's number is a byte
 constexpr int kRankDirectly = 32;    // few enough items for one warp to rank by comparison
 constexpr int kKeysPerVec = 4;       // sent at a time
 
-enum GuessSource : uint32_t { kGuessNone = 0, kGuessHint = 1, kGuessRowSample = 2 };
+enum GuessSource : uint32_t { kGuessNone = 0, kGuessHint = 1, kGuessRowSample = 2, kGuessPlace = 3 };
 
 // An inclusive range of keys. The k-th key is believed (or known) to lie in it.
 struct Bracket {
@@ -62,40 +64,58 @@ struct alignas(8) Candidate {
   uint32_t key;
 };
 
-// What a guess is made of.
-struct Sampled {
-  uint4 key[kThreads / 4];  // one per thread
-  uint32_t sent[kThreads];  // what this CTA has for the sample of the cluster
-};
-
 // What comes behind it starts where 128 bytes do: copies into a ring take longer across such bounds.
 struct alignas(128) Shared {
   union {
     // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
     uint32_t hist[2][Histogram::kBins + 4];
-    Sampled sampled;  // the guess comes before any radix round
+    uint4 sample[kThreads / 4];  // one key per thread: the guess comes before any radix round,
+    uint4 ahead[kThreads];       // and before that, every thread's look at the row
   };
-  Histogram keys;       // of the listed keys, or cluster-wide sums of one radix round
-  uint32_t over_range;  // elements above the range of that round
-  Header header[kMaxClusterSize];
-  uint64_t mailbox;              // barrier that lists and headers of other CTAs arrive at
-  uint64_t sample_mailbox;       // and that their samples of the row do
-  uint32_t received[kThreads];   // the sample of the cluster, as its CTAs have sent it
-  uint32_t selected[2][kWarps];  // packed counts (place.cuh): of the keys each CTA listed; of each warp's own
+  Histogram keys;  // of the listed keys, or cluster-wide sums of one radix round
+  // From the sums of that on, all is cleared at once, up to `over_range`.
+  Counts counts;
   uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, per CTA
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to it
+  uint32_t at_or_above;                     // hinted values at or above the k-th
+  uint32_t hinted;                          // hinted values that lie in the row
+  uint32_t small_count;
+  uint32_t over_range;  // elements above the range of a radix round
+  Header header[kMaxClusterSize];
+  uint64_t mailbox;             // barrier that lists and headers of other CTAs arrive at
+  uint64_t sample_mailbox;      // and that their samples of the row do
+  uint32_t received[kThreads];  // the sample of the cluster, as its CTAs have sent it
   uint32_t warp_value[3][kWarps];
+  // Packed counts (place.cuh) of what is selected: of earlier CTAs' listed keys, as each warp finds them, and
+  // of each warp's own elements.
+  uint32_t selected[2][kWarps];
   union {
     alignas(8) uint16_t word_candidates[kMaxSteps * kWarps];  // per word; then, of all words before it
     uint8_t pool_chunks[kWarps][kMaxPoolChunks];              // which chunks of the store a warp has taken
+    uint32_t sent[kThreads];  // before that: what this CTA has for the sample of the cluster
   };
   alignas(16) uint32_t edge[2][kWarps];  // every warp's idea of the bracket: its top, and its inverted bottom
+  float moment[2 * kWarps];              // of every warp's sample: sums, then sums of squares
+  float feedback;                        // what the last step left for this one's guess
   alignas(8) uint32_t small[kRankDirectly];
-  uint32_t small_count;
   uint32_t pool_used;  // chunks taken by all warps
-  Counts counts;
-  uint32_t at_or_above;  // hinted values at or above the k-th
-  uint32_t hinted;       // hinted values that lie in the row
+};
+
+// What is the same for all rows of a launch: layout of shared memory, and what is known of the buffers.
+struct Shape {
+  int log2_ctas;
+  int list_capacity;
+  int candidate_capacity;
+  int masks;        // selection masks of one CTA; 0 when rows fit in registers
+  int pool_chunks;  // room for candidates of the stream kernel, in its chunks
+  int vecs;         // of 16 bytes, that a lane holds of a whole buffer in registers
+  bool ring;
+  bool use_hint;   // or guess from a sample of the row, whatever the hint
+  bool aligned;    // all rows
+  bool whole;      // and nothing is left of a buffer that is read 16 bytes at a time
+  bool fed;        // what the last step has left may be used,
+  bool prompt;     // and is found without a look at the row's slot
+  bool contested;  // other rows of this launch may write what the hint of one is read from
 };
 
 template <typename T>
@@ -114,7 +134,8 @@ struct Task {
   int thread;
   int lane;
   int warp;
-  int contested;  // not 0: other rows of this launch may write what the hint of this one is read from
+  uint32_t zero;   // `unknown_zero()`
+  bool contested;  // as in `Shape`
   Shared* shared;
   Candidate* candidates;  // [candidate_capacity] this CTA's, in index order
   int candidate_capacity;

@@ -24,9 +24,9 @@ inline size_t stream_bytes(const Shape& shape) {
 constexpr uint32_t kPoolWasFull = 1u << 20;
 
 // Counts the candidates above the bracket and lists those inside, here and then in every CTA.
-template <typename T>
+template <typename T, typename Meanwhile>
 __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& bracket, const Pool& pool,
-                                            uint32_t parity, PhaseClock& clock) {
+                                            uint32_t parity, PhaseClock& clock, Meanwhile meanwhile) {
   Shared& sm = *task.shared;
   uint32_t* segment = task.list + task.rank * task.segment;
   const uint32_t plateau = bracket.plateau();
@@ -46,11 +46,11 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
   above = __reduce_add_sync(0xffffffffu, above);
   equal = __reduce_add_sync(0xffffffffu, equal);
   if (task.lane == 0) {
-    ptx::add_shared(sm.counts.above, above);
-    ptx::add_shared(sm.counts.equal, equal);
-    if (pool.full) ptx::add_shared(sm.counts.listed, kPoolWasFull);
+    ptx::add_shared(sm.counts.above, above, task.zero);
+    ptx::add_shared(sm.counts.equal, equal, task.zero);
+    if (pool.full) ptx::add_shared(sm.counts.listed, kPoolWasFull, task.zero);
   }
-  return exchange_lists(task, bracket, parity, clock);
+  return exchange_lists(task, bracket, parity, clock, meanwhile);
 }
 
 // Writes this CTA's selected positions, in ascending order, at their final place. `report` runs before that,
@@ -123,11 +123,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& sm = *task.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
   clock.stamp();
+  float feedback = job.early_feedback(p, shape);
+  __syncwarp();  // or they would be asked for behind what comes now
+  Ahead<T> ahead(task, shape);
+  job.late_feedback(p, shape, feedback);
   prepare_exchange(task);
   if (task.thread == 0) sm.pool_used = kWarps * Pool::share(shape.pool_chunks);
+  announce(task);
   job.measure(p);
   if (job.finish_short(p)) return;
-  job.fetch_hint(p);
+  if (is_short_of(task.row.n, p.width)) {
+    ptx::wait_copies<0>();
+    ahead.fetch(task, shape);
+  }
 
   const int span = warp_span(task.row.n, task.log2_ctas, sizeof(T));
   const int begin = min((task.rank * kWarps + task.warp) * span, task.row.n);
@@ -135,28 +143,39 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Ring<T> ring(task.row.data + begin, min(span, task.row.n - begin), task.warp, task.lane, rings);
   Feed<T> feed(ring);
   const auto store = reinterpret_cast<Kept*>(rings + kWarps * Ring<T>::kBytes);
-  if (task.row.aligned) feed.fetch(ring, 0);
-  const bool by_hint = announce(task, is_usable(task, job.hint, shape.use_hint));
-  Sink sink = job.sink(p);
-  sink.keep();
-  const HintedScore<T> score = gather_hint(task, job.hint, by_hint);
-  if (task.ctas > 1) ptx::cluster_wait();
-  const uint32_t hinted = score.key();
-  // The sample first: behind all that the ring can hold it would wait for megabytes.
-  const auto fetch_more = [&] {
-    if (!task.row.aligned) return;
+  const auto fetch = [&](int first, int last) {
 #pragma unroll
-    for (int word = 1; word < kRingDepth; ++word) feed.fetch(ring, word * Ring<T>::kWordBytes);
+    for (int word = first; word < last; ++word) {
+      if (task.row.aligned) {
+        feed.fetch(ring, word * Ring<T>::kWordBytes);
+      } else {
+        ptx::commit_copies();
+      }
+    }
   };
-  Bracket bracket;
-  if (by_hint) {
-    fetch_more();
-    bracket = guess_by_hint(task, job.hint, hinted, true);
+  fetch(0, 1);
+  Moments moments;
+  RowSampling sampling;
+  if (shape.fed) {
+    fetch(1, kRingDepth);
+    ptx::wait_copies<kRingDepth>();
+    moments = Moments(task, ahead, feedback);
   } else {
-    const RowSampling sampling(task, true);
-    const uint32_t greatest = sampling.greatest(task);
-    fetch_more();
-    bracket = guess_by_row(task, sampling, greatest, true);
+    sampling = sampling_of(task, shape, ahead);
+    ptx::wait_copies<1>();
+  }
+  if (task.ctas > 1) ptx::cluster_wait();
+  Bracket bracket;
+  if (is_place(feedback) && is_allowed(task)) {
+    bracket = moments.bracket(feedback);
+    disappoint(task);
+  } else {
+    // A sample first: behind all that the ring can hold it would wait for megabytes.
+    bracket = guess_otherwise(
+        task, shape, [&] { return job.hint(p); }, ahead, sampling, feedback, kWorthlessAlpha,
+        [&] {
+          if (!shape.fed) fetch(1, kRingDepth);
+        });
   }
   const uint32_t source = bracket.source;
   clock.stamp();
@@ -176,7 +195,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     sift(task, ring, feed, bracket.low(), pool);
   }
-  Verdict verdict = exchange(task, bracket, pool, 0, clock);
+  Sink sink;
+  float* next = nullptr;
+  Verdict verdict = exchange(task, bracket, pool, 0, clock, [&] {
+    sink = job.sink(p);
+    sink.keep();
+    next = job.next_feedback(p, sink);
+    ptx::keep(next);
+  });
   int passes = 1;
   bool guess_hit = verdict.holds;
   if (!verdict.holds) {
@@ -192,7 +218,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     if (again) {
       start_again(task);
-      verdict = exchange(task, bracket, pool, 1, clock);
+      verdict = exchange(task, bracket, pool, 1, clock, [] {});
       ++passes;
     }
     if (!verdict.holds) {
@@ -214,9 +240,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Listed listed(task);
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
-  job.count(p, hinted, cut.key);
-  emit_pool(task, bracket, listed, cut, verdict.before, pool, sink, clock,
-            [&] { job.report(p, shape, passes, verdict.inside, snaps, source, guess_hit, 0); });
+  job.audit(p, cut.key);
+  emit_pool(task, bracket, listed, cut, verdict.before, pool, sink, clock, [&] {
+    if (job.is_least_busy() && next != nullptr) {
+      *next = moments.next(task, feedback, cut.key, bracket, verdict.inside - verdict.equal);
+    }
+    job.report(p, shape, passes, verdict.inside, snaps, source, guess_hit, 0);
+  });
   clock.stamp();
 }
 

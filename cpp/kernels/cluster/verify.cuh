@@ -57,10 +57,10 @@ __device__ __forceinline__ void classify(const Task<T>& task, const Bracket& bra
     list_keys(task, word, inside);
   });
   above = __reduce_add_sync(0xffffffffu, above);
-  if (task.lane == 0 && above != 0) ptx::add_shared(sm.counts.above, above);
+  if (task.lane == 0 && above != 0) ptx::add_shared(sm.counts.above, above, task.zero);
   if (plateau == kAbsentKey) return;
   equal = __reduce_add_sync(0xffffffffu, equal);
-  if (task.lane == 0) ptx::add_shared(sm.counts.equal, equal);
+  if (task.lane == 0) ptx::add_shared(sm.counts.equal, equal, task.zero);
 }
 
 // Turns `word_candidates` from counts into the counts of all earlier words; returns the CTA's total. Beyond

@@ -10,7 +10,7 @@ namespace gvr_topk {
 __device__ __forceinline__ uint32_t rank_directly(uint32_t key, int count, uint32_t rank, int lane) {
   constexpr int kAtOnce = 4;  // so that they overlap
   const uint32_t mine = lane < count ? key : kAbsentKey;
-  int greater = 0;
+  float greater = 0.0f;
 #pragma unroll 1
   for (int first = 0; first < count; first += kAtOnce) {
 #pragma unroll
@@ -19,7 +19,7 @@ __device__ __forceinline__ uint32_t rank_directly(uint32_t key, int count, uint3
     }
   }
   // The least of those that fewer than `rank` are greater than.
-  const bool within = lane < count && greater < static_cast<int>(rank);
+  const bool within = lane < count && greater < static_cast<float>(rank);
   return __reduce_min_sync(0xffffffffu, within ? mine : kMaxKey);
 }
 

@@ -107,7 +107,7 @@ template <typename T>
 __device__ __forceinline__ Guess guess(Block& block, const cluster::Task<T>& task, Sampled& sampled,
                                        float alpha, bool quantile) {
   Guess guess;
-  quantile = quantile && alpha >= 0.0f;
+  quantile = quantile && alpha >= 0.0f && alpha <= 1.0f;  // or it is no share
   if (!quantile) leave_sum(block, sampled);
   measure(block, sampled, guess);
   if (guess.values > 0 && guess.least < guess.greatest) {

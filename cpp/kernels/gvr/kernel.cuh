@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& sm = *reinterpret_cast<Shared*>(storage);
   const int row = blockIdx.x;
   const int request = cluster::request_of(p, row);
-  const int slot = cluster::slot_of(p, row, request);
+  const int slot = cluster::checked_slot(p, cluster::asked_slot(p, row, request));
   cluster::Task<T> task = cluster::make_task<T>(p, shape, row_buffer<T>(p, row), storage + sizeof(Shared));
   task.measure(visible_length(p, row, request, p.seq_lens[request]));
   uint4* const ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity);

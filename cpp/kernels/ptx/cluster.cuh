@@ -18,10 +18,9 @@ __device__ __forceinline__ void cluster_arrive() {
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
-// Arrival that publishes nothing, and so waits for no store or load.
+// Arrival that publishes nothing, and so waits for no store or load; of warps that need not be converged.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 }
 
 __device__ __forceinline__ void cluster_wait() {

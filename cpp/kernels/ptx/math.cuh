@@ -10,4 +10,21 @@ __device__ __forceinline__ float reciprocal_root(float x) {
   return y;
 }
 
+// 1 / x, likewise.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Of a positive number.
+__device__ __forceinline__ float power(float x, float exponent) {
+  float y;
+  asm("{\n .reg .f32 log;\n lg2.approx.ftz.f32 log, %1;\n mul.f32 log, log, %2;\n ex2.approx.ftz.f32 %0, "
+      "log;\n}"
+      : "=f"(y)
+      : "f"(x), "f"(exponent));
+  return y;
+}
+
 }  // namespace gvr_topk::ptx

@@ -14,7 +14,7 @@ __device__ __forceinline__ uint4 load_streaming(const void* p) {
   return v;
 }
 
-// 8 or 16 bytes under a predicate, where a branch would make the compiler move, and so wait for, what it
+// 4, 8 or 16 bytes under a predicate, where a branch would make the compiler move, and so wait for, what it
 // loads.
 __device__ __forceinline__ void load_if(bool wanted, uint32_t (&word)[2], const void* p) {
   asm volatile(
@@ -22,6 +22,26 @@ __device__ __forceinline__ void load_if(bool wanted, uint32_t (&word)[2], const 
       " setp.ne.u32 p, %2, 0;\n"
       " @p ld.global.v2.u32 {%0, %1}, [%3];\n}"
       : "+r"(word[0]), "+r"(word[1])
+      : "r"(static_cast<uint32_t>(wanted)), "l"(p)
+      : "memory");
+}
+
+__device__ __forceinline__ void load_if(bool wanted, float& value, const float* p) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %1, 0;\n"
+      " @p ld.global.f32 %0, [%2];\n}"
+      : "+f"(value)
+      : "r"(static_cast<uint32_t>(wanted)), "l"(p)
+      : "memory");
+}
+
+__device__ __forceinline__ void load_if(bool wanted, int& value, const int32_t* p) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %1, 0;\n"
+      " @p ld.global.s32 %0, [%2];\n}"
+      : "+r"(value)
       : "r"(static_cast<uint32_t>(wanted)), "l"(p)
       : "memory");
 }
@@ -39,6 +59,11 @@ __device__ __forceinline__ void load_if(bool wanted, uint32_t (&word)[4], const 
 // 16 bytes from global to shared memory without a register; they are there after the matching wait.
 __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
+// 8 bytes likewise.
+__device__ __forceinline__ void copy_half_async(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
 }
 
 // For what is read once: to be evicted from L2 before anything else.
@@ -108,11 +133,10 @@ __device__ __forceinline__ void store_global(int32_t* p, int32_t value) {
 }
 
 // Adds to shared memory for the calling lane alone. The compiler would add up over the warp first, and look
-// for the lanes that are there.
-__device__ __forceinline__ void add_shared(uint32_t& at, uint32_t value) {
-  asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(&at))),
-               "r"(value)
-               : "memory");
+// for the lanes that are there, did it know that all have one address: `zero` is `unknown_zero()`.
+__device__ __forceinline__ void add_shared(uint32_t& at, uint32_t value, uint32_t zero) {
+  const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(&at)) + zero;
+  asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
 // Stores under a predicate, where the compiler would branch: appends a value at `slot`, which moves on.

@@ -77,19 +77,16 @@ struct Held {
     }
   }
 
-  // Bits of the keys that mark(bits, key, bit) marks.
+  // Bits of the keys that mark(marks, key, bit) marks.
   template <typename Mark>
   __device__ __forceinline__ Bits bits(Mark mark) const {
+    ptx::Marks marks[kWords];
+    for_each_place([&](int i) {
+      mark(marks[i / kValuesPerThread].of[i / kPerVec<T> % 2], key[i], 1u << i % kValuesPerThread);
+    });
     Bits found = 0;
 #pragma unroll
-    for (int j = 0; j < kVecs; ++j) {
-      if (j >= vecs) break;
-      uint32_t here = 0;  // on its own, for shorter chains
-#pragma unroll
-      for (int e = 0; e < kPerVec<T>; ++e)
-        mark(here, key[j * kPerVec<T> + e], 1u << (j * kPerVec<T> + e) % 32);
-      found |= Bits{here} << (j * kPerVec<T> / 32 * 32);
-    }
+    for (int w = 0; w < kWords; ++w) found |= Bits{marks[w].bits()} << (kValuesPerThread * w);
     return found;
   }
 
@@ -152,8 +149,8 @@ __device__ __forceinline__ void stage(const Task<T>& task, const Held<T, kValues
 // Looks at the whole hint, which is still the old one, when somebody wants to know.
 template <typename T>
 __device__ __forceinline__ void audit(const TopkParams& p, const Job<T>& job, uint32_t kth) {
-  if (p.stats == nullptr || job.hint.prior == nullptr) return;
-  audit_hint(job.task, job.hint, kth);
+  if (p.stats == nullptr || job.slot(p) < 0) return;
+  audit_hint(job.task, job.hint(p), kth);
   __syncthreads();
 }
 

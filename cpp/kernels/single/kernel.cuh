@@ -61,8 +61,8 @@ template <typename T, int kValues>
 __device__ __forceinline__ Range compare(const Task<T>& task, const Held<T, kValues>& held, Bins& bins,
                                          const Range& range) {
   Shared& sm = *task.shared;
-  auto inside = held.bits([&](uint32_t& bits, uint32_t x, uint32_t bit) {
-    ptx::mark_if_at_most(bits, x - range.base, range.reach, bit);
+  auto inside = held.bits([&](float& marks, uint32_t x, float bit) {
+    ptx::mark_if_at_most(marks, x - range.base, range.reach, bit);
   });
 #pragma unroll 1  // few lanes hold any
   for (; inside != 0; inside &= inside - 1) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ Bits limit_ties(const Task<T>& task, const Held<T, kV
                                            const Range& range, Bits chosen, uint32_t& before) {
   Shared& sm = *task.shared;
   const Bits ties = held.bits(
-      [&](uint32_t& bits, uint32_t x, uint32_t bit) { ptx::mark_if_at_most(bits, x - range.base, 0, bit); });
+      [&](float& marks, uint32_t x, float bit) { ptx::mark_if_at_most(marks, x - range.base, 0, bit); });
   const uint32_t all = __reduce_add_sync(0xffffffffu, count_bits(chosen));
   const uint32_t tied = __reduce_add_sync(0xffffffffu, count_bits(ties));
   if (task.lane == 0) sm.warp_value[1][task.warp] = (all - tied) | tied << 16;
@@ -180,13 +180,12 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   const Sink sink = job.sink(p);  // here, where there is time for parameters to come
   job.measure(p);
   if (job.finish_short(p)) return;
-  job.fetch_hint(p);
   if constexpr (!held.kAhead) held.load(task.row);
 
   if (task.thread == 0) {
     sm.hinted = sm.at_or_above = sm.small_count = 0;
     // Unknown to the next step: in rows this short nobody looks at the hint.
-    if (p.guess_state != nullptr && sink.prior != nullptr) p.guess_state[job.slot] = -1.0f;
+    if (p.guess_state != nullptr && sink.prior != nullptr) p.guess_state[job.slot(p)] = kNoFeedback;
   }
   __syncthreads();
   held.take(task.row.n, task.lane);
@@ -196,7 +195,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   clock.stamp();
 
   auto chosen = held.bits(
-      [&](uint32_t& bits, uint32_t x, uint32_t bit) { ptx::mark_if_at_least(bits, x, range.base, bit); });
+      [&](float& marks, uint32_t x, float bit) { ptx::mark_if_at_least(marks, x, range.base, bit); });
   uint32_t before = 0;
   if (range.rank == range.count) {
     const uint32_t here = __reduce_add_sync(0xffffffffu, count_bits(chosen));
@@ -214,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   clock.stamp();
   if (task.thread != 0 || p.stats == nullptr) return;
   write_stats(stats_of(p, job.row), path, 1, static_cast<int>(range.count), rounds,
-              job.hint.prior != nullptr ? static_cast<int>(sm.at_or_above) : -1, kGuessNone, false, rounds);
+              job.slot(p) >= 0 ? static_cast<int>(sm.at_or_above) : -1, kGuessNone, false, rounds);
 }
 
 }  // namespace gvr_topk::single

@@ -1,0 +1,159 @@
+// The quickest guess: the k-th value stands as many standard deviations from the mean of a sample of the row
+// as it did after the last step. The sample is of the same places of the buffer in every step, so that what
+// it has of chance stays; its loads need neither hint nor length, and no CTA needs another.
+#pragma once
+
+#include "cluster/row_sample.cuh"
+
+namespace gvr_topk::cluster {
+
+// What one step leaves for the next in `guess_state`: a share of the hint, from 0 to 1, or a place, so far
+// from this. The last bits of a place are its reach.
+constexpr float kPlaceOrigin = 64.0f, kMostPlace = 16.0f;
+constexpr float kNoFeedback = -1.0f;
+constexpr uint32_t kReachBits = 0x3f;
+constexpr float kReachUnit = 1.0f / 512;
+
+__device__ __forceinline__ bool is_place(float feedback) {
+  return fabsf(feedback - kPlaceOrigin) <= kMostPlace;  // not of NaN
+}
+
+// A bracket reaches so many of a sample's standard deviations to either side of a place at the mean, and as
+// many more for each of them further out, for the deviation is known no better than the mean. It follows how
+// far places move: so many times as far, and from there by a tenth less with every step.
+struct Reach {
+  float least, first, most, of_move;
+};
+constexpr float kReachKept = 0.9f;
+// Rows with few CTAs take longest to be read again, and have most others to keep waiting.
+constexpr Reach kReach{0.018f, 0.04f, 0.05f, 2.0f}, kReachOfFew{0.036f, 0.08f, 0.12f, 3.0f};
+constexpr int kLog2FewCtas = 2;
+static_assert(kReachOfFew.most < kReachBits * kReachUnit);
+// More than so many inside of such a bracket take longer than another guess does.
+constexpr float kCrowd = 8192.0f;
+
+// Whether a row is so much shorter than its buffer that what was done before its length was known is better
+// done again.
+__device__ __forceinline__ bool is_short_of(int n, int span) { return n <= span >> 2; }
+
+// This thread's look at the row, before its length is known: `row.n` is that of the buffer. All CTAs look at
+// the same places if `alike`, else each at its own part of a larger sample.
+template <typename T>
+struct Ahead {
+  bool alike;
+  int span;
+  int at;
+
+  // Starts to fetch it: to shared memory, or what waits for the length would wait for it too.
+  __device__ __forceinline__ Ahead(const Task<T>& task, const Shape& shape) : alike(shape.fed) {
+    fetch(task, shape);
+  }
+
+  // Out of what is known to be in the row.
+  __device__ __forceinline__ void fetch(const Task<T>& task, const Shape& shape) {
+    span = task.row.n;
+    if (alike) {  // two lanes share what memory brings at once
+      constexpr int kPair = 2 * kNeighbours;
+      at = (RowSampling::place(task.thread >> 1, span & -kPair) & -kPair) + kNeighbours * (task.thread & 1);
+    } else {
+      at = RowSampling::place((task.thread << task.log2_ctas) + task.rank, span);
+    }
+    if (shape.aligned) {
+      const uint32_t target = ptx::shared_address(&task.shared->ahead[task.thread]);
+      if constexpr (sizeof(T) == 4) {
+        ptx::copy_async(target, task.row.data + at);
+      } else {
+        ptx::copy_half_async(target, task.row.data + at);
+      }
+    }
+    ptx::commit_copies();
+  }
+
+  // When it has come.
+  __device__ __forceinline__ Neighbours<T> seen(const Task<T>& task) const {
+    Neighbours<T> neighbours;
+    neighbours.load(&task.shared->ahead[task.thread]);
+    return neighbours;
+  }
+
+  // Whether it is as good as a look at a row of known length: when hardly any of it lies behind the end.
+  __device__ __forceinline__ bool serves(const Shape& shape, int n) const {
+    return shape.aligned && !alike && n > span - span / 16;
+  }
+};
+
+struct Moments {
+  float mean = 0.0f, deviation = 0.0f;
+
+  Moments() = default;
+
+  // Of a sample that all CTAs have alike. One block barrier, behind which all have `feedback` of the first
+  // thread.
+  template <typename T>
+  __device__ __forceinline__ Moments(const Task<T>& task, const Ahead<T>& ahead, float& feedback) {
+    Shared& sm = *task.shared;
+    const Neighbours<T> seen = ahead.seen(task);
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int e = 0; e < kNeighbours; ++e) {
+      sum += seen.value(e);
+      squares = fmaf(seen.value(e), seen.value(e), squares);
+    }
+    const bool counts = ahead.at + kNeighbours <= task.row.n && squares < __int_as_float(0x7f800000);
+    // One half of the warp adds up the one, the other the other.
+    const bool upper = (task.lane & 16) != 0;
+    float mine = counts ? (upper ? squares : sum) : 0.0f;
+    const float theirs = counts ? (upper ? sum : squares) : 0.0f;
+    mine += __shfl_xor_sync(0xffffffffu, theirs, 16);
+    mine = half_sum(mine);
+    if ((task.lane & 15) == 0) sm.moment[task.lane + task.warp] = mine;
+    if (task.thread == 0) sm.feedback = feedback;
+    const float count = static_cast<float>(kNeighbours * __syncthreads_count(counts));
+    feedback = sm.feedback;
+    const float all = half_sum(sm.moment[task.lane]);
+    const float other = __shfl_xor_sync(0xffffffffu, all, 16);
+    const float share = ptx::reciprocal(count);
+    mean = (upper ? other : all) * share;
+    deviation = cluster::deviation((upper ? all : other) * share - mean * mean);
+  }
+
+  __device__ __forceinline__ static float half_sum(float x) {
+#pragma unroll
+    for (int d = 8; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
+    return x;
+  }
+
+  __device__ __forceinline__ static float reach_of(float feedback) {
+    return kReachUnit * static_cast<float>(__float_as_uint(feedback) & kReachBits);
+  }
+
+  __device__ __forceinline__ Bracket bracket(float feedback) const {
+    const float z = feedback - kPlaceOrigin, reach = reach_of(feedback);
+    const float wide = fmaf(reach, fabsf(z), reach);
+    return finite_bracket(order_key(fmaf(z - wide, deviation, mean)),
+                          order_key(fmaf(z + wide, deviation, mean)), kGuessPlace);
+  }
+
+  // What to leave for the next step: where the k-th value stands, or nothing where so many would lie around
+  // it that it is not worth knowing. `listed` keys lay inside `used`.
+  template <typename T>
+  __device__ __forceinline__ float next(const Task<T>& task, float feedback, uint32_t kth,
+                                        const Bracket& used, uint32_t listed) const {
+    const float z = (key_to_float(kth) - mean) * ptx::reciprocal(deviation);
+    const float further = 1.0f + fabsf(z);
+    const Reach wanted = task.log2_ctas < kLog2FewCtas ? kReachOfFew : kReach;
+    float reach = wanted.first;
+    if (used.source == kGuessPlace) {
+      const float moved = fabsf(feedback - kPlaceOrigin - z) * ptx::reciprocal(further);
+      reach = fmaxf(kReachKept * reach_of(feedback), wanted.of_move * moved);
+      reach = fminf(fmaxf(reach, wanted.least), wanted.most);
+    }
+    const float crowd = 2.0f * reach * further * deviation * static_cast<float>(listed);
+    const bool known = fabsf(z) < kMostPlace && crowd <= kCrowd * (used.high() - used.low());
+    const uint32_t place = __float_as_uint(kPlaceOrigin + z) & ~kReachBits;
+    return known ? __uint_as_float(place | static_cast<uint32_t>(fmaf(reach, 1.0f / kReachUnit, 0.5f)))
+                 : kNoFeedback;
+  }
+};
+
+}  // namespace gvr_topk::cluster
