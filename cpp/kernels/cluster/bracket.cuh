@@ -12,11 +12,11 @@ namespace gvr_topk::cluster {
 constexpr float kNearlyAll = 0.96f;
 // Every warp names an order statistic this many standard deviations beside the place, and of 16 of those the
 // ones so far from the outside are the bracket: a sign test. Of independent keys, and a share that was itself
-// measured with 512 of them, one bracket in 47,000 misses, or in 8,000, 1,700 and 400 for each place further
-// in. A row of one CTA takes longest to be read again, and has most others to keep waiting; where few rows
-// share the chip, each with many CTAs, a narrower bracket is worth more.
+// measured with 512 of them, one bracket in 47,000 misses, or in 8,000, 1,700, 400 and 120 for each place
+// further in. A row of one CTA takes longest to be read again, and has most others to keep waiting; where few
+// rows share the chip, each with many CTAs, a narrower bracket is worth more.
 constexpr float kBeside = 0.5f;
-constexpr int kOutsiders = 2, kMostOutsiders = 5;
+constexpr int kOutsiders = 2;
 
 // Of no less than zero.
 __device__ __forceinline__ float deviation(float variance) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, uint32_t 
   }
   __syncthreads();
   const bool below = task.lane >= kWarps;
-  const int outsiders = min(kOutsiders + task.log2_ctas, kMostOutsiders);
+  const int outsiders = kOutsiders + task.log2_ctas;
   const uint32_t edge = sm.edge[below][task.lane % kWarps];
   const bool near = rank_among<kWarps / 4>(reinterpret_cast<const uint4*>(sm.edge[below]), edge) <=
                     (below && share > kNearlyAll ? 0 : outsiders);

@@ -26,7 +26,7 @@ struct Reach {
 };
 constexpr float kReachKept = 0.9f;
 // Rows with few CTAs take longest to be read again, and have most others to keep waiting.
-constexpr Reach kReach{0.018f, 0.04f, 0.05f, 2.0f}, kReachOfFew{0.036f, 0.08f, 0.12f, 3.0f};
+constexpr Reach kReach{0.018f, 0.04f, 0.05f, 2.0f}, kReachOfFew{0.03f, 0.08f, 0.12f, 3.0f};
 constexpr int kLog2FewCtas = 2;
 static_assert(kReachOfFew.most < kReachBits * kReachUnit);
 // More than so many inside of such a bracket take longer than another guess does.
@@ -135,11 +135,12 @@ struct Moments {
   }
 
   // What to leave for the next step: where the k-th value stands, or nothing where so many would lie around
-  // it that it is not worth knowing. `listed` keys lay inside `used`.
+  // it that it is not worth knowing. So many lay inside of `used`, those apart that are counted in any case.
   template <typename T>
   __device__ __forceinline__ float next(const Task<T>& task, float feedback, uint32_t kth,
-                                        const Bracket& used, uint32_t listed) const {
-    const float z = (key_to_float(kth) - mean) * ptx::reciprocal(deviation);
+                                        const Bracket& used, uint32_t inside) const {
+    const float value = key_to_float(kth);
+    const float z = (value - mean) * ptx::reciprocal(deviation);
     const float further = 1.0f + fabsf(z);
     const Reach wanted = task.log2_ctas < kLog2FewCtas ? kReachOfFew : kReach;
     float reach = wanted.first;
@@ -148,8 +149,9 @@ struct Moments {
       reach = fmaxf(kReachKept * reach_of(feedback), wanted.of_move * moved);
       reach = fminf(fmaxf(reach, wanted.least), wanted.most);
     }
-    const float crowd = 2.0f * reach * further * deviation * static_cast<float>(listed);
-    const bool known = fabsf(z) < kMostPlace && crowd <= kCrowd * (used.high() - used.low());
+    const float crowd = 2.0f * reach * further * deviation * static_cast<float>(inside);
+    const float width = fmaf(fabsf(value), kSpacing<T>, used.high() - used.low());
+    const bool known = fabsf(z) < kMostPlace && crowd <= kCrowd * width;
     const uint32_t place = __float_as_uint(kPlaceOrigin + z) & ~kReachBits;
     return known ? __uint_as_float(place | static_cast<uint32_t>(fmaf(reach, 1.0f / kReachUnit, 0.5f)))
                  : kNoFeedback;

@@ -158,7 +158,7 @@ struct RowSampling {
   }
 };
 
-// Sends one sample to the CTA of this thread's team.
+// Sends one sample to the CTA of this thread's team: stores of a warp to many CTAs would take longer.
 template <typename T>
 __device__ __forceinline__ void send_sample(const Task<T>& task, uint32_t key) {
   const Shared& sm = *task.shared;

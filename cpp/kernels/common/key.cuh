@@ -38,6 +38,12 @@ constexpr int kIdleBits = sizeof(T) == 4              ? 0
                           : std::is_same_v<T, __half> ? 13
                                                       : 16;
 
+// From a number to the next one of its type, as a part of it and at most.
+template <typename T>
+constexpr float kSpacing = sizeof(T) == 4              ? 0x1p-23f
+                           : std::is_same_v<T, __half> ? 0x1p-10f
+                                                       : 0x1p-7f;
+
 // The key of which `bits` are left.
 template <typename T>
 __device__ __forceinline__ uint32_t whole_key(uint32_t bits) {
