@@ -32,7 +32,7 @@ struct TopkParams {
   int32_t* prior;  // [num_slots, k] or null: last result in, this result out
   int64_t prior_stride;
   const int32_t* row_slot;  // [rows] or null (slot = row / next_n); negative: no hint, no write-back
-  float* guess_state;       // [num_slots] or null: share of hinted values at or above the k-th one
+  float* guess_state;       // [num_slots] or null: what one step leaves for the next (cluster/moments.cuh)
   int32_t prior_offset;     // added to every hinted position before use
   int32_t page_size;
   int32_t* indices;  // [rows, >= k], `indices_stride` elements between rows

@@ -32,10 +32,6 @@ static_assert(kReachOfFew.most < kReachBits * kReachUnit);
 // More than so many inside of such a bracket take longer than another guess does.
 constexpr float kCrowd = 8192.0f;
 
-// Whether a row is so much shorter than its buffer that what was done before its length was known is better
-// done again.
-__device__ __forceinline__ bool is_short_of(int n, int span) { return n <= span >> 2; }
-
 // This thread's look at the row, before its length is known: `row.n` is that of the buffer. All CTAs look at
 // the same places if `alike`, else each at its own part of a larger sample.
 template <typename T>

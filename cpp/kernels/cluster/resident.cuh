@@ -225,11 +225,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   announce(task);
   job.measure(p);
   if (job.finish_short(p)) return;
-  if (is_short_of(task.row.n, p.width)) {  // or a few CTAs would have it all
+  const int enough = part.vecs_of(task);
+  if (2 * enough <= part.vecs) {  // or half of the CTAs would have it all
     ptx::wait_copies<0>();
     __syncwarp();  // lanes fetch for each other
     ahead.fetch(task, shape);
-    part.fetch(task, shape, task.row.n, p.width, part.vecs_of(task));
+    part.fetch(task, shape, task.row.n, p.width, enough);
   }
   Moments moments;
   if (task.ctas > 1) ptx::cluster_wait();  // while the sample is on its way
