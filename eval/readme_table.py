@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ def faster_cells(bench: dict[str, Any], other: str) -> list[tuple[str, float]]:
             name = f"{cell['n']:,} x {cell['batch']}"
             if cell["group"] == "hint":
                 name += f" ({100 * cell['keep']:.0f} % survives)"
+            elif cell["rows"] != "gauss":
+                name += f" ({cell['group']} rows)"
             theirs[cell["key"]] = (name, r["cold_us"])
     return [
         (name, ours[key] / us) for key, (name, us) in theirs.items() if us < ours.get(key, 0.0) * (1 - NOISE)
@@ -116,7 +119,8 @@ def results() -> str:
         found = faster_cells(bench, name)
         if found:
             cells, times = zip(*found, strict=True)
-            faster.append(f"{text} at {' and '.join(cells)} (at most {max(times):.2f} times)")
+            counted = [f"{n} cells of {name}" if n > 1 else name for name, n in Counter(cells).items()]
+            faster.append(f"{text} at {' and '.join(counted)} (at most {max(times):.2f} times)")
     step = decode["step_us"]
     lead = f"""
         {run["machine"]["device"]}, us per launch, cold L2, CUDA graph, median; fp32, k = 2048, Gaussian rows

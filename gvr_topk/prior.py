@@ -19,7 +19,7 @@ NO_SLOT = -1
 """Slot of a row without a hint and without write-back."""
 
 UNKNOWN = -1.0
-"""Value of `guess` while the share of the step before is not known."""
+"""Value of `guess` when no step before has left anything."""
 
 
 class PriorFullError(RuntimeError):
@@ -34,7 +34,7 @@ class LayerPrior(NamedTuple):
     indices : Tensor, ``[slots, k]``, int32
         Previous top-k of each slot, -1 where there is none.
     guess : Tensor, ``[slots]``, float32
-        Share of the hinted values that reached the k-th value in the step before; negative: unknown.
+        What the step before left for the guess: ``guess_state`` of the op; negative: nothing.
     """
 
     indices: Tensor

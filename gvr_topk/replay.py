@@ -266,7 +266,7 @@ def _run(
     timed = _spread(count, TIMED_STEPS) if path.device.type == "cuda" else set()
     for step in range(count):
         scores = source.scores(step)
-        hint = path.hint()
+        hint, guess = path.hint(), path.guess()
         decision, got, op_stats = path.step(scores)
         expected = exact_topk(torch.from_numpy(scores)[None], torch.tensor([len(scores)]), k)[0]
         rows = [
@@ -292,7 +292,7 @@ def _run(
             counts, edges = np.histogram(scores[np.isfinite(scores)], bins=160)
             snapshot = ScoreSnapshot(step, edges, counts, rows[0].stats)
         if step in timed:
-            timings += path.time_step(step, scores, hint)
+            timings += path.time_step(step, scores, hint, guess)
         if on_step is not None:
             on_step(step + 1)
     assert snapshot is not None  # count >= 1
@@ -331,6 +331,10 @@ class _ServingPath:
     def hint(self) -> npt.NDArray[np.int32]:
         """What the coming step will read as its hint."""
         return self.prior.indices[0, self.slot].cpu().numpy().copy()
+
+    def guess(self) -> float:
+        """What the step before left for the coming step's guess."""
+        return float(self.prior.guess[0, self.slot])
 
     def step(self, scores: npt.NDArray[np.float32]) -> tuple[GateDecision, Tensor, dict[str, int]]:
         """Gate and op of one step, on poisoned buffers."""
@@ -376,14 +380,14 @@ class _ServingPath:
         return decision
 
     def time_step(
-        self, step: int, scores: npt.NDArray[np.float32], hint: npt.NDArray[np.int32]
+        self, step: int, scores: npt.NDArray[np.float32], hint: npt.NDArray[np.int32], guess: float
     ) -> list[Timing]:
-        """Time each path on this row with this hint: CUDA graph, warm L2, median of the replays."""
+        """Time each path on this row with what it found: CUDA graph, warm L2, median of the replays."""
         self._load(scores)
         timings = []
         for path in TIMED_PATHS:
             try:
-                microseconds = self._time_path(path, torch.from_numpy(hint).to(self.device))
+                microseconds = self._time_path(path, torch.from_numpy(hint).to(self.device), guess)
                 timings.append(Timing(path, step, len(scores), microseconds))
             except (RuntimeError, ValueError) as error:
                 timings.append(Timing(path, step, len(scores), None, str(error).splitlines()[0]))
@@ -396,11 +400,11 @@ class _ServingPath:
         self.seq_lens.fill_(len(scores))
         self.out.fill_(_POISON)
 
-    def _time_path(self, path: str, hint: Tensor) -> float:
-        # The op writes its result back as the next hint, which would make every launch after the first
-        # find a perfect one: each launch has its own copy, restored before each replay.
+    def _time_path(self, path: str, hint: Tensor, guess: float) -> float:
+        # The op writes back what the next step starts from, which would make every launch after the first
+        # find it perfect: each launch has its own copy, restored before each replay.
         hints = hint.expand(GRAPH_LAUNCHES, 1, -1).clone()
-        guesses = torch.full((GRAPH_LAUNCHES, 1), -1.0, device=self.device)
+        guesses = torch.full((GRAPH_LAUNCHES, 1), guess, device=self.device)
         row_slot = torch.zeros(1, dtype=torch.int32, device=self.device)
         out = torch.empty_like(self.out)
 
@@ -430,7 +434,7 @@ class _ServingPath:
         samples = []
         for _ in range(GRAPH_REPLAYS):
             hints.copy_(hint.expand_as(hints))
-            guesses.fill_(-1.0)
+            guesses.fill_(guess)
             begin.record()
             graph.replay()
             end.record()
