@@ -145,7 +145,7 @@ class GvrTopkConfig(_Strict):
     path : str
         ``auto``, or one path to force on every call (for measurements).
     stats : bool
-        Keep the per-row statistics tensor of the op, for metrics.
+        Keep the per-row statistics tensor of the op, for metrics: hit ratio, guesses, and their misses.
     nvtx : bool
         Mark each call with an NVTX range.
     """

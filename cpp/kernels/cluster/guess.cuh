@@ -74,7 +74,7 @@ __device__ __forceinline__ bool is_usable(const Task<T>& task, float alpha, floa
 
 // Others of the cluster may have read another state of what was fed back, and wait for samples.
 template <typename T>
-__device__ __forceinline__ void disappoint(const Task<T>& task) {
+__device__ __forceinline__ void send_no_sample(const Task<T>& task) {
   if (task.ctas > 1 && task.contested) send_sample(task, kAbsentKey);
 }
 
@@ -84,7 +84,7 @@ template <typename T>
 __device__ __forceinline__ Bracket guess_by_hint(const Task<T>& task, uint32_t hinted, float alpha,
                                                  bool divided) {
   const Bracket bracket = sample_bracket(task, hinted, Above(alpha), kGuessHint);
-  if (divided) disappoint(task);
+  if (divided) send_no_sample(task);
   return bracket;
 }
 

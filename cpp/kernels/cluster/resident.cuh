@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Bracket bracket;
   if (is_place(feedback) && is_allowed(task)) {
     bracket = moments.bracket(feedback);
-    disappoint(task);
+    send_no_sample(task);
   } else {
     bracket = guess_otherwise(
         task, shape, [&] { return job.hint(p); }, ahead, sampling, feedback, kWorthlessAtHand, [] {});

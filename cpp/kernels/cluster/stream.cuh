@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Bracket bracket;
   if (is_place(feedback) && is_allowed(task)) {
     bracket = moments.bracket(feedback);
-    disappoint(task);
+    send_no_sample(task);
   } else {
     // A sample first: behind all that the ring can hold it would wait for megabytes.
     bracket = guess_otherwise(
