@@ -94,7 +94,7 @@ __device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, 
   start_again(task);
   const HintView hint = job.hint(p);
   uint32_t hinted = kAbsentKey;
-  if (task.rank == 0) hinted = gather_hint(task, hint, sampled_position(task, hint)).key();
+  if (task.rank == 0) hinted = HintedScore<T>(task, hint, sampled_position(task, hint)).key();
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
   finish(p, shape, job, hinted, word, start, clock);
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const HintView hint = job.hint(p);
   const int32_t sampled = sampled_position(task, hint);
   if (task.ctas > 1) ptx::cluster_wait();
-  const uint32_t hinted = gather_hint(task, hint, sampled).key();
+  const uint32_t hinted = HintedScore<T>(task, hint, sampled).key();
   Bracket bracket;
   if (is_usable(task, alpha, kWorthlessAlpha)) {
     bracket = guess_by_hint(task, hinted, alpha, false);

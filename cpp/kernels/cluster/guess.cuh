@@ -54,12 +54,6 @@ struct HintedScore {
   __device__ __forceinline__ uint32_t key() const { return there ? order_key(to_float(score)) : kAbsentKey; }
 };
 
-template <typename T>
-__device__ __forceinline__ HintedScore<T> gather_hint(const Task<T>& task, const HintView& hint,
-                                                      int32_t position) {
-  return HintedScore<T>(task, hint, position);
-}
-
 // Whether the gate lets the last step have a say in rows of this length.
 template <typename T>
 __device__ __forceinline__ bool is_allowed(const Task<T>& task) {
@@ -117,7 +111,7 @@ __device__ __forceinline__ Bracket guess_otherwise(const Task<T>& task, const Sh
                                                    Looked looked) {
   if (shape.fed && is_usable(task, feedback, worthless)) {
     const HintView hint = find_hint();
-    const HintedScore<T> score = gather_hint(task, hint, sampled_position(task, hint));
+    const HintedScore<T> score(task, hint, sampled_position(task, hint));
     const uint32_t hinted = score.key();
     looked();
     return guess_by_hint(task, hinted, feedback, true);

@@ -3,6 +3,7 @@
 // it has of chance stays; its loads need neither hint nor length, and no CTA needs another.
 #pragma once
 
+#include "cluster/exchange.cuh"
 #include "cluster/row_sample.cuh"
 
 namespace gvr_topk::cluster {
@@ -131,10 +132,12 @@ struct Moments {
   }
 
   // What to leave for the next step: where the k-th value stands, or nothing where so many would lie around
-  // it that it is not worth knowing. So many lay inside of `used`, those apart that are counted in any case.
+  // it that it is not worth knowing. `found` says how many lay inside of `used`: zeros, which are counted in
+  // any case, are none of a crowd.
   template <typename T>
   __device__ __forceinline__ float next(const Task<T>& task, float feedback, uint32_t kth,
-                                        const Bracket& used, uint32_t inside) const {
+                                        const Bracket& used, const Verdict& found) const {
+    const uint32_t inside = found.inside - (used.plateau() == kZeroKey ? found.equal : 0);
     const float value = key_to_float(kth);
     const float z = (value - mean) * ptx::reciprocal(deviation);
     const float further = 1.0f + fabsf(z);

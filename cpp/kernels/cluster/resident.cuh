@@ -283,8 +283,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.audit(p, cut.key);
   emit_part(task, bracket, listed, cut, verdict.before, part, sink, clock, [&] {
     if (job.is_least_busy() && next != nullptr) {
-      const uint32_t zeros = bracket.plateau() == kZeroKey ? verdict.equal : 0;
-      *next = moments.next(task, feedback, cut.key, bracket, verdict.inside - zeros);
+      *next = moments.next(task, feedback, cut.key, bracket, verdict);
     }
     job.report(p, shape, passes, verdict.inside, snaps, source, passes == 1, 0);
   });

@@ -243,8 +243,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.audit(p, cut.key);
   emit_pool(task, bracket, listed, cut, verdict.before, pool, sink, clock, [&] {
     if (job.is_least_busy() && next != nullptr) {
-      const uint32_t zeros = bracket.plateau() == kZeroKey ? verdict.equal : 0;
-      *next = moments.next(task, feedback, cut.key, bracket, verdict.inside - zeros);
+      *next = moments.next(task, feedback, cut.key, bracket, verdict);
     }
     job.report(p, shape, passes, verdict.inside, snaps, source, guess_hit, 0);
   });
