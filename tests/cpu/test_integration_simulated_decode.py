@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gvr_topk.integrations import environment
+
 SCRIPT = Path(__file__).resolve().parents[2] / "eval" / "simulated_decode.py"
 ARGUMENTS = ["--device", "cpu", "--requests", "4", "--steps", "60", "--window", "700", "--topk", "64"]
 
@@ -27,7 +29,8 @@ def script():
     torch.set_num_threads(threads)
 
 
-def test_hook_on_selects_the_same_sets(script, tmp_path, capsys):
+def test_hook_on_selects_the_same_sets(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv(environment.OPTIONS, '{"stats": true}')
     target = tmp_path / "deep" / "result.json"
     assert script.main([*ARGUMENTS, "--json", str(target)]) == 0
     result = json.loads(target.read_text())
@@ -39,6 +42,7 @@ def test_hook_on_selects_the_same_sets(script, tmp_path, capsys):
     assert (call["path"], call["reason"]) == ("gvr_topk", "hint")
     assert result["counters"]["requests"]["seeded"] == setup["arrivals"]
     assert result["counters"]["rows"]["hinted"] > 0
+    assert 0.3 < result["counters"]["measured"]["hit_ratio"] < 1
     assert "not TensorRT-LLM itself" in result["what"]
 
 
