@@ -20,19 +20,20 @@ enum StatsColumn : int32_t {
   kStatColumns = 8,
 };
 
-// What a kernel needs first comes first: it is fetched 64 bytes at a time, and waited for.
+// What a kernel needs first comes first: parameters are fetched 64 bytes at a time, and waited for. Of a
+// kernel's, 48 bytes are fetched with the first of them, of which these are all but eight (cluster::Shape).
 struct TopkParams {
   const void* logits;       // [rows, width], inner stride 1, `logits_stride` elements between rows
   const int32_t* seq_lens;  // [rows / next_n]
   int64_t logits_stride;
+  float* guess_state;  // [num_slots] or null: what one step leaves for the next (cluster/moments.cuh)
   int32_t width;
-  int32_t next_n;
   int32_t k;
+  int32_t next_n;
   int32_t num_slots;
   int32_t* prior;  // [num_slots, k] or null: last result in, this result out
   int64_t prior_stride;
   const int32_t* row_slot;  // [rows] or null (slot = row / next_n); negative: no hint, no write-back
-  float* guess_state;       // [num_slots] or null: what one step leaves for the next (cluster/moments.cuh)
   int32_t prior_offset;     // added to every hinted position before use
   int32_t page_size;
   int32_t* indices;  // [rows, >= k], `indices_stride` elements between rows

@@ -81,12 +81,14 @@ __device__ __forceinline__ Verdict exchange_lists(const Task<T>& task, const Bra
   clock.stamp();
   if (task.ctas > 1) {
     push(task, bracket);
-    meanwhile();
+  } else if (task.thread == 0) {
+    sm.header[0] = Header{sm.counts, bracket.lo, bracket.hi};
+  }
+  meanwhile();
+  if (task.ctas > 1) {
     ptx::mailbox_wait(ptx::shared_address(&sm.mailbox), parity);
     outlast_samples(task);
   } else {
-    meanwhile();
-    if (task.thread == 0) sm.header[0] = Header{sm.counts, bracket.lo, bracket.hi};
     __syncthreads();
   }
   return read_headers(task, bracket);

@@ -74,7 +74,7 @@ __device__ __forceinline__ void finish(const TopkParams& p, const Shape& shape, 
   const Listed listed(task);
   const uint32_t kth = kth_key(task, bracket, listed, verdict, snaps).key;
   clock.stamp();
-  job.count(p, hinted, kth);
+  job.count(p, shape, hinted, kth);
   const Sink sink = job.sink(p);
   emit(task, bracket, listed, kth, verdict, word, sink, clock);
   clock.stamp();
@@ -85,9 +85,9 @@ __device__ __forceinline__ void finish(const TopkParams& p, const Shape& shape, 
 
 // The rest of a row that the short way of another kernel cannot settle.
 template <typename T>
-__device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, unsigned char* storage,
-                                       Start start) {
-  Job<T> job(p, shape, storage);
+__device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, const Room& room,
+                                       unsigned char* storage, Start start) {
+  Job<T> job(p, shape, room, storage);
   job.measure(p);
   const Task<T>& task = job.task;
   PhaseClock clock(nullptr, 0, false);
@@ -102,12 +102,13 @@ __device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, 
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    general_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p) {
+    general_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p,
+                 const __grid_constant__ Room room) {
   extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_take_over();
-  Job<T> job(p, shape, storage);
+  Job<T> job(p, shape, room, storage);
   const Task<T>& task = job.task;
-  PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
+  PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas(), job.writer);
   clock.stamp();
   reset_counters(task);
   float feedback = job.early_feedback(p, shape);
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   const float alpha = task.shared->feedback;
   job.measure(p);
-  if (job.finish_short(p)) return;
+  if (job.finish_short(p, shape)) return;
 
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);

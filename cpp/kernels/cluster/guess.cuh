@@ -109,14 +109,14 @@ __device__ __forceinline__ Bracket guess_otherwise(const Task<T>& task, const Sh
                                                    FindHint find_hint, const Ahead<T>& ahead,
                                                    RowSampling& sampling, float feedback, float worthless,
                                                    Looked looked) {
-  if (shape.fed && is_usable(task, feedback, worthless)) {
+  if (shape.has(Shape::kFed) && is_usable(task, feedback, worthless)) {
     const HintView hint = find_hint();
     const HintedScore<T> score(task, hint, sampled_position(task, hint));
     const uint32_t hinted = score.key();
     looked();
     return guess_by_hint(task, hinted, feedback, true);
   }
-  if (shape.fed) sampling = sampling_of(task, shape, ahead);
+  if (shape.has(Shape::kFed)) sampling = sampling_of(task, shape, ahead);
   uint32_t greatest;
   if (ahead.serves(shape, task.row.n)) {
     greatest = sampling.look(task, ahead.seen(task));

@@ -1,82 +1,26 @@
-// What the kernels of the cluster family have in common: the shape of a launch, the row a cluster works on,
-// and what is written beside the result.
+// What the kernels of the cluster family have in common: the row a cluster works on, and what is written
+// beside the result.
 #pragma once
 
 #include "cluster/emit.cuh"
 #include "cluster/guess.cuh"
-#include "cluster/pool.cuh"
+#include "cluster/shape.cuh"
 #include "cluster/state.cuh"
 
 namespace gvr_topk::cluster {
 
-constexpr size_t kWordBytes = 4 * kValuesPerThread;  // of the widest dtype
-
-constexpr size_t kSharedLimit = 227 * 1024;
-constexpr size_t kSharedLimitSmall = 99 * 1024;
-
-// Lists, and a ring of so many words for every thread.
-inline constexpr size_t fixed_bytes(int list_capacity, int depth) {
-  return sizeof(Shared) + sizeof(uint32_t) * list_capacity + depth * kThreads * kWordBytes;
-}
-
-// Behind lists and ring, masks and candidates.
-inline constexpr size_t shared_bytes(const Shape& shape) {
-  return fixed_bytes(shape.list_capacity, shape.ring ? kRingDepth : 0) +
-         sizeof(Candidate) * shape.candidate_capacity + sizeof(uint16_t) * shape.masks;
-}
-
-inline constexpr Shape make_shape(const Plan& plan, bool use_hint) {
-  Shape shape{log2_of(plan.ctas_per_row),
-              plan.list_capacity,
-              plan.candidate_capacity,
-              plan.masks,
-              0,
-              0,
-              plan.ring_depth > 0,
-              use_hint};
-  if (plan.family == Family::kStream) {
-    const size_t room = (kSharedLimit - fixed_bytes(shape.list_capacity, kRingDepth)) / kChunkBytes;
-    shape.pool_chunks = room < kMaxPoolChunks ? static_cast<int>(room) : kMaxPoolChunks;
-  }
-  return shape;
-}
-
-// Elements one CTA selects from, in registers or in its pool.
-constexpr int kMostCounted = kThreads * kWideValuesPerThread;
-static_assert(kMaxPoolChunks * kChunk <= kMostCounted);
-
-// Whether rows of `width` can be planned for `ctas` CTAs: shared memory takes everything, rings start where
-// shared memory's lines do, lists are sent in whole vectors, their counts fit in halves of a word
-// (place.cuh), and a pool takes what may be selected and a wide bracket, though every warp's last chunk is
-// all but empty.
-inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
-  const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kCluster, 132, arch, ctas});
-  const Shape shape = make_shape(plan, true);
-  return shared_bytes(shape) <= (is_small_arch(arch) ? kSharedLimitSmall : kSharedLimit) &&
-         fixed_bytes(shape.list_capacity, 0) % alignof(Shared) == 0 &&
-         (shape.list_capacity >> shape.log2_ctas) % kKeysPerVec == 0 &&
-         shape.list_capacity + kMostCounted < 1 << 16 &&
-         (plan.family != Family::kStream ||
-          shape.pool_chunks >= (kStreamMaxK + kWideBracket) / kChunk + kWarps);
-}
-static_assert(fits(90, kMaxElementsPerCta, 1, kStreamMaxK) && fits(90, kMaxElementsPerCta, 1, kMaxWidth));
-static_assert(fits(90, kMaxElementsPerCta / 2, 1, kMaxWidth) && fits(90, kMaxWidth / 4, 1, kStreamMaxK));
-static_assert(fits(90, kMaxWidth / 8, 4, kStreamMaxK) && fits(90, kMaxWidth, 16, kStreamMaxK));
-static_assert(fits(90, kMaxWidth / 8, 16, kStreamMaxK));  // in registers
-static_assert(fits(120, kMaxElementsPerSmallCta, 1, kStreamMaxK) && fits(120, kMaxWidth, 8, kMaxWidth));
-
 // Of a row whose length is not known yet: `measure` comes next.
 template <typename T>
-__device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, const Row<T>& row,
-                                             unsigned char* storage) {
+__device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, const Room& room,
+                                             const Row<T>& row, unsigned char* storage) {
   Task<T> task;
   task.row = row;
   task.k = p.k;
   ptx::keep(task.k);
-  task.contested = shape.contested;
+  task.contested = shape.has(Shape::kContested);
   ptx::keep(task.row.data);
-  task.rank = shape.log2_ctas > 0 ? ptx::cluster_rank() : 0;
-  task.log2_ctas = shape.log2_ctas;
+  task.rank = shape.log2_ctas() > 0 ? ptx::cluster_rank() : 0;
+  task.log2_ctas = shape.log2_ctas();
   ptx::keep(task.log2_ctas);
   task.ctas = 1 << task.log2_ctas;
   ptx::keep(task.ctas);
@@ -87,13 +31,14 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   task.warp = task.thread >> 5;
   task.shared = reinterpret_cast<Shared*>(storage);
   task.list = reinterpret_cast<uint32_t*>(storage + sizeof(Shared));
-  task.segment = shape.list_capacity >> task.log2_ctas;
+  task.segment = shape.list_capacity() >> task.log2_ctas;
   ptx::keep(task.segment);
-  uint4* ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity);
-  task.ring = shape.ring ? ring : nullptr;
-  task.masks = reinterpret_cast<uint16_t*>(shape.ring ? ring + kRingDepth * kThreads * Word<T>::kVecs : ring);
-  task.candidates = reinterpret_cast<Candidate*>(task.masks + shape.masks);
-  task.candidate_capacity = shape.candidate_capacity;
+  uint4* ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity());
+  task.ring = shape.has(Shape::kRing) ? ring : nullptr;
+  task.masks = reinterpret_cast<uint16_t*>(
+      shape.has(Shape::kRing) ? ring + kRingDepth * kThreads * Word<T>::kVecs : ring);
+  task.candidates = reinterpret_cast<Candidate*>(task.masks + room.masks);
+  task.candidate_capacity = room.candidate_capacity;
   return task;
 }
 
@@ -119,9 +64,11 @@ __device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& 
 }
 
 // The slot a row asks for; it may have to be loaded.
-__device__ __forceinline__ int asked_slot(const TopkParams& p, int row, int request) {
+__device__ __forceinline__ int asked_slot(const TopkParams& p, const Shape& shape, int row, int request) {
   int slot = request;
-  ptx::load_if(p.row_slot != nullptr, slot, p.row_slot + row);
+  const int32_t* slots = p.seq_lens;  // at hand, for a load that will not be
+  if (shape.has(Shape::kSlotted)) slots = p.row_slot;
+  ptx::load_if(shape.has(Shape::kSlotted), slot, slots + row);
   return slot;
 }
 
@@ -198,12 +145,12 @@ __device__ __forceinline__ void announce(const Task<T>& task) {
   if (task.ctas > 1) ptx::cluster_arrive_relaxed();
 }
 
-__device__ __forceinline__ int request_of(const TopkParams& p, int row) {
-  return p.next_n == 1 ? row : row / p.next_n;
+__device__ __forceinline__ int request_of(const TopkParams& p, const Shape& shape, int row) {
+  return shape.has(Shape::kSeveral) ? row / p.next_n : row;
 }
 
-__device__ __forceinline__ int32_t* stats_of(const TopkParams& p, int row) {
-  return p.stats != nullptr ? p.stats + row * kStatColumns : nullptr;
+__device__ __forceinline__ int32_t* stats_of(const TopkParams& p, const Shape& shape, int row) {
+  return shape.has(Shape::kAudited) ? p.stats + row * kStatColumns : nullptr;
 }
 
 // Rows no longer than k need no selection: `threads` threads, of which this is one, write them.
@@ -224,12 +171,13 @@ struct Job {
   Task<T> task;
   bool writer;  // the thread that speaks for the row
 
-  __device__ __forceinline__ Job(const TopkParams& p, const Shape& shape, unsigned char* storage) {
-    row = blockIdx.x >> shape.log2_ctas;
-    request = request_of(p, row);
+  __device__ __forceinline__ Job(const TopkParams& p, const Shape& shape, const Room& room,
+                                 unsigned char* storage) {
+    row = blockIdx.x >> shape.log2_ctas();
+    request = request_of(p, shape, row);
     ptx::load_if(true, seq_len, p.seq_lens + request);  // before all else
-    asked = asked_slot(p, row, request);
-    task = make_task<T>(p, shape, row_buffer<T>(p, row), storage);
+    asked = asked_slot(p, shape, row, request);
+    task = make_task<T>(p, shape, room, row_buffer<T>(p, shape.has(Shape::kAligned), row), storage);
     writer = task.rank == 0 && task.thread == 0;
   }
 
@@ -246,13 +194,13 @@ struct Job {
   // hint is written they might find something else. Early, where slots are those of requests, or late.
   __device__ __forceinline__ float early_feedback(const TopkParams& p, const Shape& shape) const {
     float feedback = kNoFeedback;
-    ptx::load_if(shape.prompt && threadIdx.x == 0, feedback, p.guess_state + request);
+    ptx::load_if(shape.has(Shape::kPrompt) && threadIdx.x == 0, feedback, p.guess_state + request);
     return feedback;
   }
 
   __device__ __forceinline__ void late_feedback(const TopkParams& p, const Shape& shape,
                                                 float& feedback) const {
-    if (!shape.fed || shape.prompt) return;
+    if (!shape.has(Shape::kFed) || shape.has(Shape::kPrompt)) return;
     ptx::load_if(task.thread == 0 && slot(p) >= 0, feedback, p.guess_state + asked);
   }
 
@@ -262,26 +210,27 @@ struct Job {
 
   // False when there is a selection to make. Copies that were started are waited for: a block does not end
   // before.
-  __device__ __forceinline__ bool finish_short(const TopkParams& p) const {
+  __device__ __forceinline__ bool finish_short(const TopkParams& p, const Shape& shape) const {
     if (task.row.n > task.k) return false;
     ptx::wait_copies<0>();
     finish_short_row(sink(p), task.row.n, task.k, task.rank * kThreads + task.thread, task.ctas * kThreads,
-                     stats_of(p, row));
+                     stats_of(p, shape, row));
     return true;
   }
 
   // What share of the hint is at or above the k-th value: when statistics are wanted, of all of it, which has
   // to be looked at before it is overwritten. Whether it was.
-  __device__ __forceinline__ bool audit(const TopkParams& p, uint32_t kth) const {
-    if (p.stats == nullptr || slot(p) < 0) return false;
+  __device__ __forceinline__ bool audit(const TopkParams& p, const Shape& shape, uint32_t kth) const {
+    if (!shape.has(Shape::kAudited) || slot(p) < 0) return false;
     if (task.rank == 0) audit_hint(task, hint(p), kth);
     cluster_sync(task.ctas);
     return true;
   }
 
   // Or else of its sample, for the next step's guess.
-  __device__ __forceinline__ void count(const TopkParams& p, uint32_t hinted, uint32_t kth) const {
-    if (!audit(p, kth) && task.rank == 0) count_hint(task, hinted, kth);
+  __device__ __forceinline__ void count(const TopkParams& p, const Shape& shape, uint32_t hinted,
+                                        uint32_t kth) const {
+    if (!audit(p, shape, kth) && task.rank == 0) count_hint(task, hinted, kth);
   }
 
   // That share, when it has been counted.
@@ -304,9 +253,9 @@ struct Job {
 
   __device__ __forceinline__ void report(const TopkParams& p, const Shape& shape, int passes, uint32_t inside,
                                          int snaps, uint32_t source, bool guess_hit, int rounds) const {
-    if (!writer || p.stats == nullptr) return;
+    if (!writer || !shape.has(Shape::kAudited)) return;
     const int hits = slot(p) >= 0 ? static_cast<int>(task.shared->at_or_above) : -1;
-    write_stats(stats_of(p, row), shape.use_hint ? Path::kCluster : Path::kRadix, passes,
+    write_stats(stats_of(p, shape, row), shape.has(Shape::kUseHint) ? Path::kCluster : Path::kRadix, passes,
                 static_cast<int>(inside), snaps, hits, static_cast<int>(source), guess_hit, rounds);
   }
 };

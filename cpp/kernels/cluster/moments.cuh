@@ -42,7 +42,7 @@ struct Ahead {
   int at;
 
   // Starts to fetch it: to shared memory, or what waits for the length would wait for it too.
-  __device__ __forceinline__ Ahead(const Task<T>& task, const Shape& shape) : alike(shape.fed) {
+  __device__ __forceinline__ Ahead(const Task<T>& task, const Shape& shape) : alike(shape.has(Shape::kFed)) {
     fetch(task, shape);
   }
 
@@ -55,7 +55,7 @@ struct Ahead {
     } else {
       at = RowSampling::place((task.thread << task.log2_ctas) + task.rank, span);
     }
-    if (shape.aligned) {
+    if (shape.has(Shape::kAligned)) {
       const uint32_t target = ptx::shared_address(&task.shared->ahead[task.thread]);
       if constexpr (sizeof(T) == 4) {
         ptx::copy_async(target, task.row.data + at);
@@ -75,7 +75,7 @@ struct Ahead {
 
   // Whether it is as good as a look at a row of known length: when hardly any of it lies behind the end.
   __device__ __forceinline__ bool serves(const Shape& shape, int n) const {
-    return shape.aligned && !alike && n > span - span / 16;
+    return shape.has(Shape::kAligned) && !alike && n > span - span / 16;
   }
 };
 

@@ -53,20 +53,26 @@ struct Part {
     if (task.row.aligned) {
       // Of `address`, 32 vectors on, only one bit of what is swapped changes.
       const uint32_t even = address(task.lane), odd = address(32 + task.lane) - 32 * sizeof(uint4);
-#pragma unroll
-      for (int j = 0; j < kVecs; ++j) {
-        const int at = 32 * j * kPerVec<T>;
-        if (at < whole) ptx::copy_async((j % 2 == 0 ? even : odd) + 32 * j * sizeof(uint4), data + at);
-      }
+      copy_before(whole, even, odd, data);
     }
     ptx::commit_copies();
-    if (shape.whole) return;
+    if (shape.has(Shape::kWhole)) return;
 #pragma unroll 1
     for (int j = 0; j < vecs; ++j) {
       const int at = 32 * j * kPerVec<T>;
       if (at < left && (!task.row.aligned || at >= whole)) {
         ptx::store_shared(address(32 * j + task.lane), load_elements(data + at, left - at));
       }
+    }
+  }
+
+  template <int kVec = 0>
+  __device__ __forceinline__ static void copy_before(int whole, uint32_t even, uint32_t odd, const T* data) {
+    if constexpr (kVec < kVecs) {
+      constexpr int kAt = 32 * kVec * kPerVec<T>;
+      ptx::copy_async_before<32 * kVec* static_cast<int>(sizeof(uint4)), kAt* static_cast<int>(sizeof(T))>(
+          kAt, whole, kVec % 2 == 0 ? even : odd, data);
+      copy_before<kVec + 1>(whole, even, odd, data);
     }
   }
 
@@ -131,9 +137,9 @@ struct Part {
 
 // The stage lies behind the list, where a fallback, which comes later, has other things.
 template <typename T, int kValues>
-inline size_t resident_bytes(const Shape& shape) {
+inline size_t resident_bytes(const Shape& shape, const Room& room) {
   constexpr size_t kStage = sizeof(T) * kThreads * kValues;
-  return std::max(shared_bytes(shape), fixed_bytes(shape.list_capacity, 0) + kStage);
+  return std::max(shared_bytes(shape, room), fixed_bytes(shape.list_capacity(), 0) + kStage);
 }
 
 // Counts what is above the bracket and lists what is inside, here and then in every CTA of the cluster.
@@ -208,23 +214,24 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
 
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads, 1)
-    resident_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p) {
+    resident_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p,
+                  const __grid_constant__ Room room) {
   extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_take_over();
-  Job<T> job(p, shape, ptx::kept_shared(storage));
+  Job<T> job(p, shape, room, ptx::kept_shared(storage));
   const Task<T>& task = job.task;
-  PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
+  PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas(), job.writer);
   clock.stamp();
   float feedback = job.early_feedback(p, shape);
   __syncwarp();  // or they would be asked for behind what comes now
   Ahead<T> ahead(task, shape);
-  Part<T, kValues> part(task, reinterpret_cast<uint4*>(task.list + shape.list_capacity));
-  part.fetch(task, shape, p.width, p.width, shape.vecs);
+  Part<T, kValues> part(task, reinterpret_cast<uint4*>(task.list + shape.list_capacity()));
+  part.fetch(task, shape, p.width, p.width, shape.vecs());
   job.late_feedback(p, shape, feedback);
   prepare_exchange(task);
   announce(task);
   job.measure(p);
-  if (job.finish_short(p)) return;
+  if (job.finish_short(p, shape)) return;
   const int enough = part.vecs_of(task);
   if (2 * enough <= part.vecs) {  // or half of the CTAs would have it all
     ptx::wait_copies<0>();
@@ -235,9 +242,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   Moments moments;
   if (task.ctas > 1) ptx::cluster_wait();  // while the sample is on its way
   RowSampling sampling;
-  if (!shape.fed) sampling = sampling_of(task, shape, ahead);
+  if (!shape.has(Shape::kFed)) sampling = sampling_of(task, shape, ahead);
   ptx::wait_copies<1>();
-  if (shape.fed) moments = Moments(task, ahead, feedback);
+  if (shape.has(Shape::kFed)) moments = Moments(task, ahead, feedback);
   Bracket bracket;
   if (is_place(feedback) && is_allowed(task)) {
     bracket = moments.bracket(feedback);
@@ -269,7 +276,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (!moved) {
       // A crowd too large to list, but known to hold the k-th key, is all that needs to be divided.
       const Bracket range = verdict.contains ? missed : Bracket::everything();
-      fall_back<T>(p, shape, storage, Start{Attempt::kRadix, range, range, source, passes});
+      fall_back<T>(p, shape, room, storage, Start{Attempt::kRadix, range, range, source, passes});
       return;
     }
     start_again(task);
@@ -280,7 +287,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Listed listed(task);
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
-  job.audit(p, cut.key);
+  job.audit(p, shape, cut.key);
   emit_part(task, bracket, listed, cut, verdict.before, part, sink, clock, [&] {
     if (job.is_least_busy() && next != nullptr) {
       *next = moments.next(task, feedback, cut.key, bracket, verdict);

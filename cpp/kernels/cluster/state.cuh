@@ -95,27 +95,47 @@ struct alignas(128) Shared {
     uint32_t sent[kThreads];  // before that: what this CTA has for the sample of the cluster
   };
   alignas(16) uint32_t edge[2][kWarps];  // every warp's idea of the bracket: its top, and its inverted bottom
-  float moment[2 * kWarps];              // of every warp's sample: sums, then sums of squares
+  alignas(16) float moment[2 * kWarps];  // of every warp's sample: sums, then sums of squares
   float feedback;                        // what the last step left for this one's guess
   alignas(8) uint32_t small[kRankDirectly];
   uint32_t pool_used;  // chunks taken by all warps
 };
 
-// What is the same for all rows of a launch: layout of shared memory, and what is known of the buffers.
-struct Shape {
-  int log2_ctas;
-  int list_capacity;
+// What is the same for all rows of a launch, and looked at before anything else: of layout, buffers and
+// parameters. The host finds it out.
+struct alignas(8) Shape {
+  enum Flag : uint32_t {
+    kRing = 1 << 0,
+    kUseHint = 1 << 1,    // or guess from a sample of the row, whatever the hint
+    kAligned = 1 << 2,    // all rows
+    kWhole = 1 << 3,      // and nothing is left of a buffer that is read 16 bytes at a time
+    kFed = 1 << 4,        // what the last step has left may be used,
+    kPrompt = 1 << 5,     // and is found without a look at the row's slot
+    kContested = 1 << 6,  // other rows of this launch may write what the hint of one is read from
+    kSeveral = 1 << 7,    // rows to a request
+    kSlotted = 1 << 8,    // rows have slots of their own
+    kAudited = 1 << 9,    // statistics are wanted
+  };
+
+  uint32_t sizes;  // log2_ctas, vecs, list_capacity
+  uint32_t flags;
+
+  GVR_TOPK_HOST_DEVICE constexpr Shape(int log2_ctas, int vecs, int list_capacity, uint32_t flags_)
+      : sizes(log2_ctas | vecs << 8 | list_capacity << 16), flags(flags_) {}
+
+  GVR_TOPK_HOST_DEVICE constexpr int log2_ctas() const { return sizes & 0xff; }
+  // Of 16 bytes, that a lane holds of a whole buffer in registers.
+  GVR_TOPK_HOST_DEVICE constexpr int vecs() const { return sizes >> 8 & 0xff; }
+  GVR_TOPK_HOST_DEVICE constexpr int list_capacity() const { return sizes >> 16; }  // keys
+  GVR_TOPK_HOST_DEVICE constexpr bool has(Flag flag) const { return (flags & flag) != 0; }
+};
+static_assert(sizeof(Shape) == 8);
+
+// The same for what comes later: room in shared memory.
+struct Room {
   int candidate_capacity;
   int masks;        // selection masks of one CTA; 0 when rows fit in registers
   int pool_chunks;  // room for candidates of the stream kernel, in its chunks
-  int vecs;         // of 16 bytes, that a lane holds of a whole buffer in registers
-  bool ring;
-  bool use_hint;   // or guess from a sample of the row, whatever the hint
-  bool aligned;    // all rows
-  bool whole;      // and nothing is left of a buffer that is read 16 bytes at a time
-  bool fed;        // what the last step has left may be used,
-  bool prompt;     // and is found without a look at the row's slot
-  bool contested;  // other rows of this launch may write what the hint of one is read from
 };
 
 template <typename T>

@@ -14,9 +14,9 @@
 
 namespace gvr_topk::cluster {
 
-inline size_t stream_bytes(const Shape& shape) {
-  return std::max(shared_bytes(shape),
-                  fixed_bytes(shape.list_capacity, kRingDepth) + shape.pool_chunks * kChunkBytes);
+inline size_t stream_bytes(const Shape& shape, const Room& room) {
+  return std::max(shared_bytes(shape, room),
+                  fixed_bytes(shape.list_capacity(), kRingDepth) + room.pool_chunks * kChunkBytes);
 }
 
 // Added by each warp to what is listed when candidates are missing: more than all lists hold, and not so much
@@ -115,23 +115,24 @@ __device__ __noinline__ Bracket divide(const Task<T> task, const Pool pool, cons
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    stream_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p) {
+    stream_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p,
+                const __grid_constant__ Room room) {
   extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_take_over();
-  Job<T> job(p, shape, storage);
+  Job<T> job(p, shape, room, storage);
   const Task<T>& task = job.task;
   Shared& sm = *task.shared;
-  PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas, job.writer);
+  PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas(), job.writer);
   clock.stamp();
   float feedback = job.early_feedback(p, shape);
   __syncwarp();  // or they would be asked for behind what comes now
   Ahead<T> ahead(task, shape);
   job.late_feedback(p, shape, feedback);
   prepare_exchange(task);
-  if (task.thread == 0) sm.pool_used = kWarps * Pool::share(shape.pool_chunks);
+  if (task.thread == 0) sm.pool_used = kWarps * Pool::share(room.pool_chunks);
   announce(task);
   job.measure(p);
-  if (job.finish_short(p)) return;
+  if (job.finish_short(p, shape)) return;
   if (task.row.n <= p.width >> 2) {  // few of the places looked at lie in the row
     ptx::wait_copies<0>();
     ahead.fetch(task, shape);
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   const int span = warp_span(task.row.n, task.log2_ctas, sizeof(T));
   const int begin = min((task.rank * kWarps + task.warp) * span, task.row.n);
-  unsigned char* rings = reinterpret_cast<unsigned char*>(task.list + shape.list_capacity);
+  unsigned char* rings = reinterpret_cast<unsigned char*>(task.list + shape.list_capacity());
   const Ring<T> ring(task.row.data + begin, min(span, task.row.n - begin), task.warp, task.lane, rings);
   Feed<T> feed(ring);
   const auto store = reinterpret_cast<Kept*>(rings + kWarps * Ring<T>::kBytes);
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   fetch(0, 1);
   Moments moments;
   RowSampling sampling;
-  if (shape.fed) {
+  if (shape.has(Shape::kFed)) {
     fetch(1, kRingDepth);
     ptx::wait_copies<kRingDepth>();
     moments = Moments(task, ahead, feedback);
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     bracket = guess_otherwise(
         task, shape, [&] { return job.hint(p); }, ahead, sampling, feedback, kWorthlessAlpha,
         [&] {
-          if (!shape.fed) fetch(1, kRingDepth);
+          if (!shape.has(Shape::kFed)) fetch(1, kRingDepth);
         });
   }
   const uint32_t source = bracket.source;
@@ -183,10 +184,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Bracket everything = Bracket::everything();
   if (!task.row.aligned) {
     outlast_samples(task);
-    fall_back<T>(p, shape, storage, Start{Attempt::kGuess, bracket, everything, source, 0});
+    fall_back<T>(p, shape, room, storage, Start{Attempt::kGuess, bracket, everything, source, 0});
     return;
   }
-  Pool pool(store, sm.pool_chunks[task.warp], shape.pool_chunks, task.warp, task.lane);
+  Pool pool(store, sm.pool_chunks[task.warp], room.pool_chunks, task.warp, task.lane);
   // A plateau may be most of the row. That is for `finish`, but only once all CTAs are known to agree: where
   // the hint is being written, they may have read different ones.
   pool.full = bracket.plateau() != kAbsentKey;
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         attempt = Attempt::kMoved;
       }
       __syncthreads();  // the pool's place is used anew
-      fall_back<T>(p, shape, storage, Start{attempt, bracket, everything, source, passes});
+      fall_back<T>(p, shape, room, storage, Start{attempt, bracket, everything, source, passes});
       return;
     }
   }
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Listed listed(task);
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
-  job.audit(p, cut.key);
+  job.audit(p, shape, cut.key);
   emit_pool(task, bracket, listed, cut, verdict.before, pool, sink, clock, [&] {
     if (job.is_least_busy() && next != nullptr) {
       *next = moments.next(task, feedback, cut.key, bracket, verdict);

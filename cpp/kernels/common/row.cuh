@@ -25,9 +25,9 @@ struct Row {
 
 // All that the buffer has of a row, whatever its length.
 template <typename T>
-__device__ __forceinline__ Row<T> row_buffer(const TopkParams& p, int row) {
+__device__ __forceinline__ Row<T> row_buffer(const TopkParams& p, bool aligned, int row) {
   const T* data = static_cast<const T*>(p.logits) + row * p.logits_stride;
-  return Row<T>{data, p.width, (reinterpret_cast<uintptr_t>(data) & 15) == 0};
+  return Row<T>{data, p.width, aligned};
 }
 
 // Elements of a row that may be selected, when its request has so many.

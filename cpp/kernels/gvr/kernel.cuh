@@ -9,26 +9,29 @@ constexpr size_t kRingBytes = kRingDepth * kThreads * cluster::kWordBytes;
 static_assert(sizeof(Candidates) <= kRingBytes);
 
 // The ring is behind the cluster kernel's list, whether that kernel would want one or not.
-inline size_t block_bytes(const cluster::Shape& shape) {
-  return sizeof(Shared) + cluster::shared_bytes(shape) + (shape.ring ? 0 : kRingBytes);
+inline size_t block_bytes(const cluster::Shape& shape, const cluster::Room& room) {
+  return sizeof(Shared) + cluster::shared_bytes(shape, room) +
+         (shape.has(cluster::Shape::kRing) ? 0 : kRingBytes);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    four_phase_topk(const __grid_constant__ TopkParams p, const cluster::Shape shape) {
+    four_phase_topk(const __grid_constant__ cluster::Shape shape, const __grid_constant__ TopkParams p,
+                    const __grid_constant__ cluster::Room room) {
   extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_dependency_wait();
   Shared& sm = *reinterpret_cast<Shared*>(storage);
   const int row = blockIdx.x;
-  const int request = cluster::request_of(p, row);
-  const int slot = cluster::checked_slot(p, cluster::asked_slot(p, row, request));
-  cluster::Task<T> task = cluster::make_task<T>(p, shape, row_buffer<T>(p, row), storage + sizeof(Shared));
+  const int request = cluster::request_of(p, shape, row);
+  const int slot = cluster::checked_slot(p, cluster::asked_slot(p, shape, row, request));
+  cluster::Task<T> task = cluster::make_task<T>(
+      p, shape, room, row_buffer<T>(p, shape.has(cluster::Shape::kAligned), row), storage + sizeof(Shared));
   task.measure(visible_length(p, row, request, p.seq_lens[request]));
-  uint4* const ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity);
+  uint4* const ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity());
   const Sink sink = cluster::make_sink(p, row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
   clock.stamp();
-  int32_t* const stats = cluster::stats_of(p, row);
+  int32_t* const stats = cluster::stats_of(p, shape, row);
   if (task.row.n <= task.k) {
     cluster::finish_short_row(sink, task.row.n, task.k, threadIdx.x, kThreads, stats);
     return;

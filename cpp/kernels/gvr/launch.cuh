@@ -11,9 +11,10 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStr
   static KernelLimits limits;
   const cudaError_t status = limits.raise(reinterpret_cast<const void*>(four_phase_topk<T>));
   if (status != cudaSuccess) return status;
-  const cluster::Shape shape = cluster::make_shape(plan, false);
-  LaunchConfig launch(dim3(params.rows), dim3(kThreads), block_bytes(shape), stream, 1, pdl);
-  return cudaLaunchKernelEx(&launch.config, four_phase_topk<T>, params, shape);
+  const cluster::Shape shape = cluster::describe<T>(params, plan);
+  const cluster::Room room = cluster::make_room(plan);
+  LaunchConfig launch(dim3(params.rows), dim3(kThreads), block_bytes(shape, room), stream, 1, pdl);
+  return cudaLaunchKernelEx(&launch.config, four_phase_topk<T>, shape, params, room);
 }
 
 }  // namespace gvr_topk::gvr

@@ -61,6 +61,17 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
+// The same, so many bytes further on at both ends, if `place` is less than `end`.
+template <int kSharedOffset, int kGlobalOffset>
+__device__ __forceinline__ void copy_async_before(int place, int end, uint32_t shared, const void* global) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.lt.s32 p, %0, %1;\n"
+      " @p cp.async.cg.shared.global [%2 + %4], [%3 + %5], 16;\n}" ::"r"(place),
+      "r"(end), "r"(shared), "l"(global), "n"(kSharedOffset), "n"(kGlobalOffset)
+      : "memory");
+}
+
 // 8 bytes likewise.
 __device__ __forceinline__ void copy_half_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");

@@ -148,8 +148,9 @@ __device__ __forceinline__ void stage(const Task<T>& task, const Held<T, kValues
 
 // Looks at the whole hint, which is still the old one, when somebody wants to know.
 template <typename T>
-__device__ __forceinline__ void audit(const TopkParams& p, const Job<T>& job, uint32_t kth) {
-  if (p.stats == nullptr || job.slot(p) < 0) return;
+__device__ __forceinline__ void audit(const TopkParams& p, const Shape& shape, const Job<T>& job,
+                                      uint32_t kth) {
+  if (!shape.has(Shape::kAudited) || job.slot(p) < 0) return;
   audit_hint(job.task, job.hint(p), kth);
   __syncthreads();
 }

@@ -160,15 +160,15 @@ inline size_t single_bytes(int k) { return sizeof(Storage) + sizeof(uint16_t) * 
 
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
-    single_topk(const __grid_constant__ TopkParams p, const Path path) {
+    single_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p, const Path path) {
   extern __shared__ __align__(128) unsigned char storage[];
   Storage& own = *reinterpret_cast<Storage*>(storage);
   ptx::grid_take_over();
   Held<T, kValues> held;
-  if constexpr (held.kAhead) held.load(row_buffer<T>(p, blockIdx.x));
+  if constexpr (held.kAhead) held.load(row_buffer<T>(p, shape.has(Shape::kAligned), blockIdx.x));
   // What lanes add to one address the compiler would first add up over the warp. Few do here, and that takes
   // longer.
-  Job<T> job(p, Shape{}, storage + ptx::unknown_zero());
+  Job<T> job(p, shape, Room{}, storage + ptx::unknown_zero());
   const Task<T>& task = job.task;
   Shared& sm = *task.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   }
   const Sink sink = job.sink(p);  // here, where there is time for parameters to come
   job.measure(p);
-  if (job.finish_short(p)) return;
+  if (job.finish_short(p, shape)) return;
   if constexpr (!held.kAhead) held.load(task.row);
 
   if (task.thread == 0) {
@@ -205,14 +205,14 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   } else {
     chosen = limit_ties(task, held, range, chosen, before);
   }
-  audit(p, job, range.base << kIdleBits<T>);
+  audit(p, shape, job, range.base << kIdleBits<T>);
   clock.stamp();
   stage(task, held, chosen, before, own.staged);
   __syncthreads();
   write_out(task, own.staged, sink);
   clock.stamp();
-  if (task.thread != 0 || p.stats == nullptr) return;
-  write_stats(stats_of(p, job.row), path, 1, static_cast<int>(range.count), rounds,
+  if (task.thread != 0 || !shape.has(Shape::kAudited)) return;
+  write_stats(stats_of(p, shape, job.row), path, 1, static_cast<int>(range.count), rounds,
               job.slot(p) >= 0 ? static_cast<int>(sm.at_or_above) : -1, kGuessNone, false, rounds);
 }
 
