@@ -102,13 +102,16 @@ __device__ __forceinline__ RowSampling sampling_of(const Task<T>& task, const Sh
   return RowSampling(task, true, ahead.serves(shape, task.row.n) ? ahead.span : task.row.n);
 }
 
-// Without a place: by the hint, which find_hint() tells of, or by the row, for a block that has read
-// `feedback`. `looked` runs when all loads of a sample are under way, or have come.
+// By the place, or without one by the hint, which find_hint() tells of, or by the row, for a block that has
+// read `feedback`. `looked` runs when all loads of a sample are under way, or have come.
 template <typename T, typename FindHint, typename Looked>
-__device__ __forceinline__ Bracket guess_otherwise(const Task<T>& task, const Shape& shape,
-                                                   FindHint find_hint, const Ahead<T>& ahead,
-                                                   RowSampling& sampling, float feedback, float worthless,
-                                                   Looked looked) {
+__device__ __forceinline__ Bracket guess(const Task<T>& task, const Shape& shape, const Moments& moments,
+                                         FindHint find_hint, const Ahead<T>& ahead, RowSampling& sampling,
+                                         float feedback, float worthless, Looked looked) {
+  if (is_place(feedback) && is_allowed(task)) {
+    send_no_sample(task);
+    return moments.bracket(feedback);
+  }
   if (shape.has(Shape::kFed) && is_usable(task, feedback, worthless)) {
     const HintView hint = find_hint();
     const HintedScore<T> score(task, hint, sampled_position(task, hint));

@@ -102,22 +102,23 @@ struct Moments {
     float mine = counts ? (upper ? squares : sum) : 0.0f;
     const float theirs = counts ? (upper ? sum : squares) : 0.0f;
     mine += __shfl_xor_sync(0xffffffffu, theirs, 16);
-    mine = half_sum(mine);
+#pragma unroll
+    for (int d = 8; d > 0; d /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, d);
     if ((task.lane & 15) == 0) sm.moment[task.lane + task.warp] = mine;
     if (task.thread == 0) sm.feedback = feedback;
     const float count = static_cast<float>(kNeighbours * __syncthreads_count(counts));
     feedback = sm.feedback;
-    const float all = half_sum(sm.moment[task.lane]);
-    const float other = __shfl_xor_sync(0xffffffffu, all, 16);
+    // A lane takes four warps' sums, and one four lanes away what goes with them.
+    static_assert(kWarps == 16);
+    const float4 four = reinterpret_cast<const float4*>(sm.moment)[task.lane & 7];
+    float all = (four.x + four.y) + (four.z + four.w);
+    all += __shfl_xor_sync(0xffffffffu, all, 1);
+    all += __shfl_xor_sync(0xffffffffu, all, 2);
+    const float other = __shfl_xor_sync(0xffffffffu, all, 4);
+    const bool squared = (task.lane & 4) != 0;
     const float share = ptx::reciprocal(count);
-    mean = (upper ? other : all) * share;
-    deviation = cluster::deviation((upper ? all : other) * share - mean * mean);
-  }
-
-  __device__ __forceinline__ static float half_sum(float x) {
-#pragma unroll
-    for (int d = 8; d > 0; d /= 2) x += __shfl_xor_sync(0xffffffffu, x, d);
-    return x;
+    mean = (squared ? other : all) * share;
+    deviation = cluster::deviation((squared ? all : other) * share - mean * mean);
   }
 
   __device__ __forceinline__ static float reach_of(float feedback) {

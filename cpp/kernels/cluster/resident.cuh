@@ -14,11 +14,13 @@
 namespace gvr_topk::cluster {
 
 // The consecutive elements of one lane: index order is (CTA, warp, lane, place), and a rank takes a single
-// scan over the lanes. They are fetched in coalesced order, and change hands in shared memory.
+// scan over the lanes. They are fetched in coalesced order, and change hands in shared memory. The row's
+// groups of 32 vectors are spread evenly over the warps: some have one more than others.
 template <typename T, int kValues>
 struct Part {
   static constexpr int kVecs = kValues / kPerVec<T>;
   static constexpr int kLog2PerVec = log2_of(kPerVec<T>);
+  static constexpr int kGroup = 32 * kPerVec<T>;
 
   int vecs;              // a lane holds
   int begin;             // position of the first element
@@ -32,18 +34,18 @@ struct Part {
     ptx::keep(stage);
   }
 
-  // So many a lane has of the row alone.
-  __device__ __forceinline__ static int vecs_of(const Task<T>& task) {
-    const int log2_all = kLog2PerVec + kLog2Threads + task.log2_ctas;
-    return (task.row.n + (1 << log2_all) - 1) >> log2_all;
+  __device__ __forceinline__ static int groups_of(int elements) {
+    return (elements + kGroup - 1) >> log2_of(kGroup);
   }
 
   // Starts the loads of a row of so many elements, in a buffer of `width`: of whole vectors where it has
   // them, for what lies behind the row's end costs less than leaving it out.
-  __device__ __forceinline__ void fetch(const Task<T>& task, const Shape& shape, int elements, int width,
-                                        int lane_vecs) {
-    vecs = lane_vecs;
-    const int warp_begin = ((task.rank * kThreads + task.warp * 32) * vecs) << kLog2PerVec;
+  __device__ __forceinline__ void fetch(const Task<T>& task, const Shape& shape, int elements, int width) {
+    const int groups = groups_of(elements), log2_warps = log2_of(kWarps) + task.log2_ctas;
+    const int before = (task.rank * kWarps + task.warp) * groups + (1 << log2_warps) - 1;
+    const int first = before >> log2_warps;  // the last warp, which does most else, has no more than others
+    vecs = ((before + groups) >> log2_warps) - first;
+    const int warp_begin = first * kGroup;
     begin = warp_begin + ((task.lane * vecs) << kLog2PerVec);
     const int at_lane = warp_begin + task.lane * kPerVec<T>;
     const T* data = task.row.data + at_lane;
@@ -69,9 +71,8 @@ struct Part {
   template <int kVec = 0>
   __device__ __forceinline__ static void copy_before(int whole, uint32_t even, uint32_t odd, const T* data) {
     if constexpr (kVec < kVecs) {
-      constexpr int kAt = 32 * kVec * kPerVec<T>;
-      ptx::copy_async_before<32 * kVec* static_cast<int>(sizeof(uint4)), kAt* static_cast<int>(sizeof(T))>(
-          kAt, whole, kVec % 2 == 0 ? even : odd, data);
+      constexpr int kGroupBytes = kGroup * sizeof(T);
+      ptx::copy_async_before<kVec * kGroupBytes>(kVec * kGroup, whole, kVec % 2 == 0 ? even : odd, data);
       copy_before<kVec + 1>(whole, even, odd, data);
     }
   }
@@ -214,9 +215,10 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
 
 template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads, 1)
-    resident_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p,
+    resident_topk(const __grid_constant__ Shape launch_shape, const __grid_constant__ TopkParams p,
                   const __grid_constant__ Room room) {
   extern __shared__ __align__(128) unsigned char storage[];
+  const Shape shape = launch_shape.kept();
   ptx::grid_take_over();
   Job<T> job(p, shape, room, ptx::kept_shared(storage));
   const Task<T>& task = job.task;
@@ -226,18 +228,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncwarp();  // or they would be asked for behind what comes now
   Ahead<T> ahead(task, shape);
   Part<T, kValues> part(task, reinterpret_cast<uint4*>(task.list + shape.list_capacity()));
-  part.fetch(task, shape, p.width, p.width, shape.vecs());
+  part.fetch(task, shape, p.width, p.width);
   job.late_feedback(p, shape, feedback);
   prepare_exchange(task);
   announce(task);
   job.measure(p);
   if (job.finish_short(p, shape)) return;
-  const int enough = part.vecs_of(task);
-  if (2 * enough <= part.vecs) {  // or half of the CTAs would have it all
+  if (2 * part.groups_of(task.row.n) <= part.groups_of(p.width)) {  // or half of the warps would have it all
     ptx::wait_copies<0>();
     __syncwarp();  // lanes fetch for each other
     ahead.fetch(task, shape);
-    part.fetch(task, shape, task.row.n, p.width, enough);
+    part.fetch(task, shape, task.row.n, p.width);
   }
   Moments moments;
   if (task.ctas > 1) ptx::cluster_wait();  // while the sample is on its way
@@ -245,14 +246,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (!shape.has(Shape::kFed)) sampling = sampling_of(task, shape, ahead);
   ptx::wait_copies<1>();
   if (shape.has(Shape::kFed)) moments = Moments(task, ahead, feedback);
-  Bracket bracket;
-  if (is_place(feedback) && is_allowed(task)) {
-    bracket = moments.bracket(feedback);
-    send_no_sample(task);
-  } else {
-    bracket = guess_otherwise(
-        task, shape, [&] { return job.hint(p); }, ahead, sampling, feedback, kWorthlessAtHand, [] {});
-  }
+  Bracket bracket = guess(
+      task, shape, moments, [&] { return job.hint(p); }, ahead, sampling, feedback, kWorthlessAtHand, [] {});
   const uint32_t source = bracket.source;
   part.take(task.lane, task.row.n);
   clock.stamp();
@@ -276,7 +271,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (!moved) {
       // A crowd too large to list, but known to hold the k-th key, is all that needs to be divided.
       const Bracket range = verdict.contains ? missed : Bracket::everything();
-      fall_back<T>(p, shape, room, storage, Start{Attempt::kRadix, range, range, source, passes});
+      fall_back<T>(p, launch_shape, room, storage, Start{Attempt::kRadix, range, range, source, passes});
       return;
     }
     start_again(task);

@@ -27,7 +27,7 @@ inline constexpr size_t shared_bytes(const Shape& shape, const Room& room) {
 inline constexpr Shape make_shape(const Plan& plan) {
   uint32_t flags = plan.ring_depth > 0 ? Shape::kRing : 0;
   if (plan.path == Path::kCluster) flags |= Shape::kUseHint;
-  return Shape(log2_of(plan.ctas_per_row), 0, plan.list_capacity, flags);
+  return Shape(log2_of(plan.ctas_per_row), plan.list_capacity, flags);
 }
 
 inline constexpr Room make_room(const Plan& plan) {
@@ -73,8 +73,6 @@ Shape describe(const TopkParams& p, const Plan& plan) {
     if (condition) flags |= flag;
     return condition;
   };
-  const int step = kPerVec<T> * kThreads * plan.ctas_per_row;
-  const int vecs = plan.family == Family::kResident ? (p.width + step - 1) / step : 0;
   const bool based = reinterpret_cast<uintptr_t>(p.logits) % sizeof(uint4) == 0;
   const bool strides = p.rows == 1 || p.logits_stride % kPerVec<T> == 0;
   const bool aligned = set(Shape::kAligned, based && strides && p.width >= 2 * kNeighbours);
@@ -86,7 +84,7 @@ Shape describe(const TopkParams& p, const Plan& plan) {
   set(Shape::kPrompt, fed && !slotted && p.rows <= p.num_slots * p.next_n);
   set(Shape::kContested, several || slotted);
   set(Shape::kAudited, p.stats != nullptr);
-  return Shape(shape.log2_ctas(), vecs, shape.list_capacity(), flags);
+  return Shape(shape.log2_ctas(), shape.list_capacity(), flags);
 }
 
 }  // namespace gvr_topk::cluster

@@ -117,17 +117,23 @@ struct alignas(8) Shape {
     kAudited = 1 << 9,    // statistics are wanted
   };
 
-  uint32_t sizes;  // log2_ctas, vecs, list_capacity
+  uint32_t sizes;  // log2_ctas, list_capacity
   uint32_t flags;
 
-  GVR_TOPK_HOST_DEVICE constexpr Shape(int log2_ctas, int vecs, int list_capacity, uint32_t flags_)
-      : sizes(log2_ctas | vecs << 8 | list_capacity << 16), flags(flags_) {}
+  GVR_TOPK_HOST_DEVICE constexpr Shape(int log2_ctas, int list_capacity, uint32_t flags_)
+      : sizes(log2_ctas | list_capacity << 16), flags(flags_) {}
 
   GVR_TOPK_HOST_DEVICE constexpr int log2_ctas() const { return sizes & 0xff; }
-  // Of 16 bytes, that a lane holds of a whole buffer in registers.
-  GVR_TOPK_HOST_DEVICE constexpr int vecs() const { return sizes >> 8 & 0xff; }
   GVR_TOPK_HOST_DEVICE constexpr int list_capacity() const { return sizes >> 16; }  // keys
   GVR_TOPK_HOST_DEVICE constexpr bool has(Flag flag) const { return (flags & flag) != 0; }
+
+  // In registers, where it stays.
+  __device__ __forceinline__ Shape kept() const {
+    Shape shape = *this;
+    ptx::keep(shape.sizes);
+    ptx::keep(shape.flags);
+    return shape;
+  }
 };
 static_assert(sizeof(Shape) == 8);
 

@@ -115,9 +115,10 @@ __device__ __noinline__ Bracket divide(const Task<T> task, const Pool pool, cons
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
-    stream_topk(const __grid_constant__ Shape shape, const __grid_constant__ TopkParams p,
+    stream_topk(const __grid_constant__ Shape launch_shape, const __grid_constant__ TopkParams p,
                 const __grid_constant__ Room room) {
   extern __shared__ __align__(128) unsigned char storage[];
+  const Shape shape = launch_shape.kept();
   ptx::grid_take_over();
   Job<T> job(p, shape, room, storage);
   const Task<T>& task = job.task;
@@ -166,25 +167,19 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::wait_copies<1>();
   }
   if (task.ctas > 1) ptx::cluster_wait();
-  Bracket bracket;
-  if (is_place(feedback) && is_allowed(task)) {
-    bracket = moments.bracket(feedback);
-    send_no_sample(task);
-  } else {
-    // A sample first: behind all that the ring can hold it would wait for megabytes.
-    bracket = guess_otherwise(
-        task, shape, [&] { return job.hint(p); }, ahead, sampling, feedback, kWorthlessAlpha,
-        [&] {
-          if (!shape.has(Shape::kFed)) fetch(1, kRingDepth);
-        });
-  }
+  // A sample first: behind all that the ring can hold it would wait for megabytes.
+  Bracket bracket = guess(
+      task, shape, moments, [&] { return job.hint(p); }, ahead, sampling, feedback, kWorthlessAlpha,
+      [&] {
+        if (!shape.has(Shape::kFed)) fetch(1, kRingDepth);
+      });
   const uint32_t source = bracket.source;
   clock.stamp();
 
   const Bracket everything = Bracket::everything();
   if (!task.row.aligned) {
     outlast_samples(task);
-    fall_back<T>(p, shape, room, storage, Start{Attempt::kGuess, bracket, everything, source, 0});
+    fall_back<T>(p, launch_shape, room, storage, Start{Attempt::kGuess, bracket, everything, source, 0});
     return;
   }
   Pool pool(store, sm.pool_chunks[task.warp], room.pool_chunks, task.warp, task.lane);
@@ -231,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         attempt = Attempt::kMoved;
       }
       __syncthreads();  // the pool's place is used anew
-      fall_back<T>(p, shape, room, storage, Start{attempt, bracket, everything, source, passes});
+      fall_back<T>(p, launch_shape, room, storage, Start{attempt, bracket, everything, source, passes});
       return;
     }
   }

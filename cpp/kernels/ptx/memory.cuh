@@ -61,14 +61,15 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// The same, so many bytes further on at both ends, if `place` is less than `end`.
-template <int kSharedOffset, int kGlobalOffset>
+// The same, kOffset bytes further on at both ends, if `place` is less than `end`: what the compiler makes of
+// a condition and an address has instructions of its own for each.
+template <int kOffset>
 __device__ __forceinline__ void copy_async_before(int place, int end, uint32_t shared, const void* global) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.lt.s32 p, %0, %1;\n"
-      " @p cp.async.cg.shared.global [%2 + %4], [%3 + %5], 16;\n}" ::"r"(place),
-      "r"(end), "r"(shared), "l"(global), "n"(kSharedOffset), "n"(kGlobalOffset)
+      " @p cp.async.cg.shared.global [%2 + %4], [%3 + %4], 16;\n}" ::"r"(place),
+      "r"(end), "r"(shared), "l"(global), "n"(kOffset)
       : "memory");
 }
 
