@@ -30,6 +30,9 @@ constexpr float kReachKept = 0.9f;
 constexpr Reach kReach{0.018f, 0.04f, 0.05f, 2.0f}, kReachOfFew{0.03f, 0.08f, 0.12f, 3.0f};
 constexpr int kLog2FewCtas = 2;
 static_assert(kReachOfFew.most < kReachBits * kReachUnit);
+// Of values whose mean is further from zero than so many deviations, sums of squares leave no deviation to
+// speak of.
+constexpr float kMostOffset = 64.0f;
 // More than so many inside of such a bracket take longer than another guess does.
 constexpr float kCrowd = 8192.0f;
 
@@ -151,7 +154,8 @@ struct Moments {
     }
     const float crowd = 2.0f * reach * further * deviation * static_cast<float>(inside);
     const float width = fmaf(fabsf(value), kSpacing<T>, used.high() - used.low());
-    const bool known = fabsf(z) < kMostPlace && crowd <= kCrowd * width;
+    const bool sharp = fabsf(mean) <= kMostOffset * deviation;
+    const bool known = sharp && fabsf(z) < kMostPlace && crowd <= kCrowd * width;
     const uint32_t place = __float_as_uint(kPlaceOrigin + z) & ~kReachBits;
     return known ? __uint_as_float(place | static_cast<uint32_t>(fmaf(reach, 1.0f / kReachUnit, 0.5f)))
                  : kNoFeedback;
