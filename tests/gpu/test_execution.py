@@ -196,6 +196,19 @@ def test_a_place_that_misses_or_finds_a_crowd_changes_only_the_time(width: int) 
     assert torch.equal(run(flipped, lengths, K, prior=prior, guess_state=guess), run(flipped, lengths, K))
 
 
+@pytest.mark.parametrize("width", [70_704, 600_000])
+def test_no_place_is_left_where_the_deviation_drowns_in_the_mean(width: int) -> None:
+    """Sums of squares of scores around 1000 leave nothing to reckon a place from."""
+    logits = normal(3, width)
+    logits[1:] += 1000.0
+    guess = torch.full((3,), -1.0, device="cuda")
+    prior = torch.full((3, K), -1, dtype=torch.int32, device="cuda")
+    run(logits, full_lengths(logits), K, path="cluster", prior=prior, guess_state=guess)
+    near, far, further = guess.tolist()
+    assert 48.0 <= near <= 80.0
+    assert far == further == -1.0
+
+
 @pytest.mark.parametrize("pdl", [False, True])
 def test_programmatic_launch_waits_for_the_scores(pdl: bool) -> None:
     logits = torch.zeros(4, 90_000, device="cuda")
