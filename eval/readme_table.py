@@ -171,7 +171,7 @@ def missed_targets() -> str:
     for n, batch in CELLS:
         reached, floor = times[n, batch, "cluster"], times[n, batch, FLOOR]
         if reached > TARGETS[n, batch]:
-            lines.append(f"| {n:,} x {batch} | {TARGETS[n, batch]:.1f} | {reached:.1f} | {floor:.1f} |")
+            lines.append(f"| {n:,} x {batch} | {TARGETS[n, batch]:.1f} | {reached:.2f} | {floor:.1f} |")
     lines += [
         "",
         f"Phases: `phase_timing_h200.json`, commit {timing['machine']['commit']}.",

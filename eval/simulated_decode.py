@@ -21,7 +21,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -39,11 +38,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from engine import GRAPH_DUMMY, fake_package, load_dsa
 from real_op import load_real_op
 
-import gvr_topk
+from eval.common.machine import describe_machine
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.trace import Trace, load_trace, shipped_trace
-
-ROOT = Path(__file__).resolve().parents[1]
 
 SCALE = 8.0
 """Divisor of the traces' score formula."""
@@ -333,7 +330,7 @@ def compare(decoder: Decoder, wanted: list[Tensor], got: list[Tensor], agreement
                 agreement["different"] += 1
 
 
-def simulate(traces: list[Trace], options: Options, original: str) -> dict[str, Any]:
+def simulate(traces: list[Trace], options: Options, original: str, commit: str) -> dict[str, Any]:
     """Run all arms and compare them.
 
     Parameters
@@ -342,6 +339,8 @@ def simulate(traces: list[Trace], options: Options, original: str) -> dict[str, 
     options : Options
     original : str
         What the ``off`` arm runs, for the record.
+    commit : str
+        As `describe_machine` takes it.
 
     Returns
     -------
@@ -354,13 +353,13 @@ def simulate(traces: list[Trace], options: Options, original: str) -> dict[str, 
     plan = schedule(traces[0], options)
     medians = {arm: statistics.median(result["graph_us"]) for arm, result in results.items()}
     layers = len(traces)
+    described = describe_machine(commit)
+    on_gpu = options.device == "cuda"
     return {
         "what": "simulated decode: indexer scores of a real trace, hook off and on; not TensorRT-LLM itself",
-        "machine": machine(options.device),
+        "machine": described["device"] if on_gpu else f"CPU {platform.machine()}",
         "versions": {
-            "gvr_topk": gvr_topk.__version__,
-            "torch": torch.__version__,
-            "commit": commit(),
+            **{name: described[name] for name in ("gvr_topk", "torch", "commit")},
             "original_op": original,
         },
         "setup": {
@@ -371,7 +370,7 @@ def simulate(traces: list[Trace], options: Options, original: str) -> dict[str, 
             "longest_row": options.window,
             "steps": len(plan),
             "graph_steps": len(results["on"]["graph_us"]),
-            "graphs_captured": 0 if options.device == "cpu" else 1,
+            "graphs_captured": 1 if on_gpu else 0,
             "arrivals": sum(len(new) for _, new, _ in plan),
             "finished": sum(len(gone) for _, _, gone in plan),
             "seed": options.seed,
@@ -387,20 +386,6 @@ def simulate(traces: list[Trace], options: Options, original: str) -> dict[str, 
     }
 
 
-def machine(device: str) -> str:
-    """Name of the device the figures belong to."""
-    return torch.cuda.get_device_name() if device == "cuda" else f"CPU {platform.machine()}"
-
-
-def commit() -> str:
-    """Commit of the working tree, or what is known instead."""
-    try:
-        command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -413,6 +398,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--window", type=int, default=32768, help="longest row, in keys")
     parser.add_argument("--topk", type=int, default=2048)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--commit", default="", help="of the sources, where the folder has no Git history")
     parser.add_argument("--json", type=Path, help="where to write the result; default: standard output")
     return parser.parse_args(argv)
 
@@ -428,7 +414,7 @@ def main(argv: list[str] | None = None) -> int:
     original = "torch.ops.trtllm.indexer_topk_decode, compiled"
     if missing:
         original = f"exact reference in torch ({missing})"
-    result = simulate(traces, options, original)
+    result = simulate(traces, options, original, args.commit)
     text = json.dumps(result, indent=2)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
