@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int s = i * kThreads + threadIdx.x;
     position[i] = prior != nullptr && s < task.k ? prior[s] : -1;
   }
-  const float alpha = slot >= 0 && p.guess_state != nullptr ? p.guess_state[slot] : -1.0f;
+  const float alpha = slot >= 0 && p.guess_state != nullptr ? p.guess_state[slot] : cluster::kNoFeedback;
   // The first words arrive while the hint is looked at.
   const Stream<T> stream(task.row, task.warp, task.lane, ring);
   stream.start();
@@ -118,8 +118,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   at_or_above = block.template take<Reduce::kAdd>(1);
   if (threadIdx.x != 0) return;
   if (p.guess_state != nullptr && sink.prior != nullptr) {
-    p.guess_state[slot] =
-        hinted_in_row > 0 ? static_cast<float>(at_or_above) / static_cast<float>(hinted_in_row) : -1.0f;
+    p.guess_state[slot] = hinted_in_row > 0
+                              ? static_cast<float>(at_or_above) / static_cast<float>(hinted_in_row)
+                              : cluster::kNoFeedback;
   }
   if (stats != nullptr) {
     cluster::write_stats(stats, Path::kGvr, passes, candidates, scans,
