@@ -26,8 +26,7 @@ __device__ __forceinline__ void count_listed(const Task<T>& task, const Listed& 
   uint32_t counts = 0;
   // A warp never straddles two segments: there are at most as many CTAs as warps.
   if (task.team_target() < task.rank) {
-    const uint32_t tie = cut.takes_all() ? 1 : 1 << 16;
-    listed.for_each([&](uint32_t x) { counts += x > cut.key ? 1 : x == cut.key ? tie : 0; });
+    listed.for_each([&](uint32_t x) { counts += packed_count(x, cut); });
   }
   counts = __reduce_add_sync(0xffffffffu, counts);
   if (task.lane == 0) task.shared->selected[0][task.warp] = counts;
