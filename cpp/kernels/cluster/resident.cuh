@@ -19,7 +19,6 @@ namespace gvr_topk::cluster {
 template <typename T, int kValues>
 struct Part {
   static constexpr int kVecs = kValues / kPerVec<T>;
-  static constexpr int kLog2PerVec = log2_of(kPerVec<T>);
   static constexpr int kGroup = 32 * kPerVec<T>;
 
   int vecs;              // a lane holds
@@ -46,11 +45,11 @@ struct Part {
     const int first = before >> log2_warps;  // the last warp, which does most else, has no more than others
     vecs = ((before + groups) >> log2_warps) - first;
     const int warp_begin = first * kGroup;
-    begin = warp_begin + ((task.lane * vecs) << kLog2PerVec);
+    begin = warp_begin + task.lane * vecs * kPerVec<T>;
     const int at_lane = warp_begin + task.lane * kPerVec<T>;
     const T* data = task.row.data + at_lane;
     const int left = elements - at_lane;
-    int whole = min(min(left, width - at_lane - kPerVec<T> + 1), vecs * 32 * kPerVec<T>);
+    int whole = min(min(left, width - at_lane - kPerVec<T> + 1), vecs * kGroup);
     ptx::keep(whole);
     if (task.row.aligned) {
       // Of `address`, 32 vectors on, only one bit of what is swapped changes.
@@ -61,7 +60,7 @@ struct Part {
     if (shape.has(Shape::kWhole)) return;
 #pragma unroll 1
     for (int j = 0; j < vecs; ++j) {
-      const int at = 32 * j * kPerVec<T>;
+      const int at = j * kGroup;
       if (at < left && (!task.row.aligned || at >= whole)) {
         ptx::store_shared(address(32 * j + task.lane), load_elements(data + at, left - at));
       }

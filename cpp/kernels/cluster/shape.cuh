@@ -77,12 +77,11 @@ Shape describe(const TopkParams& p, const Plan& plan) {
   const bool strides = p.rows == 1 || p.logits_stride % kPerVec<T> == 0;
   const bool aligned = set(Shape::kAligned, based && strides && p.width >= 2 * kNeighbours);
   set(Shape::kWhole, aligned && p.width % kPerVec<T> == 0);
-  const bool several = set(Shape::kSeveral, p.next_n > 1);
+  set(Shape::kSeveral, p.next_n > 1);
   const bool slotted = set(Shape::kSlotted, p.row_slot != nullptr);
   const bool left = p.guess_state != nullptr && p.prior != nullptr;
   const bool fed = set(Shape::kFed, shape.has(Shape::kUseHint) && aligned && left);
   set(Shape::kPrompt, fed && !slotted && p.rows <= p.num_slots * p.next_n);
-  set(Shape::kContested, several || slotted);
   set(Shape::kAudited, p.stats != nullptr);
   return Shape(shape.log2_ctas(), shape.list_capacity(), flags);
 }

@@ -106,15 +106,16 @@ struct alignas(128) Shared {
 struct alignas(8) Shape {
   enum Flag : uint32_t {
     kRing = 1 << 0,
-    kUseHint = 1 << 1,    // or guess from a sample of the row, whatever the hint
-    kAligned = 1 << 2,    // all rows
-    kWhole = 1 << 3,      // and nothing is left of a buffer that is read 16 bytes at a time
-    kFed = 1 << 4,        // what the last step has left may be used,
-    kPrompt = 1 << 5,     // and is found without a look at the row's slot
-    kContested = 1 << 6,  // other rows of this launch may write what the hint of one is read from
-    kSeveral = 1 << 7,    // rows to a request
-    kSlotted = 1 << 8,    // rows have slots of their own
-    kAudited = 1 << 9,    // statistics are wanted
+    kUseHint = 1 << 1,  // or guess from a sample of the row, whatever the hint
+    kAligned = 1 << 2,  // all rows
+    kWhole = 1 << 3,    // and nothing is left of a buffer that is read 16 bytes at a time
+    kFed = 1 << 4,      // what the last step has left may be used,
+    kPrompt = 1 << 5,   // and is found without a look at the row's slot
+    kSeveral = 1 << 6,  // rows to a request
+    kSlotted = 1 << 7,  // rows have slots of their own
+    kAudited = 1 << 8,  // statistics are wanted
+    // Other rows of this launch may write what the hint of one is read from.
+    kContested = kSeveral | kSlotted,
   };
 
   uint32_t sizes;  // log2_ctas, list_capacity
@@ -125,6 +126,7 @@ struct alignas(8) Shape {
 
   GVR_TOPK_HOST_DEVICE constexpr int log2_ctas() const { return sizes & 0xff; }
   GVR_TOPK_HOST_DEVICE constexpr int list_capacity() const { return sizes >> 16; }  // keys
+  // The flag, or any of several.
   GVR_TOPK_HOST_DEVICE constexpr bool has(Flag flag) const { return (flags & flag) != 0; }
 
   // In registers, where it stays.
