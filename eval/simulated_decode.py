@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import sys
@@ -353,11 +352,10 @@ def simulate(traces: list[Trace], options: Options, original: str, commit: str) 
     plan = schedule(traces[0], options)
     medians = {arm: statistics.median(result["graph_us"]) for arm, result in results.items()}
     layers = len(traces)
-    described = describe_machine(commit)
-    on_gpu = options.device == "cuda"
+    described = describe_machine(commit, options.device)
     return {
         "what": "simulated decode: indexer scores of a real trace, hook off and on; not TensorRT-LLM itself",
-        "machine": described["device"] if on_gpu else f"CPU {platform.machine()}",
+        "machine": described["device"],
         "versions": {
             **{name: described[name] for name in ("gvr_topk", "torch", "commit")},
             "original_op": original,
@@ -370,7 +368,7 @@ def simulate(traces: list[Trace], options: Options, original: str, commit: str) 
             "longest_row": options.window,
             "steps": len(plan),
             "graph_steps": len(results["on"]["graph_us"]),
-            "graphs_captured": 1 if on_gpu else 0,
+            "graphs_captured": 0 if options.device == "cpu" else 1,
             "arrivals": sum(len(new) for _, new, _ in plan),
             "finished": sum(len(gone) for _, _, gone in plan),
             "seed": options.seed,

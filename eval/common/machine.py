@@ -17,13 +17,15 @@ import gvr_topk
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def describe_machine(commit: str = "") -> dict[str, Any]:
+def describe_machine(commit: str = "", device: str = "cuda") -> dict[str, Any]:
     """Machine, versions, commit and time, to stand beside every figure.
 
     Parameters
     ----------
     commit : str
         Commit of the sources where the folder has no Git history of its own.
+    device : {"cuda", "cpu"}
+        What was measured: a GPU if there is one, or the processor.
     """
     described: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -34,7 +36,7 @@ def describe_machine(commit: str = "") -> dict[str, Any]:
         "python": platform.python_version(),
         "device": f"CPU {platform.machine()}",
     }
-    if torch.cuda.is_available():
+    if device == "cuda" and torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(0)
         described |= {
             "device": properties.name,
