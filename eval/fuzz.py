@@ -39,11 +39,8 @@ from eval.common.fuzz_cases import (
 )
 from eval.common.machine import describe_machine, write_json
 from gvr_topk.contract import PATHS as PATH_NAMES
-from gvr_topk.contract import STATS_COLUMNS, exact_topk
+from gvr_topk.contract import PLACES, STATS_COLUMNS, exact_topk
 from gvr_topk.ops import indexer_topk_decode, to_slots
-
-MOST_STATE = 80.0
-"""Largest number a kernel leaves in ``guess_state``."""
 
 ELEMENTS = {"cuda": 1 << 22, "cpu": 1 << 15}
 """Scores of the largest case."""
@@ -144,9 +141,9 @@ def _check_written(
     _same(f"{call}: guess_state of other slots", kept, guess_before[untouched].nan_to_num(nan=POISON))
     states, visible = problem.guess_state.tolist(), problem.visible.tolist()
     for slot, row in writers.items():
-        if visible[row] > case.k and not (states[slot] == -1 or 0 <= states[slot] <= MOST_STATE):
+        if visible[row] > case.k and not (states[slot] == -1 or 0 <= states[slot] <= PLACES[1]):
             raise Mismatch(
-                f"{call}: guess_state: slot {slot}: wanted -1 or 0 to {MOST_STATE}, got {states[slot]}"
+                f"{call}: guess_state: slot {slot}: wanted -1 or 0 to {PLACES[1]}, got {states[slot]}"
             )
 
 

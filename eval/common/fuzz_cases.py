@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gvr_topk.contract import MAX_WIDTH, exact_topk, row_lengths
+from gvr_topk.contract import MAX_WIDTH, PLACES, exact_topk, row_lengths
 from gvr_topk.gate import plan
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -274,7 +274,7 @@ def _guess_state(kind: str, slots: int, draw: Draw) -> Tensor | None:
     if kind == "share":
         return torch.rand(slots, generator=draw, device=draw.device)
     if kind == "place":  # some near those that kernels leave, some far off
-        return 64.0 + 4.0 * torch.randn(slots, generator=draw, device=draw.device)
+        return sum(PLACES) / 2 + 4.0 * torch.randn(slots, generator=draw, device=draw.device)
     constants = {"unknown": -1.0, "zero": 0.0, "one": 1.0, "nan": np.nan, "inf": np.inf, "huge": 3e38}
     return torch.full((slots,), constants[kind], device=draw.device)
 

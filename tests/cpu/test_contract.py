@@ -17,6 +17,7 @@ from gvr_topk.contract import (
     KEY_NAN,
     MAX_WIDTH,
     PATHS,
+    PLACES,
     STATS_COLUMNS,
     exact_topk,
     order_key,
@@ -24,7 +25,9 @@ from gvr_topk.contract import (
     row_lengths,
 )
 
-PARAMS_H = Path(__file__).resolve().parents[2] / "cpp" / "include" / "gvr_topk" / "params.h"
+CPP = Path(__file__).resolve().parents[2] / "cpp"
+PARAMS_H = CPP / "include" / "gvr_topk" / "params.h"
+MOMENTS_CUH = CPP / "kernels" / "cluster" / "moments.cuh"
 DENORMAL = 1e-45
 SPECIAL = (-math.inf, -1.0, -DENORMAL, -0.0, 0.0, DENORMAL, 1.0, math.inf, math.nan)
 score = st.one_of(st.sampled_from(SPECIAL), st.floats(width=32))
@@ -66,6 +69,13 @@ def test_statistics_columns_are_those_of_the_kernels() -> None:
     assert columns.pop(len(STATS_COLUMNS)) == "columns"
     assert columns == dict(enumerate(STATS_COLUMNS))
     assert sorted(PATHS) == list(range(5)) and sorted(GUESSES) == list(range(4))
+
+
+def test_places_are_those_of_the_kernels() -> None:
+    origin, most = re.findall(r"kPlaceOrigin = ([\d.]+)f, kMostPlace = ([\d.]+)f;", MOMENTS_CUH.read_text())[
+        0
+    ]
+    assert PLACES == (float(origin) - float(most), float(origin) + float(most)) == (48.0, 80.0)
 
 
 @given(score, score)
