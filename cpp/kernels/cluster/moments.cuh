@@ -52,9 +52,9 @@ struct Ahead {
   // Out of what is known to be in the row.
   __device__ __forceinline__ void fetch(const Task<T>& task, const Shape& shape) {
     span = task.row.n;
-    if (alike) {  // two lanes share what memory brings at once
-      constexpr int kPair = 2 * kNeighbours;
-      at = (RowSampling::place(task.thread >> 1, span & -kPair) & -kPair) + kNeighbours * (task.thread & 1);
+    if (alike) {
+      const int line = RowSampling::place(task.thread / kLookLanes, span & -kLook) & -kLook;
+      at = line + kNeighbours * (task.thread % kLookLanes);
     } else {
       at = RowSampling::place((task.thread << task.log2_ctas) + task.rank, span);
     }

@@ -11,6 +11,11 @@ namespace gvr_topk::cluster {
 
 constexpr int kNeighbours = 4;
 
+// Where all CTAs look at the same places, so many lanes look side by side, for it takes time to ask for
+// many lines. On real traces the moments of such a sample move no more than those of single neighbours.
+constexpr int kLookLanes = 8;
+constexpr int kLook = kLookLanes * kNeighbours;
+
 // Four elements of a row from a multiple of four on, as they lie in memory, where they can be loaded at once.
 template <typename T>
 struct Neighbours {

@@ -75,7 +75,7 @@ Shape describe(const TopkParams& p, const Plan& plan) {
   };
   const bool based = reinterpret_cast<uintptr_t>(p.logits) % sizeof(uint4) == 0;
   const bool strides = p.rows == 1 || p.logits_stride % kPerVec<T> == 0;
-  const bool aligned = set(Shape::kAligned, based && strides && p.width >= 2 * kNeighbours);
+  const bool aligned = set(Shape::kAligned, based && strides && p.width >= kLook);
   set(Shape::kWhole, aligned && p.width % kPerVec<T> == 0);
   set(Shape::kSeveral, p.next_n > 1);
   const bool slotted = set(Shape::kSlotted, p.row_slot != nullptr);
