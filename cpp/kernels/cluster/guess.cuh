@@ -96,18 +96,19 @@ __device__ __forceinline__ Bracket guess_by_row(const Task<T>& task, const RowSa
 }
 
 // How to look at a row of which nothing was left: as has been done ahead, if that serves.
-template <typename T>
+template <typename T, int kLooks>
 __device__ __forceinline__ RowSampling sampling_of(const Task<T>& task, const Shape& shape,
-                                                   const Ahead<T>& ahead) {
+                                                   const Ahead<T, kLooks>& ahead) {
   return RowSampling(task, true, ahead.serves(shape, task.row.n) ? ahead.span : task.row.n);
 }
 
 // By the place, or without one by the hint, which find_hint() tells of, or by the row, for a block that has
 // read `feedback`. `looked` runs when all loads of a sample are under way, or have come.
-template <typename T, typename FindHint, typename Looked>
+template <typename T, int kLooks, typename FindHint, typename Looked>
 __device__ __forceinline__ Bracket guess(const Task<T>& task, const Shape& shape, const Moments& moments,
-                                         FindHint find_hint, const Ahead<T>& ahead, RowSampling& sampling,
-                                         float feedback, float worthless, Looked looked) {
+                                         FindHint find_hint, const Ahead<T, kLooks>& ahead,
+                                         RowSampling& sampling, float feedback, float worthless,
+                                         Looked looked) {
   if (is_place(feedback) && is_allowed(task)) {
     send_no_sample(task);
     return moments.bracket(feedback);
@@ -123,7 +124,6 @@ __device__ __forceinline__ Bracket guess(const Task<T>& task, const Shape& shape
   uint32_t greatest;
   if (ahead.serves(shape, task.row.n)) {
     greatest = sampling.look(task, ahead.seen(task));
-    if (task.ctas == 1) __syncthreads();  // the sample takes its place; otherwise there is a barrier anyway
   } else {
     greatest = sampling.look(task);
   }

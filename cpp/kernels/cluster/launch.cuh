@@ -20,12 +20,17 @@ cudaError_t launch_kernel(KernelLimits& limits, Kernel* kernel, size_t shared, c
 
 template <typename T>
 cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
-  static KernelLimits resident, wide, streaming, general;
+  static KernelLimits resident, wide, streaming, streaming_few, general;
   const Shape shape = describe<T>(params, plan);
   const Room room = make_room(plan);
   if (plan.family == Family::kStream) {
-    return launch_kernel(streaming, stream_topk<T>, stream_bytes(shape, room), params, plan, shape, room, pdl,
-                         stream);
+    const size_t shared = stream_bytes(shape, room);
+    // The brackets of few CTAs hold most, and a larger sample makes them narrower.
+    if (shape.log2_ctas() < kLog2FewCtas) {
+      return launch_kernel(streaming_few, stream_topk<T, kMostLooks>, shared, params, plan, shape, room, pdl,
+                           stream);
+    }
+    return launch_kernel(streaming, stream_topk<T, 1>, shared, params, plan, shape, room, pdl, stream);
   }
   if (plan.family == Family::kGeneral) {
     return launch_kernel(general, general_topk<T>, shared_bytes(shape, room), params, plan, shape, room, pdl,

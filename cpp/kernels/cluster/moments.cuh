@@ -26,23 +26,30 @@ struct Reach {
   float least, first, most, of_move;
 };
 constexpr float kReachKept = 0.9f;
-// Rows with few CTAs take longest to be read again, and have most others to keep waiting.
-constexpr Reach kReach{0.018f, 0.04f, 0.05f, 2.0f}, kReachOfFew{0.03f, 0.08f, 0.12f, 3.0f};
+constexpr Reach kReach{0.015f, 0.04f, 0.08f, 2.0f};
+// Rows with few CTAs take longest to be read again, and have most others to keep waiting. Of more looks at a
+// row, a sample moves less.
+template <int kLooks>
+constexpr Reach kReachOfFew{kLooks > 1 ? 0.02f : 0.03f, 0.08f, 0.12f, 3.0f};
 constexpr int kLog2FewCtas = 2;
-static_assert(kReachOfFew.most < kReachBits * kReachUnit);
+static_assert(kReachOfFew<1>.most < kReachBits * kReachUnit);
 // Of values whose mean is further from zero than so many deviations, sums of squares leave no deviation to
 // speak of.
 constexpr float kMostOffset = 64.0f;
 // More than so many inside of such a bracket take longer than another guess does.
 constexpr float kCrowd = 8192.0f;
 
-// This thread's look at the row, before its length is known: `row.n` is that of the buffer. All CTAs look at
-// the same places if `alike`, else each at its own part of a larger sample.
-template <typename T>
+constexpr int kMostLooks = 2;
+
+// This thread's looks at the row, before its length is known: `row.n` is that of the buffer. All CTAs look at
+// the same places if `alike`, else each at its own part of a larger sample, and once. What they see lies
+// where keys will be listed.
+template <typename T, int kLooks>
 struct Ahead {
+  static_assert(kLooks <= kMostLooks);
   bool alike;
   int span;
-  int at;
+  int at[kLooks];
 
   // Starts to fetch it: to shared memory, or what waits for the length would wait for it too.
   __device__ __forceinline__ Ahead(const Task<T>& task, const Shape& shape) : alike(shape.has(Shape::kFed)) {
@@ -52,27 +59,35 @@ struct Ahead {
   // Out of what is known to be in the row.
   __device__ __forceinline__ void fetch(const Task<T>& task, const Shape& shape) {
     span = task.row.n;
-    if (alike) {
-      const int line = RowSampling::place(task.thread / kLookLanes, span & -kLook) & -kLook;
-      at = line + kNeighbours * (task.thread % kLookLanes);
-    } else {
-      at = RowSampling::place((task.thread << task.log2_ctas) + task.rank, span);
-    }
-    if (shape.has(Shape::kAligned)) {
-      const uint32_t target = ptx::shared_address(&task.shared->ahead[task.thread]);
-      if constexpr (sizeof(T) == 4) {
-        ptx::copy_async(target, task.row.data + at);
+#pragma unroll
+    for (int i = 0; i < kLooks; ++i) {
+      if (i > 0 && !alike) break;
+      if (alike) {
+        const int line =
+            RowSampling::place((i * kThreads + task.thread) / kLookLanes, span & -kLook) & -kLook;
+        at[i] = line + kNeighbours * (task.thread % kLookLanes);
       } else {
-        ptx::copy_half_async(target, task.row.data + at);
+        at[i] = RowSampling::place((task.thread << task.log2_ctas) + task.rank, span);
+      }
+      if (!shape.has(Shape::kAligned)) continue;
+      const uint32_t target = ptx::shared_address(seen_at(task, i));
+      if constexpr (sizeof(T) == 4) {
+        ptx::copy_async(target, task.row.data + at[i]);
+      } else {
+        ptx::copy_half_async(target, task.row.data + at[i]);
       }
     }
     ptx::commit_copies();
   }
 
+  __device__ __forceinline__ static uint4* seen_at(const Task<T>& task, int look) {
+    return reinterpret_cast<uint4*>(task.list) + look * kThreads + task.thread;
+  }
+
   // When it has come.
-  __device__ __forceinline__ Neighbours<T> seen(const Task<T>& task) const {
+  __device__ __forceinline__ static Neighbours<T> seen(const Task<T>& task, int look = 0) {
     Neighbours<T> neighbours;
-    neighbours.load(&task.shared->ahead[task.thread]);
+    neighbours.load(seen_at(task, look));
     return neighbours;
   }
 
@@ -89,17 +104,22 @@ struct Moments {
 
   // Of a sample that all CTAs have alike. One block barrier, behind which all have `feedback` of the first
   // thread.
-  template <typename T>
-  __device__ __forceinline__ Moments(const Task<T>& task, const Ahead<T>& ahead, float& feedback) {
+  template <typename T, int kLooks>
+  __device__ __forceinline__ Moments(const Task<T>& task, const Ahead<T, kLooks>& ahead, float& feedback) {
     Shared& sm = *task.shared;
-    const Neighbours<T> seen = ahead.seen(task);
     float sum = 0.0f, squares = 0.0f;
+    bool counts = true;
 #pragma unroll
-    for (int e = 0; e < kNeighbours; ++e) {
-      sum += seen.value(e);
-      squares = fmaf(seen.value(e), seen.value(e), squares);
+    for (int i = 0; i < kLooks; ++i) {
+      const Neighbours<T> seen = ahead.seen(task, i);
+      counts &= ahead.at[i] + kNeighbours <= task.row.n;
+#pragma unroll
+      for (int e = 0; e < kNeighbours; ++e) {
+        sum += seen.value(e);
+        squares = fmaf(seen.value(e), seen.value(e), squares);
+      }
     }
-    const bool counts = ahead.at + kNeighbours <= task.row.n && squares < __int_as_float(0x7f800000);
+    counts &= squares < __int_as_float(0x7f800000);
     // One half of the warp adds up the one, the other the other.
     const bool upper = (task.lane & 16) != 0;
     float mine = counts ? (upper ? squares : sum) : 0.0f;
@@ -109,7 +129,7 @@ struct Moments {
     for (int d = 8; d > 0; d /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, d);
     if ((task.lane & 15) == 0) sm.moment[task.lane + task.warp] = mine;
     if (task.thread == 0) sm.feedback = feedback;
-    const float count = static_cast<float>(kNeighbours * __syncthreads_count(counts));
+    const float count = static_cast<float>(kLooks * kNeighbours * __syncthreads_count(counts));
     feedback = sm.feedback;
     // A lane takes four warps' sums, and one four lanes away what goes with them.
     static_assert(kWarps == 16);
@@ -138,14 +158,14 @@ struct Moments {
   // What to leave for the next step: where the k-th value stands, or nothing where so many would lie around
   // it that it is not worth knowing. `found` says how many lay inside of `used`: zeros, which are counted in
   // any case, are none of a crowd.
-  template <typename T>
+  template <int kLooks, typename T>
   __device__ __forceinline__ float next(const Task<T>& task, float feedback, uint32_t kth,
                                         const Bracket& used, const Verdict& found) const {
     const uint32_t inside = found.inside - (used.plateau() == kZeroKey ? found.equal : 0);
     const float value = key_to_float(kth);
     const float z = (value - mean) * ptx::reciprocal(deviation);
     const float further = 1.0f + fabsf(z);
-    const Reach wanted = task.log2_ctas < kLog2FewCtas ? kReachOfFew : kReach;
+    const Reach wanted = task.log2_ctas < kLog2FewCtas ? kReachOfFew<kLooks> : kReach;
     float reach = wanted.first;
     if (used.source == kGuessPlace) {
       const float moved = fabsf(feedback - kPlaceOrigin - z) * ptx::reciprocal(further);

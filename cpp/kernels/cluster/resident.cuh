@@ -216,6 +216,7 @@ template <typename T, int kValues>
 __global__ void __launch_bounds__(kThreads, 1)
     resident_topk(const __grid_constant__ Shape launch_shape, const __grid_constant__ TopkParams p,
                   const __grid_constant__ Room room) {
+  constexpr int kLooks = 1;  // at the row by every thread, for its sample
   extern __shared__ __align__(128) unsigned char storage[];
   const Shape shape = launch_shape.kept();
   ptx::grid_take_over();
@@ -225,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
   float feedback = job.early_feedback(p, shape);
   __syncwarp();  // or they would be asked for behind what comes now
-  Ahead<T> ahead(task, shape);
+  Ahead<T, kLooks> ahead(task, shape);
   Part<T, kValues> part(task, reinterpret_cast<uint4*>(task.list + shape.list_capacity()));
   part.fetch(task, shape, p.width, p.width);
   job.late_feedback(p, shape, feedback);
@@ -284,7 +285,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.audit(p, shape, cut.key);
   emit_part(task, bracket, listed, cut, verdict.before, part, sink, clock, [&] {
     if (job.is_least_busy() && next != nullptr) {
-      *next = moments.next(task, feedback, cut.key, bracket, verdict);
+      *next = moments.next<kLooks>(task, feedback, cut.key, bracket, verdict);
     }
     job.report(p, shape, passes, verdict.inside, snaps, source, passes == 1, 0);
   });

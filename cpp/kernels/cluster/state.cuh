@@ -69,8 +69,7 @@ struct alignas(128) Shared {
   union {
     // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
     uint32_t hist[2][Histogram::kBins + 4];
-    uint4 sample[kThreads / 4];  // one key per thread: the guess comes before any radix round,
-    uint4 ahead[kThreads];       // and before that, every thread's look at the row
+    uint4 sample[kThreads / 4];  // one key per thread: the guess comes before any radix round
   };
   Histogram keys;  // of the listed keys, or cluster-wide sums of one radix round
   // From the sums of that on, all is cleared at once, up to `over_range`.

@@ -113,7 +113,8 @@ __device__ __noinline__ Bracket divide(const Task<T> task, const Pool pool, cons
   });
 }
 
-template <typename T>
+// `kLooks`: as in the resident kernel.
+template <typename T, int kLooks>
 __global__ void __launch_bounds__(kThreads, 1)
     stream_topk(const __grid_constant__ Shape launch_shape, const __grid_constant__ TopkParams p,
                 const __grid_constant__ Room room) {
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
   float feedback = job.early_feedback(p, shape);
   __syncwarp();  // or they would be asked for behind what comes now
-  Ahead<T> ahead(task, shape);
+  Ahead<T, kLooks> ahead(task, shape);
   job.late_feedback(p, shape, feedback);
   prepare_exchange(task);
   if (task.thread == 0) sm.pool_used = kWarps * Pool::share(room.pool_chunks);
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.audit(p, shape, cut.key);
   emit_pool(task, bracket, listed, cut, verdict.before, pool, sink, clock, [&] {
     if (job.is_least_busy() && next != nullptr) {
-      *next = moments.next(task, feedback, cut.key, bracket, verdict);
+      *next = moments.next<kLooks>(task, feedback, cut.key, bracket, verdict);
     }
     job.report(p, shape, passes, verdict.inside, snaps, source, guess_hit, 0);
   });
