@@ -7,6 +7,7 @@ import pytest
 import torch
 from oracle import full_lengths, place, run, wrong_rows
 
+from gvr_topk.contract import STATS_COLUMNS
 from gvr_topk.gate import plan
 from gvr_topk.synthetic import LAYERS, LayerGenerator, adversarial_hints, adversarial_rows
 
@@ -282,3 +283,43 @@ def test_generator_steps(layer: int, offset: int) -> None:
             )
             assert wrong_rows(got, logits, lengths, k) == [], (path, step)
         run(logits, lengths, k, prior=prior, guess_state=guess, prior_offset=offset)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "n, rows",
+    [(40_000, 2), (40_000, 12), (131_072, 4), (200_000, 2), (200_000, 16), (400_000, 2), (150_000, 40)],
+)
+def test_kinds_of_launches(dtype: torch.dtype, n: int, rows: int) -> None:
+    # Plain launches, and those that differ in what is asked for, are served by kernels of their own.
+    k = 2048
+    generator = torch.Generator(device="cuda").manual_seed(n + rows)
+    base = torch.randn(rows, n, device="cuda", generator=generator)
+    swapped = torch.arange(rows - 1, -1, -1, dtype=torch.int32, device="cuda")
+    kinds = {
+        "plain": ({}, 0),
+        "slots": ({"row_slot": swapped}, 0),
+        "several": ({"next_n": 2}, 0),
+        "both": ({"next_n": 2, "row_slot": swapped // 2}, 0),
+        "statistics": ({"stats": torch.zeros(rows, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")}, 0),
+        "odd stride": ({}, 1),
+    }
+    state = {
+        kind: (
+            torch.full((rows, k), -1, dtype=torch.int32, device="cuda"),
+            torch.full((rows,), -1.0, device="cuda"),
+        )
+        for kind in kinds
+    }
+    for _ in range(3):
+        scores = (base + 0.3 * torch.randn(rows, n, device="cuda", generator=generator)).to(dtype)
+        for kind, (asked, pad) in kinds.items():
+            next_n = int(asked.get("next_n", 1))
+            logits = place(scores, pad=pad)
+            lengths = full_lengths(logits)[: rows // next_n]
+            prior, guess = state[kind]
+            got = run(logits, lengths, k, prior=prior, guess_state=guess, **asked)
+            assert wrong_rows(got, logits, lengths, k, next_n) == [], kind
+            owner = asked.get("row_slot", torch.arange(rows, device="cuda") // next_n).long()
+            last = torch.arange(next_n - 1, rows, next_n, device="cuda")
+            assert torch.equal(prior[owner[last]], got[last]), f"{kind}: the next hint is not the result"

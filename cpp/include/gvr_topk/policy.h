@@ -227,6 +227,7 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_values_per_thread(Family family, i
 // this, a ring neither.
 constexpr int32_t kManyMasks = 8192;
 constexpr int32_t kMostMasksWithRing = 32768;
+constexpr int32_t kLongList = 16384;
 
 GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   Plan plan{};
@@ -243,7 +244,7 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   // What is left of one SM's shared memory beside the ring and the masks of the longest rows; the
   // four-phase kernel, which comes here only for rows its search gives up on, has its own candidates.
   // Few CTAs share a list among few, and want their room for the pool of the stream kernel.
-  plan.list_capacity = plan.masks > kManyMasks ? 6144 : 16384;
+  plan.list_capacity = plan.masks > kManyMasks ? 6144 : kLongList;
   if (plan.family == Family::kStream && plan.masks <= kManyMasks) {
     plan.list_capacity = plan.ctas_per_row <= 4 ? 8192 : 11264;
   }

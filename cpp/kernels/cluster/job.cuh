@@ -12,7 +12,11 @@ namespace gvr_topk::cluster {
 // Of a row whose length is not known yet: `measure` comes next.
 template <typename T>
 __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, const Room& room,
-                                             const Row<T>& row, unsigned char* storage) {
+                                             const Row<T>& row, unsigned char* storage,
+                                             bool usual_sizes = false) {
+  const auto keep = [&](int& size) {  // or it would not stay known
+    if (!usual_sizes) ptx::keep(size);
+  };
   Task<T> task;
   task.row = row;
   task.k = p.k;
@@ -21,9 +25,9 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   ptx::keep(task.row.data);
   task.rank = shape.log2_ctas() > 0 ? ptx::cluster_rank() : 0;
   task.log2_ctas = shape.log2_ctas();
-  ptx::keep(task.log2_ctas);
+  keep(task.log2_ctas);
   task.ctas = 1 << task.log2_ctas;
-  ptx::keep(task.ctas);
+  keep(task.ctas);
   task.thread = threadIdx.x;
   ptx::keep(task.thread);
   task.zero = ptx::unknown_zero();
@@ -32,7 +36,7 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   task.shared = reinterpret_cast<Shared*>(storage);
   task.list = reinterpret_cast<uint32_t*>(storage + sizeof(Shared));
   task.segment = shape.list_capacity() >> task.log2_ctas;
-  ptx::keep(task.segment);
+  keep(task.segment);
   uint4* ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity());
   task.ring = shape.has(Shape::kRing) ? ring : nullptr;
   task.masks = reinterpret_cast<uint16_t*>(
@@ -172,12 +176,13 @@ struct Job {
   bool writer;  // the thread that speaks for the row
 
   __device__ __forceinline__ Job(const TopkParams& p, const Shape& shape, const Room& room,
-                                 unsigned char* storage) {
+                                 unsigned char* storage, bool usual_sizes = false) {
     row = blockIdx.x >> shape.log2_ctas();
     request = request_of(p, shape, row);
     ptx::load_if(true, seq_len, p.seq_lens + request);  // before all else
     asked = asked_slot(p, shape, row, request);
-    task = make_task<T>(p, shape, room, row_buffer<T>(p, shape.has(Shape::kAligned), row), storage);
+    task =
+        make_task<T>(p, shape, room, row_buffer<T>(p, shape.has(Shape::kAligned), row), storage, usual_sizes);
     writer = task.rank == 0 && task.thread == 0;
   }
 

@@ -7,43 +7,57 @@
 
 namespace gvr_topk::cluster {
 
-template <typename Kernel>
-cudaError_t launch_kernel(KernelLimits& limits, Kernel* kernel, size_t shared, const TopkParams& params,
-                          const Plan& plan, const Shape& shape, const Room& room, bool pdl,
-                          cudaStream_t stream) {
-  const cudaError_t status = limits.raise(reinterpret_cast<const void*>(kernel));
+// What all launches of this family take.
+struct Launch {
+  const TopkParams& params;
+  const Plan& plan;
+  Shape shape;
+  Room room;
+  bool pdl;
+  cudaStream_t stream;
+};
+
+template <auto kKernel>
+cudaError_t launch_kernel(const Launch& its, size_t shared) {
+  static KernelLimits limits;
+  const cudaError_t status = limits.raise(reinterpret_cast<const void*>(kKernel));
   if (status != cudaSuccess) return status;
-  LaunchConfig launch(dim3(params.rows * plan.ctas_per_row), dim3(kThreads), shared, stream,
-                      plan.ctas_per_row, pdl);
-  return cudaLaunchKernelEx(&launch.config, kernel, shape, params, room);
+  LaunchConfig launch(dim3(its.params.rows * its.plan.ctas_per_row), dim3(kThreads), shared, its.stream,
+                      its.plan.ctas_per_row, its.pdl);
+  return cudaLaunchKernelEx(&launch.config, kKernel, its.shape, its.params, its.room);
+}
+
+template <typename T, int kValues>
+cudaError_t launch_resident(const Launch& its) {
+  const size_t shared = resident_bytes<T, kValues>(its.shape, its.room);
+  const Known known = its.shape.has_usual_sizes() ? its.shape.known() : Known::kNothing;
+  if (known == Known::kPlain) return launch_kernel<resident_topk<T, kValues, Known::kPlain>>(its, shared);
+  if (known == Known::kUsual) return launch_kernel<resident_topk<T, kValues, Known::kUsual>>(its, shared);
+  return launch_kernel<resident_topk<T, kValues, Known::kNothing>>(its, shared);
+}
+
+template <typename T, int kLooks>
+cudaError_t launch_stream(const Launch& its) {
+  const size_t shared = stream_bytes(its.shape, its.room);
+  if (its.shape.known() == Known::kNothing) {
+    return launch_kernel<stream_topk<T, kLooks, Known::kNothing>>(its, shared);
+  }
+  return launch_kernel<stream_topk<T, kLooks, Known::kUsual>>(its, shared);
 }
 
 template <typename T>
 cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
-  static KernelLimits resident, wide, streaming, streaming_few, general;
-  const Shape shape = describe<T>(params, plan);
-  const Room room = make_room(plan);
-  if (plan.family == Family::kStream) {
-    const size_t shared = stream_bytes(shape, room);
-    // The brackets of few CTAs hold most, and a larger sample makes them narrower.
-    if (shape.log2_ctas() < kLog2FewCtas) {
-      return launch_kernel(streaming_few, stream_topk<T, kMostLooks>, shared, params, plan, shape, room, pdl,
-                           stream);
-    }
-    return launch_kernel(streaming, stream_topk<T, 1>, shared, params, plan, shape, room, pdl, stream);
-  }
+  const Launch its{params, plan, describe<T>(params, plan), make_room(plan), pdl, stream};
   if (plan.family == Family::kGeneral) {
-    return launch_kernel(general, general_topk<T>, shared_bytes(shape, room), params, plan, shape, room, pdl,
-                         stream);
+    return launch_kernel<general_topk<T>>(its, shared_bytes(its.shape, its.room));
   }
-  if (plan.values_per_thread == kValuesPerThread) {
-    constexpr int kValues = kValuesPerThread;
-    return launch_kernel(resident, resident_topk<T, kValues>, resident_bytes<T, kValues>(shape, room), params,
-                         plan, shape, room, pdl, stream);
+  if (plan.family == Family::kResident) {
+    const bool wide = plan.values_per_thread > kValuesPerThread;
+    return wide ? launch_resident<T, kWideValuesPerThread>(its) : launch_resident<T, kValuesPerThread>(its);
   }
-  constexpr int kValues = kWideValuesPerThread;
-  return launch_kernel(wide, resident_topk<T, kValues>, resident_bytes<T, kValues>(shape, room), params, plan,
-                       shape, room, pdl, stream);
+  // The brackets of few CTAs hold most, and a larger sample makes them narrower.
+  const bool few = its.shape.log2_ctas() < kLog2FewCtas;
+  return few ? launch_stream<T, kMostLooks>(its) : launch_stream<T, 1>(its);
 }
 
 }  // namespace gvr_topk::cluster

@@ -212,15 +212,17 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
   }
 }
 
-template <typename T, int kValues>
+// Where anything is known of a launch, sizes are the usual ones too.
+template <typename T, int kValues, Known kKnown>
 __global__ void __launch_bounds__(kThreads, 1)
     resident_topk(const __grid_constant__ Shape launch_shape, const __grid_constant__ TopkParams p,
                   const __grid_constant__ Room room) {
   constexpr int kLooks = 1;  // at the row by every thread, for its sample
   extern __shared__ __align__(128) unsigned char storage[];
-  const Shape shape = launch_shape.kept();
+  constexpr bool kUsualSizes = kKnown != Known::kNothing;
+  const Shape shape = launch_shape.kept<kKnown, kUsualSizes>();
   ptx::grid_take_over();
-  Job<T> job(p, shape, room, ptx::kept_shared(storage));
+  Job<T> job(p, shape, room, ptx::kept_shared(storage), kUsualSizes);
   const Task<T>& task = job.task;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas(), job.writer);
   clock.stamp();

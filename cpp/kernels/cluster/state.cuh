@@ -100,6 +100,14 @@ struct alignas(128) Shared {
   uint32_t pool_used;  // chunks taken by all warps
 };
 
+// What a kernel is compiled for, of the flags of a launch. Time is instructions here, and many ask for what
+// hardly ever differs.
+enum class Known {
+  kNothing,
+  kUsual,  // of most, that they are as usual,
+  kPlain,  // and of all others, that requests have one row each, and their own slots
+};
+
 // What is the same for all rows of a launch, and looked at before anything else: of layout, buffers and
 // parameters. The host finds it out.
 struct alignas(8) Shape {
@@ -115,6 +123,8 @@ struct alignas(8) Shape {
     kAudited = 1 << 8,  // statistics are wanted
     // Other rows of this launch may write what the hint of one is read from.
     kContested = kSeveral | kSlotted,
+    kUsual = kUseHint | kAligned | kWhole | kFed,
+    kOthers = kPrompt | kSeveral | kSlotted,
   };
 
   uint32_t sizes;  // log2_ctas, list_capacity
@@ -128,15 +138,33 @@ struct alignas(8) Shape {
   // The flag, or any of several.
   GVR_TOPK_HOST_DEVICE constexpr bool has(Flag flag) const { return (flags & flag) != 0; }
 
-  // In registers, where it stays.
+  // Of one row or few, in registers.
+  GVR_TOPK_HOST_DEVICE static constexpr Shape plain() {
+    return Shape(log2_of(kMaxClusterSize), kLongList, kUsual | kPrompt);
+  }
+
+  GVR_TOPK_HOST_DEVICE constexpr bool has_usual_sizes() const { return sizes == plain().sizes; }
+
+  GVR_TOPK_HOST_DEVICE constexpr Known known() const {
+    const uint32_t looked_at = flags & ~uint32_t{kRing};  // that is for what kernels fall back to
+    if (looked_at == plain().flags) return Known::kPlain;
+    return (looked_at & ~uint32_t{kOthers}) == kUsual ? Known::kUsual : Known::kNothing;
+  }
+
+  // In registers, where it stays, or as it is known to be.
+  template <Known kKnown, bool kUsualSizes>
   __device__ __forceinline__ Shape kept() const {
     Shape shape = *this;
     ptx::keep(shape.sizes);
     ptx::keep(shape.flags);
+    if (kUsualSizes) shape.sizes = plain().sizes;
+    if (kKnown == Known::kUsual) shape.flags = (shape.flags & (kRing | kOthers)) | kUsual;
+    if (kKnown == Known::kPlain) shape.flags = (shape.flags & kRing) | plain().flags;
     return shape;
   }
 };
 static_assert(sizeof(Shape) == 8);
+static_assert(Shape::plain().has_usual_sizes() && Shape::plain().known() == Known::kPlain);
 
 // The same for what comes later: room in shared memory.
 struct Room {

@@ -114,12 +114,12 @@ __device__ __noinline__ Bracket divide(const Task<T> task, const Pool pool, cons
 }
 
 // `kLooks`: as in the resident kernel.
-template <typename T, int kLooks>
+template <typename T, int kLooks, Known kKnown>
 __global__ void __launch_bounds__(kThreads, 1)
     stream_topk(const __grid_constant__ Shape launch_shape, const __grid_constant__ TopkParams p,
                 const __grid_constant__ Room room) {
   extern __shared__ __align__(128) unsigned char storage[];
-  const Shape shape = launch_shape.kept();
+  const Shape shape = launch_shape.kept<kKnown, false>();
   ptx::grid_take_over();
   Job<T> job(p, shape, room, storage);
   const Task<T>& task = job.task;
