@@ -52,6 +52,7 @@ from eval.common.machine import describe_machine, write_json
 from eval.common.our_kernels import prepare_ours
 from eval.kernel_timing import Rows, buffers_for, fits_in_l2, time_graph
 from gvr_topk.contract import STATS_COLUMNS, exact_topk, order_key
+from gvr_topk.gate import plan
 from gvr_topk.trace import ScoreSource
 
 FORMAT = "gvr_topk.bench_kernels/1"
@@ -93,6 +94,10 @@ def ours(name: str) -> Implementation:
         )
 
     def refuse(cell: Cell) -> str:
+        try:
+            plan(rows=cell.batch, width=cell.n, k=cell.k, dtype=DTYPES[cell.dtype], path=path)
+        except ValueError as error:
+            return str(error)
         usual = cell.group == "main" and cell.dtype == "fp32" and cell.k == 2048
         return "" if usual or name != EARLY else "measured at fp32, k = 2048, with a hint"
 

@@ -44,6 +44,7 @@ _FUNCTION = re.compile(
     re.MULTILINE,
 )
 _EXTRACTED = re.compile(r"^Extracting ELF file\s+\d+: (?P<name>.+)$", re.MULTILINE)
+_ENUM_CAST = re.compile(r"\([\w:]+\)(?=\d)")
 
 
 class InspectError(RuntimeError):
@@ -102,8 +103,10 @@ def _demangle(names: set[str]) -> dict[str, str]:
         return {name: name for name in names}
     ordered = sorted(names)
     shown = _run(tool, *ordered).splitlines()
+    # Of `void f<float, (Kind)2>(int)`, `f<float, 2>`.
     return {
-        name: full.removeprefix("void ").partition("(")[0] for name, full in zip(ordered, shown, strict=True)
+        name: _ENUM_CAST.sub("", full).removeprefix("void ").partition("(")[0]
+        for name, full in zip(ordered, shown, strict=True)
     }
 
 

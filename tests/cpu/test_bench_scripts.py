@@ -61,6 +61,11 @@ class TestCells:
         with pytest.raises(typer.BadParameter, match="nothing"):
             bench_kernels.select(cells, "nothing", "")
 
+    def test_our_kernels_refuse_what_cannot_be_planned(self) -> None:
+        cell = Cell("main", 524288)
+        assert "262144" in bench_kernels.ours("gvr_mean").refuse(cell)
+        assert bench_kernels.ours("cluster").refuse(cell) == ""
+
 
 class TestRows:
     def test_shifted_steps_follow_each_other_both_ways(self) -> None:

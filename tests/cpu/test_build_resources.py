@@ -34,6 +34,10 @@ def test_every_dtype_has_its_kernels(uses: list[KernelUse]) -> None:
         assert any(dtype in kernel for kernel in kernels), dtype
 
 
+def test_every_kernel_has_a_name_of_its_own(uses: list[KernelUse]) -> None:
+    assert len({(use.kernel, use.arch) for use in uses}) == len(uses)
+
+
 def test_figures_are_plausible(uses: list[KernelUse]) -> None:
     # 512 threads per CTA: more than 128 registers per thread and the launch fails.
     assert all(16 <= use.registers <= 128 and use.code_bytes > 1000 for use in uses)

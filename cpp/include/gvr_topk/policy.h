@@ -187,8 +187,8 @@ constexpr int64_t kSingleWidth = 16384;
 // CTAs per row: only as many as half the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large
 // clusters never fill the chip, and a second wave costs more than halving the cluster. Clusters of two fill
 // it, and where two for each row do not fit, one does. Enough, though, that the selection masks of one CTA
-// fit. In the sweep (eval/results/tune_h200.json) no other size is faster by more than a hundredth, but for
-// rows of all of kSingleWidth, which the gate allows a hint, and several CTAs do in five sixths of the time:
+// fit. In the sweep (eval/results/tune_h200.json) no other size is faster by more than a twentieth, but for
+// rows of all of kSingleWidth, which the gate allows a hint, and several CTAs do in four fifths of the time:
 // most rows in buffers of that width are shorter.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
