@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -214,3 +215,11 @@ def test_main_is_the_entry_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         cli.main()
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("gvr-topk: steps: wanted 1 to 256")
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "gvr_topk", "config", "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "gvr_topk config" in done.stdout

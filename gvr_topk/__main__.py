@@ -1,0 +1,6 @@
+"""``python -m gvr_topk``: the ``gvr-topk`` command, where the package is on the path but not installed."""
+
+from gvr_topk.cli import main
+
+if __name__ == "__main__":
+    main()
