@@ -18,38 +18,35 @@ struct Launch {
 };
 
 template <auto kKernel>
-cudaError_t launch_kernel(const Launch& its, size_t shared) {
-  static KernelLimits limits;
-  const cudaError_t status = limits.raise(reinterpret_cast<const void*>(kKernel));
-  if (status != cudaSuccess) return status;
-  LaunchConfig launch(dim3(its.params.rows * its.plan.ctas_per_row), dim3(kThreads), shared, its.stream,
-                      its.plan.ctas_per_row, its.pdl);
-  return cudaLaunchKernelEx(&launch.config, kKernel, its.shape, its.params, its.room);
+cudaError_t launch_clusters(const Launch& its, size_t shared) {
+  const LaunchConfig launch(dim3(its.params.rows * its.plan.ctas_per_row), dim3(kThreads), shared, its.stream,
+                            its.plan.ctas_per_row, its.pdl);
+  return launch_kernel<kKernel>(launch, its.shape, its.params, its.room);
 }
 
 template <typename T, int kValues>
 cudaError_t launch_resident(const Launch& its) {
   const size_t shared = resident_bytes<T, kValues>(its.shape, its.room);
   const Known known = its.shape.has_usual_sizes() ? its.shape.known() : Known::kNothing;
-  if (known == Known::kPlain) return launch_kernel<resident_topk<T, kValues, Known::kPlain>>(its, shared);
-  if (known == Known::kUsual) return launch_kernel<resident_topk<T, kValues, Known::kUsual>>(its, shared);
-  return launch_kernel<resident_topk<T, kValues, Known::kNothing>>(its, shared);
+  if (known == Known::kPlain) return launch_clusters<resident_topk<T, kValues, Known::kPlain>>(its, shared);
+  if (known == Known::kUsual) return launch_clusters<resident_topk<T, kValues, Known::kUsual>>(its, shared);
+  return launch_clusters<resident_topk<T, kValues, Known::kNothing>>(its, shared);
 }
 
 template <typename T, int kLooks>
 cudaError_t launch_stream(const Launch& its) {
   const size_t shared = stream_bytes(its.shape, its.room);
   if (its.shape.known() == Known::kNothing) {
-    return launch_kernel<stream_topk<T, kLooks, Known::kNothing>>(its, shared);
+    return launch_clusters<stream_topk<T, kLooks, Known::kNothing>>(its, shared);
   }
-  return launch_kernel<stream_topk<T, kLooks, Known::kUsual>>(its, shared);
+  return launch_clusters<stream_topk<T, kLooks, Known::kUsual>>(its, shared);
 }
 
 template <typename T>
 cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
   const Launch its{params, plan, describe<T>(params, plan), make_room(plan), pdl, stream};
   if (plan.family == Family::kGeneral) {
-    return launch_kernel<general_topk<T>>(its, shared_bytes(its.shape, its.room));
+    return launch_clusters<general_topk<T>>(its, shared_bytes(its.shape, its.room));
   }
   if (plan.family == Family::kResident) {
     const bool wide = plan.values_per_thread > kValuesPerThread;

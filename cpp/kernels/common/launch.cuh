@@ -1,7 +1,7 @@
 // What every launch of this library has in common.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <atomic>
 #include <cstdint>
@@ -59,5 +59,14 @@ struct LaunchConfig {
   LaunchConfig(const LaunchConfig&) = delete;
   LaunchConfig& operator=(const LaunchConfig&) = delete;
 };
+
+// Launches a kernel, its limits raised before.
+template <auto kKernel, typename... Arguments>
+cudaError_t launch_kernel(const LaunchConfig& launch, const Arguments&... arguments) {
+  static KernelLimits limits;
+  const cudaError_t status = limits.raise(reinterpret_cast<const void*>(kKernel));
+  if (status != cudaSuccess) return status;
+  return cudaLaunchKernelEx(&launch.config, kKernel, arguments...);
+}
 
 }  // namespace gvr_topk

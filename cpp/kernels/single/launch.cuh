@@ -8,12 +8,8 @@ namespace gvr_topk::single {
 
 template <typename T, int kValues>
 cudaError_t launch_holding(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
-  static KernelLimits limits;
-  const cudaError_t status = limits.raise(reinterpret_cast<const void*>(single_topk<T, kValues>));
-  if (status != cudaSuccess) return status;
-  LaunchConfig launch(dim3(params.rows), dim3(kThreads), single_bytes(params.k), stream, 1, pdl);
-  return cudaLaunchKernelEx(&launch.config, single_topk<T, kValues>, describe<T>(params, plan), params,
-                            plan.path);
+  const LaunchConfig launch(dim3(params.rows), dim3(kThreads), single_bytes(params.k), stream, 1, pdl);
+  return launch_kernel<single_topk<T, kValues>>(launch, describe<T>(params, plan), params, plan.path);
 }
 
 template <typename T>
