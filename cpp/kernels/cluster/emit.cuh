@@ -17,9 +17,9 @@ struct Sink {
   int pages_per_request;
 
   // Where everything goes by `put`, pointers are not computed anew for each.
-  __device__ __forceinline__ void keep() {
+  __device__ __forceinline__ void keep(const Shape& shape) {
     ptx::keep(indices);
-    ptx::keep(prior);
+    if (shape.has(Shape::kLeaving)) ptx::keep(prior);
   }
 
   // Where positions are written as they are.
@@ -39,12 +39,12 @@ struct Sink {
   }
 };
 
-__device__ __forceinline__ Sink make_sink(const TopkParams& p, int row, int request, int slot) {
+__device__ __forceinline__ Sink make_sink(const TopkParams& p, int next_n, int row, int request, int slot) {
   Sink sink;
   sink.indices = p.indices + row * p.indices_stride;
   // The last row of a request is the one whose result the next step starts from.
-  const bool last = row - request * p.next_n == p.next_n - 1;
-  sink.prior = last && slot >= 0 && p.prior != nullptr ? p.prior + slot * p.prior_stride : nullptr;
+  const bool last = row - request * next_n == next_n - 1;
+  sink.prior = last && slot >= 0 ? p.prior + slot * p.prior_stride : nullptr;
   sink.pages = p.page_table != nullptr ? p.page_table + request * p.page_table_stride : nullptr;
   sink.page_size = p.page_size;
   sink.pages_per_request = p.pages_per_request;

@@ -75,10 +75,10 @@ __device__ __forceinline__ void finish(const TopkParams& p, const Shape& shape, 
   const uint32_t kth = kth_key(task, bracket, listed, verdict, snaps).key;
   clock.stamp();
   job.count(p, shape, hinted, kth);
-  const Sink sink = job.sink(p);
+  const Sink sink = job.sink(p, shape);
   emit(task, bracket, listed, kth, verdict, word, sink, clock);
   clock.stamp();
-  float* const next = job.next_feedback(p, sink);
+  float* const next = job.next_feedback(p, shape, sink);
   if (job.writer && next != nullptr) *next = job.share();
   job.report(p, shape, passes, verdict.inside, snaps, start.source, attempt == Attempt::kGuess, rounds);
 }
@@ -88,11 +88,11 @@ template <typename T>
 __device__ __noinline__ void fall_back(const TopkParams& p, const Shape& shape, const Room& room,
                                        unsigned char* storage, Start start) {
   Job<T> job(p, shape, room, storage);
-  job.measure(p);
+  job.measure(p, shape);
   const Task<T>& task = job.task;
   PhaseClock clock(nullptr, 0, false);
   start_again(task);
-  const HintView hint = job.hint(p);
+  const HintView hint = job.hint(p, shape);
   uint32_t hinted = kAbsentKey;
   if (task.rank == 0) hinted = HintedScore<T>(task, hint, sampled_position(task, hint)).key();
   Word<T> word;
@@ -117,12 +117,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   announce(task);
   __syncthreads();
   const float alpha = task.shared->feedback;
-  job.measure(p);
+  job.measure(p, shape);
   if (job.finish_short(p, shape)) return;
 
   Word<T> word;
   if (task.steps == 1) load_word(task.row, task.begin, task.end, task.lane, word);
-  const HintView hint = job.hint(p);
+  const HintView hint = job.hint(p, shape);
   const int32_t sampled = sampled_position(task, hint);
   if (task.ctas > 1) ptx::cluster_wait();
   const uint32_t hinted = HintedScore<T>(task, hint, sampled).key();

@@ -21,7 +21,7 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   task.row = row;
   task.k = p.k;
   ptx::keep(task.k);
-  task.contested = shape.has(Shape::kContested);
+  task.contested = shape.is_contested();
   ptx::keep(task.row.data);
   task.rank = shape.log2_ctas() > 0 ? ptx::cluster_rank() : 0;
   task.log2_ctas = shape.log2_ctas();
@@ -77,8 +77,8 @@ __device__ __forceinline__ int asked_slot(const TopkParams& p, const Shape& shap
 }
 
 // The same if there is one, or a negative number.
-__device__ __forceinline__ int checked_slot(const TopkParams& p, int asked) {
-  return p.prior != nullptr && asked < p.num_slots ? asked : -1;
+__device__ __forceinline__ int checked_slot(const TopkParams& p, const Shape& shape, int asked) {
+  return shape.has(Shape::kLeaving) && asked < p.num_slots ? asked : -1;
 }
 
 __device__ __forceinline__ void write_stats(int32_t* stats, Path path, int passes, int candidates, int snaps,
@@ -153,6 +153,11 @@ __device__ __forceinline__ int request_of(const TopkParams& p, const Shape& shap
   return shape.has(Shape::kSeveral) ? row / p.next_n : row;
 }
 
+// Rows to a request.
+__device__ __forceinline__ int next_n_of(const TopkParams& p, const Shape& shape) {
+  return shape.has(Shape::kSeveral) ? p.next_n : 1;
+}
+
 __device__ __forceinline__ int32_t* stats_of(const TopkParams& p, const Shape& shape, int row) {
   return shape.has(Shape::kAudited) ? p.stats + row * kStatColumns : nullptr;
 }
@@ -187,13 +192,17 @@ struct Job {
   }
 
   // Waits for the row's length: what does not need it comes before.
-  __device__ __forceinline__ void measure(const TopkParams& p) {
-    task.measure(visible_length(p, row, request, seq_len));
+  __device__ __forceinline__ void measure(const TopkParams& p, const Shape& shape) {
+    task.measure(visible_length(p, next_n_of(p, shape), row, request, seq_len));
   }
 
-  __device__ __forceinline__ int slot(const TopkParams& p) const { return checked_slot(p, asked); }
+  __device__ __forceinline__ int slot(const TopkParams& p, const Shape& shape) const {
+    return checked_slot(p, shape, asked);
+  }
 
-  __device__ __forceinline__ HintView hint(const TopkParams& p) const { return hint_view(p, slot(p)); }
+  __device__ __forceinline__ HintView hint(const TopkParams& p, const Shape& shape) const {
+    return hint_view(p, slot(p, shape));
+  }
 
   // Starts the load of what the last step left for the guess: for one thread, which tells the others. While a
   // hint is written they might find something else. Early, where slots are those of requests, or late.
@@ -206,11 +215,11 @@ struct Job {
   __device__ __forceinline__ void late_feedback(const TopkParams& p, const Shape& shape,
                                                 float& feedback) const {
     if (!shape.has(Shape::kFed) || shape.has(Shape::kPrompt)) return;
-    ptx::load_if(task.thread == 0 && slot(p) >= 0, feedback, p.guess_state + asked);
+    ptx::load_if(task.thread == 0 && slot(p, shape) >= 0, feedback, p.guess_state + asked);
   }
 
-  __device__ __forceinline__ Sink sink(const TopkParams& p) const {
-    return make_sink(p, row, request, slot(p));
+  __device__ __forceinline__ Sink sink(const TopkParams& p, const Shape& shape) const {
+    return make_sink(p, next_n_of(p, shape), row, request, slot(p, shape));
   }
 
   // False when there is a selection to make. Copies that were started are waited for: a block does not end
@@ -218,16 +227,16 @@ struct Job {
   __device__ __forceinline__ bool finish_short(const TopkParams& p, const Shape& shape) const {
     if (task.row.n > task.k) return false;
     ptx::wait_copies<0>();
-    finish_short_row(sink(p), task.row.n, task.k, task.rank * kThreads + task.thread, task.ctas * kThreads,
-                     stats_of(p, shape, row));
+    finish_short_row(sink(p, shape), task.row.n, task.k, task.rank * kThreads + task.thread,
+                     task.ctas * kThreads, stats_of(p, shape, row));
     return true;
   }
 
   // What share of the hint is at or above the k-th value: when statistics are wanted, of all of it, which has
   // to be looked at before it is overwritten. Whether it was.
   __device__ __forceinline__ bool audit(const TopkParams& p, const Shape& shape, uint32_t kth) const {
-    if (!shape.has(Shape::kAudited) || slot(p) < 0) return false;
-    if (task.rank == 0) audit_hint(task, hint(p), kth);
+    if (!shape.has(Shape::kAudited) || slot(p, shape) < 0) return false;
+    if (task.rank == 0) audit_hint(task, hint(p, shape), kth);
     cluster_sync(task.ctas);
     return true;
   }
@@ -252,14 +261,15 @@ struct Job {
   }
 
   // Where what the next step's guess starts from goes, or nowhere.
-  __device__ __forceinline__ float* next_feedback(const TopkParams& p, const Sink& sink) const {
-    return p.guess_state != nullptr && sink.prior != nullptr ? p.guess_state + slot(p) : nullptr;
+  __device__ __forceinline__ float* next_feedback(const TopkParams& p, const Shape& shape,
+                                                  const Sink& sink) const {
+    return p.guess_state != nullptr && sink.prior != nullptr ? p.guess_state + slot(p, shape) : nullptr;
   }
 
   __device__ __forceinline__ void report(const TopkParams& p, const Shape& shape, int passes, uint32_t inside,
                                          int snaps, uint32_t source, bool guess_hit, int rounds) const {
     if (!writer || !shape.has(Shape::kAudited)) return;
-    const int hits = slot(p) >= 0 ? static_cast<int>(task.shared->at_or_above) : -1;
+    const int hits = slot(p, shape) >= 0 ? static_cast<int>(task.shared->at_or_above) : -1;
     write_stats(stats_of(p, shape, row), shape.has(Shape::kUseHint) ? Path::kCluster : Path::kRadix, passes,
                 static_cast<int>(inside), snaps, hits, static_cast<int>(source), guess_hit, rounds);
   }

@@ -30,15 +30,16 @@ cudaError_t launch_resident(const Launch& its) {
   const Known known = its.shape.has_usual_sizes() ? its.shape.known() : Known::kNothing;
   if (known == Known::kPlain) return launch_clusters<resident_topk<T, kValues, Known::kPlain>>(its, shared);
   if (known == Known::kUsual) return launch_clusters<resident_topk<T, kValues, Known::kUsual>>(its, shared);
+  if (known == Known::kBare) return launch_clusters<resident_topk<T, kValues, Known::kBare>>(its, shared);
   return launch_clusters<resident_topk<T, kValues, Known::kNothing>>(its, shared);
 }
 
 template <typename T, int kLooks>
 cudaError_t launch_stream(const Launch& its) {
   const size_t shared = stream_bytes(its.shape, its.room);
-  if (its.shape.known() == Known::kNothing) {
-    return launch_clusters<stream_topk<T, kLooks, Known::kNothing>>(its, shared);
-  }
+  const Known known = its.shape.known();
+  if (known == Known::kNothing) return launch_clusters<stream_topk<T, kLooks, Known::kNothing>>(its, shared);
+  if (known == Known::kBare) return launch_clusters<stream_topk<T, kLooks, Known::kBare>>(its, shared);
   return launch_clusters<stream_topk<T, kLooks, Known::kUsual>>(its, shared);
 }
 

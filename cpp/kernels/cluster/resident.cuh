@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.late_feedback(p, shape, feedback);
   prepare_exchange(task);
   announce(task);
-  job.measure(p);
+  job.measure(p, shape);
   if (job.finish_short(p, shape)) return;
   if (2 * part.groups_of(task.row.n) <= part.groups_of(p.width)) {  // or half of the warps would have it all
     ptx::wait_copies<0>();
@@ -249,7 +249,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::wait_copies<1>();
   if (shape.has(Shape::kFed)) moments = Moments(task, ahead, feedback);
   Bracket bracket = guess(
-      task, shape, moments, [&] { return job.hint(p); }, ahead, sampling, feedback, kWorthlessAtHand, [] {});
+      task, shape, moments, [&] { return job.hint(p, shape); }, ahead, sampling, feedback, kWorthlessAtHand,
+      [] {});
   const uint32_t source = bracket.source;
   part.take(task.lane, task.row.n);
   clock.stamp();
@@ -261,10 +262,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   while (true) {
     verdict = exchange(task, bracket, part, passes & 1, clock, [&] {
-      sink = job.sink(p);
-      sink.keep();
-      next = job.next_feedback(p, sink);
-      ptx::keep(next);
+      sink = job.sink(p, shape);
+      sink.keep(shape);
+      next = job.next_feedback(p, shape, sink);
+      if (shape.has(Shape::kLeaving)) ptx::keep(next);
     });
     ++passes;
     if (verdict.holds) break;

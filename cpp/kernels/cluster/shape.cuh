@@ -81,8 +81,9 @@ Shape describe(const TopkParams& p, const Plan& plan) {
   set(Shape::kWhole, aligned && p.width % kPerVec<T> == 0);
   set(Shape::kSeveral, p.next_n > 1);
   const bool slotted = set(Shape::kSlotted, p.row_slot != nullptr);
-  const bool left = p.guess_state != nullptr && p.prior != nullptr;
-  const bool fed = set(Shape::kFed, shape.has(Shape::kUseHint) && aligned && left);
+  const bool leaving = set(Shape::kLeaving, p.prior != nullptr);
+  const bool fed =
+      set(Shape::kFed, shape.has(Shape::kUseHint) && aligned && leaving && p.guess_state != nullptr);
   set(Shape::kPrompt, fed && !slotted && p.rows <= p.num_slots * p.next_n);
   set(Shape::kAudited, p.stats != nullptr);
   return Shape(shape.log2_ctas(), shape.list_capacity(), flags);

@@ -106,6 +106,7 @@ enum class Known {
   kNothing,
   kUsual,  // of most, that they are as usual,
   kPlain,  // and of all others, that requests have one row each, and their own slots
+  kBare,   // or else that there is nothing but rows, one to a request
 };
 
 // What is the same for all rows of a launch, and looked at before anything else: of layout, buffers and
@@ -121,9 +122,9 @@ struct alignas(8) Shape {
     kSeveral = 1 << 6,  // rows to a request
     kSlotted = 1 << 7,  // rows have slots of their own
     kAudited = 1 << 8,  // statistics are wanted
-    // Other rows of this launch may write what the hint of one is read from.
-    kContested = kSeveral | kSlotted,
-    kUsual = kUseHint | kAligned | kWhole | kFed,
+    kLeaving = 1 << 9,  // the result, for the next step
+    kBare = kAligned | kWhole,
+    kUsual = kBare | kUseHint | kFed | kLeaving,
     kOthers = kPrompt | kSeveral | kSlotted,
   };
 
@@ -138,6 +139,11 @@ struct alignas(8) Shape {
   // The flag, or any of several.
   GVR_TOPK_HOST_DEVICE constexpr bool has(Flag flag) const { return (flags & flag) != 0; }
 
+  // Other rows of this launch may write what the hint of one is read from.
+  GVR_TOPK_HOST_DEVICE constexpr bool is_contested() const {
+    return has(kFed) && (has(kSeveral) || has(kSlotted));
+  }
+
   // Of one row or few, in registers.
   GVR_TOPK_HOST_DEVICE static constexpr Shape plain() {
     return Shape(log2_of(kMaxClusterSize), kLongList, kUsual | kPrompt);
@@ -148,6 +154,7 @@ struct alignas(8) Shape {
   GVR_TOPK_HOST_DEVICE constexpr Known known() const {
     const uint32_t looked_at = flags & ~uint32_t{kRing};  // that is for what kernels fall back to
     if (looked_at == plain().flags) return Known::kPlain;
+    if ((looked_at & ~uint32_t{kUseHint}) == kBare) return Known::kBare;
     return (looked_at & ~uint32_t{kOthers}) == kUsual ? Known::kUsual : Known::kNothing;
   }
 
@@ -160,6 +167,7 @@ struct alignas(8) Shape {
     if (kUsualSizes) shape.sizes = plain().sizes;
     if (kKnown == Known::kUsual) shape.flags = (shape.flags & (kRing | kOthers)) | kUsual;
     if (kKnown == Known::kPlain) shape.flags = (shape.flags & kRing) | plain().flags;
+    if (kKnown == Known::kBare) shape.flags = (shape.flags & (kRing | kUseHint)) | kBare;
     return shape;
   }
 };

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   prepare_exchange(task);
   if (task.thread == 0) sm.pool_used = kWarps * Pool::share(room.pool_chunks);
   announce(task);
-  job.measure(p);
+  job.measure(p, shape);
   if (job.finish_short(p, shape)) return;
   if (task.row.n <= p.width >> 2) {  // few of the places looked at lie in the row
     ptx::wait_copies<0>();
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (task.ctas > 1) ptx::cluster_wait();
   // A sample first: behind all that the ring can hold it would wait for megabytes.
   Bracket bracket = guess(
-      task, shape, moments, [&] { return job.hint(p); }, ahead, sampling, feedback, kWorthlessAlpha,
+      task, shape, moments, [&] { return job.hint(p, shape); }, ahead, sampling, feedback, kWorthlessAlpha,
       [&] {
         if (!shape.has(Shape::kFed)) fetch(1, kRingDepth);
       });
@@ -195,10 +195,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   Sink sink;
   float* next = nullptr;
   Verdict verdict = exchange(task, bracket, pool, 0, clock, [&] {
-    sink = job.sink(p);
-    sink.keep();
-    next = job.next_feedback(p, sink);
-    ptx::keep(next);
+    sink = job.sink(p, shape);
+    sink.keep(shape);
+    next = job.next_feedback(p, shape, sink);
+    if (shape.has(Shape::kLeaving)) ptx::keep(next);
   });
   int passes = 1;
   bool guess_hit = verdict.holds;

@@ -30,9 +30,10 @@ __device__ __forceinline__ Row<T> row_buffer(const TopkParams& p, bool aligned, 
   return Row<T>{data, p.width, aligned};
 }
 
-// Elements of a row that may be selected, when its request has so many.
-__device__ __forceinline__ int visible_length(const TopkParams& p, int row, int request, int seq_len) {
-  return min(seq_len - p.next_n + (row - request * p.next_n) + 1, p.width);
+// Elements of a row that may be selected, when its request has so many elements, and `next_n` rows.
+__device__ __forceinline__ int visible_length(const TopkParams& p, int next_n, int row, int request,
+                                              int seq_len) {
+  return min(seq_len - next_n + (row - request * next_n) + 1, p.width);
 }
 
 // First position of vector `j` of this lane in the word that starts at `begin`.

@@ -23,12 +23,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& sm = *reinterpret_cast<Shared*>(storage);
   const int row = blockIdx.x;
   const int request = cluster::request_of(p, shape, row);
-  const int slot = cluster::checked_slot(p, cluster::asked_slot(p, shape, row, request));
+  const int slot = cluster::checked_slot(p, shape, cluster::asked_slot(p, shape, row, request));
   cluster::Task<T> task = cluster::make_task<T>(
       p, shape, room, row_buffer<T>(p, shape.has(cluster::Shape::kAligned), row), storage + sizeof(Shared));
-  task.measure(visible_length(p, row, request, p.seq_lens[request]));
+  task.measure(visible_length(p, cluster::next_n_of(p, shape), row, request, p.seq_lens[request]));
   uint4* const ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity());
-  const Sink sink = cluster::make_sink(p, row, request, slot);
+  const Sink sink = cluster::make_sink(p, cluster::next_n_of(p, shape), row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
   clock.stamp();
   int32_t* const stats = cluster::stats_of(p, shape, row);

@@ -150,8 +150,8 @@ __device__ __forceinline__ void stage(const Task<T>& task, const Held<T, kValues
 template <typename T>
 __device__ __forceinline__ void audit(const TopkParams& p, const Shape& shape, const Job<T>& job,
                                       uint32_t kth) {
-  if (!shape.has(Shape::kAudited) || job.slot(p) < 0) return;
-  audit_hint(job.task, job.hint(p), kth);
+  if (!shape.has(Shape::kAudited) || job.slot(p, shape) < 0) return;
+  audit_hint(job.task, job.hint(p, shape), kth);
   __syncthreads();
 }
 

@@ -177,15 +177,15 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   for (int i = 0; i < 2; ++i) {
     reinterpret_cast<uint4*>(own.bins.set[i])[task.thread] = make_uint4(0, 0, 0, 0);
   }
-  const Sink sink = job.sink(p);  // here, where there is time for parameters to come
-  job.measure(p);
+  const Sink sink = job.sink(p, shape);  // here, where there is time for parameters to come
+  job.measure(p, shape);
   if (job.finish_short(p, shape)) return;
   if constexpr (!held.kAhead) held.load(task.row);
 
   if (task.thread == 0) {
     sm.hinted = sm.at_or_above = sm.small_count = 0;
     // Unknown to the next step: in rows this short nobody looks at the hint.
-    if (p.guess_state != nullptr && sink.prior != nullptr) p.guess_state[job.slot(p)] = kNoFeedback;
+    if (p.guess_state != nullptr && sink.prior != nullptr) p.guess_state[job.slot(p, shape)] = kNoFeedback;
   }
   __syncthreads();
   held.take(task.row.n, task.lane);
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   clock.stamp();
   if (task.thread != 0 || !shape.has(Shape::kAudited)) return;
   write_stats(stats_of(p, shape, job.row), path, 1, static_cast<int>(range.count), rounds,
-              job.slot(p) >= 0 ? static_cast<int>(sm.at_or_above) : -1, kGuessNone, false, rounds);
+              job.slot(p, shape) >= 0 ? static_cast<int>(sm.at_or_above) : -1, kGuessNone, false, rounds);
 }
 
 }  // namespace gvr_topk::single
