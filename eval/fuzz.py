@@ -13,6 +13,7 @@ Exit status: 0 no mismatch, 1 a mismatch, 2 wrong use.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
@@ -141,9 +142,9 @@ def _check_written(
     _same(f"{call}: guess_state of other slots", kept, guess_before[untouched].nan_to_num(nan=POISON))
     states, visible = problem.guess_state.tolist(), problem.visible.tolist()
     for slot, row in writers.items():
-        if visible[row] > case.k and not (states[slot] == -1 or 0 <= states[slot] <= PLACES[1]):
+        if visible[row] > case.k and not -math.inf < states[slot] <= PLACES[1]:
             raise Mismatch(
-                f"{call}: guess_state: slot {slot}: wanted -1 or 0 to {PLACES[1]}, got {states[slot]}"
+                f"{call}: guess_state: slot {slot}: wanted a number up to {PLACES[1]}, got {states[slot]}"
             )
 
 

@@ -36,7 +36,7 @@ from gvr_topk.gate import plan
 PHASES: dict[str, tuple[str, ...]] = {
     "gvr": ("P1 pre-index statistics", "P2 threshold search", "P3 collect", "P4 refine"),
     "cluster": ("load, guess", "classify, list", "exchange", "k-th value", "count", "emit"),
-    "single": ("load", "radix rounds", "choose", "write"),
+    "single": ("load", "count", "choose", "write"),
 }
 """Phases between consecutive stamps of a launch whose first guess was good. ``single`` is what the path
 ``cluster`` takes for rows that one CTA holds."""

@@ -252,11 +252,12 @@ def indexer_topk_decode(
     prior_offset : int, default 0
         Added to hinted positions before use; 1 follows scores that move with the query.
     guess_state : Tensor, ``[slots]``, float32, optional
-        In and out: what one step leaves for the guess of the next; negative, to start with, means
-        nothing, and any content is safe. Without it the first threshold comes from a sample of the row.
+        In and out: what one step leaves for the guess of the next; -1, to start with, means nothing, and
+        any content is safe. Without it the first threshold comes from a sample of the row.
         A share of the hint, 0 to 1, which lay at or above the k-th value, or on CUDA, from 48 to 80, where
-        the k-th value stood among a sample of the row, in standard deviations from 64 on; there it stays
-        unknown where the plan is ``single`` (`gvr_topk.gate.plan`), which needs no guess.
+        the k-th value stood among a sample of the row, in standard deviations from 64 on. Where the plan
+        is ``single`` (`gvr_topk.gate.plan`), a negative number for the k-th value itself and how far around
+        it to look (cpp/kernels/single/window.cuh), which all others take for nothing.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
         Out: see `gvr_topk.contract.STATS_COLUMNS`.
     page_table : Tensor, ``[rows / next_n, pages]``, int32, optional
@@ -267,9 +268,8 @@ def indexer_topk_decode(
         Positions per page; needed with `page_table`.
     path : {"auto", "cluster", "gvr", "radix"}
         ``"cluster"`` guesses from the step before, ``"radix"`` from a sample of the row, whatever it is
-        given; in both, radix rounds over the key settle what a guess misses, and short rows take radix rounds
-        only. ``"gvr"`` is the paper's four-phase kernel. CPU tensors have one implementation and ignore
-        it.
+        given; in both, radix rounds over the key settle what a guess misses. ``"gvr"`` is the paper's
+        four-phase kernel. CPU tensors have one implementation and ignore it.
     ctas_per_row : int
         Force the cluster size of ``"cluster"`` and ``"radix"``; 0 follows the plan.
     quantile_guess : bool, default True

@@ -34,7 +34,7 @@ class LayerPrior(NamedTuple):
     indices : Tensor, ``[slots, k]``, int32
         Previous top-k of each slot, -1 where there is none.
     guess : Tensor, ``[slots]``, float32
-        What the step before left for the guess: ``guess_state`` of the op; negative: nothing.
+        What the step before left for the guess: ``guess_state`` of the op; -1: nothing.
     """
 
     indices: Tensor

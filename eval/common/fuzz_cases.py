@@ -25,7 +25,7 @@ GUARD_COLUMNS = 3
 
 LENGTHS = ("full", "random", "near_k", "tiny", "beyond")
 HINTS = ("true", "half", "random", "any_int32", "minus_one", "zero", "one_position", "past_the_end")
-GUESSES = ("unknown", "share", "place", "zero", "one", "nan", "inf", "huge")
+GUESSES = ("unknown", "share", "place", "value", "zero", "one", "nan", "inf", "huge")
 
 Draw = torch.Generator
 Oracle = Callable[[Tensor, Tensor, int], Tensor]
@@ -275,6 +275,12 @@ def _guess_state(kind: str, slots: int, draw: Draw) -> Tensor | None:
         return torch.rand(slots, generator=draw, device=draw.device)
     if kind == "place":  # some near those that kernels leave, some far off
         return sum(PLACES) / 2 + 4.0 * torch.randn(slots, generator=draw, device=draw.device)
+    if kind == "value":  # and how far to look: negative numbers of all sizes
+        exponents = torch.empty(slots, device=draw.device).uniform_(-130, 130, generator=draw)
+        near = torch.empty(slots, device=draw.device).uniform_(-4, 4, generator=draw)
+        return -torch.exp2(
+            torch.where(torch.rand(slots, generator=draw, device=draw.device) < 0.5, near, exponents)
+        )
     constants = {"unknown": -1.0, "zero": 0.0, "one": 1.0, "nan": np.nan, "inf": np.inf, "huge": 3e38}
     return torch.full((slots,), constants[kind], device=draw.device)
 

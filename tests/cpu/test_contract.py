@@ -28,6 +28,7 @@ from gvr_topk.contract import (
 CPP = Path(__file__).resolve().parents[2] / "cpp"
 PARAMS_H = CPP / "include" / "gvr_topk" / "params.h"
 MOMENTS_CUH = CPP / "kernels" / "cluster" / "moments.cuh"
+STATE_CUH = CPP / "kernels" / "cluster" / "state.cuh"
 DENORMAL = 1e-45
 SPECIAL = (-math.inf, -1.0, -DENORMAL, -0.0, 0.0, DENORMAL, 1.0, math.inf, math.nan)
 score = st.one_of(st.sampled_from(SPECIAL), st.floats(width=32))
@@ -68,7 +69,12 @@ def test_statistics_columns_are_those_of_the_kernels() -> None:
     columns = {int(number): re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name, number in named}
     assert columns.pop(len(STATS_COLUMNS)) == "columns"
     assert columns == dict(enumerate(STATS_COLUMNS))
-    assert sorted(PATHS) == list(range(5)) and sorted(GUESSES) == list(range(4))
+    assert sorted(PATHS) == list(range(5))
+
+
+def test_guesses_are_those_of_the_kernels() -> None:
+    named = re.findall(r"^  kGuess(\w+) = (\d+),$", STATE_CUH.read_text(), re.MULTILINE)
+    assert {int(number): re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower() for name, number in named} == GUESSES
 
 
 def test_places_are_those_of_the_kernels() -> None:

@@ -47,6 +47,29 @@ def test_adversarial_hints(path: str, alpha: float, offset: int) -> None:
         assert torch.equal(prior, got), f"{name}: the next hint is not the result"
 
 
+WINDOWS = (
+    *(-0.0, -1e-45, -1e-38, -1e-20, -1e-6, -0.25, -0.5, -1.0000001, -1.25, -2.0, -3.5, -7.0, -100.0),
+    *(-1e9, -1e30, -8.5e37, -8.6e37, -3e38, -float("inf")),
+)
+"""What a step may have left for a short row: windows about all kinds of values, of all radii, and none."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "copies"), [(2500, 1), (8192, 1), (16_384, 1), (30_000, 8)])
+def test_adversarial_rows_and_windows(dtype: torch.dtype, n: int, copies: int) -> None:
+    k = 2048
+    names, rows = adversarial_batch(n, k, dtype)
+    logits = place(rows.repeat(copies, 1))
+    lengths = full_lengths(logits)
+    assert plan(rows=len(logits), width=n, k=k).family == "single"
+    prior = torch.full((len(logits), k), -1, dtype=torch.int32, device="cuda")
+    for left in WINDOWS:
+        guess = torch.full((len(logits),), left, device="cuda")
+        for _ in range(3):  # and what it leaves itself
+            got = run(logits, lengths, k, prior=prior, guess_state=guess)
+            assert [names[r % len(names)] for r in wrong_rows(got, logits, lengths, k)] == [], left
+
+
 @pytest.mark.parametrize("path", ["cluster", "radix"])
 @pytest.mark.parametrize("ctas", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -288,7 +311,10 @@ def test_generator_steps(layer: int, offset: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "n, rows",
-    [(40_000, 2), (40_000, 12), (131_072, 4), (200_000, 2), (200_000, 16), (400_000, 2), (150_000, 40)],
+    [
+        *((n, 2) for n in (2500, 4096, 8192, 12_000, 40_000, 200_000, 400_000)),
+        *((30_000, 134), (40_000, 12), (131_072, 4), (150_000, 40), (200_000, 16)),
+    ],
 )
 def test_kinds_of_launches(dtype: torch.dtype, n: int, rows: int) -> None:
     # Plain launches, and those that differ in what is asked for, are served by kernels of their own.

@@ -180,6 +180,34 @@ def test_cluster_statistics_say_what_the_guess_was_worth(source: str, width: int
         assert torch.equal(got, prior)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("width", "rows"), [(2500, 3), (4096, 3), (8192, 3), (16_384, 3), (30_000, 134)])
+def test_short_rows_are_found_around_the_last_value(width: int, rows: int, dtype: torch.dtype) -> None:
+    base = normal(rows, width)
+    lengths = full_lengths(base)
+    prior = torch.full((rows, K), -1, dtype=torch.int32, device="cuda")
+    guess = torch.full((rows,), -1.0, device="cuda")
+    hits = 0
+    for step in range(6):
+        logits = (base + 0.1 * normal(rows, width).roll(step, 1)).to(dtype)
+        stats = torch.zeros(rows, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")
+        before = guess.clone()
+        plain, left = run(logits, lengths, K, prior=prior.clone(), guess_state=before), before
+        got = run(logits, lengths, K, prior=prior, guess_state=guess, stats=stats)
+        assert wrong_rows(got, logits, lengths, K) == []
+        assert torch.equal(plain, got)
+        assert torch.equal(left, guess), "statistics change what is left"
+        columns = dict(zip(STATS_COLUMNS, stats.T.tolist(), strict=True))
+        # Of 16-bit scores more than a few may equal the k-th: then nothing is left.
+        assert dtype != torch.float32 or bool((guess < 0).all() and (guess != -1).all())
+        assert not any(done for hit, done in zip(columns["guess_hit"], columns["done"], strict=True) if hit)
+        if step > 0:
+            hits += sum(columns["guess_hit"])
+            assert dtype != torch.float32 or {GUESSES[g] for g in columns["guess"]} == {"value"}
+    if dtype == torch.float32:
+        assert hits == 5 * rows
+
+
 @pytest.mark.parametrize("width", [70_704, 600_000])
 def test_a_place_that_misses_or_finds_a_crowd_changes_only_the_time(width: int) -> None:
     """Places far off, scores whose deviation says nothing, and what a row left for a quite different one."""

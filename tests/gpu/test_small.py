@@ -59,6 +59,23 @@ def test_every_kernel(family: str, width: int, k: int, ctas: int, hint: str) -> 
     assert wrong_rows(got, logits, lengths, k) == []
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("width", [3001, 6000, 16_000])
+def test_windows_of_short_rows(width: int, shared: bool) -> None:
+    """One that names the k-th value, one that misses it, and what the kernel leaves."""
+    k = 512
+    assert plan(rows=2, width=width, k=k).family == "single"
+    logits = torch.randn(2, width, generator=torch.Generator().manual_seed(width)).to("cuda")
+    lengths = full_lengths(logits)
+    prior = torch.full((2, k), -1, dtype=torch.int32, device="cuda")
+    slots = torch.tensor([1, 0], dtype=torch.int32, device="cuda") if shared else None
+    for left in (-1.0, -(2.0**-7)):
+        guess = torch.full((2,), left, device="cuda")
+        for _ in range(2):
+            got = run(logits, lengths, k, prior=prior, guess_state=guess, row_slot=slots)
+            assert wrong_rows(got, logits, lengths, k) == []
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("pdl", [False, True])
 def test_every_argument_together(path: str, pdl: bool) -> None:

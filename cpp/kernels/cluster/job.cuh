@@ -212,6 +212,13 @@ struct Job {
     return feedback;
   }
 
+  // The same for all threads of a row that is alone with its slot.
+  __device__ __forceinline__ float own_feedback(const TopkParams& p) const {
+    float feedback = kNoFeedback;
+    ptx::load_if(true, feedback, p.guess_state + request);
+    return feedback;
+  }
+
   __device__ __forceinline__ void late_feedback(const TopkParams& p, const Shape& shape,
                                                 float& feedback) const {
     if (!shape.has(Shape::kFed) || shape.has(Shape::kPrompt)) return;

@@ -86,6 +86,11 @@ Shape describe(const TopkParams& p, const Plan& plan) {
       set(Shape::kFed, shape.has(Shape::kUseHint) && aligned && leaving && p.guess_state != nullptr);
   set(Shape::kPrompt, fed && !slotted && p.rows <= p.num_slots * p.next_n);
   set(Shape::kAudited, p.stats != nullptr);
+  const auto in_quads = [](const int32_t* results, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(results) % sizeof(int4) == 0 && stride % 4 == 0;
+  };
+  set(Shape::kQuads, p.page_table == nullptr && p.k % 4 == 0 && in_quads(p.indices, p.indices_stride) &&
+                         in_quads(p.prior, p.prior_stride));
   return Shape(shape.log2_ctas(), shape.list_capacity(), flags);
 }
 

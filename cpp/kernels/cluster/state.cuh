@@ -19,7 +19,13 @@ constexpr int kMaxPoolChunks = 256;  // a chunk's number is a byte
 constexpr int kRankDirectly = 32;    // few enough items for one warp to rank by comparison
 constexpr int kKeysPerVec = 4;       // sent at a time
 
-enum GuessSource : uint32_t { kGuessNone = 0, kGuessHint = 1, kGuessRowSample = 2, kGuessPlace = 3 };
+enum GuessSource : uint32_t {
+  kGuessNone = 0,
+  kGuessHint = 1,
+  kGuessRowSample = 2,
+  kGuessPlace = 3,
+  kGuessValue = 4,
+};
 
 // An inclusive range of keys. The k-th key is believed (or known) to lie in it.
 struct Bracket {
@@ -123,6 +129,7 @@ struct alignas(8) Shape {
     kSlotted = 1 << 7,  // rows have slots of their own
     kAudited = 1 << 8,  // statistics are wanted
     kLeaving = 1 << 9,  // the result, for the next step
+    kQuads = 1 << 10,   // results may be written 16 bytes at a time, as they are
     kBare = kAligned | kWhole,
     kUsual = kBare | kUseHint | kFed | kLeaving,
     kOthers = kPrompt | kSeveral | kSlotted,
@@ -152,10 +159,18 @@ struct alignas(8) Shape {
   GVR_TOPK_HOST_DEVICE constexpr bool has_usual_sizes() const { return sizes == plain().sizes; }
 
   GVR_TOPK_HOST_DEVICE constexpr Known known() const {
-    const uint32_t looked_at = flags & ~uint32_t{kRing};  // that is for what kernels fall back to
+    const uint32_t looked_at = flags & ~uint32_t{kRing | kQuads};  // which only some kernels look at
     if (looked_at == plain().flags) return Known::kPlain;
     if ((looked_at & ~uint32_t{kUseHint}) == kBare) return Known::kBare;
     return (looked_at & ~uint32_t{kOthers}) == kUsual ? Known::kUsual : Known::kNothing;
+  }
+
+  // As it is known to be where rows have one CTA.
+  template <Known kKnown>
+  __device__ __forceinline__ Shape alone() const {
+    if (kKnown == Known::kPlain) return Shape(0, 0, kQuads | plain().flags);
+    if (kKnown == Known::kBare) return Shape(0, 0, kQuads | kBare);
+    return Shape(0, 0, flags);
   }
 
   // In registers, where it stays, or as it is known to be.

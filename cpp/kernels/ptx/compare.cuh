@@ -22,6 +22,12 @@ __device__ __forceinline__ void count_if_greater(float& count, uint32_t a, uint3
       : "r"(a), "r"(b));
 }
 
+__device__ __forceinline__ void count_if_greater(float& count, uint64_t a, uint64_t b) {
+  asm("{\n .reg .pred p;\n setp.gt.u64 p, %1, %2;\n @p add.f32 %0, %0, 0f3F800000;\n}"
+      : "+f"(count)
+      : "l"(a), "l"(b));
+}
+
 // Adds `mark`, a power of two, to `marks` unless x < bound; so also where x is NaN.
 __device__ __forceinline__ void mark_unless_less(float& marks, float x, float bound, float mark) {
   asm("{\n .reg .pred p;\n setp.geu.f32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
@@ -42,9 +48,9 @@ __device__ __forceinline__ void mark_if_equal(float& marks, float x, float bound
       : "f"(x), "f"(bound), "f"(mark));
 }
 
-// The same if x >= bound, or if x <= bound.
-__device__ __forceinline__ void mark_if_at_least(float& marks, uint32_t x, uint32_t bound, float mark) {
-  asm("{\n .reg .pred p;\n setp.ge.u32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
+// The same if x > bound, or if x <= bound.
+__device__ __forceinline__ void mark_if_greater(float& marks, uint32_t x, uint32_t bound, float mark) {
+  asm("{\n .reg .pred p;\n setp.gt.u32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
       : "+f"(marks)
       : "r"(x), "r"(bound), "f"(mark));
 }

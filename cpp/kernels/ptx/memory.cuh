@@ -14,6 +14,17 @@ __device__ __forceinline__ uint4 load_streaming(const void* p) {
   return v;
 }
 
+// The same, kOffset bytes further on, if `place` is less than `end`; or else `v` is anything.
+template <int kOffset>
+__device__ __forceinline__ void load_streaming_before(int place, int end, uint4& v, const void* p) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.lt.s32 p, %4, %5;\n"
+      " @p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%6 + %7];\n}"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "r"(place), "r"(end), "l"(p), "n"(kOffset));
+}
+
 // 4, 8 or 16 bytes under a predicate, where a branch would make the compiler move, and so wait for, what it
 // loads.
 __device__ __forceinline__ void load_if(bool wanted, uint32_t (&word)[2], const void* p) {
@@ -149,6 +160,11 @@ __device__ __forceinline__ void store_global(int32_t* p, int32_t value) {
 __device__ __forceinline__ void add_shared(uint32_t& at, uint32_t value, uint32_t zero) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(&at)) + zero;
   asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+// Adds one at an address that has been computed.
+__device__ __forceinline__ void increment_shared(uint32_t address) {
+  asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
 }
 
 // Stores under a predicate, where the compiler would branch: appends a value at `slot`, which moves on.

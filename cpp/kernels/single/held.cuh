@@ -1,11 +1,9 @@
 // A short row in the registers of one CTA, and the way what is chosen of it gets out in ascending order.
 #pragma once
 
-#include <type_traits>
-
 #include "cluster/job.cuh"
-#include "common/order_scan.cuh"
 #include "common/phase_clock.cuh"
+#include "single/chosen.cuh"
 
 namespace gvr_topk::single {
 
@@ -21,103 +19,114 @@ template <typename T, int kValues>
 struct Held {
   static constexpr int kVecs = kValues / kPerVec<T>;
   static constexpr int kGroup = 32 * kPerVec<T>;
+  static constexpr int kHalf = kValuesPerThread / 2;
   static constexpr bool kAhead = kValues <= kValuesPerThread;
   static constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
-  using Bits = std::conditional_t<(kValues > 32), uint64_t, uint32_t>;
 
-  int vecs;   // of a lane
   int begin;  // position of the warp's first element
   uint4 raw[kVecs];
-  uint32_t key[kValues];  // without its idle bits
+  uint32_t bits[kValues];  // of values, and then of keys, without those that are idle
 
-  // Starts the loads: of all that the buffer of the row has, or of what is there of it.
-  __device__ __forceinline__ void load(const Row<T>& row) {
-    constexpr int kBlock = kThreads * kPerVec<T>;
+  // Starts the loads: of all that the buffer of the row has, `whole` vectors if so, or of what is there of
+  // it.
+  __device__ __forceinline__ void load(const Row<T>& row, bool whole) {
     const int there = row.n;
-    vecs = (there + kBlock - 1) / kBlock;
-    begin = (threadIdx.x >> 5) * vecs * kGroup;
+    begin = (threadIdx.x >> 5) * kVecs * kGroup;
     const int first = begin + (threadIdx.x & 31) * kPerVec<T>;
     const T* data = row.data + first;
+    if constexpr (kAhead) {
+      ptx::keep(data);
+      const int whole_vecs = there - kPerVec<T> + 1 - first;  // that start before this
+      load_before(row.aligned ? whole_vecs : 0, data);
+    } else {
 #pragma unroll
-    for (int j = 0; j < kVecs; ++j) {
-      raw[j] = absent_vec<T>();
-      if (row.aligned && j < vecs && first + j * kGroup + kPerVec<T> <= there) {
-        raw[j] = ptx::load_streaming(data + j * kGroup);
+      for (int j = 0; j < kVecs; ++j) {
+        raw[j] = absent_vec<T>();
+        if (row.aligned && first + j * kGroup + kPerVec<T> <= there) {
+          raw[j] = ptx::load_streaming(data + j * kGroup);
+        }
       }
     }
-    if (row.aligned && there % kPerVec<T> == 0) return;
+    if (whole || (row.aligned && there % kPerVec<T> == 0)) return;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       const int left = there - first - j * kGroup;
-      if (j < vecs && left > 0 && (!row.aligned || left < kPerVec<T>)) {
+      if (left > 0 && (!row.aligned || left < kPerVec<T>)) {
         raw[j] = load_elements(data + j * kGroup, left);
       }
+    }
+  }
+
+  template <int kVec = 0>
+  __device__ __forceinline__ void load_before(int end, const T* data) {
+    if constexpr (kVec < kVecs) {
+      constexpr int kPlace = kVec * kGroup;
+      ptx::load_streaming_before<kPlace * sizeof(T)>(kPlace, end, raw[kVec], data);
+      load_before<kVec + 1>(end, data);
     }
   }
 
   // Waits for them.
   __device__ __forceinline__ void take(int n, int lane) {
     for_each_place(
-        [&](int i) { key[i] = order_key(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)) >> kIdleBits<T>; });
-    if (!kAhead || begin + vecs * kGroup <= n) return;
+        [&](int i) { bits[i] = __float_as_uint(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)); });
+    if (!kAhead || begin + kVecs * kGroup <= n) return;
     const int left = n - begin - lane * kPerVec<T>;
     for_each_place([&](int i) {
-      if (i / kPerVec<T> * kGroup + i % kPerVec<T> >= left) key[i] = kNegInfKey >> kIdleBits<T>;
+      if (i / kPerVec<T> * kGroup + i % kPerVec<T> >= left) bits[i] = __float_as_uint(-INFINITY);
     });
   }
+
+  __device__ __forceinline__ void make_keys() {
+    for_each_place([&](int i) { bits[i] = order_key(value(i)) >> kIdleBits<T>; });
+  }
+
+  __device__ __forceinline__ float value(int place) const { return __uint_as_float(bits[place]); }
 
   // Calls visit(place) for every element of the lane.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_place(Visit visit) const {
+  __device__ __forceinline__ static void for_each_place(Visit visit) {
 #pragma unroll
-    for (int j = 0; j < kVecs; ++j) {
-      if (j >= vecs) break;
-#pragma unroll
-      for (int e = 0; e < kPerVec<T>; ++e) visit(j * kPerVec<T> + e);
-    }
+    for (int i = 0; i < kValues; ++i) visit(i);
   }
 
-  // Bits of the keys that mark(marks, key, bit) marks.
+  // The keys that mark(marks, key, bit) marks.
   template <typename Mark>
-  __device__ __forceinline__ Bits bits(Mark mark) const {
+  __device__ __forceinline__ Chosen<kWords> chosen(Mark mark) const {
     ptx::Marks marks[kWords];
-    for_each_place([&](int i) {
-      mark(marks[i / kValuesPerThread].of[i / kPerVec<T> % 2], key[i], 1u << i % kValuesPerThread);
-    });
-    Bits found = 0;
+    for_each_place(
+        [&](int i) { mark(marks[i / kValuesPerThread].of[i / kHalf % 2], bits[i], 1u << 2 * (i % kHalf)); });
+    Chosen<kWords> found;
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) found |= Bits{marks[w].bits()} << (kValuesPerThread * w);
+    for (int w = 0; w < kWords; ++w) {
+      found.word[w] = ptx::sum_above_none(marks[w].of[0]) | ptx::sum_above_none(marks[w].of[1]) << 2 * kHalf;
+    }
     return found;
   }
 
-  // The key at a place known only at run time: a tree of selections, because registers have no addresses.
+  // What it has at a place known only at run time: a tree of selections, because registers have no addresses.
   template <int kFirst = 0, int kCount = kValues>
-  __device__ __forceinline__ uint32_t key_at(int place) const {
+  __device__ __forceinline__ uint32_t bits_at(uint32_t place) const {
     if constexpr (kCount == 1) {
-      return key[kFirst];
+      return bits[kFirst];
     } else {
-      constexpr int kHalf = kCount / 2;
-      const uint32_t lower = key_at<kFirst, kHalf>(place);
-      const uint32_t upper = key_at<kFirst + kHalf, kHalf>(place);
-      return (place & kHalf) != 0 ? upper : lower;
+      constexpr int kLower = kCount / 2;
+      const uint32_t lower = bits_at<kFirst, kLower>(place);
+      const uint32_t upper = bits_at<kFirst + kLower, kLower>(place);
+      return (place & kLower) != 0 ? upper : lower;
     }
   }
 
-  // Those of 16 elements.
-  __device__ __forceinline__ static uint32_t word(Bits bits, int w) {
-    return static_cast<uint32_t>(bits >> (kValuesPerThread * w)) & 0xffffu;
+  // Its position in the row.
+  __device__ __forceinline__ uint32_t position(int lane, uint32_t place) const {
+    return begin + place / kPerVec<T> * kGroup + lane * kPerVec<T> + place % kPerVec<T>;
   }
 };
-
-__device__ __forceinline__ uint32_t count_bits(uint32_t bits) { return __popc(bits); }
-__device__ __forceinline__ uint32_t count_bits(uint64_t bits) { return __popcll(bits); }
-__device__ __forceinline__ int first_bit(uint32_t bits) { return __ffs(bits) - 1; }
-__device__ __forceinline__ int first_bit(uint64_t bits) { return __ffsll(bits) - 1; }
 
 // Brings the chosen elements in order; `before` were chosen in earlier warps. A block barrier comes next.
 template <typename T, int kValues>
 __device__ __forceinline__ void stage(const Task<T>& task, const Held<T, kValues>& held,
-                                      typename Held<T, kValues>::Bits chosen, uint32_t before,
+                                      const Chosen<Held<T, kValues>::kWords>& chosen, uint32_t before,
                                       uint16_t* staged) {
   constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
   constexpr int kWordVecs = kVecsOfWord<T>;
@@ -125,18 +134,18 @@ __device__ __forceinline__ void stage(const Task<T>& task, const Held<T, kValues
   uint32_t position = held.begin + task.lane * kPerVec<T>;
 #pragma unroll
   for (int w = 0; w < Held<T, kValues>::kWords; ++w) {
-    const uint32_t word = Held<T, kValues>::word(chosen, w);
-    const uint32_t counts = packed_counts<T>(word);
+    const uint32_t word = chosen.word[w];
+    const uint32_t counts = packed_counts_of_pairs<T>(word);
     uint32_t upto = inclusive_scan(counts);
     uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
     upto -= counts;
 #pragma unroll
     for (int j = 0; j < kWordVecs; ++j) {
-      if (w * kWordVecs + j >= min(held.vecs, Held<T, kValues>::kVecs)) break;
+      if (w * kWordVecs + j >= Held<T, kValues>::kVecs) break;
       uint32_t slot = storage + 2 * (before + (upto & kFieldMask));
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) {
-        ptx::push_if(word & (1u << (j * kPerVec<T> + e)), slot, static_cast<uint16_t>(position + e));
+        ptx::push_if(word & (1u << 2 * (j * kPerVec<T> + e)), slot, static_cast<uint16_t>(position + e));
       }
       before += total & kFieldMask;
       upto >>= kFieldBits<T>;
@@ -157,9 +166,9 @@ __device__ __forceinline__ void audit(const TopkParams& p, const Shape& shape, c
 
 // Writes what all warps have staged.
 template <typename T>
-__device__ __forceinline__ void write_out(const Task<T>& task, const uint16_t* staged, const Sink& sink) {
-  const auto outputs = reinterpret_cast<uintptr_t>(sink.indices) | reinterpret_cast<uintptr_t>(sink.prior);
-  if (sink.pages == nullptr && (outputs & 15) == 0 && (task.k & 3) == 0) {
+__device__ __forceinline__ void write_out(const Task<T>& task, const Shape& shape, const uint16_t* staged,
+                                          const Sink& sink) {
+  if (shape.has(Shape::kQuads)) {
 #pragma unroll 1
     for (int i = 4 * task.thread; i < task.k; i += 4 * kThreads) {
       const ushort4 four = *reinterpret_cast<const ushort4*>(staged + i);

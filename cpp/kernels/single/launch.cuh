@@ -9,7 +9,15 @@ namespace gvr_topk::single {
 template <typename T, int kValues>
 cudaError_t launch_holding(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
   const LaunchConfig launch(dim3(params.rows), dim3(kThreads), single_bytes(params.k), stream, 1, pdl);
-  return launch_kernel<single_topk<T, kValues>>(launch, describe<T>(params, plan), params, plan.path);
+  const Shape shape = describe<T>(params, plan);
+  const Known known = shape.has(Shape::kQuads) ? shape.known() : Known::kNothing;
+  if (known == Known::kPlain) {
+    return launch_kernel<single_topk<T, kValues, Known::kPlain>>(launch, shape, params, plan.path);
+  }
+  if (known == Known::kBare) {
+    return launch_kernel<single_topk<T, kValues, Known::kBare>>(launch, shape, params, plan.path);
+  }
+  return launch_kernel<single_topk<T, kValues, Known::kNothing>>(launch, shape, params, plan.path);
 }
 
 template <typename T>
