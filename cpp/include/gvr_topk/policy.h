@@ -180,23 +180,22 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
   return PlanProblem::kNone;
 }
 
-// One CTA's are rows up to here, for two or more are not faster, and, where there is a row for every SM, all
-// that one CTA can hold. No hint is used for them.
+// One CTA's are rows up to here, for two or more are not faster, and, where rows are so many that clusters
+// would be of two, all that one CTA can hold. No hint is used for them.
 constexpr int64_t kSingleWidth = 16384;
+constexpr int64_t kMostSingleWidth = int64_t{kClusterThreads} * kMostValuesPerThread;
 
 // CTAs per row: only as many as half the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large
 // clusters never fill the chip, and a second wave costs more than halving the cluster. Clusters of two fill
 // it, and where two for each row do not fit, one does. Enough, though, that the selection masks of one CTA
-// fit. In the sweep (eval/results/tune_h200.json) no other size is faster by more than a twentieth, but for
-// rows of all of kSingleWidth, which the gate allows a hint, and several CTAs do in four fifths of the time:
-// most rows in buffers of that width are shorter.
+// fit. In the sweep (eval/results/tune_h200.json) no other size is faster by more than a twentieth.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
   if (in.width <= kSingleWidth) return 1;
   const int32_t most = max_cluster_size(in.arch);
   int32_t ctas = most;
   while (ctas > 2 && in.rows * ctas > in.sm_count / 2) ctas /= 2;
-  if (in.rows * ctas > in.sm_count) ctas = 1;
+  if (in.rows * ctas > in.sm_count || (ctas == 2 && in.width <= kMostSingleWidth)) ctas = 1;
   while (ctas < most && in.width > ctas * max_elements_per_cta(in.arch)) ctas *= 2;
   return ctas;
 }
