@@ -13,9 +13,9 @@ namespace gvr_topk::cluster {
 template <typename T>
 __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, const Room& room,
                                              const Row<T>& row, unsigned char* storage,
-                                             bool usual_sizes = false) {
+                                             bool known_sizes = false) {
   const auto keep = [&](int& size) {  // or it would not stay known
-    if (!usual_sizes) ptx::keep(size);
+    if (!known_sizes) ptx::keep(size);
   };
   Task<T> task;
   task.row = row;
@@ -181,13 +181,13 @@ struct Job {
   bool writer;  // the thread that speaks for the row
 
   __device__ __forceinline__ Job(const TopkParams& p, const Shape& shape, const Room& room,
-                                 unsigned char* storage, bool usual_sizes = false) {
+                                 unsigned char* storage, bool known_sizes = false) {
     row = blockIdx.x >> shape.log2_ctas();
     request = request_of(p, shape, row);
     ptx::load_if(true, seq_len, p.seq_lens + request);  // before all else
     asked = asked_slot(p, shape, row, request);
     task =
-        make_task<T>(p, shape, room, row_buffer<T>(p, shape.has(Shape::kAligned), row), storage, usual_sizes);
+        make_task<T>(p, shape, room, row_buffer<T>(p, shape.has(Shape::kAligned), row), storage, known_sizes);
     writer = task.rank == 0 && task.thread == 0;
   }
 

@@ -109,6 +109,11 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
     const uint32_t offset = hit.bin << shift;
     base += offset;
     reach = min(reach - offset, (1u << shift) - 1);
+    // Around zero keys lie far apart: rounds would go on where nothing but the plateau is left.
+    if (plateau != kAbsentKey && inside == verdict.equal && (plateau >> kIdle) - base <= reach) {
+      base = plateau >> kIdle;
+      reach = 0;
+    }
   }
   return Cut{whole_key<T>(base), rank, inside};
 }

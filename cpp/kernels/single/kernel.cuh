@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   ptx::grid_take_over();
   // What lanes add to one address the compiler would first add up over the warp. Few do here, and that takes
   // longer.
-  Job<T> job(p, shape, Room{}, storage + ptx::unknown_zero(), kKnown != Known::kNothing);
+  Job<T> job(p, shape, Room{}, storage + ptx::unknown_zero(), true);
   const Task<T>& task = job.task;
   Shared& sm = *task.shared;
   Row held;
