@@ -181,7 +181,7 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
 }
 
 // One CTA's are rows up to here, for two or more are not faster, and, where rows are so many that clusters
-// would be of two, all that one CTA can hold. No hint is used for them.
+// would be of two, all that one CTA can hold. No hint is used for them, but the k-th value of the last step.
 constexpr int64_t kSingleWidth = 16384;
 constexpr int64_t kMostSingleWidth = int64_t{kClusterThreads} * kMostValuesPerThread;
 
