@@ -191,8 +191,8 @@ def test_short_rows_are_found_around_the_last_value(width: int, rows: int, dtype
     for step in range(6):
         logits = (base + 0.1 * normal(rows, width).roll(step, 1)).to(dtype)
         stats = torch.zeros(rows, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")
-        before = guess.clone()
-        plain, left = run(logits, lengths, K, prior=prior.clone(), guess_state=before), before
+        left = guess.clone()
+        plain = run(logits, lengths, K, prior=prior.clone(), guess_state=left)
         got = run(logits, lengths, K, prior=prior, guess_state=guess, stats=stats)
         assert wrong_rows(got, logits, lengths, K) == []
         assert torch.equal(plain, got)

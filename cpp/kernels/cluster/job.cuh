@@ -205,17 +205,13 @@ struct Job {
   }
 
   // Starts the load of what the last step left for the guess: for one thread, which tells the others. While a
-  // hint is written they might find something else. Early, where slots are those of requests, or late.
-  __device__ __forceinline__ float early_feedback(const TopkParams& p, const Shape& shape) const {
+  // hint is written they might find something else; or, of a row that is alone with its slot, for all of
+  // them. Early, where slots are those of requests, or late.
+  __device__ __forceinline__ float early_feedback(const TopkParams& p, const Shape& shape,
+                                                  bool for_all = false) const {
     float feedback = kNoFeedback;
-    ptx::load_if(shape.has(Shape::kPrompt) && threadIdx.x == 0, feedback, p.guess_state + request);
-    return feedback;
-  }
-
-  // The same for all threads of a row that is alone with its slot.
-  __device__ __forceinline__ float own_feedback(const TopkParams& p) const {
-    float feedback = kNoFeedback;
-    ptx::load_if(true, feedback, p.guess_state + request);
+    const bool mine = for_all || threadIdx.x == 0;
+    ptx::load_if(shape.has(Shape::kPrompt) && mine, feedback, p.guess_state + request);
     return feedback;
   }
 

@@ -165,24 +165,29 @@ struct alignas(8) Shape {
     return (looked_at & ~uint32_t{kOthers}) == kUsual ? Known::kUsual : Known::kNothing;
   }
 
-  // As it is known to be where rows have one CTA.
+  // Those that are known as what they are known to be.
   template <Known kKnown>
-  __device__ __forceinline__ Shape alone() const {
-    if (kKnown == Known::kPlain) return Shape(0, 0, kQuads | plain().flags);
-    if (kKnown == Known::kBare) return Shape(0, 0, kQuads | kBare);
-    return Shape(0, 0, flags);
+  __device__ __forceinline__ uint32_t known_flags() const {
+    if (kKnown == Known::kUsual) return (flags & (kRing | kOthers)) | kUsual;
+    if (kKnown == Known::kPlain) return (flags & kRing) | plain().flags;
+    if (kKnown == Known::kBare) return (flags & (kRing | kUseHint)) | kBare;
+    return flags;
   }
 
-  // In registers, where it stays, or as it is known to be.
+  // Where rows have one CTA; where anything is known, results are written in quads.
+  template <Known kKnown>
+  __device__ __forceinline__ Shape alone() const {
+    return Shape(0, 0, known_flags<kKnown>() | (kKnown == Known::kNothing ? 0 : kQuads));
+  }
+
+  // In registers, where it stays, but for what is known.
   template <Known kKnown, bool kUsualSizes>
   __device__ __forceinline__ Shape kept() const {
     Shape shape = *this;
     ptx::keep(shape.sizes);
     ptx::keep(shape.flags);
     if (kUsualSizes) shape.sizes = plain().sizes;
-    if (kKnown == Known::kUsual) shape.flags = (shape.flags & (kRing | kOthers)) | kUsual;
-    if (kKnown == Known::kPlain) shape.flags = (shape.flags & kRing) | plain().flags;
-    if (kKnown == Known::kBare) shape.flags = (shape.flags & (kRing | kUseHint)) | kBare;
+    shape.flags = shape.known_flags<kKnown>();
     return shape;
   }
 };

@@ -155,15 +155,6 @@ __device__ __forceinline__ void stage(const Task<T>& task, const Held<T, kValues
   }
 }
 
-// Looks at the whole hint, which is still the old one, when somebody wants to know.
-template <typename T>
-__device__ __forceinline__ void audit(const TopkParams& p, const Shape& shape, const Job<T>& job,
-                                      uint32_t kth) {
-  if (!shape.has(Shape::kAudited) || job.slot(p, shape) < 0) return;
-  audit_hint(job.task, job.hint(p, shape), kth);
-  __syncthreads();
-}
-
 // Writes what all warps have staged.
 template <typename T>
 __device__ __forceinline__ void write_out(const Task<T>& task, const Shape& shape, const uint16_t* staged,

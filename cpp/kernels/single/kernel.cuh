@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   Row held;
   if constexpr (Row::kAhead) held.load(task.row, shape.has(Shape::kWhole));
   __syncwarp();  // the row first
-  float feedback = kKnown == Known::kPlain ? job.own_feedback(p) : job.early_feedback(p, shape);
+  float feedback = job.early_feedback(p, shape, kKnown == Known::kPlain);
   job.late_feedback(p, shape, feedback);
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
   clock.stamp();
@@ -69,21 +69,21 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     } else {
       settle_few(task, held, own.bins, split, before, kth, key_of);
     }
-    audit(p, shape, job, kth);
+    job.audit(p, shape, kth);
     clock.stamp();
     stage(task, held, split.above, before, own.staged);
     __syncthreads();
     write_out(task, shape, own.staged, sink);
     clock.stamp();
     if (task.thread != 0 || !shape.has(Shape::kAudited)) return;
-    write_stats(stats_of(p, shape, job.row), path, 1, static_cast<int>(split.few), rounds + guessed,
+    write_stats(stats_of(p, shape, job.row), path, 1, static_cast<int>(split.few), rounds,
                 job.slot(p, shape) >= 0 ? static_cast<int>(sm.at_or_above) : -1,
-                guessed ? kGuessValue : kGuessNone, recalled, rounds);
+                guessed ? kGuessValue : kGuessNone, recalled, rounds - guessed);
   };
   if (guessed && recall(task, held, own.bins, feedback, next, split)) {
     if (split.rank == split.few && !shape.has(Shape::kAudited)) split.take_all();  // no need to know the k-th
     clock.stamp();
-    conclude([](uint32_t bits) { return order_key(__uint_as_float(bits)); }, false, true, 0);
+    conclude([](uint32_t bits) { return order_key(__uint_as_float(bits)); }, false, true, guessed);
     return;
   }
   held.make_keys();
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   clock.stamp();
   const bool tied = split.few > kRankDirectly;
   if (next != nullptr) *next = window_around<T>(range.base, crowd, tied);
-  conclude([](uint32_t bits) { return whole_key<T>(bits); }, tied, false, rounds - guessed);
+  conclude([](uint32_t bits) { return whole_key<T>(bits); }, tied, false, rounds);
 }
 
 }  // namespace gvr_topk::single

@@ -15,7 +15,7 @@ __device__ __forceinline__ bool recall(const Task<T>& task, const Held<T, kValue
   // Of the longest rows they are computed anew: registers are short.
   constexpr bool kKept = kValues <= kWideValuesPerThread;
   uint32_t bin[kKept ? kValues : 1];
-  uint32_t first = ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * Window::kFirstBin;
+  uint32_t first = ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * Window::first_bin();
   ptx::keep(first);
   held.for_each_place([&](int i) {
     const uint32_t its = window.bin(held.value(i));
@@ -30,7 +30,7 @@ __device__ __forceinline__ bool recall(const Task<T>& task, const Held<T, kValue
   split.few = hit.count;
   if (!kKept) ptx::keep(window.scale);  // or the compiler would keep them all the same
   // 0 for each below, 1 inside, 2 above.
-  int offset = 1 - static_cast<int>(hit.bin + Window::kFirstBin);
+  int offset = 1 - static_cast<int>(hit.bin + Window::first_bin());
   ptx::keep(offset);
   uint32_t classes[Held<T, kValues>::kWords] = {};
   held.for_each_place([&](int i) {

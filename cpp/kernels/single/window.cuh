@@ -31,7 +31,7 @@ struct Window {
 
   // The bin of a value, counted from this number on. Greater values, and NaN, lie in no lower bins; all above
   // the window in the last, all below in the first.
-  static constexpr uint32_t kFirstBin = 0x4b000000u;
+  __device__ __forceinline__ static uint32_t first_bin() { return __float_as_uint(ptx::kNone); }
   __device__ __forceinline__ uint32_t bin(float x) const {
     const float depth = __saturatef(fmaf(x, scale, bias));  // of NaN, zero
     return __float_as_uint(fmaf(depth, 1.0f - kBins, ptx::kNone + (kBins - 1.0f)));
