@@ -1,7 +1,7 @@
 # Everything is installed into .venv, made on first use. Later runs compile only what changed.
 #   make replay    replay the shipped decode trace with the heuristic on, every step checked
 #   make test      everything that needs no GPU
-#   make test-gpu  everything that needs one
+#   make test-gpu  everything that needs one; compiles a second library, which delays threads
 PYTHON3 ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
@@ -9,7 +9,8 @@ OUT ?= out/replay
 # nvcc takes up to 3 GB per job, so not one job per core without being asked.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
-.PHONY: help replay test test-gpu lint format install build wheel clean
+.PHONY: help replay test test-gpu test-gpu-plain test-gpu-chaos neighbours chaos lint format install build \
+  wheel clean
 
 help:
 	@sed -n '2,4s/^#   //p' Makefile
@@ -44,13 +45,35 @@ test: install
 	$(VENV)/bin/python -m pytest tests/cpu
 
 # Needs no .venv: `make build test-gpu PYTHON=python3` uses the torch that is there.
-test-gpu:
+test-gpu: test-gpu-plain test-gpu-chaos
+
+test-gpu-plain: neighbours
 	$(PYTHON) -m pytest tests/gpu
 	@if command -v compute-sanitizer > /dev/null; then \
 	  for tool in memcheck racecheck synccheck; do \
 	    compute-sanitizer --tool $$tool --error-exitcode 1 $(PYTHON) -m pytest tests/gpu -m sanitizer || exit 1; \
 	  done; \
 	else echo "compute-sanitizer: not found, its runs are left out"; fi
+
+# The same tests on a library that delays threads around barriers, copies and remote accesses.
+CHAOS = build/chaos
+test-gpu-chaos: chaos
+	GVR_TOPK_LIBRARY_DIR=$(CHAOS)/install/gvr_topk/lib $(PYTHON) -m pytest tests/gpu
+
+# Both for the architecture they are run on alone; and the first never beside the libraries of the package.
+TEST_ARCHS ?= 90a-real
+chaos:
+	cmake -S cpp -B $(CHAOS) -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
+	  -DGVR_TOPK_CHAOS=ON -DGVR_TOPK_STRESS=ON -DGVR_TOPK_ARCHS=$(TEST_ARCHS)
+	cmake --build $(CHAOS)
+	cmake --install $(CHAOS) --prefix $(CHAOS)/install
+
+# What stress tests run beside the op, installed beside the libraries of the checkout.
+neighbours:
+	cmake -S cpp -B build/neighbours -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
+	  -DGVR_TOPK_STRESS=ON -DGVR_TOPK_ARCHS=$(TEST_ARCHS)
+	cmake --build build/neighbours --target gvr_topk_neighbours
+	cmake --install build/neighbours --component gvr_topk_stress --prefix .
 
 # The libraries alone, beside the sources; the test of the wheel and everything else use `install`.
 build:

@@ -13,8 +13,9 @@ name            file                                       where it comes from
                                                            for sm_90a; wheel apache-tvm-ffi 0.1.11
 ==============  =========================================  =================================================
 
-``torch`` is always there. An operator is called as its own project calls it in decode: its output is
-allocated beforehand where its interface allows that, and never sorted or converted.
+``torch`` is always there. ``vllm_per_row`` and ``flashinfer_ragged`` are second operators of the same files.
+An operator is called as its own project calls it in decode: its output is allocated beforehand where its
+interface allows that, and never sorted or converted.
 """
 
 from __future__ import annotations
@@ -37,10 +38,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eval.kernel_timing import Rows
+from eval.kernel_timing import POISON, Chain, Prepared
 
 ENVIRONMENT = "GVR_TOPK_BASELINES"
-POISON = -7777
 VLLM_WORKSPACE_BYTES = 1 << 20
 VLLM_K = (512, 1024, 2048)
 VLLM_COOPERATIVE_ROWS = 64
@@ -54,18 +54,6 @@ class BaselineError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """An implementation bound to rows: ``launch(i)`` serves buffer ``i``, ``results[i]`` is its answer."""
-
-    launch: Callable[[int], None]
-    results: Tensor  # [count, batch, k] int32 or int64
-    statistics: Callable[[int], Tensor] | None = None  # launches once more, with the op's statistics
-
-    def poison(self) -> None:
-        self.results.fill_(POISON)
-
-
-@dataclass(frozen=True)
 class Baseline:
     """One foreign implementation.
 
@@ -76,7 +64,7 @@ class Baseline:
     refuse : callable
         ``refuse(rows, dtype, k) -> str``: why it cannot serve a shape, or an empty string.
     prepare : callable
-        ``prepare(Rows) -> Prepared``.
+        ``prepare(Chain) -> Prepared``.
     why_not : str
         Why it cannot be loaded here; empty when it can.
     """
@@ -84,7 +72,7 @@ class Baseline:
     name: str
     version: str
     refuse: Callable[[int, torch.dtype, int], str]
-    prepare: Callable[[Rows], Prepared]
+    prepare: Callable[[Chain], Prepared]
     why_not: str = ""
 
 
@@ -104,6 +92,11 @@ def available(folder: Path | None = None) -> dict[str, Baseline]:
         ("vllm", "vLLM 0.33.0: cooperative_topk, persistent_topk above 64 rows", _load_vllm),
         ("vllm_per_row", "vLLM 0.33.0 top_k_per_row_decode", _load_vllm_per_row),
         ("flashinfer", "FlashInfer 0.7.2 top_k, its backends for captured graphs", _load_flashinfer),
+        (
+            "flashinfer_ragged",
+            "FlashInfer 0.7.2 top_k_ragged_transform, its backends for captured graphs",
+            _load_flashinfer_ragged,
+        ),
     ):
         try:
             if not torch.cuda.is_available():
@@ -166,12 +159,12 @@ def load_library(path: Path, helpers: Path) -> None:
 
 def _find_helper(name: str, helpers: Path) -> Path | None:
     packages = Path(torch.__file__).resolve().parent.parent
-    places = [
+    candidates = [
         *helpers.rglob(name),
         *packages.glob(f"nvidia/**/lib/{name}"),
         packages / "torch" / "lib" / name,
     ]
-    return next((place for place in places if place.is_file()), None)
+    return next((path for path in candidates if path.is_file()), None)
 
 
 def _any_shape(rows: int, dtype: torch.dtype, k: int) -> str:
@@ -188,32 +181,32 @@ def _vllm_shapes(rows: int, dtype: torch.dtype, k: int) -> str:
     return _only_fp32(rows, dtype, k)
 
 
-def _unloaded(rows: Rows) -> Prepared:
+def _unloaded(chain: Chain) -> Prepared:
     raise BaselineError("not loaded")
 
 
-def _results(rows: Rows, dtype: torch.dtype = torch.int32) -> Tensor:
-    count, batch, _ = rows.logits.shape
-    return torch.full((count, batch, rows.k), POISON, dtype=dtype, device=rows.logits.device)
+def _results(chain: Chain, dtype: torch.dtype = torch.int32) -> Tensor:
+    shape = (chain.count, chain.batch, chain.k)
+    return torch.full(shape, POISON, dtype=dtype, device=chain.logits.device)
 
 
-def _full_rows(rows: Rows) -> Tensor:
+def _full_rows(chain: Chain) -> Tensor:
     """The rows for operators without lengths: what lies past a row's length must not win."""
-    width = rows.logits.shape[2]
-    lengths = rows.lengths.expand(rows.logits.shape[:2])
+    width = chain.logits.shape[2]
+    lengths = chain.lengths.expand(chain.logits.shape[:2])
     if bool((lengths == width).all()):
-        return rows.logits
+        return chain.logits
     beyond = torch.arange(width, device=lengths.device) >= lengths[..., None]
-    return rows.logits.masked_fill(beyond, float("-inf"))
+    return chain.logits.masked_fill(beyond, float("-inf"))
 
 
-def _torch(rows: Rows) -> Prepared:
-    logits = _full_rows(rows)
-    results = _results(rows, torch.int64)
+def _torch(chain: Chain) -> Prepared:
+    logits = _full_rows(chain)
+    results = _results(chain, torch.int64)
     values = torch.empty(*results.shape[1:], dtype=logits.dtype, device=logits.device)
 
-    def launch(i: int) -> None:
-        torch.topk(logits[i], rows.k, dim=-1, sorted=False, out=(values, results[i]))
+    def launch(step: int) -> None:
+        torch.topk(logits[step], chain.k, dim=-1, sorted=False, out=(values, results[step]))
 
     return Prepared(launch, results)
 
@@ -222,11 +215,11 @@ def _load_trtllm(name: str, version: str, folder: Path) -> Baseline:
     load_library(find_file(folder, "libtrtllm_kernel.so"), folder)
     operator = torch.ops.trtllm.indexer_topk_decode.default
 
-    def prepare(rows: Rows) -> Prepared:
-        results = _results(rows)
+    def prepare(chain: Chain) -> Prepared:
+        results = _results(chain)
 
-        def launch(i: int) -> None:
-            operator(rows.logits[i], rows.lengths_of(i), results[i], 1, rows.k)
+        def launch(step: int) -> None:
+            operator(chain.logits[step], chain.lengths_of(step), results[step], 1, chain.k)
 
         return Prepared(launch, results)
 
@@ -237,16 +230,16 @@ def _load_vllm(name: str, version: str, folder: Path) -> Baseline:
     load_library(find_file(folder, "_C_stable_libtorch.abi3.so"), folder)
     cooperative, persistent = torch.ops._C.cooperative_topk.default, torch.ops._C.persistent_topk.default
 
-    def prepare(rows: Rows) -> Prepared:
-        results = _results(rows)
-        _, batch, width = rows.logits.shape
-        if rows.logits.stride(1) % 4:
-            raise BaselineError(f"cooperative_topk wants rows of a multiple of 4 elements, got {width}")
+    def prepare(chain: Chain) -> Prepared:
+        results = _results(chain)
+        width = chain.logits.shape[2]
+        if chain.logits.stride(1) % 4:
+            raise BaselineError(f"cooperative_topk takes rows of a multiple of 4 elements, got {width}")
         workspace = torch.empty(VLLM_WORKSPACE_BYTES, dtype=torch.uint8, device=results.device)
-        operator = cooperative if batch <= VLLM_COOPERATIVE_ROWS else persistent
+        operator = cooperative if chain.batch <= VLLM_COOPERATIVE_ROWS else persistent
 
-        def launch(i: int) -> None:
-            operator(rows.logits[i], rows.lengths_of(i), results[i], workspace, rows.k, width)
+        def launch(step: int) -> None:
+            operator(chain.logits[step], chain.lengths_of(step), results[step], workspace, chain.k, width)
 
         return Prepared(launch, results)
 
@@ -257,12 +250,12 @@ def _load_vllm_per_row(name: str, version: str, folder: Path) -> Baseline:
     load_library(find_file(folder, "_C_stable_libtorch.abi3.so"), folder)
     operator = torch.ops._C.top_k_per_row_decode.default
 
-    def prepare(rows: Rows) -> Prepared:
-        results = _results(rows)
-        batch, stride = rows.logits.shape[1], rows.logits.stride(1)
+    def prepare(chain: Chain) -> Prepared:
+        results = _results(chain)
+        batch, stride = chain.batch, chain.logits.stride(1)
 
-        def launch(i: int) -> None:
-            operator(rows.logits[i], 1, rows.lengths_of(i), results[i], batch, stride, 1, rows.k)
+        def launch(step: int) -> None:
+            operator(chain.logits[step], 1, chain.lengths_of(step), results[step], batch, stride, 1, chain.k)
 
         return Prepared(launch, results)
 
@@ -270,35 +263,26 @@ def _load_vllm_per_row(name: str, version: str, folder: Path) -> Baseline:
 
 
 def _load_flashinfer(name: str, version: str, folder: Path) -> Baseline:
-    path = find_file(folder, "topk.so")
-    ffi = _import_from("tvm_ffi", folder)
-    module: Any = ffi.load_module(str(path))
+    ffi, module = _flashinfer_module(folder)
 
-    def prepare(rows: Rows) -> Prepared:
-        logits = _full_rows(rows)
-        _, batch, width = logits.shape
-        values = torch.empty(batch, rows.k, dtype=logits.dtype, device=logits.device)
-        # FlashInfer's own rule for calls inside a captured graph.
-        long_row = 32768 if logits.dtype == torch.float32 else 65536
-        cub = batch < 128 or width <= 8192 or width >= long_row
-        results = _results(rows, torch.int64 if cub else torch.int32)
+    def prepare(chain: Chain) -> Prepared:
+        logits = _full_rows(chain)
+        values = torch.empty(chain.batch, chain.k, dtype=logits.dtype, device=logits.device)
+        cub = flashinfer_takes_cub(chain.batch, logits.shape[2], logits.dtype)
+        results = _results(chain, torch.int64 if cub else torch.int32)
         if cub:
-            workspace = torch.empty(
-                int(module.cub_topk_workspace_size(logits[0], rows.k, 0)),
-                dtype=torch.uint8,
-                device=logits.device,
-            )
+            bytes_needed = int(module.cub_topk_workspace_size(logits[0], chain.k, 0))
+            workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=logits.device)
         else:
             workspace = torch.zeros(FLASHINFER_STATES_BYTES, dtype=torch.uint8, device=logits.device)
 
-        def launch(i: int) -> None:
-            # The module takes its stream from the library's own notion of the current one.
-            with ffi.use_raw_stream(ffi.device("cuda:0"), torch.cuda.current_stream().cuda_stream):
+        def launch(step: int) -> None:
+            with _current_stream(ffi):
                 if cub:
-                    module.cub_topk(logits[i], results[i], values, workspace, rows.k, 0)
+                    module.cub_topk(logits[step], results[step], values, workspace, chain.k, 0)
                 else:
                     module.radix_topk(
-                        logits[i], results[i], values, workspace, rows.k, False, False, 0, False
+                        logits[step], results[step], values, workspace, chain.k, False, False, 0, False
                     )
 
         return Prepared(launch, results)
@@ -306,12 +290,71 @@ def _load_flashinfer(name: str, version: str, folder: Path) -> Baseline:
     return Baseline(name, version, _any_shape, prepare)
 
 
+def _load_flashinfer_ragged(name: str, version: str, folder: Path) -> Baseline:
+    ffi, module = _flashinfer_module(folder)
+
+    def prepare(chain: Chain) -> Prepared:
+        logits = chain.logits
+        results = _results(chain)
+        offsets = torch.zeros(chain.batch, dtype=torch.int32, device=logits.device)
+        cub = flashinfer_ragged_takes_cub(chain.batch, logits.shape[2], logits.dtype)
+        if cub:
+            bytes_needed = int(
+                module.cub_topk_ragged_transform_workspace_size(
+                    logits[0], chain.lengths_of(0), chain.k, 0, False
+                )
+            )
+            workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=logits.device)
+        else:
+            workspace = torch.zeros(FLASHINFER_STATES_BYTES, dtype=torch.uint8, device=logits.device)
+
+        def launch(step: int) -> None:
+            row, lengths, result = logits[step], chain.lengths_of(step), results[step]
+            with _current_stream(ffi):
+                if cub:
+                    module.cub_topk_ragged_transform(
+                        row, result, offsets, lengths, workspace, chain.k, 0, None
+                    )
+                else:
+                    module.radix_topk_ragged_transform(
+                        row, result, offsets, lengths, workspace, chain.k, False, 0, False, None
+                    )
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _any_shape, prepare)
+
+
+def flashinfer_takes_cub(rows: int, width: int, dtype: torch.dtype) -> bool:
+    """FlashInfer's rule for `top_k` inside a captured graph, ``is_cub_topk_beneficial``."""
+    return rows < 128 or width <= 8192 or width >= (32768 if dtype == torch.float32 else 65536)
+
+
+def flashinfer_ragged_takes_cub(rows: int, width: int, dtype: torch.dtype) -> bool:
+    """FlashInfer's rule for ragged calls inside a captured graph, ``is_cub_ragged_transform_beneficial``."""
+    if rows < 128:
+        return width >= 32768
+    return rows <= 256 and width >= (131072 if dtype == torch.float16 else 65536)
+
+
+def _flashinfer_module(folder: Path) -> tuple[ModuleType, Any]:
+    """The bindings' own package, and FlashInfer's module."""
+    path = find_file(folder, "topk.so")
+    ffi = _import_from("tvm_ffi", folder)
+    return ffi, ffi.load_module(str(path))
+
+
+def _current_stream(ffi: Any) -> Any:
+    """The module takes its stream from the bindings' own notion of the current one."""
+    return ffi.use_raw_stream(ffi.device("cuda:0"), torch.cuda.current_stream().cuda_stream)
+
+
 def _import_from(name: str, folder: Path) -> ModuleType:
     """Import a package that may lie in a folder of its own below `folder`."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        for place in sorted(folder.rglob(f"{name}/__init__.py")):
-            sys.path.append(str(place.parent.parent))
+        for init in sorted(folder.rglob(f"{name}/__init__.py")):
+            sys.path.append(str(init.parent.parent))
             return importlib.import_module(name)
         raise

@@ -1,15 +1,24 @@
-"""Time the kernels and other projects' kernels over length, batch, k, dtype, hint and kind of row.
+"""Time the op and other projects' kernels over length, batch, k, dtype, hint and kind of row.
 
     python eval/bench_kernels.py --out bench.json --baseline-dir FOLDER --traces FOLDER
+    python eval/bench_kernels.py --out bench.json --traces FOLDER --quick
 
-Every figure is the median over replays of a CUDA graph, per launch, on rows that no cache holds (cold) and
-on rows that L2 holds (warm; see `eval.kernel_timing`). Every implementation first runs on poisoned outputs,
-and its answer is compared before and after timing: ours bit for bit with the contract's oracle, the others
-by the multiset of the values they chose. A time without an exact answer is marked and not compared.
+A figure is the median over replays of a CUDA graph, per launch. The launches of a graph walk a chain of
+consecutive decode steps, each on a row that no launch before it has seen and no cache holds, with the state
+carried from step to step (`eval.kernel_timing`). Every launch's answer is compared: ours bit for bit with the
+contract's oracle, after each timed replay; the others' by the multiset of the values they chose, after the
+last one. Outputs are poisoned before each replay. A time without an exact answer is marked and not compared.
+
+``hinted`` calls the op as the integrations do: ``row_slot``, ``prior``, ``guess_state`` and ``out`` given.
+``no_hint`` gets none of the first three, ``no_row_slot`` and ``prior_only`` some of them, ``pdl`` is
+``hinted`` with programmatic dependent launches, and ``paper`` is the four-phase kernel. Traces and rows that
+are hard on a hint are also timed launch by launch: events inside a graph stand between 1,000 launches, each
+is the median of three passes, and the worst one's distance from their mean is added to the figure without
+events, since an event takes time itself.
 
 The JSON is rewritten after each cell, so a run that is stopped keeps what it had; ``--resume`` goes on from
 such a file, on the same machine or a later one (each result says which run made it). ``--report`` prints the
-tables of a file and measures nothing.
+tables of a file and measures nothing. ``--quick`` measures what the limits of our own times need.
 
 Exit status: 0, 1 a kernel of ours was not exact or failed, 2 wrong use, 3 stopped by ``--seconds``.
 """
@@ -17,6 +26,7 @@ Exit status: 0, 1 a kernel of ours was not exact or failed, 2 wrong use, 3 stopp
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
@@ -34,37 +44,80 @@ from rich.console import Console
 from torch import Tensor
 
 from eval import baselines
-from eval.baselines import BaselineError, Prepared
-from eval.common.bench_cases import DTYPES, Cell, all_cells, load_traces, make_rows
+from eval.baselines import BaselineError
+from eval.common.bench_cases import (
+    DTYPES,
+    Cell,
+    K,
+    Sources,
+    all_cells,
+    load_sources,
+    make_chain,
+    prepare_sources,
+    quick_cells,
+)
 from eval.common.bench_report import (
     ALL,
-    EARLY,
+    BASELINES,
     FLOOR,
+    FORMAT,
     OURS,
     Index,
     checks,
     checks_table,
+    dump,
+    hint_ratios,
+    hint_table,
     ratios_table,
     times_table,
     worst_ratios,
 )
-from eval.common.machine import describe_machine, write_json
-from eval.common.our_kernels import prepare_ours
-from eval.kernel_timing import Rows, buffers_for, fits_in_l2, time_graph
+from eval.common.machine import describe_machine
+from eval.common.our_kernels import (
+    HINTED,
+    NO_HINT,
+    NO_ROW_SLOT,
+    PAPER,
+    PDL,
+    PRIOR_ONLY,
+    VARIANTS,
+    prepare_ours,
+    why_refused,
+)
+from eval.kernel_timing import Chain, ChainRun, Prepared
 from gvr_topk.contract import STATS_COLUMNS, exact_topk, order_key
-from gvr_topk.gate import plan
-from gvr_topk.trace import ScoreSource
 
-FORMAT = "gvr_topk.bench_kernels/1"
 REPLAYS = 9
-BUDGET_SECONDS = 0.15
+BUDGET_SECONDS = 0.1
 """Replay time after which a figure has enough replays."""
+
+ORACLE_ELEMENTS = 1 << 26
+"""Scores that the oracle ranks at a time: it takes some sixty bytes for each."""
+
+HIT_SAMPLES = 32
+"""Steps whose hit ratio is looked at."""
+
+EACH_LAUNCHES = 1000
+EACH_GROUPS = ("scale", "engine", "trace")
+"""Groups whose launches are also timed one by one."""
 
 REPEATS = 20
 METHOD = (
-    "CUDA graph, at least 20 launches, median over up to 9 replays of replay time / launches; "
-    "cold: row buffers rotate over 4x L2 (at most 4000 buffers); warm: buffers within half of L2"
+    "CUDA graph over a chain of fresh decode steps, state carried in slots and restored before each replay, "
+    "at least 20 launches, buffers of more than 4x L2 (at most 4000), L2 emptied before each replay; median "
+    "over 3 to 9 replays of replay time / launches; every launch's result compared"
 )
+
+MEASURED: dict[str, tuple[str, ...]] = {
+    NO_ROW_SLOT: ("main", "trace", "hint"),
+    PRIOR_ONLY: ("main", "trace", "hint"),
+    PDL: ("main",),
+    PAPER: ("main", "trace", "layer"),
+}
+"""Groups in which an implementation is measured, for those that are not measured in all."""
+
+QUICK = (HINTED, NO_HINT)
+"""What ``--quick`` measures."""
 
 app = typer.Typer(add_completion=False)
 
@@ -75,51 +128,44 @@ class Implementation:
 
     name: str
     refuse: Callable[[Cell], str]
-    prepare: Callable[[Rows, Cell], Prepared]
+    prepare: Callable[[Chain], Prepared]
 
 
 def ours(name: str) -> Implementation:
-    """One of our paths."""
-    path = {"cluster": "auto", EARLY: "auto", "gvr_mean": "gvr", "gvr_quantile": "gvr", "radix": "radix"}[
-        name
-    ]
-
-    def prepare(rows: Rows, cell: Cell) -> Prepared:
-        return prepare_ours(
-            rows,
-            path,
-            hinted=cell.hint == "previous",
-            quantile=name == "gvr_quantile",
-            pdl=name == EARLY,
-        )
+    """One of our ways to call the op."""
+    variant = VARIANTS[name]
 
     def refuse(cell: Cell) -> str:
-        try:
-            plan(rows=cell.batch, width=cell.n, k=cell.k, dtype=DTYPES[cell.dtype], path=path)
-        except ValueError as error:
-            return str(error)
-        usual = cell.group == "main" and cell.dtype == "fp32" and cell.k == 2048
-        return "" if usual or name != EARLY else "measured at fp32, k = 2048, with a hint"
+        groups = MEASURED.get(name)
+        if groups is not None and cell.group not in groups:
+            return f"measured in the groups {', '.join(groups)}"
+        return why_refused(variant, cell.batch, cell.n, cell.k, DTYPES[cell.dtype])
 
-    return Implementation(name, refuse, prepare)
+    return Implementation(name, refuse, lambda chain: prepare_ours(chain, variant))
+
+
+def theirs(baseline: baselines.Baseline) -> Implementation:
+    """A baseline, which does without the cells that differ in their hint alone."""
+
+    def refuse(cell: Cell) -> str:
+        if cell.group == "hint":
+            return "takes no hint"
+        return baseline.refuse(cell.batch, DTYPES[cell.dtype], cell.k)
+
+    return Implementation(baseline.name, refuse, baseline.prepare)
 
 
 def implementations(
     names: Sequence[str], folder: Path | None
 ) -> tuple[list[Implementation], dict[str, dict[str, str]]]:
-    """The wanted implementations that are there, and for every baseline its version or why it is not."""
+    """The requested implementations that are there, and for every baseline its version or why it is not."""
     found = [ours(name) for name in OURS if name in names]
     described = {}
-    for name, baseline in baselines.available(folder).items():
-        described[name] = {"version": baseline.version, "why_not": baseline.why_not}
-        if name in names and not baseline.why_not:
-            found.append(
-                Implementation(
-                    name,
-                    lambda cell, its=baseline: its.refuse(cell.batch, DTYPES[cell.dtype], cell.k),  # type: ignore[misc]
-                    lambda rows, cell, its=baseline: its.prepare(rows),  # type: ignore[misc]
-                )
-            )
+    if any(name in names for name in BASELINES):
+        for name, baseline in baselines.available(folder).items():
+            described[name] = {"version": baseline.version, "why_not": baseline.why_not}
+            if name in names and not baseline.why_not:
+                found.append(theirs(baseline))
     return found, described
 
 
@@ -134,110 +180,170 @@ def same_values(got: Tensor, want: Tensor, logits: Tensor) -> bool:
     order = torch.sort(got, dim=1).values
     if bool(((order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)).any()):
         return False
-    keys = order_key(logits)
 
     def chosen(positions: Tensor) -> Tensor:
-        picked = keys.gather(1, positions.clamp(min=0))
+        picked = order_key(logits.gather(1, positions.clamp(min=0)))
         return torch.sort(torch.where(positions >= 0, picked, -1), dim=1).values
 
     return torch.equal(chosen(got), chosen(want))
 
 
+def oracle(chain: Chain) -> Tensor:
+    """The contract's answers to every step, ``[count, batch, k]``, int32, some steps at a time."""
+    width = chain.logits.shape[2]
+    lengths = chain.lengths.expand(chain.count, chain.batch)
+    steps = max(1, ORACLE_ELEMENTS // (chain.batch * width))
+    parts = [
+        exact_topk(rows.reshape(-1, width), length.reshape(-1), chain.k)
+        for rows, length in zip(chain.logits.split(steps), lengths.split(steps), strict=True)
+    ]
+    return torch.cat(parts).view(chain.count, chain.batch, chain.k)
+
+
 class CellRun:
-    """Rows of one cell with the oracle's answers, shared by the implementations measured on them."""
+    """The chain of one cell with the oracle's answers, shared by the implementations measured on it."""
 
-    def __init__(self, cell: Cell, traces: Sequence[ScoreSource]) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        sources: Sources,
+        device: torch.device | str = "cuda",
+        each_launches: int = EACH_LAUNCHES,
+    ) -> None:
         self.cell = cell
-        self.rows = make_rows(cell, traces)
-        self.step_bytes = self.rows.logits[0].numel() * self.rows.logits.element_size()
-        # Both steps of a pair, the first without a hint that means anything, then again with one.
-        self.order = (0, self.rows.half, 0, self.rows.half)
-        self.want = {i: self.oracle(self.rows, i) for i in set(self.order)}
+        self.chain = make_chain(cell, sources, device=device)
+        self.expected = oracle(self.chain)
+        self.each_launches = each_launches
 
-    @staticmethod
-    def oracle(rows: Rows, i: int) -> Tensor:
-        return exact_topk(rows.logits[i], rows.lengths_of(i), rows.k)
+    def describe(self) -> dict[str, Any]:
+        """The cell's entry in the JSON."""
+        return {
+            **self.cell.as_json(),
+            "launches": len(self.chain.timed),
+            "fresh": self.chain.fresh,
+            "hit_ratio": round(self.hit_ratio(), 4),
+        }
 
     def hit_ratio(self) -> float:
-        """Share of the later step's result that the earlier step's contains, moved as the scores were."""
-        early = self.want[0] + self.rows.shift
-        late = self.want[self.rows.half]
-        hits = [torch.isin(row, hint).sum().item() for row, hint in zip(late, early, strict=True)]
-        return float(sum(hits)) / late.numel()
+        """Share of a step's choice that was the step before's, moved as the scores were; of some steps."""
+        timed = self.chain.timed
+        ratios = []
+        for step in timed[:: max(1, len(timed) // HIT_SAMPLES)]:
+            early, late = self.expected[step - 1, 0] + self.chain.shift, self.expected[step, 0]
+            ratios.append(torch.isin(late, early).float().mean())
+        return float(torch.stack(ratios).mean())
 
     def measure(self, implementation: Implementation) -> dict[str, Any]:
         """Result of one implementation at this cell; an error is a result too."""
         result: dict[str, Any] = {
-            "cell": self.cell.as_json(),
+            "cell": self.cell.key,
             "impl": implementation.name,
             "cold_us": None,
-            "warm_us": None,
             "exact": None,
-            "note": implementation.refuse(self.cell),
         }
-        if result["note"]:
-            return result
+        if refused := implementation.refuse(self.cell):
+            return {**result, "note": refused}
         try:
-            prepared = implementation.prepare(self.rows, self.cell)
-            exact = self.is_exact(implementation.name, prepared)
-            result["cold_us"] = time_graph(prepared.launch, self.rows.count, REPLAYS, BUDGET_SECONDS)
-            torch.cuda.synchronize()
-            exact &= all(self.agrees(implementation.name, prepared, i) for i in self.want)
-            result["exact"] = exact
-            if prepared.statistics is not None:
-                stats = prepared.statistics(self.rows.half).float().mean(dim=0).tolist()
-                result["stats"] = dict(zip(STATS_COLUMNS, stats, strict=True))
-            if fits_in_l2(self.step_bytes):
-                few = self.rows.few(buffers_for(self.step_bytes, cold=False))
-                warm = implementation.prepare(few, self.cell)
-                result["warm_us"] = time_graph(warm.launch, few.count, REPLAYS, BUDGET_SECONDS)
+            prepared = implementation.prepare(self.chain)
+            run = ChainRun(self.chain, prepared)
+            if implementation.name in OURS:
+                self.measure_ours(implementation.name, run, result)
+            else:
+                result["cold_us"] = round(run.time(REPLAYS, BUDGET_SECONDS), 4)
+                result["exact"] = self.all_same_values(prepared)
         except (RuntimeError, ValueError, BaselineError) as error:
             result["note"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             result["exact"] = False
         return result
 
-    def is_exact(self, name: str, prepared: Prepared) -> bool:
-        """Run both steps of the first pair, twice, each time on poisoned outputs."""
-        exact = True
-        for i in self.order:
-            prepared.poison()
-            prepared.launch(i)
-            torch.cuda.synchronize()
-            exact &= self.agrees(name, prepared, i)
-        return exact
+    def measure_ours(self, name: str, run: ChainRun, result: dict[str, Any]) -> None:
+        """Time one of ours, compare it after each replay, and say how its guesses did."""
+        wrong: list[Tensor] = []
+        result["exact"] = False
+        result["cold_us"] = round(
+            run.time(REPLAYS, BUDGET_SECONDS, lambda: wrong.append(self.differences(run.prepared))), 4
+        )
+        self.add_statistics(run, result)
+        if name in (HINTED, NO_HINT) and self.cell.group in EACH_GROUPS:
+            try:
+                self.measure_each(run, result)
+                wrong.append(self.differences(run.prepared, in_order=False))
+            except (RuntimeError, TypeError) as error:
+                result["note"] = f"launch by launch: {type(error).__name__}: {str(error).splitlines()[0]}"
+        count = int(torch.stack(wrong).sum())
+        result["exact"] = count == 0
+        if count:
+            result["note"] = f"{count} wrong rows in {len(wrong)} replays"
 
-    def agrees(self, name: str, prepared: Prepared, i: int) -> bool:
-        if name in OURS:
-            return torch.equal(prepared.results[i], self.want[i])
-        return same_values(prepared.results[i], self.want[i], self.rows.logits[i])
+    def measure_each(self, run: ChainRun, result: dict[str, Any]) -> None:
+        """Time one of ours launch by launch; the distance to the mean is what the events leave as it is."""
+        each = run.time_each(self.each_launches)
+        mean, worst = sum(each) / len(each), max(each)
+        result["worst_us"] = round(result["cold_us"] + worst - mean, 4)
+        figures = {"mean": mean, "median": sorted(each)[len(each) // 2], "worst": worst}
+        result["each_us"] = {what: round(figure, 4) for what, figure in figures.items()}
+
+    def differences(self, prepared: Prepared, in_order: bool = True) -> Tensor:
+        """How many rows of the timed steps differ from the oracle's, as a number on the device.
+
+        What the last step has left of its choice for the next one counts as rows too, unless the launches
+        ended at some other step.
+        """
+        timed = slice(self.chain.lead, None)
+        if not in_order:
+            # Fewer launches than steps leave the rest poisoned: those were not launched.
+            launched = min(self.each_launches, len(self.chain.timed))
+            timed = slice(self.chain.lead, self.chain.lead + launched)
+        wrong = (prepared.results[timed] != self.expected[timed]).any(dim=2).sum()
+        if in_order and prepared.carried is not None:
+            wrong = wrong + (prepared.carried() != self.expected[-1]).any(dim=1).sum()
+        return wrong
+
+    def all_same_values(self, prepared: Prepared) -> bool:
+        """Whether every timed row has the oracle's values, some steps at a time."""
+        steps = max(1, ORACLE_ELEMENTS // (16 * self.chain.batch * self.chain.k))
+        width = self.chain.logits.shape[2]
+        for first in range(self.chain.lead, self.chain.count, steps):
+            part = slice(first, first + steps)
+            got, want = (
+                results[part].reshape(-1, self.chain.k) for results in (prepared.results, self.expected)
+            )
+            if not same_values(got, want, self.chain.logits[part].reshape(-1, width)):
+                return False
+        return True
+
+    def add_statistics(self, run: ChainRun, result: dict[str, Any]) -> None:
+        """Walk the chain once more, untimed: share of guesses good at once, and passes of a row."""
+        if run.prepared.statistics is None:
+            return
+        run.restore()
+        of_steps = [run.prepared.statistics(step) for step in self.chain.timed]
+        figures = torch.cat(of_steps).float()
+        means = dict(zip(STATS_COLUMNS, figures.mean(dim=0).tolist(), strict=True))
+        for name in ("guess_hit", "passes"):
+            result[name] = round(means[name], 4)
 
     def floor(self) -> dict[str, Any]:
         """Time to read the rows and do nothing else."""
-        result: dict[str, Any] = {
-            "cell": self.cell.as_json(),
-            "impl": FLOOR,
-            "cold_us": None,
-            "warm_us": None,
-            "exact": None,
-            "note": "",
-        }
+        result: dict[str, Any] = {"cell": self.cell.key, "impl": FLOOR, "cold_us": None, "exact": None}
         try:
             from eval.read_floor import read_floor
 
-            result["cold_us"] = read_floor(self.rows, REPLAYS, BUDGET_SECONDS)
+            result["cold_us"] = round(read_floor(self.chain, REPLAYS, BUDGET_SECONDS), 4)
         except (ImportError, RuntimeError) as error:
             result["note"] = str(error).splitlines()[0]
         return result
 
 
-def repeatability(found: Sequence[Implementation]) -> dict[str, int | str]:
+def repeatability(found: Sequence[Implementation], device: str = "cuda") -> dict[str, int | str]:
     """Different sets each implementation gives in `REPEATS` runs on a zero plateau at the k-th value."""
     cell = Cell("adversarial", 65536, rows="adversarial:relu_zero_plateau")
-    rows = make_rows(cell).few(2)
+    chain = make_chain(cell, device=device)
+    chain = Chain(chain.logits[:2], chain.lengths[:2], K)
     sets: dict[str, int | str] = {}
     for implementation in found:
         try:
-            prepared = implementation.prepare(rows, cell)
+            prepared = implementation.prepare(chain)
             seen = set()
             for _ in range(REPEATS):
                 prepared.poison()
@@ -249,6 +355,12 @@ def repeatability(found: Sequence[Implementation]) -> dict[str, int | str]:
     return sets
 
 
+def spend_first_graph() -> None:
+    """Replay a graph that is not measured: a process's first one is faster than all later ones."""
+    chain = make_chain(Cell("main", 8192, 8))
+    ChainRun(chain, prepare_ours(chain)).time(3)
+
+
 def report(data: dict[str, Any], console: Console) -> None:
     """Print every table of a result file."""
     for number, run in enumerate(data["runs"]):
@@ -258,10 +370,11 @@ def report(data: dict[str, Any], console: Console) -> None:
             console.print(f"  {name}: {its['why_not'] or its['version']}", style="dim")
         console.print(f"  sets in {REPEATS} runs on a zero plateau: {run['sets_in_20_runs']}", style="dim")
     console.print(data["method"], style="dim")
-    index = Index(data["results"])
+    index = Index(data)
     for group in dict.fromkeys(cell["group"] for cell in index.cells()):
         console.print(times_table(index, group))
-    console.print(ratios_table(worst_ratios(index), "cluster"))
+    console.print(hint_table(index))
+    console.print(ratios_table(worst_ratios(index)))
     console.print(checks_table(checks(index)))
 
 
@@ -277,73 +390,83 @@ def load(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{path}: {error}") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise typer.BadParameter(f"{path}: wanted format {FORMAT!r}")
-    return data
+    got = data.get("format") if isinstance(data, dict) else None
+    if got != FORMAT:
+        raise typer.BadParameter(f"{path}: want format {FORMAT!r}, got {got!r}")
+    return dict(data)
 
 
 def select(cells: Sequence[Cell], groups: str, pattern: str) -> list[Cell]:
     """Cells of the named groups (comma-separated; empty: all) whose key the regular expression finds."""
-    wanted = {group for group in groups.split(",") if group}
-    unknown = wanted - {cell.group for cell in cells}
+    names = {group for group in groups.split(",") if group}
+    unknown = names - {cell.group for cell in cells}
     if unknown:
         raise typer.BadParameter(f"--groups: no cells of {', '.join(sorted(unknown))}")
-    return [cell for cell in cells if (not wanted or cell.group in wanted) and re.search(pattern, cell.key)]
+    return [cell for cell in cells if (not names or cell.group in names) and re.search(pattern, cell.key)]
 
 
 @app.command()
 def main(
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("bench_kernels.json"),
     only: Annotated[str, typer.Option(help=f"Implementations, comma-separated, of {', '.join(ALL)}.")] = "",
-    groups: Annotated[str, typer.Option(help="main, hint, adversarial, layer, trace, k, dtype.")] = "",
+    groups: Annotated[
+        str, typer.Option(help="main, trace, engine, scale, mask, layer, hint, adversarial, k, dtype.")
+    ] = "",
     cells: Annotated[str, typer.Option(help="Regular expression on cell keys, such as 'n70690 b1 '.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Our own limits' cells, and no baselines.")] = False,
     baseline_dir: Annotated[Path | None, typer.Option(help="Folder of `eval.baselines`' files.")] = None,
-    traces: Annotated[Path | None, typer.Option(help="Folder of .npz traces; adds the shipped one.")] = None,
+    traces: Annotated[
+        Path | None, typer.Option(help="Folder of .npz traces and engine rows; adds the shipped trace.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Result file whose figures are kept.")] = None,
     seconds: Annotated[float, typer.Option(help="Start no cell after so long.")] = 510.0,
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
     show: Annotated[Path | None, typer.Option("--report", help="Print this file's tables only.")] = None,
 ) -> None:
     """Measure the selected cells, or print the tables of a file."""
-    console = Console(width=170)
+    console = Console(width=190)
     if show is not None:
         report(load(show), console)
         return
     if not torch.cuda.is_available():
-        raise typer.BadParameter("wanted a CUDA device, got none")
-    names = [name for name in only.split(",") if name] or [*ALL, FLOOR]
+        raise typer.BadParameter("want a CUDA device, got none")
+    names = [name for name in only.split(",") if name] or list(QUICK if quick else (*ALL, FLOOR))
     if unknown := set(names) - {*ALL, FLOOR}:
         raise typer.BadParameter(f"--only: no implementation {', '.join(sorted(unknown))}")
     started = time.monotonic()
-    data: dict[str, Any] = {"format": FORMAT, "method": METHOD, "runs": [], "results": []}
+    data: dict[str, Any] = {"format": FORMAT, "method": METHOD, "runs": [], "cells": {}, "results": []}
     if resume is not None:
-        data |= load(resume)
-    done = {(result["cell"]["key"], result["impl"]) for result in data["results"] if not _failed(result)}
+        data |= {name: value for name, value in load(resume).items() if name in data}
     data["results"] = [result for result in data["results"] if not _failed(result)]
+    done = {(result["cell"], result["impl"]) for result in data["results"]}
+    sources = load_sources(traces)
+    everything = all_cells(sources)
+    chosen = select(quick_cells(everything) if quick else everything, groups, cells)
+    prepare_sources(chosen)
     found, described = implementations(names, baseline_dir)
     data["runs"].append(
         {"machine": describe_machine(commit), "baselines": described, "sets_in_20_runs": repeatability(found)}
     )
-    sources = load_traces(traces)
+    spend_first_graph()
     stopped = False
-    for cell in select(all_cells(sources), groups, cells):
-        wanted = [its for its in found if (cell.key, its.name) not in done]
+    for cell in chosen:
+        missing = [its for its in found if (cell.key, its.name) not in done]
         floor = cell.group == "main" and FLOOR in names and (cell.key, FLOOR) not in done
-        if not wanted and not floor:
+        if not missing and not floor:
             continue
         if stopped := time.monotonic() - started > seconds:
             break
         run = CellRun(cell, sources)
-        hit_ratio = run.hit_ratio()
-        results = [run.measure(its) for its in wanted] + ([run.floor()] if floor else [])
-        for result in results:
-            data["results"].append({**result, "hit_ratio": hit_ratio, "run": len(data["runs"]) - 1})
-        line = ", ".join(f"{its['impl']} {_shown(its)}" for its in results)
-        print(f"{time.monotonic() - started:5.0f}s {cell.key} hits {hit_ratio:.2f}: {line}", flush=True)
+        data["cells"][cell.key] = run.describe()
+        results = [run.measure(its) for its in missing] + ([run.floor()] if floor else [])
+        data["results"] += [{**result, "run": len(data["runs"]) - 1} for result in results]
+        line = ", ".join(f"{its['impl']} {_shown(its)}" for its in results if not _skipped(its))
+        hits = data["cells"][cell.key]["hit_ratio"]
+        print(f"{time.monotonic() - started:5.0f}s {cell.key} hits {hits:.2f}: {line}", flush=True)
         del run
         torch.cuda.empty_cache()
-        _finish(data, out)
-    _finish(data, out)
+        _write(data, out)
+    _write(data, out)
     report(data, console)
     if any(_failed(result) for result in data["results"] if result["impl"] in OURS):
         raise typer.Exit(1)
@@ -351,9 +474,18 @@ def main(
         raise typer.Exit(3)
 
 
-def _finish(data: dict[str, Any], out: Path) -> None:
-    index = Index(data["results"])
-    write_json(out, {**data, "worst_ratios": worst_ratios(index), "checks": checks(index)})
+def _write(data: dict[str, Any], out: Path) -> None:
+    """Write the file, with what follows from its figures, in one step: a killed run leaves the last one."""
+    index = Index(data)
+    derived = {
+        "hint_ratios": hint_ratios(index),
+        "worst_ratios": worst_ratios(index),
+        "checks": checks(index),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(out.name + ".partial")
+    partial.write_text(dump({**data, **derived}))
+    os.replace(partial, out)
 
 
 def _failed(result: dict[str, Any]) -> bool:
@@ -361,6 +493,10 @@ def _failed(result: dict[str, Any]) -> bool:
     if result["impl"] in OURS:
         return result["exact"] is False
     return result["cold_us"] is None and result["exact"] is False
+
+
+def _skipped(result: dict[str, Any]) -> bool:
+    return result["cold_us"] is None and result["exact"] is None
 
 
 def _shown(result: dict[str, Any]) -> str:

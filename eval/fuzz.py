@@ -2,11 +2,15 @@
 
     python eval/fuzz.py --seconds 600 --seed 1
     python eval/fuzz.py --seed 1 --only 12345    # the case that a mismatch names, alone
+    python eval/fuzz.py --seconds 600 --beside all
 
 Each case runs on poisoned outputs with guard columns. Compared are the result, bit for bit; the positions
 written back as the next hint, and every slot that must not be written; the translation through a page
 table; and a second call, which finds the first one's hints. On the CPU, whose implementation the oracle
 is, a sort in NumPy takes the oracle's place.
+
+With ``--beside`` a neighbour of `eval.common.stress_neighbours` works on another stream during each call;
+several take turns.
 
 Exit status: 0 no mismatch, 1 a mismatch, 2 wrong use.
 """
@@ -17,6 +21,7 @@ import math
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +44,9 @@ from eval.common.fuzz_cases import (
     make_problem,
 )
 from eval.common.machine import describe_machine, write_json
+from eval.common.stress_cases import CONFIGURATIONS
+from eval.common.stress_library import StressError
+from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
 from gvr_topk.contract import PATHS as PATH_NAMES
 from gvr_topk.contract import PLACES, STATS_COLUMNS, exact_topk
 from gvr_topk.ops import indexer_topk_decode, to_slots
@@ -64,8 +72,19 @@ def sorted_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
     return torch.from_numpy(result)
 
 
-def check_case(case: Case, device: str, *, repeat: bool = True) -> Tensor | None:
+def check_case(
+    case: Case, device: str, *, repeat: bool = True, beside: Neighbour | None = None
+) -> Tensor | None:
     """Run one case and compare everything it writes.
+
+    Parameters
+    ----------
+    case : Case
+    device : str
+    repeat : bool
+        Call it a second time, with the hints of the first.
+    beside : Neighbour, optional
+        Is at work during each call.
 
     Returns
     -------
@@ -83,6 +102,8 @@ def check_case(case: Case, device: str, *, repeat: bool = True) -> Tensor | None
     guess_before = None if problem.guess_state is None else problem.guess_state.clone()
     stats = None
     for call in ("first call", "second call")[: 1 + repeat]:
+        if beside is not None:
+            beside.feed()
         out, stats = _call(case, problem)
         want = problem.want
         if problem.page_table is not None:
@@ -160,9 +181,15 @@ def _same(what: str, got: Tensor, want: Tensor) -> None:
 
 
 def run(
-    device: str, seconds: float, seed: int, first: int = 0, paths: tuple[str, ...] = PATHS, most: int = 2**62
+    device: str,
+    seconds: float,
+    seed: int,
+    first: int = 0,
+    paths: tuple[str, ...] = PATHS,
+    most: int = 2**62,
+    beside: Sequence[Neighbour] = (),
 ) -> dict[str, Any]:
-    """Fuzz until the time is over or a case fails.
+    """Fuzz until the time is over or a case fails; neighbours take turns, case by case.
 
     Returns
     -------
@@ -177,8 +204,10 @@ def run(
     index = first
     while time.monotonic() - started < seconds and index - first < most:
         case = draw_case(seed, index, elements=ELEMENTS[device], paths=paths)
+        neighbour = beside[index % len(beside)] if beside else Neighbour("none")
         try:
-            stats = check_case(case, device)
+            with neighbour:
+                stats = check_case(case, device, beside=neighbour)
         except (Mismatch, RuntimeError, ValueError) as error:
             text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             failure = {"case": case.as_json(), "error": text}
@@ -202,6 +231,7 @@ def run(
         "rows": rows,
         "scores": scores,
         "seconds": time.monotonic() - started,
+        "beside": [neighbour.name for neighbour in beside],
         "paths_asked_for": dict(forced),
         "paths_of_rows_with_stats": dict(ran),
         "failure": failure,
@@ -215,6 +245,7 @@ def main(
     only: Annotated[int, typer.Option(help="Run this case alone.")] = -1,
     paths: Annotated[str, typer.Option(help="Paths to force, comma-separated.")] = ",".join(PATHS),
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    beside: Annotated[str, typer.Option(help="Neighbours on another stream, comma-separated, or all.")] = "",
     out: Annotated[Path | None, typer.Option(help="Summary as JSON.")] = None,
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
@@ -224,8 +255,14 @@ def main(
     wanted = tuple(path for path in paths.split(",") if path)
     if not wanted or not set(wanted) <= set(PATHS):
         raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
+    names = NEIGHBOURS[1:] if beside == "all" else tuple(name for name in beside.split(",") if name)
+    try:
+        # The second instance of the op has wide rows, whose clusters are large.
+        neighbours = [make_neighbour(name, device, CONFIGURATIONS[3]) for name in names]
+    except (ValueError, StressError) as error:
+        raise typer.BadParameter(f"--beside: {error}") from None
     alone = only >= 0
-    summary = run(device, seconds, seed, only if alone else first, wanted, 1 if alone else 2**62)
+    summary = run(device, seconds, seed, only if alone else first, wanted, 1 if alone else 2**62, neighbours)
     summary["machine"] = describe_machine(commit)
     if out is not None:
         write_json(out, summary)
@@ -239,7 +276,7 @@ def main(
         case = summary["failure"]["case"]
         print(f"MISMATCH {summary['failure']['error']}\n  {case}")
         again = f"python eval/fuzz.py --device {device} --seed {seed} --only {case['index']}"
-        print(f"again: {again} --paths {','.join(wanted)}")
+        print(f"again: {again} --paths {','.join(wanted)}" + (f" --beside {beside}" if beside else ""))
         raise typer.Exit(1)
 
 

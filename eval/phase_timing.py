@@ -27,10 +27,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from eval.common.bench_cases import Cell, all_cells, load_traces, make_rows
+from eval.common.bench_cases import Cell, Sources, all_cells, load_traces, make_chain
 from eval.common.machine import describe_machine, sm_clock_mhz, write_json
-from eval.common.our_kernels import PHASE_STAMPS, prepare_ours
-from eval.kernel_timing import Rows, time_graph
+from eval.common.our_kernels import PHASE_STAMPS, Variant, prepare_ours
+from eval.kernel_timing import Chain, ChainRun
 from gvr_topk.gate import plan
 
 PHASES: dict[str, tuple[str, ...]] = {
@@ -98,15 +98,14 @@ def phase_cycles(clocks: npt.NDArray[np.int64], phases: Sequence[str]) -> dict[s
     }
 
 
-def kernel_of(rows: Rows, path: str) -> str:
+def kernel_of(chain: Chain, path: str) -> str:
     """Key of `PHASES` for a path on these rows."""
-    _, batch, width = rows.logits.shape
-    device = torch.cuda.get_device_properties(rows.logits.device)
+    device = torch.cuda.get_device_properties(chain.logits.device)
     made = plan(
-        rows=batch,
-        width=width,
-        k=rows.k,
-        dtype=rows.logits.dtype,
+        rows=chain.batch,
+        width=chain.logits.shape[2],
+        k=chain.k,
+        dtype=chain.logits.dtype,
         path=path,
         sm_count=device.multi_processor_count,
         arch=10 * device.major + device.minor,
@@ -114,22 +113,25 @@ def kernel_of(rows: Rows, path: str) -> str:
     return "single" if made.family == "single" else path
 
 
-def measure(rows: Rows, path: str, quantile: bool, clock_mhz: float) -> dict[str, Any]:
-    """Phases of one path on rows, and the time of the same launches in a graph."""
-    shape = (rows.count, rows.logits.shape[1], PHASE_STAMPS)
+def measure(chain: Chain, path: str, quantile: bool, clock_mhz: float) -> dict[str, Any]:
+    """Phases of one path on a chain, and the time of the same launches in a graph."""
+    shape = (chain.count, chain.batch, PHASE_STAMPS)
     clocks = torch.zeros(shape, dtype=torch.int64, device="cuda")
-    prepared = prepare_ours(rows, path, quantile=quantile, clocks=clocks)
+    prepared = prepare_ours(chain, Variant(path=path), quantile=quantile, clocks=clocks)
+    run = ChainRun(chain, prepared)
     for _ in range(1 + WARM_SWEEPS):
         clocks.zero_()
-        for i in range(rows.count):
-            prepared.launch(i)
+        run.begin()
+        for step in chain.timed:
+            prepared.launch(step)
     torch.cuda.synchronize()
-    kernel = kernel_of(rows, path)
-    figures = phase_cycles(clocks.reshape(-1, PHASE_STAMPS).cpu().numpy(), PHASES[kernel])
+    kernel = kernel_of(chain, path)
+    stamps = clocks[chain.lead :].reshape(-1, PHASE_STAMPS).cpu().numpy()
+    figures = phase_cycles(stamps, PHASES[kernel])
     figures["path"] = kernel
     figures["us"] = {name: cycles / clock_mhz for name, cycles in figures["cycles"].items()}
     figures["total_us"] = None if figures["total"] is None else figures["total"] / clock_mhz
-    figures["graph_us"] = time_graph(prepared.launch, rows.count, 5, 0.2)
+    figures["graph_us"] = run.time(5, 0.2)
     return figures
 
 
@@ -173,7 +175,7 @@ def main(
     wanted = [path for path in paths.split(",") if path]
     if not set(wanted) <= {"gvr", "cluster"}:
         raise typer.BadParameter(f"--paths: wanted some of gvr,cluster, got {paths!r}")
-    sources = load_traces(traces)
+    sources = Sources(load_traces(traces))
     chosen = [cell for cell in all_cells(sources) if cell.group in ("layer", "trace")]
     for text in cells.split(","):
         n, _, batch = text.partition("x")
@@ -181,19 +183,19 @@ def main(
     clock = sm_clock_mhz()
     results = []
     for cell in chosen:
-        rows = make_rows(cell, sources)
+        chain = make_chain(cell, sources)
         name = cell.rows if cell.group != "main" else f"gauss {cell.n:,} x {cell.batch}"
         for path in wanted:
             for quantile in (False, True) if path == "gvr" else (False,):
                 try:
-                    figures = measure(rows, path, quantile, clock)
+                    figures = measure(chain, path, quantile, clock)
                 except NoStampsError as error:
                     raise typer.BadParameter(str(error)) from error
                 except (RuntimeError, ValueError) as error:
                     print(f"{name}, path {path}: {str(error).splitlines()[0]}", flush=True)
                     continue
                 results.append({"cell": cell.as_json(), "rows": name, "quantile": quantile, **figures})
-        del rows
+        del chain
         torch.cuda.empty_cache()
     machine = describe_machine(commit)
     write_json(

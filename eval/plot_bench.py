@@ -1,6 +1,6 @@
-"""Draw the kernel benchmark: microseconds over row length, one line per implementation, cold and warm.
+"""Draw the kernel benchmark: microseconds over row length, one line per implementation.
 
-python eval/plot_bench.py eval/results/bench_kernels_h200.json --out bench.png
+python eval/plot_bench.py eval/results/bench_h200.json --out bench.png
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 COLORS = {
-    "cluster": "#d62728",
-    "cluster_pdl": "#e377c2",
-    "gvr_mean": "#ff9896",
-    "gvr_quantile": "#ff7f0e",
-    "radix": "#8c564b",
+    "hinted": "#d62728",
+    "no_hint": "#8c564b",
+    "no_row_slot": "#ff9896",
+    "prior_only": "#c49c94",
+    "pdl": "#e377c2",
+    "paper": "#ff7f0e",
     "torch": "#7f7f7f",
     "trtllm": "#2ca02c",
     "vllm": "#1f77b4",
     "vllm_per_row": "#aec7e8",
     "flashinfer": "#9467bd",
+    "flashinfer_ragged": "#c5b0d5",
     FLOOR: "#000000",
 }
 
 
 def draw(data: dict[str, Any], out: Path, batches: tuple[int, ...] = (1, 64)) -> None:
-    """One row of panels per batch: cold on the left, warm on the right.
+    """Draw the main sweep: Gaussian chains, one panel for each batch.
 
     Parameters
     ----------
@@ -45,7 +47,7 @@ def draw(data: dict[str, Any], out: Path, batches: tuple[int, ...] = (1, 64)) ->
     out : Path
         Image to write; its suffix chooses the format.
     batches : tuple of int
-        Rows per launch, one row of panels each.
+        Rows per launch, one panel each.
 
     Raises
     ------
@@ -54,20 +56,18 @@ def draw(data: dict[str, Any], out: Path, batches: tuple[int, ...] = (1, 64)) ->
     """
     from matplotlib.figure import Figure
 
-    index = Index(data["results"])
-    figure = Figure(figsize=(11, 4.4 * len(batches)), layout="constrained")
-    panels = figure.subplots(len(batches), 2, squeeze=False, sharex=True, sharey="row")
-    for batch, (cold, warm) in zip(batches, panels, strict=True):
-        for axes, which in ((cold, "cold_us"), (warm, "warm_us")):
-            lines = _lines(index, batch, which)
-            if which == "cold_us" and not lines:
-                raise ValueError(f"batch: wanted one with results in group 'main', got {batch}")
-            _panel(axes, lines)
-            axes.set_title(f"batch {batch}, {which.removesuffix('_us')} L2")
-        cold.set_ylabel("us per launch")
-    for axes in panels[-1]:
+    index = Index(data)
+    figure = Figure(figsize=(1.5 + 4.8 * len(batches), 4.6), layout="constrained")
+    panels = figure.subplots(1, len(batches), squeeze=False)[0]
+    for batch, axes in zip(batches, panels, strict=True):
+        lines = _lines(index, batch)
+        if not lines:
+            raise ValueError(f"batch: want one with results in group 'main', got {batch}")
+        _panel(axes, lines)
+        axes.set_title(f"batch {batch}, cold L2")
         axes.set_xlabel("row length N")
-    handles = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
+    panels[0].set_ylabel("us per launch")
+    handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
     figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
     machine = data["runs"][-1]["machine"]
     figure.suptitle(
@@ -76,12 +76,12 @@ def draw(data: dict[str, Any], out: Path, batches: tuple[int, ...] = (1, 64)) ->
     figure.savefig(out, dpi=150)
 
 
-def _lines(index: Index, batch: int, which: str) -> dict[str, list[tuple[int, float]]]:
+def _lines(index: Index, batch: int) -> dict[str, list[tuple[int, float]]]:
     cells = index.cells(lambda cell: cell["group"] == "main" and cell["batch"] == batch)
     lines: dict[str, list[tuple[int, float]]] = {}
     for cell in sorted(cells, key=lambda cell: cell["n"]):
         for name in (*ALL, FLOOR):
-            time = index.time(cell["key"], name, which)
+            time = index.figure(cell["key"], name)
             if time is not None:
                 lines.setdefault(name, []).append((cell["n"], time))
     return lines

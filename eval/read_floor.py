@@ -10,7 +10,7 @@ import torch
 import triton  # type: ignore[import-not-found]
 import triton.language as tl  # type: ignore[import-not-found]
 
-from eval.kernel_timing import Rows, time_graph
+from eval.kernel_timing import Chain, ChainRun, Prepared
 
 BLOCKS = (1024, 4096, 16384)
 
@@ -23,19 +23,18 @@ def _read(scores, out, n, stride, BLOCK: tl.constexpr):  # type: ignore[no-untyp
     tl.store(out + row * tl.num_programs(0) + tl.program_id(0), tl.max(values.to(tl.float32), axis=0))
 
 
-def read_floor(rows: Rows, replays: int, budget: float) -> float:
-    """Microseconds to read one step's rows, in a CUDA graph over all buffers; see `time_graph`."""
-    _, batch, n = rows.logits.shape
-    stride = rows.logits.stride(1)
+def read_floor(chain: Chain, replays: int, budget: float) -> float:
+    """Microseconds to read one step's rows, in a CUDA graph over the chain; see `eval.kernel_timing`."""
+    n, stride = chain.logits.shape[2], chain.logits.stride(1)
     times = []
     for block in BLOCKS:
         parts = triton.cdiv(n, block)
-        out = torch.empty(batch * parts, device=rows.logits.device)
+        out = torch.empty(chain.batch * parts, device=chain.logits.device)
 
-        def launch(i: int, parts: int = parts, out: torch.Tensor = out, block: int = block) -> None:
-            _read[(parts, batch)](
-                rows.logits[i], out, n, stride, BLOCK=block, num_warps=max(4, block // 1024)
+        def launch(step: int, parts: int = parts, out: torch.Tensor = out, block: int = block) -> None:
+            _read[(parts, chain.batch)](
+                chain.logits[step], out, n, stride, BLOCK=block, num_warps=max(4, block // 1024)
             )
 
-        times.append(time_graph(launch, rows.count, replays, budget))
+        times.append(ChainRun(chain, Prepared(launch, out)).time(replays, budget))
     return min(times)

@@ -1,44 +1,68 @@
 """Write the figures of README and ``where_time_goes.md`` from the JSON files under ``eval/results``.
 
-With ``--check``, look whether they are there.
+With ``--check``, look whether they are there; exit status 1 if they are not or a file is of another format.
 
-python eval/readme_table.py
-python eval/readme_table.py --check
+    python eval/readme_table.py
+    python eval/readme_table.py --check
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from eval.common.bench_report import FLOOR, TARGETS
+from eval.common.bench_report import (
+    BASELINES,
+    FLOOR,
+    FORMAT,
+    LIMITS,
+    OURS,
+    Index,
+    geometric_mean,
+    hard_rows,
+    hint_ratios,
+    worst_launch,
+)
+from eval.common.our_kernels import HINTED, NO_HINT, PAPER, PDL
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "eval" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-COLUMNS = {
-    "cluster": "this package",
-    "cluster_pdl": "with PDL",
-    "gvr_quantile": "four-phase",
-    "radix": "radix",
+PEERS = {
     "torch": "torch.topk",
     "trtllm": "TensorRT-LLM 1.2.1",
     "vllm": "vLLM 0.33",
-    "flashinfer": "FlashInfer 0.7.2",
+    "flashinfer": "FlashInfer 0.7.2 `top_k`",
+    "flashinfer_ragged": "its ragged call",
 }
-PEERS = ("torch", "trtllm", "vllm", "flashinfer")
-CELLS = sorted(TARGETS, key=lambda cell: cell[::-1])
+COLUMNS = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint", **PEERS}
+HARD_GROUPS = ("mask", "adversarial", "scale")
+MASK_NAMES = {
+    "mask:kth_is_neg_inf": "k-th value -inf",
+    "mask:kth_is_pos_inf": "k-th value +inf",
+    "mask:kth_is_nan": "k-th value NaN",
+    "mask:99_percent": "99 % masked",
+}
+HARD_SHAPE = (131072, 1)
+"""Length and batch of the masked and rescaled rows that the README shows."""
+TRACE_STEPS = 256
+"""Steps of a trace: its first row is shorter than its last by one less."""
+CELLS = sorted([*LIMITS, (262144, 1), (131072, 8), (1048576, 64)], key=lambda cell: cell[::-1])
+"""Shapes of `where_time_goes`; the README shows those that a limit exists for."""
 NOISE = 0.01
 """Differences up to this share are not spoken of."""
 PHASES = {"single": ("8,192 x 1", "8,192 x 64"), "cluster": ("70,690 x 1", "131,072 x 64", "1,048,576 x 1")}
 """Rows of the phase timing that `where_time_goes` shows, by the kernel's path."""
+
+
+class FormatError(ValueError):
+    """A result file is of another format than the one that is read here."""
 
 
 def load(name: str) -> Any:
@@ -46,52 +70,111 @@ def load(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
-def main_times(bench: dict[str, Any]) -> dict[tuple[int, int, str], float]:
-    """Microseconds per launch by length, batch and implementation, of the benchmark's main cells."""
-    return {
-        (r["cell"]["n"], r["cell"]["batch"], r["impl"]): r["cold_us"]
-        for r in bench["results"]
-        if r["cell"]["group"] == "main"
-        and r["cold_us"] is not None
-        and (r["exact"] or r["impl"] == FLOOR)  # which selects nothing
-    }
+def load_bench(name: str = "bench_h200.json") -> dict[str, Any]:
+    """The kernel benchmark's file.
+
+    Raises
+    ------
+    FormatError
+        Another version of the benchmark wrote it.
+    """
+    data = load(name)
+    if data.get("format") != FORMAT:
+        raise FormatError(
+            f"{name}: want format {FORMAT!r}, got {data.get('format')!r}; "
+            "run python eval/bench_kernels.py on the GPU and put its file there"
+        )
+    return dict(data)
 
 
-def hint_spread(bench: dict[str, Any]) -> float:
-    """Slowest over fastest, over hints of every quality and none."""
-    return next(check["reached"] for check in bench["checks"] if "hints of every quality" in check["what"])
+def fuzz_of(commit: str) -> list[Any]:
+    """The fuzzer's runs of one commit; if there is none, those of the commit that was fuzzed last."""
+    runs = [load(path.name) for path in sorted(RESULTS.glob("fuzz_h200_*.json"))]
+    its = [run for run in runs if run["machine"]["commit"] == commit]
+    if its or not runs:
+        return its
+    newest = max(runs, key=lambda run: run["machine"]["date"])["machine"]["commit"]
+    return [run for run in runs if run["machine"]["commit"] == newest]
 
 
-def faster_cells(bench: dict[str, Any], other: str) -> list[tuple[str, float]]:
-    """Where an implementation is faster than this package, cold, and how many times."""
-    ours: dict[str, float] = {}
-    theirs: dict[str, tuple[str, float]] = {}
-    for r in bench["results"]:
-        cell = r["cell"]
-        if r["cold_us"] is None or not r["exact"]:
-            continue
-        if r["impl"] == "cluster":
-            ours[cell["key"]] = r["cold_us"]
-        elif r["impl"] == other:
-            name = f"{cell['n']:,} x {cell['batch']}"
-            if cell["group"] == "hint":
-                name += f" ({100 * cell['keep']:.0f} % survives)"
-            elif cell["rows"] != "gauss":
-                name += f" ({cell['group']} rows)"
-            theirs[cell["key"]] = (name, r["cold_us"])
-    return [
-        (name, ours[key] / us) for key, (name, us) in theirs.items() if us < ours.get(key, 0.0) * (1 - NOISE)
-    ]
+def real_and_hard(index: Index) -> dict[str, list[str]]:
+    """Cells of real traces, layers and rows that are hard, by the name that a table gives them."""
+    shown: dict[str, list[str]] = {}
+    for cell in index.group("trace"):
+        name = cell["rows"].removeprefix("trace:").removeprefix("smollm2_dsaidx_").removesuffix("_32k")
+        shown[f"trace {name}"] = [cell["key"]]
+    shown["nine layers, mean"] = [cell["key"] for cell in index.group("layer")]
+    for cell in index.group("engine"):
+        shown["engine, hint at chance"] = [cell["key"]]
+    for cell in index.group("scale"):
+        if (cell["n"], cell["batch"]) == HARD_SHAPE:
+            shown["new scale each step"] = [cell["key"]]
+    for rows, name in MASK_NAMES.items():
+        kind = (*HARD_SHAPE, rows)
+        shown[name] = [c["key"] for c in index.group("mask") if (c["n"], c["batch"], c["rows"]) == kind]
+    return {name: keys for name, keys in shown.items() if keys}
 
 
-def times_table(bench: dict[str, Any]) -> list[str]:
-    """Microseconds per launch of every implementation at the cells that targets exist for."""
-    times = main_times(bench)
-    lines = ["| N x batch | " + " | ".join(COLUMNS.values()) + " |", "|---|" + "---:|" * len(COLUMNS)]
-    for n, batch in CELLS:
-        figures = [times.get((n, batch, name)) for name in COLUMNS]
-        shown = ["-" if figure is None else f"{figure:.1f}" for figure in figures]
-        lines.append(f"| {n:,} x {batch} | " + " | ".join(shown) + " |")
+def mean_figure(index: Index, keys: Sequence[str], impl: str, name: str = "cold_us") -> float | None:
+    """Mean over cells; None where one of them has no figure."""
+    figures = [index.figure(key, impl, name) for key in keys]
+    known = [figure for figure in figures if figure is not None]
+    return sum(known) / len(known) if len(known) == len(figures) else None
+
+
+def slowest(index: Index, n: int, batch: int, groups: Sequence[str]) -> float | None:
+    """Slowest cell of some groups at a shape; traces, whose rows grow, count at the length they grow to."""
+
+    def fits(cell: Mapping[str, Any]) -> bool:
+        shorter = TRACE_STEPS if cell["group"] == "trace" else 1
+        return n - shorter < cell["n"] <= n and cell["batch"] == batch
+
+    times = [index.figure(cell["key"], HINTED) for cell in index.group(*groups) if fits(cell)]
+    return max((time for time in times if time is not None), default=None)
+
+
+def faster_cells(index: Index) -> dict[str, tuple[int, float]]:
+    """Of each implementation that is faster than this package: at how many cells, and how many times."""
+    found = {}
+    for other in (PAPER, *BASELINES):
+        faster = [1 / ratio for ratio in index.ratios(other, HINTED).values() if ratio < 1 - NOISE]
+        if faster:
+            found[other] = (len(faster), max(faster))
+    return found
+
+
+def _shown(figure: float | None) -> str:
+    return "-" if figure is None else f"{figure:.1f}"
+
+
+def times_table(index: Index) -> list[str]:
+    """Microseconds per launch of every implementation at the shapes that limits exist for."""
+    names = [*list(COLUMNS.values())[:1], "real traces", "worst case", *list(COLUMNS.values())[1:]]
+    lines = [f"| N x batch | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for n, batch in sorted(LIMITS, key=lambda cell: cell[::-1]):
+        first, *rest = (index.figure(index.main(n, batch), impl) for impl in COLUMNS)
+        hard = slowest(index, n, batch, HARD_GROUPS)
+        figures = [first, slowest(index, n, batch, ("trace",)), hard, *rest]
+        lines.append(f"| {n:,} x {batch} | {' | '.join(map(_shown, figures))} |")
+    return lines
+
+
+def hard_table(index: Index) -> list[str]:
+    """Microseconds on real traces and hard rows, and the worst single launch."""
+    cells = real_and_hard(index)
+    lines = [f"| rows | {' | '.join(cells)} |", "|---|" + "---:|" * len(cells)]
+
+    def line(name: str, figures: Sequence[float | None]) -> None:
+        lines.append(f"| {name} | {' | '.join(map(_shown, figures))} |")
+
+    for impl in (HINTED, NO_HINT):
+        line(COLUMNS[impl], [mean_figure(index, keys, impl) for keys in cells.values()])
+    line("worst launch of 1,000", [mean_figure(index, keys, HINTED, "worst_us") for keys in cells.values()])
+    best = []
+    for keys in cells.values():
+        times = [mean_figure(index, keys, peer) for peer in PEERS]
+        best.append(min((time for time in times if time is not None), default=None))
+    line("fastest other", best)
     return lines
 
 
@@ -101,66 +184,79 @@ def _paragraph(text: str) -> str:
 
 def results() -> str:
     """The README's section."""
-    bench, decode = load("bench_h200.json"), load("simulated_decode_h200.json")
-    fuzz = [load(path.name) for path in sorted(RESULTS.glob("fuzz_h200_*.json"))]
-    cases, rows = (sum(part[what] for part in fuzz) for what in ("cases", "rows"))
+    bench, decode = load_bench(), load("simulated_decode_h200.json")
+    index = Index(bench)
     phases = load("phase_timing_h200.json")["machine"]["commit"]
     run = bench["runs"][0]
-    ratios = {r["other"]: r for r in bench["worst_ratios"] if r["which"] == "cold"}
-    sets = run["sets_in_20_runs"]
-    others = ", ".join(
-        f"{COLUMNS[name]} {ratios[name]['geometric_mean']:.2f} ({ratios[name]['ratio']:.2f})"
-        for name in PEERS
-    )
-    met, targets = sum(check["met"] for check in bench["checks"]), len(bench["checks"])
-    faster = []
-    ours = {"gvr_quantile": "our four-phase kernel", "radix": "our radix select"}
-    for name, text in {**ours, **{name: COLUMNS[name] for name in PEERS}}.items():
-        found = faster_cells(bench, name)
-        if found:
-            cells, times = zip(*found, strict=True)
-            counted = [f"{n} cells of {name}" if n > 1 else name for name, n in Counter(cells).items()]
-            faster.append(f"{text} at {' and '.join(counted)} (at most {max(times):.2f} times)")
-    step = decode["step_us"]
+    commit = run["machine"]["commit"]
     lead = f"""
-        {run["machine"]["device"]}, us per launch, cold L2, CUDA graph, median; fp32, k = 2048, Gaussian rows
-        of which 90 % of the variance survives a step; every figure with an exact result
-        (`eval/results/bench_h200.json`, commit {run["machine"]["commit"]};
-        [plot](eval/results/bench_h200.png)):
+        {run["machine"]["device"]}, us per launch, median; fp32, k = 2048, a CUDA graph over fresh decode
+        steps, cold L2; every figure with exact results of all launches
+        (`eval/results/bench_h200.json`, commit {commit};
+        [plot](eval/results/bench_h200.png)). This package: called as the integrations call it, `row_slot`,
+        `prior`, `guess_state` and `out` given; with PDL: also `pdl=True` (`TRTLLM_ENABLE_PDL=1`); no hint:
+        `out` alone. Gaussian rows of which 90 % of the variance survives a step; beside them the slowest of
+        the real traces, and of masked (-inf, +inf, NaN), tied and rescaled rows:
     """
-    comparison = f"""
-        Their time over ours, geometric mean of all cells (worst cell): {others}. Different sets in 20 runs on
-        a zero plateau: ours {sets["cluster"]}, TensorRT-LLM {sets["trtllm"]}, vLLM {sets["vllm"]}, FlashInfer
-        {sets["flashinfer"]}.
+    parts = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
+    return "\n".join([*parts, _paragraph(comparison(bench, index, decode, phases))])
+
+
+def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any], phases: str) -> str:
+    """What the README says below its tables."""
+    run = bench["runs"][0]
+    sets = run["sets_in_20_runs"]
+    ratios = {row["other"]: row for row in bench["worst_ratios"]}
+    others = ", ".join(
+        f"{_name(peer)} {ratios[peer]['geometric_mean']:.2f} ({ratios[peer]['ratio']:.2f})"
+        for peer in PEERS
+        if peer in ratios
+    )
+    seen = ", ".join(f"{_name(peer)} {sets[peer]}" for peer in PEERS if peer in sets)
+    faster = [
+        f"{_name(other)} at {cells} cells (at most {times:.2f} times)"
+        for other, (cells, times) in faster_cells(index).items()
+    ]
+    masked = max(hard_rows(index, "mask").values(), default=None)
+    costs = [row["ratio"] for row in hint_ratios(index)]
+    mean, most = (geometric_mean(costs), max(costs)) if costs else (None, None)
+    changing = [worst_launch(index, cell["key"]) for cell in index.group("engine", "scale")]
+    worst = max((ratio for ratio in changing if ratio is not None), default=None)
+    met, limits = sum(check["met"] is True for check in bench["checks"]), len(bench["checks"])
+    fuzz = fuzz_of(run["machine"]["commit"])
+    cases, rows, seconds = (sum(part[what] for part in fuzz) for what in ("cases", "rows", "seconds"))
+    fuzzed = fuzz[0]["machine"]["commit"] if fuzz else "none"
+    step = decode["step_us"]
+    return f"""
+        Their time over ours, geometric mean of all cells (worst cell): {others}. Faster than this package
+        by more than {100 * NOISE:.0f} %: {"; ".join(faster) or "nothing measured"}. Time with a hint over
+        time without: mean {_ratio(mean)}, at most {_ratio(most)}; where rows change at random, the worst
+        launch of 1,000 over the mean without: at most {_ratio(worst)}. Masked over usual rows: at most
+        {_ratio(masked)}. Of the benchmark's {limits} limits, {"all" if met == limits else met} are kept.
+        Different sets in 20 runs on a zero plateau: ours {sets[HINTED]}, {seen}.
+        `eval/results/where_time_goes.md` says where the time goes (stamps at commit {phases}) and what was
+        tried. Fuzzing (commit {fuzzed}): {cases:,} random cases, {rows:,} rows, every path, no mismatch in
+        {seconds:.0f} s. Simulated decode over real traces with one captured graph (commit
+        {decode["versions"]["commit"]}): {decode["sets"]["identical"]:,} of {decode["sets"]["rows"]:,} rows
+        select the same set with the hook on and off, {step["on"]:.0f} against {step["off"]:.0f} us a step,
+        most of it scoring, with TensorRT-LLM's compiled op (rows of 32,768; never inside TensorRT-LLM).
     """
-    limits = f"""
-        Of the benchmark's {targets} speed targets, {"all" if met == targets else met} are reached. Faster
-        than this package, by more than {100 * NOISE:.0f} %: {"; ".join(faster) or "nothing measured"}.
-        Hints of every quality and none are within {hint_spread(bench):.2f} times of the
-        best. `eval/results/where_time_goes.md` says where the time
-        goes (stamps at commit {phases}) and what was tried. With PDL: launched while the kernel before, here
-        the same one, still runs (`pdl=True`; in TensorRT-LLM with
-        `TRTLLM_ENABLE_PDL=1`).
-    """
-    commits = ", ".join(sorted({part["machine"]["commit"] for part in fuzz}))
-    seconds = sum(part["seconds"] for part in fuzz)
-    checks = f"""
-        Fuzzing (commit {commits}): {cases:,} random cases, {rows:,} rows, every path, no mismatch in
-        {seconds:.0f} s. Simulated decode over real traces with one
-        captured graph (commit {decode["versions"]["commit"]}): {decode["sets"]["identical"]:,} of
-        {decode["sets"]["rows"]:,} rows select the same set with the hook on and off,
-        {step["on"]:.0f} against {step["off"]:.0f} us a step, most of it scoring, with TensorRT-LLM's
-        compiled op (rows of 32,768; never inside TensorRT-LLM).
-    """
-    parts = [_paragraph(lead), *times_table(bench), _paragraph(comparison), _paragraph(limits)]
-    lines = [parts[0], "", *parts[1:-2], "", parts[-2], "", parts[-1], "", _paragraph(checks)]
-    return "\n".join(lines)
+
+
+def _ratio(figure: float | None) -> str:
+    return "-" if figure is None else f"{figure:.2f}"
+
+
+def _name(impl: str) -> str:
+    if impl == "flashinfer_ragged":
+        return "FlashInfer's ragged call"
+    return "our four-phase kernel" if impl in OURS else PEERS.get(impl, impl)
 
 
 def where_time_goes() -> str:
     """Figures of the page that says what takes how long."""
-    bench, timing = load("bench_h200.json"), load("phase_timing_h200.json")
-    times = main_times(bench)
+    bench, timing = load_bench(), load("phase_timing_h200.json")
+    index = Index(bench)
     lines = [
         f"Times: `bench_h200.json`, commit {bench['runs'][0]['machine']['commit']}.",
         "",
@@ -168,8 +264,10 @@ def where_time_goes() -> str:
         "|---|---:|---:|---:|",
     ]
     for n, batch in CELLS:
-        reached, floor = times[n, batch, "cluster"], times[n, batch, FLOOR]
-        lines.append(f"| {n:,} x {batch} | {TARGETS[n, batch]:.1f} | {reached:.2f} | {floor:.1f} |")
+        key = index.main(n, batch)
+        limit, reached = LIMITS.get((n, batch)), index.figure(key, HINTED)
+        row = [_shown(limit), "-" if reached is None else f"{reached:.2f}", _shown(index.figure(key, FLOOR))]
+        lines.append(f"| {n:,} x {batch} | {' | '.join(row)} |")
     lines += [
         "",
         f"Phases: `phase_timing_h200.json`, commit {timing['machine']['commit']}.",
@@ -193,15 +291,22 @@ def phase_table(timing: dict[str, Any], path: str, shown: Sequence[str]) -> list
 
 def main() -> int:
     """Write, or check, the figures of each page."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+        return 0
     failed = False
-    pages = {ROOT / "README.md": results(), RESULTS / "where_time_goes.md": where_time_goes()}
+    try:
+        pages = {ROOT / "README.md": results(), RESULTS / "where_time_goes.md": where_time_goes()}
+    except FormatError as error:
+        print(error)
+        return 1
     for page, figures in pages.items():
         text = page.read_text()
         head, rest = text.split(BEGIN)
-        wanted = f"{head}{BEGIN}\n{figures}\n{END}{rest.split(END)[1]}"
+        expected = f"{head}{BEGIN}\n{figures}\n{END}{rest.split(END)[1]}"
         if "--check" not in sys.argv[1:]:
-            page.write_text(wanted)
-        elif text != wanted:
+            page.write_text(expected)
+        elif text != expected:
             failed = True
             print(f"{page.name}: its figures are not those of eval/results; run python eval/readme_table.py")
     return int(failed)

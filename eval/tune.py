@@ -3,7 +3,7 @@
     python eval/tune.py --out eval/results/tune_h200.json
 
 Prints, for each dtype, the fastest number of CTAs per row at each N x batch, what the plan chooses there
-and what that costs. Rows are pairs of Gaussian steps of which 90 % of the variance survives, cold in L2.
+and what that costs. Rows are a chain of Gaussian steps of which 90 % of the variance survives, cold in L2.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rich.table import Table
 
 from eval.common.bench_cases import DTYPES, KEEP, LENGTHS, K
 from eval.common.machine import describe_machine, write_json
-from eval.common.our_kernels import prepare_ours
-from eval.kernel_timing import correlated_rows, time_graph
+from eval.common.our_kernels import CLUSTER, Variant, prepare_ours
+from eval.kernel_timing import ChainRun, gaussian_chain
 from gvr_topk.gate import plan
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -49,12 +49,12 @@ def offered(rows: int, width: int, dtype: torch.dtype, sm_count: int, k: int = K
 
 def measure(n: int, batch: int, dtype: str, sm_count: int) -> dict[str, Any]:
     """Microseconds of each cluster size at one shape."""
-    rows = correlated_rows(n, batch, K, keep=KEEP, dtype=DTYPES[dtype], cold=True)
-    sizes, planned = offered(batch, rows.logits.shape[2], DTYPES[dtype], sm_count)
+    chain = gaussian_chain(n, batch, K, keep=KEEP, dtype=DTYPES[dtype])
+    sizes, planned = offered(batch, chain.logits.shape[2], DTYPES[dtype], sm_count)
     times = {}
     for ctas in sizes:
-        prepared = prepare_ours(rows, "cluster", ctas_per_row=ctas)
-        times[str(ctas)] = time_graph(prepared.launch, rows.count, REPLAYS, BUDGET_SECONDS)
+        prepared = prepare_ours(chain, Variant(path=CLUSTER), ctas_per_row=ctas)
+        times[str(ctas)] = ChainRun(chain, prepared).time(REPLAYS, BUDGET_SECONDS)
     return {"n": n, "batch": batch, "dtype": dtype, "planned": planned, "us": times}
 
 

@@ -148,6 +148,9 @@ class GvrTopkConfig(_Strict):
         Keep the per-row statistics tensor of the op, for metrics: hit ratio, guesses, and their misses.
     nvtx : bool
         Mark each call with an NVTX range.
+    max_ctas : int
+        CTAs per row at most, for GPUs shared with long-running communication or prefill kernels; 0 sets no
+        cap. See `gvr_topk.indexer_topk_decode`.
     """
 
     hint_offset: int = Field(default=0, ge=-HINT_OFFSET_LIMIT, le=HINT_OFFSET_LIMIT)
@@ -156,6 +159,14 @@ class GvrTopkConfig(_Strict):
     path: Literal["auto", "gvr", "radix", "cluster"] = "auto"
     stats: bool = False
     nvtx: bool = False
+    max_ctas: int = 0
+
+    @field_validator("max_ctas")
+    @classmethod
+    def _cluster_size(cls, value: int) -> int:
+        if value not in (0, 1, 2, 4, 8, 16):
+            raise ValueError(f"0, 1, 2, 4, 8 or 16|{value}")
+        return value
 
     @model_validator(mode="after")
     def _lengths_in_order(self) -> GvrTopkConfig:

@@ -23,6 +23,15 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_WIDTH = 1 << 21
 """Longest row, in elements, that the kernels are built and tested for."""
 
+MAX_ROWS = 1 << 26
+"""Most rows of one call: their blocks fit one launch."""
+
+MAX_PAGE_SIZE = (1 << 31) - 1
+"""Largest page of a page table, in positions: positions inside a page are 32-bit numbers."""
+
+CLUSTER_SIZES = (1, 2, 4, 8, 16)
+"""CTAs that can share one row."""
+
 KEY_NAN = 0xFFFFFFFF
 """Key of every NaN: the largest, because NaN ranks above +inf."""
 

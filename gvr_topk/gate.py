@@ -94,6 +94,8 @@ class Plan:
     ring_depth: int
     """Words per thread under way in the kernels that walk a long row, but for ``stream``, whose ring is its
     own."""
+    staged: int
+    """Results of one row that can be staged in shared memory: the lesser of ``k`` and the width."""
 
 
 GVR_MIN_LENGTH: int
@@ -105,7 +107,22 @@ FOUR_PHASE_MAX_WIDTH: int
 MIN_ARCH: int
 """Oldest compute capability served, times ten."""
 
-_CONSTANTS = {"GVR_MIN_LENGTH": 0, "GVR_MAX_LENGTH": 1, "MIN_ARCH": 2, "FOUR_PHASE_MAX_WIDTH": 3}
+MAX_WIDTH: int
+"""Widest buffer, in elements; `gvr_topk.contract` has the same number."""
+MAX_ROWS: int
+"""Most rows of one call, likewise."""
+MAX_PAGE_SIZE: int
+"""Largest page of a page table, likewise."""
+
+_CONSTANTS = {
+    "GVR_MIN_LENGTH": 0,
+    "GVR_MAX_LENGTH": 1,
+    "MIN_ARCH": 2,
+    "FOUR_PHASE_MAX_WIDTH": 3,
+    "MAX_WIDTH": 4,
+    "MAX_ROWS": 5,
+    "MAX_PAGE_SIZE": 6,
+}
 
 
 def __getattr__(name: str) -> int:
@@ -211,6 +228,7 @@ def plan(
     sm_count: int = 132,
     arch: int = 90,
     ctas_per_row: int = 0,
+    max_ctas: int = 0,
 ) -> Plan:
     """Say how a call of this shape is launched.
 
@@ -223,11 +241,14 @@ def plan(
     path : str
         As for `can_use_heuristic`.
     sm_count : int
-        Multiprocessors of the GPU; 132 on an H200.
+        Multiprocessors that the stream may use: 132 on a whole H200, fewer in a green context.
     arch : int
         Compute capability times ten.
     ctas_per_row : int
         Force the cluster size (1, 2, 4, 8 or 16); 0 decides.
+    max_ctas : int
+        Cap the cluster size (1, 2, 4, 8 or 16); 0 sets no cap. A width that needs more than the cap takes
+        the smallest size that holds it.
 
     Returns
     -------
@@ -236,18 +257,29 @@ def plan(
     Raises
     ------
     ValueError
-        `ctas_per_row` is not a size the GPU offers, or too small for `width`; or path ``"gvr"`` serves
-        neither this `k`, `width` nor `arch`.
+        `ctas_per_row` is not a size the GPU offers, too small for `width` or above `max_ctas`; `max_ctas`
+        is no cluster size; or path ``"gvr"`` serves neither this `k`, `width` nor `arch`.
     """
-    made = (ctypes.c_int32 * 9)()
+    made = (ctypes.c_int32 * 10)()
     status = policy_library().gvr_topk_make_plan(
-        rows, width, k, DTYPES.index(dtype), int(Path.parse(path)), sm_count, arch, ctas_per_row, made
+        rows,
+        width,
+        k,
+        DTYPES.index(dtype),
+        int(Path.parse(path)),
+        sm_count,
+        arch,
+        ctas_per_row,
+        max_ctas,
+        made,
     )
     problems = {
         1: f"ctas_per_row: want 0, 1, 2, 4, 8 or 16 and enough for width {width}, got {ctas_per_row}",
         2: f"k: want 512, 1024 or 2048 for path 'gvr', got {k}",
         3: f"width: want at most {_constant('FOUR_PHASE_MAX_WIDTH')} for path 'gvr', got {width}",
         4: "path: want 'cluster' or 'radix' on compute capability 12, got 'gvr'",
+        5: f"max_ctas: want 0, 1, 2, 4, 8 or 16, got {max_ctas}",
+        6: f"ctas_per_row: want at most max_ctas = {max_ctas}, got {ctas_per_row}",
     }
     if status != 0:
         raise ValueError(problems[status])

@@ -1,9 +1,14 @@
-"""Finding and loading the compiled libraries. Nothing here fails at import."""
+"""Finding and loading the compiled libraries. Nothing here fails at import.
+
+Libraries lie beside the package. The environment variable ``GVR_TOPK_LIBRARY_DIR``, read when a library is
+first needed, names another folder to take all of them from, so that tests run on a build with other options.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -12,6 +17,9 @@ import torch
 
 _CUDA_LIBRARY = "libgvr_topk_cuda.so"
 _POLICY_LIBRARY = "libgvr_topk_policy.so"
+
+LIBRARY_DIR_VARIABLE = "GVR_TOPK_LIBRARY_DIR"
+"""Environment variable with the folder of the libraries, where it is not the package's own."""
 
 
 class LibraryError(RuntimeError):
@@ -28,6 +36,10 @@ class LibraryStatus:
 
 
 def _library_path(name: str) -> Path | None:
+    chosen = os.environ.get(LIBRARY_DIR_VARIABLE)
+    if chosen:
+        named = Path(chosen).absolute() / name
+        return named if named.is_file() else None
     found = resources.files("gvr_topk").joinpath("lib").joinpath(name)
     return Path(str(found)) if found.is_file() else None
 
@@ -43,6 +55,9 @@ def library_status() -> LibraryStatus:
         built without a CUDA compiler or the library does not load on this torch.
     """
     path = _library_path(_CUDA_LIBRARY)
+    chosen = os.environ.get(LIBRARY_DIR_VARIABLE)
+    if path is None and chosen:
+        return LibraryStatus(False, None, f"{LIBRARY_DIR_VARIABLE}={chosen} holds no {_CUDA_LIBRARY}")
     if path is None:
         return LibraryStatus(
             False,
@@ -79,7 +94,7 @@ def policy_library() -> ctypes.CDLL:
     ]
     library.gvr_topk_make_plan.argtypes = [
         *[ctypes.c_int64] * 3,
-        *[ctypes.c_int32] * 5,
+        *[ctypes.c_int32] * 6,
         ctypes.POINTER(ctypes.c_int32),
     ]
     library.gvr_topk_constant.restype = ctypes.c_int64

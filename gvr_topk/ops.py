@@ -6,10 +6,23 @@ The CUDA implementation is the compiled library's; it registers itself for the C
 
 from __future__ import annotations
 
+import numbers
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from gvr_topk.contract import DTYPES, MAX_WIDTH, STATS_COLUMNS, exact_topk, order_key, row_lengths
+from gvr_topk.contract import (
+    CLUSTER_SIZES,
+    DTYPES,
+    MAX_PAGE_SIZE,
+    MAX_ROWS,
+    MAX_WIDTH,
+    STATS_COLUMNS,
+    exact_topk,
+    order_key,
+    row_lengths,
+)
 from gvr_topk.gate import Path
 from gvr_topk.library import LibraryError, LibraryStatus, library_status
 
@@ -27,12 +40,21 @@ torch.library.define(
     "(Tensor logits, Tensor seq_lens, Tensor(a!) indices, Tensor(b!)? prior, Tensor? row_slot, "
     "Tensor(c!)? guess_state, Tensor(d!)? stats, Tensor? page_table, Tensor(e!)? phase_clocks, "
     "int k, int next_n=1, int prior_offset=0, int page_size=0, int path=0, int ctas_per_row=0, "
-    "int flags=0) -> ()",
+    "int flags=0, int max_ctas=0) -> ()",
 )
 
 
 def _fail(argument: str, wanted: str, got: object) -> ValueError:
     return ValueError(f"gvr_topk.indexer_topk_decode: {argument}: want {wanted}, got {got}")
+
+
+def _integer(argument: str, value: Any) -> int:
+    """Take any kind of integer, NumPy's too, and nothing that would have to be rounded."""
+    if isinstance(value, int | torch.SymInt):  # a symbolic one stays symbolic while a graph is traced
+        return value  # type: ignore[return-value]
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    raise _fail(argument, "an integer", repr(value))
 
 
 def _check_tensor(
@@ -52,6 +74,12 @@ def _check_tensor(
         raise _fail(name, "inner stride 1", tensor.stride(-1))
 
 
+def _check_rows_apart(name: str, tensor: Tensor, columns: int) -> None:
+    # Two rows that share memory would be written by two blocks at once, and hold neither's result.
+    if tensor.shape[0] > 1 and tensor.stride(0) < columns:
+        raise _fail(name, f"rows that do not overlap, at least {columns} elements apart", tensor.stride(0))
+
+
 def _check(
     logits: Tensor,
     seq_lens: Tensor,
@@ -61,10 +89,13 @@ def _check(
     guess_state: Tensor | None,
     stats: Tensor | None,
     page_table: Tensor | None,
+    phase_clocks: Tensor | None,
     k: int,
     next_n: int,
     prior_offset: int,
     page_size: int,
+    ctas_per_row: int,
+    max_ctas: int,
 ) -> None:
     """Refuse, on the host, every argument that would be undefined on the device."""
     if logits.dtype not in DTYPES:
@@ -76,6 +107,8 @@ def _check(
         raise _fail("logits", "inner stride 1", logits.stride(1))
     if width > MAX_WIDTH:
         raise _fail("logits", f"at most {MAX_WIDTH} columns", width)
+    if rows > MAX_ROWS:
+        raise _fail("logits", f"at most {MAX_ROWS} rows", rows)
     if not 1 <= k <= MAX_WIDTH:
         raise _fail("k", f"1 to {MAX_WIDTH}", k)
     if not 1 <= next_n <= 1024:
@@ -87,8 +120,10 @@ def _check(
     _check_tensor("out", indices, logits, torch.int32, (rows, None))
     if indices.shape[1] < k:
         raise _fail("out", f"at least k = {k} columns", list(indices.shape))
+    _check_rows_apart("out", indices, k)
     if prior is not None:
         _check_tensor("prior", prior, logits, torch.int32, (None, k))
+        _check_rows_apart("prior", prior, k)
         if row_slot is None and prior.shape[0] < requests:
             raise _fail("prior", f"at least {requests} slots without row_slot", prior.shape[0])
     elif row_slot is not None or guess_state is not None:
@@ -105,12 +140,22 @@ def _check(
         _check_tensor("page_table", page_table, logits, torch.int32, (requests, None))
         if page_size < 1:
             raise _fail("page_size", "at least 1 with a page_table", page_size)
+        if page_size > MAX_PAGE_SIZE:
+            raise _fail("page_size", f"at most {MAX_PAGE_SIZE}", page_size)
+    if phase_clocks is not None:
+        _check_tensor("phase_clocks", phase_clocks, logits, torch.int64, (rows, 8))
+        if not phase_clocks.is_contiguous():
+            raise _fail("phase_clocks", "contiguous rows", phase_clocks.stride())
     if abs(prior_offset) > MAX_WIDTH:
         raise _fail("prior_offset", f"|offset| <= {MAX_WIDTH}", prior_offset)
+    if max_ctas != 0 and max_ctas not in CLUSTER_SIZES:
+        raise _fail("max_ctas", "0, 1, 2, 4, 8 or 16", max_ctas)
+    if 0 < max_ctas < ctas_per_row:
+        raise _fail("ctas_per_row", f"at most max_ctas = {max_ctas}", ctas_per_row)
 
 
 def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int) -> Tensor:
-    """Physical slots of positions in a paged cache; ``-1`` stays, and so says a page not in the table.
+    """Physical slots of positions in a paged cache; ``-1`` where there is none.
 
     Parameters
     ----------
@@ -124,13 +169,20 @@ def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int)
     Returns
     -------
     Tensor, ``[rows, k]``, int32
-        ``page_table[position // page_size] * page_size + position % page_size``.
+        ``page_table[position // page_size] * page_size + position % page_size``, in 64 bits. ``-1`` for
+        the position ``-1``, for a page the table does not hold or holds as a negative number, and for a
+        slot beyond int32.
     """
-    page = torch.div(positions, page_size, rounding_mode="floor")
-    known = (positions >= 0) & (page < page_table.shape[1])
+    if page_table.shape[1] == 0:
+        return torch.full_like(positions, -1)
+    position = positions.to(torch.int64)
+    page = torch.div(position, page_size, rounding_mode="floor")
+    known = (position >= 0) & (page < page_table.shape[1])
     request = torch.arange(positions.shape[0], device=positions.device) // next_n
-    base = page_table[request].gather(1, torch.where(known, page, 0).to(torch.int64))
-    return torch.where(known, base * page_size + positions % page_size, -1).to(torch.int32)
+    base = page_table[request].gather(1, torch.where(known, page, 0)).to(torch.int64)
+    slot = base * page_size + position % page_size
+    known &= (base >= 0) & (slot <= torch.iinfo(torch.int32).max)
+    return torch.where(known, slot, -1).to(torch.int32)
 
 
 @torch.library.impl("gvr_topk::indexer_topk_decode", "CPU")
@@ -151,6 +203,7 @@ def _indexer_topk_decode_cpu(
     path: int = 0,
     ctas_per_row: int = 0,
     flags: int = 0,
+    max_ctas: int = 0,
 ) -> None:
     _check(
         logits,
@@ -161,10 +214,13 @@ def _indexer_topk_decode_cpu(
         guess_state,
         stats,
         page_table,
+        phase_clocks,
         k,
         next_n,
         prior_offset,
         page_size,
+        ctas_per_row,
+        max_ctas,
     )
     rows, width = logits.shape
     if rows == 0:
@@ -219,6 +275,7 @@ def indexer_topk_decode(
     page_size: int = 0,
     path: str = "auto",
     ctas_per_row: int = 0,
+    max_ctas: int = 0,
     quantile_guess: bool = True,
     pdl: bool = False,
     phase_clocks: Tensor | None = None,
@@ -233,19 +290,20 @@ def indexer_topk_decode(
     ----------
     logits : Tensor, ``[rows, width]``, float32, bfloat16 or float16
         Indexer scores. Inner stride 1; any row stride and alignment. 16-byte aligned rows are faster.
-        At most 2**21 columns.
+        At most 2**21 columns and 2**26 rows. Rows may overlap.
     seq_lens : Tensor, ``[rows / next_n]``, int32, same device
         Key count of each request, its draft positions included. Read on the device, so one captured
         CUDA graph serves growing rows. Lengths above `width` are taken as `width`.
     k : int
-        Items per row, 1 to 2**21.
+        Items per row, 1 to 2**21; more than `width` is fine, for the rest is ``-1``.
     next_n : int, default 1
         Rows per request: 1 plus the number of draft tokens.
     out : Tensor, ``[rows, >= k]``, int32, optional
-        Where to write; allocated when absent. Pass it inside CUDA graphs.
+        Where to write; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
     prior : Tensor, ``[slots, k]``, int32, optional
         In: the previous step's result of each request, in any order; any content is safe, garbage is
-        at worst slow. Out: this step's positions, written by the last row of each request.
+        at worst slow. Out: this step's positions, written by the last row of each request. Slots must
+        not overlap.
     row_slot : Tensor, ``[rows]``, int32, optional
         Slot of each row in `prior`. Negative or too large: no hint and no write-back (padding rows).
         Default: request ``r // next_n`` uses slot ``r // next_n``.
@@ -262,16 +320,25 @@ def indexer_topk_decode(
         Out: see `gvr_topk.contract.STATS_COLUMNS`.
     page_table : Tensor, ``[rows / next_n, pages]``, int32, optional
         Translates positions to slots of a paged cache on the way out:
-        ``page_table[position // page_size] * page_size + position % page_size``, ``-1`` for a page the
-        table does not hold. `prior` keeps positions.
+        ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits.
+        ``-1`` for a page that the table does not hold (a table of zero columns holds none) or holds as a
+        negative number, and for a slot that int32 cannot hold. `prior` keeps positions.
     page_size : int
-        Positions per page; needed with `page_table`.
+        Positions per page, 1 to 2**31 - 1; needed with `page_table`.
     path : {"auto", "cluster", "gvr", "radix"}
         ``"cluster"`` guesses from the step before, ``"radix"`` from a sample of the row, whatever it is
         given; in both, radix rounds over the key settle what a guess misses. ``"gvr"`` is the paper's
         four-phase kernel. CPU tensors have one implementation and ignore it.
     ctas_per_row : int
         Force the cluster size of ``"cluster"`` and ``"radix"``; 0 follows the plan.
+    max_ctas : {0, 1, 2, 4, 8, 16}
+        Cap the cluster size, the number of CTAs that share a row; 0 sets no cap. For GPUs shared with
+        long-running communication or prefill kernels: a cluster starts only when one GPC has room for all
+        of it. 16 CTAs need a whole free GPC and wait until the kernel that holds SMs ends; on an H200 8
+        CTAs still start beside 64 held SMs, and 4 beside 96. One CTA holds 2**20 columns (2**18 on compute
+        capability 12); a row too wide for the cap takes the smallest size that holds it. A `ctas_per_row`
+        above the cap is an error. With or without a cap, a context that has no room for the planned cluster
+        (a green context, a MIG slice) gets the largest one it has room for.
     quantile_guess : bool, default True
         Four-phase kernel only: first threshold from the ``1 - alpha`` quantile of the hinted values
         instead of their mean.
@@ -302,6 +369,10 @@ def indexer_topk_decode(
     nothing on the host and never synchronizes. Two calls that share slots of `prior` belong on one
     stream.
 
+    Should another stream write `logits`, `seq_lens`, `row_slot`, `prior` or `guess_state` while a launch
+    reads them, the result of that launch is unspecified. Even then nothing is written but the row's own
+    `k` places of `out`, its slot of `prior` and `guess_state` and its row of `stats`, and the launch ends.
+
     References
     ----------
     Guess-Verify-Refine, section 4 (algorithm) and section 5.5 (integration).
@@ -314,8 +385,11 @@ def indexer_topk_decode(
     """
     if logits.is_cuda and not _LIBRARY.loaded:
         raise LibraryError(f"gvr_topk.indexer_topk_decode: CUDA library: {_LIBRARY.reason}")
+    k, next_n = _integer("k", k), _integer("next_n", next_n)
+    prior_offset, page_size = _integer("prior_offset", prior_offset), _integer("page_size", page_size)
+    ctas_per_row, max_ctas = _integer("ctas_per_row", ctas_per_row), _integer("max_ctas", max_ctas)
     if out is None:
-        if not isinstance(k, int) or k < 1:
+        if not 1 <= k <= MAX_WIDTH:  # before so much is allocated
             raise _fail("k", f"1 to {MAX_WIDTH}", k)
         out = torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
     _check(
@@ -327,10 +401,13 @@ def indexer_topk_decode(
         guess_state,
         stats,
         page_table,
+        phase_clocks,
         k,
         next_n,
         prior_offset,
         page_size,
+        ctas_per_row,
+        max_ctas,
     )
     torch.ops.gvr_topk.indexer_topk_decode(
         logits,
@@ -349,5 +426,6 @@ def indexer_topk_decode(
         int(Path.parse(path)),
         ctas_per_row,
         FLAG_PDL * pdl + FLAG_QUANTILE_GUESS * quantile_guess,
+        max_ctas,
     )
     return out

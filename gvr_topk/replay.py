@@ -354,6 +354,7 @@ class _ServingPath:
             guess_state=layer.guess,
             stats=self.stats,
             path=self.options.path,
+            max_ctas=self.options.max_ctas,
         )
         stats = dict(zip(STATS_COLUMNS, self.stats[0].tolist(), strict=True))
         return decision, self.out[0].cpu().clone(), stats
@@ -419,6 +420,7 @@ class _ServingPath:
                 prior_offset=self.options.hint_offset,
                 guess_state=guesses[index],
                 path=path,
+                max_ctas=self.options.max_ctas,
             )
 
         stream = torch.cuda.Stream()

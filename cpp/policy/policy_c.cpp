@@ -24,11 +24,11 @@ GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_
   return static_cast<int32_t>(gvr_topk::can_use_heuristic(in));
 }
 
-// Fills plan[9]: path, family, CTAs per row, threads, values per thread, list capacity, candidate capacity,
-// masks, ring depth. Returns the PlanProblem, 0 for none.
+// Fills plan[10]: path, family, CTAs per row, threads, values per thread, list capacity, candidate capacity,
+// masks, ring depth, staged results. Returns the PlanProblem, 0 for none.
 GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t k, int32_t dtype,
                                            int32_t path, int32_t sm_count, int32_t arch, int32_t ctas_per_row,
-                                           int32_t* plan) {
+                                           int32_t max_ctas, int32_t* plan) {
   PlanInput in{};
   in.rows = rows;
   in.width = width;
@@ -38,6 +38,7 @@ GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t 
   in.sm_count = sm_count;
   in.arch = arch;
   in.forced_ctas = ctas_per_row;
+  in.max_ctas = max_ctas;
   const auto problem = static_cast<int32_t>(gvr_topk::plan_problem(in));
   if (problem != 0) return problem;
   const Plan made = gvr_topk::make_plan(in);
@@ -50,6 +51,7 @@ GVR_TOPK_EXPORT int32_t gvr_topk_make_plan(int64_t rows, int64_t width, int64_t 
   plan[6] = made.candidate_capacity;
   plan[7] = made.masks;
   plan[8] = made.ring_depth;
+  plan[9] = made.staged;
   return 0;
 }
 
@@ -63,6 +65,12 @@ GVR_TOPK_EXPORT int64_t gvr_topk_constant(int32_t which) {
       return gvr_topk::kMinArch;
     case 3:
       return gvr_topk::kFourPhaseMaxWidth;
+    case 4:
+      return gvr_topk::kMaxWidth;
+    case 5:
+      return gvr_topk::kMaxRows;
+    case 6:
+      return gvr_topk::kMaxPageSize;
     default:
       return -1;
   }

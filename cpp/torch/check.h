@@ -6,9 +6,9 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
+#include <ostream>
 #include <sstream>
 #include <stdexcept>
-#include <string>
 
 namespace gvr_topk {
 
@@ -24,12 +24,18 @@ void check(bool ok, const Parts&... parts) {
   throw std::runtime_error(message.str());
 }
 
-inline std::string describe(const Tensor& t) {
-  std::ostringstream out;
+// Written out only where a check fails, for checks are made in every call.
+struct Description {
+  const Tensor& tensor;
+};
+
+inline Description describe(const Tensor& t) { return {t}; }
+
+inline std::ostream& operator<<(std::ostream& out, const Description& description) {
+  const Tensor& t = description.tensor;
   out << "shape [";
   for (int64_t i = 0; i < t.dim(); ++i) out << (i > 0 ? ", " : "") << t.size(i);
-  out << "]";
-  return out.str();
+  return out << "]";
 }
 
 // A tensor on `device` with `dim` dimensions, of `dtype`, inner stride 1.
@@ -42,6 +48,12 @@ inline void check_tensor(const Tensor& t, const char* name, int32_t device, Scal
   check(t.dim() == dim, name, ": want ", dim, " dimensions, got ", describe(t));
   check(t.size(dim - 1) <= 1 || t.stride(dim - 1) == 1, name, ": want inner stride 1, got ",
         t.stride(dim - 1));
+}
+
+// Two rows that share memory would be written by two blocks at once, and hold neither's result.
+inline void check_rows_apart(const Tensor& t, const char* name, int64_t columns) {
+  check(t.size(0) <= 1 || t.stride(0) >= columns, name, ": want rows that do not overlap, at least ", columns,
+        " elements apart, got ", t.stride(0));
 }
 
 }  // namespace gvr_topk

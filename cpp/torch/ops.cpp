@@ -5,8 +5,12 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <limits>
 #include <optional>
 
+#include "capability.h"
 #include "check.h"
 #include "gvr_topk/launch.h"
 
@@ -29,14 +33,20 @@ class DeviceGuard {
     check(cudaGetDevice(&previous_) == cudaSuccess, "no usable CUDA device");
     if (previous_ != device) {
       check(cudaSetDevice(device) == cudaSuccess, "logits: cannot select cuda:", device);
+      changed_ = true;
     }
   }
-  ~DeviceGuard() { cudaSetDevice(previous_); }
+  // Only where it was changed: selecting the device that is current would make its primary context current,
+  // and a caller in a green context would find itself outside.
+  ~DeviceGuard() {
+    if (changed_) cudaSetDevice(previous_);
+  }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
   int previous_ = 0;
+  bool changed_ = false;
 };
 
 Dtype dtype_of(const Tensor& logits) {
@@ -57,6 +67,13 @@ Dtype dtype_of(const Tensor& logits) {
 template <typename T>
 T* pointer(const OptionalTensor& t) {
   return t.has_value() ? static_cast<T*>(t->data_ptr()) : nullptr;
+}
+
+// The nearest number of 32 bits. Tensors may have more slots or pages than those count; none beyond is ever
+// asked for, for slots and positions are numbers of 32 bits themselves.
+int32_t clamped(int64_t value) {
+  using Limits = std::numeric_limits<int32_t>;
+  return static_cast<int32_t>(std::clamp<int64_t>(value, Limits::min(), Limits::max()));
 }
 
 void check_optional(const OptionalTensor& t, const char* name, int32_t device, ScalarType dtype,
@@ -80,6 +97,7 @@ TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tenso
   const int64_t rows = logits.size(0), width = logits.size(1);
   check(width <= 1 || logits.stride(1) == 1, "logits: want inner stride 1, got ", logits.stride(1));
   check(width <= kMaxWidth, "logits: want at most ", kMaxWidth, " columns, got ", width);
+  check(rows <= kMaxRows, "logits: want at most ", kMaxRows, " rows, got ", rows);
   check(k >= 1 && k <= kMaxWidth, "k: want 1 to ", kMaxWidth, ", got ", k);
   check(next_n >= 1 && next_n <= 1024, "next_n: want 1 to 1024, got ", next_n);
   check(rows % next_n == 0, "logits: want a multiple of next_n = ", next_n, " rows, got ", rows);
@@ -89,7 +107,9 @@ TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tenso
   check_tensor(indices, "out", device, ScalarType::Int, "int32", 2);
   check(indices.size(0) == rows && indices.size(1) >= k, "out: want [", rows, ", >= ", k, "], got ",
         describe(indices));
+  check_rows_apart(indices, "out", k);
   check_optional(prior, "prior", device, ScalarType::Int, "int32", 2, -1, k);
+  if (prior) check_rows_apart(*prior, "prior", k);
   check_optional(row_slot, "row_slot", device, ScalarType::Int, "int32", 1, rows, -1);
   check(!row_slot || prior, "row_slot: want a prior beside it, got None");
   check(!prior || row_slot || prior->size(0) >= requests, "prior: want at least ", requests,
@@ -98,10 +118,15 @@ TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tenso
                  prior ? prior->size(0) : -1, -1);
   check(!guess_state || prior, "guess_state: want a prior beside it, got None");
   check_optional(stats, "stats", device, ScalarType::Int, "int32", 2, rows, kStatColumns);
-  check(!stats || rows == 0 || stats->stride(0) == kStatColumns, "stats: want contiguous rows");
+  check(!stats || rows <= 1 || stats->stride(0) == kStatColumns, "stats: want contiguous rows, got stride ",
+        stats ? stats->stride(0) : 0);
   check_optional(page_table, "page_table", device, ScalarType::Int, "int32", 2, requests, -1);
   check(!page_table || page_size >= 1, "page_size: want at least 1 with a page_table, got ", page_size);
+  check(!page_table || page_size <= kMaxPageSize, "page_size: want at most ", kMaxPageSize, ", got ",
+        page_size);
   check_optional(phase_clocks, "phase_clocks", device, ScalarType::Long, "int64", 2, rows, 8);
+  check(!phase_clocks || rows <= 1 || phase_clocks->stride(0) == 8,
+        "phase_clocks: want contiguous rows, got stride ", phase_clocks ? phase_clocks->stride(0) : 0);
   check(prior_offset >= -kMaxWidth && prior_offset <= kMaxWidth, "prior_offset: want |offset| <= ", kMaxWidth,
         ", got ", prior_offset);
 
@@ -114,6 +139,9 @@ TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tenso
   p.guess_state = pointer<float>(guess_state);
   p.stats = pointer<int32_t>(stats);
   p.page_table = pointer<int32_t>(page_table);
+  // An empty tensor has no address, and null would mean that positions are not translated. No page of an
+  // empty table is read, so any address that is not null will do.
+  if (page_table && p.page_table == nullptr) p.page_table = p.seq_lens;
   p.phase_clocks = pointer<int64_t>(phase_clocks);
   p.logits_stride = logits.stride(0);
   p.indices_stride = indices.stride(0);
@@ -123,10 +151,10 @@ TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tenso
   p.width = static_cast<int32_t>(width);
   p.next_n = static_cast<int32_t>(next_n);
   p.k = static_cast<int32_t>(k);
-  p.num_slots = prior ? static_cast<int32_t>(prior->size(0)) : 0;
+  p.num_slots = prior ? clamped(prior->size(0)) : 0;
   p.prior_offset = static_cast<int32_t>(prior_offset);
-  p.page_size = static_cast<int32_t>(page_size);
-  p.pages_per_request = page_table ? static_cast<int32_t>(page_table->size(1)) : 0;
+  p.page_size = page_table ? static_cast<int32_t>(page_size) : 0;
+  p.pages_per_request = page_table ? clamped(page_table->size(1)) : 0;
   p.dtype = dtype;
   return p;
 }
@@ -138,11 +166,43 @@ int device_attribute(cudaDeviceAttr attribute, int device) {
   return value;
 }
 
+void check_plan(const PlanInput& input) {
+  const PlanProblem problem = plan_problem(input);
+  if (problem == PlanProblem::kNone) return;
+  check(problem != PlanProblem::kMaxCtas, "max_ctas: want 0, 1, 2, 4, 8 or 16, got ", input.max_ctas);
+  check(problem != PlanProblem::kCtasAboveMax, "ctas_per_row: want at most max_ctas = ", input.max_ctas,
+        ", got ", input.forced_ctas);
+  check(problem != PlanProblem::kCtas,
+        "ctas_per_row: want 0, 1, 2, 4, 8 or 16 and enough for the width, got ", input.forced_ctas);
+  check(problem != PlanProblem::kFourPhaseK, "k: want 512, 1024 or 2048 for path 'gvr', got ", input.k);
+  check(problem != PlanProblem::kFourPhaseWidth, "logits: want at most ", kFourPhaseMaxWidth,
+        " columns for path 'gvr', got ", input.width);
+  check(problem != PlanProblem::kFourPhaseArch,
+        "path: want 'cluster' or 'radix' on compute capability 12, got 'gvr'");
+}
+
+// The plan, with the largest clusters not above the planned size that the stream's context can run. A forced
+// size is not changed, and a row that fewer CTAs cannot hold has no smaller plan.
+Plan runnable_plan(const TopkParams& params, PlanInput input, cudaStream_t stream,
+                   const StreamContext& context) {
+  Plan plan = make_plan(input);
+  while (plan.ctas_per_row > 1 && !can_run(params, plan, stream, context)) {
+    const int32_t before = plan.ctas_per_row;
+    check(input.forced_ctas == 0, "ctas_per_row: want a cluster size that the ", context.sm_count,
+          " SMs of the stream's context can run, got ", before);
+    input.max_ctas = before / 2;
+    plan = make_plan(input);
+    check(plan.ctas_per_row < before, "logits: want a stream whose context can run clusters of ", before,
+          " CTAs, which ", params.width, " columns need, got one of ", context.sm_count, " SMs");
+  }
+  return plan;
+}
+
 void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor indices, OptionalTensor prior,
                          OptionalTensor row_slot, OptionalTensor guess_state, OptionalTensor stats,
                          OptionalTensor page_table, OptionalTensor phase_clocks, int64_t k, int64_t next_n,
                          int64_t prior_offset, int64_t page_size, int64_t path, int64_t ctas_per_row,
-                         int64_t flags) {
+                         int64_t flags, int64_t max_ctas) {
   TopkParams params = make_params(logits, seq_lens, indices, prior, row_slot, guess_state, stats, page_table,
                                   phase_clocks, k, next_n, prior_offset, page_size);
   if (params.rows == 0) return;
@@ -150,32 +210,30 @@ void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor indices, Optiona
   check(path >= 0 && path <= static_cast<int64_t>(Path::kCluster), "path: want 0 to 3, got ", path);
   const int device = logits.get_device();
   const DeviceGuard guard(device);
+  void* handle = nullptr;
+  check(aoti_torch_get_current_cuda_stream(device, &handle) == 0, "no current CUDA stream");
+  const auto stream = static_cast<cudaStream_t>(handle);
+  const StreamContext context =
+      context_of(stream, device, device_attribute(cudaDevAttrMultiProcessorCount, device));
   PlanInput input{};
   input.rows = params.rows;
   input.width = params.width;
   input.k = params.k;
   input.dtype = params.dtype;
   input.path = static_cast<Path>(path);
-  input.sm_count = device_attribute(cudaDevAttrMultiProcessorCount, device);
+  input.sm_count = context.sm_count;
   input.arch = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor, device) +
                device_attribute(cudaDevAttrComputeCapabilityMinor, device);
-  input.forced_ctas = static_cast<int32_t>(ctas_per_row);
+  input.forced_ctas = clamped(ctas_per_row);
+  input.max_ctas = clamped(max_ctas);
   check(input.arch >= kMinArch, "logits: want a GPU of compute capability 9.0 or later, got ",
         input.arch / 10, ".", input.arch % 10);
-  const PlanProblem problem = plan_problem(input);
-  check(problem != PlanProblem::kCtas,
-        "ctas_per_row: want 0, 1, 2, 4, 8 or 16 and enough for the width, got ", ctas_per_row);
-  check(problem != PlanProblem::kFourPhaseK, "k: want 512, 1024 or 2048 for path 'gvr', got ", k);
-  check(problem != PlanProblem::kFourPhaseWidth, "logits: want at most ", kFourPhaseMaxWidth,
-        " columns for path 'gvr', got ", params.width);
-  check(problem != PlanProblem::kFourPhaseArch,
-        "path: want 'cluster' or 'radix' on compute capability 12, got 'gvr'");
-  const Plan plan = make_plan(input);
-  void* stream = nullptr;
-  check(aoti_torch_get_current_cuda_stream(device, &stream) == 0, "no current CUDA stream");
+  check_plan(input);
+  const Plan plan = runnable_plan(params, input, stream, context);
   const bool pdl = (flags & kFlagPdl) != 0;
-  const cudaError_t status = launch(params, plan, pdl, static_cast<cudaStream_t>(stream));
-  check(status == cudaSuccess, "launch failed: ", cudaGetErrorString(status));
+  const cudaError_t status = launch(params, plan, pdl, stream);
+  check(status == cudaSuccess, "launch of ", plan.ctas_per_row, " CTAs per row on ", context.sm_count,
+        " SMs failed: ", cudaGetErrorString(status));
 }
 
 }  // namespace

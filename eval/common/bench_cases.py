@@ -1,19 +1,22 @@
-"""What the kernel benchmark measures: shapes, kinds of rows and hints, and how they are made."""
+"""What the kernel benchmark measures: shapes and kinds of rows, and how chains of them are made."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from eval.kernel_timing import Rows, correlated_rows, rows_from_pairs
+from eval.common.bench_report import LIMITS
+from eval.kernel_timing import Chain, chain_of, gaussian_chain
 from gvr_topk.synthetic import LAYERS, LayerGenerator, adversarial_rows
-from gvr_topk.trace import ScoreSource, load_trace, shipped_trace
-
-Hint = Literal["previous", "none"]
+from gvr_topk.trace import ScoreSource, Trace, load_trace, shipped_trace
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LENGTHS = (4096, 8192, 16384, 32768, 70690, 131072, 262144, 524288, 1048576)
@@ -33,8 +36,24 @@ ADVERSARIAL = (
 )
 """Names in `gvr_topk.synthetic.adversarial_rows`."""
 
-PAIRS = 12
-"""Distinct pairs of steps taken of a generator or a trace; they are repeated over the buffers."""
+ADVERSARIAL_STEPS = 16
+"""Different rows of an adversarial chain, each of a seed of its own."""
+
+LAYER_STEPS = 256
+"""Different steps of a layer's chain, as many as a trace has."""
+
+ENGINE_ROTATIONS = 8
+"""How many times a slot goes through the layers of an engine's file, each time with another request's row."""
+
+OCTAVES = 3.0
+"""The scale of a row of kind ``scale`` is 2 to the power of a uniform number within this distance of 0."""
+SCALE_SHAPES = ((131072, 1), (8192, 1), (70690, 1))
+"""Length and batch of rows whose scale changes at each step."""
+MASK_SHAPES = ((32768, 1), (131072, 1), (1048576, 1), (131072, 64))
+"""Length and batch of masked rows."""
+
+QUICK_GROUPS = ("trace", "engine", "scale", "mask", "layer", "hint")
+"""Groups that limits exist for throughout."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +63,16 @@ class Cell:
     Attributes
     ----------
     group : str
-        Part of the benchmark: main, dtype, k, hint, layer, trace or adversarial.
+        Part of the benchmark: main, hint, trace, engine, layer, scale, mask, adversarial, k or dtype.
     n, batch, k : int
         Row length, rows per launch, items per row.
     dtype : str
         A key of `DTYPES`.
     rows : str
-        ``gauss`` and ``relu`` (pairs of correlated rows), ``layer:20`` (generator), ``trace:NAME``,
-        ``adversarial:NAME``.
+        ``gauss``, ``scale``, ``mask:KIND`` of `MASKS`, ``layer:20`` (generator), ``trace:NAME``,
+        ``engine:NAME``, ``adversarial:NAME``.
     keep : float
-        Share of variance that survives a step, for ``gauss`` and ``relu``.
-    hint : str
-        ``previous`` (the step before) or ``none``.
+        Share of variance that survives a step, of Gaussian rows and those made of them.
     shift : int
         Positions by which scores move from step to step, and the hint's offset.
     """
@@ -67,30 +84,112 @@ class Cell:
     dtype: str = "fp32"
     rows: str = "gauss"
     keep: float = KEEP
-    hint: Hint = "previous"
     shift: int = 0
 
     @property
     def key(self) -> str:
-        """Every field but the group, as text: ``n70690 b1 k2048 fp32 gauss keep0.9 previous``."""
-        kind = f"{self.rows} keep{self.keep:g}" if self.rows in ("gauss", "relu") else self.rows
+        """Every field but the group, as text: ``n70690 b1 k2048 fp32 gauss keep0.9``."""
+        kind = f"{self.rows} keep{self.keep:g}" if self.rows in ("gauss", "scale") else self.rows
         shifted = f" shift{self.shift}" if self.shift else ""
-        return f"n{self.n} b{self.batch} k{self.k} {self.dtype} {kind} {self.hint}{shifted}"
+        return f"n{self.n} b{self.batch} k{self.k} {self.dtype} {kind}{shifted}"
 
     def as_json(self) -> dict[str, Any]:
-        return {"key": self.key, **asdict(self)}
+        return asdict(self)
 
 
-def all_cells(traces: Sequence[ScoreSource] = ()) -> list[Cell]:
-    """Every cell, the most wanted first, each shape once."""
-    cells = [Cell("main", n, batch) for batch in BATCHES for n in LENGTHS]
+@dataclass(frozen=True)
+class Mask:
+    """Values that are put into Gaussian rows, at positions drawn anew at every step.
+
+    Attributes
+    ----------
+    value : float
+        Minus infinity, infinity or NaN.
+    share : callable
+        ``share(n, k)``: probability of each position to get the value. Whether the k-th value is this one
+        is many standard deviations away from chance.
+    """
+
+    value: float
+    share: Callable[[int, int], float]
+
+    def __call__(self, rows: Tensor, generator: torch.Generator, k: int) -> Tensor:
+        drawn = torch.rand(rows.shape, device=rows.device, generator=generator)
+        return rows.masked_fill(drawn < self.share(rows.shape[-1], k), self.value)
+
+
+MASKS = {
+    "kth_is_neg_inf": Mask(float("-inf"), lambda n, k: 1 - k / (2 * n)),
+    "99_percent": Mask(float("-inf"), lambda n, k: 1 - max(0.01, 1.5 * k / n)),
+    "half": Mask(float("-inf"), lambda n, k: 0.5),
+    "kth_is_pos_inf": Mask(float("inf"), lambda n, k: min(0.5, 2 * k / n)),
+    "kth_is_nan": Mask(float("nan"), lambda n, k: min(0.5, 2 * k / n)),
+    "some_nan": Mask(float("nan"), lambda n, k: k / (4 * n)),
+}
+"""Kinds of masked rows. ``kth_is_neg_inf``: half of k are finite; ``99_percent``: 99 % are minus infinity, or
+as many as leave one and a half times k finite; ``kth_is_pos_inf`` and ``kth_is_nan``: about twice k are
+infinite or NaN; ``some_nan``: a quarter of k is."""
+
+
+@dataclass(frozen=True)
+class EngineRows:
+    """One decode step of several layers of a serving engine.
+
+    Attributes
+    ----------
+    name : str
+        The file's stem.
+    layers : tuple of Tensor, ``[requests, length]``, float32
+        Score rows of each layer, all of one length.
+    """
+
+    name: str
+    layers: tuple[Tensor, ...]
+
+    @property
+    def batch(self) -> int:
+        return self.layers[0].shape[0]
+
+    @property
+    def length(self) -> int:
+        return self.layers[0].shape[1]
+
+    def steps(self) -> list[Tensor]:
+        """The layers as consecutive steps of one state, the requests' rows rotated after each round.
+
+        So each slot meets every row of every layer once, and the choice of the step before hits by chance
+        alone.
+        """
+        rotations = min(ENGINE_ROTATIONS, self.batch)
+        return [layer.roll(-turn, dims=0) for turn in range(rotations) for layer in self.layers]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Rows that come from files."""
+
+    traces: Sequence[ScoreSource] = ()
+    engines: Sequence[EngineRows] = ()
+
+
+def all_cells(sources: Sources = Sources()) -> list[Cell]:
+    """Every cell, those that a limit exists for first, each shape and kind of rows once."""
+    main = [Cell("main", n, batch) for batch in BATCHES for n in LENGTHS]
+    cells = [cell for cell in main if (cell.n, cell.batch) in LIMITS]
+    cells += [Cell("trace", max(1, trace.length(0)), rows=f"trace:{trace.name}") for trace in sources.traces]
+    cells += [
+        Cell("engine", engine.length, engine.batch, rows=f"engine:{engine.name}")
+        for engine in sources.engines
+    ]
+    cells += [Cell("scale", n, batch, rows="scale") for n, batch in SCALE_SHAPES]
+    cells += [Cell("mask", n, batch, rows=f"mask:{kind}") for n, batch in MASK_SHAPES for kind in MASKS]
+    cells += [Cell("layer", 70690, rows=f"layer:{layer}") for layer in LAYERS]
+    cells += [cell for cell in main if (cell.n, cell.batch) not in LIMITS]
     for batch in (1, 64):
         cells += [Cell("hint", 70690, batch, keep=keep) for keep in (0.0, 0.5, 0.99)]
-        cells += [Cell("hint", 70690, batch, shift=1), Cell("hint", 70690, batch, hint="none")]
-    cells += [Cell("hint", n, hint="none") for n in (8192, 131072, 1048576)]
+        cells += [Cell("hint", 70690, batch, shift=1)]
+    cells += [Cell("hint", n, keep=0.0) for n in (8192, 32768, 131072, 1048576)]
     cells += [Cell("adversarial", 131072, rows=f"adversarial:{name}") for name in ADVERSARIAL]
-    cells += [Cell("layer", 70690, rows=f"layer:{layer}") for layer in LAYERS]
-    cells += [Cell("trace", max(1, trace.length(0)), rows=f"trace:{trace.name}") for trace in traces]
     for batch in (1, 64):
         cells += [Cell("k", n, batch, k) for k in (512, 1024) for n in (8192, 70690, 262144)]
         cells += [
@@ -99,61 +198,151 @@ def all_cells(traces: Sequence[ScoreSource] = ()) -> list[Cell]:
     return cells
 
 
-def make_rows(cell: Cell, traces: Sequence[ScoreSource] = (), seed: int = 0) -> Rows:
-    """Rows of a cell on the GPU, as many as a cold graph needs.
+def quick_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Those of the cells that a limit of our own times exists for."""
+    return [
+        cell
+        for cell in cells
+        if cell.group in QUICK_GROUPS or (cell.group == "main" and (cell.n, cell.batch) in LIMITS)
+    ]
+
+
+def make_chain(
+    cell: Cell,
+    sources: Sources = Sources(),
+    *,
+    device: torch.device | str = "cuda",
+    seed: int = 0,
+) -> Chain:
+    """Rows of a cell, as many steps as a cold graph needs.
 
     Raises
     ------
     ValueError
-        The cell names a trace that was not given, or a kind of rows that does not exist.
+        The cell names a file that was not given, or a kind of rows that does not exist.
     """
     dtype = DTYPES[cell.dtype]
-    if cell.rows in ("gauss", "relu"):
-        return correlated_rows(
+    kind, _, name = cell.rows.partition(":")
+    if kind in ("gauss", "scale", "mask"):
+        mask = MASKS[name] if kind == "mask" else None
+        return gaussian_chain(
             cell.n,
             cell.batch,
             cell.k,
             keep=cell.keep,
             dtype=dtype,
-            cold=True,
+            device=device,
             seed=seed,
-            relu=cell.rows == "relu",
             shift=cell.shift,
+            octaves=OCTAVES if kind == "scale" else 0.0,
+            change=None if mask is None else functools.partial(mask, k=cell.k),
         )
-    kind, _, name = cell.rows.partition(":")
     if kind == "adversarial":
-        pairs = [
-            (adversarial_rows(cell.n, cell.k, at)[name], adversarial_rows(cell.n, cell.k, at + 1)[name])
-            for at in (seed, seed + 2)
-        ]
+        seeds = range(seed, seed + ADVERSARIAL_STEPS)
+        steps = [_row(_adversarial(cell.n, cell.k, at)[name]) for at in seeds]
     elif kind == "layer":
-        # One key is appended at each step: the lengths end at the cell's own.
-        pairs = step_pairs(LayerGenerator(int(name), cell.n - 2 * PAIRS + 1, 2 * PAIRS, seed))
+        steps = list(_layer_rows(int(name), cell.n, seed).result())
     elif kind == "trace":
-        sources = {source.name: source for source in traces}
-        if name not in sources:
-            raise ValueError(f"rows: wanted one of the traces {sorted(sources)}, got {name!r}")
-        pairs = step_pairs(sources[name])
+        steps = trace_rows(_named(name, sources.traces), device)
+    elif kind == "engine":
+        steps = _named(name, sources.engines).steps()
     else:
         raise ValueError(
-            f"rows: wanted gauss, relu, layer:L, trace:NAME or adversarial:NAME, got {cell.rows!r}"
+            "rows: want gauss, scale, mask:KIND, layer:L, trace:NAME, engine:NAME or adversarial:NAME, "
+            f"got {cell.rows!r}"
         )
-    return rows_from_pairs(pairs, cell.batch, cell.k, dtype=dtype, cold=True)
+    if steps[0].shape[0] not in (1, cell.batch):
+        raise ValueError(f"batch: want 1 or {steps[0].shape[0]} with rows {cell.rows}, got {cell.batch}")
+    return chain_of([step.expand(cell.batch, -1) for step in steps], cell.k, dtype=dtype, device=device)
 
 
-def step_pairs(source: ScoreSource) -> list[Any]:
-    """Pairs of consecutive steps, spread evenly over the source."""
-    stride = max(2, source.steps // PAIRS)
-    firsts = range(0, source.steps - 1, stride)
-    return [(source.scores(at), source.scores(at + 1)) for at in firsts][:PAIRS]
+def prepare_sources(cells: Sequence[Cell], seed: int = 0) -> None:
+    """Begin, in threads of their own, with the rows that take the processor seconds to make."""
+    for cell in cells:
+        kind, _, name = cell.rows.partition(":")
+        if kind == "layer":
+            _layer_rows(int(name), cell.n, seed)
+
+
+def trace_rows(source: ScoreSource, device: torch.device | str) -> list[Tensor]:
+    """Rows ``[1, length]`` of all steps of a source, those of a trace scored on the device."""
+    if not isinstance(source, Trace):
+        return [_row(source.scores(step)) for step in range(source.steps)]
+    keys, queries = (torch.from_numpy(array).to(device, torch.float32) for array in (source.K, source.Q))
+    weights = torch.from_numpy(source.W).to(device, torch.float32) * source.Q.shape[2] ** -0.5
+    return [
+        (weights[step] @ (queries[step] @ keys[: source.length(step)].T).relu())[None]
+        for step in range(source.steps)
+    ]
+
+
+def load_sources(folder: Path | None) -> Sources:
+    """Everything that a folder holds: see `load_traces` and `load_engines`."""
+    return Sources(load_traces(folder), load_engines(folder))
 
 
 def load_traces(folder: Path | None) -> list[ScoreSource]:
-    """The shipped trace and those of a folder."""
+    """The shipped trace and those of a folder, whose archives of other things are left out."""
     if folder is None:
         return []
     shipped = shipped_trace()
-    return [
-        shipped,
-        *(load_trace(path) for path in sorted(folder.glob("*.npz")) if path.stem != shipped.name),
-    ]
+    names = [path for path in sorted(folder.glob("*.npz")) if path.stem != shipped.name]
+    return [shipped, *(load_trace(path) for path in names if _holds(path, "K"))]
+
+
+def load_engines(folder: Path | None) -> list[EngineRows]:
+    """The archives of a folder that hold an engine's rows: ``0.logits``, ``1.logits`` and so on."""
+    if folder is None:
+        return []
+    found = []
+    for path in sorted(folder.glob("*.npz")):
+        if _holds(path, "0.logits"):
+            with np.load(path) as archive:
+                names = sorted(name for name in archive.files if name.endswith(".logits"))
+                layers = tuple(torch.from_numpy(archive[name]) for name in names)
+            found.append(EngineRows(path.stem, layers))
+    return found
+
+
+def _holds(path: Path, array: str) -> bool:
+    """Whether an archive has an array; a file that is none is for `load_trace` to refuse."""
+    try:
+        with np.load(path) as archive:
+            return array in archive.files
+    except (OSError, ValueError, EOFError):
+        return array == "K"
+
+
+def _named(name: str, sources: Sequence[Any]) -> Any:
+    found: Mapping[str, Any] = {source.name: source for source in sources}
+    if name not in found:
+        raise ValueError(f"rows: want one of the files {sorted(found)}, got {name!r}")
+    return found[name]
+
+
+def _row(scores: np.typing.NDArray[np.float32]) -> Tensor:
+    return torch.from_numpy(scores)[None]
+
+
+@functools.cache
+def _adversarial(n: int, k: int, seed: int) -> dict[str, np.typing.NDArray[np.float32]]:
+    """All kinds of one seed are made at once, and each cell needs one of them."""
+    rows = adversarial_rows(n, k, seed)
+    return {name: rows[name] for name in ADVERSARIAL}
+
+
+@functools.cache
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=len(LAYERS))
+
+
+@functools.cache
+def _layer_rows(layer: int, n: int, seed: int) -> Future[list[Tensor]]:
+    """Steps of a layer whose lengths, which grow by one at each, end at `n`."""
+
+    def make() -> list[Tensor]:
+        steps = min(LAYER_STEPS, n)
+        source = LayerGenerator(layer, n - steps + 1, steps, seed)
+        return [_row(source.scores(step)) for step in range(steps)]
+
+    return _workers().submit(make)

@@ -1,91 +1,130 @@
-"""What the kernel benchmark's JSON says: worst ratios, wanted and reached times, tables."""
+"""What the kernel benchmark's JSON says: its layout, limits and what was reached, ratios, tables."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
+from eval.common.our_kernels import HINTED, NO_HINT, NO_ROW_SLOT, PAPER, PDL, PRIOR_ONLY
+
+FORMAT = "gvr_topk.bench_kernels/2"
+
+Cell = Mapping[str, Any]
 Results = Mapping[str, Any]
 Check = dict[str, Any]
 
-EARLY = "cluster_pdl"
-"""The same kernels, launched while the kernel before is still running (programmatic dependent launch)."""
-OURS = ("cluster", EARLY, "gvr_mean", "gvr_quantile", "radix")
-BASELINES = ("torch", "trtllm", "vllm", "vllm_per_row", "flashinfer")
+OURS = (HINTED, NO_HINT, NO_ROW_SLOT, PRIOR_ONLY, PDL, PAPER)
+BASELINES = ("torch", "trtllm", "vllm", "vllm_per_row", "flashinfer", "flashinfer_ragged")
 ALL = (*OURS, *BASELINES)
 FLOOR = "read_floor"
 """Reading the rows and nothing else."""
 
-TARGETS: dict[tuple[int, int], float] = {
+LIMITS: dict[tuple[int, int], float] = {
     (8192, 1): 3.5,
-    (8192, 64): 4.5,
     (32768, 1): 4.5,
-    (70690, 1): 5.0,
-    (131072, 1): 5.5,
-    (262144, 1): 6.5,
-    (1048576, 1): 9.0,
-    (131072, 8): 7.5,
-    (131072, 64): 15.0,
-    (1048576, 64): 70.0,
+    (70690, 1): 4.8,
+    (131072, 1): 5.1,
+    (1048576, 1): 9.2,
+    (8192, 64): 4.5,
+    (131072, 64): 14.8,
 }
-"""Microseconds wanted at (N, batch): fp32, k = 2048, cold L2, hint of the step before."""
+"""Microseconds at most at (N, batch): Gaussian chain, fp32, k = 2048, called as integrations call it."""
 
-HINT_SPREAD = 1.3
-ADVERSARIAL_SPREAD = {"cluster": 3.0, "radix": 2.0}
-GVR_SPEEDUP = 1.9
-GVR_LENGTHS = (16384, 262144)
-RADIX_BATCHES = (1, 8, 64)
-RADIX_SPEEDUP_LONGEST = 3.0
+TRACE_US = 5.3
+LAYERS_MEAN_US, LAYERS_WORST_US = 5.5, 6.0
+HINT_COST = 1.02
+"""Time with a hint over time without, at most, in any cell of rows that do not change at random."""
+MASK_COST = 2.0
+ADVERSARIAL_COST = 3.0
+"""Time of hard rows over the usual time of their shape, at most."""
+CHANGING_GROUPS = ("scale", "engine")
+"""Groups whose rows change so that a hint cannot help."""
+CHANGING_MEAN, CHANGING_WORST = 1.25, 1.5
+"""Time with a hint over time without where it cannot help: in the mean, and of the worst launch."""
+PAPER_SPEEDUP = 1.9
+PAPER_LENGTHS = (16384, 262144)
+NO_HINT_BATCHES = (1, 8, 64)
+NO_HINT_SPEEDUP_LONGEST = 3.0
 
 
 class Index:
-    """Times of the results by cell and implementation."""
+    """Results by cell and implementation.
 
-    def __init__(self, results: Iterable[Results]) -> None:
-        self.results = list(results)
-        self._by_place = {(result["cell"]["key"], result["impl"]): result for result in self.results}
+    Parameters
+    ----------
+    data : dict
+        Content of a result file: ``cells`` by key, and ``results``.
+    """
 
-    def time(self, key: str, impl: str, which: str = "cold_us") -> float | None:
-        """Microseconds, or None where it was not measured or was not exact."""
-        result = self._by_place.get((key, impl))
-        if result is None or result.get(which) is None or result["exact"] is False:
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.results: list[Results] = list(data["results"])
+        self._cells: dict[str, Cell] = {key: {"key": key, **cell} for key, cell in data["cells"].items()}
+        self._results = {(result["cell"], result["impl"]): result for result in self.results}
+
+    def figure(self, key: str, impl: str, name: str = "cold_us") -> float | None:
+        """A figure of a result, or None where it was not measured or the result was not exact."""
+        result = self._results.get((key, impl))
+        if result is None or result.get(name) is None or result["exact"] is False:
             return None
-        return float(result[which])
+        return float(result[name])
 
     def wrong(self, impl: str) -> int:
         """Cells at which an implementation's answer was wrong."""
         return sum(result["impl"] == impl and result["exact"] is False for result in self.results)
 
-    def entry(self, key: str, impl: str, which: str) -> str:
+    def entry(self, key: str, impl: str) -> str:
         """A table's entry: the time, with a star where the answer was wrong."""
-        result = self._by_place.get((key, impl))
-        if result is None or result.get(which) is None:
+        result = self._results.get((key, impl))
+        if result is None or result["cold_us"] is None:
             return "-"
-        return f"{result[which]:.2f}" + ("*" if result["exact"] is False else "")
+        return f"{result['cold_us']:.2f}" + ("*" if result["exact"] is False else "")
 
-    def cells(self, keep: Callable[[Mapping[str, Any]], bool] = lambda cell: True) -> list[Mapping[str, Any]]:
-        """Cells of the results, in their order, each once."""
-        found = {result["cell"]["key"]: result["cell"] for result in self.results}
-        return [cell for cell in found.values() if keep(cell)]
+    def cells(self, keep: Callable[[Cell], bool] = lambda cell: True) -> list[Cell]:
+        """Cells with results, in their order."""
+        return [cell for cell in self._cells.values() if keep(cell)]
+
+    def group(self, *names: str) -> list[Cell]:
+        """Cells of some groups."""
+        return self.cells(lambda cell: cell["group"] in names)
+
+    def main(self, n: int, batch: int) -> str:
+        """Key of a shape's cell in the main sweep; empty if there is none."""
+        return next((c["key"] for c in self.group("main") if (c["n"], c["batch"]) == (n, batch)), "")
 
     def ratios(
-        self,
-        other: str,
-        ours: str,
-        keep: Callable[[Mapping[str, Any]], bool] = lambda cell: True,
-        which: str = "cold_us",
+        self, upper: str, lower: str, keep: Callable[[Cell], bool] = lambda cell: True
     ) -> dict[str, float]:
-        """Time of `other` over the time of `ours` at every cell that has both: above 1, ours is faster."""
+        """Time of one implementation over another's at every cell that has both."""
         ratios = {}
         for cell in self.cells(keep):
-            mine, its = self.time(cell["key"], ours, which), self.time(cell["key"], other, which)
-            if mine and its:
-                ratios[cell["key"]] = its / mine
+            above, below = self.figure(cell["key"], upper), self.figure(cell["key"], lower)
+            if above and below:
+                ratios[cell["key"]] = above / below
         return ratios
+
+
+def dump(data: Mapping[str, Any]) -> str:
+    """Strict JSON text of a result file, with one cell, result or check on a line."""
+
+    def line(value: Any) -> str:
+        return json.dumps(value, allow_nan=False)
+
+    parts = []
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            inside = ",\n".join(f"  {line(key)}: {line(entry)}" for key, entry in value.items())
+            parts.append(f" {line(name)}: {{\n{inside}\n }}" if value else f" {line(name)}: {{}}")
+        elif isinstance(value, list):
+            inside = ",\n".join(f"  {line(entry)}" for entry in value)
+            parts.append(f" {line(name)}: [\n{inside}\n ]" if value else f" {line(name)}: []")
+        else:
+            parts.append(f" {line(name)}: {line(value)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -94,149 +133,172 @@ def geometric_mean(values: Iterable[float]) -> float:
     return math.exp(sum(logs) / len(logs))
 
 
-def worst_ratios(index: Index, ours: str = "cluster") -> list[Check]:
-    """For each other implementation, the cell where `ours` compares worst, cold and warm.
+def worst_ratios(index: Index, ours: str = HINTED) -> list[Check]:
+    """For each other implementation, its time over the time of `ours`: worst cell, and mean.
 
     Cells of every group count. Where the other's answer is wrong its time is not compared; `wrong` says
     how often that was.
     """
     rows = []
-    for other in ALL:
-        if other in (ours, EARLY):
-            continue
-        for which in ("cold_us", "warm_us"):
-            ratios = index.ratios(other, ours, which=which)
-            if ratios:
-                worst = min(ratios, key=lambda key: ratios[key])
-                rows.append(
-                    {
-                        "other": other,
-                        "which": which.removesuffix("_us"),
-                        "ratio": ratios[worst],
-                        "cell": worst,
-                        "cells": len(ratios),
-                        "wrong": index.wrong(other),
-                        "geometric_mean": geometric_mean(ratios.values()),
-                    }
-                )
+    for other in (NO_HINT, PAPER, *BASELINES):
+        ratios = index.ratios(other, ours)
+        if ratios:
+            worst = min(ratios, key=lambda key: ratios[key])
+            rows.append(
+                {
+                    "other": other,
+                    "ratio": round(ratios[worst], 4),
+                    "cell": worst,
+                    "cells": len(ratios),
+                    "wrong": index.wrong(other),
+                    "geometric_mean": round(geometric_mean(ratios.values()), 4),
+                }
+            )
     return rows
 
 
-def checks(index: Index) -> list[Check]:
-    """Every wanted figure beside the one reached; `met` is None where nothing was measured."""
-    found = [_time_target(index, n, batch, wanted) for (n, batch), wanted in TARGETS.items()]
-    main = {(cell["n"], cell["batch"]): cell["key"] for cell in index.cells(_is("main"))}
+def hint_ratios(index: Index) -> list[Check]:
+    """Time with a hint over time without, of every cell, and the same with less given than usual."""
+    rows = []
+    for cell in index.cells():
+        key = cell["key"]
+        without, given = index.figure(key, NO_HINT), index.figure(key, HINTED)
+        if without is None or given is None:
+            continue
+        row = {"cell": key, "with_us": given, "without_us": without, "ratio": round(given / without, 4)}
+        for impl in (NO_ROW_SLOT, PRIOR_ONLY):
+            less = index.figure(key, impl)
+            if less is not None:
+                row[impl] = round(less / without, 4)
+        rows.append(row)
+    return rows
 
-    found.append(_hint_spread(index))
-    for impl, wanted in ADVERSARIAL_SPREAD.items():
-        normal = index.time(main.get((131072, 1), ""), impl)
-        times = [index.time(cell["key"], impl) for cell in index.cells(_is("adversarial"))]
-        slowest = max((time for time in times if time), default=None)
-        reached = slowest / normal if slowest and normal else None
-        found.append(
-            _check(f"{impl}: adversarial rows over normal rows, N = 131,072", wanted, reached, "at most")
-        )
 
-    for impl in ("gvr_mean", "gvr_quantile"):
-        layers = index.ratios("trtllm", impl, _is("layer"))
-        mean = geometric_mean(layers.values()) if layers else None
-        what = f"{impl}: speedup over trtllm, the paper's layers at N = 70,690, mean"
-        found.append(_check(what, GVR_SPEEDUP, mean, "at least"))
-        inside = index.ratios("trtllm", impl, _gvr_lengths)
-        found.append(_least(f"{impl}: speedup over trtllm, N = 16,384 to 262,144, batch 1", 1.0, inside))
-    every = index.ratios("trtllm", "radix", lambda cell: _is("main")(cell) and cell["batch"] in RADIX_BATCHES)
-    found.append(_least("radix: speedup over trtllm, every N, batch 1, 8, 64", 1.0, every))
-    longest = index.ratios("trtllm", "radix", lambda cell: _single(cell) and cell["n"] == 1048576)
-    found.append(_least("radix: speedup over trtllm, N = 1,048,576, batch 1", RADIX_SPEEDUP_LONGEST, longest))
+def hard_rows(index: Index, group: str, impl: str = HINTED) -> dict[str, float]:
+    """Time at each cell of a group over the time of the main sweep's cell of the same shape."""
+    found = {}
+    for cell in index.group(group):
+        hard = index.figure(cell["key"], impl)
+        usual = index.figure(index.main(cell["n"], cell["batch"]), impl)
+        if hard and usual:
+            found[cell["key"]] = hard / usual
     return found
 
 
-def _is(group: str) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda cell: bool(cell["group"] == group)
+def worst_launch(index: Index, key: str) -> float | None:
+    """Worst launch with a hint over the mean launch without one."""
+    worst, without = index.figure(key, HINTED, "worst_us"), index.figure(key, NO_HINT)
+    return worst / without if worst and without else None
 
 
-def _single(cell: Mapping[str, Any]) -> bool:
+def checks(index: Index) -> list[Check]:
+    """Every limit beside what was reached; `met` is None where nothing was measured."""
+    found = []
+    for (n, batch), limit in LIMITS.items():
+        reached = index.figure(index.main(n, batch), HINTED)
+        found.append(_check(f"us at N = {n:,}, batch {batch}, fresh Gaussian chain", limit, reached))
+    traces = index.group("trace")
+    found += [_check(f"us, {cell['rows']}", TRACE_US, index.figure(cell["key"], HINTED)) for cell in traces]
+    if not traces:
+        found.append(_check("us, real traces", TRACE_US, None))
+    layers = _figures(index, index.group("layer"))
+    mean = sum(layers.values()) / len(layers) if layers else None
+    found.append(_check("us, the paper's layers, N = 70,690, mean", LAYERS_MEAN_US, mean))
+    found.append(_most("us, the paper's layers, N = 70,690, slowest", LAYERS_WORST_US, layers))
+
+    steady = lambda cell: cell["group"] not in CHANGING_GROUPS  # noqa: E731
+    for impl, what in ((HINTED, "hint as integrations give it"), (PRIOR_ONLY, "prior alone, no state")):
+        ratios = index.ratios(impl, NO_HINT, steady)
+        found.append(_most(f"time with over without a hint ({what}), any cell", HINT_COST, ratios))
+    for impl, what in ((HINTED, "with a hint"), (NO_HINT, "without a hint")):
+        masked = hard_rows(index, "mask", impl)
+        found.append(_most(f"masked over usual rows of the shape, {what}", MASK_COST, masked))
+    hard = hard_rows(index, "adversarial")
+    found.append(_most("adversarial over usual rows of the shape", ADVERSARIAL_COST, hard))
+    for group in CHANGING_GROUPS:
+        cells = index.group(group)
+        ratios = index.ratios(HINTED, NO_HINT, lambda cell, group=group: cell["group"] == group)  # type: ignore[misc]
+        found.append(_most(f"{group} rows: time with over without a hint", CHANGING_MEAN, ratios))
+        worst = {cell["key"]: ratio for cell in cells if (ratio := worst_launch(index, cell["key"]))}
+        what = f"{group} rows: worst launch of 1,000 with over mean launch without a hint"
+        found.append(_most(what, CHANGING_WORST, worst))
+
+    of_layers = index.ratios("trtllm", PAPER, lambda cell: cell["group"] == "layer")
+    mean = geometric_mean(of_layers.values()) if of_layers else None
+    what = "four-phase kernel: speedup over trtllm, the paper's layers, mean"
+    found.append(_check(what, PAPER_SPEEDUP, mean, "at least"))
+    inside = index.ratios("trtllm", PAPER, _paper_lengths)
+    found.append(_least("four-phase kernel: speedup over trtllm, N = 16,384 to 262,144, batch 1", 1, inside))
+    batches = ", ".join(map(str, NO_HINT_BATCHES))
+    every = index.ratios(
+        "trtllm", NO_HINT, lambda cell: cell["group"] == "main" and cell["batch"] in NO_HINT_BATCHES
+    )
+    found.append(_least(f"no hint: speedup over trtllm, every N, batch {batches}", 1.0, every))
+    longest = index.ratios("trtllm", NO_HINT, lambda cell: _single(cell) and cell["n"] == 1048576)
+    what = "no hint: speedup over trtllm, N = 1,048,576, batch 1"
+    found.append(_least(what, NO_HINT_SPEEDUP_LONGEST, longest))
+    return found
+
+
+def _single(cell: Cell) -> bool:
     return bool(cell["group"] == "main" and cell["batch"] == 1)
 
 
-def _gvr_lengths(cell: Mapping[str, Any]) -> bool:
-    low, high = GVR_LENGTHS
+def _paper_lengths(cell: Cell) -> bool:
+    low, high = PAPER_LENGTHS
     return _single(cell) and low <= cell["n"] <= high
 
 
-def _hint_cells(index: Index) -> list[list[str]]:
-    """Cells that differ in their hint alone, shape by shape."""
-    shapes: dict[tuple[int, int], list[str]] = {}
-    for cell in index.cells(_is("hint")):
-        shapes.setdefault((cell["n"], cell["batch"]), []).append(cell["key"])
-    for cell in index.cells(_is("main")):
-        if (cell["n"], cell["batch"]) in shapes:
-            shapes[cell["n"], cell["batch"]].append(cell["key"])
-    return list(shapes.values())
+def _figures(index: Index, cells: Sequence[Cell], impl: str = HINTED) -> dict[str, float]:
+    times = {cell["key"]: index.figure(cell["key"], impl) for cell in cells}
+    return {key: time for key, time in times.items() if time is not None}
 
 
-def _check(what: str, wanted: float, reached: float | None, sense: str, where: str = "") -> Check:
+def _check(what: str, limit: float, reached: float | None, sense: str = "at most", where: str = "") -> Check:
     met = None
     if reached is not None:
-        met = reached <= wanted if sense == "at most" else reached >= wanted
-    return {"what": what, "sense": sense, "wanted": wanted, "reached": reached, "met": met, "where": where}
+        met = reached <= limit if sense == "at most" else reached >= limit
+        reached = round(reached, 4)
+    return {"what": what, "sense": sense, "limit": limit, "reached": reached, "met": met, "where": where}
 
 
-def _time_target(index: Index, n: int, batch: int, wanted: float) -> Check:
-    keys = [cell["key"] for cell in index.cells(_is("main")) if (cell["n"], cell["batch"]) == (n, batch)]
-    reached = index.time(keys[0], "cluster") if keys else None
-    return _check(f"cluster: us at N = {n:,}, batch {batch}", wanted, reached, "at most")
+def _most(what: str, limit: float, figures: Mapping[str, float]) -> Check:
+    worst = max(figures, key=lambda key: figures[key]) if figures else ""
+    return _check(what, limit, figures.get(worst), "at most", worst)
 
 
-def _hint_spread(index: Index) -> Check:
-    worst, where = None, ""
-    for keys in _hint_cells(index):
-        times = {key: time for key in keys if (time := index.time(key, "cluster"))}
-        if len(times) > 1:
-            slowest = max(times, key=lambda key: times[key])
-            ratio = times[slowest] / min(times.values())
-            if worst is None or ratio > worst:
-                worst, where = ratio, slowest
-    what = "cluster: hints of every quality and none, slowest over fastest"
-    return _check(what, HINT_SPREAD, worst, "at most", where)
+def _least(what: str, limit: float, figures: Mapping[str, float]) -> Check:
+    worst = min(figures, key=lambda key: figures[key]) if figures else ""
+    return _check(what, limit, figures.get(worst), "at least", worst)
 
 
-def _least(what: str, wanted: float, ratios: Mapping[str, float]) -> Check:
-    worst = min(ratios, key=lambda key: ratios[key]) if ratios else ""
-    return _check(what, wanted, ratios.get(worst), "at least", worst)
-
-
-def times_table(index: Index, group: str, which: str = "cold_us") -> Table:
+def times_table(index: Index, group: str) -> Table:
     """Microseconds of every implementation at the cells of one group."""
-    cells = index.cells(_is(group))
-    impls = [
-        impl for impl in (*ALL, FLOOR) if any(index.entry(cell["key"], impl, which) != "-" for cell in cells)
-    ]
-    table = Table(
-        box=box.SIMPLE, title=f"{group}: us per launch, {which.removesuffix('_us')} L2; * = not exact"
-    )
+    cells = index.group(group)
+    impls = [impl for impl in (*ALL, FLOOR) if any(index.entry(cell["key"], impl) != "-" for cell in cells)]
+    table = Table(box=box.SIMPLE, title=f"{group}: us per launch, cold L2; * = not exact")
     table.add_column("cell")
     for impl in impls:
         table.add_column(impl, justify="right")
     for cell in cells:
-        table.add_row(_short(cell), *(index.entry(cell["key"], impl, which) for impl in impls))
+        table.add_row(_short(cell), *(index.entry(cell["key"], impl) for impl in impls))
     return table
 
 
-def _short(cell: Mapping[str, Any]) -> str:
+def _short(cell: Cell) -> str:
     if cell["group"] == "main":
         return f"{cell['n']:,} x {cell['batch']}"
     return str(cell["key"])
 
 
-def ratios_table(rows: list[Check], ours: str) -> Table:
+def ratios_table(rows: Sequence[Check], ours: str = HINTED) -> Table:
+    """What `worst_ratios` found."""
     table = Table(box=box.SIMPLE, title=f"time of the other over time of {ours}: worst cell of all, and mean")
-    for name in ("other", "L2", "worst", "at cell", "mean", "cells", "wrong"):
-        table.add_column(name, justify="left" if name in ("other", "L2", "at cell") else "right")
+    for name in ("other", "worst", "at cell", "mean", "cells", "wrong"):
+        table.add_column(name, justify="left" if name in ("other", "at cell") else "right")
     for row in rows:
         table.add_row(
             row["other"],
-            row["which"],
             f"{row['ratio']:.2f}",
             row["cell"],
             f"{row['geometric_mean']:.2f}",
@@ -246,13 +308,35 @@ def ratios_table(rows: list[Check], ours: str) -> Table:
     return table
 
 
-def checks_table(rows: list[Check]) -> Table:
-    table = Table(box=box.SIMPLE, title="wanted and reached (cold L2)")
-    for name in ("what", "wanted", "reached", "met", "where"):
-        table.add_column(name, justify="right" if name in ("wanted", "reached") else "left")
+def hint_table(index: Index) -> Table:
+    """What a hint costs or saves in every cell, how often it was good at once, and the worst launches."""
+    table = Table(
+        box=box.SIMPLE,
+        title="time over time without a hint; guesses good at once; worst launch, us (with, without)",
+    )
+    names = ("cell", "hint", "no row_slot", "prior alone", "hit ratio", "good guesses", "passes", "worst")
+    for name in names:
+        table.add_column(name, justify="left" if name == "cell" else "right")
+    for row in hint_ratios(index):
+        key = row["cell"]
+        figures = [row.get(name) for name in ("ratio", NO_ROW_SLOT, PRIOR_ONLY)]
+        cell = next(cell for cell in index.cells() if cell["key"] == key)
+        figures += [cell.get("hit_ratio")]
+        figures += [index.figure(key, HINTED, name) for name in ("guess_hit", "passes")]
+        worst = [index.figure(key, impl, "worst_us") for impl in (HINTED, NO_HINT)]
+        shown = ["-" if figure is None else f"{figure:.2f}" for figure in (*figures, *worst)]
+        table.add_row(key, *shown[:-2], "" if worst[0] is None else f"{shown[-2]}, {shown[-1]}")
+    return table
+
+
+def checks_table(rows: Sequence[Check]) -> Table:
+    """Every limit beside what was reached."""
+    table = Table(box=box.SIMPLE, title="limits and what was reached (cold L2)")
+    for name in ("what", "limit", "reached", "met", "where"):
+        table.add_column(name, justify="right" if name in ("limit", "reached") else "left")
     for row in rows:
         sign = "<=" if row["sense"] == "at most" else ">="
         reached = "not measured" if row["reached"] is None else f"{row['reached']:.2f}"
         met = {True: "yes", False: "NO", None: ""}[row["met"]]
-        table.add_row(row["what"], f"{sign} {row['wanted']:g}", reached, met, row["where"])
+        table.add_row(row["what"], f"{sign} {row['limit']:g}", reached, met, row["where"])
     return table

@@ -1,73 +1,143 @@
-"""Our op bound to benchmark rows, each launch with the hint of the step before."""
+"""Our op bound to a chain of decode steps, called as integrations call it or with less.
+
+This is the one module of the evaluation that knows how the benchmark's implementations call the op.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from eval.baselines import POISON, Prepared
-from eval.kernel_timing import Rows
+from eval.kernel_timing import POISON, Chain, Prepared
 from gvr_topk.contract import STATS_COLUMNS
+from gvr_topk.gate import plan
 from gvr_topk.ops import indexer_topk_decode
 
+AUTO = "auto"
+"""Path that an integration takes: the plan chooses the kernel."""
+CLUSTER = "cluster"
+"""Path of the kernels that `AUTO` chooses among; a forced cluster size is an argument of it."""
+FOUR_PHASE = "gvr"
+"""Path of the paper's four-phase kernel."""
+
 PHASE_STAMPS = 8
+SPARE_SLOTS = 3
+"""Slots beyond the batch, so that rows and slots are never numbered alike."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How the op is called.
+
+    Attributes
+    ----------
+    path : str
+        As for `gvr_topk.indexer_topk_decode`.
+    prior, state, row_slot : bool
+        Whether the op gets the step before's choice, what that step left for the guess, and the slots of
+        the rows in both. The last two need the first.
+    pdl : bool
+        Whether each call is launched while the one before still runs.
+    """
+
+    path: str = AUTO
+    prior: bool = True
+    state: bool = True
+    row_slot: bool = True
+    pdl: bool = False
+
+
+HINTED = "hinted"
+NO_HINT = "no_hint"
+NO_ROW_SLOT = "no_row_slot"
+PRIOR_ONLY = "prior_only"
+PDL = "pdl"
+PAPER = "paper"
+
+VARIANTS = {
+    HINTED: Variant(),
+    NO_HINT: Variant(prior=False, state=False, row_slot=False),
+    NO_ROW_SLOT: Variant(row_slot=False),
+    PRIOR_ONLY: Variant(state=False),
+    PDL: Variant(pdl=True),
+    PAPER: Variant(path=FOUR_PHASE),
+}
+"""Our implementations in the benchmark: `HINTED` is what the integrations do."""
+
+
+def new_state(slots: int, device: torch.device | str) -> Tensor:
+    """State of slots that nothing is known of: what `guess_state` is before the first step."""
+    return torch.full((slots,), -1.0, device=device)
+
+
+def why_refused(variant: Variant, rows: int, width: int, k: int, dtype: torch.dtype) -> str:
+    """Why a variant cannot serve a shape; empty when it can."""
+    try:
+        plan(rows=rows, width=width, k=k, dtype=dtype, path=variant.path)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def prepare_ours(
-    rows: Rows,
-    path: str,
+    chain: Chain,
+    variant: Variant = VARIANTS[HINTED],
     *,
-    hinted: bool = True,
-    quantile: bool = False,
     ctas_per_row: int = 0,
-    pdl: bool = False,
+    quantile: bool = True,
     clocks: Tensor | None = None,
 ) -> Prepared:
-    """Bind one path of the op to rows.
+    """Bind a variant of the op to a chain.
 
     Parameters
     ----------
-    rows : Rows
-        The hint of a launch is the result of the other step of its pair, as soon as that has run.
-    path : str
-        As for `gvr_topk.indexer_topk_decode`.
-    hinted : bool
-        Without it the op gets no prior.
-    quantile : bool
-        First threshold of the four-phase kernel from the quantile.
+    chain : Chain
+        Every row keeps its slot for all steps.
+    variant : Variant
+        How to call the op.
     ctas_per_row : int
         0 follows the plan.
-    pdl : bool
-        Launch each call while the one before is still running.
+    quantile : bool
+        First threshold of the four-phase kernel from the quantile, as is the op's default.
     clocks : Tensor, ``[count, batch, PHASE_STAMPS]``, int64, optional
         Where a library built with ``GVR_PHASE_TIMING`` writes its stamps.
     """
-    count, batch, _ = rows.logits.shape
-    device = rows.logits.device
-    results = torch.full((count, batch, rows.k), POISON, dtype=torch.int32, device=device)
-    prior = torch.full((rows.half, batch, rows.k), -1, dtype=torch.int32, device=device)
-    guess = torch.full((rows.half, batch), -1.0, device=device)
+    device = chain.logits.device
+    results = torch.full((chain.count, chain.batch, chain.k), POISON, dtype=torch.int32, device=device)
+    slots = chain.batch + SPARE_SLOTS if variant.row_slot else chain.batch
+    order = torch.randperm(slots, generator=torch.Generator().manual_seed(chain.batch))
+    row_slot = order[: chain.batch].to(device, torch.int32) if variant.row_slot else None
+    prior = torch.full((slots, chain.k), -1, dtype=torch.int32, device=device) if variant.prior else None
+    state = new_state(slots, device) if variant.state else None
 
-    def launch(i: int, stats: Tensor | None = None) -> None:
+    def launch(step: int, stats: Tensor | None = None) -> None:
         indexer_topk_decode(
-            rows.logits[i],
-            rows.lengths_of(i),
-            rows.k,
-            out=results[i],
-            prior=prior[i % rows.half] if hinted else None,
-            guess_state=guess[i % rows.half] if hinted else None,
-            prior_offset=rows.offset_of(i) if hinted else 0,
-            path=path,
+            chain.logits[step],
+            chain.lengths_of(step),
+            chain.k,
+            out=results[step],
+            prior=prior,
+            row_slot=row_slot,
+            guess_state=state,
+            prior_offset=chain.shift if variant.prior else 0,
+            path=variant.path,
             quantile_guess=quantile,
             ctas_per_row=ctas_per_row,
-            pdl=pdl,
+            pdl=variant.pdl,
             stats=stats,
-            phase_clocks=None if clocks is None else clocks[i],
+            phase_clocks=None if clocks is None else clocks[step],
         )
 
-    def statistics(i: int) -> Tensor:
-        stats = torch.zeros(batch, len(STATS_COLUMNS), dtype=torch.int32, device=device)
-        launch(i, stats)
+    def statistics(step: int) -> Tensor:
+        stats = torch.zeros(chain.batch, len(STATS_COLUMNS), dtype=torch.int32, device=device)
+        launch(step, stats)
         return stats
 
-    return Prepared(launch, results, statistics)
+    def carried() -> Tensor:
+        assert prior is not None
+        return prior if row_slot is None else prior[row_slot.to(torch.int64)]
+
+    carries = tuple(tensor for tensor in (prior, state) if tensor is not None)
+    return Prepared(launch, results, carries, carried if variant.prior else None, statistics)

@@ -291,6 +291,7 @@ class LayerHook:
                 guess_state=None if prior is None else prior.guess,
                 stats=stats,
                 path=state.options.path,
+                max_ctas=state.options.max_ctas,
                 pdl=state.programmatic_launch,
             )
         self.counters.calls[OURS, "hint" if row_slot is not None else "rows unknown"] += 1

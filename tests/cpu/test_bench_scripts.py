@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import lzma
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +17,77 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from eval import baselines, bench_kernels, fuzz, guess_table, phase_timing, plot_bench, tune
-from eval.common import fuzz_cases
-from eval.common.bench_cases import BATCHES, LENGTHS, Cell, all_cells, step_pairs
-from eval.common.bench_report import TARGETS, Index, checks, worst_ratios
+from eval import (
+    baselines,
+    bench_kernels,
+    fuzz,
+    guess_table,
+    kernel_timing,
+    phase_timing,
+    plot_bench,
+    readme_table,
+    tune,
+)
+from eval.common import bench_cases, fuzz_cases, our_kernels
+from eval.common.bench_cases import (
+    BATCHES,
+    LENGTHS,
+    MASKS,
+    Cell,
+    EngineRows,
+    Sources,
+    all_cells,
+    load_sources,
+    make_chain,
+    quick_cells,
+)
+from eval.common.bench_report import (
+    ALL,
+    BASELINES,
+    FLOOR,
+    FORMAT,
+    LIMITS,
+    Index,
+    checks,
+    dump,
+    hint_ratios,
+    worst_ratios,
+)
 from eval.common.machine import describe_machine, write_json
-from eval.kernel_timing import Rows
+from eval.common.our_kernels import VARIANTS, prepare_ours
+from eval.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
 from gvr_topk.contract import exact_topk
 from gvr_topk.synthetic import LayerGenerator
+from gvr_topk.trace import TraceError, shipped_trace
+
+
+@pytest.fixture(autouse=True)
+def short_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let chains on the CPU be as short as a chain can be, whatever a row's size."""
+    monkeypatch.setattr(kernel_timing, "MIN_STEPS", 6)
+    monkeypatch.setattr(kernel_timing, "MAX_STEPS", 6)
 
 
 def result(
     cell: Cell, impl: str, cold: float | None, exact: bool | None = True, **more: Any
 ) -> dict[str, Any]:
-    return {"cell": cell.as_json(), "impl": impl, "cold_us": cold, "warm_us": None, "exact": exact, **more}
+    return {"cell": cell.key, "impl": impl, "cold_us": cold, "exact": exact, **more}
+
+
+def file_of(*results: tuple[Cell, dict[str, Any]]) -> dict[str, Any]:
+    """Content of a result file with these results at these cells."""
+    machine = {"device": "a GPU", "torch": "2", "commit": "abc", "date": "2026-11-22"}
+    return {
+        "format": FORMAT,
+        "method": "",
+        "runs": [{"machine": machine, "baselines": {}, "sets_in_20_runs": {"hinted": 1}}],
+        "cells": {cell.key: cell.as_json() for cell, _ in results},
+        "results": [its for _, its in results],
+    }
+
+
+def index_of(*results: tuple[Cell, dict[str, Any]]) -> Index:
+    return Index(file_of(*results))
 
 
 class TestCells:
@@ -39,19 +98,33 @@ class TestCells:
     def test_main_sweep_covers_every_length_and_batch(self) -> None:
         main = {(cell.n, cell.batch) for cell in all_cells() if cell.group == "main"}
         assert main == {(n, batch) for n in LENGTHS for batch in BATCHES}
-        assert set(TARGETS) <= main
+        assert set(LIMITS) <= main
 
-    def test_traces_add_a_cell_each(self) -> None:
-        source = LayerGenerator(20, 4000, 6)
-        cells = [cell for cell in all_cells([source]) if cell.group == "trace"]
-        assert [(cell.n, cell.rows) for cell in cells] == [(4000, "trace:synthetic-L20")]
+    def test_files_add_a_cell_each(self) -> None:
+        sources = Sources([LayerGenerator(20, 4000, 6)], [EngineRows("e", (torch.zeros(8, 65559),))])
+        cells = [cell for cell in all_cells(sources) if cell.group in ("trace", "engine")]
+        shapes = [(cell.n, cell.batch, cell.rows) for cell in cells]
+        assert shapes == [(4000, 1, "trace:synthetic-L20"), (65559, 8, "engine:e")]
 
-    def test_step_pairs_are_consecutive(self) -> None:
-        source = LayerGenerator(20, 500, 40)
-        pairs = step_pairs(source)
-        assert len(pairs) == 12
-        assert all(len(late) == len(early) + 1 for early, late in pairs)
-        assert np.array_equal(pairs[1][0], source.scores(3))
+    def test_quick_cells_are_those_that_our_own_limits_need(self) -> None:
+        cells = all_cells(Sources([LayerGenerator(20, 4000, 6)], [EngineRows("e", (torch.zeros(8, 64),))]))
+        quick = quick_cells(cells)
+        assert {(cell.n, cell.batch) for cell in quick if cell.group == "main"} == set(LIMITS)
+        found = checks(
+            index_of(*((c, result(c, i, 1.0, worst_us=1.0)) for c in quick for i in ("hinted", "no_hint")))
+        )
+        unmeasured = [check["what"] for check in found if check["reached"] is None]
+        assert all("trtllm" in what or "adversarial" in what or "prior alone" in what for what in unmeasured)
+
+    def test_folder_may_hold_other_archives(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "logits.npz", logits=np.zeros((2, 8)))
+        np.savez(tmp_path / "engine.npz", **{f"{at}.logits": np.ones((2, 8), np.float32) for at in range(3)})
+        sources = load_sources(tmp_path)
+        assert [source.name for source in sources.traces] == [shipped_trace().name]
+        assert [(engine.name, len(engine.layers)) for engine in sources.engines] == [("engine", 3)]
+        (tmp_path / "broken.npz").write_bytes(b"no archive")
+        with pytest.raises(TraceError, match="broken"):
+            load_sources(tmp_path)
 
     def test_selection_by_group_and_key(self) -> None:
         cells = all_cells()
@@ -63,21 +136,267 @@ class TestCells:
 
     def test_our_kernels_refuse_what_cannot_be_planned(self) -> None:
         cell = Cell("main", 524288)
-        assert "262144" in bench_kernels.ours("gvr_mean").refuse(cell)
-        assert bench_kernels.ours("cluster").refuse(cell) == ""
+        assert "262144" in bench_kernels.ours("paper").refuse(cell)
+        assert bench_kernels.ours("hinted").refuse(cell) == ""
+        assert "main" in bench_kernels.ours("pdl").refuse(Cell("k", 8192, k=512))
 
 
-class TestRows:
-    def test_shifted_steps_follow_each_other_both_ways(self) -> None:
-        rows = Rows(torch.zeros(4, 1, 8), torch.tensor([8]), 2, shift=3)
-        assert [rows.offset_of(i) for i in range(4)] == [-3, -3, 3, 3]
+def chain_for(rows: str = "gauss", n: int = 300, batch: int = 2, **more: Any) -> Chain:
+    sources = Sources(
+        [LayerGenerator(20, n - 9, 10)],
+        [EngineRows("e", tuple(torch.randn(4, n) for _ in range(2)))],
+    )
+    return make_chain(Cell("any", n, batch, k=16, rows=rows, **more), sources, device="cpu")
 
-    def test_few_keeps_pairs_together(self) -> None:
-        logits = torch.arange(8.0)[:, None, None].expand(8, 1, 4)
-        lengths = torch.arange(8, dtype=torch.int32)[:, None]
-        few = Rows(logits, lengths, 2).few(4)
-        assert few.logits[:, 0, 0].tolist() == [0, 1, 4, 5]
-        assert few.lengths_of(2).tolist() == [4]
+
+class TestChains:
+    @pytest.mark.parametrize(
+        "rows, batch",
+        [
+            ("gauss", 2),
+            ("scale", 2),
+            ("mask:half", 2),
+            ("layer:20", 1),
+            ("trace:synthetic-L20", 1),
+            ("engine:e", 4),
+        ],
+    )
+    def test_no_launch_sees_the_row_of_the_one_before(self, rows: str, batch: int) -> None:
+        chain = chain_for(rows, batch=batch)
+        walk = [*range(chain.count), chain.lead]  # from the last step, a walk goes on with the first
+        for before, step in itertools.pairwise(walk):
+            for row in range(batch):
+                old, new = chain.logits[before, row], chain.logits[step, row]
+                assert not torch.equal(old.nan_to_num(), new.nan_to_num()), (before, step)
+
+    def test_gaussian_rows_are_all_fresh_and_follow_each_other(self) -> None:
+        chain = chain_for(n=20_000, batch=1, keep=0.81)
+        assert chain.fresh == len(chain.timed) == 6
+        rows = chain.logits[:, 0, :20_000]
+        seen = torch.corrcoef(rows)
+        for step in range(1, chain.count):
+            assert float(seen[step - 1, step]) == pytest.approx(0.9, abs=0.02)
+            assert float(rows[step].std()) == pytest.approx(1.0, abs=0.03)
+        assert float(seen[0, 2]) == pytest.approx(0.81, abs=0.02)
+
+    def test_shifted_scores_move_with_the_offset(self) -> None:
+        chain = chain_for(n=20_000, batch=1, keep=1.0, shift=3)
+        rows = chain.logits[:, 0, :20_000]
+        assert torch.allclose(rows[1].roll(3), rows[2], atol=1e-5)
+        assert chain.shift == 3
+
+    def test_scale_changes_at_every_step(self) -> None:
+        deviations = chain_for("scale", n=20_000, batch=1).logits[:, 0].nan_to_num().std(dim=1)
+        assert float(deviations.max() / deviations.min()) > 1.5
+        assert bool(((deviations > 0.12) & (deviations < 8.5)).all())
+
+    @pytest.mark.parametrize("kind", MASKS)
+    def test_masks_put_the_kth_value_where_their_name_says(self, kind: str) -> None:
+        chain = chain_for(f"mask:{kind}", n=4000, batch=1)
+        for step in chain.timed:
+            row = chain.logits[step, 0, :4000]
+            kth = row.topk(16).values[-1]
+            finite = int(row.isfinite().sum())
+            if kind == "kth_is_neg_inf":
+                assert bool(kth == float("-inf")) and 0 < finite < 16
+            elif kind == "kth_is_pos_inf":
+                assert bool(kth == float("inf"))
+            elif kind == "kth_is_nan":
+                assert bool(kth.isnan())
+            else:
+                assert bool(kth.isfinite())
+            if kind == "99_percent":
+                assert 16 < finite < 80
+
+    def test_given_steps_begin_again_in_new_buffers_and_are_led_by_the_last(self) -> None:
+        steps = [torch.full((1, 8 + at), float(at)) for at in range(4)]
+        chain = chain_of(steps, 2, device="cpu")
+        assert chain.logits[:, 0, 0].tolist() == [0, 1, 2, 3, *([0, 1, 2, 3] * 2)]
+        assert (chain.lead, chain.fresh, len(chain.timed)) == (4, 4, 8)
+        assert chain.lengths_of(5).tolist() == [9]
+        assert bool(chain.logits[5, 0, 9:].isnan().all())
+
+    def test_engine_rows_meet_every_slot(self) -> None:
+        layers = tuple(torch.arange(4.0)[:, None] + 10 * layer + torch.zeros(4, 8) for layer in range(2))
+        steps = EngineRows("e", layers).steps()
+        assert len(steps) == 8
+        assert [step[0, 0].item() for step in steps] == [0, 10, 1, 11, 2, 12, 3, 13]
+
+    def test_cold_chains_outgrow_the_cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernel_timing, "MIN_STEPS", 20)
+        monkeypatch.setattr(kernel_timing, "MAX_STEPS", 4000)
+        monkeypatch.setattr(kernel_timing, "l2_bytes", lambda device: 60 << 20)
+        assert kernel_timing.steps_for(131072 * 4, "cuda") * 131072 * 4 > 4 * (60 << 20)
+        assert kernel_timing.steps_for(8192 * 4, "cuda") == 4000
+        assert kernel_timing.steps_for(1 << 30, "cuda") == 20
+
+    def test_scores_of_a_trace_are_its_own(self) -> None:
+        trace = shipped_trace()
+        steps = bench_cases.trace_rows(trace, "cpu")
+        assert len(steps) == trace.steps
+        assert np.allclose(steps[7][0].numpy(), trace.scores(7), rtol=1e-4, atol=1e-5)
+
+    def test_rows_of_no_kind_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="rows: want gauss"):
+            chain_for("nothing")
+        with pytest.raises(ValueError, match="one of the files"):
+            chain_for("trace:nothing")
+
+
+class TestChainRun:
+    def test_every_replay_begins_with_the_state_of_the_step_before(self) -> None:
+        chain = chain_for()
+        prepared = prepare_ours(chain)
+        run = ChainRun(chain, prepared)
+        prior, state = prepared.state
+        leading = prepared.results[chain.lead - 1].clone()
+        assert prepared.carried is not None
+        assert torch.equal(prepared.carried(), leading)
+        saved = state.clone()
+        assert int((saved != -1).sum()) == chain.batch
+        for _ in range(2):
+            for step in chain.timed:
+                prepared.launch(step)
+            assert not torch.equal(prepared.carried(), leading)
+            run.begin()
+            assert torch.equal(prepared.carried(), leading)
+            assert torch.equal(state, saved)
+            assert int((prior >= 0).sum()) == leading.numel()
+            assert bool((prepared.results == POISON).all())
+
+    def test_launches_are_timed_in_the_order_of_the_chain(self) -> None:
+        chain, order = chain_for(), []
+        run = ChainRun(chain, Prepared(order.append, torch.zeros(1)))
+        assert order == list(range(chain.lead))
+        order.clear()
+        run.time(3)
+        assert order == 3 * list(chain.timed)
+        order.clear()
+        assert len(run.time_each(8, passes=3)) == 8
+        assert order == 3 * [*chain.timed, *chain.timed[:2]]
+
+    @pytest.mark.parametrize("name", VARIANTS)
+    def test_variants_give_the_op_what_their_name_says(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given: list[dict[str, Any]] = []
+
+        def op(logits: torch.Tensor, lengths: torch.Tensor, k: int, **arguments: Any) -> None:
+            given.append(arguments)
+
+        monkeypatch.setattr(our_kernels, "indexer_topk_decode", op)
+        prepare_ours(chain_for(shift=1), VARIANTS[name]).launch(0)
+        (arguments,) = given
+        has = {what for what in ("prior", "guess_state", "row_slot") if arguments[what] is not None}
+        less = {
+            "no_hint": set(),
+            "no_row_slot": {"prior", "guess_state"},
+            "prior_only": {"prior", "row_slot"},
+        }
+        assert has == less.get(name, {"prior", "guess_state", "row_slot"})
+        assert arguments["out"] is not None
+        assert arguments["prior_offset"] == (name != "no_hint")
+        assert arguments["pdl"] == (name == "pdl")
+        if "row_slot" in has:
+            slots = arguments["row_slot"].tolist()
+            assert len(set(slots)) == 2 and max(slots) < len(arguments["prior"])
+
+
+class TestCellRun:
+    cell = Cell("scale", 300, 2, k=16, rows="scale")
+
+    def run(self) -> bench_kernels.CellRun:
+        return bench_kernels.CellRun(self.cell, Sources(), "cpu", each_launches=8)
+
+    @pytest.mark.parametrize("name", ["hinted", "no_hint"])
+    def test_exact_op_is_timed_as_a_whole_and_by_launch(self, name: str) -> None:
+        measured = self.run().measure(bench_kernels.ours(name))
+        assert measured["exact"] is True
+        assert measured["cold_us"] > 0
+        assert measured["worst_us"] >= measured["cold_us"]
+        assert {"guess_hit", "passes", "each_us"} <= set(measured)
+        json.dumps(measured, allow_nan=False)
+
+    def test_cell_says_what_was_made(self) -> None:
+        described = self.run().describe()
+        assert (described["launches"], described["fresh"], described["group"]) == (6, 6, "scale")
+        assert 0.3 < described["hit_ratio"] < 0.9
+
+    @pytest.mark.parametrize("broken", ["first", "middle", "last", "one replay", "not written", "carried"])
+    def test_one_wrong_launch_among_all_is_noticed(
+        self, broken: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = self.run()
+        timed, launched = run.chain.timed, [0]
+        real = our_kernels.indexer_topk_decode
+
+        def op(logits: torch.Tensor, lengths: torch.Tensor, k: int, **arguments: Any) -> None:
+            launched[0] += 1
+            step = next(
+                at for at in range(run.chain.count) if logits.data_ptr() == run.chain.logits[at].data_ptr()
+            )
+            out, prior = arguments["out"], arguments["prior"]
+            kept = out.clone()
+            real(logits, lengths, k, **arguments)
+            replay = (launched[0] - 1 - run.chain.lead) // len(timed)
+            spoiled = {"first": timed[0], "middle": timed[3], "one replay": timed[2]}.get(broken, timed[-1])
+            if step != spoiled or (broken == "one replay" and replay != 1):
+                return
+            if broken == "carried":
+                prior[prior[:, 0] >= 0] = 0
+            elif broken == "not written":
+                out.copy_(kept)
+            else:
+                out[1, 3] = out[1, 2]
+
+        monkeypatch.setattr(our_kernels, "indexer_topk_decode", op)
+        monkeypatch.setattr(bench_kernels, "EACH_GROUPS", ())
+        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        measured = run.measure(bench_kernels.ours("hinted"))
+        assert measured["exact"] is False
+        assert "wrong rows in 3 replays" in measured["note"]
+
+    def test_wrong_launch_among_those_timed_one_by_one_is_noticed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = self.run()
+        real = ChainRun.time_each
+
+        def time_each(self: ChainRun, launches: int, passes: int = 3) -> list[float]:
+            times = real(self, launches, passes)
+            self.prepared.results[run.chain.timed[1], 0, 0] += 1
+            return times
+
+        monkeypatch.setattr(ChainRun, "time_each", time_each)
+        assert run.measure(bench_kernels.ours("hinted"))["exact"] is False
+
+    @pytest.mark.parametrize("broken", [False, True])
+    def test_other_implementations_are_compared_by_value_at_every_step(self, broken: bool) -> None:
+        run = self.run()
+
+        def prepare(chain: Chain) -> Prepared:
+            prepared = baselines._torch(chain)
+
+            def launch(step: int) -> None:
+                prepared.launch(step)
+                if broken and step == chain.timed[4]:
+                    prepared.results[step, 0, 0] = prepared.results[step, 0, 1]
+
+            return Prepared(launch, prepared.results)
+
+        measured = run.measure(bench_kernels.Implementation("torch", lambda cell: "", prepare))
+        assert measured["exact"] is not broken
+
+    def test_error_is_a_result(self) -> None:
+        def prepare(chain: Chain) -> Prepared:
+            raise RuntimeError("out of memory\nmore")
+
+        measured = self.run().measure(bench_kernels.Implementation("torch", lambda cell: "", prepare))
+        assert (measured["cold_us"], measured["exact"]) == (None, False)
+        assert measured["note"] == "RuntimeError: out of memory"
+
+    def test_op_gives_one_set_in_all_runs(self) -> None:
+        assert bench_kernels.repeatability([bench_kernels.ours("hinted")], "cpu") == {"hinted": 1}
 
 
 class TestSameValues:
@@ -105,89 +424,131 @@ class TestSameValues:
 
 class TestReport:
     main = Cell("main", 70690)
-    hint = Cell("hint", 70690, hint="none")
+    hint = Cell("hint", 70690, keep=0.0)
+    engine = Cell("engine", 65559, 8, rows="engine:e")
+    mask = Cell("mask", 70690, rows="mask:kth_is_nan")
 
     def index(self) -> Index:
-        return Index(
-            [
-                result(self.main, "cluster", 4.0),
-                result(self.main, "trtllm", 20.0),
-                result(self.main, "vllm", 2.0, exact=False),
-                result(self.hint, "cluster", 5.0),
-                result(self.hint, "trtllm", 10.0),
-                result(self.hint, "torch", None, exact=None, note="refused"),
-            ]
+        return index_of(
+            (self.main, result(self.main, "hinted", 4.0)),
+            (self.main, result(self.main, "no_hint", 5.0)),
+            (self.main, result(self.main, "prior_only", 5.5)),
+            (self.main, result(self.main, "trtllm", 20.0)),
+            (self.main, result(self.main, "vllm", 2.0, exact=False)),
+            (self.hint, result(self.hint, "hinted", 5.2)),
+            (self.hint, result(self.hint, "no_hint", 5.0)),
+            (self.hint, result(self.hint, "trtllm", 10.4)),
+            (self.hint, result(self.hint, "torch", None, exact=None, note="refused")),
+            (self.engine, result(self.engine, "hinted", 12.0, worst_us=20.0)),
+            (self.engine, result(self.engine, "no_hint", 10.0, worst_us=11.0)),
+            (self.mask, result(self.mask, "hinted", 12.0)),
         )
 
+    def checks(self) -> dict[str, Any]:
+        return {check["what"]: check for check in checks(self.index())}
+
     def test_worst_ratio_is_over_all_cells_and_right_answers(self) -> None:
-        rows = worst_ratios(self.index())
-        assert [(row["other"], row["which"]) for row in rows] == [("trtllm", "cold")]
-        assert rows[0]["ratio"] == 2.0
-        assert rows[0]["cell"] == self.hint.key
-        assert rows[0]["cells"] == 2
-        assert rows[0]["geometric_mean"] == pytest.approx(10**0.5)
+        rows = {row["other"]: row for row in worst_ratios(self.index())}
+        assert set(rows) == {"trtllm", "no_hint"}
+        assert rows["trtllm"]["ratio"] == 2.0
+        assert rows["trtllm"]["cell"] == self.hint.key
+        assert rows["trtllm"]["cells"] == 2
+        assert rows["trtllm"]["geometric_mean"] == pytest.approx(10**0.5, abs=1e-4)
 
     def test_checks_say_met_missed_and_not_measured(self) -> None:
-        found = {check["what"]: check for check in checks(self.index())}
-        reached = found["cluster: us at N = 70,690, batch 1"]
-        assert (reached["wanted"], reached["reached"], reached["met"]) == (5.0, 4.0, True)
-        assert found["cluster: us at N = 8,192, batch 1"]["met"] is None
-        spread = found["cluster: hints of every quality and none, slowest over fastest"]
-        assert (spread["reached"], spread["met"], spread["where"]) == (1.25, True, self.hint.key)
+        found = self.checks()
+        reached = found["us at N = 70,690, batch 1, fresh Gaussian chain"]
+        assert (reached["limit"], reached["reached"], reached["met"]) == (4.8, 4.0, True)
+        assert found["us at N = 8,192, batch 1, fresh Gaussian chain"]["met"] is None
+        assert found["us, real traces"]["met"] is None
+
+    def test_hint_is_held_to_the_time_without_where_rows_do_not_change_at_random(self) -> None:
+        found = self.checks()
+        usual = found["time with over without a hint (hint as integrations give it), any cell"]
+        assert (usual["reached"], usual["met"], usual["where"]) == (1.04, False, self.hint.key)
+        alone = found["time with over without a hint (prior alone, no state), any cell"]
+        assert (alone["reached"], alone["met"]) == (1.1, False)
+        assert [row["ratio"] for row in hint_ratios(self.index())] == [0.8, 1.04, 1.2]
+
+    def test_changing_rows_have_limits_of_their_own(self) -> None:
+        found = self.checks()
+        assert found["engine rows: time with over without a hint"]["reached"] == 1.2
+        worst = found["engine rows: worst launch of 1,000 with over mean launch without a hint"]
+        assert (worst["reached"], worst["met"]) == (2.0, False)
+
+    def test_masked_rows_are_held_to_the_usual_time_of_their_shape(self) -> None:
+        masked = self.checks()["masked over usual rows of the shape, with a hint"]
+        assert (masked["reached"], masked["met"], masked["where"]) == (3.0, False, self.mask.key)
 
     def test_inexact_kernel_of_ours_reaches_nothing(self) -> None:
-        found = checks(Index([result(self.main, "cluster", 1.0, exact=False)]))
+        found = checks(index_of((self.main, result(self.main, "hinted", 1.0, exact=False))))
         assert all(check["reached"] is None for check in found)
 
-    def test_radix_is_held_to_trtllm_at_batches_1_8_64(self) -> None:
+    def test_no_hint_is_held_to_trtllm_at_batches_1_8_64(self) -> None:
         results = []
         for batch, time in ((1, 10.0), (8, 12.0), (128, 1.0)):
             cell = Cell("main", 4096, batch)
-            results += [result(cell, "radix", 10.0), result(cell, "trtllm", time)]
-        found = {check["what"]: check for check in checks(Index(results))}
-        check = found["radix: speedup over trtllm, every N, batch 1, 8, 64"]
+            results += [(cell, result(cell, "no_hint", 10.0)), (cell, result(cell, "trtllm", time))]
+        found = {check["what"]: check for check in checks(index_of(*results))}
+        check = found["no hint: speedup over trtllm, every N, batch 1, 8, 64"]
         assert (check["reached"], check["met"]) == (1.0, True)
 
     def test_failed_results_are_measured_again(self) -> None:
-        assert bench_kernels._failed(result(self.main, "cluster", 4.0, exact=False))
+        assert bench_kernels._failed(result(self.main, "hinted", 4.0, exact=False))
         assert bench_kernels._failed(result(self.main, "trtllm", None, exact=False))
         assert not bench_kernels._failed(result(self.main, "trtllm", 4.0, exact=False))
         assert not bench_kernels._failed(result(self.main, "trtllm", None, exact=None))
 
+    def test_every_table_prints(self) -> None:
+        console = Console(width=200, file=io.StringIO())
+        data = file_of(*((c, result(c, "hinted", 4.0)) for c in (self.main, self.engine)))
+        bench_kernels.report(data, console)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "70,690 x 1" in text
+        assert "not measured" in text
+
 
 class TestFiles:
     def data(self) -> dict[str, Any]:
-        results = []
-        for n in (4096, 70690):
-            for which in ("cluster", "trtllm", "read_floor"):
-                results.append(result(Cell("main", n), which, 1.0 + n / 1e4))
-                results[-1]["warm_us"] = 2.0
-        machine = {"device": "a GPU", "torch": "2", "commit": "abc"}
-        runs = [{"machine": machine, "baselines": {}, "sets_in_20_runs": {}}]
-        return {"format": bench_kernels.FORMAT, "method": "", "runs": runs, "results": results}
+        return file_of(
+            *(
+                (Cell("main", n), result(Cell("main", n), impl, 1.0 + n / 1e4))
+                for n in (4096, 70690)
+                for impl in ("hinted", "trtllm", "read_floor")
+            )
+        )
 
     def test_load_refuses_another_format(self, tmp_path: Path) -> None:
         path = tmp_path / "other.json"
         path.write_text('{"format": "x"}')
-        with pytest.raises(typer.BadParameter, match=r"other\.json"):
+        with pytest.raises(typer.BadParameter, match=r"other\.json.*want format.*got 'x'"):
             bench_kernels.load(path)
 
     def test_written_file_carries_ratios_and_checks(self, tmp_path: Path) -> None:
         path = tmp_path / "bench.json"
-        bench_kernels._finish(self.data(), path)
+        bench_kernels._write(self.data(), path)
         written = bench_kernels.load(path)
         assert written["worst_ratios"][0]["other"] == "trtllm"
-        assert len(written["checks"]) >= len(TARGETS)
+        assert len(written["checks"]) >= len(LIMITS)
         assert list(tmp_path.iterdir()) == [path]
+        assert written["cells"] == self.data()["cells"]
 
-    def test_write_json_is_strict(self, tmp_path: Path) -> None:
+    def test_one_result_is_one_line(self) -> None:
+        lines = dump(self.data()).splitlines()
+        assert sum('"impl"' in line for line in lines) == 6
+        assert all(json.loads(line.strip().rstrip(","))["impl"] for line in lines if '"impl"' in line)
+
+    def test_files_are_strict(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="JSON"):
             write_json(tmp_path / "x.json", {"a": float("nan")})
+        with pytest.raises(ValueError, match="JSON"):
+            dump({"results": [{"a": float("nan")}]})
 
     def test_plot_draws_every_implementation(self, tmp_path: Path) -> None:
         plot_bench.draw(self.data(), tmp_path / "bench.svg", (1,))
         text = (tmp_path / "bench.svg").read_text()
-        assert all(f"<!-- {label} -->" in text for label in ("cluster", "trtllm", "read only (floor)"))
+        assert all(f"<!-- {label} -->" in text for label in ("hinted", "trtllm", "read only (floor)"))
+        assert set(plot_bench.COLORS) == {*ALL, FLOOR}
 
     def test_plot_names_a_batch_without_results(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="batch"):
@@ -200,11 +561,66 @@ class TestFiles:
         json.dumps(described, allow_nan=False)
 
 
+class TestReadmeTable:
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Result files of a whole benchmark with made-up figures, beside the real other ones."""
+        for path in readme_table.RESULTS.glob("*_h200.json"):
+            shutil.copy(path, tmp_path)
+        sources = Sources([LayerGenerator(20, 32513, 256)], [EngineRows("e", (torch.zeros(8, 65559),))])
+        results = []
+        for cell in all_cells(sources):
+            for impl in (*ALL, FLOOR):
+                exact = None if impl == FLOOR else True
+                time = 4.0 if impl == "hinted" else 8.0
+                results.append((cell, result(cell, impl, time, exact, worst_us=9.0)))
+        data = file_of(*results)
+        data["runs"][0]["sets_in_20_runs"] = dict.fromkeys(ALL, 1)
+        bench_kernels._write(data, tmp_path / "bench_h200.json")
+        for at, (commit, date) in enumerate(
+            (("old", "2026-11-20"), ("new", "2026-11-21"), ("abc", "2026-11-19"))
+        ):
+            machine = {"commit": commit, "date": date}
+            fuzz_file = {"machine": machine, "cases": 10**at, "rows": 10**at, "seconds": 1.0}
+            (tmp_path / f"fuzz_h200_{at}.json").write_text(json.dumps(fuzz_file))
+        monkeypatch.setattr(readme_table, "RESULTS", tmp_path)
+        return tmp_path
+
+    def test_block_has_every_shape_and_fits_the_page(self, folder: Path) -> None:
+        block = readme_table.results()
+        assert len(block.splitlines()) <= 20
+        assert "| 131,072 x 64 | 4.0 |" in block
+        assert "| 32,768 x 1 | 4.0 | 4.0 | 4.0 | 8.0 |" in block
+        assert "target" not in block
+        assert "hint at chance" in block and "k-th value NaN" in block
+        assert "`row_slot`" in block
+
+    def test_page_on_times_has_limits_and_what_was_reached(self, folder: Path) -> None:
+        assert "| 70,690 x 1 | 4.8 | 4.00 | 8.0 |" in readme_table.where_time_goes()
+
+    def test_fuzzing_is_that_of_the_commit_or_of_the_newest(self, folder: Path) -> None:
+        assert [run["cases"] for run in readme_table.fuzz_of("abc")] == [100]
+        assert [run["cases"] for run in readme_table.fuzz_of("unknown")] == [10]
+
+    def test_file_of_another_format_is_named(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "bench_h200.json").write_text('{"format": "gvr_topk.bench_kernels/1"}')
+        monkeypatch.setattr("sys.argv", ["readme_table.py", "--check"])
+        assert readme_table.main() == 1
+        assert "bench_h200.json: want format" in capsys.readouterr().out
+
+    def test_faster_implementations_are_counted(self) -> None:
+        cell = Cell("main", 4096)
+        index = index_of((cell, result(cell, "hinted", 4.0)), (cell, result(cell, "vllm", 2.0)))
+        assert readme_table.faster_cells(index) == {"vllm": (1, 2.0)}
+
+
 class TestBaselines:
     def test_missing_files_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         found = baselines.available(tmp_path)
-        assert set(found) == {"torch", "trtllm", "vllm", "vllm_per_row", "flashinfer"}
+        assert set(found) == set(BASELINES)
         assert not found["torch"].why_not
         assert "libtrtllm_kernel.so" in found["trtllm"].why_not
         assert "_C_stable_libtorch.abi3.so" in found["vllm"].why_not
@@ -227,8 +643,16 @@ class TestBaselines:
     def test_rows_for_operators_without_lengths_hide_what_lies_past_the_end(self) -> None:
         logits = torch.full((2, 1, 4), float("nan"))
         logits[:, :, :3] = 1.0
-        hidden = baselines._full_rows(Rows(logits, torch.tensor([3], dtype=torch.int32), 2))
+        hidden = baselines._full_rows(Chain(logits, torch.tensor([3], dtype=torch.int32), 2))
         assert hidden[0, 0].tolist() == [1.0, 1.0, 1.0, float("-inf")]
+
+    def test_flashinfer_chooses_as_it_does_inside_a_graph(self) -> None:
+        assert baselines.flashinfer_takes_cub(64, 16384, torch.float32)
+        assert not baselines.flashinfer_takes_cub(128, 16384, torch.float32)
+        assert not baselines.flashinfer_ragged_takes_cub(64, 16384, torch.float32)
+        assert baselines.flashinfer_ragged_takes_cub(64, 32768, torch.float32)
+        assert not baselines.flashinfer_ragged_takes_cub(128, 65536, torch.float16)
+        assert not baselines.flashinfer_ragged_takes_cub(512, 1 << 20, torch.float32)
 
 
 class TestFuzz:

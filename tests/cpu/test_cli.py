@@ -181,7 +181,10 @@ def test_config_check_ok(tmp_path: Path) -> None:
     assert result.stdout.splitlines() == [
         "heuristic top-k: on",
         "k: 512, rows per request: 4",
-        "gvr_topk: hint_offset 0, min_length None, max_length None, path auto, stats False, nvtx False",
+        (
+            "gvr_topk: hint_offset 0, min_length None, max_length None, path auto, stats False, nvtx False, "
+            "max_ctas 0"
+        ),
         f"{path}: ok",
     ]
     assert result.stderr == f"{path}: not checked, unknown to this version: future_key\n"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from gvr_topk.config import ConfigError, load_config, parse_config
+from gvr_topk.config import ConfigError, GvrTopkConfig, load_config, parse_config
+from gvr_topk.contract import CLUSTER_SIZES
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -75,6 +77,7 @@ def test_defaults_are_those_of_the_paper(tmp_path: Path) -> None:
     assert config.index_topk == 2048
     assert config.next_n == 1
     assert config.gvr_topk.hint_offset == 0 and config.gvr_topk.path == "auto"
+    assert config.gvr_topk.max_ctas == 0
 
 
 def test_null_topk_and_empty_section_mean_the_default(tmp_path: Path) -> None:
@@ -113,6 +116,16 @@ def test_rows_per_request(tmp_path: Path, decoding: str, next_n: int) -> None:
     assert load_config(write(tmp_path, f"speculative_config: {decoding}")).next_n == next_n
 
 
+@pytest.mark.parametrize("size", [0, *CLUSTER_SIZES])
+def test_cap_of_the_cluster_size(tmp_path: Path, size: int) -> None:
+    assert load_config(write(tmp_path, f"gvr_topk: {{max_ctas: {size}}}")).gvr_topk.max_ctas == size
+
+
+def test_measuring_file_lists_every_key_of_ours() -> None:
+    text = (CONFIGS / "heuristic_measure.yaml").read_text(encoding="utf-8")
+    assert set(yaml.safe_load(text)["gvr_topk"]) == set(GvrTopkConfig.model_fields)
+
+
 def test_unknown_key_of_ours(tmp_path: Path) -> None:
     assert message(tmp_path, "gvr_topk:\n  hint_ofset: 1\n") == (
         "serve.yaml:2: gvr_topk.hint_ofset: wanted a key of gvr_topk, got an unknown key "
@@ -122,8 +135,8 @@ def test_unknown_key_of_ours(tmp_path: Path) -> None:
 
 def test_unknown_key_without_a_near_one_lists_them(tmp_path: Path) -> None:
     assert message(tmp_path, "gvr_topk: {zzz: 1}") == (
-        "serve.yaml:1: gvr_topk.zzz: wanted one of hint_offset, max_length, min_length, nvtx, path, stats, "
-        "got an unknown key"
+        "serve.yaml:1: gvr_topk.zzz: wanted one of hint_offset, max_ctas, max_length, min_length, nvtx, "
+        "path, stats, got an unknown key"
     )
 
 
@@ -199,6 +212,18 @@ def test_misplaced_key(tmp_path: Path) -> None:
         (
             "gvr_topk: {path: fast}",
             "gvr_topk.path: wanted one of 'auto', 'gvr', 'radix' or 'cluster', got the string 'fast'",
+        ),
+        (
+            "gvr_topk: {max_ctas: 3}",
+            "gvr_topk.max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3",
+        ),
+        (
+            "gvr_topk: {max_ctas: true}",
+            "gvr_topk.max_ctas: wanted an integer, got true",
+        ),
+        (
+            'gvr_topk: {max_ctas: "8"}',
+            "gvr_topk.max_ctas: wanted an integer, got the string '8'",
         ),
         (
             "gvr_topk: {hint_offset: 9999999}",

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gvr_topk import gate
-from gvr_topk.contract import DTYPES, MAX_WIDTH
+from gvr_topk.contract import CLUSTER_SIZES, DTYPES, MAX_PAGE_SIZE, MAX_ROWS, MAX_WIDTH
 from gvr_topk.gate import Path, Reason, can_use_heuristic, plan
 
 PATHS = [path.name.lower() for path in Path]
@@ -131,6 +131,8 @@ def test_details_name_the_value_that_decided() -> None:
 def test_constants() -> None:
     assert 0 < gate.GVR_MIN_LENGTH < gate.GVR_MAX_LENGTH <= MAX_WIDTH
     assert gate.MIN_ARCH == 90  # the oldest architecture there is code for
+    assert (gate.MAX_WIDTH, gate.MAX_ROWS, gate.MAX_PAGE_SIZE) == (MAX_WIDTH, MAX_ROWS, MAX_PAGE_SIZE)
+    assert MAX_ROWS * max(CLUSTER_SIZES) <= 2**31 - 1  # blocks of one launch
     with pytest.raises(AttributeError, match="NO_SUCH"):
         gate.NO_SUCH  # noqa: B018
 
@@ -170,6 +172,57 @@ def test_every_shape_has_a_plan_that_could_be_forced(arch: int, dtype: torch.dty
         made = plan(**shape, path="cluster")
         assert made.ctas_per_row in (1, 2, 4, 8, 16)
         assert asdict(plan(**shape, path="cluster", ctas_per_row=made.ctas_per_row)) == asdict(made)
+
+
+@pytest.mark.parametrize("arch", [90, 100, 120])
+@pytest.mark.parametrize("cap", CLUSTER_SIZES)
+def test_the_cap_holds_wherever_the_row_fits(cap: int, arch: int) -> None:
+    per_cta = 1 << 18 if arch == 120 else 1 << 20
+    for rows, width in product((1, 3, 16, 64, 500), (1, 4096, 32_768, LONG, 262_144, MAX_WIDTH)):
+        free = plan(rows=rows, width=width, k=2048, arch=arch)
+        made = plan(rows=rows, width=width, k=2048, arch=arch, max_ctas=cap)
+        needed = next(size for size in CLUSTER_SIZES if size * per_cta >= width)
+        assert made.ctas_per_row <= max(cap, needed) and made.ctas_per_row >= needed
+        if free.ctas_per_row <= cap:
+            assert made == free
+
+
+@pytest.mark.parametrize(
+    ("cap", "width", "arch", "ctas"),
+    [(1, 1 << 20, 90, 1), (1, (1 << 20) + 1, 90, 2), (1, MAX_WIDTH, 120, 8), (2, 1 << 20, 120, 4)],
+)
+def test_a_cap_too_small_for_the_width_gives_the_smallest_size(
+    cap: int, width: int, arch: int, ctas: int
+) -> None:
+    assert plan(rows=1, width=width, k=2048, arch=arch, max_ctas=cap).ctas_per_row == ctas
+
+
+def test_the_cap_in_use() -> None:
+    sizes = [plan(rows=1, width=131_072, k=2048, max_ctas=cap).ctas_per_row for cap in (0, *CLUSTER_SIZES)]
+    assert sizes == [16, *CLUSTER_SIZES]
+
+
+@pytest.mark.parametrize("cap", [-1, 3, 5, 32, -(2**31)])
+def test_a_cap_that_is_no_cluster_size(cap: int) -> None:
+    with pytest.raises(ValueError, match=rf"^max_ctas: want 0, 1, 2, 4, 8 or 16, got {cap}$"):
+        plan(rows=1, width=LONG, k=2048, max_ctas=cap)
+
+
+def test_a_forced_size_must_not_exceed_the_cap() -> None:
+    assert plan(rows=1, width=LONG, k=2048, ctas_per_row=4, max_ctas=8).ctas_per_row == 4
+    assert plan(rows=1, width=LONG, k=2048, ctas_per_row=8, max_ctas=8).ctas_per_row == 8
+    with pytest.raises(ValueError, match=r"^ctas_per_row: want at most max_ctas = 4, got 8$"):
+        plan(rows=1, width=LONG, k=2048, ctas_per_row=8, max_ctas=4)
+
+
+@pytest.mark.parametrize(("sm_count", "ctas"), [(8, 4), (16, 8), (32, 16), (66, 16), (132, 16)])
+def test_few_sms_get_small_clusters(sm_count: int, ctas: int) -> None:
+    assert plan(rows=1, width=131_072, k=2048, sm_count=sm_count).ctas_per_row == ctas
+
+
+@pytest.mark.parametrize(("k", "width"), [(MAX_WIDTH, 5000), (2048, LONG), (7, 7), (MAX_WIDTH, MAX_WIDTH)])
+def test_a_row_stages_no_more_than_it_has(k: int, width: int) -> None:
+    assert plan(rows=1, width=width, k=k).staged == min(k, width)
 
 
 @pytest.mark.parametrize(

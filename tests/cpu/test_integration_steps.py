@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from engine import SHAPES, Engine, Request, fake_package, load_dsa
 from gvr_topk.integrations import layer_hook
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.layer_hook import HintState
+from gvr_topk.ops import indexer_topk_decode
 
 
 @pytest.fixture(params=SHAPES)
@@ -279,6 +281,20 @@ def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
     engine.step([], [Request(i, 20, 99, seed=i, done=n) for i, n in ((81, 38), (82, 39), (83, 59), (84, 60))])
     used = [slot >= 0 for slot in state_of(engine).prior.row_slot[:4].tolist()]
     assert used == [False, True, True, False]
+
+
+@pytest.mark.parametrize("cap", [0, 8])
+def test_the_cap_of_the_cluster_size_reaches_the_op(shape, monkeypatch, cap):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps({"max_ctas": cap}))
+    caps = []
+
+    def noting(*args, **kwargs):
+        caps.append(kwargs["max_ctas"])
+        return indexer_topk_decode(*args, **kwargs)
+
+    monkeypatch.setattr(layer_hook, "indexer_topk_decode", noting)
+    Engine(hooked(monkeypatch)).step([], [Request(7, 20, 99, seed=7, done=30)])
+    assert caps and set(caps) == {cap}
 
 
 def test_more_requests_than_expected_still_give_the_same_sets(shape, monkeypatch):

@@ -113,6 +113,12 @@ def test_the_library_defines_nothing_others_could_bind_to(cuda_library: Path) ->
     assert {name for name in exported if re.match(r"_ZN?K?8gvr_topk|cuda|__cuda|aoti_|torch_", name)} == set()
 
 
+def test_a_normal_build_delays_nothing(cuda_library: Path) -> None:
+    """What a chaos build (CMake option GVR_TOPK_CHAOS) exports, or any name of it."""
+    assert b"gvr_topk_set_chaos" not in cuda_library.read_bytes()
+    assert {symbol.name for symbol in symbols(cuda_library) if "chaos" in symbol.name} == set()
+
+
 def test_policy_library_needs_only_the_c_runtime() -> None:
     path = Path(str(policy_library()._name))
     assert dynamic(path, "DT_NEEDED") <= SYSTEM
@@ -145,6 +151,22 @@ def test_status_of_a_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch,
     status = library_status.__wrapped__()
     assert not status.loaded and status.path == str(broken)
     assert status.reason.startswith(f"does not load on torch {torch.__version__}: ")
+
+
+def test_libraries_of_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "libgvr_topk_policy.so").write_bytes(Path(str(policy_library()._name)).read_bytes())
+    monkeypatch.setenv("GVR_TOPK_LIBRARY_DIR", str(tmp_path))
+    chosen = policy_library.__wrapped__()
+    assert Path(str(chosen._name)).parent == tmp_path
+    assert chosen.gvr_topk_constant(2) == gate.MIN_ARCH
+    status = library_status.__wrapped__()
+    assert (status.loaded, status.path) == (False, None)
+    assert status.reason == f"GVR_TOPK_LIBRARY_DIR={tmp_path} holds no libgvr_topk_cuda.so"
+
+
+def test_an_empty_choice_of_folder_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GVR_TOPK_LIBRARY_DIR", "")
+    assert Path(str(policy_library.__wrapped__()._name)).parent.name == "lib"
 
 
 def test_gate_without_the_policy_library(monkeypatch: pytest.MonkeyPatch) -> None:

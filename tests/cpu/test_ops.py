@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +15,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import ops
-from gvr_topk.contract import DTYPES, MAX_WIDTH, PATHS, STATS_COLUMNS, exact_topk, row_lengths
+from gvr_topk.contract import (
+    CLUSTER_SIZES,
+    DTYPES,
+    MAX_ROWS,
+    MAX_WIDTH,
+    PATHS,
+    STATS_COLUMNS,
+    exact_topk,
+    row_lengths,
+)
 from gvr_topk.gate import Path
 from gvr_topk.library import LibraryError, LibraryStatus
 
@@ -87,6 +97,41 @@ def test_out_is_written_in_place_and_no_further_than_k() -> None:
     got = call(out=out, page_table=None)
     assert got is out
     assert (out[:, K:] == -7).all() and (out[:, :K] != -7).all()
+
+
+@pytest.mark.parametrize("next_n", [1, 2, 3])
+@pytest.mark.parametrize("length", [-(2**31), -(2**31) + 1, -1, 0])
+def test_rows_of_a_length_far_below_zero_are_empty(length: int, next_n: int) -> None:
+    lengths = torch.full((ROWS // next_n,), length, dtype=torch.int32)
+    assert (gvr_topk.indexer_topk_decode(scores(), lengths, K, next_n=next_n) == -1).all()
+
+
+def test_many_more_items_than_columns() -> None:
+    k = 100 * WIDTH
+    got = gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH - 1), k)
+    assert got[0, : WIDTH - 1].tolist() == list(range(WIDTH - 1))
+    assert got.shape == (1, k) and (got[0, WIDTH - 1 :] == -1).all()
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_numpy_integers_are_integers(kind: Callable[[int], Any]) -> None:
+    changes = {"k": kind(K), "next_n": kind(NEXT_N), "page_size": kind(16), "prior_offset": kind(1)}
+    assert torch.equal(call(**changes, max_ctas=kind(4), ctas_per_row=kind(2)), call(prior_offset=1))
+
+
+def test_rows_of_scores_may_overlap() -> None:
+    row = scores(1)
+    lengths = torch.full((ROWS,), WIDTH, dtype=torch.int32)
+    got = gvr_topk.indexer_topk_decode(row.expand(ROWS, WIDTH), lengths, K)
+    assert torch.equal(got, exact_topk(row, lengths[:1], K).expand(ROWS, K))
+    windows = scores(1, width=WIDTH + ROWS - 1)[0].as_strided((ROWS, WIDTH), (1, 1))
+    got = gvr_topk.indexer_topk_decode(windows, lengths, K)
+    assert torch.equal(got, exact_topk(windows.clone(), lengths, K))
+
+
+@pytest.mark.parametrize("cap", [0, *CLUSTER_SIZES])
+def test_the_cap_changes_no_result(cap: int) -> None:
+    assert torch.equal(call(max_ctas=cap), call())
 
 
 def test_no_rows() -> None:
@@ -216,6 +261,43 @@ def test_page_table_translates_what_comes_out_and_not_the_hint(
             assert slot == wanted
 
 
+def paged(table: Tensor, page_size: int, positions: list[int]) -> list[int]:
+    """Slots that the op gives for these positions, the highest scores of one row."""
+    logits = torch.zeros(1, 64)
+    logits[0, positions] = 1
+    prior = torch.zeros(1, len(positions), dtype=torch.int32)
+    got = gvr_topk.indexer_topk_decode(
+        logits, int32(64), len(positions), page_table=table, page_size=page_size, prior=prior
+    )
+    assert prior.tolist() == [positions]  # the hint keeps positions
+    return [int(slot) for slot in got[0]]
+
+
+def test_a_page_table_without_columns_holds_no_page() -> None:
+    assert paged(torch.zeros(1, 0, dtype=torch.int32), 16, [0, 5, 63]) == [-1, -1, -1]
+
+
+def test_pages_with_negative_numbers_are_not_there() -> None:
+    table = int32(3, -1, -(2**31), 0).reshape(1, 4)
+    assert paged(table, 16, [0, 15, 16, 31, 32, 47, 48, 63]) == [48, 63, -1, -1, -1, -1, 0, 15]
+
+
+def test_slots_that_int32_cannot_hold_are_minus_one() -> None:
+    # The last slot of 32 bits, 2**31 - 1, is page 2**27 - 1 of 16 positions, its last one.
+    table = int32(2**27 - 1, 2**27, 2**31 - 1, 1).reshape(1, 4)
+    assert paged(table, 16, [0, 15, 16, 31, 32, 48]) == [2**31 - 16, 2**31 - 1, -1, -1, -1, 16]
+    # In 32 bits these would wrap to slots that look right.
+    assert paged(int32(2**16, 5).reshape(1, 2), 2**16, [0, 1]) == [-1, -1]
+
+
+@pytest.mark.parametrize("page_size", [64, 2**30, 2**31 - 1])
+def test_large_pages(page_size: int) -> None:
+    assert paged(int32(0).reshape(1, 1), page_size, [0, 7, 63]) == [0, 7, 63]
+    assert paged(int32(2).reshape(1, 1), page_size, [0, 63]) == (
+        [2 * page_size, 2 * page_size + 63] if page_size == 64 else [-1, -1]
+    )
+
+
 # ---------------------------------------------------------------- errors
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -227,10 +309,21 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"logits": torch.zeros(1, MAX_WIDTH + 1).expand(6, -1)},
         f"logits: want at most {MAX_WIDTH} columns, got",
     ),
+    (
+        {"logits": torch.zeros(1, 1).expand(MAX_ROWS + 2, 1)},
+        f"logits: want at most {MAX_ROWS} rows, got {MAX_ROWS + 2}",
+    ),
     ({"logits": torch.zeros(5, WIDTH)}, "logits: want a multiple of next_n = 2 rows, got 5"),
     ({"k": 0}, f"k: want 1 to {MAX_WIDTH}, got 0"),
     ({"k": -1}, "k: want 1 to"),
-    ({"k": 2.0}, "k: want 1 to"),
+    ({"k": 2.0}, "k: want an integer, got 2.0"),
+    ({"k": np.float32(2)}, "k: want an integer, got "),
+    ({"k": "8"}, "k: want an integer, got '8'"),
+    ({"k": torch.tensor(8)}, r"k: want an integer, got tensor\(8\)"),
+    ({"next_n": 2.0}, "next_n: want an integer, got 2.0"),
+    ({"page_size": 16.0}, "page_size: want an integer, got 16.0"),
+    ({"prior_offset": 0.5}, "prior_offset: want an integer, got 0.5"),
+    ({"max_ctas": 8.0}, "max_ctas: want an integer, got 8.0"),
     ({"k": MAX_WIDTH + 1, "out": torch.zeros(ROWS, 1, dtype=torch.int32)}, f"k: want 1 to {MAX_WIDTH}, got"),
     ({"next_n": 0}, "next_n: want 1 to 1024, got 0"),
     ({"next_n": 1025}, "next_n: want 1 to 1024, got 1025"),
@@ -241,6 +334,22 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"out": torch.zeros(ROWS, K)}, "out: want dtype torch.int32, got torch.float32"),
     ({"out": torch.zeros(ROWS, K - 1, dtype=torch.int32)}, r"out: want at least k = 8 columns, got \[6, 7\]"),
     ({"out": torch.zeros(ROWS - 1, K, dtype=torch.int32)}, r"out: want shape \[6, any\], got \[5, 8\]"),
+    (
+        {"out": torch.zeros(ROWS * K, dtype=torch.int32).as_strided((ROWS, K), (K - 1, 1))},
+        "out: want rows that do not overlap, at least 8 elements apart, got 7",
+    ),
+    (
+        {"out": torch.zeros(1, K, dtype=torch.int32).expand(ROWS, K)},
+        "out: want rows that do not overlap, at least 8 elements apart, got 0",
+    ),
+    (
+        {"prior": torch.zeros(1, K, dtype=torch.int32).expand(4, K)},
+        "prior: want rows that do not overlap, at least 8 elements apart, got 0",
+    ),
+    (
+        {"prior": torch.zeros(4 * K, dtype=torch.int32).as_strided((4, K), (K - 1, 1))},
+        "prior: want rows that do not overlap, at least 8 elements apart, got 7",
+    ),
     ({"prior": torch.zeros(4, K - 1, dtype=torch.int32)}, r"prior: want shape \[any, 8\], got \[4, 7\]"),
     ({"prior": torch.zeros(4, K)}, "prior: want dtype torch.int32, got torch.float32"),
     (
@@ -254,18 +363,29 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"guess_state": torch.zeros(4).double()}, "guess_state: want dtype torch.float32, got torch.float64"),
     ({"stats": torch.zeros(ROWS, 7, dtype=torch.int32)}, r"stats: want shape \[6, 8\], got \[6, 7\]"),
     ({"stats": torch.zeros(ROWS, 9, dtype=torch.int32)[:, :8]}, "stats: want contiguous rows, got"),
+    ({"stats": torch.zeros(1, 8, dtype=torch.int32).expand(ROWS, 8)}, "stats: want contiguous rows, got"),
+    ({"phase_clocks": torch.zeros(ROWS, 8)}, "phase_clocks: want dtype torch.int64, got torch.float32"),
+    (
+        {"phase_clocks": torch.zeros(1, 8, dtype=torch.int64).expand(ROWS, 8)},
+        "phase_clocks: want contiguous rows, got",
+    ),
     ({"page_table": int32(1, 2, 3)}, r"page_table: want shape \[3, any\], got \[3\]"),
     (
         {"page_table": torch.zeros(2, 4, dtype=torch.int32)},
         r"page_table: want shape \[3, any\], got \[2, 4\]",
     ),
     ({"page_size": 0}, "page_size: want at least 1 with a page_table, got 0"),
+    ({"page_size": 2**31}, "page_size: want at most 2147483647, got 2147483648"),
+    ({"max_ctas": 3}, "max_ctas: want 0, 1, 2, 4, 8 or 16, got 3"),
+    ({"max_ctas": -8}, "max_ctas: want 0, 1, 2, 4, 8 or 16, got -8"),
+    ({"max_ctas": 32}, "max_ctas: want 0, 1, 2, 4, 8 or 16, got 32"),
+    ({"max_ctas": 4, "ctas_per_row": 8}, "ctas_per_row: want at most max_ctas = 4, got 8"),
     ({"prior_offset": MAX_WIDTH + 1}, r"prior_offset: want \|offset\| <= "),
     ({"prior_offset": -MAX_WIDTH - 1}, r"prior_offset: want \|offset\| <= "),
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), WRONG, ids=[message[:40] for _, message in WRONG])
+@pytest.mark.parametrize(("change", "message"), WRONG, ids=[message[:50] for _, message in WRONG])
 def test_error_names_the_argument_what_was_wanted_and_what_was_got(
     change: dict[str, Any], message: str
 ) -> None:

@@ -1,13 +1,19 @@
-"""GPU tests need a GPU that the CUDA library serves; without one they are skipped, with the reason."""
+"""GPU tests need a GPU that the CUDA library serves; without one they are skipped, with the reason.
+
+Where the library is a chaos build (`make test-gpu-chaos`), each test runs under one of its kinds of delay.
+"""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 import gvr_topk
+from eval.common.stress_library import chaos_modes, set_chaos
 
 
 def _why_not() -> str | None:
@@ -26,3 +32,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def delays(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Choose a mode of a chaos build by the test's name, so that a test that fails does so again."""
+    modes = chaos_modes() if _why_not() is None else 0
+    if modes == 0:
+        yield
+        return
+    set_chaos(1 + zlib.crc32(request.node.nodeid.encode()) % (modes - 1))
+    yield
+    set_chaos(0)

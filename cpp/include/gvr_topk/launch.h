@@ -1,4 +1,4 @@
-// Entry point of the kernels; returns the CUDA status of the launch.
+// Entry points of the kernels; each returns the CUDA status.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -10,5 +10,10 @@ namespace gvr_topk {
 
 // `pdl`: launch with programmatic stream serialization.
 cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream);
+
+// How many of the plan's clusters can be on the SMs of the stream's context at once; 0 means that such a
+// launch would fail.
+cudaError_t max_active_clusters(const TopkParams& params, const Plan& plan, cudaStream_t stream,
+                                int* clusters);
 
 }  // namespace gvr_topk

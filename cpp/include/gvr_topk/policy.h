@@ -19,6 +19,11 @@ enum class Path : int32_t { kAuto = 0, kGvr = 1, kRadix = 2, kCluster = 3 };
 
 // Longest row the kernels are built and tested for.
 constexpr int64_t kMaxWidth = int64_t{1} << 21;
+// Most rows of one call: with the largest cluster for each row, the blocks still fit the grid's first
+// dimension, 2^31 - 1.
+constexpr int64_t kMaxRows = int64_t{1} << 26;
+// Largest page of a page table: positions inside a page are 32-bit numbers.
+constexpr int64_t kMaxPageSize = (int64_t{1} << 31) - 1;
 
 // ---------------------------------------------------------------- gate (canUseHeuristic)
 
@@ -115,9 +120,10 @@ struct PlanInput {
   int64_t k;
   Dtype dtype;
   Path path;
-  int32_t sm_count;
+  int32_t sm_count;  // SMs that the stream's context may use: the device's, or fewer in a green context
   int32_t arch;
   int32_t forced_ctas;  // 0: decide; otherwise CTAs per row of the cluster family (1, 2, 4, 8, 16)
+  int32_t max_ctas;     // 0: no cap; otherwise CTAs per row at most (1, 2, 4, 8, 16), see choose_ctas
 };
 
 struct Plan {
@@ -130,6 +136,9 @@ struct Plan {
   int32_t candidate_capacity;  // elements one CTA can collect for selection
   int32_t masks;       // selection masks of one CTA, for rows that do not fit in registers; 0 when they do
   int32_t ring_depth;  // words per thread under way, the stream kernel's own apart; 0: loads go to registers
+  // Results of one row that can be staged in shared memory, min(k, width): a row that is no longer than k is
+  // written without being selected from, so k alone does not bound what a narrow buffer needs.
+  int32_t staged;
 };
 
 GVR_TOPK_HOST_DEVICE constexpr int32_t log2_of(int32_t power_of_two) {
@@ -167,10 +176,21 @@ GVR_TOPK_HOST_DEVICE constexpr int64_t max_elements_per_cta(int32_t arch) {
 }
 
 // Why a call cannot be planned as it was asked for.
-enum class PlanProblem : int32_t { kNone = 0, kCtas, kFourPhaseK, kFourPhaseWidth, kFourPhaseArch };
+enum class PlanProblem : int32_t {
+  kNone = 0,
+  kCtas,
+  kFourPhaseK,
+  kFourPhaseWidth,
+  kFourPhaseArch,
+  kMaxCtas,
+  kCtasAboveMax,
+};
 
 GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
+  const int32_t cap = in.max_ctas;
+  if (cap < 0 || cap > kMaxClusterSize || (cap & (cap - 1)) != 0) return PlanProblem::kMaxCtas;
   const int32_t c = in.forced_ctas;
+  if (cap > 0 && c > cap) return PlanProblem::kCtasAboveMax;
   const bool size_exists = c > 0 && (c & (c - 1)) == 0 && c <= max_cluster_size(in.arch);
   if (c != 0 && !(size_exists && in.width <= c * max_elements_per_cta(in.arch))) return PlanProblem::kCtas;
   if (in.path != Path::kGvr) return PlanProblem::kNone;
@@ -189,14 +209,19 @@ constexpr int64_t kMostSingleWidth = int64_t{kClusterThreads} * kMostValuesPerTh
 // clusters never fill the chip, and a second wave costs more than halving the cluster. Clusters of two fill
 // it, and where two for each row do not fit, one does. Enough, though, that the selection masks of one CTA
 // fit. In the sweep (eval/results/tune_h200.json) no other size is faster by more than a twentieth.
+// `max_ctas` caps the size, because a cluster starts only when one GPC has room for all of it: 16 CTAs wait
+// for a whole free GPC, and where another kernel holds 32 SMs or more they wait until it ends; 8 CTAs still
+// start beside 64 held SMs and 4 beside 96 (measured on an H200). A row too wide for the cap takes the
+// smallest size that holds it.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
   if (in.width <= kSingleWidth) return 1;
-  const int32_t most = max_cluster_size(in.arch);
+  const int32_t largest = max_cluster_size(in.arch);
+  const int32_t most = in.max_ctas > 0 && in.max_ctas < largest ? in.max_ctas : largest;
   int32_t ctas = most;
   while (ctas > 2 && in.rows * ctas > in.sm_count / 2) ctas /= 2;
   if (in.rows * ctas > in.sm_count || (ctas == 2 && in.width <= kMostSingleWidth)) ctas = 1;
-  while (ctas < most && in.width > ctas * max_elements_per_cta(in.arch)) ctas *= 2;
+  while (ctas < largest && in.width > ctas * max_elements_per_cta(in.arch)) ctas *= 2;
   return ctas;
 }
 
@@ -249,6 +274,7 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   }
   plan.candidate_capacity = 2560;
   plan.ring_depth = plan.masks > 0 && plan.masks <= kMostMasksWithRing ? kRingDepth : 0;
+  plan.staged = static_cast<int32_t>(in.k < in.width ? in.k : in.width);
   if (is_small_arch(in.arch)) {
     plan.list_capacity = 4096;
     plan.ring_depth = 0;

@@ -53,8 +53,8 @@ __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
 
 // Bounds stay finite: what they leave out (infinities, NaN) is left to the radix rounds.
 __device__ __forceinline__ Bracket finite_bracket(uint32_t lo, uint32_t hi, uint32_t source) {
-  hi = min(hi, kPosInfKey - 1);
-  return Bracket{max(min(lo, hi), kNegInfKey + 1), hi, source};
+  hi = min(hi, kMostFiniteKey);
+  return Bracket{max(min(lo, hi), kLeastFiniteKey), hi, source};
 }
 
 // Less than one key in eight is above the k-th: too few in each of 16 warps to tell much. The greatest eight
@@ -67,9 +67,9 @@ __device__ __forceinline__ Bracket tail_bracket(const Task<T>& task, uint32_t ke
   constexpr float kReachUp = 3.0f, kReachDown = 4.0f;  // standard deviations
   constexpr int kShares = 4;                           // threads that rank one key together
   constexpr int kVecs = kWarps * kOfEach / (4 * kShares);
-  static_assert(kThreads == kShares * kWarps * kOfEach);
+  static_assert(kThreads == kShares * kWarps * kOfEach && kGreatestOfSample == kWarps * kOfEach);
   Shared& sm = *task.shared;
-  uint32_t* const greatest = sm.hist[1];  // behind the sample, and free as it is
+  uint32_t* const greatest = sm.greatest;
   // More than eight where keys are equal; in any order.
   const uint32_t chosen = __ballot_sync(0xffffffffu, rank < kOfEach);
   const int place = __popc(chosen & ((1u << task.lane) - 1));
@@ -130,7 +130,7 @@ __device__ __forceinline__ Bracket sample_bracket(const Task<T>& task, uint32_t 
   if (share > kNearlyAll) {
     const float bottom_edge = bracket.low();
     const float wider = bottom_edge - (bracket.high() - bottom_edge);
-    bracket.lo = max(min(bracket.lo, order_key(wider)), kNegInfKey + 1);
+    bracket.lo = max(min(bracket.lo, order_key(wider)), kLeastFiniteKey);
   }
   return bracket;
 }

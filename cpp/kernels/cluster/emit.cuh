@@ -8,11 +8,13 @@
 
 namespace gvr_topk::cluster {
 
-// Where results of a row go.
+// Where results of a row go. Whatever slot is named, nothing but the row's own k places is written: slots come
+// of counts, and counts of CTAs that have read a row while it was overwritten do not fit each other.
 struct Sink {
   int32_t* indices;
   int32_t* prior;        // null: nothing is handed to the next step
   const int32_t* pages;  // null: positions are written as they are
+  int k;
   int page_size;
   int pages_per_request;
 
@@ -23,19 +25,26 @@ struct Sink {
   }
 
   // Where positions are written as they are.
-  __device__ __forceinline__ void put_plain(int slot, int position) const {
-    ptx::store_global(indices + slot, position);
+  __device__ __forceinline__ void put_plain(int slot, int position) const { write(slot, position, position); }
+
+  __device__ __forceinline__ void put(int slot, int position) const {
+    write(slot, pages != nullptr ? translated(position) : position, position);
+  }
+
+ private:
+  __device__ __forceinline__ void write(int slot, int out, int position) const {
+    if (static_cast<uint32_t>(slot) >= static_cast<uint32_t>(k)) return;
+    ptx::store_global(indices + slot, out);
     if (prior != nullptr) ptx::store_global(prior + slot, position);
   }
 
-  __device__ __forceinline__ void put(int slot, int position) const {
-    int out = position;
-    if (pages != nullptr && position >= 0) {
-      const int page = position / page_size;
-      out = page < pages_per_request ? pages[page] * page_size + position % page_size : -1;
-    }
-    ptx::store_global(indices + slot, out);
-    if (prior != nullptr) ptx::store_global(prior + slot, position);
+  // Slot of a position in the paged cache; -1 of padding, of a page that the table does not hold, and of a
+  // slot that 32 bits do not.
+  __device__ __forceinline__ int translated(int position) const {
+    const int page = position / page_size;
+    if (position < 0 || page >= pages_per_request || pages[page] < 0) return -1;
+    const int64_t slot = int64_t{pages[page]} * page_size + position % page_size;
+    return slot <= INT32_MAX ? static_cast<int>(slot) : -1;
   }
 };
 
@@ -46,6 +55,7 @@ __device__ __forceinline__ Sink make_sink(const TopkParams& p, int next_n, int r
   const bool last = row - request * next_n == next_n - 1;
   sink.prior = last && slot >= 0 ? p.prior + slot * p.prior_stride : nullptr;
   sink.pages = p.page_table != nullptr ? p.page_table + request * p.page_table_stride : nullptr;
+  sink.k = p.k;
   sink.page_size = p.page_size;
   sink.pages_per_request = p.pages_per_request;
   return sink;
@@ -57,21 +67,13 @@ __device__ __forceinline__ void emit_short_row(const Sink& sink, int n, int k, i
   for (int i = first; i < k; i += stride) sink.put(i, i < n ? i : -1);
 }
 
-// Listed keys above and equal to the k-th, per CTA.
+// Adds up listed keys above and equal to the k-th, per CTA.
 template <typename T>
 __device__ __forceinline__ void count_segments(const Task<T>& task, const Listed& listed, uint32_t kth) {
-  uint32_t above = 0, equal = 0;
-  listed.for_each([&](uint32_t x) {
-    above += x > kth;
-    equal += x == kth;
+  listed.for_each([&](uint32_t x, int cta) {
+    if (x > kth) ptx::add_shared(task.shared->segment_above[cta], 1, task.zero);
+    if (x == kth) ptx::add_shared(task.shared->segment_equal[cta], 1, task.zero);
   });
-  // A warp never straddles two segments: there are at most as many CTAs as warps.
-  above = __reduce_add_sync(0xffffffffu, above);
-  equal = __reduce_add_sync(0xffffffffu, equal);
-  if (task.lane == 0 && (above | equal) != 0) {
-    ptx::add_shared(task.shared->segment_above[task.team_target()], above, task.zero);
-    ptx::add_shared(task.shared->segment_equal[task.team_target()], equal, task.zero);
-  }
 }
 
 // Where the next elements go, and how many more equal to the k-th key may be taken.

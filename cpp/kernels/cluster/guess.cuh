@@ -66,28 +66,29 @@ __device__ __forceinline__ bool is_usable(const Task<T>& task, float alpha, floa
   return is_allowed(task) && alpha >= worthless && alpha <= 1.0f;
 }
 
-// Others of the cluster may have read another state of what was fed back, and wait for samples.
+// The same bracket in the whole block. Each CTA makes it for itself; where hints change meanwhile brackets may
+// differ, which shows in the exchange.
 template <typename T>
-__device__ __forceinline__ void send_no_sample(const Task<T>& task) {
-  if (task.ctas > 1 && task.contested) send_sample(task, kAbsentKey);
+__device__ __forceinline__ Bracket guess_by_hint(const Task<T>& task, uint32_t hinted, float alpha) {
+  return sample_bracket(task, hinted, Above(alpha), kGuessHint);
 }
 
-// Both guesses are `divided` among the CTAs, or made by each for itself; the same by the whole block. Where
-// not by the whole cluster, brackets differ, which shows in the exchange.
-template <typename T>
-__device__ __forceinline__ Bracket guess_by_hint(const Task<T>& task, uint32_t hinted, float alpha,
-                                                 bool divided) {
-  const Bracket bracket = sample_bracket(task, hinted, Above(alpha), kGuessHint);
-  if (divided) send_no_sample(task);
-  return bracket;
+// By a sample that this CTA takes alone. `looked` runs when all its loads have come.
+template <typename T, typename Looked>
+__device__ __forceinline__ Bracket guess_by_row(const Task<T>& task, Looked looked) {
+  const RowSampling sampling(task, false, task.row.n);
+  const uint32_t greatest = sampling.look(task);
+  looked();
+  return sample_bracket(task, greatest, Above(sampling.share(task)), kGuessRowSample);
 }
 
-// `greatest`: what this thread's group of lanes made of its part of the sample.
+// By a sample that the CTAs of the cluster have divided among them: all of them come here, or none.
+// `greatest`: what this thread's group of lanes made of its part.
 template <typename T>
-__device__ __forceinline__ Bracket guess_by_row(const Task<T>& task, const RowSampling& sampling,
-                                                uint32_t greatest, bool divided) {
+__device__ __forceinline__ Bracket guess_by_cluster(const Task<T>& task, const RowSampling& sampling,
+                                                    uint32_t greatest) {
   Above above;
-  if (divided && task.ctas > 1) {
+  if (task.ctas > 1) {
     greatest = sample_of_cluster(task, greatest, [&] { above = Above(sampling.share(task)); });
   } else {
     above = Above(sampling.share(task));
@@ -102,33 +103,34 @@ __device__ __forceinline__ RowSampling sampling_of(const Task<T>& task, const Sh
   return RowSampling(task, true, ahead.serves(shape, task.row.n) ? ahead.span : task.row.n);
 }
 
-// By the place, or without one by the hint, which find_hint() tells of, or by the row, for a block that has
-// read `feedback`. `looked` runs when all loads of a sample are under way, or have come.
-template <typename T, int kLooks, typename FindHint, typename Looked>
-__device__ __forceinline__ Bracket guess(const Task<T>& task, const Shape& shape, const Moments& moments,
-                                         FindHint find_hint, const Ahead<T, kLooks>& ahead,
-                                         RowSampling& sampling, float feedback, float worthless,
-                                         Looked looked) {
-  if (is_place(feedback) && is_allowed(task)) {
-    send_no_sample(task);
-    return moments.bracket(feedback);
-  }
-  if (shape.has(Shape::kFed) && is_usable(task, feedback, worthless)) {
+// For a launch that is fed, by a block that has agreed on `feedback`: by the place, or without one by the
+// hint, which find_hint() tells of, or by the row. No CTA waits for another here, because another may have
+// read something else. `looked` runs when all loads of a sample are under way, or have come.
+template <typename T, typename FindHint, typename Looked>
+__device__ __forceinline__ Bracket guess(const Task<T>& task, const Moments& moments, FindHint find_hint,
+                                         float feedback, float worthless, Looked looked) {
+  // All that is finite, of a row that is masked nearly everywhere.
+  if (moments.found_none()) return Bracket{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
+  if (is_place(feedback) && moments.are_known()) return moments.bracket(feedback);
+  if (is_usable(task, feedback, worthless)) {
     const HintView hint = find_hint();
     const HintedScore<T> score(task, hint, sampled_position(task, hint));
     const uint32_t hinted = score.key();
     looked();
-    return guess_by_hint(task, hinted, feedback, true);
+    return guess_by_hint(task, hinted, feedback);
   }
-  if (shape.has(Shape::kFed)) sampling = sampling_of(task, shape, ahead);
-  uint32_t greatest;
-  if (ahead.serves(shape, task.row.n)) {
-    greatest = sampling.look(task, ahead.seen(task));
-  } else {
-    greatest = sampling.look(task);
-  }
+  return guess_by_row(task, looked);
+}
+
+// For a launch of which nothing is fed back, which all CTAs know.
+template <typename T, int kLooks, typename Looked>
+__device__ __forceinline__ Bracket guess_unfed(const Task<T>& task, const Shape& shape,
+                                               const Ahead<T, kLooks>& ahead, const RowSampling& sampling,
+                                               Looked looked) {
+  const uint32_t greatest =
+      ahead.serves(shape, task.row.n) ? sampling.look(task, ahead.seen()) : sampling.look(task);
   looked();
-  return guess_by_row(task, sampling, greatest, true);
+  return guess_by_cluster(task, sampling, greatest);
 }
 
 }  // namespace gvr_topk::cluster

@@ -9,7 +9,7 @@
 
 namespace gvr_topk::cluster {
 
-// Of a row whose length is not known yet: `measure` comes next.
+// Of a row whose length is not known yet: `agree_on_length` comes next.
 template <typename T>
 __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& shape, const Room& room,
                                              const Row<T>& row, unsigned char* storage,
@@ -21,7 +21,6 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   task.row = row;
   task.k = p.k;
   ptx::keep(task.k);
-  task.contested = shape.is_contested();
   ptx::keep(task.row.data);
   task.rank = shape.log2_ctas() > 0 ? ptx::cluster_rank() : 0;
   task.log2_ctas = shape.log2_ctas();
@@ -34,10 +33,10 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   task.lane = task.thread & 31;
   task.warp = task.thread >> 5;
   task.shared = reinterpret_cast<Shared*>(storage);
-  task.list = reinterpret_cast<uint32_t*>(storage + sizeof(Shared));
-  task.segment = shape.list_capacity() >> task.log2_ctas;
-  keep(task.segment);
-  uint4* ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity());
+  int segment = shape.list_capacity() >> task.log2_ctas;
+  keep(segment);
+  task.list = KeyList(reinterpret_cast<uint32_t*>(storage + sizeof(Shared)), segment, task.rank);
+  uint4* ring = static_cast<uint4*>(task.list.end(shape.list_capacity()));
   task.ring = shape.has(Shape::kRing) ? ring : nullptr;
   task.masks = reinterpret_cast<uint16_t*>(
       shape.has(Shape::kRing) ? ring + kRingDepth * kThreads * Word<T>::kVecs : ring);
@@ -175,8 +174,8 @@ template <typename T>
 struct Job {
   int row;
   int request;
-  int seq_len = 0;  // under way, as the slot is: not to be touched before they are needed
-  int asked;
+  int seq_len = 0;  // of thread 0, under way; not to be touched before it is needed
+  int asked;        // this thread's idea of the slot, under way likewise
   Task<T> task;
   bool writer;  // the thread that speaks for the row
 
@@ -184,16 +183,22 @@ struct Job {
                                  unsigned char* storage, bool known_sizes = false) {
     row = blockIdx.x >> shape.log2_ctas();
     request = request_of(p, shape, row);
-    ptx::load_if(true, seq_len, p.seq_lens + request);  // before all else
+    ptx::load_if(threadIdx.x == 0, seq_len, p.seq_lens + request);  // before all else
     asked = asked_slot(p, shape, row, request);
     task =
         make_task<T>(p, shape, room, row_buffer<T>(p, shape.has(Shape::kAligned), row), storage, known_sizes);
     writer = task.rank == 0 && task.thread == 0;
   }
 
-  // Waits for the row's length: what does not need it comes before.
-  __device__ __forceinline__ void measure(const TopkParams& p, const Shape& shape) {
-    task.measure(visible_length(p, next_n_of(p, shape), row, request, seq_len));
+  // Waits for the row's length, which one thread has read, so that all of the block go by the same number
+  // though another stream may be writing it. One block barrier: what does not need the length comes before.
+  __device__ __forceinline__ void agree_on_length(const TopkParams& p, const Shape& shape) {
+    Shared& sm = *task.shared;
+    if (task.thread == 0) {
+      sm.facts.length = visible_length(p, next_n_of(p, shape), row, request, seq_len);
+    }
+    __syncthreads();
+    task.measure(sm.facts.length);
   }
 
   __device__ __forceinline__ int slot(const TopkParams& p, const Shape& shape) const {
@@ -204,14 +209,11 @@ struct Job {
     return hint_view(p, slot(p, shape));
   }
 
-  // Starts the load of what the last step left for the guess: for one thread, which tells the others. While a
-  // hint is written they might find something else; or, of a row that is alone with its slot, for all of
-  // them. Early, where slots are those of requests, or late.
-  __device__ __forceinline__ float early_feedback(const TopkParams& p, const Shape& shape,
-                                                  bool for_all = false) const {
+  // Starts the load of what the last step left for the guess, for one thread, which tells the others: another
+  // row, or stream, may be writing it. Early, where slots are those of requests, or late.
+  __device__ __forceinline__ float early_feedback(const TopkParams& p, const Shape& shape) const {
     float feedback = kNoFeedback;
-    const bool mine = for_all || threadIdx.x == 0;
-    ptx::load_if(shape.has(Shape::kPrompt) && mine, feedback, p.guess_state + request);
+    ptx::load_if(shape.has(Shape::kPrompt) && threadIdx.x == 0, feedback, p.guess_state + request);
     return feedback;
   }
 
@@ -225,23 +227,23 @@ struct Job {
     return make_sink(p, next_n_of(p, shape), row, request, slot(p, shape));
   }
 
-  // False when there is a selection to make. Copies that were started are waited for: a block does not end
-  // before.
-  __device__ __forceinline__ bool finish_short(const TopkParams& p, const Shape& shape) const {
-    if (task.row.n > task.k) return false;
-    ptx::wait_copies<0>();
+  // Whether the block finds its row too short to select from.
+  __device__ __forceinline__ bool is_short() const { return task.row.n <= task.k; }
+
+  // Writes a row that is too short to select from.
+  __device__ __forceinline__ void write_short(const TopkParams& p, const Shape& shape) const {
     finish_short_row(sink(p, shape), task.row.n, task.k, task.rank * kThreads + task.thread,
                      task.ctas * kThreads, stats_of(p, shape, row));
-    return true;
   }
 
   // What share of the hint is at or above the k-th value: when statistics are wanted, of all of it, which has
   // to be looked at before it is overwritten. Whether it was.
   __device__ __forceinline__ bool audit(const TopkParams& p, const Shape& shape, uint32_t kth) const {
-    if (!shape.has(Shape::kAudited) || slot(p, shape) < 0) return false;
-    if (task.rank == 0) audit_hint(task, hint(p, shape), kth);
-    cluster_sync(task.ctas);
-    return true;
+    if (!shape.has(Shape::kAudited)) return false;
+    const bool hinted = slot(p, shape) >= 0;
+    if (hinted && task.rank == 0) audit_hint(task, hint(p, shape), kth);
+    cluster_sync(task.ctas);  // in any case: CTAs may have found different slots
+    return hinted;
   }
 
   // Or else of its sample, for the next step's guess.

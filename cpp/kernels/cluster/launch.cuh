@@ -13,14 +13,13 @@ struct Launch {
   const Plan& plan;
   Shape shape;
   Room room;
-  bool pdl;
-  cudaStream_t stream;
+  const LaunchTarget& target;
 };
 
 template <auto kKernel>
 cudaError_t launch_clusters(const Launch& its, size_t shared) {
-  const LaunchConfig launch(dim3(its.params.rows * its.plan.ctas_per_row), dim3(kThreads), shared, its.stream,
-                            its.plan.ctas_per_row, its.pdl);
+  const LaunchConfig launch(dim3(its.params.rows * its.plan.ctas_per_row), dim3(kThreads), shared,
+                            its.plan.ctas_per_row, its.target);
   return launch_kernel<kKernel>(launch, its.shape, its.params, its.room);
 }
 
@@ -29,6 +28,7 @@ cudaError_t launch_resident(const Launch& its) {
   const size_t shared = resident_bytes<T, kValues>(its.shape, its.room);
   const Known known = its.shape.has_usual_sizes() ? its.shape.known() : Known::kNothing;
   if (known == Known::kPlain) return launch_clusters<resident_topk<T, kValues, Known::kPlain>>(its, shared);
+  if (known == Known::kSlotted) return launch_clusters<resident_topk<T, kValues, Known::kSlotted>>(its, shared);
   if (known == Known::kUsual) return launch_clusters<resident_topk<T, kValues, Known::kUsual>>(its, shared);
   if (known == Known::kBare) return launch_clusters<resident_topk<T, kValues, Known::kBare>>(its, shared);
   return launch_clusters<resident_topk<T, kValues, Known::kNothing>>(its, shared);
@@ -44,9 +44,10 @@ cudaError_t launch_stream(const Launch& its) {
 }
 
 template <typename T>
-cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
-  const Launch its{params, plan, describe<T>(params, plan), make_room(plan), pdl, stream};
-  if (plan.family == Family::kGeneral) {
+cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
+  const Launch its{params, plan, describe<T>(params, plan), make_room(plan), target};
+  const bool streams = plan.family == Family::kStream && its.shape.has(Shape::kAligned);
+  if (plan.family != Family::kResident && !streams) {
     return launch_clusters<general_topk<T>>(its, shared_bytes(its.shape, its.room));
   }
   if (plan.family == Family::kResident) {

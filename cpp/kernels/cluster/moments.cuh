@@ -13,7 +13,7 @@ namespace gvr_topk::cluster {
 constexpr float kPlaceOrigin = 64.0f, kMostPlace = 16.0f;
 constexpr float kNoFeedback = -1.0f;
 constexpr uint32_t kReachBits = 0x3f;
-constexpr float kReachUnit = 1.0f / 512;
+constexpr float kReachUnit = 1.0f / 256;
 
 __device__ __forceinline__ bool is_place(float feedback) {
   return fabsf(feedback - kPlaceOrigin) <= kMostPlace;  // not of NaN
@@ -21,16 +21,21 @@ __device__ __forceinline__ bool is_place(float feedback) {
 
 // A bracket reaches so many of a sample's standard deviations to either side of a place at the mean, and as
 // many more for each of them further out, for the deviation is known no better than the mean. It follows how
-// far places move: so many times as far, and from there by a tenth less with every step.
+// far values turn out from where they were expected: so many times as far, and from there by a tenth less
+// with every step. Where elements are dense it reaches only as far as so many are expected inside, for each
+// takes time to list. The expectation itself moves a part of the way only: most of what moves it is chance.
+//
+// The constants are the best of some 160 rules simulated on the real traces, the paper's layers and Gaussian
+// chains (docs of the benchmark: eval/results/where_time_goes.md).
 struct Reach {
-  float least, first, most, of_move;
+  float least, first, most, of_move, inside;
 };
-constexpr float kReachKept = 0.9f;
-constexpr Reach kReach{0.015f, 0.04f, 0.08f, 2.0f};
+constexpr float kReachKept = 0.9f, kCentreMoves = 0.5f;
+constexpr Reach kReach{0.016f, 0.05f, 0.12f, 1.5f, 1500.0f};
 // Rows with few CTAs take longest to be read again, and have most others to keep waiting. Of more looks at a
 // row, a sample moves less.
 template <int kLooks>
-constexpr Reach kReachOfFew{kLooks > 1 ? 0.02f : 0.03f, 0.08f, 0.12f, 3.0f};
+constexpr Reach kReachOfFew{kLooks > 1 ? 0.02f : 0.03f, 0.08f, 0.12f, 2.0f, 3000.0f};
 constexpr int kLog2FewCtas = 2;
 static_assert(kReachOfFew<1>.most < kReachBits * kReachUnit);
 // Of values whose mean is further from zero than so many deviations, sums of squares leave no deviation to
@@ -42,17 +47,22 @@ constexpr float kCrowd = 8192.0f;
 constexpr int kMostLooks = 2;
 
 // This thread's looks at the row, before its length is known: `row.n` is that of the buffer. All CTAs look at
-// the same places if `alike`, else each at its own part of a larger sample, and once. What they see lies
-// where keys will be listed.
+// the same places if `alike`, else each at its own part of a larger sample, and once. What they see lands in
+// memory that no other CTA stores to: a copy may come late, and a peer's store early.
 template <typename T, int kLooks>
 struct Ahead {
   static_assert(kLooks <= kMostLooks);
   bool alike;
   int span;
   int at[kLooks];
+  uint4* zone[kLooks];  // where this thread's looks land
 
-  // Starts to fetch it: to shared memory, or what waits for the length would wait for it too.
-  __device__ __forceinline__ Ahead(const Task<T>& task, const Shape& shape) : alike(shape.has(Shape::kFed)) {
+  // Starts to fetch it: to shared memory, or what waits for the length would wait for it too. The second look
+  // lands in `store`, kThreads vectors that this CTA alone uses, and for something else only later.
+  __device__ __forceinline__ Ahead(const Task<T>& task, const Shape& shape, uint4* store = nullptr)
+      : alike(shape.has(Shape::kFed)) {
+    zone[0] = task.shared->landing + task.thread;
+    if constexpr (kLooks > 1) zone[1] = store + task.thread;
     fetch(task, shape);
   }
 
@@ -70,7 +80,7 @@ struct Ahead {
         at[i] = RowSampling::place((task.thread << task.log2_ctas) + task.rank, span);
       }
       if (!shape.has(Shape::kAligned)) continue;
-      const uint32_t target = ptx::shared_address(seen_at(task, i));
+      const uint32_t target = ptx::shared_address(zone[i]);
       if constexpr (sizeof(T) == 4) {
         ptx::copy_async(target, task.row.data + at[i]);
       } else {
@@ -80,14 +90,10 @@ struct Ahead {
     ptx::commit_copies();
   }
 
-  __device__ __forceinline__ static uint4* seen_at(const Task<T>& task, int look) {
-    return reinterpret_cast<uint4*>(task.list) + look * kThreads + task.thread;
-  }
-
   // When it has come.
-  __device__ __forceinline__ static Neighbours<T> seen(const Task<T>& task, int look = 0) {
+  __device__ __forceinline__ Neighbours<T> seen(int look = 0) const {
     Neighbours<T> neighbours;
-    neighbours.load(seen_at(task, look));
+    neighbours.load(zone[look]);
     return neighbours;
   }
 
@@ -97,10 +103,17 @@ struct Ahead {
   }
 };
 
+// A sample says too little when less of it counts than this share: looks count where all they see is finite. Of
+// a row that is masked nearly everywhere none does.
+constexpr float kLeastCounted = 0.125f;
+constexpr float kTooFew = -1.0f, kNone = -2.0f;
+
 struct Moments {
-  float mean = 0.0f, deviation = 0.0f;
+  float mean = 0.0f, deviation = 0.0f;  // the deviation is kTooFew or kNone where too little counts
 
   Moments() = default;
+  __device__ __forceinline__ explicit Moments(const Missed& missed)
+      : mean(missed.mean), deviation(missed.deviation) {}
 
   // Of a sample that all CTAs have alike. One block barrier, behind which all have `feedback` of the first
   // thread.
@@ -111,7 +124,7 @@ struct Moments {
     bool counts = true;
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
-      const Neighbours<T> seen = ahead.seen(task, i);
+      const Neighbours<T> seen = ahead.seen(i);
       counts &= ahead.at[i] + kNeighbours <= task.row.n;
 #pragma unroll
       for (int e = 0; e < kNeighbours; ++e) {
@@ -128,9 +141,9 @@ struct Moments {
 #pragma unroll
     for (int d = 8; d > 0; d /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, d);
     if ((task.lane & 15) == 0) sm.moment[task.lane + task.warp] = mine;
-    if (task.thread == 0) sm.feedback = feedback;
+    if (task.thread == 0) sm.facts.feedback = feedback;
     const float count = static_cast<float>(kLooks * kNeighbours * __syncthreads_count(counts));
-    feedback = sm.feedback;
+    feedback = sm.facts.feedback;
     // A lane takes four warps' sums, and one four lanes away what goes with them.
     static_assert(kWarps == 16);
     const float4 four = reinterpret_cast<const float4*>(sm.moment)[task.lane & 7];
@@ -142,7 +155,11 @@ struct Moments {
     const float share = ptx::reciprocal(count);
     mean = (squared ? other : all) * share;
     deviation = cluster::deviation((squared ? all : other) * share - mean * mean);
+    if (count < kLeastCounted * kLooks * kNeighbours * kThreads) deviation = count > 0 ? kTooFew : kNone;
   }
+
+  __device__ __forceinline__ bool are_known() const { return deviation >= 0.0f; }
+  __device__ __forceinline__ bool found_none() const { return deviation == kNone; }
 
   __device__ __forceinline__ static float reach_of(float feedback) {
     return kReachUnit * static_cast<float>(__float_as_uint(feedback) & kReachBits);
@@ -156,27 +173,31 @@ struct Moments {
   }
 
   // What to leave for the next step: where the k-th value stands, or nothing where so many would lie around
-  // it that it is not worth knowing. `found` says how many lay inside of `used`: zeros, which are counted in
-  // any case, are none of a crowd.
+  // it that it is not worth knowing. `found` says how many lay inside of `used`, the last bracket: zeros, which
+  // are counted in any case, are none of a crowd. `source` is that of the first.
   template <int kLooks, typename T>
   __device__ __forceinline__ float next(const Task<T>& task, float feedback, uint32_t kth,
-                                        const Bracket& used, const Verdict& found) const {
+                                        const Bracket& used, const Verdict& found, uint32_t source) const {
     const uint32_t inside = found.inside - (used.plateau() == kZeroKey ? found.equal : 0);
     const float value = key_to_float(kth);
     const float z = (value - mean) * ptx::reciprocal(deviation);
     const float further = 1.0f + fabsf(z);
     const Reach wanted = task.log2_ctas < kLog2FewCtas ? kReachOfFew<kLooks> : kReach;
-    float reach = wanted.first;
-    if (used.source == kGuessPlace) {
-      const float moved = fabsf(feedback - kPlaceOrigin - z) * ptx::reciprocal(further);
+    float centre = z, reach = wanted.first;
+    if (source == kGuessPlace) {
+      const float expected = feedback - kPlaceOrigin;
+      const float moved = fabsf(z - expected) * ptx::reciprocal(further);
       reach = fmaxf(kReachKept * reach_of(feedback), wanted.of_move * moved);
       reach = fminf(fmaxf(reach, wanted.least), wanted.most);
+      centre = fmaf(kCentreMoves, z - expected, expected);
     }
-    const float crowd = 2.0f * reach * further * deviation * static_cast<float>(inside);
     const float width = fmaf(fabsf(value), kSpacing<T>, used.high() - used.low());
+    // Elements expected inside for each unit of reach.
+    const float density = 2.0f * further * deviation * static_cast<float>(inside) * ptx::reciprocal(width);
+    reach = fmaxf(fminf(reach, wanted.inside * ptx::reciprocal(density)), wanted.least);
     const bool sharp = fabsf(mean) <= kMostOffset * deviation;
-    const bool known = sharp && fabsf(z) < kMostPlace && crowd <= kCrowd * width;
-    const uint32_t place = __float_as_uint(kPlaceOrigin + z) & ~kReachBits;
+    const bool known = sharp && are_known() && fabsf(centre) < kMostPlace && density * reach <= kCrowd;
+    const uint32_t place = __float_as_uint(kPlaceOrigin + centre) & ~kReachBits;
     return known ? __uint_as_float(place | static_cast<uint32_t>(fmaf(reach, 1.0f / kReachUnit, 0.5f)))
                  : kNoFeedback;
   }

@@ -28,10 +28,13 @@ struct Pool {
 
   __device__ __forceinline__ static int share(int capacity) { return capacity / (2 * kWarps); }
 
-  // `used`: chunks taken by all warps, to be set to those given out.
-  __device__ __forceinline__ Pool(Kept* storage, uint8_t* table, int size, int warp, int lane)
-      : store(storage), chunks(table), capacity(size), room(kChunk * share(size)), shift(warp * room) {
-    if (lane < share(size)) chunks[lane] = static_cast<uint8_t>(warp * share(size) + lane);
+  __device__ __forceinline__ Pool(Kept* storage, uint8_t* table, int size, int warp)
+      : store(storage), chunks(table), capacity(size), room(kChunk * share(size)), shift(warp * room) {}
+
+  // Takes this warp's share of the store, before anything is appended. The number of chunks taken by all warps
+  // has been set to those given out.
+  __device__ __forceinline__ void give_out(int lane) const {
+    if (lane < share(capacity)) chunks[lane] = static_cast<uint8_t>((shift >> kLog2Chunk) + lane);
   }
 
   __device__ __forceinline__ const Kept& at(int i) const {
@@ -75,6 +78,11 @@ struct Pool {
       store[(next < old_room ? old_shift : shift) + next] = make(__ffs(marked) - 1);
       ++next;
     }
+  }
+
+  // Whether it is something that was kept, which -inf never is.
+  __device__ __forceinline__ static bool is_kept(const Kept& x) {
+    return x.value != -__int_as_float(0x7f800000);
   }
 
   // Calls visit(kept) for this lane's part of it, 32 of the warp at a time, in index order; all lanes take

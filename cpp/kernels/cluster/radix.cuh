@@ -1,121 +1,112 @@
-// Radix rounds over the whole row: 10 bits of the key a round, a histogram per CTA, summed over the
-// cluster. They find, for any content, a bracket that holds the k-th key and whose elements fit the
-// list; a plateau ends as a bracket of one key. This is what missed guesses fall back to.
+// Radix rounds: 9 bits of the key a round, a histogram of every CTA, summed over the cluster. They find, for
+// any content, a bracket that holds the k-th key and whose elements fit the lists; a plateau ends as a bracket
+// of one key. This is what missed guesses fall back to.
 //
-// The first round may start from a range: one that is known to hold the k-th key but holds too much else.
-// Values that share their leading digits are then told apart at once, and what lies below costs a comparison
-// only; a range that turns out wrong costs one round.
+// A histogram travels as a list of keys does, in one exchange, and every CTA sums up all of them; all then take
+// the same decisions, because they have the same counts.
+//
+// The rounds may start from a range that is known to hold the k-th key. Values that share their leading digits
+// are then told apart at once.
 #pragma once
 
+#include "cluster/exchange.cuh"
 #include "cluster/state.cuh"
 #include "common/histogram.cuh"
 
 namespace gvr_topk::cluster {
 
-// Adds one item per active lane. Scores share leading digits, so most of a warp aims at few bins:
-// the two commonest are added once per warp, the rest one by one.
-__device__ __forceinline__ void aggregate_add(uint32_t* hist, bool active, uint32_t bin) {
-#pragma unroll
-  for (int round = 0; round < 2; ++round) {
-    const uint32_t active_lanes = __ballot_sync(0xffffffffu, active);
-    if (active_lanes == 0) return;
-    const int leader = __ffs(active_lanes) - 1;
-    const uint32_t common = __shfl_sync(0xffffffffu, bin, leader);
-    const uint32_t same = __ballot_sync(0xffffffffu, active && bin == common);
-    if ((threadIdx.x & 31) == leader) atomicAdd(&hist[common], __popc(same));
-    if (bin == common) active = false;
-  }
-  if (active) atomicAdd(&hist[bin], 1u);
-}
-
-// Sums every CTA's histogram, of 1024 bins and the items above them, into `keys` and `over_range`.
-template <typename T>
-__device__ __forceinline__ void sum_over_cluster(const Task<T>& task, const uint32_t* hist) {
-  Shared& sm = *task.shared;
-  constexpr int kGroups = Histogram::kBins / 4;
-  sm.keys.clear_sums();
-  __syncthreads();
-  if (task.thread <= kGroups) {
-    const uint32_t address = ptx::shared_address(hist + 4 * task.thread);
-    uint4 sum = make_uint4(0, 0, 0, 0);
-    for (int c = 0; c < task.ctas; ++c) {
-      const uint4 part = ptx::load_remote(ptx::map_to_rank(address, c));
-      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
-    }
-    if (task.thread < kGroups) {
-      reinterpret_cast<uint4*>(sm.keys.fine)[task.thread] = sum;
-      atomicAdd(&sm.keys.coarse[task.thread >> (Histogram::kLog2Group - 2)], sum.x + sum.y + sum.z + sum.w);
-    } else {
-      sm.over_range = sum.x;
-    }
-  }
-  __syncthreads();
-}
-
-// Histogram of this CTA's keys in [base, base + reach]; returns how many of this thread's lie above.
-template <typename T>
-__device__ __forceinline__ uint32_t bin_words(const Task<T>& task, Word<T>& word, uint32_t* hist,
-                                              uint32_t base, uint32_t reach, int shift) {
+// Where the counts of one thread's items go, and how many of them lie above the range.
+struct RadixBins {
+  uint32_t* hist;
+  uint32_t base, reach;
+  int shift;
   uint32_t above = 0;
-  task.for_each_word(word, [&](int, int begin) {
-    uint32_t valid = valid_bits<T>(begin, task.end, task.lane);
-#pragma unroll 1  // one vector's code, applied to each vector in turn as the word rotates
-    for (int j = 0; j < Word<T>::kVecs; ++j) {
-      const uint4 first = word.vec[0];
-      if (begin + j * Word<T>::kGroup < task.end) {
-#pragma unroll
-        for (int e = 0; e < kPerVec<T>; ++e) {
-          const uint32_t key = order_key(element<T>(first, e));
-          const bool counts = (valid >> e & 1) != 0 && key >= base;
-          const bool inside = counts && key - base <= reach;
-          above += counts && !inside;
-          aggregate_add(hist, inside, (key - base) >> shift);
-        }
-      }
-      valid >>= kPerVec<T>;
-#pragma unroll
-      for (int i = 0; i < Word<T>::kVecs - 1; ++i) word.vec[i] = word.vec[i + 1];
-      word.vec[Word<T>::kVecs - 1] = first;
-    }
-  });
-  return above;
+
+  __device__ __forceinline__ void add(uint32_t key) {
+    const uint32_t distance = key - base;
+    const bool inside = key >= base && distance <= reach;
+    above += key >= base && !inside;
+    if (inside) atomicAdd(&hist[distance >> shift], 1u);
+  }
+};
+
+// Sums every CTA's histogram into `keys`, and `over` into `over_range`. The candidate lists carry them.
+template <typename T>
+__device__ __forceinline__ void sum_over_cluster(const Task<T>& task, uint32_t over, uint32_t parity) {
+  static_assert(kRadixBins == kThreads && Histogram::kBins == 2 * kRadixBins);
+  Shared& sm = *task.shared;
+  const int bin = task.thread;
+  sm.keys.template clear<kThreads>();
+  if (bin == 0) sm.counts = Counts{0, kRadixBins, 0};
+  __syncthreads();  // all of the block have counted
+  task.list.put(bin, sm.hist[bin]);
+  over = __reduce_add_sync(0xffffffffu, over);
+  if (task.lane == 0) atomicAdd(&sm.counts.above, over);
+  __syncthreads();
+  send_and_wait(task, Bracket::everything(), parity, [] {});
+  uint32_t sum = 0;
+#pragma unroll 4
+  for (int c = 0; c < task.ctas; ++c) sum += task.list.of(c)[bin];
+  sm.keys.fine[bin] = sum;
+  sum = __reduce_add_sync(0xffffffffu, sum);
+  if (task.lane == 0) atomicAdd(&sm.keys.coarse[bin >> Histogram::kLog2Group], sum);
+  if (task.warp == 0) {
+    const uint32_t above = task.lane < task.ctas ? sm.header[task.lane].counts.above : 0;
+    const uint32_t all = __reduce_add_sync(0xffffffffu, above);
+    if (task.lane == 0) sm.over_range = all;
+  }
+  __syncthreads();
 }
 
-// Narrows `range` to a bracket; `rounds` counts the passes. bin_items(hist, base, reach, shift) adds this
-// CTA's keys in [base, base + reach] to a histogram and returns how many of this thread's lie above. Every
-// CTA of the cluster takes the same decisions, because they read the same sums.
-template <typename T, typename BinItems>
-__device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, const Bracket& range, int& rounds,
-                                                 BinItems bin_items) {
+// Narrows a range that holds the k-th key to a bracket. `rounds` counts the passes, and `exchanges` all
+// exchanges of the launch, for their parity. add_keys(bins) counts this thread's keys. The lists are free when
+// it is called, and when it returns; the counts are not reset.
+//
+// Rounds are over finite keys. What is neither among them nor above them is -inf, and of those above them there
+// are two: so a masked row takes one round, and one of infinities two. It ends whatever it reads: a row that is
+// overwritten meanwhile may have no k-th key where one was counted.
+template <typename T, typename AddKeys>
+__device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, const Bracket& range,
+                                                 uint32_t& exchanges, int& rounds, AddKeys add_keys) {
+  constexpr int kMostRounds = 2 + (32 + kLog2RadixBins - 1) / kLog2RadixBins;
   Shared& sm = *task.shared;
-  uint32_t base = range.lo;
-  uint32_t reach = range.hi - range.lo;
+  if (range.hi <= kNegInfKey) return Bracket::only(kNegInfKey);
+  uint32_t base = max(range.lo, kLeastFiniteKey);
+  uint32_t reach = max(min(range.hi, kMostFiniteKey), base) - base;
+  if (base > kMostFiniteKey) base = kPosInfKey, reach = kMaxKey - kPosInfKey;
   uint32_t rank = task.k;
   bool relative = false;  // `rank` counts from the top of the range, not of the row
-  while (true) {
-    const int shift = max(0, 32 - __clz(reach) - Histogram::kLog2Bins);
-    uint32_t* hist = sm.hist[rounds & 1];
-    for (int i = task.thread; i <= Histogram::kBins; i += kThreads) hist[i] = 0;
+#pragma unroll 1
+  for (int round = 0; round < kMostRounds; ++round) {
+    const int shift = max(0, 32 - __clz(reach) - kLog2RadixBins);
+    sm.hist[task.thread] = 0;
     __syncthreads();
-    const uint32_t over = __reduce_add_sync(0xffffffffu, bin_items(hist, base, reach, shift));
-    if (task.lane == 0) atomicAdd(&hist[Histogram::kBins], over);
+    RadixBins bins{sm.hist, base, reach, shift};
+    add_keys(bins);
     ++rounds;
-    cluster_sync(task.ctas);
-    sum_over_cluster(task, hist);
-    // The sums are rewritten only after the next cluster barrier.
+    sum_over_cluster(task, bins.above, exchanges++ & 1);
     const uint32_t above_range = relative ? 0 : sm.over_range;
     const BinHit hit = sm.keys.locate(rank - above_range, task.thread);
-    if (above_range >= rank || hit.count == 0) {
-      base = kMinKey;
-      reach = kMaxKey - kMinKey;
+    const bool is_above = above_range >= rank, found = !is_above && hit.count != 0;
+    bool fits = true;
+    if (found && task.lane < task.ctas) {
+      fits = task.list.of(task.lane)[hit.bin] <= static_cast<uint32_t>(task.list.segment());
+    }
+    fits = __all_sync(0xffffffffu, fits);
+    cluster_sync(task.ctas);  // all have read the lists and the sums
+    if (is_above && base != kPosInfKey) {
+      base = kPosInfKey;
+      reach = kMaxKey - kPosInfKey;
       continue;
     }
+    if (!found) return Bracket::only(kNegInfKey);
+    if (base == kPosInfKey) return Bracket::only(hit.bin == 0 ? kPosInfKey : kMaxKey);
     rank -= above_range + hit.above;
     relative = true;
     const uint32_t offset = hit.bin << shift;
     base += offset;
     reach = min(reach - offset, (1u << shift) - 1);
-    if (reach == 0 || hit.count <= static_cast<uint32_t>(task.segment)) break;
+    if (reach == 0 || fits) break;
   }
   return Bracket{base, base + reach, kGuessNone};
 }
@@ -123,9 +114,23 @@ __device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, const Brac
 // The same over all elements of the row.
 template <typename T>
 __device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, Word<T>& word, const Bracket& range,
-                                                 int& rounds) {
-  return radix_bracket(task, range, rounds, [&](uint32_t* hist, uint32_t base, uint32_t reach, int shift) {
-    return bin_words(task, word, hist, base, reach, shift);
+                                                 uint32_t& exchanges, int& rounds) {
+  return radix_bracket(task, range, exchanges, rounds, [&](RadixBins& bins) {
+    task.for_each_word(word, [&](int, int begin) {
+      uint32_t valid = valid_bits<T>(begin, task.end, task.lane);
+#pragma unroll 1  // one vector's code, applied to each vector in turn as the word rotates
+      for (int j = 0; j < Word<T>::kVecs; ++j) {
+        const uint4 first = word.vec[0];
+#pragma unroll
+        for (int e = 0; e < kPerVec<T>; ++e) {
+          if ((valid >> e & 1) != 0) bins.add(order_key(element<T>(first, e)));
+        }
+        valid >>= kPerVec<T>;
+#pragma unroll
+        for (int i = 0; i < Word<T>::kVecs - 1; ++i) word.vec[i] = word.vec[i + 1];
+        word.vec[Word<T>::kVecs - 1] = first;
+      }
+    });
   });
 }
 

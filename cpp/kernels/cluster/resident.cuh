@@ -2,8 +2,8 @@
 // global memory is read once and one exchange joins the CTAs.
 //
 // Only the way a guessed bracket takes is in this kernel's own code, which is kept short: at this size
-// time is instructions issued and fetched. Where no bracket holds, the row is handed to `finish`, which
-// settles it by radix rounds whatever it contains.
+// time is instructions issued and fetched. Where no bracket holds, `settle_resident` takes the row from where it
+// lies in shared memory and settles it by radix rounds, whatever it contains.
 #pragma once
 
 #include <algorithm>
@@ -27,9 +27,10 @@ struct Part {
   uint32_t stage;        // shared address of what the warp holds
   float value[kValues];  // -inf behind the row's end
 
-  // `storage` holds as many bytes as the CTA holds of the row.
-  __device__ __forceinline__ Part(const Task<T>& task, uint4* storage)
-      : stage(ptx::shared_address(storage + task.warp * 32 * kVecs)) {
+  // The stage lies behind the list, and holds as many bytes as the CTA holds of the row.
+  __device__ __forceinline__ Part(const Task<T>& task, const Shape& shape)
+      : stage(ptx::shared_address(static_cast<uint4*>(task.list.end(shape.list_capacity())) +
+                                  task.warp * 32 * kVecs)) {
     ptx::keep(stage);
   }
 
@@ -37,15 +38,20 @@ struct Part {
     return (elements + kGroup - 1) >> log2_of(kGroup);
   }
 
-  // Starts the loads of a row of so many elements, in a buffer of `width`: of whole vectors where it has
-  // them, for what lies behind the row's end costs less than leaving it out.
-  __device__ __forceinline__ void fetch(const Task<T>& task, const Shape& shape, int elements, int width) {
+  // Says where this lane's elements lie of a row of so many; returns where those of its warp begin.
+  __device__ __forceinline__ int lay_out(const Task<T>& task, int elements) {
     const int groups = groups_of(elements), log2_warps = log2_of(kWarps) + task.log2_ctas;
     const int before = (task.rank * kWarps + task.warp) * groups + (1 << log2_warps) - 1;
     const int first = before >> log2_warps;  // the last warp, which does most else, has no more than others
     vecs = ((before + groups) >> log2_warps) - first;
-    const int warp_begin = first * kGroup;
-    begin = warp_begin + task.lane * vecs * kPerVec<T>;
+    begin = first * kGroup + task.lane * vecs * kPerVec<T>;
+    return first * kGroup;
+  }
+
+  // Starts the loads of a row of so many elements, in a buffer of `width`: of whole vectors where it has
+  // them, for what lies behind the row's end costs less than leaving it out.
+  __device__ __forceinline__ void fetch(const Task<T>& task, const Shape& shape, int elements, int width) {
+    const int warp_begin = lay_out(task, elements);
     const int at_lane = warp_begin + task.lane * kPerVec<T>;
     const T* data = task.row.data + at_lane;
     const int left = elements - at_lane;
@@ -142,52 +148,60 @@ inline size_t resident_bytes(const Shape& shape, const Room& room) {
   return std::max(shared_bytes(shape, room), fixed_bytes(shape.list_capacity(), 0) + kStage);
 }
 
+// Counts a lane's elements above the bracket and on its plateau, and lists those inside, as bits of its part.
+template <typename T, int kValues>
+__device__ __forceinline__ void count_and_list(const Task<T>& task, const Part<T, kValues>& part,
+                                               bool has_plateau, uint32_t above, uint32_t on_plateau,
+                                               uint32_t inside) {
+  Shared& sm = *task.shared;
+  if (has_plateau) {
+    const uint32_t equal = __reduce_add_sync(0xffffffffu, __popc(on_plateau));
+    if (task.lane == 0) ptx::add_shared(sm.counts.equal, equal, task.zero);
+  }
+  const uint32_t above_count = __reduce_add_sync(0xffffffffu, __popc(above));
+  if (task.lane == 0) ptx::add_shared(sm.counts.above, above_count, task.zero);
+  if (inside != 0) {
+    uint32_t slot = atomicAdd(&sm.counts.listed, static_cast<uint32_t>(__popc(inside)));
+#pragma unroll 1
+    while (inside != 0) {  // two at a time, so that their loads overlap: scores bunch
+      const int first = __ffs(inside) - 1, last = 31 - __clz(inside);
+      inside = (inside & (inside - 1)) & ~(1u << last);
+      const uint32_t one = part.key(task.lane, first), other = part.key(task.lane, last);
+      task.list.put(slot++, one);
+      if (last != first) task.list.put(slot++, other);
+    }
+  }
+}
+
 // Counts what is above the bracket and lists what is inside, here and then in every CTA of the cluster.
 // `meanwhile` runs while their lists are on their way.
 template <typename T, int kValues, typename Meanwhile>
 __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& bracket,
                                             const Part<T, kValues>& part, uint32_t parity, PhaseClock& clock,
                                             Meanwhile meanwhile) {
-  Shared& sm = *task.shared;
   const float lo = bracket.low(), hi = bracket.high();
   // NaN fails both comparisons and so counts as above.
   const uint32_t not_below = part.not_below(lo);
   const uint32_t above =
       part.bits([&](float& marks, float x, float bit) { ptx::mark_unless_at_most(marks, x, hi, bit); });
-  uint32_t inside = not_below & ~above;
+  uint32_t inside = not_below & ~above, on_plateau = 0;
   const uint32_t plateau = bracket.plateau();
   if (plateau != kAbsentKey) {
-    const float level = key_to_float(plateau);
-    const uint32_t on_plateau = inside & part.equal(level);
-    const uint32_t equal = __reduce_add_sync(0xffffffffu, __popc(on_plateau));
-    if (task.lane == 0) ptx::add_shared(sm.counts.equal, equal, task.zero);
+    on_plateau = inside & part.equal(key_to_float(plateau));
     inside &= ~on_plateau;
   }
-  const uint32_t above_count = __reduce_add_sync(0xffffffffu, __popc(above));
-  if (task.lane == 0) ptx::add_shared(sm.counts.above, above_count, task.zero);
-  if (inside != 0) {
-    uint32_t slot = atomicAdd(&sm.counts.listed, static_cast<uint32_t>(__popc(inside)));
-    uint32_t* segment = task.list + task.rank * task.segment;
-#pragma unroll 1
-    for (; inside != 0; inside &= inside - 1) {
-      if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = part.key(task.lane, __ffs(inside) - 1);
-      ++slot;
-    }
-  }
+  count_and_list(task, part, plateau != kAbsentKey, above, on_plateau, inside);
   return exchange_lists(task, bracket, parity, clock, meanwhile);
 }
 
 // Writes this CTA's selected positions, in ascending order, at their final place. `report` runs before that,
 // when all of the CTA have counted.
+// `chosen`: bits of this lane's elements at or above the k-th; `ties`: of those equal to it, where not all are
+// selected.
 template <typename T, int kValues, typename Report>
-__device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& bracket, const Listed& listed,
-                                          const Cut& cut, uint32_t before, const Part<T, kValues>& part,
-                                          const Sink& sink, PhaseClock& clock, Report report) {
-  count_listed(task, listed, cut);
-  const float level = key_to_float(cut.key);
-  uint32_t chosen = part.not_below(level);
-  uint32_t ties = 0;
-  if (!cut.takes_all()) ties = part.equal(level);
+__device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& bracket, const Cut& cut,
+                                          uint32_t before, const Part<T, kValues>& part, uint32_t chosen,
+                                          uint32_t ties, const Sink& sink, PhaseClock& clock, Report report) {
   const uint32_t mine = __popc(chosen & ~ties) | __popc(ties) << 16;
   const uint32_t upto = inclusive_scan(mine);
   if (task.lane == 31) task.shared->selected[1][task.warp] = upto;
@@ -212,6 +226,82 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
   }
 }
 
+// The rest of a row that lies in shared memory: radix rounds over its keys, then one exchange that is certain to
+// hold. Nothing is read from global memory again.
+template <typename T, int kValues>
+__device__ __noinline__ void settle_resident(const TopkParams& p, const Shape& shape, const Room& room,
+                                             unsigned char* storage) {
+  Job<T> job(p, shape, room, storage);
+  const Task<T>& task = job.task;
+  Shared& sm = *task.shared;
+  const Missed& missed = sm.missed;
+  PhaseClock clock(nullptr, 0, false);
+  start_again(task);
+  job.task.measure(missed.length);
+  Part<T, kValues> part(task, shape);
+  part.lay_out(task, missed.elements);
+  part.take(task.lane, task.row.n);
+  uint32_t key[kValues];
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    const bool there = i < part.vecs * kPerVec<T> && i < part.length;
+    key[i] = there ? order_key(part.value[i]) : kAbsentKey;
+  }
+  uint32_t exchanges = missed.passes;
+  int rounds = 0, snaps = 0;
+  const Bracket range = range_of(missed.verdict, missed.bracket, task.k);
+  const Bracket bracket = radix_bracket(task, range, exchanges, rounds, [&](RadixBins& bins) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) bins.add(key[i]);
+  });
+  sm.keys.template clear<kThreads>();
+  if (task.thread == 0) {
+    reset_lists(task);
+    sm.small_count = 0;
+  }
+  __syncthreads();
+  const auto bits_of = [&](auto mark) {
+    ptx::Marks marks[kValues / kValuesPerThread];
+    uint32_t found = 0;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      mark(marks[i / kValuesPerThread].of[i / 4 % 2], key[i], static_cast<float>(1u << i % kValuesPerThread));
+    }
+#pragma unroll
+    for (int w = 0; w < kValues / kValuesPerThread; ++w) found |= marks[w].bits() << (kValuesPerThread * w);
+    return found;
+  };
+  const auto above_key = [&](uint32_t bound) {
+    return bits_of([&](float& marks, uint32_t x, float bit) { ptx::mark_if_greater(marks, x, bound, bit); });
+  };
+  const auto equal_to = [&](uint32_t bound) {
+    return bits_of(
+        [&](float& marks, uint32_t x, float bit) { ptx::mark_if_at_most(marks, x - bound, 0, bit); });
+  };
+  const uint32_t plateau = bracket.plateau(), above = above_key(bracket.hi);
+  const uint32_t inside = above_key(bracket.lo - 1) & ~above;
+  const uint32_t on_plateau = plateau != kAbsentKey ? inside & equal_to(plateau) : 0;
+  count_and_list(task, part, plateau != kAbsentKey, above, on_plateau, inside & ~on_plateau);
+  Sink sink;
+  float* next = nullptr;
+  const Verdict verdict = exchange_lists(task, bracket, exchanges & 1, clock, [&] {
+    sink = job.sink(p, shape);
+    next = job.next_feedback(p, shape, sink);
+  });
+  const Listed listed(task, verdict);
+  const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
+  job.audit(p, shape, cut.key);
+  count_listed(task, listed, cut);
+  const uint32_t chosen = above_key(cut.key - 1);
+  const uint32_t ties = cut.takes_all() ? 0 : equal_to(cut.key);
+  emit_part(task, bracket, cut, verdict.before, part, chosen, ties, sink, clock, [&] {
+    if (job.is_least_busy() && next != nullptr) {
+      *next = Moments(missed).next<1>(task, missed.feedback, cut.key, bracket, verdict, missed.source);
+    }
+    job.report(p, shape, missed.passes + rounds + 1, verdict.inside, snaps, missed.source, false, rounds);
+  });
+}
+
 // Where anything is known of a launch, sizes are the usual ones too.
 template <typename T, int kValues, Known kKnown>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -229,28 +319,37 @@ __global__ void __launch_bounds__(kThreads, 1)
   float feedback = job.early_feedback(p, shape);
   __syncwarp();  // or they would be asked for behind what comes now
   Ahead<T, kLooks> ahead(task, shape);
-  Part<T, kValues> part(task, reinterpret_cast<uint4*>(task.list + shape.list_capacity()));
-  part.fetch(task, shape, p.width, p.width);
+  Part<T, kValues> part(task, shape);
+  int elements = p.width;
+  part.fetch(task, shape, elements, p.width);
   job.late_feedback(p, shape, feedback);
   prepare_exchange(task);
   announce(task);
-  job.measure(p, shape);
-  if (job.finish_short(p, shape)) return;
+  job.agree_on_length(p, shape);
+  if (job.is_short()) {
+    settle_short(p, launch_shape, room, storage, job, !shape.has(Shape::kFed));
+    return;
+  }
   if (2 * part.groups_of(task.row.n) <= part.groups_of(p.width)) {  // or half of the warps would have it all
+    elements = task.row.n;
     ptx::wait_copies<0>();
     __syncwarp();  // lanes fetch for each other
     ahead.fetch(task, shape);
-    part.fetch(task, shape, task.row.n, p.width);
+    part.fetch(task, shape, elements, p.width);
   }
-  Moments moments;
   if (task.ctas > 1) ptx::cluster_wait();  // while the sample is on its way
-  RowSampling sampling;
-  if (!shape.has(Shape::kFed)) sampling = sampling_of(task, shape, ahead);
-  ptx::wait_copies<1>();
-  if (shape.has(Shape::kFed)) moments = Moments(task, ahead, feedback);
-  Bracket bracket = guess(
-      task, shape, moments, [&] { return job.hint(p, shape); }, ahead, sampling, feedback, kWorthlessAtHand,
-      [] {});
+  Moments moments;
+  Bracket bracket;
+  if (shape.has(Shape::kFed)) {
+    ptx::wait_copies<1>();
+    moments = Moments(task, ahead, feedback);
+    bracket = guess(
+        task, moments, [&] { return job.hint(p, shape); }, feedback, kWorthlessAtHand, [] {});
+  } else {
+    const RowSampling sampling = sampling_of(task, shape, ahead);
+    ptx::wait_copies<1>();
+    bracket = guess_unfed(task, shape, ahead, sampling, [] {});
+  }
   const uint32_t source = bracket.source;
   part.take(task.lane, task.row.n);
   clock.stamp();
@@ -269,12 +368,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     });
     ++passes;
     if (verdict.holds) break;
+    if (!verdict.counted) {
+      start_over(p, launch_shape, room, storage, task, source);
+      return;
+    }
     const Bracket missed = bracket;
-    const bool moved = passes == 1 && move_bracket(task, verdict, bracket);
-    if (!moved) {
-      // A crowd too large to list, but known to hold the k-th key, is all that needs to be divided.
-      const Bracket range = verdict.contains ? missed : Bracket::everything();
-      fall_back<T>(p, launch_shape, room, storage, Start{Attempt::kRadix, range, range, source, passes});
+    if (passes > 1 || !move_bracket(task, verdict, bracket)) {
+      if (task.thread == 0) {
+        task.shared->missed = Missed{missed,       verdict,           passes,   task.row.n, elements,
+                                     moments.mean, moments.deviation, feedback, source};
+      }
+      settle_resident<T, kValues>(p, launch_shape, room, storage);
       return;
     }
     start_again(task);
@@ -282,13 +386,18 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
 
   int snaps = 0;
-  const Listed listed(task);
+  const Listed listed(task, verdict);
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
   job.audit(p, shape, cut.key);
-  emit_part(task, bracket, listed, cut, verdict.before, part, sink, clock, [&] {
+  count_listed(task, listed, cut);
+  const float level = key_to_float(cut.key);
+  const uint32_t chosen = part.not_below(level);
+  uint32_t ties = 0;
+  if (!cut.takes_all()) ties = part.equal(level);
+  emit_part(task, bracket, cut, verdict.before, part, chosen, ties, sink, clock, [&] {
     if (job.is_least_busy() && next != nullptr) {
-      *next = moments.next<kLooks>(task, feedback, cut.key, bracket, verdict);
+      *next = moments.next<kLooks>(task, feedback, cut.key, bracket, verdict, source);
     }
     job.report(p, shape, passes, verdict.inside, snaps, source, passes == 1, 0);
   });

@@ -170,19 +170,13 @@ __device__ __forceinline__ void send_sample(const Task<T>& task, uint32_t key) {
   const uint32_t target = task.team_target(), place = task.team_place();
   const uint32_t mailbox = ptx::map_to_rank(ptx::shared_address(&sm.sample_mailbox), target);
   if (place == 0) ptx::mailbox_announce(mailbox, sizeof(uint32_t) * task.team_size());
-  const uint32_t* there = &sm.received[task.rank * task.team_size() + place];
-  ptx::mailbox_store(ptx::map_to_rank(ptx::shared_address(there), target), key, mailbox);
+  const int there = task.rank * task.team_size() + place;
+  ptx::mailbox_store(sm.received.address_in(target, there), key, mailbox);
 }
 
 template <typename T>
 __device__ __forceinline__ void receive_samples(const Task<T>& task) {
   ptx::mailbox_wait(ptx::shared_address(&task.shared->sample_mailbox), 0);
-}
-
-// Before the end of a CTA that went by the hint: what others send it must have a place to go to.
-template <typename T>
-__device__ __forceinline__ void outlast_samples(const Task<T>& task) {
-  if (task.ctas > 1 && task.contested) receive_samples(task);
 }
 
 // One sample per thread, the same in all CTAs of the cluster: of each CTA, as many as there are threads for

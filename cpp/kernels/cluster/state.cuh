@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "cluster/regions.cuh"
 #include "common/histogram.cuh"
 #include "common/row.cuh"
 #include "ptx/cluster.cuh"
@@ -18,6 +19,10 @@ constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 constexpr int kMaxPoolChunks = 256;  // a chunk's number is a byte
 constexpr int kRankDirectly = 32;    // few enough items for one warp to rank by comparison
 constexpr int kKeysPerVec = 4;       // sent at a time
+constexpr int kListedInRegisters = 4;  // listed keys of one segment that a thread of its team holds
+constexpr int kLog2RadixBins = 9;    // of a radix round, whose histograms CTAs send each other as lists
+constexpr int kRadixBins = 1 << kLog2RadixBins;
+constexpr int kGreatestOfSample = 8 * kWarps;
 
 enum GuessSource : uint32_t {
   kGuessNone = 0,
@@ -34,6 +39,7 @@ struct Bracket {
   uint32_t source;
 
   __device__ __forceinline__ static Bracket everything() { return Bracket{kMinKey, kMaxKey, kGuessNone}; }
+  __device__ __forceinline__ static Bracket only(uint32_t key) { return Bracket{key, key, kGuessNone}; }
 
   // The ends as values, for comparing scores themselves. Just below zero's key is that of minus zero, which
   // no score has: as a value it would be zero, and take zeros into a bracket that ends below them.
@@ -49,20 +55,57 @@ struct Bracket {
 };
 
 // What one CTA has counted in its part of the row.
-struct alignas(16) Counts {
+struct Counts {
   uint32_t above;   // elements above the bracket
   uint32_t listed;  // elements inside, the plateau's apart; may exceed the list's capacity
   uint32_t equal;   // elements equal to the plateau
 };
 
-// What it tells all others.
-struct Header {
+// What a CTA tells all others. Each CTA reads the row's length and guesses the bracket for itself, from
+// memory that another stream may be writing, so both travel: counts belong together only where they agree.
+struct alignas(16) Header {
   Counts counts;
-  alignas(16) uint32_t lo;  // its bracket: all CTAs must have used the same one
+  int32_t length;
+  uint32_t lo;  // of the bracket
   uint32_t hi;
+  uint32_t unused[2];
 };
 constexpr int kHeaderVecs = sizeof(Header) / sizeof(uint4);
 static_assert(kHeaderVecs == 2);
+
+// What the headers of a cluster say together.
+struct Verdict {
+  bool counted;        // all CTAs went by the same length and bracket
+  bool contains;       // and the k-th key is in it
+  bool holds;          // and everything needed was listed
+  bool bunched;        // a segment has more keys than the registers of its team hold
+  uint32_t above;      // elements above the bracket,
+  uint32_t before;     // and those of earlier CTAs
+  uint32_t rank;       // its rank, from the top, among the elements inside
+  uint32_t inside;     // elements inside
+  uint32_t equal;      // of these, elements equal to the plateau
+  uint32_t collected;  // candidates of this CTA; above the capacity they were not collected
+};
+
+// What is known of a row whose guess has missed, by all CTAs of its cluster: where the rest of the work starts.
+struct Missed {
+  Bracket bracket;  // that missed last
+  Verdict verdict;  // counts that belong together
+  int passes;       // so far, each with one exchange
+  int length;       // of the row
+  int elements;     // by which a row in registers was laid out
+  float mean, deviation;  // of the row's sample
+  float feedback;         // what the last step had left
+  uint32_t source;        // of the first guess
+};
+
+// What one thread reads for its whole block, because two threads could find different values. The others
+// take it behind the block barrier that comes next.
+struct RowFacts {
+  int32_t length;  // of the row
+  float feedback;  // what the last step left
+  int32_t slot;    // negative: none; of kernels whose barriers depend on it
+};
 
 // An element that may be selected: at or above the bracket's lower end.
 struct alignas(8) Candidate {
@@ -70,12 +113,24 @@ struct alignas(8) Candidate {
   uint32_t key;
 };
 
-// What comes behind it starts where 128 bytes do: copies into a ring take longer across such bounds.
+// Shared memory of a CTA, each region with those who write it, those who read it, and what orders the two.
+// Nothing of one kind overlays anything of another, and only `Inbox` and `KeyList` (regions.cuh) are written
+// from outside:
+//
+// - Own regions are written by threads of this CTA, and read by them behind a block barrier, or by the same
+//   warp behind __syncwarp. Regions of a union are named with the phase that uses them, and a block barrier
+//   lies between two phases.
+// - The landing zones take asynchronous copies of this CTA's own threads; a thread reads what it copied
+//   itself, behind its own wait for the copies.
+// - Inboxes take transaction stores of any CTA of the cluster, sent behind the cluster barrier that says that
+//   all CTAs run. They are read behind the wait for their transaction barrier, and sent to again only behind
+//   another cluster barrier (`start_again`), so that nobody still reads what is overwritten.
+//
+// What comes behind the struct starts where 128 bytes do: copies into a ring take longer across such bounds.
 struct alignas(128) Shared {
   union {
-    // One bin more counts the elements above the range. Read by other CTAs, hence two in turn.
-    uint32_t hist[2][Histogram::kBins + 4];
-    uint4 sample[kThreads / 4];  // one key per thread: the guess comes before any radix round
+    uint4 landing[kThreads];    // guess: landing zone of each thread's look at the row
+    uint32_t hist[kRadixBins];  // radix rounds
   };
   Histogram keys;  // of the listed keys, or cluster-wide sums of one radix round
   // From the sums of that on, all is cleared at once, up to `over_range`.
@@ -86,22 +141,27 @@ struct alignas(128) Shared {
   uint32_t hinted;                          // hinted values that lie in the row
   uint32_t small_count;
   uint32_t over_range;  // elements above the range of a radix round
-  Header header[kMaxClusterSize];
-  uint64_t mailbox;             // barrier that lists and headers of other CTAs arrive at
-  uint64_t sample_mailbox;      // and that their samples of the row do
-  uint32_t received[kThreads];  // the sample of the cluster, as its CTAs have sent it
+  RowFacts facts;
+  Missed missed;
+  Inbox<Header, kMaxClusterSize> header;
+  Inbox<uint32_t, kThreads> received;  // the sample of the cluster, as its CTAs have sent it
+  uint64_t mailbox;                    // transaction barrier of `header` and of the key list
+  uint64_t sample_mailbox;             // and of `received`
   uint32_t warp_value[3][kWarps];
   // Packed counts (place.cuh) of what is selected: of earlier CTAs' listed keys, as each warp finds them, and
   // of each warp's own elements.
   uint32_t selected[2][kWarps];
   union {
-    alignas(8) uint16_t word_candidates[kMaxSteps * kWarps];  // per word; then, of all words before it
-    uint8_t pool_chunks[kWarps][kMaxPoolChunks];              // which chunks of the store a warp has taken
-    uint32_t sent[kThreads];  // before that: what this CTA has for the sample of the cluster
+    struct {
+      uint32_t sent[kThreads];           // guess: what this CTA has for the sample of the cluster,
+      alignas(16) uint4 sample[kThreads / 4];  // and the sample, one key per thread
+    };
+    alignas(8) uint16_t word_candidates[kMaxSteps * kWarps];  // collect: per word; then, of all words before
+    uint8_t pool_chunks[kWarps][kMaxPoolChunks];  // collect: which chunks of the store a warp has taken
   };
+  alignas(16) uint32_t greatest[kGreatestOfSample];  // guess: of a sample of which few lie above the k-th
   alignas(16) uint32_t edge[2][kWarps];  // every warp's idea of the bracket: its top, and its inverted bottom
   alignas(16) float moment[2 * kWarps];  // of every warp's sample: sums, then sums of squares
-  float feedback;                        // what the last step left for this one's guess
   alignas(8) uint32_t small[kRankDirectly];
   uint32_t pool_used;  // chunks taken by all warps
 };
@@ -110,9 +170,10 @@ struct alignas(128) Shared {
 // hardly ever differs.
 enum class Known {
   kNothing,
-  kUsual,  // of most, that they are as usual,
-  kPlain,  // and of all others, that requests have one row each, and their own slots
-  kBare,   // or else that there is nothing but rows, one to a request
+  kUsual,    // of most, that they are as usual,
+  kPlain,    // and of all others, that requests have one row each, and their own slots,
+  kSlotted,  // or one row each, in slots that are named, as engines pass them;
+  kBare,     // or else that there is nothing but rows, one to a request
 };
 
 // What is the same for all rows of a launch, and looked at before anything else: of layout, buffers and
@@ -146,11 +207,6 @@ struct alignas(8) Shape {
   // The flag, or any of several.
   GVR_TOPK_HOST_DEVICE constexpr bool has(Flag flag) const { return (flags & flag) != 0; }
 
-  // Other rows of this launch may write what the hint of one is read from.
-  GVR_TOPK_HOST_DEVICE constexpr bool is_contested() const {
-    return has(kFed) && (has(kSeveral) || has(kSlotted));
-  }
-
   // Of one row or few, in registers.
   GVR_TOPK_HOST_DEVICE static constexpr Shape plain() {
     return Shape(log2_of(kMaxClusterSize), kLongList, kUsual | kPrompt);
@@ -161,6 +217,7 @@ struct alignas(8) Shape {
   GVR_TOPK_HOST_DEVICE constexpr Known known() const {
     const uint32_t looked_at = flags & ~uint32_t{kRing | kQuads};  // which only some kernels look at
     if (looked_at == plain().flags) return Known::kPlain;
+    if (looked_at == (kUsual | kSlotted)) return Known::kSlotted;
     if ((looked_at & ~uint32_t{kUseHint}) == kBare) return Known::kBare;
     return (looked_at & ~uint32_t{kOthers}) == kUsual ? Known::kUsual : Known::kNothing;
   }
@@ -170,6 +227,7 @@ struct alignas(8) Shape {
   __device__ __forceinline__ uint32_t known_flags() const {
     if (kKnown == Known::kUsual) return (flags & (kRing | kOthers)) | kUsual;
     if (kKnown == Known::kPlain) return (flags & kRing) | plain().flags;
+    if (kKnown == Known::kSlotted) return (flags & kRing) | kUsual | kSlotted;
     if (kKnown == Known::kBare) return (flags & (kRing | kUseHint)) | kBare;
     return flags;
   }
@@ -217,13 +275,11 @@ struct Task {
   int thread;
   int lane;
   int warp;
-  uint32_t zero;   // `unknown_zero()`
-  bool contested;  // as in `Shape`
+  uint32_t zero;  // `unknown_zero()`
   Shared* shared;
   Candidate* candidates;  // [candidate_capacity] this CTA's, in index order
   int candidate_capacity;
-  uint32_t* list;   // [ctas][segment] keys, one segment written by each CTA
-  int segment;      // keys one CTA may list
+  KeyList list;
   uint16_t* masks;  // [steps][kThreads] selection bits; rows of several words only
   uint4* ring;      // [kRingDepth][vectors][kThreads] words under way, or null: words are loaded when needed
 

@@ -2,13 +2,17 @@
 // bracket's lower end stays behind, in index order, so that the rest of the work is on some hundred
 // elements of a CTA.
 //
-// Like the resident kernel, this one holds the usual way only; `finish` takes the rest: rows whose bracket
-// fails or whose candidates are too many, and plateaus inside the bracket.
+// Like the resident kernel, this one holds the usual way only. Where the bracket fails `settle_stream` looks at
+// what was kept, and streams the row once more if that is not enough; `fall_back` takes the rest: rows whose
+// candidates are too many, and plateaus inside the bracket.
+//
+// Rows that are not aligned do not come here, but to the general kernel.
 #pragma once
 
 #include <algorithm>
 
 #include "cluster/general.cuh"
+#include "cluster/masked.cuh"
 #include "cluster/place.cuh"
 #include "cluster/ring.cuh"
 
@@ -28,7 +32,6 @@ template <typename T, typename Meanwhile>
 __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& bracket, const Pool& pool,
                                             uint32_t parity, PhaseClock& clock, Meanwhile meanwhile) {
   Shared& sm = *task.shared;
-  uint32_t* segment = task.list + task.rank * task.segment;
   const uint32_t plateau = bracket.plateau();
   const float lo = bracket.low(), hi = bracket.high();
   uint32_t above = 0, equal = 0;
@@ -40,8 +43,7 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
       ++equal;
       return;
     }
-    const uint32_t slot = atomicAdd(&sm.counts.listed, 1u);
-    if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = key;
+    task.list.put(atomicAdd(&sm.counts.listed, 1u), key);
   });
   above = __reduce_add_sync(0xffffffffu, above);
   equal = __reduce_add_sync(0xffffffffu, equal);
@@ -93,24 +95,143 @@ __device__ __forceinline__ void emit_pool(const Task<T>& task, const Bracket& br
   });
 }
 
-// A bracket inside one that holds the k-th key but too many others to list: radix rounds over the
-// candidates of the cluster. By value: what has an address does not stay in registers.
-template <typename T>
-__device__ __noinline__ Bracket divide(const Task<T> task, const Pool pool, const Bracket range) {
-  int rounds = 0;
-  return radix_bracket(task, range, rounds, [&](uint32_t* hist, uint32_t base, uint32_t reach, int shift) {
-    uint32_t above = 0;
-    pool.for_each(task.lane, [&](const Kept& x) {
-      const uint32_t key = order_key(x.value);
-      if (key < base) return;
-      if (key - base <= reach) {
-        atomicAdd(&hist[(key - base) >> shift], 1u);
-      } else {
-        ++above;
-      }
-    });
-    return above;
+// The last steps of a row whose bracket holds: the k-th key, the result, and what the next step starts from.
+template <typename T, int kLooks>
+__device__ __forceinline__ void conclude(const TopkParams& p, const Shape& shape, const Job<T>& job,
+                                         const Bracket& bracket, const Verdict& verdict, const Pool& pool,
+                                         const Moments& moments, float feedback, uint32_t source, int passes,
+                                         int rounds, const Sink& sink, float* next, PhaseClock& clock) {
+  const Task<T>& task = job.task;
+  clock.stamp();
+  int snaps = 0;
+  const Listed listed(task, verdict);
+  const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
+  clock.stamp();
+  job.audit(p, shape, cut.key);
+  emit_pool(task, bracket, listed, cut, verdict.before, pool, sink, clock, [&] {
+    if (job.is_least_busy() && next != nullptr) {
+      *next = moments.next<kLooks>(task, feedback, cut.key, bracket, verdict, source);
+    }
+    job.report(p, shape, passes + rounds, verdict.inside, snaps, source, passes == 1, rounds);
   });
+  clock.stamp();
+}
+
+// A plateau inside the bracket may be most of the row; not of one that is masked nearly everywhere.
+__device__ __forceinline__ bool may_be_dense(const Bracket& bracket) {
+  return bracket.plateau() != kAbsentKey && bracket.lo != kLeastFiniteKey;
+}
+
+// The rings of all warps, and behind them the store of what is kept.
+template <typename T>
+__device__ __forceinline__ unsigned char* rings_of(const Task<T>& task, const Shape& shape) {
+  return static_cast<unsigned char*>(task.list.end(shape.list_capacity()));
+}
+
+template <typename T>
+__device__ __forceinline__ Kept* store_of(const Task<T>& task, const Shape& shape) {
+  return reinterpret_cast<Kept*>(rings_of(task, shape) + kWarps * Ring<T>::kBytes);
+}
+
+template <typename T>
+__device__ __forceinline__ Ring<T> ring_of(const Task<T>& task, const Shape& shape) {
+  const int span = warp_span(task.row.n, task.log2_ctas, sizeof(T));
+  const int begin = min((task.rank * kWarps + task.warp) * span, task.row.n);
+  return Ring<T>(task.row.data + begin, min(span, task.row.n - begin), task.warp, task.lane,
+                 rings_of(task, shape));
+}
+
+template <typename T>
+__device__ __forceinline__ Pool pool_of(const Task<T>& task, const Shape& shape, const Room& room) {
+  return Pool(store_of(task, shape), task.shared->pool_chunks[task.warp], room.pool_chunks, task.warp);
+}
+
+// A row whose bracket has missed. As long as all candidates of the cluster were kept, what lies above the
+// bracket's lower end is known: radix rounds over them, then an exchange that is certain to hold. If the k-th key
+// lies further down, the row is read again, from a lower bracket.
+template <typename T, int kLooks>
+__device__ __noinline__ void settle_stream(const TopkParams& p, const Shape& shape, const Room& room,
+                                           unsigned char* storage, int count, int turn) {
+  Job<T> job(p, shape, room, storage);
+  const Task<T>& task = job.task;
+  Shared& sm = *task.shared;
+  const Missed& missed = sm.missed;
+  PhaseClock clock(nullptr, 0, false);
+  start_again(task);
+  job.task.measure(missed.length);
+  Verdict verdict = missed.verdict;
+  Bracket bracket = missed.bracket;
+  Pool pool = pool_of(task, shape, room);
+  pool.count = count;
+  pool.turn = turn;
+  uint32_t exchanges = missed.passes;
+  int passes = missed.passes, rounds = 0;
+#pragma unroll 1
+  while (true) {
+    const bool complete = verdict.inside < kPoolWasFull;
+    if (complete && bracket.lo == kLeastFiniteKey &&
+        verdict.above + verdict.inside < static_cast<uint32_t>(task.k)) {
+      const Sink sink = job.sink(p, shape);
+      float* const next = job.next_feedback(p, shape, sink);
+      job.audit(p, shape, kNegInfKey);
+      emit_masked(task, pool, verdict, sink);
+      if (job.is_least_busy() && next != nullptr) *next = kNoFeedback;
+      job.report(p, shape, passes + rounds, verdict.inside, 0, missed.source, false, rounds);
+      return;
+    }
+    const bool is_kept = complete && (verdict.contains || verdict.above >= static_cast<uint32_t>(task.k));
+    if (is_kept) {
+      const Bracket range = range_of(verdict, bracket, task.k);
+      bracket = radix_bracket(task, range, exchanges, rounds, [&](RadixBins& bins) {
+        pool.for_each(task.lane, [&](const Kept& x) { bins.add(order_key(x.value)); });
+      });
+    } else {
+      if (passes > 1 || !complete) break;
+      if (!move_bracket(task, verdict, bracket)) {
+        if (missed.source == kGuessRowSample) break;
+        bracket = guess_by_row(task, [] {});
+      }
+    }
+    sm.keys.template clear<kThreads>();
+    if (task.thread == 0) {
+      reset_lists(task);
+      sm.small_count = 0;
+      if (!is_kept) sm.pool_used = kWarps * Pool::share(room.pool_chunks);
+    }
+    __syncthreads();
+    if (!is_kept) {
+      const Ring<T> ring = ring_of(task, shape);
+      Feed<T> feed(ring);
+#pragma unroll
+      for (int word = 0; word < kRingDepth; ++word) feed.fetch(ring, word * Ring<T>::kWordBytes);
+      pool = pool_of(task, shape, room);
+      pool.give_out(task.lane);
+      pool.full = may_be_dense(bracket);
+      if (pool.full) {
+        ptx::wait_copies<0>();
+      } else {
+        sift(task, ring, feed, bracket.low(), pool);
+      }
+    }
+    verdict = exchange(task, bracket, pool, exchanges++ & 1, clock, [] {});
+    ++passes;
+    if (verdict.holds) {
+      const Sink sink = job.sink(p, shape);
+      float* const next = job.next_feedback(p, shape, sink);
+      conclude<T, kLooks>(p, shape, job, bracket, verdict, pool, Moments(missed), missed.feedback,
+                          missed.source, passes, rounds, sink, next, clock);
+      return;
+    }
+    if (is_kept) break;
+    start_again(task);
+  }
+  // A plateau inside the bracket, or more than could be kept: every element is looked at again.
+  const Bracket everything = Bracket::everything();
+  const bool try_it = verdict.counted && may_be_dense(bracket);
+  __syncthreads();  // the pool's memory is used anew
+  fall_back<T>(p, shape, room, storage,
+               Start{try_it ? Attempt::kGuess : Attempt::kRadix, bracket, everything, missed.source,
+                     static_cast<int>(exchanges), missed.length});
 }
 
 // `kLooks`: as in the resident kernel.
@@ -128,65 +249,52 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
   float feedback = job.early_feedback(p, shape);
   __syncwarp();  // or they would be asked for behind what comes now
-  Ahead<T, kLooks> ahead(task, shape);
+  // The pool's store is not used before the row is sifted.
+  Ahead<T, kLooks> ahead(task, shape, reinterpret_cast<uint4*>(store_of(task, shape)));
   job.late_feedback(p, shape, feedback);
   prepare_exchange(task);
   if (task.thread == 0) sm.pool_used = kWarps * Pool::share(room.pool_chunks);
   announce(task);
-  job.measure(p, shape);
-  if (job.finish_short(p, shape)) return;
+  job.agree_on_length(p, shape);
+  if (job.is_short()) {
+    settle_short(p, launch_shape, room, storage, job, !shape.has(Shape::kFed));
+    return;
+  }
   if (task.row.n <= p.width >> 2) {  // few of the places looked at lie in the row
     ptx::wait_copies<0>();
     ahead.fetch(task, shape);
   }
 
-  const int span = warp_span(task.row.n, task.log2_ctas, sizeof(T));
-  const int begin = min((task.rank * kWarps + task.warp) * span, task.row.n);
-  unsigned char* rings = reinterpret_cast<unsigned char*>(task.list + shape.list_capacity());
-  const Ring<T> ring(task.row.data + begin, min(span, task.row.n - begin), task.warp, task.lane, rings);
+  const Ring<T> ring = ring_of(task, shape);
   Feed<T> feed(ring);
-  const auto store = reinterpret_cast<Kept*>(rings + kWarps * Ring<T>::kBytes);
   const auto fetch = [&](int first, int last) {
 #pragma unroll
-    for (int word = first; word < last; ++word) {
-      if (task.row.aligned) {
-        feed.fetch(ring, word * Ring<T>::kWordBytes);
-      } else {
-        ptx::commit_copies();
-      }
-    }
+    for (int word = first; word < last; ++word) feed.fetch(ring, word * Ring<T>::kWordBytes);
   };
   fetch(0, 1);
   Moments moments;
-  RowSampling sampling;
+  Bracket bracket;
+  // A sample first: behind all that the ring can hold it would wait for megabytes.
   if (shape.has(Shape::kFed)) {
     fetch(1, kRingDepth);
     ptx::wait_copies<kRingDepth>();
     moments = Moments(task, ahead, feedback);
+    if (task.ctas > 1) ptx::cluster_wait();
+    bracket = guess(
+        task, moments, [&] { return job.hint(p, shape); }, feedback, kWorthlessAlpha, [] {});
   } else {
-    sampling = sampling_of(task, shape, ahead);
+    const RowSampling sampling = sampling_of(task, shape, ahead);
     ptx::wait_copies<1>();
+    if (task.ctas > 1) ptx::cluster_wait();
+    bracket = guess_unfed(task, shape, ahead, sampling, [&] { fetch(1, kRingDepth); });
   }
-  if (task.ctas > 1) ptx::cluster_wait();
-  // A sample first: behind all that the ring can hold it would wait for megabytes.
-  Bracket bracket = guess(
-      task, shape, moments, [&] { return job.hint(p, shape); }, ahead, sampling, feedback, kWorthlessAlpha,
-      [&] {
-        if (!shape.has(Shape::kFed)) fetch(1, kRingDepth);
-      });
   const uint32_t source = bracket.source;
   clock.stamp();
 
-  const Bracket everything = Bracket::everything();
-  if (!task.row.aligned) {
-    outlast_samples(task);
-    fall_back<T>(p, launch_shape, room, storage, Start{Attempt::kGuess, bracket, everything, source, 0});
-    return;
-  }
-  Pool pool(store, sm.pool_chunks[task.warp], room.pool_chunks, task.warp, task.lane);
-  // A plateau may be most of the row. That is for `finish`, but only once all CTAs are known to agree: where
-  // the hint is being written, they may have read different ones.
-  pool.full = bracket.plateau() != kAbsentKey;
+  Pool pool = pool_of(task, shape, room);
+  pool.give_out(task.lane);
+  // That is for `fall_back`, but only once all CTAs are known to agree.
+  pool.full = may_be_dense(bracket);
   if (pool.full) {
     ptx::wait_copies<0>();
   } else {
@@ -194,57 +302,24 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   Sink sink;
   float* next = nullptr;
-  Verdict verdict = exchange(task, bracket, pool, 0, clock, [&] {
+  const Verdict verdict = exchange(task, bracket, pool, 0, clock, [&] {
     sink = job.sink(p, shape);
     sink.keep(shape);
     next = job.next_feedback(p, shape, sink);
     if (shape.has(Shape::kLeaving)) ptx::keep(next);
   });
-  int passes = 1;
-  bool guess_hit = verdict.holds;
-  if (!verdict.holds) {
-    // As long as all candidates of the cluster were kept, what lies above the bracket's lower end is known.
-    const bool kept = verdict.counted && verdict.inside < kPoolWasFull;
-    const bool above = kept && verdict.above >= static_cast<uint32_t>(task.k);
-    bool again = above && move_bracket(task, verdict, bracket);
-    if (kept && verdict.contains) {
-      bracket = divide(task, pool, bracket);
-      __syncthreads();  // all have read the sums
-      sm.keys.template clear<kThreads>();
-      again = true;
+  if (verdict.holds) {
+    conclude<T, kLooks>(p, shape, job, bracket, verdict, pool, moments, feedback, source, 1, 0, sink, next,
+                        clock);
+  } else if (verdict.counted) {
+    if (task.thread == 0) {
+      sm.missed = Missed{bracket,      verdict,           1,        task.row.n, 0,
+                         moments.mean, moments.deviation, feedback, source};
     }
-    if (again) {
-      start_again(task);
-      verdict = exchange(task, bracket, pool, 1, clock, [] {});
-      ++passes;
-    }
-    if (!verdict.holds) {
-      // What was not kept is read again: for the same bracket, one further down, or everything.
-      Attempt attempt = Attempt::kRadix;
-      if (verdict.counted && bracket.plateau() != kAbsentKey) {
-        attempt = Attempt::kGuess;
-      } else if (!again && move_bracket(task, verdict, bracket)) {
-        attempt = Attempt::kMoved;
-      }
-      __syncthreads();  // the pool's place is used anew
-      fall_back<T>(p, launch_shape, room, storage, Start{attempt, bracket, everything, source, passes});
-      return;
-    }
+    settle_stream<T, kLooks>(p, launch_shape, room, storage, pool.count, pool.turn);
+  } else {
+    start_over(p, launch_shape, room, storage, task, source);
   }
-  clock.stamp();
-
-  int snaps = 0;
-  const Listed listed(task);
-  const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
-  clock.stamp();
-  job.audit(p, shape, cut.key);
-  emit_pool(task, bracket, listed, cut, verdict.before, pool, sink, clock, [&] {
-    if (job.is_least_busy() && next != nullptr) {
-      *next = moments.next<kLooks>(task, feedback, cut.key, bracket, verdict);
-    }
-    job.report(p, shape, passes, verdict.inside, snaps, source, guess_hit, 0);
-  });
-  clock.stamp();
 }
 
 }  // namespace gvr_topk::cluster

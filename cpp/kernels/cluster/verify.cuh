@@ -16,12 +16,10 @@ template <typename T>
 __device__ __forceinline__ void list_keys(const Task<T>& task, const Word<T>& word, uint32_t marked) {
   if (marked == 0) return;
   uint32_t slot = atomicAdd(&task.shared->counts.listed, static_cast<uint32_t>(__popc(marked)));
-  uint32_t* segment = task.list + task.rank * task.segment;
 #pragma unroll 1  // a lane marks one element at most, nearly always
   for (; marked != 0; marked &= marked - 1) {
     const uint32_t key = order_key(word.value_at(__ffs(marked) - 1));
-    if (slot < static_cast<uint32_t>(task.segment)) segment[slot] = key;
-    ++slot;
+    task.list.put(slot++, key);
   }
 }
 
@@ -125,21 +123,14 @@ __device__ __forceinline__ Verdict verify(const Task<T>& task, const Bracket& br
   uint32_t bits = 0;
   classify(task, bracket, word, bits);
   __syncthreads();
-  if (task.ctas > 1) {
-    push(task, bracket);
-  } else if (task.thread == 0) {
-    sm.header[0] = Header{sm.counts, bracket.lo, bracket.hi};
-  }
-  // For the refinement, behind the same barrier.
-  sm.keys.template clear<kThreads>();
-  if (task.thread == 0) sm.small_count = 0;
-  clock.stamp();
-  const uint32_t collected = collect(task, bits);
-  if (task.ctas > 1) {
-    ptx::mailbox_wait(ptx::shared_address(&sm.mailbox), parity);
-  } else {
-    __syncthreads();
-  }
+  uint32_t collected = 0;
+  send_and_wait(task, bracket, parity, [&] {
+    // For the refinement, behind the barriers inside `collect`.
+    sm.keys.template clear<kThreads>();
+    if (task.thread == 0) sm.small_count = 0;
+    clock.stamp();
+    collected = collect(task, bits);
+  });
   Verdict verdict = read_headers(task, bracket);
   verdict.collected = collected;
   return verdict;

@@ -15,6 +15,8 @@ constexpr uint32_t kMaxKey = 0xffffffffu;  // every NaN
 constexpr uint32_t kZeroKey = 0x80000000u;
 constexpr uint32_t kNegInfKey = 0x007fffffu;
 constexpr uint32_t kPosInfKey = 0xff800000u;
+constexpr uint32_t kLeastFiniteKey = kNegInfKey + 1;
+constexpr uint32_t kMostFiniteKey = kPosInfKey - 1;
 
 __device__ __forceinline__ uint32_t order_key(float x) {
   // The addition makes +0.0 of -0.0, and of every NaN the one with all bits but the sign.

@@ -33,11 +33,21 @@ class KernelLimits {
   std::atomic<uint64_t> done_{0};
 };
 
+// Where and how kernels are launched.
+struct LaunchTarget {
+  cudaStream_t stream;
+  bool pdl;  // with programmatic stream serialization
+  // Null, or nothing is launched: this becomes the number of clusters that can be on the stream's SMs at once.
+  int* active_clusters;
+};
+
 struct LaunchConfig {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2];
+  int* active_clusters;
 
-  LaunchConfig(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, int cluster, bool pdl) {
+  LaunchConfig(dim3 grid, dim3 block, size_t shared, int cluster, const LaunchTarget& target)
+      : active_clusters(target.active_clusters) {
     int count = 0;
     if (cluster > 1) {  // a cluster of one takes longer to launch than none
       attributes[count].id = cudaLaunchAttributeClusterDimension;
@@ -45,14 +55,14 @@ struct LaunchConfig {
       attributes[count].val.clusterDim.y = 1;
       attributes[count++].val.clusterDim.z = 1;
     }
-    if (pdl) {
+    if (target.pdl) {
       attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attributes[count++].val.programmaticStreamSerializationAllowed = 1;
     }
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
-    config.stream = stream;
+    config.stream = target.stream;
     config.attrs = attributes;
     config.numAttrs = count;
   }
@@ -60,12 +70,15 @@ struct LaunchConfig {
   LaunchConfig& operator=(const LaunchConfig&) = delete;
 };
 
-// Launches a kernel, its limits raised before.
+// Launches a kernel, or asks how many of its clusters can run at once; its limits are raised before.
 template <auto kKernel, typename... Arguments>
 cudaError_t launch_kernel(const LaunchConfig& launch, const Arguments&... arguments) {
   static KernelLimits limits;
   const cudaError_t status = limits.raise(reinterpret_cast<const void*>(kKernel));
   if (status != cudaSuccess) return status;
+  if (launch.active_clusters != nullptr) {
+    return cudaOccupancyMaxActiveClusters(launch.active_clusters, kKernel, &launch.config);
+  }
   return cudaLaunchKernelEx(&launch.config, kKernel, arguments...);
 }
 

@@ -23,11 +23,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& sm = *reinterpret_cast<Shared*>(storage);
   const int row = blockIdx.x;
   const int request = cluster::request_of(p, shape, row);
-  const int slot = cluster::checked_slot(p, shape, cluster::asked_slot(p, shape, row, request));
   cluster::Task<T> task = cluster::make_task<T>(
       p, shape, room, row_buffer<T>(p, shape.has(cluster::Shape::kAligned), row), storage + sizeof(Shared));
-  task.measure(visible_length(p, cluster::next_n_of(p, shape), row, request, p.seq_lens[request]));
-  uint4* const ring = reinterpret_cast<uint4*>(task.list + shape.list_capacity());
+  // One thread reads what another row, or stream, may be writing: branches around barriers depend on it.
+  cluster::RowFacts& facts = task.shared->facts;
+  if (threadIdx.x == 0) {
+    facts.length = visible_length(p, cluster::next_n_of(p, shape), row, request, p.seq_lens[request]);
+    facts.slot = cluster::checked_slot(p, shape, cluster::asked_slot(p, shape, row, request));
+    const bool fed = facts.slot >= 0 && p.guess_state != nullptr;
+    facts.feedback = fed ? p.guess_state[facts.slot] : cluster::kNoFeedback;
+  }
+  __syncthreads();
+  const int slot = facts.slot;
+  const float alpha = facts.feedback;
+  task.measure(facts.length);
+  uint4* const ring = static_cast<uint4*>(task.list.end(shape.list_capacity()));
   const Sink sink = cluster::make_sink(p, cluster::next_n_of(p, shape), row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
   clock.stamp();
@@ -44,7 +54,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int s = i * kThreads + threadIdx.x;
     position[i] = prior != nullptr && s < task.k ? prior[s] : -1;
   }
-  const float alpha = slot >= 0 && p.guess_state != nullptr ? p.guess_state[slot] : cluster::kNoFeedback;
   // The first words arrive while the hint is looked at.
   const Stream<T> stream(task.row, task.warp, task.lane, ring);
   stream.start();
@@ -91,10 +100,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     cluster::reset_counters(task);
     __syncthreads();
     int rounds = 0;
+    uint32_t exchanges = 0;
     const cluster::Bracket bracket =
-        cluster::radix_bracket(task, word, cluster::Bracket::everything(), rounds);
+        cluster::radix_bracket(task, word, cluster::Bracket::everything(), exchanges, rounds);
+    if (threadIdx.x == 0) cluster::reset_lists(task);
+    __syncthreads();
     const cluster::Verdict verdict = cluster::verify(task, bracket, word, 0, clock);
-    const cluster::Listed listed(task);
+    const cluster::Listed listed(task, verdict);
     kth = cluster::kth_key(task, bracket, listed, verdict, scans).key;
     cluster::emit(task, bracket, listed, kth, verdict, word, sink, clock);
     candidates = static_cast<int>(verdict.inside);

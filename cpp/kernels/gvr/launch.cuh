@@ -7,10 +7,10 @@
 namespace gvr_topk::gvr {
 
 template <typename T>
-cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
+cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
   const cluster::Shape shape = cluster::describe<T>(params, plan);
   const cluster::Room room = cluster::make_room(plan);
-  const LaunchConfig launch(dim3(params.rows), dim3(kThreads), block_bytes(shape, room), stream, 1, pdl);
+  const LaunchConfig launch(dim3(params.rows), dim3(kThreads), block_bytes(shape, room), 1, target);
   return launch_kernel<four_phase_topk<T>>(launch, shape, params, room);
 }
 

@@ -5,8 +5,7 @@
 
 namespace gvr_topk::gvr {
 
-constexpr uint32_t kLeastFinite = kNegInfKey + 1;
-constexpr uint32_t kFiniteKeys = kPosInfKey - kLeastFinite;
+constexpr uint32_t kFiniteKeys = kPosInfKey - kLeastFiniteKey;
 
 struct Snap {
   uint32_t key;  // the exact k-th key
@@ -109,7 +108,7 @@ __device__ __forceinline__ Snap snap(Block& block, const Held& held, const Candi
   }
   uint32_t low_key = 0xffffffffu, high_key = 0;  // distances from the least finite key
   held.for_each([&](int, uint32_t x) {
-    const uint32_t distance = x - kLeastFinite;
+    const uint32_t distance = x - kLeastFiniteKey;
     low_key = min(low_key, distance);
     high_key = max(high_key, distance < kFiniteKeys ? distance : 0);
   });
@@ -119,8 +118,8 @@ __device__ __forceinline__ Snap snap(Block& block, const Held& held, const Candi
   low_key = block.take<Reduce::kMin>(0);
   high_key = block.take<Reduce::kMax>(1);
   const bool finite = low_key < kFiniteKeys;
-  const float low = finite ? key_to_float(kLeastFinite + low_key) : 0.0f;
-  const float high = finite ? key_to_float(kLeastFinite + high_key) : 0.0f;
+  const float low = finite ? key_to_float(kLeastFiniteKey + low_key) : 0.0f;
+  const float high = finite ? key_to_float(kLeastFiniteKey + high_key) : 0.0f;
   float scale = __fdiv_rn(static_cast<float>(kBins), __fsub_rn(high, low));
   const bool usable = is_finite(scale) && scale > 0.0f;
   if (!usable) scale = 0.0f;  // all are in the lowest bin

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "ptx/chaos_hooks.cuh"
+
 namespace gvr_topk::ptx {
 
 __device__ __forceinline__ uint32_t cluster_rank() {
@@ -14,18 +16,25 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 // Arrive and wait are separate so that work can stand between them. Both want converged warps, and
 // __syncwarp does not promise it after a branch that some lanes took: a block barrier does.
 __device__ __forceinline__ void cluster_arrive() {
+  GVR_CHAOS_POINT();
   __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  GVR_CHAOS_POINT();
 }
 
 // Arrival that publishes nothing, and so waits for no store or load; of warps that need not be converged.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
+  GVR_CHAOS_POINT();
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+  GVR_CHAOS_POINT();
 }
 
 __device__ __forceinline__ void cluster_wait() {
+  GVR_CHAOS_POINT();
   __syncwarp();
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  GVR_CHAOS_JOINED();
+  GVR_CHAOS_POINT();
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
@@ -42,24 +51,28 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t shared, uint32_t rank) 
 // A barrier in shared memory that counts arrivals and the bytes they announce. Stores that carry it
 // need no fence: whoever waits for it sees them.
 __device__ __forceinline__ void mailbox_init(uint32_t address, uint32_t arrivals) {
+  GVR_CHAOS_POINT();
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // Arrives at a mailbox of any CTA of the cluster and announces that many bytes.
 __device__ __forceinline__ void mailbox_announce(uint32_t remote, uint32_t bytes) {
+  GVR_CHAOS_POINT();
   asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(remote),
                "r"(bytes)
                : "memory");
 }
 
 __device__ __forceinline__ void mailbox_store(uint32_t address, uint32_t value, uint32_t remote) {
+  GVR_CHAOS_POINT();
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
                "r"(value), "r"(remote)
                : "memory");
 }
 
 __device__ __forceinline__ void mailbox_store(uint32_t address, const uint4& value, uint32_t remote) {
+  GVR_CHAOS_POINT();
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
           address),
@@ -68,6 +81,7 @@ __device__ __forceinline__ void mailbox_store(uint32_t address, const uint4& val
 }
 
 __device__ __forceinline__ void mailbox_wait(uint32_t address, uint32_t parity) {
+  GVR_CHAOS_POINT();
   uint32_t done;
   do {
     asm volatile(
@@ -78,9 +92,11 @@ __device__ __forceinline__ void mailbox_wait(uint32_t address, uint32_t parity) 
         : "r"(address), "r"(parity)
         : "memory");
   } while (done == 0);
+  GVR_CHAOS_POINT();
 }
 
 __device__ __forceinline__ uint4 load_remote(uint32_t address) {
+  GVR_CHAOS_POINT();
   uint4 v;
   asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)

@@ -17,6 +17,12 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
+__device__ __forceinline__ float log2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Of a positive number.
 __device__ __forceinline__ float power(float x, float exponent) {
   float y;

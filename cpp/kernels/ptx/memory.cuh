@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "ptx/chaos_hooks.cuh"
+
 namespace gvr_topk::ptx {
 
 // Scores are read once; keeping them out of L1 leaves it to the hint gathers.
@@ -142,12 +144,17 @@ __device__ __forceinline__ void store_shared(uint32_t shared, T value) {
   }
 }
 
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+  GVR_CHAOS_POINT();
+}
 
 // Waits until at most `kPending` of this thread's latest groups are still under way.
 template <int kPending>
 __device__ __forceinline__ void wait_copies() {
+  GVR_CHAOS_POINT();
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  GVR_CHAOS_POINT();
 }
 
 // Stores to a pointer of which the compiler no longer knows where it leads.
@@ -180,10 +187,14 @@ __device__ __forceinline__ void push_if(uint32_t wanted, uint32_t& slot, uint16_
 }
 
 // Returns at once unless the launch carries the programmatic-serialization attribute.
-__device__ __forceinline__ void grid_dependency_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void grid_dependency_wait() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  GVR_CHAOS_POINT();
+}
 
 // The next kernel may start: it waits for this one's end before it touches what this one writes.
 __device__ __forceinline__ void grid_launch_dependents() {
+  GVR_CHAOS_POINT();
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 

@@ -13,7 +13,7 @@ namespace gvr_topk::single {
 struct alignas(128) Storage {
   Shared shared;
   Bins bins;
-  // [k] selected positions, in ascending order; those of a short row fit 16 bits.
+  // [min(k, width)] selected positions, in ascending order; those of a short row fit 16 bits.
   alignas(8) uint16_t staged[1];
 };
 
@@ -36,29 +36,31 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   Row held;
   if constexpr (Row::kAhead) held.load(task.row, shape.has(Shape::kWhole));
   __syncwarp();  // the row first
-  float feedback = job.early_feedback(p, shape, kKnown == Known::kPlain);
+  float feedback = job.early_feedback(p, shape);
   job.late_feedback(p, shape, feedback);
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
   clock.stamp();
   own.bins.clear(task.thread);
   Sink sink = job.sink(p, shape);  // here, where there is time for parameters to come
   sink.keep(shape);
-  job.measure(p, shape);
-  if (job.finish_short(p, shape)) return;
-  if constexpr (!Row::kAhead) held.load(task.row, false);
   if (task.thread == 0) {
     sm.hinted = sm.at_or_above = sm.small_count = 0;
-    if (kKnown != Known::kPlain) sm.feedback = feedback;
+    sm.facts.feedback = feedback;
   }
   float* next = nullptr;
   if (job.is_least_busy()) next = job.next_feedback(p, shape, sink);
   ptx::keep(next);
-  __syncthreads();
+  job.agree_on_length(p, shape);
+  if (job.is_short()) {
+    job.write_short(p, shape);
+    return;
+  }
+  if constexpr (!Row::kAhead) held.load(task.row, false);
   held.take(task.row.n, task.lane);
   clock.stamp();
 
   SplitOf<Row> split;
-  if (kKnown != Known::kPlain && shape.has(Shape::kFed)) feedback = sm.feedback;
+  if (shape.has(Shape::kFed)) feedback = sm.facts.feedback;
   const bool guessed = shape.has(Shape::kFed) && Window::is_known(feedback);
   uint32_t kth = 0;
   // Writes what is selected, and says how it was found. Inlined twice, so that the usual way is straight.

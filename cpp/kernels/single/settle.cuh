@@ -27,7 +27,7 @@ __device__ __forceinline__ void settle_few(const Task<T>& task, const Held<T, kV
       for (uint32_t left = split.inside.word[w]; left != 0; left &= left - 1) {
         const uint32_t place = w * kValuesPerThread + ((__ffs(left) - 1) >> 1);
         const uint64_t key = key_of(held.bits_at(place));
-        bins.few[slot++] = key << 32 | ~held.position(task.lane, place);
+        if (slot < kRankDirectly) bins.few[slot++] = key << 32 | ~held.position(task.lane, place);
       }
     }
   }

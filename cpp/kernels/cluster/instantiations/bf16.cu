@@ -3,6 +3,6 @@
 
 namespace gvr_topk::cluster {
 
-template cudaError_t launch<__nv_bfloat16>(const TopkParams&, const Plan&, bool, cudaStream_t);
+template cudaError_t launch<__nv_bfloat16>(const TopkParams&, const Plan&, const LaunchTarget&);
 
 }  // namespace gvr_topk::cluster

@@ -3,6 +3,6 @@
 
 namespace gvr_topk::gvr {
 
-template cudaError_t launch<float>(const TopkParams&, const Plan&, bool, cudaStream_t);
+template cudaError_t launch<float>(const TopkParams&, const Plan&, const LaunchTarget&);
 
 }  // namespace gvr_topk::gvr

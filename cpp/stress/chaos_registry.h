@@ -1,0 +1,26 @@
+// The setters of a chaos build: every CUDA file has a mode of its own, and one call sets them all.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace gvr_topk::chaos {
+
+// The host refuses numbers from kModes on; eval/common/stress_chaos.py names the modes for Python.
+enum Mode : int {
+  kOff = 0,
+  kRandom = 1,          // every warp now and then, and a whole CTA for a while
+  kLastCta = 2,         // the last CTA of a cluster, behind every wait for the cluster
+  kFirstCta = 3,        // the first one likewise
+  kOneWarp = 4,         // one warp of each CTA, which changes with time
+  kAllWarpsButOne = 5,  // all of its other warps
+  kRoamingCta = 6,      // one CTA of a cluster, which changes with time
+  kOddRows = 7,         // every second row of a launch
+  kModes = 8,
+};
+
+// A function that sets the mode of one CUDA file on the current device.
+using Setter = cudaError_t (*)(int mode);
+
+void add_setter(Setter setter);
+
+}  // namespace gvr_topk::chaos

@@ -1,0 +1,293 @@
+"""What stress runs launch: configurations, chains of rows, and contents to rewrite tensors with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+ROW_ALIGNMENT = 16
+"""Aligned rows of a buffer are a multiple of so many elements apart, as an engine's are."""
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+
+Draw = torch.Generator
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to call the op.
+
+    Attributes
+    ----------
+    name : str
+        What the command line calls it.
+    width, requests, next_n, k : int
+        Shape: ``requests * next_n`` rows.
+    dtype : str
+        A key of `DTYPES`.
+    path : str
+        As for the op.
+    row_slot : bool
+        Slots of the hint by table, in another order than the rows', instead of by request.
+    stats : bool
+        Statistics are asked for.
+    page_size : int
+        0: no page table.
+    pdl : bool
+        Each launch may start while the one before runs.
+    aligned : bool
+        Rows begin at multiples of 16 bytes.
+    chains : int
+        Requests whose steps take turns; with one, each launch follows the step before it.
+    """
+
+    name: str
+    width: int
+    requests: int = 1
+    next_n: int = 1
+    k: int = 2048
+    dtype: str = "fp32"
+    path: str = "auto"
+    row_slot: bool = False
+    stats: bool = False
+    page_size: int = 0
+    pdl: bool = False
+    aligned: bool = True
+    chains: int = 8
+
+    @property
+    def rows(self) -> int:
+        return self.requests * self.next_n
+
+    @property
+    def slots(self) -> int:
+        """Slots of one chain: with a table, more than the requests need, and in no order of theirs."""
+        return self.requests + 2 if self.row_slot else self.requests
+
+    @property
+    def pitch(self) -> int:
+        """Elements from row to row."""
+        if not self.aligned:
+            return self.width | 1
+        return -(-self.width // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+CONFIGURATIONS: tuple[Configuration, ...] = (
+    Configuration("fp32-8192x8", 8192, 8, row_slot=True),
+    Configuration("fp32-32768x1", 32768),
+    Configuration("fp32-70690x1", 70690, row_slot=True),
+    Configuration("fp32-131072x1", 131072),
+    Configuration("fp32-131072x4", 131072, 4, row_slot=True),
+    Configuration("fp32-131072x64", 131072, 64),
+    Configuration("fp32-262144x1", 262144, row_slot=True),
+    Configuration("fp32-1048576x1", 1048576),
+    Configuration("bf16-131072x1", 131072, dtype="bf16", row_slot=True),
+    Configuration("bf16-600000x2", 600_000, 2, dtype="bf16"),
+    Configuration("fp16-70690x4", 70690, 4, dtype="fp16", aligned=False),
+    Configuration("drafts-65536x4", 65536, 4, next_n=2, row_slot=True),
+    Configuration("k512-131072x2", 131072, 2, k=512, row_slot=True, stats=True),
+    Configuration("k4096-131072x1", 131072, k=4096),
+    Configuration("k4096-524288x1", 524288, k=4096, row_slot=True),
+    Configuration("pages-pdl-131072x2", 131072, 2, row_slot=True, page_size=64, pdl=True, chains=1),
+    Configuration("gvr-70690x2", 70690, 2, next_n=2, path="gvr", row_slot=True, stats=True),
+)
+"""Every kernel, dtype and optional argument; all have a prior and what the last step left."""
+
+_REWRITTEN = (
+    Configuration("single", 8192, 3, chains=1),
+    Configuration("resident", 70690, 3, chains=1),
+    Configuration("stream", 600_000, 2, chains=1),
+    Configuration("general", 600_000, 2, k=4096, chains=1),
+    Configuration("four-phase", 70690, 3, path="gvr", chains=1),
+)
+
+REWRITTEN_TENSORS = ("prior", "guess_state", "seq_lens", "row_slot", "logits")
+"""Tensors that another stream may rewrite during a launch."""
+
+
+def rewritten_configurations() -> list[Configuration]:
+    """Every kernel with one row and two to a request, with and without statistics, half with a slot table."""
+    return [
+        replace(
+            base,
+            name=f"{base.name}-next{next_n}" + ("-stats" if stats else ""),
+            next_n=next_n,
+            stats=stats,
+            row_slot=(next_n == 2) != stats,
+        )
+        for base in _REWRITTEN
+        for next_n in (1, 2)
+        for stats in (False, True)
+    ]
+
+
+def by_name(configurations: Sequence[Configuration], names: str) -> list[Configuration]:
+    """Those of a list that a comma-separated text names; ``all`` names all.
+
+    Raises
+    ------
+    ValueError
+        A name is none of theirs.
+    """
+    if names == "all":
+        return list(configurations)
+    known = {configuration.name: configuration for configuration in configurations}
+    wanted = [name for name in names.split(",") if name]
+    unknown = sorted(set(wanted) - set(known))
+    if unknown or not wanted:
+        raise ValueError(f"wanted all or some of {','.join(known)}, got {names!r}")
+    return [known[name] for name in wanted]
+
+
+# ---------------------------------------------------------------- rows
+
+CHAINS = ("steady", "loose", "relu", "scaled", "moved", "masked", "rounded", "special")
+"""Kinds of chain, taken in turn. The first two are what a predictor is made for; with the others it misses in
+some steps or in all, so that every way a launch can go is gone."""
+
+_KEPT_VARIANCE = {"loose": 0.5, "scaled": 0.99}
+
+
+def chain_steps(kind: str, shape: tuple[int, ...], draw: Draw) -> Iterator[Tensor]:
+    """Scores of one decode step after the other, ``shape``, fp32: an autoregression, changed by kind.
+
+    Parameters
+    ----------
+    kind : str
+        One of `CHAINS`.
+    shape : tuple of int
+        Of a step: ``(rows, width)``.
+    draw : torch.Generator
+        On the device of the rows.
+    """
+    keep = _KEPT_VARIANCE.get(kind, 0.9)
+
+    def normal() -> Tensor:
+        return torch.randn(shape, generator=draw, device=draw.device)
+
+    def uniform() -> Tensor:
+        return torch.rand(shape, generator=draw, device=draw.device)
+
+    base, masked = normal(), uniform() < 0.5
+    step = 0
+    while True:
+        if kind == "relu":  # one in fifteen is positive, the others are equal
+            yield (base - 1.5).relu()
+        elif kind == "scaled":
+            yield base * 4.0 ** (step % 3 - 1)
+        elif kind == "moved":
+            yield base + 3.0 * (step % 2)
+        elif kind == "masked":
+            yield torch.where(masked, -torch.inf, base)
+        elif kind == "rounded":
+            yield (8 * base).round() / 8
+        elif kind == "special":
+            chance = uniform()
+            scores = torch.where(chance < 1e-3, torch.nan, base)
+            yield torch.where(chance > 1 - 1e-3, torch.inf, torch.where(chance > 0.9, -0.0, scores))
+        else:
+            yield base
+        base = keep**0.5 * base + (1 - keep) ** 0.5 * normal()
+        step += 1
+
+
+def visible_lengths(configuration: Configuration, launch: int) -> int:
+    """Key count of a launch's requests: the width, but now and then less, or too few to choose from."""
+    if launch % 8 == 5:
+        return max(configuration.next_n, 3 * configuration.width // 4 - launch)
+    if launch % 32 == 18:
+        return max(configuration.next_n, configuration.k // 2)
+    return configuration.width
+
+
+# ---------------------------------------------------------------- contents that a tensor is rewritten with
+
+
+def seq_len_values(configuration: Configuration) -> list[int]:
+    """Key counts that no engine would write, and those at which something changes."""
+    k, width = configuration.k, configuration.width
+    return [
+        *(INT32_MIN, INT32_MIN + 1, -1, 0, 1, configuration.next_n),
+        *(k - 1, k, k + 1, k + configuration.next_n),
+        *(width // 2, width - 1, width, width + 1, 2 * width, INT32_MAX - 1, INT32_MAX),
+    ]
+
+
+def row_slot_values(configuration: Configuration) -> list[int]:
+    """Every slot there is, those beside the first and the last, and the ends of int32."""
+    slots = configuration.slots
+    return [*range(-1, slots + 1), slots + 7, 1 << 20, INT32_MIN, INT32_MAX]
+
+
+GUESS_VALUES = (
+    *(-1.0, 0.0, -0.0, 0.03, 0.5, 0.9, 1.0, 1.5),
+    *(47.9, 48.0, 62.5, 64.0, 64.03, 65.7, 66.2, 70.0, 80.0, 80.1),
+    *(-1e-45, -1e-20, -0.25, -0.5, -1.25, -3.5, -100.0, -1e30, -3e38),
+    *(1e-45, 3e38, float("inf"), float("-inf"), float("nan")),
+)
+"""What a step can leave, for every kernel, and what none does."""
+
+
+def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int], draw: Draw) -> Tensor:
+    """Contents of a tensor, of which a rewriting kernel takes each word by chance.
+
+    Parameters
+    ----------
+    tensor : str
+        One of `REWRITTEN_TENSORS`.
+    configuration : Configuration
+    shape : sequence of int
+        Of the tensor.
+    draw : torch.Generator
+        On the device of the result.
+
+    Returns
+    -------
+    Tensor, ``[contents, *shape]``
+        Of the tensor's dtype.
+    """
+    device = draw.device
+
+    def chosen(values: Sequence[float], dtype: torch.dtype, contents: int = 64) -> Tensor:
+        every = torch.tensor(values, dtype=dtype, device=device)
+        return every[torch.randint(len(every), (contents, *shape), generator=draw, device=device)]
+
+    def integers(low: int, high: int) -> Tensor:
+        drawn = torch.randint(low, high, tuple(shape), generator=draw, device=device, dtype=torch.int64)
+        return drawn.to(torch.int32)
+
+    if tensor == "seq_lens":
+        return chosen(seq_len_values(configuration), torch.int32)
+    if tensor == "row_slot":
+        return chosen(row_slot_values(configuration), torch.int32)
+    if tensor == "guess_state":
+        bits = torch.randint(
+            INT32_MIN, INT32_MAX + 1, (16, *shape), generator=draw, device=device, dtype=torch.int64
+        )
+        return torch.cat([chosen(GUESS_VALUES, torch.float32), bits.to(torch.int32).view(torch.float32)])
+    if tensor == "prior":
+        ends = [INT32_MIN, -1, 0, 1, configuration.width - 1, configuration.width, INT32_MAX]
+        return torch.stack(
+            [
+                *(integers(0, configuration.width) for _ in range(4)),
+                integers(INT32_MIN, INT32_MAX + 1),
+                *chosen(ends, torch.int32, 2),
+                torch.full(tuple(shape), -1, dtype=torch.int32, device=device),
+            ]
+        )
+    if tensor == "logits":
+        rows = (int(torch.Size(shape[:-1]).numel()), shape[-1])
+        steps = [next(chain_steps(kind, rows, draw)) for kind in ("steady", "relu", "masked", "special")]
+        steps += [100.0 * steps[0] - 1000.0]
+        steps += [torch.full_like(steps[0], value) for value in (torch.nan, torch.inf, -torch.inf, 0.5)]
+        return torch.stack([step.to(DTYPES[configuration.dtype]).view(tuple(shape)) for step in steps])
+    raise ValueError(f"tensor: wanted one of {', '.join(REWRITTEN_TENSORS)}, got {tensor!r}")

@@ -1,0 +1,115 @@
+"""The compiled helpers of stress runs: the library of neighbours, and what a chaos build exports."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+import torch
+
+import gvr_topk
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+NEIGHBOURS_LIBRARY = "libgvr_topk_neighbours.so"
+
+HOW_TO_BUILD = "make neighbours"
+"""Command that builds the library of neighbours and puts it beside the others."""
+
+CHAOS_MODES = (
+    "off",
+    "random",
+    "last CTA of a cluster late",
+    "first CTA of a cluster late",
+    "one warp late",
+    "all warps but one late",
+    "a roaming CTA late",
+    "every second row late",
+)
+"""What a chaos build delays, by mode (cpp/stress/chaos_registry.h)."""
+
+
+class StressError(RuntimeError):
+    """A compiled helper is missing or a call of it failed."""
+
+
+@functools.cache
+def neighbours_library() -> ctypes.CDLL | None:
+    """Load the library of neighbours: of the folder that chooses the op's libraries, or of this checkout.
+
+    Returns
+    -------
+    ctypes.CDLL or None
+        None where it was not built (CMake option ``GVR_TOPK_STRESS``).
+    """
+    folders = [ROOT / "gvr_topk" / "lib"]
+    chosen = os.environ.get("GVR_TOPK_LIBRARY_DIR")
+    if chosen:
+        folders.insert(0, Path(chosen).absolute())
+    for folder in folders:
+        if (folder / NEIGHBOURS_LIBRARY).is_file():
+            break
+    else:
+        return None
+    library = ctypes.CDLL(str(folder / NEIGHBOURS_LIBRARY))
+    pointer, i32, i64, real = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_double
+    library.gvr_topk_hold_sms.argtypes = [pointer, i32, i32, real]
+    library.gvr_topk_hammer_shared.argtypes = [pointer, i32, real]
+    library.gvr_topk_hammer_l1.argtypes = [pointer, i32, real, pointer, i64]
+    library.gvr_topk_stream_dram.argtypes = [pointer, i32, real, pointer, i64]
+    library.gvr_topk_rewrite.argtypes = [pointer, i32, i32, real, pointer, i64, i64, i64, pointer, i64]
+    library.gvr_topk_check_words.argtypes = [pointer, pointer, pointer, pointer, i32, pointer]
+    return library
+
+
+def succeed(status: int) -> None:
+    """Raise unless a CUDA status says success.
+
+    Raises
+    ------
+    StressError
+    """
+    if status != 0:
+        raise StressError(f"a kernel of {NEIGHBOURS_LIBRARY} was not launched: CUDA status {status}")
+
+
+@functools.cache
+def _op_library() -> ctypes.CDLL | None:
+    path = gvr_topk.library_status().path
+    return None if path is None else ctypes.CDLL(path)
+
+
+def chaos_modes() -> int:
+    """Modes of the loaded library, 0 (off) among them; 0 where it is not a chaos build.
+
+    A chaos build is one with the CMake option ``GVR_TOPK_CHAOS``.
+    """
+    library = _op_library()
+    if library is None or not hasattr(library, "gvr_topk_chaos_modes"):
+        return 0
+    return int(library.gvr_topk_chaos_modes())
+
+
+def chaos_files() -> int:
+    """CUDA files of the loaded library that delay threads."""
+    library = _op_library()
+    return int(library.gvr_topk_chaos_files()) if library is not None and chaos_modes() else 0
+
+
+def set_chaos(mode: int) -> None:
+    """Delay threads of all later launches as a mode of `CHAOS_MODES` says. Waits for the device.
+
+    Raises
+    ------
+    StressError
+        The library is not a chaos build, or has no such mode.
+    """
+    library = _op_library()
+    if library is None or not 0 <= mode < chaos_modes():
+        raise StressError(f"mode: wanted one of the {chaos_modes()} modes of the library, got {mode}")
+    torch.cuda.synchronize()
+    status = library.gvr_topk_set_chaos(mode)
+    if status != 0:
+        raise StressError(f"gvr_topk_set_chaos({mode}): CUDA status {status}")
+    torch.cuda.synchronize()

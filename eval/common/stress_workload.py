@@ -1,0 +1,414 @@
+"""A graph of launches over different rows whose every written word is compared on the device.
+
+All that the launches of a workload write lies in one buffer of 32-bit words: results, the chains' hints, what
+each step leaves, statistics, and guard words behind every block and between the rows of a block. A second
+buffer holds what should be there once all launches have run, so that one small kernel compares everything and
+puts poison back where the next launches write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eval.common.stress_cases import CHAINS, DTYPES, Configuration, chain_steps, visible_lengths
+from eval.common.stress_library import neighbours_library, succeed
+from gvr_topk import indexer_topk_decode
+from gvr_topk.contract import STATS_COLUMNS, exact_topk, row_lengths
+
+LAUNCHES = {"cuda": 64, "cpu": 8}
+"""Launches of a graph."""
+
+GUARD = -1515870811  # 0xA5A5A5A5; neither this nor the poison is ever a result
+POISON = -7777
+GUARD_WORDS = 4096
+"""Guard words behind each block."""
+
+_GAP = 32
+"""Guard words between the rows of a block, so that a row which is too long does not hide in the next."""
+
+_RESULT, _KEPT, _GUARDS = 0, 1, 2
+"""Kinds of segment: what one launch writes; what launches leave to the next; guard words alone."""
+
+_COUNTERS = ("launches", "wrong_launches", "wrong_words", "guard_words", "wrong_hints", "first", "got")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the comparisons have found since the last reset.
+
+    Attributes
+    ----------
+    launches : int
+        Launches compared.
+    wrong_launches, wrong_words : int
+        Of these, launches with a wrong result, and the words that were wrong, in hints too.
+    guard_words : int
+        Guard words that were overwritten.
+    wrong_hints : int
+        Comparisons of a chain's hints that found another one than the last step's result.
+    first_wrong : str
+        Where the first wrong word was, and what it held; empty if there was none.
+    """
+
+    launches: int = 0
+    wrong_launches: int = 0
+    wrong_words: int = 0
+    guard_words: int = 0
+    wrong_hints: int = 0
+    first_wrong: str = ""
+
+    @property
+    def clean(self) -> bool:
+        return not (self.wrong_launches or self.wrong_words or self.guard_words or self.wrong_hints)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows of words in the buffer; ``kind`` is that of its segment."""
+
+    name: str
+    first: int
+    rows: int
+    columns: int
+    pitch: int
+    kind: int
+
+    @property
+    def end(self) -> int:
+        return self.first + self.rows * self.pitch
+
+    def view(self, words: Tensor) -> Tensor:
+        """Its words, ``[rows, columns]``."""
+        rows = words[self.first : self.end].view(self.rows, self.pitch)
+        return rows[:, : self.columns]
+
+
+class _Layout:
+    """Blocks one behind the other, with guard words before, between and behind."""
+
+    def __init__(self) -> None:
+        self.blocks: list[_Block] = []
+        self.segments: list[tuple[int, int, int]] = [(0, GUARD_WORDS, _GUARDS)]
+
+    @property
+    def words(self) -> int:
+        return self.segments[-1][1]
+
+    def add(self, name: str, rows: int, columns: int, kind: int, gap: int = _GAP) -> _Block:
+        block = _Block(name, self.words, rows, columns, columns + (gap if rows > 1 else 0), kind)
+        self.blocks.append(block)
+        # The guard words begin where the last row ends, and end at a multiple of 128 bytes.
+        end = -(-(block.end + GUARD_WORDS) // 32) * 32
+        self.segments.append((block.end if kind == _GUARDS else block.first, end, kind))
+        return block
+
+    def describe(self, word: int) -> str:
+        """Name of the block that a word is in, with its row and column there."""
+        block = max((b for b in self.blocks if b.first <= word), key=lambda b: b.first, default=None)
+        if block is None:
+            return f"guard word {word} before the first block"
+        row, column = divmod(word - block.first, block.pitch)
+        return f"{block.name} row {row} column {column}"
+
+
+class Workload:
+    """Launches of one configuration over rows of their own, what they should write, and their graph.
+
+    Parameters
+    ----------
+    configuration : Configuration
+    device : {"cuda", "cpu"}
+        On the CPU launches run one by one, without a graph.
+    launches : int, optional
+        Default: `LAUNCHES` of the device.
+    seed : int
+    rewritable : bool
+        All launches share their lengths and two row buffers, so that one kernel can rewrite them all.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        device: str,
+        *,
+        launches: int = 0,
+        seed: int = 0,
+        rewritable: bool = False,
+    ) -> None:
+        self.configuration = configuration
+        self.device = device
+        self.launches = launches or LAUNCHES[device]
+        self._rewritable = rewritable
+        self._draw = torch.Generator(device=device).manual_seed(1_000_003 * seed + 17)
+        self._make_inputs()
+        self._make_words()
+        self._seq_lens_before = self.seq_lens.clone()
+        self._row_slot_before = None if self.row_slot is None else self.row_slot.clone()
+        self.counters = torch.zeros(len(_COUNTERS), dtype=torch.int64, device=device)
+        # Where neighbours hold many SMs, a cluster of a common stream could wait for one after the other.
+        self.stream = torch.cuda.Stream(priority=-1) if device == "cuda" else None
+        self._graph = self._capture() if device == "cuda" else None
+
+    # ------------------------------------------------------------ what goes in
+
+    def _make_inputs(self) -> None:
+        c = self.configuration
+        count = min(2, self.launches) if self._rewritable else self.launches
+        dtype = DTYPES[c.dtype]
+        self.logits = torch.full((count, c.rows, c.pitch), torch.nan, dtype=dtype, device=self.device)
+        chains: dict[tuple[int, str], Iterator[Tensor]] = {}
+        for launch in range(count):
+            chain = launch % c.chains
+            # A single chain goes from one kind to the next every eight steps.
+            kind = CHAINS[(launch // 8 if c.chains == 1 else chain) % len(CHAINS)]
+            if (chain, kind) not in chains:
+                chains[chain, kind] = chain_steps(kind, (c.rows, c.width), self._draw)
+            self.logits[launch, :, : c.width] = next(chains[chain, kind])
+        self._logits_before = self.logits.clone() if self._rewritable else None
+        lengths = [c.width] if self._rewritable else [visible_lengths(c, i) for i in range(self.launches)]
+        self.seq_lens = torch.tensor(lengths, dtype=torch.int32, device=self.device)[:, None]
+        self.seq_lens = self.seq_lens.repeat(1, c.requests)
+        self.row_slot = None
+        slots = torch.arange(c.requests)
+        if c.row_slot:
+            slots = torch.randperm(c.slots, generator=torch.Generator().manual_seed(c.slots))[: c.requests]
+            if c.requests >= 4:  # rows without a slot, as padding has none
+                slots[1], slots[2] = -1, c.slots + 7
+            self.row_slot = slots.repeat_interleave(c.next_n).to(self.device, torch.int32)
+        self._slots = slots.tolist()
+        self.page_table = None
+        if c.page_size:
+            pages = max(1, c.width // c.page_size - 2)  # the last positions have no page
+            order = torch.randperm(4 * c.requests * pages, generator=self._draw, device=self.device)
+            self.page_table = order[: c.requests * pages].view(c.requests, pages).to(torch.int32)
+
+    # ------------------------------------------------------------ what comes out
+
+    def _make_words(self) -> None:
+        c, layout = self.configuration, _Layout()
+        gap = _GAP if c.aligned else _GAP + 1
+        self._results = [
+            layout.add(f"result of launch {i}", c.rows, c.k, _RESULT, gap) for i in range(self.launches)
+        ]
+        self._priors = [layout.add(f"prior of chain {i}", c.slots, c.k, _KEPT, gap) for i in range(c.chains)]
+        self._states = [layout.add(f"state of chain {i}", 1, c.slots, _GUARDS) for i in range(c.chains)]
+        self._stats = []
+        if c.stats:
+            columns = len(STATS_COLUMNS)
+            self._stats = [
+                layout.add(f"statistics of launch {i}", 1, c.rows * columns, _GUARDS)
+                for i in range(self.launches)
+            ]
+        self._layout = layout
+        self.segments = torch.tensor(layout.segments, dtype=torch.int64, device=self.device)
+        self.expected = torch.full((layout.words,), GUARD, dtype=torch.int32, device=self.device)
+        self._initial = self.expected.clone()
+        for block in layout.blocks:
+            block.view(self._initial).fill_(POISON)
+        unknown = int(torch.tensor(-1.0).view(torch.int32))
+        for prior, state in zip(self._priors, self._states, strict=True):
+            prior.view(self._initial).fill_(-1)
+            prior.view(self.expected).fill_(-1)
+            state.view(self._initial).fill_(unknown)
+        for launch in range(self.launches):
+            self._expect(launch)
+        self.words = self._initial.clone()
+        self._make_masks()
+
+    def _expect(self, launch: int) -> None:
+        """Write down what a launch leaves in its result and, after all earlier ones, in its chain's hints."""
+        c = self.configuration
+        logits, seq_lens = self._inputs(launch)
+        lengths = row_lengths(seq_lens, c.rows, c.next_n).clamp(max=c.width)
+        positions = exact_topk(logits, lengths, c.k)
+        result = self._results[launch].view(self.expected)
+        result.copy_(positions if self.page_table is None else self._translate(positions))
+        prior = self._priors[launch % c.chains].view(self.expected)
+        for request, slot in enumerate(self._slots):
+            if 0 <= slot < c.slots:
+                prior[slot] = positions[request * c.next_n + c.next_n - 1]
+
+    def _translate(self, positions: Tensor) -> Tensor:
+        """Slots of a paged cache, as the op's documentation says it."""
+        c = self.configuration
+        assert self.page_table is not None
+        position = positions.to(torch.int64)
+        page = torch.div(position, c.page_size, rounding_mode="floor")
+        known = (position >= 0) & (page < self.page_table.shape[1])
+        tables = self.page_table.to(torch.int64).repeat_interleave(c.next_n, 0)
+        slot = tables.gather(1, torch.where(known, page, 0)) * c.page_size + position % c.page_size
+        return torch.where(known, slot, -1).to(torch.int32)
+
+    def _make_masks(self) -> None:
+        """For `_check_by_torch`: the segment of each word, or one past the last, and which to poison."""
+        if self.device == "cuda" and neighbours_library() is not None:
+            return
+        count = len(self._layout.segments)
+        self._segment_of = torch.full((len(self.words),), count, dtype=torch.int64, device=self.device)
+        for index, (first, end, _) in enumerate(self._layout.segments):
+            self._segment_of[first:end] = index
+        kinds = torch.tensor([kind for *_, kind in self._layout.segments] + [_GUARDS], device=self.device)
+        self._is_result = kinds == _RESULT
+        self._checked = self._segment_of < count
+        self._is_guard = self._checked & (self.expected == GUARD)
+        self._poisoned = self._is_result[self._segment_of] & ~self._is_guard
+
+    # ------------------------------------------------------------ running
+
+    def _inputs(self, launch: int) -> tuple[Tensor, Tensor]:
+        logits = self.logits[launch % len(self.logits), :, : self.configuration.width]
+        return logits, self.seq_lens[launch % len(self.seq_lens)]
+
+    def _launch(self, launch: int) -> None:
+        c, chain = self.configuration, launch % self.configuration.chains
+        logits, seq_lens = self._inputs(launch)
+        stats = None
+        if self._stats:
+            stats = self._stats[launch].view(self.words).view(c.rows, len(STATS_COLUMNS))
+        indexer_topk_decode(
+            logits,
+            seq_lens,
+            c.k,
+            next_n=c.next_n,
+            out=self._results[launch].view(self.words),
+            prior=self._priors[chain].view(self.words),
+            guess_state=self._states[chain].view(self.words)[0].view(torch.float32),
+            row_slot=self.row_slot,
+            stats=stats,
+            page_table=self.page_table,
+            page_size=c.page_size,
+            path=c.path,
+            pdl=c.pdl,
+        )
+
+    def run_once(self) -> None:
+        """Launch everything on the current stream, and compare."""
+        for launch in range(self.launches):
+            self._launch(launch)
+        self.check()
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        assert self.stream is not None
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self.run_once()  # loads every kernel, which a capture must not
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            self.run_once()
+        torch.cuda.synchronize()
+        self.reset()
+        return graph
+
+    def replay(self) -> None:
+        """Launch everything once more, on the workload's stream; returns before it has run."""
+        if self._graph is None or self.stream is None:
+            self.run_once()
+            return
+        with torch.cuda.stream(self.stream):
+            self._graph.replay()
+
+    def reset(self) -> None:
+        """Take everything back to the state before the first launch; waits for the device."""
+        self.words.copy_(self._initial)
+        self.counters.zero_()
+        self._synchronize()
+
+    def _synchronize(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    # ------------------------------------------------------------ comparing
+
+    def check(self) -> None:
+        """Compare every word with the expected one, count, and poison the results, on the current stream."""
+        library = neighbours_library()
+        if self.device == "cpu" or library is None:
+            self._check_by_torch()
+            return
+        succeed(
+            library.gvr_topk_check_words(
+                torch.cuda.current_stream().cuda_stream,
+                self.words.data_ptr(),
+                self.expected.data_ptr(),
+                self.segments.data_ptr(),
+                len(self.segments),
+                self.counters.data_ptr(),
+            )
+        )
+
+    def _check_by_torch(self) -> None:
+        """The same in operations of torch, none of which depends on what is found."""
+        differ = (self.words != self.expected) & self._checked
+        wrong = differ & ~self._is_guard
+        per_segment = torch.zeros(len(self._is_result), dtype=torch.int64, device=self.device)
+        per_segment.index_add_(0, self._segment_of, wrong.to(torch.int64))
+        any_wrong = per_segment > 0
+        index = wrong.to(torch.int8).argmax()
+        new = (wrong.any() & (self.counters[5] == 0)).to(torch.int64)
+        got = self.words.index_select(0, index.view(1))[0].to(torch.int64)
+        self.counters += torch.stack(
+            [
+                self._is_result.sum(),
+                (any_wrong & self._is_result).sum(),
+                wrong.sum(),
+                (differ & self._is_guard).sum(),
+                (any_wrong & ~self._is_result).sum(),
+                new * (index + 1),
+                new * got,
+            ]
+        )
+        self.words.masked_fill_(self._is_guard, GUARD).masked_fill_(self._poisoned, POISON)
+
+    def counts(self) -> Counts:
+        """What has been found; waits for the device."""
+        self._synchronize()
+        found = self.counters.tolist()
+        where = ""
+        if found[5] > 0:
+            word = found[5] - 1
+            where = f"{self._layout.describe(word)}: wanted {int(self.expected[word])}, got {found[6]}"
+        launches, wrong_launches, wrong_words, guard_words, wrong_hints = found[:5]
+        return Counts(launches, wrong_launches, wrong_words, guard_words, wrong_hints, where)
+
+    # ------------------------------------------------------------ rewriting
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor that may be rewritten while launches run, two-dimensional, with inner stride 1."""
+        assert self._rewritable
+        if name == "prior":
+            return self._priors[0].view(self.words)
+        if name == "guess_state":
+            return self._states[0].view(self.words).view(torch.float32)
+        if name == "seq_lens":
+            return self.seq_lens
+        if name == "row_slot":
+            assert self.row_slot is not None
+            return self.row_slot[None]
+        assert name == "logits"
+        return self.logits.view(-1, self.logits.shape[-1])
+
+    def restore(self) -> None:
+        """Make the inputs again what they were, but for the hints, which may hold anything; no counts stay.
+
+        Slots that no row writes are made again what they were, because they are compared.
+        """
+        self.seq_lens.copy_(self._seq_lens_before)
+        if self.row_slot is not None and self._row_slot_before is not None:
+            self.row_slot.copy_(self._row_slot_before)
+        if self._logits_before is not None:
+            self.logits.copy_(self._logits_before)
+        for prior in self._priors:
+            now, before = prior.view(self.words), prior.view(self._initial)
+            for slot in set(range(self.configuration.slots)) - set(self._slots):
+                now[slot] = before[slot]
+        self.counters.zero_()
+        self._synchronize()

@@ -1,0 +1,194 @@
+"""Run the op beside other work, under delays, and on arguments that are rewritten; compare every launch.
+
+    python eval/stress.py --launches 1000000 --out out/stress.json
+    python eval/stress.py --launches 0 --chaos-launches 100000 --out out/chaos.json
+    python eval/stress.py --rewrite --out out/rewrite.json
+    python eval/stress.py --package ../older --configurations fp32-131072x1 --neighbours l1,index_add
+
+One graph holds 64 launches of a configuration over different rows, chains of decode steps that a predictor
+follows or misses. A neighbour works on another stream all the time that the graph is replayed. Each replay
+ends with a comparison, on the device, of every result and every hint with an oracle computed before, and of
+the guard words behind every block; results are poisoned before the next. Neighbours other than operations of
+torch, and rewriting, need a library of their own (``make neighbours``); ``--chaos-launches`` needs a build of
+the op that delays threads (CMake option ``GVR_TOPK_CHAOS``; the environment variable
+``GVR_TOPK_LIBRARY_DIR`` names its folder), and gives each mode of it a share of the launches.
+
+With ``--rewrite`` another stream keeps rewriting the hint, what the last step left, the lengths, the slots or
+the scores, for a minute each. Results may be anything then, but every launch must end, no guard word may
+change, and launches behind it must be exact.
+
+``--package`` names a folder with another ``gvr_topk`` and its libraries, for example an older checkout, to
+run in place of this one.
+
+Exit status: 0 nothing wrong, 1 something wrong, 2 wrong use, 3 stopped by ``--seconds`` with nothing wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Annotated, Any
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import typer
+
+WRONG, STOPPED = 1, 3
+
+
+def use_package(folder: Path) -> None:
+    """Import `gvr_topk` from a folder, in place of the one that is installed or lies beside this script.
+
+    Raises
+    ------
+    typer.BadParameter
+        There is none, or another one has been imported already.
+    """
+    folder = folder.resolve()
+    if not (folder / "gvr_topk" / "__init__.py").is_file():
+        raise typer.BadParameter(f"--package: wanted a folder that holds gvr_topk, got {folder}")
+    # The scripts beside this one must not be taken from there.
+    importlib.import_module("eval.common")
+    sys.path.insert(0, str(folder))
+    # An editable installation finds its modules before any path is searched.
+    sys.meta_path.insert(0, PathFinder)
+    package = importlib.import_module("gvr_topk")
+    if not Path(str(package.__file__)).resolve().is_relative_to(folder):
+        raise typer.BadParameter(f"--package: gvr_topk was imported already, from {package.__file__}")
+
+
+def _line(result: dict[str, Any]) -> str:
+    """One result for a person who watches."""
+    name = result["configuration"]["name"]
+    beside = result.get("neighbour") or f"{result['rewritten']} rewritten"
+    delayed = f", {result['delayed']}" if result["chaos"] else ""
+    verdict = "ok"
+    if not result["clean"]:
+        found = [
+            f"{result[key]} {key.replace('_', ' ')}"
+            for key in ("wrong_launches", "wrong_hints", "guard_words")
+            if result.get(key)
+        ]
+        verdict = "WRONG " + ", ".join(found or ["launches that follow"])
+    return f"{name}: {beside}{delayed}: {result['launches']} launches in {result['seconds']:.1f} s: {verdict}"
+
+
+def main(
+    launches: Annotated[
+        int, typer.Option(help="Launches of each configuration beside neighbours.")
+    ] = 100_000,
+    chaos_launches: Annotated[int, typer.Option(help="Launches of each configuration under delays.")] = 0,
+    configurations: Annotated[str, typer.Option(help="Names, comma-separated, or all.")] = "all",
+    neighbours: Annotated[str, typer.Option(help="Names, comma-separated, or all.")] = "all",
+    seconds: Annotated[float, typer.Option(help="Stop after so long; 0: never.")] = 0.0,
+    rewrite: Annotated[bool, typer.Option("--rewrite", help="Rewrite arguments during launches.")] = False,
+    rewrite_seconds: Annotated[float, typer.Option(help="Time to rewrite each tensor for.")] = 60.0,
+    tensors: Annotated[str, typer.Option(help="Tensors to rewrite, comma-separated, or all.")] = "all",
+    hang_seconds: Annotated[float, typer.Option(help="Time after which the device is given up.")] = 60.0,
+    package: Annotated[Path | None, typer.Option(help="Folder with another gvr_topk to run.")] = None,
+    device: Annotated[str, typer.Option(help="cuda, or cpu to try the script itself.")] = "cuda",
+    seed: Annotated[int, typer.Option(help="Seed of the rows.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Results as JSON.")] = None,
+    commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
+) -> None:
+    """Stress the op."""
+    if device not in ("cuda", "cpu"):
+        raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
+    if launches < 0 or chaos_launches < 0 or not (rewrite or launches + chaos_launches > 0):
+        raise typer.BadParameter("--launches and --chaos-launches: wanted at least one launch")
+    if package is not None:
+        use_package(package)
+    # Not before: they import the package.
+    import torch
+
+    import gvr_topk
+    from eval.common import stress_cases as cases
+    from eval.common import stress_neighbours as beside
+    from eval.common import stress_run as runs
+    from eval.common.machine import describe_machine, write_json
+    from eval.common.stress_library import HOW_TO_BUILD, StressError, chaos_modes, neighbours_library
+
+    known = cases.rewritten_configurations() if rewrite else cases.CONFIGURATIONS
+    try:
+        chosen = cases.by_name(known, configurations)
+    except ValueError as error:
+        raise typer.BadParameter(f"--configurations: {error}") from None
+    available = beside.NEIGHBOURS if device == "cuda" else ("none",)
+    names = _names("--neighbours", neighbours, available)
+    rewritten = _names("--tensors", tensors, cases.REWRITTEN_TENSORS)
+    if device == "cuda" and not (torch.cuda.is_available() and gvr_topk.library_status().loaded):
+        reason = gvr_topk.library_status().reason if torch.cuda.is_available() else "no CUDA GPU"
+        raise typer.BadParameter(f"--device cuda: {reason}")
+    compiled = rewrite or bool({"sms", "smem", "l1", "dram"} & set(names))
+    if device == "cuda" and compiled and neighbours_library() is None:
+        raise typer.BadParameter(f"the library of neighbours was not built: {HOW_TO_BUILD}")
+    if chaos_launches > 0 and chaos_modes() == 0:
+        raise typer.BadParameter("--chaos-launches: the library is no chaos build (GVR_TOPK_CHAOS)")
+
+    started = time.monotonic()
+    machine = describe_machine(commit, device)
+    data = runs.header("rewrite" if rewrite else "launches", device, seed, machine)
+    limits = runs.Limits(started + seconds if seconds > 0 else float("inf"), hang_seconds)
+
+    def save() -> None:
+        data["seconds"] = round(time.monotonic() - started, 3)
+        data["totals"] = runs.totals(data)
+        if out is not None:
+            write_json(out, data)
+
+    def report(result: dict[str, Any]) -> None:
+        print(_line(result), flush=True)
+        save()
+
+    hung = False
+    try:
+        if rewrite:
+            runs.run_rewriting(data, chosen, rewritten, seconds=rewrite_seconds, limits=limits, report=report)
+        else:
+            runs.run_launches(
+                data,
+                chosen,
+                names,
+                launches=launches,
+                chaos_launches=chaos_launches,
+                limits=limits,
+                report=report,
+            )
+    except (RuntimeError, ValueError, StressError) as error:
+        # Behind an error of the device every later call fails as well, so that nothing more can be run.
+        hung = isinstance(error, beside.Hang)
+        at = len(data["results"])
+        data["failure"] = {"behind_result": at, "hang": hung, "error": str(error).splitlines()[0]}
+        print(f"FAILED behind result {at}: {type(error).__name__}: {error}", flush=True)
+    save()
+    total = data["totals"]
+    print(
+        f"{total['configurations']} configurations, {total['launches']} launches, "
+        f"{total['launches_with_delays']} of them with delays: {total['wrong_launches']} wrong, "
+        f"{total['wrong_hints']} wrong hints, {total['guard_words']} guard words overwritten "
+        f"in {data['seconds']:.0f} s",
+        flush=True,
+    )
+    if hung:
+        os._exit(WRONG)  # an ordinary end would wait for the device
+    if not total["clean"]:
+        raise typer.Exit(WRONG)
+    if data["stopped_by_time"]:
+        raise typer.Exit(STOPPED)
+
+
+def _names(option: str, text: str, known: tuple[str, ...]) -> list[str]:
+    """Names in a comma-separated text; ``all`` stands for all."""
+    names = list(known) if text == "all" else [name for name in text.split(",") if name]
+    if not names or not set(names) <= set(known):
+        raise typer.BadParameter(f"{option}: wanted all or some of {','.join(known)}, got {text!r}")
+    return names
+
+
+if __name__ == "__main__":
+    typer.run(main)

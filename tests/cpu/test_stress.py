@@ -1,0 +1,498 @@
+"""The stress runs' logic that needs no GPU: what is launched, compared, rewritten and reported."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner, Result
+
+from eval import fuzz, stress
+from eval.common import stress_cases, stress_neighbours, stress_run, stress_workload
+from eval.common.stress_cases import (
+    CHAINS,
+    CONFIGURATIONS,
+    INT32_MAX,
+    INT32_MIN,
+    REWRITTEN_TENSORS,
+    Configuration,
+    by_name,
+    chain_steps,
+    rewrite_pool,
+    rewritten_configurations,
+    visible_lengths,
+)
+from eval.common.stress_library import CHAOS_MODES, ROOT, StressError, chaos_modes, set_chaos
+from eval.common.stress_neighbours import NEIGHBOURS, Hang, Neighbour, make_neighbour, make_rewriter, wait_for
+from eval.common.stress_workload import GUARD, GUARD_WORDS, POISON, Workload
+from gvr_topk.gate import plan
+
+STRESS = ROOT / "cpp" / "stress"
+
+TINY = Configuration("tiny", 600, 3, next_n=2, k=40, row_slot=True, stats=True, page_size=16, chains=2)
+PLAIN = Configuration("plain", 500, 2, k=30, dtype="bf16", aligned=False, chains=1)
+
+
+def family(configuration: Configuration) -> str:
+    return plan(
+        rows=configuration.rows,
+        width=configuration.width,
+        k=configuration.k,
+        dtype=stress_cases.DTYPES[configuration.dtype],
+        path=configuration.path,
+    ).family
+
+
+class TestConfigurations:
+    def test_there_are_enough_and_each_has_a_name(self) -> None:
+        names = [configuration.name for configuration in CONFIGURATIONS]
+        assert len(names) == len(set(names)) >= 12
+
+    def test_they_reach_every_kernel_and_dtype(self) -> None:
+        families = {"single", "resident", "stream", "general", "four_phase"}
+        assert {family(configuration) for configuration in CONFIGURATIONS} == families
+        assert {configuration.dtype for configuration in CONFIGURATIONS} == set(stress_cases.DTYPES)
+        assert {family(configuration) for configuration in rewritten_configurations()} == families
+
+    def test_they_use_every_argument(self) -> None:
+        slotted = [configuration.row_slot for configuration in CONFIGURATIONS]
+        assert len(slotted) / 2 - 2 <= sum(slotted) <= len(slotted) / 2 + 2
+        for argument in ("stats", "page_size", "pdl"):
+            assert any(getattr(configuration, argument) for configuration in CONFIGURATIONS), argument
+        assert not all(configuration.aligned for configuration in CONFIGURATIONS)
+
+    def test_rewritten_ones_have_every_combination(self) -> None:
+        seen = {(c.name.split("-next")[0], c.next_n, c.stats, c.row_slot) for c in rewritten_configurations()}
+        assert len(seen) == 20
+        assert {slotted for *_, slotted in seen} == {True, False}
+
+    def test_names_choose(self) -> None:
+        assert by_name(CONFIGURATIONS, "all") == list(CONFIGURATIONS)
+        chosen = by_name(CONFIGURATIONS, "gvr-70690x2,fp32-8192x8")
+        assert [configuration.name for configuration in chosen] == ["gvr-70690x2", "fp32-8192x8"]
+        for wrong in ("", "nothing", "fp32-8192x8,nothing"):
+            with pytest.raises(ValueError, match="wanted all or some of"):
+                by_name(CONFIGURATIONS, wrong)
+
+    def test_lengths_are_mostly_the_width_and_sometimes_too_short_to_choose(self) -> None:
+        lengths = [visible_lengths(CONFIGURATIONS[2], launch) for launch in range(64)]
+        assert lengths.count(CONFIGURATIONS[2].width) > 48
+        assert any(length <= CONFIGURATIONS[2].k for length in lengths)
+        assert all(0 < length <= CONFIGURATIONS[2].width for length in lengths)
+
+
+class TestContents:
+    def draw(self) -> torch.Generator:
+        return torch.Generator().manual_seed(3)
+
+    @pytest.mark.parametrize("kind", CHAINS)
+    def test_steps_of_a_chain_follow_each_other(self, kind: str) -> None:
+        steps = list(itertools.islice(chain_steps(kind, (2, 5000), self.draw()), 4))
+        assert all(step.shape == (2, 5000) and step.dtype == torch.float32 for step in steps)
+        kept = steps[0].isfinite() & steps[1].isfinite()
+        together = torch.stack([steps[0][kept], steps[1][kept]])
+        assert float(torch.corrcoef(together)[0, 1]) > 0.4
+        assert not torch.equal(steps[0].nan_to_num(), steps[1].nan_to_num())
+
+    def test_scales_and_means_move(self) -> None:
+        scaled = list(itertools.islice(chain_steps("scaled", (1, 5000), self.draw()), 3))
+        assert scaled[2].std() > 3 * scaled[1].std() > 9 * scaled[0].std()
+        moved = list(itertools.islice(chain_steps("moved", (1, 5000), self.draw()), 2))
+        assert moved[1].mean() - moved[0].mean() > 2
+
+    @pytest.mark.parametrize("tensor", REWRITTEN_TENSORS)
+    def test_pools_have_the_tensor_s_shape_and_type(self, tensor: str) -> None:
+        workload = Workload(replace(TINY, chains=1), "cpu", launches=2, rewritable=True)
+        target = workload.tensor(tensor)
+        pool = rewrite_pool(tensor, workload.configuration, target.shape, self.draw())
+        assert pool.shape[1:] == target.shape and pool.dtype == target.dtype and len(pool) > 5
+
+    def test_pools_hold_what_no_engine_would_write(self) -> None:
+        lengths = set(rewrite_pool("seq_lens", TINY, (1, 50), self.draw()).unique().tolist())
+        assert {INT32_MIN, -1, 0, TINY.k, TINY.k + 1, TINY.width, INT32_MAX} <= lengths
+        slots = set(rewrite_pool("row_slot", TINY, (1, 50), self.draw()).unique().tolist())
+        assert {INT32_MIN, -1, *range(TINY.slots), TINY.slots, INT32_MAX} <= slots
+        prior = rewrite_pool("prior", TINY, (5, 40), self.draw())
+        assert int(prior.min()) == INT32_MIN and int(prior.max()) == INT32_MAX
+        states = rewrite_pool("guess_state", TINY, (1, 50), self.draw())
+        assert bool(states.isnan().any() and states.isinf().any() and (states == 0.5).any())
+        assert bool(((states > 64) & (states < 65)).any() and (states < -1).any())
+        scores = rewrite_pool("logits", TINY, (4, 600), self.draw())
+        assert bool(scores.isnan().all(dim=2).any() and (scores == torch.inf).all(dim=2).any())
+
+    def test_no_pool_for_other_tensors(self) -> None:
+        with pytest.raises(ValueError, match="tensor: wanted one of prior"):
+            rewrite_pool("out", TINY, (1, 1), self.draw())
+
+
+def sabotage(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """Let the op change something after it has run: ``change(call number, its arguments)``."""
+    real, calls = stress_workload.indexer_topk_decode, itertools.count()
+
+    def op(*positional: Any, **named: Any) -> None:
+        real(*positional, **named)
+        change(next(calls), named)
+
+    monkeypatch.setattr(stress_workload, "indexer_topk_decode", op)
+
+
+class TestWorkload:
+    @pytest.mark.parametrize("configuration", [TINY, PLAIN, replace(TINY, requests=5, page_size=0)])
+    def test_the_op_passes(self, configuration: Configuration) -> None:
+        workload = Workload(configuration, "cpu", launches=6)
+        for _ in range(3):
+            workload.replay()
+        counts = workload.counts()
+        assert counts.clean and counts.launches == 18 and counts.first_wrong == ""
+
+    def test_every_block_has_guard_words_behind_it_and_rows_between(self) -> None:
+        workload = Workload(TINY, "cpu", launches=3)
+        layout = workload._layout
+        assert {block.name.rsplit(" ", 2)[0] for block in layout.blocks} == {
+            "result of", "prior of", "state of", "statistics of",
+        }  # fmt: skip
+        inside = torch.zeros(len(workload.words), dtype=torch.bool)
+        for block in layout.blocks:
+            assert bool((workload.words[block.end : block.end + GUARD_WORDS] == GUARD).all())
+            block.view(inside)[:] = True
+            assert block.first % 32 == 0
+        assert bool((workload.words[:GUARD_WORDS] == GUARD).all())
+        assert torch.equal(workload.words == GUARD, ~inside)
+        assert int((workload.words == POISON).sum()) >= 3 * TINY.rows * TINY.k
+
+    def test_wrong_results_are_counted_by_launch_and_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        workload = Workload(TINY, "cpu", launches=4)
+
+        def change(call: int, named: dict[str, Any]) -> None:
+            if call % 4 == 2:
+                named["out"][1, 3:5] += 1
+
+        sabotage(monkeypatch, change)
+        for _ in range(2):
+            workload.replay()
+        counts = workload.counts()
+        assert (counts.launches, counts.wrong_launches, counts.wrong_words) == (8, 2, 4)
+        assert (counts.guard_words, counts.wrong_hints) == (0, 0)
+        assert re.fullmatch(r"result of launch 2 row 1 column 3: wanted \d+, got \d+", counts.first_wrong), (
+            counts.first_wrong
+        )
+
+    def test_an_op_that_writes_nothing_is_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        workload = Workload(TINY, "cpu", launches=4)
+        workload.replay()
+        monkeypatch.setattr(stress_workload, "indexer_topk_decode", lambda *a, **k: None)
+        workload.replay()
+        assert workload.counts().wrong_launches == 4
+
+    def test_words_behind_a_row_are_counted_and_put_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        workload = Workload(TINY, "cpu", launches=4)
+
+        def change(call: int, named: dict[str, Any]) -> None:
+            if call == 1:
+                out = named["out"]
+                torch.as_strided(out, (3,), (1,), out.storage_offset() + TINY.k)[:] = 5
+                state = named["guess_state"]
+                torch.as_strided(state, (1,), (1,), state.storage_offset() + len(state))[:] = 5
+
+        sabotage(monkeypatch, change)
+        for _ in range(3):
+            workload.replay()
+        counts = workload.counts()
+        assert (counts.guard_words, counts.wrong_launches, counts.wrong_hints) == (4, 0, 0)
+        assert not counts.clean
+
+    def test_wrong_hints_are_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        workload = Workload(TINY, "cpu", launches=4)
+        sabotage(monkeypatch, lambda call, named: named["prior"][:, 2].fill_(1))
+        workload.replay()
+        counts = workload.counts()
+        assert (counts.wrong_hints, counts.wrong_launches) == (2, 0)
+
+    def test_reset_forgets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        workload = Workload(TINY, "cpu", launches=4)
+        before = workload.words.clone()
+        workload.replay()
+        assert not torch.equal(workload.words, before)
+        workload.reset()
+        assert torch.equal(workload.words, before) and workload.counts().launches == 0
+
+    @pytest.mark.parametrize("tensor", REWRITTEN_TENSORS)
+    def test_rewritten_tensors_are_restored(self, tensor: str) -> None:
+        workload = Workload(replace(TINY, chains=1), "cpu", launches=4, rewritable=True)
+        target = workload.tensor(tensor)
+        before = target.clone()
+        draw = torch.Generator().manual_seed(1)
+        rewriter = make_rewriter(target, rewrite_pool(tensor, workload.configuration, target.shape, draw))
+        rewriter.feed()
+        assert not torch.equal(target, before)
+        workload.replay()
+        disturbed = workload.counts()
+        assert disturbed.guard_words == 0
+        assert disturbed.wrong_launches > 0 or tensor not in ("seq_lens", "logits")
+        workload.restore()
+        workload.replay()
+        assert workload.counts().clean
+
+
+class TestNeighbours:
+    def test_only_none_runs_on_the_cpu(self) -> None:
+        assert make_neighbour("none", "cpu", TINY).name == "none"
+        for name in NEIGHBOURS[1:]:
+            with pytest.raises(ValueError, match="neighbour on cpu: wanted one of none"):
+                make_neighbour(name, "cpu", TINY)
+        with pytest.raises(ValueError, match="wanted one of none, sms"):
+            make_neighbour("nobody", "cuda", TINY)
+
+    def test_kernels_need_their_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(stress_neighbours, "neighbours_library", lambda: None)
+        with pytest.raises(StressError, match="make neighbours"):
+            make_neighbour("l1", "cuda", TINY)
+
+    def test_a_neighbour_works_when_it_is_fed(self) -> None:
+        fed: list[int] = []
+        with Neighbour("some", lambda: fed.append(1), on_cpu=True) as neighbour:
+            before = len(fed)
+            neighbour.feed()
+            assert len(fed) == before + 1
+
+    def test_a_device_that_does_not_answer_is_noticed(self) -> None:
+        class Never:
+            def query(self) -> bool:
+                return False
+
+        fed: list[int] = []
+        with pytest.raises(Hang, match=r"within 0\.05 s"):
+            wait_for(Never(), lambda: fed.append(1), seconds=0.05)  # type: ignore[arg-type]
+        assert fed
+
+    def test_a_neighbour_is_left_to_end_where_the_op_does_not_advance(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(stress_neighbours, "FEEDING_SECONDS", 0.0)
+
+        class Late:
+            def query(self) -> bool:
+                return len(asked) > 3 or asked.append(1) is not None
+
+        asked: list[int] = []
+        wait_for(Late(), lambda: pytest.fail("fed"), seconds=5.0)  # type: ignore[arg-type]
+
+
+class TestCompiledHelpers:
+    """What C++ and Python both say."""
+
+    def test_modes_of_a_chaos_build(self) -> None:
+        text = (STRESS / "chaos_registry.h").read_text()
+        modes = dict(re.findall(r"^  k(\w+) = (\d+),", text, re.MULTILINE))
+        assert [int(number) for number in modes.values()] == list(range(len(CHAOS_MODES) + 1))
+        assert int(modes["Modes"]) == len(CHAOS_MODES)
+
+    def test_numbers_of_the_comparing_kernel(self) -> None:
+        text = (STRESS / "neighbours.cu").read_text()
+        assert f"kGuard = {GUARD};" in text and f"kPoison = {POISON};" in text
+        (counters,) = re.findall(r"enum Counter : int \{\n(.*?)  kCounters,", text, re.DOTALL)
+        assert len(re.findall(r"^  k\w+", counters, re.MULTILINE)) == len(stress_workload._COUNTERS)
+
+    def test_this_library_is_no_chaos_build(self) -> None:
+        assert chaos_modes() == 0
+        with pytest.raises(StressError, match="mode: wanted one of the 0 modes"):
+            set_chaos(1)
+
+    def test_every_wrapper_that_waits_or_reaches_another_cta_is_a_place_for_delays(self) -> None:
+        waits = re.compile(
+            r"barrier\.cluster|mbarrier\.|st\.async|ld\.shared::cluster|cp\.async\.wait|griddep"
+        )
+        for name in ("cluster", "memory"):
+            text = (ROOT / "cpp" / "kernels" / "ptx" / f"{name}.cuh").read_text()
+            functions = re.split(r"\n(?=(?:template|__device__))", text)
+            without = [f for f in functions if waits.search(f) and "GVR_CHAOS_POINT();" not in f]
+            assert without == []
+
+
+def command(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(stress.main)
+    return CliRunner().invoke(app, ["--device", "cpu", *arguments])
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stress_cases, "CONFIGURATIONS", (TINY, PLAIN))
+    ones = [replace(TINY, name="one", chains=1, row_slot=False), replace(TINY, name="other", chains=1)]
+    monkeypatch.setattr(stress_cases, "rewritten_configurations", lambda: ones)
+
+
+@pytest.mark.usefixtures("tiny")
+class TestCommand:
+    def test_clean_run(self, tmp_path: Path) -> None:
+        out = tmp_path / "stress.json"
+        done = command("--launches", "20", "--out", str(out), "--commit", "abc")
+        assert done.exit_code == 0, done.output
+        data = json.loads(out.read_text())
+        assert data["format"] == stress_run.FORMAT and data["mode"] == "launches"
+        assert data["machine"]["commit"] == "abc"
+        assert [result["configuration"]["name"] for result in data["results"]] == ["tiny", "plain"]
+        assert all(result["launches"] == 24 and result["clean"] for result in data["results"])
+        assert data["totals"] == {
+            "configurations": 2,
+            "launches": 48,
+            "launches_with_delays": 0,
+            "wrong_launches": 0,
+            "wrong_hints": 0,
+            "guard_words": 0,
+            "clean": True,
+        }
+        assert "48 launches" in done.output
+
+    def test_wrong_launches_end_with_status_1(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        sabotage(monkeypatch, lambda call, named: named["out"][0, 0].add_(1))
+        out = tmp_path / "stress.json"
+        done = command("--launches", "8", "--configurations", "plain", "--out", str(out))
+        assert done.exit_code == 1
+        assert "plain: none: 8 launches" in done.output and "WRONG 8 wrong launches" in done.output
+        (result,) = json.loads(out.read_text())["results"]
+        assert result["wrong_launches"] == 8 and "result of launch 0" in result["first_wrong"]
+
+    def test_an_error_is_reported_and_ends_with_status_1(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*positional: Any, **named: Any) -> None:
+            raise RuntimeError("an illegal memory access\nand more")
+
+        monkeypatch.setattr(stress_workload, "indexer_topk_decode", fail)
+        out = tmp_path / "stress.json"
+        done = command("--launches", "8", "--out", str(out))
+        assert done.exit_code == 1
+        data = json.loads(out.read_text())
+        assert data["failure"] == {"behind_result": 0, "hang": False, "error": "an illegal memory access"}
+        assert not data["totals"]["clean"]
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("--configurations", "nothing"),
+            ("--neighbours", "l1"),
+            ("--neighbours", ","),
+            ("--tensors", "out"),
+            ("--launches", "0"),
+            ("--launches", "-1"),
+            ("--chaos-launches", "5"),
+            ("--device", "tpu"),
+            ("--package", "/nowhere"),
+        ],
+    )
+    def test_wrong_use(self, arguments: tuple[str, ...]) -> None:
+        done = command(*arguments)
+        assert done.exit_code == 2, done.output
+        assert arguments[0].lstrip("-") in done.output
+
+    def test_no_gpu_is_wrong_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        done = command("--device", "cuda")
+        assert done.exit_code == 2 and "no CUDA GPU" in done.output
+
+    def test_time_that_is_over_ends_with_status_3(self, tmp_path: Path) -> None:
+        out = tmp_path / "stress.json"
+        done = command("--launches", "100000000", "--seconds", "0.5", "--out", str(out))
+        assert done.exit_code == 3, done.output
+        data = json.loads(out.read_text())
+        assert data["stopped_by_time"] and data["totals"]["clean"]
+
+    def test_rewriting(self, tmp_path: Path) -> None:
+        out = tmp_path / "rewrite.json"
+        done = command("--rewrite", "--rewrite-seconds", "0.2", "--out", str(out))
+        assert done.exit_code == 0, done.output
+        data = json.loads(out.read_text())
+        assert data["mode"] == "rewrite"
+        ran = [(result["configuration"]["name"], result["rewritten"]) for result in data["results"]]
+        assert ran == [
+            *(("one", tensor) for tensor in REWRITTEN_TENSORS if tensor != "row_slot"),
+            *(("other", tensor) for tensor in REWRITTEN_TENSORS),
+        ]
+        for result in data["results"]:
+            assert result["exact_after"] and result["guard_words"] == 0 and result["launches"] > 0
+
+    def test_guard_words_count_while_results_may_be_anything(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def change(call: int, named: dict[str, Any]) -> None:
+            if call == 0:
+                out = named["out"]
+                torch.as_strided(out, (1,), (1,), out.storage_offset() + TINY.k)[:] = 5
+
+        out = tmp_path / "rewrite.json"
+        sabotage(monkeypatch, change)
+        done = command("--rewrite", "--rewrite-seconds", "0.1", "--tensors", "prior", "--out", str(out))
+        assert done.exit_code == 1
+        assert json.loads(out.read_text())["totals"]["guard_words"] == 1
+
+    def test_a_device_that_hangs_ends_the_process_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def hang(*positional: Any) -> int:
+            raise Hang("the device did not finish within 60 s")
+
+        def ended(status: int) -> None:
+            raise SystemExit(status)
+
+        monkeypatch.setattr(stress_run, "replay_beside", hang)
+        monkeypatch.setattr(stress.os, "_exit", ended)
+        out = tmp_path / "stress.json"
+        assert command("--out", str(out)).exit_code == 1
+        assert json.loads(out.read_text())["failure"]["hang"]
+
+
+def test_another_package_runs_in_place_of_this_one(tmp_path: Path) -> None:
+    """One whose op is wrong, to see that it is the one that runs."""
+    ignore = shutil.ignore_patterns(
+        "__pycache__", "libgvr_topk_cuda.so", "libgvr_topk_neighbours.so", "*.npz"
+    )
+    shutil.copytree(ROOT / "gvr_topk", tmp_path / "gvr_topk", ignore=ignore)
+    with (tmp_path / "gvr_topk" / "__init__.py").open("a") as file:
+        file.write(
+            "\n_right = indexer_topk_decode\n"
+            "def indexer_topk_decode(*positional, **named):\n"
+            "    _right(*positional, **named)[0, 0] += 1\n"
+        )
+    words = [sys.executable, str(ROOT / "eval" / "stress.py"), "--device", "cpu", "--launches", "8"]
+    words += ["--configurations", "fp32-32768x1"]
+    for package, status in ((["--package", str(tmp_path)], 1), ([], 0)):
+        done = subprocess.run(
+            [*words, *package], capture_output=True, text=True, timeout=120, check=False, cwd="/"
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        assert f"8 launches, 0 of them with delays: {8 * status} wrong" in done.stdout
+
+
+class TestFuzzBeside:
+    def command(self, *arguments: str) -> Result:
+        app = typer.Typer()
+        app.command()(fuzz.main)
+        return CliRunner().invoke(app, ["--device", "cpu", "--seconds", "0.5", *arguments])
+
+    def test_neighbours_take_turns_and_are_named(self, tmp_path: Path) -> None:
+        out = tmp_path / "fuzz.json"
+        assert self.command("--beside", "none,none", "--out", str(out)).exit_code == 0
+        assert json.loads(out.read_text())["beside"] == ["none", "none"]
+
+    @pytest.mark.parametrize("names", ["all", "l1", "nobody"])
+    def test_others_are_refused_on_the_cpu(self, names: str) -> None:
+        done = self.command("--beside", names)
+        assert done.exit_code == 2 and "--beside" in done.output
+
+    def test_the_neighbour_is_fed_before_each_call(self) -> None:
+        fed: list[int] = []
+        neighbour = Neighbour("some", lambda: fed.append(1), on_cpu=True)
+        summary = fuzz.run("cpu", 60.0, seed=1, most=3, beside=[neighbour])
+        assert summary["failure"] is None
+        assert len(fed) == 3 * (1 + 2)  # when it starts, and before two calls
