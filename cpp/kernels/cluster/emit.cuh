@@ -8,8 +8,8 @@
 
 namespace gvr_topk::cluster {
 
-// Where results of a row go. Whatever slot is named, nothing but the row's own k places is written: slots come
-// of counts, and counts of CTAs that have read a row while it was overwritten do not fit each other.
+// Where results of a row go. Whatever slot is named, nothing but the row's own k places is written: slots
+// come of counts, and counts of CTAs that have read a row while it was overwritten do not fit each other.
 struct Sink {
   int32_t* indices;
   int32_t* prior;        // null: nothing is handed to the next step
@@ -24,20 +24,22 @@ struct Sink {
     if (shape.has(Shape::kLeaving)) ptx::keep(prior);
   }
 
-  // Where positions are written as they are.
-  __device__ __forceinline__ void put_plain(int slot, int position) const { write(slot, position, position); }
+  // Whether `count` slots from `first` on are the row's, for those who write them by `put_plain`.
+  __device__ __forceinline__ bool has(int first, int count) const { return first >= 0 && count <= k - first; }
 
-  __device__ __forceinline__ void put(int slot, int position) const {
-    write(slot, pages != nullptr ? translated(position) : position, position);
-  }
-
- private:
-  __device__ __forceinline__ void write(int slot, int out, int position) const {
-    if (static_cast<uint32_t>(slot) >= static_cast<uint32_t>(k)) return;
-    ptx::store_global(indices + slot, out);
+  // Where positions are written as they are, to a slot that the row has.
+  __device__ __forceinline__ void put_plain(int slot, int position) const {
+    ptx::store_global(indices + slot, position);
     if (prior != nullptr) ptx::store_global(prior + slot, position);
   }
 
+  __device__ __forceinline__ void put(int slot, int position) const {
+    if (static_cast<uint32_t>(slot) >= static_cast<uint32_t>(k)) return;
+    ptx::store_global(indices + slot, pages != nullptr ? translated(position) : position);
+    if (prior != nullptr) ptx::store_global(prior + slot, position);
+  }
+
+ private:
   // Slot of a position in the paged cache; -1 of padding, of a page that the table does not hold, and of a
   // slot that 32 bits do not.
   __device__ __forceinline__ int translated(int position) const {
@@ -70,10 +72,18 @@ __device__ __forceinline__ void emit_short_row(const Sink& sink, int n, int k, i
 // Adds up listed keys above and equal to the k-th, per CTA.
 template <typename T>
 __device__ __forceinline__ void count_segments(const Task<T>& task, const Listed& listed, uint32_t kth) {
-  listed.for_each([&](uint32_t x, int cta) {
-    if (x > kth) ptx::add_shared(task.shared->segment_above[cta], 1, task.zero);
-    if (x == kth) ptx::add_shared(task.shared->segment_equal[cta], 1, task.zero);
+  uint32_t above = 0, equal = 0;
+  listed.for_each([&](uint32_t x) {
+    above += x > kth;
+    equal += x == kth;
   });
+  // A warp never straddles two segments: there are at most as many CTAs as warps.
+  above = __reduce_add_sync(0xffffffffu, above);
+  equal = __reduce_add_sync(0xffffffffu, equal);
+  if (task.lane == 0 && (above | equal) != 0) {
+    ptx::add_shared(task.shared->segment_above[listed.cta], above, task.zero);
+    ptx::add_shared(task.shared->segment_equal[listed.cta], equal, task.zero);
+  }
 }
 
 // Where the next elements go, and how many more equal to the k-th key may be taken.

@@ -19,7 +19,8 @@ __device__ __forceinline__ void push(const Task<T>& task, const Bracket& bracket
   const uint32_t list = task.list.own_address_in(target);
   const Counts counts = sm.counts;
   // A CTA's own copy of the list is in place. What the last vector has too many nobody reads.
-  const uint32_t listed = target == task.rank ? 0 : min(counts.listed, static_cast<uint32_t>(task.list.segment()));
+  const uint32_t listed =
+      target == task.rank ? 0 : min(counts.listed, static_cast<uint32_t>(task.list.segment()));
   const uint32_t sent = (listed + kKeysPerVec - 1) / kKeysPerVec;
   if (place == 0) ptx::mailbox_announce(mailbox, sizeof(uint4) * (kHeaderVecs + sent));
   if (place < kHeaderVecs) {
@@ -34,9 +35,9 @@ __device__ __forceinline__ void push(const Task<T>& task, const Bracket& bracket
   }
 }
 
-// Sends what this CTA has, and waits for all others; a cluster of one keeps it. Each exchange of a launch takes
-// the next parity. Every CTA of a cluster takes part in every exchange, whatever it has read: a wait that one
-// of them skipped would have no sender.
+// Sends what this CTA has, and waits for all others; a cluster of one keeps it. Each exchange of a launch
+// takes the next parity. Every CTA of a cluster takes part in every exchange, whatever it has read: a wait
+// that one of them skipped would have no sender.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ void send_and_wait(const Task<T>& task, const Bracket& bracket, uint32_t parity,
                                               Meanwhile meanwhile) {
@@ -78,8 +79,6 @@ __device__ __forceinline__ Verdict read_headers(const Task<T>& task, const Brack
   v.holds = __all_sync(0xffffffffu, same && fits && there);
   v.counted = v.holds || __all_sync(0xffffffffu, same);
   v.contains = v.counted && there;
-  const uint32_t held = kListedInRegisters * task.team_size();
-  v.bunched = __any_sync(0xffffffffu, mine && counts.listed > held);
   return v;
 }
 
@@ -110,8 +109,8 @@ __device__ __forceinline__ bool move_bracket(const Task<T>& task, const Verdict&
     const uint32_t wanted = k + (k - reached) + k / 6;
     if (verdict.inside == 0 || wanted - reached > room) return false;
     const float lo = bracket.low(), hi = bracket.high();
-    const float per_fold = ptx::log2(__fdividef(static_cast<float>(reached),
-                                                fmaxf(static_cast<float>(verdict.above), 0.5f)));
+    const float per_fold =
+        ptx::log2(__fdividef(static_cast<float>(reached), fmaxf(static_cast<float>(verdict.above), 0.5f)));
     const float folds = ptx::log2(__fdividef(static_cast<float>(wanted), static_cast<float>(reached)));
     bracket.hi = bracket.lo - 1;
     bracket.lo = max(kLeastFiniteKey, order_key(lo - (hi - lo) * __fdividef(folds, per_fold)));

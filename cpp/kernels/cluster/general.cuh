@@ -75,7 +75,7 @@ __device__ __forceinline__ bool finish(const TopkParams& p, const Shape& shape, 
   }
   passes += rounds;
   clock.stamp();
-  const Listed listed(task, verdict);
+  const Listed listed(task);
   const uint32_t kth = kth_key(task, bracket, listed, verdict, snaps).key;
   clock.stamp();
   job.count(p, shape, hinted, kth);

@@ -66,8 +66,8 @@ __device__ __forceinline__ bool is_usable(const Task<T>& task, float alpha, floa
   return is_allowed(task) && alpha >= worthless && alpha <= 1.0f;
 }
 
-// The same bracket in the whole block. Each CTA makes it for itself; where hints change meanwhile brackets may
-// differ, which shows in the exchange.
+// The same bracket in the whole block. Each CTA makes it for itself; where hints change meanwhile brackets
+// may differ, which shows in the exchange.
 template <typename T>
 __device__ __forceinline__ Bracket guess_by_hint(const Task<T>& task, uint32_t hinted, float alpha) {
   return sample_bracket(task, hinted, Above(alpha), kGuessHint);

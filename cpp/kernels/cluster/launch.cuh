@@ -28,7 +28,8 @@ cudaError_t launch_resident(const Launch& its) {
   const size_t shared = resident_bytes<T, kValues>(its.shape, its.room);
   const Known known = its.shape.has_usual_sizes() ? its.shape.known() : Known::kNothing;
   if (known == Known::kPlain) return launch_clusters<resident_topk<T, kValues, Known::kPlain>>(its, shared);
-  if (known == Known::kSlotted) return launch_clusters<resident_topk<T, kValues, Known::kSlotted>>(its, shared);
+  if (known == Known::kSlotted)
+    return launch_clusters<resident_topk<T, kValues, Known::kSlotted>>(its, shared);
   if (known == Known::kUsual) return launch_clusters<resident_topk<T, kValues, Known::kUsual>>(its, shared);
   if (known == Known::kBare) return launch_clusters<resident_topk<T, kValues, Known::kBare>>(its, shared);
   return launch_clusters<resident_topk<T, kValues, Known::kNothing>>(its, shared);

@@ -1,6 +1,6 @@
 // Rows whose k-th value is -inf: all that is greater was kept, and of the rest the smallest positions fill up
-// what is missing to k. They are not kept, but what is kept says where they are: up to some position, which is
-// less than k, everything is selected, and from there on all that is kept.
+// what is missing to k. They are not kept, but what is kept says where they are: up to some position, which
+// is less than k, everything is selected, and from there on all that is kept.
 #pragma once
 
 #include "cluster/emit.cuh"

@@ -24,9 +24,10 @@ __device__ __forceinline__ uint32_t packed_count(float value, float level, const
 template <typename T>
 __device__ __forceinline__ void count_listed(const Task<T>& task, const Listed& listed, const Cut& cut) {
   uint32_t counts = 0;
-  listed.for_each([&](uint32_t x, int cta) {
-    if (cta < task.rank) counts += packed_count(x, cut);
-  });
+  // A warp never straddles two segments: there are at most as many CTAs as warps.
+  if (listed.cta < task.rank) {
+    listed.for_each([&](uint32_t x) { counts += packed_count(x, cut); });
+  }
   counts = __reduce_add_sync(0xffffffffu, counts);
   if (task.lane == 0) task.shared->selected[0][task.warp] = counts;
 }

@@ -31,8 +31,8 @@ struct Pool {
   __device__ __forceinline__ Pool(Kept* storage, uint8_t* table, int size, int warp)
       : store(storage), chunks(table), capacity(size), room(kChunk * share(size)), shift(warp * room) {}
 
-  // Takes this warp's share of the store, before anything is appended. The number of chunks taken by all warps
-  // has been set to those given out.
+  // Takes this warp's share of the store, before anything is appended. The number of chunks taken by all
+  // warps has been set to those given out.
   __device__ __forceinline__ void give_out(int lane) const {
     if (lane < share(capacity)) chunks[lane] = static_cast<uint8_t>((shift >> kLog2Chunk) + lane);
   }

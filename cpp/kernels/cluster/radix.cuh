@@ -1,12 +1,12 @@
 // Radix rounds: 9 bits of the key a round, a histogram of every CTA, summed over the cluster. They find, for
-// any content, a bracket that holds the k-th key and whose elements fit the lists; a plateau ends as a bracket
-// of one key. This is what missed guesses fall back to.
+// any content, a bracket that holds the k-th key and whose elements fit the lists; a plateau ends as a
+// bracket of one key. This is what missed guesses fall back to.
 //
-// A histogram travels as a list of keys does, in one exchange, and every CTA sums up all of them; all then take
-// the same decisions, because they have the same counts.
+// A histogram travels as a list of keys does, in one exchange, and every CTA sums up all of them; all then
+// take the same decisions, because they have the same counts.
 //
-// The rounds may start from a range that is known to hold the k-th key. Values that share their leading digits
-// are then told apart at once.
+// The rounds may start from a range that is known to hold the k-th key. Values that share their leading
+// digits are then told apart at once.
 #pragma once
 
 #include "cluster/exchange.cuh"
@@ -59,12 +59,12 @@ __device__ __forceinline__ void sum_over_cluster(const Task<T>& task, uint32_t o
 }
 
 // Narrows a range that holds the k-th key to a bracket. `rounds` counts the passes, and `exchanges` all
-// exchanges of the launch, for their parity. add_keys(bins) counts this thread's keys. The lists are free when
-// it is called, and when it returns; the counts are not reset.
+// exchanges of the launch, for their parity. add_keys(bins) counts this thread's keys. The lists are free
+// when it is called, and when it returns; the counts are not reset.
 //
-// Rounds are over finite keys. What is neither among them nor above them is -inf, and of those above them there
-// are two: so a masked row takes one round, and one of infinities two. It ends whatever it reads: a row that is
-// overwritten meanwhile may have no k-th key where one was counted.
+// Rounds are over finite keys. What is neither among them nor above them is -inf, and of those above them
+// there are two: so a masked row takes one round, and one of infinities two. It ends whatever it reads: a row
+// that is overwritten meanwhile may have no k-th key where one was counted.
 template <typename T, typename AddKeys>
 __device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, const Bracket& range,
                                                  uint32_t& exchanges, int& rounds, AddKeys add_keys) {

@@ -8,79 +8,39 @@
 
 namespace gvr_topk::cluster {
 
-// This thread's part of the keys listed in the cluster: the block is split evenly over the segments, and keys
-// stay in registers. Scores bunch, so that some segments may have more keys than that: then the block is split
-// evenly over all keys, in groups of a warp.
-class Listed {
- public:
+// This thread's part of the keys listed in the cluster: the block is split evenly over the segments. The
+// first few stay in registers.
+struct Listed {
+  static constexpr int kHeld = 4;  // written out below
+  uint32_t held[kHeld];
+  const uint32_t* keys;  // from the first of this thread's on,
+  int count;             // up to the last of the segment's
+  int stride;
+  int cta;  // whose segment it is
+
   template <typename T>
-  __device__ __forceinline__ Listed(const Task<T>& task, const Verdict& verdict)
-      : list_(task.list), warp_(task.warp), lane_(task.lane), cta_(task.team_target()), bunched_(verdict.bunched) {
-    const auto listed_by = [&](int sender) {
-      const uint32_t listed = task.shared->header[sender].counts.listed;
-      return static_cast<int>(min(listed, static_cast<uint32_t>(task.list.segment())));
-    };
-    if (bunched_) {
-      listed_ = task.lane < task.ctas ? listed_by(task.lane & (task.ctas - 1)) : 0;
-      groups_ = (listed_ + 31) >> 5;
-      ends_ = static_cast<int>(inclusive_scan(groups_));
-      return;
-    }
-    const int count = listed_by(cta_) - task.team_place(), stride = task.team_size();
-    const uint32_t* const keys = task.list.of(cta_) + task.team_place();
+  __device__ __forceinline__ explicit Listed(const Task<T>& task)
+      : keys(task.list.of(task.team_target()) + task.team_place()),
+        count(static_cast<int>(min(task.shared->header[task.team_target()].counts.listed,
+                                   static_cast<uint32_t>(task.list.segment()))) -
+              task.team_place()),
+        stride(task.team_size()),
+        cta(task.team_target()) {
 #pragma unroll
-    for (int j = 0; j < kListedInRegisters; ++j) {
-      held_[j] = j * stride < count ? keys[j * stride] : kAbsentKey;
-    }
-    few_ = __all_sync(0xffffffffu, 2 * stride >= count);
+    for (int j = 0; j < kHeld; ++j) held[j] = j * stride < count ? keys[j * stride] : kAbsentKey;
   }
 
-  // Calls visit(key, CTA that listed it), where the key may be absent. A warp's calls are of one CTA's keys.
+  // Calls visit(key), where the key may be absent.
   template <typename Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
-    if (bunched_) {
-      for_each_group(visit);
-      return;
-    }
-    static_assert(kListedInRegisters == 4);
-    visit(held_[0], cta_);  // the first half without asking, as it hardly ever is empty
-    visit(held_[1], cta_);
-    if (few_) return;
-    visit(held_[2], cta_);
-    visit(held_[3], cta_);
+    visit(held[0]);  // the first half without asking, as it hardly ever is empty
+    visit(held[1]);
+    if (__all_sync(0xffffffffu, 2 * stride >= count)) return;
+    visit(held[2]);
+    visit(held[3]);
+#pragma unroll 4
+    for (int i = kHeld * stride; i < count; i += stride) visit(keys[i]);
   }
-
- private:
-  template <typename Visit>
-  __device__ __forceinline__ void for_each_group(Visit visit) const {
-    constexpr int kAtOnce = 4;  // so that their loads overlap
-    const int all = __shfl_sync(0xffffffffu, ends_, 31);
-#pragma unroll 1
-    for (int first = warp_; first < all; first += kAtOnce * kWarps) {
-      uint32_t key[kAtOnce];
-      int sender[kAtOnce];
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        const int group = first + j * kWarps;
-        sender[j] = __popc(__ballot_sync(0xffffffffu, ends_ <= group)) & 31;
-        const int i = 32 * (group - __shfl_sync(0xffffffffu, ends_ - groups_, sender[j])) + lane_;
-        const bool there = group < all && i < __shfl_sync(0xffffffffu, listed_, sender[j]);
-        key[j] = there ? list_.of(sender[j])[i] : kAbsentKey;
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        if (first + j * kWarps < all) visit(key[j], sender[j]);
-      }
-    }
-  }
-
-  const KeyList& list_;
-  int warp_, lane_;
-  int cta_;       // whose segment the thread's share of the block has
-  bool bunched_;  // registers do not hold all keys
-  bool few_;      // half of them do
-  uint32_t held_[kListedInRegisters];
-  int listed_, groups_, ends_;  // keys of this lane's CTA, their groups, and where those end among all
 };
 
 // Where the selection ends: every key above `key` is selected, and the first `quota` of the `equal` ones.
@@ -125,7 +85,7 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
 #pragma unroll 1
   while (reach != 0 && rank != inside) {
     if (inside <= kRankDirectly) {
-      listed.for_each([&](uint32_t x, int) {
+      listed.for_each([&](uint32_t x) {
         if ((x >> kIdle) - base <= reach) add_small(sm, x);
       });
       if (task.thread == 0 && plateau != kAbsentKey && (plateau >> kIdle) - base <= reach) {
@@ -143,7 +103,7 @@ __device__ __forceinline__ Cut kth_key(const Task<T>& task, const Bracket& brack
       __syncthreads();
     }
     cleared = false;
-    listed.for_each([&](uint32_t x, int) {
+    listed.for_each([&](uint32_t x) {
       const uint32_t distance = (x >> kIdle) - base;
       sm.keys.add(distance <= reach ? distance >> shift : Histogram::kBins);
     });

@@ -1,5 +1,6 @@
-// Regions of shared memory that other CTAs store to, as types of their own: code of this CTA can read them and
-// name their addresses in other CTAs, but has no way to write them, nor to make them the target of a copy.
+// Regions of shared memory that other CTAs store to, as types of their own: code of this CTA can read them
+// and name their addresses in other CTAs, but has no way to write them, nor to make them the target of a
+// copy.
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,8 @@
 // global memory is read once and one exchange joins the CTAs.
 //
 // Only the way a guessed bracket takes is in this kernel's own code, which is kept short: at this size
-// time is instructions issued and fetched. Where no bracket holds, `settle_resident` takes the row from where it
-// lies in shared memory and settles it by radix rounds, whatever it contains.
+// time is instructions issued and fetched. Where no bracket holds, `settle_resident` takes the row from where
+// it lies in shared memory and settles it by radix rounds, whatever it contains.
 #pragma once
 
 #include <algorithm>
@@ -196,8 +196,8 @@ __device__ __forceinline__ Verdict exchange(const Task<T>& task, const Bracket& 
 
 // Writes this CTA's selected positions, in ascending order, at their final place. `report` runs before that,
 // when all of the CTA have counted.
-// `chosen`: bits of this lane's elements at or above the k-th; `ties`: of those equal to it, where not all are
-// selected.
+// `chosen`: bits of this lane's elements at or above the k-th; `ties`: of those equal to it, where not all
+// are selected.
 template <typename T, int kValues, typename Report>
 __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& bracket, const Cut& cut,
                                           uint32_t before, const Part<T, kValues>& part, uint32_t chosen,
@@ -210,7 +210,9 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
   report();
   Place place(task, bracket, cut, before, upto - mine);
   if (ties == 0 && sink.pages == nullptr) {
-    int next = place.next + __popc(chosen);  // from the last on, which is found sooner than the first
+    const int count = __popc(chosen);
+    if (!sink.has(place.next, count)) return;
+    int next = place.next + count;  // from the last on, which is found sooner than the first
 #pragma unroll 1
     while (chosen != 0) {
       const int bit = 31 - __clz(chosen);
@@ -226,8 +228,8 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
   }
 }
 
-// The rest of a row that lies in shared memory: radix rounds over its keys, then one exchange that is certain to
-// hold. Nothing is read from global memory again.
+// The rest of a row that lies in shared memory: radix rounds over its keys, then one exchange that is certain
+// to hold. Nothing is read from global memory again.
 template <typename T, int kValues>
 __device__ __noinline__ void settle_resident(const TopkParams& p, const Shape& shape, const Room& room,
                                              unsigned char* storage) {
@@ -288,7 +290,7 @@ __device__ __noinline__ void settle_resident(const TopkParams& p, const Shape& s
     sink = job.sink(p, shape);
     next = job.next_feedback(p, shape, sink);
   });
-  const Listed listed(task, verdict);
+  const Listed listed(task);
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   job.audit(p, shape, cut.key);
   count_listed(task, listed, cut);
@@ -343,8 +345,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (shape.has(Shape::kFed)) {
     ptx::wait_copies<1>();
     moments = Moments(task, ahead, feedback);
-    bracket = guess(
-        task, moments, [&] { return job.hint(p, shape); }, feedback, kWorthlessAtHand, [] {});
+    bracket = guess(task, moments, [&] { return job.hint(p, shape); }, feedback, kWorthlessAtHand, [] {});
   } else {
     const RowSampling sampling = sampling_of(task, shape, ahead);
     ptx::wait_copies<1>();
@@ -386,7 +387,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
 
   int snaps = 0;
-  const Listed listed(task, verdict);
+  const Listed listed(task);
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
   job.audit(p, shape, cut.key);

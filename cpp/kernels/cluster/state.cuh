@@ -19,7 +19,6 @@ constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 constexpr int kMaxPoolChunks = 256;  // a chunk's number is a byte
 constexpr int kRankDirectly = 32;    // few enough items for one warp to rank by comparison
 constexpr int kKeysPerVec = 4;       // sent at a time
-constexpr int kListedInRegisters = 4;  // listed keys of one segment that a thread of its team holds
 constexpr int kLog2RadixBins = 9;    // of a radix round, whose histograms CTAs send each other as lists
 constexpr int kRadixBins = 1 << kLog2RadixBins;
 constexpr int kGreatestOfSample = 8 * kWarps;
@@ -78,7 +77,6 @@ struct Verdict {
   bool counted;        // all CTAs went by the same length and bracket
   bool contains;       // and the k-th key is in it
   bool holds;          // and everything needed was listed
-  bool bunched;        // a segment has more keys than the registers of its team hold
   uint32_t above;      // elements above the bracket,
   uint32_t before;     // and those of earlier CTAs
   uint32_t rank;       // its rank, from the top, among the elements inside
@@ -87,13 +85,14 @@ struct Verdict {
   uint32_t collected;  // candidates of this CTA; above the capacity they were not collected
 };
 
-// What is known of a row whose guess has missed, by all CTAs of its cluster: where the rest of the work starts.
+// What is known of a row whose guess has missed, by all CTAs of its cluster: where the rest of the work
+// starts.
 struct Missed {
-  Bracket bracket;  // that missed last
-  Verdict verdict;  // counts that belong together
-  int passes;       // so far, each with one exchange
-  int length;       // of the row
-  int elements;     // by which a row in registers was laid out
+  Bracket bracket;        // that missed last
+  Verdict verdict;        // counts that belong together
+  int passes;             // so far, each with one exchange
+  int length;             // of the row
+  int elements;           // by which a row in registers was laid out
   float mean, deviation;  // of the row's sample
   float feedback;         // what the last step had left
   uint32_t source;        // of the first guess
@@ -153,7 +152,7 @@ struct alignas(128) Shared {
   uint32_t selected[2][kWarps];
   union {
     struct {
-      uint32_t sent[kThreads];           // guess: what this CTA has for the sample of the cluster,
+      uint32_t sent[kThreads];                 // guess: what this CTA has for the sample of the cluster,
       alignas(16) uint4 sample[kThreads / 4];  // and the sample, one key per thread
     };
     alignas(8) uint16_t word_candidates[kMaxSteps * kWarps];  // collect: per word; then, of all words before

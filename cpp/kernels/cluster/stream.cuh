@@ -2,9 +2,9 @@
 // bracket's lower end stays behind, in index order, so that the rest of the work is on some hundred
 // elements of a CTA.
 //
-// Like the resident kernel, this one holds the usual way only. Where the bracket fails `settle_stream` looks at
-// what was kept, and streams the row once more if that is not enough; `fall_back` takes the rest: rows whose
-// candidates are too many, and plateaus inside the bracket.
+// Like the resident kernel, this one holds the usual way only. Where the bracket fails `settle_stream` looks
+// at what was kept, and streams the row once more if that is not enough; `fall_back` takes the rest: rows
+// whose candidates are too many, and plateaus inside the bracket.
 //
 // Rows that are not aligned do not come here, but to the general kernel.
 #pragma once
@@ -104,7 +104,7 @@ __device__ __forceinline__ void conclude(const TopkParams& p, const Shape& shape
   const Task<T>& task = job.task;
   clock.stamp();
   int snaps = 0;
-  const Listed listed(task, verdict);
+  const Listed listed(task);
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
   job.audit(p, shape, cut.key);
@@ -147,8 +147,8 @@ __device__ __forceinline__ Pool pool_of(const Task<T>& task, const Shape& shape,
 }
 
 // A row whose bracket has missed. As long as all candidates of the cluster were kept, what lies above the
-// bracket's lower end is known: radix rounds over them, then an exchange that is certain to hold. If the k-th key
-// lies further down, the row is read again, from a lower bracket.
+// bracket's lower end is known: radix rounds over them, then an exchange that is certain to hold. If the k-th
+// key lies further down, the row is read again, from a lower bracket.
 template <typename T, int kLooks>
 __device__ __noinline__ void settle_stream(const TopkParams& p, const Shape& shape, const Room& room,
                                            unsigned char* storage, int count, int turn) {
@@ -280,8 +280,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::wait_copies<kRingDepth>();
     moments = Moments(task, ahead, feedback);
     if (task.ctas > 1) ptx::cluster_wait();
-    bracket = guess(
-        task, moments, [&] { return job.hint(p, shape); }, feedback, kWorthlessAlpha, [] {});
+    bracket = guess(task, moments, [&] { return job.hint(p, shape); }, feedback, kWorthlessAlpha, [] {});
   } else {
     const RowSampling sampling = sampling_of(task, shape, ahead);
     ptx::wait_copies<1>();
@@ -313,8 +312,8 @@ __global__ void __launch_bounds__(kThreads, 1)
                         clock);
   } else if (verdict.counted) {
     if (task.thread == 0) {
-      sm.missed = Missed{bracket,      verdict,           1,        task.row.n, 0,
-                         moments.mean, moments.deviation, feedback, source};
+      sm.missed =
+          Missed{bracket, verdict, 1, task.row.n, 0, moments.mean, moments.deviation, feedback, source};
     }
     settle_stream<T, kLooks>(p, launch_shape, room, storage, pool.count, pool.turn);
   } else {

@@ -37,7 +37,8 @@ class KernelLimits {
 struct LaunchTarget {
   cudaStream_t stream;
   bool pdl;  // with programmatic stream serialization
-  // Null, or nothing is launched: this becomes the number of clusters that can be on the stream's SMs at once.
+  // Null, or nothing is launched: this becomes the number of clusters that can be on the stream's SMs at
+  // once.
   int* active_clusters;
 };
 

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) cluster::reset_lists(task);
     __syncthreads();
     const cluster::Verdict verdict = cluster::verify(task, bracket, word, 0, clock);
-    const cluster::Listed listed(task, verdict);
+    const cluster::Listed listed(task);
     kth = cluster::kth_key(task, bracket, listed, verdict, scans).key;
     cluster::emit(task, bracket, listed, kth, verdict, word, sink, clock);
     candidates = static_cast<int>(verdict.inside);
