@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,7 @@ def hard_table(index: Index) -> list[str]:
 
 
 def _paragraph(text: str) -> str:
-    return " ".join(text.split())
+    return textwrap.fill(" ".join(text.split()), 110, break_long_words=False, break_on_hyphens=False)
 
 
 def results() -> str:
@@ -199,13 +200,37 @@ def results() -> str:
         the real traces, and of masked (-inf, +inf, NaN), tied and rescaled rows:
     """
     parts = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
-    return "\n".join([*parts, _paragraph(comparison(bench, index, decode, phases))])
+    return "\n".join([*parts, _paragraph(comparison(bench, index, decode, phases)), "", _paragraph(stress())])
+
+
+def stress() -> str:
+    """What the README says of runs beside other work, under delays, and on arguments that are rewritten."""
+    beside, delayed, rewritten, older = (
+        load(f"stress_{name}h200.json") for name in ("", "chaos_", "rewrite_", "ee90c38_")
+    )
+
+    def wrong(run: Mapping[str, Any]) -> str:
+        totals = run["totals"]
+        return f"{totals['wrong_launches']:,} wrong, {totals['guard_words']:,} guard words overwritten"
+
+    configurations = len({result["configuration"]["name"] for result in beside["results"]})
+    neighbours = len({result["neighbour"] for result in beside["results"]} - {"none"})
+    commits = sorted({run["machine"]["commit"] for run in (beside, delayed, rewritten)})
+    return f"""
+        Under load (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches of
+        {configurations} configurations alone and beside {neighbours} kinds of neighbour: {wrong(beside)}.
+        {delayed["totals"]["launches"]:,} launches in the build that delays threads: {wrong(delayed)}.
+        {rewritten["totals"]["launches"]:,} launches while an argument was overwritten, a minute for each of
+        five: none hung, {rewritten["totals"]["guard_words"]:,} guard words overwritten, exact afterwards. The
+        same harness on the kernels before they agreed ({older["machine"]["commit"]}):
+        {older["totals"]["launches"]:,} launches, {wrong(older)}.
+    """
 
 
 def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any], phases: str) -> str:
     """What the README says below its tables."""
     run = bench["runs"][0]
-    sets = run["sets_in_20_runs"]
+    sets = max((each["sets_in_20_runs"] for each in bench["runs"]), key=len)
     ratios = {row["other"]: row for row in bench["worst_ratios"]}
     others = ", ".join(
         f"{_name(peer)} {ratios[peer]['geometric_mean']:.2f} ({ratios[peer]['ratio']:.2f})"

@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 import gvr_topk
 from eval.check_wheel import PROGRAM, STARTUP, build_wheel
@@ -21,6 +22,7 @@ from eval.check_wheel import PROGRAM, STARTUP, build_wheel
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gvr_topk"
 HOOK = {"gvr_topk_autoload.py", "gvr_topk_autoload.pth"}
+LICENSES = ["LICENSE", "NOTICE"]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +87,34 @@ def test_metadata(wheel: Path) -> None:
     # An exact requirement would take the user's own torch away.
     assert not [line for line in required if "==" in line or "<" in line]
     assert (metadata.get_payload() or "").startswith("# gvr_topk")
+
+
+def test_wheel_carries_its_license(wheel: Path) -> None:
+    files = zipfile.ZipFile(wheel)
+    folder = f"gvr_topk-{gvr_topk.__version__}.dist-info/"
+    held = {name for name in files.namelist() if name.startswith(f"{folder}licenses/")}
+    assert held == {f"{folder}licenses/{name}" for name in LICENSES}
+    for name in LICENSES:
+        assert files.read(f"{folder}licenses/{name}") == (ROOT / name).read_bytes()
+    metadata = email.message_from_bytes(files.read(f"{folder}METADATA"))
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == LICENSES
+
+
+def test_notice_names_the_data_that_is_shipped() -> None:
+    notice = (ROOT / "NOTICE").read_text()
+    shipped = [str(file.relative_to(ROOT)) for file in (PACKAGE / "data").glob("*.npz")]
+    assert shipped
+    assert all(path in notice for path in shipped)
+
+
+def test_changelog_and_citation_know_the_version() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    releases = re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE)
+    assert releases[:2] == ["Unreleased", gvr_topk.__version__]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == gvr_topk.__version__
+    assert citation["license"] == "Apache-2.0"
 
 
 def test_installed_package_computes_and_finds_its_libraries(environment: Path) -> None:
