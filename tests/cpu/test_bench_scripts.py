@@ -7,6 +7,7 @@ import itertools
 import json
 import lzma
 import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -595,6 +596,22 @@ class TestReadmeTable:
         assert "target" not in block
         assert "hint at chance" in block and "k-th value NaN" in block
         assert "`row_slot`" in block
+
+    def test_figures_of_older_kernels_are_said_to_be_so(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        said = "since when the kernels have changed"
+        monkeypatch.setattr(readme_table, "changed_since", lambda commit: False)
+        assert said not in " ".join(readme_table.results().split())
+        monkeypatch.setattr(readme_table, "changed_since", lambda commit: True)
+        assert said in " ".join(readme_table.results().split())
+
+    def test_change_is_seen_by_git(self) -> None:
+        # The first commit's kernels are not these; of a commit that nobody made nothing is known.
+        git = ["git", "-C", str(readme_table.ROOT), "rev-list", "--max-parents=0", "HEAD"]
+        first = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split()[0]
+        assert readme_table.changed_since(first)
+        assert not readme_table.changed_since("f" * 40)
 
     def test_runs_under_load_are_told_with_what_went_wrong(self, folder: Path) -> None:
         path = folder / "stress_h200.json"
