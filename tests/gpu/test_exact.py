@@ -352,3 +352,25 @@ def test_kinds_of_launches(dtype: torch.dtype, n: int, rows: int) -> None:
             owner = asked.get("row_slot", torch.arange(rows, device="cuda") // next_n).long()
             last = torch.arange(next_n - 1, rows, next_n, device="cuda")
             assert torch.equal(prior[owner[last]], got[last]), f"{kind}: the next hint is not the result"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "copies"), [(1 << 20, 1), (131_072, 64), (40_000, 1)])
+@pytest.mark.parametrize(("k", "finite"), [(2048, 1001), (8, 4), (2048, 2047), (512, 3)])
+def test_few_finite_scores_and_a_hint_outside_of_the_row(
+    dtype: torch.dtype, n: int, copies: int, k: int, finite: int
+) -> None:
+    # The first scores alone are finite, so that the row's sample counts; hints that lie in no row leave a
+    # bracket without a single hinted value.
+    logits = torch.full((copies, n), -torch.inf, dtype=dtype, device="cuda")
+    generator = torch.Generator(device="cuda").manual_seed(finite)
+    logits[:, :finite] = torch.randn(copies, finite, device="cuda", generator=generator).to(dtype)
+    lengths = full_lengths(logits)
+    for hinted in (-1, n + 5, 7):
+        prior = torch.full((copies, k), hinted, dtype=torch.int32, device="cuda")
+        guess = torch.full((copies,), 0.5, device="cuda")
+        for _ in range(3):  # and what it leaves itself
+            got = run(logits, lengths, k, prior=prior, guess_state=guess)
+            assert wrong_rows(got, logits, lengths, k) == [], hinted
+            assert torch.equal(prior, got)
+            prior.fill_(hinted)

@@ -53,7 +53,7 @@ __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
 
 // Bounds stay finite: what they leave out (infinities, NaN) is left to the radix rounds.
 __device__ __forceinline__ Bracket finite_bracket(uint32_t lo, uint32_t hi, uint32_t source) {
-  hi = min(hi, kMostFiniteKey);
+  hi = min(max(hi, kLeastFiniteKey), kMostFiniteKey);  // a sample of hardly any keys may name the absent one
   return Bracket{max(min(lo, hi), kLeastFiniteKey), hi, source};
 }
 

@@ -187,10 +187,7 @@ __device__ __noinline__ void settle_stream(const TopkParams& p, const Shape& sha
       });
     } else {
       if (passes > 1 || !complete) break;
-      if (!move_bracket(task, verdict, bracket)) {
-        if (missed.source == kGuessRowSample) break;
-        bracket = guess_by_row(task, [] {});
-      }
+      if (!move_bracket(task, verdict, bracket)) bracket = guess_by_row(task, [] {});
     }
     sm.keys.template clear<kThreads>();
     if (task.thread == 0) {
@@ -222,7 +219,8 @@ __device__ __noinline__ void settle_stream(const TopkParams& p, const Shape& sha
                           missed.source, passes, rounds, sink, next, clock);
       return;
     }
-    if (is_kept) break;
+    // CTAs that have sampled a row while it was overwritten go by different brackets.
+    if (is_kept || !verdict.counted) break;
     start_again(task);
   }
   // A plateau inside the bracket, or more than could be kept: every element is looked at again.
