@@ -45,21 +45,21 @@ constexpr int kMostCounted = kThreads * kWideValuesPerThread;
 static_assert(kMaxPoolChunks * kChunk <= kMostCounted);
 
 // Whether rows of `width` can be planned for `ctas` CTAs: shared memory takes everything, rings start where
-// shared memory's lines do, lists have room for what is looked at before them and for a histogram, and are
-// sent in whole vectors, their counts fit in halves of a word (place.cuh), and a pool takes what may be
-// selected and a wide bracket, though every warp's last chunk is all but empty.
+// shared memory's lines do, lists have room for a histogram and are sent in whole vectors, their counts fit
+// in halves of a word (place.cuh), and a pool takes a second look at the row (moments.cuh), and then what may
+// be selected and a wide bracket, though every warp's last chunk is all but empty.
 inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
   const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kCluster, 132, arch, ctas});
   const Shape shape = make_shape(plan);
   const Room room = make_room(plan);
   return shared_bytes(shape, room) <= (is_small_arch(arch) ? kSharedLimitSmall : kSharedLimit) &&
          fixed_bytes(shape.list_capacity(), 0) % alignof(Shared) == 0 &&
-         sizeof(uint32_t) * shape.list_capacity() >= kMostLooks * kThreads * sizeof(uint4) &&
          (shape.list_capacity() >> shape.log2_ctas()) % kKeysPerVec == 0 &&
          shape.list_capacity() >> shape.log2_ctas() >= kRadixBins &&
          shape.list_capacity() + kMostCounted < 1 << 16 &&
          (plan.family != Family::kStream ||
-          room.pool_chunks >= (kStreamMaxK + kWideBracket) / kChunk + kWarps);
+          (room.pool_chunks * kChunkBytes >= (kMostLooks - 1) * kThreads * sizeof(uint4) &&
+           room.pool_chunks >= (kStreamMaxK + kWideBracket) / kChunk + kWarps));
 }
 static_assert(fits(90, kMaxElementsPerCta, 1, kStreamMaxK) && fits(90, kMaxElementsPerCta, 1, kMaxWidth));
 static_assert(fits(90, kMaxElementsPerCta / 2, 1, kMaxWidth) && fits(90, kMaxWidth / 4, 1, kStreamMaxK));

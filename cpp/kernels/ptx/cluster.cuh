@@ -95,14 +95,4 @@ __device__ __forceinline__ void mailbox_wait(uint32_t address, uint32_t parity) 
   GVR_CHAOS_POINT();
 }
 
-__device__ __forceinline__ uint4 load_remote(uint32_t address) {
-  GVR_CHAOS_POINT();
-  uint4 v;
-  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
-}
-
 }  // namespace gvr_topk::ptx
