@@ -24,7 +24,7 @@ COLORS = {
     "hinted": "#d62728",
     "no_hint": "#8c564b",
     "no_row_slot": "#ff9896",
-    "prior_only": "#c49c94",
+    "with_prior": "#c49c94",
     "pdl": "#e377c2",
     "paper": "#ff7f0e",
     "torch": "#7f7f7f",

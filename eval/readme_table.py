@@ -57,6 +57,10 @@ TRACE_STEPS = 256
 """Steps of a trace: its first row is shorter than its last by one less."""
 CELLS = sorted([*LIMITS, (262144, 1), (131072, 8), (1048576, 64)], key=lambda cell: cell[::-1])
 """Shapes of `where_time_goes`; the README shows those that a limit exists for."""
+ARGUMENTS_BEFORE = ("row_slot", "prior", "guess_state", "out")
+"""What this package was called with in files that do not say it."""
+REWRITINGS = {5: "five", 7: "seven"}
+"""Kinds of rewriting, in words."""
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 NOISE = 0.01
 """Differences up to this share are not spoken of."""
@@ -202,13 +206,15 @@ def results() -> str:
     run = bench["runs"][0]
     commit = run["machine"]["commit"]
     older = " since when the kernels have changed," if changed_since(commit) else ""
+    *given, last = (f"`{name}`" for name in run.get("hinted", ARGUMENTS_BEFORE))
+    as_integrations = " as the integrations do" if "hinted" in run else ""
     lead = f"""
         {run["machine"]["device"]}, us per launch, median; fp32, k = 2048, a CUDA graph over fresh decode
         steps, cold L2; every figure with exact results of all launches
         (`eval/results/bench_h200.json`, commit {commit},{older}
-        [plot](eval/results/bench_h200.png)). This package: called as the integrations call it, `row_slot`,
-        `prior`, `guess_state` and `out` given; with PDL: also `pdl=True` (`TRTLLM_ENABLE_PDL=1`); no hint:
-        `out` alone. Gaussian rows of which 90 % of the variance survives a step; beside them the slowest of
+        [plot](eval/results/bench_h200.png)). This package: called with {", ".join(given)} and
+        {last}{as_integrations}; with PDL: also `pdl=True` (`TRTLLM_ENABLE_PDL=1`); no hint: `out` alone.
+        Gaussian rows of which 90 % of the variance survives a step; beside them the slowest of
         the real traces, and of masked (-inf, +inf, NaN), tied and rescaled rows:
     """
     parts = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
@@ -227,14 +233,16 @@ def stress() -> str:
 
     configurations = len({result["configuration"]["name"] for result in beside["results"]})
     neighbours = len({result["neighbour"] for result in beside["results"]} - {"none"})
+    kinds = len({result["rewritten"] for result in rewritten["results"]})
     commits = sorted({run["machine"]["commit"] for run in (beside, delayed, rewritten)})
     return f"""
         Under load (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches of
         {configurations} configurations alone and beside {neighbours} kinds of neighbour: {wrong(beside)}.
         {delayed["totals"]["launches"]:,} launches in the build that delays threads: {wrong(delayed)}.
         {rewritten["totals"]["launches"]:,} launches while an argument was overwritten, a minute for each of
-        five: none hung, {rewritten["totals"]["guard_words"]:,} guard words overwritten, exact afterwards. The
-        same harness on the kernels before they agreed ({older["machine"]["commit"]}):
+        {REWRITINGS.get(kinds, kinds)}: none hung, {rewritten["totals"]["guard_words"]:,} guard words
+        overwritten, exact afterwards. The same harness on the kernels before they agreed
+        ({older["machine"]["commit"]}):
         {older["totals"]["launches"]:,} launches, {wrong(older)}.
     """
 
