@@ -224,3 +224,14 @@ def test_infinite_and_masked_rows_are_remembered(shape: str, kind: str, left: fl
     for _ in range(3):
         check(KINDS[kind](next(steps), draw), guess, ctas)
     assert guess[:, 0].tolist() == [left] * rows
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("kind", ["k-th -inf", "k-th +inf", "k-th NaN", "half masked"])
+@pytest.mark.parametrize("shape", ["resident, 32768", "stream, 262144"])
+def test_what_is_settled_apart_under_the_sanitizers(shape: str, kind: str) -> None:
+    width, rows, ctas = SHAPES[shape]
+    draw = generator(width)
+    guess, steps = state(rows), chain(rows, width, draw)
+    for _ in range(2):
+        check(KINDS[kind](next(steps), draw), guess, ctas)

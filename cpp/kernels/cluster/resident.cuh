@@ -240,6 +240,7 @@ __device__ __noinline__ void settle_masked(const TopkParams& p, const Shape& sha
   const Missed& missed = sm.missed;
   const Verdict& verdict = missed.verdict;
   PhaseClock clock(nullptr, 0, false);
+  __syncthreads();  // one thread has written what is known
   job.task.measure(missed.length);
   RowPart part(task, shape);
   part.lay_out(task, missed.elements);
