@@ -137,8 +137,11 @@ def test_slots_by_table(dtype: torch.dtype, with_prior: bool) -> None:
         written = {slot for slot in table[next_n - 1 :: next_n] if 0 <= slot < slots}
         others = sorted(set(range(slots)) - written)
         assert torch.equal(guess[others].view(torch.int32), before[others].view(torch.int32)), table
+        # A slot that several requests name may change while it is read, which may end in nothing known.
+        named = [set(table[row : row + next_n]) for row in range(0, len(table), next_n)]
+        own = {slot for slot in written if sum(slot in slots_of for slots_of in named) == 1}
         settled = dtype == torch.float32 and step >= 2 * len(tables)
-        assert not settled or bool((guess[sorted(written), 0] != UNKNOWN).all()), table
+        assert not settled or bool((guess[sorted(own), 0] != UNKNOWN).all()), table
 
 
 @pytest.mark.parametrize("kind", KINDS)
