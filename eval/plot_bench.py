@@ -1,6 +1,6 @@
 """Draw the kernel benchmark: microseconds over row length, one line per implementation.
 
-python eval/plot_bench.py eval/results/bench_h200.json --out bench.png
+python eval/plot_bench.py eval/results/h200/bench.json --out bench.png
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write the figures of README and ``where_time_goes.md`` from the JSON files under ``eval/results``.
+"""Write the figures of README and ``docs/performance.md`` from the JSON files under ``eval/results``.
 
 With ``--check``, look whether they are there; exit status 1 if they are not or a file is of another format.
 
@@ -34,7 +34,7 @@ from eval.common.bench_report import (
 from eval.common.our_kernels import HINTED, NO_HINT, PAPER, PDL
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "eval" / "results"
+RESULTS = ROOT / "eval" / "results" / "h200"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 PEERS = {
     "torch": "torch.topk",
@@ -56,12 +56,12 @@ HARD_SHAPE = (131072, 1)
 TRACE_STEPS = 256
 """Steps of a trace: its first row is shorter than its last by one less."""
 CELLS = sorted([*LIMITS, (262144, 1), (131072, 8), (1048576, 64)], key=lambda cell: cell[::-1])
-"""Shapes of `where_time_goes`; the README shows those that a limit exists for."""
+"""Shapes of `docs/performance.md`; the README shows those that a limit exists for."""
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 NOISE = 0.01
 """Differences up to this share are not spoken of."""
 PHASES = {"single": ("8,192 x 1", "8,192 x 64"), "cluster": ("70,690 x 1", "131,072 x 64", "1,048,576 x 1")}
-"""Rows of the phase timing that `where_time_goes` shows, by the kernel's path."""
+"""Rows of the phase timing that `docs/performance.md` shows, by the kernel's path."""
 
 
 class FormatError(ValueError):
@@ -73,7 +73,7 @@ def load(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
-def load_bench(name: str = "bench_h200.json") -> dict[str, Any]:
+def load_bench(name: str = "bench.json") -> dict[str, Any]:
     """The kernel benchmark's file.
 
     Raises
@@ -92,7 +92,7 @@ def load_bench(name: str = "bench_h200.json") -> dict[str, Any]:
 
 def fuzz_of(commit: str) -> list[Any]:
     """The fuzzer's runs of one commit; if there is none, those of the commit that was fuzzed last."""
-    runs = [load(path.name) for path in sorted(RESULTS.glob("fuzz_h200_*.json"))]
+    runs = [load(path.name) for path in sorted(RESULTS.glob("fuzz_*.json"))]
     its = [run for run in runs if run["machine"]["commit"] == commit]
     if its or not runs:
         return its
@@ -196,17 +196,17 @@ def changed_since(commit: str) -> bool:
 
 def results() -> str:
     """The README's section."""
-    bench, decode = load_bench(), load("simulated_decode_h200.json")
+    bench, decode = load_bench(), load("simulated_decode.json")
     index = Index(bench)
-    phases = load("phase_timing_h200.json")["machine"]["commit"]
+    phases = load("phase_timing.json")["machine"]["commit"]
     run = bench["runs"][0]
     commit = run["machine"]["commit"]
     older = " since when the kernels have changed," if changed_since(commit) else ""
     lead = f"""
         {run["machine"]["device"]}, us per launch, median; fp32, k = 2048, a CUDA graph over fresh decode
         steps, cold L2; every figure with exact results of all launches
-        (`eval/results/bench_h200.json`, commit {commit},{older}
-        [plot](eval/results/bench_h200.png)). This package: called as the integrations call it, `row_slot`,
+        (`eval/results/h200/bench.json`, commit {commit},{older}
+        [plot](eval/results/h200/bench.png)). This package: called as the integrations call it, `row_slot`,
         `prior`, `guess_state` and `out` given; with PDL: also `pdl=True` (`TRTLLM_ENABLE_PDL=1`); no hint:
         `out` alone. Gaussian rows of which 90 % of the variance survives a step; beside them the slowest of
         the real traces, and of masked (-inf, +inf, NaN), tied and rescaled rows:
@@ -218,7 +218,7 @@ def results() -> str:
 def stress() -> str:
     """What the README says of runs beside other work, under delays, and on arguments that are rewritten."""
     beside, delayed, rewritten, older = (
-        load(f"stress_{name}h200.json") for name in ("", "chaos_", "rewrite_", "ee90c38_")
+        load(f"stress{name}.json") for name in ("", "_chaos", "_rewrite", "_ee90c38")
     )
 
     def wrong(run: Mapping[str, Any]) -> str:
@@ -270,7 +270,7 @@ def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any], phas
         launch of 1,000 over the mean without: at most {_ratio(worst)}. Masked over usual rows: at most
         {_ratio(masked)}.
         Different sets in 20 runs on a zero plateau: ours {sets[HINTED]}, {seen}.
-        `eval/results/where_time_goes.md` says where the time goes (stamps at commit {phases}) and what was
+        `docs/performance.md` says where the time goes (stamps at commit {phases}) and what was
         tried. Fuzzing (commit {fuzzed}): {cases:,} random cases, {rows:,} rows, every path, no mismatch in
         {seconds:.0f} s. Simulated decode over real traces with one captured graph (commit
         {decode["versions"]["commit"]}): {decode["sets"]["identical"]:,} of {decode["sets"]["rows"]:,} rows
@@ -289,12 +289,12 @@ def _name(impl: str) -> str:
     return "our four-phase kernel" if impl in OURS else PEERS.get(impl, impl)
 
 
-def where_time_goes() -> str:
+def performance() -> str:
     """Figures of the page that says what takes how long."""
-    bench, timing = load_bench(), load("phase_timing_h200.json")
+    bench, timing = load_bench(), load("phase_timing.json")
     index = Index(bench)
     lines = [
-        f"Times: `bench_h200.json`, commit {bench['runs'][0]['machine']['commit']}.",
+        f"Times: `eval/results/h200/bench.json`, commit {bench['runs'][0]['machine']['commit']}.",
         "",
         "| N x batch | us, at most | reached | reading the row alone |",
         "|---|---:|---:|---:|",
@@ -306,7 +306,7 @@ def where_time_goes() -> str:
         lines.append(f"| {n:,} x {batch} | {' | '.join(row)} |")
     lines += [
         "",
-        f"Phases: `phase_timing_h200.json`, commit {timing['machine']['commit']}.",
+        f"Phases: `eval/results/h200/phase_timing.json`, commit {timing['machine']['commit']}.",
     ]
     for path, shown in PHASES.items():
         lines += ["", *phase_table(timing, path, shown)]
@@ -332,7 +332,7 @@ def main() -> int:
         return 0
     failed = False
     try:
-        pages = {ROOT / "README.md": results(), RESULTS / "where_time_goes.md": where_time_goes()}
+        pages = {ROOT / "README.md": results(), ROOT / "docs" / "performance.md": performance()}
     except FormatError as error:
         print(error)
         return 1

@@ -38,8 +38,8 @@ from engine import GRAPH_DUMMY, fake_package, load_dsa
 from real_op import load_real_op
 
 from eval.common.machine import describe_machine
+from gvr_topk.evaluation.trace import Trace, load_trace, shipped_trace
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.trace import Trace, load_trace, shipped_trace
 
 SCALE = 8.0
 """Divisor of the traces' score formula."""

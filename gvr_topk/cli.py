@@ -16,13 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gvr_topk import __version__, gate, library_status, report
+from gvr_topk import __version__, gate, library_status
 from gvr_topk.config import ConfigError, ServeConfig, load_config, parse_config
+from gvr_topk.evaluation import report
+from gvr_topk.evaluation.replay import TIMED_PATHS
+from gvr_topk.evaluation.replay import replay as run_replay
+from gvr_topk.evaluation.synthetic import LayerGenerator
+from gvr_topk.evaluation.trace import ScoreSource, load_trace, shipped_trace
 from gvr_topk.library import LibraryError
-from gvr_topk.replay import TIMED_PATHS
-from gvr_topk.replay import replay as run_replay
-from gvr_topk.synthetic import LayerGenerator
-from gvr_topk.trace import ScoreSource, load_trace, shipped_trace
 
 EXIT_CHECK_FAILED = 1
 EXIT_BAD_INPUT = 2

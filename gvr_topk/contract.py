@@ -52,7 +52,7 @@ STATS_COLUMNS = ("path", "passes", "candidates", "snap", "hits", "guess", "guess
 ``passes`` counts threshold verifications of the row, ``candidates`` the elements that reached
 refinement, ``snap`` the refinement iterations, ``hits`` the hinted positions, duplicates counted, whose
 value is at or above the k-th (-1 without a hint), ``guess`` where the first threshold came from,
-``guess_hit`` whether it was good at once, ``done`` how the search ended (`gvr_topk.reference.DONE` for
+``guess_hit`` whether it was good at once, ``done`` how the search ended (`DONE` of the reference for
 path ``gvr``, the radix rounds of paths ``cluster`` and ``radix``).
 """
 

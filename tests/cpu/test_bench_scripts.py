@@ -58,8 +58,8 @@ from eval.common.machine import describe_machine, write_json
 from eval.common.our_kernels import VARIANTS, prepare_ours
 from eval.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
 from gvr_topk.contract import exact_topk
-from gvr_topk.synthetic import LayerGenerator
-from gvr_topk.trace import TraceError, shipped_trace
+from gvr_topk.evaluation.synthetic import LayerGenerator
+from gvr_topk.evaluation.trace import TraceError, shipped_trace
 
 
 @pytest.fixture(autouse=True)
@@ -566,8 +566,9 @@ class TestReadmeTable:
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """Result files of a whole benchmark with made-up figures, beside the real other ones."""
-        for path in readme_table.RESULTS.glob("*_h200.json"):
-            shutil.copy(path, tmp_path)
+        for path in readme_table.RESULTS.glob("*.json"):
+            if not path.name.startswith("fuzz_"):
+                shutil.copy(path, tmp_path)
         sources = Sources([LayerGenerator(20, 32513, 256)], [EngineRows("e", (torch.zeros(8, 65559),))])
         results = []
         for cell in all_cells(sources):
@@ -577,13 +578,13 @@ class TestReadmeTable:
                 results.append((cell, result(cell, impl, time, exact, worst_us=9.0)))
         data = file_of(*results)
         data["runs"][0]["sets_in_20_runs"] = dict.fromkeys(ALL, 1)
-        bench_kernels._write(data, tmp_path / "bench_h200.json")
+        bench_kernels._write(data, tmp_path / "bench.json")
         for at, (commit, date) in enumerate(
             (("old", "2026-11-20"), ("new", "2026-11-21"), ("abc", "2026-11-19"))
         ):
             machine = {"commit": commit, "date": date}
             fuzz_file = {"machine": machine, "cases": 10**at, "rows": 10**at, "seconds": 1.0}
-            (tmp_path / f"fuzz_h200_{at}.json").write_text(json.dumps(fuzz_file))
+            (tmp_path / f"fuzz_{at}.json").write_text(json.dumps(fuzz_file))
         monkeypatch.setattr(readme_table, "RESULTS", tmp_path)
         return tmp_path
 
@@ -614,7 +615,7 @@ class TestReadmeTable:
         assert not readme_table.changed_since("f" * 40)
 
     def test_runs_under_load_are_told_with_what_went_wrong(self, folder: Path) -> None:
-        path = folder / "stress_h200.json"
+        path = folder / "stress.json"
         data = json.loads(path.read_text())
         data["totals"] |= {"launches": 1234567, "wrong_launches": 5, "guard_words": 7}
         path.write_text(json.dumps(data))
@@ -623,7 +624,7 @@ class TestReadmeTable:
         assert "5 wrong, 7 guard words overwritten" in block
 
     def test_page_on_times_has_limits_and_what_was_reached(self, folder: Path) -> None:
-        assert "| 70,690 x 1 | 4.8 | 4.00 | 8.0 |" in readme_table.where_time_goes()
+        assert "| 70,690 x 1 | 4.8 | 4.00 | 8.0 |" in readme_table.performance()
 
     def test_fuzzing_is_that_of_the_commit_or_of_the_newest(self, folder: Path) -> None:
         assert [run["cases"] for run in readme_table.fuzz_of("abc")] == [100]
@@ -632,10 +633,10 @@ class TestReadmeTable:
     def test_file_of_another_format_is_named(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        (folder / "bench_h200.json").write_text('{"format": "gvr_topk.bench_kernels/1"}')
+        (folder / "bench.json").write_text('{"format": "gvr_topk.bench_kernels/1"}')
         monkeypatch.setattr("sys.argv", ["readme_table.py", "--check"])
         assert readme_table.main() == 1
-        assert "bench_h200.json: want format" in capsys.readouterr().out
+        assert "bench.json: want format" in capsys.readouterr().out
 
     def test_faster_implementations_are_counted(self) -> None:
         cell = Cell("main", 4096)

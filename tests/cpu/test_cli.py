@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from gvr_topk import cli
-from gvr_topk import replay as replay_module
+from gvr_topk.evaluation import replay as replay_module
 
 SMALL = ["replay", "--generator", "20", "--length", "17000", "--steps", "3", "--k", "512"]
 

@@ -74,7 +74,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     libraries -= {"gvr_topk/lib/libgvr_topk_neighbours.so"}  # of use to stress tests alone
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert "gvr_topk/lib/libgvr_topk_policy.so" in libraries
-    assert {"gvr_topk/py.typed", "gvr_topk/data/PROVENANCE.md"} <= sources
+    assert {"gvr_topk/py.typed"} <= sources
     assert held == sources | libraries | HOOK
 
 
@@ -103,7 +103,7 @@ def test_wheel_carries_its_license(wheel: Path) -> None:
 
 def test_notice_names_the_data_that_is_shipped() -> None:
     notice = (ROOT / "NOTICE").read_text()
-    shipped = [str(file.relative_to(ROOT)) for file in (PACKAGE / "data").glob("*.npz")]
+    shipped = [str(file.relative_to(ROOT)) for file in (ROOT / "eval" / "data").glob("*.npz")]
     assert shipped
     assert all(path in notice for path in shipped)
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gvr_topk import reference
 from gvr_topk.contract import exact_topk
-from gvr_topk.reference import CAPACITY, DONE, RowResult, topk_row
-from gvr_topk.synthetic import adversarial_hints, adversarial_rows
-from gvr_topk.trace import shipped_trace
+from gvr_topk.evaluation import reference
+from gvr_topk.evaluation.reference import CAPACITY, DONE, RowResult, topk_row
+from gvr_topk.evaluation.synthetic import adversarial_hints, adversarial_rows
+from gvr_topk.evaluation.trace import shipped_trace
 
 GUESSES = ("mean", "quantile")
 

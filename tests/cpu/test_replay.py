@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from gvr_topk import replay as replay_module
 from gvr_topk.config import parse_config
-from gvr_topk.reference import topk_row
-from gvr_topk.replay import Variant, replay, summarize
-from gvr_topk.trace import ScoreSource, shipped_trace
+from gvr_topk.evaluation import replay as replay_module
+from gvr_topk.evaluation.reference import topk_row
+from gvr_topk.evaluation.replay import Variant, replay, summarize
+from gvr_topk.evaluation.trace import ScoreSource, shipped_trace
 
 K = 512
 

@@ -12,9 +12,9 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from gvr_topk import report
 from gvr_topk.config import parse_config
-from gvr_topk.replay import ReplayResult, Timing, replay
+from gvr_topk.evaluation import report
+from gvr_topk.evaluation.replay import ReplayResult, Timing, replay
 
 pytestmark = pytest.mark.filterwarnings("error")
 

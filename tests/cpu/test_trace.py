@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gvr_topk.synthetic import LayerGenerator
-from gvr_topk.trace import ScoreSource, TraceError, load_trace, shipped_trace
+from gvr_topk.evaluation.synthetic import LayerGenerator
+from gvr_topk.evaluation.trace import ScoreSource, TraceError, load_trace, shipped_trace
 
 
 @pytest.fixture

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from gvr_topk.config import GvrTopkConfig, ServeConfig
 from gvr_topk.contract import STATS_COLUMNS, exact_topk
+from gvr_topk.evaluation.reference import GuessKind, RowStats, topk_row
+from gvr_topk.evaluation.trace import ScoreSource
 from gvr_topk.gate import GateDecision, can_use_heuristic
 from gvr_topk.ops import indexer_topk_decode
 from gvr_topk.prior import PriorState
-from gvr_topk.reference import GuessKind, RowStats, topk_row
-from gvr_topk.trace import ScoreSource
 
 FORMAT = "gvr_topk.replay/1"
 """Name of the JSON layout."""

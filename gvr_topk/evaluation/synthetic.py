@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from gvr_topk.reference import CAPACITY
+from gvr_topk.evaluation.reference import CAPACITY
 
 Floats = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
@@ -79,7 +79,7 @@ LAYERS: dict[int, Layer] = {
 
 
 class LayerGenerator:
-    """Consecutive decode steps of one synthetic layer; a `gvr_topk.trace.ScoreSource`.
+    """Consecutive decode steps of one synthetic layer; a `gvr_topk.evaluation.trace.ScoreSource`.
 
     Every key has a normal score ``z = sqrt(w) u + sqrt(1 - w) v``: `u` stays with the key, `v`
     changes from step to step as a first-order autoregression, and both are one along the positions.

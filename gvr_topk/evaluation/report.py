@@ -13,7 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from gvr_topk.contract import PATHS
-from gvr_topk.replay import ReplayResult, summarize
+from gvr_topk.evaluation.replay import ReplayResult, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

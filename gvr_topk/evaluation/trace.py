@@ -5,14 +5,14 @@ from __future__ import annotations
 import zipfile
 import zlib
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-SHIPPED_TRACE = "smollm2_dsaidx_L10_32k.npz"
+SHIPPED_TRACE = Path(__file__).resolve().parents[2] / "eval" / "data" / "smollm2_dsaidx_L10_32k.npz"
+"""Where a checkout holds the trace."""
 
 _FLOAT_DTYPES = ("float16", "float32")
 _LAYOUT = {
@@ -162,13 +162,17 @@ def load_trace(path: str | Path) -> Trace:
 
 
 def shipped_trace() -> Trace:
-    """The trace inside the package: layer 10 of SmolLM2-135M, 32,768 keys, 256 decode steps.
+    """The trace that a checkout ships: layer 10 of SmolLM2-135M, 32,768 keys, 256 decode steps.
 
     Its rows are real scores of SmolLM2 under a distilled DSA-style indexer, not of DeepSeek;
-    ``gvr_topk/data/PROVENANCE.md`` tells how they were made.
+    ``eval/data/PROVENANCE.md`` tells how they were made. The trace is no part of the wheel.
+
+    Raises
+    ------
+    TraceError
+        The package was not installed from a checkout in editable mode.
     """
-    with resources.as_file(resources.files("gvr_topk") / "data" / SHIPPED_TRACE) as path:
-        return load_trace(path)
+    return load_trace(SHIPPED_TRACE)
 
 
 def _read_array(path: Path, archive: np.lib.npyio.NpzFile, array: str) -> npt.NDArray[np.floating]:
