@@ -44,6 +44,11 @@ def _library_path(name: str) -> Path | None:
     return Path(str(found)) if found.is_file() else None
 
 
+def has_cuda_library() -> bool:
+    """Whether this installation holds CUDA kernels, which says nothing of whether they load here."""
+    return _library_path(_CUDA_LIBRARY) is not None
+
+
 @functools.cache
 def library_status() -> LibraryStatus:
     """Load the CUDA library once, if there is one.
