@@ -172,6 +172,11 @@ def shipped_trace() -> Trace:
     TraceError
         The package was not installed from a checkout in editable mode.
     """
+    if not SHIPPED_TRACE.is_file():
+        where = (
+            "none: the wheel holds no trace; give --trace FILE or --generator LAYER, or install a checkout"
+        )
+        raise TraceError(SHIPPED_TRACE, None, "the trace of a checkout", where)
     return load_trace(SHIPPED_TRACE)
 
 

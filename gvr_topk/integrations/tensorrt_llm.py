@@ -148,7 +148,7 @@ def install() -> bool:
     """
     if environment.disabled():
         return False
-    gvr_topk_autoload.install()
+    gvr_topk_autoload.install(module_loaded)
     for name in gvr_topk_autoload.WATCHED:
         if name in sys.modules:
             module_loaded(name)

@@ -295,7 +295,7 @@ def test_another_signature_is_refused_with_one_message(tmp_path, shape, file, ol
             .replace("(DeepSeekSparse", "(Dsa")
         )
     with fake_package(shape, root=root):
-        gvr_topk_autoload.install()
+        gvr_topk_autoload.install(integration.module_loaded)
         import tensorrt_llm.logger  # noqa: F401
 
         llm_args = load_llm_args()
@@ -318,7 +318,7 @@ def test_an_op_that_does_not_fit_undoes_the_configuration_too(tmp_path):
     """The op is only known once its library is loaded: the config was patched by then."""
     root = edited(tmp_path, "trtllm_1_2", "__init__.py", "int next_n, ", "int rows, ")
     with fake_package("trtllm_1_2", root=root):
-        gvr_topk_autoload.install()
+        gvr_topk_autoload.install(integration.module_loaded)
         llm_args = load_llm_args()
         assert "enable_heuristic_topk" in llm_args.DeepSeekSparseAttentionConfig.model_fields
         load_dsa()
@@ -353,7 +353,7 @@ def test_describe_imports_nothing(shape):
     assert rows["would happen"] == (
         "on where the YAML has sparse_attention_config.enable_heuristic_topk: true, after install()"
     )
-    gvr_topk_autoload.install()
+    gvr_topk_autoload.install(integration.module_loaded)
     assert dict(integration.describe())["import hook"] == "active"
 
 
@@ -452,7 +452,7 @@ print("fine")
 
 
 def test_modules_keep_their_own_loader(shape):
-    gvr_topk_autoload.install()
+    gvr_topk_autoload.install(integration.module_loaded)
     module = load_llm_args()
     assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == "SourceFileLoader"
 
