@@ -12,7 +12,7 @@ is, a sort in NumPy takes the oracle's place.
 With ``--beside`` a neighbour of `eval.common.stress_neighbours` works on another stream during each call;
 several take turns.
 
-Exit status: 0 no mismatch, 1 a mismatch, 2 wrong use.
+Exit status: 0 no mismatch, 1 a mismatch or a call that failed, 2 wrong use or a missing GPU.
 """
 
 from __future__ import annotations
@@ -252,6 +252,9 @@ def main(
     """Fuzz the op."""
     if device not in ELEMENTS:
         raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        # A missing GPU must not look like a wrong result.
+        raise typer.BadParameter("--device: wanted a CUDA device, got none; --device cpu runs without")
     wanted = tuple(path for path in paths.split(",") if path)
     if not wanted or not set(wanted) <= set(PATHS):
         raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
@@ -274,7 +277,10 @@ def main(
     print(f"paths asked for {summary['paths_asked_for']}, run {summary['paths_of_rows_with_stats']}")
     if summary["failure"] is not None:
         case = summary["failure"]["case"]
-        print(f"MISMATCH {summary['failure']['error']}\n  {case}")
+        # A call that fails is a finding too, but no wrong result.
+        error = summary["failure"]["error"]
+        verdict = "MISMATCH" if error.startswith("Mismatch:") else "FAILED"
+        print(f"{verdict} {error}\n  {case}")
         again = f"python eval/fuzz.py --device {device} --seed {seed} --only {case['index']}"
         print(f"again: {again} --paths {','.join(wanted)}" + (f" --beside {beside}" if beside else ""))
         raise typer.Exit(1)

@@ -2,12 +2,13 @@
 
 With ``--check``, look whether they are there; exit status 1 if they are not or a file is of another format.
 
-    python eval/readme_table.py
-    python eval/readme_table.py --check
+    python -m eval readme
+    python -m eval readme --check
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -85,7 +86,7 @@ def load_bench(name: str = "bench.json") -> dict[str, Any]:
     if data.get("format") != FORMAT:
         raise FormatError(
             f"{name}: want format {FORMAT!r}, got {data.get('format')!r}; "
-            "run python eval/bench_kernels.py on the GPU and put its file there"
+            "run python -m eval bench on the GPU and put its file there"
         )
     return dict(data)
 
@@ -325,11 +326,11 @@ def phase_table(timing: dict[str, Any], path: str, shown: Sequence[str]) -> list
     return lines
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Write, or check, the figures of each page."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(__doc__)
-        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, and say what would change")
+    check = parser.parse_args(argv).check
     failed = False
     try:
         pages = {ROOT / "README.md": results(), ROOT / "docs" / "performance.md": performance()}
@@ -340,11 +341,11 @@ def main() -> int:
         text = page.read_text()
         head, rest = text.split(BEGIN)
         expected = f"{head}{BEGIN}\n{figures}\n{END}{rest.split(END)[1]}"
-        if "--check" not in sys.argv[1:]:
+        if not check:
             page.write_text(expected)
         elif text != expected:
             failed = True
-            print(f"{page.name}: its figures are not those of eval/results; run python eval/readme_table.py")
+            print(f"{page.name}: its figures are not those of eval/results; run python -m eval readme")
     return int(failed)
 
 

@@ -548,7 +548,10 @@ class TestFiles:
     def test_plot_draws_every_implementation(self, tmp_path: Path) -> None:
         plot_bench.draw(self.data(), tmp_path / "bench.svg", (1,))
         text = (tmp_path / "bench.svg").read_text()
-        assert all(f"<!-- {label} -->" in text for label in ("hinted", "trtllm", "read only (floor)"))
+        assert all(
+            f"<!-- {label} -->" in text
+            for label in ("gvr_topk", "TensorRT-LLM 1.2.1", "reading the row alone")
+        )
         assert set(plot_bench.COLORS) == {*ALL, FLOOR}
 
     def test_plot_names_a_batch_without_results(self, tmp_path: Path) -> None:
