@@ -28,7 +28,6 @@ from typing import Annotated, Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
 import torch
 import typer
 from torch import Tensor
@@ -49,6 +48,7 @@ from eval.common.stress_library import StressError
 from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
 from gvr_topk.contract import PATHS as PATH_NAMES
 from gvr_topk.contract import PLACES, STATS_COLUMNS, exact_topk
+from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.ops import indexer_topk_decode, to_slots
 
 ELEMENTS = {"cuda": 1 << 22, "cpu": 1 << 15}
@@ -59,17 +59,6 @@ REPORT_SECONDS = 60.0
 
 class Mismatch(AssertionError):
     """The op broke its contract."""
-
-
-def sorted_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
-    """The contract by NumPy's sort: an oracle that shares nothing with the CPU implementation."""
-    result = np.full((logits.shape[0], k), -1, dtype=np.int32)
-    for row, (scores, length) in enumerate(zip(logits.float().numpy(), lengths.tolist(), strict=True)):
-        visible = scores[: max(length, 0)]
-        # Last key first: NaN before numbers, larger before smaller, and then by position.
-        order = np.lexsort((-visible, ~np.isnan(visible)))[:k]
-        result[row, : len(order)] = np.sort(order)
-    return torch.from_numpy(result)
 
 
 def check_case(
@@ -278,9 +267,9 @@ def main(
     if summary["failure"] is not None:
         case = summary["failure"]["case"]
         # A call that fails is a finding too, but no wrong result.
-        error = summary["failure"]["error"]
-        verdict = "MISMATCH" if error.startswith("Mismatch:") else "FAILED"
-        print(f"{verdict} {error}\n  {case}")
+        problem = summary["failure"]["error"]
+        verdict = "MISMATCH" if problem.startswith("Mismatch:") else "FAILED"
+        print(f"{verdict} {problem}\n  {case}")
         again = f"python eval/fuzz.py --device {device} --seed {seed} --only {case['index']}"
         print(f"again: {again} --paths {','.join(wanted)}" + (f" --beside {beside}" if beside else ""))
         raise typer.Exit(1)

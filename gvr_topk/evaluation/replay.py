@@ -1,6 +1,6 @@
 """Run decode steps through the whole path a serving engine takes, and measure what the hint is worth.
 
-configuration -> gate -> `PriorState` -> op -> check against `contract.exact_topk`, step by step. Beside
+configuration -> gate -> `PriorState` -> op -> check against `oracle.sorted_topk`, step by step. Beside
 the op, the readable four phases (`reference.topk_row`) run with each hint offset and first guess, for
 the statistics that the paper reports.
 """
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from gvr_topk.config import GvrTopkConfig, ServeConfig
-from gvr_topk.contract import STATS_COLUMNS, exact_topk
+from gvr_topk.contract import MAX_WIDTH, STATS_COLUMNS
+from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.evaluation.reference import GuessKind, RowStats, topk_row
 from gvr_topk.evaluation.trace import ScoreSource
 from gvr_topk.gate import GateDecision, can_use_heuristic
@@ -49,6 +50,9 @@ class Variant:
     hint_offset: int
     guess: GuessKind
 
+    configured: bool = False
+    """Whether this is the offset of the configuration that is replayed."""
+
     @property
     def label(self) -> str:
         return f"offset {self.hint_offset}, {self.guess}"
@@ -65,7 +69,7 @@ class StepRecord:
     gate : str
         The gate's reason; ``allowed`` tells which way it decided.
     exact : bool
-        The op returned what `contract.exact_topk` returns, order included.
+        The op returned what `oracle.sorted_topk` returns, order included.
     reference_exact : bool
         So did the reference, in every variant.
     op_stats : dict
@@ -86,9 +90,10 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class ScoreSnapshot:
-    """Scores of one step as a histogram, with the values the search met there."""
+    """Scores of one step as a histogram, with the values the search met there with variant `variant`."""
 
     step: int
+    variant: int
     edges: npt.NDArray[np.float64]
     counts: npt.NDArray[np.int64]
     stats: RowStats
@@ -268,7 +273,7 @@ def _run(
         scores = source.scores(step)
         hint, guess = path.hint(), path.guess()
         decision, got, op_stats = path.step(scores)
-        expected = exact_topk(torch.from_numpy(scores)[None], torch.tensor([len(scores)]), k)[0]
+        expected = sorted_topk(torch.from_numpy(scores)[None], torch.tensor([len(scores)]), k)[0]
         rows = [
             topk_row(
                 scores, k, hint, hint_offset=variant.hint_offset, guess=variant.guess, alpha=alphas[index]
@@ -290,7 +295,8 @@ def _run(
         )
         if step == count // 2:
             counts, edges = np.histogram(scores[np.isfinite(scores)], bins=160)
-            snapshot = ScoreSnapshot(step, edges, counts, rows[0].stats)
+            shown = next(index for index, variant in enumerate(variants) if variant.configured)
+            snapshot = ScoreSnapshot(step, shown, edges, counts, rows[shown].stats)
         if step in timed:
             timings += path.time_step(step, scores, hint, guess)
         if on_step is not None:
@@ -463,12 +469,14 @@ def _variants(configured_offset: int) -> tuple[Variant, ...]:
     """The paper's way first; both offsets it discusses, and the configured one if it is another."""
     offsets = [0, 1] + ([configured_offset] if configured_offset not in (0, 1) else [])
     guesses: tuple[GuessKind, ...] = ("mean", "quantile")
-    return tuple(Variant(offset, guess) for guess in guesses for offset in offsets)
+    return tuple(
+        Variant(offset, guess, offset == configured_offset) for guess in guesses for offset in offsets
+    )
 
 
 def _check(source: ScoreSource, k: int, steps: int, device: str) -> None:
-    if k < 1:
-        raise ValueError(f"k: wanted at least 1, got {k}")
+    if not 1 <= k <= MAX_WIDTH:
+        raise ValueError(f"k: wanted 1 to {MAX_WIDTH:,}, got {k}")
     if not 1 <= steps <= source.steps:
         raise ValueError(f"steps: wanted 1 to {source.steps} for {source.name}, got {steps}")
     if device not in ("cpu", "cuda"):

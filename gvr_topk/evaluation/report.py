@@ -33,14 +33,18 @@ class Published:
     snap_within_5: float = 0.793
     snap_within_8: float = 0.953
     snap_max: int = 20
-    candidates: str = "2.6K to 3.8K"
-    overlap: str = "44 % / 1.5 %"
+    candidates: str = "2.6K-3.8K"
+    overlap: str = "44 / 1.5 %"
     random_overlap: float = 0.029
 
 
 PAPER = Published()
 
 NOTE = (
+    "* the offset of the configuration. Offset: added to every position of the last step's choice, which is "
+    "the hint. T0, the first threshold, is the mean of the hinted scores, or their quantile by the hit ratio "
+    "of the last step. Pass: counting the scores at or above a threshold. Snap: a round that narrows what is "
+    "left to k. These columns are the paper's algorithm (gvr_topk.evaluation.reference). "
     "Paper: DeepSeek-V3.2 scores, N about 70,690, first threshold the mean of the hint, offset 0; hit "
     "ratio of layers 20-60 / 0-1. The traces of this project are scores of SmolLM2 under a distilled "
     "indexer, not of DeepSeek: compare the shape, not the digits."
@@ -62,7 +66,8 @@ def build_table(result: ReplayResult) -> Table:
     table = Table(title=title, caption=NOTE, title_justify="left", caption_justify="left")
     table.add_column("steps with a hint")
     for variant in result.variants:
-        table.add_column(f"offset {variant.hint_offset}\n{variant.guess}", justify="right")
+        mark = "*" if variant.configured else ""
+        table.add_column(f"offset {variant.hint_offset}{mark}\n{variant.guess}", justify="right")
     table.add_column("paper", justify="right")
     columns = [summarize(result.hinted(index)) for index in range(len(result.variants))]
     for label, cell, published in _rows(result.k, lengths):
@@ -79,7 +84,14 @@ def describe_outcome(result: ReplayResult) -> list[str]:
         f"gate: {_count_words(record.gate for record in result.records)}",
         f"path: {_count_words(_path_name(record.op_stats) for record in result.records)}",
         f"exact: op {exact} of {count} steps, reference {reference} of {count} steps",
+        "oracle: a sort in NumPy, which shares no code with either",
+        f"the op ran {_where(result)}",
     ]
+
+
+def _where(result: ReplayResult) -> str:
+    cpu = "its CPU implementation: no kernel ran (--device cuda runs them)"
+    return cpu if result.device == "cpu" else f"its kernels on {result.device}"
 
 
 def build_timing_table(result: ReplayResult) -> Table | None:
@@ -171,6 +183,7 @@ def _number(value: float | None) -> str:
 
 def _plot_hit_ratio(axes: Axes, result: ReplayResult) -> None:
     drawn: set[int] = set()
+    shown: list[float] = []
     for index, variant in enumerate(result.variants):
         if variant.hint_offset in drawn:
             continue
@@ -180,8 +193,10 @@ def _plot_hit_ratio(axes: Axes, result: ReplayResult) -> None:
         ratio = [result.records[step].variants[index].hit_ratio for step in steps]
         if not ratio:
             continue
-        label = f"offset {variant.hint_offset} (mean {_percent(float(np.mean(ratio)))})"
+        configured = ", configured" if variant.configured else ""
+        label = f"offset {variant.hint_offset}{configured} (mean {_percent(float(np.mean(ratio)))})"
         axes.plot(steps, ratio, color=colour, linewidth=1.4, label=label)
+        shown += ratio
     chance = result.k / float(np.mean([record.length for record in result.records]))
     axes.axhline(
         chance, color="black", linestyle=":", linewidth=1, label=f"random hint (K/N {_percent(chance)})"
@@ -190,8 +205,9 @@ def _plot_hit_ratio(axes: Axes, result: ReplayResult) -> None:
         title=f"{result.source}: share of the previous top-{result.k} still in the top-{result.k}",
         xlabel="decode step",
         ylabel="hit ratio",
-        ylim=(0, 1),
     )
+    # Low ratios are told apart only on an axis of their own size.
+    axes.set_ylim(0, min(1.0, 1.15 * max([chance, *shown])))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
 
 
@@ -249,7 +265,7 @@ def _plot_scores(axes: Axes, result: ReplayResult) -> None:
             axes.axvline(value, color=colour, linestyle=style, linewidth=1.6, label=label)
     axes.set(
         title=f"{result.source}: scores of step {snapshot.step} "
-        f"(n = {stats.n:,}; {result.variants[0].label}; passes: {stats.passes})",
+        f"(n = {stats.n:,}; {result.variants[snapshot.variant].label}; passes: {stats.passes})",
         xlabel="indexer score",
         ylabel="positions per bin (log)",
     )

@@ -552,7 +552,7 @@ class TestFiles:
             f"<!-- {label} -->" in text
             for label in ("gvr_topk", "TensorRT-LLM 1.2.1", "reading the row alone")
         )
-        assert set(plot_bench.COLORS) == {*ALL, FLOOR}
+        assert set(plot_bench.STYLES) == {*ALL, FLOOR} - {"no_row_slot", "prior_only", "pdl"}
 
     def test_plot_names_a_batch_without_results(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="batch"):

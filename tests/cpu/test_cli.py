@@ -135,7 +135,7 @@ def test_inexact_result_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
         (["replay", "--trace", "nowhere.npz"], "nowhere.npz: wanted an .npz trace file, got no such file"),
         (["replay", "--config", "nowhere.yaml"], "nowhere.yaml: wanted a YAML file, got no such file"),
         (["replay", "--steps", "0"], "steps: wanted 1 to 256"),
-        (["replay", "--k", "0"], "k: wanted at least 1, got 0"),
+        (["replay", "--k", "0"], "k: wanted 1 to 2,097,152, got 0"),
         (["replay", "--device", "abacus"], "device: wanted cpu or cuda, got 'abacus'"),
         (["replay", "--generator", "7"], "layer: wanted one of [0, 1, 20"),
         (["replay", "--steps", "1", "--out", __file__], "File exists"),

@@ -22,9 +22,9 @@ from gvr_topk.contract import (
     MAX_WIDTH,
     PATHS,
     STATS_COLUMNS,
-    exact_topk,
     row_lengths,
 )
+from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.gate import Path
 from gvr_topk.library import LibraryError, LibraryStatus
 
@@ -61,20 +61,26 @@ def call(**changes: Any) -> Tensor:
     return gvr_topk.indexer_topk_decode(**{**arguments, **changes})
 
 
-@pytest.mark.parametrize("path", PATH_NAMES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("next_n", [1, 2, 3])
-def test_result_is_the_contracts(dtype: torch.dtype, next_n: int, path: str) -> None:
+def test_result_is_the_contracts(dtype: torch.dtype, next_n: int) -> None:
     logits = scores(dtype=dtype)
+    logits[:, ::7] = float("nan")
+    logits[:, 1::5] = 0.25  # ties
     seq_lens = int32(64, 9, 2, 0, 30, 5)[: ROWS // next_n]
-    got = gvr_topk.indexer_topk_decode(logits, seq_lens, K, next_n=next_n, path=path)
-    assert torch.equal(got, exact_topk(logits, row_lengths(seq_lens, ROWS, next_n), K))
+    got = gvr_topk.indexer_topk_decode(logits, seq_lens, K, next_n=next_n)
+    assert torch.equal(got, sorted_topk(logits, row_lengths(seq_lens, ROWS, next_n), K))
+
+
+@pytest.mark.parametrize("path", PATH_NAMES)
+def test_every_path_is_taken_on_a_cpu_too(path: str) -> None:
+    assert torch.equal(call(path=path), call())
 
 
 def test_lengths_above_the_width_mean_the_width() -> None:
     logits = scores()
     got = gvr_topk.indexer_topk_decode(logits, torch.full((ROWS,), 10_000, dtype=torch.int32), K)
-    assert torch.equal(got, exact_topk(logits, torch.full((ROWS,), WIDTH), K))
+    assert torch.equal(got, sorted_topk(logits, torch.full((ROWS,), WIDTH), K))
 
 
 def test_hinted_positions_past_the_width_do_not_count() -> None:
@@ -89,7 +95,7 @@ def test_rows_may_lie_apart() -> None:
     got = gvr_topk.indexer_topk_decode(
         wide[:, 5 : 5 + WIDTH], torch.full((ROWS,), WIDTH, dtype=torch.int32), K
     )
-    assert torch.equal(got, exact_topk(wide[:, 5 : 5 + WIDTH].clone(), torch.full((ROWS,), WIDTH), K))
+    assert torch.equal(got, sorted_topk(wide[:, 5 : 5 + WIDTH].clone(), torch.full((ROWS,), WIDTH), K))
 
 
 def test_out_is_written_in_place_and_no_further_than_k() -> None:
@@ -123,10 +129,10 @@ def test_rows_of_scores_may_overlap() -> None:
     row = scores(1)
     lengths = torch.full((ROWS,), WIDTH, dtype=torch.int32)
     got = gvr_topk.indexer_topk_decode(row.expand(ROWS, WIDTH), lengths, K)
-    assert torch.equal(got, exact_topk(row, lengths[:1], K).expand(ROWS, K))
+    assert torch.equal(got, sorted_topk(row, lengths[:1], K).expand(ROWS, K))
     windows = scores(1, width=WIDTH + ROWS - 1)[0].as_strided((ROWS, WIDTH), (1, 1))
     got = gvr_topk.indexer_topk_decode(windows, lengths, K)
-    assert torch.equal(got, exact_topk(windows.clone(), lengths, K))
+    assert torch.equal(got, sorted_topk(windows.clone(), lengths, K))
 
 
 @pytest.mark.parametrize("cap", [0, *CLUSTER_SIZES])
