@@ -44,6 +44,7 @@ if __package__ in (None, ""):
 
 import typer
 
+from eval.common.configs import combined_configs
 from eval.common.exits import clean_exits
 from eval.common.pairs import check_pair
 from eval.common.plan import Order, PlannedRun, describe_plan, execute, remarks, variant_order
@@ -59,7 +60,7 @@ MARGIN_FLOOR = 0.1
 """Least margin, points. Below it the order of sums in another GPU's kernels decides: the paper's MMLU
 runs spread by 0.03 points, 4 of 14,042 answers."""
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "eval"
+CONFIGS = combined_configs()
 
 Verdict = Literal["within", "regression", "inconclusive"]
 
@@ -313,8 +314,9 @@ def main(
     task: Annotated[list[str] | None, typer.Option(help="Repeatable. Default: all four.")] = None,
     runs: Annotated[int, typer.Option(min=1, help="Runs of each variant.")] = 4,
     config_off: Annotated[Path, typer.Option(help="YAML without the heuristic top-k.")] = CONFIGS
-    / "dep8_mtp1_off.yaml",
-    config_on: Annotated[Path, typer.Option(help="The same YAML with it.")] = CONFIGS / "dep8_mtp1_on.yaml",
+    / "eval_dep8_mtp1_off.yaml",
+    config_on: Annotated[Path, typer.Option(help="The same YAML with it.")] = CONFIGS
+    / "eval_dep8_mtp1_on.yaml",
     out: Annotated[Path, typer.Option(help="Folder for logs, the run store and results.")] = Path(
         "out/accuracy"
     ),

@@ -38,6 +38,7 @@ if __package__ in (None, ""):
 
 import typer
 
+from eval.common.configs import combined_configs
 from eval.common.exits import clean_exits
 from eval.common.pairs import check_pair
 from eval.common.plan import (
@@ -60,8 +61,8 @@ Via = Literal["bench", "serve", "running"]
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = Path(__file__).with_name("streaming_client.py")
 DEFAULT_CONFIGS = {
-    "bench": str(ROOT / "configs" / "bench" / "b200_tep8_mtp{mtp}_{variant}.yaml"),
-    "serve": str(ROOT / "configs" / "serve" / "tep8_mtp{mtp}_{variant}.yaml"),
+    "bench": str(combined_configs() / "bench_b200_tep8_mtp{mtp}_{variant}.yaml"),
+    "serve": str(combined_configs() / "serve_tep8_mtp{mtp}_{variant}.yaml"),
 }
 
 

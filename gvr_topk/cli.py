@@ -19,6 +19,7 @@ import torch
 
 from gvr_topk import __version__, gate, library_status
 from gvr_topk.config import ConfigError, load_config
+from gvr_topk.config_files import combine
 from gvr_topk.evaluation import command as replay_command
 from gvr_topk.library import LibraryError, has_cuda_library
 
@@ -92,6 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     check = _add(verbs, "check", "Check a YAML file and say what it makes this package do.", _check_config)
     check.add_argument("file", type=Path, help="YAML file as given to trtllm-serve --config")
     _add_json(check)
+    together = _add(
+        verbs, "combine", "Put YAML files together; of a key that two set, the later counts.", _combine
+    )
+    together.add_argument(
+        "files", type=Path, nargs="+", metavar="FILE", help="a base, then what overrides it"
+    )
+    together.add_argument("--out", type=Path, metavar="FILE", help="file to write; default: standard output")
     return parser
 
 
@@ -168,6 +176,16 @@ def _check_config(options: argparse.Namespace) -> int:
         keys = ", ".join(config.unknown_keys)
         print(f"{config.source}: not checked, unknown to this version: {keys}", file=sys.stderr)
     print(f"{file}: ok")
+    return EXIT_OK
+
+
+def _combine(options: argparse.Namespace) -> int:
+    text = combine(options.files)
+    if options.out is None:
+        print(text, end="")
+    else:
+        options.out.write_text(text, encoding="utf-8")
+        print(f"wrote {options.out}")
     return EXIT_OK
 
 

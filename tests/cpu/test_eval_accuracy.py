@@ -18,6 +18,7 @@ from eval_fakes import write_program
 from typer.testing import CliRunner
 
 from eval.accuracy_regression import MARGIN_FLOOR, PAPER, Decision, decide, exit_status, main, report
+from eval.common.configs import combined_configs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -188,9 +189,7 @@ def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> N
     result = bench.run("--runs", "2", "--task", "gpqa_diamond", "--dry-run")
     assert result.exit_code == 0, result.output
     lines = [line for line in result.output.splitlines() if not line.startswith("#")]
-    configs = [
-        str(ROOT / "configs" / "eval" / f"dep8_mtp1_{side}.yaml") for side in ("off", "on", "on", "off")
-    ]
+    configs = [str(combined_configs() / f"eval_dep8_mtp1_{side}.yaml") for side in ("off", "on", "on", "off")]
     assert [shlex.split(line) for line in lines] == [
         [
             "trtllm-eval", "--model", "/models/m", "--custom_tokenizer", "deepseek_v32", "--config", config,
@@ -317,7 +316,7 @@ def test_edited_configuration_is_measured_anew(bench: Bench, tmp_path: Path) -> 
     files = []
     for side in ("off", "on"):
         files.append(tmp_path / f"x_{side}.yaml")
-        files[-1].write_text((ROOT / "configs" / "eval" / f"dep8_mtp1_{side}.yaml").read_text())
+        files[-1].write_text((combined_configs() / f"eval_dep8_mtp1_{side}.yaml").read_text())
     options = ("--runs", "1", "--task", "gsm8k", "--config-off", str(files[0]), "--config-on", str(files[1]))
     bench.run(*options)
     for file in files:
@@ -376,7 +375,7 @@ def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None
 
 
 def test_unfair_pair_is_refused(bench: Bench) -> None:
-    other = str(ROOT / "configs" / "eval" / "dep8_mtp3_on.yaml")
+    other = str(combined_configs() / "eval_dep8_mtp3_on.yaml")
     result = bench.run("--config-on", other)
     assert result.exit_code == 2
     assert "speculative_config.num_nextn_predict_layers differing too" in result.output

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from eval.common.configs import combined_configs
 from eval.common.pairs import check_pair
 from eval.common.prompts import InputError, Prompt, prompt_lines, read_prompt, tokenize
 from gvr_topk.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"
-OFF = (ROOT / "configs" / "bench" / "b200_tep8_mtp1_off.yaml").read_text()
+OFF = (combined_configs() / "bench_b200_tep8_mtp1_off.yaml").read_text()
 
 
 def _pair(folder: Path, off: str, on: str) -> tuple[Path, Path]:

@@ -14,6 +14,7 @@ import typer
 from eval_fakes import address, recorded_answer, send_json, serving, write_program
 from typer.testing import CliRunner
 
+from eval.common.configs import combined_configs
 from eval.common.plan import variant_order
 from eval.common.tpot_report import Case, Row, acceptance_table, collect_rows, paper_reduction, tpot_table
 from eval.tpot_ab import main
@@ -114,7 +115,7 @@ def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> N
             "--tp", "8", "--ep", "8", "--dataset", dataset, "--num_requests", "5", "--warmup", "2",
             "--concurrency", "1", "--max_batch_size", "1", "--max_num_tokens", "8192",
             "--max_seq_len", "2048", "--streaming",
-            "--config", str(ROOT / "configs" / "bench" / f"b200_tep8_mtp1_{side}.yaml"),
+            "--config", str(combined_configs() / f"bench_b200_tep8_mtp1_{side}.yaml"),
             "--report_json", str(place / f"{side}_1.json"),
         ]
         for side in ("off", "on")
@@ -214,7 +215,7 @@ def test_serve_starts_a_server_for_each_repetition(bench: Bench) -> None:
     printed = _commands(bench.run(*options, "--dry-run").output)
     assert printed[0] == [
         "trtllm-serve", "org/m", "--host", "127.0.0.1", "--port", port, "--config",
-        str(ROOT / "configs" / "serve" / "tep8_mtp1_off.yaml"),
+        str(combined_configs() / "serve_tep8_mtp1_off.yaml"),
     ]  # fmt: skip
     assert printed[1][:2] == [sys.executable, str(ROOT / "eval" / "streaming_client.py")]
     result = bench.run(*options)
@@ -299,7 +300,7 @@ def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None
 
 
 def test_mtp_setting_of_the_file_is_checked(bench: Bench) -> None:
-    pattern = str(ROOT / "configs" / "bench" / "h200_tep8_mtp3_{variant}.yaml")
+    pattern = str(combined_configs() / "bench_h200_tep8_mtp3_{variant}.yaml")
     result = bench.run("--mtp", "1", "--configs", pattern)
     assert result.exit_code == 2
     assert "wanted MTP 1, got 3" in result.output
