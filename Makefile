@@ -57,7 +57,7 @@ DOCS_VENV = build/docs/venv
 docs:  ## build the documentation into build/docs/site
 	test -x $(DOCS_VENV)/bin/mkdocs || { $(PYTHON3) -m venv $(DOCS_VENV) && \
 	  $(DOCS_VENV)/bin/pip install --quiet $$(sed -n '/^docs = \[/,/^]/s/^  \(".*"\),$$/\1/p' pyproject.toml | tr -d '"'); }
-	$(DOCS_VENV)/bin/mkdocs build --strict --quiet --site-dir build/docs/site
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet --site-dir build/docs/site
 
 # Needs no .venv: `make build test-gpu PYTHON=python3` uses the torch that is there.
 test-gpu: test-gpu-plain test-gpu-chaos  ## every GPU test, on the library as it ships and on the chaos build

@@ -42,7 +42,7 @@ PEERS = {
     "trtllm": "TensorRT-LLM 1.2.1",
     "vllm": "vLLM 0.33",
     "flashinfer": "FlashInfer 0.7.2 `top_k`",
-    "flashinfer_ragged": "its ragged call",
+    "flashinfer_ragged": "FlashInfer, ragged",
 }
 COLUMNS = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint", **PEERS}
 HARD_GROUPS = ("mask", "adversarial", "scale")
@@ -186,6 +186,19 @@ def _paragraph(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 110, break_long_words=False, break_on_hyphens=False)
 
 
+def _point(text: str) -> str:
+    """An item of a list."""
+    words = " ".join(text.split())
+    return textwrap.fill(
+        words,
+        110,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def changed_since(commit: str) -> bool:
     """Whether the code that runs on the GPU, or launches it, differs from that of a commit.
 
@@ -199,24 +212,25 @@ def results() -> str:
     """The README's section."""
     bench, decode = load_bench(), load("simulated_decode.json")
     index = Index(bench)
-    phases = load("phase_timing.json")["machine"]["commit"]
     run = bench["runs"][0]
     commit = run["machine"]["commit"]
-    older = " since when the kernels have changed," if changed_since(commit) else ""
+    older = ", since when the kernels have changed" if changed_since(commit) else ""
     lead = f"""
-        {run["machine"]["device"]}, us per launch, median; fp32, k = 2048, a CUDA graph over fresh decode
-        steps, cold L2; every figure with exact results of all launches
-        (`eval/results/h200/bench.json`, commit {commit},{older}
-        [plot](eval/results/h200/bench.png)). This package: called as the integrations call it, `row_slot`,
-        `prior`, `guess_state` and `out` given; with PDL: also `pdl=True` (`TRTLLM_ENABLE_PDL=1`); no hint:
-        `out` alone. Gaussian rows of which 90 % of the variance survives a step; beside them the slowest of
-        the real traces, and of masked (-inf, +inf, NaN), tied and rescaled rows:
+        Microseconds per launch on one {run["machine"]["device"]}, median; fp32, k = 2048; a CUDA graph over
+        fresh decode steps whose rows are not in the L2 cache. Every launch's result is compared, and exact
+        (`eval/results/h200/bench.json`, commit {commit}{older}; method:
+        [docs/performance.md](docs/performance.md)). "This package" is called as the integrations call it:
+        `row_slot`, `prior`, `guess_state` and `out` given. "With PDL": also `pdl=True` (programmatic
+        dependent launch, `TRTLLM_ENABLE_PDL=1`). "No hint": `out` alone. Rows are Gaussian, and 90 % of the
+        variance survives from step to step; beside them stand the slowest of the real traces, and the worst
+        of masked (-inf, +inf, NaN), tied and rescaled rows:
     """
-    parts = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
-    return "\n".join([*parts, _paragraph(comparison(bench, index, decode, phases)), "", _paragraph(stress())])
+    text = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
+    points = [*comparison(bench, index, decode), *stress()]
+    return "\n".join([*text, *(_point(point) for point in points)])
 
 
-def stress() -> str:
+def stress() -> list[str]:
     """What the README says of runs beside other work, under delays, and on arguments that are rewritten."""
     beside, delayed, rewritten, older = (
         load(f"stress{name}.json") for name in ("", "_chaos", "_rewrite", "_ee90c38")
@@ -229,19 +243,26 @@ def stress() -> str:
     configurations = len({result["configuration"]["name"] for result in beside["results"]})
     neighbours = len({result["neighbour"] for result in beside["results"]} - {"none"})
     commits = sorted({run["machine"]["commit"] for run in (beside, delayed, rewritten)})
-    return f"""
-        Under load (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches of
-        {configurations} configurations alone and beside {neighbours} kinds of neighbour: {wrong(beside)}.
-        {delayed["totals"]["launches"]:,} launches in the build that delays threads: {wrong(delayed)}.
-        {rewritten["totals"]["launches"]:,} launches while an argument was overwritten, a minute for each of
-        five: none hung, {rewritten["totals"]["guard_words"]:,} guard words overwritten, exact afterwards. The
-        same harness on the kernels before they agreed ({older["machine"]["commit"]}):
-        {older["totals"]["launches"]:,} launches, {wrong(older)}.
-    """
+    return [
+        f"""**Beside other work** (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches of
+        {configurations} configurations, alone and beside {neighbours} kinds of neighbour: {wrong(beside)}.
+        In a build that delays threads {delayed["totals"]["launches"]:,} launches: {wrong(delayed)}. While a
+        stream overwrote an argument, {rewritten["totals"]["launches"]:,} launches: none hung,
+        {rewritten["totals"]["guard_words"]:,} guard words overwritten, exact afterwards. The same harness
+        finds faults where there are some: of {older["totals"]["launches"]:,} launches of the older commit
+        {older["machine"]["commit"]}, {wrong(older)}.""",
+    ]
 
 
-def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any], phases: str) -> str:
-    """What the README says below its tables."""
+def slower_with_pdl(index: Index) -> dict[str, float]:
+    """Shapes of the main sweep at which PDL costs time, and how many times the time without."""
+    ratios = index.ratios(PDL, HINTED, lambda cell: cell["group"] == "main")
+    cells = {cell["key"]: f"{cell['n']:,} x {cell['batch']}" for cell in index.cells()}
+    return {cells[key]: ratio for key, ratio in ratios.items() if ratio > 1 + NOISE}
+
+
+def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any]) -> list[str]:
+    """What the README says below its tables, point by point."""
     run = bench["runs"][0]
     sets = max((each["sets_in_20_runs"] for each in bench["runs"]), key=len)
     ratios = {row["other"]: row for row in bench["worst_ratios"]}
@@ -255,6 +276,7 @@ def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any], phas
         f"{_name(other)} at {cells} cells (at most {times:.2f} times)"
         for other, (cells, times) in faster_cells(index).items()
     ]
+    pdl = ", ".join(f"{shape} ({ratio:.2f} times)" for shape, ratio in slower_with_pdl(index).items())
     masked = max(hard_rows(index, "mask").values(), default=None)
     costs = [row["ratio"] for row in hint_ratios(index)]
     mean, most = (geometric_mean(costs), max(costs)) if costs else (None, None)
@@ -264,20 +286,23 @@ def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any], phas
     cases, rows, seconds = (sum(part[what] for part in fuzz) for what in ("cases", "rows", "seconds"))
     fuzzed = fuzz[0]["machine"]["commit"] if fuzz else "none"
     step = decode["step_us"]
-    return f"""
-        Their time over ours, geometric mean of all cells (worst cell): {others}. Faster than this package
-        by more than {100 * NOISE:.0f} %: {"; ".join(faster) or "nothing measured"}. Time with a hint over
-        time without: mean {_ratio(mean)}, at most {_ratio(most)}; where rows change at random, the worst
-        launch of 1,000 over the mean without: at most {_ratio(worst)}. Masked over usual rows: at most
-        {_ratio(masked)}.
-        Different sets in 20 runs on a zero plateau: ours {sets[HINTED]}, {seen}.
-        `docs/performance.md` says where the time goes (stamps at commit {phases}) and what was
-        tried. Fuzzing (commit {fuzzed}): {cases:,} random cases, {rows:,} rows, every path, no mismatch in
-        {seconds:.0f} s. Simulated decode over real traces with one captured graph (commit
+    return [
+        f"""**Others.** Their time divided by this package's, geometric mean over all cells (in brackets the
+        cell where they come closest): {others}. Faster than this package by more than
+        {100 * NOISE:.0f} %: {"; ".join(faster) or "nothing measured"}.""",
+        f"""**What the hint is worth.** Time with it divided by time without: {_ratio(mean)} in the mean, and
+        {_ratio(most)} at worst. Where rows change at random, the worst launch of 1,000 takes at most
+        {_ratio(worst)} times the mean launch without a hint.""",
+        f"""**What it costs.** Masked rows take at most {_ratio(masked)} times as long as usual ones. PDL
+        saves time at most shapes and is slower at {pdl or "none"}.""",
+        f"""**Deterministic.** Different sets in 20 runs on a row with a plateau at the k-th value: this
+        package {sets[HINTED]}, {seen}.""",
+        f"""**Checked.** Fuzzing (commit {fuzzed}): {cases:,} random cases, {rows:,} rows, every path, no
+        mismatch in {seconds:.0f} s. Simulated decode over real traces in one captured graph (commit
         {decode["versions"]["commit"]}): {decode["sets"]["identical"]:,} of {decode["sets"]["rows"]:,} rows
-        select the same set with the hook on and off, {step["on"]:.0f} against {step["off"]:.0f} us a step,
-        most of it scoring, with TensorRT-LLM's compiled op (rows of 32,768; never inside TensorRT-LLM).
-    """
+        select the same set with the hook on and off; a step, most of which is scoring, takes
+        {step["on"]:.0f} us instead of {step["off"]:.0f} with TensorRT-LLM's compiled op.""",
+    ]
 
 
 def _ratio(figure: float | None) -> str:
@@ -287,7 +312,7 @@ def _ratio(figure: float | None) -> str:
 def _name(impl: str) -> str:
     if impl == "flashinfer_ragged":
         return "FlashInfer's ragged call"
-    return "our four-phase kernel" if impl in OURS else PEERS.get(impl, impl)
+    return "the paper's kernel" if impl in OURS else PEERS.get(impl, impl)
 
 
 def performance() -> str:
@@ -297,13 +322,13 @@ def performance() -> str:
     lines = [
         f"Times: `eval/results/h200/bench.json`, commit {bench['runs'][0]['machine']['commit']}.",
         "",
-        "| N x batch | us, at most | reached | reading the row alone |",
-        "|---|---:|---:|---:|",
+        "| N x batch | us | reading the row alone |",
+        "|---|---:|---:|",
     ]
     for n, batch in CELLS:
         key = index.main(n, batch)
-        limit, reached = LIMITS.get((n, batch)), index.figure(key, HINTED)
-        row = [_shown(limit), "-" if reached is None else f"{reached:.2f}", _shown(index.figure(key, FLOOR))]
+        reached = index.figure(key, HINTED)
+        row = ["-" if reached is None else f"{reached:.2f}", _shown(index.figure(key, FLOOR))]
         lines.append(f"| {n:,} x {batch} | {' | '.join(row)} |")
     lines += [
         "",

@@ -10,27 +10,27 @@
 
 using namespace gvr_topk;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // Keys rise strictly with the value, from -inf to NaN.
 void test_order() {
   const float tiny = std::numeric_limits<float>::denorm_min();
   const float most = std::numeric_limits<float>::max();
-  const std::vector<float> rising = {-kInf, -most, -1.0f,           -tiny, 0.0f,
-                                     tiny,  1.0f,  1.0f + 0x1p-23f, most,  kInf};
+  const std::vector<float> rising = {-kInfinity, -most, -1.0f,           -tiny, 0.0f,
+                                     tiny,       1.0f,  1.0f + 0x1p-23f, most,  kInfinity};
   for (size_t i = 1; i < rising.size(); ++i) CHECK(order_key(rising[i - 1]) < order_key(rising[i]));
   CHECK(order_key(-0.0f) == order_key(0.0f));
   for (const uint32_t nan : {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xffffffffu}) {
     CHECK(order_key(__uint_as_float(nan)) == kMaxKey);
   }
-  CHECK(kMaxKey > order_key(kInf));
+  CHECK(kMaxKey > order_key(kInfinity));
 }
 
 // The named keys are those of the values they are named after.
 void test_named_keys() {
   CHECK(order_key(0.0f) == kZeroKey);
-  CHECK(order_key(-kInf) == kNegInfKey);
-  CHECK(order_key(kInf) == kPosInfKey);
+  CHECK(order_key(-kInfinity) == kNegInfKey);
+  CHECK(order_key(kInfinity) == kPosInfKey);
   CHECK(order_key(std::numeric_limits<float>::lowest()) == kLeastFiniteKey);
   CHECK(order_key(std::numeric_limits<float>::max()) == kMostFiniteKey);
   CHECK(kAbsentKey < kMinKey && kMinKey < kNegInfKey);
@@ -73,9 +73,9 @@ void test_elements(const std::vector<uint16_t>& stored) {
 // Fillers of what lies behind a row are -inf in every type.
 void test_absent() {
   for (int e = 0; e < 8; ++e) {
-    CHECK(element<__nv_bfloat16>(absent_vec<__nv_bfloat16>(), e) == -kInf);
-    CHECK(element<__half>(absent_vec<__half>(), e) == -kInf);
-    CHECK(element<float>(absent_vec<float>(), e % 4) == -kInf);
+    CHECK(element<__nv_bfloat16>(absent_vec<__nv_bfloat16>(), e) == -kInfinity);
+    CHECK(element<__half>(absent_vec<__half>(), e) == -kInfinity);
+    CHECK(element<float>(absent_vec<float>(), e % 4) == -kInfinity);
   }
 }
 

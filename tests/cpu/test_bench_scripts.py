@@ -593,7 +593,7 @@ class TestReadmeTable:
 
     def test_block_has_every_shape_and_fits_the_page(self, folder: Path) -> None:
         block = readme_table.results()
-        assert len(block.splitlines()) <= 50
+        assert len(block.splitlines()) <= 60
         assert all(len(line) <= 110 for line in block.splitlines() if not line.startswith("|"))
         assert "| 131,072 x 64 | 4.0 |" in block
         assert "| 32,768 x 1 | 4.0 | 4.0 | 4.0 | 8.0 |" in block
@@ -609,6 +609,17 @@ class TestReadmeTable:
         assert said not in " ".join(readme_table.results().split())
         monkeypatch.setattr(readme_table, "changed_since", lambda commit: True)
         assert said in " ".join(readme_table.results().split())
+
+    def test_shapes_at_which_pdl_costs_time_are_named(self, folder: Path) -> None:
+        path = folder / "bench.json"
+        data = json.loads(path.read_text())
+        slow = next(key for key, cell in data["cells"].items() if (cell["n"], cell["batch"]) == (524288, 8))
+        for result in data["results"]:
+            if result["impl"] == "pdl":
+                result["cold_us"] = 4.4 if result["cell"] == slow else 3.0
+        path.write_text(json.dumps(data))
+        block = " ".join(readme_table.results().split())
+        assert "is slower at 524,288 x 8 (1.10 times)." in block
 
     def test_change_is_seen_by_git(self) -> None:
         # The first commit's kernels are not these; of a commit that nobody made nothing is known.
@@ -627,7 +638,7 @@ class TestReadmeTable:
         assert "5 wrong, 7 guard words overwritten" in block
 
     def test_page_on_times_has_limits_and_what_was_reached(self, folder: Path) -> None:
-        assert "| 70,690 x 1 | 4.8 | 4.00 | 8.0 |" in readme_table.performance()
+        assert "| 70,690 x 1 | 4.00 | 8.0 |" in readme_table.performance()
 
     def test_fuzzing_is_that_of_the_commit_or_of_the_newest(self, folder: Path) -> None:
         assert [run["cases"] for run in readme_table.fuzz_of("abc")] == [100]
