@@ -1,6 +1,6 @@
 """Does the heuristic top-k change a model's accuracy? Runs trtllm-eval off and on, and decides.
 
-    python eval/accuracy_regression.py --model MODEL --runs 4 --out out/accuracy --dry-run
+    python -m eval accuracy --model MODEL --runs 4 --out out/accuracy --dry-run
 
 Decision, per task, on the scores in points of per cent:
 

@@ -1,7 +1,7 @@
 """Time the op and other projects' kernels over length, batch, k, dtype, hint and kind of row.
 
-    python eval/bench_kernels.py --out bench.json --baseline-dir FOLDER --traces FOLDER
-    python eval/bench_kernels.py --out bench.json --traces FOLDER --quick
+    python -m eval bench --out bench.json --baseline-dir FOLDER --traces FOLDER
+    python -m eval bench --out bench.json --traces FOLDER --quick
 
 A figure is the median over replays of a CUDA graph, per launch. The launches of a graph walk a chain of
 consecutive decode steps, each on a row that no launch before it has seen and no cache holds, with the state

@@ -1,6 +1,6 @@
 """Check that one wheel installs, loads and computes on several torch releases.
 
-    python eval/check_wheel.py --json out/wheel.json
+    python -m eval wheel --json out/wheel.json
 
 Builds the wheel (or takes ``--wheel``), and for each torch release makes an empty virtual environment,
 installs that torch with all it needs, installs the wheel, and runs a small program there: both compiled

@@ -1,8 +1,8 @@
 """Call the op with random arguments until the time is over, and compare every answer with the contract's.
 
-    python eval/fuzz.py --seconds 600 --seed 1
-    python eval/fuzz.py --seed 1 --only 12345    # the case that a mismatch names, alone
-    python eval/fuzz.py --seconds 600 --beside all
+    python -m eval fuzz --seconds 600 --seed 1
+    python -m eval fuzz --seed 1 --only 12345    # the case that a mismatch names, alone
+    python -m eval fuzz --seconds 600 --beside all
 
 Each case runs on poisoned outputs with guard columns. Compared are the result, bit for bit; the positions
 written back as the next hint, and every slot that must not be written; the translation through a page
@@ -270,7 +270,7 @@ def main(
         problem = summary["failure"]["error"]
         verdict = "MISMATCH" if problem.startswith("Mismatch:") else "FAILED"
         print(f"{verdict} {problem}\n  {case}")
-        again = f"python eval/fuzz.py --device {device} --seed {seed} --only {case['index']}"
+        again = f"python -m eval fuzz --device {device} --seed {seed} --only {case['index']}"
         print(f"again: {again} --paths {','.join(wanted)}" + (f" --beside {beside}" if beside else ""))
         raise typer.Exit(1)
 

@@ -1,6 +1,6 @@
 """Read from the built CUDA library what each kernel costs on each GPU architecture.
 
-    python eval/inspect_build.py --json out/build.json
+    python -m eval inspect --json out/build.json
 
 Reads the library itself, not the compiler's messages, so it says what is shipped. Needs no GPU and no
 CUDA toolkit: ``cuobjdump`` comes with the ``test`` extra. Registers are per thread; stack and local

@@ -134,7 +134,7 @@ def _panel(axes: Axes, lines: dict[str, list[tuple[int, float]]]) -> None:
 
 
 def main(
-    results: Annotated[Path, typer.Argument(help="JSON of eval/bench_kernels.py.")],
+    results: Annotated[Path, typer.Argument(help="JSON of the verb bench.")],
     out: Annotated[Path, typer.Option(help="Image to write.")] = Path("bench_kernels.png"),
     batches: Annotated[str, typer.Option(help="Rows per launch, comma-separated.")] = "1,64",
 ) -> None:

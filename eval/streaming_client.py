@@ -1,6 +1,6 @@
 """Time to first token and time per output token of any OpenAI-compatible server, by streaming.
 
-    python eval/streaming_client.py --url http://127.0.0.1:8000 --prompt-file prompts.jsonl --max-tokens 1024
+    python -m eval stream --url http://127.0.0.1:8000 --prompt-file prompts.jsonl --max-tokens 1024
 
 Requests go one after another (batch 1). Per request, with the arrival time of each chunk:
 

@@ -1,6 +1,6 @@
 """Time per output token with the heuristic top-k off and on, at batch 1 with one fixed prompt.
 
-    python eval/tpot_ab.py --model MODEL --prompts 64K=swe_bench_64k.jsonl --entry 1 --dry-run
+    python -m eval tpot --model MODEL --prompts 64K=swe_bench_64k.jsonl --entry 1 --dry-run
 
 The method is that of the paper's section 6.7 and appendix A: for every MTP setting and prompt, the two
 variants take turns for a number of repetitions; each repetition is a fresh process that serves the same

@@ -762,7 +762,7 @@ class TestFuzz:
         arguments = ["--device", "cpu", "--seed", "4", "--only", "3", "--out", str(out)]
         ended = CliRunner().invoke(app, arguments)
         assert ended.exit_code == 1
-        assert "eval/fuzz.py --device cpu --seed 4 --only 3" in ended.output
+        assert "python -m eval fuzz --device cpu --seed 4 --only 3" in ended.output
         assert json.loads(out.read_text())["failure"]["case"]["index"] == 3
 
 
