@@ -69,7 +69,7 @@ from eval.common.bench_report import (
     hint_ratios,
     hint_table,
     ratios_table,
-    times_table,
+    times_tables,
     worst_ratios,
 )
 from eval.common.machine import describe_machine
@@ -372,7 +372,8 @@ def report(data: dict[str, Any], console: Console) -> None:
     console.print(data["method"], style="dim")
     index = Index(data)
     for group in dict.fromkeys(cell["group"] for cell in index.cells()):
-        console.print(times_table(index, group))
+        for table in times_tables(index, group):
+            console.print(table)
     console.print(hint_table(index))
     console.print(ratios_table(worst_ratios(index)))
     console.print(checks_table(checks(index)))
@@ -424,7 +425,7 @@ def main(
     show: Annotated[Path | None, typer.Option("--report", help="Print this file's tables only.")] = None,
 ) -> None:
     """Measure the selected cells, or print the tables of a file."""
-    console = Console(width=190)
+    console = Console()
     if show is not None:
         report(load(show), console)
         return

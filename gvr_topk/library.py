@@ -63,6 +63,9 @@ def library_status() -> LibraryStatus:
     chosen = os.environ.get(LIBRARY_DIR_VARIABLE)
     if path is None and chosen:
         return LibraryStatus(False, None, f"{LIBRARY_DIR_VARIABLE}={chosen} holds no {_CUDA_LIBRARY}")
+    if path is None and _library_path(_POLICY_LIBRARY) is None:
+        # Every build has that one: the compiler is not to blame.
+        return LibraryStatus(False, None, "the package holds no compiled library at all: install it again")
     if path is None:
         return LibraryStatus(
             False,

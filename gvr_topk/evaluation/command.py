@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="serving YAML; default: heuristic on")
     parser.add_argument("--offset", type=int, metavar="P", help="hint offset, instead of the YAML's")
     parser.add_argument("--steps", type=int, metavar="COUNT", help="steps to run; default: all")
-    parser.add_argument("--k", type=int, help="items per row, instead of the YAML's")
+    parser.add_argument("--k", type=int, help="items per row, 1 to 6144, instead of the YAML's")
     parser.add_argument(
         "--device", default="cpu", help="cpu or cuda; cuda times the kernels too (default: cpu)"
     )

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from gvr_topk.config import GvrTopkConfig, ServeConfig
-from gvr_topk.contract import MAX_WIDTH, STATS_COLUMNS
+from gvr_topk.contract import STATS_COLUMNS
 from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.evaluation.reference import GuessKind, RowStats, topk_row
+from gvr_topk.evaluation.reference import CAPACITY, GuessKind, RowStats, topk_row
 from gvr_topk.evaluation.trace import ScoreSource
 from gvr_topk.gate import GateDecision, can_use_heuristic
 from gvr_topk.ops import indexer_topk_decode
@@ -475,8 +475,8 @@ def _variants(configured_offset: int) -> tuple[Variant, ...]:
 
 
 def _check(source: ScoreSource, k: int, steps: int, device: str) -> None:
-    if not 1 <= k <= MAX_WIDTH:
-        raise ValueError(f"k: wanted 1 to {MAX_WIDTH:,}, got {k}")
+    if not 1 <= k <= CAPACITY:
+        raise ValueError(f"k: wanted 1 to {CAPACITY:,}, what the paper's search collects, got {k}")
     if not 1 <= steps <= source.steps:
         raise ValueError(f"steps: wanted 1 to {source.steps} for {source.name}, got {steps}")
     if device not in ("cpu", "cuda"):

@@ -565,6 +565,18 @@ class TestFiles:
         json.dumps(described, allow_nan=False)
 
 
+def test_report_fits_80_columns() -> None:
+    data = json.loads((readme_table.RESULTS / "bench.json").read_text())
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as capture:
+        bench_kernels.report(data, console)
+    lines = capture.get().splitlines()
+    assert max(len(line) for line in lines) <= 80
+    (row,) = [line for line in lines if line.split()[:3] == ["70,690", "x", "1"] and len(line.split()) == 9]
+    index = Index(data)
+    assert f"{index.figure(index.main(70690, 1), 'hinted'):.2f}" in row and "…" not in row
+
+
 class TestReadmeTable:
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

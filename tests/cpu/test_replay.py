@@ -235,7 +235,7 @@ def test_json_is_strict_and_complete() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"k": 0}, "k: wanted 1 to 2,097,152, got 0"),
+        ({"k": 0}, "k: wanted 1 to 6,144, what the paper's search collects, got 0"),
         ({"steps": 0}, "steps: wanted 1 to 4 for rows, got 0"),
         ({"steps": 5}, "steps: wanted 1 to 4 for rows, got 5"),
         ({"device": "tpu"}, "device: wanted cpu or cuda, got 'tpu'"),
