@@ -33,7 +33,7 @@ RUN = {
     "gvr-topk config check configs/heuristic_on.yaml": "heuristic_on.yaml: ok",
     "gvr-topk replay --generator 20 --length 70690 --steps 8 --offset 1": "replay: exact on 8 of 8 steps",
     "gvr-topk replay --trace eval/data/smollm2_dsaidx_L10_32k.npz --steps 16 --json": '"steps"',
-    "python -m eval accuracy --model MODEL --runs 4 --dry-run": "trtllm-eval --model MODEL",
+    "python -m eval accuracy --model MODEL --dry-run": "trtllm-eval --model MODEL",
     "python -m eval tpot --model MODEL --prompts short=tests/data/eval_samples/prompts.jsonl"
     " --entry 0 --dry-run": "trtllm-bench --model MODEL",
 }
