@@ -51,7 +51,7 @@ class Variant:
     guess: GuessKind
 
     configured: bool = False
-    """Whether this is the offset of the configuration that is replayed."""
+    """Whether this is what the configuration that is replayed makes the op do."""
 
     @property
     def label(self) -> str:
@@ -469,8 +469,11 @@ def _variants(configured_offset: int) -> tuple[Variant, ...]:
     """The paper's way first; both offsets it discusses, and the configured one if it is another."""
     offsets = [0, 1] + ([configured_offset] if configured_offset not in (0, 1) else [])
     guesses: tuple[GuessKind, ...] = ("mean", "quantile")
+    # The op's own default is the quantile.
     return tuple(
-        Variant(offset, guess, offset == configured_offset) for guess in guesses for offset in offsets
+        Variant(offset, guess, (offset, guess) == (configured_offset, "quantile"))
+        for guess in guesses
+        for offset in offsets
     )
 
 

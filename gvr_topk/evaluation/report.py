@@ -41,7 +41,7 @@ class Published:
 PAPER = Published()
 
 NOTE = (
-    "* the offset of the configuration. Offset: added to every position of the last step's choice, which is "
+    "* what the configuration asks for. Offset: added to every position of the last step's choice, which is "
     "the hint. T0, the first threshold, is the mean of the hinted scores, or their quantile by the hit ratio "
     "of the last step. Pass: counting the scores at or above a threshold. Snap: a round that narrows what is "
     "left to k. These columns are the paper's algorithm (gvr_topk.evaluation.reference). "
@@ -193,7 +193,8 @@ def _plot_hit_ratio(axes: Axes, result: ReplayResult) -> None:
         ratio = [result.records[step].variants[index].hit_ratio for step in steps]
         if not ratio:
             continue
-        configured = ", configured" if variant.configured else ""
+        same_offset = [each for each in result.variants if each.hint_offset == variant.hint_offset]
+        configured = ", configured" if any(each.configured for each in same_offset) else ""
         label = f"offset {variant.hint_offset}{configured} (mean {_percent(float(np.mean(ratio)))})"
         axes.plot(steps, ratio, color=colour, linewidth=1.4, label=label)
         shown += ratio

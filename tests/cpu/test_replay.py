@@ -74,7 +74,7 @@ def test_variants_cover_both_offsets_and_the_configured_one() -> None:
     assert labels == ["offset 0, mean", "offset 1, mean", "offset 0, quantile", "offset 1, quantile"]
     result = replay(Rows(steps=2), config(hint_offset=1), hint_offset=-2)
     assert result.options.hint_offset == -2
-    assert Variant(-2, "mean", configured=True) in result.variants and len(result.variants) == 6
+    assert Variant(-2, "quantile", configured=True) in result.variants and len(result.variants) == 6
 
 
 def test_quantile_guess_uses_the_alpha_of_the_step_before() -> None:

@@ -87,16 +87,16 @@ def test_table_has_the_papers_figures_and_says_whose_scores_they_are(result: Rep
     assert papers == ["67.6 %", "84.3 %", "94.8 %", "99.4 %", "6"]
     words = " ".join(text.split())
     assert "not of DeepSeek" in words
-    for term in ("* the offset of the configuration", "Offset: ", "T0, ", "Pass: ", "Snap: "):
+    for term in ("* what the configuration asks for", "Offset: ", "T0, ", "Pass: ", "Snap: "):
         assert term in words
 
 
 def test_the_configured_offset_is_marked(tmp_path: Path) -> None:
     shifted = replay(Rows("normal", normal), ON, hint_offset=1)
-    lines = [line for line in text_of(shifted).splitlines() if "offset 0" in line]
-    assert "offset 1*" in lines[0] and "offset 0*" not in lines[0]
+    (line,) = [line for line in text_of(shifted).splitlines() if line.startswith("┃") and "offset 0" in line]
+    assert [word for word in line.replace("┃", " ").split() if word[0] in "01"] == ["0", "1", "0", "1*"]
     # The plot of scores shows what the configuration does.
-    assert shifted.variants[shifted.snapshot.variant].hint_offset == 1
+    assert shifted.variants[shifted.snapshot.variant].label == "offset 1, quantile"
     assert shifted.snapshot.stats == shifted.records[2].variants[shifted.snapshot.variant]
 
 
