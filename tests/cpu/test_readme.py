@@ -149,6 +149,14 @@ def test_verbs_exist(page: Path) -> None:
     assert set(re.findall(r"python -m eval ([a-z]+)", page.read_text())) <= set(VERBS)
 
 
+def test_sources_name_results_that_exist() -> None:
+    """A constant stands beside the measurement that it comes from."""
+    sources = [*(ROOT / "cpp").rglob("*.*"), *(ROOT / "gvr_topk").rglob("*.py")]
+    named = {path for file in sources for path in re.findall(r"eval/results/[\w/.]+\w", file.read_text())}
+    assert len(named) >= 2
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
 def test_environment_variables_are_all_told() -> None:
     sources = " ".join(file.read_text() for file in (ROOT / "gvr_topk").rglob("*.py"))
     variables = set(re.findall(r'"((?:TRTLLM_GVR|GVR)_TOPK_?[A-Z_]*|TRTLLM_ENABLE_PDL)"', sources))

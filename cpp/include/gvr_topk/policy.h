@@ -31,7 +31,7 @@ constexpr int64_t kMaxPageSize = (int64_t{1} << 31) - 1;
 // at 16,384 (section 6.3.1, Table 6), and here a sample of so short a row guesses as well.
 constexpr int64_t kGvrMinLength = 16384;
 // The paper's kernel stops where one CTA becomes slower than several; the cluster kernel has no such
-// length, and the hint is worth most on the longest rows (eval/results/bench_h200.json).
+// length, and the hint is worth most on the longest rows (eval/results/h200/bench.json).
 constexpr int64_t kGvrMaxLength = kMaxWidth;
 // Longest buffer of the four-phase kernel: its bitmap of a row must fit shared memory.
 constexpr int64_t kFourPhaseMaxWidth = 262144;
@@ -208,7 +208,7 @@ constexpr int64_t kMostSingleWidth = int64_t{kClusterThreads} * kMostValuesPerTh
 // CTAs per row: only as many as half the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large
 // clusters never fill the chip, and a second wave costs more than halving the cluster. Clusters of two fill
 // it, and where two for each row do not fit, one does. Enough, though, that the selection masks of one CTA
-// fit. In the sweep (eval/results/tune_h200.json) no other size is faster by more than a twentieth.
+// fit. In the sweep (eval/results/h200/tune.json) no other size is faster by more than a twentieth.
 // `max_ctas` caps the size, because a cluster starts only when one GPC has room for all of it: 16 CTAs wait
 // for a whole free GPC, and where another kernel holds 32 SMs or more they wait until it ends; 8 CTAs still
 // start beside 64 held SMs and 4 beside 96 (measured on an H200). A row too wide for the cap takes the

@@ -7,7 +7,7 @@
 namespace gvr_topk::gvr {
 
 // Below the k-th value the quantile aims, by this share of the hint's misses: aiming at the k-th value
-// itself, half the guesses would fall just short of k (gvr_topk.reference.QUANTILE_MARGIN).
+// itself, half the guesses would fall just short of k (gvr_topk.evaluation.reference.QUANTILE_MARGIN).
 constexpr double kQuantileMargin = 0.75;
 
 struct Guess {

@@ -1,5 +1,5 @@
 // Phase 2, verify: a threshold that at least k and at most 6144 elements reach (paper, section 4.2.2).
-// The steps, and their float32 arithmetic, are gvr_topk.reference's, so both take the same passes.
+// The steps, and their float32 arithmetic, are gvr_topk.evaluation.reference's, so both take the same passes.
 #pragma once
 
 #include <type_traits>

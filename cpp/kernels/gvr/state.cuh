@@ -25,7 +25,7 @@ constexpr int kFloatPasses = 8;
 // One bit per element; a row may start up to seven elements after a 16-byte boundary.
 constexpr int kBitmapWords = kWarps * warp_span(static_cast<int32_t>(kFourPhaseMaxWidth) + 7, 0, 2) / 32;
 
-// How the search for the threshold ended; the names are gvr_topk.reference.DONE's.
+// How the search for the threshold ended; the names are gvr_topk.evaluation.reference.DONE's.
 enum class Done : int { kShort, kGuess, kSecant, kTie, kBisect, kKey, kPlateau };
 
 // A histogram, and the members of the bin in question when they are few.
