@@ -53,7 +53,7 @@ MASK_NAMES = {
     "mask:99_percent": "99 % masked",
 }
 HARD_SHAPE = (131072, 1)
-"""Length and batch of the masked and rescaled rows that the README shows."""
+"""Length and batch of the masked and rescaled rows that the README shows, and of rows with fewer CTAs."""
 TRACE_STEPS = 256
 """Steps of a trace: its first row is shorter than its last by one less."""
 CELLS = sorted([*LIMITS, (262144, 1), (131072, 8), (1048576, 64)], key=lambda cell: cell[::-1])
@@ -226,7 +226,7 @@ def results() -> str:
         of masked (-inf, +inf, NaN), tied and rescaled rows:
     """
     text = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
-    points = [*comparison(bench, index, decode), *stress()]
+    points = [*comparison(bench, index, decode), fewer_ctas(load("tune.json")), *stress()]
     return "\n".join([*text, *(_point(point) for point in points)])
 
 
@@ -252,6 +252,15 @@ def stress() -> list[str]:
         finds faults where there are some: of {older["totals"]["launches"]:,} launches of the older commit
         {older["machine"]["commit"]}, {wrong(older)}.""",
     ]
+
+
+def fewer_ctas(sweep: Mapping[str, Any]) -> str:
+    """What the README says of `max_ctas` on an idle GPU."""
+    n, batch = HARD_SHAPE
+    shape = (n, batch, "fp32")
+    (us,) = [each["us"] for each in sweep["shapes"] if (each["n"], each["batch"], each["dtype"]) == shape]
+    return f"""**Fewer CTAs per row** (commit {sweep["machine"]["commit"]}): at {n:,} x {batch} `max_ctas` of
+        8 and 4 take {us["8"]:.1f} and {us["4"]:.1f} us on an idle GPU, where 16 take {us["16"]:.1f}."""
 
 
 def slower_with_pdl(index: Index) -> dict[str, float]:

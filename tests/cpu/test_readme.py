@@ -175,6 +175,12 @@ def test_one_block_of_results_and_the_honest_sentence() -> None:
     assert "checked against fakes and the real compiled op, not run inside TensorRT-LLM" in README
 
 
+def test_figures_stand_in_the_generated_block_alone() -> None:
+    before, rest = README.split("<!-- results:begin -->")
+    outside = before + rest.split("<!-- results:end -->")[1]
+    assert re.findall(r"[\d.]+ us\b|\d[\d.]* times", outside) == []
+
+
 def test_every_page_is_in_the_site() -> None:
     site = (ROOT / "mkdocs.yml").read_text()
     assert {page.name for page in (ROOT / "docs").glob("*.md")} == set(
