@@ -9,9 +9,9 @@ carried from step to step (`eval.kernel_timing`). Every launch's answer is compa
 contract's oracle, after each timed replay; the others' by the multiset of the values they chose, after the
 last one. Outputs are poisoned before each replay. A time without an exact answer is marked and not compared.
 
-``hinted`` calls the op as the integrations do: ``row_slot``, ``prior``, ``guess_state`` and ``out`` given.
-``no_hint`` gets none of the first three, ``no_row_slot`` and ``prior_only`` some of them, ``pdl`` is
-``hinted`` with programmatic dependent launches, and ``paper`` is the four-phase kernel. Traces and rows that
+``hinted`` calls the op as the integrations do: ``row_slot``, ``guess_state`` and ``out`` given. ``no_hint``
+gets ``out`` alone, ``no_row_slot`` no slots, ``with_prior`` a ``prior`` too, ``pdl`` is ``hinted`` with
+programmatic dependent launches, and ``paper`` is the four-phase kernel, with a prior. Traces and rows that
 are hard on a hint are also timed launch by launch: events inside a graph stand between 1,000 launches, each
 is the median of three passes, and the worst one's distance from their mean is added to the figure without
 events, since an event takes time itself.
@@ -79,8 +79,8 @@ from eval.common.our_kernels import (
     NO_ROW_SLOT,
     PAPER,
     PDL,
-    PRIOR_ONLY,
     VARIANTS,
+    WITH_PRIOR,
     prepare_ours,
     why_refused,
 )
@@ -110,7 +110,7 @@ METHOD = (
 
 MEASURED: dict[str, tuple[str, ...]] = {
     NO_ROW_SLOT: ("main", "trace", "hint"),
-    PRIOR_ONLY: ("main", "trace", "hint"),
+    WITH_PRIOR: ("main", "trace", "hint"),
     PDL: ("main",),
     PAPER: ("main", "trace", "layer"),
 }
@@ -446,7 +446,12 @@ def main(
     prepare_sources(chosen)
     found, described = implementations(names, baseline_dir)
     data["runs"].append(
-        {"machine": describe_machine(commit), "baselines": described, "sets_in_20_runs": repeatability(found)}
+        {
+            "machine": describe_machine(commit),
+            "hinted": list(VARIANTS[HINTED].arguments),
+            "baselines": described,
+            "sets_in_20_runs": repeatability(found),
+        }
     )
     spend_first_graph()
     stopped = False

@@ -30,7 +30,7 @@ from gvr_topk.contract import STATS_COLUMNS
 from gvr_topk.evaluation.reference import GuessKind, topk_row
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator
 from gvr_topk.evaluation.trace import ScoreSource
-from gvr_topk.ops import indexer_topk_decode
+from gvr_topk.ops import indexer_topk_decode, new_guess_state
 
 GUESSES: tuple[GuessKind, ...] = ("mean", "quantile")
 OFFSETS = (0, 1)
@@ -79,7 +79,7 @@ class _Kernel:
     def __init__(self, k: int, guess: GuessKind, offset: int) -> None:
         self.k, self.offset, self.quantile = k, offset, guess == "quantile"
         self.prior = torch.full((1, k), -1, dtype=torch.int32, device="cuda")
-        self.share = torch.full((1,), -1.0, device="cuda")
+        self.state = new_guess_state(1, "cuda")
         self.stats = torch.zeros(1, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")
 
     def step(self, scores: np.ndarray[Any, np.dtype[np.float32]]) -> tuple[int, np.ndarray[Any, Any]]:
@@ -89,7 +89,7 @@ class _Kernel:
             self.k,
             prior=self.prior,
             prior_offset=self.offset,
-            guess_state=self.share,
+            guess_state=self.state,
             stats=self.stats,
             path="gvr",
             quantile_guess=self.quantile,

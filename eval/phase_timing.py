@@ -29,7 +29,7 @@ from rich.table import Table
 
 from eval.common.bench_cases import Cell, Sources, all_cells, load_traces, make_chain
 from eval.common.machine import describe_machine, sm_clock_mhz, write_json
-from eval.common.our_kernels import PHASE_STAMPS, Variant, prepare_ours
+from eval.common.our_kernels import FOUR_PHASE, PHASE_STAMPS, Variant, prepare_ours
 from eval.kernel_timing import Chain, ChainRun
 from gvr_topk.gate import plan
 
@@ -117,7 +117,8 @@ def measure(chain: Chain, path: str, quantile: bool, clock_mhz: float) -> dict[s
     """Phases of one path on a chain, and the time of the same launches in a graph."""
     shape = (chain.count, chain.batch, PHASE_STAMPS)
     clocks = torch.zeros(shape, dtype=torch.int64, device="cuda")
-    prepared = prepare_ours(chain, Variant(path=path), quantile=quantile, clocks=clocks)
+    variant = Variant(path=path, prior=path == FOUR_PHASE)
+    prepared = prepare_ours(chain, variant, quantile=quantile, clocks=clocks)
     run = ChainRun(chain, prepared)
     for _ in range(1 + WARM_SWEEPS):
         clocks.zero_()

@@ -58,6 +58,10 @@ TRACE_STEPS = 256
 """Steps of a trace: its first row is shorter than its last by one less."""
 CELLS = sorted([*LIMITS, (262144, 1), (131072, 8), (1048576, 64)], key=lambda cell: cell[::-1])
 """Shapes of `docs/performance.md`; the README shows those that a limit exists for."""
+ARGUMENTS_BEFORE = ("row_slot", "prior", "guess_state", "out")
+"""What this package was called with in files that do not say it."""
+REWRITINGS = {5: "five", 7: "seven"}
+"""Kinds of rewriting, in words."""
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 NOISE = 0.01
 """Differences up to this share are not spoken of."""
@@ -215,15 +219,17 @@ def results() -> str:
     run = bench["runs"][0]
     commit = run["machine"]["commit"]
     older = ", since when the kernels have changed" if changed_since(commit) else ""
+    *given, last = (f"`{name}`" for name in run.get("hinted", ARGUMENTS_BEFORE))
+    as_integrations = ", as the integrations do" if "hinted" in run else ""
     lead = f"""
         Microseconds per launch on one {run["machine"]["device"]}, median; fp32, k = 2048; a CUDA graph over
         fresh decode steps whose rows are not in the L2 cache. Every launch's result is compared, and exact
         (`eval/results/h200/bench.json`, commit {commit}{older}; method:
-        [docs/performance.md](docs/performance.md)). "This package" is called as the integrations call it:
-        `row_slot`, `prior`, `guess_state` and `out` given. "With PDL": also `pdl=True` (programmatic
-        dependent launch, `TRTLLM_ENABLE_PDL=1`). "No hint": `out` alone. Rows are Gaussian, and 90 % of the
-        variance survives from step to step; beside them stand the slowest of the real traces, and the worst
-        of masked (-inf, +inf, NaN), tied and rescaled rows:
+        [docs/performance.md](docs/performance.md)). "This package" is called with {", ".join(given)} and
+        {last}{as_integrations}. "With PDL": also `pdl=True` (programmatic dependent launch,
+        `TRTLLM_ENABLE_PDL=1`). "No hint": `out` alone. Rows are Gaussian, and 90 % of the variance survives
+        from step to step; beside them stand the slowest of the real traces, and the worst of masked (-inf,
+        +inf, NaN), tied and rescaled rows:
     """
     text = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
     points = [*comparison(bench, index, decode), fewer_ctas(load("tune.json")), *stress()]
@@ -242,12 +248,14 @@ def stress() -> list[str]:
 
     configurations = len({result["configuration"]["name"] for result in beside["results"]})
     neighbours = len({result["neighbour"] for result in beside["results"]} - {"none"})
+    kinds = len({result["rewritten"] for result in rewritten["results"]})
     commits = sorted({run["machine"]["commit"] for run in (beside, delayed, rewritten)})
     return [
         f"""**Beside other work** (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches of
         {configurations} configurations, alone and beside {neighbours} kinds of neighbour: {wrong(beside)}.
         In a build that delays threads {delayed["totals"]["launches"]:,} launches: {wrong(delayed)}. While a
-        stream overwrote an argument, {rewritten["totals"]["launches"]:,} launches: none hung,
+        stream overwrote an argument, a minute for each of {REWRITINGS.get(kinds, kinds)} kinds,
+        {rewritten["totals"]["launches"]:,} launches: none hung,
         {rewritten["totals"]["guard_words"]:,} guard words overwritten, exact afterwards. The same harness
         finds faults where there are some: of {older["totals"]["launches"]:,} launches of the older commit
         {older["machine"]["commit"]}, {wrong(older)}.""",

@@ -14,7 +14,8 @@ the op that delays threads (CMake option ``GVR_TOPK_CHAOS``; the environment var
 ``GVR_TOPK_LIBRARY_DIR`` names its folder), and gives each mode of it a share of the launches.
 
 With ``--rewrite`` another stream keeps rewriting the hint, what the last step left, the lengths, the slots or
-the scores, for a minute each. Results may be anything then, but every launch must end, no guard word may
+the scores, for a minute each; then what the last step left by what other rows would have left, and scores by
+scores of quite another scale. Results may be anything then, but every launch must end, no guard word may
 change, and launches behind it must be exact.
 
 ``--package`` names a folder with another ``gvr_topk`` and its libraries, for example an older checkout, to
@@ -120,7 +121,7 @@ def main(
         raise typer.BadParameter(f"--configurations: {error}") from None
     available = beside.NEIGHBOURS if device == "cuda" else ("none",)
     names = _names("--neighbours", neighbours, available)
-    rewritten = _names("--tensors", tensors, cases.REWRITTEN_TENSORS)
+    rewritten = _names("--tensors", tensors, cases.REWRITINGS)
     if device == "cuda" and not (torch.cuda.is_available() and gvr_topk.library_status().loaded):
         reason = gvr_topk.library_status().reason if torch.cuda.is_available() else "no CUDA GPU"
         raise typer.BadParameter(f"--device cuda: {reason}")

@@ -1,11 +1,11 @@
-"""One captured CUDA graph serves all decode steps, because the op reads lengths and hints on the device.
+"""One captured CUDA graph serves all decode steps, because the op reads lengths and state on the device.
 
 Run it with `python examples/cuda_graph.py`.
 """
 
 import torch
 
-from gvr_topk import indexer_topk_decode, library_status
+from gvr_topk import indexer_topk_decode, library_status, new_guess_state
 
 ROWS, WIDTH, K, STEPS = 4, 131_072, 2048, 8
 
@@ -19,15 +19,14 @@ def main() -> None:
     scores = torch.randn(ROWS, WIDTH, device="cuda")
     lengths = torch.full((ROWS,), WIDTH // 2, dtype=torch.int32, device="cuda")
     out = torch.empty(ROWS, K, dtype=torch.int32, device="cuda")
-    prior = torch.full((ROWS, K), -1, dtype=torch.int32, device="cuda")
-    guess_state = torch.full((ROWS,), -1.0, device="cuda")
+    guess_state = new_guess_state(ROWS, "cuda")
 
     # The first call loads the kernels, which a capture does not allow.
-    indexer_topk_decode(scores, lengths, K, out=out, prior=prior, guess_state=guess_state)
+    indexer_topk_decode(scores, lengths, K, out=out, guess_state=guess_state)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        indexer_topk_decode(scores, lengths, K, out=out, prior=prior, guess_state=guess_state)
+        indexer_topk_decode(scores, lengths, K, out=out, guess_state=guess_state)
 
     exact = 0
     for _ in range(STEPS):

@@ -1,11 +1,11 @@
-"""The op returns slots of a paged cache, while the hint keeps positions in the sequence.
+"""The op returns slots of a paged cache, while `prior` keeps positions in the sequence.
 
 Run it with `python examples/paged_cache.py`.
 """
 
 import torch
 
-from gvr_topk import indexer_topk_decode, library_status
+from gvr_topk import indexer_topk_decode, library_status, new_guess_state
 
 REQUESTS, LENGTH, PAGE, K, STEPS = 3, 16_384, 64, 1024, 4
 
@@ -19,7 +19,7 @@ def main() -> None:
     table = torch.randperm(REQUESTS * pages, device=device).view(REQUESTS, pages).to(torch.int32)
     lengths = torch.full((REQUESTS,), LENGTH, dtype=torch.int32, device=device)
     prior = torch.full((REQUESTS, K), -1, dtype=torch.int32, device=device)
-    guess_state = torch.full((REQUESTS,), -1.0, device=device)
+    guess_state = new_guess_state(REQUESTS, device)
 
     scores = torch.randn(REQUESTS, LENGTH, device=device)
     exact = 0

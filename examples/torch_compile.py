@@ -6,16 +6,14 @@ Run it with `python examples/torch_compile.py`.
 import torch
 from torch import Tensor
 
-from gvr_topk import indexer_topk_decode, library_status
+from gvr_topk import indexer_topk_decode, library_status, new_guess_state
 
 ROWS, LENGTH, HEADS, DIM, K, STEPS = 2, 16_384, 4, 32, 1024, 4
 
 
-def decode_step(
-    query: Tensor, keys: Tensor, lengths: Tensor, prior: Tensor, guess_state: Tensor
-) -> tuple[Tensor, Tensor]:
+def decode_step(query: Tensor, keys: Tensor, lengths: Tensor, guess_state: Tensor) -> tuple[Tensor, Tensor]:
     scores = torch.relu(query @ keys.T).sum(dim=1)  # [ROWS, HEADS, LENGTH] summed to [ROWS, LENGTH]
-    return scores, indexer_topk_decode(scores, lengths, K, prior=prior, guess_state=guess_state)
+    return scores, indexer_topk_decode(scores, lengths, K, guess_state=guess_state)
 
 
 def main() -> None:
@@ -25,8 +23,7 @@ def main() -> None:
     keys = torch.randn(LENGTH, DIM, device=device)
     query = torch.randn(ROWS, HEADS, DIM, device=device)
     lengths = torch.full((ROWS,), LENGTH, dtype=torch.int32, device=device)
-    prior = torch.full((ROWS, K), -1, dtype=torch.int32, device=device)
-    guess_state = torch.full((ROWS,), -1.0, device=device)
+    guess_state = new_guess_state(ROWS, device)
 
     # On the CPU, inductor would need a C++ compiler; aot_eager traces the same graph without one.
     backend = "inductor" if on_gpu else "aot_eager"
@@ -34,11 +31,10 @@ def main() -> None:
     exact = 0
     for _ in range(STEPS):
         query = 0.95 * query + 0.05 * torch.randn_like(query)
-        scores, out = compiled(query, keys, lengths, prior, guess_state)
+        scores, out = compiled(query, keys, lengths, guess_state)
 
         chosen = scores.gather(1, out.long()).sort(descending=True).values
         assert torch.equal(chosen, scores.topk(K).values)
-        assert torch.equal(out, prior)  # The graph also writes the hint of the next step.
         exact += 1
     print(f"torch_compile: exact on {exact} of {STEPS} steps ({device.type})")
 

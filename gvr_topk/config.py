@@ -139,7 +139,8 @@ class GvrTopkConfig(_Strict):
     ----------
     hint_offset : int
         Added to the hinted positions before they are read. 0 reads the previous step's result as it
-        is; 1 follows a score landscape that moves with the query.
+        is; 1 follows a score landscape that moves with the query. Positions are read for statistics and
+        by ``path: gvr`` alone.
     min_length, max_length : int or None
         Row lengths, in elements, between which the hint is used; None leaves it to the gate.
     path : str

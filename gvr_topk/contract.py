@@ -41,10 +41,16 @@ PATHS: dict[int, str] = {0: "short", 1: "gvr", 2: "radix", 3: "cluster", 4: "cpu
 GUESSES: dict[int, str] = {0: "none", 1: "hint", 2: "row sample", 3: "place", 4: "value"}
 """Meaning of the ``guess`` column of the statistics tensor."""
 
+STATE_FLOATS = 4
+"""Numbers of a slot of ``guess_state``."""
+
 PLACES = (48.0, 80.0)
-"""Least and greatest number in ``guess_state`` that says where a k-th value stood; in the middle, at the mean
-of a sample of the row (cpp/kernels/cluster/moments.cuh). Shares of the hint lie from 0 to 1; negative numbers
-other than -1 are what short rows leave (cpp/kernels/single/window.cuh)."""
+"""Least and greatest first number of a slot of ``guess_state`` that says where a k-th value stood; in the
+middle, at the mean of a sample of the row (cpp/kernels/cluster/predictor.cuh). Shares of the hint lie from 0
+to 1; negative numbers other than -1 are what short rows leave (cpp/kernels/single/window.cuh)."""
+
+VALUE_ONLY, INFINITE, MASKED = 96.0, 112.0, 128.0
+"""First numbers of a slot whose k-th value stood at no place, was infinite or NaN, or minus infinity."""
 
 STATS_COLUMNS = ("path", "passes", "candidates", "snap", "hits", "guess", "guess_hit", "done")
 """Columns of the optional int32 statistics tensor ``[rows, 8]``.

@@ -18,6 +18,7 @@ from gvr_topk.contract import (
     MAX_PAGE_SIZE,
     MAX_ROWS,
     MAX_WIDTH,
+    STATE_FLOATS,
     STATS_COLUMNS,
     exact_topk,
     order_key,
@@ -26,7 +27,13 @@ from gvr_topk.contract import (
 from gvr_topk.gate import Path
 from gvr_topk.library import LibraryError, LibraryStatus, library_status
 
-__all__ = ["LibraryError", "LibraryStatus", "indexer_topk_decode", "library_status"]
+__all__ = [
+    "LibraryError",
+    "LibraryStatus",
+    "indexer_topk_decode",
+    "library_status",
+    "new_guess_state",
+]
 
 FLAG_PDL = 1
 FLAG_QUANTILE_GUESS = 2
@@ -126,12 +133,17 @@ def _check(
         _check_rows_apart("prior", prior, k)
         if row_slot is None and prior.shape[0] < requests:
             raise _fail("prior", f"at least {requests} slots without row_slot", prior.shape[0])
-    elif row_slot is not None or guess_state is not None:
-        raise _fail("row_slot" if row_slot is not None else "guess_state", "a prior beside it", None)
+    elif row_slot is not None and guess_state is None:
+        raise _fail("row_slot", "a prior or a guess_state beside it", None)
     if row_slot is not None:
         _check_tensor("row_slot", row_slot, logits, torch.int32, (rows,))
-    if guess_state is not None and prior is not None:
-        _check_tensor("guess_state", guess_state, logits, torch.float32, (prior.shape[0],))
+    if guess_state is not None:
+        slots = None if prior is None else prior.shape[0]
+        _check_tensor("guess_state", guess_state, logits, torch.float32, (slots, STATE_FLOATS))
+        if not guess_state.is_contiguous():
+            raise _fail("guess_state", "contiguous rows", guess_state.stride())
+        if row_slot is None and guess_state.shape[0] < requests:
+            raise _fail("guess_state", f"at least {requests} slots without row_slot", guess_state.shape[0])
     if stats is not None:
         _check_tensor("stats", stats, logits, torch.int32, (rows, len(STATS_COLUMNS)))
         if not stats.is_contiguous():
@@ -249,7 +261,7 @@ def _indexer_topk_decode_cpu(
             if stats is not None:
                 stats[row, STATS_COLUMNS.index("hits")] = hits
             if guess_state is not None and row % next_n == next_n - 1:
-                guess_state[slot] = hits / len(hinted) if len(hinted) else -1.0
+                guess_state[slot].zero_()[0] = hits / len(hinted) if len(hinted) else -1.0
         if row % next_n == next_n - 1:
             prior[slot] = positions[row]
 
@@ -257,6 +269,23 @@ def _indexer_topk_decode_cpu(
 @torch.library.register_fake("gvr_topk::indexer_topk_decode")
 def _indexer_topk_decode_fake(*_arguments: object, **_options: object) -> None:
     """Results go into arguments, so there is no shape to tell."""
+
+
+def new_guess_state(slots: int, device: torch.device | str | None = None) -> Tensor:
+    """State of slots that nothing is known of, to be passed to `indexer_topk_decode` in every step.
+
+    Parameters
+    ----------
+    slots : int
+        One for each request that may be alive.
+    device : torch.device or str, optional
+        The scores' device.
+
+    Returns
+    -------
+    Tensor, ``[slots, 4]``, float32
+    """
+    return torch.full((slots, STATE_FLOATS), -1.0, dtype=torch.float32, device=device)
 
 
 def indexer_topk_decode(
@@ -305,17 +334,16 @@ def indexer_topk_decode(
         at worst slow. Out: this step's positions, written by the last row of each request. Slots must
         not overlap.
     row_slot : Tensor, ``[rows]``, int32, optional
-        Slot of each row in `prior`. Negative or too large: no hint and no write-back (padding rows).
-        Default: request ``r // next_n`` uses slot ``r // next_n``.
+        Slot of each row in `guess_state` and `prior`. Negative or too large: no hint and no write-back
+        (padding rows). Default: request ``r // next_n`` uses slot ``r // next_n``.
     prior_offset : int, default 0
         Added to hinted positions before use; 1 follows scores that move with the query.
-    guess_state : Tensor, ``[slots]``, float32, optional
-        In and out: what one step leaves for the guess of the next; -1, to start with, means nothing, and
-        any content is safe. Without it the first threshold comes from a sample of the row.
-        A share of the hint, 0 to 1, which lay at or above the k-th value, or on CUDA, from 48 to 80, where
-        the k-th value stood among a sample of the row, in standard deviations from 64 on. Where the plan
-        is ``single`` (`gvr_topk.gate.plan`), a negative number for the k-th value itself and how far around
-        it to look (cpp/kernels/single/window.cuh), which all others take for nothing.
+    guess_state : Tensor, ``[slots, 4]``, float32, contiguous, optional
+        In and out: what one step leaves for the guess of the next, 16 bytes a slot. Start with
+        `new_guess_state`; any content is safe, garbage is at worst slow. It is all the hint that CUDA
+        kernels need: `prior` beside it serves statistics, the paper's kernel and the first step. What the
+        numbers mean is the kernels' own affair (cpp/kernels/cluster/predictor.cuh,
+        cpp/kernels/single/window.cuh). Without it the first threshold comes from a sample of the row.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
         Out: see `gvr_topk.contract.STATS_COLUMNS`.
     page_table : Tensor, ``[rows / next_n, pages]``, int32, optional

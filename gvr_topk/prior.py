@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gvr_topk.contract import STATE_FLOATS
+
 NO_SLOT = -1
 """Slot of a row without a hint and without write-back."""
 
@@ -33,7 +35,7 @@ class LayerPrior(NamedTuple):
     ----------
     indices : Tensor, ``[slots, k]``, int32
         Previous top-k of each slot, -1 where there is none.
-    guess : Tensor, ``[slots]``, float32
+    guess : Tensor, ``[slots, 4]``, float32
         What the step before left for the guess: ``guess_state`` of the op; -1: nothing.
     """
 
@@ -56,7 +58,7 @@ def prior_bytes(num_layers: int, num_slots: int, k: int, max_rows: int | None = 
     >>> prior_bytes(61, 64, 2048) >> 20
     30
     """
-    return 4 * (num_layers * num_slots * (k + 1) + (num_slots if max_rows is None else max_rows))
+    return 4 * (num_layers * num_slots * (k + STATE_FLOATS) + (num_slots if max_rows is None else max_rows))
 
 
 class PriorState:
@@ -82,7 +84,7 @@ class PriorState:
     Attributes
     ----------
     indices : Tensor, ``[num_layers, num_slots, k]``, int32
-    guess : Tensor, ``[num_layers, num_slots]``, float32
+    guess : Tensor, ``[num_layers, num_slots, 4]``, float32
     row_slot : Tensor, ``[max_rows]``, int32
         Slot of each row of the coming step, -1 for none. Its address never changes, so a captured
         graph may keep it.
@@ -110,7 +112,9 @@ class PriorState:
                 raise ValueError(f"{name}: wanted at least 1, got {value}")
         self.device = torch.device(device)
         self.indices = torch.full((num_layers, num_slots, k), -1, dtype=torch.int32, device=self.device)
-        self.guess = torch.full((num_layers, num_slots), UNKNOWN, dtype=torch.float32, device=self.device)
+        self.guess = torch.full(
+            (num_layers, num_slots, STATE_FLOATS), UNKNOWN, dtype=torch.float32, device=self.device
+        )
         self.row_slot = torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=self.device)
         self.admitted = self.evicted = self.refused = 0
         self._slots: dict[Hashable, int] = {}  # least recently used first

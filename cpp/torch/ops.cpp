@@ -111,12 +111,17 @@ TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tenso
   check_optional(prior, "prior", device, ScalarType::Int, "int32", 2, -1, k);
   if (prior) check_rows_apart(*prior, "prior", k);
   check_optional(row_slot, "row_slot", device, ScalarType::Int, "int32", 1, rows, -1);
-  check(!row_slot || prior, "row_slot: want a prior beside it, got None");
+  check(!row_slot || prior || guess_state, "row_slot: want a prior or a guess_state beside it, got None");
   check(!prior || row_slot || prior->size(0) >= requests, "prior: want at least ", requests,
         " slots without row_slot, got ", prior ? prior->size(0) : 0);
-  check_optional(guess_state, "guess_state", device, ScalarType::Float, "float32", 1,
-                 prior ? prior->size(0) : -1, -1);
-  check(!guess_state || prior, "guess_state: want a prior beside it, got None");
+  check_optional(guess_state, "guess_state", device, ScalarType::Float, "float32", 2,
+                 prior ? prior->size(0) : -1, kStateFloats);
+  check(!guess_state || row_slot || guess_state->size(0) >= requests, "guess_state: want at least ", requests,
+        " slots without row_slot, got ", guess_state ? guess_state->size(0) : 0);
+  check(!guess_state || guess_state->size(0) <= 1 || guess_state->stride(0) == kStateFloats,
+        "guess_state: want contiguous rows, got stride ", guess_state ? guess_state->stride(0) : 0);
+  check(!guess_state || reinterpret_cast<uintptr_t>(guess_state->data_ptr()) % 16 == 0,
+        "guess_state: want an address that is a multiple of 16, got one that is not");
   check_optional(stats, "stats", device, ScalarType::Int, "int32", 2, rows, kStatColumns);
   check(!stats || rows <= 1 || stats->stride(0) == kStatColumns, "stats: want contiguous rows, got stride ",
         stats ? stats->stride(0) : 0);
@@ -151,7 +156,7 @@ TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tenso
   p.width = static_cast<int32_t>(width);
   p.next_n = static_cast<int32_t>(next_n);
   p.k = static_cast<int32_t>(k);
-  p.num_slots = prior ? clamped(prior->size(0)) : 0;
+  p.num_slots = prior ? clamped(prior->size(0)) : guess_state ? clamped(guess_state->size(0)) : 0;
   p.prior_offset = static_cast<int32_t>(prior_offset);
   p.page_size = page_table ? static_cast<int32_t>(page_size) : 0;
   p.pages_per_request = page_table ? clamped(page_table->size(1)) : 0;

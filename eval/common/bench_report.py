@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rich import box
 from rich.table import Table
 
-from eval.common.our_kernels import HINTED, NO_HINT, NO_ROW_SLOT, PAPER, PDL, PRIOR_ONLY
+from eval.common.our_kernels import HINTED, NO_HINT, NO_ROW_SLOT, PAPER, PDL, WITH_PRIOR
 
 FORMAT = "gvr_topk.bench_kernels/2"
 
@@ -18,7 +18,7 @@ Cell = Mapping[str, Any]
 Results = Mapping[str, Any]
 Check = dict[str, Any]
 
-OURS = (HINTED, NO_HINT, NO_ROW_SLOT, PRIOR_ONLY, PDL, PAPER)
+OURS = (HINTED, NO_HINT, NO_ROW_SLOT, WITH_PRIOR, PDL, PAPER)
 BASELINES = ("torch", "trtllm", "vllm", "vllm_per_row", "flashinfer", "flashinfer_ragged")
 ALL = (*OURS, *BASELINES)
 FLOOR = "read_floor"
@@ -158,7 +158,7 @@ def worst_ratios(index: Index, ours: str = HINTED) -> list[Check]:
 
 
 def hint_ratios(index: Index) -> list[Check]:
-    """Time with a hint over time without, of every cell, and the same with less given than usual."""
+    """Time with a hint over time without, of every cell, and the same with less or more given than usual."""
     rows = []
     for cell in index.cells():
         key = cell["key"]
@@ -166,10 +166,10 @@ def hint_ratios(index: Index) -> list[Check]:
         if without is None or given is None:
             continue
         row = {"cell": key, "with_us": given, "without_us": without, "ratio": round(given / without, 4)}
-        for impl in (NO_ROW_SLOT, PRIOR_ONLY):
-            less = index.figure(key, impl)
-            if less is not None:
-                row[impl] = round(less / without, 4)
+        for impl in (NO_ROW_SLOT, WITH_PRIOR):
+            other = index.figure(key, impl)
+            if other is not None:
+                row[impl] = round(other / without, 4)
         rows.append(row)
     return rows
 
@@ -207,7 +207,7 @@ def checks(index: Index) -> list[Check]:
     found.append(_most("us, the paper's layers, N = 70,690, slowest", LAYERS_WORST_US, layers))
 
     steady = lambda cell: cell["group"] not in CHANGING_GROUPS  # noqa: E731
-    for impl, what in ((HINTED, "hint as integrations give it"), (PRIOR_ONLY, "prior alone, no state")):
+    for impl, what in ((HINTED, "hint as integrations give it"), (WITH_PRIOR, "a prior beside it")):
         ratios = index.ratios(impl, NO_HINT, steady)
         found.append(_most(f"time with over without a hint ({what}), any cell", HINT_COST, ratios))
     for impl, what in ((HINTED, "with a hint"), (NO_HINT, "without a hint")):
@@ -320,13 +320,13 @@ def hint_table(index: Index) -> Table:
         box=box.SIMPLE,
         title="time over time without a hint; guesses good at once; worst launch, us (with, without)",
     )
-    names = ("cell", "hint", "no row_slot", "prior alone", "hit ratio", "good guesses", "passes", "worst")
+    names = ("cell", "hint", "no row_slot", "with a prior", "hit ratio", "good guesses", "passes", "worst")
     for name in names:
         justify: Literal["left", "right"] = "left" if name == "cell" else "right"
         table.add_column(name.replace(" ", "\n"), justify=justify, overflow="fold")
     for row in hint_ratios(index):
         key = row["cell"]
-        figures = [row.get(name) for name in ("ratio", NO_ROW_SLOT, PRIOR_ONLY)]
+        figures = [row.get(name) for name in ("ratio", NO_ROW_SLOT, WITH_PRIOR)]
         cell = next(cell for cell in index.cells() if cell["key"] == key)
         figures += [cell.get("hit_ratio")]
         figures += [index.figure(key, HINTED, name) for name in ("guess_hit", "passes")]

@@ -14,7 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gvr_topk.contract import MAX_WIDTH, PLACES, exact_topk, row_lengths
+from gvr_topk.contract import (
+    INFINITE,
+    MASKED,
+    MAX_WIDTH,
+    PLACES,
+    STATE_FLOATS,
+    VALUE_ONLY,
+    exact_topk,
+    order_key,
+    row_lengths,
+)
 from gvr_topk.gate import plan
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -25,7 +35,10 @@ GUARD_COLUMNS = 3
 
 LENGTHS = ("full", "random", "near_k", "tiny", "beyond")
 HINTS = ("true", "half", "random", "any_int32", "minus_one", "zero", "one_position", "past_the_end")
-GUESSES = ("unknown", "share", "place", "value", "zero", "one", "nan", "inf", "huge")
+GUESSES = (
+    *("unknown", "share", "place", "value", "either", "absurd", "infinite", "masked", "window"),
+    *("zero", "one", "nan", "inf", "huge", "bits"),
+)
 
 Draw = torch.Generator
 Oracle = Callable[[Tensor, Tensor, int], Tensor]
@@ -50,14 +63,15 @@ class Case:
     pad, shift : int
         Elements between rows, and by which the first row misses its alignment.
     hints : tuple of str
-        Kinds of hint (`HINTS`), taken in turn by the slots; empty: no prior.
+        Kinds of hint (`HINTS`), taken in turn by the slots; empty: no prior, whether there is a guess_state
+        or not.
     slots : str
         ``own`` (no row_slot), ``shuffled`` (one per request, some without), ``any`` (rows of a request
         differ).
     prior_pad, offset : int
         Elements between slots, and the hint offset.
     guess : str
-        Content of guess_state, or ``absent``.
+        Content of guess_state (`GUESSES`), or ``absent``.
     stats : bool
     page_size : int
         0: no page table.
@@ -130,7 +144,11 @@ def draw_case(seed: int, index: int, *, elements: int, paths: Sequence[str] = PA
     ctas = int(pick(1, 2, 4, 8, 16)) if rng.random() < 0.4 else 0
     if not _plannable(requests * next_n, width, k, dtype, path, ctas):
         ctas = 0
-    hinted = rng.random() < 0.8
+    hinted = rng.random() < 0.6
+    guess = str(pick("absent", *GUESSES)) if hinted else "absent"
+    if not hinted and rng.random() < 0.6:
+        guess = str(pick(*GUESSES))
+    has_slots = hinted or guess != "absent"
     return Case(
         seed=seed,
         index=index,
@@ -144,10 +162,10 @@ def draw_case(seed: int, index: int, *, elements: int, paths: Sequence[str] = PA
         pad=int(pick(0, 1, 3, 8, 64)),
         shift=int(pick(0, 0, 1, 2, 3, 5)),
         hints=some(HINTS) if hinted else (),
-        slots=str(pick("own", "shuffled", "any")) if hinted else "own",
+        slots=str(pick("own", "shuffled", "any")) if has_slots else "own",
         prior_pad=int(pick(0, 0, 1, 5)),
         offset=int(pick(0, 0, 1, -1, 100, -MAX_WIDTH, MAX_WIDTH)) if hinted else 0,
-        guess=str(pick("absent", *GUESSES)) if hinted else "absent",
+        guess=guess,
         stats=bool(rng.random() < 0.5),
         page_size=int(pick(1, 16, 64, 1000)) if rng.random() < 0.2 else 0,
         path=path,
@@ -167,16 +185,17 @@ class Problem:
     want: Tensor  # [rows, k] int32 positions
     prior: Tensor | None  # [slots, k] int32
     row_slot: Tensor | None  # [rows] int32
-    guess_state: Tensor | None  # [slots] float32
+    guess_state: Tensor | None  # [slots, 4] float32
     page_table: Tensor | None  # [requests, pages] int32
 
     def written_slots(self, next_n: int) -> dict[int, int]:
         """Row by the slot it writes: the last row of each request that has one."""
-        if self.prior is None:
+        per_slot = self.prior if self.prior is not None else self.guess_state
+        if per_slot is None:
             return {}
         last = range(next_n - 1, len(self.logits), next_n)
         slots = range(len(last)) if self.row_slot is None else self.row_slot[next_n - 1 :: next_n].tolist()
-        return {slot: row for slot, row in zip(slots, last, strict=True) if 0 <= slot < len(self.prior)}
+        return {slot: row for slot, row in zip(slots, last, strict=True) if 0 <= slot < len(per_slot)}
 
 
 def make_problem(case: Case, device: str, oracle: Oracle = exact_topk) -> Problem:
@@ -193,15 +212,18 @@ def make_problem(case: Case, device: str, oracle: Oracle = exact_topk) -> Proble
     visible = row_lengths(seq_lens, case.rows, case.next_n).clamp(max=case.width)
     want = oracle(logits, visible, case.k)
     prior = row_slot = guess_state = None
-    if case.hints:
+    if case.hints or case.guess != "absent":
         slots = case.requests if case.slots == "own" else case.rows + 2
         row_slot = None if case.slots == "own" else _row_slots(case, slots, draw)
+    if case.hints:
         prior = torch.empty(slots, case.k + case.prior_pad, dtype=torch.int32, device=device)[:, : case.k]
         for slot in range(slots):
             # Which row a slot serves does not matter: its own hint is only one more kind of content.
             row = want[min(slot * case.next_n, case.rows - 1)]
             prior[slot] = _hint(case.hints[slot % len(case.hints)], row, case, draw)
-        guess_state = _guess_state(case.guess, slots, draw)
+    if case.guess != "absent":
+        kth = _kth(logits, want)[torch.arange(slots, device=device) % case.rows]
+        guess_state = _guess_state(case.guess, kth, draw)
     page_table = None
     if case.page_size:
         pages = max(1, int(_integer(1, 2 * (case.width // case.page_size) + 2, draw)))
@@ -268,21 +290,72 @@ def _hint(kind: str, result: Tensor, case: Case, draw: Draw) -> Tensor:
     return torch.full((k,), constant, dtype=torch.int64, device=device)
 
 
-def _guess_state(kind: str, slots: int, draw: Draw) -> Tensor | None:
-    if kind == "absent":
-        return None
+def _kth(logits: Tensor, want: Tensor) -> Tensor:
+    """The k-th value of every row, fp32; of an empty one, its first."""
+    values = logits.gather(1, want.clamp(min=0).to(torch.int64)).float()
+    keys = torch.where(want >= 0, order_key(values), 1 << 40)
+    return values.gather(1, keys.argmin(dim=1, keepdim=True))[:, 0]
+
+
+def _guess_state(kind: str, kth: Tensor, draw: Draw) -> Tensor:
+    """Whole slots; `kth` holds values that those may expect, one a slot."""
+    slots, device = len(kth), draw.device
+
+    def normal() -> Tensor:
+        return torch.randn(slots, generator=draw, device=device)
+
+    def any_size() -> Tensor:
+        return torch.empty(slots, device=device).uniform_(-130, 130, generator=draw).exp2()
+
+    def any_bits() -> Tensor:
+        limits = torch.iinfo(torch.int32)
+        drawn = torch.randint(limits.min, limits.max + 1, (slots,), generator=draw, device=device)
+        return drawn.to(torch.int32).view(torch.float32)
+
+    def spreads(by_value: bool | None) -> Tensor:
+        """Two spreads of moderate size, and the last bit that says which of them to go by."""
+        halves = (0.05 * torch.stack([normal(), normal()], dim=1).abs()).to(torch.bfloat16).view(torch.int16)
+        bit = torch.randint(2, (slots,), generator=draw, device=device)
+        chosen = bit if by_value is None else torch.full_like(bit, by_value)
+        halves[:, 0] = (halves[:, 0] & ~1) | chosen.to(torch.int16)
+        return halves.contiguous().view(torch.float32)[:, 0]
+
+    if kind == "bits":
+        return torch.stack([any_bits() for _ in range(STATE_FLOATS)], dim=1)
+    state = torch.zeros(slots, STATE_FLOATS, device=device)
+    centre = sum(PLACES) / 2
     if kind == "share":
-        return torch.rand(slots, generator=draw, device=draw.device)
-    if kind == "place":  # some near those that kernels leave, some far off
-        return sum(PLACES) / 2 + 4.0 * torch.randn(slots, generator=draw, device=draw.device)
-    if kind == "value":  # and how far to look: negative numbers of all sizes
-        exponents = torch.empty(slots, device=draw.device).uniform_(-130, 130, generator=draw)
-        near = torch.empty(slots, device=draw.device).uniform_(-4, 4, generator=draw)
-        return -torch.exp2(
-            torch.where(torch.rand(slots, generator=draw, device=draw.device) < 0.5, near, exponents)
-        )
-    constants = {"unknown": -1.0, "zero": 0.0, "one": 1.0, "nan": np.nan, "inf": np.inf, "huge": 3e38}
-    return torch.full((slots,), constants[kind], device=draw.device)
+        state[:, 0] = torch.rand(slots, generator=draw, device=device)
+    elif kind == "window":  # what short rows leave: negative numbers of all sizes
+        near = torch.empty(slots, device=device).uniform_(-4, 4, generator=draw).exp2()
+        is_near = torch.rand(slots, generator=draw, device=device) < 0.5
+        state[:, 0] = -torch.where(is_near, near, any_size())
+    elif kind in ("place", "value", "either"):  # near those that kernels leave, or far off
+        by_value = {"place": False, "value": True, "either": None}[kind]
+        state[:, 0] = VALUE_ONLY if kind == "value" else centre + 4.0 * normal()
+        state[:, 1] = kth + 0.05 * normal()
+        state[:, 2] = normal().abs()
+        state[:, 3] = spreads(by_value)
+    elif kind == "absurd":  # a place or a value, and nonsense beside it
+        is_place = torch.rand(slots, generator=draw, device=device) < 0.5
+        state[:, 0] = torch.where(is_place, centre + 8.0 * normal(), VALUE_ONLY)
+        state[:, 1] = any_size() * normal().sign()
+        state[:, 2] = any_size() * normal().sign()
+        state[:, 3] = any_bits()
+    else:
+        state[:, 0] = {
+            "unknown": -1.0,
+            "zero": 0.0,
+            "one": 1.0,
+            "infinite": INFINITE,
+            "masked": MASKED,
+            "nan": np.nan,
+            "inf": np.inf,
+            "huge": 3e38,
+        }[kind]
+        if kind in ("nan", "inf", "huge"):
+            state[:] = state[:, :1].clone()
+    return state
 
 
 # ---------------------------------------------------------------- contents

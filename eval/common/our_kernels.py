@@ -13,7 +13,7 @@ from torch import Tensor
 from eval.kernel_timing import POISON, Chain, Prepared
 from gvr_topk.contract import STATS_COLUMNS
 from gvr_topk.gate import plan
-from gvr_topk.ops import indexer_topk_decode
+from gvr_topk.ops import indexer_topk_decode, new_guess_state
 
 AUTO = "auto"
 """Path that an integration takes: the plan chooses the kernel."""
@@ -37,39 +37,40 @@ class Variant:
         As for `gvr_topk.indexer_topk_decode`.
     prior, state, row_slot : bool
         Whether the op gets the step before's choice, what that step left for the guess, and the slots of
-        the rows in both. The last two need the first.
+        the rows in both. The last needs one of the others.
     pdl : bool
         Whether each call is launched while the one before still runs.
     """
 
     path: str = AUTO
-    prior: bool = True
+    prior: bool = False
     state: bool = True
     row_slot: bool = True
     pdl: bool = False
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Tensors that are passed beside scores and lengths."""
+        given = {"row_slot": self.row_slot, "prior": self.prior, "guess_state": self.state, "out": True}
+        return tuple(name for name, is_given in given.items() if is_given)
 
 
 HINTED = "hinted"
 NO_HINT = "no_hint"
 NO_ROW_SLOT = "no_row_slot"
-PRIOR_ONLY = "prior_only"
+WITH_PRIOR = "with_prior"
 PDL = "pdl"
 PAPER = "paper"
 
 VARIANTS = {
     HINTED: Variant(),
-    NO_HINT: Variant(prior=False, state=False, row_slot=False),
+    NO_HINT: Variant(state=False, row_slot=False),
     NO_ROW_SLOT: Variant(row_slot=False),
-    PRIOR_ONLY: Variant(state=False),
+    WITH_PRIOR: Variant(prior=True),
     PDL: Variant(pdl=True),
-    PAPER: Variant(path=FOUR_PHASE),
+    PAPER: Variant(path=FOUR_PHASE, prior=True),
 }
 """Our implementations in the benchmark: `HINTED` is what the integrations do."""
-
-
-def new_state(slots: int, device: torch.device | str) -> Tensor:
-    """State of slots that nothing is known of: what `guess_state` is before the first step."""
-    return torch.full((slots,), -1.0, device=device)
 
 
 def why_refused(variant: Variant, rows: int, width: int, k: int, dtype: torch.dtype) -> str:
@@ -110,7 +111,7 @@ def prepare_ours(
     order = torch.randperm(slots, generator=torch.Generator().manual_seed(chain.batch))
     row_slot = order[: chain.batch].to(device, torch.int32) if variant.row_slot else None
     prior = torch.full((slots, chain.k), -1, dtype=torch.int32, device=device) if variant.prior else None
-    state = new_state(slots, device) if variant.state else None
+    state = new_guess_state(slots, device) if variant.state else None
 
     def launch(step: int, stats: Tensor | None = None) -> None:
         indexer_topk_decode(

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gvr_topk.contract import INFINITE, MASKED, STATE_FLOATS, VALUE_ONLY
+from gvr_topk.gate import plan
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 ROW_ALIGNMENT = 16
@@ -33,6 +36,8 @@ class Configuration:
         A key of `DTYPES`.
     path : str
         As for the op.
+    prior : bool
+        The step before's choice is given beside what it left for the guess.
     row_slot : bool
         Slots of the hint by table, in another order than the rows', instead of by request.
     stats : bool
@@ -54,6 +59,7 @@ class Configuration:
     k: int = 2048
     dtype: str = "fp32"
     path: str = "auto"
+    prior: bool = True
     row_slot: bool = False
     stats: bool = False
     page_size: int = 0
@@ -99,8 +105,11 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("k4096-524288x1", 524288, k=4096, row_slot=True),
     Configuration("pages-pdl-131072x2", 131072, 2, row_slot=True, page_size=64, pdl=True, chains=1),
     Configuration("gvr-70690x2", 70690, 2, next_n=2, path="gvr", row_slot=True, stats=True),
+    Configuration("state-8192x40", 8192, 40, prior=False, row_slot=True),
+    Configuration("state-131072x1", 131072, prior=False),
+    Configuration("state-1048576x1", 1048576, prior=False, row_slot=True),
 )
-"""Every kernel, dtype and optional argument; all have a prior and what the last step left."""
+"""Every kernel, dtype and optional argument; all have what the last step left, as integrations do."""
 
 _REWRITTEN = (
     Configuration("single", 8192, 3, chains=1),
@@ -112,6 +121,28 @@ _REWRITTEN = (
 
 REWRITTEN_TENSORS = ("prior", "guess_state", "seq_lens", "row_slot", "logits")
 """Tensors that another stream may rewrite during a launch."""
+
+STALE_STATES, SCALED_LOGITS = "guess_state:stale", "logits:scaled"
+
+REWRITINGS = (*REWRITTEN_TENSORS, STALE_STATES, SCALED_LOGITS)
+"""What is rewritten: a tensor, by contents of every kind, or of the kind that a suffix names."""
+
+
+def rewritten_tensor(rewriting: str) -> str:
+    """The tensor that one of `REWRITINGS` rewrites."""
+    return rewriting.partition(":")[0]
+
+
+def can_rewrite(configuration: Configuration, rewriting: str) -> bool:
+    """Whether a configuration has the tensor, and a kernel that the contents are meant for.
+
+    Scaled scores are for rows that are read while they are searched, and so may be read twice.
+    """
+    if rewriting == SCALED_LOGITS:
+        c = configuration
+        kernel = plan(rows=c.rows, width=c.width, k=c.k, dtype=DTYPES[c.dtype], path=c.path)
+        return kernel.family in ("stream", "general")
+    return {"row_slot": configuration.row_slot, "prior": configuration.prior}.get(rewriting, True)
 
 
 def rewritten_configurations() -> list[Configuration]:
@@ -231,10 +262,37 @@ def row_slot_values(configuration: Configuration) -> list[int]:
 GUESS_VALUES = (
     *(-1.0, 0.0, -0.0, 0.03, 0.5, 0.9, 1.0, 1.5),
     *(47.9, 48.0, 62.5, 64.0, 64.03, 65.7, 66.2, 70.0, 80.0, 80.1),
+    *(VALUE_ONLY, INFINITE, MASKED, 95.9, 127.9, 129.0),
     *(-1e-45, -1e-20, -0.25, -0.5, -1.25, -3.5, -100.0, -1e30, -3e38),
     *(1e-45, 3e38, float("inf"), float("-inf"), float("nan")),
 )
-"""What a step can leave, for every kernel, and what none does."""
+"""What a step can leave in a slot's first number, for every kernel, and what none does."""
+
+
+def packed_spreads(place: float, value: float, by_value: bool) -> float:
+    """The fourth number of a slot: two spreads in 16 bits each, of which the last says what to go by."""
+    halves = torch.tensor([value, place], dtype=torch.float32).to(torch.bfloat16).view(torch.int16)
+    halves[0] = (int(halves[0]) & ~1) | int(by_value)  # the lower half comes first
+    return float(halves.view(torch.float32))
+
+
+def stale_states(slots: int, draw: Draw) -> Tensor:
+    """Whole slots as other rows, or rows of other scale, may have left them, ``[contents, slots, 4]``."""
+    places, values = (-3.0, 0.0, 1.6, 2.2, 5.0), (-1e30, -1e3, 0.0, 1.6, 1.6e3, 1e30)
+    states = [
+        (-1.0, 0.0, 0.0, 0.0),
+        (-1.0, -1.0, -1.0, -1.0),
+        (INFINITE, 0.0, 0.0, 0.0),
+        (MASKED, 0.0, 0.0, 0.0),
+        (0.9, 0.0, 0.0, 0.0),
+    ]
+    for by_value in (False, True):
+        for spreads in ((0.016, 0.05), (1.0, 10.0), (1e-6, 1e-6)):  # usual, wide and narrow
+            packed = packed_spreads(*spreads, by_value)
+            states += [(64.0 + z, z, limit, packed) for z in places for limit in (0.02, 4.0)]
+            states += [(VALUE_ONLY, value, 0.1, packed) for value in values]
+    every = torch.tensor(states, dtype=torch.float32, device=draw.device)
+    return every[torch.randint(len(every), (64, slots), generator=draw, device=draw.device)]
 
 
 def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int], draw: Draw) -> Tensor:
@@ -243,7 +301,7 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
     Parameters
     ----------
     tensor : str
-        One of `REWRITTEN_TENSORS`.
+        One of `REWRITINGS`.
     configuration : Configuration
     shape : sequence of int
         Of the tensor.
@@ -269,11 +327,15 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
         return chosen(seq_len_values(configuration), torch.int32)
     if tensor == "row_slot":
         return chosen(row_slot_values(configuration), torch.int32)
+    if tensor == STALE_STATES:
+        return stale_states(int(torch.Size(shape).numel()) // STATE_FLOATS, draw).view(-1, *shape)
     if tensor == "guess_state":
         bits = torch.randint(
             INT32_MIN, INT32_MAX + 1, (16, *shape), generator=draw, device=device, dtype=torch.int64
         )
-        return torch.cat([chosen(GUESS_VALUES, torch.float32), bits.to(torch.int32).view(torch.float32)])
+        drawn = chosen(GUESS_VALUES, torch.float32)
+        stale = stale_states(int(torch.Size(shape).numel()) // STATE_FLOATS, draw).view(-1, *shape)
+        return torch.cat([drawn, stale, bits.to(torch.int32).view(torch.float32)])
     if tensor == "prior":
         ends = [INT32_MIN, -1, 0, 1, configuration.width - 1, configuration.width, INT32_MAX]
         return torch.stack(
@@ -284,10 +346,16 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
                 torch.full(tuple(shape), -1, dtype=torch.int32, device=device),
             ]
         )
+    rows = (int(torch.Size(shape[:-1]).numel()), shape[-1])
+    if tensor == SCALED_LOGITS:
+        scores = torch.randn(rows, generator=draw, device=device)
+        few = torch.rand(rows, generator=draw, device=device) < 1e-3
+        infinite = torch.full_like(scores, torch.inf)
+        steps = [scores, 1000.0 * scores, infinite, torch.where(few, scores, -infinite)]
+        return torch.stack([step.to(DTYPES[configuration.dtype]).view(tuple(shape)) for step in steps])
     if tensor == "logits":
-        rows = (int(torch.Size(shape[:-1]).numel()), shape[-1])
         steps = [next(chain_steps(kind, rows, draw)) for kind in ("steady", "relu", "masked", "special")]
         steps += [100.0 * steps[0] - 1000.0]
         steps += [torch.full_like(steps[0], value) for value in (torch.nan, torch.inf, -torch.inf, 0.5)]
         return torch.stack([step.to(DTYPES[configuration.dtype]).view(tuple(shape)) for step in steps])
-    raise ValueError(f"tensor: wanted one of {', '.join(REWRITTEN_TENSORS)}, got {tensor!r}")
+    raise ValueError(f"tensor: wanted one of {', '.join(REWRITINGS)}, got {tensor!r}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from eval.common.stress_cases import Configuration, rewrite_pool
+from eval.common.stress_cases import Configuration, can_rewrite, rewrite_pool, rewritten_tensor
 from eval.common.stress_library import CHAOS_MODES, chaos_files, chaos_modes, neighbours_library, set_chaos
 from eval.common.stress_neighbours import (
     HANG_SECONDS,
@@ -197,7 +197,7 @@ def run_rewriting(
         From `header`; results are added.
     configurations : sequence of Configuration
     tensors : sequence of str
-        Of `stress_cases.REWRITTEN_TENSORS`.
+        Of `stress_cases.REWRITINGS`.
     seconds : float
         For each tensor, spread evenly over the configurations that have it.
     limits : Limits
@@ -208,7 +208,7 @@ def run_rewriting(
     draw = torch.Generator(device=device).manual_seed(data["seed"])
     nothing = Neighbour("none")
     share = {
-        name: seconds / max(1, sum(_has(configuration, name) for configuration in configurations))
+        name: seconds / max(1, sum(can_rewrite(configuration, name) for configuration in configurations))
         for name in tensors
     }
     turn = 0
@@ -217,7 +217,7 @@ def run_rewriting(
             configuration, device, launches=4 if device == "cpu" else 16, seed=data["seed"], rewritable=True
         )
         for name in tensors:
-            if not _has(configuration, name):
+            if not can_rewrite(configuration, name):
                 continue
             if limits.reached:
                 data["stopped_by_time"] = True
@@ -228,7 +228,7 @@ def run_rewriting(
                 set_chaos(mode)
             workload.reset()
             workload.restore()
-            target = workload.tensor(name)
+            target = workload.tensor(rewritten_tensor(name))
             rewriter = make_rewriter(target, rewrite_pool(name, configuration, target.shape, draw))
             started = time.monotonic()
             done = replay_beside(workload, rewriter, 2**62, limits.within(share[name]))
@@ -258,10 +258,6 @@ def run_rewriting(
             report(data["results"][-1])
     if chaos_modes() > 0:
         set_chaos(0)
-
-
-def _has(configuration: Configuration, tensor: str) -> bool:
-    return tensor != "row_slot" or configuration.row_slot
 
 
 def totals(data: dict[str, Any]) -> dict[str, Any]:

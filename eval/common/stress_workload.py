@@ -18,7 +18,7 @@ from torch import Tensor
 from eval.common.stress_cases import CHAINS, DTYPES, Configuration, chain_steps, visible_lengths
 from eval.common.stress_library import neighbours_library, succeed
 from gvr_topk import indexer_topk_decode
-from gvr_topk.contract import STATS_COLUMNS, exact_topk, row_lengths
+from gvr_topk.contract import STATE_FLOATS, STATS_COLUMNS, exact_topk, row_lengths
 
 LAUNCHES = {"cuda": 64, "cpu": 8}
 """Launches of a graph."""
@@ -199,7 +199,9 @@ class Workload:
             layout.add(f"result of launch {i}", c.rows, c.k, _RESULT, gap) for i in range(self.launches)
         ]
         self._priors = [layout.add(f"prior of chain {i}", c.slots, c.k, _KEPT, gap) for i in range(c.chains)]
-        self._states = [layout.add(f"state of chain {i}", 1, c.slots, _GUARDS) for i in range(c.chains)]
+        self._states = [
+            layout.add(f"state of chain {i}", 1, STATE_FLOATS * c.slots, _GUARDS) for i in range(c.chains)
+        ]
         self._stats = []
         if c.stats:
             columns = len(STATS_COLUMNS)
@@ -231,6 +233,8 @@ class Workload:
         positions = exact_topk(logits, lengths, c.k)
         result = self._results[launch].view(self.expected)
         result.copy_(positions if self.page_table is None else self._translate(positions))
+        if not c.prior:
+            return
         prior = self._priors[launch % c.chains].view(self.expected)
         for request, slot in enumerate(self._slots):
             if 0 <= slot < c.slots:
@@ -279,8 +283,8 @@ class Workload:
             c.k,
             next_n=c.next_n,
             out=self._results[launch].view(self.words),
-            prior=self._priors[chain].view(self.words),
-            guess_state=self._states[chain].view(self.words)[0].view(torch.float32),
+            prior=self._priors[chain].view(self.words) if c.prior else None,
+            guess_state=self._states[chain].view(self.words).view(torch.float32).view(-1, STATE_FLOATS),
             row_slot=self.row_slot,
             stats=stats,
             page_table=self.page_table,

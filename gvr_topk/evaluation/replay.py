@@ -338,9 +338,9 @@ class _ServingPath:
         """What the coming step will read as its hint."""
         return self.prior.indices[0, self.slot].cpu().numpy().copy()
 
-    def guess(self) -> float:
-        """What the step before left for the coming step's guess."""
-        return float(self.prior.guess[0, self.slot])
+    def guess(self) -> Tensor:
+        """What the step before left for the coming step's guess: the whole slot, ``[4]``."""
+        return self.prior.guess[0, self.slot].clone()
 
     def step(self, scores: npt.NDArray[np.float32]) -> tuple[GateDecision, Tensor, dict[str, int]]:
         """Gate and op of one step, on poisoned buffers."""
@@ -387,7 +387,7 @@ class _ServingPath:
         return decision
 
     def time_step(
-        self, step: int, scores: npt.NDArray[np.float32], hint: npt.NDArray[np.int32], guess: float
+        self, step: int, scores: npt.NDArray[np.float32], hint: npt.NDArray[np.int32], guess: Tensor
     ) -> list[Timing]:
         """Time each path on this row with what it found: CUDA graph, warm L2, median of the replays."""
         self._load(scores)
@@ -407,11 +407,11 @@ class _ServingPath:
         self.seq_lens.fill_(len(scores))
         self.out.fill_(_POISON)
 
-    def _time_path(self, path: str, hint: Tensor, guess: float) -> float:
+    def _time_path(self, path: str, hint: Tensor, guess: Tensor) -> float:
         # The op writes back what the next step starts from, which would make every launch after the first
         # find it perfect: each launch has its own copy, restored before each replay.
         hints = hint.expand(GRAPH_LAUNCHES, 1, -1).clone()
-        guesses = torch.full((GRAPH_LAUNCHES, 1), guess, device=self.device)
+        guesses = guess.expand(GRAPH_LAUNCHES, 1, -1).clone()
         row_slot = torch.zeros(1, dtype=torch.int32, device=self.device)
         out = torch.empty_like(self.out)
 
@@ -442,7 +442,7 @@ class _ServingPath:
         samples = []
         for _ in range(GRAPH_REPLAYS):
             hints.copy_(hint.expand_as(hints))
-            guesses.fill_(guess)
+            guesses.copy_(guess.expand_as(guesses))
             begin.record()
             graph.replay()
             end.record()

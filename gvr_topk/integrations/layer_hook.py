@@ -66,6 +66,8 @@ class HintState:
         self.mode = mode
         self.options = environment.options()
         self.programmatic_launch = environment.programmatic_launch()
+        # The guess of the next step needs positions only for statistics and in the four-phase kernel.
+        self.keeps_positions = self.options.stats or self.options.path == "gvr"
         self.k = int(_first(metadata, "sparse_mla_topk", "num_sparse_topk"))
         requests = max(
             int(_first(metadata, "max_num_sequences", "max_num_requests")),
@@ -285,7 +287,7 @@ class LayerHook:
                 k,
                 next_n=next_n,
                 out=indices[:, :k],
-                prior=None if prior is None else prior.indices,
+                prior=prior.indices if prior is not None and state.keeps_positions else None,
                 row_slot=row_slot,
                 prior_offset=state.options.hint_offset,
                 guess_state=None if prior is None else prior.guess,
@@ -380,7 +382,8 @@ class LayerHook:
         rows, slots = state.contexts
         prior = state.prior.layer(call.layer)
         try:
-            prior.indices.index_copy_(0, slots, result.index_select(0, rows)[:, : state.k])
+            if state.keeps_positions:
+                prior.indices.index_copy_(0, slots, result.index_select(0, rows)[:, : state.k])
             prior.guess.index_fill_(0, slots, UNKNOWN)
         except Exception as error:  # the first decode step does without
             self.failed("prompt not used as a hint", error)

@@ -48,6 +48,7 @@ from eval.common.bench_report import (
     FLOOR,
     FORMAT,
     LIMITS,
+    OURS,
     Index,
     checks,
     dump,
@@ -55,9 +56,9 @@ from eval.common.bench_report import (
     worst_ratios,
 )
 from eval.common.machine import describe_machine, write_json
-from eval.common.our_kernels import VARIANTS, prepare_ours
+from eval.common.our_kernels import VARIANTS, WITH_PRIOR, prepare_ours
 from eval.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
-from gvr_topk.contract import exact_topk
+from gvr_topk.contract import INFINITE, MASKED, PLACES, STATE_FLOATS, VALUE_ONLY, exact_topk
 from gvr_topk.evaluation.synthetic import LayerGenerator
 from gvr_topk.evaluation.trace import TraceError, shipped_trace
 
@@ -81,7 +82,14 @@ def file_of(*results: tuple[Cell, dict[str, Any]]) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "method": "",
-        "runs": [{"machine": machine, "baselines": {}, "sets_in_20_runs": {"hinted": 1}}],
+        "runs": [
+            {
+                "machine": machine,
+                "hinted": list(VARIANTS["hinted"].arguments),
+                "baselines": {},
+                "sets_in_20_runs": {"hinted": 1},
+            }
+        ],
         "cells": {cell.key: cell.as_json() for cell, _ in results},
         "results": [its for _, its in results],
     }
@@ -115,7 +123,9 @@ class TestCells:
             index_of(*((c, result(c, i, 1.0, worst_us=1.0)) for c in quick for i in ("hinted", "no_hint")))
         )
         unmeasured = [check["what"] for check in found if check["reached"] is None]
-        assert all("trtllm" in what or "adversarial" in what or "prior alone" in what for what in unmeasured)
+        assert all(
+            "trtllm" in what or "adversarial" in what or "a prior beside it" in what for what in unmeasured
+        )
 
     def test_folder_may_hold_other_archives(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "logits.npz", logits=np.zeros((2, 8)))
@@ -247,14 +257,14 @@ class TestChains:
 class TestChainRun:
     def test_every_replay_begins_with_the_state_of_the_step_before(self) -> None:
         chain = chain_for()
-        prepared = prepare_ours(chain)
+        prepared = prepare_ours(chain, VARIANTS[WITH_PRIOR])
         run = ChainRun(chain, prepared)
         prior, state = prepared.state
         leading = prepared.results[chain.lead - 1].clone()
         assert prepared.carried is not None
         assert torch.equal(prepared.carried(), leading)
         saved = state.clone()
-        assert int((saved != -1).sum()) == chain.batch
+        assert int((saved != -1).any(dim=1).sum()) == chain.batch
         for _ in range(2):
             for step in chain.timed:
                 prepared.launch(step)
@@ -289,18 +299,16 @@ class TestChainRun:
         prepare_ours(chain_for(shift=1), VARIANTS[name]).launch(0)
         (arguments,) = given
         has = {what for what in ("prior", "guess_state", "row_slot") if arguments[what] is not None}
-        less = {
-            "no_hint": set(),
-            "no_row_slot": {"prior", "guess_state"},
-            "prior_only": {"prior", "row_slot"},
-        }
-        assert has == less.get(name, {"prior", "guess_state", "row_slot"})
+        every = {"prior", "guess_state", "row_slot"}
+        others = {"no_hint": set(), "no_row_slot": {"guess_state"}, "with_prior": every, "paper": every}
+        assert has == others.get(name, {"guess_state", "row_slot"})
+        assert has | {"out"} == set(VARIANTS[name].arguments)
         assert arguments["out"] is not None
-        assert arguments["prior_offset"] == (name != "no_hint")
+        assert arguments["prior_offset"] == ("prior" in has)
         assert arguments["pdl"] == (name == "pdl")
         if "row_slot" in has:
             slots = arguments["row_slot"].tolist()
-            assert len(set(slots)) == 2 and max(slots) < len(arguments["prior"])
+            assert len(set(slots)) == 2 and max(slots) < len(arguments["guess_state"])
 
 
 class TestCellRun:
@@ -353,7 +361,8 @@ class TestCellRun:
         monkeypatch.setattr(our_kernels, "indexer_topk_decode", op)
         monkeypatch.setattr(bench_kernels, "EACH_GROUPS", ())
         monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
-        measured = run.measure(bench_kernels.ours("hinted"))
+        monkeypatch.setattr(bench_kernels, "MEASURED", {})
+        measured = run.measure(bench_kernels.ours("with_prior" if broken == "carried" else "hinted"))
         assert measured["exact"] is False
         assert "wrong rows in 3 replays" in measured["note"]
 
@@ -433,7 +442,7 @@ class TestReport:
         return index_of(
             (self.main, result(self.main, "hinted", 4.0)),
             (self.main, result(self.main, "no_hint", 5.0)),
-            (self.main, result(self.main, "prior_only", 5.5)),
+            (self.main, result(self.main, "with_prior", 5.5)),
             (self.main, result(self.main, "trtllm", 20.0)),
             (self.main, result(self.main, "vllm", 2.0, exact=False)),
             (self.hint, result(self.hint, "hinted", 5.2)),
@@ -467,7 +476,7 @@ class TestReport:
         found = self.checks()
         usual = found["time with over without a hint (hint as integrations give it), any cell"]
         assert (usual["reached"], usual["met"], usual["where"]) == (1.04, False, self.hint.key)
-        alone = found["time with over without a hint (prior alone, no state), any cell"]
+        alone = found["time with over without a hint (a prior beside it), any cell"]
         assert (alone["reached"], alone["met"]) == (1.1, False)
         assert [row["ratio"] for row in hint_ratios(self.index())] == [0.8, 1.04, 1.2]
 
@@ -552,7 +561,7 @@ class TestFiles:
             f"<!-- {label} -->" in text
             for label in ("gvr_topk", "TensorRT-LLM 1.2.1", "reading the row alone")
         )
-        assert set(plot_bench.STYLES) == {*ALL, FLOOR} - {"no_row_slot", "prior_only", "pdl"}
+        assert set(plot_bench.STYLES) == {*ALL, FLOOR} - {"no_row_slot", "with_prior", "pdl"}
 
     def test_plot_names_a_batch_without_results(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="batch"):
@@ -572,9 +581,12 @@ def test_report_fits_80_columns() -> None:
         bench_kernels.report(data, console)
     lines = capture.get().splitlines()
     assert max(len(line) for line in lines) <= 80
-    (row,) = [line for line in lines if line.split()[:3] == ["70,690", "x", "1"] and len(line.split()) == 9]
     index = Index(data)
-    assert f"{index.figure(index.main(70690, 1), 'hinted'):.2f}" in row and "…" not in row
+    ours = [index.entry(index.main(70690, 1), impl) for impl in OURS]
+    # A file holds the ways to call the op that there were.
+    assert "70,690 x 1 " + " ".join(time for time in ours if time != "-") in [
+        " ".join(line.split()) for line in lines
+    ]
 
 
 class TestReadmeTable:
@@ -611,7 +623,15 @@ class TestReadmeTable:
         assert "| 32,768 x 1 | 4.0 | 4.0 | 4.0 | 8.0 |" in block
         assert "target" not in block
         assert "hint at chance" in block and "k-th value NaN" in block
-        assert "`row_slot`" in block
+        assert "`row_slot`, `guess_state` and `out`, as the integrations do." in " ".join(block.split())
+
+    def test_file_that_does_not_say_how_the_op_was_called_is_from_before(self, folder: Path) -> None:
+        path = folder / "bench.json"
+        data = json.loads(path.read_text())
+        del data["runs"][0]["hinted"]
+        path.write_text(json.dumps(data))
+        block = " ".join(readme_table.results().split())
+        assert 'called with `row_slot`, `prior`, `guess_state` and `out`. "With PDL"' in block
 
     def test_figures_of_older_kernels_are_said_to_be_so(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -728,6 +748,38 @@ class TestFuzz:
         assert all(case.rows * case.width <= 1 << 22 for case in cases)
         assert all(case.k in fuzz_cases.TUNED_K for case in cases if case.path == "gvr")
 
+        assert {case.guess for case in cases} == {"absent", *fuzz_cases.GUESSES}
+        assert any(case.guess != "absent" and not case.hints and case.slots != "own" for case in cases)
+        assert any(case.guess == "absent" and case.hints for case in cases)
+
+    @pytest.mark.parametrize("kind", fuzz_cases.GUESSES)
+    def test_states_are_what_their_name_says(self, kind: str) -> None:
+        kth = torch.linspace(-2.0, 2.0, 300)
+        state = fuzz_cases._guess_state(kind, kth, torch.Generator().manual_seed(1))
+        assert state.shape == (300, STATE_FLOATS) and state.dtype == torch.float32
+        assert state.is_contiguous()
+        first, bits = state[:, 0], state[:, 3].view(torch.int32)
+        is_place = (first >= PLACES[0]) & (first <= PLACES[1])
+        if kind in ("place", "either"):
+            assert bool(is_place.all())
+            assert float((state[:, 1] - kth).abs().max()) < 0.5
+            assert set((bits & 1).tolist()) == ({0} if kind == "place" else {0, 1})
+        elif kind == "value":
+            assert bool((first == VALUE_ONLY).all()) and set((bits & 1).tolist()) == {1}
+        elif kind == "absurd":
+            assert 0 < int((first == VALUE_ONLY).sum()) < 300
+        elif kind in ("infinite", "masked"):
+            assert bool((first == {"infinite": INFINITE, "masked": MASKED}[kind]).all())
+        elif kind in ("share", "window"):
+            assert bool(((first >= 0) & (first < 1)).all() if kind == "share" else (first < 0).all())
+        elif kind == "bits":
+            assert bool(state.isnan().any()) and len(bits.unique()) > 290
+
+    def test_kth_value_of_rows(self) -> None:
+        logits = torch.tensor([[3.0, 1.0, torch.nan, 2.0], [5.0, 4.0, 0.0, 0.0]])
+        want = torch.tensor([[0, 2], [1, -1]], dtype=torch.int32)
+        assert fuzz_cases._kth(logits, want).tolist() == [3.0, 4.0]
+
     def test_case_and_tensors_are_made_again_from_two_numbers(self) -> None:
         cases = [fuzz_cases.draw_case(5, 11, elements=1 << 15) for _ in range(2)]
         assert cases[0] == cases[1]
@@ -741,7 +793,9 @@ class TestFuzz:
             problem = fuzz_cases.make_problem(case, "cpu")
             assert torch.equal(fuzz.sorted_topk(problem.logits, problem.visible, case.k), problem.want), case
 
-    @pytest.mark.parametrize("broken", ["one index", "column k", "prior", "second call", "raises"])
+    @pytest.mark.parametrize(
+        "broken", ["one index", "column k", "prior", "guess_state of other slots", "second call", "raises"]
+    )
     def test_a_broken_op_is_found_and_named(self, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
         real, calls = fuzz.indexer_topk_decode, [0]
 
@@ -754,6 +808,10 @@ class TestFuzz:
                 out[0, k] = 0
             elif broken == "prior" and arguments["prior"] is not None:
                 arguments["prior"][-1, 0] += 1
+            elif broken.startswith("guess_state") and arguments["guess_state"] is not None:
+                if arguments["row_slot"] is not None and int(arguments["row_slot"].max()) < 0:
+                    return out
+                arguments["guess_state"][:, 2] += 1
             elif broken == "second call" and calls[0] % 2 == 0:
                 out[0, 0] += 1
             elif broken == "raises":

@@ -14,20 +14,25 @@ from hypothesis import strategies as st
 from gvr_topk.contract import (
     DTYPES,
     GUESSES,
+    INFINITE,
     KEY_NAN,
+    MASKED,
     MAX_WIDTH,
     PATHS,
     PLACES,
+    STATE_FLOATS,
     STATS_COLUMNS,
+    VALUE_ONLY,
     exact_topk,
     order_key,
     row_length,
     row_lengths,
 )
+from gvr_topk.prior import UNKNOWN
 
 CPP = Path(__file__).resolve().parents[2] / "cpp"
 PARAMS_H = CPP / "include" / "gvr_topk" / "params.h"
-MOMENTS_CUH = CPP / "kernels" / "cluster" / "moments.cuh"
+PREDICTOR_CUH = CPP / "kernels" / "cluster" / "predictor.cuh"
 STATE_CUH = CPP / "kernels" / "cluster" / "state.cuh"
 DENORMAL = 2.0**-149
 """Exactly the smallest of float32: rows are compared as Python's numbers, too."""
@@ -78,11 +83,20 @@ def test_guesses_are_those_of_the_kernels() -> None:
     assert {int(number): re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower() for name, number in named} == GUESSES
 
 
-def test_places_are_those_of_the_kernels() -> None:
-    origin, most = re.findall(r"kPlaceOrigin = ([\d.]+)f, kMostPlace = ([\d.]+)f;", MOMENTS_CUH.read_text())[
-        0
-    ]
-    assert PLACES == (float(origin) - float(most), float(origin) + float(most)) == (48.0, 80.0)
+def test_states_are_those_of_the_kernels() -> None:
+    constants = {
+        name: float(value)
+        for name, value in re.findall(r"\b(k\w+) = (-?[\d.]+)f?[,;]", PREDICTOR_CUH.read_text())
+    }
+    origin, most = constants["kPlaceOrigin"], constants["kMostPlace"]
+    assert PLACES == (origin - most, origin + most) == (48.0, 80.0)
+    assert constants["kValueOnly"] == VALUE_ONLY
+    assert constants["kInfinite"] == INFINITE
+    assert constants["kMasked"] == MASKED
+    assert constants["kNoFeedback"] == UNKNOWN == -1.0
+    kinds = (UNKNOWN, 0.0, 1.0, *PLACES, VALUE_ONLY, INFINITE, MASKED)
+    assert list(kinds) == sorted(set(kinds))
+    assert re.search(r"constexpr int kStateFloats = (\d+);", PARAMS_H.read_text())[1] == str(STATE_FLOATS)
 
 
 @given(score, score)

@@ -112,6 +112,7 @@ def test_same_sets_phase_by_phase(monkeypatch):
 
 
 def test_a_hint_follows_its_request_when_rows_move(shape, monkeypatch):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"stats": true}')  # with positions
     engine = Engine(hooked(monkeypatch))
     first, second, third = (Request(i, 30, 99, seed=i, done=30) for i in (11, 12, 13))
     before = {}
@@ -156,6 +157,7 @@ def test_kernels_are_launched_early_where_tensorrt_llm_launches_its_own_so(monke
 
 def test_a_new_request_starts_without_another_ones_hint(shape, monkeypatch):
     """Also the disaggregated start: a request whose prompt was computed elsewhere."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"stats": true}')
     engine = Engine(hooked(monkeypatch), max_requests=2)
     engine.manager.max_batch_size = 2
     old = [Request(i, 30, 99, seed=i, done=30) for i in (21, 22)]
@@ -175,7 +177,31 @@ def test_a_new_request_starts_without_another_ones_hint(shape, monkeypatch):
     assert (seen[0] == -1).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"path": "cluster"}, {"path": "gvr"}, {"stats": True}])
+def test_positions_are_kept_where_something_reads_them(shape, monkeypatch, options):
+    """Statistics and the four-phase kernel need them; otherwise the state is the whole hint."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps(options))
+    real, given = layer_hook.indexer_topk_decode, []
+
+    def noting(*args, **arguments):
+        given.append({name for name, value in arguments.items() if value is not None})
+        return real(*args, **arguments)
+
+    monkeypatch.setattr(layer_hook, "indexer_topk_decode", noting)
+    engine = Engine(hooked(monkeypatch))
+    request = Request(12, 30, 99, seed=1)
+    engine.step([(request, 30)], [])
+    request.done = 30
+    engine.step([], [request])
+    keeps = options.get("stats", False) or options.get("path") == "gvr"
+    assert given and all({"row_slot", "guess_state", "out"} <= names for names in given)
+    assert all(("prior" in names) == keeps for names in given)
+    state = state_of(engine)
+    assert bool((state.prior.indices[:, state.prior.slot_of(12)] >= 0).any()) == keeps
+
+
 def test_the_last_prompt_row_seeds_the_slot(shape, monkeypatch):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"stats": true}')
     dsa = hooked(monkeypatch)
     for phases in (False, True) if shape == "trtllm_1_3" else (False,):  # 1.2 has one call for both
         engine = Engine(dsa)

@@ -21,6 +21,7 @@ from gvr_topk.contract import (
     MAX_ROWS,
     MAX_WIDTH,
     PATHS,
+    STATE_FLOATS,
     STATS_COLUMNS,
     row_lengths,
 )
@@ -44,6 +45,13 @@ def scores(rows: int = ROWS, width: int = WIDTH, seed: int = 0, dtype: torch.dty
     return torch.randint(-9, 9, (rows, width), generator=generator).to(dtype)
 
 
+def state(slots: int, first: float = 0.0) -> Tensor:
+    """Slots that all hold this number first, and zeros."""
+    made = torch.zeros(slots, STATE_FLOATS)
+    made[:, 0] = first
+    return made
+
+
 def call(**changes: Any) -> Tensor:
     """One valid call with every optional argument, some of them replaced."""
     arguments: dict[str, Any] = {
@@ -53,7 +61,7 @@ def call(**changes: Any) -> Tensor:
         "next_n": NEXT_N,
         "prior": torch.zeros(4, K, dtype=torch.int32),
         "row_slot": int32(0, 0, 3, 3, 1, 1),
-        "guess_state": torch.zeros(4),
+        "guess_state": state(4),
         "stats": torch.zeros(ROWS, 8, dtype=torch.int32),
         "page_table": torch.arange(12, dtype=torch.int32).reshape(3, 4),
         "page_size": 16,
@@ -84,10 +92,10 @@ def test_lengths_above_the_width_mean_the_width() -> None:
 
 
 def test_hinted_positions_past_the_width_do_not_count() -> None:
-    prior, guess = torch.full((1, K), WIDTH, dtype=torch.int32), torch.zeros(1)
+    prior, guess = torch.full((1, K), WIDTH, dtype=torch.int32), state(1)
     prior[0, 0] = scores(1).argmax()
     gvr_topk.indexer_topk_decode(scores(1), int32(10_000), K, prior=prior, guess_state=guess)
-    assert guess.item() == 1
+    assert guess.tolist() == [[1.0, 0.0, 0.0, 0.0]]
 
 
 def test_rows_may_lie_apart() -> None:
@@ -151,14 +159,15 @@ def test_no_rows() -> None:
 @settings(max_examples=50)
 @given(
     st.lists(st.integers(-(2**31), 2**31 - 1), min_size=4 * K, max_size=4 * K),
-    st.floats(width=32),
+    st.lists(st.floats(width=32), min_size=STATE_FLOATS, max_size=STATE_FLOATS),
     st.integers(-70, 70),
 )
-def test_no_hint_and_no_state_changes_the_result(values: list[int], alpha: float, offset: int) -> None:
+def test_no_hint_and_no_state_changes_the_result(values: list[int], slot: list[float], offset: int) -> None:
     prior = int32(*values).reshape(4, K)
-    guess = torch.full((4,), alpha, dtype=torch.float32)
-    got = call(prior=prior, guess_state=guess, prior_offset=offset)
+    guess = torch.tensor(slot, dtype=torch.float32).repeat(4, 1)
+    got = call(prior=prior, guess_state=guess.clone(), prior_offset=offset)
     assert torch.equal(got, call(prior=None, row_slot=None, guess_state=None))
+    assert torch.equal(got, call(prior=None, guess_state=guess, prior_offset=offset))
 
 
 def test_the_last_row_of_a_request_writes_the_next_hint() -> None:
@@ -179,14 +188,31 @@ def test_without_row_slot_each_request_has_its_own() -> None:
 @pytest.mark.parametrize("slot", [-1, -(2**31), 4, 2**31 - 1])
 def test_padding_rows_neither_read_nor_write(slot: int) -> None:
     prior = torch.full((4, K), 5, dtype=torch.int32)
-    guess = torch.full((4,), 0.25)
+    guess = state(4, 0.25)
     stats = torch.zeros(ROWS, 8, dtype=torch.int32)
     got = call(
         prior=prior, guess_state=guess, stats=stats, row_slot=torch.full((ROWS,), slot, dtype=torch.int32)
     )
-    assert (prior == 5).all() and (guess == 0.25).all()
+    assert (prior == 5).all() and torch.equal(guess, state(4, 0.25))
     assert (stats[:, STATS_COLUMNS.index("hits")] == -1).all()
     assert torch.equal(got, call())
+
+
+@pytest.mark.parametrize("row_slot", [None, int32(0, 0, 3, 3, -1, 7)])
+def test_state_without_prior(row_slot: Tensor | None) -> None:
+    """Nothing is known of hinted positions, so nothing is counted, and the CPU leaves the state as it is."""
+    guess, stats = state(4, 0.25), torch.zeros(ROWS, 8, dtype=torch.int32)
+    got = call(prior=None, row_slot=row_slot, guess_state=guess, stats=stats)
+    assert torch.equal(got, call())
+    assert (stats[:, STATS_COLUMNS.index("hits")] == -1).all()
+    assert torch.equal(guess, state(4, 0.25))
+
+
+def test_a_new_state_knows_nothing() -> None:
+    made = gvr_topk.new_guess_state(3)
+    assert made.shape == (3, STATE_FLOATS) and made.dtype == torch.float32
+    assert made.is_contiguous() and (made == -1).all()
+    assert gvr_topk.new_guess_state(3, "meta").device.type == "meta"
 
 
 def test_short_rows_leave_a_padded_hint() -> None:
@@ -201,7 +227,7 @@ def test_hits_and_guess_state_count_the_hinted_values_that_are_large_enough(offs
     length = 50
     # Inside, twice the same, and outside at both ends, before and after the offset.
     hint = [0, 3, 3, 47, 49, 60, -1, 12]
-    prior, guess = int32(*hint).reshape(1, K), torch.full((1,), -1.0)
+    prior, guess = int32(*hint).reshape(1, K), gvr_topk.new_guess_state(1)
     stats = torch.zeros(1, 8, dtype=torch.int32)
     got = gvr_topk.indexer_topk_decode(
         logits, int32(length), K, prior=prior, guess_state=guess, stats=stats, prior_offset=offset
@@ -210,17 +236,17 @@ def test_hits_and_guess_state_count_the_hinted_values_that_are_large_enough(offs
     hinted = [h + offset for h in hint if h >= 0 and 0 <= h + offset < length]
     hits = sum(logits[0, h].item() >= kth for h in hinted)
     assert stats[0, STATS_COLUMNS.index("hits")] == hits
-    assert guess.item() == pytest.approx(hits / len(hinted))
+    assert guess[0].tolist() == pytest.approx([hits / len(hinted), 0, 0, 0])
 
 
 def test_a_row_without_a_usable_hint_makes_the_state_unknown() -> None:
-    prior, guess = torch.full((1, K), -1, dtype=torch.int32), torch.full((1,), 0.5)
+    prior, guess = torch.full((1, K), -1, dtype=torch.int32), state(1, 0.5)
     gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, prior=prior, guess_state=guess)
-    assert guess.item() < 0
+    assert guess[0, 0] == -1
 
 
 def test_a_repeated_step_hits_with_its_whole_hint() -> None:
-    prior, guess = torch.full((REQUESTS, K), -1, dtype=torch.int32), torch.zeros(REQUESTS)
+    prior, guess = torch.full((REQUESTS, K), -1, dtype=torch.int32), state(REQUESTS)
     stats = torch.zeros(REQUESTS, 8, dtype=torch.int32)
     logits = scores(REQUESTS)
     for _ in range(2):
@@ -232,7 +258,7 @@ def test_a_repeated_step_hits_with_its_whole_hint() -> None:
             guess_state=guess,
             stats=stats,
         )
-    assert (stats[:, STATS_COLUMNS.index("hits")] == K).all() and (guess == 1).all()
+    assert (stats[:, STATS_COLUMNS.index("hits")] == K).all() and torch.equal(guess, state(REQUESTS, 1.0))
 
 
 def test_statistics_say_which_path() -> None:
@@ -362,11 +388,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"prior": torch.zeros(2, K, dtype=torch.int32), "row_slot": None, "guess_state": None},
         "prior: want at least 3 slots without row_slot, got 2",
     ),
-    ({"prior": None}, "row_slot: want a prior beside it, got None"),
-    ({"prior": None, "row_slot": None}, "guess_state: want a prior beside it, got None"),
+    ({"prior": None, "guess_state": None}, "row_slot: want a prior or a guess_state beside it, got None"),
+    (
+        {"prior": None, "row_slot": None, "guess_state": state(2)},
+        "guess_state: want at least 3 slots without row_slot, got 2",
+    ),
     ({"row_slot": int32(0, 1, 2)}, r"row_slot: want shape \[6\], got \[3\]"),
-    ({"guess_state": torch.zeros(3)}, r"guess_state: want shape \[4\], got \[3\]"),
-    ({"guess_state": torch.zeros(4).double()}, "guess_state: want dtype torch.float32, got torch.float64"),
+    ({"guess_state": state(3)}, r"guess_state: want shape \[4, 4\], got \[3, 4\]"),
+    ({"guess_state": torch.zeros(4)}, r"guess_state: want shape \[4, 4\], got \[4\]"),
+    ({"guess_state": torch.zeros(4, 3)}, r"guess_state: want shape \[4, 4\], got \[4, 3\]"),
+    (
+        {"prior": None, "guess_state": torch.zeros(9, 5)},
+        r"guess_state: want shape \[any, 4\], got \[9, 5\]",
+    ),
+    ({"guess_state": torch.zeros(4, 8)[:, :4]}, r"guess_state: want contiguous rows, got \(8, 1\)"),
+    ({"guess_state": torch.zeros(1, 4).expand(4, 4)}, r"guess_state: want contiguous rows, got \(0, 1\)"),
+    ({"guess_state": torch.zeros(4, 4).T}, "guess_state: want inner stride 1, got 4"),
+    ({"guess_state": state(4).to("meta")}, "guess_state: want a tensor on cpu, got meta"),
+    ({"guess_state": state(4).double()}, "guess_state: want dtype torch.float32, got torch.float64"),
     ({"stats": torch.zeros(ROWS, 7, dtype=torch.int32)}, r"stats: want shape \[6, 8\], got \[6, 7\]"),
     ({"stats": torch.zeros(ROWS, 9, dtype=torch.int32)[:, :8]}, "stats: want contiguous rows, got"),
     ({"stats": torch.zeros(1, 8, dtype=torch.int32).expand(ROWS, 8)}, "stats: want contiguous rows, got"),
@@ -431,7 +470,7 @@ def arguments(**changes: Tensor | None) -> list[Tensor | None]:
         "indices": torch.zeros(ROWS, K, dtype=torch.int32),
         "prior": torch.zeros(4, K, dtype=torch.int32),
         "row_slot": int32(0, 0, 3, 3, 1, -1),
-        "guess_state": torch.zeros(4),
+        "guess_state": state(4),
         "stats": torch.zeros(ROWS, 8, dtype=torch.int32),
         "page_table": torch.arange(12, dtype=torch.int32).reshape(3, 4),
         "phase_clocks": None,
@@ -448,6 +487,8 @@ def arguments(**changes: Tensor | None) -> list[Tensor | None]:
         ("stats", "page_table"),
         ("guess_state", "stats"),
         ("row_slot", "guess_state"),
+        ("prior",),
+        ("prior", "row_slot"),
         ("prior", "row_slot", "guess_state"),
         ("prior", "row_slot", "guess_state", "stats", "page_table"),
     ],
@@ -475,16 +516,16 @@ def test_the_schema_declares_every_write() -> None:
 
 def decode_step(logits: Tensor, seq_lens: Tensor, prior: Tensor, guess: Tensor) -> tuple[Tensor, Tensor]:
     chosen = gvr_topk.indexer_topk_decode(logits * 2, seq_lens + 0, K, prior=prior, guess_state=guess)
-    return chosen, logits.gather(1, chosen.long().clamp(min=0)).sum(1) + guess
+    return chosen, logits.gather(1, chosen.long().clamp(min=0)).sum(1) + guess[:, 0]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_whole(backend: str) -> None:
     compiled: Callable[..., Any] = torch.compile(decode_step, fullgraph=True, backend=backend)
-    state = [(torch.full((2, K), -1, dtype=torch.int32), torch.full((2,), -1.0)) for _ in range(2)]
+    states = [(torch.full((2, K), -1, dtype=torch.int32), gvr_topk.new_guess_state(2)) for _ in range(2)]
     for step in range(3):  # the written state of one step is read by the next one
         logits, lengths = scores(2, seed=step), int32(WIDTH - 3 + step, 20 + step)
-        wanted = decode_step(logits, lengths, *state[0])
-        got = compiled(logits, lengths, *state[1])
-        assert all(torch.equal(a, b) for a, b in zip((*wanted, *state[0]), (*got, *state[1]), strict=True))
-    assert (state[0][1] >= 0).all()  # the hint was used, or the test has shown little
+        wanted = decode_step(logits, lengths, *states[0])
+        got = compiled(logits, lengths, *states[1])
+        assert all(torch.equal(a, b) for a, b in zip((*wanted, *states[0]), (*got, *states[1]), strict=True))
+    assert (states[0][1] >= 0).all()  # the hint was used, or the test has shown little

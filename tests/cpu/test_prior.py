@@ -18,7 +18,7 @@ K, WIDTH = 3, 11
 def test_shapes_and_initial_values() -> None:
     prior = PriorState(2, 3, K, max_rows=5)
     assert prior.indices.shape == (2, 3, K) and prior.indices.dtype == torch.int32
-    assert prior.guess.shape == (2, 3) and prior.guess.dtype == torch.float32
+    assert prior.guess.shape == (2, 3, 4) and prior.guess.dtype == torch.float32
     assert prior.row_slot.shape == (5,) and prior.row_slot.dtype == torch.int32
     assert (prior.indices == -1).all() and (prior.guess == -1).all() and (prior.row_slot == -1).all()
 
@@ -28,7 +28,7 @@ def test_layer_views_share_memory() -> None:
     layer = prior.layer(1)
     layer.indices[2, 0] = 7
     layer.guess[2] = 0.5
-    assert prior.indices[1, 2, 0] == 7 and prior.guess[1, 2] == 0.5
+    assert prior.indices[1, 2, 0] == 7 and (prior.guess[1, 2] == 0.5).all()
 
 
 def test_admit_keeps_the_slot_and_its_hint() -> None:
@@ -130,7 +130,7 @@ def test_seed_copies_and_pads(columns: int, expected: list[int], dtype: torch.dt
     prior.guess[1, slot] = 0.9
     assert prior.seed(1, "a", torch.tensor([8, 7, 6, 5, 4], dtype=dtype)[:columns])
     assert prior.indices[1, slot].tolist() == expected
-    assert prior.guess[1, slot] == -1
+    assert (prior.guess[1, slot] == -1).all()
     assert (prior.indices[0] == -1).all() and (prior.indices[1, 1 - slot] == -1).all()
 
 
@@ -215,7 +215,7 @@ def test_schedules_against_a_dictionary(schedule: list[dict], slots: int) -> Non
                 if slot >= 0:
                     assert slot == prior.slot_of(owner)
                     assert view.indices[slot].tolist() == model.get((layer, owner), [-1] * K)
-                    assert (layer, owner) in model or view.guess[slot] == -1
+                    assert (layer, owner) in model or (view.guess[slot] == -1).all()
             if not batch:
                 continue
             untouched = view.indices.clone()

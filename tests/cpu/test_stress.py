@@ -24,17 +24,23 @@ from eval.common.stress_cases import (
     CONFIGURATIONS,
     INT32_MAX,
     INT32_MIN,
-    REWRITTEN_TENSORS,
+    REWRITINGS,
+    SCALED_LOGITS,
+    STALE_STATES,
     Configuration,
     by_name,
+    can_rewrite,
     chain_steps,
+    packed_spreads,
     rewrite_pool,
     rewritten_configurations,
+    rewritten_tensor,
     visible_lengths,
 )
 from eval.common.stress_library import CHAOS_MODES, ROOT, StressError, chaos_modes, set_chaos
 from eval.common.stress_neighbours import NEIGHBOURS, Hang, Neighbour, make_neighbour, make_rewriter, wait_for
 from eval.common.stress_workload import GUARD, GUARD_WORDS, POISON, Workload
+from gvr_topk.contract import INFINITE, MASKED, PLACES, VALUE_ONLY
 from gvr_topk.gate import plan
 
 STRESS = ROOT / "cpp" / "stress"
@@ -70,6 +76,8 @@ class TestConfigurations:
         for argument in ("stats", "page_size", "pdl"):
             assert any(getattr(configuration, argument) for configuration in CONFIGURATIONS), argument
         assert not all(configuration.aligned for configuration in CONFIGURATIONS)
+        without = {family(configuration) for configuration in CONFIGURATIONS if not configuration.prior}
+        assert without == {"single", "resident", "stream"}
 
     def test_rewritten_ones_have_every_combination(self) -> None:
         seen = {(c.name.split("-next")[0], c.next_n, c.stats, c.row_slot) for c in rewritten_configurations()}
@@ -110,12 +118,13 @@ class TestContents:
         moved = list(itertools.islice(chain_steps("moved", (1, 5000), self.draw()), 2))
         assert moved[1].mean() - moved[0].mean() > 2
 
-    @pytest.mark.parametrize("tensor", REWRITTEN_TENSORS)
+    @pytest.mark.parametrize("tensor", REWRITINGS)
     def test_pools_have_the_tensor_s_shape_and_type(self, tensor: str) -> None:
         workload = Workload(replace(TINY, chains=1), "cpu", launches=2, rewritable=True)
-        target = workload.tensor(tensor)
+        target = workload.tensor(rewritten_tensor(tensor))
         pool = rewrite_pool(tensor, workload.configuration, target.shape, self.draw())
-        assert pool.shape[1:] == target.shape and pool.dtype == target.dtype and len(pool) > 5
+        assert pool.shape[1:] == target.shape and pool.dtype == target.dtype and len(pool) > 3
+        assert pool.is_contiguous()
 
     def test_pools_hold_what_no_engine_would_write(self) -> None:
         lengths = set(rewrite_pool("seq_lens", TINY, (1, 50), self.draw()).unique().tolist())
@@ -124,11 +133,42 @@ class TestContents:
         assert {INT32_MIN, -1, *range(TINY.slots), TINY.slots, INT32_MAX} <= slots
         prior = rewrite_pool("prior", TINY, (5, 40), self.draw())
         assert int(prior.min()) == INT32_MIN and int(prior.max()) == INT32_MAX
-        states = rewrite_pool("guess_state", TINY, (1, 50), self.draw())
+        states = rewrite_pool("guess_state", TINY, (1, 48), self.draw())
         assert bool(states.isnan().any() and states.isinf().any() and (states == 0.5).any())
         assert bool(((states > 64) & (states < 65)).any() and (states < -1).any())
         scores = rewrite_pool("logits", TINY, (4, 600), self.draw())
         assert bool(scores.isnan().all(dim=2).any() and (scores == torch.inf).all(dim=2).any())
+
+    def test_stale_states_are_whole_slots_of_every_kind(self) -> None:
+        states = rewrite_pool(STALE_STATES, TINY, (1, 4 * 50), self.draw()).view(-1, 4)
+        kinds, bits = states[:, 0], states[:, 3].view(torch.int32)
+        assert {-1.0, INFINITE, MASKED, VALUE_ONLY} <= set(kinds.tolist())
+        placed = (kinds >= PLACES[0]) & (kinds <= PLACES[1])
+        assert set((bits[placed] & 1).tolist()) == {0, 1}
+        expected = states[kinds == VALUE_ONLY, 1].abs()
+        assert float(expected.max()) > 1e29 and float(expected.min()) == 0.0
+        assert bool(states.isfinite().all())
+
+    @pytest.mark.parametrize("by_value", [False, True])
+    def test_spreads_are_packed_as_the_kernels_unpack_them(self, by_value: bool) -> None:
+        packed = torch.tensor(packed_spreads(0.016, 0.05, by_value)).view(torch.int32)
+        place, value = (packed & -65536).view(torch.float32), (packed << 16).view(torch.float32)
+        assert float(place) == pytest.approx(0.016, rel=0.01)
+        assert float(value) == pytest.approx(0.05, rel=0.01)
+        assert bool(packed & 1) == by_value
+
+    def test_scaled_scores_are_for_rows_that_are_streamed(self) -> None:
+        fit = [c for c in rewritten_configurations() if can_rewrite(c, SCALED_LOGITS)]
+        assert {family(configuration) for configuration in fit} == {"stream", "general"}
+        scores = rewrite_pool(SCALED_LOGITS, TINY, (4, 6000), self.draw())
+        normal, scaled, infinite, masked = scores
+        assert torch.equal(scaled, 1000 * normal) and bool((infinite == torch.inf).all())
+        assert 0 < int(masked.isfinite().sum()) < 100 and bool((masked[~masked.isfinite()] < 0).all())
+
+    def test_what_is_not_given_is_not_rewritten(self) -> None:
+        plain = replace(TINY, prior=False, row_slot=False)
+        rewritten = {name for name in REWRITINGS if can_rewrite(plain, name)}
+        assert rewritten == {"guess_state", "seq_lens", "logits", STALE_STATES}
 
     def test_no_pool_for_other_tensors(self) -> None:
         with pytest.raises(ValueError, match="tensor: wanted one of prior"):
@@ -147,7 +187,10 @@ def sabotage(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 
 
 class TestWorkload:
-    @pytest.mark.parametrize("configuration", [TINY, PLAIN, replace(TINY, requests=5, page_size=0)])
+    @pytest.mark.parametrize(
+        "configuration",
+        [TINY, PLAIN, replace(TINY, requests=5, page_size=0), replace(TINY, prior=False)],
+    )
     def test_the_op_passes(self, configuration: Configuration) -> None:
         workload = Workload(configuration, "cpu", launches=6)
         for _ in range(3):
@@ -202,7 +245,7 @@ class TestWorkload:
                 out = named["out"]
                 torch.as_strided(out, (3,), (1,), out.storage_offset() + TINY.k)[:] = 5
                 state = named["guess_state"]
-                torch.as_strided(state, (1,), (1,), state.storage_offset() + len(state))[:] = 5
+                torch.as_strided(state, (1,), (1,), state.storage_offset() + state.numel())[:] = 5
 
         sabotage(monkeypatch, change)
         for _ in range(3):
@@ -226,10 +269,10 @@ class TestWorkload:
         workload.reset()
         assert torch.equal(workload.words, before) and workload.counts().launches == 0
 
-    @pytest.mark.parametrize("tensor", REWRITTEN_TENSORS)
+    @pytest.mark.parametrize("tensor", REWRITINGS)
     def test_rewritten_tensors_are_restored(self, tensor: str) -> None:
         workload = Workload(replace(TINY, chains=1), "cpu", launches=4, rewritable=True)
-        target = workload.tensor(tensor)
+        target = workload.tensor(rewritten_tensor(tensor))
         before = target.clone()
         draw = torch.Generator().manual_seed(1)
         rewriter = make_rewriter(target, rewrite_pool(tensor, workload.configuration, target.shape, draw))
@@ -238,7 +281,7 @@ class TestWorkload:
         workload.replay()
         disturbed = workload.counts()
         assert disturbed.guard_words == 0
-        assert disturbed.wrong_launches > 0 or tensor not in ("seq_lens", "logits")
+        assert disturbed.wrong_launches > 0 or rewritten_tensor(tensor) not in ("seq_lens", "logits")
         workload.restore()
         workload.replay()
         assert workload.counts().clean
@@ -415,9 +458,10 @@ class TestCommand:
         data = json.loads(out.read_text())
         assert data["mode"] == "rewrite"
         ran = [(result["configuration"]["name"], result["rewritten"]) for result in data["results"]]
+        common = [name for name in REWRITINGS if name != SCALED_LOGITS]
         assert ran == [
-            *(("one", tensor) for tensor in REWRITTEN_TENSORS if tensor != "row_slot"),
-            *(("other", tensor) for tensor in REWRITTEN_TENSORS),
+            *(("one", name) for name in common if name != "row_slot"),
+            *(("other", name) for name in common),
         ]
         for result in data["results"]:
             assert result["exact_after"] and result["guard_words"] == 0 and result["launches"] > 0

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 import gvr_topk
-from gvr_topk.contract import exact_topk, row_lengths
+from gvr_topk.contract import STATE_FLOATS, exact_topk, row_lengths
 
 POISON = -7777
 
@@ -33,6 +33,16 @@ def wrong_rows(got: Tensor, logits: Tensor, lengths: Tensor, k: int, next_n: int
     visible = row_lengths(lengths, logits.shape[0], next_n).clamp(max=logits.shape[1])
     want = exact_topk(logits, visible, k)
     return torch.nonzero((got != want).any(dim=1)).flatten().tolist()
+
+
+def state(
+    slots: int, place: float | Tensor = -1.0, *, value: float = 0.0, limit: float = 0.0, spreads: float = 0.0
+) -> Tensor:
+    """A `guess_state` whose slots hold these numbers; the first, which says of what kind, may differ."""
+    made = torch.empty(slots, STATE_FLOATS, device="cuda")
+    for column, number in enumerate((place, value, limit, spreads)):
+        made[:, column] = number
+    return made
 
 
 def full_lengths(logits: Tensor) -> Tensor:

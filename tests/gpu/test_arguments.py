@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import full_lengths, run, wrong_rows
+from oracle import full_lengths, run, state, wrong_rows
 from torch import Tensor
 
 import gvr_topk
@@ -62,7 +62,7 @@ def test_the_smallest_length_selects_nothing(width: int, next_n: int, path: str)
     logits = normal(2 * next_n, width)
     for lengths in (int32(INT_MIN, INT_MIN + 1), int32(INT_MIN, width), int32(-1, 0)):
         prior = torch.zeros(2, 2048, dtype=torch.int32, device="cuda")
-        guess = torch.full((2,), -1.0, device="cuda")
+        guess = state(2)
         got = run(logits, lengths, 2048, next_n=next_n, path=path, prior=prior, guess_state=guess)
         assert wrong_rows(got, logits, lengths, 2048, next_n) == []
         assert bool((got[:next_n] == -1).all())
@@ -120,7 +120,7 @@ def test_a_cap_changes_no_result(cap: int, width: int, dtype: torch.dtype) -> No
     logits = normal(rows, width, dtype)
     lengths = full_lengths(logits)
     prior = torch.full((rows, 2048), -1, dtype=torch.int32, device="cuda")
-    guess = torch.full((rows,), -1.0, device="cuda")
+    guess = state(rows)
     for _ in range(2):  # without a hint and with one
         got = run(logits, lengths, 2048, max_ctas=cap, prior=prior, guess_state=guess)
         assert wrong_rows(got, logits, lengths, 2048) == []
@@ -161,6 +161,20 @@ WRONG: list[tuple[Any, str]] = [
     (
         lambda: {"phase_clocks": zeros(1, 8, dtype=torch.int64).expand(2, 8)},
         "phase_clocks: want contiguous rows, got stride 0",
+    ),
+    (lambda: {"row_slot": zeros(2)}, "row_slot: want a prior or a guess_state beside it, got None"),
+    (lambda: {"guess_state": state(1)}, "guess_state: want at least 2 slots without row_slot, got 1"),
+    (lambda: {"guess_state": state(3), "prior": zeros(2, 8)}, "guess_state: want 2 rows"),
+    (lambda: {"guess_state": zeros(2, 3, dtype=torch.float32)}, "guess_state: want 4 columns"),
+    (lambda: {"guess_state": zeros(2, dtype=torch.float32)}, "guess_state: want"),
+    (lambda: {"guess_state": zeros(2, 4)}, "guess_state: want"),
+    (
+        lambda: {"guess_state": zeros(2, 8, dtype=torch.float32)[:, :4]},
+        "guess_state: want contiguous rows, got stride 8",
+    ),
+    (
+        lambda: {"guess_state": zeros(9, dtype=torch.float32)[1:].view(2, 4)},
+        "guess_state: want an address that is a multiple of 16",
     ),
     (lambda: {"page_table": zeros(2, 4), "page_size": 0}, "page_size: want at least 1"),
     (lambda: {"page_table": zeros(2, 4), "page_size": 2**31}, "page_size: want at most 2147483647"),
@@ -251,7 +265,7 @@ def test_exact_in_green_contexts(sms: int, width: int) -> None:
     lengths = full_lengths(logits)
     outs = torch.full((4, rows, 2048), -7, dtype=torch.int32, device="cuda")
     prior = torch.full((rows, 2048), -1, dtype=torch.int32, device="cuda")
-    guess = torch.full((rows,), -1.0, device="cuda")
+    guess = state(rows)
     with inside(green_context(sms)):
         before = current_context()
         for out, count in zip(outs, (rows, rows, 1, 1), strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracle import full_lengths, place, run, wrong_rows
+from oracle import full_lengths, place, run, state, wrong_rows
 
 from gvr_topk.contract import STATS_COLUMNS
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_hints, adversarial_rows
@@ -41,7 +41,7 @@ def test_adversarial_hints(path: str, alpha: float, offset: int) -> None:
     lengths = full_lengths(logits)
     for name, hint in adversarial_hints(n, k, seed=1).items():
         prior = torch.from_numpy(hint[:k]).to("cuda").expand(len(names), k).contiguous()
-        guess = torch.full((len(names),), alpha, device="cuda")
+        guess = state(len(names), alpha)
         got = run(logits, lengths, k, path=path, prior=prior, guess_state=guess, prior_offset=offset)
         assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], name
         assert torch.equal(prior, got), f"{name}: the next hint is not the result"
@@ -64,7 +64,7 @@ def test_adversarial_rows_and_windows(dtype: torch.dtype, n: int, copies: int) -
     assert plan(rows=len(logits), width=n, k=k).family == "single"
     prior = torch.full((len(logits), k), -1, dtype=torch.int32, device="cuda")
     for left in WINDOWS:
-        guess = torch.full((len(logits),), left, device="cuda")
+        guess = state(len(logits), left)
         for _ in range(3):  # and what it leaves itself
             got = run(logits, lengths, k, prior=prior, guess_state=guess)
             assert [names[r % len(names)] for r in wrong_rows(got, logits, lengths, k)] == [], left
@@ -118,7 +118,7 @@ def test_every_kernel_with_every_hint(ctas: int, family: str, values: int, dtype
     spoilt = best.clone()
     spoilt[:, ::3] = torch.randint(0, n, spoilt[:, ::3].shape, dtype=torch.int32, device="cuda")
     for prior, alpha in ((best, 1.0), (best, 0.5), (spoilt, 0.7), (spoilt, 0.99), (spoilt, 0.15)):
-        guess = torch.full((len(names),), alpha, device="cuda")
+        guess = state(len(names), alpha)
         got = run(
             logits,
             lengths,
@@ -142,7 +142,7 @@ def test_drafts_write_the_hint_that_others_read(ctas: int) -> None:
     lengths = torch.full((requests,), n, dtype=torch.int32, device="cuda")
     for step in range(30):
         prior = torch.randint(0, n, (requests, k), dtype=torch.int32, device="cuda", generator=generator)
-        guess = torch.rand(requests, device="cuda", generator=generator)
+        guess = state(requests, torch.rand(requests, device="cuda", generator=generator))
         got = run(
             logits,
             lengths,
@@ -240,7 +240,7 @@ def test_longest_rows_of_one_cta(k: int, family: str, dtype: torch.dtype) -> Non
     spoilt = best.clone()
     spoilt[:, ::2] = torch.randint(0, n, spoilt[:, ::2].shape, dtype=torch.int32, device="cuda")
     for alpha in (0.4, 0.5, 0.6):
-        guess = torch.full((5,), alpha, device="cuda")
+        guess = state(5, alpha)
         got = run(logits, lengths, k, path="cluster", ctas_per_row=1, prior=spoilt.clone(), guess_state=guess)
         assert wrong_rows(got, logits, lengths, k) == [], alpha
 
@@ -269,7 +269,7 @@ def test_ragged_batches(path: str, next_n: int, rows: int) -> None:
     lengths[:4] = torch.tensor([0, k, k + 1, k + next_n], dtype=torch.int32)[: len(lengths)]
     prior = torch.randint(-9, width, (rows, k), device="cuda", dtype=torch.int32, generator=generator)
     before = prior.clone()
-    guess = torch.rand(rows, device="cuda", generator=generator)
+    guess = state(rows, torch.rand(rows, device="cuda", generator=generator))
     slots = torch.randperm(rows, device="cuda", generator=generator)[: rows // next_n].to(torch.int32)
     slots[1] = -1
     row_slot = slots.repeat_interleave(next_n)
@@ -289,7 +289,7 @@ def test_generator_steps(layer: int, offset: int) -> None:
     source = LayerGenerator(layer, 70_690, steps, seed=3)
     logits = torch.zeros(3, 70_690 + steps, device="cuda")
     prior = torch.full((3, k), -1, dtype=torch.int32, device="cuda")
-    guess = torch.full((3,), -1.0, device="cuda")
+    guess = state(3)
     for step in range(steps):
         scores = torch.from_numpy(np.ascontiguousarray(source.scores(step)))
         logits[:, : len(scores)] = scores.to("cuda")
@@ -330,11 +330,13 @@ def test_kinds_of_launches(dtype: torch.dtype, n: int, rows: int) -> None:
         "statistics": ({"stats": torch.zeros(rows, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")}, 0),
         "odd stride": ({}, 1),
         "bare": ({"prior": None, "guess_state": None}, 0),
+        "state": ({"prior": None}, 0),
+        "state of slots": ({"prior": None, "row_slot": swapped}, 0),
     }
-    state = {
+    hints = {
         kind: (
             torch.full((rows, k), -1, dtype=torch.int32, device="cuda"),
-            torch.full((rows,), -1.0, device="cuda"),
+            state(rows),
         )
         for kind in kinds
     }
@@ -344,10 +346,10 @@ def test_kinds_of_launches(dtype: torch.dtype, n: int, rows: int) -> None:
             next_n = int(asked.get("next_n", 1))
             logits = place(scores, pad=pad)
             lengths = full_lengths(logits)[: rows // next_n]
-            prior, guess = state[kind]
+            prior, guess = hints[kind]
             got = run(logits, lengths, k, **{"prior": prior, "guess_state": guess, **asked})
             assert wrong_rows(got, logits, lengths, k, next_n) == [], kind
-            if kind == "bare":
+            if "prior" in asked:
                 continue
             owner = asked.get("row_slot", torch.arange(rows, device="cuda") // next_n).long()
             last = torch.arange(next_n - 1, rows, next_n, device="cuda")
@@ -368,7 +370,7 @@ def test_few_finite_scores_and_a_hint_outside_of_the_row(
     lengths = full_lengths(logits)
     for hinted in (-1, n + 5, 7):
         prior = torch.full((copies, k), hinted, dtype=torch.int32, device="cuda")
-        guess = torch.full((copies,), 0.5, device="cuda")
+        guess = state(copies, 0.5)
         for _ in range(3):  # and what it leaves itself
             got = run(logits, lengths, k, prior=prior, guess_state=guess)
             assert wrong_rows(got, logits, lengths, k) == [], hinted

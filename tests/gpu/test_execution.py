@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracle import full_lengths, run, wrong_rows
+from oracle import full_lengths, run, state, wrong_rows
 
 import gvr_topk
-from gvr_topk.contract import GUESSES, PLACES, STATS_COLUMNS
+from eval.common.stress_cases import packed_spreads
+from gvr_topk.contract import GUESSES, PLACES, STATS_COLUMNS, VALUE_ONLY, exact_topk
 from gvr_topk.evaluation.reference import DONE, topk_row
 from gvr_topk.evaluation.synthetic import LayerGenerator, adversarial_hints, adversarial_rows
 from gvr_topk.ops import to_slots
@@ -29,7 +30,7 @@ def test_graph_replay_with_changed_lengths_and_rows(path: str, next_n: int) -> N
     logits = normal(rows, width)
     lengths = torch.full((rows // next_n,), width, dtype=torch.int32, device="cuda")
     prior = torch.full((rows, K), -1, dtype=torch.int32, device="cuda")
-    guess = torch.full((rows,), -1.0, device="cuda")
+    guess = state(rows)
     row_slot = (torch.arange(rows, device="cuda") // next_n).to(torch.int32)
     out = torch.empty(rows, K, dtype=torch.int32, device="cuda")
 
@@ -107,7 +108,7 @@ def test_same_result_every_time_and_everywhere(path: str, name: str) -> None:
             assert torch.equal(got, want.expand(batch, K))
     for hint in adversarial_hints(n, K, seed=2).values():
         prior = torch.from_numpy(hint[:K]).to("cuda")[None].contiguous()
-        guess = torch.full((1,), 0.4, device="cuda")
+        guess = state(1, 0.4)
         assert torch.equal(
             run(row[None], full_lengths(row[None]), K, path=path, prior=prior, guess_state=guess), want
         )
@@ -135,10 +136,10 @@ def test_page_table(path: str, page_size: int) -> None:
 def test_statistics_are_the_reference_s(layer: int, quantile: bool) -> None:
     source = LayerGenerator(layer, 40_000, 5, seed=1)
     prior = torch.full((1, K), -1, dtype=torch.int32, device="cuda")
-    guess = torch.full((1,), -1.0, device="cuda")
+    guess = state(1)
     for step in range(5):
         scores = np.ascontiguousarray(source.scores(step))
-        hint, alpha = prior[0].cpu().numpy(), float(guess[0])
+        hint, alpha = prior[0].cpu().numpy(), float(guess[0, 0])
         want = topk_row(scores, K, hint, guess="quantile" if quantile else "mean", alpha=alpha)
         logits = torch.from_numpy(scores).to("cuda")[None]
         stats = torch.zeros(1, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")
@@ -154,26 +155,26 @@ def test_statistics_are_the_reference_s(layer: int, quantile: bool) -> None:
         assert DONE[seen["done"]] == want.stats.done
         if step > 0:
             assert seen["hits"] == want.stats.hit_count
-            assert float(guess[0]) == pytest.approx(want.stats.alpha, abs=1e-6)
+            assert float(guess[0, 0]) == pytest.approx(want.stats.alpha, abs=1e-6)
 
 
 @pytest.mark.parametrize("width", [70_704, 600_000])
 @pytest.mark.parametrize("source", ["hint", "row sample"])
 def test_cluster_statistics_say_what_the_guess_was_worth(source: str, width: int) -> None:
-    """The first step starts from what it was given, the second from the place that the first has left."""
+    """The first step starts from what it was given, the second from what the first has left."""
     logits, hinted = normal(3, width), source == "hint"
     prior = run(logits, full_lengths(logits), K).clone()
     if not hinted:
         prior.fill_(-1)
-    guess = torch.full((3,), 1.0 if hinted else -1.0, device="cuda")
+    guess = state(3, 1.0 if hinted else -1.0)
     stats = torch.zeros(3, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")
-    for step, first in enumerate((source, "place")):
+    for step, first in enumerate(({source}, {"place", "value"})):
         got = run(
             logits, full_lengths(logits), K, prior=prior, guess_state=guess, stats=stats, path="cluster"
         )
         columns = dict(zip(STATS_COLUMNS, stats.T.tolist(), strict=True))
         assert columns["path"] == [3] * 3
-        assert [GUESSES[source] for source in columns["guess"]] == [first] * 3
+        assert {GUESSES[source] for source in columns["guess"]} <= first
         assert columns["hits"] == [K if step == 1 or hinted else 0] * 3
         assert columns["guess_hit"] == [1] * 3
         assert wrong_rows(got, logits, full_lengths(logits), K) == []
@@ -186,7 +187,7 @@ def test_short_rows_are_found_around_the_last_value(width: int, rows: int, dtype
     base = normal(rows, width)
     lengths = full_lengths(base)
     prior = torch.full((rows, K), -1, dtype=torch.int32, device="cuda")
-    guess = torch.full((rows,), -1.0, device="cuda")
+    guess = state(rows)
     hits = 0
     for step in range(6):
         logits = (base + 0.1 * normal(rows, width).roll(step, 1)).to(dtype)
@@ -199,7 +200,7 @@ def test_short_rows_are_found_around_the_last_value(width: int, rows: int, dtype
         assert torch.equal(left, guess), "statistics change what is left"
         columns = dict(zip(STATS_COLUMNS, stats.T.tolist(), strict=True))
         # Of 16-bit scores more than a few may equal the k-th: then nothing is left.
-        assert dtype != torch.float32 or bool((guess < 0).all() and (guess != -1).all())
+        assert dtype != torch.float32 or bool((guess[:, 0] < 0).all() and (guess[:, 0] != -1).all())
         assert not any(done for hit, done in zip(columns["guess_hit"], columns["done"], strict=True) if hit)
         if step > 0:
             hits += sum(columns["guess_hit"])
@@ -216,25 +217,33 @@ def test_a_place_that_misses_or_finds_a_crowd_changes_only_the_time(width: int) 
     lengths = full_lengths(logits)
     want = run(logits, lengths, K)
     prior = want.clone()
-    for state in (48.0, 62.0, 64.0, 65.5, 66.2, 70.0, 80.0):
-        guess = torch.full((3,), state, device="cuda")
-        for _ in range(3):
-            assert torch.equal(run(logits, lengths, K, prior=prior, guess_state=guess), want)
+    usual, wide = (packed_spreads(*both, False) for both in ((0.05, 0.05), (1.0, 10.0)))
+    for left in (48.0, 62.0, 64.0, 65.5, 66.2, 70.0, 80.0):
+        for spreads, limit in ((0.0, 0.0), (usual, 0.1), (wide, 10.0), (usual, float("nan"))):
+            guess = state(3, left, limit=limit, spreads=spreads)
+            for _ in range(3):
+                assert torch.equal(run(logits, lengths, K, prior=prior, guess_state=guess), want)
     flipped = -logits
     assert torch.equal(run(flipped, lengths, K, prior=prior, guess_state=guess), run(flipped, lengths, K))
 
 
+@pytest.mark.parametrize("with_prior", [False, True])
 @pytest.mark.parametrize("width", [70_704, 600_000])
-def test_no_place_is_left_where_the_deviation_drowns_in_the_mean(width: int) -> None:
+def test_only_the_value_is_left_where_the_deviation_drowns_in_the_mean(width: int, with_prior: bool) -> None:
     """Sums of squares of scores around 1000 leave nothing to reckon a place from."""
     logits = normal(3, width)
     logits[1:] += 1000.0
-    guess = torch.full((3,), -1.0, device="cuda")
-    prior = torch.full((3, K), -1, dtype=torch.int32, device="cuda")
-    run(logits, full_lengths(logits), K, path="cluster", prior=prior, guess_state=guess)
-    near, far, further = guess.tolist()
+    lengths, guess = full_lengths(logits), state(3)
+    prior = torch.full((3, K), -1, dtype=torch.int32, device="cuda") if with_prior else None
+    chosen = exact_topk(logits, lengths, K)
+    kth = logits.gather(1, chosen.long()).amin(dim=1)
+    for _ in range(3):
+        got = run(logits, lengths, K, path="cluster", prior=prior, guess_state=guess)
+        assert torch.equal(got, chosen)
+    near, *far = guess[:, 0].tolist()
     assert PLACES[0] <= near <= PLACES[1]
-    assert far == further == -1.0
+    assert far == [VALUE_ONLY] * 2
+    assert torch.allclose(guess[:, 1], kth, rtol=1e-5)
 
 
 @pytest.mark.parametrize("pdl", [False, True])

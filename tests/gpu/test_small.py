@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from oracle import full_lengths, place, run, wrong_rows
+from oracle import full_lengths, place, run, state, wrong_rows
 
 import gvr_topk
 from gvr_topk.contract import DTYPES
@@ -44,7 +44,7 @@ def test_every_kernel(family: str, width: int, k: int, ctas: int, hint: str) -> 
     assert wrong_rows(best, logits, lengths, k) == []
     if hint == "none":
         return
-    shares = torch.tensor([0.8, 0.9], device="cuda")
+    shares = state(2, torch.tensor([0.8, 0.9], device="cuda"))
     slots = torch.tensor([1, 0], dtype=torch.int32, device="cuda") if hint == "shared" else None
     got = run(
         logits,
@@ -70,7 +70,7 @@ def test_windows_of_short_rows(width: int, shared: bool) -> None:
     prior = torch.full((2, k), -1, dtype=torch.int32, device="cuda")
     slots = torch.tensor([1, 0], dtype=torch.int32, device="cuda") if shared else None
     for left in (-1.0, -(2.0**-7)):
-        guess = torch.full((2,), left, device="cuda")
+        guess = state(2, left)
         for _ in range(2):
             got = run(logits, lengths, k, prior=prior, guess_state=guess, row_slot=slots)
             assert wrong_rows(got, logits, lengths, k) == []
@@ -84,10 +84,10 @@ def test_every_argument_together(path: str, pdl: bool) -> None:
     row_slot = torch.tensor([4, 4, 0, 0, -1, -1], dtype=torch.int32)
     lengths = torch.tensor([width, 700, 90], dtype=torch.int32)
     table = torch.arange(150, dtype=torch.int32).flip(0).reshape(3, 50)
-    state = {
+    hints = {
         device: (
             torch.full((slots, k), -1, dtype=torch.int32, device=device),
-            torch.full((slots,), -1.0).to(device),
+            gvr_topk.new_guess_state(slots, device),
         )
         for device in ("cpu", "cuda")
     }
@@ -109,10 +109,10 @@ def test_every_argument_together(path: str, pdl: bool) -> None:
                 path=path,
                 pdl=pdl,
             )
-            for device, (prior, guess) in state.items()
+            for device, (prior, guess) in hints.items()
         }
         assert torch.equal(results["cuda"].cpu(), results["cpu"])
-        assert torch.equal(state["cuda"][0].cpu(), state["cpu"][0])
+        assert torch.equal(hints["cuda"][0].cpu(), hints["cpu"][0])
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_buffers_longer_than_their_rows(width: int, length: int, ctas: int, dtyp
     logits = torch.randn(3, width, generator=torch.Generator().manual_seed(length)).to("cuda", dtype)
     logits[:, length:] = torch.nan
     lengths = torch.full((3,), length, dtype=torch.int32, device="cuda")
-    state = torch.full((3,), -1.0, device="cuda")
+    guess = state(3)
     prior = torch.full((3, k), -1, dtype=torch.int32, device="cuda")
     for _ in range(3):
         got = run(
-            logits, lengths, k, path="cluster", ctas_per_row=ctas, prior=prior, guess_state=state,
+            logits, lengths, k, path="cluster", ctas_per_row=ctas, prior=prior, guess_state=guess,
         )  # fmt: skip
         assert wrong_rows(got, logits, lengths, k) == []

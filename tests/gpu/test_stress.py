@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import full_lengths, run, wrong_rows
+from oracle import full_lengths, run, state, wrong_rows
 
-from eval.common.stress_cases import CONFIGURATIONS, REWRITTEN_TENSORS, Configuration, by_name
+from eval.common.stress_cases import CONFIGURATIONS, REWRITINGS, Configuration, by_name
 from eval.common.stress_library import CHAOS_MODES, chaos_files, chaos_modes, neighbours_library, set_chaos
 from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour, make_rewriter
 from eval.common.stress_run import Limits, replay_beside
@@ -166,7 +166,7 @@ def test_rewritten_arguments_cannot_hang_or_corrupt() -> None:
     command = [sys.executable, str(SCRIPT), "--rewrite", "--rewrite-seconds", "2", "--hang-seconds", "20"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert all(f"{tensor} rewritten" in done.stdout for tensor in REWRITTEN_TENSORS)
+    assert all(f"{name} rewritten" in done.stdout for name in REWRITINGS)
 
 
 # ---------------------------------------------------------------- part of a GPU
@@ -216,7 +216,7 @@ def test_exact_in_part_of_a_gpu(sms: int, width: int, batch: int) -> None:
     lengths = full_lengths(steps[0])
     k = 2048
     prior = torch.full((batch, k), -1, dtype=torch.int32, device="cuda")
-    guess = torch.full((batch,), -1.0, device="cuda")
+    guess = state(batch)
     with green_stream(sms) as stream:
         for logits in steps:
             torch.cuda.synchronize()

@@ -20,13 +20,16 @@ enum StatsColumn : int32_t {
   kStatColumns = 8,
 };
 
+// Floats of one slot of `guess_state`, which kernels read and write 16 bytes at a time.
+constexpr int kStateFloats = 4;
+
 // What a kernel needs first comes first: parameters are fetched 64 bytes at a time, and waited for. Of a
 // kernel's, 48 bytes are fetched with the first of them, of which these are all but eight (cluster::Shape).
 struct TopkParams {
   const void* logits;       // [rows, width], inner stride 1, `logits_stride` elements between rows
   const int32_t* seq_lens;  // [rows / next_n]
   int64_t logits_stride;
-  float* guess_state;  // [num_slots] or null: what one step leaves for the next (cluster/moments.cuh)
+  float* guess_state;  // [num_slots, kStateFloats] or null: what one step leaves for the next (predictor.cuh)
   int32_t width;
   int32_t k;
   int32_t next_n;

@@ -51,8 +51,9 @@ __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
   return static_cast<int>(ptx::sum_above_none(rank));
 }
 
-// Bounds stay finite: what they leave out (infinities, NaN) is left to the radix rounds.
+// Bounds stay finite, or are both infinity: what they leave out is left to the radix rounds.
 __device__ __forceinline__ Bracket finite_bracket(uint32_t lo, uint32_t hi, uint32_t source) {
+  if (min(lo, hi) >= kPosInfKey) return Bracket{kPosInfKey, kPosInfKey, source};
   hi = min(max(hi, kLeastFiniteKey), kMostFiniteKey);  // a sample of hardly any keys may name the absent one
   return Bracket{max(min(lo, hi), kLeastFiniteKey), hi, source};
 }

@@ -12,11 +12,12 @@ namespace gvr_topk::cluster {
 // come of counts, and counts of CTAs that have read a row while it was overwritten do not fit each other.
 struct Sink {
   int32_t* indices;
-  int32_t* prior;        // null: nothing is handed to the next step
+  int32_t* prior;        // null: positions are not handed to the next step
   const int32_t* pages;  // null: positions are written as they are
   int k;
   int page_size;
   int pages_per_request;
+  bool leaves;  // whether the row is the one that leaves something for the next step, and has a slot
 
   // Where everything goes by `put`, pointers are not computed anew for each.
   __device__ __forceinline__ void keep(const Shape& shape) {
@@ -44,9 +45,10 @@ struct Sink {
   // slot that 32 bits do not.
   __device__ __forceinline__ int translated(int position) const {
     const int page = position / page_size;
-    if (position < 0 || page >= pages_per_request || pages[page] < 0) return -1;
-    const int64_t slot = int64_t{pages[page]} * page_size + position % page_size;
-    return slot <= INT32_MAX ? static_cast<int>(slot) : -1;
+    if (position < 0 || page >= pages_per_request) return -1;
+    const int64_t first = pages[page];  // read once: another stream may be writing it
+    const int64_t slot = first * page_size + position % page_size;
+    return first >= 0 && slot <= INT32_MAX ? static_cast<int>(slot) : -1;
   }
 };
 
@@ -55,7 +57,8 @@ __device__ __forceinline__ Sink make_sink(const TopkParams& p, int next_n, int r
   sink.indices = p.indices + row * p.indices_stride;
   // The last row of a request is the one whose result the next step starts from.
   const bool last = row - request * next_n == next_n - 1;
-  sink.prior = last && slot >= 0 ? p.prior + slot * p.prior_stride : nullptr;
+  sink.leaves = last && slot >= 0;
+  sink.prior = sink.leaves && p.prior != nullptr ? p.prior + slot * p.prior_stride : nullptr;
   sink.pages = p.page_table != nullptr ? p.page_table + request * p.page_table_stride : nullptr;
   sink.k = p.k;
   sink.page_size = p.page_size;

@@ -97,7 +97,8 @@ __device__ __forceinline__ Verdict exchange_lists(const Task<T>& task, const Bra
 // further, for what lies below has to be read again. False where neither is likely to hold; then radix rounds
 // decide. All CTAs have the same counts, and so the same bracket.
 template <typename T>
-__device__ __forceinline__ bool move_bracket(const Task<T>& task, const Verdict& verdict, Bracket& bracket) {
+__device__ __forceinline__ bool move_bracket(const Task<T>& task, const Verdict& verdict, Bracket& missed) {
+  Bracket bracket = missed;
   const uint32_t k = task.k, room = static_cast<uint32_t>(task.list.segment() << task.log2_ctas) / 2;
   if (!verdict.counted || verdict.contains) return false;
   if (verdict.above >= k) {
@@ -115,7 +116,14 @@ __device__ __forceinline__ bool move_bracket(const Task<T>& task, const Verdict&
     bracket.hi = bracket.lo - 1;
     bracket.lo = max(kLeastFiniteKey, order_key(lo - (hi - lo) * __fdividef(folds, per_fold)));
   }
-  return kNegInfKey < bracket.lo && bracket.lo <= bracket.hi && bracket.hi < kPosInfKey;
+  const bool is_sound = kNegInfKey < bracket.lo && bracket.lo <= bracket.hi && bracket.hi < kPosInfKey;
+  if (is_sound) missed = bracket;
+  return is_sound;
+}
+
+// Whether a bracket's counts say that the k-th value is -inf: less than k elements are finite, or above that.
+__device__ __forceinline__ bool is_masked(const Bracket& bracket, const Verdict& verdict, int k) {
+  return bracket.lo == kLeastFiniteKey && verdict.above + verdict.inside < static_cast<uint32_t>(k);
 }
 
 // Where the k-th key lies when a bracket has missed it, by counts that belong together.

@@ -82,8 +82,8 @@ __device__ __forceinline__ bool finish(const TopkParams& p, const Shape& shape, 
   const Sink sink = job.sink(p, shape);
   emit(task, bracket, listed, kth, verdict, word, sink, clock);
   clock.stamp();
-  float* const next = job.next_feedback(p, shape, sink);
-  if (job.writer && next != nullptr) *next = job.share();
+  Feedback* const next = job.next_feedback(p, shape, sink);
+  if (job.writer && next != nullptr) *next = Feedback{job.share(), 0.0f, 0.0f, 0};
   job.report(p, shape, passes, verdict.inside, snaps, start.source, attempt == Attempt::kGuess, rounds);
   return true;
 }
@@ -146,9 +146,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas(), job.writer);
   clock.stamp();
   reset_counters(task);
-  float feedback = job.early_feedback(p, shape);
+  Feedback feedback = job.early_feedback(p, shape);
   job.late_feedback(p, shape, feedback);
-  if (task.thread == 0) task.shared->facts.feedback = feedback;
+  job.tell_feedback(p, shape, feedback);
   announce(task);
   job.agree_on_length(p, shape);
   if (job.is_short()) {
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int32_t sampled = sampled_position(task, hint);
   if (task.ctas > 1) ptx::cluster_wait();
   const uint32_t hinted = HintedScore<T>(task, hint, sampled).key();
-  const float alpha = task.shared->facts.feedback;
+  const float alpha = task.shared->facts.feedback.place;
   const Bracket bracket = is_usable(task, alpha, kWorthlessAlpha) ? guess_by_hint(task, hinted, alpha)
                                                                   : guess_by_row(task, [] {});
   clock.stamp();

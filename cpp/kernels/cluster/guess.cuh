@@ -6,7 +6,7 @@
 // k-th value of this step stands near the same place among this step's hinted values.
 #pragma once
 
-#include "cluster/moments.cuh"
+#include "cluster/predictor.cuh"
 #include "cluster/row_sample.cuh"
 
 namespace gvr_topk::cluster {
@@ -21,7 +21,8 @@ struct HintView {
 };
 
 __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
-  return HintView{slot >= 0 ? p.prior + slot * p.prior_stride : nullptr, p.prior_offset};
+  return HintView{slot >= 0 && p.prior != nullptr ? p.prior + slot * p.prior_stride : nullptr,
+                  p.prior_offset};
 }
 
 // This thread's position of a sample of the hint; negative: none. Its load is started.
@@ -103,21 +104,23 @@ __device__ __forceinline__ RowSampling sampling_of(const Task<T>& task, const Sh
   return RowSampling(task, true, ahead.serves(shape, task.row.n) ? ahead.span : task.row.n);
 }
 
-// For a launch that is fed, by a block that has agreed on `feedback`: by the place, or without one by the
+// For a launch that is fed, by a block that has agreed on `feedback`: as predicted, or without that by the
 // hint, which find_hint() tells of, or by the row. No CTA waits for another here, because another may have
 // read something else. `looked` runs when all loads of a sample are under way, or have come.
 template <typename T, typename FindHint, typename Looked>
 __device__ __forceinline__ Bracket guess(const Task<T>& task, const Moments& moments, FindHint find_hint,
-                                         float feedback, float worthless, Looked looked) {
+                                         const Feedback& feedback, float worthless, Looked looked) {
+  if (tells_value(feedback)) return predicted(moments, feedback);
+  if (feedback.place == kInfinite) return Bracket{kPosInfKey, kPosInfKey, kGuessValue};
   // All that is finite, of a row that is masked nearly everywhere.
+  if (feedback.place == kMasked) return Bracket{kLeastFiniteKey, kMostFiniteKey, kGuessValue};
   if (moments.found_none()) return Bracket{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
-  if (is_place(feedback) && moments.are_known()) return moments.bracket(feedback);
-  if (is_usable(task, feedback, worthless)) {
+  if (is_usable(task, feedback.place, worthless)) {
     const HintView hint = find_hint();
     const HintedScore<T> score(task, hint, sampled_position(task, hint));
     const uint32_t hinted = score.key();
     looked();
-    return guess_by_hint(task, hinted, feedback);
+    return guess_by_hint(task, hinted, feedback.place);
   }
   return guess_by_row(task, looked);
 }

@@ -45,6 +45,18 @@ __device__ __forceinline__ Task<T> make_task(const TopkParams& p, const Shape& s
   return task;
 }
 
+__device__ __forceinline__ Feedback* feedback_of(const TopkParams& p, int slot) {
+  return reinterpret_cast<Feedback*>(p.guess_state) + slot;
+}
+
+// Starts a load of what the last step has left in a slot, if that is wanted.
+__device__ __forceinline__ void load_feedback(bool wanted, const TopkParams& p, int slot,
+                                              Feedback& feedback) {
+  float4 left = make_float4(feedback.place, feedback.value, feedback.limit, 0.0f);
+  ptx::load_if(wanted, left, feedback_of(p, slot));
+  feedback = Feedback{left.x, left.y, left.z, __float_as_uint(left.w)};
+}
+
 // Adds to the block's counts how many of these hinted values lie in the row, and how many of those at or
 // above the k-th.
 template <typename T>
@@ -62,7 +74,8 @@ __device__ __forceinline__ void audit_hint(const Task<T>& task, const HintView& 
 #pragma unroll 1
   for (int first = 0; first < task.k; first += kThreads) {
     const int i = first + task.thread;
-    count_hint(task, HintedScore<T>(task, hint, i < task.k ? hint.prior[i] : -1).key(), kth);
+    const bool there = i < task.k && hint.prior != nullptr;
+    count_hint(task, HintedScore<T>(task, hint, there ? hint.prior[i] : -1).key(), kth);
   }
 }
 
@@ -168,6 +181,9 @@ __device__ __forceinline__ void finish_short_row(const Sink& sink, int n, int k,
   if (stats != nullptr && thread < kStatColumns) stats[thread] = thread == kStatHits ? -1 : 0;
 }
 
+// Slots whose state is asked for before it is known which one is needed.
+constexpr int kSlotsAhead = 128;
+
 // What a cluster has to do: its row, the row's hint, and where results go. The row's length is under way, but
 // not waited for.
 template <typename T>
@@ -209,18 +225,41 @@ struct Job {
     return hint_view(p, slot(p, shape));
   }
 
-  // Starts the load of what the last step left for the guess, for one thread, which tells the others: another
-  // row, or stream, may be writing it. Early, where slots are those of requests, or late.
-  __device__ __forceinline__ float early_feedback(const TopkParams& p, const Shape& shape) const {
-    float feedback = kNoFeedback;
-    ptx::load_if(shape.has(Shape::kPrompt) && threadIdx.x == 0, feedback, p.guess_state + request);
+  // Starts the load of what the last step left for the guess, for one thread that tells the others: another
+  // row, or stream, may be writing it. Where slots are those of requests, that is the first thread. Otherwise
+  // each of the first threads asks for the slot of its own number, before it is known which one is the row's:
+  // one load behind the other would take twice the time. Later slots are waited for.
+  __device__ __forceinline__ Feedback early_feedback(const TopkParams& p, const Shape& shape,
+                                                     int slots_ahead = kSlotsAhead) const {
+    Feedback feedback = nothing();
+    if (shape.has(Shape::kPrompt)) {
+      load_feedback(threadIdx.x == 0, p, request, feedback);
+    } else if (shape.has(Shape::kFed)) {
+      load_feedback(threadIdx.x < min(slots_ahead, p.num_slots), p, threadIdx.x, feedback);
+    }
     return feedback;
   }
 
-  __device__ __forceinline__ void late_feedback(const TopkParams& p, const Shape& shape,
-                                                float& feedback) const {
+  __device__ __forceinline__ void late_feedback(const TopkParams& p, const Shape& shape, Feedback& feedback,
+                                                uint32_t slots_ahead = kSlotsAhead) const {
     if (!shape.has(Shape::kFed) || shape.has(Shape::kPrompt)) return;
-    ptx::load_if(task.thread == 0 && slot(p, shape) >= 0, feedback, p.guess_state + asked);
+    const uint32_t wanted = slot(p, shape);
+    if (task.thread != 0 || wanted < slots_ahead) return;
+    feedback = nothing();
+    load_feedback(static_cast<int>(wanted) >= 0, p, wanted, feedback);
+  }
+
+  // Tells the block what the last step left, behind its next barrier: the thread does that has it, or knows
+  // that there is nothing. Should `row_slot` be overwritten meanwhile, it may be none, or several.
+  __device__ __forceinline__ void tell_feedback(const TopkParams& p, const Shape& shape,
+                                                const Feedback& feedback,
+                                                uint32_t slots_ahead = kSlotsAhead) const {
+    uint32_t teller = 0;
+    if (shape.has(Shape::kFed) && !shape.has(Shape::kPrompt)) {
+      teller = slot(p, shape);
+      if (teller >= slots_ahead) teller = 0;
+    }
+    if (task.thread == teller) task.shared->facts.feedback = feedback;
   }
 
   __device__ __forceinline__ Sink sink(const TopkParams& p, const Shape& shape) const {
@@ -240,8 +279,9 @@ struct Job {
   // to be looked at before it is overwritten. Whether it was.
   __device__ __forceinline__ bool audit(const TopkParams& p, const Shape& shape, uint32_t kth) const {
     if (!shape.has(Shape::kAudited)) return false;
-    const bool hinted = slot(p, shape) >= 0;
-    if (hinted && task.rank == 0) audit_hint(task, hint(p, shape), kth);
+    const HintView whole = hint(p, shape);
+    const bool hinted = __syncthreads_or(whole.prior != nullptr);  // threads may have found different slots
+    if (hinted && task.rank == 0) audit_hint(task, whole, kth);
     cluster_sync(task.ctas);  // in any case: CTAs may have found different slots
     return hinted;
   }
@@ -266,15 +306,15 @@ struct Job {
   }
 
   // Where what the next step's guess starts from goes, or nowhere.
-  __device__ __forceinline__ float* next_feedback(const TopkParams& p, const Shape& shape,
-                                                  const Sink& sink) const {
-    return p.guess_state != nullptr && sink.prior != nullptr ? p.guess_state + slot(p, shape) : nullptr;
+  __device__ __forceinline__ Feedback* next_feedback(const TopkParams& p, const Shape& shape,
+                                                     const Sink& sink) const {
+    return p.guess_state != nullptr && sink.leaves ? feedback_of(p, slot(p, shape)) : nullptr;
   }
 
   __device__ __forceinline__ void report(const TopkParams& p, const Shape& shape, int passes, uint32_t inside,
                                          int snaps, uint32_t source, bool guess_hit, int rounds) const {
     if (!writer || !shape.has(Shape::kAudited)) return;
-    const int hits = slot(p, shape) >= 0 ? static_cast<int>(task.shared->at_or_above) : -1;
+    const int hits = hint(p, shape).prior != nullptr ? static_cast<int>(task.shared->at_or_above) : -1;
     write_stats(stats_of(p, shape, row), shape.has(Shape::kUseHint) ? Path::kCluster : Path::kRadix, passes,
                 static_cast<int>(inside), snaps, hits, static_cast<int>(source), guess_hit, rounds);
   }

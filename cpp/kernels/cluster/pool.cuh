@@ -85,6 +85,18 @@ struct Pool {
     return x.value != -__int_as_float(0x7f800000);
   }
 
+  // Leaves nothing but NaN, as infinity: NaN itself does not compare. All lanes take part.
+  __device__ __forceinline__ void keep_nan(int lane) const {
+    const float infinity = __int_as_float(0x7f800000);
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < count; i += 32) {
+      Kept& x = store[chunks[i >> kLog2Chunk] * kChunk + (i & (kChunk - 1))];
+      x.value = x.value != x.value ? infinity : -infinity;
+    }
+    __syncwarp();
+  }
+
   // Calls visit(kept) for this lane's part of it, 32 of the warp at a time, in index order; all lanes take
   // part, some with -inf.
   template <typename Visit>

@@ -71,6 +71,7 @@ __device__ __forceinline__ Bracket radix_bracket(const Task<T>& task, const Brac
   constexpr int kMostRounds = 2 + (32 + kLog2RadixBins - 1) / kLog2RadixBins;
   Shared& sm = *task.shared;
   if (range.hi <= kNegInfKey) return Bracket::only(kNegInfKey);
+  if (range.lo > kPosInfKey) return Bracket::only(kMaxKey);
   uint32_t base = max(range.lo, kLeastFiniteKey);
   uint32_t reach = max(min(range.hi, kMostFiniteKey), base) - base;
   if (base > kMostFiniteKey) base = kPosInfKey, reach = kMaxKey - kPosInfKey;

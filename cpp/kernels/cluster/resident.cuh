@@ -228,6 +228,51 @@ __device__ __forceinline__ void emit_part(const Task<T>& task, const Bracket& br
   }
 }
 
+// The rest of a row whose k-th value is -inf, as the headers say: all that is greater is selected, and of the
+// others the first ones. What each CTA has of either follows from what it has counted.
+template <typename T, int kValues>
+__device__ __noinline__ void settle_masked(const TopkParams& p, const Shape& shape, const Room& room,
+                                           unsigned char* storage) {
+  using RowPart = Part<T, kValues>;
+  Job<T> job(p, shape, room, storage);
+  const Task<T>& task = job.task;
+  Shared& sm = *task.shared;
+  const Missed& missed = sm.missed;
+  const Verdict& verdict = missed.verdict;
+  PhaseClock clock(nullptr, 0, false);
+  job.task.measure(missed.length);
+  RowPart part(task, shape);
+  part.lay_out(task, missed.elements);
+  part.take(task.lane, task.row.n);
+  const uint32_t greater = verdict.above + verdict.inside;
+  const Cut cut{kNegInfKey, task.k - greater, task.row.n - greater};
+  // Listed keys and ties of the earlier CTAs.
+  const int log2_warps = log2_of(kWarps) + task.log2_ctas, groups = part.groups_of(missed.elements);
+  const auto first_of = [&](int cta) {
+    const int first = (cta * kWarps * groups + (1 << log2_warps) - 1) >> log2_warps;
+    return min(first * RowPart::kGroup, task.row.n);
+  };
+  const Counts& counts = sm.header[task.lane & (task.ctas - 1)].counts;
+  const bool earlier = task.lane < task.rank;
+  const uint32_t in_cta = counts.above + counts.listed + counts.equal;
+  const uint32_t ties_in_cta = first_of(task.lane + 1) - first_of(task.lane) - in_cta;
+  const uint32_t listed = __reduce_add_sync(0xffffffffu, earlier ? counts.listed : 0);
+  const uint32_t ties_before = __reduce_add_sync(0xffffffffu, earlier ? ties_in_cta : 0);
+  if (task.lane == 0) {
+    sm.selected[0][task.warp] = task.warp == 0 ? listed | min(ties_before, cut.quota) << 16 : 0;
+  }
+  const Sink sink = job.sink(p, shape);
+  Feedback* const next = job.next_feedback(p, shape, sink);
+  job.audit(p, shape, cut.key);
+  const uint32_t chosen = part.not_below(key_to_float(kLeastFiniteKey));
+  const int held = min(max(part.length, 0), part.vecs * kPerVec<T>);
+  const uint32_t ties = (held < 32 ? (1u << held) - 1 : ~0u) & ~chosen;
+  emit_part(task, missed.bracket, cut, verdict.before, part, chosen | ties, ties, sink, clock, [&] {
+    if (job.is_least_busy() && next != nullptr) *next = Feedback{kMasked, 0.0f, 0.0f, 0};
+    job.report(p, shape, missed.passes, verdict.inside, 0, missed.source, false, 0);
+  });
+}
+
 // The rest of a row that lies in shared memory: radix rounds over its keys, then one exchange that is certain
 // to hold. Nothing is read from global memory again.
 template <typename T, int kValues>
@@ -285,7 +330,7 @@ __device__ __noinline__ void settle_resident(const TopkParams& p, const Shape& s
   const uint32_t on_plateau = plateau != kAbsentKey ? inside & equal_to(plateau) : 0;
   count_and_list(task, part, plateau != kAbsentKey, above, on_plateau, inside & ~on_plateau);
   Sink sink;
-  float* next = nullptr;
+  Feedback* next = nullptr;
   const Verdict verdict = exchange_lists(task, bracket, exchanges & 1, clock, [&] {
     sink = job.sink(p, shape);
     next = job.next_feedback(p, shape, sink);
@@ -298,7 +343,7 @@ __device__ __noinline__ void settle_resident(const TopkParams& p, const Shape& s
   const uint32_t ties = cut.takes_all() ? 0 : equal_to(cut.key);
   emit_part(task, bracket, cut, verdict.before, part, chosen, ties, sink, clock, [&] {
     if (job.is_least_busy() && next != nullptr) {
-      *next = Moments(missed).next<1>(task, missed.feedback, cut.key, bracket, verdict, missed.source);
+      *next = left_by(task, Moments(missed), cut.key, bracket, verdict);
     }
     job.report(p, shape, missed.passes + rounds + 1, verdict.inside, snaps, missed.source, false, rounds);
   });
@@ -318,7 +363,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Task<T>& task = job.task;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas(), job.writer);
   clock.stamp();
-  float feedback = job.early_feedback(p, shape);
+  Feedback feedback = job.early_feedback(p, shape);
   __syncwarp();  // or they would be asked for behind what comes now
   Ahead<T, kLooks> ahead(task, shape);
   Part<T, kValues> part(task, shape);
@@ -327,6 +372,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   job.late_feedback(p, shape, feedback);
   prepare_exchange(task);
   announce(task);
+  job.tell_feedback(p, shape, feedback);
   job.agree_on_length(p, shape);
   if (job.is_short()) {
     settle_short(p, launch_shape, room, storage, job, !shape.has(Shape::kFed));
@@ -342,9 +388,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (task.ctas > 1) ptx::cluster_wait();  // while the sample is on its way
   Moments moments;
   Bracket bracket;
+  bool sampled = true;  // or the moments are for the next step alone, and have time
   if (shape.has(Shape::kFed)) {
-    ptx::wait_copies<1>();
-    moments = Moments(task, ahead, feedback);
+    feedback = task.shared->facts.feedback;
+    sampled = !goes_by_value(feedback);
+    if (sampled) {
+      ptx::wait_copies<1>();
+      moments = Moments(task, ahead);
+    }
     bracket = guess(task, moments, [&] { return job.hint(p, shape); }, feedback, kWorthlessAtHand, [] {});
   } else {
     const RowSampling sampling = sampling_of(task, shape, ahead);
@@ -356,7 +407,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
 
   Sink sink;
-  float* next = nullptr;
+  Feedback* next = nullptr;
   Verdict verdict;
   int passes = 0;
 #pragma unroll 1
@@ -366,6 +417,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       sink.keep(shape);
       next = job.next_feedback(p, shape, sink);
       if (shape.has(Shape::kLeaving)) ptx::keep(next);
+      if (!sampled) moments = Moments(task, ahead);
+      sampled = true;
     });
     ++passes;
     if (verdict.holds) break;
@@ -376,10 +429,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     const Bracket missed = bracket;
     if (passes > 1 || !move_bracket(task, verdict, bracket)) {
       if (task.thread == 0) {
-        task.shared->missed = Missed{missed,       verdict,           passes,   task.row.n, elements,
-                                     moments.mean, moments.deviation, feedback, source};
+        task.shared->missed =
+            Missed{missed, verdict, passes, task.row.n, elements, moments.mean, moments.deviation, source};
       }
-      settle_resident<T, kValues>(p, launch_shape, room, storage);
+      if (is_masked(missed, verdict, task.k)) {
+        settle_masked<T, kValues>(p, launch_shape, room, storage);
+      } else {
+        settle_resident<T, kValues>(p, launch_shape, room, storage);
+      }
       return;
     }
     start_again(task);
@@ -398,7 +455,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (!cut.takes_all()) ties = part.equal(level);
   emit_part(task, bracket, cut, verdict.before, part, chosen, ties, sink, clock, [&] {
     if (job.is_least_busy() && next != nullptr) {
-      *next = moments.next<kLooks>(task, feedback, cut.key, bracket, verdict, source);
+      *next = left_by(task, moments, cut.key, bracket, verdict);
     }
     job.report(p, shape, passes, verdict.inside, snaps, source, passes == 1, 0);
   });

@@ -82,9 +82,8 @@ Shape describe(const TopkParams& p, const Plan& plan) {
   set(Shape::kWhole, aligned && p.width % kPerVec<T> == 0);
   set(Shape::kSeveral, p.next_n > 1);
   const bool slotted = set(Shape::kSlotted, p.row_slot != nullptr);
-  const bool leaving = set(Shape::kLeaving, p.prior != nullptr);
-  const bool fed =
-      set(Shape::kFed, shape.has(Shape::kUseHint) && aligned && leaving && p.guess_state != nullptr);
+  set(Shape::kLeaving, p.prior != nullptr || p.guess_state != nullptr);
+  const bool fed = set(Shape::kFed, shape.has(Shape::kUseHint) && aligned && p.guess_state != nullptr);
   set(Shape::kPrompt, fed && !slotted && p.rows <= p.num_slots * p.next_n);
   set(Shape::kAudited, p.stats != nullptr);
   const auto in_quads = [](const int32_t* results, int64_t stride) {

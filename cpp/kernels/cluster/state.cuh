@@ -6,6 +6,7 @@
 #include "cluster/regions.cuh"
 #include "common/histogram.cuh"
 #include "common/row.cuh"
+#include "gvr_topk/params.h"
 #include "ptx/cluster.cuh"
 #include "ptx/registers.cuh"
 
@@ -94,16 +95,25 @@ struct Missed {
   int length;             // of the row
   int elements;           // by which a row in registers was laid out
   float mean, deviation;  // of the row's sample
-  float feedback;         // what the last step had left
   uint32_t source;        // of the first guess
 };
+
+// What one step leaves for the next. What the numbers mean predictor.cuh says; the first also tells of what
+// kind they are.
+struct alignas(16) Feedback {
+  float place;
+  float value;
+  float limit;
+  uint32_t spreads;
+};
+static_assert(sizeof(Feedback) == sizeof(float4) && sizeof(Feedback) == kStateFloats * sizeof(float));
 
 // What one thread reads for its whole block, because two threads could find different values. The others
 // take it behind the block barrier that comes next.
 struct RowFacts {
-  int32_t length;  // of the row
-  float feedback;  // what the last step left
-  int32_t slot;    // negative: none; of kernels whose barriers depend on it
+  Feedback feedback;  // what the last step left
+  int32_t length;     // of the row
+  int32_t slot;       // negative: none; of kernels whose barriers depend on it
 };
 
 // An element that may be selected: at or above the bracket's lower end.
@@ -188,7 +198,7 @@ struct alignas(8) Shape {
     kSeveral = 1 << 6,  // rows to a request
     kSlotted = 1 << 7,  // rows have slots of their own
     kAudited = 1 << 8,  // statistics are wanted
-    kLeaving = 1 << 9,  // the result, for the next step
+    kLeaving = 1 << 9,  // something is left for the next step
     kQuads = 1 << 10,   // results may be written 16 bytes at a time, as they are
     kBare = kAligned | kWhole,
     kUsual = kBare | kUseHint | kFed | kLeaving,

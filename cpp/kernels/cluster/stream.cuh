@@ -96,30 +96,33 @@ __device__ __forceinline__ void emit_pool(const Task<T>& task, const Bracket& br
 }
 
 // The last steps of a row whose bracket holds: the k-th key, the result, and what the next step starts from.
-template <typename T, int kLooks>
+// `of_nan`: what is infinity in the pool is NaN in the row.
+template <typename T>
 __device__ __forceinline__ void conclude(const TopkParams& p, const Shape& shape, const Job<T>& job,
                                          const Bracket& bracket, const Verdict& verdict, const Pool& pool,
-                                         const Moments& moments, float feedback, uint32_t source, int passes,
-                                         int rounds, const Sink& sink, float* next, PhaseClock& clock) {
+                                         const Moments& moments, uint32_t source, int passes, int rounds,
+                                         const Sink& sink, Feedback* next, PhaseClock& clock,
+                                         bool of_nan = false) {
   const Task<T>& task = job.task;
   clock.stamp();
   int snaps = 0;
   const Listed listed(task);
   const Cut cut = kth_key(task, bracket, listed, verdict, snaps);
   clock.stamp();
-  job.audit(p, shape, cut.key);
+  job.audit(p, shape, of_nan ? kMaxKey : cut.key);
   emit_pool(task, bracket, listed, cut, verdict.before, pool, sink, clock, [&] {
     if (job.is_least_busy() && next != nullptr) {
-      *next = moments.next<kLooks>(task, feedback, cut.key, bracket, verdict, source);
+      *next = left_by(task, moments, cut.key, bracket, verdict);
     }
     job.report(p, shape, passes + rounds, verdict.inside, snaps, source, passes == 1, rounds);
   });
   clock.stamp();
 }
 
-// A plateau inside the bracket may be most of the row; not of one that is masked nearly everywhere.
+// A plateau inside the bracket may be most of the row; not of one that is masked nearly everywhere, nor one
+// of infinities.
 __device__ __forceinline__ bool may_be_dense(const Bracket& bracket) {
-  return bracket.plateau() != kAbsentKey && bracket.lo != kLeastFiniteKey;
+  return bracket.plateau() != kAbsentKey && bracket.lo != kLeastFiniteKey && bracket.lo != kPosInfKey;
 }
 
 // The rings of all warps, and behind them the store of what is kept.
@@ -149,7 +152,7 @@ __device__ __forceinline__ Pool pool_of(const Task<T>& task, const Shape& shape,
 // A row whose bracket has missed. As long as all candidates of the cluster were kept, what lies above the
 // bracket's lower end is known: radix rounds over them, then an exchange that is certain to hold. If the k-th
 // key lies further down, the row is read again, from a lower bracket.
-template <typename T, int kLooks>
+template <typename T>
 __device__ __noinline__ void settle_stream(const TopkParams& p, const Shape& shape, const Room& room,
                                            unsigned char* storage, int count, int turn) {
   Job<T> job(p, shape, room, storage);
@@ -166,16 +169,16 @@ __device__ __noinline__ void settle_stream(const TopkParams& p, const Shape& sha
   pool.turn = turn;
   uint32_t exchanges = missed.passes;
   int passes = missed.passes, rounds = 0;
+  bool of_nan = false;
 #pragma unroll 1
   while (true) {
     const bool complete = verdict.inside < kPoolWasFull;
-    if (complete && bracket.lo == kLeastFiniteKey &&
-        verdict.above + verdict.inside < static_cast<uint32_t>(task.k)) {
+    if (complete && is_masked(bracket, verdict, task.k)) {
       const Sink sink = job.sink(p, shape);
-      float* const next = job.next_feedback(p, shape, sink);
+      Feedback* const next = job.next_feedback(p, shape, sink);
       job.audit(p, shape, kNegInfKey);
       emit_masked(task, pool, verdict, sink);
-      if (job.is_least_busy() && next != nullptr) *next = kNoFeedback;
+      if (job.is_least_busy() && next != nullptr) *next = Feedback{kMasked, 0.0f, 0.0f, 0};
       job.report(p, shape, passes + rounds, verdict.inside, 0, missed.source, false, rounds);
       return;
     }
@@ -185,6 +188,11 @@ __device__ __noinline__ void settle_stream(const TopkParams& p, const Shape& sha
       bracket = radix_bracket(task, range, exchanges, rounds, [&](RadixBins& bins) {
         pool.for_each(task.lane, [&](const Kept& x) { bins.add(order_key(x.value)); });
       });
+      of_nan = bracket.lo == kMaxKey;
+      if (of_nan) {
+        pool.keep_nan(task.lane);
+        bracket = Bracket::only(kPosInfKey);
+      }
     } else {
       if (passes > 1 || !complete) break;
       if (!move_bracket(task, verdict, bracket)) bracket = guess_by_row(task, [] {});
@@ -214,9 +222,9 @@ __device__ __noinline__ void settle_stream(const TopkParams& p, const Shape& sha
     ++passes;
     if (verdict.holds) {
       const Sink sink = job.sink(p, shape);
-      float* const next = job.next_feedback(p, shape, sink);
-      conclude<T, kLooks>(p, shape, job, bracket, verdict, pool, Moments(missed), missed.feedback,
-                          missed.source, passes, rounds, sink, next, clock);
+      Feedback* const next = job.next_feedback(p, shape, sink);
+      conclude(p, shape, job, bracket, verdict, pool, Moments(missed), missed.source, passes, rounds, sink,
+               next, clock, of_nan);
       return;
     }
     // CTAs that have sampled a row while it was overwritten go by different brackets.
@@ -225,7 +233,7 @@ __device__ __noinline__ void settle_stream(const TopkParams& p, const Shape& sha
   }
   // A plateau inside the bracket, or more than could be kept: every element is looked at again.
   const Bracket everything = Bracket::everything();
-  const bool try_it = verdict.counted && may_be_dense(bracket);
+  const bool try_it = verdict.counted && bracket.plateau() != kAbsentKey;
   __syncthreads();  // the pool's memory is used anew
   fall_back<T>(p, shape, room, storage,
                Start{try_it ? Attempt::kGuess : Attempt::kRadix, bracket, everything, missed.source,
@@ -245,7 +253,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Shared& sm = *task.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> shape.log2_ctas(), job.writer);
   clock.stamp();
-  float feedback = job.early_feedback(p, shape);
+  Feedback feedback = job.early_feedback(p, shape);
   __syncwarp();  // or they would be asked for behind what comes now
   // The pool's store is not used before the row is sifted.
   Ahead<T, kLooks> ahead(task, shape, reinterpret_cast<uint4*>(store_of(task, shape)));
@@ -276,7 +284,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (shape.has(Shape::kFed)) {
     fetch(1, kRingDepth);
     ptx::wait_copies<kRingDepth>();
-    moments = Moments(task, ahead, feedback);
+    job.tell_feedback(p, shape, feedback);
+    moments = Moments(task, ahead);  // behind whose barrier all have it
+    feedback = sm.facts.feedback;
     if (task.ctas > 1) ptx::cluster_wait();
     bracket = guess(task, moments, [&] { return job.hint(p, shape); }, feedback, kWorthlessAlpha, [] {});
   } else {
@@ -298,7 +308,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     sift(task, ring, feed, bracket.low(), pool);
   }
   Sink sink;
-  float* next = nullptr;
+  Feedback* next = nullptr;
   const Verdict verdict = exchange(task, bracket, pool, 0, clock, [&] {
     sink = job.sink(p, shape);
     sink.keep(shape);
@@ -306,14 +316,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (shape.has(Shape::kLeaving)) ptx::keep(next);
   });
   if (verdict.holds) {
-    conclude<T, kLooks>(p, shape, job, bracket, verdict, pool, moments, feedback, source, 1, 0, sink, next,
-                        clock);
+    conclude(p, shape, job, bracket, verdict, pool, moments, source, 1, 0, sink, next, clock);
   } else if (verdict.counted) {
     if (task.thread == 0) {
-      sm.missed =
-          Missed{bracket, verdict, 1, task.row.n, 0, moments.mean, moments.deviation, feedback, source};
+      sm.missed = Missed{bracket, verdict, 1, task.row.n, 0, moments.mean, moments.deviation, source};
     }
-    settle_stream<T, kLooks>(p, launch_shape, room, storage, pool.count, pool.turn);
+    settle_stream<T>(p, launch_shape, room, storage, pool.count, pool.turn);
   } else {
     start_over(p, launch_shape, room, storage, task, source);
   }

@@ -31,11 +31,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     facts.length = visible_length(p, cluster::next_n_of(p, shape), row, request, p.seq_lens[request]);
     facts.slot = cluster::checked_slot(p, shape, cluster::asked_slot(p, shape, row, request));
     const bool fed = facts.slot >= 0 && p.guess_state != nullptr;
-    facts.feedback = fed ? p.guess_state[facts.slot] : cluster::kNoFeedback;
+    facts.feedback = fed ? *cluster::feedback_of(p, facts.slot) : cluster::nothing();
   }
   __syncthreads();
   const int slot = facts.slot;
-  const float alpha = facts.feedback;
+  const float alpha = facts.feedback.place;
   task.measure(facts.length);
   uint4* const ring = static_cast<uint4*>(task.list.end(shape.list_capacity()));
   const Sink sink = cluster::make_sink(p, cluster::next_n_of(p, shape), row, request, slot);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
 
-  const int32_t* prior = slot >= 0 ? p.prior + slot * p.prior_stride : nullptr;
+  const int32_t* prior = cluster::hint_view(p, slot).prior;
   int32_t position[kHintPerThread];
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i) {
@@ -129,10 +129,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   hinted_in_row = block.template take<Reduce::kAdd>(0);
   at_or_above = block.template take<Reduce::kAdd>(1);
   if (threadIdx.x != 0) return;
-  if (p.guess_state != nullptr && sink.prior != nullptr) {
-    p.guess_state[slot] = hinted_in_row > 0
-                              ? static_cast<float>(at_or_above) / static_cast<float>(hinted_in_row)
-                              : cluster::kNoFeedback;
+  if (p.guess_state != nullptr && sink.leaves && prior != nullptr) {
+    const float share = hinted_in_row > 0
+                            ? static_cast<float>(at_or_above) / static_cast<float>(hinted_in_row)
+                            : cluster::kNoFeedback;
+    *cluster::feedback_of(p, slot) = cluster::Feedback{share, 0.0f, 0.0f, 0};
   }
   if (stats != nullptr) {
     cluster::write_stats(stats, Path::kGvr, passes, candidates, scans,

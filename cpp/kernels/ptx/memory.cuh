@@ -49,6 +49,16 @@ __device__ __forceinline__ void load_if(bool wanted, float& value, const float* 
       : "memory");
 }
 
+__device__ __forceinline__ void load_if(bool wanted, float4& value, const void* p) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %4, 0;\n"
+      " @p ld.global.v4.f32 {%0, %1, %2, %3}, [%5];\n}"
+      : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
+      : "r"(static_cast<uint32_t>(wanted)), "l"(p)
+      : "memory");
+}
+
 __device__ __forceinline__ void load_if(bool wanted, int& value, const int32_t* p) {
   asm volatile(
       "{\n .reg .pred p;\n"

@@ -19,6 +19,9 @@ struct alignas(128) Storage {
 
 inline size_t single_bytes(int k) { return sizeof(Storage) + sizeof(uint16_t) * k; }
 
+// None: there is time to wait for the slot while the row comes, and many rows would ask for the same lines.
+constexpr int kSlotsAhead = 0;
+
 template <typename T, int kValues, Known kKnown>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     single_topk(const __grid_constant__ Shape launch_shape, const __grid_constant__ TopkParams p,
@@ -36,19 +39,17 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   Row held;
   if constexpr (Row::kAhead) held.load(task.row, shape.has(Shape::kWhole));
   __syncwarp();  // the row first
-  float feedback = job.early_feedback(p, shape);
-  job.late_feedback(p, shape, feedback);
+  cluster::Feedback left = job.early_feedback(p, shape, kSlotsAhead);
+  job.late_feedback(p, shape, left, kSlotsAhead);
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
   clock.stamp();
   own.bins.clear(task.thread);
   Sink sink = job.sink(p, shape);  // here, where there is time for parameters to come
   sink.keep(shape);
-  if (task.thread == 0) {
-    sm.hinted = sm.at_or_above = sm.small_count = 0;
-    sm.facts.feedback = feedback;
-  }
+  if (task.thread == 0) sm.hinted = sm.at_or_above = sm.small_count = 0;
+  job.tell_feedback(p, shape, left, kSlotsAhead);
   float* next = nullptr;
-  if (job.is_least_busy()) next = job.next_feedback(p, shape, sink);
+  if (job.is_least_busy()) next = reinterpret_cast<float*>(job.next_feedback(p, shape, sink));
   ptx::keep(next);
   job.agree_on_length(p, shape);
   if (job.is_short()) {
@@ -60,8 +61,8 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   clock.stamp();
 
   SplitOf<Row> split;
-  if (shape.has(Shape::kFed)) feedback = sm.facts.feedback;
-  const bool guessed = shape.has(Shape::kFed) && Window::is_known(feedback);
+  const float window = shape.has(Shape::kFed) ? sm.facts.feedback.place : cluster::kNoFeedback;
+  const bool guessed = shape.has(Shape::kFed) && Window::is_known(window);
   uint32_t kth = 0;
   // Writes what is selected, and says how it was found. Inlined twice, so that the usual way is straight.
   const auto conclude = [&](auto key_of, bool tied, bool recalled, int rounds) {
@@ -79,10 +80,10 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     clock.stamp();
     if (task.thread != 0 || !shape.has(Shape::kAudited)) return;
     write_stats(stats_of(p, shape, job.row), path, 1, static_cast<int>(split.few), rounds,
-                job.slot(p, shape) >= 0 ? static_cast<int>(sm.at_or_above) : -1,
+                job.hint(p, shape).prior != nullptr ? static_cast<int>(sm.at_or_above) : -1,
                 guessed ? kGuessValue : kGuessNone, recalled, rounds - guessed);
   };
-  if (guessed && recall(task, held, own.bins, feedback, next, split)) {
+  if (guessed && recall(task, held, own.bins, window, next, split)) {
     if (split.rank == split.few && !shape.has(Shape::kAudited)) split.take_all();  // no need to know the k-th
     clock.stamp();
     conclude([](uint32_t bits) { return order_key(__uint_as_float(bits)); }, false, true, guessed);

@@ -1,0 +1,226 @@
+"""What one step leaves for the next is all the hint that is needed, and whatever it is, results are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from oracle import full_lengths, run, state, wrong_rows
+from torch import Tensor
+
+from gvr_topk.contract import DTYPES, INFINITE, MASKED, STATE_FLOATS, STATS_COLUMNS
+from gvr_topk.gate import plan
+
+K = 2048
+UNKNOWN = -1.0
+INT32 = torch.iinfo(torch.int32)
+
+SHAPES = {
+    "single": (8192, 2, 0),
+    "resident, 32768": (32_768, 1, 0),
+    "resident": (131_072, 1, 0),
+    "resident x 2": (131_072, 2, 0),
+    "262144": (262_144, 1, 0),
+    "stream, 262144": (262_144, 1, 4),
+    "stream": (1 << 20, 1, 0),
+    "stream x 64": (131_072, 64, 0),
+    "one CTA": (131_072, 2, 1),
+    "two CTAs": (131_072, 2, 2),
+}
+"""Width, rows and forced cluster size."""
+
+LONG = [name for name in SHAPES if name not in ("single", "resident, 32768", "262144")]
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator(device="cuda").manual_seed(seed)
+
+
+def chain(rows: int, width: int, draw: torch.Generator) -> Iterator[Tensor]:
+    """Scores of one step after the other, of which 90 % of the variance stays."""
+    scores = torch.randn(rows, width, device="cuda", generator=draw)
+    while True:
+        yield scores
+        scores = 0.9**0.5 * scores + 0.1**0.5 * torch.randn(rows, width, device="cuda", generator=draw)
+
+
+def some(scores: Tensor, share: float, draw: torch.Generator) -> Tensor:
+    """Which positions a share of all is, drawn by chance."""
+    return torch.rand(scores.shape, device="cuda", generator=draw) < share
+
+
+Kind = Callable[[Tensor, torch.Generator], Tensor]
+
+KINDS: dict[str, Kind] = {
+    "ordinary": lambda x, draw: x,
+    "scaled": lambda x, draw: 1000.0 * x,
+    "tied": lambda x, draw: (2.0 * x).round(),
+    "relu": lambda x, draw: (x - 1.5).relu(),
+    "constant": lambda x, draw: torch.full_like(x, 0.5),
+    "half masked": lambda x, draw: torch.where(some(x, 0.5, draw), x, -torch.inf),
+    "k-th -inf": lambda x, draw: torch.where(some(x, 0.5 * K / x.shape[1], draw), x, -torch.inf),
+    "k-th +inf": lambda x, draw: torch.where(some(x, 2.0 * K / x.shape[1], draw), torch.inf, x),
+    "k-th NaN": lambda x, draw: torch.where(some(x, 2.0 * K / x.shape[1], draw), torch.nan, x),
+    "some +inf": lambda x, draw: torch.where(some(x, 0.5 * K / x.shape[1], draw), torch.inf, x),
+    "some NaN": lambda x, draw: torch.where(some(x, 0.5 * K / x.shape[1], draw), torch.nan, x),
+    "all +inf": lambda x, draw: torch.full_like(x, torch.inf),
+    "all NaN": lambda x, draw: torch.full_like(x, torch.nan),
+    "all -inf": lambda x, draw: torch.full_like(x, -torch.inf),
+}
+"""Kinds of rows, by what stands at the k-th place."""
+
+
+def check(logits: Tensor, guess: Tensor, ctas: int = 0, **more: Tensor) -> None:
+    """One exact step, which leaves something that a step may leave."""
+    lengths = full_lengths(logits)
+    got = run(logits, lengths, K, guess_state=guess, ctas_per_row=ctas, **more)
+    assert wrong_rows(got, logits, lengths, K) == []
+    assert bool((guess[:, 0].isfinite() & (guess[:, 0] <= MASKED)).all()), guess
+
+
+def test_the_shapes_reach_every_kernel() -> None:
+    families = {
+        name: plan(rows=rows, width=width, k=K, ctas_per_row=ctas).family
+        for name, (width, rows, ctas) in SHAPES.items()
+    }
+    for name, family in families.items():
+        assert name.split(",")[0].split(" x ")[0] not in ("single", "resident", "stream") or family in name
+    assert set(families.values()) == {"single", "resident", "stream"}
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_state_without_prior(shape: str, dtype: torch.dtype, statistics: bool) -> None:
+    width, rows, ctas = SHAPES[shape]
+    guess = state(rows)
+    steps = chain(rows, width, generator(width))
+    for step in range(6):
+        more = {}
+        if statistics:
+            more["stats"] = torch.zeros(rows, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")
+        check(next(steps).to(dtype), guess, ctas, **more)
+        if statistics:
+            columns = dict(zip(STATS_COLUMNS, more["stats"].T.tolist(), strict=True))
+            assert set(columns["hits"]) == {-1}
+        # A first step that misses may leave nothing.
+        assert step < 2 or dtype != torch.float32 or bool((guess[:, 0] != UNKNOWN).all()), step
+
+
+@pytest.mark.parametrize("with_prior", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slots_by_table(dtype: torch.dtype, with_prior: bool) -> None:
+    """Slots that one warp can ask for at once and later ones, none, and some that several rows share."""
+    width, requests, next_n, slots = 65_536, 4, 2, 64
+    tables = [
+        (0, 0, 1, 1, 2, 2, 3, 3),
+        (31, 31, 32, 32, 33, 33, 63, 63),
+        (40, 40, 3, 3, -1, -1, 63, 63),
+        (5, 40, 40, 5, -1, 7, 7, -1),  # rows of a request differ
+        (64, 64, INT32.max, INT32.max, INT32.min, INT32.min, 2, 2),
+        (7, 7, 7, 7, 50, 50, 50, 50),
+        (40, 40, 40, 40, 40, 40, 40, 40),
+        (-1,) * 8,
+    ]
+    guess = state(slots)
+    prior = torch.full((slots, K), -1, dtype=torch.int32, device="cuda") if with_prior else None
+    lengths = torch.full((requests,), width, dtype=torch.int32, device="cuda")
+    steps = chain(requests * next_n, width, generator(7))
+    for step in range(3 * len(tables)):
+        table = tables[step % len(tables)]
+        before = guess.clone()
+        logits = next(steps).to(dtype)
+        row_slot = torch.tensor(table, dtype=torch.int32, device="cuda")
+        got = run(logits, lengths, K, next_n=next_n, guess_state=guess, prior=prior, row_slot=row_slot)
+        assert wrong_rows(got, logits, lengths, K, next_n) == [], (step, table)
+        written = {slot for slot in table[next_n - 1 :: next_n] if 0 <= slot < slots}
+        others = sorted(set(range(slots)) - written)
+        assert torch.equal(guess[others].view(torch.int32), before[others].view(torch.int32)), table
+        settled = dtype == torch.float32 and step >= 2 * len(tables)
+        assert not settled or bool((guess[sorted(written), 0] != UNKNOWN).all()), table
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_bits_as_state(shape: str, kind: str) -> None:
+    width, rows, ctas = SHAPES[shape]
+    draw = generator(len(kind) + width)
+    for _ in range(4 if rows > 8 else 12):
+        scores = KINDS[kind](torch.randn(rows, width, device="cuda", generator=draw), draw)
+        bits = torch.randint(
+            INT32.min, INT32.max + 1, (rows, STATE_FLOATS), device="cuda", generator=draw, dtype=torch.int64
+        )
+        guess = bits.to(torch.int32).view(torch.float32)
+        for _ in range(2):  # and what that leaves
+            check(scores, guess, ctas)
+
+
+@pytest.mark.parametrize("first", [47.9, 48.0, 64.0, 66.2, 80.0, 96.0, 112.0, 128.0, 0.5, -0.25])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_any_bits_beside_a_kind(shape: str, first: float) -> None:
+    """Absurd expectations, limits and spreads of slots whose first number is good."""
+    width, rows, ctas = SHAPES[shape]
+    draw = generator(int(first) + width)
+    scores = torch.randn(rows, width, device="cuda", generator=draw)
+    for kind in ("ordinary", "tied", "half masked", "k-th +inf"):
+        logits = KINDS[kind](scores, draw)
+        for _ in range(4):
+            bits = torch.randint(
+                INT32.min, INT32.max + 1, (rows, 4), device="cuda", generator=draw, dtype=torch.int64
+            )
+            guess = bits.to(torch.int32).view(torch.float32)
+            guess[:, 0] = first
+            check(logits, guess, ctas)
+            check(logits, guess, ctas)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_kind_of_row_over_steps(shape: str, kind: str, dtype: torch.dtype) -> None:
+    width, rows, ctas = SHAPES[shape]
+    draw = generator(width + rows)
+    guess, steps = state(rows), chain(rows, width, draw)
+    for _ in range(4):
+        check(KINDS[kind](next(steps), draw).to(dtype), guess, ctas)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_that_change_their_kind_from_step_to_step(shape: str, seed: int) -> None:
+    width, rows, ctas = SHAPES[shape]
+    draw, order = generator(seed), torch.Generator().manual_seed(seed)
+    guess, steps, names = state(rows), chain(rows, width, draw), list(KINDS)
+    seen = []
+    for _ in range(12):
+        seen.append(names[int(torch.randint(len(names), (), generator=order))])
+        check(KINDS[seen[-1]](next(steps), draw), guess, ctas)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rows_of_a_batch_take_what_others_have_left(seed: int) -> None:
+    """Rows of all kinds, and slots that go round: each finds the state of another kind."""
+    width, draw = 131_072, generator(seed)
+    guess, steps = state(len(KINDS)), chain(len(KINDS), width, draw)
+    slots = torch.arange(len(KINDS), dtype=torch.int32, device="cuda")
+    for _ in range(len(KINDS) + 1):
+        scores = next(steps)
+        logits = torch.stack(
+            [kind(scores[row : row + 1], draw)[0] for row, kind in enumerate(KINDS.values())]
+        )
+        check(logits, guess, row_slot=slots)
+        slots = slots.roll(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "left"), [("k-th +inf", INFINITE), ("k-th NaN", INFINITE), ("k-th -inf", MASKED)]
+)
+@pytest.mark.parametrize("shape", LONG)
+def test_infinite_and_masked_rows_are_remembered(shape: str, kind: str, left: float) -> None:
+    width, rows, ctas = SHAPES[shape]
+    draw = generator(width)
+    guess, steps = state(rows), chain(rows, width, draw)
+    for _ in range(3):
+        check(KINDS[kind](next(steps), draw), guess, ctas)
+    assert guess[:, 0].tolist() == [left] * rows
