@@ -18,6 +18,7 @@ from gvr_topk.contract import (
     MAX_PAGE_SIZE,
     MAX_ROWS,
     MAX_WIDTH,
+    PLACES,
     STATS_COLUMNS,
     exact_topk,
     order_key,
@@ -126,12 +127,15 @@ def _check(
         _check_rows_apart("prior", prior, k)
         if row_slot is None and prior.shape[0] < requests:
             raise _fail("prior", f"at least {requests} slots without row_slot", prior.shape[0])
-    elif row_slot is not None or guess_state is not None:
-        raise _fail("row_slot" if row_slot is not None else "guess_state", "a prior beside it", None)
+    if guess_state is not None:
+        slots = None if prior is None else prior.shape[0]
+        _check_tensor("guess_state", guess_state, logits, torch.float32, (slots,))
+        if row_slot is None and guess_state.shape[0] < requests:
+            raise _fail("guess_state", f"at least {requests} slots without row_slot", guess_state.shape[0])
     if row_slot is not None:
+        if prior is None and guess_state is None:
+            raise _fail("row_slot", "a prior or a guess_state beside it", None)
         _check_tensor("row_slot", row_slot, logits, torch.int32, (rows,))
-    if guess_state is not None and prior is not None:
-        _check_tensor("guess_state", guess_state, logits, torch.float32, (prior.shape[0],))
     if stats is not None:
         _check_tensor("stats", stats, logits, torch.int32, (rows, len(STATS_COLUMNS)))
         if not stats.is_contiguous():
@@ -232,13 +236,18 @@ def _indexer_topk_decode_cpu(
         stats.zero_()
         stats[:, STATS_COLUMNS.index("path")] = torch.where(lengths > k, _CPU_PATH, 0).to(torch.int32)
         stats[:, STATS_COLUMNS.index("hits")] = -1
-    if prior is None:
+    slotted = prior if prior is not None else guess_state
+    if slotted is None:
         return
     for row in range(rows):
         slot = int(row_slot[row]) if row_slot is not None else row // next_n
-        if not 0 <= slot < prior.shape[0]:
+        if not 0 <= slot < slotted.shape[0]:
             continue
-        length = int(lengths[row])
+        length, last = int(lengths[row]), row % next_n == next_n - 1
+        if prior is None:
+            if guess_state is not None and last and length > k:
+                guess_state[slot] = _place(logits[row, :length], positions[row])
+            continue
         if length > k and (stats is not None or guess_state is not None):
             hinted = prior[slot].to(torch.int64)
             hinted = hinted[hinted >= 0] + prior_offset
@@ -248,10 +257,22 @@ def _indexer_topk_decode_cpu(
             hits = int((keys[hinted] >= kth).sum())
             if stats is not None:
                 stats[row, STATS_COLUMNS.index("hits")] = hits
-            if guess_state is not None and row % next_n == next_n - 1:
+            if guess_state is not None and last:
                 guess_state[slot] = hits / len(hinted) if len(hinted) else -1.0
-        if row % next_n == next_n - 1:
+        if last:
             prior[slot] = positions[row]
+
+
+def _place(scores: Tensor, chosen: Tensor) -> float:
+    """Where the k-th value stands among the scores of a row, as `guess_state` holds it; -1 if nowhere."""
+    values = scores.to(torch.float64)
+    kth = values[chosen.to(torch.int64)].min()
+    finite = values[values.isfinite()]
+    deviation = finite.std(correction=0) if finite.numel() else finite.new_zeros(())
+    if not kth.isfinite() or deviation == 0:
+        return -1.0
+    low, high = PLACES
+    return float(((low + high) / 2 + (kth - finite.mean()) / deviation).clamp(low, high))
 
 
 @torch.library.register_fake("gvr_topk::indexer_topk_decode")
@@ -305,13 +326,16 @@ def indexer_topk_decode(
         at worst slow. Out: this step's positions, written by the last row of each request. Slots must
         not overlap.
     row_slot : Tensor, ``[rows]``, int32, optional
-        Slot of each row in `prior`. Negative or too large: no hint and no write-back (padding rows).
+        Slot of each row in `prior` and `guess_state`. Negative or too large: no hint and no write-back
+        (padding rows).
         Default: request ``r // next_n`` uses slot ``r // next_n``.
     prior_offset : int, default 0
         Added to hinted positions before use; 1 follows scores that move with the query.
     guess_state : Tensor, ``[slots]``, float32, optional
         In and out: what one step leaves for the guess of the next; -1, to start with, means nothing, and
-        any content is safe. Without it the first threshold comes from a sample of the row.
+        any content is safe. Without it the first threshold comes from a sample of the row. It works without
+        `prior` too: a step that finds a place here reads no positions, so 4 bytes a slot are all that
+        serving has to keep. Only path ``"gvr"`` and the hits of `stats` need the positions.
         A share of the hint, 0 to 1, which lay at or above the k-th value, or on CUDA, from 48 to 80, where
         the k-th value stood among a sample of the row, in standard deviations from 64 on. Where the plan
         is ``single`` (`gvr_topk.gate.plan`), a negative number for the k-th value itself and how far around

@@ -21,6 +21,7 @@ from gvr_topk.contract import (
     MAX_ROWS,
     MAX_WIDTH,
     PATHS,
+    PLACES,
     STATS_COLUMNS,
     exact_topk,
     row_lengths,
@@ -213,6 +214,49 @@ def test_a_row_without_a_usable_hint_makes_the_state_unknown() -> None:
     assert guess.item() < 0
 
 
+@pytest.mark.parametrize("slotted", [False, True])
+def test_the_state_alone_is_kept_by_slot_and_changes_no_result(slotted: bool) -> None:
+    """The last row of each request leaves the z-score of its k-th value, from the middle of `PLACES` on."""
+    lengths, slots = int32(WIDTH, 30, 9), [2, 5, 0] if slotted else [0, 1, 2]
+    row_slot = int32(*(slot for slot in slots for _ in range(NEXT_N))) if slotted else None
+    state = torch.full((6,), -1.0)
+    logits = scores(seed=4) + torch.linspace(0, 0.5, WIDTH)
+    arguments = {"logits": logits, "seq_lens": lengths, "stats": None}
+    plain = call(**arguments, prior=None, row_slot=None, guess_state=None)
+    for _ in range(2):  # a step that finds a place selects the same
+        got = call(**arguments, prior=None, row_slot=row_slot, guess_state=state)
+        assert torch.equal(got, plain)
+    expected = torch.full((6,), -1.0)
+    for request, slot in enumerate(slots):
+        row, length = NEXT_N * request + NEXT_N - 1, int(lengths[request])
+        visible = logits[row, :length].double()
+        kth = visible.sort(descending=True).values[K - 1]
+        expected[slot] = float(sum(PLACES) / 2 + (kth - visible.mean()) / visible.std(correction=0))
+    assert torch.allclose(state, expected)
+
+
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+def test_the_state_alone_knows_no_place_in_a_row_without_spread(value: float) -> None:
+    state = torch.full((1,), 64.0)
+    call(
+        logits=torch.full((1, WIDTH), value),
+        seq_lens=int32(WIDTH),
+        next_n=1,
+        prior=None,
+        row_slot=None,
+        guess_state=state,
+        stats=None,
+        page_table=None,
+    )
+    assert state.item() == -1
+
+
+def test_a_row_without_a_slot_leaves_no_state() -> None:
+    state = torch.full((4,), -1.0)
+    call(prior=None, guess_state=state, row_slot=int32(-1, -1, 4, 4, 1, 1), seq_lens=int32(60, 60, 60))
+    assert state[1] > 48 and (state[[0, 2, 3]] == -1).all()
+
+
 def test_a_repeated_step_hits_with_its_whole_hint() -> None:
     prior, guess = torch.full((REQUESTS, K), -1, dtype=torch.int32), torch.zeros(REQUESTS)
     stats = torch.zeros(REQUESTS, 8, dtype=torch.int32)
@@ -356,8 +400,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"prior": torch.zeros(2, K, dtype=torch.int32), "row_slot": None, "guess_state": None},
         "prior: want at least 3 slots without row_slot, got 2",
     ),
-    ({"prior": None}, "row_slot: want a prior beside it, got None"),
-    ({"prior": None, "row_slot": None}, "guess_state: want a prior beside it, got None"),
+    (
+        {"prior": None, "guess_state": None},
+        "row_slot: want a prior or a guess_state beside it, got None",
+    ),
+    (
+        {"prior": None, "row_slot": None, "guess_state": torch.zeros(2)},
+        "guess_state: want at least 3 slots without row_slot, got 2",
+    ),
+    ({"prior": None, "guess_state": torch.zeros(3, 1)}, r"guess_state: want shape \[any\], got \[3, 1\]"),
     ({"row_slot": int32(0, 1, 2)}, r"row_slot: want shape \[6\], got \[3\]"),
     ({"guess_state": torch.zeros(3)}, r"guess_state: want shape \[4\], got \[3\]"),
     ({"guess_state": torch.zeros(4).double()}, "guess_state: want dtype torch.float32, got torch.float64"),
@@ -440,6 +491,7 @@ def arguments(**changes: Tensor | None) -> list[Tensor | None]:
         (),
         ("page_table",),
         ("stats", "page_table"),
+        ("prior",),
         ("guess_state", "stats"),
         ("row_slot", "guess_state"),
         ("prior", "row_slot", "guess_state"),
