@@ -146,6 +146,10 @@ class GvrTopkConfig(_Strict):
         ``auto``, or one path to force on every call (for measurements).
     stats : bool
         Keep the per-row statistics tensor of the op, for metrics: hit ratio, guesses, and their misses.
+    keep_positions : bool or None
+        Keep the previous positions of each request, ``4 k`` bytes a layer, beside the 4 bytes of the
+        predictor. Only path ``gvr`` and the hit ratio of `stats` read them; None keeps them where one of
+        these is asked for.
     nvtx : bool
         Mark each call with an NVTX range.
     max_ctas : int
@@ -158,8 +162,22 @@ class GvrTopkConfig(_Strict):
     max_length: int | None = Field(default=None, ge=1)
     path: Literal["auto", "gvr", "radix", "cluster"] = "auto"
     stats: bool = False
+    keep_positions: bool | None = None
     nvtx: bool = False
     max_ctas: int = 0
+
+    @property
+    def positions_kept(self) -> bool:
+        """Whether serving keeps previous positions and not the predictor alone."""
+        if self.keep_positions is not None:
+            return self.keep_positions
+        return self.stats or self.path == "gvr"
+
+    @model_validator(mode="after")
+    def _path_has_positions(self) -> GvrTopkConfig:
+        if self.path == "gvr" and not self.positions_kept:
+            raise ValueError("keep_positions true or null with path gvr|keep_positions false")
+        return self
 
     @field_validator("max_ctas")
     @classmethod

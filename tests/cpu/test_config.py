@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -126,6 +127,21 @@ def test_measuring_file_lists_every_key_of_ours() -> None:
     assert set(yaml.safe_load(text)["gvr_topk"]) == set(GvrTopkConfig.model_fields)
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, False),
+        ({"path": "cluster"}, False),
+        ({"path": "gvr"}, True),
+        ({"stats": True}, True),
+        ({"stats": True, "keep_positions": False}, False),
+        ({"keep_positions": True}, True),
+    ],
+)
+def test_positions_are_kept_where_something_reads_them(options: dict[str, Any], kept: bool) -> None:
+    assert GvrTopkConfig(**options).positions_kept is kept
+
+
 def test_unknown_key_of_ours(tmp_path: Path) -> None:
     assert message(tmp_path, "gvr_topk:\n  hint_ofset: 1\n") == (
         "serve.yaml:2: gvr_topk.hint_ofset: wanted a key of gvr_topk, got an unknown key "
@@ -135,8 +151,8 @@ def test_unknown_key_of_ours(tmp_path: Path) -> None:
 
 def test_unknown_key_without_a_near_one_lists_them(tmp_path: Path) -> None:
     assert message(tmp_path, "gvr_topk: {zzz: 1}") == (
-        "serve.yaml:1: gvr_topk.zzz: wanted one of hint_offset, max_ctas, max_length, min_length, nvtx, "
-        "path, stats, got an unknown key"
+        "serve.yaml:1: gvr_topk.zzz: wanted one of hint_offset, keep_positions, max_ctas, max_length, "
+        "min_length, nvtx, path, stats, got an unknown key"
     )
 
 
@@ -212,6 +228,10 @@ def test_misplaced_key(tmp_path: Path) -> None:
         (
             "gvr_topk: {path: fast}",
             "gvr_topk.path: wanted one of 'auto', 'gvr', 'radix' or 'cluster', got the string 'fast'",
+        ),
+        (
+            "gvr_topk: {path: gvr, keep_positions: false}",
+            "gvr_topk: wanted keep_positions true or null with path gvr, got keep_positions false",
         ),
         (
             "gvr_topk: {max_ctas: 3}",
