@@ -22,9 +22,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
+from gvr_topk.config import SWITCH
 from gvr_topk.integrations.transaction import Transaction
 from gvr_topk.integrations.type_hints import classes_in
-from gvr_topk.integrations.upstream import ARGS, CONFIG, NATIVE_KEY
+from gvr_topk.integrations.upstream import ARGS, CONFIG
 
 SECTION = "gvr_topk"
 SPARSE = "sparse_attention_config"
@@ -47,12 +48,12 @@ def apply(module: ModuleType, transaction: Transaction, note: Note) -> None:
     """
     config: type[BaseModel] = getattr(module, CONFIG.name)
     args: type[BaseModel] = getattr(module, ARGS.name)
-    if NATIVE_KEY not in config.model_fields:
+    if SWITCH not in config.model_fields:
         text = "Exact Guess-Verify-Refine top-k in the decode indexer (gvr_topk)."
-        _add_field(config, NATIVE_KEY, bool, Field(default=False, description=text), transaction)
+        _add_field(config, SWITCH, bool, Field(default=False, description=text), transaction)
 
     def note_switch(section: Any) -> Any:
-        note(enable=bool(getattr(section, NATIVE_KEY, False)))
+        note(enable=bool(getattr(section, SWITCH, False)))
         return section
 
     def note_options(section: Any) -> Any:
@@ -77,8 +78,8 @@ def apply(module: ModuleType, transaction: Transaction, note: Note) -> None:
     # On the way back the fields are restored first, then the same classes are rebuilt.
     transaction.add_first(lambda: _rebuild(rebuild))
     _rebuild(rebuild)
-    if TypeAdapter(config).validate_python({NATIVE_KEY: False}).model_dump()[NATIVE_KEY] is not False:
-        raise RuntimeError(f"{CONFIG.name} did not take the field {NATIVE_KEY}")
+    if TypeAdapter(config).validate_python({SWITCH: False}).model_dump()[SWITCH] is not False:
+        raise RuntimeError(f"{CONFIG.name} did not take the field {SWITCH}")
 
 
 def _add_field(

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
+from gvr_topk.config import SWITCH
 from gvr_topk.integrations.upstream import (
     CONFIG,
     ENGINE,
     LLM_ARGS,
-    NATIVE_KEY,
     SHAPES,
     SUPPORTED,
     PatchPoint,
@@ -177,7 +177,7 @@ def knows_key(root: Path) -> bool:
     checker = _Checker(root, {})
     owner = checker.find_class(checker.files(LLM_ARGS, ""), CONFIG.name)
     return owner is not None and any(
-        isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == NATIVE_KEY
+        isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == SWITCH
         for node in owner.body
     )
 

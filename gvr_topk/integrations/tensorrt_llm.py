@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import gvr_topk_autoload
+from gvr_topk.config import SWITCH
 from gvr_topk.integrations import environment
 from gvr_topk.integrations.counters import Counters, Snapshot
 from gvr_topk.integrations.environment import Mode
@@ -39,7 +40,6 @@ from gvr_topk.integrations.upstream import (
     DSA_MODULES,
     ENGINE,
     LLM_ARGS,
-    NATIVE_KEY,
     TOP_K,
     PatchPoint,
     UpstreamShape,
@@ -109,7 +109,7 @@ class _Integration:
         if not reason:
             environment.publish(enable, options)
         elif enable:
-            self.say("warning", f"ignored: sparse_attention_config.{NATIVE_KEY}: {reason}")
+            self.say("warning", f"ignored: sparse_attention_config.{SWITCH}: {reason}")
 
     def _connect_layers(self, module: ModuleType) -> None:
         loaded = {name: sys.modules[name] for name in (LLM_ARGS, TOP_K) if name in sys.modules}
@@ -286,12 +286,12 @@ def _outlook(root: Path, inspection: Inspection, watching: bool, arch: int | Non
         return f"refused: {error}"
     if asked is Mode.OFF:
         return f"off: {environment.ENABLE}=0 overrules the YAML key"
-    outlook = f"on where the YAML has sparse_attention_config.{NATIVE_KEY}: true"
+    outlook = f"on where the YAML has sparse_attention_config.{SWITCH}: true"
     if asked is not None:
         outlook = f"on: {environment.ENABLE}={asked.value}"
     if asked is not Mode.FORCE and arch is not None and arch >= NATIVE_ARCH and knows_key(root):
         outlook = (
-            f"off: with {NATIVE_KEY} this TensorRT-LLM runs its own heuristic top-k on a GPU of compute "
+            f"off: with {SWITCH} this TensorRT-LLM runs its own heuristic top-k on a GPU of compute "
             f"capability {arch / 10:.1f}; {environment.ENABLE}=force runs ours instead"
         )
     return outlook if watching or installed() else f"{outlook}, after install()"

@@ -10,15 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gvr_topk.config import SWITCH
+
 ENGINE = "tensorrt_llm"
 LLM_ARGS = "tensorrt_llm.llmapi.llm_args"
 TOP_K = "tensorrt_llm._torch.modules.top_k"
 
 SUPPORTED = "1.2 to 1.3"
 """Versions whose sources the table was written from."""
-
-NATIVE_KEY = "enable_heuristic_topk"
-"""Key of the sparse section: ours in 1.2, TensorRT-LLM's own later."""
 
 Kind = Literal["class", "method", "op", "instance"]
 
@@ -157,7 +156,7 @@ CONFIG = PatchPoint(
     "class",
     LLM_ARGS,
     (),
-    f"gains {NATIVE_KEY} where it is missing",
+    f"gains {SWITCH} where it is missing",
 )
 ARGS = PatchPoint(
     "TorchLlmArgs",
