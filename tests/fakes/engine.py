@@ -33,7 +33,7 @@ DSA_MODULES = (
     "tensorrt_llm._torch.attention.backends.sparse.dsa",
 )
 GRAPH_DUMMY = (1 << 64) - 1
-MAX_LEN = 2100
+MAX_LEN = 4300
 
 
 @contextmanager
