@@ -39,6 +39,7 @@ if __package__ in (None, ""):
 import typer
 
 from eval.common.exits import clean_exits
+from eval.common.machine import compute_capability
 from eval.common.pairs import check_pair
 from eval.common.plan import (
     Order,
@@ -59,10 +60,11 @@ Via = Literal["bench", "serve", "running"]
 
 ROOT = Path(__file__).resolve().parent.parent
 CLIENT = Path(__file__).with_name("streaming_client.py")
-DEFAULT_CONFIGS = {
-    "bench": str(ROOT / "configs" / "bench" / "b200_tep8_mtp{mtp}_{variant}.yaml"),
-    "serve": str(ROOT / "configs" / "serve" / "tep8_mtp{mtp}_{variant}.yaml"),
-}
+SERVE_CONFIGS = str(ROOT / "configs" / "serve" / "tep8_mtp{mtp}_{variant}.yaml")
+"""Files for any GPU."""
+
+BENCH_CONFIGS = str(ROOT / "configs" / "bench" / "{gpu}_tep8_mtp{{mtp}}_{{variant}}.yaml")
+"""Files of one GPU's checkpoint and kernels; `bench_gpu` says which."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ class Settings:
 
     def config(self, mtp: int, variant: Variant) -> Path:
         """YAML file of one side."""
-        pattern = self.configs or DEFAULT_CONFIGS[self.via]
+        pattern = self.configs or SERVE_CONFIGS
+        if self.configs is None and self.via == "bench":
+            pattern = BENCH_CONFIGS.format(gpu=bench_gpu())
         try:
             return Path(pattern.format(mtp=mtp, variant=variant))
         except (KeyError, IndexError, ValueError):
@@ -116,6 +120,11 @@ class Settings:
     def url(self, variant: Variant) -> str:
         """Server of one side."""
         return (self.url_off if variant == "off" else self.url_on) or f"http://127.0.0.1:{self.port}"
+
+
+def bench_gpu() -> str:
+    """Which files of ``configs/bench`` fit the GPU of this machine; where it has none, those of Hopper."""
+    return "b200" if compute_capability() >= 10 else "h200"
 
 
 def prepare_prompt(
@@ -255,7 +264,10 @@ def main(
     mtp: Annotated[list[int] | None, typer.Option(help="MTP setting, repeatable. Default: 0 1 3.")] = None,
     via: Annotated[Via, typer.Option(help="How the model is run.")] = "bench",
     configs: Annotated[
-        str | None, typer.Option(help="Pattern of YAML files with {mtp} and {variant} (off, on).")
+        str | None,
+        typer.Option(
+            help="Pattern of YAML files with {mtp} and {variant} (off, on). Default: for the GPU found."
+        ),
     ] = None,
     repetitions: Annotated[int, typer.Option(min=1)] = 3,
     order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba",

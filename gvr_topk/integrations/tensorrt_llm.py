@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import site
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -270,7 +271,7 @@ def describe(arch: int | None = None) -> list[tuple[str, str]]:
         detail = f" ({finding.detail})" if finding.detail else ""
         rows.append((finding.point.name, f"{finding.status}{detail}: {finding.point.action}"))
     watching = gvr_topk_autoload.Finder in sys.meta_path
-    rows.append(("import hook", "active" if watching else "not active: gvr_topk_autoload.pth did not run"))
+    rows.append(("import hook", "active" if watching else f"not active: {_why_no_hook()}"))
     rows.append(("would happen", _outlook(root, inspection, watching, arch)))
     return rows
 
@@ -295,6 +296,22 @@ def _outlook(root: Path, inspection: Inspection, watching: bool, arch: int | Non
             f"capability {arch / 10:.1f}; {environment.ENABLE}=force runs ours instead"
         )
     return outlook if watching or installed() else f"{outlook}, after install()"
+
+
+def _why_no_hook() -> str:
+    """Why the wheel's ``.pth`` file did not run in this process, and what to do."""
+    folder = Path(gvr_topk_autoload.__file__).parent
+    file = folder / "gvr_topk_autoload.pth"
+    otherwise = "use trtllm-serve --custom_module_dirs, or call gvr_topk.integrations.tensorrt_llm.install()"
+    if not file.is_file():
+        return f"there is no {file.name} beside {Path(gvr_topk_autoload.__file__)}; {otherwise}"
+    sites = [*site.getsitepackages(), site.getusersitepackages()]
+    if not any(Path(entry).resolve() == folder.resolve() for entry in sites):
+        return (
+            f"Python runs no {file.name} in {folder}, which is on the path but no site-packages folder "
+            f"(pip install --target, PYTHONPATH); install the wheel without --target, or {otherwise}"
+        )
+    return f"{file} did not run (python -S or -I?); {otherwise}"
 
 
 def _version() -> str:

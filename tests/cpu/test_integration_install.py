@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -545,6 +546,21 @@ def test_describe_says_where_theirs_would_run(shape, monkeypatch):
         assert blackwell.startswith("off: ") and "TRTLLM_GVR_TOPK=force runs ours instead" in blackwell
     monkeypatch.setenv("TRTLLM_GVR_TOPK", "force")
     assert dict(integration.describe(100))["would happen"] == "on: TRTLLM_GVR_TOPK=force"
+
+
+def test_describe_says_why_the_pth_file_did_not_run(tmp_path, monkeypatch):
+    def hook() -> str:
+        with fake_package("trtllm_1_2"):
+            return dict(integration.describe())["import hook"]
+
+    monkeypatch.setattr(gvr_topk_autoload, "__file__", str(tmp_path / "gvr_topk_autoload.py"))
+    assert hook().startswith("not active: there is no gvr_topk_autoload.pth beside ")
+    (tmp_path / "gvr_topk_autoload.pth").touch()
+    target = hook()  # as pip install --target leaves it
+    assert f"Python runs no gvr_topk_autoload.pth in {tmp_path}" in target
+    assert "without --target" in target and "--custom_module_dirs" in target
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    assert "did not run (python -S or -I?)" in hook()
 
 
 def test_describe_without_the_engine():
