@@ -42,6 +42,10 @@ class Rows(NamedTuple):
 class HintState:
     """What one cache manager's live requests leave from step to step.
 
+    A request's state is what the last of its rows leaves, also where that row is a draft token that is then
+    rejected: how many were accepted is known after the whole step only (``mtp_num_accepted``), and the op
+    has no way yet to keep what each row leaves until then. Such a state can cost time and never a result.
+
     Parameters
     ----------
     metadata : DSAtrtllmAttentionMetadata

@@ -458,13 +458,16 @@ def test_a_second_manager_has_its_own_hints(shape, monkeypatch):
     assert "on: 2 layers, k = 16, 16 requests, 0.0 MiB of state (predictor), path auto on cpu" in line
 
 
-def full_server(monkeypatch, **options) -> HintState:
+def full_server(monkeypatch, stages=1, **options) -> HintState:
     """The state of one rank of DeepSeek-V3.2 at TensorRT-LLM's default of 2,048 requests."""
     monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps(options))
     lengths = torch.zeros(2048, dtype=torch.int32, device="meta")
     metadata = SimpleNamespace(sparse_mla_topk=2048, max_num_sequences=2048, kv_lens_cuda_runtime=lengths)
     manager = SimpleNamespace(
-        layer_offsets={i: i for i in range(61)}, num_local_layers=61, max_batch_size=2048
+        layer_offsets={i: i for i in range(61)},
+        num_local_layers=61,
+        max_batch_size=2048,
+        mapping=SimpleNamespace(pp_size=stages),
     )
     return HintState(metadata, manager, Mode.ON)
 
@@ -474,6 +477,10 @@ def test_the_state_of_a_full_server_takes_less_than_a_mebibyte(monkeypatch):
     assert state.nbytes < 2**20 and "2048 requests, 0.7 MiB of state (predictor)" in str(state)
     positions = full_server(monkeypatch, keep_positions=True)
     assert "2048 requests, 976.7 MiB of state (predictor and positions)" in str(positions)
+    pipeline = full_server(monkeypatch, stages=4)
+    assert "10240 requests, 2.6 MiB of state (predictor)" in str(pipeline)
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    assert all(f"{mib} MiB" in readme for mib in ("0.7", "2.6", "977"))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])

@@ -82,6 +82,12 @@ def test_an_entry_takes_its_own_signature_and_later_additions_only(entry: dict, 
     assert not compare(shape.indexer_call, [*wanted, "new"], [*wanted, "new"]).good
 
 
+def test_the_readme_names_every_shape() -> None:
+    readme = (TESTS.parent / "README.md").read_text()
+    (table,) = [part for part in readme.split("\n\n") if part.startswith("| TensorRT-LLM |")]
+    assert all(shape.versions in table for shape in SHAPES)
+
+
 def test_the_key_is_theirs_from_the_package_on() -> None:
     native = [knows_key(TESTS / "fakes" / fake / "tensorrt_llm") for fake in FAKES]
     assert native == [False, False, True, True, True]
