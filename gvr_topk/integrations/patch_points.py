@@ -61,9 +61,12 @@ class PatchRefused(RuntimeError):
 def refusal(version: str, finding: Finding) -> str:
     """The one message: what was found, which point, and what to do."""
     where = f" in {finding.point.module}" if finding.point.module else ""
+    keys = "our YAML keys are ignored"
+    if finding.point.module == LLM_ARGS:  # its classes are what takes them
+        keys = "a YAML file with our keys may be rejected"
     return (
         f"found TensorRT-LLM {version}; {finding.point.name}{where}: {finding.detail}. "
-        f"Serving continues with TensorRT-LLM's own top-k, and our YAML keys are ignored. "
+        f"Serving continues with TensorRT-LLM's own top-k, and {keys}. "
         f"Use a version from {SUPPORTED}, or set GVR_TOPK_DISABLE=1 to silence this."
     )
 

@@ -299,6 +299,7 @@ def test_a_failure_among_the_layers_restores_them_and_keeps_the_keys(shape, monk
     assert picture(dsa, llm_args) == before
     (line,) = warnings()
     assert "refused" in line and "OSError: forced" in line
+    assert "our YAML keys are ignored" in line
     assert parse(YAML).sparse_attention_config.enable_heuristic_topk
 
 
@@ -312,6 +313,7 @@ def test_a_failure_among_the_keys_restores_everything(shape, monkeypatch, nth):
     assert picture(dsa, llm_args) == before
     (line,) = warnings()
     assert "refused" in line and "OSError: forced" in line
+    assert "a YAML file with our keys may be rejected" in line
 
 
 def edited(tmp_path: Path, shape: str, file: str, old: str, new: str) -> Path:
