@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WATCHED = (
     "tensorrt_llm.llmapi.llm_args",
     "tensorrt_llm._torch.attention_backend.sparse.dsa",
+    "tensorrt_llm._torch.attention.backends.sparse.dsa",
 )
 """Modules after whose import there is something to do."""
 

@@ -111,7 +111,7 @@ class Decoder:
         self._calls: list[Tensor] = []
         base: Any = sys.modules["fake_base"]
         self._score = base.fp8_paged_mqa_logits
-        base.fp8_paged_mqa_logits = self.dsa.fp8_paged_mqa_logits = self._keep_logits
+        base.fp8_paged_mqa_logits = self._keep_logits
 
     def _keep_logits(self, *args: Any) -> Tensor:
         self._calls.append(self._score(*args))

@@ -40,6 +40,7 @@ import typer
 
 from eval.common.configs import combined_configs
 from eval.common.exits import clean_exits
+from eval.common.machine import compute_capability
 from eval.common.pairs import check_pair
 from eval.common.plan import (
     Order,
@@ -58,12 +59,13 @@ from eval.common.tpot_report import Case, acceptance_table, collect_rows, draw, 
 
 Via = Literal["bench", "serve", "running"]
 
-ROOT = Path(__file__).resolve().parent.parent
 CLIENT = Path(__file__).with_name("streaming_client.py")
-DEFAULT_CONFIGS = {
-    "bench": str(combined_configs() / "bench_b200_tep8_mtp{mtp}_{variant}.yaml"),
-    "serve": str(combined_configs() / "serve_tep8_mtp{mtp}_{variant}.yaml"),
-}
+
+
+def default_configs(via: Via) -> str:
+    """Pattern of the YAML files of one way to run; those of bench fit one GPU's checkpoint and kernels."""
+    base = f"bench_{bench_gpu()}_tep8" if via == "bench" else "serve_tep8"
+    return str(combined_configs() / (base + "_mtp{mtp}_{variant}.yaml"))
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Settings:
 
     def config(self, mtp: int, variant: Variant) -> Path:
         """YAML file of one side."""
-        pattern = self.configs or DEFAULT_CONFIGS[self.via]
+        pattern = self.configs or default_configs(self.via)
         try:
             return Path(pattern.format(mtp=mtp, variant=variant))
         except (KeyError, IndexError, ValueError):
@@ -117,6 +119,11 @@ class Settings:
     def url(self, variant: Variant) -> str:
         """Server of one side."""
         return (self.url_off if variant == "off" else self.url_on) or f"http://127.0.0.1:{self.port}"
+
+
+def bench_gpu() -> str:
+    """Which base under ``configs`` fits the GPU of this machine; where it has none, that of Hopper."""
+    return "b200" if compute_capability() >= 10 else "h200"
 
 
 def prepare_prompt(
@@ -256,7 +263,10 @@ def main(
     mtp: Annotated[list[int] | None, typer.Option(help="MTP setting, repeatable. Default: 0 1 3.")] = None,
     via: Annotated[Via, typer.Option(help="How the model is run.")] = "bench",
     configs: Annotated[
-        str | None, typer.Option(help="Pattern of YAML files with {mtp} and {variant} (off, on).")
+        str | None,
+        typer.Option(
+            help="Pattern of YAML files with {mtp} and {variant} (off, on). Default: for the GPU found."
+        ),
     ] = None,
     repetitions: Annotated[int, typer.Option(min=1)] = 3,
     order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba",

@@ -223,6 +223,14 @@ def _paths() -> list[tuple[str, str]]:
     return rows
 
 
+def _arch() -> int | None:
+    """Compute capability of the first GPU times ten."""
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(0)
+    return 10 * major + minor
+
+
 def _no_gpu_reason() -> str:
     if torch.version.cuda is None:
         return "torch is built without CUDA"
@@ -231,11 +239,11 @@ def _no_gpu_reason() -> str:
 
 def _no_kernel_reason() -> str:
     """Why no kernel can run on the first GPU; empty when one can."""
-    if not torch.cuda.is_available():
+    arch = _arch()
+    if arch is None:
         return _no_gpu_reason()
-    major, minor = torch.cuda.get_device_capability(0)
-    if 10 * major + minor < gate.MIN_ARCH:
-        return f"the GPU is sm_{major}{minor}, wanted sm_{gate.MIN_ARCH} or later"
+    if arch < gate.MIN_ARCH:
+        return f"the GPU is sm_{arch}, wanted sm_{gate.MIN_ARCH} or later"
     return ""
 
 
@@ -244,8 +252,8 @@ def _integration() -> list[tuple[str, str]]:
         module = importlib.import_module("gvr_topk.integrations.tensorrt_llm")
     except ImportError as error:
         return [("TensorRT-LLM", f"integration not loaded: {error}")]
-    describe: Callable[[], list[tuple[str, str]]] = module.describe
-    return describe()
+    describe: Callable[[int | None], list[tuple[str, str]]] = module.describe
+    return describe(_arch())
 
 
 def _report_error(error: BaseException) -> None:

@@ -1,11 +1,11 @@
 """The keys a user writes in the YAML file given to ``trtllm-serve --config``, checked before use.
 
-Two kinds of key meet in that file. ``sparse_attention_config`` and ``gvr_topk`` decide what this
-package does, so they are strict: an unknown key is an error. The rest belongs to TensorRT-LLM, whose
-versions differ; there a key that looks like a misspelling is an error, and any other unknown key is
-accepted and listed in `ServeConfig.unknown_keys`.
+Two kinds of key meet in that file. ``gvr_topk`` is ours, so it is strict: an unknown key is an error. The
+rest belongs to TensorRT-LLM, whose versions differ; there a key that looks like a misspelling is an error,
+above all one of ``enable_heuristic_topk``, and any other unknown key is accepted and listed in
+`ServeConfig.unknown_keys`.
 
-Key names follow ``tensorrt_llm.llmapi.llm_args`` of the 1.2 releases.
+Key names follow ``tensorrt_llm.llmapi.llm_args`` of the releases from 1.2 to 1.3.
 """
 
 from __future__ import annotations
@@ -38,6 +38,15 @@ MISSPELLING = 0.9
 """`difflib` ratio from which an unknown TensorRT-LLM key counts as a misspelling of a known one.
 High, because a key of a newer release must pass."""
 
+SWITCH = "enable_heuristic_topk"
+"""The key that decides whether this package runs: a misspelling that passed would compare nothing."""
+
+SWITCH_MISSPELLING = 0.8
+"""`difflib` ratio from which an unknown key of the sparse section counts as a misspelling of `SWITCH`."""
+
+INDEXER_ALGORITHMS = ("dsa", "deepseek_v4")
+"""Sparse attention that has an indexer, and so a decode top-k; TensorRT-LLM knows others."""
+
 SUGGESTION = 0.6
 """`difflib` ratio from which a known key is offered in the message about an unknown one."""
 
@@ -63,7 +72,7 @@ PASSED_THROUGH = _names(
     disable_flashinfer_sampling max_stats_len layer_wise_benchmarks_config quant_config build_config
     """
 )
-"""Top-level keys of TensorRT-LLM 1.2 that mean nothing to this package: known, not checked."""
+"""Top-level keys of TensorRT-LLM that mean nothing to this package: known, not checked."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +123,10 @@ def _default_topk(value: Any) -> Any:
     return DEFAULT_INDEX_TOPK if value is None else value
 
 
-class SparseAttentionConfig(_Strict):
-    """``sparse_attention_config``: the DSA indexer. Keys of 1.2, and of the 1.3 pre-releases."""
+class SparseAttentionConfig(_Theirs):
+    """``sparse_attention_config``: the indexer. Keys of 1.2, and of the 1.3 pre-releases."""
 
-    algorithm: Literal["dsa"]
+    algorithm: str
     index_n_heads: int | None = Field(default=None, ge=1)
     index_head_dim: int | None = Field(default=None, ge=1)
     index_topk: Annotated[int, BeforeValidator(_default_topk)] = Field(default=DEFAULT_INDEX_TOPK, ge=1)
@@ -130,6 +139,24 @@ class SparseAttentionConfig(_Strict):
     q_split_threshold: int = 8192
     indexer_rope_interleave: bool = False
     indexer_k_dtype: Literal["fp8", "fp4"] = "fp8"
+    use_self_sampling_topk: bool = True
+    use_gvr_emission: bool = False
+    index_share_for_mtp_iteration: bool = False
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm_is_spelled_right(cls, value: str) -> str:
+        # Others are TensorRT-LLM's to judge: they differ from version to version.
+        if value not in INDEXER_ALGORITHMS and difflib.get_close_matches(value, INDEXER_ALGORITHMS):
+            raise ValueError(f"{' or '.join(INDEXER_ALGORITHMS)}|{value}")
+        return value
+
+    @model_validator(mode="after")
+    def _switch_has_an_indexer(self) -> SparseAttentionConfig:
+        if self.enable_heuristic_topk and self.algorithm not in INDEXER_ALGORITHMS:
+            wanted = " or ".join(INDEXER_ALGORITHMS)
+            raise ValueError(f"algorithm {wanted} with {SWITCH}: true|algorithm {self.algorithm}")
+        return self
 
 
 class GvrTopkConfig(_Strict):
@@ -147,6 +174,10 @@ class GvrTopkConfig(_Strict):
         ``auto``, or one path to force on every call (for measurements).
     stats : bool
         Keep the per-row statistics tensor of the op, for metrics: hit ratio, guesses, and their misses.
+    keep_positions : bool or None
+        Keep the previous positions of each request, ``4 k`` bytes a layer, beside the 16 bytes of the
+        predictor. Only path ``gvr`` and the hit ratio of `stats` read them; None keeps them where one of
+        these is asked for.
     nvtx : bool
         Mark each call with an NVTX range.
     max_ctas : int
@@ -159,8 +190,22 @@ class GvrTopkConfig(_Strict):
     max_length: int | None = Field(default=None, ge=1)
     path: Literal["auto", "gvr", "radix", "cluster"] = "auto"
     stats: bool = False
+    keep_positions: bool | None = None
     nvtx: bool = False
     max_ctas: int = 0
+
+    @property
+    def positions_kept(self) -> bool:
+        """Whether serving keeps previous positions and not the predictor alone."""
+        if self.keep_positions is not None:
+            return self.keep_positions
+        return self.stats or self.path == "gvr"
+
+    @model_validator(mode="after")
+    def _path_has_positions(self) -> GvrTopkConfig:
+        if self.path == "gvr" and not self.positions_kept:
+            raise ValueError("keep_positions true or null with path gvr|keep_positions false")
+        return self
 
     @field_validator("max_ctas")
     @classmethod
@@ -240,7 +285,7 @@ class ServeConfig(_Theirs):
     Attributes
     ----------
     unknown_keys : tuple of str
-        Dotted names of keys that neither we nor the 1.2 releases know; not an error.
+        Dotted names of keys that we do not know; not an error.
     source : str
         File the configuration came from.
     """
@@ -502,12 +547,14 @@ def _unknown_key(section: str, key: str, known: set[str], strict: bool) -> tuple
     """What to say about an unknown key, ``(wanted, hint)``; None where it may pass."""
     where = f"of {section}" if section else "at the top level"
     for owner in ("sparse_attention_config", "gvr_topk"):
-        if not strict and key in _SECTIONS[owner].model_fields:
+        if not strict and section != owner and key in _SECTIONS[owner].model_fields:
             return f"a key {where}", f"it belongs under {owner}"
     folded = {_fold(name): name for name in known}
     if _fold(key) in folded:
         return f"a key {where}", f"did you mean {folded[_fold(key)]}?"
     close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=SUGGESTION if strict else MISSPELLING)
+    if not close and section == "sparse_attention_config":
+        close = difflib.get_close_matches(key, [SWITCH], n=1, cutoff=SWITCH_MISSPELLING)
     if close:
         return f"a key {where}", f"did you mean {close[0]}?"
     if strict:

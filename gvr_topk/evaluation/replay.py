@@ -336,7 +336,9 @@ class _ServingPath:
 
     def hint(self) -> npt.NDArray[np.int32]:
         """What the coming step will read as its hint."""
-        return self.prior.indices[0, self.slot].cpu().numpy().copy()
+        positions = self.prior.indices
+        assert positions is not None  # a replay reports hit ratios, so it keeps them
+        return positions[0, self.slot].cpu().numpy().copy()
 
     def guess(self) -> Tensor:
         """What the step before left for the coming step's guess: the whole slot, ``[4]``."""

@@ -213,8 +213,8 @@ def test_config_check_ok(tmp_path: Path) -> None:
         "heuristic top-k: on",
         "k: 512, rows per request: 4",
         (
-            "gvr_topk: hint_offset 0, min_length None, max_length None, path auto, stats False, nvtx False, "
-            "max_ctas 0"
+            "gvr_topk: hint_offset 0, min_length None, max_length None, path auto, stats False, "
+            "keep_positions None, nvtx False, max_ctas 0"
         ),
         f"{path}: ok",
     ]

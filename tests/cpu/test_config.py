@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -126,6 +127,21 @@ def test_measuring_file_lists_every_key_of_ours() -> None:
     assert set(yaml.safe_load(text)["gvr_topk"]) == set(GvrTopkConfig.model_fields)
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, False),
+        ({"path": "cluster"}, False),
+        ({"path": "gvr"}, True),
+        ({"stats": True}, True),
+        ({"stats": True, "keep_positions": False}, False),
+        ({"keep_positions": True}, True),
+    ],
+)
+def test_positions_are_kept_where_something_reads_them(options: dict[str, Any], kept: bool) -> None:
+    assert GvrTopkConfig(**options).positions_kept is kept
+
+
 def test_unknown_key_of_ours(tmp_path: Path) -> None:
     assert message(tmp_path, "gvr_topk:\n  hint_ofset: 1\n") == (
         "serve.yaml:2: gvr_topk.hint_ofset: wanted a key of gvr_topk, got an unknown key "
@@ -135,16 +151,63 @@ def test_unknown_key_of_ours(tmp_path: Path) -> None:
 
 def test_unknown_key_without_a_near_one_lists_them(tmp_path: Path) -> None:
     assert message(tmp_path, "gvr_topk: {zzz: 1}") == (
-        "serve.yaml:1: gvr_topk.zzz: wanted one of hint_offset, max_ctas, max_length, min_length, nvtx, "
-        "path, stats, got an unknown key"
+        "serve.yaml:1: gvr_topk.zzz: wanted one of hint_offset, keep_positions, max_ctas, max_length, "
+        "min_length, nvtx, path, stats, got an unknown key"
     )
 
 
-def test_unknown_key_of_the_indexer(tmp_path: Path) -> None:
-    text = "sparse_attention_config:\n  algorithm: dsa\n  enable_heuristic_top_k: true\n"
+NEWER = """
+sparse_attention_config:
+  algorithm: deepseek_v4
+  index_topk: 512
+  enable_heuristic_topk: true
+  use_self_sampling_topk: false
+  use_gvr_emission: true
+  index_share_for_mtp_iteration: true
+  compress_ratios: [4, 128]
+  window_size: 128
+"""
+
+
+def test_keys_of_the_newer_sparse_sections_pass_and_unknown_ones_are_listed(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, NEWER))
+    assert config.heuristic_enabled and config.index_topk == 512
+    assert config.unknown_keys == (
+        "sparse_attention_config.compress_ratios",
+        "sparse_attention_config.window_size",
+    )
+
+
+def test_another_algorithm_of_theirs_passes(tmp_path: Path) -> None:
+    text = "sparse_attention_config: {algorithm: rocket, prompt_budget: 2048}"
+    assert load_config(write(tmp_path, text)).unknown_keys == ("sparse_attention_config.prompt_budget",)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "enable_heuristic_top_k",
+        "enable_heuristic_topkk",
+        "enable_heuristics_topk",
+        "enable_heuristic",
+        "use_heuristic_topk",
+        "heuristic_topk",
+        "Enable-Heuristic-TopK",
+    ],
+)
+def test_misspelled_switch(tmp_path: Path, key: str) -> None:
+    text = f"sparse_attention_config:\n  algorithm: dsa\n  {key}: true\n"
     assert message(tmp_path, text) == (
-        "serve.yaml:3: sparse_attention_config.enable_heuristic_top_k: wanted a key of "
+        f"serve.yaml:3: sparse_attention_config.{key}: wanted a key of "
         "sparse_attention_config, got an unknown key (did you mean enable_heuristic_topk?)"
+    )
+
+
+def test_a_key_of_ours_in_the_sparse_section(tmp_path: Path) -> None:
+    text = "sparse_attention_config:\n  algorithm: dsa\n  hint_offset: 1\n"
+    assert message(tmp_path, text) == (
+        "serve.yaml:3: sparse_attention_config.hint_offset: wanted a key of sparse_attention_config, "
+        "got an unknown key (it belongs under gvr_topk)"
     )
 
 
@@ -198,8 +261,23 @@ def test_misplaced_key(tmp_path: Path) -> None:
             "sparse_attention_config.index_topk: wanted a number of at least 1, got 0",
         ),
         (
-            "sparse_attention_config: {algorithm: rocket}",
-            "sparse_attention_config.algorithm: wanted 'dsa', got the string 'rocket'",
+            "sparse_attention_config: {algorithm: das}",
+            "sparse_attention_config.algorithm: wanted dsa or deepseek_v4, got das",
+        ),
+        (
+            "sparse_attention_config: {algorithm: deepseek-v4}",
+            "sparse_attention_config.algorithm: wanted dsa or deepseek_v4, got deepseek-v4",
+        ),
+        (
+            "sparse_attention_config: {algorithm: rocket, enable_heuristic_topk: true}",
+            (
+                "sparse_attention_config: wanted algorithm dsa or deepseek_v4 with "
+                "enable_heuristic_topk: true, got algorithm rocket"
+            ),
+        ),
+        (
+            "sparse_attention_config: {algorithm: dsa, use_gvr_emission: 1}",
+            "sparse_attention_config.use_gvr_emission: wanted true or false, got 1",
         ),
         (
             "sparse_attention_config: {index_topk: 2048}",
@@ -212,6 +290,10 @@ def test_misplaced_key(tmp_path: Path) -> None:
         (
             "gvr_topk: {path: fast}",
             "gvr_topk.path: wanted one of 'auto', 'gvr', 'radix' or 'cluster', got the string 'fast'",
+        ),
+        (
+            "gvr_topk: {path: gvr, keep_positions: false}",
+            "gvr_topk: wanted keep_positions true or null with path gvr, got keep_positions false",
         ),
         (
             "gvr_topk: {max_ctas: 3}",

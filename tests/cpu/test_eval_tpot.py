@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from eval.common.configs import combined_configs
 from eval.common.plan import variant_order
 from eval.common.tpot_report import Case, Row, acceptance_table, collect_rows, paper_reduction, tpot_table
-from eval.tpot_ab import main
+from eval.tpot_ab import Settings, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"
@@ -103,6 +103,19 @@ def test_orders() -> None:
         assert len(set(variant_order(5, order))) == 10  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("capability", "family"), [("", "h200"), ("9.0", "h200"), ("10.0\n10.0", "b200")])
+def test_default_files_are_those_of_the_gpu_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: str, family: str
+) -> None:
+    write_program(tmp_path, "nvidia-smi", f"print({capability!r})")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = Settings("m", "bench", Path("out")).config(1, "on")
+    assert found == combined_configs() / f"bench_{family}_tep8_mtp1_on.yaml" and found.exists()
+    assert Settings("m", "serve", Path("out")).config(3, "off").name == "serve_tep8_mtp3_off.yaml"
+    mine = Settings("m", "bench", Path("out"), configs="mine_{mtp}_{variant}.yaml")
+    assert mine.config(0, "off") == Path("mine_0_off.yaml")
+
+
 def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> None:
     result = bench.run("--mtp", "1", "--repetitions", "1", "--model-path", "/ckpt", "--dry-run")
     assert result.exit_code == 0, result.output
@@ -115,7 +128,7 @@ def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> N
             "--tp", "8", "--ep", "8", "--dataset", dataset, "--num_requests", "5", "--warmup", "2",
             "--concurrency", "1", "--max_batch_size", "1", "--max_num_tokens", "8192",
             "--max_seq_len", "2048", "--streaming",
-            "--config", str(combined_configs() / f"bench_b200_tep8_mtp1_{side}.yaml"),
+            "--config", str(combined_configs() / f"bench_h200_tep8_mtp1_{side}.yaml"),
             "--report_json", str(place / f"{side}_1.json"),
         ]
         for side in ("off", "on")
@@ -285,7 +298,7 @@ def test_serve_failure_shows_the_servers_log_too(bench: Bench, tmp_path: Path) -
         (("--prompts", "64K"), "LABEL=FILE"),
         (("--prompts", "64K=none.jsonl"), "got no such file"),
         (("--prompts", f"64K={SAMPLES / 'prompts.jsonl'}", "--entry", "2"), "give --tokenizer MODEL"),
-        ((*PROMPTS, "--mtp", "2"), "b200_tep8_mtp2_off.yaml"),
+        ((*PROMPTS, "--mtp", "2"), "h200_tep8_mtp2_off.yaml"),
         ((*PROMPTS, "--configs", "x_{mpt}.yaml"), "wanted {mtp} and {variant} in it"),
         ((*PROMPTS, "--via", "running"), "--url-off"),
         ((*PROMPTS, "--url-on", "http://x"), "--url-off"),

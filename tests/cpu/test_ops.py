@@ -21,6 +21,7 @@ from gvr_topk.contract import (
     MAX_ROWS,
     MAX_WIDTH,
     PATHS,
+    PLACES,
     STATE_FLOATS,
     STATS_COLUMNS,
     row_lengths,
@@ -200,12 +201,11 @@ def test_padding_rows_neither_read_nor_write(slot: int) -> None:
 
 @pytest.mark.parametrize("row_slot", [None, int32(0, 0, 3, 3, -1, 7)])
 def test_state_without_prior(row_slot: Tensor | None) -> None:
-    """Nothing is known of hinted positions, so nothing is counted, and the CPU leaves the state as it is."""
+    """Nothing is known of hinted positions, so nothing is counted."""
     guess, stats = state(4, 0.25), torch.zeros(ROWS, 8, dtype=torch.int32)
     got = call(prior=None, row_slot=row_slot, guess_state=guess, stats=stats)
     assert torch.equal(got, call())
     assert (stats[:, STATS_COLUMNS.index("hits")] == -1).all()
-    assert torch.equal(guess, state(4, 0.25))
 
 
 def test_a_new_state_knows_nothing() -> None:
@@ -243,6 +243,53 @@ def test_a_row_without_a_usable_hint_makes_the_state_unknown() -> None:
     prior, guess = torch.full((1, K), -1, dtype=torch.int32), state(1, 0.5)
     gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, prior=prior, guess_state=guess)
     assert guess[0, 0] == -1
+
+
+@pytest.mark.parametrize("slotted", [False, True])
+def test_the_state_alone_is_kept_by_slot_and_changes_no_result(slotted: bool) -> None:
+    """The last row of each request leaves the z-score of its k-th value, from the middle of `PLACES` on.
+
+    That is the CPU's; kernels leave more.
+    """
+    lengths, slots = int32(WIDTH, 30, 9), [2, 5, 0] if slotted else [0, 1, 2]
+    row_slot = int32(*(slot for slot in slots for _ in range(NEXT_N))) if slotted else None
+    guess = gvr_topk.new_guess_state(6)
+    logits = scores(seed=4) + torch.linspace(0, 0.5, WIDTH)
+    arguments = {"logits": logits, "seq_lens": lengths, "stats": None}
+    plain = call(**arguments, prior=None, row_slot=None, guess_state=None)
+    for _ in range(2):  # a step that finds a place selects the same
+        got = call(**arguments, prior=None, row_slot=row_slot, guess_state=guess)
+        assert torch.equal(got, plain)
+    expected = gvr_topk.new_guess_state(6)
+    for request, slot in enumerate(slots):
+        row, length = NEXT_N * request + NEXT_N - 1, int(lengths[request])
+        visible = logits[row, :length].double()
+        kth = visible.sort(descending=True).values[K - 1]
+        place = float(sum(PLACES) / 2 + (kth - visible.mean()) / visible.std(correction=0))
+        expected[slot] = torch.tensor([place, 0, 0, 0])
+    assert torch.allclose(guess, expected)
+
+
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+def test_the_state_alone_knows_no_place_in_a_row_without_spread(value: float) -> None:
+    guess = state(1, 64.0)
+    call(
+        logits=torch.full((1, WIDTH), value),
+        seq_lens=int32(WIDTH),
+        next_n=1,
+        prior=None,
+        row_slot=None,
+        guess_state=guess,
+        stats=None,
+        page_table=None,
+    )
+    assert torch.equal(guess, state(1, -1.0))
+
+
+def test_a_row_without_a_slot_leaves_no_state() -> None:
+    guess = gvr_topk.new_guess_state(4)
+    call(prior=None, guess_state=guess, row_slot=int32(-1, -1, 4, 4, 1, 1), seq_lens=int32(60, 60, 60))
+    assert guess[1, 0] > 48 and (guess[[0, 2, 3]] == -1).all()
 
 
 def test_a_repeated_step_hits_with_its_whole_hint() -> None:
@@ -388,7 +435,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"prior": torch.zeros(2, K, dtype=torch.int32), "row_slot": None, "guess_state": None},
         "prior: want at least 3 slots without row_slot, got 2",
     ),
-    ({"prior": None, "guess_state": None}, "row_slot: want a prior or a guess_state beside it, got None"),
+    (
+        {"prior": None, "guess_state": None},
+        "row_slot: want a prior or a guess_state beside it, got None",
+    ),
     (
         {"prior": None, "row_slot": None, "guess_state": state(2)},
         "guess_state: want at least 3 slots without row_slot, got 2",

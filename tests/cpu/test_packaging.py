@@ -173,13 +173,12 @@ def test_starting_python_imports_neither_torch_nor_the_package(environment: Path
     run(environment / "bin" / "python", "-c", STARTUP)
 
 
-@pytest.mark.parametrize(("disable", "hooked"), [("0", True), ("", True), ("1", False)])
-def test_the_import_hook_is_installed_and_can_be_switched_off(
-    environment: Path, disable: str, hooked: bool
-) -> None:
+@pytest.mark.parametrize("disable", ["0", "", "1"])
+def test_the_import_hook_is_installed(environment: Path, disable: str) -> None:
+    """Switched off too: a YAML file with our keys must stay valid then."""
     code = "import sys; print([f.__module__ for f in sys.meta_path if hasattr(f, '__module__')])"
     out = run(environment / "bin" / "python", "-c", code, GVR_TOPK_DISABLE=disable)
-    assert ("gvr_topk_autoload" in out) == hooked
+    assert "gvr_topk_autoload" in out
 
 
 def test_versions_agree() -> None:

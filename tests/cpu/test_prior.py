@@ -23,6 +23,23 @@ def test_shapes_and_initial_values() -> None:
     assert (prior.indices == -1).all() and (prior.guess == -1).all() and (prior.row_slot == -1).all()
 
 
+def test_without_k_only_the_state_is_kept() -> None:
+    prior = PriorState(2, 2, None, max_rows=4)
+    assert prior.indices is None and prior.layer(1).indices is None
+    slot = prior.admit("a")
+    prior.guess.fill_(70.0)
+    assert not prior.seed(0, "a", torch.arange(K)) and (prior.guess == 70).all()
+    prior.release("a")
+    prior.admit("b")
+    assert prior.admit("c") == slot
+    assert (prior.guess == -1).all()
+
+
+def test_the_state_of_a_full_server_is_small() -> None:
+    """TensorRT-LLM's default of 2,048 requests, the 61 layers of DeepSeek-V3.2: under two MiB."""
+    assert PriorState(61, 2048, None).nbytes == prior_bytes(61, 2048, None) < 2**21
+
+
 def test_layer_views_share_memory() -> None:
     prior = PriorState(2, 3, K)
     layer = prior.layer(1)
