@@ -45,6 +45,7 @@ if __package__ in (None, ""):
 import typer
 
 from eval.common.exits import clean_exits
+from eval.common.options import refuse_repeats
 from eval.common.pairs import check_pair
 from eval.common.plan import Order, PlannedRun, describe_plan, execute, remarks, variant_order
 from eval.common.reports import EVAL_TASKS, read_eval_json, read_eval_log
@@ -291,6 +292,7 @@ def _parse_pairs(values: Sequence[str], name: str) -> dict[str, str]:
                 f"wanted TASK=..., TASK one of {', '.join(EVAL_TASKS)}, got {value!r}", param_hint=name
             )
         pairs[task] = text
+    refuse_repeats([value.partition("=")[0] for value in values], name)
     return pairs
 
 
@@ -346,6 +348,7 @@ def main(
         raise typer.BadParameter(
             f"wanted {', '.join(EVAL_TASKS)}, got {', '.join(unknown)}", param_hint="--task"
         )
+    refuse_repeats(tasks, "--task")
     margins = {name: PAPER[name].margin for name in tasks} | _parse_margins(margin or [])
     arguments: dict[str, Sequence[str]] = dict(TASK_ARGUMENTS)
     arguments |= {

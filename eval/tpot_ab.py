@@ -39,6 +39,7 @@ if __package__ in (None, ""):
 import typer
 
 from eval.common.exits import clean_exits
+from eval.common.options import check_label, refuse_repeats
 from eval.common.pairs import check_pair
 from eval.common.plan import (
     Order,
@@ -241,7 +242,9 @@ def _split_prompts(items: Sequence[str]) -> dict[str, Path]:
         label, _, name = item.partition("=")
         if not label or not name:
             raise typer.BadParameter(f"wanted LABEL=FILE, got {item!r}", param_hint="--prompts")
+        check_label(label, "--prompts")
         files[label] = Path(name)
+    refuse_repeats([item.partition("=")[0] for item in items], "--prompts")
     return files
 
 
@@ -293,6 +296,7 @@ def main(
             "wanted --url-off and --url-on with --via running, and only then", param_hint="--via"
         )
     mtps = mtp or [0, 1, 3]
+    refuse_repeats(mtps, "--mtp")
     if via == "running" and len(mtps) != 1:
         raise typer.BadParameter("wanted one setting, that of the running servers", param_hint="--mtp")
     settings = Settings(

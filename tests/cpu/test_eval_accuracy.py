@@ -360,6 +360,9 @@ def test_json_reports_are_read_when_asked_for(bench: Bench) -> None:
     ("options", "message"),
     [
         (("--task", "hellaswag"), "hellaswag"),
+        (("--task", "gsm8k", "--task", "mmlu", "--task", "gsm8k"), "each value once, got gsm8k more than"),
+        (("--margin", "gsm8k=1", "--margin", "gsm8k=2"), "each value once, got gsm8k more than"),
+        (("--task-args", "mmlu=--a", "--task-args", "mmlu=--b"), "each value once, got mmlu more than"),
         (("--margin", "gsm8k=-1"), "positive number"),
         (("--margin", "gsm8k=x"), "positive number"),
         (("--margin", "5"), "TASK="),
