@@ -37,6 +37,6 @@ def check_label(label: str, option: str) -> None:
     """
     if not _LABEL.fullmatch(label):
         raise typer.BadParameter(
-            f"wanted a label of letters, digits and . _ + - that begins with a letter or digit, got {label!r}",
+            f"wanted a label of letters, digits and . _ + -, the first a letter or digit, got {label!r}",
             param_hint=option,
         )

@@ -31,7 +31,7 @@ RUN = {
     "gvr-topk config check configs/heuristic_on.yaml": "heuristic_on.yaml: ok",
     "gvr-topk replay --generator 20 --length 70690 --steps 8 --offset 1": "replay: exact on 8 of 8 steps",
     "gvr-topk replay --trace gvr_topk/data/smollm2_dsaidx_L10_32k.npz --steps 16 --json": '"steps"',
-    "python eval/accuracy_regression.py --model MODEL --runs 4 --dry-run": "trtllm-eval --model MODEL",
+    "python eval/accuracy_regression.py --model MODEL --dry-run": "trtllm-eval --model MODEL",
     "python eval/tpot_ab.py --model MODEL --prompts 64K=tests/data/eval_samples/prompts.jsonl"
     " --entry 0 --dry-run": "trtllm-bench --model MODEL",
 }
