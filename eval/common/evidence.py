@@ -1,8 +1,9 @@
 """Whether a run's logs show that the heuristic top-k was active, refused, or not there at all.
 
 The integration writes one line per process through the engine's logger:
-``gvr_topk in TensorRT-LLM VERSION: on: ...`` once its layers are open, or ``...: refused: ...``. Nothing
-else counts: a figure of an "on" run in which the feature did not run would compare off with off.
+``gvr_topk in TensorRT-LLM VERSION: on: ...`` once its layers are open, or ``...: refused: ...`` or
+``...: fell back: ...``. Nothing else counts: a figure of an "on" run in which the feature did not run would
+compare off with off.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 _HOOK_LINE = re.compile(r"\bgvr_topk in TensorRT-LLM [^\s:]+: (?P<said>.+)")
 _VERSION = re.compile(r"TensorRT-LLM version: (\S+)")
+_REFUSALS = ("refused:", "fell back:")
 _KEPT_LINES = 5
 
 
@@ -25,7 +27,8 @@ class Evidence:
     active : bool
         A process said that the heuristic top-k is on.
     refused : bool
-        A process said that it refused to patch the engine; the others cannot make up for it.
+        A process said that it refused to patch the engine, or fell back to the engine's own top-k; the others
+        cannot make up for it.
     lines : tuple of str
         The first different lines of the integration.
     version : str or None
@@ -65,10 +68,10 @@ def read_evidence(output: Iterable[str]) -> Evidence:
             if line.strip() not in lines:
                 lines.append(line.strip())
     # A refusal comes first among the lines that are kept.
-    lines.sort(key=lambda line: ": refused:" not in line)
+    lines.sort(key=lambda line: not any(f": {word}" in line for word in _REFUSALS))
     return Evidence(
         active=any(text.startswith("on:") for text in said),
-        refused=any(text.startswith("refused:") for text in said),
+        refused=any(text.startswith(_REFUSALS) for text in said),
         lines=tuple(lines[:_KEPT_LINES]),
         version=version,
     )

@@ -20,6 +20,8 @@ REFUSED = "gvr_topk in TensorRT-LLM 1.3.0rc1: refused: found TensorRT-LLM 1.3.0r
         (["[TRT-LLM] [I] " + HOOK_LINE], True, False),
         ([REFUSED], False, True),
         ([HOOK_LINE, REFUSED], True, True),
+        ([HOOK_LINE, "gvr_topk in TensorRT-LLM 1.2.1: fell back: ValueError: logits: no"], True, True),
+        ([HOOK_LINE, "gvr_topk in TensorRT-LLM 1.2.1: no metrics file: OSError: refused: x"], True, False),
         ([], False, False),
         (["loading /opt/gvr_topk/on: x"], False, False),
         (["gvr_topk: on"], False, False),

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from engine import SHAPES, Engine, Request, fake_package, load_dsa
 
+from eval.common.evidence import read_evidence
 from gvr_topk.integrations import layer_hook
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.layer_hook import HintState
@@ -372,6 +373,7 @@ def test_an_error_of_ours_falls_back_and_is_said_once(shape, monkeypatch):
     assert [line for level, line in lines if level == "warning"] == [
         lines[-1][1]
     ] and "fell back: ValueError: logits: no" in lines[-1][1]
+    assert read_evidence([lines[-1][1]]).refused
 
 
 def test_not_asked_for_means_not_used(shape):
@@ -388,6 +390,7 @@ def test_an_unusable_batch_is_refused_with_the_attribute(shape, monkeypatch):
     engine.step([], [Request(1, 30, 99, seed=1, done=30)])
     (line,) = [text for level, text in sys.modules["tensorrt_llm.logger"].logger.lines if level == "warning"]
     assert "DSACacheManager()" in line and "num_local_layers" in line
+    assert read_evidence([line]).refused
 
 
 def test_a_second_manager_has_its_own_hints(shape, monkeypatch):
@@ -399,6 +402,7 @@ def test_a_second_manager_has_its_own_hints(shape, monkeypatch):
     assert state_of(first) is not state_of(second)
     lines = [text for level, text in sys.modules["tensorrt_llm.logger"].logger.lines if "on:" in text]
     assert len(lines) == 1 and "2 layers, k = 16" in lines[0]
+    assert read_evidence(lines).active and not read_evidence(lines).refused
 
 
 def test_real_topk_of_2048(monkeypatch):
