@@ -48,7 +48,7 @@ if __package__ in (None, ""):
 
 import typer
 
-from eval.common.exits import REGRESSION, TOOL_FAULT, UNDECIDED, clean_exits, refuse_disabled
+from eval.common.exits import clean_exits, refuse_disabled
 from eval.common.identity import build_identity
 from eval.common.options import refuse_repeats
 from eval.common.order import Order, variant_order
@@ -59,6 +59,7 @@ from eval.common.power import detectable_difference, pass_rate, repetitions_need
 from eval.common.reports import EVAL_TASKS, read_eval_json, read_eval_log
 from eval.common.sequential import LOOKS, bounds, drift_free_difference, looks_at, next_look
 from eval.common.stats import sd_from_range
+from eval.common.status import REGRESSION, TOOL_FAULT, UNDECIDED
 from eval.common.store import RunStore, file_hash
 from eval.common.tables import markdown_table
 from eval.common.verdicts import (

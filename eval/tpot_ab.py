@@ -48,7 +48,7 @@ if __package__ in (None, ""):
 
 import typer
 
-from eval.common.exits import TOOL_FAULT, UNDECIDED, clean_exits, refuse_disabled
+from eval.common.exits import clean_exits, refuse_disabled
 from eval.common.identity import build_identity
 from eval.common.options import check_label, refuse_repeats
 from eval.common.order import Order, Variant, variant_order
@@ -56,6 +56,7 @@ from eval.common.pairs import check_pair
 from eval.common.plan import PlannedRun, Server, describe_plan, execute, remarks
 from eval.common.prompts import InputError, prompt_lines, read_prompt, text_hash, tokenize
 from eval.common.reports import read_bench_log, read_bench_report, read_client_report
+from eval.common.status import TOOL_FAULT, UNDECIDED
 from eval.common.store import RunStore, file_hash
 from eval.common.tpot_report import (
     Case,

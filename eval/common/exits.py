@@ -1,13 +1,6 @@
-"""Exit statuses of the evaluation scripts, and how they end when something other than a result ends them.
+"""How the evaluation scripts end when something other than a result ends them.
 
-====  ==============================================================================================
-0     the result is there and good
-1     a regression; nothing else ever exits with 1
-2     wrong use: an option, a configuration, a prompt, or a store that another run holds
-3     undecided: runs failed, the feature was not seen to run, or more runs are needed
-4     the tool itself failed, for example on a folder it cannot write to
-130   interrupted (SIGINT); 143 by SIGTERM and 129 by SIGHUP
-====  ==============================================================================================
+The statuses are those of `eval.common.status`.
 """
 
 from __future__ import annotations
@@ -23,15 +16,10 @@ from typing import Any
 import typer
 
 from eval.common.prompts import InputError
+from eval.common.status import INTERRUPTED, TOOL_FAULT, UNDECIDED, WRONG_USE
 from eval.common.store import StoreBusy, StoreError
 from gvr_topk.config import ConfigError
 from gvr_topk.integrations.environment import DISABLE, disabled
-
-REGRESSION = 1
-WRONG_USE = 2
-UNDECIDED = 3
-TOOL_FAULT = 4
-INTERRUPTED = 130
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
