@@ -387,8 +387,8 @@ def main(
         if report["requests_where_counts_disagree"]:
             typer.echo(
                 f"the server counts {report['mean_output_tokens']:g} tokens, "
-                f"{report['mean_chunks']:g} chunks were timed: several tokens came in one chunk, as with draft "
-                "tokens, or some came in none"
+                f"{report['mean_chunks']:g} chunks were timed: several tokens came in one chunk, "
+                "as with draft tokens, or some came in none"
             )
         if report_json is not None:
             report_json.parent.mkdir(parents=True, exist_ok=True)

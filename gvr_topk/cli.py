@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gvr_topk import __version__, gate, library_status, report
-from gvr_topk.config import ConfigError, ServeConfig, load_config, parse_config
+from gvr_topk.config import ConfigError, ConfigFileError, ServeConfig, load_config, parse_config
 from gvr_topk.library import LibraryError
 from gvr_topk.replay import TIMED_PATHS
 from gvr_topk.replay import replay as run_replay
@@ -137,7 +137,8 @@ def check_config(
             problems = [vars(problem) | {"message": str(problem)} for problem in error.problems]
             print(json.dumps({"file": str(file), "ok": False, "problems": problems}))
         _report_error(error)
-        raise typer.Exit(EXIT_CHECK_FAILED) from None
+        missing = isinstance(error, ConfigFileError)
+        raise typer.Exit(EXIT_BAD_INPUT if missing else EXIT_CHECK_FAILED) from None
     facts = {
         "heuristic top-k": "on" if config.heuristic_enabled else "off",
         "k": config.index_topk,

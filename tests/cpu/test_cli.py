@@ -212,6 +212,25 @@ def test_config_check_json(tmp_path: Path) -> None:
     assert data["problems"][0]["key"] == "gvr_topk.stats" and data["problems"][0]["line"] == 1
 
 
+def test_config_check_of_a_missing_file_is_bad_input(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.yaml", tmp_path):
+        result = run("config", "check", str(path), "--json")
+        assert result.exit_code == 2
+        assert json.loads(result.stdout)["ok"] is False
+
+
+@pytest.mark.parametrize(
+    "text", ["max_seq_len: 2024-02-30", "x: !!int abc", "x: " + "[" * 2000, "x: *y", "\0"]
+)
+def test_config_check_json_whatever_the_file_holds(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    result = run("config", "check", str(path), "--json")
+    assert result.exit_code == 1 and "Traceback" not in result.stderr
+    data = json.loads(result.stdout)
+    assert data["ok"] is False and len(data["problems"]) == 1
+
+
 def test_main_is_the_entry_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["gvr-topk", "replay", "--steps", "0"])
     with pytest.raises(SystemExit) as caught:
