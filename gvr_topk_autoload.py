@@ -1,13 +1,18 @@
 """Watches for TensorRT-LLM being imported, and only then loads the integration.
 
-``gvr_topk_autoload.pth`` runs `install` at the start of every Python process of the environment,
-because worker processes of TensorRT-LLM take no other hint: they are started with their parent's
-``sys.path`` and import what they unpickle. So this module must cost next to nothing and never fail:
-it imports only ``sys``, and `Finder` compares a name with a short tuple.
+``gvr_topk_autoload.pth`` runs `start` at the start of every Python process of the environment, because
+worker processes of TensorRT-LLM take no other hint: they are started with their parent's ``sys.path`` and
+import what they unpickle. So this module must cost next to nothing and never fail: it imports only ``sys``
+and ``os``, which Python has loaded by then, and `Finder` compares a name with a short tuple.
+
+The ``.pth`` file is one line, for that is all such a file may hold. It looks for this module on ``sys.path``
+before it asks other finders: those of editable installs import ``importlib.util``, which takes ten times as
+long as this module. Where the module is gone and the file is left, it does nothing and says nothing.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING, without importing typing
@@ -22,6 +27,10 @@ WATCHED = (
     "tensorrt_llm._torch.attention_backend.sparse.dsa",
 )
 """Modules after whose import the integration has something to do."""
+
+
+DISABLE = "GVR_TOPK_DISABLE"
+_NOT_SET = ("", "0", "false", "no", "off")
 
 
 class Loader:
@@ -70,6 +79,17 @@ class Finder:
                     spec.loader = wrapped
                 return spec
         return None
+
+
+def disabled() -> bool:
+    """Whether ``GVR_TOPK_DISABLE`` switches everything off in this process."""
+    return os.environ.get(DISABLE, "").strip().lower() not in _NOT_SET
+
+
+def start() -> None:
+    """Start watching unless it is switched off; what the ``.pth`` file calls."""
+    if not disabled():
+        install()
 
 
 def install() -> None:

@@ -24,7 +24,7 @@ from gvr_topk.contract import STATS_COLUMNS, exact_topk
 from gvr_topk.gate import GateDecision, can_use_heuristic
 from gvr_topk.ops import indexer_topk_decode
 from gvr_topk.prior import PriorState
-from gvr_topk.reference import GuessKind, RowStats, topk_row
+from gvr_topk.reference import CAPACITY, GuessKind, RowStats, topk_row
 from gvr_topk.trace import ScoreSource
 
 FORMAT = "gvr_topk.replay/1"
@@ -271,7 +271,13 @@ def _run(
         expected = exact_topk(torch.from_numpy(scores)[None], torch.tensor([len(scores)]), k)[0]
         rows = [
             topk_row(
-                scores, k, hint, hint_offset=variant.hint_offset, guess=variant.guess, alpha=alphas[index]
+                scores,
+                k,
+                hint,
+                hint_offset=variant.hint_offset,
+                guess=variant.guess,
+                alpha=alphas[index],
+                capacity=max(CAPACITY, 3 * k),
             )
             for index, variant in enumerate(variants)
         ]

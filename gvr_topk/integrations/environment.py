@@ -1,7 +1,8 @@
 """Environment variables of the TensorRT-LLM integration, read and written in one place.
 
 ``GVR_TOPK_DISABLE=1``
-    Nothing is loaded or changed in this process.
+    Nothing is loaded or changed in this process. Empty, ``0``, ``false``, ``no`` and ``off`` are as if it
+    were unset.
 ``TRTLLM_GVR_TOPK``
     ``0`` off, ``1`` on, ``force`` on also where TensorRT-LLM would run its own heuristic top-k. Unset,
     the YAML key ``enable_heuristic_topk`` decides, and writes its answer here: worker processes are
@@ -23,10 +24,12 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import gvr_topk_autoload
+
 if TYPE_CHECKING:
     from gvr_topk.config import GvrTopkConfig
 
-DISABLE = "GVR_TOPK_DISABLE"
+DISABLE = gvr_topk_autoload.DISABLE
 ENABLE = "TRTLLM_GVR_TOPK"
 OPTIONS = "TRTLLM_GVR_TOPK_OPTIONS"
 METRICS_DIR = "TRTLLM_GVR_TOPK_METRICS_DIR"
@@ -46,7 +49,7 @@ class Mode(Enum):
 
 def disabled() -> bool:
     """Whether ``GVR_TOPK_DISABLE`` switches everything off in this process."""
-    return os.environ.get(DISABLE, "0") not in ("", "0")
+    return gvr_topk_autoload.disabled()
 
 
 def programmatic_launch() -> bool:

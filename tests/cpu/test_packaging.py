@@ -143,7 +143,9 @@ def test_starting_python_imports_neither_torch_nor_the_package(environment: Path
     run(environment / "bin" / "python", "-c", STARTUP)
 
 
-@pytest.mark.parametrize(("disable", "hooked"), [("0", True), ("", True), ("1", False)])
+@pytest.mark.parametrize(
+    ("disable", "hooked"), [("0", True), ("", True), ("false", True), ("1", False), ("true", False)]
+)
 def test_the_import_hook_is_installed_and_can_be_switched_off(
     environment: Path, disable: str, hooked: bool
 ) -> None:

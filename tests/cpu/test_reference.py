@@ -159,6 +159,23 @@ def test_zero_plateau_of_a_relu_indexer_takes_three_passes():
         assert again.stats.kth_value == 0
 
 
+def test_flushed_denormals_are_counted_all_the_same():
+    """Half of the row are denormals, which a process with flush-to-zero compares as equal to zero."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(1, 1 << 23, 4000, dtype=np.int64).astype(np.int32)
+    row = np.concatenate([bits.view(np.float32), -rng.random(4000, dtype=np.float32)])
+    hint = np.arange(0, 4000, 4, dtype=np.int32)
+    wanted = topk_row(row, 1000, hint, capacity=1500)
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("the processor cannot flush denormals")
+        got = topk_row(row, 1000, hint, capacity=1500)
+    finally:
+        torch.set_flush_denormal(False)
+    np.testing.assert_array_equal(got.indices, wanted.indices)
+    np.testing.assert_array_equal(np.sort(np.argsort(-bits, kind="stable")[:1000]), got.indices)
+
+
 # What the statistics say.
 
 
@@ -210,7 +227,7 @@ def test_unknown_alpha_falls_back_on_the_mean():
     row = np.random.default_rng(3).standard_normal(5000).astype(np.float32)
     hint = np.arange(0, 5000, 10, dtype=np.int32)
     mean = topk_row(row, 500, hint).stats
-    for alpha in (None, -1.0):
+    for alpha in (None, -1.0, 1.0001, 1e20, math.inf, -math.inf, math.nan):
         assert topk_row(row, 500, hint, guess="quantile", alpha=alpha).stats == mean
 
 

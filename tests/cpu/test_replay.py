@@ -159,6 +159,13 @@ def test_gate_and_configured_lengths(n: int, options: dict[str, int], expected: 
     assert result.is_exact
 
 
+@pytest.mark.parametrize("k", [6145, 9000])
+def test_k_above_the_references_capacity(k: int) -> None:
+    result = replay(Rows(steps=2), config(), k=k)
+    assert result.is_exact and result.k == k
+    assert all(row.candidates <= 3 * k for record in result.records for row in record.variants)
+
+
 def test_short_rows_are_exact() -> None:
     result = replay(Rows(n=K - 2, steps=3), config())
     assert result.is_exact and result.hinted(0) == []
