@@ -29,6 +29,12 @@ RNG = np.random.default_rng(5)
 OFF, ON = RNG.normal(10, 1, 32), RNG.normal(10, 1, 32)
 
 
+def test_orders() -> None:
+    plain = [(index, side) for index in (1, 2, 3, 4) for side in ("off", "on")]
+    assert variant_order(4, "alternate") == plain
+    assert variant_order(4, "abba") == [*plain[:2], *plain[3:1:-1], *plain[4:6], *plain[:5:-1]]
+
+
 # ---------------------------------------------------------------- the estimate
 
 

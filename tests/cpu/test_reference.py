@@ -285,3 +285,49 @@ def test_unfit_arguments_are_named(change, error, said):
     arguments = {"row": np.zeros(4, dtype=np.float32), "k": 2, "hint": None, **change}
     with pytest.raises(error, match=said):
         topk_row(**arguments)
+
+
+# The constants and steps of the search, each where a change of it shows.
+
+
+def test_halfway_is_the_midpoint_and_does_not_overflow():
+    most = np.finfo(np.float32).max
+    assert reference._halfway(np.float32(1), np.float32(4)) == 2.5
+    assert reference._halfway(most, most) == most
+
+
+def _next(passes: int, low_count: int = 100):
+    """The next step after `passes` measured points on the line ``count = 100 - 10 * threshold``."""
+    points = [(np.float32(8 - index / 4), 20 + 5 * index // 2) for index in range(passes)]
+    first = reference._Guess(8.0, array(2, 4, 6, 9), low_count, "hint")
+    extremes = (np.float32(0), np.float32(10))
+    low, high = np.float32(-math.inf), points[-1][0]
+    return reference._next_threshold(points, low, high, extremes, first, 50)
+
+
+def test_the_secant_is_taken_so_many_times_and_then_the_bracket_is_halved():
+    assert [_next(passes)[1] for passes in (1, 2, 3, 4, 5, 6, 7, 8)] == [
+        *["secant"] * reference.SECANT_PASSES, *["bisect"] * 3, "key",
+    ]  # fmt: skip
+
+
+def test_the_first_secant_goes_to_the_least_hinted_value_and_its_assumed_count():
+    step, _ = _next(1, low_count=100)
+    assert step == np.float32(8 + (2 - 8) * np.float32(30 / 80))
+    step, _ = _next(1, low_count=80)
+    assert step == np.float32(8 + (2 - 8) * np.float32(30 / 60))
+
+
+@pytest.mark.parametrize(("n", "expected"), [(5000, 2 * 600), (1000, 1000)])
+def test_the_assumed_count_is_twice_the_capacity_within_the_row(n, expected):
+    row = np.arange(n, dtype=np.float32)
+    got = reference._guess(row, row[:50], "mean", None, 200, 600)
+    assert got.low_count == expected
+
+
+@pytest.mark.parametrize(("members", "divided"), [(reference.SNAP_LIMIT, 0), (reference.SNAP_LIMIT + 1, 1)])
+def test_a_bin_is_divided_again_above_the_snap_limit(members, divided):
+    """All but the outlier fall into the lowest bin, where the k-th value lies."""
+    values = np.concatenate([np.linspace(1, 2, members), [1e9]]).astype(np.float32)
+    _, extra = reference._histogram_start(values, reference._keys(values), 5)
+    assert extra == divided
