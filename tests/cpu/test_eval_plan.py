@@ -92,7 +92,14 @@ def test_older_reports_are_removed(tmp_path: Path) -> None:
     report = tmp_path / "deep" / "report.json"
     report.parent.mkdir()
     report.write_text("old")
-    _execute(tmp_path, _run(tmp_path, reports=(report,), measure=lambda _: {"old": float(report.exists())}))
+    _execute(
+        tmp_path,
+        _run(
+            tmp_path,
+            reports=(report, tmp_path / "none.json"),
+            measure=lambda _: {"old": float(report.exists())},
+        ),
+    )
     (record,) = RunStore(tmp_path / "runs.jsonl").finished()
     assert record["figures"] == {"old": 0.0}
 
