@@ -23,7 +23,13 @@ from eval.common.sequential import (
     p_above,
     p_below,
 )
-from eval.common.verdicts import ERROR_RATE, judge_difference, judge_noninferiority, noninferiority_verdicts
+from eval.common.verdicts import (
+    ERROR_RATE,
+    Judgement,
+    judge_difference,
+    judge_noninferiority,
+    noninferiority_verdicts,
+)
 
 RNG = np.random.default_rng(5)
 OFF, ON = RNG.normal(10, 1, 32), RNG.normal(10, 1, 32)
@@ -183,12 +189,28 @@ def test_looks_that_contradict_each_other_decide_nothing() -> None:
 
 
 def test_both_directions_of_a_difference_share_the_error_rate() -> None:
-    looks = looks_at(OFF[:4], ON[:4] - 1.0, "abba")
+    looks = looks_at(OFF[:6], ON[:6] - 20.0, "abba")
     judgement = judge_difference([looks], family=3)
-    assert float(judgement.p_good[0]) == pytest.approx(min(1, 3 * 2 * float(p_below(looks, 0.0))))
+    assert float(judgement.p_good[0]) == pytest.approx(3 * 2 * float(p_below(looks, 0.0)))
+    assert judgement.p_good[0] < 0.5
     assert float(judgement.p_bad[0]) == 1.0
-    mirrored = judge_difference([looks_at(ON[:4] - 1.0, OFF[:4], "abba")], family=3)
-    assert mirrored.p_good[0] == 1.0
+    mirrored = judge_difference([looks_at(ON[:6] - 20.0, OFF[:6], "abba")], family=3)
+    assert mirrored.p_good[0] == 1.0 > mirrored.p_bad[0]
+
+
+def test_the_error_rate_itself_is_enough() -> None:
+    edge, none = np.array([ERROR_RATE]), np.array([1.0])
+    above = np.nextafter(edge, 1)
+    assert Judgement(edge, none).good.all() and Judgement(none, edge).bad.all()
+    assert not Judgement(above, none).good.any() and not Judgement(none, above).bad.any()
+    # At the error rate both claims are shown, and so neither is.
+    assert not Judgement(edge, edge).good.any() and not Judgement(edge, edge).bad.any()
+
+
+@pytest.mark.parametrize("margin", [0.0, -1.0, math.nan])
+def test_a_margin_is_positive(margin: float) -> None:
+    with pytest.raises(ValueError, match="margin: wanted a positive number"):
+        judge_noninferiority([looks_at(OFF, ON, "abba")], [margin])
 
 
 # ---------------------------------------------------------------- pairs

@@ -134,6 +134,12 @@ def test_the_cap_changes_no_result(cap: int) -> None:
     assert torch.equal(call(max_ctas=cap), call())
 
 
+def test_the_widest_row() -> None:
+    logits = torch.zeros(1, MAX_WIDTH)
+    logits[0, -1] = 1.0
+    assert gvr_topk.indexer_topk_decode(logits, int32(MAX_WIDTH), 2).tolist() == [[0, MAX_WIDTH - 1]]
+
+
 def test_no_rows() -> None:
     got = gvr_topk.indexer_topk_decode(torch.empty(0, 10), int32(), 4)
     assert got.shape == (0, 4) and got.dtype == torch.int32
