@@ -1,14 +1,20 @@
 """Watches for TensorRT-LLM being imported, and only then calls whom `install` was given.
 
-``gvr_topk_autoload.pth`` runs `install` at the start of every Python process of the environment,
-because worker processes of TensorRT-LLM take no other hint: they are started with their parent's
-``sys.path`` and import what they unpickle. So this module must cost next to nothing and never fail:
-it imports only ``sys``, and `Finder` compares a name with a short tuple. It knows nothing of the
-integration: the ``.pth`` file names the function to call, and the integration passes its own.
+``gvr_topk_autoload.pth`` runs `install` at the start of every Python process of the environment, because
+worker processes of TensorRT-LLM take no other hint: they are started with their parent's ``sys.path`` and
+import what they unpickle. So this module must cost next to nothing and never fail: it imports only ``sys``
+and ``os``, which Python has loaded by then, and `Finder` compares a name with a short tuple. It knows nothing
+of the integration: the ``.pth`` file names the function to call, and the integration passes its own.
+
+The ``.pth`` file is one line, for that is all such a file may hold. It looks for this module on ``sys.path``
+before it asks other finders: those of editable installs import ``importlib.util``, which takes ten times as
+long as this module. Where the module is gone and the file is left, it does nothing and says nothing. It runs
+under ``GVR_TOPK_DISABLE=1`` too: a YAML file with our keys must stay valid then.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING, without importing typing
@@ -35,6 +41,10 @@ def _notify(name: str) -> None:
         owner, _, function = callback.partition(":")
         callback = getattr(__import__(owner, fromlist=(function,)), function)
     callback(name)
+
+
+DISABLE = "GVR_TOPK_DISABLE"
+_NOT_SET = ("", "0", "false", "no", "off")
 
 
 class Loader:
@@ -81,6 +91,11 @@ class Finder:
                     spec.loader = wrapped
                 return spec
         return None
+
+
+def disabled() -> bool:
+    """Whether ``GVR_TOPK_DISABLE`` keeps the integration from every layer of this process."""
+    return os.environ.get(DISABLE, "").strip().lower() not in _NOT_SET
 
 
 def install(callback: Callable[[str], object] | str) -> None:

@@ -88,7 +88,8 @@ VERBS = {
         "run trtllm-eval with the heuristic off and on, and decide",
         ENGINE,
         "hours",
-        "0 every task within; 1 a regression; 2 wrong use; 3 inconclusive or runs failed; 130 interrupted",
+        "0 every task within; 1 a regression; 2 wrong use; 3 undecided or runs failed; 4 the tool failed;"
+        " 130 interrupted",
         "a checkpoint of the model",
     ),
     "tpot": Verb(
@@ -96,7 +97,7 @@ VERBS = {
         "measure time per output token with the heuristic off and on",
         ENGINE,
         "hours",
-        "0 all runs finished; 2 wrong use; 3 runs failed; 130 interrupted",
+        "0 all runs finished; 2 wrong use; 3 runs failed; 4 the tool failed; 130 interrupted",
         "a checkpoint of the model and a file of prompts",
     ),
     "stream": Verb(
@@ -104,8 +105,15 @@ VERBS = {
         "measure time per output token of a server that runs",
         "none here, the server's",
         "that of the requests",
-        "0 finished; 1 a request failed; 2 wrong use",
+        "0 all requests measured; 2 wrong use; 3 no usable stream; 4 the tool failed",
         "a file of prompts",
+    ),
+    "verdicts": Verb(
+        "simulate_verdicts",
+        "simulate how often the verdicts of accuracy and tpot are right",
+        "none",
+        "minutes; seconds with --table",
+        "0 finished; 2 wrong use",
     ),
     "decode": Verb(
         "simulated_decode",

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from gvr_topk import __version__, gate, library_status
-from gvr_topk.config import ConfigError, load_config
+from gvr_topk.config import ConfigError, ConfigFileError, load_config
 from gvr_topk.config_files import combine
 from gvr_topk.evaluation import command as replay_command
 from gvr_topk.library import LibraryError, has_cuda_library
@@ -158,7 +158,7 @@ def _check_config(options: argparse.Namespace) -> int:
             problems = [vars(problem) | {"message": str(problem)} for problem in error.problems]
             print(json.dumps({"file": str(file), "ok": False, "problems": problems}))
         _report_error(error)
-        return EXIT_BAD_INPUT if not file.is_file() else EXIT_CHECK_FAILED
+        return EXIT_BAD_INPUT if isinstance(error, ConfigFileError) else EXIT_CHECK_FAILED
     facts = {
         "heuristic top-k": "on" if config.heuristic_enabled else "off",
         "k": config.index_topk,

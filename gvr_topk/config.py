@@ -93,6 +93,12 @@ class Problem:
         return f"{place}: {key}wanted {self.wanted}, got {self.got}{hint}"
 
 
+MAX_CHARACTERS = 1 << 20
+MAX_VALUES = 5000
+MAX_DEPTH = 32
+"""Limits of a file, far above what a serving configuration has; within them a check takes about a second."""
+
+
 class ConfigError(ValueError):
     """A configuration cannot be used; one line per problem.
 
@@ -105,6 +111,10 @@ class ConfigError(ValueError):
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
+
+
+class ConfigFileError(ConfigError):
+    """There is no file to check: it is missing, or cannot be read."""
 
 
 class _Strict(BaseModel):
@@ -397,30 +407,33 @@ def load_config(path: str | Path) -> ServeConfig:
 
     Raises
     ------
+    ConfigFileError
+        Missing or unreadable file.
     ConfigError
-        Missing or unreadable file, broken YAML, duplicate key, wrong root, or a key that is unknown,
+        Broken YAML, a file beyond the limits above, duplicate key, wrong root, or a key that is unknown,
         misspelled, misplaced or ill-typed. Every problem found is listed.
     """
     source = str(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError([Problem(source, "", "a YAML file", "no such file")]) from None
+        raise ConfigFileError([Problem(source, "", "a YAML file", "no such file")]) from None
     except UnicodeDecodeError as error:
         got = f"bytes that are not UTF-8 at offset {error.start}"
         raise ConfigError([Problem(source, "", "UTF-8 text", got)]) from None
-    except OSError as error:
-        got = (error.strerror or str(error)).lower()
-        raise ConfigError([Problem(source, "", "a readable YAML file", got)]) from None
+    except (OSError, ValueError) as error:  # a path may hold what no path may
+        got = (getattr(error, "strerror", None) or str(error)).lower()
+        raise ConfigFileError([Problem(source, "", "a readable YAML file", got)]) from None
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        _check_size(source, text)
+        node = yaml.compose(text, Loader=_Loader)
+        lines: dict[str, int] = {}
+        problems = _index_keys(source, node, "", lines, set()) or _expanded_problems(source, node)
+        if problems:
+            raise ConfigError(problems)
+        data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError([_yaml_problem(source, error)]) from None
-    lines: dict[str, int] = {}
-    duplicates = _index_keys(source, node, "", lines, set())
-    if duplicates:
-        raise ConfigError(duplicates)
     return parse_config(data, source=source, lines=lines)
 
 
@@ -467,16 +480,22 @@ def parse_config(
     return config
 
 
+_SHOWN = 200
+"""Characters of a string that a message shows."""
+
+
 def describe_value(value: Any) -> str:
     """Name a YAML value for a message, with its type where that is what is wrong."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return f"an integer of {value.bit_length()} bits"  # Python writes no more than 4,300 digits
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, str):
-        return f"the string {value!r}"
+        return f"the string {value!r}" if len(value) <= _SHOWN else f"the string {value[:_SHOWN]!r}..."
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list):
@@ -491,17 +510,88 @@ def _yaml_problem(source: str, error: yaml.YAMLError) -> Problem:
     return Problem(source, "", "valid YAML", text, line)
 
 
+class _Loader(yaml.SafeLoader):
+    """A safe loader that says where a value stands that it cannot read.
+
+    ``2024-02-30``, ``!!int abc`` and integers of over 4,300 digits look like YAML and fail in Python.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError) as error:
+            reason = f"a value that cannot be read ({type(error).__name__}: {str(error)[:_SHOWN]})"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from None
+
+
+def _check_size(source: str, text: str) -> None:
+    """Refuse a file beyond the limits before anything recurses into it.
+
+    Raises
+    ------
+    ConfigError
+        With the line where the limit is passed.
+    yaml.YAMLError
+        Broken YAML.
+    """
+
+    def refuse(wanted: str, got: str, line: int | None) -> ConfigError:
+        return ConfigError([Problem(source, "", wanted, got, line)])
+
+    if len(text) > MAX_CHARACTERS:
+        raise refuse(f"at most {MAX_CHARACTERS} characters", str(len(text)), None)
+    depth = values = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        line = None if event.start_mark is None else event.start_mark.line + 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        values += isinstance(event, yaml.NodeEvent)
+        if depth > MAX_DEPTH:
+            raise refuse(f"at most {MAX_DEPTH} levels", "a deeper one", line)
+        if values > MAX_VALUES:
+            raise refuse(f"at most {MAX_VALUES} keys and values", "more", line)
+
+
+def _expanded_problems(source: str, node: yaml.Node | None) -> list[Problem]:
+    """Refuse aliases that grow a file beyond the limit, as when each line merges the one before twice."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 0  # an alias may lead back to a node above it
+            parts: list[yaml.Node] = []
+            if isinstance(node, yaml.CollectionNode):
+                items = node.value
+                parts = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]
+            sizes[id(node)] = 1 + sum(size(part) for part in parts)
+        return sizes[id(node)]
+
+    if node is None or size(node) <= MAX_VALUES:
+        return []
+    return [Problem(source, "", f"at most {MAX_VALUES} keys and values with aliases followed", "more")]
+
+
 def _index_keys(
     source: str, node: yaml.Node | None, prefix: str, lines: dict[str, int], seen: set[int]
 ) -> list[Problem]:
     """Record the line of every key below `node`; return a problem for every key written twice."""
     # An alias may lead back to a node above it; one visit per node is enough and ends.
-    if not isinstance(node, yaml.MappingNode) or id(node) in seen:
+    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
         return []
     seen.add(id(node))
     problems = []
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            problems += _index_keys(source, item, f"{prefix}{index}.", lines, seen)
+        return problems
     here: dict[str, int] = {}
     for key_node, value_node in node.value:
+        # A key that is no scalar has no name; YAML merges may stand several times.
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+            problems += _index_keys(source, value_node, prefix, lines, seen)
+            continue
         key = f"{prefix}{key_node.value}"
         line = key_node.start_mark.line + 1
         if key in here:

@@ -103,10 +103,13 @@ def order_key(values: Tensor) -> Tensor:
         int64 of the same shape, holding an unsigned 32-bit key: larger value, larger key; equal
         values (both zeros, all NaNs) share one key.
     """
-    widened = values.to(torch.float32) + 0.0  # -0.0 + 0.0 is +0.0
-    bits = widened.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    # Integers alone: floating-point arithmetic would take denormals for zeros where the process flushes them
+    # (`torch.set_flush_denormal`, or -ffast-math in some library). Widening is exact and moves bits only.
+    bits = values.to(torch.float32).view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    magnitude = bits & 0x7FFFFFFF
+    bits = torch.where(magnitude == 0, 0, bits)  # -0.0 equals +0.0
     key = torch.where(bits >= 0x80000000, 0xFFFFFFFF - bits, bits + 0x80000000)
-    return torch.where(torch.isnan(widened), KEY_NAN, key)
+    return torch.where(magnitude > 0x7F800000, KEY_NAN, key)
 
 
 def exact_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:

@@ -6,7 +6,8 @@ same thresholds in the same order, hence the same counting passes. The result is
 
 Arithmetic, so that a kernel can repeat it:
 
-* A count is ``#{not (x < T)}``: NaN counts as above every threshold, as the contract ranks it.
+* A count is ``#{not (x < T)}``: NaN counts as above every threshold, as the contract ranks it. It is taken
+  on the order key, so that a process that flushes denormals counts alike.
 * A threshold is float32. The mean is the float64 sum of the finite gathered values over their
   number, rounded once to float32. A quantile is a gathered value itself, never an interpolation.
 * A secant step is ``T1 + (T0 - T1) * (float(target - c1) / float(c0 - c1))`` and a bisection
@@ -172,7 +173,8 @@ def topk_row(
         First threshold: the mean of the gathered values, as the paper has it, or the quantile that
         `alpha` names.
     alpha : float, optional
-        ``RowStats.alpha`` of the step before. None or negative means unknown: the mean is taken.
+        ``RowStats.alpha`` of the step before. None, and a number that is no share, mean unknown: the mean
+        is taken.
     capacity : int
         Most candidates that refinement can hold, at least `k`.
 
@@ -268,7 +270,7 @@ def _guess(
         # The count at the smallest hinted value is unknown: twice the capacity is a better estimate
         # than the row's length, because most misses of a hint lie just below the k-th value.
         low_count = min(n, 2 * capacity)
-        if kind == "quantile" and alpha is not None and alpha >= 0:
+        if kind == "quantile" and alpha is not None and 0 <= alpha <= 1:
             share = alpha + QUANTILE_MARGIN * alpha * (1 - alpha)
             return _Guess(_upper_quantile(values, share), values, low_count, GUESSES[1])
         mean = np.float32(values.sum(dtype=np.float64) / len(values))
@@ -291,8 +293,9 @@ def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:
     points: list[Point] = []
     done: Done = "guess"
     step: np.float32 | None = np.float32(first.threshold)
+    keys = _keys(row)
     while step is not None:
-        count = len(row) - int(np.count_nonzero(row < step))
+        count = int(np.count_nonzero(keys >= _key_of(step)))
         points.append((step, count))
         if k <= count <= capacity:
             return _verified(_key_of(step), done, points, low, high)
@@ -306,7 +309,7 @@ def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:
     # +inf itself may be reached by k elements (infinities, NaNs): an upper end that no pass
     # measured lies beyond NaN.
     top = _key_of(high[0]) if math.isfinite(high[0]) else _KEY_END
-    key, is_plateau, trail = _bisect_keys(_keys(row), k, capacity, (_key_of(low[0]), low[1]), top)
+    key, is_plateau, trail = _bisect_keys(keys, k, capacity, (_key_of(low[0]), low[1]), top)
     points += [(np.float32(_key_to_float(middle)), count) for middle, count in trail]
     return _verified(key, "plateau" if is_plateau else "key", points, low, high)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gvr_topk.config import GvrTopkConfig, ServeConfig
-from gvr_topk.contract import STATS_COLUMNS
+from gvr_topk.contract import MAX_WIDTH, STATS_COLUMNS
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.evaluation.reference import CAPACITY, GuessKind, RowStats, topk_row
 from gvr_topk.evaluation.trace import ScoreSource
@@ -276,7 +276,13 @@ def _run(
         expected = sorted_topk(torch.from_numpy(scores)[None], torch.tensor([len(scores)]), k)[0]
         rows = [
             topk_row(
-                scores, k, hint, hint_offset=variant.hint_offset, guess=variant.guess, alpha=alphas[index]
+                scores,
+                k,
+                hint,
+                hint_offset=variant.hint_offset,
+                guess=variant.guess,
+                alpha=alphas[index],
+                capacity=max(CAPACITY, 3 * k),
             )
             for index, variant in enumerate(variants)
         ]
@@ -480,8 +486,8 @@ def _variants(configured_offset: int) -> tuple[Variant, ...]:
 
 
 def _check(source: ScoreSource, k: int, steps: int, device: str) -> None:
-    if not 1 <= k <= CAPACITY:
-        raise ValueError(f"k: wanted 1 to {CAPACITY:,}, what the paper's search collects, got {k}")
+    if not 1 <= k <= MAX_WIDTH:
+        raise ValueError(f"k: wanted 1 to {MAX_WIDTH:,}, got {k}")
     if not 1 <= steps <= source.steps:
         raise ValueError(f"steps: wanted 1 to {source.steps} for {source.name}, got {steps}")
     if device not in ("cpu", "cuda"):

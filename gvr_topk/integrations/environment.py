@@ -1,7 +1,8 @@
 """Environment variables of the TensorRT-LLM integration, read and written in one place.
 
 ``GVR_TOPK_DISABLE=1``
-    No layer is touched in this process; our YAML keys are accepted and ignored.
+    No layer is touched in this process; our YAML keys are accepted and ignored. Empty, ``0``, ``false``,
+    ``no`` and ``off`` are as if it were unset.
 ``TRTLLM_GVR_TOPK``
     ``0`` off, ``1`` on, ``force`` on also where TensorRT-LLM would run another top-k of its own. Set by the
     user, never by us; it overrules the YAML.
@@ -24,10 +25,12 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import gvr_topk_autoload
+
 if TYPE_CHECKING:
     from gvr_topk.config import GvrTopkConfig
 
-DISABLE = "GVR_TOPK_DISABLE"
+DISABLE = gvr_topk_autoload.DISABLE
 ENABLE = "TRTLLM_GVR_TOPK"
 OPTIONS = "TRTLLM_GVR_TOPK_OPTIONS"
 YAML = "TRTLLM_GVR_TOPK_YAML"
@@ -44,8 +47,8 @@ class Mode(Enum):
 
 
 def disabled() -> bool:
-    """Whether ``GVR_TOPK_DISABLE`` switches everything off in this process."""
-    return os.environ.get(DISABLE, "0") not in ("", "0")
+    """Whether ``GVR_TOPK_DISABLE`` keeps us from every layer of this process."""
+    return gvr_topk_autoload.disabled()
 
 
 def programmatic_launch() -> bool:

@@ -135,8 +135,8 @@ def test_inexact_result_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
         (["replay", "--trace", "nowhere.npz"], "nowhere.npz: wanted an .npz trace file, got no such file"),
         (["replay", "--config", "nowhere.yaml"], "nowhere.yaml: wanted a YAML file, got no such file"),
         (["replay", "--steps", "0"], "steps: wanted 1 to 256"),
-        (["replay", "--k", "0"], "k: wanted 1 to 6,144, what the paper's search collects, got 0"),
-        (["replay", "--k", "99999"], "k: wanted 1 to 6,144, what the paper's search collects, got 99999"),
+        (["replay", "--k", "0"], "k: wanted 1 to 2,097,152, got 0"),
+        (["replay", "--k", "2097153"], "k: wanted 1 to 2,097,152, got 2097153"),
         (["replay", "--device", "abacus"], "device: wanted cpu or cuda, got 'abacus'"),
         (["replay", "--generator", "7"], "layer: wanted one of [0, 1, 20"),
         (["replay", "--steps", "1", "--out", __file__], "File exists"),
@@ -241,6 +241,25 @@ def test_config_check_json(tmp_path: Path) -> None:
     data = json.loads(result.stdout)
     assert result.exit_code == 1 and not data["ok"]
     assert data["problems"][0]["key"] == "gvr_topk.stats" and data["problems"][0]["line"] == 1
+
+
+def test_config_check_of_a_missing_file_is_bad_input(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.yaml", tmp_path):
+        result = run("config", "check", str(path), "--json")
+        assert result.exit_code == 2
+        assert json.loads(result.stdout)["ok"] is False
+
+
+@pytest.mark.parametrize(
+    "text", ["max_seq_len: 2024-02-30", "x: !!int abc", "x: " + "[" * 2000, "x: *y", "\0"]
+)
+def test_config_check_json_whatever_the_file_holds(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    result = run("config", "check", str(path), "--json")
+    assert result.exit_code == 1 and "Traceback" not in result.stderr
+    data = json.loads(result.stdout)
+    assert data["ok"] is False and len(data["problems"]) == 1
 
 
 def test_main_is_the_entry_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

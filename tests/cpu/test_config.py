@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from gvr_topk.config import ConfigError, GvrTopkConfig, load_config, parse_config
+from gvr_topk.config import ConfigError, ConfigFileError, GvrTopkConfig, load_config, parse_config
 from gvr_topk.contract import CLUSTER_SIZES
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -352,18 +353,105 @@ def test_duplicate_key(tmp_path: Path) -> None:
     )
 
 
+def test_duplicate_key_inside_a_list(tmp_path: Path) -> None:
+    assert message(tmp_path, "future:\n  - a: 1\n  - {b: {c: 1, c: 2}}\n") == (
+        "serve.yaml:3: future.1.b.c: wanted each key once, got it again (first on line 3)"
+    )
+
+
+def test_the_same_key_in_two_entries_of_a_list_is_none(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "future: [{a: 1}, {a: 1}]")).unknown_keys == ("future",)
+
+
+def test_merged_keys_are_no_duplicates(tmp_path: Path) -> None:
+    text = "x: &x {a: 1}\nz: &z {a: 2}\ny: {<<: [*x, *z], a: 3}\n"
+    assert load_config(write(tmp_path, text)).unknown_keys == ("x", "z", "y")
+    assert "y.a: wanted each key once" in message(tmp_path, "x: &x {a: 1}\ny: {<<: *x, a: 3, a: 4}\n")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2024-02-30",
+        "!!int abc",
+        "!!int ''",
+        "!!bool abc",
+        "!!float abc",
+        "!!timestamp abc",
+        "!!binary abc",
+        "!!omap abc",
+        "!!python/object:os.system a",
+        "9" * 5000,
+        "*nowhere",
+    ],
+    ids=lambda value: value[:20],
+)
+def test_value_that_python_cannot_read_is_broken_yaml(tmp_path: Path, value: str) -> None:
+    text = message(tmp_path, f"dtype: auto\nmax_seq_len: {value}\n")
+    assert text.startswith("serve.yaml:2: wanted valid YAML, got ")
+    assert "\n" not in text and len(text) < 400
+
+
+def test_integer_too_long_to_be_printed(tmp_path: Path) -> None:
+    text = message(tmp_path, f"gvr_topk: {{hint_offset: 0x{'f' * 5000}}}")
+    assert text.endswith("wanted a number of at most 1048576, got an integer of 20000 bits")
+
+
+def test_long_string_is_cut(tmp_path: Path) -> None:
+    assert len(message(tmp_path, f"gvr_topk: {{path: {'a' * 9000}}}")) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("future: " + "[" * 2000 + "]" * 2000, "serve.yaml:1: wanted at most 32 levels, got a deeper one"),
+        ("\n".join(f"key_{i}: 1" for i in range(20_000)), "wanted at most 5000 keys and values, got more"),
+        ("x: " + "1" * (1 << 20), "wanted at most 1048576 characters, got "),
+        (
+            "a0: &a0 {k: 1}\n"
+            + "\n".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1}, ' * 9}]}}" for i in range(1, 12)),
+            "wanted at most 5000 keys and values with aliases followed, got more",
+        ),
+        (
+            "a0: &a0 [1, 2]\n" + "\n".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}]" for i in range(1, 20)),
+            "wanted at most 5000 keys and values with aliases followed, got more",
+        ),
+    ],
+    ids=["nesting", "keys", "characters", "merge bomb", "alias bomb"],
+)
+def test_files_beyond_the_limits_are_refused_at_once(tmp_path: Path, text: str, said: str) -> None:
+    started = time.process_time()
+    assert said in message(tmp_path, text)
+    assert time.process_time() - started < 1.5
+
+
+def test_limits_leave_room_for_a_real_file(tmp_path: Path) -> None:
+    sizes = ", ".join(str(size) for size in range(1, 1025))
+    deep = "future: " + "{a: " * 25 + "1" + "}" * 25
+    config = load_config(write(tmp_path, f"cuda_graph_config: {{batch_sizes: [{sizes}]}}\n{deep}\n"))
+    assert config.cuda_graph_config is not None and config.cuda_graph_config.batch_sizes is not None
+    assert len(config.cuda_graph_config.batch_sizes) == 1024
+
+
+@pytest.mark.parametrize("text", ["x: &a [*a]\n", "x: &a {<<: *a}\n", "x: &a {y: [*a, {z: *a}]}\n"])
+def test_aliases_that_lead_back_end(tmp_path: Path, text: str) -> None:
+    assert load_config(write(tmp_path, text)).unknown_keys == ("x",)
+
+
 def test_number_as_key(tmp_path: Path) -> None:
     assert message(tmp_path, "gvr_topk: {1: 2}") == "serve.yaml:1: gvr_topk.1: wanted a text key, got 1"
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml: wanted a YAML file, got no such file$"):
+    with pytest.raises(ConfigFileError, match=r"nowhere\.yaml: wanted a YAML file, got no such file$"):
         load_config(tmp_path / "nowhere.yaml")
 
 
 def test_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"wanted a readable YAML file, got is a directory$"):
+    with pytest.raises(ConfigFileError, match=r"wanted a readable YAML file, got is a directory$"):
         load_config(tmp_path)
+    with pytest.raises(ConfigFileError, match="wanted a readable YAML file, got embedded null byte"):
+        load_config("a\0b")
 
 
 def test_binary_file(tmp_path: Path) -> None:

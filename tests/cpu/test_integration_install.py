@@ -606,11 +606,6 @@ def test_other_processes_import_nothing():
     assert set(loaded) - set(bare.stdout.split()) <= {"gvr_topk_autoload", "__future__"}
 
 
-def test_the_pth_file_is_one_line():
-    (line,) = (ROOT / "packaging" / "gvr_topk_autoload.pth").read_text().splitlines()
-    assert line.startswith("import ")
-
-
 def test_a_process_that_is_switched_off_takes_the_keys_and_no_layer():
     code = f"""
 import yaml
@@ -624,12 +619,93 @@ print(hasattr(dsa.Indexer.sparse_attn_indexer, "__wrapped__"))
     assert python(code, GVR_TOPK_DISABLE="1").split() == ["True", "False", "False"]
 
 
-def test_site_runs_the_pth_file(tmp_path):
-    shutil.copy(ROOT / "packaging" / "gvr_topk_autoload.pth", tmp_path)
+PTH = ROOT / "packaging" / "gvr_topk_autoload.pth"
+
+
+def site_start(folder: Path, code: str, before: str = "pass", **variables: str) -> tuple[str, str]:
+    """Output and errors of a Python whose site folder is `folder`, with `before` run ahead of it."""
+    program = f"import site, sys; {before}; site.addsitedir({str(folder)!r}); {code}"
+    environ = {key: value for key, value in os.environ.items() if key not in VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", "-c", program],
+        env={**environ, **variables},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout.strip(), done.stderr
+
+
+@pytest.fixture
+def site_folder(tmp_path):
+    shutil.copy(PTH, tmp_path)
     shutil.copy(ROOT / "gvr_topk_autoload.py", tmp_path)
-    code = f"import site, sys; site.addsitedir({str(tmp_path)!r}); print(sys.meta_path[0].__module__)"
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.stdout.strip(), done.stderr) == ("gvr_topk_autoload", "")
+    return tmp_path
+
+
+FIRST = "print(getattr(sys.meta_path[0], '__module__', ''))"
+
+
+def test_the_pth_file_is_one_line():
+    (line,) = PTH.read_text().splitlines()
+    assert line.startswith("import ")
+
+
+@pytest.mark.parametrize("value", [None, "0", "1"])
+def test_site_runs_the_pth_file(site_folder, value):
+    """Switched off too: a YAML file with our keys must stay valid then."""
+    variables = {} if value is None else {"GVR_TOPK_DISABLE": value}
+    assert site_start(site_folder, FIRST, **variables) == ("gvr_topk_autoload", "")
+    code = "print(gvr_topk_autoload._callback, 'gvr_topk' in sys.modules)"
+    called = "gvr_topk.integrations.tensorrt_llm:module_loaded False"
+    assert site_start(site_folder, f"import gvr_topk_autoload; {code}", **variables) == (called, "")
+
+
+@pytest.mark.parametrize(
+    ("value", "disabled"),
+    [
+        *((value, False) for value in ("", "0", "false", "False", "NO", "off", " 0 ")),
+        *((value, True) for value in ("1", "true", "yes", "2")),
+    ],
+)
+def test_it_can_be_switched_off(value, disabled, monkeypatch):
+    monkeypatch.setenv("GVR_TOPK_DISABLE", value)
+    assert environment.disabled() == gvr_topk_autoload.disabled() == disabled
+
+
+def test_half_an_uninstall_is_silent(site_folder):
+    """Pip removes the module and leaves the .pth file, or somebody deletes one of them by hand."""
+    (site_folder / "gvr_topk_autoload.py").unlink()
+    assert site_start(site_folder, FIRST) == ("_frozen_importlib", "")
+
+
+def test_slow_finders_are_not_asked_and_keep_their_place(site_folder):
+    """As an editable install has one: its finder imports importlib.util when it is asked for our module."""
+    finder = (
+        "Slow = type('Slow', (), {'find_spec': lambda self, name, path=None, target=None: "
+        "asked.append(name)}); asked = []; sys.meta_path.insert(0, Slow())"
+    )
+    code = (
+        "print('gvr_topk_autoload' in asked, [type(f).__name__ for f in sys.meta_path][1], sys.meta_path[0])"
+    )
+    out, errors = site_start(site_folder, code, finder)
+    assert (out, errors) == ("False Slow <class 'gvr_topk_autoload.Finder'>", "")
+    code = "print('importlib.util' in sys.modules)"
+    assert site_start(site_folder, code) == ("False", "")
+
+
+def test_a_module_that_only_a_finder_knows_is_found_through_it(site_folder, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (site_folder / "gvr_topk_autoload.py").rename(elsewhere / "gvr_topk_autoload.py")
+    finder = (
+        "import importlib.machinery as m; find = m.PathFinder.find_spec; "
+        f"Editable = type('Editable', (), {{'find_spec': lambda self, name, path=None, target=None: "
+        f"find(name, [{str(elsewhere)!r}]) if name == 'gvr_topk_autoload' else None}}); "
+        "sys.meta_path.insert(0, Editable())"
+    )
+    assert site_start(site_folder, FIRST, finder) == ("gvr_topk_autoload", "")
 
 
 def test_a_worker_process_is_patched_on_import_and_asks_its_environment():

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
 
+from eval.common.evidence import read_evidence
 from gvr_topk.integrations import layer_hook
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.environment import Mode
@@ -462,6 +463,7 @@ def test_an_error_of_ours_falls_back_and_is_said_once(shape, monkeypatch):
     assert integration.counters().calls["original", "error: ValueError"] == 4
     (line,) = lines_of("warning")
     assert "fell back: ValueError: logits: no" in line
+    assert read_evidence([line]).refused
 
 
 def test_not_asked_for_means_not_used(shape):
@@ -478,6 +480,7 @@ def test_an_unusable_batch_is_refused_with_the_attribute(shape, monkeypatch):
     engine.step([], [Request(1, 30, 99, seed=1, done=30)])
     (line,) = lines_of("warning")
     assert "DSACacheManager()" in line and "num_local_layers" in line
+    assert read_evidence([line]).refused
 
 
 def test_a_second_manager_has_its_own_hints(shape, monkeypatch):
@@ -489,6 +492,7 @@ def test_a_second_manager_has_its_own_hints(shape, monkeypatch):
     assert state_of(first) is not state_of(second)
     (line,) = lines_of("info")
     assert "on: 2 layers, k = 16, 16 requests, 0.0 MiB of state (predictor), path auto on cpu" in line
+    assert read_evidence([line]).active and not read_evidence([line]).refused
 
 
 def full_server(monkeypatch, stages=1, **options) -> HintState:

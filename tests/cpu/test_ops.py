@@ -149,6 +149,12 @@ def test_the_cap_changes_no_result(cap: int) -> None:
     assert torch.equal(call(max_ctas=cap), call())
 
 
+def test_the_widest_row() -> None:
+    logits = torch.zeros(1, MAX_WIDTH)
+    logits[0, -1] = 1.0
+    assert gvr_topk.indexer_topk_decode(logits, int32(MAX_WIDTH), 2).tolist() == [[0, MAX_WIDTH - 1]]
+
+
 def test_no_rows() -> None:
     got = gvr_topk.indexer_topk_decode(torch.empty(0, 10), int32(), 4)
     assert got.shape == (0, 4) and got.dtype == torch.int32
@@ -237,6 +243,48 @@ def test_hits_and_guess_state_count_the_hinted_values_that_are_large_enough(offs
     hits = sum(logits[0, h].item() >= kth for h in hinted)
     assert stats[0, STATS_COLUMNS.index("hits")] == hits
     assert guess[0].tolist() == pytest.approx([hits / len(hinted), 0, 0, 0])
+
+
+def test_padding_of_the_hint_stays_padding_under_an_offset() -> None:
+    """-1 plus 1 is not position 0, even where that is the largest score of the row."""
+    logits = torch.zeros(1, 32)
+    logits[0, :3] = torch.tensor([9.0, 8.0, 7.0])
+    prior, guess = int32(-1, -1, 0).reshape(1, 3), state(1)
+    stats = torch.zeros(1, 8, dtype=torch.int32)
+    gvr_topk.indexer_topk_decode(
+        logits, int32(32), 3, prior=prior, guess_state=guess, stats=stats, prior_offset=1
+    )
+    assert stats[0, STATS_COLUMNS.index("hits")] == 1  # position 1, from 0 + 1
+    assert torch.equal(guess, state(1, 1.0))
+
+
+def test_the_last_row_of_a_request_alone_writes_the_state() -> None:
+    """The rows of a request hit differently; a state of the first one would be 1."""
+    logits = torch.zeros(2, 32)
+    logits[0, 4:7], logits[1, 20:23] = 1.0, 1.0
+    prior, guess = int32(4, 5, 6).reshape(1, 3), gvr_topk.new_guess_state(1)
+    stats = torch.zeros(2, 8, dtype=torch.int32)
+    gvr_topk.indexer_topk_decode(logits, int32(32), 3, next_n=2, prior=prior, guess_state=guess, stats=stats)
+    assert stats[:, STATS_COLUMNS.index("hits")].tolist() == [3, 0]
+    assert torch.equal(guess, state(1, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ({}, 2),
+        ({"pdl": True}, 3),
+        ({"quantile_guess": False}, 0),
+        ({"pdl": True, "quantile_guess": False}, 1),
+    ],
+)
+def test_flags_are_those_of_the_header(
+    options: dict[str, bool], flags: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(ops.torch.ops.gvr_topk, "indexer_topk_decode", lambda *given: seen.append(given[15]))
+    gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, **options)  # type: ignore[arg-type]
+    assert seen == [flags]
 
 
 def test_a_row_without_a_usable_hint_makes_the_state_unknown() -> None:

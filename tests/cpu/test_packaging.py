@@ -173,7 +173,7 @@ def test_starting_python_imports_neither_torch_nor_the_package(environment: Path
     run(environment / "bin" / "python", "-c", STARTUP)
 
 
-@pytest.mark.parametrize("disable", ["0", "", "1"])
+@pytest.mark.parametrize("disable", ["0", "", "false", "1", "true"])
 def test_the_import_hook_is_installed(environment: Path, disable: str) -> None:
     """Switched off too: a YAML file with our keys must stay valid then."""
     code = "import sys; print([f.__module__ for f in sys.meta_path if hasattr(f, '__module__')])"

@@ -122,6 +122,15 @@ def test_vanished_requests_lose_their_slot_oldest_use_first() -> None:
     assert "c" not in prior and "a" in prior and prior.evicted == 2
 
 
+def test_nobody_is_evicted_while_slots_are_free() -> None:
+    prior = PriorState(1, 3, K)
+    prior.set_rows(["a"])
+    prior.set_rows(["b", "c"])
+    assert {"a", "b", "c"} == set(prior._slots) and prior.evicted == 0
+    prior.set_rows(["d", None, "d"])
+    assert "a" not in prior and prior.evicted == 1
+
+
 def test_batch_larger_than_the_slots_never_fails() -> None:
     prior = PriorState(1, 2, K, max_rows=4)
     assert sorted(prior.set_rows(["a", "b", "c", "d"]).tolist()) == [-1, -1, 0, 1]

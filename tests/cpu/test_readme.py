@@ -159,7 +159,8 @@ def test_sources_name_results_that_exist() -> None:
 
 
 def test_environment_variables_are_all_told() -> None:
-    sources = " ".join(file.read_text() for file in (ROOT / "gvr_topk").rglob("*.py"))
+    files = [ROOT / "gvr_topk_autoload.py", *(ROOT / "gvr_topk").rglob("*.py")]
+    sources = " ".join(file.read_text() for file in files)
     variables = set(re.findall(r'"((?:TRTLLM_GVR|GVR)_TOPK_?[A-Z_]*|TRTLLM_ENABLE_PDL)"', sources))
     assert len(variables) == 7
     for page in (README, (ROOT / "docs" / "interface.md").read_text()):

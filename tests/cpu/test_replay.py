@@ -173,6 +173,13 @@ def test_gate_and_configured_lengths(n: int, options: dict[str, int], expected: 
     assert result.is_exact
 
 
+@pytest.mark.parametrize("k", [6145, 9000])
+def test_k_above_the_references_capacity(k: int) -> None:
+    result = replay(Rows(steps=2), config(), k=k)
+    assert result.is_exact and result.k == k
+    assert all(row.candidates <= 3 * k for record in result.records for row in record.variants)
+
+
 def test_short_rows_are_exact() -> None:
     result = replay(Rows(n=K - 2, steps=3), config())
     assert result.is_exact and result.hinted(0) == []
@@ -235,7 +242,7 @@ def test_json_is_strict_and_complete() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"k": 0}, "k: wanted 1 to 6,144, what the paper's search collects, got 0"),
+        ({"k": 0}, "k: wanted 1 to 2,097,152, got 0"),
         ({"steps": 0}, "steps: wanted 1 to 4 for rows, got 0"),
         ({"steps": 5}, "steps: wanted 1 to 4 for rows, got 5"),
         ({"device": "tpu"}, "device: wanted cpu or cuda, got 'tpu'"),

@@ -158,3 +158,10 @@ def test_non_finite_values(path, arrays, name, bad):
     error = refused(path)
     assert (error.array, error.wanted) == (name, "finite values")
     assert error.got.startswith("2 values")
+
+
+@pytest.mark.parametrize("name", ["K", "Q", "W"])
+def test_one_non_finite_value_is_enough(path, arrays, name):
+    arrays[name].flat[3] = np.nan
+    np.savez(path, **arrays)
+    assert refused(path).got.startswith("1 values")
