@@ -1,7 +1,4 @@
 # Everything is installed into .venv, made on first use. Later runs compile only what changed.
-#   make replay    replay the shipped decode trace with the heuristic on, every step checked
-#   make test      everything that needs no GPU
-#   make test-gpu  everything that needs one; compiles a second library, which delays threads
 PYTHON3 ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
@@ -9,11 +6,13 @@ OUT ?= out/replay
 # nvcc takes up to 3 GB per job, so not one job per core without being asked.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
-.PHONY: help replay test test-gpu test-gpu-plain test-gpu-chaos neighbours chaos lint format install build \
-  wheel clean
+.PHONY: help replay test test-cpp test-gpu test-gpu-plain test-gpu-chaos neighbours chaos lint format docs \
+  install build wheel clean
 
-help:
-	@sed -n '2,4s/^#   //p' Makefile
+# The text behind `##` is what this prints of a target.
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1 - /p' Makefile | \
+	  while IFS= read -r line; do printf '%-19s %s\n' "make $${line%% - *}" "$${line#* - }"; done
 
 # torch first, alone and by its exact version: the build needs it, and an unpinned torch would be
 # the newest there is.
@@ -24,30 +23,46 @@ $(VENV)/.tools: pyproject.toml
 	touch $@
 
 # Editable: the checkout is what runs, from any folder, with the libraries in gvr_topk/lib.
-install: $(VENV)/.tools
+install: $(VENV)/.tools  ## install the checkout and all it is tested with into .venv
 	$(VENV)/bin/pip install --quiet --no-build-isolation --editable ".[test]"
 
-replay: install
+replay: $(VENV)/.tools  ## replay the shipped decode trace with the heuristic on, every step checked
+	$(VENV)/bin/pip install --quiet --no-build-isolation --editable ".[replay]"
 	$(VENV)/bin/gvr-topk replay --shipped --config configs/heuristic_on.yaml --out $(OUT)
 
-lint: install
+CPP_FILES = git ls-files 'cpp/*.h' 'cpp/*.cuh' 'cpp/*.cu' 'cpp/*.cpp' 'tests/cpp/*.h' 'tests/cpp/*.cpp'
+lint: install  ## judge format, types, spelling and scripts
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	git ls-files 'cpp/*.h' 'cpp/*.cuh' 'cpp/*.cu' 'cpp/*.cpp' | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	$(CPP_FILES) | xargs $(VENV)/bin/clang-format --dry-run -Werror
+	git ls-files | xargs $(VENV)/bin/codespell
+	$(VENV)/bin/shellcheck .ci/run
 
-format: install
+format: install  ## repair the format
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	git ls-files 'cpp/*.h' 'cpp/*.cuh' 'cpp/*.cu' 'cpp/*.cpp' | xargs $(VENV)/bin/clang-format -i
+	$(CPP_FILES) | xargs $(VENV)/bin/clang-format -i
 
-test: install
+test: install test-cpp  ## everything that needs no GPU
 	$(VENV)/bin/python -m pytest tests/cpu
 
-# Needs no .venv: `make build test-gpu PYTHON=python3` uses the torch that is there.
-test-gpu: test-gpu-plain test-gpu-chaos
+test-cpp: $(VENV)/.tools  ## the gate, the plan and the key map, on the host
+	$(VENV)/bin/cmake -S tests/cpp -B build/cpp
+	$(VENV)/bin/cmake --build build/cpp
+	$(VENV)/bin/ctest --test-dir build/cpp --output-on-failure
 
-test-gpu-plain: neighbours
+# In an environment of its own, which needs no torch. Warnings are errors.
+DOCS_VENV = build/docs/venv
+docs:  ## build the documentation into build/docs/site
+	test -x $(DOCS_VENV)/bin/mkdocs || { $(PYTHON3) -m venv $(DOCS_VENV) && \
+	  $(DOCS_VENV)/bin/pip install --quiet $$(sed -n '/^docs = \[/,/^]/s/^  \(".*"\),$$/\1/p' pyproject.toml | tr -d '"'); }
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet --site-dir build/docs/site
+
+# Needs no .venv: `make build test-gpu PYTHON=python3` uses the torch that is there.
+test-gpu: test-gpu-plain test-gpu-chaos  ## every GPU test, on the library as it ships and on the chaos build
+
+test-gpu-plain: neighbours  ## every GPU test, and some under compute-sanitizer
 	$(PYTHON) -m pytest tests/gpu
 	@if command -v compute-sanitizer > /dev/null; then \
 	  for tool in memcheck racecheck synccheck; do \
@@ -57,32 +72,33 @@ test-gpu-plain: neighbours
 
 # The same tests on a library that delays threads around barriers, copies and remote accesses.
 CHAOS = build/chaos
-test-gpu-chaos: chaos
+test-gpu-chaos: chaos  ## every GPU test on a build that delays threads
 	GVR_TOPK_LIBRARY_DIR=$(CHAOS)/install/gvr_topk/lib $(PYTHON) -m pytest tests/gpu
 
 # Both for the architecture they are run on alone; and the first never beside the libraries of the package.
 TEST_ARCHS ?= 90a-real
-chaos:
+chaos:  ## compile the library that delays threads, into build/chaos
 	cmake -S cpp -B $(CHAOS) -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
 	  -DGVR_TOPK_CHAOS=ON -DGVR_TOPK_STRESS=ON -DGVR_TOPK_ARCHS=$(TEST_ARCHS)
 	cmake --build $(CHAOS)
 	cmake --install $(CHAOS) --prefix $(CHAOS)/install
 
 # What stress tests run beside the op, installed beside the libraries of the checkout.
-neighbours:
+neighbours:  ## compile what stress tests run beside the op
 	cmake -S cpp -B build/neighbours -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
 	  -DGVR_TOPK_STRESS=ON -DGVR_TOPK_ARCHS=$(TEST_ARCHS)
 	cmake --build build/neighbours --target gvr_topk_neighbours
 	cmake --install build/neighbours --component gvr_topk_stress --prefix .
 
 # The libraries alone, beside the sources; the test of the wheel and everything else use `install`.
-build:
+build:  ## compile the libraries alone, for a machine that has torch and no network
 	cmake -S cpp -B build/plain -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))"
 	cmake --build build/plain
 	cmake --install build/plain --prefix .
 
-wheel: $(VENV)/.tools
+wheel: $(VENV)/.tools  ## build the wheel into dist
 	$(VENV)/bin/pip wheel --no-build-isolation --no-deps --wheel-dir dist .
 
-clean:
-	rm -rf build dist out gvr_topk/lib
+# Not out, which holds results, and not gvr_topk/lib, without which the editable package does not work.
+clean:  ## remove what was built, but not results in out, nor the libraries that are installed
+	rm -rf build dist

@@ -1,18 +1,25 @@
-"""Watches for TensorRT-LLM being imported, and only then loads the integration.
+"""Watches for TensorRT-LLM being imported, and only then calls whom `install` was given.
 
-``gvr_topk_autoload.pth`` runs `install` at the start of every Python process of the environment,
-because worker processes of TensorRT-LLM take no other hint: they are started with their parent's
-``sys.path`` and import what they unpickle. So this module must cost next to nothing and never fail:
-it imports only ``sys``, and `Finder` compares a name with a short tuple.
+``gvr_topk_autoload.pth`` runs `install` at the start of every Python process of the environment, because
+worker processes of TensorRT-LLM take no other hint: they are started with their parent's ``sys.path`` and
+import what they unpickle. So this module must cost next to nothing and never fail: it imports only ``sys``
+and ``os``, which Python has loaded by then, and `Finder` compares a name with a short tuple. It knows nothing
+of the integration: the ``.pth`` file names the function to call, and the integration passes its own.
+
+The ``.pth`` file is one line, for that is all such a file may hold. It looks for this module on ``sys.path``
+before it asks other finders: those of editable installs import ``importlib.util``, which takes ten times as
+long as this module. Where the module is gone and the file is left, it does nothing and says nothing. It runs
+under ``GVR_TOPK_DISABLE=1`` too: a YAML file with our keys must stay valid then.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING, without importing typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -20,12 +27,28 @@ if TYPE_CHECKING:
 WATCHED = (
     "tensorrt_llm.llmapi.llm_args",
     "tensorrt_llm._torch.attention_backend.sparse.dsa",
+    "tensorrt_llm._torch.attention.backends.sparse.dsa",
 )
-"""Modules after whose import the integration has something to do."""
+"""Modules after whose import there is something to do."""
+
+_callback: Callable[[str], object] | str = ""
+
+
+def _notify(name: str) -> None:
+    """Call the callback with the name of a watched module that has run."""
+    callback = _callback
+    if isinstance(callback, str):
+        owner, _, function = callback.partition(":")
+        callback = getattr(__import__(owner, fromlist=(function,)), function)
+    callback(name)
+
+
+DISABLE = "GVR_TOPK_DISABLE"
+_NOT_SET = ("", "0", "false", "no", "off")
 
 
 class Loader:
-    """Stands in for a module's loader and calls the integration once the module has run."""
+    """Stands in for a module's loader and calls back once the module has run."""
 
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped
@@ -44,9 +67,7 @@ class Loader:
         module.__loader__ = self._wrapped
         self._wrapped.exec_module(module)
         try:
-            from gvr_topk.integrations import tensorrt_llm
-
-            tensorrt_llm.module_loaded(module.__name__)
+            _notify(module.__name__)
         except Exception as error:  # an engine must start even if we cannot
             sys.stderr.write(f"gvr_topk: not active: {type(error).__name__}: {error}\n")
 
@@ -72,8 +93,22 @@ class Finder:
         return None
 
 
-def install() -> None:
-    """Start watching; again is harmless."""
+def disabled() -> bool:
+    """Whether ``GVR_TOPK_DISABLE`` keeps the integration from every layer of this process."""
+    return os.environ.get(DISABLE, "").strip().lower() not in _NOT_SET
+
+
+def install(callback: Callable[[str], object] | str) -> None:
+    """Start watching; again is harmless, and the last callback counts.
+
+    Parameters
+    ----------
+    callback : callable or str
+        Called with the name of each watched module once that has been imported. A string
+        ``"module:function"`` is imported only then.
+    """
+    global _callback
+    _callback = callback
     if Finder not in sys.meta_path:
         sys.meta_path.insert(0, Finder)
 

@@ -1,29 +1,33 @@
 """Does the heuristic top-k change a model's accuracy? Runs trtllm-eval off and on, and decides.
 
-    python eval/accuracy_regression.py --model MODEL --runs 4 --out out/accuracy --dry-run
+    python -m eval accuracy --model MODEL --runs 8 --out out/accuracy --dry-run
 
-Decision, per task, on the scores in points of per cent:
+Per task, in points of per cent, with a margin for the largest loss that is accepted:
 
-* delta = mean(on) - mean(off), with the two-sided 90 % Welch interval [low, high] over the runs. Its
-  lower end is the bound of a one-sided test at 5 %.
-* The margin is the run-to-run spread that the paper saw in the same task (largest minus smallest score
-  of repeated runs of one configuration, appendix G), at least 0.1 point. `--margin TASK=POINTS` sets
-  another one.
-* ``within``: low > -margin. A loss as large as the spread is excluded (non-inferiority).
-* ``regression``: high < -margin. The loss is larger than the spread.
-* ``inconclusive``: anything else; more runs narrow the interval.
+* ``within``: a loss as large as the margin is excluded (non-inferiority).
+* ``regression``: the loss is larger than the margin.
+* ``inconclusive``: neither is shown; more runs may show it.
 
-With one run on one side its spread is taken from the other side (``pooled``). With one run on both sides
-the spread is taken from the paper, its range turned into a standard deviation (``assumed``): that
-decision is only as good as the paper's spread is for the machine at hand, and GSM8K and GPQA will
-mostly be inconclusive, since one run each cannot tell a loss of the spread's size from chance. That
-every task is within needs no correction for the number of tasks, since each of them has to pass.
+The margin is the run-to-run spread that the paper saw in the same task (largest minus smallest score of
+repeated runs of one configuration, appendix G), at least 0.1 point. `--margin TASK=POINTS` sets another
+one; choose it before the first run.
+
+**What the verdicts are worth.** In a whole campaign the chance of any false "within" is at most 5 %, and so
+is that of any false "regression": over all tasks together, with a steady drift of the machine or without,
+and also for somebody who looks after every run and adds runs until the answer pleases. A verdict may change
+at 4, 6, 8, 12, 16 and 32 runs of each variant; between them it stays. How: `eval/common/sequential.py`;
+that it holds, and how often a real loss is found: docs/verdicts.md. The command says before the first run
+what so many runs can show.
 
 What the comparison can show: the short-answer tasks hardly reach the decode-stage top-k at all (a row
 shorter than index_topk has no choice to make); LongBench does.
 
-Exit status: 0 every task within, 1 a regression, 2 wrong use, 3 inconclusive or runs failed,
-130 interrupted. An interrupted evaluation goes on where it stopped when the same command is given again.
+A run counts only if its log shows that the heuristic top-k was on (or off, on the other side).
+
+Exit status: 0 every task within, 1 a regression, 2 wrong use, 3 inconclusive, runs failed or no evidence
+that the feature ran, 4 the script itself failed, 130 interrupted (143 and 129 by SIGTERM and SIGHUP). An
+interrupted evaluation goes on where it stopped when the same command is given again, on the same builds
+and GPU.
 """
 
 from __future__ import annotations
@@ -37,31 +41,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import typer
 
-from eval.common.exits import clean_exits
+from eval.common.configs import combined_configs
+from eval.common.exits import clean_exits, refuse_disabled
+from eval.common.identity import build_identity
+from eval.common.options import refuse_repeats
+from eval.common.order import Order, variant_order
+from eval.common.pairing import complete_pairs
 from eval.common.pairs import check_pair
-from eval.common.plan import Order, PlannedRun, describe_plan, execute, remarks, variant_order
+from eval.common.plan import PlannedRun, describe_plan, execute, remarks
+from eval.common.power import detectable_difference, pass_rate, repetitions_needed
 from eval.common.reports import EVAL_TASKS, read_eval_json, read_eval_log
-from eval.common.stats import Basis, difference_interval, sd_from_range
+from eval.common.sequential import LOOKS, bounds, drift_free_difference, looks_at, next_look
+from eval.common.stats import sd_from_range
+from eval.common.status import REGRESSION, TOOL_FAULT, UNDECIDED
 from eval.common.store import RunStore, file_hash
 from eval.common.tables import markdown_table
+from eval.common.verdicts import (
+    ERROR_RATE,
+    Noninferiority,
+    judge_noninferiority,
+    noninferiority_verdicts,
+)
 
-CONFIDENCE = 0.90
-"""Two-sided level, so that each end is a one-sided bound at 5 %."""
+RESOLUTION = 0.01
+"""Step of the scores in the logs, points."""
 
 MARGIN_FLOOR = 0.1
 """Least margin, points. Below it the order of sums in another GPU's kernels decides: the paper's MMLU
 runs spread by 0.03 points, 4 of 14,042 answers."""
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "eval"
-
-Verdict = Literal["within", "regression", "inconclusive"]
+PROGRAM = "trtllm-eval"
+CONFIGS = combined_configs()
 
 
 @dataclass(frozen=True)
@@ -119,55 +136,129 @@ TASK_ARGUMENTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Decision:
-    """Outcome for one task; all figures in points."""
+    """Outcome for one task; all figures in points.
+
+    Attributes
+    ----------
+    task, verdict : str
+    off, on : tuple of float
+        Scores of the complete repetitions.
+    delta : float
+        ``on - off``, a linear drift removed; the plain difference of one repetition.
+    low, high : float or None
+        Ends of the interval of delta, each with the error rate of this task's share; None before the
+        first look.
+    margin : float
+    p_within, p_regression : float
+        Adjusted for the looks and the tasks; the verdict compares them with the error rate.
+    sd : float or None
+        Standard deviation of one run as measured here; None with fewer than two repetitions.
+    """
 
     task: str
-    verdict: Verdict
+    verdict: Noninferiority
     off: tuple[float, ...]
     on: tuple[float, ...]
     delta: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     margin: float
-    basis: Basis
+    p_within: float
+    p_regression: float
+    sd: float | None
 
     @property
     def detectable(self) -> bool:
         """Whether the interval excludes no difference at all (either way)."""
-        return not self.low <= 0 <= self.high
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
 def decide(
-    task: str, off: Sequence[float], on: Sequence[float], *, margin: float, assumed_sd: float
-) -> Decision:
-    """Apply the rule at the top of this file.
+    scores: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    margins: Mapping[str, float],
+    order: Order,
+    family: int | None = None,
+) -> list[Decision]:
+    """Apply the rule at the top of this file to all tasks together.
 
     Parameters
     ----------
-    task : str
-    off, on : sequence of float
-        Scores of the runs without and with the heuristic top-k, points; at least one each.
-    margin : float
-        Largest loss that is accepted, points; positive.
-    assumed_sd : float
-        Standard deviation of one run, used only where both sides have a single run.
+    scores : mapping of str to (sequence, sequence) of float
+        Per task the scores off and on, points, in the order of the repetitions; at least one of each.
+    margins : mapping of str to float
+        Per task the largest loss that is accepted, points; positive.
+    order : str
+        In which order the variants took turns.
+    family : int, optional
+        Tasks of the campaign, where some have no scores yet; by default those of `scores`.
 
     Returns
     -------
-    Decision
+    list of Decision
     """
-    if not margin > 0:
-        raise ValueError(f"margin: wanted a positive number of points, got {margin}")
-    interval, basis = difference_interval(off, on, confidence=CONFIDENCE, assumed_sd=assumed_sd)
-    assert basis is not None  # assumed_sd is given
-    verdict: Verdict = "inconclusive"
-    if interval.low > -margin:
-        verdict = "within"
-    elif interval.high < -margin:
-        verdict = "regression"
-    return Decision(
-        task, verdict, tuple(off), tuple(on), interval.value, interval.low, interval.high, margin, basis
-    )
+    names = list(scores)
+    size = len(names) if family is None else family
+    looks = [looks_at(*scores[name], order, RESOLUTION) for name in names]
+    judgement = judge_noninferiority(looks, [margins[name] for name in names], size)
+    decisions = []
+    for index, (name, verdict) in enumerate(zip(names, noninferiority_verdicts(judgement), strict=True)):
+        off, on = scores[name]
+        delta, sd = statistics.fmean(on) - statistics.fmean(off), None
+        if len(off) >= 2:
+            whole = drift_free_difference(off, on, order, RESOLUTION)
+            delta, sd = float(whole.difference), float(whole.error) / whole.unit_error
+        low, high = bounds(looks[index], ERROR_RATE / size)
+        decisions.append(
+            Decision(
+                task=name,
+                verdict=verdict,
+                off=tuple(off),
+                on=tuple(on),
+                delta=delta,
+                low=float(low) if looks[index] else None,
+                high=float(high) if looks[index] else None,
+                margin=margins[name],
+                p_within=float(judgement.p_good[index]),
+                p_regression=float(judgement.p_bad[index]),
+                sd=sd,
+            )
+        )
+    return decisions
+
+
+def describe_power(margins: Mapping[str, float], runs: int, order: Order, family: int) -> str:
+    """What so many runs can show at the paper's spread, said before the first of them.
+
+    Every line is a comment, so that the output of ``--dry-run`` stays a shell script.
+    """
+    rows = []
+    for name, margin in margins.items():
+        sd = PAPER[name].sd
+        shown = detectable_difference(sd, runs, order, ERROR_RATE / family)
+        rows.append(
+            [
+                name,
+                f"{sd:.3f}",
+                f"{margin:.2f}",
+                "-" if shown is None else f"{shown - margin:+.2f} or more",
+                "-" if shown is None else f"{-margin - shown:+.2f} or less",
+            ]
+        )
+    sds = tuple(PAPER[name].sd for name in margins)
+    rates = [
+        f"{100 * pass_rate(sds, tuple(margins.values()), count, order, family):.0f} % at {count}"
+        for count in LOOKS
+    ]
+    headers = ["task", "spread of a run (paper)", "margin", "shown within", "shown regression"]
+    lines = [
+        "Power at the paper's spread. Share of campaigns without any effect in which every task is within,",
+        f"by runs of each variant: {', '.join(rates)}.",
+        f"With {runs} runs, these true deltas (points) are shown in 90 % of campaigns:",
+        *markdown_table(headers, rows).splitlines(),
+        f"Chance of any false verdict of a kind: at most {100 * ERROR_RATE:.0f} %, even if runs are added.",
+    ]
+    return "\n".join(f"# {line}" for line in lines)
 
 
 def plan_runs(
@@ -181,6 +272,7 @@ def plan_runs(
     task_arguments: Mapping[str, Sequence[str]],
     config_flag: str,
     json_reports: bool,
+    build: Mapping[str, str],
 ) -> list[PlannedRun]:
     """List every run: task by task, off and on in turn."""
     hashes = {str(path): file_hash(path) for path in configs.values()}
@@ -199,31 +291,34 @@ def plan_runs(
                 measure = partial(_score_from_json, task, reports[0])
             planned.append(
                 PlannedRun(
-                    labels={"task": task, "variant": variant, "repetition": repetition},
+                    labels={"task": task, "variant": variant, "repetition": repetition, "order": order},
                     command=tuple(command),
                     log=place.with_suffix(".log"),
                     inputs={str(config): hashes[str(config)]},
                     measure=measure,
+                    build=build,
                     reports=reports,
                 )
             )
     return planned
 
 
-def report(decisions: Sequence[Decision]) -> str:
+def report(decisions: Sequence[Decision], order: Order, family: int) -> str:
     """The table of results beside the paper's."""
     rows = []
     for item in decisions:
         paper = PAPER[item.task]
+        ends = "" if item.low is None else f" [{item.low:+.2f}, {item.high:+.2f}]"
         rows.append(
             [
                 item.task,
                 f"{statistics.fmean(item.off):.2f}",
                 f"{statistics.fmean(item.on):.2f}",
-                f"{len(item.off)} / {len(item.on)}",
-                f"{item.delta:+.2f} [{item.low:+.2f}, {item.high:+.2f}]",
-                item.basis,
+                str(len(item.off)),
+                f"{item.delta:+.2f}{ends}",
                 f"{item.margin:.2f}",
+                f"{item.p_within:.3f}",
+                f"{item.p_regression:.3f}",
                 item.verdict,
                 f"{paper.off:.2f} -> {paper.on:.2f} ({paper.on - paper.off:+.2f})",
             ]
@@ -233,9 +328,10 @@ def report(decisions: Sequence[Decision]) -> str:
         "off",
         "on",
         "runs",
-        "delta [90 %]",
-        "spread",
+        "delta [90 %, all tasks and looks]",
         "margin",
+        "p within",
+        "p regression",
         "verdict",
         "paper, B200 NVFP4",
     ]
@@ -243,35 +339,28 @@ def report(decisions: Sequence[Decision]) -> str:
     for item in decisions:
         if item.verdict == "within" and item.detectable:
             word = "better" if item.delta > 0 else "worse"
-            lines.append(
-                f"{item.task}: within the margin, yet the interval excludes zero (on is {word}); more runs "
-                "would show whether that is chance."
-            )
-        if item.basis == "assumed":
-            lines.append(
-                f"{item.task}: one run each; the spread is the paper's, not measured here. "
-                "Use --runs 2 or more."
-            )
+            lines.append(f"{item.task}: within the margin, yet the interval excludes zero (on is {word}).")
+        if item.verdict == "inconclusive":
+            lines.append(f"{item.task}: {_advice(item, order, family)}")
     return "\n".join(lines)
 
 
-def scores(records: Sequence[Mapping[str, Any]], task: str, variant: str) -> list[float]:
-    """Scores of the finished runs of one task and variant, in the order of the repetitions."""
-    chosen = [
-        record
-        for record in records
-        if record["labels"]["task"] == task and record["labels"]["variant"] == variant
-    ]
-    chosen.sort(key=lambda record: record["labels"]["repetition"])
-    return [record["figures"]["score"] for record in chosen]
+def _advice(item: Decision, order: Order, family: int) -> str:
+    look = next_look(len(item.off))
+    if look is None:
+        return "still open after the last look; such a campaign cannot tell this difference from the margin."
+    text = f"open; the next look is at {look} runs of each variant"
+    needed = None if item.sd is None else repetitions_needed(item.sd, item.margin, order, ERROR_RATE / family)
+    if needed is not None and needed > look:
+        text += f"; at the spread measured so far, no effect takes {needed} to be shown"
+    return text + "."
 
 
-def exit_status(decisions: Sequence[Decision], complete: bool) -> int:
+def exit_status(verdicts: Sequence[Noninferiority], complete: bool) -> int:
     """0 every task within, 1 a regression, 3 inconclusive or something is missing."""
-    verdicts = {item.verdict for item in decisions}
     if "regression" in verdicts:
-        return 1
-    return 0 if complete and verdicts == {"within"} else 3
+        return REGRESSION
+    return 0 if complete and set(verdicts) == {"within"} else UNDECIDED
 
 
 def _score_from_log(task: str, log: str) -> dict[str, Any]:
@@ -291,6 +380,7 @@ def _parse_pairs(values: Sequence[str], name: str) -> dict[str, str]:
                 f"wanted TASK=..., TASK one of {', '.join(EVAL_TASKS)}, got {value!r}", param_hint=name
             )
         pairs[task] = text
+    refuse_repeats([value.partition("=")[0] for value in values], name)
     return pairs
 
 
@@ -311,10 +401,13 @@ def _parse_margins(values: Sequence[str]) -> dict[str, float]:
 def main(
     model: Annotated[str, typer.Option(help="Model name or checkpoint folder, as for trtllm-eval.")],
     task: Annotated[list[str] | None, typer.Option(help="Repeatable. Default: all four.")] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Runs of each variant.")] = 4,
+    runs: Annotated[
+        int, typer.Option(min=1, help="Runs of each variant; verdicts change at 4, 6, 8, 12, 16, 32.")
+    ] = 8,
     config_off: Annotated[Path, typer.Option(help="YAML without the heuristic top-k.")] = CONFIGS
-    / "dep8_mtp1_off.yaml",
-    config_on: Annotated[Path, typer.Option(help="The same YAML with it.")] = CONFIGS / "dep8_mtp1_on.yaml",
+    / "eval_dep8_mtp1_off.yaml",
+    config_on: Annotated[Path, typer.Option(help="The same YAML with it.")] = CONFIGS
+    / "eval_dep8_mtp1_on.yaml",
     out: Annotated[Path, typer.Option(help="Folder for logs, the run store and results.")] = Path(
         "out/accuracy"
     ),
@@ -346,13 +439,14 @@ def main(
         raise typer.BadParameter(
             f"wanted {', '.join(EVAL_TASKS)}, got {', '.join(unknown)}", param_hint="--task"
         )
+    refuse_repeats(tasks, "--task")
     margins = {name: PAPER[name].margin for name in tasks} | _parse_margins(margin or [])
     arguments: dict[str, Sequence[str]] = dict(TASK_ARGUMENTS)
     arguments |= {
         name: shlex.split(text) for name, text in _parse_pairs(task_args or [], "--task-args").items()
     }
-    store = RunStore(out / "runs.jsonl")
     with clean_exits():
+        store = RunStore(out / "runs.jsonl")
         check_pair(config_off, config_on)
         planned = plan_runs(
             tasks=tasks,
@@ -360,14 +454,19 @@ def main(
             order=order,
             configs={"off": config_off, "on": config_on},
             out=out,
-            base_command=[*shlex.split(launcher), "trtllm-eval", "--model", model, *shlex.split(eval_args)],
+            base_command=[*shlex.split(launcher), PROGRAM, "--model", model, *shlex.split(eval_args)],
             task_arguments=arguments,
             config_flag=config_flag,
             json_reports=json_reports,
+            build=build_identity(PROGRAM),
         )
+        # A task that was run before belongs to the campaign, whether or not it is asked for now.
+        family = len({*tasks, *(record["labels"].get("task") for record in store.finished())})
+        typer.echo(describe_power(margins, runs, order, family))
         if dry_run:
             typer.echo(describe_plan(planned, store))
             return
+        refuse_disabled()
         with store:
             outcome = execute(
                 planned,
@@ -377,27 +476,29 @@ def main(
                 keep_going=keep_going,
                 say=typer.echo,
             )
-    decisions = []
-    for name in tasks:
-        off, on = (scores(outcome.records, name, variant) for variant in ("off", "on"))
-        if off and on:
-            decisions.append(decide(name, off, on, margin=margins[name], assumed_sd=PAPER[name].sd))
-        else:
-            typer.echo(f"{name}: no decision, {len(off)} runs off and {len(on)} on finished")
-    if decisions:
-        typer.echo(report(decisions))
-        typer.echo(remarks(outcome.records))
-    if outcome.failures:
-        typer.echo(f"{len(outcome.failures)} of {len(planned)} runs failed")
-    result = {
-        "decisions": [asdict(item) for item in decisions],
-        "runs": outcome.records,
-        "failures": outcome.failures,
-    }
-    (out / "results.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    typer.echo(f"written: {out / 'results.json'}")
-    complete = len(outcome.records) == len(planned)
-    raise typer.Exit(exit_status(decisions, complete))
+        scores = {name: complete_pairs(outcome.records, {"task": name}, "score") for name in tasks}
+        for name in [name for name, (off, _) in scores.items() if not off]:
+            typer.echo(f"{name}: no decision, no repetition has finished both off and on")
+            del scores[name]
+        decisions = decide(scores, margins=margins, order=order, family=family) if scores else []
+        if decisions:
+            typer.echo(report(decisions, order, family))
+            typer.echo(remarks(outcome.records))
+        if outcome.failures:
+            typer.echo(f"{len(outcome.failures)} of {len(planned)} runs failed")
+        result = {
+            "error_rate": ERROR_RATE,
+            "family": family,
+            "decisions": [asdict(item) for item in decisions],
+            "runs": outcome.records,
+            "failures": outcome.failures,
+        }
+        text = json.dumps(result, indent=2, allow_nan=False)
+        (out / "results.json").write_text(text + "\n", encoding="utf-8")
+        typer.echo(f"written: {out / 'results.json'}")
+        complete = len(outcome.records) == len(planned) and len(decisions) == len(tasks)
+        status = exit_status([item.verdict for item in decisions], complete)
+        raise typer.Exit(TOOL_FAULT if outcome.faulty and status != REGRESSION else status)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Time the op and other projects' kernels over length, batch, k, dtype, hint and kind of row.
 
-    python eval/bench_kernels.py --out bench.json --baseline-dir FOLDER --traces FOLDER
-    python eval/bench_kernels.py --out bench.json --traces FOLDER --quick
+    python -m eval bench --out bench.json --baseline-dir FOLDER --traces FOLDER
+    python -m eval bench --out bench.json --traces FOLDER --quick
 
 A figure is the median over replays of a CUDA graph, per launch. The launches of a graph walk a chain of
 consecutive decode steps, each on a row that no launch before it has seen and no cache holds, with the state
@@ -69,7 +69,7 @@ from eval.common.bench_report import (
     hint_ratios,
     hint_table,
     ratios_table,
-    times_table,
+    times_tables,
     worst_ratios,
 )
 from eval.common.machine import describe_machine
@@ -372,7 +372,8 @@ def report(data: dict[str, Any], console: Console) -> None:
     console.print(data["method"], style="dim")
     index = Index(data)
     for group in dict.fromkeys(cell["group"] for cell in index.cells()):
-        console.print(times_table(index, group))
+        for table in times_tables(index, group):
+            console.print(table)
     console.print(hint_table(index))
     console.print(ratios_table(worst_ratios(index)))
     console.print(checks_table(checks(index)))
@@ -424,7 +425,7 @@ def main(
     show: Annotated[Path | None, typer.Option("--report", help="Print this file's tables only.")] = None,
 ) -> None:
     """Measure the selected cells, or print the tables of a file."""
-    console = Console(width=190)
+    console = Console()
     if show is not None:
         report(load(show), console)
         return

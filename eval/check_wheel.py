@@ -1,6 +1,6 @@
 """Check that one wheel installs, loads and computes on several torch releases.
 
-    python eval/check_wheel.py --json out/wheel.json
+    python -m eval wheel --json out/wheel.json
 
 Builds the wheel (or takes ``--wheel``), and for each torch release makes an empty virtual environment,
 installs that torch with all it needs, installs the wheel, and runs a small program there: both compiled
@@ -22,7 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import typer
+
+from eval.common.machine import describe_machine, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_RELEASES = ("2.9.1", "2.11.0", "2.13.0")
@@ -113,9 +118,8 @@ def main(
             )
         name = wheel.name
     if json_out is not None:
-        json_out.parent.mkdir(parents=True, exist_ok=True)
-        result = {"wheel": name, "python": sys.version.split()[0], "torch": [asdict(o) for o in outcomes]}
-        json_out.write_text(json.dumps(result, indent=1) + "\n")
+        machine = describe_machine(device="cpu")
+        write_json(json_out, {"machine": machine, "wheel": name, "torch": [asdict(o) for o in outcomes]})
     if not all(outcome.ok for outcome in outcomes):
         raise typer.Exit(1)
 

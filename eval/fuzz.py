@@ -1,8 +1,8 @@
 """Call the op with random arguments until the time is over, and compare every answer with the contract's.
 
-    python eval/fuzz.py --seconds 600 --seed 1
-    python eval/fuzz.py --seed 1 --only 12345    # the case that a mismatch names, alone
-    python eval/fuzz.py --seconds 600 --beside all
+    python -m eval fuzz --seconds 600 --seed 1
+    python -m eval fuzz --seed 1 --only 12345    # the case that a mismatch names, alone
+    python -m eval fuzz --seconds 600 --beside all
 
 Each case runs on poisoned outputs with guard columns. Compared are the result, bit for bit; the positions
 written back as the next hint, and every slot that must not be written; the translation through a page
@@ -12,7 +12,7 @@ is, a sort in NumPy takes the oracle's place.
 With ``--beside`` a neighbour of `eval.common.stress_neighbours` works on another stream during each call;
 several take turns.
 
-Exit status: 0 no mismatch, 1 a mismatch, 2 wrong use.
+Exit status: 0 no mismatch, 1 a mismatch or a call that failed, 2 wrong use or a missing GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from typing import Annotated, Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import numpy as np
 import torch
 import typer
 from torch import Tensor
@@ -49,6 +48,7 @@ from eval.common.stress_library import StressError
 from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
 from gvr_topk.contract import MASKED, STATS_COLUMNS, exact_topk
 from gvr_topk.contract import PATHS as PATH_NAMES
+from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.ops import indexer_topk_decode, to_slots
 
 ELEMENTS = {"cuda": 1 << 22, "cpu": 1 << 15}
@@ -59,17 +59,6 @@ REPORT_SECONDS = 60.0
 
 class Mismatch(AssertionError):
     """The op broke its contract."""
-
-
-def sorted_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
-    """The contract by NumPy's sort: an oracle that shares nothing with the CPU implementation."""
-    result = np.full((logits.shape[0], k), -1, dtype=np.int32)
-    for row, (scores, length) in enumerate(zip(logits.float().numpy(), lengths.tolist(), strict=True)):
-        visible = scores[: max(length, 0)]
-        # Last key first: NaN before numbers, larger before smaller, and then by position.
-        order = np.lexsort((-visible, ~np.isnan(visible)))[:k]
-        result[row, : len(order)] = np.sort(order)
-    return torch.from_numpy(result)
 
 
 def check_case(
@@ -162,8 +151,8 @@ def _check_written(
     untouched[list(writers)] = False
     kept, before = (state[untouched].view(torch.int32) for state in (problem.guess_state, guess_before))
     _same(f"{call}: guess_state of other slots", kept, before)
-    # The CPU and the four-phase kernel leave nothing where they are given no prior.
-    if problem.prior is None and (case.path == "gvr" or not problem.logits.is_cuda):
+    # The four-phase kernel leaves nothing where it is given no prior.
+    if problem.prior is None and case.path == "gvr":
         return
     kinds, visible = problem.guess_state[:, 0].tolist(), problem.visible.tolist()
     for slot, row in writers.items():
@@ -256,6 +245,9 @@ def main(
     """Fuzz the op."""
     if device not in ELEMENTS:
         raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        # A missing GPU must not look like a wrong result.
+        raise typer.BadParameter("--device: wanted a CUDA device, got none; --device cpu runs without")
     wanted = tuple(path for path in paths.split(",") if path)
     if not wanted or not set(wanted) <= set(PATHS):
         raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
@@ -278,8 +270,11 @@ def main(
     print(f"paths asked for {summary['paths_asked_for']}, run {summary['paths_of_rows_with_stats']}")
     if summary["failure"] is not None:
         case = summary["failure"]["case"]
-        print(f"MISMATCH {summary['failure']['error']}\n  {case}")
-        again = f"python eval/fuzz.py --device {device} --seed {seed} --only {case['index']}"
+        # A call that fails is a finding too, but no wrong result.
+        problem = summary["failure"]["error"]
+        verdict = "MISMATCH" if problem.startswith("Mismatch:") else "FAILED"
+        print(f"{verdict} {problem}\n  {case}")
+        again = f"python -m eval fuzz --device {device} --seed {seed} --only {case['index']}"
         print(f"again: {again} --paths {','.join(wanted)}" + (f" --beside {beside}" if beside else ""))
         raise typer.Exit(1)
 

@@ -1,6 +1,6 @@
 """Passes of the four-phase kernel with each first guess and hint offset, on traces and the generator.
 
-    python eval/guess_table.py --traces FOLDER --out eval/results/guess_table.json
+    python -m eval guesses --traces FOLDER --out eval/results/h200/guess_table.json
 
 ``mean`` is the paper's first threshold, the mean of the hinted values; ``quantile`` the value that the share
 of last step's hits names. Every step's hint is the step before's result. On ``--device cuda`` the figures
@@ -27,10 +27,10 @@ from eval.common.bench_cases import K, load_traces
 from eval.common.machine import describe_machine, write_json
 from eval.common.tables import markdown_table
 from gvr_topk.contract import STATS_COLUMNS
+from gvr_topk.evaluation.reference import GuessKind, topk_row
+from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator
+from gvr_topk.evaluation.trace import ScoreSource
 from gvr_topk.ops import indexer_topk_decode, new_guess_state
-from gvr_topk.reference import GuessKind, topk_row
-from gvr_topk.synthetic import LAYERS, LayerGenerator
-from gvr_topk.trace import ScoreSource
 
 GUESSES: tuple[GuessKind, ...] = ("mean", "quantile")
 OFFSETS = (0, 1)

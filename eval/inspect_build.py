@@ -1,6 +1,6 @@
 """Read from the built CUDA library what each kernel costs on each GPU architecture.
 
-    python eval/inspect_build.py --json out/build.json
+    python -m eval inspect --json out/build.json
 
 Reads the library itself, not the compiler's messages, so it says what is shipped. Needs no GPU and no
 CUDA toolkit: ``cuobjdump`` comes with the ``test`` extra. Registers are per thread; stack and local
@@ -14,7 +14,6 @@ Exit status: 0 no kernel spills and every one has code for all architectures, 1 
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import re
 import shutil
 import subprocess
@@ -31,6 +30,7 @@ if __package__ in (None, ""):
 import typer
 from elftools.elf.elffile import ELFFile
 
+from eval.common.machine import describe_machine, write_json
 from eval.common.tables import markdown_table
 
 LIBRARY = Path(__file__).resolve().parent.parent / "gvr_topk" / "lib" / "libgvr_topk_cuda.so"
@@ -187,8 +187,8 @@ def main(
     rows = [[str(value) for value in asdict(use).values()] for use in uses]
     typer.echo(markdown_table(header, rows))
     if json_out is not None:
-        json_out.parent.mkdir(parents=True, exist_ok=True)
-        json_out.write_text(json.dumps({"kernels": [asdict(use) for use in uses]}, indent=1) + "\n")
+        machine = describe_machine(device="cpu")
+        write_json(json_out, {"machine": machine, "kernels": [asdict(use) for use in uses]})
     wrong = faults(uses)
     for line in wrong:
         typer.echo(line, err=True)

@@ -1,13 +1,14 @@
-"""Write the figures of README and ``where_time_goes.md`` from the JSON files under ``eval/results``.
+"""Write the figures of README and ``docs/performance.md`` from the JSON files under ``eval/results``.
 
 With ``--check``, look whether they are there; exit status 1 if they are not or a file is of another format.
 
-    python eval/readme_table.py
-    python eval/readme_table.py --check
+    python -m eval readme
+    python -m eval readme --check
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -34,14 +35,14 @@ from eval.common.bench_report import (
 from eval.common.our_kernels import HINTED, NO_HINT, PAPER, PDL
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "eval" / "results"
+RESULTS = ROOT / "eval" / "results" / "h200"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 PEERS = {
     "torch": "torch.topk",
     "trtllm": "TensorRT-LLM 1.2.1",
     "vllm": "vLLM 0.33",
     "flashinfer": "FlashInfer 0.7.2 `top_k`",
-    "flashinfer_ragged": "its ragged call",
+    "flashinfer_ragged": "FlashInfer, ragged",
 }
 COLUMNS = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint", **PEERS}
 HARD_GROUPS = ("mask", "adversarial", "scale")
@@ -52,11 +53,11 @@ MASK_NAMES = {
     "mask:99_percent": "99 % masked",
 }
 HARD_SHAPE = (131072, 1)
-"""Length and batch of the masked and rescaled rows that the README shows."""
+"""Length and batch of the masked and rescaled rows that the README shows, and of rows with fewer CTAs."""
 TRACE_STEPS = 256
 """Steps of a trace: its first row is shorter than its last by one less."""
 CELLS = sorted([*LIMITS, (262144, 1), (131072, 8), (1048576, 64)], key=lambda cell: cell[::-1])
-"""Shapes of `where_time_goes`; the README shows those that a limit exists for."""
+"""Shapes of `docs/performance.md`; the README shows those that a limit exists for."""
 ARGUMENTS_BEFORE = ("row_slot", "prior", "guess_state", "out")
 """What this package was called with in files that do not say it."""
 REWRITINGS = {5: "five", 7: "seven"}
@@ -65,7 +66,7 @@ GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 NOISE = 0.01
 """Differences up to this share are not spoken of."""
 PHASES = {"single": ("8,192 x 1", "8,192 x 64"), "cluster": ("70,690 x 1", "131,072 x 64", "1,048,576 x 1")}
-"""Rows of the phase timing that `where_time_goes` shows, by the kernel's path."""
+"""Rows of the phase timing that `docs/performance.md` shows, by the kernel's path."""
 
 
 class FormatError(ValueError):
@@ -77,7 +78,7 @@ def load(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
-def load_bench(name: str = "bench_h200.json") -> dict[str, Any]:
+def load_bench(name: str = "bench.json") -> dict[str, Any]:
     """The kernel benchmark's file.
 
     Raises
@@ -89,14 +90,14 @@ def load_bench(name: str = "bench_h200.json") -> dict[str, Any]:
     if data.get("format") != FORMAT:
         raise FormatError(
             f"{name}: want format {FORMAT!r}, got {data.get('format')!r}; "
-            "run python eval/bench_kernels.py on the GPU and put its file there"
+            "run python -m eval bench on the GPU and put its file there"
         )
     return dict(data)
 
 
 def fuzz_of(commit: str) -> list[Any]:
     """The fuzzer's runs of one commit; if there is none, those of the commit that was fuzzed last."""
-    runs = [load(path.name) for path in sorted(RESULTS.glob("fuzz_h200_*.json"))]
+    runs = [load(path.name) for path in sorted(RESULTS.glob("fuzz_*.json"))]
     its = [run for run in runs if run["machine"]["commit"] == commit]
     if its or not runs:
         return its
@@ -189,6 +190,19 @@ def _paragraph(text: str) -> str:
     return textwrap.fill(" ".join(text.split()), 110, break_long_words=False, break_on_hyphens=False)
 
 
+def _point(text: str) -> str:
+    """An item of a list."""
+    words = " ".join(text.split())
+    return textwrap.fill(
+        words,
+        110,
+        initial_indent="- ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def changed_since(commit: str) -> bool:
     """Whether the code that runs on the GPU, or launches it, differs from that of a commit.
 
@@ -200,31 +214,32 @@ def changed_since(commit: str) -> bool:
 
 def results() -> str:
     """The README's section."""
-    bench, decode = load_bench(), load("simulated_decode_h200.json")
+    bench, decode = load_bench(), load("simulated_decode.json")
     index = Index(bench)
-    phases = load("phase_timing_h200.json")["machine"]["commit"]
     run = bench["runs"][0]
     commit = run["machine"]["commit"]
-    older = " since when the kernels have changed," if changed_since(commit) else ""
+    older = ", since when the kernels have changed" if changed_since(commit) else ""
     *given, last = (f"`{name}`" for name in run.get("hinted", ARGUMENTS_BEFORE))
-    as_integrations = " as the integrations do" if "hinted" in run else ""
+    as_integrations = ", as the integrations do" if "hinted" in run else ""
     lead = f"""
-        {run["machine"]["device"]}, us per launch, median; fp32, k = 2048, a CUDA graph over fresh decode
-        steps, cold L2; every figure with exact results of all launches
-        (`eval/results/bench_h200.json`, commit {commit},{older}
-        [plot](eval/results/bench_h200.png)). This package: called with {", ".join(given)} and
-        {last}{as_integrations}; with PDL: also `pdl=True` (`TRTLLM_ENABLE_PDL=1`); no hint: `out` alone.
-        Gaussian rows of which 90 % of the variance survives a step; beside them the slowest of
-        the real traces, and of masked (-inf, +inf, NaN), tied and rescaled rows:
+        Microseconds per launch on one {run["machine"]["device"]}, median; fp32, k = 2048; a CUDA graph over
+        fresh decode steps whose rows are not in the L2 cache. Every launch's result is compared, and exact
+        (`eval/results/h200/bench.json`, commit {commit}{older}; method:
+        [docs/performance.md](docs/performance.md)). "This package" is called with {", ".join(given)} and
+        {last}{as_integrations}. "With PDL": also `pdl=True` (programmatic dependent launch,
+        `TRTLLM_ENABLE_PDL=1`). "No hint": `out` alone. Rows are Gaussian, and 90 % of the variance survives
+        from step to step; beside them stand the slowest of the real traces, and the worst of masked (-inf,
+        +inf, NaN), tied and rescaled rows:
     """
-    parts = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
-    return "\n".join([*parts, _paragraph(comparison(bench, index, decode, phases)), "", _paragraph(stress())])
+    text = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
+    points = [*comparison(bench, index, decode), fewer_ctas(load("tune.json")), *stress()]
+    return "\n".join([*text, *(_point(point) for point in points)])
 
 
-def stress() -> str:
+def stress() -> list[str]:
     """What the README says of runs beside other work, under delays, and on arguments that are rewritten."""
     beside, delayed, rewritten, older = (
-        load(f"stress_{name}h200.json") for name in ("", "chaos_", "rewrite_", "ee90c38_")
+        load(f"stress{name}.json") for name in ("", "_chaos", "_rewrite", "_ee90c38")
     )
 
     def wrong(run: Mapping[str, Any]) -> str:
@@ -235,20 +250,36 @@ def stress() -> str:
     neighbours = len({result["neighbour"] for result in beside["results"]} - {"none"})
     kinds = len({result["rewritten"] for result in rewritten["results"]})
     commits = sorted({run["machine"]["commit"] for run in (beside, delayed, rewritten)})
-    return f"""
-        Under load (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches of
-        {configurations} configurations alone and beside {neighbours} kinds of neighbour: {wrong(beside)}.
-        {delayed["totals"]["launches"]:,} launches in the build that delays threads: {wrong(delayed)}.
-        {rewritten["totals"]["launches"]:,} launches while an argument was overwritten, a minute for each of
-        {REWRITINGS.get(kinds, kinds)}: none hung, {rewritten["totals"]["guard_words"]:,} guard words
-        overwritten, exact afterwards. The same harness on the kernels before they agreed
-        ({older["machine"]["commit"]}):
-        {older["totals"]["launches"]:,} launches, {wrong(older)}.
-    """
+    return [
+        f"""**Beside other work** (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches of
+        {configurations} configurations, alone and beside {neighbours} kinds of neighbour: {wrong(beside)}.
+        In a build that delays threads {delayed["totals"]["launches"]:,} launches: {wrong(delayed)}. While a
+        stream overwrote an argument, a minute for each of {REWRITINGS.get(kinds, kinds)} kinds,
+        {rewritten["totals"]["launches"]:,} launches: none hung,
+        {rewritten["totals"]["guard_words"]:,} guard words overwritten, exact afterwards. The same harness
+        finds faults where there are some: of {older["totals"]["launches"]:,} launches of the older commit
+        {older["machine"]["commit"]}, {wrong(older)}.""",
+    ]
 
 
-def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any], phases: str) -> str:
-    """What the README says below its tables."""
+def fewer_ctas(sweep: Mapping[str, Any]) -> str:
+    """What the README says of `max_ctas` on an idle GPU."""
+    n, batch = HARD_SHAPE
+    shape = (n, batch, "fp32")
+    (us,) = [each["us"] for each in sweep["shapes"] if (each["n"], each["batch"], each["dtype"]) == shape]
+    return f"""**Fewer CTAs per row** (commit {sweep["machine"]["commit"]}): at {n:,} x {batch} `max_ctas` of
+        8 and 4 take {us["8"]:.1f} and {us["4"]:.1f} us on an idle GPU, where 16 take {us["16"]:.1f}."""
+
+
+def slower_with_pdl(index: Index) -> dict[str, float]:
+    """Shapes of the main sweep at which PDL costs time, and how many times the time without."""
+    ratios = index.ratios(PDL, HINTED, lambda cell: cell["group"] == "main")
+    cells = {cell["key"]: f"{cell['n']:,} x {cell['batch']}" for cell in index.cells()}
+    return {cells[key]: ratio for key, ratio in ratios.items() if ratio > 1 + NOISE}
+
+
+def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any]) -> list[str]:
+    """What the README says below its tables, point by point."""
     run = bench["runs"][0]
     sets = max((each["sets_in_20_runs"] for each in bench["runs"]), key=len)
     ratios = {row["other"]: row for row in bench["worst_ratios"]}
@@ -262,6 +293,7 @@ def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any], phas
         f"{_name(other)} at {cells} cells (at most {times:.2f} times)"
         for other, (cells, times) in faster_cells(index).items()
     ]
+    pdl = ", ".join(f"{shape} ({ratio:.2f} times)" for shape, ratio in slower_with_pdl(index).items())
     masked = max(hard_rows(index, "mask").values(), default=None)
     costs = [row["ratio"] for row in hint_ratios(index)]
     mean, most = (geometric_mean(costs), max(costs)) if costs else (None, None)
@@ -271,20 +303,23 @@ def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any], phas
     cases, rows, seconds = (sum(part[what] for part in fuzz) for what in ("cases", "rows", "seconds"))
     fuzzed = fuzz[0]["machine"]["commit"] if fuzz else "none"
     step = decode["step_us"]
-    return f"""
-        Their time over ours, geometric mean of all cells (worst cell): {others}. Faster than this package
-        by more than {100 * NOISE:.0f} %: {"; ".join(faster) or "nothing measured"}. Time with a hint over
-        time without: mean {_ratio(mean)}, at most {_ratio(most)}; where rows change at random, the worst
-        launch of 1,000 over the mean without: at most {_ratio(worst)}. Masked over usual rows: at most
-        {_ratio(masked)}.
-        Different sets in 20 runs on a zero plateau: ours {sets[HINTED]}, {seen}.
-        `eval/results/where_time_goes.md` says where the time goes (stamps at commit {phases}) and what was
-        tried. Fuzzing (commit {fuzzed}): {cases:,} random cases, {rows:,} rows, every path, no mismatch in
-        {seconds:.0f} s. Simulated decode over real traces with one captured graph (commit
+    return [
+        f"""**Others.** Their time divided by this package's, geometric mean over all cells (in brackets the
+        cell where they come closest): {others}. Faster than this package by more than
+        {100 * NOISE:.0f} %: {"; ".join(faster) or "nothing measured"}.""",
+        f"""**What the hint is worth.** Time with it divided by time without: {_ratio(mean)} in the mean, and
+        {_ratio(most)} at worst. Where rows change at random, the worst launch of 1,000 takes at most
+        {_ratio(worst)} times the mean launch without a hint.""",
+        f"""**What it costs.** Masked rows take at most {_ratio(masked)} times as long as usual ones. PDL
+        saves time at most shapes and is slower at {pdl or "none"}.""",
+        f"""**Deterministic.** Different sets in 20 runs on a row with a plateau at the k-th value: this
+        package {sets[HINTED]}, {seen}.""",
+        f"""**Checked.** Fuzzing (commit {fuzzed}): {cases:,} random cases, {rows:,} rows, every path, no
+        mismatch in {seconds:.0f} s. Simulated decode over real traces in one captured graph (commit
         {decode["versions"]["commit"]}): {decode["sets"]["identical"]:,} of {decode["sets"]["rows"]:,} rows
-        select the same set with the hook on and off, {step["on"]:.0f} against {step["off"]:.0f} us a step,
-        most of it scoring, with TensorRT-LLM's compiled op (rows of 32,768; never inside TensorRT-LLM).
-    """
+        select the same set with the hook on and off; a step, most of which is scoring, takes
+        {step["on"]:.0f} us instead of {step["off"]:.0f} with TensorRT-LLM's compiled op.""",
+    ]
 
 
 def _ratio(figure: float | None) -> str:
@@ -294,27 +329,27 @@ def _ratio(figure: float | None) -> str:
 def _name(impl: str) -> str:
     if impl == "flashinfer_ragged":
         return "FlashInfer's ragged call"
-    return "our four-phase kernel" if impl in OURS else PEERS.get(impl, impl)
+    return "the paper's kernel" if impl in OURS else PEERS.get(impl, impl)
 
 
-def where_time_goes() -> str:
+def performance() -> str:
     """Figures of the page that says what takes how long."""
-    bench, timing = load_bench(), load("phase_timing_h200.json")
+    bench, timing = load_bench(), load("phase_timing.json")
     index = Index(bench)
     lines = [
-        f"Times: `bench_h200.json`, commit {bench['runs'][0]['machine']['commit']}.",
+        f"Times: `eval/results/h200/bench.json`, commit {bench['runs'][0]['machine']['commit']}.",
         "",
-        "| N x batch | us, at most | reached | reading the row alone |",
-        "|---|---:|---:|---:|",
+        "| N x batch | us | reading the row alone |",
+        "|---|---:|---:|",
     ]
     for n, batch in CELLS:
         key = index.main(n, batch)
-        limit, reached = LIMITS.get((n, batch)), index.figure(key, HINTED)
-        row = [_shown(limit), "-" if reached is None else f"{reached:.2f}", _shown(index.figure(key, FLOOR))]
+        reached = index.figure(key, HINTED)
+        row = ["-" if reached is None else f"{reached:.2f}", _shown(index.figure(key, FLOOR))]
         lines.append(f"| {n:,} x {batch} | {' | '.join(row)} |")
     lines += [
         "",
-        f"Phases: `phase_timing_h200.json`, commit {timing['machine']['commit']}.",
+        f"Phases: `eval/results/h200/phase_timing.json`, commit {timing['machine']['commit']}.",
     ]
     for path, shown in PHASES.items():
         lines += ["", *phase_table(timing, path, shown)]
@@ -333,14 +368,14 @@ def phase_table(timing: dict[str, Any], path: str, shown: Sequence[str]) -> list
     return lines
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Write, or check, the figures of each page."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(__doc__)
-        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, and say what would change")
+    check = parser.parse_args(argv).check
     failed = False
     try:
-        pages = {ROOT / "README.md": results(), RESULTS / "where_time_goes.md": where_time_goes()}
+        pages = {ROOT / "README.md": results(), ROOT / "docs" / "performance.md": performance()}
     except FormatError as error:
         print(error)
         return 1
@@ -348,11 +383,11 @@ def main() -> int:
         text = page.read_text()
         head, rest = text.split(BEGIN)
         expected = f"{head}{BEGIN}\n{figures}\n{END}{rest.split(END)[1]}"
-        if "--check" not in sys.argv[1:]:
+        if not check:
             page.write_text(expected)
         elif text != expected:
             failed = True
-            print(f"{page.name}: its figures are not those of eval/results; run python eval/readme_table.py")
+            print(f"{page.name}: its figures are not those of eval/results; run python -m eval readme")
     return int(failed)
 
 

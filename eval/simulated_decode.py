@@ -38,8 +38,8 @@ from engine import GRAPH_DUMMY, fake_package, load_dsa
 from real_op import load_real_op
 
 from eval.common.machine import describe_machine
+from gvr_topk.evaluation.trace import Trace, TraceError, load_trace, shipped_trace
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.trace import Trace, load_trace, shipped_trace
 
 SCALE = 8.0
 """Divisor of the traces' score formula."""
@@ -111,7 +111,7 @@ class Decoder:
         self._calls: list[Tensor] = []
         base: Any = sys.modules["fake_base"]
         self._score = base.fp8_paged_mqa_logits
-        base.fp8_paged_mqa_logits = self.dsa.fp8_paged_mqa_logits = self._keep_logits
+        base.fp8_paged_mqa_logits = self._keep_logits
 
     def _keep_logits(self, *args: Any) -> Tensor:
         self._calls.append(self._score(*args))
@@ -404,9 +404,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run and report; 1 when a set differs."""
     args = parse_args(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print("--device: wanted a CUDA device, got none; --device cpu runs without", file=sys.stderr)
+        return 2
     if args.device == "cpu":
         torch.set_num_threads(1)
-    traces = [load_trace(path) for path in args.trace] if args.trace else [shipped_trace()]
+    try:
+        traces = [load_trace(path) for path in args.trace] if args.trace else [shipped_trace()]
+    except TraceError as error:
+        print(error, file=sys.stderr)
+        return 2
     options = Options(args.device, args.requests, args.steps, args.window, args.topk, args.seed)
     missing = load_real_op() if args.device == "cuda" and args.topk == 2048 else "CPU, or another k"
     original = "torch.ops.trtllm.indexer_topk_decode, compiled"

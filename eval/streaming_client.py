@@ -1,27 +1,35 @@
 """Time to first token and time per output token of any OpenAI-compatible server, by streaming.
 
-    python eval/streaming_client.py --url http://127.0.0.1:8000 --prompt-file prompts.jsonl --max-tokens 1024
+    python -m eval stream --url http://127.0.0.1:8000 --prompt-file prompts.jsonl --max-tokens 1024
 
 Requests go one after another (batch 1). Per request, with the arrival time of each chunk:
 
     TTFT = t_first - t_sent            TPOT = (t_last - t_first) / (tokens - 1)
 
+Every chunk that stands for a token is timed, whether or not it has text: a special token and the bytes of
+an unfinished character come as empty chunks, and take as long as others. Left out are the role that opens
+a chat answer, and an empty chunk that only says why the answer ended; where the server counts more tokens
+than chunks were seen, the latter may have carried one and is timed too.
+
 ``tokens`` is the server's own count (``usage.completion_tokens``); with speculative decoding one chunk
 holds several tokens, so that chunks are counted only where the server sends no usage, and the report
-says so. trtllm-serve adds the mean number of tokens per decoding step, from which the draft acceptance
-rate follows.
+says so. It also says in how many requests the two counts disagree. trtllm-serve adds the mean number of
+tokens per decoding step, from which the draft acceptance rate follows.
 
-Only the standard library speaks HTTP here: the script runs wherever the server runs.
+Only the standard library speaks HTTP here: the script runs wherever the server runs. Exit status: 0 all
+requests measured, 2 wrong use, 3 no usable stream, 4 the script itself failed.
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import math
 import os
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +42,7 @@ if __package__ in (None, ""):
 import typer
 
 from eval.common.prompts import InputError, Prompt, read_prompt
+from eval.common.status import TOOL_FAULT, UNDECIDED, WRONG_USE
 
 Endpoint = Literal["auto", "completions", "chat"]
 TokenSource = Literal["usage", "chunks"]
@@ -58,7 +67,7 @@ class StreamResult:
     token_source : str
         ``usage`` (counted by the server) or ``chunks``.
     chunks : int
-        Chunks that carried a token.
+        Chunks that stood for a token, with text or without.
     tokens_per_step : float or None
         Mean tokens per decoding step, where the server reports it.
     finish_reason : str or None
@@ -72,6 +81,11 @@ class StreamResult:
     chunks: int
     tokens_per_step: float | None
     finish_reason: str | None
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether the server counts another number of tokens than chunks were timed."""
+        return self.output_tokens != self.chunks
 
 
 def request_body(
@@ -134,40 +148,47 @@ def stream_once(
     ------
     StreamError
         No connection, an HTTP error, an answer that is no event stream, a stream that breaks off, is
-        empty or reports an error, or fewer than two tokens.
+        empty, malformed or reports an error, or fewer than two tokens.
     """
     sent = clock()
-    first = last = 0.0
-    chunks, finish_reason, usage_tokens, tokens_per_step, ended = 0, None, None, None, False
+    times: list[float] = []
+    ending: float | None = None
+    finish_reason, usage_tokens, tokens_per_step, ended = None, None, None, False
     for data in _events(url, path, body, timeout_s):
         now = clock()
         if data == "[DONE]":
             ended = True
             break
         event = _parse_event(data)
-        if usage := event.get("usage"):
-            usage_tokens = usage.get("completion_tokens", usage_tokens)
-        for choice in event.get("choices") or []:
+        counted = _completion_tokens(event)
+        carries = counted is not None and usage_tokens is not None and counted > usage_tokens
+        usage_tokens = usage_tokens if counted is None else counted
+        for choice in _choices(event):
             finish_reason = choice.get("finish_reason") or finish_reason
             if choice.get("avg_decoded_tokens_per_iter") is not None:
-                tokens_per_step = float(choice["avg_decoded_tokens_per_iter"])
-            if _carries_token(choice):
-                chunks += 1
-                first, last = first or now, now
+                tokens_per_step = _number(choice, "avg_decoded_tokens_per_iter")
+            kind = _kind(choice)
+            carries = carries or kind == "token"
+            if kind == "ending":
+                ending = now
+        if carries:
+            times.append(now)
     if not ended and finish_reason is None:
-        raise StreamError(f"the stream broke off after {chunks} chunks: no finish_reason and no [DONE]")
-    if chunks == 0:
+        raise StreamError(f"the stream broke off after {len(times)} chunks: no finish_reason and no [DONE]")
+    if ending is not None and usage_tokens is not None and usage_tokens > len(times):
+        times.append(max([*times, ending]))
+    if not times:
         raise StreamError("the stream was empty: it ended without a token")
-    tokens = int(usage_tokens) if usage_tokens is not None else chunks
-    if tokens < 2 or chunks < 2:
-        raise StreamError(f"wanted at least 2 tokens in 2 chunks for a TPOT, got {tokens} in {chunks}")
+    tokens = len(times) if usage_tokens is None else usage_tokens
+    if tokens < 2 or len(times) < 2:
+        raise StreamError(f"wanted at least 2 tokens in 2 chunks for a TPOT, got {tokens} in {len(times)}")
     return StreamResult(
-        ttft_ms=1e3 * (first - sent),
-        tpot_ms=1e3 * (last - first) / (tokens - 1),
-        total_ms=1e3 * (last - sent),
+        ttft_ms=1e3 * (times[0] - sent),
+        tpot_ms=1e3 * (times[-1] - times[0]) / (tokens - 1),
+        total_ms=1e3 * (times[-1] - sent),
         output_tokens=tokens,
-        token_source="usage" if usage_tokens is not None else "chunks",
-        chunks=chunks,
+        token_source="chunks" if usage_tokens is None else "usage",
+        chunks=len(times),
         tokens_per_step=tokens_per_step,
         finish_reason=finish_reason,
     )
@@ -214,20 +235,59 @@ def summarize(url: str, model: str, path: str, results: list[StreamResult]) -> d
         "mean_output_tokens": statistics.fmean(result.output_tokens for result in results),
         "tokens_per_step": statistics.fmean(steps) if len(steps) == len(results) else None,
         "token_source": "usage" if sources == {"usage"} else "chunks",
+        "mean_chunks": statistics.fmean(result.chunks for result in results),
+        "requests_where_counts_disagree": sum(result.disagrees for result in results),
         "requests": [asdict(result) for result in results],
     }
 
 
-def _carries_token(choice: dict[str, Any]) -> bool:
-    """Whether a chunk stands for generated tokens.
-
-    Text may be empty for a special token; left out are the role-only chunk that opens a chat answer and
-    an empty chunk that only says why the answer ended.
-    """
+def _kind(choice: dict[str, Any]) -> Literal["token", "opening", "ending"]:
+    """What one choice of a chunk stands for; see the top of this file."""
     if "delta" in choice:
-        delta = choice["delta"] or {}
-        return any(delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls"))
-    return bool(choice.get("text")) or choice.get("finish_reason") is None
+        delta = _mapping(choice["delta"] or {}, "delta")
+        text = any(delta.get(key) for key in ("content", "reasoning_content", "reasoning", "tool_calls"))
+        if not text and delta.get("role") and not choice.get("finish_reason"):
+            return "opening"
+    else:
+        text = bool(choice.get("text"))
+    return "ending" if not text and choice.get("finish_reason") else "token"
+
+
+def _completion_tokens(event: dict[str, Any]) -> int | None:
+    """The server's count of tokens so far, where the event has one."""
+    usage = event.get("usage")
+    if not usage:
+        return None
+    count = _mapping(usage, "usage").get("completion_tokens")
+    if count is None:
+        return None
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise StreamError(f"usage.completion_tokens: wanted a count, got {_shown(count)}")
+    return count
+
+
+def _choices(event: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = event.get("choices") or []
+    if not isinstance(choices, list):
+        raise StreamError(f"choices: wanted a list, got {_shown(choices)}")
+    return [_mapping(choice, "choices") for choice in choices]
+
+
+def _mapping(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise StreamError(f"{name}: wanted a JSON object, got {_shown(value)}")
+    return value
+
+
+def _number(choice: dict[str, Any], name: str) -> float:
+    value = choice[name]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise StreamError(f"{name}: wanted a number, got {_shown(value)}")
+    return float(value)
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:BODY_CHARS]
 
 
 def _events(url: str, path: str, body: dict[str, Any], timeout_s: float) -> Iterator[str]:
@@ -309,29 +369,46 @@ def main(
     try:
         prompt = read_prompt(prompt_file, entry)
         if model is None:
-            served = get_json(url, "/v1/models").get("data") or []
-            if not served:
-                raise StreamError(f"GET {url}/v1/models: no model listed; name one with --model")
-            model = str(served[0]["id"])
+            model = _first_model(url)
         path, body = request_body(prompt, model, max_tokens, endpoint=endpoint, ignore_eos=ignore_eos)
         results = []
         for index in range(-warmup, requests):
             result = stream_once(url, path, body, timeout_s=timeout)
             name = "warm-up" if index < 0 else f"request {index + 1}/{requests}"
+            note = f", in {result.chunks} chunks" if result.disagrees else ""
             typer.echo(
                 f"{name}: TTFT {result.ttft_ms:.2f} ms, TPOT {result.tpot_ms:.4f} ms, "
-                f"{result.output_tokens} tokens ({result.token_source})"
+                f"{result.output_tokens} tokens ({result.token_source}){note}"
             )
             if index >= 0:
                 results.append(result)
-    except (StreamError, InputError) as error:
+        report = summarize(url, model, path, results)
+        typer.echo(f"mean TPOT {report['mean_tpot_ms']:.4f} ms, mean TTFT {report['mean_ttft_ms']:.2f} ms")
+        if report["requests_where_counts_disagree"]:
+            typer.echo(
+                f"the server counts {report['mean_output_tokens']:g} tokens, "
+                f"{report['mean_chunks']:g} chunks were timed: several tokens came in one chunk, "
+                "as with draft tokens, or some came in none"
+            )
+        if report_json is not None:
+            report_json.parent.mkdir(parents=True, exist_ok=True)
+            report_json.write_text(json.dumps(report, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except InputError as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
-    report = summarize(url, model, path, results)
-    typer.echo(f"mean TPOT {report['mean_tpot_ms']:.4f} ms, mean TTFT {report['mean_ttft_ms']:.2f} ms")
-    if report_json is not None:
-        report_json.parent.mkdir(parents=True, exist_ok=True)
-        report_json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        raise typer.Exit(WRONG_USE) from None
+    except StreamError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(UNDECIDED) from None
+    except Exception:
+        traceback.print_exc()
+        raise typer.Exit(TOOL_FAULT) from None
+
+
+def _first_model(url: str) -> str:
+    served = get_json(url, "/v1/models").get("data")
+    if not isinstance(served, list) or not served:
+        raise StreamError(f"GET {url}/v1/models: no model listed; name one with --model")
+    return str(_mapping(served[0], "data").get("id"))
 
 
 if __name__ == "__main__":

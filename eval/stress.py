@@ -1,9 +1,9 @@
 """Run the op beside other work, under delays, and on arguments that are rewritten; compare every launch.
 
-    python eval/stress.py --launches 1000000 --out out/stress.json
-    python eval/stress.py --launches 0 --chaos-launches 100000 --out out/chaos.json
-    python eval/stress.py --rewrite --out out/rewrite.json
-    python eval/stress.py --package ../older --configurations fp32-131072x1 --neighbours l1,index_add
+    python -m eval stress --launches 1000000 --out out/stress.json
+    python -m eval stress --launches 0 --chaos-launches 100000 --out out/chaos.json
+    python -m eval stress --rewrite --out out/rewrite.json
+    python -m eval stress --package ../older --configurations fp32-131072x1 --neighbours l1,index_add
 
 One graph holds 64 launches of a configuration over different rows, chains of decode steps that a predictor
 follows or misses. A neighbour works on another stream all the time that the graph is replayed. Each replay

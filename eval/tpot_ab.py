@@ -1,6 +1,6 @@
 """Time per output token with the heuristic top-k off and on, at batch 1 with one fixed prompt.
 
-    python eval/tpot_ab.py --model MODEL --prompts 64K=swe_bench_64k.jsonl --entry 1 --dry-run
+    python -m eval tpot --model MODEL --prompts 64K=swe_bench_64k.jsonl --entry 1 --dry-run
 
 The method is that of the paper's section 6.7 and appendix A: for every MTP setting and prompt, the two
 variants take turns for a number of repetitions; each repetition is a fresh process that serves the same
@@ -8,18 +8,28 @@ prompt several times and reports the mean TPOT and the draft acceptance rate (DA
 
 * ``--via bench`` (default) starts ``trtllm-bench throughput`` for each repetition.
 * ``--via serve`` starts ``trtllm-serve`` for each repetition and streams from it.
-* ``--via running`` streams from two servers that already run (``--url-off``, ``--url-on``).
+* ``--via running`` streams from two servers that already run (``--url-off``, ``--url-on``), whose logs
+  (``--log-off``, ``--log-on``) have to show which of them has the heuristic top-k. The build of such a server
+  is not known here: after a restart with another one, use another ``--out``.
 
-The table has every repetition, the means with 95 % Student intervals, and the reduction
-``1 - mean(on) / mean(off)`` with the 95 % Welch interval of the ratio. The unit of the statistics is the
-repetition, not the request: requests of one process share its clocks and memory layout. With ``abba``
-order every second pair is turned round, which cancels a steady drift of the machine.
+The table has every repetition, the means, and the reduction of TPOT with its interval: from a fit of the
+logarithms by level, linear drift and variant, so that a machine that warms up does not count as a
+difference. The unit of the statistics is the repetition, not the request: requests of one process share its
+clocks and memory layout. A case is ``faster`` or ``slower`` where that is shown, and else ``open``.
+
+**What the verdicts are worth.** In a whole campaign the chance of any false ``faster`` or ``slower`` is at
+most 5 %: over all cases together, and also for somebody who looks after every run and adds repetitions until
+the answer pleases. The intervals hold in the same sense. A verdict may change at 4, 6, 8, 12, 16 and 32
+repetitions; between them it stays. How: `eval/common/sequential.py`; that it holds: docs/verdicts.md.
 
 The paper's figures stand beside. They are of DeepSeek-V3.2-Exp NVFP4 on eight B200: a reference, not a
 target for another machine.
 
-Exit status: 0 all runs finished, 2 wrong use, 3 runs failed, 130 interrupted. The same command goes on
-where an interrupted one stopped.
+A run counts only if its log shows that the heuristic top-k was on (or off, on the other side).
+
+Exit status: 0 all runs finished, 2 wrong use, 3 runs failed or there is no evidence that the feature ran, 4
+the script itself failed, 130 interrupted (143 and 129 by SIGTERM and SIGHUP). The same command goes on
+where an interrupted one stopped, on the same builds and GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +37,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -38,31 +48,38 @@ if __package__ in (None, ""):
 
 import typer
 
-from eval.common.exits import clean_exits
+from eval.common.configs import combined_configs
+from eval.common.exits import clean_exits, refuse_disabled
+from eval.common.identity import build_identity
+from eval.common.machine import compute_capability
+from eval.common.options import check_label, refuse_repeats
+from eval.common.order import Order, Variant, variant_order
 from eval.common.pairs import check_pair
-from eval.common.plan import (
-    Order,
-    PlannedRun,
-    Server,
-    Variant,
-    describe_plan,
-    execute,
-    remarks,
-    variant_order,
-)
+from eval.common.plan import PlannedRun, Server, describe_plan, execute, remarks
 from eval.common.prompts import InputError, prompt_lines, read_prompt, text_hash, tokenize
 from eval.common.reports import read_bench_log, read_bench_report, read_client_report
+from eval.common.status import TOOL_FAULT, UNDECIDED
 from eval.common.store import RunStore, file_hash
-from eval.common.tpot_report import Case, acceptance_table, collect_rows, draw, tpot_table
+from eval.common.tpot_report import (
+    Case,
+    acceptance_table,
+    collect_rows,
+    describe_power,
+    draw,
+    tpot_table,
+)
+from eval.common.verdicts import ERROR_RATE
 
 Via = Literal["bench", "serve", "running"]
 
-ROOT = Path(__file__).resolve().parent.parent
 CLIENT = Path(__file__).with_name("streaming_client.py")
-DEFAULT_CONFIGS = {
-    "bench": str(ROOT / "configs" / "bench" / "b200_tep8_mtp{mtp}_{variant}.yaml"),
-    "serve": str(ROOT / "configs" / "serve" / "tep8_mtp{mtp}_{variant}.yaml"),
-}
+PROGRAMS = {"bench": "trtllm-bench", "serve": "trtllm-serve"}
+
+
+def default_configs(via: Via) -> str:
+    """Pattern of the YAML files of one way to run; those of bench fit one GPU's checkpoint and kernels."""
+    base = f"bench_{bench_gpu()}_tep8" if via == "bench" else "serve_tep8"
+    return str(combined_configs() / (base + "_mtp{mtp}_{variant}.yaml"))
 
 
 @dataclass(frozen=True)
@@ -101,13 +118,15 @@ class Settings:
     config_flag: str = "--config"
     url_off: str | None = None
     url_on: str | None = None
+    log_off: Path | None = None
+    log_on: Path | None = None
     port: int = 8123
     launcher: tuple[str, ...] = ()
     extra_args: tuple[str, ...] = ()
 
     def config(self, mtp: int, variant: Variant) -> Path:
         """YAML file of one side."""
-        pattern = self.configs or DEFAULT_CONFIGS[self.via]
+        pattern = self.configs or default_configs(self.via)
         try:
             return Path(pattern.format(mtp=mtp, variant=variant))
         except (KeyError, IndexError, ValueError):
@@ -116,6 +135,11 @@ class Settings:
     def url(self, variant: Variant) -> str:
         """Server of one side."""
         return (self.url_off if variant == "off" else self.url_on) or f"http://127.0.0.1:{self.port}"
+
+
+def bench_gpu() -> str:
+    """Which base under ``configs`` fits the GPU of this machine; where it has none, that of Hopper."""
+    return "b200" if compute_capability() >= 10 else "h200"
 
 
 def prepare_prompt(
@@ -142,7 +166,7 @@ def prepare_prompt(
 
 def bench_command(settings: Settings, prompt: FixedPrompt, config: Path, report: Path) -> tuple[str, ...]:
     """``trtllm-bench throughput`` at batch 1; ``--streaming`` is what makes it report TPOT."""
-    command = [*settings.launcher, "trtllm-bench", "--model", settings.model]
+    command = [*settings.launcher, PROGRAMS["bench"], "--model", settings.model]
     if settings.model_path:
         command += ["--model_path", settings.model_path]
     command += ["throughput", "--backend", "pytorch", "--tp", str(settings.gpus), "--ep", str(settings.gpus)]
@@ -158,7 +182,7 @@ def bench_command(settings: Settings, prompt: FixedPrompt, config: Path, report:
 
 def serve_command(settings: Settings, config: Path) -> tuple[str, ...]:
     """``trtllm-serve``; what is not here is in the YAML."""
-    command = [*settings.launcher, "trtllm-serve", settings.model, "--host", "127.0.0.1"]
+    command = [*settings.launcher, PROGRAMS["serve"], settings.model, "--host", "127.0.0.1"]
     command += ["--port", str(settings.port), settings.config_flag, str(config)]
     return (*command, *settings.extra_args)
 
@@ -172,7 +196,13 @@ def client_command(settings: Settings, prompt: FixedPrompt, url: str, report: Pa
 
 
 def plan_run(
-    settings: Settings, case: Case, prompt: FixedPrompt, variant: Variant, repetition: int
+    settings: Settings,
+    case: Case,
+    prompt: FixedPrompt,
+    variant: Variant,
+    repetition: int,
+    order: Order,
+    build: Mapping[str, str],
 ) -> PlannedRun:
     """One repetition of one side of one case."""
     place = settings.out / f"mtp{case.mtp}_{case.label}" / f"{variant}_{repetition}"
@@ -192,13 +222,21 @@ def plan_run(
         if settings.via == "serve":
             server = Server(serve_command(settings, config), f"{url}/health", Path(f"{place}.server.log"))
     return PlannedRun(
-        labels={"MTP": case.mtp, "prompt": case.label, "variant": variant, "repetition": repetition},
+        labels={
+            "MTP": case.mtp,
+            "prompt": case.label,
+            "variant": variant,
+            "repetition": repetition,
+            "order": order,
+        },
         command=command,
         log=Path(f"{place}.log"),
         inputs=inputs,
         measure=measure,
+        build=build,
         reports=(report,),
         server=server,
+        other_log=settings.log_off if variant == "off" else settings.log_on,
     )
 
 
@@ -218,8 +256,9 @@ def plan_runs(
             loaded, _ = check_pair(off, on)
             if loaded.next_n - 1 != mtp:
                 raise InputError(f"{off}: wanted MTP {mtp}, got {loaded.next_n - 1}")
+    build = build_identity(PROGRAMS[settings.via]) if settings.via in PROGRAMS else {}
     return [
-        plan_run(settings, Case(mtp, label), prompt, variant, repetition)
+        plan_run(settings, Case(mtp, label), prompt, variant, repetition, order, build)
         for mtp in mtps
         for label, prompt in prompts.items()
         for repetition, variant in variant_order(repetitions, order)
@@ -241,7 +280,9 @@ def _split_prompts(items: Sequence[str]) -> dict[str, Path]:
         label, _, name = item.partition("=")
         if not label or not name:
             raise typer.BadParameter(f"wanted LABEL=FILE, got {item!r}", param_hint="--prompts")
+        check_label(label, "--prompts")
         files[label] = Path(name)
+    refuse_repeats([item.partition("=")[0] for item in items], "--prompts")
     return files
 
 
@@ -255,9 +296,14 @@ def main(
     mtp: Annotated[list[int] | None, typer.Option(help="MTP setting, repeatable. Default: 0 1 3.")] = None,
     via: Annotated[Via, typer.Option(help="How the model is run.")] = "bench",
     configs: Annotated[
-        str | None, typer.Option(help="Pattern of YAML files with {mtp} and {variant} (off, on).")
+        str | None,
+        typer.Option(
+            help="Pattern of YAML files with {mtp} and {variant} (off, on). Default: for the GPU found."
+        ),
     ] = None,
-    repetitions: Annotated[int, typer.Option(min=1)] = 3,
+    repetitions: Annotated[
+        int, typer.Option(min=1, help="Of each variant; verdicts change at 4, 6, 8, 12, 16, 32.")
+    ] = 8,
     order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba",
     entry: Annotated[int, typer.Option(help="Line of the prompt file, from 0.")] = 1,
     requests: Annotated[int, typer.Option(min=1, help="Timed requests per repetition.")] = 5,
@@ -273,6 +319,8 @@ def main(
     ] = None,
     url_off: Annotated[str | None, typer.Option(help="Running server without the heuristic top-k.")] = None,
     url_on: Annotated[str | None, typer.Option(help="Running server with it.")] = None,
+    log_off: Annotated[Path | None, typer.Option(help="Log of the running server without it.")] = None,
+    log_on: Annotated[Path | None, typer.Option(help="Log of the running server with it.")] = None,
     port: Annotated[int, typer.Option(help="For --via serve.")] = 8123,
     extra_args: Annotated[
         str, typer.Option(help="More arguments for trtllm-bench throughput or trtllm-serve.")
@@ -288,11 +336,14 @@ def main(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and stop.")] = False,
 ) -> None:
     """Measure TPOT with the heuristic top-k off and on, taking turns."""
-    if (url_off is not None, url_on is not None) != (via == "running", via == "running"):
+    of_running = (url_off, url_on, log_off, log_on)
+    if any((value is not None) != (via == "running") for value in of_running):
         raise typer.BadParameter(
-            "wanted --url-off and --url-on with --via running, and only then", param_hint="--via"
+            "wanted --url-off, --url-on, --log-off and --log-on with --via running, and only then",
+            param_hint="--via",
         )
     mtps = mtp or [0, 1, 3]
+    refuse_repeats(mtps, "--mtp")
     if via == "running" and len(mtps) != 1:
         raise typer.BadParameter("wanted one setting, that of the running servers", param_hint="--mtp")
     settings = Settings(
@@ -310,20 +361,34 @@ def main(
         config_flag=config_flag,
         url_off=url_off,
         url_on=url_on,
+        log_off=log_off,
+        log_on=log_on,
         port=port,
         launcher=tuple(shlex.split(launcher)),
         extra_args=tuple(shlex.split(extra_args)),
     )
-    store = RunStore(out / "runs.jsonl")
     with clean_exits():
+        store = RunStore(out / "runs.jsonl")
         fixed = {
             label: prepare_prompt(settings, file, label, entry, tokenizer)
             for label, file in _split_prompts(prompts).items()
         }
         planned = plan_runs(settings, mtps, fixed, repetitions, order)
+        cases = [Case(setting, label) for setting in mtps for label in fixed]
+        # A case that was run before belongs to the campaign, whether or not it is asked for now.
+        before = {
+            (record["labels"].get("MTP"), record["labels"].get("prompt")) for record in store.finished()
+        }
+        family = len({(case.mtp, case.label) for case in cases} | before)
+        typer.echo(describe_power(cases, repetitions, order, family))
         if dry_run:
             typer.echo(describe_plan(planned, store))
             return
+        for log in (log_off, log_on):
+            if log is not None and not log.is_file():
+                raise InputError(f"{log}: wanted the log of a running server, got no such file")
+        if via != "running":
+            refuse_disabled()
         for prompt in fixed.values():
             prompt.file.parent.mkdir(parents=True, exist_ok=True)
             prompt.file.write_text(prompt.content, encoding="utf-8")
@@ -336,26 +401,27 @@ def main(
                 keep_going=keep_going,
                 say=typer.echo,
             )
-    rows = collect_rows([Case(setting, label) for setting in mtps for label in fixed], outcome.records)
-    tables = [tpot_table(rows), acceptance_table(rows)]
-    typer.echo("\n\n".join(["", *filter(None, tables)]))
-    if outcome.records:
-        typer.echo("\n" + remarks(outcome.records))
-    if outcome.failures:
-        typer.echo(f"{len(outcome.failures)} of {len(planned)} runs failed")
-    result = {
-        "rows": [
-            {**asdict(row), "reduction": row.reduction.as_json() if row.reduction else None} for row in rows
-        ],
-        "runs": outcome.records,
-        "failures": outcome.failures,
-    }
-    (out / "results.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    typer.echo(f"written: {out / 'results.json'}")
-    if any(row.reduction for row in rows):
-        draw(rows, out / "tpot.png")
-        typer.echo(f"written: {out / 'tpot.png'}")
-    raise typer.Exit(0 if len(outcome.records) == len(planned) else 3)
+        rows = collect_rows(cases, outcome.records, order, family)
+        tables = [tpot_table(rows), acceptance_table(rows), remarks(outcome.records)]
+        typer.echo("\n\n".join(["", *filter(None, tables)]))
+        if outcome.failures:
+            typer.echo(f"{len(outcome.failures)} of {len(planned)} runs failed")
+        result = {
+            "error_rate": ERROR_RATE,
+            "family": family,
+            "rows": [asdict(row) for row in rows],
+            "runs": outcome.records,
+            "failures": outcome.failures,
+        }
+        text = json.dumps(result, indent=2, allow_nan=False)
+        (out / "results.json").write_text(text + "\n", encoding="utf-8")
+        typer.echo(f"written: {out / 'results.json'}")
+        if any(row.reduction is not None for row in rows):
+            draw(rows, out / "tpot.png")
+            typer.echo(f"written: {out / 'tpot.png'}")
+        if len(outcome.records) == len(planned):
+            raise typer.Exit(0)
+        raise typer.Exit(TOOL_FAULT if outcome.faulty else UNDECIDED)
 
 
 if __name__ == "__main__":

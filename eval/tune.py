@@ -1,6 +1,6 @@
 """Time every cluster size over length, batch and dtype: the sweep behind the plan in ``policy.h``.
 
-    python eval/tune.py --out eval/results/tune_h200.json
+    python -m eval sweep --out eval/results/h200/tune.json
 
 Prints, for each dtype, the fastest number of CTAs per row at each N x batch, what the plan chooses there
 and what that costs. Rows are a chain of Gaussian steps of which 90 % of the variance survives, cold in L2.
@@ -116,7 +116,7 @@ def main(
     machine = describe_machine(commit)
     data: dict[str, Any] = {
         "format": "gvr_topk.tune/1",
-        "command": " ".join(["python", "eval/tune.py", *sys.argv[1:]]),
+        "command": " ".join(["python -m eval sweep", *sys.argv[1:]]),
         "machine": machine,
         "k": K,
         "shapes": [],

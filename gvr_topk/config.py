@@ -1,11 +1,11 @@
 """The keys a user writes in the YAML file given to ``trtllm-serve --config``, checked before use.
 
-Two kinds of key meet in that file. ``sparse_attention_config`` and ``gvr_topk`` decide what this
-package does, so they are strict: an unknown key is an error. The rest belongs to TensorRT-LLM, whose
-versions differ; there a key that looks like a misspelling is an error, and any other unknown key is
-accepted and listed in `ServeConfig.unknown_keys`.
+Two kinds of key meet in that file. ``gvr_topk`` is ours, so it is strict: an unknown key is an error. The
+rest belongs to TensorRT-LLM, whose versions differ; there a key that looks like a misspelling is an error,
+above all one of ``enable_heuristic_topk``, and any other unknown key is accepted and listed in
+`ServeConfig.unknown_keys`.
 
-Key names follow ``tensorrt_llm.llmapi.llm_args`` of the 1.2 releases.
+Key names follow ``tensorrt_llm.llmapi.llm_args`` of the releases from 1.2 to 1.3.
 """
 
 from __future__ import annotations
@@ -38,6 +38,15 @@ MISSPELLING = 0.9
 """`difflib` ratio from which an unknown TensorRT-LLM key counts as a misspelling of a known one.
 High, because a key of a newer release must pass."""
 
+SWITCH = "enable_heuristic_topk"
+"""The key that decides whether this package runs: a misspelling that passed would compare nothing."""
+
+SWITCH_MISSPELLING = 0.8
+"""`difflib` ratio from which an unknown key of the sparse section counts as a misspelling of `SWITCH`."""
+
+INDEXER_ALGORITHMS = ("dsa", "deepseek_v4")
+"""Sparse attention that has an indexer, and so a decode top-k; TensorRT-LLM knows others."""
+
 SUGGESTION = 0.6
 """`difflib` ratio from which a known key is offered in the message about an unknown one."""
 
@@ -63,7 +72,7 @@ PASSED_THROUGH = _names(
     disable_flashinfer_sampling max_stats_len layer_wise_benchmarks_config quant_config build_config
     """
 )
-"""Top-level keys of TensorRT-LLM 1.2 that mean nothing to this package: known, not checked."""
+"""Top-level keys of TensorRT-LLM that mean nothing to this package: known, not checked."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,12 @@ class Problem:
         return f"{place}: {key}wanted {self.wanted}, got {self.got}{hint}"
 
 
+MAX_CHARACTERS = 1 << 20
+MAX_VALUES = 5000
+MAX_DEPTH = 32
+"""Limits of a file, far above what a serving configuration has; within them a check takes about a second."""
+
+
 class ConfigError(ValueError):
     """A configuration cannot be used; one line per problem.
 
@@ -96,6 +111,10 @@ class ConfigError(ValueError):
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
+
+
+class ConfigFileError(ConfigError):
+    """There is no file to check: it is missing, or cannot be read."""
 
 
 class _Strict(BaseModel):
@@ -114,10 +133,10 @@ def _default_topk(value: Any) -> Any:
     return DEFAULT_INDEX_TOPK if value is None else value
 
 
-class SparseAttentionConfig(_Strict):
-    """``sparse_attention_config``: the DSA indexer. Keys of 1.2, and of the 1.3 pre-releases."""
+class SparseAttentionConfig(_Theirs):
+    """``sparse_attention_config``: the indexer. Keys of 1.2, and of the 1.3 pre-releases."""
 
-    algorithm: Literal["dsa"]
+    algorithm: str
     index_n_heads: int | None = Field(default=None, ge=1)
     index_head_dim: int | None = Field(default=None, ge=1)
     index_topk: Annotated[int, BeforeValidator(_default_topk)] = Field(default=DEFAULT_INDEX_TOPK, ge=1)
@@ -130,6 +149,24 @@ class SparseAttentionConfig(_Strict):
     q_split_threshold: int = 8192
     indexer_rope_interleave: bool = False
     indexer_k_dtype: Literal["fp8", "fp4"] = "fp8"
+    use_self_sampling_topk: bool = True
+    use_gvr_emission: bool = False
+    index_share_for_mtp_iteration: bool = False
+
+    @field_validator("algorithm")
+    @classmethod
+    def _algorithm_is_spelled_right(cls, value: str) -> str:
+        # Others are TensorRT-LLM's to judge: they differ from version to version.
+        if value not in INDEXER_ALGORITHMS and difflib.get_close_matches(value, INDEXER_ALGORITHMS):
+            raise ValueError(f"{' or '.join(INDEXER_ALGORITHMS)}|{value}")
+        return value
+
+    @model_validator(mode="after")
+    def _switch_has_an_indexer(self) -> SparseAttentionConfig:
+        if self.enable_heuristic_topk and self.algorithm not in INDEXER_ALGORITHMS:
+            wanted = " or ".join(INDEXER_ALGORITHMS)
+            raise ValueError(f"algorithm {wanted} with {SWITCH}: true|algorithm {self.algorithm}")
+        return self
 
 
 class GvrTopkConfig(_Strict):
@@ -147,6 +184,10 @@ class GvrTopkConfig(_Strict):
         ``auto``, or one path to force on every call (for measurements).
     stats : bool
         Keep the per-row statistics tensor of the op, for metrics: hit ratio, guesses, and their misses.
+    keep_positions : bool or None
+        Keep the previous positions of each request, ``4 k`` bytes a layer, beside the 16 bytes of the
+        predictor. Only path ``gvr`` and the hit ratio of `stats` read them; None keeps them where one of
+        these is asked for.
     nvtx : bool
         Mark each call with an NVTX range.
     max_ctas : int
@@ -159,8 +200,22 @@ class GvrTopkConfig(_Strict):
     max_length: int | None = Field(default=None, ge=1)
     path: Literal["auto", "gvr", "radix", "cluster"] = "auto"
     stats: bool = False
+    keep_positions: bool | None = None
     nvtx: bool = False
     max_ctas: int = 0
+
+    @property
+    def positions_kept(self) -> bool:
+        """Whether serving keeps previous positions and not the predictor alone."""
+        if self.keep_positions is not None:
+            return self.keep_positions
+        return self.stats or self.path == "gvr"
+
+    @model_validator(mode="after")
+    def _path_has_positions(self) -> GvrTopkConfig:
+        if self.path == "gvr" and not self.positions_kept:
+            raise ValueError("keep_positions true or null with path gvr|keep_positions false")
+        return self
 
     @field_validator("max_ctas")
     @classmethod
@@ -240,7 +295,7 @@ class ServeConfig(_Theirs):
     Attributes
     ----------
     unknown_keys : tuple of str
-        Dotted names of keys that neither we nor the 1.2 releases know; not an error.
+        Dotted names of keys that we do not know; not an error.
     source : str
         File the configuration came from.
     """
@@ -352,30 +407,33 @@ def load_config(path: str | Path) -> ServeConfig:
 
     Raises
     ------
+    ConfigFileError
+        Missing or unreadable file.
     ConfigError
-        Missing or unreadable file, broken YAML, duplicate key, wrong root, or a key that is unknown,
+        Broken YAML, a file beyond the limits above, duplicate key, wrong root, or a key that is unknown,
         misspelled, misplaced or ill-typed. Every problem found is listed.
     """
     source = str(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError([Problem(source, "", "a YAML file", "no such file")]) from None
+        raise ConfigFileError([Problem(source, "", "a YAML file", "no such file")]) from None
     except UnicodeDecodeError as error:
         got = f"bytes that are not UTF-8 at offset {error.start}"
         raise ConfigError([Problem(source, "", "UTF-8 text", got)]) from None
-    except OSError as error:
-        got = (error.strerror or str(error)).lower()
-        raise ConfigError([Problem(source, "", "a readable YAML file", got)]) from None
+    except (OSError, ValueError) as error:  # a path may hold what no path may
+        got = (getattr(error, "strerror", None) or str(error)).lower()
+        raise ConfigFileError([Problem(source, "", "a readable YAML file", got)]) from None
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        _check_size(source, text)
+        node = yaml.compose(text, Loader=_Loader)
+        lines: dict[str, int] = {}
+        problems = _index_keys(source, node, "", lines, set()) or _expanded_problems(source, node)
+        if problems:
+            raise ConfigError(problems)
+        data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError([_yaml_problem(source, error)]) from None
-    lines: dict[str, int] = {}
-    duplicates = _index_keys(source, node, "", lines, set())
-    if duplicates:
-        raise ConfigError(duplicates)
     return parse_config(data, source=source, lines=lines)
 
 
@@ -422,16 +480,22 @@ def parse_config(
     return config
 
 
+_SHOWN = 200
+"""Characters of a string that a message shows."""
+
+
 def describe_value(value: Any) -> str:
     """Name a YAML value for a message, with its type where that is what is wrong."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int) and abs(value) >= 1 << 64:
+        return f"an integer of {value.bit_length()} bits"  # Python writes no more than 4,300 digits
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, str):
-        return f"the string {value!r}"
+        return f"the string {value!r}" if len(value) <= _SHOWN else f"the string {value[:_SHOWN]!r}..."
     if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, list):
@@ -446,17 +510,88 @@ def _yaml_problem(source: str, error: yaml.YAMLError) -> Problem:
     return Problem(source, "", "valid YAML", text, line)
 
 
+class _Loader(yaml.SafeLoader):
+    """A safe loader that says where a value stands that it cannot read.
+
+    ``2024-02-30``, ``!!int abc`` and integers of over 4,300 digits look like YAML and fail in Python.
+    """
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, KeyError, IndexError, AttributeError, TypeError, OverflowError) as error:
+            reason = f"a value that cannot be read ({type(error).__name__}: {str(error)[:_SHOWN]})"
+            raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark) from None
+
+
+def _check_size(source: str, text: str) -> None:
+    """Refuse a file beyond the limits before anything recurses into it.
+
+    Raises
+    ------
+    ConfigError
+        With the line where the limit is passed.
+    yaml.YAMLError
+        Broken YAML.
+    """
+
+    def refuse(wanted: str, got: str, line: int | None) -> ConfigError:
+        return ConfigError([Problem(source, "", wanted, got, line)])
+
+    if len(text) > MAX_CHARACTERS:
+        raise refuse(f"at most {MAX_CHARACTERS} characters", str(len(text)), None)
+    depth = values = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        line = None if event.start_mark is None else event.start_mark.line + 1
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        values += isinstance(event, yaml.NodeEvent)
+        if depth > MAX_DEPTH:
+            raise refuse(f"at most {MAX_DEPTH} levels", "a deeper one", line)
+        if values > MAX_VALUES:
+            raise refuse(f"at most {MAX_VALUES} keys and values", "more", line)
+
+
+def _expanded_problems(source: str, node: yaml.Node | None) -> list[Problem]:
+    """Refuse aliases that grow a file beyond the limit, as when each line merges the one before twice."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = 0  # an alias may lead back to a node above it
+            parts: list[yaml.Node] = []
+            if isinstance(node, yaml.CollectionNode):
+                items = node.value
+                parts = [part for item in items for part in (item if isinstance(item, tuple) else (item,))]
+            sizes[id(node)] = 1 + sum(size(part) for part in parts)
+        return sizes[id(node)]
+
+    if node is None or size(node) <= MAX_VALUES:
+        return []
+    return [Problem(source, "", f"at most {MAX_VALUES} keys and values with aliases followed", "more")]
+
+
 def _index_keys(
     source: str, node: yaml.Node | None, prefix: str, lines: dict[str, int], seen: set[int]
 ) -> list[Problem]:
     """Record the line of every key below `node`; return a problem for every key written twice."""
     # An alias may lead back to a node above it; one visit per node is enough and ends.
-    if not isinstance(node, yaml.MappingNode) or id(node) in seen:
+    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
         return []
     seen.add(id(node))
     problems = []
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            problems += _index_keys(source, item, f"{prefix}{index}.", lines, seen)
+        return problems
     here: dict[str, int] = {}
     for key_node, value_node in node.value:
+        # A key that is no scalar has no name; YAML merges may stand several times.
+        if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
+            problems += _index_keys(source, value_node, prefix, lines, seen)
+            continue
         key = f"{prefix}{key_node.value}"
         line = key_node.start_mark.line + 1
         if key in here:
@@ -502,12 +637,14 @@ def _unknown_key(section: str, key: str, known: set[str], strict: bool) -> tuple
     """What to say about an unknown key, ``(wanted, hint)``; None where it may pass."""
     where = f"of {section}" if section else "at the top level"
     for owner in ("sparse_attention_config", "gvr_topk"):
-        if not strict and key in _SECTIONS[owner].model_fields:
+        if not strict and section != owner and key in _SECTIONS[owner].model_fields:
             return f"a key {where}", f"it belongs under {owner}"
     folded = {_fold(name): name for name in known}
     if _fold(key) in folded:
         return f"a key {where}", f"did you mean {folded[_fold(key)]}?"
     close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=SUGGESTION if strict else MISSPELLING)
+    if not close and section == "sparse_attention_config":
+        close = difflib.get_close_matches(key, [SWITCH], n=1, cutoff=SWITCH_MISSPELLING)
     if close:
         return f"a key {where}", f"did you mean {close[0]}?"
     if strict:

@@ -58,7 +58,7 @@ STATS_COLUMNS = ("path", "passes", "candidates", "snap", "hits", "guess", "guess
 ``passes`` counts threshold verifications of the row, ``candidates`` the elements that reached
 refinement, ``snap`` the refinement iterations, ``hits`` the hinted positions, duplicates counted, whose
 value is at or above the k-th (-1 without a hint), ``guess`` where the first threshold came from,
-``guess_hit`` whether it was good at once, ``done`` how the search ended (`gvr_topk.reference.DONE` for
+``guess_hit`` whether it was good at once, ``done`` how the search ended (`DONE` of the reference for
 path ``gvr``, the radix rounds of paths ``cluster`` and ``radix``).
 """
 
@@ -103,10 +103,13 @@ def order_key(values: Tensor) -> Tensor:
         int64 of the same shape, holding an unsigned 32-bit key: larger value, larger key; equal
         values (both zeros, all NaNs) share one key.
     """
-    widened = values.to(torch.float32) + 0.0  # -0.0 + 0.0 is +0.0
-    bits = widened.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    # Integers alone: floating-point arithmetic would take denormals for zeros where the process flushes them
+    # (`torch.set_flush_denormal`, or -ffast-math in some library). Widening is exact and moves bits only.
+    bits = values.to(torch.float32).view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    magnitude = bits & 0x7FFFFFFF
+    bits = torch.where(magnitude == 0, 0, bits)  # -0.0 equals +0.0
     key = torch.where(bits >= 0x80000000, 0xFFFFFFFF - bits, bits + 0x80000000)
-    return torch.where(torch.isnan(widened), KEY_NAN, key)
+    return torch.where(magnitude > 0x7F800000, KEY_NAN, key)
 
 
 def exact_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:

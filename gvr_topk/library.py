@@ -44,6 +44,11 @@ def _library_path(name: str) -> Path | None:
     return Path(str(found)) if found.is_file() else None
 
 
+def has_cuda_library() -> bool:
+    """Whether this installation holds CUDA kernels, which says nothing of whether they load here."""
+    return _library_path(_CUDA_LIBRARY) is not None
+
+
 @functools.cache
 def library_status() -> LibraryStatus:
     """Load the CUDA library once, if there is one.
@@ -58,6 +63,9 @@ def library_status() -> LibraryStatus:
     chosen = os.environ.get(LIBRARY_DIR_VARIABLE)
     if path is None and chosen:
         return LibraryStatus(False, None, f"{LIBRARY_DIR_VARIABLE}={chosen} holds no {_CUDA_LIBRARY}")
+    if path is None and _library_path(_POLICY_LIBRARY) is None:
+        # Every build has that one: the compiler is not to blame.
+        return LibraryStatus(False, None, "the package holds no compiled library at all: install it again")
     if path is None:
         return LibraryStatus(
             False,

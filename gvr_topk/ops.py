@@ -18,6 +18,7 @@ from gvr_topk.contract import (
     MAX_PAGE_SIZE,
     MAX_ROWS,
     MAX_WIDTH,
+    PLACES,
     STATE_FLOATS,
     STATS_COLUMNS,
     exact_topk,
@@ -133,9 +134,9 @@ def _check(
         _check_rows_apart("prior", prior, k)
         if row_slot is None and prior.shape[0] < requests:
             raise _fail("prior", f"at least {requests} slots without row_slot", prior.shape[0])
-    elif row_slot is not None and guess_state is None:
-        raise _fail("row_slot", "a prior or a guess_state beside it", None)
     if row_slot is not None:
+        if prior is None and guess_state is None:
+            raise _fail("row_slot", "a prior or a guess_state beside it", None)
         _check_tensor("row_slot", row_slot, logits, torch.int32, (rows,))
     if guess_state is not None:
         slots = None if prior is None else prior.shape[0]
@@ -244,13 +245,18 @@ def _indexer_topk_decode_cpu(
         stats.zero_()
         stats[:, STATS_COLUMNS.index("path")] = torch.where(lengths > k, _CPU_PATH, 0).to(torch.int32)
         stats[:, STATS_COLUMNS.index("hits")] = -1
-    if prior is None:
+    slotted = prior if prior is not None else guess_state
+    if slotted is None:
         return
     for row in range(rows):
         slot = int(row_slot[row]) if row_slot is not None else row // next_n
-        if not 0 <= slot < prior.shape[0]:
+        if not 0 <= slot < slotted.shape[0]:
             continue
-        length = int(lengths[row])
+        length, last = int(lengths[row]), row % next_n == next_n - 1
+        if prior is None:
+            if guess_state is not None and last and length > k:
+                guess_state[slot].zero_()[0] = _place(logits[row, :length], positions[row])
+            continue
         if length > k and (stats is not None or guess_state is not None):
             hinted = prior[slot].to(torch.int64)
             hinted = hinted[hinted >= 0] + prior_offset
@@ -260,10 +266,22 @@ def _indexer_topk_decode_cpu(
             hits = int((keys[hinted] >= kth).sum())
             if stats is not None:
                 stats[row, STATS_COLUMNS.index("hits")] = hits
-            if guess_state is not None and row % next_n == next_n - 1:
+            if guess_state is not None and last:
                 guess_state[slot].zero_()[0] = hits / len(hinted) if len(hinted) else -1.0
-        if row % next_n == next_n - 1:
+        if last:
             prior[slot] = positions[row]
+
+
+def _place(scores: Tensor, chosen: Tensor) -> float:
+    """First number of a slot of `guess_state`: where the k-th value stands in its row; -1 if nowhere."""
+    values = scores.to(torch.float64)
+    kth = values[chosen.to(torch.int64)].min()
+    finite = values[values.isfinite()]
+    deviation = finite.std(correction=0) if finite.numel() else finite.new_zeros(())
+    if not kth.isfinite() or deviation == 0:
+        return -1.0
+    low, high = PLACES
+    return float(((low + high) / 2 + (kth - finite.mean()) / deviation).clamp(low, high))
 
 
 @torch.library.register_fake("gvr_topk::indexer_topk_decode")
@@ -341,8 +359,8 @@ def indexer_topk_decode(
     guess_state : Tensor, ``[slots, 4]``, float32, contiguous, optional
         In and out: what one step leaves for the guess of the next, 16 bytes a slot. Start with
         `new_guess_state`; any content is safe, garbage is at worst slow. It is all the hint that CUDA
-        kernels need: `prior` beside it serves statistics, the paper's kernel and the first step. What the
-        numbers mean is the kernels' own affair (cpp/kernels/cluster/predictor.cuh,
+        kernels need: `prior` beside it serves the hits of `stats`, path ``"gvr"`` and the first step.
+        What the numbers mean is the kernels' own affair (cpp/kernels/cluster/predictor.cuh,
         cpp/kernels/single/window.cuh). Without it the first threshold comes from a sample of the row.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
         Out: see `gvr_topk.contract.STATS_COLUMNS`.

@@ -1,4 +1,4 @@
-"""The hint of the next step: the previous top-k of each layer, kept by request.
+"""What one step leaves for the next, kept by request: 16 bytes per layer, and the positions where wanted.
 
 The batch of an engine shifts between steps: requests finish, arrive and change rows, and CUDA graphs
 add padding rows. A buffer indexed by row would hand one request the positions of another. Here a
@@ -33,17 +33,17 @@ class LayerPrior(NamedTuple):
 
     Attributes
     ----------
-    indices : Tensor, ``[slots, k]``, int32
-        Previous top-k of each slot, -1 where there is none.
+    indices : Tensor, ``[slots, k]``, int32, or None
+        Previous top-k of each slot, -1 where there is none. None where positions are not kept.
     guess : Tensor, ``[slots, 4]``, float32
         What the step before left for the guess: ``guess_state`` of the op; -1: nothing.
     """
 
-    indices: Tensor
+    indices: Tensor | None
     guess: Tensor
 
 
-def prior_bytes(num_layers: int, num_slots: int, k: int, max_rows: int | None = None) -> int:
+def prior_bytes(num_layers: int, num_slots: int, k: int | None, max_rows: int | None = None) -> int:
     """Device memory of a `PriorState`, in bytes.
 
     Parameters
@@ -53,12 +53,13 @@ def prior_bytes(num_layers: int, num_slots: int, k: int, max_rows: int | None = 
 
     Examples
     --------
-    DeepSeek-V3.2 on one rank: 61 layers, 64 requests, k = 2048.
+    DeepSeek-V3.2 on one rank, 61 layers and 2,048 requests: in KiB without positions, in MiB with them.
 
-    >>> prior_bytes(61, 64, 2048) >> 20
-    30
+    >>> prior_bytes(61, 2048, None) >> 10, prior_bytes(61, 2048, 2048) >> 20
+    (1960, 977)
     """
-    return 4 * (num_layers * num_slots * (k + STATE_FLOATS) + (num_slots if max_rows is None else max_rows))
+    per_slot = STATE_FLOATS + (0 if k is None else k)
+    return 4 * (num_layers * num_slots * per_slot + (num_slots if max_rows is None else max_rows))
 
 
 class PriorState:
@@ -74,8 +75,9 @@ class PriorState:
         Indexer layers on this rank.
     num_slots : int
         Requests that can hold a hint at once.
-    k : int
-        Items per row.
+    k : int or None
+        Items per row. None keeps no positions but the state each step leaves alone, which is all that the
+        op reads once there is one, except for path ``"gvr"``.
     max_rows : int, optional
         Largest batch in rows, draft and padding rows included; default `num_slots`.
     device : str or torch.device
@@ -83,7 +85,7 @@ class PriorState:
 
     Attributes
     ----------
-    indices : Tensor, ``[num_layers, num_slots, k]``, int32
+    indices : Tensor, ``[num_layers, num_slots, k]``, int32, or None
     guess : Tensor, ``[num_layers, num_slots, 4]``, float32
     row_slot : Tensor, ``[max_rows]``, int32
         Slot of each row of the coming step, -1 for none. Its address never changes, so a captured
@@ -96,7 +98,7 @@ class PriorState:
         self,
         num_layers: int,
         num_slots: int,
-        k: int,
+        k: int | None,
         *,
         max_rows: int | None = None,
         device: str | torch.device = "cpu",
@@ -108,10 +110,12 @@ class PriorState:
             ("k", k),
             ("max_rows", max_rows),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"{name}: wanted at least 1, got {value}")
         self.device = torch.device(device)
-        self.indices = torch.full((num_layers, num_slots, k), -1, dtype=torch.int32, device=self.device)
+        self.indices: Tensor | None = None
+        if k is not None:
+            self.indices = torch.full((num_layers, num_slots, k), -1, dtype=torch.int32, device=self.device)
         self.guess = torch.full(
             (num_layers, num_slots, STATE_FLOATS), UNKNOWN, dtype=torch.float32, device=self.device
         )
@@ -133,11 +137,12 @@ class PriorState:
     @property
     def nbytes(self) -> int:
         """Device memory in bytes; equals `prior_bytes`."""
-        return self.indices.nbytes + self.guess.nbytes + self.row_slot.nbytes
+        positions = 0 if self.indices is None else self.indices.nbytes
+        return positions + self.guess.nbytes + self.row_slot.nbytes
 
     def layer(self, index: int) -> LayerPrior:
         """Views of one layer, to be passed to the op as ``prior`` and ``guess_state``."""
-        return LayerPrior(self.indices[index], self.guess[index])
+        return LayerPrior(None if self.indices is None else self.indices[index], self.guess[index])
 
     def slot_of(self, request_id: Hashable) -> int:
         """Slot of a request, -1 when it has none."""
@@ -170,7 +175,8 @@ class PriorState:
         slot = self._free.popleft()
         # Cleared on admission and not on release: a step of the previous owner may still be queued, and
         # its write-back would undo a clear that was enqueued before it.
-        self.indices[:, slot].fill_(-1)
+        if self.indices is not None:
+            self.indices[:, slot].fill_(-1)
         self.guess[:, slot].fill_(UNKNOWN)
         self._slots[request_id] = slot
         self.admitted += 1
@@ -250,12 +256,12 @@ class PriorState:
         Returns
         -------
         bool
-            Whether the request has a slot; without one nothing is written.
+            Whether the request has a slot and positions are kept; if not, nothing is written.
         """
         if row_indices.dim() != 1:
             raise ValueError(f"row_indices: wanted one dimension, got shape {tuple(row_indices.shape)}")
         slot = self._slots.get(request_id)
-        if slot is None:
+        if slot is None or self.indices is None:
             return False
         target = self.indices[layer, slot]
         used = min(target.shape[0], row_indices.shape[0])

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from eval.common.bench_report import LIMITS
 from eval.kernel_timing import Chain, chain_of, gaussian_chain
-from gvr_topk.synthetic import LAYERS, LayerGenerator, adversarial_rows
-from gvr_topk.trace import ScoreSource, Trace, load_trace, shipped_trace
+from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_rows
+from gvr_topk.evaluation.trace import ScoreSource, Trace, load_trace, shipped_trace
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 LENGTHS = (4096, 8192, 16384, 32768, 70690, 131072, 262144, 524288, 1048576)
@@ -34,7 +34,7 @@ ADVERSARIAL = (
     "relu_zero_plateau",
     "zero_plateau_between",
 )
-"""Names in `gvr_topk.synthetic.adversarial_rows`."""
+"""Names in `gvr_topk.evaluation.synthetic.adversarial_rows`."""
 
 ADVERSARIAL_STEPS = 16
 """Different rows of an adversarial chain, each of a seed of its own."""

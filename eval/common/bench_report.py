@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from rich import box
 from rich.table import Table
@@ -272,17 +272,23 @@ def _least(what: str, limit: float, figures: Mapping[str, float]) -> Check:
     return _check(what, limit, figures.get(worst), "at least", worst)
 
 
-def times_table(index: Index, group: str) -> Table:
-    """Microseconds of every implementation at the cells of one group."""
+def times_tables(index: Index, group: str) -> list[Table]:
+    """Microseconds of every implementation at the cells of one group: ours, then others, in 80 columns."""
     cells = index.group(group)
-    impls = [impl for impl in (*ALL, FLOOR) if any(index.entry(cell["key"], impl) != "-" for cell in cells)]
-    table = Table(box=box.SIMPLE, title=f"{group}: us per launch, cold L2; * = not exact")
-    table.add_column("cell")
-    for impl in impls:
-        table.add_column(impl, justify="right")
-    for cell in cells:
-        table.add_row(_short(cell), *(index.entry(cell["key"], impl) for impl in impls))
-    return table
+    tables = []
+    for whose, of in (("this package", OURS), ("others", (*BASELINES, FLOOR))):
+        impls = [impl for impl in of if any(index.entry(cell["key"], impl) != "-" for cell in cells)]
+        if not impls:
+            continue
+        table = Table(box=box.SIMPLE, title=f"{group}, {whose}: us per launch, cold L2; * = not exact")
+        table.add_column("cell", overflow="fold")
+        for impl in impls:
+            # Names break at underscores, so that figures have room.
+            table.add_column(impl.replace("_", "_\n"), justify="right", no_wrap=True)
+        for cell in cells:
+            table.add_row(_short(cell), *(index.entry(cell["key"], impl) for impl in impls))
+        tables.append(table)
+    return tables
 
 
 def _short(cell: Cell) -> str:
@@ -316,7 +322,8 @@ def hint_table(index: Index) -> Table:
     )
     names = ("cell", "hint", "no row_slot", "with a prior", "hit ratio", "good guesses", "passes", "worst")
     for name in names:
-        table.add_column(name, justify="left" if name == "cell" else "right")
+        justify: Literal["left", "right"] = "left" if name == "cell" else "right"
+        table.add_column(name.replace(" ", "\n"), justify=justify, overflow="fold")
     for row in hint_ratios(index):
         key = row["cell"]
         figures = [row.get(name) for name in ("ratio", NO_ROW_SLOT, WITH_PRIOR)]

@@ -48,6 +48,15 @@ def describe_machine(commit: str = "", device: str = "cuda") -> dict[str, Any]:
     return described
 
 
+def compute_capability() -> float:
+    """That of the first GPU, 9.0 for Hopper; 0 where there is none.
+
+    The driver's tool is asked and not torch, which would hold memory of a GPU that others are to measure.
+    """
+    first, *_ = _output("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split() or ["0"]
+    return float(first)
+
+
 def sm_clock_mhz(cycles: int = 20_000_000) -> float:
     """SM clock under load: a kernel that waits for so many of its own cycles, timed with events."""
     torch.cuda._sleep(cycles)

@@ -18,7 +18,8 @@ def check_pair(off: Path, on: Path) -> tuple[ServeConfig, ServeConfig]:
     ------
     InputError
         The flag is not off on one side and on on the other, or another key differs: the comparison
-        would measure that as well.
+        would measure that as well. What is written counts, not what it defaults to, for defaults differ
+        between versions of TensorRT-LLM.
     gvr_topk.config.ConfigError
         A file is missing or wrong.
     """
@@ -26,21 +27,31 @@ def check_pair(off: Path, on: Path) -> tuple[ServeConfig, ServeConfig]:
     for path, config, wanted in ((off, config_off, False), (on, config_on, True)):
         if config.heuristic_enabled is not wanted:
             raise InputError(f"{path}: {FLAG}: wanted {str(wanted).lower()}, got {str(not wanted).lower()}")
-    flat_off, flat_on = _flatten(config_off.model_dump()), _flatten(config_on.model_dump())
-    differing = sorted(
-        key for key in flat_off.keys() | flat_on.keys() if flat_off.get(key) != flat_on.get(key)
+    flat_off, flat_on = (
+        _flatten(config.model_dump(exclude_unset=True)) for config in (config_off, config_on)
     )
-    if differing != [FLAG]:
-        rest = ", ".join(key for key in differing if key != FLAG)
+    differing = sorted(
+        {".".join(key) for key in flat_off.keys() | flat_on.keys() if flat_off.get(key) != flat_on.get(key)}
+    )
+    rest = ", ".join(key for key in differing if key != FLAG)
+    if rest:
         raise InputError(f"{off} and {on}: wanted them to differ in {FLAG} only, got {rest} differing too")
     return config_off, config_on
 
 
-def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
+def _flatten(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
+    """Every leaf with its path, spelled so that only the same value of the same type is equal.
+
+    An absent key, null and an empty section are three things to the program that reads them, and so are
+    ``true`` and 1.
+    """
+    if isinstance(value, dict) and value:
+        parts = [(str(key) if isinstance(key, str) else repr(key), item) for key, item in value.items()]
+    elif isinstance(value, list | tuple) and value:
+        parts = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        return {path: f"{type(value).__name__} {value!r}"}
+    flat: dict[tuple[str, ...], str] = {}
+    for key, item in parts:
+        flat |= _flatten(item, (*path, key))
     return flat

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from eval.common.process import CommandError, quote_tail, run_command, running_server
+from eval.common.evidence import Evidence, read_evidence
+from eval.common.process import CommandError, output_lines, quote_tail, run_command, running_server
 from eval.common.reports import ReportError
 from eval.common.store import RunStore, run_key
-
-Variant = Literal["off", "on"]
-Order = Literal["abba", "alternate"]
-
-_HOOK_LINE = re.compile(r"\bgvr_topk\b(?![/\\])")
-_HOOK_LINES = 5
-_VERSION = re.compile(r"TensorRT-LLM version: (\S+)")
 
 
 @dataclass(frozen=True)
@@ -39,17 +32,22 @@ class PlannedRun:
     Attributes
     ----------
     labels : mapping
-        What was varied, for example task, variant and repetition; kept with the result.
+        What was varied, for example task, variant and repetition, and the order in which the variants
+        took turns; kept with the result.
     command : tuple of str
     log : Path
         Output of the command.
     inputs : mapping of str to str
         Files the result depends on, and the hash of their content.
     measure : callable
-        Turns the text of the log into figures; reads report files itself. Raises `ReportError`.
+        Turns what the command printed into figures; reads report files itself. Raises `ReportError`.
+    build : mapping of str to str
+        What the run runs on, from `eval.common.identity`.
     reports : tuple of Path
         Files the command writes; removed before it starts, so that no older one is read.
     server : Server, optional
+    other_log : Path, optional
+        Log of a server that runs already, read for the evidence that the heuristic top-k was on.
     """
 
     labels: Mapping[str, Any]
@@ -57,12 +55,14 @@ class PlannedRun:
     log: Path
     inputs: Mapping[str, str]
     measure: Callable[[str], dict[str, Any]]
+    build: Mapping[str, str] = field(default_factory=dict)
     reports: tuple[Path, ...] = ()
     server: Server | None = None
+    other_log: Path | None = None
 
     @property
     def name(self) -> str:
-        return ", ".join(f"{key} {value}" for key, value in self.labels.items())
+        return ", ".join(f"{key} {value}" for key, value in self.labels.items() if key != "order")
 
     @property
     def commands(self) -> tuple[tuple[str, ...], ...]:
@@ -71,30 +71,19 @@ class PlannedRun:
 
     @property
     def key(self) -> str:
-        return run_key(self.commands, self.inputs, self.labels)
+        return run_key(self.commands, self.inputs, self.labels, self.build)
 
 
 @dataclass
 class Outcome:
-    """Records of the finished runs, and one message per failed run."""
+    """Records of the finished runs, and one message per failed run.
+
+    `faulty` says that a failure was one of these scripts and not of what they ran.
+    """
 
     records: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
-
-
-def variant_order(repetitions: int, order: Order) -> list[tuple[int, Variant]]:
-    """Sequence of (repetition from 1, variant).
-
-    ``alternate`` is off on, off on, ... as in the paper. ``abba`` turns every second pair round, so that
-    a slow drift of the machine (clocks, temperature) falls on both variants alike.
-    """
-    sequence: list[tuple[int, Variant]] = []
-    for repetition in range(1, repetitions + 1):
-        pair: list[Variant] = ["off", "on"]
-        if order == "abba" and repetition % 2 == 0:
-            pair.reverse()
-        sequence += [(repetition, variant) for variant in pair]
-    return sequence
+    faulty: bool = False
 
 
 def describe_plan(runs: Sequence[PlannedRun], store: RunStore) -> str:
@@ -149,59 +138,64 @@ def execute(
             "labels": dict(run.labels),
             "commands": [list(command) for command in run.commands],
             "inputs": dict(run.inputs),
+            "build": dict(run.build),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         try:
-            seconds = _run(run, timeout_s, start_timeout_s)
-            figures = run.measure(run.log.read_text(encoding="utf-8", errors="replace"))
+            result = _do(run, store, timeout_s, start_timeout_s)
         except (CommandError, ReportError) as error:
             message = _failure(run, error)
-            say(f"{place}: {message}")
-            outcome.failures.append(f"{run.name}: {message}")
-            store.append({**record, "status": "failed", "reason": message})
-            if not keep_going:
-                say("stopped; the same command goes on from here (--keep-going to run the rest)")
-                break
+        except Exception as error:  # one run must not end a campaign of days
+            message = f"the evaluation script itself failed: {type(error).__name__}: {error}"
+            outcome.faulty = True
+        else:
+            record |= {"status": "done", **result}
+            store.append(record)
+            outcome.records.append(record)
             continue
-        record |= {
-            "status": "done",
-            "seconds": round(seconds, 3),
-            "figures": figures,
-            **_read_logs(run),
-        }
-        store.append(record)
-        outcome.records.append(record)
+        say(f"{place}: {message}")
+        outcome.failures.append(f"{run.name}: {message}")
+        store.append({**record, "status": "failed", "reason": message})
+        if not keep_going:
+            say("stopped; the same command goes on from here (--keep-going to run the rest)")
+            break
     return outcome
 
 
 def remarks(records: Sequence[Mapping[str, Any]]) -> str:
-    """What the logs say about the heuristic top-k and about the versions that were mixed, if any."""
+    """What the logs of the runs said about the heuristic top-k."""
     on = [record for record in records if record["labels"]["variant"] == "on"]
-    hook = sorted({line for record in on for line in record["hook_lines"]})
-    if hook:
-        lines = ["gvr_topk in the logs of the 'on' runs:", *(f"  {line}" for line in hook)]
-    else:
-        lines = [
-            "No line of gvr_topk in the logs of the 'on' runs: they do not show that its top-k was active."
-        ]
-    versions = sorted({str(record["version"]) for record in records})
-    if len(versions) > 1:
-        lines.append(f"The runs are of several TensorRT-LLM versions: {', '.join(versions)}.")
-    return "\n".join(lines)
+    hook = sorted({line for record in on for line in record.get("hook_lines", ())})
+    return (
+        "\n".join(["gvr_topk in the logs of the 'on' runs:", *(f"  {line}" for line in hook)]) if hook else ""
+    )
 
 
-def _run(run: PlannedRun, timeout_s: float, start_timeout_s: float) -> float:
+def _do(run: PlannedRun, store: RunStore, timeout_s: float, start_timeout_s: float) -> dict[str, Any]:
+    """Do one run; what goes into its record."""
+    seconds = _run(run, store.lock, timeout_s, start_timeout_s)
+    figures = run.measure("".join(output_lines(run.log, run.command)))
+    evidence = read_evidence(_printed(run))
+    if problem := evidence.problem(run.labels["variant"]):
+        raise ReportError(problem)
+    return {"seconds": round(seconds, 3), "figures": figures, **_describe(evidence)}
+
+
+def _run(run: PlannedRun, lock: int, timeout_s: float, start_timeout_s: float) -> float:
     for report in run.reports:
         report.parent.mkdir(parents=True, exist_ok=True)
         report.unlink(missing_ok=True)
     with ExitStack() as stack:
         if run.server is not None:
-            stack.enter_context(
-                running_server(
-                    run.server.command, run.server.log, run.server.ready_url, start_timeout_s=start_timeout_s
-                )
+            server = running_server(
+                run.server.command,
+                run.server.log,
+                run.server.ready_url,
+                start_timeout_s=start_timeout_s,
+                hold=(lock,),
             )
-        return run_command(run.command, run.log, timeout_s=timeout_s)
+            stack.enter_context(server)
+        return run_command(run.command, run.log, timeout_s=timeout_s, hold=(lock,))
 
 
 def _failure(run: PlannedRun, error: CommandError | ReportError) -> str:
@@ -215,17 +209,14 @@ def _failure(run: PlannedRun, error: CommandError | ReportError) -> str:
     return message
 
 
-def _read_logs(run: PlannedRun) -> dict[str, Any]:
-    """Lines of the integration, and the version of TensorRT-LLM, from the logs of a run."""
-    hook: list[str] = []
-    version = None
-    for log in (run.log, *([run.server.log] if run.server else [])):
-        with log.open(encoding="utf-8", errors="replace") as stream:
-            next(stream, None)  # the command itself, which may name our folder
-            for line in stream:
-                text = line.strip()
-                if match := _VERSION.search(text):
-                    version = match.group(1)
-                if len(hook) < _HOOK_LINES and _HOOK_LINE.search(text) and text not in hook:
-                    hook.append(text)
-    return {"hook_lines": hook, "version": version}
+def _printed(run: PlannedRun) -> Iterator[str]:
+    """Everything that the processes of a run printed."""
+    yield from output_lines(run.log, run.command)
+    if run.server is not None:
+        yield from output_lines(run.server.log, run.server.command)
+    if run.other_log is not None:
+        yield from output_lines(run.other_log, None)
+
+
+def _describe(evidence: Evidence) -> dict[str, Any]:
+    return {"hook_lines": list(evidence.lines), "version": evidence.version}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import os
 import shlex
+import shutil
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,6 +23,8 @@ TAIL_BYTES = 64 * 1024
 
 TERMINATE_GRACE_S = 15.0
 """Time between SIGTERM and SIGKILL: MPI workers release GPU memory in it."""
+
+GUARD = Path(__file__).with_name("guard.py")
 
 
 class CommandError(RuntimeError):
@@ -46,6 +50,30 @@ class CommandError(RuntimeError):
         super().__init__("\n".join(lines))
 
 
+def log_header(command: Sequence[str]) -> bytes:
+    """What stands in a log before the output of its command."""
+    return f"$ {shlex.join(command)}\n".encode()
+
+
+def output_lines(log: Path, command: Sequence[str] | None) -> Iterator[str]:
+    """Lines that a command printed, from its log.
+
+    The header is skipped by its length and not by its line: an argument may hold a newline, and a word in an
+    argument must never be taken for something that the command said.
+
+    Parameters
+    ----------
+    log : Path
+    command : sequence of str or None
+        What `run_command` or `running_server` was given; None for a log that another program began.
+    """
+    with log.open("rb") as stream:
+        if command is not None:
+            stream.seek(len(log_header(command)))
+        for line in stream:
+            yield line.decode("utf-8", errors="replace")
+
+
 def read_tail(path: Path, lines: int = TAIL_LINES) -> str:
     """Return the last `lines` lines of a file; empty when there is no such file."""
     try:
@@ -68,9 +96,11 @@ def run_command(
     log: Path,
     *,
     timeout_s: float | None = None,
-    env: Mapping[str, str] | None = None,
+    hold: Sequence[int] = (),
 ) -> float:
     """Run `command` to its end, with stdout and stderr in `log`.
+
+    The command and all its children end with this process, whatever ends it (see `eval.common.guard`).
 
     Parameters
     ----------
@@ -79,8 +109,8 @@ def run_command(
         Overwritten; its folder is created.
     timeout_s : float, optional
         Seconds after which the command and all its children are ended.
-    env : mapping, optional
-        Added to the environment.
+    hold : sequence of int
+        File descriptors that stay open for as long as the command runs, such as a lock's.
 
     Returns
     -------
@@ -93,15 +123,14 @@ def run_command(
         Not found, not executable, exit status other than 0, or out of time.
     """
     started = time.monotonic()
-    process = _start(command, log, env)
+    process = _start(command, log, hold)
     try:
         status = process.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        _end_group(process)
+        _end(process)
         raise CommandError(command, f"no end after {timeout_s:g} s, ended by us", log) from None
     finally:
-        # Also on KeyboardInterrupt, and for workers that outlive their parent and hold GPU memory.
-        _end_group(process)
+        _end(process)  # also on KeyboardInterrupt and when a signal ends this process
     if status != 0:
         raise CommandError(command, describe_status(status), log)
     return time.monotonic() - started
@@ -115,6 +144,7 @@ def running_server(
     *,
     start_timeout_s: float,
     poll_s: float = 1.0,
+    hold: Sequence[int] = (),
 ) -> Iterator[None]:
     """Start a server, wait until `ready_url` answers 200, and end it with the block.
 
@@ -126,7 +156,7 @@ def running_server(
     """
     if http_status(ready_url) is not None:
         raise CommandError(command, f"something already answers at {ready_url}; choose another port")
-    process = _start(command, log, None)
+    process = _start(command, log, hold)
     try:
         deadline = time.monotonic() + start_timeout_s
         while http_status(ready_url) != http.client.OK:
@@ -138,7 +168,7 @@ def running_server(
             time.sleep(poll_s)
         yield
     finally:
-        _end_group(process)
+        _end(process)
 
 
 def http_status(url: str, timeout_s: float = 5.0) -> int | None:
@@ -167,41 +197,29 @@ def describe_status(status: int) -> str:
         return f"killed by signal {-status}"
 
 
-def _start(command: Sequence[str], log: Path, env: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
+def _start(command: Sequence[str], log: Path, hold: Sequence[int]) -> subprocess.Popen[bytes]:
+    if shutil.which(command[0]) is None:
+        reason = f"{command[0]} not found; is TensorRT-LLM installed and on PATH?"
+        if Path(command[0]).is_file():
+            reason = "cannot start: Permission denied"
+        raise CommandError(command, reason)
     log.parent.mkdir(parents=True, exist_ok=True)
+    guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(TERMINATE_GRACE_S)]
     with log.open("wb") as stream:
-        stream.write(f"$ {shlex.join(command)}\n".encode())
+        stream.write(log_header(command))
         stream.flush()
-        try:
-            return subprocess.Popen(
-                list(command),
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
-                start_new_session=True,  # one process group, so that MPI workers end with their parent
-            )
-        except FileNotFoundError:
-            reason = f"{command[0]} not found; is TensorRT-LLM installed and on PATH?"
-            raise CommandError(command, reason) from None
-        except OSError as error:
-            raise CommandError(command, f"cannot start: {error.strerror}") from None
+        return subprocess.Popen(
+            [*guard, *command],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            pass_fds=tuple(hold),
+            start_new_session=True,  # Ctrl-C at the terminal is ours to handle, not the guard's
+        )
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process and everything it started."""
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Have the guard end everything it started, and wait until it has."""
     if process.poll() is None:
-        _signal_group(process, signal.SIGTERM)
-        try:
-            process.wait(TERMINATE_GRACE_S)
-        except subprocess.TimeoutExpired:
-            pass
-    _signal_group(process, signal.SIGKILL)
-    process.wait()
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    try:
-        os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # nobody is left in the group
+        process.send_signal(signal.SIGTERM)
+        process.wait()

@@ -8,6 +8,7 @@ it does not. Every reader returns plain figures and raises `ReportError` with wh
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -83,9 +84,7 @@ def read_eval_log(task: str, text: str) -> float:
                 f"the log holds no score of {task} (looked for '{description.summary.pattern}')"
             )
         score = sum(values) / len(values)
-    if not 0 <= score <= 100:
-        raise ReportError(f"score of {task}: wanted 0 to 100, got {score:g}")
-    return score
+    return _number(score, f"score of {task}", high=100)
 
 
 def read_eval_json(task: str, path: Path) -> float:
@@ -96,7 +95,7 @@ def read_eval_json(task: str, path: Path) -> float:
     Raises
     ------
     ReportError
-        No such file, not JSON, or no score of the task in it.
+        No such file, not JSON, no score of the task in it, or one outside 0 to 100.
     """
     harness = EVAL_TASKS[task].harness_task
     if harness is None:
@@ -104,21 +103,20 @@ def read_eval_json(task: str, path: Path) -> float:
     data = _load_json(path)
     if task == "longbench_v1":
         # The unweighted mean of the subgroups' "score,none", kept as a fraction.
-        groups = data.get("groups", {})
-        names = data.get("group_subtasks", {}).get(harness, [])
-        scores = [groups[name]["score,none"] for name in names if "score,none" in groups.get(name, {})]
+        groups = _section(data, "groups", path)
+        names = _section(data, "group_subtasks", path).get(harness) or []
+        found = {str(name): _section(groups, name, path).get("score,none") for name in names}
+        scores = {name: value for name, value in found.items() if value is not None}
         factor = 100.0
     else:
-        results = data.get("results", {}).get(harness, {})
-        scores = [
-            value
-            for metric, value in results.items()
-            if isinstance(value, int | float) and "," in metric and "_stderr" not in metric
-        ]
+        results = _section(_section(data, "results", path), harness, path)
+        # Beside the metrics the section holds an alias, and standard errors.
+        scores = {name: value for name, value in results.items() if "," in name and "_stderr" not in name}
         factor = 1.0  # trtllm-eval has scaled these before it writes the file
     if not scores:
         raise ReportError(f"{path}: no score of {harness} in it")
-    return factor * sum(scores) / len(scores)
+    values = [factor * _number(value, f"{path}: {name}", high=100 / factor) for name, value in scores.items()]
+    return sum(values) / len(values)
 
 
 def read_bench_report(path: Path) -> dict[str, Any]:
@@ -134,25 +132,21 @@ def read_bench_report(path: Path) -> dict[str, Any]:
     Raises
     ------
     ReportError
-        No such file, not JSON, or no streaming metrics in it.
+        No such file, not JSON, no streaming metrics in it, or figures that are none.
     """
     data = _load_json(path)
     streaming = data.get("streaming_metrics")
     if not isinstance(streaming, Mapping):
         raise ReportError(f"{path}: no 'streaming_metrics'; TPOT is reported with --streaming only")
-    decoding = data.get("decoding_stats") or {}
-    rates = decoding.get("draft_acceptance_rate_percentiles") or {}
-    request_info = data.get("request_info") or {}
-    try:
-        return {
-            "tpot_ms": _positive(streaming["avg_tpot_ms"], f"{path}: avg_tpot_ms"),
-            "ttft_ms": float(streaming["avg_ttft_ms"]),
-            "acceptance": float(rates["average"]) if "average" in rates else None,
-            "requests": int(request_info["num_requests"]),
-            "output_tokens": float(request_info["avg_output_length"]),
-        }
-    except KeyError as error:
-        raise ReportError(f"{path}: no {error} in it") from None
+    rates = _section(_section(data, "decoding_stats", path), "draft_acceptance_rate_percentiles", path)
+    request_info = _section(data, "request_info", path)
+    return {
+        "tpot_ms": _positive(streaming, "avg_tpot_ms", path),
+        "ttft_ms": _figure(streaming, "avg_ttft_ms", path),
+        "acceptance": _figure(rates, "average", path, high=1) if "average" in rates else None,
+        "requests": int(_figure(request_info, "num_requests", path)),
+        "output_tokens": _figure(request_info, "avg_output_length", path),
+    }
 
 
 _BENCH_LINES = {
@@ -178,8 +172,12 @@ def read_bench_log(text: str) -> dict[str, Any]:
     last = {name: values[-1] if values else None for name, values in found.items()}
     if last["tpot_ms"] is None:
         raise ReportError("the log holds no 'Average time-per-output-token [TPOT] (ms)' line")
-    figures = {name: None if text is None else float(text) for name, text in last.items()}
-    _positive(figures["tpot_ms"], "TPOT in the log")
+    figures = {
+        name: None if text is None else _number(float(text), f"{name} in the log")
+        for name, text in last.items()
+    }
+    if not figures["tpot_ms"]:
+        raise ReportError(f"tpot_ms in the log: wanted a positive number, got {last['tpot_ms']}")
     return figures
 
 
@@ -199,22 +197,25 @@ def read_client_report(path: Path, draft_tokens: int) -> dict[str, Any]:
         No such file, not JSON, a missing figure, or token counts that speculative decoding makes wrong.
     """
     data = _load_json(path)
-    try:
-        if draft_tokens and data["token_source"] == "chunks":
-            raise ReportError(
-                f"{path}: the server sends no token usage; with MTP one chunk holds several tokens, so "
-                "that counting chunks would give a wrong TPOT"
-            )
-        per_step = data["tokens_per_step"]
-        return {
-            "tpot_ms": _positive(data["mean_tpot_ms"], f"{path}: mean_tpot_ms"),
-            "ttft_ms": float(data["mean_ttft_ms"]),
-            "acceptance": (per_step - 1) / draft_tokens if draft_tokens and per_step is not None else None,
-            "requests": len(data["requests"]),
-            "output_tokens": float(data["mean_output_tokens"]),
-        }
-    except KeyError as error:
-        raise ReportError(f"{path}: no {error} in it") from None
+    if draft_tokens and data.get("token_source") != "usage":
+        raise ReportError(
+            f"{path}: the server sends no token usage; with MTP one chunk holds several tokens, so "
+            "that counting chunks would give a wrong TPOT"
+        )
+    per_step = data.get("tokens_per_step")
+    acceptance = None
+    if draft_tokens and per_step is not None:
+        acceptance = (_figure(data, "tokens_per_step", path, low=1, high=1 + draft_tokens) - 1) / draft_tokens
+    requests = data.get("requests")
+    if not isinstance(requests, list) or not requests:
+        raise ReportError(f"{path}: requests: wanted a list of them, got {requests!r}")
+    return {
+        "tpot_ms": _positive(data, "mean_tpot_ms", path),
+        "ttft_ms": _figure(data, "mean_ttft_ms", path),
+        "acceptance": acceptance,
+        "requests": len(requests),
+        "output_tokens": _figure(data, "mean_output_tokens", path),
+    }
 
 
 def _harness_table(text: str, task: str | None) -> list[float]:
@@ -247,15 +248,46 @@ def _load_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ReportError(f"it wrote no report at {path}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ReportError(f"{path} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ReportError(f"{path}: wanted a JSON object, got {type(data).__name__}")
     return data
 
 
-def _positive(value: Any, name: str) -> float:
-    number = float(value)
-    if not number > 0:
-        raise ReportError(f"{name}: wanted a positive number, got {value}")
+def _section(data: Mapping[str, Any], name: Any, path: Path) -> Mapping[str, Any]:
+    """A part of a report; empty where it is absent or null."""
+    section = data.get(name) if isinstance(name, str) else None
+    if section is None:
+        return {}
+    if not isinstance(section, Mapping):
+        raise ReportError(f"{path}: {name}: wanted a JSON object, got {section!r}")
+    return section
+
+
+def _figure(
+    data: Mapping[str, Any], name: str, path: Path, *, low: float = 0.0, high: float = math.inf
+) -> float:
+    if name not in data:
+        raise ReportError(f"{path}: no '{name}' in it")
+    return _number(data[name], f"{path}: {name}", low=low, high=high)
+
+
+def _positive(data: Mapping[str, Any], name: str, path: Path) -> float:
+    number = _figure(data, name, path)
+    if number == 0:
+        raise ReportError(f"{path}: {name}: wanted a positive number, got {data[name]}")
     return number
+
+
+def _number(value: Any, name: str, *, low: float = 0.0, high: float = math.inf) -> float:
+    """A finite number in a range; JSON as Python reads it also has NaN, Infinity, null and true."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high:
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if math.isfinite(number):
+            return number
+    wanted = f"a number of at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
+    raise ReportError(f"{name}: wanted {wanted}, got {str(value)[:100]}")

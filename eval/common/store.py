@@ -2,8 +2,8 @@
 
 One line is one run. A run counts as done only when its whole line is there with ``"status": "done"``:
 a run that was interrupted has no line, or half a line, and is done again. The key of a run is a hash of
-its full command, of its place in the plan and of the content of every file it depends on, so an edited
-configuration is never mixed with figures measured before.
+its full command, of its place in the plan, of the content of every file it depends on and of the build it
+runs on, so an edited configuration or a new build is never mixed with figures measured before.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,10 @@ from typing import Any, final
 
 class StoreError(RuntimeError):
     """The run store cannot be used."""
+
+
+class StoreBusy(StoreError):
+    """Another run holds the store, or an engine that one left behind."""
 
 
 def file_hash(path: Path) -> str:
@@ -36,7 +41,12 @@ def file_hash(path: Path) -> str:
         raise FileNotFoundError(f"no such file: {path}") from None
 
 
-def run_key(commands: Sequence[Sequence[str]], inputs: Mapping[str, str], labels: Mapping[str, Any]) -> str:
+def run_key(
+    commands: Sequence[Sequence[str]],
+    inputs: Mapping[str, str],
+    labels: Mapping[str, Any],
+    build: Mapping[str, str],
+) -> str:
     """Key of a run.
 
     Parameters
@@ -47,8 +57,15 @@ def run_key(commands: Sequence[Sequence[str]], inputs: Mapping[str, str], labels
         Name of each file the run depends on, and the hash of its content.
     labels : mapping
         Tells repetitions of the same command apart.
+    build : mapping of str to str
+        Versions, package contents and GPU, from `eval.common.identity.build_identity`.
     """
-    parts = {"commands": [list(part) for part in commands], "inputs": dict(inputs), "labels": dict(labels)}
+    parts = {
+        "commands": [list(part) for part in commands],
+        "inputs": dict(inputs),
+        "labels": dict(labels),
+        "build": dict(build),
+    }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
@@ -81,7 +98,9 @@ class RunStore:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(handle)
-            raise StoreError(f"{self.path} is in use by another run of this script") from None
+            raise StoreBusy(
+                f"{self.path} is in use by another run of this script, or by an engine that one left running"
+            ) from None
         self._handle = handle
         self._load()  # another process may have written between construction and the lock
         return self
@@ -96,25 +115,34 @@ class RunStore:
             os.close(self._handle)
             self._handle = None
 
+    @property
+    def lock(self) -> int:
+        """File descriptor that holds the lock; a child that inherits it holds the lock too."""
+        if self._handle is None:
+            raise StoreError(f"{self.path} is not open; use `with RunStore(path) as store`")
+        return self._handle
+
     def done(self, key: str) -> dict[str, Any] | None:
         """The record of a finished run, or None when it has to be done."""
         return self._done.get(key)
 
+    def finished(self) -> list[dict[str, Any]]:
+        """The records of all finished runs, also of commands other than the present one."""
+        return list(self._done.values())
+
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record (with at least ``key`` and ``status``) and force it to the disk."""
-        if self._handle is None:
-            raise StoreError(f"{self.path} is not open; use `with RunStore(path) as store`")
-        data = (json.dumps(record) + "\n").encode()
+        data = (json.dumps(record, allow_nan=False) + "\n").encode()
         if not self._ends_with_newline():
             data = b"\n" + data  # closes a half-written line
-        os.write(self._handle, data)
-        os.fsync(self._handle)
+        while data:  # one write may take a part of it, as on a disk that fills up
+            data = data[os.write(self.lock, data) :]
+        os.fsync(self.lock)
         self._remember(dict(record))
 
     def _ends_with_newline(self) -> bool:
-        assert self._handle is not None
-        size = os.fstat(self._handle).st_size
-        return size == 0 or os.pread(self._handle, 1, size - 1) == b"\n"
+        size = os.fstat(self.lock).st_size
+        return size == 0 or os.pread(self.lock, 1, size - 1) == b"\n"
 
     def _load(self) -> None:
         self._done = {}
@@ -123,14 +151,15 @@ class RunStore:
             lines = self.path.read_bytes().split(b"\n")
         except FileNotFoundError:
             lines = []
+        except OSError as error:
+            raise StoreError(f"{self.path}: wanted a readable run store, got: {error.strerror}") from None
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
                 record = json.loads(line)
-                if not isinstance(record, dict) or "key" not in record or "status" not in record:
-                    raise ValueError("not a run record")
-            except ValueError:
+                _check_record(record)
+            except (ValueError, RecursionError):
                 skipped.append(number)
                 continue
             self._remember(record)
@@ -139,3 +168,27 @@ class RunStore:
     def _remember(self, record: dict[str, Any]) -> None:
         if record["status"] == "done":
             self._done[record["key"]] = record
+
+
+def _check_record(record: Any) -> None:
+    """Refuse a line that the statistics could not use: damage, or the work of another program.
+
+    Raises
+    ------
+    ValueError
+        The record has no key or status, or is said to be done and lacks labels or finite figures.
+    """
+    if not isinstance(record, dict) or not all(
+        isinstance(record.get(name), str) for name in ("key", "status")
+    ):
+        raise ValueError("wanted a record with key and status")
+    if record["status"] != "done":
+        return
+    figures, labels = record.get("figures"), record.get("labels")
+    if not isinstance(labels, dict) or not isinstance(figures, dict) or not figures:
+        raise ValueError("wanted labels and figures in a finished run")
+    for value in figures.values():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ValueError("wanted figures that are numbers")
+        if value is not None and not math.isfinite(value):
+            raise ValueError("wanted figures that are finite")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.common.plan import Variant
-from eval.common.stats import Interval, difference_interval, mean_interval, reduction_interval
+from eval.common.order import Order, Variant
+from eval.common.pairing import complete_pairs, figures_by_repetition
+from eval.common.power import detectable_difference, repetitions_needed
+from eval.common.sequential import bounds, drift_free_difference, looks_at
+from eval.common.stats import relative_sd
 from eval.common.tables import markdown_table
+from eval.common.verdicts import ERROR_RATE, Comparison, comparison_verdicts, judge_difference
 
 PAPER = {
     (0, "64K"): ((10.8161, 10.8509, 10.8785), (10.2708, 10.2367, 10.2593)),
@@ -31,6 +36,11 @@ PAPER_DAR = {
 """Mean draft acceptance rate in the paper, off and on (table 13)."""
 
 
+_SIDES: tuple[Variant, ...] = ("off", "on")
+_EFFECTS = (1.0, 2.0, 5.0)
+"""Per cent, for which the repetitions needed are said before the first run."""
+
+
 @dataclass(frozen=True)
 class Case:
     """What one row of the table compares."""
@@ -40,52 +50,137 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Reduction:
+    """Relative reduction of TPOT, ``1 - on / off``, as a share.
+
+    Attributes
+    ----------
+    value : float
+        From the logarithms, a linear drift removed.
+    low, high : float or None
+        Ends of the interval that holds over all cases and looks; None before the first look.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
 class Row:
-    """Result of one case. TPOT in ms, acceptance as a share; one value per repetition."""
+    """Result of one case. TPOT in ms, acceptance as a share; one value per repetition.
+
+    `reduction` is None until one repetition has both sides.
+    """
 
     case: Case
     off: tuple[float, ...]
     on: tuple[float, ...]
     acceptance_off: tuple[float, ...]
     acceptance_on: tuple[float, ...]
-
-    @property
-    def reduction(self) -> Interval | None:
-        """Relative reduction of TPOT; None until both sides have a run."""
-        return reduction_interval(self.off, self.on) if self.off and self.on else None
+    reduction: Reduction | None = None
+    verdict: Comparison = "open"
 
 
-def collect_rows(cases: Sequence[Case], records: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """Group the figures of finished runs by case, in the order of the repetitions."""
+def collect_rows(
+    cases: Sequence[Case], records: Sequence[Mapping[str, Any]], order: Order, family: int
+) -> list[Row]:
+    """Group the figures of finished runs by case, and judge all cases together.
 
-    def values(case: Case, variant: Variant, figure: str) -> tuple[float, ...]:
-        wanted = {"MTP": case.mtp, "prompt": case.label, "variant": variant}
-        chosen = [record for record in records if wanted.items() <= record["labels"].items()]
-        chosen.sort(key=lambda record: record["labels"]["repetition"])
-        return tuple(
-            record["figures"][figure] for record in chosen if record["figures"].get(figure) is not None
+    Parameters
+    ----------
+    cases : sequence of Case
+    records : sequence of mapping
+        Finished runs.
+    order : str
+        In which order the variants took turns.
+    family : int
+        Cases of the campaign; at least those given.
+    """
+    labels = [{"MTP": case.mtp, "prompt": case.label} for case in cases]
+    pairs = [complete_pairs(records, label, "tpot_ms") for label in labels]
+    logs = [([math.log(value) for value in off], [math.log(value) for value in on]) for off, on in pairs]
+    looks = [looks_at(off, on, order) for off, on in logs]
+    verdicts = comparison_verdicts(judge_difference(looks, family))
+    rows = []
+    for index, (case, label) in enumerate(zip(cases, labels, strict=True)):
+        reduction = None
+        off, on = logs[index]
+        if off:
+            difference = on[0] - off[0]
+            if len(off) >= 2:
+                difference = float(drift_free_difference(off, on, order).difference)
+            # Each end of a two-sided interval has half of this case's error rate.
+            low, high = (float(end) for end in bounds(looks[index], ERROR_RATE / 2 / family))
+            reduction = Reduction(
+                1 - math.exp(difference),
+                1 - math.exp(high) if looks[index] else None,
+                1 - math.exp(low) if looks[index] else None,
+            )
+        values = {
+            (variant, figure): tuple(
+                figures_by_repetition(records, {**label, "variant": variant}, figure).values()
+            )
+            for variant in _SIDES
+            for figure in ("tpot_ms", "acceptance")
+        }
+        rows.append(
+            Row(
+                case,
+                values["off", "tpot_ms"],
+                values["on", "tpot_ms"],
+                values["off", "acceptance"],
+                values["on", "acceptance"],
+                reduction,
+                verdicts[index],
+            )
         )
+    return rows
 
-    return [
-        Row(
-            case,
-            values(case, "off", "tpot_ms"),
-            values(case, "on", "tpot_ms"),
-            values(case, "off", "acceptance"),
-            values(case, "on", "acceptance"),
+
+def describe_power(cases: Sequence[Case], repetitions: int, order: Order, family: int) -> str:
+    """What so many repetitions can show at the paper's spread, said before the first of them.
+
+    Every line is a comment, so that the output of ``--dry-run`` stays a shell script.
+    """
+    rate = ERROR_RATE / 2 / family
+    rows = []
+    for mtp in sorted({case.mtp for case in cases}):
+        sd = paper_sd(mtp)
+        shown = detectable_difference(sd, repetitions, order, rate)
+        needed = [repetitions_needed(sd, percent / 100, order, rate) for percent in _EFFECTS]
+        rows.append(
+            [
+                str(mtp),
+                f"{100 * sd:.2f} %",
+                "-" if shown is None else f"{100 * shown:.1f} %",
+                *("more than 32" if count is None else str(count) for count in needed),
+            ]
         )
-        for case in cases
+    headers = ["MTP", "spread of a run (paper)", f"shown by {repetitions}"]
+    headers += [f"repetitions for {percent:g} %" for percent in _EFFECTS]
+    lines = [
+        "Power at the paper's spread: differences of TPOT that are shown in 90 % of campaigns.",
+        *markdown_table(headers, rows).splitlines(),
+        f"Chance of any false one in {family} cases: at most {100 * ERROR_RATE:.0f} %, even if runs follow.",
     ]
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def paper_sd(mtp: int) -> float:
+    """Standard deviation of the paper's repetitions with this MTP setting, relative; else of all of them."""
+    groups = [side for (setting, _), sides in PAPER.items() for side in sides if setting == mtp]
+    return relative_sd(groups or [side for sides in PAPER.values() for side in sides])
 
 
 def tpot_table(rows: Sequence[Row]) -> str:
-    """TPOT per repetition with means, intervals and the paper's reduction."""
+    """TPOT per repetition with means, reduction, verdict and the paper's reduction."""
     count = max((max(len(row.off), len(row.on)) for row in rows), default=0)
     headers = ["MTP", "prompt"]
     headers += [f"off R{index + 1}" for index in range(count)] + [
         f"on R{index + 1}" for index in range(count)
     ]
-    headers += ["mean off [95 %]", "mean on [95 %]", "reduction [95 %]", "paper"]
+    headers += ["mean off", "mean on", "reduction [95 %, all cases and looks]", "verdict", "paper"]
     body = [
         [
             str(row.case.mtp),
@@ -94,7 +189,8 @@ def tpot_table(rows: Sequence[Row]) -> str:
             *_cells(row.on, count, 4),
             _mean_cell(row.off, 4),
             _mean_cell(row.on, 4),
-            _percent_cell(row.reduction),
+            _reduction_cell(row.reduction),
+            row.verdict,
             _paper_cell(row.case),
         ]
         for row in rows
@@ -103,7 +199,7 @@ def tpot_table(rows: Sequence[Row]) -> str:
 
 
 def acceptance_table(rows: Sequence[Row]) -> str:
-    """Draft acceptance per repetition; empty when no run speculates."""
+    """Draft acceptance per repetition, as a description without a verdict; empty when no run speculates."""
     rows = [row for row in rows if row.acceptance_off or row.acceptance_on]
     if not rows:
         return ""
@@ -112,22 +208,22 @@ def acceptance_table(rows: Sequence[Row]) -> str:
     headers += [f"off R{index + 1}" for index in range(count)] + [
         f"on R{index + 1}" for index in range(count)
     ]
-    headers += ["mean off", "mean on", "difference [95 %]", "paper"]
+    headers += ["mean off", "mean on", "difference", "paper"]
     body = []
     for row in rows:
         paper = PAPER_DAR.get((row.case.mtp, row.case.label))
         difference = "-"
         if row.acceptance_off and row.acceptance_on:
-            interval, _ = difference_interval(row.acceptance_off, row.acceptance_on)
-            difference = f"{interval.value:+.3f}{_ends(interval, '+.3f')}"
+            gap = statistics.fmean(row.acceptance_on) - statistics.fmean(row.acceptance_off)
+            difference = f"{gap:+.3f}"
         body.append(
             [
                 str(row.case.mtp),
                 row.case.label,
                 *_cells(row.acceptance_off, count, 3),
                 *_cells(row.acceptance_on, count, 3),
-                f"{mean_interval(row.acceptance_off).value:.3f}" if row.acceptance_off else "-",
-                f"{mean_interval(row.acceptance_on).value:.3f}" if row.acceptance_on else "-",
+                _mean_cell(row.acceptance_off, 3),
+                _mean_cell(row.acceptance_on, 3),
                 difference,
                 f"{paper[0]:.2f} -> {paper[1]:.2f}" if paper else "-",
             ]
@@ -136,38 +232,42 @@ def acceptance_table(rows: Sequence[Row]) -> str:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Bars of TPOT off and on, and the reduction with its interval beside the paper's."""
+    """Bars of TPOT off and on with the range of the repetitions, and the reduction beside the paper's."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = [row for row in rows if row.off and row.on]
+    shown = [(row, row.reduction) for row in rows if row.reduction is not None]
+    rows = [row for row, _ in shown]
     names = [f"MTP {row.case.mtp}\n{row.case.label}" for row in rows]
     places = range(len(rows))
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(max(8.0, 2.2 * len(rows)), 4), layout="constrained"
     )
-    for shift, label, side in ((-0.2, "off", "off"), (0.2, "on", "on")):
-        intervals = [mean_interval(getattr(row, side)) for row in rows]
+    for shift, label in ((-0.2, "off"), (0.2, "on")):
+        values = [row.off if label == "off" else row.on for row in rows]
+        means = [statistics.fmean(item) for item in values]
         left.bar(
             [place + shift for place in places],
-            [interval.value for interval in intervals],
+            means,
             width=0.38,
-            yerr=[_finite(interval.half_width) for interval in intervals],
+            yerr=[
+                [mean - min(item) for mean, item in zip(means, values, strict=True)],
+                [max(item) - mean for mean, item in zip(means, values, strict=True)],
+            ],
             capsize=3,
             label=label,
         )
-    left.set_ylabel("TPOT, ms")
+    left.set_ylabel("TPOT, ms (bars: smallest to largest)")
     left.set_xticks(list(places), names)
     left.legend(title="heuristic top-k", loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-    reductions = [reduction_interval(row.off, row.on) for row in rows]
     right.errorbar(
         list(places),
-        [100 * item.value for item in reductions],
+        [100 * item.value for _, item in shown],
         yerr=[
-            [100 * _finite(item.value - item.low) for item in reductions],
-            [100 * _finite(item.high - item.value) for item in reductions],
+            [0.0 if item.low is None else 100 * max(0.0, item.value - item.low) for _, item in shown],
+            [0.0 if item.high is None else 100 * max(0.0, item.high - item.value) for _, item in shown],
         ],
         fmt="o",
         capsize=4,
@@ -207,27 +307,17 @@ def _cells(values: Sequence[float], count: int, digits: int) -> list[str]:
 
 
 def _mean_cell(values: Sequence[float], digits: int) -> str:
-    if not values:
-        return "-"
-    interval = mean_interval(values)
-    return f"{interval.value:.{digits}f}{_ends(interval, f'.{digits}f')}"
+    return f"{statistics.fmean(values):.{digits}f}" if values else "-"
 
 
-def _percent_cell(interval: Interval | None) -> str:
-    if interval is None:
+def _reduction_cell(reduction: Reduction | None) -> str:
+    if reduction is None:
         return "-"
-    scaled = Interval(100 * interval.value, 100 * interval.low, 100 * interval.high)
-    return f"{scaled.value:.2f} %{_ends(scaled, '.2f')}"
+    if reduction.low is None or reduction.high is None:
+        return f"{100 * reduction.value:.2f} %"
+    return f"{100 * reduction.value:.2f} % [{100 * reduction.low:.2f}, {100 * reduction.high:.2f}]"
 
 
 def _paper_cell(case: Case) -> str:
     reduction = paper_reduction(case)
     return "-" if reduction is None else f"{100 * reduction:.2f} %"
-
-
-def _ends(interval: Interval, form: str) -> str:
-    return "" if math.isnan(interval.low) else f" [{interval.low:{form}}, {interval.high:{form}}]"
-
-
-def _finite(value: float) -> float:
-    return 0.0 if math.isnan(value) else value

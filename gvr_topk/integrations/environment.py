@@ -1,14 +1,16 @@
 """Environment variables of the TensorRT-LLM integration, read and written in one place.
 
 ``GVR_TOPK_DISABLE=1``
-    Nothing is loaded or changed in this process.
+    No layer is touched in this process; our YAML keys are accepted and ignored. Empty, ``0``, ``false``,
+    ``no`` and ``off`` are as if it were unset.
 ``TRTLLM_GVR_TOPK``
-    ``0`` off, ``1`` on, ``force`` on also where TensorRT-LLM would run its own heuristic top-k. Unset,
-    the YAML key ``enable_heuristic_topk`` decides, and writes its answer here: worker processes are
-    started with the parent's ``TRTLLM*`` variables and nothing else of ours. Set by the user, it
-    overrules the YAML.
+    ``0`` off, ``1`` on, ``force`` on also where TensorRT-LLM would run another top-k of its own. Set by the
+    user, never by us; it overrules the YAML.
 ``TRTLLM_GVR_TOPK_OPTIONS``
-    The YAML section ``gvr_topk`` as JSON, carried the same way.
+    JSON with the keys of the YAML section ``gvr_topk``; it overrules the YAML too.
+``TRTLLM_GVR_TOPK_YAML``
+    What the YAML last validated asks for, as JSON. Set by us, never by the user: worker processes are started
+    with the parent's ``TRTLLM*`` variables and nothing else of ours.
 ``TRTLLM_GVR_TOPK_METRICS_DIR``
     Directory in which every process keeps a file of its counters in Prometheus text format.
 ``TRTLLM_ENABLE_PDL=1``
@@ -23,17 +25,17 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import gvr_topk_autoload
+
 if TYPE_CHECKING:
     from gvr_topk.config import GvrTopkConfig
 
-DISABLE = "GVR_TOPK_DISABLE"
+DISABLE = gvr_topk_autoload.DISABLE
 ENABLE = "TRTLLM_GVR_TOPK"
 OPTIONS = "TRTLLM_GVR_TOPK_OPTIONS"
+YAML = "TRTLLM_GVR_TOPK_YAML"
 METRICS_DIR = "TRTLLM_GVR_TOPK_METRICS_DIR"
 ENABLE_PDL = "TRTLLM_ENABLE_PDL"
-
-_written: dict[str, str] = {}
-"""What this process wrote, so that a value of the user is never overwritten."""
 
 
 class Mode(Enum):
@@ -45,8 +47,8 @@ class Mode(Enum):
 
 
 def disabled() -> bool:
-    """Whether ``GVR_TOPK_DISABLE`` switches everything off in this process."""
-    return os.environ.get(DISABLE, "0") not in ("", "0")
+    """Whether ``GVR_TOPK_DISABLE`` keeps us from every layer of this process."""
+    return gvr_topk_autoload.disabled()
 
 
 def programmatic_launch() -> bool:
@@ -54,28 +56,46 @@ def programmatic_launch() -> bool:
     return os.environ.get(ENABLE_PDL) == "1"
 
 
-def mode() -> Mode:
-    """What the environment asks for.
+def user_mode() -> Mode | None:
+    """What the user's variable says; None where it is not set.
 
     Raises
     ------
     ValueError
         ``TRTLLM_GVR_TOPK`` holds something else than ``0``, ``1`` or ``force``.
     """
-    if disabled():
-        return Mode.OFF
-    value = os.environ.get(ENABLE, "").strip().lower() or "0"
+    value = os.environ.get(ENABLE, "").strip().lower()
+    if not value:
+        return None
     try:
         return Mode(value)
     except ValueError:
         raise ValueError(f"{ENABLE}: wanted 0, 1 or force, got {value!r}") from None
 
 
+def mode() -> Mode:
+    """What is asked for: by the user's variable, else by the YAML validated last.
+
+    Raises
+    ------
+    ValueError
+        As for `user_mode`.
+    """
+    if disabled():
+        return Mode.OFF
+    asked = user_mode()
+    if asked is None:
+        asked = Mode.ON if _published().get("enable") else Mode.OFF
+    return asked
+
+
 def options() -> GvrTopkConfig:
-    """The YAML section ``gvr_topk`` that reached this process; its defaults if none did."""
+    """The options that reached this process; the defaults if none did."""
     from gvr_topk.config import GvrTopkConfig
 
-    return GvrTopkConfig.model_validate_json(os.environ.get(OPTIONS) or "{}")
+    if OPTIONS in os.environ:
+        return GvrTopkConfig.model_validate_json(os.environ[OPTIONS] or "{}")
+    return GvrTopkConfig.model_validate(_published().get("options") or {})
 
 
 def metrics_directory() -> str | None:
@@ -83,36 +103,34 @@ def metrics_directory() -> str | None:
     return os.environ.get(METRICS_DIR) or None
 
 
-def publish_enabled(value: bool) -> None:
-    """Carry ``enable_heuristic_topk`` to this process's hook and to its workers."""
-    if value:
-        _write(ENABLE, Mode.ON.value)
-    else:
-        _withdraw(ENABLE)
+def publish(enable: bool | None = None, options: Mapping[str, Any] | None = None) -> None:
+    """Carry what a validated configuration says to this process's hook and to its workers.
 
-
-def publish_options(value: Mapping[str, Any] | None) -> None:
-    """Carry the section ``gvr_topk``, checked, to this process's hook and to its workers."""
+    Parameters
+    ----------
+    enable : bool, optional
+        ``enable_heuristic_topk``; None leaves what is published.
+    options : mapping, optional
+        The section ``gvr_topk``, checked here; an empty one takes earlier options back, None leaves them.
+    """
     from gvr_topk.config import GvrTopkConfig
 
-    if value is None:
-        _withdraw(OPTIONS)
+    published = _published()
+    if enable is not None:
+        published["enable"] = enable
+    if options is not None:
+        published["options"] = GvrTopkConfig.model_validate(options).model_dump(exclude_unset=True)
+    if any(published.values()):
+        os.environ[YAML] = json.dumps(published)
     else:
-        _write(OPTIONS, json.dumps(GvrTopkConfig.model_validate(value).model_dump()))
+        withdraw()
 
 
-def withdraw_all() -> None:
-    """Remove what this process wrote."""
-    for name in list(_written):
-        _withdraw(name)
+def withdraw() -> None:
+    """Take back what was published."""
+    os.environ.pop(YAML, None)
 
 
-def _write(name: str, value: str) -> None:
-    if name in os.environ and os.environ[name] != _written.get(name):
-        return
-    os.environ[name] = _written[name] = value
-
-
-def _withdraw(name: str) -> None:
-    if name in _written and os.environ.get(name) == _written.pop(name):
-        del os.environ[name]
+def _published() -> dict[str, Any]:
+    published: dict[str, Any] = json.loads(os.environ.get(YAML) or "{}")
+    return published

@@ -1,13 +1,13 @@
-"""Lets TensorRT-LLM's strict configuration classes accept our keys, and carries their values on.
+"""Lets TensorRT-LLM's strict configuration classes accept our keys, and says what a validated one asks for.
 
 ``DeepSeekSparseAttentionConfig`` forbids unknown keys, and 1.2 does not know ``enable_heuristic_topk``.
 The class gains the field in place and every model that contains it is rebuilt, because pydantic copies
-a nested model's schema into its users. Where the field exists already it keeps its meaning; only its
-value is noted.
+a nested model's schema into its users. Where the field exists already it keeps its meaning.
 
-The value cannot travel inside the object: the model loader of TensorRT-LLM rebuilds the object field by
-field. It goes through the environment, written when a value is validated and also when an object
-arrives in a worker that was started before the YAML file was read.
+What is asked for belongs to the whole configuration, so it is read when ``TorchLlmArgs`` is validated, also
+where neither key is written: an engine without them in the same process must not inherit those of another.
+It is read again when such an object arrives in a worker that was started before the YAML file was read. The
+value cannot travel inside the object: the model loader of TensorRT-LLM rebuilds that field by field.
 """
 
 from __future__ import annotations
@@ -17,20 +17,24 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from graphlib import TopologicalSorter
 from types import ModuleType
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from gvr_topk.integrations import environment
-from gvr_topk.integrations.patch_points import ARGS, CONFIG
+from gvr_topk.config import SWITCH
 from gvr_topk.integrations.transaction import Transaction
+from gvr_topk.integrations.type_hints import classes_in
+from gvr_topk.integrations.upstream import ARGS, CONFIG
 
-KEY = "enable_heuristic_topk"
 SECTION = "gvr_topk"
+SPARSE = "sparse_attention_config"
+
+Note = Callable[..., None]
+"""Takes ``enable`` (bool) or ``options`` (mapping), each by keyword."""
 
 
-def apply(module: ModuleType, transaction: Transaction) -> bool:
+def apply(module: ModuleType, transaction: Transaction, note: Note) -> None:
     """Give the classes of ``llm_args`` our keys.
 
     Parameters
@@ -39,82 +43,73 @@ def apply(module: ModuleType, transaction: Transaction) -> bool:
         ``tensorrt_llm.llmapi.llm_args``, already checked against the table.
     transaction : Transaction
         Takes the undo of every change.
-
-    Returns
-    -------
-    bool
-        Whether this version knew ``enable_heuristic_topk`` already.
+    note : callable
+        Called with what each validated or unpickled ``TorchLlmArgs`` asks for.
     """
     config: type[BaseModel] = getattr(module, CONFIG.name)
     args: type[BaseModel] = getattr(module, ARGS.name)
-    native = KEY in config.model_fields
-    _watch(
-        config,
-        KEY,
-        bool,
-        Field(default=False, description="Exact Guess-Verify-Refine top-k in the decode indexer (gvr_topk)."),
-        environment.publish_enabled,
-        transaction,
+    if SWITCH not in config.model_fields:
+        text = "Exact Guess-Verify-Refine top-k in the decode indexer (gvr_topk)."
+        _add_field(config, SWITCH, bool, Field(default=False, description=text), transaction)
+
+    def note_switch(section: Any) -> Any:
+        note(enable=bool(getattr(section, SWITCH, False)))
+        return section
+
+    def note_options(section: Any) -> Any:
+        note(options={} if section is None else section)
+        return section
+
+    _watch_field(args, SPARSE, note_switch, transaction)
+    text = "Options of gvr_topk."
+    noted = Annotated[Any, AfterValidator(note_options)]
+    _add_field(
+        args, SECTION, noted, Field(default=None, description=text, validate_default=True), transaction
     )
-    _watch(
-        args,
-        SECTION,
-        Any,
-        Field(default=None, description="Options of gvr_topk."),
-        environment.publish_options,
-        transaction,
-    )
+    arrive = args.__setstate__
+
+    def __setstate__(self: BaseModel, state: dict[Any, Any]) -> None:
+        arrive(self, state)
+        note_switch(getattr(self, SPARSE, None))
+        note_options(getattr(self, SECTION, None))
+
+    transaction.set_attribute(args, "__setstate__", __setstate__)
     rebuild = [config, *_containing(config, args)]
     # On the way back the fields are restored first, then the same classes are rebuilt.
     transaction.add_first(lambda: _rebuild(rebuild))
     _rebuild(rebuild)
-    if TypeAdapter(config).validate_python({KEY: False}).model_dump()[KEY] is not False:
-        raise RuntimeError(f"{CONFIG.name} did not take the field {KEY}")
-    return native
+    if TypeAdapter(config).validate_python({SWITCH: False}).model_dump()[SWITCH] is not False:
+        raise RuntimeError(f"{CONFIG.name} did not take the field {SWITCH}")
 
 
-def _watch(
-    model: type[BaseModel],
-    name: str,
-    annotation: Any,
-    new_field: Any,
-    publish: Callable[[Any], None],
-    transaction: Transaction,
+def _add_field(
+    model: type[BaseModel], name: str, annotation: Any, field: Any, transaction: Transaction
 ) -> None:
-    """Add a field, or take the existing one, and call `publish` with every value it is given."""
+    """Add a field to a model that lacks it; the model is to be rebuilt."""
+    # Subclasses made later find their fields through the annotations.
+    annotations = {**inspect.get_annotations(model), name: annotation}
+    transaction.set_attribute(model, "__annotations__", annotations)
+    transaction.set_item(model.model_fields, name, FieldInfo.from_annotated_attribute(annotation, field))
 
-    def note(value: Any) -> Any:
-        publish(value)
-        return value
 
-    fields = model.model_fields
-    existing = fields.get(name)
-    noted: Any = Annotated[existing.annotation if existing else annotation, AfterValidator(note)]
-    if existing is None:
-        field = FieldInfo.from_annotated_attribute(noted, new_field)
-        # Subclasses made later find their fields through the annotations.
-        annotations = {**inspect.get_annotations(model), name: annotation}
-        transaction.set_attribute(model, "__annotations__", annotations)
-    else:
-        extra = FieldInfo.from_annotation(noted).metadata
-        field = copy(existing)
-        field.metadata = [*existing.metadata, *extra]
-    transaction.set_item(fields, name, field)
-
-    arrive = model.__setstate__
-
-    def __setstate__(self: BaseModel, state: dict[Any, Any]) -> None:
-        arrive(self, state)
-        if name in self.model_fields_set:
-            publish(getattr(self, name))
-
-    transaction.set_attribute(model, "__setstate__", __setstate__)
+def _watch_field(
+    model: type[BaseModel], name: str, look: Callable[[Any], Any], transaction: Transaction
+) -> None:
+    """Have `look` called with every value of a field, its default included."""
+    field = copy(model.model_fields[name])
+    field.metadata = [*field.metadata, AfterValidator(look)]
+    field.validate_default = True
+    transaction.set_item(model.model_fields, name, field)
 
 
 def _containing(*models: type[BaseModel]) -> list[type[BaseModel]]:
     """Models in whose schema one of `models` is copied, themselves included, inner ones first."""
     graph = {
-        model: {inner for field in model.model_fields.values() for inner in _models_in(field.annotation)}
+        model: {
+            inner
+            for field in model.model_fields.values()
+            for inner in classes_in(field.annotation, BaseModel)
+        }
         for model in _subclasses(BaseModel)
         if model.__module__.split(".")[0] == models[0].__module__.split(".")[0]
     }
@@ -124,13 +119,6 @@ def _containing(*models: type[BaseModel]) -> list[type[BaseModel]]:
         if graph[model] & touched:
             touched.add(model)
     return [model for model in order if model in touched]
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models_in(inner)
 
 
 def _subclasses(model: type[BaseModel]) -> Iterator[type[BaseModel]]:

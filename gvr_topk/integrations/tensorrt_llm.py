@@ -1,38 +1,53 @@
 """``enable_heuristic_topk: true`` in TensorRT-LLM, without changing its files.
 
 `module_loaded` is called by the import hook (`gvr_topk_autoload`) after a watched module has run;
-`install` does the same by hand. Every change belongs to one transaction: either all patch points of the
-table in `gvr_topk.integrations.patch_points` fit and are patched, or none is.
+`install` does the same by hand. There are two transactions. That of the configuration classes makes a YAML
+file with our keys valid; it stays when the integration is refused or switched off, because a server must
+start with the file it has, and the keys are then ignored with a warning. That of the layers patches
+either all points of the table in `gvr_topk.integrations.upstream`, or none.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
-import os
+import site
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import gvr_topk_autoload
+from gvr_topk.config import SWITCH
 from gvr_topk.integrations import environment
 from gvr_topk.integrations.counters import Counters, Snapshot
+from gvr_topk.integrations.environment import Mode
 from gvr_topk.integrations.patch_points import (
-    DSA,
-    ENGINE,
-    INDEXER_CALL,
-    LLM_ARGS,
-    METADATA_PREPARE,
-    OP,
-    TABLE,
     Finding,
-    PatchPoint,
+    Inspection,
     PatchRefused,
     check_live,
-    check_sources,
     engine_version,
     find_engine,
+    inspect_engine,
+    knows_key,
     refusal,
 )
 from gvr_topk.integrations.transaction import Transaction
+from gvr_topk.integrations.upstream import (
+    ARGS,
+    CONFIG,
+    DSA_MODULES,
+    ENGINE,
+    LLM_ARGS,
+    TOP_K,
+    PatchPoint,
+    UpstreamShape,
+)
+
+if TYPE_CHECKING:
+    from gvr_topk.integrations.layer_hook import LayerHook
 
 __all__ = [
     "counters",
@@ -44,69 +59,117 @@ __all__ = [
     "uninstall",
 ]
 
+NATIVE_ARCH = 100
+"""Compute capability times ten from which TensorRT-LLM runs its own heuristic top-k, where it has one."""
+
 
 class _Integration:
     """State of this process."""
 
     def __init__(self) -> None:
-        self.transaction = Transaction()
+        self.keys = Transaction()
+        self.layers = Transaction()
         self.done: set[str] = set()
         self.refused = ""
-        self.native = False
+        self.hook: LayerHook | None = None
         self.counters = Counters()
         self.said: set[str] = set()
 
     def load(self, module: ModuleType) -> None:
-        """Patch what a loaded module offers; undo everything if it does not fit."""
-        name = module.__name__
-        if name in self.done or self.refused or environment.disabled():
+        """Patch what a loaded module offers; undo it if the module does not fit."""
+        if module.__name__ in self.done:
             return
-        try:
-            self._verify(module)
-            if name == LLM_ARGS:
-                from gvr_topk.integrations import llm_config
+        if module.__name__ == LLM_ARGS:
+            self._accept_keys(module)
+        elif not self.refused and not environment.disabled():
+            self._connect_layers(module)
 
-                self.native = llm_config.apply(module, self.transaction)
-            else:
-                self._patch_layers(module)
-        except PatchRefused as error:
-            self._give_up(str(error))
-        except Exception as error:
-            finding = Finding(_point_of(name), "mismatch", f"{type(error).__name__}: {error}")
-            self._give_up(refusal(_version(), finding))
-        else:
-            self.done.add(name)
+    def _accept_keys(self, module: ModuleType) -> None:
+        from gvr_topk.integrations import llm_config
 
-    def _verify(self, module: ModuleType) -> None:
-        """Check the points of this module live, and those of modules still to come by their sources."""
-        findings = [check_live(point, module) for point in TABLE if point.module == module.__name__]
-        pending = [point for point in TABLE if point.module not in self.done | {module.__name__}]
-        root = find_engine()
-        if root is not None:
-            findings += check_sources(root, pending)
-        for finding in findings:
+        for point in (CONFIG, ARGS):
+            finding = check_live(point, module)
             if not finding.good:
-                raise PatchRefused(refusal(_version(), finding))
+                self._refuse(refusal(_version(), finding))
+                return
+        try:
+            llm_config.apply(module, self.keys, self.note)
+        except Exception as error:  # TensorRT-LLM must start even if its classes do not take our keys
+            self.keys.rollback()
+            self._refuse(refusal(_version(), _failure(CONFIG, error)))
+            return
+        self.done.add(module.__name__)
+        if not self.refused and not environment.disabled():
+            bad = inspect_engine(find_engine(), {LLM_ARGS: module}).bad
+            if bad:
+                self._refuse(refusal(_version(), bad[0]))
 
-    def _patch_layers(self, module: ModuleType) -> None:
-        import torch
+    def note(self, enable: bool | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Publish what a validated configuration asks for, or say that it is ignored."""
+        reason = f"{environment.DISABLE} is set" if environment.disabled() else self.refused
+        if not reason:
+            environment.publish(enable, options)
+        elif enable:
+            self.say("warning", f"ignored: sparse_attention_config.{SWITCH}: {reason}")
 
+    def _connect_layers(self, module: ModuleType) -> None:
+        loaded = {name: sys.modules[name] for name in (LLM_ARGS, TOP_K) if name in sys.modules}
+        inspection = inspect_engine(find_engine(), {**loaded, module.__name__: module})
+        shape = inspection.shape
+        try:
+            if inspection.bad:
+                raise PatchRefused(refusal(_version(), inspection.bad[0]))
+            self._patch_layers(shape, module)
+        except PatchRefused as error:
+            self._refuse(str(error))
+        except Exception as error:
+            self._refuse(refusal(_version(), _failure(shape.indexer_call, error)))
+        else:
+            self.done.add(module.__name__)
+
+    def _patch_layers(self, shape: UpstreamShape, module: ModuleType) -> None:
         from gvr_topk.integrations.layer_hook import LayerHook
 
-        hook = LayerHook(self.counters, self.say)
-        for point, wrap in ((INDEXER_CALL, hook.wrap_indexer), (METADATA_PREPARE, hook.wrap_prepare)):
-            owner_name, _, method = point.name.partition(".")
-            owner = getattr(module, owner_name)
-            self.transaction.set_attribute(owner, method, wrap(getattr(owner, method)))
-        _, _, namespace_name, op_name = OP.name.split(".")
-        namespace = getattr(torch.ops, namespace_name)
-        self.transaction.set_attribute(namespace, op_name, hook.wrap_op(getattr(namespace, op_name)))
+        self.hook = hook = LayerHook(self.counters, self.say)
+        for point, wrap in (
+            (shape.indexer_call, hook.wrap_indexer),
+            (shape.metadata_prepare, hook.wrap_prepare),
+        ):
+            self._wrap_method(module, point, wrap)
+        if shape.has_top_k:
+            self._wrap_method(importlib.import_module(TOP_K), shape.top_k_decode, hook.wrap_top_k)
+        elif check_live(shape.op, module).status == "ok":
+            self._replace_op(shape, module, hook)
+        else:
+            hook.before_first_step = lambda: self._replace_late_op(shape, module, hook)
 
-    def _give_up(self, reason: str) -> None:
+    def _wrap_method(self, module: ModuleType, point: PatchPoint, wrap: Any) -> None:
+        owner_name, _, method = point.name.partition(".")
+        owner = getattr(module, owner_name)
+        self.layers.set_attribute(owner, method, wrap(getattr(owner, method)))
+
+    def _replace_op(self, shape: UpstreamShape, module: ModuleType, hook: LayerHook) -> None:
+        import torch
+
+        finding = check_live(shape.op, module)
+        if finding.status != "ok":
+            raise PatchRefused(refusal(_version(), finding))
+        _, _, namespace_name, op_name = shape.op.name.split(".")
+        namespace = getattr(torch.ops, namespace_name)
+        self.layers.set_attribute(namespace, op_name, hook.wrap_op(getattr(namespace, op_name)))
+
+    def _replace_late_op(self, shape: UpstreamShape, module: ModuleType, hook: LayerHook) -> None:
+        """Replace an op that was not registered yet when the DSA module was imported."""
+        try:
+            self._replace_op(shape, module, hook)
+        except PatchRefused as error:
+            self._refuse(str(error))
+
+    def _refuse(self, reason: str) -> None:
         self.refused = reason
-        self.done.clear()
-        self.transaction.rollback()
-        environment.withdraw_all()
+        self.done -= set(DSA_MODULES)
+        self.layers.rollback()
+        environment.withdraw()
         self.say("warning", f"refused: {reason}")
 
     def say(self, level: str, line: str) -> None:
@@ -146,13 +209,11 @@ def install() -> bool:
     bool
         False when the integration is switched off or was refused.
     """
-    if environment.disabled():
-        return False
-    gvr_topk_autoload.install()
+    gvr_topk_autoload.install(module_loaded)
     for name in gvr_topk_autoload.WATCHED:
         if name in sys.modules:
             module_loaded(name)
-    return not _integration.refused
+    return not _integration.refused and not environment.disabled()
 
 
 def uninstall() -> None:
@@ -160,13 +221,14 @@ def uninstall() -> None:
     global _integration
     gvr_topk_autoload.uninstall()
     before, _integration = _integration, _Integration()
-    environment.withdraw_all()
-    before.transaction.rollback()
+    environment.withdraw()
+    before.layers.rollback()
+    before.keys.rollback()
 
 
 def installed() -> bool:
     """Whether the layers are patched."""
-    return DSA in _integration.done
+    return bool(_integration.done & set(DSA_MODULES))
 
 
 def counters() -> Snapshot:
@@ -183,10 +245,15 @@ def prometheus_text() -> str:
     return _integration.counters.prometheus_text()
 
 
-def describe() -> list[tuple[str, str]]:
+def describe(arch: int | None = None) -> list[tuple[str, str]]:
     """State for ``gvr-topk doctor``: version found, patch points, and what would happen and why.
 
     Reads source files; imports neither torch nor TensorRT-LLM.
+
+    Parameters
+    ----------
+    arch : int, optional
+        Compute capability of the GPU times ten, where there is one.
 
     Returns
     -------
@@ -196,35 +263,55 @@ def describe() -> list[tuple[str, str]]:
     root = find_engine()
     if root is None:
         return [("TensorRT-LLM", "not installed"), ("would happen", "nothing: there is nothing to speed up")]
-    version = engine_version(root)
-    rows = [("TensorRT-LLM", f"{version} in {root}")]
-    findings = check_sources(root)
-    for finding in findings:
+    inspection = inspect_engine(root)
+    fits = "sources" if inspection.bad else "sources of"
+    known = "unlike any known" if inspection.bad else inspection.shape.versions
+    rows = [("TensorRT-LLM", f"{engine_version(root)} in {root}"), (fits, known)]
+    for finding in inspection.findings:
         detail = f" ({finding.detail})" if finding.detail else ""
         rows.append((finding.point.name, f"{finding.status}{detail}: {finding.point.action}"))
     watching = gvr_topk_autoload.Finder in sys.meta_path
-    rows.append(("import hook", "active" if watching else "not active: gvr_topk_autoload.pth did not run"))
-    rows.append(("would happen", _outlook(version, findings, watching)))
+    rows.append(("import hook", "active" if watching else f"not active: {_why_no_hook()}"))
+    rows.append(("would happen", _outlook(root, inspection, watching, arch)))
     return rows
 
 
-def _outlook(version: str, findings: list[Finding], watching: bool) -> str:
+def _outlook(root: Path, inspection: Inspection, watching: bool, arch: int | None) -> str:
     if environment.disabled():
-        return f"nothing: {environment.DISABLE} is set"
-    bad = [finding for finding in findings if not finding.good]
-    if _integration.refused or bad:
-        return f"refused: {_integration.refused or refusal(version, bad[0])}"
+        return f"nothing: {environment.DISABLE} is set; our YAML keys are accepted and ignored"
+    if _integration.refused or inspection.bad:
+        return f"refused: {_integration.refused or refusal(engine_version(root), inspection.bad[0])}"
     try:
-        mode = environment.mode()
+        asked = environment.user_mode()
     except ValueError as error:
         return f"refused: {error}"
-    if mode is not environment.Mode.OFF:
-        asked = f"on: {environment.ENABLE}={mode.value}"
-    elif environment.ENABLE in os.environ:
+    if asked is Mode.OFF:
         return f"off: {environment.ENABLE}=0 overrules the YAML key"
-    else:
-        asked = "on where the YAML has sparse_attention_config.enable_heuristic_topk: true"
-    return asked if watching or installed() else f"{asked}, after install()"
+    outlook = f"on where the YAML has sparse_attention_config.{SWITCH}: true"
+    if asked is not None:
+        outlook = f"on: {environment.ENABLE}={asked.value}"
+    if asked is not Mode.FORCE and arch is not None and arch >= NATIVE_ARCH and knows_key(root):
+        outlook = (
+            f"off: with {SWITCH} this TensorRT-LLM runs its own heuristic top-k on a GPU of compute "
+            f"capability {arch / 10:.1f}; {environment.ENABLE}=force runs ours instead"
+        )
+    return outlook if watching or installed() else f"{outlook}, after install()"
+
+
+def _why_no_hook() -> str:
+    """Why the wheel's ``.pth`` file did not run in this process, and what to do."""
+    folder = Path(gvr_topk_autoload.__file__).parent
+    file = folder / "gvr_topk_autoload.pth"
+    otherwise = "use trtllm-serve --custom_module_dirs, or call gvr_topk.integrations.tensorrt_llm.install()"
+    if not file.is_file():
+        return f"there is no {file.name} beside {Path(gvr_topk_autoload.__file__)}; {otherwise}"
+    sites = [*site.getsitepackages(), site.getusersitepackages()]
+    if not any(Path(entry).resolve() == folder.resolve() for entry in sites):
+        return (
+            f"Python runs no {file.name} in {folder}, which is on the path but no site-packages folder "
+            f"(pip install --target, PYTHONPATH); install the wheel without --target, or {otherwise}"
+        )
+    return f"{file} did not run (python -S or -I?); {otherwise}"
 
 
 def _version() -> str:
@@ -232,5 +319,5 @@ def _version() -> str:
     return engine_version(root) if root else "of unknown version"
 
 
-def _point_of(module: str) -> PatchPoint:
-    return next(point for point in TABLE if point.module == module)
+def _failure(point: PatchPoint, error: Exception) -> Finding:
+    return Finding(point, "mismatch", f"{type(error).__name__}: {error}")

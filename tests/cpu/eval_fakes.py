@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 SAMPLES = Path(__file__).resolve().parent.parent / "data" / "eval_samples"
+HOOK_LINE = "[I] gvr_topk in TensorRT-LLM 1.2.1: on: 61 layers, k = 2048, 64 requests, 0.1 MiB of state"
+"""What the integration logs at the first step that it computes."""
+
 Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
 
@@ -108,5 +111,5 @@ def address(server: ThreadingHTTPServer) -> str:
 
 if __name__ == "__main__":
     print("[TensorRT-LLM] TensorRT-LLM version: 1.2.1", flush=True)
-    print("gvr_topk: on" if any("_on" in word for word in sys.argv) else "plain", flush=True)
+    print(HOOK_LINE if any("_on" in word for word in sys.argv) else "plain", flush=True)
     make_server(recorded_answer, int(sys.argv[sys.argv.index("--port") + 1])).serve_forever()

@@ -2,29 +2,50 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
+import gvr_topk
 from gvr_topk import cli
-from gvr_topk import replay as replay_module
+from gvr_topk.evaluation import command as replay_command
+from gvr_topk.evaluation import replay as replay_module
 
 SMALL = ["replay", "--generator", "20", "--length", "17000", "--steps", "3", "--k", "512"]
 
 ON = "sparse_attention_config: {algorithm: dsa, index_topk: 512, enable_heuristic_topk: true}\n"
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a run of the command ended with."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, list(arguments))
+    """Run the command in this process."""
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr):
+        try:
+            code = cli.main(arguments)
+        except SystemExit as error:  # how argparse ends on --help and on wrong usage
+            code = error.code
+    assert isinstance(code, int)
+    return Result(code, stdout.getvalue(), stderr.getvalue())
 
 
 def assert_one_line_error(result: Result, text: str) -> None:
-    assert result.exit_code == 2, result.output
+    assert result.exit_code == 2, result.stderr
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1 and "Traceback" not in result.stderr
     assert result.stderr.startswith("gvr-topk: ") and text in result.stderr
@@ -32,7 +53,7 @@ def assert_one_line_error(result: Result, text: str) -> None:
 
 def test_replay_of_the_shipped_trace_ends_with_the_verdict() -> None:
     result = run("replay", "--shipped", "--steps", "2")
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "replay: exact on 2 of 2 steps"
     assert "smollm2_dsaidx_L10_32k" in result.stdout and "not of DeepSeek" in " ".join(result.stdout.split())
     assert result.stderr == ""
@@ -114,10 +135,10 @@ def test_inexact_result_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
         (["replay", "--trace", "nowhere.npz"], "nowhere.npz: wanted an .npz trace file, got no such file"),
         (["replay", "--config", "nowhere.yaml"], "nowhere.yaml: wanted a YAML file, got no such file"),
         (["replay", "--steps", "0"], "steps: wanted 1 to 256"),
-        (["replay", "--k", "0"], "k: wanted at least 1, got 0"),
+        (["replay", "--k", "0"], "k: wanted 1 to 2,097,152, got 0"),
+        (["replay", "--k", "2097153"], "k: wanted 1 to 2,097,152, got 2097153"),
         (["replay", "--device", "abacus"], "device: wanted cpu or cuda, got 'abacus'"),
         (["replay", "--generator", "7"], "layer: wanted one of [0, 1, 20"),
-        (["replay", "--shipped", "--generator", "0"], "wanted at most one source, got several"),
         (["replay", "--steps", "1", "--out", __file__], "File exists"),
     ],
 )
@@ -130,7 +151,17 @@ def test_cuda_without_a_gpu() -> None:
     assert_one_line_error(run("replay", "--device", "cuda"), "wanted a CUDA device that torch can use")
 
 
-@pytest.mark.parametrize("arguments", [["replay", "--stepps", "1"], ["replay", "--steps", "many"], ["paint"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["replay", "--stepps", "1"],
+        ["replay", "--step", "1"],
+        ["replay", "--steps", "many"],
+        ["replay", "--shipped", "--generator", "0"],
+        ["paint"],
+        [],
+    ],
+)
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.exit_code == 2 and result.stdout == "" and "Traceback" not in result.stderr
@@ -182,8 +213,8 @@ def test_config_check_ok(tmp_path: Path) -> None:
         "heuristic top-k: on",
         "k: 512, rows per request: 4",
         (
-            "gvr_topk: hint_offset 0, min_length None, max_length None, path auto, stats False, nvtx False, "
-            "max_ctas 0"
+            "gvr_topk: hint_offset 0, min_length None, max_length None, path auto, stats False, "
+            "keep_positions None, nvtx False, max_ctas 0"
         ),
         f"{path}: ok",
     ]
@@ -212,11 +243,28 @@ def test_config_check_json(tmp_path: Path) -> None:
     assert data["problems"][0]["key"] == "gvr_topk.stats" and data["problems"][0]["line"] == 1
 
 
+def test_config_check_of_a_missing_file_is_bad_input(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.yaml", tmp_path):
+        result = run("config", "check", str(path), "--json")
+        assert result.exit_code == 2
+        assert json.loads(result.stdout)["ok"] is False
+
+
+@pytest.mark.parametrize(
+    "text", ["max_seq_len: 2024-02-30", "x: !!int abc", "x: " + "[" * 2000, "x: *y", "\0"]
+)
+def test_config_check_json_whatever_the_file_holds(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(text)
+    result = run("config", "check", str(path), "--json")
+    assert result.exit_code == 1 and "Traceback" not in result.stderr
+    data = json.loads(result.stdout)
+    assert data["ok"] is False and len(data["problems"]) == 1
+
+
 def test_main_is_the_entry_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["gvr-topk", "replay", "--steps", "0"])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 2
+    assert cli.main() == 2
     assert capsys.readouterr().err.startswith("gvr-topk: steps: wanted 1 to 256")
 
 
@@ -225,4 +273,45 @@ def test_the_package_runs_as_a_module() -> None:
         [sys.executable, "-m", "gvr_topk", "config", "--help"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "gvr_topk config" in done.stdout
+    assert "gvr-topk config" in done.stdout
+
+
+def test_a_missing_file_has_one_exit_code() -> None:
+    for command in (["replay", "--config"], ["replay", "--trace"], ["config", "check"]):
+        result = run(*command, "nowhere")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert "nowhere: wanted" in result.stderr and "got no such file" in result.stderr
+
+
+@pytest.mark.parametrize(("held", "text"), [(True, "with CUDA kernels"), (False, "CPU implementation only")])
+def test_version_tells_the_two_builds_apart(held: bool, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "has_cuda_library", lambda: held)
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"gvr-topk {gvr_topk.__version__} ({text})\n")
+    assert text in json.loads(run("doctor", "--json").stdout)["environment"]["gvr_topk"]
+
+
+def test_replay_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_command, "NEEDED", ("matplotlib", "gvr_topk_absent"))
+    assert_one_line_error(run("replay"), "got no gvr_topk_absent: pip install 'gvr-topk[replay]'")
+
+
+def test_light_commands_import_nothing_of_the_extra(tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").write_text(ON)
+    code = """
+import sys
+for name in ("typer", "rich", "matplotlib", "scipy"):
+    sys.modules[name] = None  # importing it raises
+from gvr_topk.cli import main
+assert main(["doctor"]) == 0
+assert main(["config", "check", sys.argv[1]]) == 0
+assert main(["replay", "--steps", "1"]) == 2
+try:
+    main(["replay", "--help"])
+except SystemExit as end:
+    assert end.code == 0
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "serve.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "pip install 'gvr-topk[replay]'" in done.stderr and "Traceback" not in done.stderr

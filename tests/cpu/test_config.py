@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
-from gvr_topk.config import ConfigError, GvrTopkConfig, load_config, parse_config
+from gvr_topk.config import ConfigError, ConfigFileError, GvrTopkConfig, load_config, parse_config
 from gvr_topk.contract import CLUSTER_SIZES
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -86,7 +88,7 @@ def test_null_topk_and_empty_section_mean_the_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONFIGS))
+    "path", sorted(CONFIGS.glob("heuristic_*.yaml")), ids=lambda path: str(path.relative_to(CONFIGS))
 )
 def test_shipped_files_are_valid(path: Path) -> None:
     config = load_config(path)
@@ -126,6 +128,21 @@ def test_measuring_file_lists_every_key_of_ours() -> None:
     assert set(yaml.safe_load(text)["gvr_topk"]) == set(GvrTopkConfig.model_fields)
 
 
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, False),
+        ({"path": "cluster"}, False),
+        ({"path": "gvr"}, True),
+        ({"stats": True}, True),
+        ({"stats": True, "keep_positions": False}, False),
+        ({"keep_positions": True}, True),
+    ],
+)
+def test_positions_are_kept_where_something_reads_them(options: dict[str, Any], kept: bool) -> None:
+    assert GvrTopkConfig(**options).positions_kept is kept
+
+
 def test_unknown_key_of_ours(tmp_path: Path) -> None:
     assert message(tmp_path, "gvr_topk:\n  hint_ofset: 1\n") == (
         "serve.yaml:2: gvr_topk.hint_ofset: wanted a key of gvr_topk, got an unknown key "
@@ -135,16 +152,63 @@ def test_unknown_key_of_ours(tmp_path: Path) -> None:
 
 def test_unknown_key_without_a_near_one_lists_them(tmp_path: Path) -> None:
     assert message(tmp_path, "gvr_topk: {zzz: 1}") == (
-        "serve.yaml:1: gvr_topk.zzz: wanted one of hint_offset, max_ctas, max_length, min_length, nvtx, "
-        "path, stats, got an unknown key"
+        "serve.yaml:1: gvr_topk.zzz: wanted one of hint_offset, keep_positions, max_ctas, max_length, "
+        "min_length, nvtx, path, stats, got an unknown key"
     )
 
 
-def test_unknown_key_of_the_indexer(tmp_path: Path) -> None:
-    text = "sparse_attention_config:\n  algorithm: dsa\n  enable_heuristic_top_k: true\n"
+NEWER = """
+sparse_attention_config:
+  algorithm: deepseek_v4
+  index_topk: 512
+  enable_heuristic_topk: true
+  use_self_sampling_topk: false
+  use_gvr_emission: true
+  index_share_for_mtp_iteration: true
+  compress_ratios: [4, 128]
+  window_size: 128
+"""
+
+
+def test_keys_of_the_newer_sparse_sections_pass_and_unknown_ones_are_listed(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, NEWER))
+    assert config.heuristic_enabled and config.index_topk == 512
+    assert config.unknown_keys == (
+        "sparse_attention_config.compress_ratios",
+        "sparse_attention_config.window_size",
+    )
+
+
+def test_another_algorithm_of_theirs_passes(tmp_path: Path) -> None:
+    text = "sparse_attention_config: {algorithm: rocket, prompt_budget: 2048}"
+    assert load_config(write(tmp_path, text)).unknown_keys == ("sparse_attention_config.prompt_budget",)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "enable_heuristic_top_k",
+        "enable_heuristic_topkk",
+        "enable_heuristics_topk",
+        "enable_heuristic",
+        "use_heuristic_topk",
+        "heuristic_topk",
+        "Enable-Heuristic-TopK",
+    ],
+)
+def test_misspelled_switch(tmp_path: Path, key: str) -> None:
+    text = f"sparse_attention_config:\n  algorithm: dsa\n  {key}: true\n"
     assert message(tmp_path, text) == (
-        "serve.yaml:3: sparse_attention_config.enable_heuristic_top_k: wanted a key of "
+        f"serve.yaml:3: sparse_attention_config.{key}: wanted a key of "
         "sparse_attention_config, got an unknown key (did you mean enable_heuristic_topk?)"
+    )
+
+
+def test_a_key_of_ours_in_the_sparse_section(tmp_path: Path) -> None:
+    text = "sparse_attention_config:\n  algorithm: dsa\n  hint_offset: 1\n"
+    assert message(tmp_path, text) == (
+        "serve.yaml:3: sparse_attention_config.hint_offset: wanted a key of sparse_attention_config, "
+        "got an unknown key (it belongs under gvr_topk)"
     )
 
 
@@ -198,8 +262,23 @@ def test_misplaced_key(tmp_path: Path) -> None:
             "sparse_attention_config.index_topk: wanted a number of at least 1, got 0",
         ),
         (
-            "sparse_attention_config: {algorithm: rocket}",
-            "sparse_attention_config.algorithm: wanted 'dsa', got the string 'rocket'",
+            "sparse_attention_config: {algorithm: das}",
+            "sparse_attention_config.algorithm: wanted dsa or deepseek_v4, got das",
+        ),
+        (
+            "sparse_attention_config: {algorithm: deepseek-v4}",
+            "sparse_attention_config.algorithm: wanted dsa or deepseek_v4, got deepseek-v4",
+        ),
+        (
+            "sparse_attention_config: {algorithm: rocket, enable_heuristic_topk: true}",
+            (
+                "sparse_attention_config: wanted algorithm dsa or deepseek_v4 with "
+                "enable_heuristic_topk: true, got algorithm rocket"
+            ),
+        ),
+        (
+            "sparse_attention_config: {algorithm: dsa, use_gvr_emission: 1}",
+            "sparse_attention_config.use_gvr_emission: wanted true or false, got 1",
         ),
         (
             "sparse_attention_config: {index_topk: 2048}",
@@ -212,6 +291,10 @@ def test_misplaced_key(tmp_path: Path) -> None:
         (
             "gvr_topk: {path: fast}",
             "gvr_topk.path: wanted one of 'auto', 'gvr', 'radix' or 'cluster', got the string 'fast'",
+        ),
+        (
+            "gvr_topk: {path: gvr, keep_positions: false}",
+            "gvr_topk: wanted keep_positions true or null with path gvr, got keep_positions false",
         ),
         (
             "gvr_topk: {max_ctas: 3}",
@@ -270,18 +353,105 @@ def test_duplicate_key(tmp_path: Path) -> None:
     )
 
 
+def test_duplicate_key_inside_a_list(tmp_path: Path) -> None:
+    assert message(tmp_path, "future:\n  - a: 1\n  - {b: {c: 1, c: 2}}\n") == (
+        "serve.yaml:3: future.1.b.c: wanted each key once, got it again (first on line 3)"
+    )
+
+
+def test_the_same_key_in_two_entries_of_a_list_is_none(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "future: [{a: 1}, {a: 1}]")).unknown_keys == ("future",)
+
+
+def test_merged_keys_are_no_duplicates(tmp_path: Path) -> None:
+    text = "x: &x {a: 1}\nz: &z {a: 2}\ny: {<<: [*x, *z], a: 3}\n"
+    assert load_config(write(tmp_path, text)).unknown_keys == ("x", "z", "y")
+    assert "y.a: wanted each key once" in message(tmp_path, "x: &x {a: 1}\ny: {<<: *x, a: 3, a: 4}\n")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2024-02-30",
+        "!!int abc",
+        "!!int ''",
+        "!!bool abc",
+        "!!float abc",
+        "!!timestamp abc",
+        "!!binary abc",
+        "!!omap abc",
+        "!!python/object:os.system a",
+        "9" * 5000,
+        "*nowhere",
+    ],
+    ids=lambda value: value[:20],
+)
+def test_value_that_python_cannot_read_is_broken_yaml(tmp_path: Path, value: str) -> None:
+    text = message(tmp_path, f"dtype: auto\nmax_seq_len: {value}\n")
+    assert text.startswith("serve.yaml:2: wanted valid YAML, got ")
+    assert "\n" not in text and len(text) < 400
+
+
+def test_integer_too_long_to_be_printed(tmp_path: Path) -> None:
+    text = message(tmp_path, f"gvr_topk: {{hint_offset: 0x{'f' * 5000}}}")
+    assert text.endswith("wanted a number of at most 1048576, got an integer of 20000 bits")
+
+
+def test_long_string_is_cut(tmp_path: Path) -> None:
+    assert len(message(tmp_path, f"gvr_topk: {{path: {'a' * 9000}}}")) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("future: " + "[" * 2000 + "]" * 2000, "serve.yaml:1: wanted at most 32 levels, got a deeper one"),
+        ("\n".join(f"key_{i}: 1" for i in range(20_000)), "wanted at most 5000 keys and values, got more"),
+        ("x: " + "1" * (1 << 20), "wanted at most 1048576 characters, got "),
+        (
+            "a0: &a0 {k: 1}\n"
+            + "\n".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1}, ' * 9}]}}" for i in range(1, 12)),
+            "wanted at most 5000 keys and values with aliases followed, got more",
+        ),
+        (
+            "a0: &a0 [1, 2]\n" + "\n".join(f"a{i}: &a{i} [{f'*a{i - 1}, ' * 9}]" for i in range(1, 20)),
+            "wanted at most 5000 keys and values with aliases followed, got more",
+        ),
+    ],
+    ids=["nesting", "keys", "characters", "merge bomb", "alias bomb"],
+)
+def test_files_beyond_the_limits_are_refused_at_once(tmp_path: Path, text: str, said: str) -> None:
+    started = time.process_time()
+    assert said in message(tmp_path, text)
+    assert time.process_time() - started < 1.5
+
+
+def test_limits_leave_room_for_a_real_file(tmp_path: Path) -> None:
+    sizes = ", ".join(str(size) for size in range(1, 1025))
+    deep = "future: " + "{a: " * 25 + "1" + "}" * 25
+    config = load_config(write(tmp_path, f"cuda_graph_config: {{batch_sizes: [{sizes}]}}\n{deep}\n"))
+    assert config.cuda_graph_config is not None and config.cuda_graph_config.batch_sizes is not None
+    assert len(config.cuda_graph_config.batch_sizes) == 1024
+
+
+@pytest.mark.parametrize("text", ["x: &a [*a]\n", "x: &a {<<: *a}\n", "x: &a {y: [*a, {z: *a}]}\n"])
+def test_aliases_that_lead_back_end(tmp_path: Path, text: str) -> None:
+    assert load_config(write(tmp_path, text)).unknown_keys == ("x",)
+
+
 def test_number_as_key(tmp_path: Path) -> None:
     assert message(tmp_path, "gvr_topk: {1: 2}") == "serve.yaml:1: gvr_topk.1: wanted a text key, got 1"
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml: wanted a YAML file, got no such file$"):
+    with pytest.raises(ConfigFileError, match=r"nowhere\.yaml: wanted a YAML file, got no such file$"):
         load_config(tmp_path / "nowhere.yaml")
 
 
 def test_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"wanted a readable YAML file, got is a directory$"):
+    with pytest.raises(ConfigFileError, match=r"wanted a readable YAML file, got is a directory$"):
         load_config(tmp_path)
+    with pytest.raises(ConfigFileError, match="wanted a readable YAML file, got embedded null byte"):
+        load_config("a\0b")
 
 
 def test_binary_file(tmp_path: Path) -> None:

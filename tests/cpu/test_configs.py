@@ -1,67 +1,109 @@
-"""Every shipped YAML is valid, and every pair differs in the heuristic top-k only."""
+"""The shipped YAML files are valid, and put together they are the configurations that their names say."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from eval.common.configs import BASES, MTP, VARIANTS, combined_configs
 from eval.common.pairs import check_pair
-from gvr_topk.config import load_config
+from gvr_topk import cli
+from gvr_topk.config import ConfigError, load_config
+from gvr_topk.config_files import combine
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-PAIRED = sorted(path for folder in ("serve", "bench", "eval") for path in (CONFIGS / folder).glob("*.yaml"))
-PATTERNS = ("serve/tep8", "bench/b200_tep8", "bench/h200_tep8", "eval/dep8")
+PARTS = sorted(CONFIGS.rglob("*.yaml"))
+COMBINED = combined_configs()
+NAMES = [f"{base}_mtp{mtp}_{side}" for base in BASES for mtp in MTP for side in VARIANTS]
 
 
 def _name(path: Path) -> str:
     return str(path.relative_to(CONFIGS))
 
 
-def test_the_set_is_complete() -> None:
-    wanted = {
-        f"{pattern}_mtp{mtp}_{side}.yaml"
-        for pattern in PATTERNS
-        for mtp in (0, 1, 3)
-        for side in ("off", "on")
-    }
-    assert {_name(path) for path in PAIRED} == wanted
+def test_every_part_is_told_and_used() -> None:
+    told = set(re.findall(r"^\| (.+) \|.+\|$", (CONFIGS / "README.md").read_text(), re.MULTILINE))
+    assert {name for cell in told for name in re.findall(r"`([\w/]+\.yaml)`", cell)} == set(map(_name, PARTS))
+    assert {path.stem for path in (CONFIGS / "base").iterdir()} == set(BASES)
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=_name)
-def test_file_is_valid_and_every_key_is_known(path: Path) -> None:
+@pytest.mark.parametrize("path", PARTS, ids=_name)
+def test_part_is_valid_and_every_key_is_known(path: Path) -> None:
     assert load_config(path).unknown_keys == ()
 
 
-@pytest.mark.parametrize("path", PAIRED, ids=_name)
-def test_file_holds_what_its_name_says(path: Path) -> None:
-    config = load_config(path)
-    assert config.heuristic_enabled is path.stem.endswith("_on")
-    assert config.next_n == 1 + int(path.stem.rpartition("_mtp")[2].partition("_")[0])
-    assert config.enable_attention_dp is path.stem.startswith("dep8")
-    first = path.read_text().splitlines()[0]
-    assert f"configs/{_name(path)}" in first  # the command in the header is the one for this file
+@pytest.mark.parametrize("name", NAMES)
+def test_combination_holds_what_its_name_says(name: str) -> None:
+    config = load_config(COMBINED / f"{name}.yaml")
+    assert config.unknown_keys == ()
+    assert config.heuristic_enabled is name.endswith("_on")
+    assert config.next_n == 1 + int(name.rpartition("_mtp")[2].partition("_")[0])
+    assert config.enable_attention_dp is ("dep8" in name)
 
 
-@pytest.mark.parametrize("off", [path for path in PAIRED if path.stem.endswith("_off")], ids=_name)
-def test_pair_is_a_fair_comparison(off: Path) -> None:
-    check_pair(off, off.with_name(off.name.replace("_off", "_on")))
+@pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("_off")])
+def test_pair_is_a_fair_comparison(name: str) -> None:
+    check_pair(COMBINED / f"{name}.yaml", COMBINED / f"{name.removesuffix('off')}on.yaml")
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_mtp_settings_differ_in_speculation_only(pattern: str) -> None:
-    def rest(mtp: int) -> dict[str, Any]:
-        data = yaml.safe_load((CONFIGS / f"{pattern}_mtp{mtp}_on.yaml").read_text())
-        data.pop("speculative_config", None)
-        return data
+@pytest.mark.parametrize("base", BASES)
+def test_settings_of_a_base_survive_and_mtp_changes_speculation_only(base: str) -> None:
+    def load(file: Path) -> dict[str, Any]:
+        return dict(yaml.safe_load(file.read_text()))
 
-    assert rest(0) == rest(1) == rest(3)
+    alone = load(CONFIGS / "base" / f"{base}.yaml")
+    for mtp in MTP:
+        combined = load(COMBINED / f"{base}_mtp{mtp}_on.yaml")
+        assert combined.pop("sparse_attention_config") == {"algorithm": "dsa", "enable_heuristic_topk": True}
+        layers = combined.pop("speculative_config", {}).get("num_nextn_predict_layers", 0)
+        assert layers == mtp
+        assert combined == alone
 
 
-@pytest.mark.parametrize("path", [path for path in PAIRED if path.parent.name == "bench"], ids=_name)
-def test_min_latency_files_are_of_batch_one(path: Path) -> None:
-    config = load_config(path)
+@pytest.mark.parametrize("base", [base for base in BASES if base.startswith("bench")])
+def test_min_latency_files_are_of_batch_one(base: str) -> None:
+    config = load_config(CONFIGS / "base" / f"{base}.yaml")
     assert config.cuda_graph_config is not None and config.cuda_graph_config.max_batch_size == 1
     assert config.kv_cache_config.enable_block_reuse is False  # a fixed prompt would be prefilled once only
+
+
+def test_later_files_count_and_sections_are_put_together(tmp_path: Path) -> None:
+    under, over = tmp_path / "under.yaml", tmp_path / "over.yaml"
+    under.write_text(
+        "max_batch_size: 8\nkv_cache_config: {tokens_per_block: 64, free_gpu_memory_fraction: 0.8}\n"
+        "cuda_graph_config: {batch_sizes: [1, 2]}\n"
+    )
+    over.write_text(
+        "max_batch_size: 4\nkv_cache_config: {tokens_per_block: 32}\ncuda_graph_config: {batch_sizes: [8]}\n"
+    )
+    text = combine([under, over])
+    assert text.startswith(f"# Combined from {under}, {over}\n")
+    assert yaml.safe_load(text) == {
+        "max_batch_size": 4,
+        "kv_cache_config": {"tokens_per_block": 32, "free_gpu_memory_fraction": 0.8},
+        "cuda_graph_config": {"batch_sizes": [8]},
+    }
+
+
+def test_wrong_files_are_named(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("gvr_topk: {stats: 3}\n")
+    with pytest.raises(ConfigError, match=r"wrong\.yaml:1: gvr_topk\.stats: wanted true or false, got 3"):
+        combine([CONFIGS / "heuristic_on.yaml", wrong])
+    with pytest.raises(ValueError, match="files: wanted at least one"):
+        combine([])
+
+
+def test_command_writes_a_file_that_can_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [CONFIGS / "base" / "serve_tep8.yaml", CONFIGS / "mtp1.yaml", CONFIGS / "heuristic_on.yaml"]
+    command = ["config", "combine", *map(str, parts)]
+    assert cli.main([*command, "--out", str(tmp_path / "serve.yaml")]) == 0
+    assert capsys.readouterr().out == f"wrote {tmp_path / 'serve.yaml'}\n"
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out == (tmp_path / "serve.yaml").read_text()
+    config = load_config(tmp_path / "serve.yaml")
+    assert config.heuristic_enabled and config.next_n == 2

@@ -28,6 +28,7 @@ from gvr_topk.contract import (
     row_length,
     row_lengths,
 )
+from gvr_topk.ops import indexer_topk_decode
 from gvr_topk.prior import UNKNOWN
 
 CPP = Path(__file__).resolve().parents[2] / "cpp"
@@ -179,3 +180,40 @@ def test_the_longest_row_still_orders_by_value_then_index() -> None:
     logits[0, -1] = DENORMAL
     got = exact_topk(logits, torch.tensor([MAX_WIDTH]), 3)
     assert got.tolist() == [[0, 1, MAX_WIDTH - 1]]
+
+
+@pytest.fixture
+def flushing_denormals():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads that are started now would go on flushing
+    if not torch.set_flush_denormal(True):
+        pytest.skip("the processor cannot flush denormals")
+    yield
+    torch.set_flush_denormal(False)
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_denormals_count_where_the_process_flushes_them(dtype, flushing_denormals):
+    """The key of every 16-bit pattern, and of float32 denormals, is that of a process that does not flush."""
+    if dtype == torch.float32:
+        positive = torch.tensor([0, 1, 2, 0x7FFFFF, 0x800000], dtype=torch.int32)
+        bits = torch.cat([positive, positive - 2**31])
+    else:
+        bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    values = bits.view(dtype)
+    flushed = order_key(values)
+    torch.set_flush_denormal(False)
+    assert torch.equal(flushed, order_key(values))
+    wide = values.to(torch.float64)
+    order = torch.argsort(wide, stable=True)
+    rising = flushed[order]
+    assert (rising.diff() >= 0).all()
+    number = ~torch.isnan(wide[order])
+    assert torch.equal(rising.diff()[number[1:]] > 0, wide[order].diff()[number[1:]] > 0)
+
+
+def test_the_op_is_exact_where_denormals_are_flushed(flushing_denormals):
+    tiny = torch.tensor([[3, 1, 2, 0]], dtype=torch.int32).view(torch.float32)
+    got = indexer_topk_decode(tiny, torch.tensor([4], dtype=torch.int32), 2)
+    assert got.tolist() == [[0, 2]]

@@ -6,18 +6,21 @@ import json
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 import typer
-from eval_fakes import write_program
+from eval_fakes import HOOK_LINE, write_program
 from typer.testing import CliRunner
 
+from eval import accuracy_regression
 from eval.accuracy_regression import MARGIN_FLOOR, PAPER, Decision, decide, exit_status, main, report
+from eval.common.configs import combined_configs
+from eval.common.sequential import drift_free_difference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,7 +38,7 @@ number = int(count.read_text()) if count.exists() else 0
 count.write_text(str(number + 1))
 print("[TensorRT-LLM] TensorRT-LLM version: 1.2.1")
 if side == "on":
-    print("[I] gvr_topk: heuristic top-k on")
+    print({hook!r})
 print("loading", task, side)
 failing = state.joinpath("fail")
 if failing.exists() and failing.read_text() == f"{{task}} {{side}} {{number}}":
@@ -65,7 +68,7 @@ class Bench:
         self.state = folder / "state"
         self.state.mkdir()
         self.out = folder / "out"
-        write_program(folder / "bin", "trtllm-eval", FAKE.format(state=str(self.state)))
+        write_program(folder / "bin", "trtllm-eval", FAKE.format(state=str(self.state), hook=HOOK_LINE))
         monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
 
     def scores(self, **tasks: tuple[list[float | None], list[float | None]]) -> None:
@@ -95,21 +98,33 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path, monkeypatch)
 
 
-def _decide(off: list[float], on: list[float], margin: float = 0.5, sd: float = 0.2) -> Decision:
-    return decide("gsm8k", off, on, margin=margin, assumed_sd=sd)
+def _decide(off: list[float], on: list[float], margin: float = 0.5, **options: Any) -> Decision:
+    (decision,) = decide({"gsm8k": (off, on)}, margins={"gsm8k": margin}, order="abba", **options)
+    return decision
+
+
+SAME = [95.0, 95.1, 95.0, 95.1], [95.1, 95.0, 95.1, 95.0]
+BASE = [90.0, 90.2, 90.1, 90.0, 90.2, 90.1, 90.0, 90.2]
+
+
+def _shifted(by: float) -> list[float]:
+    # Not in step with the other side, or the differences would have no spread.
+    return [by + value for value in (90.1, 90.0, 90.2, 90.1, 90.0, 90.2, 90.1, 90.1)]
 
 
 @pytest.mark.parametrize(
     ("off", "on", "verdict"),
     [
-        ([90.0, 90.1, 90.2], [90.0, 90.1, 90.2], "within"),
-        ([90.0, 90.1, 90.2], [92.0, 92.1, 92.2], "within"),  # a gain is never a regression
-        ([90.0, 90.1, 90.2], [89.9, 90.0, 90.1], "within"),
-        ([90.0, 90.1, 90.2], [88.0, 88.1, 88.2], "regression"),
-        ([90.0, 90.1, 90.2], [89.5, 89.6, 89.7], "inconclusive"),  # a loss of just the margin
-        ([85.0, 95.0], [85.5, 95.5], "inconclusive"),  # too noisy to exclude anything
-        ([90.0, 90.0], [90.0, 90.0], "within"),
-        ([90.0, 90.0], [89.0, 89.0], "regression"),
+        (BASE, _shifted(0.0), "within"),
+        (BASE, _shifted(2.0), "within"),  # a gain is never a regression
+        (BASE, _shifted(-0.1), "within"),
+        (BASE, _shifted(-2.0), "regression"),
+        (BASE, _shifted(-0.5), "inconclusive"),  # a loss of just the margin
+        ([85.0, 95.0] * 4, [95.0, 85.0] * 4, "inconclusive"),  # too noisy to exclude anything
+        (BASE[:3], _shifted(0.0)[:3], "inconclusive"),  # before the first look
+        ([90.0] * 8, [90.0] * 8, "within"),
+        ([90.0] * 8, [89.0] * 8, "regression"),
+        ([90.0] * 8, [89.5] * 8, "inconclusive"),
     ],
 )
 def test_rule(off: list[float], on: list[float], verdict: str) -> None:
@@ -117,31 +132,46 @@ def test_rule(off: list[float], on: list[float], verdict: str) -> None:
 
 
 def test_rule_at_its_edges() -> None:
-    base, spread = [90.0, 90.2, 90.4], [-0.2, 0.0, 0.2]
-    reference = _decide(base, base)
-    half = reference.high  # the same spread on both sides at any shift
-    for shift, verdict in (
-        (-0.5 + half + 1e-6, "within"),
-        (-0.5 + half - 1e-6, "inconclusive"),
-        (-0.5 - half + 1e-6, "inconclusive"),
-        (-0.5 - half - 1e-6, "regression"),
-    ):
-        assert _decide(base, [90.2 + shift + item for item in spread]).verdict == verdict
+    """Within the moment that the p-value of the last look reaches its share of 5 %."""
+    look = drift_free_difference(BASE, _shifted(0.0), "abba")
+    half = float(scipy.stats.t.isf(0.05 * 0.5, look.freedom) * look.error)
+    edge = -0.5 + half - float(look.difference)
+    for shift, verdict in ((edge + 1e-6, "within"), (edge - 1e-6, "inconclusive")):
+        assert _decide(BASE, _shifted(shift)).verdict == verdict
+    edge = -0.5 - half - float(look.difference)
+    for shift, verdict in ((edge + 1e-6, "inconclusive"), (edge - 1e-6, "regression")):
+        assert _decide(BASE, _shifted(shift)).verdict == verdict
 
 
 def test_more_runs_settle_an_inconclusive_task() -> None:
-    off, on = [90.0, 90.6], [89.9, 90.5]
-    assert _decide(off, on).verdict == "inconclusive"
-    assert _decide(off * 8, on * 8).verdict == "within"
+    assert _decide(BASE[:6], _shifted(-0.37)[:6]).verdict == "inconclusive"
+    assert _decide(BASE, _shifted(-0.37)).verdict == "within"
 
 
-def test_single_runs() -> None:
-    both = _decide([90.0], [89.9], sd=0.1)
-    assert (both.basis, both.verdict) == ("assumed", "within")
-    assert _decide([90.0], [89.9], sd=0.5).verdict == "inconclusive"
-    assert _decide([90.0], [80.0]).verdict == "regression"
-    one = _decide([90.0], [89.9, 90.0, 90.1, 90.0])
-    assert (one.basis, one.verdict) == ("pooled", "within")
+def test_a_verdict_changes_at_a_look_only() -> None:
+    """Seven runs decide as six do: a seventh that would tip it has to wait for the eighth."""
+    off, on = BASE[:6], _shifted(-0.2)[:6]
+    assert _decide(off, on).p_within == _decide([*off, 95.0], [*on, 85.0]).p_within
+
+
+def test_tasks_are_judged_together() -> None:
+    pair = (BASE, _shifted(-0.39))
+    alone = decide({"mmlu": pair}, margins={"mmlu": 0.5}, order="abba")[0]
+    four = decide(
+        dict.fromkeys(("mmlu", "gsm8k", "gpqa_diamond", "longbench_v1"), pair),
+        margins=dict.fromkeys(PAPER, 0.5),
+        order="abba",
+    )[0]
+    of_four = decide({"mmlu": pair}, margins={"mmlu": 0.5}, order="abba", family=4)[0]
+    assert alone.p_within < four.p_within == of_four.p_within == pytest.approx(4 * alone.p_within)
+    assert (alone.verdict, four.verdict) == ("within", "inconclusive")
+    assert alone.low is not None and of_four.low is not None and of_four.low < alone.low
+
+
+def test_printed_scores_that_agree_are_not_exact() -> None:
+    """Two decimals hide differences of 0.01, so that a margin as small is not shown by equal scores."""
+    assert _decide([90.0] * 8, [90.0] * 8, margin=0.003).verdict == "inconclusive"
+    assert _decide([90.0] * 8, [90.0] * 8, margin=0.02).verdict == "within"
 
 
 def test_margin_must_be_positive() -> None:
@@ -156,31 +186,32 @@ def test_margins_are_the_papers_spread() -> None:
         assert abs(item.on - item.off) < item.margin  # the paper's own outcome is within its spread
 
 
-def test_papers_mmlu_runs_pass_the_rule() -> None:
-    runs = [87.52, 87.51, 87.49, 87.49]
-    got = decide("mmlu", [87.51], runs, margin=PAPER["mmlu"].margin, assumed_sd=PAPER["mmlu"].sd)
-    assert (got.verdict, got.basis) == ("within", "pooled")
-
-
 def test_report_says_what_to_doubt() -> None:
-    close = decide("mmlu", [90.0, 90.001], [89.95, 89.951], margin=0.1, assumed_sd=0.01)
-    single = decide("gsm8k", [95.0], [95.0], margin=0.46, assumed_sd=0.2)
-    text = report([close, single])
+    scores = {
+        "mmlu": ([90.0, 90.01] * 4, [89.95, 89.96] * 4),
+        "gsm8k": ([95.0, 95.5, 95.4, 94.9], [95.0, 94.8, 95.5, 95.6]),
+        "longbench_v1": ([44.0], [44.0]),
+    }
+    margins = {"mmlu": 0.1, "gsm8k": 0.46, "longbench_v1": 0.76}
+    text = report(decide(scores, margins=margins, order="abba"), "abba", 3)
     assert "mmlu: within the margin, yet the interval excludes zero (on is worse)" in text
-    assert "gsm8k: one run each" in text
+    assert "gsm8k: open; the next look is at 6 runs of each variant; at the spread" in text
+    assert "takes 32 to be shown" in text
+    assert "longbench_v1: open; the next look is at 4 runs of each variant." in text
     assert "95.11 -> 95.23 (+0.12)" in text
 
 
+def test_a_campaign_that_stays_open_says_so() -> None:
+    scores = {"gsm8k": ([80.0, 99.0] * 16, [99.0, 80.0] * 16)}
+    text = report(decide(scores, margins={"gsm8k": 0.46}, order="abba"), "abba", 1)
+    assert "gsm8k: still open after the last look" in text
+
+
 def test_exit_status_follows_the_worst() -> None:
-    good, bad, open_ = (
-        _decide([90.0] * 2, [90.0] * 2),
-        _decide([90.0] * 2, [80.0] * 2),
-        _decide([80.0, 99.0], [80.0, 99.0]),
-    )
-    assert exit_status([good], complete=True) == 0
-    assert exit_status([good], complete=False) == 3
-    assert exit_status([good, open_], complete=True) == 3
-    assert exit_status([good, open_, bad], complete=False) == 1
+    assert exit_status(["within", "within"], complete=True) == 0
+    assert exit_status(["within"], complete=False) == 3
+    assert exit_status(["within", "inconclusive"], complete=True) == 3
+    assert exit_status(["within", "inconclusive", "regression"], complete=False) == 1
     assert exit_status([], complete=True) == 3
 
 
@@ -188,9 +219,7 @@ def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> N
     result = bench.run("--runs", "2", "--task", "gpqa_diamond", "--dry-run")
     assert result.exit_code == 0, result.output
     lines = [line for line in result.output.splitlines() if not line.startswith("#")]
-    configs = [
-        str(ROOT / "configs" / "eval" / f"dep8_mtp1_{side}.yaml") for side in ("off", "on", "on", "off")
-    ]
+    configs = [str(combined_configs() / f"eval_dep8_mtp1_{side}.yaml") for side in ("off", "on", "on", "off")]
     assert [shlex.split(line) for line in lines] == [
         [
             "trtllm-eval", "--model", "/models/m", "--custom_tokenizer", "deepseek_v32", "--config", config,
@@ -204,9 +233,9 @@ def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> N
 
 
 def test_commands_run_are_the_commands_printed(bench: Bench) -> None:
-    bench.scores(mmlu=([87.5, 87.5], [87.5, 87.5]), gsm8k=([95.0, 95.1], [95.1, 95.0]))
+    bench.scores(mmlu=([87.5] * 4, [87.5] * 4), gsm8k=SAME)
     options = (
-        "--runs", "2", "--task", "mmlu", "--task", "gsm8k", "--order", "alternate",
+        "--runs", "4", "--task", "mmlu", "--task", "gsm8k", "--order", "alternate",
         "--eval-args", "--tp_size 8", "--config-flag", "--extra_llm_api_options",
         "--task-args", "gsm8k=--num_samples 20",
     )  # fmt: skip
@@ -215,46 +244,49 @@ def test_commands_run_are_the_commands_printed(bench: Bench) -> None:
     assert result.exit_code == 0, result.output
     assert [["trtllm-eval", *call] for call in bench.calls] == [shlex.split(line) for line in printed]
     again = bench.run(*options, "--dry-run").output
-    assert again.count("(done: will not run again)") == 8
+    assert again.count("(done: will not run again)") == 16
 
 
 def test_decision_record_and_remarks(bench: Bench) -> None:
-    bench.scores(gsm8k=([95.0, 95.2, 95.1], [95.1, 95.2, 95.0]))
-    result = bench.run("--runs", "3", "--task", "gsm8k")
+    bench.scores(gsm8k=SAME)
+    result = bench.run("--runs", "4", "--task", "gsm8k")
     assert result.exit_code == 0, result.output
     assert "gvr_topk in the logs of the 'on' runs:" in result.output
-    assert "heuristic top-k on" in result.output
+    assert HOOK_LINE in result.output
     decision = bench.results["decisions"][0]
     assert decision["verdict"] == "within"
-    assert (decision["off"], decision["on"]) == ([95.0, 95.2, 95.1], [95.1, 95.2, 95.0])
+    assert (decision["off"], decision["on"]) == SAME
     assert {run["version"] for run in bench.results["runs"]} == {"1.2.1"}
 
 
 def test_regression_is_an_exit_status(bench: Bench) -> None:
-    bench.scores(gsm8k=([95.0, 95.2], [90.1, 90.2]))
-    result = bench.run("--runs", "2", "--task", "gsm8k")
+    bench.scores(gsm8k=(SAME[0], [value - 5 for value in SAME[1]]))
+    result = bench.run("--runs", "4", "--task", "gsm8k")
     assert result.exit_code == 1
     assert "regression" in result.output
     # The same runs, judged with another margin: nothing is run again.
     calls = len(bench.calls)
-    assert bench.run("--runs", "2", "--task", "gsm8k", "--margin", "gsm8k=20").exit_code == 0
+    assert bench.run("--runs", "4", "--task", "gsm8k", "--margin", "gsm8k=20").exit_code == 0
     assert len(bench.calls) == calls
 
 
 def test_failure_is_explained_and_the_others_go_on(bench: Bench) -> None:
-    bench.scores(gsm8k=([95.0, 95.2, 95.1], [95.1, 95.2, 95.0]))
+    bench.scores(gsm8k=(SAME[0], [95.1, *SAME[1]]))
     bench.fail("gsm8k on 0")
-    result = bench.run("--runs", "2", "--task", "gsm8k")
+    result = bench.run("--runs", "4", "--task", "gsm8k")
     assert result.exit_code == 3
     assert "exit status 7" in result.output and "| CUDA out of memory" in result.output
     assert "command: trtllm-eval --model /models/m" in result.output
-    assert len(bench.calls) == 4
-    assert "1 of 4 runs failed" in result.output
+    assert len(bench.calls) == 8
+    assert "1 of 8 runs failed" in result.output
     assert len(bench.results["failures"]) == 1
+    # The repetitions behind the gap wait for it.
+    assert "gsm8k: no decision, no repetition has finished both off and on" in result.output
     # The failed run alone is done again.
     (bench.state / "fail").unlink()
-    assert bench.run("--runs", "2", "--task", "gsm8k").exit_code == 0
-    assert len(bench.calls) == 5
+    assert bench.run("--runs", "4", "--task", "gsm8k").exit_code == 0
+    assert len(bench.calls) == 9
+    assert len(bench.results["decisions"][0]["on"]) == 4
 
 
 def test_stop_at_the_first_failure(bench: Bench) -> None:
@@ -263,53 +295,266 @@ def test_stop_at_the_first_failure(bench: Bench) -> None:
     result = bench.run("--runs", "2", "--task", "gsm8k", "--task", "mmlu", "--no-keep-going")
     assert result.exit_code == 3
     assert len(bench.calls) == 2
-    assert "gsm8k: no decision, 1 runs off and 0 on finished" in result.output
+    assert "gsm8k: no decision, no repetition has finished both off and on" in result.output
 
 
 def test_interrupted_store_is_resumed(bench: Bench) -> None:
-    bench.scores(gsm8k=([95.0, 95.2, 95.1], [95.1, 95.2, 95.0]))
-    assert bench.run("--runs", "2", "--task", "gsm8k").exit_code == 0
+    bench.scores(gsm8k=(SAME[0] * 2, SAME[1] * 2))
+    assert bench.run("--runs", "4", "--task", "gsm8k").exit_code == 0
     store = bench.out / "runs.jsonl"
     store.write_bytes(store.read_bytes()[:-30])  # the last run's line is half-written
-    result = bench.run("--runs", "2", "--task", "gsm8k")
+    result = bench.run("--runs", "4", "--task", "gsm8k")
     assert result.exit_code == 0
-    assert "unreadable line 4" in result.output
-    assert len(bench.calls) == 5
+    assert "unreadable line 8" in result.output
+    assert len(bench.calls) == 9
     # More repetitions add runs, and keep those that are there.
-    bench.scores(gsm8k=([95.0] * 9, [95.0] * 9))
-    bench.run("--runs", "3", "--task", "gsm8k")
-    assert len(bench.calls) == 7
+    bench.run("--runs", "5", "--task", "gsm8k")
+    assert len(bench.calls) == 11
 
 
-def test_interrupt_ends_the_running_tool_and_keeps_the_finished_runs(bench: Bench, tmp_path: Path) -> None:
-    bench.scores(gsm8k=([95.0, 95.2], [95.1, 95.0]))
+SLOW = """
+import os, subprocess, sys, time
+from pathlib import Path
+state = Path({state!r})
+worker = subprocess.Popen(["sleep", "300"])
+state.joinpath("pids").write_text(f"{{os.getpid()}} {{worker.pid}}\\n")
+time.sleep(300)
+"""
+"""A trtllm-eval that starts a worker and never ends."""
+
+
+def _gone(pid: int) -> bool:
+    """Whether the process ends within a few seconds (a zombie counts as ended)."""
+    for _ in range(500):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+class Script:
+    """The script in a process of its own, forked so that it need not import everything again."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.log = bench.state / "output"
+        options = ["--model", "/models/m", "--out", str(bench.out), "--runs", "1", "--task", "gsm8k"]
+        self.pid = os.fork()
+        if self.pid == 0:
+            status = 99
+            try:
+                sink = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+                sys.stdout = sys.stderr = os.fdopen(sink, "w", buffering=1)
+                app = typer.Typer()
+                app.command()(main)
+                app(options)
+            except SystemExit as end:
+                status = int(end.code or 0)
+            finally:
+                os._exit(status)
+
+    def end(self, number: int) -> tuple[int, str]:
+        """Send a signal; exit status as `subprocess` gives it, and what was printed."""
+        os.kill(self.pid, number)
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status), self.log.read_text()
+
+
+def _wait_for(path: Path) -> str:
+    for _ in range(2000):
+        if path.exists() and path.read_text().endswith("\n"):
+            return path.read_text()
+        time.sleep(0.01)
+    raise AssertionError(f"{path} was not written")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        (signal.SIGHUP, 129),
+        (signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_no_signal_leaves_the_engine_running(bench: Bench, tmp_path: Path, number: int, status: int) -> None:
+    write_program(tmp_path / "bin", "trtllm-eval", SLOW.format(state=str(bench.state)))
+    script = Script(bench)
+    pids = [int(word) for word in _wait_for(bench.state / "pids").split()]
+    got, output = script.end(number)
+    assert got == status, output
+    if number != signal.SIGKILL:
+        assert "the same command goes on from here" in output
+    assert all(_gone(pid) for pid in pids)
+    # Nothing holds the lock any more, and the run is not taken for done.
+    bench.scores(gsm8k=SAME)
+    write_program(tmp_path / "bin", "trtllm-eval", FAKE.format(state=str(bench.state), hook=HOOK_LINE))
+    assert bench.run("--runs", "1", "--task", "gsm8k").exit_code == 3
+    assert len(bench.calls) == 2
+
+
+def test_an_engine_that_is_slow_to_end_keeps_the_lock(bench: Bench, tmp_path: Path) -> None:
+    """The script is gone at once after SIGKILL; until its engine is, no second run may start beside it."""
+    stubborn = SLOW.replace("time.sleep(300)\n", "state.joinpath('late').write_text('')\n").replace(
+        "worker =",
+        "import signal\nstop = []\nsignal.signal(signal.SIGTERM, lambda *_: stop.append(1))\nworker =",
+    )
+    stubborn = stubborn.replace(
+        "state.joinpath('late')",
+        "while not state.joinpath('go').exists(): time.sleep(0.02)\nstate.joinpath('late')",
+    )
+    write_program(tmp_path / "bin", "trtllm-eval", stubborn.format(state=str(bench.state)))
+    script = Script(bench)
+    engine = int(_wait_for(bench.state / "pids").split()[0])
+    script.end(signal.SIGKILL)
+    refused = bench.run("--runs", "1", "--task", "gsm8k")
+    assert refused.exit_code == 2
+    assert "in use by another run of this script, or by an engine" in " ".join(refused.output.split())
+    (bench.state / "go").touch()
+    assert _gone(engine)
+
+
+def test_interrupt_keeps_the_finished_runs(bench: Bench, tmp_path: Path) -> None:
+    bench.scores(gsm8k=SAME)
     tool = tmp_path / "bin" / "trtllm-eval"
     finishing = tool.read_text()
     slow = (
-        'if side == "on":\n    state.joinpath("pid").write_text(str(os.getpid()))\n'
+        'if side == "on":\n    state.joinpath("pid").write_text(f"{os.getpid()}\\n")\n'
         '    __import__("time").sleep(60)\n'
     )
     tool.write_text(finishing.replace('print("loading"', slow + 'print("loading"'))
-    script = [sys.executable, str(ROOT / "eval" / "accuracy_regression.py")]
-    options = ["--model", "/models/m", "--out", str(bench.out), "--runs", "1", "--task", "gsm8k"]
-    process = subprocess.Popen(
-        [*script, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    pid = bench.state / "pid"
-    for _ in range(1000):
-        if pid.exists() and pid.read_text():
-            break
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 130, output
-    assert "interrupted; the same command goes on from here" in output
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
+    script = Script(bench)
+    pid = int(_wait_for(bench.state / "pid"))
+    got, output = script.end(signal.SIGINT)
+    assert got == 130, output
+    assert _gone(pid)
     tool.write_text(finishing)
     result = bench.run("--runs", "1", "--task", "gsm8k")
     assert "variant off, repetition 1: done before" in result.output
     assert [run["labels"]["variant"] for run in bench.results["runs"]] == ["off", "on"]
+
+
+# ---------------------------------------------------------------- evidence, builds, faults
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("plain", "no line of gvr_topk in its log says that the heuristic top-k was on"),
+        ("gvr_topk in TensorRT-LLM 1.2.1: refused: no CUDA", "gvr_topk did not work, or not alone"),
+        (
+            f"{HOOK_LINE}\ngvr_topk in TensorRT-LLM 1.2.1: refused: no CUDA",
+            "gvr_topk did not work, or not alone",
+        ),
+    ],
+)
+def test_no_evidence_no_verdict(bench: Bench, tmp_path: Path, line: str, message: str) -> None:
+    bench.scores(gsm8k=SAME)
+    write_program(tmp_path / "bin", "trtllm-eval", FAKE.format(state=str(bench.state), hook=line))
+    result = bench.run("--runs", "4", "--task", "gsm8k")
+    assert result.exit_code == 3
+    assert message in result.output
+    assert bench.results["decisions"] == [] and "within" not in result.output.partition("[1/8]")[2]
+
+
+def test_a_feature_that_is_on_in_the_off_runs_is_no_comparison(bench: Bench, tmp_path: Path) -> None:
+    bench.scores(gsm8k=SAME)
+    always = FAKE.format(state=str(bench.state), hook=HOOK_LINE).replace('if side == "on":', "if True:")
+    write_program(tmp_path / "bin", "trtllm-eval", always)
+    result = bench.run("--runs", "4", "--task", "gsm8k")
+    assert result.exit_code == 3 and bench.results["decisions"] == []
+    assert "its log says that the heuristic top-k was on (is TRTLLM_GVR_TOPK set?)" in result.output
+
+
+def test_words_of_the_command_are_no_evidence_and_no_score(bench: Bench, tmp_path: Path) -> None:
+    """Neither in a path nor behind a newline in an argument."""
+    fake = f"{HOOK_LINE}\nlm-eval gsm8k average accuracy: 99.00"
+    bench.scores(gsm8k=([None] * 4, [None] * 4))
+    write_program(tmp_path / "bin", "trtllm-eval", FAKE.format(state=str(bench.state), hook="plain"))
+    result = bench.run("--runs", "4", "--task", "gsm8k", "--task-args", f"gsm8k=--note '{fake}'")
+    assert result.exit_code == 3
+    assert fake in bench.calls[0]
+    assert len(bench.results["failures"]) == 8 and bench.results["runs"] == []
+
+
+def test_disabled_is_not_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
+    result = bench.run("--runs", "1", "--task", "gsm8k")
+    assert result.exit_code == 3
+    assert "GVR_TOPK_DISABLE is set" in result.output and bench.calls == []
+
+
+def test_another_build_is_measured_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.scores(gsm8k=([95.0] * 16, [95.0] * 16))
+    options = ("--runs", "4", "--task", "gsm8k")
+    for calls, build in (
+        (8, {"gvr_topk files": "a"}),
+        (16, {"gvr_topk files": "b"}),
+        (16, {"gvr_topk files": "a"}),
+    ):
+        monkeypatch.setattr("eval.accuracy_regression.build_identity", lambda program, build=build: build)
+        assert bench.run(*options).exit_code == 0
+        assert len(bench.calls) == calls
+    assert {run["build"]["gvr_topk files"] for run in bench.results["runs"]} == {"a"}
+
+
+def test_tasks_run_before_count_in_the_family(bench: Bench) -> None:
+    """Leaving the other tasks out of a later command does not make its error rate larger."""
+    bench.scores(gsm8k=SAME, mmlu=([87.5] * 4, [87.5] * 4))
+    bench.run("--runs", "4", "--task", "gsm8k", "--task", "mmlu")
+    assert bench.results["family"] == 2
+    both = {item["task"]: item for item in bench.results["decisions"]}
+    bench.run("--runs", "4", "--task", "gsm8k")
+    assert bench.results["family"] == 2
+    (alone,) = bench.results["decisions"]
+    assert (alone["low"], alone["high"]) == (both["gsm8k"]["low"], both["gsm8k"]["high"])
+
+
+@pytest.mark.parametrize("kind", ["unwritable out", "store is a folder", "out is a file"])
+def test_a_fault_of_the_tool_is_never_a_regression(bench: Bench, kind: str) -> None:
+    bench.scores(gsm8k=SAME)
+    if kind == "store is a folder":
+        (bench.out / "runs.jsonl").mkdir(parents=True)
+    elif kind == "out is a file":
+        bench.out.write_text("")
+    else:
+        (bench.out / "results.json").mkdir(parents=True)  # also for root, who may write everywhere
+    result = bench.run("--runs", "4", "--task", "gsm8k")
+    assert result.exit_code == 4, result.output
+    assert "error: " in result.output and "Traceback" not in result.output
+
+
+def test_a_fault_in_one_run_is_recorded_and_the_others_go_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.scores(gsm8k=SAME)
+    real = accuracy_regression.read_eval_log
+
+    def faulty(task: str, log: str) -> float:
+        if len(bench.calls) == 3:
+            raise TypeError("float() argument must be a string")
+        return real(task, log)
+
+    monkeypatch.setattr(accuracy_regression, "read_eval_log", faulty)
+    result = bench.run("--runs", "4", "--task", "gsm8k")
+    assert result.exit_code == 4
+    assert len(bench.calls) == 8 and len(bench.results["runs"]) == 7
+    assert "the evaluation script itself failed: TypeError: float() argument" in bench.results["failures"][0]
+    assert (
+        bench.run("--runs", "4", "--task", "gsm8k").exit_code == 3
+    )  # one score is used up; no fault is left
+
+
+def test_an_unforeseen_fault_shows_its_traceback(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("figures")
+
+    monkeypatch.setattr(accuracy_regression, "execute", broken)
+    result = bench.run("--runs", "1", "--task", "gsm8k")
+    assert result.exit_code == 4
+    assert "the evaluation script itself failed" in result.output
 
 
 def test_edited_configuration_is_measured_anew(bench: Bench, tmp_path: Path) -> None:
@@ -317,7 +562,7 @@ def test_edited_configuration_is_measured_anew(bench: Bench, tmp_path: Path) -> 
     files = []
     for side in ("off", "on"):
         files.append(tmp_path / f"x_{side}.yaml")
-        files[-1].write_text((ROOT / "configs" / "eval" / f"dep8_mtp1_{side}.yaml").read_text())
+        files[-1].write_text((combined_configs() / f"eval_dep8_mtp1_{side}.yaml").read_text())
     options = ("--runs", "1", "--task", "gsm8k", "--config-off", str(files[0]), "--config-on", str(files[1]))
     bench.run(*options)
     for file in files:
@@ -349,10 +594,10 @@ def test_missing_tool_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_json_reports_are_read_when_asked_for(bench: Bench) -> None:
-    bench.scores(gsm8k=([95.0, 95.0], [95.0, 95.0]))
-    result = bench.run("--runs", "2", "--task", "gsm8k", "--json-reports")
+    bench.scores(gsm8k=([95.0] * 4, [95.0] * 4))
+    result = bench.run("--runs", "4", "--task", "gsm8k", "--json-reports")
     assert result.exit_code == 0, result.output
-    assert bench.results["decisions"][0]["on"] == [95.001, 95.001]
+    assert bench.results["decisions"][0]["on"] == [95.001] * 4
     assert all("--output_path" in call for call in bench.calls)
 
 
@@ -360,6 +605,9 @@ def test_json_reports_are_read_when_asked_for(bench: Bench) -> None:
     ("options", "message"),
     [
         (("--task", "hellaswag"), "hellaswag"),
+        (("--task", "gsm8k", "--task", "mmlu", "--task", "gsm8k"), "each value once, got gsm8k more than"),
+        (("--margin", "gsm8k=1", "--margin", "gsm8k=2"), "each value once, got gsm8k more than"),
+        (("--task-args", "mmlu=--a", "--task-args", "mmlu=--b"), "each value once, got mmlu more than"),
         (("--margin", "gsm8k=-1"), "positive number"),
         (("--margin", "gsm8k=x"), "positive number"),
         (("--margin", "5"), "TASK="),
@@ -376,7 +624,7 @@ def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None
 
 
 def test_unfair_pair_is_refused(bench: Bench) -> None:
-    other = str(ROOT / "configs" / "eval" / "dep8_mtp3_on.yaml")
+    other = str(combined_configs() / "eval_dep8_mtp3_on.yaml")
     result = bench.run("--config-on", other)
     assert result.exit_code == 2
     assert "speculative_config.num_nextn_predict_layers differing too" in result.output

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from eval.common.configs import combined_configs
 from eval.common.pairs import check_pair
 from eval.common.prompts import InputError, Prompt, prompt_lines, read_prompt, tokenize
 from gvr_topk.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"
-OFF = (ROOT / "configs" / "bench" / "b200_tep8_mtp1_off.yaml").read_text()
+OFF = (combined_configs() / "bench_b200_tep8_mtp1_off.yaml").read_text()
 
 
 def _pair(folder: Path, off: str, on: str) -> tuple[Path, Path]:
@@ -50,6 +51,38 @@ def test_pair_that_differs_in_something_else(tmp_path: Path, old: str, new: str,
     on = OFF.replace("heuristic_topk: false", "heuristic_topk: true").replace(old, new)
     with pytest.raises(InputError, match=f"{key} differing too"):
         check_pair(*_pair(tmp_path, OFF, on))
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "key"),
+    [
+        ("", "future: {}", "future"),
+        ("", "future: null", "future"),
+        ("future: {}", "future: null", "future"),
+        ("future: {a: {}}", "future: {}", "future"),
+        ("future: 1", "future: true", "future"),
+        ("future: 1", "future: 1.0", "future"),
+        ("future: '1'", "future: 1", "future"),
+        ("future: [1, 2]", "future: [1, true]", "future.1"),
+        ("future: [1, 2]", "future: [1]", "future.1"),
+        ("future: []", "future: {}", "future"),
+        ("future: {a: 1}", "future: {1: 1}", "future.1"),
+        ("future: {a.b: 1}", "future: {a: {b: 1}}", "future.a.b"),
+        ("", "stream_interval: 1", "stream_interval"),
+        ("", "cuda_graph_config: null", "cuda_graph_config"),
+        ("", "gvr_topk: {hint_offset: 0}", "gvr_topk"),
+    ],
+)
+def test_pair_that_looks_alike_and_is_not(tmp_path: Path, off: str, on: str, key: str) -> None:
+    text = "sparse_attention_config: {algorithm: dsa, enable_heuristic_topk: %s}\n"
+    for first, second in ((off, on), (on, off)):
+        with pytest.raises(InputError, match=rf"got .*{key}.* differing too"):
+            check_pair(*_pair(tmp_path, text % "false" + first, text % "true" + second))
+
+
+def test_pair_with_the_same_odd_values_is_fair(tmp_path: Path) -> None:
+    text = "sparse_attention_config: {algorithm: dsa%s}\nfuture: {a: .nan, b: [1, {}], c: null}\n"
+    check_pair(*_pair(tmp_path, text % "", text % ", enable_heuristic_topk: true"))
 
 
 def test_broken_file_is_named(tmp_path: Path) -> None:

@@ -166,3 +166,88 @@ def test_client_report_refuses_chunk_counts_under_speculation(tmp_path: Path) ->
         read_client_report(path, 1)
     with pytest.raises(ReportError, match="no 'mean_tpot_ms' in it"):
         read_client_report(_client_report(path, mean_tpot_ms="absent"), 0)
+
+
+BAD_NUMBERS = [None, True, "22.1", float("nan"), float("inf"), -3, [], 10**400]
+
+
+@pytest.mark.parametrize("value", [*BAD_NUMBERS, 250], ids=lambda value: str(value)[:9])
+def test_impossible_scores_in_json_are_refused(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "report.json"
+    name = "trtllm_eval_gsm8k.json"
+
+    def change(data: Any) -> None:
+        (section,) = data["results"].values()
+        section[next(key for key in section if "," in key and "_stderr" not in key)] = value
+
+    with pytest.raises(ReportError, match=r"report\.json: \S+: wanted 0 to 100, got "):
+        read_eval_json("gsm8k", _change(name, path, change))
+
+    def change_group(data: Any) -> None:
+        data["groups"][data["group_subtasks"]["longbench"][0]]["score,none"] = value
+
+    if value is not None:  # null is a group without a score
+        with pytest.raises(ReportError, match=r"wanted 0 to 1, got "):
+            read_eval_json("longbench_v1", _change("trtllm_eval_longbench_v1.json", path, change_group))
+
+
+@pytest.mark.parametrize("value", BAD_NUMBERS, ids=lambda value: str(value)[:9])
+def test_impossible_figures_in_bench_reports_are_refused(tmp_path: Path, value: Any) -> None:
+    name, path = "trtllm_bench_mtp1.json", tmp_path / "report.json"
+    places = [
+        lambda data: data["streaming_metrics"].update(avg_tpot_ms=value),
+        lambda data: data["streaming_metrics"].update(avg_ttft_ms=value),
+        lambda data: data["request_info"].update(num_requests=value),
+        lambda data: data["decoding_stats"]["draft_acceptance_rate_percentiles"].update(average=value),
+    ]
+    for change in places:
+        with pytest.raises(ReportError, match="wanted"):
+            read_bench_report(_change(name, path, change))
+    for key in ("mean_tpot_ms", "mean_ttft_ms", "mean_output_tokens"):
+        with pytest.raises(ReportError, match=f"{key}: wanted a number of at least 0, got"):
+            read_client_report(_client_report(path, **{key: value}), 0)
+
+
+@pytest.mark.parametrize("section", ["decoding_stats", "request_info", "streaming_metrics"])
+@pytest.mark.parametrize("value", [None, 3, "x", []])
+def test_sections_of_another_type_are_reports_without_figures(
+    tmp_path: Path, section: str, value: Any
+) -> None:
+    path = _change("trtllm_bench_mtp1.json", tmp_path / "r.json", lambda data: data.update({section: value}))
+    if section == "decoding_stats" and value is None:
+        assert read_bench_report(path)["acceptance"] is None
+    else:
+        with pytest.raises(ReportError, match=r"r\.json"):
+            read_bench_report(path)
+
+
+@pytest.mark.parametrize("value", [None, 3, [], "x", {"gsm8k": None}, {"gsm8k": [1]}])
+def test_results_of_another_type_hold_no_score(tmp_path: Path, value: Any) -> None:
+    path = _change("trtllm_eval_gsm8k.json", tmp_path / "r.json", lambda data: data.update(results=value))
+    with pytest.raises(ReportError, match=r"r\.json"):
+        read_eval_json("gsm8k", path)
+
+
+@pytest.mark.parametrize(
+    ("per_step", "fits"), [(1.0, True), (4.0, True), (0.5, False), (4.5, False), ("2", False)]
+)
+def test_tokens_per_step_lie_between_one_and_all_drafts(tmp_path: Path, per_step: Any, fits: bool) -> None:
+    path = _client_report(tmp_path / "report.json", tokens_per_step=per_step)
+    if fits:
+        assert read_client_report(path, 3)["acceptance"] == (per_step - 1) / 3
+    else:
+        with pytest.raises(ReportError, match="tokens_per_step: wanted 1 to 4"):
+            read_client_report(path, 3)
+
+
+@pytest.mark.parametrize("requests", [None, [], 2, "absent"])
+def test_a_client_report_without_requests_is_refused(tmp_path: Path, requests: Any) -> None:
+    with pytest.raises(ReportError, match="requests: wanted a list"):
+        read_client_report(_client_report(tmp_path / "report.json", requests=requests), 0)
+
+
+def test_json_nested_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(ReportError, match="is not JSON"):
+        read_bench_report(path)

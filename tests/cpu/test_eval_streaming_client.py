@@ -76,6 +76,82 @@ def test_chunks_are_counted_where_the_server_sends_no_usage() -> None:
     assert (got.output_tokens, got.token_source) == (3, "chunks")
 
 
+def _delta(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
+
+
+def _usage(tokens: Any) -> dict[str, Any]:
+    return {"choices": [], "usage": {"completion_tokens": tokens}}
+
+
+OPENING = _delta(role="assistant", content="")
+
+
+def test_empty_deltas_are_tokens_and_take_time() -> None:
+    """Ten tokens of 110 ms each, of which the last nine have no text: not 10 ms."""
+    events = [OPENING, _delta(content="a"), *[_delta(content="")] * 9, _delta("length"), _usage(10), "[DONE]"]
+    times = [0.0, 0.5, *(1.0 + 0.11 * index for index in range(10)), 9.0, 9.0, 9.0]
+    got = _once(_stream(*events), clock=_clock(*times))
+    assert got.tpot_ms == pytest.approx(110.0)
+    assert (got.ttft_ms, got.output_tokens, got.chunks, got.disagrees) == (
+        pytest.approx(1000.0),
+        10,
+        10,
+        False,
+    )
+
+
+def test_an_empty_delta_may_come_first() -> None:
+    events = [OPENING, _delta(), _delta(content="a"), _delta("stop"), _usage(2), "[DONE]"]
+    got = _once(_stream(*events), clock=_clock(0.0, 1.0, 2.0, 3.0, 9.0, 9.0, 9.0))
+    assert (got.ttft_ms, got.tpot_ms, got.chunks) == (2000.0, 1000.0, 2)
+
+
+def test_the_end_of_an_answer_is_a_token_where_the_server_counts_one_more() -> None:
+    events = [OPENING, _delta(content="a"), _delta(content="b"), _delta("stop")]
+    times = (0.0, 1.0, 2.0, 3.0, 4.0, 9.0, 9.0)
+    for tokens, tpot, chunks in ((2, 1000.0, 2), (3, 1000.0, 3)):
+        got = _once(_stream(*events, _usage(tokens), "[DONE]"), clock=_clock(*times))
+        assert (got.tpot_ms, got.chunks, got.disagrees) == (tpot, chunks, False)
+    got = _once(_stream(*events, "[DONE]"), clock=_clock(*times[:6]))
+    assert (got.output_tokens, got.token_source, got.chunks) == (2, "chunks", 2)  # no count says otherwise
+
+
+def test_a_rising_count_marks_a_token_whatever_the_chunk_looks_like() -> None:
+    def counted(event: dict[str, Any], tokens: int) -> dict[str, Any]:
+        return {**event, "usage": {"completion_tokens": tokens}}
+
+    events = [counted(OPENING, 0), counted(_delta(content="a"), 1), counted(_delta("stop"), 2), "[DONE]"]
+    got = _once(_stream(*events), clock=_clock(0.0, 1.0, 2.0, 5.0, 9.0))
+    assert (got.tpot_ms, got.chunks, got.output_tokens) == (3000.0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ({"choices": [], "usage": [3]}, r"usage: wanted a JSON object, got \[3\]"),
+        (_usage("many"), "usage.completion_tokens: wanted a count, got 'many'"),
+        (_usage(True), "usage.completion_tokens: wanted a count, got True"),
+        (_usage(-3), "usage.completion_tokens: wanted a count, got -3"),
+        (_usage(2.5), "usage.completion_tokens: wanted a count, got 2.5"),
+        ({"choices": {"a": 1}}, "choices: wanted a list"),
+        ({"choices": ["a"]}, "choices: wanted a JSON object, got 'a'"),
+        ({"choices": [{"delta": "a"}]}, "delta: wanted a JSON object, got 'a'"),
+        (_token(avg_decoded_tokens_per_iter="x"), "avg_decoded_tokens_per_iter: wanted a number, got 'x'"),
+        (_token(avg_decoded_tokens_per_iter=float("nan")), "avg_decoded_tokens_per_iter: wanted a number"),
+    ],
+)
+def test_malformed_events_are_explained(event: Any, message: str) -> None:
+    with pytest.raises(StreamError, match=message):
+        _once(_stream(_token(), event, _token(), "[DONE]"))
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"completion_tokens": None}])
+def test_a_usage_that_says_nothing_counts_as_none(usage: Any) -> None:
+    got = _once(_stream(_token(), {**_token(), "usage": usage}, "[DONE]"))
+    assert (got.output_tokens, got.token_source) == (2, "chunks")
+
+
 def test_usage_in_every_chunk_and_comments_and_blank_lines() -> None:
     parts = [
         b": ping\r\n\r\n",
@@ -215,8 +291,38 @@ def test_command_line_fails_with_the_reason(tmp_path: Path) -> None:
             "--url", address(server), "--prompt-file", str(SAMPLES / "prompts.jsonl"),
             "--report-json", str(report),
         )  # fmt: skip
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "error: the stream was empty" in result.output
     assert not report.exists()
     result = _run("--url", "http://127.0.0.1:1", "--prompt-file", str(tmp_path / "none.jsonl"))
-    assert result.exit_code == 1 and "got no such file" in result.output
+    assert result.exit_code == 2 and "got no such file" in result.output
+
+
+def test_a_report_that_cannot_be_written_is_a_fault_of_the_tool(tmp_path: Path) -> None:
+    with serving() as server:
+        result = _run(
+            "--url", address(server), "--prompt-file", str(SAMPLES / "prompts.jsonl"), "--requests", "1",
+            "--warmup", "0", "--report-json", str(tmp_path),
+        )  # fmt: skip
+    assert result.exit_code == 4
+
+
+def test_command_line_says_when_the_counts_disagree(tmp_path: Path) -> None:
+    with serving() as server:  # 5 tokens in 3 chunks
+        result = _run(
+            "--url", address(server), "--prompt-file", str(SAMPLES / "prompts.jsonl"), "--requests", "2",
+            "--warmup", "0", "--report-json", str(tmp_path / "report.json"),
+        )  # fmt: skip
+    assert "5 tokens (usage), in 3 chunks" in result.output
+    assert "the server counts 5 tokens, 3 chunks were timed" in result.output
+    assert json.loads((tmp_path / "report.json").read_text())["requests_where_counts_disagree"] == 2
+
+
+@pytest.mark.parametrize("data", [[], {"data": []}, {"data": {"id": "x"}}, {"data": ["x"]}])
+def test_a_malformed_list_of_models_is_named(
+    data: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("eval_fakes.send_json", lambda handler, _: send_json(handler, data))
+    with serving() as server:
+        result = _run("--url", address(server), "--prompt-file", str(SAMPLES / "prompts.jsonl"))
+    assert result.exit_code == 3 and "error: " in result.output

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import scipy.stats
 import typer
-from eval_fakes import address, recorded_answer, send_json, serving, write_program
+from eval_fakes import HOOK_LINE, address, recorded_answer, send_json, serving, write_program
 from typer.testing import CliRunner
 
-from eval.common.plan import variant_order
-from eval.common.tpot_report import Case, Row, acceptance_table, collect_rows, paper_reduction, tpot_table
-from eval.tpot_ab import main
+from eval.common.configs import combined_configs
+from eval.common.order import variant_order
+from eval.common.sequential import drift_free_difference
+from eval.common.tpot_report import (
+    PAPER,
+    Case,
+    Row,
+    acceptance_table,
+    collect_rows,
+    describe_power,
+    paper_reduction,
+    paper_sd,
+    tpot_table,
+)
+from eval.tpot_ab import Settings, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"
+RUNNING = (
+    "--via", "running", "--url-on", "http://x", "--url-off", "http://y", "--log-on", "none.log", "--log-off",
+    "none.log",
+)  # fmt: skip
 PROMPTS = ("--prompts", f"64K={SAMPLES / 'prompts.jsonl'}", "--entry", "0")
 
 FAKE_BENCH = """
@@ -34,6 +53,8 @@ dataset = Path(value("--dataset")).read_text().splitlines()
 assert len(dataset) >= int(value("--num_requests")), dataset
 config = value("--config")
 side = "on" if config.endswith("_on.yaml") else "off"
+if side == "on" and not state.joinpath("nohook").exists():
+    print({hook!r})
 number = int(Path(value("--report_json")).stem.rpartition("_")[2])
 if state.joinpath("fail").exists() and state.joinpath("fail").read_text() == f"{{side}} {{number}}":
     print("NCCL error")
@@ -58,7 +79,9 @@ class Bench:
         self.state.mkdir()
         self.out = folder / "out"
         write_program(
-            folder / "bin", "trtllm-bench", FAKE_BENCH.format(state=str(self.state), samples=str(SAMPLES))
+            folder / "bin",
+            "trtllm-bench",
+            FAKE_BENCH.format(state=str(self.state), samples=str(SAMPLES), hook=HOOK_LINE),
         )
         fakes = Path(__file__).with_name("eval_fakes.py")
         write_program(
@@ -102,6 +125,19 @@ def test_orders() -> None:
         assert len(set(variant_order(5, order))) == 10  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("capability", "family"), [("", "h200"), ("9.0", "h200"), ("10.0\n10.0", "b200")])
+def test_default_files_are_those_of_the_gpu_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: str, family: str
+) -> None:
+    write_program(tmp_path, "nvidia-smi", f"print({capability!r})")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = Settings("m", "bench", Path("out")).config(1, "on")
+    assert found == combined_configs() / f"bench_{family}_tep8_mtp1_on.yaml" and found.exists()
+    assert Settings("m", "serve", Path("out")).config(3, "off").name == "serve_tep8_mtp3_off.yaml"
+    mine = Settings("m", "bench", Path("out"), configs="mine_{mtp}_{variant}.yaml")
+    assert mine.config(0, "off") == Path("mine_0_off.yaml")
+
+
 def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> None:
     result = bench.run("--mtp", "1", "--repetitions", "1", "--model-path", "/ckpt", "--dry-run")
     assert result.exit_code == 0, result.output
@@ -114,7 +150,7 @@ def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> N
             "--tp", "8", "--ep", "8", "--dataset", dataset, "--num_requests", "5", "--warmup", "2",
             "--concurrency", "1", "--max_batch_size", "1", "--max_num_tokens", "8192",
             "--max_seq_len", "2048", "--streaming",
-            "--config", str(ROOT / "configs" / "bench" / f"b200_tep8_mtp1_{side}.yaml"),
+            "--config", str(combined_configs() / f"bench_h200_tep8_mtp1_{side}.yaml"),
             "--report_json", str(place / f"{side}_1.json"),
         ]
         for side in ("off", "on")
@@ -124,33 +160,35 @@ def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> N
 
 
 def test_bench_from_start_to_plot(bench: Bench) -> None:
-    options = ("--mtp", "0", "--mtp", "1", "--repetitions", "3")
+    options = ("--mtp", "0", "--mtp", "1", "--repetitions", "4")
     printed = _commands(bench.run(*options, "--dry-run").output)
     result = bench.run(*options)
     assert result.exit_code == 0, result.output
     assert [["trtllm-bench", *call] for call in bench.calls] == printed
     sides = [call[call.index("--config") + 1].rpartition("_")[2] for call in bench.calls[:6]]
     assert sides == ["off.yaml", "on.yaml", "on.yaml", "off.yaml", "off.yaml", "on.yaml"]
+    assert "# Chance of any false one in 2 cases: at most 5 %" in result.output
 
     rows = bench.results["rows"]
     assert [row["case"] for row in rows] == [{"mtp": 0, "label": "64K"}, {"mtp": 1, "label": "64K"}]
     for row in rows:
-        assert row["off"] == pytest.approx([10.01, 10.02, 10.03])
-        assert row["on"] == pytest.approx([9.01, 9.02, 9.03])
-        assert row["reduction"]["value"] == pytest.approx(1 - 9.02 / 10.02)
+        assert row["off"] == pytest.approx([10.01, 10.02, 10.03, 10.04])
+        assert row["on"] == pytest.approx([9.01, 9.02, 9.03, 9.04])
+        assert row["reduction"]["value"] == pytest.approx(1 - 9.025 / 10.025, abs=1e-5)
         assert row["reduction"]["low"] < row["reduction"]["value"] < row["reduction"]["high"]
+        assert row["verdict"] == "faster"
     assert rows[0]["acceptance_off"] == []
-    assert rows[1]["acceptance_on"] == [0.4375] * 3
+    assert rows[1]["acceptance_on"] == [0.4375] * 4
     assert (bench.out / "tpot.png").read_bytes().startswith(b"\x89PNG")
     assert "9.98 % [" in result.output and "5.47 %" in result.output
     assert "Draft acceptance rate" in result.output and "0.92 -> 0.93" in result.output
-    assert "No line of gvr_topk in the logs" in result.output
+    assert f"gvr_topk in the logs of the 'on' runs:\n  {HOOK_LINE}" in result.output
 
     # Nothing is measured twice, and the report is the same.
     again = bench.run(*options)
-    assert len(bench.calls) == 12
+    assert len(bench.calls) == 16
     assert bench.results["rows"] == rows
-    assert again.output.count("done before") == 12
+    assert again.output.count("done before") == 16
 
 
 def test_failed_repetition_is_explained_and_made_up_for(bench: Bench) -> None:
@@ -214,7 +252,7 @@ def test_serve_starts_a_server_for_each_repetition(bench: Bench) -> None:
     printed = _commands(bench.run(*options, "--dry-run").output)
     assert printed[0] == [
         "trtllm-serve", "org/m", "--host", "127.0.0.1", "--port", port, "--config",
-        str(ROOT / "configs" / "serve" / "tep8_mtp1_off.yaml"),
+        str(combined_configs() / "serve_tep8_mtp1_off.yaml"),
     ]  # fmt: skip
     assert printed[1][:2] == [sys.executable, str(ROOT / "eval" / "streaming_client.py")]
     result = bench.run(*options)
@@ -222,7 +260,7 @@ def test_serve_starts_a_server_for_each_repetition(bench: Bench) -> None:
     row = bench.results["rows"][0]
     assert len(row["off"]) == len(row["on"]) == 1
     assert row["acceptance_on"] == [0.75]  # 1.75 tokens per step, one of them not drafted
-    assert "gvr_topk: on" in result.output
+    assert HOOK_LINE in result.output
     assert {run["version"] for run in bench.results["runs"]} == {"1.2.1"}
 
 
@@ -233,11 +271,17 @@ def test_server_that_does_not_start(bench: Bench, tmp_path: Path) -> None:
     assert "exit status 2 before it was ready" in result.output and "| no GPU" in result.output
 
 
-def test_running_servers_are_measured_in_turn(bench: Bench) -> None:
+def _logs(folder: Path, off: str = "plain", on: str = HOOK_LINE) -> tuple[str, ...]:
+    (folder / "off.log").write_text(off + "\n")
+    (folder / "on.log").write_text(on + "\n")
+    return ("--log-off", str(folder / "off.log"), "--log-on", str(folder / "on.log"))
+
+
+def test_running_servers_are_measured_in_turn(bench: Bench, tmp_path: Path) -> None:
     with serving() as off, serving() as on:
         options = (
             "--via", "running", "--mtp", "3", "--repetitions", "1", "--url-off", address(off), "--url-on",
-            address(on), "--requests", "2", "--warmup", "1", "--output-tokens", "5",
+            address(on), "--requests", "2", "--warmup", "1", "--output-tokens", "5", *_logs(tmp_path),
         )  # fmt: skip
         result = bench.run(*options)
         assert result.exit_code == 0, result.output
@@ -246,14 +290,34 @@ def test_running_servers_are_measured_in_turn(bench: Bench) -> None:
     assert bench.results["rows"][0]["acceptance_off"] == [0.25]
 
 
-def test_client_failure_shows_the_servers_answer(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("logs", "message"),
+    [
+        ({"on": "plain"}, "no line of gvr_topk in its log says that the heuristic top-k was on"),
+        ({"off": HOOK_LINE}, "its log says that the heuristic top-k was on"),
+    ],
+)
+def test_logs_of_running_servers_are_the_evidence(
+    bench: Bench, tmp_path: Path, logs: dict[str, str], message: str
+) -> None:
+    with serving() as off, serving() as on:
+        result = bench.run(
+            "--via", "running", "--mtp", "3", "--repetitions", "1", "--url-off", address(off), "--url-on",
+            address(on), "--requests", "1", "--warmup", "0", *_logs(tmp_path, **logs),
+        )  # fmt: skip
+    assert result.exit_code == 3
+    assert message in result.output
+    assert bench.results["rows"][0]["reduction"] is None
+
+
+def test_client_failure_shows_the_servers_answer(bench: Bench, tmp_path: Path) -> None:
     with (
         serving(lambda handler, body: send_json(handler, {"message": "too long"}, 400)) as off,
         serving() as on,
     ):
         result = bench.run(
             "--via", "running", "--mtp", "0", "--repetitions", "1", "--url-off", address(off), "--url-on",
-            address(on), "--no-keep-going",
+            address(on), "--no-keep-going", *_logs(tmp_path),
         )  # fmt: skip
     assert result.exit_code == 3
     assert "HTTP 400 Bad Request" in result.output and "too long" in result.output
@@ -284,11 +348,17 @@ def test_serve_failure_shows_the_servers_log_too(bench: Bench, tmp_path: Path) -
         (("--prompts", "64K"), "LABEL=FILE"),
         (("--prompts", "64K=none.jsonl"), "got no such file"),
         (("--prompts", f"64K={SAMPLES / 'prompts.jsonl'}", "--entry", "2"), "give --tokenizer MODEL"),
-        ((*PROMPTS, "--mtp", "2"), "b200_tep8_mtp2_off.yaml"),
+        ((*PROMPTS, "--mtp", "2"), "h200_tep8_mtp2_off.yaml"),
+        ((*PROMPTS, "--mtp", "0", "--mtp", "0"), "each value once, got 0 more than"),
+        ((*PROMPTS[:2], *PROMPTS), "each value once, got 64K more than"),
+        (("--prompts", f"../../x={SAMPLES / 'prompts.jsonl'}"), "a label of letters, digits"),
+        (("--prompts", f"..={SAMPLES / 'prompts.jsonl'}"), "a label of letters, digits"),
         ((*PROMPTS, "--configs", "x_{mpt}.yaml"), "wanted {mtp} and {variant} in it"),
         ((*PROMPTS, "--via", "running"), "--url-off"),
         ((*PROMPTS, "--url-on", "http://x"), "--url-off"),
-        ((*PROMPTS, "--via", "running", "--url-on", "http://x", "--url-off", "http://y"), "--mtp"),
+        ((*PROMPTS, "--via", "running", "--url-on", "http://x", "--url-off", "http://y"), "--log-off"),
+        ((*PROMPTS, *RUNNING), "wanted one setting"),
+        ((*PROMPTS, *RUNNING, "--mtp", "0"), "none.log: wanted the log of a running server"),
     ],
 )
 def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None:
@@ -299,10 +369,24 @@ def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None
 
 
 def test_mtp_setting_of_the_file_is_checked(bench: Bench) -> None:
-    pattern = str(ROOT / "configs" / "bench" / "h200_tep8_mtp3_{variant}.yaml")
+    pattern = str(combined_configs() / "bench_h200_tep8_mtp3_{variant}.yaml")
     result = bench.run("--mtp", "1", "--configs", pattern)
     assert result.exit_code == 2
     assert "wanted MTP 1, got 3" in result.output
+
+
+def _record(variant: str, repetition: int, tpot: float, label: str = "64K") -> dict[str, Any]:
+    labels = {"MTP": 0, "prompt": label, "variant": variant, "repetition": repetition}
+    return {"labels": labels, "figures": {"tpot_ms": tpot, "acceptance": None}}
+
+
+def _records(off: list[float], on: list[float], label: str = "64K") -> list[dict[str, Any]]:
+    sides = (("off", off), ("on", on))
+    return [
+        _record(variant, index + 1, value, label)
+        for variant, values in sides
+        for index, value in enumerate(values)
+    ]
 
 
 def test_tables_with_missing_runs() -> None:
@@ -313,18 +397,96 @@ def test_tables_with_missing_runs() -> None:
     first, second = tpot_table(rows).splitlines()[3:]
     assert [cell.strip() for cell in first.split("|")[3:7]] == ["10.0000", "10.5000", "9.0000", "-"]
     assert [cell.strip() for cell in second.split("|")[3:7]] == ["5.0000", "-", "-", "-"]
-    assert second.rstrip(" |").endswith("-")  # no reduction, and no such case in the paper
+    assert second.rstrip(" |").endswith("-")  # no such case in the paper
     assert acceptance_table(rows[:1]) == ""
     assert "0.500" in acceptance_table(rows)
 
 
-def test_rows_follow_the_repetitions_not_the_order_of_running() -> None:
-    def record(variant: str, repetition: int, tpot: float) -> dict[str, Any]:
-        labels = {"MTP": 0, "prompt": "64K", "variant": variant, "repetition": repetition}
-        return {"labels": labels, "figures": {"tpot_ms": tpot, "acceptance": None}}
+def test_a_steady_drift_is_no_reduction() -> None:
+    """TPOT grows by 1 % a run, whatever the count: the variants are the same machine."""
+    for count in range(2, 9):
+        for order in ("abba", "alternate"):
+            times = iter(10 * 1.01**position for position in range(2 * count))
+            records = [
+                _record(side, repetition, next(times)) for repetition, side in variant_order(count, order)
+            ]  # type: ignore[arg-type]
+            (row,) = collect_rows([Case(0, "64K")], records, order, 1)  # type: ignore[arg-type]
+            assert row.reduction is not None and row.reduction.value == pytest.approx(0, abs=1e-12)
 
-    records = [record("on", 2, 4.0), record("off", 1, 1.0), record("on", 1, 3.0), record("off", 2, 2.0)]
-    (row,) = collect_rows([Case(0, "64K")], records)
+
+def test_reduction_and_interval_are_of_the_logarithms() -> None:
+    off, on = [10.0, 10.1, 10.05, 9.95], [9.0, 9.05, 9.1, 8.95]
+    (row,) = collect_rows([Case(0, "64K")], _records(off, on), "abba", 3)
+    look = drift_free_difference(np.log(off), np.log(on), "abba")
+    half = scipy.stats.t.isf(0.025 / 3 * 0.1, look.freedom) * look.error
+    assert row.reduction is not None
+    got = (row.reduction.value, row.reduction.low, row.reduction.high)
+    wanted = [1 - math.exp(look.difference + shift) for shift in (0, half, -half)]
+    assert got == pytest.approx(wanted)
+    (scaled,) = collect_rows([Case(0, "64K")], _records([7 * x for x in off], [7 * x for x in on]), "abba", 3)
+    assert scaled.reduction is not None and scaled.reduction.value == pytest.approx(row.reduction.value)
+
+
+def test_cases_are_judged_together() -> None:
+    off, on = [10.0, 10.1, 10.05, 9.95], [9.75, 9.75, 9.8, 9.7]
+    (alone,) = collect_rows([Case(0, "64K")], _records(off, on), "abba", 1)
+    (of_six,) = collect_rows([Case(0, "64K")], _records(off, on), "abba", 6)
+    assert (alone.verdict, of_six.verdict) == ("faster", "open")
+    (slower,) = collect_rows([Case(0, "64K")], _records(on, off), "abba", 1)
+    assert slower.verdict == "slower"
+
+
+def test_one_repetition_has_a_reduction_and_no_interval() -> None:
+    (row,) = collect_rows([Case(0, "64K")], _records([10.0], [9.0]), "abba", 1)
+    assert row.reduction is not None
+    assert (row.reduction.value, row.reduction.low, row.verdict) == (pytest.approx(0.1), None, "open")
+    assert "10.00 % |    open" in tpot_table([row])
+
+
+@pytest.mark.parametrize(
+    ("mtp", "label", "percent"),
+    [
+        (0, "64K", 5.47),
+        (0, "100K", 7.52),
+        (1, "64K", 4.36),
+        (1, "100K", 6.30),
+        (3, "64K", 2.40),
+        (3, "100K", 3.45),
+    ],
+)
+def test_reductions_of_the_paper(mtp: int, label: str, percent: float) -> None:
+    got = paper_reduction(Case(mtp, label))
+    assert got is not None and 100 * got == pytest.approx(percent, abs=0.006)
+
+
+def test_power_is_said_from_the_papers_spread() -> None:
+    assert paper_sd(0) < paper_sd(1) < paper_sd(3)
+    pooled = np.mean(
+        [np.var(np.log(PAPER[1, label][side]), ddof=1) for label in ("64K", "100K") for side in (0, 1)]
+    )
+    assert paper_sd(1) == pytest.approx(math.sqrt(pooled))
+    assert paper_sd(0) < paper_sd(2) < paper_sd(3)  # no such setting there: that of all of them
+    text = describe_power([Case(0, "64K"), Case(3, "64K")], 3, "abba", 2)
+    cells = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()[3:5]]
+    assert [row[1] for row in cells] == ["0", "3"]
+    assert [row[3] for row in cells] == ["-", "-"]  # three repetitions show nothing
+    assert all(line.startswith("# ") for line in text.splitlines())
+
+
+def test_rows_follow_the_repetitions_not_the_order_of_running() -> None:
+    records = [_record("on", 2, 4.0), _record("off", 1, 1.0), _record("on", 1, 3.0), _record("off", 2, 2.0)]
+    (row,) = collect_rows([Case(0, "64K")], records, "abba", 1)
     assert (row.off, row.on, row.acceptance_off) == ((1.0, 2.0), (3.0, 4.0), ())
-    assert paper_reduction(Case(0, "100K")) == pytest.approx(0.0752, abs=1e-4)
     assert paper_reduction(Case(0, "8K")) is None
+
+
+def test_without_the_hook_there_is_no_verdict(bench: Bench) -> None:
+    (bench.state / "nohook").touch()
+    result = bench.run("--mtp", "0", "--repetitions", "4")
+    assert result.exit_code == 3
+    assert "no line of gvr_topk in its log says that the heuristic top-k was on" in result.output
+    assert bench.results["rows"][0]["verdict"] == "open" and bench.results["rows"][0]["reduction"] is None
+    (bench.state / "nohook").unlink()
+    assert bench.run("--mtp", "0", "--repetitions", "4").exit_code == 0
+    assert len(bench.calls) == 8 + 4  # the runs without evidence are done again
+    assert bench.results["rows"][0]["verdict"] == "faster"

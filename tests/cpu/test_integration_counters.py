@@ -31,7 +31,7 @@ def engine(monkeypatch):
 
 
 def state_of(engine):
-    return torch.ops.trtllm.indexer_topk_decode._hook.state_of(engine.manager)
+    return integration._integration.hook.state_of(engine.manager)
 
 
 def samples(text: str) -> dict[tuple, float]:
@@ -72,7 +72,7 @@ def test_guess_misses_come_from_the_statistics(engine):
 
 def test_nothing_is_read_from_the_device_during_a_capture(engine):
     engine.step([], [Request(1, 30, 99, seed=1, done=60)])
-    hook = torch.ops.trtllm.indexer_topk_decode._hook
+    hook = integration._integration.hook
     hook._capturing = True
     assert integration.counters().measured == counters_module.Measured()
     engine.step([], [Request(1, 30, 99, seed=1, done=61)])

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -18,17 +19,38 @@ from pydantic import ValidationError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
-from engine import DSA, LLM_ARGS, SHAPES, fake_package, load_dsa, load_llm_args
+from engine import (
+    BY_PHASE,
+    LLM_ARGS,
+    SHAPES,
+    Engine,
+    Request,
+    dsa_name,
+    fake_package,
+    load_dsa,
+    load_llm_args,
+)
 
 import gvr_topk_autoload
-from gvr_topk.integrations import environment, patch_points
+from gvr_topk.integrations import environment
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.integrations.layer_hook import DecodeOp
+from gvr_topk.integrations.patch_points import find_engine, inspect_engine
+from gvr_topk.integrations.selection import DecodeOp
 from gvr_topk.integrations.transaction import Transaction
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "fakes"
-VARIABLES = ("GVR_TOPK_DISABLE", "TRTLLM_GVR_TOPK", "TRTLLM_GVR_TOPK_OPTIONS", "TRTLLM_GVR_TOPK_METRICS_DIR")
+OLD = ("trtllm_1_2", "trtllm_1_3_monolith")
+"""Shapes whose configuration does not know ``enable_heuristic_topk``."""
+
+VERSIONS = dict(zip(SHAPES, ("1.2.1", "1.3.0rc2", "1.3.0rc22", "1.3.0rc25", "1.3.0rc27"), strict=True))
+VARIABLES = (
+    "GVR_TOPK_DISABLE",
+    "TRTLLM_GVR_TOPK",
+    "TRTLLM_GVR_TOPK_OPTIONS",
+    "TRTLLM_GVR_TOPK_YAML",
+    "TRTLLM_GVR_TOPK_METRICS_DIR",
+)
 YAML = """
 sparse_attention_config:
   algorithm: dsa
@@ -36,6 +58,7 @@ sparse_attention_config:
 gvr_topk:
   stats: true
 """
+PLAIN = "sparse_attention_config: {algorithm: dsa}\n"
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +84,9 @@ def parse(text: str):
 
 def picture(dsa, llm_args) -> dict[str, object]:
     """Everything the integration may change."""
+    modules = sys.modules.get("tensorrt_llm._torch.modules.top_k")
     return {
+        "top_k": modules and modules.TopK._forward_decode,
         "call": dsa.Indexer.sparse_attn_indexer,
         "prepare": dsa.DSAtrtllmAttentionMetadata.prepare,
         "op": torch.ops.trtllm.indexer_topk_decode,
@@ -90,14 +115,13 @@ def test_the_yaml_key_is_accepted_and_reaches_the_environment(shape, late):
     assert integration.install()
     args = parse(YAML)
     assert args.sparse_attention_config.enable_heuristic_topk is True
-    assert os.environ["TRTLLM_GVR_TOPK"] == "1"
-    assert json.loads(os.environ["TRTLLM_GVR_TOPK_OPTIONS"])["stats"] is True
+    assert json.loads(os.environ["TRTLLM_GVR_TOPK_YAML"]) == {"enable": True, "options": {"stats": True}}
     assert environment.options().stats and environment.mode() is environment.Mode.ON
 
 
 def test_a_plain_install_changes_nothing_in_the_environment(shape):
     assert integration.install()
-    parse("sparse_attention_config: {algorithm: dsa}\n")
+    parse(PLAIN)
     assert not any(name in os.environ for name in VARIABLES)
 
 
@@ -114,12 +138,12 @@ def test_a_custom_module_directory_is_enough(shape):
 
 
 def test_without_us_1_2_rejects_the_key_and_1_3_takes_it(shape):
-    if shape == "trtllm_1_2":
+    if shape in OLD:
         with pytest.raises(ValidationError, match="enable_heuristic_topk"):
             parse(YAML.split("gvr_topk:")[0])
     else:
         assert parse(YAML.split("gvr_topk:")[0]).sparse_attention_config.enable_heuristic_topk
-        assert "TRTLLM_GVR_TOPK" not in os.environ
+        assert "TRTLLM_GVR_TOPK_YAML" not in os.environ
 
 
 def test_other_keys_are_still_rejected(shape):
@@ -130,8 +154,9 @@ def test_other_keys_are_still_rejected(shape):
         parse(YAML.replace("stats", "statss"))
 
 
-def test_their_field_keeps_its_definition():
-    with fake_package("trtllm_1_3"):
+@pytest.mark.parametrize("shape", BY_PHASE)
+def test_their_field_keeps_its_definition(shape):
+    with fake_package(shape):
         theirs = load_llm_args().DeepSeekSparseAttentionConfig.model_fields["enable_heuristic_topk"]
         integration.install()
         ours = load_llm_args().DeepSeekSparseAttentionConfig.model_fields["enable_heuristic_topk"]
@@ -139,33 +164,81 @@ def test_their_field_keeps_its_definition():
         assert load_llm_args().DeepSeekSparseAttentionConfig().enable_heuristic_topk is False
 
 
-def test_an_explicit_false_takes_our_value_back(shape):
+WITHOUT = {
+    "false": YAML.replace("true", "false", 1),
+    "no key": YAML.replace("  enable_heuristic_topk: true\n", ""),
+    "no section": "gvr_topk: {stats: true}\n",
+    "null": "sparse_attention_config: null\n",
+    "neither": "max_batch_size: 4\n",
+    "another algorithm": "sparse_attention_config: {algorithm: rocket}\n",
+}
+
+
+@pytest.mark.parametrize("without", WITHOUT.values(), ids=WITHOUT)
+def test_the_switch_belongs_to_the_configuration_validated_last(shape, without):
+    """On, off, on in one process: an engine that does not ask must not inherit what another one asked."""
+    dsa = load_dsa()
+    integration.install()
+    for text, asked in ((YAML, True), (without, False), (YAML, True), (without, False)):
+        parse(text)
+        assert environment.mode() is (environment.Mode.ON if asked else environment.Mode.OFF)
+        assert environment.options().stats is ("stats: true" in text)
+        engine = Engine(dsa, layers=1)
+        engine.step([], [Request(1, 30, 99, seed=1, done=40)])
+        state = integration._integration.hook.state_of(engine.manager)
+        assert state == ("not asked for",) if not asked else state.options.stats
+    calls = {path: count for (path, _), count in integration.counters().calls.items()}
+    assert calls == {"gvr_topk": 2, "original": 2}
+
+
+def test_an_engine_keeps_the_switch_it_was_made_with(shape):
+    """A configuration that is validated later is another engine's."""
+    dsa = load_dsa()
     integration.install()
     parse(YAML)
-    parse(YAML.replace("true", "false", 1))
-    assert "TRTLLM_GVR_TOPK" not in os.environ
+    engine, request = Engine(dsa, layers=1), Request(1, 30, 99, seed=1, done=40)
+    engine.step([], [request])
+    parse(PLAIN)
+    engine.step([], [request])
+    assert integration.counters().calls == {("gvr_topk", "hint"): 2}
+
+
+def test_a_python_object_of_their_class_is_seen_too(shape):
+    integration.install()
+    llm_args = load_llm_args()
+    section = llm_args.DeepSeekSparseAttentionConfig(enable_heuristic_topk=True)
+    assert environment.mode() is environment.Mode.OFF  # nobody has made an engine of it
+    llm_args.TorchLlmArgs(model="m", sparse_attention_config=section)
+    assert environment.mode() is environment.Mode.ON
 
 
 @pytest.mark.parametrize("value", ["0", "force"])
 def test_the_users_variable_overrules_the_yaml(shape, monkeypatch, value):
     monkeypatch.setenv("TRTLLM_GVR_TOPK", value)
     integration.install()
+    for text in (YAML, WITHOUT["false"]):
+        parse(text)
+        assert os.environ["TRTLLM_GVR_TOPK"] == value and environment.mode().value == value
+
+
+def test_the_users_options_overrule_the_yaml(shape, monkeypatch):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"max_ctas": 8}')
+    integration.install()
     parse(YAML)
-    assert os.environ["TRTLLM_GVR_TOPK"] == value
-    parse(YAML.replace("true", "false", 1))
-    assert os.environ["TRTLLM_GVR_TOPK"] == value
+    assert environment.options().max_ctas == 8 and not environment.options().stats
 
 
 def test_a_worker_started_earlier_learns_it_from_the_arguments(shape):
     """Workers of an external MPI launch run before the YAML is read: no variable reaches them."""
     integration.install()
-    sent = pickle.dumps(parse(YAML))
-    environment.withdraw_all()
-    assert "TRTLLM_GVR_TOPK" not in os.environ
-    received = pickle.loads(sent)
-    assert received.sparse_attention_config.enable_heuristic_topk is True
-    assert os.environ["TRTLLM_GVR_TOPK"] == "1"
-    assert environment.options().stats
+    on, off = pickle.dumps(parse(YAML)), pickle.dumps(parse(PLAIN))
+    environment.withdraw()
+    for _ in range(2):  # one pool of workers may serve one engine after another
+        received = pickle.loads(on)
+        assert received.sparse_attention_config.enable_heuristic_topk is True
+        assert environment.mode() is environment.Mode.ON and environment.options().stats
+        pickle.loads(off)
+        assert environment.mode() is environment.Mode.OFF and not environment.options().stats
 
 
 def test_patched_once_however_often(shape):
@@ -173,7 +246,7 @@ def test_patched_once_however_often(shape):
     assert integration.install() and integration.installed()
     first = picture(dsa, load_llm_args())
     assert integration.install()
-    integration.module_loaded(DSA)
+    integration.module_loaded(dsa_name())
     integration.module_loaded(LLM_ARGS)
     assert picture(dsa, load_llm_args()) == first
     assert dsa.Indexer.sparse_attn_indexer.__wrapped__.__module__.startswith("tensorrt_llm")
@@ -184,28 +257,27 @@ def test_uninstall_restores_everything(shape):
     before = picture(dsa, llm_args)
     integration.install()
     changed = picture(dsa, llm_args)
-    assert all(changed[name] != before[name] for name in ("call", "prepare", "op", "fields", "finders"))
+    selection = "top_k" if shape == "trtllm_1_3_rc27" else "op"
+    names = ("call", "prepare", selection, "fields", "finders")
+    assert all(changed[name] != before[name] for name in names)
     parse(YAML)
     integration.uninstall()
     assert picture(dsa, llm_args) == before
-    if shape == "trtllm_1_2":
+    if shape in OLD:
         with pytest.raises(ValidationError):
             parse(YAML)
     assert integration.install()  # and again
     parse(YAML)
 
 
-@pytest.mark.parametrize("nth", range(7))
-def test_a_failure_in_the_middle_restores_everything(shape, monkeypatch, nth):
-    dsa, llm_args = load_dsa(), load_llm_args()
-    before = picture(dsa, llm_args)
-    count = 0
+def failing_changes(monkeypatch, nth: int) -> list[int]:
+    """Make the nth change of a transaction fail; the list grows by one per change."""
+    changes: list[int] = []
 
     def failing(change):
         def wrapper(self, *args):
-            nonlocal count
-            count += 1
-            if count == nth + 1:
+            changes.append(1)
+            if len(changes) == nth + 1:
                 raise OSError("forced")
             change(self, *args)
 
@@ -213,14 +285,35 @@ def test_a_failure_in_the_middle_restores_everything(shape, monkeypatch, nth):
 
     for name in ("set_attribute", "set_item"):
         monkeypatch.setattr(Transaction, name, failing(getattr(Transaction, name)))
-    assert not integration.install() and count == nth + 1
+    return changes
+
+
+@pytest.mark.parametrize("nth", range(3))
+def test_a_failure_among_the_layers_restores_them_and_keeps_the_keys(shape, monkeypatch, nth):
+    dsa, llm_args = load_dsa(), load_llm_args()
+    integration.module_loaded(LLM_ARGS)
+    before = picture(dsa, llm_args)
+    changes = failing_changes(monkeypatch, nth)
+    assert not integration.install() and len(changes) == nth + 1
     gvr_topk_autoload.uninstall()
     assert picture(dsa, llm_args) == before
     (line,) = warnings()
     assert "refused" in line and "OSError: forced" in line
-    if shape == "trtllm_1_2":
-        with pytest.raises(ValidationError):
-            parse(YAML)
+    assert "our YAML keys are ignored" in line
+    assert parse(YAML).sparse_attention_config.enable_heuristic_topk
+
+
+@pytest.mark.parametrize("nth", range(4))
+def test_a_failure_among_the_keys_restores_everything(shape, monkeypatch, nth):
+    dsa, llm_args = load_dsa(), load_llm_args()
+    before = picture(dsa, llm_args)
+    changes = failing_changes(monkeypatch, nth)
+    assert not integration.install() and len(changes) == nth + 1
+    gvr_topk_autoload.uninstall()
+    assert picture(dsa, llm_args) == before
+    (line,) = warnings()
+    assert "refused" in line and "OSError: forced" in line
+    assert "a YAML file with our keys may be rejected" in line
 
 
 def edited(tmp_path: Path, shape: str, file: str, old: str, new: str) -> Path:
@@ -234,6 +327,7 @@ def edited(tmp_path: Path, shape: str, file: str, old: str, new: str) -> Path:
 
 
 SPARSE = "_torch/attention_backend/sparse/"
+MOVED = "_torch/attention/backends/sparse/dsa/"
 EDITS = [
     (
         "trtllm_1_2",
@@ -252,14 +346,14 @@ EDITS = [
     ("trtllm_1_2", SPARSE + "dsa.py", "class Indexer(", "class Selector(", "Indexer.__init__"),
     ("trtllm_1_2", SPARSE + "dsa.py", "layer_idx=0", "layer=0, layer_idx_=0", "Indexer.__init__"),
     (
-        "trtllm_1_3",
+        "trtllm_1_3_package",
         SPARSE + "dsa/metadata.py",
         "def prepare(self):",
         "def prepare(self, batch):",
         "DSAtrtllmAttentionMetadata.prepare",
     ),
     (
-        "trtllm_1_3",
+        "trtllm_1_3_package",
         SPARSE + "dsa/cache_manager.py",
         "get_indexer_k_cache_buffers",
         "get_k",
@@ -271,6 +365,27 @@ EDITS = [
         "indexer_topk_decode(Tensor logits",
         "indexer_topk_decode(Tensor scores",
         "torch.ops.trtllm.indexer_topk_decode",
+    ),
+    (
+        "trtllm_1_3_rc25",
+        SPARSE + "dsa/indexer.py",
+        "is_generation: Optional[bool] = None",
+        "phase: Optional[bool] = None",
+        "Indexer.sparse_attn_indexer",
+    ),
+    (
+        "trtllm_1_3_rc27",
+        MOVED + "indexer.py",
+        "weights: torch.Tensor",
+        "weight: torch.Tensor",
+        "Indexer.sparse_attn_indexer",
+    ),
+    (
+        "trtllm_1_3_rc27",
+        "_torch/modules/top_k.py",
+        "scan_lengths: torch.Tensor,",
+        "lengths: torch.Tensor,",
+        "TopK._forward_decode",
     ),
     (
         "trtllm_1_2",
@@ -295,46 +410,110 @@ def test_another_signature_is_refused_with_one_message(tmp_path, shape, file, ol
             .replace("(DeepSeekSparse", "(Dsa")
         )
     with fake_package(shape, root=root):
-        gvr_topk_autoload.install()
+        gvr_topk_autoload.install(integration.module_loaded)
         import tensorrt_llm.logger  # noqa: F401
 
-        llm_args = load_llm_args()
+        load_llm_args()
         dsa = load_dsa()
         assert not integration.installed()
         assert not isinstance(torch.ops.trtllm.indexer_topk_decode, DecodeOp)
-        assert "enable_heuristic_topk" not in vars(llm_args.TorchLlmArgs).get("__annotations__", {})
         assert not hasattr(getattr(dsa, "Indexer", dsa), "__wrapped__")
         (line,) = warnings()
-        version = "1.2.1" if shape == "trtllm_1_2" else "1.3.0rc22"
-        assert version in line and point in line and "wanted" in line and "got" in line
-        assert "Nothing was changed" in line and "GVR_TOPK_DISABLE=1" in line
+        assert VERSIONS[shape] in line and point in line and "wanted" in line and "got" in line
+        assert "Serving continues with TensorRT-LLM's own top-k" in line and "GVR_TOPK_DISABLE=1" in line
         state = dict(integration.describe())
         assert state["would happen"].startswith("refused: ")
         if point != "torch.ops.trtllm.indexer_topk_decode":
             assert state[point].startswith(("missing", "mismatch"))
 
 
-def test_an_op_that_does_not_fit_undoes_the_configuration_too(tmp_path):
-    """The op is only known once its library is loaded: the config was patched by then."""
+def refused(tmp_path) -> Path:
+    """A 1.2 that is unlike the table."""
+    return edited(tmp_path, "trtllm_1_2", SPARSE + "dsa.py", "class Indexer(", "class Selector(")
+
+
+@pytest.mark.parametrize("why", ["refused", "refused later", "switched off"])
+def test_a_server_starts_with_its_yaml_when_we_do_not(tmp_path, monkeypatch, why):
+    """The strict configuration of 1.2 would stop it at our keys."""
+    root = refused(tmp_path)
+    if why == "switched off":
+        monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
+        root = FAKES / "trtllm_1_2"
+    if why == "refused later":
+        root = edited(tmp_path / "op", "trtllm_1_2", "__init__.py", "int next_n, ", "int rows, ")
+    with fake_package("trtllm_1_2", root=root):
+        gvr_topk_autoload.install(integration.module_loaded)
+        import tensorrt_llm.logger  # noqa: F401
+
+        if why == "refused later":
+            load_dsa()
+        for _ in range(2):
+            args = parse(YAML)
+            assert args.sparse_attention_config.enable_heuristic_topk and args.gvr_topk == {"stats": True}
+        assert "TRTLLM_GVR_TOPK_YAML" not in os.environ
+        ignored = [line for line in warnings() if "ignored: sparse_attention_config" in line]
+        assert len(ignored) == 1
+        assert ("GVR_TOPK_DISABLE is set" if why == "switched off" else "found TensorRT-LLM") in ignored[0]
+        with pytest.raises(ValidationError, match="enable_heuristic_topkk"):
+            parse(YAML.replace("enable_heuristic_topk:", "enable_heuristic_topkk:"))
+
+
+def test_what_was_published_is_withdrawn_when_the_op_does_not_fit(tmp_path):
+    """The op is only known once its library is loaded: the YAML was read by then."""
     root = edited(tmp_path, "trtllm_1_2", "__init__.py", "int next_n, ", "int rows, ")
     with fake_package("trtllm_1_2", root=root):
-        gvr_topk_autoload.install()
-        llm_args = load_llm_args()
-        assert "enable_heuristic_topk" in llm_args.DeepSeekSparseAttentionConfig.model_fields
+        gvr_topk_autoload.install(integration.module_loaded)
+        parse(YAML)
+        assert environment.mode() is environment.Mode.ON
         load_dsa()
-        assert "enable_heuristic_topk" not in llm_args.DeepSeekSparseAttentionConfig.model_fields
-        with pytest.raises(ValidationError):
-            parse(YAML)
+        assert environment.mode() is environment.Mode.OFF and not integration.installed()
+
+
+WITH_OP = SHAPES[:4]
+
+
+@pytest.mark.parametrize("shape", WITH_OP)
+def test_an_op_registered_after_dsa_is_replaced_at_the_first_step(monkeypatch, shape):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
+    with fake_package(shape, late_ops=True):
+        gvr_topk_autoload.install(integration.module_loaded)
+        dsa = load_dsa()
+        assert integration.installed() and warnings() == []
+        assert not hasattr(torch.ops.trtllm, "indexer_topk_decode")
+        sys.modules["fake_base"].load_ops()
+        engine = Engine(dsa)
+        for _ in range(2):
+            engine.step([], [Request(1, 30, 99, seed=1, done=40)])
+        assert integration.counters().calls == {("gvr_topk", "hint"): 4}
+        integration.uninstall()
+        assert not isinstance(torch.ops.trtllm.indexer_topk_decode, DecodeOp)
+
+
+def test_an_op_that_never_comes_or_does_not_fit_is_refused_at_the_first_step(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
+    root = edited(tmp_path, "trtllm_1_2", "__init__.py", "int next_n, ", "int rows, ")
+    with fake_package("trtllm_1_2", root=root, late_ops=True):
+        gvr_topk_autoload.install(integration.module_loaded)
+        dsa = load_dsa()
+        original = dsa.DSAtrtllmAttentionMetadata.prepare.__wrapped__
+        sys.modules["fake_base"].load_ops()
+        Engine(dsa).step([], [Request(1, 30, 99, seed=1, done=40)])
+        (line,) = warnings()
+        assert "refused" in line and "indexer_topk_decode" in line and "int rows" not in line
+        assert dsa.DSAtrtllmAttentionMetadata.prepare is original and not integration.installed()
 
 
 def test_switched_off(shape, monkeypatch):
     monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
     dsa, llm_args = load_dsa(), load_llm_args()
+    integration.module_loaded(LLM_ARGS)
     before = picture(dsa, llm_args)
     assert integration.install() is False
-    integration.module_loaded(DSA)
+    gvr_topk_autoload.uninstall()
+    integration.module_loaded(dsa_name())
     assert picture(dsa, llm_args) == before
-    assert dict(integration.describe())["would happen"] == "nothing: GVR_TOPK_DISABLE is set"
+    outlook = dict(integration.describe())["would happen"]
+    assert outlook == "nothing: GVR_TOPK_DISABLE is set; our YAML keys are accepted and ignored"
 
 
 def test_a_wrong_value_of_the_variable_is_named(shape, monkeypatch):
@@ -347,14 +526,43 @@ def test_a_wrong_value_of_the_variable_is_named(shape, monkeypatch):
 def test_describe_imports_nothing(shape):
     rows = dict(integration.describe())
     assert "tensorrt_llm" not in sys.modules
-    assert rows["TensorRT-LLM"].startswith("1.2.1 in " if shape == "trtllm_1_2" else "1.3.0rc22 in ")
-    for point in patch_points.TABLE:
+    assert rows["TensorRT-LLM"].startswith(f"{VERSIONS[shape]} in ")
+    for point in inspect_engine(find_engine()).shape.points:
         assert rows[point.name].startswith(("ok: ", "later ("))
     assert rows["would happen"] == (
         "on where the YAML has sparse_attention_config.enable_heuristic_topk: true, after install()"
     )
-    gvr_topk_autoload.install()
+    gvr_topk_autoload.install(integration.module_loaded)
     assert dict(integration.describe())["import hook"] == "active"
+
+
+def test_describe_says_where_theirs_would_run(shape, monkeypatch):
+    gvr_topk_autoload.install(integration.module_loaded)
+    ours = "on where the YAML has sparse_attention_config.enable_heuristic_topk: true"
+    assert dict(integration.describe(90))["would happen"] == ours
+    blackwell = dict(integration.describe(100))["would happen"]
+    if shape in OLD:
+        assert blackwell == ours
+    else:
+        assert "its own heuristic top-k on a GPU of compute capability 10.0" in blackwell
+        assert blackwell.startswith("off: ") and "TRTLLM_GVR_TOPK=force runs ours instead" in blackwell
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "force")
+    assert dict(integration.describe(100))["would happen"] == "on: TRTLLM_GVR_TOPK=force"
+
+
+def test_describe_says_why_the_pth_file_did_not_run(tmp_path, monkeypatch):
+    def hook() -> str:
+        with fake_package("trtllm_1_2"):
+            return dict(integration.describe())["import hook"]
+
+    monkeypatch.setattr(gvr_topk_autoload, "__file__", str(tmp_path / "gvr_topk_autoload.py"))
+    assert hook().startswith("not active: there is no gvr_topk_autoload.pth beside ")
+    (tmp_path / "gvr_topk_autoload.pth").touch()
+    target = hook()  # as pip install --target leaves it
+    assert f"Python runs no gvr_topk_autoload.pth in {tmp_path}" in target
+    assert "without --target" in target and "--custom_module_dirs" in target
+    monkeypatch.setattr(site, "getsitepackages", lambda: [str(tmp_path)])
+    assert "did not run (python -S or -I?)" in hook()
 
 
 def test_describe_without_the_engine():
@@ -398,18 +606,106 @@ def test_other_processes_import_nothing():
     assert set(loaded) - set(bare.stdout.split()) <= {"gvr_topk_autoload", "__future__"}
 
 
-def test_the_pth_file_is_one_line_and_can_be_switched_off():
-    (line,) = (ROOT / "packaging" / "gvr_topk_autoload.pth").read_text().splitlines()
-    assert line.startswith("import ")
-    assert "gvr_topk_autoload" not in python("import sys; print(*sys.modules)", GVR_TOPK_DISABLE="1").split()
+def test_a_process_that_is_switched_off_takes_the_keys_and_no_layer():
+    code = f"""
+import yaml
+from tensorrt_llm.llmapi import llm_args
+import tensorrt_llm._torch.attention_backend.sparse.dsa as dsa
+args = llm_args.TorchLlmArgs(model="m", **yaml.safe_load({YAML!r}))
+from gvr_topk.integrations import tensorrt_llm as integration
+print(args.sparse_attention_config.enable_heuristic_topk, integration.installed())
+print(hasattr(dsa.Indexer.sparse_attn_indexer, "__wrapped__"))
+"""
+    assert python(code, GVR_TOPK_DISABLE="1").split() == ["True", "False", "False"]
 
 
-def test_site_runs_the_pth_file(tmp_path):
-    shutil.copy(ROOT / "packaging" / "gvr_topk_autoload.pth", tmp_path)
+PTH = ROOT / "packaging" / "gvr_topk_autoload.pth"
+
+
+def site_start(folder: Path, code: str, before: str = "pass", **variables: str) -> tuple[str, str]:
+    """Output and errors of a Python whose site folder is `folder`, with `before` run ahead of it."""
+    program = f"import site, sys; {before}; site.addsitedir({str(folder)!r}); {code}"
+    environ = {key: value for key, value in os.environ.items() if key not in VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", "-c", program],
+        env={**environ, **variables},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.stdout.strip(), done.stderr
+
+
+@pytest.fixture
+def site_folder(tmp_path):
+    shutil.copy(PTH, tmp_path)
     shutil.copy(ROOT / "gvr_topk_autoload.py", tmp_path)
-    code = f"import site, sys; site.addsitedir({str(tmp_path)!r}); print(sys.meta_path[0].__module__)"
-    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.stdout.strip(), done.stderr) == ("gvr_topk_autoload", "")
+    return tmp_path
+
+
+FIRST = "print(getattr(sys.meta_path[0], '__module__', ''))"
+
+
+def test_the_pth_file_is_one_line():
+    (line,) = PTH.read_text().splitlines()
+    assert line.startswith("import ")
+
+
+@pytest.mark.parametrize("value", [None, "0", "1"])
+def test_site_runs_the_pth_file(site_folder, value):
+    """Switched off too: a YAML file with our keys must stay valid then."""
+    variables = {} if value is None else {"GVR_TOPK_DISABLE": value}
+    assert site_start(site_folder, FIRST, **variables) == ("gvr_topk_autoload", "")
+    code = "print(gvr_topk_autoload._callback, 'gvr_topk' in sys.modules)"
+    called = "gvr_topk.integrations.tensorrt_llm:module_loaded False"
+    assert site_start(site_folder, f"import gvr_topk_autoload; {code}", **variables) == (called, "")
+
+
+@pytest.mark.parametrize(
+    ("value", "disabled"),
+    [
+        *((value, False) for value in ("", "0", "false", "False", "NO", "off", " 0 ")),
+        *((value, True) for value in ("1", "true", "yes", "2")),
+    ],
+)
+def test_it_can_be_switched_off(value, disabled, monkeypatch):
+    monkeypatch.setenv("GVR_TOPK_DISABLE", value)
+    assert environment.disabled() == gvr_topk_autoload.disabled() == disabled
+
+
+def test_half_an_uninstall_is_silent(site_folder):
+    """Pip removes the module and leaves the .pth file, or somebody deletes one of them by hand."""
+    (site_folder / "gvr_topk_autoload.py").unlink()
+    assert site_start(site_folder, FIRST) == ("_frozen_importlib", "")
+
+
+def test_slow_finders_are_not_asked_and_keep_their_place(site_folder):
+    """As an editable install has one: its finder imports importlib.util when it is asked for our module."""
+    finder = (
+        "Slow = type('Slow', (), {'find_spec': lambda self, name, path=None, target=None: "
+        "asked.append(name)}); asked = []; sys.meta_path.insert(0, Slow())"
+    )
+    code = (
+        "print('gvr_topk_autoload' in asked, [type(f).__name__ for f in sys.meta_path][1], sys.meta_path[0])"
+    )
+    out, errors = site_start(site_folder, code, finder)
+    assert (out, errors) == ("False Slow <class 'gvr_topk_autoload.Finder'>", "")
+    code = "print('importlib.util' in sys.modules)"
+    assert site_start(site_folder, code) == ("False", "")
+
+
+def test_a_module_that_only_a_finder_knows_is_found_through_it(site_folder, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (site_folder / "gvr_topk_autoload.py").rename(elsewhere / "gvr_topk_autoload.py")
+    finder = (
+        "import importlib.machinery as m; find = m.PathFinder.find_spec; "
+        f"Editable = type('Editable', (), {{'find_spec': lambda self, name, path=None, target=None: "
+        f"find(name, [{str(elsewhere)!r}]) if name == 'gvr_topk_autoload' else None}}); "
+        "sys.meta_path.insert(0, Editable())"
+    )
+    assert site_start(site_folder, FIRST, finder) == ("gvr_topk_autoload", "")
 
 
 def test_a_worker_process_is_patched_on_import_and_asks_its_environment():
@@ -436,9 +732,19 @@ llm_args.TorchLlmArgs(model="m", **yaml.safe_load({YAML!r}))
 print(json.dumps({{k: v for k, v in os.environ.items() if k.startswith(("TRTLLM", "TLLM"))}}))
 """
     forwarded = json.loads(python(parent))
-    assert forwarded["TRTLLM_GVR_TOPK"] == "1"
+    assert list(forwarded) == ["TRTLLM_GVR_TOPK_YAML"]
     worker = "from gvr_topk.integrations import environment as e; print(e.mode().name, e.options().stats)"
     assert python(worker, **forwarded).split() == ["ON", "True"]
+
+
+def test_a_worker_that_was_started_with_the_key_serves_an_engine_without_it():
+    """What a worker inherits from its parent is not the user's word: the next engine's arguments count."""
+    make = "import sys, pickle, yaml; from tensorrt_llm.llmapi import llm_args; "
+    sent = make + f"print(pickle.dumps(llm_args.TorchLlmArgs(model='m', **yaml.safe_load({PLAIN!r}))).hex())"
+    worker = make + "pickle.loads(bytes.fromhex({!r})); "
+    worker += "from gvr_topk.integrations import environment as e; print(e.mode().name, e.options().stats)"
+    inherited = {"TRTLLM_GVR_TOPK_YAML": '{"enable": true, "options": {"stats": true}}'}
+    assert python(worker.format(python(sent).strip()), **inherited).split() == ["OFF", "False"]
 
 
 def test_a_broken_integration_does_not_stop_the_import():
@@ -452,18 +758,32 @@ print("fine")
 
 
 def test_modules_keep_their_own_loader(shape):
-    gvr_topk_autoload.install()
+    gvr_topk_autoload.install(integration.module_loaded)
     module = load_llm_args()
     assert type(module.__loader__).__name__ == type(module.__spec__.loader).__name__ == "SourceFileLoader"
 
 
+@pytest.mark.parametrize("shape", WITH_OP)
 def test_the_op_replacement_still_has_the_originals_attributes(shape):
-    load_dsa()
-    integration.install()
-    op = torch.ops.trtllm.indexer_topk_decode
-    assert op.default._schema.name == "trtllm::indexer_topk_decode"
-    logits = torch.randn(1, 40)
-    out = torch.full((1, 16), -7, dtype=torch.int32)
-    op(logits, torch.tensor([40], dtype=torch.int32), out, 1)
-    assert set(out[0].tolist()) == set(logits.topk(16).indices[0].tolist())
-    assert integration.counters().calls == {("original", "not from the indexer"): 1}
+    with fake_package(shape):
+        load_dsa()
+        integration.install()
+        op = torch.ops.trtllm.indexer_topk_decode
+        assert op.default._schema.name == "trtllm::indexer_topk_decode"
+        logits = torch.randn(1, 40)
+        out = torch.full((1, 16), -7, dtype=torch.int32)
+        op(logits, torch.tensor([40], dtype=torch.int32), out, 1)
+        assert set(out[0].tolist()) == set(logits.topk(16).indices[0].tolist())
+        assert integration.counters().calls == {("original", "not from the indexer"): 1}
+
+
+def test_a_topk_that_no_indexer_asks_for_stays_theirs():
+    with fake_package("trtllm_1_3_rc27"):
+        load_dsa()
+        integration.install()
+        top_k = sys.modules["tensorrt_llm._torch.modules.top_k"].TopK(16)
+        logits, out = torch.randn(1, 40), torch.full((1, 16), -7, dtype=torch.int32)
+        lengths = torch.tensor([40], dtype=torch.int32)
+        top_k(logits, out, is_prefill=False, sequence_lengths=lengths, scan_lengths=lengths)
+        assert set(out[0].tolist()) == set(logits.topk(16).indices[0].tolist())
+        assert integration.counters().calls == {("original", "not from the indexer"): 1}

@@ -1,4 +1,4 @@
-"""The hook at work: fake indexers of both supported shapes, random batches, hook on against hook off."""
+"""The hook at work: fake indexers of all five shapes, random batches, hook on against hook off."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
-from engine import SHAPES, Engine, Request, fake_package, load_dsa
+from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
 
+from eval.common.evidence import read_evidence
 from gvr_topk.integrations import layer_hook
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.integrations.layer_hook import HintState
+from gvr_topk.integrations.environment import Mode
+from gvr_topk.integrations.hint_state import HintState
 from gvr_topk.ops import indexer_topk_decode
 
 
@@ -41,14 +44,19 @@ def restored(monkeypatch):
 def hooked(monkeypatch, mode="1", **options):
     """Import the DSA module with the hook on."""
     monkeypatch.setenv("TRTLLM_GVR_TOPK", mode)
+    if options:
+        monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps(options))
     dsa = load_dsa()
     assert integration.install()
     return dsa
 
 
 def state_of(engine) -> HintState:
-    hook = vars(torch.ops.trtllm)["indexer_topk_decode"]._hook
-    return hook.state_of(engine.manager)
+    return integration._integration.hook.state_of(engine.manager)
+
+
+def lines_of(level: str) -> list[str]:
+    return [text for at, text in sys.modules["tensorrt_llm.logger"].logger.lines if at == level]
 
 
 def plan(seed: int, steps: int, max_requests: int, next_n: int, max_len: int):
@@ -102,18 +110,42 @@ def test_same_sets_with_and_without(shape, monkeypatch, next_n):
     assert counted.rows["dummy"] > 0 and counted.steps["graph"] > 0 and counted.steps["eager"] > 0
 
 
-def test_same_sets_phase_by_phase(monkeypatch):
-    with fake_package("trtllm_1_3"):
+@pytest.mark.parametrize("shape", BY_PHASE)
+def test_same_sets_phase_by_phase(monkeypatch, shape):
+    with fake_package(shape):
         _, plain = run(load_dsa(), seed=7, phases=True)
-        hooked(monkeypatch)
+        hooked(monkeypatch, keep_positions=True)
         _, chosen = run(load_dsa(), seed=7, phases=True)
         assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
         assert integration.counters().requests["seeded"] > 5
+        assert not any(path == "original" for path, _ in integration.counters().calls)
 
 
-def test_a_hint_follows_its_request_when_rows_move(shape, monkeypatch):
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"stats": true}')  # with positions
+@pytest.mark.parametrize("options", [{"keep_positions": True}, {"stats": True}, {"path": "gvr"}])
+def test_same_sets_with_positions(shape, monkeypatch, options):
+    _, plain = run(load_dsa(), steps=60, next_n=2, seed=5)
+    hooked(monkeypatch, **options)
+    engine, chosen = run(load_dsa(), steps=60, next_n=2, seed=5)
+    assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
+    assert state_of(engine).prior.indices is not None
+
+
+def test_the_state_follows_its_request_when_rows_move(shape, monkeypatch):
+    """What a request's slot holds after a step is what its row left, wherever the row stood."""
     engine = Engine(hooked(monkeypatch))
+    requests = [Request(i, 30, 99, seed=i, done=30) for i in (11, 12, 13)]
+    engine.step([], requests)
+    prior = state_of(engine).prior
+    before = {r.request_id: prior.guess[:, prior.slot_of(r.request_id)].clone() for r in requests}
+    assert all((rows[:, 0] > 48).all() for rows in before.values())  # places, of the CPU implementation
+    assert len({tuple(rows[:, 0].tolist()) for rows in before.values()}) == 3
+    engine.step([], requests[::-1])  # the same step again, rows in another order
+    after = {r.request_id: prior.guess[:, prior.slot_of(r.request_id)] for r in requests}
+    assert all(torch.equal(before[i], after[i]) for i in before)
+
+
+def test_positions_follow_their_request_when_rows_move(shape, monkeypatch):
+    engine = Engine(hooked(monkeypatch, keep_positions=True))
     first, second, third = (Request(i, 30, 99, seed=i, done=30) for i in (11, 12, 13))
     before = {}
     for i, result in enumerate(engine.step([], [first, second, third])):
@@ -155,10 +187,9 @@ def test_kernels_are_launched_early_where_tensorrt_llm_launches_its_own_so(monke
     assert seen and set(seen) == {early}
 
 
-def test_a_new_request_starts_without_another_ones_hint(shape, monkeypatch):
+def test_a_new_request_starts_without_what_another_one_left(shape, monkeypatch):
     """Also the disaggregated start: a request whose prompt was computed elsewhere."""
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"stats": true}')
-    engine = Engine(hooked(monkeypatch), max_requests=2)
+    engine = Engine(hooked(monkeypatch, stats=True), max_requests=2)
     engine.manager.max_batch_size = 2
     old = [Request(i, 30, 99, seed=i, done=30) for i in (21, 22)]
     engine.step([], old)
@@ -169,7 +200,7 @@ def test_a_new_request_starts_without_another_ones_hint(shape, monkeypatch):
     monkeypatch.setattr(
         state.prior,
         "set_rows",
-        lambda *a: (original(*a), seen.append(state.prior.indices[:, slot].clone()))[0],
+        lambda *a: (original(*a), seen.append(state.prior.guess[:, slot].clone()))[0],
     )
     old[1].done += 1
     engine.step([], [old[1], Request(23, 40, 99, seed=23, done=40)])
@@ -177,10 +208,19 @@ def test_a_new_request_starts_without_another_ones_hint(shape, monkeypatch):
     assert (seen[0] == -1).all()
 
 
-@pytest.mark.parametrize("options", [{}, {"path": "cluster"}, {"path": "gvr"}, {"stats": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"path": "cluster"},
+        {"path": "gvr"},
+        {"stats": True},
+        {"stats": True, "keep_positions": False},
+        {"keep_positions": True},
+    ],
+)
 def test_positions_are_kept_where_something_reads_them(shape, monkeypatch, options):
     """Statistics and the four-phase kernel need them; otherwise the state is the whole hint."""
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps(options))
     real, given = layer_hook.indexer_topk_decode, []
 
     def noting(*args, **arguments):
@@ -188,22 +228,22 @@ def test_positions_are_kept_where_something_reads_them(shape, monkeypatch, optio
         return real(*args, **arguments)
 
     monkeypatch.setattr(layer_hook, "indexer_topk_decode", noting)
-    engine = Engine(hooked(monkeypatch))
+    engine = Engine(hooked(monkeypatch, **options))
     request = Request(12, 30, 99, seed=1)
     engine.step([(request, 30)], [])
     request.done = 30
     engine.step([], [request])
-    keeps = options.get("stats", False) or options.get("path") == "gvr"
+    keeps = options not in ({}, {"path": "cluster"}, {"stats": True, "keep_positions": False})
     assert given and all({"row_slot", "guess_state", "out"} <= names for names in given)
     assert all(("prior" in names) == keeps for names in given)
-    state = state_of(engine)
-    assert bool((state.prior.indices[:, state.prior.slot_of(12)] >= 0).any()) == keeps
+    prior = state_of(engine).prior
+    assert (prior.indices is not None) == keeps
+    assert not keeps or (prior.indices[:, prior.slot_of(12)] >= 0).any()
 
 
 def test_the_last_prompt_row_seeds_the_slot(shape, monkeypatch):
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"stats": true}')
-    dsa = hooked(monkeypatch)
-    for phases in (False, True) if shape == "trtllm_1_3" else (False,):  # 1.2 has one call for both
+    dsa = hooked(monkeypatch, keep_positions=True)
+    for phases in (False, True) if shape in BY_PHASE else (False,):
         engine = Engine(dsa)
         running = Request(31, 30, 99, seed=31, done=40)
         long, short = Request(32, 60, 99, seed=32), Request(33, 20, 99, seed=33)
@@ -226,7 +266,7 @@ def test_padding_and_dummy_requests_neither_read_nor_write(shape, monkeypatch):
     slot = state.prior.slot_of(41)
     assert state.draft_row_slot[:8].tolist() == [slot, slot] + [-1] * 6
     others = [i for i in range(state.prior.num_slots) if i != slot]
-    assert (state.prior.indices[:, others] == -1).all()
+    assert (state.prior.guess[:, slot, 0] > 48).all() and (state.prior.guess[:, others] == -1).all()
     # An idle attention-DP rank runs a single dummy with id 0.
     engine.step([], [Request(0, 30, 99, seed=1, done=30)])
     assert state.prior.row_slot[0] == -1 and state.prior.slot_of(0) == -1
@@ -263,28 +303,24 @@ class Watch(TorchDispatchMode):
 @pytest.mark.parametrize("next_n", [1, 3])
 def test_the_hooked_call_adds_no_work_of_its_own(shape, monkeypatch, next_n):
     """Nothing is allocated, copied or read back between the logits and our op: fit for CUDA graphs."""
-    engine = Engine(
-        hooked(
-            monkeypatch,
-        ),
-        layers=1,
-    )
+    engine = Engine(hooked(monkeypatch), layers=1)
     requests = [Request(i, 30, 99, seed=i, done=30) for i in (61, 62)]
     engine.step([], requests, next_n=next_n)
-    op = torch.ops.trtllm.indexer_topk_decode
-    hook, indexer, metadata = op._hook, engine.indexers[0], engine.metadata
+    hook, indexer, metadata = integration._integration.hook, engine.indexers[0], engine.metadata
     logits = torch.randn(2 * next_n, engine.max_len)
     lengths = metadata.kv_lens_cuda_runtime[:2]
     buffer = torch.empty(2 * next_n, engine.topk, dtype=torch.int32)
-    hook._local.call = hook._call(indexer, metadata)
+    hook._local.call = hook._open_call(indexer, metadata)
     addresses = [state_of(engine).prior.row_slot.data_ptr(), state_of(engine).draft_row_slot.data_ptr()]
     try:
         with Watch() as watch:
-            op(logits, lengths, buffer, next_n)
+            indexer.decode_topk(metadata, logits, lengths, buffer, next_n)
     finally:
         del hook._local.call
     views = {"aten::slice.Tensor", "aten::select.int", "aten::alias", "aten::view", "aten::detach"}
-    assert [name for name in watch.seen if name not in views] == ["gvr_topk::indexer_topk_decode"]
+    theirs = {"aten::floor_divide"}  # the lengths that the indexer hands to TopK
+    added = [name for name in watch.seen if name not in views | theirs]
+    assert added == ["gvr_topk::indexer_topk_decode"]
     engine.step([], requests, next_n=next_n)
     assert addresses == [
         state_of(engine).prior.row_slot.data_ptr(),
@@ -346,37 +382,68 @@ def test_more_requests_than_expected_still_give_the_same_sets(shape, monkeypatch
         assert torch.equal(with_slots, theirs) and torch.equal(without, theirs)
 
 
-def test_theirs_runs_on_blackwell_unless_forced(monkeypatch):
+NATIVE = [*((shape, "heuristic") for shape in BY_PHASE), ("trtllm_1_3_rc27", "cute_dsl")]
+
+
+@pytest.mark.parametrize("native, asked", NATIVE)
+def test_another_topk_of_theirs_is_named_and_never_called_ours(monkeypatch, native, asked):
+    """On Blackwell TensorRT-LLM has top-k kernels of its own; ours runs only where it is forced."""
     monkeypatch.setenv("FAKE_SM_VERSION", "100")
-    for mode, path in (
-        ("1", ("original", "TensorRT-LLM runs its own heuristic")),
-        ("force", ("gvr_topk", "hint")),
-    ):
-        with fake_package("trtllm_1_3"):
-            engine = Engine(hooked(monkeypatch, mode), heuristic=True)
-            engine.step([], [Request(5, 30, 99, seed=5, done=30)])
-            assert integration.counters().calls == {path: 2}
+    results = {}
+    for mode in ("1", "force"):
+        with fake_package(native):
+            engine = Engine(hooked(monkeypatch, mode), **{asked: True})
+            for _ in range(2):
+                results[mode] = engine.step([], [Request(5, 30, 99, seed=5, done=30)])
+            calls = integration.counters().calls
+            (path, reason), count = next(iter(calls.items()))
+            assert len(calls) == 1 and count == 4
+            if mode == "force":
+                assert (path, reason) == ("gvr_topk", "hint")
+                assert lines_of("warning") == [] and "on: 2 layers" in lines_of("info")[0]
+            else:
+                assert path == "original" and reason.startswith("TensorRT-LLM runs ")
+                (line,) = lines_of("warning")
+                assert f"not in use: {reason}. TRTLLM_GVR_TOPK=force runs gvr_topk instead" in line
+                assert lines_of("info") == []
             integration.uninstall()
+    assert all(torch.equal(a, b) for a, b in zip(results["1"], results["force"], strict=True))
+
+
+@pytest.mark.parametrize("shape", ["trtllm_1_3_monolith", "trtllm_1_3_package", "trtllm_1_3_rc25"])
+@pytest.mark.parametrize("mode", ["1", "force"])
+def test_a_topk_that_passes_us_by_is_counted_and_said(monkeypatch, shape, mode):
+    monkeypatch.setenv("FAKE_SM_VERSION", "100")
+    with fake_package(shape):
+        engine = Engine(hooked(monkeypatch, mode), cute_dsl=True)
+        prompt, request = Request(6, 30, 99, seed=6), Request(5, 30, 99, seed=5, done=30)
+        engine.step([(prompt, 30)], [])  # no decode row: nothing was passed by
+        assert not integration.counters().calls
+        for _ in range(2):
+            engine.step([], [request])
+        assert integration.counters().calls == {("original", "an op that is not replaced"): 4}
+        (line,) = lines_of("warning")
+        assert "not in use" in line and "Remove use_cute_dsl_topk" in line
+        assert lines_of("info") == []
 
 
 @pytest.mark.parametrize(
     "call, reason",
     [
-        (lambda op, x, n, out: op(x, n, out, 1, 16, compress_ratio=4), "compressed keys"),
         (lambda op, x, n, out: op(x, n, out, 1, 8), "another k"),
         (lambda op, x, n, out: op(x.t().contiguous().t(), n, out, 1), "layout"),
     ],
 )
 def test_what_we_cannot_take_goes_to_the_original(monkeypatch, call, reason):
-    with fake_package("trtllm_1_3"):
+    with fake_package("trtllm_1_3_package"):
         engine = Engine(hooked(monkeypatch))
         engine.step([], [Request(i, 30, 99, seed=i, done=30) for i in (1, 2)])
         before = integration.counters().calls.get(("gvr_topk", "hint"), 0)
-        op = torch.ops.trtllm.indexer_topk_decode
-        op._hook._local.call = op._hook._call(engine.indexers[0], engine.metadata)
+        op, hook = torch.ops.trtllm.indexer_topk_decode, integration._integration.hook
+        hook._local.call = hook._open_call(engine.indexers[0], engine.metadata)
         logits, out = torch.randn(2, 160), torch.full((2, 16), -7, dtype=torch.int32)
         call(op, logits, torch.tensor([100, 120], dtype=torch.int32), out)
-        del op._hook._local.call
+        del hook._local.call
         assert integration.counters().calls["original", reason] == 1
         assert integration.counters().calls["gvr_topk", "hint"] == before
         assert (out[:, 0] >= 0).all()
@@ -394,10 +461,9 @@ def test_an_error_of_ours_falls_back_and_is_said_once(shape, monkeypatch):
         result = engine.step([], [Request(1, 30, 99, seed=1, done=30)])
     assert all(torch.equal(a, b) for a, b in zip(result, plain, strict=True))
     assert integration.counters().calls["original", "error: ValueError"] == 4
-    lines = sys.modules["tensorrt_llm.logger"].logger.lines
-    assert [line for level, line in lines if level == "warning"] == [
-        lines[-1][1]
-    ] and "fell back: ValueError: logits: no" in lines[-1][1]
+    (line,) = lines_of("warning")
+    assert "fell back: ValueError: logits: no" in line
+    assert read_evidence([line]).refused
 
 
 def test_not_asked_for_means_not_used(shape):
@@ -412,8 +478,9 @@ def test_an_unusable_batch_is_refused_with_the_attribute(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch))
     del engine.manager.num_local_layers
     engine.step([], [Request(1, 30, 99, seed=1, done=30)])
-    (line,) = [text for level, text in sys.modules["tensorrt_llm.logger"].logger.lines if level == "warning"]
+    (line,) = lines_of("warning")
     assert "DSACacheManager()" in line and "num_local_layers" in line
+    assert read_evidence([line]).refused
 
 
 def test_a_second_manager_has_its_own_hints(shape, monkeypatch):
@@ -423,8 +490,64 @@ def test_a_second_manager_has_its_own_hints(shape, monkeypatch):
     for engine in (first, second):
         engine.step([], [Request(1, 30, 99, seed=1, done=30)])
     assert state_of(first) is not state_of(second)
-    lines = [text for level, text in sys.modules["tensorrt_llm.logger"].logger.lines if "on:" in text]
-    assert len(lines) == 1 and "2 layers, k = 16" in lines[0]
+    (line,) = lines_of("info")
+    assert "on: 2 layers, k = 16, 16 requests, 0.0 MiB of state (predictor), path auto on cpu" in line
+    assert read_evidence([line]).active and not read_evidence([line]).refused
+
+
+def full_server(monkeypatch, stages=1, **options) -> HintState:
+    """The state of one rank of DeepSeek-V3.2 at TensorRT-LLM's default of 2,048 requests."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps(options))
+    lengths = torch.zeros(2048, dtype=torch.int32, device="meta")
+    metadata = SimpleNamespace(sparse_mla_topk=2048, max_num_sequences=2048, kv_lens_cuda_runtime=lengths)
+    manager = SimpleNamespace(
+        layer_offsets={i: i for i in range(61)},
+        num_local_layers=61,
+        max_batch_size=2048,
+        mapping=SimpleNamespace(pp_size=stages),
+    )
+    return HintState(metadata, manager, Mode.ON)
+
+
+def test_the_state_of_a_full_server_takes_two_mebibytes(monkeypatch):
+    state = full_server(monkeypatch)
+    assert state.nbytes < 9 * 2**18 and "2048 requests, 2.1 MiB of state (predictor)" in str(state)
+    positions = full_server(monkeypatch, keep_positions=True)
+    assert "2048 requests, 978.1 MiB of state (predictor and positions)" in str(positions)
+    pipeline = full_server(monkeypatch, stages=4)
+    assert "10240 requests, 9.7 MiB of state (predictor)" in str(pipeline)
+    page = (Path(__file__).resolve().parents[2] / "docs" / "tensorrt_llm.md").read_text()
+    assert all(f"{mib} MiB" in page for mib in ("2.1", "9.7", "978"))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_micro_batches_of_a_pipeline_do_not_evict_each_other(shape, monkeypatch, stages):
+    """Each of the alternating batches is full, and finds at its next turn what its requests left."""
+    engine = Engine(hooked(monkeypatch), max_requests=2, layers=1, pp_size=stages)
+    engine.manager.max_batch_size = 2
+    batches = [
+        [Request(i, 30, 99, seed=i, done=30) for i in (100 + 2 * b, 101 + 2 * b)] for b in range(stages)
+    ]
+    for turn in range(3):
+        for batch in batches:
+            engine.step([], batch)
+            prior = state_of(engine).prior
+            assert turn == 0 or prior.evicted == 0
+            for request in batch:
+                request.done += 1
+    assert prior.admitted == 2 * stages and (prior.guess[:, : 2 * stages, 0] > 48).all()
+
+
+def test_requests_with_different_numbers_of_drafts_use_no_state(shape, monkeypatch):
+    engine = Engine(hooked(monkeypatch))
+    requests = [Request(i, 30, 99, seed=i, done=30) for i in (1, 2)]
+    engine.step([], requests)
+    engine.metadata.set_batch([1, 2], [1, 2], 0, [30, 30])
+    engine.metadata.prepare()
+    assert integration.counters().steps["ragged"] == 1
+    assert state_of(engine).row_slot(engine.metadata, 1, 2) is None
+    engine.step([], requests)
+    assert integration.counters().calls == {("gvr_topk", "hint"): 4}
 
 
 def test_real_topk_of_2048(monkeypatch):

@@ -138,10 +138,18 @@ def test_the_library_loads_on_this_torch(cuda_library: Path) -> None:
 
 
 def test_status_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_library_path", lambda name: None)
+    real = library._library_path
+    monkeypatch.setattr(library, "_library_path", lambda name: None if "cuda" in name else real(name))
     status = library_status.__wrapped__()
     assert not status.loaded and status.path is None
     assert status.reason.startswith("built without a CUDA compiler")
+
+
+def test_status_of_a_package_that_lost_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_library_path", lambda name: None)
+    status = library_status.__wrapped__()
+    assert (status.loaded, status.path) == (False, None)
+    assert status.reason == "the package holds no compiled library at all: install it again"
 
 
 def test_status_of_a_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,11 +21,12 @@ from gvr_topk.contract import (
     MAX_ROWS,
     MAX_WIDTH,
     PATHS,
+    PLACES,
     STATE_FLOATS,
     STATS_COLUMNS,
-    exact_topk,
     row_lengths,
 )
+from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.gate import Path
 from gvr_topk.library import LibraryError, LibraryStatus
 
@@ -69,20 +70,26 @@ def call(**changes: Any) -> Tensor:
     return gvr_topk.indexer_topk_decode(**{**arguments, **changes})
 
 
-@pytest.mark.parametrize("path", PATH_NAMES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("next_n", [1, 2, 3])
-def test_result_is_the_contracts(dtype: torch.dtype, next_n: int, path: str) -> None:
+def test_result_is_the_contracts(dtype: torch.dtype, next_n: int) -> None:
     logits = scores(dtype=dtype)
+    logits[:, ::7] = float("nan")
+    logits[:, 1::5] = 0.25  # ties
     seq_lens = int32(64, 9, 2, 0, 30, 5)[: ROWS // next_n]
-    got = gvr_topk.indexer_topk_decode(logits, seq_lens, K, next_n=next_n, path=path)
-    assert torch.equal(got, exact_topk(logits, row_lengths(seq_lens, ROWS, next_n), K))
+    got = gvr_topk.indexer_topk_decode(logits, seq_lens, K, next_n=next_n)
+    assert torch.equal(got, sorted_topk(logits, row_lengths(seq_lens, ROWS, next_n), K))
+
+
+@pytest.mark.parametrize("path", PATH_NAMES)
+def test_every_path_is_taken_on_a_cpu_too(path: str) -> None:
+    assert torch.equal(call(path=path), call())
 
 
 def test_lengths_above_the_width_mean_the_width() -> None:
     logits = scores()
     got = gvr_topk.indexer_topk_decode(logits, torch.full((ROWS,), 10_000, dtype=torch.int32), K)
-    assert torch.equal(got, exact_topk(logits, torch.full((ROWS,), WIDTH), K))
+    assert torch.equal(got, sorted_topk(logits, torch.full((ROWS,), WIDTH), K))
 
 
 def test_hinted_positions_past_the_width_do_not_count() -> None:
@@ -97,7 +104,7 @@ def test_rows_may_lie_apart() -> None:
     got = gvr_topk.indexer_topk_decode(
         wide[:, 5 : 5 + WIDTH], torch.full((ROWS,), WIDTH, dtype=torch.int32), K
     )
-    assert torch.equal(got, exact_topk(wide[:, 5 : 5 + WIDTH].clone(), torch.full((ROWS,), WIDTH), K))
+    assert torch.equal(got, sorted_topk(wide[:, 5 : 5 + WIDTH].clone(), torch.full((ROWS,), WIDTH), K))
 
 
 def test_out_is_written_in_place_and_no_further_than_k() -> None:
@@ -131,15 +138,21 @@ def test_rows_of_scores_may_overlap() -> None:
     row = scores(1)
     lengths = torch.full((ROWS,), WIDTH, dtype=torch.int32)
     got = gvr_topk.indexer_topk_decode(row.expand(ROWS, WIDTH), lengths, K)
-    assert torch.equal(got, exact_topk(row, lengths[:1], K).expand(ROWS, K))
+    assert torch.equal(got, sorted_topk(row, lengths[:1], K).expand(ROWS, K))
     windows = scores(1, width=WIDTH + ROWS - 1)[0].as_strided((ROWS, WIDTH), (1, 1))
     got = gvr_topk.indexer_topk_decode(windows, lengths, K)
-    assert torch.equal(got, exact_topk(windows.clone(), lengths, K))
+    assert torch.equal(got, sorted_topk(windows.clone(), lengths, K))
 
 
 @pytest.mark.parametrize("cap", [0, *CLUSTER_SIZES])
 def test_the_cap_changes_no_result(cap: int) -> None:
     assert torch.equal(call(max_ctas=cap), call())
+
+
+def test_the_widest_row() -> None:
+    logits = torch.zeros(1, MAX_WIDTH)
+    logits[0, -1] = 1.0
+    assert gvr_topk.indexer_topk_decode(logits, int32(MAX_WIDTH), 2).tolist() == [[0, MAX_WIDTH - 1]]
 
 
 def test_no_rows() -> None:
@@ -194,12 +207,11 @@ def test_padding_rows_neither_read_nor_write(slot: int) -> None:
 
 @pytest.mark.parametrize("row_slot", [None, int32(0, 0, 3, 3, -1, 7)])
 def test_state_without_prior(row_slot: Tensor | None) -> None:
-    """Nothing is known of hinted positions, so nothing is counted, and the CPU leaves the state as it is."""
+    """Nothing is known of hinted positions, so nothing is counted."""
     guess, stats = state(4, 0.25), torch.zeros(ROWS, 8, dtype=torch.int32)
     got = call(prior=None, row_slot=row_slot, guess_state=guess, stats=stats)
     assert torch.equal(got, call())
     assert (stats[:, STATS_COLUMNS.index("hits")] == -1).all()
-    assert torch.equal(guess, state(4, 0.25))
 
 
 def test_a_new_state_knows_nothing() -> None:
@@ -233,10 +245,99 @@ def test_hits_and_guess_state_count_the_hinted_values_that_are_large_enough(offs
     assert guess[0].tolist() == pytest.approx([hits / len(hinted), 0, 0, 0])
 
 
+def test_padding_of_the_hint_stays_padding_under_an_offset() -> None:
+    """-1 plus 1 is not position 0, even where that is the largest score of the row."""
+    logits = torch.zeros(1, 32)
+    logits[0, :3] = torch.tensor([9.0, 8.0, 7.0])
+    prior, guess = int32(-1, -1, 0).reshape(1, 3), state(1)
+    stats = torch.zeros(1, 8, dtype=torch.int32)
+    gvr_topk.indexer_topk_decode(
+        logits, int32(32), 3, prior=prior, guess_state=guess, stats=stats, prior_offset=1
+    )
+    assert stats[0, STATS_COLUMNS.index("hits")] == 1  # position 1, from 0 + 1
+    assert torch.equal(guess, state(1, 1.0))
+
+
+def test_the_last_row_of_a_request_alone_writes_the_state() -> None:
+    """The rows of a request hit differently; a state of the first one would be 1."""
+    logits = torch.zeros(2, 32)
+    logits[0, 4:7], logits[1, 20:23] = 1.0, 1.0
+    prior, guess = int32(4, 5, 6).reshape(1, 3), gvr_topk.new_guess_state(1)
+    stats = torch.zeros(2, 8, dtype=torch.int32)
+    gvr_topk.indexer_topk_decode(logits, int32(32), 3, next_n=2, prior=prior, guess_state=guess, stats=stats)
+    assert stats[:, STATS_COLUMNS.index("hits")].tolist() == [3, 0]
+    assert torch.equal(guess, state(1, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [
+        ({}, 2),
+        ({"pdl": True}, 3),
+        ({"quantile_guess": False}, 0),
+        ({"pdl": True, "quantile_guess": False}, 1),
+    ],
+)
+def test_flags_are_those_of_the_header(
+    options: dict[str, bool], flags: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(ops.torch.ops.gvr_topk, "indexer_topk_decode", lambda *given: seen.append(given[15]))
+    gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, **options)  # type: ignore[arg-type]
+    assert seen == [flags]
+
+
 def test_a_row_without_a_usable_hint_makes_the_state_unknown() -> None:
     prior, guess = torch.full((1, K), -1, dtype=torch.int32), state(1, 0.5)
     gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, prior=prior, guess_state=guess)
     assert guess[0, 0] == -1
+
+
+@pytest.mark.parametrize("slotted", [False, True])
+def test_the_state_alone_is_kept_by_slot_and_changes_no_result(slotted: bool) -> None:
+    """The last row of each request leaves the z-score of its k-th value, from the middle of `PLACES` on.
+
+    That is the CPU's; kernels leave more.
+    """
+    lengths, slots = int32(WIDTH, 30, 9), [2, 5, 0] if slotted else [0, 1, 2]
+    row_slot = int32(*(slot for slot in slots for _ in range(NEXT_N))) if slotted else None
+    guess = gvr_topk.new_guess_state(6)
+    logits = scores(seed=4) + torch.linspace(0, 0.5, WIDTH)
+    arguments = {"logits": logits, "seq_lens": lengths, "stats": None}
+    plain = call(**arguments, prior=None, row_slot=None, guess_state=None)
+    for _ in range(2):  # a step that finds a place selects the same
+        got = call(**arguments, prior=None, row_slot=row_slot, guess_state=guess)
+        assert torch.equal(got, plain)
+    expected = gvr_topk.new_guess_state(6)
+    for request, slot in enumerate(slots):
+        row, length = NEXT_N * request + NEXT_N - 1, int(lengths[request])
+        visible = logits[row, :length].double()
+        kth = visible.sort(descending=True).values[K - 1]
+        place = float(sum(PLACES) / 2 + (kth - visible.mean()) / visible.std(correction=0))
+        expected[slot] = torch.tensor([place, 0, 0, 0])
+    assert torch.allclose(guess, expected)
+
+
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+def test_the_state_alone_knows_no_place_in_a_row_without_spread(value: float) -> None:
+    guess = state(1, 64.0)
+    call(
+        logits=torch.full((1, WIDTH), value),
+        seq_lens=int32(WIDTH),
+        next_n=1,
+        prior=None,
+        row_slot=None,
+        guess_state=guess,
+        stats=None,
+        page_table=None,
+    )
+    assert torch.equal(guess, state(1, -1.0))
+
+
+def test_a_row_without_a_slot_leaves_no_state() -> None:
+    guess = gvr_topk.new_guess_state(4)
+    call(prior=None, guess_state=guess, row_slot=int32(-1, -1, 4, 4, 1, 1), seq_lens=int32(60, 60, 60))
+    assert guess[1, 0] > 48 and (guess[[0, 2, 3]] == -1).all()
 
 
 def test_a_repeated_step_hits_with_its_whole_hint() -> None:
@@ -382,7 +483,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"prior": torch.zeros(2, K, dtype=torch.int32), "row_slot": None, "guess_state": None},
         "prior: want at least 3 slots without row_slot, got 2",
     ),
-    ({"prior": None, "guess_state": None}, "row_slot: want a prior or a guess_state beside it, got None"),
+    (
+        {"prior": None, "guess_state": None},
+        "row_slot: want a prior or a guess_state beside it, got None",
+    ),
     (
         {"prior": None, "row_slot": None, "guess_state": state(2)},
         "guess_state: want at least 3 slots without row_slot, got 2",

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import gvr_topk
+from eval.verbs import VERBS
 from gvr_topk import library_status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,9 +32,9 @@ RUN = {
     "gvr-topk doctor": "path cpu",
     "gvr-topk config check configs/heuristic_on.yaml": "heuristic_on.yaml: ok",
     "gvr-topk replay --generator 20 --length 70690 --steps 8 --offset 1": "replay: exact on 8 of 8 steps",
-    "gvr-topk replay --trace gvr_topk/data/smollm2_dsaidx_L10_32k.npz --steps 16 --json": '"steps"',
-    "python eval/accuracy_regression.py --model MODEL --runs 4 --dry-run": "trtllm-eval --model MODEL",
-    "python eval/tpot_ab.py --model MODEL --prompts 64K=tests/data/eval_samples/prompts.jsonl"
+    "gvr-topk replay --trace eval/data/smollm2_dsaidx_L10_32k.npz --steps 16 --json": '"steps"',
+    "python -m eval accuracy --model MODEL --dry-run": "trtllm-eval --model MODEL",
+    "python -m eval tpot --model MODEL --prompts short=tests/data/eval_samples/prompts.jsonl"
     " --entry 0 --dry-run": "trtllm-bench --model MODEL",
 }
 # `make` would install while the tests run, so its recipe is looked at and the end of it is run.
@@ -40,23 +42,20 @@ RECIPES = {
     "make replay": "gvr-topk replay --shipped --config configs/heuristic_on.yaml --out ",
     "make test": "python -m pytest tests/cpu",
     "make test-gpu": "python -m pytest tests/gpu",
-    "make lint": "ruff check .",
-    "make format": "ruff format .",
-    "make wheel": "pip wheel --no-build-isolation",
 }
 ELSEWHERE = {
+    "pip install .": "test_packaging.py, which builds the wheel",
     "gvr-topk replay --shipped --config configs/heuristic_on.yaml --out out/replay": "test_replay_recipe",
-    "python eval/inspect_build.py": "test_inspect_build",
+    "gvr-topk config combine configs/base/serve_tep8.yaml configs/mtp1.yaml configs/heuristic_on.yaml"
+    " --out serve.yaml": "test_configs.py",
+    "python -m eval inspect": "test_inspect_build",
     "pip install dist/gvr_topk-*.whl": "test_packaging.py, in an environment of its own",
-    "bash .ci/run": "test_ci_runs_what_the_makefile_runs",
-    "pre-commit run --all-files": "test_pre_commit_knows_its_configuration",
 }
 NEEDS_MORE = {
-    "trtllm-serve MODEL --config configs/serve/tep8_mtp1_on.yaml": "TensorRT-LLM and eight GPUs",
+    "trtllm-serve MODEL --config serve.yaml": "TensorRT-LLM and eight GPUs",
     "gvr-topk replay --shipped --device cuda": "a GPU",
-    "python eval/stress.py --launches 1000000 --out out/stress.json": "a GPU, and minutes of it",
-    "python eval/stress.py --rewrite --out out/rewrite.json": "a GPU, and five minutes of it",
-    "python eval/check_wheel.py": "several gigabytes of other torch releases; tried by hand",
+    "python -m eval bench --out out/bench.json --quick": "a GPU, and minutes of it",
+    "python -m eval stress --launches 1000000 --out out/stress.json": "a GPU, and minutes of it",
 }
 
 
@@ -99,13 +98,14 @@ def test_replay_recipe(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not CUDA, reason="built without a CUDA compiler")
 def test_inspect_build() -> None:
-    assert "sm_90a" in run("python eval/inspect_build.py")
+    assert "sm_90a" in run("python -m eval inspect")
 
 
 def test_ci_runs_what_the_makefile_runs() -> None:
     script = (ROOT / ".ci" / "run").read_text()
-    assert [line for line in script.splitlines() if line.startswith("make ")] == ["make lint", "make test"]
-    run(["bash", "-n", ".ci/run"])
+    assert re.findall(r"^make (.+)$", script, re.MULTILINE) == ["lint", "docs", "test"]
+    for name in ("run", "matrix"):
+        run(["bash", "-n", f".ci/{name}"])
 
 
 def test_pre_commit_knows_its_configuration() -> None:
@@ -127,21 +127,72 @@ def test_yaml_example_is_the_shipped_one(tmp_path: Path) -> None:
     assert "heuristic top-k: on" in run(["gvr-topk", "config", "check", str(tmp_path / "example.yaml")])
 
 
-def test_paths_exist() -> None:
-    named = set(re.findall(r"`((?:configs|eval|tests|cpp|gvr_topk)/[\w./]*)`", README))
-    assert named
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_paths_exist(page: Path) -> None:
+    named = set(
+        re.findall(r"`((?:configs|eval|tests|cpp|gvr_topk|examples|packaging)/[\w./]*)`", page.read_text())
+    )
     assert {path for path in named if not (ROOT / path).exists()} == set()
 
 
-def test_length() -> None:
-    assert len(README.splitlines()) <= 250
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
+    local = [target for target in targets if not target.startswith("http")]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_verbs_exist(page: Path) -> None:
+    assert set(re.findall(r"python -m eval ([a-z]+)", page.read_text())) <= set(VERBS)
+
+
+def test_sources_name_results_that_exist() -> None:
+    """A constant stands beside the measurement that it comes from."""
+    sources = [*(ROOT / "cpp").rglob("*.*"), *(ROOT / "gvr_topk").rglob("*.py")]
+    named = {path for file in sources for path in re.findall(r"eval/results/[\w/.]+\w", file.read_text())}
+    assert len(named) >= 2
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+def test_environment_variables_are_all_told() -> None:
+    files = [ROOT / "gvr_topk_autoload.py", *(ROOT / "gvr_topk").rglob("*.py")]
+    sources = " ".join(file.read_text() for file in files)
+    variables = set(re.findall(r'"((?:TRTLLM_GVR|GVR)_TOPK_?[A-Z_]*|TRTLLM_ENABLE_PDL)"', sources))
+    assert len(variables) == 7
+    for page in (README, (ROOT / "docs" / "interface.md").read_text()):
+        assert {name for name in variables if f"`{name}" not in page} == set()
+
+
+def test_functions_are_all_told() -> None:
+    for page in (README, (ROOT / "docs" / "interface.md").read_text()):
+        assert {name for name in gvr_topk.__all__ if f"`{name}(" not in page} == set()
+
+
+def test_one_block_of_results_and_the_honest_sentence() -> None:
     assert README.count("<!-- results:begin -->") == README.count("<!-- results:end -->") == 1
     assert "checked against fakes and the real compiled op, not run inside TensorRT-LLM" in README
 
 
+def test_figures_stand_in_the_generated_block_alone() -> None:
+    before, rest = README.split("<!-- results:begin -->")
+    outside = before + rest.split("<!-- results:end -->")[1]
+    assert re.findall(r"[\d.]+ us\b|\d[\d.]* times", outside) == []
+
+
+def test_every_page_is_in_the_site() -> None:
+    site = (ROOT / "mkdocs.yml").read_text()
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} == set(
+        re.findall(r": (\w+\.md)$", site, re.M)
+    )
+
+
 def test_results_are_those_of_the_result_files() -> None:
     done = subprocess.run(
-        [sys.executable, "eval/readme_table.py", "--check"],
+        [sys.executable, "-m", "eval", "readme", "--check"],
         cwd=ROOT,
         capture_output=True,
         text=True,

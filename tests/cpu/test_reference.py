@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gvr_topk import reference
 from gvr_topk.contract import exact_topk
-from gvr_topk.reference import CAPACITY, DONE, RowResult, topk_row
-from gvr_topk.synthetic import adversarial_hints, adversarial_rows
-from gvr_topk.trace import shipped_trace
+from gvr_topk.evaluation import reference
+from gvr_topk.evaluation.reference import CAPACITY, DONE, RowResult, topk_row
+from gvr_topk.evaluation.synthetic import adversarial_hints, adversarial_rows
+from gvr_topk.evaluation.trace import shipped_trace
 
 GUESSES = ("mean", "quantile")
 
@@ -159,6 +159,23 @@ def test_zero_plateau_of_a_relu_indexer_takes_three_passes():
         assert again.stats.kth_value == 0
 
 
+def test_flushed_denormals_are_counted_all_the_same():
+    """Half of the row are denormals, which a process with flush-to-zero compares as equal to zero."""
+    rng = np.random.default_rng(0)
+    bits = rng.integers(1, 1 << 23, 4000, dtype=np.int64).astype(np.int32)
+    row = np.concatenate([bits.view(np.float32), -rng.random(4000, dtype=np.float32)])
+    hint = np.arange(0, 4000, 4, dtype=np.int32)
+    wanted = topk_row(row, 1000, hint, capacity=1500)
+    try:
+        if not torch.set_flush_denormal(True):
+            pytest.skip("the processor cannot flush denormals")
+        got = topk_row(row, 1000, hint, capacity=1500)
+    finally:
+        torch.set_flush_denormal(False)
+    np.testing.assert_array_equal(got.indices, wanted.indices)
+    np.testing.assert_array_equal(np.sort(np.argsort(-bits, kind="stable")[:1000]), got.indices)
+
+
 # What the statistics say.
 
 
@@ -210,7 +227,7 @@ def test_unknown_alpha_falls_back_on_the_mean():
     row = np.random.default_rng(3).standard_normal(5000).astype(np.float32)
     hint = np.arange(0, 5000, 10, dtype=np.int32)
     mean = topk_row(row, 500, hint).stats
-    for alpha in (None, -1.0):
+    for alpha in (None, -1.0, 1.0001, 1e20, math.inf, -math.inf, math.nan):
         assert topk_row(row, 500, hint, guess="quantile", alpha=alpha).stats == mean
 
 
@@ -268,3 +285,49 @@ def test_unfit_arguments_are_named(change, error, said):
     arguments = {"row": np.zeros(4, dtype=np.float32), "k": 2, "hint": None, **change}
     with pytest.raises(error, match=said):
         topk_row(**arguments)
+
+
+# The constants and steps of the search, each where a change of it shows.
+
+
+def test_halfway_is_the_midpoint_and_does_not_overflow():
+    most = np.finfo(np.float32).max
+    assert reference._halfway(np.float32(1), np.float32(4)) == 2.5
+    assert reference._halfway(most, most) == most
+
+
+def _next(passes: int, low_count: int = 100):
+    """The next step after `passes` measured points on the line ``count = 100 - 10 * threshold``."""
+    points = [(np.float32(8 - index / 4), 20 + 5 * index // 2) for index in range(passes)]
+    first = reference._Guess(8.0, array(2, 4, 6, 9), low_count, "hint")
+    extremes = (np.float32(0), np.float32(10))
+    low, high = np.float32(-math.inf), points[-1][0]
+    return reference._next_threshold(points, low, high, extremes, first, 50)
+
+
+def test_the_secant_is_taken_so_many_times_and_then_the_bracket_is_halved():
+    assert [_next(passes)[1] for passes in (1, 2, 3, 4, 5, 6, 7, 8)] == [
+        *["secant"] * reference.SECANT_PASSES, *["bisect"] * 3, "key",
+    ]  # fmt: skip
+
+
+def test_the_first_secant_goes_to_the_least_hinted_value_and_its_assumed_count():
+    step, _ = _next(1, low_count=100)
+    assert step == np.float32(8 + (2 - 8) * np.float32(30 / 80))
+    step, _ = _next(1, low_count=80)
+    assert step == np.float32(8 + (2 - 8) * np.float32(30 / 60))
+
+
+@pytest.mark.parametrize(("n", "expected"), [(5000, 2 * 600), (1000, 1000)])
+def test_the_assumed_count_is_twice_the_capacity_within_the_row(n, expected):
+    row = np.arange(n, dtype=np.float32)
+    got = reference._guess(row, row[:50], "mean", None, 200, 600)
+    assert got.low_count == expected
+
+
+@pytest.mark.parametrize(("members", "divided"), [(reference.SNAP_LIMIT, 0), (reference.SNAP_LIMIT + 1, 1)])
+def test_a_bin_is_divided_again_above_the_snap_limit(members, divided):
+    """All but the outlier fall into the lowest bin, where the k-th value lies."""
+    values = np.concatenate([np.linspace(1, 2, members), [1e9]]).astype(np.float32)
+    _, extra = reference._histogram_start(values, reference._keys(values), 5)
+    assert extra == divided

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from gvr_topk import replay as replay_module
+from gvr_topk import contract, ops
 from gvr_topk.config import parse_config
-from gvr_topk.reference import topk_row
-from gvr_topk.replay import Variant, replay, summarize
-from gvr_topk.trace import ScoreSource, shipped_trace
+from gvr_topk.evaluation import replay as replay_module
+from gvr_topk.evaluation.reference import topk_row
+from gvr_topk.evaluation.replay import Variant, replay, summarize
+from gvr_topk.evaluation.trace import ScoreSource, shipped_trace
 
 K = 512
 
@@ -73,7 +74,7 @@ def test_variants_cover_both_offsets_and_the_configured_one() -> None:
     assert labels == ["offset 0, mean", "offset 1, mean", "offset 0, quantile", "offset 1, quantile"]
     result = replay(Rows(steps=2), config(hint_offset=1), hint_offset=-2)
     assert result.options.hint_offset == -2
-    assert Variant(-2, "mean") in result.variants and len(result.variants) == 6
+    assert Variant(-2, "quantile", configured=True) in result.variants and len(result.variants) == 6
 
 
 def test_quantile_guess_uses_the_alpha_of_the_step_before() -> None:
@@ -117,6 +118,19 @@ def test_a_wrong_result_is_not_called_exact(monkeypatch: pytest.MonkeyPatch, cha
     assert all(record.reference_exact for record in result.records)
 
 
+def test_the_oracle_is_independent_of_the_cpu_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault in what the op computes with on a CPU must show, not stand on both sides."""
+    real = ops.exact_topk
+
+    def wrong(logits: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        return real(-logits, *arguments)
+
+    for module in (ops, contract):
+        monkeypatch.setattr(module, "exact_topk", wrong)
+    result = replay(Rows(steps=2), config())
+    assert [record.exact for record in result.records] == [False, False]
+
+
 def test_buffers_are_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _replace_op(monkeypatch, lambda logits, n, out: None)
     replay(Rows(n=20_000, steps=2), config())
@@ -157,6 +171,13 @@ def test_gate_and_configured_lengths(n: int, options: dict[str, int], expected: 
     assert [record.gate for record in result.records] == expected
     assert [record.allowed for record in result.records] == [reason == "allowed" for reason in expected]
     assert result.is_exact
+
+
+@pytest.mark.parametrize("k", [6145, 9000])
+def test_k_above_the_references_capacity(k: int) -> None:
+    result = replay(Rows(steps=2), config(), k=k)
+    assert result.is_exact and result.k == k
+    assert all(row.candidates <= 3 * k for record in result.records for row in record.variants)
 
 
 def test_short_rows_are_exact() -> None:
@@ -221,7 +242,7 @@ def test_json_is_strict_and_complete() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"k": 0}, "k: wanted at least 1, got 0"),
+        ({"k": 0}, "k: wanted 1 to 2,097,152, got 0"),
         ({"steps": 0}, "steps: wanted 1 to 4 for rows, got 0"),
         ({"steps": 5}, "steps: wanted 1 to 4 for rows, got 5"),
         ({"device": "tpu"}, "device: wanted cpu or cuda, got 'tpu'"),

@@ -12,9 +12,9 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
-from gvr_topk import report
 from gvr_topk.config import parse_config
-from gvr_topk.replay import ReplayResult, Timing, replay
+from gvr_topk.evaluation import report
+from gvr_topk.evaluation.replay import ReplayResult, Timing, replay
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -85,7 +85,19 @@ def test_table_has_the_papers_figures_and_says_whose_scores_they_are(result: Rep
         row_of(text, label)[-1] for label in ("done in 1", "within 2", "within 3", "within 4", "most passes")
     ]
     assert papers == ["67.6 %", "84.3 %", "94.8 %", "99.4 %", "6"]
-    assert "not of DeepSeek" in " ".join(text.split())
+    words = " ".join(text.split())
+    assert "not of DeepSeek" in words
+    for term in ("* what the configuration asks for", "Offset: ", "T0, ", "Pass: ", "Snap: "):
+        assert term in words
+
+
+def test_the_configured_offset_is_marked(tmp_path: Path) -> None:
+    shifted = replay(Rows("normal", normal), ON, hint_offset=1)
+    (line,) = [line for line in text_of(shifted).splitlines() if line.startswith("┃") and "offset 0" in line]
+    assert [word for word in line.replace("┃", " ").split() if word[0] in "01"] == ["0", "1", "0", "1*"]
+    # The plot of scores shows what the configuration does.
+    assert shifted.variants[shifted.snapshot.variant].label == "offset 1, quantile"
+    assert shifted.snapshot.stats == shifted.records[2].variants[shifted.snapshot.variant]
 
 
 def test_table_fits_a_terminal_of_80_columns(result: ReplayResult) -> None:
@@ -97,6 +109,8 @@ def test_outcome_counts_gate_decisions_and_exact_steps(result: ReplayResult) -> 
         "gate: allowed 4",
         "path: cpu 4",
         "exact: op 4 of 4 steps, reference 4 of 4 steps",
+        "oracle: a sort in NumPy, which shares no code with either",
+        "the op ran its CPU implementation: no kernel ran (--device cuda runs them)",
     ]
     first, *others = result.records
     broken = replace(result, records=(replace(first, exact=False, gate="too_short"), *others))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gvr_topk.reference import CAPACITY
-from gvr_topk.synthetic import (
+from gvr_topk.evaluation.reference import CAPACITY
+from gvr_topk.evaluation.synthetic import (
     LAYERS,
     Family,
     LayerGenerator,
@@ -140,7 +140,7 @@ def test_step_out_of_range():
 
 
 def test_import_does_not_load_scipy():
-    code = "import sys, gvr_topk.synthetic; sys.exit('scipy.special' in sys.modules)"
+    code = "import sys, gvr_topk.evaluation.synthetic; sys.exit('scipy.special' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

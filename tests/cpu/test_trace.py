@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gvr_topk.synthetic import LayerGenerator
-from gvr_topk.trace import ScoreSource, TraceError, load_trace, shipped_trace
+from gvr_topk.evaluation.synthetic import LayerGenerator
+from gvr_topk.evaluation.trace import ScoreSource, TraceError, load_trace, shipped_trace
 
 
 @pytest.fixture
@@ -158,3 +158,10 @@ def test_non_finite_values(path, arrays, name, bad):
     error = refused(path)
     assert (error.array, error.wanted) == (name, "finite values")
     assert error.got.startswith("2 values")
+
+
+@pytest.mark.parametrize("name", ["K", "Q", "W"])
+def test_one_non_finite_value_is_enough(path, arrays, name):
+    arrays[name].flat[3] = np.nan
+    np.savez(path, **arrays)
+    assert refused(path).got.startswith("1 values")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -16,19 +17,37 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).resolve().parent
-SHAPES = ("trtllm_1_2", "trtllm_1_3")
+SHAPES = (
+    "trtllm_1_2",
+    "trtllm_1_3_monolith",
+    "trtllm_1_3_package",
+    "trtllm_1_3_rc25",
+    "trtllm_1_3_rc27",
+)
+BY_PHASE = SHAPES[2:]
+"""Those whose indexer may be called for one phase of a batch."""
+
 LLM_ARGS = "tensorrt_llm.llmapi.llm_args"
-DSA = "tensorrt_llm._torch.attention_backend.sparse.dsa"
+DSA_MODULES = (
+    "tensorrt_llm._torch.attention_backend.sparse.dsa",
+    "tensorrt_llm._torch.attention.backends.sparse.dsa",
+)
 GRAPH_DUMMY = (1 << 64) - 1
-MAX_LEN = 2100
+MAX_LEN = 4300
 
 
 @contextmanager
-def fake_package(shape: str, *, topk: int = 16, root: Path | None = None) -> Iterator[None]:
-    """Make ``tensorrt_llm`` importable; afterwards no trace of it is left."""
+def fake_package(
+    shape: str, *, topk: int = 16, root: Path | None = None, late_ops: bool = False
+) -> Iterator[None]:
+    """Make ``tensorrt_llm`` importable; afterwards no trace of it is left.
+
+    With `late_ops` its ops are registered by ``fake_base.load_ops`` and not by importing it.
+    """
     paths = [str(HERE), str(root or HERE / shape)]
-    before = os.environ.get("FAKE_INDEX_TOPK")
-    os.environ["FAKE_INDEX_TOPK"] = str(topk)
+    variables = {"FAKE_INDEX_TOPK": str(topk), "FAKE_LATE_OPS": "1" if late_ops else ""}
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     sys.path[:0] = paths
     importlib.invalidate_caches()
     try:
@@ -40,16 +59,23 @@ def fake_package(shape: str, *, topk: int = 16, root: Path | None = None) -> Ite
             sys.modules["fake_base"].forget_ops()
         for name in [n for n in sys.modules if n == "fake_base" or n.split(".")[0] == "tensorrt_llm"]:
             del sys.modules[name]
-        if before is None:
-            del os.environ["FAKE_INDEX_TOPK"]
-        else:
-            os.environ["FAKE_INDEX_TOPK"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def load_dsa() -> ModuleType:
     importlib.import_module("tensorrt_llm._torch.pyexecutor.llm_request")
     importlib.import_module("tensorrt_llm.logger")
-    return importlib.import_module(DSA)
+    return importlib.import_module(dsa_name())
+
+
+def dsa_name() -> str:
+    """Name of the DSA module of the fake that is importable now."""
+    parents = {name: name.rsplit(".", 2)[0] for name in DSA_MODULES}
+    return next(name for name in DSA_MODULES if importlib.util.find_spec(parents[name]) is not None)
 
 
 def load_llm_args() -> ModuleType:
@@ -92,18 +118,29 @@ class Engine:
     max_draft: int = 3
     first_layer: int = 0
     heuristic: bool = False
+    cute_dsl: bool = False
+    compress_ratio: int = 1
+    pp_size: int = 1
+    shared_layers: tuple[int, ...] = ()
+    """Layers without an indexer, which reuse what the layer before has selected."""
     manager: Any = field(init=False)
 
     def __post_init__(self) -> None:
         config = SimpleNamespace(
-            index_topk=self.topk, skip_indexer_for_short_seqs=True, enable_heuristic_topk=self.heuristic
+            index_topk=self.topk,
+            skip_indexer_for_short_seqs=True,
+            enable_heuristic_topk=self.heuristic,
+            use_cute_dsl_topk=self.cute_dsl,
+            compress_ratios=[self.compress_ratio],
         )
+        compressed = {} if self.compress_ratio == 1 else {"compress_ratio": self.compress_ratio}
         self.manager = self.dsa.DSACacheManager(
             num_layers=self.layers,
             head_dim=self.dim,
             max_seq_len=self.max_len,
             max_batch_size=4 * self.max_requests,
             first_layer=self.first_layer,
+            pp_size=self.pp_size,
         )
         # What was never written is garbage, the same in every run.
         self.manager.pool.normal_(generator=torch.Generator().manual_seed(0))
@@ -114,7 +151,11 @@ class Engine:
             sparse_attention_config=config,
         )
         self.indexers = [
-            self.dsa.Indexer(None, None, None, False, config, None, layer_idx=self.first_layer + i)
+            None
+            if i in self.shared_layers
+            else self.dsa.Indexer(
+                None, None, None, False, config, None, layer_idx=self.first_layer + i, **compressed
+            )
             for i in range(self.layers)
         ]
 
@@ -160,12 +201,15 @@ class Engine:
             [r.done for r, _ in everyone],
         )
         metadata.prepare()
-        return [
-            self._layer(i, indexer, metadata, everyone, padding * next_n, phases)
-            for i, indexer in enumerate(self.indexers)
-        ]
+        results: list[torch.Tensor] = []
+        for i, indexer in enumerate(self.indexers):
+            if indexer is None:
+                results.append(results[-1])
+            else:
+                results.append(self.layer(i, indexer, metadata, everyone, padding * next_n, phases))
+        return results
 
-    def _layer(
+    def layer(
         self, i: int, indexer: Any, metadata: Any, everyone: list, pad_rows: int, phases: bool
     ) -> torch.Tensor:
         parts = [r.tensors(i, r.done, n, self.heads, self.dim) for r, n in everyone]

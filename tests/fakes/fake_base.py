@@ -1,7 +1,8 @@
-"""What the fake TensorRT-LLM packages share: ops, cache, batch metadata and the score formula.
+"""What the fake TensorRT-LLM packages share: ops, cache, batch metadata, indexer and the score formula.
 
-Names and signatures are those of the real package; the bodies are the shortest that are correct. The
-key cache has one block per request, as long as the longest sequence.
+Names and signatures are those of the real package, and those that differ between its versions stand in the
+folder of each; the bodies are the shortest that are correct. The key cache has one block per request, as
+long as the longest sequence.
 """
 
 from __future__ import annotations
@@ -9,43 +10,70 @@ from __future__ import annotations
 import copy
 import os
 from types import SimpleNamespace
+from typing import Literal, Optional
 
 import torch
+from pydantic import BaseModel, ConfigDict
 
 from gvr_topk.contract import exact_topk, row_lengths
 
+PREFILL_SCHEMA = (
+    "indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor(a!) indices, "
+    "int index_topk={topk}) -> ()"
+)
+CUTE_DSL_SCHEMA = (
+    "cute_dsl_indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor(a!) indices, int top_k, "
+    "int next_n) -> ()"
+)
+
 _library: torch.library.Library | None = None
 _defined: list[str] = []
+_later: tuple[str, ...] = ()
 
 
 def define_ops(*schemas: str) -> None:
     """Register the ``trtllm`` ops that are not there yet; `forget_ops` takes them back.
 
-    On a GPU machine the real compiled ops may be loaded, see `real_op`.
+    With ``FAKE_LATE_OPS`` they are registered by `load_ops` only: after DSA has been imported. On a GPU
+    machine the real compiled ops may be loaded, see `real_op`.
     """
-    global _library
+    global _later
+    _later = schemas
     forget_ops()
+    if not os.environ.get("FAKE_LATE_OPS"):
+        load_ops()
+
+
+def load_ops() -> None:
+    """Register what `define_ops` was given."""
+    global _library
     # The real default of index_topk is 2048; tests take a small one to stay quick.
     topk = int(os.environ.get("FAKE_INDEX_TOPK", "2048"))
     _library = torch.library.Library("trtllm", "FRAGMENT")
-    missing = [s for s in schemas if not torch._C._dispatch_has_kernel("trtllm::" + s.split("(")[0])]
+    missing = [s for s in _later if not torch._C._dispatch_has_kernel("trtllm::" + s.split("(")[0])]
     for schema in missing:
         vars(torch.ops.trtllm).pop(schema.split("(")[0], None)
         _library.define(schema.format(topk=topk))
 
     # The dispatcher leaves out trailing arguments that equal the schema's default, so the bodies need
     # the same default.
-    def indexer_topk_decode(logits, seq_lens, indices, next_n, index_topk=topk, *native):
+    def indexer_topk_decode(
+        logits, seq_lens, indices, next_n, index_topk=topk, pre_idx=None, scratch=None, compress_ratio=1, *aux
+    ):
         assert logits.dtype == torch.float32 and seq_lens.size(0) * next_n == logits.size(0)
         assert indices.size(1) >= index_topk
-        chosen = exact_topk(logits, row_lengths(seq_lens, logits.size(0), next_n), index_topk)
+        lengths = row_lengths(seq_lens, logits.size(0), next_n) // compress_ratio
+        chosen = exact_topk(logits, lengths, index_topk)
         indices[:, :index_topk] = chosen.flip(1)  # unordered by contract: no test may rely on an order
 
     def indexer_topk_prefill(logits, row_starts, row_ends, indices, index_topk=topk):
         indices[:, :index_topk] = exact_topk(logits, row_ends - row_starts, index_topk)
 
-    for body in (indexer_topk_decode, indexer_topk_prefill):
-        if any(schema.startswith(body.__name__) for schema in missing):
+    def cute_dsl_indexer_topk_decode(logits, seq_lens, indices, top_k, next_n):
+        indexer_topk_decode(logits, seq_lens, indices, next_n, top_k)
+
+    for body in (indexer_topk_decode, indexer_topk_prefill, cute_dsl_indexer_topk_decode):
+        if any(schema.split("(")[0] == body.__name__ for schema in missing):
             _defined.append(body.__name__)
             for device in ("CPU", "CUDA"):
                 _library.impl(body.__name__, body, device)
@@ -60,10 +88,53 @@ def forget_ops() -> None:
         vars(torch.ops.trtllm).pop(_defined.pop(), None)
 
 
+def get_sm_version() -> int:
+    return int(os.environ.get("FAKE_SM_VERSION", "90"))
+
+
+class Logger:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def info(self, *message) -> None:
+        self.lines.append(("info", " ".join(map(str, message))))
+
+    def warning(self, *message) -> None:
+        self.lines.append(("warning", " ".join(map(str, message))))
+
+
+class StrictBaseModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class BaseSparseAttentionConfig(StrictBaseModel):
+    algorithm: str
+    seq_len_threshold: Optional[int] = None
+
+
+class RocketSparseAttentionConfig(BaseSparseAttentionConfig):
+    algorithm: Literal["rocket"] = "rocket"
+
+
+def update_llm_args_with_extra_dict(llm_args: dict, llm_args_dict: dict) -> dict:
+    return {**llm_args, **llm_args_dict}
+
+
 class KVCacheManager:
     """Blocks by request; one block holds a whole sequence."""
 
-    def __init__(self, *, num_layers, head_dim, max_seq_len, max_batch_size, device="cpu", first_layer=0):
+    def __init__(
+        self,
+        *,
+        num_layers,
+        head_dim,
+        max_seq_len,
+        max_batch_size,
+        device="cpu",
+        first_layer=0,
+        pp_size=1,
+    ):
+        self.mapping = SimpleNamespace(pp_size=pp_size)
         self.num_local_layers = num_layers
         self.layer_offsets = {first_layer + i: i for i in range(num_layers)}
         self.max_seq_len = max_seq_len
@@ -152,6 +223,12 @@ class TrtllmAttentionMetadata:
     def num_tokens(self):
         return int(self.seq_lens.sum())
 
+    def skip_short_rows(self, topk):
+        """Versions up to the first ones of 1.3 decide in ``prepare`` that short rows need no indexer."""
+        gen_lens = self.kv_lens[self.num_contexts :]
+        skip = self.sparse_attention_config.skip_indexer_for_short_seqs
+        self.skip_indexer_for_gen_reqs = skip and len(gen_lens) > 0 and int(gen_lens.max()) <= topk
+
     def prepare(self):
         seqs = self.num_seqs
         cached = torch.tensor(self.kv_cache_params.num_cached_tokens_per_seq, dtype=torch.int32)
@@ -178,32 +255,81 @@ def fp8_paged_mqa_logits(q, k_cache, weights, context_lens, block_table, max_seq
     return torch.bmm(weights.unsqueeze(1), dots).squeeze(1)
 
 
-def prefill_topk(indexer, metadata, q, weights, topk_indices_buffer):
-    """Top-k of every context token, one request at a time."""
-    cache = metadata.kv_cache_manager.get_indexer_k_cache_buffers(indexer.layer_idx)
-    start = 0
-    for i in range(metadata.num_contexts):
-        tokens, kv_len = int(metadata.seq_lens[i]), int(metadata.kv_lens[i])
-        rows = slice(start, start + tokens)
-        block = metadata.indexer_k_cache_block_offsets[i : i + 1]
-        logits = fp8_paged_mqa_logits(
-            q[rows].unsqueeze(0), cache, weights[rows], None, block, metadata.kv_cache_manager.max_seq_len
-        )
-        ends = torch.arange(kv_len - tokens + 1, kv_len + 1, dtype=torch.int32, device=q.device)
-        torch.ops.trtllm.indexer_topk_prefill(
-            logits, torch.zeros_like(ends), ends, topk_indices_buffer[rows], indexer.index_topk
-        )
-        start += tokens
-
-
 class IndexerBase(torch.nn.Module):
-    """The part of ``Indexer`` around `sparse_attn_indexer`."""
+    """The part of ``Indexer`` that is alike in all versions.
+
+    A subclass has ``sparse_attn_indexer`` with the signature of its version, which calls `select_rows`, and
+    ``decode_topk``, which calls the top-k of its version.
+    """
+
+    compress_ratio = 1
 
     def _update_k_cache(self, k_fp8, k_scale, metadata):
+        """Store keys; where they are compressed, the last one of each whole group stands for the group."""
         cache = metadata.kv_cache_manager.get_indexer_k_cache_buffers(self.layer_idx)
-        cache.view(-1, cache.shape[-1])[metadata.slot_mapping_fp8[: k_fp8.shape[0]]] = k_fp8
+        slots = metadata.slot_mapping_fp8[: k_fp8.shape[0]]
+        if self.compress_ratio > 1:
+            length = metadata.kv_cache_manager.max_seq_len
+            block, position = slots // length, slots % length
+            whole = (position + 1) % self.compress_ratio == 0
+            slots, k_fp8 = (block * length + position // self.compress_ratio)[whole], k_fp8[whole]
+        cache.view(-1, cache.shape[-1])[slots] = k_fp8
 
     def forward(self, q, k, weights, metadata):
         """The real one projects q, k and weights from hidden states; here they are given."""
         self._update_k_cache(k, None, metadata)
         return self.sparse_attn_indexer(metadata, q, q, k, k, weights)
+
+    def select_rows(self, metadata, hidden_states, q, weights, is_generation=None):
+        """Select for the context tokens, the generation tokens, or both; other rows stay garbage."""
+        contexts, generations = metadata.num_contexts, metadata.num_generations
+        gen_tokens = metadata.num_tokens - metadata.num_ctx_tokens
+        offset = metadata.num_ctx_tokens if is_generation is None else 0
+        buffer = torch.empty(
+            (hidden_states.shape[0], self.index_topk), dtype=torch.int32, device=hidden_states.device
+        )
+        if contexts > 0 and is_generation is not True and not metadata.skip_indexer_for_ctx_reqs:
+            self._select_contexts(metadata, q, weights, buffer)
+        if generations == 0 or is_generation is False:
+            return buffer
+        chosen = buffer[offset : offset + gen_tokens]
+        next_n = gen_tokens // generations
+        lengths = metadata.kv_lens_cuda_runtime[contexts : contexts + generations]
+        draft = getattr(metadata, "in_mtp_draft_loop", False)
+        if metadata.skip_indexer_for_gen_reqs:
+            dense = torch.arange(self.index_topk, dtype=torch.int32, device=hidden_states.device)
+            ends = row_lengths(lengths, gen_tokens, next_n)
+            chosen.copy_(torch.where(dense < ends[:, None], dense, -1))
+        elif draft and metadata.indexer_skip_topk:
+            chosen.copy_(metadata.shared_topk_indices)
+        else:
+            rows = slice(offset, offset + gen_tokens)
+            logits = fp8_paged_mqa_logits(
+                q[rows].view(generations, next_n, *q.shape[1:]),
+                metadata.kv_cache_manager.get_indexer_k_cache_buffers(self.layer_idx),
+                weights[rows],
+                lengths,
+                metadata.indexer_k_cache_block_offsets[contexts : contexts + generations],
+                metadata.kv_cache_manager.max_seq_len // self.compress_ratio,
+            )
+            self.decode_topk(metadata, logits, lengths, chosen, next_n)
+            if draft:
+                metadata.shared_topk_indices = chosen[next_n - 1 :: next_n].clone()
+        return buffer
+
+    def _select_contexts(self, metadata, q, weights, buffer):
+        """Top-k of every context token, one request at a time."""
+        cache = metadata.kv_cache_manager.get_indexer_k_cache_buffers(self.layer_idx)
+        width = metadata.kv_cache_manager.max_seq_len // self.compress_ratio
+        start = 0
+        for i in range(metadata.num_contexts):
+            tokens, kv_len = int(metadata.seq_lens[i]), int(metadata.kv_lens[i])
+            rows = slice(start, start + tokens)
+            block = metadata.indexer_k_cache_block_offsets[i : i + 1]
+            logits = fp8_paged_mqa_logits(q[rows].unsqueeze(0), cache, weights[rows], None, block, width)
+            ends = torch.arange(kv_len - tokens + 1, kv_len + 1, dtype=torch.int32, device=q.device)
+            ends //= self.compress_ratio
+            torch.ops.trtllm.indexer_topk_prefill(
+                logits, torch.zeros_like(ends), ends, buffer[rows], self.index_topk
+            )
+            start += tokens

@@ -8,8 +8,8 @@ import torch
 from oracle import full_lengths, place, run, state, wrong_rows
 
 from gvr_topk.contract import STATS_COLUMNS
+from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_hints, adversarial_rows
 from gvr_topk.gate import plan
-from gvr_topk.synthetic import LAYERS, LayerGenerator, adversarial_hints, adversarial_rows
 
 PATHS = ("cluster", "radix", "gvr")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

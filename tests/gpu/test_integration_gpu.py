@@ -15,8 +15,9 @@ from engine import GRAPH_DUMMY, fake_package, load_dsa
 from real_op import load_real_op
 
 from gvr_topk.contract import exact_topk, row_lengths
+from gvr_topk.integrations import environment
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.integrations.layer_hook import DecodeOp
+from gvr_topk.integrations.selection import DecodeOp
 from gvr_topk.library import library_status
 
 pytestmark = [
@@ -48,7 +49,7 @@ class Rank:
         ]
         self.rows = 0
         self.scores = torch.zeros(LAYERS, 4 * REQUESTS, WIDTH, device="cuda")
-        dsa.fp8_paged_mqa_logits = lambda *_: self.scores[self.layer, : self.rows]
+        sys.modules["fake_base"].fp8_paged_mqa_logits = lambda *_: self.scores[self.layer, : self.rows]
 
     def prepare(self, metadata, request_ids, lengths, next_n=1):
         self.rows = len(request_ids) * next_n
@@ -76,10 +77,10 @@ def wanted(values, lengths, next_n=1):
     return exact_topk(values, row_lengths(lens, values.shape[0], next_n), K)
 
 
-@pytest.fixture
-def hooked(monkeypatch):
+@pytest.fixture(params=["{}", '{"stats": true}'], ids=["predictor alone", "positions and statistics"])
+def hooked(request, monkeypatch):
     monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"stats": true}')
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", request.param)
     if missing := load_real_op():
         pytest.skip(missing)
     with fake_package("trtllm_1_2", topk=K):
@@ -139,17 +140,18 @@ def test_one_graph_serves_growing_rows_and_changing_requests(hooked, next_n):
             lengths[request] += 37
     counted = integration.counters()
     assert counted.rows["dummy"] > 0 and counted.requests["evicted"] > 0
-    assert counted.measured.hinted > 0 and 0 <= counted.measured.hit_ratio <= 1
+    if environment.options().stats:
+        assert counted.measured.hinted > 0 and 0 <= counted.measured.hit_ratio <= 1
     assert not any(path == "original" for path, _ in counted.calls)
 
 
 def test_the_hooked_call_allocates_nothing(hooked):
     rank = Rank(hooked)
     rank.prepare(rank.eager, [1, 2, 3], [5000, 6000, 7000])
-    op, hook = torch.ops.trtllm.indexer_topk_decode, torch.ops.trtllm.indexer_topk_decode._hook
+    op, hook = torch.ops.trtllm.indexer_topk_decode, integration._integration.hook
     out = torch.empty(3, K, dtype=torch.int32, device="cuda")
     lens, values = rank.eager.kv_lens_cuda_runtime[:3], rank.scores[0, :3]
-    hook._local.call = hook._call(rank.indexers[0], rank.eager)
+    hook._local.call = hook._open_call(rank.indexers[0], rank.eager)
     try:
         op(values, lens, out, 1)
         before = torch.cuda.memory_stats()["allocation.all.allocated"]

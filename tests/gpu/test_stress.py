@@ -1,6 +1,6 @@
 """Exactness beside other work, under delays, in part of a GPU, and of launches whose arguments are rewritten.
 
-`eval/stress.py` runs the same for as long as one likes; here every part gets a second or two.
+`python -m eval stress` runs the same for as long as one likes; here every part gets a second or two.
 """
 
 from __future__ import annotations

@@ -1,5 +1,3 @@
-import os
+from fake_base import get_sm_version
 
-
-def get_sm_version() -> int:
-    return int(os.environ.get("FAKE_SM_VERSION", "90"))
+__all__ = ["get_sm_version"]

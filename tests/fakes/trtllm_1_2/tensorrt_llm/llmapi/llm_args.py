@@ -1,19 +1,14 @@
 from typing import Literal, Optional, Union
 
-from pydantic import BaseModel, ConfigDict, Field
+from fake_base import (
+    BaseSparseAttentionConfig,
+    RocketSparseAttentionConfig,
+    StrictBaseModel,
+    update_llm_args_with_extra_dict,
+)
+from pydantic import Field
 
-
-class StrictBaseModel(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class BaseSparseAttentionConfig(StrictBaseModel):
-    algorithm: str
-    seq_len_threshold: Optional[int] = None
-
-
-class RocketSparseAttentionConfig(BaseSparseAttentionConfig):
-    algorithm: Literal["rocket"] = "rocket"
+__all__ = ["TorchLlmArgs", "update_llm_args_with_extra_dict"]
 
 
 class DeepSeekSparseAttentionConfig(BaseSparseAttentionConfig):
@@ -31,12 +26,9 @@ SparseAttentionConfig = Union[RocketSparseAttentionConfig, DeepSeekSparseAttenti
 class BaseLlmArgs(StrictBaseModel):
     model: str
     tensor_parallel_size: int = 1
+    stop_token_ids: Optional[list[int]] = None
     sparse_attention_config: Optional[SparseAttentionConfig] = Field(default=None, discriminator="algorithm")
 
 
 class TorchLlmArgs(BaseLlmArgs):
     max_batch_size: Optional[int] = None
-
-
-def update_llm_args_with_extra_dict(llm_args: dict, llm_args_dict: dict) -> dict:
-    return {**llm_args, **llm_args_dict}

@@ -1,0 +1,77 @@
+"""Whether a run's logs show that the heuristic top-k was active, refused, or not there at all.
+
+The integration writes through the engine's logger, once per process, ``gvr_topk in TensorRT-LLM VERSION:``
+and then ``on: ...`` at the first step that it computes, ``refused: ...`` or ``ignored: ...`` where it does
+not run, or ``fell back: ...`` or ``not in use: ...`` where the engine runs another top-k. Nothing else
+counts: a figure of an "on" run in which the feature did not run would compare off with off.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_HOOK_LINE = re.compile(r"\bgvr_topk in TensorRT-LLM (?:of unknown version|[^\s:]+): (?P<said>.+)")
+_VERSION = re.compile(r"TensorRT-LLM version: (\S+)")
+_REFUSALS = ("refused:", "fell back:", "not in use:", "ignored:")
+_KEPT_LINES = 5
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the logs of one run say.
+
+    Attributes
+    ----------
+    active : bool
+        A process said that the heuristic top-k is on.
+    refused : bool
+        A process said that it refused to patch the engine, or that the engine's own top-k ran; the others
+        cannot make up for it.
+    lines : tuple of str
+        The first different lines of the integration.
+    version : str or None
+        Version of TensorRT-LLM, where the log names it.
+    """
+
+    active: bool
+    refused: bool
+    lines: tuple[str, ...]
+    version: str | None
+
+    def problem(self, variant: str) -> str | None:
+        """Why a run of this variant shows nothing about it; None when it does."""
+        if variant == "on":
+            if self.refused:
+                return f"gvr_topk did not work, or not alone: {self.lines[0]}"
+            if not self.active:
+                return (
+                    "no line of gvr_topk in its log says that the heuristic top-k was on, so the run shows "
+                    "nothing about it (is the wheel installed there? does TLLM_LOG_LEVEL hide level info?)"
+                )
+        elif self.active:
+            return "its log says that the heuristic top-k was on (is TRTLLM_GVR_TOPK set?)"
+        return None
+
+
+def read_evidence(output: Iterable[str]) -> Evidence:
+    """Look through the lines that a run printed: its command's, its server's, or both."""
+    said: list[str] = []
+    lines: list[str] = []
+    version = None
+    for line in output:
+        if match := _VERSION.search(line):
+            version = match.group(1)
+        if match := _HOOK_LINE.search(line):
+            said.append(match.group("said"))
+            if line.strip() not in lines:
+                lines.append(line.strip())
+    # A refusal comes first among the lines that are kept.
+    lines.sort(key=lambda line: not any(f": {word}" in line for word in _REFUSALS))
+    return Evidence(
+        active=any(text.startswith("on:") for text in said),
+        refused=any(text.startswith(_REFUSALS) for text in said),
+        lines=tuple(lines[:_KEPT_LINES]),
+        version=version,
+    )

@@ -1,0 +1,152 @@
+"""The verbs of ``python -m eval``: which module each runs, what it needs and how it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FINISHED = "0 finished, 2 wrong use or a missing GPU or file"
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One program of this folder.
+
+    Attributes
+    ----------
+    module : str
+        Module below `eval` with a function `main`.
+    summary : str
+        What it answers.
+    gpu, files, time : str
+        What it needs, and how long it takes; an empty `files` means none beside the checkout.
+    exits : str
+        Its exit codes.
+    """
+
+    module: str
+    summary: str
+    gpu: str
+    time: str
+    exits: str
+    files: str = ""
+
+    @property
+    def needs(self) -> str:
+        """The needs as one sentence each."""
+        files = f" Files: {self.files}." if self.files else ""
+        return f"GPU: {self.gpu}.{files} Time: {self.time}."
+
+
+HOPPER = "one, Hopper or later"
+ENGINE = "eight, with TensorRT-LLM; none with --dry-run"
+
+VERBS = {
+    "bench": Verb(
+        "bench_kernels",
+        "time the op and other projects' kernels",
+        f"{HOPPER}; none with --report",
+        "5 minutes with --quick, up to an hour in all (--seconds, --resume)",
+        "0 all exact; 1 a kernel of ours was not exact or failed; 2 wrong use; 3 stopped by --seconds",
+        "for other projects' kernels those that eval/baselines.py lists; for real rows a folder of traces",
+    ),
+    "fuzz": Verb(
+        "fuzz",
+        "compare random calls with the contract",
+        f"{HOPPER}; none with --device cpu",
+        "--seconds, 60 by default",
+        "0 no mismatch; 1 a mismatch or a call that failed; 2 wrong use or a missing GPU",
+        "for --beside the library of `make neighbours`",
+    ),
+    "stress": Verb(
+        "stress",
+        "compare every launch beside other work, under delays, and on rewritten arguments",
+        f"{HOPPER}; none with --device cpu",
+        "minutes to an hour (--launches, --seconds)",
+        "0 nothing wrong; 1 something wrong; 2 wrong use or a missing GPU; 3 stopped by --seconds",
+        "the library of `make neighbours`; for --chaos-launches that of `make chaos`",
+    ),
+    "phases": Verb(
+        "phase_timing",
+        "time each phase inside the kernels",
+        HOPPER,
+        "2 minutes",
+        FINISHED,
+        "a library built with -DGVR_PHASE_TIMING=ON",
+    ),
+    "sweep": Verb(
+        "tune", "time every cluster size, which the plan's constants come from", HOPPER, "9 minutes", FINISHED
+    ),
+    "guesses": Verb(
+        "guess_table",
+        "count the passes of the paper's kernel by first guess and hint offset",
+        f"{HOPPER}; none with --device cpu",
+        "a minute on a GPU, several on a CPU",
+        FINISHED,
+    ),
+    "accuracy": Verb(
+        "accuracy_regression",
+        "run trtllm-eval with the heuristic off and on, and decide",
+        ENGINE,
+        "hours",
+        "0 every task within; 1 a regression; 2 wrong use; 3 undecided or runs failed; 4 the tool failed;"
+        " 130 interrupted",
+        "a checkpoint of the model",
+    ),
+    "tpot": Verb(
+        "tpot_ab",
+        "measure time per output token with the heuristic off and on",
+        ENGINE,
+        "hours",
+        "0 all runs finished; 2 wrong use; 3 runs failed; 4 the tool failed; 130 interrupted",
+        "a checkpoint of the model and a file of prompts",
+    ),
+    "stream": Verb(
+        "streaming_client",
+        "measure time per output token of a server that runs",
+        "none here, the server's",
+        "that of the requests",
+        "0 all requests measured; 2 wrong use; 3 no usable stream; 4 the tool failed",
+        "a file of prompts",
+    ),
+    "verdicts": Verb(
+        "simulate_verdicts",
+        "simulate how often the verdicts of accuracy and tpot are right",
+        "none",
+        "minutes; seconds with --table",
+        "0 finished; 2 wrong use",
+    ),
+    "decode": Verb(
+        "simulated_decode",
+        "compare the hook with TensorRT-LLM's op over a simulated decode",
+        f"{HOPPER}; none with --device cpu",
+        "2 minutes",
+        "0 same sets; 1 a set differs; 2 wrong use or a missing GPU",
+        "for TensorRT-LLM's compiled op its wheel, tokenspeed-trtllm-kernel",
+    ),
+    "plot": Verb(
+        "plot_bench", "draw a benchmark", "none", "seconds", FINISHED, "a result file of the verb bench"
+    ),
+    "readme": Verb(
+        "readme_table",
+        "write the figures of README and docs/performance.md, or check them",
+        "none",
+        "seconds",
+        "0 written, or the figures are those of the files; 1 they are not; 2 wrong use",
+    ),
+    "inspect": Verb(
+        "inspect_build",
+        "read registers, spills and code size from the built library",
+        "none",
+        "10 seconds",
+        "0 no kernel spills; 1 one does, or lacks an architecture; 2 no library",
+        "a CUDA library, as `make install` builds where nvcc is",
+    ),
+    "wheel": Verb(
+        "check_wheel",
+        "install one wheel with several torch releases and run it",
+        "none",
+        "10 minutes",
+        "0 it works on every release; 1 it does not; 2 wrong use",
+        "15 GB of disk and a package index",
+    ),
+}

@@ -1,0 +1,52 @@
+"""Put serving configurations together from parts: a base, speculative decoding, the heuristic on or off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gvr_topk.config import load_config
+
+
+def combine(files: Sequence[Path]) -> str:
+    """Text of one YAML file with the keys of several.
+
+    Sections are put together key by key. Of a key that two files set, the later file counts; lists are
+    replaced as a whole.
+
+    Parameters
+    ----------
+    files : sequence of Path
+        At least one, in the order in which they override.
+
+    Returns
+    -------
+    str
+        YAML, with a first line that names the files.
+
+    Raises
+    ------
+    ValueError
+        No file is given.
+    gvr_topk.config.ConfigError
+        A file is missing or wrong.
+    """
+    if not files:
+        raise ValueError("files: wanted at least one, got none")
+    combined: dict[str, Any] = {}
+    for file in files:
+        load_config(file)  # a wrong file is named with its line
+        combined = _merge(combined, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    names = ", ".join(str(file) for file in files)
+    return f"# Combined from {names}\n{yaml.safe_dump(combined, sort_keys=False)}"
+
+
+def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        both = isinstance(merged.get(key), dict) and isinstance(value, dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged

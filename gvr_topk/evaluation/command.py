@@ -1,0 +1,156 @@
+"""The command ``gvr-topk replay``: its options, and what it prints and writes.
+
+Only `run` imports what the extra ``gvr-topk[replay]`` installs, so that ``gvr-topk replay --help`` works
+without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gvr_topk.config import ServeConfig, load_config, parse_config
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from gvr_topk.evaluation.trace import ScoreSource
+
+NEEDED = ("matplotlib", "rich", "scipy")
+"""What the extra installs."""
+
+PAPER_LENGTH = 70690
+"""Row length of the paper's measurements; the generator's default."""
+GENERATOR_STEPS = 64
+
+
+class MissingExtra(ImportError):
+    """A package of the extra ``gvr-topk[replay]`` is not installed."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of ``gvr-topk replay``."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--trace", type=Path, metavar="FILE", help="trace file (.npz with K, Q, W)")
+    source.add_argument(
+        "--shipped", action="store_true", help="the trace in a checkout's eval/data (default)"
+    )
+    source.add_argument(
+        "--generator", type=int, metavar="LAYER", help="synthetic layer of the paper: 0, 1, 20 ... 60"
+    )
+    parser.add_argument(
+        "--length",
+        type=int,
+        default=PAPER_LENGTH,
+        metavar="N",
+        help="row length at step 0 of --generator (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of --generator (default: %(default)s)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="serving YAML; default: heuristic on")
+    parser.add_argument("--offset", type=int, metavar="P", help="hint offset, instead of the YAML's")
+    parser.add_argument("--steps", type=int, metavar="COUNT", help="steps to run; default: all")
+    parser.add_argument("--k", type=int, help="items per row, 1 to 6144, instead of the YAML's")
+    parser.add_argument(
+        "--device", default="cpu", help="cpu or cuda; cuda times the kernels too (default: cpu)"
+    )
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plots (PNG) and the full JSON here")
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print only JSON on stdout")
+
+
+def run(options: argparse.Namespace) -> bool:
+    """Replay, print the tables and write the files.
+
+    Returns
+    -------
+    bool
+        Whether every step was exact.
+
+    Raises
+    ------
+    MissingExtra
+        The extra is not installed.
+    ValueError
+        An option is out of range, or a file is not what it should be; the message names it.
+    """
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtra(
+            f"replay: wanted the packages of the extra, got no {', '.join(missing)}: "
+            "pip install 'gvr-topk[replay]'"
+        )
+    from rich.console import Console
+
+    from gvr_topk.evaluation import report
+    from gvr_topk.evaluation.replay import replay
+
+    settings = _settings(options.config)
+    source = _source(options)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+    with _progress() as progress:
+        task = progress.add_task(f"replay {source.name}", total=options.steps or source.steps)
+        result = replay(
+            source,
+            settings,
+            k=options.k,
+            hint_offset=options.offset,
+            steps=options.steps,
+            device=options.device,
+            on_step=lambda done: progress.update(task, completed=done),
+        )
+    written = []
+    if options.out is not None:
+        written = [report.save_json(result, options.out), *report.save_plots(result, options.out)]
+    verdict = f"replay: exact on {result.exact_steps} of {len(result.records)} steps"
+    if options.as_json:
+        print(json.dumps(result.to_dict(), allow_nan=False))
+        print(verdict, file=sys.stderr)
+        return result.is_exact
+    console = Console()
+    console.print(report.build_table(result))
+    timing = report.build_timing_table(result)
+    if timing is not None:
+        console.print(timing)
+    for line in [*report.describe_outcome(result), *(f"wrote {path}" for path in written), verdict]:
+        print(line)
+    return result.is_exact
+
+
+def _settings(path: Path | None) -> ServeConfig:
+    if path is None:
+        # Nobody replays to see the heuristic switched off; a file that says so is obeyed.
+        section = {"algorithm": "dsa", "enable_heuristic_topk": True}
+        return parse_config({"sparse_attention_config": section})
+    config = load_config(path)
+    if config.unknown_keys:
+        keys = ", ".join(config.unknown_keys)
+        print(f"{config.source}: not checked, unknown to this version: {keys}", file=sys.stderr)
+    return config
+
+
+def _source(options: argparse.Namespace) -> ScoreSource:
+    from gvr_topk.evaluation.synthetic import LayerGenerator
+    from gvr_topk.evaluation.trace import load_trace, shipped_trace
+
+    if options.generator is not None:
+        steps = GENERATOR_STEPS if options.steps is None else options.steps
+        return LayerGenerator(options.generator, options.length, steps, options.seed)
+    return shipped_trace() if options.trace is None else load_trace(options.trace)
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """Progress on stderr, so that stdout holds only the result; silent when nobody watches."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield progress

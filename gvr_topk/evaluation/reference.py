@@ -1,0 +1,569 @@
+"""The four phases of Guess-Verify-Refine on one row, exact and readable (paper section 4).
+
+This is the algorithm's documentation and the model of the kernel that gives one CTA to a row: the
+same thresholds in the same order, hence the same counting passes. The result is the contract's
+(`gvr_topk.contract`) for every row and every hint; a hint decides only how many passes it takes.
+
+Arithmetic, so that a kernel can repeat it:
+
+* A count is ``#{not (x < T)}``: NaN counts as above every threshold, as the contract ranks it. It is taken
+  on the order key, so that a process that flushes denormals counts alike.
+* A threshold is float32. The mean is the float64 sum of the finite gathered values over their
+  number, rounded once to float32. A quantile is a gathered value itself, never an interpolation.
+* A secant step is ``T1 + (T0 - T1) * (float(target - c1) / float(c0 - c1))`` and a bisection
+  ``0.5 * low + 0.5 * high``, both in float32 without fused multiply-add, counts being below 2**24.
+* Where floats do not settle it, the search goes on over the order-preserving 32-bit key: integers
+  only, at most 32 passes, always successful.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gvr_topk.contract import GUESSES, KEY_NAN, order_key
+
+GuessKind = Literal["mean", "quantile"]
+Done = Literal["short", "guess", "secant", "tie", "bisect", "key", "plateau"]
+
+DONE: dict[int, str] = dict(enumerate(get_args(Done)))
+"""Meaning of the ``done`` column of the statistics tensor, for the path ``gvr``."""
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Point = tuple[np.float32, int]
+
+CAPACITY = 6144
+"""Candidates that refinement holds (the paper's MAX_CANDIDATES, three times its k)."""
+
+QUANTILE_MARGIN = 0.75
+"""How far below the k-th value the quantile guess aims: ``share = alpha + margin * alpha * (1 - alpha)``.
+
+At margin 0 the guess aims at the k-th value itself, and half the guesses fall just short of it. The
+margin is a share of the hint's misses, and smaller for a poor hint, whose misses are spread over the
+row and reach the capacity at once. Mean passes of `topk_row` over 127 steps of the layer 10 trace
+(k = 2048, offset 0, N = 32,640): 1.57 at margin 0, 1.17 at 0.5, 1.05 at 0.75, 1.04 at 1.
+"""
+
+SECANT_PASSES = 4
+"""Passes before bisection replaces the secant; the paper saw at most six in all on real rows."""
+
+FLOAT_PASSES = 8
+"""Passes before the search leaves floats for the key."""
+
+SAMPLE = 2048
+"""Elements of the row that stand in for a missing or worthless hint."""
+
+BINS = 2048
+"""Histogram bins of the refinement."""
+
+SNAP_LIMIT = 32
+"""Members of a histogram bin that snap steps may walk through: more, and the bin is divided again.
+The paper saw at most 20 steps on real rows."""
+
+_KEY_END = KEY_NAN + 1
+_KEY_NEG_INF = 0x007FFFFF
+_KEY_POS_INF = 0xFF800000
+_NAN = np.float32(np.nan)
+_NOTHING: Floats = np.empty(0, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class RowStats:
+    """What one row cost, and why.
+
+    Attributes
+    ----------
+    n, k : int
+        Row length and items wanted.
+    hint_valid : int
+        Distinct hinted positions inside the row, after the offset.
+    hit_count : int
+        How many of those are in the result.
+    hit_ratio : float
+        ``hit_count / k``.
+    alpha : float or None
+        Share of the gathered values at or above the k-th value; feed it to the next step's quantile
+        guess. None when nothing was gathered.
+    guess : str
+        Where the first threshold came from: one of `gvr_topk.contract.GUESSES`.
+    t0 : float
+        The first threshold; NaN for a short row.
+    passes : int
+        Counting passes over the row (phase 2).
+    counts, thresholds : tuple
+        Count and threshold of each pass, in order.
+    bracket : (float, float)
+        The last thresholds known to be too low (count above capacity) and too high (count below
+        `k`); infinite where no pass found one.
+    done : str
+        ``short`` (n <= k, nothing to search), ``guess`` (the first threshold was good), ``secant``,
+        ``tie``, ``bisect``, ``key`` (the kind of step that ended the search), or ``plateau`` (more
+        than `capacity` values at or above the k-th, because of ties).
+    candidates : int
+        Elements collected in phase 3.
+    snap_iterations : int
+        Scans of the candidates in phase 4 after the first histogram.
+    kth_value : float
+        The k-th largest value; the smallest value of a short row, NaN when the row is empty.
+    """
+
+    n: int
+    k: int
+    hint_valid: int
+    hit_count: int
+    hit_ratio: float
+    alpha: float | None
+    guess: str
+    t0: float
+    passes: int
+    counts: tuple[int, ...]
+    thresholds: tuple[float, ...]
+    bracket: tuple[float, float]
+    done: Done
+    candidates: int
+    snap_iterations: int
+    kth_value: float
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """Top-k of one row.
+
+    Attributes
+    ----------
+    indices : ndarray, shape [k], int32
+        Ascending positions, then -1.
+    stats : RowStats
+    """
+
+    indices: npt.NDArray[np.int32]
+    stats: RowStats
+
+
+def topk_row(
+    row: Floats,
+    k: int,
+    hint: npt.NDArray[np.integer] | None = None,
+    *,
+    hint_offset: int = 0,
+    guess: GuessKind = "mean",
+    alpha: float | None = None,
+    capacity: int = CAPACITY,
+) -> RowResult:
+    """Exact top-k of one row by guess, verify, collect and refine.
+
+    Parameters
+    ----------
+    row : ndarray, shape [n], float32
+        The visible scores of the row, any content.
+    k : int
+        Items wanted, at least 1.
+    hint : ndarray, shape [any], integer, optional
+        Positions guessed to be in the result, usually the step before's. Any content is safe;
+        negative entries are padding.
+    hint_offset : int
+        Added to every non-negative hinted position: position-relative scores move with the query.
+    guess : {"mean", "quantile"}
+        First threshold: the mean of the gathered values, as the paper has it, or the quantile that
+        `alpha` names.
+    alpha : float, optional
+        ``RowStats.alpha`` of the step before. None, and a number that is no share, mean unknown: the mean
+        is taken.
+    capacity : int
+        Most candidates that refinement can hold, at least `k`.
+
+    Returns
+    -------
+    RowResult
+
+    Notes
+    -----
+    Which items and in what order: see `gvr_topk.contract`. Neither depends on the hint, the guess
+    or the capacity.
+
+    Examples
+    --------
+    >>> topk_row(np.array([3, 1, 2, 3], dtype=np.float32), 2).indices
+    array([0, 3], dtype=int32)
+    """
+    _check_arguments(row, k, hint, guess, capacity)
+    n = len(row)
+    positions = _hinted_positions(hint, hint_offset, n)
+    gathered = row[positions]
+    if n <= k:
+        indices = np.arange(n)
+        kth_key = int(_keys(row).min()) if n else KEY_NAN
+        candidates = n
+        found = _Verified(_KEY_NEG_INF, "short", (), (), (-math.inf, math.inf))
+        first, snaps = _Guess(math.nan, _NOTHING, 0, GUESSES[0]), 0
+    else:
+        first = _guess(row, gathered, guess, alpha, k, capacity)
+        found = _verify(row, first, k, capacity)
+        indices = _collect(row, found, k)
+        kth_key, snaps = _refine(row[indices], k)
+        candidates = len(indices)
+        indices = indices[_partition(_keys(row[indices]), kth_key, k)]
+    distinct = np.unique(positions)
+    hits = int(np.isin(distinct, indices, assume_unique=True).sum())
+    stats = RowStats(
+        n=n,
+        k=k,
+        hint_valid=len(distinct),
+        hit_count=hits,
+        hit_ratio=hits / k,
+        alpha=float(np.mean(_keys(gathered) >= kth_key)) if len(gathered) else None,
+        guess=first.source,
+        t0=first.threshold,
+        passes=len(found.counts),
+        counts=found.counts,
+        thresholds=found.thresholds,
+        bracket=found.bracket,
+        done=found.done,
+        candidates=candidates,
+        snap_iterations=snaps,
+        kth_value=_key_to_float(kth_key),
+    )
+    padded = np.full(k, -1, dtype=np.int32)
+    padded[: len(indices)] = indices
+    return RowResult(padded, stats)
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """Phase 1's outcome: a first threshold, and the values that place the secant's other end."""
+
+    threshold: float
+    values: Floats
+    low_count: int
+    source: str
+
+
+@dataclass(frozen=True)
+class _Verified:
+    """Phase 2's outcome: ``k <= #{key >= threshold_key} <= capacity``, or ``done == "plateau"``."""
+
+    threshold_key: int
+    done: Done
+    counts: tuple[int, ...]
+    thresholds: tuple[float, ...]
+    bracket: tuple[float, float]
+
+
+def _guess(
+    row: Floats, gathered: Floats, kind: GuessKind, alpha: float | None, k: int, capacity: int
+) -> _Guess:
+    """Phase 1: statistics of the hinted values, and from them the first threshold.
+
+    Duplicates are kept and non-finite values dropped: a kernel can do both without a search. Values
+    that are all equal say nothing about the row (a cold hint of zeros gathers one element k times),
+    so an even sample of the row replaces them.
+    """
+    n = len(row)
+    values = gathered[np.isfinite(gathered)]
+    if len(values) and values.min() < values.max():
+        # The count at the smallest hinted value is unknown: twice the capacity is a better estimate
+        # than the row's length, because most misses of a hint lie just below the k-th value.
+        low_count = min(n, 2 * capacity)
+        if kind == "quantile" and alpha is not None and 0 <= alpha <= 1:
+            share = alpha + QUANTILE_MARGIN * alpha * (1 - alpha)
+            return _Guess(_upper_quantile(values, share), values, low_count, GUESSES[1])
+        mean = np.float32(values.sum(dtype=np.float64) / len(values))
+        return _Guess(float(mean), values, low_count, GUESSES[1])
+    count = min(n, SAMPLE)
+    sample = row[np.arange(count) * n // count]
+    sample = sample[np.isfinite(sample)]
+    if not len(sample):
+        return _Guess(0.0, _NOTHING, n, GUESSES[0])
+    return _Guess(_upper_quantile(sample, _target(k, capacity) / n), sample, n, GUESSES[2])
+
+
+def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:
+    """Phase 2: find a threshold that at least `k` and at most `capacity` elements reach.
+
+    Float steps while they work (`_next_threshold`), then the key, which always does.
+    """
+    target = _target(k, capacity)
+    low, high = (np.float32(-np.inf), len(row)), (np.float32(np.inf), 0)
+    points: list[Point] = []
+    done: Done = "guess"
+    step: np.float32 | None = np.float32(first.threshold)
+    keys = _keys(row)
+    while step is not None:
+        count = int(np.count_nonzero(keys >= _key_of(step)))
+        points.append((step, count))
+        if k <= count <= capacity:
+            return _verified(_key_of(step), done, points, low, high)
+        if count > capacity:
+            low = points[-1]
+        else:
+            high = points[-1]
+        if len(points) == 1:
+            extremes = _finite_extremes(row)
+        step, done = _next_threshold(points, low[0], high[0], extremes, first, target)
+    # +inf itself may be reached by k elements (infinities, NaNs): an upper end that no pass
+    # measured lies beyond NaN.
+    top = _key_of(high[0]) if math.isfinite(high[0]) else _KEY_END
+    key, is_plateau, trail = _bisect_keys(keys, k, capacity, (_key_of(low[0]), low[1]), top)
+    points += [(np.float32(_key_to_float(middle)), count) for middle, count in trail]
+    return _verified(key, "plateau" if is_plateau else "key", points, low, high)
+
+
+def _next_threshold(
+    points: list[Point],
+    low: np.float32,
+    high: np.float32,
+    extremes: tuple[np.float32, np.float32],
+    first: _Guess,
+    target: int,
+) -> tuple[np.float32 | None, Done]:
+    """The next float threshold and the kind of step, or None when the key has to decide.
+
+    The first secant goes from the guess to the hint's largest or smallest value, whose counts are
+    estimates; the later ones go through the last two measured points. Only an upward first step is
+    halved: the count falls steeply from a low threshold, and the chord overshoots. A step outside
+    the measured bracket (`low`, `high`) is a stall, and so are too many of them: then the bracket
+    is halved, its open side closed by the row's finite `extremes`, which the first pass found.
+
+    A gathered value that occurs twice is probably a plateau (zeros, after a ReLU), through which no
+    line leads: it is tested itself, and then the next float above it.
+    """
+    if len(points) >= FLOAT_PASSES:
+        return None, "key"
+    t1, c1 = points[-1]
+    if c1 > target and np.count_nonzero(first.values == t1) > 1:
+        step = np.nextafter(t1, np.float32(np.inf))
+        return (step, "tie") if step < high else (None, "key")
+    if len(points) == 1 and c1 < target and len(first.values):
+        least = first.values.min()
+        if least < t1 and np.count_nonzero(first.values == least) > 1:
+            return least, "tie"
+    if len(points) > SECANT_PASSES:
+        step = _NAN
+    elif len(points) > 1:
+        step = _secant(points[-2], points[-1], target)
+    elif not len(first.values):
+        step = _NAN
+    elif c1 < target:
+        step = _secant((first.values.min(), first.low_count), points[-1], target)
+    else:
+        step = _halfway(t1, _secant((first.values.max(), 1), points[-1], target))
+    if low < step < high:
+        return step, "secant"
+    bottom = low if np.isfinite(low) else extremes[0]
+    top = high if np.isfinite(high) else extremes[1]
+    step = _halfway(bottom, top)
+    return (step, "bisect") if bottom < step < top else (None, "key")
+
+
+def _secant(end: Point, start: Point, target: int) -> np.float32:
+    """Where the line through two (threshold, count) points reaches `target`; NaN when it does not."""
+    (t0, c0), (t1, c1) = end, start
+    if c0 == c1:
+        return _NAN
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.float32(t1 + (t0 - t1) * (np.float32(target - c1) / np.float32(c0 - c1)))
+
+
+def _halfway(a: np.float32, b: np.float32) -> np.float32:
+    """Midpoint that does not overflow."""
+    return np.float32(0.5) * a + np.float32(0.5) * b
+
+
+def _finite_extremes(row: Floats) -> tuple[np.float32, np.float32]:
+    """Smallest and largest finite value of the row; NaN when it has none."""
+    finite = row[np.isfinite(row)]
+    return (finite.min(), finite.max()) if len(finite) else (_NAN, _NAN)
+
+
+def _bisect_keys(
+    keys: Ints, k: int, capacity: int, low: tuple[int, int], top: int
+) -> tuple[int, bool, list[tuple[int, int]]]:
+    """Search the key for a threshold with ``k <= count <= capacity``, in at most 32 counts.
+
+    `low` is a key with its count, `top` a key, and ``count(low) >= k > count(top)``. Each count also yields
+    the two keys next to the middle, and the bracket shrinks to them: empty stretches of the key,
+    such as the one between a plateau of zeros and the smallest positive value, cost one count.
+
+    Returns
+    -------
+    key : int
+        The threshold.
+    is_plateau : bool
+        True when `key` is the k-th value and still more than `capacity` elements reach it.
+    trail : list of (key, count)
+    """
+    bottom, bottom_count = low
+    trail: list[tuple[int, int]] = []
+    while bottom_count > capacity and top - bottom > 1:
+        middle = (bottom + top) // 2
+        reach = keys >= middle
+        count = int(np.count_nonzero(reach))
+        trail.append((middle, count))
+        if count >= k:
+            bottom, bottom_count = int(keys[reach].min()), count
+        else:
+            top = int(keys[~reach].max()) + 1
+    return bottom, bottom_count > capacity, trail
+
+
+def _collect(row: Floats, found: _Verified, k: int) -> Ints:
+    """Phase 3: positions of the candidates, in index order.
+
+    A plateau does not fit, but its members are all equal: everything above it and its first ties
+    are the answer already.
+    """
+    keys = _keys(row)
+    if found.done == "plateau":
+        return np.flatnonzero(_partition(keys, found.threshold_key, k))
+    return np.flatnonzero(keys >= found.threshold_key)
+
+
+def _refine(values: Floats, k: int) -> tuple[int, int]:
+    """Phase 4: the exact k-th key of the candidates, and how many scans it took after the histogram.
+
+    The histogram leads to the bin of the k-th value; from its lower edge each snap scan moves to the
+    next distinct value until ``count_gt < k <= count_ge``. An edge that rounding put one value off
+    costs a scan, never exactness.
+    """
+    keys = _keys(values)
+    if len(values) == k:
+        return int(keys.min()), 0
+    key, scans = _histogram_start(values, keys, k)
+    while True:
+        scans += 1
+        above, below = keys > key, keys < key
+        count_gt, count_ge = int(np.count_nonzero(above)), len(keys) - int(np.count_nonzero(below))
+        if count_gt < k <= count_ge:
+            return key, scans
+        key = int(keys[above].min()) if count_gt >= k else int(keys[below].max())
+
+
+def _histogram_start(values: Floats, keys: Ints, k: int) -> tuple[int, int]:
+    """Key of the lower edge of the bin that holds the k-th candidate, and the extra histograms.
+
+    Bins are even in value over the finite candidates. A bin with too many members (an outlier
+    stretched the range) is divided again, evenly in key: three times at most, 11 bits each.
+    """
+    bins, low, scale = _value_bins(values)
+    kth = _kth_bin(bins, k)
+    edge = _key_of(np.float32(low + np.float32(kth) / scale))
+    extra = 0
+    while True:
+        members = bins == kth
+        if np.count_nonzero(members) <= SNAP_LIMIT:
+            return edge, extra
+        k -= int(np.count_nonzero(bins > kth))
+        keys = keys[members]
+        lowest = int(keys.min())
+        span = int(keys.max()) - lowest
+        if not span:
+            return lowest, extra
+        shift = max(0, span.bit_length() - (BINS - 1).bit_length())
+        bins = (keys - lowest) >> shift
+        kth = _kth_bin(bins, k)
+        edge = lowest + (kth << shift)
+        extra += 1
+
+
+def _value_bins(values: Floats) -> tuple[Ints, np.float32, np.float32]:
+    """Bin of each candidate, the lowest finite value, and bins per unit of value.
+
+    +inf and NaN go to the top bin, -inf to the lowest. Without a usable width (equal values, a
+    denormal or overflowing range) all share the lowest.
+    """
+    finite = values[np.isfinite(values)]
+    if len(finite):
+        low, high = finite.min(), finite.max()
+        with np.errstate(over="ignore", divide="ignore"):
+            scale = np.float32(BINS) / (high - low)
+        if np.isfinite(scale) and scale > 0:
+            scaled = (np.clip(np.nan_to_num(values, nan=high), low, high) - low) * scale
+            return np.minimum(scaled.astype(np.int64), BINS - 1), low, scale
+    return np.zeros(len(values), dtype=np.int64), np.float32(0), np.float32(1)
+
+
+def _kth_bin(bins: Ints, k: int) -> int:
+    """The bin, counted from the top, in which the k-th element falls."""
+    from_top = np.cumsum(np.bincount(bins, minlength=BINS)[::-1])
+    return BINS - 1 - int(np.searchsorted(from_top, k))
+
+
+def _partition(keys: Ints, kth_key: int, k: int) -> npt.NDArray[np.bool_]:
+    """Mask of the `k` chosen: all above the k-th key, then the ties with the smallest positions."""
+    chosen = keys > kth_key
+    ties = np.flatnonzero(keys == kth_key)
+    chosen[ties[: k - int(np.count_nonzero(chosen))]] = True
+    return chosen
+
+
+def _hinted_positions(hint: npt.NDArray[np.integer] | None, offset: int, n: int) -> Ints:
+    if hint is None:
+        return np.empty(0, dtype=np.int64)
+    # Padding is recognised before the offset: -1 + 1 is not position 0.
+    positions: Ints = hint[hint >= 0].astype(np.int64) + offset
+    return positions[(positions >= 0) & (positions < n)]
+
+
+def _target(k: int, capacity: int) -> int:
+    """The count that thresholds aim at: as far from too few as from too many."""
+    return (k + capacity) // 2
+
+
+def _upper_quantile(values: Floats, share: float) -> float:
+    """The value that `share` of the values reach, as one of them."""
+    rank = math.ceil(np.float32(share) * np.float32(len(values)))
+    return float(np.sort(values)[::-1][min(max(rank, 1), len(values)) - 1])
+
+
+def _verified(key: int, done: Done, points: list[Point], low: Point, high: Point) -> _Verified:
+    thresholds, counts = zip(*points, strict=True)
+    bracket = (float(low[0]), float(high[0]))
+    return _Verified(key, done, counts, tuple(map(float, thresholds)), bracket)
+
+
+def _check_arguments(
+    row: Floats, k: int, hint: npt.NDArray[np.integer] | None, guess: GuessKind, capacity: int
+) -> None:
+    if not isinstance(row, np.ndarray) or row.dtype != np.float32 or row.ndim != 1:
+        raise TypeError(f"row: wanted a 1-D float32 array, got {_describe(row)}")
+    if k < 1:
+        raise ValueError(f"k: wanted at least 1, got {k}")
+    if capacity < k:
+        raise ValueError(f"capacity: wanted at least k = {k}, got {capacity}")
+    if guess not in get_args(GuessKind):
+        raise ValueError(f"guess: wanted one of {get_args(GuessKind)}, got {guess!r}")
+    if hint is not None and (
+        not isinstance(hint, np.ndarray) or not np.issubdtype(hint.dtype, np.integer) or hint.ndim != 1
+    ):
+        raise TypeError(f"hint: wanted a 1-D integer array, got {_describe(hint)}")
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.ndim}-D {value.dtype}"
+    return type(value).__name__
+
+
+def _keys(values: Floats) -> Ints:
+    return order_key(torch.from_numpy(np.array(values, dtype=np.float32))).numpy()
+
+
+def _key_of(value: np.float32) -> int:
+    """Key of one float32."""
+    return int(_keys(np.array([value], dtype=np.float32))[0])
+
+
+def _key_to_float(key: int) -> float:
+    """The float32 that has this key; keys outside the numbers are -inf and NaN."""
+    if key > _KEY_POS_INF:
+        return math.nan
+    if key < _KEY_NEG_INF:
+        return -math.inf
+    bits = key - 0x80000000 if key >= 0x80000000 else 0xFFFFFFFF - key
+    return float(np.array([bits], dtype=np.uint32).view(np.float32)[0])

@@ -1,0 +1,516 @@
+"""Run decode steps through the whole path a serving engine takes, and measure what the hint is worth.
+
+configuration -> gate -> `PriorState` -> op -> check against `oracle.sorted_topk`, step by step. Beside
+the op, the readable four phases (`reference.topk_row`) run with each hint offset and first guess, for
+the statistics that the paper reports.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from gvr_topk.config import GvrTopkConfig, ServeConfig
+from gvr_topk.contract import MAX_WIDTH, STATS_COLUMNS
+from gvr_topk.evaluation.oracle import sorted_topk
+from gvr_topk.evaluation.reference import CAPACITY, GuessKind, RowStats, topk_row
+from gvr_topk.evaluation.trace import ScoreSource
+from gvr_topk.gate import GateDecision, can_use_heuristic
+from gvr_topk.ops import indexer_topk_decode
+from gvr_topk.prior import PriorState
+
+FORMAT = "gvr_topk.replay/1"
+"""Name of the JSON layout."""
+
+HOPPER = 90
+"""Architecture the gate is asked about when the replay runs on a CPU."""
+
+TIMED_PATHS = ("gvr", "radix", "cluster")
+TIMED_STEPS = 8
+GRAPH_LAUNCHES = 20
+GRAPH_REPLAYS = 11
+
+_POISON = -7
+_REQUEST = "replay"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to take the first threshold from the hint."""
+
+    hint_offset: int
+    guess: GuessKind
+
+    configured: bool = False
+    """Whether this is what the configuration that is replayed makes the op do."""
+
+    @property
+    def label(self) -> str:
+        return f"offset {self.hint_offset}, {self.guess}"
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One decode step.
+
+    Attributes
+    ----------
+    step, length : int
+        Index of the step and keys it sees.
+    gate : str
+        The gate's reason; ``allowed`` tells which way it decided.
+    exact : bool
+        The op returned what `oracle.sorted_topk` returns, order included.
+    reference_exact : bool
+        So did the reference, in every variant.
+    op_stats : dict
+        The op's statistics row, by column name.
+    variants : tuple of RowStats
+        Reference statistics in the order of `ReplayResult.variants`.
+    """
+
+    step: int
+    length: int
+    allowed: bool
+    gate: str
+    exact: bool
+    reference_exact: bool
+    op_stats: dict[str, int]
+    variants: tuple[RowStats, ...]
+
+
+@dataclass(frozen=True)
+class ScoreSnapshot:
+    """Scores of one step as a histogram, with the values the search met there with variant `variant`."""
+
+    step: int
+    variant: int
+    edges: npt.NDArray[np.float64]
+    counts: npt.NDArray[np.int64]
+    stats: RowStats
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one path at one step; `microseconds` is None where it did not run, `note` says why."""
+
+    path: str
+    step: int
+    length: int
+    microseconds: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """Outcome of a replay."""
+
+    source: str
+    device: str
+    k: int
+    options: GvrTopkConfig
+    heuristic_enabled: bool
+    variants: tuple[Variant, ...]
+    records: tuple[StepRecord, ...]
+    snapshot: ScoreSnapshot
+    timings: tuple[Timing, ...]
+    seconds: float
+
+    @property
+    def exact_steps(self) -> int:
+        """Steps on which the op and the reference both met the contract."""
+        return sum(record.exact and record.reference_exact for record in self.records)
+
+    @property
+    def is_exact(self) -> bool:
+        return self.exact_steps == len(self.records)
+
+    def hinted(self, variant: int) -> list[RowStats]:
+        """Reference statistics of the steps that had a hint and something to search."""
+        rows = (record.variants[variant] for record in self.records)
+        return [row for row in rows if row.hint_valid and row.done != "short"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data for JSON; non-finite numbers become strings."""
+        data = {
+            "format": FORMAT,
+            "source": self.source,
+            "device": self.device,
+            "k": self.k,
+            "options": self.options.model_dump(),
+            "heuristic_enabled": self.heuristic_enabled,
+            "versions": {"torch": torch.__version__, "python": platform.python_version()},
+            "steps": len(self.records),
+            "exact_steps": self.exact_steps,
+            "seconds": round(self.seconds, 3),
+            "variants": [
+                {
+                    "label": variant.label,
+                    **summarize(self.hinted(index)),
+                    "hit_ratio": self._hit_ratios(index),
+                }
+                for index, variant in enumerate(self.variants)
+            ],
+            "records": [asdict(record) for record in self.records],
+            "timings": [asdict(timing) for timing in self.timings],
+        }
+        return _plain(data)
+
+    def _hit_ratios(self, variant: int) -> list[float]:
+        return [record.variants[variant].hit_ratio for record in self.records]
+
+
+def summarize(rows: list[RowStats]) -> dict[str, Any]:
+    """Figures of many rows, defined as in the paper (sections 4.2.2 and 4.2.4).
+
+    Returns
+    -------
+    dict
+        ``rows``; ``hit_ratio_mean``; ``passes_within`` (share done in 1, 2, 3 and 4 passes) and
+        ``passes_max``; ``candidates_mean``, ``candidates_median``; ``snap_within_5``,
+        ``snap_within_8`` and ``snap_max`` over rows whose candidates exceed k. None without rows.
+    """
+    passes = np.array([row.passes for row in rows])
+    candidates = np.array([row.candidates for row in rows])
+    snaps = np.array([row.snap_iterations for row in rows if row.candidates > row.k])
+    return {
+        "rows": len(rows),
+        "hit_ratio_mean": _mean([row.hit_ratio for row in rows]),
+        "passes_within": [_mean(passes <= limit) for limit in (1, 2, 3, 4)],
+        "passes_max": int(passes.max()) if len(passes) else None,
+        "candidates_mean": _mean(candidates),
+        "candidates_median": float(np.median(candidates)) if len(candidates) else None,
+        "snap_within_5": _mean(snaps <= 5),
+        "snap_within_8": _mean(snaps <= 8),
+        "snap_max": int(snaps.max()) if len(snaps) else None,
+    }
+
+
+def replay(
+    source: ScoreSource,
+    config: ServeConfig,
+    *,
+    k: int | None = None,
+    hint_offset: int | None = None,
+    steps: int | None = None,
+    device: str = "cpu",
+    on_step: Callable[[int], None] | None = None,
+) -> ReplayResult:
+    """Replay consecutive decode steps of one layer and one request.
+
+    Parameters
+    ----------
+    source : ScoreSource
+        Trace or generator.
+    config : ServeConfig
+        Decides as in serving: whether the hint is used, k, offset, forced path.
+    k, hint_offset : int, optional
+        Override the configuration.
+    steps : int, optional
+        Steps to run, from the first; default all.
+    device : str
+        ``cpu`` or ``cuda``. On CUDA the paths are timed as well.
+    on_step : callable, optional
+        Called with the number of finished steps.
+
+    Returns
+    -------
+    ReplayResult
+
+    Raises
+    ------
+    ValueError
+        An argument out of range; the message names it.
+    """
+    k = config.index_topk if k is None else k
+    count = source.steps if steps is None else steps
+    _check(source, k, count, device)
+    options = config.gvr_topk
+    if hint_offset is not None:
+        options = options.model_copy(update={"hint_offset": hint_offset})
+    variants = _variants(options.hint_offset)
+    started = time.perf_counter()
+    with _one_thread():
+        path = _ServingPath(source, config, options, k, count, device)
+        records, snapshot, timings = _run(source, path, variants, k, count, on_step)
+    return ReplayResult(
+        source=source.name,
+        device=path.device_name,
+        k=k,
+        options=options,
+        heuristic_enabled=config.heuristic_enabled,
+        variants=variants,
+        records=tuple(records),
+        snapshot=snapshot,
+        timings=tuple(timings),
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _run(
+    source: ScoreSource,
+    path: _ServingPath,
+    variants: tuple[Variant, ...],
+    k: int,
+    count: int,
+    on_step: Callable[[int], None] | None,
+) -> tuple[list[StepRecord], ScoreSnapshot, list[Timing]]:
+    records: list[StepRecord] = []
+    alphas: list[float | None] = [None] * len(variants)
+    snapshot: ScoreSnapshot | None = None
+    timings: list[Timing] = []
+    timed = _spread(count, TIMED_STEPS) if path.device.type == "cuda" else set()
+    for step in range(count):
+        scores = source.scores(step)
+        hint, guess = path.hint(), path.guess()
+        decision, got, op_stats = path.step(scores)
+        expected = sorted_topk(torch.from_numpy(scores)[None], torch.tensor([len(scores)]), k)[0]
+        rows = [
+            topk_row(
+                scores,
+                k,
+                hint,
+                hint_offset=variant.hint_offset,
+                guess=variant.guess,
+                alpha=alphas[index],
+                capacity=max(CAPACITY, 3 * k),
+            )
+            for index, variant in enumerate(variants)
+        ]
+        alphas = [row.stats.alpha for row in rows]
+        records.append(
+            StepRecord(
+                step=step,
+                length=len(scores),
+                allowed=decision.allowed,
+                gate=decision.reason,
+                exact=torch.equal(got, expected),
+                reference_exact=all(np.array_equal(row.indices, expected.numpy()) for row in rows),
+                op_stats=op_stats,
+                variants=tuple(row.stats for row in rows),
+            )
+        )
+        if step == count // 2:
+            counts, edges = np.histogram(scores[np.isfinite(scores)], bins=160)
+            shown = next(index for index, variant in enumerate(variants) if variant.configured)
+            snapshot = ScoreSnapshot(step, shown, edges, counts, rows[shown].stats)
+        if step in timed:
+            timings += path.time_step(step, scores, hint, guess)
+        if on_step is not None:
+            on_step(step + 1)
+    assert snapshot is not None  # count >= 1
+    return records, snapshot, timings
+
+
+class _ServingPath:
+    """One layer and one request, as an engine holds them: fixed buffers, state on the device."""
+
+    def __init__(
+        self,
+        source: ScoreSource,
+        config: ServeConfig,
+        options: GvrTopkConfig,
+        k: int,
+        steps: int,
+        device: str,
+    ) -> None:
+        self.device = torch.device(device)
+        self.options, self.k = options, k
+        self.enabled = config.heuristic_enabled
+        # Wider than any row, as an engine's buffer is, and a multiple of 4 so rows stay aligned.
+        width = (max(source.length(step) for step in range(steps)) // 64 + 1) * 64
+        self.logits = torch.empty((1, width), dtype=torch.float32, device=self.device)
+        self.seq_lens = torch.empty(1, dtype=torch.int32, device=self.device)
+        self.out = torch.empty((1, k), dtype=torch.int32, device=self.device)
+        self.stats = torch.empty((1, len(STATS_COLUMNS)), dtype=torch.int32, device=self.device)
+        self.prior = PriorState(1, 1, k, device=self.device)
+        self.slot = self.prior.admit(_REQUEST)
+        if self.device.type == "cuda":
+            major, minor = torch.cuda.get_device_capability(self.device)
+            self.arch, self.device_name = 10 * major + minor, torch.cuda.get_device_name(self.device)
+        else:
+            self.arch, self.device_name = HOPPER, "cpu"
+
+    def hint(self) -> npt.NDArray[np.int32]:
+        """What the coming step will read as its hint."""
+        positions = self.prior.indices
+        assert positions is not None  # a replay reports hit ratios, so it keeps them
+        return positions[0, self.slot].cpu().numpy().copy()
+
+    def guess(self) -> Tensor:
+        """What the step before left for the coming step's guess: the whole slot, ``[4]``."""
+        return self.prior.guess[0, self.slot].clone()
+
+    def step(self, scores: npt.NDArray[np.float32]) -> tuple[GateDecision, Tensor, dict[str, int]]:
+        """Gate and op of one step, on poisoned buffers."""
+        self._load(scores)
+        decision = self.decide(len(scores))
+        # As in serving: a row the gate refuses neither reads nor writes a hint.
+        row_slot = self.prior.set_rows([_REQUEST if decision.allowed else None])
+        layer = self.prior.layer(0)
+        indexer_topk_decode(
+            self.logits,
+            self.seq_lens,
+            self.k,
+            out=self.out,
+            prior=layer.indices,
+            row_slot=row_slot,
+            prior_offset=self.options.hint_offset,
+            guess_state=layer.guess,
+            stats=self.stats,
+            path=self.options.path,
+            max_ctas=self.options.max_ctas,
+        )
+        stats = dict(zip(STATS_COLUMNS, self.stats[0].tolist(), strict=True))
+        return decision, self.out[0].cpu().clone(), stats
+
+    def decide(self, length: int) -> GateDecision:
+        """The gate's answer for a row of this true length, within the configured lengths if any."""
+        decision = can_use_heuristic(
+            length=length,
+            k=self.k,
+            enabled=self.enabled,
+            inner_stride=self.logits.stride(1),
+            arch=self.arch,
+            path=self.options.path,
+        )
+        low, high = self.options.min_length, self.options.max_length
+        if decision.reason == "too_short" and low is not None and length >= low:
+            return GateDecision(True, "allowed", f"length is {length}, min_length {low}")
+        if decision.reason == "too_long" and high is not None and length <= high:
+            return GateDecision(True, "allowed", f"length is {length}, max_length {high}")
+        if decision.reason == "allowed" and low is not None and length < low:
+            return GateDecision(False, "too_short", f"length is {length}, want at least min_length {low}")
+        if decision.reason == "allowed" and high is not None and length > high:
+            return GateDecision(False, "too_long", f"length is {length}, want at most max_length {high}")
+        return decision
+
+    def time_step(
+        self, step: int, scores: npt.NDArray[np.float32], hint: npt.NDArray[np.int32], guess: Tensor
+    ) -> list[Timing]:
+        """Time each path on this row with what it found: CUDA graph, warm L2, median of the replays."""
+        self._load(scores)
+        timings = []
+        for path in TIMED_PATHS:
+            try:
+                microseconds = self._time_path(path, torch.from_numpy(hint).to(self.device), guess)
+                timings.append(Timing(path, step, len(scores), microseconds))
+            except (RuntimeError, ValueError) as error:
+                timings.append(Timing(path, step, len(scores), None, str(error).splitlines()[0]))
+        return timings
+
+    def _load(self, scores: npt.NDArray[np.float32]) -> None:
+        # NaN ranks above everything: one element read past the row would show in the result.
+        self.logits.fill_(float("nan"))
+        self.logits[0, : len(scores)].copy_(torch.from_numpy(scores))
+        self.seq_lens.fill_(len(scores))
+        self.out.fill_(_POISON)
+
+    def _time_path(self, path: str, hint: Tensor, guess: Tensor) -> float:
+        # The op writes back what the next step starts from, which would make every launch after the first
+        # find it perfect: each launch has its own copy, restored before each replay.
+        hints = hint.expand(GRAPH_LAUNCHES, 1, -1).clone()
+        guesses = guess.expand(GRAPH_LAUNCHES, 1, -1).clone()
+        row_slot = torch.zeros(1, dtype=torch.int32, device=self.device)
+        out = torch.empty_like(self.out)
+
+        def launch(index: int) -> None:
+            indexer_topk_decode(
+                self.logits,
+                self.seq_lens,
+                self.k,
+                out=out,
+                prior=hints[index],
+                row_slot=row_slot,
+                prior_offset=self.options.hint_offset,
+                guess_state=guesses[index],
+                path=path,
+                max_ctas=self.options.max_ctas,
+            )
+
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            launch(0)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for index in range(GRAPH_LAUNCHES):
+                launch(index)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        samples = []
+        for _ in range(GRAPH_REPLAYS):
+            hints.copy_(hint.expand_as(hints))
+            guesses.copy_(guess.expand_as(guesses))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            samples.append(1000.0 * begin.elapsed_time(end) / GRAPH_LAUNCHES)
+        return float(np.median(samples))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch on one thread: a row is too small to share.
+
+    On a busy two-core machine the barriers between threads took five times as long as the work.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _variants(configured_offset: int) -> tuple[Variant, ...]:
+    """The paper's way first; both offsets it discusses, and the configured one if it is another."""
+    offsets = [0, 1] + ([configured_offset] if configured_offset not in (0, 1) else [])
+    guesses: tuple[GuessKind, ...] = ("mean", "quantile")
+    # The op's own default is the quantile.
+    return tuple(
+        Variant(offset, guess, (offset, guess) == (configured_offset, "quantile"))
+        for guess in guesses
+        for offset in offsets
+    )
+
+
+def _check(source: ScoreSource, k: int, steps: int, device: str) -> None:
+    if not 1 <= k <= MAX_WIDTH:
+        raise ValueError(f"k: wanted 1 to {MAX_WIDTH:,}, got {k}")
+    if not 1 <= steps <= source.steps:
+        raise ValueError(f"steps: wanted 1 to {source.steps} for {source.name}, got {steps}")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"device: wanted cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device: wanted a CUDA device that torch can use, got none")
+
+
+def _spread(count: int, wanted: int) -> set[int]:
+    """Steps spread over the replay; the first has no hint and is left out where it can be."""
+    return set(np.linspace(min(1, count - 1), count - 1, min(count, wanted)).round().astype(int).tolist())
+
+
+def _mean(values: Any) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _plain(value: Any) -> Any:
+    """The same data in types that strict JSON knows."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value

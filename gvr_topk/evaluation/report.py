@@ -1,0 +1,273 @@
+"""A replay as a table, as plots and as JSON, beside the figures the paper published."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+from gvr_topk.contract import PATHS
+from gvr_topk.evaluation.replay import ReplayResult, summarize
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class Published:
+    """Replay figures of the paper: DeepSeek-V3.2, 9 layers x 2,023 steps, k = 2048, N about 70,690.
+
+    Sections 4.2.2 (passes), 4.2.4 (snap iterations, candidates) and 6.5 (overlap of layers 20-60 and
+    of layers 0-1, and of a random hint).
+    """
+
+    rows: int = 18_207
+    passes_within: tuple[float, float, float, float] = (0.676, 0.843, 0.948, 0.994)
+    passes_max: int = 6
+    snap_within_5: float = 0.793
+    snap_within_8: float = 0.953
+    snap_max: int = 20
+    candidates: str = "2.6K-3.8K"
+    overlap: str = "44 / 1.5 %"
+    random_overlap: float = 0.029
+
+
+PAPER = Published()
+
+NOTE = (
+    "* what the configuration asks for. Offset: added to every position of the last step's choice, which is "
+    "the hint. T0, the first threshold, is the mean of the hinted scores, or their quantile by the hit ratio "
+    "of the last step. Pass: counting the scores at or above a threshold. Snap: a round that narrows what is "
+    "left to k. These columns are the paper's algorithm (gvr_topk.evaluation.reference). "
+    "Paper: DeepSeek-V3.2 scores, N about 70,690, first threshold the mean of the hint, offset 0; hit "
+    "ratio of layers 20-60 / 0-1. The traces of this project are scores of SmolLM2 under a distilled "
+    "indexer, not of DeepSeek: compare the shape, not the digits."
+)
+
+# Okabe-Ito colours: distinguishable without colour vision.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_PAPER_COLOUR = "#999999"
+_DPI = 150
+
+
+def build_table(result: ReplayResult) -> Table:
+    """Statistics of one replay, a column per variant, the paper's beside them."""
+    lengths = [record.length for record in result.records]
+    title = (
+        f"{result.source}: {len(lengths)} steps, n {min(lengths):,} to {max(lengths):,}, "
+        f"k {result.k:,}, {result.device}"
+    )
+    table = Table(title=title, caption=NOTE, title_justify="left", caption_justify="left")
+    table.add_column("steps with a hint")
+    for variant in result.variants:
+        mark = "*" if variant.configured else ""
+        table.add_column(f"offset {variant.hint_offset}{mark}\n{variant.guess}", justify="right")
+    table.add_column("paper", justify="right")
+    columns = [summarize(result.hinted(index)) for index in range(len(result.variants))]
+    for label, cell, published in _rows(result.k, lengths):
+        table.add_row(label, *(cell(column) for column in columns), published)
+    return table
+
+
+def describe_outcome(result: ReplayResult) -> list[str]:
+    """What the gate decided, which path ran and whether everything was exact, a line each."""
+    count = len(result.records)
+    exact = sum(record.exact for record in result.records)
+    reference = sum(record.reference_exact for record in result.records)
+    return [
+        f"gate: {_count_words(record.gate for record in result.records)}",
+        f"path: {_count_words(_path_name(record.op_stats) for record in result.records)}",
+        f"exact: op {exact} of {count} steps, reference {reference} of {count} steps",
+        "oracle: a sort in NumPy, which shares no code with either",
+        f"the op ran {_where(result)}",
+    ]
+
+
+def _where(result: ReplayResult) -> str:
+    cpu = "its CPU implementation: no kernel ran (--device cuda runs them)"
+    return cpu if result.device == "cpu" else f"its kernels on {result.device}"
+
+
+def build_timing_table(result: ReplayResult) -> Table | None:
+    """Microseconds of each path at each timed step; None where nothing was timed."""
+    if not result.timings:
+        return None
+    table = Table(
+        title=f"us per launch on {result.device}: CUDA graph, warm L2, median", title_justify="left"
+    )
+    for name in ("step", "n", "path", "us"):
+        table.add_column(name, justify="left" if name == "path" else "right")
+    for timing in result.timings:
+        time = timing.note if timing.microseconds is None else f"{timing.microseconds:.2f}"
+        table.add_row(str(timing.step), f"{timing.length:,}", timing.path, time)
+    return table
+
+
+def save_json(result: ReplayResult, folder: Path) -> Path:
+    """Write ``<source>.json`` into `folder`; layout as `ReplayResult.to_dict`."""
+    path = folder / f"{result.source}.json"
+    path.write_text(json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return path
+
+
+def save_plots(result: ReplayResult, folder: Path) -> list[Path]:
+    """Write the hit-ratio, passes and score-distribution plots as PNG into `folder`."""
+    plots: list[tuple[str, Callable[[Axes, ReplayResult], None]]] = [
+        ("hit_ratio", _plot_hit_ratio),
+        ("passes", _plot_passes),
+        ("scores", _plot_scores),
+    ]
+    # The object interface and not pyplot: no global state and no display is needed.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    paths = []
+    for name, draw in plots:
+        figure = Figure(figsize=(8.0, 4.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+        draw(axes, result)
+        path = folder / f"{result.source}_{name}.png"
+        figure.savefig(path, dpi=_DPI)
+        paths.append(path)
+    return paths
+
+
+def _rows(k: int, lengths: list[int]) -> list[tuple[str, Callable[[dict[str, Any]], str], str]]:
+    """Label, cell of a variant, and the paper's figure of each row."""
+
+    def within(index: int) -> Callable[[dict[str, Any]], str]:
+        return lambda column: _percent(column["passes_within"][index])
+
+    chance = _percent(k / float(np.mean(lengths)))
+    return [
+        ("steps", lambda c: str(c["rows"]), f"{PAPER.rows:,}"),
+        ("hit ratio", lambda c: _percent(c["hit_ratio_mean"]), PAPER.overlap),
+        ("of a random hint", lambda c: chance, _percent(PAPER.random_overlap)),
+        ("done in 1 pass", within(0), _percent(PAPER.passes_within[0])),
+        ("within 2 passes", within(1), _percent(PAPER.passes_within[1])),
+        ("within 3 passes", within(2), _percent(PAPER.passes_within[2])),
+        ("within 4 passes", within(3), _percent(PAPER.passes_within[3])),
+        ("most passes", lambda c: _number(c["passes_max"]), str(PAPER.passes_max)),
+        ("mean candidates", lambda c: _number(c["candidates_mean"]), PAPER.candidates),
+        ("median candidates", lambda c: _number(c["candidates_median"]), ""),
+        ("within 5 snaps", lambda c: _percent(c["snap_within_5"]), _percent(PAPER.snap_within_5)),
+        ("within 8 snaps", lambda c: _percent(c["snap_within_8"]), _percent(PAPER.snap_within_8)),
+        ("most snaps", lambda c: _number(c["snap_max"]), str(PAPER.snap_max)),
+    ]
+
+
+def _path_name(op_stats: dict[str, int]) -> str:
+    return PATHS.get(op_stats["path"], str(op_stats["path"]))
+
+
+def _count_words(words: Iterable[str]) -> str:
+    return ", ".join(f"{word} {count}" for word, count in Counter(words).most_common())
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _plot_hit_ratio(axes: Axes, result: ReplayResult) -> None:
+    drawn: set[int] = set()
+    shown: list[float] = []
+    for index, variant in enumerate(result.variants):
+        if variant.hint_offset in drawn:
+            continue
+        colour = _COLOURS[len(drawn)]
+        drawn.add(variant.hint_offset)
+        steps = [record.step for record in result.records if record.variants[index].hint_valid]
+        ratio = [result.records[step].variants[index].hit_ratio for step in steps]
+        if not ratio:
+            continue
+        same_offset = [each for each in result.variants if each.hint_offset == variant.hint_offset]
+        configured = ", configured" if any(each.configured for each in same_offset) else ""
+        label = f"offset {variant.hint_offset}{configured} (mean {_percent(float(np.mean(ratio)))})"
+        axes.plot(steps, ratio, color=colour, linewidth=1.4, label=label)
+        shown += ratio
+    chance = result.k / float(np.mean([record.length for record in result.records]))
+    axes.axhline(
+        chance, color="black", linestyle=":", linewidth=1, label=f"random hint (K/N {_percent(chance)})"
+    )
+    axes.set(
+        title=f"{result.source}: share of the previous top-{result.k} still in the top-{result.k}",
+        xlabel="decode step",
+        ylabel="hit ratio",
+    )
+    # Low ratios are told apart only on an axis of their own size.
+    axes.set_ylim(0, min(1.0, 1.15 * max([chance, *shown])))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
+
+
+def _plot_passes(axes: Axes, result: ReplayResult) -> None:
+    published = np.diff([0.0, *PAPER.passes_within, 1.0])
+    groups = [
+        (variant.label, [row.passes for row in result.hinted(index)], _COLOURS[index % len(_COLOURS)])
+        for index, variant in enumerate(result.variants)
+    ]
+    most = 5
+    width = 0.85 / (len(groups) + 1)
+    place = np.arange(1, most + 1)
+    for index, (label, passes, colour) in enumerate(groups):
+        clipped = np.minimum(passes, most).astype(int)
+        share = np.bincount(clipped, minlength=most + 1)[1:] / max(1, len(passes))
+        axes.bar(place + (index - len(groups) / 2) * width, share, width, color=colour, label=label)
+    axes.bar(
+        place + len(groups) / 2 * width,
+        published,
+        width,
+        color=_PAPER_COLOUR,
+        hatch="//",
+        edgecolor="white",
+        label="paper (DeepSeek-V3.2)",
+    )
+    axes.set(
+        title=f"{result.source}: counting passes over the row, by hint offset and first guess",
+        xlabel="passes",
+        ylabel="share of steps",
+        ylim=(0, 1.05),
+        xticks=place,
+        xticklabels=[*map(str, place[:-1]), f"{most} or more"],
+    )
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
+
+
+def _plot_scores(axes: Axes, result: ReplayResult) -> None:
+    snapshot = result.snapshot
+    stats = snapshot.stats
+    axes.stairs(snapshot.counts, snapshot.edges, fill=True, color="#BBD5EA", edgecolor="#0072B2")
+    if snapshot.counts.any():  # a row without a finite score has no logarithm to scale to
+        axes.set_yscale("log")
+    low, high = stats.bracket
+    if np.isfinite(low) or np.isfinite(high):
+        left = low if np.isfinite(low) else snapshot.edges[0]
+        right = high if np.isfinite(high) else snapshot.edges[-1]
+        axes.axvspan(left, right, color="#F0E442", alpha=0.25, label=f"last bracket [{low:.3g}, {high:.3g}]")
+    marks = [(stats.t0, "#D55E00", "--", f"$T_0$ {stats.t0:.3g}")]
+    if stats.thresholds:
+        final = f"final threshold {stats.thresholds[-1]:.3g} ({stats.counts[-1]:,} candidates)"
+        marks.append((stats.thresholds[-1], "#009E73", "-.", final))
+    marks.append((stats.kth_value, "black", "-", f"k-th value {stats.kth_value:.3g} (k = {stats.k:,})"))
+    for value, colour, style, label in marks:
+        if np.isfinite(value):
+            axes.axvline(value, color=colour, linestyle=style, linewidth=1.6, label=label)
+    axes.set(
+        title=f"{result.source}: scores of step {snapshot.step} "
+        f"(n = {stats.n:,}; {result.variants[snapshot.variant].label}; passes: {stats.passes})",
+        xlabel="indexer score",
+        ylabel="positions per bin (log)",
+    )
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)

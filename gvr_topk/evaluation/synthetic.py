@@ -1,0 +1,383 @@
+"""Synthetic score rows: the paper's per-layer families, and rows and hints made to break a top-k.
+
+The generator stands in for captured logits in sweeps over length and hit ratio; it is no substitute
+for a trace. It reproduces which families the paper fitted to each layer (appendix F) and how much
+of the top-k survives a step (section 6.5); shapes, means and spreads within a family are chosen
+here, because the paper prints shares of rows and not parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from gvr_topk.evaluation.reference import CAPACITY
+
+Floats = npt.NDArray[np.float32]
+Int32s = npt.NDArray[np.int32]
+
+STATIC_SHARE = 0.7
+"""Variance share of the component that stays with a key for all steps."""
+
+POSITION_CORRELATION = 0.9
+"""Correlation of neighbouring positions: high scores come in runs, as text does."""
+
+_Z_LIMIT = 6.5
+_Z_POINTS = 4097
+
+
+@dataclass(frozen=True)
+class Family:
+    """A distribution with its shape parameters; location and scale belong to the layer."""
+
+    kind: str
+    shape: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's scores: families with the percentage of rows each fits best, and their placement.
+
+    Attributes
+    ----------
+    mixture : tuple of (Family, float)
+        Families and their published percentages of rows; the rest is shared out in proportion.
+    mean, spread : float
+        Mean and standard deviation of the logits. The paper says only that means are negative and
+        that layer 0 has the widest range of values (17.28).
+    correlation : float
+        Correlation of a key's normal score between consecutive steps; sets the hit ratio.
+    """
+
+    mixture: tuple[tuple[Family, float], ...]
+    mean: float
+    spread: float
+    correlation: float
+
+
+_LOGNORM = Family("lognorm", (0.5,))
+_LOGISTIC = Family("logistic")
+_T = Family("t", (5.0,))
+_BETA = Family("beta", (4.0, 8.0))
+_WEIBULL = Family("weibull_min", (1.8,))
+
+LAYERS: dict[int, Layer] = {
+    0: Layer(((_LOGNORM, 42.9), (_BETA, 26.0), (_WEIBULL, 31.1)), -4.0, 1.85, -0.10),
+    1: Layer(((_LOGISTIC, 59.4), (_T, 40.6)), -3.0, 0.8, -0.05),
+    20: Layer(((_BETA, 90.1), (_WEIBULL, 9.9)), -2.5, 1.0, 0.79),
+    21: Layer(((_BETA, 99.7), (_WEIBULL, 0.2)), -2.5, 1.0, 0.80),
+    22: Layer(((_WEIBULL, 63.9), (_BETA, 36.1)), -2.5, 1.0, 0.80),
+    40: Layer(((_BETA, 86.1), (_LOGNORM, 5.0)), -2.0, 1.0, 0.79),
+    41: Layer(((_BETA, 79.5), (_LOGNORM, 10.3)), -2.0, 1.0, 0.80),
+    42: Layer(((_BETA, 63.7), (_WEIBULL, 36.4)), -2.0, 1.0, 0.80),
+    60: Layer(((_WEIBULL, 93.6), (_BETA, 6.3)), -1.5, 1.0, 0.83),
+}
+"""The nine layers the paper profiles. Layer 0 fits three families; the third has the remaining rows."""
+
+
+class LayerGenerator:
+    """Consecutive decode steps of one synthetic layer; a `gvr_topk.evaluation.trace.ScoreSource`.
+
+    Every key has a normal score ``z = sqrt(w) u + sqrt(1 - w) v``: `u` stays with the key, `v`
+    changes from step to step as a first-order autoregression, and both are one along the positions.
+    The row is the family's quantile function at ``Phi(z)``, and each row draws its family. One key
+    is appended at each step. Families are monotone, so they shape the search for a threshold and
+    leave the hit ratio to `correlation` alone.
+
+    Parameters
+    ----------
+    layer : int
+        A key of `LAYERS`.
+    n_start : int
+        Keys at step 0.
+    steps : int
+        Number of decode steps.
+    seed : int
+        Same seed, same rows, whatever the order of the calls.
+    correlation : float, optional
+        Correlation of ``z`` between consecutive steps, in [-1, 1]; the layer's own by default.
+        ``w`` is 0.7 from 0.7 upwards and falls with it below.
+
+    Notes
+    -----
+    Measured hit ratio, hint used as it is, K/N = 2048/70690, mean of 20 steps, seed 0:
+
+    =========  ====  ====  ====  ====  ====  ====  ====  ====  ====
+    layer         0     1    20    21    22    40    41    42    60
+    hit ratio  .016  .022  .447  .445  .447  .433  .442  .445  .479
+    =========  ====  ====  ====  ====  ====  ====  ====  ====  ====
+
+    The paper reports .44 for layers 20-60 together and .015 for layers 0-1. By `correlation`:
+
+    ===========  ====  ====  ====  ====  ====  ====  ====  ====
+    correlation     0    .5    .7    .8    .9   .95   .99     1
+    hit ratio    .029  .199  .347  .453  .606  .718  .873     1
+    ===========  ====  ====  ====  ====  ====  ====  ====  ====
+
+    Positions do not move with the query here, so a hint offset other than 0 only lowers the ratio.
+    SciPy is imported on construction, not with the module.
+    """
+
+    def __init__(
+        self, layer: int, n_start: int, steps: int, seed: int = 0, *, correlation: float | None = None
+    ) -> None:
+        if layer not in LAYERS:
+            raise ValueError(f"layer: wanted one of {sorted(LAYERS)}, got {layer}")
+        if n_start < 1:
+            raise ValueError(f"n_start: wanted at least 1, got {n_start}")
+        if steps < 1:
+            raise ValueError(f"steps: wanted at least 1, got {steps}")
+        if correlation is None:
+            correlation = LAYERS[layer].correlation
+        if not -1 <= correlation <= 1:
+            raise ValueError(f"correlation: wanted -1 <= correlation <= 1, got {correlation}")
+        self.layer = layer
+        self.n_start = n_start
+        self.seed = seed
+        self._steps = steps
+        self._static = min(max(correlation, 0.0), STATIC_SHARE)
+        self._step_correlation = (correlation - self._static) / (1 - self._static)
+        families, shares = zip(*LAYERS[layer].mixture, strict=True)
+        self._tables = [_quantile_table(family) for family in families]
+        self._shares = np.cumsum(shares) / np.sum(shares)
+        self._fixed = self._noise(0, 0)
+        self._moving_step = -1
+        self._moving: Floats = np.zeros_like(self._fixed)
+
+    @property
+    def name(self) -> str:
+        """Short label for reports."""
+        return f"synthetic-L{self.layer:02d}"
+
+    @property
+    def steps(self) -> int:
+        """Number of decode steps."""
+        return self._steps
+
+    def length(self, step: int) -> int:
+        """Number of keys at decode step `step`: one more than at the step before."""
+        if not 0 <= step < self._steps:
+            raise ValueError(f"step: wanted 0 <= step < {self._steps}, got {step}")
+        return self.n_start + step
+
+    def scores(self, step: int) -> Floats:
+        """Scores of one decode step, shape ``[length(step)]``, float32.
+
+        Steps in ascending order cost one pass each; going back starts over from step 0.
+        """
+        n = self.length(step)
+        self._advance(step)
+        z = np.sqrt(np.float32(self._static)) * self._fixed[:n]
+        z += np.sqrt(np.float32(1 - self._static)) * self._moving[:n]
+        pick = np.random.default_rng((self.seed, self.layer, 2, step)).random()
+        table = self._tables[int(np.searchsorted(self._shares, pick))]
+        layer = LAYERS[self.layer]
+        return (layer.mean + layer.spread * np.interp(z, *table)).astype(np.float32)
+
+    def _advance(self, step: int) -> None:
+        if step < self._moving_step:
+            self._moving_step = -1
+        keep = np.float32(self._step_correlation)
+        fresh = np.sqrt(np.float32(1) - keep * keep)
+        for at in range(self._moving_step + 1, step + 1):
+            noise = self._noise(1, at)
+            self._moving = noise if at == 0 else keep * self._moving + fresh * noise
+        self._moving_step = step
+
+    def _noise(self, stream: int, step: int) -> Floats:
+        """Standard normal scores of all keys that will ever exist, autoregressive in position."""
+        from scipy.signal import lfilter
+
+        rng = np.random.default_rng((self.seed, self.layer, stream, step))
+        shocks = rng.standard_normal(self.n_start + self._steps - 1, dtype=np.float32)
+        gain = np.float32((1 - POSITION_CORRELATION**2) ** 0.5)
+        shocks[0] /= gain  # the first position has no neighbour before it, and unit variance too
+        return lfilter(
+            np.array([gain]), np.array([1, -POSITION_CORRELATION], dtype=np.float32), shocks
+        ).astype(np.float32, copy=False)
+
+
+@cache
+def _quantile_table(family: Family) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Normal scores and the family's values there, scaled to mean 0 and standard deviation 1.
+
+    A table, because a quantile function per element costs a hundred times the interpolation. Upper
+    tails come from the survival function: ``Phi(z)`` rounds to 1 where the top-k lies.
+    """
+    from scipy import special
+
+    z = np.linspace(-_Z_LIMIT, _Z_LIMIT, _Z_POINTS)
+    log_below, log_above = special.log_ndtr(z), special.log_ndtr(-z)
+    if family.kind == "lognorm":
+        values = np.exp(family.shape[0] * z)
+    elif family.kind == "logistic":
+        values = log_below - log_above
+    elif family.kind == "weibull_min":
+        values = (-log_above) ** (1 / family.shape[0])
+    elif family.kind == "beta":
+        a, b = family.shape
+        values = np.where(
+            z < 0,
+            special.betaincinv(a, b, special.ndtr(z)),
+            1 - special.betaincinv(b, a, special.ndtr(-z)),
+        )
+    elif family.kind == "t":
+        values = -np.sign(z) * special.stdtrit(family.shape[0], special.ndtr(-np.abs(z)))
+    else:
+        raise ValueError(f"family: wanted lognorm, logistic, weibull_min, beta or t, got {family.kind!r}")
+    density = np.exp(-0.5 * z * z)
+    density /= density.sum()
+    mean = density @ values
+    return z, (values - mean) / np.sqrt(density @ (values - mean) ** 2)
+
+
+def _generator(n: int, k: int, seed: int) -> np.random.Generator:
+    """The adversarial cases' source of randomness, for sizes that can have any."""
+    for name, size in (("n", n), ("k", k)):
+        if size < 1:
+            raise ValueError(f"{name}: wanted at least 1, got {size}")
+    return np.random.default_rng((seed, n, k))
+
+
+def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
+    """Rows that have broken top-k kernels, and rows that might.
+
+    Parameters
+    ----------
+    n : int
+        Elements of each row, at least 1.
+    k : int
+        Items that will be asked of them: ties are placed around the k-th value.
+    seed : int
+        Same seed, same rows.
+
+    Returns
+    -------
+    dict of str to ndarray, shape [n], float32
+    """
+    rng = _generator(n, k, seed)
+    noise = rng.standard_normal(n)
+    ascending = np.sort(noise)
+    chunk = min(k, n)
+    lifted_first, lifted_last = noise.copy(), noise.copy()
+    lifted_first[:chunk] += 20
+    lifted_last[n - chunk :] += 20
+
+    def levels(greater: float, equal: float) -> npt.NDArray[np.float64]:
+        """`greater` elements above a plateau of `equal` zeros, the rest below it, in any order."""
+        above = min(n, round(greater))
+        ties = min(n - above, round(equal))
+        row = -1 - rng.random(n)
+        row[:above] = 1 + rng.random(above)
+        row[above : above + ties] = 0
+        return rng.permutation(row)
+
+    def scattered(base: npt.NDArray[np.float64], share: float, *specials: float) -> npt.NDArray[np.float64]:
+        """`base` with a share of its elements (at least one) replaced by special values."""
+        where = rng.random(n) < share
+        where[rng.integers(n)] = True
+        return np.where(where, rng.choice(specials, n), base)
+
+    one = np.float32(1).view(np.uint32)
+    crowd = min(n // 2, 100_000)
+    near_one = (one + rng.integers(0, 10, n)).astype(np.uint32).view(np.float32)
+    bits = rng.integers(0, 2**32, n, dtype=np.uint64).astype(np.uint32)
+    denormal_bits = rng.integers(0, 2**23, n).astype(np.uint32) | (bits & np.uint32(0x80000000))
+    rows: dict[str, npt.NDArray[np.floating]] = {
+        # One value, or nothing but special values.
+        "constant": np.full(n, 1.5),
+        "all_zero": np.zeros(n),
+        "all_lowest": np.full(n, np.finfo(np.float32).min),
+        "all_neg_inf": np.full(n, -np.inf),
+        "all_pos_inf": np.full(n, np.inf),
+        "all_nan": np.full(n, np.nan),
+        # NaN and infinities among ordinary values, fewer and more than k of them.
+        "some_nan": scattered(noise, 0.2 * min(k / n, 1), np.nan),
+        "nan_straddles_k": scattered(noise, 0.5, np.nan),
+        "nan_above_inf": scattered(noise, 0.5 * min(k / n, 1), np.nan, np.inf),
+        "inf_mix": scattered(noise, 0.5, np.inf, -np.inf),
+        "masked_with_neg_inf": scattered(noise, 1 - 0.5 * min(k / n, 1), -np.inf),
+        "every_special": scattered(
+            noise, 0.5, np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38
+        ),
+        # Ties at the k-th value.
+        "two_valued": levels(k // 2, n),
+        "relu_zero_plateau": np.maximum(levels(k // 2, n), 0) * rng.random(n),
+        "zero_plateau_between": levels(k / 2, k),
+        "ties_beyond_capacity": levels(k - 1, max(CAPACITY + 1, 4 * k)),
+        "greater_2000_equal_100": levels(k * 2000 / 2048, k * 100 / 2048),
+        "k_minus_one_greater": levels(k - 1, n),
+        "k_greater_rest_equal": levels(k, n),
+        "k_plus_one_equal": levels(0, k + 1),
+        "few_distinct": rng.integers(-3, 4, n).astype(np.float64),
+        "one_hot": np.eye(1, n, int(rng.integers(n)))[0],
+        "sixteen_bit": (noise.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32),
+        # Values that share their leading digits.
+        "uniform_128_6_to_128_7": rng.uniform(128.6, 128.7, n),
+        "crowd_within_10_ulps": rng.permutation(np.concatenate([near_one[:crowd], noise[crowd:] - 8])),
+        "all_within_10_ulps": near_one,
+        "uniform": rng.random(n),
+        # The ends of the float range.
+        "denormals": denormal_bits.view(np.float32),
+        "denormals_and_zero": np.maximum(denormal_bits.view(np.float32), 0),
+        "signed_zeros": rng.choice(np.array([0.0, -0.0], dtype=np.float32), n),
+        "signed_zeros_below_few": scattered(rng.choice([0.0, -0.0], n), 0.5 * min(k / n, 1), 1e-45, 1.0),
+        "outlier_1e38": scattered(noise * 1e-30, 0.0, 1e38),
+        "outliers_both_signs": scattered(noise * 1e-30, 0.1 * min(k / n, 1), 3e38, -3e38),
+        "every_exponent": np.ldexp(rng.choice([-1.0, 1.0], n), rng.integers(-149, 128, n)),
+        "random_bits": bits.view(np.float32),
+        # Places.
+        "ascending": ascending,
+        "descending": ascending[::-1],
+        "top_in_first_chunk": lifted_first,
+        "top_in_last_chunk": lifted_last,
+        "top_every_other": np.where(np.arange(n) % 2, noise, noise - 20),
+        # Ordinary.
+        "normal": noise,
+        "lognormal": np.exp(2 * noise),
+        "all_negative": -1 - rng.random(n),
+    }
+    return {name: np.ascontiguousarray(row, dtype=np.float32) for name, row in rows.items()}
+
+
+def adversarial_hints(n: int, k: int, seed: int) -> dict[str, Int32s]:
+    """Hints without worth or sense, for a row of `n` elements; none may change a result.
+
+    Parameters
+    ----------
+    n : int
+        Row length, at least 1.
+    k : int
+        Length of a hint.
+    seed : int
+        Same seed, same hints.
+
+    Returns
+    -------
+    dict of str to ndarray, shape [k], int32
+    """
+    rng = _generator(n, k, seed)
+    limits = np.iinfo(np.int32)
+    inside = rng.integers(0, n, k)
+    place = np.arange(k)
+    hints: dict[str, npt.NDArray[np.integer]] = {
+        "all_minus_one": np.full(k, -1),
+        "all_zero": np.zeros(k, dtype=np.int32),
+        "all_last": np.full(k, n - 1),
+        "all_past_the_end": np.full(k, n),
+        "past_the_end": n + place,
+        "int32_max": np.full(k, limits.max),
+        "int32_min": np.full(k, limits.min),
+        "any_int32": rng.integers(limits.min, limits.max, k, endpoint=True),
+        "random": inside,
+        "two_positions": rng.choice([0, n - 1], k),
+        "one_valid": np.where(place == 0, n // 2, -1),
+        "half_padded": np.where(place < k // 2, inside, -1),
+        "every_second_bad": np.where(place % 2, inside, inside + n),
+        "first_k": place,
+        "last_k": n - k + place,
+    }
+    return {name: hint.astype(np.int32) for name, hint in hints.items()}

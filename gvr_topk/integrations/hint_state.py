@@ -1,0 +1,289 @@
+"""What is kept by request between the steps of one cache manager, and which row uses which slot."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gvr_topk.contract import STATS_COLUMNS
+from gvr_topk.integrations import environment
+from gvr_topk.integrations.counters import Counters, Measured
+from gvr_topk.integrations.environment import Mode
+from gvr_topk.prior import UNKNOWN, PriorState
+
+ROWS_PER_REQUEST = 8
+"""Room for rows per request in one step. MTP uses at most 4; the tensors are small."""
+
+DUMMY_FROM = 1 << 63
+"""Request ids of CUDA graph padding count down from 2**64 - 1; real ids stay far below this."""
+
+
+class Rows(NamedTuple):
+    """How our op is told the rows of one call.
+
+    Attributes
+    ----------
+    lengths : Tensor, ``[rows / next_n]``, int32
+    next_n : int
+    slots : Tensor or None, ``[rows]``, int32
+        Slot of each row; None where the batch was not prepared that way.
+    """
+
+    lengths: Tensor
+    next_n: int
+    slots: Tensor | None
+
+
+class HintState:
+    """What one cache manager's live requests leave from step to step.
+
+    A request's state is what the last of its rows leaves, also where that row is a draft token that is then
+    rejected: how many were accepted is known after the whole step only (``mtp_num_accepted``), and the op
+    has no way yet to keep what each row leaves until then. Such a state can cost time and never a result.
+
+    Parameters
+    ----------
+    metadata : DSAtrtllmAttentionMetadata
+        Any batch of this manager.
+    manager : DSACacheManager
+    mode : Mode
+    """
+
+    def __init__(self, metadata: Any, manager: Any, mode: Mode) -> None:
+        self.mode = mode
+        self.options = environment.options()
+        self.programmatic_launch = environment.programmatic_launch()
+        self.k = int(first_attribute(metadata, "sparse_mla_topk", "num_sparse_topk"))
+        requests = max(
+            int(first_attribute(metadata, "max_num_sequences", "max_num_requests")),
+            int(getattr(manager, "max_batch_size", 0) or 0),
+        )
+        self.layer_offsets: Mapping[int, int] = manager.layer_offsets
+        self.compress_ratio = max([1, *(getattr(metadata, "compress_ratios", None) or ())])
+        rows = requests * ROWS_PER_REQUEST
+        device = first_attribute(metadata, "kv_lens_cuda_runtime", "kv_lens_cuda").device
+        # The engine may run in inference mode; tensors made there could not be written outside of it.
+        with torch.inference_mode(False):
+            layers = int(manager.num_local_layers)
+            self.prior = PriorState(
+                layers,
+                requests * _micro_batches(metadata, manager),
+                self.k if self.options.positions_kept else None,
+                max_rows=requests,
+                device=device,
+            )
+            self.draft_row_slot = torch.full((rows,), -1, dtype=torch.int32, device=device)
+            self.last_row_slot = torch.full((rows,), -1, dtype=torch.int32, device=device)
+            self._lengths = torch.zeros(rows, dtype=torch.int32, device=device)
+            self._draft_offsets = torch.arange(1 - ROWS_PER_REQUEST, 1, dtype=torch.int32, device=device)
+            self.stats: Tensor | None = None
+            if self.options.stats:
+                shape = (layers, rows, len(STATS_COLUMNS))
+                self.stats = torch.full(shape, -1, dtype=torch.int32, device=device)
+        self.batch: Callable[[], Any] = lambda: None
+        self.next_n = 1
+        self.num_requests = 0
+        self.num_contexts = 0
+        self.contexts: tuple[Tensor, ...] | None = None
+        self.announced = False
+
+    @property
+    def device(self) -> torch.device:
+        return self.prior.device
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory in bytes."""
+        tensors = (self.draft_row_slot, self.last_row_slot, self._lengths, self._draft_offsets)
+        stats = 0 if self.stats is None else self.stats.nbytes
+        return self.prior.nbytes + sum(tensor.nbytes for tensor in tensors) + stats
+
+    def __str__(self) -> str:
+        layers, slots, _ = self.prior.guess.shape
+        kept = "predictor and positions" if self.options.positions_kept else "predictor"
+        return (
+            f"{layers} layers, k = {self.k}, {slots} requests, {self.nbytes / 2**20:.1f} MiB of state "
+            f"({kept}), path {self.options.path} on {self.device}"
+        )
+
+    def update(self, metadata: Any, counters: Counters) -> None:
+        """Note the requests of the coming step; one copy to the device, no sync.
+
+        Parameters
+        ----------
+        metadata : DSAtrtllmAttentionMetadata
+            After its own ``prepare``: requests in context phase first, then those in generation.
+        counters : Counters
+        """
+        self.batch = lambda: None
+        requests = len(metadata.seq_lens)
+        contexts = int(metadata.num_contexts)
+        generations = int(metadata.num_generations)
+        tokens = int(metadata.num_tokens) - int(metadata.num_ctx_tokens)
+        counters.steps["graph" if getattr(metadata, "is_cuda_graph", False) else "eager"] += 1
+        if generations and getattr(metadata, "skip_indexer_for_gen_reqs", False):
+            counters.steps["skipped"] += 1  # the state stays a step behind: harmless, but seen
+        if requests > self.prior.row_slot.shape[0]:
+            counters.steps["over capacity"] += 1
+            return
+        if generations and tokens % generations:
+            counters.steps["ragged"] += 1  # requests with different numbers of draft tokens
+            return
+        owners = self._owners(metadata, requests)
+        before = (self.prior.admitted, self.prior.evicted, self.prior.refused)
+        slots = self.prior.set_rows(owners)
+        after = (self.prior.admitted, self.prior.evicted, self.prior.refused)
+        for event, old, new in zip(("admitted", "evicted", "refused"), before, after, strict=True):
+            counters.requests[event] += new - old
+        self.next_n = tokens // generations if generations else 1
+        if 1 < self.next_n <= ROWS_PER_REQUEST:
+            shape = (generations, self.next_n)
+            self.draft_row_slot[:tokens].view(shape).copy_(slots[contexts:].unsqueeze(1).expand(shape))
+            self.last_row_slot[:tokens].fill_(-1).view(shape)[:, -1].copy_(slots[contexts:])
+        dummy = sum(owner is None for owner in owners[contexts:]) * self.next_n
+        counters.rows["dummy"] += dummy
+        counters.rows["hinted"] += tokens - dummy
+        self._note_contexts(metadata, owners[:contexts], counters)
+        self.num_requests, self.num_contexts = requests, contexts
+        self.batch = weakref.ref(metadata)
+
+    def rows(
+        self,
+        metadata: Any,
+        seq_lens: Tensor,
+        next_n: int,
+        rows: int,
+        compress_ratio: int = 1,
+        scan_lengths: Tensor | None = None,
+    ) -> Rows:
+        """Lengths and slots of the rows of a call, as our op takes them.
+
+        Where keys are compressed, a row has as many scores as whole groups of `compress_ratio` keys, and the
+        draft rows of one request may have equally many: each row then needs a length of its own, and only the
+        last one of a request has its slot, for rows that are requests of their own all write theirs.
+
+        Parameters
+        ----------
+        metadata : DSAtrtllmAttentionMetadata
+        seq_lens : Tensor, ``[rows / next_n]``, int32
+            Keys of each request, its draft tokens included, before compression.
+        next_n, rows : int
+        compress_ratio : int
+        scan_lengths : Tensor, ``[rows / next_n]``, int32, optional
+            Scores of each request's last row, where TensorRT-LLM has computed them.
+        """
+        slots = self.row_slot(metadata, next_n, rows)
+        if compress_ratio == 1:
+            return Rows(seq_lens, next_n, slots)
+        if next_n == 1 and scan_lengths is not None:
+            return Rows(scan_lengths, 1, slots)
+        lengths = self._lengths[:rows]
+        ends = lengths.view(-1, next_n)
+        torch.add(seq_lens.unsqueeze(1), self._draft_offsets[-next_n:], out=ends)
+        torch.div(ends, compress_ratio, rounding_mode="floor", out=ends)
+        if next_n > 1 and slots is not None:
+            slots = self.last_row_slot[:rows]
+        return Rows(lengths, 1, slots)
+
+    def row_slot(self, metadata: Any, next_n: int, rows: int) -> Tensor | None:
+        """Slot of each row of a call, or None when this batch was not prepared that way.
+
+        The draft steps of MTP run inside one step with one row per request and, once the prompt tokens
+        are through, with every request of the batch in generation; so the layout is taken from the
+        call and from the metadata as it is now.
+        """
+        if self.batch() is not metadata:
+            return None
+        start = int(metadata.num_contexts)
+        if next_n == 1:
+            return self.prior.row_slot[start : start + rows] if start + rows <= self.num_requests else None
+        fits = next_n == self.next_n and rows == (self.num_requests - self.num_contexts) * next_n
+        return self.draft_row_slot[:rows] if fits and start == self.num_contexts else None
+
+    def seed(self, layer: int, metadata: Any, result: Tensor) -> None:
+        """Give the top-k of the last prompt row to the first decode step, on the device.
+
+        Parameters
+        ----------
+        layer : int
+            Layer of this rank.
+        metadata : DSAtrtllmAttentionMetadata
+        result : Tensor, ``[tokens, >= k]``, int32
+            What the indexer selected.
+        """
+        positions = self.prior.layer(layer).indices
+        if positions is None or self.contexts is None or self.batch() is not metadata:
+            return
+        skipped = getattr(metadata, "skip_indexer_for_ctx_reqs", False)
+        if skipped or metadata.num_contexts == 0 or result.shape[1] < self.k:
+            return
+        rows, slots = self.contexts
+        positions.index_copy_(0, slots, result.index_select(0, rows)[:, : self.k])
+        self.prior.layer(layer).guess.index_fill_(0, slots, UNKNOWN)
+
+    def measure(self) -> Measured:
+        """Read hit ratio and guess misses of the last step from the device."""
+        if self.stats is None:
+            return Measured()
+        rows = (self.num_requests - self.num_contexts) * self.next_n
+        last = dict(zip(STATS_COLUMNS, self.stats[:, :rows].cpu().unbind(-1), strict=True))
+        guessed = last["guess"] > 0
+        misses = int((guessed & (last["guess_hit"] != 1)).sum())
+        hits = last["hits"][last["hits"] > 0]  # a hint nothing of which is in the result was none
+        ratio = float(hits.double().mean()) / self.k if hits.numel() else None
+        return Measured(ratio, hits.numel(), int(guessed.sum()), misses)
+
+    def _owners(self, metadata: Any, requests: int) -> list[int | None]:
+        """Request of each row group; None where the row must neither read nor write a slot."""
+        owners: list[int | None] = [
+            None if _is_dummy(request) else request for request in list(metadata.request_ids)[:requests]
+        ]
+        low, high = self.options.min_length, self.options.max_length
+        if low is not None or high is not None:
+            cached = metadata.kv_cache_params.num_cached_tokens_per_seq
+            for i, (past, new) in enumerate(zip(cached, metadata.seq_lens.tolist(), strict=False)):
+                length = (past + new) // self.compress_ratio
+                if not (low or 0) <= length <= (length if high is None else high):
+                    owners[i] = None
+        return owners
+
+    def _note_contexts(self, metadata: Any, owners: Sequence[int | None], counters: Counters) -> None:
+        """Say which rows end a prompt chunk, and whose slot they seed. Eager steps only."""
+        self.contexts = None
+        if not owners or self.prior.indices is None:
+            return
+        ends = torch.cumsum(metadata.seq_lens[: len(owners)], 0).tolist()
+        pairs = [
+            (end - 1, slot)
+            for end, owner in zip(ends, owners, strict=True)
+            if owner is not None and (slot := self.prior.slot_of(owner)) >= 0
+        ]
+        if pairs:
+            counters.requests["seeded"] += len(pairs)
+            host = torch.tensor(pairs, dtype=torch.int64).t().contiguous()
+            if self.device.type == "cuda":
+                host = host.pin_memory()
+            self.contexts = host.to(self.device, non_blocking=True).unbind(0)
+
+
+def first_attribute(instance: Any, *names: str) -> Any:
+    """The first of these attributes that an object has."""
+    return next(getattr(instance, name) for name in names if hasattr(instance, name))
+
+
+def _micro_batches(metadata: Any, manager: Any) -> int:
+    """Batches whose requests are alive at once: one per pipeline stage, and one more to overlap."""
+    mapping = getattr(metadata, "mapping", None) or getattr(manager, "mapping", None)
+    stages = int(getattr(mapping, "pp_size", 1) or 1)
+    return 1 if stages == 1 else stages + 1
+
+
+def _is_dummy(request_id: int) -> bool:
+    """Whether an id stands for padding, warm-up of a graph, or an idle attention-DP rank."""
+    idle = sys.modules.get("tensorrt_llm._torch.pyexecutor.llm_request")
+    return not 0 <= request_id < DUMMY_FROM or request_id == getattr(idle, "ATTENTION_DP_DUMMY_REQUEST_ID", 0)

@@ -1,0 +1,122 @@
+"""The two places at which TensorRT-LLM selects decode rows, brought to one form.
+
+Up to about 1.3.0rc26 the indexer calls the op ``torch.ops.trtllm.indexer_topk_decode``; later every sparse
+backend calls the class ``TopK``, which knows more: its implementation, the lengths after compression.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+PLAIN = "cuda_radix"
+"""``TopK.decode_implementation`` that ours replaces without being forced."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """One top-k of decode rows.
+
+    Attributes
+    ----------
+    logits : Tensor, ``[rows, width]``
+    seq_lens : Tensor, ``[rows / next_n]``, int32
+        Keys of each request, its draft tokens included, before compression.
+    indices : Tensor, ``[rows, >= k]``, int32
+        Where the result goes.
+    next_n : int
+        Rows per request.
+    k : int
+    compress_ratio : int
+        Keys per score.
+    scan_lengths : Tensor, ``[rows / next_n]``, int32, optional
+        `seq_lens` after compression.
+    native : str
+        What TensorRT-LLM would run that is not its plain radix top-k; empty for that.
+    """
+
+    logits: Tensor
+    seq_lens: Tensor
+    indices: Tensor
+    next_n: int
+    k: int
+    compress_ratio: int = 1
+    scan_lengths: Tensor | None = None
+    native: str = ""
+
+
+Select = Callable[[Selection], bool]
+"""Returns False when TensorRT-LLM has to do it."""
+
+
+class DecodeOp:
+    """Callable in place of ``torch.ops.trtllm.indexer_topk_decode``; the rest is the original's."""
+
+    def __init__(self, original: Any, select: Select) -> None:
+        self._original = original
+        self._select = select
+        arguments = original.default._schema.arguments
+        self._default_topk = next(a.default_value for a in arguments if a.name == "index_topk")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __call__(
+        self, logits: Tensor, seq_lens: Tensor, indices: Tensor, next_n: int, *args: Any, **kwargs: Any
+    ) -> None:
+        hinted = argument(args, kwargs, 1, "pre_idx", None) is not None
+        selection = Selection(
+            logits,
+            seq_lens,
+            indices,
+            next_n,
+            argument(args, kwargs, 0, "index_topk", self._default_topk),
+            argument(args, kwargs, 3, "compress_ratio", 1),
+            native="its own heuristic (indexer_topk_decode with pre_idx)" if hinted else "",
+        )
+        if not self._select(selection):
+            self._original(logits, seq_lens, indices, next_n, *args, **kwargs)
+
+
+def wrap_top_k(original: Callable[..., Any], select: Select) -> Callable[..., Any]:
+    """Wrap ``TopK._forward_decode``."""
+
+    @functools.wraps(original)
+    def _forward_decode(
+        top_k: Any,
+        scores: Tensor,
+        sequence_lengths: Tensor,
+        scan_lengths: Tensor,
+        output_indices: Tensor,
+        next_n: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        implementation = top_k.decode_implementation
+        name = str(getattr(implementation, "value", implementation))
+        selection = Selection(
+            scores,
+            sequence_lengths,
+            output_indices,
+            next_n,
+            top_k.top_k,
+            top_k.compress_ratio,
+            scan_lengths,
+            native="" if name == PLAIN else f"TopK with {name}",
+        )
+        if select(selection):
+            return output_indices
+        return original(
+            top_k, scores, sequence_lengths, scan_lengths, output_indices, next_n, *args, **kwargs
+        )
+
+    return _forward_decode
+
+
+def argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str, default: Any) -> Any:
+    """An argument given by position or by name."""
+    return args[position] if position < len(args) else kwargs.get(name, default)

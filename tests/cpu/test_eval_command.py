@@ -1,0 +1,101 @@
+"""``python -m eval``: every program of the folder is a verb, says what it needs, and ends in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from eval.__main__ import main
+from eval.verbs import VERBS
+
+ROOT = Path(__file__).resolve().parents[2]
+EVAL = ROOT / "eval"
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")
+
+
+def test_every_program_is_a_verb() -> None:
+    programs = {path.stem for path in EVAL.glob("*.py") if re.search(r"^def main\(", path.read_text(), re.M)}
+    assert {verb.module for verb in VERBS.values()} == programs - {"__main__"}
+
+
+def test_list_of_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert main(["--help"]) == 0 and capsys.readouterr().out == listed
+    for name, verb in VERBS.items():
+        assert f"  {name} " in listed and verb.summary in listed and verb.needs in listed
+
+
+def test_unknown_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("verb: wanted one of bench, ") and "'measure'" in said.err
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_help_says_what_is_needed_and_changes_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (ROOT / "README.md").read_bytes(), (ROOT / "docs" / "performance.md").read_bytes()
+    assert main([name, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("GPU: ") and "Time: " in said and f"Exit codes: {VERBS[name].exits}." in said
+    assert "--help" in said.partition("Exit codes")[2]  # the program's own options follow
+    assert ((ROOT / "README.md").read_bytes(), (ROOT / "docs" / "performance.md").read_bytes()) == before
+
+
+@NO_GPU
+@pytest.mark.parametrize(
+    "name", [name for name, verb in VERBS.items() if verb.gpu.startswith("one") and name != "guesses"]
+)
+def test_a_missing_gpu_is_no_result(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    said = capsys.readouterr()
+    assert "MISMATCH" not in said.out + said.err
+    assert re.search(r"CUDA (device|GPU)", said.err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["plot", "nowhere.json"], "wanted a result file, got"),
+        (["plot", "pyproject.toml"], "wanted a result file, got"),
+        (["plot", "eval/results/h200/tune.json"], "wanted format 'gvr_topk.bench_kernels"),
+        (["plot", "eval/results/h200/bench.json", "--batches", "one"], "wanted numbers, comma-separated"),
+        (["plot", "eval/results/h200/bench.json", "--batches", "7"], "wanted one with results"),
+        (["decode", "--device", "cpu", "--trace", "nowhere.npz"], "nowhere.npz: wanted an .npz trace file"),
+        (["readme", "--chekc"], "unrecognized arguments: --chekc"),
+    ],
+)
+def test_bad_input_ends_in_one_message_and_exit_code_2(arguments: list[str], text: str) -> None:
+    command = [sys.executable, "-m", "eval", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr and text in " ".join(re.sub("[│╭╮╰╯─]", "", done.stderr).split())
+
+
+def test_read_floor_alone_says_where_it_is_measured() -> None:
+    command = [sys.executable, "eval/read_floor.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "python -m eval bench --only read_floor" in done.stderr
+
+
+def test_results_name_their_commit() -> None:
+    """Figures belong to a commit, so that a reader can tell which kernels they are of."""
+    files = sorted((EVAL / "results").rglob("*.json"))
+    assert len(files) > 8
+    for file in files:
+        commits = re.findall(r'"commit": "([0-9a-f]{7,40})"', file.read_text())
+        assert commits, file
+        assert isinstance(json.loads(file.read_text()), dict)
+
+
+def test_gpu_results_lie_in_the_folder_of_their_gpu() -> None:
+    for file in (EVAL / "results").rglob("*.json"):
+        devices = set(re.findall(r'"device": "NVIDIA ([A-Z0-9]+)', file.read_text()))
+        assert devices <= {file.parent.name.upper()}, file

@@ -1,0 +1,307 @@
+"""Verdicts keep their error rate: over looks, over tasks, and on a machine that drifts."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from eval import simulate_verdicts
+from eval.common.order import variant_order
+from eval.common.pairing import complete_pairs
+from eval.common.power import detectable_difference, last_look, pass_rate, repetitions_needed
+from eval.common.sequential import (
+    LOOKS,
+    bounds,
+    drift_free_difference,
+    holm,
+    looks_at,
+    next_look,
+    p_above,
+    p_below,
+)
+from eval.common.verdicts import (
+    ERROR_RATE,
+    Judgement,
+    judge_difference,
+    judge_noninferiority,
+    noninferiority_verdicts,
+)
+
+RNG = np.random.default_rng(5)
+OFF, ON = RNG.normal(10, 1, 32), RNG.normal(10, 1, 32)
+
+
+def test_orders() -> None:
+    plain = [(index, side) for index in (1, 2, 3, 4) for side in ("off", "on")]
+    assert variant_order(4, "alternate") == plain
+    assert variant_order(4, "abba") == [*plain[:2], *plain[3:1:-1], *plain[4:6], *plain[:5:-1]]
+
+
+# ---------------------------------------------------------------- the estimate
+
+
+@pytest.mark.parametrize("order", ["abba", "alternate"])
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 32])
+def test_difference_is_that_of_a_linear_model(count: int, order: str) -> None:
+    """Against a fit by normal equations, with the textbook standard error."""
+    got = drift_free_difference(OFF[:count], ON[:count], order)  # type: ignore[arg-type]
+    values, rows = [], []
+    for position, (repetition, variant) in enumerate(variant_order(count, order)):  # type: ignore[arg-type]
+        values.append((OFF if variant == "off" else ON)[repetition - 1])
+        rows.append([1.0, position, variant == "on"])
+    x, y = np.array(rows, dtype=float), np.array(values)
+    inverse = np.linalg.inv(x.T @ x)
+    fitted = inverse @ x.T @ y
+    residual = y - x @ fitted
+    variance = residual @ residual / (2 * count - 3)
+    assert (got.repetitions, got.freedom) == (count, 2 * count - 3)
+    assert float(got.difference) == pytest.approx(fitted[2])
+    assert float(got.error) == pytest.approx(math.sqrt(variance * inverse[2, 2]))
+    assert got.unit_error == pytest.approx(math.sqrt(inverse[2, 2]))
+
+
+@pytest.mark.parametrize("order", ["abba", "alternate"])
+def test_a_linear_drift_cancels_at_every_repetition_count(order: str) -> None:
+    for count in range(2, 33):
+        assert simulate_verdicts.drift_bias(count, order) == pytest.approx(0, abs=1e-12)  # type: ignore[arg-type]
+
+
+def test_taking_turns_alone_does_not_cancel_it() -> None:
+    """The reason for the fit: means of three repetitions in abba order differ by a third of a step."""
+    at = {(repetition, side): index for index, (repetition, side) in enumerate(variant_order(3, "abba"))}
+    means = {side: np.mean([at[repetition, side] for repetition in (1, 2, 3)]) for side in ("off", "on")}
+    assert means["on"] - means["off"] == pytest.approx(1 / 3)
+
+
+def test_campaigns_in_one_array_are_those_one_by_one() -> None:
+    off, on = RNG.normal(size=(2, 3, 5, 6))
+    whole = drift_free_difference(off, on, "abba")
+    single = drift_free_difference(off[2, 4], on[2, 4], "abba")
+    assert whole.difference.shape == (3, 5)
+    assert whole.difference[2, 4] == pytest.approx(float(single.difference))
+    assert whole.error[2, 4] == pytest.approx(float(single.error))
+
+
+def test_rounding_is_the_least_spread() -> None:
+    values = [1.0] * 4
+    assert float(drift_free_difference(values, values, "abba").error) == pytest.approx(0, abs=1e-12)
+    got = drift_free_difference(values, values, "abba", resolution=0.01)
+    assert float(got.error) == pytest.approx(0.01 / math.sqrt(12) * got.unit_error)
+    wide = drift_free_difference(OFF, ON, "abba")
+    assert drift_free_difference(OFF, ON, "abba", resolution=0.01).error == wide.error
+
+
+@pytest.mark.parametrize(("off", "on"), [([1.0], [1.0]), ([1.0, 2.0], [1.0, 2.0, 3.0])])
+def test_too_few_or_unequal_runs_are_refused(off: list[float], on: list[float]) -> None:
+    with pytest.raises(ValueError, match=rf"at least 2, got {len(off)} and {len(on)}"):
+        drift_free_difference(off, on, "abba")
+
+
+# ---------------------------------------------------------------- looks
+
+
+def test_the_shares_spend_the_error_rate_once() -> None:
+    assert sum(LOOKS.values()) == pytest.approx(1.0)
+    assert list(LOOKS) == sorted(LOOKS) and min(LOOKS) >= 3
+
+
+def test_looks_that_were_passed() -> None:
+    assert [look.repetitions for look in looks_at(OFF[:9], ON[:9], "abba")] == [4, 6, 8]
+    assert looks_at(OFF[:3], ON[:3], "abba") == [] == looks_at([], [], "abba")
+    assert [next_look(count) for count in (0, 4, 9, 31, 32)] == [4, 6, 12, 32, None]
+    assert [last_look(count) for count in (3, 4, 9, 40)] == [None, 4, 8, 32]
+
+
+def test_later_runs_never_change_an_earlier_look() -> None:
+    early = looks_at(OFF[:6], ON[:6], "abba")
+    late = looks_at(OFF[:12], ON[:12], "abba")
+    assert [float(look.difference) for look in late[:2]] == [float(look.difference) for look in early]
+
+
+def test_p_values_are_students_over_the_share() -> None:
+    (look,) = looks_at(OFF[:4], ON[:4], "abba")
+    t = (look.difference + 0.3) / look.error
+    assert float(p_above([look], -0.3)) == pytest.approx(min(1, stats.t.sf(t, 5) / 0.1))
+    assert float(p_below([look], -0.3)) == pytest.approx(min(1, stats.t.cdf(t, 5) / 0.1))
+    assert float(p_above([], 0.0)) == 1.0
+
+
+def test_the_smallest_p_value_over_the_looks_stays() -> None:
+    looks = looks_at(OFF, ON, "abba")
+    each = [float(p_above([look], -0.5)) for look in looks]
+    assert float(p_above(looks, -0.5)) == min(each)
+
+
+def test_bounds_are_where_the_p_value_is_the_error_rate() -> None:
+    looks = looks_at(OFF, ON, "abba")
+    low, high = bounds(looks, 0.03)
+    assert float(p_above(looks, low)) == pytest.approx(0.03)
+    assert float(p_below(looks, high)) == pytest.approx(0.03)
+    assert [float(end) for end in bounds([], 0.03)] == [-math.inf, math.inf]
+
+
+def test_an_exact_difference_is_decided_off_the_bound_only() -> None:
+    looks = looks_at([1.0] * 4, [0.5] * 4, "abba")
+    exact = [look.__class__(4, np.array(-0.5), np.array(0.0), 5, look.unit_error) for look in looks]
+    assert [float(p_above(exact, bound)) for bound in (-0.6, -0.5, -0.4)] == [0.0, 1.0, 1.0]
+    assert [float(p_below(exact, bound)) for bound in (-0.6, -0.5, -0.4)] == [1.0, 1.0, 0.0]
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.01, 0.04, 0.03]).tolist() == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.01, 0.04, 0.03], family=5).tolist() == pytest.approx([0.05, 0.12, 0.12])
+    assert holm([0.5, 0.9]).tolist() == [1.0, 1.0]
+    assert holm([[0.02, 0.01], [0.01, 0.02]]).tolist() == [[0.02, 0.02], [0.02, 0.02]]
+    with pytest.raises(ValueError, match="family: wanted at least the 2 hypotheses given, got 1"):
+        holm([0.1, 0.2], family=1)
+
+
+def test_holm_rejects_as_the_closed_bonferroni_test() -> None:
+    """A hypothesis falls where every intersection that holds it does, by Bonferroni."""
+    from itertools import combinations
+
+    for p in RNG.uniform(0, 0.15, (50, 4)):
+        for index, adjusted in enumerate(holm(p)):
+            others = [k for k in range(4) if k != index]
+            sets = [(index, *rest) for size in range(4) for rest in combinations(others, size)]
+            closed = max(len(members) * min(p[list(members)]) for members in sets)
+            assert adjusted == pytest.approx(min(1.0, closed))
+
+
+def test_looks_that_contradict_each_other_decide_nothing() -> None:
+    off = np.zeros(8)
+    on = np.array([5.0, 5.1, 5.0, 5.1, -30.0, -30.1, -30.0, -30.1])
+    early = judge_noninferiority([looks_at(off[:4], on[:4], "abba")], [1.0])
+    assert noninferiority_verdicts(early) == ["within"]
+    looks = looks_at(off[:4], on[:4], "abba") + [
+        look for look in looks_at(off, on - 40, "abba") if look.repetitions == 8
+    ]
+    both = judge_noninferiority([looks], [1.0])
+    assert (float(both.p_good[0]), float(both.p_bad[0])) < (ERROR_RATE, ERROR_RATE)
+    assert noninferiority_verdicts(both) == ["inconclusive"]
+
+
+def test_both_directions_of_a_difference_share_the_error_rate() -> None:
+    looks = looks_at(OFF[:6], ON[:6] - 20.0, "abba")
+    judgement = judge_difference([looks], family=3)
+    assert float(judgement.p_good[0]) == pytest.approx(3 * 2 * float(p_below(looks, 0.0)))
+    assert judgement.p_good[0] < 0.5
+    assert float(judgement.p_bad[0]) == 1.0
+    mirrored = judge_difference([looks_at(ON[:6] - 20.0, OFF[:6], "abba")], family=3)
+    assert mirrored.p_good[0] == 1.0 > mirrored.p_bad[0]
+
+
+def test_the_error_rate_itself_is_enough() -> None:
+    edge, none = np.array([ERROR_RATE]), np.array([1.0])
+    above = np.nextafter(edge, 1)
+    assert Judgement(edge, none).good.all() and Judgement(none, edge).bad.all()
+    assert not Judgement(above, none).good.any() and not Judgement(none, above).bad.any()
+    # At the error rate both claims are shown, and so neither is.
+    assert not Judgement(edge, edge).good.any() and not Judgement(edge, edge).bad.any()
+
+
+@pytest.mark.parametrize("margin", [0.0, -1.0, math.nan])
+def test_a_margin_is_positive(margin: float) -> None:
+    with pytest.raises(ValueError, match="margin: wanted a positive number"):
+        judge_noninferiority([looks_at(OFF, ON, "abba")], [margin])
+
+
+# ---------------------------------------------------------------- pairs
+
+
+def _records(off: list[int], on: list[int]) -> list[dict[str, object]]:
+    return [
+        {"labels": {"task": "t", "variant": side, "repetition": index}, "figures": {"score": float(index)}}
+        for side, indices in (("off", off), ("on", on))
+        for index in indices
+    ]
+
+
+@pytest.mark.parametrize(
+    ("off", "on", "count"),
+    [([1, 2, 3], [1, 2, 3], 3), ([3, 1, 2], [1, 2], 2), ([1, 3, 4], [1, 2, 3, 4], 1), ([2], [1, 2], 0)],
+)
+def test_repetitions_behind_a_gap_wait(off: list[int], on: list[int], count: int) -> None:
+    wanted = [float(index + 1) for index in range(count)]
+    records = [
+        *_records(off, on),
+        *({**r, "labels": {**r["labels"], "task": "u"}} for r in _records([1], [1])),
+    ]  # type: ignore[dict-item]
+    assert complete_pairs(records, {"task": "t"}, "score") == (wanted, wanted)
+
+
+# ---------------------------------------------------------------- power
+
+
+def test_detectable_difference_is_found_as_often_as_it_says() -> None:
+    sd, count, rate = 0.4, 8, 0.0125
+    shift = detectable_difference(sd, count, "abba", rate)
+    assert shift is not None
+    off, on = np.random.default_rng(1).normal(0, sd, (2, 4000, count))
+    look = drift_free_difference(off, on + shift, "abba")
+    limit = stats.t.isf(rate * LOOKS[count], look.freedom)
+    assert (look.difference / look.error > limit).mean() == pytest.approx(0.9, abs=0.02)
+    assert detectable_difference(sd, 3, "abba", rate) is None
+    assert detectable_difference(sd, 9, "abba", rate) == shift  # the ninth waits for the next look
+
+
+def test_repetitions_needed_is_the_first_look_that_suffices() -> None:
+    sd, rate = 0.4, 0.0125
+    for count in LOOKS:
+        shift = detectable_difference(sd, count, "abba", rate)
+        assert shift is not None and repetitions_needed(sd, shift, "abba", rate) in [
+            look for look in LOOKS if look <= count
+        ]
+    assert repetitions_needed(sd, 0.01, "abba", rate) is None
+
+
+def test_pass_rate_of_the_default() -> None:
+    sds, margins = tuple(simulate_verdicts.SDS), tuple(simulate_verdicts.MARGINS)
+    assert pass_rate(sds, margins, 8, "abba") > 0.9 > pass_rate(sds, margins, 6, "abba")
+    assert pass_rate(sds, margins, 3, "abba") == 0.0
+    assert pass_rate(sds[:1], margins[:1], 8, "abba", 4) <= pass_rate(sds[:1], margins[:1], 8, "abba")
+
+
+# ---------------------------------------------------------------- the simulation
+
+RESULTS = json.loads(simulate_verdicts.RESULTS.read_text())
+
+
+def test_committed_rates_keep_their_promises() -> None:
+    promised = [row for row in RESULTS["rows"] if row["bound"]]
+    assert len(promised) >= 12 and RESULTS["campaigns"] >= 10_000
+    assert (
+        RESULTS["error_rate"] == ERROR_RATE and {int(key): v for key, v in RESULTS["looks"].items()} == LOOKS
+    )
+    for row in promised:
+        assert row["rate"] <= row["limit"] if row["bound"] == "at most" else row["rate"] >= row["limit"], row
+
+
+@pytest.mark.parametrize(
+    "index", range(len(simulate_verdicts.SCENARIOS)), ids=lambda i: simulate_verdicts.SCENARIOS[i].name
+)
+def test_simulation_repeats_in_small(index: int) -> None:
+    """Other campaigns give the committed rate, within five standard errors."""
+    scenario, row, campaigns = simulate_verdicts.SCENARIOS[index], RESULTS["rows"][index], 400
+    assert (row["name"], row["repetitions"], row["counted"]) == (
+        scenario.name,
+        scenario.repetitions,
+        scenario.counted,
+    )
+    spread = math.sqrt(max(row["rate"] * (1 - row["rate"]), 0.001) / campaigns)
+    assert simulate_verdicts.simulate(scenario, campaigns, seed=7) == pytest.approx(
+        row["rate"], abs=5 * spread
+    )
+
+
+def test_the_docs_show_the_committed_results() -> None:
+    text = simulate_verdicts.DOCS.read_text()
+    assert simulate_verdicts.fill_in(text, RESULTS) == text
+    assert simulate_verdicts.table(RESULTS) in text

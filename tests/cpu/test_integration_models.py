@@ -1,0 +1,143 @@
+"""Other models through the hook: compressed indexer keys (DeepSeek-V4), and layers that share (GLM)."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
+
+from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
+
+from gvr_topk.integrations import tensorrt_llm as integration
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    monkeypatch.delenv("TRTLLM_GVR_TOPK_OPTIONS", raising=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    integration.uninstall()
+
+
+def decode(engine: Engine, requests: list[Request], steps: int, next_n: int) -> list[torch.Tensor]:
+    """Requests with uneven lengths, a changing order and a random number of accepted drafts."""
+    rng = random.Random(next_n)
+    seen = []
+    for _ in range(steps):
+        rng.shuffle(requests)
+        seen += engine.step([], requests, next_n=next_n)
+        for request in requests:
+            request.done += rng.randint(1, next_n)
+    return seen
+
+
+def both_ways(monkeypatch, next_n: int, lengths: list[int], steps: int, **options):
+    """What is selected without the hook and with it, and the hooked engine."""
+    results = []
+    for mode in ("0", "1"):
+        monkeypatch.setenv("TRTLLM_GVR_TOPK", mode)
+        dsa = load_dsa()
+        assert integration.install()
+        engine = Engine(dsa, max_requests=len(lengths), **options)
+        requests = [Request(i, n, n + 99, seed=i, done=n) for i, n in enumerate(lengths, 1)]
+        results.append(decode(engine, requests, steps, next_n))
+        if mode == "0":
+            integration.uninstall()
+    return *results, engine
+
+
+@pytest.mark.parametrize("shape", BY_PHASE)
+@pytest.mark.parametrize("next_n", [1, 2, 3])
+@pytest.mark.parametrize("ratio", [4, 128])
+def test_compressed_keys_give_the_same_sets(shape, monkeypatch, next_n, ratio):
+    """Lengths pass through every remainder, from rows without a single score to rows far above k."""
+    with fake_package(shape, topk=8):
+        plain, chosen, engine = both_ways(
+            monkeypatch, next_n, [1, 2, 3, 30, 61, 130], 24, topk=8, max_len=300, compress_ratio=ratio
+        )
+        assert len(plain) == len(chosen) == 48
+        assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
+        assert {path for path, _ in integration.counters().calls} == {"gvr_topk"}
+        assert any((row == -1).all() for rows in plain for row in rows)
+        state = integration._integration.hook.state_of(engine.manager)
+        long = state.prior.slot_of(6)
+        assert ratio > 4 or (state.prior.guess[:, long, 0] > 48).all()
+
+
+@pytest.mark.parametrize("shape", BY_PHASE)
+@pytest.mark.parametrize("topk, ratio", [(512, 4), (1024, 4), (512, 1), (1024, 1)])
+def test_the_k_of_deepseek_v4(shape, monkeypatch, topk, ratio):
+    lengths = [ratio * (topk + extra) + 1 for extra in (0, 3, 20)]
+    with fake_package(shape, topk=topk):
+        plain, chosen, _ = both_ways(
+            monkeypatch, 1, lengths, 3, topk=topk, layers=1, max_len=4300, compress_ratio=ratio
+        )
+        assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
+        assert (chosen[-1] >= 0).all() and chosen[-1].shape == (3, topk)
+        assert integration.counters().calls == {("gvr_topk", "hint"): 3}
+
+
+def test_only_the_last_draft_row_of_compressed_keys_has_the_slot(monkeypatch):
+    """Each row is a request of its own to the op, and all of them would write the state."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
+    with fake_package("trtllm_1_3_rc27"):
+        dsa = load_dsa()
+        assert integration.install()
+        engine = Engine(dsa, compress_ratio=4)
+        engine.step([], [Request(i, 90, 99, seed=i, done=90) for i in (1, 2)], next_n=3)
+        state = integration._integration.hook.state_of(engine.manager)
+        lens = engine.metadata.kv_lens_cuda_runtime[:2]
+        lengths, next_n, slots = state.rows(engine.metadata, lens, 3, 6, compress_ratio=4)
+        assert lengths.tolist() == [n // 4 for n in (91, 92, 93, 91, 92, 93)] and next_n == 1
+        first, second = (state.prior.slot_of(i) for i in (1, 2))
+        assert slots.tolist() == [-1, -1, first, -1, -1, second]
+
+
+def test_lengths_between_which_the_state_is_used_are_those_of_scores(monkeypatch):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 10}')
+    with fake_package("trtllm_1_3_rc27"):
+        dsa = load_dsa()
+        assert integration.install()
+        engine = Engine(dsa, compress_ratio=4)
+        engine.step([], [Request(i, n, 99, seed=i, done=n) for i, n in ((1, 38), (2, 39))])
+        state = integration._integration.hook.state_of(engine.manager)
+        assert [slot >= 0 for slot in state.prior.row_slot[:2].tolist()] == [False, True]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_layers_that_reuse_a_choice_make_no_call_and_leave_the_state_alone(shape, monkeypatch):
+    with fake_package(shape):
+        plain, chosen, engine = both_ways(
+            monkeypatch, 2, [30, 40, 50], 5, layers=6, shared_layers=(1, 2, 4, 5)
+        )
+        assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
+        assert integration.counters().calls == {("gvr_topk", "hint"): 10}
+        guess = integration._integration.hook.state_of(engine.manager).prior.guess
+        assert (guess[[1, 2, 4, 5]] == -1).all() and (guess[[0, 3], :3, 0] > 48).all()
+
+
+@pytest.mark.parametrize("shape", ["trtllm_1_3_rc25", "trtllm_1_3_rc27"])
+def test_draft_passes_that_share_a_choice_are_no_calls(shape, monkeypatch):
+    """``index_share_for_mtp_iteration``: later draft passes reuse the first one's selection."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
+    with fake_package(shape):
+        dsa = load_dsa()
+        assert integration.install()
+        engine = Engine(dsa, layers=1)
+        requests = [Request(i, 30, 99, seed=i, done=30) for i in (1, 2)]
+        engine.metadata.set_in_mtp_draft_loop(True)
+        (first,) = engine.step([], requests)
+        engine.metadata.set_skip_topk(True)
+        (second,) = engine.step([], requests)
+        assert torch.equal(first, second)
+        assert integration.counters().calls == {("gvr_topk", "hint"): 1}
+        lines = sys.modules["tensorrt_llm.logger"].logger.lines
+        assert not any(level == "warning" for level, _ in lines)

@@ -1,0 +1,126 @@
+"""The table of TensorRT-LLM's shapes against stored signatures, and type hints on older Pythons."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
+
+from engine import SHAPES as FAKES
+
+from gvr_topk.integrations import type_hints
+from gvr_topk.integrations.patch_points import Inspection, compare, inspect_engine, knows_key
+from gvr_topk.integrations.upstream import DSA_MODULES, SHAPES, UpstreamShape
+from gvr_topk_autoload import WATCHED
+
+TESTS = Path(__file__).resolve().parents[1]
+STORED = json.loads((TESTS / "data" / "tensorrt_llm_signatures.json").read_text())
+"""Parameters as they stand in TensorRT-LLM's sources, by version."""
+
+IDS = [entry["fake"] for entry in STORED]
+
+
+def found(fake: str) -> Inspection:
+    return inspect_engine(TESTS / "fakes" / fake / "tensorrt_llm")
+
+
+def shape_of(versions: str) -> UpstreamShape:
+    return next(shape for shape in SHAPES if shape.versions == versions)
+
+
+def parameters(fake: str) -> dict[str, list[str]]:
+    """Parameters of every method in the sources of a fake."""
+    methods = {}
+    for file in (TESTS / "fakes" / fake).rglob("*.py"):
+        for owner in ast.walk(ast.parse(file.read_text())):
+            if isinstance(owner, ast.ClassDef):
+                for item in owner.body:
+                    if isinstance(item, ast.FunctionDef):
+                        names = [a.arg for a in (*item.args.posonlyargs, *item.args.args)]
+                        methods[f"{owner.name}.{item.name}"] = names
+    return methods
+
+
+def test_there_is_one_entry_per_stored_shape_and_one_fake() -> None:
+    assert [entry["versions"] for entry in STORED] == [shape.versions for shape in reversed(SHAPES)]
+    assert list(FAKES) == IDS
+    assert set(DSA_MODULES) <= set(WATCHED)
+
+
+@pytest.mark.parametrize("entry", STORED, ids=IDS)
+def test_the_fake_has_the_stored_signatures(entry: dict) -> None:
+    got = parameters(entry["fake"])
+    assert {name: got[name] for name in entry["methods"]} == entry["methods"]
+
+
+@pytest.mark.parametrize("entry", STORED, ids=IDS)
+def test_the_shape_is_picked_by_what_is_there(entry: dict) -> None:
+    inspection = found(entry["fake"])
+    assert inspection.bad == ()
+    assert (inspection.shape.versions, inspection.shape.dsa) == (entry["versions"], entry["dsa"])
+    assert inspection.shape.has_top_k == ("TopK._forward_decode" in entry["methods"])
+    checked = {point.name for point in inspection.shape.points if point.kind == "method"}
+    assert checked == set(entry["methods"])
+
+
+@pytest.mark.parametrize("entry", STORED, ids=IDS)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.versions)
+def test_an_entry_takes_its_own_signature_and_later_additions_only(entry: dict, shape: UpstreamShape) -> None:
+    names = entry["methods"]["Indexer.sparse_attn_indexer"]
+    optional = ("use_custom_topk", "q_scale", "is_generation")
+    finding = compare(shape.indexer_call, names, [n for n in names if n not in optional])
+    wanted = list(shape.indexer)
+    assert finding.good == (names[: len(wanted)] == wanted)
+    assert compare(shape.indexer_call, [*wanted, "new"], wanted).good
+    assert not compare(shape.indexer_call, [*wanted, "new"], [*wanted, "new"]).good
+
+
+def test_the_documentation_names_every_shape() -> None:
+    page = (TESTS.parent / "docs" / "tensorrt_llm.md").read_text()
+    (table,) = [part for part in page.split("\n\n") if part.startswith("| TensorRT-LLM |")]
+    assert all(shape.versions in table for shape in SHAPES)
+
+
+def test_the_key_is_theirs_from_the_package_on() -> None:
+    native = [knows_key(TESTS / "fakes" / fake / "tensorrt_llm") for fake in FAKES]
+    assert native == [False, False, True, True, True]
+
+
+def interpreters() -> list[str]:
+    """Other Pythons of this machine that the package supports."""
+    names = [f"python3.{minor}" for minor in range(10, 15)]
+    installed = sorted(Path.home().glob(".pyenv/versions/3.1*/bin/python"))
+    return [path for name in names if (path := shutil.which(name))] + [str(path) for path in installed]
+
+
+CHECK = """
+import abc, runpy, sys
+classes_in = runpy.run_path(sys.argv[1])["classes_in"]
+class Base(abc.ABC): pass
+class Section(Base): pass
+assert list(classes_in(list[int], Base)) == []
+assert list(classes_in(dict[str, list[Section] | None], Base)) == [Section]
+print("%d.%d" % sys.version_info[:2])
+"""
+
+
+def test_annotations_are_looked_into_on_every_python_that_is_here() -> None:
+    """Python 3.10 takes ``list[int]`` for a type, which an abstract base class refuses as no class."""
+    seen = set()
+    for python in [sys.executable, *interpreters()]:
+        done = subprocess.run(
+            [python, "-I", "-S", "-c", CHECK, type_hints.__file__], capture_output=True, text=True
+        )
+        if "command not found" in done.stderr:  # a pyenv name without a version behind it
+            continue
+        assert done.returncode == 0, f"{python}: {done.stderr}"
+        seen.add(done.stdout.strip())
+    if "3.10" not in seen:
+        pytest.skip(f"no Python 3.10 here, only {sorted(seen)}")

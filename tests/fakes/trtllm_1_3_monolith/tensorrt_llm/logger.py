@@ -1,0 +1,3 @@
+from fake_base import Logger
+
+logger = Logger()

@@ -1,0 +1,3 @@
+from fake_base import TrtllmAttentionMetadata
+
+__all__ = ["TrtllmAttentionMetadata"]
