@@ -8,7 +8,7 @@ is cleared when it changes hands. A wrong hint could only cost time, never the r
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -19,6 +19,12 @@ from gvr_topk.contract import STATE_FLOATS
 
 NO_SLOT = -1
 """Slot of a row without a hint and without write-back."""
+
+IDLE_STEPS = 512
+"""Steps without a row after which a request loses its slot; more than any pipeline has batches under way.
+
+Engines drop requests without saying so. Those that come back, having been preempted, start without a hint.
+"""
 
 UNKNOWN = -1.0
 """Value of `guess` when no step before has left anything."""
@@ -122,7 +128,10 @@ class PriorState:
         self.row_slot = torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=self.device)
         self.admitted = self.evicted = self.refused = 0
         self._slots: dict[Hashable, int] = {}  # least recently used first
-        self._free = deque(range(num_slots))
+        self._last_step: dict[Hashable, int] = {}  # in which each of these had a row, or was admitted
+        self._step = 0
+        # The lowest slot is given first: kernels ask for those before they know which one is the row's.
+        self._free = list(range(num_slots))
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -172,13 +181,14 @@ class PriorState:
         if not self._free:
             self.refused += 1
             return NO_SLOT
-        slot = self._free.popleft()
+        slot = heapq.heappop(self._free)
         # Cleared on admission and not on release: a step of the previous owner may still be queued, and
         # its write-back would undo a clear that was enqueued before it.
         if self.indices is not None:
             self.indices[:, slot].fill_(-1)
         self.guess[:, slot].fill_(UNKNOWN)
         self._slots[request_id] = slot
+        self._last_step[request_id] = self._step
         self.admitted += 1
         return slot
 
@@ -186,7 +196,8 @@ class PriorState:
         """Take a request's slot back; unknown ids are ignored."""
         slot = self._slots.pop(request_id, None)
         if slot is not None:
-            self._free.append(slot)
+            del self._last_step[request_id]
+            heapq.heappush(self._free, slot)
 
     def retain(self, request_ids: Iterable[Hashable]) -> None:
         """Release every request that is not listed; engines drop requests without saying so."""
@@ -197,8 +208,9 @@ class PriorState:
     def set_rows(self, request_ids: Sequence[Hashable | None], next_n: int = 1, pad_rows: int = 0) -> Tensor:
         """Say which request each row of the coming step belongs to.
 
-        Unknown requests are admitted; when no slot is free, the least recently used request outside
-        this batch loses its slot, so requests that vanished without `release` do not pile up.
+        Unknown requests are admitted. A request that had no row for `IDLE_STEPS` steps is released; when
+        no slot is free, the least recently used request outside this batch loses its slot. So requests that
+        vanished without `release` do not pile up, and low slots come free again, which kernels find sooner.
 
         Parameters
         ----------
@@ -272,9 +284,13 @@ class PriorState:
 
     def _slots_of_batch(self, request_ids: Sequence[Hashable | None]) -> list[int]:
         batch = {request_id for request_id in request_ids if request_id is not None}
+        self._step += 1
         for request_id in request_ids:
             if request_id in self._slots:
                 self._slots[request_id] = self._slots.pop(request_id)  # most recently used: to the end
+                self._last_step[request_id] = self._step
+        while self._slots and self._last_step[oldest := next(iter(self._slots))] + IDLE_STEPS < self._step:
+            self.release(oldest)
         missing = sum(request_id not in self._slots for request_id in batch)
         idle = [held for held in self._slots if held not in batch]
         for request_id in idle[: max(0, missing - len(self._free))]:

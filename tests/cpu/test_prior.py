@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gvr_topk.contract import row_lengths
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.ops import indexer_topk_decode
-from gvr_topk.prior import PriorFullError, PriorState, prior_bytes
+from gvr_topk.prior import IDLE_STEPS, PriorFullError, PriorState, prior_bytes
 
 K, WIDTH = 3, 11
 
@@ -30,9 +30,8 @@ def test_without_k_only_the_state_is_kept() -> None:
     prior.guess.fill_(70.0)
     assert not prior.seed(0, "a", torch.arange(K)) and (prior.guess == 70).all()
     prior.release("a")
-    prior.admit("b")
-    assert prior.admit("c") == slot
-    assert (prior.guess == -1).all()
+    assert prior.admit("b") == slot
+    assert (prior.guess[:, slot] == -1).all() and (prior.guess[:, 1 - slot] == 70).all()
 
 
 def test_the_state_of_a_full_server_is_small() -> None:
@@ -55,6 +54,25 @@ def test_admit_keeps_the_slot_and_its_hint() -> None:
     assert prior.admit("a") == slot == prior.slot_of("a")
     assert (prior.indices[0, slot] == 5).all()
     assert "a" in prior and "b" not in prior and prior.slot_of("b") == -1
+
+
+def test_the_lowest_free_slot_is_given() -> None:
+    prior = PriorState(1, 4, K)
+    assert [prior.admit(name) for name in "abcd"] == [0, 1, 2, 3]
+    for name in "cab":
+        prior.release(name)
+    assert [prior.admit(name) for name in "efg"] == [0, 1, 2]
+
+
+def test_idle_requests_lose_their_slot_in_the_end_and_no_sooner() -> None:
+    prior = PriorState(1, 8, K)
+    prior.set_rows(["gone", "stays"])
+    for _ in range(IDLE_STEPS):
+        prior.set_rows(["stays"])
+    assert "gone" in prior
+    prior.set_rows(["stays"])
+    assert "gone" not in prior and "stays" in prior and prior.evicted == 0
+    assert prior.admit("new") == 0
 
 
 def test_full_names_request_and_slots() -> None:
