@@ -664,9 +664,10 @@ class TestReadmeTable:
         path = folder / "stress.json"
         data = json.loads(path.read_text())
         data["totals"] |= {"launches": 1234567, "wrong_launches": 5, "guard_words": 7}
+        del data["results"][1:]
         path.write_text(json.dumps(data))
         block = " ".join(readme_table.results().split())
-        assert "1,234,567 launches of 12 configurations" in block
+        assert "1,234,567 launches of 1 configurations" in block
         assert "5 wrong, 7 guard words overwritten" in block
 
     def test_page_on_times_has_limits_and_what_was_reached(self, folder: Path) -> None:

@@ -24,7 +24,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (info / "RECORD").write_text(f"{name}/__init__.py,sha256=abc,1\n")
     (tmp_path / "bin").mkdir()
     tool = tmp_path / "bin" / "trtllm-eval"
-    tool.write_text(f"#!{sys.executable}\n")
+    # Not the environment of the tests: a package that is installed there to be edited is found first.
+    tool.write_text(f"#!{Path(sys.executable).resolve()}\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("PYTHONPATH", str(folder))
