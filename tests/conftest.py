@@ -16,8 +16,8 @@ settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
-# A shell starts background jobs with SIGINT ignored, and nohup ignores SIGHUP; children inherit that, and tests
-# send theirs both.
+# A shell starts background jobs with SIGINT ignored, and nohup ignores SIGHUP; children inherit that, and
+# tests send theirs both.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
