@@ -6,8 +6,8 @@ OUT ?= out/replay
 # nvcc takes up to 3 GB per job, so not one job per core without being asked.
 export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 
-.PHONY: help replay test test-cpp test-gpu test-gpu-plain test-gpu-chaos neighbours chaos lint format docs \
-  install build wheel clean
+.PHONY: help replay test test-cpp test-gpu test-gpu-plain test-gpu-chaos neighbours chaos mutation-changed \
+  lint format docs install build wheel clean
 
 # The text behind `##` is what this prints of a target.
 help:  ## list the targets
@@ -51,6 +51,14 @@ test-cpp: $(VENV)/.tools  ## the gate, the plan and the key map, on the host
 	$(VENV)/bin/cmake -S tests/cpp -B build/cpp
 	$(VENV)/bin/cmake --build build/cpp
 	$(VENV)/bin/ctest --test-dir build/cpp --output-on-failure
+
+# A clone of depth 1 has no commit to compare with.
+BASE ?= HEAD~1
+MUTATION_SECONDS ?= 60
+mutation-changed: install  ## put small faults into changed lines; the tests have to notice
+	@if [ "$(BASE)" = HEAD~1 ] && ! git rev-parse --quiet --verify HEAD~1 > /dev/null; then \
+	  echo "mutation: no commit before this one"; \
+	else $(PYTHON) tests/mutation/run.py --changed-since $(BASE) --seconds $(MUTATION_SECONDS); fi
 
 # In an environment of its own, which needs no torch. Warnings are errors.
 DOCS_VENV = build/docs/venv

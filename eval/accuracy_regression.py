@@ -22,7 +22,9 @@ what so many runs can show.
 What the comparison can show: the short-answer tasks hardly reach the decode-stage top-k at all (a row
 shorter than index_topk has no choice to make); LongBench does.
 
-A run counts only if its log shows that the heuristic top-k was on (or off, on the other side).
+A run counts only if its log shows that the heuristic top-k was on (or off, on the other side). Where all rows
+of a task are short, TensorRT-LLM may skip the top-k, and the run is no evidence: use ``--task longbench_v1``
+alone.
 
 Exit status: 0 every task within, 1 a regression, 2 wrong use, 3 inconclusive, runs failed or no evidence
 that the feature ran, 4 the script itself failed, 130 interrupted (143 and 129 by SIGTERM and SIGHUP). An

@@ -1,9 +1,10 @@
 """Whether a run's logs show that the heuristic top-k was active, refused, or not there at all.
 
 The integration writes through the engine's logger, once per process, ``gvr_topk in TensorRT-LLM VERSION:``
-and then ``on: ...`` at the first step that it computes, ``refused: ...`` or ``ignored: ...`` where it does
-not run, or ``fell back: ...`` or ``not in use: ...`` where the engine runs another top-k. Nothing else
-counts: a figure of an "on" run in which the feature did not run would compare off with off.
+and then ``on: ...`` at the first step that it computes, ``waiting: ...`` where no row was long enough to need
+a top-k before, ``refused: ...`` or ``ignored: ...`` where it does not run, or ``fell back: ...`` or
+``not in use: ...`` where the engine runs another top-k. Nothing else counts: a figure of an "on" run in which
+the feature did not run would compare off with off.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Evidence:
     ----------
     active : bool
         A process said that the heuristic top-k is on.
+    waiting : bool
+        A process said that the heuristic top-k is there, and that no row was long enough for it.
     refused : bool
         A process said that it refused to patch the engine, or that the engine's own top-k ran; the others
         cannot make up for it.
@@ -36,6 +39,7 @@ class Evidence:
     """
 
     active: bool
+    waiting: bool
     refused: bool
     lines: tuple[str, ...]
     version: str | None
@@ -45,6 +49,12 @@ class Evidence:
         if variant == "on":
             if self.refused:
                 return f"gvr_topk did not work, or not alone: {self.lines[0]}"
+            if not self.active and self.waiting:
+                return (
+                    "gvr_topk was there, but the heuristic top-k was never on: no row was longer than "
+                    "index_topk, and TensorRT-LLM selects nothing in such rows, so the run shows nothing. "
+                    "Take prompts longer than index_topk (of the accuracy tasks, longbench_v1)"
+                )
             if not self.active:
                 return (
                     "no line of gvr_topk in its log says that the heuristic top-k was on, so the run shows "
@@ -71,6 +81,7 @@ def read_evidence(output: Iterable[str]) -> Evidence:
     lines.sort(key=lambda line: not any(f": {word}" in line for word in _REFUSALS))
     return Evidence(
         active=any(text.startswith("on:") for text in said),
+        waiting=any(text.startswith("waiting:") for text in said),
         refused=any(text.startswith(_REFUSALS) for text in said),
         lines=tuple(lines[:_KEPT_LINES]),
         version=version,

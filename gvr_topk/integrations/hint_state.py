@@ -91,6 +91,7 @@ class HintState:
         self.num_contexts = 0
         self.contexts: tuple[Tensor, ...] | None = None
         self.announced = False
+        self.waited = False
 
     @property
     def device(self) -> torch.device:
@@ -128,6 +129,7 @@ class HintState:
         counters.steps["graph" if getattr(metadata, "is_cuda_graph", False) else "eager"] += 1
         if generations and getattr(metadata, "skip_indexer_for_gen_reqs", False):
             counters.steps["skipped"] += 1  # the state stays a step behind: harmless, but seen
+            self.waited = True
         if requests > self.prior.row_slot.shape[0]:
             counters.steps["over capacity"] += 1
             return

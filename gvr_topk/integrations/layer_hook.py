@@ -260,9 +260,19 @@ class LayerHook:
                 state = self._states[manager] = self._open_manager(metadata, manager)
             if isinstance(state, HintState):
                 state.update(metadata, self.counters)
+                if state.waited and not state.announced:
+                    self._say_waiting(state)
                 self._write_metrics()
         except Exception as error:  # an engine must not fail because of a hint
             self._broken = Closed(self.failed("refused", error))
+
+    def _say_waiting(self, state: HintState) -> None:
+        """Say once why nothing is said to be on: a log without a word looks like a missing wheel."""
+        self._say(
+            "info",
+            f"waiting: no row is longer than index_topk = {state.k} so far, and TensorRT-LLM selects nothing "
+            "in such rows",
+        )
 
     def _write_metrics(self) -> None:
         try:

@@ -444,6 +444,7 @@ def test_interrupt_keeps_the_finished_runs(bench: Bench, tmp_path: Path) -> None
     [
         ("plain", "no line of gvr_topk in its log says that the heuristic top-k was on"),
         ("gvr_topk in TensorRT-LLM 1.2.1: refused: no CUDA", "gvr_topk did not work, or not alone"),
+        ("gvr_topk in TensorRT-LLM 1.2.1: waiting: no row", "no row was longer than index_topk"),
         (
             f"{HOOK_LINE}\ngvr_topk in TensorRT-LLM 1.2.1: refused: no CUDA",
             "gvr_topk did not work, or not alone",

@@ -10,6 +10,7 @@ from eval_fakes import HOOK_LINE
 from eval.common.evidence import read_evidence
 from eval.common.process import output_lines, run_command
 
+WAITING = "gvr_topk in TensorRT-LLM 1.2.1: waiting: no row is longer than index_topk = 2048 so far, and more"
 REFUSED = "gvr_topk in TensorRT-LLM 1.3.0rc1: refused: found TensorRT-LLM 1.3.0rc1; Indexer.forward: gone"
 
 
@@ -25,6 +26,8 @@ REFUSED = "gvr_topk in TensorRT-LLM 1.3.0rc1: refused: found TensorRT-LLM 1.3.0r
         (["gvr_topk in TensorRT-LLM 1.2.1: ignored: sparse_attention_config.x: refused"], False, True),
         (["gvr_topk in TensorRT-LLM of unknown version: on: 61 layers"], True, False),
         ([HOOK_LINE, "gvr_topk in TensorRT-LLM 1.2.1: no metrics file: OSError: refused: x"], True, False),
+        ([WAITING], False, False),
+        ([WAITING, HOOK_LINE], True, False),
         ([], False, False),
         (["loading /opt/gvr_topk/on: x"], False, False),
         (["gvr_topk: on"], False, False),
@@ -44,6 +47,10 @@ def test_lines_that_count(lines: list[str], active: bool, refused: bool) -> None
         ([HOOK_LINE], "on", None),
         ([], "off", None),
         ([REFUSED], "off", None),
+        ([WAITING], "off", None),
+        ([WAITING, HOOK_LINE], "on", None),
+        ([WAITING], "on", "Take prompts longer than index_topk (of the accuracy tasks, longbench_v1)"),
+        ([WAITING, REFUSED], "on", "did not work, or not alone"),
         ([], "on", "says that the heuristic top-k was on, so the run shows nothing"),
         (
             [HOOK_LINE, REFUSED],

@@ -337,6 +337,35 @@ def test_steps_that_skip_the_indexer_are_counted(monkeypatch):
         assert not integration.counters().calls
 
 
+@pytest.mark.parametrize("version", ["trtllm_1_2", "trtllm_1_3_monolith"])
+def test_short_rows_alone_are_said_and_no_evidence(monkeypatch, version):
+    with fake_package(version):
+        engine = Engine(hooked(monkeypatch))
+        short, longer = Request(71, 4, 99, seed=71, done=5), Request(72, 4, 99, seed=72, done=40)
+        for _ in range(2):
+            engine.step([], [short])
+        (line,) = lines_of("info")
+        assert "waiting: no row is longer than index_topk = 16 so far" in line
+        evidence = read_evidence([line])
+        assert not evidence.active and not evidence.refused
+        assert "no row was longer than index_topk" in evidence.problem("on")
+        assert evidence.problem("off") is None
+        engine.step([], [longer])
+        _, line = lines_of("info")
+        assert "on: 2 layers" in line
+        assert read_evidence(lines_of("info")).problem("on") is None
+        assert lines_of("warning") == []
+
+
+def test_short_rows_after_longer_ones_are_not_waited_for(monkeypatch):
+    with fake_package("trtllm_1_2"):
+        engine = Engine(hooked(monkeypatch))
+        engine.step([], [Request(72, 4, 99, seed=72, done=40)])
+        engine.step([], [Request(71, 4, 99, seed=71, done=5)])
+        (line,) = lines_of("info")
+        assert "on: 2 layers" in line
+
+
 def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
     monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 40, "max_length": 60}')
     engine = Engine(hooked(monkeypatch))

@@ -2,12 +2,18 @@
 
     python tests/mutation/run.py --out tests/mutation/report.json
     python tests/mutation/run.py --only gvr_topk/prior.py --sample 0
+    python tests/mutation/run.py --changed-since HEAD~1 --seconds 60
 
 A mutant differs from its module in one place: a comparison moves by one, ``+`` becomes ``-``, an integer
 grows by one, a condition is negated, ``and`` becomes ``or``. Each runs in a forked process, so that torch is
 imported once, and against the tests in `TARGETS` alone. A mutant is killed when a test fails or runs out of
 time. ``--sample`` takes so many mutants of each module, drawn with a fixed seed; 0 takes all. With
 ``--only`` the other modules keep their rows of a report that lies there.
+
+``--changed-since`` mutates nothing but the lines that differ from where HEAD left a commit, uncommitted
+ones included, in an order drawn with the same seed, until ``--seconds`` are spent. The exit status is 1 where
+one of these mutants survives. A mutant that changes no behaviour is left out, in both modes, by a comment
+``pragma: no mutate`` on its line, with the reason behind it.
 """
 
 from __future__ import annotations
@@ -20,17 +26,20 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 21
 TIMEOUT_S = 120
+LEFT_OUT = "pragma: no mutate"
 
 # What is left out takes seconds a mutant and adds nothing to the tests beside it.
 TARGETS: dict[str, tuple[str, ...]] = {
@@ -59,6 +68,24 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 
 
+class Mutant(NamedTuple):
+    """One changed place of a module.
+
+    Attributes
+    ----------
+    line, last_line : int
+        Lines of the expression that is changed.
+    change : str
+    tree : ast.Module
+        The whole module with the change.
+    """
+
+    line: int
+    last_line: int
+    change: str
+    tree: ast.Module
+
+
 def mutate(node: ast.AST) -> Iterator[str]:
     """Change `node` in place, in each way there is, and name the change; undone by the caller's copy."""
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
@@ -84,9 +111,10 @@ def mutate(node: ast.AST) -> Iterator[str]:
         yield "negated condition"
 
 
-def mutants(source: str) -> list[tuple[int, str, ast.Module]]:
-    """Line, change and tree of every mutant; annotations, decorators and messages are left alone."""
+def mutants(source: str) -> list[Mutant]:
+    """Every mutant of a module; annotations, decorators and messages are left alone."""
     tree = ast.parse(source)
+    text = source.splitlines()
     skipped = set()
     for node in ast.walk(tree):
         parts = [getattr(node, field, None) for field in ("annotation", "returns")]
@@ -99,13 +127,54 @@ def mutants(source: str) -> list[tuple[int, str, ast.Module]]:
             skipped |= {id(part) for part in ast.walk(node)}
     found = []
     for index, node in enumerate(ast.walk(tree)):
-        if id(node) in skipped:
+        line = getattr(node, "lineno", 0)
+        if id(node) in skipped or (line and LEFT_OUT in text[line - 1]):
             continue
+        # The body of a statement is no part of what is changed.
+        last = node.test if isinstance(node, ast.If | ast.While) else node
         changed = copy.deepcopy(tree)
         twin = list(ast.walk(changed))[index]
         for change in mutate(twin):
-            found.append((getattr(node, "lineno", 0), change, ast.fix_missing_locations(changed)))
+            end = getattr(last, "end_lineno", None) or line
+            found.append(Mutant(line, end, change, ast.fix_missing_locations(changed)))
     return found
+
+
+def parse_diff(diff: str) -> dict[str, set[int]]:
+    """Lines that a ``git diff --unified=0 --no-prefix`` adds or changes, by their numbers in the new file."""
+    lines: dict[str, set[int]] = {}
+    path = ""
+    for text in diff.splitlines():
+        if text.startswith("+++ "):
+            path = text[4:]
+        elif hunk := re.match(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@", text):
+            first, count = int(hunk[1]), int(hunk[2] or 1)
+            lines.setdefault(path, set()).update(range(first, first + count))
+    return lines
+
+
+def changed_mutants(ref: str, modules: Iterable[str]) -> list[tuple[str, Mutant]]:
+    """Module and mutant for every mutant of a line that differs from the merge base with `ref`, drawn."""
+    base = _git("merge-base", ref, "HEAD").strip()
+    diff = _git("diff", "--unified=0", "--no-prefix", "--no-ext-diff", "--no-color", base, "--", *modules)
+    found = []
+    for module, lines in parse_diff(diff).items():
+        if module not in TARGETS:  # removed since
+            continue
+        for mutant in mutants((ROOT / module).read_text(encoding="utf-8")):
+            if not lines.isdisjoint(range(mutant.line, mutant.last_line + 1)):
+                found.append((module, mutant))
+    random.Random(SEED).shuffle(found)  # a spent budget then leaves out no module as a whole
+    return found
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.stderr.write(f"{' '.join(command)}: {done.stderr.strip() or 'no such commit'}\n")
+        raise SystemExit(2)
+    return done.stdout
 
 
 class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -123,8 +192,8 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self.tree, str(self.path), "exec"), module.__dict__)
 
 
-def survives(module: str, tree: ast.Module | None) -> bool:
-    """Whether all tests of a module pass with the changed tree in its place."""
+def survives(module: str, tree: ast.Module | None, timeout_s: float = TIMEOUT_S) -> bool:
+    """Whether all tests of a module pass, in time, with the changed tree in its place."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -151,7 +220,7 @@ def survives(module: str, tree: ast.Module | None) -> bool:
             os._exit(int(pytest.main([*options, *chosen, str(ROOT / "tests" / "cpu" / name)])))
         except BaseException:
             os._exit(99)
-    deadline = time.monotonic() + TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done or time.monotonic() > deadline:
@@ -167,12 +236,8 @@ def survives(module: str, tree: ast.Module | None) -> bool:
     return os.waitstatus_to_exitcode(status) == 0
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Count the mutants that the tests notice.")
-    parser.add_argument("--only", action="append", choices=list(TARGETS), help="a module; repeatable")
-    parser.add_argument("--sample", type=int, default=20, help="mutants of each module; 0 for all")
-    parser.add_argument("--out", type=Path, help="where to write the report")
-    options = parser.parse_args()
+def prepare() -> None:
+    """Import once what every test imports."""
     sys.path[:0] = [str(ROOT)]
     os.chdir(ROOT)
     os.environ["CI"] = "true"  # hypothesis then draws the same examples in every run
@@ -189,15 +254,72 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+
+
+def require_passing(module: str) -> float:
+    """Seconds that the tests of an unchanged module take; ends the program where they fail."""
+    start = time.monotonic()
+    if not survives(module, None):
+        raise SystemExit(f"{module}: wanted its tests to pass without a mutant, got a failure")
+    return time.monotonic() - start
+
+
+def check_changed(ref: str, modules: Iterable[str], seconds: float) -> int:
+    """Run mutants of changed lines until the budget is spent; the exit status.
+
+    Parameters
+    ----------
+    ref : str
+        Lines that differ from the merge base of this commit and HEAD are mutated.
+    modules : iterable of str
+    seconds : float
+        No mutant is started after so many seconds.
+
+    Returns
+    -------
+    int
+        1 when a mutant survives.
+    """
+    start = time.monotonic()
+    drawn = changed_mutants(ref, modules)
+    if not drawn:
+        print(f"mutation: no line with a mutant was changed since {ref}")
+        return 0
+    took: dict[str, float] = {}
+    run = survivors = 0
+    for module, mutant in drawn:
+        if time.monotonic() - start >= seconds:
+            break
+        if not took:
+            prepare()
+        if module not in took:
+            took[module] = require_passing(module)
+        run += 1
+        if survives(module, mutant.tree, min(TIMEOUT_S, 5 + 5 * took[module])):
+            survivors += 1
+            print(f"{module}:{mutant.line}: survives: {mutant.change}", flush=True)
+    text = f"mutation: {run - survivors} of {run} mutants of the lines changed since {ref} killed"
+    if run < len(drawn):
+        text += f", {len(drawn) - run} left when {seconds:g} s were spent"
+    print(text)
+    return int(survivors > 0)
+
+
+def write_report(modules: Iterable[str], sample: int, out: Path | None, kept: Mapping[str, Any]) -> None:
+    """Run a sample of each module's mutants; `kept` are rows of modules that are not run."""
+    prepare()
     rows = []
-    for module in options.only or TARGETS:
-        if not survives(module, None):
-            raise SystemExit(f"{module}: wanted its tests to pass without a mutant, got a failure")
+    for module in modules:
+        require_passing(module)
         every = mutants((ROOT / module).read_text(encoding="utf-8"))
         chosen = every
-        if 0 < options.sample < len(every):
-            chosen = random.Random(SEED).sample(every, options.sample)
-        alive = [{"line": line, "change": change} for line, change, tree in chosen if survives(module, tree)]
+        if 0 < sample < len(every):
+            chosen = random.Random(SEED).sample(every, sample)
+        alive = [
+            {"line": mutant.line, "change": mutant.change}
+            for mutant in chosen
+            if survives(module, mutant.tree)
+        ]
         killed = len(chosen) - len(alive)
         rows.append(
             {
@@ -209,23 +331,40 @@ def main() -> None:
             }
         )
         print(f"{module}: {killed} of {len(chosen)} killed, survivors {alive}", flush=True)
-    if options.out is not None and options.only and options.out.exists():
-        kept = json.loads(options.out.read_text(encoding="utf-8"))["modules"]
-        rows += [row for row in kept if row["module"] not in options.only]
-        rows.sort(key=lambda row: row["module"])
+    rows = sorted([*rows, *kept.values()], key=lambda row: list(TARGETS).index(row["module"]))
     run, killed = sum(row["run"] for row in rows), sum(row["killed"] for row in rows)
     report = {
         "format": "gvr_topk.mutation/1",
         "seed": SEED,
-        "sample": options.sample,
+        "sample": sample,
         "run": run,
         "killed": killed,
         "score": round(killed / run, 4),
         "modules": rows,
     }
     print(f"{killed} of {run} killed: {100 * killed / run:.1f} %")
-    if options.out is not None:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if out is not None:
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Count the mutants that the tests notice.")
+    parser.add_argument("--only", action="append", choices=list(TARGETS), help="a module; repeatable")
+    parser.add_argument("--sample", type=int, default=20, help="mutants of each module; 0 for all")
+    parser.add_argument("--out", type=Path, help="where to write the report")
+    parser.add_argument("--changed-since", metavar="REF", help="mutate the lines changed since a commit")
+    parser.add_argument("--seconds", type=float, default=60, help="budget of --changed-since")
+    options = parser.parse_args()
+    modules = options.only or list(TARGETS)
+    if options.changed_since is not None:
+        if options.out is not None:
+            parser.error("--out: wanted none with --changed-since, whose figures are no score")
+        raise SystemExit(check_changed(options.changed_since, modules, options.seconds))
+    kept = {}
+    if options.out is not None and options.only and options.out.exists():
+        rows = json.loads(options.out.read_text(encoding="utf-8"))["modules"]
+        kept = {row["module"]: row for row in rows if row["module"] not in modules}
+    write_report(modules, options.sample, options.out, kept)
 
 
 if __name__ == "__main__":
