@@ -27,6 +27,7 @@ import json
 import os
 import random
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -39,6 +40,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 SEED = 21
 TIMEOUT_S = 120
+CPU_LIMIT_S = 2 * TIMEOUT_S
+MEMORY_LIMIT = 8 << 30
 LEFT_OUT = "pragma: no mutate"
 
 # What is left out takes seconds a mutant and adds nothing to the tests beside it.
@@ -198,6 +201,9 @@ def survives(module: str, tree: ast.Module | None, timeout_s: float = TIMEOUT_S)
     if pid == 0:
         try:
             os.setsid()  # what the tests start ends with them
+            # A fault may loop for ever, or fill the memory: it ends even if nobody is there to end it.
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S))
+            resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_LIMIT, MEMORY_LIMIT))
             sink = os.open(os.devnull, os.O_WRONLY)
             os.dup2(sink, 1), os.dup2(sink, 2)
             if tree is not None:
