@@ -17,50 +17,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gvr_topk.constants import MAX_WIDTH
+
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Score dtypes the op takes. The 16-bit ones widen to fp32 exactly, so one key serves all three."""
 
-MAX_WIDTH = 1 << 21
-"""Longest row, in elements, that the kernels are built and tested for."""
-
-MAX_ROWS = 1 << 26
-"""Most rows of one call: their blocks fit one launch."""
-
-MAX_PAGE_SIZE = (1 << 31) - 1
-"""Largest page of a page table, in positions: positions inside a page are 32-bit numbers."""
-
-CLUSTER_SIZES = (1, 2, 4, 8, 16)
-"""CTAs that can share one row."""
-
 KEY_NAN = 0xFFFFFFFF
 """Key of every NaN: the largest, because NaN ranks above +inf."""
-
-PATHS: dict[int, str] = {0: "short", 1: "gvr", 2: "radix", 3: "cluster", 4: "cpu"}
-"""Meaning of the ``path`` column of the statistics tensor."""
-
-GUESSES: dict[int, str] = {0: "none", 1: "hint", 2: "row sample", 3: "place", 4: "value"}
-"""Meaning of the ``guess`` column of the statistics tensor."""
-
-STATE_FLOATS = 4
-"""Numbers of a slot of ``guess_state``."""
-
-PLACES = (48.0, 80.0)
-"""Least and greatest first number of a slot of ``guess_state`` that says where a k-th value stood; in the
-middle, at the mean of a sample of the row (cpp/kernels/cluster/predictor.cuh). Shares of the hint lie from 0
-to 1; negative numbers other than -1 are what short rows leave (cpp/kernels/single/window.cuh)."""
-
-VALUE_ONLY, INFINITE, MASKED = 96.0, 112.0, 128.0
-"""First numbers of a slot whose k-th value stood at no place, was infinite or NaN, or minus infinity."""
-
-STATS_COLUMNS = ("path", "passes", "candidates", "snap", "hits", "guess", "guess_hit", "done")
-"""Columns of the optional int32 statistics tensor ``[rows, 8]``.
-
-``passes`` counts threshold verifications of the row, ``candidates`` the elements that reached
-refinement, ``snap`` the refinement iterations, ``hits`` the hinted positions, duplicates counted, whose
-value is at or above the k-th (-1 without a hint), ``guess`` where the first threshold came from,
-``guess_hit`` whether it was good at once, ``done`` how the search ended (`DONE` of the reference for
-path ``gvr``, the radix rounds of paths ``cluster`` and ``radix``).
-"""
 
 
 def row_length(seq_len: int, row: int, next_n: int) -> int:

@@ -91,19 +91,18 @@ def policy_library() -> ctypes.CDLL:
     path = _library_path(_POLICY_LIBRARY)
     if path is None:
         raise LibraryError(
-            f"gvr_topk: want {_POLICY_LIBRARY} beside the package, got none: "
+            f"gvr_topk: wanted {_POLICY_LIBRARY} beside the package, got none: "
             "install the package (pip install .)"
         )
     library = ctypes.CDLL(str(path))
     library.gvr_topk_can_use_heuristic.argtypes = [
-        *[ctypes.c_int32] * 2,
-        *[ctypes.c_int64] * 4,
-        *[ctypes.c_int32] * 2,
+        *[ctypes.c_int32] * 3,
+        *[ctypes.c_int64] * 6,
+        ctypes.c_int32,
     ]
     library.gvr_topk_make_plan.argtypes = [
         *[ctypes.c_int64] * 3,
         *[ctypes.c_int32] * 6,
         ctypes.POINTER(ctypes.c_int32),
     ]
-    library.gvr_topk_constant.restype = ctypes.c_int64
     return library

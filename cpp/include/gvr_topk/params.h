@@ -7,29 +7,58 @@ namespace gvr_topk {
 
 enum class Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
-// Columns of the optional statistics tensor; gvr_topk/contract.py names them for Python.
+// Columns of the optional statistics tensor, one row for each score row.
 enum StatsColumn : int32_t {
-  kStatPath = 0,
-  kStatPasses = 1,
-  kStatCandidates = 2,
-  kStatSnap = 3,
-  kStatHits = 4,
-  kStatGuess = 5,
-  kStatGuessHit = 6,
-  kStatDone = 7,
+  kStatReason = 0,      // HintReason (policy.h)
+  kStatPasses = 1,      // verifications of a threshold or an interval
+  kStatCandidates = 2,  // elements that reached refinement
+  kStatSnap = 3,        // refinement iterations
+  kStatHits = 4,        // hinted positions whose value is at or above the k-th, duplicates counted; -1: no hint
+  kStatGuess = 5,       // GuessSource
+  kStatGuessHit = 6,    // whether the guess was good at once
+  kStatDone = 7,        // radix rounds after the guess; of the paper's kernel, its SearchEnd
   kStatColumns = 8,
 };
 
-// Floats of one slot of `guess_state`, which kernels read and write 16 bytes at a time.
-constexpr int kStateFloats = 4;
+// Where the first threshold of a row, or the interval around it, came from.
+enum GuessSource : uint32_t {
+  kGuessNone = 0,
+  kGuessHint = 1,       // the values at the last step's positions (paper's kernel)
+  kGuessRowSample = 2,  // a sample of the row
+  kGuessZScore = 3,     // the state: how many deviations the k-th value stood from the mean of a sample
+  kGuessValue = 4,      // the state: the last k-th value itself
+};
 
-// What a kernel needs first comes first: parameters are fetched 64 bytes at a time, and waited for. Of a
-// kernel's, 48 bytes are fetched with the first of them, of which these are all but eight (cluster::Shape).
+// How the search of the paper's kernel for a threshold ended.
+enum class SearchEnd : int32_t {
+  kShort = 0,
+  kGuess = 1,
+  kSecant = 2,
+  kTie = 3,
+  kBisect = 4,
+  kKey = 5,
+  kPlateau = 6,
+};
+
+// One slot of the state is so many floats, which kernels read and write 16 bytes at a time.
+constexpr int32_t kStateFloats = 4;
+// The first float says what is known. A number within kStateMaxZScore of kStateZScoreOrigin is a z-score of the
+// k-th value plus that origin; from 0 to 1 it is the share of the hint at or above the k-th value (paper's
+// kernel); -1 says that nothing is known, and other negative numbers are value windows of short rows.
+constexpr float kStateUnknown = -1.0f;
+constexpr float kStateZScoreOrigin = 64.0f;
+constexpr float kStateMaxZScore = 16.0f;
+constexpr float kStateValueOnly = 96.0f;  // a k-th value, but no z-score
+constexpr float kStateInfinite = 112.0f;  // the k-th value was +inf or NaN
+constexpr float kStateMasked = 128.0f;    // the k-th value was -inf
+
+// The fields that kernels need first come first, because parameters are fetched 64 bytes at a time and waited
+// for: all but the last eight of these 64 bytes are fetched together with the kernel's launch traits.
 struct TopkParams {
   const void* logits;       // [rows, width], inner stride 1, `logits_stride` elements between rows
-  const int32_t* seq_lens;  // [rows / next_n]
+  const int32_t* seq_lens;  // [rows / next_n], or [rows] where `row_lengths`
   int64_t logits_stride;
-  float* guess_state;  // [num_slots, kStateFloats] or null: what one step leaves for the next (predictor.cuh)
+  float* state;  // [num_slots, kStateFloats] or null: what one step leaves for the next (core/predictor.cuh)
   int32_t width;
   int32_t k;
   int32_t next_n;
@@ -43,12 +72,16 @@ struct TopkParams {
   int64_t indices_stride;
   const int32_t* page_table;  // [rows / next_n, pages_per_request] or null
   int64_t page_table_stride;
+  int32_t* slots;  // [rows, >= k] or null: cache slots go here, and to `indices` where this is null
+  int64_t slots_stride;
+  int32_t* counts;        // [rows] or null: how many items were written
   int32_t* stats;         // [rows, kStatColumns] or null
   int64_t* phase_clocks;  // [rows, 8] or null; written only by builds with GVR_PHASE_TIMING
   int32_t pages_per_request;
   int32_t rows;
   Dtype dtype;
-  bool quantile_guess;  // four-phase kernel: T0 from the (1 - alpha) quantile instead of the mean
+  bool row_lengths;     // `seq_lens` holds the visible length of each row
+  bool quantile_guess;  // paper's kernel: T0 from the (1 - alpha) quantile instead of the mean
 };
 
 }  // namespace gvr_topk

@@ -15,92 +15,78 @@
 
 namespace gvr_topk {
 
-enum class Path : int32_t { kAuto = 0, kGvr = 1, kRadix = 2, kCluster = 3 };
+// How a call is served. Every path selects the same items; they differ in time only.
+enum class Path : int32_t {
+  kAuto = 0,         // the k-th value is predicted from the state of the last step where the gate lets it
+  kPaperGvr = 1,     // the paper's four-phase kernel
+  kNoHint = 2,       // the state is not read: the k-th value is estimated from a sample of the row
+  kRadixRounds = 3,  // nothing is estimated: radix rounds over the keys, which settle every missed estimate
+};
 
 // Longest row the kernels are built and tested for.
 constexpr int64_t kMaxWidth = int64_t{1} << 21;
 // Most rows of one call: with the largest cluster for each row, the blocks still fit the grid's first
 // dimension, 2^31 - 1.
 constexpr int64_t kMaxRows = int64_t{1} << 26;
+// Most rows of one request: its token and its draft tokens.
+constexpr int64_t kMaxNextN = 1024;
 // Largest page of a page table: positions inside a page are 32-bit numbers.
 constexpr int64_t kMaxPageSize = (int64_t{1} << 31) - 1;
 
-// ---------------------------------------------------------------- gate (canUseHeuristic)
-
-// Below this length the hint does not pay: the paper measures 0.68x of a radix select at 8,192 and 1.01x
-// at 16,384 (section 6.3.1, Table 6), and here a sample of so short a row guesses as well.
-constexpr int64_t kGvrMinLength = 16384;
-// The paper's kernel stops where one CTA becomes slower than several; the cluster kernel has no such
-// length, and the hint is worth most on the longest rows (eval/results/h200/bench.json).
-constexpr int64_t kGvrMaxLength = kMaxWidth;
-// Longest buffer of the four-phase kernel: its bitmap of a row must fit shared memory.
-constexpr int64_t kFourPhaseMaxWidth = 262144;
+// Widest buffer of the paper's kernel: its bitmap of a row must fit shared memory.
+constexpr int64_t kPaperMaxWidth = 262144;
 // Oldest architecture the library holds code for (Hopper; the published kernel needs 100).
 constexpr int32_t kMinArch = 90;
 
-enum class GateReason : int32_t {
-  kAllowed = 0,
-  kForcedOn,
-  kForcedOff,
-  kDisabled,
-  kNoPrior,
-  kPriorShape,
-  kLayout,
-  kUnsupportedK,
-  kTooShort,
-  kTooLong,
-  kUnsupportedArch,
+// ---------------------------------------------------------------- gate (canUseHeuristic)
+
+// Whether the state of the last step is used for a row, or why not; the first column of the statistics.
+enum class HintReason : int32_t {
+  kUsed = 0,
+  kDisabled = 1,   // the configuration or the path asks for no hint
+  kNoState = 2,    // the call has no state
+  kLayout = 3,     // rows do not start at 16-byte boundaries, and the kernel for such rows reads no state
+  kNoSlot = 4,     // the row has no slot: a padding row, or a request without one
+  kShortRow = 5,   // the row is no longer than k, so nothing is selected
+  kTooShort = 6,   // the configuration wants longer rows,
+  kTooLong = 7,    // or shorter ones
+  kFirstStep = 8,  // no step has left anything in the slot
 };
 
-struct GateInput {
-  bool enabled;          // enable_heuristic_topk
-  bool has_prior;        // the paper's non-null preIdx
-  int64_t prior_count;   // hinted positions per row
-  int64_t inner_stride;  // elements between neighbours of one row
+struct HintQuery {
+  bool enabled;
+  bool has_state;
+  bool aligned;
+  int64_t slot;
+  int64_t slots;
+  int64_t length;  // the row's own, not the width of the buffer that it lies in
   int64_t k;
-  int64_t length;  // TRUE row length, not the width of the buffer it sits in
-  int32_t arch;    // 90 for Hopper, 100 for Blackwell
-  Path forced;     // kAuto: decide; kGvr or kCluster: on; kRadix: off
+  int64_t min_length;  // limits of the configuration; a launch has none, for the host gives no slot
+  int64_t max_length;  // to requests outside of them
+  bool known;          // the slot holds what a step has left
 };
 
-GVR_TOPK_HOST_DEVICE constexpr bool gvr_supports_k(int64_t k) { return k == 512 || k == 1024 || k == 2048; }
-
-// The one rule that needs the row's true length, shared by the gate and by the kernel, which reads
-// lengths on the device.
-GVR_TOPK_HOST_DEVICE constexpr GateReason length_reason(int64_t length) {
-  if (length < kGvrMinLength) return GateReason::kTooShort;
-  if (length > kGvrMaxLength) return GateReason::kTooLong;
-  return GateReason::kAllowed;
-}
-
-// What must hold for the four-phase kernel to be correct at all; forcing cannot waive it.
-GVR_TOPK_HOST_DEVICE constexpr GateReason capability_reason(const GateInput& in) {
-  if (in.inner_stride != 1) return GateReason::kLayout;
-  if (!gvr_supports_k(in.k)) return GateReason::kUnsupportedK;
-  if (in.arch < kMinArch) return GateReason::kUnsupportedArch;
-  return GateReason::kAllowed;
-}
-
-GVR_TOPK_HOST_DEVICE constexpr GateReason can_use_heuristic(const GateInput& in) {
-  if (in.forced == Path::kRadix) return GateReason::kForcedOff;
-  const GateReason capability = capability_reason(in);
-  if (capability != GateReason::kAllowed) return capability;
-  if (in.forced == Path::kGvr || in.forced == Path::kCluster) return GateReason::kForcedOn;
-  if (!in.enabled) return GateReason::kDisabled;
-  if (!in.has_prior) return GateReason::kNoPrior;
-  if (in.prior_count != in.k) return GateReason::kPriorShape;
-  return length_reason(in.length);
+// The gate: one rule for one row, for the kernels, the CPU implementation, the replay and `doctor`.
+GVR_TOPK_HOST_DEVICE constexpr HintReason can_use_heuristic(const HintQuery& row) {
+  if (!row.enabled) return HintReason::kDisabled;
+  if (!row.has_state) return HintReason::kNoState;
+  if (row.length <= row.k) return HintReason::kShortRow;
+  if (!row.aligned) return HintReason::kLayout;
+  if (row.slot < 0 || row.slot >= row.slots) return HintReason::kNoSlot;
+  if (row.length < row.min_length) return HintReason::kTooShort;
+  if (row.length > row.max_length) return HintReason::kTooLong;
+  return row.known ? HintReason::kUsed : HintReason::kFirstStep;
 }
 
 // ---------------------------------------------------------------- plan
 
 // Which kernel a plan launches.
 enum class Family : int32_t {
-  kFourPhase = 0,  // the paper's: one CTA per row
+  kPaperGvr = 0,   // the paper's four phases, one CTA per row
   kResident = 1,   // a cluster holds the row in registers
-  kStream = 2,     // a longer row streams through a cluster, which keeps candidates
-  kGeneral = 3,    // any k and architecture; also what the two above fall back to
-  kSingle = 4,     // one CTA holds a short row in registers and needs no guess
+  kStreaming = 2,  // a longer row streams through a cluster, which keeps candidates
+  kFallback = 3,   // any k, alignment and architecture; also what the two above fall back to
+  kSmallRow = 4,   // one CTA holds a short row in registers
 };
 
 constexpr int32_t kClusterThreads = 512;
@@ -175,16 +161,21 @@ GVR_TOPK_HOST_DEVICE constexpr int64_t max_elements_per_cta(int32_t arch) {
   return is_small_arch(arch) ? kMaxElementsPerSmallCta : kMaxElementsPerCta;
 }
 
-// Why a call cannot be planned as it was asked for.
+// Why a call cannot be planned as requested.
 enum class PlanProblem : int32_t {
   kNone = 0,
-  kCtas,
-  kFourPhaseK,
-  kFourPhaseWidth,
-  kFourPhaseArch,
-  kMaxCtas,
-  kCtasAboveMax,
+  kCtas = 1,
+  kPaperK = 2,
+  kPaperWidth = 3,
+  kPaperArch = 4,
+  kMaxCtas = 5,
+  kCtasAboveMax = 6,
 };
+
+// Values of k that the paper's kernel is compiled for.
+GVR_TOPK_HOST_DEVICE constexpr bool paper_supports_k(int64_t k) {
+  return k == 512 || k == 1024 || k == 2048;
+}
 
 GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
   const int32_t cap = in.max_ctas;
@@ -193,10 +184,10 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
   if (cap > 0 && c > cap) return PlanProblem::kCtasAboveMax;
   const bool size_exists = c > 0 && (c & (c - 1)) == 0 && c <= max_cluster_size(in.arch);
   if (c != 0 && !(size_exists && in.width <= c * max_elements_per_cta(in.arch))) return PlanProblem::kCtas;
-  if (in.path != Path::kGvr) return PlanProblem::kNone;
-  if (!gvr_supports_k(in.k)) return PlanProblem::kFourPhaseK;
-  if (in.width > kFourPhaseMaxWidth) return PlanProblem::kFourPhaseWidth;
-  if (is_small_arch(in.arch)) return PlanProblem::kFourPhaseArch;
+  if (in.path != Path::kPaperGvr) return PlanProblem::kNone;
+  if (!paper_supports_k(in.k)) return PlanProblem::kPaperK;
+  if (in.width > kPaperMaxWidth) return PlanProblem::kPaperWidth;
+  if (is_small_arch(in.arch)) return PlanProblem::kPaperArch;
   return PlanProblem::kNone;
 }
 
@@ -231,18 +222,19 @@ constexpr int64_t kWideBracket = 2048;
 
 // `held`: elements per thread if registers are to hold the row.
 GVR_TOPK_HOST_DEVICE constexpr Family choose_family(const PlanInput& in, int32_t ctas, int64_t held) {
-  if (in.path == Path::kGvr) return Family::kFourPhase;
-  if (ctas == 1 && held <= kMostValuesPerThread) return Family::kSingle;
+  if (in.path == Path::kPaperGvr) return Family::kPaperGvr;
+  if (in.path == Path::kRadixRounds) return Family::kFallback;
+  if (ctas == 1 && held <= kMostValuesPerThread) return Family::kSmallRow;
   if (held <= kValuesPerThread) return Family::kResident;
-  if (is_small_arch(in.arch)) return Family::kGeneral;
+  if (is_small_arch(in.arch)) return Family::kFallback;
   if (held <= kWideValuesPerThread) return Family::kResident;
-  return in.k <= kStreamMaxK ? Family::kStream : Family::kGeneral;
+  return in.k <= kStreamMaxK ? Family::kStreaming : Family::kFallback;
 }
 
 // Of the instantiations of a kernel, the smallest that holds the row; others work in steps.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_values_per_thread(Family family, int64_t held) {
-  if (family != Family::kResident && family != Family::kSingle) return kValuesPerThread;
-  if (family == Family::kSingle && held <= kFewValuesPerThread) return kFewValuesPerThread;
+  if (family != Family::kResident && family != Family::kSmallRow) return kValuesPerThread;
+  if (family == Family::kSmallRow && held <= kFewValuesPerThread) return kFewValuesPerThread;
   if (held <= kValuesPerThread) return kValuesPerThread;
   return held <= kWideValuesPerThread ? kWideValuesPerThread : kMostValuesPerThread;
 }
@@ -255,8 +247,8 @@ constexpr int32_t kLongList = 16384;
 
 GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   Plan plan{};
-  plan.path = in.path == Path::kAuto ? Path::kCluster : in.path;
-  plan.ctas_per_row = plan.path == Path::kGvr ? 1 : choose_ctas(in);
+  plan.path = in.path;
+  plan.ctas_per_row = plan.path == Path::kPaperGvr ? 1 : choose_ctas(in);
   plan.threads = kClusterThreads;
   const int64_t threads = int64_t{plan.ctas_per_row} * kClusterThreads;
   const int64_t held = (in.width + threads - 1) / threads;
@@ -269,7 +261,7 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   // four-phase kernel, which comes here only for rows its search gives up on, has its own candidates.
   // Few CTAs share a list among few, and want their room for the pool of the stream kernel.
   plan.list_capacity = plan.masks > kManyMasks ? 6144 : kLongList;
-  if (plan.family == Family::kStream && plan.masks <= kManyMasks) {
+  if (plan.family == Family::kStreaming && plan.masks <= kManyMasks) {
     plan.list_capacity = plan.ctas_per_row <= 4 ? 8192 : 11264;
   }
   plan.candidate_capacity = 2560;
@@ -279,7 +271,7 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
     plan.list_capacity = 4096;
     plan.ring_depth = 0;
   }
-  if (plan.path == Path::kGvr) {
+  if (plan.path == Path::kPaperGvr) {
     plan.list_capacity = 1024;
     plan.candidate_capacity = 512;
   }

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gvr_topk.contract import STATE_FLOATS
+from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN
+from gvr_topk.state import TopkState
 
 NO_SLOT = -1
 """Slot of a row without a hint and without write-back."""
@@ -26,49 +26,31 @@ IDLE_STEPS = 512
 Engines drop requests without saying so. Those that come back, having been preempted, start without a hint.
 """
 
-UNKNOWN = -1.0
-"""Value of `guess` when no step before has left anything."""
 
-
-class PriorFullError(RuntimeError):
+class SlotsFullError(RuntimeError):
     """Every slot belongs to a request that was not released."""
 
 
-class LayerPrior(NamedTuple):
-    """What the op takes for one layer; both are views, written in place by the op.
-
-    Attributes
-    ----------
-    indices : Tensor, ``[slots, k]``, int32, or None
-        Previous top-k of each slot, -1 where there is none. None where positions are not kept.
-    guess : Tensor, ``[slots, 4]``, float32
-        What the step before left for the guess: ``guess_state`` of the op; -1: nothing.
-    """
-
-    indices: Tensor | None
-    guess: Tensor
-
-
-def prior_bytes(num_layers: int, num_slots: int, k: int | None, max_rows: int | None = None) -> int:
-    """Device memory of a `PriorState`, in bytes.
+def state_bytes(num_layers: int, num_slots: int, k: int | None, max_rows: int | None = None) -> int:
+    """Device memory of a `RequestSlots`, in bytes.
 
     Parameters
     ----------
     num_layers, num_slots, k, max_rows
-        As for `PriorState`.
+        As for `RequestSlots`.
 
     Examples
     --------
     DeepSeek-V3.2 on one rank, 61 layers and 2,048 requests: in KiB without positions, in MiB with them.
 
-    >>> prior_bytes(61, 2048, None) >> 10, prior_bytes(61, 2048, 2048) >> 20
+    >>> state_bytes(61, 2048, None) >> 10, state_bytes(61, 2048, 2048) >> 20
     (1960, 977)
     """
     per_slot = STATE_FLOATS + (0 if k is None else k)
     return 4 * (num_layers * num_slots * per_slot + (num_slots if max_rows is None else max_rows))
 
 
-class PriorState:
+class RequestSlots:
     """Hints of all layers for up to `num_slots` live requests.
 
     Host methods may be called while earlier steps are still running on the device: they enqueue work
@@ -92,7 +74,7 @@ class PriorState:
     Attributes
     ----------
     indices : Tensor, ``[num_layers, num_slots, k]``, int32, or None
-    guess : Tensor, ``[num_layers, num_slots, 4]``, float32
+    words : Tensor, ``[num_layers, num_slots, 4]``, float32
     row_slot : Tensor, ``[max_rows]``, int32
         Slot of each row of the coming step, -1 for none. Its address never changes, so a captured
         graph may keep it.
@@ -122,9 +104,11 @@ class PriorState:
         self.indices: Tensor | None = None
         if k is not None:
             self.indices = torch.full((num_layers, num_slots, k), -1, dtype=torch.int32, device=self.device)
-        self.guess = torch.full(
-            (num_layers, num_slots, STATE_FLOATS), UNKNOWN, dtype=torch.float32, device=self.device
+        self.words = torch.full(
+            (num_layers, num_slots, STATE_FLOATS), STATE_UNKNOWN, dtype=torch.float32, device=self.device
         )
+        self._k = 1 if k is None else k
+        self._layers: dict[int, TopkState] = {}
         self.row_slot = torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=self.device)
         self.admitted = self.evicted = self.refused = 0
         self._slots: dict[Hashable, int] = {}  # least recently used first
@@ -141,17 +125,20 @@ class PriorState:
 
     @property
     def num_slots(self) -> int:
-        return self.guess.shape[1]
+        return self.words.shape[1]
 
     @property
     def nbytes(self) -> int:
-        """Device memory in bytes; equals `prior_bytes`."""
+        """Device memory in bytes; equals `state_bytes`."""
         positions = 0 if self.indices is None else self.indices.nbytes
-        return positions + self.guess.nbytes + self.row_slot.nbytes
+        return positions + self.words.nbytes + self.row_slot.nbytes
 
-    def layer(self, index: int) -> LayerPrior:
-        """Views of one layer, to be passed to the op as ``prior`` and ``guess_state``."""
-        return LayerPrior(None if self.indices is None else self.indices[index], self.guess[index])
+    def layer(self, index: int) -> TopkState:
+        """State of one layer, to be passed to the op; it shares memory with `words` and `indices`."""
+        if index not in self._layers:
+            indices = None if self.indices is None else self.indices[index]
+            self._layers[index] = TopkState.of(self.words[index], indices, self._k)
+        return self._layers[index]
 
     def slot_of(self, request_id: Hashable) -> int:
         """Slot of a request, -1 when it has none."""
@@ -162,12 +149,12 @@ class PriorState:
 
         Raises
         ------
-        PriorFullError
+        SlotsFullError
             No slot is free.
         """
         slot = self.try_admit(request_id)
         if slot == NO_SLOT:
-            raise PriorFullError(
+            raise SlotsFullError(
                 f"request_id: wanted a free slot for {request_id!r}, got none: "
                 f"all {self.num_slots} slots are held; release finished requests or raise num_slots"
             )
@@ -186,7 +173,7 @@ class PriorState:
         # its write-back would undo a clear that was enqueued before it.
         if self.indices is not None:
             self.indices[:, slot].fill_(-1)
-        self.guess[:, slot].fill_(UNKNOWN)
+        self.words[:, slot].fill_(STATE_UNKNOWN)
         self._slots[request_id] = slot
         self._last_step[request_id] = self._step
         self.admitted += 1
@@ -279,7 +266,7 @@ class PriorState:
         used = min(target.shape[0], row_indices.shape[0])
         target[:used].copy_(row_indices[:used], non_blocking=True)
         target[used:].fill_(-1)
-        self.guess[layer, slot].fill_(UNKNOWN)
+        self.words[layer, slot].fill_(STATE_UNKNOWN)
         return True
 
     def _slots_of_batch(self, request_ids: Sequence[Hashable | None]) -> list[int]:
@@ -291,11 +278,12 @@ class PriorState:
                 self._last_step[request_id] = self._step
         while self._slots and self._last_step[oldest := next(iter(self._slots))] + IDLE_STEPS < self._step:
             self.release(oldest)
-        missing = sum(request_id not in self._slots for request_id in batch)
-        idle = [held for held in self._slots if held not in batch]
-        for request_id in idle[: max(0, missing - len(self._free))]:
-            self.release(request_id)
-            self.evicted += 1
+        wanted = sum(request_id not in self._slots for request_id in batch) - len(self._free)
+        if wanted > 0:
+            idle = [held for held in self._slots if held not in batch]
+            for request_id in idle[:wanted]:
+                self.release(request_id)
+                self.evicted += 1
         seen: set[Hashable] = set()
         slots = []
         for request_id in request_ids:

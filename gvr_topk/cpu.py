@@ -1,0 +1,111 @@
+"""The op on a CPU: the contract itself, by sorting. It makes no guess, and keeps the state as CUDA does."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gvr_topk.arguments import Arguments, check
+from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY, HintReason, Path, StatsColumn
+from gvr_topk.contract import exact_topk, order_key, row_lengths
+from gvr_topk.policy import hint_reason
+
+
+def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int) -> Tensor:
+    """Physical slots of positions in a paged cache; ``-1`` where there is none.
+
+    Parameters
+    ----------
+    positions : Tensor, ``[rows, k]``, int32
+    page_table : Tensor, ``[rows / next_n, pages]``, int32
+    page_size : int
+        Positions per page.
+    next_n : int
+        Rows per request.
+
+    Returns
+    -------
+    Tensor, ``[rows, k]``, int32
+        ``page_table[position // page_size] * page_size + position % page_size``, in 64 bits. ``-1`` for
+        the position ``-1``, for a page the table does not hold or holds as a negative number, and for a
+        slot beyond int32.
+    """
+    if page_table.shape[1] == 0:
+        return torch.full_like(positions, -1)
+    position = positions.to(torch.int64)
+    page = torch.div(position, page_size, rounding_mode="floor")
+    known = (position >= 0) & (page < page_table.shape[1])
+    request = torch.arange(positions.shape[0], device=positions.device) // next_n
+    base = page_table[request].gather(1, torch.where(known, page, 0)).to(torch.int64)
+    slot = base * page_size + position % page_size
+    known &= (base >= 0) & (slot <= torch.iinfo(torch.int32).max)
+    return torch.where(known, slot, -1).to(torch.int32)
+
+
+def decode(a: Arguments) -> None:
+    """Serve one call; CPU tensors only.
+
+    Raises
+    ------
+    ValueError
+        A wrong argument, see `gvr_topk.arguments.check`.
+    """
+    check(a)
+    rows, width = a.logits.shape
+    if rows == 0:
+        return
+    if a.seq_lens.shape[0] == rows:
+        lengths = a.seq_lens.to(torch.int64) if a.next_n > 1 else row_lengths(a.seq_lens, rows, 1)
+    else:
+        lengths = row_lengths(a.seq_lens, rows, a.next_n)
+    lengths = lengths.clamp(max=width)
+    positions = exact_topk(a.logits, lengths, a.k)
+    a.out[:, : a.k] = positions
+    if a.page_table is not None:
+        target = a.out if a.slots is None else a.slots
+        target[:, : a.k] = to_slots(positions, a.page_table, a.page_size, a.next_n)
+    if a.counts is not None:
+        a.counts.copy_(lengths.clamp(0, a.k))
+    if a.stats is not None:
+        a.stats.zero_()
+        a.stats[:, StatsColumn.HITS] = -1
+    for row in range(rows):
+        _carry_over(a, row, int(lengths[row]), positions[row])
+
+
+def _carry_over(a: Arguments, row: int, length: int, chosen: Tensor) -> None:
+    """Write the statistics of one row, and the state if it is the last one of its request."""
+    slot = row // a.next_n if a.row_slot is None else int(a.row_slot[row])
+    slots = 0 if a.state is None else a.state.shape[0]
+    has_slot = 0 <= slot < slots
+    if a.stats is not None:
+        a.stats[row, StatsColumn.REASON] = _reason(a, length, slot, slots)
+    if not has_slot or a.state is None:
+        return
+    keys = order_key(a.logits[row])
+    if length > a.k and a.stats is not None and a.indices is not None:
+        hinted = a.indices[slot].to(torch.int64)
+        hinted = hinted[hinted >= 0] + a.hint_offset
+        hinted = hinted[(hinted >= 0) & (hinted < length)]
+        kth = keys[chosen.to(torch.int64)].min()
+        a.stats[row, StatsColumn.HITS] = int((keys[hinted] >= kth).sum())
+    if row % a.next_n != a.next_n - 1:
+        return
+    if length > a.k:
+        kth_value = a.logits[row][chosen.to(torch.int64)].to(torch.float32).min()
+        a.state[slot] = torch.tensor([STATE_VALUE_ONLY, float(kth_value), 0.0, 0.0])
+    if a.indices is not None:
+        a.indices[slot] = chosen
+
+
+def _reason(a: Arguments, length: int, slot: int, slots: int) -> HintReason:
+    known = a.state is not None and 0 <= slot < slots and float(a.state[slot, 0]) != STATE_UNKNOWN
+    return hint_reason(
+        length=length,
+        k=a.k,
+        enabled=a.path in (Path.AUTO, Path.PAPER_GVR),
+        has_state=a.state is not None,
+        slot=slot,
+        slots=slots,
+        known=known,
+    )

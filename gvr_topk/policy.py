@@ -1,0 +1,239 @@
+"""The gate and the plan of ``cpp/include/gvr_topk/policy.h``, as Python values.
+
+There is one definition of both, in C++; this module only names its arguments and results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from gvr_topk.constants import (
+    MAX_WIDTH,
+    PAPER_MAX_WIDTH,
+    Family,
+    HintReason,
+    Path,
+    PlanProblem,
+)
+from gvr_topk.contract import DTYPES
+from gvr_topk.library import policy_library
+
+
+def parse_path(name: str) -> Path:
+    """Path of a name in lower case.
+
+    Raises
+    ------
+    ValueError
+        The name is none of ``auto``, ``paper_gvr``, ``no_hint``, ``radix_rounds``.
+    """
+    try:
+        return _PATHS[name]
+    except (KeyError, TypeError):
+        wanted = ", ".join(repr(known) for known in _PATHS)
+        raise ValueError(f"path: wanted one of {wanted}, got {name!r}") from None
+
+
+_PATHS = {path.name.lower(): path for path in Path}
+
+
+@dataclass(frozen=True)
+class GateDecision:
+    """Outcome of `can_use_heuristic`."""
+
+    allowed: bool
+    reason: str
+    """Lower-case name of the `HintReason`, fit for a counter's label."""
+    detail: str
+    """One sentence with the value that decided and the threshold it met."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a call is launched; printable, and the same value the kernels are launched with."""
+
+    path: str
+    family: str
+    """Kernel: ``small_row`` (one CTA), ``resident`` (the row in registers of a cluster), ``streaming``,
+    ``fallback`` (any row), or ``paper_gvr``."""
+    ctas_per_row: int
+    threads: int
+    values_per_thread: int
+    list_capacity: int
+    """Keys inside the predicted interval that one row's CTAs can list, each in its share."""
+    candidate_capacity: int
+    masks: int
+    ring_depth: int
+    """Words per thread under way in kernels that walk a long row; ``streaming`` has a pipeline of its own."""
+    staged: int
+    """Results of one row that can be staged in shared memory: the lesser of ``k`` and the width."""
+
+
+def hint_reason(
+    *,
+    length: int,
+    k: int,
+    enabled: bool = True,
+    has_state: bool = True,
+    aligned: bool = True,
+    slot: int = 0,
+    slots: int = 1,
+    min_length: int = 0,
+    max_length: int = MAX_WIDTH,
+    known: bool = True,
+) -> HintReason:
+    """Ask the gate about one row; the arguments are those of `can_use_heuristic`."""
+    return HintReason(
+        policy_library().gvr_topk_can_use_heuristic(
+            enabled, has_state, aligned, slot, slots, length, k, min_length, max_length, known
+        )
+    )
+
+
+def can_use_heuristic(
+    *,
+    length: int,
+    k: int,
+    enabled: bool = True,
+    has_state: bool = True,
+    aligned: bool = True,
+    slot: int = 0,
+    slots: int = 1,
+    min_length: int = 0,
+    max_length: int = MAX_WIDTH,
+    known: bool = True,
+) -> GateDecision:
+    """Decide whether the state of the last step is used for a row, and say why.
+
+    The same function decides in the kernels, row by row, and writes its reason to the statistics. Of the
+    paper's seven conditions (section 5.5) those are left that a kernel needs: it selects any k, on every
+    supported GPU, and its prediction pays at every length.
+
+    Parameters
+    ----------
+    length : int
+        The row's own length, in elements, not the width of the buffer that it lies in.
+    k : int
+        Items per row.
+    enabled : bool
+        Whether the configuration and the path ask for the hint.
+    has_state : bool
+        Whether the call has a state.
+    aligned : bool
+        Whether rows start at 16-byte boundaries.
+    slot, slots : int
+        Slot of the row, and how many there are.
+    min_length, max_length : int
+        Limits of the configuration.
+    known : bool
+        Whether a step has left something in the slot.
+
+    Returns
+    -------
+    GateDecision
+
+    Examples
+    --------
+    >>> can_use_heuristic(length=70690, k=2048).reason
+    'used'
+    >>> can_use_heuristic(length=70690, k=2048, slot=-1).reason
+    'no_slot'
+    """
+    reason = hint_reason(
+        length=length,
+        k=k,
+        enabled=enabled,
+        has_state=has_state,
+        aligned=aligned,
+        slot=slot,
+        slots=slots,
+        min_length=min_length,
+        max_length=max_length,
+        known=known,
+    )
+    details = {
+        HintReason.USED: f"length {length} is in range and the last step has left a state",
+        HintReason.DISABLED: "the configuration or the path asks for no hint",
+        HintReason.NO_STATE: "the call has no state",
+        HintReason.LAYOUT: "rows do not start at 16-byte boundaries",
+        HintReason.NO_SLOT: f"slot is {slot}, wanted 0 to {slots - 1}",
+        HintReason.SHORT_ROW: f"length is {length}, and all of k = {k} items are selected",
+        HintReason.TOO_SHORT: f"length is {length}, wanted at least {min_length}",
+        HintReason.TOO_LONG: f"length is {length}, wanted at most {max_length}",
+        HintReason.FIRST_STEP: "no step has left anything in the slot",
+    }
+    return GateDecision(reason is HintReason.USED, reason.name.lower(), details[reason])
+
+
+def plan(
+    *,
+    rows: int,
+    width: int,
+    k: int,
+    dtype: torch.dtype = torch.float32,
+    path: str = "auto",
+    sm_count: int = 132,
+    arch: int = 90,
+    ctas_per_row: int = 0,
+    max_ctas: int = 0,
+) -> Plan:
+    """Say how a call of this shape is launched.
+
+    Parameters
+    ----------
+    rows, width, k : int
+        Shape of the call: score rows, columns of the buffer, items per row.
+    dtype : torch.dtype
+        Score dtype.
+    path : str
+        ``"auto"``, ``"paper_gvr"``, ``"no_hint"`` or ``"radix_rounds"``.
+    sm_count : int
+        Multiprocessors that the stream may use: 132 on a whole H200, fewer in a green context.
+    arch : int
+        Compute capability times ten.
+    ctas_per_row : int
+        Force the cluster size (1, 2, 4, 8 or 16); 0 decides.
+    max_ctas : int
+        Cap the cluster size (1, 2, 4, 8 or 16); 0 sets no cap. A width that needs more than the cap takes
+        the smallest size that holds it.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ValueError
+        `ctas_per_row` is not a size the GPU offers, too small for `width` or above `max_ctas`; `max_ctas`
+        is no cluster size; or path ``"paper_gvr"`` serves not this `k`, `width` nor `arch`.
+    """
+    planned = (ctypes.c_int32 * 10)()
+    status = policy_library().gvr_topk_make_plan(
+        rows,
+        width,
+        k,
+        DTYPES.index(dtype),
+        parse_path(path),
+        sm_count,
+        arch,
+        ctas_per_row,
+        max_ctas,
+        planned,
+    )
+    problems = {
+        PlanProblem.CTAS: (
+            f"ctas_per_row: wanted 0, 1, 2, 4, 8 or 16 and enough for width {width}, got {ctas_per_row}"
+        ),
+        PlanProblem.PAPER_K: f"k: wanted 512, 1024 or 2048 for path 'paper_gvr', got {k}",
+        PlanProblem.PAPER_WIDTH: f"width: wanted at most {PAPER_MAX_WIDTH} for path 'paper_gvr', got {width}",
+        PlanProblem.PAPER_ARCH: "path: wanted any but 'paper_gvr' on compute capability 12, got 'paper_gvr'",
+        PlanProblem.MAX_CTAS: f"max_ctas: wanted 0, 1, 2, 4, 8 or 16, got {max_ctas}",
+        PlanProblem.CTAS_ABOVE_MAX: f"ctas_per_row: wanted at most max_ctas = {max_ctas}, got {ctas_per_row}",
+    }
+    if status != PlanProblem.NONE:
+        raise ValueError(problems[PlanProblem(status)])
+    path_number, family, *sizes = planned
+    return Plan(Path(path_number).name.lower(), Family(family).name.lower(), *sizes)

@@ -1,0 +1,127 @@
+"""What one step leaves for the next, by slot: the only thing that carries over between calls of the op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN
+
+
+class TopkState:
+    """State of `slots` requests in one layer, read and written by `gvr_topk.indexer_topk_decode`.
+
+    A slot holds a prediction of the request's next k-th value, 16 bytes whose meaning is the kernels' own,
+    and, unless told otherwise, the positions that were chosen last. Any content is safe: a state that belongs
+    to another request, or to none, costs time and never changes a result.
+
+    Parameters
+    ----------
+    slots : int
+        Requests that can have a state at once.
+    k : int
+        Items per row.
+    device : torch.device or str, optional
+        The scores' device; default the CPU.
+    keep_indices : bool, default True
+        Whether the chosen positions are kept. Only path ``"paper_gvr"`` and the ``hits`` column of the
+        statistics read them; without them a slot takes 16 bytes instead of ``16 + 4 * k``.
+
+    Attributes
+    ----------
+    words : Tensor, ``[slots, 4]``, float32, contiguous
+        Predictions. Opaque: pass them on, copy them, save them, but do not interpret them.
+    indices : Tensor, ``[slots, k]``, int32, or None
+        The previous choice of each slot, ascending, in positions also where the op translates its result to
+        cache slots; -1 where there is none. To be read; what is written to it cannot change a result.
+
+    Raises
+    ------
+    ValueError
+        `slots` or `k` is below 1.
+
+    Examples
+    --------
+    >>> state = TopkState(4, 2048)
+    >>> state.slots, state.k, state.nbytes
+    (4, 2048, 32832)
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        k: int,
+        device: torch.device | str | None = None,
+        *,
+        keep_indices: bool = True,
+    ) -> None:
+        for name, value in (("slots", slots), ("k", k)):
+            if value < 1:
+                raise ValueError(f"{name}: wanted at least 1, got {value}")
+        self.k = k
+        self.words = torch.full((slots, STATE_FLOATS), STATE_UNKNOWN, dtype=torch.float32, device=device)
+        self.indices: Tensor | None = None
+        if keep_indices:
+            self.indices = torch.full((slots, k), -1, dtype=torch.int32, device=device)
+
+    @classmethod
+    def of(cls, words: Tensor, indices: Tensor | None, k: int) -> TopkState:
+        """Wrap tensors that exist already, such as one layer of a larger buffer.
+
+        Parameters
+        ----------
+        words : Tensor, ``[slots, 4]``, float32, contiguous
+        indices : Tensor, ``[slots, k]``, int32, or None
+        k : int
+            Items per row.
+
+        Returns
+        -------
+        TopkState
+            It shares memory with both tensors.
+        """
+        state = cls.__new__(cls)
+        state.words, state.indices, state.k = words, indices, k
+        return state
+
+    def __repr__(self) -> str:
+        kept = "" if self.indices is not None else ", keep_indices=False"
+        return f"TopkState({self.slots}, {self.k}, {str(self.words.device)!r}{kept})"
+
+    @property
+    def slots(self) -> int:
+        """Requests that can have a state at once."""
+        return self.words.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory in bytes."""
+        return self.words.nbytes + (0 if self.indices is None else self.indices.nbytes)
+
+    def reset(self, slots: int | Sequence[int] | Tensor | None = None) -> None:
+        """Forget what slots hold, as for a new request; enqueued on the current stream.
+
+        Parameters
+        ----------
+        slots : int, sequence of int, or Tensor of int64, optional
+            Which; default all of them. A tensor on the state's device is not read on the host.
+
+        Raises
+        ------
+        IndexError
+            A slot given as a number does not exist.
+        """
+        targets = [(self.words, STATE_UNKNOWN)]
+        if self.indices is not None:
+            targets.append((self.indices, -1))
+        if isinstance(slots, Sequence):
+            slots = torch.tensor(slots, dtype=torch.int64, device=self.words.device)
+        for tensor, value in targets:
+            if slots is None:
+                tensor.fill_(value)
+            elif isinstance(slots, Tensor):
+                tensor.index_fill_(0, slots, value)
+            else:
+                tensor[slots].fill_(value)
