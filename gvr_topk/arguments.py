@@ -87,6 +87,10 @@ def fail(argument: str, wanted: object, got: object) -> ValueError:
     return ValueError(f"{NAME}: {argument}: wanted {wanted}, got {got}")
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _check_tensor(
     name: str, tensor: Tensor, like: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
 ) -> None:
@@ -133,7 +137,7 @@ def check(a: Arguments) -> None:
         The message names the argument, what was wanted and what was got.
     """
     if a.logits.dtype not in DTYPES:
-        raise fail("logits", "dtype float32, bfloat16 or float16", str(a.logits.dtype).removeprefix("torch."))
+        raise fail("logits", "dtype float32, bfloat16 or float16", _name(a.logits.dtype))
     if a.logits.dim() != 2:
         raise fail("logits", "shape [rows, width]", list(a.logits.shape))
     rows, width = a.logits.shape

@@ -33,7 +33,7 @@ def _decode_cpu(*arguments: Any, **options: Any) -> None:
 
 @torch.library.register_fake("gvr_topk::indexer_topk_decode")
 def _decode_fake(*arguments: Any, **options: Any) -> None:
-    """Check the arguments while a graph is traced; results go into arguments, so there is no shape to tell."""
+    """Check arguments while a graph is traced; results go into arguments, so there is no shape to tell."""
     check(Arguments(*arguments, **options))
 
 

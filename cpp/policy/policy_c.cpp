@@ -12,8 +12,8 @@ using gvr_topk::PlanInput;
 GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_state, int32_t aligned,
                                                    int64_t slot, int64_t slots, int64_t length, int64_t k,
                                                    int64_t min_length, int64_t max_length, int32_t known) {
-  const HintQuery row{enabled != 0, has_state != 0, aligned != 0, slot,       slots,
-                      length,       k,              min_length,   max_length, known != 0};
+  const HintQuery row{enabled != 0, has_state != 0, aligned != 0, slot, slots, length, k,
+                      min_length,   max_length,     known != 0};
   return static_cast<int32_t>(gvr_topk::can_use_heuristic(row));
 }
 

@@ -6,6 +6,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
@@ -15,16 +16,23 @@ namespace gvr_topk {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
+// Every message about an argument begins with this, and so Python can tell it from other errors.
+inline constexpr const char* kName = "gvr_topk.indexer_topk_decode: ";
+
 template <typename... Parts>
-void check(bool ok, const Parts&... parts) {
+void require(bool ok, const Parts&... parts) {
   if (ok) return;
   std::ostringstream message;
-  message << "gvr_topk.indexer_topk_decode: ";
   (message << ... << parts);
   throw std::runtime_error(message.str());
 }
 
-// Written out only where a check fails, for checks are made in every call.
+template <typename... Parts>
+void check(bool ok, const Parts&... parts) {
+  require(ok, kName, parts...);
+}
+
+// The text is made only where a check fails, because checks run in every call.
 struct Description {
   const Tensor& tensor;
 };
@@ -33,27 +41,83 @@ inline Description describe(const Tensor& t) { return {t}; }
 
 inline std::ostream& operator<<(std::ostream& out, const Description& description) {
   const Tensor& t = description.tensor;
-  out << "shape [";
+  out << "[";
   for (int64_t i = 0; i < t.dim(); ++i) out << (i > 0 ? ", " : "") << t.size(i);
   return out << "]";
 }
 
-// A tensor on `device` with `dim` dimensions, of `dtype`, inner stride 1.
+constexpr int64_t kAny = -1;
+
+struct Wanted {
+  std::initializer_list<int64_t> shape;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Wanted& wanted) {
+  out << "shape [";
+  const char* separator = "";
+  for (const int64_t n : wanted.shape) {
+    out << separator;
+    separator = ", ";
+    n == kAny ? out << "any" : out << n;
+  }
+  return out << "]";
+}
+
+inline const char* name_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    default:
+      return "another scalar type";
+  }
+}
+
+// A tensor on `device`, of `dtype` and of `shape`, with inner stride 1.
 inline void check_tensor(const Tensor& t, const char* name, int32_t device, ScalarType dtype,
-                         const char* dtype_name, int64_t dim) {
-  check(t.is_cuda() && t.get_device() == device, name, ": want a tensor on cuda:", device,
+                         std::initializer_list<int64_t> shape) {
+  check(t.is_cuda() && t.get_device() == device, name, ": wanted a tensor on cuda:", device,
         ", got one on another device");
-  check(t.scalar_type() == dtype, name, ": want dtype ", dtype_name, ", got scalar type ",
-        static_cast<int>(t.scalar_type()));
-  check(t.dim() == dim, name, ": want ", dim, " dimensions, got ", describe(t));
-  check(t.size(dim - 1) <= 1 || t.stride(dim - 1) == 1, name, ": want inner stride 1, got ",
-        t.stride(dim - 1));
+  check(t.scalar_type() == dtype, name, ": wanted dtype ", name_of(dtype), ", got ",
+        name_of(t.scalar_type()));
+  bool same = t.dim() == static_cast<int64_t>(shape.size());
+  int64_t dimension = 0;
+  for (const int64_t n : shape) {
+    if (!same) break;
+    same = n == kAny || t.size(dimension) == n;
+    ++dimension;
+  }
+  check(same, name, ": wanted ", Wanted{shape}, ", got ", describe(t));
+  const int64_t last = t.dim() - 1;
+  check(t.size(last) <= 1 || t.stride(last) == 1, name, ": wanted inner stride 1, got ", t.stride(last));
 }
 
 // Two rows that share memory would be written by two blocks at once, and hold neither's result.
 inline void check_rows_apart(const Tensor& t, const char* name, int64_t columns) {
-  check(t.size(0) <= 1 || t.stride(0) >= columns, name, ": want rows that do not overlap, at least ", columns,
-        " elements apart, got ", t.stride(0));
+  check(t.size(0) <= 1 || t.stride(0) >= columns, name, ": wanted rows that do not overlap, at least ",
+        columns, " elements apart, got ", t.stride(0));
+}
+
+inline void check_contiguous(const Tensor& t, const char* name) {
+  const int64_t columns = t.size(1);
+  check(t.size(0) <= 1 || t.stride(0) == columns, name, ": wanted contiguous rows, got strides (",
+        t.stride(0), ", ", t.stride(1), ")");
+}
+
+// Where results go: [rows, >= k] of int32.
+inline void check_results(const Tensor& t, const char* name, int32_t device, int64_t rows, int64_t k) {
+  check_tensor(t, name, device, ScalarType::Int, {rows, kAny});
+  check(t.size(1) >= k, name, ": wanted at least k = ", k, " columns, got ", describe(t));
+  check_rows_apart(t, name, k);
 }
 
 }  // namespace gvr_topk

@@ -1,5 +1,5 @@
 // The CUDA implementation of torch.ops.gvr_topk.indexer_topk_decode over libtorch's stable ABI. The
-// schema, the fake kernel and the CPU implementation are Python's (gvr_topk/ops.py).
+// schema, the fake kernel and the CPU implementation are Python's (gvr_topk/arguments.py, ops.py, cpu.py).
 #include <cuda_runtime_api.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <string>
 
 #include "capability.h"
 #include "check.h"
@@ -30,9 +31,9 @@ constexpr int64_t kFlagQuantileGuess = 2;
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
-    check(cudaGetDevice(&previous_) == cudaSuccess, "no usable CUDA device");
+    require(cudaGetDevice(&previous_) == cudaSuccess, "gvr_topk: no usable CUDA device");
     if (previous_ != device) {
-      check(cudaSetDevice(device) == cudaSuccess, "logits: cannot select cuda:", device);
+      require(cudaSetDevice(device) == cudaSuccess, "gvr_topk: cannot select cuda:", device);
       changed_ = true;
     }
   }
@@ -58,8 +59,7 @@ Dtype dtype_of(const Tensor& logits) {
     case ScalarType::Half:
       return Dtype::kFloat16;
     default:
-      check(false, "logits: want dtype float32, bfloat16 or float16, got scalar type ",
-            static_cast<int>(logits.scalar_type()));
+      check(false, "logits: wanted dtype float32, bfloat16 or float16, got ", name_of(logits.scalar_type()));
       return Dtype::kFloat32;
   }
 }
@@ -76,114 +76,151 @@ int32_t clamped(int64_t value) {
   return static_cast<int32_t>(std::clamp<int64_t>(value, Limits::min(), Limits::max()));
 }
 
-void check_optional(const OptionalTensor& t, const char* name, int32_t device, ScalarType dtype,
-                    const char* dtype_name, int64_t dim, int64_t first, int64_t second) {
-  if (!t.has_value()) return;
-  check_tensor(*t, name, device, dtype, dtype_name, dim);
-  check(first < 0 || t->size(0) == first, name, ": want ", first, " rows, got ", describe(*t));
-  check(dim < 2 || second < 0 || t->size(1) == second, name, ": want ", second, " columns, got ",
-        describe(*t));
+// One call, in the order of the schema (gvr_topk/arguments.py).
+struct Arguments {
+  const Tensor& logits;
+  const Tensor& seq_lens;
+  const Tensor& out;
+  const OptionalTensor& row_slot;
+  const OptionalTensor& state;
+  const OptionalTensor& indices;
+  const OptionalTensor& counts;
+  const OptionalTensor& page_table;
+  const OptionalTensor& slots;
+  const OptionalTensor& stats;
+  const OptionalTensor& phase_clocks;
+  int64_t k;
+  int64_t next_n;
+  int64_t page_size;
+  int64_t path;
+  int64_t max_ctas;
+  int64_t flags;
+  int64_t hint_offset;
+  int64_t ctas_per_row;
+};
+
+void check_state(const Arguments& a, int32_t device, int64_t rows, int64_t requests) {
+  if (a.row_slot) {
+    check(a.state.has_value(), "row_slot: wanted a state beside it, got None");
+    check_tensor(*a.row_slot, "row_slot", device, ScalarType::Int, {rows});
+  }
+  check(a.state || !a.indices, "indices: wanted a state beside them, got None");
+  if (!a.state) return;
+  check_tensor(*a.state, "state", device, ScalarType::Float, {kAny, kStateFloats});
+  check_contiguous(*a.state, "state");
+  check(reinterpret_cast<uintptr_t>(a.state->data_ptr()) % 16 == 0,
+        "state: wanted an address that is a multiple of 16, got one that is not");
+  const int64_t slots = a.state->size(0);
+  check(a.row_slot || slots >= requests, "state: wanted at least ", requests, " slots without row_slot, got ",
+        slots);
+  if (!a.indices) return;
+  check_tensor(*a.indices, "state.indices", device, ScalarType::Int, {slots, a.k});
+  check_rows_apart(*a.indices, "state.indices", a.k);
 }
 
-TopkParams make_params(const Tensor& logits, const Tensor& seq_lens, const Tensor& indices,
-                       const OptionalTensor& prior, const OptionalTensor& row_slot,
-                       const OptionalTensor& guess_state, const OptionalTensor& stats,
-                       const OptionalTensor& page_table, const OptionalTensor& phase_clocks, int64_t k,
-                       int64_t next_n, int64_t prior_offset, int64_t page_size) {
-  check(logits.is_cuda(), "logits: want a CUDA tensor, got one on another device");
-  const int32_t device = logits.get_device();
-  const Dtype dtype = dtype_of(logits);
-  check(logits.dim() == 2, "logits: want [rows, width], got ", describe(logits));
-  const int64_t rows = logits.size(0), width = logits.size(1);
-  check(width <= 1 || logits.stride(1) == 1, "logits: want inner stride 1, got ", logits.stride(1));
-  check(width <= kMaxWidth, "logits: want at most ", kMaxWidth, " columns, got ", width);
-  check(rows <= kMaxRows, "logits: want at most ", kMaxRows, " rows, got ", rows);
-  check(k >= 1 && k <= kMaxWidth, "k: want 1 to ", kMaxWidth, ", got ", k);
-  check(next_n >= 1 && next_n <= 1024, "next_n: want 1 to 1024, got ", next_n);
-  check(rows % next_n == 0, "logits: want a multiple of next_n = ", next_n, " rows, got ", rows);
-  const int64_t requests = rows / next_n;
-  check_tensor(seq_lens, "seq_lens", device, ScalarType::Int, "int32", 1);
-  check(seq_lens.size(0) == requests, "seq_lens: want ", requests, " elements, got ", describe(seq_lens));
-  check_tensor(indices, "out", device, ScalarType::Int, "int32", 2);
-  check(indices.size(0) == rows && indices.size(1) >= k, "out: want [", rows, ", >= ", k, "], got ",
-        describe(indices));
-  check_rows_apart(indices, "out", k);
-  check_optional(prior, "prior", device, ScalarType::Int, "int32", 2, -1, k);
-  if (prior) check_rows_apart(*prior, "prior", k);
-  check_optional(row_slot, "row_slot", device, ScalarType::Int, "int32", 1, rows, -1);
-  check(!row_slot || prior || guess_state, "row_slot: want a prior or a guess_state beside it, got None");
-  check(!prior || row_slot || prior->size(0) >= requests, "prior: want at least ", requests,
-        " slots without row_slot, got ", prior ? prior->size(0) : 0);
-  check_optional(guess_state, "guess_state", device, ScalarType::Float, "float32", 2,
-                 prior ? prior->size(0) : -1, kStateFloats);
-  check(!guess_state || row_slot || guess_state->size(0) >= requests, "guess_state: want at least ", requests,
-        " slots without row_slot, got ", guess_state ? guess_state->size(0) : 0);
-  check(!guess_state || guess_state->size(0) <= 1 || guess_state->stride(0) == kStateFloats,
-        "guess_state: want contiguous rows, got stride ", guess_state ? guess_state->stride(0) : 0);
-  check(!guess_state || reinterpret_cast<uintptr_t>(guess_state->data_ptr()) % 16 == 0,
-        "guess_state: want an address that is a multiple of 16, got one that is not");
-  check_optional(stats, "stats", device, ScalarType::Int, "int32", 2, rows, kStatColumns);
-  check(!stats || rows <= 1 || stats->stride(0) == kStatColumns, "stats: want contiguous rows, got stride ",
-        stats ? stats->stride(0) : 0);
-  check_optional(page_table, "page_table", device, ScalarType::Int, "int32", 2, requests, -1);
-  check(!page_table || page_size >= 1, "page_size: want at least 1 with a page_table, got ", page_size);
-  check(!page_table || page_size <= kMaxPageSize, "page_size: want at most ", kMaxPageSize, ", got ",
-        page_size);
-  check_optional(phase_clocks, "phase_clocks", device, ScalarType::Long, "int64", 2, rows, 8);
-  check(!phase_clocks || rows <= 1 || phase_clocks->stride(0) == 8,
-        "phase_clocks: want contiguous rows, got stride ", phase_clocks ? phase_clocks->stride(0) : 0);
-  check(prior_offset >= -kMaxWidth && prior_offset <= kMaxWidth, "prior_offset: want |offset| <= ", kMaxWidth,
-        ", got ", prior_offset);
+void check_pages(const Arguments& a, int32_t device, int64_t rows, int64_t requests) {
+  if (a.slots) {
+    check(a.page_table.has_value(), "slots: wanted a page_table beside it, got None");
+    check_results(*a.slots, "slots", device, rows, a.k);
+  }
+  if (!a.page_table) return;
+  check_tensor(*a.page_table, "page_table", device, ScalarType::Int, {requests, kAny});
+  check(a.page_size >= 1 && a.page_size <= kMaxPageSize, "page_size: wanted 1 to ", kMaxPageSize,
+        " with a page_table, got ", a.page_size);
+}
 
+// Refuses every argument that would be undefined on the device, as gvr_topk/arguments.py does elsewhere.
+void check_arguments(const Arguments& a) {
+  check(a.logits.is_cuda(), "logits: wanted a CUDA tensor, got one on another device");
+  const int32_t device = a.logits.get_device();
+  dtype_of(a.logits);
+  check(a.logits.dim() == 2, "logits: wanted shape [rows, width], got ", describe(a.logits));
+  const int64_t rows = a.logits.size(0), width = a.logits.size(1);
+  check(width <= 1 || a.logits.stride(1) == 1, "logits: wanted inner stride 1, got ", a.logits.stride(1));
+  check(width <= kMaxWidth, "logits: wanted at most ", kMaxWidth, " columns, got ", width);
+  check(rows <= kMaxRows, "logits: wanted at most ", kMaxRows, " rows, got ", rows);
+  check(a.k >= 1 && a.k <= kMaxWidth, "k: wanted 1 to ", kMaxWidth, ", got ", a.k);
+  check(a.next_n >= 1 && a.next_n <= kMaxNextN, "next_n: wanted 1 to ", kMaxNextN, ", got ", a.next_n);
+  check(rows % a.next_n == 0, "logits: wanted a multiple of next_n = ", a.next_n, " rows, got ", rows);
+  const int64_t requests = rows / a.next_n;
+  check_tensor(a.seq_lens, "seq_lens", device, ScalarType::Int, {kAny});
+  const int64_t lengths = a.seq_lens.size(0);
+  check(lengths == requests || lengths == rows, "seq_lens: wanted ", requests,
+        requests == rows ? "" : " or " + std::to_string(rows), " elements, got ", describe(a.seq_lens));
+  check_results(a.out, "out", device, rows, a.k);
+  check_state(a, device, rows, requests);
+  check_pages(a, device, rows, requests);
+  if (a.counts) check_tensor(*a.counts, "counts", device, ScalarType::Int, {rows});
+  if (a.stats) {
+    check_tensor(*a.stats, "stats", device, ScalarType::Int, {rows, kStatColumns});
+    check_contiguous(*a.stats, "stats");
+  }
+  if (a.phase_clocks) {
+    check_tensor(*a.phase_clocks, "phase_clocks", device, ScalarType::Long, {rows, kPhaseStamps});
+    check_contiguous(*a.phase_clocks, "phase_clocks");
+  }
+  check(a.hint_offset >= -kMaxWidth && a.hint_offset <= kMaxWidth, "hint_offset: wanted -", kMaxWidth, " to ",
+        kMaxWidth, ", got ", a.hint_offset);
+  check(a.path >= 0 && a.path <= static_cast<int64_t>(Path::kRadixRounds), "path: wanted 0 to ",
+        static_cast<int64_t>(Path::kRadixRounds), ", got ", a.path);
+}
+
+TopkParams make_params(const Arguments& a) {
   TopkParams p{};
-  p.logits = logits.data_ptr();
-  p.seq_lens = static_cast<const int32_t*>(seq_lens.data_ptr());
-  p.indices = static_cast<int32_t*>(indices.data_ptr());
-  p.prior = pointer<int32_t>(prior);
-  p.row_slot = pointer<int32_t>(row_slot);
-  p.guess_state = pointer<float>(guess_state);
-  p.stats = pointer<int32_t>(stats);
-  p.page_table = pointer<int32_t>(page_table);
+  p.logits = a.logits.data_ptr();
+  p.seq_lens = static_cast<const int32_t*>(a.seq_lens.data_ptr());
+  p.logits_stride = a.logits.stride(0);
+  p.state = pointer<float>(a.state);
+  p.width = static_cast<int32_t>(a.logits.size(1));
+  p.k = static_cast<int32_t>(a.k);
+  p.next_n = static_cast<int32_t>(a.next_n);
+  p.num_slots = a.state ? clamped(a.state->size(0)) : 0;
+  p.prior = pointer<int32_t>(a.indices);
+  p.prior_stride = a.indices ? a.indices->stride(0) : 0;
+  p.row_slot = pointer<int32_t>(a.row_slot);
+  p.prior_offset = static_cast<int32_t>(a.hint_offset);
+  p.page_size = a.page_table ? static_cast<int32_t>(a.page_size) : 0;
+  p.indices = static_cast<int32_t*>(a.out.data_ptr());
+  p.indices_stride = a.out.stride(0);
+  p.page_table = pointer<int32_t>(a.page_table);
   // An empty tensor has no address, and null would mean that positions are not translated. No page of an
   // empty table is read, so any address that is not null will do.
-  if (page_table && p.page_table == nullptr) p.page_table = p.seq_lens;
-  p.phase_clocks = pointer<int64_t>(phase_clocks);
-  p.logits_stride = logits.stride(0);
-  p.indices_stride = indices.stride(0);
-  p.prior_stride = prior ? prior->stride(0) : 0;
-  p.page_table_stride = page_table ? page_table->stride(0) : 0;
-  p.rows = static_cast<int32_t>(rows);
-  p.width = static_cast<int32_t>(width);
-  p.next_n = static_cast<int32_t>(next_n);
-  p.k = static_cast<int32_t>(k);
-  p.num_slots = prior ? clamped(prior->size(0)) : guess_state ? clamped(guess_state->size(0)) : 0;
-  p.prior_offset = static_cast<int32_t>(prior_offset);
-  p.page_size = page_table ? static_cast<int32_t>(page_size) : 0;
-  p.pages_per_request = page_table ? clamped(page_table->size(1)) : 0;
-  p.dtype = dtype;
+  if (a.page_table && p.page_table == nullptr) p.page_table = p.seq_lens;
+  p.page_table_stride = a.page_table ? a.page_table->stride(0) : 0;
+  p.slots = pointer<int32_t>(a.slots);
+  p.slots_stride = a.slots ? a.slots->stride(0) : 0;
+  p.counts = pointer<int32_t>(a.counts);
+  p.stats = pointer<int32_t>(a.stats);
+  p.phase_clocks = pointer<int64_t>(a.phase_clocks);
+  p.pages_per_request = a.page_table ? clamped(a.page_table->size(1)) : 0;
+  p.rows = static_cast<int32_t>(a.logits.size(0));
+  p.dtype = dtype_of(a.logits);
+  // With one row to a request both kinds of length are the same number.
+  p.row_lengths = a.next_n > 1 && a.seq_lens.size(0) == a.logits.size(0);
+  p.quantile_guess = (a.flags & kFlagQuantileGuess) != 0;
   return p;
 }
 
 int device_attribute(cudaDeviceAttr attribute, int device) {
   int value = 0;
   const cudaError_t status = cudaDeviceGetAttribute(&value, attribute, device);
-  check(status == cudaSuccess, "cannot query the device: ", cudaGetErrorString(status));
+  require(status == cudaSuccess, "gvr_topk: cannot query the device: ", cudaGetErrorString(status));
   return value;
 }
 
 void check_plan(const PlanInput& input) {
   const PlanProblem problem = plan_problem(input);
   if (problem == PlanProblem::kNone) return;
-  check(problem != PlanProblem::kMaxCtas, "max_ctas: want 0, 1, 2, 4, 8 or 16, got ", input.max_ctas);
-  check(problem != PlanProblem::kCtasAboveMax, "ctas_per_row: want at most max_ctas = ", input.max_ctas,
+  check(problem != PlanProblem::kMaxCtas, "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got ", input.max_ctas);
+  check(problem != PlanProblem::kCtasAboveMax, "ctas_per_row: wanted at most max_ctas = ", input.max_ctas,
         ", got ", input.forced_ctas);
   check(problem != PlanProblem::kCtas,
-        "ctas_per_row: want 0, 1, 2, 4, 8 or 16 and enough for the width, got ", input.forced_ctas);
-  check(problem != PlanProblem::kFourPhaseK, "k: want 512, 1024 or 2048 for path 'gvr', got ", input.k);
-  check(problem != PlanProblem::kFourPhaseWidth, "logits: want at most ", kFourPhaseMaxWidth,
-        " columns for path 'gvr', got ", input.width);
-  check(problem != PlanProblem::kFourPhaseArch,
-        "path: want 'cluster' or 'radix' on compute capability 12, got 'gvr'");
+        "ctas_per_row: wanted 0, 1, 2, 4, 8 or 16 and enough for the width, got ", input.forced_ctas);
+  check(problem != PlanProblem::kPaperK, "k: wanted 512, 1024 or 2048 for path 'paper_gvr', got ", input.k);
+  check(problem != PlanProblem::kPaperWidth, "logits: wanted at most ", kPaperMaxWidth,
+        " columns for path 'paper_gvr', got ", input.width);
+  check(problem != PlanProblem::kPaperArch,
+        "path: wanted any but 'paper_gvr' on compute capability 12, got 'paper_gvr'");
 }
 
 // The plan, with the largest clusters not above the planned size that the stream's context can run. A forced
@@ -193,30 +230,32 @@ Plan runnable_plan(const TopkParams& params, PlanInput input, cudaStream_t strea
   Plan plan = make_plan(input);
   while (plan.ctas_per_row > 1 && !can_run(params, plan, stream, context)) {
     const int32_t before = plan.ctas_per_row;
-    check(input.forced_ctas == 0, "ctas_per_row: want a cluster size that the ", context.sm_count,
+    check(input.forced_ctas == 0, "ctas_per_row: wanted a cluster size that the ", context.sm_count,
           " SMs of the stream's context can run, got ", before);
     input.max_ctas = before / 2;
     plan = make_plan(input);
-    check(plan.ctas_per_row < before, "logits: want a stream whose context can run clusters of ", before,
+    check(plan.ctas_per_row < before, "logits: wanted a stream whose context can run clusters of ", before,
           " CTAs, which ", params.width, " columns need, got one of ", context.sm_count, " SMs");
   }
   return plan;
 }
 
-void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor indices, OptionalTensor prior,
-                         OptionalTensor row_slot, OptionalTensor guess_state, OptionalTensor stats,
-                         OptionalTensor page_table, OptionalTensor phase_clocks, int64_t k, int64_t next_n,
-                         int64_t prior_offset, int64_t page_size, int64_t path, int64_t ctas_per_row,
-                         int64_t flags, int64_t max_ctas) {
-  TopkParams params = make_params(logits, seq_lens, indices, prior, row_slot, guess_state, stats, page_table,
-                                  phase_clocks, k, next_n, prior_offset, page_size);
+void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor out, OptionalTensor row_slot,
+                         OptionalTensor state, OptionalTensor indices, OptionalTensor counts,
+                         OptionalTensor page_table, OptionalTensor slots, OptionalTensor stats,
+                         OptionalTensor phase_clocks, int64_t k, int64_t next_n, int64_t page_size,
+                         int64_t path, int64_t max_ctas, int64_t flags, int64_t hint_offset,
+                         int64_t ctas_per_row) {
+  const Arguments arguments{logits,     seq_lens, out,   row_slot,     state,       indices, counts,
+                            page_table, slots,    stats, phase_clocks, k,           next_n,  page_size,
+                            path,       max_ctas, flags, hint_offset,  ctas_per_row};
+  check_arguments(arguments);
+  const TopkParams params = make_params(arguments);
   if (params.rows == 0) return;
-  params.quantile_guess = (flags & kFlagQuantileGuess) != 0;
-  check(path >= 0 && path <= static_cast<int64_t>(Path::kCluster), "path: want 0 to 3, got ", path);
   const int device = logits.get_device();
   const DeviceGuard guard(device);
   void* handle = nullptr;
-  check(aoti_torch_get_current_cuda_stream(device, &handle) == 0, "no current CUDA stream");
+  require(aoti_torch_get_current_cuda_stream(device, &handle) == 0, "gvr_topk: no current CUDA stream");
   const auto stream = static_cast<cudaStream_t>(handle);
   const StreamContext context =
       context_of(stream, device, device_attribute(cudaDevAttrMultiProcessorCount, device));
@@ -231,14 +270,14 @@ void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor indices, Optiona
                device_attribute(cudaDevAttrComputeCapabilityMinor, device);
   input.forced_ctas = clamped(ctas_per_row);
   input.max_ctas = clamped(max_ctas);
-  check(input.arch >= kMinArch, "logits: want a GPU of compute capability 9.0 or later, got ",
+  check(input.arch >= kMinArch, "logits: wanted a GPU of compute capability 9.0 or later, got ",
         input.arch / 10, ".", input.arch % 10);
   check_plan(input);
   const Plan plan = runnable_plan(params, input, stream, context);
   const bool pdl = (flags & kFlagPdl) != 0;
   const cudaError_t status = launch(params, plan, pdl, stream);
-  check(status == cudaSuccess, "launch of ", plan.ctas_per_row, " CTAs per row on ", context.sm_count,
-        " SMs failed: ", cudaGetErrorString(status));
+  require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas_per_row, " CTAs per row on ",
+          context.sm_count, " SMs failed: ", cudaGetErrorString(status));
 }
 
 }  // namespace

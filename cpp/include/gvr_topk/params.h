@@ -13,10 +13,10 @@ enum StatsColumn : int32_t {
   kStatPasses = 1,      // verifications of a threshold or an interval
   kStatCandidates = 2,  // elements that reached refinement
   kStatSnap = 3,        // refinement iterations
-  kStatHits = 4,        // hinted positions whose value is at or above the k-th, duplicates counted; -1: no hint
-  kStatGuess = 5,       // GuessSource
-  kStatGuessHit = 6,    // whether the guess was good at once
-  kStatDone = 7,        // radix rounds after the guess; of the paper's kernel, its SearchEnd
+  kStatHits = 4,      // hinted positions whose value is at or above the k-th, duplicates counted; -1: no hint
+  kStatGuess = 5,     // GuessSource
+  kStatGuessHit = 6,  // whether the guess was good at once
+  kStatDone = 7,      // radix rounds after the guess; of the paper's kernel, its SearchEnd
   kStatColumns = 8,
 };
 
@@ -42,15 +42,19 @@ enum class SearchEnd : int32_t {
 
 // One slot of the state is so many floats, which kernels read and write 16 bytes at a time.
 constexpr int32_t kStateFloats = 4;
-// The first float says what is known. A number within kStateMaxZScore of kStateZScoreOrigin is a z-score of the
-// k-th value plus that origin; from 0 to 1 it is the share of the hint at or above the k-th value (paper's
-// kernel); -1 says that nothing is known, and other negative numbers are value windows of short rows.
+// The first float says what is known. A number within kStateMaxZScore of kStateZScoreOrigin is a z-score of
+// the k-th value plus that origin; from 0 to 1 it is the share of the hint at or above the k-th value
+// (paper's kernel); -1 says that nothing is known, and other negative numbers are value windows of short
+// rows.
 constexpr float kStateUnknown = -1.0f;
 constexpr float kStateZScoreOrigin = 64.0f;
 constexpr float kStateMaxZScore = 16.0f;
 constexpr float kStateValueOnly = 96.0f;  // a k-th value, but no z-score
 constexpr float kStateInfinite = 112.0f;  // the k-th value was +inf or NaN
 constexpr float kStateMasked = 128.0f;    // the k-th value was -inf
+
+// Columns of the optional tensor of phase stamps.
+constexpr int32_t kPhaseStamps = 8;
 
 // The fields that kernels need first come first, because parameters are fetched 64 bytes at a time and waited
 // for: all but the last eight of these 64 bytes are fetched together with the kernel's launch traits.

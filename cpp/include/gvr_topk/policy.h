@@ -173,9 +173,7 @@ enum class PlanProblem : int32_t {
 };
 
 // Values of k that the paper's kernel is compiled for.
-GVR_TOPK_HOST_DEVICE constexpr bool paper_supports_k(int64_t k) {
-  return k == 512 || k == 1024 || k == 2048;
-}
+GVR_TOPK_HOST_DEVICE constexpr bool paper_supports_k(int64_t k) { return k == 512 || k == 1024 || k == 2048; }
 
 GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
   const int32_t cap = in.max_ctas;
