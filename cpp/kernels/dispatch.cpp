@@ -1,34 +1,44 @@
-// Chooses the kernel family of a plan and its instantiation for a dtype.
+// Chooses the kernel of a plan and its instantiation for a dtype.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "common/launch.cuh"
+#include "core/config.cuh"
+#include "core/launch.cuh"
 #include "gvr_topk/launch.h"
 
 namespace gvr_topk {
 
-namespace cluster {
-template <typename T>
-cudaError_t launch(const TopkParams&, const Plan&, const LaunchTarget&);
-}  // namespace cluster
-
-namespace gvr {
-template <typename T>
-cudaError_t launch(const TopkParams&, const Plan&, const LaunchTarget&);
-}  // namespace gvr
-
-namespace single {
-template <typename T>
-cudaError_t launch(const TopkParams&, const Plan&, const LaunchTarget&);
-}  // namespace single
+#define GVR_TOPK_DECLARE_LAUNCH(kernel)                                    \
+  namespace kernel {                                                       \
+  template <typename T>                                                    \
+  cudaError_t launch(const TopkParams&, const Plan&, const LaunchTarget&); \
+  }
+GVR_TOPK_DECLARE_LAUNCH(small_row)
+GVR_TOPK_DECLARE_LAUNCH(resident)
+GVR_TOPK_DECLARE_LAUNCH(streaming)
+GVR_TOPK_DECLARE_LAUNCH(fallback)
+GVR_TOPK_DECLARE_LAUNCH(paper_gvr)
+#undef GVR_TOPK_DECLARE_LAUNCH
 
 namespace {
 
 template <typename T>
 cudaError_t launch_as(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
-  if (plan.family == Family::kFourPhase) return gvr::launch<T>(params, plan, target);
-  if (plan.family == Family::kSingle) return single::launch<T>(params, plan, target);
-  return cluster::launch<T>(params, plan, target);
+  switch (plan.family) {
+    case Family::kSingle:
+      return small_row::launch<T>(params, plan, target);
+    case Family::kResident:
+      return resident::launch<T>(params, plan, target);
+    case Family::kStream:
+      // The pipeline copies 16 bytes at a time, so rows that are not aligned take the fallback kernel.
+      if (has_aligned_rows(params, sizeof(T))) return streaming::launch<T>(params, plan, target);
+      return fallback::launch<T>(params, plan, target);
+    case Family::kGeneral:
+      return fallback::launch<T>(params, plan, target);
+    case Family::kFourPhase:
+      return paper_gvr::launch<T>(params, plan, target);
+  }
+  return cudaErrorInvalidValue;
 }
 
 cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.h"
-#include "common/key.cuh"
+#include "core/key.cuh"
 
 using namespace gvr_topk;
 

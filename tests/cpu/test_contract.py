@@ -33,8 +33,8 @@ from gvr_topk.prior import UNKNOWN
 
 CPP = Path(__file__).resolve().parents[2] / "cpp"
 PARAMS_H = CPP / "include" / "gvr_topk" / "params.h"
-PREDICTOR_CUH = CPP / "kernels" / "cluster" / "predictor.cuh"
-STATE_CUH = CPP / "kernels" / "cluster" / "state.cuh"
+STATE_CUH = CPP / "kernels" / "core" / "step_state.cuh"
+INTERVAL_CUH = CPP / "kernels" / "core" / "key_interval.cuh"
 DENORMAL = 2.0**-149
 """Exactly the smallest of float32: rows are compared as Python's numbers, too."""
 SPECIAL = (-math.inf, -1.0, -DENORMAL, -0.0, 0.0, DENORMAL, 1.0, math.inf, math.nan)
@@ -80,21 +80,21 @@ def test_statistics_columns_are_those_of_the_kernels() -> None:
 
 
 def test_guesses_are_those_of_the_kernels() -> None:
-    named = re.findall(r"^  kGuess(\w+) = (\d+),$", STATE_CUH.read_text(), re.MULTILINE)
+    named = re.findall(r"^  kGuess(\w+) = (\d+),", INTERVAL_CUH.read_text(), re.MULTILINE)
     assert {int(number): re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower() for name, number in named} == GUESSES
 
 
 def test_states_are_those_of_the_kernels() -> None:
     constants = {
         name: float(value)
-        for name, value in re.findall(r"\b(k\w+) = (-?[\d.]+)f?[,;]", PREDICTOR_CUH.read_text())
+        for name, value in re.findall(r"\b(k\w+) = (-?[\d.]+)f?[,;]", STATE_CUH.read_text())
     }
-    origin, most = constants["kPlaceOrigin"], constants["kMostPlace"]
+    origin, most = constants["kZScoreOrigin"], constants["kMaxZScore"]
     assert PLACES == (origin - most, origin + most) == (48.0, 80.0)
     assert constants["kValueOnly"] == VALUE_ONLY
     assert constants["kInfinite"] == INFINITE
     assert constants["kMasked"] == MASKED
-    assert constants["kNoFeedback"] == UNKNOWN == -1.0
+    assert constants["kNoState"] == UNKNOWN == -1.0
     kinds = (UNKNOWN, 0.0, 1.0, *PLACES, VALUE_ONLY, INFINITE, MASKED)
     assert list(kinds) == sorted(set(kinds))
     assert re.search(r"constexpr int kStateFloats = (\d+);", PARAMS_H.read_text())[1] == str(STATE_FLOATS)

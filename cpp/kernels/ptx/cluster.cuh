@@ -50,28 +50,28 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t shared, uint32_t rank) 
 
 // A barrier in shared memory that counts arrivals and the bytes they announce. Stores that carry it
 // need no fence: whoever waits for it sees them.
-__device__ __forceinline__ void mailbox_init(uint32_t address, uint32_t arrivals) {
+__device__ __forceinline__ void barrier_init(uint32_t address, uint32_t arrivals) {
   GVR_CHAOS_POINT();
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // Arrives at a mailbox of any CTA of the cluster and announces that many bytes.
-__device__ __forceinline__ void mailbox_announce(uint32_t remote, uint32_t bytes) {
+__device__ __forceinline__ void barrier_expect_tx(uint32_t remote, uint32_t bytes) {
   GVR_CHAOS_POINT();
   asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(remote),
                "r"(bytes)
                : "memory");
 }
 
-__device__ __forceinline__ void mailbox_store(uint32_t address, uint32_t value, uint32_t remote) {
+__device__ __forceinline__ void store_async(uint32_t address, uint32_t value, uint32_t remote) {
   GVR_CHAOS_POINT();
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
                "r"(value), "r"(remote)
                : "memory");
 }
 
-__device__ __forceinline__ void mailbox_store(uint32_t address, const uint4& value, uint32_t remote) {
+__device__ __forceinline__ void store_async(uint32_t address, const uint4& value, uint32_t remote) {
   GVR_CHAOS_POINT();
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
@@ -80,7 +80,7 @@ __device__ __forceinline__ void mailbox_store(uint32_t address, const uint4& val
       : "memory");
 }
 
-__device__ __forceinline__ void mailbox_wait(uint32_t address, uint32_t parity) {
+__device__ __forceinline__ void barrier_wait(uint32_t address, uint32_t parity) {
   GVR_CHAOS_POINT();
   uint32_t done;
   do {

@@ -9,10 +9,10 @@
 namespace gvr_topk::ptx {
 
 // Small numbers added to this one are the last bits of the sum.
-constexpr float kNone = 8388608.0f;
+constexpr float kIntegerBase = 8388608.0f;
 
-__device__ __forceinline__ uint32_t sum_above_none(float sum) {
-  return __float_as_uint(sum) - __float_as_uint(kNone);
+__device__ __forceinline__ uint32_t integer_of_sum(float sum) {
+  return __float_as_uint(sum) - __float_as_uint(kIntegerBase);
 }
 
 // Adds 1 to `count` if a > b.
@@ -28,44 +28,46 @@ __device__ __forceinline__ void count_if_greater(float& count, uint64_t a, uint6
       : "l"(a), "l"(b));
 }
 
-// Adds `mark`, a power of two, to `marks` unless x < bound; so also where x is NaN.
-__device__ __forceinline__ void mark_unless_less(float& marks, float x, float bound, float mark) {
+// Adds `set_bit`, a power of two, to `sum` unless x < bound; so also where x is NaN.
+__device__ __forceinline__ void set_bit_unless_less(float& sum, float x, float bound, float bit) {
   asm("{\n .reg .pred p;\n setp.geu.f32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
-      : "+f"(marks)
-      : "f"(x), "f"(bound), "f"(mark));
+      : "+f"(sum)
+      : "f"(x), "f"(bound), "f"(bit));
 }
 
 // The same unless x <= bound, or if x == bound.
-__device__ __forceinline__ void mark_unless_at_most(float& marks, float x, float bound, float mark) {
+__device__ __forceinline__ void set_bit_unless_at_most(float& sum, float x, float bound, float bit) {
   asm("{\n .reg .pred p;\n setp.gtu.f32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
-      : "+f"(marks)
-      : "f"(x), "f"(bound), "f"(mark));
+      : "+f"(sum)
+      : "f"(x), "f"(bound), "f"(bit));
 }
 
-__device__ __forceinline__ void mark_if_equal(float& marks, float x, float bound, float mark) {
+__device__ __forceinline__ void set_bit_if_equal(float& sum, float x, float bound, float bit) {
   asm("{\n .reg .pred p;\n setp.eq.f32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
-      : "+f"(marks)
-      : "f"(x), "f"(bound), "f"(mark));
+      : "+f"(sum)
+      : "f"(x), "f"(bound), "f"(bit));
 }
 
 // The same if x > bound, or if x <= bound.
-__device__ __forceinline__ void mark_if_greater(float& marks, uint32_t x, uint32_t bound, float mark) {
+__device__ __forceinline__ void set_bit_if_greater(float& sum, uint32_t x, uint32_t bound, float bit) {
   asm("{\n .reg .pred p;\n setp.gt.u32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
-      : "+f"(marks)
-      : "r"(x), "r"(bound), "f"(mark));
+      : "+f"(sum)
+      : "r"(x), "r"(bound), "f"(bit));
 }
 
-__device__ __forceinline__ void mark_if_at_most(float& marks, uint32_t x, uint32_t bound, float mark) {
+__device__ __forceinline__ void set_bit_if_at_most(float& sum, uint32_t x, uint32_t bound, float bit) {
   asm("{\n .reg .pred p;\n setp.le.u32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
-      : "+f"(marks)
-      : "r"(x), "r"(bound), "f"(mark));
+      : "+f"(sum)
+      : "r"(x), "r"(bound), "f"(bit));
 }
 
-// Marks of 16 elements, those of neighbouring vectors apart, for shorter chains.
-struct Marks {
-  float of[2] = {kNone, kNone};
+// BitAccumulator of 16 elements, those of neighbouring vectors apart, for shorter chains.
+struct BitAccumulator {
+  float sums[2] = {kIntegerBase, kIntegerBase};
 
-  __device__ __forceinline__ uint32_t bits() const { return sum_above_none(of[0]) | sum_above_none(of[1]); }
+  __device__ __forceinline__ uint32_t bits() const {
+    return integer_of_sum(sums[0]) | integer_of_sum(sums[1]);
+  }
 };
 
 }  // namespace gvr_topk::ptx

@@ -1,6 +1,8 @@
 // Arithmetic that may be less exact than what the compiler makes of the usual functions.
 #pragma once
 
+#include <cstdint>
+
 namespace gvr_topk::ptx {
 
 // 1 / sqrt(x), of no denormal number.
@@ -31,6 +33,13 @@ __device__ __forceinline__ float power(float x, float exponent) {
       : "=f"(y)
       : "f"(x), "f"(exponent));
   return y;
+}
+
+// `count` bits from bit `first` on; positions past bit 31 are dropped.
+__device__ __forceinline__ uint32_t bit_range(int first, int count) {
+  uint32_t bits;
+  asm("bmsk.clamp.b32 %0, %1, %2;" : "=r"(bits) : "r"(first), "r"(count));
+  return bits;
 }
 
 }  // namespace gvr_topk::ptx

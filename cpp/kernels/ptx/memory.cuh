@@ -29,53 +29,53 @@ __device__ __forceinline__ void load_streaming_before(int place, int end, uint4&
 
 // 4, 8 or 16 bytes under a predicate, where a branch would make the compiler move, and so wait for, what it
 // loads.
-__device__ __forceinline__ void load_if(bool wanted, uint32_t (&word)[2], const void* p) {
+__device__ __forceinline__ void load_if(bool requested, uint32_t (&word)[2], const void* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %2, 0;\n"
       " @p ld.global.v2.u32 {%0, %1}, [%3];\n}"
       : "+r"(word[0]), "+r"(word[1])
-      : "r"(static_cast<uint32_t>(wanted)), "l"(p)
+      : "r"(static_cast<uint32_t>(requested)), "l"(p)
       : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool wanted, float& value, const float* p) {
+__device__ __forceinline__ void load_if(bool requested, float& value, const float* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %1, 0;\n"
       " @p ld.global.f32 %0, [%2];\n}"
       : "+f"(value)
-      : "r"(static_cast<uint32_t>(wanted)), "l"(p)
+      : "r"(static_cast<uint32_t>(requested)), "l"(p)
       : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool wanted, float4& value, const void* p) {
+__device__ __forceinline__ void load_if(bool requested, float4& value, const void* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %4, 0;\n"
       " @p ld.global.v4.f32 {%0, %1, %2, %3}, [%5];\n}"
       : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
-      : "r"(static_cast<uint32_t>(wanted)), "l"(p)
+      : "r"(static_cast<uint32_t>(requested)), "l"(p)
       : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool wanted, int& value, const int32_t* p) {
+__device__ __forceinline__ void load_if(bool requested, int& value, const int32_t* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %1, 0;\n"
       " @p ld.global.s32 %0, [%2];\n}"
       : "+r"(value)
-      : "r"(static_cast<uint32_t>(wanted)), "l"(p)
+      : "r"(static_cast<uint32_t>(requested)), "l"(p)
       : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool wanted, uint32_t (&word)[4], const void* p) {
+__device__ __forceinline__ void load_if(bool requested, uint32_t (&word)[4], const void* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %4, 0;\n"
       " @p ld.global.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
       : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
-      : "r"(static_cast<uint32_t>(wanted)), "l"(p)
+      : "r"(static_cast<uint32_t>(requested)), "l"(p)
       : "memory");
 }
 
@@ -185,14 +185,14 @@ __device__ __forceinline__ void increment_shared(uint32_t address) {
 }
 
 // Stores under a predicate, where the compiler would branch: appends a value at `slot`, which moves on.
-__device__ __forceinline__ void push_if(uint32_t wanted, uint32_t& slot, uint16_t value) {
+__device__ __forceinline__ void append_if(uint32_t requested, uint32_t& slot, uint16_t value) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %1, 0;\n"
       " @p st.shared.u16 [%0], %2;\n"
       " @p add.u32 %0, %0, 2;\n}"
       : "+r"(slot)
-      : "r"(wanted), "h"(value)
+      : "r"(requested), "h"(value)
       : "memory");
 }
 

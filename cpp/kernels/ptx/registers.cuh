@@ -16,7 +16,7 @@ __device__ __forceinline__ void keep(T*& pointer) {
 }
 
 // The same address of shared memory, kept: it would be put together behind every barrier.
-__device__ __forceinline__ unsigned char* kept_shared(unsigned char* p) {
+__device__ __forceinline__ unsigned char* opaque_shared(unsigned char* p) {
   uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(p));
   keep(address);
   return static_cast<unsigned char*>(__cvta_shared_to_generic(address));

@@ -1,4 +1,4 @@
-// The few things of CUDA that cpp/kernels/common/key.cuh uses, for a compiler that knows no CUDA.
+// The few things of CUDA that cpp/kernels/core/key.cuh uses, for a compiler that knows no CUDA.
 #pragma once
 
 #include <cmath>

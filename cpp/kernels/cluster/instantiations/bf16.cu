@@ -1,8 +1,0 @@
-// One translation unit per dtype, so that they compile in parallel.
-#include "cluster/launch.cuh"
-
-namespace gvr_topk::cluster {
-
-template cudaError_t launch<__nv_bfloat16>(const TopkParams&, const Plan&, const LaunchTarget&);
-
-}  // namespace gvr_topk::cluster

@@ -1,0 +1,45 @@
+// Constants that several kernels share. This file holds no device code, so host code may include it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "gvr_topk/policy.h"
+
+namespace gvr_topk {
+
+constexpr int kThreads = kClusterThreads;
+constexpr int kLog2Threads = log2_of(kThreads);
+constexpr int kWarps = kThreads / 32;
+constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
+
+constexpr int kRankDirectly = 32;  // So few keys are ranked by comparison, within one warp.
+constexpr int kKeysPerVec = 4;     // Keys of one transaction store.
+
+// A radix round looks at 9 bits of the key: CTAs send each other its histogram as if it were a list of keys.
+constexpr int kLog2RadixBins = 9;
+constexpr int kRadixBins = 1 << kLog2RadixBins;
+
+// A probe is what one thread reads of the row for a sample: `kSampleVec` neighbouring elements.
+constexpr int kSampleVec = 4;
+// Where all CTAs probe the same positions, 8 lanes read side by side, because every line of memory that is
+// asked for takes time. On real traces the moments of such a sample are as stable as those of scattered
+// probes.
+constexpr int kProbeLanes = 8;
+constexpr int kProbeElements = kProbeLanes * kSampleVec;
+constexpr int kMaxProbes = 2;  // per thread
+constexpr int kGreatestOfSample = 8 * kWarps;
+
+// A candidate that the streaming kernel keeps. It holds the value, not the key, because most candidates are
+// only compared.
+struct alignas(8) BufferedValue {
+  int32_t position;
+  float value;
+};
+// The buffer of such candidates is handed out to warps in chunks.
+constexpr int kLog2Chunk = 5;
+constexpr int kChunk = 1 << kLog2Chunk;
+constexpr size_t kChunkBytes = kChunk * sizeof(BufferedValue);
+constexpr int kMaxBufferChunks = 256;  // The number of a chunk is one byte.
+
+}  // namespace gvr_topk

@@ -1,0 +1,142 @@
+// One exchange joins the CTAs of a cluster: what each counted and listed arrives in every other, which can
+// then finish alone.
+#pragma once
+
+#include "core/key_interval.cuh"
+#include "core/phase_clock.cuh"
+#include "core/row_context.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/math.cuh"
+
+namespace gvr_topk {
+
+// Sends this CTA's segment and its header to the same place in every CTA of the cluster, each by a team
+// of threads. The receiver's mailbox counts one arrival and the bytes it announces per sender.
+template <typename T>
+__device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const KeyInterval& interval) {
+  const Shared& sm = *ctx.shared;
+  const uint32_t target = ctx.team_target(), place = ctx.team_index();
+  const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&sm.counts_barrier), target);
+  const uint32_t header = sm.header.address_in(target, ctx.rank);
+  const auto mine = reinterpret_cast<const uint4*>(ctx.list.of(ctx.rank));
+  const uint32_t list = ctx.list.own_address_in(target);
+  const Counts counts = sm.counts;
+  // A CTA's own copy of the list is in place. What the last vector has too many nobody reads.
+  const uint32_t listed =
+      target == ctx.rank ? 0 : min(counts.listed, static_cast<uint32_t>(ctx.list.segment()));
+  const uint32_t sent = (listed + kKeysPerVec - 1) / kKeysPerVec;
+  if (place == 0) ptx::barrier_expect_tx(barrier, sizeof(uint4) * (kHeaderVecs + sent));
+  if (place < kHeaderVecs) {
+    const uint32_t length = static_cast<uint32_t>(ctx.row.n);
+    const uint4 vec = place == 0 ? make_uint4(counts.above, counts.listed, counts.equal, length)
+                                 : make_uint4(interval.lo, interval.hi, 0, 0);
+    ptx::store_async(header + sizeof(uint4) * place, vec, barrier);
+  }
+#pragma unroll 1
+  for (uint32_t i = place; i < sent; i += ctx.team_size()) {
+    ptx::store_async(list + sizeof(uint4) * i, mine[i], barrier);
+  }
+}
+
+// Sends what this CTA has, and waits for all others; a cluster of one keeps it. Each exchange of a launch
+// takes the next parity. Every CTA of a cluster takes part in every exchange, whatever it has read: a wait
+// that one of them skipped would have no sender.
+template <typename T, typename Meanwhile>
+__device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const KeyInterval& interval,
+                                              uint32_t parity, Meanwhile meanwhile) {
+  Shared& sm = *ctx.shared;
+  if (ctx.ctas > 1) {
+    store_to_peers(ctx, interval);
+  } else if (ctx.thread == 0) {
+    sm.header.put_alone(Header{sm.counts, ctx.row.n, interval.lo, interval.hi, {}});
+  }
+  meanwhile();
+  if (ctx.ctas > 1) {
+    ptx::barrier_wait(ptx::shared_address(&sm.counts_barrier), parity);
+  } else {
+    __syncthreads();
+  }
+}
+
+// What all headers say together. All CTAs have the same headers and so come to the same verdict.
+template <typename T>
+__device__ __forceinline__ CountResult read_headers(const RowContext<T>& ctx, const KeyInterval& interval) {
+  const Shared& sm = *ctx.shared;
+  const bool mine = ctx.lane < ctx.ctas;
+  const Header& header = sm.header[mine ? ctx.lane : 0];
+  const Counts counts = header.counts;
+  // Where CTAs have read different lengths, hints or samples, nothing they counted belongs together.
+  const bool same = header.length == ctx.row.n && header.lo == interval.lo && header.hi == interval.hi;
+  const bool fits = counts.listed <= static_cast<uint32_t>(ctx.list.segment());
+  CountResult v;
+  v.above = __reduce_add_sync(0xffffffffu, mine ? counts.above : 0);
+  v.above_before = __reduce_add_sync(0xffffffffu, ctx.lane < ctx.rank ? counts.above : 0);
+  v.inside = __reduce_add_sync(0xffffffffu, mine ? counts.listed : 0);
+  v.equal = 0;
+  if (interval.tie_key() != kAbsentKey) {
+    v.equal = __reduce_add_sync(0xffffffffu, mine ? counts.equal : 0);
+    v.inside += v.equal;
+  }
+  v.rank = static_cast<uint32_t>(ctx.k) - v.above;
+  const bool there = v.rank - 1 < v.inside;  // not if it is 0, or as an unsigned number less than that
+  v.complete = __all_sync(0xffffffffu, same && fits && there);
+  v.agreed = v.complete || __all_sync(0xffffffffu, same);
+  v.contains_k = v.agreed && there;
+  return v;
+}
+
+// Brings together what every CTA has counted, and listed. `meanwhile` runs while it is on its way.
+template <typename T, typename Meanwhile>
+__device__ __forceinline__ CountResult exchange_lists(const RowContext<T>& ctx, const KeyInterval& interval,
+                                                      uint32_t parity, PhaseClock& clock,
+                                                      Meanwhile meanwhile) {
+  __syncthreads();
+  clock.stamp();
+  send_and_wait(ctx, interval, parity, meanwhile);
+  return read_headers(ctx, interval);
+}
+
+// A second bracket beside one that just missed. Above it: all that lies there, if that is not much. Below it:
+// as far down as the counts at its two ends point, taken as a tail that falls exponentially, and a margin
+// further, for what lies below has to be read again. False where neither is likely to hold; then radix rounds
+// decide. All CTAs have the same counts, and so the same bracket.
+template <typename T>
+__device__ __forceinline__ bool move_interval(const RowContext<T>& ctx, const CountResult& result,
+                                              KeyInterval& missed) {
+  KeyInterval interval = missed;
+  const uint32_t k = ctx.k, capacity = static_cast<uint32_t>(ctx.list.segment() << ctx.log2_ctas) / 2;
+  if (!result.agreed || result.contains_k) return false;
+  if (result.above >= k) {
+    if (result.above > capacity) return false;
+    interval.lo = interval.hi + 1;
+    interval.hi = kMostFiniteKey;
+  } else {
+    const uint32_t reached = result.above + result.inside;  // elements from the lower end on
+    const uint32_t requested = k + (k - reached) + k / 6;
+    if (result.inside == 0 || requested - reached > capacity) return false;
+    const float lo = interval.low(), hi = interval.high();
+    const float per_fold =
+        ptx::log2(__fdividef(static_cast<float>(reached), fmaxf(static_cast<float>(result.above), 0.5f)));
+    const float folds = ptx::log2(__fdividef(static_cast<float>(requested), static_cast<float>(reached)));
+    interval.hi = interval.lo - 1;
+    interval.lo = max(kLeastFiniteKey, order_key(lo - (hi - lo) * __fdividef(folds, per_fold)));
+  }
+  const bool is_sound = kNegInfKey < interval.lo && interval.lo <= interval.hi && interval.hi < kPosInfKey;
+  if (is_sound) missed = interval;
+  return is_sound;
+}
+
+// Whether a bracket's counts say that the k-th value is -inf: less than k elements are finite, or above that.
+__device__ __forceinline__ bool is_masked(const KeyInterval& interval, const CountResult& result, int k) {
+  return interval.lo == kLeastFiniteKey && result.above + result.inside < static_cast<uint32_t>(k);
+}
+
+// Where the k-th key lies when a bracket has missed it, by counts that belong together.
+__device__ __forceinline__ KeyInterval range_of(const CountResult& result, const KeyInterval& interval,
+                                                int k) {
+  if (result.contains_k) return interval;
+  if (result.above >= static_cast<uint32_t>(k)) return KeyInterval{interval.hi + 1, kMaxKey, kGuessNone};
+  return KeyInterval{kMinKey, interval.lo - 1, kGuessNone};
+}
+
+}  // namespace gvr_topk

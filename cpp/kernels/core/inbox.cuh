@@ -1,0 +1,62 @@
+// Regions of shared memory that other CTAs store to, as types of their own: code of this CTA can read them
+// and name their addresses in other CTAs, but has no way to write them, nor to make them the target of a
+// copy.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/cluster.cuh"
+
+namespace gvr_topk {
+
+// One item for each sender. Senders are the CTAs of the cluster, this one included.
+template <typename Item, int kCount>
+class Inbox {
+ public:
+  __device__ __forceinline__ const Item& operator[](int i) const { return items_[i]; }
+
+  // Where CTA `rank` has its item `i`, for a transaction store.
+  __device__ __forceinline__ uint32_t address_in(uint32_t rank, int i) const {
+    return ptx::map_to_rank(ptx::shared_address(&items_[i]), rank);
+  }
+
+  // A cluster of one has no other sender, and so no transaction barrier either.
+  __device__ __forceinline__ void put_alone(const Item& item) { items_[0] = item; }
+
+ private:
+  Item items_[kCount];
+};
+
+// Keys that the CTAs of a cluster list, a segment for each CTA. This CTA's threads write its own segment and
+// send it to the same place in all others, which write no segment but theirs.
+class KeyList {
+ public:
+  KeyList() = default;
+  __device__ __forceinline__ KeyList(uint32_t* keys, int segment, int rank)
+      : keys_(keys), segment_(segment), rank_(rank) {}
+
+  // Keys one CTA may list.
+  __device__ __forceinline__ int segment() const { return segment_; }
+
+  __device__ __forceinline__ const uint32_t* of(int cta) const { return keys_ + cta * segment_; }
+
+  // What lies behind a list of `capacity` keys in all.
+  __device__ __forceinline__ void* end(int capacity) const { return keys_ + capacity; }
+
+  // Keys past the segment's end are left out: `slot` may be any number.
+  __device__ __forceinline__ void put(uint32_t slot, uint32_t key) const {
+    if (slot < static_cast<uint32_t>(segment_)) keys_[rank_ * segment_ + slot] = key;
+  }
+
+  // Where CTA `target` has this CTA's segment, for transaction stores.
+  __device__ __forceinline__ uint32_t own_address_in(uint32_t target) const {
+    return ptx::map_to_rank(ptx::shared_address(of(rank_)), target);
+  }
+
+ private:
+  uint32_t* keys_;  // [ctas][segment]
+  int segment_;
+  int rank_;
+};
+
+}  // namespace gvr_topk

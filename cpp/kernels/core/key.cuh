@@ -1,0 +1,82 @@
+// The order-preserving key: unsigned comparison of keys is the contract's comparison of values.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace gvr_topk {
+
+constexpr uint32_t kAbsentKey = 0;  // below every score: -inf maps to 0x007fffff
+constexpr uint32_t kMinKey = 1;
+constexpr uint32_t kMaxKey = 0xffffffffu;  // every NaN
+constexpr uint32_t kZeroKey = 0x80000000u;
+constexpr uint32_t kNegInfKey = 0x007fffffu;
+constexpr uint32_t kPosInfKey = 0xff800000u;
+constexpr uint32_t kLeastFiniteKey = kNegInfKey + 1;
+constexpr uint32_t kMostFiniteKey = kPosInfKey - 1;
+
+__device__ __forceinline__ uint32_t order_key(float x) {
+  // The addition makes +0.0 of -0.0, and of every NaN the one with all bits but the sign.
+  const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f));
+  return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
+}
+
+__device__ __forceinline__ float key_to_float(uint32_t key) {
+  const uint32_t bits = key & 0x80000000u ? key ^ 0x80000000u : ~key;
+  return __uint_as_float(bits);
+}
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+
+// Low bits that all keys of a type have alike: zeros above the key of zero, ones below, and in NaN's. Without
+// them order and difference remain, and a search has less to search.
+template <typename T>
+constexpr int kInvariantBits = sizeof(T) == 4              ? 0
+                               : std::is_same_v<T, __half> ? 13
+                                                           : 16;
+
+// From a number to the next one of its type, as a part of it and at most.
+template <typename T>
+constexpr float kEpsilon = sizeof(T) == 4              ? 0x1p-23f
+                           : std::is_same_v<T, __half> ? 0x1p-10f
+                                                       : 0x1p-7f;
+
+// The key of which `bits` are left.
+template <typename T>
+__device__ __forceinline__ uint32_t whole_key(uint32_t bits) {
+  const uint32_t key = bits << kInvariantBits<T>;
+  const bool ends_in_ones = key < kZeroKey || bits == kMaxKey >> kInvariantBits<T>;
+  return ends_in_ones ? key | ((1u << kInvariantBits<T>)-1) : key;
+}
+
+// Number of elements of one 16-byte load.
+template <typename T>
+constexpr int kPerVec = 16 / static_cast<int>(sizeof(T));
+
+// Element `e` of a 16-byte load.
+template <typename T>
+__device__ __forceinline__ float element(const uint4& vec, int e) {
+  const uint32_t word[4] = {vec.x, vec.y, vec.z, vec.w};
+  if constexpr (sizeof(T) == 4) {
+    return __uint_as_float(word[e]);
+  } else {
+    const ushort half = static_cast<ushort>(word[e / 2] >> (16 * (e % 2)));
+    return to_float(*reinterpret_cast<const T*>(&half));
+  }
+}
+
+// A 16-byte load's worth of -inf.
+template <typename T>
+__device__ __forceinline__ uint4 absent_vec() {
+  uint32_t bits = 0xff800000u;
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) bits = 0xff80ff80u;
+  if constexpr (std::is_same_v<T, __half>) bits = 0xfc00fc00u;
+  return make_uint4(bits, bits, bits, bits);
+}
+
+}  // namespace gvr_topk

@@ -1,0 +1,80 @@
+// Ranks within a warp: of set bits in index order, and of keys by comparison.
+#pragma once
+
+#include <cstdint>
+
+#include "core/key.cuh"
+#include "gvr_topk/policy.h"
+#include "ptx/compare.cuh"
+#include "ptx/warp_scan.cuh"
+
+namespace gvr_topk {
+
+// Population counts of each vector of a word, one per field of a 32-bit word, so that one addition adds
+// them all. A field holds the sum over a warp: at most 128 in 8 bits (fp32: four vectors of four) or 256
+// in 16 bits (16-bit types: two vectors of eight).
+template <typename T>
+constexpr int kFieldBits = 32 * kPerVec<T> / kValuesPerThread;
+
+template <typename T>
+constexpr int kVecsOfTile = kValuesPerThread / kPerVec<T>;
+
+template <typename T>
+__device__ __forceinline__ uint32_t packed_counts(uint32_t bits) {
+  static_assert(kValuesPerThread == 16, "a word's vectors fill the fields of one 32-bit word");
+  if constexpr (sizeof(T) == 4) {
+    // Nibbles to bytes, then population counts of bytes.
+    uint32_t x = (bits | bits << 8) & 0x00ff00ffu;
+    x = (x | x << 4) & 0x0f0f0f0fu;
+    x = x - ((x >> 1) & 0x55555555u);
+    return (x & 0x33333333u) + ((x >> 2) & 0x33333333u);
+  } else {
+    return __popc(bits & 0xffu) | __popc(bits >> 8) << 16;
+  }
+}
+
+// Calls `visit(bit, rank)` for every set bit of this lane, where rank counts the set bits of the
+// whole warp that come earlier in index order. All lanes take part; returns the warp's total. Bits of
+// vectors from `vecs` on are known to be clear.
+template <typename T, typename Visit>
+__device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, int lane, Visit visit) {
+  constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
+  constexpr uint32_t kVecMask = (1u << kPerVec<T>)-1;
+  if (__ballot_sync(0xffffffffu, bits != 0) == 0) return 0;
+  const uint32_t counts = packed_counts<T>(bits);
+  uint32_t upto = ptx::inclusive_scan(counts);
+  uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
+  upto -= counts;
+  uint32_t before = 0;
+#pragma unroll 1  // `visit` is large, and few vectors hold anything
+  for (int j = 0; j < vecs; ++j) {
+    uint32_t rank = before + (upto & kFieldMask);
+    for (uint32_t vec = bits & kVecMask; vec != 0; vec &= vec - 1) {
+      visit(j * kPerVec<T> + __ffs(vec) - 1, rank++);
+    }
+    before += total & kFieldMask;
+    bits >>= kPerVec<T>;
+    upto >>= kFieldBits<T>;
+    total >>= kFieldBits<T>;
+  }
+  return before;
+}
+
+// The rank-th largest of the keys that the first `count` lanes hold, by comparison with each other.
+__device__ __forceinline__ uint32_t rank_directly(uint32_t key, int count, uint32_t rank, int lane) {
+  constexpr int kAtOnce = 4;  // so that they overlap
+  const uint32_t mine = lane < count ? key : kAbsentKey;
+  float greater = 0.0f;
+#pragma unroll 1
+  for (int first = 0; first < count; first += kAtOnce) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {  // absent ones are greater than none
+      ptx::count_if_greater(greater, __shfl_sync(0xffffffffu, mine, first + i), mine);
+    }
+  }
+  // The least of those that fewer than `rank` are greater than.
+  const bool within = lane < count && greater < static_cast<float>(rank);
+  return __reduce_min_sync(0xffffffffu, within ? mine : kMaxKey);
+}
+
+}  // namespace gvr_topk

@@ -1,0 +1,98 @@
+// What every launch of this library has in common.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/config.cuh"
+#include "gvr_topk/params.h"
+
+namespace gvr_topk {
+
+// Whether every row starts at a multiple of 16 bytes, and its buffer holds at least one probe of a sample.
+inline bool has_aligned_rows(const TopkParams& p, size_t element_bytes) {
+  constexpr int64_t kVecBytes = 16;
+  const bool based = reinterpret_cast<uintptr_t>(p.logits) % kVecBytes == 0;
+  const bool strides = p.rows == 1 || p.logits_stride * static_cast<int64_t>(element_bytes) % kVecBytes == 0;
+  return based && strides && p.width >= kProbeElements;
+}
+
+// Raises a kernel's shared-memory and cluster-size limits on the current device, once: attributes
+// belong to a kernel and a device, and setting them costs more host time than a launch.
+class KernelLimits {
+ public:
+  cudaError_t raise(const void* kernel) {
+    int device = 0;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status != cudaSuccess) return status;
+    const uint64_t bit = uint64_t{1} << (device & 63);
+    if (done_.load(std::memory_order_relaxed) & bit) return cudaSuccess;
+    int shared_limit = 0;
+    status = cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (status != cudaSuccess) return status;
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_limit);
+    if (status != cudaSuccess) return status;
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (status != cudaSuccess) return status;
+    done_.fetch_or(bit, std::memory_order_relaxed);
+    return cudaSuccess;
+  }
+
+ private:
+  std::atomic<uint64_t> done_{0};
+};
+
+// Where and how kernels are launched.
+struct LaunchTarget {
+  cudaStream_t stream;
+  bool pdl;  // with programmatic stream serialization
+  // Null, or nothing is launched: this becomes the number of clusters that can be on the stream's SMs at
+  // once.
+  int* active_clusters;
+};
+
+struct LaunchConfig {
+  cudaLaunchConfig_t config{};
+  cudaLaunchAttribute attributes[2];
+  int* active_clusters;
+
+  LaunchConfig(dim3 grid, dim3 block, size_t shared, int cluster, const LaunchTarget& target)
+      : active_clusters(target.active_clusters) {
+    int count = 0;
+    if (cluster > 1) {  // a cluster of one takes longer to launch than none
+      attributes[count].id = cudaLaunchAttributeClusterDimension;
+      attributes[count].val.clusterDim.x = cluster;
+      attributes[count].val.clusterDim.y = 1;
+      attributes[count++].val.clusterDim.z = 1;
+    }
+    if (target.pdl) {
+      attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = target.stream;
+    config.attrs = attributes;
+    config.numAttrs = count;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;
+  LaunchConfig& operator=(const LaunchConfig&) = delete;
+};
+
+// Launches a kernel, or asks how many of its clusters can run at once; its limits are raised before.
+template <auto kKernel, typename... Arguments>
+cudaError_t launch_kernel(const LaunchConfig& launch, const Arguments&... arguments) {
+  static KernelLimits limits;
+  const cudaError_t status = limits.raise(reinterpret_cast<const void*>(kKernel));
+  if (status != cudaSuccess) return status;
+  if (launch.active_clusters != nullptr) {
+    return cudaOccupancyMaxActiveClusters(launch.active_clusters, kKernel, &launch.config);
+  }
+  return cudaLaunchKernelEx(&launch.config, kKernel, arguments...);
+}
+
+}  // namespace gvr_topk

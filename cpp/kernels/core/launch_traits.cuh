@@ -1,0 +1,139 @@
+// Facts that are the same for all rows of a launch, and the specializations of kernels for common ones.
+#pragma once
+
+#include <cstdint>
+
+#include "core/config.cuh"
+#include "core/key.cuh"
+#include "core/launch.cuh"
+#include "gvr_topk/params.h"
+#include "gvr_topk/policy.h"
+#include "ptx/registers.cuh"
+
+namespace gvr_topk {
+
+// What a kernel takes for granted when it is compiled. Time is counted in instructions here, and many of them
+// would test facts that hardly ever differ.
+enum class Specialization {
+  kGeneric,        // nothing
+  kCommon,         // aligned rows in whole vectors, a hint allowed, state read and written
+  kCommonOneRow,   // as kCommon, with one row per request, in the slot of the request's own number
+  kCommonSlotted,  // as kCommon, with one row per request, in a slot that `row_slot` names, as engines pass
+                   // it
+  kNoState,        // aligned rows in whole vectors, one per request, and no state at all
+};
+
+// The host finds these facts out once. They are the first parameter of a kernel, and are read before all
+// else.
+struct alignas(8) LaunchTraits {
+  enum Flag : uint32_t {
+    kRing = 1 << 0,           // rows of several tiles per warp pass through a ring in shared memory
+    kUseHint = 1 << 1,        // the hint and the state may be used; without it a sample of the row is
+    kAligned = 1 << 2,        // every row starts at a multiple of 16 bytes
+    kWholeVectors = 1 << 3,   // rows are aligned, and their buffers are whole 16-byte vectors
+    kReadsState = 1 << 4,     // the state of the last step may be used
+    kSlotIsRequest = 1 << 5,  // the state is read, and lies in the slot of the request's own number
+    kDraftRows = 1 << 6,      // requests have several rows
+    kRowSlots = 1 << 7,       // `row_slot` names the slots
+    kStats = 1 << 8,          // statistics are written
+    kWritesState = 1 << 9,    // state or positions are left for the next step
+    kVectorStores = 1 << 10,  // results may be written 16 bytes at a time, untranslated
+    kNoStateFlags = kAligned | kWholeVectors,
+    kCommonFlags = kNoStateFlags | kUseHint | kReadsState | kWritesState,
+    kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots,
+  };
+
+  uint32_t sizes;  // log2_ctas in the lowest 8 bits, list_capacity from bit 16 on
+  uint32_t flags;
+
+  GVR_TOPK_HOST_DEVICE constexpr LaunchTraits(int log2_ctas, int list_capacity, uint32_t flags_)
+      : sizes(log2_ctas | list_capacity << 16), flags(flags_) {}
+
+  GVR_TOPK_HOST_DEVICE constexpr int log2_ctas() const { return sizes & 0xff; }
+  GVR_TOPK_HOST_DEVICE constexpr int list_capacity() const { return sizes >> 16; }  // in keys
+  // True if the flag is set or, of a combination, any of its flags.
+  GVR_TOPK_HOST_DEVICE constexpr bool has(Flag flag) const { return (flags & flag) != 0; }
+
+  // The traits of kCommonOneRow when a cluster of the largest size holds the row in registers.
+  GVR_TOPK_HOST_DEVICE static constexpr LaunchTraits common_one_row() {
+    return LaunchTraits(log2_of(kMaxClusterSize), kLongList, kCommonFlags | kSlotIsRequest);
+  }
+
+  GVR_TOPK_HOST_DEVICE constexpr bool has_common_sizes() const { return sizes == common_one_row().sizes; }
+
+  GVR_TOPK_HOST_DEVICE constexpr Specialization specialization() const {
+    const uint32_t tested =
+        flags & ~uint32_t{kRing | kVectorStores};  // Each of these concerns one kernel only.
+    if (tested == common_one_row().flags) return Specialization::kCommonOneRow;
+    if (tested == (kCommonFlags | kRowSlots)) return Specialization::kCommonSlotted;
+    if ((tested & ~uint32_t{kUseHint}) == kNoStateFlags) return Specialization::kNoState;
+    const bool common = (tested & ~uint32_t{kVaryingFlags}) == kCommonFlags;
+    return common ? Specialization::kCommon : Specialization::kGeneric;
+  }
+
+  // The launch flags, with those that the specialization fixes replaced by constants.
+  template <Specialization kSpecialization>
+  __device__ __forceinline__ uint32_t specialized_flags() const {
+    if (kSpecialization == Specialization::kCommon) return (flags & (kRing | kVaryingFlags)) | kCommonFlags;
+    if (kSpecialization == Specialization::kCommonOneRow) return (flags & kRing) | common_one_row().flags;
+    if (kSpecialization == Specialization::kCommonSlotted) return (flags & kRing) | kCommonFlags | kRowSlots;
+    if (kSpecialization == Specialization::kNoState) return (flags & (kRing | kUseHint)) | kNoStateFlags;
+    return flags;
+  }
+
+  // The traits for a kernel of one CTA per row. Every specialization of it writes whole vectors.
+  template <Specialization kSpecialization>
+  __device__ __forceinline__ LaunchTraits for_one_cta() const {
+    const uint32_t vector_stores = kSpecialization == Specialization::kGeneric ? 0 : kVectorStores;
+    return LaunchTraits(0, 0, specialized_flags<kSpecialization>() | vector_stores);
+  }
+
+  // A copy that stays in registers, with constants where the specialization gives them.
+  template <Specialization kSpecialization, bool kCommonSizes>
+  __device__ __forceinline__ LaunchTraits in_registers() const {
+    LaunchTraits traits = *this;
+    ptx::keep(traits.sizes);
+    ptx::keep(traits.flags);
+    if (kCommonSizes) traits.sizes = common_one_row().sizes;
+    traits.flags = traits.specialized_flags<kSpecialization>();
+    return traits;
+  }
+};
+static_assert(sizeof(LaunchTraits) == 8);
+static_assert(LaunchTraits::common_one_row().has_common_sizes());
+static_assert(LaunchTraits::common_one_row().specialization() == Specialization::kCommonOneRow);
+
+// The traits that the plan alone decides, without those of buffers.
+inline constexpr LaunchTraits make_traits(const Plan& plan) {
+  uint32_t flags = plan.ring_depth > 0 ? LaunchTraits::kRing : 0;
+  if (plan.path == Path::kCluster) flags |= LaunchTraits::kUseHint;
+  return LaunchTraits(log2_of(plan.ctas_per_row), plan.list_capacity, flags);
+}
+
+template <typename T>
+LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
+  const LaunchTraits traits = make_traits(plan);
+  uint32_t flags = traits.flags;
+  const auto set = [&](LaunchTraits::Flag flag, bool condition) {
+    if (condition) flags |= flag;
+    return condition;
+  };
+  const bool aligned = set(LaunchTraits::kAligned, has_aligned_rows(p, sizeof(T)));
+  set(LaunchTraits::kWholeVectors, aligned && p.width % kPerVec<T> == 0);
+  set(LaunchTraits::kDraftRows, p.next_n > 1);
+  const bool slotted = set(LaunchTraits::kRowSlots, p.row_slot != nullptr);
+  set(LaunchTraits::kWritesState, p.prior != nullptr || p.guess_state != nullptr);
+  const bool reads_state = set(LaunchTraits::kReadsState,
+                               traits.has(LaunchTraits::kUseHint) && aligned && p.guess_state != nullptr);
+  set(LaunchTraits::kSlotIsRequest, reads_state && !slotted && p.rows <= p.num_slots * p.next_n);
+  set(LaunchTraits::kStats, p.stats != nullptr);
+  const auto in_vectors = [](const int32_t* results, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(results) % sizeof(int4) == 0 && stride % 4 == 0;
+  };
+  set(LaunchTraits::kVectorStores, p.page_table == nullptr && p.k % 4 == 0 &&
+                                       in_vectors(p.indices, p.indices_stride) &&
+                                       in_vectors(p.prior, p.prior_stride));
+  return LaunchTraits(traits.log2_ctas(), traits.list_capacity(), flags);
+}
+
+}  // namespace gvr_topk

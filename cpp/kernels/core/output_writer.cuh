@@ -1,0 +1,81 @@
+// Where the results of a row go.
+#pragma once
+
+#include <cstdint>
+
+#include "core/launch_traits.cuh"
+#include "gvr_topk/params.h"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+
+namespace gvr_topk {
+
+// Where results of a row go. Whatever slot is named, nothing but the row's own k places is written: slots
+// come of counts, and counts of CTAs that have read a row while it was overwritten do not fit each other.
+struct OutputWriter {
+  int32_t* indices;
+  int32_t* prior;        // null: positions are not handed to the next step
+  const int32_t* pages;  // null: positions are written as they are
+  int k;
+  int page_size;
+  int pages_per_request;
+  bool writes_state;  // whether the row is the one that leaves something for the next step, and has a slot
+
+  // Where everything goes by `put`, pointers are not computed anew for each.
+  __device__ __forceinline__ void keep(const LaunchTraits& traits) {
+    ptx::keep(indices);
+    if (traits.has(LaunchTraits::kWritesState)) ptx::keep(prior);
+  }
+
+  // Whether `count` slots from `first` on are the row's, for those who write them by `put_untranslated`.
+  __device__ __forceinline__ bool owns(int first, int count) const {
+    return first >= 0 && count <= k - first;
+  }
+
+  // Where positions are written as they are, to a slot that the row has.
+  __device__ __forceinline__ void put_untranslated(int slot, int position) const {
+    ptx::store_global(indices + slot, position);
+    if (prior != nullptr) ptx::store_global(prior + slot, position);
+  }
+
+  __device__ __forceinline__ void put(int slot, int position) const {
+    if (static_cast<uint32_t>(slot) >= static_cast<uint32_t>(k)) return;
+    ptx::store_global(indices + slot, pages != nullptr ? translated(position) : position);
+    if (prior != nullptr) ptx::store_global(prior + slot, position);
+  }
+
+ private:
+  // Slot of a position in the paged cache; -1 of padding, of a page that the table does not hold, and of a
+  // slot that 32 bits do not.
+  __device__ __forceinline__ int translated(int position) const {
+    const int page = position / page_size;
+    if (position < 0 || page >= pages_per_request) return -1;
+    const int64_t first = pages[page];  // read once: another stream may be writing it
+    const int64_t slot = first * page_size + position % page_size;
+    return first >= 0 && slot <= INT32_MAX ? static_cast<int>(slot) : -1;
+  }
+};
+
+__device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, int next_n, int row,
+                                                           int request, int slot) {
+  OutputWriter output;
+  output.indices = p.indices + row * p.indices_stride;
+  // The last row of a request is the one whose result the next step starts from.
+  const bool last = row - request * next_n == next_n - 1;
+  output.writes_state = last && slot >= 0;
+  output.prior = output.writes_state && p.prior != nullptr ? p.prior + slot * p.prior_stride : nullptr;
+  output.pages = p.page_table != nullptr ? p.page_table + request * p.page_table_stride : nullptr;
+  output.k = p.k;
+  output.page_size = p.page_size;
+  output.pages_per_request = p.pages_per_request;
+  return output;
+}
+
+// All of a row that is no longer than k, then -1.
+__device__ __forceinline__ void emit_short_row(const OutputWriter& output, int n, int k, int first,
+                                               int stride) {
+#pragma unroll 1
+  for (int i = first; i < k; i += stride) output.put(i, i < n ? i : -1);
+}
+
+}  // namespace gvr_topk

@@ -1,0 +1,139 @@
+// Radix rounds: 9 bits of the key a round, a histogram of every CTA, summed over the cluster. They find, for
+// any content, a bracket that holds the k-th key and whose elements fit the lists; a plateau ends as a
+// bracket of one key. This is what missed guesses fall back to.
+//
+// A histogram travels as a list of keys does, in one exchange, and every CTA sums up all of them; all then
+// take the same decisions, because they have the same counts.
+//
+// The rounds may start from a range that is known to hold the k-th key. Values that share their leading
+// digits are then told apart at once.
+#pragma once
+
+#include "core/exchange.cuh"
+#include "core/histogram.cuh"
+#include "core/row_view.cuh"
+
+namespace gvr_topk {
+
+// Where the counts of one thread's items go, and how many of them lie above the range.
+struct RadixBins {
+  uint32_t* hist;
+  uint32_t base, range_length;
+  int shift;
+  uint32_t above = 0;
+
+  __device__ __forceinline__ void add(uint32_t key) {
+    const uint32_t distance = key - base;
+    const bool inside = key >= base && distance <= range_length;
+    above += key >= base && !inside;
+    if (inside) atomicAdd(&hist[distance >> shift], 1u);
+  }
+};
+
+// Sums every CTA's histogram into `keys`, and `over` into `over_range`. The candidate lists carry them.
+template <typename T>
+__device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint32_t over, uint32_t parity) {
+  static_assert(kRadixBins == kThreads && Histogram::kBins == 2 * kRadixBins);
+  Shared& sm = *ctx.shared;
+  const int bin = ctx.thread;
+  sm.keys.template clear<kThreads>();
+  if (bin == 0) sm.counts = Counts{0, kRadixBins, 0};
+  __syncthreads();  // all of the block have counted
+  ctx.list.put(bin, sm.hist[bin]);
+  over = __reduce_add_sync(0xffffffffu, over);
+  if (ctx.lane == 0) atomicAdd(&sm.counts.above, over);
+  __syncthreads();
+  send_and_wait(ctx, KeyInterval::everything(), parity, [] {});
+  uint32_t sum = 0;
+#pragma unroll 4
+  for (int c = 0; c < ctx.ctas; ++c) sum += ctx.list.of(c)[bin];
+  sm.keys.fine[bin] = sum;
+  sum = __reduce_add_sync(0xffffffffu, sum);
+  if (ctx.lane == 0) atomicAdd(&sm.keys.coarse[bin >> Histogram::kLog2Group], sum);
+  if (ctx.warp == 0) {
+    const uint32_t above = ctx.lane < ctx.ctas ? sm.header[ctx.lane].counts.above : 0;
+    const uint32_t all = __reduce_add_sync(0xffffffffu, above);
+    if (ctx.lane == 0) sm.over_range = all;
+  }
+  __syncthreads();
+}
+
+// Narrows a range that holds the k-th key to a bracket. `rounds` counts the passes, and `exchanges` all
+// exchanges of the launch, for their parity. add_keys(bins) counts this thread's keys. The lists are free
+// when it is called, and when it returns; the counts are not reset.
+//
+// Rounds are over finite keys. What is neither among them nor above them is -inf, and of those above them
+// there are two: so a masked row takes one round, and one of infinities two. It ends whatever it reads: a row
+// that is overwritten meanwhile may have no k-th key where one was counted.
+template <typename T, typename AddKeys>
+__device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, const KeyInterval& range,
+                                                    uint32_t& exchanges, int& rounds, AddKeys add_keys) {
+  constexpr int kMostRounds = 2 + (32 + kLog2RadixBins - 1) / kLog2RadixBins;
+  Shared& sm = *ctx.shared;
+  if (range.hi <= kNegInfKey) return KeyInterval::only(kNegInfKey);
+  if (range.lo > kPosInfKey) return KeyInterval::only(kMaxKey);
+  uint32_t base = max(range.lo, kLeastFiniteKey);
+  uint32_t range_length = max(min(range.hi, kMostFiniteKey), base) - base;
+  if (base > kMostFiniteKey) base = kPosInfKey, range_length = kMaxKey - kPosInfKey;
+  uint32_t rank = ctx.k;
+  bool relative = false;  // `rank` counts from the top of the range, not of the row
+#pragma unroll 1
+  for (int round = 0; round < kMostRounds; ++round) {
+    const int shift = max(0, 32 - __clz(range_length) - kLog2RadixBins);
+    sm.hist[ctx.thread] = 0;
+    __syncthreads();
+    RadixBins bins{sm.hist, base, range_length, shift};
+    add_keys(bins);
+    ++rounds;
+    sum_over_cluster(ctx, bins.above, exchanges++ & 1);
+    const uint32_t above_range = relative ? 0 : sm.over_range;
+    const BinHit hit = sm.keys.locate(rank - above_range, ctx.thread);
+    const bool is_above = above_range >= rank, found = !is_above && hit.count != 0;
+    bool fits = true;
+    if (found && ctx.lane < ctx.ctas) {
+      fits = ctx.list.of(ctx.lane)[hit.bin] <= static_cast<uint32_t>(ctx.list.segment());
+    }
+    fits = __all_sync(0xffffffffu, fits);
+    cluster_sync(ctx.ctas);  // all have read the lists and the sums
+    if (is_above && base != kPosInfKey) {
+      base = kPosInfKey;
+      range_length = kMaxKey - kPosInfKey;
+      continue;
+    }
+    if (!found) return KeyInterval::only(kNegInfKey);
+    if (base == kPosInfKey) return KeyInterval::only(hit.bin == 0 ? kPosInfKey : kMaxKey);
+    rank -= above_range + hit.above;
+    relative = true;
+    const uint32_t offset = hit.bin << shift;
+    base += offset;
+    range_length = min(range_length - offset, (1u << shift) - 1);
+    if (range_length == 0 || fits) break;
+  }
+  return KeyInterval{base, base + range_length, kGuessNone};
+}
+
+// The same over all elements of the row.
+template <typename T>
+__device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, Tile<T>& tile,
+                                                    const KeyInterval& range, uint32_t& exchanges,
+                                                    int& rounds) {
+  return radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
+    ctx.for_each_tile(tile, [&](int, int begin) {
+      uint32_t valid = valid_bits<T>(begin, ctx.end, ctx.lane);
+#pragma unroll 1  // one vector's code, applied to each vector in turn as the word rotates
+      for (int j = 0; j < Tile<T>::kVecs; ++j) {
+        const uint4 first = tile.vec[0];
+#pragma unroll
+        for (int e = 0; e < kPerVec<T>; ++e) {
+          if ((valid >> e & 1) != 0) bins.add(order_key(element<T>(first, e)));
+        }
+        valid >>= kPerVec<T>;
+#pragma unroll
+        for (int i = 0; i < Tile<T>::kVecs - 1; ++i) tile.vec[i] = tile.vec[i + 1];
+        tile.vec[Tile<T>::kVecs - 1] = first;
+      }
+    });
+  });
+}
+
+}  // namespace gvr_topk

@@ -1,0 +1,201 @@
+// One row as one thread of its cluster sees it.
+#pragma once
+
+#include <cstdint>
+
+#include "core/config.cuh"
+#include "core/inbox.cuh"
+#include "core/launch_traits.cuh"
+#include "core/row_view.cuh"
+#include "core/smem_layout.cuh"
+#include "gvr_topk/params.h"
+#include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+
+namespace gvr_topk {
+
+template <typename T>
+struct RowContext {
+  RowView<T> row;
+  int k;
+  int rank;  // of this CTA in the cluster
+  int ctas;  // in the cluster
+  int log2_ctas;
+  // A CTA owns consecutive elements. Of one word per warp, which stays in registers, warps own equal
+  // parts; of several, the CTA walks through its part 16 words at a time, a warp taking one: DRAM likes
+  // that better than 16 streams. Either way (CTA, step, warp, place in the word) is index order.
+  int begin;  // of this warp's first word
+  int end;    // of this warp's part, or of the CTA's when there are several words
+  int steps;  // words per warp
+  int thread;
+  int lane;
+  int warp;
+  uint32_t zero;  // `unknown_zero()`
+  Shared* shared;
+  Candidate* candidates;  // [candidate_capacity] this CTA's, in index order
+  int candidate_capacity;
+  KeyList list;
+  uint16_t* masks;  // [steps][kThreads] selection bits; rows of several words only
+  uint4* ring;      // [kRingDepth][vectors][kThreads] words under way, or null: words are loaded when needed
+
+  // Takes the row's length, and with it the parts of its warps.
+  __device__ __forceinline__ void set_length(int length) {
+    row.n = length;
+    const int n = max(length, 0);
+    const int span = warp_span(n, log2_ctas, sizeof(T));
+    steps = steps_of(span);
+    if (steps == 1) {
+      begin = min(n, (rank * kWarps + warp) * span);
+      end = min(n, begin + span);
+    } else {
+      const int share = steps * kStepElements;
+      begin = min(n, rank * share + warp * kTileElements);
+      end = min(n, (rank + 1) * share);
+    }
+  }
+
+  __device__ __forceinline__ int tile_begin(int step) const { return min(end, begin + step * kStepElements); }
+
+  // Bits of one word's elements for which `test(key)` holds; slower than a test of values.
+  template <typename Test>
+  __device__ __forceinline__ uint32_t match_keys(const Tile<T>& tile, int at, Test test) const {
+    return valid_bits<T>(at, end, lane) &
+           match_tile(tile, at, end, [&](float x) { return test(order_key(x)); });
+  }
+
+  // Vectors of one word that hold elements of this warp's span.
+  __device__ __forceinline__ int tile_vecs(int step) const {
+    constexpr int kGroup = 32 * kPerVec<T>;
+    return min(Tile<T>::kVecs, (end - tile_begin(step) + kGroup - 1) / kGroup);
+  }
+
+  __device__ __forceinline__ uint16_t& mask(int step) const { return masks[step * kThreads + thread]; }
+
+  // The block split evenly over the CTAs of the cluster: this thread's CTA, and its place in the team.
+  __device__ __forceinline__ int team_size() const { return kThreads >> log2_ctas; }
+  __device__ __forceinline__ int team_target() const { return thread >> (kLog2Threads - log2_ctas); }
+  __device__ __forceinline__ int team_index() const { return thread & (team_size() - 1); }
+
+  // Calls visit(step, begin of the word) with the word loaded. One word is never read again: it is
+  // still in its registers.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_tile(Tile<T>& tile, Visit visit) const {
+    if (steps == 1) {
+      visit(0, begin);
+      return;
+    }
+    if (ring == nullptr) {
+#pragma unroll 1
+      for (int step = 0; step < steps; ++step) {
+        load_tile(row, tile_begin(step), end, lane, tile);
+        visit(step, tile_begin(step));
+      }
+      return;
+    }
+    for (int step = 0; step < kRingDepth; ++step) request_tile(step);
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      ptx::wait_copies<kRingDepth - 1>();
+      const uint4* slot = ring_slot(step);
+      if (is_whole(step)) {
+#pragma unroll
+        for (int j = 0; j < Tile<T>::kVecs; ++j) tile.vec[j] = slot[j * kThreads];
+      } else {
+        load_tile(row, tile_begin(step), end, lane, tile,
+                  [&](int j, const T*) { return slot[j * kThreads]; });
+      }
+      visit(step, tile_begin(step));
+      request_tile(step + kRingDepth);
+    }
+  }
+
+  // Whether all of a word is there and can be loaded 16 bytes at a time; all but the last ones are.
+  __device__ __forceinline__ bool is_whole(int step) const {
+    return row.aligned && begin + step * kStepElements + kTileElements <= end;
+  }
+
+  // A thread reads back only what it requested, so the ring needs no barrier.
+  __device__ __forceinline__ uint4* ring_slot(int step) const {
+    return ring + (step % kRingDepth) * Tile<T>::kVecs * kThreads + thread;
+  }
+
+  __device__ __forceinline__ void request_tile(int step) const {
+    if (step < steps && row.aligned) {
+      const int left = end - tile_begin(step) - lane * kPerVec<T>;
+      const T* first = row.data + tile_begin(step) + lane * kPerVec<T>;
+      const uint32_t slot = ptx::shared_address(ring_slot(step));
+      const bool whole = is_whole(step);
+#pragma unroll
+      for (int j = 0; j < Tile<T>::kVecs; ++j) {
+        if (whole || j * Tile<T>::kGroup + kPerVec<T> <= left) {
+          ptx::copy_async(slot + j * kThreads * sizeof(uint4), first + j * Tile<T>::kGroup);
+        }
+      }
+    }
+    ptx::commit_copies();  // empty groups too: waiting counts groups
+  }
+
+  // Calls visit(i, i < count) for this thread's candidates: warps own contiguous runs of them, and all
+  // lanes of a warp take part in every call.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_candidate(uint32_t count, Visit visit) const {
+    const int rounds = static_cast<int>(count + kThreads - 1) >> kLog2Threads;
+    const int first = warp * rounds * 32 + lane;
+#pragma unroll 1
+    for (int r = 0; r < rounds; ++r) visit(first + 32 * r, first + 32 * r < static_cast<int>(count));
+  }
+};
+
+// Of a row whose length is not known yet: `agree_on_length` comes next.
+template <typename T>
+__device__ __forceinline__ RowContext<T> make_context(const TopkParams& p, const LaunchTraits& traits,
+                                                      const SmemLayout& layout, const RowView<T>& row,
+                                                      unsigned char* storage, bool known_sizes = false) {
+  const auto keep = [&](int& size) {  // or it would not stay known
+    if (!known_sizes) ptx::keep(size);
+  };
+  RowContext<T> ctx;
+  ctx.row = row;
+  ctx.k = p.k;
+  ptx::keep(ctx.k);
+  ptx::keep(ctx.row.data);
+  ctx.rank = traits.log2_ctas() > 0 ? ptx::cluster_rank() : 0;
+  ctx.log2_ctas = traits.log2_ctas();
+  keep(ctx.log2_ctas);
+  ctx.ctas = 1 << ctx.log2_ctas;
+  keep(ctx.ctas);
+  ctx.thread = threadIdx.x;
+  ptx::keep(ctx.thread);
+  ctx.zero = ptx::unknown_zero();
+  ctx.lane = ctx.thread & 31;
+  ctx.warp = ctx.thread >> 5;
+  ctx.shared = reinterpret_cast<Shared*>(storage);
+  int segment = traits.list_capacity() >> ctx.log2_ctas;
+  keep(segment);
+  ctx.list = KeyList(reinterpret_cast<uint32_t*>(storage + sizeof(Shared)), segment, ctx.rank);
+  uint4* ring = static_cast<uint4*>(ctx.list.end(traits.list_capacity()));
+  ctx.ring = traits.has(LaunchTraits::kRing) ? ring : nullptr;
+  ctx.masks = reinterpret_cast<uint16_t*>(
+      traits.has(LaunchTraits::kRing) ? ring + kRingDepth * kThreads * Tile<T>::kVecs : ring);
+  ctx.candidates = reinterpret_cast<Candidate*>(ctx.masks + layout.masks);
+  ctx.candidate_capacity = layout.candidate_capacity;
+  return ctx;
+}
+
+__device__ __forceinline__ void cluster_sync(int ctas) {
+  if (ctas > 1) {
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
+  } else {
+    __syncthreads();
+  }
+}
+
+// Sum over the warps before this one of what each left in `warp_value[which]`.
+template <typename T>
+__device__ __forceinline__ uint32_t earlier_warps(const RowContext<T>& ctx, int which) {
+  return __reduce_add_sync(0xffffffffu, ctx.lane < ctx.warp ? ctx.shared->warp_value[which][ctx.lane] : 0);
+}
+
+}  // namespace gvr_topk

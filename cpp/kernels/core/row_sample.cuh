@@ -1,0 +1,196 @@
+// A sample of the row itself: as many times as there are threads, the greatest of a few scattered elements.
+//
+// Of single elements so few belong to the top k of a long row that their order statistics say little; of the
+// greatest of m, a share of 1 - (1 - k/n)^m do. The CTAs of a cluster need the same samples: each reads its
+// part of the elements, and sends the others what it made of them.
+#pragma once
+
+#include "core/row_context.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+
+namespace gvr_topk {
+
+// Four elements of a row from a multiple of four on, as they lie in memory, where they can be loaded at once.
+template <typename T>
+struct SampleVec {
+  static constexpr int kWords = sizeof(T);  // of 32 bits
+  uint32_t word[kWords] = {};
+
+  __device__ __forceinline__ static bool at_once(const RowView<T>& row) {
+    return row.aligned && row.n >= kSampleVec;
+  }
+
+  __device__ __forceinline__ void load(const uint4* from) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) word[w] = reinterpret_cast<const uint32_t*>(from)[w];
+  }
+
+  // Starts the loads; whoever takes them waits.
+  __device__ __forceinline__ void fetch_if(bool requested, const RowView<T>& row, int at) {
+    ptx::load_if(requested && at_once(row), word, row.data + at);
+  }
+
+  __device__ __forceinline__ float value(int e) const {
+    return to_float(reinterpret_cast<const T*>(word)[e]);
+  }
+
+  // Their keys, where they are greater; not of what lies behind the end of a row. Otherwise they are loaded
+  // one by one, and of shorter rows the last element again.
+  __device__ __forceinline__ void take(const RowView<T>& row, int at, uint32_t (&key)[kSampleVec]) const {
+    const bool there = at + kSampleVec <= row.n || row.n < kSampleVec;
+#pragma unroll
+    for (int e = 0; e < kSampleVec; ++e) {
+      const float x = at_once(row) ? value(e) : to_float(row.data[min(at + e, row.n - 1)]);
+      key[e] = max(key[e], there ? order_key(x) : kAbsentKey);
+    }
+  }
+};
+
+// Of every line that is fetched four neighbours are used, each for a sample of its own: neighbours' scores
+// are alike, and a sample of them would be worth less than it says.
+struct RowSampler {
+  int log2_total;  // elements a sample is the greatest of: 4 lanes' and more, or one
+  int log2_lanes;  // of so many more lanes
+  int log2_own;    // and of those that a thread reads for it
+  int log2_parts;  // CTAs that divide the samples among them,
+  int part;        // and which of them this one is
+  int span;        // looked for in so many elements, of which the row has nearly all
+
+  RowSampler() = default;
+
+  template <typename T>
+  __device__ __forceinline__ RowSampler(const RowContext<T>& ctx, bool divided, int elements)
+      : span(elements) {
+    const int n = ctx.row.n;
+    log2_parts = divided ? ctx.log2_ctas : 0;
+    part = divided ? ctx.rank : 0;
+    // Lines from all over the row are what samples cost: as few as leave some of the top k among them, and
+    // what all threads read at once.
+    log2_total = n < 1 << 18 ? 2 : n < 1 << 19 ? 3 : n <= 1 << 20 ? 4 : 5;
+    const int most_lanes = min(log2_parts, 3);  // beside the four that divide neighbours among them
+    log2_total = max(log2_total, 2 + most_lanes);
+    // Of more, nearly all would lie in the top k.
+    while (log2_total > 0 && ctx.k << log2_total > 2 * n) --log2_total;
+    if (log2_total < 2) log2_total = 0;
+    log2_lanes = max(min(most_lanes, log2_total - 2), 0);
+    log2_own = max(log2_total - 2 - log2_lanes, 0);
+  }
+
+  __device__ __forceinline__ static int place(uint32_t number, int span) {
+    const int whole = span >= kSampleVec ? span & -kSampleVec : span;
+    return static_cast<int>(__umulhi(hashed(number), whole)) & -kSampleVec;
+  }
+
+  // The i-th of the 2^log2_own places this thread looks at.
+  template <typename T>
+  __device__ __forceinline__ int position_of(const RowContext<T>& ctx, int i) const {
+    return place(((i * kThreads + ctx.thread) << log2_parts) + part, span);
+  }
+
+  // What this lane's group made of its elements: a sample in every lane, alike in 2^log2_lanes neighbours.
+  template <typename T>
+  __device__ __forceinline__ uint32_t probe(const RowContext<T>& ctx) const {
+    uint32_t key[kSampleVec] = {};
+    probe_from(ctx, 0, key);
+    return greatest(ctx, key);
+  }
+
+  // The same when the first look has been taken.
+  template <typename T>
+  __device__ __forceinline__ uint32_t probe(const RowContext<T>& ctx, const SampleVec<T>& first) const {
+    uint32_t key[kSampleVec] = {};
+    first.take(ctx.row, position_of(ctx, 0), key);
+    probe_from(ctx, 1, key);
+    return greatest(ctx, key);
+  }
+
+  template <typename T>
+  __device__ __forceinline__ void probe_from(const RowContext<T>& ctx, int first,
+                                             uint32_t (&key)[kSampleVec]) const {
+    if (SampleVec<T>::at_once(ctx.row)) {
+#pragma unroll 4  // so that the loads overlap
+      for (int i = first; i < 1 << log2_own; ++i) probe_at(ctx.row, position_of(ctx, i), key);
+    } else {
+#pragma unroll 1
+      for (int i = first; i < 1 << log2_own; ++i) probe_at(ctx.row, position_of(ctx, i), key);
+    }
+  }
+
+  template <typename T>
+  __device__ __forceinline__ static void probe_at(const RowView<T>& row, int at,
+                                                  uint32_t (&key)[kSampleVec]) {
+    SampleVec<T> neighbours;
+    neighbours.fetch_if(true, row, at);
+    neighbours.take(row, at, key);
+  }
+
+  // The same of what its lanes have made of theirs.
+  template <typename T>
+  __device__ __forceinline__ uint32_t greatest(const RowContext<T>& ctx,
+                                               const uint32_t (&key)[kSampleVec]) const {
+    if (log2_total == 0) return key[0];
+    // Of lanes 16 apart one takes the first two, of those 8 apart the first of those.
+    const bool second = (ctx.lane & 16) != 0, odd = (ctx.lane & 8) != 0;
+    const uint32_t one = max(second ? key[2] : key[0], swapped(second ? key[0] : key[2], 16));
+    const uint32_t other = max(second ? key[3] : key[1], swapped(second ? key[1] : key[3], 16));
+    uint32_t greatest = max(odd ? other : one, swapped(odd ? one : other, 8));
+#pragma unroll 1
+    for (int i = 0; i < log2_lanes; ++i) greatest = max(greatest, swapped(greatest, 1 << i));
+    return greatest;
+  }
+
+  // Places as if drawn by lot. Even ones would not do: where the top k bunch, the greatest of elements from
+  // all parts of the row lies among them more often than the share says.
+  __device__ __forceinline__ static uint32_t hashed(uint32_t number) {
+    number *= 2654435761u;
+    return (number ^ number >> 15) * 2246822519u;
+  }
+
+  __device__ __forceinline__ static uint32_t swapped(uint32_t key, int lanes) {
+    return __shfl_xor_sync(0xffffffffu, key, lanes);
+  }
+
+  // Of such greatest ones, which lie in the top k.
+  template <typename T>
+  __device__ __forceinline__ float share(const RowContext<T>& ctx) const {
+    const float n = static_cast<float>(ctx.row.n);
+    const float elements = __fdividef(n, static_cast<float>(span)) * static_cast<float>(1 << log2_total);
+    return 1.0f - ptx::power(1.0f - __fdividef(static_cast<float>(ctx.k), n), elements);
+  }
+};
+
+// Sends one sample to the CTA of this thread's team: stores of a warp to many CTAs would take longer.
+template <typename T>
+__device__ __forceinline__ void send_sample(const RowContext<T>& ctx, uint32_t key) {
+  const Shared& sm = *ctx.shared;
+  const uint32_t target = ctx.team_target(), place = ctx.team_index();
+  const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&sm.sample_barrier), target);
+  if (place == 0) ptx::barrier_expect_tx(barrier, sizeof(uint32_t) * ctx.team_size());
+  const int there = ctx.rank * ctx.team_size() + place;
+  ptx::store_async(sm.received.address_in(target, there), key, barrier);
+}
+
+template <typename T>
+__device__ __forceinline__ void receive_samples(const RowContext<T>& ctx) {
+  ptx::barrier_wait(ptx::shared_address(&ctx.shared->sample_barrier), 0);
+}
+
+// One sample per thread, the same in all CTAs of the cluster: of each CTA, as many as there are threads for
+// it. `greatest`: of this thread's group of lanes. `meanwhile` runs while samples are on their way.
+template <typename T, typename Meanwhile>
+__device__ __forceinline__ uint32_t sample_of_cluster(const RowContext<T>& ctx, uint32_t greatest,
+                                                      Meanwhile meanwhile) {
+  Shared& sm = *ctx.shared;
+  if ((ctx.lane & (ctx.ctas - 1)) == 0) {
+    sm.sent[(ctx.warp * 32 + ctx.lane) >> ctx.log2_ctas] = greatest;
+  }
+  __syncthreads();
+  send_sample(ctx, sm.sent[ctx.team_index()]);
+  meanwhile();
+  receive_samples(ctx);
+  return sm.received[ctx.thread];
+}
+
+}  // namespace gvr_topk

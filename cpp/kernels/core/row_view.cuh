@@ -1,0 +1,174 @@
+// One row of scores and the way its elements are laid over a warp.
+//
+// A warp covers 512 consecutive elements at a time (a "word" per lane: 16 elements). Vector j of a
+// lane starts at j * 32 * kPerVec + lane * kPerVec, so loads are 16 bytes wide and coalesced, and
+// index order is (j, lane, element): the order every rank below is computed in.
+#pragma once
+
+#include "core/key.cuh"
+#include "gvr_topk/params.h"
+#include "gvr_topk/policy.h"
+#include "ptx/memory.cuh"
+
+namespace gvr_topk {
+
+constexpr int kTileElements = 32 * kValuesPerThread;
+
+template <typename T>
+struct RowView {
+  const T* data;
+  int n;         // visible length
+  bool aligned;  // 16-byte loads are possible
+
+  __device__ __forceinline__ uint32_t key(int i) const { return order_key(to_float(data[i])); }
+};
+
+// All that the buffer has of a row, whatever its length.
+template <typename T>
+__device__ __forceinline__ RowView<T> row_buffer(const TopkParams& p, bool aligned, int row) {
+  const T* data = static_cast<const T*>(p.logits) + row * p.logits_stride;
+  return RowView<T>{data, p.width, aligned};
+}
+
+// Elements of a row that may be selected, when its request has so many elements, and `next_n` rows: the last
+// row sees all of them, and each row before it one less. No length overflows on the way.
+__device__ __forceinline__ int visible_length(const TopkParams& p, int next_n, int row, int request,
+                                              int seq_len) {
+  const int unseen = next_n - 1 - (row - request * next_n);
+  return seq_len > unseen ? min(seq_len - unseen, p.width) : 0;
+}
+
+// First position of vector `j` of this lane in the word that starts at `begin`.
+template <typename T>
+__device__ __forceinline__ int vec_position(int begin, int j, int lane) {
+  return begin + (j * 32 + lane) * kPerVec<T>;
+}
+
+// A word of one lane as it lies in memory: 16 elements, so 16-bit rows take half the registers.
+template <typename T>
+struct Tile {
+  static constexpr int kVecs = kValuesPerThread / kPerVec<T>;
+  static constexpr int kGroup = 32 * kPerVec<T>;  // elements of one vector over the warp
+  uint4 vec[kVecs];
+
+  __device__ __forceinline__ float value(int i) const {
+    return element<T>(vec[i / kPerVec<T>], i % kPerVec<T>);
+  }
+
+  // The same for an index known only at run time: a tree of selections, because registers have no
+  // addresses.
+  __device__ __forceinline__ float value_at(int i) const {
+    constexpr int kWords = 4 * kVecs;
+    uint32_t word[kWords];
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      word[4 * j] = vec[j].x, word[4 * j + 1] = vec[j].y;
+      word[4 * j + 2] = vec[j].z, word[4 * j + 3] = vec[j].w;
+    }
+    const int at = sizeof(T) == 4 ? i : i / 2;
+#pragma unroll
+    for (int level = 1; level <= log2_of(kWords); ++level) {
+      const int half = kWords >> level;
+      const bool upper = (at & half) != 0;
+#pragma unroll
+      for (int w = 0; w < kWords / 2; ++w) {
+        if (w < half) word[w] = upper ? word[w + half] : word[w];
+      }
+    }
+    if constexpr (sizeof(T) == 4) {
+      return __uint_as_float(word[0]);
+    } else {
+      const ushort bits = static_cast<ushort>(word[0] >> (16 * (i & 1)));
+      return to_float(*reinterpret_cast<const T*>(&bits));
+    }
+  }
+};
+
+// `count` elements at `p`, one by one, packed as a 16-byte load would bring them. Out of line: only the
+// last vector of a row and unaligned rows come here, and inlined it would crowd the instruction cache.
+template <typename T>
+__device__ __noinline__ uint4 load_elements(const T* p, int count) {
+  const uint4 absent = absent_vec<T>();
+  uint32_t word[4] = {absent.x, absent.y, absent.z, absent.w};
+#pragma unroll
+  for (int e = 0; e < kPerVec<T>; ++e) {
+    if (e >= count) break;
+    if constexpr (sizeof(T) == 4) {
+      word[e] = __float_as_uint(p[e]);
+    } else {
+      const uint32_t half = *reinterpret_cast<const uint16_t*>(p + e);
+      word[e / 2] = e % 2 == 0 ? (word[e / 2] & 0xffff0000u) | half : (word[e / 2] & 0xffffu) | half << 16;
+    }
+  }
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
+// This lane's elements of [begin, min(end, begin + 512)). Places past `end` hold -inf: no test against
+// a finite bound finds them, and tests on keys mask them (`valid_bits`). `fetch(j, address)` brings
+// vector j when all of it is wanted and 16-byte access is possible.
+template <typename T, typename Fetch>
+__device__ __forceinline__ void load_tile(const RowView<T>& row, int begin, int end, int lane, Tile<T>& tile,
+                                          Fetch fetch) {
+  constexpr int kVecs = Tile<T>::kVecs;
+  constexpr int kGroup = Tile<T>::kGroup;
+  const int length = end - begin;
+  const int left = length - lane * kPerVec<T>;  // elements from this lane's first vector on
+  const T* first = row.data + begin + lane * kPerVec<T>;
+#pragma unroll
+  for (int j = 0; j < kVecs; ++j) {
+    tile.vec[j] = absent_vec<T>();
+    if (row.aligned && j * kGroup + kPerVec<T> <= left) {
+      tile.vec[j] = fetch(j, first + j * kGroup);
+    }
+  }
+  if (row.aligned && (length % kPerVec<T> == 0 || length >= kTileElements)) return;
+#pragma unroll
+  for (int j = 0; j < kVecs; ++j) {
+    const int count = left - j * kGroup;
+    if (count > 0 && (!row.aligned || count < kPerVec<T>)) {
+      tile.vec[j] = load_elements(first + j * kGroup, count);
+    }
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ void load_tile(const RowView<T>& row, int begin, int end, int lane,
+                                          Tile<T>& tile) {
+  load_tile(row, begin, end, lane, tile, [](int, const T* p) { return ptx::load_streaming(p); });
+}
+
+// Bits of the places of this lane's word that lie before `end`.
+template <typename T>
+__device__ __forceinline__ uint32_t valid_bits(int begin, int end, int lane) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < Tile<T>::kVecs; ++j) {
+    const int count = min(max(end - vec_position<T>(begin, j, lane), 0), kPerVec<T>);
+    bits |= ((1u << count) - 1) << (j * kPerVec<T>);
+  }
+  return bits;
+}
+
+// Bits of the elements of one word for which `test(value)` holds. Vectors past `end` are skipped: with
+// few elements per warp that is most of them.
+template <typename T, typename Test>
+__device__ __forceinline__ uint32_t match_tile(const Tile<T>& tile, int begin, int end, Test test) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (int j = 0; j < Tile<T>::kVecs; ++j) {
+    if (begin + j * Tile<T>::kGroup >= end) break;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      if (test(tile.value(j * kPerVec<T> + e))) bits |= 1u << (j * kPerVec<T> + e);
+    }
+  }
+  return bits;
+}
+
+// Position in the row of bit `bit` of this lane's word.
+template <typename T>
+__device__ __forceinline__ int bit_position(int begin, int bit, int lane) {
+  return vec_position<T>(begin, bit / kPerVec<T>, lane) + bit % kPerVec<T>;
+}
+
+}  // namespace gvr_topk

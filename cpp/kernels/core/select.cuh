@@ -1,0 +1,132 @@
+// Phase 4, refine: the exact k-th key out of the listed ones. Every CTA does the same on its own copy.
+#pragma once
+
+#include "core/config.cuh"
+#include "core/histogram.cuh"
+#include "core/key_interval.cuh"
+#include "core/lane_ranks.cuh"
+#include "core/row_context.cuh"
+
+namespace gvr_topk {
+
+// This thread's part of the keys listed in the cluster: the block is split evenly over the segments. The
+// first few stay in registers.
+struct ListedKeys {
+  static constexpr int kInRegisters = 4;  // written out below
+  uint32_t first[kInRegisters];
+  const uint32_t* keys;  // from the first of this thread's on,
+  int count;             // up to the last of the segment's
+  int stride;
+  int cta;  // whose segment it is
+
+  template <typename T>
+  __device__ __forceinline__ explicit ListedKeys(const RowContext<T>& ctx)
+      : keys(ctx.list.of(ctx.team_target()) + ctx.team_index()),
+        count(static_cast<int>(min(ctx.shared->header[ctx.team_target()].counts.listed,
+                                   static_cast<uint32_t>(ctx.list.segment()))) -
+              ctx.team_index()),
+        stride(ctx.team_size()),
+        cta(ctx.team_target()) {
+#pragma unroll
+    for (int j = 0; j < kInRegisters; ++j) first[j] = j * stride < count ? keys[j * stride] : kAbsentKey;
+  }
+
+  // Calls visit(key), where the key may be absent.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each(Visit visit) const {
+    visit(first[0]);  // the first half without asking, as it hardly ever is empty
+    visit(first[1]);
+    if (__all_sync(0xffffffffu, 2 * stride >= count)) return;
+    visit(first[2]);
+    visit(first[3]);
+#pragma unroll 4
+    for (int i = kInRegisters * stride; i < count; i += stride) visit(keys[i]);
+  }
+};
+
+// Where the selection ends: every key above `key` is selected, and the first `quota` of the `equal` ones.
+struct Threshold {
+  uint32_t key;
+  uint32_t tie_quota;
+  uint32_t tie_count;
+
+  __device__ __forceinline__ bool takes_all() const { return tie_quota == tie_count; }
+};
+
+// Adds a key to the few that are ranked by comparison, as long as there is room.
+__device__ __forceinline__ void add_small(Shared& sm, uint32_t key) {
+  const uint32_t slot = atomicAdd(&sm.small_count, 1u);
+  if (slot < kRankDirectly) sm.small[slot] = key;
+}
+
+// The cut at the rank-th largest of the first `count` keys in `small`.
+__device__ __forceinline__ Threshold threshold_of_few(const Shared& sm, uint32_t rank, int count, int lane) {
+  const uint32_t mine = lane < count ? sm.small[lane] : kAbsentKey;
+  const uint32_t key = rank_directly(mine, count, rank, lane);
+  const uint32_t above = __popc(__ballot_sync(0xffffffffu, mine > key));
+  return Threshold{key, rank - above, static_cast<uint32_t>(__popc(__ballot_sync(0xffffffffu, mine == key)))};
+}
+
+// Cut at the verdict's rank-th largest inside the bracket. Histograms of 1024 bins narrow the key
+// range by 10 bits a round, until all keys of a bin are wanted (then the bin's lower edge serves as the
+// k-th key: no element lies between them) or few enough are left to rank them directly.
+template <typename T>
+__device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const KeyInterval& interval,
+                                                const ListedKeys& listed, const CountResult& result,
+                                                int& rounds) {
+  Shared& sm = *ctx.shared;
+  constexpr int kInvariant = kInvariantBits<T>;
+  const uint32_t tie_key = interval.tie_key();
+  // Of keys without their idle bits; above the absent key, whose distance wraps.
+  uint32_t base = interval.lo >> kInvariant;
+  if (whole_key<T>(base) < interval.lo) ++base;  // nothing below the bracket
+  uint32_t range_length = (interval.hi >> kInvariant) - base;
+  uint32_t rank = result.rank;
+  uint32_t inside = result.inside;
+  bool cleared = true;  // the histogram, and `small_count` 0, before the lists were made
+#pragma unroll 1
+  while (range_length != 0 && rank != inside) {
+    if (inside <= kRankDirectly) {
+      listed.for_each([&](uint32_t x) {
+        if ((x >> kInvariant) - base <= range_length) add_small(sm, x);
+      });
+      if (ctx.thread == 0 && tie_key != kAbsentKey && (tie_key >> kInvariant) - base <= range_length) {
+        for (uint32_t i = 0; i < min(result.equal, uint32_t{kRankDirectly}); ++i) {
+          add_small(sm, tie_key);
+        }
+      }
+      __syncthreads();
+      return threshold_of_few(sm, rank, static_cast<int>(inside), ctx.lane);
+    }
+    const int shift = max(0, 32 - Histogram::kLog2Bins - __clz(range_length));
+    if (!cleared) {
+      __syncthreads();  // all have located the last rank
+      sm.keys.template clear<kThreads>();
+      __syncthreads();
+    }
+    cleared = false;
+    listed.for_each([&](uint32_t x) {
+      const uint32_t distance = (x >> kInvariant) - base;
+      sm.keys.add(distance <= range_length ? distance >> shift : Histogram::kBins);
+    });
+    if (ctx.thread == 0 && tie_key != kAbsentKey && (tie_key >> kInvariant) - base <= range_length) {
+      sm.keys.add(((tie_key >> kInvariant) - base) >> shift, result.equal);
+    }
+    __syncthreads();
+    ++rounds;
+    const BinHit hit = sm.keys.locate(rank, ctx.thread);
+    rank -= hit.above;
+    inside = hit.count;
+    const uint32_t offset = hit.bin << shift;
+    base += offset;
+    range_length = min(range_length - offset, (1u << shift) - 1);
+    // Around zero keys lie far apart: rounds would go on where nothing but the plateau is left.
+    if (tie_key != kAbsentKey && inside == result.equal && (tie_key >> kInvariant) - base <= range_length) {
+      base = tie_key >> kInvariant;
+      range_length = 0;
+    }
+  }
+  return Threshold{whole_key<T>(base), rank, inside};
+}
+
+}  // namespace gvr_topk

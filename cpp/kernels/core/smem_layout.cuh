@@ -1,0 +1,143 @@
+// Shared memory of one CTA: its regions, who owns them, and how many bytes a plan takes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/config.cuh"
+#include "core/histogram.cuh"
+#include "core/inbox.cuh"
+#include "core/key_interval.cuh"
+#include "core/launch_traits.cuh"
+#include "core/step_state.cuh"
+#include "gvr_topk/policy.h"
+
+namespace gvr_topk {
+
+static_assert(Histogram::kGroups == kWarps && Histogram::kBins == 2 * kThreads);
+
+// An element at or above the interval's lower end, which may be selected.
+struct alignas(8) Candidate {
+  int32_t position;
+  uint32_t key;
+};
+
+// Shared memory of a CTA. Nothing of one kind overlays anything of another, and other CTAs write `Inbox` and
+// `KeyList` (core/inbox.cuh) only:
+//
+// - Own regions are written by threads of this CTA. They are read behind a block barrier, or by the same warp
+//   behind __syncwarp. The regions of a union are named with the phase that uses them, and a block barrier
+//   lies between two phases.
+// - Landing zones take asynchronous copies of this CTA's own threads. A thread reads what it copied itself,
+//   behind its own wait for the copies.
+// - Inboxes take transaction stores of any CTA of the cluster, sent behind the cluster barrier that says that
+//   all CTAs run. They are read behind the wait for their transaction barrier, and sent to again only behind
+//   another cluster barrier (`restart_counts`), so that nobody still reads what is overwritten.
+//
+// What follows the struct starts at a multiple of 128 bytes, because copies into a ring take longer across
+// such bounds.
+struct alignas(128) Shared {
+  union {
+    uint4 landing[kThreads];    // guess: landing zone of each thread's first probe
+    uint32_t hist[kRadixBins];  // radix rounds: this CTA's histogram
+  };
+  Histogram keys;  // of the listed keys, or the cluster-wide sums of one radix round
+  // `prepare_exchange` clears everything from the sums of `keys` up to `over_range`.
+  Counts counts;
+  uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, of each CTA
+  uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to the k-th, of each CTA
+  uint32_t at_or_above;                     // hinted values at or above the k-th
+  uint32_t hinted;                          // hinted values that lie in the row
+  uint32_t small_count;                     // keys added to `small`
+  uint32_t over_range;                      // elements above the range of a radix round
+  RowFacts facts;
+  MissedGuess missed;
+  Inbox<Header, kMaxClusterSize> header;
+  Inbox<uint32_t, kThreads> received;  // the cluster's sample, as its CTAs have sent it
+  uint64_t counts_barrier;             // transaction barrier of `header` and of the key list
+  uint64_t sample_barrier;             // transaction barrier of `received`
+  uint32_t warp_value[3][kWarps];
+  // Packed counts (core/output_offset.cuh) of selected elements: first those among earlier CTAs' listed keys,
+  // as each warp counts them, then those of each warp's own elements.
+  uint32_t selected[2][kWarps];
+  union {
+    struct {
+      uint32_t sent[kThreads];                 // guess: this CTA's part of the cluster's sample
+      alignas(16) uint4 sample[kThreads / 4];  // guess: the sample, one key per thread
+    };
+    // Collect: candidates of each tile of a warp, and then those of all tiles before it.
+    alignas(8) uint16_t tile_candidates[kMaxSteps * kWarps];
+    uint8_t buffer_chunks[kWarps][kMaxBufferChunks];  // collect: the buffer's chunks that each warp has taken
+  };
+  alignas(16) uint32_t greatest[kGreatestOfSample];  // guess: the greatest 8 keys of each warp's sample
+  alignas(16)
+      uint32_t edge[2][kWarps];  // guess: each warp's upper end of the interval, and its inverted lower end
+  alignas(16) float moment[2 * kWarps];      // guess: sums of each warp's sample, then sums of squares
+  alignas(8) uint32_t small[kRankDirectly];  // keys that are ranked by comparison
+  uint32_t chunks_used;                      // chunks of the buffer that all warps together have taken
+};
+
+// Sizes of what follows `Shared` that are read late; the early ones travel in `LaunchTraits`.
+struct SmemLayout {
+  int candidate_capacity;
+  int masks;          // selection masks of one CTA; 0 when the row fits in registers
+  int buffer_chunks;  // chunks of the streaming kernel's candidate buffer
+};
+
+constexpr size_t kLaneTileBytes = 4 * kValuesPerThread;  // of the widest dtype
+
+constexpr size_t kSharedLimit = 227 * 1024;
+constexpr size_t kSharedLimitSmall = 99 * 1024;
+
+// Bytes of `Shared`, the key list and a ring of `depth` tiles for every thread.
+inline constexpr size_t fixed_bytes(int list_capacity, int depth) {
+  return sizeof(Shared) + sizeof(uint32_t) * list_capacity + depth * kThreads * kLaneTileBytes;
+}
+
+// Bytes of everything the fallback needs: masks and candidates lie behind the list and the ring.
+inline constexpr size_t shared_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
+  return fixed_bytes(traits.list_capacity(), traits.has(LaunchTraits::kRing) ? kRingDepth : 0) +
+         sizeof(Candidate) * layout.candidate_capacity + sizeof(uint16_t) * layout.masks;
+}
+
+inline constexpr SmemLayout make_layout(const Plan& plan) {
+  SmemLayout layout{plan.candidate_capacity, plan.masks, 0};
+  if (plan.family == Family::kStream) {
+    const size_t left = (kSharedLimit - fixed_bytes(plan.list_capacity, kRingDepth)) / kChunkBytes;
+    layout.buffer_chunks = left < kMaxBufferChunks ? static_cast<int>(left) : kMaxBufferChunks;
+  }
+  return layout;
+}
+
+// Most elements one CTA selects from, in registers or in its candidate buffer.
+constexpr int kMaxCounted = kThreads * kWideValuesPerThread;
+static_assert(kMaxBufferChunks * kChunk <= kMaxCounted);
+
+// Whether rows of `width` can be planned for `ctas` CTAs:
+// - shared memory has room for everything;
+// - rings start at a multiple of 128 bytes;
+// - each CTA's segment of the list has room for a histogram, and is sent in whole vectors;
+// - counts fit in 16 bits (core/output_offset.cuh);
+// - the candidate buffer has room for the second probes of a sample (core/moments.cuh), and later for what
+// may
+//   be selected and a wide interval, even if the last chunk of every warp is all but empty.
+inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
+  const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kCluster, 132, arch, ctas});
+  const LaunchTraits traits = make_traits(plan);
+  const SmemLayout layout = make_layout(plan);
+  return shared_bytes(traits, layout) <= (is_small_arch(arch) ? kSharedLimitSmall : kSharedLimit) &&
+         fixed_bytes(traits.list_capacity(), 0) % alignof(Shared) == 0 &&
+         (traits.list_capacity() >> traits.log2_ctas()) % kKeysPerVec == 0 &&
+         traits.list_capacity() >> traits.log2_ctas() >= kRadixBins &&
+         traits.list_capacity() + kMaxCounted < 1 << 16 &&
+         (plan.family != Family::kStream ||
+          (layout.buffer_chunks * kChunkBytes >= (kMaxProbes - 1) * kThreads * sizeof(uint4) &&
+           layout.buffer_chunks >= (kStreamMaxK + kWideBracket) / kChunk + kWarps));
+}
+static_assert(fits(90, kMaxElementsPerCta, 1, kStreamMaxK) && fits(90, kMaxElementsPerCta, 1, kMaxWidth));
+static_assert(fits(90, kMaxElementsPerCta / 2, 1, kMaxWidth) && fits(90, kMaxWidth / 4, 1, kStreamMaxK));
+static_assert(fits(90, kMaxWidth / 8, 4, kStreamMaxK) && fits(90, kMaxWidth, 16, kStreamMaxK));
+static_assert(fits(90, kMaxWidth / 8, 16, kStreamMaxK));  // in registers
+static_assert(fits(120, kMaxElementsPerSmallCta, 1, kStreamMaxK) && fits(120, kMaxWidth, 8, kMaxWidth));
+
+}  // namespace gvr_topk

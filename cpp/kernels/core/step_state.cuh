@@ -1,0 +1,54 @@
+// The state that one decoding step leaves for the next: 16 bytes in the slot of a request.
+#pragma once
+
+#include <cstdint>
+
+#include "core/config.cuh"
+#include "gvr_topk/params.h"
+
+namespace gvr_topk {
+
+// `z_score` also tells the kinds of state apart:
+//   48 to 80       kZScoreOrigin plus the z-score of the k-th value in a sample of the row; `value` is valid
+//   too kValueOnly     `value` alone is valid kInfinite      the k-th value was +inf or NaN kMasked the k-th
+//   value was -inf 0 to 1         the share of hinted values that were at or above the k-th value kNoState
+//   nothing is known other negative the packed window of a short row (small_row/value_window.cuh)
+struct alignas(16) StepState {
+  float z_score;
+  float value;             // the k-th value that the next step expects
+  float limit;             // largest half-width of the next interval, in the unit of the predictor in use
+  uint32_t packed_errors;  // `PredictionErrors`; its lowest bit says that the value predictor is in use
+};
+static_assert(sizeof(StepState) == sizeof(float4) && sizeof(StepState) == kStateFloats * sizeof(float));
+
+constexpr float kZScoreOrigin = 64.0f, kMaxZScore = 16.0f;
+constexpr float kValueOnly = 96.0f;
+constexpr float kInfinite = 112.0f;
+constexpr float kMasked = 128.0f;
+constexpr float kNoState = -1.0f;
+
+__device__ __forceinline__ StepState no_state() { return StepState{kNoState, 0.0f, 0.0f, 0}; }
+
+// False for NaN.
+__device__ __forceinline__ bool is_z_score(float z_score) {
+  return fabsf(z_score - kZScoreOrigin) <= kMaxZScore;
+}
+
+__device__ __forceinline__ bool has_value(const StepState& state) {
+  return is_z_score(state.z_score) || state.z_score == kValueOnly;
+}
+
+// Whether the value predictor is in use, which needs no sample of the row.
+__device__ __forceinline__ bool uses_value(const StepState& state) {
+  return has_value(state) && (state.packed_errors & 1) != 0;
+}
+
+// What one thread reads for its whole block, because another stream may be writing it and two threads could
+// find different values. The other threads take it from here, behind the next block barrier.
+struct RowFacts {
+  StepState state;
+  int32_t length;  // of the row
+  int32_t slot;  // negative: the row has none. Only kernels whose barriers depend on the slot use this field.
+};
+
+}  // namespace gvr_topk

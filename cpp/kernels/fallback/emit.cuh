@@ -1,0 +1,136 @@
+// Emission: every CTA writes its own selected positions, in ascending order, at their final place.
+#pragma once
+
+#include "core/lane_ranks.cuh"
+#include "core/output_writer.cuh"
+#include "core/phase_clock.cuh"
+#include "core/row_context.cuh"
+#include "core/select.cuh"
+
+namespace gvr_topk::fallback {
+
+// Adds up listed keys above and equal to the k-th, per CTA.
+template <typename T>
+__device__ __forceinline__ void count_segments(const RowContext<T>& ctx, const ListedKeys& listed,
+                                               uint32_t kth) {
+  uint32_t above = 0, equal = 0;
+  listed.for_each([&](uint32_t x) {
+    above += x > kth;
+    equal += x == kth;
+  });
+  // A warp never straddles two segments: there are at most as many CTAs as warps.
+  above = __reduce_add_sync(0xffffffffu, above);
+  equal = __reduce_add_sync(0xffffffffu, equal);
+  if (ctx.lane == 0 && (above | equal) != 0) {
+    ptx::add_shared(ctx.shared->segment_above[listed.cta], above, ctx.zero);
+    ptx::add_shared(ctx.shared->segment_equal[listed.cta], equal, ctx.zero);
+  }
+}
+
+// Where the next elements go, and how many more equal to the k-th key may be taken.
+struct OutputCursor {
+  uint32_t first;
+  uint32_t ties_left;
+
+  // Moves past elements, of which `equal` ties were on offer.
+  __device__ __forceinline__ void advance(uint32_t above, uint32_t equal) {
+    const uint32_t taken = min(equal, ties_left);
+    first += above + taken;
+    ties_left -= taken;
+  }
+};
+
+// The CTA's cursor. Ties go to the smallest indices, so earlier CTAs take theirs first.
+template <typename T>
+__device__ __forceinline__ OutputCursor cta_cursor(const RowContext<T>& ctx, const KeyInterval& interval,
+                                                   uint32_t kth) {
+  const Shared& sm = *ctx.shared;
+  uint32_t above = 0, equal = 0;
+  if (ctx.lane < ctx.ctas) {
+    // The plateau's elements are not listed: they are above the k-th key, equal to it, or below.
+    const uint32_t tie_key = interval.tie_key();
+    const Counts& counts = sm.header[ctx.lane].counts;
+    above = counts.above + sm.segment_above[ctx.lane] + (tie_key > kth ? counts.equal : 0);
+    equal = tie_key == kth ? counts.equal : sm.segment_equal[ctx.lane];
+  }
+  const bool earlier = ctx.lane < ctx.rank;
+  OutputCursor cursor{0, ctx.k - __reduce_add_sync(0xffffffffu, above)};
+  cursor.advance(__reduce_add_sync(0xffffffffu, earlier ? above : 0),
+                 __reduce_add_sync(0xffffffffu, earlier ? equal : 0));
+  return cursor;
+}
+
+template <typename T>
+__device__ __forceinline__ void store_warp_counts(const RowContext<T>& ctx, uint32_t above, uint32_t equal) {
+  if (ctx.lane != 0) return;
+  ctx.shared->warp_value[0][ctx.warp] = above;
+  ctx.shared->warp_value[1][ctx.warp] = equal;
+}
+
+// The usual way: select among the collected candidates, about one per thread.
+template <typename T>
+__device__ __forceinline__ void emit_candidates(const RowContext<T>& ctx, const KeyInterval& interval,
+                                                const ListedKeys& listed, uint32_t kth, uint32_t collected,
+                                                const OutputWriter& output, PhaseClock& clock) {
+  uint32_t above = 0, equal = 0;
+  ctx.for_each_candidate(collected, [&](int i, bool there) {
+    const uint32_t key = there ? ctx.candidates[i].key : kAbsentKey;
+    above += __popc(__ballot_sync(0xffffffffu, key > kth));
+    equal += __popc(__ballot_sync(0xffffffffu, key == kth));
+  });
+  store_warp_counts(ctx, above, equal);
+  count_segments(ctx, listed, kth);
+  __syncthreads();
+  clock.stamp();
+  OutputCursor cursor = cta_cursor(ctx, interval, kth);
+  cursor.advance(earlier_warps(ctx, 0), earlier_warps(ctx, 1));
+  const uint32_t before = (1u << ctx.lane) - 1;
+  ctx.for_each_candidate(collected, [&](int i, bool there) {
+    const Candidate c = there ? ctx.candidates[i] : Candidate{0, kAbsentKey};
+    const uint32_t above_lanes = __ballot_sync(0xffffffffu, c.key > kth);
+    const uint32_t equal_lanes = __ballot_sync(0xffffffffu, c.key == kth);
+    const uint32_t tie = __popc(equal_lanes & before);
+    if (c.key > kth || (c.key == kth && tie < cursor.ties_left)) {
+      output.put(cursor.first + __popc(above_lanes & before) + min(tie, cursor.ties_left), c.position);
+    }
+    cursor.advance(__popc(above_lanes), __popc(equal_lanes));
+  });
+}
+
+// Too many candidates to collect (a plateau at the k-th value, or a very large k): compare every
+// element with the k-th key.
+template <typename T>
+__device__ __forceinline__ void emit_elements(const RowContext<T>& ctx, const KeyInterval& interval,
+                                              const ListedKeys& listed, uint32_t kth, Tile<T>& tile,
+                                              const OutputWriter& output, PhaseClock& clock) {
+  const Shared& sm = *ctx.shared;
+  count_segments(ctx, listed, kth);
+  __syncthreads();
+  clock.stamp();
+  OutputCursor cta = cta_cursor(ctx, interval, kth);
+  ctx.for_each_tile(tile, [&](int step, int begin) {
+    uint32_t selected = ctx.match_keys(tile, begin, [&](uint32_t x) { return x > kth; });
+    const uint32_t ties = ctx.match_keys(tile, begin, [&](uint32_t x) { return x == kth; });
+    store_warp_counts(ctx, __reduce_add_sync(0xffffffffu, __popc(selected)),
+                      __reduce_add_sync(0xffffffffu, __popc(ties)));
+    __syncthreads();
+    OutputCursor cursor = cta;
+    cursor.advance(earlier_warps(ctx, 0), earlier_warps(ctx, 1));
+    const int w = ctx.lane % kWarps;
+    const bool once = ctx.lane < kWarps;
+    cta.advance(__reduce_add_sync(0xffffffffu, once ? sm.warp_value[0][w] : 0),
+                __reduce_add_sync(0xffffffffu, once ? sm.warp_value[1][w] : 0));
+    const int vecs = ctx.tile_vecs(step);
+    if (cursor.ties_left > 0) {
+      for_each_in_order<T>(ties, vecs, ctx.lane, [&](int bit, uint32_t rank) {
+        if (rank < cursor.ties_left) selected |= 1u << bit;
+      });
+    }
+    for_each_in_order<T>(selected, vecs, ctx.lane, [&](int bit, uint32_t rank) {
+      output.put(cursor.first + rank, bit_position<T>(begin, bit, ctx.lane));
+    });
+    __syncthreads();  // the counts are left anew for the next words
+  });
+}
+
+}  // namespace gvr_topk::fallback

@@ -1,0 +1,138 @@
+// The rest of a row that another kernel has started, or that has only begun: whatever it holds.
+#pragma once
+
+#include "core/guess.cuh"
+#include "core/phase_clock.cuh"
+#include "core/radix_select.cuh"
+#include "core/row_job.cuh"
+#include "core/select.cuh"
+#include "fallback/emit.cuh"
+#include "fallback/verify.cuh"
+
+namespace gvr_topk::fallback {
+
+template <typename T>
+__device__ __forceinline__ void emit(const RowContext<T>& ctx, const KeyInterval& interval,
+                                     const ListedKeys& listed, uint32_t kth, const CountResult& result,
+                                     Tile<T>& tile, const OutputWriter& output, PhaseClock& clock) {
+  if (result.collected <= static_cast<uint32_t>(ctx.candidate_capacity)) {
+    emit_candidates(ctx, interval, listed, kth, result.collected, output, clock);
+  } else {
+    emit_elements(ctx, interval, listed, kth, tile, output, clock);
+  }
+}
+
+// Where the bracket in use comes from.
+enum class FallbackStage { kGuess, kMoved, kRadix };
+
+// What is known of a row when its bracket is looked at. All CTAs of a cluster know the same.
+struct FallbackState {
+  FallbackStage stage;
+  KeyInterval interval;  // to try; unused by radix rounds
+  KeyInterval range;     // where radix rounds start
+  uint32_t source;       // of the guess
+  int passes;            // so far, each with one exchange
+  int length;            // of the row
+};
+
+// Everything after the first guess, whatever the row holds. False where the CTAs turn out to have read
+// different lengths: nothing has been written then.
+template <typename T>
+__device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTraits& traits,
+                                           const RowJob<T>& job, uint32_t hinted, Tile<T>& tile,
+                                           FallbackState start, PhaseClock& clock) {
+  const RowContext<T>& ctx = job.ctx;
+  FallbackStage stage = start.stage;
+  KeyInterval interval = start.interval, range = start.range;
+  CountResult result;
+  uint32_t exchanges = start.passes;
+  int passes = start.passes, rounds = 0, snaps = 0;
+#pragma unroll 1
+  while (true) {
+    if (stage == FallbackStage::kRadix) {
+      interval = radix_select(ctx, tile, range, exchanges, rounds);
+      if (ctx.thread == 0) reset_counts(ctx);
+      __syncthreads();
+    }
+    result = verify(ctx, interval, tile, exchanges++ & 1, clock);
+    ++passes;
+    if (!result.agreed && stage == FallbackStage::kGuess) return false;
+    // What radix rounds found holds by construction.
+    if (result.complete || stage == FallbackStage::kRadix) break;
+    restart_counts(ctx);
+    if (stage == FallbackStage::kGuess && move_interval(ctx, result, interval)) {
+      stage = FallbackStage::kMoved;
+    } else {
+      stage = FallbackStage::kRadix;
+      // A dense bracket, known to hold the k-th key, is all that needs to be divided.
+      if (result.contains_k) range = interval;
+    }
+  }
+  passes += rounds;
+  clock.stamp();
+  const ListedKeys listed(ctx);
+  const uint32_t kth = select_kth(ctx, interval, listed, result, snaps).key;
+  clock.stamp();
+  job.count(p, traits, hinted, kth);
+  const OutputWriter output = job.output(p, traits);
+  emit(ctx, interval, listed, kth, result, tile, output, clock);
+  clock.stamp();
+  StepState* const next = job.next_state_slot(p, traits, output);
+  if (job.writer && next != nullptr) *next = StepState{job.share(), 0.0f, 0.0f, 0};
+  job.report(p, traits, passes, result.inside, snaps, start.source, stage == FallbackStage::kGuess, rounds);
+  return true;
+}
+
+// The rest of a row that the short way of another kernel cannot settle, from a length that all CTAs know.
+template <typename T>
+__device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTraits& traits,
+                                            const SmemLayout& layout, unsigned char* storage,
+                                            FallbackState start) {
+  RowJob<T> job(p, traits, layout, storage);
+  job.ctx.set_length(start.length);
+  if (job.is_short()) {
+    job.write_short(p, traits);
+    return;
+  }
+  const RowContext<T>& ctx = job.ctx;
+  PhaseClock clock(nullptr, 0, false);
+  restart_counts(ctx);
+  const HintView hint = job.hint(p, traits);
+  uint32_t hinted = kAbsentKey;
+  if (ctx.rank == 0) hinted = HintedScore<T>(ctx, hint, sampled_position(ctx, hint)).key();
+  Tile<T> tile;
+  if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
+  run_stages(p, traits, job, hinted, tile, start, clock);
+}
+
+// Falls back to radix rounds from the length that the cluster's first CTA has read, where CTAs differ.
+template <typename T>
+__device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, const LaunchTraits& traits,
+                                                          const SmemLayout& layout, unsigned char* storage,
+                                                          const RowContext<T>& ctx, uint32_t source) {
+  const KeyInterval everything = KeyInterval::everything();
+  const int length = ctx.shared->header[0].length;
+  radix_fallback<T>(p, traits, layout, storage,
+                    FallbackState{FallbackStage::kRadix, everything, everything, source, 1, length});
+}
+
+// A row that this CTA finds too short to select from. Others may have read another length, and wait: it takes
+// part in the exchanges of a first pass, and then knows. `sampled`: samples are exchanged as well.
+template <typename T>
+__device__ __forceinline__ void finish_short_row(const TopkParams& p, const LaunchTraits& traits,
+                                                 const SmemLayout& layout, unsigned char* storage,
+                                                 const RowJob<T>& job, bool sampled) {
+  const RowContext<T>& ctx = job.ctx;
+  ptx::wait_copies<0>();  // a block does not end before copies that it has started
+  job.write_short(p, traits);
+  if (ctx.ctas == 1) return;
+  const KeyInterval everything = KeyInterval::everything();
+  ptx::cluster_wait();
+  if (sampled) send_sample(ctx, kAbsentKey);
+  send_and_wait(ctx, everything, 0, [] {});
+  if (sampled) receive_samples(ctx);
+  if (!read_headers(ctx, everything).agreed)
+    radix_fallback_from_start(p, traits, layout, storage, ctx, kGuessNone);
+}
+
+}  // namespace gvr_topk::fallback

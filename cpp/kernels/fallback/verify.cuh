@@ -1,0 +1,140 @@
+// Phases 2 and 3, verify and collect: one look at every element, one exchange.
+//
+// Elements above the bracket are counted, elements inside it are listed (as keys) in every CTA of the
+// cluster. While that is under way each CTA collects its own candidates, in index order.
+#pragma once
+
+#include "core/exchange.cuh"
+#include "core/lane_ranks.cuh"
+#include "core/phase_clock.cuh"
+#include "core/row_context.cuh"
+#include "ptx/warp_scan.cuh"
+
+namespace gvr_topk::fallback {
+
+// Appends the inside elements of a warp's word, as keys, to this CTA's own segment of its own list.
+template <typename T>
+__device__ __forceinline__ void list_keys(const RowContext<T>& ctx, const Tile<T>& tile, uint32_t inside) {
+  if (inside == 0) return;
+  uint32_t slot = atomicAdd(&ctx.shared->counts.listed, static_cast<uint32_t>(__popc(inside)));
+#pragma unroll 1  // a lane marks one element at most, nearly always
+  for (; inside != 0; inside &= inside - 1) {
+    const uint32_t key = order_key(tile.value_at(__ffs(inside) - 1));
+    ctx.list.put(slot++, key);
+  }
+}
+
+// Counts and lists this CTA's elements; the candidates' bits stay in `bits` (one word) or in the masks.
+template <typename T>
+__device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInterval& interval, Tile<T>& tile,
+                                         uint32_t& bits) {
+  Shared& sm = *ctx.shared;
+  // Finite bounds compare as values, which needs no conversion; NaN fails both comparisons and so
+  // counts as above.
+  const bool finite = kNegInfKey < interval.lo && interval.hi < kPosInfKey;
+  const float lo = interval.low(), hi = interval.high();
+  const uint32_t tie_key = interval.tie_key();
+  uint32_t above = 0, equal = 0;
+  ctx.for_each_tile(tile, [&](int step, int begin) {
+    bits = finite ? match_tile(tile, begin, ctx.end, [&](float x) { return !(x < lo); })
+                  : ctx.match_keys(tile, begin, [&](uint32_t x) { return x >= interval.lo; });
+    if (ctx.steps > 1) ctx.mask(step) = static_cast<uint16_t>(bits);
+    const uint32_t candidates = __reduce_add_sync(0xffffffffu, __popc(bits));
+    if (ctx.lane == 0) sm.tile_candidates[step * kWarps + ctx.warp] = candidates;
+    if (candidates == 0) return;
+    const uint32_t above_bits =
+        finite ? match_tile(tile, begin, ctx.end, [&](float x) { return !(x <= hi); })
+               : ctx.match_keys(tile, begin, [&](uint32_t x) { return x > interval.hi; });
+    above += __popc(above_bits);
+    uint32_t inside = bits & ~above_bits;
+    if (tie_key != kAbsentKey) {
+      const uint32_t at_tie_key =
+          inside & ctx.match_keys(tile, begin, [&](uint32_t x) { return x == tie_key; });
+      equal += __popc(at_tie_key);
+      inside &= ~at_tie_key;
+    }
+    list_keys(ctx, tile, inside);
+  });
+  above = __reduce_add_sync(0xffffffffu, above);
+  if (ctx.lane == 0 && above != 0) ptx::add_shared(sm.counts.above, above, ctx.zero);
+  if (tie_key == kAbsentKey) return;
+  equal = __reduce_add_sync(0xffffffffu, equal);
+  if (ctx.lane == 0) ptx::add_shared(sm.counts.equal, equal, ctx.zero);
+}
+
+// Turns `tile_candidates` from counts into the counts of all earlier words; returns the CTA's total. Beyond
+// 2^16 they wrap: nobody looks at the places of more candidates than can be collected.
+template <typename T>
+__device__ __forceinline__ uint32_t scan_tiles(const RowContext<T>& ctx) {
+  Shared& sm = *ctx.shared;
+  static_assert(kMaxSteps * kWarps <= 4 * kThreads, "four words per thread");
+  ushort4& mine = reinterpret_cast<ushort4*>(sm.tile_candidates)[ctx.thread];
+  const ushort4 count = 4 * ctx.thread < ctx.steps * kWarps ? mine : make_ushort4(0, 0, 0, 0);
+  const uint32_t sum = count.x + count.y + count.z + count.w;
+  const uint32_t upto = ptx::inclusive_scan(sum);
+  if (ctx.lane == 31) sm.warp_value[2][ctx.warp] = upto;
+  __syncthreads();
+  const uint32_t first = earlier_warps(ctx, 2) + upto - sum;
+  const uint32_t second = first + count.x, third = second + count.y;
+  mine = make_ushort4(first, second, third, third + count.z);
+  const uint32_t all = __reduce_add_sync(0xffffffffu, ctx.lane < kWarps ? sm.warp_value[2][ctx.lane] : 0);
+  __syncthreads();
+  return all;
+}
+
+// Collects this CTA's candidates in index order: first the positions, then, each thread for the ones it
+// will emit, their keys. Keys are read again, from cache: the registers that hold them cannot be indexed
+// by a bit's place, and reading them inside the first loop would wait for each in turn.
+template <typename T>
+__device__ __forceinline__ uint32_t collect(const RowContext<T>& ctx, uint32_t bits) {
+  Shared& sm = *ctx.shared;
+  uint32_t all, first = 0;
+  if (ctx.steps == 1) {
+    const uint32_t count = ctx.lane < kWarps ? sm.tile_candidates[ctx.lane] : 0;
+    all = __reduce_add_sync(0xffffffffu, count);
+    first = __reduce_add_sync(0xffffffffu, ctx.lane < ctx.warp ? count : 0);
+  } else {
+    all = scan_tiles(ctx);
+  }
+  const bool fits = all <= static_cast<uint32_t>(ctx.candidate_capacity);
+  if (fits) {
+    for (int step = 0; step < ctx.steps; ++step) {
+      if (ctx.steps > 1) {
+        bits = ctx.mask(step);
+        first = sm.tile_candidates[step * kWarps + ctx.warp];
+      }
+      for_each_in_order<T>(bits, ctx.tile_vecs(step), ctx.lane, [&](int bit, uint32_t rank) {
+        ctx.candidates[first + rank].position = bit_position<T>(ctx.tile_begin(step), bit, ctx.lane);
+      });
+    }
+  }
+  __syncthreads();
+  if (fits) {
+    ctx.for_each_candidate(all, [&](int i, bool there) {
+      if (there) ctx.candidates[i].key = ctx.row.key(ctx.candidates[i].position);
+    });
+  }
+  return all;
+}
+
+template <typename T>
+__device__ __forceinline__ CountResult verify(const RowContext<T>& ctx, const KeyInterval& interval,
+                                              Tile<T>& tile, uint32_t parity, PhaseClock& clock) {
+  Shared& sm = *ctx.shared;
+  uint32_t bits = 0;
+  classify(ctx, interval, tile, bits);
+  __syncthreads();
+  uint32_t collected = 0;
+  send_and_wait(ctx, interval, parity, [&] {
+    // For the refinement, behind the barriers inside `collect`.
+    sm.keys.template clear<kThreads>();
+    if (ctx.thread == 0) sm.small_count = 0;
+    clock.stamp();
+    collected = collect(ctx, bits);
+  });
+  CountResult result = read_headers(ctx, interval);
+  result.collected = collected;
+  return result;
+}
+
+}  // namespace gvr_topk::fallback

@@ -1,8 +1,0 @@
-// One translation unit per dtype, so that they compile in parallel.
-#include "gvr/launch.cuh"
-
-namespace gvr_topk::gvr {
-
-template cudaError_t launch<__half>(const TopkParams&, const Plan&, const LaunchTarget&);
-
-}  // namespace gvr_topk::gvr

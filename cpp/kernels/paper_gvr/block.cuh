@@ -1,0 +1,249 @@
+// PaperShared memory and block-wide helpers of the four-phase kernel.
+//
+// The kernel is the paper's: one CTA of 512 threads per row, which it reads once per counting pass. A pass
+// also leaves one bit per element, so that collecting needs the row no more than the candidates' keys. The
+// kernel shares the emission of short rows and, for rows its search gives up on, the radix rounds with the
+// cluster kernel, as a cluster of one.
+#pragma once
+
+#include "core/histogram.cuh"
+#include "core/row_context.cuh"
+#include "ptx/math.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/warp_scan.cuh"
+
+namespace gvr_topk::paper_gvr {
+
+constexpr int kCapacity = 6144;  // candidates refinement holds: three times k (paper, section 5.3)
+constexpr int kBins = 2048;
+constexpr int kLog2Bins = log2_of(kBins);
+constexpr int kHintPerThread = 2048 / kThreads;
+constexpr int kPerThread = kCapacity / kThreads;
+constexpr int kSnapLimit = 32;  // members of a bin that snap steps may walk through
+constexpr int kSecantPasses = 4;
+constexpr int kFloatPasses = 8;
+// One bit per element; a row may start up to seven elements after a 16-byte boundary.
+constexpr int kBitmapWords = kWarps * warp_span(static_cast<int32_t>(kFourPhaseMaxWidth) + 7, 0, 2) / 32;
+
+// How the search for the threshold ended; the names are gvr_topk.evaluation.reference.DONE's.
+enum class Done : int { kShort, kGuess, kSecant, kTie, kBisect, kKey, kPlateau };
+
+// A histogram, and the members of the bin in question when they are few.
+struct alignas(16) SearchBins {
+  uint32_t fine[kBins + 4];     // the last counts what is in no bin: cheaper than a branch around
+  uint32_t coarse[kBins / 32];  // sums of 32 bins
+  uint32_t member[kSnapLimit];
+  uint32_t members;  // may exceed the room
+};
+
+// Takes the place of the ring once the last word of the row has been counted.
+struct Candidates {
+  uint32_t key[kCapacity];
+  int32_t position[kCapacity];  // ascending
+};
+
+struct alignas(128) PaperShared {
+  uint32_t bitmap[kBitmapWords];  // elements that reach the threshold of the last pass
+  SearchBins guess;
+  SearchBins snap;
+  uint32_t warp_value[2][4][kWarps];
+  double warp_sum[kWarps];
+};
+
+__device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
+__device__ __forceinline__ float positive_infinity() { return __uint_as_float(0x7f800000u); }
+__device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
+
+enum class Reduce { kAdd, kMin, kMax };
+
+template <Reduce kOp>
+__device__ __forceinline__ uint32_t warp_reduce(uint32_t x) {
+  if constexpr (kOp == Reduce::kAdd) return __reduce_add_sync(0xffffffffu, x);
+  if constexpr (kOp == Reduce::kMin) return __reduce_min_sync(0xffffffffu, x);
+  return __reduce_max_sync(0xffffffffu, x);
+}
+
+// Reductions of one value per thread over the block. Successive ones take turns with two sets of slots, so
+// each costs one barrier: who leaves values in a set has met everybody since it was read.
+struct Block {
+  PaperShared& sm;
+  int lane;
+  int warp;
+  int set = 0;
+
+  __device__ __forceinline__ explicit Block(PaperShared& shared)
+      : sm(shared), lane(threadIdx.x & 31), warp(threadIdx.x >> 5) {}
+
+  // `slot` tells reductions apart that share a barrier.
+  template <Reduce kOp>
+  __device__ __forceinline__ void store_partial(int slot, uint32_t x) {
+    x = warp_reduce<kOp>(x);
+    if (lane == 0) sm.warp_value[set][slot][warp] = x;
+  }
+
+  __device__ __forceinline__ void sync() {
+    __syncthreads();
+    set ^= 1;
+  }
+
+  template <Reduce kOp>
+  __device__ __forceinline__ uint32_t reduce(int slot) const {
+    constexpr uint32_t kNeutral = kOp == Reduce::kMin ? 0xffffffffu : 0;
+    return warp_reduce<kOp>(lane < kWarps ? sm.warp_value[set ^ 1][slot][lane] : kNeutral);
+  }
+
+  // Sum over the earlier warps.
+  __device__ __forceinline__ uint32_t reduce_earlier(int slot) const {
+    return warp_reduce<Reduce::kAdd>(lane < warp ? sm.warp_value[set ^ 1][slot][lane] : 0);
+  }
+
+  template <Reduce kOp>
+  __device__ __forceinline__ uint32_t reduce_all(uint32_t x) {
+    store_partial<kOp>(0, x);
+    sync();
+    return reduce<kOp>(0);
+  }
+};
+
+// Behind the next barrier the bins are empty.
+__device__ __forceinline__ void clear(SearchBins& bins) {
+  static_assert(kBins == 4 * kThreads);
+  reinterpret_cast<uint4*>(bins.fine)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+}
+
+// Bin that holds the rank-th largest of the items in the bins, of which there are as many. Every warp finds
+// it for itself.
+__device__ __forceinline__ BinHit locate(SearchBins& bins, uint32_t rank) {
+  const uint4 four = reinterpret_cast<const uint4*>(bins.fine)[threadIdx.x];
+  uint32_t sum = (four.x + four.y) + (four.z + four.w);
+#pragma unroll
+  for (int d = 1; d < 8; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  if ((threadIdx.x & 7) == 0) bins.coarse[threadIdx.x >> 3] = sum;
+  __syncthreads();
+  const int lane = threadIdx.x & 31;
+  const uint2 pair = reinterpret_cast<const uint2*>(bins.coarse)[lane];
+  uint32_t above = ptx::suffix_sum(pair.x + pair.y) - pair.x - pair.y;
+  const uint32_t owner = __ballot_sync(0xffffffffu, above < rank && rank <= above + pair.x + pair.y);
+  const bool upper = rank <= above + pair.y;
+  const int source = __ffs(owner) - 1;
+  const int group = __shfl_sync(0xffffffffu, 2 * lane + upper, source);
+  const uint32_t group_above = __shfl_sync(0xffffffffu, upper ? above : above + pair.y, source);
+  const uint32_t count = bins.fine[32 * group + lane];
+  above = group_above + ptx::suffix_sum(count) - count;
+  const uint32_t found = __ballot_sync(0xffffffffu, above < rank && rank <= above + count);
+  const int source_lane = __ffs(found) - 1;
+  return BinHit{static_cast<uint32_t>(32 * group + source_lane), __shfl_sync(0xffffffffu, above, source_lane),
+                __shfl_sync(0xffffffffu, count, source_lane)};
+}
+
+__device__ __forceinline__ void add_member(SearchBins& bins, uint32_t key) {
+  const uint32_t slot = atomicAdd(&bins.members, 1u);
+  if (slot < kSnapLimit) bins.member[slot] = key;
+}
+
+// A warp's part, in words of 64 consecutive bytes a lane, so that (warp, tile, lane, place) is index order.
+// Words are write_address 16 bytes at a time in coalesced order; the vectors of a lane are rotated so that
+// reads of neighbouring lanes fall into different banks. The first part starts at the 16-byte boundary before
+// the row: what lies between belongs to the same allocation, and is write_address but never counted.
+template <typename T>
+struct RowStream {
+  static constexpr int kVecs = kLaneTileBytes / sizeof(uint4);
+  static constexpr int kLaneElements = kVecs * kPerVec<T>;
+  static constexpr int kElements = 32 * kLaneElements;  // of a word
+  static constexpr int kSlotBytes = kElements * static_cast<int>(sizeof(T));
+  static_assert(kVecs == 4, "the rotation is of four vectors");
+
+  int shift;   // elements between the row's 16-byte boundary and the row
+  int begin;   // of the part, counted from that boundary
+  int length;  // elements of the part, and of those before the row
+  int lane;
+  const T* data;           // of the part, where this lane fetches
+  const uint4* read_vecs;  // where in the ring's first slot this lane's vectors lie,
+  uint32_t write_address;  // and the shared address it fetches to
+
+  __device__ __forceinline__ RowStream(const RowView<T>& row, int warp, int lane_id, uint4* rings)
+      : lane(lane_id) {
+    shift = static_cast<int>(reinterpret_cast<uintptr_t>(row.data) % sizeof(uint4) / sizeof(T));
+    const int n = row.n + shift;
+    const int span = warp_span(n, 0, sizeof(T));
+    begin = min(warp * span, n);
+    length = min(span, n - begin);
+    data = row.data - shift + begin + lane * kPerVec<T>;
+    read_vecs = rings + (warp * kRingDepth * 32 + lane) * kVecs;
+    write_address =
+        ptx::shared_address(read_vecs - lane * kVecs + ((lane & ~3) + ((lane & 3) ^ (lane >> 3 & 3))));
+  }
+
+  __device__ __forceinline__ int steps() const { return (length + kElements - 1) / kElements; }
+
+  // Starts to fetch a word, whose part of this lane begins at `from`; nothing beyond the end.
+  __device__ __forceinline__ void request(int step, int slot, const T* from) const {
+    const uint32_t to = write_address + slot * kSlotBytes;
+    if (step < length / kElements) {
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j) ptx::copy_async(to + 512 * j, from + 32 * j * kPerVec<T>);
+    } else if (step < steps()) {
+      request_last(from, to, length - step * kElements - lane * kPerVec<T>);
+    }
+    ptx::commit_copies();  // empty groups too: waiting counts groups
+  }
+
+  // The first `left` elements; there may be nothing to read behind them. Out of line: it is for a warp's last
+  // word.
+  __device__ __noinline__ static void request_last(const T* from, uint32_t to, int left) {
+#pragma unroll 1
+    for (int j = 0; j < kVecs; ++j) {
+      if (kPerVec<T> <= left) {
+        ptx::copy_async(to, from);
+      } else {
+        T* const slot = static_cast<T*>(__cvta_shared_to_generic(to));
+#pragma unroll 1
+        for (int e = 0; e < left; ++e) slot[e] = from[e];
+      }
+      from += 32 * kPerVec<T>;
+      to += 512;
+      left -= 32 * kPerVec<T>;
+    }
+  }
+
+  // Before each pass.
+  __device__ __forceinline__ void start() const {
+#pragma unroll
+    for (int slot = 0; slot < kRingDepth; ++slot) request(slot, slot, data + slot * kElements);
+  }
+
+  // Calls visit(step, vectors of this lane, which of its elements are the row's) for every word. Bits of
+  // more elements than a lane has may be set.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_tile(Visit visit) const {
+    const uint4* vecs[kVecs];
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) vecs[j] = read_vecs + (j ^ (lane >> 1 & 3));
+    const T* next = data + kRingDepth * kElements;
+    // Of the part, only the very first elements are not the row's, and only of warp 0.
+    int before = begin == 0 && lane == 0 ? shift : 0;
+    int left = length - lane * kLaneElements;
+    const int steps = this->steps();
+#pragma unroll 1
+    for (int first = 0; first < steps; first += kRingDepth) {
+#pragma unroll
+      for (int slot = 0; slot < kRingDepth; ++slot) {
+        const int step = first + slot;
+        if (step >= steps) break;
+        ptx::wait_copies<kRingDepth - 1>();
+        __syncwarp();
+        uint4 vec[kVecs];
+#pragma unroll
+        for (int j = 0; j < kVecs; ++j) vec[j] = vecs[j][slot * (kSlotBytes / sizeof(uint4))];
+        __syncwarp();  // all have read the slot
+        request(step + kRingDepth, slot, next);
+        next += kElements;
+        visit(step, vec, ptx::bit_range(before, max(left - before, 0)));
+        before = 0;
+        left -= kElements;
+      }
+    }
+  }
+};
+
+}  // namespace gvr_topk::paper_gvr

@@ -1,0 +1,83 @@
+// Phase 3, collect: the candidates, in index order, without ballots or atomics (paper, section 4.2.3).
+#pragma once
+
+#include "paper_gvr/verify.cuh"
+#include "ptx/registers.cuh"
+
+namespace gvr_topk::paper_gvr {
+
+// Positions of the elements that the last pass has marked. The count cache says where this warp's go.
+template <typename T>
+__device__ __forceinline__ void collect(const Block& block, const RowStream<T>& stream,
+                                        const SearchResult& found, Candidates& candidates) {
+  const int words = (stream.length + 31) / 32;
+  const int each = (words + 31) / 32 | 1;  // odd, so that lanes read from different banks
+  const int first = min(block.lane * each, words), last = min(first + each, words);
+  const uint32_t* const map = block.sm.bitmap + stream.begin / 32;
+  uint32_t count = 0;
+#pragma unroll 4
+  for (int w = first; w < last; ++w) count += __popc(map[w]);
+  const uint32_t upto = found.before + ptx::inclusive_scan(count);
+  int32_t* next = candidates.position + upto - count;
+  int32_t* const end = candidates.position + upto;
+  const uint32_t* at = map + first;
+  int position = stream.begin - stream.shift + 32 * first;
+  uint32_t bits = count > 0 ? *at : 0;
+  // One candidate or one empty word at a time, so that lanes do not wait for each other at every word. What
+  // an empty word writes is overwritten by the next candidate.
+#pragma unroll 1
+  while (next != end) {
+    *next = position + __ffs(bits) - 1;
+    next += bits != 0;
+    bits &= bits - 1;
+    if (bits == 0 && next != end) {
+      bits = *++at;
+      position += 32;
+    }
+  }
+}
+
+// This thread's candidates: warps own contiguous runs of them, and of a run, 32 at a time, a lane one each.
+struct ThreadCandidates {
+  static constexpr int kAtOnce = 4;
+
+  int first, limit;
+  uint32_t key[kPerThread];  // absent beyond the limit
+
+  template <typename T>
+  __device__ __forceinline__ ThreadCandidates(const Block& block, const RowView<T>& row, int count,
+                                              Candidates& candidates) {
+    const int run = (count + kThreads - 1) / kThreads * 32;
+    first = block.warp * run + block.lane;
+    limit = min((block.warp + 1) * run, count);
+    const T* data = row.data;
+    ptx::keep(data);  // or the address of the row is worked out anew for every candidate
+    T value[kPerThread];
+    for_each_index([&](int r, int i) {
+      value[r] = __ldg(data + static_cast<uint32_t>(candidates.position[min(i, limit - 1)]));
+    });
+    for_each_index([&](int r, int i) {
+      key[r] = order_key(to_float(value[r]));
+      if (i >= limit) key[r] = kAbsentKey;
+      if (i < limit) candidates.key[i] = key[r];
+    });
+  }
+
+  // Calls visit(r, i) for this thread's r-th candidate, and some beyond the limit.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_index(Visit visit) const {
+#pragma unroll
+    for (int group = 0; group < kPerThread; group += kAtOnce) {
+      if (first - (threadIdx.x & 31) + 32 * group >= limit) break;
+#pragma unroll
+      for (int r = group; r < group + kAtOnce; ++r) visit(r, first + 32 * r);
+    }
+  }
+
+  template <typename Visit>
+  __device__ __forceinline__ void for_each(Visit visit) const {
+    for_each_index([&](int r, int) { visit(r, key[r]); });
+  }
+};
+
+}  // namespace gvr_topk::paper_gvr

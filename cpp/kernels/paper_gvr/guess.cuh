@@ -1,0 +1,149 @@
+// Phase 1, guess: statistics of the hinted values in the current row, and from them the first
+// threshold (paper, section 4.2.1): their mean, or the quantile that last step's hit share points to.
+#pragma once
+
+#include "core/lane_ranks.cuh"
+#include "paper_gvr/block.cuh"
+
+namespace gvr_topk::paper_gvr {
+
+// Below the k-th value the quantile aims, by this share of the hint's misses: aiming at the k-th value
+// itself, half the guesses would fall just short of k (gvr_topk.evaluation.reference.QUANTILE_MARGIN).
+constexpr double kQuantileMargin = 0.75;
+
+struct Guess {
+  float threshold;
+  float least, greatest;  // of the values it was made from
+  int values;             // how many; 0: nothing finite was found
+  int low_count;          // estimate of the count at `least`
+  uint32_t source;
+};
+
+// This thread's hinted values, or its part of the row sample that replaces them.
+struct GuessSample {
+  uint32_t key[kHintPerThread];
+
+  __device__ __forceinline__ bool finite(int i) const { return kNegInfKey < key[i] && key[i] < kPosInfKey; }
+};
+
+// The rank-th largest of the finite values, of which `least` and `greatest` are the ends.
+__device__ __forceinline__ float order_statistic(PaperShared& sm, const GuessSample& sampled, float least,
+                                                 float greatest, uint32_t rank) {
+  SearchBins& bins = sm.guess;
+  uint32_t base = order_key(least);
+  uint32_t range_length = order_key(greatest) - base;
+#pragma unroll 1
+  while (true) {
+    const int shift = max(0, 32 - kLog2Bins - __clz(range_length));
+#pragma unroll
+    for (int i = 0; i < kHintPerThread; ++i) {
+      const uint32_t x = sampled.key[i] - base;
+      atomicAdd(&bins.fine[x <= range_length ? x >> shift : kBins], 1u);
+    }
+    __syncthreads();
+    const BinHit hit = locate(bins, rank);
+    const uint32_t offset = hit.bin << shift;
+    rank -= hit.above;
+    base += offset;
+    range_length = min(range_length - offset, (1u << shift) - 1);
+    if (range_length == 0) return key_to_float(base);
+    if (hit.count <= kSnapLimit) {
+#pragma unroll
+      for (int i = 0; i < kHintPerThread; ++i) {
+        if (sampled.key[i] - base <= range_length) add_member(bins, sampled.key[i]);
+      }
+      __syncthreads();
+      const int lane = threadIdx.x & 31;
+      return key_to_float(rank_directly(bins.member[lane], static_cast<int>(hit.count), rank, lane));
+    }
+    __syncthreads();  // all have located the rank
+    clear(bins);
+    __syncthreads();
+  }
+}
+
+__device__ __forceinline__ uint32_t rank_of_share(double share, int values) {
+  const int rank = static_cast<int>(ceilf(__fmul_rn(static_cast<float>(share), static_cast<float>(values))));
+  return static_cast<uint32_t>(min(max(rank, 1), values));
+}
+
+// This warp's part of the sum of the finite values, for mean() behind the next barrier.
+__device__ __forceinline__ void store_partial_sum(Block& block, const GuessSample& sampled) {
+  double sum = 0;
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i) {
+    if (sampled.finite(i)) sum += static_cast<double>(key_to_float(sampled.key[i]));
+  }
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  if (block.lane == 0) block.sm.warp_sum[block.warp] = sum;
+}
+
+__device__ __forceinline__ float mean(const PaperShared& sm, int values) {
+  double sum = 0;
+  for (int w = 0; w < kWarps; ++w) sum += sm.warp_sum[w];
+  return static_cast<float>(sum / values);
+}
+
+// Least, greatest and number of the finite values.
+__device__ __forceinline__ void set_length(Block& block, const GuessSample& sampled, Guess& guess) {
+  uint32_t least = 0xffffffffu, greatest = 0, count = 0;
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i) {
+    const bool finite = sampled.finite(i);
+    least = min(least, finite ? sampled.key[i] : 0xffffffffu);
+    greatest = max(greatest, finite ? sampled.key[i] : 0);
+    count += finite;
+  }
+  block.store_partial<Reduce::kMin>(0, least);
+  block.store_partial<Reduce::kMax>(1, greatest);
+  block.store_partial<Reduce::kAdd>(2, count);
+  block.sync();
+  guess.least = key_to_float(block.reduce<Reduce::kMin>(0));
+  guess.greatest = key_to_float(block.reduce<Reduce::kMax>(1));
+  guess.values = static_cast<int>(block.reduce<Reduce::kAdd>(2));
+}
+
+template <typename T>
+__device__ __forceinline__ Guess guess(Block& block, const RowContext<T>& ctx, GuessSample& sampled,
+                                       float hint_share, bool quantile) {
+  Guess guess;
+  quantile = quantile && hint_share >= 0.0f && hint_share <= 1.0f;  // or it is no share
+  if (!quantile) store_partial_sum(block, sampled);
+  set_length(block, sampled, guess);
+  if (guess.values > 0 && guess.least < guess.greatest) {
+    guess.source = kGuessHint;
+    // Most misses of a hint lie just below the k-th value, so twice the capacity estimates the count
+    // there better than the row's length.
+    guess.low_count = min(ctx.row.n, 2 * kCapacity);
+    if (!quantile) {
+      guess.threshold = mean(block.sm, guess.values);
+      return guess;
+    }
+  } else {
+    // Equal values say nothing about the row (a cold hint of zeros gathers one element k times).
+    constexpr int kSample = kHintPerThread * kThreads;
+    static_assert(kSample * kFourPhaseMaxWidth <= 0xffffffffu, "a product of 32 bits");
+    const int count = min(ctx.row.n, kSample);
+#pragma unroll
+    for (int i = 0; i < kHintPerThread; ++i) {
+      const uint32_t s = i * kThreads + threadIdx.x;
+      const bool there = s < static_cast<uint32_t>(count);
+      const uint32_t key = ctx.row.key(static_cast<int>(there ? s * ctx.row.n / count : 0));
+      sampled.key[i] = there ? key : kAbsentKey;
+    }
+    set_length(block, sampled, guess);
+    guess.low_count = ctx.row.n;
+    guess.source = guess.values > 0 ? kGuessRowSample : kGuessNone;
+    guess.threshold = 0.0f;
+    if (guess.values == 0) return guess;
+  }
+  const double share = guess.source == kGuessHint
+                           ? hint_share + kQuantileMargin * hint_share * (1.0 - hint_share)
+                           : static_cast<double>((ctx.k + kCapacity) / 2) / ctx.row.n;
+  guess.threshold =
+      order_statistic(block.sm, sampled, guess.least, guess.greatest, rank_of_share(share, guess.values));
+  return guess;
+}
+
+}  // namespace gvr_topk::paper_gvr

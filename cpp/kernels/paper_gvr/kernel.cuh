@@ -1,0 +1,148 @@
+// The paper's kernel, exact: guess, verify, collect, refine, one CTA of 512 threads per row.
+#pragma once
+
+#include "core/phase_clock.cuh"
+#include "core/radix_select.cuh"
+#include "core/row_job.cuh"
+#include "fallback/radix_fallback.cuh"
+#include "paper_gvr/refine.cuh"
+
+namespace gvr_topk::paper_gvr {
+
+constexpr size_t kRingBytes = kRingDepth * kThreads * kLaneTileBytes;
+static_assert(sizeof(Candidates) <= kRingBytes);
+
+// The ring is behind the cluster kernel's list, whether that kernel would want one or not.
+inline size_t block_bytes(const LaunchTraits& traits, const SmemLayout& room) {
+  return sizeof(PaperShared) + shared_bytes(traits, room) +
+         (traits.has(LaunchTraits::kRing) ? 0 : kRingBytes);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 1)
+    paper_gvr_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p,
+                   const __grid_constant__ SmemLayout room) {
+  extern __shared__ __align__(128) unsigned char storage[];
+  ptx::grid_dependency_wait();
+  PaperShared& sm = *reinterpret_cast<PaperShared*>(storage);
+  const int row = blockIdx.x;
+  const int request = request_of(p, traits, row);
+  RowContext<T> ctx =
+      make_context<T>(p, traits, room, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row),
+                      storage + sizeof(PaperShared));
+  // One thread reads what another row, or stream, may be writing: branches around barriers depend on it.
+  RowFacts& facts = ctx.shared->facts;
+  if (threadIdx.x == 0) {
+    facts.length = visible_length(p, next_n_of(p, traits), row, request, p.seq_lens[request]);
+    facts.slot = checked_slot(p, traits, load_requested_slot(p, traits, row, request));
+    const bool fed = facts.slot >= 0 && p.guess_state != nullptr;
+    facts.state = fed ? *state_of(p, facts.slot) : no_state();
+  }
+  __syncthreads();
+  const int slot = facts.slot;
+  const float hint_share = facts.state.z_score;
+  ctx.set_length(facts.length);
+  uint4* const ring = static_cast<uint4*>(ctx.list.end(traits.list_capacity()));
+  const OutputWriter output = make_output_writer(p, next_n_of(p, traits), row, request, slot);
+  PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
+  clock.stamp();
+  int32_t* const stats = stats_of(p, traits, row);
+  if (ctx.row.n <= ctx.k) {
+    write_short_row(output, ctx.row.n, ctx.k, threadIdx.x, kThreads, stats);
+    return;
+  }
+
+  const int32_t* prior = hint_view(p, slot).prior;
+  int32_t position[kHintPerThread];
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i) {
+    const int s = i * kThreads + threadIdx.x;
+    position[i] = prior != nullptr && s < ctx.k ? prior[s] : -1;
+  }
+  // The first words arrive while the hint is looked at.
+  const RowStream<T> stream(ctx.row, ctx.warp, ctx.lane, ring);
+  stream.start();
+  Block block(sm);
+  clear(sm.guess);
+  clear(sm.snap);
+  if (threadIdx.x == 0) sm.guess.members = sm.snap.members = 0;
+  T value[kHintPerThread];
+  bool in_row[kHintPerThread];
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i) {
+    const int64_t at = static_cast<int64_t>(position[i]) + p.prior_offset;
+    in_row[i] = position[i] >= 0 && at >= 0 && at < ctx.row.n;
+    value[i] = ctx.row.data[in_row[i] ? at : 0];
+  }
+  GuessSample sampled;
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i) {
+    sampled.key[i] = in_row[i] ? order_key(to_float(value[i])) : kAbsentKey;
+  }
+  const GuessSample hinted = sampled;  // the guess may put a sample of the row in its place
+  const Guess first = guess(block, ctx, sampled, hint_share, p.quantile_guess);
+  clock.stamp();
+
+  SearchResult found = search(block, ctx, stream, first, sampled);
+  clock.stamp();
+
+  uint32_t kth;
+  int candidates = found.count, scans = 0, passes = found.passes;
+  if (found.done != Done::kKey) {
+    Candidates& list = *reinterpret_cast<Candidates*>(ring);
+    collect(block, stream, found, list);
+    __syncthreads();
+    const ThreadCandidates own(block, ctx.row, found.count, list);
+    clock.stamp();
+    const Snap snapped = snap(block, own, list, found.count, ctx.k);
+    kth = snapped.key;
+    scans = snapped.scans;
+    partition(block, own, list, ctx.k, kth, output);
+  } else {
+    // Floats did not settle it: radix rounds over the key do, whatever the row holds.
+    Tile<T> tile;
+    if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
+    reset_counters(ctx);
+    __syncthreads();
+    int rounds = 0;
+    uint32_t exchanges = 0;
+    const KeyInterval interval = radix_select(ctx, tile, KeyInterval::everything(), exchanges, rounds);
+    if (threadIdx.x == 0) reset_counts(ctx);
+    __syncthreads();
+    const CountResult result = fallback::verify(ctx, interval, tile, 0, clock);
+    const ListedKeys listed(ctx);
+    kth = select_kth(ctx, interval, listed, result, scans).key;
+    fallback::emit(ctx, interval, listed, kth, result, tile, output, clock);
+    candidates = static_cast<int>(result.inside);
+    passes += rounds + 1;
+    if (interval.lo == interval.hi) found.done = Done::kPlateau;
+  }
+  clock.stamp();
+  ptx::grid_launch_dependents();
+
+  if (prior == nullptr && stats == nullptr) return;
+  uint32_t hinted_in_row = 0, at_or_above = 0;
+#pragma unroll
+  for (int i = 0; i < kHintPerThread; ++i) {
+    hinted_in_row += hinted.key[i] != kAbsentKey;
+    at_or_above += hinted.key[i] != kAbsentKey && hinted.key[i] >= kth;
+  }
+  block.template store_partial<Reduce::kAdd>(0, hinted_in_row);
+  block.template store_partial<Reduce::kAdd>(1, at_or_above);
+  block.sync();
+  hinted_in_row = block.template reduce<Reduce::kAdd>(0);
+  at_or_above = block.template reduce<Reduce::kAdd>(1);
+  if (threadIdx.x != 0) return;
+  if (p.guess_state != nullptr && output.writes_state && prior != nullptr) {
+    const float share =
+        hinted_in_row > 0 ? static_cast<float>(at_or_above) / static_cast<float>(hinted_in_row) : kNoState;
+    *state_of(p, slot) = StepState{share, 0.0f, 0.0f, 0};
+  }
+  if (stats != nullptr) {
+    write_stats(stats, Path::kGvr, passes, candidates, scans,
+                prior != nullptr ? static_cast<int>(at_or_above) : -1, first.source,
+                found.done == Done::kGuess, static_cast<int>(found.done));
+  }
+}
+
+}  // namespace gvr_topk::paper_gvr

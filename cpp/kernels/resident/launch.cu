@@ -1,0 +1,37 @@
+// Launches the resident kernel, for every dtype.
+#include "core/cluster_launch.cuh"
+#include "resident/kernel.cuh"
+
+namespace gvr_topk::resident {
+
+template <typename T, int kValues>
+cudaError_t launch_tile(const ClusterLaunch& launch) {
+  const size_t shared = resident_bytes<T, kValues>(launch.traits, launch.layout);
+  const Specialization which =
+      launch.traits.has_common_sizes() ? launch.traits.specialization() : Specialization::kGeneric;
+  switch (which) {
+    case Specialization::kCommonOneRow:
+      return launch_clusters<resident_topk<T, kValues, Specialization::kCommonOneRow>>(launch, shared);
+    case Specialization::kCommonSlotted:
+      return launch_clusters<resident_topk<T, kValues, Specialization::kCommonSlotted>>(launch, shared);
+    case Specialization::kCommon:
+      return launch_clusters<resident_topk<T, kValues, Specialization::kCommon>>(launch, shared);
+    case Specialization::kNoState:
+      return launch_clusters<resident_topk<T, kValues, Specialization::kNoState>>(launch, shared);
+    default:
+      return launch_clusters<resident_topk<T, kValues, Specialization::kGeneric>>(launch, shared);
+  }
+}
+
+template <typename T>
+cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
+  const ClusterLaunch launch = make_cluster_launch<T>(params, plan, target);
+  const bool wide = plan.values_per_thread > kValuesPerThread;
+  return wide ? launch_tile<T, kWideValuesPerThread>(launch) : launch_tile<T, kValuesPerThread>(launch);
+}
+
+template cudaError_t launch<float>(const TopkParams&, const Plan&, const LaunchTarget&);
+template cudaError_t launch<__nv_bfloat16>(const TopkParams&, const Plan&, const LaunchTarget&);
+template cudaError_t launch<__half>(const TopkParams&, const Plan&, const LaunchTarget&);
+
+}  // namespace gvr_topk::resident

@@ -1,0 +1,136 @@
+// What the resident kernel does where no guessed interval holds the k-th key.
+#pragma once
+
+#include "core/predictor.cuh"
+#include "core/radix_select.cuh"
+#include "core/row_job.cuh"
+#include "resident/count_and_emit.cuh"
+
+namespace gvr_topk::resident {
+
+// The rest of a row whose k-th value is -inf, as the headers say: all that is greater is selected, and of the
+// others the first ones. What each CTA has of either follows from what it has counted.
+template <typename T, int kValues>
+__device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const LaunchTraits& traits,
+                                                 const SmemLayout& layout, unsigned char* storage) {
+  using Tile = RegisterTile<T, kValues>;
+  RowJob<T> job(p, traits, layout, storage);
+  const RowContext<T>& ctx = job.ctx;
+  Shared& sm = *ctx.shared;
+  const MissedGuess& missed = sm.missed;
+  const CountResult& result = missed.result;
+  PhaseClock clock(nullptr, 0, false);
+  __syncthreads();  // one thread has written what is known
+  job.ctx.set_length(missed.length);
+  Tile tile(ctx, traits);
+  tile.lay_out(ctx, missed.elements);
+  tile.load(ctx.lane, ctx.row.n);
+  const uint32_t greater = result.above + result.inside;
+  const Threshold threshold{kNegInfKey, ctx.k - greater, ctx.row.n - greater};
+  // Listed keys and ties of the earlier CTAs.
+  const int log2_warps = log2_of(kWarps) + ctx.log2_ctas, groups = tile.groups_of(missed.elements);
+  const auto first_of = [&](int cta) {
+    const int first = (cta * kWarps * groups + (1 << log2_warps) - 1) >> log2_warps;
+    return min(first * Tile::kGroup, ctx.row.n);
+  };
+  const Counts& counts = sm.header[ctx.lane & (ctx.ctas - 1)].counts;
+  const bool earlier = ctx.lane < ctx.rank;
+  const uint32_t in_cta = counts.above + counts.listed + counts.equal;
+  const uint32_t ties_in_cta = first_of(ctx.lane + 1) - first_of(ctx.lane) - in_cta;
+  const uint32_t listed = __reduce_add_sync(0xffffffffu, earlier ? counts.listed : 0);
+  const uint32_t ties_before = __reduce_add_sync(0xffffffffu, earlier ? ties_in_cta : 0);
+  if (ctx.lane == 0) {
+    sm.selected[0][ctx.warp] = ctx.warp == 0 ? listed | min(ties_before, threshold.tie_quota) << 16 : 0;
+  }
+  const OutputWriter output = job.output(p, traits);
+  StepState* const next = job.next_state_slot(p, traits, output);
+  job.count_whole_hint(p, traits, threshold.key);
+  const uint32_t selected = tile.not_below(key_to_float(kLeastFiniteKey));
+  const int in_tile = min(max(tile.length, 0), tile.vecs * kPerVec<T>);
+  const uint32_t ties = (in_tile < 32 ? (1u << in_tile) - 1 : ~0u) & ~selected;
+  emit_tile(ctx, missed.interval, threshold, result.above_before, tile, selected | ties, ties, output, clock,
+            [&] {
+              if (job.is_least_busy() && next != nullptr) *next = StepState{kMasked, 0.0f, 0.0f, 0};
+              job.report(p, traits, missed.passes, result.inside, 0, missed.source, false, 0);
+            });
+}
+
+// The rest of a row that lies in shared memory: radix rounds over its keys, then one exchange that is certain
+// to hold. Nothing is read from global memory again.
+template <typename T, int kValues>
+__device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const LaunchTraits& traits,
+                                                   const SmemLayout& layout, unsigned char* storage) {
+  RowJob<T> job(p, traits, layout, storage);
+  const RowContext<T>& ctx = job.ctx;
+  Shared& sm = *ctx.shared;
+  const MissedGuess& missed = sm.missed;
+  PhaseClock clock(nullptr, 0, false);
+  restart_counts(ctx);
+  job.ctx.set_length(missed.length);
+  RegisterTile<T, kValues> tile(ctx, traits);
+  tile.lay_out(ctx, missed.elements);
+  tile.load(ctx.lane, ctx.row.n);
+  uint32_t key[kValues];
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) {
+    const bool there = i < tile.vecs * kPerVec<T> && i < tile.length;
+    key[i] = there ? order_key(tile.value[i]) : kAbsentKey;
+  }
+  uint32_t exchanges = missed.passes;
+  int rounds = 0, snaps = 0;
+  const KeyInterval range = range_of(missed.result, missed.interval, ctx.k);
+  const KeyInterval interval = radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) bins.add(key[i]);
+  });
+  sm.keys.template clear<kThreads>();
+  if (ctx.thread == 0) {
+    reset_counts(ctx);
+    sm.small_count = 0;
+  }
+  __syncthreads();
+  const auto bits_of = [&](auto set_bit) {
+    ptx::BitAccumulator accumulators[kValues / kValuesPerThread];
+    uint32_t found = 0;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      set_bit(accumulators[i / kValuesPerThread].sums[i / 4 % 2], key[i],
+              static_cast<float>(1u << i % kValuesPerThread));
+    }
+#pragma unroll
+    for (int w = 0; w < kValues / kValuesPerThread; ++w)
+      found |= accumulators[w].bits() << (kValuesPerThread * w);
+    return found;
+  };
+  const auto above_key = [&](uint32_t bound) {
+    return bits_of([&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_greater(sum, x, bound, bit); });
+  };
+  const auto equal_to = [&](uint32_t bound) {
+    return bits_of(
+        [&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_at_most(sum, x - bound, 0, bit); });
+  };
+  const uint32_t tie_key = interval.tie_key(), above = above_key(interval.hi);
+  const uint32_t inside = above_key(interval.lo - 1) & ~above;
+  const uint32_t at_tie_key = tie_key != kAbsentKey ? inside & equal_to(tie_key) : 0;
+  count_and_list(ctx, tile, tie_key != kAbsentKey, above, at_tie_key, inside & ~at_tie_key);
+  OutputWriter output;
+  StepState* next = nullptr;
+  const CountResult result = exchange_lists(ctx, interval, exchanges & 1, clock, [&] {
+    output = job.output(p, traits);
+    next = job.next_state_slot(p, traits, output);
+  });
+  const ListedKeys listed(ctx);
+  const Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
+  job.count_whole_hint(p, traits, threshold.key);
+  count_listed(ctx, listed, threshold);
+  const uint32_t selected = above_key(threshold.key - 1);
+  const uint32_t ties = threshold.takes_all() ? 0 : equal_to(threshold.key);
+  emit_tile(ctx, interval, threshold, result.above_before, tile, selected, ties, output, clock, [&] {
+    if (job.is_least_busy() && next != nullptr) {
+      *next = next_state(ctx, Moments(missed), threshold.key, interval, result);
+    }
+    job.report(p, traits, missed.passes + rounds + 1, result.inside, snaps, missed.source, false, rounds);
+  });
+}
+
+}  // namespace gvr_topk::resident

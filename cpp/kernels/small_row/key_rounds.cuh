@@ -1,0 +1,95 @@
+// A short row of which nothing is known: a radix select of 11 bits a round, out of the registers.
+//
+// Additions of one in shared memory cost next to nothing even when they all meet in one bin, so that every
+// element is counted, those outside the range in a bin of their own, and nothing branches. Two rounds usually
+// leave the k-th key alone. The same code settles plateaus, infinities and NaN: time hardly depends on what
+// the row holds.
+#pragma once
+
+#include "ptx/compare.cuh"
+#include "small_row/partition.cuh"
+#include "small_row/value_window.cuh"
+
+namespace gvr_topk::small_row {
+
+// The k-th key lies in [base, base + reach], as the `rank`-th largest of `count` elements.
+struct KeyRange {
+  uint32_t base, range_length;
+  uint32_t rank, count;
+
+  // All keys in it are equal, or all are wanted: then its lower edge serves as the k-th key.
+  __device__ __forceinline__ bool is_done() const { return range_length == 0 || rank == count; }
+};
+
+template <typename T>
+constexpr int kFirstShift = 32 - kInvariantBits<T> - kLog2Bins;
+
+// Rounds until one key, or all of a range, is what is wanted, or few are left. `rounds` that have failed may
+// have come before. `dense_bin`: elements that shared the first bits of their keys with the k-th.
+template <typename T, int kValues>
+__device__ __forceinline__ KeyRange narrow_keys(const RowContext<T>& ctx,
+                                                const RegisterTile<T, kValues>& tile, RoundBins& bins,
+                                                int& rounds, uint32_t& dense_bin) {
+  KeyRange range{0, kMaxKey >> kInvariantBits<T>, static_cast<uint32_t>(ctx.k), kMaxKey};
+  int shift = kFirstShift<T>;
+  bool first = true;
+  // RoundBins of the range, keys being shifted before they are subtracted: it starts at a multiple of its
+  // length. All that is outside goes to the bin behind the last.
+  const auto count = [&](uint32_t* set, uint32_t low, uint32_t outside) {
+    tile.for_each_place([&](int i) { atomicAdd(&set[min((tile.bits[i] >> shift) - low, outside)], 1u); });
+    __syncthreads();
+  };
+  // The longest rows count inside the loop, or their registers are spilled.
+  constexpr bool kBeforeLoop = kValues <= kWideValuesPerThread;
+  if constexpr (kBeforeLoop) count(bins.set[rounds & 1], 0, kBins);
+#pragma unroll 1
+  while (true) {
+    if (!kBeforeLoop && first) count(bins.set[rounds & 1], 0, kBins);
+    uint32_t* const other = bins.set[~rounds & 1];
+    const BinHit hit = locate(ctx, bins, bins.set[rounds & 1], other, rounds > 0, range.rank);
+    ++rounds;
+    const uint32_t offset = hit.bin << shift;
+    range.base += offset;
+    range.range_length = min(range.range_length - offset, (1u << shift) - 1);
+    range.rank -= hit.above;
+    range.count = hit.count;
+    if (first) dense_bin = hit.count;
+    if (range.is_done() || range.count <= kRankDirectly) return range;
+    first = false;
+    shift = max(0, 32 - kLog2Bins - __clz(range.range_length));
+    const uint32_t outside = (range.range_length >> shift) + 1;
+    count(other, range.base >> shift, outside);
+    if (outside < kBins) range.rank += other[outside];
+  }
+}
+
+template <typename T, int kValues>
+__device__ __forceinline__ PartitionOf<RegisterTile<T, kValues>> split_at(
+    const RegisterTile<T, kValues>& tile, const KeyRange& range) {
+  PartitionOf<RegisterTile<T, kValues>> split;
+  const bool takes_all = range.rank == range.count;
+  const uint32_t limit =
+      takes_all ? range.base - 1 : range.base + range.range_length;  // the base is never zero
+  split.rank = range.rank;
+  split.boundary_count = takes_all ? 0 : range.count;
+  split.above =
+      tile.mask_of([&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_greater(sum, x, limit, bit); });
+  if (!takes_all) {
+    split.inside = tile.mask_of([&](float& sum, uint32_t x, float bit) {
+      ptx::set_bit_if_at_most(sum, x - range.base, range.range_length, bit);
+    });
+  }
+  return split;
+}
+
+// The next step's window: so wide that four elements or so share a bin. None around a value that many are.
+template <typename T>
+__device__ __forceinline__ float window_around(uint32_t base, uint32_t dense_bin, bool tied) {
+  const uint32_t low = base >> kFirstShift<T> << kFirstShift<T>;
+  const uint32_t high = low | ((1u << kFirstShift<T>)-1);
+  const float span = key_to_float(whole_key<T>(high)) - key_to_float(whole_key<T>(low));
+  const float radius = __fdividef(static_cast<float>(2 * kBins) * span, static_cast<float>(dense_bin));
+  return ValueWindow::around(key_to_float(whole_key<T>(base)), tied ? 0.0f : radius);
+}
+
+}  // namespace gvr_topk::small_row

@@ -1,0 +1,153 @@
+// What rounds over a short row leave: elements selected in any case, and a few at the boundary to choose
+// from.
+#pragma once
+
+#include "core/histogram.cuh"
+#include "core/lane_ranks.cuh"
+#include "ptx/compare.cuh"
+#include "ptx/warp_scan.cuh"
+#include "small_row/register_tile.cuh"
+
+namespace gvr_topk::small_row {
+
+constexpr int kLog2Bins = 11;
+constexpr int kBins = 1 << kLog2Bins;
+static_assert(kBins == 4 * kThreads, "four bins are summed up by each thread");
+constexpr int kLog2Group = kLog2Bins - log2_of(kWarps);  // bins of a warp
+
+struct alignas(128) RoundBins {
+  uint32_t set[2][kBins + 4];  // in turn; one bin more counts what is outside the range
+  uint32_t group[kWarps];
+  BinHit hit;
+  // Elements that are boundary enough to be compared with each other: the key, then the position's
+  // complement.
+  alignas(16) uint64_t boundary[kRankDirectly];
+
+  __device__ __forceinline__ void clear(int thread) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) reinterpret_cast<uint4*>(set[i])[thread] = make_uint4(0, 0, 0, 0);
+    if (thread < kRankDirectly) boundary[thread] = 0;
+  }
+};
+
+__device__ __forceinline__ uint32_t sum_of(const uint4& four) { return four.x + four.y + four.z + four.w; }
+
+// Bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier: the thread that
+// finds it tells the others. `other` is not looked at any more, and cleared if `clear`.
+template <typename T>
+__device__ __forceinline__ BinHit locate(const RowContext<T>& ctx, RoundBins& bins, const uint32_t* set,
+                                         uint32_t* other, bool clear, uint32_t rank) {
+  const uint4 four = reinterpret_cast<const uint4*>(set)[ctx.thread];
+  const uint32_t sum = sum_of(four);
+  const uint32_t upto = ptx::suffix_sum(sum);
+  if (ctx.lane == 0) bins.group[ctx.warp] = upto;
+  if (clear) reinterpret_cast<uint4*>(other)[ctx.thread] = make_uint4(0, 0, 0, 0);
+  __syncthreads();
+  const bool higher = ctx.warp < ctx.lane && ctx.lane < kWarps;
+  uint32_t above = __reduce_add_sync(0xffffffffu, higher ? bins.group[ctx.lane] : 0) + upto - sum;
+  if (above < rank && rank <= above + sum) {
+    uint32_t bin = 4 * ctx.thread + 3, count = four.w;
+    if (rank > above + count) above += count, --bin, count = four.z;
+    if (rank > above + count) above += count, --bin, count = four.y;
+    if (rank > above + count) above += count, --bin, count = four.x;
+    bins.hit = BinHit{bin, above, count};
+  }
+  __syncthreads();
+  return bins.hit;
+}
+
+template <int kWords>
+struct Partition {
+  LaneMask<kWords> above, inside;
+  uint32_t rank;            // so many of those inside are selected
+  uint32_t boundary_count;  // of so many; none, where nothing is left to choose
+
+  __device__ __forceinline__ void take_all() {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      above.word[w] |= inside.word[w];
+      inside.word[w] = 0;
+    }
+    boundary_count = 0;
+  }
+};
+
+template <typename Tile>
+using PartitionOf = Partition<Tile::kWords>;
+
+// Leaves of those inside the selected ones, by comparing them with each other: equal ones go by their
+// positions. `before` becomes the number selected in earlier warps, and `kth` the k-th key, if there are any.
+// `key_of` makes keys of what is tile. One block barrier.
+template <typename T, int kValues, typename KeyOf>
+__device__ __forceinline__ void select_boundary(const RowContext<T>& ctx,
+                                                const RegisterTile<T, kValues>& tile, RoundBins& bins,
+                                                PartitionOf<RegisterTile<T, kValues>>& split,
+                                                uint32_t& before, uint32_t& kth, KeyOf key_of) {
+  Shared& sm = *ctx.shared;
+  const uint32_t here = __reduce_add_sync(0xffffffffu, split.above.count());
+  if (ctx.lane == 0) sm.warp_value[0][ctx.warp] = here;
+  uint32_t first = 0;
+  const bool any = split.inside.any();  // few lanes have
+  if (any) {
+    first = atomicAdd(&sm.small_count, split.inside.count());
+    uint32_t slot = first;
+#pragma unroll
+    for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) {
+#pragma unroll 1
+      for (uint32_t left = split.inside.word[w]; left != 0; left &= left - 1) {
+        const uint32_t place = w * kValuesPerThread + ((__ffs(left) - 1) >> 1);
+        const uint64_t key = key_of(tile.bits_at(place));
+        if (slot < kRankDirectly) bins.boundary[slot++] = key << 32 | ~tile.position(ctx.lane, place);
+      }
+    }
+  }
+  __syncthreads();
+  before = earlier_warps(ctx, 0);
+  const uint64_t mine = bins.boundary[ctx.lane];
+  float ahead = 0.0f;
+#pragma unroll 1
+  for (uint32_t i = 0; i < split.boundary_count; i += 4) {  // absent ones are ahead of none
+#pragma unroll
+    for (int j = 0; j < 4; ++j) ptx::count_if_greater(ahead, bins.boundary[i + j], mine);
+  }
+  const bool there = static_cast<uint32_t>(ctx.lane) < split.boundary_count;
+  const float rank = static_cast<float>(split.rank);
+  const uint32_t taken = __ballot_sync(0xffffffffu, there && ahead < rank);
+  const bool earlier = ~static_cast<uint32_t>(mine) < static_cast<uint32_t>(tile.begin);
+  before += __popc(__ballot_sync(0xffffffffu, there && ahead < rank && earlier));
+  const uint32_t last = __ballot_sync(0xffffffffu, there && ahead == rank - 1.0f);
+  if (last != 0) kth = __shfl_sync(0xffffffffu, static_cast<uint32_t>(mine >> 32), __ffs(last) - 1);
+  if (!any) return;
+#pragma unroll
+  for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) {
+#pragma unroll 1
+    for (uint32_t left = split.inside.word[w]; left != 0; left &= left - 1) {
+      if (taken >> first++ & 1) split.above.word[w] |= left & -left;
+    }
+  }
+}
+
+// The same of many that are equal: the first in index order that the quota allows.
+template <typename T, int kValues>
+__device__ __forceinline__ void select_ties(const RowContext<T>& ctx, const RegisterTile<T, kValues>& tile,
+                                            PartitionOf<RegisterTile<T, kValues>>& split, uint32_t& before) {
+  Shared& sm = *ctx.shared;
+  const uint32_t above = __reduce_add_sync(0xffffffffu, split.above.count());
+  const uint32_t tied = __reduce_add_sync(0xffffffffu, split.inside.count());
+  if (ctx.lane == 0) sm.warp_value[1][ctx.warp] = above | tied << 16;
+  __syncthreads();
+  const uint32_t packed = earlier_warps(ctx, 1);
+  const uint32_t ties_before = min(packed >> 16, split.rank);
+  before = (packed & 0xffffu) + ties_before;
+  const uint32_t left = split.rank - ties_before;
+  uint32_t passed = 0;
+#pragma unroll
+  for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) {
+    passed += for_each_in_order<T>(single_bits(split.inside.word[w]), kVecsOfTile<T>, ctx.lane,
+                                   [&](int bit, uint32_t rank) {
+                                     if (passed + rank < left) split.above.word[w] |= 1u << 2 * bit;
+                                   });
+  }
+}
+
+}  // namespace gvr_topk::small_row

@@ -1,0 +1,180 @@
+// A short row in the registers of one CTA, and the way what is chosen of it gets out in ascending order.
+#pragma once
+
+#include "core/output_writer.cuh"
+#include "core/row_context.cuh"
+#include "ptx/compare.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/warp_scan.cuh"
+#include "small_row/lane_mask.cuh"
+
+namespace gvr_topk::small_row {
+
+// A warp owns consecutive elements, and a lane of it vectors in coalesced order: index order is (warp,
+// vector, lane, element). The row is treated as if it went on with -inf up to what the block holds: its top
+// k are the same, since ties go to the smallest positions.
+//
+// Of few elements all that the buffer has are fetched before the row's length is there: what lies behind it
+// costs less than waiting.
+template <typename T, int kValues>
+struct RegisterTile {
+  static constexpr int kVecs = kValues / kPerVec<T>;
+  static constexpr int kGroup = 32 * kPerVec<T>;
+  static constexpr int kHalf = kValuesPerThread / 2;
+  static constexpr bool kLoadsEarly = kValues <= kValuesPerThread;
+  static constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
+
+  int begin;  // position of the warp's first element
+  uint4 raw[kVecs];
+  uint32_t bits[kValues];  // of values, and then of keys, without those that are idle
+
+  // Starts the loads: of all that the buffer of the row has, `whole` vectors if so, or of what is there of
+  // it.
+  __device__ __forceinline__ void load(const RowView<T>& row, bool whole) {
+    const int there = row.n;
+    begin = (threadIdx.x >> 5) * kVecs * kGroup;
+    const int first = begin + (threadIdx.x & 31) * kPerVec<T>;
+    const T* data = row.data + first;
+    if constexpr (kLoadsEarly) {
+      ptx::keep(data);
+      const int whole_vecs = there - kPerVec<T> + 1 - first;  // that start before this
+      load_before(row.aligned ? whole_vecs : 0, data);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j) {
+        raw[j] = absent_vec<T>();
+        if (row.aligned && first + j * kGroup + kPerVec<T> <= there) {
+          raw[j] = ptx::load_streaming(data + j * kGroup);
+        }
+      }
+    }
+    if (whole || (row.aligned && there % kPerVec<T> == 0)) return;
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      const int left = there - first - j * kGroup;
+      if (left > 0 && (!row.aligned || left < kPerVec<T>)) {
+        raw[j] = load_elements(data + j * kGroup, left);
+      }
+    }
+  }
+
+  template <int kVec = 0>
+  __device__ __forceinline__ void load_before(int end, const T* data) {
+    if constexpr (kVec < kVecs) {
+      constexpr int kPlace = kVec * kGroup;
+      ptx::load_streaming_before<kPlace * sizeof(T)>(kPlace, end, raw[kVec], data);
+      load_before<kVec + 1>(end, data);
+    }
+  }
+
+  // Waits for them.
+  __device__ __forceinline__ void wait(int n, int lane) {
+    for_each_place(
+        [&](int i) { bits[i] = __float_as_uint(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)); });
+    if (!kLoadsEarly || begin + kVecs * kGroup <= n) return;
+    const int left = n - begin - lane * kPerVec<T>;
+    for_each_place([&](int i) {
+      if (i / kPerVec<T> * kGroup + i % kPerVec<T> >= left) bits[i] = __float_as_uint(-INFINITY);
+    });
+  }
+
+  __device__ __forceinline__ void make_keys() {
+    for_each_place([&](int i) { bits[i] = order_key(value(i)) >> kInvariantBits<T>; });
+  }
+
+  __device__ __forceinline__ float value(int place) const { return __uint_as_float(bits[place]); }
+
+  // Calls visit(place) for every element of the lane.
+  template <typename Visit>
+  __device__ __forceinline__ static void for_each_place(Visit visit) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) visit(i);
+  }
+
+  // The keys that mark(marks, key, bit) marks.
+  template <typename Mark>
+  __device__ __forceinline__ LaneMask<kWords> mask_of(Mark set_bit) const {
+    ptx::BitAccumulator accumulators[kWords];
+    for_each_place([&](int i) {
+      set_bit(accumulators[i / kValuesPerThread].sums[i / kHalf % 2], bits[i], 1u << 2 * (i % kHalf));
+    });
+    LaneMask<kWords> mask;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      mask.word[w] = ptx::integer_of_sum(accumulators[w].sums[0]) |
+                     ptx::integer_of_sum(accumulators[w].sums[1]) << 2 * kHalf;
+    }
+    return mask;
+  }
+
+  // What it has at a place known only at run time: a tree of selections, because registers have no addresses.
+  template <int kFirst = 0, int kCount = kValues>
+  __device__ __forceinline__ uint32_t bits_at(uint32_t place) const {
+    if constexpr (kCount == 1) {
+      return bits[kFirst];
+    } else {
+      constexpr int kLower = kCount / 2;
+      const uint32_t lower = bits_at<kFirst, kLower>(place);
+      const uint32_t upper = bits_at<kFirst + kLower, kLower>(place);
+      return (place & kLower) != 0 ? upper : lower;
+    }
+  }
+
+  // Its position in the row.
+  __device__ __forceinline__ uint32_t position(int lane, uint32_t place) const {
+    return begin + place / kPerVec<T> * kGroup + lane * kPerVec<T> + place % kPerVec<T>;
+  }
+};
+
+// Brings the chosen elements in order; `before` were chosen in earlier warps. A block barrier comes next.
+template <typename T, int kValues>
+__device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const RegisterTile<T, kValues>& tile,
+                                               const LaneMask<RegisterTile<T, kValues>::kWords>& selected,
+                                               uint32_t before, uint16_t* staged) {
+  constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
+  constexpr int kWordVecs = kVecsOfTile<T>;
+  const uint32_t storage = ptx::shared_address(staged);
+  uint32_t position = tile.begin + ctx.lane * kPerVec<T>;
+#pragma unroll
+  for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) {
+    const uint32_t word = selected.word[w];
+    const uint32_t counts = packed_counts_of_pairs<T>(word);
+    uint32_t upto = ptx::inclusive_scan(counts);
+    uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
+    upto -= counts;
+#pragma unroll
+    for (int j = 0; j < kWordVecs; ++j) {
+      if (w * kWordVecs + j >= RegisterTile<T, kValues>::kVecs) break;
+      uint32_t slot = storage + 2 * (before + (upto & kFieldMask));
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) {
+        ptx::append_if(word & (1u << 2 * (j * kPerVec<T> + e)), slot, static_cast<uint16_t>(position + e));
+      }
+      before += total & kFieldMask;
+      upto >>= kFieldBits<T>;
+      total >>= kFieldBits<T>;
+      position += RegisterTile<T, kValues>::kGroup;
+    }
+  }
+}
+
+// Writes what all warps have staged.
+template <typename T>
+__device__ __forceinline__ void write_staged(const RowContext<T>& ctx, const LaunchTraits& traits,
+                                             const uint16_t* staged, const OutputWriter& output) {
+  if (traits.has(LaunchTraits::kVectorStores)) {
+#pragma unroll 1
+    for (int i = 4 * ctx.thread; i < ctx.k; i += 4 * kThreads) {
+      const ushort4 four = *reinterpret_cast<const ushort4*>(staged + i);
+      const int4 positions = make_int4(four.x, four.y, four.z, four.w);
+      *reinterpret_cast<int4*>(output.indices + i) = positions;
+      if (output.prior != nullptr) *reinterpret_cast<int4*>(output.prior + i) = positions;
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = ctx.thread; i < ctx.k; i += kThreads) output.put(i, staged[i]);
+}
+
+}  // namespace gvr_topk::small_row

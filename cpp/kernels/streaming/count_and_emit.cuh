@@ -1,0 +1,149 @@
+// Phases of the streaming kernel that touch every candidate: count and list, and write the result.
+#pragma once
+
+#include "core/exchange.cuh"
+#include "core/output_offset.cuh"
+#include "core/predictor.cuh"
+#include "core/row_job.cuh"
+#include "core/select.cuh"
+#include "streaming/async_pipeline.cuh"
+#include "streaming/candidate_buffer.cuh"
+
+namespace gvr_topk::streaming {
+
+// Added by each warp to what is listed when candidates are missing: more than all lists hold, and not so much
+// that the sum over a cluster wraps.
+constexpr uint32_t kBufferWasFull = 1u << 20;
+
+// Counts the candidates above the bracket and lists those inside, here and then in every CTA.
+template <typename T, typename Meanwhile>
+__device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const KeyInterval& interval,
+                                                const CandidateBuffer& buffer, uint32_t parity,
+                                                PhaseClock& clock, Meanwhile meanwhile) {
+  Shared& sm = *ctx.shared;
+  const uint32_t tie_key = interval.tie_key();
+  const float lo = interval.low(), hi = interval.high();
+  uint32_t above = 0, equal = 0;
+  buffer.for_each(ctx.lane, [&](const BufferedValue& x) {
+    above += !(x.value <= hi);
+    if (!(lo <= x.value && x.value <= hi)) return;
+    const uint32_t key = order_key(x.value);
+    if (key == tie_key) {
+      ++equal;
+      return;
+    }
+    ctx.list.put(atomicAdd(&sm.counts.listed, 1u), key);
+  });
+  above = __reduce_add_sync(0xffffffffu, above);
+  equal = __reduce_add_sync(0xffffffffu, equal);
+  if (ctx.lane == 0) {
+    ptx::add_shared(sm.counts.above, above, ctx.zero);
+    ptx::add_shared(sm.counts.equal, equal, ctx.zero);
+    if (buffer.full) ptx::add_shared(sm.counts.listed, kBufferWasFull, ctx.zero);
+  }
+  return exchange_lists(ctx, interval, parity, clock, meanwhile);
+}
+
+// Writes this CTA's selected positions, in ascending order, at their final place. `report` runs before that,
+// when all of the CTA have counted.
+template <typename T, typename Report>
+__device__ __forceinline__ void emit_buffer(const RowContext<T>& ctx, const KeyInterval& interval,
+                                            const ListedKeys& listed, const Threshold& threshold,
+                                            uint32_t before, const CandidateBuffer& buffer,
+                                            const OutputWriter& output, PhaseClock& clock, Report report) {
+  count_listed(ctx, listed, threshold);
+  uint32_t counts = 0;
+  const float level = key_to_float(threshold.key);
+  buffer.for_each(ctx.lane,
+                  [&](const BufferedValue& x) { counts += packed_count(x.value, level, threshold); });
+  counts = __reduce_add_sync(0xffffffffu, counts);
+  if (ctx.lane == 0) ctx.shared->selected[1][ctx.warp] = counts;
+  __syncthreads();
+  clock.stamp();
+  report();
+  const uint32_t earlier = (1u << ctx.lane) - 1;
+  const OutputOffset start(ctx, interval, threshold, before, 0);
+  int next = start.next;
+  if (threshold.takes_all()) {
+    buffer.for_each(ctx.lane, [&](const BufferedValue& x) {
+      const uint32_t selected = __ballot_sync(0xffffffffu, !(x.value < level));
+      if (!(x.value < level)) output.put(next + __popc(selected & earlier), x.position);
+      next += __popc(selected);
+    });
+    return;
+  }
+  uint32_t ties_left = start.ties_left;
+  buffer.for_each(ctx.lane, [&](const BufferedValue& x) {
+    const uint32_t ties = __ballot_sync(0xffffffffu, x.value == level);
+    const uint32_t selected = __ballot_sync(0xffffffffu, !(x.value <= level));
+    const uint32_t tie = __popc(ties & earlier);
+    if (!(x.value < level) && (x.value != level || tie < ties_left)) {
+      output.put(next + __popc(selected & earlier) + static_cast<int>(min(tie, ties_left)), x.position);
+    }
+    const uint32_t taken = min(static_cast<uint32_t>(__popc(ties)), ties_left);
+    next += __popc(selected) + static_cast<int>(taken);
+    ties_left -= taken;
+  });
+}
+
+// The last steps of a row whose bracket holds: the k-th key, the result, and what the next step starts from.
+// `of_nan`: what is infinity in the pool is NaN in the row.
+template <typename T>
+__device__ __forceinline__ void finish_row(const TopkParams& p, const LaunchTraits& traits,
+                                           const RowJob<T>& job, const KeyInterval& interval,
+                                           const CountResult& result, const CandidateBuffer& buffer,
+                                           const Moments& moments, uint32_t source, int passes, int rounds,
+                                           const OutputWriter& output, StepState* next, PhaseClock& clock,
+                                           bool of_nan = false) {
+  const RowContext<T>& ctx = job.ctx;
+  clock.stamp();
+  int snaps = 0;
+  const ListedKeys listed(ctx);
+  const Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
+  clock.stamp();
+  job.count_whole_hint(p, traits, of_nan ? kMaxKey : threshold.key);
+  emit_buffer(ctx, interval, listed, threshold, result.above_before, buffer, output, clock, [&] {
+    if (job.is_least_busy() && next != nullptr) {
+      *next = next_state(ctx, moments, threshold.key, interval, result);
+    }
+    job.report(p, traits, passes + rounds, result.inside, snaps, source, passes == 1, rounds);
+  });
+  clock.stamp();
+}
+
+// A plateau inside the bracket may be most of the row; not of one that is masked nearly everywhere, nor one
+// of infinities.
+__device__ __forceinline__ bool may_be_dense(const KeyInterval& interval) {
+  return interval.tie_key() != kAbsentKey && interval.lo != kLeastFiniteKey && interval.lo != kPosInfKey;
+}
+
+// The rings of all warps, and behind them the store of what is kept.
+template <typename T>
+__device__ __forceinline__ unsigned char* pipeline_storage(const RowContext<T>& ctx,
+                                                           const LaunchTraits& traits) {
+  return static_cast<unsigned char*>(ctx.list.end(traits.list_capacity()));
+}
+
+template <typename T>
+__device__ __forceinline__ BufferedValue* buffer_storage(const RowContext<T>& ctx,
+                                                         const LaunchTraits& traits) {
+  return reinterpret_cast<BufferedValue*>(pipeline_storage(ctx, traits) + kWarps * AsyncPipeline<T>::kBytes);
+}
+
+template <typename T>
+__device__ __forceinline__ AsyncPipeline<T> make_pipeline(const RowContext<T>& ctx,
+                                                          const LaunchTraits& traits) {
+  const int span = warp_span(ctx.row.n, ctx.log2_ctas, sizeof(T));
+  const int begin = min((ctx.rank * kWarps + ctx.warp) * span, ctx.row.n);
+  return AsyncPipeline<T>(ctx.row.data + begin, min(span, ctx.row.n - begin), ctx.warp, ctx.lane,
+                          pipeline_storage(ctx, traits));
+}
+
+template <typename T>
+__device__ __forceinline__ CandidateBuffer make_buffer(const RowContext<T>& ctx, const LaunchTraits& traits,
+                                                       const SmemLayout& layout) {
+  return CandidateBuffer(buffer_storage(ctx, traits), ctx.shared->buffer_chunks[ctx.warp],
+                         layout.buffer_chunks, ctx.warp);
+}
+
+}  // namespace gvr_topk::streaming

@@ -1,0 +1,65 @@
+// Rows whose k-th value is -inf: all that is greater was buffered, and of the rest the smallest positions
+// fill up what is missing to k. They are not buffered, but what is buffered says where they are: up to some
+// position, which is less than k, everything is selected, and from there on all that is buffered.
+#pragma once
+
+#include "core/output_writer.cuh"
+#include "core/row_context.cuh"
+#include "ptx/warp_scan.cuh"
+#include "streaming/candidate_buffer.cuh"
+
+namespace gvr_topk::streaming {
+
+// Finds, in the block whose part of the row begins with it, the position up to which everything is selected:
+// behind the `tie_quota`-th of those that are not buffered.
+template <typename T>
+__device__ __forceinline__ int end_of_all(const RowContext<T>& ctx, const CandidateBuffer& buffer,
+                                          uint32_t tie_quota) {
+  Shared& sm = *ctx.shared;
+  static_assert(32 * kRadixBins >= kStreamMaxK, "one bit for each of the first k positions");
+  uint32_t* const buffered = sm.hist;
+  buffered[ctx.thread] = 0;
+  __syncthreads();
+  buffer.for_each(ctx.lane, [&](const BufferedValue& x) {
+    if (buffer.is_buffered(x) && x.position < ctx.k)
+      atomicOr(&buffered[x.position >> 5], 1u << (x.position & 31));
+  });
+  __syncthreads();
+  uint32_t missing = ~buffered[ctx.thread];
+  const uint32_t count = __popc(missing), upto = ptx::inclusive_scan(count);
+  if (ctx.lane == 31) sm.warp_value[1][ctx.warp] = upto;
+  __syncthreads();
+  const uint32_t before = earlier_warps(ctx, 1) + upto - count;
+  if (before < tie_quota && tie_quota <= before + count) {
+    for (uint32_t passed = before + 1; passed < tie_quota; ++passed) missing &= missing - 1;
+    sm.over_range = 32 * ctx.thread + __ffs(missing);
+  }
+  __syncthreads();
+  return static_cast<int>(sm.over_range);
+}
+
+// `result` is of a bracket that begins with the least finite value: less than k elements are at or above it.
+template <typename T>
+__device__ __forceinline__ void emit_masked(const RowContext<T>& ctx, const CandidateBuffer& buffer,
+                                            const CountResult& result, const OutputWriter& output) {
+  Shared& sm = *ctx.shared;
+  const uint32_t tie_quota = ctx.k - (result.above + result.inside);
+  if (ctx.lane == 0) sm.warp_value[0][ctx.warp] = buffer.count;
+  __syncthreads();
+  int end = 0;
+  if (ctx.rank == 0) {
+    end = end_of_all(ctx, buffer, tie_quota);
+    for (int i = ctx.thread; i < end; i += kThreads) output.put(i, i);
+  }
+  const Counts& counts = sm.header[ctx.lane & (ctx.ctas - 1)].counts;
+  const uint32_t in_cta = ctx.lane < ctx.rank ? counts.above + counts.listed + counts.equal : 0;
+  int next = static_cast<int>(tie_quota + __reduce_add_sync(0xffffffffu, in_cta) + earlier_warps(ctx, 0));
+  const uint32_t earlier = (1u << ctx.lane) - 1;
+  buffer.for_each(ctx.lane, [&](const BufferedValue& x) {
+    const uint32_t buffered = __ballot_sync(0xffffffffu, buffer.is_buffered(x));
+    if (buffer.is_buffered(x) && x.position >= end) output.put(next + __popc(buffered & earlier), x.position);
+    next += __popc(buffered);
+  });
+}
+
+}  // namespace gvr_topk::streaming

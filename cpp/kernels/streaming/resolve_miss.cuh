@@ -1,0 +1,107 @@
+// What the streaming kernel does where the guessed interval does not hold the k-th key.
+#pragma once
+
+#include "core/radix_select.cuh"
+#include "core/row_job.cuh"
+#include "fallback/radix_fallback.cuh"
+#include "streaming/count_and_emit.cuh"
+#include "streaming/masked_rows.cuh"
+
+namespace gvr_topk::streaming {
+
+// A row whose bracket has missed. As long as all candidates of the cluster were kept, what lies above the
+// bracket's lower end is known: radix rounds over them, then an exchange that is certain to hold. If the k-th
+// key lies further down, the row is read again, from a lower bracket.
+template <typename T>
+__device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const LaunchTraits& traits,
+                                                    const SmemLayout& layout, unsigned char* storage,
+                                                    int count, int rotation) {
+  RowJob<T> job(p, traits, layout, storage);
+  const RowContext<T>& ctx = job.ctx;
+  Shared& sm = *ctx.shared;
+  const MissedGuess& missed = sm.missed;
+  PhaseClock clock(nullptr, 0, false);
+  restart_counts(ctx);
+  job.ctx.set_length(missed.length);
+  CountResult result = missed.result;
+  KeyInterval interval = missed.interval;
+  CandidateBuffer buffer = make_buffer(ctx, traits, layout);
+  buffer.count = count;
+  buffer.rotation = rotation;
+  uint32_t exchanges = missed.passes;
+  int passes = missed.passes, rounds = 0;
+  bool of_nan = false;
+#pragma unroll 1
+  while (true) {
+    const bool complete = result.inside < kBufferWasFull;
+    if (complete && is_masked(interval, result, ctx.k)) {
+      const OutputWriter output = job.output(p, traits);
+      StepState* const next = job.next_state_slot(p, traits, output);
+      job.count_whole_hint(p, traits, kNegInfKey);
+      emit_masked(ctx, buffer, result, output);
+      if (job.is_least_busy() && next != nullptr) *next = StepState{kMasked, 0.0f, 0.0f, 0};
+      job.report(p, traits, passes + rounds, result.inside, 0, missed.source, false, rounds);
+      return;
+    }
+    const bool is_buffered = complete && (result.contains_k || result.above >= static_cast<uint32_t>(ctx.k));
+    if (is_buffered) {
+      const KeyInterval range = range_of(result, interval, ctx.k);
+      interval = radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
+        buffer.for_each(ctx.lane, [&](const BufferedValue& x) { bins.add(order_key(x.value)); });
+      });
+      of_nan = interval.lo == kMaxKey;
+      if (of_nan) {
+        buffer.keep_only_nan(ctx.lane);
+        interval = KeyInterval::only(kPosInfKey);
+      }
+    } else {
+      if (passes > 1 || !complete) break;
+      if (!move_interval(ctx, result, interval)) interval = guess_by_row(ctx, [] {});
+    }
+    sm.keys.template clear<kThreads>();
+    if (ctx.thread == 0) {
+      reset_counts(ctx);
+      sm.small_count = 0;
+      if (!is_buffered) sm.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
+    }
+    __syncthreads();
+    if (!is_buffered) {
+      const AsyncPipeline<T> pipeline = make_pipeline(ctx, traits);
+      TileProducer<T> producer(pipeline);
+#pragma unroll
+      for (int tile = 0; tile < kRingDepth; ++tile)
+        producer.fetch(pipeline, tile * AsyncPipeline<T>::kTileBytes);
+      buffer = make_buffer(ctx, traits, layout);
+      buffer.claim_share(ctx.lane);
+      buffer.full = may_be_dense(interval);
+      if (buffer.full) {
+        ptx::wait_copies<0>();
+      } else {
+        filter_row(ctx, pipeline, producer, interval.low(), buffer);
+      }
+    }
+    result = exchange(ctx, interval, buffer, exchanges++ & 1, clock, [] {});
+    ++passes;
+    if (result.complete) {
+      const OutputWriter output = job.output(p, traits);
+      StepState* const next = job.next_state_slot(p, traits, output);
+      finish_row(p, traits, job, interval, result, buffer, Moments(missed), missed.source, passes, rounds,
+                 output, next, clock, of_nan);
+      return;
+    }
+    // CTAs that have sampled a row while it was overwritten go by different brackets.
+    if (is_buffered || !result.agreed) break;
+    restart_counts(ctx);
+  }
+  // A plateau inside the bracket, or more than could be kept: every element is looked at again.
+  const KeyInterval everything = KeyInterval::everything();
+  const bool try_it = result.agreed && interval.tie_key() != kAbsentKey;
+  __syncthreads();  // the pool's memory is used anew
+  fallback::radix_fallback<T>(
+      p, traits, layout, storage,
+      fallback::FallbackState{try_it ? fallback::FallbackStage::kGuess : fallback::FallbackStage::kRadix,
+                              interval, everything, missed.source, static_cast<int>(exchanges),
+                              missed.length});
+}
+
+}  // namespace gvr_topk::streaming

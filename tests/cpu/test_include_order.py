@@ -1,0 +1,92 @@
+"""The order of folders is the order of includes in cpp/kernels, and assembly stays in one of them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+KERNELS = Path(__file__).resolve().parents[2] / "cpp" / "kernels"
+BELOW = {
+    "ptx": set(),
+    "core": {"ptx"},
+    "fallback": {"ptx", "core"},
+    "small_row": {"ptx", "core", "fallback"},
+    "resident": {"ptx", "core", "fallback"},
+    "streaming": {"ptx", "core", "fallback"},
+    "paper_gvr": {"ptx", "core", "fallback"},
+}
+"""Folders that the files of a folder may include, beside its own."""
+KERNEL_FOLDERS = [folder for folder in BELOW if folder not in ("ptx", "core")]
+LONGEST_PATH = 6
+"""Most files of its own folder that a reader of a kernel meets, ``kernel.cuh`` among them."""
+FILES = sorted(file for suffix in ("cuh", "cu") for file in KERNELS.rglob(f"*.{suffix}"))
+
+
+def folder_of(file: Path) -> str:
+    return file.relative_to(KERNELS).parts[0]
+
+
+@cache
+def included(file: Path) -> tuple[Path, ...]:
+    """Files of cpp/kernels that a file names in its includes."""
+    names = re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE)
+    return tuple(KERNELS / name for name in names if (KERNELS / name).exists())
+
+
+def reachable(file: Path) -> set[Path]:
+    found: set[Path] = set()
+    waiting = [file]
+    while waiting:
+        for other in included(waiting.pop()):
+            if other not in found:
+                found.add(other)
+                waiting.append(other)
+    return found
+
+
+def test_folders_are_known() -> None:
+    assert {folder_of(file) for file in FILES} == set(BELOW)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(KERNELS)))
+def test_includes_go_down(file: Path) -> None:
+    named = re.findall(r'^#include "([^"]+)"', file.read_text(), re.MULTILINE)
+    public = {name for name in named if name.startswith("gvr_topk/")}
+    assert {name for name in set(named) - public if not (KERNELS / name).exists()} == set()
+    own = folder_of(file)
+    assert {folder_of(other) for other in included(file)} <= BELOW[own] | {own}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(KERNELS)))
+def test_no_file_includes_itself(file: Path) -> None:
+    assert file not in reachable(file)
+
+
+@pytest.mark.parametrize("folder", KERNEL_FOLDERS)
+def test_a_kernel_is_few_files(folder: str) -> None:
+    kernel = KERNELS / folder / "kernel.cuh"
+    path = {kernel} | {file for file in reachable(kernel) if folder_of(file) == folder}
+    assert len(path) <= LONGEST_PATH, sorted(file.name for file in path)
+
+
+@pytest.mark.parametrize("folder", KERNEL_FOLDERS)
+def test_a_kernel_has_one_launch(folder: str) -> None:
+    assert [file.name for file in (KERNELS / folder).glob("*.cu")] == ["launch.cu"]
+    cmake = (KERNELS.parent / "CMakeLists.txt").read_text()
+    assert f"kernels/{folder}/launch.cu" in cmake
+
+
+def test_assembly_is_in_ptx_alone() -> None:
+    sources = [*FILES, *KERNELS.rglob("*.cpp")]
+    code = {file: re.sub(r"//.*", "", file.read_text()) for file in sources}
+    assert {file for file, text in code.items() if re.search(r"\basm\b", text)} == {
+        file for file in FILES if folder_of(file) == "ptx" and re.search(r"\basm\b", code[file])
+    }
+
+
+def test_headers_open_no_namespace_to_others() -> None:
+    opening = re.compile(r"^using namespace ", re.MULTILINE)
+    assert [file.name for file in FILES if opening.search(file.read_text())] == []
