@@ -49,6 +49,7 @@ class Arguments(NamedTuple):
     row_slot: Tensor | None
     state: Tensor | None
     indices: Tensor | None
+    next_state: Tensor | None
     counts: Tensor | None
     page_table: Tensor | None
     slots: Tensor | None
@@ -64,14 +65,14 @@ class Arguments(NamedTuple):
     ctas_per_row: int = 0
 
 
-WRITTEN = ("out", "state", "indices", "counts", "slots", "stats", "phase_clocks")
+WRITTEN = ("out", "state", "indices", "next_state", "counts", "slots", "stats", "phase_clocks")
 """Tensors that the op writes to."""
 
 
 def schema() -> str:
     """Schema of the op, in PyTorch's notation."""
     kinds = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int"}
-    letters = dict(zip(WRITTEN, "abcdefgh", strict=False))
+    letters = dict(zip(WRITTEN, "abcdefghi", strict=False))
     parts = []
     for name, annotation in get_type_hints(Arguments).items():
         kind = kinds[annotation]
@@ -160,6 +161,9 @@ def check(a: Arguments) -> None:
         raise fail("seq_lens", either, list(a.seq_lens.shape))
     _check_results("out", a.out, a.logits, rows, a.k)
     _check_state(a, rows, requests)
+    if a.next_state is not None:
+        _check_tensor("next_state", a.next_state, a.logits, torch.float32, (rows, STATE_FLOATS))
+        _check_contiguous("next_state", a.next_state)
     _check_pages(a, rows, requests)
     if a.counts is not None:
         _check_tensor("counts", a.counts, a.logits, torch.int32, (rows,))

@@ -80,6 +80,8 @@ def _carry_over(a: Arguments, row: int, length: int, chosen: Tensor) -> None:
     has_slot = 0 <= slot < slots
     if a.stats is not None:
         a.stats[row, StatsColumn.REASON] = _reason(a, length, slot, slots)
+    if a.next_state is not None:
+        a.next_state[row] = _state_after(a, row, length, chosen)
     if not has_slot or a.state is None:
         return
     keys = order_key(a.logits[row])
@@ -89,13 +91,19 @@ def _carry_over(a: Arguments, row: int, length: int, chosen: Tensor) -> None:
         hinted = hinted[(hinted >= 0) & (hinted < length)]
         kth = keys[chosen.to(torch.int64)].min()
         a.stats[row, StatsColumn.HITS] = int((keys[hinted] >= kth).sum())
-    if row % a.next_n != a.next_n - 1:
+    if row % a.next_n != a.next_n - 1 or a.next_state is not None:
         return
     if length > a.k:
-        kth_value = a.logits[row][chosen.to(torch.int64)].to(torch.float32).min()
-        a.state[slot] = torch.tensor([STATE_VALUE_ONLY, float(kth_value), 0.0, 0.0])
+        a.state[slot] = _state_after(a, row, length, chosen)
     if a.indices is not None:
         a.indices[slot] = chosen
+
+
+def _state_after(a: Arguments, row: int, length: int, chosen: Tensor) -> Tensor:
+    if length <= a.k:
+        return torch.tensor([STATE_UNKNOWN, 0.0, 0.0, 0.0])
+    kth_value = a.logits[row][chosen.to(torch.int64)].to(torch.float32).min()
+    return torch.tensor([STATE_VALUE_ONLY, float(kth_value), 0.0, 0.0])
 
 
 def _reason(a: Arguments, length: int, slot: int, slots: int) -> HintReason:

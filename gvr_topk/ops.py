@@ -83,6 +83,7 @@ def indexer_topk_decode(
     out: Tensor | None = None,
     state: TopkState | None = None,
     row_slot: Tensor | None = None,
+    next_state: Tensor | None = None,
     counts: Tensor | None = None,
     page_table: Tensor | None = None,
     page_size: int = 0,
@@ -122,6 +123,9 @@ def indexer_topk_decode(
     row_slot : Tensor, ``[rows]``, int32, optional
         Slot of each row in `state`. Negative or too large: no hint and no write-back (padding rows).
         Default: request ``r // next_n`` uses slot ``r // next_n``.
+    next_state : Tensor, ``[rows, 4]``, float32, contiguous, optional
+        Out: what each row leaves for the next step. `state` is then read and not written, until
+        `TopkState.accept` copies the rows whose draft tokens were accepted.
     counts : Tensor, ``[rows]``, int32, optional
         Out: how many items each row has, ``min(max(n_r, 0), k)``; what follows them is ``-1``.
     page_table : Tensor, ``[rows / next_n, pages]``, int32, optional
@@ -203,6 +207,7 @@ def indexer_topk_decode(
             row_slot=row_slot,
             state=None if state is None else state.words,
             indices=None if state is None else state.indices,
+            next_state=next_state,
             counts=counts,
             page_table=page_table,
             slots=slots,

@@ -100,6 +100,28 @@ class TopkState:
         """Device memory in bytes."""
         return self.words.nbytes + (0 if self.indices is None else self.indices.nbytes)
 
+    def accept(self, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
+        """Take over what the last accepted draft row of each request has left; enqueued, without a sync.
+
+        Parameters
+        ----------
+        next_state : Tensor, ``[requests * next_n, 4]``, float32
+            `next_state` of the op.
+        slots : Tensor, ``[requests]``, integer, same device
+            Slot of each request; negative or too large: none.
+        accepted : Tensor, ``[requests]``, integer, same device
+            Rows of each request whose token was accepted, 1 to ``next_n``; other numbers count as the nearest.
+        """
+        requests = slots.shape[0]
+        rows = next_state.view(requests, -1, STATE_FLOATS)
+        last = (accepted.to(torch.int64) - 1).clamp(0, rows.shape[1] - 1)
+        left = rows[torch.arange(requests, device=slots.device), last]
+        # A request without a slot writes to a spare row: its neighbours' slots would be written twice.
+        target = slots.to(torch.int64)
+        target = torch.where((target >= 0) & (target < self.slots), target, self.slots)
+        spare = torch.cat((self.words, self.words.new_empty(1, STATE_FLOATS)))
+        self.words.copy_(spare.index_copy_(0, target, left)[: self.slots])
+
     def reset(self, slots: int | Sequence[int] | Tensor | None = None) -> None:
         """Forget what slots hold, as for a new request; enqueued on the current stream.
 

@@ -25,17 +25,17 @@ namespace {
 template <typename T>
 cudaError_t launch_as(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
   switch (plan.family) {
-    case Family::kSingle:
+    case Family::kSmallRow:
       return small_row::launch<T>(params, plan, target);
     case Family::kResident:
       return resident::launch<T>(params, plan, target);
-    case Family::kStream:
+    case Family::kStreaming:
       // The pipeline copies 16 bytes at a time, so rows that are not aligned take the fallback kernel.
       if (has_aligned_rows(params, sizeof(T))) return streaming::launch<T>(params, plan, target);
       return fallback::launch<T>(params, plan, target);
-    case Family::kGeneral:
+    case Family::kFallback:
       return fallback::launch<T>(params, plan, target);
-    case Family::kFourPhase:
+    case Family::kPaperGvr:
       return paper_gvr::launch<T>(params, plan, target);
   }
   return cudaErrorInvalidValue;

@@ -84,6 +84,7 @@ struct Arguments {
   const OptionalTensor& row_slot;
   const OptionalTensor& state;
   const OptionalTensor& indices;
+  const OptionalTensor& next_state;
   const OptionalTensor& counts;
   const OptionalTensor& page_table;
   const OptionalTensor& slots;
@@ -99,6 +100,14 @@ struct Arguments {
   int64_t ctas_per_row;
 };
 
+// What steps leave, which kernels read and write 16 bytes at a time.
+void check_words(const Tensor& words, const char* name, int32_t device, int64_t rows) {
+  check_tensor(words, name, device, ScalarType::Float, {rows, kStateFloats});
+  check_contiguous(words, name);
+  check(reinterpret_cast<uintptr_t>(words.data_ptr()) % 16 == 0, name,
+        ": wanted an address that is a multiple of 16, got one that is not");
+}
+
 void check_state(const Arguments& a, int32_t device, int64_t rows, int64_t requests) {
   if (a.row_slot) {
     check(a.state.has_value(), "row_slot: wanted a state beside it, got None");
@@ -106,10 +115,7 @@ void check_state(const Arguments& a, int32_t device, int64_t rows, int64_t reque
   }
   check(a.state || !a.indices, "indices: wanted a state beside them, got None");
   if (!a.state) return;
-  check_tensor(*a.state, "state", device, ScalarType::Float, {kAny, kStateFloats});
-  check_contiguous(*a.state, "state");
-  check(reinterpret_cast<uintptr_t>(a.state->data_ptr()) % 16 == 0,
-        "state: wanted an address that is a multiple of 16, got one that is not");
+  check_words(*a.state, "state", device, kAny);
   const int64_t slots = a.state->size(0);
   check(a.row_slot || slots >= requests, "state: wanted at least ", requests, " slots without row_slot, got ",
         slots);
@@ -149,6 +155,7 @@ void check_arguments(const Arguments& a) {
         requests == rows ? "" : " or " + std::to_string(rows), " elements, got ", describe(a.seq_lens));
   check_results(a.out, "out", device, rows, a.k);
   check_state(a, device, rows, requests);
+  if (a.next_state) check_words(*a.next_state, "next_state", device, rows);
   check_pages(a, device, rows, requests);
   if (a.counts) check_tensor(*a.counts, "counts", device, ScalarType::Int, {rows});
   if (a.stats) {
@@ -177,6 +184,7 @@ TopkParams make_params(const Arguments& a) {
   p.num_slots = a.state ? clamped(a.state->size(0)) : 0;
   p.prior = pointer<int32_t>(a.indices);
   p.prior_stride = a.indices ? a.indices->stride(0) : 0;
+  p.next_state = pointer<float>(a.next_state);
   p.row_slot = pointer<int32_t>(a.row_slot);
   p.prior_offset = static_cast<int32_t>(a.hint_offset);
   p.page_size = a.page_table ? static_cast<int32_t>(a.page_size) : 0;
@@ -241,14 +249,14 @@ Plan runnable_plan(const TopkParams& params, PlanInput input, cudaStream_t strea
 }
 
 void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor out, OptionalTensor row_slot,
-                         OptionalTensor state, OptionalTensor indices, OptionalTensor counts,
-                         OptionalTensor page_table, OptionalTensor slots, OptionalTensor stats,
-                         OptionalTensor phase_clocks, int64_t k, int64_t next_n, int64_t page_size,
-                         int64_t path, int64_t max_ctas, int64_t flags, int64_t hint_offset,
-                         int64_t ctas_per_row) {
-  const Arguments arguments{logits,     seq_lens, out,   row_slot,     state,       indices, counts,
-                            page_table, slots,    stats, phase_clocks, k,           next_n,  page_size,
-                            path,       max_ctas, flags, hint_offset,  ctas_per_row};
+                         OptionalTensor state, OptionalTensor indices, OptionalTensor next_state,
+                         OptionalTensor counts, OptionalTensor page_table, OptionalTensor slots,
+                         OptionalTensor stats, OptionalTensor phase_clocks, int64_t k, int64_t next_n,
+                         int64_t page_size, int64_t path, int64_t max_ctas, int64_t flags,
+                         int64_t hint_offset, int64_t ctas_per_row) {
+  const Arguments arguments{logits,    seq_lens,   out,      row_slot, state,        indices,     next_state,
+                            counts,    page_table, slots,    stats,    phase_clocks, k,           next_n,
+                            page_size, path,       max_ctas, flags,    hint_offset,  ctas_per_row};
   check_arguments(arguments);
   const TopkParams params = make_params(arguments);
   if (params.rows == 0) return;

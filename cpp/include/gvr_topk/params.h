@@ -78,6 +78,7 @@ struct TopkParams {
   int64_t page_table_stride;
   int32_t* slots;  // [rows, >= k] or null: cache slots go here, and to `indices` where this is null
   int64_t slots_stride;
+  float* next_state;      // [rows, kStateFloats] or null: each row leaves its state here, not in its slot
   int32_t* counts;        // [rows] or null: how many items were written
   int32_t* stats;         // [rows, kStatColumns] or null
   int64_t* phase_clocks;  // [rows, 8] or null; written only by builds with GVR_PHASE_TIMING

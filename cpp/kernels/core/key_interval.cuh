@@ -5,17 +5,9 @@
 #include <cstdint>
 
 #include "core/key.cuh"
+#include "gvr_topk/params.h"
 
 namespace gvr_topk {
-
-// Where the first interval of a row comes from. The numbers are those of the statistics column `guess`.
-enum GuessSource : uint32_t {
-  kGuessNone = 0,
-  kGuessHint = 1,
-  kGuessRowSample = 2,
-  kGuessPlace = 3,  // the z-score of the k-th value
-  kGuessValue = 4,
-};
 
 // An inclusive interval of keys.
 struct KeyInterval {

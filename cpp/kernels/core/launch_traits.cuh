@@ -38,9 +38,13 @@ struct alignas(8) LaunchTraits {
     kStats = 1 << 8,          // statistics are written
     kWritesState = 1 << 9,    // state or positions are left for the next step
     kVectorStores = 1 << 10,  // results may be written 16 bytes at a time, untranslated
+    kRowLengths = 1 << 11,    // requests have several rows, and lengths are given by row
+    kCounts = 1 << 12,        // the number of items of each row is written
+    kStateByRow = 1 << 13,    // the next state goes to a row of its own, and slots stay as they are
+    kRadixOnly = 1 << 14,     // nothing is guessed
     kNoStateFlags = kAligned | kWholeVectors,
     kCommonFlags = kNoStateFlags | kUseHint | kReadsState | kWritesState,
-    kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots,
+    kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow,
   };
 
   uint32_t sizes;  // log2_ctas in the lowest 8 bits, list_capacity from bit 16 on
@@ -106,7 +110,8 @@ static_assert(LaunchTraits::common_one_row().specialization() == Specialization:
 // The traits that the plan alone decides, without those of buffers.
 inline constexpr LaunchTraits make_traits(const Plan& plan) {
   uint32_t flags = plan.ring_depth > 0 ? LaunchTraits::kRing : 0;
-  if (plan.path == Path::kCluster) flags |= LaunchTraits::kUseHint;
+  if (plan.path == Path::kAuto || plan.path == Path::kPaperGvr) flags |= LaunchTraits::kUseHint;
+  if (plan.path == Path::kRadixRounds) flags |= LaunchTraits::kRadixOnly;
   return LaunchTraits(log2_of(plan.ctas_per_row), plan.list_capacity, flags);
 }
 
@@ -122,10 +127,13 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
   set(LaunchTraits::kWholeVectors, aligned && p.width % kPerVec<T> == 0);
   set(LaunchTraits::kDraftRows, p.next_n > 1);
   const bool slotted = set(LaunchTraits::kRowSlots, p.row_slot != nullptr);
-  set(LaunchTraits::kWritesState, p.prior != nullptr || p.guess_state != nullptr);
-  const bool reads_state = set(LaunchTraits::kReadsState,
-                               traits.has(LaunchTraits::kUseHint) && aligned && p.guess_state != nullptr);
-  set(LaunchTraits::kSlotIsRequest, reads_state && !slotted && p.rows <= p.num_slots * p.next_n);
+  set(LaunchTraits::kRowLengths, p.row_lengths);
+  set(LaunchTraits::kCounts, p.counts != nullptr);
+  set(LaunchTraits::kStateByRow, p.next_state != nullptr);
+  set(LaunchTraits::kWritesState, p.state != nullptr || p.next_state != nullptr);
+  const bool reads_state =
+      set(LaunchTraits::kReadsState, traits.has(LaunchTraits::kUseHint) && aligned && p.state != nullptr);
+  set(LaunchTraits::kSlotIsRequest, reads_state && !slotted && p.rows <= int64_t{p.num_slots} * p.next_n);
   set(LaunchTraits::kStats, p.stats != nullptr);
   const auto in_vectors = [](const int32_t* results, int64_t stride) {
     return reinterpret_cast<uintptr_t>(results) % sizeof(int4) == 0 && stride % 4 == 0;

@@ -78,6 +78,14 @@ struct Moments {
         deviation = 0.0f;  // the deviation is kTooFewCounted or kNoneCounted where too little counts
 
   Moments() = default;
+
+  // Of a row that was not sampled at fixed positions.
+  __device__ __forceinline__ static Moments unknown() {
+    Moments moments;
+    moments.deviation = kTooFewCounted;
+    return moments;
+  }
+
   __device__ __forceinline__ explicit Moments(const MissedGuess& missed)
       : mean(missed.mean), deviation(missed.deviation) {}
 

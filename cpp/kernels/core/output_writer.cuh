@@ -15,7 +15,8 @@ namespace gvr_topk {
 struct OutputWriter {
   int32_t* indices;
   int32_t* prior;        // null: positions are not handed to the next step
-  const int32_t* pages;  // null: positions are written as they are
+  const int32_t* pages;  // null: positions are not translated to cache slots
+  int32_t* cache_slots;  // null: cache slots take the place of positions in `indices`
   int k;
   int page_size;
   int pages_per_request;
@@ -40,7 +41,10 @@ struct OutputWriter {
 
   __device__ __forceinline__ void put(int slot, int position) const {
     if (static_cast<uint32_t>(slot) >= static_cast<uint32_t>(k)) return;
-    ptx::store_global(indices + slot, pages != nullptr ? translated(position) : position);
+    const bool apart = cache_slots != nullptr;
+    const int cache_slot = pages != nullptr ? translated(position) : position;
+    ptx::store_global(indices + slot, apart ? position : cache_slot);
+    if (apart) ptx::store_global(cache_slots + slot, cache_slot);
     if (prior != nullptr) ptx::store_global(prior + slot, position);
   }
 
@@ -56,15 +60,16 @@ struct OutputWriter {
   }
 };
 
-__device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, int next_n, int row,
-                                                           int request, int slot) {
+__device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, const LaunchTraits& traits,
+                                                           int next_n, int row, int request, int slot) {
   OutputWriter output;
   output.indices = p.indices + row * p.indices_stride;
   // The last row of a request is the one whose result the next step starts from.
   const bool last = row - request * next_n == next_n - 1;
-  output.writes_state = last && slot >= 0;
+  output.writes_state = last && slot >= 0 && !traits.has(LaunchTraits::kStateByRow);
   output.prior = output.writes_state && p.prior != nullptr ? p.prior + slot * p.prior_stride : nullptr;
   output.pages = p.page_table != nullptr ? p.page_table + request * p.page_table_stride : nullptr;
+  output.cache_slots = p.slots != nullptr ? p.slots + row * p.slots_stride : nullptr;
   output.k = p.k;
   output.page_size = p.page_size;
   output.pages_per_request = p.pages_per_request;

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-namespace gvr_topk {
+#include "gvr_topk/params.h"
 
-constexpr int kPhaseStamps = 8;
+namespace gvr_topk {
 
 struct PhaseClock {
 #ifdef GVR_PHASE_TIMING

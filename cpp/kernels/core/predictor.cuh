@@ -38,12 +38,12 @@ __device__ __forceinline__ KeyInterval predicted(const Moments& moments, const S
   if (by_value) {
     half_width = fminf(half_width, state.limit);
   } else if (moments.are_known()) {
-    const float z = state.z_score - kZScoreOrigin, error = fminf(errors.z_score, state.limit);
+    const float z = state.z_score - kStateZScoreOrigin, error = fminf(errors.z_score, state.limit);
     centre = fmaf(z, moments.deviation, moments.mean);
     half_width = fmaf(error, fabsf(z), error) * moments.deviation;
   }
   return finite_interval(order_key(centre - half_width), order_key(centre + half_width),
-                         by_value ? kGuessValue : kGuessPlace);
+                         by_value ? kGuessValue : kGuessZScore);
 }
 
 // What a predictor goes by. A spread follows how far values turn out from where they were expected: so many
@@ -75,8 +75,8 @@ template <typename T>
 __device__ __forceinline__ StepState next_state(const RowContext<T>& ctx, const Moments& moments,
                                                 uint32_t kth, const KeyInterval& interval,
                                                 const CountResult& result) {
-  if (kth > kMostFiniteKey) return StepState{kInfinite, 0.0f, 0.0f, 0};
-  if (kth < kLeastFiniteKey) return StepState{kMasked, 0.0f, 0.0f, 0};
+  if (kth > kMostFiniteKey) return StepState{kStateInfinite, 0.0f, 0.0f, 0};
+  if (kth < kLeastFiniteKey) return StepState{kStateMasked, 0.0f, 0.0f, 0};
   const StepState last = ctx.shared->facts.state;
   const PredictionErrors was = PredictionErrors::of(last);
   const PredictorTuning by = ctx.log2_ctas < kLog2FewCtas ? kTuningFewCtas : kTuning;
@@ -100,7 +100,7 @@ __device__ __forceinline__ StepState next_state(const RowContext<T>& ctx, const 
   errors.value = fminf(fmaxf(errors.value, by.min_inside * per_element), kBeyondLimit * limit);
 
   bool by_value = true;
-  float z_score = kValueOnly;
+  float z_score = kStateValueOnly;
   if (moments.are_known() && fabsf(moments.mean) <= kMostOffset * moments.deviation) {
     const float z = (value - moments.mean) * ptx::reciprocal(moments.deviation);
     const float further = 1.0f + fabsf(z);
@@ -109,13 +109,13 @@ __device__ __forceinline__ StepState next_state(const RowContext<T>& ctx, const 
     float centre = z;
     errors.z_score = by.first_z_error;
     if (is_z_score(last.z_score)) {
-      const float move = z - (last.z_score - kZScoreOrigin);
+      const float move = z - (last.z_score - kStateZScoreOrigin);
       errors.z_score = fmaxf(kSpreadKept * was.z_score, by.z_factor * fabsf(move) * ptx::reciprocal(further));
       centre = z - (1.0f - kCentreMoves) * move;
     }
     errors.z_score = fminf(fmaxf(errors.z_score, by.min_z_error), kBeyondLimit * z_limit);
-    if (fabsf(centre) < kMaxZScore) {
-      z_score = kZScoreOrigin + centre;
+    if (fabsf(centre) < kStateMaxZScore) {
+      z_score = kStateZScoreOrigin + centre;
       by_value = errors.value * unit <= errors.z_score;
       if (!by_value) limit = z_limit;
     }

@@ -4,6 +4,7 @@
 
 #include "core/exchange.cuh"
 #include "core/guess.cuh"
+#include "core/hint_hits.cuh"
 #include "core/output_writer.cuh"
 #include "core/row_context.cuh"
 #include "core/step_state.cuh"
@@ -11,7 +12,7 @@
 namespace gvr_topk {
 
 __device__ __forceinline__ StepState* state_of(const TopkParams& p, int slot) {
-  return reinterpret_cast<StepState*>(p.guess_state) + slot;
+  return reinterpret_cast<StepState*>(p.state) + slot;
 }
 
 // Starts a load of what the last step has left in a slot, if that is wanted.
@@ -19,29 +20,6 @@ __device__ __forceinline__ void load_state(bool requested, const TopkParams& p, 
   float4 left = make_float4(state.z_score, state.value, state.limit, 0.0f);
   ptx::load_if(requested, left, state_of(p, slot));
   state = StepState{left.x, left.y, left.z, __float_as_uint(left.w)};
-}
-
-// Adds to the block's counts how many of these hinted values lie in the row, and how many of those at or
-// above the k-th.
-template <typename T>
-__device__ __forceinline__ void count_hint(const RowContext<T>& ctx, uint32_t hinted, uint32_t kth) {
-  const uint32_t in_row = __popc(__ballot_sync(0xffffffffu, hinted != kAbsentKey));
-  const uint32_t at_or_above = __popc(__ballot_sync(0xffffffffu, hinted >= kth));
-  if (ctx.lane != 0) return;
-  ptx::add_shared(ctx.shared->hinted, in_row, ctx.zero);
-  ptx::add_shared(ctx.shared->at_or_above, at_or_above, ctx.zero);
-}
-
-// The same for the whole hint, which is still the old one.
-template <typename T>
-__device__ __forceinline__ void count_hint_in_full(const RowContext<T>& ctx, const HintView& hint,
-                                                   uint32_t kth) {
-#pragma unroll 1
-  for (int first = 0; first < ctx.k; first += kThreads) {
-    const int i = first + ctx.thread;
-    const bool there = i < ctx.k && hint.prior != nullptr;
-    count_hint(ctx, HintedScore<T>(ctx, hint, there ? hint.prior[i] : -1).key(), kth);
-  }
 }
 
 // The slot a row asks for; it may have to be loaded.
@@ -60,9 +38,9 @@ __device__ __forceinline__ int checked_slot(const TopkParams& p, const LaunchTra
   return traits.has(LaunchTraits::kWritesState) && requested_slot < p.num_slots ? requested_slot : -1;
 }
 
-__device__ __forceinline__ void write_stats(int32_t* stats, Path path, int passes, int candidates, int snaps,
-                                            int hits, int guess, bool guess_hit, int done) {
-  stats[kStatPath] = static_cast<int32_t>(path);
+__device__ __forceinline__ void write_stats(int32_t* stats, HintReason reason, int passes, int candidates,
+                                            int snaps, int hits, int guess, bool guess_hit, int done) {
+  stats[kStatReason] = static_cast<int32_t>(reason);
   stats[kStatPasses] = passes;
   stats[kStatCandidates] = candidates;
   stats[kStatSnap] = snaps;
@@ -102,7 +80,6 @@ __device__ __forceinline__ void reset_counters(const RowContext<T>& ctx) {
   }
   if (ctx.thread == 0) {
     reset_counts(ctx);
-    sm.hinted = 0;
     sm.at_or_above = 0;
   }
   init_barriers(ctx);
@@ -137,19 +114,27 @@ __device__ __forceinline__ int next_n_of(const TopkParams& p, const LaunchTraits
   return traits.has(LaunchTraits::kDraftRows) ? p.next_n : 1;
 }
 
+// Elements at the end of its request that a row does not see: its own length counts all that it sees, a
+// length of the request also those of the draft rows behind it.
+__device__ __forceinline__ int unseen_by(const TopkParams& p, const LaunchTraits& traits, int row,
+                                         int request) {
+  if (!traits.has(LaunchTraits::kDraftRows) || traits.has(LaunchTraits::kRowLengths)) return 0;
+  return p.next_n - 1 - (row - request * p.next_n);
+}
+
 __device__ __forceinline__ int32_t* stats_of(const TopkParams& p, const LaunchTraits& traits, int row) {
   return traits.has(LaunchTraits::kStats) ? p.stats + row * kStatColumns : nullptr;
 }
 
 // Rows no longer than k need no selection: `threads` threads, of which this is one, write them.
 __device__ __forceinline__ void write_short_row(const OutputWriter& output, int n, int k, int thread,
-                                                int threads, int32_t* stats) {
+                                                int threads, int32_t* stats, HintReason reason) {
   emit_short_row(output, n, k, thread, threads);
-  if (stats != nullptr && thread < kStatColumns) stats[thread] = thread == kStatHits ? -1 : 0;
+  if (stats != nullptr && thread == 0) write_stats(stats, reason, 0, 0, 0, -1, kGuessNone, false, 0);
 }
 
 // Slots whose state is asked for before it is known which one is needed.
-constexpr int kSlotsLoadedEarly = 128;
+constexpr uint32_t kSlotsLoadedEarly = 128;
 
 // What a cluster has to do: its row, the row's hint, and where results go. The row's length is under way, but
 // not waited for.
@@ -166,7 +151,8 @@ struct RowJob {
                                     unsigned char* storage, bool known_sizes = false) {
     row = blockIdx.x >> traits.log2_ctas();
     request = request_of(p, traits, row);
-    ptx::load_if(threadIdx.x == 0, seq_len, p.seq_lens + request);  // before all else
+    const int32_t* lengths = p.seq_lens + (traits.has(LaunchTraits::kRowLengths) ? row : request);
+    ptx::load_if(threadIdx.x == 0, seq_len, lengths);  // before all else
     requested_slot = load_requested_slot(p, traits, row, request);
     ctx = make_context<T>(p, traits, layout, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row),
                           storage, known_sizes);
@@ -178,7 +164,9 @@ struct RowJob {
   __device__ __forceinline__ void agree_on_length(const TopkParams& p, const LaunchTraits& traits) {
     Shared& sm = *ctx.shared;
     if (ctx.thread == 0) {
-      sm.facts.length = visible_length(p, next_n_of(p, traits), row, request, seq_len);
+      const int length = visible_length(p, seq_len, unseen_by(p, traits, row, request));
+      sm.facts.length = length;
+      if (traits.has(LaunchTraits::kCounts) && ctx.rank == 0) p.counts[row] = min(length, ctx.k);
     }
     __syncthreads();
     ctx.set_length(sm.facts.length);
@@ -196,23 +184,23 @@ struct RowJob {
   // row, or stream, may be writing it. Where slots are those of requests, that is the first thread. Otherwise
   // each of the first threads asks for the slot of its own number, before it is known which one is the row's:
   // one load behind the other would take twice the time. Later slots are waited for.
-  __device__ __forceinline__ StepState load_state_early(const TopkParams& p, const LaunchTraits& traits,
-                                                        int slots_loaded_early = kSlotsLoadedEarly) const {
+  __device__ __forceinline__ StepState load_state_early(const TopkParams& p,
+                                                        const LaunchTraits& traits) const {
     StepState state = no_state();
     if (traits.has(LaunchTraits::kSlotIsRequest)) {
       load_state(threadIdx.x == 0, p, request, state);
     } else if (traits.has(LaunchTraits::kReadsState)) {
-      load_state(threadIdx.x < min(slots_loaded_early, p.num_slots), p, threadIdx.x, state);
+      load_state(threadIdx.x < min(kSlotsLoadedEarly, static_cast<uint32_t>(p.num_slots)), p, threadIdx.x,
+                 state);
     }
     return state;
   }
 
   __device__ __forceinline__ void load_state_late(const TopkParams& p, const LaunchTraits& traits,
-                                                  StepState& state,
-                                                  uint32_t slots_loaded_early = kSlotsLoadedEarly) const {
+                                                  StepState& state) const {
     if (!traits.has(LaunchTraits::kReadsState) || traits.has(LaunchTraits::kSlotIsRequest)) return;
     const uint32_t requested = slot(p, traits);
-    if (ctx.thread != 0 || requested < slots_loaded_early) return;
+    if (ctx.thread != 0 || requested < kSlotsLoadedEarly) return;
     state = no_state();
     load_state(static_cast<int>(requested) >= 0, p, requested, state);
   }
@@ -220,53 +208,58 @@ struct RowJob {
   // Tells the block what the last step left, behind its next barrier: the thread does that has it, or knows
   // that there is nothing. Should `row_slot` be overwritten meanwhile, it may be none, or several.
   __device__ __forceinline__ void publish_state(const TopkParams& p, const LaunchTraits& traits,
-                                                const StepState& state,
-                                                uint32_t slots_loaded_early = kSlotsLoadedEarly) const {
+                                                const StepState& state) const {
     uint32_t teller = 0;
     if (traits.has(LaunchTraits::kReadsState) && !traits.has(LaunchTraits::kSlotIsRequest)) {
       teller = slot(p, traits);
-      if (teller >= slots_loaded_early) teller = 0;
+      if (teller >= kSlotsLoadedEarly) teller = 0;
     }
-    if (ctx.thread == teller) ctx.shared->facts.state = state;
+    if (ctx.thread != teller) return;
+    ctx.shared->facts.state = state;
+    ctx.shared->facts.slot = slot(p, traits);
   }
 
   __device__ __forceinline__ OutputWriter output(const TopkParams& p, const LaunchTraits& traits) const {
-    return make_output_writer(p, next_n_of(p, traits), row, request, slot(p, traits));
+    return make_output_writer(p, traits, next_n_of(p, traits), row, request, slot(p, traits));
   }
 
   // Whether the block finds its row too short to select from.
   __device__ __forceinline__ bool is_short() const { return ctx.row.n <= ctx.k; }
 
+  // The gate's answer for this row, the same in the whole block behind the barrier that follows
+  // `publish_state`. `is_state_known`: whether this kernel can predict from the state that was published.
+  __device__ __forceinline__ HintReason hint_reason(const TopkParams& p, const LaunchTraits& traits,
+                                                    bool is_state_known) const {
+    const bool reads_state = traits.has(LaunchTraits::kReadsState);
+    HintQuery query{};
+    query.enabled = traits.has(LaunchTraits::kUseHint);
+    query.has_state = reads_state || p.state != nullptr;
+    query.aligned = traits.has(LaunchTraits::kAligned);
+    query.slot = reads_state ? ctx.shared->facts.slot : slot(p, traits);
+    query.slots = p.num_slots;
+    query.length = ctx.row.n;
+    query.k = ctx.k;
+    query.max_length = kMaxWidth;
+    query.known = reads_state && is_state_known;
+    return can_use_heuristic(query);
+  }
+
   // Writes a row that is too short to select from.
   __device__ __forceinline__ void write_short(const TopkParams& p, const LaunchTraits& traits) const {
     write_short_row(output(p, traits), ctx.row.n, ctx.k, ctx.rank * kThreads + ctx.thread,
-                    ctx.ctas * kThreads, stats_of(p, traits, row));
+                    ctx.ctas * kThreads, stats_of(p, traits, row), hint_reason(p, traits, false));
+    if (traits.has(LaunchTraits::kStateByRow) && writer) *state_by_row(p) = no_state();
   }
 
-  // What share of the hint is at or above the k-th value: when statistics are wanted, of all of it, which has
-  // to be looked at before it is overwritten. Whether it was.
-  __device__ __forceinline__ bool count_whole_hint(const TopkParams& p, const LaunchTraits& traits,
-                                                   uint32_t kth) const {
-    if (!traits.has(LaunchTraits::kStats)) return false;
-    const HintView whole = hint(p, traits);
-    const bool hinted = __syncthreads_or(whole.prior != nullptr);  // threads may have found different slots
-    if (hinted && ctx.rank == 0) count_hint_in_full(ctx, whole, kth);
-    cluster_sync(ctx.ctas);  // in any case: CTAs may have found different slots
-    return hinted;
-  }
-
-  // Or else of its sample, for the next step's guess.
-  __device__ __forceinline__ void count(const TopkParams& p, const LaunchTraits& traits, uint32_t hinted,
-                                        uint32_t kth) const {
-    if (!count_whole_hint(p, traits, kth) && ctx.rank == 0) count_hint(ctx, hinted, kth);
-  }
-
-  // That share, when it has been counted.
-  __device__ __forceinline__ float share() const {
-    const Shared& sm = *ctx.shared;
-    // The quick division may end beside 1 for equal numbers.
-    const float share = __fdividef(static_cast<float>(sm.at_or_above), static_cast<float>(sm.hinted));
-    return sm.hinted > 0 ? fminf(share, 1.0f) : kNoState;
+  // Counts hits of the last step's positions for the statistics, before this step's overwrite them.
+  __device__ __forceinline__ void count_hint_hits(const TopkParams& p, const LaunchTraits& traits,
+                                                  uint32_t kth) const {
+    if (!traits.has(LaunchTraits::kStats)) return;
+    const HintView view = hint(p, traits);
+    // Threads, and CTAs, may have found different slots: they still take part in every barrier.
+    const bool hinted = __syncthreads_or(view.prior != nullptr);
+    if (hinted && ctx.rank == 0) count_hits(ctx, view, kth);
+    cluster_sync(ctx.ctas);
   }
 
   // Of those that all know the result: its warp has the end of the row, if it has any of it.
@@ -277,7 +270,12 @@ struct RowJob {
   // Where what the next step's guess starts from goes, or nowhere.
   __device__ __forceinline__ StepState* next_state_slot(const TopkParams& p, const LaunchTraits& traits,
                                                         const OutputWriter& output) const {
-    return p.guess_state != nullptr && output.writes_state ? state_of(p, slot(p, traits)) : nullptr;
+    if (traits.has(LaunchTraits::kStateByRow)) return state_by_row(p);
+    return p.state != nullptr && output.writes_state ? state_of(p, slot(p, traits)) : nullptr;
+  }
+
+  __device__ __forceinline__ StepState* state_by_row(const TopkParams& p) const {
+    return reinterpret_cast<StepState*>(p.next_state) + row;
   }
 
   __device__ __forceinline__ void report(const TopkParams& p, const LaunchTraits& traits, int passes,
@@ -285,8 +283,9 @@ struct RowJob {
                                          int rounds) const {
     if (!writer || !traits.has(LaunchTraits::kStats)) return;
     const int hits = hint(p, traits).prior != nullptr ? static_cast<int>(ctx.shared->at_or_above) : -1;
-    write_stats(stats_of(p, traits, row), traits.has(LaunchTraits::kUseHint) ? Path::kCluster : Path::kRadix,
-                passes, static_cast<int>(inside), snaps, hits, static_cast<int>(source), guess_hit, rounds);
+    const HintReason reason = hint_reason(p, traits, is_known(ctx.shared->facts.state));
+    write_stats(stats_of(p, traits, row), reason, passes, static_cast<int>(inside), snaps, hits,
+                static_cast<int>(source), guess_hit, rounds);
   }
 };
 

@@ -30,12 +30,10 @@ __device__ __forceinline__ RowView<T> row_buffer(const TopkParams& p, bool align
   return RowView<T>{data, p.width, aligned};
 }
 
-// Elements of a row that may be selected, when its request has so many elements, and `next_n` rows: the last
-// row sees all of them, and each row before it one less. No length overflows on the way.
-__device__ __forceinline__ int visible_length(const TopkParams& p, int next_n, int row, int request,
-                                              int seq_len) {
-  const int unseen = next_n - 1 - (row - request * next_n);
-  return seq_len > unseen ? min(seq_len - unseen, p.width) : 0;
+// Number of elements of a row that may be selected: `length`, but for `unseen` of them. No length overflows
+// on the way.
+__device__ __forceinline__ int visible_length(const TopkParams& p, int length, int unseen) {
+  return length > unseen ? min(length - unseen, p.width) : 0;
 }
 
 // First position of vector `j` of this lane in the word that starts at `begin`.

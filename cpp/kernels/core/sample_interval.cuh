@@ -10,8 +10,8 @@
 
 namespace gvr_topk {
 
-// Hints that hit nearly always show nothing below the k-th value.
-constexpr float kHitsNearlyAll = 0.96f;
+// A sample that lies above the k-th value nearly as a whole shows nothing below it.
+constexpr float kNearlyAllAbove = 0.96f;
 // Every warp names an order statistic this many standard deviations beside the place, and of 16 of those the
 // ones so far from the outside are the bracket: a sign test. Of independent keys, and a share that was itself
 // measured with 512 of them, one bracket in 47,000 misses, or in 8,000, 1,700, 400 and 120 for each place
@@ -65,7 +65,7 @@ __device__ __forceinline__ KeyInterval finite_interval(uint32_t lo, uint32_t hi,
 // again, so it reaches further down. Two block barriers.
 template <typename T>
 __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, float share,
-                                                     uint32_t source, int rank) {
+                                                     int rank) {
   constexpr int kOfEach = 8;
   constexpr float kSigmasUp = 3.0f, kSigmasDown = 4.0f;  // standard deviations
   constexpr int kShares = 4;                             // threads that rank one key together
@@ -95,7 +95,7 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
     atomicMin(&sm.edge[1][0], bottom);
   }
   __syncthreads();
-  return finite_interval(sm.edge[1][0], sm.edge[0][0], source);
+  return finite_interval(sm.edge[1][0], sm.edge[0][0], kGuessRowSample);
 }
 
 // A bracket around the (1 - share) quantile of one key per thread. Each warp reads the order statistics
@@ -103,13 +103,13 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
 // fifth highest of the upper ones. One block barrier.
 template <typename T>
 __device__ __forceinline__ KeyInterval sample_interval(const RowContext<T>& ctx, uint32_t key,
-                                                       const SampleRank& above, uint32_t source) {
+                                                       const SampleRank& above) {
   Shared& sm = *ctx.shared;
   const float share = above.share, margin = above.margin;
   reinterpret_cast<uint32_t*>(sm.sample)[ctx.thread] = key;
   __syncwarp();
   const int rank = rank_among<8>(sm.sample + 8 * ctx.warp, key);
-  if (share < 1.0f / 8 && source == kGuessRowSample) return tail_interval(ctx, key, share, source, rank);
+  if (share < 1.0f / 8) return tail_interval(ctx, key, share, rank);
   const int present = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey));
   const float place = share * static_cast<float>(present);
   const int upper = max(static_cast<int>(place - margin) - 1, 0);
@@ -126,11 +126,11 @@ __device__ __forceinline__ KeyInterval sample_interval(const RowContext<T>& ctx,
   const int outsiders = kOutsiders + ctx.log2_ctas;
   const uint32_t edge = sm.edge[below][ctx.lane % kWarps];
   const bool near = rank_among<kWarps / 4>(reinterpret_cast<const uint4*>(sm.edge[below]), edge) <=
-                    (below && share > kHitsNearlyAll ? 0 : outsiders);
+                    (below && share > kNearlyAllAbove ? 0 : outsiders);
   const uint32_t hi = __reduce_min_sync(0xffffffffu, !below && near ? edge : kMaxKey);
   const uint32_t lo = ~__reduce_min_sync(0xffffffffu, below && near ? edge : kMaxKey);
-  KeyInterval interval = finite_interval(lo, hi, source);
-  if (share > kHitsNearlyAll) {
+  KeyInterval interval = finite_interval(lo, hi, kGuessRowSample);
+  if (share > kNearlyAllAbove) {
     const float bottom_edge = interval.low();
     const float wider = bottom_edge - (interval.high() - bottom_edge);
     interval.lo = max(min(interval.lo, order_key(wider)), kLeastFiniteKey);

@@ -47,7 +47,6 @@ struct alignas(128) Shared {
   uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, of each CTA
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to the k-th, of each CTA
   uint32_t at_or_above;                     // hinted values at or above the k-th
-  uint32_t hinted;                          // hinted values that lie in the row
   uint32_t small_count;                     // keys added to `small`
   uint32_t over_range;                      // elements above the range of a radix round
   RowFacts facts;
@@ -102,7 +101,7 @@ inline constexpr size_t shared_bytes(const LaunchTraits& traits, const SmemLayou
 
 inline constexpr SmemLayout make_layout(const Plan& plan) {
   SmemLayout layout{plan.candidate_capacity, plan.masks, 0};
-  if (plan.family == Family::kStream) {
+  if (plan.family == Family::kStreaming) {
     const size_t left = (kSharedLimit - fixed_bytes(plan.list_capacity, kRingDepth)) / kChunkBytes;
     layout.buffer_chunks = left < kMaxBufferChunks ? static_cast<int>(left) : kMaxBufferChunks;
   }
@@ -122,7 +121,7 @@ static_assert(kMaxBufferChunks * kChunk <= kMaxCounted);
 // may
 //   be selected and a wide interval, even if the last chunk of every warp is all but empty.
 inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
-  const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kCluster, 132, arch, ctas});
+  const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kAuto, 132, arch, ctas});
   const LaunchTraits traits = make_traits(plan);
   const SmemLayout layout = make_layout(plan);
   return shared_bytes(traits, layout) <= (is_small_arch(arch) ? kSharedLimitSmall : kSharedLimit) &&
@@ -130,7 +129,7 @@ inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
          (traits.list_capacity() >> traits.log2_ctas()) % kKeysPerVec == 0 &&
          traits.list_capacity() >> traits.log2_ctas() >= kRadixBins &&
          traits.list_capacity() + kMaxCounted < 1 << 16 &&
-         (plan.family != Family::kStream ||
+         (plan.family != Family::kStreaming ||
           (layout.buffer_chunks * kChunkBytes >= (kMaxProbes - 1) * kThreads * sizeof(uint4) &&
            layout.buffer_chunks >= (kStreamMaxK + kWideBracket) / kChunk + kWarps));
 }

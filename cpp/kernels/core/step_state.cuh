@@ -8,11 +8,13 @@
 
 namespace gvr_topk {
 
-// `z_score` also tells the kinds of state apart:
-//   48 to 80       kZScoreOrigin plus the z-score of the k-th value in a sample of the row; `value` is valid
-//   too kValueOnly     `value` alone is valid kInfinite      the k-th value was +inf or NaN kMasked the k-th
-//   value was -inf 0 to 1         the share of hinted values that were at or above the k-th value kNoState
-//   nothing is known other negative the packed window of a short row (small_row/value_window.cuh)
+// `z_score` also tells the kinds of state apart (gvr_topk/params.h has the numbers):
+// - kStateZScoreOrigin plus the z-score of the k-th value in a sample of the row; `value` is valid as well.
+// - kStateValueOnly: `value` alone is valid.
+// - kStateInfinite, kStateMasked: the k-th value was +inf or NaN, or it was -inf.
+// - kStateUnknown: nothing is known.
+// - Other negative numbers are packed windows of short rows (small_row/value_window.cuh).
+// - From 0 to 1 it is the share of hinted values that were at or above the k-th value (paper_gvr).
 struct alignas(16) StepState {
   float z_score;
   float value;             // the k-th value that the next step expects
@@ -21,21 +23,20 @@ struct alignas(16) StepState {
 };
 static_assert(sizeof(StepState) == sizeof(float4) && sizeof(StepState) == kStateFloats * sizeof(float));
 
-constexpr float kZScoreOrigin = 64.0f, kMaxZScore = 16.0f;
-constexpr float kValueOnly = 96.0f;
-constexpr float kInfinite = 112.0f;
-constexpr float kMasked = 128.0f;
-constexpr float kNoState = -1.0f;
-
-__device__ __forceinline__ StepState no_state() { return StepState{kNoState, 0.0f, 0.0f, 0}; }
+__device__ __forceinline__ StepState no_state() { return StepState{kStateUnknown, 0.0f, 0.0f, 0}; }
 
 // False for NaN.
 __device__ __forceinline__ bool is_z_score(float z_score) {
-  return fabsf(z_score - kZScoreOrigin) <= kMaxZScore;
+  return fabsf(z_score - kStateZScoreOrigin) <= kStateMaxZScore;
 }
 
 __device__ __forceinline__ bool has_value(const StepState& state) {
-  return is_z_score(state.z_score) || state.z_score == kValueOnly;
+  return is_z_score(state.z_score) || state.z_score == kStateValueOnly;
+}
+
+// Whether kernels whose rows are shared by a cluster can predict from a state.
+__device__ __forceinline__ bool is_known(const StepState& state) {
+  return has_value(state) || state.z_score == kStateInfinite || state.z_score == kStateMasked;
 }
 
 // Whether the value predictor is in use, which needs no sample of the row.
@@ -48,7 +49,7 @@ __device__ __forceinline__ bool uses_value(const StepState& state) {
 struct RowFacts {
   StepState state;
   int32_t length;  // of the row
-  int32_t slot;  // negative: the row has none. Only kernels whose barriers depend on the slot use this field.
+  int32_t slot;    // negative: the row has none
 };
 
 }  // namespace gvr_topk

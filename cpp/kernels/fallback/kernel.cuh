@@ -34,20 +34,22 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
 
+  if (ctx.ctas > 1) ptx::cluster_wait();
+  const KeyInterval everything = KeyInterval::everything();
+  if (traits.has(LaunchTraits::kRadixOnly)) {
+    // One exchange first, because CTAs have to agree on the length.
+    send_and_wait(ctx, everything, 0, [] {});
+    radix_fallback_from_start(p, traits, layout, storage, ctx, kGuessNone);
+    return;
+  }
   Tile<T> tile;
   if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
-  const HintView hint = job.hint(p, traits);
-  const int32_t sampled = sampled_position(ctx, hint);
-  if (ctx.ctas > 1) ptx::cluster_wait();
-  const uint32_t hinted = HintedScore<T>(ctx, hint, sampled).key();
-  const float hint_share = ctx.shared->facts.state.z_score;
-  const KeyInterval interval = is_usable(ctx, hint_share, kMinHintShare)
-                                   ? guess_by_hint(ctx, hinted, hint_share)
-                                   : guess_by_row(ctx, [] {});
+  state = ctx.shared->facts.state;
+  const KeyInterval interval =
+      guess(ctx, job.hint_reason(p, traits, is_known(state)), state, Moments::unknown());
   clock.stamp();
-  const KeyInterval everything = KeyInterval::everything();
   const FallbackState start{FallbackStage::kGuess, interval, everything, interval.source, 0, ctx.row.n};
-  if (!run_stages(p, traits, job, hinted, tile, start, clock)) {
+  if (!run_stages(p, traits, job, tile, start, clock)) {
     radix_fallback_from_start(p, traits, layout, storage, ctx, interval.source);
   }
 }

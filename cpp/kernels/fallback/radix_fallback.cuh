@@ -39,8 +39,8 @@ struct FallbackState {
 // different lengths: nothing has been written then.
 template <typename T>
 __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTraits& traits,
-                                           const RowJob<T>& job, uint32_t hinted, Tile<T>& tile,
-                                           FallbackState start, PhaseClock& clock) {
+                                           const RowJob<T>& job, Tile<T>& tile, FallbackState start,
+                                           PhaseClock& clock) {
   const RowContext<T>& ctx = job.ctx;
   FallbackStage stage = start.stage;
   KeyInterval interval = start.interval, range = start.range;
@@ -73,12 +73,12 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
   const ListedKeys listed(ctx);
   const uint32_t kth = select_kth(ctx, interval, listed, result, snaps).key;
   clock.stamp();
-  job.count(p, traits, hinted, kth);
+  job.count_hint_hits(p, traits, kth);
   const OutputWriter output = job.output(p, traits);
   emit(ctx, interval, listed, kth, result, tile, output, clock);
   clock.stamp();
   StepState* const next = job.next_state_slot(p, traits, output);
-  if (job.writer && next != nullptr) *next = StepState{job.share(), 0.0f, 0.0f, 0};
+  if (job.writer && next != nullptr) *next = next_state(ctx, Moments::unknown(), kth, interval, result);
   job.report(p, traits, passes, result.inside, snaps, start.source, stage == FallbackStage::kGuess, rounds);
   return true;
 }
@@ -97,12 +97,9 @@ __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTra
   const RowContext<T>& ctx = job.ctx;
   PhaseClock clock(nullptr, 0, false);
   restart_counts(ctx);
-  const HintView hint = job.hint(p, traits);
-  uint32_t hinted = kAbsentKey;
-  if (ctx.rank == 0) hinted = HintedScore<T>(ctx, hint, sampled_position(ctx, hint)).key();
   Tile<T> tile;
   if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
-  run_stages(p, traits, job, hinted, tile, start, clock);
+  run_stages(p, traits, job, tile, start, clock);
 }
 
 // Falls back to radix rounds from the length that the cluster's first CTA has read, where CTAs differ.

@@ -23,10 +23,7 @@ constexpr int kSnapLimit = 32;  // members of a bin that snap steps may walk thr
 constexpr int kSecantPasses = 4;
 constexpr int kFloatPasses = 8;
 // One bit per element; a row may start up to seven elements after a 16-byte boundary.
-constexpr int kBitmapWords = kWarps * warp_span(static_cast<int32_t>(kFourPhaseMaxWidth) + 7, 0, 2) / 32;
-
-// How the search for the threshold ended; the names are gvr_topk.evaluation.reference.DONE's.
-enum class Done : int { kShort, kGuess, kSecant, kTie, kBisect, kKey, kPlateau };
+constexpr int kBitmapWords = kWarps * warp_span(static_cast<int32_t>(kPaperMaxWidth) + 7, 0, 2) / 32;
 
 // A histogram, and the members of the bin in question when they are few.
 struct alignas(16) SearchBins {

@@ -123,7 +123,7 @@ __device__ __forceinline__ Guess guess(Block& block, const RowContext<T>& ctx, G
   } else {
     // Equal values say nothing about the row (a cold hint of zeros gathers one element k times).
     constexpr int kSample = kHintPerThread * kThreads;
-    static_assert(kSample * kFourPhaseMaxWidth <= 0xffffffffu, "a product of 32 bits");
+    static_assert(kSample * kPaperMaxWidth <= 0xffffffffu, "a product of 32 bits");
     const int count = min(ctx.row.n, kSample);
 #pragma unroll
     for (int i = 0; i < kHintPerThread; ++i) {

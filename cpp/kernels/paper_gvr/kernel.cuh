@@ -33,9 +33,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   // One thread reads what another row, or stream, may be writing: branches around barriers depend on it.
   RowFacts& facts = ctx.shared->facts;
   if (threadIdx.x == 0) {
-    facts.length = visible_length(p, next_n_of(p, traits), row, request, p.seq_lens[request]);
+    const int length = p.seq_lens[traits.has(LaunchTraits::kRowLengths) ? row : request];
+    facts.length = visible_length(p, length, unseen_by(p, traits, row, request));
+    if (traits.has(LaunchTraits::kCounts)) p.counts[row] = min(facts.length, p.k);
     facts.slot = checked_slot(p, traits, load_requested_slot(p, traits, row, request));
-    const bool fed = facts.slot >= 0 && p.guess_state != nullptr;
+    const bool fed = facts.slot >= 0 && p.state != nullptr;
     facts.state = fed ? *state_of(p, facts.slot) : no_state();
   }
   __syncthreads();
@@ -43,12 +45,25 @@ __global__ void __launch_bounds__(kThreads, 1)
   const float hint_share = facts.state.z_score;
   ctx.set_length(facts.length);
   uint4* const ring = static_cast<uint4*>(ctx.list.end(traits.list_capacity()));
-  const OutputWriter output = make_output_writer(p, next_n_of(p, traits), row, request, slot);
+  const OutputWriter output = make_output_writer(p, traits, next_n_of(p, traits), row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
   clock.stamp();
   int32_t* const stats = stats_of(p, traits, row);
+  HintQuery query{};
+  query.enabled = query.aligned = true;  // Rows of any alignment are hinted.
+  query.has_state = p.state != nullptr;
+  query.slot = slot;
+  query.slots = p.num_slots;
+  query.length = ctx.row.n;
+  query.k = ctx.k;
+  query.max_length = kMaxWidth;
+  StepState* const next_state = traits.has(LaunchTraits::kStateByRow)
+                                    ? reinterpret_cast<StepState*>(p.next_state) + row
+                                : output.writes_state ? state_of(p, slot)
+                                                      : nullptr;
   if (ctx.row.n <= ctx.k) {
-    write_short_row(output, ctx.row.n, ctx.k, threadIdx.x, kThreads, stats);
+    write_short_row(output, ctx.row.n, ctx.k, threadIdx.x, kThreads, stats, can_use_heuristic(query));
+    if (traits.has(LaunchTraits::kStateByRow) && threadIdx.x == 0) *next_state = no_state();
     return;
   }
 
@@ -88,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   uint32_t kth;
   int candidates = found.count, scans = 0, passes = found.passes;
-  if (found.done != Done::kKey) {
+  if (found.done != SearchEnd::kKey) {
     Candidates& list = *reinterpret_cast<Candidates*>(ring);
     collect(block, stream, found, list);
     __syncthreads();
@@ -115,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     fallback::emit(ctx, interval, listed, kth, result, tile, output, clock);
     candidates = static_cast<int>(result.inside);
     passes += rounds + 1;
-    if (interval.lo == interval.hi) found.done = Done::kPlateau;
+    if (interval.lo == interval.hi) found.done = SearchEnd::kPlateau;
   }
   clock.stamp();
   ptx::grid_launch_dependents();
@@ -133,15 +148,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   hinted_in_row = block.template reduce<Reduce::kAdd>(0);
   at_or_above = block.template reduce<Reduce::kAdd>(1);
   if (threadIdx.x != 0) return;
-  if (p.guess_state != nullptr && output.writes_state && prior != nullptr) {
-    const float share =
-        hinted_in_row > 0 ? static_cast<float>(at_or_above) / static_cast<float>(hinted_in_row) : kNoState;
-    *state_of(p, slot) = StepState{share, 0.0f, 0.0f, 0};
+  if (next_state != nullptr && prior != nullptr) {
+    const float share = hinted_in_row > 0
+                            ? static_cast<float>(at_or_above) / static_cast<float>(hinted_in_row)
+                            : kStateUnknown;
+    *next_state = StepState{share, 0.0f, 0.0f, 0};
   }
   if (stats != nullptr) {
-    write_stats(stats, Path::kGvr, passes, candidates, scans,
+    query.known = first.source == kGuessHint;
+    write_stats(stats, can_use_heuristic(query), passes, candidates, scans,
                 prior != nullptr ? static_cast<int>(at_or_above) : -1, first.source,
-                found.done == Done::kGuess, static_cast<int>(found.done));
+                found.done == SearchEnd::kGuess, static_cast<int>(found.done));
   }
 }
 

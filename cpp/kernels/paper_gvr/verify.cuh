@@ -15,7 +15,7 @@ struct Point {
 };
 
 struct SearchResult {
-  Done done;  // kKey: floats did not settle it
+  SearchEnd done;  // kKey: floats did not settle it
   float threshold;
   int count;
   int passes;
@@ -115,7 +115,7 @@ __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>
   Point low{negative_infinity(), ctx.row.n}, high{positive_infinity(), 0};
   Point last{}, before{};
   float step = first.threshold;
-  SearchResult found{Done::kGuess, step, 0, 0, 0};
+  SearchResult found{SearchEnd::kGuess, step, 0, 0, 0};
 #pragma unroll 1
   while (true) {
     if (found.passes > 0) stream.start();
@@ -132,14 +132,14 @@ __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>
     if (found.passes >= kFloatPasses) break;
     if (count > target && repeats(block, sampled, step)) {
       step = next_above(step);
-      found.done = Done::kTie;
+      found.done = SearchEnd::kTie;
       if (!(step < high.threshold)) break;
       continue;
     }
     if (found.passes == 1 && count < target && first.values > 0 && first.least < step &&
         repeats(block, sampled, first.least)) {
       step = first.least;
-      found.done = Done::kTie;
+      found.done = SearchEnd::kTie;
       continue;
     }
     float next;
@@ -155,7 +155,7 @@ __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>
       // The count falls steeply from a low threshold and the chord overshoots: half the step.
       next = halfway(step, secant(Point{first.greatest, 1}, last, target));
     }
-    found.done = Done::kSecant;
+    found.done = SearchEnd::kSecant;
     if (!(low.threshold < next && next < high.threshold)) {
       float bottom = low.threshold, top = high.threshold;
       if (!is_finite(bottom) || !is_finite(top)) {
@@ -165,12 +165,12 @@ __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>
         if (!is_finite(top)) top = greatest;
       }
       next = halfway(bottom, top);
-      found.done = Done::kBisect;
+      found.done = SearchEnd::kBisect;
       if (!(bottom < next && next < top)) break;
     }
     step = next;
   }
-  found.done = Done::kKey;
+  found.done = SearchEnd::kKey;
   return found;
 }
 

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       ptx::wait_copies<1>();
       moments = Moments(ctx, ahead);
     }
-    interval = guess(ctx, moments, [&] { return job.hint(p, traits); }, state, kMinHintShareResident, [] {});
+    interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
   } else {
     const RowSampler sampling = sampling_of(ctx, traits, ahead);
     ptx::wait_copies<1>();
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const ListedKeys listed(ctx);
   const Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
   clock.stamp();
-  job.count_whole_hint(p, traits, threshold.key);
+  job.count_hint_hits(p, traits, threshold.key);
   count_listed(ctx, listed, threshold);
   const float level = key_to_float(threshold.key);
   const uint32_t selected = tile.not_below(level);

@@ -44,13 +44,13 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   }
   const OutputWriter output = job.output(p, traits);
   StepState* const next = job.next_state_slot(p, traits, output);
-  job.count_whole_hint(p, traits, threshold.key);
+  job.count_hint_hits(p, traits, threshold.key);
   const uint32_t selected = tile.not_below(key_to_float(kLeastFiniteKey));
   const int in_tile = min(max(tile.length, 0), tile.vecs * kPerVec<T>);
   const uint32_t ties = (in_tile < 32 ? (1u << in_tile) - 1 : ~0u) & ~selected;
   emit_tile(ctx, missed.interval, threshold, result.above_before, tile, selected | ties, ties, output, clock,
             [&] {
-              if (job.is_least_busy() && next != nullptr) *next = StepState{kMasked, 0.0f, 0.0f, 0};
+              if (job.is_least_busy() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
               job.report(p, traits, missed.passes, result.inside, 0, missed.source, false, 0);
             });
 }
@@ -121,7 +121,7 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
   });
   const ListedKeys listed(ctx);
   const Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
-  job.count_whole_hint(p, traits, threshold.key);
+  job.count_hint_hits(p, traits, threshold.key);
   count_listed(ctx, listed, threshold);
   const uint32_t selected = above_key(threshold.key - 1);
   const uint32_t ties = threshold.takes_all() ? 0 : equal_to(threshold.key);

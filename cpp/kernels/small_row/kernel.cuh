@@ -21,13 +21,9 @@ struct alignas(128) SmallRowShared {
 
 inline size_t small_row_bytes(int k) { return sizeof(SmallRowShared) + sizeof(uint16_t) * k; }
 
-// None: there is time to wait for the slot while the row comes, and many rows would ask for the same lines.
-constexpr int kSlotsLoadedEarly = 0;
-
 template <typename T, int kValues, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
-    small_row_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p,
-                   const Path path) {
+    small_row_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p) {
   extern __shared__ __align__(128) unsigned char storage[];
   using Tile = RegisterTile<T, kValues>;
   const LaunchTraits traits = launch_traits.for_one_cta<kSpecialization>();
@@ -41,17 +37,19 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   Tile tile;
   if constexpr (Tile::kLoadsEarly) tile.load(ctx.row, traits.has(LaunchTraits::kWholeVectors));
   __syncwarp();  // the row first
-  StepState early_state = job.load_state_early(p, traits, kSlotsLoadedEarly);
-  job.load_state_late(p, traits, early_state, kSlotsLoadedEarly);
+  StepState early_state = job.load_state_early(p, traits);
+  job.load_state_late(p, traits, early_state);
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
   clock.stamp();
   own.bins.clear(ctx.thread);
   OutputWriter output = job.output(p, traits);  // here, where there is time for parameters to come
   output.keep(traits);
-  if (ctx.thread == 0) sm.hinted = sm.at_or_above = sm.small_count = 0;
-  job.publish_state(p, traits, early_state, kSlotsLoadedEarly);
-  float* next = nullptr;
-  if (job.is_least_busy()) next = reinterpret_cast<float*>(job.next_state_slot(p, traits, output));
+  if (ctx.thread == 0) sm.at_or_above = sm.small_count = 0;
+  job.publish_state(p, traits, early_state);
+  float* next = nullptr;  // A window is the first number of a state.
+  if (job.is_least_busy()) {
+    if (StepState* const state = job.next_state_slot(p, traits, output)) next = &state->z_score;
+  }
   ptx::keep(next);
   job.agree_on_length(p, traits);
   if (job.is_short()) {
@@ -63,8 +61,9 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   clock.stamp();
 
   PartitionOf<Tile> split;
-  const float last_window = traits.has(LaunchTraits::kReadsState) ? sm.facts.state.z_score : kNoState;
-  const bool guessed = traits.has(LaunchTraits::kReadsState) && ValueWindow::is_known(last_window);
+  const float last_window = traits.has(LaunchTraits::kReadsState) ? sm.facts.state.z_score : kStateUnknown;
+  const HintReason reason = job.hint_reason(p, traits, ValueWindow::is_known(last_window));
+  const bool guessed = reason == HintReason::kUsed;
   uint32_t kth = 0;
   // Writes what is selected, and says how it was found. Inlined twice, so that the usual way is straight.
   const auto finish_row = [&](auto key_of, bool tied, bool window_hit, int rounds) {
@@ -74,14 +73,14 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     } else {
       select_boundary(ctx, tile, own.bins, split, before, kth, key_of);
     }
-    job.count_whole_hint(p, traits, kth);
+    job.count_hint_hits(p, traits, kth);
     clock.stamp();
     stage_selected(ctx, tile, split.above, before, own.staged);
     __syncthreads();
     write_staged(ctx, traits, own.staged, output);
     clock.stamp();
     if (ctx.thread != 0 || !traits.has(LaunchTraits::kStats)) return;
-    write_stats(stats_of(p, traits, job.row), path, 1, static_cast<int>(split.boundary_count), rounds,
+    write_stats(stats_of(p, traits, job.row), reason, 1, static_cast<int>(split.boundary_count), rounds,
                 job.hint(p, traits).prior != nullptr ? static_cast<int>(sm.at_or_above) : -1,
                 guessed ? kGuessValue : kGuessNone, window_hit, rounds - guessed);
   };

@@ -12,7 +12,7 @@ cudaError_t launch_tile(const TopkParams& params, const Plan& plan, const Launch
   const Specialization which =
       traits.has(LaunchTraits::kVectorStores) ? traits.specialization() : Specialization::kGeneric;
   const auto launch_as = [&](auto specialized) {
-    return launch_kernel<small_row_topk<T, kValues, specialized()>>(config, traits, params, plan.path);
+    return launch_kernel<small_row_topk<T, kValues, specialized()>>(config, traits, params);
   };
   using std::integral_constant;
   switch (which) {

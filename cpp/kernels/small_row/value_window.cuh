@@ -28,7 +28,7 @@ struct ValueWindow {
 
   // Radii of 2^127 and more have no scale.
   __device__ __forceinline__ static bool is_known(float left) {
-    return left < 0.0f && left > -0x1p126f && left != kNoState;
+    return left < 0.0f && left > -0x1p126f && left != kStateUnknown;
   }
 
   // The bin of a value, counted from this number on. Greater values, and NaN, lie in no lower bins; all above
@@ -70,7 +70,7 @@ struct ValueWindow {
     const bool sound = exponent - kLeast <= kMost - kLeast && abs(centre) < kMostCentre;
     const uint32_t bits = kSign | exponent | (static_cast<uint32_t>(centre) & kMantissa);
     // Half a bin makes no difference but to the one number that says nothing.
-    const uint32_t no_state = __float_as_uint(kNoState);
+    const uint32_t no_state = __float_as_uint(kStateUnknown);
     return __uint_as_float(!sound ? no_state : bits == no_state ? bits + 1 : bits);
   }
 };

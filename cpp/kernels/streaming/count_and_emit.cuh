@@ -101,7 +101,7 @@ __device__ __forceinline__ void finish_row(const TopkParams& p, const LaunchTrai
   const ListedKeys listed(ctx);
   const Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
   clock.stamp();
-  job.count_whole_hint(p, traits, of_nan ? kMaxKey : threshold.key);
+  job.count_hint_hits(p, traits, of_nan ? kMaxKey : threshold.key);
   emit_buffer(ctx, interval, listed, threshold, result.above_before, buffer, output, clock, [&] {
     if (job.is_least_busy() && next != nullptr) {
       *next = next_state(ctx, moments, threshold.key, interval, result);

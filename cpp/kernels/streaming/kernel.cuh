@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     moments = Moments(ctx, ahead);  // behind whose barrier all have it
     state = sm.facts.state;
     if (ctx.ctas > 1) ptx::cluster_wait();
-    interval = guess(ctx, moments, [&] { return job.hint(p, traits); }, state, kMinHintShare, [] {});
+    interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
   } else {
     const RowSampler sampling = sampling_of(ctx, traits, ahead);
     ptx::wait_copies<1>();

@@ -37,9 +37,9 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
     if (complete && is_masked(interval, result, ctx.k)) {
       const OutputWriter output = job.output(p, traits);
       StepState* const next = job.next_state_slot(p, traits, output);
-      job.count_whole_hint(p, traits, kNegInfKey);
+      job.count_hint_hits(p, traits, kNegInfKey);
       emit_masked(ctx, buffer, result, output);
-      if (job.is_least_busy() && next != nullptr) *next = StepState{kMasked, 0.0f, 0.0f, 0};
+      if (job.is_least_busy() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
       job.report(p, traits, passes + rounds, result.inside, 0, missed.source, false, rounds);
       return;
     }

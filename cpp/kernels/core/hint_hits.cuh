@@ -1,0 +1,45 @@
+// Counts how well the last step's positions would have hinted at this step's choice, for the statistics
+// alone.
+#pragma once
+
+#include "core/key.cuh"
+#include "core/row_context.cuh"
+#include "gvr_topk/params.h"
+#include "ptx/memory.cuh"
+
+namespace gvr_topk {
+
+// The positions that the last step has selected in a slot.
+struct HintView {
+  const int32_t* prior;  // null: the row has none
+  int offset;
+};
+
+__device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
+  return HintView{slot >= 0 && p.prior != nullptr ? p.prior + slot * p.prior_stride : nullptr,
+                  p.prior_offset};
+}
+
+// Key of the score at a hinted position, or the absent key where that lies outside the row.
+template <typename T>
+__device__ __forceinline__ uint32_t hinted_key(const RowView<T>& row, int offset, int32_t position) {
+  // Padding is recognised before the offset is added, because -1 + 1 is not position 0. Sums that leave the
+  // range of int are unsigned numbers beyond every length, as negative ones are.
+  const uint32_t at = static_cast<uint32_t>(position) + static_cast<uint32_t>(offset);
+  return position >= 0 && at < static_cast<uint32_t>(row.n) ? row.key(static_cast<int>(at)) : kAbsentKey;
+}
+
+// Adds the number of hinted positions whose score is at or above the k-th value to `at_or_above`.
+template <typename T>
+__device__ __forceinline__ void count_hits(const RowContext<T>& ctx, const HintView& hint, uint32_t kth) {
+#pragma unroll 1
+  for (int first = 0; first < ctx.k; first += kThreads) {
+    const int i = first + ctx.thread;
+    const bool there = i < ctx.k && hint.prior != nullptr;
+    const uint32_t key = hinted_key(ctx.row, hint.offset, there ? hint.prior[i] : -1);
+    const uint32_t hits = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey && key >= kth));
+    if (ctx.lane == 0) ptx::add_shared(ctx.shared->at_or_above, hits, ctx.zero);
+  }
+}
+
+}  // namespace gvr_topk
