@@ -1,11 +1,17 @@
-// Whatever the row holds: plateaus, rows that are not aligned, any k, brackets that fail. The other kernels
-// hold the usual way only, in code kept short, and hand the rest to `run_stages`; this kernel serves what
-// they cannot start.
+// Selects the top k of rows that no other kernel can start: rows that are not aligned, any k, any
+// architecture.
 //
-// A row of more than a word per warp streams through and leaves one bit an element. A bracket that misses is
-// moved, and if that fails too, radix rounds decide. The result never depends on the guess.
+// Grid: rows * ctas CTAs of 512 threads, in clusters of `ctas` along x; cluster r works on row r.
 //
-// Grid: rows * ctas CTAs of 512 threads, clusters of `ctas` along x; cluster r works on row r.
+// Phases:
+//   guess    an interval of keys that is believed to hold the k-th, from the hint or from a sample of the
+//   row; verify   every element is compared with it, counted above and listed inside; one exchange joins the
+//   CTAs; collect  each CTA keeps the positions of its candidates, in index order (fallback/verify.cuh);
+//   refine   the exact k-th key out of the listed ones (core/select.cuh);
+//   emit     each CTA writes its selected positions (fallback/emit.cuh).
+//
+// An interval that misses is moved once, and then radix rounds decide (fallback/radix_fallback.cuh). The
+// result never depends on the guess.
 #pragma once
 
 #include "core/row_job.cuh"
@@ -17,7 +23,6 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     fallback_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p,
                   const __grid_constant__ SmemLayout layout) {
-  extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_take_over();
   RowJob<T> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
@@ -34,6 +39,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
 
+  // Guess. The loads of the row are under way while the hint is looked at.
   Tile<T> tile;
   if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
   const HintView hint = job.hint(p, traits);
@@ -45,6 +51,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                                    ? guess_by_hint(ctx, hinted, hint_share)
                                    : guess_by_row(ctx, [] {});
   clock.stamp();
+  // Verify, collect, refine and emit.
   const KeyInterval everything = KeyInterval::everything();
   const FallbackState start{FallbackStage::kGuess, interval, everything, interval.source, 0, ctx.row.n};
   if (!run_stages(p, traits, job, hinted, tile, start, clock)) {

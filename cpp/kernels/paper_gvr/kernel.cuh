@@ -22,7 +22,6 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     paper_gvr_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p,
                    const __grid_constant__ SmemLayout room) {
-  extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_dependency_wait();
   PaperShared& sm = *reinterpret_cast<PaperShared*>(storage);
   const int row = blockIdx.x;

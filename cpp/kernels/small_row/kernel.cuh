@@ -28,7 +28,6 @@ template <typename T, int kValues, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     small_row_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p,
                    const Path path) {
-  extern __shared__ __align__(128) unsigned char storage[];
   using Tile = RegisterTile<T, kValues>;
   const LaunchTraits traits = launch_traits.for_one_cta<kSpecialization>();
   SmallRowShared& own = *reinterpret_cast<SmallRowShared*>(storage);

@@ -30,7 +30,6 @@ template <typename T, int kProbes, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, 1)
     streaming_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p,
                    const __grid_constant__ SmemLayout layout) {
-  extern __shared__ __align__(128) unsigned char storage[];
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, false>();
   ptx::grid_take_over();
   RowJob<T> job(p, traits, layout, storage);
