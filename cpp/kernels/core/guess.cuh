@@ -1,9 +1,8 @@
-// Phase 1, guess: a narrow bracket for the k-th key, from what is known of it: where it stood among a sample
-// of the row after the last step (moments.cuh), or how many of the values hinted by the last step were at or
-// above it; or else from the row alone.
+// Phase 1, guess: a narrow interval for the k-th key. It comes from the state of the slot
+// (core/predictor.cuh); or from the hint, if the state is a share of it; or else from a sample of the row.
 //
-// Of the hinted values a share alpha lay at or above the last step's k-th value; alpha moves slowly, so the
-// k-th value of this step stands near the same place among this step's hinted values.
+// The share of hinted values at or above the k-th value changes slowly from step to step. So the k-th value
+// of this step stands near the same quantile of this step's hinted values.
 #pragma once
 
 #include "core/predictor.cuh"
@@ -13,8 +12,8 @@
 
 namespace gvr_topk {
 
-// Of a hint that hit less than this, a sample of the row is worth more: sooner where the row is at hand than
-// where it is long, or the chip busy with others.
+// A hint of which a smaller share hit is worth less than a sample of the row. The bound is higher where the
+// row is at hand than where it is long, or where many rows share the chip.
 constexpr float kMinHintShare = 0.1f, kMinHintShareResident = 0.25f;
 
 struct HintView {
@@ -27,57 +26,58 @@ __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
                   p.prior_offset};
 }
 
-// This thread's position of a sample of the hint; negative: none. Its load is started.
+// Starts to load this thread's position of a sample of the hint. Negative: none.
 template <typename T>
 __device__ __forceinline__ int32_t sampled_position(const RowContext<T>& ctx, const HintView& hint) {
   if (hint.prior == nullptr) return -1;
-  // Evenly spaced over a long hint, all of a short one. Warps look all over the row, so that their statistics
-  // do not depend on where; four lanes together, or as many lines as lanes would be fetched.
+  // The sample is evenly spaced over a long hint, and all of a short one. Each warp looks all over the row,
+  // so that statistics of warps do not differ by region. Four lanes stay together, or as many lines as lanes
+  // would be fetched.
   const uint32_t k = ctx.k;
-  const uint32_t place = (ctx.lane & 28) * kWarps + 4 * ctx.warp + (ctx.lane & 3);
-  const uint32_t at = k > kThreads ? place * k / kThreads : place;
+  const uint32_t index = (ctx.lane & 28) * kWarps + 4 * ctx.warp + (ctx.lane & 3);
+  const uint32_t at = k > kThreads ? index * k / kThreads : index;
   return at < k ? hint.prior[at] : -1;
 }
 
-// The score at a hinted position, or nothing where that is outside the row. Its load is started; whoever asks
-// for the key waits for it.
+// The score at a hinted position, or nothing if that lies outside the row. The constructor starts the load;
+// `key` waits for it.
 template <typename T>
 struct HintedScore {
   T score;
   bool there;
 
   __device__ __forceinline__ HintedScore(const RowContext<T>& ctx, const HintView& hint, int32_t position) {
-    // Padding is recognised before the offset: -1 + 1 is not position 0. Sums that leave the range of int are
-    // unsigned numbers beyond every length, as negative ones are.
+    // Padding is recognised before the offset is added: -1 + 1 is not position 0. As unsigned numbers, sums
+    // that overflow are beyond every length, as negative ones are.
     const uint32_t at = static_cast<uint32_t>(position) + static_cast<uint32_t>(hint.offset);
     there = position >= 0 && at < static_cast<uint32_t>(ctx.row.n);
-    score = ctx.row.data[there ? at : 0];  // anything: a branch would wait for it
+    score = ctx.row.data[there ? at : 0];  // Any address will do: a branch would wait for the position.
   }
 
   __device__ __forceinline__ uint32_t key() const { return there ? order_key(to_float(score)) : kAbsentKey; }
 };
 
-// Whether the gate lets the last step have a say in rows of this length.
+// Whether the policy lets the state be used for rows of this length.
 template <typename T>
 __device__ __forceinline__ bool is_allowed(const RowContext<T>& ctx) {
   return length_reason(ctx.row.n) == GateReason::kAllowed;
 }
 
-// Whether the hint is worth more than a sample of the row. NaN and what is no share count as unknown.
+// Whether the hint is worth more than a sample of the row. NaN, and what is no share, is not.
 template <typename T>
 __device__ __forceinline__ bool is_usable(const RowContext<T>& ctx, float hint_share, float min_share) {
   return is_allowed(ctx) && hint_share >= min_share && hint_share <= 1.0f;
 }
 
-// The same bracket in the whole block. Each CTA makes it for itself; where hints change meanwhile brackets
-// may differ, which shows in the exchange.
+// An interval by this thread's hinted value, the same in the whole block. Each CTA makes it for itself: where
+// hints change meanwhile intervals may differ, which the exchange notices.
 template <typename T>
 __device__ __forceinline__ KeyInterval guess_by_hint(const RowContext<T>& ctx, uint32_t hinted,
                                                      float hint_share) {
   return sample_interval(ctx, hinted, SampleRank(hint_share), kGuessHint);
 }
 
-// By a sample that this CTA takes alone. `probed` runs when all its loads have come.
+// An interval by a sample of the row that this CTA takes alone. `probed` runs when all its loads have come.
 template <typename T, typename Looked>
 __device__ __forceinline__ KeyInterval guess_by_row(const RowContext<T>& ctx, Looked probed) {
   const RowSampler sampling(ctx, false, ctx.row.n);
@@ -86,8 +86,8 @@ __device__ __forceinline__ KeyInterval guess_by_row(const RowContext<T>& ctx, Lo
   return sample_interval(ctx, greatest, SampleRank(sampling.share(ctx)), kGuessRowSample);
 }
 
-// By a sample that the CTAs of the cluster have divided among them: all of them come here, or none.
-// `greatest`: what this thread's group of lanes made of its part.
+// An interval by a sample that the CTAs of the cluster divide among them: all of them must call this, or
+// none. `greatest`: what this thread's group of lanes made of its part.
 template <typename T>
 __device__ __forceinline__ KeyInterval guess_by_cluster(const RowContext<T>& ctx, const RowSampler& sampling,
                                                         uint32_t greatest) {
@@ -100,23 +100,23 @@ __device__ __forceinline__ KeyInterval guess_by_cluster(const RowContext<T>& ctx
   return sample_interval(ctx, greatest, above, kGuessRowSample);
 }
 
-// How to look at a row of which nothing was left: as has been done ahead, if that serves.
+// The sampler of a row without state. It uses the probes that were taken early, if they serve.
 template <typename T, int kProbes>
 __device__ __forceinline__ RowSampler sampling_of(const RowContext<T>& ctx, const LaunchTraits& traits,
-                                                  const RowProbe<T, kProbes>& ahead) {
-  return RowSampler(ctx, true, ahead.serves(traits, ctx.row.n) ? ahead.span : ctx.row.n);
+                                                  const RowProbe<T, kProbes>& probe) {
+  return RowSampler(ctx, true, probe.serves(traits, ctx.row.n) ? probe.span : ctx.row.n);
 }
 
-// For a launch that is fed, by a block that has agreed on `state`: as predicted, or without that by the
-// hint, which find_hint() tells of, or by the row. No CTA waits for another here, because another may have
-// read something else. `probed` runs when all loads of a sample are under way, or have come.
+// The interval for a launch that reads state, in a block that has agreed on `state`. find_hint() returns the
+// hint. No CTA waits for another in here, because another may have read something else. `probed` runs when
+// all loads of a sample are under way, or have come.
 template <typename T, typename FindHint, typename Looked>
 __device__ __forceinline__ KeyInterval guess(const RowContext<T>& ctx, const Moments& moments,
                                              FindHint find_hint, const StepState& state, float min_share,
                                              Looked probed) {
   if (has_value(state)) return predicted(moments, state);
   if (state.z_score == kInfinite) return KeyInterval{kPosInfKey, kPosInfKey, kGuessValue};
-  // All that is finite, of a row that is masked nearly everywhere.
+  // A row that is masked nearly everywhere: the interval is everything finite.
   if (state.z_score == kMasked) return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessValue};
   if (moments.counted_none()) return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
   if (is_usable(ctx, state.z_score, min_share)) {
@@ -129,13 +129,14 @@ __device__ __forceinline__ KeyInterval guess(const RowContext<T>& ctx, const Mom
   return guess_by_row(ctx, probed);
 }
 
-// For a launch of which nothing is fed back, which all CTAs know.
+// The interval for a launch without state, which all CTAs know.
 template <typename T, int kProbes, typename Looked>
-__device__ __forceinline__ KeyInterval guess_unfed(const RowContext<T>& ctx, const LaunchTraits& traits,
-                                                   const RowProbe<T, kProbes>& ahead,
-                                                   const RowSampler& sampling, Looked probed) {
+__device__ __forceinline__ KeyInterval guess_without_state(const RowContext<T>& ctx,
+                                                           const LaunchTraits& traits,
+                                                           const RowProbe<T, kProbes>& probe,
+                                                           const RowSampler& sampling, Looked probed) {
   const uint32_t greatest =
-      ahead.serves(traits, ctx.row.n) ? sampling.probe(ctx, ahead.seen()) : sampling.probe(ctx);
+      probe.serves(traits, ctx.row.n) ? sampling.probe(ctx, probe.seen()) : sampling.probe(ctx);
   probed();
   return guess_by_cluster(ctx, sampling, greatest);
 }

@@ -76,12 +76,12 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
   const ListedKeys listed(ctx);
   const uint32_t kth = select_kth(ctx, interval, listed, result, snaps).key;
   clock.stamp();
-  job.count(p, traits, hinted, kth);
+  job.count_sampled_hint(p, traits, hinted, kth);
   const OutputWriter output = job.output(p, traits);
   emit(ctx, interval, listed, kth, result, tile, output, clock);
   clock.stamp();
   StepState* const next = job.next_state_slot(p, traits, output);
-  if (job.writer && next != nullptr) *next = StepState{job.share(), 0.0f, 0.0f, 0};
+  if (job.writer && next != nullptr) *next = StepState{job.hint_share(), 0.0f, 0.0f, 0};
   job.report(p, traits, passes, result.inside, snaps, start.source, stage == FallbackStage::kGuess, rounds);
   return true;
 }

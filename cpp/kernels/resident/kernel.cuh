@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     const RowSampler sampling = sampling_of(ctx, traits, probe);
     ptx::wait_copies<1>();
-    interval = guess_unfed(ctx, traits, probe, sampling, [] {});
+    interval = guess_without_state(ctx, traits, probe, sampling, [] {});
   }
   const uint32_t source = interval.source;
   tile.load(ctx.lane, ctx.row.n);

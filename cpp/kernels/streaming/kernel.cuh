@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const RowSampler sampling = sampling_of(ctx, traits, probe);
     ptx::wait_copies<1>();
     if (ctx.ctas > 1) ptx::cluster_wait();
-    interval = guess_unfed(ctx, traits, probe, sampling, [&] { fetch(1, kRingDepth); });
+    interval = guess_without_state(ctx, traits, probe, sampling, [&] { fetch(1, kRingDepth); });
   }
   const uint32_t source = interval.source;
   clock.stamp();
