@@ -1,5 +1,5 @@
-// One exchange joins the CTAs of a cluster: what each counted and listed arrives in every other, which can
-// then finish alone.
+// One exchange joins the CTAs of a cluster: what each has counted and listed arrives in every other, and each
+// can then finish alone.
 #pragma once
 
 #include "core/key_interval.cuh"
@@ -10,37 +10,38 @@
 
 namespace gvr_topk {
 
-// Sends this CTA's segment and its header to the same place in every CTA of the cluster, each by a team
-// of threads. The receiver's mailbox counts one arrival and the bytes it announces per sender.
+// Sends this CTA's segment of the list and its header to the same place in every CTA of the cluster, each by
+// a team of threads. The receiver's transaction barrier counts one arrival and the bytes expected per sender.
 template <typename T>
 __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const KeyInterval& interval) {
   const Shared& sm = *ctx.shared;
-  const uint32_t target = ctx.team_target(), place = ctx.team_index();
+  const uint32_t target = ctx.team_target(), index = ctx.team_index();
   const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&sm.counts_barrier), target);
   const uint32_t header = sm.header.address_in(target, ctx.rank);
   const auto mine = reinterpret_cast<const uint4*>(ctx.list.of(ctx.rank));
   const uint32_t list = ctx.list.own_address_in(target);
   const Counts counts = sm.counts;
-  // A CTA's own copy of the list is in place. What the last vector has too many nobody reads.
+  // A CTA's own copy of its segment is in place. The last vector may hold more than was listed, which nobody
+  // reads.
   const uint32_t listed =
       target == ctx.rank ? 0 : min(counts.listed, static_cast<uint32_t>(ctx.list.segment()));
   const uint32_t sent = (listed + kKeysPerVec - 1) / kKeysPerVec;
-  if (place == 0) ptx::barrier_expect_tx(barrier, sizeof(uint4) * (kHeaderVecs + sent));
-  if (place < kHeaderVecs) {
+  if (index == 0) ptx::barrier_expect_tx(barrier, sizeof(uint4) * (kHeaderVecs + sent));
+  if (index < kHeaderVecs) {
     const uint32_t length = static_cast<uint32_t>(ctx.row.n);
-    const uint4 vec = place == 0 ? make_uint4(counts.above, counts.listed, counts.equal, length)
+    const uint4 vec = index == 0 ? make_uint4(counts.above, counts.listed, counts.equal, length)
                                  : make_uint4(interval.lo, interval.hi, 0, 0);
-    ptx::store_async(header + sizeof(uint4) * place, vec, barrier);
+    ptx::store_async(header + sizeof(uint4) * index, vec, barrier);
   }
 #pragma unroll 1
-  for (uint32_t i = place; i < sent; i += ctx.team_size()) {
+  for (uint32_t i = index; i < sent; i += ctx.team_size()) {
     ptx::store_async(list + sizeof(uint4) * i, mine[i], barrier);
   }
 }
 
-// Sends what this CTA has, and waits for all others; a cluster of one keeps it. Each exchange of a launch
-// takes the next parity. Every CTA of a cluster takes part in every exchange, whatever it has read: a wait
-// that one of them skipped would have no sender.
+// Sends what this CTA has, and waits for all others; a cluster of one stores its header alone. Each exchange
+// of a launch takes the next parity. Every CTA of a cluster takes part in every exchange, whatever it has
+// read, because a wait needs all its senders.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const KeyInterval& interval,
                                               uint32_t parity, Meanwhile meanwhile) {
@@ -58,14 +59,14 @@ __device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const Ke
   }
 }
 
-// What all headers say together. All CTAs have the same headers and so come to the same verdict.
+// Sums up all headers. All CTAs have the same headers, and so the same result.
 template <typename T>
 __device__ __forceinline__ CountResult read_headers(const RowContext<T>& ctx, const KeyInterval& interval) {
   const Shared& sm = *ctx.shared;
   const bool mine = ctx.lane < ctx.ctas;
   const Header& header = sm.header[mine ? ctx.lane : 0];
   const Counts counts = header.counts;
-  // Where CTAs have read different lengths, hints or samples, nothing they counted belongs together.
+  // Counts of CTAs that have used different lengths, hints or samples do not belong together.
   const bool same = header.length == ctx.row.n && header.lo == interval.lo && header.hi == interval.hi;
   const bool fits = counts.listed <= static_cast<uint32_t>(ctx.list.segment());
   CountResult v;
@@ -78,14 +79,14 @@ __device__ __forceinline__ CountResult read_headers(const RowContext<T>& ctx, co
     v.inside += v.equal;
   }
   v.rank = static_cast<uint32_t>(ctx.k) - v.above;
-  const bool there = v.rank - 1 < v.inside;  // not if it is 0, or as an unsigned number less than that
+  const bool there = v.rank - 1 < v.inside;  // Unsigned wrap: false for rank 0 and for negative ranks.
   v.complete = __all_sync(0xffffffffu, same && fits && there);
   v.agreed = v.complete || __all_sync(0xffffffffu, same);
   v.contains_k = v.agreed && there;
   return v;
 }
 
-// Brings together what every CTA has counted, and listed. `meanwhile` runs while it is on its way.
+// Exchanges what every CTA has counted and listed. `meanwhile` runs while it is on its way.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ CountResult exchange_lists(const RowContext<T>& ctx, const KeyInterval& interval,
                                                       uint32_t parity, PhaseClock& clock,
@@ -96,10 +97,13 @@ __device__ __forceinline__ CountResult exchange_lists(const RowContext<T>& ctx, 
   return read_headers(ctx, interval);
 }
 
-// A second bracket beside one that just missed. Above it: all that lies there, if that is not much. Below it:
-// as far down as the counts at its two ends point, taken as a tail that falls exponentially, and a margin
-// further, for what lies below has to be read again. False where neither is likely to hold; then radix rounds
-// decide. All CTAs have the same counts, and so the same bracket.
+// Moves an interval that has just missed, for a second pass. If it was too low, everything above it is the
+// new interval, unless that is much. If it was too high, the new one lies below it, down to where the counts
+// at its two ends point, taken as a tail that falls exponentially, and a margin further, because another miss
+// would cost another read.
+//
+// Returns false where neither is likely to hold the k-th key; radix rounds decide then. All CTAs have the
+// same counts, and so the same interval.
 template <typename T>
 __device__ __forceinline__ bool move_interval(const RowContext<T>& ctx, const CountResult& result,
                                               KeyInterval& missed) {
@@ -111,7 +115,7 @@ __device__ __forceinline__ bool move_interval(const RowContext<T>& ctx, const Co
     interval.lo = interval.hi + 1;
     interval.hi = kMostFiniteKey;
   } else {
-    const uint32_t reached = result.above + result.inside;  // elements from the lower end on
+    const uint32_t reached = result.above + result.inside;  // elements at or above the lower end
     const uint32_t requested = k + (k - reached) + k / 6;
     if (result.inside == 0 || requested - reached > capacity) return false;
     const float lo = interval.low(), hi = interval.high();
@@ -126,12 +130,13 @@ __device__ __forceinline__ bool move_interval(const RowContext<T>& ctx, const Co
   return is_sound;
 }
 
-// Whether a bracket's counts say that the k-th value is -inf: less than k elements are finite, or above that.
+// Whether the counts of an interval say that the k-th value is -inf: less than k elements are finite or
+// above.
 __device__ __forceinline__ bool is_masked(const KeyInterval& interval, const CountResult& result, int k) {
   return interval.lo == kLeastFiniteKey && result.above + result.inside < static_cast<uint32_t>(k);
 }
 
-// Where the k-th key lies when a bracket has missed it, by counts that belong together.
+// The keys among which the k-th lies after an interval has missed it, by counts that belong together.
 __device__ __forceinline__ KeyInterval range_of(const CountResult& result, const KeyInterval& interval,
                                                 int k) {
   if (result.contains_k) return interval;

@@ -1,5 +1,5 @@
-// Phase 1, guess: a narrow interval for the k-th key, from the state that the last step has left
-// (predictor.cuh), or else from a sample of the row.
+// Phase 1, guess: a narrow interval for the k-th key. It comes from the state of the slot
+// (core/predictor.cuh), or else from a sample of the row.
 #pragma once
 
 #include "core/predictor.cuh"
@@ -9,7 +9,7 @@
 
 namespace gvr_topk {
 
-// By a sample that this CTA takes alone. `probed` runs when all its loads have come.
+// An interval by a sample of the row that this CTA takes alone. `probed` runs when all its loads have come.
 template <typename T, typename Looked>
 __device__ __forceinline__ KeyInterval guess_by_row(const RowContext<T>& ctx, Looked probed) {
   const RowSampler sampling(ctx, false, ctx.row.n);
@@ -18,8 +18,8 @@ __device__ __forceinline__ KeyInterval guess_by_row(const RowContext<T>& ctx, Lo
   return sample_interval(ctx, greatest, SampleRank(sampling.share(ctx)));
 }
 
-// By a sample that the CTAs of the cluster have divided among them: all of them come here, or none.
-// `greatest`: what this thread's group of lanes made of its part.
+// An interval by a sample that the CTAs of the cluster divide among them: all of them must call this, or
+// none. `greatest`: what this thread's group of lanes made of its part.
 template <typename T>
 __device__ __forceinline__ KeyInterval guess_by_cluster(const RowContext<T>& ctx, const RowSampler& sampling,
                                                         uint32_t greatest) {
@@ -32,21 +32,21 @@ __device__ __forceinline__ KeyInterval guess_by_cluster(const RowContext<T>& ctx
   return sample_interval(ctx, greatest, above);
 }
 
-// How to look at a row of which nothing was left: as has been done ahead, if that serves.
+// The sampler of a row without state. It uses the probes that were taken early, if they serve.
 template <typename T, int kProbes>
 __device__ __forceinline__ RowSampler sampling_of(const RowContext<T>& ctx, const LaunchTraits& traits,
-                                                  const RowProbe<T, kProbes>& ahead) {
-  return RowSampler(ctx, true, ahead.serves(traits, ctx.row.n) ? ahead.span : ctx.row.n);
+                                                  const RowProbe<T, kProbes>& probe) {
+  return RowSampler(ctx, true, probe.serves(traits, ctx.row.n) ? probe.span : ctx.row.n);
 }
 
-// For a launch that reads the state, by a block that has agreed on `state` and on the gate's answer. No CTA
-// waits for another here, because another may have read something else.
+// The interval for a launch that reads state, in a block that has agreed on `state` and on the gate's answer.
+// No CTA waits for another in here, because another may have read something else.
 template <typename T>
 __device__ __forceinline__ KeyInterval guess(const RowContext<T>& ctx, HintReason reason,
                                              const StepState& state, const Moments& moments) {
   if (reason == HintReason::kUsed) {
     if (state.z_score == kStateInfinite) return KeyInterval{kPosInfKey, kPosInfKey, kGuessValue};
-    // The row is masked nearly everywhere, and the interval takes all that is finite.
+    // The row is masked nearly everywhere, and the interval is everything finite.
     if (state.z_score == kStateMasked) return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessValue};
     return predicted(moments, state);
   }
@@ -54,13 +54,14 @@ __device__ __forceinline__ KeyInterval guess(const RowContext<T>& ctx, HintReaso
   return guess_by_row(ctx, [] {});
 }
 
-// For a launch of which nothing is fed back, which all CTAs know.
+// The interval for a launch without state, which all CTAs know.
 template <typename T, int kProbes, typename Looked>
-__device__ __forceinline__ KeyInterval guess_unfed(const RowContext<T>& ctx, const LaunchTraits& traits,
-                                                   const RowProbe<T, kProbes>& ahead,
-                                                   const RowSampler& sampling, Looked probed) {
+__device__ __forceinline__ KeyInterval guess_without_state(const RowContext<T>& ctx,
+                                                           const LaunchTraits& traits,
+                                                           const RowProbe<T, kProbes>& probe,
+                                                           const RowSampler& sampling, Looked probed) {
   const uint32_t greatest =
-      ahead.serves(traits, ctx.row.n) ? sampling.probe(ctx, ahead.seen()) : sampling.probe(ctx);
+      probe.serves(traits, ctx.row.n) ? sampling.probe(ctx, probe.seen()) : sampling.probe(ctx);
   probed();
   return guess_by_cluster(ctx, sampling, greatest);
 }

@@ -1,5 +1,5 @@
-// A histogram of 1024 bins in shared memory, two for every thread of a block, with the sums of each warp's
-// bins beside them, so that it knows how many items lie above.
+// A histogram of 1024 bins in shared memory, two for every thread of a block. Beside them are the sums of
+// each warp's bins, so that a warp knows how many items lie above its own.
 #pragma once
 
 #include <cstdint>
@@ -17,14 +17,14 @@ struct BinHit {
 struct Histogram {
   static constexpr int kBins = 1024;
   static constexpr int kLog2Bins = 10;
-  static constexpr int kLog2Group = 6;  // bins of a warp
+  static constexpr int kLog2Group = 6;  // bins of one warp
   static constexpr int kGroups = kBins >> kLog2Group;
 
-  // What is not to be counted goes to bin kBins, that nobody reads: a branch around an addition costs more
-  // than the addition, even where they all meet in one bin.
+  // What must not be counted goes to bin kBins, which nobody reads: a branch around an addition costs more
+  // than the addition, even where all meet in one bin.
   uint32_t fine[kBins + 4];
   uint32_t coarse[kGroups + 4];
-  alignas(16) BinHit hit;  // none, unless one is located
+  alignas(16) BinHit hit;  // `count` is 0 until a bin is located.
 
   template <int kThreads>
   __device__ __forceinline__ void clear() {
@@ -43,7 +43,7 @@ struct Histogram {
     atomicAdd(&coarse[bin >> kLog2Group], count);
   }
 
-  // Bin of the rank-th largest item, for all threads. One block barrier.
+  // Finds the bin of the rank-th largest item, for all threads. It takes one block barrier.
   __device__ __forceinline__ BinHit locate(uint32_t rank, int thread) {
     const int lane = thread & 31, warp = thread >> 5;
     const uint2 two = reinterpret_cast<const uint2*>(fine)[thread];

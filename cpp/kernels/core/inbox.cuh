@@ -1,4 +1,4 @@
-// Regions of shared memory that other CTAs store to, as types of their own: code of this CTA can read them
+// Regions of shared memory that other CTAs store to have types of their own: code of this CTA can read them
 // and name their addresses in other CTAs, but has no way to write them, nor to make them the target of a
 // copy.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace gvr_topk {
 
-// One item for each sender. Senders are the CTAs of the cluster, this one included.
+// One item per sender. Senders are the CTAs of the cluster, this one included.
 template <typename Item, int kCount>
 class Inbox {
  public:
@@ -27,8 +27,8 @@ class Inbox {
   Item items_[kCount];
 };
 
-// Keys that the CTAs of a cluster list, a segment for each CTA. This CTA's threads write its own segment and
-// send it to the same place in all others, which write no segment but theirs.
+// The keys that the CTAs of a cluster list, in one segment per CTA. Threads of this CTA write its own
+// segment, and send it to the same offset in all others, which write no segment but theirs.
 class KeyList {
  public:
   KeyList() = default;
@@ -40,7 +40,7 @@ class KeyList {
 
   __device__ __forceinline__ const uint32_t* of(int cta) const { return keys_ + cta * segment_; }
 
-  // What lies behind a list of `capacity` keys in all.
+  // The memory behind a list of `capacity` keys in all.
   __device__ __forceinline__ void* end(int capacity) const { return keys_ + capacity; }
 
   // Keys past the segment's end are left out: `slot` may be any number.

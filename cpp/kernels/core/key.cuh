@@ -19,7 +19,7 @@ constexpr uint32_t kLeastFiniteKey = kNegInfKey + 1;
 constexpr uint32_t kMostFiniteKey = kPosInfKey - 1;
 
 __device__ __forceinline__ uint32_t order_key(float x) {
-  // The addition makes +0.0 of -0.0, and of every NaN the one with all bits but the sign.
+  // The addition turns -0.0 into +0.0, and every NaN into the one with all bits but the sign.
   const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f));
   return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
 }
@@ -33,20 +33,20 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 
-// Low bits that all keys of a type have alike: zeros above the key of zero, ones below, and in NaN's. Without
-// them order and difference remain, and a search has less to search.
+// Low bits that are the same in all keys of a type: zeros above the key of zero; ones below it, and in the
+// key of NaN. Without them order and distance remain, and a search has less to search.
 template <typename T>
 constexpr int kInvariantBits = sizeof(T) == 4              ? 0
                                : std::is_same_v<T, __half> ? 13
                                                            : 16;
 
-// From a number to the next one of its type, as a part of it and at most.
+// Machine epsilon of T.
 template <typename T>
 constexpr float kEpsilon = sizeof(T) == 4              ? 0x1p-23f
                            : std::is_same_v<T, __half> ? 0x1p-10f
                                                        : 0x1p-7f;
 
-// The key of which `bits` are left.
+// The key that has these bits above its invariant low bits.
 template <typename T>
 __device__ __forceinline__ uint32_t whole_key(uint32_t bits) {
   const uint32_t key = bits << kInvariantBits<T>;

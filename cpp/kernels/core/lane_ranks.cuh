@@ -10,8 +10,8 @@
 
 namespace gvr_topk {
 
-// Population counts of each vector of a word, one per field of a 32-bit word, so that one addition adds
-// them all. A field holds the sum over a warp: at most 128 in 8 bits (fp32: four vectors of four) or 256
+// Population counts of each vector of a tile, packed into the fields of one 32-bit word, so that one addition
+// adds them all. A field holds the sum over a warp: at most 128 in 8 bits (fp32: four vectors of four) or 256
 // in 16 bits (16-bit types: two vectors of eight).
 template <typename T>
 constexpr int kFieldBits = 32 * kPerVec<T> / kValuesPerThread;
@@ -21,9 +21,9 @@ constexpr int kVecsOfTile = kValuesPerThread / kPerVec<T>;
 
 template <typename T>
 __device__ __forceinline__ uint32_t packed_counts(uint32_t bits) {
-  static_assert(kValuesPerThread == 16, "a word's vectors fill the fields of one 32-bit word");
+  static_assert(kValuesPerThread == 16, "a tile's vectors fill the fields of one 32-bit word");
   if constexpr (sizeof(T) == 4) {
-    // Nibbles to bytes, then population counts of bytes.
+    // Nibbles become bytes, and then population counts of bytes.
     uint32_t x = (bits | bits << 8) & 0x00ff00ffu;
     x = (x | x << 4) & 0x0f0f0f0fu;
     x = x - ((x >> 1) & 0x55555555u);
@@ -33,9 +33,9 @@ __device__ __forceinline__ uint32_t packed_counts(uint32_t bits) {
   }
 }
 
-// Calls `visit(bit, rank)` for every set bit of this lane, where rank counts the set bits of the
-// whole warp that come earlier in index order. All lanes take part; returns the warp's total. Bits of
-// vectors from `vecs` on are known to be clear.
+// Calls `visit(bit, rank)` for every set bit of this lane, where rank counts the set bits of the whole warp
+// that come earlier in index order. All lanes take part. Returns the warp's total. Bits of vectors from
+// `vecs` on are known to be clear.
 template <typename T, typename Visit>
 __device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, int lane, Visit visit) {
   constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
@@ -46,7 +46,7 @@ __device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, i
   uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
   upto -= counts;
   uint32_t before = 0;
-#pragma unroll 1  // `visit` is large, and few vectors hold anything
+#pragma unroll 1  // `visit` is large, and few vectors hold anything.
   for (int j = 0; j < vecs; ++j) {
     uint32_t rank = before + (upto & kFieldMask);
     for (uint32_t vec = bits & kVecMask; vec != 0; vec &= vec - 1) {
@@ -62,17 +62,17 @@ __device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, i
 
 // The rank-th largest of the keys that the first `count` lanes hold, by comparison with each other.
 __device__ __forceinline__ uint32_t rank_directly(uint32_t key, int count, uint32_t rank, int lane) {
-  constexpr int kAtOnce = 4;  // so that they overlap
+  constexpr int kAtOnce = 4;  // Several, so that they overlap.
   const uint32_t mine = lane < count ? key : kAbsentKey;
   float greater = 0.0f;
 #pragma unroll 1
   for (int first = 0; first < count; first += kAtOnce) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {  // absent ones are greater than none
+    for (int i = 0; i < kAtOnce; ++i) {  // Absent keys are greater than none.
       ptx::count_if_greater(greater, __shfl_sync(0xffffffffu, mine, first + i), mine);
     }
   }
-  // The least of those that fewer than `rank` are greater than.
+  // The least of those keys that fewer than `rank` are greater than.
   const bool within = lane < count && greater < static_cast<float>(rank);
   return __reduce_min_sync(0xffffffffu, within ? mine : kMaxKey);
 }

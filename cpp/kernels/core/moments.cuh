@@ -1,6 +1,7 @@
-// Mean and deviation of a sample of the row, which predictions start from. The sample is of the same places
-// of the buffer in every step, so that what it has of chance stays; its loads need neither hint nor length,
-// and no CTA needs another.
+// Mean and standard deviation of a sample of the row, with which predictions start.
+//
+// All steps sample the same positions of the buffer, so the sampling error changes little from step to step.
+// The loads need neither hint nor length, and no CTA needs another.
 #pragma once
 
 #include "core/row_sample.cuh"
@@ -9,19 +10,21 @@
 
 namespace gvr_topk {
 
-// This thread's looks at the row, before its length is known: `row.n` is that of the buffer. All CTAs look at
-// the same places if `alike`, else each at its own part of a larger sample, and once. What they see lands in
-// memory that no other CTA stores to: a copy may come late, and a peer's store early.
+// This thread's probes of the row, taken before its length is known: `row.n` is the buffer's. If `alike`, all
+// CTAs probe the same positions; otherwise each takes one probe in its own part of a larger sample. What they
+// read lands in memory that no other CTA stores to, because a copy may come late, and another CTA's store
+// early.
 template <typename T, int kProbes>
 struct RowProbe {
   static_assert(kProbes <= kMaxProbes);
   bool alike;
   int span;
   int at[kProbes];
-  uint4* zone[kProbes];  // where this thread's looks land
+  uint4* zone[kProbes];  // where this thread's probes land
 
-  // Starts to fetch it: to shared memory, or what waits for the length would wait for it too. The second look
-  // lands in `store`, kThreads vectors that this CTA alone uses, and for something else only later.
+  // Starts the copies, to shared memory: registers would make whatever waits for the length wait for them
+  // too. Second probes land in `store`, kThreads vectors that only this CTA uses, and for something else only
+  // later.
   __device__ __forceinline__ RowProbe(const RowContext<T>& ctx, const LaunchTraits& traits,
                                       uint4* store = nullptr)
       : alike(traits.has(LaunchTraits::kReadsState)) {
@@ -30,7 +33,7 @@ struct RowProbe {
     fetch(ctx, traits);
   }
 
-  // Out of what is known to be in the row.
+  // Probes the first `row.n` elements.
   __device__ __forceinline__ void fetch(const RowContext<T>& ctx, const LaunchTraits& traits) {
     span = ctx.row.n;
 #pragma unroll
@@ -38,11 +41,11 @@ struct RowProbe {
       if (i > 0 && !alike) break;
       if (alike) {
         const int line =
-            RowSampler::place((i * kThreads + ctx.thread) / kProbeLanes, span & -kProbeElements) &
+            RowSampler::hashed_position((i * kThreads + ctx.thread) / kProbeLanes, span & -kProbeElements) &
             -kProbeElements;
         at[i] = line + kSampleVec * (ctx.thread % kProbeLanes);
       } else {
-        at[i] = RowSampler::place((ctx.thread << ctx.log2_ctas) + ctx.rank, span);
+        at[i] = RowSampler::hashed_position((ctx.thread << ctx.log2_ctas) + ctx.rank, span);
       }
       if (!traits.has(LaunchTraits::kAligned)) continue;
       const uint32_t target = ptx::shared_address(zone[i]);
@@ -55,21 +58,21 @@ struct RowProbe {
     ptx::commit_copies();
   }
 
-  // When it has come.
+  // What a probe has read, once the copies have come.
   __device__ __forceinline__ SampleVec<T> seen(int probe = 0) const {
     SampleVec<T> neighbours;
     neighbours.load(zone[probe]);
     return neighbours;
   }
 
-  // Whether it is as good as a look at a row of known length: when hardly any of it lies behind the end.
+  // Whether these probes serve as those of a row of known length, because hardly any lies behind its end.
   __device__ __forceinline__ bool serves(const LaunchTraits& traits, int n) const {
     return traits.has(LaunchTraits::kAligned) && !alike && n > span - span / 16;
   }
 };
 
-// A sample says too little when less of it counts than this share: looks count where all they see is finite.
-// Of a row that is masked nearly everywhere none does.
+// A sample says too little if less than this share of its probes count. A probe counts if all its elements
+// are finite: in a row that is masked nearly everywhere, none does.
 constexpr float kLeastCounted = 0.125f;
 constexpr float kTooFewCounted = -1.0f, kNoneCounted = -2.0f;
 
@@ -89,16 +92,16 @@ struct Moments {
   __device__ __forceinline__ explicit Moments(const MissedGuess& missed)
       : mean(missed.mean), deviation(missed.deviation) {}
 
-  // Of a sample that all CTAs have alike. One block barrier.
+  // Moments of a sample that is the same in all CTAs. It takes one block barrier.
   template <typename T, int kProbes>
-  __device__ __forceinline__ Moments(const RowContext<T>& ctx, const RowProbe<T, kProbes>& ahead) {
+  __device__ __forceinline__ Moments(const RowContext<T>& ctx, const RowProbe<T, kProbes>& probe) {
     Shared& sm = *ctx.shared;
     float sum = 0.0f, squares = 0.0f;
     bool counts = true;
 #pragma unroll
     for (int i = 0; i < kProbes; ++i) {
-      const SampleVec<T> seen = ahead.seen(i);
-      counts &= ahead.at[i] + kSampleVec <= ctx.row.n;
+      const SampleVec<T> seen = probe.seen(i);
+      counts &= probe.at[i] + kSampleVec <= ctx.row.n;
 #pragma unroll
       for (int e = 0; e < kSampleVec; ++e) {
         sum += seen.value(e);
@@ -106,7 +109,7 @@ struct Moments {
       }
     }
     counts &= squares < __int_as_float(0x7f800000);
-    // One half of the warp adds up the one, the other the other.
+    // One half of the warp adds up the sums, the other half the squares.
     const bool upper = (ctx.lane & 16) != 0;
     float mine = counts ? (upper ? squares : sum) : 0.0f;
     const float theirs = counts ? (upper ? sum : squares) : 0.0f;
@@ -115,7 +118,7 @@ struct Moments {
     for (int d = 8; d > 0; d /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, d);
     if ((ctx.lane & 15) == 0) sm.moment[ctx.lane + ctx.warp] = mine;
     const float count = static_cast<float>(kProbes * kSampleVec * __syncthreads_count(counts));
-    // A lane takes four warps' sums, and one four lanes away what goes with them.
+    // Each lane takes four warps' sums; the lane four further has the squares that belong to them.
     static_assert(kWarps == 16);
     const float4 four = reinterpret_cast<const float4*>(sm.moment)[ctx.lane & 7];
     float all = (four.x + four.y) + (four.z + four.w);

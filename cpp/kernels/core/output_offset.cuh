@@ -1,4 +1,4 @@
-// Final places of selected elements: how many are selected before an element, in index order.
+// Offsets of selected elements in the output: how many are selected before an element, in index order.
 #pragma once
 
 #include "core/row_context.cuh"
@@ -6,26 +6,27 @@
 
 namespace gvr_topk {
 
-// Counts are packed in pairs: elements above the cut, or all of those selected when no tie is left out, in
-// the lower half, ties in the upper. What a cluster lists and one CTA holds or keeps are together fewer than
+// Counts are packed in pairs. The lower half counts elements above the threshold, or all selected ones if no
+// tie is left out; the upper half counts ties. What a cluster lists and one CTA holds are together fewer than
 // 2^16 (`fits`).
 __device__ __forceinline__ uint32_t packed_count(uint32_t key, const Threshold& threshold) {
   if (key < threshold.key) return 0;
   return key > threshold.key || threshold.takes_all() ? 1 : 1 << 16;
 }
 
-// The same for an element of the row. `level` is the cut's key as a value.
+// The same for an element of the row. `level` is the threshold's key as a value.
 __device__ __forceinline__ uint32_t packed_count(float value, float level, const Threshold& threshold) {
   if (value < level) return 0;
   return threshold.takes_all() || value != level ? 1 : 1 << 16;
 }
 
-// Counts what is selected of the keys that earlier CTAs have listed; to be read behind a block barrier.
+// Counts the selected ones of the keys that earlier CTAs have listed. The counts are read behind a block
+// barrier.
 template <typename T>
 __device__ __forceinline__ void count_listed(const RowContext<T>& ctx, const ListedKeys& listed,
                                              const Threshold& threshold) {
   uint32_t counts = 0;
-  // A warp never straddles two segments: there are at most as many CTAs as warps.
+  // A warp never straddles two segments, because there are at most as many CTAs as warps.
   if (listed.cta < ctx.rank) {
     listed.for_each([&](uint32_t x) { counts += packed_count(x, threshold); });
   }
@@ -36,15 +37,15 @@ __device__ __forceinline__ void count_listed(const RowContext<T>& ctx, const Lis
 // Where a lane's next selected element goes.
 struct OutputOffset {
   int next;
-  uint32_t ties_left;  // that may still be taken, from this lane's first element on
+  uint32_t ties_left;  // ties that may still be selected, from this lane's first element on
 
-  // `above`: elements above the bracket in earlier CTAs. `in_warp`: packed count of the earlier lanes. What
-  // earlier CTAs and warps select besides, they have left in `selected`. Ties go to the smallest indices.
+  // `above`: elements above the interval in earlier CTAs. `in_warp`: packed count of the earlier lanes. The
+  // other counts of earlier CTAs and warps are in `selected`. Ties go to the smallest indices.
   template <typename T>
   __device__ __forceinline__ OutputOffset(const RowContext<T>& ctx, const KeyInterval& interval,
                                           const Threshold& threshold, uint32_t above, uint32_t in_warp) {
     const Shared& sm = *ctx.shared;
-    // One half of the warp adds up what is selected in earlier CTAs, the other what is in earlier warps.
+    // One half of the warp adds up what is selected in earlier CTAs, the other half what is in earlier warps.
     static_assert(kWarps == 16);
     const uint32_t* selected = sm.selected[0];
     const uint32_t packed =
@@ -52,7 +53,7 @@ struct OutputOffset {
     above += packed & 0xffffu;
     uint32_t ties = packed >> 16;
     const uint32_t tie_key = interval.tie_key();
-    if (tie_key != kAbsentKey) {  // its elements are not listed
+    if (tie_key != kAbsentKey) {  // Its elements are not listed.
       const uint32_t equal =
           __reduce_add_sync(0xffffffffu, ctx.lane < ctx.rank ? sm.header[ctx.lane].counts.equal : 0);
       const uint32_t at_tie_key = packed_count(tie_key, threshold);
@@ -64,7 +65,7 @@ struct OutputOffset {
     next = static_cast<int>(threshold.takes_all() ? above : above + ties);
   }
 
-  // Whether the next element is selected; a tie, only while the quota lasts.
+  // Whether the next element is selected: a tie is only while the quota lasts.
   __device__ __forceinline__ bool accept(bool tie) {
     if (!tie) return true;
     if (ties_left == 0) return false;

@@ -1,4 +1,4 @@
-// Where the results of a row go.
+// Writes the results of a row: positions for the caller, and for the next step.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,31 @@
 
 namespace gvr_topk {
 
-// Where results of a row go. Whatever slot is named, nothing but the row's own k places is written: slots
-// come of counts, and counts of CTAs that have read a row while it was overwritten do not fit each other.
+// Where results of a row go. Whatever offset is named, only the row's own k places are written: offsets come
+// from counts, and counts of CTAs that have read a row while it was overwritten do not fit together.
 struct OutputWriter {
   int32_t* indices;
-  int32_t* prior;        // null: positions are not handed to the next step
+  int32_t* prior;        // null: the next step gets no positions
   const int32_t* pages;  // null: positions are not translated to cache slots
   int32_t* cache_slots;  // null: cache slots take the place of positions in `indices`
   int k;
   int page_size;
   int pages_per_request;
-  bool writes_state;  // whether the row is the one that leaves something for the next step, and has a slot
+  bool writes_state;  // whether this row writes the state of its request, and has a slot
 
-  // Where everything goes by `put`, pointers are not computed anew for each.
+  // Keeps the pointers in registers, where everything goes by `put`: they are not computed again for each
+  // element.
   __device__ __forceinline__ void keep(const LaunchTraits& traits) {
     ptx::keep(indices);
     if (traits.has(LaunchTraits::kWritesState)) ptx::keep(prior);
   }
 
-  // Whether `count` slots from `first` on are the row's, for those who write them by `put_untranslated`.
+  // Whether the row has `count` places from `first` on; callers of `put_untranslated` ask that.
   __device__ __forceinline__ bool owns(int first, int count) const {
     return first >= 0 && count <= k - first;
   }
 
-  // Where positions are written as they are, to a slot that the row has.
+  // Writes a position to an offset that the row has, where there is no page table.
   __device__ __forceinline__ void put_untranslated(int slot, int position) const {
     ptx::store_global(indices + slot, position);
     if (prior != nullptr) ptx::store_global(prior + slot, position);
@@ -49,12 +50,12 @@ struct OutputWriter {
   }
 
  private:
-  // Slot of a position in the paged cache; -1 of padding, of a page that the table does not hold, and of a
-  // slot that 32 bits do not.
+  // Slot of a position in the paged cache; -1 for padding, for a page that the table does not hold, and for a
+  // slot beyond 32 bits.
   __device__ __forceinline__ int translated(int position) const {
     const int page = position / page_size;
     if (position < 0 || page >= pages_per_request) return -1;
-    const int64_t first = pages[page];  // read once: another stream may be writing it
+    const int64_t first = pages[page];  // Read once, because another stream may be writing it.
     const int64_t slot = first * page_size + position % page_size;
     return first >= 0 && slot <= INT32_MAX ? static_cast<int>(slot) : -1;
   }
@@ -76,7 +77,7 @@ __device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, 
   return output;
 }
 
-// All of a row that is no longer than k, then -1.
+// Writes all of a row that is no longer than k, then -1.
 __device__ __forceinline__ void emit_short_row(const OutputWriter& output, int n, int k, int first,
                                                int stride) {
 #pragma unroll 1

@@ -1,12 +1,10 @@
-// Radix rounds: 9 bits of the key a round, a histogram of every CTA, summed over the cluster. They find, for
-// any content, a bracket that holds the k-th key and whose elements fit the lists; a plateau ends as a
-// bracket of one key. This is what missed guesses fall back to.
+// Radix rounds: 9 bits of the key per round, with a histogram of every CTA that is summed over the cluster.
+// For any content they find an interval that holds the k-th key and whose elements fit the lists; ties end as
+// an interval of one key.
 //
-// A histogram travels as a list of keys does, in one exchange, and every CTA sums up all of them; all then
-// take the same decisions, because they have the same counts.
-//
-// The rounds may start from a range that is known to hold the k-th key. Values that share their leading
-// digits are then told apart at once.
+// A histogram travels as a list of keys does, in one exchange, and every CTA sums up all of them. So all CTAs
+// have the same counts and take the same decisions. Rounds may start from a range that is known to hold the
+// k-th key, so that values that share their leading digits are told apart at once.
 #pragma once
 
 #include "core/exchange.cuh"
@@ -15,7 +13,7 @@
 
 namespace gvr_topk {
 
-// Where the counts of one thread's items go, and how many of them lie above the range.
+// The bins of one round, and how many of this thread's keys lie above its range.
 struct RadixBins {
   uint32_t* hist;
   uint32_t base, range_length;
@@ -30,7 +28,7 @@ struct RadixBins {
   }
 };
 
-// Sums every CTA's histogram into `keys`, and `over` into `over_range`. The candidate lists carry them.
+// Sums every CTA's histogram into `keys`, and `over` into `over_range`. The key lists carry them.
 template <typename T>
 __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint32_t over, uint32_t parity) {
   static_assert(kRadixBins == kThreads && Histogram::kBins == 2 * kRadixBins);
@@ -38,7 +36,7 @@ __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint3
   const int bin = ctx.thread;
   sm.keys.template clear<kThreads>();
   if (bin == 0) sm.counts = Counts{0, kRadixBins, 0};
-  __syncthreads();  // all of the block have counted
+  __syncthreads();  // All of the block have counted.
   ctx.list.put(bin, sm.hist[bin]);
   over = __reduce_add_sync(0xffffffffu, over);
   if (ctx.lane == 0) atomicAdd(&sm.counts.above, over);
@@ -58,12 +56,12 @@ __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint3
   __syncthreads();
 }
 
-// Narrows a range that holds the k-th key to a bracket. `rounds` counts the passes, and `exchanges` all
-// exchanges of the launch, for their parity. add_keys(bins) counts this thread's keys. The lists are free
-// when it is called, and when it returns; the counts are not reset.
+// Narrows a range that holds the k-th key to an interval. `rounds` counts the rounds, and `exchanges` all
+// exchanges of the launch, for their parity. add_keys(bins) adds this thread's keys. The lists are free when
+// it is called, and when it returns; the counts are not reset.
 //
-// Rounds are over finite keys. What is neither among them nor above them is -inf, and of those above them
-// there are two: so a masked row takes one round, and one of infinities two. It ends whatever it reads: a row
+// Rounds are over finite keys. What is neither among them nor above is -inf, and there are two keys above
+// them: so a masked row takes one round, and one of infinities two. The loop ends whatever it reads: a row
 // that is overwritten meanwhile may have no k-th key where one was counted.
 template <typename T, typename AddKeys>
 __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, const KeyInterval& range,
@@ -76,7 +74,7 @@ __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, co
   uint32_t range_length = max(min(range.hi, kMostFiniteKey), base) - base;
   if (base > kMostFiniteKey) base = kPosInfKey, range_length = kMaxKey - kPosInfKey;
   uint32_t rank = ctx.k;
-  bool relative = false;  // `rank` counts from the top of the range, not of the row
+  bool relative = false;  // Whether `rank` counts from the top of the range, not of the row.
 #pragma unroll 1
   for (int round = 0; round < kMostRounds; ++round) {
     const int shift = max(0, 32 - __clz(range_length) - kLog2RadixBins);
@@ -94,7 +92,7 @@ __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, co
       fits = ctx.list.of(ctx.lane)[hit.bin] <= static_cast<uint32_t>(ctx.list.segment());
     }
     fits = __all_sync(0xffffffffu, fits);
-    cluster_sync(ctx.ctas);  // all have read the lists and the sums
+    cluster_sync(ctx.ctas);  // All CTAs have read the lists and the sums.
     if (is_above && base != kPosInfKey) {
       base = kPosInfKey;
       range_length = kMaxKey - kPosInfKey;
@@ -120,7 +118,7 @@ __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, Ti
   return radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
     ctx.for_each_tile(tile, [&](int, int begin) {
       uint32_t valid = valid_bits<T>(begin, ctx.end, ctx.lane);
-#pragma unroll 1  // one vector's code, applied to each vector in turn as the word rotates
+#pragma unroll 1  // The code of one vector serves all: the vectors of the tile rotate.
       for (int j = 0; j < Tile<T>::kVecs; ++j) {
         const uint4 first = tile.vec[0];
 #pragma unroll

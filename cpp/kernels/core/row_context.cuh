@@ -1,4 +1,5 @@
-// One row as one thread of its cluster sees it.
+// One row as one thread of its cluster sees it: where the row and shared memory lie, and which elements are
+// this thread's.
 #pragma once
 
 #include <cstdint>
@@ -22,24 +23,24 @@ struct RowContext {
   int rank;  // of this CTA in the cluster
   int ctas;  // in the cluster
   int log2_ctas;
-  // A CTA owns consecutive elements. Of one word per warp, which stays in registers, warps own equal
-  // parts; of several, the CTA walks through its part 16 words at a time, a warp taking one: DRAM likes
-  // that better than 16 streams. Either way (CTA, step, warp, place in the word) is index order.
-  int begin;  // of this warp's first word
-  int end;    // of this warp's part, or of the CTA's when there are several words
-  int steps;  // words per warp
+  // A CTA owns consecutive elements. If one tile per warp is enough, it stays in registers, and warps own
+  // equal parts. Otherwise the CTA walks through its part 16 tiles at a time, one per warp, because DRAM
+  // prefers that to 16 streams. Either way (CTA, step, warp, index in the tile) is index order.
+  int begin;  // of this warp's first tile
+  int end;    // of this warp's part, or of the CTA's if there are several steps
+  int steps;  // tiles per warp
   int thread;
   int lane;
   int warp;
-  uint32_t zero;  // `unknown_zero()`
+  uint32_t zero;  // see ptx::unknown_zero
   Shared* shared;
-  Candidate* candidates;  // [candidate_capacity] this CTA's, in index order
+  Candidate* candidates;  // [candidate_capacity] of this CTA, in index order
   int candidate_capacity;
   KeyList list;
-  uint16_t* masks;  // [steps][kThreads] selection bits; rows of several words only
-  uint4* ring;      // [kRingDepth][vectors][kThreads] words under way, or null: words are loaded when needed
+  uint16_t* masks;  // [steps][kThreads] bits of candidates; only for rows of several steps
+  uint4* ring;      // [kRingDepth][vectors][kThreads] tiles under way; null: tiles are loaded when needed
 
-  // Takes the row's length, and with it the parts of its warps.
+  // Sets the row's length, and with it the parts of its warps.
   __device__ __forceinline__ void set_length(int length) {
     row.n = length;
     const int n = max(length, 0);
@@ -57,14 +58,14 @@ struct RowContext {
 
   __device__ __forceinline__ int tile_begin(int step) const { return min(end, begin + step * kStepElements); }
 
-  // Bits of one word's elements for which `test(key)` holds; slower than a test of values.
+  // Bits of one tile's elements for which `test(key)` holds. A test of values is faster.
   template <typename Test>
   __device__ __forceinline__ uint32_t match_keys(const Tile<T>& tile, int at, Test test) const {
     return valid_bits<T>(at, end, lane) &
            match_tile(tile, at, end, [&](float x) { return test(order_key(x)); });
   }
 
-  // Vectors of one word that hold elements of this warp's span.
+  // Vectors of one tile that hold elements of this warp's part.
   __device__ __forceinline__ int tile_vecs(int step) const {
     constexpr int kGroup = 32 * kPerVec<T>;
     return min(Tile<T>::kVecs, (end - tile_begin(step) + kGroup - 1) / kGroup);
@@ -72,13 +73,13 @@ struct RowContext {
 
   __device__ __forceinline__ uint16_t& mask(int step) const { return masks[step * kThreads + thread]; }
 
-  // The block split evenly over the CTAs of the cluster: this thread's CTA, and its place in the team.
+  // Threads form one team for each CTA of the cluster, which talks to that CTA: `team_target`.
   __device__ __forceinline__ int team_size() const { return kThreads >> log2_ctas; }
   __device__ __forceinline__ int team_target() const { return thread >> (kLog2Threads - log2_ctas); }
   __device__ __forceinline__ int team_index() const { return thread & (team_size() - 1); }
 
-  // Calls visit(step, begin of the word) with the word loaded. One word is never read again: it is
-  // still in its registers.
+  // Calls visit(step, first position of the tile) with each tile loaded. A single tile is never read again:
+  // it stays in its registers.
   template <typename Visit>
   __device__ __forceinline__ void for_each_tile(Tile<T>& tile, Visit visit) const {
     if (steps == 1) {
@@ -110,7 +111,7 @@ struct RowContext {
     }
   }
 
-  // Whether all of a word is there and can be loaded 16 bytes at a time; all but the last ones are.
+  // Whether the whole tile lies in the row and can be loaded 16 bytes at a time. Only the last ones are not.
   __device__ __forceinline__ bool is_whole(int step) const {
     return row.aligned && begin + step * kStepElements + kTileElements <= end;
   }
@@ -133,11 +134,11 @@ struct RowContext {
         }
       }
     }
-    ptx::commit_copies();  // empty groups too: waiting counts groups
+    ptx::commit_copies();  // Empty groups count too, when groups are waited for.
   }
 
-  // Calls visit(i, i < count) for this thread's candidates: warps own contiguous runs of them, and all
-  // lanes of a warp take part in every call.
+  // Calls visit(i, i < count) for this thread's candidates. Warps own contiguous runs of them, and all lanes
+  // of a warp take part in every call.
   template <typename Visit>
   __device__ __forceinline__ void for_each_candidate(uint32_t count, Visit visit) const {
     const int rounds = static_cast<int>(count + kThreads - 1) >> kLog2Threads;
@@ -147,12 +148,14 @@ struct RowContext {
   }
 };
 
-// Of a row whose length is not known yet: `agree_on_length` comes next.
+// The context of a row whose length is not known yet: `RowJob::agree_on_length` sets it. `known_sizes`: the
+// sizes in `traits` are constants.
 template <typename T>
 __device__ __forceinline__ RowContext<T> make_context(const TopkParams& p, const LaunchTraits& traits,
                                                       const SmemLayout& layout, const RowView<T>& row,
                                                       unsigned char* storage, bool known_sizes = false) {
-  const auto keep = [&](int& size) {  // or it would not stay known
+  // A constant must stay one.
+  const auto keep = [&](int& size) {
     if (!known_sizes) ptx::keep(size);
   };
   RowContext<T> ctx;
@@ -192,7 +195,7 @@ __device__ __forceinline__ void cluster_sync(int ctas) {
   }
 }
 
-// Sum over the warps before this one of what each left in `warp_value[which]`.
+// Sum over the warps before this one of what each stored in `warp_value[which]`.
 template <typename T>
 __device__ __forceinline__ uint32_t earlier_warps(const RowContext<T>& ctx, int which) {
   return __reduce_add_sync(0xffffffffu, ctx.lane < ctx.warp ? ctx.shared->warp_value[which][ctx.lane] : 0);

@@ -1,5 +1,5 @@
-// What a cluster has to do for its row beside the selection: read its state, and write results and
-// statistics.
+// What a kernel does for its row beside the selection: it reads length, slot and state, and writes results,
+// statistics and the next state.
 #pragma once
 
 #include "core/exchange.cuh"
@@ -15,24 +15,24 @@ __device__ __forceinline__ StepState* state_of(const TopkParams& p, int slot) {
   return reinterpret_cast<StepState*>(p.state) + slot;
 }
 
-// Starts a load of what the last step has left in a slot, if that is wanted.
+// Starts to load the state of a slot, if `requested`.
 __device__ __forceinline__ void load_state(bool requested, const TopkParams& p, int slot, StepState& state) {
-  float4 left = make_float4(state.z_score, state.value, state.limit, 0.0f);
-  ptx::load_if(requested, left, state_of(p, slot));
-  state = StepState{left.x, left.y, left.z, __float_as_uint(left.w)};
+  float4 loaded = make_float4(state.z_score, state.value, state.limit, 0.0f);
+  ptx::load_if(requested, loaded, state_of(p, slot));
+  state = StepState{loaded.x, loaded.y, loaded.z, __float_as_uint(loaded.w)};
 }
 
-// The slot a row asks for; it may have to be loaded.
+// The slot that a row names. It may have to be loaded.
 __device__ __forceinline__ int load_requested_slot(const TopkParams& p, const LaunchTraits& traits, int row,
                                                    int request) {
   int slot = request;
-  const int32_t* slots = p.seq_lens;  // at hand, for a load that will not be
+  const int32_t* slots = p.seq_lens;  // any valid address, for a load that is predicated off
   if (traits.has(LaunchTraits::kRowSlots)) slots = p.row_slot;
   ptx::load_if(traits.has(LaunchTraits::kRowSlots), slot, slots + row);
   return slot;
 }
 
-// The same if there is one, or a negative number.
+// The slot if it exists and is in use, or else a negative number.
 __device__ __forceinline__ int checked_slot(const TopkParams& p, const LaunchTraits& traits,
                                             int requested_slot) {
   return traits.has(LaunchTraits::kWritesState) && requested_slot < p.num_slots ? requested_slot : -1;
@@ -55,8 +55,8 @@ __device__ __forceinline__ void reset_counts(const RowContext<T>& ctx) {
   ctx.shared->counts = Counts{};
 }
 
-// Before the lists are made anew. A thread that has heard of all CTAs may be ahead of one of its own block
-// that is still sending: what is sent must not be reset before; nor may headers, while somebody reads them.
+// Lets the lists be made again. A thread that has heard from all CTAs may be ahead of one of its own block
+// that is still sending: nothing may be reset while it is sent, and no header while somebody reads it.
 template <typename T>
 __device__ __forceinline__ void restart_counts(const RowContext<T>& ctx) {
   __syncthreads();
@@ -85,7 +85,7 @@ __device__ __forceinline__ void reset_counters(const RowContext<T>& ctx) {
   init_barriers(ctx);
 }
 
-// Everything the first exchange finds in shared memory, but what it will list.
+// Clears what the first exchange finds in shared memory, except the list.
 template <typename T>
 __device__ __forceinline__ void prepare_exchange(const RowContext<T>& ctx) {
   Shared& sm = *ctx.shared;
@@ -98,8 +98,8 @@ __device__ __forceinline__ void prepare_exchange(const RowContext<T>& ctx) {
   init_barriers(ctx);
 }
 
-// Shared memory of the other CTAs may be touched only once they are known to run: this says that one does,
-// and cluster_wait() that all do.
+// Says that this CTA runs; cluster_wait() waits until all do. Before that, shared memory of other CTAs must
+// not be touched.
 template <typename T>
 __device__ __forceinline__ void arrive_at_start(const RowContext<T>& ctx) {
   if (ctx.ctas > 1) ptx::cluster_arrive_relaxed();
@@ -109,7 +109,7 @@ __device__ __forceinline__ int request_of(const TopkParams& p, const LaunchTrait
   return traits.has(LaunchTraits::kDraftRows) ? row / p.next_n : row;
 }
 
-// Rows to a request.
+// Rows of one request.
 __device__ __forceinline__ int next_n_of(const TopkParams& p, const LaunchTraits& traits) {
   return traits.has(LaunchTraits::kDraftRows) ? p.next_n : 1;
 }
@@ -126,41 +126,41 @@ __device__ __forceinline__ int32_t* stats_of(const TopkParams& p, const LaunchTr
   return traits.has(LaunchTraits::kStats) ? p.stats + row * kStatColumns : nullptr;
 }
 
-// Rows no longer than k need no selection: `threads` threads, of which this is one, write them.
+// Writes a row no longer than k, which needs no selection. This is one of `threads` threads that do.
 __device__ __forceinline__ void write_short_row(const OutputWriter& output, int n, int k, int thread,
                                                 int threads, int32_t* stats, HintReason reason) {
   emit_short_row(output, n, k, thread, threads);
   if (stats != nullptr && thread == 0) write_stats(stats, reason, 0, 0, 0, -1, kGuessNone, false, 0);
 }
 
-// Slots whose state is asked for before it is known which one is needed.
+// So many slots have their state loaded before it is known which one is needed.
 constexpr uint32_t kSlotsLoadedEarly = 128;
 
-// What a cluster has to do: its row, the row's hint, and where results go. The row's length is under way, but
-// not waited for.
+// The row of a cluster, its hint, and where its results go. The row's length is being loaded, but not waited
+// for.
 template <typename T>
 struct RowJob {
   int row;
   int request;
-  int seq_len = 0;     // of thread 0, under way; not to be touched before it is needed
-  int requested_slot;  // this thread's idea of the slot, under way likewise
+  int seq_len = 0;     // of thread 0, still being loaded: the first use waits for it
+  int requested_slot;  // what this thread has read as the slot, still being loaded too
   RowContext<T> ctx;
-  bool writer;  // the thread that speaks for the row
+  bool writer;  // Whether this thread writes what there is once per row.
 
   __device__ __forceinline__ RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
                                     unsigned char* storage, bool known_sizes = false) {
     row = blockIdx.x >> traits.log2_ctas();
     request = request_of(p, traits, row);
     const int32_t* lengths = p.seq_lens + (traits.has(LaunchTraits::kRowLengths) ? row : request);
-    ptx::load_if(threadIdx.x == 0, seq_len, lengths);  // before all else
+    ptx::load_if(threadIdx.x == 0, seq_len, lengths);  // This load is issued first.
     requested_slot = load_requested_slot(p, traits, row, request);
     ctx = make_context<T>(p, traits, layout, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row),
                           storage, known_sizes);
     writer = ctx.rank == 0 && ctx.thread == 0;
   }
 
-  // Waits for the row's length, which one thread has read, so that all of the block go by the same number
-  // though another stream may be writing it. One block barrier: what does not need the length comes before.
+  // Waits for the row's length. One thread has read it, so that all of the block use the same number though
+  // another stream may be writing it. There is one block barrier: what does not need the length comes before.
   __device__ __forceinline__ void agree_on_length(const TopkParams& p, const LaunchTraits& traits) {
     Shared& sm = *ctx.shared;
     if (ctx.thread == 0) {
@@ -180,10 +180,10 @@ struct RowJob {
     return hint_view(p, slot(p, traits));
   }
 
-  // Starts the load of what the last step left for the guess, for one thread that tells the others: another
-  // row, or stream, may be writing it. Where slots are those of requests, that is the first thread. Otherwise
-  // each of the first threads asks for the slot of its own number, before it is known which one is the row's:
-  // one load behind the other would take twice the time. Later slots are waited for.
+  // Starts to load the state, in one thread that publishes it to the others, because another row or stream
+  // may be writing it. If slots are those of requests, that is the first thread. Otherwise each of the first
+  // threads loads the slot of its own number, before it is known which one is the row's: two dependent loads
+  // would take twice the time. Later slots are waited for.
   __device__ __forceinline__ StepState load_state_early(const TopkParams& p,
                                                         const LaunchTraits& traits) const {
     StepState state = no_state();
@@ -205,16 +205,16 @@ struct RowJob {
     load_state(static_cast<int>(requested) >= 0, p, requested, state);
   }
 
-  // Tells the block what the last step left, behind its next barrier: the thread does that has it, or knows
-  // that there is nothing. Should `row_slot` be overwritten meanwhile, it may be none, or several.
+  // Publishes the state to the block, behind its next barrier: the thread that has loaded it does, or one
+  // that knows that there is none. If `row_slot` is overwritten meanwhile, that may be no thread, or several.
   __device__ __forceinline__ void publish_state(const TopkParams& p, const LaunchTraits& traits,
                                                 const StepState& state) const {
-    uint32_t teller = 0;
+    uint32_t publisher = 0;
     if (traits.has(LaunchTraits::kReadsState) && !traits.has(LaunchTraits::kSlotIsRequest)) {
-      teller = slot(p, traits);
-      if (teller >= kSlotsLoadedEarly) teller = 0;
+      publisher = slot(p, traits);
+      if (publisher >= kSlotsLoadedEarly) publisher = 0;
     }
-    if (ctx.thread != teller) return;
+    if (ctx.thread != publisher) return;
     ctx.shared->facts.state = state;
     ctx.shared->facts.slot = slot(p, traits);
   }
@@ -256,18 +256,18 @@ struct RowJob {
                                                   uint32_t kth) const {
     if (!traits.has(LaunchTraits::kStats)) return;
     const HintView view = hint(p, traits);
-    // Threads, and CTAs, may have found different slots: they still take part in every barrier.
+    // Threads, and CTAs, may have read different slots: they still take part in every barrier.
     const bool hinted = __syncthreads_or(view.prior != nullptr);
     if (hinted && ctx.rank == 0) count_hits(ctx, view, kth);
     cluster_sync(ctx.ctas);
   }
 
-  // Of those that all know the result: its warp has the end of the row, if it has any of it.
+  // The last warp of the last CTA has the fewest elements of the row, so its first thread writes the state.
   __device__ __forceinline__ bool is_least_busy() const {
     return ctx.thread == kThreads - 32 && ctx.rank == ctx.ctas - 1;
   }
 
-  // Where what the next step's guess starts from goes, or nowhere.
+  // Where the state for the next step goes; null: nowhere.
   __device__ __forceinline__ StepState* next_state_slot(const TopkParams& p, const LaunchTraits& traits,
                                                         const OutputWriter& output) const {
     if (traits.has(LaunchTraits::kStateByRow)) return state_by_row(p);

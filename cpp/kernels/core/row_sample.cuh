@@ -1,8 +1,8 @@
-// A sample of the row itself: as many times as there are threads, the greatest of a few scattered elements.
+// A sample of the row: one key per thread, each the greatest of a few scattered elements.
 //
-// Of single elements so few belong to the top k of a long row that their order statistics say little; of the
-// greatest of m, a share of 1 - (1 - k/n)^m do. The CTAs of a cluster need the same samples: each reads its
-// part of the elements, and sends the others what it made of them.
+// Few single elements of a long row belong to its top k, so that their order statistics say little about the
+// k-th value. Of the greatest of m elements, a share of 1 - (1 - k/n)^m belongs to it. The CTAs of a cluster
+// need the same sample: each reads its part of the elements, and sends the others what it made of them.
 #pragma once
 
 #include "core/row_context.cuh"
@@ -12,7 +12,7 @@
 
 namespace gvr_topk {
 
-// Four elements of a row from a multiple of four on, as they lie in memory, where they can be loaded at once.
+// Four consecutive elements of a row, from a multiple of four on, as they lie in memory.
 template <typename T>
 struct SampleVec {
   static constexpr int kWords = sizeof(T);  // of 32 bits
@@ -27,7 +27,7 @@ struct SampleVec {
     for (int w = 0; w < kWords; ++w) word[w] = reinterpret_cast<const uint32_t*>(from)[w];
   }
 
-  // Starts the loads; whoever takes them waits.
+  // Starts the loads. The first use waits for them.
   __device__ __forceinline__ void fetch_if(bool requested, const RowView<T>& row, int at) {
     ptx::load_if(requested && at_once(row), word, row.data + at);
   }
@@ -36,8 +36,8 @@ struct SampleVec {
     return to_float(reinterpret_cast<const T*>(word)[e]);
   }
 
-  // Their keys, where they are greater; not of what lies behind the end of a row. Otherwise they are loaded
-  // one by one, and of shorter rows the last element again.
+  // Raises each key to that of its element, unless the vector crosses the row's end. Rows that cannot be
+  // loaded 16 bytes at a time are loaded one element at a time, and the shortest repeat their last element.
   __device__ __forceinline__ void take(const RowView<T>& row, int at, uint32_t (&key)[kSampleVec]) const {
     const bool there = at + kSampleVec <= row.n || row.n < kSampleVec;
 #pragma unroll
@@ -48,15 +48,15 @@ struct SampleVec {
   }
 };
 
-// Of every line that is fetched four neighbours are used, each for a sample of its own: neighbours' scores
-// are alike, and a sample of them would be worth less than it says.
+// Each fetched line gives four neighbouring elements, one for each of four samples: scores of neighbours are
+// alike, and one sample of all four would claim more than it knows.
 struct RowSampler {
-  int log2_total;  // elements a sample is the greatest of: 4 lanes' and more, or one
-  int log2_lanes;  // of so many more lanes
-  int log2_own;    // and of those that a thread reads for it
-  int log2_parts;  // CTAs that divide the samples among them,
-  int part;        // and which of them this one is
-  int span;        // looked for in so many elements, of which the row has nearly all
+  int log2_total;  // each key is the greatest of so many elements: 4 lanes' or more, or one
+  int log2_lanes;  // over so many more lanes
+  int log2_own;    // and so many probes of each thread
+  int log2_parts;  // CTAs that divide the sample among them
+  int part;        // the number of this CTA among them
+  int span;        // Probes lie in so many elements, nearly all of which the row has.
 
   RowSampler() = default;
 
@@ -66,30 +66,30 @@ struct RowSampler {
     const int n = ctx.row.n;
     log2_parts = divided ? ctx.log2_ctas : 0;
     part = divided ? ctx.rank : 0;
-    // Lines from all over the row are what samples cost: as few as leave some of the top k among them, and
-    // what all threads read at once.
+    // Lines from all over the row are what a sample costs: as few are read as leave some of the top k among
+    // them, and as all threads read at once.
     log2_total = n < 1 << 18 ? 2 : n < 1 << 19 ? 3 : n <= 1 << 20 ? 4 : 5;
-    const int most_lanes = min(log2_parts, 3);  // beside the four that divide neighbours among them
+    const int most_lanes = min(log2_parts, 3);  // beside the four that share the neighbours
     log2_total = max(log2_total, 2 + most_lanes);
-    // Of more, nearly all would lie in the top k.
+    // With more elements per key, nearly all keys would lie in the top k.
     while (log2_total > 0 && ctx.k << log2_total > 2 * n) --log2_total;
     if (log2_total < 2) log2_total = 0;
     log2_lanes = max(min(most_lanes, log2_total - 2), 0);
     log2_own = max(log2_total - 2 - log2_lanes, 0);
   }
 
-  __device__ __forceinline__ static int place(uint32_t number, int span) {
+  __device__ __forceinline__ static int hashed_position(uint32_t number, int span) {
     const int whole = span >= kSampleVec ? span & -kSampleVec : span;
     return static_cast<int>(__umulhi(hashed(number), whole)) & -kSampleVec;
   }
 
-  // The i-th of the 2^log2_own places this thread looks at.
+  // The position of the i-th of this thread's 2^log2_own probes.
   template <typename T>
   __device__ __forceinline__ int position_of(const RowContext<T>& ctx, int i) const {
-    return place(((i * kThreads + ctx.thread) << log2_parts) + part, span);
+    return hashed_position(((i * kThreads + ctx.thread) << log2_parts) + part, span);
   }
 
-  // What this lane's group made of its elements: a sample in every lane, alike in 2^log2_lanes neighbours.
+  // Probes, and returns the greatest key of this lane's group: the same in 2^log2_lanes neighbouring lanes.
   template <typename T>
   __device__ __forceinline__ uint32_t probe(const RowContext<T>& ctx) const {
     uint32_t key[kSampleVec] = {};
@@ -97,7 +97,7 @@ struct RowSampler {
     return greatest(ctx, key);
   }
 
-  // The same when the first look has been taken.
+  // The same when the first probe has been taken.
   template <typename T>
   __device__ __forceinline__ uint32_t probe(const RowContext<T>& ctx, const SampleVec<T>& first) const {
     uint32_t key[kSampleVec] = {};
@@ -126,12 +126,13 @@ struct RowSampler {
     neighbours.take(row, at, key);
   }
 
-  // The same of what its lanes have made of theirs.
+  // Reduces the keys of the group's lanes to the greatest.
   template <typename T>
   __device__ __forceinline__ uint32_t greatest(const RowContext<T>& ctx,
                                                const uint32_t (&key)[kSampleVec]) const {
     if (log2_total == 0) return key[0];
-    // Of lanes 16 apart one takes the first two, of those 8 apart the first of those.
+    // Of two lanes 16 apart, one takes the first two keys; of two lanes 8 apart, one takes the first of
+    // those.
     const bool second = (ctx.lane & 16) != 0, odd = (ctx.lane & 8) != 0;
     const uint32_t one = max(second ? key[2] : key[0], swapped(second ? key[0] : key[2], 16));
     const uint32_t other = max(second ? key[3] : key[1], swapped(second ? key[1] : key[3], 16));
@@ -141,8 +142,8 @@ struct RowSampler {
     return greatest;
   }
 
-  // Places as if drawn by lot. Even ones would not do: where the top k bunch, the greatest of elements from
-  // all parts of the row lies among them more often than the share says.
+  // Hashed (pseudo-random) positions. Strided ones would be biased where the top k cluster: the greatest of
+  // elements from all parts of the row lies among the top k more often than `share` says.
   __device__ __forceinline__ static uint32_t hashed(uint32_t number) {
     number *= 2654435761u;
     return (number ^ number >> 15) * 2246822519u;
@@ -152,7 +153,7 @@ struct RowSampler {
     return __shfl_xor_sync(0xffffffffu, key, lanes);
   }
 
-  // Of such greatest ones, which lie in the top k.
+  // Expected share of the keys of a sample that belong to the top k.
   template <typename T>
   __device__ __forceinline__ float share(const RowContext<T>& ctx) const {
     const float n = static_cast<float>(ctx.row.n);
@@ -161,14 +162,15 @@ struct RowSampler {
   }
 };
 
-// Sends one sample to the CTA of this thread's team: stores of a warp to many CTAs would take longer.
+// Sends one key of the sample to the CTA of this thread's team: stores of one warp to many CTAs would take
+// longer.
 template <typename T>
 __device__ __forceinline__ void send_sample(const RowContext<T>& ctx, uint32_t key) {
   const Shared& sm = *ctx.shared;
-  const uint32_t target = ctx.team_target(), place = ctx.team_index();
+  const uint32_t target = ctx.team_target(), index = ctx.team_index();
   const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&sm.sample_barrier), target);
-  if (place == 0) ptx::barrier_expect_tx(barrier, sizeof(uint32_t) * ctx.team_size());
-  const int there = ctx.rank * ctx.team_size() + place;
+  if (index == 0) ptx::barrier_expect_tx(barrier, sizeof(uint32_t) * ctx.team_size());
+  const int there = ctx.rank * ctx.team_size() + index;
   ptx::store_async(sm.received.address_in(target, there), key, barrier);
 }
 
@@ -177,8 +179,8 @@ __device__ __forceinline__ void receive_samples(const RowContext<T>& ctx) {
   ptx::barrier_wait(ptx::shared_address(&ctx.shared->sample_barrier), 0);
 }
 
-// One sample per thread, the same in all CTAs of the cluster: of each CTA, as many as there are threads for
-// it. `greatest`: of this thread's group of lanes. `meanwhile` runs while samples are on their way.
+// Returns one key of the sample per thread, the same in all CTAs of the cluster. `greatest`: the key of this
+// thread's group of lanes. `meanwhile` runs while keys are on their way.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ uint32_t sample_of_cluster(const RowContext<T>& ctx, uint32_t greatest,
                                                       Meanwhile meanwhile) {

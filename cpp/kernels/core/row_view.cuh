@@ -1,8 +1,8 @@
-// One row of scores and the way its elements are laid over a warp.
+// One row of scores, and how its elements lie in the lanes of a warp.
 //
-// A warp covers 512 consecutive elements at a time (a "word" per lane: 16 elements). Vector j of a
-// lane starts at j * 32 * kPerVec + lane * kPerVec, so loads are 16 bytes wide and coalesced, and
-// index order is (j, lane, element): the order every rank below is computed in.
+// A warp covers 512 consecutive elements at a time: a tile of 16 elements per lane. Vector j of a lane starts
+// at j * 32 * kPerVec + lane * kPerVec, so loads are 16 bytes wide and coalesced. Index order is (j, lane,
+// element), and all ranks are computed in that order.
 #pragma once
 
 #include "core/key.cuh"
@@ -18,31 +18,32 @@ template <typename T>
 struct RowView {
   const T* data;
   int n;         // visible length
-  bool aligned;  // 16-byte loads are possible
+  bool aligned;  // whether 16-byte loads are possible
 
   __device__ __forceinline__ uint32_t key(int i) const { return order_key(to_float(data[i])); }
 };
 
-// All that the buffer has of a row, whatever its length.
+// The whole buffer of a row, whatever the row's length.
 template <typename T>
 __device__ __forceinline__ RowView<T> row_buffer(const TopkParams& p, bool aligned, int row) {
   const T* data = static_cast<const T*>(p.logits) + row * p.logits_stride;
   return RowView<T>{data, p.width, aligned};
 }
 
-// Number of elements of a row that may be selected: `length`, but for `unseen` of them. No length overflows
-// on the way.
+// Number of elements of a row that may be selected: `length`, less the last `unseen` ones. No length
+// overflows.
 __device__ __forceinline__ int visible_length(const TopkParams& p, int length, int unseen) {
   return length > unseen ? min(length - unseen, p.width) : 0;
 }
 
-// First position of vector `j` of this lane in the word that starts at `begin`.
+// First position of vector `j` of this lane, in the tile that starts at `begin`.
 template <typename T>
 __device__ __forceinline__ int vec_position(int begin, int j, int lane) {
   return begin + (j * 32 + lane) * kPerVec<T>;
 }
 
-// A word of one lane as it lies in memory: 16 elements, so 16-bit rows take half the registers.
+// One lane's part of a tile as it lies in memory: 16 elements, so rows of 16-bit types take half of the
+// registers.
 template <typename T>
 struct Tile {
   static constexpr int kVecs = kValuesPerThread / kPerVec<T>;
@@ -53,8 +54,7 @@ struct Tile {
     return element<T>(vec[i / kPerVec<T>], i % kPerVec<T>);
   }
 
-  // The same for an index known only at run time: a tree of selections, because registers have no
-  // addresses.
+  // The value at an index known only at run time: a tree of selections, because registers have no addresses.
   __device__ __forceinline__ float value_at(int i) const {
     constexpr int kWords = 4 * kVecs;
     uint32_t word[kWords];
@@ -82,8 +82,8 @@ struct Tile {
   }
 };
 
-// `count` elements at `p`, one by one, packed as a 16-byte load would bring them. Out of line: only the
-// last vector of a row and unaligned rows come here, and inlined it would crowd the instruction cache.
+// Loads `count` elements at `p` one by one, packed as a 16-byte load would bring them. It is out of line:
+// only the last vector of a row and unaligned rows need it, and inlined it would fill the instruction cache.
 template <typename T>
 __device__ __noinline__ uint4 load_elements(const T* p, int count) {
   const uint4 absent = absent_vec<T>();
@@ -101,9 +101,9 @@ __device__ __noinline__ uint4 load_elements(const T* p, int count) {
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// This lane's elements of [begin, min(end, begin + 512)). Places past `end` hold -inf: no test against
-// a finite bound finds them, and tests on keys mask them (`valid_bits`). `fetch(j, address)` brings
-// vector j when all of it is wanted and 16-byte access is possible.
+// Loads this lane's elements of [begin, min(end, begin + 512)). Elements past `end` become -inf: no test
+// against a finite bound finds them, and tests on keys mask them (`valid_bits`). `fetch(j, address)` brings
+// vector j if all of it is needed and 16-byte access is possible.
 template <typename T, typename Fetch>
 __device__ __forceinline__ void load_tile(const RowView<T>& row, int begin, int end, int lane, Tile<T>& tile,
                                           Fetch fetch) {
@@ -135,7 +135,7 @@ __device__ __forceinline__ void load_tile(const RowView<T>& row, int begin, int 
   load_tile(row, begin, end, lane, tile, [](int, const T* p) { return ptx::load_streaming(p); });
 }
 
-// Bits of the places of this lane's word that lie before `end`.
+// Bits of this lane's elements that lie before `end`.
 template <typename T>
 __device__ __forceinline__ uint32_t valid_bits(int begin, int end, int lane) {
   uint32_t bits = 0;
@@ -147,8 +147,8 @@ __device__ __forceinline__ uint32_t valid_bits(int begin, int end, int lane) {
   return bits;
 }
 
-// Bits of the elements of one word for which `test(value)` holds. Vectors past `end` are skipped: with
-// few elements per warp that is most of them.
+// Bits of the elements of one tile for which `test(value)` holds. Vectors past `end` are skipped: with few
+// elements per warp most are.
 template <typename T, typename Test>
 __device__ __forceinline__ uint32_t match_tile(const Tile<T>& tile, int begin, int end, Test test) {
   uint32_t bits = 0;
@@ -163,7 +163,7 @@ __device__ __forceinline__ uint32_t match_tile(const Tile<T>& tile, int begin, i
   return bits;
 }
 
-// Position in the row of bit `bit` of this lane's word.
+// Position in the row of bit `bit` of this lane's tile.
 template <typename T>
 __device__ __forceinline__ int bit_position(int begin, int bit, int lane) {
   return vec_position<T>(begin, bit / kPerVec<T>, lane) + bit % kPerVec<T>;

@@ -1,5 +1,5 @@
-// A bracket for the k-th key from a sample of some hundred keys: a pair of order statistics around the place
-// where it is believed to stand, distribution-free.
+// An interval for the k-th key from a sample of some hundred keys: a pair of order statistics around the rank
+// where the k-th key is expected. It assumes no distribution.
 #pragma once
 
 #include "core/key_interval.cuh"
@@ -10,22 +10,23 @@
 
 namespace gvr_topk {
 
-// A sample that lies above the k-th value nearly as a whole shows nothing below it.
+// A sample of which a greater share lies above the k-th value shows hardly anything below it.
 constexpr float kNearlyAllAbove = 0.96f;
-// Every warp names an order statistic this many standard deviations beside the place, and of 16 of those the
-// ones so far from the outside are the bracket: a sign test. Of independent keys, and a share that was itself
-// measured with 512 of them, one bracket in 47,000 misses, or in 8,000, 1,700, 400 and 120 for each place
-// further in. A row of one CTA takes longest to be read again, and has most others to keep waiting; where few
-// rows share the chip, each with many CTAs, a narrower bracket is worth more.
+// Every warp names the order statistics this many standard deviations above and below the expected rank. Of
+// the 16 ends so named, the third from outside is the interval's, and one further in for each doubling of the
+// CTAs: a sign test. For independent keys, and a share that was itself measured with 512 of them, one
+// interval in 47,000 misses, or in 8,000, 1,700, 400 and 120 for each step further in. A row of one CTA takes
+// longest to be read again, and has most other rows waiting; where few rows share the chip, each with many
+// CTAs, a narrower interval is worth more.
 constexpr float kMarginSigmas = 0.5f;
 constexpr int kOutsiders = 2;
 
-// Of no less than zero.
+// The standard deviation of a variance that is not negative.
 __device__ __forceinline__ float standard_deviation(float variance) {
   return variance * ptx::reciprocal_root(fmaxf(variance, 1e-30f));
 }
 
-// Which share of a sample lies above the k-th key, and how far beside its place among 32 warps look.
+// The share of a sample that lies above the k-th key, and the margin around its rank among 32 keys.
 struct SampleRank {
   float share = 0.0f, margin = 0.0f;
 
@@ -53,16 +54,16 @@ __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
   return static_cast<int>(ptx::integer_of_sum(rank));
 }
 
-// Bounds stay finite, or are both infinity: what they leave out is left to the radix rounds.
+// Makes an interval whose ends are finite, or both infinity: radix rounds take what that leaves out.
 __device__ __forceinline__ KeyInterval finite_interval(uint32_t lo, uint32_t hi, uint32_t source) {
   if (min(lo, hi) >= kPosInfKey) return KeyInterval{kPosInfKey, kPosInfKey, source};
-  hi = min(max(hi, kLeastFiniteKey), kMostFiniteKey);  // a sample of hardly any keys may name the absent one
+  hi = min(max(hi, kLeastFiniteKey), kMostFiniteKey);  // A sample of hardly any keys may name the absent key.
   return KeyInterval{max(min(lo, hi), kLeastFiniteKey), hi, source};
 }
 
-// Less than one key in eight is above the k-th: too few in each of 16 warps to tell much. The greatest eight
-// of every warp are ranked together, four threads to a key. What lies below the bracket may have to be read
-// again, so it reaches further down. Two block barriers.
+// The interval where less than one key in eight lies above the k-th, too few for each of 16 warps to tell
+// much. The greatest eight of every warp are ranked together, four threads to a key. What lies below the
+// interval may have to be read again, so it extends further down than up. It takes two block barriers.
 template <typename T>
 __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, float share,
                                                      int rank) {
@@ -73,10 +74,10 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
   static_assert(kThreads == kShares * kWarps * kOfEach && kGreatestOfSample == kWarps * kOfEach);
   Shared& sm = *ctx.shared;
   uint32_t* const greatest = sm.greatest;
-  // More than eight where keys are equal; in any order.
+  // Where keys are equal more than eight may qualify; any eight of them do.
   const uint32_t selected = __ballot_sync(0xffffffffu, rank < kOfEach);
-  const int place = __popc(selected & ((1u << ctx.lane) - 1));
-  if (rank < kOfEach && place < kOfEach) greatest[ctx.warp * kOfEach + place] = key;
+  const int expected_rank = __popc(selected & ((1u << ctx.lane) - 1));
+  if (rank < kOfEach && expected_rank < kOfEach) greatest[ctx.warp * kOfEach + expected_rank] = key;
   if (ctx.thread < 2) sm.edge[ctx.thread][0] = kMaxKey;
   __syncthreads();
   const float expected = kThreads * share;
@@ -98,9 +99,9 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
   return finite_interval(sm.edge[1][0], sm.edge[0][0], kGuessRowSample);
 }
 
-// A bracket around the (1 - share) quantile of one key per thread. Each warp reads the order statistics
-// beside that place off its own 32 keys; the bracket reaches from the fifth lowest of the lower ones to the
-// fifth highest of the upper ones. One block barrier.
+// An interval around the (1 - share) quantile of one key per thread. Each warp reads the order statistics
+// beside the expected rank off its own 32 keys; a sign test over the warps gives the interval
+// (kMarginSigmas). It takes one block barrier.
 template <typename T>
 __device__ __forceinline__ KeyInterval sample_interval(const RowContext<T>& ctx, uint32_t key,
                                                        const SampleRank& above) {
@@ -111,9 +112,9 @@ __device__ __forceinline__ KeyInterval sample_interval(const RowContext<T>& ctx,
   const int rank = rank_among<8>(sm.sample + 8 * ctx.warp, key);
   if (share < 1.0f / 8) return tail_interval(ctx, key, share, rank);
   const int present = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey));
-  const float place = share * static_cast<float>(present);
-  const int upper = max(static_cast<int>(place - margin) - 1, 0);
-  const int lower = min(static_cast<int>(ceilf(place + margin)), present - 1);
+  const float expected_rank = share * static_cast<float>(present);
+  const int upper = max(static_cast<int>(expected_rank - margin) - 1, 0);
+  const int lower = min(static_cast<int>(ceilf(expected_rank + margin)), present - 1);
   // The r-th largest is the smallest key with no more than r greater ones.
   const uint32_t top = __reduce_min_sync(0xffffffffu, rank <= upper ? key : kMaxKey);
   const uint32_t bottom = __reduce_min_sync(0xffffffffu, rank <= lower ? key : kMaxKey);

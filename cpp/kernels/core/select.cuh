@@ -1,4 +1,5 @@
-// Phase 4, refine: the exact k-th key out of the listed ones. Every CTA does the same on its own copy.
+// Phase 4, refine: the exact k-th key out of the listed ones. Every CTA finds it for itself, in its own copy
+// of the list.
 #pragma once
 
 #include "core/config.cuh"
@@ -9,15 +10,15 @@
 
 namespace gvr_topk {
 
-// This thread's part of the keys listed in the cluster: the block is split evenly over the segments. The
-// first few stay in registers.
+// This thread's part of the keys that the cluster has listed: the block is split evenly over the segments.
+// The first few stay in registers.
 struct ListedKeys {
-  static constexpr int kInRegisters = 4;  // written out below
+  static constexpr int kInRegisters = 4;  // `for_each` writes them out
   uint32_t first[kInRegisters];
-  const uint32_t* keys;  // from the first of this thread's on,
-  int count;             // up to the last of the segment's
+  const uint32_t* keys;  // from this thread's first key on,
+  int count;             // keys from there to the segment's end
   int stride;
-  int cta;  // whose segment it is
+  int cta;  // the CTA that has listed them
 
   template <typename T>
   __device__ __forceinline__ explicit ListedKeys(const RowContext<T>& ctx)
@@ -34,7 +35,7 @@ struct ListedKeys {
   // Calls visit(key), where the key may be absent.
   template <typename Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
-    visit(first[0]);  // the first half without asking, as it hardly ever is empty
+    visit(first[0]);  // The first half hardly ever is empty, so it is not tested.
     visit(first[1]);
     if (__all_sync(0xffffffffu, 2 * stride >= count)) return;
     visit(first[2]);
@@ -44,7 +45,8 @@ struct ListedKeys {
   }
 };
 
-// Where the selection ends: every key above `key` is selected, and the first `quota` of the `equal` ones.
+// Where the selection ends: every key above `key` is selected, and the first `tie_quota` of the `tie_count`
+// elements equal to it.
 struct Threshold {
   uint32_t key;
   uint32_t tie_quota;
@@ -53,13 +55,13 @@ struct Threshold {
   __device__ __forceinline__ bool takes_all() const { return tie_quota == tie_count; }
 };
 
-// Adds a key to the few that are ranked by comparison, as long as there is room.
+// Adds a key to the few that are ranked by comparison, while there is room.
 __device__ __forceinline__ void add_small(Shared& sm, uint32_t key) {
   const uint32_t slot = atomicAdd(&sm.small_count, 1u);
   if (slot < kRankDirectly) sm.small[slot] = key;
 }
 
-// The cut at the rank-th largest of the first `count` keys in `small`.
+// The threshold at the rank-th largest of the first `count` keys in `small`.
 __device__ __forceinline__ Threshold threshold_of_few(const Shared& sm, uint32_t rank, int count, int lane) {
   const uint32_t mine = lane < count ? sm.small[lane] : kAbsentKey;
   const uint32_t key = rank_directly(mine, count, rank, lane);
@@ -67,9 +69,10 @@ __device__ __forceinline__ Threshold threshold_of_few(const Shared& sm, uint32_t
   return Threshold{key, rank - above, static_cast<uint32_t>(__popc(__ballot_sync(0xffffffffu, mine == key)))};
 }
 
-// Cut at the verdict's rank-th largest inside the bracket. Histograms of 1024 bins narrow the key
-// range by 10 bits a round, until all keys of a bin are wanted (then the bin's lower edge serves as the
-// k-th key: no element lies between them) or few enough are left to rank them directly.
+// The threshold at the k-th key, which is the `result.rank`-th largest inside the interval. Histograms of
+// 1024 bins narrow the key range by 10 bits a round, until all keys of a bin are selected (then the bin's
+// lower edge serves as the k-th key, because no element lies between), or few enough are left to be ranked
+// directly.
 template <typename T>
 __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const KeyInterval& interval,
                                                 const ListedKeys& listed, const CountResult& result,
@@ -77,13 +80,14 @@ __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const 
   Shared& sm = *ctx.shared;
   constexpr int kInvariant = kInvariantBits<T>;
   const uint32_t tie_key = interval.tie_key();
-  // Of keys without their idle bits; above the absent key, whose distance wraps.
+  // The range is of keys without their invariant low bits. It lies above the absent key, whose distance
+  // wraps.
   uint32_t base = interval.lo >> kInvariant;
-  if (whole_key<T>(base) < interval.lo) ++base;  // nothing below the bracket
+  if (whole_key<T>(base) < interval.lo) ++base;  // Nothing below the interval belongs to it.
   uint32_t range_length = (interval.hi >> kInvariant) - base;
   uint32_t rank = result.rank;
   uint32_t inside = result.inside;
-  bool cleared = true;  // the histogram, and `small_count` 0, before the lists were made
+  bool cleared = true;  // The histogram and `small_count` were cleared before the lists were made.
 #pragma unroll 1
   while (range_length != 0 && rank != inside) {
     if (inside <= kRankDirectly) {
@@ -100,7 +104,7 @@ __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const 
     }
     const int shift = max(0, 32 - Histogram::kLog2Bins - __clz(range_length));
     if (!cleared) {
-      __syncthreads();  // all have located the last rank
+      __syncthreads();  // All threads have located the last rank.
       sm.keys.template clear<kThreads>();
       __syncthreads();
     }
@@ -120,7 +124,7 @@ __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const 
     const uint32_t offset = hit.bin << shift;
     base += offset;
     range_length = min(range_length - offset, (1u << shift) - 1);
-    // Around zero keys lie far apart: rounds would go on where nothing but the plateau is left.
+    // Around zero keys lie far apart: rounds would go on where only ties of the tie key are left.
     if (tie_key != kAbsentKey && inside == result.equal && (tie_key >> kInvariant) - base <= range_length) {
       base = tie_key >> kInvariant;
       range_length = 0;

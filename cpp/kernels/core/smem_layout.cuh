@@ -76,6 +76,10 @@ struct alignas(128) Shared {
   uint32_t chunks_used;                      // chunks of the buffer that all warps together have taken
 };
 
+// The dynamic shared memory of every kernel. There is one symbol for all of them, so that the compiler takes
+// its address for a constant in functions that several kernels call out of line.
+extern __shared__ __align__(128) unsigned char storage[];
+
 // Sizes of what follows `Shared` that are read late; the early ones travel in `LaunchTraits`.
 struct SmemLayout {
   int candidate_capacity;

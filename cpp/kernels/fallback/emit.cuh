@@ -1,4 +1,5 @@
-// Emission: every CTA writes its own selected positions, in ascending order, at their final place.
+// Phase 5, emit, for any content: every CTA writes its own selected positions, in ascending order, at their
+// final offset.
 #pragma once
 
 #include "core/lane_ranks.cuh"
@@ -9,7 +10,7 @@
 
 namespace gvr_topk::fallback {
 
-// Adds up listed keys above and equal to the k-th, per CTA.
+// Adds up the listed keys above and equal to the k-th, per CTA.
 template <typename T>
 __device__ __forceinline__ void count_segments(const RowContext<T>& ctx, const ListedKeys& listed,
                                                uint32_t kth) {
@@ -18,7 +19,7 @@ __device__ __forceinline__ void count_segments(const RowContext<T>& ctx, const L
     above += x > kth;
     equal += x == kth;
   });
-  // A warp never straddles two segments: there are at most as many CTAs as warps.
+  // A warp never straddles two segments, because there are at most as many CTAs as warps.
   above = __reduce_add_sync(0xffffffffu, above);
   equal = __reduce_add_sync(0xffffffffu, equal);
   if (ctx.lane == 0 && (above | equal) != 0) {
@@ -27,12 +28,12 @@ __device__ __forceinline__ void count_segments(const RowContext<T>& ctx, const L
   }
 }
 
-// Where the next elements go, and how many more equal to the k-th key may be taken.
+// Where the next selected elements go, and how many more ties of the k-th key may be taken.
 struct OutputCursor {
   uint32_t first;
   uint32_t ties_left;
 
-  // Moves past elements, of which `equal` ties were on offer.
+  // Moves past elements of which `above` are above the k-th key and `equal` are ties.
   __device__ __forceinline__ void advance(uint32_t above, uint32_t equal) {
     const uint32_t taken = min(equal, ties_left);
     first += above + taken;
@@ -40,14 +41,14 @@ struct OutputCursor {
   }
 };
 
-// The CTA's cursor. Ties go to the smallest indices, so earlier CTAs take theirs first.
+// The cursor at the CTA's first element. Ties go to the smallest indices, so earlier CTAs take theirs first.
 template <typename T>
 __device__ __forceinline__ OutputCursor cta_cursor(const RowContext<T>& ctx, const KeyInterval& interval,
                                                    uint32_t kth) {
   const Shared& sm = *ctx.shared;
   uint32_t above = 0, equal = 0;
   if (ctx.lane < ctx.ctas) {
-    // The plateau's elements are not listed: they are above the k-th key, equal to it, or below.
+    // Elements of the tie key are not listed: all of them are above the k-th key, equal to it, or below.
     const uint32_t tie_key = interval.tie_key();
     const Counts& counts = sm.header[ctx.lane].counts;
     above = counts.above + sm.segment_above[ctx.lane] + (tie_key > kth ? counts.equal : 0);
@@ -67,7 +68,7 @@ __device__ __forceinline__ void store_warp_counts(const RowContext<T>& ctx, uint
   ctx.shared->warp_value[1][ctx.warp] = equal;
 }
 
-// The usual way: select among the collected candidates, about one per thread.
+// The common case: selects among the collected candidates, about one per thread.
 template <typename T>
 __device__ __forceinline__ void emit_candidates(const RowContext<T>& ctx, const KeyInterval& interval,
                                                 const ListedKeys& listed, uint32_t kth, uint32_t collected,
@@ -97,7 +98,7 @@ __device__ __forceinline__ void emit_candidates(const RowContext<T>& ctx, const 
   });
 }
 
-// Too many candidates to collect (a plateau at the k-th value, or a very large k): compare every
+// The case of too many candidates to collect (ties at the k-th value, or a very large k): compares every
 // element with the k-th key.
 template <typename T>
 __device__ __forceinline__ void emit_elements(const RowContext<T>& ctx, const KeyInterval& interval,
@@ -129,7 +130,7 @@ __device__ __forceinline__ void emit_elements(const RowContext<T>& ctx, const Ke
     for_each_in_order<T>(selected, vecs, ctx.lane, [&](int bit, uint32_t rank) {
       output.put(cursor.first + rank, bit_position<T>(begin, bit, ctx.lane));
     });
-    __syncthreads();  // the counts are left anew for the next words
+    __syncthreads();  // The warp counts are overwritten for the next tile.
   });
 }
 

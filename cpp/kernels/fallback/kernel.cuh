@@ -1,11 +1,17 @@
-// Whatever the row holds: plateaus, rows that are not aligned, any k, brackets that fail. The other kernels
-// hold the usual way only, in code kept short, and hand the rest to `run_stages`; this kernel serves what
-// they cannot start.
+// Selects the top k of rows that no other kernel can start: rows that are not aligned, any k, any
+// architecture.
 //
-// A row of more than a word per warp streams through and leaves one bit an element. A bracket that misses is
-// moved, and if that fails too, radix rounds decide. The result never depends on the guess.
+// Grid: rows * ctas CTAs of 512 threads, in clusters of `ctas` along x; cluster r works on row r.
 //
-// Grid: rows * ctas CTAs of 512 threads, clusters of `ctas` along x; cluster r works on row r.
+// Phases:
+//   guess    an interval of keys that is believed to hold the k-th, from the hint or from a sample of the
+//   row; verify   every element is compared with it, counted above and listed inside; one exchange joins the
+//   CTAs; collect  each CTA keeps the positions of its candidates, in index order (fallback/verify.cuh);
+//   refine   the exact k-th key out of the listed ones (core/select.cuh);
+//   emit     each CTA writes its selected positions (fallback/emit.cuh).
+//
+// An interval that misses is moved once, and then radix rounds decide (fallback/radix_fallback.cuh). The
+// result never depends on the guess.
 #pragma once
 
 #include "core/row_job.cuh"
@@ -17,7 +23,6 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     fallback_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p,
                   const __grid_constant__ SmemLayout layout) {
-  extern __shared__ __align__(128) unsigned char storage[];
   ptx::grid_take_over();
   RowJob<T> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
@@ -37,17 +42,21 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (ctx.ctas > 1) ptx::cluster_wait();
   const KeyInterval everything = KeyInterval::everything();
   if (traits.has(LaunchTraits::kRadixOnly)) {
-    // One exchange first, because CTAs have to agree on the length.
+    // CTAs have to agree on the length before the rounds, so one exchange comes first.
     send_and_wait(ctx, everything, 0, [] {});
     radix_fallback_from_start(p, traits, layout, storage, ctx, kGuessNone);
     return;
   }
+
+  // Guess. The loads of the row are under way meanwhile.
   Tile<T> tile;
   if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
   state = ctx.shared->facts.state;
   const KeyInterval interval =
       guess(ctx, job.hint_reason(p, traits, is_known(state)), state, Moments::unknown());
   clock.stamp();
+
+  // Verify, collect, refine and emit.
   const FallbackState start{FallbackStage::kGuess, interval, everything, interval.source, 0, ctx.row.n};
   if (!run_stages(p, traits, job, tile, start, clock)) {
     radix_fallback_from_start(p, traits, layout, storage, ctx, interval.source);

@@ -1,4 +1,7 @@
-// The rest of a row that another kernel has started, or that has only begun: whatever it holds.
+// The stages after the first guess, for rows of any content: ties, infinities, NaN, intervals that miss. The
+// other kernels keep only their common case inline, and hand the rest to `radix_fallback`.
+//
+// A row of several tiles per warp streams through and leaves one bit per element.
 #pragma once
 
 #include "core/guess.cuh"
@@ -22,21 +25,21 @@ __device__ __forceinline__ void emit(const RowContext<T>& ctx, const KeyInterval
   }
 }
 
-// Where the bracket in use comes from.
+// Where the interval in use comes from.
 enum class FallbackStage { kGuess, kMoved, kRadix };
 
-// What is known of a row when its bracket is looked at. All CTAs of a cluster know the same.
+// What is known of a row when its interval is looked at. All CTAs of a cluster know the same.
 struct FallbackState {
   FallbackStage stage;
-  KeyInterval interval;  // to try; unused by radix rounds
-  KeyInterval range;     // where radix rounds start
+  KeyInterval interval;  // to try; radix rounds do not use it
+  KeyInterval range;     // in which radix rounds start
   uint32_t source;       // of the guess
-  int passes;            // so far, each with one exchange
+  int passes;            // counting passes so far, each with one exchange
   int length;            // of the row
 };
 
-// Everything after the first guess, whatever the row holds. False where the CTAs turn out to have read
-// different lengths: nothing has been written then.
+// Runs everything after the first guess, whatever the row holds. Returns false, with nothing written, where
+// the CTAs turn out to have read different lengths.
 template <typename T>
 __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTraits& traits,
                                            const RowJob<T>& job, Tile<T>& tile, FallbackState start,
@@ -57,14 +60,14 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
     result = verify(ctx, interval, tile, exchanges++ & 1, clock);
     ++passes;
     if (!result.agreed && stage == FallbackStage::kGuess) return false;
-    // What radix rounds found holds by construction.
+    // An interval that radix rounds found holds the k-th key by construction.
     if (result.complete || stage == FallbackStage::kRadix) break;
     restart_counts(ctx);
     if (stage == FallbackStage::kGuess && move_interval(ctx, result, interval)) {
       stage = FallbackStage::kMoved;
     } else {
       stage = FallbackStage::kRadix;
-      // A dense bracket, known to hold the k-th key, is all that needs to be divided.
+      // If the interval is too dense but holds the k-th key, the rounds divide it alone.
       if (result.contains_k) range = interval;
     }
   }
@@ -83,7 +86,7 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
   return true;
 }
 
-// The rest of a row that the short way of another kernel cannot settle, from a length that all CTAs know.
+// Finishes a row that another kernel could not, from a length that all CTAs know.
 template <typename T>
 __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTraits& traits,
                                             const SmemLayout& layout, unsigned char* storage,
@@ -102,7 +105,8 @@ __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTra
   run_stages(p, traits, job, tile, start, clock);
 }
 
-// Falls back to radix rounds from the length that the cluster's first CTA has read, where CTAs differ.
+// Starts over with radix rounds where CTAs have read different lengths: the one that the first CTA read
+// decides.
 template <typename T>
 __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, const LaunchTraits& traits,
                                                           const SmemLayout& layout, unsigned char* storage,
@@ -113,14 +117,15 @@ __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, c
                     FallbackState{FallbackStage::kRadix, everything, everything, source, 1, length});
 }
 
-// A row that this CTA finds too short to select from. Others may have read another length, and wait: it takes
-// part in the exchanges of a first pass, and then knows. `sampled`: samples are exchanged as well.
+// Finishes a row that this CTA finds too short to select from. Other CTAs may have read another length and be
+// waiting: so this one takes part in the exchanges of a first pass, and then knows. `sampled`: the CTAs
+// exchange samples as well.
 template <typename T>
 __device__ __forceinline__ void finish_short_row(const TopkParams& p, const LaunchTraits& traits,
                                                  const SmemLayout& layout, unsigned char* storage,
                                                  const RowJob<T>& job, bool sampled) {
   const RowContext<T>& ctx = job.ctx;
-  ptx::wait_copies<0>();  // a block does not end before copies that it has started
+  ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
   job.write_short(p, traits);
   if (ctx.ctas == 1) return;
   const KeyInterval everything = KeyInterval::everything();

@@ -1,9 +1,7 @@
-// PaperShared memory and block-wide helpers of the four-phase kernel.
+// Shared memory, block-wide reductions and the row stream of the paper's kernel.
 //
-// The kernel is the paper's: one CTA of 512 threads per row, which it reads once per counting pass. A pass
-// also leaves one bit per element, so that collecting needs the row no more than the candidates' keys. The
-// kernel shares the emission of short rows and, for rows its search gives up on, the radix rounds with the
-// cluster kernel, as a cluster of one.
+// The row is read once per counting pass. A pass also leaves one bit per element, so that collecting needs
+// nothing of the row but the candidates' keys.
 #pragma once
 
 #include "core/histogram.cuh"
@@ -14,26 +12,27 @@
 
 namespace gvr_topk::paper_gvr {
 
-constexpr int kCapacity = 6144;  // candidates refinement holds: three times k (paper, section 5.3)
+constexpr int kCapacity =
+    6144;  // most candidates of the refinement: three times the largest k (paper, section 5.3)
 constexpr int kBins = 2048;
 constexpr int kLog2Bins = log2_of(kBins);
 constexpr int kHintPerThread = 2048 / kThreads;
 constexpr int kPerThread = kCapacity / kThreads;
-constexpr int kSnapLimit = 32;  // members of a bin that snap steps may walk through
+constexpr int kSnapLimit = 32;  // most members of a bin that snap steps walk through
 constexpr int kSecantPasses = 4;
 constexpr int kFloatPasses = 8;
-// One bit per element; a row may start up to seven elements after a 16-byte boundary.
+// One bit per element. A row may start up to seven elements after a 16-byte boundary.
 constexpr int kBitmapWords = kWarps * warp_span(static_cast<int32_t>(kPaperMaxWidth) + 7, 0, 2) / 32;
 
-// A histogram, and the members of the bin in question when they are few.
+// A histogram, and the members of one of its bins when they are few.
 struct alignas(16) SearchBins {
-  uint32_t fine[kBins + 4];     // the last counts what is in no bin: cheaper than a branch around
+  uint32_t fine[kBins + 4];     // The last one counts what is in no bin, which is cheaper than a branch.
   uint32_t coarse[kBins / 32];  // sums of 32 bins
   uint32_t member[kSnapLimit];
-  uint32_t members;  // may exceed the room
+  uint32_t members;  // may exceed kSnapLimit
 };
 
-// Takes the place of the ring once the last word of the row has been counted.
+// The candidates. They overlay the ring once the last tile of the row has been counted.
 struct Candidates {
   uint32_t key[kCapacity];
   int32_t position[kCapacity];  // ascending
@@ -60,8 +59,8 @@ __device__ __forceinline__ uint32_t warp_reduce(uint32_t x) {
   return __reduce_max_sync(0xffffffffu, x);
 }
 
-// Reductions of one value per thread over the block. Successive ones take turns with two sets of slots, so
-// each costs one barrier: who leaves values in a set has met everybody since it was read.
+// Reductions of one value per thread over the block. Successive ones alternate between two sets of slots, so
+// each takes one barrier: a thread that stores into a set has passed a barrier since the set was read.
 struct Block {
   PaperShared& sm;
   int lane;
@@ -102,14 +101,14 @@ struct Block {
   }
 };
 
-// Behind the next barrier the bins are empty.
+// Clears the bins; they are empty behind the next barrier.
 __device__ __forceinline__ void clear(SearchBins& bins) {
   static_assert(kBins == 4 * kThreads);
   reinterpret_cast<uint4*>(bins.fine)[threadIdx.x] = make_uint4(0, 0, 0, 0);
 }
 
-// Bin that holds the rank-th largest of the items in the bins, of which there are as many. Every warp finds
-// it for itself.
+// Finds the bin that holds the rank-th largest item. There are at least `rank` items. Every warp finds it for
+// itself.
 __device__ __forceinline__ BinHit locate(SearchBins& bins, uint32_t rank) {
   const uint4 four = reinterpret_cast<const uint4*>(bins.fine)[threadIdx.x];
   uint32_t sum = (four.x + four.y) + (four.z + four.w);
@@ -138,25 +137,26 @@ __device__ __forceinline__ void add_member(SearchBins& bins, uint32_t key) {
   if (slot < kSnapLimit) bins.member[slot] = key;
 }
 
-// A warp's part, in words of 64 consecutive bytes a lane, so that (warp, tile, lane, place) is index order.
-// Words are write_address 16 bytes at a time in coalesced order; the vectors of a lane are rotated so that
-// reads of neighbouring lanes fall into different banks. The first part starts at the 16-byte boundary before
-// the row: what lies between belongs to the same allocation, and is write_address but never counted.
+// A warp's contiguous part of the row, in tiles of 64 consecutive bytes per lane, so that (warp, tile, lane,
+// index in the tile) is index order. Tiles are fetched 16 bytes at a time in coalesced order, and the vectors
+// of a lane are rotated so that neighbouring lanes read from different banks. The first part starts at the
+// 16-byte boundary before the row. What lies between belongs to the same allocation, and is fetched but never
+// counted.
 template <typename T>
 struct RowStream {
   static constexpr int kVecs = kLaneTileBytes / sizeof(uint4);
   static constexpr int kLaneElements = kVecs * kPerVec<T>;
-  static constexpr int kElements = 32 * kLaneElements;  // of a word
+  static constexpr int kElements = 32 * kLaneElements;  // of a tile
   static constexpr int kSlotBytes = kElements * static_cast<int>(sizeof(T));
   static_assert(kVecs == 4, "the rotation is of four vectors");
 
   int shift;   // elements between the row's 16-byte boundary and the row
   int begin;   // of the part, counted from that boundary
-  int length;  // elements of the part, and of those before the row
+  int length;  // elements of the part, with those before the row
   int lane;
-  const T* data;           // of the part, where this lane fetches
-  const uint4* read_vecs;  // where in the ring's first slot this lane's vectors lie,
-  uint32_t write_address;  // and the shared address it fetches to
+  const T* data;           // where this lane fetches in the part
+  const uint4* read_vecs;  // this lane's own vectors in the ring's first slot
+  uint32_t write_address;  // shared address that this lane fetches to
 
   __device__ __forceinline__ RowStream(const RowView<T>& row, int warp, int lane_id, uint4* rings)
       : lane(lane_id) {
@@ -173,7 +173,7 @@ struct RowStream {
 
   __device__ __forceinline__ int steps() const { return (length + kElements - 1) / kElements; }
 
-  // Starts to fetch a word, whose part of this lane begins at `from`; nothing beyond the end.
+  // Starts to fetch a tile, in which this lane begins at `from`. Nothing behind the end is fetched.
   __device__ __forceinline__ void request(int step, int slot, const T* from) const {
     const uint32_t to = write_address + slot * kSlotBytes;
     if (step < length / kElements) {
@@ -182,11 +182,11 @@ struct RowStream {
     } else if (step < steps()) {
       request_last(from, to, length - step * kElements - lane * kPerVec<T>);
     }
-    ptx::commit_copies();  // empty groups too: waiting counts groups
+    ptx::commit_copies();  // Empty groups count too, when groups are waited for.
   }
 
-  // The first `left` elements; there may be nothing to read behind them. Out of line: it is for a warp's last
-  // word.
+  // Fetches the first `left` elements, because memory behind them must not be read. It is out of line: only
+  // the last tile of a warp needs it.
   __device__ __noinline__ static void request_last(const T* from, uint32_t to, int left) {
 #pragma unroll 1
     for (int j = 0; j < kVecs; ++j) {
@@ -203,21 +203,21 @@ struct RowStream {
     }
   }
 
-  // Before each pass.
+  // Starts the copies of a pass.
   __device__ __forceinline__ void start() const {
 #pragma unroll
     for (int slot = 0; slot < kRingDepth; ++slot) request(slot, slot, data + slot * kElements);
   }
 
-  // Calls visit(step, vectors of this lane, which of its elements are the row's) for every word. Bits of
-  // more elements than a lane has may be set.
+  // Calls visit(step, vectors of this lane, bits of those elements that belong to the row) for every tile.
+  // Bits beyond a lane's elements may be set.
   template <typename Visit>
   __device__ __forceinline__ void for_each_tile(Visit visit) const {
     const uint4* vecs[kVecs];
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) vecs[j] = read_vecs + (j ^ (lane >> 1 & 3));
     const T* next = data + kRingDepth * kElements;
-    // Of the part, only the very first elements are not the row's, and only of warp 0.
+    // Only the very first elements of warp 0 do not belong to the row.
     int before = begin == 0 && lane == 0 ? shift : 0;
     int left = length - lane * kLaneElements;
     const int steps = this->steps();
@@ -232,7 +232,7 @@ struct RowStream {
         uint4 vec[kVecs];
 #pragma unroll
         for (int j = 0; j < kVecs; ++j) vec[j] = vecs[j][slot * (kSlotBytes / sizeof(uint4))];
-        __syncwarp();  // all have read the slot
+        __syncwarp();  // All lanes have read the slot.
         request(step + kRingDepth, slot, next);
         next += kElements;
         visit(step, vec, ptx::bit_range(before, max(left - before, 0)));

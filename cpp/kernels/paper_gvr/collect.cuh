@@ -6,12 +6,13 @@
 
 namespace gvr_topk::paper_gvr {
 
-// Positions of the elements that the last pass has marked. The count cache says where this warp's go.
+// Collects the positions of the elements whose bits the last pass has set. The count cache says where this
+// warp's go.
 template <typename T>
 __device__ __forceinline__ void collect(const Block& block, const RowStream<T>& stream,
                                         const SearchResult& found, Candidates& candidates) {
   const int words = (stream.length + 31) / 32;
-  const int each = (words + 31) / 32 | 1;  // odd, so that lanes read from different banks
+  const int each = (words + 31) / 32 | 1;  // Odd, so that lanes read from different banks.
   const int first = min(block.lane * each, words), last = min(first + each, words);
   const uint32_t* const map = block.sm.bitmap + stream.begin / 32;
   uint32_t count = 0;
@@ -23,8 +24,8 @@ __device__ __forceinline__ void collect(const Block& block, const RowStream<T>& 
   const uint32_t* at = map + first;
   int position = stream.begin - stream.shift + 32 * first;
   uint32_t bits = count > 0 ? *at : 0;
-  // One candidate or one empty word at a time, so that lanes do not wait for each other at every word. What
-  // an empty word writes is overwritten by the next candidate.
+  // Each iteration takes one candidate or one empty word, so that lanes do not wait for each other at every
+  // word. What an empty word writes is overwritten by the next candidate.
 #pragma unroll 1
   while (next != end) {
     *next = position + __ffs(bits) - 1;
@@ -37,12 +38,12 @@ __device__ __forceinline__ void collect(const Block& block, const RowStream<T>& 
   }
 }
 
-// This thread's candidates: warps own contiguous runs of them, and of a run, 32 at a time, a lane one each.
+// This thread's candidates. Warps own contiguous runs of them, of which lanes take every 32nd.
 struct ThreadCandidates {
   static constexpr int kAtOnce = 4;
 
   int first, limit;
-  uint32_t key[kPerThread];  // absent beyond the limit
+  uint32_t key[kPerThread];  // absent keys beyond the limit
 
   template <typename T>
   __device__ __forceinline__ ThreadCandidates(const Block& block, const RowView<T>& row, int count,
@@ -51,7 +52,7 @@ struct ThreadCandidates {
     first = block.warp * run + block.lane;
     limit = min((block.warp + 1) * run, count);
     const T* data = row.data;
-    ptx::keep(data);  // or the address of the row is worked out anew for every candidate
+    ptx::keep(data);  // Without it the row's address is computed again for every candidate.
     T value[kPerThread];
     for_each_index([&](int r, int i) {
       value[r] = __ldg(data + static_cast<uint32_t>(candidates.position[min(i, limit - 1)]));

@@ -7,14 +7,14 @@
 
 namespace gvr_topk::paper_gvr {
 
-// Below the k-th value the quantile aims, by this share of the hint's misses: aiming at the k-th value
-// itself, half the guesses would fall just short of k (gvr_topk.evaluation.reference.QUANTILE_MARGIN).
+// The quantile aims below the k-th value, by this share of the hint's misses: if it aimed at the k-th value
+// itself, half of the guesses would fall just short of k (gvr_topk.evaluation.reference.QUANTILE_MARGIN).
 constexpr double kQuantileMargin = 0.75;
 
 struct Guess {
   float threshold;
-  float least, greatest;  // of the values it was made from
-  int values;             // how many; 0: nothing finite was found
+  float least, greatest;  // of the values that it comes from
+  int values;             // number of those values; 0: nothing finite was found
   int low_count;          // estimate of the count at `least`
   uint32_t source;
 };
@@ -26,7 +26,7 @@ struct GuessSample {
   __device__ __forceinline__ bool finite(int i) const { return kNegInfKey < key[i] && key[i] < kPosInfKey; }
 };
 
-// The rank-th largest of the finite values, of which `least` and `greatest` are the ends.
+// The rank-th largest of the finite values, which lie between `least` and `greatest`.
 __device__ __forceinline__ float order_statistic(PaperShared& sm, const GuessSample& sampled, float least,
                                                  float greatest, uint32_t rank) {
   SearchBins& bins = sm.guess;
@@ -56,7 +56,7 @@ __device__ __forceinline__ float order_statistic(PaperShared& sm, const GuessSam
       const int lane = threadIdx.x & 31;
       return key_to_float(rank_directly(bins.member[lane], static_cast<int>(hit.count), rank, lane));
     }
-    __syncthreads();  // all have located the rank
+    __syncthreads();  // All threads have located the rank.
     clear(bins);
     __syncthreads();
   }
@@ -67,7 +67,7 @@ __device__ __forceinline__ uint32_t rank_of_share(double share, int values) {
   return static_cast<uint32_t>(min(max(rank, 1), values));
 }
 
-// This warp's part of the sum of the finite values, for mean() behind the next barrier.
+// Stores this warp's part of the sum of the finite values, which mean() takes behind the next barrier.
 __device__ __forceinline__ void store_partial_sum(Block& block, const GuessSample& sampled) {
   double sum = 0;
 #pragma unroll
@@ -108,7 +108,7 @@ template <typename T>
 __device__ __forceinline__ Guess guess(Block& block, const RowContext<T>& ctx, GuessSample& sampled,
                                        float hint_share, bool quantile) {
   Guess guess;
-  quantile = quantile && hint_share >= 0.0f && hint_share <= 1.0f;  // or it is no share
+  quantile = quantile && hint_share >= 0.0f && hint_share <= 1.0f;  // Other states are no share of the hint.
   if (!quantile) store_partial_sum(block, sampled);
   set_length(block, sampled, guess);
   if (guess.values > 0 && guess.least < guess.greatest) {

@@ -1,4 +1,16 @@
-// The paper's kernel, exact: guess, verify, collect, refine, one CTA of 512 threads per row.
+// Selects the top k as the paper's kernel does, exactly: this is the documented baseline, and
+// gvr_topk.evaluation.reference its readable model.
+//
+// Grid: one CTA of 512 threads per row.
+//
+// Phases (paper, section 4.2):
+//   guess    a first threshold from the hinted values of this row (paper_gvr/guess.cuh);
+//   verify   counting passes over the row, until between k and 6144 elements reach the threshold
+//            (paper_gvr/verify.cuh); a pass leaves one bit per element;
+//   collect  the positions of those elements, in index order (paper_gvr/collect.cuh);
+//   refine   the exact k-th value among them, and the selection (paper_gvr/refine.cuh).
+//
+// Rows whose search float arithmetic does not settle take radix rounds, as a cluster of one.
 #pragma once
 
 #include "core/phase_clock.cuh"
@@ -12,25 +24,25 @@ namespace gvr_topk::paper_gvr {
 constexpr size_t kRingBytes = kRingDepth * kThreads * kLaneTileBytes;
 static_assert(sizeof(Candidates) <= kRingBytes);
 
-// The ring is behind the cluster kernel's list, whether that kernel would want one or not.
-inline size_t block_bytes(const LaunchTraits& traits, const SmemLayout& room) {
-  return sizeof(PaperShared) + shared_bytes(traits, room) +
+// The ring lies behind the key list of the radix rounds, whether their plan has a ring or not.
+inline size_t block_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
+  return sizeof(PaperShared) + shared_bytes(traits, layout) +
          (traits.has(LaunchTraits::kRing) ? 0 : kRingBytes);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     paper_gvr_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p,
-                   const __grid_constant__ SmemLayout room) {
-  extern __shared__ __align__(128) unsigned char storage[];
+                   const __grid_constant__ SmemLayout layout) {
   ptx::grid_dependency_wait();
   PaperShared& sm = *reinterpret_cast<PaperShared*>(storage);
   const int row = blockIdx.x;
   const int request = request_of(p, traits, row);
   RowContext<T> ctx =
-      make_context<T>(p, traits, room, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row),
+      make_context<T>(p, traits, layout, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row),
                       storage + sizeof(PaperShared));
-  // One thread reads what another row, or stream, may be writing: branches around barriers depend on it.
+  // One thread reads what another row or stream may be writing, because branches around barriers depend on
+  // it.
   RowFacts& facts = ctx.shared->facts;
   if (threadIdx.x == 0) {
     const int length = p.seq_lens[traits.has(LaunchTraits::kRowLengths) ? row : request];
@@ -74,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int s = i * kThreads + threadIdx.x;
     position[i] = prior != nullptr && s < ctx.k ? prior[s] : -1;
   }
-  // The first words arrive while the hint is looked at.
+  // The first tiles of the row arrive while the hint is looked at.
   const RowStream<T> stream(ctx.row, ctx.warp, ctx.lane, ring);
   stream.start();
   Block block(sm);
@@ -94,27 +106,32 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (int i = 0; i < kHintPerThread; ++i) {
     sampled.key[i] = in_row[i] ? order_key(to_float(value[i])) : kAbsentKey;
   }
-  const GuessSample hinted = sampled;  // the guess may put a sample of the row in its place
+  const GuessSample hinted = sampled;  // The guess may replace `sampled` by a sample of the row.
+
+  // Guess.
   const Guess first = guess(block, ctx, sampled, hint_share, p.quantile_guess);
   clock.stamp();
 
+  // Verify.
   SearchResult found = search(block, ctx, stream, first, sampled);
   clock.stamp();
 
   uint32_t kth;
   int candidates = found.count, scans = 0, passes = found.passes;
   if (found.done != SearchEnd::kKey) {
+    // Collect.
     Candidates& list = *reinterpret_cast<Candidates*>(ring);
     collect(block, stream, found, list);
     __syncthreads();
     const ThreadCandidates own(block, ctx.row, found.count, list);
     clock.stamp();
+    // Refine.
     const Snap snapped = snap(block, own, list, found.count, ctx.k);
     kth = snapped.key;
     scans = snapped.scans;
     partition(block, own, list, ctx.k, kth, output);
   } else {
-    // Floats did not settle it: radix rounds over the key do, whatever the row holds.
+    // Float arithmetic did not settle it. Radix rounds over the key do, whatever the row holds.
     Tile<T> tile;
     if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
     reset_counters(ctx);

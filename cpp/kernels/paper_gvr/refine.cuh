@@ -15,7 +15,7 @@ struct Snap {
   int scans;
 };
 
-// Calls visit(key) for a share of all candidates; some barrier lies behind their arrival.
+// Calls visit(key) for a share of all candidates, behind a barrier after their arrival.
 template <typename Visit>
 __device__ __forceinline__ void for_each_candidate(const Candidates& candidates, int count, Visit visit) {
 #pragma unroll 1
@@ -47,8 +47,8 @@ __device__ __forceinline__ Snap walk(Block& block, const Candidates& candidates,
   }
 }
 
-// Where such steps would end, and how many they would be, from a list of all candidates between `edge` and
-// the k-th, which is the list's rank-th largest.
+// The end of such steps and their number, from a list of all candidates between `edge` and the k-th, which is
+// the list's rank-th largest.
 __device__ __forceinline__ Snap walk_list(uint32_t mine, int count, uint32_t rank, uint32_t edge, int scans,
                                           int lane) {
   const uint32_t kth = rank_directly(mine, count, rank, lane);
@@ -59,8 +59,9 @@ __device__ __forceinline__ Snap walk_list(uint32_t mine, int count, uint32_t ran
   return Snap{kth, scans + 1 + static_cast<int>(steps)};
 }
 
-// A bin with too many members, those in [bottom, top] (an outlier stretched the range): divided again, even
-// in key. Members of a bin are contiguous in key order, so a range of keys stands for them.
+// Splits a bin with too many members, those in [bottom, top], again, into bins that are even in key: an
+// outlier has stretched the range of values. Members of a bin are contiguous in key order, so a range of keys
+// stands for them.
 __device__ __forceinline__ Snap split_bin(Block& block, const Candidates& candidates, int count,
                                           uint32_t rank, uint32_t bottom, uint32_t top) {
   SearchBins& bins = block.sm.snap;
@@ -101,12 +102,12 @@ __device__ __forceinline__ Snap split_bin(Block& block, const Candidates& candid
   }
 }
 
-// Starts at the lower edge of the bin that holds the k-th candidate, bins being even in value.
+// Finds the exact k-th key, starting at the lower edge of the bin that holds it; bins are even in value.
 __device__ __forceinline__ Snap snap(Block& block, const ThreadCandidates& own, const Candidates& candidates,
                                      int count, int k) {
   if (count == k) {
     uint32_t least = 0xffffffffu;
-    own.for_each([&](int, uint32_t x) { least = min(least, x - 1); });  // an absent key wraps
+    own.for_each([&](int, uint32_t x) { least = min(least, x - 1); });  // An absent key wraps.
     return Snap{block.reduce_all<Reduce::kMin>(least) + 1, 0};
   }
   uint32_t low_key = 0xffffffffu, high_key = 0;  // distances from the least finite key
@@ -125,9 +126,9 @@ __device__ __forceinline__ Snap snap(Block& block, const ThreadCandidates& own, 
   const float high = finite ? key_to_float(kLeastFiniteKey + high_key) : 0.0f;
   float scale = __fdiv_rn(static_cast<float>(kBins), __fsub_rn(high, low));
   const bool usable = is_finite(scale) && scale > 0.0f;
-  if (!usable) scale = 0.0f;  // all are in the lowest bin
+  if (!usable) scale = 0.0f;  // Then all are in the lowest bin.
   const auto bin_of = [&](uint32_t x) -> uint32_t {
-    const float value = fmaxf(fminf(key_to_float(x), high), low);  // NaN: the highest
+    const float value = fmaxf(fminf(key_to_float(x), high), low);  // NaN falls into the highest bin.
     return min(__float2uint_rz(__fmul_rn(__fsub_rn(value, low), scale)), uint32_t{kBins - 1});
   };
 
@@ -149,10 +150,10 @@ __device__ __forceinline__ Snap snap(Block& block, const ThreadCandidates& own, 
     });
     return split_bin(block, candidates, count, rank, bottom, top);
   }
-  // The members, and what lies between them and the computed edge, because of rounding.
+  // The list takes the members, and what lies between them and the computed edge because of rounding.
   const uint32_t edge =
       usable ? order_key(__fadd_rn(low, __fdiv_rn(static_cast<float>(hit.bin), scale))) : kZeroKey;
-  uint32_t nearby = 0;  // of this thread's candidates
+  uint32_t nearby = 0;  // bits of this thread's candidates
   own.for_each([&](int r, uint32_t x) {
     const uint32_t lowest = x > edge ? 0 : hit.bin;
     const uint32_t others = x > edge ? hit.bin : kBins - 1 - hit.bin;
@@ -170,12 +171,13 @@ __device__ __forceinline__ Snap snap(Block& block, const ThreadCandidates& own, 
   return walk_list(mine, listed, rank, edge, 0, block.lane);
 }
 
-// Writes the selected positions in ascending order. Of elements equal to the k-th the first are taken.
+// Writes the selected positions in ascending order. Of the elements equal to the k-th, the first ones are
+// selected.
 __device__ __forceinline__ void partition(Block& block, const ThreadCandidates& own,
                                           const Candidates& candidates, int k, uint32_t kth,
                                           OutputWriter output) {
   constexpr uint32_t kLow = 0xffffu;
-  uint32_t counts = 0;  // above the k-th, and from bit 16 on, equal to it
+  uint32_t counts = 0;  // those above the k-th; from bit 16 on, those equal to it
   own.for_each([&](int, uint32_t x) {
     counts += x > kth;
     if (x == kth) counts += kLow + 1;
@@ -186,10 +188,10 @@ __device__ __forceinline__ void partition(Block& block, const ThreadCandidates& 
   const uint32_t all = block.reduce<Reduce::kAdd>(0);
   fallback::OutputCursor cursor{0, k - (all & kLow)};
   const uint32_t before = (1u << block.lane) - 1;
-  // Or the addresses of the rows are worked out anew for every element.
+  // Without it the addresses of the rows are computed again for every element.
   ptx::keep(output.indices);
   ptx::keep(output.prior);
-  if (all >> 16 == cursor.ties_left) {  // one comparison decides
+  if (all >> 16 == cursor.ties_left) {  // All ties are selected, so one comparison decides.
     int next = static_cast<int>((earlier & kLow) + (earlier >> 16));
 #pragma unroll 1
     for (int i = own.first; i - block.lane < own.limit; i += 32) {

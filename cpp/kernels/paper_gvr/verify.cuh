@@ -1,5 +1,6 @@
-// Phase 2, verify: a threshold that at least k and at most 6144 elements reach (paper, section 4.2.2).
-// The steps, and their float32 arithmetic, are gvr_topk.evaluation.reference's, so both take the same passes.
+// Phase 2, verify: finds a threshold that at least k and at most 6144 elements reach (paper, section 4.2.2).
+// Its steps and their float32 arithmetic are those of gvr_topk.evaluation.reference, so both take the same
+// passes.
 #pragma once
 
 #include <type_traits>
@@ -15,11 +16,11 @@ struct Point {
 };
 
 struct SearchResult {
-  SearchEnd done;  // kKey: floats did not settle it
+  SearchEnd done;  // kKey: float arithmetic did not settle it
   float threshold;
   int count;
   int passes;
-  uint32_t before;  // the part of `count` in earlier warps' parts: the count cache of phase 3
+  uint32_t before;  // the elements of `count` in earlier warps' parts: the count cache of phase 3
 };
 
 __device__ __forceinline__ bool is_finite(float x) {
@@ -30,7 +31,7 @@ __device__ __forceinline__ float halfway(float a, float b) {
   return __fadd_rn(__fmul_rn(0.5f, a), __fmul_rn(0.5f, b));
 }
 
-// Where the line through two points reaches `target`; NaN when it does not.
+// The threshold at which the line through two points reaches `target`; NaN if it does not.
 __device__ __forceinline__ float secant(Point end, Point start, int target) {
   if (end.count == start.count) return not_a_number();
   const float slope =
@@ -43,7 +44,7 @@ __device__ __forceinline__ float next_above(float x) {
   return x == 0.0f ? __uint_as_float(1u) : key_to_float(order_key(x) + 1);
 }
 
-// Whether a value occurs more than once in the sample: then it is probably a plateau.
+// Whether a value occurs more than once in the sample: then many elements probably equal it.
 __device__ __forceinline__ bool repeats(Block& block, const GuessSample& sampled, float x) {
   const uint32_t key = order_key(x);
   uint32_t found = 0;
@@ -52,21 +53,21 @@ __device__ __forceinline__ bool repeats(Block& block, const GuessSample& sampled
   return block.reduce_all<Reduce::kAdd>(found) > 1;
 }
 
-// LaneBits in the bitmap the elements that reach the threshold; returns how many this thread has marked.
+// Sets the bits of elements that reach the threshold in the bitmap. Returns how many this thread has set.
 template <typename T>
 __device__ __forceinline__ uint32_t count_pass(PaperShared& sm, const RowStream<T>& stream, float threshold) {
   constexpr int kLane = RowStream<T>::kLaneElements;
   using LaneBits = std::conditional_t<kLane == 16, uint16_t, uint32_t>;
   static_assert(kLane == 8 * sizeof(LaneBits));
   LaneBits* to = reinterpret_cast<LaneBits*>(sm.bitmap) + stream.begin / kLane + stream.lane;
-  // Behind the end of a warp's part lie another's bits; but all bits of its last 32 elements are read.
+  // The bits behind a warp's part are another warp's, but all bits of its last 32 elements are read.
   LaneBits* const stop = to - stream.lane + ((stream.length + 31) & ~31) / kLane;
-  // An element is below where the difference is negative: two instructions each, on two pipes, and no
-  // predicate to wait for. A difference that is NaN has no sign, and -0 + 0 has none either.
+  // An element is below the threshold where the difference is negative: that takes two instructions on two
+  // pipes, and no predicate to wait for. A difference that is NaN has no sign, and neither has -0 + 0.
   const float minus = 0.0f - threshold;
   uint32_t count = 0;
   stream.for_each_tile([&](int, const uint4(&vec)[RowStream<T>::kVecs], uint32_t valid) {
-    uint32_t below = 0xffffffffu;  // what remains of it is above this lane's elements
+    uint32_t below = 0xffffffffu;  // The bits above this lane's elements stay set.
 #pragma unroll
     for (int i = kLane - 1; i >= 0; --i) {
       const float difference = __fadd_rn(element<T>(vec[i / kPerVec<T>], i % kPerVec<T>), minus);
@@ -105,7 +106,7 @@ __device__ __forceinline__ void finite_extremes(Block& block, const RowStream<T>
   greatest = high == 0 ? not_a_number() : key_to_float(high);
 }
 
-// The stream has been started.
+// Runs passes until the count fits. The copies of the first pass have been started.
 template <typename T>
 __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>& ctx,
                                                const RowStream<T>& stream, const Guess& first,
@@ -152,7 +153,7 @@ __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>
     } else if (count < target) {
       next = secant(Point{first.least, first.low_count}, last, target);
     } else {
-      // The count falls steeply from a low threshold and the chord overshoots: half the step.
+      // The count falls steeply above a low threshold, and the chord overshoots: this takes half of the step.
       next = halfway(step, secant(Point{first.greatest, 1}, last, target));
     }
     found.done = SearchEnd::kSecant;

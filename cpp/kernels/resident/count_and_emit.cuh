@@ -1,4 +1,4 @@
-// Phases of the resident kernel that touch every element: count and list, and write the result.
+// The phases of the resident kernel that touch every element: verify and collect together, and emit.
 #pragma once
 
 #include "core/exchange.cuh"
@@ -12,7 +12,8 @@
 
 namespace gvr_topk::resident {
 
-// Counts a lane's elements above the bracket and on its plateau, and lists those inside, as bits of its part.
+// Counts a lane's elements above the interval and at its tie key, and lists those inside. All three are bits
+// of the tile.
 template <typename T, int kValues>
 __device__ __forceinline__ void count_and_list(const RowContext<T>& ctx, const RegisterTile<T, kValues>& tile,
                                                bool has_tie_key, uint32_t above, uint32_t at_tie_key,
@@ -27,7 +28,7 @@ __device__ __forceinline__ void count_and_list(const RowContext<T>& ctx, const R
   if (inside != 0) {
     uint32_t slot = atomicAdd(&sm.counts.listed, static_cast<uint32_t>(__popc(inside)));
 #pragma unroll 1
-    while (inside != 0) {  // two at a time, so that their loads overlap: scores bunch
+    while (inside != 0) {  // Two at a time, so that their loads overlap: large scores cluster.
       const int first = __ffs(inside) - 1, last = 31 - __clz(inside);
       inside = (inside & (inside - 1)) & ~(1u << last);
       const uint32_t one = tile.key(ctx.lane, first), other = tile.key(ctx.lane, last);
@@ -37,14 +38,14 @@ __device__ __forceinline__ void count_and_list(const RowContext<T>& ctx, const R
   }
 }
 
-// Counts what is above the bracket and lists what is inside, here and then in every CTA of the cluster.
-// `meanwhile` runs while their lists are on their way.
+// Counts the elements above the interval and lists those inside, here and then in every CTA of the cluster.
+// `meanwhile` runs while the lists are on their way.
 template <typename T, int kValues, typename Meanwhile>
 __device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const KeyInterval& interval,
                                                 const RegisterTile<T, kValues>& tile, uint32_t parity,
                                                 PhaseClock& clock, Meanwhile meanwhile) {
   const float lo = interval.low(), hi = interval.high();
-  // NaN fails both comparisons and so counts as above.
+  // NaN fails both comparisons, and so counts as above.
   const uint32_t not_below = tile.not_below(lo);
   const uint32_t above =
       tile.bits([&](float& sum, float x, float bit) { ptx::set_bit_unless_at_most(sum, x, hi, bit); });
@@ -58,10 +59,9 @@ __device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const 
   return exchange_lists(ctx, interval, parity, clock, meanwhile);
 }
 
-// Writes this CTA's selected positions, in ascending order, at their final place. `report` runs before that,
-// when all of the CTA have counted.
-// `selected`: bits of this lane's elements at or above the k-th; `ties`: of those equal to it, where not all
-// are selected.
+// Writes this CTA's selected positions, in ascending order, at their final offsets. `report` runs before
+// that, when all warps of the CTA have counted. `selected`: bits of this lane's elements at or above the
+// k-th. `ties`: bits of those equal to it, where not all are selected.
 template <typename T, int kValues, typename Report>
 __device__ __forceinline__ void emit_tile(const RowContext<T>& ctx, const KeyInterval& interval,
                                           const Threshold& threshold, uint32_t before,

@@ -1,9 +1,20 @@
-// The row stays on chip: one cluster of 1 to 16 CTAs holds it in registers, 16 or 32 elements a thread, so
-// global memory is read once and one exchange joins the CTAs.
+// Selects the top k of rows that the registers of one cluster hold, 16 or 32 elements per thread: global
+// memory is read once, and one exchange joins the CTAs.
 //
-// Only the way a guessed bracket takes is in this kernel's own code, which is kept short: at this size
-// time is instructions issued and fetched. Where no bracket holds, `resolve_miss_resident` takes the row from
-// where it lies in shared memory and settles it by radix rounds, whatever it contains.
+// Grid: rows * ctas CTAs of 512 threads, in clusters of 1 to 16 along x; cluster r works on row r.
+//
+// Phases:
+//   guess    an interval of keys that is believed to hold the k-th, from the state that the last step left,
+//   from
+//            the hint, or from a sample of the row (core/guess.cuh);
+//   verify   every element is compared with it in registers; one exchange tells all CTAs the counts;
+//   collect  elements inside the interval are listed, as keys, in every CTA (resident/count_and_emit.cuh);
+//   refine   the exact k-th key out of the listed ones (core/select.cuh);
+//   emit     each CTA writes its selected positions, and one thread the state for the next step.
+//
+// The code inline in this kernel is that of an interval that holds the k-th key, and is kept short: time is
+// instructions issued and fetched at this size. Where intervals miss, resident/resolve_miss.cuh finds the
+// k-th key by radix rounds over the row, which still lies in shared memory.
 #pragma once
 
 #include <algorithm>
@@ -17,20 +28,19 @@
 
 namespace gvr_topk::resident {
 
-// The stage lies behind the list, where a fallback, which comes later, has other things.
+// The staging area of the row lies behind the list, where a fallback, which comes later, keeps other things.
 template <typename T, int kValues>
 inline size_t resident_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
-  constexpr size_t kStage = sizeof(T) * kThreads * kValues;
-  return std::max(shared_bytes(traits, layout), fixed_bytes(traits.list_capacity(), 0) + kStage);
+  constexpr size_t kStagingBytes = sizeof(T) * kThreads * kValues;
+  return std::max(shared_bytes(traits, layout), fixed_bytes(traits.list_capacity(), 0) + kStagingBytes);
 }
 
-// Where anything is known of a launch, sizes are the usual ones too.
+// Every specialization but kGeneric also takes the largest cluster and the long list for granted.
 template <typename T, int kValues, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, 1)
     resident_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p,
                   const __grid_constant__ SmemLayout layout) {
-  constexpr int kProbes = 1;  // at the row by every thread, for its sample
-  extern __shared__ __align__(128) unsigned char storage[];
+  constexpr int kProbes = 1;  // of the row, by each thread, for the sample
   constexpr bool kCommonSizes = kSpecialization != Specialization::kGeneric;
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, kCommonSizes>();
   ptx::grid_take_over();
@@ -39,8 +49,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
   StepState state = job.load_state_early(p, traits);
-  __syncwarp();  // or they would be asked for behind what comes now
-  RowProbe<T, kProbes> ahead(ctx, traits);
+  __syncwarp();  // Without it the compiler issues the loads of the state behind those of the row.
+  RowProbe<T, kProbes> probe(ctx, traits);
   RegisterTile<T, kValues> tile(ctx, traits);
   int elements = p.width;
   tile.fetch(ctx, traits, elements, p.width);
@@ -54,34 +64,38 @@ __global__ void __launch_bounds__(kThreads, 1)
                                !traits.has(LaunchTraits::kReadsState));
     return;
   }
-  if (2 * tile.groups_of(ctx.row.n) <= tile.groups_of(p.width)) {  // or half of the warps would have it all
+  // A row of at most half the buffer's width is laid out again, or half of the warps would hold all of it.
+  if (2 * tile.groups_of(ctx.row.n) <= tile.groups_of(p.width)) {
     elements = ctx.row.n;
     ptx::wait_copies<0>();
-    __syncwarp();  // lanes fetch for each other
-    ahead.fetch(ctx, traits);
+    __syncwarp();  // Lanes fetch for each other.
+    probe.fetch(ctx, traits);
     tile.fetch(ctx, traits, elements, p.width);
   }
-  if (ctx.ctas > 1) ptx::cluster_wait();  // while the sample is on its way
+  if (ctx.ctas > 1) ptx::cluster_wait();  // The sample is on its way meanwhile.
+
+  // Guess.
   Moments moments;
   KeyInterval interval;
-  bool sampled = true;  // or the moments are for the next step alone, and have time
+  bool sampled = true;  // If false, only the next step needs the moments, and they are taken later.
   if (traits.has(LaunchTraits::kReadsState)) {
     state = ctx.shared->facts.state;
     sampled = !uses_value(state);
     if (sampled) {
       ptx::wait_copies<1>();
-      moments = Moments(ctx, ahead);
+      moments = Moments(ctx, probe);
     }
     interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
   } else {
-    const RowSampler sampling = sampling_of(ctx, traits, ahead);
+    const RowSampler sampling = sampling_of(ctx, traits, probe);
     ptx::wait_copies<1>();
-    interval = guess_unfed(ctx, traits, ahead, sampling, [] {});
+    interval = guess_without_state(ctx, traits, probe, sampling, [] {});
   }
   const uint32_t source = interval.source;
   tile.load(ctx.lane, ctx.row.n);
   clock.stamp();
 
+  // Verify and collect.
   OutputWriter output;
   StepState* next = nullptr;
   CountResult result;
@@ -93,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       output.keep(traits);
       next = job.next_state_slot(p, traits, output);
       if (traits.has(LaunchTraits::kWritesState)) ptx::keep(next);
-      if (!sampled) moments = Moments(ctx, ahead);
+      if (!sampled) moments = Moments(ctx, probe);
       sampled = true;
     });
     ++passes;
@@ -119,10 +133,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   clock.stamp();
 
+  // Refine.
   int snaps = 0;
   const ListedKeys listed(ctx);
   const Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
   clock.stamp();
+
+  // Emit.
   job.count_hint_hits(p, traits, threshold.key);
   count_listed(ctx, listed, threshold);
   const float level = key_to_float(threshold.key);

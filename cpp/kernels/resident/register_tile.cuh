@@ -1,4 +1,4 @@
-// The part of a row that a CTA holds in its registers.
+// The part of a row that one thread of a cluster holds in registers.
 #pragma once
 
 #include "core/config.cuh"
@@ -10,43 +10,44 @@
 
 namespace gvr_topk::resident {
 
-// The consecutive elements of one lane: index order is (CTA, warp, lane, place), and a rank takes a single
-// scan over the lanes. They are fetched in coalesced order, and change hands in shared memory. The row's
-// groups of 32 vectors are spread evenly over the warps: some have one more than others.
+// Consecutive elements of one lane. Index order is (CTA, warp, lane, index in the tile), so one scan over the
+// lanes ranks them. They are fetched in coalesced order, and change lanes in shared memory. The row is spread
+// over warps in groups of 32 vectors, evenly: some warps have one group more than others.
 template <typename T, int kValues>
 struct RegisterTile {
   static constexpr int kVecs = kValues / kPerVec<T>;
   static constexpr int kGroup = 32 * kPerVec<T>;
 
-  int vecs;                 // a lane holds
-  int begin;                // position of the first element
-  int length;               // elements in the row from there on; may be none, or more than it holds
-  uint32_t stage_selected;  // shared address of what the warp holds
-  float value[kValues];     // -inf behind the row's end
+  int vecs;              // that a lane holds
+  int begin;             // position of the first element
+  int length;            // elements of the row from `begin` on; may be negative, or more than the tile holds
+  uint32_t staging;      // shared address of the warp's elements
+  float value[kValues];  // -inf behind the row's end
 
-  // The stage lies behind the list, and holds as many bytes as the CTA holds of the row.
+  // The staging area lies behind the list. It holds as many bytes of the row as the CTA does.
   __device__ __forceinline__ RegisterTile(const RowContext<T>& ctx, const LaunchTraits& traits)
-      : stage_selected(ptx::shared_address(static_cast<uint4*>(ctx.list.end(traits.list_capacity())) +
-                                           ctx.warp * 32 * kVecs)) {
-    ptx::keep(stage_selected);
+      : staging(ptx::shared_address(static_cast<uint4*>(ctx.list.end(traits.list_capacity())) +
+                                    ctx.warp * 32 * kVecs)) {
+    ptx::keep(staging);
   }
 
   __device__ __forceinline__ static int groups_of(int elements) {
     return (elements + kGroup - 1) >> log2_of(kGroup);
   }
 
-  // Says where this lane's elements lie of a row of so many; returns where those of its warp begin.
+  // Computes where this lane's elements lie in a row of `elements`. Returns where those of its warp begin.
   __device__ __forceinline__ int lay_out(const RowContext<T>& ctx, int elements) {
     const int groups = groups_of(elements), log2_warps = log2_of(kWarps) + ctx.log2_ctas;
     const int before = (ctx.rank * kWarps + ctx.warp) * groups + (1 << log2_warps) - 1;
-    const int first = before >> log2_warps;  // the last warp, which does most else, has no more than others
+    const int first =
+        before >> log2_warps;  // The last warp, which has most other work, never has a group more.
     vecs = ((before + groups) >> log2_warps) - first;
     begin = first * kGroup + ctx.lane * vecs * kPerVec<T>;
     return first * kGroup;
   }
 
-  // Starts the loads of a row of so many elements, in a buffer of `width`: of whole vectors where it has
-  // them, for what lies behind the row's end costs less than leaving it out.
+  // Starts the loads of a row of `elements` in a buffer of `width`. Whole vectors are loaded where the buffer
+  // has them, because loading what lies behind the row's end costs less than leaving it out.
   __device__ __forceinline__ void fetch(const RowContext<T>& ctx, const LaunchTraits& traits, int elements,
                                         int width) {
     const int warp_begin = lay_out(ctx, elements);
@@ -56,7 +57,8 @@ struct RegisterTile {
     int whole = min(min(left, width - at_lane - kPerVec<T> + 1), vecs * kGroup);
     ptx::keep(whole);
     if (ctx.row.aligned) {
-      // Of `address`, 32 vectors on, only one bit of what is swapped changes.
+      // `address` of a vector 32 further on differs in one swizzled bit only, so two base addresses serve all
+      // vectors.
       const uint32_t even = address(ctx.lane), odd = address(32 + ctx.lane) - 32 * sizeof(uint4);
       copy_before(whole, even, odd, data);
     }
@@ -80,13 +82,13 @@ struct RegisterTile {
     }
   }
 
-  // Neighbouring lanes read vectors that lie `vecs` apart, out of different banks: odd numbers see to that
-  // themselves.
+  // Shared address of a vector. Neighbouring lanes read vectors that lie `vecs` apart, and need different
+  // banks: an odd distance gives them, an even one needs the exclusive or.
   __device__ __forceinline__ uint32_t address(uint32_t vec) const {
-    return stage_selected + sizeof(uint4) * (vec ^ (vec >> 3 & (vecs % 2 - 1) & 7));
+    return staging + sizeof(uint4) * (vec ^ (vec >> 3 & (vecs % 2 - 1) & 7));
   }
 
-  // Waits for the loads of the whole warp.
+  // Waits for the loads of the whole warp, and takes this lane's elements into registers.
   __device__ __forceinline__ void load(int lane, int n) {
     length = n - begin;
     ptx::wait_copies<0>();
@@ -105,13 +107,14 @@ struct RegisterTile {
     }
   }
 
-  // Key of one element of a lane, by a place known only at run time.
-  __device__ __forceinline__ uint32_t key(int lane, uint32_t place) const {
-    const uint32_t vec = address(lane * vecs + place / kPerVec<T>);
-    return order_key(to_float(ptx::load_shared_element<T>(vec + sizeof(T) * (place % kPerVec<T>))));
+  // Key of one element of a lane, whose index is known only at run time.
+  __device__ __forceinline__ uint32_t key(int lane, uint32_t index) const {
+    const uint32_t vec = address(lane * vecs + index / kPerVec<T>);
+    return order_key(to_float(ptx::load_shared_element<T>(vec + sizeof(T) * (index % kPerVec<T>))));
   }
 
-  // Bits of the elements that mark(marks, value, bit) marks; it does not mark -inf.
+  // Bits of the elements for which set_bit(sum, value, bit) adds its bit to the sum. It must not do so for
+  // -inf.
   template <typename Mark>
   __device__ __forceinline__ uint32_t bits(Mark set_bit) const {
     ptx::BitAccumulator accumulators[kValues / kValuesPerThread];

@@ -1,4 +1,5 @@
-// What the resident kernel does where no guessed interval holds the k-th key.
+// What the resident kernel does where the guessed intervals have missed: the row lies in shared memory, and
+// nothing is read from global memory again.
 #pragma once
 
 #include "core/predictor.cuh"
@@ -8,8 +9,8 @@
 
 namespace gvr_topk::resident {
 
-// The rest of a row whose k-th value is -inf, as the headers say: all that is greater is selected, and of the
-// others the first ones. What each CTA has of either follows from what it has counted.
+// Finishes a row whose k-th value is -inf, as the headers say: all greater elements are selected, and the
+// first of the others. What each CTA has of either follows from its counts.
 template <typename T, int kValues>
 __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const LaunchTraits& traits,
                                                  const SmemLayout& layout, unsigned char* storage) {
@@ -20,7 +21,7 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   const MissedGuess& missed = sm.missed;
   const CountResult& result = missed.result;
   PhaseClock clock(nullptr, 0, false);
-  __syncthreads();  // one thread has written what is known
+  __syncthreads();  // One thread has written `missed`.
   job.ctx.set_length(missed.length);
   Tile tile(ctx, traits);
   tile.lay_out(ctx, missed.elements);
@@ -55,8 +56,8 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
             });
 }
 
-// The rest of a row that lies in shared memory: radix rounds over its keys, then one exchange that is certain
-// to hold. Nothing is read from global memory again.
+// Finishes any other row: radix rounds over its keys find an interval that holds the k-th key by
+// construction, and one exchange follows.
 template <typename T, int kValues>
 __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const LaunchTraits& traits,
                                                    const SmemLayout& layout, unsigned char* storage) {

@@ -1,7 +1,15 @@
-// Short rows: one CTA holds the row in registers, and needs no other CTA, nor the hint.
+// Selects the top k of short rows: one CTA holds the row in registers, and needs no other CTA and no hint.
 //
-// What the last step has left names a window of values, of which one round of even bins leaves the k-th alone
-// with a few others (window.cuh). Without, or where it misses, rounds over the keys find it (rounds.cuh).
+// Grid: one CTA of 512 threads per row.
+//
+// Phases:
+//   guess    the state that the last step left is a window of values around its k-th value;
+//   verify   one round of even bins over that window leaves the k-th value alone with a few others
+//            (small_row/value_window.cuh); without a window, or where it misses, radix rounds over the keys
+//            find the k-th (small_row/key_rounds.cuh);
+//   refine   those few are compared with each other (small_row/partition.cuh);
+//   collect  selected positions are staged in shared memory, in ascending order
+//   (small_row/register_tile.cuh); emit     they are written, several at a time.
 #pragma once
 
 #include "core/phase_clock.cuh"
@@ -15,7 +23,7 @@ namespace gvr_topk::small_row {
 struct alignas(128) SmallRowShared {
   Shared shared;
   RoundBins bins;
-  // [min(k, width)] selected positions, in ascending order; those of a short row fit 16 bits.
+  // [min(k, width)] selected positions, in ascending order. Positions of a short row fit 16 bits.
   alignas(8) uint16_t staged[1];
 };
 
@@ -24,25 +32,25 @@ inline size_t small_row_bytes(int k) { return sizeof(SmallRowShared) + sizeof(ui
 template <typename T, int kValues, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     small_row_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p) {
-  extern __shared__ __align__(128) unsigned char storage[];
   using Tile = RegisterTile<T, kValues>;
   const LaunchTraits traits = launch_traits.for_one_cta<kSpecialization>();
   SmallRowShared& own = *reinterpret_cast<SmallRowShared*>(storage);
   ptx::grid_take_over();
-  // What lanes add to one address the compiler would first add up over the warp. Few do here, and that takes
-  // longer.
+  // The unknown zero keeps the compiler from adding over the warp before an addition to shared memory: few
+  // lanes add to one address here, and that would take longer.
   RowJob<T> job(p, traits, SmemLayout{}, storage + ptx::unknown_zero(), true);
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   Tile tile;
   if constexpr (Tile::kLoadsEarly) tile.load(ctx.row, traits.has(LaunchTraits::kWholeVectors));
-  __syncwarp();  // the row first
+  __syncwarp();  // The loads of the row are issued first.
   StepState early_state = job.load_state_early(p, traits);
   job.load_state_late(p, traits, early_state);
   PhaseClock clock(p.phase_clocks, blockIdx.x, job.writer);
   clock.stamp();
   own.bins.clear(ctx.thread);
-  OutputWriter output = job.output(p, traits);  // here, where there is time for parameters to come
+  // The parameters of the output are fetched here, while there is time.
+  OutputWriter output = job.output(p, traits);
   output.keep(traits);
   if (ctx.thread == 0) sm.at_or_above = sm.small_count = 0;
   job.publish_state(p, traits, early_state);
@@ -65,8 +73,9 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   const HintReason reason = job.hint_reason(p, traits, ValueWindow::is_known(last_window));
   const bool guessed = reason == HintReason::kUsed;
   uint32_t kth = 0;
-  // Writes what is selected, and says how it was found. Inlined twice, so that the usual way is straight.
-  const auto finish_row = [&](auto key_of, bool tied, bool window_hit, int rounds) {
+  // Refines, collects, emits, and says how the k-th was found. It is inlined twice, so that the common case
+  // has no jumps.
+  const auto select_and_emit = [&](auto key_of, bool tied, bool window_hit, int rounds) {
     uint32_t before = 0;
     if (tied) {
       select_ties(ctx, tile, split, before);
@@ -84,13 +93,15 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
                 job.hint(p, traits).prior != nullptr ? static_cast<int>(sm.at_or_above) : -1,
                 guessed ? kGuessValue : kGuessNone, window_hit, rounds - guessed);
   };
+  // Verify, by the window of the last step.
   if (guessed && try_predicted_window(ctx, tile, own.bins, last_window, next, split)) {
     if (split.rank == split.boundary_count && !traits.has(LaunchTraits::kStats))
-      split.take_all();  // no need to know the k-th
+      split.take_all();  // Nobody needs the k-th key itself.
     clock.stamp();
-    finish_row([](uint32_t bits) { return order_key(__uint_as_float(bits)); }, false, true, guessed);
+    select_and_emit([](uint32_t bits) { return order_key(__uint_as_float(bits)); }, false, true, guessed);
     return;
   }
+  // Verify, by radix rounds.
   tile.make_keys();
   int rounds = guessed;
   uint32_t dense_bin = 0;
@@ -100,7 +111,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   clock.stamp();
   const bool tied = split.boundary_count > kRankDirectly;
   if (next != nullptr) *next = window_around<T>(range.base, dense_bin, tied);
-  finish_row([](uint32_t bits) { return whole_key<T>(bits); }, tied, false, rounds);
+  select_and_emit([](uint32_t bits) { return whole_key<T>(bits); }, tied, false, rounds);
 }
 
 }  // namespace gvr_topk::small_row

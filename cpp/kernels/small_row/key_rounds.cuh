@@ -1,9 +1,10 @@
-// A short row of which nothing is known: a radix select of 11 bits a round, out of the registers.
+// Radix rounds over a short row of which nothing is known: 11 bits of the key per round, out of the
+// registers.
 //
-// Additions of one in shared memory cost next to nothing even when they all meet in one bin, so that every
-// element is counted, those outside the range in a bin of their own, and nothing branches. Two rounds usually
-// leave the k-th key alone. The same code settles plateaus, infinities and NaN: time hardly depends on what
-// the row holds.
+// Additions of one in shared memory cost next to nothing even when all meet in one bin. So every element is
+// counted, those outside the range in a bin of their own, and nothing branches. Two rounds usually leave the
+// k-th key alone. The same code handles ties, infinities and NaN: the time hardly depends on what the row
+// holds.
 #pragma once
 
 #include "ptx/compare.cuh"
@@ -12,20 +13,20 @@
 
 namespace gvr_topk::small_row {
 
-// The k-th key lies in [base, base + reach], as the `rank`-th largest of `count` elements.
+// The k-th key lies in [base, base + range_length], as the `rank`-th largest of `count` elements.
 struct KeyRange {
   uint32_t base, range_length;
   uint32_t rank, count;
 
-  // All keys in it are equal, or all are wanted: then its lower edge serves as the k-th key.
+  // The range has one key, or all of its elements are selected: then its lower end serves as the k-th key.
   __device__ __forceinline__ bool is_done() const { return range_length == 0 || rank == count; }
 };
 
 template <typename T>
 constexpr int kFirstShift = 32 - kInvariantBits<T> - kLog2Bins;
 
-// Rounds until one key, or all of a range, is what is wanted, or few are left. `rounds` that have failed may
-// have come before. `dense_bin`: elements that shared the first bits of their keys with the k-th.
+// Narrows the range of the k-th key until it `is_done`, or holds few elements. `rounds` may count rounds that
+// failed before. `dense_bin` becomes the number of elements in the first round's bin.
 template <typename T, int kValues>
 __device__ __forceinline__ KeyRange narrow_keys(const RowContext<T>& ctx,
                                                 const RegisterTile<T, kValues>& tile, RoundBins& bins,
@@ -33,13 +34,13 @@ __device__ __forceinline__ KeyRange narrow_keys(const RowContext<T>& ctx,
   KeyRange range{0, kMaxKey >> kInvariantBits<T>, static_cast<uint32_t>(ctx.k), kMaxKey};
   int shift = kFirstShift<T>;
   bool first = true;
-  // RoundBins of the range, keys being shifted before they are subtracted: it starts at a multiple of its
-  // length. All that is outside goes to the bin behind the last.
+  // Counts into the bins of the range. Keys are shifted before the subtraction, because the range starts at a
+  // multiple of its length. Everything outside falls into the bin behind the last.
   const auto count = [&](uint32_t* set, uint32_t low, uint32_t outside) {
-    tile.for_each_place([&](int i) { atomicAdd(&set[min((tile.bits[i] >> shift) - low, outside)], 1u); });
+    tile.for_each_index([&](int i) { atomicAdd(&set[min((tile.bits[i] >> shift) - low, outside)], 1u); });
     __syncthreads();
   };
-  // The longest rows count inside the loop, or their registers are spilled.
+  // The longest rows count inside the loop, or their registers would be spilled.
   constexpr bool kBeforeLoop = kValues <= kWideValuesPerThread;
   if constexpr (kBeforeLoop) count(bins.set[rounds & 1], 0, kBins);
 #pragma unroll 1
@@ -69,7 +70,7 @@ __device__ __forceinline__ PartitionOf<RegisterTile<T, kValues>> split_at(
   PartitionOf<RegisterTile<T, kValues>> split;
   const bool takes_all = range.rank == range.count;
   const uint32_t limit =
-      takes_all ? range.base - 1 : range.base + range.range_length;  // the base is never zero
+      takes_all ? range.base - 1 : range.base + range.range_length;  // The base is never zero.
   split.rank = range.rank;
   split.boundary_count = takes_all ? 0 : range.count;
   split.above =
@@ -82,7 +83,8 @@ __device__ __forceinline__ PartitionOf<RegisterTile<T, kValues>> split_at(
   return split;
 }
 
-// The next step's window: so wide that four elements or so share a bin. None around a value that many are.
+// The window for the next step, so wide that about four elements share a bin. There is none around a value
+// that many elements have.
 template <typename T>
 __device__ __forceinline__ float window_around(uint32_t base, uint32_t dense_bin, bool tied) {
   const uint32_t low = base >> kFirstShift<T> << kFirstShift<T>;

@@ -1,4 +1,4 @@
-// Which elements of a lane are meant, and how many.
+// Sets of the elements that one lane holds.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@ namespace gvr_topk::small_row {
 
 constexpr uint32_t kLowerBits = 0x55555555u;
 
-// Some of a lane's elements: two bits to each of 16 in a word, of which the lower one is set.
+// A set of a lane's elements: each word has two bits for each of 16 elements, and the lower of the two is set
+// if the element belongs to the set.
 template <int kWords>
 struct LaneMask {
   uint32_t word[kWords] = {};
@@ -30,7 +31,7 @@ struct LaneMask {
   }
 };
 
-// How many of a word's elements are chosen of each vector, in fields (order_scan.cuh).
+// Sizes of the set for each vector of a word, packed into fields (core/lane_ranks.cuh).
 template <typename T>
 __device__ __forceinline__ uint32_t packed_counts_of_pairs(uint32_t word) {
   if constexpr (sizeof(T) == 4) {
@@ -41,7 +42,7 @@ __device__ __forceinline__ uint32_t packed_counts_of_pairs(uint32_t word) {
   }
 }
 
-// One bit to each.
+// Packs the two bits of each element into one.
 __device__ __forceinline__ uint32_t single_bits(uint32_t word) {
   word = (word | word >> 1) & 0x33333333u;
   word = (word | word >> 2) & 0x0f0f0f0fu;

@@ -1,5 +1,5 @@
-// What rounds over a short row leave: elements selected in any case, and a few at the boundary to choose
-// from.
+// What rounds over a short row leave: elements that are selected for certain, and a few at the boundary to
+// choose from.
 #pragma once
 
 #include "core/histogram.cuh"
@@ -13,14 +13,14 @@ namespace gvr_topk::small_row {
 constexpr int kLog2Bins = 11;
 constexpr int kBins = 1 << kLog2Bins;
 static_assert(kBins == 4 * kThreads, "four bins are summed up by each thread");
-constexpr int kLog2Group = kLog2Bins - log2_of(kWarps);  // bins of a warp
+constexpr int kLog2Group = kLog2Bins - log2_of(kWarps);  // bins that a warp sums up
 
 struct alignas(128) RoundBins {
-  uint32_t set[2][kBins + 4];  // in turn; one bin more counts what is outside the range
+  uint32_t set[2][kBins + 4];  // used in turn; one more bin counts what is outside the range
   uint32_t group[kWarps];
   BinHit hit;
-  // Elements that are boundary enough to be compared with each other: the key, then the position's
-  // complement.
+  // Elements at the boundary, few enough to be compared with each other: each is a key, then the complement
+  // of its position.
   alignas(16) uint64_t boundary[kRankDirectly];
 
   __device__ __forceinline__ void clear(int thread) {
@@ -32,8 +32,8 @@ struct alignas(128) RoundBins {
 
 __device__ __forceinline__ uint32_t sum_of(const uint4& four) { return four.x + four.y + four.z + four.w; }
 
-// Bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier: the thread that
-// finds it tells the others. `other` is not looked at any more, and cleared if `clear`.
+// Finds the bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier: the
+// thread that finds it tells the others. `other` is no longer in use, and cleared if `clear`.
 template <typename T>
 __device__ __forceinline__ BinHit locate(const RowContext<T>& ctx, RoundBins& bins, const uint32_t* set,
                                          uint32_t* other, bool clear, uint32_t rank) {
@@ -59,8 +59,8 @@ __device__ __forceinline__ BinHit locate(const RowContext<T>& ctx, RoundBins& bi
 template <int kWords>
 struct Partition {
   LaneMask<kWords> above, inside;
-  uint32_t rank;            // so many of those inside are selected
-  uint32_t boundary_count;  // of so many; none, where nothing is left to choose
+  uint32_t rank;            // how many of those inside are selected
+  uint32_t boundary_count;  // how many are inside; 0 where nothing is left to choose
 
   __device__ __forceinline__ void take_all() {
 #pragma unroll
@@ -75,9 +75,10 @@ struct Partition {
 template <typename Tile>
 using PartitionOf = Partition<Tile::kWords>;
 
-// Leaves of those inside the selected ones, by comparing them with each other: equal ones go by their
-// positions. `before` becomes the number selected in earlier warps, and `kth` the k-th key, if there are any.
-// `key_of` makes keys of what is tile. One block barrier.
+// Moves the selected ones of the elements inside to `above`, by comparing all of them with each other; ties
+// go to the smallest positions. `before` becomes the number that earlier warps have selected, and `kth` the
+// k-th key if there are elements inside. `key_of` makes a key of the bits in a tile. It takes one block
+// barrier.
 template <typename T, int kValues, typename KeyOf>
 __device__ __forceinline__ void select_boundary(const RowContext<T>& ctx,
                                                 const RegisterTile<T, kValues>& tile, RoundBins& bins,
@@ -87,7 +88,7 @@ __device__ __forceinline__ void select_boundary(const RowContext<T>& ctx,
   const uint32_t here = __reduce_add_sync(0xffffffffu, split.above.count());
   if (ctx.lane == 0) sm.warp_value[0][ctx.warp] = here;
   uint32_t first = 0;
-  const bool any = split.inside.any();  // few lanes have
+  const bool any = split.inside.any();  // Few lanes have any.
   if (any) {
     first = atomicAdd(&sm.small_count, split.inside.count());
     uint32_t slot = first;
@@ -95,27 +96,27 @@ __device__ __forceinline__ void select_boundary(const RowContext<T>& ctx,
     for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) {
 #pragma unroll 1
       for (uint32_t left = split.inside.word[w]; left != 0; left &= left - 1) {
-        const uint32_t place = w * kValuesPerThread + ((__ffs(left) - 1) >> 1);
-        const uint64_t key = key_of(tile.bits_at(place));
-        if (slot < kRankDirectly) bins.boundary[slot++] = key << 32 | ~tile.position(ctx.lane, place);
+        const uint32_t index = w * kValuesPerThread + ((__ffs(left) - 1) >> 1);
+        const uint64_t key = key_of(tile.bits_at(index));
+        if (slot < kRankDirectly) bins.boundary[slot++] = key << 32 | ~tile.position(ctx.lane, index);
       }
     }
   }
   __syncthreads();
   before = earlier_warps(ctx, 0);
   const uint64_t mine = bins.boundary[ctx.lane];
-  float ahead = 0.0f;
+  float greater = 0.0f;
 #pragma unroll 1
-  for (uint32_t i = 0; i < split.boundary_count; i += 4) {  // absent ones are ahead of none
+  for (uint32_t i = 0; i < split.boundary_count; i += 4) {  // Absent elements are greater than none.
 #pragma unroll
-    for (int j = 0; j < 4; ++j) ptx::count_if_greater(ahead, bins.boundary[i + j], mine);
+    for (int j = 0; j < 4; ++j) ptx::count_if_greater(greater, bins.boundary[i + j], mine);
   }
   const bool there = static_cast<uint32_t>(ctx.lane) < split.boundary_count;
   const float rank = static_cast<float>(split.rank);
-  const uint32_t taken = __ballot_sync(0xffffffffu, there && ahead < rank);
+  const uint32_t taken = __ballot_sync(0xffffffffu, there && greater < rank);
   const bool earlier = ~static_cast<uint32_t>(mine) < static_cast<uint32_t>(tile.begin);
-  before += __popc(__ballot_sync(0xffffffffu, there && ahead < rank && earlier));
-  const uint32_t last = __ballot_sync(0xffffffffu, there && ahead == rank - 1.0f);
+  before += __popc(__ballot_sync(0xffffffffu, there && greater < rank && earlier));
+  const uint32_t last = __ballot_sync(0xffffffffu, there && greater == rank - 1.0f);
   if (last != 0) kth = __shfl_sync(0xffffffffu, static_cast<uint32_t>(mine >> 32), __ffs(last) - 1);
   if (!any) return;
 #pragma unroll
@@ -127,7 +128,8 @@ __device__ __forceinline__ void select_boundary(const RowContext<T>& ctx,
   }
 }
 
-// The same of many that are equal: the first in index order that the quota allows.
+// The same where all elements inside are equal, and many: the first `rank` of them in index order are
+// selected.
 template <typename T, int kValues>
 __device__ __forceinline__ void select_ties(const RowContext<T>& ctx, const RegisterTile<T, kValues>& tile,
                                             PartitionOf<RegisterTile<T, kValues>>& split, uint32_t& before) {

@@ -1,4 +1,5 @@
-// A short row in the registers of one CTA, and the way what is chosen of it gets out in ascending order.
+// The part of a short row that one thread holds in registers, and how what is selected of it gets out in
+// ascending order.
 #pragma once
 
 #include "core/output_writer.cuh"
@@ -11,12 +12,12 @@
 
 namespace gvr_topk::small_row {
 
-// A warp owns consecutive elements, and a lane of it vectors in coalesced order: index order is (warp,
-// vector, lane, element). The row is treated as if it went on with -inf up to what the block holds: its top
-// k are the same, since ties go to the smallest positions.
+// A warp owns consecutive elements, and a lane of it vectors in coalesced order. Index order is (warp,
+// vector, lane, element). Places behind the row's end hold -inf: the top k are the same, since ties go to the
+// smallest positions.
 //
-// Of few elements all that the buffer has are fetched before the row's length is there: what lies behind it
-// costs less than waiting.
+// A small tile loads the whole buffer of the row before the row's length is known: loading what lies behind
+// the end costs less than waiting.
 template <typename T, int kValues>
 struct RegisterTile {
   static constexpr int kVecs = kValues / kPerVec<T>;
@@ -27,10 +28,9 @@ struct RegisterTile {
 
   int begin;  // position of the warp's first element
   uint4 raw[kVecs];
-  uint32_t bits[kValues];  // of values, and then of keys, without those that are idle
+  uint32_t bits[kValues];  // of the values; later the keys, without their invariant low bits
 
-  // Starts the loads: of all that the buffer of the row has, `whole` vectors if so, or of what is there of
-  // it.
+  // Starts the loads of the row as far as its buffer goes. `whole`: the buffer is whole vectors.
   __device__ __forceinline__ void load(const RowView<T>& row, bool whole) {
     const int there = row.n;
     begin = (threadIdx.x >> 5) * kVecs * kGroup;
@@ -38,7 +38,7 @@ struct RegisterTile {
     const T* data = row.data + first;
     if constexpr (kLoadsEarly) {
       ptx::keep(data);
-      const int whole_vecs = there - kPerVec<T> + 1 - first;  // that start before this
+      const int whole_vecs = there - kPerVec<T> + 1 - first;  // Whole vectors start before this element.
       load_before(row.aligned ? whole_vecs : 0, data);
     } else {
 #pragma unroll
@@ -62,41 +62,41 @@ struct RegisterTile {
   template <int kVec = 0>
   __device__ __forceinline__ void load_before(int end, const T* data) {
     if constexpr (kVec < kVecs) {
-      constexpr int kPlace = kVec * kGroup;
-      ptx::load_streaming_before<kPlace * sizeof(T)>(kPlace, end, raw[kVec], data);
+      constexpr int kIndex = kVec * kGroup;
+      ptx::load_streaming_before<kIndex * sizeof(T)>(kIndex, end, raw[kVec], data);
       load_before<kVec + 1>(end, data);
     }
   }
 
-  // Waits for them.
+  // Waits for the loads, and puts -inf behind the row's end.
   __device__ __forceinline__ void wait(int n, int lane) {
-    for_each_place(
+    for_each_index(
         [&](int i) { bits[i] = __float_as_uint(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)); });
     if (!kLoadsEarly || begin + kVecs * kGroup <= n) return;
     const int left = n - begin - lane * kPerVec<T>;
-    for_each_place([&](int i) {
+    for_each_index([&](int i) {
       if (i / kPerVec<T> * kGroup + i % kPerVec<T> >= left) bits[i] = __float_as_uint(-INFINITY);
     });
   }
 
   __device__ __forceinline__ void make_keys() {
-    for_each_place([&](int i) { bits[i] = order_key(value(i)) >> kInvariantBits<T>; });
+    for_each_index([&](int i) { bits[i] = order_key(value(i)) >> kInvariantBits<T>; });
   }
 
-  __device__ __forceinline__ float value(int place) const { return __uint_as_float(bits[place]); }
+  __device__ __forceinline__ float value(int index) const { return __uint_as_float(bits[index]); }
 
-  // Calls visit(place) for every element of the lane.
+  // Calls visit(index) for every element of the lane.
   template <typename Visit>
-  __device__ __forceinline__ static void for_each_place(Visit visit) {
+  __device__ __forceinline__ static void for_each_index(Visit visit) {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) visit(i);
   }
 
-  // The keys that mark(marks, key, bit) marks.
+  // The mask of the keys for which set_bit(sum, key, bit) adds its bit to the sum.
   template <typename Mark>
   __device__ __forceinline__ LaneMask<kWords> mask_of(Mark set_bit) const {
     ptx::BitAccumulator accumulators[kWords];
-    for_each_place([&](int i) {
+    for_each_index([&](int i) {
       set_bit(accumulators[i / kValuesPerThread].sums[i / kHalf % 2], bits[i], 1u << 2 * (i % kHalf));
     });
     LaneMask<kWords> mask;
@@ -108,26 +108,28 @@ struct RegisterTile {
     return mask;
   }
 
-  // What it has at a place known only at run time: a tree of selections, because registers have no addresses.
+  // The element of an index known only at run time: a tree of selections, because registers have no
+  // addresses.
   template <int kFirst = 0, int kCount = kValues>
-  __device__ __forceinline__ uint32_t bits_at(uint32_t place) const {
+  __device__ __forceinline__ uint32_t bits_at(uint32_t index) const {
     if constexpr (kCount == 1) {
       return bits[kFirst];
     } else {
       constexpr int kLower = kCount / 2;
-      const uint32_t lower = bits_at<kFirst, kLower>(place);
-      const uint32_t upper = bits_at<kFirst + kLower, kLower>(place);
-      return (place & kLower) != 0 ? upper : lower;
+      const uint32_t lower = bits_at<kFirst, kLower>(index);
+      const uint32_t upper = bits_at<kFirst + kLower, kLower>(index);
+      return (index & kLower) != 0 ? upper : lower;
     }
   }
 
-  // Its position in the row.
-  __device__ __forceinline__ uint32_t position(int lane, uint32_t place) const {
-    return begin + place / kPerVec<T> * kGroup + lane * kPerVec<T> + place % kPerVec<T>;
+  // The position of that element in the row.
+  __device__ __forceinline__ uint32_t position(int lane, uint32_t index) const {
+    return begin + index / kPerVec<T> * kGroup + lane * kPerVec<T> + index % kPerVec<T>;
   }
 };
 
-// Brings the chosen elements in order; `before` were chosen in earlier warps. A block barrier comes next.
+// Stages the positions of selected elements in ascending order; earlier warps have selected `before`. A block
+// barrier comes next.
 template <typename T, int kValues>
 __device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const RegisterTile<T, kValues>& tile,
                                                const LaneMask<RegisterTile<T, kValues>::kWords>& selected,
@@ -159,7 +161,7 @@ __device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const R
   }
 }
 
-// Writes what all warps have staged.
+// Writes the positions that all warps have staged.
 template <typename T>
 __device__ __forceinline__ void write_staged(const RowContext<T>& ctx, const LaunchTraits& traits,
                                              const uint16_t* staged, const OutputWriter& output) {

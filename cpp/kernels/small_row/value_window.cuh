@@ -1,5 +1,6 @@
-// What the last step leaves for a short row: where its k-th value stood, and how far around it to look. Even
-// bins of that window leave the k-th value alone with a few others, so that one round is enough.
+// The predictor of short rows: a window of values around the k-th value of the last step.
+//
+// Even bins of the window leave the k-th value alone with a few others, so that one round is enough.
 #pragma once
 
 #include "core/step_state.cuh"
@@ -9,8 +10,8 @@
 
 namespace gvr_topk::small_row {
 
-// Left in one float, which is negative, as no share or place is: its exponent is that of the window's radius,
-// a power of two, and its mantissa the k-th value in 64ths of that.
+// The window is packed into one negative float, which no z-score and no share is. The exponent is that of the
+// window's radius, a power of two; the mantissa is the centre in 64ths of the radius.
 struct ValueWindow {
   static constexpr int kUnits = 64, kMostCentre = 1 << 22;
   static constexpr uint32_t kExponent = 0x7f800000u, kMantissa = 0x007fffffu, kSign = 0x80000000u;
@@ -18,7 +19,7 @@ struct ValueWindow {
 
   float scale, bias;
 
-  // Of what was left, if that `is_known`.
+  // Unpacks a window that `is_known`.
   __device__ __forceinline__ explicit ValueWindow(float left) {
     const uint32_t bits = __float_as_uint(left);
     const int centre = static_cast<int>(bits << 9) >> 9;
@@ -31,17 +32,17 @@ struct ValueWindow {
     return left < 0.0f && left > -0x1p126f && left != kStateUnknown;
   }
 
-  // The bin of a value, counted from this number on. Greater values, and NaN, lie in no lower bins; all above
-  // the window in the last, all below in the first.
+  // The bin of a value, plus first_bin(). A greater value, and NaN, lies in no lower bin. Everything above
+  // the window falls into the last bin, everything below into the first.
   __device__ __forceinline__ static uint32_t first_bin() { return __float_as_uint(ptx::kIntegerBase); }
   __device__ __forceinline__ uint32_t bin(float x) const {
-    const float depth = __saturatef(fmaf(x, scale, bias));  // of NaN, zero
+    const float depth = __saturatef(fmaf(x, scale, bias));  // NaN becomes zero.
     return __float_as_uint(fmaf(depth, 1.0f - kBins, ptx::kIntegerBase + (kBins - 1.0f)));
   }
 
-  // What to leave after a step whose k-th value was found in this bin, where as many as `near` share a warp's
-  // bins. The window moves along. It stays as wide as values need that move far, and where they hardly do, so
-  // narrow that bins hold one element or so.
+  // The window to leave after a step whose k-th value was found in this bin, with `near` elements in the bins
+  // of the same warp. It moves along with the value. It doubles if the value moved far, and halves where the
+  // value hardly moves or elements are dense, until bins hold about one element.
   __device__ __forceinline__ static float updated(float left, uint32_t bin, uint32_t near) {
     constexpr int kSteady = kBins / 128, kFar = kBins / 32;
     constexpr uint32_t kSparse = 1 << kLog2Group, kFew = 4 * kSparse, kDense = 8 * kSparse;
@@ -56,7 +57,7 @@ struct ValueWindow {
     return packed(exponent, centre);
   }
 
-  // The same after one that knew of no window; the radius is rounded down.
+  // The window to leave after a step that had none; the radius is rounded down.
   __device__ __forceinline__ static float around(float kth, float radius) {
     const uint32_t exponent = __float_as_uint(radius) & kExponent;
     const float centre = kth * __uint_as_float((260u << 23) - exponent);
@@ -64,31 +65,32 @@ struct ValueWindow {
   }
 
  private:
-  // Of moderate radii only, and of centres that fit.
+  // Packs a window. Extreme radii, and centres that do not fit, become kStateUnknown.
   __device__ __forceinline__ static float packed(uint32_t exponent, int centre) {
     constexpr uint32_t kLeast = 67u << 23, kMost = 187u << 23;
     const bool sound = exponent - kLeast <= kMost - kLeast && abs(centre) < kMostCentre;
     const uint32_t bits = kSign | exponent | (static_cast<uint32_t>(centre) & kMantissa);
-    // Half a bin makes no difference but to the one number that says nothing.
+    // A centre half a bin off makes no difference, and keeps a valid window from being equal to
+    // kStateUnknown.
     const uint32_t no_state = __float_as_uint(kStateUnknown);
     return __uint_as_float(!sound ? no_state : bits == no_state ? bits + 1 : bits);
   }
 };
 
-// False where the k-th element lies outside the window `left`, or is not alone enough. One thread has a place
-// to leave the next one at.
+// One round by the window `left` of the last step. Returns false if the k-th element lies outside it, or
+// shares its bin with too many. The thread whose `next` is not null leaves the next window there.
 template <typename T, int kValues>
 __device__ __forceinline__ bool try_predicted_window(const RowContext<T>& ctx,
                                                      const RegisterTile<T, kValues>& tile, RoundBins& bins,
                                                      float left, float* next,
                                                      PartitionOf<RegisterTile<T, kValues>>& split) {
   ValueWindow window(left);
-  // Of the longest rows they are computed anew: registers are short.
+  // The longest rows compute their bins again, because registers are short.
   constexpr bool kKeepsBins = kValues <= kWideValuesPerThread;
   uint32_t bin[kKeepsBins ? kValues : 1];
   uint32_t first = ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * ValueWindow::first_bin();
   ptx::keep(first);
-  tile.for_each_place([&](int i) {
+  tile.for_each_index([&](int i) {
     const uint32_t value_bin = window.bin(tile.value(i));
     if (kKeepsBins) bin[i] = value_bin;
     ptx::increment_shared(first + sizeof(uint32_t) * value_bin);
@@ -99,15 +101,15 @@ __device__ __forceinline__ bool try_predicted_window(const RowContext<T>& ctx,
   if (next != nullptr) *next = ValueWindow::updated(left, hit.bin, bins.group[hit.bin >> kLog2Group]);
   split.rank = ctx.k - hit.above;
   split.boundary_count = hit.count;
-  if (!kKeepsBins) ptx::keep(window.scale);  // or the compiler would keep them all the same
-  // 0 for each below, 1 inside, 2 above.
+  if (!kKeepsBins) ptx::keep(window.scale);  // Without it the compiler would keep the bins anyway.
+  // The class of an element: 0 below the bin, 1 inside, 2 above.
   int offset = 1 - static_cast<int>(hit.bin + ValueWindow::first_bin());
   ptx::keep(offset);
   uint32_t classes[RegisterTile<T, kValues>::kWords] = {};
-  tile.for_each_place([&](int i) {
+  tile.for_each_index([&](int i) {
     const int value_bin = static_cast<int>(kKeepsBins ? bin[i] : window.bin(tile.value(i)));
-    const uint32_t position_class = __viaddmin_s32_relu(value_bin, offset, 2);
-    classes[i / kValuesPerThread] += position_class << 2 * (i % kValuesPerThread);
+    const uint32_t element_class = __viaddmin_s32_relu(value_bin, offset, 2);
+    classes[i / kValuesPerThread] += element_class << 2 * (i % kValuesPerThread);
   });
 #pragma unroll
   for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) {

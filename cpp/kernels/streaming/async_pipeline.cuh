@@ -1,4 +1,5 @@
-// A warp's part of a long row on its way through shared memory.
+// A warp's part of a long row on its way through shared memory: asynchronous copies run a few tiles ahead of
+// the filter.
 #pragma once
 
 #include "core/row_context.cuh"
@@ -9,9 +10,9 @@
 
 namespace gvr_topk::streaming {
 
-// The end of a row in a ring of shared memory: what is missing to a word is put in as -inf. `target`: where
-// the first of this lane's vectors goes, the others in steps of a group; `left`: elements from there on. Out
-// of line: most tiles are whole.
+// Fetches the last tile of a part, with -inf behind its end. `target`: shared address of the first of this
+// lane's vectors; the others follow in steps of a group. `left`: elements from `from` on. This is out of line
+// because most tiles are whole.
 template <typename T>
 __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left) {
 #pragma unroll
@@ -22,7 +23,7 @@ __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left)
       ptx::copy_async(vec, from + j * Tile<T>::kGroup);
     } else {
       ptx::store_shared(vec, absent_vec<T>());
-      // There may be nothing behind the end to read.
+      // Memory behind the end of the buffer must not be read.
 #pragma unroll 1
       for (int e = 0; e < there; ++e) {
         ptx::store_shared(vec + e * sizeof(T), from[j * Tile<T>::kGroup + e]);
@@ -31,9 +32,9 @@ __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left)
   }
 }
 
-// Words of 16 consecutive elements a lane, write_address in coalesced order. A lane's vectors are swapped
-// about, by an exclusive or with their addresses, so that 16-byte reads of neighbouring lanes fall into
-// different banks.
+// A ring of tiles, of 16 consecutive elements per lane, which are fetched in coalesced order. The vectors of
+// a lane are swizzled, by an exclusive or with their addresses, so that 16-byte reads of neighbouring lanes
+// fall into different banks.
 template <typename T>
 struct AsyncPipeline {
   static constexpr int kVecs = Tile<T>::kVecs;
@@ -42,15 +43,15 @@ struct AsyncPipeline {
   static constexpr uint32_t kBytes = kRingDepth * kTileBytes;  // of one warp
   static_assert(alignof(Shared) % kLaneBytes == 0, "addresses of a lane differ in their last bits only");
 
-  const T* data;  // of the warp's part, for this lane
+  const T* data;  // where this lane fetches in the warp's part
   int length;     // elements of the part
   int tiles;
-  // The first word looked at; those before it come last. Warps that walked in step through parts a power of
-  // two apart would crowd the same channels of the memory.
+  // The tile that a warp starts with; it comes to those before it last. Warps that walked in step through
+  // parts a power of two apart would crowd the same memory channels.
   int first;
-  uint32_t write_address;  // where, in the first word, the first of the vectors that this lane fetches goes,
-  uint32_t read_address;   // and, but for swapping, the first of those lies that it holds
-  // A row longer than L2 would drive out all else, this kernel's own instructions first.
+  uint32_t write_address;  // of the first vector that this lane fetches, in slot 0
+  uint32_t read_address;   // of this lane's own first vector, before swizzling, in slot 0
+  // A row longer than L2 would evict everything else, starting with this kernel's own instructions.
   uint64_t policy = ptx::evict_first_policy();
 
   __device__ __forceinline__ AsyncPipeline(const T* tile, int elements, int warp, int lane,
@@ -61,19 +62,20 @@ struct AsyncPipeline {
         first(warp * tiles / kWarps) {
     const uint32_t pipeline = ptx::shared_address(storage) + warp * kBytes;
     const int owner = lane / kVecs;
-    // Owners of the further vectors are 8 apart (16, of two), and swap alike.
-    write_address = pipeline + owner * kLaneBytes + (lane % kVecs * sizeof(uint4) ^ swap(owner));
-    read_address = pipeline + lane * kLaneBytes + swap(lane);
+    // The owners of a lane's other vectors are 8 lanes apart (16, if there are two vectors), and swizzle
+    // alike.
+    write_address = pipeline + owner * kLaneBytes + (lane % kVecs * sizeof(uint4) ^ swizzle(owner));
+    read_address = pipeline + lane * kLaneBytes + swizzle(lane);
     ptx::keep(write_address);
     ptx::keep(read_address);
   }
 
-  __device__ __forceinline__ static uint32_t swap(int owner) {
+  __device__ __forceinline__ static uint32_t swizzle(int owner) {
     return (owner * kVecs >> 3 & (kVecs - 1)) * sizeof(uint4);
   }
 
-  // Starts to fetch a word into `slot`, in bytes: `left` elements are left of the warp's part, from `from`
-  // on.
+  // Starts to fetch a tile into the slot at byte offset `slot`. The warp's part has `left` elements from
+  // `from` on.
   __device__ __forceinline__ void fetch(const T* from, int left, uint32_t slot) const {
     if (left >= kTileElements) {
 #pragma unroll
@@ -86,7 +88,8 @@ struct AsyncPipeline {
     }
   }
 
-  // Marks of this lane's elements of the word in `slot` that are not below `lo`, which is finite.
+  // Bits of this lane's elements, in the tile at `slot`, that are not below `lo`, which is finite. NaN is not
+  // below.
   __device__ __forceinline__ uint32_t not_below(float lo, uint32_t slot) const {
     ptx::BitAccumulator bits;
 #pragma unroll
@@ -100,17 +103,17 @@ struct AsyncPipeline {
     return bits.bits();
   }
 
-  __device__ __forceinline__ float value(uint32_t slot, int place) const {
-    return to_float(ptx::load_shared_element<T>(read_address + slot ^ place * sizeof(T)));
+  __device__ __forceinline__ float value(uint32_t slot, int index) const {
+    return to_float(ptx::load_shared_element<T>(read_address + slot ^ index * sizeof(T)));
   }
 };
 
-// Which word of a warp's part is write_address next.
+// Fetches the tiles of a warp's part in turn.
 template <typename T>
 struct TileProducer {
   const T* from;
-  int left;        // elements of the part from there on
-  int tiles_left;  // tiles still to be write_address
+  int left;        // elements of the part from `from` on
+  int tiles_left;  // tiles still to be fetched
 
   __device__ __forceinline__ explicit TileProducer(const AsyncPipeline<T>& pipeline)
       : from(pipeline.data + pipeline.first * kTileElements),
@@ -119,7 +122,7 @@ struct TileProducer {
 
   __device__ __forceinline__ void fetch(const AsyncPipeline<T>& pipeline, uint32_t slot) {
     if (tiles_left > 0) pipeline.fetch(from, left, slot);
-    ptx::commit_copies();  // empty groups too: waiting counts groups
+    ptx::commit_copies();  // Empty groups count too, when groups are waited for.
     --tiles_left;
     from += kTileElements;
     left -= kTileElements;
@@ -130,11 +133,11 @@ struct TileProducer {
   }
 };
 
-// Streams this warp's part, of which the first tiles are under way, and keeps what is not below `lo`.
+// Streams this warp's part, whose first tiles are under way, and buffers what is not below `lo`.
 template <typename T>
 __device__ __forceinline__ void filter_row(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
                                            TileProducer<T>& producer, float lo, CandidateBuffer& buffer) {
-  // Of this lane's first element.
+  // The position of this lane's first element in the tile.
   int position = static_cast<int>(pipeline.data - ctx.row.data) + ctx.lane * (kValuesPerThread - kPerVec<T>);
   const int end = position + pipeline.tiles * kTileElements;
   position += pipeline.first * kTileElements;
@@ -145,8 +148,8 @@ __device__ __forceinline__ void filter_row(const RowContext<T>& ctx, const Async
     ptx::wait_copies<kRingDepth - 1>();
     __syncwarp();
     buffer.append(&ctx.shared->chunks_used, pipeline.not_below(lo, slot), ctx.lane,
-                  [&](int place) { return BufferedValue{position + place, pipeline.value(slot, place)}; });
-    __syncwarp();  // all have read the slot
+                  [&](int index) { return BufferedValue{position + index, pipeline.value(slot, index)}; });
+    __syncwarp();  // All lanes have read the slot.
     producer.fetch(pipeline, slot);
     slot = slot + AsyncPipeline<T>::kTileBytes == AsyncPipeline<T>::kBytes
                ? 0

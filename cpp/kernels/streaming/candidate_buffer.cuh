@@ -1,4 +1,5 @@
-// What one CTA keeps of a row that streams by, each warp's in the order it came, in chunks of one store.
+// The candidates that one CTA keeps of a row that streams by: those of each warp in the order they came, in
+// chunks of one common store.
 #pragma once
 
 #include "core/config.cuh"
@@ -6,16 +7,17 @@
 
 namespace gvr_topk::streaming {
 
-// Warps own consecutive parts of a row, and scores bunch: so half of the store is given out at the start, in
-// equal shares, and the other half, a chunk at a time, to who needs it.
+// Large scores cluster, and warps own consecutive parts of a row. So half of the store is given to warps at
+// the start, in equal shares, and the other half, chunk by chunk, to those that need it.
 struct CandidateBuffer {
   BufferedValue* store;
-  uint8_t* chunks;  // [kMaxPoolChunks] of this warp
+  uint8_t* chunks;  // [kMaxBufferChunks] numbers of this warp's chunks
   int capacity;     // chunks in the store
-  int room;         // so much this warp has chunks for
-  int shift;        // what came i-th lies at shift + i, as far as the last chunks taken go
+  int room;         // candidates that this warp's chunks hold
+  int shift;        // The i-th candidate lies at shift + i, if it lies in the chunks taken last.
   int count = 0;
-  int rotation = 0;  // the first in index order: what came before it belongs behind the last
+  int rotation = 0;  // The candidate that is first in index order: warps start mid-part, so earlier ones
+                     // follow the last.
   bool full = false;
 
   __device__ __forceinline__ static int initial_chunks(int capacity) { return capacity / (2 * kWarps); }
@@ -27,8 +29,7 @@ struct CandidateBuffer {
         room(kChunk * initial_chunks(size)),
         shift(warp * room) {}
 
-  // Takes this warp's share of the store, before anything is appended. The number of chunks taken by all
-  // warps has been set to those given out.
+  // Takes this warp's initial share, before anything is appended. `chunks_used` already counts it.
   __device__ __forceinline__ void claim_share(int lane) const {
     if (lane < initial_chunks(capacity)) chunks[lane] = static_cast<uint8_t>((shift >> kLog2Chunk) + lane);
   }
@@ -37,10 +38,12 @@ struct CandidateBuffer {
     return store[chunks[i >> kLog2Chunk] * kChunk + (i & (kChunk - 1))];
   }
 
-  // Makes room for `added` more, in consecutive chunks; all lanes take part. False when there is none.
+  // Takes consecutive chunks for `added` more candidates. All lanes take part. Returns false when the store
+  // is full.
   __device__ __forceinline__ bool claim_chunks(uint32_t* used, int added, int lane) {
     const int owned = room >> kLog2Chunk;
-    const int more = (count + added - room + kChunk - 1) >> kLog2Chunk;  // at most a word's: fewer than lanes
+    const int more = (count + added - room + kChunk - 1) >>
+                     kLog2Chunk;  // At most those of one tile, which are fewer than lanes.
     int first = 0;
     if (lane == 0) first = static_cast<int>(atomicAdd(used, static_cast<uint32_t>(more)));
     first = __shfl_sync(0xffffffffu, first, 0);
@@ -52,15 +55,15 @@ struct CandidateBuffer {
     return true;
   }
 
-  // Appends what is marked in the lanes of a warp, lane by lane: make(place) brings it. All lanes take part.
-  // When the store is full, it is left out.
+  // Appends the selected elements of a warp, lane by lane: make(index) returns the element. All lanes take
+  // part. When the store is full, nothing is appended.
   template <typename Make>
-  __device__ __forceinline__ void append(uint32_t* used, uint32_t marked, int lane, Make make) {
-    const uint32_t lanes = __ballot_sync(0xffffffffu, marked != 0);
+  __device__ __forceinline__ void append(uint32_t* used, uint32_t selected, int lane, Make make) {
+    const uint32_t lanes = __ballot_sync(0xffffffffu, selected != 0);
     if (lanes == 0) return;
     int before = __popc(lanes & ((1u << lane) - 1)), added = __popc(lanes);
-    if (__ballot_sync(0xffffffffu, (marked & (marked - 1)) != 0) != 0) {
-      const int mine = __popc(marked);
+    if (__ballot_sync(0xffffffffu, (selected & (selected - 1)) != 0) != 0) {
+      const int mine = __popc(selected);
       before = static_cast<int>(ptx::inclusive_scan(mine));
       added = __shfl_sync(0xffffffffu, before, 31);
       before -= mine;
@@ -70,18 +73,19 @@ struct CandidateBuffer {
     int next = count + before;
     count += added;
 #pragma unroll 1
-    for (; marked != 0; marked &= marked - 1) {
-      store[(next < old_room ? old_shift : shift) + next] = make(__ffs(marked) - 1);
+    for (; selected != 0; selected &= selected - 1) {
+      store[(next < old_room ? old_shift : shift) + next] = make(__ffs(selected) - 1);
       ++next;
     }
   }
 
-  // Whether it is something that was kept, which -inf never is.
+  // Whether `x` was buffered: padding is -inf, and -inf never is.
   __device__ __forceinline__ static bool is_buffered(const BufferedValue& x) {
     return x.value != -__int_as_float(0x7f800000);
   }
 
-  // Leaves nothing but NaN, as infinity: NaN itself does not compare. All lanes take part.
+  // Turns every NaN into infinity and everything else into -inf, because NaN itself does not compare. All
+  // lanes take part.
   __device__ __forceinline__ void keep_only_nan(int lane) const {
     const float infinity = __int_as_float(0x7f800000);
     __syncwarp();
@@ -93,11 +97,11 @@ struct CandidateBuffer {
     __syncwarp();
   }
 
-  // Calls visit(kept) for this lane's part of it, 32 of the warp at a time, in index order; all lanes take
-  // part, some with -inf.
+  // Calls visit(candidate) for this lane's part of them, 32 of the warp at a time, in index order. All lanes
+  // take part; some see -inf.
   template <typename Visit>
   __device__ __forceinline__ void for_each(int lane, Visit visit) const {
-    constexpr int kAtOnce = 4;  // so that their loads overlap
+    constexpr int kAtOnce = 4;  // Several, so that their loads overlap.
 #pragma unroll 1
     for (int first = lane; first < count + lane; first += 32 * kAtOnce) {
       BufferedValue some[kAtOnce];

@@ -1,4 +1,4 @@
-// Phases of the streaming kernel that touch every candidate: count and list, and write the result.
+// The phases of the streaming kernel that touch every candidate: verify, and emit.
 #pragma once
 
 #include "core/exchange.cuh"
@@ -11,11 +11,12 @@
 
 namespace gvr_topk::streaming {
 
-// Added by each warp to what is listed when candidates are missing: more than all lists hold, and not so much
-// that the sum over a cluster wraps.
+// Each warp adds this to the listed count when its candidates are incomplete: more than all lists hold, and
+// so little that the sum over a cluster does not wrap.
 constexpr uint32_t kBufferWasFull = 1u << 20;
 
-// Counts the candidates above the bracket and lists those inside, here and then in every CTA.
+// Counts the candidates above the interval and lists those inside, here and then in every CTA. `meanwhile`
+// runs while the lists are on their way.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const KeyInterval& interval,
                                                 const CandidateBuffer& buffer, uint32_t parity,
@@ -44,8 +45,8 @@ __device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const 
   return exchange_lists(ctx, interval, parity, clock, meanwhile);
 }
 
-// Writes this CTA's selected positions, in ascending order, at their final place. `report` runs before that,
-// when all of the CTA have counted.
+// Writes this CTA's selected positions, in ascending order, at their final offsets. `report` runs before
+// that, when all warps of the CTA have counted.
 template <typename T, typename Report>
 __device__ __forceinline__ void emit_buffer(const RowContext<T>& ctx, const KeyInterval& interval,
                                             const ListedKeys& listed, const Threshold& threshold,
@@ -86,8 +87,8 @@ __device__ __forceinline__ void emit_buffer(const RowContext<T>& ctx, const KeyI
   });
 }
 
-// The last steps of a row whose bracket holds: the k-th key, the result, and what the next step starts from.
-// `of_nan`: what is infinity in the pool is NaN in the row.
+// Finishes a row whose k-th key lies in the interval: refine, emit, and the state for the next step.
+// `of_nan`: infinity in the buffer stands for NaN in the row.
 template <typename T>
 __device__ __forceinline__ void finish_row(const TopkParams& p, const LaunchTraits& traits,
                                            const RowJob<T>& job, const KeyInterval& interval,
@@ -111,13 +112,13 @@ __device__ __forceinline__ void finish_row(const TopkParams& p, const LaunchTrai
   clock.stamp();
 }
 
-// A plateau inside the bracket may be most of the row; not of one that is masked nearly everywhere, nor one
-// of infinities.
+// Whether ties of the tie key may be most of the row. They are not in a row that is masked nearly everywhere,
+// nor in one of infinities.
 __device__ __forceinline__ bool may_be_dense(const KeyInterval& interval) {
   return interval.tie_key() != kAbsentKey && interval.lo != kLeastFiniteKey && interval.lo != kPosInfKey;
 }
 
-// The rings of all warps, and behind them the store of what is kept.
+// The rings of all warps follow the list, and the candidate buffer follows them.
 template <typename T>
 __device__ __forceinline__ unsigned char* pipeline_storage(const RowContext<T>& ctx,
                                                            const LaunchTraits& traits) {

@@ -1,12 +1,23 @@
-// Rows longer than a cluster's registers stream through shared memory once. What is at or above the
-// bracket's lower end stays behind, in index order, so that the rest of the work is on some hundred
-// elements of a CTA.
+// Selects the top k of rows longer than a cluster's registers: the row streams once through shared memory,
+// and some hundred candidates per CTA stay behind.
 //
-// Like the resident kernel, this one holds the usual way only. Where the bracket fails
-// `resolve_miss_streaming` looks at what was kept, and streams the row once more if that is not enough;
-// `radix_fallback` takes the rest: rows whose candidates are too many, and plateaus inside the bracket.
+// Grid: rows * ctas CTAs of 512 threads, in clusters of `ctas` along x; cluster r works on row r. Rows are
+// aligned; others go to the fallback kernel.
 //
-// Rows that are not aligned do not come here, but to the general kernel.
+// Phases:
+//   guess    an interval of keys that is believed to hold the k-th, from the state that the last step left,
+//   from
+//            the hint, or from a sample of the row (core/guess.cuh);
+//   collect  each warp streams its part of the row and keeps, in index order, what is at or above the
+//   interval's
+//            lower end (streaming/async_pipeline.cuh, streaming/candidate_buffer.cuh);
+//   verify   candidates are counted above the interval and listed inside; one exchange joins the CTAs;
+//   refine   the exact k-th key out of the listed ones (core/select.cuh);
+//   emit     each CTA writes its selected positions, and one thread the state for the next step.
+//
+// The code inline in this kernel is that of an interval that holds the k-th key. Where it misses,
+// streaming/resolve_miss.cuh works on the buffered candidates, and streams the row once more if they are not
+// enough; `radix_fallback` takes the rest.
 #pragma once
 
 #include <algorithm>
@@ -25,12 +36,11 @@ inline size_t streaming_bytes(const LaunchTraits& traits, const SmemLayout& layo
                   fixed_bytes(traits.list_capacity(), kRingDepth) + layout.buffer_chunks * kChunkBytes);
 }
 
-// `kProbes`: as in the resident kernel.
+// `kProbes`: probes of the row by each thread, for the sample.
 template <typename T, int kProbes, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, 1)
     streaming_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p,
                    const __grid_constant__ SmemLayout layout) {
-  extern __shared__ __align__(128) unsigned char storage[];
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, false>();
   ptx::grid_take_over();
   RowJob<T> job(p, traits, layout, storage);
@@ -39,9 +49,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
   StepState state = job.load_state_early(p, traits);
-  __syncwarp();  // or they would be asked for behind what comes now
-  // The pool's store is not used before the row is sifted.
-  RowProbe<T, kProbes> ahead(ctx, traits, reinterpret_cast<uint4*>(buffer_storage(ctx, traits)));
+  __syncwarp();  // Without it the compiler issues the loads of the state behind those of the sample.
+  // Second probes land in the candidate buffer, which is not used before the row is filtered.
+  RowProbe<T, kProbes> probe(ctx, traits, reinterpret_cast<uint4*>(buffer_storage(ctx, traits)));
   job.load_state_late(p, traits, state);
   prepare_exchange(ctx);
   if (ctx.thread == 0) sm.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
@@ -52,9 +62,10 @@ __global__ void __launch_bounds__(kThreads, 1)
                                !traits.has(LaunchTraits::kReadsState));
     return;
   }
-  if (ctx.row.n <= p.width >> 2) {  // few of the places looked at lie in the row
+  // In a row much shorter than its buffer, few of the probed positions lie in the row: they are chosen again.
+  if (ctx.row.n <= p.width >> 2) {
     ptx::wait_copies<0>();
-    ahead.fetch(ctx, traits);
+    probe.fetch(ctx, traits);
   }
 
   const AsyncPipeline<T> pipeline = make_pipeline(ctx, traits);
@@ -64,35 +75,38 @@ __global__ void __launch_bounds__(kThreads, 1)
     for (int tile = first; tile < last; ++tile) producer.fetch(pipeline, tile * AsyncPipeline<T>::kTileBytes);
   };
   fetch(0, 1);
+
+  // Guess. The sample is waited for before the ring is filled: behind that it would wait for megabytes.
   Moments moments;
   KeyInterval interval;
-  // A sample first: behind all that the ring can hold it would wait for megabytes.
   if (traits.has(LaunchTraits::kReadsState)) {
     fetch(1, kRingDepth);
     ptx::wait_copies<kRingDepth>();
     job.publish_state(p, traits, state);
-    moments = Moments(ctx, ahead);  // behind whose barrier all have it
+    moments = Moments(ctx, probe);  // Its barrier publishes the state, too.
     state = sm.facts.state;
     if (ctx.ctas > 1) ptx::cluster_wait();
     interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
   } else {
-    const RowSampler sampling = sampling_of(ctx, traits, ahead);
+    const RowSampler sampling = sampling_of(ctx, traits, probe);
     ptx::wait_copies<1>();
     if (ctx.ctas > 1) ptx::cluster_wait();
-    interval = guess_unfed(ctx, traits, ahead, sampling, [&] { fetch(1, kRingDepth); });
+    interval = guess_without_state(ctx, traits, probe, sampling, [&] { fetch(1, kRingDepth); });
   }
   const uint32_t source = interval.source;
   clock.stamp();
 
+  // Collect. An interval that may be dense is left to `radix_fallback`, but only once all CTAs agree on it.
   CandidateBuffer buffer = make_buffer(ctx, traits, layout);
   buffer.claim_share(ctx.lane);
-  // That is for `radix_fallback`, but only once all CTAs are known to agree.
   buffer.full = may_be_dense(interval);
   if (buffer.full) {
     ptx::wait_copies<0>();
   } else {
     filter_row(ctx, pipeline, producer, interval.low(), buffer);
   }
+
+  // Verify.
   OutputWriter output;
   StepState* next = nullptr;
   const CountResult result = exchange(ctx, interval, buffer, 0, clock, [&] {
@@ -101,6 +115,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     next = job.next_state_slot(p, traits, output);
     if (traits.has(LaunchTraits::kWritesState)) ptx::keep(next);
   });
+
+  // Refine and emit.
   if (result.complete) {
     finish_row(p, traits, job, interval, result, buffer, moments, source, 1, 0, output, next, clock);
   } else if (result.agreed) {

@@ -1,6 +1,8 @@
-// Rows whose k-th value is -inf: all that is greater was buffered, and of the rest the smallest positions
-// fill up what is missing to k. They are not buffered, but what is buffered says where they are: up to some
-// position, which is less than k, everything is selected, and from there on all that is buffered.
+// Rows whose k-th value is -inf: everything greater is buffered and selected, and the smallest other
+// positions fill up the k places.
+//
+// Those others are not buffered, but the candidates tell where they are: up to some position, which is less
+// than k, everything is selected, and from there on exactly the candidates are.
 #pragma once
 
 #include "core/output_writer.cuh"
@@ -10,8 +12,8 @@
 
 namespace gvr_topk::streaming {
 
-// Finds, in the block whose part of the row begins with it, the position up to which everything is selected:
-// behind the `tie_quota`-th of those that are not buffered.
+// Finds the position up to which everything is selected: just behind the `tie_quota`-th element that is not a
+// candidate. Only the block whose part of the row comes first calls this.
 template <typename T>
 __device__ __forceinline__ int end_of_all(const RowContext<T>& ctx, const CandidateBuffer& buffer,
                                           uint32_t tie_quota) {
@@ -38,7 +40,8 @@ __device__ __forceinline__ int end_of_all(const RowContext<T>& ctx, const Candid
   return static_cast<int>(sm.over_range);
 }
 
-// `result` is of a bracket that begins with the least finite value: less than k elements are at or above it.
+// `result` belongs to an interval that begins with the least finite value: less than k elements are at or
+// above it.
 template <typename T>
 __device__ __forceinline__ void emit_masked(const RowContext<T>& ctx, const CandidateBuffer& buffer,
                                             const CountResult& result, const OutputWriter& output) {

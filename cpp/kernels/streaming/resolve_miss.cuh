@@ -1,4 +1,4 @@
-// What the streaming kernel does where the guessed interval does not hold the k-th key.
+// What the streaming kernel does where the guessed interval has missed.
 #pragma once
 
 #include "core/radix_select.cuh"
@@ -9,9 +9,9 @@
 
 namespace gvr_topk::streaming {
 
-// A row whose bracket has missed. As long as all candidates of the cluster were kept, what lies above the
-// bracket's lower end is known: radix rounds over them, then an exchange that is certain to hold. If the k-th
-// key lies further down, the row is read again, from a lower bracket.
+// Finishes such a row. If all candidates of the cluster were buffered, everything at or above the interval's
+// lower end is known: radix rounds over the candidates find an interval that holds the k-th key, and one
+// exchange follows. If the k-th key lies further down, the row is streamed again, with a lower interval.
 template <typename T>
 __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const LaunchTraits& traits,
                                                     const SmemLayout& layout, unsigned char* storage,
@@ -89,14 +89,14 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
                  output, next, clock, of_nan);
       return;
     }
-    // CTAs that have sampled a row while it was overwritten go by different brackets.
+    // CTAs that sample a row while it is overwritten use different intervals.
     if (is_buffered || !result.agreed) break;
     restart_counts(ctx);
   }
-  // A plateau inside the bracket, or more than could be kept: every element is looked at again.
+  // Ties of the tie key are too many, or candidates are: every element is looked at again.
   const KeyInterval everything = KeyInterval::everything();
   const bool try_it = result.agreed && interval.tie_key() != kAbsentKey;
-  __syncthreads();  // the pool's memory is used anew
+  __syncthreads();  // The memory of the buffer is used for other things now.
   fallback::radix_fallback<T>(
       p, traits, layout, storage,
       fallback::FallbackState{try_it ? fallback::FallbackStage::kGuess : fallback::FallbackStage::kRadix,
