@@ -8,13 +8,14 @@
 
 namespace gvr_topk {
 
-// `z_score` also tells the kinds of state apart (gvr_topk/params.h has the numbers):
-// - kStateZScoreOrigin plus the z-score of the k-th value in a sample of the row; `value` is valid as well.
-// - kStateValueOnly: `value` alone is valid.
-// - kStateInfinite, kStateMasked: the k-th value was +inf or NaN, or it was -inf.
-// - kStateUnknown: nothing is known.
-// - Other negative numbers are packed windows of short rows (small_row/value_window.cuh).
-// - From 0 to 1 it is the share of hinted values that were at or above the k-th value (paper_gvr).
+// `z_score` also tells the kinds of state apart:
+// - 48 to 80: kZScoreOrigin plus the z-score of the k-th value in a sample of the row; `value` is valid too.
+// - kValueOnly: only `value` is valid.
+// - kInfinite: the k-th value was infinity or NaN.
+// - kMasked: the k-th value was -inf.
+// - 0 to 1: the share of hinted values that were at or above the k-th value.
+// - kNoState: nothing is known.
+// - Other negative numbers: the packed window of a short row (small_row/value_window.cuh).
 struct alignas(16) StepState {
   float z_score;
   float value;             // the k-th value that the next step expects

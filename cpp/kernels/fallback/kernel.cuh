@@ -4,11 +4,13 @@
 // Grid: rows * ctas CTAs of 512 threads, in clusters of `ctas` along x; cluster r works on row r.
 //
 // Phases:
-//   guess    an interval of keys that is believed to hold the k-th, from the hint or from a sample of the
-//   row; verify   every element is compared with it, counted above and listed inside; one exchange joins the
-//   CTAs; collect  each CTA keeps the positions of its candidates, in index order (fallback/verify.cuh);
-//   refine   the exact k-th key out of the listed ones (core/select.cuh);
-//   emit     each CTA writes its selected positions (fallback/emit.cuh).
+// - guess: an interval of keys that is believed to hold the k-th, from the hint or from a sample of the
+//   row;
+// - verify: every element is compared with it, counted above and listed inside; one exchange joins the
+//   CTAs;
+// - collect: each CTA keeps the positions of its candidates, in index order (fallback/verify.cuh);
+// - refine: the exact k-th key is found among the listed ones (core/select.cuh);
+// - emit: each CTA writes its selected positions (fallback/emit.cuh).
 //
 // An interval that misses is moved once, and then radix rounds decide (fallback/radix_fallback.cuh). The
 // result never depends on the guess.

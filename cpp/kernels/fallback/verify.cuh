@@ -68,7 +68,7 @@ __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInte
 template <typename T>
 __device__ __forceinline__ uint32_t scan_tiles(const RowContext<T>& ctx) {
   Shared& sm = *ctx.shared;
-  static_assert(kMaxSteps * kWarps <= 4 * kThreads, "four words per thread");
+  static_assert(kMaxSteps * kWarps <= 4 * kThreads, "four tiles per thread");
   ushort4& mine = reinterpret_cast<ushort4*>(sm.tile_candidates)[ctx.thread];
   const ushort4 count = 4 * ctx.thread < ctx.steps * kWarps ? mine : make_ushort4(0, 0, 0, 0);
   const uint32_t sum = count.x + count.y + count.z + count.w;

@@ -4,11 +4,11 @@
 // Grid: one CTA of 512 threads per row.
 //
 // Phases (paper, section 4.2):
-//   guess    a first threshold from the hinted values of this row (paper_gvr/guess.cuh);
-//   verify   counting passes over the row, until between k and 6144 elements reach the threshold
-//            (paper_gvr/verify.cuh); a pass leaves one bit per element;
-//   collect  the positions of those elements, in index order (paper_gvr/collect.cuh);
-//   refine   the exact k-th value among them, and the selection (paper_gvr/refine.cuh).
+// - guess: a first threshold comes from the hinted values of this row (paper_gvr/guess.cuh);
+// - verify: passes over the row count, until between k and 6144 elements reach the threshold
+//   (paper_gvr/verify.cuh). A pass leaves one bit per element;
+// - collect: the positions of those elements are collected in index order (paper_gvr/collect.cuh);
+// - refine: the exact k-th value among them is found, and the selection written (paper_gvr/refine.cuh).
 //
 // Rows whose search float arithmetic does not settle take radix rounds, as a cluster of one.
 #pragma once

@@ -13,8 +13,8 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return r;
 }
 
-// Arrive and wait are separate so that work can stand between them. Both want converged warps, and
-// __syncwarp does not promise it after a branch that some lanes took: a block barrier does.
+// Arrive and wait are separate so that work can stand between them. Both need converged warps, which
+// __syncwarp does not promise after a branch that some lanes took; a block barrier does.
 __device__ __forceinline__ void cluster_arrive() {
   GVR_CHAOS_POINT();
   __syncwarp();
@@ -22,7 +22,7 @@ __device__ __forceinline__ void cluster_arrive() {
   GVR_CHAOS_POINT();
 }
 
-// Arrival that publishes nothing, and so waits for no store or load; of warps that need not be converged.
+// An arrival that publishes nothing, and so waits for no store or load. Warps need not be converged.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   GVR_CHAOS_POINT();
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
@@ -48,15 +48,15 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t shared, uint32_t rank) 
   return r;
 }
 
-// A barrier in shared memory that counts arrivals and the bytes they announce. Stores that carry it
-// need no fence: whoever waits for it sees them.
+// Initializes a transaction barrier in shared memory, which counts arrivals and expected bytes. Stores that
+// name it need no fence: whoever waits for the barrier sees them.
 __device__ __forceinline__ void barrier_init(uint32_t address, uint32_t arrivals) {
   GVR_CHAOS_POINT();
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives at a mailbox of any CTA of the cluster and announces that many bytes.
+// Arrives at the transaction barrier of any CTA of the cluster, and makes it expect that many bytes.
 __device__ __forceinline__ void barrier_expect_tx(uint32_t remote, uint32_t bytes) {
   GVR_CHAOS_POINT();
   asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(remote),

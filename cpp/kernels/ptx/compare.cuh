@@ -1,14 +1,14 @@
-// Comparisons in assembly, where the compiler takes an instruction too many.
+// Comparisons in assembly, where the compiler would take an instruction more.
 //
-// What comes of them is added up in floating point: comparisons and integer additions wait for the same
-// pipe, which takes two cycles for each, and additions of floats for another.
+// Their results are added up in floating point: comparisons and integer additions share a pipe that takes two
+// cycles for each, and additions of floats use another.
 #pragma once
 
 #include <cstdint>
 
 namespace gvr_topk::ptx {
 
-// Small numbers added to this one are the last bits of the sum.
+// 2^23: the sum of this and small integers has them in its lowest bits.
 constexpr float kIntegerBase = 8388608.0f;
 
 __device__ __forceinline__ uint32_t integer_of_sum(float sum) {
@@ -28,14 +28,14 @@ __device__ __forceinline__ void count_if_greater(float& count, uint64_t a, uint6
       : "l"(a), "l"(b));
 }
 
-// Adds `set_bit`, a power of two, to `sum` unless x < bound; so also where x is NaN.
+// Adds `bit`, a power of two, to `sum` unless x < bound; so it does where x is NaN.
 __device__ __forceinline__ void set_bit_unless_less(float& sum, float x, float bound, float bit) {
   asm("{\n .reg .pred p;\n setp.geu.f32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
       : "+f"(sum)
       : "f"(x), "f"(bound), "f"(bit));
 }
 
-// The same unless x <= bound, or if x == bound.
+// Adds `bit` unless x <= bound; so it does where x is NaN.
 __device__ __forceinline__ void set_bit_unless_at_most(float& sum, float x, float bound, float bit) {
   asm("{\n .reg .pred p;\n setp.gtu.f32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
       : "+f"(sum)
@@ -48,7 +48,7 @@ __device__ __forceinline__ void set_bit_if_equal(float& sum, float x, float boun
       : "f"(x), "f"(bound), "f"(bit));
 }
 
-// The same if x > bound, or if x <= bound.
+// Adds `bit` if x > bound, as unsigned integers.
 __device__ __forceinline__ void set_bit_if_greater(float& sum, uint32_t x, uint32_t bound, float bit) {
   asm("{\n .reg .pred p;\n setp.gt.u32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
       : "+f"(sum)
@@ -61,7 +61,7 @@ __device__ __forceinline__ void set_bit_if_at_most(float& sum, uint32_t x, uint3
       : "r"(x), "r"(bound), "f"(bit));
 }
 
-// BitAccumulator of 16 elements, those of neighbouring vectors apart, for shorter chains.
+// A bit for each of 16 elements. The bits of neighbouring vectors have sums of their own, for shorter chains.
 struct BitAccumulator {
   float sums[2] = {kIntegerBase, kIntegerBase};
 

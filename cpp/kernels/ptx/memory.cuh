@@ -16,92 +16,92 @@ __device__ __forceinline__ uint4 load_streaming(const void* p) {
   return v;
 }
 
-// The same, kOffset bytes further on, if `place` is less than `end`; or else `v` is anything.
+// Loads likewise, kOffset bytes further on, if index < end; otherwise `v` is undefined.
 template <int kOffset>
-__device__ __forceinline__ void load_streaming_before(int place, int end, uint4& v, const void* p) {
+__device__ __forceinline__ void load_streaming_before(int index, int end, uint4& v, const void* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.lt.s32 p, %4, %5;\n"
       " @p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%6 + %7];\n}"
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-      : "r"(place), "r"(end), "l"(p), "n"(kOffset));
+      : "r"(index), "r"(end), "l"(p), "n"(kOffset));
 }
 
-// 4, 8 or 16 bytes under a predicate, where a branch would make the compiler move, and so wait for, what it
-// loads.
-__device__ __forceinline__ void load_if(bool requested, uint32_t (&word)[2], const void* p) {
+// Loads 4, 8 or 16 bytes under a predicate. A branch would make the compiler move the loads, and so wait for
+// them.
+__device__ __forceinline__ void load_if(bool condition, uint32_t (&word)[2], const void* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %2, 0;\n"
       " @p ld.global.v2.u32 {%0, %1}, [%3];\n}"
       : "+r"(word[0]), "+r"(word[1])
-      : "r"(static_cast<uint32_t>(requested)), "l"(p)
+      : "r"(static_cast<uint32_t>(condition)), "l"(p)
       : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool requested, float& value, const float* p) {
+__device__ __forceinline__ void load_if(bool condition, float& value, const float* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %1, 0;\n"
       " @p ld.global.f32 %0, [%2];\n}"
       : "+f"(value)
-      : "r"(static_cast<uint32_t>(requested)), "l"(p)
+      : "r"(static_cast<uint32_t>(condition)), "l"(p)
       : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool requested, float4& value, const void* p) {
+__device__ __forceinline__ void load_if(bool condition, float4& value, const void* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %4, 0;\n"
       " @p ld.global.v4.f32 {%0, %1, %2, %3}, [%5];\n}"
       : "+f"(value.x), "+f"(value.y), "+f"(value.z), "+f"(value.w)
-      : "r"(static_cast<uint32_t>(requested)), "l"(p)
+      : "r"(static_cast<uint32_t>(condition)), "l"(p)
       : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool requested, int& value, const int32_t* p) {
+__device__ __forceinline__ void load_if(bool condition, int& value, const int32_t* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %1, 0;\n"
       " @p ld.global.s32 %0, [%2];\n}"
       : "+r"(value)
-      : "r"(static_cast<uint32_t>(requested)), "l"(p)
+      : "r"(static_cast<uint32_t>(condition)), "l"(p)
       : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool requested, uint32_t (&word)[4], const void* p) {
+__device__ __forceinline__ void load_if(bool condition, uint32_t (&word)[4], const void* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %4, 0;\n"
       " @p ld.global.v4.u32 {%0, %1, %2, %3}, [%5];\n}"
       : "+r"(word[0]), "+r"(word[1]), "+r"(word[2]), "+r"(word[3])
-      : "r"(static_cast<uint32_t>(requested)), "l"(p)
+      : "r"(static_cast<uint32_t>(condition)), "l"(p)
       : "memory");
 }
 
-// 16 bytes from global to shared memory without a register; they are there after the matching wait.
+// Copies 16 bytes from global to shared memory without a register. They are there after the matching wait.
 __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// The same, kOffset bytes further on at both ends, if `place` is less than `end`: what the compiler makes of
-// a condition and an address has instructions of its own for each.
+// Copies likewise, kOffset bytes further on at both ends, if index < end. The compiler would compute
+// condition and address anew for each copy.
 template <int kOffset>
-__device__ __forceinline__ void copy_async_before(int place, int end, uint32_t shared, const void* global) {
+__device__ __forceinline__ void copy_async_before(int index, int end, uint32_t shared, const void* global) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.lt.s32 p, %0, %1;\n"
-      " @p cp.async.cg.shared.global [%2 + %4], [%3 + %4], 16;\n}" ::"r"(place),
+      " @p cp.async.cg.shared.global [%2 + %4], [%3 + %4], 16;\n}" ::"r"(index),
       "r"(end), "r"(shared), "l"(global), "n"(kOffset)
       : "memory");
 }
 
-// 8 bytes likewise.
+// Copies 8 bytes likewise.
 __device__ __forceinline__ void copy_half_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// For what is read once: to be evicted from L2 before anything else.
+// The L2 policy for data that is read once: it is evicted before anything else.
 __device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -129,7 +129,7 @@ __device__ __forceinline__ void store_shared(uint32_t shared, const uint4& v) {
                : "memory");
 }
 
-// One element of 2 or 4 bytes.
+// Loads one element of 2 or 4 bytes.
 template <typename T>
 __device__ __forceinline__ T load_shared_element(uint32_t shared) {
   if constexpr (sizeof(T) == 4) {
@@ -167,32 +167,33 @@ __device__ __forceinline__ void wait_copies() {
   GVR_CHAOS_POINT();
 }
 
-// Stores to a pointer of which the compiler no longer knows where it leads.
+// Stores in assembly, so that the compiler assumes nothing about the pointer.
 __device__ __forceinline__ void store_global(int32_t* p, int32_t value) {
   asm volatile("st.global.s32 [%0], %1;" ::"l"(p), "r"(value) : "memory");
 }
 
-// Adds to shared memory for the calling lane alone. The compiler would add up over the warp first, and look
-// for the lanes that are there, did it know that all have one address: `zero` is `unknown_zero()`.
+// Adds to shared memory for the calling lane alone. If the compiler knew that all lanes have one address, it
+// would add up over the active lanes first: `zero` is `unknown_zero()`.
 __device__ __forceinline__ void add_shared(uint32_t& at, uint32_t value, uint32_t zero) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(&at)) + zero;
   asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
-// Adds one at an address that has been computed.
+// Adds one at a shared address.
 __device__ __forceinline__ void increment_shared(uint32_t address) {
   asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
 }
 
-// Stores under a predicate, where the compiler would branch: appends a value at `slot`, which moves on.
-__device__ __forceinline__ void append_if(uint32_t requested, uint32_t& slot, uint16_t value) {
+// Appends a value at the shared address `slot`, which moves on, if `condition` is not zero. The compiler
+// would branch.
+__device__ __forceinline__ void append_if(uint32_t condition, uint32_t& slot, uint16_t value) {
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.ne.u32 p, %1, 0;\n"
       " @p st.shared.u16 [%0], %2;\n"
       " @p add.u32 %0, %0, 2;\n}"
       : "+r"(slot)
-      : "r"(requested), "h"(value)
+      : "r"(condition), "h"(value)
       : "memory");
 }
 
@@ -202,13 +203,14 @@ __device__ __forceinline__ void grid_dependency_wait() {
   GVR_CHAOS_POINT();
 }
 
-// The next kernel may start: it waits for this one's end before it touches what this one writes.
+// Lets the next kernel start. It waits for this one's end before it touches what this one writes.
 __device__ __forceinline__ void grid_launch_dependents() {
   GVR_CHAOS_POINT();
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-// The kernel before has ended, and the next one may start: its launch is hidden behind this kernel.
+// Waits for the end of the kernel before, and lets the next one start, so that its launch is hidden behind
+// this kernel.
 __device__ __forceinline__ void grid_take_over() {
   grid_dependency_wait();
   grid_launch_dependents();

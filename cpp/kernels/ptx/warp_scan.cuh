@@ -1,13 +1,14 @@
 // Sums over the lanes of a warp.
 //
-// In assembly, because a shuffle says itself whether its source lane exists: one predicated addition a step.
+// They are in assembly because a shuffle itself says whether its source lane exists: a step is one predicated
+// addition.
 #pragma once
 
 #include <cstdint>
 
 namespace gvr_topk::ptx {
 
-// Sum of `value` over this lane and the lower ones.
+// The sum of `value` over this lane and the lower ones.
 __device__ __forceinline__ uint32_t inclusive_scan(uint32_t value) {
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
@@ -21,7 +22,7 @@ __device__ __forceinline__ uint32_t inclusive_scan(uint32_t value) {
   return value;
 }
 
-// Sums of each of several values over this lane and the higher ones.
+// Turns each of several values into its sum over this lane and the higher ones.
 template <int kValues>
 __device__ __forceinline__ void suffix_sums(uint32_t (&value)[kValues]) {
 #pragma unroll

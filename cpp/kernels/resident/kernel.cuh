@@ -4,13 +4,12 @@
 // Grid: rows * ctas CTAs of 512 threads, in clusters of 1 to 16 along x; cluster r works on row r.
 //
 // Phases:
-//   guess    an interval of keys that is believed to hold the k-th, from the state that the last step left,
-//   from
-//            the hint, or from a sample of the row (core/guess.cuh);
-//   verify   every element is compared with it in registers; one exchange tells all CTAs the counts;
-//   collect  elements inside the interval are listed, as keys, in every CTA (resident/count_and_emit.cuh);
-//   refine   the exact k-th key out of the listed ones (core/select.cuh);
-//   emit     each CTA writes its selected positions, and one thread the state for the next step.
+// - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
+//   from the hint, or from a sample of the row (core/guess.cuh);
+// - verify: every element is compared with it in registers, and one exchange tells all CTAs the counts;
+// - collect: elements inside the interval are listed, as keys, in every CTA (resident/count_and_emit.cuh);
+// - refine: the exact k-th key is found among the listed ones (core/select.cuh);
+// - emit: each CTA writes its selected positions, and one thread the state for the next step.
 //
 // The code inline in this kernel is that of an interval that holds the k-th key, and is kept short: time is
 // instructions issued and fetched at this size. Where intervals miss, resident/resolve_miss.cuh finds the

@@ -3,13 +3,14 @@
 // Grid: one CTA of 512 threads per row.
 //
 // Phases:
-//   guess    the state that the last step left is a window of values around its k-th value;
-//   verify   one round of even bins over that window leaves the k-th value alone with a few others
-//            (small_row/value_window.cuh); without a window, or where it misses, radix rounds over the keys
-//            find the k-th (small_row/key_rounds.cuh);
-//   refine   those few are compared with each other (small_row/partition.cuh);
-//   collect  selected positions are staged in shared memory, in ascending order
-//   (small_row/register_tile.cuh); emit     they are written, several at a time.
+// - guess: the state that the last step left is a window of values around its k-th value;
+// - verify: one round of even bins over that window leaves the k-th value alone with a few others
+//   (small_row/value_window.cuh). Without a window, or where it misses, radix rounds over the keys find the
+//   k-th (small_row/key_rounds.cuh);
+// - refine: those few are compared with each other (small_row/partition.cuh);
+// - collect: selected positions are staged in shared memory, in ascending order
+//   (small_row/register_tile.cuh);
+// - emit: they are written, several at a time.
 #pragma once
 
 #include "core/phase_clock.cuh"

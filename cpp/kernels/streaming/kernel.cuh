@@ -5,15 +5,13 @@
 // aligned; others go to the fallback kernel.
 //
 // Phases:
-//   guess    an interval of keys that is believed to hold the k-th, from the state that the last step left,
-//   from
-//            the hint, or from a sample of the row (core/guess.cuh);
-//   collect  each warp streams its part of the row and keeps, in index order, what is at or above the
-//   interval's
-//            lower end (streaming/async_pipeline.cuh, streaming/candidate_buffer.cuh);
-//   verify   candidates are counted above the interval and listed inside; one exchange joins the CTAs;
-//   refine   the exact k-th key out of the listed ones (core/select.cuh);
-//   emit     each CTA writes its selected positions, and one thread the state for the next step.
+// - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
+//   from the hint, or from a sample of the row (core/guess.cuh);
+// - collect: each warp streams its part of the row and keeps, in index order, what is at or above the
+//   interval's lower end (streaming/async_pipeline.cuh, streaming/candidate_buffer.cuh);
+// - verify: candidates are counted above the interval and listed inside, and one exchange joins the CTAs;
+// - refine: the exact k-th key is found among the listed ones (core/select.cuh);
+// - emit: each CTA writes its selected positions, and one thread the state for the next step.
 //
 // The code inline in this kernel is that of an interval that holds the k-th key. Where it misses,
 // streaming/resolve_miss.cuh works on the buffered candidates, and streams the row once more if they are not
