@@ -174,12 +174,12 @@ def implementations(
     return found, described
 
 
-def same_values(got: Tensor, want: Tensor, logits: Tensor) -> bool:
+def same_values(got: Tensor, wanted: Tensor, logits: Tensor) -> bool:
     """Whether two selections, ``[rows, k]``, are the same multiset of values at distinct positions.
 
     Positions of -1 stand for nothing and must be as many in both.
     """
-    got, want = got.to(torch.int64), want.to(torch.int64)
+    got, wanted = got.to(torch.int64), wanted.to(torch.int64)
     if bool(((got < -1) | (got >= logits.shape[1])).any()):
         return False
     order = torch.sort(got, dim=1).values
@@ -190,7 +190,7 @@ def same_values(got: Tensor, want: Tensor, logits: Tensor) -> bool:
         picked = order_key(logits.gather(1, positions.clamp(min=0)))
         return torch.sort(torch.where(positions >= 0, picked, -1), dim=1).values
 
-    return torch.equal(chosen(got), chosen(want))
+    return torch.equal(chosen(got), chosen(wanted))
 
 
 def oracle(chain: Chain) -> Tensor:

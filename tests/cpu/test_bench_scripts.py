@@ -701,6 +701,18 @@ class TestReadmeTable:
     def test_page_on_times_has_limits_and_what_was_reached(self, folder: Path) -> None:
         assert "| 70,690 x 1 | 4.00 | 8.0 |" in readme_table.performance()
 
+    def test_phases_of_both_versions_are_shown_alike(self) -> None:
+        older = json.loads((readme_table.RESULTS / "phase_timing.json").read_text())
+        names = {"single": "small_row", "gvr": "paper_gvr"}
+        results = [
+            {**result, "kernel": names.get(result["path"], result["path"]), "path": None}
+            for result in older["results"]
+        ]
+        for kernel, shown in readme_table.PHASES.items():
+            assert kernel in phase_timing.PHASES
+            both = (readme_table.phase_table(data, kernel, shown) for data in (older, {"results": results}))
+            assert len({tuple(lines) for lines in both}) == 1
+
     def test_fuzzing_is_that_of_the_commit_or_of_the_newest(self, folder: Path) -> None:
         assert [run["cases"] for run in readme_table.fuzz_of("abc")] == [100]
         assert [run["cases"] for run in readme_table.fuzz_of("unknown")] == [10]
