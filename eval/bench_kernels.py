@@ -9,11 +9,12 @@ carried from step to step (`eval.kernel_timing`). Every launch's answer is compa
 contract's oracle, after each timed replay; the others' by the multiset of the values they chose, after the
 last one. Outputs are poisoned before each replay. A time without an exact answer is marked and not compared.
 
-``hinted`` calls the op as the integrations do: ``row_slot``, ``guess_state`` and ``out`` given. ``no_hint``
-gets ``out`` alone, ``no_row_slot`` no slots, ``with_prior`` a ``prior`` too, ``pdl`` is ``hinted`` with
-programmatic dependent launches, and ``paper`` is the four-phase kernel, with a prior. Traces and rows that
-are hard on a hint are also timed launch by launch: events inside a graph stand between 1,000 launches, each
-is the median of three passes, and the worst one's distance from their mean is added to the figure without
+``hinted`` calls the op as the integrations do: ``row_slot``, ``out`` and a ``state`` without indices given.
+``no_hint`` gets ``out`` alone and estimates from the row, ``radix_rounds`` estimates nothing,
+``no_row_slot`` gets no slots, ``with_indices`` a state that keeps indices, ``pdl`` is ``hinted`` with
+programmatic dependent launches, and ``paper`` is the paper's kernel, with indices. Traces and rows that are
+hard on a hint are also timed launch by launch: events inside a graph stand between 1,000 launches, each is
+the median of three passes, and the worst one's distance from their mean is added to the figure without
 events, since an event takes time itself.
 
 The JSON is rewritten after each cell, so a run that is stopped keeps what it had; ``--resume`` goes on from
@@ -62,6 +63,7 @@ from eval.common.bench_report import (
     FLOOR,
     FORMAT,
     OURS,
+    READABLE,
     Index,
     checks,
     checks_table,
@@ -79,13 +81,15 @@ from eval.common.our_kernels import (
     NO_ROW_SLOT,
     PAPER,
     PDL,
+    RADIX_ROUNDS,
     VARIANTS,
-    WITH_PRIOR,
+    WITH_INDICES,
     prepare_ours,
     why_refused,
 )
 from eval.kernel_timing import Chain, ChainRun, Prepared
-from gvr_topk.contract import STATS_COLUMNS, exact_topk, order_key
+from gvr_topk.constants import StatsColumn
+from gvr_topk.contract import exact_topk, order_key
 
 REPLAYS = 9
 BUDGET_SECONDS = 0.1
@@ -109,10 +113,11 @@ METHOD = (
 )
 
 MEASURED: dict[str, tuple[str, ...]] = {
+    RADIX_ROUNDS: ("main", "trace", "mask", "adversarial", "v4"),
     NO_ROW_SLOT: ("main", "trace", "hint"),
-    WITH_PRIOR: ("main", "trace", "hint"),
+    WITH_INDICES: ("main", "trace", "hint"),
     PDL: ("main",),
-    PAPER: ("main", "trace", "layer"),
+    PAPER: ("main", "trace", "layer", "v4"),
 }
 """Groups in which an implementation is measured, for those that are not measured in all."""
 
@@ -169,12 +174,12 @@ def implementations(
     return found, described
 
 
-def same_values(got: Tensor, want: Tensor, logits: Tensor) -> bool:
+def same_values(got: Tensor, wanted: Tensor, logits: Tensor) -> bool:
     """Whether two selections, ``[rows, k]``, are the same multiset of values at distinct positions.
 
     Positions of -1 stand for nothing and must be as many in both.
     """
-    got, want = got.to(torch.int64), want.to(torch.int64)
+    got, wanted = got.to(torch.int64), wanted.to(torch.int64)
     if bool(((got < -1) | (got >= logits.shape[1])).any()):
         return False
     order = torch.sort(got, dim=1).values
@@ -185,7 +190,7 @@ def same_values(got: Tensor, want: Tensor, logits: Tensor) -> bool:
         picked = order_key(logits.gather(1, positions.clamp(min=0)))
         return torch.sort(torch.where(positions >= 0, picked, -1), dim=1).values
 
-    return torch.equal(chosen(got), chosen(want))
+    return torch.equal(chosen(got), chosen(wanted))
 
 
 def oracle(chain: Chain) -> Tensor:
@@ -305,10 +310,10 @@ class CellRun:
         width = self.chain.logits.shape[2]
         for first in range(self.chain.lead, self.chain.count, steps):
             part = slice(first, first + steps)
-            got, want = (
+            got, wanted = (
                 results[part].reshape(-1, self.chain.k) for results in (prepared.results, self.expected)
             )
-            if not same_values(got, want, self.chain.logits[part].reshape(-1, width)):
+            if not same_values(got, wanted, self.chain.logits[part].reshape(-1, width)):
                 return False
         return True
 
@@ -319,9 +324,9 @@ class CellRun:
         run.restore()
         of_steps = [run.prepared.statistics(step) for step in self.chain.timed]
         figures = torch.cat(of_steps).float()
-        means = dict(zip(STATS_COLUMNS, figures.mean(dim=0).tolist(), strict=True))
-        for name in ("guess_hit", "passes"):
-            result[name] = round(means[name], 4)
+        means = figures.mean(dim=0).tolist()
+        for column in (StatsColumn.GUESS_HIT, StatsColumn.PASSES):
+            result[column.name.lower()] = round(means[column], 4)
 
     def floor(self) -> dict[str, Any]:
         """Time to read the rows and do nothing else."""
@@ -379,8 +384,8 @@ def report(data: dict[str, Any], console: Console) -> None:
     console.print(checks_table(checks(index)))
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a result file.
+def load(path: Path, formats: Sequence[str] = READABLE) -> dict[str, Any]:
+    """Read a result file of one of some formats.
 
     Raises
     ------
@@ -392,8 +397,8 @@ def load(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{path}: {error}") from error
     got = data.get("format") if isinstance(data, dict) else None
-    if got != FORMAT:
-        raise typer.BadParameter(f"{path}: want format {FORMAT!r}, got {got!r}")
+    if got not in formats:
+        raise typer.BadParameter(f"{path}: wanted format {FORMAT!r}, got {got!r}")
     return dict(data)
 
 
@@ -411,7 +416,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("bench_kernels.json"),
     only: Annotated[str, typer.Option(help=f"Implementations, comma-separated, of {', '.join(ALL)}.")] = "",
     groups: Annotated[
-        str, typer.Option(help="main, trace, engine, scale, mask, layer, hint, adversarial, k, dtype.")
+        str, typer.Option(help="main, trace, engine, scale, mask, layer, hint, adversarial, k, v4, dtype.")
     ] = "",
     cells: Annotated[str, typer.Option(help="Regular expression on cell keys, such as 'n70690 b1 '.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Our own limits' cells, and no baselines.")] = False,
@@ -430,14 +435,14 @@ def main(
         report(load(show), console)
         return
     if not torch.cuda.is_available():
-        raise typer.BadParameter("want a CUDA device, got none")
+        raise typer.BadParameter("wanted a CUDA device, got none")
     names = [name for name in only.split(",") if name] or list(QUICK if quick else (*ALL, FLOOR))
     if unknown := set(names) - {*ALL, FLOOR}:
         raise typer.BadParameter(f"--only: no implementation {', '.join(sorted(unknown))}")
     started = time.monotonic()
     data: dict[str, Any] = {"format": FORMAT, "method": METHOD, "runs": [], "cells": {}, "results": []}
     if resume is not None:
-        data |= {name: value for name, value in load(resume).items() if name in data}
+        data |= {name: value for name, value in load(resume, (FORMAT,)).items() if name in data}
     data["results"] = [result for result in data["results"] if not _failed(result)]
     done = {(result["cell"], result["impl"]) for result in data["results"]}
     sources = load_sources(traces)
@@ -448,7 +453,7 @@ def main(
     data["runs"].append(
         {
             "machine": describe_machine(commit),
-            "hinted": list(VARIANTS[HINTED].arguments),
+            **{name: list(VARIANTS[name].arguments) for name in (HINTED, NO_HINT)},
             "baselines": described,
             "sets_in_20_runs": repeatability(found),
         }

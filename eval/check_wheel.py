@@ -35,15 +35,15 @@ TORCH_RELEASES = ("2.9.1", "2.11.0", "2.13.0")
 
 STARTUP = "import sys; assert not {'torch', 'numpy', 'gvr_topk'} & set(sys.modules), sorted(sys.modules)"
 PROGRAM = """
-import json, torch, gvr_topk, gvr_topk.gate
+import json, torch, gvr_topk, gvr_topk.policy
 status = gvr_topk.library_status()
 cuda = torch._C._dispatch_has_kernel_for_dispatch_key("gvr_topk::indexer_topk_decode", "CUDA")
 scores = torch.tensor([[0.5, 3.0, float("nan"), 3.0, 3.0], [1.0, 2.0, 0.0, 9.0, 9.0]])
 lengths = torch.tensor([5, 3], dtype=torch.int32)
-prior = torch.zeros(2, 2, dtype=torch.int32)
-chosen = gvr_topk.indexer_topk_decode(scores, lengths, 2, prior=prior).tolist()
-assert chosen == prior.tolist() == [[1, 2], [0, 1]], chosen
-assert gvr_topk.gate.can_use_heuristic(length=1 << 17, k=2048).allowed
+state = gvr_topk.TopkState(2, 2)
+chosen = gvr_topk.indexer_topk_decode(scores, lengths, 2, state=state).tolist()
+assert chosen == state.indices.tolist() == [[1, 2], [0, 1]], chosen
+assert gvr_topk.policy.can_use_heuristic(length=1 << 17, k=2048).allowed
 print(json.dumps({
     "version": torch.__version__,
     "library": status.reason,

@@ -4,10 +4,10 @@
     python -m eval fuzz --seed 1 --only 12345    # the case that a mismatch names, alone
     python -m eval fuzz --seconds 600 --beside all
 
-Each case runs on poisoned outputs with guard columns. Compared are the result, bit for bit; the positions
-written back as the next hint, and every slot that must not be written; the translation through a page
-table; and a second call, which finds the first one's hints. On the CPU, whose implementation the oracle
-is, a sort in NumPy takes the oracle's place.
+Each case runs on poisoned outputs with guard columns. Compared are the result, bit for bit; how many items
+each row has; the positions that the state keeps, and every slot that must not be written; the translation
+through a page table; and a second call, which finds the first one's state. On the CPU, whose implementation
+the oracle is, a sort in NumPy takes the oracle's place.
 
 With ``--beside`` a neighbour of `eval.common.stress_neighbours` works on another stream during each call;
 several take turns.
@@ -46,10 +46,13 @@ from eval.common.machine import describe_machine, write_json
 from eval.common.stress_cases import CONFIGURATIONS
 from eval.common.stress_library import StressError
 from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
-from gvr_topk.contract import MASKED, STATS_COLUMNS, exact_topk
-from gvr_topk.contract import PATHS as PATH_NAMES
+from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments
+from gvr_topk.constants import STATE_MASKED, HintReason, StatsColumn
+from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.ops import indexer_topk_decode, to_slots
+from gvr_topk.ops import launch
+from gvr_topk.policy import parse_path
+from gvr_topk.state import TopkState
 
 ELEMENTS = {"cuda": 1 << 22, "cpu": 1 << 15}
 """Scores of the largest case."""
@@ -71,7 +74,7 @@ def check_case(
     case : Case
     device : str
     repeat : bool
-        Call it a second time, with the hints of the first.
+        Call it a second time, with the state of the first.
     beside : Neighbour, optional
         Is at work during each call.
 
@@ -87,89 +90,99 @@ def check_case(
     """
     oracle: Oracle = sorted_topk if device == "cpu" else exact_topk
     problem = make_problem(case, device, oracle)
-    prior_before = None if problem.prior is None else problem.prior.clone()
-    guess_before = None if problem.guess_state is None else problem.guess_state.clone()
+    before = None
+    if problem.state is not None:
+        indices = problem.state.indices
+        before = TopkState.of(
+            problem.state.words.clone(), None if indices is None else indices.clone(), case.k
+        )
     stats = None
     for call in ("first call", "second call")[: 1 + repeat]:
         if beside is not None:
             beside.feed()
-        out, stats = _call(case, problem)
-        want = problem.want
-        if problem.page_table is not None:
-            want = to_slots(want, problem.page_table, case.page_size, case.next_n)
-        _same(f"{call}: result", out[:, : case.k], want)
-        if not bool((out[:, case.k :] == POISON).all()):
-            raise Mismatch(f"{call}: wrote past column k")
-        if problem.prior is not None or problem.guess_state is not None:
-            _check_written(call, case, problem, prior_before, guess_before)
-        if stats is not None and not set(stats[:, 0].tolist()) <= set(PATH_NAMES):
-            raise Mismatch(f"{call}: stats: unknown path in {stats[:, 0].tolist()}")
+        arguments = _arguments(case, problem)
+        launch(arguments)
+        stats = arguments.stats
+        results = {"result": (arguments.out, problem.wanted)}
+        if arguments.slots is not None:
+            results["slots"] = (arguments.slots, problem.wanted_slots(case))
+        elif problem.page_table is not None:
+            results["result"] = (arguments.out, problem.wanted_slots(case))
+        for name, (got, wanted) in results.items():
+            _same(f"{call}: {name}", got[:, : case.k], wanted)
+            if not bool((got[:, case.k :] == POISON).all()):
+                raise Mismatch(f"{call}: {name}: wrote past column k")
+        if arguments.counts is not None:
+            _same(f"{call}: counts", arguments.counts, problem.visible.clamp(0, case.k).to(torch.int32))
+        if problem.state is not None and before is not None:
+            _check_state(call, case, problem, problem.state, before)
+        if stats is not None and not set(stats[:, StatsColumn.REASON].tolist()) <= set(HintReason):
+            raise Mismatch(f"{call}: stats: unknown reason in {stats[:, StatsColumn.REASON].tolist()}")
     return stats
 
 
-def _call(case: Case, problem: Problem) -> tuple[Tensor, Tensor | None]:
+def _arguments(case: Case, problem: Problem) -> Arguments:
+    """The call, on poisoned outputs."""
     device = problem.logits.device
-    out = torch.full((case.rows, case.k + GUARD_COLUMNS), POISON, dtype=torch.int32, device=device)
-    stats = None
-    if case.stats:
-        stats = torch.full((case.rows, len(STATS_COLUMNS)), POISON, dtype=torch.int32, device=device)
-    indexer_topk_decode(
-        problem.logits,
-        problem.seq_lens,
-        case.k,
-        next_n=case.next_n,
-        out=out,
-        prior=problem.prior,
+
+    def poisoned(*shape: int) -> Tensor:
+        return torch.full(shape, POISON, dtype=torch.int32, device=device)
+
+    state = problem.state
+    return Arguments(
+        logits=problem.logits,
+        seq_lens=problem.seq_lens,
+        out=poisoned(case.rows, case.k + GUARD_COLUMNS),
         row_slot=problem.row_slot,
-        prior_offset=case.offset,
-        guess_state=problem.guess_state,
-        stats=stats,
+        state=None if state is None else state.words,
+        indices=None if state is None else state.indices,
+        counts=poisoned(case.rows) if case.counts else None,
         page_table=problem.page_table,
+        slots=poisoned(case.rows, case.k + GUARD_COLUMNS) if case.cache_slots else None,
+        stats=poisoned(case.rows, len(StatsColumn)) if case.stats else None,
+        phase_clocks=None,
+        k=case.k,
+        next_n=case.next_n,
         page_size=case.page_size,
-        path=case.path,
+        path=parse_path(case.path),
+        flags=FLAG_QUANTILE_GUESS * case.quantile_guess + FLAG_PDL * case.pdl,
+        hint_offset=case.offset,
         ctas_per_row=case.ctas_per_row,
-        quantile_guess=case.quantile_guess,
-        pdl=case.pdl,
     )
-    return out, stats
 
 
-def _check_written(
-    call: str, case: Case, problem: Problem, prior_before: Tensor | None, guess_before: Tensor | None
-) -> None:
+def _check_state(call: str, case: Case, problem: Problem, state: TopkState, before: TopkState) -> None:
     """The last row of each request writes its slot; nothing else is written."""
     writers = problem.written_slots(case.next_n)
-    if problem.prior is not None and prior_before is not None:
-        want = prior_before.clone()
+    if state.indices is not None and before.indices is not None:
+        wanted = before.indices.clone()
         for slot, row in writers.items():
-            want[slot] = problem.want[row]
-        _same(f"{call}: prior", problem.prior, want)
-    if problem.guess_state is None or guess_before is None:
-        return
+            wanted[slot] = problem.wanted[row]
+        _same(f"{call}: indices", state.indices, wanted)
     # As bits: what other slots hold may be any NaN.
-    untouched = torch.ones(len(guess_before), dtype=torch.bool, device=guess_before.device)
+    untouched = torch.ones(state.slots, dtype=torch.bool, device=state.words.device)
     untouched[list(writers)] = False
-    kept, before = (state[untouched].view(torch.int32) for state in (problem.guess_state, guess_before))
-    _same(f"{call}: guess_state of other slots", kept, before)
-    # The four-phase kernel leaves nothing where it is given no prior.
-    if problem.prior is None and case.path == "gvr":
+    kept, old = (words[untouched].view(torch.int32) for words in (state.words, before.words))
+    _same(f"{call}: words of other slots", kept, old)
+    # The paper's kernel leaves nothing where the state keeps no indices.
+    if state.indices is None and case.path == "paper_gvr":
         return
-    kinds, visible = problem.guess_state[:, 0].tolist(), problem.visible.tolist()
+    kinds, visible = state.words[:, 0].tolist(), problem.visible.tolist()
     for slot, row in writers.items():
-        if visible[row] > case.k and not -math.inf < kinds[slot] <= MASKED:
+        if visible[row] > case.k and not -math.inf < kinds[slot] <= STATE_MASKED:
             raise Mismatch(
-                f"{call}: guess_state: slot {slot}: wanted a number up to {MASKED} first, got {kinds[slot]}"
+                f"{call}: words: slot {slot}: wanted a number up to {STATE_MASKED} first, got {kinds[slot]}"
             )
 
 
-def _same(what: str, got: Tensor, want: Tensor) -> None:
-    if torch.equal(got, want):
+def _same(what: str, got: Tensor, wanted: Tensor) -> None:
+    if torch.equal(got, wanted):
         return
-    wrong = (got != want).nonzero()
+    wrong = (got != wanted).nonzero()
     first = tuple(wrong[0].tolist())
     raise Mismatch(
         f"{what}: {len(wrong)} of {got.numel()} differ, first at {first}: "
-        f"wanted {want[first].item()}, got {got[first].item()}"
+        f"wanted {wanted[first].item()}, got {got[first].item()}"
     )
 
 
@@ -187,11 +200,12 @@ def run(
     Returns
     -------
     dict
-        Summary: cases, rows, scores, how often each path ran, and the failed case if any.
+        Summary: cases, rows, scores, how often each path was asked for and what became of the hints, and
+        the failed case if any.
     """
     started = reported = time.monotonic()
-    forced: Counter[str] = Counter()
-    ran: Counter[str] = Counter()
+    paths_asked: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
     rows = scores = 0
     failure: dict[str, Any] | None = None
     index = first
@@ -205,9 +219,10 @@ def run(
             text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             failure = {"case": case.as_json(), "error": text}
             break
-        forced[case.path] += 1
+        paths_asked[case.path] += 1
         if stats is not None:
-            ran.update(PATH_NAMES[code] for code in stats[:, 0].tolist())
+            codes = stats[:, StatsColumn.REASON].tolist()
+            reasons.update(HintReason(code).name.lower() for code in codes)
         rows += case.rows
         scores += case.rows * case.width
         index += 1
@@ -215,7 +230,7 @@ def run(
             reported = time.monotonic()
             print(f"{reported - started:5.0f}s {index - first} cases", flush=True)
     return {
-        "format": "gvr_topk.fuzz/1",
+        "format": "gvr_topk.fuzz/2",
         "device": device,
         "seed": seed,
         "first": first,
@@ -225,8 +240,8 @@ def run(
         "scores": scores,
         "seconds": time.monotonic() - started,
         "beside": [neighbour.name for neighbour in beside],
-        "paths_asked_for": dict(forced),
-        "paths_of_rows_with_stats": dict(ran),
+        "paths_asked_for": dict(paths_asked),
+        "reasons_of_rows_with_stats": dict(reasons),
         "failure": failure,
     }
 
@@ -267,7 +282,7 @@ def main(
         f"{summary['scores']:.3g} scores without a mismatch "
         f"in {summary['seconds']:.0f} s on {device}, seed {seed}"
     )
-    print(f"paths asked for {summary['paths_asked_for']}, run {summary['paths_of_rows_with_stats']}")
+    print(f"paths asked for {summary['paths_asked_for']}, hints {summary['reasons_of_rows_with_stats']}")
     if summary["failure"] is not None:
         case = summary["failure"]["case"]
         # A call that fails is a finding too, but no wrong result.

@@ -1,4 +1,4 @@
-"""Passes of the four-phase kernel with each first guess and hint offset, on traces and the generator.
+"""Passes of the paper's kernel with each first guess and hint offset, on traces and the generator.
 
     python -m eval guesses --traces FOLDER --out eval/results/h200/guess_table.json
 
@@ -26,11 +26,14 @@ import typer
 from eval.common.bench_cases import K, load_traces
 from eval.common.machine import describe_machine, write_json
 from eval.common.tables import markdown_table
-from gvr_topk.contract import STATS_COLUMNS
+from gvr_topk.arguments import FLAG_QUANTILE_GUESS, Arguments
+from gvr_topk.constants import Path as KernelPath
+from gvr_topk.constants import StatsColumn
 from gvr_topk.evaluation.reference import GuessKind, topk_row
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator
 from gvr_topk.evaluation.trace import ScoreSource
-from gvr_topk.ops import indexer_topk_decode, new_guess_state
+from gvr_topk.ops import launch
+from gvr_topk.state import TopkState
 
 GUESSES: tuple[GuessKind, ...] = ("mean", "quantile")
 OFFSETS = (0, 1)
@@ -74,27 +77,36 @@ def replay(
 
 
 class _Kernel:
-    """The four-phase kernel over the steps of one request."""
+    """The paper's kernel over the steps of one request."""
 
     def __init__(self, k: int, guess: GuessKind, offset: int) -> None:
-        self.k, self.offset, self.quantile = k, offset, guess == "quantile"
-        self.prior = torch.full((1, k), -1, dtype=torch.int32, device="cuda")
-        self.state = new_guess_state(1, "cuda")
-        self.stats = torch.zeros(1, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")
+        self.k, self.offset = k, offset
+        self.flags = FLAG_QUANTILE_GUESS if guess == "quantile" else 0
+        self.state = TopkState(1, k, "cuda")
+        self.stats = torch.zeros(1, len(StatsColumn), dtype=torch.int32, device="cuda")
 
     def step(self, scores: np.ndarray[Any, np.dtype[np.float32]]) -> tuple[int, np.ndarray[Any, Any]]:
-        out = indexer_topk_decode(
-            torch.from_numpy(scores).to("cuda")[None],
-            torch.tensor([len(scores)], dtype=torch.int32, device="cuda"),
-            self.k,
-            prior=self.prior,
-            prior_offset=self.offset,
-            guess_state=self.state,
-            stats=self.stats,
-            path="gvr",
-            quantile_guess=self.quantile,
+        out = torch.empty(1, self.k, dtype=torch.int32, device="cuda")
+        launch(
+            Arguments(
+                logits=torch.from_numpy(scores).to("cuda")[None],
+                seq_lens=torch.tensor([len(scores)], dtype=torch.int32, device="cuda"),
+                out=out,
+                row_slot=None,
+                state=self.state.words,
+                indices=self.state.indices,
+                counts=None,
+                page_table=None,
+                slots=None,
+                stats=self.stats,
+                phase_clocks=None,
+                k=self.k,
+                path=KernelPath.PAPER_GVR,
+                flags=self.flags,
+                hint_offset=self.offset,
+            )
         )
-        return int(self.stats[0, STATS_COLUMNS.index("passes")]), out[0].cpu().numpy()
+        return int(self.stats[0, StatsColumn.PASSES]), out[0].cpu().numpy()
 
 
 def summarize(passes: Sequence[StepPasses], k: int) -> dict[str, Any]:

@@ -29,17 +29,21 @@ from rich.table import Table
 
 from eval.common.bench_cases import Cell, Sources, all_cells, load_traces, make_chain
 from eval.common.machine import describe_machine, sm_clock_mhz, write_json
-from eval.common.our_kernels import FOUR_PHASE, PHASE_STAMPS, Variant, prepare_ours
+from eval.common.our_kernels import Variant, prepare_ours
 from eval.kernel_timing import Chain, ChainRun
-from gvr_topk.gate import plan
+from gvr_topk.arguments import PHASE_STAMPS
+from gvr_topk.policy import plan
+
+AUTO, PAPER_GVR = "auto", "paper_gvr"
+PATHS = (PAPER_GVR, AUTO)
 
 PHASES: dict[str, tuple[str, ...]] = {
-    "gvr": ("P1 pre-index statistics", "P2 threshold search", "P3 collect", "P4 refine"),
+    "paper_gvr": ("P1 pre-index statistics", "P2 threshold search", "P3 collect", "P4 refine"),
     "cluster": ("load, guess", "classify, list", "exchange", "k-th value", "count", "emit"),
-    "single": ("load", "count", "choose", "write"),
+    "small_row": ("load", "count", "choose", "write"),
 }
-"""Phases between consecutive stamps of a launch whose first guess was good. ``single`` is what the path
-``cluster`` takes for rows that one CTA holds."""
+"""Phases between consecutive stamps of a launch whose first guess was good, by kernel. Path ``auto`` takes
+``small_row`` for rows that one CTA holds, and ``cluster`` stands for all kernels that it takes for others."""
 
 PAPER: dict[str, tuple[float, ...]] = {
     "layer:0": (3.9, 15.7, 5.9, 8.8),
@@ -84,7 +88,7 @@ def phase_cycles(clocks: npt.NDArray[np.int64], phases: Sequence[str]) -> dict[s
     """
     taken = (clocks != 0).sum(axis=1)
     if not taken.any():
-        raise NoStampsError("no stamps: want a library built with -DGVR_PHASE_TIMING=ON")
+        raise NoStampsError("no stamps: wanted a library built with -DGVR_PHASE_TIMING=ON")
     plain = clocks[taken == len(phases) + 1][:, : len(phases) + 1]
     rest = clocks[(taken != len(phases) + 1) & (taken > 1)]
     spans = np.diff(plain, axis=1)
@@ -100,6 +104,8 @@ def phase_cycles(clocks: npt.NDArray[np.int64], phases: Sequence[str]) -> dict[s
 
 def kernel_of(chain: Chain, path: str) -> str:
     """Key of `PHASES` for a path on these rows."""
+    if path == PAPER_GVR:
+        return path
     device = torch.cuda.get_device_properties(chain.logits.device)
     made = plan(
         rows=chain.batch,
@@ -110,14 +116,14 @@ def kernel_of(chain: Chain, path: str) -> str:
         sm_count=device.multi_processor_count,
         arch=10 * device.major + device.minor,
     )
-    return "single" if made.family == "single" else path
+    return "small_row" if made.family == "small_row" else "cluster"
 
 
 def measure(chain: Chain, path: str, quantile: bool, clock_mhz: float) -> dict[str, Any]:
     """Phases of one path on a chain, and the time of the same launches in a graph."""
     shape = (chain.count, chain.batch, PHASE_STAMPS)
     clocks = torch.zeros(shape, dtype=torch.int64, device="cuda")
-    variant = Variant(path=path, prior=path == FOUR_PHASE)
+    variant = Variant(path=path, indices=path == PAPER_GVR)
     prepared = prepare_ours(chain, variant, quantile=quantile, clocks=clocks)
     run = ChainRun(chain, prepared)
     for _ in range(1 + WARM_SWEEPS):
@@ -129,33 +135,33 @@ def measure(chain: Chain, path: str, quantile: bool, clock_mhz: float) -> dict[s
     kernel = kernel_of(chain, path)
     stamps = clocks[chain.lead :].reshape(-1, PHASE_STAMPS).cpu().numpy()
     figures = phase_cycles(stamps, PHASES[kernel])
-    figures["path"] = kernel
+    figures["kernel"] = kernel
     figures["us"] = {name: cycles / clock_mhz for name, cycles in figures["cycles"].items()}
     figures["total_us"] = None if figures["total"] is None else figures["total"] / clock_mhz
     figures["graph_us"] = run.time(5, 0.2)
     return figures
 
 
-def table(results: Sequence[dict[str, Any]], path: str) -> Table:
+def table(results: Sequence[dict[str, Any]], kernel: str) -> Table:
     """Microseconds and shares by phase, the paper's beside ours where it has the same layer."""
-    shown = Table(box=box.SIMPLE, title=f"{path}: us (share of the kernel), medians of plain launches")
-    for name in ("rows", "guess", "total", "graph", *PHASES[path], "plain launches"):
+    shown = Table(box=box.SIMPLE, title=f"{kernel}: us (share of the kernel), medians of plain launches")
+    for name in ("rows", "guess", "total", "graph", *PHASES[kernel], "plain launches"):
         shown.add_column(name, justify="left" if name in ("rows", "guess") else "right")
     for result in results:
-        if result["path"] != path:
+        if result["kernel"] != kernel:
             continue
         total = result["total_us"]
         parts = [f"{us:.2f} ({us / total:.0%})" for us in result["us"].values()]
         shown.add_row(
             result["rows"],
-            "quantile" if result["quantile"] else "mean" if path == "gvr" else "",
+            "quantile" if result["quantile"] else "mean" if kernel == PAPER_GVR else "",
             "-" if total is None else f"{total:.2f}",
             f"{result['graph_us']:.2f}",
-            *(parts or ["-"] * len(PHASES[path])),
+            *(parts or ["-"] * len(PHASES[kernel])),
             f"{result['plain']} of {result['launches']}",
         )
         published = PAPER.get(result["rows"])
-        if path == "gvr" and published is not None and not result["quantile"]:
+        if kernel == PAPER_GVR and published is not None and not result["quantile"]:
             parts = [f"{us:.1f} ({us / sum(published):.0%})" for us in published]
             shown.add_row("  paper, B200", "mean", f"{sum(published):.1f}", "", *parts, "", style="dim")
     return shown
@@ -167,15 +173,15 @@ def main(
     cells: Annotated[str, typer.Option(help="Further N x batch of Gaussian rows, as 8192x1.")] = (
         "8192x1,8192x64,70690x1,131072x1,131072x64,1048576x1"
     ),
-    paths: Annotated[str, typer.Option(help="Paths, comma-separated.")] = "gvr,cluster",
+    paths: Annotated[str, typer.Option(help="Paths, comma-separated.")] = ",".join(PATHS),
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
     """Measure every path on the paper's layers, traces and Gaussian rows, and print the tables."""
     if not torch.cuda.is_available():
         raise typer.BadParameter("wanted a CUDA device, got none")
     wanted = [path for path in paths.split(",") if path]
-    if not set(wanted) <= {"gvr", "cluster"}:
-        raise typer.BadParameter(f"--paths: wanted some of gvr,cluster, got {paths!r}")
+    if not set(wanted) <= set(PATHS):
+        raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
     sources = Sources(load_traces(traces))
     chosen = [cell for cell in all_cells(sources) if cell.group in ("layer", "trace")]
     for text in cells.split(","):
@@ -187,7 +193,7 @@ def main(
         chain = make_chain(cell, sources)
         name = cell.rows if cell.group != "main" else f"gauss {cell.n:,} x {cell.batch}"
         for path in wanted:
-            for quantile in (False, True) if path == "gvr" else (False,):
+            for quantile in (False, True) if path == PAPER_GVR else (False,):
                 try:
                     figures = measure(chain, path, quantile, clock)
                 except NoStampsError as error:
@@ -201,12 +207,12 @@ def main(
     machine = describe_machine(commit)
     write_json(
         out,
-        {"format": "gvr_topk.phase_timing/1", "machine": machine, "clock_mhz": clock, "results": results},
+        {"format": "gvr_topk.phase_timing/2", "machine": machine, "clock_mhz": clock, "results": results},
     )
     console = Console(width=190)
     console.print(", ".join(f"{key} {value}" for key, value in machine.items()), style="dim")
     console.print(f"SM clock {clock:.0f} MHz", style="dim")
-    for kernel in dict.fromkeys(result["path"] for result in results):
+    for kernel in dict.fromkeys(result["kernel"] for result in results):
         console.print(table(results, kernel))
 
 

@@ -15,7 +15,7 @@ if __package__ in (None, ""):
 
 import typer
 
-from eval.common.bench_report import BASELINES, FLOOR, FORMAT, OURS, Index
+from eval.common.bench_report import BASELINES, FLOOR, FORMAT, OURS, READABLE, Index
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 STYLES = {
     "hinted": ("gvr_topk", "#d62728", "o"),
     "no_hint": ("gvr_topk, no hint", "#8c564b", "s"),
+    "radix_rounds": ("gvr_topk, radix rounds alone", "#e377c2", "p"),
     "paper": ("gvr_topk, the paper's kernel", "#ff7f0e", "P"),
     "torch": ("torch.topk", "#7f7f7f", "v"),
     "trtllm": ("TensorRT-LLM 1.2.1", "#2ca02c", "^"),
@@ -144,7 +145,7 @@ def main(
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{results}: wanted a result file, got {error}") from None
     got = data.get("format") if isinstance(data, dict) else None
-    if got != FORMAT:
+    if got not in READABLE:
         raise typer.BadParameter(f"{results}: wanted format {FORMAT!r}, got {got!r}")
     rows = [batch.strip() for batch in batches.split(",")]
     if not all(batch.isdigit() for batch in rows):

@@ -26,6 +26,7 @@ from eval.common.bench_report import (
     FORMAT,
     LIMITS,
     OURS,
+    READABLE,
     Index,
     geometric_mean,
     hard_rows,
@@ -65,8 +66,13 @@ REWRITINGS = {5: "five", 7: "seven"}
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 NOISE = 0.01
 """Differences up to this share are not spoken of."""
-PHASES = {"single": ("8,192 x 1", "8,192 x 64"), "cluster": ("70,690 x 1", "131,072 x 64", "1,048,576 x 1")}
-"""Rows of the phase timing that `docs/performance.md` shows, by the kernel's path."""
+PHASES = {
+    "small_row": ("8,192 x 1", "8,192 x 64"),
+    "cluster": ("70,690 x 1", "131,072 x 64", "1,048,576 x 1"),
+}
+"""Rows of the phase timing that `docs/performance.md` shows, by kernel."""
+KERNELS_BEFORE = {"small_row": "single"}
+"""Names of kernels in files of version 1 of the phase timing, which has them under ``path``."""
 
 
 class FormatError(ValueError):
@@ -87,9 +93,9 @@ def load_bench(name: str = "bench.json") -> dict[str, Any]:
         Another version of the benchmark wrote it.
     """
     data = load(name)
-    if data.get("format") != FORMAT:
+    if data.get("format") not in READABLE:
         raise FormatError(
-            f"{name}: want format {FORMAT!r}, got {data.get('format')!r}; "
+            f"{name}: wanted format {FORMAT!r}, got {data.get('format')!r}; "
             "run python -m eval bench on the GPU and put its file there"
         )
     return dict(data)
@@ -219,15 +225,16 @@ def results() -> str:
     run = bench["runs"][0]
     commit = run["machine"]["commit"]
     older = ", since when the kernels have changed" if changed_since(commit) else ""
-    *given, last = (f"`{name}`" for name in run.get("hinted", ARGUMENTS_BEFORE))
-    as_integrations = ", as the integrations do" if "hinted" in run else ""
+    *given, last = (f"`{name}`" for name in run.get(HINTED, ARGUMENTS_BEFORE))
+    bare = " and ".join(f"`{name}`" for name in run.get(NO_HINT, ("out",)))
+    as_integrations = ", as the integrations do" if HINTED in run else ""
     lead = f"""
         Microseconds per launch on one {run["machine"]["device"]}, median; fp32, k = 2048; a CUDA graph over
         fresh decode steps whose rows are not in the L2 cache. Every launch's result is compared, and exact
         (`eval/results/h200/bench.json`, commit {commit}{older}; method:
         [docs/performance.md](docs/performance.md)). "This package" is called with {", ".join(given)} and
         {last}{as_integrations}. "With PDL": also `pdl=True` (programmatic dependent launch,
-        `TRTLLM_ENABLE_PDL=1`). "No hint": `out` alone. Rows are Gaussian, and 90 % of the variance survives
+        `TRTLLM_ENABLE_PDL=1`). "No hint": {bare} alone. Rows are Gaussian, and 90 % of the variance survives
         from step to step; beside them stand the slowest of the real traces, and the worst of masked (-inf,
         +inf, NaN), tied and rescaled rows:
     """
@@ -351,14 +358,16 @@ def performance() -> str:
         "",
         f"Phases: `eval/results/h200/phase_timing.json`, commit {timing['machine']['commit']}.",
     ]
-    for path, shown in PHASES.items():
-        lines += ["", *phase_table(timing, path, shown)]
+    for kernel, shown in PHASES.items():
+        lines += ["", *phase_table(timing, kernel, shown)]
     return "\n".join(lines)
 
 
-def phase_table(timing: dict[str, Any], path: str, shown: Sequence[str]) -> list[str]:
+def phase_table(timing: dict[str, Any], kernel: str, shown: Sequence[str]) -> list[str]:
     """Microseconds of every phase of a kernel, in some cells."""
-    rows = {r["rows"].removeprefix("gauss "): r for r in timing["results"] if r["path"] == path and r["us"]}
+    known_as = (kernel, KERNELS_BEFORE.get(kernel))
+    its = [result for result in timing["results"] if result.get("kernel", result.get("path")) in known_as]
+    rows = {result["rows"].removeprefix("gauss "): result for result in its if result["us"]}
     names = list(rows[shown[0]]["us"])
     lines = [f"| us | {' | '.join(names)} | launch and end |", "|---|" + "---:|" * (len(names) + 1)]
     for name in shown:

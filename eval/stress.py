@@ -3,7 +3,7 @@
     python -m eval stress --launches 1000000 --out out/stress.json
     python -m eval stress --launches 0 --chaos-launches 100000 --out out/chaos.json
     python -m eval stress --rewrite --out out/rewrite.json
-    python -m eval stress --package ../older --configurations fp32-131072x1 --neighbours l1,index_add
+    python -m eval stress --package ../other --configurations fp32-131072x1 --neighbours l1,index_add
 
 One graph holds 64 launches of a configuration over different rows, chains of decode steps that a predictor
 follows or misses. A neighbour works on another stream all the time that the graph is replayed. Each replay
@@ -13,13 +13,13 @@ torch, and rewriting, need a library of their own (``make neighbours``); ``--cha
 the op that delays threads (CMake option ``GVR_TOPK_CHAOS``; the environment variable
 ``GVR_TOPK_LIBRARY_DIR`` names its folder), and gives each mode of it a share of the launches.
 
-With ``--rewrite`` another stream keeps rewriting the hint, what the last step left, the lengths, the slots or
-the scores, for a minute each; then what the last step left by what other rows would have left, and scores by
-scores of quite another scale. Results may be anything then, but every launch must end, no guard word may
-change, and launches behind it must be exact.
+With ``--rewrite`` another stream keeps rewriting the state's indices, its words, the lengths, the slots or
+the scores, for a minute each; then the words by what other rows would have left, and scores by scores of
+quite another scale. Results may be anything then, but every launch must end, no guard word may change, and
+launches behind it must be exact.
 
-``--package`` names a folder with another ``gvr_topk`` and its libraries, for example an older checkout, to
-run in place of this one.
+``--package`` names a folder with another ``gvr_topk`` of the same interface and its libraries, for example
+another checkout, to run in place of this one.
 
 Exit status: 0 nothing wrong, 1 something wrong, 2 wrong use, 3 stopped by ``--seconds`` with nothing wrong.
 """

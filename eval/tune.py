@@ -25,9 +25,9 @@ from rich.table import Table
 
 from eval.common.bench_cases import DTYPES, KEEP, LENGTHS, K
 from eval.common.machine import describe_machine, write_json
-from eval.common.our_kernels import CLUSTER, Variant, prepare_ours
+from eval.common.our_kernels import prepare_ours
 from eval.kernel_timing import ChainRun, gaussian_chain
-from gvr_topk.gate import plan
+from gvr_topk.policy import plan
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CTAS = (1, 2, 4, 8, 16)
@@ -53,7 +53,7 @@ def measure(n: int, batch: int, dtype: str, sm_count: int) -> dict[str, Any]:
     sizes, planned = offered(batch, chain.logits.shape[2], DTYPES[dtype], sm_count)
     times = {}
     for ctas in sizes:
-        prepared = prepare_ours(chain, Variant(path=CLUSTER), ctas_per_row=ctas)
+        prepared = prepare_ours(chain, ctas_per_row=ctas)
         times[str(ctas)] = ChainRun(chain, prepared).time(REPLAYS, BUDGET_SECONDS)
     return {"n": n, "batch": batch, "dtype": dtype, "planned": planned, "us": times}
 

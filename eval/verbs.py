@@ -49,6 +49,14 @@ VERBS = {
         "0 all exact; 1 a kernel of ours was not exact or failed; 2 wrong use; 3 stopped by --seconds",
         "for other projects' kernels those that eval/baselines.py lists; for real rows a folder of traces",
     ),
+    "host": Verb(
+        "host_time",
+        "time what one eager call costs the host",
+        f"{HOPPER}; none with --device cpu",
+        "a minute",
+        FINISHED,
+        "for other projects' kernels those that eval/baselines.py lists",
+    ),
     "fuzz": Verb(
         "fuzz",
         "compare random calls with the contract",

@@ -45,6 +45,12 @@ LAYER_STEPS = 256
 ENGINE_ROTATIONS = 8
 """How many times a slot goes through the layers of an engine's file, each time with another request's row."""
 
+V4_CONTEXTS = (65536, 131072)
+V4_COMPRESS_RATIO = 4
+V4_K = (512, 1024)
+"""DeepSeek-V4 scores one entry for every four tokens, and keeps 512 (Flash) or 1,024 (Pro) of them."""
+V4_BATCHES = (1, 8, 64)
+
 OCTAVES = 3.0
 """The scale of a row of kind ``scale`` is 2 to the power of a uniform number within this distance of 0."""
 SCALE_SHAPES = ((131072, 1), (8192, 1), (70690, 1))
@@ -63,7 +69,7 @@ class Cell:
     Attributes
     ----------
     group : str
-        Part of the benchmark: main, hint, trace, engine, layer, scale, mask, adversarial, k or dtype.
+        Part of the benchmark: main, hint, trace, engine, layer, scale, mask, adversarial, k, v4 or dtype.
     n, batch, k : int
         Row length, rows per launch, items per row.
     dtype : str
@@ -189,6 +195,12 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
         cells += [Cell("hint", 70690, batch, keep=keep) for keep in (0.0, 0.5, 0.99)]
         cells += [Cell("hint", 70690, batch, shift=1)]
     cells += [Cell("hint", n, keep=0.0) for n in (8192, 32768, 131072, 1048576)]
+    cells += [
+        Cell("v4", context // V4_COMPRESS_RATIO, batch, k)
+        for k in V4_K
+        for context in V4_CONTEXTS
+        for batch in V4_BATCHES
+    ]
     cells += [Cell("adversarial", 131072, rows=f"adversarial:{name}") for name in ADVERSARIAL]
     for batch in (1, 64):
         cells += [Cell("k", n, batch, k) for k in (512, 1024) for n in (8192, 70690, 262144)]
@@ -248,11 +260,11 @@ def make_chain(
         steps = _named(name, sources.engines).steps()
     else:
         raise ValueError(
-            "rows: want gauss, scale, mask:KIND, layer:L, trace:NAME, engine:NAME or adversarial:NAME, "
+            "rows: wanted gauss, scale, mask:KIND, layer:L, trace:NAME, engine:NAME or adversarial:NAME, "
             f"got {cell.rows!r}"
         )
     if steps[0].shape[0] not in (1, cell.batch):
-        raise ValueError(f"batch: want 1 or {steps[0].shape[0]} with rows {cell.rows}, got {cell.batch}")
+        raise ValueError(f"batch: wanted 1 or {steps[0].shape[0]} with rows {cell.rows}, got {cell.batch}")
     return chain_of([step.expand(cell.batch, -1) for step in steps], cell.k, dtype=dtype, device=device)
 
 
@@ -316,7 +328,7 @@ def _holds(path: Path, array: str) -> bool:
 def _named(name: str, sources: Sequence[Any]) -> Any:
     found: Mapping[str, Any] = {source.name: source for source in sources}
     if name not in found:
-        raise ValueError(f"rows: want one of the files {sorted(found)}, got {name!r}")
+        raise ValueError(f"rows: wanted one of the files {sorted(found)}, got {name!r}")
     return found[name]
 
 

@@ -10,15 +10,25 @@ from typing import Any, Literal
 from rich import box
 from rich.table import Table
 
-from eval.common.our_kernels import HINTED, NO_HINT, NO_ROW_SLOT, PAPER, PDL, WITH_PRIOR
+from eval.common.our_kernels import (
+    HINTED,
+    NO_HINT,
+    NO_ROW_SLOT,
+    PAPER,
+    PDL,
+    RADIX_ROUNDS,
+    WITH_INDICES,
+)
 
-FORMAT = "gvr_topk.bench_kernels/2"
+FORMAT = "gvr_topk.bench_kernels/3"
+READABLE = (FORMAT, "gvr_topk.bench_kernels/2")
+"""Formats that tables are made of. Version 2 has no `WITH_INDICES` and no `RADIX_ROUNDS`."""
 
 Cell = Mapping[str, Any]
 Results = Mapping[str, Any]
 Check = dict[str, Any]
 
-OURS = (HINTED, NO_HINT, NO_ROW_SLOT, WITH_PRIOR, PDL, PAPER)
+OURS = (HINTED, NO_HINT, RADIX_ROUNDS, NO_ROW_SLOT, WITH_INDICES, PDL, PAPER)
 BASELINES = ("torch", "trtllm", "vllm", "vllm_per_row", "flashinfer", "flashinfer_ragged")
 ALL = (*OURS, *BASELINES)
 FLOOR = "read_floor"
@@ -140,7 +150,7 @@ def worst_ratios(index: Index, ours: str = HINTED) -> list[Check]:
     how often that was.
     """
     rows = []
-    for other in (NO_HINT, PAPER, *BASELINES):
+    for other in (NO_HINT, RADIX_ROUNDS, PAPER, *BASELINES):
         ratios = index.ratios(other, ours)
         if ratios:
             worst = min(ratios, key=lambda key: ratios[key])
@@ -166,7 +176,7 @@ def hint_ratios(index: Index) -> list[Check]:
         if without is None or given is None:
             continue
         row = {"cell": key, "with_us": given, "without_us": without, "ratio": round(given / without, 4)}
-        for impl in (NO_ROW_SLOT, WITH_PRIOR):
+        for impl in (NO_ROW_SLOT, WITH_INDICES):
             other = index.figure(key, impl)
             if other is not None:
                 row[impl] = round(other / without, 4)
@@ -207,7 +217,7 @@ def checks(index: Index) -> list[Check]:
     found.append(_most("us, the paper's layers, N = 70,690, slowest", LAYERS_WORST_US, layers))
 
     steady = lambda cell: cell["group"] not in CHANGING_GROUPS  # noqa: E731
-    for impl, what in ((HINTED, "hint as integrations give it"), (WITH_PRIOR, "a prior beside it")):
+    for impl, what in ((HINTED, "hint as integrations give it"), (WITH_INDICES, "positions kept beside it")):
         ratios = index.ratios(impl, NO_HINT, steady)
         found.append(_most(f"time with over without a hint ({what}), any cell", HINT_COST, ratios))
     for impl, what in ((HINTED, "with a hint"), (NO_HINT, "without a hint")):
@@ -225,10 +235,10 @@ def checks(index: Index) -> list[Check]:
 
     of_layers = index.ratios("trtllm", PAPER, lambda cell: cell["group"] == "layer")
     mean = geometric_mean(of_layers.values()) if of_layers else None
-    what = "four-phase kernel: speedup over trtllm, the paper's layers, mean"
+    what = "paper's kernel: speedup over trtllm, the paper's layers, mean"
     found.append(_check(what, PAPER_SPEEDUP, mean, "at least"))
     inside = index.ratios("trtllm", PAPER, _paper_lengths)
-    found.append(_least("four-phase kernel: speedup over trtllm, N = 16,384 to 262,144, batch 1", 1, inside))
+    found.append(_least("paper's kernel: speedup over trtllm, N = 16,384 to 262,144, batch 1", 1, inside))
     batches = ", ".join(map(str, NO_HINT_BATCHES))
     every = index.ratios(
         "trtllm", NO_HINT, lambda cell: cell["group"] == "main" and cell["batch"] in NO_HINT_BATCHES
@@ -320,13 +330,13 @@ def hint_table(index: Index) -> Table:
         box=box.SIMPLE,
         title="time over time without a hint; guesses good at once; worst launch, us (with, without)",
     )
-    names = ("cell", "hint", "no row_slot", "with a prior", "hit ratio", "good guesses", "passes", "worst")
+    names = ("cell", "hint", "no row_slot", "with indices", "hit ratio", "good guesses", "passes", "worst")
     for name in names:
         justify: Literal["left", "right"] = "left" if name == "cell" else "right"
         table.add_column(name.replace(" ", "\n"), justify=justify, overflow="fold")
     for row in hint_ratios(index):
         key = row["cell"]
-        figures = [row.get(name) for name in ("ratio", NO_ROW_SLOT, WITH_PRIOR)]
+        figures = [row.get(name) for name in ("ratio", NO_ROW_SLOT, WITH_INDICES)]
         cell = next(cell for cell in index.cells() if cell["key"] == key)
         figures += [cell.get("hit_ratio")]
         figures += [index.figure(key, HINTED, name) for name in ("guess_hit", "passes")]

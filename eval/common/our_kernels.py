@@ -11,18 +11,12 @@ import torch
 from torch import Tensor
 
 from eval.kernel_timing import POISON, Chain, Prepared
-from gvr_topk.contract import STATS_COLUMNS
-from gvr_topk.gate import plan
-from gvr_topk.ops import indexer_topk_decode, new_guess_state
+from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments
+from gvr_topk.constants import StatsColumn
+from gvr_topk.ops import launch as launch_op
+from gvr_topk.policy import parse_path, plan
+from gvr_topk.state import TopkState
 
-AUTO = "auto"
-"""Path that an integration takes: the plan chooses the kernel."""
-CLUSTER = "cluster"
-"""Path of the kernels that `AUTO` chooses among; a forced cluster size is an argument of it."""
-FOUR_PHASE = "gvr"
-"""Path of the paper's four-phase kernel."""
-
-PHASE_STAMPS = 8
 SPARE_SLOTS = 3
 """Slots beyond the batch, so that rows and slots are never numbered alike."""
 
@@ -35,40 +29,51 @@ class Variant:
     ----------
     path : str
         As for `gvr_topk.indexer_topk_decode`.
-    prior, state, row_slot : bool
-        Whether the op gets the step before's choice, what that step left for the guess, and the slots of
-        the rows in both. The last needs one of the others.
+    state : bool
+        Whether the op gets what the step before left.
+    indices : bool
+        Whether the state keeps the positions that were chosen last, which every step then writes.
+    row_slot : bool
+        Whether the op gets the rows' slots in the state.
     pdl : bool
         Whether each call is launched while the one before still runs.
     """
 
-    path: str = AUTO
-    prior: bool = False
+    path: str = "auto"
     state: bool = True
+    indices: bool = False
     row_slot: bool = True
     pdl: bool = False
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Tensors that are passed beside scores and lengths."""
-        given = {"row_slot": self.row_slot, "prior": self.prior, "guess_state": self.state, "out": True}
+        """What is passed beside scores and lengths, as one would write it in a call."""
+        given = {
+            f'path="{self.path}"': self.path != "auto",
+            "row_slot": self.row_slot,
+            "state": self.state,
+            "out": True,
+            "pdl=True": self.pdl,
+        }
         return tuple(name for name, is_given in given.items() if is_given)
 
 
 HINTED = "hinted"
 NO_HINT = "no_hint"
+RADIX_ROUNDS = "radix_rounds"
 NO_ROW_SLOT = "no_row_slot"
-WITH_PRIOR = "with_prior"
+WITH_INDICES = "with_indices"
 PDL = "pdl"
 PAPER = "paper"
 
 VARIANTS = {
     HINTED: Variant(),
-    NO_HINT: Variant(state=False, row_slot=False),
+    NO_HINT: Variant(path="no_hint", state=False, row_slot=False),
+    RADIX_ROUNDS: Variant(path="radix_rounds", state=False, row_slot=False),
     NO_ROW_SLOT: Variant(row_slot=False),
-    WITH_PRIOR: Variant(prior=True),
+    WITH_INDICES: Variant(indices=True),
     PDL: Variant(pdl=True),
-    PAPER: Variant(path=FOUR_PHASE, prior=True),
+    PAPER: Variant(path="paper_gvr", indices=True),
 }
 """Our implementations in the benchmark: `HINTED` is what the integrations do."""
 
@@ -101,8 +106,8 @@ def prepare_ours(
     ctas_per_row : int
         0 follows the plan.
     quantile : bool
-        First threshold of the four-phase kernel from the quantile, as is the op's default.
-    clocks : Tensor, ``[count, batch, PHASE_STAMPS]``, int64, optional
+        First threshold of the paper's kernel from the quantile, as is the op's default.
+    clocks : Tensor, ``[count, batch, 8]``, int64, optional
         Where a library built with ``GVR_PHASE_TIMING`` writes its stamps.
     """
     device = chain.logits.device
@@ -110,35 +115,40 @@ def prepare_ours(
     slots = chain.batch + SPARE_SLOTS if variant.row_slot else chain.batch
     order = torch.randperm(slots, generator=torch.Generator().manual_seed(chain.batch))
     row_slot = order[: chain.batch].to(device, torch.int32) if variant.row_slot else None
-    prior = torch.full((slots, chain.k), -1, dtype=torch.int32, device=device) if variant.prior else None
-    state = new_guess_state(slots, device) if variant.state else None
+    state = TopkState(slots, chain.k, device, keep_indices=variant.indices) if variant.state else None
+    words, indices = (None, None) if state is None else (state.words, state.indices)
+    flags = FLAG_QUANTILE_GUESS * quantile + FLAG_PDL * variant.pdl
 
     def launch(step: int, stats: Tensor | None = None) -> None:
-        indexer_topk_decode(
-            chain.logits[step],
-            chain.lengths_of(step),
-            chain.k,
-            out=results[step],
-            prior=prior,
-            row_slot=row_slot,
-            guess_state=state,
-            prior_offset=chain.shift if variant.prior else 0,
-            path=variant.path,
-            quantile_guess=quantile,
-            ctas_per_row=ctas_per_row,
-            pdl=variant.pdl,
-            stats=stats,
-            phase_clocks=None if clocks is None else clocks[step],
+        launch_op(
+            Arguments(
+                logits=chain.logits[step],
+                seq_lens=chain.lengths_of(step),
+                out=results[step],
+                row_slot=row_slot,
+                state=words,
+                indices=indices,
+                counts=None,
+                page_table=None,
+                slots=None,
+                stats=stats,
+                phase_clocks=None if clocks is None else clocks[step],
+                k=chain.k,
+                path=parse_path(variant.path),
+                flags=flags,
+                hint_offset=chain.shift if variant.indices else 0,
+                ctas_per_row=ctas_per_row,
+            )
         )
 
     def statistics(step: int) -> Tensor:
-        stats = torch.zeros(chain.batch, len(STATS_COLUMNS), dtype=torch.int32, device=device)
+        stats = torch.zeros(chain.batch, len(StatsColumn), dtype=torch.int32, device=device)
         launch(step, stats)
         return stats
 
     def carried() -> Tensor:
-        assert prior is not None
-        return prior if row_slot is None else prior[row_slot.to(torch.int64)]
+        assert indices is not None
+        return indices if row_slot is None else indices[row_slot.to(torch.int64)]
 
-    carries = tuple(tensor for tensor in (prior, state) if tensor is not None)
-    return Prepared(launch, results, carries, carried if variant.prior else None, statistics)
+    carries = tuple(tensor for tensor in (words, indices) if tensor is not None)
+    return Prepared(launch, results, carries, None if indices is None else carried, statistics)

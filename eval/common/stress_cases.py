@@ -9,8 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gvr_topk.contract import INFINITE, MASKED, STATE_FLOATS, VALUE_ONLY
-from gvr_topk.gate import plan
+from gvr_topk.constants import (
+    STATE_FLOATS,
+    STATE_INFINITE,
+    STATE_MASKED,
+    STATE_UNKNOWN,
+    STATE_VALUE_ONLY,
+    STATE_ZSCORE_ORIGIN,
+)
+from gvr_topk.policy import plan
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -36,14 +43,16 @@ class Configuration:
         A key of `DTYPES`.
     path : str
         As for the op.
-    prior : bool
-        The step before's choice is given beside what it left for the guess.
+    indices : bool
+        The state keeps the positions that were chosen last.
     row_slot : bool
-        Slots of the hint by table, in another order than the rows', instead of by request.
-    stats : bool
-        Statistics are asked for.
+        Slots of the state by table, in another order than the rows', instead of by request.
+    counts, stats : bool
+        The rows' numbers of items, and statistics, are asked for.
     page_size : int
         0: no page table.
+    cache_slots : bool
+        Cache slots are written beside the positions instead of in their place.
     pdl : bool
         Each launch may start while the one before runs.
     aligned : bool
@@ -59,10 +68,12 @@ class Configuration:
     k: int = 2048
     dtype: str = "fp32"
     path: str = "auto"
-    prior: bool = True
+    indices: bool = True
     row_slot: bool = False
+    counts: bool = False
     stats: bool = False
     page_size: int = 0
+    cache_slots: bool = False
     pdl: bool = False
     aligned: bool = True
     chains: int = 8
@@ -104,25 +115,34 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("k4096-131072x1", 131072, k=4096),
     Configuration("k4096-524288x1", 524288, k=4096, row_slot=True),
     Configuration("pages-pdl-131072x2", 131072, 2, row_slot=True, page_size=64, pdl=True, chains=1),
-    Configuration("gvr-70690x2", 70690, 2, next_n=2, path="gvr", row_slot=True, stats=True),
-    Configuration("state-8192x40", 8192, 40, prior=False, row_slot=True),
-    Configuration("state-131072x1", 131072, prior=False),
-    Configuration("state-1048576x1", 1048576, prior=False, row_slot=True),
+    Configuration("slots-8192x4", 8192, 4, counts=True, page_size=64, cache_slots=True),
+    Configuration(
+        "slots-131072x2", 131072, 2, next_n=2, row_slot=True, counts=True, page_size=64, cache_slots=True
+    ),
+    Configuration("slots-600000x1", 600_000, counts=True, page_size=16, cache_slots=True),
+    Configuration("radix_rounds-131072x2", 131072, 2, path="radix_rounds", row_slot=True, counts=True),
+    Configuration("paper_gvr-70690x2", 70690, 2, next_n=2, path="paper_gvr", row_slot=True, stats=True),
+    Configuration(
+        "paper_gvr-slots-70690x2", 70690, 2, path="paper_gvr", counts=True, page_size=64, cache_slots=True
+    ),
+    Configuration("words-8192x40", 8192, 40, indices=False, row_slot=True),
+    Configuration("words-131072x1", 131072, indices=False),
+    Configuration("words-1048576x1", 1048576, indices=False, row_slot=True),
 )
 """Every kernel, dtype and optional argument; all have what the last step left, as integrations do."""
 
 _REWRITTEN = (
-    Configuration("single", 8192, 3, chains=1),
+    Configuration("small_row", 8192, 3, chains=1),
     Configuration("resident", 70690, 3, chains=1),
-    Configuration("stream", 600_000, 2, chains=1),
-    Configuration("general", 600_000, 2, k=4096, chains=1),
-    Configuration("four-phase", 70690, 3, path="gvr", chains=1),
+    Configuration("streaming", 600_000, 2, chains=1),
+    Configuration("fallback", 600_000, 2, k=4096, chains=1),
+    Configuration("paper_gvr", 70690, 3, path="paper_gvr", chains=1),
 )
 
-REWRITTEN_TENSORS = ("prior", "guess_state", "seq_lens", "row_slot", "logits")
+REWRITTEN_TENSORS = ("indices", "state", "seq_lens", "row_slot", "logits")
 """Tensors that another stream may rewrite during a launch."""
 
-STALE_STATES, SCALED_LOGITS = "guess_state:stale", "logits:scaled"
+STALE_STATES, SCALED_LOGITS = "state:stale", "logits:scaled"
 
 REWRITINGS = (*REWRITTEN_TENSORS, STALE_STATES, SCALED_LOGITS)
 """What is rewritten: a tensor, by contents of every kind, or of the kind that a suffix names."""
@@ -141,8 +161,8 @@ def can_rewrite(configuration: Configuration, rewriting: str) -> bool:
     if rewriting == SCALED_LOGITS:
         c = configuration
         kernel = plan(rows=c.rows, width=c.width, k=c.k, dtype=DTYPES[c.dtype], path=c.path)
-        return kernel.family in ("stream", "general")
-    return {"row_slot": configuration.row_slot, "prior": configuration.prior}.get(rewriting, True)
+        return kernel.family in ("streaming", "fallback")
+    return {"row_slot": configuration.row_slot, "indices": configuration.indices}.get(rewriting, True)
 
 
 def rewritten_configurations() -> list[Configuration]:
@@ -259,38 +279,38 @@ def row_slot_values(configuration: Configuration) -> list[int]:
     return [*range(-1, slots + 1), slots + 7, 1 << 20, INT32_MIN, INT32_MAX]
 
 
-GUESS_VALUES = (
-    *(-1.0, 0.0, -0.0, 0.03, 0.5, 0.9, 1.0, 1.5),
+FIRST_NUMBERS = (
+    *(STATE_UNKNOWN, 0.0, -0.0, 0.03, 0.5, 0.9, 1.0, 1.5),
     *(47.9, 48.0, 62.5, 64.0, 64.03, 65.7, 66.2, 70.0, 80.0, 80.1),
-    *(VALUE_ONLY, INFINITE, MASKED, 95.9, 127.9, 129.0),
+    *(STATE_VALUE_ONLY, STATE_INFINITE, STATE_MASKED, 95.9, 127.9, 129.0),
     *(-1e-45, -1e-20, -0.25, -0.5, -1.25, -3.5, -100.0, -1e30, -3e38),
     *(1e-45, 3e38, float("inf"), float("-inf"), float("nan")),
 )
 """What a step can leave in a slot's first number, for every kernel, and what none does."""
 
 
-def packed_spreads(place: float, value: float, by_value: bool) -> float:
+def packed_spreads(zscore: float, value: float, by_value: bool) -> float:
     """The fourth number of a slot: two spreads in 16 bits each, of which the last says what to go by."""
-    halves = torch.tensor([value, place], dtype=torch.float32).to(torch.bfloat16).view(torch.int16)
+    halves = torch.tensor([value, zscore], dtype=torch.float32).to(torch.bfloat16).view(torch.int16)
     halves[0] = (int(halves[0]) & ~1) | int(by_value)  # the lower half comes first
     return float(halves.view(torch.float32))
 
 
 def stale_states(slots: int, draw: Draw) -> Tensor:
     """Whole slots as other rows, or rows of other scale, may have left them, ``[contents, slots, 4]``."""
-    places, values = (-3.0, 0.0, 1.6, 2.2, 5.0), (-1e30, -1e3, 0.0, 1.6, 1.6e3, 1e30)
+    zscores, values = (-3.0, 0.0, 1.6, 2.2, 5.0), (-1e30, -1e3, 0.0, 1.6, 1.6e3, 1e30)
     states = [
-        (-1.0, 0.0, 0.0, 0.0),
+        (STATE_UNKNOWN, 0.0, 0.0, 0.0),
         (-1.0, -1.0, -1.0, -1.0),
-        (INFINITE, 0.0, 0.0, 0.0),
-        (MASKED, 0.0, 0.0, 0.0),
+        (STATE_INFINITE, 0.0, 0.0, 0.0),
+        (STATE_MASKED, 0.0, 0.0, 0.0),
         (0.9, 0.0, 0.0, 0.0),
     ]
     for by_value in (False, True):
         for spreads in ((0.016, 0.05), (1.0, 10.0), (1e-6, 1e-6)):  # usual, wide and narrow
             packed = packed_spreads(*spreads, by_value)
-            states += [(64.0 + z, z, limit, packed) for z in places for limit in (0.02, 4.0)]
-            states += [(VALUE_ONLY, value, 0.1, packed) for value in values]
+            states += [(STATE_ZSCORE_ORIGIN + z, z, limit, packed) for z in zscores for limit in (0.02, 4.0)]
+            states += [(STATE_VALUE_ONLY, value, 0.1, packed) for value in values]
     every = torch.tensor(states, dtype=torch.float32, device=draw.device)
     return every[torch.randint(len(every), (64, slots), generator=draw, device=draw.device)]
 
@@ -329,14 +349,14 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
         return chosen(row_slot_values(configuration), torch.int32)
     if tensor == STALE_STATES:
         return stale_states(int(torch.Size(shape).numel()) // STATE_FLOATS, draw).view(-1, *shape)
-    if tensor == "guess_state":
+    if tensor == "state":
         bits = torch.randint(
             INT32_MIN, INT32_MAX + 1, (16, *shape), generator=draw, device=device, dtype=torch.int64
         )
-        drawn = chosen(GUESS_VALUES, torch.float32)
+        drawn = chosen(FIRST_NUMBERS, torch.float32)
         stale = stale_states(int(torch.Size(shape).numel()) // STATE_FLOATS, draw).view(-1, *shape)
         return torch.cat([drawn, stale, bits.to(torch.int32).view(torch.float32)])
-    if tensor == "prior":
+    if tensor == "indices":
         ends = [INT32_MIN, -1, 0, 1, configuration.width - 1, configuration.width, INT32_MAX]
         return torch.stack(
             [

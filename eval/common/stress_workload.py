@@ -1,9 +1,9 @@
 """A graph of launches over different rows whose every written word is compared on the device.
 
-All that the launches of a workload write lies in one buffer of 32-bit words: results, the chains' hints, what
-each step leaves, statistics, and guard words behind every block and between the rows of a block. A second
-buffer holds what should be there once all launches have run, so that one small kernel compares everything and
-puts poison back where the next launches write.
+All that the launches of a workload write lies in one buffer of 32-bit words: results, cache slots, numbers of
+items, what each step leaves, statistics, and guard words behind every block and between the rows of a block.
+A second buffer holds what should be there once all launches have run, so that one small kernel compares
+everything and puts poison back where the next launches write.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from eval.common.stress_cases import CHAINS, DTYPES, Configuration, chain_steps, visible_lengths
 from eval.common.stress_library import neighbours_library, succeed
-from gvr_topk import indexer_topk_decode
-from gvr_topk.contract import STATE_FLOATS, STATS_COLUMNS, exact_topk, row_lengths
+from gvr_topk import TopkState, indexer_topk_decode
+from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, StatsColumn
+from gvr_topk.contract import exact_topk, row_lengths
 
 LAUNCHES = {"cuda": 64, "cpu": 8}
 """Launches of a graph."""
@@ -102,12 +103,16 @@ class _Layout:
     def words(self) -> int:
         return self.segments[-1][1]
 
-    def add(self, name: str, rows: int, columns: int, kind: int, gap: int = _GAP) -> _Block:
+    def add(
+        self, name: str, rows: int, columns: int, kind: int, gap: int = _GAP, joined: bool = False
+    ) -> _Block:
+        """Append a block, with a segment of its own or to the last one: a launch has one for its results."""
         block = _Block(name, self.words, rows, columns, columns + (gap if rows > 1 else 0), kind)
         self.blocks.append(block)
         # The guard words begin where the last row ends, and end at a multiple of 128 bytes.
         end = -(-(block.end + GUARD_WORDS) // 32) * 32
-        self.segments.append((block.end if kind == _GUARDS else block.first, end, kind))
+        first = self.segments.pop()[0] if joined else block.end if kind == _GUARDS else block.first
+        self.segments.append((first, end, kind))
         return block
 
     def describe(self, word: int) -> str:
@@ -195,16 +200,24 @@ class Workload:
     def _make_words(self) -> None:
         c, layout = self.configuration, _Layout()
         gap = _GAP if c.aligned else _GAP + 1
-        self._results = [
-            layout.add(f"result of launch {i}", c.rows, c.k, _RESULT, gap) for i in range(self.launches)
-        ]
-        self._priors = [layout.add(f"prior of chain {i}", c.slots, c.k, _KEPT, gap) for i in range(c.chains)]
+        self._results, self._cache_slots, self._counts, self._indices = [], [], [], []
+        for i in range(self.launches):
+            self._results.append(layout.add(f"result of launch {i}", c.rows, c.k, _RESULT, gap))
+            if c.cache_slots:
+                name = f"slots of launch {i}"
+                self._cache_slots.append(layout.add(name, c.rows, c.k, _RESULT, gap, joined=True))
+            if c.counts:
+                self._counts.append(layout.add(f"counts of launch {i}", 1, c.rows, _RESULT, joined=True))
+        if c.indices:
+            self._indices = [
+                layout.add(f"indices of chain {i}", c.slots, c.k, _KEPT, gap) for i in range(c.chains)
+            ]
         self._states = [
             layout.add(f"state of chain {i}", 1, STATE_FLOATS * c.slots, _GUARDS) for i in range(c.chains)
         ]
         self._stats = []
         if c.stats:
-            columns = len(STATS_COLUMNS)
+            columns = len(StatsColumn)
             self._stats = [
                 layout.add(f"statistics of launch {i}", 1, c.rows * columns, _GUARDS)
                 for i in range(self.launches)
@@ -215,10 +228,11 @@ class Workload:
         self._initial = self.expected.clone()
         for block in layout.blocks:
             block.view(self._initial).fill_(POISON)
-        unknown = int(torch.tensor(-1.0).view(torch.int32))
-        for prior, state in zip(self._priors, self._states, strict=True):
-            prior.view(self._initial).fill_(-1)
-            prior.view(self.expected).fill_(-1)
+        unknown = int(torch.tensor(STATE_UNKNOWN).view(torch.int32))
+        for indices in self._indices:
+            indices.view(self._initial).fill_(-1)
+            indices.view(self.expected).fill_(-1)
+        for state in self._states:
             state.view(self._initial).fill_(unknown)
         for launch in range(self.launches):
             self._expect(launch)
@@ -226,19 +240,24 @@ class Workload:
         self._make_masks()
 
     def _expect(self, launch: int) -> None:
-        """Write down what a launch leaves in its result and, after all earlier ones, in its chain's hints."""
+        """Write down what a launch writes and, after all earlier ones, what its chain's state keeps."""
         c = self.configuration
         logits, seq_lens = self._inputs(launch)
         lengths = row_lengths(seq_lens, c.rows, c.next_n).clamp(max=c.width)
         positions = exact_topk(logits, lengths, c.k)
+        in_place = self.page_table is not None and not c.cache_slots
         result = self._results[launch].view(self.expected)
-        result.copy_(positions if self.page_table is None else self._translate(positions))
-        if not c.prior:
+        result.copy_(self._translate(positions) if in_place else positions)
+        if c.cache_slots:
+            self._cache_slots[launch].view(self.expected).copy_(self._translate(positions))
+        if c.counts:
+            self._counts[launch].view(self.expected).copy_(lengths.clamp(0, c.k))
+        if not c.indices:
             return
-        prior = self._priors[launch % c.chains].view(self.expected)
+        indices = self._indices[launch % c.chains].view(self.expected)
         for request, slot in enumerate(self._slots):
             if 0 <= slot < c.slots:
-                prior[slot] = positions[request * c.next_n + c.next_n - 1]
+                indices[slot] = positions[request * c.next_n + c.next_n - 1]
 
     def _translate(self, positions: Tensor) -> Tensor:
         """Slots of a paged cache, as the op's documentation says it."""
@@ -276,21 +295,24 @@ class Workload:
         logits, seq_lens = self._inputs(launch)
         stats = None
         if self._stats:
-            stats = self._stats[launch].view(self.words).view(c.rows, len(STATS_COLUMNS))
+            stats = self._stats[launch].view(self.words).view(c.rows, len(StatsColumn))
+        words = self._states[chain].view(self.words).view(torch.float32).view(-1, STATE_FLOATS)
+        indices = self._indices[chain].view(self.words) if c.indices else None
         indexer_topk_decode(
             logits,
             seq_lens,
             c.k,
             next_n=c.next_n,
             out=self._results[launch].view(self.words),
-            prior=self._priors[chain].view(self.words) if c.prior else None,
-            guess_state=self._states[chain].view(self.words).view(torch.float32).view(-1, STATE_FLOATS),
+            state=TopkState.of(words, indices, c.k),
             row_slot=self.row_slot,
-            stats=stats,
+            counts=self._counts[launch].view(self.words)[0] if c.counts else None,
             page_table=self.page_table,
             page_size=c.page_size,
+            slots=self._cache_slots[launch].view(self.words) if c.cache_slots else None,
             path=c.path,
             pdl=c.pdl,
+            stats=stats,
         )
 
     def run_once(self) -> None:
@@ -388,9 +410,9 @@ class Workload:
     def tensor(self, name: str) -> Tensor:
         """A tensor that may be rewritten while launches run, two-dimensional, with inner stride 1."""
         assert self._rewritable
-        if name == "prior":
-            return self._priors[0].view(self.words)
-        if name == "guess_state":
+        if name == "indices":
+            return self._indices[0].view(self.words)
+        if name == "state":
             return self._states[0].view(self.words).view(torch.float32)
         if name == "seq_lens":
             return self.seq_lens
@@ -401,7 +423,7 @@ class Workload:
         return self.logits.view(-1, self.logits.shape[-1])
 
     def restore(self) -> None:
-        """Make the inputs again what they were, but for the hints, which may hold anything; no counts stay.
+        """Make the inputs again what they were, but for the state, which may hold anything; no counts stay.
 
         Slots that no row writes are made again what they were, because they are compared.
         """
@@ -410,8 +432,8 @@ class Workload:
             self.row_slot.copy_(self._row_slot_before)
         if self._logits_before is not None:
             self.logits.copy_(self._logits_before)
-        for prior in self._priors:
-            now, before = prior.view(self.words), prior.view(self._initial)
+        for indices in self._indices:
+            now, before = indices.view(self.words), indices.view(self._initial)
             for slot in set(range(self.configuration.slots)) - set(self._slots):
                 now[slot] = before[slot]
         self.counters.zero_()

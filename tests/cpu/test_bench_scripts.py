@@ -29,7 +29,7 @@ from eval import (
     readme_table,
     tune,
 )
-from eval.common import bench_cases, fuzz_cases, our_kernels
+from eval.common import bench_cases, fuzz_cases, fuzz_contents, our_kernels
 from eval.common.bench_cases import (
     BATCHES,
     LENGTHS,
@@ -49,6 +49,7 @@ from eval.common.bench_report import (
     FORMAT,
     LIMITS,
     OURS,
+    READABLE,
     Index,
     checks,
     dump,
@@ -56,9 +57,22 @@ from eval.common.bench_report import (
     worst_ratios,
 )
 from eval.common.machine import describe_machine, write_json
-from eval.common.our_kernels import VARIANTS, WITH_PRIOR, prepare_ours
+from eval.common.our_kernels import VARIANTS, WITH_INDICES, prepare_ours
 from eval.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
-from gvr_topk.contract import INFINITE, MASKED, PLACES, STATE_FLOATS, VALUE_ONLY, exact_topk
+from gvr_topk.arguments import FLAG_PDL, PHASE_STAMPS, Arguments
+from gvr_topk.constants import (
+    STATE_FLOATS,
+    STATE_INFINITE,
+    STATE_MASKED,
+    STATE_UNKNOWN,
+    STATE_VALUE_ONLY,
+    STATE_ZSCORE_ORIGIN,
+    HintReason,
+)
+from gvr_topk.constants import (
+    Path as KernelPath,
+)
+from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation.synthetic import LayerGenerator
 from gvr_topk.evaluation.trace import TraceError, shipped_trace
 
@@ -85,7 +99,7 @@ def file_of(*results: tuple[Cell, dict[str, Any]]) -> dict[str, Any]:
         "runs": [
             {
                 "machine": machine,
-                "hinted": list(VARIANTS["hinted"].arguments),
+                **{name: list(VARIANTS[name].arguments) for name in ("hinted", "no_hint")},
                 "baselines": {},
                 "sets_in_20_runs": {"hinted": 1},
             }
@@ -124,7 +138,8 @@ class TestCells:
         )
         unmeasured = [check["what"] for check in found if check["reached"] is None]
         assert all(
-            "trtllm" in what or "adversarial" in what or "a prior beside it" in what for what in unmeasured
+            "trtllm" in what or "adversarial" in what or "positions kept beside it" in what
+            for what in unmeasured
         )
 
     def test_folder_may_hold_other_archives(self, tmp_path: Path) -> None:
@@ -248,7 +263,7 @@ class TestChains:
         assert np.allclose(steps[7][0].numpy(), trace.scores(7), rtol=1e-4, atol=1e-5)
 
     def test_rows_of_no_kind_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="rows: want gauss"):
+        with pytest.raises(ValueError, match="rows: wanted gauss"):
             chain_for("nothing")
         with pytest.raises(ValueError, match="one of the files"):
             chain_for("trace:nothing")
@@ -257,22 +272,22 @@ class TestChains:
 class TestChainRun:
     def test_every_replay_begins_with_the_state_of_the_step_before(self) -> None:
         chain = chain_for()
-        prepared = prepare_ours(chain, VARIANTS[WITH_PRIOR])
+        prepared = prepare_ours(chain, VARIANTS[WITH_INDICES])
         run = ChainRun(chain, prepared)
-        prior, state = prepared.state
+        words, indices = prepared.state
         leading = prepared.results[chain.lead - 1].clone()
         assert prepared.carried is not None
         assert torch.equal(prepared.carried(), leading)
-        saved = state.clone()
-        assert int((saved != -1).any(dim=1).sum()) == chain.batch
+        saved = words.clone()
+        assert int((saved != STATE_UNKNOWN).any(dim=1).sum()) == chain.batch
         for _ in range(2):
             for step in chain.timed:
                 prepared.launch(step)
             assert not torch.equal(prepared.carried(), leading)
             run.begin()
             assert torch.equal(prepared.carried(), leading)
-            assert torch.equal(state, saved)
-            assert int((prior >= 0).sum()) == leading.numel()
+            assert torch.equal(words, saved)
+            assert int((indices >= 0).sum()) == leading.numel()
             assert bool((prepared.results == POISON).all())
 
     def test_launches_are_timed_in_the_order_of_the_chain(self) -> None:
@@ -290,25 +305,29 @@ class TestChainRun:
     def test_variants_give_the_op_what_their_name_says(
         self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        given: list[dict[str, Any]] = []
-
-        def op(logits: torch.Tensor, lengths: torch.Tensor, k: int, **arguments: Any) -> None:
-            given.append(arguments)
-
-        monkeypatch.setattr(our_kernels, "indexer_topk_decode", op)
-        prepare_ours(chain_for(shift=1), VARIANTS[name]).launch(0)
+        given: list[Arguments] = []
+        monkeypatch.setattr(our_kernels, "launch_op", given.append)
+        variant = VARIANTS[name]
+        prepare_ours(chain_for(shift=1), variant).launch(0)
         (arguments,) = given
-        has = {what for what in ("prior", "guess_state", "row_slot") if arguments[what] is not None}
-        every = {"prior", "guess_state", "row_slot"}
-        others = {"no_hint": set(), "no_row_slot": {"guess_state"}, "with_prior": every, "paper": every}
-        assert has == others.get(name, {"guess_state", "row_slot"})
-        assert has | {"out"} == set(VARIANTS[name].arguments)
-        assert arguments["out"] is not None
-        assert arguments["prior_offset"] == ("prior" in has)
-        assert arguments["pdl"] == (name == "pdl")
+        has = {what for what in ("state", "indices", "row_slot") if getattr(arguments, what) is not None}
+        every = {"state", "indices", "row_slot"}
+        others: dict[str, set[str]] = {
+            "no_hint": set(),
+            "radix_rounds": set(),
+            "no_row_slot": {"state"},
+            "with_indices": every,
+            "paper": every,
+        }
+        assert has == others.get(name, {"state", "row_slot"})
+        named = {what for what in variant.arguments if "=" not in what}
+        assert has - {"indices"} | {"out"} == named
+        assert (f'path="{variant.path}"' in variant.arguments) == (arguments.path != KernelPath.AUTO)
+        assert ("pdl=True" in variant.arguments) == bool(arguments.flags & FLAG_PDL) == (name == "pdl")
+        assert arguments.hint_offset == ("indices" in has)
         if "row_slot" in has:
-            slots = arguments["row_slot"].tolist()
-            assert len(set(slots)) == 2 and max(slots) < len(arguments["guess_state"])
+            slots = arguments.row_slot.tolist()
+            assert len(set(slots)) == 2 and max(slots) < len(arguments.state)
 
 
 class TestCellRun:
@@ -337,32 +356,31 @@ class TestCellRun:
     ) -> None:
         run = self.run()
         timed, launched = run.chain.timed, [0]
-        real = our_kernels.indexer_topk_decode
+        real = our_kernels.launch_op
 
-        def op(logits: torch.Tensor, lengths: torch.Tensor, k: int, **arguments: Any) -> None:
+        def op(arguments: Arguments) -> None:
             launched[0] += 1
-            step = next(
-                at for at in range(run.chain.count) if logits.data_ptr() == run.chain.logits[at].data_ptr()
-            )
-            out, prior = arguments["out"], arguments["prior"]
+            address = arguments.logits.data_ptr()
+            step = next(at for at in range(run.chain.count) if address == run.chain.logits[at].data_ptr())
+            out, indices = arguments.out, arguments.indices
             kept = out.clone()
-            real(logits, lengths, k, **arguments)
+            real(arguments)
             replay = (launched[0] - 1 - run.chain.lead) // len(timed)
             spoiled = {"first": timed[0], "middle": timed[3], "one replay": timed[2]}.get(broken, timed[-1])
             if step != spoiled or (broken == "one replay" and replay != 1):
                 return
             if broken == "carried":
-                prior[prior[:, 0] >= 0] = 0
+                indices[indices[:, 0] >= 0] = 0
             elif broken == "not written":
                 out.copy_(kept)
             else:
                 out[1, 3] = out[1, 2]
 
-        monkeypatch.setattr(our_kernels, "indexer_topk_decode", op)
+        monkeypatch.setattr(our_kernels, "launch_op", op)
         monkeypatch.setattr(bench_kernels, "EACH_GROUPS", ())
         monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
         monkeypatch.setattr(bench_kernels, "MEASURED", {})
-        measured = run.measure(bench_kernels.ours("with_prior" if broken == "carried" else "hinted"))
+        measured = run.measure(bench_kernels.ours("with_indices" if broken == "carried" else "hinted"))
         assert measured["exact"] is False
         assert "wrong rows in 3 replays" in measured["note"]
 
@@ -442,7 +460,7 @@ class TestReport:
         return index_of(
             (self.main, result(self.main, "hinted", 4.0)),
             (self.main, result(self.main, "no_hint", 5.0)),
-            (self.main, result(self.main, "with_prior", 5.5)),
+            (self.main, result(self.main, "with_indices", 5.5)),
             (self.main, result(self.main, "trtllm", 20.0)),
             (self.main, result(self.main, "vllm", 2.0, exact=False)),
             (self.hint, result(self.hint, "hinted", 5.2)),
@@ -476,7 +494,7 @@ class TestReport:
         found = self.checks()
         usual = found["time with over without a hint (hint as integrations give it), any cell"]
         assert (usual["reached"], usual["met"], usual["where"]) == (1.04, False, self.hint.key)
-        alone = found["time with over without a hint (a prior beside it), any cell"]
+        alone = found["time with over without a hint (positions kept beside it), any cell"]
         assert (alone["reached"], alone["met"]) == (1.1, False)
         assert [row["ratio"] for row in hint_ratios(self.index())] == [0.8, 1.04, 1.2]
 
@@ -531,8 +549,15 @@ class TestFiles:
     def test_load_refuses_another_format(self, tmp_path: Path) -> None:
         path = tmp_path / "other.json"
         path.write_text('{"format": "x"}')
-        with pytest.raises(typer.BadParameter, match=r"other\.json.*want format.*got 'x'"):
+        with pytest.raises(typer.BadParameter, match=r"other\.json.*wanted format.*got 'x'"):
             bench_kernels.load(path)
+
+    def test_files_of_the_format_before_are_shown_but_not_gone_on_from(self, tmp_path: Path) -> None:
+        path = tmp_path / "older.json"
+        path.write_text(dump({**self.data(), "format": READABLE[1]}))
+        assert len(bench_kernels.load(path)["results"]) == 6
+        with pytest.raises(typer.BadParameter, match=r"older\.json.*wanted format"):
+            bench_kernels.load(path, (FORMAT,))
 
     def test_written_file_carries_ratios_and_checks(self, tmp_path: Path) -> None:
         path = tmp_path / "bench.json"
@@ -561,7 +586,7 @@ class TestFiles:
             f"<!-- {label} -->" in text
             for label in ("gvr_topk", "TensorRT-LLM 1.2.1", "reading the row alone")
         )
-        assert set(plot_bench.STYLES) == {*ALL, FLOOR} - {"no_row_slot", "with_prior", "pdl"}
+        assert set(plot_bench.STYLES) == {*ALL, FLOOR} - {"no_row_slot", "with_indices", "pdl"}
 
     def test_plot_names_a_batch_without_results(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="batch"):
@@ -623,15 +648,18 @@ class TestReadmeTable:
         assert "| 32,768 x 1 | 4.0 | 4.0 | 4.0 | 8.0 |" in block
         assert "target" not in block
         assert "hint at chance" in block and "k-th value NaN" in block
-        assert "`row_slot`, `guess_state` and `out`, as the integrations do." in " ".join(block.split())
+        text = " ".join(block.split())
+        assert "`row_slot`, `state` and `out`, as the integrations do." in text
+        assert '"No hint": `path="no_hint"` and `out` alone.' in text
 
     def test_file_that_does_not_say_how_the_op_was_called_is_from_before(self, folder: Path) -> None:
         path = folder / "bench.json"
         data = json.loads(path.read_text())
-        del data["runs"][0]["hinted"]
+        del data["runs"][0]["hinted"], data["runs"][0]["no_hint"]
         path.write_text(json.dumps(data))
         block = " ".join(readme_table.results().split())
         assert 'called with `row_slot`, `prior`, `guess_state` and `out`. "With PDL"' in block
+        assert '"No hint": `out` alone.' in block
 
     def test_figures_of_older_kernels_are_said_to_be_so(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -673,6 +701,18 @@ class TestReadmeTable:
     def test_page_on_times_has_limits_and_what_was_reached(self, folder: Path) -> None:
         assert "| 70,690 x 1 | 4.00 | 8.0 |" in readme_table.performance()
 
+    def test_phases_of_both_versions_are_shown_alike(self) -> None:
+        older = json.loads((readme_table.RESULTS / "phase_timing.json").read_text())
+        names = {"single": "small_row", "gvr": "paper_gvr"}
+        results = [
+            {**result, "kernel": names.get(result["path"], result["path"]), "path": None}
+            for result in older["results"]
+        ]
+        for kernel, shown in readme_table.PHASES.items():
+            assert kernel in phase_timing.PHASES
+            both = (readme_table.phase_table(data, kernel, shown) for data in (older, {"results": results}))
+            assert len({tuple(lines) for lines in both}) == 1
+
     def test_fuzzing_is_that_of_the_commit_or_of_the_newest(self, folder: Path) -> None:
         assert [run["cases"] for run in readme_table.fuzz_of("abc")] == [100]
         assert [run["cases"] for run in readme_table.fuzz_of("unknown")] == [10]
@@ -683,7 +723,7 @@ class TestReadmeTable:
         (folder / "bench.json").write_text('{"format": "gvr_topk.bench_kernels/1"}')
         monkeypatch.setattr("sys.argv", ["readme_table.py", "--check"])
         assert readme_table.main() == 1
-        assert "bench.json: want format" in capsys.readouterr().out
+        assert "bench.json: wanted format" in capsys.readouterr().out
 
     def test_faster_implementations_are_counted(self) -> None:
         cell = Cell("main", 4096)
@@ -739,7 +779,7 @@ class TestFuzz:
 
     def test_cases_reach_every_kind(self) -> None:
         cases = [fuzz_cases.draw_case(3, index, elements=1 << 22) for index in range(400)]
-        assert {kind for case in cases for kind in case.contents} == set(fuzz_cases.CONTENTS)
+        assert {kind for case in cases for kind in case.contents} == set(fuzz_contents.CONTENTS)
         assert {kind for case in cases for kind in case.hints} == set(fuzz_cases.HINTS)
         assert {kind for case in cases for kind in case.lengths} == set(fuzz_cases.LENGTHS)
         assert {case.slots for case in cases} == {"own", "shuffled", "any"}
@@ -747,39 +787,41 @@ class TestFuzz:
         assert any(case.width > 1 << 20 for case in cases)
         assert any(case.rows > 64 for case in cases)
         assert all(case.rows * case.width <= 1 << 22 for case in cases)
-        assert all(case.k in fuzz_cases.TUNED_K for case in cases if case.path == "gvr")
+        assert all(case.k in fuzz_cases.TUNED_K for case in cases if case.path == "paper_gvr")
+        assert {case.state for case in cases} == {fuzz_cases.ABSENT, *fuzz_cases.STATES}
+        assert any(case.state != "absent" and not case.hints and case.slots != "own" for case in cases)
+        assert {(case.counts, case.stats) for case in cases} == {(a, b) for a in (0, 1) for b in (0, 1)}
+        assert any(case.by_row and case.next_n == 3 for case in cases)
+        paged = [case for case in cases if case.page_size]
+        assert {(case.cache_slots, case.holes) for case in paged} == {(a, b) for a in (0, 1) for b in (0, 1)}
+        assert not any(case.cache_slots for case in cases if not case.page_size)
 
-        assert {case.guess for case in cases} == {"absent", *fuzz_cases.GUESSES}
-        assert any(case.guess != "absent" and not case.hints and case.slots != "own" for case in cases)
-        assert any(case.guess == "absent" and case.hints for case in cases)
-
-    @pytest.mark.parametrize("kind", fuzz_cases.GUESSES)
+    @pytest.mark.parametrize("kind", fuzz_cases.STATES)
     def test_states_are_what_their_name_says(self, kind: str) -> None:
         kth = torch.linspace(-2.0, 2.0, 300)
-        state = fuzz_cases._guess_state(kind, kth, torch.Generator().manual_seed(1))
-        assert state.shape == (300, STATE_FLOATS) and state.dtype == torch.float32
-        assert state.is_contiguous()
-        first, bits = state[:, 0], state[:, 3].view(torch.int32)
-        is_place = (first >= PLACES[0]) & (first <= PLACES[1])
-        if kind in ("place", "either"):
-            assert bool(is_place.all())
-            assert float((state[:, 1] - kth).abs().max()) < 0.5
-            assert set((bits & 1).tolist()) == ({0} if kind == "place" else {0, 1})
+        words = fuzz_cases._words(kind, kth, torch.Generator().manual_seed(1))
+        assert words.shape == (300, STATE_FLOATS) and words.dtype == torch.float32
+        assert words.is_contiguous()
+        first, bits = words[:, 0], words[:, 3].view(torch.int32)
+        if kind in ("zscore", "either"):
+            assert float((first - STATE_ZSCORE_ORIGIN).abs().max()) < 32
+            assert float((words[:, 1] - kth).abs().max()) < 0.5
+            assert set((bits & 1).tolist()) == ({0} if kind == "zscore" else {0, 1})
         elif kind == "value":
-            assert bool((first == VALUE_ONLY).all()) and set((bits & 1).tolist()) == {1}
+            assert bool((first == STATE_VALUE_ONLY).all()) and set((bits & 1).tolist()) == {1}
         elif kind == "absurd":
-            assert 0 < int((first == VALUE_ONLY).sum()) < 300
+            assert 0 < int((first == STATE_VALUE_ONLY).sum()) < 300
         elif kind in ("infinite", "masked"):
-            assert bool((first == {"infinite": INFINITE, "masked": MASKED}[kind]).all())
+            assert bool((first == {"infinite": STATE_INFINITE, "masked": STATE_MASKED}[kind]).all())
         elif kind in ("share", "window"):
             assert bool(((first >= 0) & (first < 1)).all() if kind == "share" else (first < 0).all())
         elif kind == "bits":
-            assert bool(state.isnan().any()) and len(bits.unique()) > 290
+            assert bool(words.isnan().any()) and len(bits.unique()) > 290
 
     def test_kth_value_of_rows(self) -> None:
         logits = torch.tensor([[3.0, 1.0, torch.nan, 2.0], [5.0, 4.0, 0.0, 0.0]])
-        want = torch.tensor([[0, 2], [1, -1]], dtype=torch.int32)
-        assert fuzz_cases._kth(logits, want).tolist() == [3.0, 4.0]
+        wanted = torch.tensor([[0, 2], [1, -1]], dtype=torch.int32)
+        assert fuzz_cases._kth(logits, wanted).tolist() == [3.0, 4.0]
 
     def test_case_and_tensors_are_made_again_from_two_numbers(self) -> None:
         cases = [fuzz_cases.draw_case(5, 11, elements=1 << 15) for _ in range(2)]
@@ -792,41 +834,59 @@ class TestFuzz:
         for index in range(40):
             case = fuzz_cases.draw_case(9, index, elements=1 << 13)
             problem = fuzz_cases.make_problem(case, "cpu")
-            assert torch.equal(fuzz.sorted_topk(problem.logits, problem.visible, case.k), problem.want), case
+            assert torch.equal(fuzz.sorted_topk(problem.logits, problem.visible, case.k), problem.wanted), (
+                case
+            )
 
     @pytest.mark.parametrize(
-        "broken", ["one index", "column k", "prior", "guess_state of other slots", "second call", "raises"]
+        "broken",
+        [
+            "one index",
+            "column k",
+            "slots",
+            "counts",
+            "indices",
+            "words of other slots",
+            "unknown reason",
+            "second call",
+            "raises",
+        ],
     )
     def test_a_broken_op_is_found_and_named(self, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        real, calls = fuzz.indexer_topk_decode, [0]
+        real, calls = fuzz.launch, [0]
 
-        def op(logits: torch.Tensor, seq_lens: torch.Tensor, k: int, **arguments: Any) -> torch.Tensor:
+        def op(a: Arguments) -> None:
             calls[0] += 1
-            out = real(logits, seq_lens, k, **arguments)
+            real(a)
             if broken == "one index":
-                out[-1, k - 1] += 1
+                a.out[-1, a.k - 1] += 1
             elif broken == "column k":
-                out[0, k] = 0
-            elif broken == "prior" and arguments["prior"] is not None:
-                arguments["prior"][-1, 0] += 1
-            elif broken.startswith("guess_state") and arguments["guess_state"] is not None:
-                if arguments["row_slot"] is not None and int(arguments["row_slot"].max()) < 0:
-                    return out
-                arguments["guess_state"][:, 2] += 1
+                a.out[0, a.k] = 0
+            elif broken == "slots" and a.slots is not None:
+                a.slots[-1, 0] -= 1
+            elif broken == "counts" and a.counts is not None:
+                a.counts[0] += 1
+            elif broken == "indices" and a.indices is not None:
+                a.indices[-1, 0] += 1
+            elif broken.startswith("words") and a.state is not None:
+                if a.row_slot is not None and int(a.row_slot.max()) < 0:
+                    return
+                a.state[:, 2] += 1
+            elif broken == "unknown reason" and a.stats is not None:
+                a.stats[0, 0] = len(HintReason)
             elif broken == "second call" and calls[0] % 2 == 0:
-                out[0, 0] += 1
+                a.out[0, 0] += 1
             elif broken == "raises":
                 raise RuntimeError("launch failed")
-            return out
 
-        monkeypatch.setattr(fuzz, "indexer_topk_decode", op)
+        monkeypatch.setattr(fuzz, "launch", op)
         summary = fuzz.run("cpu", 5.0, seed=2)
         expected = {"one index": "first call: result", "raises": "launch failed"}.get(broken, broken)
         assert expected in summary["failure"]["error"]
         assert summary["cases"] == summary["failure"]["case"]["index"]
 
     def test_command_names_the_case_and_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(fuzz, "indexer_topk_decode", lambda *a, **kw: None)
+        monkeypatch.setattr(fuzz, "launch", lambda arguments: None)
         app = typer.Typer()
         app.command()(fuzz.main)
         out = tmp_path / "fuzz.json"
@@ -841,7 +901,7 @@ class TestPhaseTiming:
     phases = ("a", "b")
 
     def test_plain_launches_give_medians_and_others_a_total(self) -> None:
-        clocks = np.zeros((4, phase_timing.PHASE_STAMPS), dtype=np.int64)
+        clocks = np.zeros((4, PHASE_STAMPS), dtype=np.int64)
         clocks[0, :3] = (100, 110, 140)
         clocks[1, :3] = (500, 512, 532)
         clocks[2, :3] = (50, 64, 74)
@@ -856,8 +916,10 @@ class TestPhaseTiming:
             phase_timing.phase_cycles(np.zeros((3, 8), dtype=np.int64), self.phases)
 
     def test_every_phase_fits_the_stamps_and_the_paper(self) -> None:
-        assert all(len(phases) < phase_timing.PHASE_STAMPS for phases in phase_timing.PHASES.values())
-        assert {len(figures) for figures in phase_timing.PAPER.values()} == {len(phase_timing.PHASES["gvr"])}
+        assert all(len(phases) < PHASE_STAMPS for phases in phase_timing.PHASES.values())
+        assert {len(figures) for figures in phase_timing.PAPER.values()} == {
+            len(phase_timing.PHASES["paper_gvr"])
+        }
 
 
 class TestTune:

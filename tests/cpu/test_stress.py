@@ -40,12 +40,20 @@ from eval.common.stress_cases import (
 from eval.common.stress_library import CHAOS_MODES, ROOT, StressError, chaos_modes, set_chaos
 from eval.common.stress_neighbours import NEIGHBOURS, Hang, Neighbour, make_neighbour, make_rewriter, wait_for
 from eval.common.stress_workload import GUARD, GUARD_WORDS, POISON, Workload
-from gvr_topk.contract import INFINITE, MASKED, PLACES, VALUE_ONLY
-from gvr_topk.gate import plan
+from gvr_topk.constants import (
+    STATE_INFINITE,
+    STATE_MASKED,
+    STATE_MAX_ZSCORE,
+    STATE_UNKNOWN,
+    STATE_VALUE_ONLY,
+    STATE_ZSCORE_ORIGIN,
+)
+from gvr_topk.policy import plan
 
 STRESS = ROOT / "cpp" / "stress"
 
 TINY = Configuration("tiny", 600, 3, next_n=2, k=40, row_slot=True, stats=True, page_size=16, chains=2)
+FULL = replace(TINY, name="full", counts=True, cache_slots=True)
 PLAIN = Configuration("plain", 500, 2, k=30, dtype="bf16", aligned=False, chains=1)
 
 
@@ -65,7 +73,7 @@ class TestConfigurations:
         assert len(names) == len(set(names)) >= 12
 
     def test_they_reach_every_kernel_and_dtype(self) -> None:
-        families = {"single", "resident", "stream", "general", "four_phase"}
+        families = {"small_row", "resident", "streaming", "fallback", "paper_gvr"}
         assert {family(configuration) for configuration in CONFIGURATIONS} == families
         assert {configuration.dtype for configuration in CONFIGURATIONS} == set(stress_cases.DTYPES)
         assert {family(configuration) for configuration in rewritten_configurations()} == families
@@ -73,11 +81,12 @@ class TestConfigurations:
     def test_they_use_every_argument(self) -> None:
         slotted = [configuration.row_slot for configuration in CONFIGURATIONS]
         assert len(slotted) / 2 - 2 <= sum(slotted) <= len(slotted) / 2 + 2
-        for argument in ("stats", "page_size", "pdl"):
+        for argument in ("counts", "stats", "page_size", "cache_slots", "pdl"):
             assert any(getattr(configuration, argument) for configuration in CONFIGURATIONS), argument
         assert not all(configuration.aligned for configuration in CONFIGURATIONS)
-        without = {family(configuration) for configuration in CONFIGURATIONS if not configuration.prior}
-        assert without == {"single", "resident", "stream"}
+        without = {family(configuration) for configuration in CONFIGURATIONS if not configuration.indices}
+        assert without == {"small_row", "resident", "streaming"}
+        assert {family(c) for c in CONFIGURATIONS if c.cache_slots} >= {*without, "paper_gvr"}
 
     def test_rewritten_ones_have_every_combination(self) -> None:
         seen = {(c.name.split("-next")[0], c.next_n, c.stats, c.row_slot) for c in rewritten_configurations()}
@@ -86,8 +95,8 @@ class TestConfigurations:
 
     def test_names_choose(self) -> None:
         assert by_name(CONFIGURATIONS, "all") == list(CONFIGURATIONS)
-        chosen = by_name(CONFIGURATIONS, "gvr-70690x2,fp32-8192x8")
-        assert [configuration.name for configuration in chosen] == ["gvr-70690x2", "fp32-8192x8"]
+        chosen = by_name(CONFIGURATIONS, "paper_gvr-70690x2,fp32-8192x8")
+        assert [configuration.name for configuration in chosen] == ["paper_gvr-70690x2", "fp32-8192x8"]
         for wrong in ("", "nothing", "fp32-8192x8,nothing"):
             with pytest.raises(ValueError, match="wanted all or some of"):
                 by_name(CONFIGURATIONS, wrong)
@@ -131,9 +140,9 @@ class TestContents:
         assert {INT32_MIN, -1, 0, TINY.k, TINY.k + 1, TINY.width, INT32_MAX} <= lengths
         slots = set(rewrite_pool("row_slot", TINY, (1, 50), self.draw()).unique().tolist())
         assert {INT32_MIN, -1, *range(TINY.slots), TINY.slots, INT32_MAX} <= slots
-        prior = rewrite_pool("prior", TINY, (5, 40), self.draw())
-        assert int(prior.min()) == INT32_MIN and int(prior.max()) == INT32_MAX
-        states = rewrite_pool("guess_state", TINY, (1, 48), self.draw())
+        indices = rewrite_pool("indices", TINY, (5, 40), self.draw())
+        assert int(indices.min()) == INT32_MIN and int(indices.max()) == INT32_MAX
+        states = rewrite_pool("state", TINY, (1, 48), self.draw())
         assert bool(states.isnan().any() and states.isinf().any() and (states == 0.5).any())
         assert bool(((states > 64) & (states < 65)).any() and (states < -1).any())
         scores = rewrite_pool("logits", TINY, (4, 600), self.draw())
@@ -142,36 +151,36 @@ class TestContents:
     def test_stale_states_are_whole_slots_of_every_kind(self) -> None:
         states = rewrite_pool(STALE_STATES, TINY, (1, 4 * 50), self.draw()).view(-1, 4)
         kinds, bits = states[:, 0], states[:, 3].view(torch.int32)
-        assert {-1.0, INFINITE, MASKED, VALUE_ONLY} <= set(kinds.tolist())
-        placed = (kinds >= PLACES[0]) & (kinds <= PLACES[1])
+        assert {STATE_UNKNOWN, STATE_INFINITE, STATE_MASKED, STATE_VALUE_ONLY} <= set(kinds.tolist())
+        placed = (kinds - STATE_ZSCORE_ORIGIN).abs() <= STATE_MAX_ZSCORE
         assert set((bits[placed] & 1).tolist()) == {0, 1}
-        expected = states[kinds == VALUE_ONLY, 1].abs()
+        expected = states[kinds == STATE_VALUE_ONLY, 1].abs()
         assert float(expected.max()) > 1e29 and float(expected.min()) == 0.0
         assert bool(states.isfinite().all())
 
     @pytest.mark.parametrize("by_value", [False, True])
     def test_spreads_are_packed_as_the_kernels_unpack_them(self, by_value: bool) -> None:
         packed = torch.tensor(packed_spreads(0.016, 0.05, by_value)).view(torch.int32)
-        place, value = (packed & -65536).view(torch.float32), (packed << 16).view(torch.float32)
-        assert float(place) == pytest.approx(0.016, rel=0.01)
+        zscore, value = (packed & -65536).view(torch.float32), (packed << 16).view(torch.float32)
+        assert float(zscore) == pytest.approx(0.016, rel=0.01)
         assert float(value) == pytest.approx(0.05, rel=0.01)
         assert bool(packed & 1) == by_value
 
     def test_scaled_scores_are_for_rows_that_are_streamed(self) -> None:
         fit = [c for c in rewritten_configurations() if can_rewrite(c, SCALED_LOGITS)]
-        assert {family(configuration) for configuration in fit} == {"stream", "general"}
+        assert {family(configuration) for configuration in fit} == {"streaming", "fallback"}
         scores = rewrite_pool(SCALED_LOGITS, TINY, (4, 6000), self.draw())
         normal, scaled, infinite, masked = scores
         assert torch.equal(scaled, 1000 * normal) and bool((infinite == torch.inf).all())
         assert 0 < int(masked.isfinite().sum()) < 100 and bool((masked[~masked.isfinite()] < 0).all())
 
     def test_what_is_not_given_is_not_rewritten(self) -> None:
-        plain = replace(TINY, prior=False, row_slot=False)
+        plain = replace(TINY, indices=False, row_slot=False)
         rewritten = {name for name in REWRITINGS if can_rewrite(plain, name)}
-        assert rewritten == {"guess_state", "seq_lens", "logits", STALE_STATES}
+        assert rewritten == {"state", "seq_lens", "logits", STALE_STATES}
 
     def test_no_pool_for_other_tensors(self) -> None:
-        with pytest.raises(ValueError, match="tensor: wanted one of prior"):
+        with pytest.raises(ValueError, match="tensor: wanted one of indices"):
             rewrite_pool("out", TINY, (1, 1), self.draw())
 
 
@@ -189,7 +198,7 @@ def sabotage(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 class TestWorkload:
     @pytest.mark.parametrize(
         "configuration",
-        [TINY, PLAIN, replace(TINY, requests=5, page_size=0), replace(TINY, prior=False)],
+        [TINY, PLAIN, FULL, replace(TINY, requests=5, page_size=0), replace(TINY, indices=False)],
     )
     def test_the_op_passes(self, configuration: Configuration) -> None:
         workload = Workload(configuration, "cpu", launches=6)
@@ -199,10 +208,10 @@ class TestWorkload:
         assert counts.clean and counts.launches == 18 and counts.first_wrong == ""
 
     def test_every_block_has_guard_words_behind_it_and_rows_between(self) -> None:
-        workload = Workload(TINY, "cpu", launches=3)
+        workload = Workload(FULL, "cpu", launches=3)
         layout = workload._layout
         assert {block.name.rsplit(" ", 2)[0] for block in layout.blocks} == {
-            "result of", "prior of", "state of", "statistics of",
+            "result of", "slots of", "counts of", "indices of", "state of", "statistics of",
         }  # fmt: skip
         inside = torch.zeros(len(workload.words), dtype=torch.bool)
         for block in layout.blocks:
@@ -230,6 +239,17 @@ class TestWorkload:
             counts.first_wrong
         )
 
+    @pytest.mark.parametrize("output", ["slots", "counts"])
+    def test_wrong_outputs_beside_the_result_are_its_launch_s(
+        self, output: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        workload = Workload(FULL, "cpu", launches=4)
+        sabotage(monkeypatch, lambda call, named: named[output][-1:].sub_(1) if call == 3 else None)
+        workload.replay()
+        counts = workload.counts()
+        assert (counts.launches, counts.wrong_launches, counts.guard_words) == (4, 1, 0)
+        assert counts.first_wrong.startswith(f"{output} of launch 3 row ")
+
     def test_an_op_that_writes_nothing_is_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
         workload = Workload(TINY, "cpu", launches=4)
         workload.replay()
@@ -244,8 +264,8 @@ class TestWorkload:
             if call == 1:
                 out = named["out"]
                 torch.as_strided(out, (3,), (1,), out.storage_offset() + TINY.k)[:] = 5
-                state = named["guess_state"]
-                torch.as_strided(state, (1,), (1,), state.storage_offset() + state.numel())[:] = 5
+                words = named["state"].words
+                torch.as_strided(words, (1,), (1,), words.storage_offset() + words.numel())[:] = 5
 
         sabotage(monkeypatch, change)
         for _ in range(3):
@@ -256,7 +276,7 @@ class TestWorkload:
 
     def test_wrong_hints_are_counted(self, monkeypatch: pytest.MonkeyPatch) -> None:
         workload = Workload(TINY, "cpu", launches=4)
-        sabotage(monkeypatch, lambda call, named: named["prior"][:, 2].fill_(1))
+        sabotage(monkeypatch, lambda call, named: named["state"].indices[:, 2].fill_(1))
         workload.replay()
         counts = workload.counts()
         assert (counts.wrong_hints, counts.wrong_launches) == (2, 0)
@@ -476,7 +496,7 @@ class TestCommand:
 
         out = tmp_path / "rewrite.json"
         sabotage(monkeypatch, change)
-        done = command("--rewrite", "--rewrite-seconds", "0.1", "--tensors", "prior", "--out", str(out))
+        done = command("--rewrite", "--rewrite-seconds", "0.1", "--tensors", "indices", "--out", str(out))
         assert done.exit_code == 1
         assert json.loads(out.read_text())["totals"]["guard_words"] == 1
 

@@ -20,7 +20,7 @@ def _why_not() -> str | None:
     if not torch.cuda.is_available():
         return "no CUDA GPU"
     if torch.cuda.get_device_capability() < (9, 0):
-        return f"compute capability {torch.cuda.get_device_capability()}, want (9, 0) or later"
+        return f"compute capability {torch.cuda.get_device_capability()}, wanted (9, 0) or later"
     status = gvr_topk.library_status()
     return None if status.loaded else f"CUDA library: {status.reason}"
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-import gvr_topk
-from gvr_topk.contract import STATE_FLOATS, exact_topk, row_lengths
+from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments
+from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, Path, StatsColumn
+from gvr_topk.contract import exact_topk, row_lengths
+from gvr_topk.ops import indexer_topk_decode, launch
+from gvr_topk.policy import parse_path
+from gvr_topk.state import TopkState
 
 POISON = -7777
+PATHS = tuple(path.name.lower() for path in Path)
+ANY_K = tuple(path for path in PATHS if path != "paper_gvr")
+"""Paths that take any k, and rows of any length."""
 
 
 def place(rows: Tensor, *, pad: int = 0, shift: int = 0) -> Tensor:
@@ -20,29 +29,95 @@ def place(rows: Tensor, *, pad: int = 0, shift: int = 0) -> Tensor:
     return view[:, :width]
 
 
-def run(logits: Tensor, lengths: Tensor, k: int, **arguments: object) -> Tensor:
+def run(logits: Tensor, lengths: Tensor, k: int, **arguments: Any) -> Tensor:
     """Call the op on a poisoned output with guard columns, and check that the guards survive."""
     out = torch.full((logits.shape[0], k + 3), POISON, dtype=torch.int32, device="cuda")
-    gvr_topk.indexer_topk_decode(logits, lengths, k, out=out, **arguments)  # type: ignore[arg-type]
+    indexer_topk_decode(logits, lengths, k, out=out, **arguments)
     assert bool((out[:, k:] == POISON).all()), "wrote past column k"
     return out[:, :k]
 
 
+def call(
+    logits: Tensor,
+    lengths: Tensor,
+    out: Tensor,
+    *,
+    k: int | None = None,
+    state: TopkState | None = None,
+    path: str = "auto",
+    quantile: bool = True,
+    pdl: bool = False,
+    **others: Any,
+) -> Arguments:
+    """The arguments of a call as the op's users give them, beside those that are for measurements only."""
+    tensors = ("row_slot", "counts", "page_table", "slots", "stats", "phase_clocks")
+    return Arguments(
+        logits=logits,
+        seq_lens=lengths,
+        out=out,
+        state=None if state is None else state.words,
+        indices=None if state is None else state.indices,
+        k=out.shape[1] if k is None else k,
+        path=parse_path(path),
+        flags=FLAG_QUANTILE_GUESS * quantile + FLAG_PDL * pdl,
+        **{**dict.fromkeys(tensors), **others},
+    )
+
+
+def run_forced(logits: Tensor, lengths: Tensor, k: int, ctas: int, **arguments: Any) -> Tensor:
+    """As `run`, with so many CTAs for each row; 0 follows the plan."""
+    out = torch.full((logits.shape[0], k + 3), POISON, dtype=torch.int32, device="cuda")
+    launch(call(logits, lengths, out, k=k, ctas_per_row=ctas, **arguments))
+    assert bool((out[:, k:] == POISON).all()), "wrote past column k"
+    return out[:, :k]
+
+
+def visible_lengths(logits: Tensor, lengths: Tensor, next_n: int = 1) -> Tensor:
+    """Length of every row, from lengths by request or by row, at most the width."""
+    rows, width = logits.shape
+    return row_lengths(lengths, rows, 1 if len(lengths) == rows else next_n).clamp(max=width)
+
+
 def wrong_rows(got: Tensor, logits: Tensor, lengths: Tensor, k: int, next_n: int = 1) -> list[int]:
     """Rows whose result is not bit for bit the contract's."""
-    visible = row_lengths(lengths, logits.shape[0], next_n).clamp(max=logits.shape[1])
-    want = exact_topk(logits, visible, k)
-    return torch.nonzero((got != want).any(dim=1)).flatten().tolist()
+    wanted = exact_topk(logits, visible_lengths(logits, lengths, next_n), k)
+    return torch.nonzero((got != wanted).any(dim=1)).flatten().tolist()
 
 
-def state(
-    slots: int, place: float | Tensor = -1.0, *, value: float = 0.0, limit: float = 0.0, spreads: float = 0.0
+def words(
+    slots: int,
+    first: float | Tensor = STATE_UNKNOWN,
+    *,
+    value: float | Tensor = 0.0,
+    limit: float = 0.0,
+    spreads: float = 0.0,
 ) -> Tensor:
-    """A `guess_state` whose slots hold these numbers; the first, which says of what kind, may differ."""
+    """Words of a state whose slots hold these numbers; the first says of what kind the others are."""
     made = torch.empty(slots, STATE_FLOATS, device="cuda")
-    for column, number in enumerate((place, value, limit, spreads)):
+    for column, number in enumerate((first, value, limit, spreads)):
         made[:, column] = number
     return made
+
+
+def new_state(slots: int, k: int, *, keep_indices: bool = False) -> TopkState:
+    """A state in which no step has left anything."""
+    return TopkState(slots, k, "cuda", keep_indices=keep_indices)
+
+
+def clone(state: TopkState) -> TopkState:
+    """A state with the same content."""
+    indices = None if state.indices is None else state.indices.clone()
+    return TopkState.of(state.words.clone(), indices, state.k)
+
+
+def new_stats(rows: int) -> Tensor:
+    """Room for statistics."""
+    return torch.full((rows, len(StatsColumn)), POISON, dtype=torch.int32, device="cuda")
+
+
+def columns(stats: Tensor) -> dict[StatsColumn, list[int]]:
+    """Statistics of all rows by column."""
+    return {column: stats[:, column].tolist() for column in StatsColumn}
 
 
 def full_lengths(logits: Tensor) -> Tensor:

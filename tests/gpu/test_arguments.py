@@ -1,4 +1,4 @@
-"""Arguments at the ends of their ranges: exact results, or a clear error from the compiled op."""
+"""Arguments at the ends of their ranges, in captures and in green contexts: exact results."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import full_lengths, run, state, wrong_rows
+from oracle import ANY_K, PATHS, call, full_lengths, new_state, run, wrong_rows
 from torch import Tensor
 
 import gvr_topk
-from gvr_topk.contract import DTYPES, MAX_ROWS, MAX_WIDTH
-from gvr_topk.gate import plan
-from gvr_topk.ops import to_slots
+from gvr_topk.constants import MAX_WIDTH, PAPER_MAX_WIDTH
+from gvr_topk.contract import DTYPES
+from gvr_topk.cpu import to_slots
+from gvr_topk.ops import launch
+from gvr_topk.policy import plan
 
-PATHS = ("cluster", "radix", "gvr")
 INT_MIN = -(2**31)
-# One of each kernel family on a whole H200: single, resident with two widths of registers, stream.
+# One of each kernel family on a whole H200: small rows, resident with two widths of registers, streaming.
 WIDTHS = (5000, 20_001, 131_072, 262_144, 300_001)
 
 
@@ -37,15 +38,15 @@ def int32(*values: int) -> Tensor:
 # ---------------------------------------------------------------- k and lengths
 
 
-@pytest.mark.parametrize("path", ["cluster", "radix"])
+@pytest.mark.parametrize("path", ANY_K)
 @pytest.mark.parametrize("width", [1, 511, 5000, 20_001, 40_000, 300_001])
 def test_the_largest_k_at_narrow_widths(width: int, path: str) -> None:
     logits = normal(2, width)
     lengths = int32(width, width // 2)
-    prior = torch.full((2, MAX_WIDTH), -1, dtype=torch.int32, device="cuda")
-    got = run(logits, lengths, MAX_WIDTH, path=path, prior=prior)
+    state = new_state(2, MAX_WIDTH, keep_indices=True)
+    got = run(logits, lengths, MAX_WIDTH, path=path, state=state)
     assert wrong_rows(got, logits, lengths, MAX_WIDTH) == []
-    assert torch.equal(prior, got)
+    assert torch.equal(state.indices, got)
 
 
 @pytest.mark.parametrize("k", [4999, 5000, 5001, 16_000, 40_000])
@@ -61,9 +62,8 @@ def test_k_around_the_width(k: int) -> None:
 def test_the_smallest_length_selects_nothing(width: int, next_n: int, path: str) -> None:
     logits = normal(2 * next_n, width)
     for lengths in (int32(INT_MIN, INT_MIN + 1), int32(INT_MIN, width), int32(-1, 0)):
-        prior = torch.zeros(2, 2048, dtype=torch.int32, device="cuda")
-        guess = state(2)
-        got = run(logits, lengths, 2048, next_n=next_n, path=path, prior=prior, guess_state=guess)
+        state = new_state(2, 2048, keep_indices=True)
+        got = run(logits, lengths, 2048, next_n=next_n, path=path, state=state)
         assert wrong_rows(got, logits, lengths, 2048, next_n) == []
         assert bool((got[:next_n] == -1).all())
 
@@ -95,18 +95,23 @@ TABLES = {
 @pytest.mark.parametrize("width", [900, 5000, 20_001, 300_001])
 @pytest.mark.parametrize("name", TABLES)
 def test_page_tables_at_their_limits(name: str, width: int, path: str) -> None:
-    if path == "gvr" and width > 262_144:
-        pytest.skip("the four-phase kernel has no such width")
+    if path == "paper_gvr" and width > PAPER_MAX_WIDTH:
+        pytest.skip("the paper's kernel has no such width")
     make, page_size = TABLES[name]
     table = make(-(-width // page_size)).to(torch.int32).to("cuda")
     logits, k = normal(4, width), 1024
     lengths = int32(width, 700)
-    prior = torch.full((2, k), -1, dtype=torch.int32, device="cuda")
-    got = run(logits, lengths, k, next_n=2, path=path, page_table=table, page_size=page_size, prior=prior)
+    state = new_state(2, k, keep_indices=True)
+    slots = torch.full((4, k + 1), -7, dtype=torch.int32, device="cuda")
+    asked = {"next_n": 2, "path": path, "page_table": table, "page_size": page_size}
     positions = run(logits, lengths, k, next_n=2, path=path)
     assert wrong_rows(positions, logits, lengths, k, 2) == []
-    assert torch.equal(got.cpu(), to_slots(positions.cpu(), table.cpu(), page_size, 2))
-    assert torch.equal(prior, positions[1::2])  # the hint keeps positions
+    wanted = to_slots(positions, table, page_size, 2)
+    assert torch.equal(run(logits, lengths, k, state=state, **asked), wanted)
+    assert torch.equal(state.indices, positions[1::2])  # the state keeps positions
+    beside = run(logits, lengths, k, slots=slots, **asked)
+    assert torch.equal(beside, positions)
+    assert torch.equal(slots[:, :k], wanted) and bool((slots[:, k] == -7).all())
 
 
 # ---------------------------------------------------------------- cap of the cluster size
@@ -119,90 +124,12 @@ def test_a_cap_changes_no_result(cap: int, width: int, dtype: torch.dtype) -> No
     rows = 1 if width > 300_001 else 3
     logits = normal(rows, width, dtype)
     lengths = full_lengths(logits)
-    prior = torch.full((rows, 2048), -1, dtype=torch.int32, device="cuda")
-    guess = state(rows)
+    state = new_state(rows, 2048)
     for _ in range(2):  # without a hint and with one
-        got = run(logits, lengths, 2048, max_ctas=cap, prior=prior, guess_state=guess)
+        got = run(logits, lengths, 2048, max_ctas=cap, state=state)
         assert wrong_rows(got, logits, lengths, 2048) == []
-    got = run(logits, lengths, 3000, max_ctas=cap, path="radix")
+    got = run(logits, lengths, 3000, max_ctas=cap, path="radix_rounds")
     assert wrong_rows(got, logits, lengths, 3000) == []
-
-
-# ---------------------------------------------------------------- errors
-
-
-def arguments(**changes: Any) -> dict[str, Any]:
-    """Arguments of one valid call of the compiled op, some of them replaced."""
-    return {
-        "logits": torch.zeros(2, 64, device="cuda"),
-        "seq_lens": int32(64, 64),
-        "indices": torch.zeros(2, 8, dtype=torch.int32, device="cuda"),
-        "prior": None,
-        "row_slot": None,
-        "guess_state": None,
-        "stats": None,
-        "page_table": None,
-        "phase_clocks": None,
-        "k": 8,
-        **changes,
-    }
-
-
-def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-    return torch.zeros(*shape, dtype=dtype, device="cuda")
-
-
-WRONG: list[tuple[Any, str]] = [
-    (lambda: {"indices": zeros(1, 8).expand(2, 8)}, "out: want rows that do not overlap.*got 0"),
-    (lambda: {"indices": zeros(16).as_strided((2, 8), (7, 1))}, "out: want rows that do not overlap.*got 7"),
-    (lambda: {"prior": zeros(1, 8).expand(2, 8)}, "prior: want rows that do not overlap.*got 0"),
-    (lambda: {"prior": zeros(16).as_strided((2, 8), (7, 1))}, "prior: want rows that do not overlap.*got 7"),
-    (lambda: {"stats": zeros(1, 8).expand(2, 8)}, "stats: want contiguous rows, got stride 0"),
-    (
-        lambda: {"phase_clocks": zeros(1, 8, dtype=torch.int64).expand(2, 8)},
-        "phase_clocks: want contiguous rows, got stride 0",
-    ),
-    (lambda: {"row_slot": zeros(2)}, "row_slot: want a prior or a guess_state beside it, got None"),
-    (lambda: {"guess_state": state(1)}, "guess_state: want at least 2 slots without row_slot, got 1"),
-    (lambda: {"guess_state": state(3), "prior": zeros(2, 8)}, "guess_state: want 2 rows"),
-    (lambda: {"guess_state": zeros(2, 3, dtype=torch.float32)}, "guess_state: want 4 columns"),
-    (lambda: {"guess_state": zeros(2, dtype=torch.float32)}, "guess_state: want"),
-    (lambda: {"guess_state": zeros(2, 4)}, "guess_state: want"),
-    (
-        lambda: {"guess_state": zeros(2, 8, dtype=torch.float32)[:, :4]},
-        "guess_state: want contiguous rows, got stride 8",
-    ),
-    (
-        lambda: {"guess_state": zeros(9, dtype=torch.float32)[1:].view(2, 4)},
-        "guess_state: want an address that is a multiple of 16",
-    ),
-    (lambda: {"page_table": zeros(2, 4), "page_size": 0}, "page_size: want at least 1"),
-    (lambda: {"page_table": zeros(2, 4), "page_size": 2**31}, "page_size: want at most 2147483647"),
-    (lambda: {"max_ctas": 3}, "max_ctas: want 0, 1, 2, 4, 8 or 16, got 3"),
-    (lambda: {"max_ctas": -1}, "max_ctas: want 0, 1, 2, 4, 8 or 16, got -1"),
-    (lambda: {"max_ctas": 2**32 + 1}, "max_ctas: want 0, 1, 2, 4, 8 or 16"),
-    (lambda: {"max_ctas": 4, "ctas_per_row": 8}, "ctas_per_row: want at most max_ctas = 4, got 8"),
-    (
-        lambda: {"logits": torch.zeros(1, 1, device="cuda").expand(MAX_ROWS + 1, 1)},
-        f"logits: want at most {MAX_ROWS} rows",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), WRONG, ids=[message[:45] for _, message in WRONG])
-def test_the_compiled_op_refuses(change: Any, message: str) -> None:
-    with pytest.raises(RuntimeError, match=rf"gvr_topk\.indexer_topk_decode: {message}"):
-        torch.ops.gvr_topk.indexer_topk_decode(**arguments(**change()))
-    torch.cuda.synchronize()  # the context is still good
-
-
-def test_one_row_has_no_stride() -> None:
-    stats, out = zeros(1, 16)[:, :8], zeros(1, 8).as_strided((1, 8), (0, 1))
-    logits, lengths = normal(1, 64), int32(64)
-    torch.ops.gvr_topk.indexer_topk_decode(
-        **arguments(logits=logits, seq_lens=lengths, indices=out, stats=stats)
-    )
-    assert wrong_rows(out, logits, lengths, 8) == []
 
 
 # ---------------------------------------------------------------- capture and green contexts
@@ -264,14 +191,11 @@ def test_exact_in_green_contexts(sms: int, width: int) -> None:
     logits = normal(rows, width)
     lengths = full_lengths(logits)
     outs = torch.full((4, rows, 2048), -7, dtype=torch.int32, device="cuda")
-    prior = torch.full((rows, 2048), -1, dtype=torch.int32, device="cuda")
-    guess = state(rows)
+    state = new_state(rows, 2048)
     with inside(green_context(sms)):
         before = current_context()
         for out, count in zip(outs, (rows, rows, 1, 1), strict=True):
-            gvr_topk.indexer_topk_decode(
-                logits[:count], lengths[:count], 2048, out=out[:count], prior=prior, guess_state=guess
-            )
+            gvr_topk.indexer_topk_decode(logits[:count], lengths[:count], 2048, out=out[:count], state=state)
             assert current_context() == before  # a call leaves its caller where it was
     for out, count in zip(outs, (rows, rows, 1, 1), strict=True):
         assert wrong_rows(out[:count], logits[:count], lengths[:count], 2048) == []
@@ -301,7 +225,7 @@ def test_a_forced_size_without_room_is_refused() -> None:
     lengths = full_lengths(logits)
     out = torch.empty(1, 2048, dtype=torch.int32, device="cuda")
     with inside(green_context(8)):
-        with pytest.raises(RuntimeError, match=r"ctas_per_row: want a cluster size that the 8 SMs"):
-            gvr_topk.indexer_topk_decode(logits, lengths, 2048, out=out, ctas_per_row=16)
+        with pytest.raises(ValueError, match=r"ctas_per_row: wanted a cluster size that the 8 SMs"):
+            launch(call(logits, lengths, out, ctas_per_row=16))
         gvr_topk.indexer_topk_decode(logits, lengths, 2048, out=out)
     assert wrong_rows(out, logits, lengths, 2048) == []

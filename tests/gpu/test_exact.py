@@ -5,13 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracle import full_lengths, place, run, state, wrong_rows
+from oracle import (
+    ANY_K,
+    PATHS,
+    clone,
+    full_lengths,
+    new_state,
+    new_stats,
+    place,
+    run,
+    run_forced,
+    visible_lengths,
+    words,
+    wrong_rows,
+)
 
-from gvr_topk.contract import STATS_COLUMNS
+from eval.common.stress_cases import packed_spreads
+from gvr_topk.constants import STATE_INFINITE, STATE_MASKED, STATE_VALUE_ONLY, STATE_ZSCORE_ORIGIN
+from gvr_topk.cpu import to_slots
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_hints, adversarial_rows
-from gvr_topk.gate import plan
+from gvr_topk.policy import plan
+from gvr_topk.state import TopkState
 
-PATHS = ("cluster", "radix", "gvr")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -31,7 +46,7 @@ def test_adversarial_rows(path: str, dtype: torch.dtype, k: int, n: int) -> None
     assert [names[r] for r in wrong_rows(got, logits, full_lengths(logits), k)] == []
 
 
-@pytest.mark.parametrize("path", ["cluster", "gvr"])
+@pytest.mark.parametrize("path", ["auto", "paper_gvr"])
 @pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.03, 0.5, 0.99, 1.0, float("nan")])
 @pytest.mark.parametrize("offset", [0, 1, -3])
 def test_adversarial_hints(path: str, alpha: float, offset: int) -> None:
@@ -40,11 +55,11 @@ def test_adversarial_hints(path: str, alpha: float, offset: int) -> None:
     logits = place(rows)
     lengths = full_lengths(logits)
     for name, hint in adversarial_hints(n, k, seed=1).items():
-        prior = torch.from_numpy(hint[:k]).to("cuda").expand(len(names), k).contiguous()
-        guess = state(len(names), alpha)
-        got = run(logits, lengths, k, path=path, prior=prior, guess_state=guess, prior_offset=offset)
+        indices = torch.from_numpy(hint[:k]).to("cuda").expand(len(names), k).contiguous()
+        state = TopkState.of(words(len(names), alpha), indices, k)
+        got = run(logits, lengths, k, path=path, state=state, hint_offset=offset)
         assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], name
-        assert torch.equal(prior, got), f"{name}: the next hint is not the result"
+        assert torch.equal(indices, got), f"{name}: what is kept is not the result"
 
 
 WINDOWS = (
@@ -61,23 +76,22 @@ def test_adversarial_rows_and_windows(dtype: torch.dtype, n: int, copies: int) -
     names, rows = adversarial_batch(n, k, dtype)
     logits = place(rows.repeat(copies, 1))
     lengths = full_lengths(logits)
-    assert plan(rows=len(logits), width=n, k=k).family == "single"
-    prior = torch.full((len(logits), k), -1, dtype=torch.int32, device="cuda")
+    assert plan(rows=len(logits), width=n, k=k).family == "small_row"
     for left in WINDOWS:
-        guess = state(len(logits), left)
+        state = TopkState.of(words(len(logits), left), None, k)
         for _ in range(3):  # and what it leaves itself
-            got = run(logits, lengths, k, prior=prior, guess_state=guess)
+            got = run(logits, lengths, k, state=state)
             assert [names[r % len(names)] for r in wrong_rows(got, logits, lengths, k)] == [], left
 
 
-@pytest.mark.parametrize("path", ["cluster", "radix"])
+@pytest.mark.parametrize("path", ANY_K)
 @pytest.mark.parametrize("ctas", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cluster_sizes(path: str, ctas: int, dtype: torch.dtype) -> None:
     for n in (3000, 33_333, 200_001):
         names, rows = adversarial_batch(n, 2048, dtype)
         logits = place(rows)
-        got = run(logits, full_lengths(logits), 2048, path=path, ctas_per_row=ctas)
+        got = run_forced(logits, full_lengths(logits), 2048, ctas, path=path)
         assert [names[r] for r in wrong_rows(got, logits, full_lengths(logits), 2048)] == [], n
 
 
@@ -86,23 +100,31 @@ def test_cluster_sizes(path: str, ctas: int, dtype: torch.dtype) -> None:
 def test_rows_that_one_cta_holds(values: int, dtype: torch.dtype) -> None:
     for n, shift in ((512 * values, 0), (512 * values - 7, 1), (257 * values, 0)):
         made = plan(rows=1, width=n, k=n // 3, dtype=dtype, ctas_per_row=1)
-        assert (made.family, made.values_per_thread) == ("single", values)
+        assert (made.family, made.values_per_thread) == ("small_row", values)
         for k in (1, n // 3, n - 1):
             names, rows = adversarial_batch(n, k, dtype)
             logits = place(rows, pad=8 - n % 8, shift=shift)
             full = full_lengths(logits)
             ragged = torch.linspace(1, n, len(names), device="cuda").round().to(torch.int32)
             for lengths in (full, ragged):
-                got = run(logits, lengths, k, path="cluster", ctas_per_row=1)
+                got = run_forced(logits, lengths, k, 1)
                 assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], (n, k)
 
 
 @pytest.mark.parametrize(
     ("ctas", "family", "values"),
-    [(1, "stream", 16), (2, "stream", 16), (4, "stream", 16), (8, "resident", 32), (16, "resident", 16)],
+    [
+        (1, "streaming", 16),
+        (2, "streaming", 16),
+        (4, "streaming", 16),
+        (8, "resident", 32),
+        (16, "resident", 16),
+    ],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_kernel_with_every_hint(ctas: int, family: str, values: int, dtype: torch.dtype) -> None:
+def test_every_kernel_with_every_kind_of_state(
+    ctas: int, family: str, values: int, dtype: torch.dtype
+) -> None:
     n, k = 70_690, 2048
     made = plan(rows=1, width=n, k=k, dtype=dtype, ctas_per_row=ctas)
     assert (made.family, made.values_per_thread) == (family, values)
@@ -113,46 +135,45 @@ def test_every_kernel_with_every_hint(ctas: int, family: str, values: int, dtype
     assert logits.stride(0) % 8 == 0
     names += ["noise", "all at the end"]
     lengths = full_lengths(logits)
-    best = run(logits, lengths, k, path="cluster", ctas_per_row=ctas)
+    best = run_forced(logits, lengths, k, ctas)
     assert [names[r] for r in wrong_rows(best, logits, lengths, k)] == []
-    spoilt = best.clone()
-    spoilt[:, ::3] = torch.randint(0, n, spoilt[:, ::3].shape, dtype=torch.int32, device="cuda")
-    for prior, alpha in ((best, 1.0), (best, 0.5), (spoilt, 0.7), (spoilt, 0.99), (spoilt, 0.15)):
-        guess = state(len(names), alpha)
-        got = run(
-            logits,
-            lengths,
-            k,
-            path="cluster",
-            ctas_per_row=ctas,
-            prior=prior.clone(),
-            guess_state=guess,
-        )
-        assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], alpha
+    kth = logits.gather(1, best.long()).float().amin(dim=1)
+    usual, wide = (packed_spreads(*both, False) for both in ((0.05, 0.05), (1.0, 10.0)))
+    by_value = packed_spreads(0.05, 0.05, True)
+    kinds = {
+        "value": words(len(names), STATE_VALUE_ONLY, value=kth, limit=0.1, spreads=by_value),
+        "value, too high": words(len(names), STATE_VALUE_ONLY, value=kth + 1, limit=0.1, spreads=by_value),
+        "z-score": words(len(names), STATE_ZSCORE_ORIGIN + 1.9, value=kth, limit=0.1, spreads=usual),
+        "z-score, too low": words(len(names), STATE_ZSCORE_ORIGIN + 1, value=kth, limit=9.0, spreads=wide),
+        "infinite": words(len(names), STATE_INFINITE),
+        "masked": words(len(names), STATE_MASKED),
+        "share": words(len(names), 0.7),
+        "window": words(len(names), -0.5),
+    }
+    for kind, its in kinds.items():
+        state = TopkState.of(its, None, k)
+        for _ in range(2):  # and what it leaves itself
+            got = run_forced(logits, lengths, k, ctas, state=state)
+            assert [names[r] for r in wrong_rows(got, logits, lengths, k)] == [], kind
 
 
 @pytest.mark.parametrize("ctas", [1, 2, 8, 16])
-def test_drafts_write_the_hint_that_others_read(ctas: int) -> None:
-    # The last of a request's rows writes the hint while the clusters of the others may be reading it, so
+def test_drafts_write_the_state_that_others_read(ctas: int) -> None:
+    # The last of a request's rows writes the state while the clusters of the others may be reading it, so
     # that CTAs of one cluster guess differently: half of the values are zero, and zero is in some brackets.
     n, k, next_n, requests = 70_688, 2048, 4, 8
     generator = torch.Generator(device="cuda").manual_seed(ctas)
     logits = torch.randn(requests * next_n, n, device="cuda", generator=generator)
     logits[:, : n - k - 100] = logits[:, : n - k - 100].clamp(max=0.0)
     lengths = torch.full((requests,), n, dtype=torch.int32, device="cuda")
+    spreads = packed_spreads(0.05, 0.05, False)
     for step in range(30):
-        prior = torch.randint(0, n, (requests, k), dtype=torch.int32, device="cuda", generator=generator)
-        guess = state(requests, torch.rand(requests, device="cuda", generator=generator))
-        got = run(
-            logits,
-            lengths,
-            k,
-            path="cluster",
-            ctas_per_row=ctas,
-            next_n=next_n,
-            prior=prior,
-            guess_state=guess,
-        )
+        drawn = torch.randn(2, requests, device="cuda", generator=generator)
+        # Zero stands about 0.7 deviations above the mean.
+        first = STATE_ZSCORE_ORIGIN + 0.7 + 0.05 * drawn[0] if step % 2 else STATE_VALUE_ONLY
+        left = words(requests, first, value=0.05 * drawn[1], limit=0.1, spreads=spreads)
+        state = TopkState.of(left, None, k)
+        got = run_forced(logits, lengths, k, ctas, next_n=next_n, state=state)
         assert wrong_rows(got, logits, lengths, k, next_n) == [], step
 
 
@@ -170,7 +191,7 @@ def test_few_values_about_zero(ctas: int, dtype: torch.dtype, n: int) -> None:
     for share in (0.3, 0.45, 0.5, 0.6, 0.8):
         k = max(1, int(share * n))
         for _ in range(5):
-            got = run(logits, full_lengths(logits), k, path="cluster", ctas_per_row=ctas)
+            got = run_forced(logits, full_lengths(logits), k, ctas)
             assert wrong_rows(got, logits, full_lengths(logits), k) == [], k
 
 
@@ -201,7 +222,7 @@ def test_nans_of_every_sign_and_payload(path: str, dtype: torch.dtype, n: int) -
     assert wrong_rows(got, logits, full_lengths(logits), k) == []
 
 
-@pytest.mark.parametrize("path", ["cluster", "radix"])
+@pytest.mark.parametrize("path", ANY_K)
 @pytest.mark.parametrize("k", [1, 7, 100, 3000, 50_000])
 def test_any_k(path: str, k: int) -> None:
     for n in (k, k + 1, 2 * k + 3, 100_003):
@@ -211,7 +232,7 @@ def test_any_k(path: str, k: int) -> None:
         assert [names[r] for r in wrong_rows(got, logits, full_lengths(logits), k)] == [], n
 
 
-@pytest.mark.parametrize("path", ["cluster", "radix"])
+@pytest.mark.parametrize("path", ANY_K)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_longest_rows(path: str, dtype: torch.dtype) -> None:
     generator = torch.Generator(device="cuda").manual_seed(5)
@@ -223,7 +244,7 @@ def test_longest_rows(path: str, dtype: torch.dtype) -> None:
         assert wrong_rows(got, logits, full_lengths(logits), 2048) == []
 
 
-@pytest.mark.parametrize(("k", "family"), [(2048, "stream"), (2049, "general")])
+@pytest.mark.parametrize(("k", "family"), [(2048, "streaming"), (2049, "fallback")])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_longest_rows_of_one_cta(k: int, family: str, dtype: torch.dtype) -> None:
     n = 1 << 20
@@ -234,15 +255,14 @@ def test_longest_rows_of_one_cta(k: int, family: str, dtype: torch.dtype) -> Non
     logits[2, ::3] = 9.5
     logits[3] = logits[3].abs().clamp(min=1.0)
     lengths = torch.tensor([n, n, n, n, 900_001], dtype=torch.int32, device="cuda")
-    best = run(logits, lengths, k, path="cluster", ctas_per_row=1)
+    best = run_forced(logits, lengths, k, 1)
     assert wrong_rows(best, logits, lengths, k) == []
-    # Of these hints half are far below the k-th value: all the more is kept, and one store too small.
-    spoilt = best.clone()
-    spoilt[:, ::2] = torch.randint(0, n, spoilt[:, ::2].shape, dtype=torch.int32, device="cuda")
-    for alpha in (0.4, 0.5, 0.6):
-        guess = state(5, alpha)
-        got = run(logits, lengths, k, path="cluster", ctas_per_row=1, prior=spoilt.clone(), guess_state=guess)
-        assert wrong_rows(got, logits, lengths, k) == [], alpha
+    # States that place the k-th value far too low: all the more is kept, and one store too small.
+    spreads = packed_spreads(0.3, 0.3, False)
+    for zscore in (1.5, 2.0, 2.5):
+        state = TopkState.of(words(5, STATE_ZSCORE_ORIGIN + zscore, limit=1.0, spreads=spreads), None, k)
+        got = run_forced(logits, lengths, k, 1, state=state)
+        assert wrong_rows(got, logits, lengths, k) == [], zscore
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -267,19 +287,22 @@ def test_ragged_batches(path: str, next_n: int, rows: int) -> None:
         -3, width + 9, (rows // next_n,), device="cuda", dtype=torch.int32, generator=generator
     )
     lengths[:4] = torch.tensor([0, k, k + 1, k + next_n], dtype=torch.int32)[: len(lengths)]
-    prior = torch.randint(-9, width, (rows, k), device="cuda", dtype=torch.int32, generator=generator)
-    before = prior.clone()
-    guess = state(rows, torch.rand(rows, device="cuda", generator=generator))
+    indices = torch.randint(-9, width, (rows, k), device="cuda", dtype=torch.int32, generator=generator)
+    before = indices.clone()
+    state = TopkState.of(words(rows, torch.rand(rows, device="cuda", generator=generator)), indices, k)
     slots = torch.randperm(rows, device="cuda", generator=generator)[: rows // next_n].to(torch.int32)
     slots[1] = -1
     row_slot = slots.repeat_interleave(next_n)
-    got = run(logits, lengths, k, path=path, next_n=next_n, prior=prior, row_slot=row_slot, guess_state=guess)
+    counts = torch.full((rows,), -7, dtype=torch.int32, device="cuda")
+    asked = {"path": path, "next_n": next_n, "row_slot": row_slot, "counts": counts}
+    got = run(logits, lengths, k, state=state, **asked)
     assert wrong_rows(got, logits, lengths, k, next_n) == []
+    assert torch.equal(counts, visible_lengths(logits, lengths, next_n).clamp(0, k).to(torch.int32))
     for request, slot in enumerate(slots.tolist()):
         if slot >= 0:
-            assert torch.equal(prior[slot], got[request * next_n + next_n - 1])
+            assert torch.equal(indices[slot], got[request * next_n + next_n - 1])
     untouched = sorted(set(range(rows)) - set(slots.tolist()))
-    assert torch.equal(prior[untouched], before[untouched]), "wrote a slot no row owns"
+    assert torch.equal(indices[untouched], before[untouched]), "wrote a slot no row owns"
 
 
 @pytest.mark.parametrize("layer", sorted(LAYERS))
@@ -288,24 +311,15 @@ def test_generator_steps(layer: int, offset: int) -> None:
     k, steps = 2048, 6
     source = LayerGenerator(layer, 70_690, steps, seed=3)
     logits = torch.zeros(3, 70_690 + steps, device="cuda")
-    prior = torch.full((3, k), -1, dtype=torch.int32, device="cuda")
-    guess = state(3)
+    state = new_state(3, k, keep_indices=True)
     for step in range(steps):
         scores = torch.from_numpy(np.ascontiguousarray(source.scores(step)))
         logits[:, : len(scores)] = scores.to("cuda")
         lengths = torch.full((3,), len(scores), dtype=torch.int32, device="cuda")
         for path in PATHS:
-            got = run(
-                logits,
-                lengths,
-                k,
-                path=path,
-                prior=prior.clone(),
-                guess_state=guess.clone(),
-                prior_offset=offset,
-            )
+            got = run(logits, lengths, k, path=path, state=clone(state), hint_offset=offset)
             assert wrong_rows(got, logits, lengths, k) == [], (path, step)
-        run(logits, lengths, k, prior=prior, guess_state=guess, prior_offset=offset)
+        run(logits, lengths, k, state=state, hint_offset=offset)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -322,57 +336,74 @@ def test_kinds_of_launches(dtype: torch.dtype, n: int, rows: int) -> None:
     generator = torch.Generator(device="cuda").manual_seed(n + rows)
     base = torch.randn(rows, n, device="cuda", generator=generator)
     swapped = torch.arange(rows - 1, -1, -1, dtype=torch.int32, device="cuda")
+    table = torch.arange(rows * 100, dtype=torch.int32, device="cuda").view(rows, 100)
+    table[:, ::3] = -1
+    slots = torch.empty(rows, k, dtype=torch.int32, device="cuda")
+    paged = {"page_table": table, "page_size": 512}
+    counts = torch.empty(rows, dtype=torch.int32, device="cuda")
     kinds = {
         "plain": ({}, 0),
         "slots": ({"row_slot": swapped}, 0),
         "several": ({"next_n": 2}, 0),
+        "several by row": ({"next_n": 2, "by_row": True}, 0),
         "both": ({"next_n": 2, "row_slot": swapped // 2}, 0),
-        "statistics": ({"stats": torch.zeros(rows, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")}, 0),
+        "statistics": ({"stats": new_stats(rows)}, 0),
+        "counts": ({"counts": counts}, 0),
+        "cache slots": ({"slots": slots, **paged}, 0),
         "odd stride": ({}, 1),
-        "bare": ({"prior": None, "guess_state": None}, 0),
-        "state": ({"prior": None}, 0),
-        "state of slots": ({"prior": None, "row_slot": swapped}, 0),
+        "bare": ({"state": None}, 0),
+        "bare, counted": ({"state": None, "counts": counts}, 0),
+        "words": ({"keep_indices": False}, 0),
+        "words by slots": ({"keep_indices": False, "row_slot": swapped}, 0),
+        "no hint": ({"path": "no_hint"}, 0),
+        "radix rounds": ({"path": "radix_rounds"}, 0),
     }
-    hints = {
-        kind: (
-            torch.full((rows, k), -1, dtype=torch.int32, device="cuda"),
-            state(rows),
-        )
-        for kind in kinds
+    states = {
+        kind: new_state(rows, k, keep_indices=asked.get("keep_indices", True))
+        for kind, (asked, _) in kinds.items()
     }
     for _ in range(3):
         scores = (base + 0.3 * torch.randn(rows, n, device="cuda", generator=generator)).to(dtype)
         for kind, (asked, pad) in kinds.items():
-            next_n = int(asked.get("next_n", 1))
+            given = {name: value for name, value in asked.items() if name not in ("by_row", "keep_indices")}
+            next_n = given.get("next_n", 1)
             logits = place(scores, pad=pad)
-            lengths = full_lengths(logits)[: rows // next_n]
-            prior, guess = hints[kind]
-            got = run(logits, lengths, k, **{"prior": prior, "guess_state": guess, **asked})
-            assert wrong_rows(got, logits, lengths, k, next_n) == [], kind
-            if "prior" in asked:
+            by_request = full_lengths(logits)[: rows // next_n]
+            lengths = visible_lengths(logits, by_request, next_n).to(torch.int32)
+            counts.fill_(-7)
+            got = run(
+                logits,
+                lengths if "by_row" in asked else by_request,
+                k,
+                **{"state": states[kind], **given},
+            )
+            assert wrong_rows(got, logits, lengths, k) == [], kind
+            assert "counts" not in asked or torch.equal(counts, lengths.clamp(max=k)), kind
+            if "slots" in asked:
+                assert torch.equal(slots, to_slots(got, table, 512, 1)), kind
+            indices = states[kind].indices
+            if "state" in asked or indices is None:
                 continue
-            owner = asked.get("row_slot", torch.arange(rows, device="cuda") // next_n).long()
+            owner = given.get("row_slot", torch.arange(rows, device="cuda") // next_n).long()
             last = torch.arange(next_n - 1, rows, next_n, device="cuda")
-            assert torch.equal(prior[owner[last]], got[last]), f"{kind}: the next hint is not the result"
+            assert torch.equal(indices[owner[last]], got[last]), f"{kind}: what is kept is not the result"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "copies"), [(1 << 20, 1), (131_072, 64), (40_000, 1)])
 @pytest.mark.parametrize(("k", "finite"), [(2048, 1001), (8, 4), (2048, 2047), (512, 3)])
-def test_few_finite_scores_and_a_hint_outside_of_the_row(
+def test_few_finite_scores_and_a_state_of_another_row(
     dtype: torch.dtype, n: int, copies: int, k: int, finite: int
 ) -> None:
-    # The first scores alone are finite, so that the row's sample counts; hints that lie in no row leave a
-    # bracket without a single hinted value.
+    # The first scores alone are finite, so that the row's sample counts; states place the k-th value where
+    # there is nothing.
     logits = torch.full((copies, n), -torch.inf, dtype=dtype, device="cuda")
     generator = torch.Generator(device="cuda").manual_seed(finite)
     logits[:, :finite] = torch.randn(copies, finite, device="cuda", generator=generator).to(dtype)
     lengths = full_lengths(logits)
-    for hinted in (-1, n + 5, 7):
-        prior = torch.full((copies, k), hinted, dtype=torch.int32, device="cuda")
-        guess = state(copies, 0.5)
+    spreads = packed_spreads(0.05, 0.05, False)
+    for first, value in ((0.5, 0.0), (STATE_ZSCORE_ORIGIN + 2, 0.0), (STATE_VALUE_ONLY, 1e3)):
+        state = TopkState.of(words(copies, first, value=value, limit=0.1, spreads=spreads), None, k)
         for _ in range(3):  # and what it leaves itself
-            got = run(logits, lengths, k, prior=prior, guess_state=guess)
-            assert wrong_rows(got, logits, lengths, k) == [], hinted
-            assert torch.equal(prior, got)
-            prior.fill_(hinted)
+            got = run(logits, lengths, k, state=state)
+            assert wrong_rows(got, logits, lengths, k) == [], first

@@ -1,4 +1,4 @@
-"""What one step leaves for the next is all the hint that is needed, and whatever it is, results are exact."""
+"""What one step leaves for the next may be anything: results are exact, and no other slot is written."""
 
 from __future__ import annotations
 
@@ -6,31 +6,41 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from oracle import full_lengths, run, state, wrong_rows
+from oracle import columns, full_lengths, new_state, new_stats, run, run_forced, wrong_rows
 from torch import Tensor
 
-from gvr_topk.contract import DTYPES, INFINITE, MASKED, STATE_FLOATS, STATS_COLUMNS
-from gvr_topk.gate import plan
+from gvr_topk.constants import (
+    STATE_FLOATS,
+    STATE_INFINITE,
+    STATE_MASKED,
+    STATE_MAX_ZSCORE,
+    STATE_UNKNOWN,
+    STATE_VALUE_ONLY,
+    STATE_ZSCORE_ORIGIN,
+    StatsColumn,
+)
+from gvr_topk.contract import DTYPES
+from gvr_topk.policy import plan
+from gvr_topk.state import TopkState
 
 K = 2048
-UNKNOWN = -1.0
 INT32 = torch.iinfo(torch.int32)
 
 SHAPES = {
-    "single": (8192, 2, 0),
+    "small row": (8192, 2, 0),
     "resident, 32768": (32_768, 1, 0),
     "resident": (131_072, 1, 0),
     "resident x 2": (131_072, 2, 0),
     "262144": (262_144, 1, 0),
-    "stream, 262144": (262_144, 1, 4),
-    "stream": (1 << 20, 1, 0),
-    "stream x 64": (131_072, 64, 0),
+    "streaming, 262144": (262_144, 1, 4),
+    "streaming": (1 << 20, 1, 0),
+    "streaming x 64": (131_072, 64, 0),
     "one CTA": (131_072, 2, 1),
     "two CTAs": (131_072, 2, 2),
 }
 """Width, rows and forced cluster size."""
 
-LONG = [name for name in SHAPES if name not in ("single", "resident, 32768", "262144")]
+LONG = [name for name in SHAPES if name not in ("small row", "resident, 32768", "262144")]
 
 
 def generator(seed: int) -> torch.Generator:
@@ -71,12 +81,21 @@ KINDS: dict[str, Kind] = {
 """Kinds of rows, by what stands at the k-th place."""
 
 
-def check(logits: Tensor, guess: Tensor, ctas: int = 0, **more: Tensor) -> None:
+def check(logits: Tensor, state: TopkState, ctas: int = 0, **more: Tensor) -> None:
     """One exact step, which leaves something that a step may leave."""
     lengths = full_lengths(logits)
-    got = run(logits, lengths, K, guess_state=guess, ctas_per_row=ctas, **more)
+    got = run_forced(logits, lengths, K, ctas, state=state, **more)
     assert wrong_rows(got, logits, lengths, K) == []
-    assert bool((guess[:, 0].isfinite() & (guess[:, 0] <= MASKED)).all()), guess
+    left = state.words[:, 0]
+    assert bool((left.isfinite() & (left <= STATE_MASKED)).all()), state.words
+
+
+def random_bits(rows: int, draw: torch.Generator) -> Tensor:
+    """Words of any content: every NaN, infinity, denormal and exponent."""
+    bits = torch.randint(
+        INT32.min, INT32.max + 1, (rows, STATE_FLOATS), device="cuda", generator=draw, dtype=torch.int64
+    )
+    return bits.to(torch.int32).view(torch.float32)
 
 
 def test_the_shapes_reach_every_kernel() -> None:
@@ -85,32 +104,31 @@ def test_the_shapes_reach_every_kernel() -> None:
         for name, (width, rows, ctas) in SHAPES.items()
     }
     for name, family in families.items():
-        assert name.split(",")[0].split(" x ")[0] not in ("single", "resident", "stream") or family in name
-    assert set(families.values()) == {"single", "resident", "stream"}
+        kind = name.split(",")[0].split(" x ")[0].replace(" ", "_")
+        assert kind not in ("small_row", "resident", "streaming") or family == kind
+    assert set(families.values()) == {"small_row", "resident", "streaming"}
 
 
 @pytest.mark.parametrize("statistics", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_state_without_prior(shape: str, dtype: torch.dtype, statistics: bool) -> None:
+def test_state_without_indices(shape: str, dtype: torch.dtype, statistics: bool) -> None:
     width, rows, ctas = SHAPES[shape]
-    guess = state(rows)
+    state = new_state(rows, K)
     steps = chain(rows, width, generator(width))
     for step in range(6):
-        more = {}
+        more = {"stats": new_stats(rows)} if statistics else {}
+        check(next(steps).to(dtype), state, ctas, **more)
         if statistics:
-            more["stats"] = torch.zeros(rows, len(STATS_COLUMNS), dtype=torch.int32, device="cuda")
-        check(next(steps).to(dtype), guess, ctas, **more)
-        if statistics:
-            columns = dict(zip(STATS_COLUMNS, more["stats"].T.tolist(), strict=True))
-            assert set(columns["hits"]) == {-1}
+            assert set(columns(more["stats"])[StatsColumn.HITS]) == {-1}
         # A first step that misses may leave nothing.
-        assert step < 2 or dtype != torch.float32 or bool((guess[:, 0] != UNKNOWN).all()), step
+        known = state.words[:, 0] != STATE_UNKNOWN
+        assert step < 2 or dtype != torch.float32 or bool(known.all()), step
 
 
-@pytest.mark.parametrize("with_prior", [False, True])
+@pytest.mark.parametrize("keep_indices", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_slots_by_table(dtype: torch.dtype, with_prior: bool) -> None:
+def test_slots_by_table(dtype: torch.dtype, keep_indices: bool) -> None:
     """Slots that one warp can ask for at once and later ones, none, and some that several rows share."""
     width, requests, next_n, slots = 65_536, 4, 2, 64
     tables = [
@@ -123,25 +141,24 @@ def test_slots_by_table(dtype: torch.dtype, with_prior: bool) -> None:
         (40, 40, 40, 40, 40, 40, 40, 40),
         (-1,) * 8,
     ]
-    guess = state(slots)
-    prior = torch.full((slots, K), -1, dtype=torch.int32, device="cuda") if with_prior else None
+    state = new_state(slots, K, keep_indices=keep_indices)
     lengths = torch.full((requests,), width, dtype=torch.int32, device="cuda")
     steps = chain(requests * next_n, width, generator(7))
     for step in range(3 * len(tables)):
         table = tables[step % len(tables)]
-        before = guess.clone()
+        before = state.words.clone()
         logits = next(steps).to(dtype)
         row_slot = torch.tensor(table, dtype=torch.int32, device="cuda")
-        got = run(logits, lengths, K, next_n=next_n, guess_state=guess, prior=prior, row_slot=row_slot)
+        got = run(logits, lengths, K, next_n=next_n, state=state, row_slot=row_slot)
         assert wrong_rows(got, logits, lengths, K, next_n) == [], (step, table)
         written = {slot for slot in table[next_n - 1 :: next_n] if 0 <= slot < slots}
         others = sorted(set(range(slots)) - written)
-        assert torch.equal(guess[others].view(torch.int32), before[others].view(torch.int32)), table
+        assert torch.equal(state.words[others].view(torch.int32), before[others].view(torch.int32)), table
         # A slot that several requests name may change while it is read, which may end in nothing known.
         named = [set(table[row : row + next_n]) for row in range(0, len(table), next_n)]
         own = {slot for slot in written if sum(slot in slots_of for slots_of in named) == 1}
         settled = dtype == torch.float32 and step >= 2 * len(tables)
-        assert not settled or bool((guess[sorted(own), 0] != UNKNOWN).all()), table
+        assert not settled or bool((state.words[sorted(own), 0] != STATE_UNKNOWN).all()), table
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -151,15 +168,21 @@ def test_any_bits_as_state(shape: str, kind: str) -> None:
     draw = generator(len(kind) + width)
     for _ in range(4 if rows > 8 else 12):
         scores = KINDS[kind](torch.randn(rows, width, device="cuda", generator=draw), draw)
-        bits = torch.randint(
-            INT32.min, INT32.max + 1, (rows, STATE_FLOATS), device="cuda", generator=draw, dtype=torch.int64
-        )
-        guess = bits.to(torch.int32).view(torch.float32)
+        state = TopkState.of(random_bits(rows, draw), None, K)
         for _ in range(2):  # and what that leaves
-            check(scores, guess, ctas)
+            check(scores, state, ctas)
 
 
-@pytest.mark.parametrize("first", [47.9, 48.0, 64.0, 66.2, 80.0, 96.0, 112.0, 128.0, 0.5, -0.25])
+FIRST_NUMBERS = (
+    *(STATE_ZSCORE_ORIGIN + z for z in (-1.01 * STATE_MAX_ZSCORE, -STATE_MAX_ZSCORE, 0.0, 2.2)),
+    STATE_ZSCORE_ORIGIN + STATE_MAX_ZSCORE,
+    *(STATE_VALUE_ONLY, STATE_INFINITE, STATE_MASKED, 0.5, -0.25),
+)
+"""Of every kind: z-scores and one that is too small, a value, an infinite one, a masked one, a share and a
+window."""
+
+
+@pytest.mark.parametrize("first", FIRST_NUMBERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_bits_beside_a_kind(shape: str, first: float) -> None:
     """Absurd expectations, limits and spreads of slots whose first number is good."""
@@ -169,13 +192,11 @@ def test_any_bits_beside_a_kind(shape: str, first: float) -> None:
     for kind in ("ordinary", "tied", "half masked", "k-th +inf"):
         logits = KINDS[kind](scores, draw)
         for _ in range(4):
-            bits = torch.randint(
-                INT32.min, INT32.max + 1, (rows, 4), device="cuda", generator=draw, dtype=torch.int64
-            )
-            guess = bits.to(torch.int32).view(torch.float32)
-            guess[:, 0] = first
-            check(logits, guess, ctas)
-            check(logits, guess, ctas)
+            drawn = random_bits(rows, draw)
+            drawn[:, 0] = first
+            state = TopkState.of(drawn, None, K)
+            check(logits, state, ctas)
+            check(logits, state, ctas)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -184,9 +205,9 @@ def test_any_bits_beside_a_kind(shape: str, first: float) -> None:
 def test_every_kind_of_row_over_steps(shape: str, kind: str, dtype: torch.dtype) -> None:
     width, rows, ctas = SHAPES[shape]
     draw = generator(width + rows)
-    guess, steps = state(rows), chain(rows, width, draw)
+    state, steps = new_state(rows, K), chain(rows, width, draw)
     for _ in range(4):
-        check(KINDS[kind](next(steps), draw).to(dtype), guess, ctas)
+        check(KINDS[kind](next(steps), draw).to(dtype), state, ctas)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -194,47 +215,48 @@ def test_every_kind_of_row_over_steps(shape: str, kind: str, dtype: torch.dtype)
 def test_rows_that_change_their_kind_from_step_to_step(shape: str, seed: int) -> None:
     width, rows, ctas = SHAPES[shape]
     draw, order = generator(seed), torch.Generator().manual_seed(seed)
-    guess, steps, names = state(rows), chain(rows, width, draw), list(KINDS)
+    state, steps, names = new_state(rows, K), chain(rows, width, draw), list(KINDS)
     seen = []
     for _ in range(12):
         seen.append(names[int(torch.randint(len(names), (), generator=order))])
-        check(KINDS[seen[-1]](next(steps), draw), guess, ctas)
+        check(KINDS[seen[-1]](next(steps), draw), state, ctas)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_rows_of_a_batch_take_what_others_have_left(seed: int) -> None:
     """Rows of all kinds, and slots that go round: each finds the state of another kind."""
     width, draw = 131_072, generator(seed)
-    guess, steps = state(len(KINDS)), chain(len(KINDS), width, draw)
+    state, steps = new_state(len(KINDS), K), chain(len(KINDS), width, draw)
     slots = torch.arange(len(KINDS), dtype=torch.int32, device="cuda")
     for _ in range(len(KINDS) + 1):
         scores = next(steps)
         logits = torch.stack(
             [kind(scores[row : row + 1], draw)[0] for row, kind in enumerate(KINDS.values())]
         )
-        check(logits, guess, row_slot=slots)
+        check(logits, state, row_slot=slots)
         slots = slots.roll(1)
 
 
 @pytest.mark.parametrize(
-    ("kind", "left"), [("k-th +inf", INFINITE), ("k-th NaN", INFINITE), ("k-th -inf", MASKED)]
+    ("kind", "left"),
+    [("k-th +inf", STATE_INFINITE), ("k-th NaN", STATE_INFINITE), ("k-th -inf", STATE_MASKED)],
 )
 @pytest.mark.parametrize("shape", LONG)
 def test_infinite_and_masked_rows_are_remembered(shape: str, kind: str, left: float) -> None:
     width, rows, ctas = SHAPES[shape]
     draw = generator(width)
-    guess, steps = state(rows), chain(rows, width, draw)
+    state, steps = new_state(rows, K), chain(rows, width, draw)
     for _ in range(3):
-        check(KINDS[kind](next(steps), draw), guess, ctas)
-    assert guess[:, 0].tolist() == [left] * rows
+        check(KINDS[kind](next(steps), draw), state, ctas)
+    assert state.words[:, 0].tolist() == [left] * rows
 
 
 @pytest.mark.sanitizer
 @pytest.mark.parametrize("kind", ["k-th -inf", "k-th +inf", "k-th NaN", "half masked"])
-@pytest.mark.parametrize("shape", ["resident, 32768", "stream, 262144"])
+@pytest.mark.parametrize("shape", ["resident, 32768", "streaming, 262144"])
 def test_what_is_settled_apart_under_the_sanitizers(shape: str, kind: str) -> None:
     width, rows, ctas = SHAPES[shape]
     draw = generator(width)
-    guess, steps = state(rows), chain(rows, width, draw)
+    state, steps = new_state(rows, K), chain(rows, width, draw)
     for _ in range(2):
-        check(KINDS[kind](next(steps), draw), guess, ctas)
+        check(KINDS[kind](next(steps), draw), state, ctas)

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import full_lengths, run, state, wrong_rows
+from oracle import full_lengths, new_state, run, wrong_rows
 
+import gvr_topk
 from eval.common.stress_cases import CONFIGURATIONS, REWRITINGS, Configuration, by_name
 from eval.common.stress_library import CHAOS_MODES, chaos_files, chaos_modes, neighbours_library, set_chaos
 from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour, make_rewriter
@@ -100,7 +101,18 @@ def test_delays_take_time() -> None:
 class TestComparison:
     """Whether a launch that goes wrong is noticed, by the kernel that compares and by torch alike."""
 
-    tiny = Configuration("tiny", 20_000, 2, k=512, row_slot=True, stats=True, chains=2)
+    tiny = Configuration(
+        "tiny",
+        20_000,
+        2,
+        k=512,
+        row_slot=True,
+        counts=True,
+        stats=True,
+        page_size=64,
+        cache_slots=True,
+        chains=2,
+    )
 
     @pytest.fixture(params=[True, False], ids=["kernel", "torch"])
     def workload(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Workload:
@@ -138,7 +150,7 @@ class TestComparison:
 
     def test_wrong_hints_are_counted(self, workload: Workload) -> None:
         slot = next(slot for slot in range(self.tiny.slots) if slot not in workload._slots)
-        workload.words[workload._priors[1].first + slot * workload._priors[1].pitch] = 7
+        workload.words[workload._indices[1].first + slot * workload._indices[1].pitch] = 7
         torch.cuda.synchronize()
         workload.replay()
         counts = workload.counts()
@@ -215,13 +227,12 @@ def test_exact_in_part_of_a_gpu(sms: int, width: int, batch: int) -> None:
     steps = torch.randn(3, batch, width, device="cuda", generator=generator)
     lengths = full_lengths(steps[0])
     k = 2048
-    prior = torch.full((batch, k), -1, dtype=torch.int32, device="cuda")
-    guess = state(batch)
+    state = new_state(batch, k, keep_indices=True)
     with green_stream(sms) as stream:
         for logits in steps:
             torch.cuda.synchronize()
             with torch.cuda.stream(stream):
-                got = run(logits, lengths, k, prior=prior, guess_state=guess)
+                got = run(logits, lengths, k, state=state)
             torch.cuda.synchronize()
             assert wrong_rows(got, logits, lengths, k) == []
         logits = steps[0].clone()
@@ -229,7 +240,7 @@ def test_exact_in_part_of_a_gpu(sms: int, width: int, batch: int) -> None:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            run_into(out, logits, lengths, prior=prior, guess_state=guess)
+            gvr_topk.indexer_topk_decode(logits, lengths, k, out=out, state=state)
         for step in steps.flip(0):
             logits.copy_(step)
             out.fill_(-9)
@@ -239,9 +250,3 @@ def test_exact_in_part_of_a_gpu(sms: int, width: int, batch: int) -> None:
             torch.cuda.synchronize()
             assert wrong_rows(out, logits, lengths, k) == []
         del graph
-
-
-def run_into(out: torch.Tensor, logits: torch.Tensor, lengths: torch.Tensor, **arguments: Any) -> None:
-    import gvr_topk
-
-    gvr_topk.indexer_topk_decode(logits, lengths, out.shape[1], out=out, **arguments)

@@ -1,0 +1,85 @@
+"""What the host time of a call is measured over, and what is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from eval import host_time
+from eval.kernel_timing import Chain
+
+
+def chain_of_one(batch: int = 2, n: int = 300, k: int = 16) -> Chain:
+    lengths = torch.full((batch,), n, dtype=torch.int32)
+    return Chain(torch.randn(1, batch, n), lengths, k, lead=0)
+
+
+def test_every_way_to_call_selects_the_same() -> None:
+    calls = host_time.our_calls(chain_of_one())
+    assert list(calls) == ["hinted", "bare", "every_output", "dispatcher", "zero_"]
+    chosen = [calls[name]() for name in ("hinted", "bare", "every_output")]
+    assert all(torch.equal(each, chosen[0]) for each in chosen)
+    assert calls["dispatcher"]() is None
+
+
+@pytest.mark.parametrize("count", [1, 200, 450])
+def test_the_device_is_waited_for_between_few_calls(count: int) -> None:
+    happened: list[str] = []
+    took = host_time.microseconds(lambda: happened.append("call"), count, lambda: happened.append("wait"))
+    assert took > 0
+    assert happened.count("call") == count
+    assert happened[0] == happened[-1] == "wait"
+    runs = "".join("c" if what == "call" else " " for what in happened).split()
+    assert max(map(len, runs)) <= host_time.CALLS_PER_WAIT and len(runs) == -(-count // 200)
+
+
+def test_ways_take_turns_and_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    times = iter([9.0, 9.0, 1.0, 10.0, 7.0, 30.0, 2.0, 20.0])  # the first two are warm-up
+
+    def microseconds(call: host_time.Call, calls: int, wait: object) -> float:
+        call()
+        return next(times)
+
+    monkeypatch.setattr(host_time, "microseconds", microseconds)
+    calls = {name: (lambda name=name: order.append(name)) for name in ("a", "b")}
+    results = host_time.measure(calls, lambda: None, 5, turns=3)
+    assert order == ["a", "b"] * 4
+    assert results == [
+        {"call": "a", "us": 2.0, "turns_us": [1.0, 7.0, 2.0]},
+        {"call": "b", "us": 20.0, "turns_us": [10.0, 30.0, 20.0]},
+    ]
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(host_time.main)
+    done = CliRunner().invoke(app, list(arguments))
+    return done.exit_code, done.output
+
+
+def test_command_writes_figures_and_where_they_come_from(tmp_path: Path) -> None:
+    out = tmp_path / "host.json"
+    status, said = command(
+        "--device", "cpu", "--length", "64", "--calls", "3", "--out", str(out), "--commit", "abc"
+    )
+    assert status == 0, said
+    data = json.loads(out.read_text())
+    assert (data["format"], data["machine"]["commit"]) == (host_time.FORMAT, "abc")
+    assert (data["n"], data["batch"], data["k"], data["calls"]) == (64, 1, 64, 3)
+    measured = {result["call"]: result for result in data["results"]}
+    assert {"hinted", "bare", "dispatcher", "zero_", "torch"} <= set(measured)
+    assert all(len(result["turns_us"]) == host_time.TURNS for result in data["results"])
+    assert data["baselines"]["trtllm"]["why_not"] and "trtllm" not in measured
+    assert "hinted" in said and "trtllm: " in said
+
+
+@pytest.mark.parametrize("wrong", [("--device", "tpu"), ("--device", "cpu", "--calls", "0")])
+def test_wrong_use(wrong: tuple[str, ...]) -> None:
+    status, said = command(*wrong)
+    assert status == 2 and "wanted" in said
