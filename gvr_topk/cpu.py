@@ -8,7 +8,7 @@ from torch import Tensor
 from gvr_topk.arguments import Arguments, check
 from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY, HintReason, Path, StatsColumn
 from gvr_topk.contract import exact_topk, order_key, row_lengths
-from gvr_topk.policy import hint_reason
+from gvr_topk.policy import asks_for_hint, hint_reason
 
 
 def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int) -> Tensor:
@@ -103,7 +103,7 @@ def _reason(a: Arguments, length: int, slot: int, slots: int) -> HintReason:
     return hint_reason(
         length=length,
         k=a.k,
-        enabled=a.path in (Path.AUTO, Path.PAPER_GVR),
+        enabled=asks_for_hint(Path(a.path)),
         has_state=a.state is not None,
         slot=slot,
         slots=slots,
