@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from gvr_topk.arguments import Arguments, check
-from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY, HintReason, Path, StatsColumn
+from gvr_topk.constants import (
+    STATE_INFINITE,
+    STATE_MASKED,
+    STATE_UNKNOWN,
+    STATE_VALUE_ONLY,
+    HintReason,
+    Path,
+    StatsColumn,
+)
 from gvr_topk.contract import exact_topk, order_key, row_lengths
 from gvr_topk.policy import asks_for_hint, hint_reason
 
@@ -54,11 +64,8 @@ def decode(a: Arguments) -> None:
     rows, width = a.logits.shape
     if rows == 0:
         return
-    if a.seq_lens.shape[0] == rows:
-        lengths = a.seq_lens.to(torch.int64) if a.next_n > 1 else row_lengths(a.seq_lens, rows, 1)
-    else:
-        lengths = row_lengths(a.seq_lens, rows, a.next_n)
-    lengths = lengths.clamp(max=width)
+    by_row = a.seq_lens.shape[0] == rows
+    lengths = row_lengths(a.seq_lens, rows, 1 if by_row else a.next_n).clamp(max=width)
     positions = exact_topk(a.logits, lengths, a.k)
     a.out[:, : a.k] = positions
     if a.page_table is not None:
@@ -92,10 +99,19 @@ def _carry_over(a: Arguments, row: int, length: int, chosen: Tensor) -> None:
     if row % a.next_n != a.next_n - 1:
         return
     if length > a.k:
-        kth_value = a.logits[row][chosen.to(torch.int64)].to(torch.float32).min()
-        a.state[slot] = torch.tensor([STATE_VALUE_ONLY, float(kth_value), 0.0, 0.0])
+        kth = chosen[keys[chosen.to(torch.int64)].argmin()]
+        a.state[slot] = _left_by(float(a.logits[row, kth]))
     if a.indices is not None:
         a.indices[slot] = chosen
+
+
+def _left_by(kth_value: float) -> Tensor:
+    """Slot that a row with this k-th value leaves."""
+    if math.isnan(kth_value) or kth_value == math.inf:
+        return torch.tensor([STATE_INFINITE, 0.0, 0.0, 0.0])
+    if kth_value == -math.inf:
+        return torch.tensor([STATE_MASKED, 0.0, 0.0, 0.0])
+    return torch.tensor([STATE_VALUE_ONLY, kth_value, 0.0, 0.0])
 
 
 def _reason(a: Arguments, length: int, slot: int, slots: int) -> HintReason:
