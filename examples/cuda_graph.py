@@ -5,7 +5,7 @@ Run it with `python examples/cuda_graph.py`.
 
 import torch
 
-from gvr_topk import indexer_topk_decode, library_status, new_guess_state
+from gvr_topk import TopkState, indexer_topk_decode, library_status
 
 ROWS, WIDTH, K, STEPS = 4, 131_072, 2048, 8
 
@@ -19,14 +19,14 @@ def main() -> None:
     scores = torch.randn(ROWS, WIDTH, device="cuda")
     lengths = torch.full((ROWS,), WIDTH // 2, dtype=torch.int32, device="cuda")
     out = torch.empty(ROWS, K, dtype=torch.int32, device="cuda")
-    guess_state = new_guess_state(ROWS, "cuda")
+    state = TopkState(ROWS, K, "cuda", keep_indices=False)
 
     # The first call loads the kernels, which a capture does not allow.
-    indexer_topk_decode(scores, lengths, K, out=out, guess_state=guess_state)
+    indexer_topk_decode(scores, lengths, K, out=out, state=state)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        indexer_topk_decode(scores, lengths, K, out=out, guess_state=guess_state)
+        indexer_topk_decode(scores, lengths, K, out=out, state=state)
 
     exact = 0
     for _ in range(STEPS):

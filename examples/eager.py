@@ -5,7 +5,7 @@ Run it with `python examples/eager.py`.
 
 import torch
 
-from gvr_topk import indexer_topk_decode, library_status, new_guess_state
+from gvr_topk import TopkState, indexer_topk_decode, library_status
 
 ROWS, LENGTH, K, STEPS = 4, 32_768, 2048, 8
 
@@ -15,8 +15,8 @@ def main() -> None:
     device = torch.device("cuda" if on_gpu else "cpu")
     torch.manual_seed(0)
     out = torch.empty(ROWS, K, dtype=torch.int32, device=device)
-    # What one step leaves for the guess of the next, 16 bytes a row. The op rewrites it in place.
-    guess_state = new_guess_state(ROWS, device)
+    # What one step leaves for the next to predict from, 16 bytes a row. The op rewrites it in place.
+    state = TopkState(ROWS, K, device, keep_indices=False)
 
     scores = torch.randn(ROWS, LENGTH, device=device)
     exact = 0
@@ -25,7 +25,7 @@ def main() -> None:
         scores = 0.9**0.5 * scores + 0.1**0.5 * torch.randn_like(scores)
         visible = LENGTH - STEPS + 1 + step
         lengths = torch.full((ROWS,), visible, dtype=torch.int32, device=device)
-        indexer_topk_decode(scores, lengths, K, out=out, guess_state=guess_state)
+        indexer_topk_decode(scores, lengths, K, out=out, state=state)
 
         chosen = scores.gather(1, out.long()).sort(descending=True).values
         assert torch.equal(chosen, scores[:, :visible].topk(K).values)

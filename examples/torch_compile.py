@@ -6,14 +6,14 @@ Run it with `python examples/torch_compile.py`.
 import torch
 from torch import Tensor
 
-from gvr_topk import indexer_topk_decode, library_status, new_guess_state
+from gvr_topk import TopkState, indexer_topk_decode, library_status
 
 ROWS, LENGTH, HEADS, DIM, K, STEPS = 2, 16_384, 4, 32, 1024, 4
 
 
-def decode_step(query: Tensor, keys: Tensor, lengths: Tensor, guess_state: Tensor) -> tuple[Tensor, Tensor]:
+def decode_step(query: Tensor, keys: Tensor, lengths: Tensor, state: TopkState) -> tuple[Tensor, Tensor]:
     scores = torch.relu(query @ keys.T).sum(dim=1)  # [ROWS, HEADS, LENGTH] summed to [ROWS, LENGTH]
-    return scores, indexer_topk_decode(scores, lengths, K, guess_state=guess_state)
+    return scores, indexer_topk_decode(scores, lengths, K, state=state)
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     keys = torch.randn(LENGTH, DIM, device=device)
     query = torch.randn(ROWS, HEADS, DIM, device=device)
     lengths = torch.full((ROWS,), LENGTH, dtype=torch.int32, device=device)
-    guess_state = new_guess_state(ROWS, device)
+    state = TopkState(ROWS, K, device, keep_indices=False)
 
     # On the CPU, inductor would need a C++ compiler; aot_eager traces the same graph without one.
     backend = "inductor" if on_gpu else "aot_eager"
@@ -31,7 +31,7 @@ def main() -> None:
     exact = 0
     for _ in range(STEPS):
         query = 0.95 * query + 0.05 * torch.randn_like(query)
-        scores, out = compiled(query, keys, lengths, guess_state)
+        scores, out = compiled(query, keys, lengths, state)
 
         chosen = scores.gather(1, out.long()).sort(descending=True).values
         assert torch.equal(chosen, scores.topk(K).values)

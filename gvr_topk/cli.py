@@ -17,19 +17,22 @@ from pathlib import Path
 
 import torch
 
-from gvr_topk import __version__, gate, library_status
+from gvr_topk import __version__, library_status
 from gvr_topk.config import ConfigError, ConfigFileError, load_config
 from gvr_topk.config_files import combine
+from gvr_topk.constants import MIN_ARCH, HintReason
+from gvr_topk.constants import Path as OpPath
 from gvr_topk.evaluation import command as replay_command
 from gvr_topk.library import LibraryError, has_cuda_library
+from gvr_topk.policy import asks_for_hint, can_use_heuristic, plan
 
 EXIT_OK = 0
 EXIT_CHECK_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_CODES = "Exit codes: 0 ok; 1 a result was not exact or a check failed; 2 wrong usage or bad input."
 
-KERNEL_PATHS = ("gvr", "radix", "cluster")
-"""Values of the op's argument `path` that run on a GPU."""
+DOCTOR_WIDTH, DOCTOR_K = 65_536, 2048
+"""Row that ``gvr-topk doctor`` asks gate and plan about; every path serves it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     replay = _add(
         commands,
         "replay",
-        "Run decode steps through configuration, gate, prior and op, check each step, and report beside the "
+        "Run decode steps through configuration, gate, state and op, check each step, and report beside the "
         "paper. Needs the extra: pip install 'gvr-topk[replay]'.",
         _replay,
     )
@@ -208,19 +211,36 @@ def _environment() -> list[tuple[str, str]]:
 
 def _paths() -> list[tuple[str, str]]:
     status = library_status()
-    try:
-        lengths = f"{gate.GVR_MIN_LENGTH:,} to {gate.GVR_MAX_LENGTH:,}"
-        policy = f"available: length {lengths} on sm_{gate.MIN_ARCH} or later"
-    except LibraryError as error:
-        policy = f"not available: {error}"
     rows = [
-        ("gate and plan", policy),
+        ("gate and plan", _gate()),
         ("CUDA library", f"{status.path}: {status.reason}" if status.path else f"none: {status.reason}"),
+        ("on a CPU", "available: one implementation, whatever the path"),
     ]
-    reason = _no_kernel_reason() if status.loaded else "no CUDA library"
-    rows.append(("path cpu", "available"))
-    rows += [(f"path {path}", f"not available: {reason}" if reason else "available") for path in KERNEL_PATHS]
-    return rows
+    return rows + [(f"path {path.name.lower()}", _availability(path)) for path in OpPath]
+
+
+def _gate() -> str:
+    """Whether the compiled policy answers, and every answer that the gate has."""
+    try:
+        can_use_heuristic(length=DOCTOR_WIDTH, k=DOCTOR_K)
+    except LibraryError as error:
+        return f"not available: {error}"
+    against = ", ".join(reason.name.lower() for reason in HintReason if reason is not HintReason.USED)
+    return f"available: each row uses the state of the last step, or not for one of the reasons {against}"
+
+
+def _availability(path: OpPath) -> str:
+    """Whether kernels of a path can run on the first GPU, and what the gate says of its rows."""
+    name = path.name.lower()
+    reason = _no_kernel_reason() if library_status().loaded else "no CUDA library"
+    if reason:
+        return f"not available: {reason}"
+    try:
+        planned = plan(rows=1, width=DOCTOR_WIDTH, k=DOCTOR_K, path=name, arch=_arch() or MIN_ARCH)
+        state = can_use_heuristic(length=DOCTOR_WIDTH, k=DOCTOR_K, enabled=asks_for_hint(path))
+    except (ValueError, LibraryError) as error:
+        return f"not available: {error}"
+    return f"available: a row of {DOCTOR_WIDTH:,} takes the {planned.family} kernel, its state {state.reason}"
 
 
 def _arch() -> int | None:
@@ -242,8 +262,8 @@ def _no_kernel_reason() -> str:
     arch = _arch()
     if arch is None:
         return _no_gpu_reason()
-    if arch < gate.MIN_ARCH:
-        return f"the GPU is sm_{arch}, wanted sm_{gate.MIN_ARCH} or later"
+    if arch < MIN_ARCH:
+        return f"the GPU is sm_{arch}, wanted sm_{MIN_ARCH} or later"
     return ""
 
 

@@ -177,17 +177,18 @@ class GvrTopkConfig(_Strict):
     hint_offset : int
         Added to the hinted positions before they are read. 0 reads the previous step's result as it
         is; 1 follows a score landscape that moves with the query. Positions are read for statistics and
-        by ``path: gvr`` alone.
+        by ``path: paper_gvr`` alone.
     min_length, max_length : int or None
-        Row lengths, in elements, between which the hint is used; None leaves it to the gate.
+        Row lengths, in elements, between which the hint is used; None sets no limit.
     path : str
-        ``auto``, or one path to force on every call (for measurements).
+        ``auto``, or one path to force on every call (for measurements): ``paper_gvr``, ``no_hint`` or
+        ``radix_rounds``.
     stats : bool
         Keep the per-row statistics tensor of the op, for metrics: hit ratio, guesses, and their misses.
     keep_positions : bool or None
         Keep the previous positions of each request, ``4 k`` bytes a layer, beside the 16 bytes of the
-        predictor. Only path ``gvr`` and the hit ratio of `stats` read them; None keeps them where one of
-        these is asked for.
+        predictor. Only path ``paper_gvr`` and the hit ratio of `stats` read them; None keeps them where one
+        of these is asked for.
     nvtx : bool
         Mark each call with an NVTX range.
     max_ctas : int
@@ -198,7 +199,7 @@ class GvrTopkConfig(_Strict):
     hint_offset: int = Field(default=0, ge=-HINT_OFFSET_LIMIT, le=HINT_OFFSET_LIMIT)
     min_length: int | None = Field(default=None, ge=1)
     max_length: int | None = Field(default=None, ge=1)
-    path: Literal["auto", "gvr", "radix", "cluster"] = "auto"
+    path: Literal["auto", "paper_gvr", "no_hint", "radix_rounds"] = "auto"
     stats: bool = False
     keep_positions: bool | None = None
     nvtx: bool = False
@@ -209,12 +210,12 @@ class GvrTopkConfig(_Strict):
         """Whether serving keeps previous positions and not the predictor alone."""
         if self.keep_positions is not None:
             return self.keep_positions
-        return self.stats or self.path == "gvr"
+        return self.stats or self.path == "paper_gvr"
 
     @model_validator(mode="after")
     def _path_has_positions(self) -> GvrTopkConfig:
-        if self.path == "gvr" and not self.positions_kept:
-            raise ValueError("keep_positions true or null with path gvr|keep_positions false")
+        if self.path == "paper_gvr" and not self.positions_kept:
+            raise ValueError("keep_positions true or null with path paper_gvr|keep_positions false")
         return self
 
     @field_validator("max_ctas")

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from gvr_topk.arguments import Arguments, check
-from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY, HintReason, Path, StatsColumn
+from gvr_topk.constants import (
+    STATE_INFINITE,
+    STATE_MASKED,
+    STATE_UNKNOWN,
+    STATE_VALUE_ONLY,
+    HintReason,
+    Path,
+    StatsColumn,
+)
 from gvr_topk.contract import exact_topk, order_key, row_lengths
-from gvr_topk.policy import hint_reason
+from gvr_topk.policy import asks_for_hint, hint_reason
 
 
 def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int) -> Tensor:
@@ -54,11 +64,8 @@ def decode(a: Arguments) -> None:
     rows, width = a.logits.shape
     if rows == 0:
         return
-    if a.seq_lens.shape[0] == rows:
-        lengths = a.seq_lens.to(torch.int64) if a.next_n > 1 else row_lengths(a.seq_lens, rows, 1)
-    else:
-        lengths = row_lengths(a.seq_lens, rows, a.next_n)
-    lengths = lengths.clamp(max=width)
+    by_row = a.seq_lens.shape[0] == rows
+    lengths = row_lengths(a.seq_lens, rows, 1 if by_row else a.next_n).clamp(max=width)
     positions = exact_topk(a.logits, lengths, a.k)
     a.out[:, : a.k] = positions
     if a.page_table is not None:
@@ -100,10 +107,16 @@ def _carry_over(a: Arguments, row: int, length: int, chosen: Tensor) -> None:
 
 
 def _state_after(a: Arguments, row: int, length: int, chosen: Tensor) -> Tensor:
+    """Words that a row leaves: what is known of its k-th value."""
     if length <= a.k:
         return torch.tensor([STATE_UNKNOWN, 0.0, 0.0, 0.0])
-    kth_value = a.logits[row][chosen.to(torch.int64)].to(torch.float32).min()
-    return torch.tensor([STATE_VALUE_ONLY, float(kth_value), 0.0, 0.0])
+    scores = a.logits[row][chosen.to(torch.int64)]
+    kth_value = float(scores[order_key(scores).argmin()])
+    if math.isnan(kth_value) or kth_value == math.inf:
+        return torch.tensor([STATE_INFINITE, 0.0, 0.0, 0.0])
+    if kth_value == -math.inf:
+        return torch.tensor([STATE_MASKED, 0.0, 0.0, 0.0])
+    return torch.tensor([STATE_VALUE_ONLY, kth_value, 0.0, 0.0])
 
 
 def _reason(a: Arguments, length: int, slot: int, slots: int) -> HintReason:
@@ -111,7 +124,7 @@ def _reason(a: Arguments, length: int, slot: int, slots: int) -> HintReason:
     return hint_reason(
         length=length,
         k=a.k,
-        enabled=a.path in (Path.AUTO, Path.PAPER_GVR),
+        enabled=asks_for_hint(Path(a.path)),
         has_state=a.state is not None,
         slot=slot,
         slots=slots,

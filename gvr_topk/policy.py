@@ -40,6 +40,11 @@ def parse_path(name: str) -> Path:
 _PATHS = {path.name.lower(): path for path in Path}
 
 
+def asks_for_hint(path: Path) -> bool:
+    """Whether a path reads the state of the last step, where the gate lets it."""
+    return path in (Path.AUTO, Path.PAPER_GVR)
+
+
 @dataclass(frozen=True)
 class GateDecision:
     """Outcome of `can_use_heuristic`."""

@@ -65,7 +65,7 @@ class RequestSlots:
         Requests that can hold a hint at once.
     k : int or None
         Items per row. None keeps no positions but the state each step leaves alone, which is all that the
-        op reads once there is one, except for path ``"gvr"``.
+        op reads once there is one, except for path ``"paper_gvr"``.
     max_rows : int, optional
         Largest batch in rows, draft and padding rows included; default `num_slots`.
     device : str or torch.device

@@ -26,13 +26,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gvr_topk.contract import GUESSES, KEY_NAN, order_key
+from gvr_topk.constants import GuessSource
+from gvr_topk.contract import KEY_NAN, order_key
 
 GuessKind = Literal["mean", "quantile"]
 Done = Literal["short", "guess", "secant", "tie", "bisect", "key", "plateau"]
 
 DONE: dict[int, str] = dict(enumerate(get_args(Done)))
-"""Meaning of the ``done`` column of the statistics tensor, for the path ``gvr``."""
+"""Meaning of the ``done`` column of the statistics tensor, for the path ``paper_gvr``."""
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -91,7 +92,7 @@ class RowStats:
         Share of the gathered values at or above the k-th value; feed it to the next step's quantile
         guess. None when nothing was gathered.
     guess : str
-        Where the first threshold came from: one of `gvr_topk.contract.GUESSES`.
+        Where the first threshold came from: a `gvr_topk.constants.GuessSource` in lower case.
     t0 : float
         The first threshold; NaN for a short row.
     passes : int
@@ -201,7 +202,7 @@ def topk_row(
         kth_key = int(_keys(row).min()) if n else KEY_NAN
         candidates = n
         found = _Verified(_KEY_NEG_INF, "short", (), (), (-math.inf, math.inf))
-        first, snaps = _Guess(math.nan, _NOTHING, 0, GUESSES[0]), 0
+        first, snaps = _Guess(math.nan, _NOTHING, 0, GuessSource.NONE.name.lower()), 0
     else:
         first = _guess(row, gathered, guess, alpha, k, capacity)
         found = _verify(row, first, k, capacity)
@@ -272,15 +273,17 @@ def _guess(
         low_count = min(n, 2 * capacity)
         if kind == "quantile" and alpha is not None and 0 <= alpha <= 1:
             share = alpha + QUANTILE_MARGIN * alpha * (1 - alpha)
-            return _Guess(_upper_quantile(values, share), values, low_count, GUESSES[1])
+            return _Guess(_upper_quantile(values, share), values, low_count, GuessSource.HINT.name.lower())
         mean = np.float32(values.sum(dtype=np.float64) / len(values))
-        return _Guess(float(mean), values, low_count, GUESSES[1])
+        return _Guess(float(mean), values, low_count, GuessSource.HINT.name.lower())
     count = min(n, SAMPLE)
     sample = row[np.arange(count) * n // count]
     sample = sample[np.isfinite(sample)]
     if not len(sample):
-        return _Guess(0.0, _NOTHING, n, GUESSES[0])
-    return _Guess(_upper_quantile(sample, _target(k, capacity) / n), sample, n, GUESSES[2])
+        return _Guess(0.0, _NOTHING, n, GuessSource.NONE.name.lower())
+    return _Guess(
+        _upper_quantile(sample, _target(k, capacity) / n), sample, n, GuessSource.ROW_SAMPLE.name.lower()
+    )
 
 
 def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:

@@ -1,6 +1,6 @@
 """Run decode steps through the whole path a serving engine takes, and measure what the hint is worth.
 
-configuration -> gate -> `PriorState` -> op -> check against `oracle.sorted_topk`, step by step. Beside
+configuration -> gate -> `RequestSlots` -> op -> check against `oracle.sorted_topk`, step by step. Beside
 the op, the readable four phases (`reference.topk_row`) run with each hint offset and first guess, for
 the statistics that the paper reports.
 """
@@ -20,27 +20,26 @@ import torch
 from torch import Tensor
 
 from gvr_topk.config import GvrTopkConfig, ServeConfig
-from gvr_topk.contract import MAX_WIDTH, STATS_COLUMNS
+from gvr_topk.constants import MAX_WIDTH, STATE_UNKNOWN, HintReason, StatsColumn
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.evaluation.reference import CAPACITY, GuessKind, RowStats, topk_row
 from gvr_topk.evaluation.trace import ScoreSource
-from gvr_topk.gate import GateDecision, can_use_heuristic
 from gvr_topk.ops import indexer_topk_decode
-from gvr_topk.prior import PriorState
+from gvr_topk.policy import GateDecision, asks_for_hint, can_use_heuristic, parse_path
+from gvr_topk.request_slots import RequestSlots
+from gvr_topk.state import TopkState
 
-FORMAT = "gvr_topk.replay/1"
+FORMAT = "gvr_topk.replay/2"
 """Name of the JSON layout."""
 
-HOPPER = 90
-"""Architecture the gate is asked about when the replay runs on a CPU."""
-
-TIMED_PATHS = ("gvr", "radix", "cluster")
+TIMED_PATHS = ("paper_gvr", "no_hint", "radix_rounds", "auto")
 TIMED_STEPS = 8
 GRAPH_LAUNCHES = 20
 GRAPH_REPLAYS = 11
 
 _POISON = -7
 _REQUEST = "replay"
+_CONFIGURED_OUT = (HintReason.TOO_SHORT, HintReason.TOO_LONG)
 
 
 @dataclass(frozen=True)
@@ -66,14 +65,16 @@ class StepRecord:
     ----------
     step, length : int
         Index of the step and keys it sees.
+    allowed : bool
+        Whether the state of the last step is used.
     gate : str
-        The gate's reason; ``allowed`` tells which way it decided.
+        The gate's reason: lower-case name of a `gvr_topk.constants.HintReason`.
     exact : bool
         The op returned what `oracle.sorted_topk` returns, order included.
     reference_exact : bool
         So did the reference, in every variant.
     op_stats : dict
-        The op's statistics row, by column name.
+        The op's statistics row, by lower-case name of the column.
     variants : tuple of RowStats
         Reference statistics in the order of `ReplayResult.variants`.
     """
@@ -271,7 +272,7 @@ def _run(
     timed = _spread(count, TIMED_STEPS) if path.device.type == "cuda" else set()
     for step in range(count):
         scores = source.scores(step)
-        hint, guess = path.hint(), path.guess()
+        hint, word = path.hint(), path.word()
         decision, got, op_stats = path.step(scores)
         expected = sorted_topk(torch.from_numpy(scores)[None], torch.tensor([len(scores)]), k)[0]
         rows = [
@@ -304,7 +305,7 @@ def _run(
             shown = next(index for index, variant in enumerate(variants) if variant.configured)
             snapshot = ScoreSnapshot(step, shown, edges, counts, rows[shown].stats)
         if step in timed:
-            timings += path.time_step(step, scores, hint, guess)
+            timings += path.time_step(step, scores, hint, word)
         if on_step is not None:
             on_step(step + 1)
     assert snapshot is not None  # count >= 1
@@ -331,78 +332,67 @@ class _ServingPath:
         self.logits = torch.empty((1, width), dtype=torch.float32, device=self.device)
         self.seq_lens = torch.empty(1, dtype=torch.int32, device=self.device)
         self.out = torch.empty((1, k), dtype=torch.int32, device=self.device)
-        self.stats = torch.empty((1, len(STATS_COLUMNS)), dtype=torch.int32, device=self.device)
-        self.prior = PriorState(1, 1, k, device=self.device)
-        self.slot = self.prior.admit(_REQUEST)
-        if self.device.type == "cuda":
-            major, minor = torch.cuda.get_device_capability(self.device)
-            self.arch, self.device_name = 10 * major + minor, torch.cuda.get_device_name(self.device)
-        else:
-            self.arch, self.device_name = HOPPER, "cpu"
+        self.stats = torch.empty((1, len(StatsColumn)), dtype=torch.int32, device=self.device)
+        self.requests = RequestSlots(1, 1, k, device=self.device)
+        self.slot = self.requests.admit(_REQUEST)
+        on_gpu = self.device.type == "cuda"
+        self.device_name = torch.cuda.get_device_name(self.device) if on_gpu else "cpu"
 
     def hint(self) -> npt.NDArray[np.int32]:
         """What the coming step will read as its hint."""
-        positions = self.prior.indices
+        positions = self.requests.indices
         assert positions is not None  # a replay reports hit ratios, so it keeps them
         return positions[0, self.slot].cpu().numpy().copy()
 
-    def guess(self) -> Tensor:
-        """What the step before left for the coming step's guess: the whole slot, ``[4]``."""
-        return self.prior.guess[0, self.slot].clone()
+    def word(self) -> Tensor:
+        """What the coming step will predict from: the whole slot, ``[4]``."""
+        return self.requests.words[0, self.slot].clone()
 
     def step(self, scores: npt.NDArray[np.float32]) -> tuple[GateDecision, Tensor, dict[str, int]]:
         """Gate and op of one step, on poisoned buffers."""
         self._load(scores)
         decision = self.decide(len(scores))
-        # As in serving: a row the gate refuses neither reads nor writes a hint.
-        row_slot = self.prior.set_rows([_REQUEST if decision.allowed else None])
-        layer = self.prior.layer(0)
+        # As in serving: a row that the configuration refuses has no slot, to read or to write.
+        refused = not self.enabled or HintReason[decision.reason.upper()] in _CONFIGURED_OUT
+        row_slot = self.requests.set_rows([None if refused else _REQUEST])
         indexer_topk_decode(
             self.logits,
             self.seq_lens,
             self.k,
             out=self.out,
-            prior=layer.indices,
+            state=self.requests.layer(0),
             row_slot=row_slot,
-            prior_offset=self.options.hint_offset,
-            guess_state=layer.guess,
-            stats=self.stats,
             path=self.options.path,
             max_ctas=self.options.max_ctas,
+            hint_offset=self.options.hint_offset,
+            stats=self.stats,
         )
-        stats = dict(zip(STATS_COLUMNS, self.stats[0].tolist(), strict=True))
-        return decision, self.out[0].cpu().clone(), stats
+        columns = [column.name.lower() for column in StatsColumn]
+        return decision, self.out[0].cpu().clone(), dict(zip(columns, self.stats[0].tolist(), strict=True))
 
     def decide(self, length: int) -> GateDecision:
         """The gate's answer for a row of this true length, within the configured lengths if any."""
-        decision = can_use_heuristic(
+        low, high = self.options.min_length, self.options.max_length
+        return can_use_heuristic(
             length=length,
             k=self.k,
-            enabled=self.enabled,
-            inner_stride=self.logits.stride(1),
-            arch=self.arch,
-            path=self.options.path,
+            enabled=self.enabled and asks_for_hint(parse_path(self.options.path)),
+            slot=self.slot,
+            slots=self.requests.num_slots,
+            min_length=0 if low is None else low,
+            max_length=MAX_WIDTH if high is None else high,
+            known=float(self.word()[0]) != STATE_UNKNOWN,
         )
-        low, high = self.options.min_length, self.options.max_length
-        if decision.reason == "too_short" and low is not None and length >= low:
-            return GateDecision(True, "allowed", f"length is {length}, min_length {low}")
-        if decision.reason == "too_long" and high is not None and length <= high:
-            return GateDecision(True, "allowed", f"length is {length}, max_length {high}")
-        if decision.reason == "allowed" and low is not None and length < low:
-            return GateDecision(False, "too_short", f"length is {length}, want at least min_length {low}")
-        if decision.reason == "allowed" and high is not None and length > high:
-            return GateDecision(False, "too_long", f"length is {length}, want at most max_length {high}")
-        return decision
 
     def time_step(
-        self, step: int, scores: npt.NDArray[np.float32], hint: npt.NDArray[np.int32], guess: Tensor
+        self, step: int, scores: npt.NDArray[np.float32], hint: npt.NDArray[np.int32], word: Tensor
     ) -> list[Timing]:
         """Time each path on this row with what it found: CUDA graph, warm L2, median of the replays."""
         self._load(scores)
         timings = []
         for path in TIMED_PATHS:
             try:
-                microseconds = self._time_path(path, torch.from_numpy(hint).to(self.device), guess)
+                microseconds = self._time_path(path, torch.from_numpy(hint).to(self.device), word)
                 timings.append(Timing(path, step, len(scores), microseconds))
             except (RuntimeError, ValueError) as error:
                 timings.append(Timing(path, step, len(scores), None, str(error).splitlines()[0]))
@@ -415,12 +405,11 @@ class _ServingPath:
         self.seq_lens.fill_(len(scores))
         self.out.fill_(_POISON)
 
-    def _time_path(self, path: str, hint: Tensor, guess: Tensor) -> float:
+    def _time_path(self, path: str, hint: Tensor, word: Tensor) -> float:
         # The op writes back what the next step starts from, which would make every launch after the first
         # find it perfect: each launch has its own copy, restored before each replay.
         hints = hint.expand(GRAPH_LAUNCHES, 1, -1).clone()
-        guesses = guess.expand(GRAPH_LAUNCHES, 1, -1).clone()
-        row_slot = torch.zeros(1, dtype=torch.int32, device=self.device)
+        words = word.expand(GRAPH_LAUNCHES, 1, -1).clone()
         out = torch.empty_like(self.out)
 
         def launch(index: int) -> None:
@@ -429,12 +418,10 @@ class _ServingPath:
                 self.seq_lens,
                 self.k,
                 out=out,
-                prior=hints[index],
-                row_slot=row_slot,
-                prior_offset=self.options.hint_offset,
-                guess_state=guesses[index],
+                state=TopkState.of(words[index], hints[index], self.k),
                 path=path,
                 max_ctas=self.options.max_ctas,
+                hint_offset=self.options.hint_offset,
             )
 
         stream = torch.cuda.Stream()
@@ -450,7 +437,7 @@ class _ServingPath:
         samples = []
         for _ in range(GRAPH_REPLAYS):
             hints.copy_(hint.expand_as(hints))
-            guesses.copy_(guess.expand_as(guesses))
+            words.copy_(word.expand_as(words))
             begin.record()
             graph.replay()
             end.record()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.table import Table
 
-from gvr_topk.contract import PATHS
+from gvr_topk.constants import HintReason
 from gvr_topk.evaluation.replay import ReplayResult, summarize
 
 if TYPE_CHECKING:
@@ -76,13 +76,13 @@ def build_table(result: ReplayResult) -> Table:
 
 
 def describe_outcome(result: ReplayResult) -> list[str]:
-    """What the gate decided, which path ran and whether everything was exact, a line each."""
+    """What the gate decided, what the op says of the same, and whether everything was exact, a line each."""
     count = len(result.records)
     exact = sum(record.exact for record in result.records)
     reference = sum(record.reference_exact for record in result.records)
     return [
         f"gate: {_count_words(record.gate for record in result.records)}",
-        f"path: {_count_words(_path_name(record.op_stats) for record in result.records)}",
+        f"op: {_count_words(_reason(record.op_stats) for record in result.records)}",
         f"exact: op {exact} of {count} steps, reference {reference} of {count} steps",
         "oracle: a sort in NumPy, which shares no code with either",
         f"the op ran {_where(result)}",
@@ -165,8 +165,9 @@ def _rows(k: int, lengths: list[int]) -> list[tuple[str, Callable[[dict[str, Any
     ]
 
 
-def _path_name(op_stats: dict[str, int]) -> str:
-    return PATHS.get(op_stats["path"], str(op_stats["path"]))
+def _reason(op_stats: dict[str, int]) -> str:
+    """What the op's statistics say of the state of the last step."""
+    return HintReason(op_stats["reason"]).name.lower()
 
 
 def _count_words(words: Iterable[str]) -> str:

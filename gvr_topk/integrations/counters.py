@@ -57,7 +57,8 @@ class Snapshot:
     steps : dict
         Decode steps by kind: ``eager``, ``graph``, and ``skipped`` where TensorRT-LLM needs no indexer.
     rows : dict
-        Score rows by kind: ``hinted``, ``dummy``.
+        Score rows by kind: ``hinted``, ``dummy``, and where the configured lengths refuse a hint, the gate's
+        reason ``too_short`` or ``too_long``.
     requests : dict
         Requests ``admitted`` to, ``evicted`` from and ``refused`` a hint slot; ``seeded`` by prefill.
     measured : Measured

@@ -10,17 +10,31 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gvr_topk.contract import STATS_COLUMNS
+from gvr_topk.constants import (
+    MAX_NEXT_N,
+    MAX_WIDTH,
+    STATE_UNKNOWN,
+    GuessSource,
+    HintReason,
+    StatsColumn,
+)
 from gvr_topk.integrations import environment
 from gvr_topk.integrations.counters import Counters, Measured
 from gvr_topk.integrations.environment import Mode
-from gvr_topk.prior import UNKNOWN, PriorState
+from gvr_topk.policy import hint_reason
+from gvr_topk.request_slots import RequestSlots
 
 ROWS_PER_REQUEST = 8
-"""Room for rows per request in one step. MTP uses at most 4; the tensors are small."""
+"""Room for rows in one step, for each request of the largest batch. MTP uses at most 4."""
 
 DUMMY_FROM = 1 << 63
 """Request ids of CUDA graph padding count down from 2**64 - 1; real ids stay far below this."""
+
+HINTED = "hinted"
+"""Kind of a row whose request has a slot, in the counters."""
+
+DUMMY = "dummy"
+"""Kind of a row of no request."""
 
 
 class Rows(NamedTuple):
@@ -28,7 +42,8 @@ class Rows(NamedTuple):
 
     Attributes
     ----------
-    lengths : Tensor, ``[rows / next_n]``, int32
+    lengths : Tensor, ``[rows / next_n]`` or ``[rows]``, int32
+        By request, or by row where keys are compressed.
     next_n : int
     slots : Tensor or None, ``[rows]``, int32
         Slot of each row; None where the batch was not prepared that way.
@@ -70,7 +85,7 @@ class HintState:
         # The engine may run in inference mode; tensors made there could not be written outside of it.
         with torch.inference_mode(False):
             layers = int(manager.num_local_layers)
-            self.prior = PriorState(
+            self.requests = RequestSlots(
                 layers,
                 requests * _micro_batches(metadata, manager),
                 self.k if self.options.positions_kept else None,
@@ -78,12 +93,11 @@ class HintState:
                 device=device,
             )
             self.draft_row_slot = torch.full((rows,), -1, dtype=torch.int32, device=device)
-            self.last_row_slot = torch.full((rows,), -1, dtype=torch.int32, device=device)
             self._lengths = torch.zeros(rows, dtype=torch.int32, device=device)
-            self._draft_offsets = torch.arange(1 - ROWS_PER_REQUEST, 1, dtype=torch.int32, device=device)
+            self._draft_offsets = torch.arange(1 - MAX_NEXT_N, 1, dtype=torch.int32, device=device)
             self.stats: Tensor | None = None
             if self.options.stats:
-                shape = (layers, rows, len(STATS_COLUMNS))
+                shape = (layers, rows, len(StatsColumn))
                 self.stats = torch.full(shape, -1, dtype=torch.int32, device=device)
         self.batch: Callable[[], Any] = lambda: None
         self.next_n = 1
@@ -95,17 +109,22 @@ class HintState:
 
     @property
     def device(self) -> torch.device:
-        return self.prior.device
+        return self.requests.device
 
     @property
     def nbytes(self) -> int:
         """Device memory in bytes."""
-        tensors = (self.draft_row_slot, self.last_row_slot, self._lengths, self._draft_offsets)
+        tensors = (self.draft_row_slot, self._lengths, self._draft_offsets)
         stats = 0 if self.stats is None else self.stats.nbytes
-        return self.prior.nbytes + sum(tensor.nbytes for tensor in tensors) + stats
+        return self.requests.nbytes + sum(tensor.nbytes for tensor in tensors) + stats
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of one step that have room: for a slot each, and for a length each."""
+        return self.draft_row_slot.shape[0]
 
     def __str__(self) -> str:
-        layers, slots, _ = self.prior.guess.shape
+        layers, slots, _ = self.requests.words.shape
         kept = "predictor and positions" if self.options.positions_kept else "predictor"
         return (
             f"{layers} layers, k = {self.k}, {slots} requests, {self.nbytes / 2**20:.1f} MiB of state "
@@ -130,26 +149,28 @@ class HintState:
         if generations and getattr(metadata, "skip_indexer_for_gen_reqs", False):
             counters.steps["skipped"] += 1  # the state stays a step behind: harmless, but seen
             self.waited = True
-        if requests > self.prior.row_slot.shape[0]:
+        if requests > self.requests.row_slot.shape[0]:
             counters.steps["over capacity"] += 1
             return
         if generations and tokens % generations:
             counters.steps["ragged"] += 1  # requests with different numbers of draft tokens
             return
-        owners = self._owners(metadata, requests)
-        before = (self.prior.admitted, self.prior.evicted, self.prior.refused)
-        slots = self.prior.set_rows(owners)
-        after = (self.prior.admitted, self.prior.evicted, self.prior.refused)
+        kinds = self._kinds(metadata, requests)
+        owners = [
+            request if kind == HINTED else None
+            for request, kind in zip(metadata.request_ids, kinds, strict=False)
+        ]
+        before = (self.requests.admitted, self.requests.evicted, self.requests.refused)
+        slots = self.requests.set_rows(owners)
+        after = (self.requests.admitted, self.requests.evicted, self.requests.refused)
         for event, old, new in zip(("admitted", "evicted", "refused"), before, after, strict=True):
             counters.requests[event] += new - old
         self.next_n = tokens // generations if generations else 1
-        if 1 < self.next_n <= ROWS_PER_REQUEST:
+        if self.next_n > 1 and tokens <= self.max_rows:
             shape = (generations, self.next_n)
             self.draft_row_slot[:tokens].view(shape).copy_(slots[contexts:].unsqueeze(1).expand(shape))
-            self.last_row_slot[:tokens].fill_(-1).view(shape)[:, -1].copy_(slots[contexts:])
-        dummy = sum(owner is None for owner in owners[contexts:]) * self.next_n
-        counters.rows["dummy"] += dummy
-        counters.rows["hinted"] += tokens - dummy
+        for kind in kinds[contexts:]:
+            counters.rows[kind] += self.next_n
         self._note_contexts(metadata, owners[:contexts], counters)
         self.num_requests, self.num_contexts = requests, contexts
         self.batch = weakref.ref(metadata)
@@ -166,8 +187,8 @@ class HintState:
         """Lengths and slots of the rows of a call, as our op takes them.
 
         Where keys are compressed, a row has as many scores as whole groups of `compress_ratio` keys, and the
-        draft rows of one request may have equally many: each row then needs a length of its own, and only the
-        last one of a request has its slot, for rows that are requests of their own all write theirs.
+        draft rows of one request may have equally many: each row then has a length of its own, and no more
+        than `max_rows` rows have room for one.
 
         Parameters
         ----------
@@ -188,9 +209,7 @@ class HintState:
         ends = lengths.view(-1, next_n)
         torch.add(seq_lens.unsqueeze(1), self._draft_offsets[-next_n:], out=ends)
         torch.div(ends, compress_ratio, rounding_mode="floor", out=ends)
-        if next_n > 1 and slots is not None:
-            slots = self.last_row_slot[:rows]
-        return Rows(lengths, 1, slots)
+        return Rows(lengths, next_n, slots)
 
     def row_slot(self, metadata: Any, next_n: int, rows: int) -> Tensor | None:
         """Slot of each row of a call, or None when this batch was not prepared that way.
@@ -203,8 +222,9 @@ class HintState:
             return None
         start = int(metadata.num_contexts)
         if next_n == 1:
-            return self.prior.row_slot[start : start + rows] if start + rows <= self.num_requests else None
-        fits = next_n == self.next_n and rows == (self.num_requests - self.num_contexts) * next_n
+            return self.requests.row_slot[start : start + rows] if start + rows <= self.num_requests else None
+        prepared = next_n == self.next_n and rows == (self.num_requests - self.num_contexts) * next_n
+        fits = prepared and rows <= self.max_rows
         return self.draft_row_slot[:rows] if fits and start == self.num_contexts else None
 
     def seed(self, layer: int, metadata: Any, result: Tensor) -> None:
@@ -218,7 +238,7 @@ class HintState:
         result : Tensor, ``[tokens, >= k]``, int32
             What the indexer selected.
         """
-        positions = self.prior.layer(layer).indices
+        positions = self.requests.layer(layer).indices
         if positions is None or self.contexts is None or self.batch() is not metadata:
             return
         skipped = getattr(metadata, "skip_indexer_for_ctx_reqs", False)
@@ -226,44 +246,49 @@ class HintState:
             return
         rows, slots = self.contexts
         positions.index_copy_(0, slots, result.index_select(0, rows)[:, : self.k])
-        self.prior.layer(layer).guess.index_fill_(0, slots, UNKNOWN)
+        self.requests.layer(layer).words.index_fill_(0, slots, STATE_UNKNOWN)
 
     def measure(self) -> Measured:
         """Read hit ratio and guess misses of the last step from the device."""
         if self.stats is None:
             return Measured()
         rows = (self.num_requests - self.num_contexts) * self.next_n
-        last = dict(zip(STATS_COLUMNS, self.stats[:, :rows].cpu().unbind(-1), strict=True))
-        guessed = last["guess"] > 0
-        misses = int((guessed & (last["guess_hit"] != 1)).sum())
-        hits = last["hits"][last["hits"] > 0]  # a hint nothing of which is in the result was none
+        last = self.stats[:, :rows].cpu()
+        guessed = last[..., StatsColumn.GUESS] != GuessSource.NONE
+        misses = int((guessed & (last[..., StatsColumn.GUESS_HIT] != 1)).sum())
+        hits = last[..., StatsColumn.HITS]
+        hits = hits[hits > 0]  # a hint nothing of which is in the result was none
         ratio = float(hits.double().mean()) / self.k if hits.numel() else None
         return Measured(ratio, hits.numel(), int(guessed.sum()), misses)
 
-    def _owners(self, metadata: Any, requests: int) -> list[int | None]:
-        """Request of each row group; None where the row must neither read nor write a slot."""
-        owners: list[int | None] = [
-            None if _is_dummy(request) else request for request in list(metadata.request_ids)[:requests]
-        ]
+    def _kinds(self, metadata: Any, requests: int) -> list[str]:
+        """Of each request: `HINTED`, `DUMMY`, or the gate's reason why its rows read and write no slot."""
+        ids = list(metadata.request_ids)[:requests]
+        kinds = [DUMMY if _is_dummy(request) else HINTED for request in ids]
         low, high = self.options.min_length, self.options.max_length
         if low is not None or high is not None:
             cached = metadata.kv_cache_params.num_cached_tokens_per_seq
             for i, (past, new) in enumerate(zip(cached, metadata.seq_lens.tolist(), strict=False)):
-                length = (past + new) // self.compress_ratio
-                if not (low or 0) <= length <= (length if high is None else high):
-                    owners[i] = None
-        return owners
+                reason = hint_reason(
+                    length=(past + new) // self.compress_ratio,
+                    k=self.k,
+                    min_length=0 if low is None else low,
+                    max_length=MAX_WIDTH if high is None else high,
+                )
+                if kinds[i] == HINTED and reason in (HintReason.TOO_SHORT, HintReason.TOO_LONG):
+                    kinds[i] = reason.name.lower()
+        return kinds
 
     def _note_contexts(self, metadata: Any, owners: Sequence[int | None], counters: Counters) -> None:
         """Say which rows end a prompt chunk, and whose slot they seed. Eager steps only."""
         self.contexts = None
-        if not owners or self.prior.indices is None:
+        if not owners or self.requests.indices is None:
             return
         ends = torch.cumsum(metadata.seq_lens[: len(owners)], 0).tolist()
         pairs = [
             (end - 1, slot)
             for end, owner in zip(ends, owners, strict=True)
-            if owner is not None and (slot := self.prior.slot_of(owner)) >= 0
+            if owner is not None and (slot := self.requests.slot_of(owner)) >= 0
         ]
         if pairs:
             counters.requests["seeded"] += len(pairs)

@@ -26,11 +26,12 @@ from torch import Tensor
 from gvr_topk.integrations import environment
 from gvr_topk.integrations.counters import ORIGINAL, OURS, Counters, Measured
 from gvr_topk.integrations.environment import Mode
-from gvr_topk.integrations.hint_state import ROWS_PER_REQUEST, HintState, first_attribute
+from gvr_topk.integrations.hint_state import HintState, first_attribute
 from gvr_topk.integrations.patch_points import check_object
 from gvr_topk.integrations.selection import DecodeOp, Selection, argument, wrap_top_k
 from gvr_topk.integrations.upstream import MANAGER_OBJECT, METADATA_OBJECT
-from gvr_topk.ops import indexer_topk_decode, library_status
+from gvr_topk.library import library_status
+from gvr_topk.ops import indexer_topk_decode
 
 UNSEEN = "an op that is not replaced"
 
@@ -181,8 +182,8 @@ class LayerHook:
             return "another device"
         if selection.logits.dim() != 2 or selection.logits.stride(1) != 1:
             return "layout"
-        if selection.compress_ratio > 1 and selection.next_n > ROWS_PER_REQUEST:
-            return "too many draft rows"
+        if selection.compress_ratio > 1 and selection.logits.shape[0] > state.max_rows:
+            return "too many rows"
         return ""
 
     def _run(self, call: IndexerCall, selection: Selection) -> None:
@@ -199,7 +200,6 @@ class LayerHook:
             selection.compress_ratio,
             selection.scan_lengths,
         )
-        prior = None if slots is None else state.prior.layer(call.layer)
         stats = state.stats
         if stats is not None:
             stats = stats[call.layer, :rows] if rows <= stats.shape[1] else None
@@ -210,16 +210,15 @@ class LayerHook:
                 k,
                 next_n=next_n,
                 out=selection.indices[:, :k],
-                prior=None if prior is None else prior.indices,
+                state=None if slots is None else state.requests.layer(call.layer),
                 row_slot=slots,
-                prior_offset=state.options.hint_offset,
-                guess_state=None if prior is None else prior.guess,
-                stats=stats,
                 path=state.options.path,
                 max_ctas=state.options.max_ctas,
                 pdl=state.programmatic_launch,
+                hint_offset=state.options.hint_offset,
+                stats=stats,
             )
-        self.counters.calls[OURS, "rows unknown" if slots is None else "hint"] += 1
+        self.counters.calls[OURS, "no_state" if slots is None else "hint"] += 1
         if not state.announced:  # not before: a first step need not come to us
             state.announced = True
             self._say("info", f"on: {state}")

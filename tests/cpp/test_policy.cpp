@@ -12,44 +12,92 @@ using namespace gvr_topk;
 static_assert(std::is_trivially_copyable_v<TopkParams> && std::is_standard_layout_v<TopkParams>);
 static_assert(std::is_trivially_copyable_v<Plan>);
 
-GateInput usual_gate() {
-  GateInput in{};
-  in.enabled = in.has_prior = true;
-  in.prior_count = in.k = 2048;
-  in.inner_stride = 1;
-  in.length = 70690;
-  in.arch = kMinArch;
-  in.forced = Path::kAuto;
-  return in;
+HintQuery usual_row() {
+  HintQuery row{};
+  row.enabled = row.has_state = row.aligned = row.known = true;
+  row.slot = 3;
+  row.slots = 8;
+  row.length = 70690;
+  row.k = 2048;
+  row.max_length = kMaxWidth;
+  return row;
 }
 
-// The hint is used between two lengths, both included.
-void test_gate_lengths() {
-  GateInput in = usual_gate();
-  CHECK(can_use_heuristic(in) == GateReason::kAllowed);
-  in.length = kGvrMinLength;
-  CHECK(can_use_heuristic(in) == GateReason::kAllowed);
-  in.length = kGvrMinLength - 1;
-  CHECK(can_use_heuristic(in) == GateReason::kTooShort);
-  in.length = kGvrMaxLength;
-  CHECK(can_use_heuristic(in) == GateReason::kAllowed);
-  in.length = kGvrMaxLength + 1;
-  CHECK(can_use_heuristic(in) == GateReason::kTooLong);
-  in.length = -1;
-  CHECK(can_use_heuristic(in) == GateReason::kTooShort);
+// One condition is broken at a time; of two, the gate names the one that comes first here.
+constexpr HintReason kReasons[] = {HintReason::kDisabled, HintReason::kNoState,  HintReason::kShortRow,
+                                   HintReason::kLayout,   HintReason::kNoSlot,   HintReason::kTooShort,
+                                   HintReason::kTooLong,  HintReason::kFirstStep};
+constexpr int kReasonCount = 8;
+
+void break_for(HintReason reason, HintQuery& row) {
+  switch (reason) {
+    case HintReason::kUsed:
+      break;
+    case HintReason::kDisabled:
+      row.enabled = false;
+      break;
+    case HintReason::kNoState:
+      row.has_state = false;
+      break;
+    case HintReason::kLayout:
+      row.aligned = false;
+      break;
+    case HintReason::kNoSlot:
+      row.slot = -1;
+      break;
+    case HintReason::kShortRow:
+      row.k = row.length;
+      break;
+    case HintReason::kTooShort:
+      row.min_length = row.length + 1;
+      break;
+    case HintReason::kTooLong:
+      row.max_length = row.length - 1;
+      break;
+    case HintReason::kFirstStep:
+      row.known = false;
+      break;
+  }
 }
 
-// A forced path waives the lengths, but not what a kernel needs to be correct.
-void test_gate_forced() {
-  GateInput in = usual_gate();
-  in.length = 1;
-  in.forced = Path::kGvr;
-  CHECK(can_use_heuristic(in) == GateReason::kForcedOn);
-  in.inner_stride = 2;
-  CHECK(can_use_heuristic(in) == GateReason::kLayout);
-  in.forced = Path::kRadix;
-  CHECK(can_use_heuristic(in) == GateReason::kForcedOff);
+void test_gate_precedence() {
+  for (int broken = 0; broken < 1 << kReasonCount; ++broken) {
+    HintQuery row = usual_row();
+    HintReason expected = HintReason::kUsed;
+    for (int i = kReasonCount - 1; i >= 0; --i) {
+      if ((broken >> i & 1) == 0) continue;
+      break_for(kReasons[i], row);
+      expected = kReasons[i];
+    }
+    CHECK(can_use_heuristic(row) == expected);
+  }
 }
+
+// The limits of lengths and slots are included, and k itself is not.
+void test_gate_limits() {
+  HintQuery row = usual_row();
+  row.min_length = row.max_length = row.length;
+  CHECK(can_use_heuristic(row) == HintReason::kUsed);
+  row.k = row.length - 1;
+  CHECK(can_use_heuristic(row) == HintReason::kUsed);
+  row = usual_row();
+  for (const int64_t slot : {int64_t{0}, int64_t{7}}) {
+    row.slot = slot;
+    CHECK(can_use_heuristic(row) == HintReason::kUsed);
+  }
+  for (const int64_t slot : {int64_t{-1}, int64_t{8}, int64_t{INT32_MIN}, int64_t{INT32_MAX}}) {
+    row.slot = slot;
+    CHECK(can_use_heuristic(row) == HintReason::kNoSlot);
+  }
+  row = usual_row();
+  for (const int64_t length : {int64_t{INT32_MIN}, int64_t{0}, row.k}) {
+    row.length = length;
+    CHECK(can_use_heuristic(row) == HintReason::kShortRow);
+  }
+}
+
+// Usable at compile time, so that no kernel needs a rule of its own.
+static_assert(can_use_heuristic({true, true, true, 0, 1, 2, 1, 0, 2, true}) == HintReason::kUsed);
 
 bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
@@ -62,10 +110,10 @@ void check_plan(const PlanInput& in) {
   // The cap gives way to nothing but a row that is too wide for it.
   if (in.max_ctas > 0) CHECK(ctas <= in.max_ctas || in.width > ctas / 2 * max_elements_per_cta(in.arch));
   // A kernel that holds the row in registers has room for all of it.
-  const bool in_registers = plan.family == Family::kSingle || plan.family == Family::kResident;
+  const bool in_registers = plan.family == Family::kSmallRow || plan.family == Family::kResident;
   if (in_registers) CHECK(ctas * plan.threads * plan.values_per_thread >= in.width);
-  if (plan.family == Family::kSingle) CHECK(ctas == 1);
-  if (plan.family == Family::kStream) CHECK(in.k <= kStreamMaxK);
+  if (plan.family == Family::kSmallRow) CHECK(ctas == 1);
+  if (plan.family == Family::kStreaming) CHECK(in.k <= kStreamMaxK);
   CHECK(plan.staged == (in.k < in.width ? in.k : in.width));
   CHECK(plan.list_capacity > 0 && plan.candidate_capacity > 0);
   if (is_small_arch(in.arch)) CHECK(plan.ring_depth == 0);
@@ -111,10 +159,27 @@ void test_problems() {
   in.max_ctas = 32;
   CHECK(plan_problem(in) == PlanProblem::kMaxCtas);
   in.max_ctas = 0;
-  in.path = Path::kGvr;
+  in.path = Path::kPaperGvr;
   CHECK(plan_problem(in) == PlanProblem::kNone);
   in.k = 700;
-  CHECK(plan_problem(in) == PlanProblem::kFourPhaseK);
+  CHECK(plan_problem(in) == PlanProblem::kPaperK);
+}
+
+// What is forced of the kernels: the paper's, radix rounds, or what any row of the size gets.
+void test_paths() {
+  PlanInput in{1, 70690, 2048, Dtype::kFloat32, Path::kAuto, 132, 90, 0, 0};
+  const Family automatic = make_plan(in).family;
+  in.path = Path::kNoHint;
+  CHECK(make_plan(in).family == automatic && make_plan(in).path == Path::kNoHint);
+  in.path = Path::kRadixRounds;
+  CHECK(make_plan(in).family == Family::kFallback && automatic != Family::kFallback);
+  in.path = Path::kPaperGvr;
+  CHECK(make_plan(in).family == Family::kPaperGvr && make_plan(in).ctas_per_row == 1);
+  in.width = kPaperMaxWidth + 1;
+  CHECK(plan_problem(in) == PlanProblem::kPaperWidth);
+  in.width = kPaperMaxWidth;
+  in.arch = 120;
+  CHECK(plan_problem(in) == PlanProblem::kPaperArch);
 }
 
 // The warps' shares cover a row, in whole vectors.
@@ -133,8 +198,9 @@ void test_spans() {
 }
 
 int main() {
-  test_gate_lengths();
-  test_gate_forced();
+  test_gate_precedence();
+  test_gate_limits();
+  test_paths();
   test_plans();
   test_problems();
   test_spans();

@@ -17,6 +17,7 @@ import gvr_topk
 from gvr_topk import cli
 from gvr_topk.evaluation import command as replay_command
 from gvr_topk.evaluation import replay as replay_module
+from gvr_topk.library import LibraryError, LibraryStatus
 
 SMALL = ["replay", "--generator", "20", "--length", "17000", "--steps", "3", "--k", "512"]
 
@@ -178,21 +179,54 @@ def test_doctor_names_every_path_and_a_reason() -> None:
     result = run("doctor", "--json")
     assert result.exit_code == 0
     data = json.loads(result.stdout)
-    labels = ["gate and plan", "CUDA library", "path cpu", "path gvr", "path radix", "path cluster"]
-    assert list(data["paths"]) == labels
-    assert data["paths"]["gate and plan"].startswith("available: length 16,384 to")
-    assert data["paths"]["path cpu"] == "available"
+    paths = ["path auto", "path paper_gvr", "path no_hint", "path radix_rounds"]
+    assert list(data["paths"]) == ["gate and plan", "CUDA library", "on a CPU", *paths]
+    assert data["paths"]["gate and plan"] == (
+        "available: each row uses the state of the last step, or not for one of the reasons disabled, "
+        "no_state, layout, no_slot, short_row, too_short, too_long, first_step"
+    )
+    assert data["paths"]["on a CPU"].startswith("available")
     assert data["environment"]["torch"].startswith(torch.__version__)
     assert data["integration"]
     if not torch.cuda.is_available():
         assert data["environment"]["GPU"].startswith("none: ")
-        assert data["paths"]["path gvr"].startswith("not available: ")
+        assert data["paths"]["path auto"].startswith("not available: ")
+
+
+@pytest.mark.parametrize(("arch", "without"), [(80, "all"), (90, ""), (100, ""), (120, "paper_gvr")])
+def test_doctor_asks_the_plan_and_the_gate_about_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, arch: int, without: str
+) -> None:
+    monkeypatch.setattr(cli, "library_status", lambda: LibraryStatus(True, "lib.so", "loaded"))
+    monkeypatch.setattr(cli, "_arch", lambda: arch)
+    paths = json.loads(run("doctor", "--json").stdout)["paths"]
+    refused = {name for name, text in paths.items() if text.startswith("not available: ")}
+    if without == "all":
+        assert refused == {f"path {name}" for name in ("auto", "paper_gvr", "no_hint", "radix_rounds")}
+        assert paths["path auto"] == "not available: the GPU is sm_80, wanted sm_90 or later"
+        return
+    assert refused == ({f"path {without}"} if without else set())
+    assert paths["path auto"].endswith(" kernel, its state used")
+    assert paths["path no_hint"].endswith(" kernel, its state disabled")
+    assert paths["path radix_rounds"] == (
+        "available: a row of 65,536 takes the fallback kernel, its state disabled"
+    )
+    if not without:
+        assert "takes the paper_gvr kernel, its state used" in paths["path paper_gvr"]
+
+
+def test_doctor_without_the_compiled_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(**_: object) -> None:
+        raise LibraryError("no policy")
+
+    monkeypatch.setattr(cli, "can_use_heuristic", missing)
+    assert json.loads(run("doctor", "--json").stdout)["paths"]["gate and plan"] == "not available: no policy"
 
 
 def test_doctor_as_text() -> None:
     result = run("doctor")
     assert result.exit_code == 0
-    assert "path cluster" in result.stdout and "TensorRT-LLM" in result.stdout
+    assert "path radix_rounds" in result.stdout and "TensorRT-LLM" in result.stdout
 
 
 def test_doctor_survives_an_integration_that_does_not_import(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from gvr_topk.config import ConfigError, ConfigFileError, GvrTopkConfig, load_config, parse_config
-from gvr_topk.contract import CLUSTER_SIZES
+from gvr_topk.constants import Path as OpPath
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -45,6 +45,8 @@ gvr_topk:
   hint_offset: 1
   min_length: 8192
 """
+
+PATH_WANTED = "gvr_topk.path: wanted one of 'auto', 'paper_gvr', 'no_hint' or 'radix_rounds'"
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -118,7 +120,12 @@ def test_rows_per_request(tmp_path: Path, decoding: str, next_n: int) -> None:
     assert load_config(write(tmp_path, f"speculative_config: {decoding}")).next_n == next_n
 
 
-@pytest.mark.parametrize("size", [0, *CLUSTER_SIZES])
+@pytest.mark.parametrize("path", OpPath)
+def test_every_path_of_the_op_can_be_configured(path: OpPath) -> None:
+    assert GvrTopkConfig(path=path.name.lower()).path == path.name.lower()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 4, 8, 16])
 def test_cap_of_the_cluster_size(tmp_path: Path, size: int) -> None:
     assert load_config(write(tmp_path, f"gvr_topk: {{max_ctas: {size}}}")).gvr_topk.max_ctas == size
 
@@ -132,8 +139,9 @@ def test_measuring_file_lists_every_key_of_ours() -> None:
     ("options", "kept"),
     [
         ({}, False),
-        ({"path": "cluster"}, False),
-        ({"path": "gvr"}, True),
+        ({"path": "no_hint"}, False),
+        ({"path": "radix_rounds"}, False),
+        ({"path": "paper_gvr"}, True),
         ({"stats": True}, True),
         ({"stats": True, "keep_positions": False}, False),
         ({"keep_positions": True}, True),
@@ -290,11 +298,14 @@ def test_misplaced_key(tmp_path: Path) -> None:
         ),
         (
             "gvr_topk: {path: fast}",
-            "gvr_topk.path: wanted one of 'auto', 'gvr', 'radix' or 'cluster', got the string 'fast'",
+            f"{PATH_WANTED}, got the string 'fast'",
         ),
+        ("gvr_topk: {path: gvr}", f"{PATH_WANTED}, got the string 'gvr'"),
+        ("gvr_topk: {path: radix}", f"{PATH_WANTED}, got the string 'radix'"),
+        ("gvr_topk: {path: cluster}", f"{PATH_WANTED}, got the string 'cluster'"),
         (
-            "gvr_topk: {path: gvr, keep_positions: false}",
-            "gvr_topk: wanted keep_positions true or null with path gvr, got keep_positions false",
+            "gvr_topk: {path: paper_gvr, keep_positions: false}",
+            "gvr_topk: wanted keep_positions true or null with path paper_gvr, got keep_positions false",
         ),
         (
             "gvr_topk: {max_ctas: 3}",

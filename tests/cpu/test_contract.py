@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gvr_topk.contract import (
-    DTYPES,
-    GUESSES,
-    INFINITE,
-    KEY_NAN,
-    MASKED,
-    MAX_WIDTH,
-    PATHS,
-    PLACES,
-    STATE_FLOATS,
-    STATS_COLUMNS,
-    VALUE_ONLY,
-    exact_topk,
-    order_key,
-    row_length,
-    row_lengths,
-)
+from gvr_topk.constants import MAX_WIDTH
+from gvr_topk.contract import DTYPES, KEY_NAN, exact_topk, order_key, row_length, row_lengths
 from gvr_topk.ops import indexer_topk_decode
-from gvr_topk.prior import UNKNOWN
 
-CPP = Path(__file__).resolve().parents[2] / "cpp"
-PARAMS_H = CPP / "include" / "gvr_topk" / "params.h"
-STATE_CUH = CPP / "kernels" / "core" / "step_state.cuh"
-INTERVAL_CUH = CPP / "kernels" / "core" / "key_interval.cuh"
 DENORMAL = 2.0**-149
 """Exactly the smallest of float32: rows are compared as Python's numbers, too."""
 SPECIAL = (-math.inf, -1.0, -DENORMAL, -0.0, 0.0, DENORMAL, 1.0, math.inf, math.nan)
@@ -69,35 +47,6 @@ def test_row_lengths(seq_len: int, next_n: int, expected: list[int]) -> None:
     got = row_lengths(torch.tensor([seq_len, other], dtype=torch.int32), 2 * next_n, next_n)
     assert got.dtype == torch.int64
     assert got.tolist() == expected + [100 + length for length in expected]
-
-
-def test_statistics_columns_are_those_of_the_kernels() -> None:
-    named = re.findall(r"^  kStat(\w+) = (\d+),$", PARAMS_H.read_text(), re.MULTILINE)
-    columns = {int(number): re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name, number in named}
-    assert columns.pop(len(STATS_COLUMNS)) == "columns"
-    assert columns == dict(enumerate(STATS_COLUMNS))
-    assert sorted(PATHS) == list(range(5))
-
-
-def test_guesses_are_those_of_the_kernels() -> None:
-    named = re.findall(r"^  kGuess(\w+) = (\d+),", INTERVAL_CUH.read_text(), re.MULTILINE)
-    assert {int(number): re.sub(r"(?<!^)(?=[A-Z])", " ", name).lower() for name, number in named} == GUESSES
-
-
-def test_states_are_those_of_the_kernels() -> None:
-    constants = {
-        name: float(value)
-        for name, value in re.findall(r"\b(k\w+) = (-?[\d.]+)f?[,;]", STATE_CUH.read_text())
-    }
-    origin, most = constants["kZScoreOrigin"], constants["kMaxZScore"]
-    assert PLACES == (origin - most, origin + most) == (48.0, 80.0)
-    assert constants["kValueOnly"] == VALUE_ONLY
-    assert constants["kInfinite"] == INFINITE
-    assert constants["kMasked"] == MASKED
-    assert constants["kNoState"] == UNKNOWN == -1.0
-    kinds = (UNKNOWN, 0.0, 1.0, *PLACES, VALUE_ONLY, INFINITE, MASKED)
-    assert list(kinds) == sorted(set(kinds))
-    assert re.search(r"constexpr int kStateFloats = (\d+);", PARAMS_H.read_text())[1] == str(STATE_FLOATS)
 
 
 @given(score, score)

@@ -49,4 +49,4 @@ def test_example_is_short_and_carries_the_state(name: str) -> None:
     text = (EXAMPLES / name).read_text()
     assert len(text.splitlines()) < MAX_LINES
     assert f"python examples/{name}" in text
-    assert "guess_state" in text and "topk(" in text
+    assert "state=state" in text and "topk(" in text

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 from engine import Engine, Request, fake_package, load_dsa
 from prometheus_client.parser import text_string_to_metric_families
 
-from gvr_topk.contract import STATS_COLUMNS
+from gvr_topk.constants import StatsColumn
 from gvr_topk.integrations import counters as counters_module
 from gvr_topk.integrations import tensorrt_llm as integration
 
@@ -62,10 +62,10 @@ def test_hit_ratio_is_the_overlap_of_two_steps(engine):
 def test_guess_misses_come_from_the_statistics(engine):
     engine.step([], [Request(1, 30, 99, seed=1, done=60), Request(2, 30, 99, seed=2, done=60)])
     stats = state_of(engine).stats
-    stats[:, :, STATS_COLUMNS.index("guess")] = 0
-    stats[:, :2, STATS_COLUMNS.index("guess")] = torch.tensor([1, 2], dtype=torch.int32)
-    stats[0, :2, STATS_COLUMNS.index("guess_hit")] = torch.tensor([1, 0], dtype=torch.int32)
-    stats[1, :2, STATS_COLUMNS.index("guess_hit")] = 1
+    stats[:, :, StatsColumn.GUESS] = 0
+    stats[:, :2, StatsColumn.GUESS] = torch.tensor([1, 2], dtype=torch.int32)
+    stats[0, :2, StatsColumn.GUESS_HIT] = torch.tensor([1, 0], dtype=torch.int32)
+    stats[1, :2, StatsColumn.GUESS_HIT] = 1
     measured = integration.counters().measured
     assert (measured.guess_rows, measured.guess_misses) == (4, 1)
 

@@ -67,8 +67,8 @@ def test_compressed_keys_give_the_same_sets(shape, monkeypatch, next_n, ratio):
         assert {path for path, _ in integration.counters().calls} == {"gvr_topk"}
         assert any((row == -1).all() for rows in plain for row in rows)
         state = integration._integration.hook.state_of(engine.manager)
-        long = state.prior.slot_of(6)
-        assert ratio > 4 or (state.prior.guess[:, long, 0] > 48).all()
+        long = state.requests.slot_of(6)
+        assert ratio > 4 or (state.requests.words[:, long, 0] > 48).all()
 
 
 @pytest.mark.parametrize("shape", BY_PHASE)
@@ -84,8 +84,8 @@ def test_the_k_of_deepseek_v4(shape, monkeypatch, topk, ratio):
         assert integration.counters().calls == {("gvr_topk", "hint"): 3}
 
 
-def test_only_the_last_draft_row_of_compressed_keys_has_the_slot(monkeypatch):
-    """Each row is a request of its own to the op, and all of them would write the state."""
+def test_draft_rows_of_compressed_keys_have_lengths_of_their_own(monkeypatch):
+    """Rows of a request may see equally many scores; they still share its slot."""
     monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
     with fake_package("trtllm_1_3_rc27"):
         dsa = load_dsa()
@@ -95,21 +95,33 @@ def test_only_the_last_draft_row_of_compressed_keys_has_the_slot(monkeypatch):
         state = integration._integration.hook.state_of(engine.manager)
         lens = engine.metadata.kv_lens_cuda_runtime[:2]
         lengths, next_n, slots = state.rows(engine.metadata, lens, 3, 6, compress_ratio=4)
-        assert lengths.tolist() == [n // 4 for n in (91, 92, 93, 91, 92, 93)] and next_n == 1
-        first, second = (state.prior.slot_of(i) for i in (1, 2))
-        assert slots.tolist() == [-1, -1, first, -1, -1, second]
+        assert lengths.tolist() == [n // 4 for n in (91, 92, 93, 91, 92, 93)] and next_n == 3
+        first, second = (state.requests.slot_of(i) for i in (1, 2))
+        assert slots.tolist() == [first] * 3 + [second] * 3
+
+
+def test_more_rows_of_compressed_keys_than_there_is_room_for(monkeypatch):
+    """The lengths of rows need room; with none left, TensorRT-LLM selects, and the reason is counted."""
+    for next_n, path in ((32, "gvr_topk"), (33, "original")):
+        with fake_package("trtllm_1_3_rc27"):
+            plain, chosen, _ = both_ways(monkeypatch, next_n, [40], 2, compress_ratio=4)
+            assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
+            calls = integration.counters().calls
+            assert {served for served, _ in calls} == {path}
+            assert path == "gvr_topk" or {reason for _, reason in calls} == {"too many rows"}
+            integration.uninstall()
 
 
 def test_lengths_between_which_the_state_is_used_are_those_of_scores(monkeypatch):
     monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
-    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 10}')
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 20}')
     with fake_package("trtllm_1_3_rc27"):
         dsa = load_dsa()
         assert integration.install()
         engine = Engine(dsa, compress_ratio=4)
-        engine.step([], [Request(i, n, 99, seed=i, done=n) for i, n in ((1, 38), (2, 39))])
+        engine.step([], [Request(i, n, 99, seed=i, done=n) for i, n in ((1, 78), (2, 79))])
         state = integration._integration.hook.state_of(engine.manager)
-        assert [slot >= 0 for slot in state.prior.row_slot[:2].tolist()] == [False, True]
+        assert [slot >= 0 for slot in state.requests.row_slot[:2].tolist()] == [False, True]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -120,8 +132,8 @@ def test_layers_that_reuse_a_choice_make_no_call_and_leave_the_state_alone(shape
         )
         assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
         assert integration.counters().calls == {("gvr_topk", "hint"): 10}
-        guess = integration._integration.hook.state_of(engine.manager).prior.guess
-        assert (guess[[1, 2, 4, 5]] == -1).all() and (guess[[0, 3], :3, 0] > 48).all()
+        words = integration._integration.hook.state_of(engine.manager).requests.words
+        assert (words[[1, 2, 4, 5]] == -1).all() and (words[[0, 3], :3, 0] > 48).all()
 
 
 @pytest.mark.parametrize("shape", ["trtllm_1_3_rc25", "trtllm_1_3_rc27"])

@@ -121,13 +121,13 @@ def test_same_sets_phase_by_phase(monkeypatch, shape):
         assert not any(path == "original" for path, _ in integration.counters().calls)
 
 
-@pytest.mark.parametrize("options", [{"keep_positions": True}, {"stats": True}, {"path": "gvr"}])
+@pytest.mark.parametrize("options", [{"keep_positions": True}, {"stats": True}, {"path": "paper_gvr"}])
 def test_same_sets_with_positions(shape, monkeypatch, options):
     _, plain = run(load_dsa(), steps=60, next_n=2, seed=5)
     hooked(monkeypatch, **options)
     engine, chosen = run(load_dsa(), steps=60, next_n=2, seed=5)
     assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
-    assert state_of(engine).prior.indices is not None
+    assert state_of(engine).requests.indices is not None
 
 
 def test_the_state_follows_its_request_when_rows_move(shape, monkeypatch):
@@ -135,12 +135,12 @@ def test_the_state_follows_its_request_when_rows_move(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch))
     requests = [Request(i, 30, 99, seed=i, done=30) for i in (11, 12, 13)]
     engine.step([], requests)
-    prior = state_of(engine).prior
-    before = {r.request_id: prior.guess[:, prior.slot_of(r.request_id)].clone() for r in requests}
-    assert all((rows[:, 0] > 48).all() for rows in before.values())  # places, of the CPU implementation
-    assert len({tuple(rows[:, 0].tolist()) for rows in before.values()}) == 3
+    slots = state_of(engine).requests
+    before = {r.request_id: slots.words[:, slots.slot_of(r.request_id)].clone() for r in requests}
+    assert all((rows[:, 0] > 48).all() for rows in before.values())  # not unknown, and no window of values
+    assert len({tuple(rows[:, 1].tolist()) for rows in before.values()}) == 3
     engine.step([], requests[::-1])  # the same step again, rows in another order
-    after = {r.request_id: prior.guess[:, prior.slot_of(r.request_id)] for r in requests}
+    after = {r.request_id: slots.words[:, slots.slot_of(r.request_id)] for r in requests}
     assert all(torch.equal(before[i], after[i]) for i in before)
 
 
@@ -156,15 +156,15 @@ def test_positions_follow_their_request_when_rows_move(shape, monkeypatch):
     # The first request is gone and the others changed rows: each slot must still hold its own positions.
     state = state_of(engine)
     kept = {
-        r.request_id: state.prior.indices[:, state.prior.slot_of(r.request_id)].clone()
+        r.request_id: state.requests.indices[:, state.requests.slot_of(r.request_id)].clone()
         for r in (second, third)
     }
     for (layer, request_id), row in before.items():
         if request_id in kept:
             assert torch.equal(kept[request_id][layer].sort().values, row)
     engine.step([], [third, second])
-    slots = state.prior.row_slot[:3].tolist()
-    assert slots == [state.prior.slot_of(13), state.prior.slot_of(12), -1]
+    slots = state.requests.row_slot[:3].tolist()
+    assert slots == [state.requests.slot_of(13), state.requests.slot_of(12), -1]
 
 
 @pytest.mark.parametrize(("asked", "early"), [("1", True), ("0", False), (None, False)])
@@ -194,17 +194,17 @@ def test_a_new_request_starts_without_what_another_one_left(shape, monkeypatch):
     old = [Request(i, 30, 99, seed=i, done=30) for i in (21, 22)]
     engine.step([], old)
     state = state_of(engine)
-    slot = state.prior.slot_of(21)
+    slot = state.requests.slot_of(21)
     seen = []
-    original = state.prior.set_rows
+    original = state.requests.set_rows
     monkeypatch.setattr(
-        state.prior,
+        state.requests,
         "set_rows",
-        lambda *a: (original(*a), seen.append(state.prior.guess[:, slot].clone()))[0],
+        lambda *a: (original(*a), seen.append(state.requests.words[:, slot].clone()))[0],
     )
     old[1].done += 1
     engine.step([], [old[1], Request(23, 40, 99, seed=23, done=40)])
-    assert state.prior.slot_of(21) == -1 and state.prior.slot_of(23) == slot
+    assert state.requests.slot_of(21) == -1 and state.requests.slot_of(23) == slot
     assert (seen[0] == -1).all()
 
 
@@ -212,8 +212,8 @@ def test_a_new_request_starts_without_what_another_one_left(shape, monkeypatch):
     "options",
     [
         {},
-        {"path": "cluster"},
-        {"path": "gvr"},
+        {"path": "radix_rounds"},
+        {"path": "paper_gvr"},
         {"stats": True},
         {"stats": True, "keep_positions": False},
         {"keep_positions": True},
@@ -224,7 +224,8 @@ def test_positions_are_kept_where_something_reads_them(shape, monkeypatch, optio
     real, given = layer_hook.indexer_topk_decode, []
 
     def noting(*args, **arguments):
-        given.append({name for name, value in arguments.items() if value is not None})
+        names = {name for name, value in arguments.items() if value is not None}
+        given.append(names | ({"indices"} if arguments["state"].indices is not None else set()))
         return real(*args, **arguments)
 
     monkeypatch.setattr(layer_hook, "indexer_topk_decode", noting)
@@ -233,12 +234,12 @@ def test_positions_are_kept_where_something_reads_them(shape, monkeypatch, optio
     engine.step([(request, 30)], [])
     request.done = 30
     engine.step([], [request])
-    keeps = options not in ({}, {"path": "cluster"}, {"stats": True, "keep_positions": False})
-    assert given and all({"row_slot", "guess_state", "out"} <= names for names in given)
-    assert all(("prior" in names) == keeps for names in given)
-    prior = state_of(engine).prior
-    assert (prior.indices is not None) == keeps
-    assert not keeps or (prior.indices[:, prior.slot_of(12)] >= 0).any()
+    keeps = options not in ({}, {"path": "radix_rounds"}, {"stats": True, "keep_positions": False})
+    assert given and all({"row_slot", "state", "out"} <= names for names in given)
+    assert all(("indices" in names) == keeps for names in given)
+    slots = state_of(engine).requests
+    assert (slots.indices is not None) == keeps
+    assert not keeps or (slots.indices[:, slots.slot_of(12)] >= 0).any()
 
 
 def test_the_last_prompt_row_seeds_the_slot(shape, monkeypatch):
@@ -252,9 +253,9 @@ def test_the_last_prompt_row_seeds_the_slot(shape, monkeypatch):
         result = engine.step([(long, 20)], [short, running], phases=phases)
         state = state_of(engine)
         for layer, rows in enumerate(result):
-            seeded = state.prior.indices[layer, state.prior.slot_of(32)]
+            seeded = state.requests.indices[layer, state.requests.slot_of(32)]
             assert torch.equal(seeded.sort().values, rows[19])
-        assert (state.prior.guess[:, state.prior.slot_of(32)] == -1).all()
+        assert (state.requests.words[:, state.requests.slot_of(32)] == -1).all()
 
 
 def test_padding_and_dummy_requests_neither_read_nor_write(shape, monkeypatch):
@@ -263,13 +264,13 @@ def test_padding_and_dummy_requests_neither_read_nor_write(shape, monkeypatch):
     graph = engine.metadata.create_cuda_graph_metadata(4, max_draft_tokens=1)
     engine.step([], [real], next_n=2, padding=3, metadata=graph)
     state = state_of(engine)
-    slot = state.prior.slot_of(41)
+    slot = state.requests.slot_of(41)
     assert state.draft_row_slot[:8].tolist() == [slot, slot] + [-1] * 6
-    others = [i for i in range(state.prior.num_slots) if i != slot]
-    assert (state.prior.guess[:, slot, 0] > 48).all() and (state.prior.guess[:, others] == -1).all()
+    others = [i for i in range(state.requests.num_slots) if i != slot]
+    assert (state.requests.words[:, slot, 0] > 48).all() and (state.requests.words[:, others] == -1).all()
     # An idle attention-DP rank runs a single dummy with id 0.
     engine.step([], [Request(0, 30, 99, seed=1, done=30)])
-    assert state.prior.row_slot[0] == -1 and state.prior.slot_of(0) == -1
+    assert state.requests.row_slot[0] == -1 and state.requests.slot_of(0) == -1
 
 
 def test_draft_steps_inside_a_step_use_one_row_per_request(shape, monkeypatch):
@@ -278,10 +279,10 @@ def test_draft_steps_inside_a_step_use_one_row_per_request(shape, monkeypatch):
     prompt, running = Request(51, 20, 99, seed=51), Request(52, 30, 99, seed=52, done=30)
     engine.step([(prompt, 20)], [running], next_n=3)
     state, metadata = state_of(engine), engine.metadata
-    assert state.row_slot(metadata, 3, 3).tolist() == [state.prior.slot_of(52)] * 3
+    assert state.row_slot(metadata, 3, 3).tolist() == [state.requests.slot_of(52)] * 3
     metadata.num_contexts = 0
     metadata.seq_lens = torch.ones(2, dtype=torch.int32)
-    expected = [state.prior.slot_of(51), state.prior.slot_of(52)]
+    expected = [state.requests.slot_of(51), state.requests.slot_of(52)]
     assert state.row_slot(metadata, 1, 2).tolist() == expected
     assert state.row_slot(metadata, 2, 4) is None  # rows that were not announced: no hint, not a wrong one
     other = metadata.create_cuda_graph_metadata(4)
@@ -311,7 +312,7 @@ def test_the_hooked_call_adds_no_work_of_its_own(shape, monkeypatch, next_n):
     lengths = metadata.kv_lens_cuda_runtime[:2]
     buffer = torch.empty(2 * next_n, engine.topk, dtype=torch.int32)
     hook._local.call = hook._open_call(indexer, metadata)
-    addresses = [state_of(engine).prior.row_slot.data_ptr(), state_of(engine).draft_row_slot.data_ptr()]
+    addresses = [state_of(engine).requests.row_slot.data_ptr(), state_of(engine).draft_row_slot.data_ptr()]
     try:
         with Watch() as watch:
             indexer.decode_topk(metadata, logits, lengths, buffer, next_n)
@@ -323,7 +324,7 @@ def test_the_hooked_call_adds_no_work_of_its_own(shape, monkeypatch, next_n):
     assert added == ["gvr_topk::indexer_topk_decode"]
     engine.step([], requests, next_n=next_n)
     assert addresses == [
-        state_of(engine).prior.row_slot.data_ptr(),
+        state_of(engine).requests.row_slot.data_ptr(),
         state_of(engine).draft_row_slot.data_ptr(),
     ]
 
@@ -370,8 +371,33 @@ def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
     monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 40, "max_length": 60}')
     engine = Engine(hooked(monkeypatch))
     engine.step([], [Request(i, 20, 99, seed=i, done=n) for i, n in ((81, 38), (82, 39), (83, 59), (84, 60))])
-    used = [slot >= 0 for slot in state_of(engine).prior.row_slot[:4].tolist()]
+    used = [slot >= 0 for slot in state_of(engine).requests.row_slot[:4].tolist()]
     assert used == [False, True, True, False]
+    assert integration.counters().rows == {"too_short": 1, "hinted": 2, "too_long": 1}
+
+
+def test_rows_no_longer_than_k_keep_their_slot_whatever_the_window(shape, monkeypatch):
+    """Nothing is selected in them, so the gate says so before it looks at the configured lengths."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 40}')
+    engine = Engine(hooked(monkeypatch))
+    engine.step([], [Request(i, 10, 99, seed=i, done=n) for i, n in ((81, 15), (82, 16))])
+    used = [slot >= 0 for slot in state_of(engine).requests.row_slot[:2].tolist()]
+    assert used == [True, False]
+
+
+def test_more_draft_tokens_than_rows_are_expected_for(shape, monkeypatch):
+    """Where few requests are alive, each may have as many rows as there is room for in all."""
+    engine = Engine(hooked(monkeypatch), max_requests=2)
+    engine.manager.max_batch_size = 2
+    request = Request(7, 30, 99, seed=7, done=30)
+    for next_n in (9, 16, 17):
+        engine.step([], [request], next_n=next_n)
+        state = state_of(engine)
+        rows = state.row_slot(engine.metadata, next_n, next_n)
+        assert state.max_rows == 16 and (rows is None) == (next_n == 17)
+        assert rows is None or set(rows.tolist()) == {state.requests.slot_of(7)}
+        request.done += 1
+    assert integration.counters().calls == {("gvr_topk", "hint"): 4, ("gvr_topk", "no_state"): 2}
 
 
 @pytest.mark.parametrize("cap", [0, 8])
@@ -404,7 +430,7 @@ def test_more_requests_than_expected_still_give_the_same_sets(shape, monkeypatch
     engine.step([], requests[:2])
     narrow = engine.step([], requests, metadata=engine.metadata.create_cuda_graph_metadata(20))
     assert integration.counters().steps["over capacity"] == 1
-    assert integration.counters().calls["gvr_topk", "rows unknown"] == 2
+    assert integration.counters().calls["gvr_topk", "no_state"] == 2
     integration.uninstall()
     plain, _ = both_steps(dsa)
     for with_slots, without, theirs in zip(result, narrow, plain, strict=True):
@@ -540,13 +566,13 @@ def full_server(monkeypatch, stages=1, **options) -> HintState:
 
 def test_the_state_of_a_full_server_takes_two_mebibytes(monkeypatch):
     state = full_server(monkeypatch)
-    assert state.nbytes < 9 * 2**18 and "2048 requests, 2.1 MiB of state (predictor)" in str(state)
+    assert state.nbytes < 9 * 2**18 and "2048 requests, 2.0 MiB of state (predictor)" in str(state)
     positions = full_server(monkeypatch, keep_positions=True)
-    assert "2048 requests, 978.1 MiB of state (predictor and positions)" in str(positions)
+    assert "2048 requests, 978.0 MiB of state (predictor and positions)" in str(positions)
     pipeline = full_server(monkeypatch, stages=4)
     assert "10240 requests, 9.7 MiB of state (predictor)" in str(pipeline)
     page = (Path(__file__).resolve().parents[2] / "docs" / "tensorrt_llm.md").read_text()
-    assert all(f"{mib} MiB" in page for mib in ("2.1", "9.7", "978"))
+    assert all(f"{mib} MiB" in page for mib in ("2.0", "9.7", "978"))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -560,11 +586,11 @@ def test_micro_batches_of_a_pipeline_do_not_evict_each_other(shape, monkeypatch,
     for turn in range(3):
         for batch in batches:
             engine.step([], batch)
-            prior = state_of(engine).prior
-            assert turn == 0 or prior.evicted == 0
+            slots = state_of(engine).requests
+            assert turn == 0 or slots.evicted == 0
             for request in batch:
                 request.done += 1
-    assert prior.admitted == 2 * stages and (prior.guess[:, : 2 * stages, 0] > 48).all()
+    assert slots.admitted == 2 * stages and (slots.words[:, : 2 * stages, 0] > 48).all()
 
 
 def test_requests_with_different_numbers_of_drafts_use_no_state(shape, monkeypatch):

@@ -12,7 +12,8 @@ import torch
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 
-from gvr_topk import gate, library
+from gvr_topk import library, policy
+from gvr_topk.constants import HintReason
 from gvr_topk.library import LibraryError, library_status, policy_library
 
 SYSTEM = {"libstdc++.so.6", "libgcc_s.so.1", "libc.so.6", "libm.so.6", "ld-linux-x86-64.so.2"}
@@ -126,7 +127,6 @@ def test_policy_library_needs_only_the_c_runtime() -> None:
     assert {name for name in exported if not name.startswith("_")} == {
         "gvr_topk_can_use_heuristic",
         "gvr_topk_make_plan",
-        "gvr_topk_constant",
     }
 
 
@@ -166,7 +166,7 @@ def test_libraries_of_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("GVR_TOPK_LIBRARY_DIR", str(tmp_path))
     chosen = policy_library.__wrapped__()
     assert Path(str(chosen._name)).parent == tmp_path
-    assert chosen.gvr_topk_constant(2) == gate.MIN_ARCH
+    assert chosen.gvr_topk_can_use_heuristic(1, 1, 1, 0, 1, 9, 8, 0, 9, 1) == HintReason.USED
     status = library_status.__wrapped__()
     assert (status.loaded, status.path) == (False, None)
     assert status.reason == f"GVR_TOPK_LIBRARY_DIR={tmp_path} holds no libgvr_topk_cuda.so"
@@ -179,6 +179,6 @@ def test_an_empty_choice_of_folder_is_none(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_gate_without_the_policy_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_library_path", lambda name: None)
-    monkeypatch.setattr(gate, "policy_library", policy_library.__wrapped__)
-    with pytest.raises(LibraryError, match=r"want libgvr_topk_policy\.so beside the package, got none"):
-        gate.can_use_heuristic(length=1, k=1)
+    monkeypatch.setattr(policy, "policy_library", policy_library.__wrapped__)
+    with pytest.raises(LibraryError, match=r"wanted libgvr_topk_policy\.so beside the package, got none"):
+        policy.can_use_heuristic(length=1, k=1)

@@ -1,158 +1,251 @@
-"""The gate's whole condition table, and the plan; both through the compiled policy."""
+"""The gate's whole condition table, the plan, both through the compiled policy, and the shared constants."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import asdict
 from itertools import product
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from gvr_topk import gate
-from gvr_topk.contract import CLUSTER_SIZES, DTYPES, MAX_PAGE_SIZE, MAX_ROWS, MAX_WIDTH
-from gvr_topk.gate import Path, Reason, can_use_heuristic, plan
+from gvr_topk import constants
+from gvr_topk.constants import (
+    MAX_CLUSTER_SIZE,
+    MAX_ROWS,
+    MAX_WIDTH,
+    STATE_INFINITE,
+    STATE_MASKED,
+    STATE_MAX_ZSCORE,
+    STATE_UNKNOWN,
+    STATE_VALUE_ONLY,
+    STATE_ZSCORE_ORIGIN,
+    Family,
+    HintReason,
+)
+from gvr_topk.constants import Path as OpPath
+from gvr_topk.contract import DTYPES
+from gvr_topk.policy import asks_for_hint, can_use_heuristic, hint_reason, parse_path, plan
 
-PATHS = [path.name.lower() for path in Path]
+PATHS = [path.name.lower() for path in OpPath]
+CLUSTER_SIZES = (1, 2, 4, 8, 16)
 LONG = 70_690
-ROW = {"length": LONG, "k": 2048}
+ROW = {"length": LONG, "k": 2048, "slot": 3, "slots": 8, "min_length": 4096, "max_length": 1 << 17}
 
 # One condition broken at a time, everything else as in ROW: why, and with what.
-TABLE: list[tuple[Reason, dict[str, Any]]] = [
-    (Reason.ALLOWED, {}),
-    (Reason.ALLOWED, {"k": 512}),
-    (Reason.ALLOWED, {"k": 1024}),
-    (Reason.ALLOWED, {"prior_count": 2048}),
-    (Reason.ALLOWED, {"arch": 100}),
-    (Reason.ALLOWED, {"arch": 120}),
-    (Reason.FORCED_ON, {"path": "gvr"}),
-    (Reason.FORCED_ON, {"path": "cluster"}),
-    (Reason.FORCED_OFF, {"path": "radix"}),
-    (Reason.DISABLED, {"enabled": False}),
-    (Reason.NO_PRIOR, {"has_prior": False}),
-    (Reason.PRIOR_SHAPE, {"prior_count": 2047}),
-    (Reason.PRIOR_SHAPE, {"prior_count": 4096}),
-    (Reason.LAYOUT, {"inner_stride": 2}),
-    (Reason.LAYOUT, {"inner_stride": 0}),
-    (Reason.UNSUPPORTED_K, {"k": 2047}),
-    (Reason.UNSUPPORTED_K, {"k": 4096}),
-    (Reason.UNSUPPORTED_K, {"k": 1}),
-    (Reason.UNSUPPORTED_ARCH, {"arch": 80}),
-    (Reason.UNSUPPORTED_ARCH, {"arch": 89}),
-    (Reason.TOO_SHORT, {"length": 2048}),
-    (Reason.TOO_SHORT, {"length": 0}),
-    (Reason.TOO_SHORT, {"length": -1}),
-    (Reason.TOO_LONG, {"length": 2 * MAX_WIDTH}),
+TABLE: list[tuple[HintReason, dict[str, Any]]] = [
+    (HintReason.USED, {}),
+    (HintReason.USED, {"k": 1}),
+    (HintReason.USED, {"k": LONG - 1}),
+    (HintReason.USED, {"slot": 0}),
+    (HintReason.USED, {"slot": 7}),
+    (HintReason.USED, {"min_length": LONG, "max_length": LONG}),
+    (HintReason.USED, {"min_length": -1, "max_length": 2**62}),
+    (HintReason.DISABLED, {"enabled": False}),
+    (HintReason.NO_STATE, {"has_state": False}),
+    (HintReason.SHORT_ROW, {"k": LONG}),
+    (HintReason.SHORT_ROW, {"k": MAX_WIDTH}),
+    (HintReason.SHORT_ROW, {"length": 2048}),
+    (HintReason.SHORT_ROW, {"length": 0}),
+    (HintReason.SHORT_ROW, {"length": -(2**31)}),
+    (HintReason.LAYOUT, {"aligned": False}),
+    (HintReason.NO_SLOT, {"slot": -1}),
+    (HintReason.NO_SLOT, {"slot": -(2**31)}),
+    (HintReason.NO_SLOT, {"slot": 8}),
+    (HintReason.NO_SLOT, {"slot": 2**31 - 1}),
+    (HintReason.NO_SLOT, {"slot": 0, "slots": 0}),
+    (HintReason.TOO_SHORT, {"min_length": LONG + 1}),
+    (HintReason.TOO_SHORT, {"length": 4095}),
+    (HintReason.TOO_LONG, {"max_length": LONG - 1}),
+    (HintReason.TOO_LONG, {"length": (1 << 17) + 1}),
+    (HintReason.FIRST_STEP, {"known": False}),
 ]
-ALLOWING = (Reason.ALLOWED, Reason.FORCED_ON)
-# What makes the kernel incorrect; forcing it on does not waive these.
-BARRIERS = {"inner_stride": 2, "k": 2047, "arch": 80}
+
+# Of several reasons the gate names the first of these. Each has a change of arguments that gives it.
+PRECEDENCE: list[tuple[HintReason, dict[str, Any]]] = [
+    (HintReason.DISABLED, {"enabled": False}),
+    (HintReason.NO_STATE, {"has_state": False}),
+    (HintReason.SHORT_ROW, {"k": LONG}),
+    (HintReason.LAYOUT, {"aligned": False}),
+    (HintReason.NO_SLOT, {"slot": -1}),
+    (HintReason.TOO_SHORT, {"min_length": LONG + 1}),
+    (HintReason.TOO_LONG, {"max_length": LONG - 1}),
+    (HintReason.FIRST_STEP, {"known": False}),
+]
 
 
 @pytest.mark.parametrize(("reason", "change"), TABLE)
-def test_condition(reason: Reason, change: dict[str, Any]) -> None:
+def test_condition(reason: HintReason, change: dict[str, Any]) -> None:
     decision = can_use_heuristic(**{**ROW, **change})
     assert decision.reason == reason.name.lower()
-    assert decision.allowed == (reason in ALLOWING)
+    assert decision.allowed == (reason is HintReason.USED)
     assert isinstance(decision.detail, str) and decision.detail
+    assert hint_reason(**{**ROW, **change}) is reason
 
 
-def test_the_table_has_every_reason() -> None:
-    assert {reason for reason, _ in TABLE} == set(Reason)
+def test_the_tables_have_every_reason() -> None:
+    assert {reason for reason, _ in TABLE} == set(HintReason)
+    assert {reason for reason, _ in PRECEDENCE} == set(HintReason) - {HintReason.USED}
+
+
+def test_every_combination_of_reasons_names_the_first() -> None:
+    for broken in product((False, True), repeat=len(PRECEDENCE)):
+        chosen = [entry for entry, is_broken in zip(PRECEDENCE, broken, strict=True) if is_broken]
+        arguments = dict(ROW)
+        for _, change in chosen:
+            arguments |= change
+        expected = chosen[0][0] if chosen else HintReason.USED
+        assert hint_reason(**arguments) is expected, arguments
+
+
+def test_defaults_allow_every_row_that_is_selected_from() -> None:
+    """An op's launch has no limits of lengths, so any row above k that knows something uses it."""
+    for length in (2, 4095, LONG, MAX_WIDTH):
+        assert can_use_heuristic(length=length, k=1).allowed
+    assert can_use_heuristic(length=1, k=1).reason == "short_row"
 
 
 @pytest.mark.parametrize(
-    ("length", "reason"),
+    ("change", "parts"),
     [
-        (lambda: gate.GVR_MIN_LENGTH - 1, Reason.TOO_SHORT),
-        (lambda: gate.GVR_MIN_LENGTH, Reason.ALLOWED),
-        (lambda: gate.GVR_MAX_LENGTH, Reason.ALLOWED),
-        (lambda: gate.GVR_MAX_LENGTH + 1, Reason.TOO_LONG),
+        ({}, [str(LONG)]),
+        ({"slot": 8}, ["8", "0 to 7"]),
+        ({"k": 99_999}, [str(LONG), "99999"]),
+        ({"length": 4095}, ["4095", "at least 4096"]),
+        ({"length": 140_000}, ["140000", "at most 131072"]),
     ],
 )
-def test_length_boundaries(length: Any, reason: Reason) -> None:
-    decision = can_use_heuristic(length=length(), k=2048)
-    assert decision.reason == reason.name.lower()
-    if reason is not Reason.ALLOWED:
-        assert str(length()) in decision.detail
+def test_details_name_the_value_that_decided(change: dict[str, Any], parts: list[str]) -> None:
+    detail = can_use_heuristic(**{**ROW, **change}).detail
+    assert all(part in detail for part in parts)
 
 
-def test_architecture_boundary() -> None:
-    assert can_use_heuristic(**ROW, arch=gate.MIN_ARCH).allowed
-    assert not can_use_heuristic(**ROW, arch=gate.MIN_ARCH - 1).allowed
+@pytest.mark.parametrize("path", OpPath)
+def test_forced_paths(path: OpPath) -> None:
+    """Two paths go by the gate; the others ask for no hint, whatever else holds."""
+    assert asks_for_hint(path) == (path in (OpPath.AUTO, OpPath.PAPER_GVR))
+    decision = can_use_heuristic(**ROW, enabled=asks_for_hint(path))
+    assert decision.reason == ("used" if asks_for_hint(path) else "disabled")
+    refused = can_use_heuristic(**{**ROW, "slot": -1}, enabled=asks_for_hint(path))
+    assert refused.reason == ("no_slot" if asks_for_hint(path) else "disabled")
 
 
-@pytest.mark.parametrize("path", ["gvr", "cluster"])
-@pytest.mark.parametrize("barrier", BARRIERS)
-def test_forcing_on_does_not_waive_what_the_kernel_needs(path: str, barrier: str) -> None:
-    assert not can_use_heuristic(**{**ROW, barrier: BARRIERS[barrier]}, path=path).allowed
+# ---------------------------------------------------------------- constants
+
+
+@pytest.fixture
+def generator() -> ModuleType:
+    file = Path(__file__).resolve().parents[2] / "packaging" / "generate_constants.py"
+    spec = importlib.util.spec_from_file_location("generate_constants", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def check(generator: ModuleType, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Exit code of ``generate_constants.py --check``."""
+    monkeypatch.setattr("sys.argv", ["generate_constants.py", "--check"])
+    with pytest.raises(SystemExit) as ended:
+        generator.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_constants_are_those_of_the_headers(generator: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert generator.generate() == Path(constants.__file__).read_text(encoding="utf-8")
+    assert check(generator, monkeypatch) == 0
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"enabled": False}, {"has_prior": False}, {"prior_count": 7}, {"length": 5}, {"length": 4 * MAX_WIDTH}],
+    ("old", "new"),
+    [
+        ("kMaxRows = int64_t{1} << 26", "kMaxRows = int64_t{1} << 25"),
+        ("kLayout = 3", "kLayout = 9"),
+        ("kFirstStep = 8,", "kFirstStep = 8,\n  kOther = 9,"),
+        ("kStatReason", "kStatWhy"),
+        ("kStateMasked = 128.0f", "kStateMasked = 127.0f"),
+        ("kNoHint = 2,", "kWithoutHint = 2,"),
+    ],
 )
-@pytest.mark.parametrize("path", ["gvr", "cluster"])
-def test_forcing_on_waives_what_is_only_slow(path: str, change: dict[str, Any]) -> None:
-    assert can_use_heuristic(**{**ROW, **change}, path=path).reason == "forced_on"
+def test_a_changed_header_is_noticed(
+    generator: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, old: str, new: str
+) -> None:
+    headers = []
+    changed = 0
+    for header in generator.HEADERS:
+        text = header.read_text(encoding="utf-8")
+        changed += text.count(old)
+        headers.append(tmp_path / header.name)
+        headers[-1].write_text(text.replace(old, new), encoding="utf-8")
+    assert changed == 1
+    monkeypatch.setattr(generator, "HEADERS", tuple(headers))
+    assert check(generator, monkeypatch) == 1
 
 
-@pytest.mark.parametrize(("reason", "change"), TABLE)
-def test_forcing_off_always_wins(reason: Reason, change: dict[str, Any]) -> None:
-    assert can_use_heuristic(**{**ROW, **change, "path": "radix"}).reason == "forced_off"
+def test_a_written_file_is_up_to_date(
+    generator: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    target = tmp_path / "constants.py"
+    target.write_text("", encoding="utf-8")
+    monkeypatch.setattr(generator, "TARGET", target)
+    assert check(generator, monkeypatch) == 1
+    monkeypatch.setattr("sys.argv", ["generate_constants.py"])
+    generator.main()
+    assert check(generator, monkeypatch) == 0
 
 
-def test_allowed_means_that_no_condition_is_broken() -> None:
-    """Every combination of good and bad values: allowed exactly where all of them are good."""
-    choices: dict[str, tuple[Any, Any]] = {
-        "enabled": (True, False),
-        "has_prior": (True, False),
-        "prior_count": (None, 7),
-        "inner_stride": (1, 2),
-        "k": (2048, 100),
-        "length": (LONG, 10),
-        "arch": (90, 75),
-    }
-    for bad in product((0, 1), repeat=len(choices)):
-        arguments = {name: choices[name][side] for name, side in zip(choices, bad, strict=True)}
-        decision = can_use_heuristic(**arguments)
-        assert decision.allowed == (not any(bad)), arguments
-        assert decision.reason == "allowed" or any(bad), arguments
+@pytest.mark.parametrize("expression", ["kOther + 1", "sizeof(int)", "__import__('os')"])
+def test_only_literals_are_evaluated(generator: ModuleType, expression: str) -> None:
+    with pytest.raises(ValueError, match="expression: wanted literals, got"):
+        generator.number(expression)
 
 
-def test_details_name_the_value_that_decided() -> None:
-    assert "2047" in can_use_heuristic(**ROW, prior_count=2047).detail
-    assert "3" in can_use_heuristic(**ROW, inner_stride=3).detail
-    assert "777" in can_use_heuristic(length=LONG, k=777).detail
-    assert "8.0" in can_use_heuristic(**ROW, arch=80).detail
-    assert "radix" in can_use_heuristic(**ROW, path="radix").detail
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("enum class Other : int32_t { kA = 0 };", "Kind: wanted an enumeration in the headers, got none"),
+        ("enum class Kind : int32_t { kA = 0, kB };", "Kind: wanted members with values, got 'kB'"),
+    ],
+)
+def test_enumerations_that_cannot_be_read_are_named(generator: ModuleType, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generator.enum_members(text, "Kind")
 
 
-def test_constants() -> None:
-    assert 0 < gate.GVR_MIN_LENGTH < gate.GVR_MAX_LENGTH <= MAX_WIDTH
-    assert gate.MIN_ARCH == 90  # the oldest architecture there is code for
-    assert (gate.MAX_WIDTH, gate.MAX_ROWS, gate.MAX_PAGE_SIZE) == (MAX_WIDTH, MAX_ROWS, MAX_PAGE_SIZE)
-    assert MAX_ROWS * max(CLUSTER_SIZES) <= 2**31 - 1  # blocks of one launch
-    with pytest.raises(AttributeError, match="NO_SUCH"):
-        gate.NO_SUCH  # noqa: B018
+def test_constants_fit_each_other() -> None:
+    assert constants.MIN_ARCH == 90  # the oldest architecture there is code for
+    assert max(CLUSTER_SIZES) == MAX_CLUSTER_SIZE
+    assert MAX_ROWS * MAX_CLUSTER_SIZE <= 2**31 - 1  # blocks of one launch
+    zscores = (STATE_ZSCORE_ORIGIN - STATE_MAX_ZSCORE, STATE_ZSCORE_ORIGIN + STATE_MAX_ZSCORE)
+    kinds = (STATE_UNKNOWN, 0.0, 1.0, *zscores, STATE_VALUE_ONLY, STATE_INFINITE, STATE_MASKED)
+    assert list(kinds) == sorted(set(kinds))  # the first number of a slot tells them apart
 
 
-@pytest.mark.parametrize("name", ["fast", "", "GVR ", "cpu", None, 3])
+# ---------------------------------------------------------------- plan
+
+
+@pytest.mark.parametrize("name", ["fast", "", "AUTO", "gvr", "radix", "cluster", "cpu", None, 3, []])
 def test_unknown_path(name: Any) -> None:
-    with pytest.raises(ValueError, match=r"path: want one of .*'auto'.*'gvr'.*'radix'.*'cluster', got"):
-        Path.parse(name)
+    with pytest.raises(
+        ValueError, match=r"^path: wanted one of 'auto', 'paper_gvr', 'no_hint', 'radix_rounds', got"
+    ):
+        parse_path(name)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_plan_takes_the_forced_path(path: str) -> None:
-    made = plan(rows=1, width=LONG, k=2048, path=path)
-    assert made.path == (path if path != "auto" else made.path) and made.path != "auto"
-    assert made.ctas_per_row >= 1 and made.threads % 32 == 0
+    planned = plan(rows=1, width=LONG, k=2048, path=path)
+    assert planned.path == path and planned.family in {family.name.lower() for family in Family}
+    assert planned.ctas_per_row >= 1 and planned.threads % 32 == 0
 
 
 @pytest.mark.parametrize("ctas", [1, 2, 4, 8, 16])
 def test_plan_takes_the_forced_cluster_size(ctas: int) -> None:
-    assert plan(rows=3, width=100_000, k=2048, path="cluster", ctas_per_row=ctas).ctas_per_row == ctas
+    assert plan(rows=3, width=100_000, k=2048, path="auto", ctas_per_row=ctas).ctas_per_row == ctas
 
 
 @pytest.mark.parametrize(
@@ -160,7 +253,7 @@ def test_plan_takes_the_forced_cluster_size(ctas: int) -> None:
     [(3, 1000, 90), (-1, 1000, 90), (32, 1000, 90), (16, 1000, 120), (1, MAX_WIDTH, 90)],
 )
 def test_plan_refuses_a_cluster_that_cannot_serve(ctas: int, width: int, arch: int) -> None:
-    with pytest.raises(ValueError, match=rf"ctas_per_row: want .* {width}, got {ctas}$"):
+    with pytest.raises(ValueError, match=rf"ctas_per_row: wanted .* {width}, got {ctas}$"):
         plan(rows=1, width=width, k=512, ctas_per_row=ctas, arch=arch)
 
 
@@ -169,9 +262,9 @@ def test_plan_refuses_a_cluster_that_cannot_serve(ctas: int, width: int, arch: i
 def test_every_shape_has_a_plan_that_could_be_forced(arch: int, dtype: torch.dtype) -> None:
     for rows, width in product((1, 7, 64, 500), (1, 4096, LONG, 262_144, MAX_WIDTH)):
         shape: dict[str, Any] = {"rows": rows, "width": width, "k": 2048, "dtype": dtype, "arch": arch}
-        made = plan(**shape, path="cluster")
-        assert made.ctas_per_row in (1, 2, 4, 8, 16)
-        assert asdict(plan(**shape, path="cluster", ctas_per_row=made.ctas_per_row)) == asdict(made)
+        planned = plan(**shape, path="auto")
+        assert planned.ctas_per_row in (1, 2, 4, 8, 16)
+        assert asdict(plan(**shape, path="auto", ctas_per_row=planned.ctas_per_row)) == asdict(planned)
 
 
 @pytest.mark.parametrize("arch", [90, 100, 120])
@@ -180,11 +273,11 @@ def test_the_cap_holds_wherever_the_row_fits(cap: int, arch: int) -> None:
     per_cta = 1 << 18 if arch == 120 else 1 << 20
     for rows, width in product((1, 3, 16, 64, 500), (1, 4096, 32_768, LONG, 262_144, MAX_WIDTH)):
         free = plan(rows=rows, width=width, k=2048, arch=arch)
-        made = plan(rows=rows, width=width, k=2048, arch=arch, max_ctas=cap)
+        planned = plan(rows=rows, width=width, k=2048, arch=arch, max_ctas=cap)
         needed = next(size for size in CLUSTER_SIZES if size * per_cta >= width)
-        assert made.ctas_per_row <= max(cap, needed) and made.ctas_per_row >= needed
+        assert planned.ctas_per_row <= max(cap, needed) and planned.ctas_per_row >= needed
         if free.ctas_per_row <= cap:
-            assert made == free
+            assert planned == free
 
 
 @pytest.mark.parametrize(
@@ -204,14 +297,14 @@ def test_the_cap_in_use() -> None:
 
 @pytest.mark.parametrize("cap", [-1, 3, 5, 32, -(2**31)])
 def test_a_cap_that_is_no_cluster_size(cap: int) -> None:
-    with pytest.raises(ValueError, match=rf"^max_ctas: want 0, 1, 2, 4, 8 or 16, got {cap}$"):
+    with pytest.raises(ValueError, match=rf"^max_ctas: wanted 0, 1, 2, 4, 8 or 16, got {cap}$"):
         plan(rows=1, width=LONG, k=2048, max_ctas=cap)
 
 
 def test_a_forced_size_must_not_exceed_the_cap() -> None:
     assert plan(rows=1, width=LONG, k=2048, ctas_per_row=4, max_ctas=8).ctas_per_row == 4
     assert plan(rows=1, width=LONG, k=2048, ctas_per_row=8, max_ctas=8).ctas_per_row == 8
-    with pytest.raises(ValueError, match=r"^ctas_per_row: want at most max_ctas = 4, got 8$"):
+    with pytest.raises(ValueError, match=r"^ctas_per_row: wanted at most max_ctas = 4, got 8$"):
         plan(rows=1, width=LONG, k=2048, ctas_per_row=8, max_ctas=4)
 
 
@@ -228,35 +321,38 @@ def test_a_row_stages_no_more_than_it_has(k: int, width: int) -> None:
 @pytest.mark.parametrize(
     ("asked", "family", "values"),
     [
-        ({"width": 512 * 8}, "single", 8),
-        ({"width": 512 * 8 + 1}, "single", 16),
-        ({"width": 512 * 16 + 1}, "single", 32),
-        ({"width": 512 * 32}, "single", 32),
+        ({"width": 512 * 8}, "small_row", 8),
+        ({"width": 512 * 8 + 1}, "small_row", 16),
+        ({"width": 512 * 16 + 1}, "small_row", 32),
+        ({"width": 512 * 32}, "small_row", 32),
         ({"width": 512 * 32 + 1}, "resident", 16),
         ({"width": 512 * 32 + 1, "rows": 16}, "resident", 16),
-        ({"width": 512 * 32 + 1, "rows": 17}, "single", 64),
-        ({"width": 512 * 64, "rows": 128}, "single", 64),
-        ({"width": 512 * 64 + 1, "rows": 64}, "stream", 16),
+        ({"width": 512 * 32 + 1, "rows": 17}, "small_row", 64),
+        ({"width": 512 * 64, "rows": 128}, "small_row", 64),
+        ({"width": 512 * 64 + 1, "rows": 64}, "streaming", 16),
         ({"width": 512 * 64, "rows": 64, "ctas_per_row": 2}, "resident", 32),
-        ({"width": 512 * 64, "ctas_per_row": 1}, "single", 64),
+        ({"width": 512 * 64, "ctas_per_row": 1}, "small_row", 64),
         ({"width": 4096, "ctas_per_row": 2}, "resident", 16),
-        ({"width": 4096, "path": "radix", "k": 4000}, "single", 8),
+        ({"width": 4096, "path": "no_hint", "k": 4000}, "small_row", 8),
         ({"width": 16 * 512 * 16}, "resident", 16),
         ({"width": 16 * 512 * 16 + 1}, "resident", 32),
         ({"width": 16 * 512 * 32}, "resident", 32),
-        ({"width": 16 * 512 * 32 + 1}, "stream", 16),
-        ({"width": MAX_WIDTH}, "stream", 16),
-        ({"width": MAX_WIDTH, "k": 2049}, "general", 16),
+        ({"width": 16 * 512 * 32 + 1}, "streaming", 16),
+        ({"width": MAX_WIDTH}, "streaming", 16),
+        ({"width": MAX_WIDTH, "k": 2049}, "fallback", 16),
         ({"width": 16 * 512 * 16, "k": 5000}, "resident", 16),
-        ({"width": 70_000, "arch": 120}, "general", 16),
+        ({"width": 70_000, "arch": 120}, "fallback", 16),
         ({"width": 8 * 512 * 16, "arch": 120}, "resident", 16),
-        ({"width": 70_000, "path": "radix"}, "resident", 16),
-        ({"width": 70_000, "path": "gvr"}, "four_phase", 16),
+        ({"width": 70_000, "path": "no_hint"}, "resident", 16),
+        ({"width": 70_000, "path": "radix_rounds"}, "fallback", 16),
+        ({"width": 100, "path": "radix_rounds"}, "fallback", 16),
+        ({"width": MAX_WIDTH, "path": "radix_rounds", "arch": 120}, "fallback", 16),
+        ({"width": 70_000, "path": "paper_gvr"}, "paper_gvr", 16),
     ],
 )
 def test_which_kernel_a_plan_launches(asked: dict[str, Any], family: str, values: int) -> None:
-    made = plan(**({"rows": 1, "k": 2048} | asked))
-    assert (made.family, made.values_per_thread) == (family, values)
+    planned = plan(**({"rows": 1, "k": 2048} | asked))
+    assert (planned.family, planned.values_per_thread) == (family, values)
 
 
 @pytest.mark.parametrize(
@@ -264,29 +360,30 @@ def test_which_kernel_a_plan_launches(asked: dict[str, Any], family: str, values
     [(128, 1 << 20, 90, 1), (128, MAX_WIDTH, 90, 2), (128, 1 << 18, 120, 1), (128, 1 << 20, 120, 4)],
 )
 def test_a_row_gets_no_more_ctas_than_must_hold_it(rows: int, width: int, arch: int, ctas: int) -> None:
-    assert plan(rows=rows, width=width, k=2048, arch=arch, path="cluster").ctas_per_row == ctas
+    assert plan(rows=rows, width=width, k=2048, arch=arch, path="auto").ctas_per_row == ctas
 
 
 def test_more_rows_never_get_more_ctas_each() -> None:
-    sizes = [
-        plan(rows=rows, width=LONG, k=2048, path="cluster").ctas_per_row for rows in (1, 8, 32, 128, 512)
-    ]
+    sizes = [plan(rows=rows, width=LONG, k=2048, path="auto").ctas_per_row for rows in (1, 8, 32, 128, 512)]
     assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"ctas_per_row": 3}, r"^ctas_per_row: want 0, 1, 2, 4, 8 or 16 and enough for width 9000, got 3$"),
-        ({"ctas_per_row": 16, "arch": 120}, r"^ctas_per_row: want .* got 16$"),
-        ({"path": "gvr", "k": 100}, r"^k: want 512, 1024 or 2048 for path 'gvr', got 100$"),
-        ({"path": "gvr", "width": 300_000}, r"^width: want at most 262144 for path 'gvr', got 300000$"),
+        ({"ctas_per_row": 3}, r"^ctas_per_row: wanted 0, 1, 2, 4, 8 or 16 and enough for width 9000, got 3$"),
+        ({"ctas_per_row": 16, "arch": 120}, r"^ctas_per_row: wanted .* got 16$"),
+        ({"path": "paper_gvr", "k": 100}, r"^k: wanted 512, 1024 or 2048 for path 'paper_gvr', got 100$"),
         (
-            {"path": "gvr", "arch": 120},
-            r"^path: want 'cluster' or 'radix' on compute capability 12, got 'gvr'$",
+            {"path": "paper_gvr", "width": 300_000},
+            r"^width: wanted at most 262144 for path 'paper_gvr', got 300000$",
+        ),
+        (
+            {"path": "paper_gvr", "arch": 120},
+            r"^path: wanted any but 'paper_gvr' on compute capability 12, got 'paper_gvr'$",
         ),
     ],
 )
-def test_plans_that_cannot_be_made_say_why(asked: dict[str, Any], message: str) -> None:
+def test_plans_that_cannot_be_planned_say_why(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        gate.plan(**({"rows": 1, "width": 9000, "k": 2048} | asked))
+        plan(**({"rows": 1, "width": 9000, "k": 2048} | asked))

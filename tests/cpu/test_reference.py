@@ -105,7 +105,7 @@ def test_cold_hint_does_not_become_the_answer(hint):
     row = np.random.default_rng(0).standard_normal(20_000).astype(np.float32)
     result = topk_row(row, 2048, adversarial_hints(len(row), 2048, 0)[hint])
     np.testing.assert_array_equal(result.indices, oracle(row, 2048))
-    assert result.stats.guess == "row sample"
+    assert result.stats.guess == "row_sample"
     assert result.stats.passes == 1
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from gvr_topk import contract, ops
+from gvr_topk import contract, cpu
 from gvr_topk.config import parse_config
+from gvr_topk.constants import HintReason, StatsColumn
 from gvr_topk.evaluation import replay as replay_module
 from gvr_topk.evaluation.reference import topk_row
 from gvr_topk.evaluation.replay import Variant, replay, summarize
@@ -60,7 +61,7 @@ def test_shipped_trace_hit_ratio_is_the_overlap_of_consecutive_results() -> None
                 if variant.hint_offset == offset:
                     assert result.records[step].variants[index].hit_ratio == ratio
     assert [record.length for record in result.records] == [32513, 32514, 32515, 32516]
-    assert {record.op_stats["path"] for record in result.records} == {4}
+    assert [record.op_stats["reason"] for record in result.records] == [8, 0, 0, 0]
 
 
 def test_first_step_has_no_hint_and_is_left_out_of_the_statistics() -> None:
@@ -120,12 +121,12 @@ def test_a_wrong_result_is_not_called_exact(monkeypatch: pytest.MonkeyPatch, cha
 
 def test_the_oracle_is_independent_of_the_cpu_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault in what the op computes with on a CPU must show, not stand on both sides."""
-    real = ops.exact_topk
+    real = cpu.exact_topk
 
     def wrong(logits: torch.Tensor, *arguments: Any) -> torch.Tensor:
         return real(-logits, *arguments)
 
-    for module in (ops, contract):
+    for module in (cpu, contract):
         monkeypatch.setattr(module, "exact_topk", wrong)
     result = replay(Rows(steps=2), config())
     assert [record.exact for record in result.records] == [False, False]
@@ -151,25 +152,32 @@ def test_heuristic_off_uses_no_hint(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options_reach_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _replace_op(monkeypatch, lambda logits, n, out: None)
-    result = replay(Rows(steps=1), config(path="radix", hint_offset=3))
-    assert (calls[0]["path"], calls[0]["prior_offset"]) == ("radix", 3)
-    assert result.records[0].gate == "forced_off" and not result.records[0].allowed
+    result = replay(Rows(steps=1), config(path="no_hint", hint_offset=3))
+    assert (calls[0]["path"], calls[0]["hint_offset"]) == ("no_hint", 3)
+    assert result.records[0].gate == "disabled" and not result.records[0].allowed
+    assert int(calls[0]["row_slot"][0]) == 0  # the path reads no state, and leaves one like every other
 
 
 @pytest.mark.parametrize(
     ("n", "options", "expected"),
     [
-        (20_000, {}, ["allowed"] * 3),
-        (2_000, {}, ["too_short"] * 3),
-        (2_000, {"min_length": 2_001}, ["too_short", "allowed", "allowed"]),
-        (20_000, {"min_length": 20_002}, ["too_short", "too_short", "allowed"]),
-        (20_000, {"max_length": 20_000}, ["allowed", "too_long", "too_long"]),
+        (20_000, {}, ["first_step", "used", "used", "used"]),
+        (2_000, {}, ["first_step", "used", "used", "used"]),
+        (K - 2, {}, ["short_row", "short_row", "short_row", "first_step"]),
+        (2_000, {"min_length": 2_001}, ["too_short", "first_step", "used", "used"]),
+        (20_000, {"min_length": 20_002}, ["too_short", "too_short", "first_step", "used"]),
+        (20_000, {"max_length": 20_001}, ["first_step", "used", "too_long", "too_long"]),
+        (20_000, {"path": "paper_gvr"}, ["first_step", "used", "used", "used"]),
+        (20_000, {"path": "radix_rounds"}, ["disabled"] * 4),
     ],
 )
-def test_gate_and_configured_lengths(n: int, options: dict[str, int], expected: list[str]) -> None:
-    result = replay(Rows(n=n, steps=3), config(**options))
+def test_gate_and_configured_lengths(n: int, options: dict[str, Any], expected: list[str]) -> None:
+    result = replay(Rows(n=n, steps=4), config(**options))
     assert [record.gate for record in result.records] == expected
-    assert [record.allowed for record in result.records] == [reason == "allowed" for reason in expected]
+    assert [record.allowed for record in result.records] == [reason == "used" for reason in expected]
+    # The op knows no limits of lengths: to it, a row outside of them is one without a slot.
+    of_op = ["no_slot" if reason in ("too_short", "too_long") else reason for reason in expected]
+    assert [HintReason(record.op_stats["reason"]).name.lower() for record in result.records] == of_op
     assert result.is_exact
 
 
@@ -232,10 +240,11 @@ def test_json_is_strict_and_complete() -> None:
     result = replay(Rows(steps=2), config())
     assert any(math.isinf(end) for end in result.records[0].variants[0].bracket)
     data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert data["format"] == "gvr_topk.replay/1"
+    assert data["format"] == "gvr_topk.replay/2"
     assert (data["steps"], data["exact_steps"], data["k"]) == (2, 2, K)
     assert data["variants"][0]["hit_ratio"] == [record.variants[0].hit_ratio for record in result.records]
-    assert data["records"][1]["gate"] == "allowed"
+    assert [record["gate"] for record in data["records"]] == ["first_step", "used"]
+    assert list(data["records"][1]["op_stats"]) == [column.name.lower() for column in StatsColumn]
     assert len(data["records"][1]["variants"]) == 4
 
 

@@ -106,21 +106,21 @@ def test_table_fits_a_terminal_of_80_columns(result: ReplayResult) -> None:
 
 def test_outcome_counts_gate_decisions_and_exact_steps(result: ReplayResult) -> None:
     assert report.describe_outcome(result) == [
-        "gate: allowed 4",
-        "path: cpu 4",
+        "gate: used 3, first_step 1",
+        "op: used 3, first_step 1",
         "exact: op 4 of 4 steps, reference 4 of 4 steps",
         "oracle: a sort in NumPy, which shares no code with either",
         "the op ran its CPU implementation: no kernel ran (--device cuda runs them)",
     ]
     first, *others = result.records
     broken = replace(result, records=(replace(first, exact=False, gate="too_short"), *others))
-    assert report.describe_outcome(broken)[0] == "gate: allowed 3, too_short 1"
+    assert report.describe_outcome(broken)[0] == "gate: used 3, too_short 1"
     assert report.describe_outcome(broken)[2] == "exact: op 3 of 4 steps, reference 4 of 4 steps"
 
 
 def test_timing_table_only_where_something_was_timed(result: ReplayResult) -> None:
     assert report.build_timing_table(result) is None
-    timings = (Timing("gvr", 1, 17_001, 5.123), Timing("radix", 1, 17_001, None, "no library"))
+    timings = (Timing("auto", 1, 17_001, 5.123), Timing("paper_gvr", 1, 17_001, None, "no library"))
     table = report.build_timing_table(replace(result, timings=timings))
     assert table is not None
     assert list(table.columns[3].cells) == ["5.12", "no library"]

@@ -10,157 +10,157 @@ from hypothesis import strategies as st
 from gvr_topk.contract import row_lengths
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.ops import indexer_topk_decode
-from gvr_topk.prior import IDLE_STEPS, PriorFullError, PriorState, prior_bytes
+from gvr_topk.request_slots import IDLE_STEPS, RequestSlots, SlotsFullError, state_bytes
 
 K, WIDTH = 3, 11
 
 
 def test_shapes_and_initial_values() -> None:
-    prior = PriorState(2, 3, K, max_rows=5)
-    assert prior.indices.shape == (2, 3, K) and prior.indices.dtype == torch.int32
-    assert prior.guess.shape == (2, 3, 4) and prior.guess.dtype == torch.float32
-    assert prior.row_slot.shape == (5,) and prior.row_slot.dtype == torch.int32
-    assert (prior.indices == -1).all() and (prior.guess == -1).all() and (prior.row_slot == -1).all()
+    slots = RequestSlots(2, 3, K, max_rows=5)
+    assert slots.indices.shape == (2, 3, K) and slots.indices.dtype == torch.int32
+    assert slots.words.shape == (2, 3, 4) and slots.words.dtype == torch.float32
+    assert slots.row_slot.shape == (5,) and slots.row_slot.dtype == torch.int32
+    assert (slots.indices == -1).all() and (slots.words == -1).all() and (slots.row_slot == -1).all()
 
 
 def test_without_k_only_the_state_is_kept() -> None:
-    prior = PriorState(2, 2, None, max_rows=4)
-    assert prior.indices is None and prior.layer(1).indices is None
-    slot = prior.admit("a")
-    prior.guess.fill_(70.0)
-    assert not prior.seed(0, "a", torch.arange(K)) and (prior.guess == 70).all()
-    prior.release("a")
-    assert prior.admit("b") == slot
-    assert (prior.guess[:, slot] == -1).all() and (prior.guess[:, 1 - slot] == 70).all()
+    slots = RequestSlots(2, 2, None, max_rows=4)
+    assert slots.indices is None and slots.layer(1).indices is None
+    slot = slots.admit("a")
+    slots.words.fill_(70.0)
+    assert not slots.seed(0, "a", torch.arange(K)) and (slots.words == 70).all()
+    slots.release("a")
+    assert slots.admit("b") == slot
+    assert (slots.words[:, slot] == -1).all() and (slots.words[:, 1 - slot] == 70).all()
 
 
 def test_the_state_of_a_full_server_is_small() -> None:
     """TensorRT-LLM's default of 2,048 requests, the 61 layers of DeepSeek-V3.2: under two MiB."""
-    assert PriorState(61, 2048, None).nbytes == prior_bytes(61, 2048, None) < 2**21
+    assert RequestSlots(61, 2048, None).nbytes == state_bytes(61, 2048, None) < 2**21
 
 
 def test_layer_views_share_memory() -> None:
-    prior = PriorState(2, 3, K)
-    layer = prior.layer(1)
+    slots = RequestSlots(2, 3, K)
+    layer = slots.layer(1)
     layer.indices[2, 0] = 7
-    layer.guess[2] = 0.5
-    assert prior.indices[1, 2, 0] == 7 and (prior.guess[1, 2] == 0.5).all()
+    layer.words[2] = 0.5
+    assert slots.indices[1, 2, 0] == 7 and (slots.words[1, 2] == 0.5).all()
 
 
 def test_admit_keeps_the_slot_and_its_hint() -> None:
-    prior = PriorState(1, 2, K)
-    slot = prior.admit("a")
-    prior.indices[0, slot] = 5
-    assert prior.admit("a") == slot == prior.slot_of("a")
-    assert (prior.indices[0, slot] == 5).all()
-    assert "a" in prior and "b" not in prior and prior.slot_of("b") == -1
+    slots = RequestSlots(1, 2, K)
+    slot = slots.admit("a")
+    slots.indices[0, slot] = 5
+    assert slots.admit("a") == slot == slots.slot_of("a")
+    assert (slots.indices[0, slot] == 5).all()
+    assert "a" in slots and "b" not in slots and slots.slot_of("b") == -1
 
 
 def test_the_lowest_free_slot_is_given() -> None:
-    prior = PriorState(1, 4, K)
-    assert [prior.admit(name) for name in "abcd"] == [0, 1, 2, 3]
+    slots = RequestSlots(1, 4, K)
+    assert [slots.admit(name) for name in "abcd"] == [0, 1, 2, 3]
     for name in "cab":
-        prior.release(name)
-    assert [prior.admit(name) for name in "efg"] == [0, 1, 2]
+        slots.release(name)
+    assert [slots.admit(name) for name in "efg"] == [0, 1, 2]
 
 
 def test_idle_requests_lose_their_slot_in_the_end_and_no_sooner() -> None:
-    prior = PriorState(1, 8, K)
-    prior.set_rows(["gone", "stays"])
+    slots = RequestSlots(1, 8, K)
+    slots.set_rows(["gone", "stays"])
     for _ in range(IDLE_STEPS):
-        prior.set_rows(["stays"])
-    assert "gone" in prior
-    prior.set_rows(["stays"])
-    assert "gone" not in prior and "stays" in prior and prior.evicted == 0
-    assert prior.admit("new") == 0
+        slots.set_rows(["stays"])
+    assert "gone" in slots
+    slots.set_rows(["stays"])
+    assert "gone" not in slots and "stays" in slots and slots.evicted == 0
+    assert slots.admit("new") == 0
 
 
 def test_full_names_request_and_slots() -> None:
-    prior = PriorState(1, 2, K)
-    prior.admit("a")
-    prior.admit("b")
+    slots = RequestSlots(1, 2, K)
+    slots.admit("a")
+    slots.admit("b")
     with pytest.raises(
-        PriorFullError, match=r"request_id: wanted a free slot for 'c', got none: all 2 slots"
+        SlotsFullError, match=r"request_id: wanted a free slot for 'c', got none: all 2 slots"
     ):
-        prior.admit("c")
-    assert prior.try_admit("c") == -1 and "c" not in prior
-    assert prior.refused == 2 and prior.admitted == 2
+        slots.admit("c")
+    assert slots.try_admit("c") == -1 and "c" not in slots
+    assert slots.refused == 2 and slots.admitted == 2
 
 
 def test_reuse_clears_every_layer_and_nothing_else() -> None:
-    prior = PriorState(3, 2, K)
-    old, kept = prior.admit("old"), prior.admit("kept")
-    prior.indices.fill_(9)
-    prior.guess.fill_(0.7)
-    prior.release("old")
-    assert prior.admit("new") == old
-    assert (prior.indices[:, old] == -1).all() and (prior.guess[:, old] == -1).all()
-    assert (prior.indices[:, kept] == 9).all() and (prior.guess[:, kept] == 0.7).all()
+    slots = RequestSlots(3, 2, K)
+    old, kept = slots.admit("old"), slots.admit("kept")
+    slots.indices.fill_(9)
+    slots.words.fill_(0.7)
+    slots.release("old")
+    assert slots.admit("new") == old
+    assert (slots.indices[:, old] == -1).all() and (slots.words[:, old] == -1).all()
+    assert (slots.indices[:, kept] == 9).all() and (slots.words[:, kept] == 0.7).all()
 
 
 def test_a_write_after_release_does_not_survive_admission() -> None:
-    prior = PriorState(1, 1, K)
-    slot = prior.admit("old")
-    prior.release("old")
-    prior.indices[0, slot] = 4  # a queued step of the previous owner
-    prior.admit("new")
-    assert (prior.indices[0, slot] == -1).all()
+    slots = RequestSlots(1, 1, K)
+    slot = slots.admit("old")
+    slots.release("old")
+    slots.indices[0, slot] = 4  # a queued step of the previous owner
+    slots.admit("new")
+    assert (slots.indices[0, slot] == -1).all()
 
 
 def test_rows_follow_reordering_and_padding() -> None:
-    prior = PriorState(1, 4, K, max_rows=12)
-    address = prior.row_slot.data_ptr()
-    rows = prior.set_rows(["a", "b", "c"], next_n=2, pad_rows=3)
-    a, b, c = (prior.slot_of(name) for name in "abc")
+    slots = RequestSlots(1, 4, K, max_rows=12)
+    address = slots.row_slot.data_ptr()
+    rows = slots.set_rows(["a", "b", "c"], next_n=2, pad_rows=3)
+    a, b, c = (slots.slot_of(name) for name in "abc")
     assert rows.tolist() == [a, a, b, b, c, c, -1, -1, -1]
-    assert prior.set_rows(["c", "a"], next_n=1).tolist() == [c, a]
-    assert prior.row_slot.tolist() == [c, a] + [-1] * 10
-    assert prior.row_slot.data_ptr() == address == rows.data_ptr()
+    assert slots.set_rows(["c", "a"], next_n=1).tolist() == [c, a]
+    assert slots.row_slot.tolist() == [c, a] + [-1] * 10
+    assert slots.row_slot.data_ptr() == address == rows.data_ptr()
 
 
 def test_dummy_and_repeated_requests_get_no_slot() -> None:
-    prior = PriorState(1, 4, K)
-    assert prior.set_rows([None, "a", "a", None]).tolist() == [-1, prior.slot_of("a"), -1, -1]
-    assert len(prior) == 1
+    slots = RequestSlots(1, 4, K)
+    assert slots.set_rows([None, "a", "a", None]).tolist() == [-1, slots.slot_of("a"), -1, -1]
+    assert len(slots) == 1
 
 
 def test_empty_batch() -> None:
-    prior = PriorState(1, 2, K)
-    prior.set_rows(["a"])
-    assert prior.set_rows([], pad_rows=1).tolist() == [-1]
+    slots = RequestSlots(1, 2, K)
+    slots.set_rows(["a"])
+    assert slots.set_rows([], pad_rows=1).tolist() == [-1]
 
 
 def test_vanished_requests_lose_their_slot_oldest_use_first() -> None:
-    prior = PriorState(1, 3, K)
-    prior.set_rows(["a", "b", "c"])
-    prior.set_rows(["a"])
-    prior.set_rows(["d"])
-    assert "b" not in prior and "a" in prior and "c" in prior
-    prior.set_rows(["e", "d"])
-    assert "c" not in prior and "a" in prior and prior.evicted == 2
+    slots = RequestSlots(1, 3, K)
+    slots.set_rows(["a", "b", "c"])
+    slots.set_rows(["a"])
+    slots.set_rows(["d"])
+    assert "b" not in slots and "a" in slots and "c" in slots
+    slots.set_rows(["e", "d"])
+    assert "c" not in slots and "a" in slots and slots.evicted == 2
 
 
 def test_nobody_is_evicted_while_slots_are_free() -> None:
-    prior = PriorState(1, 3, K)
-    prior.set_rows(["a"])
-    prior.set_rows(["b", "c"])
-    assert {"a", "b", "c"} == set(prior._slots) and prior.evicted == 0
-    prior.set_rows(["d", None, "d"])
-    assert "a" not in prior and prior.evicted == 1
+    slots = RequestSlots(1, 3, K)
+    slots.set_rows(["a"])
+    slots.set_rows(["b", "c"])
+    assert {"a", "b", "c"} == set(slots._slots) and slots.evicted == 0
+    slots.set_rows(["d", None, "d"])
+    assert "a" not in slots and slots.evicted == 1
 
 
 def test_batch_larger_than_the_slots_never_fails() -> None:
-    prior = PriorState(1, 2, K, max_rows=4)
-    assert sorted(prior.set_rows(["a", "b", "c", "d"]).tolist()) == [-1, -1, 0, 1]
-    assert prior.set_rows(["c", "d"]).tolist() != [-1, -1]
+    slots = RequestSlots(1, 2, K, max_rows=4)
+    assert sorted(slots.set_rows(["a", "b", "c", "d"]).tolist()) == [-1, -1, 0, 1]
+    assert slots.set_rows(["c", "d"]).tolist() != [-1, -1]
 
 
 def test_retain_releases_the_others() -> None:
-    prior = PriorState(1, 3, K)
-    prior.set_rows(["a", "b", "c"])
-    prior.retain(["b", "unknown"])
-    assert len(prior) == 1 and "b" in prior
-    prior.release("never seen")
+    slots = RequestSlots(1, 3, K)
+    slots.set_rows(["a", "b", "c"])
+    slots.retain(["b", "unknown"])
+    assert len(slots) == 1 and "b" in slots
+    slots.release("never seen")
 
 
 @pytest.mark.parametrize(
@@ -168,20 +168,20 @@ def test_retain_releases_the_others() -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_seed_copies_and_pads(columns: int, expected: list[int], dtype: torch.dtype) -> None:
-    prior = PriorState(2, 2, K)
-    slot = prior.admit("a")
-    prior.indices[1, slot] = 99
-    prior.guess[1, slot] = 0.9
-    assert prior.seed(1, "a", torch.tensor([8, 7, 6, 5, 4], dtype=dtype)[:columns])
-    assert prior.indices[1, slot].tolist() == expected
-    assert (prior.guess[1, slot] == -1).all()
-    assert (prior.indices[0] == -1).all() and (prior.indices[1, 1 - slot] == -1).all()
+    slots = RequestSlots(2, 2, K)
+    slot = slots.admit("a")
+    slots.indices[1, slot] = 99
+    slots.words[1, slot] = 0.9
+    assert slots.seed(1, "a", torch.tensor([8, 7, 6, 5, 4], dtype=dtype)[:columns])
+    assert slots.indices[1, slot].tolist() == expected
+    assert (slots.words[1, slot] == -1).all()
+    assert (slots.indices[0] == -1).all() and (slots.indices[1, 1 - slot] == -1).all()
 
 
 def test_seed_without_a_slot_writes_nothing() -> None:
-    prior = PriorState(1, 1, K)
-    assert not prior.seed(0, "ghost", torch.arange(K))
-    assert (prior.indices == -1).all()
+    slots = RequestSlots(1, 1, K)
+    assert not slots.seed(0, "ghost", torch.arange(K))
+    assert (slots.indices == -1).all()
 
 
 @pytest.mark.parametrize(
@@ -195,18 +195,18 @@ def test_seed_without_a_slot_writes_nothing() -> None:
             lambda p: p.seed(0, "a", torch.zeros(1, 3)),
             r"row_indices: wanted one dimension, got shape \(1, 3\)",
         ),
-        (lambda p: PriorState(0, 1, 1), "num_layers: wanted at least 1, got 0"),
-        (lambda p: PriorState(1, 1, 1, max_rows=0), "max_rows: wanted at least 1, got 0"),
+        (lambda p: RequestSlots(0, 1, 1), "num_layers: wanted at least 1, got 0"),
+        (lambda p: RequestSlots(1, 1, 1, max_rows=0), "max_rows: wanted at least 1, got 0"),
     ],
 )
 def test_bad_arguments_are_named(call, text: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=text):
-        call(PriorState(1, 2, K))
+        call(RequestSlots(1, 2, K))
 
 
 def test_bytes_match_the_allocation() -> None:
-    assert prior_bytes(61, 64, 2048, 256) == PriorState(61, 64, 2048, max_rows=256).nbytes
-    assert prior_bytes(2, 3, 4) == PriorState(2, 3, 4).nbytes
+    assert state_bytes(61, 64, 2048, 256) == RequestSlots(61, 64, 2048, max_rows=256).nbytes
+    assert state_bytes(2, 3, 4) == RequestSlots(2, 3, 4).nbytes
 
 
 REQUESTS = st.integers(0, 7)
@@ -224,42 +224,42 @@ STEP = st.fixed_dictionaries(
 
 
 @settings(max_examples=150, deadline=None)
-@given(schedule=st.lists(STEP, max_size=8), slots=st.integers(1, 5))
-def test_schedules_against_a_dictionary(schedule: list[dict], slots: int) -> None:
+@given(schedule=st.lists(STEP, max_size=8), num_slots=st.integers(1, 5))
+def test_schedules_against_a_dictionary(schedule: list[dict], num_slots: int) -> None:
     layers = 2
-    prior = PriorState(layers, slots, K, max_rows=6 * 3 + 2)
+    slots = RequestSlots(layers, num_slots, K, max_rows=6 * 3 + 2)
     model: dict[tuple[int, int], list[int]] = {}  # (layer, request) -> its last top-k
     for step in schedule:
         generator = torch.Generator().manual_seed(step["seed"])
         for request in step["leave"]:
-            prior.release(request)
+            slots.release(request)
         if step["retain"]:
-            prior.retain([request for request in step["batch"] if request is not None])
+            slots.retain([request for request in step["batch"] if request is not None])
         for request in step["prefill"]:
-            if prior.try_admit(request) >= 0:
+            if slots.try_admit(request) >= 0:
                 for layer in range(layers):
                     row = torch.randint(0, WIDTH, (K,), generator=generator)
-                    assert prior.seed(layer, request, row)
+                    assert slots.seed(layer, request, row)
                     model[layer, request] = row.tolist()
-        _forget(model, prior)
+        _forget(model, slots)
 
         batch, next_n, pad = step["batch"], step["next_n"], step["pad"]
-        row_slot = prior.set_rows(batch, next_n, pad)
+        row_slot = slots.set_rows(batch, next_n, pad)
         # A request can lose its slot and be admitted again within one call only if it was evicted,
         # and the batch itself is never evicted; so what the model still holds must be intact.
-        _forget(model, prior)
+        _forget(model, slots)
         rows = len(batch) * next_n
         owners = [batch[row // next_n] for row in range(rows)]
         used = [slot for slot in row_slot[:rows:next_n].tolist() if slot >= 0]
         assert len(set(used)) == len(used), "two requests write one slot"
         assert row_slot[rows:].tolist() == [-1] * pad
         for layer in range(layers):
-            view = prior.layer(layer)
+            view = slots.layer(layer)
             for owner, slot in zip(owners, row_slot.tolist(), strict=False):
                 if slot >= 0:
-                    assert slot == prior.slot_of(owner)
+                    assert slot == slots.slot_of(owner)
                     assert view.indices[slot].tolist() == model.get((layer, owner), [-1] * K)
-                    assert (layer, owner) in model or (view.guess[slot] == -1).all()
+                    assert (layer, owner) in model or (view.words[slot] == -1).all()
             if not batch:
                 continue
             untouched = view.indices.clone()
@@ -270,15 +270,7 @@ def test_schedules_against_a_dictionary(schedule: list[dict], slots: int) -> Non
                 call = logits, padded, row_slot
             else:
                 call = logits[:rows], lengths, row_slot[:rows]
-            got = indexer_topk_decode(
-                call[0],
-                call[1],
-                K,
-                next_n=next_n,
-                prior=view.indices,
-                row_slot=call[2],
-                guess_state=view.guess,
-            )
+            got = indexer_topk_decode(call[0], call[1], K, next_n=next_n, state=view, row_slot=call[2])
             expected = sorted_topk(call[0], row_lengths(call[1], call[0].shape[0], next_n), K)
             assert torch.equal(got, expected)
             for place in range(len(batch)):
@@ -290,7 +282,7 @@ def test_schedules_against_a_dictionary(schedule: list[dict], slots: int) -> Non
             assert torch.equal(view.indices, untouched), "a slot outside the batch changed"
 
 
-def _forget(model: dict[tuple[int, int], list[int]], prior: PriorState) -> None:
+def _forget(model: dict[tuple[int, int], list[int]], slots: RequestSlots) -> None:
     """A request without a slot has no hint; when it returns it starts cold."""
-    for key in [key for key in model if key[1] not in prior]:
+    for key in [key for key in model if key[1] not in slots]:
         del model[key]
