@@ -53,7 +53,7 @@ void test_short_keys() {
     const auto half = static_cast<uint16_t>(bits);
     std::memcpy(&x, &half, sizeof half);
     const uint32_t key = order_key(to_float(x));
-    CHECK(whole_key<T>(key >> kIdleBits<T>) == key);
+    CHECK(whole_key<T>(key >> kInvariantBits<T>) == key);
   }
 }
 
