@@ -1,0 +1,12 @@
+"""SGLang: the top-k of its sparse attention (DSA) by this package, through SGLang's own plugin hooks.
+
+`register` is the entry point ``gvr_topk`` of the group ``sglang.srt.plugins``; SGLang calls it in every
+process before it starts to serve. It has not been run inside SGLang: docs/sglang.md says what it is checked
+against.
+"""
+
+from __future__ import annotations
+
+from gvr_topk.integrations.sglang.plugin import register
+
+__all__ = ["register"]

@@ -1,0 +1,54 @@
+"""The plugin's entry point: finds the functions to hook and registers hooks for those that are as known."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from gvr_topk.integrations import environment
+from gvr_topk.integrations.sglang import points
+from gvr_topk.integrations.sglang.notes import Notes, around
+from gvr_topk.integrations.sglang.points import HookPoint
+from gvr_topk.integrations.sglang.row_state import Requests
+from gvr_topk.integrations.sglang.transforms import Transforms
+
+
+def register() -> None:
+    """Register the hooks; never raises, whatever SGLang is like.
+
+    A function that is missing or has other parameters than the known ones is left alone, with one log line.
+    The functions do not depend on one another, so the others are hooked.
+    """
+    notes = Notes()
+    if environment.disabled():
+        notes.say(f"off: {environment.DISABLE} is set")
+        return
+    try:
+        _register(notes)
+    except Exception as error:  # a server must start even if we cannot
+        notes.failed("not active", error)
+
+
+def _register(notes: Notes) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    requests = Requests(notes)
+    transforms = Transforms(requests)
+    served: tuple[tuple[HookPoint, Callable[..., Any]], ...] = (
+        (points.POSITIONS, transforms.positions),
+        (points.PAGED, transforms.paged),
+        (points.RAGGED, transforms.ragged),
+        (points.PAGED_V2, transforms.paged_v2),
+        (points.RAGGED_V2, transforms.ragged_v2),
+    )
+    hooks = [(point, around(point.name, serve, notes)) for point, serve in served]
+    hooks.append((points.INDEXER, requests.around_indexer))
+    for point, hook in hooks:
+        try:
+            target = point.find()
+        except Exception as error:  # importing a module of SGLang may fail in any way
+            notes.say(f"{point.name} not hooked: {error}", level=logging.WARNING)
+            continue
+        # AROUND and not REPLACE: a hook that replaces is not given the original, which serves what we do not.
+        HookRegistry.register(target, hook, HookType.AROUND)

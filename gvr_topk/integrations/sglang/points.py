@@ -1,0 +1,98 @@
+"""Which functions of SGLang are hooked, and the signatures they are known by."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HookPoint:
+    """A function that is hooked where SGLang has it as it is known here.
+
+    Attributes
+    ----------
+    name : str
+        What the log and the table of hooks call it.
+    targets : tuple of str
+        Dotted paths, those of newer versions first; each version has one of them or none.
+    parameters : tuple of str
+        Its parameters, in order.
+    more : tuple of str
+        Parameters that some versions have after these.
+    open_ended : bool
+        Whether any parameters may follow, because the hook only looks at the known ones and passes all on.
+    """
+
+    name: str
+    targets: tuple[str, ...]
+    parameters: tuple[str, ...]
+    more: tuple[str, ...] = ()
+    open_ended: bool = False
+
+    def find(self) -> str:
+        """Path of the function in the installed SGLang.
+
+        Raises
+        ------
+        LookupError
+            It is nowhere, or its parameters are not the known ones; the message says which.
+        """
+        missing = []
+        for target in self.targets:
+            try:
+                function = pkgutil.resolve_name(target)
+            except (ImportError, AttributeError) as error:
+                missing.append(str(error))
+                continue
+            self._check(target, tuple(inspect.signature(function).parameters))
+            return target
+        raise LookupError("; ".join(missing))
+
+    def _check(self, target: str, found: tuple[str, ...]) -> None:
+        known = self.parameters
+        rest = found[len(known) :]
+        if found[: len(known)] == known and (self.open_ended or rest == self.more[: len(rest)]):
+            return
+        raise LookupError(f"{target}: wanted ({', '.join(known)}), got ({', '.join(found)})")
+
+
+POSITIONS = HookPoint(
+    "fast_topk_v2",
+    ("sgl_kernel.fast_topk_v2",),
+    ("score", "lengths", "topk", "row_starts"),
+)
+PAGED = HookPoint(
+    "fast_topk_transform_fused",
+    ("sgl_kernel.fast_topk_transform_fused",),
+    ("score", "lengths", "page_table_size_1", "cu_seqlens_q", "topk", "row_starts"),
+)
+RAGGED = HookPoint(
+    "fast_topk_transform_ragged_fused",
+    ("sgl_kernel.fast_topk_transform_ragged_fused",),
+    ("score", "lengths", "topk_indices_offset", "topk", "row_starts"),
+)
+PAGED_V2 = HookPoint(
+    "topk_transform_512_v2",
+    (
+        "sglang.kernels.ops.attention.dsv4.topk.topk_transform_512_v2",
+        "sglang.jit_kernel.dsv4.topk.topk_transform_512_v2",
+    ),
+    ("scores", "seq_lens", "page_tables", "out_page_indices", "page_size", "metadata"),
+    more=("out_raw_indices",),
+)
+RAGGED_V2 = HookPoint(
+    "topk_transform_ragged_v2",
+    ("sglang.kernels.ops.attention.dsv4.topk.topk_transform_ragged_v2",),
+    ("scores", "seq_lens", "out_offsets", "out_indices", "row_starts"),
+)
+INDEXER = HookPoint(
+    "Indexer._get_topk_paged",
+    (
+        "sglang.srt.layers.attention.dsa.dsa_indexer.Indexer._get_topk_paged",
+        "sglang.srt.layers.attention.nsa.nsa_indexer.Indexer._get_topk_paged",
+    ),
+    ("self", "forward_batch"),
+    open_ended=True,
+)

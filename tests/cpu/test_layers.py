@@ -1,0 +1,61 @@
+"""The layer that takes the place of ``torch.topk`` over an indexer's scores."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gvr_topk.evaluation.oracle import sorted_topk
+from gvr_topk.layers import IndexerTopk, indexer_topk
+
+K = 8
+
+
+def scores(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
+
+
+@pytest.mark.parametrize("shape", [(40,), (3, 40), (2, 3, 40), (0, 3, 40)])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_any_number_of_dimensions(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    given = scores(*shape)
+    lengths = (torch.arange(given[..., 0].numel()) * 5).reshape(shape[:-1]).to(dtype)
+    got = IndexerTopk()(given, lengths, K)
+    assert got.shape == (*shape[:-1], K)
+    assert torch.equal(got.reshape(-1, K), sorted_topk(given.reshape(-1, 40), lengths.reshape(-1), K))
+
+
+def test_takes_the_place_of_topk() -> None:
+    """As in transformers: keys are masked with -inf, and some queries see fewer than k of them."""
+    visible = torch.tensor([3, K, 30, 40])[:, None] > torch.arange(40)
+    given = scores(2, 4, 40).masked_fill(~visible, float("-inf"))
+    got = indexer_topk(given, None, K)
+    wanted = given.topk(K, dim=-1).values
+    assert torch.equal(given.gather(-1, got.long()).sort(-1, descending=True).values, wanted)
+    assert (got >= 0).all()
+
+
+def test_strided_scores() -> None:
+    given = scores(2, 3, 80)[..., :40]
+    assert torch.equal(indexer_topk(given, None, K), indexer_topk(given.contiguous(), None, K))
+
+
+def test_scores_with_a_gradient() -> None:
+    given = scores(2, 40).requires_grad_()
+    got = indexer_topk(given, None, K)
+    given.gather(-1, got.long()).sum().backward()
+    assert given.grad is not None
+    assert torch.equal(given.grad.nonzero()[:, 1].reshape(2, K), got.long())
+
+
+def test_pure() -> None:
+    """What `kernels` asks of a layer: no constructor, no state, nothing but `forward`."""
+    assert "__init__" not in vars(IndexerTopk)
+    own = {name for name in vars(IndexerTopk) if not name.startswith("__")}
+    assert own == {"forward", "has_backward", "can_torch_compile"}
+
+
+def test_one_graph() -> None:
+    compiled = torch.compile(IndexerTopk(), fullgraph=True, backend="eager")
+    given = scores(2, 3, 40)
+    assert torch.equal(compiled(given, None, K), indexer_topk(given, None, K))

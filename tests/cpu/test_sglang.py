@@ -1,0 +1,492 @@
+"""The SGLang plugin on fakes of its signatures: exact results, state by request, and ways to stay off."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
+
+import sglang_base as base
+from sglang_base import CALLS, ForwardBatch, ForwardMode, HookRegistry, ReqToTokenPool
+
+from gvr_topk import TopkState
+from gvr_topk.evaluation.oracle import sorted_topk
+from gvr_topk.integrations.sglang import register, row_state, transforms
+
+FAKES = Path(__file__).resolve().parents[1] / "fakes"
+K = 16
+PAGE = 8
+WIDTH = 96
+TREES = ("sglang_dsa", "sglang_nsa")
+DISPATCH = {
+    "sglang_dsa": "sglang.srt.layers.attention.dsa.dsa_topk_backend",
+    "sglang_nsa": "sglang.srt.layers.attention.nsa_backend",
+}
+INDEXER = {
+    "sglang_dsa": "sglang.srt.layers.attention.dsa.dsa_indexer",
+    "sglang_nsa": "sglang.srt.layers.attention.nsa.nsa_indexer",
+}
+LENGTHS = [WIDTH, 0, 5, K, K + 1, 70, -3]
+"""A full row, empty ones, rows shorter than k, of k, and longer."""
+
+
+def purge() -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] in ("sglang", "sgl_kernel")]:
+        del sys.modules[name]
+
+
+class SGLang:
+    """One fake tree on ``sys.path``."""
+
+    def __init__(self, tree: str) -> None:
+        self.tree = tree
+        self.dispatch: Any = importlib.import_module(DISPATCH[tree])
+        self.kernel: ModuleType = importlib.import_module("sgl_kernel")
+        self.pool = ReqToTokenPool(31, WIDTH)
+
+    @property
+    def v2(self) -> Any:
+        return importlib.import_module("sglang.kernels.ops.attention.dsv4.topk")
+
+    def load(self) -> None:
+        base.load_plugins([register])
+
+    def metadata(self, method: str, lengths: Tensor, **options: Any) -> Any:
+        tables = {name: options.pop(name, None) for name in ("page_table_1", "real_page_table")}
+        fields = {
+            **tables,
+            "dsa_seqlens_expanded": lengths,
+            "nsa_seqlens_expanded": lengths,
+            "topk_indices_offset": options.pop("offsets", None),
+            "cu_seqlens_q": options.pop("cu_seqlens_q", None),
+        }
+        kind = self.dispatch.TopkTransformMethod[method]
+        return self.dispatch.Metadata(kind, base.metadata(**fields), **options)
+
+    def indexer(self) -> Any:
+        return importlib.import_module(INDEXER[self.tree]).Indexer(K)
+
+    def batch(self, indices: list[int], **options: Any) -> ForwardBatch:
+        return ForwardBatch(indices, pool=self.pool, **options)
+
+
+@pytest.fixture(params=TREES)
+def sglang(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
+    yield from start(request.param, monkeypatch)
+
+
+@pytest.fixture
+def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
+    yield from start("sglang_dsa", monkeypatch)
+
+
+def start(tree: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
+    purge()
+    HookRegistry.reset()
+    CALLS.clear()
+    monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
+    monkeypatch.syspath_prepend(str(FAKES / tree))
+    yield SGLang(tree)
+    HookRegistry.reset()
+    purge()
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Any:
+    caplog.set_level(logging.INFO, logger="gvr_topk.integrations.sglang")
+    return lambda: [record.getMessage().removeprefix("gvr_topk in SGLang: ") for record in caplog.records]
+
+
+def scores(rows: int, kind: str = "random", width: int = WIDTH) -> Tensor:
+    generator = torch.Generator().manual_seed(rows * 31 + width)
+    result = torch.randn(rows, width, generator=generator)
+    if kind == "ties":
+        return result.round()
+    if kind == "special":
+        result[:, ::5] = float("-inf")
+        result[:, 3::7] = float("inf")
+        result[:, 1::11] = float("nan")
+        result[:, 2::13] = -0.0
+    return result
+
+
+def lengths_of(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def table_of(rows: int, pages: int) -> Tensor:
+    """Pages in a random order, all different."""
+    generator = torch.Generator().manual_seed(7)
+    return torch.randperm(rows * pages, generator=generator).view(rows, pages).to(torch.int32)
+
+
+def slots_of(positions: Tensor, table: Tensor, page_size: int) -> Tensor:
+    """What the contract of a page table says, by a loop that shares nothing with the op."""
+    result = torch.full_like(positions, -1)
+    for row, chosen in enumerate(positions.tolist()):
+        for column, position in enumerate(chosen):
+            page = position // page_size
+            if position >= 0 and page < table.shape[1] and table[row, page] >= 0:
+                result[row, column] = table[row, page] * page_size + position % page_size
+    return result
+
+
+@pytest.mark.parametrize("kind", ["random", "ties", "special"])
+class TestExact:
+    def test_positions(self, sglang: SGLang, kind: str) -> None:
+        sglang.load()
+        score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
+        got = sglang.metadata("PAGED", lengths, fuse=False).topk_transform(score, K)
+        assert torch.equal(got, sorted_topk(score, lengths, K))
+        assert not CALLS
+
+    def test_paged_by_position(self, sglang: SGLang, kind: str) -> None:
+        sglang.load()
+        score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
+        table = table_of(len(LENGTHS), WIDTH)
+        options = {"v2": False} if sglang.tree == "sglang_dsa" else {}
+        got = sglang.metadata("PAGED", lengths, page_table_1=table, **options).topk_transform(score, K)
+        assert torch.equal(got, slots_of(sorted_topk(score, lengths, K), table, 1))
+        assert not CALLS
+
+    def test_paged_by_page(self, newer: SGLang, kind: str) -> None:
+        newer.load()
+        score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
+        table = table_of(len(LENGTHS), WIDTH // PAGE)
+        metadata = newer.metadata("PAGED", lengths, real_page_table=table, page_size=PAGE)
+        got = metadata.topk_transform(score, K)
+        assert torch.equal(got, slots_of(sorted_topk(score, lengths, K), table, PAGE))
+        assert not CALLS
+
+    def test_ragged(self, sglang: SGLang, kind: str) -> None:
+        sglang.load()
+        score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
+        offsets = torch.arange(len(LENGTHS), dtype=torch.int32) * 1000
+        got = sglang.metadata("RAGGED", lengths, offsets=offsets).topk_transform(score, K)
+        positions = sorted_topk(score, lengths, K)
+        assert torch.equal(got, torch.where(positions < 0, -1, positions + offsets[:, None]))
+        assert got.dtype == torch.int32
+        assert not CALLS
+
+
+class TestPagedV2:
+    def test_positions_and_slots(self, newer: SGLang) -> None:
+        newer.load()
+        score, lengths = scores(3), lengths_of([WIDTH, 4, 40])
+        table = table_of(3, WIDTH // PAGE)
+        slots, raw = (torch.full((3, K), 99, dtype=torch.int32) for _ in range(2))
+        newer.v2.topk_transform_512_v2(score, lengths, table, slots, PAGE, None, raw)
+        assert torch.equal(raw, sorted_topk(score, lengths, K))
+        assert torch.equal(slots, slots_of(raw, table, PAGE))
+        assert not CALLS
+
+    def test_without_a_table(self, newer: SGLang) -> None:
+        newer.load()
+        score, lengths = scores(2), lengths_of([WIDTH, 40])
+        out, raw = (torch.full((2, K), 99, dtype=torch.int32) for _ in range(2))
+        newer.v2.topk_transform_512_v2(score, lengths, None, out, PAGE, None, out_raw_indices=raw)
+        assert torch.equal(out, sorted_topk(score, lengths, K))
+        assert torch.equal(raw, out)
+        newer.v2.topk_transform_512_v2(score, lengths, None, out.zero_(), PAGE, None)
+        assert torch.equal(out, raw)
+        assert not CALLS
+
+    def test_ragged(self, newer: SGLang) -> None:
+        newer.load()
+        score, lengths = scores(2), lengths_of([WIDTH, 3])
+        offsets, out = torch.tensor([5, 500]), torch.zeros(2, K, dtype=torch.int32)
+        newer.v2.topk_transform_ragged_v2(score, lengths, out_offsets=offsets, out_indices=out)
+        positions = sorted_topk(score, lengths, K)
+        assert torch.equal(out, torch.where(positions < 0, -1, positions + offsets[:, None]).to(torch.int32))
+        assert not CALLS
+
+    def test_importers_by_name_are_served(self, newer: SGLang) -> None:
+        package = importlib.import_module("sglang.kernels.ops.attention.dsv4")
+        newer.load()
+        assert package.topk_transform_512_v2 is newer.v2.topk_transform_512_v2
+
+
+def test_holes_and_short_tables(newer: SGLang) -> None:
+    """A page that the table holds as -1, or not at all, gives -1 and disturbs nothing else."""
+    newer.load()
+    score, lengths = scores(2), lengths_of([WIDTH, WIDTH])
+    table = table_of(2, WIDTH // PAGE)
+    table[0, 3] = table[1, 0] = -1
+    expected = slots_of(sorted_topk(score, lengths, K), table, PAGE)
+    assert (expected < 0).any()
+    metadata = newer.metadata("PAGED", lengths, real_page_table=table, page_size=PAGE)
+    assert torch.equal(metadata.topk_transform(score, K), expected)
+    narrow = newer.metadata("PAGED", lengths, page_table_1=table_of(2, WIDTH // 2), v2=False)
+    narrow.attn_metadata.real_page_table = table
+    expected = slots_of(sorted_topk(score, lengths, K), narrow.attn_metadata.page_table_1, 1)
+    assert torch.equal(narrow.topk_transform(score, K), expected)
+    assert not CALLS
+
+
+def test_no_rows(sglang: SGLang) -> None:
+    sglang.load()
+    metadata = sglang.metadata("PAGED", lengths_of([]), fuse=False)
+    assert metadata.topk_transform(torch.empty(0, WIDTH), K).shape == (0, K)
+
+
+class TestLeftToSGLang:
+    """What the op cannot serve is SGLang's own result, with one line for each reason."""
+
+    def test_rows_that_begin_inside_the_scores(self, sglang: SGLang, lines: Any) -> None:
+        sglang.load()
+        score, starts = scores(3), lengths_of([0, 10, 20])
+        lengths, offsets = lengths_of([20, 20, 4]), lengths_of([0, 0, 100])
+        metadata = sglang.metadata("RAGGED", lengths, offsets=offsets)
+        for _ in range(3):
+            got = metadata.topk_transform(score, K, ks=starts)
+        expected = base.chosen(score, lengths, K, starts)
+        assert torch.equal(got, torch.where(expected < 0, -1, expected + offsets[:, None]))
+        assert CALLS["fast_topk_transform_ragged_fused"] == 3
+        said = [line for line in lines() if "begin inside" in line]
+        assert said == [
+            "fast_topk_transform_ragged_fused left to SGLang: rows that begin inside the scores (prefill)"
+        ]
+
+    def test_rows_that_share_a_table_row(self, sglang: SGLang, lines: Any) -> None:
+        sglang.load()
+        score, lengths = scores(3), lengths_of([30, 31, 40])
+        table, ends = table_of(2, WIDTH), lengths_of([0, 2, 3])
+        metadata = sglang.metadata(
+            "PAGED", lengths, page_table_1=table, real_page_table=table, cu_seqlens_q=ends
+        )
+        got = metadata.topk_transform(score, K)
+        positions = base.chosen(score, lengths, K, None)
+        assert torch.equal(got, slots_of(positions, table[[0, 0, 1]], 1))
+        assert sum("share a row of the page table" in line for line in lines()) == 1
+
+    def test_wrong_arguments(self, sglang: SGLang, lines: Any) -> None:
+        sglang.load()
+        lengths = lengths_of([9, WIDTH])
+        for dtype in (torch.float64, torch.int64):  # what was got is no reason of its own
+            score = scores(2).mul(100).to(dtype)
+            got = sglang.kernel.fast_topk_v2(score, lengths, K)
+            assert torch.equal(got, base.chosen(score, lengths, K, None))
+        said = [line for line in lines() if "left to SGLang" in line]
+        assert len(said) == 1
+        assert "logits: wanted dtype float32, bfloat16 or float16" in said[0]
+
+    def test_unusable_cuda_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        status = transforms.library_status()
+        broken = type(status)(False, None, "not built")
+        monkeypatch.setattr(transforms, "library_status", lambda: broken)
+        with pytest.raises(transforms.NotServedError, match="not usable: not built"):
+            transforms._check_device(torch.device("cuda", 7))
+
+    def test_old_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        status = transforms.library_status()
+        monkeypatch.setattr(transforms, "library_status", lambda: type(status)(True, "", ""))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+        with pytest.raises(transforms.NotServedError, match=r"compute capability 8\.0, wanted 9\.0"):
+            transforms._check_device(torch.device("cuda", 8))
+
+
+class TestState:
+    """Decode rows have the state of their request; other rows have none."""
+
+    @pytest.fixture
+    def states(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[TopkState | None, list[int] | None]]:
+        """State and slots of each call of the op."""
+        seen: list[tuple[TopkState | None, list[int] | None]] = []
+        real = transforms.indexer_topk_decode
+
+        def noting(*args: Any, **options: Any) -> Tensor:
+            slots = options["row_slot"]
+            seen.append((options["state"], None if slots is None else slots.tolist()))
+            return real(*args, **options)
+
+        monkeypatch.setattr(transforms, "indexer_topk_decode", noting)
+        return seen
+
+    def step(
+        self, sglang: SGLang, indexer: Any, batch: Any, rows: int, score: Tensor | None = None
+    ) -> Tensor:
+        lengths = lengths_of([WIDTH] * rows)
+        table = table_of(rows, WIDTH)
+        options = {"v2": False} if sglang.tree == "sglang_dsa" else {}
+        metadata = sglang.metadata("PAGED", lengths, page_table_1=table, **options)
+        score = scores(rows) if score is None else score
+        return indexer._get_topk_paged(batch, 0, score, None, metadata)
+
+    def test_by_request(self, sglang: SGLang, states: Any) -> None:
+        sglang.load()
+        first, second = sglang.indexer(), sglang.indexer()
+        batch = sglang.batch([3, 0, 9])
+        for indexer in (first, second):
+            self.step(sglang, indexer, batch, 3)
+        (state, slots), (other, other_slots) = states
+        assert slots == other_slots == [2, -1, 8]  # request 0 is padding
+        assert state is not other
+        assert state.slots == sglang.pool.size + 1
+        kept = state.words.clone()
+        assert (kept[[2, 8], 0] >= 0).all()
+        assert (kept[[0, 1, 3], 0] < 0).all()
+        # The same requests in other rows of another batch find what they left.
+        moved = scores(3)[[2, 0, 1]]
+        self.step(sglang, first, sglang.batch([9, 3, 4]), 3, moved)
+        assert states[-1][0] is state
+        assert states[-1][1] == [8, 2, 3]
+        assert torch.equal(state.words[[2, 8]], kept[[2, 8]])
+
+    def test_slots_are_computed_once_for_each_pass(
+        self, sglang: SGLang, states: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A batch whose indices change in place, as those of a graph do, is read again in each pass."""
+        sglang.load()
+        passes = []
+        real = row_state._Pass
+        monkeypatch.setattr(row_state, "_Pass", lambda *args: passes.append(1) or real(*args))
+        layers, batch = [sglang.indexer() for _ in range(3)], sglang.batch([1, 2])
+        for indices in ([1, 2], [5, 6]):
+            batch.req_pool_indices.copy_(torch.tensor(indices))
+            for layer in layers:
+                self.step(sglang, layer, batch, 2)
+        assert [slots for _, slots in states] == [[0, 1]] * 3 + [[4, 5]] * 3
+        assert len(passes) == 2
+
+    def test_none_for_other_rows(self, sglang: SGLang, states: Any) -> None:
+        sglang.load()
+        indexer = sglang.indexer()
+        for batch, rows in (
+            (sglang.batch([1, 2], forward_mode=ForwardMode.EXTEND), 2),
+            (sglang.batch([1, 2], forward_mode=ForwardMode.TARGET_VERIFY), 4),
+            (sglang.batch([1, 2], spec_info=object()), 2),
+            (sglang.batch([1, 2]), 4),
+        ):
+            self.step(sglang, indexer, batch, rows)
+        assert states == [(None, None)] * 4
+
+    def test_none_outside_of_an_indexer(self, sglang: SGLang, states: Any) -> None:
+        sglang.load()
+        indexer = sglang.indexer()
+        self.step(sglang, indexer, sglang.batch([1]), 1)
+        sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
+        assert [state is None for state, _ in states] == [False, True]
+
+    def test_pool_of_the_forward_context(self, newer: SGLang, states: Any) -> None:
+        context: Any = importlib.import_module(row_state.FORWARD_CONTEXT)
+        context.POOL = newer.pool
+        newer.load()
+        self.step(newer, newer.indexer(), ForwardBatch([4]), 1)
+        state, slots = states[0]
+        assert state.slots == newer.pool.size + 1
+        assert slots == [3]
+
+    def test_none_where_the_pool_is_not_found(self, newer: SGLang, states: Any, lines: Any) -> None:
+        importlib.import_module(row_state.FORWARD_CONTEXT)
+        newer.load()
+        for _ in range(2):
+            self.step(newer, newer.indexer(), ForwardBatch([4]), 1)
+        assert states == [(None, None)] * 2
+        assert sum("no state from step to step" in line for line in lines()) == 1
+
+    def test_nothing_is_allocated_during_a_capture(self) -> None:
+        requests = row_state.Requests(row_state.Notes())
+        batch = ForwardBatch([1], pool=ReqToTokenPool(3, 8))
+        layer = torch.nn.Module()
+        assert requests._state(layer, batch, scores(1), K, capturing=True) is None
+        kept = requests._state(layer, batch, scores(1), K, capturing=False)
+        assert requests._state(layer, batch, scores(1), K, capturing=True) is kept
+
+    def test_a_state_goes_with_its_indexer(self) -> None:
+        requests = row_state.Requests(row_state.Notes())
+        layer = torch.nn.Module()
+        requests._state(layer, ForwardBatch([1], pool=ReqToTokenPool(3, 8)), scores(1), K, False)
+        assert len(requests._states) == 1
+        del layer
+        assert len(requests._states) == 0
+
+    def test_the_batch_is_forgotten_when_the_indexer_fails(self, sglang: SGLang) -> None:
+        sglang.load()
+        indexer = sglang.indexer()
+        with pytest.raises(AttributeError):
+            indexer._get_topk_paged(sglang.batch([1]), 0, scores(1), None, None)
+        with pytest.raises(AttributeError):
+            indexer._get_topk_paged(
+                forward_batch=sglang.batch([1]), layer_id=0, q_fp8=scores(1), weights=None, metadata=None
+            )
+        assert sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K).shape == (1, K)
+
+
+class TestRegistration:
+    def test_says_what_is_on(self, sglang: SGLang, lines: Any) -> None:
+        sglang.load()
+        for _ in range(2):
+            sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
+        assert [line for line in lines() if line.startswith("on")] == ["on: fast_topk_v2"]
+
+    def test_older_versions_lack_the_newer_functions(self, sglang: SGLang, lines: Any) -> None:
+        sglang.load()
+        lacking = [line.split(" ")[0] for line in lines() if "not hooked" in line]
+        newer = ["topk_transform_512_v2", "topk_transform_ragged_v2"]
+        assert lacking == ([] if sglang.tree == "sglang_dsa" else newer)
+
+    @pytest.mark.parametrize("value", ["1", "true"])
+    def test_disabled(self, sglang: SGLang, lines: Any, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+        monkeypatch.setenv("GVR_TOPK_DISABLE", value)
+        sglang.load()
+        assert not HookRegistry._hooks
+        sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
+        assert CALLS["fast_topk_v2"] == 1
+        assert lines() == ["off: GVR_TOPK_DISABLE is set"]
+
+    def test_missing_function(self, sglang: SGLang, lines: Any) -> None:
+        del sglang.kernel.fast_topk_transform_fused
+        sglang.load()
+        said = [line for line in lines() if line.startswith("fast_topk_transform_fused not hooked")]
+        assert len(said) == 1
+        sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
+        assert not CALLS
+
+    def test_changed_signature(self, sglang: SGLang, lines: Any) -> None:
+        def changed(score: Any, lengths: Any, topk: int, row_starts: Any = None, sinks: int = 0) -> str:
+            return "theirs"
+
+        sglang.kernel.fast_topk_v2 = changed  # type: ignore[attr-defined]
+        sglang.load()
+        assert sglang.kernel.fast_topk_v2(None, None, K) == "theirs"
+        said = [line for line in lines() if line.startswith("fast_topk_v2 not hooked")]
+        known, found = "score, lengths, topk, row_starts", "score, lengths, topk, row_starts, sinks"
+        assert said == [f"fast_topk_v2 not hooked: sgl_kernel.fast_topk_v2: wanted ({known}), got ({found})"]
+
+    def test_function_without_a_signature(self, sglang: SGLang, lines: Any) -> None:
+        sglang.kernel.fast_topk_v2 = type  # type: ignore[attr-defined]
+        sglang.load()
+        assert sum(line.startswith("fast_topk_v2 not hooked") for line in lines()) == 1
+
+    def test_module_that_fails_to_import(self, newer: SGLang, lines: Any, tmp_path: Path) -> None:
+        """The indexer's module is not loaded before the plugin, and may need what is not there."""
+        broken = tmp_path / "dsa_indexer.py"
+        broken.write_text("raise OSError('libdeep_gemm.so: cannot open shared object file')\n")
+        importlib.import_module("sglang.srt.layers.attention.dsa").__path__ = [str(tmp_path)]
+        newer.load()
+        assert sum("libdeep_gemm.so" in line for line in lines()) == 1
+        newer.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
+        assert not CALLS
+
+    def test_no_plugin_system(self, sglang: SGLang, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", None)
+        register()
+        assert len(lines()) == 1
+        assert lines()[0].startswith("not active: ModuleNotFoundError")
+
+    def test_the_entry_point_is_declared(self) -> None:
+        text = (FAKES.parents[1] / "pyproject.toml").read_text()
+        assert (
+            '[project.entry-points."sglang.srt.plugins"]\ngvr_topk = "gvr_topk.integrations.sglang:register"'
+            in text
+        )

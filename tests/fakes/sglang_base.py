@@ -1,0 +1,149 @@
+"""What the fakes of SGLang share: hooks, request pool, batches, and its top-k functions by sorting.
+
+Written from what the sources of SGLang promise, not copied. `CALLS` counts what SGLang itself computes, and
+its results come in descending order of scores, so that a test can tell them from this package's.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pkgutil
+import sys
+from collections import Counter, defaultdict
+from enum import Enum
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import torch
+
+CALLS: Counter = Counter()
+
+
+class HookType(Enum):
+    BEFORE = "before"
+    AFTER = "after"
+    AROUND = "around"
+    REPLACE = "replace"
+
+
+class HookRegistry:
+    """Hooks by dotted path, applied after all plugins have registered theirs."""
+
+    _hooks: ClassVar = defaultdict(list)
+    _patched: ClassVar = set()
+
+    @classmethod
+    def register(cls, target, hook, hook_type=HookType.AFTER, *, source=None):
+        cls._hooks[target].append((hook_type, hook, source))
+
+    @classmethod
+    def apply_hooks(cls):
+        for target, hooks in sorted(cls._hooks.items()):
+            if target in cls._patched:
+                continue
+            try:
+                owner_path, name = target.rsplit(".", 1)
+                owner = pkgutil.resolve_name(owner_path)
+                original = wrapped = getattr(owner, name)
+                for hook_type, hook, _ in hooks:
+                    wrapped = _wrap(wrapped, hook, hook_type)
+                setattr(owner, name, wrapped)
+                _propagate(original, wrapped, owner)
+                cls._patched.add(target)
+            except Exception:
+                logging.getLogger(__name__).exception("Failed to apply hooks to %s", target)
+
+    @classmethod
+    def reset(cls):
+        cls._hooks.clear()
+        cls._patched.clear()
+
+
+def _wrap(original, hook, hook_type):
+    assert hook_type in (HookType.AROUND, HookType.REPLACE)
+
+    @functools.wraps(original)
+    def wrapper(*args, **kwargs):
+        return hook(original, *args, **kwargs) if hook_type is HookType.AROUND else hook(*args, **kwargs)
+
+    return wrapper
+
+
+def _propagate(original, wrapped, owner):
+    """Modules that imported the function by name get the wrapped one, too."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType) and module is not owner:
+            for name, value in list(vars(module).items()):
+                if value is original:
+                    setattr(module, name, wrapped)
+
+
+def load_plugins(registers):
+    """Run what entry points name and apply the hooks; a plugin that raises is logged and left out."""
+    for register in registers:
+        try:
+            register()
+        except Exception:
+            logging.getLogger(__name__).exception("Failed to execute general plugin")
+    HookRegistry.apply_hooks()
+
+
+class ForwardMode(Enum):
+    EXTEND = "extend"
+    DECODE = "decode"
+    TARGET_VERIFY = "target_verify"
+
+    def is_decode(self):
+        return self is ForwardMode.DECODE
+
+
+class ReqToTokenPool:
+    """Row 0 is that of padding; requests have rows from 1 on."""
+
+    def __init__(self, size, max_context_len):
+        self.size = size
+        self.req_to_token = torch.zeros((size + 1, max_context_len), dtype=torch.int32)
+
+
+class ForwardBatch:
+    def __init__(self, req_pool_indices, forward_mode=ForwardMode.DECODE, pool=None, spec_info=None):
+        self.req_pool_indices = torch.tensor(req_pool_indices, dtype=torch.int64)
+        self.forward_mode = forward_mode
+        self.spec_info = spec_info
+        if pool is not None:
+            self.req_to_token_pool = pool
+
+
+def metadata(**fields):
+    defaults = {"page_table_1": None, "real_page_table": None, "topk_indices_offset": None}
+    return SimpleNamespace(**{**defaults, **fields})
+
+
+class Indexer(torch.nn.Module):
+    """The paged part; the real one computes the scores, here `metadata` carries them."""
+
+    def __init__(self, index_topk):
+        super().__init__()
+        self.index_topk = index_topk
+
+    def _get_topk_paged(self, forward_batch, layer_id, q_fp8, weights, metadata):
+        return metadata.topk_transform(q_fp8, self.index_topk)
+
+
+def chosen(score, lengths, topk, row_starts):
+    """Row-local positions in descending order of scores, -1 padded."""
+    out = torch.full((score.shape[0], topk), -1, dtype=torch.int32)
+    for row, length in enumerate(lengths.tolist()):
+        start = 0 if row_starts is None else int(row_starts[row])
+        visible = score[row, start : start + max(length, 0)]
+        order = visible.argsort(descending=True, stable=True)[:topk]
+        out[row, : len(order)] = order.to(torch.int32)
+    return out
+
+
+def through_table(positions, table, page_size, request):
+    """Slots of positions; the table row of each row is `request[row]`."""
+    safe = positions.clamp(min=0).long()
+    pages = table[request].gather(1, safe // page_size).long()
+    return torch.where(positions < 0, -1, pages * page_size + safe % page_size).to(torch.int32)

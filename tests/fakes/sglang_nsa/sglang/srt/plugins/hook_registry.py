@@ -1,0 +1,3 @@
+from sglang_base import HookRegistry, HookType
+
+__all__ = ["HookRegistry", "HookType"]
