@@ -110,7 +110,7 @@ class TopkState:
         slots : Tensor, ``[requests]``, integer, same device
             Slot of each request; negative or too large: none.
         accepted : Tensor, ``[requests]``, integer, same device
-            Rows of each request whose token was accepted, 1 to ``next_n``; other numbers count as the nearest.
+            Accepted rows of each request, 1 to ``next_n``; other numbers count as the nearest.
         """
         requests = slots.shape[0]
         rows = next_state.view(requests, -1, STATE_FLOATS)

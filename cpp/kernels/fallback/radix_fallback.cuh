@@ -82,7 +82,8 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
   clock.stamp();
   StepState* const next = job.next_state_slot(p, traits, output);
   if (job.writer && next != nullptr) *next = next_state(ctx, Moments::unknown(), kth, interval, result);
-  job.report(p, traits, passes, result.inside, snaps, start.source, stage == FallbackStage::kGuess, rounds);
+  job.report(p, traits, passes, result.inside, snaps, start.source,
+             stage == FallbackStage::kGuess && start.passes == 0, rounds);
   return true;
 }
 

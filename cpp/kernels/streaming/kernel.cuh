@@ -86,6 +86,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (ctx.ctas > 1) ptx::cluster_wait();
     interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
   } else {
+    job.publish_state(p, traits, state);  // There is none, which the next state has to start from.
     const RowSampler sampling = sampling_of(ctx, traits, probe);
     ptx::wait_copies<1>();
     if (ctx.ctas > 1) ptx::cluster_wait();
