@@ -254,7 +254,7 @@ class HintState:
             return Measured()
         rows = (self.num_requests - self.num_contexts) * self.next_n
         last = self.stats[:, :rows].cpu()
-        guessed = last[..., StatsColumn.GUESS] != GuessSource.NONE
+        guessed = last[..., StatsColumn.GUESS] > GuessSource.NONE
         misses = int((guessed & (last[..., StatsColumn.GUESS_HIT] != 1)).sum())
         hits = last[..., StatsColumn.HITS]
         hits = hits[hits > 0]  # a hint nothing of which is in the result was none

@@ -159,6 +159,14 @@ def test_rows_of_a_length_far_below_zero_are_empty(length: int, next_n: int) -> 
     assert (gvr_topk.indexer_topk_decode(scores(), lengths, K, next_n=next_n) == -1).all()
 
 
+@pytest.mark.parametrize("k", [1, MAX_WIDTH])
+def test_the_fewest_and_the_most_items(k: int) -> None:
+    """Also at the largest offsets, which lead out of every row."""
+    for offset in (-MAX_WIDTH, MAX_WIDTH):
+        got = gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), k, hint_offset=offset)
+        assert got.shape == (1, k) and int((got >= 0).sum()) == min(k, WIDTH)
+
+
 def test_many_more_items_than_columns() -> None:
     k = 100 * WIDTH
     got = gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH - 1), k)
@@ -628,6 +636,11 @@ def test_error_names_the_argument_what_was_wanted_and_what_was_got(
         call(**change)
 
 
+def test_a_page_table_needs_a_page_size() -> None:
+    with pytest.raises(ValueError, match="page_size: wanted 1 to 2147483647 with a page_table, got 0"):
+        gvr_topk.indexer_topk_decode(scores(), LENGTHS, K, next_n=NEXT_N, page_table=TABLE)
+
+
 @pytest.mark.parametrize("path", ["fast", "gvr", "radix", "cluster", "AUTO", None, 1])
 def test_unknown_path(path: Any) -> None:
     wanted = "'auto', 'paper_gvr', 'no_hint', 'radix_rounds'"
@@ -640,7 +653,7 @@ def test_the_op_itself_checks_too() -> None:
         OP(*measured({"seq_lens": LENGTHS.long()}))
 
 
-def test_errors_of_the_compiled_op_are_of_the_same_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_cuda_library_are_of_the_same_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its checks arrive as RuntimeError, with a place in the sources before and a stack behind."""
 
     def refuse(message: str) -> Callable[..., None]:

@@ -134,7 +134,7 @@ def test_installed_package_computes_and_finds_its_libraries(environment: Path) -
 
 def test_installed_package_is_not_the_checkout(environment: Path) -> None:
     code = (
-        "import gvr_topk, gvr_topk.gate as g; print(gvr_topk.__file__, g.policy_library()._name, sep='\\n')"
+        "import gvr_topk, gvr_topk.policy as g; print(gvr_topk.__file__, g.policy_library()._name, sep='\\n')"
     )
     for path in run(environment / "bin" / "python", "-c", code).split():
         assert Path(path).is_relative_to(environment)
@@ -146,7 +146,7 @@ def test_installed_command_replays_a_trace(environment: Path) -> None:
     command = [environment / "bin" / "gvr-topk", "replay", "--config", config, "--steps", "3"]
     out = run(*command, "--trace", trace)
     assert out.splitlines()[-1] == "replay: exact on 3 of 3 steps"
-    assert "gate: allowed 3" in out.splitlines()
+    assert "gate: used 2, first_step 1" in out.splitlines()
     # The wheel holds no trace, and says where one is.
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""

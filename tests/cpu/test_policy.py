@@ -105,7 +105,10 @@ def test_defaults_allow_every_row_that_is_selected_from() -> None:
     """An op's launch has no limits of lengths, so any row above k that knows something uses it."""
     for length in (2, 4095, LONG, MAX_WIDTH):
         assert can_use_heuristic(length=length, k=1).allowed
+        assert hint_reason(length=length, k=1) is HintReason.USED
     assert can_use_heuristic(length=1, k=1).reason == "short_row"
+    assert can_use_heuristic(length=2, k=1, slot=1).reason == "no_slot"  # there is one slot
+    assert hint_reason(length=2, k=1, slot=1) is HintReason.NO_SLOT
 
 
 @pytest.mark.parametrize(

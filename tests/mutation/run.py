@@ -1,7 +1,7 @@
 """Mutation testing: how many small faults, put into a module one at a time, its tests notice.
 
     python tests/mutation/run.py --out tests/mutation/report.json
-    python tests/mutation/run.py --only gvr_topk/prior.py --sample 0
+    python tests/mutation/run.py --only gvr_topk/state.py --sample 0
     python tests/mutation/run.py --changed-since HEAD~1 --seconds 60
 
 A mutant differs from its module in one place: a comparison moves by one, ``+`` becomes ``-``, an integer
@@ -54,8 +54,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "eval/common/sequential.py": ("test_eval_sequential.py",),
     "eval/common/store.py": ("test_eval_store.py",),
     "eval/common/verdicts.py": ("test_eval_sequential.py",),
+    "gvr_topk/arguments.py": ("test_ops.py", "-k", "not opcheck and not compiled"),
+    "gvr_topk/cpu.py": ("test_ops.py", "-k", "not opcheck and not compiled"),
     "gvr_topk/ops.py": ("test_ops.py", "-k", "not opcheck and not compiled"),
-    "gvr_topk/prior.py": ("test_prior.py",),
+    "gvr_topk/policy.py": ("test_policy.py",),
+    "gvr_topk/request_slots.py": ("test_request_slots.py",),
+    "gvr_topk/state.py": ("test_state.py",),
     "gvr_topk/evaluation/reference.py": ("test_reference.py", "-k", "not shipped and not adversarial"),
     "gvr_topk/evaluation/trace.py": ("test_trace.py",),
 }
@@ -369,7 +373,8 @@ def main() -> None:
     kept = {}
     if options.out is not None and options.only and options.out.exists():
         rows = json.loads(options.out.read_text(encoding="utf-8"))["modules"]
-        kept = {row["module"]: row for row in rows if row["module"] not in modules}
+        others = set(TARGETS) - set(modules)
+        kept = {row["module"]: row for row in rows if row["module"] in others}
     write_report(modules, options.sample, options.out, kept)
 
 
