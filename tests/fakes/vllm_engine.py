@@ -80,6 +80,11 @@ class Runner:
     via_op : bool
         Whether layers go through the registered op, as other models than DeepSeek-V3.2 do.
     backend : str
+    specials : bool
+        Whether some scores are NaN or infinite.
+    width : int
+        Longest sequence.
+    device : str
     """
 
     def __init__(
@@ -93,12 +98,16 @@ class Runner:
         flattening: bool = False,
         via_op: bool = False,
         backend: str = "auto",
+        specials: bool = True,
+        width: int = WIDTH,
+        device: str = "cpu",
     ) -> None:
         attention = importlib.import_module("vllm.models.deepseek_v32.attention")
         builders = importlib.import_module("vllm.v1.attention.backends.mla.indexer")
         self.common = importlib.import_module("vllm.v1.attention.backend").CommonAttentionMetadata
         self.context = importlib.import_module("vllm.forward_context")
         self.drafts, self.topk, self.v2, self.via_op = drafts, topk, v2, via_op
+        self.specials = specials
         config = SimpleNamespace(
             scheduler_config=SimpleNamespace(max_num_seqs=seqs),
             speculative_config=SimpleNamespace(num_speculative_tokens=drafts) if drafts else None,
@@ -107,14 +116,18 @@ class Runner:
             fake_flattening=flattening,
         )
         self.names = [f"model.layers.{i}.self_attn.indexer.k_cache" for i in range(layers)]
-        self.builder = builders.DeepseekV32IndexerMetadataBuilder(
-            None, self.names, config, torch.device("cpu")
-        )
+        self.device = torch.device(device)
+        self.builder = builders.DeepseekV32IndexerMetadataBuilder(None, self.names, config, self.device)
         rows = max(seqs * (1 + drafts), 8) + 4
-        self.buffer = torch.zeros((rows, topk + 3), dtype=torch.int32)  # shared by all layers, and wider
-        self.caches = [SimpleNamespace(prefix=name, kv_cache=torch.empty(rows, WIDTH)) for name in self.names]
+        self.lengths = torch.zeros(rows, dtype=torch.int32, device=device)  # one address, for captured graphs
+        # All layers share it, and it is wider than what is chosen.
+        self.buffer = torch.zeros((rows, topk + 3), dtype=torch.int32, device=device)
+        self.caches = [
+            SimpleNamespace(prefix=name, kv_cache=torch.empty(rows, width, device=device))
+            for name in self.names
+        ]
         self.layers = [
-            attention.DeepseekV32Attention(cache, topk, WIDTH, self.buffer, backend) for cache in self.caches
+            attention.DeepseekV32Attention(cache, topk, width, self.buffer, backend) for cache in self.caches
         ]
         self.free = list(range(seqs))  # the last one is given first
         self.generator = torch.Generator().manual_seed(0)
@@ -125,8 +138,8 @@ class Runner:
     def finish(self, request: Request) -> None:
         self.free.append(request.place)
 
-    def step(self, decode: Sequence[Request], prefill: Sequence[Request] = (), pads: int = 0) -> Step:
-        """Run one step: decode rows first, then prompts, then requests that only fill a graph up."""
+    def prepare(self, decode: Sequence[Request], prefill: Sequence[Request] = (), pads: int = 0) -> Any:
+        """Build metadata: decode rows first, then prompts, or requests that only fill a graph up."""
         queries = [1 + self.drafts] * len(decode) + [9] * len(prefill)
         requests = [*decode, *prefill]
         if pads:
@@ -134,29 +147,51 @@ class Runner:
             requests += [Request("pad", 0)] * pads
             queries += [0 if self.builder.use_flattening else 1 + self.drafts] * pads
         starts = torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32)
+        lengths = [request.length for request in requests]
+        self.lengths[: len(requests)] = torch.tensor(lengths, dtype=torch.int32)
         common = self.common(
-            query_start_loc=starts,
+            query_start_loc=starts.to(self.device),
             query_start_loc_cpu=starts,
-            seq_lens=torch.tensor([request.length for request in requests], dtype=torch.int32),
+            seq_lens=self.lengths[: len(requests)],
             num_reqs=len(requests),
             num_actual_tokens=int(starts[-1]),
             max_query_len=max(queries, default=0),
-            max_seq_len=max((request.length for request in requests), default=0),
+            max_seq_len=max(lengths, default=0),
             block_table_tensor=torch.empty(0),
             slot_mapping=torch.empty(0),
             req_idx=np.array([r.place for r in [*decode, *prefill]], dtype=np.int32) if self.v2 else None,
         )
-        metadata = self.builder.build(common_prefix_len=0, common_attn_metadata=common)
+        return self.builder.build(common_prefix_len=0, common_attn_metadata=common)
+
+    def fill(self) -> None:
+        """Give every layer new scores."""
+        for cache in self.caches:
+            cache.kv_cache.copy_(self._scores(cache.kv_cache.shape))
+
+    def forward(self, metadata: Any) -> dict[str, torch.Tensor]:
+        """Run every layer; what each has chosen."""
         rows = 0 if metadata.decode is None else metadata.decode.seq_lens.numel()
-        step = Step(metadata.decode.seq_lens.reshape(-1).clone() if rows else torch.empty(0))
-        hidden = torch.empty(int(starts[-1]), 1)
+        tokens = metadata.num_decode_tokens + metadata.num_prefill_tokens
+        hidden = torch.empty((tokens, 1), device=self.device)
+        chosen = {}
         with self.context.set_forward_context(dict.fromkeys(self.names, metadata)):
-            for layer, cache in zip(self.layers, self.caches, strict=True):
-                cache.kv_cache.copy_(self._scores(cache.kv_cache.shape))
+            for layer, name in zip(self.layers, self.names, strict=True):
                 (layer.indexer_op if self.via_op else layer)(hidden)
-                step.logits[cache.prefix] = cache.kv_cache[:rows].clone()
-                step.chosen[cache.prefix] = self.buffer[:rows, : self.topk].clone()
-        return step
+                chosen[name] = self.buffer[:rows, : self.topk].clone()
+        return chosen
+
+    def step(self, decode: Sequence[Request], prefill: Sequence[Request] = (), pads: int = 0) -> Step:
+        """Run one step outside of any graph."""
+        metadata = self.prepare(decode, prefill, pads)
+        self.fill()
+        return self.seen(metadata, self.forward(metadata))
+
+    def seen(self, metadata: Any, chosen: dict[str, torch.Tensor]) -> Step:
+        """A step on the CPU, as tests compare it."""
+        ends = torch.empty(0) if metadata.decode is None else metadata.decode.seq_lens.reshape(-1)
+        ends = ends.cpu().clone()
+        logits = {cache.prefix: cache.kv_cache[: len(ends)].cpu().clone() for cache in self.caches}
+        return Step(ends, logits, {name: rows.cpu() for name, rows in chosen.items()})
 
     def dummy(self, requests: int) -> Any:
         """Build metadata for requests that are none, as before a graph is captured."""
@@ -167,8 +202,9 @@ class Runner:
             self.v2 = v2
 
     def _scores(self, shape: torch.Size) -> torch.Tensor:
-        # With few different values, rows tie at the k-th; some scores are NaN or infinite.
-        scores = (torch.randn(shape, generator=self.generator) * 3).round()
+        scores = (torch.randn(shape, generator=self.generator) * 3).round()  # few values: the k-th has ties
+        if not self.specials:
+            return scores
         special = torch.rand(shape, generator=self.generator)
         scores[special < 0.01] = float("nan")
         scores[special > 0.99] = float("-inf")

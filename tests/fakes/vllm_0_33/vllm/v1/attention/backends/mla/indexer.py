@@ -68,5 +68,6 @@ class DeepseekV32IndexerMetadataBuilder:
         longest = int(lens.max())
         ends = seq_lens.unsqueeze(1)
         if longest > 1:
-            ends = (ends - longest + 1 + torch.arange(longest, dtype=torch.int32)).clamp_(min=0)
+            drafts = torch.arange(longest, dtype=torch.int32, device=ends.device)
+            ends = (ends - longest + 1 + drafts).clamp_(min=0)
         return DeepSeekV32IndexerDecodeMetadata(ends, lens, int(lens.min()) != longest)
