@@ -67,19 +67,29 @@ class Loader:
         module.__loader__ = self._wrapped
         self._wrapped.exec_module(module)
         try:
-            _notify(module.__name__)
+            self.loaded(module.__name__)
         except Exception as error:  # an engine must start even if we cannot
             sys.stderr.write(f"gvr_topk: not active: {type(error).__name__}: {error}\n")
 
+    def loaded(self, name: str) -> None:
+        """Do what there is to do after a watched module has run."""
+        _notify(name)
+
 
 class Finder:
-    """A ``sys.meta_path`` entry that wraps the loader of the watched modules."""
+    """A ``sys.meta_path`` entry that wraps the loader of the watched modules.
+
+    Integrations whose engine calls them itself watch modules of their own through a subclass.
+    """
+
+    watched: Sequence[str] = WATCHED
+    loader: type[Loader] = Loader
 
     @classmethod
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in WATCHED:
+        if fullname not in cls.watched:
             return None
         for finder in sys.meta_path:
             if finder is cls or not hasattr(finder, "find_spec"):
@@ -87,7 +97,7 @@ class Finder:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None and hasattr(spec.loader, "exec_module"):
-                    wrapped: Any = Loader(spec.loader)
+                    wrapped: Any = cls.loader(spec.loader)
                     spec.loader = wrapped
                 return spec
         return None

@@ -131,6 +131,15 @@ VERBS = {
         "0 same sets; 1 a set differs; 2 wrong use or a missing GPU",
         "for TensorRT-LLM's compiled op its wheel, tokenspeed-trtllm-kernel",
     ),
+    "vllm-trial": Verb(
+        "vllm_trial",
+        "run a small DeepSeek-V3.2 with random weights inside vLLM: stock, ours, and ours beside a sort",
+        f"{HOPPER}, with 40 GB free",
+        "minutes per engine; 12 engines by default (--modes, --graphs, --drafts)",
+        "0 every compared row is the sort's; 1 a row differs; 2 wrong use or a missing GPU or package;"
+        " 3 an engine failed, or its log does not say that it ran ours",
+        "the extra [vllm], and 1 GB of disk for the weights",
+    ),
     "plot": Verb(
         "plot_bench", "draw a benchmark", "none", "seconds", FINISHED, "a result file of the verb bench"
     ),

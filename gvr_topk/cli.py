@@ -129,6 +129,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     sections = {"environment": _environment(), "paths": _paths(), "integration": _integration()}
+    sections["vLLM"] = _vllm()
     if options.as_json:
         print(json.dumps({name: dict(rows) for name, rows in sections.items()}))
         return EXIT_OK
@@ -274,6 +275,15 @@ def _integration() -> list[tuple[str, str]]:
         return [("TensorRT-LLM", f"integration not loaded: {error}")]
     describe: Callable[[int | None], list[tuple[str, str]]] = module.describe
     return describe(_arch())
+
+
+def _vllm() -> list[tuple[str, str]]:
+    try:
+        module = importlib.import_module("gvr_topk.integrations.vllm")
+    except ImportError as error:
+        return [("vLLM", f"integration not loaded: {error}")]
+    describe: Callable[[], list[tuple[str, str]]] = module.describe
+    return describe()
 
 
 def _report_error(error: BaseException) -> None:

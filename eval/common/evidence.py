@@ -1,6 +1,6 @@
 """Whether a run's logs show that the heuristic top-k was active, refused, or not there at all.
 
-The integration writes through the engine's logger, once per process, ``gvr_topk in TensorRT-LLM VERSION:``
+The integrations write through the engine's logger, once per process, ``gvr_topk in ENGINE VERSION:``
 and then ``on: ...`` at the first step that it computes, ``waiting: ...`` where no row was long enough to need
 a top-k before, ``refused: ...`` or ``ignored: ...`` where it does not run, or ``fell back: ...`` or
 ``not in use: ...`` where the engine runs another top-k. Nothing else counts: a figure of an "on" run in which
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-_HOOK_LINE = re.compile(r"\bgvr_topk in TensorRT-LLM (?:of unknown version|[^\s:]+): (?P<said>.+)")
+_HOOK_LINE = re.compile(r"\bgvr_topk in (?:TensorRT-LLM|vLLM) (?:of unknown version|[^\s:]+): (?P<said>.+)")
 _VERSION = re.compile(r"TensorRT-LLM version: (\S+)")
 _REFUSALS = ("refused:", "fell back:", "not in use:", "ignored:")
 _KEPT_LINES = 5

@@ -18,6 +18,9 @@ from typing import Any
 OURS = "gvr_topk"
 ORIGINAL = "original"
 
+CALLS = ("calls", "Decode top-k calls, eager or captured.", ["path", "reason"])
+"""Name, text and labels of the metric that every integration has."""
+
 WRITE_INTERVAL = 30.0
 """Seconds between two writes of the metrics file."""
 
@@ -138,7 +141,7 @@ class _Collector:
             return family
 
         seen = self._snapshot
-        yield counter("calls", "Decode top-k calls, eager or captured.", ["path", "reason"], seen.calls)
+        yield counter(*CALLS, seen.calls)
         yield counter("steps", "Decode steps.", ["kind"], seen.steps)
         yield counter("rows", "Score rows.", ["kind"], seen.rows)
         yield counter("requests", "Requests and their hint slots.", ["event"], seen.requests)

@@ -56,21 +56,21 @@ def programmatic_launch() -> bool:
     return os.environ.get(ENABLE_PDL) == "1"
 
 
-def user_mode() -> Mode | None:
+def user_mode(variable: str = ENABLE) -> Mode | None:
     """What the user's variable says; None where it is not set.
 
     Raises
     ------
     ValueError
-        ``TRTLLM_GVR_TOPK`` holds something else than ``0``, ``1`` or ``force``.
+        The variable holds something else than ``0``, ``1`` or ``force``.
     """
-    value = os.environ.get(ENABLE, "").strip().lower()
+    value = os.environ.get(variable, "").strip().lower()
     if not value:
         return None
     try:
         return Mode(value)
     except ValueError:
-        raise ValueError(f"{ENABLE}: wanted 0, 1 or force, got {value!r}") from None
+        raise ValueError(f"{variable}: wanted 0, 1 or force, got {value!r}") from None
 
 
 def mode() -> Mode:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -87,7 +87,7 @@ def inspect_engine(root: Path | None, loaded: Mapping[str, ModuleType] | None = 
         Of the first shape all of whose points are good, else of the one with the fewest bad ones. A point
         whose source cannot be read is ``later``: it is checked when its module is loaded.
     """
-    checker = _Checker(root, dict(loaded or {}))
+    checker = Checker(root, dict(loaded or {}))
     inspections = [
         Inspection(shape, tuple(checker.check(point) for point in shape.points)) for shape in SHAPES
     ]
@@ -102,6 +102,11 @@ def check_live(point: PatchPoint, module: ModuleType) -> Finding:
         return _check_op(point)
     if point.kind == "instance":
         return Finding(point, "later", "checked at the first step")
+    if point.kind == "function":
+        function = getattr(module, point.name, None)
+        if not callable(function):
+            return Finding(point, "missing", f"wanted a function {point.name}, got none")
+        return _check_callable(point, function)
     owner_name, _, method = point.name.partition(".")
     owner = getattr(module, owner_name, None)
     if not isinstance(owner, type):
@@ -111,6 +116,10 @@ def check_live(point: PatchPoint, module: ModuleType) -> Finding:
     function = getattr(owner, method, None)
     if not callable(function):
         return Finding(point, "missing", f"wanted a method {method}, got none")
+    return _check_callable(point, function)
+
+
+def _check_callable(point: PatchPoint, function: Callable[..., Any]) -> Finding:
     parameters = inspect.signature(function).parameters.values()
     plain = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return compare(point, [p.name for p in plain], [p.name for p in plain if p.default is p.empty])
@@ -148,10 +157,10 @@ def compare(point: PatchPoint, names: list[str], required: Iterable[str]) -> Fin
     return Finding(point, "mismatch", f"wanted {', '.join(wanted)} {where}, got {', '.join(names)}")
 
 
-def find_engine() -> Path | None:
-    """Folder of the installed package, without importing it."""
+def find_engine(name: str = ENGINE) -> Path | None:
+    """Folder of an installed package, without importing it."""
     try:
-        spec = importlib.util.find_spec(ENGINE)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # ValueError: a half-made entry in sys.modules
         return None
     if spec is None or not spec.submodule_search_locations:
@@ -159,8 +168,8 @@ def find_engine() -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def engine_version(root: Path) -> str:
-    """Version of the installed package, from its ``version.py`` or its metadata."""
+def engine_version(root: Path, name: str = ENGINE) -> str:
+    """Version of an installed package, from its ``version.py`` or its metadata."""
     source = root / "version.py"
     if source.is_file():
         for node in ast.parse(source.read_text(encoding="utf-8")).body:
@@ -170,14 +179,14 @@ def engine_version(root: Path) -> str:
     from importlib import metadata
 
     try:
-        return metadata.version(ENGINE)
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "of unknown version"
 
 
 def knows_key(root: Path) -> bool:
     """Whether the sources have ``enable_heuristic_topk`` as a key of their own."""
-    checker = _Checker(root, {})
+    checker = Checker(root, {})
     owner = checker.find_class(checker.files(LLM_ARGS, ""), CONFIG.name)
     return owner is not None and any(
         isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == SWITCH
@@ -201,8 +210,16 @@ def _check_op(point: PatchPoint) -> Finding:
 
 
 @dataclass
-class _Checker:
-    """Checks points of all shapes, parsing each source file once."""
+class Checker:
+    """Checks points of an engine, parsing each source file once.
+
+    Attributes
+    ----------
+    root : Path or None
+        Folder of the engine's package, whose sources are read; None where there is none.
+    loaded : dict of str to module
+        Modules to check live instead.
+    """
 
     root: Path | None
     loaded: dict[str, ModuleType]
@@ -225,12 +242,16 @@ class _Checker:
 
     def find_class(self, files: list[Path], name: str) -> ast.ClassDef | None:
         for file in files:
-            if file not in self.trees:
-                self.trees[file] = ast.parse(file.read_text(encoding="utf-8"))
-            owner: ast.ClassDef | None = _definition(self.trees[file].body, name, ast.ClassDef)
+            owner: ast.ClassDef | None = _definition(self.tree(file).body, name, ast.ClassDef)
             if owner is not None:
                 return owner
         return None
+
+    def tree(self, file: Path) -> ast.Module:
+        """A source file, parsed."""
+        if file not in self.trees:
+            self.trees[file] = ast.parse(file.read_text(encoding="utf-8"))
+        return self.trees[file]
 
     def _places(self, module: str, submodule: str) -> list[Path]:
         assert self.root is not None
@@ -244,15 +265,21 @@ class _Checker:
             if any(place.with_suffix(".pyc").is_file() for place in places):
                 return Finding(point, "later", "no source file; checked when it is loaded")
             return Finding(point, "missing", f"wanted the module {point.module}, got none")
+        if point.kind == "function":
+            body = self.tree(files[0]).body
+            return self._check_function(point, _definition(body, point.name, ast.FunctionDef))
         owner_name, _, method = point.name.partition(".")
         owner = self.find_class(files, owner_name)
         if owner is None:
             return Finding(point, "missing", f"wanted a class {owner_name}, got none")
         if not method:
             return Finding(point, "ok")
-        function = _definition(owner.body, method, ast.FunctionDef)
+        return self._check_function(point, _definition(owner.body, method, ast.FunctionDef))
+
+    def _check_function(self, point: PatchPoint, function: ast.FunctionDef | None) -> Finding:
         if function is None:
-            return Finding(point, "missing", f"wanted a method {method}, got none")
+            name = point.name.rpartition(".")[2]
+            return Finding(point, "missing", f"wanted a {point.kind} {name}, got none")
         arguments = function.args
         positional = [a.arg for a in arguments.posonlyargs + arguments.args]
         names = positional + [a.arg for a in arguments.kwonlyargs]

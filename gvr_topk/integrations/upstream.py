@@ -19,7 +19,7 @@ TOP_K = "tensorrt_llm._torch.modules.top_k"
 SUPPORTED = "1.2 to 1.3"
 """Versions whose sources the table was written from."""
 
-Kind = Literal["class", "method", "op", "instance"]
+Kind = Literal["class", "method", "function", "op", "instance"]
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class PatchPoint:
     Attributes
     ----------
     name : str
-        ``Class`` or ``Class.method`` inside `module`, or the name of an op.
+        ``Class``, ``Class.method`` or ``function`` inside `module`, or the name of an op.
     kind : str
-        ``class``: exists; ``method``: parameters; ``op``: schema; ``instance``: attributes that only
-        exist on objects, checked at the first step.
+        ``class``: exists; ``method``, ``function``: parameters; ``op``: schema; ``instance``: attributes
+        that only exist on objects, checked at the first step.
     module : str
         Module that exposes it.
     expected : tuple of str

@@ -45,10 +45,10 @@ template <typename T>
 __device__ __forceinline__ KeyInterval guess(const RowContext<T>& ctx, HintReason reason,
                                              const StepState& state, const Moments& moments) {
   if (reason == HintReason::kUsed) {
-    if (state.z_score == kStateInfinite) return KeyInterval{kPosInfKey, kPosInfKey, kGuessValue};
+    if (has_value(state)) return predicted(moments, state);
+    if (state.z_score <= kStateInfinite) return KeyInterval{kPosInfKey, kPosInfKey, kGuessValue};
     // The row is masked nearly everywhere, and the interval is everything finite.
-    if (state.z_score == kStateMasked) return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessValue};
-    return predicted(moments, state);
+    return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessValue};
   }
   if (moments.counted_none()) return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
   return guess_by_row(ctx, [] {});

@@ -231,12 +231,15 @@ struct RowJob {
   __device__ __forceinline__ HintReason hint_reason(const TopkParams& p, const LaunchTraits& traits,
                                                     bool is_state_known) const {
     const bool reads_state = traits.has(LaunchTraits::kReadsState);
+    __builtin_assume(ctx.row.n >= 0 && ctx.row.n <= kMaxWidth);  // A launch has no limits of its own.
     HintQuery query{};
     query.enabled = traits.has(LaunchTraits::kUseHint);
     query.has_state = reads_state || p.state != nullptr;
     query.aligned = traits.has(LaunchTraits::kAligned);
+    // Slots have been checked: one that does not exist has become a negative number.
     query.slot = reads_state ? ctx.shared->facts.slot : slot(p, traits);
-    query.slots = p.num_slots;
+    if (traits.has(LaunchTraits::kSlotIsRequest)) query.slot = 0;
+    query.slots = int64_t{INT32_MAX} + 1;
     query.length = ctx.row.n;
     query.k = ctx.k;
     query.max_length = kMaxWidth;

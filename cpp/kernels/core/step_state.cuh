@@ -31,14 +31,17 @@ __device__ __forceinline__ bool is_z_score(float z_score) {
   return fabsf(z_score - kStateZScoreOrigin) <= kStateMaxZScore;
 }
 
-__device__ __forceinline__ bool has_value(const StepState& state) {
-  return is_z_score(state.z_score) || state.z_score == kStateValueOnly;
+// Whether kernels whose rows are shared by a cluster can predict from a state. The kinds they write are
+// ordered, and numbers between them predict something as well, for any content is safe. False for NaN.
+__device__ __forceinline__ bool is_known(const StepState& state) {
+  return state.z_score >= kStateZScoreOrigin - kStateMaxZScore;
 }
 
-// Whether kernels whose rows are shared by a cluster can predict from a state.
-__device__ __forceinline__ bool is_known(const StepState& state) {
-  return has_value(state) || state.z_score == kStateInfinite || state.z_score == kStateMasked;
+__device__ __forceinline__ bool has_value(const StepState& state) {
+  return is_known(state) && state.z_score <= kStateValueOnly;
 }
+static_assert(kStateZScoreOrigin + kStateMaxZScore < kStateValueOnly && kStateValueOnly < kStateInfinite &&
+              kStateInfinite < kStateMasked);
 
 // Whether the value predictor is in use, which needs no sample of the row.
 __device__ __forceinline__ bool uses_value(const StepState& state) {

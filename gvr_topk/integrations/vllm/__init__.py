@@ -1,0 +1,12 @@
+"""Decode top-k of vLLM's sparse-attention models, without changing vLLM's files.
+
+vLLM calls `register` through the entry point ``gvr_topk`` of the group ``vllm.general_plugins``, in every
+process and before models are loaded. It watches for four modules of vLLM and patches each once it has been
+imported: `gvr_topk.integrations.vllm.upstream` lists what, and what is assumed of it.
+"""
+
+from __future__ import annotations
+
+from gvr_topk.integrations.vllm.plugin import counters, describe, prometheus_text, register, unregister
+
+__all__ = ["counters", "describe", "prometheus_text", "register", "unregister"]

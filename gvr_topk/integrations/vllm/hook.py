@@ -1,0 +1,285 @@
+"""The hook in place of vLLM's top-k, and around what says which layer and which requests a call is for.
+
+``SparseIndexerTopk.forward`` is told neither. So the metadata builder's ``build`` is wrapped to say, once per
+step and on the host, which request each row belongs to, and ``sparse_attn_indexer`` to note the layer. Where
+that runs as an op, which holds the function from before it was wrapped, the first thing it calls is wrapped:
+the function that resolves the layer's name.
+
+Inside a captured region the hook copies nothing, reads nothing back and allocates nothing: every tensor the
+op takes exists since the first ``build``, at an address that never changes.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gvr_topk.contract import DTYPES
+from gvr_topk.integrations.counters import ORIGINAL, OURS
+from gvr_topk.integrations.patch_points import check_object
+from gvr_topk.integrations.selection import argument
+from gvr_topk.integrations.vllm import environment
+from gvr_topk.integrations.vllm.environment import Mode
+from gvr_topk.integrations.vllm.metrics import CallMetrics
+from gvr_topk.integrations.vllm.rows import ATTRIBUTE, RequestStates, Rows
+from gvr_topk.integrations.vllm.upstream import (
+    AUTO,
+    BUILDER_OBJECT,
+    COMMON_OBJECT,
+    CONTEXT_MODULE,
+    METADATA_OBJECT,
+)
+from gvr_topk.ops import indexer_topk_decode
+
+ALIGNMENT = 16
+"""Bytes; the kernels read rows faster whose visible part is a multiple of it."""
+
+
+class Call(NamedTuple):
+    """Arguments of ``SparseIndexerTopk.forward``, in its order."""
+
+    logits: Tensor
+    seq_lens: Tensor
+    next_n: int
+    topk_indices: Tensor
+    topk_tokens: int
+    max_seq_len: int
+
+
+class LayerHook:
+    """Connects the wrapped functions of one vLLM process.
+
+    Parameters
+    ----------
+    metrics : CallMetrics
+    mode : Mode
+        ``ON`` or ``FORCE``.
+    say : callable
+        Takes a level (``info`` or ``warning``) and a line for the log.
+    """
+
+    def __init__(self, metrics: CallMetrics, mode: Mode, say: Callable[[str, str], None]) -> None:
+        self._metrics = metrics
+        self._mode = mode
+        self._say = say
+        self._states: weakref.WeakKeyDictionary[Any, RequestStates | None] = weakref.WeakKeyDictionary()
+        self._layers: set[str] = set()
+        self._local = threading.local()
+        self._failed = ""
+        self._stateless = False
+        self._announced = False
+
+    def state_of(self, builder: Any) -> RequestStates | None:
+        """What is kept for the layers of a metadata builder; None before its first ``build``, or without."""
+        return self._states.get(builder)
+
+    def wrap_build(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``DeepseekV32IndexerMetadataBuilder.build``."""
+
+        @functools.wraps(original)
+        def build(builder: Any, *args: Any, **kwargs: Any) -> Any:
+            metadata = original(builder, *args, **kwargs)
+            self._after_build(builder, argument(args, kwargs, 1, "common_attn_metadata", None), metadata)
+            return metadata
+
+        return build
+
+    def wrap_indexer(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``sparse_attn_indexer`` where a model calls it as a function."""
+
+        @functools.wraps(original)
+        def sparse_attn_indexer(*args: Any, **kwargs: Any) -> Any:
+            self._note_layer(argument(args, kwargs, 1, "k_cache_prefix", None))
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._local.layer = None
+
+        return sparse_attn_indexer
+
+    def wrap_resolve(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``_resolve_layer_name`` as ``sparse_attn_indexer`` calls it, also within an op."""
+
+        @functools.wraps(original)
+        def _resolve_layer_name(*args: Any, **kwargs: Any) -> Any:
+            name = original(*args, **kwargs)
+            self._note_layer(name)
+            return name
+
+        return _resolve_layer_name
+
+    def wrap_top_k(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``SparseIndexerTopk.forward``."""
+
+        @functools.wraps(original)
+        def forward(
+            stage: Any,
+            logits: Tensor,
+            seq_lens: Tensor,
+            next_n: int,
+            topk_indices: Tensor,
+            topk_tokens: int,
+            max_seq_len: int,
+        ) -> Any:
+            call = Call(logits, seq_lens, next_n, topk_indices, topk_tokens, max_seq_len)
+            return None if self.select(stage, call) else original(stage, *call)
+
+        return forward
+
+    def select(self, stage: Any, call: Call) -> bool:
+        """Run one selection with our op.
+
+        Parameters
+        ----------
+        stage : SparseIndexerTopk
+        call : Call
+
+        Returns
+        -------
+        bool
+            False when vLLM has to do it, with the reason counted. It writes every place that we may have
+            written.
+        """
+        layer, self._local.layer = getattr(self._local, "layer", None), None
+        reason = self._reason_against(stage, call)
+        rows = None
+        if not reason:
+            try:
+                rows = self._rows(call, layer)
+                _run(call, rows, layer)
+            except Exception as error:  # the original still can
+                reason = self._switch_off(error)
+        if reason:
+            self._metrics.count(ORIGINAL, reason)
+        else:
+            self._metrics.count(OURS, "no_state" if rows is None else "hint")
+            self._announce(call, rows)
+        return not reason
+
+    def _reason_against(self, stage: Any, call: Call) -> str:
+        """Why vLLM has to do this call; empty when ours can."""
+        if self._failed:
+            return self._failed
+        backend = getattr(stage, "_backend", None)
+        if backend != AUTO and self._mode is not Mode.FORCE:
+            self._say(
+                "info",
+                f"not in use: sparse_indexer_topk_backend is {backend!r} and not {AUTO!r}; "
+                f"{environment.ENABLE}=force runs gvr_topk instead",
+            )
+            return "backend chosen"
+        logits = call.logits
+        plain = logits.dim() == 2 and logits.stride(1) == 1 and logits.dtype in DTYPES
+        integers = call.seq_lens.dtype == torch.int32 and call.topk_indices.dtype == torch.int32
+        return "" if plain and integers else "layout"
+
+    def _rows(self, call: Call, layer: str | None) -> Rows | None:
+        """Which request each row of a call belongs to; None where that is not known."""
+        if layer is None or self._stateless:
+            return None
+        by_layer = sys.modules[CONTEXT_MODULE].get_forward_context().attn_metadata
+        metadata = by_layer.get(layer) if isinstance(by_layer, dict) else None
+        rows: Rows | None = getattr(metadata, ATTRIBUTE, None)
+        if rows is None or layer not in rows.requests:
+            return None
+        return rows if rows.fit(call.logits.shape[0], call.seq_lens, call.next_n) else None
+
+    def _announce(self, call: Call, rows: Rows | None) -> None:
+        """Say once that it is on: at the first call that was computed."""
+        if not self._announced:
+            self._announced = True
+            state = "without state in this call" if rows is None else f"state of {rows.requests}"
+            self._say("info", f"on: decode top-k with k = {call.topk_tokens}, {state}")
+
+    def _switch_off(self, error: Exception) -> str:
+        self._failed = f"error: {type(error).__name__}"
+        self._say("warning", f"fell back: {_line(error)}. vLLM's own top-k serves from now on")
+        return self._failed
+
+    def _note_layer(self, name: Any) -> None:
+        # The names that pass here are not all of indexers.
+        if isinstance(name, str) and name in self._layers:
+            self._local.layer = name
+
+    def _after_build(self, builder: Any, common: Any, metadata: Any) -> None:
+        if self._failed or self._stateless:
+            return
+        try:
+            if builder not in self._states:
+                self._states[builder] = self._open(builder, common, metadata)
+            requests = self._states[builder]
+            if requests is not None and not _capturing(requests.slots.device):
+                setattr(metadata, ATTRIBUTE, requests.update(common, metadata, self._metrics.counters))
+        except Exception as error:  # the op does without
+            self._stateless = True
+            self._say("warning", f"without state from now on: {_line(error)}")
+        self._write_metrics()
+
+    def _write_metrics(self) -> None:
+        try:
+            self._metrics.counters.write_if_due(environment.metrics_directory())
+        except (OSError, ImportError) as error:
+            self._say("warning", f"no metrics file: {_line(error)}")
+
+    def _open(self, builder: Any, common: Any, metadata: Any) -> RequestStates | None:
+        for point, instance in (
+            (BUILDER_OBJECT, builder),
+            (METADATA_OBJECT, metadata),
+            (COMMON_OBJECT, common),
+        ):
+            finding = check_object(point, instance)
+            if not finding.good:
+                raise LookupError(f"{point.name}: {finding.detail}")
+        config = builder.vllm_config
+        if not hasattr(common, "req_idx") or getattr(config, "use_v2_model_runner", True) is False:
+            self._say("info", "without state: this model runner does not say which request a row belongs to")
+            return None
+        requests = int(config.scheduler_config.max_num_seqs)
+        drafts = int(getattr(getattr(config, "speculative_config", None), "num_speculative_tokens", 0) or 0)
+        graphs = getattr(config, "compilation_config", None)
+        padded = int(getattr(graphs, "max_cudagraph_capture_size", 0) or 0)
+        rows = max(requests * (1 + drafts), padded)
+        states = RequestStates(builder.layer_names, requests, rows, builder.device)
+        self._layers.update(builder.layer_names)
+        self._say("info", f"state: {states}")
+        return states
+
+
+def _run(call: Call, rows: Rows | None, layer: str | None) -> None:
+    logits = call.logits
+    indexer_topk_decode(
+        visible(logits, call.max_seq_len),
+        call.seq_lens.reshape(-1),
+        call.topk_tokens,
+        next_n=call.next_n,
+        out=call.topk_indices[: logits.shape[0]],
+        state=None if rows is None or layer is None else rows.requests.state(layer),
+        row_slot=None if rows is None else rows.slots,
+    )
+
+
+def visible(logits: Tensor, max_seq_len: int) -> Tensor:
+    """View of the columns that a row of this call can have, for the kernel is planned by the width.
+
+    In a captured graph the longest row of a later step is not known, so there all columns stay.
+    """
+    if _capturing(logits.device):
+        return logits
+    step = ALIGNMENT // logits.element_size()
+    wanted = -(-max(max_seq_len, 1) // step) * step
+    return logits[:, : min(wanted, logits.shape[1])]
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,0 +1,53 @@
+"""Counts the calls, also in the Prometheus registry that vLLM exposes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gvr_topk.integrations.counters import CALLS, Counters
+
+
+class CallMetrics:
+    """`Counters`, whose calls are a metric of the process's default registry too, where there is one.
+
+    A plain counter serves both of vLLM's ways: with several API servers it is written to the files of
+    ``PROMETHEUS_MULTIPROC_DIR``, which engine processes share, and without them it is in this process alone.
+    """
+
+    def __init__(self) -> None:
+        self.counters = Counters()
+        self._metric: Any = None
+        self._children: dict[tuple[str, str], Any] = {}
+
+    def open(self) -> None:
+        """Add the metric to the registry.
+
+        Raises
+        ------
+        ImportError
+            ``prometheus-client`` is not installed.
+        ValueError
+            Another metric has that name.
+        """
+        from prometheus_client import Counter
+
+        name, text, labels = CALLS
+        self._metric = Counter(f"gvr_topk_{name}", text, labels)
+
+    def close(self) -> None:
+        """Take the metric back."""
+        if self._metric is not None:
+            from prometheus_client import REGISTRY
+
+            REGISTRY.unregister(self._metric)
+            self._metric = None
+            self._children.clear()
+
+    def count(self, path: str, reason: str) -> None:
+        """Count one call, eager or captured."""
+        key = path, reason
+        self.counters.calls[key] += 1
+        if self._metric is not None:
+            if key not in self._children:
+                self._children[key] = self._metric.labels(*key)
+            self._children[key].inc()

@@ -1,0 +1,254 @@
+"""`register`, which vLLM calls in each of its processes, and what ``gvr-topk doctor`` says of vLLM.
+
+The patches are one transaction: if one class or signature is unlike the known ones, all are taken back, one
+line says why, and vLLM serves with its own top-k.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from gvr_topk.integrations.counters import Snapshot
+from gvr_topk.integrations.patch_points import Checker, Finding, check_live, engine_version, find_engine
+from gvr_topk.integrations.transaction import Transaction
+from gvr_topk.integrations.upstream import PatchPoint
+from gvr_topk.integrations.vllm import environment
+from gvr_topk.integrations.vllm.environment import Mode
+from gvr_topk.integrations.vllm.hook import LayerHook
+from gvr_topk.integrations.vllm.imports import unwatch, watch
+from gvr_topk.integrations.vllm.metrics import CallMetrics
+from gvr_topk.integrations.vllm.upstream import (
+    ATTENTION_MODULE,
+    BUILD,
+    BUILDER_MODULE,
+    ENGINE,
+    ENTRY_POINT,
+    ENTRY_POINT_GROUP,
+    INDEXER,
+    INDEXER_MODULE,
+    POINTS,
+    RESOLVE,
+    SUPPORTED,
+    TOP_K,
+    TOP_K_MODULE,
+    supported,
+)
+from gvr_topk.library import library_status
+
+LOGGER = "vllm.gvr_topk"
+"""Below vLLM's own logger, whose handlers and level it has."""
+
+_DISABLED = f"{environment.DISABLE} is set"
+_OFF = f"{environment.ENABLE}=0"
+
+
+class _Unlike(RuntimeError):
+    """The installed vLLM is not one that the table describes."""
+
+
+class _Integration:
+    """State of this process."""
+
+    def __init__(self) -> None:
+        self.patches = Transaction()
+        self.metrics = CallMetrics()
+        self.hook: LayerHook | None = None
+        self.started = False
+        self.refused = ""
+        self.connected: set[str] = set()
+        self._said: set[str] = set()
+
+    def start(self) -> None:
+        if self.started:
+            return
+        self.started = True
+        asked, reason = outlook()
+        if reason:
+            self.refuse(reason)
+            return
+        self.hook = LayerHook(self.metrics, asked, self.say)
+        try:
+            self.metrics.open()
+        except (ImportError, ValueError) as error:
+            self.say("info", f"no metric in vLLM's registry: {error}")
+        watch(self.module_loaded)
+
+    def module_loaded(self, name: str) -> None:
+        """Patch what a loaded module offers; take everything back if it does not fit."""
+        if self.refused or name in self.connected or self.hook is None:
+            return
+        self.connected.add(name)
+        try:
+            self._connect(self.hook, sys.modules[name])
+        except Exception as error:  # vLLM must start even if we cannot
+            detail = str(error) if isinstance(error, _Unlike) else f"{type(error).__name__}: {error}"
+            self.refuse(detail)
+
+    def _connect(self, hook: LayerHook, module: ModuleType) -> None:
+        name = module.__name__
+        if name == TOP_K_MODULE:
+            self._wrap_method(module, TOP_K, hook.wrap_top_k)
+        elif name == BUILDER_MODULE:
+            self._wrap_method(module, BUILD, hook.wrap_build)
+        elif name == INDEXER_MODULE and callable(getattr(module, RESOLVE.name, None)):
+            self.patches.set_attribute(module, RESOLVE.name, hook.wrap_resolve(getattr(module, RESOLVE.name)))
+        elif name == ATTENTION_MODULE and callable(getattr(module, INDEXER.name, None)):
+            self.patches.set_attribute(module, INDEXER.name, hook.wrap_indexer(getattr(module, INDEXER.name)))
+        # Where neither says the layer, the op runs without state.
+
+    def _wrap_method(self, module: ModuleType, point: PatchPoint, wrap: Any) -> None:
+        finding = check_live(point, module)
+        if not finding.good:
+            raise _Unlike(_describe_finding(finding))
+        owner_name, _, method = point.name.partition(".")
+        owner = getattr(module, owner_name)
+        self.patches.set_attribute(owner, method, wrap(getattr(owner, method)))
+
+    def refuse(self, reason: str) -> None:
+        """Leave vLLM as it is, and say why."""
+        self.refused = reason
+        unwatch()
+        self.patches.rollback()
+        self.metrics.close()
+        if reason in (_DISABLED, _OFF):
+            self.say("info", f"off: {reason}")
+        else:
+            self.say("warning", f"refused: {reason}. vLLM serves with its own top-k")
+
+    def stop(self) -> None:
+        unwatch()
+        self.patches.rollback()
+        self.metrics.close()
+
+    def say(self, level: str, line: str) -> None:
+        """Log a line once per process."""
+        if line not in self._said:
+            self._said.add(line)
+            getattr(logging.getLogger(LOGGER), level)(f"gvr_topk in vLLM {_version()}: {line}")
+
+
+_integration = _Integration()
+
+
+def register() -> None:
+    """Connect gvr_topk with vLLM: the entry point ``gvr_topk`` of ``vllm.general_plugins``.
+
+    Again is harmless. It never raises and does not initialize CUDA, for vLLM may fork this process.
+    """
+    try:
+        _integration.start()
+    except Exception as error:  # vLLM must start even if we cannot
+        _integration.refuse(f"{type(error).__name__}: {error}")
+
+
+def unregister() -> None:
+    """Restore every patched object and the import machinery.
+
+    CUDA graphs that were captured keep what they hold.
+    """
+    global _integration
+    before, _integration = _integration, _Integration()
+    before.stop()
+
+
+def counters() -> Snapshot:
+    """Counters of this process.
+
+    In vLLM the layers run in worker processes: see ``GVR_TOPK_VLLM_METRICS_DIR`` for reading theirs.
+    """
+    return _integration.metrics.counters.snapshot()
+
+
+def prometheus_text() -> str:
+    """The same in Prometheus text format; needs ``prometheus-client``."""
+    return _integration.metrics.counters.prometheus_text()
+
+
+def outlook() -> tuple[Mode, str]:
+    """What is asked for, and why it cannot be had; the reason is empty where nothing speaks against it."""
+    if environment.disabled():
+        return Mode.OFF, _DISABLED
+    try:
+        asked = environment.mode()
+    except ValueError as error:
+        return Mode.OFF, str(error)
+    if asked is Mode.OFF:
+        return asked, _OFF
+    version = _version()
+    if asked is not Mode.FORCE and not supported(version):
+        wanted = " or ".join(SUPPORTED)
+        return asked, f"wanted vLLM {wanted}, got {version}; {environment.ENABLE}=force tries it all the same"
+    status = library_status()
+    # A torch without CUDA serves CPU tensors, which need no library.
+    if not status.loaded and torch.version.cuda is not None:
+        return asked, f"the CUDA library is not usable: {status.reason}"
+    return asked, ""
+
+
+def describe() -> list[tuple[str, str]]:
+    """State for ``gvr-topk doctor``: version found, entry point, patch points, and what would happen and why.
+
+    Reads source files; does not import vLLM.
+
+    Returns
+    -------
+    list of (str, str)
+        Label and text, in the order to print.
+    """
+    root = find_engine(ENGINE)
+    if root is None:
+        return [("vLLM", "not installed")]
+    checker = Checker(root, {})
+    findings = [checker.check(point) for point in POINTS]
+    rows = [("vLLM", f"{_version()} in {root}"), ("entry point", _entry_point())]
+    for finding in findings:
+        detail = f" ({finding.detail})" if finding.detail else ""
+        rows.append((finding.point.name, f"{finding.status}{detail}: {finding.point.action}"))
+    bad = [finding for finding in findings if not finding.good]
+    asked, reason = outlook()
+    if not reason and bad:
+        reason = _describe_finding(bad[0])
+    if not reason and not _entry_points():
+        reason = "vLLM does not find the entry point"
+    where = (
+        "whatever sparse_indexer_topk_backend says"
+        if asked is Mode.FORCE
+        else ("where sparse_indexer_topk_backend is auto")
+    )
+    rows.append(("would happen", f"nothing: {reason}" if reason else f"decode top-k is replaced {where}"))
+    return rows
+
+
+def _entry_points() -> list[str]:
+    found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=ENTRY_POINT)
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and ENTRY_POINT not in [name.strip() for name in allowed.split(",")]:
+        return []
+    return [entry.value for entry in found]
+
+
+def _entry_point() -> str:
+    found = _entry_points()
+    if found:
+        return f"{ENTRY_POINT} = {found[0]} in {ENTRY_POINT_GROUP}"
+    if "VLLM_PLUGINS" in os.environ:
+        return f"not loaded: VLLM_PLUGINS={os.environ['VLLM_PLUGINS']} has to name {ENTRY_POINT}, too"
+    return f"none in {ENTRY_POINT_GROUP}: install the wheel into the environment of vLLM"
+
+
+def _version() -> str:
+    root: Path | None = find_engine(ENGINE)
+    return engine_version(root, ENGINE) if root is not None else "of unknown version"
+
+
+def _describe_finding(finding: Finding) -> str:
+    where = f" in {finding.point.module}" if finding.point.module else ""
+    return f"{finding.point.name}{where}: {finding.detail}"

@@ -1,0 +1,185 @@
+"""What is kept by request between the steps of one metadata builder, and which row belongs to which request.
+
+A builder serves the layers of one group of the KV cache. vLLM's V2 runner keeps each request at one place of
+its tables for as long as the request runs, and passes these places, ``req_idx``, with every batch. A place is
+given to another request later. It is known then that the request is new, for a request starts with a prefill.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gvr_topk.integrations.counters import Counters
+from gvr_topk.request_slots import RequestSlots
+from gvr_topk.state import TopkState
+
+ATTRIBUTE = "gvr_topk_rows"
+"""Name under which `Rows` hangs on the metadata of a batch."""
+
+_EVENTS = ("admitted", "evicted", "refused")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which request each decode row of one batch belongs to.
+
+    Attributes
+    ----------
+    requests : RequestStates
+    slots : Tensor, ``[rows]``, int32
+        Slot of each row, -1 for none; always the same memory, so that a captured graph may keep it.
+    next_n : int
+        Rows of each request that lie together.
+    lengths : Tensor
+        ``seq_lens`` of the decode metadata; a call with others is not about these rows.
+    """
+
+    requests: RequestStates
+    slots: Tensor
+    next_n: int
+    lengths: Tensor
+
+    def fit(self, rows: int, seq_lens: Tensor, next_n: int) -> bool:
+        """Whether a call is about these rows."""
+        same = seq_lens.data_ptr() == self.lengths.data_ptr()
+        return same and rows == self.slots.shape[0] and next_n == self.next_n
+
+
+class RequestStates:
+    """State of the requests of one builder, one slot each, in every layer of its group.
+
+    Parameters
+    ----------
+    layers : sequence of str
+        Names of the indexer caches, as vLLM calls them.
+    requests : int
+        Requests that can run at once.
+    max_rows : int
+        Most decode rows of a step, padding included. A longer step goes without state.
+    device : torch.device
+    """
+
+    def __init__(
+        self, layers: Sequence[str], requests: int, max_rows: int, device: torch.device | str
+    ) -> None:
+        # vLLM runs in inference mode; tensors made there could not be written outside of it.
+        with torch.inference_mode(False):
+            self.slots = RequestSlots(len(layers), requests, None, max_rows=max_rows, device=device)
+        self._layers = {name: index for index, name in enumerate(layers)}
+        self._owners: Counter[int] = Counter()  # how many requests each place has had
+        self._starting: set[int] = set()
+
+    def __str__(self) -> str:
+        size = self.slots.nbytes / 2**10
+        counts = f"{len(self._layers)} layers, {self.slots.num_slots} requests"
+        return f"{counts}, {size:,.1f} KiB on {self.slots.device}"
+
+    def __contains__(self, layer: str) -> bool:
+        return layer in self._layers
+
+    def state(self, layer: str) -> TopkState:
+        """State of one layer; it holds no positions."""
+        return self.slots.layer(self._layers[layer])
+
+    def update(self, common: Any, metadata: Any, counters: Counters) -> Rows | None:
+        """Note the requests of the coming step; one copy to the device, no sync. Not inside a capture.
+
+        Parameters
+        ----------
+        common : CommonAttentionMetadata
+        metadata : DeepseekV32IndexerMetadata
+            What vLLM built from it.
+        counters : Counters
+            Where requests that got, lost or found no slot are counted.
+
+        Returns
+        -------
+        Rows or None
+            None where the batch has no decode rows, or rows that are laid out in an unknown way.
+        """
+        decodes = int(metadata.num_decodes)
+        # A batch without requests of its own, such as one that a graph is captured with, has no req_idx.
+        places = [] if common.req_idx is None else [int(place) for place in common.req_idx]
+        self._note_starts(places[:decodes], places[decodes:])
+        owners, next_n = self._owners_of_rows(common, metadata, places[:decodes])
+        groups = [None if place is None else (place, self._owners[place]) for place in owners]
+        before = [getattr(self.slots, event) for event in _EVENTS]
+        row_slot = self.slots.set_rows(groups, next_n)  # without groups, too: a graph reads what was there
+        for event, count in zip(_EVENTS, before, strict=True):
+            counters.requests[event] += getattr(self.slots, event) - count
+        return Rows(self, row_slot, next_n, metadata.decode.seq_lens) if groups else None
+
+    def _owners_of_rows(
+        self, common: Any, metadata: Any, places: Sequence[int]
+    ) -> tuple[list[int | None], int]:
+        """`owners_of_rows` of a batch; empty also where it has more rows than there is room for."""
+        decodes = int(metadata.num_decodes)
+        if decodes == 0:
+            return [], 1
+        starts = common.query_start_loc_cpu[: decodes + 1].tolist()
+        drafts = [end - start for start, end in itertools.pairwise(starts)]
+        lengths: Tensor = metadata.decode.seq_lens
+        shape = (lengths.shape[0], lengths.shape[1] if lengths.dim() == 2 else 1)
+        owners, next_n = owners_of_rows(places, drafts, shape)
+        return (owners, next_n) if len(owners) * next_n <= self.slots.row_slot.shape[0] else ([], 1)
+
+    def _note_starts(self, decoding: Sequence[int], prefilling: Sequence[int]) -> None:
+        """Give a place to a new owner when its request starts, once however many chunks its prompt has."""
+        self._starting.difference_update(decoding)
+        for place in prefilling:
+            if place not in self._starting:
+                self._starting.add(place)
+                self._owners[place] += 1
+
+
+def owners_of_rows(
+    places: Sequence[int], drafts: Sequence[int], shape: tuple[int, int]
+) -> tuple[list[int | None], int]:
+    """Say which request each group of decode rows belongs to.
+
+    Parameters
+    ----------
+    places : sequence of int
+        Place of each decoding request; padding requests follow without one.
+    drafts : sequence of int
+        Rows that each decoding request has, padding requests included.
+    shape : tuple of int
+        Shape of ``seq_lens``. With as many rows as requests, each request has `shape[1]` rows that lie
+        together. With as many rows as tokens, each row is a request of its own to vLLM, and the rows of one
+        request follow one another.
+
+    Returns
+    -------
+    list of int or None
+        Place of each group's request; None for padding, and where rows would share the slot of a request, for
+        all of them but its last.
+    int
+        Rows in a group. The list is empty where the rows are laid out in another way.
+
+    Examples
+    --------
+    >>> owners_of_rows([7, 3], [2, 2, 0], (3, 2))
+    ([7, 3, None], 2)
+    >>> owners_of_rows([7, 3], [3, 1, 0], (5, 1))
+    ([None, None, 7, 3, None], 1)
+    """
+    batch, next_n = shape
+    known: list[int | None] = [*places, *[None] * (len(drafts) - len(places))]
+    if batch == len(drafts):
+        # A request with fewer rows than the others is padded at its end, and would leave the state of
+        # padding.
+        pairs = zip(known, drafts, strict=True)
+        return [place if count == next_n else None for place, count in pairs], next_n
+    if next_n != 1 or batch < sum(drafts):
+        return [], next_n
+    owners: list[int | None] = []
+    for place, count in zip(known, drafts, strict=True):
+        owners += [None] * (count - 1) + [place] * min(count, 1)
+    return owners + [None] * (batch - len(owners)), 1

@@ -1,0 +1,97 @@
+"""What vLLM looks like: the one table of what the integration assumes.
+
+The sources of vLLM 0.33 are described. `gvr_topk.integrations.patch_points` compares the table with what is
+installed, and one difference is enough to leave all of vLLM as it is.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gvr_topk.integrations.upstream import PatchPoint
+
+ENGINE = "vllm"
+ENTRY_POINT_GROUP = "vllm.general_plugins"
+ENTRY_POINT = "gvr_topk"
+
+SUPPORTED = ("0.33",)
+"""Versions whose sources the table was written from."""
+
+TOP_K_MODULE = "vllm.model_executor.layers.indexer_topk"
+INDEXER_MODULE = "vllm.model_executor.layers.sparse_attn_indexer"
+BUILDER_MODULE = "vllm.v1.attention.backends.mla.indexer"
+ATTENTION_MODULE = "vllm.models.deepseek_v32.attention"
+CONTEXT_MODULE = "vllm.forward_context"
+
+AUTO = "auto"
+"""Value of ``kernel_config.sparse_indexer_topk_backend`` with which vLLM chooses its top-k itself."""
+
+TOP_K = PatchPoint(
+    "SparseIndexerTopk.forward",
+    "method",
+    TOP_K_MODULE,
+    ("self", "logits", "seq_lens", "next_n", "topk_indices", "topk_tokens", "max_seq_len"),
+    "wrapped: runs our op; the original stays as the fallback",
+)
+BUILD = PatchPoint(
+    "DeepseekV32IndexerMetadataBuilder.build",
+    "method",
+    BUILDER_MODULE,
+    ("self", "common_prefix_len", "common_attn_metadata"),
+    "wrapped: says once per step which request each row belongs to",
+)
+INDEXER = PatchPoint(
+    "sparse_attn_indexer",
+    "function",
+    INDEXER_MODULE,
+    ("hidden_states", "k_cache_prefix"),
+    f"wrapped where {ATTENTION_MODULE} calls it: names the layer",
+    more="any",
+)
+RESOLVE = PatchPoint(
+    "_resolve_layer_name",
+    "function",
+    INDEXER_MODULE,
+    ("layer_name",),
+    "wrapped: names the layer where the indexer runs as torch.ops.vllm.sparse_attn_indexer",
+    more="any",
+)
+BUILDER_OBJECT = PatchPoint(
+    "DeepseekV32IndexerMetadataBuilder()",
+    "instance",
+    "",
+    ("layer_names", "vllm_config", "device"),
+    "read when the state is allocated",
+)
+METADATA_OBJECT = PatchPoint(
+    "DeepseekV32IndexerMetadata()",
+    "instance",
+    "",
+    ("num_decodes", "decode"),
+    "read once per step, on the host",
+)
+COMMON_OBJECT = PatchPoint(
+    "CommonAttentionMetadata()",
+    "instance",
+    "",
+    ("query_start_loc_cpu",),
+    "read once per step, on the host; without req_idx there is no state",
+)
+
+POINTS = (TOP_K, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMON_OBJECT)
+"""What must be there, in the order in which it is reported."""
+
+WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE)
+"""Modules after whose import there is something to do."""
+
+
+def supported(version: str) -> bool:
+    """Whether the table was written from this version; a build from source is what its number says.
+
+    Examples
+    --------
+    >>> supported("0.33.1+cu130"), supported("0.34.0"), supported("0.3.3")
+    (True, False, False)
+    """
+    found = re.match(r"\d+\.\d+", version)
+    return found is not None and found.group() in SUPPORTED

@@ -1,0 +1,637 @@
+"""The vLLM integration on a fake of vLLM 0.33: what it computes, whose state it uses, and how it fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from prometheus_client import REGISTRY
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
+
+from vllm_engine import HERE, Log, Runner, Step, fake_vllm
+
+from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY
+from gvr_topk.evaluation.oracle import sorted_topk
+from gvr_topk.integrations import vllm as integration
+from gvr_topk.integrations.vllm import hook as hook_module
+from gvr_topk.integrations.vllm import plugin
+from gvr_topk.integrations.vllm.hook import visible
+from gvr_topk.integrations.vllm.imports import Finder
+from gvr_topk.integrations.vllm.rows import RequestStates, owners_of_rows
+from gvr_topk.integrations.vllm.upstream import WATCHED, supported
+from gvr_topk.library import LibraryStatus
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = HERE / "vllm_0_33"
+OURS = "gvr_topk"
+OWN = "vLLM serves with its own top-k"
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("GVR_TOPK", "VLLM"))]:
+        monkeypatch.delenv(name)
+    yield
+    integration.unregister()
+
+
+@pytest.fixture
+def log():
+    handler = Log()
+    logger = logging.getLogger(plugin.LOGGER)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+
+
+@pytest.fixture
+def vllm():
+    with fake_vllm():
+        yield
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """Make a copy of the fake in which texts are replaced: ``changed({file: (old, new)})``."""
+
+    def change(edits):
+        root = tmp_path / "changed"
+        shutil.copytree(FAKE, root)
+        for file, (old, new) in edits.items():
+            source = root / "vllm" / file
+            text = source.read_text()
+            assert old in text
+            source.write_text(text.replace(old, new))
+        return fake_vllm(root)
+
+    return change
+
+
+def states(runner: Runner) -> RequestStates:
+    found = plugin._integration.hook.state_of(runner.builder)
+    assert found is not None
+    return found
+
+
+def calls() -> dict[tuple[str, str], int]:
+    return integration.counters().calls
+
+
+def assert_exact(step: Step, topk: int, ours: bool = True) -> None:
+    """Every row as the oracle has it; the fake's own top-k has the same set in another order."""
+    for name, logits in step.logits.items():
+        wanted = sorted_topk(logits, step.lengths, topk)
+        got = step.chosen[name]
+        if ours:
+            assert torch.equal(got, wanted)
+        else:
+            assert torch.equal(got.sort(1).values, wanted.sort(1).values)
+            assert not torch.equal(got, wanted)
+
+
+def kth_values(step: Step, layer: str) -> torch.Tensor:
+    """The least chosen score of each row, which is what the CPU implementation notes."""
+    chosen = step.chosen[layer].to(torch.int64).clamp(min=0)
+    return step.logits[layer].gather(1, chosen).amin(1)
+
+
+def test_plain_decode_is_exact(vllm, log):
+    integration.register()
+    runner = Runner()
+    requests = [runner.add(name, length) for name, length in (("a", 300), ("b", 399), ("c", 7))]
+    with torch.inference_mode():
+        for _ in range(3):
+            assert_exact(runner.step(requests), runner.topk)
+    assert calls() == {(OURS, "hint"): 6}
+    assert [line.split(":")[0] for line in log.lines] == ["gvr_topk in vLLM 0.33.0"] * 2
+    assert log.lines[0].endswith("state: 2 layers, 4 requests, 0.2 KiB on cpu")
+    assert "on: decode top-k with k = 16, state of 2 layers" in log.lines[1]
+
+
+@pytest.mark.parametrize("via_op", [False, True])
+@pytest.mark.parametrize("inference", [False, True])
+def test_state_follows_requests_through_churn(vllm, via_op, inference):
+    """More requests than places: they move between rows, and the place of one that ends goes to another."""
+    integration.register()
+    runner = Runner(seqs=4, via_op=via_op, specials=False)
+    live = []
+    waiting = [(f"r{i}", 60 + 23 * i % 300) for i in range(12)]
+    generator = torch.Generator().manual_seed(1)
+    moved = 0
+    with torch.inference_mode(inference):
+        for number in range(40):
+            starting = []
+            while waiting and runner.free:
+                starting.append(runner.add(*waiting.pop(0)))
+            before = [request.place for request in live]
+            step = runner.step(live, starting)
+            assert_exact(step, runner.topk)
+            kept = states(runner)
+            for layer, name in enumerate(runner.names if live else ()):
+                kth = kth_values(step, name)
+                for row in range(len(live)):
+                    slot = int(kept.slots.row_slot[row])
+                    known, value = kept.slots.words[layer, slot, :2].tolist()
+                    assert known == STATE_VALUE_ONLY
+                    assert value == float(kth[row])
+            live += starting
+            order = torch.randperm(len(live), generator=generator).tolist()
+            live = [live[i] for i in order]
+            if number % 3 == 2 and live:
+                runner.finish(live.pop())
+            moved += any(old is not new for old, new in zip(before, live, strict=False))
+    assert not waiting and moved > 20
+    assert set(calls()) == {(OURS, "hint")}
+    assert integration.counters().requests["admitted"] == 12
+
+
+def test_a_request_keeps_its_slot_and_a_new_one_starts_afresh(vllm):
+    integration.register()
+    runner = Runner(layers=1)
+    first, second = runner.add("first", 100), runner.add("second", 120)
+    runner.step([], [first, second])
+    runner.step([first, second])
+    kept = states(runner)
+    slots = kept.slots.row_slot[:2].tolist()
+    assert len(set(slots)) == 2
+    runner.step([second, first])
+    assert kept.slots.row_slot[:2].tolist() == slots[::-1]
+    assert kept.slots.row_slot[2:].tolist() == [-1] * 6
+    runner.finish(second)
+    third = runner.add("third", 90)
+    assert third.place == second.place
+    runner.step([first], [third])
+    runner.step([first], [third])  # a prompt of two chunks is one start
+    assert integration.counters().requests["admitted"] == 2
+    cleared = [int(kept.slots.words[0, slot, 0]) == STATE_UNKNOWN for slot in range(4)]
+    assert cleared.count(False) == 2
+    runner.step([first, third])
+    now = kept.slots.row_slot[:2].tolist()
+    assert now[0] == slots[0] and now[1] not in slots
+    assert integration.counters().requests["admitted"] == 3
+
+
+def test_padding_rows_have_no_slot(vllm):
+    integration.register()
+    runner = Runner(layers=1)
+    a, b, c = (runner.add(name, 200) for name in "abc")
+    runner.step([a, b, c])
+    kept = states(runner)
+    assert all(slot >= 0 for slot in kept.slots.row_slot[:3].tolist())
+    step = runner.step([a], pads=3)
+    assert_exact(step, runner.topk)
+    assert step.lengths.tolist() == [200, 0, 0, 0]
+    assert kept.slots.row_slot.tolist() == [*kept.slots.row_slot[:1].tolist(), *[-1] * 7]
+
+
+def test_graphs_are_captured_with_the_tensors_of_later_steps(vllm):
+    """A batch without requests still takes the state, for what a graph captures stays in it."""
+    integration.register()
+    runner = Runner(layers=1)
+    runner.dummy(3)
+    kept = states(runner)
+    address = kept.slots.row_slot.data_ptr()
+    assert kept.slots.row_slot.tolist() == [-1] * 8 and calls() == {(OURS, "hint"): 1}
+    assert bool((kept.slots.words[:, :, 0] == STATE_UNKNOWN).all())
+    runner.step([runner.add("a", 99)])
+    assert kept.slots.row_slot.data_ptr() == address and int(kept.slots.row_slot[0]) >= 0
+
+
+@pytest.mark.parametrize("flattening", [False, True])
+@pytest.mark.parametrize("drafts", [1, 3])
+def test_drafts(vllm, flattening, drafts):
+    integration.register()
+    runner = Runner(drafts=drafts, flattening=flattening, specials=False)
+    requests = [runner.add("a", 300), runner.add("b", 21), runner.add("c", 2)]
+    for number in range(3):
+        step = runner.step(requests, pads=number % 2)
+        assert_exact(step, runner.topk)
+        slots = states(runner).slots.row_slot[: 3 * (1 + drafts)].view(3, 1 + drafts)
+        assert len(set(slots[:, -1].tolist())) == 3 and int(slots.min()) >= (-1 if flattening else 0)
+        if flattening:  # rows that are requests of their own would all write the slot
+            assert slots[:, :-1].eq(-1).all()
+        else:
+            assert slots.eq(slots[:, -1:]).all()
+        kth = kth_values(step, runner.names[0]).view(-1, 1 + drafts)[:2, -1]
+        words = states(runner).slots.words[0, slots[:2, -1].long(), 1]
+        assert torch.equal(words, kth)
+        requests.reverse()
+        requests = sorted(requests, key=lambda request: request.length, reverse=True)
+    assert set(calls()) == {(OURS, "hint")}
+
+
+@pytest.mark.parametrize("lengths", ["rows", "column", "requests"])
+def test_every_layout_of_lengths(vllm, lengths):
+    integration.register()
+    from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
+
+    logits = torch.randn(6, 64)
+    by_row = torch.tensor([[39, 40], [4, 5], [63, 64]], dtype=torch.int32)
+    given = {"rows": by_row, "column": by_row.reshape(-1, 1), "requests": by_row[:, 1].contiguous()}[lengths]
+    out = torch.zeros((6, 10), dtype=torch.int32)[:, :8]
+    SparseIndexerTopk()(logits, given, 1 if lengths == "column" else 2, out, 8, 64)
+    assert torch.equal(out, sorted_topk(logits, by_row.reshape(-1), 8))
+    assert calls() == {(OURS, "no_state"): 1}
+
+
+def test_requests_with_fewer_drafts_than_others_leave_no_state():
+    assert owners_of_rows([7, 3], [2, 1], (2, 2)) == ([7, None], 2)
+    assert owners_of_rows([7, 3], [2, 1], (3, 1)) == ([None, 7, 3], 1)
+    assert owners_of_rows([7, 3], [1, 1], (2, 1)) == ([7, 3], 1)
+    assert owners_of_rows([7, 3], [2, 2], (3, 2)) == ([], 2)  # unknown to us
+    assert owners_of_rows([7], [3], (2, 1)) == ([], 1)
+
+
+def test_more_rows_than_there_is_room_for(vllm):
+    integration.register()
+    runner = Runner(seqs=4)
+    runner.dummy(9)  # room is for 8
+    assert calls() == {(OURS, "no_state"): 2}
+    assert_exact(runner.step([runner.add("a", 50)]), runner.topk)
+    assert calls()[OURS, "hint"] == 2
+
+
+def test_v1_runner_has_no_state(vllm, log):
+    integration.register()
+    runner = Runner(v2=False)
+    requests = [runner.add("a", 300), runner.add("b", 30)]
+    for _ in range(2):
+        assert_exact(runner.step(requests), runner.topk)
+    assert calls() == {(OURS, "no_state"): 4}
+    assert plugin._integration.hook.state_of(runner.builder) is None
+    assert "without state: this model runner does not say which request" in log.lines[0]
+
+
+def test_metadata_without_places_has_no_state(changed, log):
+    with changed({"v1/attention/backend.py": ("    req_idx: np.ndarray | None = None\n", "")}):
+        integration.register()
+        runner = Runner()
+        original = runner.common
+        runner.common = lambda req_idx, **fields: original(**fields)
+        assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+        assert calls() == {(OURS, "no_state"): 2}
+        assert sum("without state" in line for line in log.lines) == 2
+
+
+def test_calls_of_other_rows_have_no_state(vllm):
+    """A call within the indexer that is not about the rows of the batch, such as one over blocks of keys."""
+    integration.register()
+    runner = Runner(layers=1)
+    request = runner.add("a", 300)
+    runner.step([request])
+    hook = plugin._integration.hook
+    metadata = runner.builder.build(0, common_of(runner, request))
+    with runner.context.set_forward_context({runner.names[0]: metadata}):
+        for lengths, rows in ((metadata.decode.seq_lens, 1), (metadata.decode.seq_lens.clone(), 1)):
+            hook._note_layer(runner.names[0])
+            call = hook_module.Call(torch.randn(rows, 64), lengths, 1, torch.empty(rows, 16).int(), 16, 64)
+            found = hook._rows(call, runner.names[0])
+            assert (found is None) == (lengths is not metadata.decode.seq_lens)
+        assert hook._rows(call, "model.layers.9.indexer") is None
+    with runner.context.set_forward_context([{runner.names[0]: metadata}]):  # two batches at once
+        assert hook._rows(call, runner.names[0]) is None
+
+
+def common_of(runner, request):
+    starts = torch.tensor([0, 1], dtype=torch.int32)
+    lengths = torch.tensor([request.length], dtype=torch.int32)
+    none = torch.empty(0)
+    places = torch.tensor([request.place]).numpy()
+    return runner.common(starts, starts, lengths, 1, 1, 1, request.length, none, none, places)
+
+
+def test_chosen_backend_is_respected(vllm, log):
+    integration.register()
+    runner = Runner(backend="persistent")
+    step = runner.step([runner.add("a", 300)])
+    assert_exact(step, runner.topk, ours=False)
+    assert calls() == {("original", "backend chosen"): 2}
+    assert sum("not in use: sparse_indexer_topk_backend is 'persistent'" in line for line in log.lines) == 1
+
+
+def test_force_overrules_the_backend(vllm, monkeypatch):
+    monkeypatch.setenv("GVR_TOPK_VLLM", "force")
+    integration.register()
+    runner = Runner(backend="persistent")
+    assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+    assert calls() == {(OURS, "hint"): 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("GVR_TOPK_DISABLE", "1", "off: GVR_TOPK_DISABLE is set"),
+        ("GVR_TOPK_VLLM", "0", "off: GVR_TOPK_VLLM=0"),
+        ("GVR_TOPK_VLLM", "maybe", "refused: GVR_TOPK_VLLM: wanted 0, 1 or force, got 'maybe'"),
+    ],
+)
+def test_switches(vllm, log, monkeypatch, name, value, line):
+    monkeypatch.setenv(name, value)
+    integration.register()
+    runner = Runner()
+    assert_exact(runner.step([runner.add("a", 300)]), runner.topk, ours=False)
+    assert len(log.lines) == 1 and line in log.lines[0]
+    assert calls() == {} and Finder not in sys.meta_path
+
+
+def test_no_library(vllm, log, monkeypatch):
+    monkeypatch.setattr(plugin, "library_status", lambda: LibraryStatus(False, None, "not built"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    integration.register()
+    runner = Runner()
+    assert_exact(runner.step([runner.add("a", 300)]), runner.topk, ours=False)
+    assert log.lines == [
+        f"gvr_topk in vLLM 0.33.0: refused: the CUDA library is not usable: not built. {OWN}"
+    ]
+
+
+def test_unknown_version(changed, log, monkeypatch):
+    with changed({"version.py": ("0.33.0", "0.34.1")}):
+        integration.register()
+        assert len(log.lines) == 1 and "refused: wanted vLLM 0.33, got 0.34.1" in log.lines[0]
+        integration.unregister()
+        monkeypatch.setenv("GVR_TOPK_VLLM", "force")
+        integration.register()
+        runner = Runner()
+        assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+
+
+@pytest.mark.parametrize(
+    ("version", "known"),
+    [("0.33.0", True), ("0.33.2+cu130", True), ("0.33.0rc1", True), ("0.3.3", False), ("1.33.0", False)],
+)
+def test_versions(version, known):
+    assert supported(version) is known
+
+
+TOPK_FILE = "model_executor/layers/indexer_topk.py"
+BUILDER_FILE = "v1/attention/backends/mla/indexer.py"
+
+
+@pytest.mark.parametrize(
+    ("edits", "detail"),
+    [
+        (
+            {TOPK_FILE: ("next_n: int,\n        topk_indices", "topk_indices")},
+            "wanted self, logits, seq_lens",
+        ),
+        ({TOPK_FILE: ("max_seq_len: int,", "max_seq_len: int, page_table,")}, "page_table"),
+        ({TOPK_FILE: ("    def forward(", "    def run(")}, "SparseIndexerTopk.forward"),
+        ({TOPK_FILE: ("SparseIndexerTopk", "IndexerTopk")}, "wanted a class SparseIndexerTopk"),
+        ({BUILDER_FILE: ("common_prefix_len: int", "prefix: int")}, "wanted self, common_prefix_len"),
+        ({BUILDER_FILE: ("    def build(", "    def make(")}, "wanted a method build"),
+    ],
+)
+def test_unlike_sources_are_left_alone(changed, log, edits, detail):
+    """Whatever was patched before is taken back."""
+    with changed(edits):
+        integration.register()
+        for name in WATCHED:
+            __import__(name)
+        assert len(log.lines) == 1 and detail in log.lines[0] and "refused" in log.lines[0]
+        from vllm.model_executor.layers import indexer_topk, sparse_attn_indexer
+        from vllm.models.deepseek_v32 import attention
+
+        assert not hasattr(attention.sparse_attn_indexer, "__wrapped__")
+        assert not hasattr(sparse_attn_indexer._resolve_layer_name, "__wrapped__")
+        stage = getattr(indexer_topk, "SparseIndexerTopk", None)
+        assert not hasattr(getattr(stage, "forward", None), "__wrapped__")
+
+
+def test_layers_that_cannot_be_told_have_no_state(changed):
+    edits = {
+        "model_executor/layers/sparse_attn_indexer.py": ("_resolve_layer_name", "resolve_layer"),
+        "utils/torch_utils.py": ("_resolve_layer_name", "resolve_layer"),
+    }
+    with changed(edits):
+        integration.register()
+        runner = Runner(via_op=True)
+        assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+        assert calls() == {(OURS, "no_state"): 2}
+        direct = Runner()  # a model that calls the function itself
+        assert_exact(direct.step([direct.add("a", 300)]), direct.topk)
+        assert calls()[OURS, "hint"] == 2
+
+
+def test_broken_metadata_costs_the_state_alone(changed, log):
+    with changed({BUILDER_FILE: ("        self.device = device\n", "")}):
+        integration.register()
+        runner = Runner()
+        assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+        assert calls() == {(OURS, "no_state"): 2}
+        assert "without state from now on: LookupError: DeepseekV32IndexerMetadataBuilder()" in log.lines[0]
+
+
+def test_error_falls_back_and_switches_off(vllm, log, monkeypatch):
+    integration.register()
+    runner = Runner()
+    request = runner.add("a", 300)
+    assert_exact(runner.step([request]), runner.topk)
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("no room\nfor this launch")
+
+    monkeypatch.setattr(hook_module, "indexer_topk_decode", fail)
+    assert_exact(runner.step([request]), runner.topk, ours=False)
+    monkeypatch.undo()
+    assert_exact(runner.step([request]), runner.topk, ours=False)
+    assert calls() == {(OURS, "hint"): 2, ("original", "error: RuntimeError"): 4}
+    failed = [line for line in log.lines if "fell back" in line]
+    assert len(failed) == 1 and "RuntimeError: no room for this launch" in failed[0]
+
+
+def test_other_layouts_are_vllms(vllm):
+    """And nothing is switched off by them."""
+    integration.register()
+    from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
+
+    logits = torch.randn(1, 128)
+    lengths = torch.tensor([[64]], dtype=torch.int32)
+    for scores, ends in ((logits[:, ::2], lengths), (logits, lengths.long()), (logits, lengths)):
+        out = torch.zeros((1, 8), dtype=torch.int32)
+        SparseIndexerTopk()(scores, ends, 1, out, 8, 64)
+        assert torch.equal(out.sort(1).values, sorted_topk(scores, ends.reshape(-1), 8))
+    assert calls() == {("original", "layout"): 2, (OURS, "no_state"): 1}
+
+
+def test_register_twice_is_once(vllm, log):
+    integration.register()
+    integration.register()
+    runner = Runner()
+    from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
+
+    integration.register()
+    assert not hasattr(SparseIndexerTopk.forward.__wrapped__, "__wrapped__")
+    assert sys.meta_path.count(Finder) == 1
+    assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+    assert calls() == {(OURS, "hint"): 2}
+
+
+def test_modules_that_are_loaded_before(vllm):
+    for name in WATCHED:
+        __import__(name)
+    integration.register()
+    runner = Runner()
+    assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+    assert calls() == {(OURS, "hint"): 2}
+
+
+def test_unregister_restores_everything(vllm):
+    for name in WATCHED:
+        __import__(name)
+    from vllm.model_executor.layers import indexer_topk, sparse_attn_indexer
+    from vllm.models.deepseek_v32 import attention
+    from vllm.v1.attention.backends.mla import indexer
+
+    def patched():
+        return (
+            indexer_topk.SparseIndexerTopk.forward,
+            sparse_attn_indexer._resolve_layer_name,
+            attention.sparse_attn_indexer,
+            indexer.DeepseekV32IndexerMetadataBuilder.build,
+        )
+
+    before = patched()
+    integration.register()
+    assert all(a is not b for a, b in zip(before, patched(), strict=True))
+    integration.unregister()
+    assert all(a is b for a, b in zip(before, patched(), strict=True)) and Finder not in sys.meta_path
+
+
+def test_register_never_raises(log, monkeypatch):
+    def fail():
+        raise OSError("odd")
+
+    monkeypatch.setattr(plugin, "outlook", fail)
+    integration.register()
+    assert log.lines == [
+        "gvr_topk in vLLM of unknown version: refused: OSError: odd. vLLM serves with its own top-k"
+    ]
+
+
+def test_register_imports_nothing_of_vllm_and_no_cuda():
+    program = (
+        "import sys, torch\n"
+        f"sys.path[:0] = [{str(FAKE)!r}]\n"
+        "from gvr_topk.integrations.vllm import register\n"
+        "register()\n"
+        "print(torch.cuda.is_initialized(), [name for name in sys.modules if name.startswith('vllm')])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.stderr) == ("False []\n", "")
+
+
+def test_columns_that_no_row_reaches_are_left_out():
+    for dtype, step in ((torch.float32, 4), (torch.bfloat16, 8)):
+        logits = torch.zeros((2, 400), dtype=dtype)
+        for longest, width in (
+            (1, step),
+            (step, step),
+            (step + 1, 2 * step),
+            (399, 400),
+            (5000, 400),
+            (0, step),
+        ):
+            seen = visible(logits, longest)
+            assert seen.shape == (2, width) and seen.stride() == (400, 1)
+
+
+def test_graphs_keep_all_columns(monkeypatch):
+    monkeypatch.setattr(hook_module, "_capturing", lambda device: True)
+    assert visible(torch.zeros(2, 400), 10).shape == (2, 400)
+
+
+def test_metric_in_vllms_registry(vllm, monkeypatch, tmp_path):
+    monkeypatch.setenv("GVR_TOPK_VLLM_METRICS_DIR", str(tmp_path))
+    integration.register()
+    runner = Runner()
+    request = runner.add("a", 300)
+    runner.step([request])
+    runner.step([request])
+    labels = {"path": OURS, "reason": "hint"}
+    assert REGISTRY.get_sample_value("gvr_topk_calls_total", labels) == 4
+    assert 'gvr_topk_calls_total{path="gvr_topk",reason="hint"} 4.0' in integration.prometheus_text()
+    assert "gvr_topk_requests_total" in (tmp_path / f"gvr_topk_{os.getpid()}.prom").read_text()
+    integration.unregister()
+    assert REGISTRY.get_sample_value("gvr_topk_calls_total", labels) is None
+
+
+def test_metrics_that_cannot_be_kept_cost_nothing_else(vllm, log, monkeypatch, tmp_path):
+    monkeypatch.setenv("GVR_TOPK_VLLM_METRICS_DIR", str(tmp_path / "missing"))
+    monkeypatch.setattr(plugin.CallMetrics, "open", lambda self: (_ for _ in ()).throw(ValueError("taken")))
+    integration.register()
+    runner = Runner()
+    assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
+    assert "no metric in vLLM's registry: taken" in log.lines[0]
+    assert any("no metrics file: FileNotFoundError" in line for line in log.lines)
+    assert calls() == {(OURS, "hint"): 2}
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """The entry point as the wheel declares it, read from pyproject.toml."""
+    declared = (
+        (ROOT / "pyproject.toml").read_text().split('[project.entry-points."vllm.general_plugins"]\n')[1]
+    )
+    folder = tmp_path / "site" / "gvr_topk_fake-1.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: gvr-topk-fake\nVersion: 1\n")
+    line = declared.split("\n")[0].replace('"', "")
+    (folder / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{line}\n")
+    sys.path.insert(0, str(folder.parent))
+    yield
+    sys.path.remove(str(folder.parent))
+
+
+def test_entry_point(installed):
+    from importlib.metadata import entry_points
+
+    found = entry_points(group="vllm.general_plugins", name="gvr_topk")
+    assert {entry.load() for entry in found} == {integration.register}
+
+
+def test_doctor(vllm, installed, monkeypatch):
+    rows = dict(integration.describe())
+    assert rows["vLLM"].startswith(f"0.33.0 in {FAKE}")
+    assert rows["entry point"] == "gvr_topk = gvr_topk.integrations.vllm:register in vllm.general_plugins"
+    assert rows["SparseIndexerTopk.forward"].startswith("ok: wrapped")
+    assert rows["sparse_attn_indexer"].startswith("ok: wrapped")
+    assert rows["would happen"] == "decode top-k is replaced where sparse_indexer_topk_backend is auto"
+    assert not [name for name in sys.modules if name.startswith("vllm.")]
+    monkeypatch.setenv("GVR_TOPK_VLLM", "force")
+    outlook = dict(integration.describe())["would happen"]
+    assert outlook == "decode top-k is replaced whatever sparse_indexer_topk_backend says"
+    monkeypatch.setenv("VLLM_PLUGINS", "other")
+    rows = dict(integration.describe())
+    assert rows["entry point"] == "not loaded: VLLM_PLUGINS=other has to name gvr_topk, too"
+    assert rows["would happen"] == "nothing: vLLM does not find the entry point"
+    monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
+    assert dict(integration.describe())["would happen"] == "nothing: GVR_TOPK_DISABLE is set"
+
+
+def test_doctor_without_vllm():
+    assert integration.describe() == [("vLLM", "not installed")]
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        {TOPK_FILE: ("    def forward(", "    def run(")},
+        {"model_executor/layers/sparse_attn_indexer.py": ("def sparse_attn_indexer(", "def indexer(")},
+        {"model_executor/layers/sparse_attn_indexer.py": ("k_cache_prefix: LayerName", "name: LayerName")},
+    ],
+)
+def test_doctor_names_what_is_unlike(changed, installed, edits):
+    with changed(edits):
+        rows = dict(integration.describe())
+        assert rows["would happen"].startswith("nothing: ") and "wanted" in rows["would happen"]

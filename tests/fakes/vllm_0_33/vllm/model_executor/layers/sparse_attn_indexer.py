@@ -1,0 +1,71 @@
+"""The score of position p for a query of value q is whatever `scores` of the test says."""
+
+import torch
+
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.indexer_topk import get_indexer_topk
+from vllm.utils.torch_utils import LayerName, _encode_layer_name, _resolve_layer_name
+from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerMetadata
+
+
+def sparse_attn_indexer(
+    hidden_states: torch.Tensor,
+    k_cache_prefix: LayerName | str,
+    kv_cache: torch.Tensor,
+    topk_tokens: int,
+    max_model_len: int,
+    topk_indices_buffer: torch.Tensor,
+    dense_mha_metadata_layer_name: LayerName | str = "",
+    topk_backend: str = "auto",
+) -> torch.Tensor:
+    # Here `kv_cache` holds the scores of the decode rows, as wide as the longest sequence can be.
+    attn_metadata = get_forward_context().attn_metadata
+    k_cache_prefix = _resolve_layer_name(k_cache_prefix)
+    if not isinstance(attn_metadata, dict):
+        return topk_indices_buffer
+    metadata = attn_metadata[k_cache_prefix]
+    assert isinstance(metadata, DeepseekV32IndexerMetadata)
+    _resolve_layer_name(dense_mha_metadata_layer_name)
+    topk_indices_buffer[: hidden_states.shape[0]] = -1
+    if metadata.num_decodes > 0:
+        seq_lens = metadata.decode.seq_lens
+        next_n = seq_lens.shape[1]
+        rows = seq_lens.shape[0] * next_n
+        logits = kv_cache[:rows, :max_model_len]
+        get_indexer_topk(topk_backend)(
+            logits,
+            seq_lens,
+            next_n,
+            topk_indices_buffer[:rows, :topk_tokens],
+            topk_tokens,
+            metadata.max_seq_len,
+        )
+    return topk_indices_buffer
+
+
+# The dispatcher keeps the function as it was registered: wrapping the module's attribute does not reach it.
+_registered_op = sparse_attn_indexer
+
+
+class SparseAttnIndexer(torch.nn.Module):
+    """Models other than `vllm.models.deepseek_v32` come this way, through ``torch.ops.vllm``."""
+
+    def __init__(self, k_cache, topk_tokens, max_model_len, topk_indices_buffer, topk_backend="auto"):
+        super().__init__()
+        self.k_cache = k_cache
+        self.topk_tokens = topk_tokens
+        self.max_model_len = max_model_len
+        self.topk_indices_buffer = topk_indices_buffer
+        self.topk_backend = topk_backend
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return _registered_op(
+            hidden_states,
+            _encode_layer_name(self.k_cache.prefix),
+            self.k_cache.kv_cache,
+            self.topk_tokens,
+            self.max_model_len,
+            self.topk_indices_buffer,
+            _encode_layer_name("model.layers.0.self_attn.attn"),
+            self.topk_backend,
+        )

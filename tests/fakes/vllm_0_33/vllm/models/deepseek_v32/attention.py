@@ -1,0 +1,23 @@
+import torch
+
+from vllm.model_executor.layers.sparse_attn_indexer import SparseAttnIndexer, sparse_attn_indexer
+
+
+class DeepseekV32Attention(torch.nn.Module):
+    def __init__(self, k_cache, topk_tokens, max_model_len, topk_indices_buffer, topk_backend="auto"):
+        super().__init__()
+        self.indexer_op = SparseAttnIndexer(
+            k_cache, topk_tokens, max_model_len, topk_indices_buffer, topk_backend
+        )
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        op = self.indexer_op
+        return sparse_attn_indexer(
+            hidden_states,
+            op.k_cache.prefix,
+            op.k_cache.kv_cache,
+            op.topk_tokens,
+            op.max_model_len,
+            op.topk_indices_buffer,
+            topk_backend=op.topk_backend,
+        )

@@ -1,0 +1,211 @@
+"""Loads the fake vLLM, and drives its indexer layers the way the V2 model runner does."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+HERE = Path(__file__).resolve().parent
+WIDTH = 400
+
+
+@contextmanager
+def fake_vllm(root: Path | None = None) -> Iterator[None]:
+    """Make ``vllm`` importable; afterwards no trace of it is left."""
+    path = str(root or HERE / "vllm_0_33")
+    sys.path.insert(0, path)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(path)
+        for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+            del sys.modules[name]
+
+
+class Log(logging.Handler):
+    """Lines of the integration, as vLLM's logger gets them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@dataclass
+class Request:
+    """One request at its place, with as many keys as it has now."""
+
+    name: str
+    length: int
+    place: int = -1
+
+
+@dataclass
+class Step:
+    """What a step saw and chose, by layer."""
+
+    lengths: torch.Tensor
+    logits: dict[str, torch.Tensor] = field(default_factory=dict)
+    chosen: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class Runner:
+    """The parts of a model runner that an indexer sees.
+
+    Parameters
+    ----------
+    layers : int
+    seqs : int
+        Requests that can run at once.
+    drafts : int
+        Draft tokens of each decode request.
+    topk : int
+    v2 : bool
+        The V1 runner knows no places.
+    flattening : bool
+        Whether each decode row is a request of its own to the kernels.
+    via_op : bool
+        Whether layers go through the registered op, as other models than DeepSeek-V3.2 do.
+    backend : str
+    specials : bool
+        Whether some scores are NaN or infinite.
+    width : int
+        Longest sequence.
+    device : str
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int = 2,
+        seqs: int = 4,
+        drafts: int = 0,
+        topk: int = 16,
+        v2: bool = True,
+        flattening: bool = False,
+        via_op: bool = False,
+        backend: str = "auto",
+        specials: bool = True,
+        width: int = WIDTH,
+        device: str = "cpu",
+    ) -> None:
+        attention = importlib.import_module("vllm.models.deepseek_v32.attention")
+        builders = importlib.import_module("vllm.v1.attention.backends.mla.indexer")
+        self.common = importlib.import_module("vllm.v1.attention.backend").CommonAttentionMetadata
+        self.context = importlib.import_module("vllm.forward_context")
+        self.drafts, self.topk, self.v2, self.via_op = drafts, topk, v2, via_op
+        self.specials = specials
+        config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(max_num_seqs=seqs),
+            speculative_config=SimpleNamespace(num_speculative_tokens=drafts) if drafts else None,
+            compilation_config=SimpleNamespace(max_cudagraph_capture_size=8),
+            use_v2_model_runner=v2,
+            fake_flattening=flattening,
+        )
+        self.names = [f"model.layers.{i}.self_attn.indexer.k_cache" for i in range(layers)]
+        self.device = torch.device(device)
+        self.builder = builders.DeepseekV32IndexerMetadataBuilder(None, self.names, config, self.device)
+        rows = max(seqs * (1 + drafts), 8) + 4
+        self.lengths = torch.zeros(rows, dtype=torch.int32, device=device)  # one address, for captured graphs
+        # All layers share it, and it is wider than what is chosen.
+        self.buffer = torch.zeros((rows, topk + 3), dtype=torch.int32, device=device)
+        self.caches = [
+            SimpleNamespace(prefix=name, kv_cache=torch.empty(rows, width, device=device))
+            for name in self.names
+        ]
+        self.layers = [
+            attention.DeepseekV32Attention(cache, topk, width, self.buffer, backend) for cache in self.caches
+        ]
+        self.free = list(range(seqs))  # the last one is given first
+        self.generator = torch.Generator().manual_seed(0)
+
+    def add(self, name: str, length: int) -> Request:
+        return Request(name, length, self.free.pop())
+
+    def finish(self, request: Request) -> None:
+        self.free.append(request.place)
+
+    def prepare(self, decode: Sequence[Request], prefill: Sequence[Request] = (), pads: int = 0) -> Any:
+        """Build metadata: decode rows first, then prompts, or requests that only fill a graph up."""
+        queries = [1 + self.drafts] * len(decode) + [9] * len(prefill)
+        requests = [*decode, *prefill]
+        if pads:
+            assert not prefill
+            requests += [Request("pad", 0)] * pads
+            queries += [0 if self.builder.use_flattening else 1 + self.drafts] * pads
+        starts = torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32)
+        lengths = [request.length for request in requests]
+        self.lengths[: len(requests)] = torch.tensor(lengths, dtype=torch.int32)
+        common = self.common(
+            query_start_loc=starts.to(self.device),
+            query_start_loc_cpu=starts,
+            seq_lens=self.lengths[: len(requests)],
+            num_reqs=len(requests),
+            num_actual_tokens=int(starts[-1]),
+            max_query_len=max(queries, default=0),
+            max_seq_len=max(lengths, default=0),
+            block_table_tensor=torch.empty(0),
+            slot_mapping=torch.empty(0),
+            req_idx=np.array([r.place for r in [*decode, *prefill]], dtype=np.int32) if self.v2 else None,
+        )
+        return self.builder.build(common_prefix_len=0, common_attn_metadata=common)
+
+    def fill(self) -> None:
+        """Give every layer new scores."""
+        for cache in self.caches:
+            cache.kv_cache.copy_(self._scores(cache.kv_cache.shape))
+
+    def forward(self, metadata: Any) -> dict[str, torch.Tensor]:
+        """Run every layer; what each has chosen."""
+        rows = 0 if metadata.decode is None else metadata.decode.seq_lens.numel()
+        tokens = metadata.num_decode_tokens + metadata.num_prefill_tokens
+        hidden = torch.empty((tokens, 1), device=self.device)
+        chosen = {}
+        with self.context.set_forward_context(dict.fromkeys(self.names, metadata)):
+            for layer, name in zip(self.layers, self.names, strict=True):
+                (layer.indexer_op if self.via_op else layer)(hidden)
+                chosen[name] = self.buffer[:rows, : self.topk].clone()
+        return chosen
+
+    def step(self, decode: Sequence[Request], prefill: Sequence[Request] = (), pads: int = 0) -> Step:
+        """Run one step outside of any graph."""
+        metadata = self.prepare(decode, prefill, pads)
+        self.fill()
+        return self.seen(metadata, self.forward(metadata))
+
+    def seen(self, metadata: Any, chosen: dict[str, torch.Tensor]) -> Step:
+        """A step on the CPU, as tests compare it."""
+        ends = torch.empty(0) if metadata.decode is None else metadata.decode.seq_lens.reshape(-1)
+        ends = ends.cpu().clone()
+        logits = {cache.prefix: cache.kv_cache[: len(ends)].cpu().clone() for cache in self.caches}
+        return Step(ends, logits, {name: rows.cpu() for name, rows in chosen.items()})
+
+    def dummy(self, requests: int) -> Any:
+        """Build metadata for requests that are none, as before a graph is captured."""
+        v2, self.v2 = self.v2, False
+        try:
+            return self.step([Request("dummy", 0) for _ in range(requests)])
+        finally:
+            self.v2 = v2
+
+    def _scores(self, shape: torch.Size) -> torch.Tensor:
+        scores = (torch.randn(shape, generator=self.generator) * 3).round()  # few values: the k-th has ties
+        if not self.specials:
+            return scores
+        special = torch.rand(shape, generator=self.generator)
+        scores[special < 0.01] = float("nan")
+        scores[special > 0.99] = float("-inf")
+        return scores

@@ -1,0 +1,93 @@
+"""The vLLM hook on a GPU: one captured graph for batches that change, with the trial's comparison in it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
+
+from vllm_engine import Runner, fake_vllm
+
+from eval.common.vllm_engine import Comparison
+from gvr_topk.evaluation.oracle import sorted_topk
+from gvr_topk.integrations import vllm as integration
+from gvr_topk.integrations.vllm import plugin
+from gvr_topk.library import library_status
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(not library_status().loaded, reason=f"CUDA library: {library_status().reason}"),
+]
+
+K, SEQS, WIDTH = 512, 4, 40_960
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runner]:
+    monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
+    with fake_vllm():
+        integration.register()
+        yield Runner(seqs=SEQS, topk=K, width=WIDTH, device="cuda")
+        integration.unregister()
+
+
+def check(runner: Runner, metadata: object, chosen: dict[str, torch.Tensor]) -> None:
+    step = runner.seen(metadata, chosen)
+    for name, logits in step.logits.items():
+        assert torch.equal(step.chosen[name], sorted_topk(logits, step.lengths, K))
+
+
+def test_eager(runner: Runner) -> None:
+    requests = [runner.add(name, length) for name, length in (("a", 30_000), ("b", 40_960), ("c", 400))]
+    with torch.inference_mode():
+        for _ in range(3):
+            metadata = runner.prepare(requests)
+            runner.fill()
+            check(runner, metadata, runner.forward(metadata))
+    assert integration.counters().calls == {("gvr_topk", "hint"): 6}
+
+
+def test_one_graph_for_batches_that_change(runner: Runner) -> None:
+    """Captured with requests that are none, replayed while requests come, go and change rows."""
+    stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
+    comparison = Comparison("cuda")
+    ours = stage.forward
+    stage.forward = comparison.wrap(ours)
+    v2, runner.v2 = runner.v2, False
+    with torch.inference_mode():
+        captured = runner.prepare([runner.add(f"dummy {i}", WIDTH) for i in range(SEQS)])
+        runner.fill()
+        runner.forward(captured)  # warms up
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            static = runner.forward(captured)
+        runner.v2, runner.free = v2, list(range(SEQS))
+        comparison.reset()
+        live = [runner.add("a", 30_000), runner.add("b", 300)]
+        rows = 0
+        for number in range(12):
+            metadata = runner.prepare(live, pads=SEQS - len(live))
+            runner.fill()
+            graph.replay()
+            torch.cuda.synchronize()
+            check(runner, metadata, static)
+            rows += len(live) * len(runner.names)
+            states = plugin._integration.hook.state_of(runner.builder)
+            slots = states.slots.row_slot.tolist()
+            assert min(slots[: len(live)]) >= 0 and set(slots[len(live) :]) == {-1}
+            live.reverse()
+            if number % 4 == 1:
+                runner.prepare(live, [request := runner.add(f"r{number}", 20_000 + 1000 * number)])
+                live.append(request)
+            elif number % 4 == 3:
+                runner.finish(live.pop())
+    counted = comparison.as_dict()
+    assert counted["rows"] == rows and counted["rows_that_differ"] == 0
+    stage.forward = ours
