@@ -46,16 +46,16 @@ class Arguments(NamedTuple):
     logits: Tensor
     seq_lens: Tensor
     out: Tensor
-    row_slot: Tensor | None
-    state: Tensor | None
-    indices: Tensor | None
-    next_state: Tensor | None
-    counts: Tensor | None
-    page_table: Tensor | None
-    slots: Tensor | None
-    stats: Tensor | None
-    phase_clocks: Tensor | None
     k: int
+    row_slot: Tensor | None = None
+    state: Tensor | None = None
+    indices: Tensor | None = None
+    next_state: Tensor | None = None
+    counts: Tensor | None = None
+    page_table: Tensor | None = None
+    slots: Tensor | None = None
+    stats: Tensor | None = None
+    phase_clocks: Tensor | None = None
     next_n: int = 1
     page_size: int = 0
     path: int = 0
@@ -78,8 +78,8 @@ def schema() -> str:
         kind = kinds[annotation]
         if name in letters:
             kind = kind.replace("Tensor", f"Tensor({letters[name]}!)")
-        default = Arguments._field_defaults.get(name)
-        parts.append(f"{kind} {name}" + ("" if default is None else f"={default}"))
+        has_default = name in Arguments._field_defaults
+        parts.append(f"{kind} {name}" + (f"={Arguments._field_defaults[name]}" if has_default else ""))
     return f"({', '.join(parts)}) -> ()"
 
 

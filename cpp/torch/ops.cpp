@@ -81,6 +81,7 @@ struct Arguments {
   const Tensor& logits;
   const Tensor& seq_lens;
   const Tensor& out;
+  int64_t k;
   const OptionalTensor& row_slot;
   const OptionalTensor& state;
   const OptionalTensor& indices;
@@ -90,7 +91,6 @@ struct Arguments {
   const OptionalTensor& slots;
   const OptionalTensor& stats;
   const OptionalTensor& phase_clocks;
-  int64_t k;
   int64_t next_n;
   int64_t page_size;
   int64_t path;
@@ -248,15 +248,15 @@ Plan runnable_plan(const TopkParams& params, PlanInput input, cudaStream_t strea
   return plan;
 }
 
-void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor out, OptionalTensor row_slot,
+void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor out, int64_t k, OptionalTensor row_slot,
                          OptionalTensor state, OptionalTensor indices, OptionalTensor next_state,
                          OptionalTensor counts, OptionalTensor page_table, OptionalTensor slots,
-                         OptionalTensor stats, OptionalTensor phase_clocks, int64_t k, int64_t next_n,
-                         int64_t page_size, int64_t path, int64_t max_ctas, int64_t flags,
-                         int64_t hint_offset, int64_t ctas_per_row) {
-  const Arguments arguments{logits,    seq_lens,   out,      row_slot, state,        indices,     next_state,
-                            counts,    page_table, slots,    stats,    phase_clocks, k,           next_n,
-                            page_size, path,       max_ctas, flags,    hint_offset,  ctas_per_row};
+                         OptionalTensor stats, OptionalTensor phase_clocks, int64_t next_n, int64_t page_size,
+                         int64_t path, int64_t max_ctas, int64_t flags, int64_t hint_offset,
+                         int64_t ctas_per_row) {
+  const Arguments arguments{logits,     seq_lens, out,        k,     row_slot,    state,        indices,
+                            next_state, counts,   page_table, slots, stats,       phase_clocks, next_n,
+                            page_size,  path,     max_ctas,   flags, hint_offset, ctas_per_row};
   check_arguments(arguments);
   const TopkParams params = make_params(arguments);
   if (params.rows == 0) return;
