@@ -63,6 +63,7 @@ class Arguments(NamedTuple):
     flags: int = FLAG_QUANTILE_GUESS
     hint_offset: int = 0
     ctas_per_row: int = 0
+    compress_ratio: int = 1
 
 
 WRITTEN = ("out", "state", "indices", "next_state", "counts", "slots", "stats", "phase_clocks")
@@ -154,6 +155,8 @@ def check(a: Arguments) -> None:
         raise fail("next_n", f"1 to {MAX_NEXT_N}", a.next_n)
     if rows % a.next_n != 0:
         raise fail("logits", f"a multiple of next_n = {a.next_n} rows", rows)
+    if not 1 <= a.compress_ratio <= MAX_WIDTH:
+        raise fail("compress_ratio", f"1 to {MAX_WIDTH}", a.compress_ratio)
     requests = rows // a.next_n
     _check_tensor("seq_lens", a.seq_lens, a.logits, torch.int32, (None,))
     if a.seq_lens.shape[0] != requests and a.seq_lens.shape[0] != rows:

@@ -89,6 +89,7 @@ def indexer_topk_decode(
     page_size: int = 0,
     slots: Tensor | None = None,
     path: str = "auto",
+    compress_ratio: int = 1,
     max_ctas: int = 0,
     pdl: bool = False,
     hint_offset: int = 0,
@@ -143,6 +144,9 @@ def indexer_topk_decode(
         ``"no_hint"`` does not read the state and estimates from a sample of the row. ``"radix_rounds"``
         estimates nothing: it runs the radix rounds over the keys that settle what an estimate misses.
         ``"paper_gvr"`` is the paper's four-phase kernel. CPU tensors have one implementation.
+    compress_ratio : int, default 1
+        Keys to a score, for indexers that score groups of keys: lengths count keys as above, and ``n_r`` is
+        the length of the row divided by this, rounded down.
     max_ctas : {0, 1, 2, 4, 8, 16}
         Cap the cluster size, the number of CTAs that share a row; 0 sets no cap. For GPUs shared with
         long-running communication or prefill kernels: a cluster starts only when one GPC has room for all
@@ -216,6 +220,7 @@ def indexer_topk_decode(
             next_n=_integer("next_n", next_n),
             page_size=_integer("page_size", page_size),
             path=parse_path(path),
+            compress_ratio=_integer("compress_ratio", compress_ratio),
             max_ctas=_integer("max_ctas", max_ctas),
             flags=FLAG_PDL | FLAG_QUANTILE_GUESS if pdl else FLAG_QUANTILE_GUESS,
             hint_offset=_integer("hint_offset", hint_offset),
