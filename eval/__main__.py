@@ -43,7 +43,7 @@ def overview() -> str:
     """Every verb with what it answers and needs."""
     lines = ["usage: python -m eval VERB [OPTIONS], or VERB --help", ""]
     for name, verb in VERBS.items():
-        lines += [f"  {name:<12}{verb.summary}", f"  {'':<12}{verb.needs}"]
+        lines += [f"  {name:<14}{verb.summary}", f"  {'':<14}{verb.needs}"]
     return "\n".join(lines)
 
 

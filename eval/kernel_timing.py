@@ -127,10 +127,22 @@ def l2_bytes(device: torch.device | str) -> int:
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
-def steps_for(step_bytes: int, device: torch.device | str) -> int:
-    """How many steps a chain has, so that its buffers together outgrow the L2 cache several times."""
+def steps_for(
+    step_bytes: int, device: torch.device | str, least: int | None = None, most: int | None = None
+) -> int:
+    """How many steps a chain has, so that its buffers together outgrow the L2 cache several times.
+
+    Parameters
+    ----------
+    step_bytes : int
+        Size of one step's rows.
+    device : torch.device or str
+        Whose cache it is.
+    least, most : int, optional
+        Bounds; default `MIN_STEPS` and `MAX_STEPS`.
+    """
     needed = -(-L2_MULTIPLE * l2_bytes(device) // step_bytes) + 1
-    return max(MIN_STEPS, min(MAX_STEPS, needed))
+    return max(MIN_STEPS if least is None else least, min(MAX_STEPS if most is None else most, needed))
 
 
 def gaussian_chain(
@@ -144,6 +156,7 @@ def gaussian_chain(
     seed: int = 0,
     shift: int = 0,
     octaves: float = 0.0,
+    timed: int | None = None,
     change: Callable[[Tensor, torch.Generator], Tensor] | None = None,
 ) -> Chain:
     """Gaussian rows as a first-order autoregression: `keep` of the variance survives a step.
@@ -165,12 +178,15 @@ def gaussian_chain(
     octaves : float
         The scale of each row of each step is 2 to the power of a uniform number from ``-octaves`` to
         ``octaves``.
+    timed : int, optional
+        Steps that are timed; default: as many as `steps_for` says.
     change : callable, optional
         ``change(rows, generator)`` gets rows ``[steps, batch, n]`` and returns them changed, for instance
         masked. The chain goes on from the unchanged ones.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    timed = steps_for(n * batch * dtype.itemsize, device)
+    if timed is None:
+        timed = steps_for(n * batch * dtype.itemsize, device)
     logits = _nan_rows(LEAD + timed, batch, n, dtype, device)
     current = torch.randn(batch, n, device=device, generator=generator)
     chunk = max(1, GENERATED_ELEMENTS // (batch * n))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from eval.common.bench_report import LIMITS
+from eval.common.trace_scores import trace_scores
 from eval.kernel_timing import Chain, chain_of, gaussian_chain
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_rows
 from gvr_topk.evaluation.trace import ScoreSource, Trace, load_trace, shipped_trace
@@ -280,12 +281,7 @@ def trace_rows(source: ScoreSource, device: torch.device | str) -> list[Tensor]:
     """Rows ``[1, length]`` of all steps of a source, those of a trace scored on the device."""
     if not isinstance(source, Trace):
         return [_row(source.scores(step)) for step in range(source.steps)]
-    keys, queries = (torch.from_numpy(array).to(device, torch.float32) for array in (source.K, source.Q))
-    weights = torch.from_numpy(source.W).to(device, torch.float32) * source.Q.shape[2] ** -0.5
-    return [
-        (weights[step] @ (queries[step] @ keys[: source.length(step)].T).relu())[None]
-        for step in range(source.steps)
-    ]
+    return trace_scores(source.K, source.Q, source.W, device)
 
 
 def load_sources(folder: Path | None) -> Sources:
