@@ -27,7 +27,7 @@ from eval.common.bench_cases import K, load_traces
 from eval.common.machine import describe_machine, write_json
 from eval.common.tables import markdown_table
 from gvr_topk.contract import STATS_COLUMNS
-from gvr_topk.evaluation.reference import GuessKind, topk_row
+from gvr_topk.evaluation.paper_reference import GuessKind, topk_row
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator
 from gvr_topk.evaluation.trace import ScoreSource
 from gvr_topk.ops import indexer_topk_decode, new_guess_state

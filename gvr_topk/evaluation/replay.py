@@ -22,7 +22,7 @@ from torch import Tensor
 from gvr_topk.config import GvrTopkConfig, ServeConfig
 from gvr_topk.contract import MAX_WIDTH, STATS_COLUMNS
 from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.evaluation.reference import CAPACITY, GuessKind, RowStats, topk_row
+from gvr_topk.evaluation.paper_reference import CAPACITY, GuessKind, RowStats, topk_row
 from gvr_topk.evaluation.trace import ScoreSource
 from gvr_topk.gate import GateDecision, can_use_heuristic
 from gvr_topk.ops import indexer_topk_decode

@@ -13,7 +13,7 @@ import torch
 from gvr_topk import contract, ops
 from gvr_topk.config import parse_config
 from gvr_topk.evaluation import replay as replay_module
-from gvr_topk.evaluation.reference import topk_row
+from gvr_topk.evaluation.paper_reference import topk_row
 from gvr_topk.evaluation.replay import Variant, replay, summarize
 from gvr_topk.evaluation.trace import ScoreSource, shipped_trace
 

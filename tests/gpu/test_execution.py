@@ -10,7 +10,7 @@ from oracle import full_lengths, run, state, wrong_rows
 import gvr_topk
 from eval.common.stress_cases import packed_spreads
 from gvr_topk.contract import GUESSES, PLACES, STATS_COLUMNS, VALUE_ONLY, exact_topk
-from gvr_topk.evaluation.reference import DONE, topk_row
+from gvr_topk.evaluation.paper_reference import DONE, topk_row
 from gvr_topk.evaluation.synthetic import LayerGenerator, adversarial_hints, adversarial_rows
 from gvr_topk.ops import to_slots
 

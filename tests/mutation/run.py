@@ -56,7 +56,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "eval/common/verdicts.py": ("test_eval_sequential.py",),
     "gvr_topk/ops.py": ("test_ops.py", "-k", "not opcheck and not compiled"),
     "gvr_topk/prior.py": ("test_prior.py",),
-    "gvr_topk/evaluation/reference.py": ("test_reference.py", "-k", "not shipped and not adversarial"),
+    "gvr_topk/evaluation/paper_reference.py": (
+        "test_paper_reference.py",
+        "-k",
+        "not shipped and not adversarial",
+    ),
     "gvr_topk/evaluation/trace.py": ("test_trace.py",),
 }
 
