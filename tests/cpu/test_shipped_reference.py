@@ -1,0 +1,483 @@
+"""The model of the shipped kernels: exact on every row and state, and its statistics follow its decisions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import Tensor
+
+from gvr_topk.contract import DTYPES, INFINITE, KEY_NAN, MASKED, STATS_COLUMNS, VALUE_ONLY, exact_topk
+from gvr_topk.evaluation import shipped_predictor as predictor
+from gvr_topk.evaluation import shipped_sample as sampling
+from gvr_topk.evaluation import shipped_select as select
+from gvr_topk.evaluation import shipped_settle as settle
+from gvr_topk.evaluation import shipped_short_rows as short_rows
+from gvr_topk.evaluation import shipped_types as types
+from gvr_topk.evaluation.shipped_reference import StepResult, topk_step
+from gvr_topk.evaluation.synthetic import adversarial_hints, adversarial_rows
+from gvr_topk.gate import plan
+
+F = np.float32
+SMALL = {"single": 1, "resident": 2}
+"""Families that short buffers have, and the cluster size that makes a plan take them."""
+
+SHAPES = {
+    "single": (3000, 1, 100),
+    "resident": (20_000, 2, 512),
+    "resident of 16": (20_000, 16, 2048),
+    "stream": (33_000, 1, 512),
+    "stream of 2": (34_000, 2, 2048),
+    "general": (33_000, 1, 2500),
+}
+"""Width, cluster size and k."""
+
+numbers = st.one_of(
+    st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True),
+    st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0]),
+)
+rows = st.one_of(
+    hnp.arrays(np.float32, st.integers(1, 90), elements=numbers),
+    hnp.arrays(np.float32, st.integers(1, 90), elements=st.sampled_from([-1.0, 0.0, 1.0, 2.0])),
+    hnp.arrays(np.float32, st.integers(1, 90), elements=st.sampled_from([-math.inf, 0.5, 0.75])),
+)
+firsts = st.one_of(
+    st.floats(width=32),
+    st.floats(47, 81, width=32),
+    st.sampled_from([VALUE_ONLY, INFINITE, MASKED, -1.0, 0.5]),
+)
+states = st.builds(
+    lambda first, value, limit, spreads: types.StepState(F(first), F(value), F(limit), spreads),
+    firsts, numbers, numbers, st.integers(0, 2**32 - 1),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Rows are short here: threads would take longer to meet than to work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def oracle(scores: Tensor, k: int, length: int | None = None) -> np.ndarray:
+    lengths = torch.tensor([len(scores) if length is None else length])
+    return exact_topk(scores[None], lengths, k)[0].numpy()
+
+
+def plan_of(shape: str, dtype: torch.dtype = torch.float32) -> tuple[int, int, object]:
+    width, ctas, k = SHAPES[shape]
+    made = plan(rows=1, width=width, k=k, ctas_per_row=ctas, dtype=dtype)
+    assert made.family == shape.split()[0]
+    return width, k, made
+
+
+def row_of(values: Tensor, k: int = 512, ctas: int = 2) -> types.Row:
+    made = plan(rows=1, width=len(values), k=k, ctas_per_row=ctas, dtype=values.dtype)
+    return types.Row(values.float().numpy(), len(values), k, values.dtype, made)
+
+
+def normal(width: int, seed: int = 0) -> Tensor:
+    return torch.randn(width, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_consistent(result: StepResult, scores: Tensor, length: int, k: int) -> None:
+    """Statistics agree with each other, whatever the row."""
+    stats = result.stats
+    assert len(stats.columns()) == len(STATS_COLUMNS)
+    if length <= k:
+        assert stats.columns() == (0, 0, 0, 0, -1, 0, 0, 0)
+        return
+    assert stats.path == 3 and stats.passes >= 1 and -1 <= stats.hits <= k
+    if result.interval is None:
+        assert stats.passes == 1 and stats.guess in (types.NONE, types.VALUE)
+        assert stats.guess_hit == (stats.guess == types.VALUE and stats.done == 0)
+        return
+    assert stats.guess == result.interval.source != types.NONE
+    keys = np.sort(types.keys_of(scores[:length].float().numpy()))[::-1]
+    missed = not result.interval.holds_key(int(keys[k - 1]))
+    # Where the guess is said to have hit at once, the interval holds the k-th key, and no round was needed.
+    if stats.guess_hit and stats.passes == 1:
+        assert not missed and stats.done == 0
+        assert stats.candidates == np.count_nonzero(
+            (keys >= result.interval.lo) & (keys <= result.interval.hi)
+        )
+    if missed:
+        assert not (stats.guess_hit and stats.passes == 1)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    row=rows,
+    k=st.integers(1, 40),
+    family=st.sampled_from(["single", "resident"]),
+    state=st.one_of(st.none(), states),
+    missing=st.integers(0, 20),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_equals_the_oracle_whatever_the_row_and_the_state(row, k, family, state, missing, dtype):
+    scores = torch.from_numpy(row).to(dtype)
+    length = max(len(row) - missing, 0)
+    made = plan(rows=1, width=len(row), k=k, ctas_per_row=SMALL[family], dtype=dtype)
+    assert made.family == family
+    result = topk_step(scores, k, made, length=length, state=state)
+    np.testing.assert_array_equal(result.indices, oracle(scores, k, length))
+    assert_consistent(result, scores, length, k)
+    assert (result.state is None) == (state is None)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_adversarial_rows_from_every_kind_of_state(shape, dtype):
+    width, k, made = plan_of(shape, dtype)
+    kinds = [-1.0, 64.5, 66.0, VALUE_ONLY, INFINITE, MASKED, 0.9, -0.5]
+    usual = predictor._packed(F(0.05), F(0.05), False)
+    for i, (name, row) in enumerate(adversarial_rows(width, k, seed=1).items()):
+        scores = torch.from_numpy(row).to(dtype)
+        wanted = oracle(scores, k)
+        for state in (
+            None,
+            types.StepState(F(kinds[i % 8]), F(1.5), F(0.1), usual),
+            types.StepState(F(kinds[(i + 3) % 8]), F(1.5), F(10.0), usual | 1),
+        ):
+            for step in range(2 if state else 1):  # from what was given, then from what this left
+                result = topk_step(scores, k, made, state=state)
+                np.testing.assert_array_equal(result.indices, wanted, err_msg=f"{name}, {state}, {step}")
+                assert_consistent(result, scores, width, k)
+                state = result.state
+
+
+@pytest.mark.parametrize("shape", ["resident", "general"])
+def test_hints_change_the_statistics_alone(shape):
+    width, k, made = plan_of(shape)
+    scores = normal(width)
+    wanted = oracle(scores, k)
+    state = types.StepState(F(0.9))
+    for hint in [wanted, *(hint[:k] for hint in adversarial_hints(width, k, seed=2).values())]:
+        result = topk_step(scores, k, made, state=state, hint=hint, hint_offset=0)
+        np.testing.assert_array_equal(result.indices, wanted)
+        assert result.stats.guess == types.HINT
+    perfect = topk_step(scores, k, made, state=types.StepState(F(1.0)), hint=wanted)
+    assert perfect.stats.hits == k and perfect.stats.guess_hit
+    assert topk_step(scores, k, made, state=types.UNKNOWN, hint=wanted).stats.guess == types.ROW_SAMPLE
+
+
+def chain(width: int, kept: float, seed: int, steps: int, dtype: torch.dtype) -> list[Tensor]:
+    """Scores of steps of which so much of the variance stays."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(width, generator=generator)
+    made = []
+    for _ in range(steps):
+        made.append(scores.to(dtype))
+        scores = kept**0.5 * scores + (1 - kept) ** 0.5 * torch.randn(width, generator=generator)
+    return made
+
+
+@pytest.mark.parametrize("shape", ["single", "resident", "resident of 16", "stream", "stream of 2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_predictions_hit_over_a_chain_of_steps(shape, dtype):
+    width, k, made = plan_of(shape, dtype)
+    state, sources, hits = types.UNKNOWN, [], 0
+    for step, scores in enumerate(chain(width, 0.97, seed=3, steps=12, dtype=dtype)):
+        result = topk_step(scores, k, made, state=state)
+        np.testing.assert_array_equal(result.indices, oracle(scores, k))
+        stats, state = result.stats, result.state
+        if step > 0:
+            sources.append(stats.guess)
+            hits += stats.guess_hit
+        if stats.guess_hit:
+            assert stats.passes == 1 and stats.done == 0
+            assert 1 <= stats.candidates <= 3500
+    assert hits >= 10
+    assert set(sources) <= {types.VALUE, types.Z_SCORE}
+
+
+def test_the_predictor_that_was_closer_is_gone_by():
+    """Rows that are scaled each step are followed by their z-score, rows that only drift by their value."""
+    width, k = 70_000, 2048
+    made = plan(rows=1, width=width, k=k)
+    scaled, still = types.UNKNOWN, types.UNKNOWN
+    base = chain(width, 0.999, seed=1, steps=8, dtype=torch.float32)
+    for step, scores in enumerate(base):
+        grown = topk_step(scores * 1.3**step, k, made, state=scaled)
+        same = topk_step(scores, k, made, state=still)
+        scaled, still = grown.state, same.state
+        if step >= 2:
+            assert grown.stats.guess == types.Z_SCORE and grown.stats.guess_hit
+    assert same.stats.guess == types.VALUE and same.stats.guess_hit
+
+
+@pytest.mark.parametrize("shape", ["resident", "stream", "general"])
+@pytest.mark.parametrize("ends", [(5.0, 6.0), (-6.0, -5.0), (-9.0, 9.0), (2.0, 2.1)])
+def test_an_interval_that_misses_is_settled(shape, ends):
+    """Above, below, and around too much: moved or radix rounds, and still exact."""
+    width, k, made = plan_of(shape)
+    scores = normal(width)
+    row = types.Row(scores.numpy(), width, k, scores.dtype, made)
+    interval = types.KeyInterval(types.key_of(F(ends[0])), types.key_of(F(ends[1])), types.VALUE)
+    found = select.exchange(row, select.count_and_list(row, interval))
+    assert not (found.holds and settle.is_kept(row, interval)) or shape == "general"
+    moments = predictor.sample_moments(row)
+    if shape == "general":
+        outcome = settle.settle_general(row, interval, passes=0)
+    else:
+        settler = settle.settle_resident if shape == "resident" else settle.settle_stream
+        outcome = settler(row, interval, found, moments, types.UNKNOWN)
+        assert outcome.passes > 1
+    assert found.holds or not outcome.guess_hit
+    np.testing.assert_array_equal(select.emit(row, outcome.threshold), oracle(scores, k))
+
+
+def test_counts_say_where_the_kth_key_lies():
+    row = row_of(normal(20_000))
+    keys = np.sort(row.keys)[::-1]
+    for lo, hi, contains in ((600, 400, True), (511, 511, True), (510, 500, False), (700, 512, False)):
+        interval = types.KeyInterval(int(keys[lo]), int(keys[hi]))
+        counts = select.count_and_list(row, interval)
+        assert len(counts) == row.ctas
+        found = select.exchange(row, counts)
+        assert (found.above, found.inside) == (hi, lo - hi + 1)
+        assert found.contains == found.holds == contains
+        assert not contains or keys[found.above + found.rank - 1] == keys[row.k - 1]
+        where = settle.missed_range(row, interval, found)
+        assert where.holds_key(int(keys[row.k - 1]))
+
+
+def test_lists_that_overflow_do_not_hold():
+    row = row_of(torch.ones(20_000).index_fill(0, torch.arange(9000), 2.0).add(normal(20_000).abs() * 1e-3))
+    interval = types.KeyInterval(types.key_of(F(1.9)), types.key_of(F(2.1)))
+    found = select.exchange(row, select.count_and_list(row, interval))
+    assert row.segment < 9000
+    assert found.contains and not found.holds and len(found.listed) == row.segment
+    assert settle.move_interval(row, interval, found) is None
+
+
+def test_ties_are_counted_and_not_listed():
+    row = row_of(normal(20_000).relu())
+    interval = types.KeyInterval(types.key_of(F(-1.0)), types.key_of(F(9.0)))
+    counts = select.count_and_list(row, interval)
+    zeros = int((row.values == 0).sum())
+    assert sum(of_cta.equal for of_cta in counts) == zeros
+    assert sum(len(of_cta.listed) for of_cta in counts) == row.length - zeros
+    only_ones = types.only(types.key_of(F(1.0)))
+    assert only_ones.tie_key == only_ones.lo
+    assert types.KeyInterval(types.key_of(F(1.0)), types.key_of(F(2.0))).tie_key == types.KEY_ABSENT
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [1, 20, 512, 9_999])
+def test_the_threshold_selects_as_many_as_are_wanted(rank, dtype):
+    values = normal(16_000).to(dtype)  # as many as the lists of two CTAs hold
+    row = row_of(values, k=rank)
+    interval = types.KeyInterval(types.KEY_LEAST_FINITE, types.KEY_MOST_FINITE)
+    found = select.exchange(row, select.count_and_list(row, interval))
+    assert found.holds
+    threshold, rounds = select.select_threshold(row, interval, found)
+    kth = int(np.sort(row.keys)[::-1][rank - 1])
+    assert threshold.key <= kth and 1 <= rounds <= 4
+    assert not ((row.keys >= threshold.key) & (row.keys < kth)).any()
+    assert threshold.key == kth or threshold.takes_all
+    np.testing.assert_array_equal(select.emit(row, threshold), oracle(values, rank))
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [("normal", 4), ("zeros", 4), ("masked", 1), ("infinite", 2), ("nan", 2), ("half nan", 2)],
+)
+def test_radix_rounds_end_at_an_interval_that_fits(name, rounds):
+    values = {
+        "normal": normal(20_000),
+        "zeros": torch.zeros(20_000),
+        "masked": torch.full((20_000,), -torch.inf),
+        "infinite": torch.full((20_000,), torch.inf),
+        "nan": torch.full((20_000,), torch.nan),
+        "half nan": torch.cat([torch.full((10_000,), torch.nan), normal(10_000)]),
+    }[name]
+    row = row_of(values)
+    interval, taken = settle.radix_interval(row, types.EVERYTHING)
+    kth = int(np.sort(row.keys)[::-1][row.k - 1])
+    assert interval.holds_key(kth)
+    assert 1 <= taken <= rounds
+    assert select.exchange(row, select.count_and_list(row, interval)).holds
+    assert settle.radix_interval(row, types.only(types.KEY_NEG_INF)) == (types.only(types.KEY_NEG_INF), 0)
+    assert settle.radix_interval(row, types.only(KEY_NAN)) == (types.only(KEY_NAN), 0)
+
+
+def test_a_moved_interval_lies_beside_the_one_that_missed():
+    row = row_of(normal(20_000))
+    keys = np.sort(row.keys)[::-1]
+    for lo, hi, is_below in ((500, 300, True), (800, 600, False)):
+        interval = types.KeyInterval(int(keys[lo]), int(keys[hi]))
+        found = select.exchange(row, select.count_and_list(row, interval))
+        moved = settle.move_interval(row, interval, found)
+        assert moved is not None
+        assert moved.hi == interval.lo - 1 if is_below else moved.lo == interval.hi + 1
+        assert select.exchange(row, select.count_and_list(row, moved)).holds
+    empty = types.KeyInterval(int(keys[300]) + 1, int(keys[299]) - 1)
+    nothing = select.exchange(row, select.count_and_list(row, empty))
+    assert nothing.inside == 0 and settle.move_interval(row, empty, nothing) is None
+
+
+@pytest.mark.parametrize("shape", ["resident", "stream"])
+def test_masked_rows_are_known_from_one_count(shape):
+    width, k, made = plan_of(shape)
+    scores = torch.full((width,), -torch.inf)
+    scores[::200] = normal(len(scores[::200]))
+    state = types.UNKNOWN
+    for step in range(3):
+        result = topk_step(scores, k, made, state=state)
+        np.testing.assert_array_equal(result.indices, oracle(scores, k))
+        state = result.state
+        assert state.is_masked
+        if step > 0:
+            assert (result.stats.passes, result.stats.guess, result.stats.done) == (1, types.VALUE, 0)
+            assert result.stats.candidates == len(scores[::200])
+    later = topk_step(normal(width), k, made, state=state)
+    np.testing.assert_array_equal(later.indices, oracle(normal(width), k))
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize("shape", ["resident", "stream"])
+def test_infinite_kth_values_are_remembered(shape, value):
+    width, k, made = plan_of(shape)
+    scores = normal(width)
+    scores[5 : 2 * k] = value
+    first = topk_step(scores, k, made, state=types.UNKNOWN)
+    assert first.state.is_infinite
+    second = topk_step(scores, k, made, state=first.state)
+    np.testing.assert_array_equal(second.indices, oracle(scores, k))
+    assert second.interval == types.KeyInterval(types.KEY_POS_INF, types.KEY_POS_INF, types.VALUE)
+    assert second.stats.guess_hit == (value == torch.inf)
+
+
+def test_moments_of_a_sample():
+    row = row_of(3.0 + 2.0 * normal(70_000), ctas=16)
+    moments = predictor.sample_moments(row)
+    assert moments.known and moments.counted == types.THREADS
+    assert abs(moments.mean - 3) < 0.2 and abs(moments.deviation - 2) < 0.2
+    with np.errstate(all="ignore"):
+        masked = predictor.sample_moments(row_of(torch.full((70_000,), -torch.inf), ctas=16))
+    assert masked.counted == 0 and not masked.known
+    few = torch.full((70_000,), -torch.inf)
+    few[:3000] = 1.0
+    assert not predictor.sample_moments(row_of(few, ctas=16)).known
+    assert len(set(predictor.sample_place(np.arange(512), 70_000).tolist())) > 500
+    assert (predictor.sample_place(np.arange(512), 3) == 0).all()
+
+
+def test_predictions_reach_as_far_as_their_spread():
+    moments = predictor.Moments(F(1.0), F(2.0), 512, True)
+    spreads = predictor._packed(F(0.25), F(0.5), False)
+    by_z = predictor.predicted_interval(moments, types.StepState(F(65.0), F(7.0), F(10.0), spreads))
+    assert (by_z.low, by_z.high, by_z.source) == (2.0, 4.0, types.Z_SCORE)
+    limited = predictor.predicted_interval(moments, types.StepState(F(65.0), F(7.0), F(0.125), spreads))
+    assert (limited.low, limited.high) == (2.5, 3.5)
+    by_value = types.StepState(F(65.0), F(7.0), F(0.25), spreads | 1)
+    interval = predictor.predicted_interval(moments, by_value)
+    assert (interval.low, interval.high, interval.source) == (6.75, 7.25, types.VALUE)
+    unknown = predictor.Moments(F(1.0), F(2.0), 3, False)
+    interval = predictor.predicted_interval(unknown, types.StepState(F(65.0), F(7.0), F(0.25), spreads))
+    assert (interval.low, interval.high, interval.source) == (6.5, 7.5, types.Z_SCORE)
+
+
+def left_by(
+    last: types.StepState, moments: predictor.Moments, kth: float, inside: int = 100
+) -> types.StepState:
+    row = row_of(normal(70_000), ctas=16)
+    used = types.KeyInterval(types.key_of(F(1.0)), types.key_of(F(2.0)))
+    return predictor.next_state(row, last, moments, types.key_of(F(kth)), used, inside, 0)
+
+
+def test_what_a_step_leaves():
+    moments = predictor.Moments(F(0.0), F(1.0), 512, True)
+    first = left_by(types.UNKNOWN, moments, 1.5)
+    assert (first.z_score, first.value) == (1.5, 1.5)
+    # 100 elements lay inside of an interval of 1, half of which is 0.005 for each.
+    assert first.value_spread == pytest.approx(600 * 0.005, rel=0.01)
+    assert first.z_spread == pytest.approx(0.05, rel=0.01) and not first.by_value
+    assert first.limit == pytest.approx(1500 * 0.005 / 2.5, rel=0.01)
+    # What is expected moves half of the way; a spread grows to so many times the miss, or shrinks by a tenth.
+    second = left_by(first, moments, 1.75)
+    assert (second.z_score, second.value) == (1.625, 1.625)
+    assert second.z_spread == pytest.approx(1.6 * 0.25 / 2.75, rel=0.01)
+    assert second.value_spread == pytest.approx(0.9 * first.value_spread, rel=0.01)
+    third = left_by(second, moments, 1.625)
+    assert third.z_spread == pytest.approx(0.9 * second.z_spread, rel=0.01)
+    # An offset leaves no deviation to speak of, nor a place further out than 16.
+    assert left_by(first, predictor.Moments(F(100.0), F(1.0), 512, True), 1.5).first == VALUE_ONLY
+    assert left_by(first, predictor.Moments(F(0.0), F(0.01), 512, True), 1.5).first == VALUE_ONLY
+    assert left_by(first, moments, math.inf).is_infinite and left_by(first, moments, -math.inf).is_masked
+
+
+def test_a_state_survives_as_a_tensor():
+    state = types.StepState(F(65.5), F(-2.0), F(0.5), 0xFFC1BEEF)
+    assert types.StepState.of_tensor(state.tensor()) == state
+    assert types.StepState.of_tensor(types.UNKNOWN.tensor()) == types.UNKNOWN
+
+
+@pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.parametrize(("width", "k"), [(70_000, 2048), (600_000, 2048), (70_000, 20_000), (40_000, 100)])
+def test_samples_of_the_row_surround_the_kth_key(width, k, divided):
+    row = row_of(normal(width), k=k, ctas=16)
+    interval = sampling.interval_by_row(row, divided=divided)
+    assert interval.source == types.ROW_SAMPLE
+    assert interval.holds_key(int(np.sort(row.keys)[::-1][k - 1]))
+    inside = np.count_nonzero((row.keys >= interval.lo) & (row.keys <= interval.hi))
+    assert inside < max(4 * k, width // 8)
+
+
+def test_the_window_follows_the_kth_value():
+    left = short_rows.window_around(F(1.5), F(0.3))
+    window = short_rows.known_window(types.StepState(left))
+    assert window is not None
+    assert window.exponent == 125 << 23 and window.centre == 384  # 0.25, and 1.5 in 64ths of that
+    bins = window.bins(
+        np.array([-9.0, 1.25, 1.5, 1.75, 9.0, math.inf, math.nan, -math.inf], dtype=np.float32)
+    )
+    assert bins.tolist() == [0, 0, 1024, 2047, 2047, 2047, 2047, 0]
+    ascending = window.bins(np.sort(normal(5000).numpy()))
+    assert (np.diff(ascending) >= 0).all()
+    moved = short_rows.known_window(types.StepState(window.followed(1024 + 160, 600)))
+    assert moved is not None and (moved.exponent, moved.centre) == (window.exponent, 384 + 10)
+    wider = short_rows.known_window(types.StepState(window.followed(1024 - 160, 100)))
+    assert wider is not None and (wider.exponent, wider.centre) == (126 << 23, (384 - 10) >> 1)
+    narrower = short_rows.known_window(types.StepState(window.followed(1024 + 15, 200)))
+    assert narrower is not None and (narrower.exponent, narrower.centre) == (124 << 23, 2 * 384)
+    for unsound in (F(0), F(math.inf), F(math.nan), F(2.0**80)):
+        assert short_rows.window_around(F(1.5), unsound) == types.NO_STATE
+    for unknown in (-1.0, 0.5, 64.0, math.nan, -math.inf):
+        assert short_rows.known_window(types.StepState(F(unknown))) is None
+
+
+def test_a_window_that_misses_takes_more_rounds():
+    width, k, made = plan_of("single")
+    first = topk_step(normal(width), k, made, state=types.UNKNOWN)
+    assert first.stats.guess == types.NONE and not first.stats.guess_hit
+    far = topk_step(normal(width) + 50.0, k, made, state=first.state)
+    assert (far.stats.guess, far.stats.guess_hit) == (types.VALUE, 0)
+    assert far.stats.done >= 1 and far.stats.snap == far.stats.done + 1
+    again = topk_step(normal(width) + 50.0, k, made, state=far.state)
+    assert (again.stats.guess_hit, again.stats.snap, again.stats.done) == (1, 1, 0)
+
+
+def test_arguments_are_checked():
+    made = plan(rows=1, width=64, k=8)
+    with pytest.raises(TypeError, match="scores: want one row"):
+        topk_step(torch.zeros(64, dtype=torch.float64), 8, made)
+    with pytest.raises(TypeError, match="scores: want one row"):
+        topk_step(torch.zeros(2, 32), 8, made)
+    with pytest.raises(ValueError, match="k: want at least 1"):
+        topk_step(torch.zeros(64), 0, made)
+    with pytest.raises(ValueError, match="length: want at most 64"):
+        topk_step(torch.zeros(64), 8, made, length=65)
+    with pytest.raises(ValueError, match=r"hint: want shape \[8\]"):
+        topk_step(torch.zeros(64), 8, made, hint=np.zeros(9, dtype=np.int32))
+    with pytest.raises(ValueError, match="plan: want another kernel"):
+        topk_step(torch.zeros(64), 8, plan(rows=1, width=64, k=512, path="gvr"))
