@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -365,6 +366,11 @@ def test_moments_of_a_sample():
     with np.errstate(all="ignore"):
         masked = predictor.sample_moments(row_of(torch.full((70_000,), -torch.inf), ctas=16))
     assert masked.counted == 0 and not masked.known
+    # What lies behind the row's end does not count; a row much shorter than its buffer is looked at alone.
+    buffer = row_of(torch.cat([normal(60_000), torch.full((10_000,), 1e6)]), ctas=16)
+    assert abs(predictor.sample_moments(replace(buffer, length=60_000)).mean) < 0.2
+    assert predictor.sample_moments(replace(buffer, length=60_000)).counted < types.THREADS
+    assert predictor.sample_moments(replace(buffer, length=20_000)).counted == types.THREADS
     few = torch.full((70_000,), -torch.inf)
     few[:3000] = 1.0
     assert not predictor.sample_moments(row_of(few, ctas=16)).known
