@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -380,3 +381,16 @@ def test_arguments_are_checked():
         topk_step(torch.zeros(64), 8, made, hint=np.zeros(9, dtype=np.int32))
     with pytest.raises(ValueError, match="plan: want another kernel"):
         topk_step(torch.zeros(64), 8, plan(rows=1, width=64, k=512, path="gvr"))
+
+
+def test_a_stream_keeps_what_is_not_dense():
+    row = row_of(normal(40_000), ctas=1)
+    assert row.plan.family == "stream"
+    low, zero, one, high = (types.key_of(F(x)) for x in (-3.0, 0.0, 1.0, 9.0))
+    assert settle.is_kept(row, types.KeyInterval(one, high))
+    assert not settle.is_kept(row, types.KeyInterval(low, low + 1)), "more than there is room for"
+    relu = replace(row, values=np.where(row.values > 2, row.values, F(0)))
+    assert not settle.is_kept(relu, types.KeyInterval(zero, high)), "a tie key may be shared by most"
+    masked = replace(row, values=np.where(row.values > 2, row.values, F(-np.inf)))
+    assert settle.is_kept(masked, types.KeyInterval(types.KEY_LEAST_FINITE, high))
+    assert not settle.is_kept(masked, types.KeyInterval(low, high))
