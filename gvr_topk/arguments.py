@@ -46,16 +46,16 @@ class Arguments(NamedTuple):
     logits: Tensor
     seq_lens: Tensor
     out: Tensor
-    row_slot: Tensor | None
-    state: Tensor | None
-    indices: Tensor | None
-    next_state: Tensor | None
-    counts: Tensor | None
-    page_table: Tensor | None
-    slots: Tensor | None
-    stats: Tensor | None
-    phase_clocks: Tensor | None
     k: int
+    row_slot: Tensor | None = None
+    state: Tensor | None = None
+    indices: Tensor | None = None
+    next_state: Tensor | None = None
+    counts: Tensor | None = None
+    page_table: Tensor | None = None
+    slots: Tensor | None = None
+    stats: Tensor | None = None
+    phase_clocks: Tensor | None = None
     next_n: int = 1
     page_size: int = 0
     path: int = 0
@@ -63,6 +63,7 @@ class Arguments(NamedTuple):
     flags: int = FLAG_QUANTILE_GUESS
     hint_offset: int = 0
     ctas_per_row: int = 0
+    compress_ratio: int = 1
 
 
 WRITTEN = ("out", "state", "indices", "next_state", "counts", "slots", "stats", "phase_clocks")
@@ -78,8 +79,8 @@ def schema() -> str:
         kind = kinds[annotation]
         if name in letters:
             kind = kind.replace("Tensor", f"Tensor({letters[name]}!)")
-        default = Arguments._field_defaults.get(name)
-        parts.append(f"{kind} {name}" + ("" if default is None else f"={default}"))
+        has_default = name in Arguments._field_defaults
+        parts.append(f"{kind} {name}" + (f"={Arguments._field_defaults[name]}" if has_default else ""))
     return f"({', '.join(parts)}) -> ()"
 
 
@@ -154,6 +155,8 @@ def check(a: Arguments) -> None:
         raise fail("next_n", f"1 to {MAX_NEXT_N}", a.next_n)
     if rows % a.next_n != 0:
         raise fail("logits", f"a multiple of next_n = {a.next_n} rows", rows)
+    if not 1 <= a.compress_ratio <= MAX_WIDTH:
+        raise fail("compress_ratio", f"1 to {MAX_WIDTH}", a.compress_ratio)
     requests = rows // a.next_n
     _check_tensor("seq_lens", a.seq_lens, a.logits, torch.int32, (None,))
     if a.seq_lens.shape[0] != requests and a.seq_lens.shape[0] != rows:

@@ -65,7 +65,8 @@ def decode(a: Arguments) -> None:
     if rows == 0:
         return
     by_row = a.seq_lens.shape[0] == rows
-    lengths = row_lengths(a.seq_lens, rows, 1 if by_row else a.next_n).clamp(max=width)
+    keys = row_lengths(a.seq_lens, rows, 1 if by_row else a.next_n).clamp(min=0)
+    lengths = (keys // a.compress_ratio).clamp(max=width)
     positions = exact_topk(a.logits, lengths, a.k)
     a.out[:, : a.k] = positions
     if a.page_table is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gvr_topk import cpu
 from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, NAME, Arguments, check, fail, schema
-from gvr_topk.constants import MAX_WIDTH
+from gvr_topk.constants import MAX_WIDTH, Path
 from gvr_topk.library import LibraryError, library_status
 from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
@@ -24,6 +24,7 @@ _LIBRARY = library_status()
 
 torch.library.define("gvr_topk::indexer_topk_decode", schema())
 _OP = torch.ops.gvr_topk.indexer_topk_decode.default
+AUTO = int(Path.AUTO)
 
 
 @torch.library.impl("gvr_topk::indexer_topk_decode", "CPU")
@@ -89,6 +90,7 @@ def indexer_topk_decode(
     page_size: int = 0,
     slots: Tensor | None = None,
     path: str = "auto",
+    compress_ratio: int = 1,
     max_ctas: int = 0,
     pdl: bool = False,
     hint_offset: int = 0,
@@ -143,6 +145,9 @@ def indexer_topk_decode(
         ``"no_hint"`` does not read the state and estimates from a sample of the row. ``"radix_rounds"``
         estimates nothing: it runs the radix rounds over the keys that settle what an estimate misses.
         ``"paper_gvr"`` is the paper's four-phase kernel. CPU tensors have one implementation.
+    compress_ratio : int, default 1
+        Keys to a score, for indexers that score groups of keys: lengths count keys as above, and ``n_r`` is
+        the length of the row divided by this, rounded down.
     max_ctas : {0, 1, 2, 4, 8, 16}
         Cap the cluster size, the number of CTAs that share a row; 0 sets no cap. For GPUs shared with
         long-running communication or prefill kernels: a cluster starts only when one GPC has room for all
@@ -194,32 +199,43 @@ def indexer_topk_decode(
     >>> indexer_topk_decode(scores, torch.tensor([4], dtype=torch.int32), 2)
     tensor([[1, 3]], dtype=torch.int32)
     """
-    k = _integer("k", k)
+    # A call costs host time, so what is an integer already is not looked at one by one.
+    if not (type(k) is type(next_n) is type(page_size) is type(max_ctas) is type(compress_ratio) is int):
+        k, next_n, page_size = _integer("k", k), _integer("next_n", next_n), _integer("page_size", page_size)
+        max_ctas = _integer("max_ctas", max_ctas)
+        compress_ratio = _integer("compress_ratio", compress_ratio)
+    if type(hint_offset) is not int:
+        hint_offset = _integer("hint_offset", hint_offset)
     if out is None:
         if not 1 <= k <= MAX_WIDTH:  # before so much is allocated
             raise fail("k", f"1 to {MAX_WIDTH}", k)
         out = torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
+    words = indices = None
+    if state is not None:
+        words, indices = state.words, state.indices
     launch(
         Arguments(
-            logits=logits,
-            seq_lens=seq_lens,
-            out=out,
-            row_slot=row_slot,
-            state=None if state is None else state.words,
-            indices=None if state is None else state.indices,
-            next_state=next_state,
-            counts=counts,
-            page_table=page_table,
-            slots=slots,
-            stats=stats,
-            phase_clocks=None,
-            k=k,
-            next_n=_integer("next_n", next_n),
-            page_size=_integer("page_size", page_size),
-            path=parse_path(path),
-            max_ctas=_integer("max_ctas", max_ctas),
-            flags=FLAG_PDL | FLAG_QUANTILE_GUESS if pdl else FLAG_QUANTILE_GUESS,
-            hint_offset=_integer("hint_offset", hint_offset),
+            logits,
+            seq_lens,
+            out,
+            k,
+            row_slot,
+            words,
+            indices,
+            next_state,
+            counts,
+            page_table,
+            slots,
+            stats,
+            None,
+            next_n,
+            page_size,
+            AUTO if path == "auto" else int(parse_path(path)),
+            max_ctas,
+            FLAG_PDL | FLAG_QUANTILE_GUESS if pdl else FLAG_QUANTILE_GUESS,
+            hint_offset,
+            0,
+            compress_ratio,
         )
     )
     return out

@@ -111,7 +111,7 @@ inline uint64_t capability_key(const StreamContext& context, const Plan& plan, D
   add(context.green_id, 31);
   add(static_cast<uint64_t>(plan.family), 3);
   add(static_cast<uint64_t>(log2_of(plan.ctas_per_row)), 3);
-  add(static_cast<uint64_t>(log2_of(plan.values_per_thread / kFewValuesPerThread)), 2);
+  add(static_cast<uint64_t>(log2_of(plan.values_per_thread / kMinValuesPerThread)), 2);
   add(static_cast<uint64_t>(dtype), 2);
   add(static_cast<uint64_t>(plan.list_capacity / 1024), 5);
   add(static_cast<uint64_t>(plan.masks / kClusterThreads), 8);

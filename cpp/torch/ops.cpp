@@ -81,6 +81,7 @@ struct Arguments {
   const Tensor& logits;
   const Tensor& seq_lens;
   const Tensor& out;
+  int64_t k;
   const OptionalTensor& row_slot;
   const OptionalTensor& state;
   const OptionalTensor& indices;
@@ -90,7 +91,6 @@ struct Arguments {
   const OptionalTensor& slots;
   const OptionalTensor& stats;
   const OptionalTensor& phase_clocks;
-  int64_t k;
   int64_t next_n;
   int64_t page_size;
   int64_t path;
@@ -98,6 +98,7 @@ struct Arguments {
   int64_t flags;
   int64_t hint_offset;
   int64_t ctas_per_row;
+  int64_t compress_ratio;
 };
 
 // What steps leave, which kernels read and write 16 bytes at a time.
@@ -149,6 +150,8 @@ void check_arguments(const Arguments& a) {
   check(a.next_n >= 1 && a.next_n <= kMaxNextN, "next_n: wanted 1 to ", kMaxNextN, ", got ", a.next_n);
   check(rows % a.next_n == 0, "logits: wanted a multiple of next_n = ", a.next_n, " rows, got ", rows);
   const int64_t requests = rows / a.next_n;
+  check(a.compress_ratio >= 1 && a.compress_ratio <= kMaxWidth, "compress_ratio: wanted 1 to ", kMaxWidth,
+        ", got ", a.compress_ratio);
   check_tensor(a.seq_lens, "seq_lens", device, ScalarType::Int, {kAny});
   const int64_t lengths = a.seq_lens.size(0);
   check(lengths == requests || lengths == rows, "seq_lens: wanted ", requests,
@@ -202,6 +205,7 @@ TopkParams make_params(const Arguments& a) {
   p.phase_clocks = pointer<int64_t>(a.phase_clocks);
   p.pages_per_request = a.page_table ? clamped(a.page_table->size(1)) : 0;
   p.rows = static_cast<int32_t>(a.logits.size(0));
+  p.compress_ratio = static_cast<int32_t>(a.compress_ratio);
   p.dtype = dtype_of(a.logits);
   // With one row to a request both kinds of length are the same number.
   p.row_lengths = a.next_n > 1 && a.seq_lens.size(0) == a.logits.size(0);
@@ -248,15 +252,16 @@ Plan runnable_plan(const TopkParams& params, PlanInput input, cudaStream_t strea
   return plan;
 }
 
-void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor out, OptionalTensor row_slot,
+void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor out, int64_t k, OptionalTensor row_slot,
                          OptionalTensor state, OptionalTensor indices, OptionalTensor next_state,
                          OptionalTensor counts, OptionalTensor page_table, OptionalTensor slots,
-                         OptionalTensor stats, OptionalTensor phase_clocks, int64_t k, int64_t next_n,
-                         int64_t page_size, int64_t path, int64_t max_ctas, int64_t flags,
-                         int64_t hint_offset, int64_t ctas_per_row) {
-  const Arguments arguments{logits,    seq_lens,   out,      row_slot, state,        indices,     next_state,
-                            counts,    page_table, slots,    stats,    phase_clocks, k,           next_n,
-                            page_size, path,       max_ctas, flags,    hint_offset,  ctas_per_row};
+                         OptionalTensor stats, OptionalTensor phase_clocks, int64_t next_n, int64_t page_size,
+                         int64_t path, int64_t max_ctas, int64_t flags, int64_t hint_offset,
+                         int64_t ctas_per_row, int64_t compress_ratio) {
+  const Arguments arguments{logits,       seq_lens,     out,           k,          row_slot, state,
+                            indices,      next_state,   counts,        page_table, slots,    stats,
+                            phase_clocks, next_n,       page_size,     path,       max_ctas, flags,
+                            hint_offset,  ctas_per_row, compress_ratio};
   check_arguments(arguments);
   const TopkParams params = make_params(arguments);
   if (params.rows == 0) return;

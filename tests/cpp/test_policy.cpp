@@ -113,7 +113,7 @@ void check_plan(const PlanInput& in) {
   const bool in_registers = plan.family == Family::kSmallRow || plan.family == Family::kResident;
   if (in_registers) CHECK(ctas * plan.threads * plan.values_per_thread >= in.width);
   if (plan.family == Family::kSmallRow) CHECK(ctas == 1);
-  if (plan.family == Family::kStreaming) CHECK(in.k <= kStreamMaxK);
+  if (plan.family == Family::kStreaming) CHECK(in.k <= kStreamingMaxK);
   CHECK(plan.staged == (in.k < in.width ? in.k : in.width));
   CHECK(plan.list_capacity > 0 && plan.candidate_capacity > 0);
   if (is_small_arch(in.arch)) CHECK(plan.ring_depth == 0);

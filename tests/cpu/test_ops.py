@@ -531,6 +531,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"k": torch.tensor(8)}, r"k: wanted an integer, got tensor\(8\)"),
     ({"next_n": 2.0}, "next_n: wanted an integer, got 2.0"),
     ({"page_size": 16.0}, "page_size: wanted an integer, got 16.0"),
+    ({"compress_ratio": 0.5}, "compress_ratio: wanted an integer, got 0.5"),
     ({"hint_offset": 0.5}, "hint_offset: wanted an integer, got 0.5"),
     ({"max_ctas": 8.0}, "max_ctas: wanted an integer, got 8.0"),
     (
@@ -623,6 +624,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_ctas": 3}, "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3"),
     ({"max_ctas": -8}, "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got -8"),
     ({"max_ctas": 32}, "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 32"),
+    ({"compress_ratio": 0}, f"compress_ratio: wanted 1 to {MAX_WIDTH}, got 0"),
+    (
+        {"next_state": torch.zeros(ROWS, 3)},
+        rf"next_state: wanted shape \[{ROWS}, {STATE_FLOATS}\], got \[{ROWS}, 3\]",
+    ),
+    ({"next_state": torch.zeros(ROWS, 8)[:, ::2]}, "next_state: wanted inner stride 1, got 2"),
+    (
+        {"next_state": torch.zeros(ROWS, 8)[:, :4]},
+        r"next_state: wanted contiguous rows, got strides \(8, 1\)",
+    ),
     ({"hint_offset": MAX_WIDTH + 1}, f"hint_offset: wanted -{MAX_WIDTH} to {MAX_WIDTH}, got"),
     ({"hint_offset": -MAX_WIDTH - 1}, f"hint_offset: wanted -{MAX_WIDTH} to {MAX_WIDTH}, got"),
 ]
@@ -753,3 +764,32 @@ def test_compiled_whole(backend: str) -> None:
         assert kept[0].indices is not None and kept[1].indices is not None
         assert torch.equal(kept[0].indices, kept[1].indices)
     assert (kept[0].words[:, 0] != STATE_UNKNOWN).all()  # steps left something, or the test has shown little
+
+
+# ---------------------------------------------------------------- compressed keys, states by row
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+@pytest.mark.parametrize("ratio", [1, 2, 4, 64])
+def test_lengths_that_count_keys(ratio: int, by_row: bool) -> None:
+    keys = int32(ratio * WIDTH + 1, 9 * ratio + 1, 2, -4, 30 * ratio, 0)[: ROWS // NEXT_N]
+    seen = row_lengths(keys, ROWS, NEXT_N).clamp(min=0)
+    got = gvr_topk.indexer_topk_decode(
+        scores(), seen.to(torch.int32) if by_row else keys, K, next_n=NEXT_N, compress_ratio=ratio
+    )
+    assert torch.equal(got, sorted_topk(scores(), (seen // ratio).clamp(max=WIDTH), K))
+
+
+def test_states_by_row_leave_the_slots_alone() -> None:
+    words = torch.full((ROWS // NEXT_N, STATE_FLOATS), 7.0)
+    kept = TopkState.of(words.clone(), None, K)
+    left = torch.zeros(ROWS, STATE_FLOATS)
+    assert torch.equal(call(state=kept, row_slot=None, next_state=left), expected())
+    assert torch.equal(kept.words, words)
+    lengths = row_lengths(LENGTHS, ROWS, NEXT_N)
+    for row in range(ROWS):
+        if int(lengths[row]) > K:
+            kth = scores()[row, : int(lengths[row])].topk(K).values.min()
+            assert left[row].tolist() == [STATE_VALUE_ONLY, float(kth), 0.0, 0.0]
+        else:
+            assert float(left[row, 0]) == STATE_UNKNOWN

@@ -30,7 +30,6 @@ COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if lin
 # Run as written: what must be in the output.
 RUN = {
     "gvr-topk doctor": "path radix_rounds",
-    "gvr-topk config check configs/heuristic_on.yaml": "heuristic_on.yaml: ok",
     "gvr-topk replay --generator 20 --length 70690 --steps 8 --offset 1": "replay: exact on 8 of 8 steps",
     "gvr-topk replay --trace eval/data/smollm2_dsaidx_L10_32k.npz --steps 16 --json": '"steps"',
     "python -m eval accuracy --model MODEL --dry-run": "trtllm-eval --model MODEL",
@@ -46,13 +45,9 @@ RECIPES = {
 ELSEWHERE = {
     "pip install .": "test_packaging.py, which builds the wheel",
     "gvr-topk replay --shipped --config configs/heuristic_on.yaml --out out/replay": "test_replay_recipe",
-    "gvr-topk config combine configs/base/serve_tep8.yaml configs/mtp1.yaml configs/heuristic_on.yaml"
-    " --out serve.yaml": "test_configs.py",
     "python -m eval inspect": "test_inspect_build",
-    "pip install dist/gvr_topk-*.whl": "test_packaging.py, in an environment of its own",
 }
 NEEDS_MORE = {
-    "trtllm-serve MODEL --config serve.yaml": "TensorRT-LLM and eight GPUs",
     "gvr-topk replay --shipped --device cuda": "a GPU",
     "python -m eval bench --out out/bench.json --quick": "a GPU, and minutes of it",
     "python -m eval stress --launches 1000000 --out out/stress.json": "a GPU, and minutes of it",

@@ -173,6 +173,14 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda d: {"phase_clocks": zeros(d, 1, 8, dtype=torch.int64).expand(2, 8)},
         "phase_clocks: wanted contiguous rows, got strides (0, 1)",
     ),
+    "columns of next_state": (
+        lambda d: {"next_state": zeros(d, 2, 3, dtype=torch.float32)},
+        f"next_state: wanted shape [2, {STATE_FLOATS}], got [2, 3]",
+    ),
+    "compress_ratio": (
+        lambda d: {"compress_ratio": 0},
+        f"compress_ratio: wanted 1 to {MAX_WIDTH}, got 0",
+    ),
     "hint_offset": (
         lambda d: {"hint_offset": MAX_WIDTH + 1},
         f"hint_offset: wanted -{MAX_WIDTH} to {MAX_WIDTH}, got {MAX_WIDTH + 1}",

@@ -272,3 +272,63 @@ def test_the_hint_of_one_path_is_good_for_another() -> None:
                 got = run(logits, lengths, K, path=its, state=state)
                 assert wrong_rows(got, logits, lengths, K) == [], (before, path)
                 assert torch.equal(state.indices, got)
+
+
+# ---------------------------------------------------------------- compressed keys, states by row
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("ratio", [2, 4, 128])
+@pytest.mark.parametrize("next_n", [1, 3])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_lengths_that_count_keys(width: int, next_n: int, ratio: int, path: str) -> None:
+    """Rows of scores to several keys select as rows whose lengths count scores."""
+    skip_unserved(path, width)
+    requests, k = 4, 512
+    logits = normal(requests * next_n, width)
+    keys = int32(ratio * width + ratio - 1, ratio * (k + 1), next_n, INT32.max)
+    row = torch.arange(requests * next_n, device="cuda")
+    seen = (keys.to(torch.int64)[row // next_n] - next_n + row % next_n + 1).clamp(min=0)
+    scores = (seen // ratio).clamp(max=width).to(torch.int32)
+    by_row = seen.to(torch.int32)
+    for lengths in (keys, by_row):
+        state = new_state(requests, k)
+        for _ in range(2):
+            counts = torch.full((requests * next_n,), POISON, dtype=torch.int32, device="cuda")
+            got = run(
+                logits, lengths, k, next_n=next_n, path=path, state=state, counts=counts, compress_ratio=ratio
+            )
+            # Every row is a request here, because its length counts what it sees.
+            assert wrong_rows(got, logits, scores, k) == []
+            assert torch.equal(counts, scores.clamp(max=k))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_states_by_row_leave_the_slots_alone(width: int, dtype: torch.dtype) -> None:
+    """Each row leaves what it would leave as a request of its own, and no slot changes."""
+    requests, next_n, k = 3, 2, 512
+    rows = requests * next_n
+    logits, lengths = normal(rows, width, dtype), int32(width, k + 1, width - 5)
+    state, alone = new_state(requests, k), new_state(rows, k)
+    visible = visible_lengths(logits, lengths, next_n).to(torch.int32)
+    for _ in range(3):
+        before = state.words.clone()
+        alone.words.copy_(before.repeat_interleave(next_n, dim=0))
+        guarded = torch.full((rows + 2, 4), float(POISON), device="cuda")
+        got = run(logits, lengths, k, next_n=next_n, state=state, next_state=guarded[1:-1])
+        assert wrong_rows(got, logits, lengths, k, next_n) == []
+        assert torch.equal(state.words, before)
+        assert bool((guarded[[0, -1]] == POISON).all())
+        run(logits, visible, k, state=alone)
+        left, expected = guarded[1:-1], alone.words
+        selected = visible > k
+        # A window of a short row is the first number alone.
+        whole = selected & (expected[:, 0] >= 0)
+        assert torch.equal(left[whole], expected[whole])
+        assert torch.equal(left[selected, 0], expected[selected, 0])
+        assert bool((left[~selected, 0] == STATE_UNKNOWN).all())
+        accepted = int32(1, 2, 2)
+        state.accept(guarded[1:-1].clone(), torch.arange(requests, device="cuda"), accepted)
+        last = torch.arange(requests, device="cuda") * next_n + accepted - 1
+        assert torch.equal(state.words[:, 0], left[last, 0])

@@ -84,6 +84,7 @@ struct TopkParams {
   int64_t* phase_clocks;  // [rows, 8] or null; written only by builds with GVR_PHASE_TIMING
   int32_t pages_per_request;
   int32_t rows;
+  int32_t compress_ratio;  // keys to a score: lengths count keys, rows hold scores
   Dtype dtype;
   bool row_lengths;     // `seq_lens` holds the visible length of each row
   bool quantile_guess;  // paper's kernel: T0 from the (1 - alpha) quantile instead of the mean

@@ -90,14 +90,15 @@ enum class Family : int32_t {
 };
 
 constexpr int32_t kClusterThreads = 512;
-constexpr int32_t kValuesPerThread = 16;      // of one step, in a lane's registers
-constexpr int32_t kWideValuesPerThread = 32;  // where 16 are too few
-constexpr int32_t kFewValuesPerThread = 8;    // of the shortest rows,
-constexpr int32_t kMostValuesPerThread = 64;  // and of the longest that one CTA holds
+// Elements of a row that one thread holds in registers: kernels are compiled for these numbers.
+constexpr int32_t kMinValuesPerThread = 8;
+constexpr int32_t kValuesPerThread = 16;
+constexpr int32_t kWideValuesPerThread = 32;
+constexpr int32_t kMaxValuesPerThread = 64;
 constexpr int32_t kStepElements = kClusterThreads * kValuesPerThread;
 constexpr int32_t kMaxClusterSize = 16;
-// Words per thread under way while a long row streams through shared memory: 96 KB, enough to keep DRAM
-// busy. Consumer Blackwell (120), with 99 KB for a block, loads without such a ring.
+// Tiles per warp that are being loaded at once while a long row streams through shared memory. They take 96
+// KB, which keeps DRAM busy. Consumer Blackwell (120) has 99 KB for a block and loads without such a ring.
 constexpr int32_t kRingDepth = 3;
 
 struct PlanInput {
@@ -106,7 +107,7 @@ struct PlanInput {
   int64_t k;
   Dtype dtype;
   Path path;
-  int32_t sm_count;  // SMs that the stream's context may use: the device's, or fewer in a green context
+  int32_t sm_count;  // SMs that the stream's context may use: all of the device, or fewer in a green context
   int32_t arch;
   int32_t forced_ctas;  // 0: decide; otherwise CTAs per row of the cluster family (1, 2, 4, 8, 16)
   int32_t max_ctas;     // 0: no cap; otherwise CTAs per row at most (1, 2, 4, 8, 16), see choose_ctas
@@ -120,10 +121,10 @@ struct Plan {
   int32_t values_per_thread;
   int32_t list_capacity;       // candidate keys one CTA can receive
   int32_t candidate_capacity;  // elements one CTA can collect for selection
-  int32_t masks;       // selection masks of one CTA, for rows that do not fit in registers; 0 when they do
-  int32_t ring_depth;  // words per thread under way, the stream kernel's own apart; 0: loads go to registers
-  // Results of one row that can be staged in shared memory, min(k, width): a row that is no longer than k is
-  // written without being selected from, so k alone does not bound what a narrow buffer needs.
+  int32_t masks;       // selection masks of one CTA for rows that do not fit its registers; 0 if they do
+  int32_t ring_depth;  // kRingDepth, or 0: loads go to registers. The streaming kernel always has a pipeline
+  // Results of one row that are staged in shared memory: min(k, width), because a row that is no longer than
+  // k is written without being selected from.
   int32_t staged;
 };
 
@@ -133,9 +134,9 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t log2_of(int32_t power_of_two) {
   return log2;
 }
 
-// Elements of one warp's share of a row: warps own contiguous spans, so that (CTA, warp, position)
-// is index order. Spans are whole 128- or 256-element groups (32 lanes x 16 bytes). Shifts, because
-// the kernel computes it too and a division is not cheap there.
+// Elements of one warp's share of a row. Warps own contiguous spans, so that (CTA, warp, position) is index
+// order. Spans are whole groups of 32 lanes x 16 bytes. The kernels compute this too, so it shifts instead of
+// dividing.
 GVR_TOPK_HOST_DEVICE constexpr int32_t warp_span(int32_t n, int32_t log2_ctas, int32_t element_bytes) {
   const int32_t log2_warps = log2_ctas + log2_of(kClusterThreads / 32);
   const int32_t share = (n + (1 << log2_warps) - 1) >> log2_warps;
@@ -149,12 +150,12 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t steps_of(int32_t span) {
   return (span + 32 * kValuesPerThread - 1) / (32 * kValuesPerThread);
 }
 
-// Clusters of 16 need the non-portable size, and the ring and the four-phase kernel 227 KB of shared
-// memory; consumer Blackwell offers neither.
+// Consumer Blackwell offers neither clusters of 16, which need the non-portable size, nor the 227 KB of
+// shared memory that the ring and the paper's kernel need.
 GVR_TOPK_HOST_DEVICE constexpr bool is_small_arch(int32_t arch) { return arch >= 120; }
 GVR_TOPK_HOST_DEVICE constexpr int32_t max_cluster_size(int32_t arch) { return is_small_arch(arch) ? 8 : 16; }
 
-// One CTA's masks, two bytes for 16 elements, must fit its shared memory.
+// The selection masks of one CTA, two bytes for 16 elements, must fit its shared memory.
 constexpr int64_t kMaxElementsPerCta = int64_t{1} << 20;
 constexpr int64_t kMaxElementsPerSmallCta = int64_t{1} << 18;
 GVR_TOPK_HOST_DEVICE constexpr int64_t max_elements_per_cta(int32_t arch) {
@@ -189,58 +190,60 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
   return PlanProblem::kNone;
 }
 
-// One CTA's are rows up to here, for two or more are not faster, and, where rows are so many that clusters
-// would be of two, all that one CTA can hold. No hint is used for them, but the k-th value of the last step.
-constexpr int64_t kSingleWidth = 16384;
-constexpr int64_t kMostSingleWidth = int64_t{kClusterThreads} * kMostValuesPerThread;
+// Rows of buffers up to kSmallRowWidth take one CTA, because two or more are not faster. Where there are so
+// many rows that clusters would have two CTAs, rows up to kMaxSmallRowWidth take one, which is all that it
+// can hold.
+constexpr int64_t kSmallRowWidth = 16384;
+constexpr int64_t kMaxSmallRowWidth = int64_t{kClusterThreads} * kMaxValuesPerThread;
 
-// CTAs per row: only as many as half the SMs can take: a cluster lives in one GPC of 16 or 18 SMs, so large
-// clusters never fill the chip, and a second wave costs more than halving the cluster. Clusters of two fill
-// it, and where two for each row do not fit, one does. Enough, though, that the selection masks of one CTA
-// fit. In the sweep (eval/results/h200/tune.json) no other size is faster by more than a twentieth.
-// `max_ctas` caps the size, because a cluster starts only when one GPC has room for all of it: 16 CTAs wait
-// for a whole free GPC, and where another kernel holds 32 SMs or more they wait until it ends; 8 CTAs still
-// start beside 64 held SMs and 4 beside 96 (measured on an H200). A row too wide for the cap takes the
-// smallest size that holds it.
+// CTAs per row. All rows together take at most half of the SMs: a cluster lives in one GPC of 16 or 18 SMs,
+// so large clusters never fill the chip, and a second wave costs more than halving the cluster. Clusters of
+// two do fill it, and where even those do not fit, each row takes one CTA. The selection masks of one CTA
+// must fit, though. In the sweep (eval/results/h200/tune.json) no other size is faster by more than a
+// twentieth. `max_ctas` caps the size, because a cluster starts only when one GPC has room for all of it: 16
+// CTAs wait for a whole free GPC, and while another kernel occupies 32 SMs or more they wait until it ends; 8
+// CTAs still start beside 64 occupied SMs and 4 beside 96 (measured on an H200). A row too wide for the cap
+// takes the smallest size that holds it.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
-  if (in.width <= kSingleWidth) return 1;
+  if (in.width <= kSmallRowWidth) return 1;
   const int32_t largest = max_cluster_size(in.arch);
   const int32_t most = in.max_ctas > 0 && in.max_ctas < largest ? in.max_ctas : largest;
   int32_t ctas = most;
   while (ctas > 2 && in.rows * ctas > in.sm_count / 2) ctas /= 2;
-  if (in.rows * ctas > in.sm_count || (ctas == 2 && in.width <= kMostSingleWidth)) ctas = 1;
+  if (in.rows * ctas > in.sm_count || (ctas == 2 && in.width <= kMaxSmallRowWidth)) ctas = 1;
   while (ctas < largest && in.width > ctas * max_elements_per_cta(in.arch)) ctas *= 2;
   return ctas;
 }
 
-// Largest k of the stream kernel: one CTA's pool must take all that is selected and a wide bracket besides.
-constexpr int64_t kStreamMaxK = 2048;
-constexpr int64_t kWideBracket = 2048;
+// Largest k of the streaming kernel, whose candidate buffer must take, in one CTA, all that is selected and a
+// wide interval besides.
+constexpr int64_t kStreamingMaxK = 2048;
+constexpr int64_t kWideInterval = 2048;
 
-// `held`: elements per thread if registers are to hold the row.
-GVR_TOPK_HOST_DEVICE constexpr Family choose_family(const PlanInput& in, int32_t ctas, int64_t held) {
+// `per_thread`: elements that each thread would hold if registers held the row.
+GVR_TOPK_HOST_DEVICE constexpr Family choose_family(const PlanInput& in, int32_t ctas, int64_t per_thread) {
   if (in.path == Path::kPaperGvr) return Family::kPaperGvr;
   if (in.path == Path::kRadixRounds) return Family::kFallback;
-  if (ctas == 1 && held <= kMostValuesPerThread) return Family::kSmallRow;
-  if (held <= kValuesPerThread) return Family::kResident;
+  if (ctas == 1 && per_thread <= kMaxValuesPerThread) return Family::kSmallRow;
+  if (per_thread <= kValuesPerThread) return Family::kResident;
   if (is_small_arch(in.arch)) return Family::kFallback;
-  if (held <= kWideValuesPerThread) return Family::kResident;
-  return in.k <= kStreamMaxK ? Family::kStreaming : Family::kFallback;
+  if (per_thread <= kWideValuesPerThread) return Family::kResident;
+  return in.k <= kStreamingMaxK ? Family::kStreaming : Family::kFallback;
 }
 
-// Of the instantiations of a kernel, the smallest that holds the row; others work in steps.
-GVR_TOPK_HOST_DEVICE constexpr int32_t choose_values_per_thread(Family family, int64_t held) {
+// The smallest instantiation of a kernel that holds the row in registers. Other kernels work in steps.
+GVR_TOPK_HOST_DEVICE constexpr int32_t choose_values_per_thread(Family family, int64_t per_thread) {
   if (family != Family::kResident && family != Family::kSmallRow) return kValuesPerThread;
-  if (family == Family::kSmallRow && held <= kFewValuesPerThread) return kFewValuesPerThread;
-  if (held <= kValuesPerThread) return kValuesPerThread;
-  return held <= kWideValuesPerThread ? kWideValuesPerThread : kMostValuesPerThread;
+  if (family == Family::kSmallRow && per_thread <= kMinValuesPerThread) return kMinValuesPerThread;
+  if (per_thread <= kValuesPerThread) return kValuesPerThread;
+  return per_thread <= kWideValuesPerThread ? kWideValuesPerThread : kMaxValuesPerThread;
 }
 
-// Beyond this many selection masks (two bytes each) a long list no longer fits beside them, and beyond
-// this, a ring neither.
+// Beside more than kManyMasks selection masks (two bytes each) a long list does not fit, and beside more than
+// kMaxMasksWithRing a ring does not either.
 constexpr int32_t kManyMasks = 8192;
-constexpr int32_t kMostMasksWithRing = 32768;
+constexpr int32_t kMaxMasksWithRing = 32768;
 constexpr int32_t kLongList = 16384;
 
 GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
@@ -249,27 +252,26 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   plan.ctas_per_row = plan.path == Path::kPaperGvr ? 1 : choose_ctas(in);
   plan.threads = kClusterThreads;
   const int64_t threads = int64_t{plan.ctas_per_row} * kClusterThreads;
-  const int64_t held = (in.width + threads - 1) / threads;
-  plan.family = choose_family(in, plan.ctas_per_row, held);
-  plan.values_per_thread = choose_values_per_thread(plan.family, held);
+  const int64_t per_thread = (in.width + threads - 1) / threads;
+  plan.family = choose_family(in, plan.ctas_per_row, per_thread);
+  plan.values_per_thread = choose_values_per_thread(plan.family, per_thread);
   const int32_t steps = steps_of(
       warp_span(static_cast<int32_t>(in.width), log2_of(plan.ctas_per_row), element_bytes(in.dtype)));
   plan.masks = steps > 1 ? steps * kClusterThreads : 0;
-  // What is left of one SM's shared memory beside the ring and the masks of the longest rows; the
-  // four-phase kernel, which comes here only for rows its search gives up on, has its own candidates.
-  // Few CTAs share a list among few, and want their room for the pool of the stream kernel.
+  // The list takes what the ring and the masks of the longest rows leave of one SM's shared memory. In the
+  // streaming kernel of few CTAs the list is shared by few, and the candidate buffer needs the memory more.
   plan.list_capacity = plan.masks > kManyMasks ? 6144 : kLongList;
   if (plan.family == Family::kStreaming && plan.masks <= kManyMasks) {
     plan.list_capacity = plan.ctas_per_row <= 4 ? 8192 : 11264;
   }
   plan.candidate_capacity = 2560;
-  plan.ring_depth = plan.masks > 0 && plan.masks <= kMostMasksWithRing ? kRingDepth : 0;
+  plan.ring_depth = plan.masks > 0 && plan.masks <= kMaxMasksWithRing ? kRingDepth : 0;
   plan.staged = static_cast<int32_t>(in.k < in.width ? in.k : in.width);
   if (is_small_arch(in.arch)) {
     plan.list_capacity = 4096;
     plan.ring_depth = 0;
   }
-  if (plan.path == Path::kPaperGvr) {
+  if (plan.path == Path::kPaperGvr) {  // It uses these only for rows that its search gives up on.
     plan.list_capacity = 1024;
     plan.candidate_capacity = 512;
   }

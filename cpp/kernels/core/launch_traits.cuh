@@ -42,9 +42,11 @@ struct alignas(8) LaunchTraits {
     kCounts = 1 << 12,        // the number of items of each row is written
     kStateByRow = 1 << 13,    // the next state goes to a row of its own, and slots stay as they are
     kRadixOnly = 1 << 14,     // nothing is guessed
+    kCompressed = 1 << 15,    // several keys share a score
     kNoStateFlags = kAligned | kWholeVectors,
     kCommonFlags = kNoStateFlags | kUseHint | kReadsState | kWritesState,
-    kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow,
+    kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |
+        kCompressed,
   };
 
   uint32_t sizes;  // log2_ctas in the lowest 8 bits, list_capacity from bit 16 on
@@ -128,6 +130,7 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
   set(LaunchTraits::kDraftRows, p.next_n > 1);
   const bool slotted = set(LaunchTraits::kRowSlots, p.row_slot != nullptr);
   set(LaunchTraits::kRowLengths, p.row_lengths);
+  set(LaunchTraits::kCompressed, p.compress_ratio > 1);
   set(LaunchTraits::kCounts, p.counts != nullptr);
   set(LaunchTraits::kStateByRow, p.next_state != nullptr);
   set(LaunchTraits::kWritesState, p.state != nullptr || p.next_state != nullptr);

@@ -9,6 +9,7 @@
 
 #include "core/exchange.cuh"
 #include "core/histogram.cuh"
+#include "core/key_range.cuh"
 #include "core/row_view.cuh"
 
 namespace gvr_topk {
@@ -16,15 +17,14 @@ namespace gvr_topk {
 // The bins of one round, and how many of this thread's keys lie above its range.
 struct RadixBins {
   uint32_t* hist;
-  uint32_t base, range_length;
+  KeyRange range;
   int shift;
   uint32_t above = 0;
 
   __device__ __forceinline__ void add(uint32_t key) {
-    const uint32_t distance = key - base;
-    const bool inside = key >= base && distance <= range_length;
-    above += key >= base && !inside;
-    if (inside) atomicAdd(&hist[distance >> shift], 1u);
+    const bool inside = range.contains(key);
+    above += key >= range.base && !inside;
+    if (inside) atomicAdd(&hist[range.bin(key, shift)], 1u);
   }
 };
 
@@ -64,23 +64,24 @@ __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint3
 // them: so a masked row takes one round, and one of infinities two. The loop ends whatever it reads: a row
 // that is overwritten meanwhile may have no k-th key where one was counted.
 template <typename T, typename AddKeys>
-__device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, const KeyInterval& range,
+__device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, const KeyInterval& start,
                                                     uint32_t& exchanges, int& rounds, AddKeys add_keys) {
   constexpr int kMostRounds = 2 + (32 + kLog2RadixBins - 1) / kLog2RadixBins;
   Shared& sm = *ctx.shared;
-  if (range.hi <= kNegInfKey) return KeyInterval::only(kNegInfKey);
-  if (range.lo > kPosInfKey) return KeyInterval::only(kMaxKey);
-  uint32_t base = max(range.lo, kLeastFiniteKey);
-  uint32_t range_length = max(min(range.hi, kMostFiniteKey), base) - base;
-  if (base > kMostFiniteKey) base = kPosInfKey, range_length = kMaxKey - kPosInfKey;
+  if (start.hi <= kNegInfKey) return KeyInterval::only(kNegInfKey);
+  if (start.lo > kPosInfKey) return KeyInterval::only(kMaxKey);
+  const KeyRange above_finite{kPosInfKey, kMaxKey - kPosInfKey};
+  const uint32_t base = max(start.lo, kLeastFiniteKey);
+  KeyRange range{base, max(min(start.hi, kMostFiniteKey), base) - base};
+  if (base > kMostFiniteKey) range = above_finite;
   uint32_t rank = ctx.k;
   bool relative = false;  // Whether `rank` counts from the top of the range, not of the row.
 #pragma unroll 1
   for (int round = 0; round < kMostRounds; ++round) {
-    const int shift = max(0, 32 - __clz(range_length) - kLog2RadixBins);
+    const int shift = range.shift<kLog2RadixBins>();
     sm.hist[ctx.thread] = 0;
     __syncthreads();
-    RadixBins bins{sm.hist, base, range_length, shift};
+    RadixBins bins{sm.hist, range, shift};
     add_keys(bins);
     ++rounds;
     sum_over_cluster(ctx, bins.above, exchanges++ & 1);
@@ -93,21 +94,18 @@ __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, co
     }
     fits = __all_sync(0xffffffffu, fits);
     cluster_sync(ctx.ctas);  // All CTAs have read the lists and the sums.
-    if (is_above && base != kPosInfKey) {
-      base = kPosInfKey;
-      range_length = kMaxKey - kPosInfKey;
+    if (is_above && range.base != kPosInfKey) {
+      range = above_finite;
       continue;
     }
     if (!found) return KeyInterval::only(kNegInfKey);
-    if (base == kPosInfKey) return KeyInterval::only(hit.bin == 0 ? kPosInfKey : kMaxKey);
+    if (range.base == kPosInfKey) return KeyInterval::only(hit.bin == 0 ? kPosInfKey : kMaxKey);
     rank -= above_range + hit.above;
     relative = true;
-    const uint32_t offset = hit.bin << shift;
-    base += offset;
-    range_length = min(range_length - offset, (1u << shift) - 1);
-    if (range_length == 0 || fits) break;
+    range.narrow(hit.bin, shift);
+    if (range.length == 0 || fits) break;
   }
-  return KeyInterval{base, base + range_length, kGuessNone};
+  return KeyInterval{range.base, range.base + range.length, kGuessNone};
 }
 
 // The same over all elements of the row.

@@ -122,6 +122,16 @@ __device__ __forceinline__ int unseen_by(const TopkParams& p, const LaunchTraits
   return p.next_n - 1 - (row - request * p.next_n);
 }
 
+// Number of scores that a row may select from: of `length` keys it does not see the last ones. No length
+// overflows.
+__device__ __forceinline__ int visible_length(const TopkParams& p, const LaunchTraits& traits, int row,
+                                              int request, int length) {
+  const int unseen = unseen_by(p, traits, row, request);
+  if (length <= unseen) return 0;
+  const int keys = length - unseen;
+  return min(traits.has(LaunchTraits::kCompressed) ? keys / p.compress_ratio : keys, p.width);
+}
+
 __device__ __forceinline__ int32_t* stats_of(const TopkParams& p, const LaunchTraits& traits, int row) {
   return traits.has(LaunchTraits::kStats) ? p.stats + row * kStatColumns : nullptr;
 }
@@ -164,7 +174,7 @@ struct RowJob {
   __device__ __forceinline__ void agree_on_length(const TopkParams& p, const LaunchTraits& traits) {
     Shared& sm = *ctx.shared;
     if (ctx.thread == 0) {
-      const int length = visible_length(p, seq_len, unseen_by(p, traits, row, request));
+      const int length = visible_length(p, traits, row, request, seq_len);
       sm.facts.length = length;
       if (traits.has(LaunchTraits::kCounts) && ctx.rank == 0) p.counts[row] = min(length, ctx.k);
     }

@@ -30,12 +30,6 @@ __device__ __forceinline__ RowView<T> row_buffer(const TopkParams& p, bool align
   return RowView<T>{data, p.width, aligned};
 }
 
-// Number of elements of a row that may be selected: `length`, less the last `unseen` ones. No length
-// overflows.
-__device__ __forceinline__ int visible_length(const TopkParams& p, int length, int unseen) {
-  return length > unseen ? min(length - unseen, p.width) : 0;
-}
-
 // First position of vector `j` of this lane, in the tile that starts at `begin`.
 template <typename T>
 __device__ __forceinline__ int vec_position(int begin, int j, int lane) {

@@ -5,6 +5,7 @@
 #include "core/config.cuh"
 #include "core/histogram.cuh"
 #include "core/key_interval.cuh"
+#include "core/key_range.cuh"
 #include "core/lane_ranks.cuh"
 #include "core/row_context.cuh"
 
@@ -82,19 +83,21 @@ __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const 
   const uint32_t tie_key = interval.tie_key();
   // The range is of keys without their invariant low bits. It lies above the absent key, whose distance
   // wraps.
-  uint32_t base = interval.lo >> kInvariant;
-  if (whole_key<T>(base) < interval.lo) ++base;  // Nothing below the interval belongs to it.
-  uint32_t range_length = (interval.hi >> kInvariant) - base;
+  KeyRange range{interval.lo >> kInvariant, 0};
+  if (whole_key<T>(range.base) < interval.lo) ++range.base;  // Nothing below the interval belongs to it.
+  range.length = (interval.hi >> kInvariant) - range.base;
+  // The tie key is counted, not listed.
+  const auto has_tie_key = [&] { return tie_key != kAbsentKey && range.contains(tie_key >> kInvariant); };
   uint32_t rank = result.rank;
   uint32_t inside = result.inside;
   bool cleared = true;  // The histogram and `small_count` were cleared before the lists were made.
 #pragma unroll 1
-  while (range_length != 0 && rank != inside) {
+  while (range.length != 0 && rank != inside) {
     if (inside <= kRankDirectly) {
       listed.for_each([&](uint32_t x) {
-        if ((x >> kInvariant) - base <= range_length) add_small(sm, x);
+        if (range.contains(x >> kInvariant)) add_small(sm, x);
       });
-      if (ctx.thread == 0 && tie_key != kAbsentKey && (tie_key >> kInvariant) - base <= range_length) {
+      if (ctx.thread == 0 && has_tie_key()) {
         for (uint32_t i = 0; i < min(result.equal, uint32_t{kRankDirectly}); ++i) {
           add_small(sm, tie_key);
         }
@@ -102,7 +105,7 @@ __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const 
       __syncthreads();
       return threshold_of_few(sm, rank, static_cast<int>(inside), ctx.lane);
     }
-    const int shift = max(0, 32 - Histogram::kLog2Bins - __clz(range_length));
+    const int shift = range.shift<Histogram::kLog2Bins>();
     if (!cleared) {
       __syncthreads();  // All threads have located the last rank.
       sm.keys.template clear<kThreads>();
@@ -110,27 +113,22 @@ __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const 
     }
     cleared = false;
     listed.for_each([&](uint32_t x) {
-      const uint32_t distance = (x >> kInvariant) - base;
-      sm.keys.add(distance <= range_length ? distance >> shift : Histogram::kBins);
+      const uint32_t key = x >> kInvariant;
+      sm.keys.add(range.contains(key) ? range.bin(key, shift) : Histogram::kBins);
     });
-    if (ctx.thread == 0 && tie_key != kAbsentKey && (tie_key >> kInvariant) - base <= range_length) {
-      sm.keys.add(((tie_key >> kInvariant) - base) >> shift, result.equal);
+    if (ctx.thread == 0 && has_tie_key()) {
+      sm.keys.add(range.bin(tie_key >> kInvariant, shift), result.equal);
     }
     __syncthreads();
     ++rounds;
     const BinHit hit = sm.keys.locate(rank, ctx.thread);
     rank -= hit.above;
     inside = hit.count;
-    const uint32_t offset = hit.bin << shift;
-    base += offset;
-    range_length = min(range_length - offset, (1u << shift) - 1);
+    range.narrow(hit.bin, shift);
     // Around zero keys lie far apart: rounds would go on where only ties of the tie key are left.
-    if (tie_key != kAbsentKey && inside == result.equal && (tie_key >> kInvariant) - base <= range_length) {
-      base = tie_key >> kInvariant;
-      range_length = 0;
-    }
+    if (inside == result.equal && has_tie_key()) range.narrow_to_key(tie_key >> kInvariant);
   }
-  return Threshold{whole_key<T>(base), rank, inside};
+  return Threshold{whole_key<T>(range.base), rank, inside};
 }
 
 }  // namespace gvr_topk

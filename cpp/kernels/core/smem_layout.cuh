@@ -135,12 +135,12 @@ inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
          traits.list_capacity() + kMaxCounted < 1 << 16 &&
          (plan.family != Family::kStreaming ||
           (layout.buffer_chunks * kChunkBytes >= (kMaxProbes - 1) * kThreads * sizeof(uint4) &&
-           layout.buffer_chunks >= (kStreamMaxK + kWideBracket) / kChunk + kWarps));
+           layout.buffer_chunks >= (kStreamingMaxK + kWideInterval) / kChunk + kWarps));
 }
-static_assert(fits(90, kMaxElementsPerCta, 1, kStreamMaxK) && fits(90, kMaxElementsPerCta, 1, kMaxWidth));
-static_assert(fits(90, kMaxElementsPerCta / 2, 1, kMaxWidth) && fits(90, kMaxWidth / 4, 1, kStreamMaxK));
-static_assert(fits(90, kMaxWidth / 8, 4, kStreamMaxK) && fits(90, kMaxWidth, 16, kStreamMaxK));
-static_assert(fits(90, kMaxWidth / 8, 16, kStreamMaxK));  // in registers
-static_assert(fits(120, kMaxElementsPerSmallCta, 1, kStreamMaxK) && fits(120, kMaxWidth, 8, kMaxWidth));
+static_assert(fits(90, kMaxElementsPerCta, 1, kStreamingMaxK) && fits(90, kMaxElementsPerCta, 1, kMaxWidth));
+static_assert(fits(90, kMaxElementsPerCta / 2, 1, kMaxWidth) && fits(90, kMaxWidth / 4, 1, kStreamingMaxK));
+static_assert(fits(90, kMaxWidth / 8, 4, kStreamingMaxK) && fits(90, kMaxWidth, 16, kStreamingMaxK));
+static_assert(fits(90, kMaxWidth / 8, 16, kStreamingMaxK));  // in registers
+static_assert(fits(120, kMaxElementsPerSmallCta, 1, kStreamingMaxK) && fits(120, kMaxWidth, 8, kMaxWidth));
 
 }  // namespace gvr_topk

@@ -2,6 +2,7 @@
 // threshold (paper, section 4.2.1): their mean, or the quantile that last step's hit share points to.
 #pragma once
 
+#include "core/key_range.cuh"
 #include "core/lane_ranks.cuh"
 #include "paper_gvr/block.cuh"
 
@@ -31,27 +32,24 @@ struct GuessSample {
 __device__ __forceinline__ float order_statistic(PaperShared& sm, const GuessSample& sampled, float least,
                                                  float greatest, uint32_t rank) {
   SearchBins& bins = sm.guess;
-  uint32_t base = order_key(least);
-  uint32_t range_length = order_key(greatest) - base;
+  KeyRange range{order_key(least), order_key(greatest) - order_key(least)};
 #pragma unroll 1
   while (true) {
-    const int shift = max(0, 32 - kLog2Bins - __clz(range_length));
+    const int shift = range.shift<kLog2Bins>();
 #pragma unroll
     for (int i = 0; i < kHintPerThread; ++i) {
-      const uint32_t x = sampled.key[i] - base;
-      atomicAdd(&bins.fine[x <= range_length ? x >> shift : kBins], 1u);
+      const uint32_t x = sampled.key[i];
+      atomicAdd(&bins.fine[range.contains(x) ? range.bin(x, shift) : kBins], 1u);
     }
     __syncthreads();
     const BinHit hit = locate(bins, rank);
-    const uint32_t offset = hit.bin << shift;
     rank -= hit.above;
-    base += offset;
-    range_length = min(range_length - offset, (1u << shift) - 1);
-    if (range_length == 0) return key_to_float(base);
+    range.narrow(hit.bin, shift);
+    if (range.length == 0) return key_to_float(range.base);
     if (hit.count <= kSnapLimit) {
 #pragma unroll
       for (int i = 0; i < kHintPerThread; ++i) {
-        if (sampled.key[i] - base <= range_length) add_member(bins, sampled.key[i]);
+        if (range.contains(sampled.key[i])) add_member(bins, sampled.key[i]);
       }
       __syncthreads();
       const int lane = threadIdx.x & 31;

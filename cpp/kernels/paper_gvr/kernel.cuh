@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   RowFacts& facts = ctx.shared->facts;
   if (threadIdx.x == 0) {
     const int length = p.seq_lens[traits.has(LaunchTraits::kRowLengths) ? row : request];
-    facts.length = visible_length(p, length, unseen_by(p, traits, row, request));
+    facts.length = visible_length(p, traits, row, request, length);
     if (traits.has(LaunchTraits::kCounts)) p.counts[row] = min(facts.length, p.k);
     facts.slot = checked_slot(p, traits, load_requested_slot(p, traits, row, request));
     const bool fed = facts.slot >= 0 && p.state != nullptr;

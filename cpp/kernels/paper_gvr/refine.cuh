@@ -1,6 +1,7 @@
 // Phase 4, refine: snap to the exact k-th value, and select (paper, section 4.2.4).
 #pragma once
 
+#include "core/key_range.cuh"
 #include "core/lane_ranks.cuh"
 #include "core/output_writer.cuh"
 #include "fallback/emit.cuh"
@@ -73,32 +74,31 @@ __device__ __forceinline__ Snap split_bin(Block& block, const Candidates& candid
     block.sync();
     bottom = block.reduce<Reduce::kMin>(0);
     top = block.reduce<Reduce::kMax>(1);
-    const uint32_t span = top - bottom;
-    if (span == 0) return Snap{bottom, scans + 1};
-    const int shift = max(0, 32 - kLog2Bins - __clz(span));
+    KeyRange range{bottom, top - bottom};
+    if (range.length == 0) return Snap{bottom, scans + 1};
+    const int shift = range.shift<kLog2Bins>();
     clear(bins);
     __syncthreads();
     for_each_candidate(candidates, count, [&](uint32_t x) {
-      atomicAdd(&bins.fine[x - bottom <= span ? (x - bottom) >> shift : kBins], 1u);
+      atomicAdd(&bins.fine[range.contains(x) ? range.bin(x, shift) : kBins], 1u);
     });
     __syncthreads();
     const BinHit hit = locate(bins, rank);
     ++scans;
     rank -= hit.above;
-    const uint32_t offset = hit.bin << shift;
-    const uint32_t edge = bottom + offset;
-    const uint32_t range_length = min(span - offset, (1u << shift) - 1);
+    range.narrow(hit.bin, shift);
     const bool few = hit.count <= kSnapLimit;
     bottom = 0xffffffffu, top = 0;
     for_each_candidate(candidates, count, [&](uint32_t x) {
-      if (x - edge > range_length) return;
+      if (!range.contains(x)) return;
       if (few) add_member(bins, x);
       bottom = min(bottom, x);
       top = max(top, x);
     });
     if (!few) continue;
     __syncthreads();
-    return walk_list(bins.member[block.lane], static_cast<int>(hit.count), rank, edge, scans, block.lane);
+    return walk_list(bins.member[block.lane], static_cast<int>(hit.count), rank, range.base, scans,
+                     block.lane);
   }
 }
 

@@ -106,12 +106,12 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   tile.make_keys();
   int rounds = guessed;
   uint32_t dense_bin = 0;
-  const KeyRange range = narrow_keys(ctx, tile, own.bins, rounds, dense_bin);
+  const RankedRange range = narrow_keys(ctx, tile, own.bins, rounds, dense_bin);
   split = split_at(tile, range);
-  kth = whole_key<T>(range.base);
+  kth = whole_key<T>(range.keys.base);
   clock.stamp();
   const bool tied = split.boundary_count > kRankDirectly;
-  if (next != nullptr) *next = window_around<T>(range.base, dense_bin, tied);
+  if (next != nullptr) *next = window_around<T>(range.keys.base, dense_bin, tied);
   select_and_emit([](uint32_t bits) { return whole_key<T>(bits); }, tied, false, rounds);
 }
 

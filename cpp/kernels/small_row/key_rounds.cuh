@@ -7,19 +7,20 @@
 // holds.
 #pragma once
 
+#include "core/key_range.cuh"
 #include "ptx/compare.cuh"
 #include "small_row/partition.cuh"
 #include "small_row/value_window.cuh"
 
 namespace gvr_topk::small_row {
 
-// The k-th key lies in [base, base + range_length], as the `rank`-th largest of `count` elements.
-struct KeyRange {
-  uint32_t base, range_length;
+// The k-th key lies in the range, as the `rank`-th largest of its `count` elements.
+struct RankedRange {
+  KeyRange keys;
   uint32_t rank, count;
 
   // The range has one key, or all of its elements are selected: then its lower end serves as the k-th key.
-  __device__ __forceinline__ bool is_done() const { return range_length == 0 || rank == count; }
+  __device__ __forceinline__ bool is_done() const { return keys.length == 0 || rank == count; }
 };
 
 template <typename T>
@@ -28,10 +29,10 @@ constexpr int kFirstShift = 32 - kInvariantBits<T> - kLog2Bins;
 // Narrows the range of the k-th key until it `is_done`, or holds few elements. `rounds` may count rounds that
 // failed before. `dense_bin` becomes the number of elements in the first round's bin.
 template <typename T, int kValues>
-__device__ __forceinline__ KeyRange narrow_keys(const RowContext<T>& ctx,
-                                                const RegisterTile<T, kValues>& tile, RoundBins& bins,
-                                                int& rounds, uint32_t& dense_bin) {
-  KeyRange range{0, kMaxKey >> kInvariantBits<T>, static_cast<uint32_t>(ctx.k), kMaxKey};
+__device__ __forceinline__ RankedRange narrow_keys(const RowContext<T>& ctx,
+                                                   const RegisterTile<T, kValues>& tile, RoundBins& bins,
+                                                   int& rounds, uint32_t& dense_bin) {
+  RankedRange range{{0, kMaxKey >> kInvariantBits<T>}, static_cast<uint32_t>(ctx.k), kMaxKey};
   int shift = kFirstShift<T>;
   bool first = true;
   // Counts into the bins of the range. Keys are shifted before the subtraction, because the range starts at a
@@ -49,35 +50,33 @@ __device__ __forceinline__ KeyRange narrow_keys(const RowContext<T>& ctx,
     uint32_t* const other = bins.set[~rounds & 1];
     const BinHit hit = locate(ctx, bins, bins.set[rounds & 1], other, rounds > 0, range.rank);
     ++rounds;
-    const uint32_t offset = hit.bin << shift;
-    range.base += offset;
-    range.range_length = min(range.range_length - offset, (1u << shift) - 1);
+    range.keys.narrow(hit.bin, shift);
     range.rank -= hit.above;
     range.count = hit.count;
     if (first) dense_bin = hit.count;
     if (range.is_done() || range.count <= kRankDirectly) return range;
     first = false;
-    shift = max(0, 32 - kLog2Bins - __clz(range.range_length));
-    const uint32_t outside = (range.range_length >> shift) + 1;
-    count(other, range.base >> shift, outside);
+    shift = range.keys.shift<kLog2Bins>();
+    const uint32_t outside = (range.keys.length >> shift) + 1;
+    count(other, range.keys.base >> shift, outside);
     if (outside < kBins) range.rank += other[outside];
   }
 }
 
 template <typename T, int kValues>
 __device__ __forceinline__ PartitionOf<RegisterTile<T, kValues>> split_at(
-    const RegisterTile<T, kValues>& tile, const KeyRange& range) {
+    const RegisterTile<T, kValues>& tile, const RankedRange& range) {
   PartitionOf<RegisterTile<T, kValues>> split;
   const bool takes_all = range.rank == range.count;
   const uint32_t limit =
-      takes_all ? range.base - 1 : range.base + range.range_length;  // The base is never zero.
+      takes_all ? range.keys.base - 1 : range.keys.base + range.keys.length;  // The base is never zero.
   split.rank = range.rank;
   split.boundary_count = takes_all ? 0 : range.count;
   split.above =
       tile.mask_of([&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_greater(sum, x, limit, bit); });
   if (!takes_all) {
     split.inside = tile.mask_of([&](float& sum, uint32_t x, float bit) {
-      ptx::set_bit_if_at_most(sum, x - range.base, range.range_length, bit);
+      ptx::set_bit_if_at_most(sum, x - range.keys.base, range.keys.length, bit);
     });
   }
   return split;

@@ -30,14 +30,14 @@ cudaError_t launch_tile(const TopkParams& params, const Plan& plan, const Launch
 template <typename T>
 cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
   switch (plan.values_per_thread) {
-    case kFewValuesPerThread:
-      return launch_tile<T, kFewValuesPerThread>(params, plan, target);
+    case kMinValuesPerThread:
+      return launch_tile<T, kMinValuesPerThread>(params, plan, target);
     case kValuesPerThread:
       return launch_tile<T, kValuesPerThread>(params, plan, target);
     case kWideValuesPerThread:
       return launch_tile<T, kWideValuesPerThread>(params, plan, target);
     default:
-      return launch_tile<T, kMostValuesPerThread>(params, plan, target);
+      return launch_tile<T, kMaxValuesPerThread>(params, plan, target);
   }
 }
 

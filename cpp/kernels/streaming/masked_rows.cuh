@@ -18,7 +18,7 @@ template <typename T>
 __device__ __forceinline__ int end_of_all(const RowContext<T>& ctx, const CandidateBuffer& buffer,
                                           uint32_t tie_quota) {
   Shared& sm = *ctx.shared;
-  static_assert(32 * kRadixBins >= kStreamMaxK, "one bit for each of the first k positions");
+  static_assert(32 * kRadixBins >= kStreamingMaxK, "one bit for each of the first k positions");
   uint32_t* const buffered = sm.hist;
   buffered[ctx.thread] = 0;
   __syncthreads();
