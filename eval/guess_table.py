@@ -29,7 +29,7 @@ from eval.common.tables import markdown_table
 from gvr_topk.arguments import FLAG_QUANTILE_GUESS, Arguments
 from gvr_topk.constants import Path as KernelPath
 from gvr_topk.constants import StatsColumn
-from gvr_topk.evaluation.reference import GuessKind, topk_row
+from gvr_topk.evaluation.paper_reference import GuessKind, topk_row
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator
 from gvr_topk.evaluation.trace import ScoreSource
 from gvr_topk.ops import launch

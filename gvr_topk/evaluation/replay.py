@@ -1,7 +1,7 @@
 """Run decode steps through the whole path a serving engine takes, and measure what the hint is worth.
 
 configuration -> gate -> `RequestSlots` -> op -> check against `oracle.sorted_topk`, step by step. Beside
-the op, the readable four phases (`reference.topk_row`) run with each hint offset and first guess, for
+the op, the readable four phases (`paper_reference.topk_row`) run with each hint offset and first guess, for
 the statistics that the paper reports.
 """
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from gvr_topk.config import GvrTopkConfig, ServeConfig
 from gvr_topk.constants import MAX_WIDTH, STATE_UNKNOWN, HintReason, StatsColumn
 from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.evaluation.reference import CAPACITY, GuessKind, RowStats, topk_row
+from gvr_topk.evaluation.paper_reference import CAPACITY, GuessKind, RowStats, topk_row
 from gvr_topk.evaluation.trace import ScoreSource
 from gvr_topk.ops import indexer_topk_decode
 from gvr_topk.policy import GateDecision, asks_for_hint, can_use_heuristic, parse_path

@@ -44,7 +44,7 @@ NOTE = (
     "* what the configuration asks for. Offset: added to every position of the last step's choice, which is "
     "the hint. T0, the first threshold, is the mean of the hinted scores, or their quantile by the hit ratio "
     "of the last step. Pass: counting the scores at or above a threshold. Snap: a round that narrows what is "
-    "left to k. These columns are the paper's algorithm (gvr_topk.evaluation.reference). "
+    "left to k. These columns are the paper's algorithm (gvr_topk.evaluation.paper_reference). "
     "Paper: DeepSeek-V3.2 scores, N about 70,690, first threshold the mean of the hint, offset 0; hit "
     "ratio of layers 20-60 / 0-1. The traces of this project are scores of SmolLM2 under a distilled "
     "indexer, not of DeepSeek: compare the shape, not the digits."

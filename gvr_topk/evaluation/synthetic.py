@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from gvr_topk.evaluation.reference import CAPACITY
+from gvr_topk.evaluation.paper_reference import CAPACITY
 
 Floats = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]

@@ -14,7 +14,7 @@ from gvr_topk import contract, cpu
 from gvr_topk.config import parse_config
 from gvr_topk.constants import HintReason, StatsColumn
 from gvr_topk.evaluation import replay as replay_module
-from gvr_topk.evaluation.reference import topk_row
+from gvr_topk.evaluation.paper_reference import topk_row
 from gvr_topk.evaluation.replay import Variant, replay, summarize
 from gvr_topk.evaluation.trace import ScoreSource, shipped_trace
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gvr_topk.evaluation.reference import CAPACITY
+from gvr_topk.evaluation.paper_reference import CAPACITY
 from gvr_topk.evaluation.synthetic import (
     LAYERS,
     Family,

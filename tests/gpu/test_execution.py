@@ -32,7 +32,7 @@ from gvr_topk.constants import (
 )
 from gvr_topk.contract import exact_topk
 from gvr_topk.cpu import to_slots
-from gvr_topk.evaluation.reference import DONE, topk_row
+from gvr_topk.evaluation.paper_reference import DONE, topk_row
 from gvr_topk.evaluation.synthetic import LayerGenerator, adversarial_hints, adversarial_rows
 from gvr_topk.ops import launch
 from gvr_topk.state import TopkState

@@ -60,7 +60,11 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/policy.py": ("test_policy.py",),
     "gvr_topk/request_slots.py": ("test_request_slots.py",),
     "gvr_topk/state.py": ("test_state.py",),
-    "gvr_topk/evaluation/reference.py": ("test_reference.py", "-k", "not shipped and not adversarial"),
+    "gvr_topk/evaluation/paper_reference.py": (
+        "test_paper_reference.py",
+        "-k",
+        "not shipped and not adversarial",
+    ),
     "gvr_topk/evaluation/trace.py": ("test_trace.py",),
 }
 

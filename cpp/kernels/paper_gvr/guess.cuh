@@ -9,7 +9,8 @@
 namespace gvr_topk::paper_gvr {
 
 // The quantile aims below the k-th value, by this share of the hint's misses: if it aimed at the k-th value
-// itself, half of the guesses would fall just short of k (gvr_topk.evaluation.reference.QUANTILE_MARGIN).
+// itself, half of the guesses would fall just short of k
+// (gvr_topk.evaluation.paper_reference.QUANTILE_MARGIN).
 constexpr double kQuantileMargin = 0.75;
 
 struct Guess {

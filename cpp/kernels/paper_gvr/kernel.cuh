@@ -1,5 +1,5 @@
 // Selects the top k as the paper's kernel does, exactly: this is the documented baseline, and
-// gvr_topk.evaluation.reference its readable model.
+// gvr_topk.evaluation.paper_reference its readable model.
 //
 // Grid: one CTA of 512 threads per row.
 //

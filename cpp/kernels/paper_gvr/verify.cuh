@@ -1,6 +1,6 @@
 // Phase 2, verify: finds a threshold that at least k and at most 6144 elements reach (paper, section 4.2.2).
-// Its steps and their float32 arithmetic are those of gvr_topk.evaluation.reference, so both take the same
-// passes.
+// Its steps and their float32 arithmetic are those of gvr_topk.evaluation.paper_reference, so both take the
+// same passes.
 #pragma once
 
 #include <type_traits>

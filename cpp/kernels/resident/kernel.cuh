@@ -5,7 +5,7 @@
 //
 // Phases:
 // - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
-//   from the hint, or from a sample of the row (core/guess.cuh);
+//   or from a sample of the row (core/guess.cuh);
 // - verify: every element is compared with it in registers, and one exchange tells all CTAs the counts;
 // - collect: elements inside the interval are listed, as keys, in every CTA (resident/count_and_emit.cuh);
 // - refine: the exact k-th key is found among the listed ones (core/select.cuh);

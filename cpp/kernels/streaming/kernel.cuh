@@ -6,7 +6,7 @@
 //
 // Phases:
 // - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
-//   from the hint, or from a sample of the row (core/guess.cuh);
+//   or from a sample of the row (core/guess.cuh);
 // - collect: each warp streams its part of the row and keeps, in index order, what is at or above the
 //   interval's lower end (streaming/async_pipeline.cuh, streaming/candidate_buffer.cuh);
 // - verify: candidates are counted above the interval and listed inside, and one exchange joins the CTAs;

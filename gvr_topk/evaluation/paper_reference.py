@@ -1,7 +1,8 @@
-"""The four phases of Guess-Verify-Refine on one row, exact and readable (paper section 4).
+"""The paper's four phases on one row, exact and readable (Guess-Verify-Refine, section 4).
 
-This is the algorithm's documentation and the model of the kernel that gives one CTA to a row: the
-same thresholds in the same order, hence the same counting passes. The result is the contract's
+This is the model of the four-phase kernel, path ``"gvr"``, which gives one CTA to a row: the same
+thresholds in the same order, hence the same counting passes. What the other paths do is in
+`gvr_topk.evaluation.shipped_reference`. The result is the contract's
 (`gvr_topk.contract`) for every row and every hint; a hint decides only how many passes it takes.
 
 Arithmetic, so that a kernel can repeat it:

@@ -1,4 +1,4 @@
-"""The reference against the oracle: exact on every row and hint, and honest about its cost."""
+"""The paper's reference against the oracle: exact on every row and hint, and honest about its cost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gvr_topk.contract import exact_topk
-from gvr_topk.evaluation import reference
-from gvr_topk.evaluation.reference import CAPACITY, DONE, RowResult, topk_row
+from gvr_topk.evaluation import paper_reference as reference
+from gvr_topk.evaluation.paper_reference import CAPACITY, DONE, RowResult, topk_row
 from gvr_topk.evaluation.synthetic import adversarial_hints, adversarial_rows
 from gvr_topk.evaluation.trace import shipped_trace
 
