@@ -70,6 +70,7 @@ def plan(options: argparse.Namespace) -> list[Specification]:
                 churn=options.churn,
                 max_model_len=options.max_model_len,
                 memory=options.memory,
+                profile=options.profile and mode != COMPARE,
             )
         )
     return specifications
@@ -94,8 +95,9 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     try:
         run_command(command, log, timeout_s=seconds)
     except CommandError as error:
+        done = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
         failed = {"mode": spec.mode, "graphs": spec.graphs, "drafts": spec.drafts}
-        return failed | {"problem": f"{spec.name}: {error}"}
+        return failed | done | {"problem": f"{spec.name}: {error}"}
     finally:
         for name, value in before.items():
             if value is None:
@@ -169,6 +171,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--lengths", type=_numbers(1), default=[8192, 65536], help="tokens of each prompt")
     parser.add_argument("--steps", type=int, default=48, help="tokens that each request generates")
     parser.add_argument("--no-churn", dest="churn", action="store_false", help="leave the churn out")
+    parser.add_argument("--profile", action="store_true", help="time kernels, in modes stock and ours")
     parser.add_argument("--max-model-len", type=int, default=131072, help="longest row; its buffer's width")
     parser.add_argument("--memory", type=float, default=0.6, help="share of the GPU's memory")
     parser.add_argument("--seconds", type=float, default=900, help="longest time of one engine")
@@ -213,12 +216,20 @@ def report(engines: Sequence[dict[str, Any]], options: argparse.Namespace) -> di
 
 
 def _summary(spec: Specification, engine: dict[str, Any]) -> str:
-    if engine["problem"]:
-        return str(engine["problem"])
-    compared = engine.get("compared")
-    if not compared:
-        return f"{spec.name}: {len(engine['cases'])} cases"
-    return f"{spec.name}: {compared['rows_that_differ']} of {compared['rows']} rows differ"
+    lines = [str(engine["problem"])] if engine["problem"] else []
+    if compared := engine.get("compared"):
+        longer = f"{compared['rows_longer_than_k']} of them longer than k"
+        lines.append(
+            f"{spec.name}: {compared['rows_that_differ']} of {compared['rows']} rows differ, {longer}"
+        )
+    for case in engine.get("cases", ()):
+        figure = case.get("decode_ms_median")
+        lines.append(f"{spec.name}: {case['batch']} x {case['length']}: {figure} ms per step")
+        for name, times in ((case.get("profile") or {}).get("kernels") or {}).items():
+            lines.append(f"  {times['us_median']} us median of {times['calls']}, {name[:90]}")
+    if churn := engine.get("churn"):
+        lines.append(f"{spec.name}: churn: {churn['requests']} requests in {churn['slots']} slots")
+    return "\n".join(lines) or f"{spec.name}: no case"
 
 
 if __name__ == "__main__":

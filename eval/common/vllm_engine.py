@@ -9,9 +9,12 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import re
 import statistics
 import sys
+import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +37,12 @@ SAMPLE_EVERY = 61
 
 FIRST_STEPS = 3
 """Tokens that every request has before a step counts as one of decode alone."""
+
+PROFILED_STEPS = 16
+"""Steps of decode alone that are profiled."""
+
+TOP_K_KERNELS = re.compile(r"gvr|top_?k|radix", re.IGNORECASE)
+"""Kernels of a decode top-k, by name; those of a sampler may be among them."""
 
 COUNTS = ("rows", "rows_longer_than_k", "rows_that_differ")
 
@@ -61,6 +70,8 @@ class Specification:
     max_model_len : int
     memory : float
         Share of the GPU's memory that the engine takes.
+    profile : bool
+        Whether every case runs once more under the profiler, which times the kernels.
     """
 
     mode: str
@@ -74,6 +85,7 @@ class Specification:
     churn: bool
     max_model_len: int
     memory: float
+    profile: bool = False
 
     @property
     def name(self) -> str:
@@ -190,8 +202,61 @@ def prompts(count: int, lengths: Sequence[int], seed: int) -> list[list[int]]:
     return made
 
 
+class KernelTimes:
+    """Profiles a few steps of the engine and keeps the times of the kernels that look like a top-k."""
+
+    def __init__(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=activities)
+        self._steps = 0
+
+    def before_step(self) -> None:
+        """Start before the first step."""
+        if self._steps == 0:
+            self._profiler.start()
+        self._steps += 1
+
+    def after_step(self) -> None:
+        """Stop after the last step."""
+        if self._steps == PROFILED_STEPS:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self._profiler.stop()
+
+    def as_dict(self) -> dict[str, Any] | None:
+        """Calls and microseconds by kernel; None where there were too few steps."""
+        if self._steps < PROFILED_STEPS:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder) / "trace.json"
+            self._profiler.export_chrome_trace(str(trace))
+            events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+        times = defaultdict(list)
+        for event in events:
+            if event.get("cat") == "kernel":
+                times[event["name"][:160]].append(event["dur"])
+        kernels = {
+            name: {
+                "calls": len(spent),
+                "us_median": round(statistics.median(spent), 2),
+                "us_mean": round(statistics.mean(spent), 2),
+                "us_longest": round(max(spent), 2),
+            }
+            for name, spent in times.items()
+            if TOP_K_KERNELS.search(name)
+        }
+        total = sum(map(sum, times.values())) / PROFILED_STEPS
+        return {"steps": PROFILED_STEPS, "gpu_us_per_step": round(total, 1), "kernels": kernels}
+
+
 def run_requests(
-    engine: Any, make_parameters: Callable[[int], Any], requests: Sequence[list[int]], label: str
+    engine: Any,
+    make_parameters: Callable[[int], Any],
+    requests: Sequence[list[int]],
+    label: str,
+    kernels: KernelTimes | None = None,
 ) -> dict[str, Any]:
     """Run requests to their end.
 
@@ -203,6 +268,8 @@ def run_requests(
     requests : sequence of list of int
     label : str
         Part of the requests' names.
+    kernels : KernelTimes, optional
+        Sees the steps of decode alone.
 
     Returns
     -------
@@ -215,12 +282,18 @@ def run_requests(
     decode: list[float] = []
     steps = 0
     while engine.has_unfinished_requests():
+        decoding = len(have) == len(requests) and min(have.values()) >= FIRST_STEPS
+        profiled = kernels if decoding and len(decode) < PROFILED_STEPS else None
+        if profiled is not None:
+            profiled.before_step()
         begun = time.perf_counter()
         for output in engine.step():
             have[output.request_id] = len(output.outputs[0].token_ids)
         steps += 1
-        if len(have) == len(requests) and min(have.values()) >= FIRST_STEPS:
+        if decoding:
             decode.append(1e3 * (time.perf_counter() - begun))
+        if profiled is not None:
+            profiled.after_step()
     return {
         "tokens": sum(have.values()),
         "steps": steps,
@@ -230,8 +303,14 @@ def run_requests(
     }
 
 
-def run(spec: Specification) -> dict[str, Any]:
+def run(spec: Specification, keep: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
     """Start the engine and run every case.
+
+    Parameters
+    ----------
+    spec : Specification
+    keep : callable
+        Takes the result so far after each case, so that an engine that is stopped leaves what it has done.
 
     Returns
     -------
@@ -247,7 +326,9 @@ def run(spec: Specification) -> dict[str, Any]:
         stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
         stage.forward = comparison.wrap(stage.forward)
     vllm = importlib.import_module("vllm")
+    begun = time.perf_counter()
     engine = vllm.LLM(**engine_arguments(spec)).llm_engine
+    started = time.perf_counter() - begun
 
     def parameters(tokens: Callable[[int], int]) -> Callable[[int], Any]:
         return lambda number: vllm.SamplingParams(
@@ -256,36 +337,51 @@ def run(spec: Specification) -> dict[str, Any]:
 
     if comparison is not None:
         comparison.reset()
-    cases = []
+    cases: list[dict[str, Any]] = []
+    churn: dict[str, Any] | None = None
+    given = {
+        name: value for name, value in asdict(spec).items() if name not in ("model", "batches", "lengths")
+    }
+
+    def result() -> dict[str, Any]:
+        counters = importlib.import_module("gvr_topk.integrations.vllm").counters().as_dict()
+        return {
+            **given,
+            "vllm": vllm.__version__,
+            "start_s": round(started, 1),
+            "cases": cases,
+            "churn": churn,
+            "compared": None if comparison is None else comparison.as_dict(),
+            "calls": counters["calls"],
+            "slots": counters["requests"],
+        }
+
     for seed, (length, batch) in enumerate(itertools.product(spec.lengths, spec.batches)):
-        figures = run_requests(
-            engine, parameters(lambda number: spec.steps), prompts(batch, [length], seed), f"{length}x{batch}"
-        )
-        cases.append({"length": length, "batch": batch, **figures})
-    churn = None
+        requests, label = prompts(batch, [length], seed), f"{length}x{batch}"
+        figures = run_requests(engine, parameters(lambda number: spec.steps), requests, label)
+        case = {"length": length, "batch": batch, **figures}
+        cases.append(case)
+        keep(result())
+        if spec.profile:
+            times = KernelTimes()
+            enough = parameters(lambda number: FIRST_STEPS + PROFILED_STEPS + 8)
+            run_requests(engine, enough, requests, f"{label} profiled", times)
+            case["profile"] = times.as_dict()
+            keep(result())
     if spec.churn:
         slots = max(spec.batches)
         lengths = [2200 + 370 * step for step in range(7)]
         requests = prompts(slots + slots // 2 + 8, lengths, 1000)
-        churn = run_requests(engine, parameters(lambda n: 8 + 5 * (n * 5 % 9)), requests, "churn")
-        churn |= {"requests": len(requests), "slots": slots}
-    counters = importlib.import_module("gvr_topk.integrations.vllm").counters()
-    return {
-        **{
-            name: value for name, value in asdict(spec).items() if name not in ("model", "batches", "lengths")
-        },
-        "vllm": vllm.__version__,
-        "cases": cases,
-        "churn": churn,
-        "compared": None if comparison is None else comparison.as_dict(),
-        "calls": counters.as_dict()["calls"],
-    }
+        figures = run_requests(engine, parameters(lambda n: 8 + 5 * (n * 5 % 9)), requests, "churn")
+        churn = figures | {"requests": len(requests), "slots": slots}
+    return result()
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the specification in the first file, and write the second."""
-    specification, result = map(Path, arguments)
-    write_json(result, run(Specification(**json.loads(specification.read_text()))))
+    specification, target = map(Path, arguments)
+    spec = Specification(**json.loads(specification.read_text()))
+    write_json(target, run(spec, lambda result: write_json(target, result)))
 
 
 if __name__ == "__main__":

@@ -156,10 +156,62 @@ def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
         (300, 1, 6),
         (300, 3, 18),
     ]
-    assert result["cases"][1]["decode_steps"] == 4 and result["cases"][1]["decode_ms_median"] > 0
+    assert result["cases"][1]["decode_steps"] == 3 and result["cases"][1]["decode_ms_median"] > 0
     assert result["churn"]["requests"] == 12 > result["churn"]["slots"] == 3
     assert vllm_trial.problem(specification(), result, active=True) is None
     assert vllm_trial.verdict([result | {"problem": None}]) == 0
+
+
+def test_a_stopped_engine_leaves_what_it_has_done(vllm, tmp_path, monkeypatch):
+    given, result = tmp_path / "spec.json", tmp_path / "result.json"
+    kept = []
+    vllm_engine.run(
+        specification(OURS, profile=True, steps=30), lambda partial: kept.append(json.dumps(partial))
+    )
+    assert [len(json.loads(partial)["cases"]) for partial in kept] == [1, 1, 2, 2]
+    case = json.loads(kept[-1])["cases"][-1]
+    assert case["profile"] == {"steps": vllm_engine.PROFILED_STEPS, "gpu_us_per_step": 0.0, "kernels": {}}
+    given.write_text(json.dumps(specification(churn=False).__dict__))
+    vllm_engine.main([str(given), str(result)])
+    assert len(json.loads(result.read_text())["cases"]) == 2
+
+    def stopped(command, log, *, timeout_s):
+        Path(command[4]).write_text(kept[0])
+        raise CommandError(command, "no end after 9 s", log)
+
+    monkeypatch.setattr(vllm_trial, "run_command", stopped)
+    engine = vllm_trial.run_engine(specification(OURS), tmp_path, 9)
+    assert len(engine["cases"]) == 1 and "no end after 9 s" in engine["problem"]
+
+
+def test_times_of_kernels(monkeypatch):
+    names = [("kernel", "gvr_topk::select<2048>", 4.0), ("kernel", "gvr_topk::select<2048>", 6.0)]
+    names += [("kernel", "gemm", 70.0), ("cpu_op", "aten::topk", 9.0)]
+    events = [{"cat": kind, "name": name, "dur": spent} for kind, name, spent in names]
+
+    class Profiler:
+        def start(self):
+            pass
+
+        stop = start
+
+        def export_chrome_trace(self, path):
+            Path(path).write_text(json.dumps({"traceEvents": events}))
+
+    monkeypatch.setattr(torch.profiler, "profile", lambda activities: Profiler())
+    monkeypatch.setattr(vllm_engine, "PROFILED_STEPS", 2)
+    times = vllm_engine.KernelTimes()
+    times.before_step()
+    times.after_step()
+    assert times.as_dict() is None
+    times.before_step()
+    times.after_step()
+    kernel = {"calls": 2, "us_median": 5.0, "us_mean": 5.0, "us_longest": 6.0}
+    assert times.as_dict() == {
+        "steps": 2,
+        "gpu_us_per_step": 40.0,
+        "kernels": {"gvr_topk::select<2048>": kernel},
+    }
 
 
 def test_compare_sees_what_is_wrong(vllm, monkeypatch):

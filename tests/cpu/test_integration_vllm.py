@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from gvr_topk.integrations.vllm import hook as hook_module
 from gvr_topk.integrations.vllm import plugin
 from gvr_topk.integrations.vllm.hook import visible
 from gvr_topk.integrations.vllm.imports import Finder
-from gvr_topk.integrations.vllm.rows import RequestStates, owners_of_rows
+from gvr_topk.integrations.vllm.rows import RequestStates, _prefilling, owners_of_rows
 from gvr_topk.integrations.vllm.upstream import WATCHED, supported
 from gvr_topk.library import LibraryStatus
 
@@ -179,6 +180,49 @@ def test_a_request_keeps_its_slot_and_a_new_one_starts_afresh(vllm):
     assert integration.counters().requests["admitted"] == 3
 
 
+def test_a_step_without_drafts_is_no_start(vllm):
+    """A request with fewer rows than the first is among the prompts to vLLM, and keeps its slot."""
+    integration.register()
+    runner = Runner(layers=1, drafts=1)
+    first, second = runner.add("first", 100), runner.add("second", 120)
+    runner.step([], [first, second])
+    runner.step([first, second])
+    slots = states(runner).slots.row_slot[:4].tolist()
+    second.rows = 1
+    step = runner.step([first, second])
+    assert step.lengths.shape == (2,) and states(runner).slots.row_slot[:3].tolist() == [*slots[:2], -1]
+    second.rows = None
+    assert_exact(runner.step([first, second]), runner.topk)
+    assert states(runner).slots.row_slot[:4].tolist() == slots
+    assert integration.counters().requests["admitted"] == 2
+
+
+def test_a_cached_prompt_is_a_start(vllm):
+    """Its last token is a decode row, at a place that another request had."""
+    integration.register()
+    runner = Runner(layers=1)
+    first = runner.add("first", 100)
+    runner.step([], [first])
+    runner.step([first])
+    runner.finish(first)
+    second = runner.add("second", 80)
+    assert second.place == first.place
+    step = runner.step([second])
+    assert_exact(step, runner.topk)
+    assert integration.counters().requests["admitted"] == 2
+    runner.step([second])
+    assert integration.counters().requests["admitted"] == 2
+
+
+def test_prompts_where_vllm_does_not_say():
+    """Without flags, or with flags that would have to be read from the device, the split has to do."""
+    flags = torch.tensor([True, False, True])
+    assert _prefilling(SimpleNamespace(is_prefilling=flags), 3, 2) == [True, False, True]
+    for unknown in (None, torch.empty(3, device="meta"), flags[:2]):
+        assert _prefilling(SimpleNamespace(is_prefilling=unknown), 3, 2) == [False, False, True]
+    assert _prefilling(SimpleNamespace(), 3, 0) == [True] * 3
+
+
 def test_padding_rows_have_no_slot(vllm):
     integration.register()
     runner = Runner(layers=1)
@@ -193,13 +237,15 @@ def test_padding_rows_have_no_slot(vllm):
 
 
 def test_graphs_are_captured_with_the_tensors_of_later_steps(vllm):
-    """A batch without requests still takes the state, for what a graph captures stays in it."""
+    """A batch whose places are no requests' still takes the state, for what a graph captures stays in it."""
     integration.register()
     runner = Runner(layers=1)
     runner.dummy(3)
+    runner.step(runner.dummies(3, 200))  # with keys, as if they had run before
+    assert integration.counters().requests["admitted"] == 0
     kept = states(runner)
     address = kept.slots.row_slot.data_ptr()
-    assert kept.slots.row_slot.tolist() == [-1] * 8 and calls() == {(OURS, "hint"): 1}
+    assert kept.slots.row_slot.tolist() == [-1] * 8 and calls() == {(OURS, "hint"): 2}
     assert bool((kept.slots.words[:, :, 0] == STATE_UNKNOWN).all())
     runner.step([runner.add("a", 99)])
     assert kept.slots.row_slot.data_ptr() == address and int(kept.slots.row_slot[0]) >= 0
@@ -305,7 +351,7 @@ def common_of(runner, request):
     lengths = torch.tensor([request.length], dtype=torch.int32)
     none = torch.empty(0)
     places = torch.tensor([request.place]).numpy()
-    return runner.common(starts, starts, lengths, 1, 1, 1, request.length, none, none, places)
+    return runner.common(starts, starts, lengths, 1, 1, 1, request.length, none, none, req_idx=places)
 
 
 def test_chosen_backend_is_respected(vllm, log):
@@ -422,7 +468,7 @@ def test_layers_that_cannot_be_told_have_no_state(changed):
 
 
 def test_broken_metadata_costs_the_state_alone(changed, log):
-    with changed({BUILDER_FILE: ("        self.device = device\n", "")}):
+    with changed({"v1/attention/backend.py": ("        self.device = device\n", "")}):
         integration.register()
         runner = Runner()
         assert_exact(runner.step([runner.add("a", 300)]), runner.topk)

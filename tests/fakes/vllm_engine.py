@@ -51,6 +51,8 @@ class Request:
     name: str
     length: int
     place: int = -1
+    prompted: bool = False  # whether a step has worked on its prompt
+    rows: int | None = None  # of its next step, where not as many as the drafts say
 
 
 @dataclass
@@ -117,7 +119,9 @@ class Runner:
         )
         self.names = [f"model.layers.{i}.self_attn.indexer.k_cache" for i in range(layers)]
         self.device = torch.device(device)
-        self.builder = builders.DeepseekV32IndexerMetadataBuilder(None, self.names, config, self.device)
+        self.builder = builders.DeepseekV32IndexerMetadataBuilder(
+            None, self.names, config, self.device, block_table_width=8
+        )
         rows = max(seqs * (1 + drafts), 8) + 4
         self.lengths = torch.zeros(rows, dtype=torch.int32, device=device)  # one address, for captured graphs
         # All layers share it, and it is wider than what is chosen.
@@ -139,14 +143,20 @@ class Runner:
         self.free.append(request.place)
 
     def prepare(self, decode: Sequence[Request], prefill: Sequence[Request] = (), pads: int = 0) -> Any:
-        """Build metadata: decode rows first, then prompts, or requests that only fill a graph up."""
-        queries = [1 + self.drafts] * len(decode) + [9] * len(prefill)
+        """Build metadata: decode rows first, then prompts, or requests that only fill a graph up.
+
+        A request whose first step is a decode row had its prompt cached but for a token.
+        """
+        queries = [request.rows or 1 + self.drafts for request in decode] + [9] * len(prefill)
         requests = [*decode, *prefill]
         if pads:
             assert not prefill
             requests += [Request("pad", 0)] * pads
             queries += [0 if self.builder.use_flattening else 1 + self.drafts] * pads
         starts = torch.tensor([0, *np.cumsum(queries)], dtype=torch.int32)
+        prompts = [not request.prompted for request in decode] + [True] * len(prefill)
+        for request in [*decode, *prefill]:
+            request.prompted = True
         lengths = [request.length for request in requests]
         self.lengths[: len(requests)] = torch.tensor(lengths, dtype=torch.int32)
         common = self.common(
@@ -159,7 +169,9 @@ class Runner:
             max_seq_len=max(lengths, default=0),
             block_table_tensor=torch.empty(0),
             slot_mapping=torch.empty(0),
-            req_idx=np.array([r.place for r in [*decode, *prefill]], dtype=np.int32) if self.v2 else None,
+            is_prefilling=torch.tensor(prompts, dtype=torch.bool),
+            seq_lens_cpu_upper_bound=torch.tensor(lengths, dtype=torch.int32),
+            req_idx=np.array([r.place for r in [*decode, *prefill]], dtype=np.intp) if self.v2 else None,
         )
         return self.builder.build(common_prefix_len=0, common_attn_metadata=common)
 
@@ -195,11 +207,11 @@ class Runner:
 
     def dummy(self, requests: int) -> Any:
         """Build metadata for requests that are none, as before a graph is captured."""
-        v2, self.v2 = self.v2, False
-        try:
-            return self.step([Request("dummy", 0) for _ in range(requests)])
-        finally:
-            self.v2 = v2
+        return self.step(self.dummies(requests))
+
+    def dummies(self, count: int, length: int = 0) -> list[Request]:
+        """Requests of a batch that a graph is captured with: vLLM numbers their places from 0."""
+        return [Request("dummy", length, place, prompted=True) for place in range(count)]
 
     def _scores(self, shape: torch.Size) -> torch.Tensor:
         scores = (torch.randn(shape, generator=self.generator) * 3).round()  # few values: the k-th has ties

@@ -60,15 +60,13 @@ def test_one_graph_for_batches_that_change(runner: Runner) -> None:
     comparison = Comparison("cuda")
     ours = stage.forward
     stage.forward = comparison.wrap(ours)
-    v2, runner.v2 = runner.v2, False
     with torch.inference_mode():
-        captured = runner.prepare([runner.add(f"dummy {i}", WIDTH) for i in range(SEQS)])
+        captured = runner.prepare(runner.dummies(SEQS, WIDTH))
         runner.fill()
         runner.forward(captured)  # warms up
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             static = runner.forward(captured)
-        runner.v2, runner.free = v2, list(range(SEQS))
         comparison.reset()
         live = [runner.add("a", 30_000), runner.add("b", 300)]
         rows = 0

@@ -1,8 +1,10 @@
 """What is kept by request between the steps of one metadata builder, and which row belongs to which request.
 
 A builder serves the layers of one group of the KV cache. vLLM's V2 runner keeps each request at one place of
-its tables for as long as the request runs, and passes these places, ``req_idx``, with every batch. A place is
-given to another request later. It is known then that the request is new, for a request starts with a prefill.
+its tables for as long as the request runs, and passes these places, ``req_idx``, with every batch, and with
+``is_prefilling`` which of them still work on their prompts. A place is given to another request later. It is
+known then that the request is new, for every request has a step of its prompt, be it of one token that vLLM
+counts among the decode rows. The batches that graphs are captured with name places, too, but never a prompt.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class RequestStates:
         with torch.inference_mode(False):
             self.slots = RequestSlots(len(layers), requests, None, max_rows=max_rows, device=device)
         self._layers = {name: index for index, name in enumerate(layers)}
-        self._owners: Counter[int] = Counter()  # how many requests each place has had
+        self._owners: Counter[int | None] = Counter()  # how many requests each place has had; None is padding
         self._starting: set[int] = set()
 
     def __str__(self) -> str:
@@ -105,11 +107,12 @@ class RequestStates:
             None where the batch has no decode rows, or rows that are laid out in an unknown way.
         """
         decodes = int(metadata.num_decodes)
-        # A batch without requests of its own, such as one that a graph is captured with, has no req_idx.
+        # A draft model's batch has no req_idx.
         places = [] if common.req_idx is None else [int(place) for place in common.req_idx]
-        self._note_starts(places[:decodes], places[decodes:])
+        self._note_starts(places, _prefilling(common, len(places), decodes))
         owners, next_n = self._owners_of_rows(common, metadata, places[:decodes])
-        groups = [None if place is None else (place, self._owners[place]) for place in owners]
+        # A place without a prompt so far is one of a batch that a graph is captured with.
+        groups = [(place, self._owners[place]) if self._owners[place] else None for place in owners]
         before = [getattr(self.slots, event) for event in _EVENTS]
         row_slot = self.slots.set_rows(groups, next_n)  # without groups, too: a graph reads what was there
         for event, count in zip(_EVENTS, before, strict=True):
@@ -130,13 +133,27 @@ class RequestStates:
         owners, next_n = owners_of_rows(places, drafts, shape)
         return (owners, next_n) if len(owners) * next_n <= self.slots.row_slot.shape[0] else ([], 1)
 
-    def _note_starts(self, decoding: Sequence[int], prefilling: Sequence[int]) -> None:
+    def _note_starts(self, places: Sequence[int], prefilling: Sequence[bool]) -> None:
         """Give a place to a new owner when its request starts, once however many chunks its prompt has."""
-        self._starting.difference_update(decoding)
-        for place in prefilling:
-            if place not in self._starting:
+        for place, is_prefilling in zip(places, prefilling, strict=True):
+            if not is_prefilling:
+                self._starting.discard(place)
+            elif place not in self._starting:
                 self._starting.add(place)
                 self._owners[place] += 1
+
+
+def _prefilling(common: Any, count: int, decodes: int) -> list[bool]:
+    """Which of the first `count` requests of a batch still work on their prompts.
+
+    The split into decodes and others does not say: a prompt's last token may be a decode row, and a request
+    with fewer drafts than the others is no decode.
+    """
+    flags = getattr(common, "is_prefilling", None)
+    if flags is None or flags.device.type != "cpu" or flags.shape[0] < count:
+        return [row >= decodes for row in range(count)]
+    found: list[bool] = flags[:count].tolist()
+    return found
 
 
 def owners_of_rows(

@@ -5,6 +5,9 @@ class LayerName:
         self.value = value
 
 
+LayerNameType = LayerName | str
+
+
 def _encode_layer_name(layer_name: str) -> LayerName:
     return LayerName(layer_name)
 

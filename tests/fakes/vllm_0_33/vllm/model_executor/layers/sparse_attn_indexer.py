@@ -4,18 +4,37 @@ import torch
 
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.indexer_topk import get_indexer_topk
-from vllm.utils.torch_utils import LayerName, _encode_layer_name, _resolve_layer_name
+from vllm.utils.torch_utils import LayerNameType, _encode_layer_name, _resolve_layer_name
 from vllm.v1.attention.backends.mla.indexer import DeepseekV32IndexerMetadata
 
 
 def sparse_attn_indexer(
     hidden_states: torch.Tensor,
-    k_cache_prefix: LayerName | str,
+    k_cache_prefix: LayerNameType,
     kv_cache: torch.Tensor,
+    q_quant: torch.Tensor,
+    q_scale: torch.Tensor | None,
+    k: torch.Tensor | None,
+    weights: torch.Tensor,
+    quant_block_size: int,
+    scale_fmt: str | None,
     topk_tokens: int,
+    head_dim: int,
     max_model_len: int,
+    total_seq_lens: int,
     topk_indices_buffer: torch.Tensor,
-    dense_mha_metadata_layer_name: LayerName | str = "",
+    skip_k_cache_insert: bool,
+    use_pcp: bool,
+    pcp_shard_decode_requests: bool,
+    dense_mha_metadata_layer_name: LayerNameType,
+    use_fp4_cache: bool = False,
+    dcp_rank: int = 0,
+    dcp_world_size: int = 1,
+    cp_kv_cache_interleave_size: int = 1,
+    skip_topk_buffer_clear: bool = False,
+    candidate_blocks: torch.Tensor | None = None,
+    candidate_block_size: int = 0,
+    candidate_write: bool = False,
     topk_backend: str = "auto",
 ) -> torch.Tensor:
     # Here `kv_cache` holds the scores of the decode rows, as wide as the longest sequence can be.
@@ -63,9 +82,20 @@ class SparseAttnIndexer(torch.nn.Module):
             hidden_states,
             _encode_layer_name(self.k_cache.prefix),
             self.k_cache.kv_cache,
+            hidden_states,
+            None,
+            None,
+            hidden_states,
+            128,
+            "ue8m0",
             self.topk_tokens,
+            128,
+            self.max_model_len,
             self.max_model_len,
             self.topk_indices_buffer,
+            True,
+            False,
+            False,
             _encode_layer_name("model.layers.0.self_attn.attn"),
-            self.topk_backend,
+            topk_backend=self.topk_backend,
         )

@@ -2,33 +2,44 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backend import AttentionMetadataBuilder, CommonAttentionMetadata
 
 
 @dataclass
 class DeepSeekV32IndexerDecodeMetadata:
+    block_table: torch.Tensor
     seq_lens: torch.Tensor
     decode_lens: torch.Tensor
     requires_padding: bool
+    schedule_metadata: torch.Tensor
+    global_seq_lens: torch.Tensor | None = None
+    per_req_decode_lens: torch.Tensor | None = None
+    decode_is_uniform: bool = True
+    write_max_decode_len: int = 0
+    indices: torch.Tensor | None = None
 
 
 @dataclass
 class DeepseekV32IndexerMetadata:
     seq_lens: torch.Tensor
     max_seq_len: int
+    slot_mapping: torch.Tensor
     num_decodes: int
     num_decode_tokens: int
     num_prefills: int
     num_prefill_tokens: int
     decode: DeepSeekV32IndexerDecodeMetadata | None = None
+    prefill: object | None = None
+    positions: torch.Tensor | None = None
+    block_table: torch.Tensor | None = None
 
 
-class DeepseekV32IndexerMetadataBuilder:
-    def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
-        self.kv_cache_spec = kv_cache_spec
-        self.layer_names = layer_names
-        self.vllm_config = vllm_config
-        self.device = device
+class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
+    requires_block_table_width = True
+
+    def __init__(self, *args, block_table_width: int, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        vllm_config = self.vllm_config
         spec = vllm_config.speculative_config
         self.decode_threshold = 1 + (spec.num_speculative_tokens if spec else 0)
         self.use_flattening = getattr(vllm_config, "fake_flattening", False)
@@ -41,7 +52,10 @@ class DeepseekV32IndexerMetadataBuilder:
     ) -> DeepseekV32IndexerMetadata:
         common = common_attn_metadata
         lens = torch.diff(common.query_start_loc_cpu)
-        decodes = int((lens <= self.decode_threshold).int().cumprod(0).sum())  # those that come first
+        short = lens <= self.decode_threshold
+        if not self.use_flattening:  # all have as many rows as the first, or none, which is padding
+            short &= (lens == lens[:1]) | (lens == 0)
+        decodes = int(short.int().cumprod(0).sum())  # those that come first
         tokens = int(lens[:decodes].sum())
         decode = None
         if decodes:
@@ -49,11 +63,13 @@ class DeepseekV32IndexerMetadataBuilder:
         return DeepseekV32IndexerMetadata(
             seq_lens=common.seq_lens,
             max_seq_len=common.max_seq_len,
+            slot_mapping=common.slot_mapping,
             num_decodes=decodes,
             num_decode_tokens=tokens,
             num_prefills=common.num_reqs - decodes,
             num_prefill_tokens=common.num_actual_tokens - tokens,
             decode=decode,
+            block_table=common.block_table_tensor,
         )
 
     def _decode(self, seq_lens: torch.Tensor, lens: torch.Tensor) -> DeepSeekV32IndexerDecodeMetadata:
@@ -64,10 +80,14 @@ class DeepseekV32IndexerMetadataBuilder:
                 for i in range(int(count))
             ]
             ends = torch.tensor(rows, dtype=torch.int32)
-            return DeepSeekV32IndexerDecodeMetadata(ends.unsqueeze(-1), torch.ones_like(ends), False)
+            return self._metadata(ends.unsqueeze(-1), torch.ones_like(ends), False)
         longest = int(lens.max())
         ends = seq_lens.unsqueeze(1)
         if longest > 1:
             drafts = torch.arange(longest, dtype=torch.int32, device=ends.device)
             ends = (ends - longest + 1 + drafts).clamp_(min=0)
-        return DeepSeekV32IndexerDecodeMetadata(ends, lens, int(lens.min()) != longest)
+        return self._metadata(ends, lens, int(lens.min()) != longest)
+
+    def _metadata(self, ends, lens, requires_padding) -> DeepSeekV32IndexerDecodeMetadata:
+        none = torch.empty(0)
+        return DeepSeekV32IndexerDecodeMetadata(none, ends, lens, requires_padding, none)
