@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN
-from gvr_topk.state import TopkState
+from gvr_topk.state import TopkState, accept_rows
 
 NO_SLOT = -1
 """Slot of a row without a hint and without write-back."""
@@ -54,7 +54,7 @@ class RequestSlots:
     """Hints of all layers for up to `num_slots` live requests.
 
     Host methods may be called while earlier steps are still running on the device: they enqueue work
-    on the current stream, allocate no device memory and read nothing back. Call them on the stream
+    on the current stream, keep no device memory and read nothing back. Call them on the stream
     that runs the steps, outside CUDA graph capture. Not safe for concurrent host threads.
 
     Parameters
@@ -239,6 +239,22 @@ class RequestSlots:
             )
         self.row_slot.copy_(staging, non_blocking=True)
         return self.row_slot[:rows]
+
+    def accept(self, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
+        """Take over, in all layers, what the last accepted draft row of each request has left.
+
+        To be called before the slots of the step that left it are given to other requests: `admit` clears a
+        slot on the same stream, and what is accepted after that would be the previous owner's. For as long as
+        its work takes, it needs device memory of about the size of `words`.
+
+        Parameters
+        ----------
+        next_state : Tensor, ``[num_layers, requests * next_n, 4]``, float32
+            `next_state` of the op, of each layer.
+        slots, accepted : Tensor, ``[requests]``, integer
+            As for `TopkState.accept`; `slots` may be a part of `row_slot`.
+        """
+        accept_rows(self.words, next_state, slots, accepted)
 
     def seed(self, layer: int, request_id: Hashable, row_indices: Tensor) -> bool:
         """Hand the top-k of the last context row to the first decode step.

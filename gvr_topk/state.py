@@ -10,6 +10,40 @@ from torch import Tensor
 from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN
 
 
+def accept_rows(words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
+    """Copy to each request's slot what its last accepted row has left; any number of layers at once.
+
+    Parameters
+    ----------
+    words : Tensor, ``[..., slots, 4]``, float32
+        Written.
+    next_state : Tensor, ``[..., requests * next_n, 4]``, float32
+    slots, accepted : Tensor, ``[requests]``, integer
+        As for `TopkState.accept`.
+
+    Raises
+    ------
+    ValueError
+        The shapes do not belong together.
+    """
+    requests, rows, count = slots.shape[0], next_state.shape[-2], words.shape[-2]
+    if accepted.shape != slots.shape:
+        raise ValueError(f"accepted: wanted shape {list(slots.shape)}, got {list(accepted.shape)}")
+    if rows % max(requests, 1) != 0:
+        raise ValueError(f"next_state: wanted a multiple of {requests} rows, got {rows}")
+    if requests == 0 or rows == 0:
+        return
+    next_n = rows // requests
+    before = torch.arange(-1, rows - 1, next_n, device=slots.device)
+    left = next_state.index_select(-2, before + accepted.clamp(1, next_n))
+    # Requests without a slot write to a spare one behind the others, for which -1 stands until `remainder`.
+    target = slots.to(torch.int64).clamp(-1, count).remainder(count + 1)
+    spare = torch.cat((words, words.new_empty((*words.shape[:-2], 1, STATE_FLOATS))), dim=-2)
+    unknown = left[..., :1] == STATE_UNKNOWN
+    spare.index_copy_(-2, target, torch.where(unknown, spare.index_select(-2, target), left))
+    words.copy_(spare[..., :count, :])
+
+
 class TopkState:
     """State of `slots` requests in one layer, read and written by `gvr_topk.indexer_topk_decode`.
 
@@ -103,24 +137,23 @@ class TopkState:
     def accept(self, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
         """Take over what the last accepted draft row of each request has left; enqueued, without a sync.
 
+        Positions stay as they are: rows leave none.
+
         Parameters
         ----------
         next_state : Tensor, ``[requests * next_n, 4]``, float32
-            `next_state` of the op.
+            `next_state` of the op. A row that was too short to leave a state leaves the slot as it is.
         slots : Tensor, ``[requests]``, integer, same device
-            Slot of each request; negative or too large: none.
+            Slot of each request; negative or too large: none. No slot may occur twice.
         accepted : Tensor, ``[requests]``, integer, same device
             Accepted rows of each request, 1 to ``next_n``; other numbers count as the nearest.
+
+        Raises
+        ------
+        ValueError
+            The shapes do not belong together.
         """
-        requests = slots.shape[0]
-        rows = next_state.view(requests, -1, STATE_FLOATS)
-        last = (accepted.to(torch.int64) - 1).clamp(0, rows.shape[1] - 1)
-        left = rows[torch.arange(requests, device=slots.device), last]
-        # A request without a slot writes to a spare row: its neighbours' slots would be written twice.
-        target = slots.to(torch.int64)
-        target = torch.where((target >= 0) & (target < self.slots), target, self.slots)
-        spare = torch.cat((self.words, self.words.new_empty(1, STATE_FLOATS)))
-        self.words.copy_(spare.index_copy_(0, target, left)[: self.slots])
+        accept_rows(self.words, next_state, slots, accepted)
 
     def reset(self, slots: int | Sequence[int] | Tensor | None = None) -> None:
         """Forget what slots hold, as for a new request; enqueued on the current stream.

@@ -13,6 +13,7 @@ from torch import Tensor
 from gvr_topk.constants import (
     MAX_NEXT_N,
     MAX_WIDTH,
+    STATE_FLOATS,
     STATE_UNKNOWN,
     GuessSource,
     HintReason,
@@ -37,6 +38,10 @@ DUMMY = "dummy"
 """Kind of a row of no request."""
 
 
+_INTEGERS = (torch.int32, torch.int64)
+"""What numbers of accepted rows may be."""
+
+
 class Rows(NamedTuple):
     """How our op is told the rows of one call.
 
@@ -57,9 +62,17 @@ class Rows(NamedTuple):
 class HintState:
     """What one cache manager's live requests leave from step to step.
 
-    A request's state is what the last of its rows leaves, also where that row is a draft token that is then
-    rejected: how many were accepted is known after the whole step only (``mtp_num_accepted``), and the op
-    has no way yet to keep what each row leaves until then. Such a state can cost time and never a result.
+    With draft tokens, a request's state is what the last of its accepted rows leaves, where TensorRT-LLM
+    tells how many those are. It knows so only after the selections of the step: each row leaves its state in
+    `next_state`, and the next `update` copies those of the accepted rows to their slots, before any slot
+    changes hands. TensorRT-LLM tells it while MTP drafts, in ``metadata.mtp_num_accepted``: integers by row
+    of the batch, requests in context phase first, and the token that is no draft counts too. It may take the
+    tensor back after that, and a replayed CUDA graph writes it without running any Python, so
+    `note_accepted` keeps it: until the next step, or, of a batch that is a CUDA graph's, for good.
+
+    Where nothing is told (before TensorRT-LLM's pull request 15806, and without
+    ``index_share_for_mtp_iteration``), and where positions are kept, of which rows leave none, the state is
+    what the last row leaves, accepted or not. Such a state can cost time and never a result.
 
     Parameters
     ----------
@@ -67,6 +80,12 @@ class HintState:
         Any batch of this manager.
     manager : DSACacheManager
     mode : Mode
+
+    Attributes
+    ----------
+    next_state : Tensor, ``[layers, max_rows, 4]``, float32, or None
+        What each draft row of the step leaves; unknown where none did. Allocated once, when TensorRT-LLM
+        first tells how many rows it has accepted; None before.
     """
 
     def __init__(self, metadata: Any, manager: Any, mode: Mode) -> None:
@@ -99,6 +118,9 @@ class HintState:
             if self.options.stats:
                 shape = (layers, rows, len(StatsColumn))
                 self.stats = torch.full(shape, -1, dtype=torch.int32, device=device)
+        self.next_state: Tensor | None = None
+        self._accepted: dict[int, tuple[Callable[[], Any], Tensor]] = {}  # by the id of a batch's metadata
+        self._draft_rows = 0  # rows of the last step that may have left something in `next_state`
         self.batch: Callable[[], Any] = lambda: None
         self.next_n = 1
         self.num_requests = 0
@@ -115,8 +137,8 @@ class HintState:
     def nbytes(self) -> int:
         """Device memory in bytes."""
         tensors = (self.draft_row_slot, self._lengths, self._draft_offsets)
-        stats = 0 if self.stats is None else self.stats.nbytes
-        return self.requests.nbytes + sum(tensor.nbytes for tensor in tensors) + stats
+        optional = sum(tensor.nbytes for tensor in (self.stats, self.next_state) if tensor is not None)
+        return self.requests.nbytes + sum(tensor.nbytes for tensor in tensors) + optional
 
     @property
     def max_rows(self) -> int:
@@ -134,13 +156,18 @@ class HintState:
     def update(self, metadata: Any, counters: Counters) -> None:
         """Note the requests of the coming step; one copy to the device, no sync.
 
+        Before that, what the accepted draft rows of the last step have left goes to their slots.
+
         Parameters
         ----------
         metadata : DSAtrtllmAttentionMetadata
             After its own ``prepare``: requests in context phase first, then those in generation.
         counters : Counters
         """
+        self._accept()
         self.batch = lambda: None
+        if not getattr(metadata, "is_cuda_graph", False):
+            self._accepted.pop(id(metadata), None)
         requests = len(metadata.seq_lens)
         contexts = int(metadata.num_contexts)
         generations = int(metadata.num_generations)
@@ -169,6 +196,7 @@ class HintState:
         if self.next_n > 1 and tokens <= self.max_rows:
             shape = (generations, self.next_n)
             self.draft_row_slot[:tokens].view(shape).copy_(slots[contexts:].unsqueeze(1).expand(shape))
+            self._draft_rows = tokens
         for kind in kinds[contexts:]:
             counters.rows[kind] += self.next_n
         self._note_contexts(metadata, owners[:contexts], counters)
@@ -227,6 +255,51 @@ class HintState:
         fits = prepared and rows <= self.max_rows
         return self.draft_row_slot[:rows] if fits and start == self.num_contexts else None
 
+    def next_rows(self, layer: int, next_n: int, rows: int) -> Tensor | None:
+        """Where the draft rows of a call leave their state; None where the last one leaves it in the slot.
+
+        Parameters
+        ----------
+        layer : int
+            Layer of this rank.
+        next_n, rows : int
+            Of a call whose slots `row_slot` knows.
+        """
+        return None if self.next_state is None or next_n == 1 else self.next_state[layer, :rows]
+
+    def note_accepted(self, metadata: Any) -> str:
+        """Keep the tensor of a draft loop that says how many rows of each request were accepted.
+
+        Nothing is read from it here. `next_state` is allocated the first time, except during a capture.
+
+        Parameters
+        ----------
+        metadata : DSAtrtllmAttentionMetadata
+            As the draft loop has it, before or while its layers run.
+
+        Returns
+        -------
+        str
+            What is wrong with the tensor, which is then ignored; empty where nothing is.
+        """
+        accepted = getattr(metadata, "mtp_num_accepted", None)
+        told = accepted is not None and getattr(metadata, "in_mtp_draft_loop", False)
+        if not told or not self._draft_rows or self.options.positions_kept or self.batch() is not metadata:
+            return ""
+        if not isinstance(accepted, Tensor) or accepted.dim() != 1 or accepted.dtype not in _INTEGERS:
+            return f"wanted a tensor of integers by request, got {_kind(accepted)}"
+        if accepted.device != self.device or accepted.shape[0] < self.num_requests:
+            return f"wanted one integer for each request of the batch on {self.device}, got others"
+        if id(metadata) not in self._accepted:
+            self._accepted = {key: kept for key, kept in self._accepted.items() if kept[0]() is not None}
+        self._accepted[id(metadata)] = (weakref.ref(metadata), accepted)
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if self.next_state is None and not capturing:
+            shape = (self.requests.words.shape[0], self.max_rows, STATE_FLOATS)
+            with torch.inference_mode(False):
+                self.next_state = torch.full(shape, STATE_UNKNOWN, dtype=torch.float32, device=self.device)
+        return ""
+
     def seed(self, layer: int, metadata: Any, result: Tensor) -> None:
         """Give the top-k of the last prompt row to the first decode step, on the device.
 
@@ -260,6 +333,22 @@ class HintState:
         hits = hits[hits > 0]  # a hint nothing of which is in the result was none
         ratio = float(hits.double().mean()) / self.k if hits.numel() else None
         return Measured(ratio, hits.numel(), int(guessed.sum()), misses)
+
+    def _accept(self) -> None:
+        """Copy what the accepted rows of the last step have left to the slots that those rows had."""
+        rows, self._draft_rows = self._draft_rows, 0
+        if not rows or self.next_state is None:
+            return
+        generations = slice(self.num_contexts, self.num_requests)
+        slots = self.requests.row_slot[generations]
+        batch, told = self._accepted.get(id(self.batch()), (None, None))
+        if told is not None and batch is not None and batch() is self.batch():
+            accepted = told[generations]
+        else:
+            accepted = torch.full_like(slots, self.next_n)  # not told: the last row stands for the request
+        left = self.next_state[:, :rows]
+        self.requests.accept(left, slots, accepted)
+        left.fill_(STATE_UNKNOWN)  # a step that leaves nothing must not bring this back
 
     def _kinds(self, metadata: Any, requests: int) -> list[str]:
         """Of each request: `HINTED`, `DUMMY`, or the gate's reason why its rows read and write no slot."""
@@ -296,6 +385,13 @@ class HintState:
             if self.device.type == "cuda":
                 host = host.pin_memory()
             self.contexts = host.to(self.device, non_blocking=True).unbind(0)
+
+
+def _kind(value: Any) -> str:
+    """Type of a tensor that was to be another one, or of something else."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} of {value.dim()} dimensions"
 
 
 def first_attribute(instance: Any, *names: str) -> Any:

@@ -105,6 +105,8 @@ class LayerHook:
         def sparse_attn_indexer(indexer: Any, metadata: Any, *args: Any, **kwargs: Any) -> Any:
             generation = None if phase is None else argument(args, kwargs, phase, "is_generation", None)
             call = self._open_call(indexer, metadata)
+            if isinstance(call.state, HintState):
+                self._note_accepted(call.state, metadata)
             outer, self._local.call = self.current(), call
             try:
                 result = original(indexer, metadata, *args, **kwargs)
@@ -212,6 +214,7 @@ class LayerHook:
                 out=selection.indices[:, :k],
                 state=None if slots is None else state.requests.layer(call.layer),
                 row_slot=slots,
+                next_state=None if slots is None else state.next_rows(call.layer, next_n, rows),
                 path=state.options.path,
                 max_ctas=state.options.max_ctas,
                 pdl=state.programmatic_launch,
@@ -296,6 +299,20 @@ class LayerHook:
     def _refuse(self, reason: str) -> Closed:
         self._say("warning", f"refused: {reason}")
         return Closed(reason)
+
+    def _note_accepted(self, state: HintState, metadata: Any) -> None:
+        """Note how many draft rows TensorRT-LLM has accepted, where it tells."""
+        had = state.next_state is not None
+        try:
+            wrong = state.note_accepted(metadata)
+        except Exception as error:  # the last row does, accepted or not
+            self.failed("mtp_num_accepted is not used", error)
+            return
+        if wrong:
+            self._say("warning", f"mtp_num_accepted is not used: {wrong}")
+        if state.next_state is not None and not had:
+            mib = state.next_state.nbytes / 2**20
+            self._say("info", f"drafts: a state is the last accepted row's, for {mib:.1f} MiB more")
 
     def _seed(self, state: HintState, call: IndexerCall, result: Tensor) -> None:
         try:

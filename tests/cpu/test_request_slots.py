@@ -47,6 +47,19 @@ def test_layer_views_share_memory() -> None:
     assert slots.indices[1, 2, 0] == 7 and (slots.words[1, 2] == 0.5).all()
 
 
+def test_accepted_rows_reach_the_slots_of_all_layers() -> None:
+    slots = RequestSlots(2, 3, None, max_rows=4)
+    rows = slots.set_rows(["a", None, "b"])
+    left = torch.arange(2 * 6 * 4, dtype=torch.float32).view(2, 6, 4)
+    slots.accept(left, rows, torch.tensor([1, 2, 2], dtype=torch.int32))
+    assert torch.equal(slots.words[:, slots.slot_of("a")], left[:, 0])
+    assert torch.equal(slots.words[:, slots.slot_of("b")], left[:, 5])
+    assert (slots.words[:, 2] == -1).all()
+    slots.release("a")
+    slots.admit("c")
+    assert slots.slot_of("c") == 0 and (slots.words[:, 0] == -1).all()
+
+
 def test_admit_keeps_the_slot_and_its_hint() -> None:
     slots = RequestSlots(1, 2, K)
     slot = slots.admit("a")

@@ -7,6 +7,8 @@ import torch
 
 from gvr_topk import TopkState
 from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN
+from gvr_topk.ops import indexer_topk_decode
+from gvr_topk.state import accept_rows
 
 SLOTS, K = 5, 7
 
@@ -112,3 +114,86 @@ def test_it_says_what_it_is() -> None:
 def test_bad_sizes_are_named(slots: int, k: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         TopkState(slots, k)
+
+
+def left(requests: int, next_n: int, layers: tuple[int, ...] = ()) -> torch.Tensor:
+    """What rows leave, each something else."""
+    shape = (*layers, requests * next_n, STATE_FLOATS)
+    return 100.0 + torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("next_n", [1, 2, 4])
+def test_the_last_accepted_row_is_taken_over(next_n: int, dtype: torch.dtype) -> None:
+    for count in range(1, next_n + 1):
+        state, rows = used(), left(3, next_n)
+        state.accept(
+            rows, torch.tensor([4, 0, 2], dtype=dtype), torch.tensor([count, 1, next_n], dtype=dtype)
+        )
+        taken = (count - 1, next_n, 3 * next_n - 1)
+        for slot, row in zip((4, 0, 2), taken, strict=True):
+            assert torch.equal(state.words[slot], rows[row])
+        assert (state.words[[1, 3]] == 70.0).all()
+        assert state.indices is not None and (state.indices == 3).all()
+
+
+@pytest.mark.parametrize(("count", "row"), [(0, 0), (-9, 0), (5, 2), (2**31 - 1, 2), (-(2**31), 0)])
+def test_numbers_of_rows_out_of_range_count_as_the_nearest(count: int, row: int) -> None:
+    state, rows = used(), left(2, 3)
+    state.accept(rows, torch.tensor([1, 3]), torch.tensor([count, 2], dtype=torch.int32))
+    assert torch.equal(state.words[1], rows[row]) and torch.equal(state.words[3], rows[4])
+
+
+@pytest.mark.parametrize("no_slot", [-1, -2, -SLOTS - 1, SLOTS, SLOTS + 1, 2**31 - 1, -(2**31)])
+def test_requests_without_a_slot_write_nothing(no_slot: int) -> None:
+    state, rows = used(), left(3, 2)
+    slots = torch.tensor([no_slot, 1, no_slot], dtype=torch.int32)
+    state.accept(rows, slots, torch.tensor([2, 2, 1]))
+    assert torch.equal(state.words[1], rows[3]) and (state.words[[0, 2, 3, 4]] == 70.0).all()
+
+
+def test_a_row_that_leaves_nothing_leaves_the_slot_as_it_is() -> None:
+    """As the op does with a row that is no longer than k."""
+    state, rows = used(), left(2, 2)
+    rows[1], rows[2] = STATE_UNKNOWN, float("nan")
+    state.accept(rows, torch.tensor([0, 1]), torch.tensor([2, 1]))
+    assert (state.words[0] == 70.0).all() and state.words[1].isnan().all()
+
+
+def test_no_requests_and_shapes_that_do_not_belong_together() -> None:
+    state = used()
+    nothing = torch.empty(0, dtype=torch.int64)
+    state.accept(left(0, 2), nothing, nothing)
+    assert (state.words == 70.0).all()
+    two = torch.tensor([0, 1])
+    with pytest.raises(ValueError, match=r"^accepted: wanted shape \[2\], got \[1\]$"):
+        state.accept(left(2, 2), two, two[:1])
+    with pytest.raises(ValueError, match=r"^next_state: wanted a multiple of 2 rows, got 3$"):
+        state.accept(left(3, 1), two, two)
+    assert (state.words == 70.0).all()
+
+
+def test_one_layer_of_a_larger_buffer_and_all_at_once() -> None:
+    rows, slots, accepted = left(2, 3, (4,)), torch.tensor([3, -1]), torch.tensor([2, 3])
+    words = torch.full((4, SLOTS, STATE_FLOATS), 70.0)
+    apart = words.clone()
+    address = words.data_ptr()
+    accept_rows(words, rows, slots, accepted)
+    for layer in range(4):
+        TopkState.of(apart[layer], None, K).accept(rows[layer], slots, accepted)
+    assert words.data_ptr() == address and torch.equal(words, apart)
+    assert torch.equal(words[:, 3], rows[:, 1]) and (words[:, :3] == 70.0).all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_an_accepted_row_leaves_what_it_leaves_alone(count: int) -> None:
+    next_n, length = 3, 40
+    scores = torch.randn(next_n, 64, generator=torch.Generator().manual_seed(7))
+    drafts, alone = TopkState(1, K, keep_indices=False), TopkState(1, K, keep_indices=False)
+    next_state = torch.empty(next_n, STATE_FLOATS)
+    lengths = torch.tensor([length], dtype=torch.int32)
+    indexer_topk_decode(scores, lengths, K, next_n=next_n, state=drafts, next_state=next_state)
+    assert (drafts.words == STATE_UNKNOWN).all()
+    drafts.accept(next_state, torch.tensor([0]), torch.tensor([count]))
+    indexer_topk_decode(scores[count - 1 : count], lengths - next_n + count, K, state=alone)
+    assert torch.equal(drafts.words, alone.words) and alone.words[0, 0] != STATE_UNKNOWN

@@ -123,6 +123,8 @@ class Engine:
     pp_size: int = 1
     shared_layers: tuple[int, ...] = ()
     """Layers without an indexer, which reuse what the layer before has selected."""
+    takes_back: bool = True
+    """Whether the number of accepted rows is unset after the draft loop."""
     manager: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -168,6 +170,8 @@ class Engine:
         padding: int = 0,
         metadata: Any = None,
         phases: bool = False,
+        accepted: list[int] | None = None,
+        tell: Any = None,
     ) -> list[torch.Tensor]:
         """Run one forward step of all layers.
 
@@ -184,6 +188,12 @@ class Engine:
             Default: the one of eager steps.
         phases : bool
             Call the indexer once for context and once for generation, as later versions do.
+        accepted : list of int, optional
+            Of each generation request, the accepted rows of this step, the first one included. The last layer
+            is then MTP's, whose draft loop runs after the others and is told so where the version has a place
+            for it.
+        tell : any, optional
+            Told in place of `accepted`.
 
         Returns
         -------
@@ -203,10 +213,21 @@ class Engine:
         metadata.prepare()
         results: list[torch.Tensor] = []
         for i, indexer in enumerate(self.indexers):
+            drafting = accepted is not None and i == self.layers - 1 and hasattr(metadata, "mtp_num_accepted")
+            if drafting:
+                counts = [1] * len(contexts) + accepted + [1] * padding
+                metadata.set_in_mtp_draft_loop(True)
+                metadata.set_mtp_num_accepted(
+                    torch.tensor(counts, dtype=torch.int32) if tell is None else tell
+                )
             if indexer is None:
                 results.append(results[-1])
             else:
                 results.append(self.layer(i, indexer, metadata, everyone, padding * next_n, phases))
+            if drafting:
+                metadata.set_in_mtp_draft_loop(False)
+                if self.takes_back:
+                    metadata.set_mtp_num_accepted(None)
         return results
 
     def layer(

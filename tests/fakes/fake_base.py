@@ -314,8 +314,16 @@ class IndexerBase(torch.nn.Module):
             )
             self.decode_topk(metadata, logits, lengths, chosen, next_n)
             if draft:
-                metadata.shared_topk_indices = chosen[next_n - 1 :: next_n].clone()
+                metadata.shared_topk_indices = chosen[self.last_rows(metadata, contexts, next_n)]
         return buffer
+
+    @staticmethod
+    def last_rows(metadata, contexts, next_n):
+        """The last accepted row of each generation request; the last one where that is not told."""
+        first = torch.arange(metadata.num_generations, device=metadata.device) * next_n
+        if metadata.mtp_num_accepted is None:
+            return first + next_n - 1
+        return first + (metadata.mtp_num_accepted[contexts:] - 1).clamp(0, next_n - 1)
 
     def _select_contexts(self, metadata, q, weights, buffer):
         """Top-k of every context token, one request at a time."""

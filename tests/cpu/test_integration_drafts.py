@@ -1,0 +1,373 @@
+"""Draft tokens: the state is that of the last accepted row, where TensorRT-LLM tells which one that is."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
+
+from engine import SHAPES, Engine, Request, fake_package, load_dsa
+
+from gvr_topk import TopkState
+from gvr_topk.integrations import layer_hook
+from gvr_topk.integrations import tensorrt_llm as integration
+from gvr_topk.integrations.hint_state import ROWS_PER_REQUEST, HintState
+from gvr_topk.ops import indexer_topk_decode
+
+TELLING = SHAPES[3:]
+"""Those with a place for the number of accepted rows."""
+
+
+@pytest.fixture(params=TELLING)
+def telling(request):
+    with fake_package(request.param):
+        yield request.param
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    for name in ("GVR_TOPK_DISABLE", "TRTLLM_GVR_TOPK", "TRTLLM_GVR_TOPK_OPTIONS"):
+        monkeypatch.delenv(name, raising=False)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
+    yield
+    torch.set_num_threads(threads)
+    integration.uninstall()
+
+
+def hooked(monkeypatch, **options):
+    """Import the DSA module with the hook on."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
+    if options:
+        monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps(options))
+    dsa = load_dsa()
+    assert integration.install()
+    return dsa
+
+
+def state_of(engine) -> HintState:
+    return integration._integration.hook.state_of(engine.manager)
+
+
+def words_of(engine, request: Request) -> torch.Tensor:
+    slots = state_of(engine).requests
+    return slots.words[:, slots.slot_of(request.request_id)].clone()
+
+
+def lines_of(level: str) -> list[str]:
+    return [text for at, text in sys.modules["tensorrt_llm.logger"].logger.lines if at == level]
+
+
+def started(engine, *ids: int, prompt: int = 30) -> list[Request]:
+    """Requests whose prompt is in the cache."""
+    requests = [Request(i, prompt, 150, seed=i) for i in ids]
+    for request in requests:
+        engine.step([(request, prompt)], [])
+        request.done = prompt
+    return requests
+
+
+def one_by_one(dsa, request: Request, tokens: int, **engine_options) -> dict[int, torch.Tensor]:
+    """What each token of a request leaves when it is computed alone, by the keys in the cache after it."""
+    engine = Engine(dsa, **engine_options)
+    alone = Request(request.request_id, request.prompt, request.tokens, request.seed)
+    engine.step([(alone, alone.prompt)], [])
+    alone.done = alone.prompt
+    states = {}
+    while alone.done < tokens:
+        engine.step([], [alone])
+        alone.done += 1
+        states[alone.done] = words_of(engine, alone)
+    return states
+
+
+@pytest.mark.parametrize("takes_back", [True, False])
+@pytest.mark.parametrize(("next_n", "compress_ratio"), [(2, 1), (3, 4), (4, 1)])
+def test_the_state_is_that_of_the_last_accepted_row(telling, monkeypatch, next_n, compress_ratio, takes_back):
+    """Requests enter and leave, rows move, eager and graph steps with padding take turns."""
+    dsa = hooked(monkeypatch)
+    options = {"layers": 3, "compress_ratio": compress_ratio, "topk": 8 if compress_ratio > 1 else 16}
+    engine = Engine(dsa, takes_back=takes_back, **options)
+    graph = engine.metadata.create_cuda_graph_metadata(engine.max_requests, max_draft_tokens=next_n - 1)
+    rng = random.Random(next_n)
+    live = [Request(i, 36 + i % 5, 36 + i % 5 + rng.randint(10, 40), seed=i) for i in range(100, 103)]
+    alone = {}
+    compared = partly = 0
+    for step in range(40):
+        if len(live) < 4 and rng.random() < 0.5:
+            live.append(Request(200 + step, 40, 40 + rng.randint(10, 40), seed=200 + step))
+        rng.shuffle(live)
+        contexts = [(r, r.prompt) for r in live if r.done == 0]
+        generations = [r for r in live if r.done]
+        metadata = engine.metadata if contexts or step % 3 == 0 else graph
+        padding = 4 - len(live) if metadata is graph and generations else 0
+        accepted = [rng.randint(1, next_n) for _ in generations]
+        if not contexts and not generations:
+            continue
+        told = state_of(engine) is not None and state_of(engine).next_state is not None
+        engine.step(
+            contexts, generations, next_n=next_n, padding=padding, metadata=metadata, accepted=accepted
+        )
+        for request, chunk in contexts:
+            request.done = chunk
+        metadata.prepare()  # as the next step does, whatever its batch
+        for request, count in zip(generations, accepted, strict=True):
+            request.done += count
+            if not told:
+                continue  # the first step: its first layers did not know that they would be told
+            if request.request_id not in alone:
+                alone[request.request_id] = one_by_one(dsa, request, request.tokens + next_n, **options)
+            expected = alone[request.request_id][request.done]
+            torch.testing.assert_close(words_of(engine, request), expected)
+            compared += 1
+            partly += count < next_n
+        live = [r for r in live if r.done < r.tokens]
+    assert compared > 40 and partly > 15
+    assert (state_of(engine).next_state == -1).all()
+
+
+def test_a_replayed_graph_needs_no_python(telling, monkeypatch):
+    """Captured calls write where they always did; before the next step the accepted rows are taken over."""
+    dsa = hooked(monkeypatch)
+    engine = Engine(dsa)
+    next_n, k = 3, engine.topk
+    requests = started(engine, 1, 2)
+    engine.step([], requests, next_n=next_n, accepted=[1, 1])  # a warm-up run
+    graph = engine.metadata.create_cuda_graph_metadata(4, max_draft_tokens=next_n - 1)
+    calls, told = [], torch.ones(4, dtype=torch.int32)
+
+    def recording(*args, **kwargs):
+        calls.append((args, kwargs))
+        return indexer_topk_decode(*args, **kwargs)
+
+    monkeypatch.setattr(layer_hook, "indexer_topk_decode", recording)
+    engine.step([], requests, next_n=next_n, padding=2, metadata=graph, accepted=[1, 1], tell=told)
+    assert len(calls) == engine.layers and graph.mtp_num_accepted is None
+    state = state_of(engine)
+    addresses = [kwargs["next_state"].data_ptr() for _, kwargs in calls]
+    row_bytes = state.next_state.nbytes // engine.layers
+    assert addresses == [state.next_state.data_ptr() + i * row_bytes for i in range(engine.layers)]
+    monkeypatch.setattr(layer_hook, "indexer_topk_decode", None)
+    monkeypatch.setattr(HintState, "note_accepted", None)
+    generator = torch.Generator().manual_seed(3)
+    ids = [r.request_id for r in requests]
+    for turn in range(6):
+        ids.reverse()
+        dummies = [(1 << 64) - 1] * 2
+        lengths = [40 + turn, 60 + turn, 1, 1]
+        graph.set_batch([*ids, *dummies], [next_n] * 4, 0, lengths)
+        graph.prepare()
+        counts = [1 + turn % next_n, 1 + (turn + 2) % next_n]
+        for (logits, *rest), kwargs in calls:
+            logits.copy_(torch.randn(logits.shape, generator=generator))
+            indexer_topk_decode(logits, *rest, **kwargs)
+        told.copy_(torch.tensor([*counts, 1, 1]))
+        before = state.requests.words.clone()
+        graph.prepare()
+        for layer, ((logits, *_), _) in enumerate(calls):
+            for i, count in enumerate(counts):
+                alone, row = TopkState(1, k, keep_indices=False), i * next_n + count - 1
+                n = torch.tensor([lengths[i] + count], dtype=torch.int32)
+                indexer_topk_decode(logits[row : row + 1], n, k, state=alone)
+                slot = state.requests.slot_of(ids[i])
+                assert torch.equal(state.requests.words[layer, slot], alone.words[0])
+        used = [state.requests.slot_of(i) for i in ids]
+        others = [i for i in range(state.requests.num_slots) if i not in used]
+        assert torch.equal(state.requests.words[:, others], before[:, others])
+
+
+def test_a_slot_that_changes_hands_starts_empty(telling, monkeypatch):
+    """What its last owner's rows have left is not brought back, and its neighbour gets its own."""
+    dsa = hooked(monkeypatch)
+    engine = Engine(dsa, max_requests=2)
+    engine.manager.max_batch_size = 2
+    first, second = started(engine, 1, 2)
+    for _ in range(2):
+        engine.step([], [first, second], next_n=2, accepted=[2, 1])
+    state = state_of(engine)
+    slot, kept = state.requests.slot_of(1), state.requests.slot_of(2)
+    left = state.next_state[:, :4].clone()
+    third = Request(3, 30, 99, seed=3, done=30)
+    engine.metadata.set_batch([2, 3], [2, 2], 0, [second.done + 1, third.done])
+    engine.metadata.prepare()
+    assert state.requests.slot_of(3) == slot and state.requests.slot_of(1) == -1
+    assert (state.requests.words[:, slot] == -1).all()
+    assert torch.equal(state.requests.words[:, kept], left[:, 2])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_where_nothing_is_told_the_last_row_leaves_its_state(shape, monkeypatch):
+    with fake_package(shape):
+        dsa = hooked(monkeypatch)
+        engine = Engine(dsa)
+        (request,) = started(engine, 1)
+        nbytes = state_of(engine).nbytes
+        accepted = None if shape in TELLING else [1]
+        for _ in range(2):
+            engine.step([], [request], next_n=3, accepted=accepted)
+        state = state_of(engine)
+        assert state.next_state is None and state.nbytes == nbytes
+        alone = one_by_one(dsa, request, request.done + 3)
+        torch.testing.assert_close(words_of(engine, request), alone[request.done + 3])
+        assert not any("drafts:" in line for line in lines_of("info"))
+
+
+def test_positions_are_the_last_row_s_and_so_is_the_state_with_them(telling, monkeypatch):
+    engine = Engine(hooked(monkeypatch, keep_positions=True))
+    (request,) = started(engine, 1)
+    for _ in range(2):
+        (*_, last) = engine.step([], [request], next_n=3, accepted=[1])
+    state = state_of(engine)
+    assert state.next_state is None
+    slot = state.requests.slot_of(1)
+    assert torch.equal(state.requests.indices[-1, slot], last[2])
+
+
+@pytest.mark.parametrize(
+    ("tell", "said"),
+    [
+        (torch.ones(2), "wanted a tensor of integers by request, got float32 of 1 dimensions"),
+        (
+            torch.ones(2, 1, dtype=torch.int32),
+            "wanted a tensor of integers by request, got int32 of 2 dimensions",
+        ),
+        ([1, 1], "wanted a tensor of integers by request, got list"),
+        (torch.ones(1, dtype=torch.int32), "wanted one integer for each request of the batch on cpu"),
+    ],
+)
+def test_a_number_of_another_kind_is_ignored_and_said_once(telling, monkeypatch, tell, said):
+    dsa = hooked(monkeypatch)
+    monkeypatch.setattr(dsa.Indexer, "last_rows", lambda *_: [0])  # the fake could not use it either
+    engine = Engine(dsa)
+    requests = started(engine, 1, 2)
+    for _ in range(3):
+        engine.step([], requests, next_n=2, accepted=[1, 1], tell=tell)
+    (line,) = lines_of("warning")
+    assert f"mtp_num_accepted is not used: {said}" in line
+    assert state_of(engine).next_state is None
+    assert integration.counters().calls == {("gvr_topk", "hint"): 6}
+    alone = one_by_one(dsa, requests[0], requests[0].done + 2)
+    torch.testing.assert_close(words_of(engine, requests[0]), alone[requests[0].done + 2])
+
+
+def test_an_error_while_noting_is_said_and_harmless(telling, monkeypatch):
+    def broken(self, metadata):
+        raise KeyError("odd")
+
+    engine = Engine(hooked(monkeypatch))
+    (request,) = started(engine, 1)
+    monkeypatch.setattr(HintState, "note_accepted", broken)
+    engine.step([], [request], next_n=2, accepted=[1])
+    (line,) = lines_of("warning")
+    assert "mtp_num_accepted is not used: KeyError" in line
+    assert integration.counters().calls == {("gvr_topk", "hint"): 2}
+
+
+def test_a_step_that_is_not_told_takes_the_last_row(telling, monkeypatch):
+    dsa = hooked(monkeypatch)
+    engine = Engine(dsa, takes_back=False)  # what the last step was told is still there
+    (request,) = started(engine, 1)
+    for _ in range(2):
+        engine.step([], [request], next_n=3, accepted=[1])
+    engine.step([], [request], next_n=3)
+    engine.metadata.prepare()
+    alone = one_by_one(dsa, request, request.done + 3)
+    torch.testing.assert_close(words_of(engine, request), alone[request.done + 3])
+
+
+def test_a_step_that_never_runs_or_has_other_rows_brings_nothing_back(telling, monkeypatch):
+    engine = Engine(hooked(monkeypatch))
+    requests = started(engine, 1, 2)
+    for _ in range(2):
+        engine.step([], requests, next_n=2, accepted=[1, 2])
+    state = state_of(engine)
+    left = state.next_state[:, :4].clone()
+    engine.metadata.set_batch([1, 2], [1, 2], 0, [31, 32])  # no layout of ours: no rows of its own
+    engine.metadata.prepare()
+    assert torch.equal(words_of(engine, requests[0]), left[:, 0])
+    assert torch.equal(words_of(engine, requests[1]), left[:, 3])
+    before = state.requests.words.clone()
+    for order in ([2, 1], [1, 2]):
+        engine.metadata.set_batch(order, [2, 2], 0, [32, 32])
+        engine.metadata.prepare()
+        assert torch.equal(state.requests.words, before)
+
+
+def test_one_buffer_for_good_that_is_counted_and_said(telling, monkeypatch):
+    engine = Engine(hooked(monkeypatch))
+    requests = started(engine, 1, 2)
+    state = state_of(engine)
+    nbytes = state.nbytes
+    engine.step([], requests, next_n=2, accepted=[1, 2])
+    address = state.next_state.data_ptr()
+    assert state.next_state.shape == (engine.layers, 16 * ROWS_PER_REQUEST, 4)
+    assert state.nbytes == nbytes + state.next_state.nbytes
+    for next_n in (4, 1, 3):
+        engine.step([], requests, next_n=next_n, accepted=[1, 1])
+    assert state.next_state.data_ptr() == address
+    (line,) = [line for line in lines_of("info") if "drafts: " in line]
+    assert line.endswith("a state is the last accepted row's, for 0.0 MiB more")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "tensorrt_llm.md").read_text()
+    per_request = ROWS_PER_REQUEST * state.next_state.shape[2] * 4
+    assert f"{per_request} bytes more" in page and f"({61 * 2048 * per_request / 2**20:.1f} MiB" in page
+
+
+def test_more_rows_than_there_is_room_for_use_no_state(telling, monkeypatch):
+    engine = Engine(hooked(monkeypatch), max_requests=1)
+    engine.manager.max_batch_size = 1
+    (request,) = started(engine, 1)
+    engine.step([], [request], next_n=2, accepted=[2])
+    engine.step([], [request], next_n=2, accepted=[2])
+    engine.metadata.prepare()
+    before = words_of(engine, request)
+    engine.step([], [request], next_n=9, accepted=[3])
+    engine.metadata.prepare()
+    assert torch.equal(words_of(engine, request), before)
+    assert integration.counters().calls["gvr_topk", "no_state"] == 2
+
+
+def test_metadata_that_is_gone_is_not_kept(telling, monkeypatch):
+    engine = Engine(hooked(monkeypatch))
+    (request,) = started(engine, 1)
+    for _ in range(3):
+        graph = engine.metadata.create_cuda_graph_metadata(4, max_draft_tokens=1)
+        engine.step([], [request], next_n=2, metadata=graph, accepted=[1])
+    assert len(state_of(engine)._accepted) == 1
+
+
+class Watch(TorchDispatchMode):
+    """Lists what reaches the dispatcher."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_being_told_adds_no_work_to_a_captured_call(telling, monkeypatch):
+    engine = Engine(hooked(monkeypatch), layers=1)
+    requests = started(engine, 1, 2)
+    engine.step([], requests, next_n=3, accepted=[1, 1])
+    metadata, indexer = engine.metadata, engine.indexers[0]
+    engine.metadata.set_batch([1, 2], [3, 3], 0, [30, 30])
+    metadata.prepare()
+    metadata.set_in_mtp_draft_loop(True)
+    q, weights = torch.randn(6, engine.heads, engine.dim), torch.randn(6, engine.heads)
+    seen = []
+    for told in (None, torch.ones(2, dtype=torch.int32)):
+        metadata.set_mtp_num_accepted(told)
+        monkeypatch.setattr(indexer, "last_rows", lambda *_: [0])
+        with Watch() as watch:
+            indexer.sparse_attn_indexer(metadata, q, q, q, q, weights)
+        seen.append(watch.seen)
+    assert seen[0] == seen[1] and "gvr_topk::indexer_topk_decode" in seen[0]
