@@ -31,7 +31,6 @@ COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if lin
 RUN = {
     "gvr-topk doctor": "path radix_rounds",
     "gvr-topk replay --generator 20 --length 70690 --steps 8 --offset 1": "replay: exact on 8 of 8 steps",
-    "gvr-topk replay --trace eval/data/smollm2_dsaidx_L10_32k.npz --steps 16 --json": '"steps"',
     "python -m eval accuracy --model MODEL --dry-run": "trtllm-eval --model MODEL",
     "python -m eval tpot --model MODEL --prompts short=tests/data/eval_samples/prompts.jsonl"
     " --entry 0 --dry-run": "trtllm-bench --model MODEL",
@@ -45,7 +44,6 @@ RECIPES = {
 ELSEWHERE = {
     "pip install .": "test_packaging.py, which builds the wheel",
     "gvr-topk replay --shipped --config configs/heuristic_on.yaml --out out/replay": "test_replay_recipe",
-    "python -m eval inspect": "test_inspect_build",
 }
 NEEDS_MORE = {
     "gvr-topk replay --shipped --device cuda": "a GPU",
