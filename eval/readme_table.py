@@ -354,6 +354,7 @@ def performance() -> str:
         reached = index.figure(key, HINTED)
         row = ["-" if reached is None else f"{reached:.2f}", _shown(index.figure(key, FLOOR))]
         lines.append(f"| {n:,} x {batch} | {' | '.join(row)} |")
+    lines += ["", *deepseek_v4(index), "", *host_time(load("host_time.json"))]
     lines += [
         "",
         f"Phases: `eval/results/h200/phase_timing.json`, commit {timing['machine']['commit']}.",
@@ -361,6 +362,40 @@ def performance() -> str:
     for kernel, shown in PHASES.items():
         lines += ["", *phase_table(timing, kernel, shown)]
     return "\n".join(lines)
+
+
+def deepseek_v4(index: Index) -> list[str]:
+    """Microseconds on rows of DeepSeek-V4's shapes: a score for every four keys, and k of 512 and 1,024."""
+    names = (HINTED, NO_HINT, *PEERS)
+    lines = [
+        "DeepSeek-V4: rows of one score for four keys.",
+        "",
+        f"| k | N x batch | {' | '.join(COLUMNS.get(name, name) for name in names)} |",
+        "|---:|---|" + "---:|" * len(names),
+    ]
+    for cell in index.group("v4"):
+        figures = " | ".join(_shown(index.figure(cell["key"], name)) for name in names)
+        lines.append(f"| {cell['k']:,} | {cell['n']:,} x {cell['batch']} | {figures} |")
+    return lines
+
+
+def host_time(data: dict[str, Any]) -> list[str]:
+    """Microseconds of the host for one eager call."""
+    us = {result["call"]: result["us"] for result in data["results"]}
+    rows = {
+        "this package: `state`, `row_slot` and `out` given": us["hinted"],
+        "of which its Python function": us["hinted"] - us["dispatcher"],
+        "`torch.topk`": us["torch"],
+        "TensorRT-LLM 1.2.1": us["trtllm"],
+        "vLLM 0.33": us["vllm"],
+        "FlashInfer 0.7.2 `top_k`": us["flashinfer"],
+        "`zero_` of one element": us["zero_"],
+    }
+    lines = [
+        f"Host time of an eager call: `eval/results/h200/host_time.json`, commit {data['machine']['commit']}."
+    ]
+    lines += ["", "| call | us of the host |", "|---|---:|"]
+    return [*lines, *(f"| {name} | {figure:.1f} |" for name, figure in rows.items())]
 
 
 def phase_table(timing: dict[str, Any], kernel: str, shown: Sequence[str]) -> list[str]:
