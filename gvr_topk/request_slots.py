@@ -107,7 +107,7 @@ class RequestSlots:
         self.words = torch.full(
             (num_layers, num_slots, STATE_FLOATS), STATE_UNKNOWN, dtype=torch.float32, device=self.device
         )
-        self._k = 1 if k is None else k
+        self._k = k
         self._layers: dict[int, TopkState] = {}
         self.row_slot = torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=self.device)
         self.admitted = self.evicted = self.refused = 0

@@ -94,22 +94,22 @@ class TopkState:
         for name, value in (("slots", slots), ("k", k)):
             if value < 1:
                 raise ValueError(f"{name}: wanted at least 1, got {value}")
-        self.k = k
+        self.k: int | None = k
         self.words = torch.full((slots, STATE_FLOATS), STATE_UNKNOWN, dtype=torch.float32, device=device)
         self.indices: Tensor | None = None
         if keep_indices:
             self.indices = torch.full((slots, k), -1, dtype=torch.int32, device=device)
 
     @classmethod
-    def of(cls, words: Tensor, indices: Tensor | None, k: int) -> TopkState:
+    def of(cls, words: Tensor, indices: Tensor | None = None, k: int | None = None) -> TopkState:
         """Wrap tensors that exist already, such as one layer of a larger buffer.
 
         Parameters
         ----------
         words : Tensor, ``[slots, 4]``, float32, contiguous
-        indices : Tensor, ``[slots, k]``, int32, or None
-        k : int
-            Items per row.
+        indices : Tensor, ``[slots, k]``, int32, optional
+        k : int, optional
+            Items per row. Predictions alone serve any number of them.
 
         Returns
         -------

@@ -299,3 +299,8 @@ def _forget(model: dict[tuple[int, int], list[int]], slots: RequestSlots) -> Non
     """A request without a slot has no hint; when it returns it starts cold."""
     for key in [key for key in model if key[1] not in slots]:
         del model[key]
+
+
+def test_predictions_alone_serve_any_k() -> None:
+    slots = RequestSlots(1, 2, None)
+    assert slots.layer(0).k is None and RequestSlots(1, 2, K).layer(0).k == K
