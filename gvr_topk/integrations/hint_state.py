@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gvr_topk.constants import (
-    MAX_NEXT_N,
     MAX_WIDTH,
     STATE_FLOATS,
     STATE_UNKNOWN,
@@ -40,23 +39,6 @@ DUMMY = "dummy"
 
 _INTEGERS = (torch.int32, torch.int64)
 """What numbers of accepted rows may be."""
-
-
-class Rows(NamedTuple):
-    """How our op is told the rows of one call.
-
-    Attributes
-    ----------
-    lengths : Tensor, ``[rows / next_n]`` or ``[rows]``, int32
-        By request, or by row where keys are compressed.
-    next_n : int
-    slots : Tensor or None, ``[rows]``, int32
-        Slot of each row; None where the batch was not prepared that way.
-    """
-
-    lengths: Tensor
-    next_n: int
-    slots: Tensor | None
 
 
 class HintState:
@@ -112,8 +94,6 @@ class HintState:
                 device=device,
             )
             self.draft_row_slot = torch.full((rows,), -1, dtype=torch.int32, device=device)
-            self._lengths = torch.zeros(rows, dtype=torch.int32, device=device)
-            self._draft_offsets = torch.arange(1 - MAX_NEXT_N, 1, dtype=torch.int32, device=device)
             self.stats: Tensor | None = None
             if self.options.stats:
                 shape = (layers, rows, len(StatsColumn))
@@ -136,13 +116,13 @@ class HintState:
     @property
     def nbytes(self) -> int:
         """Device memory in bytes."""
-        tensors = (self.draft_row_slot, self._lengths, self._draft_offsets)
+        tensors = (self.draft_row_slot,)
         optional = sum(tensor.nbytes for tensor in (self.stats, self.next_state) if tensor is not None)
         return self.requests.nbytes + sum(tensor.nbytes for tensor in tensors) + optional
 
     @property
     def max_rows(self) -> int:
-        """Rows of one step that have room: for a slot each, and for a length each."""
+        """Rows of one step that have room for a slot each."""
         return self.draft_row_slot.shape[0]
 
     def __str__(self) -> str:
@@ -202,42 +182,6 @@ class HintState:
         self._note_contexts(metadata, owners[:contexts], counters)
         self.num_requests, self.num_contexts = requests, contexts
         self.batch = weakref.ref(metadata)
-
-    def rows(
-        self,
-        metadata: Any,
-        seq_lens: Tensor,
-        next_n: int,
-        rows: int,
-        compress_ratio: int = 1,
-        scan_lengths: Tensor | None = None,
-    ) -> Rows:
-        """Lengths and slots of the rows of a call, as our op takes them.
-
-        Where keys are compressed, a row has as many scores as whole groups of `compress_ratio` keys, and the
-        draft rows of one request may have equally many: each row then has a length of its own, and no more
-        than `max_rows` rows have room for one.
-
-        Parameters
-        ----------
-        metadata : DSAtrtllmAttentionMetadata
-        seq_lens : Tensor, ``[rows / next_n]``, int32
-            Keys of each request, its draft tokens included, before compression.
-        next_n, rows : int
-        compress_ratio : int
-        scan_lengths : Tensor, ``[rows / next_n]``, int32, optional
-            Scores of each request's last row, where TensorRT-LLM has computed them.
-        """
-        slots = self.row_slot(metadata, next_n, rows)
-        if compress_ratio == 1:
-            return Rows(seq_lens, next_n, slots)
-        if next_n == 1 and scan_lengths is not None:
-            return Rows(scan_lengths, 1, slots)
-        lengths = self._lengths[:rows]
-        ends = lengths.view(-1, next_n)
-        torch.add(seq_lens.unsqueeze(1), self._draft_offsets[-next_n:], out=ends)
-        torch.div(ends, compress_ratio, rounding_mode="floor", out=ends)
-        return Rows(lengths, next_n, slots)
 
     def row_slot(self, metadata: Any, next_n: int, rows: int) -> Tensor | None:
         """Slot of each row of a call, or None when this batch was not prepared that way.

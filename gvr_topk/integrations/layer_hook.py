@@ -184,8 +184,6 @@ class LayerHook:
             return "another device"
         if selection.logits.dim() != 2 or selection.logits.stride(1) != 1:
             return "layout"
-        if selection.compress_ratio > 1 and selection.logits.shape[0] > state.max_rows:
-            return "too many rows"
         return ""
 
     def _run(self, call: IndexerCall, selection: Selection) -> None:
@@ -194,23 +192,18 @@ class LayerHook:
         logits, k = selection.logits, selection.k
         rows = logits.shape[0]
         self._capturing = logits.is_cuda and torch.cuda.is_current_stream_capturing()
-        lengths, next_n, slots = state.rows(
-            call.metadata,
-            selection.seq_lens,
-            selection.next_n,
-            rows,
-            selection.compress_ratio,
-            selection.scan_lengths,
-        )
+        next_n = selection.next_n
+        slots = state.row_slot(call.metadata, next_n, rows)
         stats = state.stats
         if stats is not None:
             stats = stats[call.layer, :rows] if rows <= stats.shape[1] else None
         with _nvtx(state.options.nvtx, call.layer):
             indexer_topk_decode(
                 logits,
-                lengths,
+                selection.seq_lens,
                 k,
                 next_n=next_n,
+                compress_ratio=selection.compress_ratio,
                 out=selection.indices[:, :k],
                 state=None if slots is None else state.requests.layer(call.layer),
                 row_slot=slots,

@@ -33,8 +33,6 @@ class Selection:
     k : int
     compress_ratio : int
         Keys per score.
-    scan_lengths : Tensor, ``[rows / next_n]``, int32, optional
-        `seq_lens` after compression.
     native : str
         What TensorRT-LLM would run that is not its plain radix top-k; empty for that.
     """
@@ -45,7 +43,6 @@ class Selection:
     next_n: int
     k: int
     compress_ratio: int = 1
-    scan_lengths: Tensor | None = None
     native: str = ""
 
 
@@ -105,7 +102,6 @@ def wrap_top_k(original: Callable[..., Any], select: Select) -> Callable[..., An
             next_n,
             top_k.top_k,
             top_k.compress_ratio,
-            scan_lengths,
             native="" if name == PLAIN else f"TopK with {name}",
         )
         if select(selection):
