@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import email
 import json
 import os
@@ -93,8 +94,18 @@ def test_metadata(wheel: Path) -> None:
     required = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
     # What serving imports, and no more. An exact requirement would take the user's own torch away.
     assert sorted(required) == ["numpy", "prometheus-client", "pydantic>=2.7", "pyyaml", "torch>=2.9"]
-    assert {"replay", "eval", "docs", "test"} == set(metadata.get_all("Provides-Extra") or [])
+    extras = {"replay", "eval", "docs", "test", "vllm", "hf"}
+    assert extras == set(metadata.get_all("Provides-Extra") or [])
     assert (metadata.get_payload() or "").startswith("# gvr_topk")
+
+
+def test_engines_find_their_entry_points(wheel: Path) -> None:
+    files = zipfile.ZipFile(wheel)
+    (name,) = (name for name in files.namelist() if name.endswith(".dist-info/entry_points.txt"))
+    points = configparser.ConfigParser()
+    points.read_string(files.read(name).decode())
+    for group, module in (("vllm.general_plugins", "vllm"), ("sglang.srt.plugins", "sglang")):
+        assert points[group]["gvr_topk"] == f"gvr_topk.integrations.{module}:register"
 
 
 def test_wheel_carries_its_license(wheel: Path) -> None:
