@@ -18,7 +18,7 @@ from gvr_topk.constants import (
     StatsColumn,
 )
 from gvr_topk.contract import exact_topk, order_key, row_lengths
-from gvr_topk.policy import asks_for_hint, hint_reason
+from gvr_topk.policy import asks_for_hint, can_use_heuristic
 
 
 def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int) -> Tensor:
@@ -77,6 +77,8 @@ def decode(a: Arguments) -> None:
     if a.stats is not None:
         a.stats.zero_()
         a.stats[:, StatsColumn.HITS] = -1
+    if a.state is None and a.stats is None and a.next_state is None:
+        return
     for row in range(rows):
         _carry_over(a, row, int(lengths[row]), positions[row])
 
@@ -92,8 +94,8 @@ def _carry_over(a: Arguments, row: int, length: int, chosen: Tensor) -> None:
         a.next_state[row] = _state_after(a, row, length, chosen)
     if not has_slot or a.state is None:
         return
-    keys = order_key(a.logits[row])
     if length > a.k and a.stats is not None and a.indices is not None:
+        keys = order_key(a.logits[row])
         hinted = a.indices[slot].to(torch.int64)
         hinted = hinted[hinted >= 0] + a.hint_offset
         hinted = hinted[(hinted >= 0) & (hinted < length)]
@@ -122,7 +124,7 @@ def _state_after(a: Arguments, row: int, length: int, chosen: Tensor) -> Tensor:
 
 def _reason(a: Arguments, length: int, slot: int, slots: int) -> HintReason:
     known = a.state is not None and 0 <= slot < slots and float(a.state[slot, 0]) != STATE_UNKNOWN
-    return hint_reason(
+    return can_use_heuristic(
         length=length,
         k=a.k,
         enabled=asks_for_hint(Path(a.path)),
@@ -130,4 +132,4 @@ def _reason(a: Arguments, length: int, slot: int, slots: int) -> HintReason:
         slot=slot,
         slots=slots,
         known=known,
-    )
+    ).code

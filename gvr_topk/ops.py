@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gvr_topk import cpu
 from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, NAME, Arguments, check, fail, schema
-from gvr_topk.constants import MAX_WIDTH, Path
+from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.library import LibraryError, library_status
 from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
@@ -24,7 +24,6 @@ _LIBRARY = library_status()
 
 torch.library.define("gvr_topk::indexer_topk_decode", schema())
 _OP = torch.ops.gvr_topk.indexer_topk_decode.default
-AUTO = int(Path.AUTO)
 
 
 @torch.library.impl("gvr_topk::indexer_topk_decode", "CPU")
@@ -230,7 +229,7 @@ def indexer_topk_decode(
             None,
             next_n,
             page_size,
-            AUTO if path == "auto" else int(parse_path(path)),
+            int(parse_path(path)),
             max_ctas,
             FLAG_PDL | FLAG_QUANTILE_GUESS if pdl else FLAG_QUANTILE_GUESS,
             hint_offset,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -45,15 +46,55 @@ def asks_for_hint(path: Path) -> bool:
     return path in (Path.AUTO, Path.PAPER_GVR)
 
 
+class _Row(NamedTuple):
+    """What the gate looks at, in the order of its C function."""
+
+    enabled: bool
+    has_state: bool
+    aligned: bool
+    slot: int
+    slots: int
+    length: int
+    k: int
+    min_length: int
+    max_length: int
+    known: bool
+
+
 @dataclass(frozen=True)
 class GateDecision:
     """Outcome of `can_use_heuristic`."""
 
-    allowed: bool
-    reason: str
-    """Lower-case name of the `HintReason`, fit for a counter's label."""
-    detail: str
-    """One sentence with the value that decided and the threshold it met."""
+    code: HintReason
+    """The reason, as kernels write it to the statistics."""
+    row: _Row
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the state of the last step is used."""
+        return self.code is HintReason.USED
+
+    @property
+    def reason(self) -> str:
+        """Lower-case name of `code`, fit for a counter's label."""
+        return self.code.name.lower()
+
+    @property
+    def detail(self) -> str:
+        """One sentence with the value that decided and the threshold it met."""
+        row = self.row
+        details = {
+            HintReason.USED: f"length {row.length} is in range and the last step has left a state",
+            HintReason.DISABLED: "the configuration or the path asks for no hint",
+            HintReason.NO_STATE: "the call has no state",
+            HintReason.LAYOUT: "rows do not start at 16-byte boundaries",
+            HintReason.NO_SLOT: f"slot is {row.slot}, wanted 0 to {row.slots - 1}",
+            HintReason.SHORT_ROW: f"length is {row.length}, and all of k = {row.k} items are selected",
+            HintReason.TOO_SHORT: f"length is {row.length}, wanted at least {row.min_length}",
+            HintReason.TOO_LONG: f"length is {row.length}, wanted at most {row.max_length}",
+            HintReason.FIRST_STEP: "no step has left anything in the slot",
+        }
+        return details[self.code]
 
 
 @dataclass(frozen=True)
@@ -75,27 +116,6 @@ class Plan:
     """Words per thread under way in kernels that walk a long row; ``streaming`` has a pipeline of its own."""
     staged: int
     """Results of one row that can be staged in shared memory: the lesser of ``k`` and the width."""
-
-
-def hint_reason(
-    *,
-    length: int,
-    k: int,
-    enabled: bool = True,
-    has_state: bool = True,
-    aligned: bool = True,
-    slot: int = 0,
-    slots: int = 1,
-    min_length: int = 0,
-    max_length: int = MAX_WIDTH,
-    known: bool = True,
-) -> HintReason:
-    """Ask the gate about one row; the arguments are those of `can_use_heuristic`."""
-    return HintReason(
-        policy_library().gvr_topk_can_use_heuristic(
-            enabled, has_state, aligned, slot, slots, length, k, min_length, max_length, known
-        )
-    )
 
 
 def can_use_heuristic(
@@ -147,30 +167,8 @@ def can_use_heuristic(
     >>> can_use_heuristic(length=70690, k=2048, slot=-1).reason
     'no_slot'
     """
-    reason = hint_reason(
-        length=length,
-        k=k,
-        enabled=enabled,
-        has_state=has_state,
-        aligned=aligned,
-        slot=slot,
-        slots=slots,
-        min_length=min_length,
-        max_length=max_length,
-        known=known,
-    )
-    details = {
-        HintReason.USED: f"length {length} is in range and the last step has left a state",
-        HintReason.DISABLED: "the configuration or the path asks for no hint",
-        HintReason.NO_STATE: "the call has no state",
-        HintReason.LAYOUT: "rows do not start at 16-byte boundaries",
-        HintReason.NO_SLOT: f"slot is {slot}, wanted 0 to {slots - 1}",
-        HintReason.SHORT_ROW: f"length is {length}, and all of k = {k} items are selected",
-        HintReason.TOO_SHORT: f"length is {length}, wanted at least {min_length}",
-        HintReason.TOO_LONG: f"length is {length}, wanted at most {max_length}",
-        HintReason.FIRST_STEP: "no step has left anything in the slot",
-    }
-    return GateDecision(reason is HintReason.USED, reason.name.lower(), details[reason])
+    row = _Row(enabled, has_state, aligned, slot, slots, length, k, min_length, max_length, known)
+    return GateDecision(HintReason(policy_library().gvr_topk_can_use_heuristic(*row)), row)
 
 
 def plan(

@@ -2,7 +2,7 @@
 
 `topk_step` reads from top to bottom as a kernel runs:
 
-1. ask the **gate** (`gvr_topk.policy.hint_reason`) whether the state that the last step left is used;
+1. ask the **gate** (`gvr_topk.policy.can_use_heuristic`) whether the state that the last step left is used;
 2. **predict** an interval of keys for the k-th score, from that state
    (`gvr_topk.evaluation.shipped_predictor`), or from a sample of the row
    (`gvr_topk.evaluation.shipped_sample`);
@@ -66,7 +66,7 @@ from gvr_topk.evaluation.shipped_types import (
     Row,
     StepState,
 )
-from gvr_topk.policy import Plan, asks_for_hint, hint_reason, parse_path
+from gvr_topk.policy import Plan, asks_for_hint, can_use_heuristic, parse_path
 
 Hint = npt.NDArray[np.integer]
 
@@ -213,14 +213,14 @@ def gate(row: Row, path: Path, last: StepState, *, has_state: bool) -> HintReaso
     HintReason
     """
     is_small = row.plan.family == "small_row"
-    return hint_reason(
+    return can_use_heuristic(
         length=row.length,
         k=row.k,
         enabled=asks_for_hint(path),
         has_state=has_state,
         aligned=row.width >= LANES,
         known=known_window(last) is not None if is_small else last.is_known,
-    )
+    ).code
 
 
 def guess(row: Row, reason: HintReason, last: StepState, moments: Moments) -> KeyInterval:

@@ -21,7 +21,7 @@ from gvr_topk.constants import (
 from gvr_topk.integrations import environment
 from gvr_topk.integrations.counters import Counters, Measured
 from gvr_topk.integrations.environment import Mode
-from gvr_topk.policy import hint_reason
+from gvr_topk.policy import can_use_heuristic
 from gvr_topk.request_slots import RequestSlots
 
 ROWS_PER_REQUEST = 8
@@ -116,9 +116,8 @@ class HintState:
     @property
     def nbytes(self) -> int:
         """Device memory in bytes."""
-        tensors = (self.draft_row_slot,)
-        optional = sum(tensor.nbytes for tensor in (self.stats, self.next_state) if tensor is not None)
-        return self.requests.nbytes + sum(tensor.nbytes for tensor in tensors) + optional
+        tensors = (self.draft_row_slot, self.stats, self.next_state)
+        return self.requests.nbytes + sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @property
     def max_rows(self) -> int:
@@ -302,12 +301,12 @@ class HintState:
         if low is not None or high is not None:
             cached = metadata.kv_cache_params.num_cached_tokens_per_seq
             for i, (past, new) in enumerate(zip(cached, metadata.seq_lens.tolist(), strict=False)):
-                reason = hint_reason(
+                reason = can_use_heuristic(
                     length=(past + new) // self.compress_ratio,
                     k=self.k,
                     min_length=0 if low is None else low,
                     max_length=MAX_WIDTH if high is None else high,
-                )
+                ).code
                 if kinds[i] == HINTED and reason in (HintReason.TOO_SHORT, HintReason.TOO_LONG):
                     kinds[i] = reason.name.lower()
         return kinds

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from integration_setup import undisturbed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
@@ -33,13 +34,8 @@ def telling(request):
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
-    for name in ("GVR_TOPK_DISABLE", "TRTLLM_GVR_TOPK", "TRTLLM_GVR_TOPK_OPTIONS"):
-        monkeypatch.delenv(name, raising=False)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
-    yield
-    torch.set_num_threads(threads)
-    integration.uninstall()
+    with undisturbed(monkeypatch):
+        yield
 
 
 def hooked(monkeypatch, **options):

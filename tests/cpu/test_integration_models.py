@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from integration_setup import undisturbed
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
@@ -18,12 +19,8 @@ from gvr_topk.integrations import tensorrt_llm as integration
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
-    monkeypatch.delenv("TRTLLM_GVR_TOPK_OPTIONS", raising=False)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    integration.uninstall()
+    with undisturbed(monkeypatch):
+        yield
 
 
 def decode(engine: Engine, requests: list[Request], steps: int, next_n: int) -> list[torch.Tensor]:

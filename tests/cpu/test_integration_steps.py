@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from integration_setup import undisturbed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
@@ -32,14 +33,8 @@ def shape(request):
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
-    for name in ("GVR_TOPK_DISABLE", "TRTLLM_GVR_TOPK", "TRTLLM_GVR_TOPK_OPTIONS"):
-        monkeypatch.delenv(name, raising=False)
-    integration.uninstall()  # where the package is installed, its import hook waits for the fakes
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the tensors are tiny: threads would only wait for each other
-    yield
-    torch.set_num_threads(threads)
-    integration.uninstall()
+    with undisturbed(monkeypatch):
+        yield
 
 
 def hooked(monkeypatch, mode="1", **options):

@@ -793,3 +793,10 @@ def test_states_by_row_leave_the_slots_alone() -> None:
             assert left[row].tolist() == [STATE_VALUE_ONLY, float(kth), 0.0, 0.0]
         else:
             assert float(left[row, 0]) == STATE_UNKNOWN
+
+
+def test_states_by_row_need_no_state() -> None:
+    alone, beside = torch.zeros(ROWS, STATE_FLOATS), torch.ones(ROWS, STATE_FLOATS)
+    gvr_topk.indexer_topk_decode(scores(), LENGTHS, K, next_n=NEXT_N, next_state=alone)
+    call(next_state=beside)
+    assert torch.equal(alone, beside) and not torch.equal(alone, torch.zeros_like(alone))

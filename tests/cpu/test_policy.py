@@ -28,7 +28,7 @@ from gvr_topk.constants import (
 )
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.contract import DTYPES
-from gvr_topk.policy import asks_for_hint, can_use_heuristic, hint_reason, parse_path, plan
+from gvr_topk.policy import asks_for_hint, can_use_heuristic, parse_path, plan
 
 PATHS = [path.name.lower() for path in OpPath]
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
@@ -83,7 +83,7 @@ def test_condition(reason: HintReason, change: dict[str, Any]) -> None:
     assert decision.reason == reason.name.lower()
     assert decision.allowed == (reason is HintReason.USED)
     assert isinstance(decision.detail, str) and decision.detail
-    assert hint_reason(**{**ROW, **change}) is reason
+    assert decision.code is reason
 
 
 def test_the_tables_have_every_reason() -> None:
@@ -98,17 +98,17 @@ def test_every_combination_of_reasons_names_the_first() -> None:
         for _, change in chosen:
             arguments |= change
         expected = chosen[0][0] if chosen else HintReason.USED
-        assert hint_reason(**arguments) is expected, arguments
+        assert can_use_heuristic(**arguments).code is expected, arguments
 
 
 def test_defaults_allow_every_row_that_is_selected_from() -> None:
     """An op's launch has no limits of lengths, so any row above k that knows something uses it."""
     for length in (2, 4095, LONG, MAX_WIDTH):
         assert can_use_heuristic(length=length, k=1).allowed
-        assert hint_reason(length=length, k=1) is HintReason.USED
+        assert can_use_heuristic(length=length, k=1).code is HintReason.USED
     assert can_use_heuristic(length=1, k=1).reason == "short_row"
     assert can_use_heuristic(length=2, k=1, slot=1).reason == "no_slot"  # there is one slot
-    assert hint_reason(length=2, k=1, slot=1) is HintReason.NO_SLOT
+    assert can_use_heuristic(length=2, k=1, slot=1).code is HintReason.NO_SLOT
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_hints_change_one_column_alone(shape):
 
 
 def test_the_gate_names_its_reason():
-    """`hint_reason` decides, by what was read; a short row goes by windows, others by what they know."""
+    """The gate decides, by what was read; a short row goes by windows, others by what they know."""
     known = types.StepState(F(STATE_VALUE_ONLY), F(1.5), F(0.1), 0x3D803D81)
     window = types.StepState(F(-0.5))
     for shape, used, other in (
