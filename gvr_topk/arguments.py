@@ -1,8 +1,9 @@
-"""The arguments of the op, described once: the schema, the checks and every caller go by this list."""
+"""The arguments of both ops, described once: schemas, checks and every caller go by these lists."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_type_hints
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
@@ -14,12 +15,19 @@ from gvr_topk.constants import (
     MAX_ROWS,
     MAX_WIDTH,
     STATE_FLOATS,
+    Path,
     StatsColumn,
 )
 from gvr_topk.contract import DTYPES
 
 NAME = "gvr_topk.indexer_topk_decode"
-"""What every error message begins with."""
+"""What every error message of the decode op begins with."""
+
+PREFILL_NAME = "gvr_topk.indexer_topk_prefill"
+"""What every error message of the prefill op begins with."""
+
+PREFILL_PATHS = (Path.AUTO, Path.RADIX_ROUNDS)
+"""Paths of the prefill op."""
 
 FLAG_PDL = 1
 FLAG_QUANTILE_GUESS = 2
@@ -67,149 +75,239 @@ class Arguments(NamedTuple):
 
 
 WRITTEN = ("out", "state", "indices", "next_state", "counts", "slots", "stats", "phase_clocks")
-"""Tensors that the op writes to."""
+"""Tensors that the decode op writes to."""
 
 
-def schema() -> str:
-    """Schema of the op, in PyTorch's notation."""
+class PrefillArguments(NamedTuple):
+    """One call of ``torch.ops.gvr_topk.indexer_topk_prefill``, in the order of its schema.
+
+    `gvr_topk.indexer_topk_prefill` explains what users pass. `path` is a number of `PREFILL_PATHS`, and
+    `flags` is `FLAG_PDL` or 0.
+    """
+
+    logits: Tensor
+    row_starts: Tensor
+    row_ends: Tensor
+    out: Tensor
+    k: int
+    row_request: Tensor | None = None
+    offsets: Tensor | None = None
+    counts: Tensor | None = None
+    page_table: Tensor | None = None
+    slots: Tensor | None = None
+    stats: Tensor | None = None
+    page_size: int = 0
+    path: int = 0
+    flags: int = 0
+
+
+PREFILL_WRITTEN = ("out", "counts", "slots", "stats")
+"""Tensors that the prefill op writes to."""
+
+
+def schema(arguments: type[Any] = Arguments, written: tuple[str, ...] = WRITTEN) -> str:
+    """Schema of an op, in PyTorch's notation.
+
+    Parameters
+    ----------
+    arguments : type
+        `Arguments` or `PrefillArguments`.
+    written : tuple of str
+        The tensors among them that the op writes to.
+    """
     kinds = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int"}
-    letters = dict(zip(WRITTEN, "abcdefghi", strict=False))
+    letters = dict(zip(written, "abcdefghi", strict=False))
     parts = []
-    for name, annotation in get_type_hints(Arguments).items():
+    for name, annotation in get_type_hints(arguments).items():
         kind = kinds[annotation]
         if name in letters:
             kind = kind.replace("Tensor", f"Tensor({letters[name]}!)")
-        has_default = name in Arguments._field_defaults
-        parts.append(f"{kind} {name}" + (f"={Arguments._field_defaults[name]}" if has_default else ""))
+        has_default = name in arguments._field_defaults
+        parts.append(f"{kind} {name}" + (f"={arguments._field_defaults[name]}" if has_default else ""))
     return f"({', '.join(parts)}) -> ()"
-
-
-def fail(argument: str, wanted: object, got: object) -> ValueError:
-    """Build the error of a wrong argument."""
-    return ValueError(f"{NAME}: {argument}: wanted {wanted}, got {got}")
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _check_tensor(
-    name: str, tensor: Tensor, like: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
-) -> None:
-    if tensor.device != like.device:
-        raise fail(name, f"a tensor on {like.device}", tensor.device)
-    if tensor.dtype != dtype:
-        raise fail(
-            name, f"dtype {str(dtype).removeprefix('torch.')}", str(tensor.dtype).removeprefix("torch.")
+@dataclass(frozen=True)
+class Checks:
+    """What the arguments of both ops have to be; every error names the op that was called.
+
+    Attributes
+    ----------
+    op : str
+        What every message begins with.
+    """
+
+    op: str
+
+    def fail(self, argument: str, wanted: object, got: object) -> ValueError:
+        """Build the error of a wrong argument."""
+        return ValueError(f"{self.op}: {argument}: wanted {wanted}, got {got}")
+
+    def tensor(
+        self, name: str, tensor: Tensor, like: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
+    ) -> None:
+        """A tensor on the device of another one, of this dtype and shape, with inner stride 1."""
+        if tensor.device != like.device:
+            raise self.fail(name, f"a tensor on {like.device}", tensor.device)
+        if tensor.dtype != dtype:
+            raise self.fail(name, f"dtype {_name(dtype)}", _name(tensor.dtype))
+        same = tensor.dim() == len(shape) and all(
+            expected is None or size == expected for size, expected in zip(tensor.shape, shape, strict=True)
         )
-    same = tensor.dim() == len(shape) and all(
-        expected is None or size == expected for size, expected in zip(tensor.shape, shape, strict=True)
-    )
-    if not same:
-        expected = ", ".join("any" if n is None else str(n) for n in shape)
-        raise fail(name, f"shape [{expected}]", list(tensor.shape))
-    if tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
-        raise fail(name, "inner stride 1", tensor.stride(-1))
+        if not same:
+            expected = ", ".join("any" if n is None else str(n) for n in shape)
+            raise self.fail(name, f"shape [{expected}]", list(tensor.shape))
+        if tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise self.fail(name, "inner stride 1", tensor.stride(-1))
+
+    def contiguous(self, name: str, tensor: Tensor) -> None:
+        """No gap between rows."""
+        if not tensor.is_contiguous():
+            raise self.fail(name, "contiguous rows", f"strides {tuple(tensor.stride())}")
+
+    def rows_apart(self, name: str, tensor: Tensor, columns: int) -> None:
+        """No element of one row in another one."""
+        # Two rows that share memory would be written by two blocks at once, and hold neither's result.
+        if tensor.shape[0] > 1 and tensor.stride(0) < columns:
+            raise self.fail(
+                name, f"rows that do not overlap, at least {columns} elements apart", tensor.stride(0)
+            )
+
+    def results(self, name: str, tensor: Tensor, like: Tensor, rows: int, k: int) -> None:
+        """A tensor that takes `k` results of each row."""
+        self.tensor(name, tensor, like, torch.int32, (rows, None))
+        if tensor.shape[1] < k:
+            raise self.fail(name, f"at least k = {k} columns", list(tensor.shape))
+        self.rows_apart(name, tensor, k)
+
+    def scores(self, logits: Tensor, k: int) -> None:
+        """Score rows, and how many items are selected of each."""
+        if logits.dtype not in DTYPES:
+            raise self.fail("logits", "dtype float32, bfloat16 or float16", _name(logits.dtype))
+        if logits.dim() != 2:
+            raise self.fail("logits", "shape [rows, width]", list(logits.shape))
+        rows, width = logits.shape
+        if width > 1 and logits.stride(1) != 1:
+            raise self.fail("logits", "inner stride 1", logits.stride(1))
+        if width > MAX_WIDTH:
+            raise self.fail("logits", f"at most {MAX_WIDTH} columns", width)
+        if rows > MAX_ROWS:
+            raise self.fail("logits", f"at most {MAX_ROWS} rows", rows)
+        if not 1 <= k <= MAX_WIDTH:
+            raise self.fail("k", f"1 to {MAX_WIDTH}", k)
+
+    def pages(self, a: Arguments | PrefillArguments, requests: int | None) -> None:
+        """The page table, of so many requests (None: any number), and where cache slots go."""
+        if a.slots is not None:
+            if a.page_table is None:
+                raise self.fail("slots", "a page_table beside it", None)
+            self.results("slots", a.slots, a.logits, a.logits.shape[0], a.k)
+        if a.page_table is None:
+            return
+        self.tensor("page_table", a.page_table, a.logits, torch.int32, (requests, None))
+        if not 1 <= a.page_size <= MAX_PAGE_SIZE:
+            raise self.fail("page_size", f"1 to {MAX_PAGE_SIZE} with a page_table", a.page_size)
+
+    def row_table(
+        self, name: str, tensor: Tensor | None, like: Tensor, dtype: torch.dtype, columns: int
+    ) -> None:
+        """An optional tensor without gaps that takes so many numbers of each row."""
+        if tensor is not None:
+            self.tensor(name, tensor, like, dtype, (like.shape[0], columns))
+            self.contiguous(name, tensor)
 
 
-def _check_contiguous(name: str, tensor: Tensor) -> None:
-    if not tensor.is_contiguous():
-        raise fail(name, "contiguous rows", f"strides {tuple(tensor.stride())}")
-
-
-def _check_results(name: str, tensor: Tensor, like: Tensor, rows: int, k: int) -> None:
-    _check_tensor(name, tensor, like, torch.int32, (rows, None))
-    if tensor.shape[1] < k:
-        raise fail(name, f"at least k = {k} columns", list(tensor.shape))
-    _check_rows_apart(name, tensor, k)
-
-
-def _check_rows_apart(name: str, tensor: Tensor, columns: int) -> None:
-    # Two rows that share memory would be written by two blocks at once, and hold neither's result.
-    if tensor.shape[0] > 1 and tensor.stride(0) < columns:
-        raise fail(name, f"rows that do not overlap, at least {columns} elements apart", tensor.stride(0))
+DECODE = Checks(NAME)
+PREFILL = Checks(PREFILL_NAME)
 
 
 def check(a: Arguments) -> None:
-    """Refuse every argument that would be undefined on the device.
+    """Refuse every argument of the decode op that would be undefined on the device.
 
     Raises
     ------
     ValueError
         The message names the argument, what was wanted and what was got.
     """
-    if a.logits.dtype not in DTYPES:
-        raise fail("logits", "dtype float32, bfloat16 or float16", _name(a.logits.dtype))
-    if a.logits.dim() != 2:
-        raise fail("logits", "shape [rows, width]", list(a.logits.shape))
-    rows, width = a.logits.shape
-    if width > 1 and a.logits.stride(1) != 1:
-        raise fail("logits", "inner stride 1", a.logits.stride(1))
-    if width > MAX_WIDTH:
-        raise fail("logits", f"at most {MAX_WIDTH} columns", width)
-    if rows > MAX_ROWS:
-        raise fail("logits", f"at most {MAX_ROWS} rows", rows)
-    if not 1 <= a.k <= MAX_WIDTH:
-        raise fail("k", f"1 to {MAX_WIDTH}", a.k)
+    DECODE.scores(a.logits, a.k)
+    rows = a.logits.shape[0]
     if not 1 <= a.next_n <= MAX_NEXT_N:
-        raise fail("next_n", f"1 to {MAX_NEXT_N}", a.next_n)
+        raise DECODE.fail("next_n", f"1 to {MAX_NEXT_N}", a.next_n)
     if rows % a.next_n != 0:
-        raise fail("logits", f"a multiple of next_n = {a.next_n} rows", rows)
+        raise DECODE.fail("logits", f"a multiple of next_n = {a.next_n} rows", rows)
     if not 1 <= a.compress_ratio <= MAX_WIDTH:
-        raise fail("compress_ratio", f"1 to {MAX_WIDTH}", a.compress_ratio)
+        raise DECODE.fail("compress_ratio", f"1 to {MAX_WIDTH}", a.compress_ratio)
     requests = rows // a.next_n
-    _check_tensor("seq_lens", a.seq_lens, a.logits, torch.int32, (None,))
+    DECODE.tensor("seq_lens", a.seq_lens, a.logits, torch.int32, (None,))
     if a.seq_lens.shape[0] != requests and a.seq_lens.shape[0] != rows:
         either = f"{requests} elements" if requests == rows else f"{requests} or {rows} elements"
-        raise fail("seq_lens", either, list(a.seq_lens.shape))
-    _check_results("out", a.out, a.logits, rows, a.k)
+        raise DECODE.fail("seq_lens", either, list(a.seq_lens.shape))
+    DECODE.results("out", a.out, a.logits, rows, a.k)
     _check_state(a, rows, requests)
-    if a.next_state is not None:
-        _check_tensor("next_state", a.next_state, a.logits, torch.float32, (rows, STATE_FLOATS))
-        _check_contiguous("next_state", a.next_state)
-    _check_pages(a, rows, requests)
+    DECODE.row_table("next_state", a.next_state, a.logits, torch.float32, STATE_FLOATS)
+    DECODE.pages(a, requests)
     if a.counts is not None:
-        _check_tensor("counts", a.counts, a.logits, torch.int32, (rows,))
-    for name, tensor, dtype, columns in (
-        ("stats", a.stats, torch.int32, len(StatsColumn)),
-        ("phase_clocks", a.phase_clocks, torch.int64, PHASE_STAMPS),
-    ):
-        if tensor is not None:
-            _check_tensor(name, tensor, a.logits, dtype, (rows, columns))
-            _check_contiguous(name, tensor)
+        DECODE.tensor("counts", a.counts, a.logits, torch.int32, (rows,))
+    DECODE.row_table("stats", a.stats, a.logits, torch.int32, len(StatsColumn))
+    DECODE.row_table("phase_clocks", a.phase_clocks, a.logits, torch.int64, PHASE_STAMPS)
     if abs(a.hint_offset) > MAX_WIDTH:
-        raise fail("hint_offset", f"-{MAX_WIDTH} to {MAX_WIDTH}", a.hint_offset)
+        raise DECODE.fail("hint_offset", f"-{MAX_WIDTH} to {MAX_WIDTH}", a.hint_offset)
     if a.max_ctas != 0 and a.max_ctas not in (1, 2, 4, 8, MAX_CLUSTER_SIZE):
-        raise fail("max_ctas", "0, 1, 2, 4, 8 or 16", a.max_ctas)
+        raise DECODE.fail("max_ctas", "0, 1, 2, 4, 8 or 16", a.max_ctas)
     if 0 < a.max_ctas < a.ctas_per_row:
-        raise fail("ctas_per_row", f"at most max_ctas = {a.max_ctas}", a.ctas_per_row)
+        raise DECODE.fail("ctas_per_row", f"at most max_ctas = {a.max_ctas}", a.ctas_per_row)
 
 
 def _check_state(a: Arguments, rows: int, requests: int) -> None:
     if a.row_slot is not None:
         if a.state is None:
-            raise fail("row_slot", "a state beside it", None)
-        _check_tensor("row_slot", a.row_slot, a.logits, torch.int32, (rows,))
+            raise DECODE.fail("row_slot", "a state beside it", None)
+        DECODE.tensor("row_slot", a.row_slot, a.logits, torch.int32, (rows,))
     if a.state is None:
         if a.indices is not None:
-            raise fail("indices", "a state beside them", None)
+            raise DECODE.fail("indices", "a state beside them", None)
         return
-    _check_tensor("state", a.state, a.logits, torch.float32, (None, STATE_FLOATS))
-    _check_contiguous("state", a.state)
+    DECODE.tensor("state", a.state, a.logits, torch.float32, (None, STATE_FLOATS))
+    DECODE.contiguous("state", a.state)
     if a.row_slot is None and a.state.shape[0] < requests:
-        raise fail("state", f"at least {requests} slots without row_slot", a.state.shape[0])
+        raise DECODE.fail("state", f"at least {requests} slots without row_slot", a.state.shape[0])
     if a.indices is not None:
-        _check_tensor("state.indices", a.indices, a.logits, torch.int32, (a.state.shape[0], a.k))
-        _check_rows_apart("state.indices", a.indices, a.k)
+        DECODE.tensor("state.indices", a.indices, a.logits, torch.int32, (a.state.shape[0], a.k))
+        DECODE.rows_apart("state.indices", a.indices, a.k)
 
 
-def _check_pages(a: Arguments, rows: int, requests: int) -> None:
-    if a.slots is not None:
-        if a.page_table is None:
-            raise fail("slots", "a page_table beside it", None)
-        _check_results("slots", a.slots, a.logits, rows, a.k)
-    if a.page_table is None:
-        return
-    _check_tensor("page_table", a.page_table, a.logits, torch.int32, (requests, None))
-    if not 1 <= a.page_size <= MAX_PAGE_SIZE:
-        raise fail("page_size", f"1 to {MAX_PAGE_SIZE} with a page_table", a.page_size)
+def check_prefill(a: PrefillArguments) -> None:
+    """Refuse every argument of the prefill op that would be undefined on the device.
+
+    Raises
+    ------
+    ValueError
+        The message names the argument, what was wanted and what was got.
+    """
+    PREFILL.scores(a.logits, a.k)
+    rows = a.logits.shape[0]
+    for name, ends in (("row_starts", a.row_starts), ("row_ends", a.row_ends)):
+        PREFILL.tensor(name, ends, a.logits, torch.int32, (rows,))
+    PREFILL.results("out", a.out, a.logits, rows, a.k)
+    requests: int | None = rows
+    if a.row_request is not None:
+        if a.page_table is None and a.offsets is None:
+            raise PREFILL.fail("row_request", "a page_table or offsets beside it", None)
+        PREFILL.tensor("row_request", a.row_request, a.logits, torch.int32, (rows,))
+        requests = None
+    PREFILL.pages(a, requests)
+    if a.offsets is not None:
+        if a.page_table is not None:
+            if a.slots is None:
+                raise PREFILL.fail("offsets", "slots beside page_table, so that out keeps positions", None)
+            requests = a.page_table.shape[0]
+        PREFILL.tensor("offsets", a.offsets, a.logits, torch.int32, (requests,))
+    if a.counts is not None:
+        PREFILL.tensor("counts", a.counts, a.logits, torch.int32, (rows,))
+    PREFILL.row_table("stats", a.stats, a.logits, torch.int32, len(StatsColumn))
+    if a.path not in PREFILL_PATHS:
+        raise PREFILL.fail("path", " or ".join(str(int(path)) for path in PREFILL_PATHS), a.path)

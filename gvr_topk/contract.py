@@ -1,7 +1,8 @@
-"""The contract of the op, once: row lengths, the order of values, and the exact oracle.
+"""The contract of the ops, once: rows' lengths and windows, the order of values, and the exact oracle.
 
-**Which items.** Row ``r`` yields the ``k`` largest of ``logits[r, 0:n_r]``, the value multiset of
-``torch.topk``. Among values equal to the k-th one, the smallest indices win, so the set is unique.
+**Which items.** In decode row ``r`` yields the ``k`` largest of ``logits[r, 0:n_r]``, the value multiset of
+``torch.topk``. Among values equal to the k-th one, the smallest indices win, so the set is unique. In
+prefill the same is said of ``logits[r, start_r:start_r + n_r]``, and indices count from ``start_r``.
 
 **In what order.** Ascending index. A row with ``n_r <= k`` yields ``0 .. n_r - 1`` and then ``-1``;
 a row with ``n_r <= 0`` yields only ``-1``.
@@ -52,6 +53,25 @@ def row_lengths(seq_lens: Tensor, rows: int, next_n: int) -> Tensor:
     return seq_lens.to(torch.int64)[row // next_n] - next_n + row % next_n + 1
 
 
+def row_windows(row_starts: Tensor, row_ends: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Window of every row of a prefill: ``[max(start, 0), min(end, width))``, empty where that is inverted.
+
+    Parameters
+    ----------
+    row_starts, row_ends : Tensor, ``[rows]``, integer
+        First column of each window, and one past its last.
+    width : int
+        Columns of the scores.
+
+    Returns
+    -------
+    tuple of Tensor, ``[rows]``, int64
+        First column, and length; of an empty window the length is zero.
+    """
+    starts = row_starts.to(torch.int64).clamp(min=0)
+    return starts, (row_ends.to(torch.int64).clamp(max=width) - starts).clamp(min=0)
+
+
 def order_key(values: Tensor) -> Tensor:
     """Map floating-point values to integers that compare as the contract compares the values.
 
@@ -75,17 +95,19 @@ def order_key(values: Tensor) -> Tensor:
     return torch.where(magnitude > 0x7F800000, KEY_NAN, key)
 
 
-def exact_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
+def exact_topk(logits: Tensor, lengths: Tensor, k: int, starts: Tensor | None = None) -> Tensor:
     """Exact top-k under the contract, by sorting; the oracle, and the CPU implementation.
 
     Parameters
     ----------
     logits : Tensor, ``[rows, width]``
-        Scores. Elements at and past a row's length are not looked at.
+        Scores. Elements outside of a row's visible part are not looked at.
     lengths : Tensor, ``[rows]``, integer
-        Visible length of each row; at most `width`.
+        Visible length of each row; ends at `width` at the latest.
     k : int
         Items per row.
+    starts : Tensor, ``[rows]``, integer, optional
+        First visible element of each row, from which indices count; 0 without it.
 
     Returns
     -------
@@ -94,7 +116,9 @@ def exact_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
     """
     rows, width = logits.shape
     position = torch.arange(width, device=logits.device)
-    visible = position[None, :] < lengths[:, None]
+    if starts is None:
+        starts = torch.zeros_like(lengths)
+    visible = (position >= starts[:, None]) & (position < (starts + lengths)[:, None])
     # One integer per element orders by value first and by smaller index second. 21 index bits
     # (MAX_WIDTH) and 32 key bits fit an int64; -1 keeps invisible elements below everything.
     ranked = (order_key(logits) << 21) | (MAX_WIDTH - 1 - position)
@@ -104,5 +128,5 @@ def exact_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
     index = torch.where(top >= 0, index, MAX_WIDTH)
     index = torch.sort(index, dim=1).values
     result = torch.full((rows, k), -1, dtype=torch.int32, device=logits.device)
-    result[:, :taken] = torch.where(index < MAX_WIDTH, index, -1).to(torch.int32)
+    result[:, :taken] = torch.where(index < MAX_WIDTH, index - starts[:, None], -1).to(torch.int32)
     return result

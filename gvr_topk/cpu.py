@@ -1,4 +1,4 @@
-"""The op on a CPU: the contract itself, by sorting. It makes no guess, and keeps the state as CUDA does."""
+"""The ops on a CPU: the contract itself, by sorting. They make no guess, and keep the state as CUDA does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gvr_topk.arguments import Arguments, check
+from gvr_topk.arguments import Arguments, PrefillArguments, check, check_prefill
 from gvr_topk.constants import (
     STATE_INFINITE,
     STATE_MASKED,
@@ -17,7 +17,7 @@ from gvr_topk.constants import (
     Path,
     StatsColumn,
 )
-from gvr_topk.contract import exact_topk, order_key, row_lengths
+from gvr_topk.contract import exact_topk, order_key, row_lengths, row_windows
 from gvr_topk.policy import asks_for_hint, can_use_heuristic
 
 
@@ -36,24 +36,65 @@ def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int)
     Returns
     -------
     Tensor, ``[rows, k]``, int32
+        As `to_slots_of_requests` gives them.
+    """
+    request = torch.arange(positions.shape[0], device=positions.device) // next_n
+    return to_slots_of_requests(positions, page_table, page_size, request)
+
+
+def to_slots_of_requests(positions: Tensor, page_table: Tensor, page_size: int, request: Tensor) -> Tensor:
+    """Physical slots of positions in a paged cache; ``-1`` where there is none.
+
+    Parameters
+    ----------
+    positions : Tensor, ``[rows, k]``, int32
+    page_table : Tensor, ``[requests, pages]``, int32
+    page_size : int
+        Positions per page.
+    request : Tensor, ``[rows]``, int64
+        Row of the page table for each row; any number where all positions of the row are ``-1``.
+
+    Returns
+    -------
+    Tensor, ``[rows, k]``, int32
         ``page_table[position // page_size] * page_size + position % page_size``, in 64 bits. ``-1`` for
         the position ``-1``, for a page the table does not hold or holds as a negative number, and for a
         slot beyond int32.
     """
-    if page_table.shape[1] == 0:
+    if page_table.numel() == 0:
         return torch.full_like(positions, -1)
     position = positions.to(torch.int64)
     page = torch.div(position, page_size, rounding_mode="floor")
     known = (position >= 0) & (page < page_table.shape[1])
-    request = torch.arange(positions.shape[0], device=positions.device) // next_n
-    base = page_table[request].gather(1, torch.where(known, page, 0)).to(torch.int64)
+    table_row = request.clamp(0, page_table.shape[0] - 1)
+    base = page_table[table_row[:, None], torch.where(known, page, 0)].to(torch.int64)
     slot = base * page_size + position % page_size
     known &= (base >= 0) & (slot <= torch.iinfo(torch.int32).max)
     return torch.where(known, slot, -1).to(torch.int32)
 
 
+def _add_offsets(positions: Tensor, offsets: Tensor) -> Tensor:
+    """Add the offset of each row in 64 bits; ``-1`` stays, and stands for what int32 cannot hold."""
+    limits = torch.iinfo(torch.int32)
+    moved = positions.to(torch.int64) + offsets.to(torch.int64)[:, None]
+    held = (positions >= 0) & (moved >= limits.min) & (moved <= limits.max)
+    return torch.where(held, moved, -1).to(torch.int32)
+
+
+def _write_results(
+    a: Arguments | PrefillArguments, positions: Tensor, lengths: Tensor, slots: Tensor | None
+) -> None:
+    """Write positions, or cache slots in their place, and how many items each row has."""
+    a.out[:, : a.k] = positions
+    if slots is not None:
+        target = a.out if a.slots is None else a.slots
+        target[:, : a.k] = slots
+    if a.counts is not None:
+        a.counts.copy_(lengths.clamp(0, a.k))
+
+
 def decode(a: Arguments) -> None:
-    """Serve one call; CPU tensors only.
+    """Serve one call of the decode op; CPU tensors only.
 
     Raises
     ------
@@ -68,12 +109,10 @@ def decode(a: Arguments) -> None:
     keys = row_lengths(a.seq_lens, rows, 1 if by_row else a.next_n).clamp(min=0)
     lengths = (keys // a.compress_ratio).clamp(max=width)
     positions = exact_topk(a.logits, lengths, a.k)
-    a.out[:, : a.k] = positions
+    slots = None
     if a.page_table is not None:
-        target = a.out if a.slots is None else a.slots
-        target[:, : a.k] = to_slots(positions, a.page_table, a.page_size, a.next_n)
-    if a.counts is not None:
-        a.counts.copy_(lengths.clamp(0, a.k))
+        slots = to_slots(positions, a.page_table, a.page_size, a.next_n)
+    _write_results(a, positions, lengths, slots)
     if a.stats is not None:
         a.stats.zero_()
         a.stats[:, StatsColumn.HITS] = -1
@@ -133,3 +172,37 @@ def _reason(a: Arguments, length: int, slot: int, slots: int) -> HintReason:
         slots=slots,
         known=known,
     ).code
+
+
+def prefill(a: PrefillArguments) -> None:
+    """Serve one call of the prefill op; CPU tensors only.
+
+    Raises
+    ------
+    ValueError
+        A wrong argument, see `gvr_topk.arguments.check_prefill`.
+    """
+    check_prefill(a)
+    rows, width = a.logits.shape
+    if rows == 0:
+        return
+    starts, lengths = row_windows(a.row_starts, a.row_ends, width)
+    request = torch.arange(rows)
+    if a.row_request is not None:
+        table = a.offsets if a.page_table is None else a.page_table
+        assert table is not None
+        request = a.row_request.to(torch.int64)
+        lengths = torch.where((request >= 0) & (request < table.shape[0]), lengths, 0)
+    positions = exact_topk(a.logits, lengths, a.k, starts)
+    slots = None
+    if a.page_table is not None:
+        slots = to_slots_of_requests(positions, a.page_table, a.page_size, request)
+    if a.offsets is not None and len(a.offsets) > 0:
+        positions = _add_offsets(positions, a.offsets[request.clamp(0, len(a.offsets) - 1)])
+    _write_results(a, positions, lengths, slots)
+    if a.stats is not None:
+        # Every row is the first one of a run, because none is predicted from the row before it.
+        reasons = torch.where(lengths > a.k, HintReason.FIRST_STEP, HintReason.SHORT_ROW)
+        a.stats.zero_()
+        a.stats[:, StatsColumn.HITS] = -1
+        a.stats[:, StatsColumn.REASON] = reasons if a.path == Path.AUTO else HintReason.DISABLED

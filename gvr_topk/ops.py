@@ -1,6 +1,6 @@
-"""The op: registration, and the public function.
+"""The ops: registration, and the public functions.
 
-The CUDA implementation is the compiled library's; it registers itself for the CUDA dispatch key when
+The CUDA implementations are the compiled library's; they register themselves for the CUDA dispatch key when
 `gvr_topk.library` loads it.
 """
 
@@ -13,7 +13,20 @@ import torch
 from torch import Tensor
 
 from gvr_topk import cpu
-from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, NAME, Arguments, check, fail, schema
+from gvr_topk.arguments import (
+    DECODE,
+    FLAG_PDL,
+    FLAG_QUANTILE_GUESS,
+    PREFILL,
+    PREFILL_PATHS,
+    PREFILL_WRITTEN,
+    Arguments,
+    Checks,
+    PrefillArguments,
+    check,
+    check_prefill,
+    schema,
+)
 from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.library import LibraryError, library_status
 from gvr_topk.policy import parse_path
@@ -23,7 +36,9 @@ from gvr_topk.state import TopkState
 _LIBRARY = library_status()
 
 torch.library.define("gvr_topk::indexer_topk_decode", schema())
+torch.library.define("gvr_topk::indexer_topk_prefill", schema(PrefillArguments, PREFILL_WRITTEN))
 _OP = torch.ops.gvr_topk.indexer_topk_decode.default
+_PREFILL_OP = torch.ops.gvr_topk.indexer_topk_prefill.default
 
 
 @torch.library.impl("gvr_topk::indexer_topk_decode", "CPU")
@@ -31,23 +46,59 @@ def _decode_cpu(*arguments: Any, **options: Any) -> None:
     cpu.decode(Arguments(*arguments, **options))
 
 
+@torch.library.impl("gvr_topk::indexer_topk_prefill", "CPU")
+def _prefill_cpu(*arguments: Any, **options: Any) -> None:
+    cpu.prefill(PrefillArguments(*arguments, **options))
+
+
+# Results go into arguments, so fake implementations have no shape to tell: they check what is traced.
 @torch.library.register_fake("gvr_topk::indexer_topk_decode")
 def _decode_fake(*arguments: Any, **options: Any) -> None:
-    """Check arguments while a graph is traced; results go into arguments, so there is no shape to tell."""
     check(Arguments(*arguments, **options))
 
 
-def _integer(argument: str, value: Any) -> int:
+@torch.library.register_fake("gvr_topk::indexer_topk_prefill")
+def _prefill_fake(*arguments: Any, **options: Any) -> None:
+    check_prefill(PrefillArguments(*arguments, **options))
+
+
+def _integer(checks: Checks, argument: str, value: Any) -> int:
     """Take any kind of integer, NumPy's too, and nothing that would have to be rounded."""
     if isinstance(value, int | torch.SymInt):  # a symbolic one stays symbolic while a graph is traced
         return value  # type: ignore[return-value]
     if isinstance(value, numbers.Integral):
         return int(value)
-    raise fail(argument, "an integer", repr(value))
+    raise checks.fail(argument, "an integer", repr(value))
+
+
+def _new_out(checks: Checks, logits: Tensor, k: int) -> Tensor:
+    """Room for the results of a call that was given none."""
+    if not 1 <= k <= MAX_WIDTH:  # before so much is allocated
+        raise checks.fail("k", f"1 to {MAX_WIDTH}", k)
+    return torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
+
+
+def _launch(op: Any, checks: Checks, arguments: Arguments | PrefillArguments) -> None:
+    """Call one of the ops; its errors about arguments are of one type on every device."""
+    if arguments.logits.is_cuda and not _LIBRARY.loaded:
+        raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.reason}")
+    try:
+        op(*arguments)
+    except NotImplementedError as error:
+        if not arguments.logits.is_cuda:
+            raise
+        reason = "holds no such op: install the package again (pip install .)"
+        raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.path} {reason}") from error
+    except RuntimeError as error:
+        # The compiled op checks CUDA arguments, and its errors arrive as RuntimeError.
+        message = str(error).split("\n", 1)[0]
+        if f"{checks.op}: " not in message:
+            raise
+        raise ValueError(message[message.index(checks.op) :]) from None
 
 
 def launch(arguments: Arguments) -> None:
-    """Run one call as it is described, measuring arguments included.
+    """Run one call of the decode op as it is described, measuring arguments included.
 
     Parameters
     ----------
@@ -62,16 +113,26 @@ def launch(arguments: Arguments) -> None:
     RuntimeError
         The launch failed for a reason that lies in no argument.
     """
-    if arguments.logits.is_cuda and not _LIBRARY.loaded:
-        raise LibraryError(f"{NAME}: CUDA library: {_LIBRARY.reason}")
-    try:
-        _OP(*arguments)
-    except RuntimeError as error:
-        # The compiled op checks CUDA arguments, and its errors arrive as RuntimeError.
-        message = str(error).split("\n", 1)[0]
-        if f"{NAME}: " not in message:
-            raise
-        raise ValueError(message[message.index(NAME) :]) from None
+    _launch(_OP, DECODE, arguments)
+
+
+def launch_prefill(arguments: PrefillArguments) -> None:
+    """Run one call of the prefill op as it is described.
+
+    Parameters
+    ----------
+    arguments : PrefillArguments
+
+    Raises
+    ------
+    ValueError
+        A wrong argument; the message names it.
+    LibraryError
+        CUDA tensors, and the CUDA library is not available.
+    RuntimeError
+        The launch failed for a reason that lies in no argument.
+    """
+    _launch(_PREFILL_OP, PREFILL, arguments)
 
 
 def indexer_topk_decode(
@@ -200,15 +261,14 @@ def indexer_topk_decode(
     """
     # A call costs host time, so what is an integer already is not looked at one by one.
     if not (type(k) is type(next_n) is type(page_size) is type(max_ctas) is type(compress_ratio) is int):
-        k, next_n, page_size = _integer("k", k), _integer("next_n", next_n), _integer("page_size", page_size)
-        max_ctas = _integer("max_ctas", max_ctas)
-        compress_ratio = _integer("compress_ratio", compress_ratio)
+        k, next_n = _integer(DECODE, "k", k), _integer(DECODE, "next_n", next_n)
+        page_size = _integer(DECODE, "page_size", page_size)
+        max_ctas = _integer(DECODE, "max_ctas", max_ctas)
+        compress_ratio = _integer(DECODE, "compress_ratio", compress_ratio)
     if type(hint_offset) is not int:
-        hint_offset = _integer("hint_offset", hint_offset)
+        hint_offset = _integer(DECODE, "hint_offset", hint_offset)
     if out is None:
-        if not 1 <= k <= MAX_WIDTH:  # before so much is allocated
-            raise fail("k", f"1 to {MAX_WIDTH}", k)
-        out = torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
+        out = _new_out(DECODE, logits, k)
     words = indices = None
     if state is not None:
         words, indices = state.words, state.indices
@@ -235,6 +295,150 @@ def indexer_topk_decode(
             hint_offset,
             0,
             compress_ratio,
+        )
+    )
+    return out
+
+
+_PREFILL_PATHS = {path.name.lower(): int(path) for path in PREFILL_PATHS}
+
+
+def indexer_topk_prefill(
+    logits: Tensor,
+    row_starts: Tensor,
+    row_ends: Tensor,
+    k: int,
+    *,
+    out: Tensor | None = None,
+    counts: Tensor | None = None,
+    row_request: Tensor | None = None,
+    offsets: Tensor | None = None,
+    page_table: Tensor | None = None,
+    page_size: int = 0,
+    slots: Tensor | None = None,
+    path: str = "auto",
+    pdl: bool = False,
+    stats: Tensor | None = None,
+) -> Tensor:
+    """Select the `k` largest scores in a window of every row, exactly and deterministically.
+
+    The window of row ``r`` is ``logits[r, start_r:end_r]`` with ``start_r = max(row_starts[r], 0)`` and
+    ``end_r = min(row_ends[r], width)``, and holds ``n_r = max(end_r - start_r, 0)`` scores. What lies outside
+    of it is never read as a score. The result is a function of the scores in the window alone: the same on
+    every run, GPU, batch position and path.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, width]``, float32, bfloat16 or float16
+        Indexer scores, a row for each query token. Inner stride 1; any row stride and alignment. At most
+        2**21 columns and 2**26 rows, and any number of elements. Rows may overlap.
+    row_starts : Tensor, ``[rows]``, int32, same device
+        First column of each row's window; negative ones count as zero. Read on the device, as `row_ends` is,
+        so one captured CUDA graph serves windows that change.
+    row_ends : Tensor, ``[rows]``, int32, same device
+        One past the last column of each row's window; those above `width` count as `width`. A window that
+        ends where it starts, or before, is empty. Windows of neighbouring rows need have nothing in common;
+        where they belong to one request and grow, as in causal prefill, each row predicts the next one.
+    k : int
+        Items per row, 1 to 2**21; more than a window holds is fine, for the rest is ``-1``.
+    out : Tensor, ``[rows, >= k]``, int32, optional
+        Where to write; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
+    counts : Tensor, ``[rows]``, int32, optional
+        Out: how many items each row has, ``min(n_r, k)``; what follows them is ``-1``.
+    row_request : Tensor, ``[rows]``, int32, optional
+        Request of each row, by which `offsets` and `page_table` are read; without it each row has its own.
+        A row whose request is negative, or not below the number of requests, has an empty window (padding
+        rows).
+    offsets : Tensor, ``[rows]``, or ``[requests]`` with `row_request`, int32, optional
+        Added to every position that `out` gets, computed in 64 bits; a result that int32 cannot hold becomes
+        ``-1``. Padding stays ``-1``. With a page table `slots` is needed, too.
+    page_table : Tensor, ``[rows, pages]``, or ``[requests, pages]`` with `row_request`, int32, optional
+        Translates positions in the window, without offset, to slots of a paged cache on the way out:
+        ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits.
+        ``-1`` for a page that the table does not hold (a table of zero columns holds none) or holds as a
+        negative number, and for a slot that int32 cannot hold.
+    page_size : int
+        Positions per page, 1 to 2**31 - 1; needed with `page_table`.
+    slots : Tensor, ``[rows, >= k]``, int32, optional
+        Where cache slots go, so that `out` keeps positions. Without it they take the place of positions
+        in `out`. Rows must not overlap.
+    path : {"auto", "radix_rounds"}
+        ``"auto"`` predicts the k-th value of a row from the row before. ``"radix_rounds"`` predicts nothing:
+        it runs the radix rounds over the keys that settle what a prediction misses. CPU tensors have one
+        implementation.
+    pdl : bool
+        Launch with programmatic stream serialization: the kernel may start while the one before still runs,
+        and waits for its end before the first read.
+    stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
+        Out: one number for each `gvr_topk.constants.StatsColumn`. The reason is ``USED`` where a row was
+        predicted from the row before, ``FIRST_STEP`` where there was none, ``SHORT_ROW`` where the window
+        holds no more than `k` scores, and ``DISABLED`` with path ``"radix_rounds"``.
+
+    Returns
+    -------
+    Tensor, ``[rows, >= k]``, int32
+        `out`. **Which items:** the value multiset of ``torch.topk`` of the window; among values equal to the
+        k-th the smallest positions. NaN ranks above +inf, ``-0.0`` equals ``+0.0``. **In what order:**
+        ascending positions, which count from the start of the window. ``n_r <= k``: ``0 .. n_r - 1``, then
+        ``-1``; an empty window: all ``-1``.
+
+    Raises
+    ------
+    ValueError
+        An argument has the wrong device, dtype, shape, stride or range; the message names it.
+    LibraryError
+        CUDA tensors, and the CUDA library is not available.
+
+    Notes
+    -----
+    The op keeps no state: rows follow each other within a call, not from one call to the next. It allocates
+    nothing when `out` is given, needs no workspace, reads nothing on the host and never synchronizes.
+
+    Should another stream write an argument while a launch reads it, the result of that launch is
+    unspecified. Even then nothing is written but the row's own `k` places of `out` and `slots`, its count and
+    its row of `stats`, and the launch ends.
+
+    Examples
+    --------
+    Two requests of two and three keys, which lie one behind the other, and the last two rows of each:
+
+    >>> scores = torch.tensor([[3.0, 1.0, 5.0, 2.0, 4.0]]).repeat(4, 1)
+    >>> starts = torch.tensor([0, 0, 2, 2], dtype=torch.int32)
+    >>> ends = torch.tensor([1, 2, 4, 5], dtype=torch.int32)
+    >>> indexer_topk_prefill(scores, starts, ends, 2)
+    tensor([[ 0, -1],
+            [ 0,  1],
+            [ 0,  1],
+            [ 0,  2]], dtype=torch.int32)
+    >>> indexer_topk_prefill(scores, starts, ends, 2, offsets=starts)
+    tensor([[ 0, -1],
+            [ 0,  1],
+            [ 2,  3],
+            [ 2,  4]], dtype=torch.int32)
+    """
+    if not (type(k) is type(page_size) is int):
+        k, page_size = _integer(PREFILL, "k", k), _integer(PREFILL, "page_size", page_size)
+    if not isinstance(path, str) or path not in _PREFILL_PATHS:
+        wanted = ", ".join(repr(known) for known in _PREFILL_PATHS)
+        raise PREFILL.fail("path", f"one of {wanted}", repr(path))
+    if out is None:
+        out = _new_out(PREFILL, logits, k)
+    launch_prefill(
+        PrefillArguments(
+            logits,
+            row_starts,
+            row_ends,
+            out,
+            k,
+            row_request,
+            offsets,
+            counts,
+            page_table,
+            slots,
+            stats,
+            page_size,
+            _PREFILL_PATHS[path],
+            FLAG_PDL if pdl else 0,
         )
     )
     return out
