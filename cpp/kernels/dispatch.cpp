@@ -20,6 +20,11 @@ GVR_TOPK_DECLARE_LAUNCH(fallback)
 GVR_TOPK_DECLARE_LAUNCH(paper_gvr)
 #undef GVR_TOPK_DECLARE_LAUNCH
 
+namespace prefill {
+template <typename T>
+cudaError_t launch(const PrefillParams&, int32_t ctas, const LaunchTarget&);
+}
+
 namespace {
 
 template <typename T>
@@ -57,6 +62,19 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarge
 
 cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream) {
   return launch(params, plan, LaunchTarget{stream, pdl, nullptr});
+}
+
+cudaError_t launch_prefill(const PrefillParams& params, int32_t ctas, bool pdl, cudaStream_t stream) {
+  const LaunchTarget target{stream, pdl, nullptr};
+  switch (params.dtype) {
+    case Dtype::kFloat32:
+      return prefill::launch<float>(params, ctas, target);
+    case Dtype::kBfloat16:
+      return prefill::launch<__nv_bfloat16>(params, ctas, target);
+    case Dtype::kFloat16:
+      return prefill::launch<__half>(params, ctas, target);
+  }
+  return cudaErrorInvalidValue;
 }
 
 cudaError_t max_active_clusters(const TopkParams& params, const Plan& plan, cudaStream_t stream,

@@ -16,8 +16,17 @@ namespace gvr_topk {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Every message about an argument begins with this, and so Python can tell it from other errors.
-inline constexpr const char* kName = "gvr_topk.indexer_topk_decode: ";
+// The op whose arguments this thread checks. Every message about an argument begins with its name, and so
+// Python can tell it from other errors.
+inline thread_local const char* checked_op = "";
+
+class CheckedOp {
+ public:
+  explicit CheckedOp(const char* name) { checked_op = name; }
+  ~CheckedOp() { checked_op = ""; }
+  CheckedOp(const CheckedOp&) = delete;
+  CheckedOp& operator=(const CheckedOp&) = delete;
+};
 
 template <typename... Parts>
 void require(bool ok, const Parts&... parts) {
@@ -29,7 +38,7 @@ void require(bool ok, const Parts&... parts) {
 
 template <typename... Parts>
 void check(bool ok, const Parts&... parts) {
-  require(ok, kName, parts...);
+  require(ok, "gvr_topk.", checked_op, ": ", parts...);
 }
 
 // The text is made only where a check fails, because checks run in every call.

@@ -90,4 +90,32 @@ struct TopkParams {
   bool quantile_guess;  // paper's kernel: T0 from the (1 - alpha) quantile instead of the mean
 };
 
+// A launch of the prefill kernel: every row is a window of its own.
+struct PrefillParams {
+  const void* logits;         // [rows, width], inner stride 1, `logits_stride` elements between rows
+  const int32_t* row_starts;  // [rows] first column of each window
+  const int32_t* row_ends;    // [rows] column behind its last
+  int64_t logits_stride;
+  int32_t width;
+  int32_t k;
+  int32_t rows;
+  int32_t requests;            // of which the page table and the offsets have one row each
+  const int32_t* row_request;  // [rows] or null (request = row)
+  const int32_t* offsets;      // [requests] or null: added to positions in `indices`
+  int32_t* indices;            // [rows, >= k], `indices_stride` elements between rows
+  int64_t indices_stride;
+  const int32_t* page_table;  // [requests, pages_per_request] or null
+  int64_t page_table_stride;
+  int32_t* slots;  // [rows, >= k] or null: cache slots go here, and to `indices` where this is null
+  int64_t slots_stride;
+  int32_t* counts;  // [rows] or null: how many items were written
+  int32_t* stats;   // [rows, kStatColumns] or null
+  int32_t pages_per_request;
+  int32_t page_size;
+  int32_t folds;  // runs of rows of each CTA
+  Dtype dtype;
+  bool predicts;  // whether the path lets rows be predicted
+  bool lists;     // whether elements may be listed; otherwise radix rounds select from every row
+};
+
 }  // namespace gvr_topk

@@ -278,4 +278,31 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   return plan;
 }
 
+// ---------------------------------------------------------------- prefill
+
+// Threads of a block of the prefill kernel, and how many blocks share an SM.
+constexpr int32_t kPrefillThreads = 256;
+constexpr int32_t kPrefillCtasPerSm = 3;
+// Largest k for which elements are listed; for larger ones radix rounds select from every row.
+constexpr int64_t kPrefillMaxK = 2048;
+
+struct PrefillPlan {
+  int32_t ctas;   // blocks, each of which takes runs of neighbouring rows
+  int32_t folds;  // runs of each block
+  bool lists;
+};
+
+// Few runs, because the first row of each has no neighbour to be predicted from; but more than one where
+// there are many rows, because rows that grow longer would otherwise leave the last blocks alone.
+GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(int64_t rows, int64_t k, Path path,
+                                                             int32_t sm_count, int32_t arch) {
+  constexpr int64_t kRowsOfRun = 8, kMaxFolds = 16;
+  const int64_t most = int64_t{sm_count} * (is_small_arch(arch) ? 1 : kPrefillCtasPerSm);
+  const int64_t ctas = rows < most ? rows : most;
+  const int64_t runs = rows / (ctas > 0 ? ctas * kRowsOfRun : 1);
+  const int64_t folds = runs < 1 ? 1 : runs < kMaxFolds ? runs : kMaxFolds;
+  return PrefillPlan{static_cast<int32_t>(ctas), static_cast<int32_t>(folds),
+                     path != Path::kRadixRounds && k <= kPrefillMaxK};
+}
+
 }  // namespace gvr_topk

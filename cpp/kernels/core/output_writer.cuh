@@ -40,11 +40,14 @@ struct OutputWriter {
     if (prior != nullptr) ptx::store_global(prior + slot, position);
   }
 
-  __device__ __forceinline__ void put(int slot, int position) const {
+  __device__ __forceinline__ void put(int slot, int position) const { put(slot, position, position); }
+
+  // Writes a position that the caller is shown as another number.
+  __device__ __forceinline__ void put(int slot, int position, int shown) const {
     if (static_cast<uint32_t>(slot) >= static_cast<uint32_t>(k)) return;
     const bool apart = cache_slots != nullptr;
-    const int cache_slot = pages != nullptr ? translated(position) : position;
-    ptx::store_global(indices + slot, apart ? position : cache_slot);
+    const int cache_slot = pages != nullptr ? translated(position) : shown;
+    ptx::store_global(indices + slot, apart ? shown : cache_slot);
     if (apart) ptx::store_global(cache_slots + slot, cache_slot);
     if (prior != nullptr) ptx::store_global(prior + slot, position);
   }

@@ -7,6 +7,7 @@
 #include "core/hint_hits.cuh"
 #include "core/output_writer.cuh"
 #include "core/row_context.cuh"
+#include "core/row_stats.cuh"
 #include "core/step_state.cuh"
 
 namespace gvr_topk {
@@ -36,18 +37,6 @@ __device__ __forceinline__ int load_requested_slot(const TopkParams& p, const La
 __device__ __forceinline__ int checked_slot(const TopkParams& p, const LaunchTraits& traits,
                                             int requested_slot) {
   return traits.has(LaunchTraits::kWritesState) && requested_slot < p.num_slots ? requested_slot : -1;
-}
-
-__device__ __forceinline__ void write_stats(int32_t* stats, HintReason reason, int passes, int candidates,
-                                            int snaps, int hits, int guess, bool guess_hit, int done) {
-  stats[kStatReason] = static_cast<int32_t>(reason);
-  stats[kStatPasses] = passes;
-  stats[kStatCandidates] = candidates;
-  stats[kStatSnap] = snaps;
-  stats[kStatHits] = hits;
-  stats[kStatGuess] = guess;
-  stats[kStatGuessHit] = guess_hit;
-  stats[kStatDone] = done;
 }
 
 template <typename T>

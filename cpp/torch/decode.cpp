@@ -1,80 +1,17 @@
 // The CUDA implementation of torch.ops.gvr_topk.indexer_topk_decode over libtorch's stable ABI. The
 // schema, the fake kernel and the CPU implementation are Python's (gvr_topk/arguments.py, ops.py, cpu.py).
-#include <cuda_runtime_api.h>
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <limits>
-#include <optional>
 #include <string>
 
-#include "capability.h"
-#include "check.h"
+#include "call.h"
 #include "gvr_topk/launch.h"
-
-// The header hides this function from builds without USE_CUDA, and a CPU build of torch lacks it:
-// weak, so that the library loads there.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
 
 namespace gvr_topk {
 namespace {
 
-using OptionalTensor = std::optional<Tensor>;
-
-// Bits of the `flags` argument.
-constexpr int64_t kFlagPdl = 1;
+// A bit of the `flags` argument beside `kFlagPdl`.
 constexpr int64_t kFlagQuantileGuess = 2;
-
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    require(cudaGetDevice(&previous_) == cudaSuccess, "gvr_topk: no usable CUDA device");
-    if (previous_ != device) {
-      require(cudaSetDevice(device) == cudaSuccess, "gvr_topk: cannot select cuda:", device);
-      changed_ = true;
-    }
-  }
-  // Only where it was changed: selecting the device that is current would make its primary context current,
-  // and a caller in a green context would find itself outside.
-  ~DeviceGuard() {
-    if (changed_) cudaSetDevice(previous_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int previous_ = 0;
-  bool changed_ = false;
-};
-
-Dtype dtype_of(const Tensor& logits) {
-  switch (logits.scalar_type()) {
-    case ScalarType::Float:
-      return Dtype::kFloat32;
-    case ScalarType::BFloat16:
-      return Dtype::kBfloat16;
-    case ScalarType::Half:
-      return Dtype::kFloat16;
-    default:
-      check(false, "logits: wanted dtype float32, bfloat16 or float16, got ", name_of(logits.scalar_type()));
-      return Dtype::kFloat32;
-  }
-}
-
-template <typename T>
-T* pointer(const OptionalTensor& t) {
-  return t.has_value() ? static_cast<T*>(t->data_ptr()) : nullptr;
-}
-
-// The nearest number of 32 bits. Tensors may have more slots or pages than those count; none beyond is ever
-// asked for, for slots and positions are numbers of 32 bits themselves.
-int32_t clamped(int64_t value) {
-  using Limits = std::numeric_limits<int32_t>;
-  return static_cast<int32_t>(std::clamp<int64_t>(value, Limits::min(), Limits::max()));
-}
 
 // One call, in the order of the schema (gvr_topk/arguments.py).
 struct Arguments {
@@ -125,28 +62,12 @@ void check_state(const Arguments& a, int32_t device, int64_t rows, int64_t reque
   check_rows_apart(*a.indices, "state.indices", a.k);
 }
 
-void check_pages(const Arguments& a, int32_t device, int64_t rows, int64_t requests) {
-  if (a.slots) {
-    check(a.page_table.has_value(), "slots: wanted a page_table beside it, got None");
-    check_results(*a.slots, "slots", device, rows, a.k);
-  }
-  if (!a.page_table) return;
-  check_tensor(*a.page_table, "page_table", device, ScalarType::Int, {requests, kAny});
-  check(a.page_size >= 1 && a.page_size <= kMaxPageSize, "page_size: wanted 1 to ", kMaxPageSize,
-        " with a page_table, got ", a.page_size);
-}
-
 // Refuses every argument that would be undefined on the device, as gvr_topk/arguments.py does elsewhere.
 void check_arguments(const Arguments& a) {
-  check(a.logits.is_cuda(), "logits: wanted a CUDA tensor, got one on another device");
+  check_logits(a.logits);
   const int32_t device = a.logits.get_device();
-  dtype_of(a.logits);
-  check(a.logits.dim() == 2, "logits: wanted shape [rows, width], got ", describe(a.logits));
-  const int64_t rows = a.logits.size(0), width = a.logits.size(1);
-  check(width <= 1 || a.logits.stride(1) == 1, "logits: wanted inner stride 1, got ", a.logits.stride(1));
-  check(width <= kMaxWidth, "logits: wanted at most ", kMaxWidth, " columns, got ", width);
-  check(rows <= kMaxRows, "logits: wanted at most ", kMaxRows, " rows, got ", rows);
-  check(a.k >= 1 && a.k <= kMaxWidth, "k: wanted 1 to ", kMaxWidth, ", got ", a.k);
+  const int64_t rows = a.logits.size(0);
+  check_k(a.k);
   check(a.next_n >= 1 && a.next_n <= kMaxNextN, "next_n: wanted 1 to ", kMaxNextN, ", got ", a.next_n);
   check(rows % a.next_n == 0, "logits: wanted a multiple of next_n = ", a.next_n, " rows, got ", rows);
   const int64_t requests = rows / a.next_n;
@@ -159,12 +80,8 @@ void check_arguments(const Arguments& a) {
   check_results(a.out, "out", device, rows, a.k);
   check_state(a, device, rows, requests);
   if (a.next_state) check_words(*a.next_state, "next_state", device, rows);
-  check_pages(a, device, rows, requests);
-  if (a.counts) check_tensor(*a.counts, "counts", device, ScalarType::Int, {rows});
-  if (a.stats) {
-    check_tensor(*a.stats, "stats", device, ScalarType::Int, {rows, kStatColumns});
-    check_contiguous(*a.stats, "stats");
-  }
+  check_pages(a.page_table, a.slots, a.page_size, device, rows, requests, a.k);
+  check_counts_and_stats(a.counts, a.stats, device, rows);
   if (a.phase_clocks) {
     check_tensor(*a.phase_clocks, "phase_clocks", device, ScalarType::Long, {rows, kPhaseStamps});
     check_contiguous(*a.phase_clocks, "phase_clocks");
@@ -193,10 +110,7 @@ TopkParams make_params(const Arguments& a) {
   p.page_size = a.page_table ? static_cast<int32_t>(a.page_size) : 0;
   p.indices = static_cast<int32_t*>(a.out.data_ptr());
   p.indices_stride = a.out.stride(0);
-  p.page_table = pointer<int32_t>(a.page_table);
-  // An empty tensor has no address, and null would mean that positions are not translated. No page of an
-  // empty table is read, so any address that is not null will do.
-  if (a.page_table && p.page_table == nullptr) p.page_table = p.seq_lens;
+  p.page_table = page_pointer(a.page_table, p.seq_lens);
   p.page_table_stride = a.page_table ? a.page_table->stride(0) : 0;
   p.slots = pointer<int32_t>(a.slots);
   p.slots_stride = a.slots ? a.slots->stride(0) : 0;
@@ -211,13 +125,6 @@ TopkParams make_params(const Arguments& a) {
   p.row_lengths = a.next_n > 1 && a.seq_lens.size(0) == a.logits.size(0);
   p.quantile_guess = (a.flags & kFlagQuantileGuess) != 0;
   return p;
-}
-
-int device_attribute(cudaDeviceAttr attribute, int device) {
-  int value = 0;
-  const cudaError_t status = cudaDeviceGetAttribute(&value, attribute, device);
-  require(status == cudaSuccess, "gvr_topk: cannot query the device: ", cudaGetErrorString(status));
-  return value;
 }
 
 void check_plan(const PlanInput& input) {
@@ -262,35 +169,29 @@ void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor out, int64_t k, 
                             indices,      next_state,   counts,        page_table, slots,    stats,
                             phase_clocks, next_n,       page_size,     path,       max_ctas, flags,
                             hint_offset,  ctas_per_row, compress_ratio};
+  const CheckedOp op("indexer_topk_decode");
   check_arguments(arguments);
   const TopkParams params = make_params(arguments);
   if (params.rows == 0) return;
   const int device = logits.get_device();
   const DeviceGuard guard(device);
-  void* handle = nullptr;
-  require(aoti_torch_get_current_cuda_stream(device, &handle) == 0, "gvr_topk: no current CUDA stream");
-  const auto stream = static_cast<cudaStream_t>(handle);
-  const StreamContext context =
-      context_of(stream, device, device_attribute(cudaDevAttrMultiProcessorCount, device));
+  const CallTarget target(device);
   PlanInput input{};
   input.rows = params.rows;
   input.width = params.width;
   input.k = params.k;
   input.dtype = params.dtype;
   input.path = static_cast<Path>(path);
-  input.sm_count = context.sm_count;
-  input.arch = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor, device) +
-               device_attribute(cudaDevAttrComputeCapabilityMinor, device);
+  input.sm_count = target.context.sm_count;
+  input.arch = target.arch;
   input.forced_ctas = clamped(ctas_per_row);
   input.max_ctas = clamped(max_ctas);
-  check(input.arch >= kMinArch, "logits: wanted a GPU of compute capability 9.0 or later, got ",
-        input.arch / 10, ".", input.arch % 10);
   check_plan(input);
-  const Plan plan = runnable_plan(params, input, stream, context);
+  const Plan plan = runnable_plan(params, input, target.stream, target.context);
   const bool pdl = (flags & kFlagPdl) != 0;
-  const cudaError_t status = launch(params, plan, pdl, stream);
+  const cudaError_t status = launch(params, plan, pdl, target.stream);
   require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas_per_row, " CTAs per row on ",
-          context.sm_count, " SMs failed: ", cudaGetErrorString(status));
+          target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
 }
 
 }  // namespace

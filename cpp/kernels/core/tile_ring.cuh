@@ -1,0 +1,103 @@
+// A warp's ring of tiles in shared memory, which asynchronous copies fill: 16 consecutive elements per lane,
+// fetched in coalesced order. The vectors of a lane are swizzled, by an exclusive or with their addresses, so
+// that 16-byte reads of neighbouring lanes fall into different banks.
+#pragma once
+
+#include "core/row_view.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/compare.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
+
+namespace gvr_topk {
+
+// Fetches the last tile of a part, with -inf behind its end. `target`: shared address of the first of this
+// lane's vectors; the others follow in steps of a group. `left`: elements from `from` on. This is out of line
+// because most tiles are whole.
+template <typename T>
+__device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left) {
+#pragma unroll
+  for (int j = 0; j < Tile<T>::kVecs; ++j) {
+    const int there = left - j * Tile<T>::kGroup;
+    const uint32_t vec = target + j * 32 * sizeof(uint4);
+    if (there >= kPerVec<T>) {
+      ptx::copy_async(vec, from + j * Tile<T>::kGroup);
+    } else {
+      ptx::store_shared(vec, absent_vec<T>());
+      // Memory behind the end of the buffer must not be read.
+#pragma unroll 1
+      for (int e = 0; e < there; ++e) {
+        ptx::store_shared(vec + e * sizeof(T), from[j * Tile<T>::kGroup + e]);
+      }
+    }
+  }
+}
+
+template <typename T, int kDepth>
+struct TileRing {
+  static constexpr int kVecs = Tile<T>::kVecs;
+  static constexpr int kLaneBytes = kVecs * sizeof(uint4);
+  static constexpr uint32_t kTileBytes = 32 * kLaneBytes;
+  static constexpr uint32_t kBytes = kDepth * kTileBytes;  // of one warp
+
+  uint32_t write_address;  // of the first vector that this lane fetches, in slot 0
+  uint32_t read_address;   // of this lane's own first vector, before swizzling, in slot 0
+  // A row longer than L2 would evict everything else, starting with this kernel's own instructions.
+  uint64_t policy = ptx::evict_first_policy();
+
+  // `storage` starts at a multiple of kLaneBytes, so that addresses of a lane differ in their last bits only.
+  __device__ __forceinline__ TileRing(const void* storage, int warp, int lane) {
+    const uint32_t ring = ptx::shared_address(storage) + warp * kBytes;
+    const int owner = lane / kVecs;
+    // The owners of a lane's other vectors are 8 lanes apart (16, if there are two vectors), and swizzle
+    // alike.
+    write_address = ring + owner * kLaneBytes + (lane % kVecs * sizeof(uint4) ^ swizzle(owner));
+    read_address = ring + lane * kLaneBytes + swizzle(lane);
+    ptx::keep(write_address);
+    ptx::keep(read_address);
+  }
+
+  __device__ __forceinline__ static uint32_t swizzle(int owner) {
+    return (owner * kVecs >> 3 & (kVecs - 1)) * sizeof(uint4);
+  }
+
+  // The slot, as a byte offset, that comes behind `slot`.
+  __device__ __forceinline__ static uint32_t next(uint32_t slot) {
+    return slot + kTileBytes == kBytes ? 0 : slot + kTileBytes;
+  }
+
+  // Starts to fetch a tile into a slot. `from`: where this lane fetches its first vector; `left`: elements
+  // that the warp's part has from the tile's beginning on.
+  __device__ __forceinline__ void fetch(const T* from, int left, uint32_t slot) const {
+    if (left >= kTileElements) {
+#pragma unroll
+      for (int j = 0; j < kVecs; ++j) {
+        ptx::copy_async(write_address + slot + j * 32 * sizeof(uint4), from + j * Tile<T>::kGroup, policy);
+      }
+    } else {
+      const int lane = threadIdx.x & 31;
+      fetch_end(write_address + slot, from, left - lane * kPerVec<T>);
+    }
+  }
+
+  // Bits of this lane's elements, in the tile at `slot`, that are not below `lo`, which is finite. NaN is not
+  // below.
+  __device__ __forceinline__ uint32_t not_below(float lo, uint32_t slot) const {
+    ptx::BitAccumulator bits;
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      const uint4 vec = ptx::load_shared(read_address + slot ^ j * sizeof(uint4));
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) {
+        ptx::set_bit_unless_less(bits.sums[j % 2], element<T>(vec, e), lo, 1u << (j * kPerVec<T> + e));
+      }
+    }
+    return bits.bits();
+  }
+
+  __device__ __forceinline__ float value(uint32_t slot, int index) const {
+    return to_float(ptx::load_shared_element<T>(read_address + slot ^ index * sizeof(T)));
+  }
+};
+
+}  // namespace gvr_topk

@@ -1,0 +1,160 @@
+// Phase 1, guess: the interval that is believed to hold the k-th value, from the row before, or from a sample
+// of the row.
+#pragma once
+
+#include "core/config.cuh"
+#include "core/key_interval.cuh"
+#include "prefill/key_bins.cuh"
+#include "ptx/math.cuh"
+
+namespace gvr_topk::prefill {
+
+// An inclusive interval of finite values.
+struct ValueInterval {
+  float lo, hi;
+
+  // The bin of a value inside. No greater value lies in a lower bin.
+  __device__ __forceinline__ int bin(float x, float bins_per_unit) const {
+    return min(static_cast<int>(__saturatef((x - lo) * bins_per_unit) * kFineBins), kFineBins - 1);
+  }
+
+  __device__ __forceinline__ float bins_per_unit() const { return ptx::reciprocal(hi - lo); }
+};
+
+// What a row tells the next one: rows of one request that follow each other are alike.
+struct RowPredictor {
+  // A prediction that needs a wider interval than a sample of the row would is not used.
+  static constexpr float kMaxInside = 1024.0f;
+  static constexpr float kMinInside = 128.0f;
+  static constexpr float kErrors = 5.0f;  // half-width of the interval, in mean errors
+  static constexpr float kErrorDecay = 0.8f, kFastestDecay = 0.5f;
+
+  float value;          // the k-th value of the last row
+  float error = -1.0f;  // how far the k-th value moved of late; negative: not known
+  float per_element;    // interval width that held one element
+  bool has_value = false;
+  uint32_t tie_key =
+      kAbsentKey;  // The last row ended among so many ties of this key that nothing was listed.
+
+  __device__ __forceinline__ bool is_close() const {
+    return error >= 0.0f && 2.0f * kErrors * error <= kMaxInside * per_element;
+  }
+
+  __device__ __forceinline__ ValueInterval interval() const {
+    const float radius = fmaxf(kErrors * error, 0.5f * kMinInside * per_element);
+    // -inf behind the row's end must stay below the interval, whatever the numbers are.
+    return ValueInterval{fmaxf(value - radius, key_to_float(kLeastFiniteKey)), value + radius};
+  }
+
+  __device__ __forceinline__ void learn(float kth, float width_per_element) {
+    if (has_value) {
+      const float move = fabsf(kth - value);
+      error = error < 0.0f
+                  ? move
+                  : fmaxf(kFastestDecay * error, fmaf(1.0f - kErrorDecay, move, kErrorDecay * error));
+    }
+    value = kth;
+    per_element = width_per_element;
+    has_value = true;
+    tie_key = kAbsentKey;
+  }
+
+  __device__ __forceinline__ void forget() {
+    has_value = false;
+    error = -1.0f;
+    tie_key = kAbsentKey;
+  }
+};
+
+// Each probe of a sample is four neighbouring elements, one of each stratum of the row.
+template <typename T>
+struct RowSampler {
+  const T* data;
+  int first, vecs;  // whole vectors of four inside the window
+  int log2_rounds;  // probes of each thread
+
+  static constexpr int kElements = 4;
+
+  __device__ __forceinline__ explicit RowSampler(const AlignedWindow<T>& window) : data(window.data) {
+    first = (window.lead + kElements - 1) / kElements;
+    vecs = max(window.length / kElements - first, 0);
+    // One element of 16, or the fluctuation of a sample would make intervals wide.
+    constexpr int kLog2OfRound = 10 + 4;
+    static_assert(1 << kLog2OfRound == 16 * kElements * kThreads);
+    log2_rounds = max(31 - __clz(max(window.length, 1)) - kLog2OfRound, 0);
+  }
+
+  __device__ __forceinline__ uint32_t elements() const { return kElements * kThreads << log2_rounds; }
+
+  // Calls visit(key) for each element that this thread probes.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each(Visit visit) const {
+    constexpr int kAtOnce = 2;
+    const int rounds = 1 << log2_rounds;
+#pragma unroll 1
+    for (int round = 0; round < rounds; round += kAtOnce) {
+      uint32_t word[kAtOnce][sizeof(T)];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) ptx::load_if(round + i < rounds, word[i], probe(round + i));
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (round + i >= rounds) break;
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) {
+          visit(order_key(to_float(reinterpret_cast<const T*>(word[i])[e])) >> kInvariantBits<T>);
+        }
+      }
+    }
+  }
+
+ private:
+  // Positions in the strata are hashed, because strided ones would be biased where scores repeat.
+  __device__ __forceinline__ const T* probe(int round) const {
+    const uint32_t number = round * kThreads + threadIdx.x;
+    const uint64_t begin = uint64_t{number} * static_cast<uint32_t>(vecs);
+    const uint32_t within = __umulhi(number * 2654435761u, static_cast<uint32_t>(vecs));
+    const int vec = first + static_cast<int>((begin + within) / kThreads >> log2_rounds);
+    return data + kElements * static_cast<int64_t>(vec);
+  }
+};
+
+// The interval in which a sample of the row says that the k-th value lies. Its ends are order statistics of
+// the sample, so many standard deviations away from where the k-th is expected.
+template <typename T>
+__device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedWindow<T> window, int k) {
+  constexpr float kDeviations = 5.0f;
+  constexpr float kLoose = 1.25f;  // Intervals may hold so many times as many elements as they should.
+  constexpr int kMaxRounds = 3;
+  const RowSampler<T> sampler(window);
+  const float share = __fdividef(static_cast<float>(k), static_cast<float>(window.length - window.lead));
+  const float expected = share * static_cast<float>(sampler.elements());
+  const float margin = fmaf(kDeviations, sqrtf(expected * (1.0f - share)), 1.0f);
+  const uint32_t size = sampler.elements();
+  const RankPair ranks{expected > margin ? static_cast<uint32_t>(expected - margin) : 0,
+                       static_cast<uint32_t>(expected + margin) + 1};
+  KeyRange range{0, kMaxKey >> kInvariantBits<T>};
+  KeyInterval interval{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
+  if (sampler.vecs > 0) {
+#pragma unroll 1
+    for (int round = 0; round < kMaxRounds; ++round) {
+      const int shift = range.shift<kLog2KeyBins>();
+      clear_key_bins(sm);
+      sampler.for_each([&](uint32_t key) { count_key(sm, range, shift, key); });
+      locate_ranks(sm, RankPair{max(ranks.upper, 1u), min(ranks.lower, size)});
+      const BinHit upper = sm.hits[0], lower = sm.hits[1];
+      if (upper.count == 0 || lower.count == 0) break;  // The row was rewritten meanwhile.
+      KeyRange top = range, bottom = range;
+      top.narrow(upper.bin, shift);
+      bottom.narrow(lower.bin, shift);
+      range = KeyRange{bottom.base, top.base + top.length - bottom.base};
+      if (ranks.upper > 0) interval.hi = min(whole_key<T>(top.base + top.length), kMostFiniteKey);
+      if (ranks.lower <= size) interval.lo = max(whole_key<T>(bottom.base), kLeastFiniteKey);
+      const uint32_t inside = lower.above + lower.count - upper.above;
+      if (range.length == 0 || static_cast<float>(inside) <= kLoose * 2.0f * margin) break;
+    }
+  }
+  __syncthreads();  // All threads have read the hits.
+  return ValueInterval{interval.low(), interval.high()};
+}
+
+}  // namespace gvr_topk::prefill

@@ -1,0 +1,36 @@
+// Where the results of a row go.
+#pragma once
+
+#include "core/output_writer.cuh"
+#include "prefill/window.cuh"
+
+namespace gvr_topk::prefill {
+
+struct PrefillOutput {
+  OutputWriter writer;
+  int32_t offset;
+
+  __device__ __forceinline__ PrefillOutput(const PrefillParams& p, const Window& window) : writer{} {
+    writer.indices = p.indices + window.row * p.indices_stride;
+    writer.pages = p.page_table != nullptr ? p.page_table + window.request * p.page_table_stride : nullptr;
+    writer.cache_slots = p.slots != nullptr ? p.slots + window.row * p.slots_stride : nullptr;
+    writer.k = p.k;
+    writer.page_size = p.page_size;
+    writer.pages_per_request = p.pages_per_request;
+    offset = window.offset;
+  }
+
+  // Writes a position of the window, or -1, as the row's item `item`.
+  __device__ __forceinline__ void put(int item, int position) const {
+    if (offset == 0) return writer.put(item, position);
+    writer.put(item, position, shifted(position));
+  }
+
+ private:
+  __device__ __forceinline__ int shifted(int position) const {
+    const int64_t moved = int64_t{position} + offset;
+    return position >= 0 && moved == static_cast<int32_t>(moved) ? static_cast<int32_t>(moved) : -1;
+  }
+};
+
+}  // namespace gvr_topk::prefill

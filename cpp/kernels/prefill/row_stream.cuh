@@ -1,0 +1,108 @@
+// Rows on their way through shared memory: each warp streams its part of a row, and fetches the first tiles
+// of its part of the next row before the CTA selects from this one.
+#pragma once
+
+#include "prefill/config.cuh"
+
+namespace gvr_topk::prefill {
+
+// One warp's part of a row: whole tiles, but for the last.
+template <typename T>
+struct RowPart {
+  int begin;  // first element, from the aligned beginning of the window
+  int length;
+  int tiles;
+
+  __device__ __forceinline__ RowPart(const AlignedWindow<T>& window, int warp) {
+    const int tiles_of_row = (window.length + kTileElements - 1) / kTileElements;
+    const int share = (tiles_of_row + kWarps - 1) / kWarps;
+    begin = min(warp * share * kTileElements, window.length);
+    length = min(share * kTileElements, window.length - begin);
+    tiles = (length + kTileElements - 1) / kTileElements;
+  }
+};
+
+template <typename T>
+struct RowStream {
+  TileRing<T, kRingDepth> ring;
+  const T* from;            // where this lane fetches the next tile
+  int left = 0;             // elements of the part from there on
+  int in_flight = 0;        // tiles that are fetched and not used yet
+  uint32_t fetch_slot = 0;  // where the next tile goes
+  uint32_t slot = 0;        // where the oldest tile lies
+  bool ahead = false;       // whether the tiles being fetched are the next row's
+
+  __device__ __forceinline__ RowStream(const void* storage, int warp, int lane)
+      : ring(storage, warp, lane), from(nullptr) {}
+
+  __device__ __forceinline__ void begin(const AlignedWindow<T>& window, int warp, int lane) {
+    const RowPart<T> part(window, warp);
+    from = window.data + part.begin + lane * kPerVec<T>;
+    left = part.length;
+  }
+
+  // Fetches tiles while there is room for them.
+  __device__ __forceinline__ void fill() {
+    while (left > 0 && in_flight < kRingDepth) {
+      ring.fetch(from, left, fetch_slot);
+      ptx::commit_copies();
+      fetch_slot = TileRing<T, kRingDepth>::next(fetch_slot);
+      from += kTileElements;
+      left -= kTileElements;
+      ++in_flight;
+    }
+  }
+
+  // Starts with a row, unless its tiles are under way already.
+  __device__ __forceinline__ void enter(const AlignedWindow<T>& window, int warp, int lane) {
+    if (!ahead) begin(window, warp, lane);
+    ahead = false;
+    fill();
+  }
+
+  // Drops what was fetched, to stream a row once more.
+  __device__ __forceinline__ void restart() {
+    ptx::wait_copies<0>();
+    __syncwarp();
+    in_flight = 0;
+    fetch_slot = slot = 0;
+    ahead = false;
+  }
+
+  // Calls visit(tile, slot) for each tile of this warp's part, and then goes on to the next row, if it has a
+  // window to stream. All lanes take part.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_tile(const PrefillParams& p, int tiles, const Window& next_window,
+                                                int warp, int lane, Visit visit) {
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+      if (in_flight == kRingDepth) {
+        ptx::wait_copies<kRingDepth - 1>();
+      } else {
+        ptx::wait_copies<0>();
+      }
+      __syncwarp();
+      visit(tile, slot);
+      __syncwarp();  // All lanes have read the slot.
+      slot = TileRing<T, kRingDepth>::next(slot);
+      --in_flight;
+      if (left <= 0 && !ahead) look_ahead(p, next_window, warp, lane);
+      fill();
+    }
+    if (left <= 0 && !ahead) {
+      look_ahead(p, next_window, warp, lane);
+      fill();
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void look_ahead(const PrefillParams& p, const Window& next_window, int warp,
+                                             int lane) {
+    const Window window = next_window;
+    if (window.row < 0 || window.n <= p.k || !p.lists) return;
+    begin(AlignedWindow<T>(p, window), warp, lane);
+    ahead = true;
+  }
+};
+
+}  // namespace gvr_topk::prefill

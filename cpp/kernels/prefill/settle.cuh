@@ -1,0 +1,129 @@
+// Radix rounds over a whole row: they settle what no guess does, for any content and any k.
+#pragma once
+
+#include "core/lane_ranks.cuh"
+#include "prefill/key_bins.cuh"
+#include "prefill/output.cuh"
+#include "prefill/row_stream.cuh"
+
+namespace gvr_topk::prefill {
+
+// Calls visit(tile, begin, end, bits) for each tile of this warp's part, straight from global memory; `bits`
+// are the lane's elements that lie in the window.
+template <typename T, typename Visit>
+__device__ __forceinline__ void for_each_tile(const AlignedWindow<T>& window, int warp, int lane,
+                                              Visit visit) {
+  const RowPart<T> part(window, warp);
+  const int end = part.begin + part.length;
+#pragma unroll 1
+  for (int begin = part.begin; begin < end; begin += kTileElements) {
+    Tile<T> tile;
+    load_tile(window.view(), begin, end, lane, tile);
+    uint32_t bits = valid_bits<T>(begin, end, lane);
+    if (begin == 0 && lane == 0) bits &= ~((1u << window.lead) - 1);
+    visit(tile, begin, bits);
+  }
+}
+
+template <typename T, typename Test>
+__device__ __forceinline__ uint32_t matching(const Tile<T>& tile, uint32_t bits, Test test) {
+  uint32_t found = 0;
+#pragma unroll
+  for (int i = 0; i < kValuesPerThread; ++i) {
+    if (test(order_key(tile.value(i)))) found |= 1u << i;
+  }
+  return found & bits;
+}
+
+// Counts what lies above a key, and its ties, in each warp's part. Returns whether the k-th key is this one.
+template <typename T>
+__device__ __forceinline__ bool verify_key(Shared& sm, const AlignedWindow<T>& window, uint32_t key, int k,
+                                           int warp, int lane) {
+  uint32_t above = 0, ties = 0;
+  for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int, uint32_t bits) {
+    above += __popc(matching(tile, bits, [&](uint32_t x) { return x > key; }));
+    ties += __popc(matching(tile, bits, [&](uint32_t x) { return x == key; }));
+  });
+  above = __reduce_add_sync(0xffffffffu, above);
+  ties = __reduce_add_sync(0xffffffffu, ties);
+  __syncthreads();
+  if (lane == 0) {
+    sm.warp_sums[0][warp] = above;
+    sm.warp_sums[1][warp] = ties;
+  }
+  __syncthreads();
+  const uint32_t all_above = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.warp_sums[0][lane] : 0);
+  const uint32_t all_ties = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.warp_sums[1][lane] : 0);
+  return static_cast<uint32_t>(k) - all_above - 1 < all_ties;
+}
+
+// Writes what is above the k-th key, and the first of its ties. `verify_key` has counted both.
+template <typename T>
+__device__ __forceinline__ void emit_by_key(const Shared& sm, const AlignedWindow<T>& window, uint32_t key,
+                                            int k, const PrefillOutput& output, int warp, int lane) {
+  const uint32_t above = lane < kWarps ? sm.warp_sums[0][lane] : 0;
+  const uint32_t ties = lane < kWarps ? sm.warp_sums[1][lane] : 0;
+  const uint32_t quota = k - __reduce_add_sync(0xffffffffu, above);
+  const uint32_t earlier_ties = min(__reduce_add_sync(0xffffffffu, lane < warp ? ties : 0), quota);
+  uint32_t item = __reduce_add_sync(0xffffffffu, lane < warp ? above : 0) + earlier_ties;
+  uint32_t ties_left = quota - earlier_ties;
+  for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int begin, uint32_t bits) {
+    constexpr int kVecs = Tile<T>::kVecs;
+    uint32_t selected = matching(tile, bits, [&](uint32_t x) { return x > key; });
+    const uint32_t equal = matching(tile, bits, [&](uint32_t x) { return x == key; });
+    const uint32_t found = for_each_in_order<T>(equal, kVecs, lane, [&](int bit, uint32_t rank) {
+      if (rank < ties_left) selected |= 1u << bit;
+    });
+    ties_left -= min(found, ties_left);
+    item += for_each_in_order<T>(selected, kVecs, lane, [&](int bit, uint32_t rank) {
+      output.put(static_cast<int>(item + rank), bit_position<T>(begin, bit, lane) - window.lead);
+    });
+  });
+}
+
+// The k-th key of a row.
+template <typename T>
+__device__ __forceinline__ uint32_t kth_key(Shared& sm, const AlignedWindow<T>& window, int k, int warp,
+                                            int lane, int& rounds) {
+  KeyRange range{0, kMaxKey >> kInvariantBits<T>};
+#pragma unroll 1
+  while (range.length != 0) {
+    const int shift = range.shift<kLog2KeyBins>();
+    clear_key_bins(sm);
+    for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int, uint32_t bits) {
+#pragma unroll
+      for (int i = 0; i < kValuesPerThread; ++i) {
+        if ((bits >> i & 1) != 0) count_key(sm, range, shift, order_key(tile.value(i)) >> kInvariantBits<T>);
+      }
+    });
+    locate_ranks(sm, RankPair{static_cast<uint32_t>(k), static_cast<uint32_t>(k)});
+    range.narrow(sm.hits[0].bin, shift);
+    ++rounds;
+  }
+  return whole_key<T>(range.base);
+}
+
+struct Settled {
+  uint32_t tie_key;  // the k-th key, or an absent one if hardly any element shares it
+  int rounds;
+};
+
+// Selects from a row by radix rounds. `tried`: a key that may be the k-th, because many rows end among the
+// same ties.
+template <typename T>
+__device__ __noinline__ Settled settle(Shared& sm, const AlignedWindow<T> window, int k, uint32_t tried,
+                                       const PrefillOutput output) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  uint32_t key = tried;
+  int rounds = 0;
+  if (tried == kAbsentKey || !verify_key(sm, window, tried, k, warp, lane)) {
+    key = kth_key(sm, window, k, warp, lane, rounds);
+    verify_key(sm, window, key, k, warp, lane);
+  }
+  emit_by_key(sm, window, key, k, output, warp, lane);
+  const uint32_t ties = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.warp_sums[1][lane] : 0);
+  const bool tied = ties > kMaxListed / 4 || key < kLeastFiniteKey || key > kMostFiniteKey;
+  return Settled{tied ? key : kAbsentKey, rounds};
+}
+
+}  // namespace gvr_topk::prefill

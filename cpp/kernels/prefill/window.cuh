@@ -1,0 +1,86 @@
+// The window of a row: the columns that it may select from, and what belongs to its request.
+#pragma once
+
+#include <cstdint>
+
+#include "core/row_view.cuh"
+#include "gvr_topk/params.h"
+
+namespace gvr_topk::prefill {
+
+// One thread reads what the caller's tensors say of a row, because another stream may be writing them and two
+// threads could find different numbers. The others take it from shared memory, behind a block barrier.
+struct Window {
+  int32_t row;      // negative: there are no more rows
+  int32_t start;    // first column
+  int32_t n;        // columns
+  int32_t request;  // whose page table and offset are used
+  int32_t offset;   // added to positions in the output
+};
+
+// The numbers that a row's window is made of, while they are being loaded.
+struct WindowLoad {
+  int32_t row, start, end, request;
+
+  // `row`: negative behind the last one.
+  __device__ __forceinline__ WindowLoad(const PrefillParams& p, int32_t row_) : row(row_) {
+    if (row < 0) return;
+    start = p.row_starts[row];
+    end = p.row_ends[row];
+    request = p.row_request != nullptr ? p.row_request[row] : row;
+  }
+
+  __device__ __forceinline__ Window window(const PrefillParams& p) const {
+    // A row of no request is a padding row, with nothing to select from.
+    if (row < 0 || static_cast<uint32_t>(request) >= static_cast<uint32_t>(p.requests)) {
+      return Window{row, 0, 0, 0, 0};
+    }
+    const int first = max(start, 0), behind = min(end, p.width);
+    const int offset = p.offsets != nullptr ? p.offsets[request] : 0;
+    return Window{row, first, max(behind, first) - first, request, offset};
+  }
+};
+
+// The elements from a multiple of 16 bytes on: `lead` elements lie before the window.
+template <typename T>
+struct AlignedWindow {
+  const T* data;
+  int lead;
+  int length;  // lead and window
+
+  __device__ __forceinline__ AlignedWindow(const PrefillParams& p, const Window& window) {
+    const T* first = static_cast<const T*>(p.logits) + window.row * p.logits_stride + window.start;
+    lead = static_cast<int>(reinterpret_cast<uintptr_t>(first) / sizeof(T) % kPerVec<T>);
+    data = first - lead;
+    length = lead + window.n;
+  }
+
+  __device__ __forceinline__ RowView<T> view() const { return RowView<T>{data, length, true}; }
+};
+
+// The rows of a CTA, in runs of neighbours: neighbouring rows are alike, so that each predicts the next. The
+// rows are laid out in `folds` stripes of one run for each CTA, in alternating directions, because rows of a
+// causal chunk grow longer one by one, and so all CTAs get as much to do.
+struct Schedule {
+  int32_t fold, row, end;
+
+  __device__ __forceinline__ void start_run(const PrefillParams& p, int32_t number) {
+    fold = number;
+    const uint32_t cta = (fold & 1) != 0 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const uint64_t run = uint64_t{static_cast<uint32_t>(fold)} * gridDim.x + cta;
+    const uint64_t runs = uint64_t{static_cast<uint32_t>(p.folds)} * gridDim.x;
+    row = static_cast<int32_t>(run * p.rows / runs);
+    end = static_cast<int32_t>((run + 1) * p.rows / runs);
+  }
+
+  // The next row, or -1.
+  __device__ __forceinline__ int32_t next(const PrefillParams& p) {
+    while (row == end) {
+      if (fold + 1 == p.folds) return -1;
+      start_run(p, fold + 1);
+    }
+    return row++;
+  }
+};
+
+}  // namespace gvr_topk::prefill

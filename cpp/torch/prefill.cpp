@@ -1,0 +1,117 @@
+// The CUDA implementation of torch.ops.gvr_topk.indexer_topk_prefill over libtorch's stable ABI. The
+// schema, the fake kernel and the CPU implementation are Python's.
+#include <torch/csrc/stable/library.h>
+
+#include "call.h"
+#include "gvr_topk/launch.h"
+
+namespace gvr_topk {
+namespace {
+
+// One call, in the order of the schema (gvr_topk/arguments.py).
+struct Arguments {
+  const Tensor& logits;
+  const Tensor& row_starts;
+  const Tensor& row_ends;
+  const Tensor& out;
+  int64_t k;
+  const OptionalTensor& row_request;
+  const OptionalTensor& offsets;
+  const OptionalTensor& counts;
+  const OptionalTensor& page_table;
+  const OptionalTensor& slots;
+  const OptionalTensor& stats;
+  int64_t page_size;
+  int64_t path;
+  int64_t flags;
+
+  // Requests of which the page table and the offsets have one row each.
+  int64_t requests() const {
+    if (!row_request) return logits.size(0);
+    return page_table ? page_table->size(0) : offsets ? offsets->size(0) : 0;
+  }
+};
+
+// Refuses every argument that would be undefined on the device, as gvr_topk/arguments.py does elsewhere.
+void check_arguments(const Arguments& a) {
+  check_logits(a.logits);
+  check_k(a.k);
+  const int32_t device = a.logits.get_device();
+  const int64_t rows = a.logits.size(0);
+  check_tensor(a.row_starts, "row_starts", device, ScalarType::Int, {rows});
+  check_tensor(a.row_ends, "row_ends", device, ScalarType::Int, {rows});
+  check_results(a.out, "out", device, rows, a.k);
+  int64_t requests = rows;
+  if (a.row_request) {
+    check(a.page_table || a.offsets, "row_request: wanted a page_table or offsets beside it, got None");
+    check_tensor(*a.row_request, "row_request", device, ScalarType::Int, {rows});
+    requests = kAny;
+  }
+  check_pages(a.page_table, a.slots, a.page_size, device, rows, requests, a.k);
+  if (a.offsets) {
+    check(!a.page_table || a.slots,
+          "offsets: wanted slots beside page_table, so that out keeps positions, got None");
+    if (a.page_table) requests = a.page_table->size(0);
+    check_tensor(*a.offsets, "offsets", device, ScalarType::Int, {requests});
+  }
+  check_counts_and_stats(a.counts, a.stats, device, rows);
+  const auto wanted = {static_cast<int64_t>(Path::kAuto), static_cast<int64_t>(Path::kRadixRounds)};
+  check(std::count(wanted.begin(), wanted.end(), a.path) == 1, "path: wanted ", *wanted.begin(), " or ",
+        *(wanted.end() - 1), ", got ", a.path);
+}
+
+PrefillParams make_params(const Arguments& a) {
+  PrefillParams p{};
+  p.logits = a.logits.data_ptr();
+  p.row_starts = static_cast<const int32_t*>(a.row_starts.data_ptr());
+  p.row_ends = static_cast<const int32_t*>(a.row_ends.data_ptr());
+  p.logits_stride = a.logits.stride(0);
+  p.width = static_cast<int32_t>(a.logits.size(1));
+  p.k = static_cast<int32_t>(a.k);
+  p.rows = static_cast<int32_t>(a.logits.size(0));
+  p.requests = clamped(a.requests());
+  p.row_request = pointer<int32_t>(a.row_request);
+  p.offsets = pointer<int32_t>(a.offsets);
+  p.indices = static_cast<int32_t*>(a.out.data_ptr());
+  p.indices_stride = a.out.stride(0);
+  p.page_table = page_pointer(a.page_table, p.row_starts);
+  p.page_table_stride = a.page_table ? a.page_table->stride(0) : 0;
+  p.slots = pointer<int32_t>(a.slots);
+  p.slots_stride = a.slots ? a.slots->stride(0) : 0;
+  p.counts = pointer<int32_t>(a.counts);
+  p.stats = pointer<int32_t>(a.stats);
+  p.pages_per_request = a.page_table ? clamped(a.page_table->size(1)) : 0;
+  p.page_size = a.page_table ? static_cast<int32_t>(a.page_size) : 0;
+  p.dtype = dtype_of(a.logits);
+  p.predicts = a.path == static_cast<int64_t>(Path::kAuto);
+  return p;
+}
+
+void indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor out, int64_t k,
+                          OptionalTensor row_request, OptionalTensor offsets, OptionalTensor counts,
+                          OptionalTensor page_table, OptionalTensor slots, OptionalTensor stats,
+                          int64_t page_size, int64_t path, int64_t flags) {
+  const CheckedOp op("indexer_topk_prefill");
+  const Arguments arguments{logits, row_starts, row_ends, out,   k,         row_request, offsets,
+                            counts, page_table, slots,    stats, page_size, path,        flags};
+  check_arguments(arguments);
+  PrefillParams params = make_params(arguments);
+  if (params.rows == 0) return;
+  const int device = logits.get_device();
+  const DeviceGuard guard(device);
+  const CallTarget target(device);
+  const PrefillPlan plan =
+      make_prefill_plan(params.rows, k, static_cast<Path>(path), target.context.sm_count, target.arch);
+  params.folds = plan.folds;
+  params.lists = plan.lists;
+  const cudaError_t status = launch_prefill(params, plan.ctas, (flags & kFlagPdl) != 0, target.stream);
+  require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas, " CTAs on ", target.context.sm_count,
+          " SMs failed: ", cudaGetErrorString(status));
+}
+
+}  // namespace
+}  // namespace gvr_topk
+
+STABLE_TORCH_LIBRARY_IMPL(gvr_topk, CUDA, m) {
+  m.impl("indexer_topk_prefill", TORCH_BOX(&gvr_topk::indexer_topk_prefill));
+}
