@@ -13,9 +13,9 @@ constexpr int kThreads = kPrefillThreads;
 constexpr int kWarps = kThreads / 32;
 constexpr int kRingDepth = 2;  // tiles per warp that are being fetched at once
 
-constexpr int kStoreChunks = 128;                   // of positions that may be selected
+constexpr int kStoreChunks = 160;                   // of positions that may be selected
 constexpr int kStoreItems = kStoreChunks * kChunk;  // so many: k, and a wide interval besides
-constexpr int kMaxListed = 2048;                    // elements inside the interval
+constexpr int kMaxListed = 3072;                    // elements inside the interval
 static_assert(kStoreItems >= kPrefillMaxK + kMaxListed);
 constexpr int kLog2FineBins = 8;
 constexpr int kFineBins = 1 << kLog2FineBins;  // of the interval, linear in the value
@@ -30,8 +30,8 @@ using PositionStore = ChunkedStore<int32_t, kWarps>;
 struct StorePlace {
   uint16_t packed;
 
-  static constexpr int kItemBits = 12;
-  static_assert(kStoreItems <= 1 << kItemBits && kWarps <= 16);
+  static constexpr int kItemBits = 13;
+  static_assert(kStoreItems <= 1 << kItemBits && kWarps <= 1 << (16 - kItemBits));
 
   StorePlace() = default;
   __device__ __forceinline__ StorePlace(int item, int warp)
@@ -65,7 +65,7 @@ struct alignas(128) Shared {
   uint32_t kept[kWarps];     // positions that each warp has stored
   uint32_t dropped[kWarps];  // those of them that are not selected
   uint32_t warp_sums[2][kWarps];
-  uint32_t rising_counts[3];
+  uint64_t crowd_begin, crowd_end;  // first and last of the elements in a crowded bin
   uint32_t chunks_used;
   uint32_t listed;
   uint32_t boundary_count;

@@ -9,16 +9,24 @@
 
 namespace gvr_topk::prefill {
 
-// An inclusive interval of finite values.
+// An inclusive interval of finite values, and the bins of its elements: even ones from `first` to `last`,
+// which may be closer than the ends.
 struct ValueInterval {
   float lo, hi;
+  float first, last;
 
   // The bin of a value inside. No greater value lies in a lower bin.
   __device__ __forceinline__ int bin(float x, float bins_per_unit) const {
-    return min(static_cast<int>(__saturatef((x - lo) * bins_per_unit) * kFineBins), kFineBins - 1);
+    return min(static_cast<int>(__saturatef((x - first) * bins_per_unit) * kFineBins), kFineBins - 1);
   }
 
-  __device__ __forceinline__ float bins_per_unit() const { return ptx::reciprocal(hi - lo); }
+  __device__ __forceinline__ float bins_per_unit() const { return ptx::reciprocal(width()); }
+  __device__ __forceinline__ float width() const { return last - first; }
+
+  // The middle of a bin.
+  __device__ __forceinline__ float value_of(uint32_t bin) const {
+    return fmaf((static_cast<float>(bin) + 0.5f) / kFineBins, width(), first);
+  }
 };
 
 // What a row tells the next one: rows of one request that follow each other are alike.
@@ -43,7 +51,8 @@ struct RowPredictor {
   __device__ __forceinline__ ValueInterval interval() const {
     const float radius = fmaxf(kErrors * error, 0.5f * kMinInside * per_element);
     // -inf behind the row's end must stay below the interval, whatever the numbers are.
-    return ValueInterval{fmaxf(value - radius, key_to_float(kLeastFiniteKey)), value + radius};
+    const float lo = fmaxf(value - radius, key_to_float(kLeastFiniteKey)), hi = value + radius;
+    return ValueInterval{lo, hi, lo, hi};
   }
 
   __device__ __forceinline__ void learn(float kth, float width_per_element) {
@@ -78,10 +87,10 @@ struct RowSampler {
   __device__ __forceinline__ explicit RowSampler(const AlignedWindow<T>& window) : data(window.data) {
     first = (window.lead + kElements - 1) / kElements;
     vecs = max(window.length / kElements - first, 0);
-    // One element of 16, or the fluctuation of a sample would make intervals wide.
+    // One element of 8 to 16, or the fluctuation of a sample would make intervals wide.
     constexpr int kLog2OfRound = 10 + 4;
     static_assert(1 << kLog2OfRound == 16 * kElements * kThreads);
-    log2_rounds = max(31 - __clz(max(window.length, 1)) - kLog2OfRound, 0);
+    log2_rounds = max(32 - __clz(window.length - 1) - kLog2OfRound, 0);
   }
 
   __device__ __forceinline__ uint32_t elements() const { return kElements * kThreads << log2_rounds; }
@@ -122,8 +131,8 @@ struct RowSampler {
 // the sample, so many standard deviations away from where the k-th is expected.
 template <typename T>
 __device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedWindow<T> window, int k) {
-  constexpr float kDeviations = 5.0f;
-  constexpr float kLoose = 1.25f;  // Intervals may hold so many times as many elements as they should.
+  constexpr float kDeviations = 3.5f;
+  constexpr float kLoose = 1.1f;  // Intervals may hold so many times as many elements as they should.
   constexpr int kMaxRounds = 3;
   const RowSampler<T> sampler(window);
   const float share = __fdividef(static_cast<float>(k), static_cast<float>(window.length - window.lead));
@@ -134,6 +143,7 @@ __device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedW
                        static_cast<uint32_t>(expected + margin) + 1};
   KeyRange range{0, kMaxKey >> kInvariantBits<T>};
   KeyInterval interval{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
+  KeyInterval bins = interval;
   if (sampler.vecs > 0) {
 #pragma unroll 1
     for (int round = 0; round < kMaxRounds; ++round) {
@@ -147,14 +157,16 @@ __device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedW
       top.narrow(upper.bin, shift);
       bottom.narrow(lower.bin, shift);
       range = KeyRange{bottom.base, top.base + top.length - bottom.base};
-      if (ranks.upper > 0) interval.hi = min(whole_key<T>(top.base + top.length), kMostFiniteKey);
-      if (ranks.lower <= size) interval.lo = max(whole_key<T>(bottom.base), kLeastFiniteKey);
+      bins.hi = min(whole_key<T>(top.base + top.length), kMostFiniteKey);
+      bins.lo = max(whole_key<T>(bottom.base), kLeastFiniteKey);
       const uint32_t inside = lower.above + lower.count - upper.above;
       if (range.length == 0 || static_cast<float>(inside) <= kLoose * 2.0f * margin) break;
     }
   }
+  if (ranks.upper > 0) interval.hi = bins.hi;
+  if (ranks.lower <= size) interval.lo = bins.lo;
   __syncthreads();  // All threads have read the hits.
-  return ValueInterval{interval.low(), interval.high()};
+  return ValueInterval{interval.low(), interval.high(), bins.low(), bins.high()};
 }
 
 }  // namespace gvr_topk::prefill

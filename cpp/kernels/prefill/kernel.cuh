@@ -105,7 +105,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
       __syncthreads();
       reset_lists(sm);  // Nothing of them is read any more.
       emit(sm, store, window.lead, PrefillOutput(p, row), lane, warp);
-      predictor.learn(kth, __fdividef(interval.hi - interval.lo, static_cast<float>(counted.listed)));
+      predictor.learn(kth, __fdividef(interval.width(), static_cast<float>(counted.listed)));
       return;
     }
     predictor.forget();

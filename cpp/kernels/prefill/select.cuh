@@ -64,10 +64,11 @@ __device__ __forceinline__ uint64_t ordered(uint32_t key, int position) {
   return uint64_t{key} << 32 | static_cast<uint32_t>(~position);
 }
 
-// Drops all but the `rank` first of the listed elements that lie in a crowded bin. Bit by bit it finds the
-// last one that stays: many ties take this way.
+// Drops all but the `rank` first of the listed elements that lie in a crowded bin, as many ties do: rounds of
+// finer and finer bins find the last one that stays.
 template <typename InBin>
-__device__ __noinline__ void drop_by_bisection(Shared& sm, uint32_t listed, uint32_t rank, InBin in_bin) {
+__device__ __noinline__ void drop_from_crowd(Shared& sm, uint32_t listed, uint32_t rank, InBin in_bin) {
+  const int lane = threadIdx.x & 31;
   const auto for_each = [&](auto visit) {
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < listed; i += kThreads) {
@@ -76,26 +77,36 @@ __device__ __noinline__ void drop_by_bisection(Shared& sm, uint32_t listed, uint
       if (in_bin(key)) visit(ordered(key, sm.positions[place.item()]), place);
     }
   };
-  if (threadIdx.x < 3) sm.rising_counts[threadIdx.x] = 0;
-  __syncthreads();
-  uint64_t last = 0;
-  int turn = 0;
-#pragma unroll 1
-  for (int bit = 63; bit >= 0; --bit) {
-    const uint64_t tried = last | uint64_t{1} << bit;
-    uint32_t count = 0;
-    for_each([&](uint64_t x, StorePlace) { count += x >= tried; });
-    count = __reduce_add_sync(0xffffffffu, count);
-    const int after = turn == 2 ? 0 : turn + 1;
-    if ((threadIdx.x & 31) == 0 && count > 0) atomicAdd(&sm.rising_counts[turn], count);
-    if (threadIdx.x == 0) sm.rising_counts[after] = 0;
-    __syncthreads();
-    if (sm.rising_counts[turn] >= rank) last = tried;
-    turn = after;
+  if (threadIdx.x == 0) {
+    sm.crowd_begin = UINT64_MAX;
+    sm.crowd_end = 0;
   }
   __syncthreads();
+  for_each([&](uint64_t x, StorePlace) {
+    atomicMin(reinterpret_cast<unsigned long long*>(&sm.crowd_begin), x);
+    atomicMax(reinterpret_cast<unsigned long long*>(&sm.crowd_end), x);
+  });
+  __syncthreads();
+  uint64_t begin = sm.crowd_begin, length = sm.crowd_end - sm.crowd_begin;
+  // Every round takes 8 bits off the length. No two elements are the same, so that the last bin has one.
+#pragma unroll 1
+  while (true) {
+    const int shift = max(0, 64 - kLog2FineBins - __clzll(static_cast<long long>(length)));
+    sm.fine_bins[threadIdx.x] = 0;
+    __syncthreads();
+    for_each([&](uint64_t x, StorePlace) {
+      if (x - begin <= length) atomicAdd(&sm.fine_bins[(x - begin) >> shift], 1u);
+    });
+    __syncthreads();
+    const BinHit hit = locate_fine(sm, rank, lane);
+    rank -= hit.above;
+    begin += uint64_t{hit.bin} << shift;
+    if (shift == 0 || rank == hit.count) break;
+    length = (uint64_t{1} << shift) - 1;
+    __syncthreads();  // All warps have read the bins.
+  }
   for_each([&](uint64_t x, StorePlace place) {
-    if (x < last) drop(sm, place);
+    if (x < begin) drop(sm, place);
   });
 }
 
@@ -125,8 +136,8 @@ __device__ __forceinline__ float refine(Shared& sm, const ValueInterval& interva
   if (!takes_all) {
     __syncthreads();
     if (!few) {
-      drop_by_bisection(sm, counted.listed, rank,
-                        [&](uint32_t key) { return bin_of(key) == static_cast<int>(hit.bin); });
+      drop_from_crowd(sm, counted.listed, rank,
+                      [&](uint32_t key) { return bin_of(key) == static_cast<int>(hit.bin); });
     } else if (warp == 0) {
       const bool there = lane < static_cast<int>(hit.count);
       const uint64_t mine = there ? sm.boundary[lane] : 0;
@@ -138,7 +149,7 @@ __device__ __forceinline__ float refine(Shared& sm, const ValueInterval& interva
       if (there && greater >= static_cast<float>(rank)) drop(sm, sm.boundary_places[lane]);
     }
   }
-  return fmaf((static_cast<float>(hit.bin) + 0.5f) / kFineBins, interval.hi - interval.lo, interval.lo);
+  return interval.value_of(hit.bin);
 }
 
 // Writes the positions that this warp has kept, in ascending order.
