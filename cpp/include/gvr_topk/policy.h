@@ -296,7 +296,7 @@ struct PrefillPlan {
 // there are many rows, because rows that grow longer would otherwise leave the last blocks alone.
 GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(int64_t rows, int64_t k, Path path,
                                                              int32_t sm_count, int32_t arch) {
-  constexpr int64_t kRowsOfRun = 8, kMaxFolds = 16;
+  constexpr int64_t kRowsOfRun = 8, kMaxFolds = 4;
   const int64_t most = int64_t{sm_count} * (is_small_arch(arch) ? 1 : kPrefillCtasPerSm);
   const int64_t ctas = rows < most ? rows : most;
   const int64_t runs = rows / (ctas > 0 ? ctas * kRowsOfRun : 1);

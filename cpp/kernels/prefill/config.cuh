@@ -4,6 +4,7 @@
 #include "core/chunked_store.cuh"
 #include "core/histogram.cuh"
 #include "core/tile_ring.cuh"
+#include "prefill/predictor.cuh"
 #include "prefill/window.cuh"
 
 namespace gvr_topk::prefill {
@@ -17,8 +18,6 @@ constexpr int kStoreChunks = 160;                   // of positions that may be 
 constexpr int kStoreItems = kStoreChunks * kChunk;  // so many: k, and a wide interval besides
 constexpr int kMaxListed = 3072;                    // elements inside the interval
 static_assert(kStoreItems >= kPrefillMaxK + kMaxListed);
-constexpr int kLog2FineBins = 8;
-constexpr int kFineBins = 1 << kLog2FineBins;  // of the interval, linear in the value
 static_assert(kFineBins == kThreads && kFineBins == 8 * 32);
 constexpr int kLog2KeyBins = 11;
 constexpr int kKeyBins = 1 << kLog2KeyBins;  // of a range of keys
@@ -62,6 +61,8 @@ struct alignas(128) Shared {
   Window windows[kWindowsAhead + 1];
   Schedule schedule;
   BinHit hits[2];
+  RowPredictor predictor;    // one thread writes it, for the next row
+  RowReport report;          // of one thread
   uint32_t kept[kWarps];     // positions that each warp has stored
   uint32_t dropped[kWarps];  // those of them that are not selected
   uint32_t warp_sums[2][kWarps];

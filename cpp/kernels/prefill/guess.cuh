@@ -5,75 +5,8 @@
 #include "core/config.cuh"
 #include "core/key_interval.cuh"
 #include "prefill/key_bins.cuh"
-#include "ptx/math.cuh"
 
 namespace gvr_topk::prefill {
-
-// An inclusive interval of finite values, and the bins of its elements: even ones from `first` to `last`,
-// which may be closer than the ends.
-struct ValueInterval {
-  float lo, hi;
-  float first, last;
-
-  // The bin of a value inside. No greater value lies in a lower bin.
-  __device__ __forceinline__ int bin(float x, float bins_per_unit) const {
-    return min(static_cast<int>(__saturatef((x - first) * bins_per_unit) * kFineBins), kFineBins - 1);
-  }
-
-  __device__ __forceinline__ float bins_per_unit() const { return ptx::reciprocal(width()); }
-  __device__ __forceinline__ float width() const { return last - first; }
-
-  // The middle of a bin.
-  __device__ __forceinline__ float value_of(uint32_t bin) const {
-    return fmaf((static_cast<float>(bin) + 0.5f) / kFineBins, width(), first);
-  }
-};
-
-// What a row tells the next one: rows of one request that follow each other are alike.
-struct RowPredictor {
-  // A prediction that needs a wider interval than a sample of the row would is not used.
-  static constexpr float kMaxInside = 1024.0f;
-  static constexpr float kMinInside = 128.0f;
-  static constexpr float kErrors = 5.0f;  // half-width of the interval, in mean errors
-  static constexpr float kErrorDecay = 0.8f, kFastestDecay = 0.5f;
-
-  float value;          // the k-th value of the last row
-  float error = -1.0f;  // how far the k-th value moved of late; negative: not known
-  float per_element;    // interval width that held one element
-  bool has_value = false;
-  uint32_t tie_key =
-      kAbsentKey;  // The last row ended among so many ties of this key that nothing was listed.
-
-  __device__ __forceinline__ bool is_close() const {
-    return error >= 0.0f && 2.0f * kErrors * error <= kMaxInside * per_element;
-  }
-
-  __device__ __forceinline__ ValueInterval interval() const {
-    const float radius = fmaxf(kErrors * error, 0.5f * kMinInside * per_element);
-    // -inf behind the row's end must stay below the interval, whatever the numbers are.
-    const float lo = fmaxf(value - radius, key_to_float(kLeastFiniteKey)), hi = value + radius;
-    return ValueInterval{lo, hi, lo, hi};
-  }
-
-  __device__ __forceinline__ void learn(float kth, float width_per_element) {
-    if (has_value) {
-      const float move = fabsf(kth - value);
-      error = error < 0.0f
-                  ? move
-                  : fmaxf(kFastestDecay * error, fmaf(1.0f - kErrorDecay, move, kErrorDecay * error));
-    }
-    value = kth;
-    per_element = width_per_element;
-    has_value = true;
-    tie_key = kAbsentKey;
-  }
-
-  __device__ __forceinline__ void forget() {
-    has_value = false;
-    error = -1.0f;
-    tie_key = kAbsentKey;
-  }
-};
 
 // Each probe of a sample is four neighbouring elements, one of each stratum of the row.
 template <typename T>
@@ -127,13 +60,27 @@ struct RowSampler {
   }
 };
 
+// The keys of the values around what the last row says: if both ends of the interval lie there, one round is
+// enough.
+template <typename T>
+__device__ __forceinline__ KeyRange range_around(const RowPredictor& last) {
+  constexpr float kElements = 8192.0f;
+  KeyRange range{0, kMaxKey >> kInvariantBits<T>};
+  if (!last.has_value) return range;
+  const float radius = 0.5f * kElements * last.per_element;
+  const uint32_t low = order_key(last.value - radius) >> kInvariantBits<T>;
+  const uint32_t high = order_key(last.value + radius) >> kInvariantBits<T>;
+  return low < high ? KeyRange{low, high - low} : range;
+}
+
 // The interval in which a sample of the row says that the k-th value lies. Its ends are order statistics of
 // the sample, so many standard deviations away from where the k-th is expected.
 template <typename T>
-__device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedWindow<T> window, int k) {
+__device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedWindow<T> window, int k,
+                                                      const RowPredictor last) {
   constexpr float kDeviations = 3.5f;
   constexpr float kLoose = 1.1f;  // Intervals may hold so many times as many elements as they should.
-  constexpr int kMaxRounds = 3;
+  constexpr int kMaxRounds = 4;
   const RowSampler<T> sampler(window);
   const float share = __fdividef(static_cast<float>(k), static_cast<float>(window.length - window.lead));
   const float expected = share * static_cast<float>(sampler.elements());
@@ -141,7 +88,8 @@ __device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedW
   const uint32_t size = sampler.elements();
   const RankPair ranks{expected > margin ? static_cast<uint32_t>(expected - margin) : 0,
                        static_cast<uint32_t>(expected + margin) + 1};
-  KeyRange range{0, kMaxKey >> kInvariantBits<T>};
+  KeyRange range = range_around<T>(last);
+  bool predicted = last.has_value;
   KeyInterval interval{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
   KeyInterval bins = interval;
   if (sampler.vecs > 0) {
@@ -152,7 +100,12 @@ __device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedW
       sampler.for_each([&](uint32_t key) { count_key(sm, range, shift, key); });
       locate_ranks(sm, RankPair{max(ranks.upper, 1u), min(ranks.lower, size)});
       const BinHit upper = sm.hits[0], lower = sm.hits[1];
-      if (upper.count == 0 || lower.count == 0) break;  // The row was rewritten meanwhile.
+      if (upper.count == 0 || lower.count == 0) {
+        if (!predicted) break;  // The row was rewritten meanwhile.
+        predicted = false;
+        range = KeyRange{0, kMaxKey >> kInvariantBits<T>};
+        continue;
+      }
       KeyRange top = range, bottom = range;
       top.narrow(upper.bin, shift);
       bottom.narrow(lower.bin, shift);

@@ -36,18 +36,41 @@ __device__ __forceinline__ void collect(const PrefillParams& p, Shared& sm, RowS
   stream.enter(window, warp, lane);
   int position = part.begin + lane * kValuesPerThread;  // of this lane's first element in the tile
   stream.for_each_tile(p, part.tiles, next_window, warp, lane, [&](int tile, uint32_t slot) {
-    uint32_t bits = stream.ring.not_below(interval.lo, slot);
+    uint32_t above;
+    uint32_t bits = stream.ring.not_below(interval.lo, interval.hi, slot, above);
     if (position == 0) bits &= ~((1u << window.lead) - 1);
-    store.append(&sm.chunks_used, bits, lane, [&](int index, int at) {
-      sm.positions[at] = position + index;
-      const float x = stream.ring.value(slot, index);
-      if (!(x <= interval.hi)) return;
-      const uint32_t listed = atomicAdd(&sm.listed, 1u);
-      atomicAdd(&sm.fine_bins[interval.bin(x, bins_per_unit)], 1u);
-      if (listed >= kMaxListed) return;
-      sm.listed_keys[listed] = order_key(x);
-      sm.listed_places[listed] = StorePlace(at, warp);
-    });
+    if (__any_sync(0xffffffffu, bits != 0)) {
+      uint32_t inside = bits & ~above;
+      // One scan for both counts: a tile has 512 elements.
+      const uint32_t mine = __popc(bits) | __popc(inside) << 16;
+      const uint32_t upto = ptx::inclusive_scan(mine);
+      const uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
+      const int first = store.count + static_cast<int>((upto - mine) & 0xffffu);
+      const PositionStore::Room old =
+          store.make_room(&sm.chunks_used, static_cast<int>(total & 0xffffu), lane);
+      if (old.made) {
+        int next = first;
+#pragma unroll 1
+        for (uint32_t left = bits; left != 0; left &= left - 1) {
+          sm.positions[store.place(old, next)] = position + __ffs(left) - 1;
+          ++next;
+        }
+        if (total >> 16 != 0) {
+          uint32_t listed = 0;
+          if (lane == 0) listed = atomicAdd(&sm.listed, total >> 16);
+          listed = __shfl_sync(0xffffffffu, listed, 0) + ((upto - mine) >> 16);
+#pragma unroll 1
+          for (; inside != 0; inside &= inside - 1, ++listed) {
+            const float x = stream.ring.value(slot, __ffs(inside) - 1);
+            atomicAdd(&sm.fine_bins[interval.bin(x, bins_per_unit)], 1u);
+            if (listed >= kMaxListed) break;
+            const int earlier = __popc(bits & (inside - 1) & ~inside);
+            sm.listed_keys[listed] = order_key(x);
+            sm.listed_places[listed] = StorePlace(store.place(old, first + earlier), warp);
+          }
+        }
+      }
+    }
     position += kTileElements;
   });
   if (lane == 0) {
@@ -65,50 +88,35 @@ __device__ __forceinline__ void reset_lists(Shared& sm) {
   sm.chunks_used = kWarps * PositionStore::initial_chunks(kStoreChunks);
 }
 
-// What the statistics say of a row.
-struct RowReport {
-  HintReason reason = HintReason::kFirstStep;
-  GuessSource source = kGuessNone;
-  int passes = 0;
-  uint32_t listed = 0;
-  bool guess_hit = false;
-  int rounds = 0;
-
-  __device__ __forceinline__ void write(int32_t* stats) const {
-    write_stats(stats, reason, passes, static_cast<int>(listed), 0, -1, source, guess_hit, rounds);
-  }
-};
-
 // Selects from a row that is longer than k.
 template <typename T>
 __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, RowStream<T>& stream,
-                                           const Window& row, const Window& next_window,
-                                           RowPredictor& predictor, RowReport& report) {
+                                           const Window& row, const Window& next_window) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const AlignedWindow<T> window(p, row);
-  bool by_value = p.lists && predictor.is_close();
-  bool by_sample = p.lists && !by_value && predictor.tie_key == kAbsentKey;
-  if (by_value) report.reason = HintReason::kUsed;
-  report.source = by_value ? kGuessValue : by_sample ? kGuessRowSample : kGuessNone;
+  bool by_value = p.lists && sm.predictor.is_close();
+  bool by_sample = p.lists && !by_value && sm.predictor.tie_key == kAbsentKey;
+  int passes = 0;
 #pragma unroll 1
   while (by_value || by_sample) {
-    const ValueInterval interval = by_value ? predictor.interval() : guess_by_sample<T>(sm, window, p.k);
+    const ValueInterval interval =
+        by_value ? sm.predictor.interval() : guess_by_sample<T>(sm, window, p.k, sm.predictor);
     PositionStore store(sm.positions, sm.chunks[warp], kStoreChunks, warp);
     collect(p, sm, stream, window, next_window, interval, store, warp, lane);
     __syncthreads();
     const ListCount counted = count_kept(sm, p.k, lane);
-    ++report.passes;
-    report.listed = counted.listed;
+    ++passes;
+    if (threadIdx.x == 0) sm.report.count_pass(by_value, counted.listed, counted.complete);
     if (counted.complete) {
-      report.guess_hit = report.passes == 1;
       const float kth = refine(sm, interval, counted, lane, warp);
       __syncthreads();
       reset_lists(sm);  // Nothing of them is read any more.
+      if (threadIdx.x == 0) {
+        sm.predictor.learn(kth, __fdividef(interval.width(), static_cast<float>(counted.listed)));
+      }
       emit(sm, store, window.lead, PrefillOutput(p, row), lane, warp);
-      predictor.learn(kth, __fdividef(interval.width(), static_cast<float>(counted.listed)));
       return;
     }
-    predictor.forget();
     by_sample = by_value;
     by_value = false;
     __syncthreads();  // All threads have read the counts.
@@ -116,10 +124,12 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
     if (by_sample) stream.restart();
     __syncthreads();
   }
-  if (report.passes == 0 && stream.ahead) stream.restart();  // The tiles under way are this row's.
-  const Settled settled = settle<T>(sm, window, p.k, predictor.tie_key, PrefillOutput(p, row));
-  predictor.tie_key = settled.tie_key;
-  report.rounds = settled.rounds;
+  if (passes == 0 && stream.ahead) stream.restart();  // The tiles under way are this row's.
+  const Settled settled = settle<T>(sm, window, p.k, sm.predictor.tie_key, PrefillOutput(p, row));
+  if (threadIdx.x != 0) return;
+  sm.predictor = RowPredictor::unknown();
+  sm.predictor.tie_key = settled.tie_key;
+  sm.report.rounds = settled.rounds;
 }
 
 template <typename T>
@@ -133,11 +143,11 @@ __global__ void __launch_bounds__(kThreads, kPrefillCtasPerSm)
     for (int i = 0; i < kWindowsAhead; ++i) {
       sm.windows[i] = WindowLoad(p, sm.schedule.next(p)).window(p);
     }
+    sm.predictor = RowPredictor::unknown();
   }
   reset_lists(sm);
   PositionStore(sm.positions, sm.chunks[warp], kStoreChunks, warp).claim_share(lane);
   RowStream<T> stream(sm.ring, warp, lane);
-  RowPredictor predictor;
   __syncthreads();
 #pragma unroll 1
   for (int turn = 0;;) {
@@ -145,22 +155,20 @@ __global__ void __launch_bounds__(kThreads, kPrefillCtasPerSm)
     if (row.row < 0) return;
     const int after = turn == kWindowsAhead ? 0 : turn + 1;
     const WindowLoad ahead(p, thread == 0 ? sm.schedule.next(p) : -1);
-    RowReport report;
-    report.reason = !p.predicts    ? HintReason::kDisabled
-                    : row.n <= p.k ? HintReason::kShortRow
-                                   : HintReason::kFirstStep;
-    if (row.n <= p.k) {
+    const bool is_short = row.n <= p.k;
+    if (thread == 0) sm.report = RowReport::begin(p.predicts, is_short);
+    if (is_short) {
       const PrefillOutput output(p, row);
 #pragma unroll 1
       for (int i = thread; i < p.k; i += kThreads) output.put(i, i < row.n ? i : -1);
     } else {
-      select_row(p, sm, stream, row, sm.windows[after], predictor, report);
+      select_row(p, sm, stream, row, sm.windows[after]);
     }
     if (thread == 0) {
+      if (p.counts != nullptr) p.counts[row.row] = min(row.n, p.k);
+      if (p.stats != nullptr) sm.report.write(p.stats + int64_t{row.row} * kStatColumns);
       // Its last readers are two rows behind.
       sm.windows[after == kWindowsAhead ? 0 : after + 1] = ahead.window(p);
-      if (p.counts != nullptr) p.counts[row.row] = min(row.n, p.k);
-      if (p.stats != nullptr) report.write(p.stats + int64_t{row.row} * kStatColumns);
     }
     __syncthreads();  // All warps have emitted.
     turn = after;

@@ -20,6 +20,13 @@ struct PrefillOutput {
     offset = window.offset;
   }
 
+  // Whether positions are written as they are, and nowhere else.
+  __device__ __forceinline__ bool is_plain() const { return offset == 0 && writer.pages == nullptr; }
+
+  __device__ __forceinline__ void put_plain(int item, int position) const {
+    if (writer.owns(item, 1)) ptx::store_global(writer.indices + item, position);
+  }
+
   // Writes a position of the window, or -1, as the row's item `item`.
   __device__ __forceinline__ void put(int item, int position) const {
     if (offset == 0) return writer.put(item, position);

@@ -153,23 +153,35 @@ __device__ __forceinline__ float refine(Shared& sm, const ValueInterval& interva
 }
 
 // Writes the positions that this warp has kept, in ascending order.
-__device__ __forceinline__ void emit(const Shared& sm, const PositionStore& store, int lead,
-                                     const PrefillOutput& output, int lane, int warp) {
-  const uint32_t earlier = __reduce_add_sync(0xffffffffu, lane < warp ? sm.kept[lane] - sm.dropped[lane] : 0);
-  int item = static_cast<int>(earlier);
+template <typename Put>
+__device__ __forceinline__ void emit_kept(const Shared& sm, const PositionStore& store, int lane, int warp,
+                                          Put put) {
+  const uint32_t earlier = lane < warp ? sm.kept[lane] - sm.dropped[lane] : 0;
+  int item = static_cast<int>(__reduce_add_sync(0xffffffffu, earlier));
+  const uint32_t lower = (1u << lane) - 1;
   constexpr int kAtOnce = 4;
 #pragma unroll 1
   for (int first = lane; first < store.count + lane; first += 32 * kAtOnce) {
     int position[kAtOnce];
 #pragma unroll
-    for (int j = 0; j < kAtOnce; ++j)
+    for (int j = 0; j < kAtOnce; ++j) {
       position[j] = first + 32 * j < store.count ? store.at(first + 32 * j) : -1;
+    }
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const uint32_t there = __ballot_sync(0xffffffffu, position[j] >= 0);
-      if (position[j] >= 0) output.put(item + __popc(there & ((1u << lane) - 1)), position[j] - lead);
+      if (position[j] >= 0) put(item + __popc(there & lower), position[j]);
       item += __popc(there);
     }
+  }
+}
+
+__device__ __forceinline__ void emit(const Shared& sm, const PositionStore& store, int lead,
+                                     const PrefillOutput& output, int lane, int warp) {
+  if (output.is_plain()) {
+    emit_kept(sm, store, lane, warp, [&](int item, int at) { output.put_plain(item, at - lead); });
+  } else {
+    emit_kept(sm, store, lane, warp, [&](int item, int at) { output.put(item, at - lead); });
   }
 }
 

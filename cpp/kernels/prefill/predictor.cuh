@@ -1,0 +1,106 @@
+// What a row leaves for the next one of its run, and what the statistics say of it.
+#pragma once
+
+#include "core/config.cuh"
+#include "core/key.cuh"
+#include "core/row_stats.cuh"
+#include "ptx/math.cuh"
+
+namespace gvr_topk::prefill {
+
+constexpr int kLog2FineBins = 8;
+constexpr int kFineBins = 1 << kLog2FineBins;  // of an interval, linear in the value
+
+// An inclusive interval of finite values, and the bins of its elements: even ones from `first` to `last`,
+// which may be closer than the ends.
+struct ValueInterval {
+  float lo, hi;
+  float first, last;
+
+  // The bin of a value inside. No greater value lies in a lower bin.
+  __device__ __forceinline__ int bin(float x, float bins_per_unit) const {
+    return min(static_cast<int>(__saturatef((x - first) * bins_per_unit) * kFineBins), kFineBins - 1);
+  }
+
+  __device__ __forceinline__ float bins_per_unit() const { return ptx::reciprocal(width()); }
+  __device__ __forceinline__ float width() const { return last - first; }
+
+  // The middle of a bin.
+  __device__ __forceinline__ float value_of(uint32_t bin) const {
+    return fmaf((static_cast<float>(bin) + 0.5f) / kFineBins, width(), first);
+  }
+};
+
+// What a row tells the next one: rows of one request that follow each other are alike.
+struct RowPredictor {
+  // A prediction that needs a wider interval than a sample of the row would is not used.
+  static constexpr float kMaxInside = 1024.0f;
+  static constexpr float kMinInside = 128.0f;
+  static constexpr float kErrors = 5.0f;  // half-width of the interval, in mean errors
+  static constexpr float kErrorDecay = 0.8f, kFastestDecay = 0.5f;
+
+  float value;        // the k-th value of the last row
+  float error;        // how far the k-th value moved of late; negative: not known
+  float per_element;  // interval width that held one element
+  bool has_value;
+  uint32_t tie_key;  // The last row ended among so many ties of this key that nothing was listed.
+
+  __device__ __forceinline__ static RowPredictor unknown() {
+    return RowPredictor{0.0f, -1.0f, 0.0f, false, kAbsentKey};
+  }
+
+  __device__ __forceinline__ bool is_close() const {
+    return error >= 0.0f && 2.0f * kErrors * error <= kMaxInside * per_element;
+  }
+
+  __device__ __forceinline__ ValueInterval interval() const {
+    const float radius = fmaxf(kErrors * error, 0.5f * kMinInside * per_element);
+    // -inf behind the row's end must stay below the interval, whatever the numbers are.
+    const float lo = fmaxf(value - radius, key_to_float(kLeastFiniteKey)), hi = value + radius;
+    return ValueInterval{lo, hi, lo, hi};
+  }
+
+  __device__ __forceinline__ void learn(float kth, float width_per_element) {
+    if (has_value) {
+      const float move = fabsf(kth - value);
+      error = error < 0.0f
+                  ? move
+                  : fmaxf(kFastestDecay * error, fmaf(1.0f - kErrorDecay, move, kErrorDecay * error));
+    }
+    value = kth;
+    per_element = width_per_element;
+    has_value = true;
+    tie_key = kAbsentKey;
+  }
+};
+
+// What the statistics say of a row.
+struct RowReport {
+  HintReason reason;
+  GuessSource source;
+  int passes;
+  uint32_t listed;
+  bool guess_hit;
+  int rounds;
+
+  __device__ __forceinline__ static RowReport begin(bool predicts, bool is_short) {
+    const HintReason reason = !predicts  ? HintReason::kDisabled
+                              : is_short ? HintReason::kShortRow
+                                         : HintReason::kFirstStep;
+    return RowReport{reason, kGuessNone, 0, 0, false, 0};
+  }
+
+  __device__ __forceinline__ void count_pass(bool by_value, uint32_t inside, bool complete) {
+    if (by_value) reason = HintReason::kUsed;
+    if (passes == 0) source = by_value ? kGuessValue : kGuessRowSample;
+    listed = inside;
+    guess_hit = complete && passes == 0;
+    ++passes;
+  }
+
+  __device__ __forceinline__ void write(int32_t* stats) const {
+    write_stats(stats, reason, passes, static_cast<int>(listed), 0, -1, source, guess_hit, rounds);
+  }
+};
+
+}  // namespace gvr_topk::prefill
