@@ -73,33 +73,15 @@ struct ChunkedStore {
       added = __shfl_sync(0xffffffffu, before, 31);
       before -= mine;
     }
-    const Room old = make_room(used, added, lane);
-    if (!old.made) return;
-    int next = count - added + before;
+    const int old_shift = shift, old_room = room;
+    if (count + added > room && !claim_chunks(used, added, lane)) return;
+    int next = count + before;
+    count += added;
 #pragma unroll 1
     for (; selected != 0; selected &= selected - 1) {
-      put(__ffs(selected) - 1, place(old, next));
+      put(__ffs(selected) - 1, (next < old_room ? old_shift : shift) + next);
       ++next;
     }
-  }
-
-  // What the store was before the last chunks were taken: items from `room` on lie in those.
-  struct Room {
-    bool made;
-    int shift, room;
-  };
-
-  // Makes room for `added` more items of a warp, and counts them. All lanes take part.
-  __device__ __forceinline__ Room make_room(uint32_t* used, int added, int lane) {
-    Room old{true, shift, room};
-    old.made = count + added <= room || claim_chunks(used, added, lane);
-    if (old.made) count += added;
-    return old;
-  }
-
-  // Where the i-th item lies, which is one of those that were added last.
-  __device__ __forceinline__ int place(const Room& old, int i) const {
-    return (i < old.room ? old.shift : shift) + i;
   }
 };
 

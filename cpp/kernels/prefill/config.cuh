@@ -14,29 +14,20 @@ constexpr int kThreads = kPrefillThreads;
 constexpr int kWarps = kThreads / 32;
 constexpr int kRingDepth = 2;  // tiles per warp that are being fetched at once
 
-constexpr int kStoreChunks = 160;                   // of positions that may be selected
+constexpr int kStoreChunks = 160;                   // of candidates
 constexpr int kStoreItems = kStoreChunks * kChunk;  // so many: k, and a wide interval besides
-constexpr int kMaxListed = 3072;                    // elements inside the interval
-static_assert(kStoreItems >= kPrefillMaxK + kMaxListed);
+static_assert(kStoreItems >= kPrefillMaxK + 3072 && kStoreChunks <= kMaxBufferChunks);
 static_assert(kFineBins == kThreads && kFineBins == 8 * 32);
 constexpr int kLog2KeyBins = 11;
 constexpr int kKeyBins = 1 << kLog2KeyBins;  // of a range of keys
 static_assert(kKeyBins == 8 * kThreads);
 
-using PositionStore = ChunkedStore<int32_t, kWarps>;
+using CandidateStore = ChunkedStore<BufferedValue, kWarps>;
 
-// Where the position of a listed element is stored, and which warp has stored it.
-struct StorePlace {
-  uint16_t packed;
-
-  static constexpr int kItemBits = 13;
-  static_assert(kStoreItems <= 1 << kItemBits && kWarps <= 1 << (16 - kItemBits));
-
-  StorePlace() = default;
-  __device__ __forceinline__ StorePlace(int item, int warp)
-      : packed(static_cast<uint16_t>(item | warp << kItemBits)) {}
-  __device__ __forceinline__ int item() const { return packed & ((1 << kItemBits) - 1); }
-  __device__ __forceinline__ int warp() const { return packed >> kItemBits; }
+// A candidate in the bin of the k-th value, and the warp that has stored it.
+struct BoundaryItem {
+  uint64_t order;  // greater ones are selected first
+  int32_t warp;
 };
 
 // Windows are published two rows ahead of the row that is selected from.
@@ -44,31 +35,26 @@ constexpr int kWindowsAhead = 2;
 
 struct alignas(128) Shared {
   alignas(128) unsigned char ring[kWarps * kRingDepth * kTileElements * sizeof(float)];
-  // A histogram of keys belongs to a sample, or to a radix round; elements are listed between those.
   union {
-    struct {
+    BufferedValue candidates[kStoreItems];
+    struct {  // A histogram of keys belongs to a sample, or to a radix round: then there are no candidates.
       uint32_t key_bins[kKeyBins];
       uint32_t above_range;
     };
-    uint32_t listed_keys[kMaxListed];
   };
-  StorePlace listed_places[kMaxListed];
-  alignas(16) uint32_t fine_bins[kFineBins];  // of the listed elements
-  int32_t positions[kStoreItems];
+  alignas(16) uint32_t fine_bins[kFineBins];  // of the candidates
   uint8_t chunks[kWarps][kStoreChunks];
-  alignas(16) uint64_t boundary[kRankDirectly];  // listed elements in the bin of the k-th
-  StorePlace boundary_places[kRankDirectly];
+  alignas(16) BoundaryItem boundary[kRankDirectly];
   Window windows[kWindowsAhead + 1];
   Schedule schedule;
   BinHit hits[2];
-  RowPredictor predictor;    // one thread writes it, for the next row
-  RowReport report;          // of one thread
-  uint32_t kept[kWarps];     // positions that each warp has stored
-  uint32_t dropped[kWarps];  // those of them that are not selected
+  RowPredictor predictor;     // one thread writes it, for the next row
+  RowReport report;           // of one thread
+  uint32_t stored[kWarps];    // candidates of each warp
+  uint32_t selected[kWarps];  // those of them that are selected for certain
   uint32_t warp_sums[2][kWarps];
-  uint64_t crowd_begin, crowd_end;  // first and last of the elements in a crowded bin
+  uint64_t crowd_begin, crowd_end;  // first and last in order of the candidates in a crowded bin
   uint32_t chunks_used;
-  uint32_t listed;
   uint32_t boundary_count;
   uint32_t is_full;  // whether the store had no room
 };

@@ -90,8 +90,7 @@ __device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedW
                        static_cast<uint32_t>(expected + margin) + 1};
   KeyRange range = range_around<T>(last);
   bool predicted = last.has_value;
-  KeyInterval interval{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
-  KeyInterval bins = interval;
+  KeyInterval bins{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
   if (sampler.vecs > 0) {
 #pragma unroll 1
     for (int round = 0; round < kMaxRounds; ++round) {
@@ -116,10 +115,9 @@ __device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedW
       if (range.length == 0 || static_cast<float>(inside) <= kLoose * 2.0f * margin) break;
     }
   }
-  if (ranks.upper > 0) interval.hi = bins.hi;
-  if (ranks.lower <= size) interval.lo = bins.lo;
+  const float lo = key_to_float(ranks.lower <= size ? bins.lo : kLeastFiniteKey);
   __syncthreads();  // All threads have read the hits.
-  return ValueInterval{interval.low(), interval.high(), bins.low(), bins.high()};
+  return ValueInterval{lo, bins.low(), bins.high()};
 }
 
 }  // namespace gvr_topk::prefill

@@ -6,11 +6,11 @@
 // Phases, of each row:
 // - guess: an interval that should hold the k-th value, from the row before, or where that predicts badly
 //   from a sample of the row (prefill/guess.cuh);
-// - collect: each warp streams its part of the row, stores in index order the positions of what is at or
-//   above the interval's lower end, and lists what lies inside (prefill/row_stream.cuh);
-// - verify: the counts say whether the k-th is among the listed;
-// - refine: those of the listed ones that are not selected are dropped (prefill/select.cuh);
-// - emit: each warp writes the positions that it has kept.
+// - collect: each warp streams its part of the row, and stores in index order what is at or above the
+//   interval's lower end (prefill/row_stream.cuh);
+// - verify: if these candidates are k or more, the k-th is one of them, and a histogram says about where;
+// - refine: the few candidates in its bin are ranked by comparison (prefill/select.cuh);
+// - emit: each warp writes the positions of those that are selected.
 //
 // The tiles of the next row are on their way while this row is refined. A row whose interval has missed is
 // streamed again, with an interval by sample; what that does not settle, radix rounds do
@@ -25,67 +25,35 @@
 
 namespace gvr_topk::prefill {
 
-// Collects with an interval. The counts are complete behind the next block barrier.
+// Collects with an interval, and counts what this warp has collected into the bins.
 template <typename T>
 __device__ __forceinline__ void collect(const PrefillParams& p, Shared& sm, RowStream<T>& stream,
                                         const AlignedWindow<T>& window, const Window& next_window,
-                                        const ValueInterval& interval, PositionStore& store, int warp,
+                                        const ValueInterval& interval, CandidateStore& store, int warp,
                                         int lane) {
-  const float bins_per_unit = interval.bins_per_unit();
   const RowPart<T> part(window, warp);
   stream.enter(window, warp, lane);
   int position = part.begin + lane * kValuesPerThread;  // of this lane's first element in the tile
-  stream.for_each_tile(p, part.tiles, next_window, warp, lane, [&](int tile, uint32_t slot) {
-    uint32_t above;
-    uint32_t bits = stream.ring.not_below(interval.lo, interval.hi, slot, above);
+  stream.for_each_tile(p, part.tiles, next_window, warp, lane, [&](uint32_t slot) {
+    uint32_t bits = stream.ring.not_below(interval.lo, slot);
     if (position == 0) bits &= ~((1u << window.lead) - 1);
-    if (__any_sync(0xffffffffu, bits != 0)) {
-      uint32_t inside = bits & ~above;
-      // One scan for both counts: a tile has 512 elements.
-      const uint32_t mine = __popc(bits) | __popc(inside) << 16;
-      const uint32_t upto = ptx::inclusive_scan(mine);
-      const uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
-      const int first = store.count + static_cast<int>((upto - mine) & 0xffffu);
-      const PositionStore::Room old =
-          store.make_room(&sm.chunks_used, static_cast<int>(total & 0xffffu), lane);
-      if (old.made) {
-        int next = first;
-#pragma unroll 1
-        for (uint32_t left = bits; left != 0; left &= left - 1) {
-          sm.positions[store.place(old, next)] = position + __ffs(left) - 1;
-          ++next;
-        }
-        if (total >> 16 != 0) {
-          uint32_t listed = 0;
-          if (lane == 0) listed = atomicAdd(&sm.listed, total >> 16);
-          listed = __shfl_sync(0xffffffffu, listed, 0) + ((upto - mine) >> 16);
-#pragma unroll 1
-          for (; inside != 0; inside &= inside - 1, ++listed) {
-            const float x = stream.ring.value(slot, __ffs(inside) - 1);
-            atomicAdd(&sm.fine_bins[interval.bin(x, bins_per_unit)], 1u);
-            if (listed >= kMaxListed) break;
-            const int earlier = __popc(bits & (inside - 1) & ~inside);
-            sm.listed_keys[listed] = order_key(x);
-            sm.listed_places[listed] = StorePlace(store.place(old, first + earlier), warp);
-          }
-        }
-      }
-    }
+    store.append(&sm.chunks_used, bits, lane, [&](int index, int at) {
+      sm.candidates[at] = BufferedValue{position + index, stream.ring.value(slot, index)};
+    });
     position += kTileElements;
   });
   if (lane == 0) {
-    sm.kept[warp] = store.count;
-    sm.dropped[warp] = 0;
+    sm.stored[warp] = store.count;
     if (store.full) sm.is_full = 1;
   }
 }
 
-// Makes the lists empty. Block barriers stand before and behind.
-__device__ __forceinline__ void reset_lists(Shared& sm) {
+// Forgets all candidates. Block barriers stand before and behind.
+__device__ __forceinline__ void reset_candidates(Shared& sm) {
   sm.fine_bins[threadIdx.x] = 0;
   if (threadIdx.x != 0) return;
-  sm.listed = sm.boundary_count = sm.is_full = 0;
-  sm.chunks_used = kWarps * PositionStore::initial_chunks(kStoreChunks);
+  sm.boundary_count = sm.is_full = 0;
+  sm.chunks_used = kWarps * CandidateStore::initial_chunks(kStoreChunks);
 }
 
 // Selects from a row that is longer than k.
@@ -101,26 +69,37 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
   while (by_value || by_sample) {
     const ValueInterval interval =
         by_value ? sm.predictor.interval() : guess_by_sample<T>(sm, window, p.k, sm.predictor);
-    PositionStore store(sm.positions, sm.chunks[warp], kStoreChunks, warp);
+    const float bins_per_unit = interval.bins_per_unit();
+    CandidateStore store(sm.candidates, sm.chunks[warp], kStoreChunks, warp);
+    store.claim_share(lane);
     collect(p, sm, stream, window, next_window, interval, store, warp, lane);
+    count_candidates(sm, store, interval, bins_per_unit, lane);
     __syncthreads();
-    const ListCount counted = count_kept(sm, p.k, lane);
+    // Verify.
+    const uint32_t count = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.stored[lane] : 0);
     ++passes;
-    if (threadIdx.x == 0) sm.report.count_pass(by_value, counted.listed, counted.complete);
-    if (counted.complete) {
-      const float kth = refine(sm, interval, counted, lane, warp);
-      __syncthreads();
-      reset_lists(sm);  // Nothing of them is read any more.
-      if (threadIdx.x == 0) {
-        sm.predictor.learn(kth, __fdividef(interval.width(), static_cast<float>(counted.listed)));
+    if (sm.is_full == 0 && count >= static_cast<uint32_t>(p.k)) {
+      const BinHit hit = locate_fine(sm, p.k, lane);
+      const Selection selection =
+          refine(sm, store, interval, bins_per_unit, hit, p.k - hit.above, lane, warp);
+      if (selection.last.key() <= kMostFiniteKey) {
+        // Nothing but the candidates is read any more.
+        reset_candidates(sm);
+        if (threadIdx.x == 0) {
+          const float kth = selection.last.value();
+          const float below = static_cast<float>(max(count - p.k, 4u));
+          sm.report.count_pass(by_value, count, true);
+          sm.predictor.learn(kth, __fdividef(kth - interval.first, below));
+        }
+        emit(store, selection, window.lead, PrefillOutput(p, row), lane);
+        return;
       }
-      emit(sm, store, window.lead, PrefillOutput(p, row), lane, warp);
-      return;
     }
+    if (threadIdx.x == 0) sm.report.count_pass(by_value, count, false);
     by_sample = by_value;
     by_value = false;
     __syncthreads();  // All threads have read the counts.
-    reset_lists(sm);
+    reset_candidates(sm);
     if (by_sample) stream.restart();
     __syncthreads();
   }
@@ -145,8 +124,7 @@ __global__ void __launch_bounds__(kThreads, kPrefillCtasPerSm)
     }
     sm.predictor = RowPredictor::unknown();
   }
-  reset_lists(sm);
-  PositionStore(sm.positions, sm.chunks[warp], kStoreChunks, warp).claim_share(lane);
+  reset_candidates(sm);
   RowStream<T> stream(sm.ring, warp, lane);
   __syncthreads();
 #pragma unroll 1

@@ -11,15 +11,15 @@ namespace gvr_topk::prefill {
 constexpr int kLog2FineBins = 8;
 constexpr int kFineBins = 1 << kLog2FineBins;  // of an interval, linear in the value
 
-// An inclusive interval of finite values, and the bins of its elements: even ones from `first` to `last`,
-// which may be closer than the ends.
+// Where the k-th value is believed to be: not below `lo`, which is finite, and probably between `first` and
+// `last`, which even bins divide.
 struct ValueInterval {
-  float lo, hi;
-  float first, last;
+  float lo, first, last;
 
-  // The bin of a value inside. No greater value lies in a lower bin.
+  // The bin of a value: no greater value, nor NaN, lies in a lower bin.
   __device__ __forceinline__ int bin(float x, float bins_per_unit) const {
-    return min(static_cast<int>(__saturatef((x - first) * bins_per_unit) * kFineBins), kFineBins - 1);
+    const float depth = __saturatef((last - x) * bins_per_unit);  // NaN becomes zero.
+    return max(kFineBins - 1 - static_cast<int>(depth * kFineBins), 0);
   }
 
   __device__ __forceinline__ float bins_per_unit() const { return ptx::reciprocal(width()); }
@@ -43,7 +43,7 @@ struct RowPredictor {
   float error;        // how far the k-th value moved of late; negative: not known
   float per_element;  // interval width that held one element
   bool has_value;
-  uint32_t tie_key;  // The last row ended among so many ties of this key that nothing was listed.
+  uint32_t tie_key;  // The last row ended among so many ties of this key that candidates were of no use.
 
   __device__ __forceinline__ static RowPredictor unknown() {
     return RowPredictor{0.0f, -1.0f, 0.0f, false, kAbsentKey};
@@ -57,7 +57,7 @@ struct RowPredictor {
     const float radius = fmaxf(kErrors * error, 0.5f * kMinInside * per_element);
     // -inf behind the row's end must stay below the interval, whatever the numbers are.
     const float lo = fmaxf(value - radius, key_to_float(kLeastFiniteKey)), hi = value + radius;
-    return ValueInterval{lo, hi, lo, hi};
+    return ValueInterval{lo, lo, hi};
   }
 
   __device__ __forceinline__ void learn(float kth, float width_per_element) {
@@ -79,7 +79,7 @@ struct RowReport {
   HintReason reason;
   GuessSource source;
   int passes;
-  uint32_t listed;
+  uint32_t candidates;
   bool guess_hit;
   int rounds;
 
@@ -90,16 +90,16 @@ struct RowReport {
     return RowReport{reason, kGuessNone, 0, 0, false, 0};
   }
 
-  __device__ __forceinline__ void count_pass(bool by_value, uint32_t inside, bool complete) {
+  __device__ __forceinline__ void count_pass(bool by_value, uint32_t count, bool complete) {
     if (by_value) reason = HintReason::kUsed;
     if (passes == 0) source = by_value ? kGuessValue : kGuessRowSample;
-    listed = inside;
+    candidates = count;
     guess_hit = complete && passes == 0;
     ++passes;
   }
 
   __device__ __forceinline__ void write(int32_t* stats) const {
-    write_stats(stats, reason, passes, static_cast<int>(listed), 0, -1, source, guess_hit, rounds);
+    write_stats(stats, reason, passes, static_cast<int>(candidates), 0, -1, source, guess_hit, rounds);
   }
 };
 

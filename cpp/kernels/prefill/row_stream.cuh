@@ -69,7 +69,7 @@ struct RowStream {
     ahead = false;
   }
 
-  // Calls visit(tile, slot) for each tile of this warp's part, and then goes on to the next row, if it has a
+  // Calls visit(slot) for each tile of this warp's part, and then goes on to the next row, if it has a
   // window to stream. All lanes take part.
   template <typename Visit>
   __device__ __forceinline__ void for_each_tile(const PrefillParams& p, int tiles, const Window& next_window,
@@ -82,7 +82,7 @@ struct RowStream {
         ptx::wait_copies<0>();
       }
       __syncwarp();
-      visit(tile, slot);
+      visit(slot);
       __syncwarp();  // All lanes have read the slot.
       slot = TileRing<T, kRingDepth>::next(slot);
       --in_flight;

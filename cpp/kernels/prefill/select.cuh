@@ -1,4 +1,4 @@
-// Phases 2 to 5 of a row whose interval holds the k-th value: verify, refine, and emit what was collected.
+// The phases of a row that touch its candidates: verify, refine and emit.
 #pragma once
 
 #include "core/lane_ranks.cuh"
@@ -7,23 +7,36 @@
 
 namespace gvr_topk::prefill {
 
-// Where the k-th element stands among the listed ones.
-struct ListCount {
-  uint32_t rank;    // from the top
-  uint32_t listed;  // elements inside the interval
-  bool complete;    // The k-th is listed, and everything that may be selected was kept.
-};
-
-// What all warps have kept, behind a block barrier.
-__device__ __forceinline__ ListCount count_kept(const Shared& sm, int k, int lane) {
-  const uint32_t kept = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.kept[lane] : 0);
-  ListCount result{k - (kept - sm.listed), sm.listed, false};
-  // A rank below one, as an unsigned number, exceeds every count.
-  result.complete = sm.is_full == 0 && result.listed <= kMaxListed && result.rank - 1 < result.listed;
-  return result;
+// Calls visit(candidate) for this lane's part of a warp's candidates, 32 of the warp at a time, in index
+// order. All lanes take part; where there is no candidate, its position is negative.
+template <typename Visit>
+__device__ __forceinline__ void for_each_candidate(const CandidateStore& store, int lane, Visit visit) {
+  constexpr int kAtOnce = 4;  // Several, so that their loads overlap.
+#pragma unroll 1
+  for (int first = lane; first < store.count + lane; first += 32 * kAtOnce) {
+    BufferedValue some[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int i = first + 32 * j;
+      some[j] = i < store.count ? store.at(i) : BufferedValue{-1, -INFINITY};
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (first - lane + 32 * j < store.count) visit(some[j]);
+    }
+  }
 }
 
-// The bin of the rank-th listed element from the top. Each warp finds it for itself.
+// Counts this warp's candidates into the bins. NaN falls into the last bin, with all that lies above.
+__device__ __forceinline__ void count_candidates(Shared& sm, const CandidateStore& store,
+                                                 const ValueInterval& interval, float bins_per_unit,
+                                                 int lane) {
+  for_each_candidate(store, lane, [&](const BufferedValue& x) {
+    if (x.position >= 0) atomicAdd(&sm.fine_bins[interval.bin(x.value, bins_per_unit)], 1u);
+  });
+}
+
+// The bin of the rank-th candidate from the top. Each warp finds it for itself.
 __device__ __forceinline__ BinHit locate_fine(const Shared& sm, uint32_t rank, int lane) {
   const uint4 low = reinterpret_cast<const uint4*>(sm.fine_bins)[2 * lane];
   const uint4 high = reinterpret_cast<const uint4*>(sm.fine_bins)[2 * lane + 1];
@@ -45,7 +58,7 @@ __device__ __forceinline__ BinHit locate_fine(const Shared& sm, uint32_t rank, i
       }
     }
   }
-  // The bins add up to the listed elements, so that one lane finds its rank.
+  // There are at least so many candidates, so that one lane finds the rank.
   const int owner = max(__ffs(__ballot_sync(0xffffffffu, here)) - 1, 0);
   hit.bin = __shfl_sync(0xffffffffu, hit.bin, owner);
   hit.above = __shfl_sync(0xffffffffu, hit.above, owner);
@@ -53,36 +66,37 @@ __device__ __forceinline__ BinHit locate_fine(const Shared& sm, uint32_t rank, i
   return hit;
 }
 
-// Takes a listed element out of what its warp has kept.
-__device__ __forceinline__ void drop(Shared& sm, StorePlace place) {
-  sm.positions[place.item()] = -1;
-  atomicAdd(&sm.dropped[place.warp()], 1u);
-}
-
 // Elements in the order of selection: greater values first, and smaller positions among equal ones.
-__device__ __forceinline__ uint64_t ordered(uint32_t key, int position) {
-  return uint64_t{key} << 32 | static_cast<uint32_t>(~position);
+__device__ __forceinline__ uint64_t order_of(const BufferedValue& x) {
+  return uint64_t{order_key(x.value)} << 32 | static_cast<uint32_t>(~x.position);
 }
 
-// Drops all but the `rank` first of the listed elements that lie in a crowded bin, as many ties do: rounds of
-// finer and finer bins find the last one that stays.
+// The last element that is selected.
+struct LastSelected {
+  uint64_t order;
+
+  __device__ __forceinline__ uint32_t key() const { return static_cast<uint32_t>(order >> 32); }
+  __device__ __forceinline__ float value() const { return key_to_float(key()); }
+  __device__ __forceinline__ int position() const { return ~static_cast<int>(order); }
+};
+
+// The `rank`-th in order of the candidates in a crowded bin, where many ties are. Rounds of finer and finer
+// bins find it. The counts of selected candidates are complete behind the next block barrier.
 template <typename InBin>
-__device__ __noinline__ void drop_from_crowd(Shared& sm, uint32_t listed, uint32_t rank, InBin in_bin) {
-  const int lane = threadIdx.x & 31;
+__device__ __noinline__ uint64_t rank_in_crowd(Shared& sm, const CandidateStore store, uint32_t rank,
+                                               InBin in_bin) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const auto for_each = [&](auto visit) {
-#pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < listed; i += kThreads) {
-      const uint32_t key = sm.listed_keys[i];
-      const StorePlace place = sm.listed_places[i];
-      if (in_bin(key)) visit(ordered(key, sm.positions[place.item()]), place);
-    }
+    for_each_candidate(store, lane, [&](const BufferedValue& x) {
+      if (x.position >= 0 && in_bin(x.value)) visit(order_of(x));
+    });
   };
   if (threadIdx.x == 0) {
     sm.crowd_begin = UINT64_MAX;
     sm.crowd_end = 0;
   }
   __syncthreads();
-  for_each([&](uint64_t x, StorePlace) {
+  for_each([&](uint64_t x) {
     atomicMin(reinterpret_cast<unsigned long long*>(&sm.crowd_begin), x);
     atomicMax(reinterpret_cast<unsigned long long*>(&sm.crowd_end), x);
   });
@@ -94,94 +108,93 @@ __device__ __noinline__ void drop_from_crowd(Shared& sm, uint32_t listed, uint32
     const int shift = max(0, 64 - kLog2FineBins - __clzll(static_cast<long long>(length)));
     sm.fine_bins[threadIdx.x] = 0;
     __syncthreads();
-    for_each([&](uint64_t x, StorePlace) {
+    for_each([&](uint64_t x) {
       if (x - begin <= length) atomicAdd(&sm.fine_bins[(x - begin) >> shift], 1u);
     });
     __syncthreads();
     const BinHit hit = locate_fine(sm, rank, lane);
     rank -= hit.above;
     begin += uint64_t{hit.bin} << shift;
-    if (shift == 0 || rank == hit.count) break;
+    if (shift == 0) break;
     length = (uint64_t{1} << shift) - 1;
     __syncthreads();  // All warps have read the bins.
   }
-  for_each([&](uint64_t x, StorePlace place) {
-    if (x < begin) drop(sm, place);
+  uint32_t mine = 0;
+  for_each([&](uint64_t x) { mine += x >= begin; });
+  mine = __reduce_add_sync(0xffffffffu, mine);
+  if (lane == 0) sm.selected[warp] += mine;
+  return begin;
+}
+
+// Where a warp's results go, and what it selects.
+struct Selection {
+  LastSelected last;
+  int first_item;
+};
+
+// Refines: finds the last element that is selected, among the candidates in the bin of the k-th.
+__device__ __forceinline__ Selection refine(Shared& sm, const CandidateStore& store,
+                                            const ValueInterval& interval, float bins_per_unit,
+                                            const BinHit& hit, uint32_t rank, int lane, int warp) {
+  const bool few = hit.count <= kRankDirectly;
+  const auto bin_of = [&](float x) { return static_cast<uint32_t>(interval.bin(x, bins_per_unit)); };
+  uint32_t above = 0;
+  for_each_candidate(store, lane, [&](const BufferedValue& x) {
+    if (x.position < 0) return;
+    const uint32_t bin = bin_of(x.value);
+    above += bin > hit.bin;
+    if (bin != hit.bin || !few) return;
+    const uint32_t slot = atomicAdd(&sm.boundary_count, 1u) % kRankDirectly;
+    sm.boundary[slot] = BoundaryItem{order_of(x), warp};
+  });
+  above = __reduce_add_sync(0xffffffffu, above);
+  if (lane == 0) sm.selected[warp] = above;
+  __syncthreads();
+  uint64_t last = 0;
+  uint32_t earlier = 0;
+  if (few) {
+    const bool there = lane < static_cast<int>(hit.count);
+    const BoundaryItem mine = there ? sm.boundary[lane] : BoundaryItem{0, kWarps};
+    float greater = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < static_cast<int>(hit.count); ++i) {
+      ptx::count_if_greater(greater, __shfl_sync(0xffffffffu, mine.order, i), mine.order);
+    }
+    const uint32_t selected = __ballot_sync(0xffffffffu, there && greater < static_cast<float>(rank));
+    const uint32_t is_last = __ballot_sync(0xffffffffu, there && greater == static_cast<float>(rank - 1));
+    last = __shfl_sync(0xffffffffu, mine.order, max(__ffs(is_last) - 1, 0));
+    earlier = __popc(selected & __ballot_sync(0xffffffffu, mine.warp < warp));
+  } else {
+    last = rank_in_crowd(sm, store, rank, [&](float x) { return bin_of(x) == hit.bin; });
+    __syncthreads();
+  }
+  earlier += __reduce_add_sync(0xffffffffu, lane < warp ? sm.selected[lane] : 0);
+  return Selection{LastSelected{last}, static_cast<int>(earlier)};
+}
+
+// Writes the positions of this warp's selected candidates, in ascending order.
+template <typename Put>
+__device__ __forceinline__ void emit_selected(const CandidateStore& store, const Selection& selection,
+                                              int lane, Put put) {
+  const float value = selection.last.value();
+  const int position = selection.last.position();
+  const uint32_t lower = (1u << lane) - 1;
+  int item = selection.first_item;
+  for_each_candidate(store, lane, [&](const BufferedValue& x) {
+    // NaN is not at or below anything.
+    const bool is_selected = !(x.value <= value) || (x.value == value && x.position <= position);
+    const uint32_t selected = __ballot_sync(0xffffffffu, is_selected && x.position >= 0);
+    if (is_selected && x.position >= 0) put(item + __popc(selected & lower), x.position);
+    item += __popc(selected);
   });
 }
 
-// Refines: drops the listed elements that are not selected. Returns a value close to the k-th. Everything
-// that is kept is selected behind the next block barrier.
-__device__ __forceinline__ float refine(Shared& sm, const ValueInterval& interval, const ListCount& counted,
-                                        int lane, int warp) {
-  const float bins_per_unit = interval.bins_per_unit();
-  const BinHit hit = locate_fine(sm, counted.rank, lane);
-  const uint32_t rank = counted.rank - hit.above;
-  const bool takes_all = rank == hit.count, few = hit.count <= kRankDirectly;
-  const auto bin_of = [&](uint32_t key) { return interval.bin(key_to_float(key), bins_per_unit); };
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < counted.listed; i += kThreads) {
-    const uint32_t key = sm.listed_keys[i];
-    const int bin = bin_of(key);
-    if (bin > static_cast<int>(hit.bin) || (bin == static_cast<int>(hit.bin) && takes_all)) continue;
-    const StorePlace place = sm.listed_places[i];
-    if (bin < static_cast<int>(hit.bin)) {
-      drop(sm, place);
-    } else if (few) {
-      const uint32_t slot = atomicAdd(&sm.boundary_count, 1u) % kRankDirectly;
-      sm.boundary[slot] = ordered(key, sm.positions[place.item()]);
-      sm.boundary_places[slot] = place;
-    }
-  }
-  if (!takes_all) {
-    __syncthreads();
-    if (!few) {
-      drop_from_crowd(sm, counted.listed, rank,
-                      [&](uint32_t key) { return bin_of(key) == static_cast<int>(hit.bin); });
-    } else if (warp == 0) {
-      const bool there = lane < static_cast<int>(hit.count);
-      const uint64_t mine = there ? sm.boundary[lane] : 0;
-      float greater = 0.0f;
-#pragma unroll 1
-      for (int i = 0; i < static_cast<int>(hit.count); ++i) {
-        ptx::count_if_greater(greater, __shfl_sync(0xffffffffu, mine, i), mine);
-      }
-      if (there && greater >= static_cast<float>(rank)) drop(sm, sm.boundary_places[lane]);
-    }
-  }
-  return interval.value_of(hit.bin);
-}
-
-// Writes the positions that this warp has kept, in ascending order.
-template <typename Put>
-__device__ __forceinline__ void emit_kept(const Shared& sm, const PositionStore& store, int lane, int warp,
-                                          Put put) {
-  const uint32_t earlier = lane < warp ? sm.kept[lane] - sm.dropped[lane] : 0;
-  int item = static_cast<int>(__reduce_add_sync(0xffffffffu, earlier));
-  const uint32_t lower = (1u << lane) - 1;
-  constexpr int kAtOnce = 4;
-#pragma unroll 1
-  for (int first = lane; first < store.count + lane; first += 32 * kAtOnce) {
-    int position[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      position[j] = first + 32 * j < store.count ? store.at(first + 32 * j) : -1;
-    }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const uint32_t there = __ballot_sync(0xffffffffu, position[j] >= 0);
-      if (position[j] >= 0) put(item + __popc(there & lower), position[j]);
-      item += __popc(there);
-    }
-  }
-}
-
-__device__ __forceinline__ void emit(const Shared& sm, const PositionStore& store, int lead,
-                                     const PrefillOutput& output, int lane, int warp) {
+__device__ __forceinline__ void emit(const CandidateStore& store, const Selection& selection, int lead,
+                                     const PrefillOutput& output, int lane) {
   if (output.is_plain()) {
-    emit_kept(sm, store, lane, warp, [&](int item, int at) { output.put_plain(item, at - lead); });
+    emit_selected(store, selection, lane, [&](int item, int at) { output.put_plain(item, at - lead); });
   } else {
-    emit_kept(sm, store, lane, warp, [&](int item, int at) { output.put(item, at - lead); });
+    emit_selected(store, selection, lane, [&](int item, int at) { output.put(item, at - lead); });
   }
 }
 

@@ -103,6 +103,9 @@ __device__ __forceinline__ uint32_t kth_key(Shared& sm, const AlignedWindow<T>& 
   return whole_key<T>(range.base);
 }
 
+// More ties of the k-th key make it the first one that is tried in the next row.
+constexpr uint32_t kMostTies = 512;
+
 struct Settled {
   uint32_t tie_key;  // the k-th key, or an absent one if hardly any element shares it
   int rounds;
@@ -122,7 +125,7 @@ __device__ __noinline__ Settled settle(Shared& sm, const AlignedWindow<T> window
   }
   emit_by_key(sm, window, key, k, output, warp, lane);
   const uint32_t ties = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.warp_sums[1][lane] : 0);
-  const bool tied = ties > kMaxListed / 4 || key < kLeastFiniteKey || key > kMostFiniteKey;
+  const bool tied = ties > kMostTies || key < kLeastFiniteKey || key > kMostFiniteKey;
   return Settled{tied ? key : kAbsentKey, rounds};
 }
 
