@@ -100,10 +100,11 @@ void indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Ten
   const int device = logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
-  const PrefillPlan plan =
-      make_prefill_plan(params.rows, k, static_cast<Path>(path), target.context.sm_count, target.arch);
+  const PrefillPlan plan = make_prefill_plan(params.rows, params.width, k, static_cast<Path>(path),
+                                             target.context.sm_count, target.arch);
   params.folds = plan.folds;
   params.lists = plan.lists;
+  params.bitmap_tiles = plan.bitmap_tiles;
   const cudaError_t status = launch_prefill(params, plan.ctas, (flags & kFlagPdl) != 0, target.stream);
   require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas, " CTAs on ", target.context.sm_count,
           " SMs failed: ", cudaGetErrorString(status));

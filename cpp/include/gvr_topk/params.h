@@ -112,7 +112,8 @@ struct PrefillParams {
   int32_t* stats;   // [rows, kStatColumns] or null
   int32_t pages_per_request;
   int32_t page_size;
-  int32_t folds;  // runs of rows of each CTA
+  int32_t folds;         // runs of rows of each CTA
+  int32_t bitmap_tiles;  // of 512 elements, in the longest row that can be marked in shared memory
   Dtype dtype;
   bool predicts;  // whether the path lets rows be predicted
   bool lists;     // whether elements may be listed; otherwise radix rounds select from every row

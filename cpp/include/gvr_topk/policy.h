@@ -286,22 +286,36 @@ constexpr int32_t kPrefillCtasPerSm = 3;
 // Largest k for which elements are listed; for larger ones radix rounds select from every row.
 constexpr int64_t kPrefillMaxK = 2048;
 
+// Shared memory of a block without its bitmap, at most, and with it; the runtime takes 1 KB more.
+constexpr int32_t kPrefillFixedBytes = 57 * 1024;
+constexpr int32_t kPrefillTileElements = 512;
+GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_tiles(int32_t arch) {
+  return ((is_small_arch(arch) ? 99 : 227) * 1024 - kPrefillFixedBytes) * 8 / kPrefillTileElements;
+}
+
 struct PrefillPlan {
-  int32_t ctas;   // blocks, each of which takes runs of neighbouring rows
-  int32_t folds;  // runs of each block
+  int32_t ctas;          // blocks, each of which takes runs of neighbouring rows
+  int32_t folds;         // runs of each block
+  int32_t bitmap_tiles;  // tiles of a row for which a block's bitmap has room
   bool lists;
 };
 
 // Few runs, because the first row of each has no neighbour to be predicted from; but more than one where
 // there are many rows, because rows that grow longer would otherwise leave the last blocks alone.
-GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(int64_t rows, int64_t k, Path path,
-                                                             int32_t sm_count, int32_t arch) {
+GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(int64_t rows, int64_t width, int64_t k,
+                                                             Path path, int32_t sm_count, int32_t arch) {
   constexpr int64_t kRowsOfRun = 8, kMaxFolds = 4;
-  const int64_t most = int64_t{sm_count} * (is_small_arch(arch) ? 1 : kPrefillCtasPerSm);
+  // A window may start up to 7 elements behind a 16-byte boundary.
+  const int64_t tiles_of_row = (width + 7 + kPrefillTileElements - 1) / kPrefillTileElements;
+  const int64_t most_tiles = max_prefill_tiles(arch);
+  const int64_t tiles = tiles_of_row < most_tiles ? tiles_of_row : most_tiles;
+  const int64_t bytes_of_block = kPrefillFixedBytes + tiles * kPrefillTileElements / 8 + 1024;
+  const int64_t room = (is_small_arch(arch) ? 100 : 228) * 1024 / bytes_of_block;
+  const int64_t most = sm_count * (room < 1 ? 1 : room < kPrefillCtasPerSm ? room : kPrefillCtasPerSm);
   const int64_t ctas = rows < most ? rows : most;
   const int64_t runs = rows / (ctas > 0 ? ctas * kRowsOfRun : 1);
   const int64_t folds = runs < 1 ? 1 : runs < kMaxFolds ? runs : kMaxFolds;
-  return PrefillPlan{static_cast<int32_t>(ctas), static_cast<int32_t>(folds),
+  return PrefillPlan{static_cast<int32_t>(ctas), static_cast<int32_t>(folds), static_cast<int32_t>(tiles),
                      path != Path::kRadixRounds && k <= kPrefillMaxK};
 }
 

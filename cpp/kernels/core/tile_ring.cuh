@@ -95,6 +95,23 @@ struct TileRing {
     return bits.bits();
   }
 
+  // The same, and in `above` the bits of the elements that are not at or below `hi`.
+  __device__ __forceinline__ uint32_t not_below(float lo, float hi, uint32_t slot, uint32_t& above) const {
+    ptx::BitAccumulator bits, above_bits;
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      const uint4 vec = ptx::load_shared(read_address + slot ^ j * sizeof(uint4));
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) {
+        const float x = element<T>(vec, e), bit = 1u << (j * kPerVec<T> + e);
+        ptx::set_bit_unless_less(bits.sums[j % 2], x, lo, bit);
+        ptx::set_bit_unless_at_most(above_bits.sums[j % 2], x, hi, bit);
+      }
+    }
+    above = above_bits.bits();
+    return bits.bits();
+  }
+
   __device__ __forceinline__ float value(uint32_t slot, int index) const {
     return to_float(ptx::load_shared_element<T>(read_address + slot ^ index * sizeof(T)));
   }

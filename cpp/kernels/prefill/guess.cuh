@@ -115,9 +115,10 @@ __device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedW
       if (range.length == 0 || static_cast<float>(inside) <= kLoose * 2.0f * margin) break;
     }
   }
-  const float lo = key_to_float(ranks.lower <= size ? bins.lo : kLeastFiniteKey);
+  const KeyInterval interval{ranks.lower <= size ? bins.lo : kLeastFiniteKey,
+                             ranks.upper > 0 ? bins.hi : kMostFiniteKey, kGuessRowSample};
   __syncthreads();  // All threads have read the hits.
-  return ValueInterval{lo, bins.low(), bins.high()};
+  return ValueInterval{interval.low(), interval.high(), bins.low(), bins.high()};
 }
 
 }  // namespace gvr_topk::prefill

@@ -6,11 +6,12 @@
 // Phases, of each row:
 // - guess: an interval that should hold the k-th value, from the row before, or where that predicts badly
 //   from a sample of the row (prefill/guess.cuh);
-// - collect: each warp streams its part of the row, and stores in index order what is at or above the
-//   interval's lower end (prefill/row_stream.cuh);
-// - verify: if these candidates are k or more, the k-th is one of them, and a histogram says about where;
-// - refine: the few candidates in its bin are ranked by comparison (prefill/select.cuh);
-// - emit: each warp writes the positions of those that are selected.
+// - collect: warps stream the row, mark in a bitmap what is above the interval, and store what lies inside as
+//   candidates (prefill/row_stream.cuh);
+// - verify: the counts say whether the k-th is a candidate, and a histogram says about where;
+// - refine: the few candidates in its bin are ranked by comparison, and those that are selected are marked
+//   (prefill/select.cuh);
+// - emit: the marked positions are staged in ascending order, and written.
 //
 // The tiles of the next row are on their way while this row is refined. A row whose interval has missed is
 // streamed again, with an interval by sample; what that does not settle, radix rounds do
@@ -20,32 +21,44 @@
 #include "core/launch.cuh"
 #include "core/row_stats.cuh"
 #include "gvr_topk/policy.h"
+#include "prefill/row_stream.cuh"
 #include "prefill/select.cuh"
 #include "prefill/settle.cuh"
 
 namespace gvr_topk::prefill {
 
-// Collects with an interval, and counts what this warp has collected into the bins.
+// Collects with an interval: marks what is above it, and stores what is inside as candidates.
 template <typename T>
 __device__ __forceinline__ void collect(const PrefillParams& p, Shared& sm, RowStream<T>& stream,
                                         const AlignedWindow<T>& window, const Window& next_window,
                                         const ValueInterval& interval, CandidateStore& store, int warp,
                                         int lane) {
-  const RowPart<T> part(window, warp);
   stream.enter(window, warp, lane);
-  int position = part.begin + lane * kValuesPerThread;  // of this lane's first element in the tile
-  stream.for_each_tile(p, part.tiles, next_window, warp, lane, [&](uint32_t slot) {
-    uint32_t bits = stream.ring.not_below(interval.lo, slot);
-    if (position == 0) bits &= ~((1u << window.lead) - 1);
-    store.append(&sm.chunks_used, bits, lane, [&](int index, int at) {
-      sm.candidates[at] = BufferedValue{position + index, stream.ring.value(slot, index)};
+  uint32_t number = 32 * warp + lane;  // of this lane's part of the tile, 16 elements
+  uint32_t count = 0;
+  uint16_t* const bitmap = bitmap_of(sm);
+  const int tiles = tiles_of_warp(window.length, warp);
+  stream.for_each_tile(p, tiles, next_window, warp, lane, [&](uint32_t slot) {
+    uint32_t above = 0;
+    uint32_t inside = stream.ring.not_below(interval.lo, interval.hi, slot, above) & ~above;
+    if (number == 0) {
+      const uint32_t there = ~((1u << window.lead) - 1);
+      above &= there;
+      inside &= there;
+    }
+    bitmap[number] = static_cast<uint16_t>(above);
+    count += __popc(above);
+    store.append(&sm.chunks_used, inside, lane, [&](int index, int at) {
+      sm.candidates[at] =
+          BufferedValue{static_cast<int>(kValuesPerThread * number) + index, stream.ring.value(slot, index)};
     });
-    position += kTileElements;
+    number += 32 * kWarps;
   });
-  if (lane == 0) {
-    sm.stored[warp] = store.count;
-    if (store.full) sm.is_full = 1;
-  }
+  count = __reduce_add_sync(0xffffffffu, count);
+  if (lane != 0) return;
+  sm.above[warp] = count;
+  sm.stored[warp] = store.count;
+  if (store.full) sm.is_full = 1;
 }
 
 // Forgets all candidates. Block barriers stand before and behind.
@@ -62,8 +75,9 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
                                            const Window& row, const Window& next_window) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const AlignedWindow<T> window(p, row);
-  bool by_value = p.lists && sm.predictor.is_close();
-  bool by_sample = p.lists && !by_value && sm.predictor.tie_key == kAbsentKey;
+  const bool fits = p.lists && window.length <= p.bitmap_tiles * kTileElements;
+  bool by_value = fits && sm.predictor.is_close();
+  bool by_sample = fits && !by_value && sm.predictor.tie_key == kAbsentKey;
   int passes = 0;
 #pragma unroll 1
   while (by_value || by_sample) {
@@ -76,26 +90,26 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
     count_candidates(sm, store, interval, bins_per_unit, lane);
     __syncthreads();
     // Verify.
-    const uint32_t count = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.stored[lane] : 0);
+    const uint32_t above = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.above[lane] : 0);
+    const uint32_t inside = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.stored[lane] : 0);
+    const uint32_t rank = p.k - above;
+    // A rank below one, as an unsigned number, exceeds every count.
+    const bool complete = sm.is_full == 0 && rank - 1 < inside;
     ++passes;
-    if (sm.is_full == 0 && count >= static_cast<uint32_t>(p.k)) {
-      const BinHit hit = locate_fine(sm, p.k, lane);
-      const Selection selection =
-          refine(sm, store, interval, bins_per_unit, hit, p.k - hit.above, lane, warp);
-      if (selection.last.key() <= kMostFiniteKey) {
-        // Nothing but the candidates is read any more.
-        reset_candidates(sm);
-        if (threadIdx.x == 0) {
-          const float kth = selection.last.value();
-          const float below = static_cast<float>(max(count - p.k, 4u));
-          sm.report.count_pass(by_value, count, true);
-          sm.predictor.learn(kth, __fdividef(kth - interval.first, below));
-        }
-        emit(store, selection, window.lead, PrefillOutput(p, row), lane);
-        return;
+    if (threadIdx.x == 0) sm.report.count_pass(by_value, inside, complete);
+    if (complete) {
+      const BinHit hit = locate_fine(sm, rank, lane);
+      uint32_t* const bitmap = reinterpret_cast<uint32_t*>(bitmap_of(sm));
+      const float kth = refine(sm, bitmap, store, interval, bins_per_unit, hit, rank - hit.above, lane, warp);
+      __syncthreads();
+      reset_candidates(sm);
+      if (threadIdx.x == 0) {
+        sm.predictor.learn(kth, __fdividef(interval.width(), static_cast<float>(inside)));
       }
+      stage(sm, bitmap, window.length, window.lead, p.k, lane, warp);
+      emit(sm, PrefillOutput(p, row), p.k);
+      return;
     }
-    if (threadIdx.x == 0) sm.report.count_pass(by_value, count, false);
     by_sample = by_value;
     by_value = false;
     __syncthreads();  // All threads have read the counts.
@@ -109,6 +123,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
   sm.predictor = RowPredictor::unknown();
   sm.predictor.tie_key = settled.tie_key;
   sm.report.rounds = settled.rounds;
+  ++sm.report.passes;
 }
 
 template <typename T>

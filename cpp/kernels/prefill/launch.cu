@@ -5,7 +5,7 @@ namespace gvr_topk::prefill {
 
 template <typename T>
 cudaError_t launch(const PrefillParams& params, int32_t ctas, const LaunchTarget& target) {
-  const LaunchConfig config(dim3(ctas), dim3(kThreads), sizeof(Shared), 1, target);
+  const LaunchConfig config(dim3(ctas), dim3(kThreads), shared_bytes(params.bitmap_tiles), 1, target);
   return launch_kernel<prefill_topk<T>>(config, params);
 }
 

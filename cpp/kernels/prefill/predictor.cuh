@@ -11,10 +11,10 @@ namespace gvr_topk::prefill {
 constexpr int kLog2FineBins = 8;
 constexpr int kFineBins = 1 << kLog2FineBins;  // of an interval, linear in the value
 
-// Where the k-th value is believed to be: not below `lo`, which is finite, and probably between `first` and
-// `last`, which even bins divide.
+// An inclusive interval of finite values that should hold the k-th, and the even bins from `first` to `last`
+// that divide its elements: the ends themselves may lie far out.
 struct ValueInterval {
-  float lo, first, last;
+  float lo, hi, first, last;
 
   // The bin of a value: no greater value, nor NaN, lies in a lower bin.
   __device__ __forceinline__ int bin(float x, float bins_per_unit) const {
@@ -57,7 +57,7 @@ struct RowPredictor {
     const float radius = fmaxf(kErrors * error, 0.5f * kMinInside * per_element);
     // -inf behind the row's end must stay below the interval, whatever the numbers are.
     const float lo = fmaxf(value - radius, key_to_float(kLeastFiniteKey)), hi = value + radius;
-    return ValueInterval{lo, lo, hi};
+    return ValueInterval{lo, hi, lo, hi};
   }
 
   __device__ __forceinline__ void learn(float kth, float width_per_element) {

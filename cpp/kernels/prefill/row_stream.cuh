@@ -1,32 +1,24 @@
-// Rows on their way through shared memory: each warp streams its part of a row, and fetches the first tiles
-// of its part of the next row before the CTA selects from this one.
+// Rows on their way through shared memory: each warp streams its tiles of a row, and fetches its first tiles
+// of the next row before the CTA selects from this one.
 #pragma once
 
 #include "prefill/config.cuh"
 
 namespace gvr_topk::prefill {
 
-// One warp's part of a row: whole tiles, but for the last.
-template <typename T>
-struct RowPart {
-  int begin;  // first element, from the aligned beginning of the window
-  int length;
-  int tiles;
+// A row's tiles are dealt out to the warps of the block in turn, because large scores cluster.
+constexpr int kTileStride = kWarps * kTileElements;
 
-  __device__ __forceinline__ RowPart(const AlignedWindow<T>& window, int warp) {
-    const int tiles_of_row = (window.length + kTileElements - 1) / kTileElements;
-    const int share = (tiles_of_row + kWarps - 1) / kWarps;
-    begin = min(warp * share * kTileElements, window.length);
-    length = min(share * kTileElements, window.length - begin);
-    tiles = (length + kTileElements - 1) / kTileElements;
-  }
-};
+__device__ __forceinline__ int tiles_of_warp(int length, int warp) {
+  const int left = length - warp * kTileElements;
+  return left > 0 ? (left + kTileStride - 1) / kTileStride : 0;
+}
 
 template <typename T>
 struct RowStream {
   TileRing<T, kRingDepth> ring;
   const T* from;            // where this lane fetches the next tile
-  int left = 0;             // elements of the part from there on
+  int left = 0;             // elements of the row from that tile on
   int in_flight = 0;        // tiles that are fetched and not used yet
   uint32_t fetch_slot = 0;  // where the next tile goes
   uint32_t slot = 0;        // where the oldest tile lies
@@ -36,9 +28,8 @@ struct RowStream {
       : ring(storage, warp, lane), from(nullptr) {}
 
   __device__ __forceinline__ void begin(const AlignedWindow<T>& window, int warp, int lane) {
-    const RowPart<T> part(window, warp);
-    from = window.data + part.begin + lane * kPerVec<T>;
-    left = part.length;
+    from = window.data + warp * kTileElements + lane * kPerVec<T>;
+    left = window.length - warp * kTileElements;
   }
 
   // Fetches tiles while there is room for them.
@@ -47,8 +38,8 @@ struct RowStream {
       ring.fetch(from, left, fetch_slot);
       ptx::commit_copies();
       fetch_slot = TileRing<T, kRingDepth>::next(fetch_slot);
-      from += kTileElements;
-      left -= kTileElements;
+      from += kTileStride;
+      left -= kTileStride;
       ++in_flight;
     }
   }
@@ -69,7 +60,7 @@ struct RowStream {
     ahead = false;
   }
 
-  // Calls visit(slot) for each tile of this warp's part, and then goes on to the next row, if it has a
+  // Calls visit(slot) for each of this warp's tiles, and then goes on to the next row, if it has a
   // window to stream. All lanes take part.
   template <typename Visit>
   __device__ __forceinline__ void for_each_tile(const PrefillParams& p, int tiles, const Window& next_window,
@@ -99,7 +90,10 @@ struct RowStream {
   __device__ __forceinline__ void look_ahead(const PrefillParams& p, const Window& next_window, int warp,
                                              int lane) {
     const Window window = next_window;
-    if (window.row < 0 || window.n <= p.k || !p.lists) return;
+    if (window.row < 0 || window.n <= p.k || !p.lists ||
+        window.n > p.bitmap_tiles * kTileElements - kPerVec<T>) {
+      return;
+    }
     begin(AlignedWindow<T>(p, window), warp, lane);
     ahead = true;
   }

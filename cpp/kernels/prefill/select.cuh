@@ -71,21 +71,17 @@ __device__ __forceinline__ uint64_t order_of(const BufferedValue& x) {
   return uint64_t{order_key(x.value)} << 32 | static_cast<uint32_t>(~x.position);
 }
 
-// The last element that is selected.
-struct LastSelected {
-  uint64_t order;
-
-  __device__ __forceinline__ uint32_t key() const { return static_cast<uint32_t>(order >> 32); }
-  __device__ __forceinline__ float value() const { return key_to_float(key()); }
-  __device__ __forceinline__ int position() const { return ~static_cast<int>(order); }
-};
+// Selects an element.
+__device__ __forceinline__ void mark(uint32_t* bitmap, int position) {
+  atomicOr(&bitmap[position >> 5], 1u << (position & 31));
+}
 
 // The `rank`-th in order of the candidates in a crowded bin, where many ties are. Rounds of finer and finer
-// bins find it. The counts of selected candidates are complete behind the next block barrier.
+// bins find it.
 template <typename InBin>
 __device__ __noinline__ uint64_t rank_in_crowd(Shared& sm, const CandidateStore store, uint32_t rank,
                                                InBin in_bin) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int lane = threadIdx.x & 31;
   const auto for_each = [&](auto visit) {
     for_each_candidate(store, lane, [&](const BufferedValue& x) {
       if (x.position >= 0 && in_bin(x.value)) visit(order_of(x));
@@ -119,82 +115,83 @@ __device__ __noinline__ uint64_t rank_in_crowd(Shared& sm, const CandidateStore 
     length = (uint64_t{1} << shift) - 1;
     __syncthreads();  // All warps have read the bins.
   }
-  uint32_t mine = 0;
-  for_each([&](uint64_t x) { mine += x >= begin; });
-  mine = __reduce_add_sync(0xffffffffu, mine);
-  if (lane == 0) sm.selected[warp] += mine;
   return begin;
 }
 
-// Where a warp's results go, and what it selects.
-struct Selection {
-  LastSelected last;
-  int first_item;
-};
-
-// Refines: finds the last element that is selected, among the candidates in the bin of the k-th.
-__device__ __forceinline__ Selection refine(Shared& sm, const CandidateStore& store,
-                                            const ValueInterval& interval, float bins_per_unit,
-                                            const BinHit& hit, uint32_t rank, int lane, int warp) {
-  const bool few = hit.count <= kRankDirectly;
+// Refines: marks the candidates that are selected, the `rank` first in order of those in the bin of the k-th
+// and all above. Returns a value close to the k-th. The bitmap is complete behind the next block barrier.
+__device__ __forceinline__ float refine(Shared& sm, uint32_t* bitmap, const CandidateStore& store,
+                                        const ValueInterval& interval, float bins_per_unit, const BinHit& hit,
+                                        uint32_t rank, int lane, int warp) {
   const auto bin_of = [&](float x) { return static_cast<uint32_t>(interval.bin(x, bins_per_unit)); };
-  uint32_t above = 0;
+  const bool takes_all = rank == hit.count, few = hit.count <= kRankDirectly;
+  const uint32_t lowest = takes_all ? hit.bin : hit.bin + 1;
   for_each_candidate(store, lane, [&](const BufferedValue& x) {
     if (x.position < 0) return;
     const uint32_t bin = bin_of(x.value);
-    above += bin > hit.bin;
-    if (bin != hit.bin || !few) return;
-    const uint32_t slot = atomicAdd(&sm.boundary_count, 1u) % kRankDirectly;
-    sm.boundary[slot] = BoundaryItem{order_of(x), warp};
+    if (bin >= lowest) {
+      mark(bitmap, x.position);
+    } else if (bin == hit.bin && few) {
+      sm.boundary[atomicAdd(&sm.boundary_count, 1u) % kRankDirectly] = order_of(x);
+    }
   });
-  above = __reduce_add_sync(0xffffffffu, above);
-  if (lane == 0) sm.selected[warp] = above;
+  if (takes_all) return interval.value_of(hit.bin);
   __syncthreads();
-  uint64_t last = 0;
-  uint32_t earlier = 0;
-  if (few) {
+  if (!few) {
+    const uint64_t last = rank_in_crowd(sm, store, rank, [&](float x) { return bin_of(x) == hit.bin; });
+    for_each_candidate(store, lane, [&](const BufferedValue& x) {
+      if (x.position >= 0 && bin_of(x.value) == hit.bin && order_of(x) >= last) mark(bitmap, x.position);
+    });
+  } else if (warp == 0) {
     const bool there = lane < static_cast<int>(hit.count);
-    const BoundaryItem mine = there ? sm.boundary[lane] : BoundaryItem{0, kWarps};
+    const uint64_t mine = there ? sm.boundary[lane] : 0;
     float greater = 0.0f;
 #pragma unroll 1
     for (int i = 0; i < static_cast<int>(hit.count); ++i) {
-      ptx::count_if_greater(greater, __shfl_sync(0xffffffffu, mine.order, i), mine.order);
+      ptx::count_if_greater(greater, __shfl_sync(0xffffffffu, mine, i), mine);
     }
-    const uint32_t selected = __ballot_sync(0xffffffffu, there && greater < static_cast<float>(rank));
-    const uint32_t is_last = __ballot_sync(0xffffffffu, there && greater == static_cast<float>(rank - 1));
-    last = __shfl_sync(0xffffffffu, mine.order, max(__ffs(is_last) - 1, 0));
-    earlier = __popc(selected & __ballot_sync(0xffffffffu, mine.warp < warp));
-  } else {
-    last = rank_in_crowd(sm, store, rank, [&](float x) { return bin_of(x) == hit.bin; });
-    __syncthreads();
+    if (there && greater < static_cast<float>(rank)) mark(bitmap, ~static_cast<int>(mine));
   }
-  earlier += __reduce_add_sync(0xffffffffu, lane < warp ? sm.selected[lane] : 0);
-  return Selection{LastSelected{last}, static_cast<int>(earlier)};
+  return interval.value_of(hit.bin);
 }
 
-// Writes the positions of this warp's selected candidates, in ascending order.
-template <typename Put>
-__device__ __forceinline__ void emit_selected(const CandidateStore& store, const Selection& selection,
-                                              int lane, Put put) {
-  const float value = selection.last.value();
-  const int position = selection.last.position();
-  const uint32_t lower = (1u << lane) - 1;
-  int item = selection.first_item;
-  for_each_candidate(store, lane, [&](const BufferedValue& x) {
-    // NaN is not at or below anything.
-    const bool is_selected = !(x.value <= value) || (x.value == value && x.position <= position);
-    const uint32_t selected = __ballot_sync(0xffffffffu, is_selected && x.position >= 0);
-    if (is_selected && x.position >= 0) put(item + __popc(selected & lower), x.position);
-    item += __popc(selected);
-  });
+// Stages the positions that are marked, in ascending order. It takes two block barriers.
+__device__ __forceinline__ void stage(Shared& sm, const uint32_t* bitmap, int length, int lead, int k,
+                                      int lane, int warp) {
+  const int words = (length + 31) / 32, share = (words + kThreads - 1) / kThreads * 32;
+  const int begin = warp * share, end = min(begin + share, words);
+  uint32_t count = 0;
+#pragma unroll 4
+  for (int i = begin + lane; i < end; i += 32) count += __popc(bitmap[i]);
+  count = __reduce_add_sync(0xffffffffu, count);
+  if (lane == 0) sm.warp_sums[0][warp] = count;
+  __syncthreads();
+  uint32_t item = __reduce_add_sync(0xffffffffu, lane < warp ? sm.warp_sums[0][lane] : 0);
+#pragma unroll 1
+  for (int first = begin; first < end; first += 32) {
+    uint32_t word = first + lane < end ? bitmap[first + lane] : 0;
+    const uint32_t mine = __popc(word), upto = ptx::inclusive_scan(mine);
+    uint32_t next = item + upto - mine;
+    const int position = 32 * (first + lane) - lead - 1;
+#pragma unroll 1
+    for (; word != 0 && next < static_cast<uint32_t>(k); word &= word - 1) {
+      sm.staged[next++] = position + __ffs(word);
+    }
+    item += __shfl_sync(0xffffffffu, upto, 31);
+  }
+  __syncthreads();
 }
 
-__device__ __forceinline__ void emit(const CandidateStore& store, const Selection& selection, int lead,
-                                     const PrefillOutput& output, int lane) {
-  if (output.is_plain()) {
-    emit_selected(store, selection, lane, [&](int item, int at) { output.put_plain(item, at - lead); });
+// Writes the staged positions.
+__device__ __forceinline__ void emit(const Shared& sm, const PrefillOutput& output, int k) {
+  if (output.is_plain() && k % 4 == 0 && reinterpret_cast<uintptr_t>(output.writer.indices) % 16 == 0) {
+#pragma unroll 2
+    for (int i = 4 * threadIdx.x; i < k; i += 4 * kThreads) {
+      *reinterpret_cast<int4*>(output.writer.indices + i) = *reinterpret_cast<const int4*>(sm.staged + i);
+    }
   } else {
-    emit_selected(store, selection, lane, [&](int item, int at) { output.put(item, at - lead); });
+#pragma unroll 1
+    for (int i = threadIdx.x; i < k; i += kThreads) output.put(i, sm.staged[i]);
   }
 }
 

@@ -2,24 +2,36 @@
 #pragma once
 
 #include "core/lane_ranks.cuh"
+#include "prefill/config.cuh"
 #include "prefill/key_bins.cuh"
 #include "prefill/output.cuh"
-#include "prefill/row_stream.cuh"
 
 namespace gvr_topk::prefill {
 
-// Calls visit(tile, begin, end, bits) for each tile of this warp's part, straight from global memory; `bits`
+// One warp's part of a row: neighbouring tiles, so that warps come in index order.
+template <typename T>
+struct RowPart {
+  int begin, end;
+
+  __device__ __forceinline__ RowPart(const AlignedWindow<T>& window, int warp) {
+    const int tiles = (window.length + kTileElements - 1) / kTileElements;
+    const int share = (tiles + kWarps - 1) / kWarps * kTileElements;
+    begin = min(warp * share, window.length);
+    end = min(begin + share, window.length);
+  }
+};
+
+// Calls visit(tile, begin, bits) for each tile of this warp's part, straight from global memory; `bits`
 // are the lane's elements that lie in the window.
 template <typename T, typename Visit>
 __device__ __forceinline__ void for_each_tile(const AlignedWindow<T>& window, int warp, int lane,
                                               Visit visit) {
   const RowPart<T> part(window, warp);
-  const int end = part.begin + part.length;
 #pragma unroll 1
-  for (int begin = part.begin; begin < end; begin += kTileElements) {
+  for (int begin = part.begin; begin < part.end; begin += kTileElements) {
     Tile<T> tile;
-    load_tile(window.view(), begin, end, lane, tile);
-    uint32_t bits = valid_bits<T>(begin, end, lane);
+    load_tile(window.view(), begin, part.end, lane, tile);
+    uint32_t bits = valid_bits<T>(begin, part.end, lane);
     if (begin == 0 && lane == 0) bits &= ~((1u << window.lead) - 1);
     visit(tile, begin, bits);
   }
