@@ -80,6 +80,19 @@ struct TileRing {
     }
   }
 
+  // Starts to fetch a tile likewise, with zeros behind the part's end.
+  __device__ __forceinline__ void fetch_zero_filled(const T* from, int left, uint32_t slot, int lane) const {
+    if (left >= kTileElements) return fetch(from, kTileElements, slot);
+    const int there = left - lane * kPerVec<T>;
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      const int count = min(max(there - j * Tile<T>::kGroup, 0), kPerVec<T>);
+      // Where nothing is read, the address is one that could be.
+      const T* source = count > 0 ? from + j * Tile<T>::kGroup : from - lane * kPerVec<T>;
+      ptx::copy_async(write_address + slot + j * 32 * sizeof(uint4), source, policy, count * sizeof(T));
+    }
+  }
+
   // Bits of this lane's elements, in the tile at `slot`, that are not below `lo`, which is finite. NaN is not
   // below.
   __device__ __forceinline__ uint32_t not_below(float lo, uint32_t slot) const {

@@ -76,8 +76,8 @@ __device__ __forceinline__ KeyRange range_around(const RowPredictor& last) {
 // The interval in which a sample of the row says that the k-th value lies. Its ends are order statistics of
 // the sample, so many standard deviations away from where the k-th is expected.
 template <typename T>
-__device__ __noinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedWindow<T> window, int k,
-                                                      const RowPredictor last) {
+__device__ __forceinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedWindow<T> window, int k,
+                                                         const RowPredictor last) {
   constexpr float kDeviations = 3.5f;
   constexpr float kLoose = 1.1f;  // Intervals may hold so many times as many elements as they should.
   constexpr int kMaxRounds = 4;

@@ -41,10 +41,13 @@ __device__ __forceinline__ void collect(const PrefillParams& p, Shared& sm, RowS
   stream.for_each_tile(p, tiles, next_window, warp, lane, [&](uint32_t slot) {
     uint32_t above = 0;
     uint32_t inside = stream.ring.not_below(interval.lo, interval.hi, slot, above) & ~above;
-    if (number == 0) {
-      const uint32_t there = ~((1u << window.lead) - 1);
-      above &= there;
-      inside &= there;
+    // Zeros behind the row's end, and what lies before the window, are not its elements.
+    const int there = window.length - static_cast<int>(kValuesPerThread * number);
+    if (number == 0 || there < kValuesPerThread) {
+      uint32_t bits = number == 0 ? ~((1u << window.lead) - 1) : 0xffffffffu;
+      if (there < kValuesPerThread) bits &= (1u << max(there, 0)) - 1;
+      above &= bits;
+      inside &= bits;
     }
     bitmap[number] = static_cast<uint16_t>(above);
     count += __popc(above);

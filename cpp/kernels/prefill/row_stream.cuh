@@ -32,23 +32,29 @@ struct RowStream {
     left = window.length - warp * kTileElements;
   }
 
+  // Fetches the next tile, if there is one.
+  __device__ __forceinline__ void fetch(int lane) {
+    if (left <= 0) return;
+    ring.fetch_zero_filled(from, left, fetch_slot, lane);
+    ptx::commit_copies();
+    fetch_slot = TileRing<T, kRingDepth>::next(fetch_slot);
+    from += kTileStride;
+    left -= kTileStride;
+    ++in_flight;
+  }
+
   // Fetches tiles while there is room for them.
-  __device__ __forceinline__ void fill() {
-    while (left > 0 && in_flight < kRingDepth) {
-      ring.fetch(from, left, fetch_slot);
-      ptx::commit_copies();
-      fetch_slot = TileRing<T, kRingDepth>::next(fetch_slot);
-      from += kTileStride;
-      left -= kTileStride;
-      ++in_flight;
-    }
+  __device__ __forceinline__ void fill(int lane) {
+    static_assert(kRingDepth == 2);
+    if (in_flight == 0) fetch(lane);
+    if (in_flight == 1) fetch(lane);
   }
 
   // Starts with a row, unless its tiles are under way already.
   __device__ __forceinline__ void enter(const AlignedWindow<T>& window, int warp, int lane) {
     if (!ahead) begin(window, warp, lane);
     ahead = false;
-    fill();
+    fill(lane);
   }
 
   // Drops what was fetched, to stream a row once more.
@@ -78,12 +84,12 @@ struct RowStream {
       slot = TileRing<T, kRingDepth>::next(slot);
       --in_flight;
       if (left <= 0 && !ahead) look_ahead(p, next_window, warp, lane);
-      fill();
+      fetch(lane);
     }
     if (left <= 0 && !ahead) {
       look_ahead(p, next_window, warp, lane);
-      fill();
     }
+    fill(lane);
   }
 
  private:

@@ -114,6 +114,14 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global, 
                : "memory");
 }
 
+// Copies only the first `bytes` of the 16, and reads no more; zeros follow them.
+__device__ __forceinline__ void copy_async(uint32_t shared, const void* global, uint64_t policy,
+                                           uint32_t bytes) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),
+               "r"(bytes), "l"(policy)
+               : "memory");
+}
+
 __device__ __forceinline__ uint4 load_shared(uint32_t shared) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
