@@ -8,39 +8,40 @@
 
 namespace gvr_topk::prefill {
 
-// Each probe of a sample is four neighbouring elements, one of each stratum of the row.
+// Each probe of a sample is four neighbouring elements, one of each stratum of the row. The first probes of
+// each thread stay in registers: memory takes long to answer while rows stream.
 template <typename T>
-struct RowSampler {
+struct RowSample {
+  static constexpr int kElements = 4, kInRegisters = 4;  // elements of a probe, and probes
+
   const T* data;
   int first, vecs;  // whole vectors of four inside the window
-  int log2_rounds;  // probes of each thread
+  int log2_probes;  // of each thread
+  uint32_t word[kInRegisters][sizeof(T)];
 
-  static constexpr int kElements = 4;
-
-  __device__ __forceinline__ explicit RowSampler(const AlignedWindow<T>& window) : data(window.data) {
+  __device__ __forceinline__ explicit RowSample(const AlignedWindow<T>& window) : data(window.data) {
     first = (window.lead + kElements - 1) / kElements;
     vecs = max(window.length / kElements - first, 0);
-    // One element of 8 to 16, or the fluctuation of a sample would make intervals wide.
-    constexpr int kLog2OfRound = 10 + 4;
-    static_assert(1 << kLog2OfRound == 16 * kElements * kThreads);
-    log2_rounds = max(32 - __clz(window.length - 1) - kLog2OfRound, 0);
+    // One element of 8 to 16, or the fluctuation of a sample would make intervals wide; fewer of long rows.
+    constexpr int kLog2OfProbe = 10 + 4, kLog2LongRow = 17;
+    static_assert(1 << kLog2OfProbe == 16 * kElements * kThreads);
+    const int log2_length = 32 - __clz(window.length - 1);
+    log2_probes = max(log2_length - kLog2OfProbe - (log2_length >= kLog2LongRow ? 1 : 0), 0);
+    load(0);
   }
 
-  __device__ __forceinline__ uint32_t elements() const { return kElements * kThreads << log2_rounds; }
+  __device__ __forceinline__ uint32_t elements() const { return kElements * kThreads << log2_probes; }
 
   // Calls visit(key) for each element that this thread probes.
   template <typename Visit>
-  __device__ __forceinline__ void for_each(Visit visit) const {
-    constexpr int kAtOnce = 2;
-    const int rounds = 1 << log2_rounds;
+  __device__ __forceinline__ void for_each(Visit visit) {
+    const int probes = 1 << log2_probes;
 #pragma unroll 1
-    for (int round = 0; round < rounds; round += kAtOnce) {
-      uint32_t word[kAtOnce][sizeof(T)];
+    for (int begin = 0; begin < probes; begin += kInRegisters) {
+      if (probes > kInRegisters) load(begin);
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) ptx::load_if(round + i < rounds, word[i], probe(round + i));
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (round + i >= rounds) break;
+      for (int i = 0; i < kInRegisters; ++i) {
+        if (begin + i >= probes) break;
 #pragma unroll
         for (int e = 0; e < kElements; ++e) {
           visit(order_key(to_float(reinterpret_cast<const T*>(word[i])[e])) >> kInvariantBits<T>);
@@ -50,12 +51,19 @@ struct RowSampler {
   }
 
  private:
+  __device__ __forceinline__ void load(int begin) {
+#pragma unroll
+    for (int i = 0; i < kInRegisters; ++i) {
+      ptx::load_if(vecs > 0 && begin + i < 1 << log2_probes, word[i], probe(begin + i));
+    }
+  }
+
   // Positions in the strata are hashed, because strided ones would be biased where scores repeat.
-  __device__ __forceinline__ const T* probe(int round) const {
-    const uint32_t number = round * kThreads + threadIdx.x;
+  __device__ __forceinline__ const T* probe(int number_of_thread) const {
+    const uint32_t number = number_of_thread * kThreads + threadIdx.x;
     const uint64_t begin = uint64_t{number} * static_cast<uint32_t>(vecs);
     const uint32_t within = __umulhi(number * 2654435761u, static_cast<uint32_t>(vecs));
-    const int vec = first + static_cast<int>((begin + within) / kThreads >> log2_rounds);
+    const int vec = first + static_cast<int>((begin + within) / kThreads >> log2_probes);
     return data + kElements * static_cast<int64_t>(vec);
   }
 };
@@ -81,22 +89,24 @@ __device__ __forceinline__ ValueInterval guess_by_sample(Shared& sm, const Align
   constexpr float kDeviations = 3.5f;
   constexpr float kLoose = 1.1f;  // Intervals may hold so many times as many elements as they should.
   constexpr int kMaxRounds = 4;
-  const RowSampler<T> sampler(window);
+  RowSample<T> sample(window);
   const float share = __fdividef(static_cast<float>(k), static_cast<float>(window.length - window.lead));
-  const float expected = share * static_cast<float>(sampler.elements());
+  const float expected = share * static_cast<float>(sample.elements());
   const float margin = fmaf(kDeviations, sqrtf(expected * (1.0f - share)), 1.0f);
-  const uint32_t size = sampler.elements();
+  const uint32_t size = sample.elements();
   const RankPair ranks{expected > margin ? static_cast<uint32_t>(expected - margin) : 0,
                        static_cast<uint32_t>(expected + margin) + 1};
   KeyRange range = range_around<T>(last);
   bool predicted = last.has_value;
   KeyInterval bins{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
-  if (sampler.vecs > 0) {
+  if (sample.vecs > 0) {
 #pragma unroll 1
     for (int round = 0; round < kMaxRounds; ++round) {
       const int shift = range.shift<kLog2KeyBins>();
       clear_key_bins(sm);
-      sampler.for_each([&](uint32_t key) { count_key(sm, range, shift, key); });
+      uint32_t above = 0;
+      sample.for_each([&](uint32_t key) { above += count_key(sm, range, shift, key); });
+      add_above(sm, above);
       locate_ranks(sm, RankPair{max(ranks.upper, 1u), min(ranks.lower, size)});
       const BinHit upper = sm.hits[0], lower = sm.hits[1];
       if (upper.count == 0 || lower.count == 0) {

@@ -24,13 +24,17 @@ __device__ __forceinline__ void clear_key_bins(Shared& sm) {
   __syncthreads();
 }
 
-// Counts a key, in the range or above it.
-__device__ __forceinline__ void count_key(Shared& sm, const KeyRange& range, int shift, uint32_t key) {
-  if (range.contains(key)) {
-    atomicAdd(&sm.key_bins[range.bin(key, shift)], 1u);
-  } else if (key > range.base) {
-    atomicAdd(&sm.above_range, 1u);
-  }
+// Counts a key that lies in the range. Returns whether it lies above.
+__device__ __forceinline__ bool count_key(Shared& sm, const KeyRange& range, int shift, uint32_t key) {
+  const bool inside = range.contains(key);
+  if (inside) atomicAdd(&sm.key_bins[range.bin(key, shift)], 1u);
+  return !inside && key > range.base;
+}
+
+// Adds what this thread has found above the range. All lanes take part.
+__device__ __forceinline__ void add_above(Shared& sm, uint32_t above) {
+  above = __reduce_add_sync(0xffffffffu, above);
+  if ((threadIdx.x & 31) == 0 && above > 0) atomicAdd(&sm.above_range, above);
 }
 
 // Finds the bins of both ranks, when all threads have counted; `count` is 0 for a rank that does not lie in

@@ -102,12 +102,16 @@ __device__ __forceinline__ uint32_t kth_key(Shared& sm, const AlignedWindow<T>& 
   while (range.length != 0) {
     const int shift = range.shift<kLog2KeyBins>();
     clear_key_bins(sm);
+    uint32_t above = 0;
     for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int, uint32_t bits) {
 #pragma unroll
       for (int i = 0; i < kValuesPerThread; ++i) {
-        if ((bits >> i & 1) != 0) count_key(sm, range, shift, order_key(tile.value(i)) >> kInvariantBits<T>);
+        if ((bits >> i & 1) != 0) {
+          above += count_key(sm, range, shift, order_key(tile.value(i)) >> kInvariantBits<T>);
+        }
       }
     });
+    add_above(sm, above);
     locate_ranks(sm, RankPair{static_cast<uint32_t>(k), static_cast<uint32_t>(k)});
     range.narrow(sm.hits[0].bin, shift);
     ++rounds;
