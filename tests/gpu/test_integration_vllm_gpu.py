@@ -54,6 +54,22 @@ def test_eager(runner: Runner) -> None:
     assert integration.counters().calls == {("gvr_topk", "hint"): 6}
 
 
+def test_prefill(runner: Runner) -> None:
+    """Prompts beside decode rows: every row of them, shorter and longer than k."""
+    with torch.inference_mode():
+        first, *prompts = [
+            runner.add(name, length) for name, length in (("a", 40_960), ("b", 9_000), ("c", 90))
+        ]
+        for decode, prefill in (([], [first]), ([first], prompts)):
+            metadata = runner.prepare(decode, prefill)
+            runner.fill()
+            step = runner.seen(metadata, runner.forward(metadata))
+            assert step.prompts is not None
+            for name, logits in step.prompts.logits.items():
+                assert torch.equal(step.prompts.chosen[name], sorted_topk(logits, step.prompts.lengths, K))
+    assert integration.counters().calls == {("gvr_topk", "prefill"): 4, ("gvr_topk", "hint"): 2}
+
+
 def test_one_graph_for_batches_that_change(runner: Runner) -> None:
     """Captured with requests that are none, replayed while requests come, go and change rows."""
     stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
