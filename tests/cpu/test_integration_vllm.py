@@ -226,6 +226,7 @@ def test_prefill_in_other_layouts_is_vllms(vllm):
         (logits.double(), starts, ends, out, 2, 128, 1, 8),
         (logits, starts.long(), ends, out, 2, 128, 1, 8),
         (logits, starts, ends.long(), out, 2, 128, 1, 8),
+        (logits, starts, ends.repeat_interleave(3)[::3], out, 2, 128, 1, 8),
         (logits, starts, ends, out.long(), 2, 128, 1, 8),
     )
     for arguments in (*others, served):

@@ -160,7 +160,7 @@ def _served(call: PrefillCall) -> bool:
     return (
         logits.dtype in DTYPES
         and logits.shape[1] <= MAX_WIDTH
-        and all(tensor.dtype == torch.int32 for tensor in integers)
+        and all(tensor.dtype == torch.int32 and tensor.stride(-1) == 1 for tensor in integers)
         and all(tensor.shape[0] >= call.num_rows for tensor in (logits, *integers))
         and indices.shape[1] >= call.top_k
     )
