@@ -1,4 +1,4 @@
-"""Call the op with random arguments until the time is over, and compare every answer with the contract's.
+"""Call both ops with random arguments until the time is over, and compare every answer with the contract's.
 
     python -m eval fuzz --seconds 600 --seed 1
     python -m eval fuzz --seed 1 --only 12345    # the case that a mismatch names, alone
@@ -7,7 +7,8 @@
 Each case runs on poisoned outputs with guard columns. Compared are the result, bit for bit; how many items
 each row has; the positions that the state keeps, and every slot that must not be written; the translation
 through a page table; and a second call, which finds the first one's state. On the CPU, whose implementation
-the oracle is, a sort in NumPy takes the oracle's place.
+the oracle is, a sort in NumPy takes the oracle's place. ``--prefill`` is the share of the cases that call the
+prefill op, whose second call has to repeat the first.
 
 With ``--beside`` a neighbour of `eval.common.stress_neighbours` works on another stream during each call;
 several take turns.
@@ -28,10 +29,12 @@ from typing import Annotated, Any
 if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np
 import torch
 import typer
 from torch import Tensor
 
+from eval.common import fuzz_prefill
 from eval.common.fuzz_cases import (
     GUARD_COLUMNS,
     PATHS,
@@ -42,20 +45,24 @@ from eval.common.fuzz_cases import (
     draw_case,
     make_problem,
 )
+from eval.common.fuzz_prefill import PrefillCase, draw_prefill_case, make_prefill_problem
 from eval.common.machine import describe_machine, write_json
 from eval.common.stress_cases import CONFIGURATIONS
 from eval.common.stress_library import StressError
 from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
-from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments
+from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments, PrefillArguments
 from gvr_topk.constants import STATE_MASKED, HintReason, StatsColumn
 from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.ops import launch
+from gvr_topk.ops import launch, launch_prefill
 from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
 
 ELEMENTS = {"cuda": 1 << 22, "cpu": 1 << 15}
 """Scores of the largest case."""
+
+PREFILL_SHARE = 0.3
+"""Share of the cases that call the prefill op."""
 
 REPORT_SECONDS = 60.0
 
@@ -108,17 +115,67 @@ def check_case(
             results["slots"] = (arguments.slots, problem.wanted_slots(case))
         elif problem.page_table is not None:
             results["result"] = (arguments.out, problem.wanted_slots(case))
-        for name, (got, wanted) in results.items():
-            _same(f"{call}: {name}", got[:, : case.k], wanted)
-            if not bool((got[:, case.k :] == POISON).all()):
-                raise Mismatch(f"{call}: {name}: wrote past column k")
-        if arguments.counts is not None:
-            _same(f"{call}: counts", arguments.counts, problem.visible.clamp(0, case.k).to(torch.int32))
+        _check_written(call, case.k, arguments, results, problem.visible)
         if problem.state is not None and before is not None:
             _check_state(call, case, problem, problem.state, before)
-        if stats is not None and not set(stats[:, StatsColumn.REASON].tolist()) <= set(HintReason):
-            raise Mismatch(f"{call}: stats: unknown reason in {stats[:, StatsColumn.REASON].tolist()}")
     return stats
+
+
+def check_prefill_case(
+    case: PrefillCase, device: str, *, repeat: bool = True, beside: Neighbour | None = None
+) -> Tensor | None:
+    """Run one case of the prefill op and compare everything it writes; as `check_case`."""
+    problem = make_prefill_problem(case, device, sorted_topk if device == "cpu" else exact_topk)
+
+    def poisoned(*shape: int) -> Tensor:
+        return torch.full(shape, POISON, dtype=torch.int32, device=device)
+
+    stats = None
+    for call in ("first call", "second call")[: 1 + repeat]:
+        if beside is not None:
+            beside.feed()
+        arguments = PrefillArguments(
+            logits=problem.logits,
+            row_starts=problem.row_starts,
+            row_ends=problem.row_ends,
+            out=poisoned(case.rows, case.k + GUARD_COLUMNS),
+            k=case.k,
+            row_request=problem.row_request,
+            offsets=problem.offsets,
+            counts=poisoned(case.rows) if case.counts else None,
+            page_table=problem.page_table,
+            slots=poisoned(case.rows, case.k + GUARD_COLUMNS) if case.cache_slots else None,
+            stats=poisoned(case.rows, len(StatsColumn)) if case.stats else None,
+            page_size=case.page_size,
+            path=parse_path(case.path),
+            flags=FLAG_PDL * case.pdl,
+        )
+        launch_prefill(arguments)
+        stats = arguments.stats
+        results = {"result": (arguments.out, problem.out)}
+        if arguments.slots is not None and problem.slots is not None:
+            results["slots"] = (arguments.slots, problem.slots)
+        _check_written(call, case.k, arguments, results, problem.lengths)
+    return stats
+
+
+def _check_written(
+    call: str,
+    k: int,
+    arguments: Arguments | PrefillArguments,
+    results: dict[str, tuple[Tensor, Tensor]],
+    lengths: Tensor,
+) -> None:
+    """Results and their guard columns, how many items each row has, and the reasons of the statistics."""
+    for name, (got, wanted) in results.items():
+        _same(f"{call}: {name}", got[:, :k], wanted)
+        if not bool((got[:, k:] == POISON).all()):
+            raise Mismatch(f"{call}: {name}: wrote past column k")
+    if arguments.counts is not None:
+        _same(f"{call}: counts", arguments.counts, lengths.clamp(0, k).to(torch.int32))
+    stats = arguments.stats
+    if stats is not None and not set(stats[:, StatsColumn.REASON].tolist()) <= set(HintReason):
+        raise Mismatch(f"{call}: stats: unknown reason in {stats[:, StatsColumn.REASON].tolist()}")
 
 
 def _arguments(case: Case, problem: Problem) -> Arguments:
@@ -186,6 +243,11 @@ def _same(what: str, got: Tensor, wanted: Tensor) -> None:
     )
 
 
+def calls_prefill(seed: int, index: int, share: float) -> bool:
+    """Whether a case calls the prefill op: a number of its own, so that other cases stay what they are."""
+    return bool(np.random.default_rng((seed, index, 1)).random() < share)
+
+
 def run(
     device: str,
     seconds: float,
@@ -194,35 +256,47 @@ def run(
     paths: tuple[str, ...] = PATHS,
     most: int = 2**62,
     beside: Sequence[Neighbour] = (),
+    prefill: float = PREFILL_SHARE,
 ) -> dict[str, Any]:
     """Fuzz until the time is over or a case fails; neighbours take turns, case by case.
+
+    `prefill` is the share of the cases that call the prefill op, by those of the paths that it has.
 
     Returns
     -------
     dict
-        Summary: cases, rows, scores, how often each path was asked for and what became of the hints, and
-        the failed case if any.
+        Summary: cases, rows, scores, how often each path was asked for and what became of the hints, the
+        same of the prefill op alone, and the failed case if any.
     """
     started = reported = time.monotonic()
-    paths_asked: Counter[str] = Counter()
-    reasons: Counter[str] = Counter()
+    paths_asked: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}  # by whether it is prefill
+    reasons: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
+    prefill_paths = tuple(path for path in paths if path in fuzz_prefill.PATHS)
     rows = scores = 0
     failure: dict[str, Any] | None = None
     index = first
     while time.monotonic() - started < seconds and index - first < most:
-        case = draw_case(seed, index, elements=ELEMENTS[device], paths=paths)
         neighbour = beside[index % len(beside)] if beside else Neighbour("none")
+        is_prefill = bool(prefill_paths) and calls_prefill(seed, index, prefill)
+        case: Case | PrefillCase
+        if is_prefill:
+            case = draw_prefill_case(seed, index, elements=ELEMENTS[device], paths=prefill_paths)
+        else:
+            case = draw_case(seed, index, elements=ELEMENTS[device], paths=paths)
         try:
             with neighbour:
-                stats = check_case(case, device, beside=neighbour)
+                if isinstance(case, PrefillCase):
+                    stats = check_prefill_case(case, device, beside=neighbour)
+                else:
+                    stats = check_case(case, device, beside=neighbour)
         except (Mismatch, RuntimeError, ValueError) as error:
             text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             failure = {"case": case.as_json(), "error": text}
             break
-        paths_asked[case.path] += 1
+        paths_asked[is_prefill][case.path] += 1
         if stats is not None:
             codes = stats[:, StatsColumn.REASON].tolist()
-            reasons.update(HintReason(code).name.lower() for code in codes)
+            reasons[is_prefill].update(HintReason(code).name.lower() for code in codes)
         rows += case.rows
         scores += case.rows * case.width
         index += 1
@@ -240,8 +314,13 @@ def run(
         "scores": scores,
         "seconds": time.monotonic() - started,
         "beside": [neighbour.name for neighbour in beside],
-        "paths_asked_for": dict(paths_asked),
-        "reasons_of_rows_with_stats": dict(reasons),
+        "paths_asked_for": dict(paths_asked[False]),
+        "reasons_of_rows_with_stats": dict(reasons[False]),
+        "prefill": {
+            "cases": paths_asked[True].total(),
+            "paths_asked_for": dict(paths_asked[True]),
+            "reasons_of_rows_with_stats": dict(reasons[True]),
+        },
         "failure": failure,
     }
 
@@ -254,10 +333,11 @@ def main(
     paths: Annotated[str, typer.Option(help="Paths to force, comma-separated.")] = ",".join(PATHS),
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     beside: Annotated[str, typer.Option(help="Neighbours on another stream, comma-separated, or all.")] = "",
+    prefill: Annotated[float, typer.Option(help="Share of the cases that call prefill.")] = PREFILL_SHARE,
     out: Annotated[Path | None, typer.Option(help="Summary as JSON.")] = None,
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
-    """Fuzz the op."""
+    """Fuzz the ops."""
     if device not in ELEMENTS:
         raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
     if device == "cuda" and not torch.cuda.is_available():
@@ -266,6 +346,8 @@ def main(
     wanted = tuple(path for path in paths.split(",") if path)
     if not wanted or not set(wanted) <= set(PATHS):
         raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
+    if not 0.0 <= prefill <= 1.0:
+        raise typer.BadParameter(f"--prefill: wanted 0 to 1, got {prefill}")
     names = NEIGHBOURS[1:] if beside == "all" else tuple(name for name in beside.split(",") if name)
     try:
         # The second instance of the op has wide rows, whose clusters are large.
@@ -273,7 +355,9 @@ def main(
     except (ValueError, StressError) as error:
         raise typer.BadParameter(f"--beside: {error}") from None
     alone = only >= 0
-    summary = run(device, seconds, seed, only if alone else first, wanted, 1 if alone else 2**62, neighbours)
+    summary = run(
+        device, seconds, seed, only if alone else first, wanted, 1 if alone else 2**62, neighbours, prefill
+    )
     summary["machine"] = describe_machine(commit)
     if out is not None:
         write_json(out, summary)
@@ -283,6 +367,11 @@ def main(
         f"in {summary['seconds']:.0f} s on {device}, seed {seed}"
     )
     print(f"paths asked for {summary['paths_asked_for']}, hints {summary['reasons_of_rows_with_stats']}")
+    part = summary["prefill"]
+    print(
+        f"of these, prefill: {part['cases']} cases, paths asked for {part['paths_asked_for']}, "
+        f"predictions {part['reasons_of_rows_with_stats']}"
+    )
     if summary["failure"] is not None:
         case = summary["failure"]["case"]
         # A call that fails is a finding too, but no wrong result.
@@ -290,7 +379,8 @@ def main(
         verdict = "MISMATCH" if problem.startswith("Mismatch:") else "FAILED"
         print(f"{verdict} {problem}\n  {case}")
         again = f"python -m eval fuzz --device {device} --seed {seed} --only {case['index']}"
-        print(f"again: {again} --paths {','.join(wanted)}" + (f" --beside {beside}" if beside else ""))
+        again += f" --paths {','.join(wanted)} --prefill {prefill}"
+        print(f"again: {again}" + (f" --beside {beside}" if beside else ""))
         raise typer.Exit(1)
 
 

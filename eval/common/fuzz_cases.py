@@ -217,7 +217,7 @@ class Problem:
 def make_problem(case: Case, device: str, oracle: Oracle = exact_topk) -> Problem:
     """Tensors of a case on a device, and the answer that `oracle` gives."""
     draw = torch.Generator(device=device).manual_seed(case.seed * 1_000_003 + case.index)
-    logits = _strided(case.rows, case.width, case.pad, case.shift, DTYPES[case.dtype], device)
+    logits = strided(case.rows, case.width, case.pad, case.shift, DTYPES[case.dtype], device)
     for turn, kind in enumerate(case.contents):
         rows = logits[turn :: len(case.contents)]
         if len(rows):
@@ -264,7 +264,8 @@ def _page_table(case: Case, draw: Draw) -> Tensor | None:
     return table
 
 
-def _strided(rows: int, width: int, pad: int, shift: int, dtype: torch.dtype, device: str) -> Tensor:
+def strided(rows: int, width: int, pad: int, shift: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Rows with `pad` elements of NaN behind each, in a buffer in which the first begins at `shift`."""
     buffer = torch.full((rows * (width + pad) + shift + 16,), float("nan"), dtype=dtype, device=device)
     return buffer[shift : shift + rows * (width + pad)].view(rows, width + pad)[:, :width]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import json
@@ -29,7 +30,7 @@ from eval import (
     readme_table,
     tune,
 )
-from eval.common import bench_cases, fuzz_cases, fuzz_contents, our_kernels
+from eval.common import bench_cases, fuzz_cases, fuzz_contents, fuzz_prefill, our_kernels
 from eval.common.bench_cases import (
     BATCHES,
     LENGTHS,
@@ -59,7 +60,7 @@ from eval.common.bench_report import (
 from eval.common.machine import describe_machine, write_json
 from eval.common.our_kernels import VARIANTS, WITH_INDICES, prepare_ours
 from eval.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
-from gvr_topk.arguments import FLAG_PDL, PHASE_STAMPS, Arguments
+from gvr_topk.arguments import FLAG_PDL, PHASE_STAMPS, Arguments, PrefillArguments
 from gvr_topk.constants import (
     STATE_FLOATS,
     STATE_INFINITE,
@@ -776,6 +777,8 @@ class TestFuzz:
         assert summary["failure"] is None
         assert summary["cases"] > 100
         assert set(summary["paths_asked_for"]) == set(fuzz_cases.PATHS)
+        assert set(summary["prefill"]["paths_asked_for"]) == set(fuzz_prefill.PATHS)
+        assert 0.1 < summary["prefill"]["cases"] / summary["cases"] < 0.5
 
     def test_cases_reach_every_kind(self) -> None:
         cases = [fuzz_cases.draw_case(3, index, elements=1 << 22) for index in range(400)]
@@ -895,6 +898,105 @@ class TestFuzz:
         assert ended.exit_code == 1
         assert "python -m eval fuzz --device cpu --seed 4 --only 3" in ended.output
         assert json.loads(out.read_text())["failure"]["case"]["index"] == 3
+
+
+class TestFuzzPrefill:
+    def test_cases_reach_every_kind(self) -> None:
+        cases = [fuzz_prefill.draw_prefill_case(3, index, elements=1 << 22) for index in range(400)]
+        assert {kind for case in cases for kind in case.contents} == set(fuzz_contents.CONTENTS)
+        assert {kind for case in cases for kind in case.windows} == set(fuzz_prefill.WINDOWS)
+        assert {case.fresh for case in cases} == set(fuzz_prefill.FRESH)
+        assert {case.poison for case in cases} == set(fuzz_prefill.POISONS)
+        assert {case.path for case in cases} == set(fuzz_prefill.PATHS)
+        assert any(case.width > 1 << 20 for case in cases)
+        assert any(case.rows > 600 for case in cases)
+        assert all(case.rows * case.width <= 1 << 22 for case in cases)
+        assert {(case.counts, case.stats) for case in cases} == {(a, b) for a in (0, 1) for b in (0, 1)}
+        tables = {(bool(case.requests), case.offsets, bool(case.page_size)) for case in cases}
+        every = {(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)}
+        assert tables == every - {(True, False, False)}
+        assert all(case.cache_slots for case in cases if case.offsets and case.page_size)
+        assert not any(case.cache_slots for case in cases if not case.page_size)
+
+    def test_case_and_tensors_are_made_again_from_two_numbers(self) -> None:
+        cases = [fuzz_prefill.draw_prefill_case(5, 12, elements=1 << 15) for _ in range(2)]
+        assert cases[0] == cases[1]
+        first, second = (fuzz_prefill.make_prefill_problem(case, "cpu") for case in cases)
+        assert torch.equal(first.logits.nan_to_num(), second.logits.nan_to_num())
+        assert torch.equal(first.row_ends, second.row_ends) and torch.equal(first.out, second.out)
+
+    def test_oracles_agree(self) -> None:
+        for index in range(40):
+            case = fuzz_prefill.draw_prefill_case(9, index, elements=1 << 13)
+            by_key, by_sort = (
+                fuzz_prefill.make_prefill_problem(case, "cpu", oracle)
+                for oracle in (fuzz.exact_topk, fuzz.sorted_topk)
+            )
+            assert torch.equal(by_key.out, by_sort.out), case
+
+    @pytest.mark.parametrize("kind", fuzz_prefill.WINDOWS)
+    def test_windows_are_what_their_name_says(self, kind: str) -> None:
+        case = fuzz_prefill.draw_prefill_case(1, 1, elements=1 << 15)
+        case = dataclasses.replace(case, width=500, k=100, rows=50)
+        draw = torch.Generator().manual_seed(1)
+        starts, ends = fuzz_prefill._windows(kind, 50, case, draw)
+        lengths = ends - starts
+        holds = {
+            "full": (starts == 0) & (ends == 500),
+            "causal": (ends == torch.arange(451, 501)) & (starts == starts[0]) & (starts >= 0),
+            "random": (starts >= 0) & (lengths >= 0) & (ends <= 500),
+            "near_k": (lengths >= 98) & (lengths <= 103),
+            "tiny": lengths.abs() < 5,
+            "beyond": (starts < 20) & (ends >= 500),
+            "inverted": lengths <= 0,
+            "any_int32": starts.abs() < 2**31 + 1,
+        }
+        assert holds[kind].all() and (kind == "full" or len(ends.unique()) > 3)
+
+    @pytest.mark.parametrize(
+        "broken", ["one index", "column k", "slots", "counts", "unknown reason", "second call", "raises"]
+    )
+    def test_a_broken_op_is_found_and_named(self, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, calls = fuzz.launch_prefill, [0]
+
+        def op(a: PrefillArguments) -> None:
+            calls[0] += 1
+            real(a)
+            if broken == "one index":
+                a.out[-1, a.k - 1] += 1
+            elif broken == "column k":
+                a.out[0, a.k] = 0
+            elif broken == "slots" and a.slots is not None:
+                a.slots[-1, 0] -= 1
+            elif broken == "counts" and a.counts is not None:
+                a.counts[0] += 1
+            elif broken == "unknown reason" and a.stats is not None:
+                a.stats[0, 0] = len(HintReason)
+            elif broken == "second call" and calls[0] % 2 == 0:
+                a.out[0, 0] += 1
+            elif broken == "raises":
+                raise RuntimeError("launch failed")
+
+        monkeypatch.setattr(fuzz, "launch_prefill", op)
+        summary = fuzz.run("cpu", 5.0, seed=2, prefill=1.0)
+        expected = {"one index": "first call: result", "raises": "launch failed"}.get(broken, broken)
+        assert expected in summary["failure"]["error"]
+        assert summary["failure"]["case"]["op"] == "prefill"
+        assert summary["cases"] == summary["failure"]["case"]["index"]
+
+    def test_the_share_of_cases(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """Neither share asks for the other op; a path that prefill has not leaves none of its cases."""
+        app = typer.Typer()
+        app.command()(fuzz.main)
+        out = tmp_path / "fuzz.json"
+        for options, cases in ((["--prefill", "1"], 1), (["--prefill", "0"], 0), (["--paths", "no_hint"], 0)):
+            given = ["--device", "cpu", "--only", "1", "--out", str(out), *options]
+            assert CliRunner().invoke(app, given).exit_code == 0
+            assert json.loads(out.read_text())["prefill"]["cases"] == cases
+        assert CliRunner().invoke(app, ["--device", "cpu", "--prefill", "2"]).exit_code == 2
+        monkeypatch.setattr(fuzz, "launch_prefill", lambda arguments: None)
+        ended = CliRunner().invoke(app, ["--device", "cpu", "--only", "3", "--prefill", "1"])
+        assert ended.exit_code == 1 and "--only 3" in ended.output and "--prefill 1.0" in ended.output
 
 
 class TestPhaseTiming:

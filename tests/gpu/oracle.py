@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments
-from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, Path, StatsColumn
-from gvr_topk.contract import exact_topk, row_lengths
-from gvr_topk.ops import indexer_topk_decode, launch
+from gvr_topk.constants import MAX_WIDTH, STATE_FLOATS, STATE_UNKNOWN, Path, StatsColumn
+from gvr_topk.contract import exact_topk, order_key, row_lengths
+from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill, launch
 from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
 
@@ -123,3 +123,92 @@ def columns(stats: Tensor) -> dict[StatsColumn, list[int]]:
 def full_lengths(logits: Tensor) -> Tensor:
     """Every row visible to its end."""
     return torch.full((logits.shape[0],), logits.shape[1], dtype=torch.int32, device="cuda")
+
+
+# ---------------------------------------------------------------- prefill
+
+GUARD_WORDS = 16
+SORTED_AT_ONCE = 1 << 24
+"""Elements that the oracle of windows sorts in one go."""
+
+
+def guarded(rows: int, columns: int, gap: int = 3) -> tuple[Tensor, Tensor]:
+    """A poisoned buffer, and `rows` of `columns` within it, with guard words around and between them."""
+    pitch = columns + gap
+    buffer = torch.full((rows * pitch + 2 * GUARD_WORDS,), POISON, dtype=torch.int32, device="cuda")
+    inner = buffer[GUARD_WORDS : GUARD_WORDS + rows * pitch].view(rows, pitch)[:, :columns]
+    return buffer, inner
+
+
+def check_guards(name: str, buffer: Tensor, inner: Tensor) -> None:
+    """Every word of the buffer that lies outside of its rows is as it was."""
+    copy = buffer.clone()
+    offset = inner.storage_offset() - buffer.storage_offset()
+    copy.as_strided(inner.shape, inner.stride(), offset).fill_(POISON)
+    assert bool((copy == POISON).all()), f"{name}: a guard word was overwritten"
+
+
+class Written(NamedTuple):
+    """What one call of the prefill op has written."""
+
+    out: Tensor
+    counts: Tensor
+    slots: Tensor | None
+    stats: Tensor | None
+
+
+def run_prefill(
+    logits: Tensor,
+    starts: Tensor,
+    ends: Tensor,
+    k: int,
+    *,
+    slots: bool = False,
+    stats: bool = False,
+    **arguments: Any,
+) -> Written:
+    """Call the op on poisoned outputs, and check the guard words around all of them."""
+    rows = len(logits)
+    outputs = {"out": guarded(rows, k), "counts": guarded(1, rows)}
+    if slots:
+        outputs["slots"] = guarded(rows, k, gap=1)
+    if stats:
+        outputs["stats"] = guarded(rows, len(StatsColumn), gap=0)
+    given = {name: inner for name, (_, inner) in outputs.items()}
+    given["counts"] = given["counts"][0]
+    assert indexer_topk_prefill(logits, starts, ends, k, **given, **arguments) is given["out"]
+    for name, (buffer, inner) in outputs.items():
+        check_guards(name, buffer, inner)
+    return Written(given["out"], given["counts"], given.get("slots"), given.get("stats"))
+
+
+def sorted_windows(logits: Tensor, starts: Tensor, ends: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Positions that a stable sort of each window's keys gives, and how many there are of each row."""
+    rows, width = logits.shape
+    first = starts.to(torch.int64).clamp(min=0)
+    length = (ends.to(torch.int64).clamp(max=width) - first).clamp(min=0)
+    result = torch.full((rows, k), -1, dtype=torch.int32, device=logits.device)
+    # Longest first: the rows that are sorted in one go are about equally long.
+    order = length.argsort(descending=True)
+    longest = length[order].tolist()
+    at = 0
+    while at < rows and longest[at] > 0:
+        n = longest[at]
+        some = order[at : at + max(1, SORTED_AT_ONCE // n)]
+        at += len(some)
+        position = torch.arange(n, device=logits.device)
+        columns = (first[some, None] + position).clamp(max=width - 1)
+        keys = order_key(logits[some[:, None], columns])
+        keys = torch.where(position < length[some, None], keys, -1)
+        chosen = keys.sort(dim=1, descending=True, stable=True).indices[:, :k]
+        chosen = torch.where(position[: chosen.shape[1]] < length[some, None], chosen, MAX_WIDTH)
+        chosen = chosen.sort(dim=1).values
+        result[some, : chosen.shape[1]] = torch.where(chosen < MAX_WIDTH, chosen, -1).to(torch.int32)
+    return result, length.clamp(max=k).to(torch.int32)
+
+
+def wrong_windows(written: Written, logits: Tensor, starts: Tensor, ends: Tensor, k: int) -> list[int]:
+    """Rows whose result or count is not bit for bit the contract's; of a call without offsets and pages."""
+    wanted, counts = sorted_windows(logits, starts, ends, k)
+    wrong = (written.out != wanted).any(dim=1) | (written.counts != counts)
+    return torch.nonzero(wrong).flatten().tolist()

@@ -1,4 +1,4 @@
-"""Wrong arguments: the compiled op refuses what the CPU refuses, in the same words, naming the argument."""
+"""Wrong arguments: the compiled ops refuse what the CPU refuses, in the same words, naming the argument."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from oracle import call, full_lengths, wrong_rows
 from torch import Tensor
 
 import gvr_topk
-from gvr_topk.arguments import NAME, Arguments
+from gvr_topk.arguments import NAME, PREFILL_NAME, Arguments, PrefillArguments
 from gvr_topk.constants import MAX_NEXT_N, MAX_PAGE_SIZE, MAX_ROWS, MAX_WIDTH, STATE_FLOATS, StatsColumn
-from gvr_topk.ops import launch
+from gvr_topk.ops import launch, launch_prefill
 
 Change = Callable[[str], dict[str, Any]]
 
@@ -195,16 +195,159 @@ WRONG: dict[str, tuple[Change, str]] = {
 """What is wrong, and what both implementations say."""
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_both_implementations_refuse_in_the_same_words(what: str) -> None:
-    change, message = WRONG[what]
+def prefill_arguments(device: str, changes: dict[str, Any]) -> PrefillArguments:
+    """One valid call of the prefill op with every table: two rows of 64 scores, three requests, k = 8."""
+    valid = PrefillArguments(
+        logits=floats(device, 2, 64),
+        row_starts=zeros(device, 2),
+        row_ends=torch.full((2,), 64, dtype=torch.int32, device=device),
+        out=zeros(device, 2, 8),
+        k=8,
+        row_request=zeros(device, 2),
+        offsets=zeros(device, 3),
+        counts=zeros(device, 2),
+        page_table=zeros(device, 3, 4),
+        slots=zeros(device, 2, 8),
+        stats=zeros(device, 2, len(StatsColumn)),
+        page_size=16,
+    )
+    return valid._replace(**changes)
+
+
+NO_TABLES: dict[str, Any] = {"page_table": None, "slots": None, "offsets": None, "row_request": None}
+
+WRONG_PREFILL: dict[str, tuple[Change, str]] = {
+    **{
+        what: WRONG[what]
+        for what in (
+            "dtype of logits",
+            "dimensions of logits",
+            "inner stride of logits",
+            "too wide",
+            "too many rows",
+            "k of zero",
+            "k too large",
+            "rows of out",
+            "columns of out",
+            "rows of out in one place",
+            "rows of out that overlap",
+            "counts",
+            "dtype of counts",
+            "columns of stats",
+            "stride of stats",
+        )
+    },
+    "row_starts": (lambda d: {"row_starts": zeros(d, 3)}, "row_starts: wanted shape [2], got [3]"),
+    "dimensions of row_starts": (
+        lambda d: {"row_starts": zeros(d, 2, 1)},
+        "row_starts: wanted shape [2], got [2, 1]",
+    ),
+    "dtype of row_starts": (
+        lambda d: {"row_starts": zeros(d, 2, dtype=torch.int64)},
+        "row_starts: wanted dtype int32, got int64",
+    ),
+    "stride of row_starts": (
+        lambda d: {"row_starts": zeros(d, 4)[::2]},
+        "row_starts: wanted inner stride 1, got 2",
+    ),
+    "row_ends": (lambda d: {"row_ends": zeros(d, 1)}, "row_ends: wanted shape [2], got [1]"),
+    "dtype of row_ends": (
+        lambda d: {"row_ends": floats(d, 2)},
+        "row_ends: wanted dtype int32, got float32",
+    ),
+    "row_request alone": (
+        lambda d: {**NO_TABLES, "row_request": zeros(d, 2)},
+        "row_request: wanted a page_table or offsets beside it, got None",
+    ),
+    "row_request": (lambda d: {"row_request": zeros(d, 3)}, "row_request: wanted shape [2], got [3]"),
+    "dtype of row_request": (
+        lambda d: {"row_request": zeros(d, 2, dtype=torch.int64)},
+        "row_request: wanted dtype int32, got int64",
+    ),
+    "slots alone": (lambda d: {"page_table": None}, "slots: wanted a page_table beside it, got None"),
+    "columns of slots": (
+        lambda d: {"slots": zeros(d, 2, 7)},
+        "slots: wanted at least k = 8 columns, got [2, 7]",
+    ),
+    "rows of slots that overlap": (
+        lambda d: {"slots": zeros(d, 16).as_strided((2, 8), (7, 1))},
+        "slots: wanted rows that do not overlap, at least 8 elements apart, got 7",
+    ),
+    "rows of page_table": (
+        lambda d: {"row_request": None},
+        "page_table: wanted shape [2, any], got [3, 4]",
+    ),
+    "dimensions of page_table": (
+        lambda d: {"page_table": zeros(d, 3)},
+        "page_table: wanted shape [any, any], got [3]",
+    ),
+    "no page_size": (
+        lambda d: {"page_size": 0},
+        f"page_size: wanted 1 to {MAX_PAGE_SIZE} with a page_table, got 0",
+    ),
+    "page_size too large": (
+        lambda d: {"page_size": MAX_PAGE_SIZE + 1},
+        f"page_size: wanted 1 to {MAX_PAGE_SIZE} with a page_table, got {MAX_PAGE_SIZE + 1}",
+    ),
+    "offsets without slots": (
+        lambda d: {"slots": None},
+        "offsets: wanted slots beside page_table, so that out keeps positions, got None",
+    ),
+    "offsets of other requests": (lambda d: {"offsets": zeros(d, 2)}, "offsets: wanted shape [3], got [2]"),
+    "offsets by row": (
+        lambda d: {**NO_TABLES, "offsets": zeros(d, 3)},
+        "offsets: wanted shape [2], got [3]",
+    ),
+    "dimensions of offsets": (
+        lambda d: {**NO_TABLES, "row_request": zeros(d, 2), "offsets": zeros(d, 3, 1)},
+        "offsets: wanted shape [any], got [3, 1]",
+    ),
+    "dtype of offsets": (
+        lambda d: {"offsets": zeros(d, 3, dtype=torch.int64)},
+        "offsets: wanted dtype int32, got int64",
+    ),
+    "path of decode": (lambda d: {"path": 2}, "path: wanted 0 or 3, got 2"),
+    "path": (lambda d: {"path": 9}, "path: wanted 0 or 3, got 9"),
+}
+"""The same of the prefill op."""
+
+
+def refused_alike(name: str, message: str, launch_on: Callable[[str], None]) -> None:
+    """Launches on both devices say this, and leave the context as good as it was."""
     said = []
     for device in ("cpu", "cuda"):
         with pytest.raises(ValueError, match=re.escape(message)) as refused:
-            launch(arguments(device, change(device)))
+            launch_on(device)
         said.append(str(refused.value))
-    assert said == [f"{NAME}: {message}"] * 2
-    torch.cuda.synchronize()  # the context is still good
+    assert said == [f"{name}: {message}"] * 2
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_both_implementations_refuse_in_the_same_words(what: str) -> None:
+    change, message = WRONG[what]
+    refused_alike(NAME, message, lambda device: launch(arguments(device, change(device))))
+
+
+@pytest.mark.parametrize("what", WRONG_PREFILL)
+def test_both_implementations_of_prefill_refuse_in_the_same_words(what: str) -> None:
+    change, message = WRONG_PREFILL[what]
+    refused_alike(
+        PREFILL_NAME, message, lambda device: launch_prefill(prefill_arguments(device, change(device)))
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["row_starts", "row_ends", "out", "row_request", "offsets", "counts", "page_table", "slots", "stats"],
+)
+def test_prefill_takes_every_tensor_on_the_device_of_the_scores(name: str) -> None:
+    on_cpu = {name: getattr(prefill_arguments("cpu", {}), name)}
+    with pytest.raises(
+        ValueError, match=rf"^{re.escape(PREFILL_NAME)}: {name}: wanted a tensor on cuda:\d+, "
+    ):
+        launch_prefill(prefill_arguments("cuda", on_cpu))
+    torch.cuda.synchronize()
 
 
 WRONG_ON_CUDA: dict[str, tuple[Change, str]] = {
@@ -255,6 +398,21 @@ def test_the_public_function_refuses_alike_on_both(given: dict[str, Any], messag
         lengths = torch.full((2,), 64, dtype=torch.int32, device=device)
         with pytest.raises(ValueError, match=f"^{re.escape(f'{NAME}: {message}')}$"):
             gvr_topk.indexer_topk_decode(logits, lengths, **{"k": 8, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"k": 2.5}, "k: wanted an integer, got 2.5"),
+        ({"k": MAX_WIDTH + 1}, f"k: wanted 1 to {MAX_WIDTH}, got {MAX_WIDTH + 1}"),
+        ({"path": "no_hint"}, "path: wanted one of 'auto', 'radix_rounds', got 'no_hint'"),
+    ],
+)
+def test_the_public_function_of_prefill_refuses_alike_on_both(given: dict[str, Any], message: str) -> None:
+    for device in ("cpu", "cuda"):
+        windows = zeros(device, 2), zeros(device, 2)
+        with pytest.raises(ValueError, match=f"^{re.escape(f'{PREFILL_NAME}: {message}')}$"):
+            gvr_topk.indexer_topk_prefill(floats(device, 2, 64), *windows, **{"k": 8, **given})
 
 
 def test_one_row_has_no_stride() -> None:

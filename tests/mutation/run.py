@@ -45,6 +45,8 @@ MEMORY_LIMIT = 8 << 30
 LEFT_OUT = "pragma: no mutate"
 
 # What is left out takes seconds a mutant and adds nothing to the tests beside it.
+_OPS = ("test_ops.py", str(ROOT / "tests/cpu/test_prefill.py"), "-k", "not opcheck and not compiled")
+
 TARGETS: dict[str, tuple[str, ...]] = {
     "eval/common/evidence.py": ("test_eval_evidence.py",),
     "eval/common/order.py": ("test_eval_sequential.py",),
@@ -54,9 +56,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "eval/common/sequential.py": ("test_eval_sequential.py",),
     "eval/common/store.py": ("test_eval_store.py",),
     "eval/common/verdicts.py": ("test_eval_sequential.py",),
-    "gvr_topk/arguments.py": ("test_ops.py", "-k", "not opcheck and not compiled"),
-    "gvr_topk/cpu.py": ("test_ops.py", "-k", "not opcheck and not compiled"),
-    "gvr_topk/ops.py": ("test_ops.py", "-k", "not opcheck and not compiled"),
+    "gvr_topk/arguments.py": _OPS,
+    "gvr_topk/cpu.py": _OPS,
+    "gvr_topk/ops.py": _OPS,
     "gvr_topk/policy.py": ("test_policy.py",),
     "gvr_topk/request_slots.py": ("test_request_slots.py",),
     "gvr_topk/state.py": ("test_state.py",),

@@ -1,0 +1,650 @@
+"""The prefill op on the CPU: windows, offsets, requests, page table, errors, torch.compile."""
+
+from __future__ import annotations
+
+import doctest
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import gvr_topk
+from gvr_topk import indexer_topk_prefill, ops
+from gvr_topk.arguments import PREFILL_PATHS, PREFILL_WRITTEN, PrefillArguments, check_prefill
+from gvr_topk.constants import MAX_ROWS, MAX_WIDTH, HintReason, Path, StatsColumn
+from gvr_topk.contract import DTYPES, row_windows
+from gvr_topk.evaluation.oracle import sorted_row
+from gvr_topk.library import LibraryError, LibraryStatus
+
+OP = torch.ops.gvr_topk.indexer_topk_prefill.default
+ROWS, WIDTH, K, REQUESTS = 6, 64, 8, 3
+NAN, INF = math.nan, math.inf
+PATHS = ("auto", "radix_rounds")
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+STARTS, ENDS = int32(0, 3, 60, 20, -5, 40), int32(WIDTH, 50, WIDTH, 29, 7, 40)
+REQUEST = int32(0, 2, 1, 1, 0, 2)
+TABLE = torch.arange(12, dtype=torch.int32).reshape(REQUESTS, 4)
+PAGE = 16
+OFFSETS = int32(100, 0, -1000)
+
+
+def scores(rows: int = ROWS, width: int = WIDTH, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows with many ties, at the k-th place too."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-9, 9, (rows, width), generator=generator).to(dtype)
+
+
+def expected(logits: Tensor, starts: Tensor, ends: Tensor, k: int) -> list[list[int]]:
+    """Positions of each row by a sort in NumPy of what a slice in Python gives."""
+    rows = []
+    for row, start, end in zip(logits.float().numpy(), starts.tolist(), ends.tolist(), strict=True):
+        window = row[max(start, 0) : max(min(end, len(row)), 0)]
+        chosen = sorted_row(window, k).tolist()
+        rows.append(chosen + [-1] * (k - len(chosen)))
+    return rows
+
+
+def agree(logits: Tensor, starts: Tensor, ends: Tensor, k: int, **options: Any) -> Tensor:
+    """Call the op, which has to give what is expected."""
+    got = indexer_topk_prefill(logits, starts, ends, k, **options)
+    assert got.dtype == torch.int32
+    assert got.tolist() == expected(logits, starts, ends, k)
+    return got
+
+
+def valid(**changes: Any) -> dict[str, Any]:
+    """Arguments of one valid call with every optional one, some of them replaced."""
+    arguments = {
+        "logits": scores(),
+        "row_starts": STARTS,
+        "row_ends": ENDS,
+        "k": K,
+        "counts": torch.zeros(ROWS, dtype=torch.int32),
+        "row_request": REQUEST,
+        "offsets": OFFSETS,
+        "page_table": TABLE,
+        "page_size": PAGE,
+        "slots": torch.zeros(ROWS, K, dtype=torch.int32),
+        "stats": torch.zeros(ROWS, 8, dtype=torch.int32),
+    }
+    return {**arguments, **changes}
+
+
+def call(**changes: Any) -> Tensor:
+    return indexer_topk_prefill(**valid(**changes))
+
+
+def described(**changes: Any) -> PrefillArguments:
+    """The same call as the op sees it."""
+    given = {"out": torch.zeros(ROWS, K, dtype=torch.int32), **valid()}
+    return PrefillArguments(**{**given, **changes})
+
+
+# ---------------------------------------------------------------- windows
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_windows_of_every_kind(dtype: torch.dtype, path: str) -> None:
+    logits = scores(dtype=dtype)
+    logits[:, ::7] = NAN
+    logits[:, 1::5] = -0.0
+    logits[:, 2::9] = 0.0
+    logits[:, 3::11] = INF
+    logits[:, 4::13] = -INF
+    agree(logits, STARTS, ENDS, K, path=path)
+
+
+ends_of_windows = st.one_of(st.integers(-3, WIDTH + 3), st.sampled_from([INT_MIN, -1, 0, WIDTH, INT_MAX]))
+
+
+@given(
+    st.lists(st.tuples(ends_of_windows, ends_of_windows), min_size=ROWS, max_size=ROWS),
+    st.sampled_from([1, 2, 7, K, 31, WIDTH, 2 * WIDTH]),
+    st.sampled_from(DTYPES),
+    st.sampled_from(PATHS),
+)
+def test_any_windows(windows: list[tuple[int, int]], k: int, dtype: torch.dtype, path: str) -> None:
+    starts, ends = (int32(*values) for values in zip(*windows, strict=True))
+    counts = torch.full((ROWS,), 77, dtype=torch.int32)
+    got = agree(scores(dtype=dtype), starts, ends, k, counts=counts, path=path)
+    for row, count, (start, end) in zip(got, counts.tolist(), windows, strict=True):
+        assert count == min(k, max(0, min(end, WIDTH) - max(start, 0)))
+        assert (row[:count] >= 0).all() and (row[count:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "wanted"),
+    [
+        (0, 4, (0, 4)),
+        (-9, 4, (0, 4)),
+        (2, 99, (2, 8)),
+        (5, 5, (5, 0)),
+        (6, 5, (6, 0)),
+        (99, 120, (99, 0)),
+        (INT_MIN, INT_MIN, (0, 0)),
+        (INT_MAX, INT_MAX, (INT_MAX, 0)),
+        (INT_MAX, INT_MIN, (INT_MAX, 0)),
+        (INT_MIN, INT_MAX, (0, 10)),
+    ],
+)
+def test_a_window_is_clamped_to_the_row(start: int, end: int, wanted: tuple[int, int]) -> None:
+    starts, lengths = row_windows(int32(start), int32(end), 10)
+    assert (int(starts), int(lengths)) == wanted
+    agree(scores(1, 10), int32(start), int32(end), 3)
+
+
+@pytest.mark.parametrize("poison", [NAN, INF, -INF])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_outside_of_a_window_is_a_score(dtype: torch.dtype, poison: float) -> None:
+    logits, (starts, lengths) = scores(dtype=dtype), row_windows(STARTS, ENDS, WIDTH)
+    position = torch.arange(WIDTH)
+    inside = (position >= starts[:, None]) & (position < (starts + lengths)[:, None])
+    poisoned = torch.where(inside, logits, poison)
+    got = indexer_topk_prefill(poisoned, STARTS, ENDS, K)
+    assert got.tolist() == expected(logits, STARTS, ENDS, K)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shift", range(16))
+def test_windows_and_rows_of_every_alignment(shift: int, dtype: torch.dtype) -> None:
+    buffer = torch.full((ROWS * 100 + 16,), NAN, dtype=dtype)
+    logits = buffer[shift : shift + ROWS * 100].view(ROWS, 100)[:, :WIDTH]
+    logits.copy_(scores(dtype=dtype))
+    agree(logits, torch.full((ROWS,), shift, dtype=torch.int32), ENDS, K)
+
+
+def test_windows_are_those_of_rows_cut_out_for_decode() -> None:
+    got = indexer_topk_prefill(scores(), STARTS, ENDS, K)
+    for row, start, end in zip(range(ROWS), STARTS.clamp(min=0).tolist(), ENDS.tolist(), strict=True):
+        cut = scores()[row : row + 1, start:end]
+        if cut.shape[1] > 0:
+            alone = gvr_topk.indexer_topk_decode(cut, int32(cut.shape[1]), K)
+            assert torch.equal(got[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("k", [1, 5, 20, 64, 100])
+def test_a_causal_chunk(k: int) -> None:
+    """Ends grow by one; two requests lie one behind the other in the columns."""
+    rows = 40
+    starts = int32(*[0] * 20, *[30] * 20)
+    ends = int32(*range(10, 30), *range(44, 64))
+    agree(scores(rows, seed=k), starts, ends, k)
+
+
+def test_rows_of_scores_may_overlap() -> None:
+    starts, ends = STARTS, ENDS
+    agree(scores(1).expand(ROWS, WIDTH), starts, ends, K)
+    agree(scores(1, width=WIDTH + ROWS - 1)[0].as_strided((ROWS, WIDTH), (1, 1)), starts, ends, K)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda shape: torch.zeros(shape),
+        lambda shape: torch.where(torch.arange(shape[1]) % 2 == 0, -0.0, 0.0).expand(shape),
+        lambda shape: torch.full(shape, -INF),
+        lambda shape: torch.full(shape, NAN),
+        lambda shape: torch.where(torch.arange(shape[1]) % 3 == 0, NAN, INF).expand(shape),
+        lambda shape: torch.arange(shape[1]).float().expand(shape),
+        lambda shape: -torch.arange(shape[1]).float().expand(shape),
+        lambda shape: torch.tensor([1e-45, -1e-45, 0.0, 3e-45]).repeat(shape[0], shape[1] // 4),
+    ],
+    ids=["equal", "zeros of both signs", "-inf", "nan", "nan and inf", "rising", "falling", "denormals"],
+)
+def test_contents_that_tie_or_are_no_numbers(content: Callable[[tuple[int, int]], Tensor]) -> None:
+    agree(content((ROWS, WIDTH)), STARTS, ENDS, K)
+
+
+@pytest.mark.parametrize("k", [1, MAX_WIDTH])
+def test_the_fewest_and_the_most_items(k: int) -> None:
+    got = indexer_topk_prefill(scores(1), int32(3), int32(60), k)
+    assert got.shape == (1, k) and int((got >= 0).sum()) == min(k, 57)
+
+
+def test_the_widest_row() -> None:
+    logits = torch.zeros(1, MAX_WIDTH)
+    logits[0, -1] = 1.0
+    got = indexer_topk_prefill(logits, int32(5), int32(MAX_WIDTH), 2)
+    assert got.tolist() == [[0, MAX_WIDTH - 6]]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 10), (0, 0), (2, 0)])
+def test_nothing_to_select_from(rows: int, width: int) -> None:
+    ends = torch.full((rows,), 5, dtype=torch.int32)
+    got = indexer_topk_prefill(torch.empty(rows, width), torch.zeros_like(ends), ends, 4)
+    assert got.tolist() == [[-1] * 4] * rows and got.dtype == torch.int32
+
+
+def test_out_is_written_in_place_and_no_further_than_k() -> None:
+    out, slots = (torch.full((ROWS, K + 3), -7, dtype=torch.int32) for _ in range(2))
+    assert call(out=out, slots=slots) is out
+    assert (out[:, K:] == -7).all() and (out[:, :K] != -7).all()
+    assert (slots[:, K:] == -7).all() and (slots[:, :K] != -7).all()
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_numpy_integers_are_integers(kind: Callable[[int], Any]) -> None:
+    assert torch.equal(call(k=kind(K), page_size=kind(PAGE)), call())
+
+
+# ---------------------------------------------------------------- offsets, requests and the page table
+
+
+def shifted(positions: list[list[int]], offsets: list[int]) -> list[list[int]]:
+    """Positions with an offset of their row, as Python's integers add."""
+    return [
+        [p + offset if p >= 0 and INT_MIN <= p + offset <= INT_MAX else -1 for p in row]
+        for row, offset in zip(positions, offsets, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("by_request", [False, True])
+@given(st.lists(st.integers(INT_MIN, INT_MAX), min_size=ROWS, max_size=ROWS))
+def test_offsets_are_added_to_positions(by_request: bool, offsets: list[int]) -> None:
+    counts = torch.zeros(ROWS, dtype=torch.int32)
+    given_offsets = offsets[:REQUESTS] if by_request else offsets
+    got = indexer_topk_prefill(
+        scores(),
+        STARTS,
+        ENDS,
+        K,
+        offsets=int32(*given_offsets),
+        row_request=REQUEST if by_request else None,
+        counts=counts,
+    )
+    of_rows = [offsets[request] for request in REQUEST.tolist()] if by_request else offsets
+    assert got.tolist() == shifted(expected(scores(), STARTS, ENDS, K), of_rows)
+    assert counts.tolist() == [8, 8, 4, 8, 7, 0]  # whatever int32 can hold
+
+
+def test_offsets_at_the_ends_of_int32() -> None:
+    starts, ends = torch.zeros(3, dtype=torch.int32), int32(3, 3, 2)
+    got = indexer_topk_prefill(scores(3), starts, ends, 3, offsets=int32(INT_MAX - 1, INT_MIN, -1))
+    assert got.tolist() == [[INT_MAX - 1, INT_MAX, -1], [INT_MIN, INT_MIN + 1, INT_MIN + 2], [-1, 0, -1]]
+
+
+def paged(positions: list[list[int]], table: Tensor, page_size: int, requests: list[int]) -> list[list[int]]:
+    """Cache slots of positions, as Python's integers give them."""
+
+    def slot(position: int, request: int) -> int:
+        page = position // page_size
+        if position < 0 or page >= table.shape[1] or int(table[request, page]) < 0:
+            return -1
+        found = int(table[request, page]) * page_size + position % page_size
+        return found if found <= INT_MAX else -1
+
+    return [[slot(p, request) for p in row] for row, request in zip(positions, requests, strict=True)]
+
+
+@pytest.mark.parametrize("by_request", [False, True])
+@given(st.integers(1, 20), st.integers(0, 8), st.integers(0, 2**32))
+def test_cache_slots_beside_positions_or_in_their_place(
+    by_request: bool, page_size: int, pages: int, seed: int
+) -> None:
+    """Some pages are not there, some are too large a number, and the table may have no columns at all."""
+    count = REQUESTS if by_request else ROWS
+    pool = torch.tensor([0, 5, 999, -1, INT_MIN, INT_MAX // page_size, INT_MAX])
+    generator = torch.Generator().manual_seed(seed)
+    table = pool[torch.randint(len(pool), (count, pages), generator=generator)].to(torch.int32)
+    request = REQUEST if by_request else None
+    positions = expected(scores(), STARTS, ENDS, K)
+    wanted = paged(positions, table, page_size, REQUEST.tolist() if by_request else list(range(ROWS)))
+    paging = {"page_table": table, "page_size": page_size, "row_request": request}
+    assert indexer_topk_prefill(scores(), STARTS, ENDS, K, **paging).tolist() == wanted
+    slots = torch.full((ROWS, K + 2), -7, dtype=torch.int32)
+    got = indexer_topk_prefill(scores(), STARTS, ENDS, K, **paging, slots=slots)
+    assert got.tolist() == positions
+    assert slots[:, :K].tolist() == wanted and (slots[:, K:] == -7).all()
+
+
+def test_positions_take_the_offset_and_cache_slots_do_not() -> None:
+    slots = torch.zeros(ROWS, K, dtype=torch.int32)
+    got = call(slots=slots)
+    positions = expected(scores(), STARTS, ENDS, K)
+    assert got.tolist() == shifted(positions, [int(OFFSETS[request]) for request in REQUEST])
+    assert slots.tolist() == paged(positions, TABLE, PAGE, REQUEST.tolist())
+
+
+@pytest.mark.parametrize("request_number", [-1, INT_MIN, REQUESTS, INT_MAX])
+@pytest.mark.parametrize(
+    "given_tables", [("offsets",), ("page_table", "slots"), ("offsets", "page_table", "slots")]
+)
+def test_rows_of_no_request_are_empty(request_number: int, given_tables: tuple[str, ...]) -> None:
+    counts, stats = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, 8, dtype=torch.int32)
+    slots = torch.full((ROWS, K), -7, dtype=torch.int32)
+    tables = {"offsets": OFFSETS, "page_table": TABLE, "slots": slots}
+    absent = {name: None for name in tables if name not in given_tables}
+    plain = call(**{**tables, **absent})
+    request = REQUEST.clone()
+    request[[0, 3]] = request_number
+    got = call(**{**tables, **absent}, row_request=request, counts=counts, stats=stats)
+    padding = torch.zeros(ROWS, dtype=torch.bool)
+    padding[[0, 3]] = True
+    assert (got[padding] == -1).all() and torch.equal(got[~padding], plain[~padding])
+    assert counts.tolist() == [0, 8, 4, 0, 7, 0]
+    assert (stats[padding, StatsColumn.REASON] == HintReason.SHORT_ROW).all()
+    assert "slots" not in given_tables or (slots[padding] == -1).all()
+
+
+@pytest.mark.parametrize("tables", [{"offsets": int32()}, {"page_table": TABLE[:0], "page_size": PAGE}])
+def test_without_requests_every_row_is_padding(tables: dict[str, Any]) -> None:
+    counts = torch.full((ROWS,), 77, dtype=torch.int32)
+    got = indexer_topk_prefill(scores(), STARTS, ENDS, K, row_request=REQUEST, counts=counts, **tables)
+    assert (got == -1).all() and (counts == 0).all()
+
+
+def test_more_requests_than_rows() -> None:
+    offsets = torch.arange(0, 1000, 10, dtype=torch.int32)
+    got = indexer_topk_prefill(scores(1), int32(0), int32(3), 3, row_request=int32(77), offsets=offsets)
+    assert got.tolist() == [[770, 771, 772]]
+
+
+# ---------------------------------------------------------------- statistics and flags
+
+
+def test_statistics_say_that_the_cpu_predicts_nothing() -> None:
+    stats = torch.full((ROWS, 8), 77, dtype=torch.int32)
+    call(stats=stats)
+    reasons = [HintReason(reason) for reason in stats[:, StatsColumn.REASON].tolist()]
+    first, short = HintReason.FIRST_STEP, HintReason.SHORT_ROW
+    assert reasons == [first, first, short, first, short, short]
+    assert (stats[:, StatsColumn.HITS] == -1).all()
+    others = [column for column in StatsColumn if column not in (StatsColumn.REASON, StatsColumn.HITS)]
+    assert (stats[:, others] == 0).all()
+
+
+def test_statistics_of_rounds_alone() -> None:
+    stats = torch.full((ROWS, 8), 77, dtype=torch.int32)
+    call(stats=stats, path="radix_rounds")
+    assert (stats[:, StatsColumn.REASON] == HintReason.DISABLED).all()
+
+
+def test_a_window_of_k_scores_is_short() -> None:
+    stats = torch.zeros(2, 8, dtype=torch.int32)
+    indexer_topk_prefill(scores(2), int32(5, 5), int32(5 + K, 6 + K), K, stats=stats)
+    assert stats[:, StatsColumn.REASON].tolist() == [HintReason.SHORT_ROW, HintReason.FIRST_STEP]
+
+
+@pytest.mark.parametrize(("path", "number"), [("auto", 0), ("radix_rounds", 3)])
+@pytest.mark.parametrize(("pdl", "flags"), [(False, 0), (True, 1)])
+def test_flags_and_paths_are_those_of_the_header(
+    pdl: bool, flags: int, path: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[PrefillArguments] = []
+    monkeypatch.setattr(ops, "launch_prefill", seen.append)
+    call(pdl=pdl, path=path)
+    assert [(given.flags, given.path) for given in seen] == [(flags, number)]
+    assert number in PREFILL_PATHS
+
+
+def test_every_argument_reaches_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The public function passes arguments by position, each of which has to find its own."""
+    seen: list[PrefillArguments] = []
+    monkeypatch.setattr(ops, "launch_prefill", seen.append)
+    arguments = valid(out=torch.zeros(ROWS, K, dtype=torch.int32))
+    indexer_topk_prefill(**arguments)
+    for name, value in arguments.items():
+        assert getattr(seen[0], name) is value or getattr(seen[0], name) == value
+
+
+# ---------------------------------------------------------------- errors
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"logits": scores().double()}, "logits: wanted dtype float32, bfloat16 or float16, got float64"),
+    ({"logits": torch.zeros(8)}, r"logits: wanted shape \[rows, width\], got \[8\]"),
+    ({"logits": torch.zeros(WIDTH, ROWS).T}, "logits: wanted inner stride 1, got 6"),
+    (
+        {"logits": torch.zeros(1, MAX_WIDTH + 1).expand(6, -1)},
+        f"logits: wanted at most {MAX_WIDTH} columns, got",
+    ),
+    (
+        {"logits": torch.zeros(1, 1).expand(MAX_ROWS + 2, 1), "out": torch.zeros(1, 8, dtype=torch.int32)},
+        f"logits: wanted at most {MAX_ROWS} rows, got {MAX_ROWS + 2}",
+    ),
+    ({"k": 0}, f"k: wanted 1 to {MAX_WIDTH}, got 0"),
+    ({"k": -1}, "k: wanted 1 to"),
+    (
+        {"k": MAX_WIDTH + 1, "out": torch.zeros(ROWS, 1, dtype=torch.int32)},
+        f"k: wanted 1 to {MAX_WIDTH}, got {MAX_WIDTH + 1}",
+    ),
+    ({"k": 2.0}, "k: wanted an integer, got 2.0"),
+    ({"k": "8"}, "k: wanted an integer, got '8'"),
+    ({"page_size": 16.0}, "page_size: wanted an integer, got 16.0"),
+    ({"row_starts": int32(1, 2)}, r"row_starts: wanted shape \[6\], got \[2\]"),
+    ({"row_starts": STARTS.long()}, "row_starts: wanted dtype int32, got int64"),
+    ({"row_starts": STARTS.to("meta")}, "row_starts: wanted a tensor on cpu, got meta"),
+    ({"row_starts": STARTS.repeat(2)[::2]}, "row_starts: wanted inner stride 1, got 2"),
+    ({"row_ends": int32(1, 2)}, r"row_ends: wanted shape \[6\], got \[2\]"),
+    ({"row_ends": ENDS[:, None]}, r"row_ends: wanted shape \[6\], got \[6, 1\]"),
+    ({"row_ends": ENDS.float()}, "row_ends: wanted dtype int32, got float32"),
+    ({"out": torch.zeros(ROWS, K)}, "out: wanted dtype int32, got float32"),
+    (
+        {"out": torch.zeros(ROWS, K - 1, dtype=torch.int32)},
+        r"out: wanted at least k = 8 columns, got \[6, 7\]",
+    ),
+    ({"out": torch.zeros(ROWS - 1, K, dtype=torch.int32)}, r"out: wanted shape \[6, any\], got \[5, 8\]"),
+    (
+        {"out": torch.zeros(ROWS * K, dtype=torch.int32).as_strided((ROWS, K), (K - 1, 1))},
+        "out: wanted rows that do not overlap, at least 8 elements apart, got 7",
+    ),
+    (
+        {"page_table": None, "slots": None, "offsets": None},
+        "row_request: wanted a page_table or offsets beside it, got None",
+    ),
+    ({"row_request": int32(0, 1, 2)}, r"row_request: wanted shape \[6\], got \[3\]"),
+    ({"row_request": REQUEST.long()}, "row_request: wanted dtype int32, got int64"),
+    ({"page_table": None}, "slots: wanted a page_table beside it, got None"),
+    ({"slots": None}, "offsets: wanted slots beside page_table, so that out keeps positions, got None"),
+    ({"offsets": int32(1, 2)}, r"offsets: wanted shape \[3\], got \[2\]"),
+    ({"offsets": torch.zeros(ROWS, dtype=torch.int32)}, r"offsets: wanted shape \[3\], got \[6\]"),
+    ({"offsets": OFFSETS.long()}, "offsets: wanted dtype int32, got int64"),
+    ({"offsets": OFFSETS[:, None]}, r"offsets: wanted shape \[3\], got \[3, 1\]"),
+    (
+        {"offsets": OFFSETS[:, None], "page_table": None, "slots": None},
+        r"offsets: wanted shape \[any\], got \[3, 1\]",
+    ),
+    (
+        {"row_request": None, "page_table": None, "slots": None},
+        r"offsets: wanted shape \[6\], got \[3\]",
+    ),
+    ({"row_request": None}, r"page_table: wanted shape \[6, any\], got \[3, 4\]"),
+    ({"page_table": int32(1, 2, 3)}, r"page_table: wanted shape \[any, any\], got \[3\]"),
+    ({"page_table": TABLE.long()}, "page_table: wanted dtype int32, got int64"),
+    ({"page_size": 0}, "page_size: wanted 1 to 2147483647 with a page_table, got 0"),
+    ({"page_size": 2**31}, "page_size: wanted 1 to 2147483647 with a page_table, got 2147483648"),
+    ({"slots": torch.zeros(ROWS, K)}, "slots: wanted dtype int32, got float32"),
+    (
+        {"slots": torch.zeros(ROWS, K - 1, dtype=torch.int32)},
+        r"slots: wanted at least k = 8 columns, got \[6, 7\]",
+    ),
+    (
+        {"slots": torch.zeros(1, K, dtype=torch.int32).expand(ROWS, K)},
+        "slots: wanted rows that do not overlap, at least 8 elements apart, got 0",
+    ),
+    ({"counts": torch.zeros(REQUESTS, dtype=torch.int32)}, r"counts: wanted shape \[6\], got \[3\]"),
+    ({"counts": torch.zeros(ROWS)}, "counts: wanted dtype int32, got float32"),
+    ({"stats": torch.zeros(ROWS, 7, dtype=torch.int32)}, r"stats: wanted shape \[6, 8\], got \[6, 7\]"),
+    (
+        {"stats": torch.zeros(1, 8, dtype=torch.int32).expand(ROWS, 8)},
+        r"stats: wanted contiguous rows, got strides \(0, 1\)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG, ids=[message[:50] for _, message in WRONG])
+def test_error_names_the_argument_what_was_wanted_and_what_was_got(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=r"^gvr_topk\.indexer_topk_prefill: " + message):
+        call(**change)
+
+
+@pytest.mark.parametrize("path", ["fast", "no_hint", "paper_gvr", "AUTO", None, 1, []])
+def test_paths_of_decode_alone_are_refused(path: Any) -> None:
+    with pytest.raises(ValueError, match=r"^gvr_topk\.indexer_topk_prefill: path: ") as refused:
+        call(path=path)
+    assert str(refused.value).endswith(f"wanted one of 'auto', 'radix_rounds', got {path!r}")
+
+
+@pytest.mark.parametrize("path", [Path.PAPER_GVR, Path.NO_HINT, -1, 4])
+def test_numbers_of_other_paths_are_refused(path: int) -> None:
+    with pytest.raises(ValueError, match=rf"indexer_topk_prefill: path: wanted 0 or 3, got {int(path)}$"):
+        ops.launch_prefill(described(path=int(path)))
+
+
+def test_the_op_itself_checks_too() -> None:
+    with pytest.raises(ValueError, match="row_ends: wanted dtype"):
+        OP(*described(row_ends=ENDS.long()))
+
+
+def test_errors_of_the_cuda_library_are_of_the_same_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checks arrive as RuntimeError, with a place in the sources before and a stack behind."""
+
+    def refuse(message: str) -> Callable[..., None]:
+        def op(*_: Any) -> None:
+            raise RuntimeError(message)
+
+        return op
+
+    text = "gvr_topk.indexer_topk_prefill: k: wanted 1 to 2097152, got 0"
+    for message in (text, f"Expected k to hold: {text}\nException raised from check at op.cpp:1"):
+        monkeypatch.setattr(ops, "_PREFILL_OP", refuse(message))
+        with pytest.raises(ValueError, match=f"^{text}$"):
+            call()
+    for message in (
+        "CUDA error: an illegal memory access was encountered",
+        "gvr_topk.indexer_topk_decode: k",
+    ):
+        monkeypatch.setattr(ops, "_PREFILL_OP", refuse(message))
+        with pytest.raises(RuntimeError, match=f"^{message}"):
+            call()
+
+
+def cuda_call() -> Tensor:
+    """A call whose tensors are on no real GPU."""
+    ends = torch.empty(1, dtype=torch.int32, device="cuda")
+    return indexer_topk_prefill(torch.empty(1, 8, device="cuda"), ends, ends, 2)
+
+
+def test_cuda_tensors_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(False, None, "built without it"))
+    message = r"^gvr_topk\.indexer_topk_prefill: CUDA library: built without it$"
+    with FakeTensorMode(), pytest.raises(LibraryError, match=message):
+        cuda_call()
+
+
+def test_cuda_tensors_with_a_library_that_has_no_such_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    def op(*_: Any) -> None:
+        raise NotImplementedError("Could not run 'gvr_topk::indexer_topk_prefill'")
+
+    monkeypatch.setattr(ops, "_PREFILL_OP", op)
+    monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(True, "lib.so", "loaded"))
+    message = r"^gvr_topk\.indexer_topk_prefill: CUDA library: lib\.so holds no such op: install the package"
+    with FakeTensorMode(), pytest.raises(LibraryError, match=message):
+        cuda_call()
+    with pytest.raises(NotImplementedError):  # on the CPU it has another reason
+        call()
+
+
+def test_fake_tensors_are_checked_alike() -> None:
+    with FakeTensorMode():
+        arguments = described()._replace(
+            logits=torch.empty(ROWS, WIDTH), row_starts=torch.empty(ROWS + 1, dtype=torch.int32)
+        )
+        with pytest.raises(ValueError, match=r"row_starts: wanted shape \[6\], got \[7\]"):
+            check_prefill(arguments)
+
+
+# ---------------------------------------------------------------- torch.library and torch.compile
+
+
+def test_the_schema_is_that_of_the_arguments() -> None:
+    assert [argument.name for argument in OP._schema.arguments] == list(PrefillArguments._fields)
+    defaults = {a.name: a.default_value for a in OP._schema.arguments if a.has_default_value()}
+    assert defaults == PrefillArguments._field_defaults
+
+
+def test_the_schema_is_the_one_that_the_compiled_op_is_written_for() -> None:
+    assert str(OP._schema) == (
+        "gvr_topk::indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor(a!) out, "
+        "int k, Tensor? row_request=None, Tensor? offsets=None, Tensor(b!)? counts=None, "
+        "Tensor? page_table=None, Tensor(c!)? slots=None, Tensor(d!)? stats=None, int page_size=0, "
+        "int path=0, int flags=0) -> ()"
+    )
+
+
+def test_the_schema_declares_every_write() -> None:
+    written = {a.name for a in OP._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+    assert written == set(PREFILL_WRITTEN)
+
+
+@pytest.mark.parametrize(
+    "absent",
+    [
+        (),
+        ("page_table", "slots"),
+        ("offsets", "slots"),
+        ("counts", "stats"),
+        ("row_request", "offsets", "page_table", "slots"),
+        ("row_request", "offsets", "counts", "page_table", "slots", "stats"),
+    ],
+    ids=lambda names: "all" if not names else "no " + ",".join(names),
+)
+def test_opcheck(absent: tuple[str, ...]) -> None:
+    torch.library.opcheck(OP, tuple(described(**dict.fromkeys(absent))))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck_of_dtypes_and_strides(dtype: torch.dtype) -> None:
+    changes = {
+        "logits": scores(width=2 * WIDTH, dtype=dtype)[:, :WIDTH],
+        "out": torch.zeros(ROWS, K + 2, dtype=torch.int32),
+    }
+    torch.library.opcheck(OP, tuple(described(**changes)))
+
+
+def chunk(logits: Tensor, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    chosen = indexer_topk_prefill(logits * 2, starts + 0, ends + 1, K, offsets=starts)
+    return chosen, logits.gather(1, chosen.long().clamp(min=0)).sum(1)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_whole(backend: str) -> None:
+    compiled: Callable[..., Any] = torch.compile(chunk, fullgraph=True, backend=backend)
+    for seed in range(2):
+        logits, starts, ends = scores(seed=seed), STARTS.clamp(min=0) + seed, ENDS - seed
+        got, wanted = compiled(logits, starts, ends), chunk(logits, starts, ends)
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+        assert got[0].tolist() == shifted(expected(logits, starts, ends + 1, K), starts.tolist())
+
+
+# ---------------------------------------------------------------- the docstring and random values
+
+
+def test_the_examples_of_the_docstring() -> None:
+    failed, run = doctest.testmod(ops, extraglobs={"torch": torch})
+    assert failed == 0 and run > 0
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**32), st.integers(1, 40), st.sampled_from(DTYPES))
+def test_any_bits(seed: int, k: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    integer = torch.int32 if dtype == torch.float32 else torch.int16
+    limits = torch.iinfo(integer)
+    bits = torch.randint(limits.min, limits.max + 1, (ROWS, WIDTH), generator=generator).to(integer)
+    agree(bits.view(dtype), STARTS, ENDS, k)
