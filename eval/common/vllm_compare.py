@@ -135,22 +135,25 @@ class Comparison(Observer):
     def see_decode(self, logits: Tensor, lengths: Tensor, chosen: Tensor) -> None:
         """Compare every row."""
         self._compare(self.counts, logits, lengths, chosen)
-        self._sample(logits, lengths, chosen)
+        if self._sample_is_due(logits):
+            self._sample(logits[:1], lengths[:1], chosen[:1])
 
     def see_prefill(self, logits: Tensor, starts: Tensor, lengths: Tensor, chosen: Tensor) -> None:
         """Compare rows at equal distances, other ones in each call, and the last one in all."""
         rows = logits.shape[0]
+        if rows == 0:
+            return
         self._seen += rows
-        every = 1 if self._prefill_rows == 0 else max(-(-rows // self._prefill_rows), 1)
-        numbers = torch.arange(rows, device=logits.device)
-        picked = (
-            numbers[((numbers + self._calls) % every == 0) | (numbers == rows - 1)] if every > 1 else numbers
-        )
+        every = 1 if self._prefill_rows == 0 else -(-rows // self._prefill_rows)
+        first = self._calls % every
+        picked = torch.arange(first, rows, every, device=logits.device)
+        last = torch.full((1,), rows - 1, device=logits.device)
+        if (rows - 1 - first) % every:
+            picked = torch.cat([picked, last])
         for part in slabs(picked, logits.shape[1]):
             windows = window(logits, starts, part)
             self._compare(self.prefill_counts, windows, lengths[part], chosen[part])
-        if rows:
-            last = torch.tensor([rows - 1], device=logits.device)
+        if self._sample_is_due(logits):
             self._sample(window(logits, starts, last), lengths[-1:], chosen[-1:])
 
     def _compare(self, counts: Tensor, logits: Tensor, lengths: Tensor, chosen: Tensor) -> None:
@@ -159,13 +162,16 @@ class Comparison(Observer):
         differ = (exact_topk(logits, lengths, k) != chosen).any(1)
         counts += torch.stack([real.sum(), (lengths > k).sum(), (differ & real).sum()])
 
-    def _sample(self, logits: Tensor, lengths: Tensor, chosen: Tensor) -> None:
+    def _sample_is_due(self, logits: Tensor) -> bool:
         self._calls += 1
         capturing = logits.is_cuda and torch.cuda.is_current_stream_capturing()
-        if self._calls % SAMPLE_EVERY == 0 and not capturing:
-            wanted = sorted_topk(logits[:1].cpu(), lengths[:1].cpu(), chosen.shape[1])
-            self.sampled["rows"] += 1
-            self.sampled["rows_that_differ"] += int(not torch.equal(wanted, chosen[:1].cpu()))
+        return self._calls % SAMPLE_EVERY == 0 and not capturing
+
+    def _sample(self, row: Tensor, length: Tensor, chosen: Tensor) -> None:
+        """Compare a row with the sort in NumPy."""
+        wanted = sorted_topk(row.cpu(), length.cpu(), chosen.shape[1])
+        self.sampled["rows"] += 1
+        self.sampled["rows_that_differ"] += int(not torch.equal(wanted, chosen.cpu()))
 
 
 class PrefillTimes:
