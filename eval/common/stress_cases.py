@@ -31,14 +31,14 @@ Draw = torch.Generator
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to call the op.
+    """One way to call one of the ops.
 
     Attributes
     ----------
     name : str
         What the command line calls it.
     width, requests, next_n, k : int
-        Shape: ``requests * next_n`` rows.
+        Shape: ``requests * next_n`` rows; of prefill, so many rows of each request's chunk.
     dtype : str
         A key of `DTYPES`.
     path : str
@@ -46,7 +46,8 @@ class Configuration:
     indices : bool
         The state keeps the positions that were chosen last.
     row_slot : bool
-        Slots of the state by table, in another order than the rows', instead of by request.
+        Slots of the state by table, in another order than the rows', instead of by request. Of prefill: the
+        rows' requests by table, in such an order.
     counts, stats : bool
         The rows' numbers of items, and statistics, are asked for.
     page_size : int
@@ -59,6 +60,10 @@ class Configuration:
         Rows begin at multiples of 16 bytes.
     chains : int
         Requests whose steps take turns; with one, each launch follows the step before it.
+    op : {"decode", "prefill"}
+        Prefill has no state, and so no indices; its tables need `row_slot`.
+    offsets : bool
+        Prefill adds an offset to the positions of each request.
     """
 
     name: str
@@ -77,6 +82,12 @@ class Configuration:
     pdl: bool = False
     aligned: bool = True
     chains: int = 8
+    op: str = "decode"
+    offsets: bool = False
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.op == "prefill"
 
     @property
     def rows(self) -> int:
@@ -128,8 +139,29 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("words-8192x40", 8192, 40, indices=False, row_slot=True),
     Configuration("words-131072x1", 131072, indices=False),
     Configuration("words-1048576x1", 1048576, indices=False, row_slot=True),
+    Configuration("prefill-8192x300", 8192, 1, next_n=300, indices=False, counts=True, op="prefill"),
+    Configuration(
+        "prefill-slots-20000x160",
+        20_000,
+        5,
+        next_n=32,
+        k=512,
+        dtype="bf16",
+        indices=False,
+        row_slot=True,
+        counts=True,
+        stats=True,
+        page_size=64,
+        cache_slots=True,
+        pdl=True,
+        aligned=False,
+        op="prefill",
+        offsets=True,
+    ),
 )
-"""Every kernel, dtype and optional argument; all have what the last step left, as integrations do."""
+"""Every kernel, dtype and optional argument; decode has what the last step left, as integrations do."""
+
+_REWRITTEN_PREFILL = Configuration("prefill", 20_000, 3, next_n=80, indices=False, chains=1, op="prefill")
 
 _REWRITTEN = (
     Configuration("small_row", 8192, 3, chains=1),
@@ -158,15 +190,31 @@ def can_rewrite(configuration: Configuration, rewriting: str) -> bool:
 
     Scaled scores are for rows that are read while they are searched, and so may be read twice.
     """
-    if rewriting == SCALED_LOGITS:
-        c = configuration
+    c = configuration
+    if c.is_prefill and rewriting in (STALE_STATES, "state"):
+        return False
+    if rewriting == SCALED_LOGITS and not c.is_prefill:
         kernel = plan(rows=c.rows, width=c.width, k=c.k, dtype=DTYPES[c.dtype], path=c.path)
         return kernel.family in ("streaming", "fallback")
     return {"row_slot": configuration.row_slot, "indices": configuration.indices}.get(rewriting, True)
 
 
 def rewritten_configurations() -> list[Configuration]:
-    """Every kernel with one row and two to a request, with and without statistics, half with a slot table."""
+    """Every kernel with one row and two to a request, with and without statistics, half with a slot table.
+
+    Behind them prefill, without any table and with all of them.
+    """
+    prefill = [
+        _REWRITTEN_PREFILL,
+        replace(
+            _REWRITTEN_PREFILL,
+            name="prefill-slots",
+            row_slot=True,
+            page_size=64,
+            cache_slots=True,
+            offsets=True,
+        ),
+    ]
     return [
         replace(
             base,
@@ -178,7 +226,7 @@ def rewritten_configurations() -> list[Configuration]:
         for base in _REWRITTEN
         for next_n in (1, 2)
         for stats in (False, True)
-    ]
+    ] + prefill
 
 
 def by_name(configurations: Sequence[Configuration], names: str) -> list[Configuration]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import gvr_topk
 from eval.common.stress_cases import CHAINS, DTYPES, Configuration, chain_steps, visible_lengths
 from eval.common.stress_library import neighbours_library, succeed
 from gvr_topk import TopkState, indexer_topk_decode
@@ -189,11 +190,28 @@ class Workload:
                 slots[1], slots[2] = -1, c.slots + 7
             self.row_slot = slots.repeat_interleave(c.next_n).to(self.device, torch.int32)
         self._slots = slots.tolist()
-        self.page_table = None
+        self.page_table: Tensor | None = None
+        self.offsets: Tensor | None = None
+        table_rows = c.slots if c.is_prefill else c.requests
         if c.page_size:
             pages = max(1, c.width // c.page_size - 2)  # the last positions have no page
-            order = torch.randperm(4 * c.requests * pages, generator=self._draw, device=self.device)
-            self.page_table = order[: c.requests * pages].view(c.requests, pages).to(torch.int32)
+            order = torch.randperm(4 * table_rows * pages, generator=self._draw, device=self.device)
+            self.page_table = order[: table_rows * pages].view(table_rows, pages).to(torch.int32)
+        if c.is_prefill:
+            self._make_windows(table_rows)
+
+    def _make_windows(self, requests: int) -> None:
+        """A causal chunk of each request, whose windows begin at columns of their own and off alignment.
+
+        Where the windows end takes the place of the lengths, also where these are rewritten.
+        """
+        c = self.configuration
+        request = torch.arange(c.rows, device=self.device) // c.next_n
+        self.row_starts = (7 * request % 61).to(torch.int32)
+        lengths = [row_lengths(seq_lens, c.rows, c.next_n) for seq_lens in self.seq_lens]
+        self.seq_lens = (torch.stack(lengths) + self.row_starts).clamp(max=c.width).to(torch.int32)
+        if c.offsets:
+            self.offsets = 1000 * torch.arange(requests, dtype=torch.int32, device=self.device)
 
     # ------------------------------------------------------------ what comes out
 
@@ -213,7 +231,8 @@ class Workload:
                 layout.add(f"indices of chain {i}", c.slots, c.k, _KEPT, gap) for i in range(c.chains)
             ]
         self._states = [
-            layout.add(f"state of chain {i}", 1, STATE_FLOATS * c.slots, _GUARDS) for i in range(c.chains)
+            layout.add(f"state of chain {i}", 1, STATE_FLOATS * c.slots, _GUARDS)
+            for i in range(0 if c.is_prefill else c.chains)
         ]
         self._stats = []
         if c.stats:
@@ -243,11 +262,19 @@ class Workload:
         """Write down what a launch writes and, after all earlier ones, what its chain's state keeps."""
         c = self.configuration
         logits, seq_lens = self._inputs(launch)
-        lengths = row_lengths(seq_lens, c.rows, c.next_n).clamp(max=c.width)
-        positions = exact_topk(logits, lengths, c.k)
+        if c.is_prefill:
+            starts = self.row_starts.to(torch.int64)
+            lengths = (seq_lens - starts).clamp(min=0)
+            if self.row_slot is not None:
+                has_request = (self.row_slot >= 0) & (self.row_slot < c.slots)
+                lengths = torch.where(has_request, lengths, 0)
+            positions = exact_topk(logits, lengths, c.k, starts)
+        else:
+            lengths = row_lengths(seq_lens, c.rows, c.next_n).clamp(max=c.width)
+            positions = exact_topk(logits, lengths, c.k)
         in_place = self.page_table is not None and not c.cache_slots
         result = self._results[launch].view(self.expected)
-        result.copy_(self._translate(positions) if in_place else positions)
+        result.copy_(self._translate(positions) if in_place else self._moved(positions))
         if c.cache_slots:
             self._cache_slots[launch].view(self.expected).copy_(self._translate(positions))
         if c.counts:
@@ -259,6 +286,19 @@ class Workload:
             if 0 <= slot < c.slots:
                 indices[slot] = positions[request * c.next_n + c.next_n - 1]
 
+    def _table_row(self) -> Tensor:
+        """Row of the tables for each row of scores; any number for rows of no request."""
+        c = self.configuration
+        if self.row_slot is not None and c.is_prefill:
+            return self.row_slot.to(torch.int64).clamp(0, c.slots - 1)
+        return torch.arange(c.rows, device=self.device) // c.next_n
+
+    def _moved(self, positions: Tensor) -> Tensor:
+        """Positions with the offset of their request."""
+        if self.offsets is None:
+            return positions
+        return torch.where(positions >= 0, positions + self.offsets[self._table_row(), None], -1)
+
     def _translate(self, positions: Tensor) -> Tensor:
         """Slots of a paged cache, as the op's documentation says it."""
         c = self.configuration
@@ -266,7 +306,7 @@ class Workload:
         position = positions.to(torch.int64)
         page = torch.div(position, c.page_size, rounding_mode="floor")
         known = (position >= 0) & (page < self.page_table.shape[1])
-        tables = self.page_table.to(torch.int64).repeat_interleave(c.next_n, 0)
+        tables = self.page_table.to(torch.int64)[self._table_row()]
         slot = tables.gather(1, torch.where(known, page, 0)) * c.page_size + position % c.page_size
         return torch.where(known, slot, -1).to(torch.int32)
 
@@ -296,6 +336,28 @@ class Workload:
         stats = None
         if self._stats:
             stats = self._stats[launch].view(self.words).view(c.rows, len(StatsColumn))
+        tables: dict[str, Any] = {"page_table": self.page_table, "page_size": c.page_size}
+        outputs: dict[str, Any] = {
+            "out": self._results[launch].view(self.words),
+            "counts": self._counts[launch].view(self.words)[0] if c.counts else None,
+            "slots": self._cache_slots[launch].view(self.words) if c.cache_slots else None,
+            "stats": stats,
+        }
+        if c.is_prefill:
+            # By its name here, because another package (`--package`) may not have it.
+            gvr_topk.indexer_topk_prefill(
+                logits,
+                self.row_starts,
+                seq_lens,
+                c.k,
+                row_request=self.row_slot,
+                offsets=self.offsets,
+                path=c.path,
+                pdl=c.pdl,
+                **tables,
+                **outputs,
+            )
+            return
         words = self._states[chain].view(self.words).view(torch.float32).view(-1, STATE_FLOATS)
         indices = self._indices[chain].view(self.words) if c.indices else None
         indexer_topk_decode(
@@ -303,16 +365,12 @@ class Workload:
             seq_lens,
             c.k,
             next_n=c.next_n,
-            out=self._results[launch].view(self.words),
             state=TopkState.of(words, indices, c.k),
             row_slot=self.row_slot,
-            counts=self._counts[launch].view(self.words)[0] if c.counts else None,
-            page_table=self.page_table,
-            page_size=c.page_size,
-            slots=self._cache_slots[launch].view(self.words) if c.cache_slots else None,
             path=c.path,
             pdl=c.pdl,
-            stats=stats,
+            **tables,
+            **outputs,
         )
 
     def run_once(self) -> None:

@@ -54,10 +54,19 @@ STRESS = ROOT / "cpp" / "stress"
 
 TINY = Configuration("tiny", 600, 3, next_n=2, k=40, row_slot=True, stats=True, page_size=16, chains=2)
 FULL = replace(TINY, name="full", counts=True, cache_slots=True)
+PREFILL = Configuration(
+    "prefill", 600, 4, next_n=20, k=40, indices=False, row_slot=True, counts=True, stats=True, page_size=16,
+    cache_slots=True, chains=2, op="prefill", offsets=True,
+)  # fmt: skip
 PLAIN = Configuration("plain", 500, 2, k=30, dtype="bf16", aligned=False, chains=1)
 
 
+DECODE = [configuration for configuration in CONFIGURATIONS if not configuration.is_prefill]
+
+
 def family(configuration: Configuration) -> str:
+    if configuration.is_prefill:
+        return "prefill"
     return plan(
         rows=configuration.rows,
         width=configuration.width,
@@ -73,7 +82,7 @@ class TestConfigurations:
         assert len(names) == len(set(names)) >= 12
 
     def test_they_reach_every_kernel_and_dtype(self) -> None:
-        families = {"small_row", "resident", "streaming", "fallback", "paper_gvr"}
+        families = {"small_row", "resident", "streaming", "fallback", "paper_gvr", "prefill"}
         assert {family(configuration) for configuration in CONFIGURATIONS} == families
         assert {configuration.dtype for configuration in CONFIGURATIONS} == set(stress_cases.DTYPES)
         assert {family(configuration) for configuration in rewritten_configurations()} == families
@@ -81,16 +90,16 @@ class TestConfigurations:
     def test_they_use_every_argument(self) -> None:
         slotted = [configuration.row_slot for configuration in CONFIGURATIONS]
         assert len(slotted) / 2 - 2 <= sum(slotted) <= len(slotted) / 2 + 2
-        for argument in ("counts", "stats", "page_size", "cache_slots", "pdl"):
+        for argument in ("counts", "stats", "page_size", "cache_slots", "pdl", "offsets"):
             assert any(getattr(configuration, argument) for configuration in CONFIGURATIONS), argument
         assert not all(configuration.aligned for configuration in CONFIGURATIONS)
-        without = {family(configuration) for configuration in CONFIGURATIONS if not configuration.indices}
+        without = {family(configuration) for configuration in DECODE if not configuration.indices}
         assert without == {"small_row", "resident", "streaming"}
-        assert {family(c) for c in CONFIGURATIONS if c.cache_slots} >= {*without, "paper_gvr"}
+        assert {family(c) for c in CONFIGURATIONS if c.cache_slots} >= {*without, "paper_gvr", "prefill"}
 
     def test_rewritten_ones_have_every_combination(self) -> None:
         seen = {(c.name.split("-next")[0], c.next_n, c.stats, c.row_slot) for c in rewritten_configurations()}
-        assert len(seen) == 20
+        assert len(seen) == 20 + 2
         assert {slotted for *_, slotted in seen} == {True, False}
 
     def test_names_choose(self) -> None:
@@ -168,7 +177,7 @@ class TestContents:
 
     def test_scaled_scores_are_for_rows_that_are_streamed(self) -> None:
         fit = [c for c in rewritten_configurations() if can_rewrite(c, SCALED_LOGITS)]
-        assert {family(configuration) for configuration in fit} == {"streaming", "fallback"}
+        assert {family(configuration) for configuration in fit} == {"streaming", "fallback", "prefill"}
         scores = rewrite_pool(SCALED_LOGITS, TINY, (4, 6000), self.draw())
         normal, scaled, infinite, masked = scores
         assert torch.equal(scaled, 1000 * normal) and bool((infinite == torch.inf).all())
@@ -178,6 +187,8 @@ class TestContents:
         plain = replace(TINY, indices=False, row_slot=False)
         rewritten = {name for name in REWRITINGS if can_rewrite(plain, name)}
         assert rewritten == {"state", "seq_lens", "logits", STALE_STATES}
+        rewritten = {name for name in REWRITINGS if can_rewrite(PREFILL, name)}
+        assert rewritten == {"row_slot", "seq_lens", "logits", SCALED_LOGITS}
 
     def test_no_pool_for_other_tensors(self) -> None:
         with pytest.raises(ValueError, match="tensor: wanted one of indices"):
@@ -198,7 +209,16 @@ def sabotage(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
 class TestWorkload:
     @pytest.mark.parametrize(
         "configuration",
-        [TINY, PLAIN, FULL, replace(TINY, requests=5, page_size=0), replace(TINY, indices=False)],
+        [
+            TINY,
+            PLAIN,
+            FULL,
+            replace(TINY, requests=5, page_size=0),
+            replace(TINY, indices=False),
+            PREFILL,
+            replace(PREFILL, offsets=False, cache_slots=False),
+            replace(PREFILL, offsets=False, cache_slots=False, page_size=0, row_slot=False),
+        ],
     )
     def test_the_op_passes(self, configuration: Configuration) -> None:
         workload = Workload(configuration, "cpu", launches=6)
@@ -221,6 +241,27 @@ class TestWorkload:
         assert bool((workload.words[:GUARD_WORDS] == GUARD).all())
         assert torch.equal(workload.words == GUARD, ~inside)
         assert int((workload.words == POISON).sum()) >= 3 * TINY.rows * TINY.k
+
+    @pytest.mark.parametrize("output", ["out", "slots", "counts"])
+    def test_wrong_outputs_of_prefill_are_found(self, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        workload, real = Workload(PREFILL, "cpu", launches=4), stress_workload.gvr_topk.indexer_topk_prefill
+
+        def op(*positional: Any, **named: Any) -> None:
+            real(*positional, **named)
+            named[output][-1:] -= 1
+
+        monkeypatch.setattr(stress_workload.gvr_topk, "indexer_topk_prefill", op)
+        workload.replay()
+        counts = workload.counts()
+        assert (counts.launches, counts.wrong_launches, counts.guard_words) == (4, 4, 0)
+
+    def test_prefill_has_short_windows_long_ones_and_rows_of_no_request(self) -> None:
+        workload = Workload(PREFILL, "cpu", launches=20)
+        counts = torch.stack([counts.view(workload.expected)[0] for counts in workload._counts])
+        assert {0, 20, PREFILL.k} <= set(counts.unique().tolist())
+        assert sorted(workload._slots)[0] == -1 and sorted(workload._slots)[-1] >= PREFILL.slots
+        positions = torch.stack([result.view(workload.expected) for result in workload._results])
+        assert int(positions.max()) > 1000  # with an offset
 
     def test_wrong_results_are_counted_by_launch_and_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         workload = Workload(TINY, "cpu", launches=4)
@@ -291,7 +332,14 @@ class TestWorkload:
 
     @pytest.mark.parametrize("tensor", REWRITINGS)
     def test_rewritten_tensors_are_restored(self, tensor: str) -> None:
-        workload = Workload(replace(TINY, chains=1), "cpu", launches=4, rewritable=True)
+        self.restored(replace(TINY, chains=1), tensor)
+
+    @pytest.mark.parametrize("tensor", ["row_slot", "seq_lens", "logits", SCALED_LOGITS])
+    def test_rewritten_tensors_of_prefill_are_restored(self, tensor: str) -> None:
+        self.restored(replace(PREFILL, chains=1), tensor)
+
+    def restored(self, configuration: Configuration, tensor: str) -> None:
+        workload = Workload(configuration, "cpu", launches=4, rewritable=True)
         target = workload.tensor(rewritten_tensor(tensor))
         before = target.clone()
         draw = torch.Generator().manual_seed(1)
