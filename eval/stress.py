@@ -15,8 +15,9 @@ the op that delays threads (CMake option ``GVR_TOPK_CHAOS``; the environment var
 
 With ``--rewrite`` another stream keeps rewriting the state's indices, its words, the lengths, the slots or
 the scores, for a minute each; then the words by what other rows would have left, and scores by scores of
-quite another scale. Results may be anything then, but every launch must end, no guard word may change, and
-launches behind it must be exact.
+quite another scale. Of prefill the ends of the windows and the rows' requests stand for lengths and slots.
+Results may be anything then, but every launch must end, no guard word may change, and launches behind it must
+be exact.
 
 ``--package`` names a folder with another ``gvr_topk`` of the same interface and its libraries, for example
 another checkout, to run in place of this one.

@@ -133,7 +133,7 @@ def _name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Checks:
-    """What the arguments of both ops have to be; every error names the op that was called.
+    """The checks that both ops share; every error names the op that was called.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class Checks:
     def tensor(
         self, name: str, tensor: Tensor, like: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
     ) -> None:
-        """A tensor on the device of another one, of this dtype and shape, with inner stride 1."""
+        """Refuse all but a tensor on the device of `like`, of this dtype and shape, with inner stride 1."""
         if tensor.device != like.device:
             raise self.fail(name, f"a tensor on {like.device}", tensor.device)
         if tensor.dtype != dtype:
@@ -165,12 +165,12 @@ class Checks:
             raise self.fail(name, "inner stride 1", tensor.stride(-1))
 
     def contiguous(self, name: str, tensor: Tensor) -> None:
-        """No gap between rows."""
+        """Refuse a gap between rows."""
         if not tensor.is_contiguous():
             raise self.fail(name, "contiguous rows", f"strides {tuple(tensor.stride())}")
 
     def rows_apart(self, name: str, tensor: Tensor, columns: int) -> None:
-        """No element of one row in another one."""
+        """Refuse rows that have an element in common."""
         # Two rows that share memory would be written by two blocks at once, and hold neither's result.
         if tensor.shape[0] > 1 and tensor.stride(0) < columns:
             raise self.fail(
@@ -178,14 +178,14 @@ class Checks:
             )
 
     def results(self, name: str, tensor: Tensor, like: Tensor, rows: int, k: int) -> None:
-        """A tensor that takes `k` results of each row."""
+        """Refuse a tensor that cannot take `k` results of each row."""
         self.tensor(name, tensor, like, torch.int32, (rows, None))
         if tensor.shape[1] < k:
             raise self.fail(name, f"at least k = {k} columns", list(tensor.shape))
         self.rows_apart(name, tensor, k)
 
     def scores(self, logits: Tensor, k: int) -> None:
-        """Score rows, and how many items are selected of each."""
+        """Refuse score rows, and numbers of items selected of each, that no kernel takes."""
         if logits.dtype not in DTYPES:
             raise self.fail("logits", "dtype float32, bfloat16 or float16", _name(logits.dtype))
         if logits.dim() != 2:
@@ -201,7 +201,7 @@ class Checks:
             raise self.fail("k", f"1 to {MAX_WIDTH}", k)
 
     def pages(self, a: Arguments | PrefillArguments, requests: int | None) -> None:
-        """The page table, of so many requests (None: any number), and where cache slots go."""
+        """Check the page table, of so many requests (None: any number), and where cache slots go."""
         if a.slots is not None:
             if a.page_table is None:
                 raise self.fail("slots", "a page_table beside it", None)
@@ -215,7 +215,7 @@ class Checks:
     def row_table(
         self, name: str, tensor: Tensor | None, like: Tensor, dtype: torch.dtype, columns: int
     ) -> None:
-        """An optional tensor without gaps that takes so many numbers of each row."""
+        """Check an optional tensor without gaps that has so many numbers for each row."""
         if tensor is not None:
             self.tensor(name, tensor, like, dtype, (like.shape[0], columns))
             self.contiguous(name, tensor)
