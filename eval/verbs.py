@@ -143,10 +143,19 @@ VERBS = {
         "vllm_trial",
         "run a small DeepSeek-V3.2 with random weights inside vLLM: stock, ours, and ours beside a sort",
         f"{HOPPER}, with 40 GB free",
-        "minutes per engine; 12 engines by default (--modes, --graphs, --drafts)",
-        "0 every compared row is the sort's; 1 a row differs; 2 wrong use or a missing GPU or package;"
+        "minutes per engine; 24 engines by default (--parts, --modes, --graphs, --drafts; --budget)",
+        "0 every compared row is the sort's, and equal scores have equal selections; 1 not so;"
+        " 2 wrong use or a missing GPU or package;"
         " 3 an engine failed, or its log does not say that it ran ours",
         "the extra [vllm], and 1 GB of disk for the weights",
+    ),
+    "flashmla": Verb(
+        "flashmla_order",
+        "time sparse attention (FlashMLA) to ids in ascending order and shuffled, and compare the bits",
+        "one, Hopper or a data-centre Blackwell, with 40 GB free",
+        "2 minutes (--seconds)",
+        "0 finished; 2 wrong use, no GPU or no FlashMLA; 3 a case failed or was left out",
+        "vLLM 0.33, which brings FlashMLA along",
     ),
     "plot": Verb(
         "plot_bench", "draw a benchmark", "none", "seconds", FINISHED, "a result file of the verb bench"

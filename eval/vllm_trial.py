@@ -1,9 +1,13 @@
 """Run a small DeepSeek-V3.2 with random weights inside vLLM, with its own top-k and with ours.
 
-Every engine is a process: mode (stock, ours, compare) by graphs (eager, full) by draft tokens. ``compare``
-selects with ours and sorts the same scores inside the engine, captured graphs included, and counts rows in
-which the two differ. Tokens are not compared: two runs of stock vLLM differ by themselves. Times of steps are
-those of this small model and say nothing of a real one.
+Every engine is a process: part by mode (stock, ours, compare) by graphs (eager, full) by draft tokens. Decode
+and prefill calls are both looked at. ``compare`` selects with ours and sorts the same scores inside the
+engine, captured graphs included, and counts rows in which the two differ. Tokens are not compared: two runs
+of stock vLLM differ by themselves. Times of steps are those of this small model, not of a real one.
+
+Parts: ``cases`` are batches by lengths, with a churn at the end; ``preemption`` is a churn of 50 requests in
+16 slots with too small a cache; ``invariance`` runs the same prompt alone and in batches of 2, 8 and 32, with
+chunks of two sizes, stock and ours, and compares what was chosen in rows whose scores are bitwise the same.
 """
 
 from __future__ import annotations
@@ -15,21 +19,41 @@ import itertools
 import json
 import os
 import sys
+import time
+import traceback
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from eval.common.evidence import read_evidence
 from eval.common.machine import describe_machine, write_json
 from eval.common.process import CommandError, output_lines, run_command
 from eval.common.status import REGRESSION, UNDECIDED, WRONG_USE
-from eval.common.vllm_engine import COMPARE, GRAPHS, MODES, STOCK, Specification
+from eval.common.vllm_compare import count_twins
+from eval.common.vllm_engine import (
+    CASES,
+    COMPARE,
+    GRAPHS,
+    INVARIANCE,
+    MODES,
+    OURS,
+    PARTS,
+    PREEMPTION,
+    STOCK,
+    Specification,
+)
 from eval.common.vllm_model import write_model
 
 LAYERS = 4
+
+LEAST_SECONDS = 45
+"""An engine is not started when less is left of the budget: most would end before their first case."""
+
 VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's process is the one that compares
     "VLLM_PLUGINS": "gvr_topk",  # other plugins are not under trial
@@ -54,11 +78,15 @@ def missing() -> list[str]:
 def plan(options: argparse.Namespace) -> list[Specification]:
     """One specification for each engine, in the order to run them."""
     specifications = []
-    for drafts, graphs, mode in itertools.product(options.drafts, options.graphs, options.modes):
+    for part, drafts, graphs, mode in itertools.product(
+        options.parts, options.drafts, options.graphs, options.modes
+    ):
+        if mode not in PARTS[part] or (part == INVARIANCE and drafts):
+            continue
         # The layer that predicts further tokens has no weights of ours: the engine fills such a model itself.
         name, load_format = ("drafts", "dummy") if drafts else ("plain", "auto")
-        specifications.append(
-            Specification(
+        for chunk in options.chunks if part == INVARIANCE else options.chunks[:1]:
+            spec = Specification(
                 mode=mode,
                 graphs=graphs,
                 drafts=drafts,
@@ -67,12 +95,16 @@ def plan(options: argparse.Namespace) -> list[Specification]:
                 batches=options.batches,
                 lengths=options.lengths,
                 steps=options.steps,
-                churn=options.churn,
+                churn=options.churn and part == CASES,
                 max_model_len=options.max_model_len,
                 memory=options.memory,
-                profile=options.profile and mode != COMPARE,
+                profile=options.profile and mode != COMPARE and part == CASES,
+                part=part,
+                chunk=chunk,
+                prefill_rows=options.prefill_rows,
             )
-        )
+            twins = options.work / f"{spec.name}.twins.npz"
+            specifications.append(replace(spec, twins=str(twins)) if part == INVARIANCE else spec)
     return specifications
 
 
@@ -88,6 +120,8 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     given, result, log = (work / f"{spec.name}.{end}" for end in ("spec.json", "result.json", "log"))
     write_json(given, asdict(spec))
     result.unlink(missing_ok=True)
+    if spec.twins:
+        Path(spec.twins).unlink(missing_ok=True)
     command = [sys.executable, "-m", "eval.common.vllm_engine", str(given), str(result)]
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
     before = {name: os.environ.get(name) for name in variables}
@@ -96,8 +130,7 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
         run_command(command, log, timeout_s=seconds)
     except CommandError as error:
         done = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
-        failed = {"mode": spec.mode, "graphs": spec.graphs, "drafts": spec.drafts}
-        return failed | done | {"problem": f"{spec.name}: {error}"}
+        return _identity(spec) | done | {"problem": f"{spec.name}: {error}"}
     finally:
         for name, value in before.items():
             if value is None:
@@ -107,6 +140,10 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     evidence = read_evidence(output_lines(log, command))
     got: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return got | {"evidence": list(evidence.lines), "problem": problem(spec, got, evidence.active)}
+
+
+def _identity(spec: Specification) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in ("part", "mode", "graphs", "drafts", "chunk")}
 
 
 def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | None:
@@ -119,24 +156,85 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
     active : bool
         Whether its log says that ours was on.
     """
-    originals = [call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"]
+    if result["failures"]:
+        return f"{spec.name}: {'; '.join(result['failures'])}"
     if spec.mode == STOCK:
-        return f"{spec.name}: ours ran all the same" if active or result["calls"] else None
-    if not active:
-        return f"{spec.name}: its log does not say that ours was on"
-    if originals:
-        return f"{spec.name}: vLLM's own top-k served calls: {', '.join(sorted(set(originals)))}"
-    if spec.mode == COMPARE and not result["compared"]["rows_longer_than_k"]:
-        return f"{spec.name}: no compared row was longer than k"
+        if active or result["calls"]:
+            return f"{spec.name}: ours ran all the same"
+    elif reason := _not_ours(result, active):
+        return f"{spec.name}: {reason}"
+    if spec.mode == COMPARE:
+        for kind, what in (("", "decode"), ("prefill_", "prefill")):
+            if not result["compared"][f"{kind}rows_longer_than_k"]:
+                return f"{spec.name}: no compared {what} row was longer than k"
+    if spec.part == PREEMPTION and not result["preemptions"]:
+        return f"{spec.name}: no request was preempted"
+    if spec.part == INVARIANCE and not result["invariance"]["twins"]["all"]["rows_with_a_twin"]:
+        return f"{spec.name}: no two rows had the same scores"
     return None
 
 
-def verdict(engines: Sequence[dict[str, Any]]) -> int:
+def _not_ours(result: dict[str, Any], active: bool) -> str:
+    """Why it is not shown that ours served every call; empty where it is."""
+    if not active:
+        return "its log does not say that ours was on"
+    originals = {call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"}
+    if originals:
+        return f"vLLM's own top-k served calls: {', '.join(sorted(originals))}"
+    if not any(call["reason"] == "prefill" for call in result["calls"]):
+        return "no prefill call was served by ours"
+    return ""
+
+
+def verdict(engines: Sequence[dict[str, Any]], twins: dict[str, Any] | None = None) -> int:
     """Exit code: a row that differs outweighs an engine that failed."""
+    wrong = ("rows_that_differ", "prefill_rows_that_differ", "numpy_rows_that_differ")
     counts = [engine["compared"] for engine in engines if engine.get("compared")]
-    if any(count["rows_that_differ"] or count["numpy_rows_that_differ"] for count in counts):
+    differ = any(count[name] for count in counts for name in wrong)
+    own = (twins or {}).get(OURS)
+    if differ or (own and (own["all"]["set"]["rows"] or own["all"]["order"]["rows"])):
         return REGRESSION
     return UNDECIDED if any(engine["problem"] for engine in engines) else 0
+
+
+def compare_twins(specifications: Sequence[Specification]) -> dict[str, Any]:
+    """Compare what was chosen in rows with bitwise the same scores, over all engines of a mode, and of both.
+
+    In ``stock and ours`` rows of both count, so its ``order`` differs where stock's is not ascending.
+    """
+    noted: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    for spec in specifications:
+        if spec.twins and Path(spec.twins).is_file():
+            with np.load(spec.twins) as runs:
+                for name in runs:
+                    noted[spec.mode][f"{spec.name} {name}"] = torch.from_numpy(runs[name])
+    counted = {mode: {"runs": len(runs)} | count_twins(runs) for mode, runs in noted.items()}
+    if len(noted) > 1:
+        both = {name: rows for runs in noted.values() for name, rows in runs.items()}
+        counted["stock and ours"] = {"runs": len(both)} | count_twins(both)
+    return counted
+
+
+def prefill_times(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Microseconds of all prefill calls of each case, stock and ours, where both made the same calls."""
+    by_case: defaultdict[tuple[Any, ...], dict[str, Any]] = defaultdict(dict)
+    for engine in engines:
+        for case in engine.get("cases", ()):
+            if (case.get("prefill") or {}).get("calls"):
+                key = (engine["graphs"], engine["drafts"], case["length"], case["batch"])
+                by_case[key][engine["mode"]] = case["prefill"]
+    names = ("graphs", "drafts", "length", "batch")
+    return [
+        dict(zip(names, key, strict=True))
+        | {"calls": times[OURS]["calls"], "rows": times[OURS]["rows"]}
+        | {f"{mode}_us": times[mode]["us"] for mode in (STOCK, OURS)}
+        for key, times in by_case.items()
+        if set(times) == {STOCK, OURS} and _shapes(times[STOCK]) == _shapes(times[OURS])
+    ]
+
+
+def _shapes(times: dict[str, Any]) -> list[tuple[int, int, int]]:
+    return [(shape["rows"], shape["width"], shape["calls"]) for shape in times["shapes"]]
 
 
 def _numbers(least: int) -> Callable[[str], list[int]]:
@@ -164,17 +262,30 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/vllm_trial.json"), help="result file")
     parser.add_argument("--work", type=Path, default=Path("out/vllm_trial"), help="for model and logs")
+    parser.add_argument("--parts", type=_words(list(PARTS)), default=list(PARTS), help=",".join(PARTS))
     parser.add_argument("--modes", type=_words(MODES), default=list(MODES), help=",".join(MODES))
     parser.add_argument("--graphs", type=_words(GRAPHS), default=list(GRAPHS), help=",".join(GRAPHS))
     parser.add_argument("--drafts", type=_numbers(0), default=[0, 1], help="draft tokens, 0 for none")
     parser.add_argument("--batches", type=_numbers(1), default=[1, 8, 32, 96], help="requests at once")
     parser.add_argument("--lengths", type=_numbers(1), default=[8192, 65536], help="tokens of each prompt")
     parser.add_argument("--steps", type=int, default=48, help="tokens that each request generates")
-    parser.add_argument("--no-churn", dest="churn", action="store_false", help="leave the churn out")
+    parser.add_argument(
+        "--chunks",
+        type=_numbers(256),
+        default=[8192, 2048],
+        help="tokens of a step; all for invariance alone",
+    )
+    parser.add_argument(
+        "--prefill-rows", type=int, default=1024, help="most compared rows of a prefill call; 0 for all"
+    )
+    parser.add_argument(
+        "--no-churn", dest="churn", action="store_false", help="leave the churn after the cases out"
+    )
     parser.add_argument("--profile", action="store_true", help="time kernels, in modes stock and ours")
     parser.add_argument("--max-model-len", type=int, default=131072, help="longest row; its buffer's width")
     parser.add_argument("--memory", type=float, default=0.6, help="share of the GPU's memory")
     parser.add_argument("--seconds", type=float, default=900, help="longest time of one engine")
+    parser.add_argument("--budget", type=float, default=0, help="longest time of all engines; 0 for any")
     parser.add_argument("--commit", default="", help="of the sources, where the folder has no Git history")
     return parser.parse_args(argv)
 
@@ -186,22 +297,41 @@ def main(argv: list[str] | None = None) -> int:
     if lacks:
         print(f"vllm-trial: {'; '.join(lacks)}", file=sys.stderr)
         return WRONG_USE
+    begun = time.monotonic()
     specifications = plan(options)
+    if not specifications:
+        print("vllm-trial: wanted modes in which a part shows something, got none", file=sys.stderr)
+        return WRONG_USE
+    engines: list[dict[str, Any]] = []
     for spec in specifications:
-        write_model(Path(spec.model), LAYERS, spec.drafts, weights=spec.load_format == "auto")
-    engines = []
-    for spec in specifications:
-        engines.append(run_engine(spec, options.work, options.seconds))
+        left = options.budget - (time.monotonic() - begun) if options.budget else options.seconds
+        engines.append(_run_engine(spec, options, min(left, options.seconds)))
         write_json(options.out, report(engines, options))
         print(_summary(spec, engines[-1]), flush=True)
-    write_json(options.out, report(engines, options) | {"machine": describe_machine(options.commit)})
-    return verdict(engines)
+    twins = compare_twins(specifications)
+    for mode, counted in twins.items():
+        print(f"{mode}: {_twins_line(counted['all'])}")
+    summary = report(engines, options) | {"twins": twins, "prefill": prefill_times(engines)}
+    write_json(options.out, summary | {"machine": describe_machine(options.commit)})
+    return verdict(engines, twins)
+
+
+def _run_engine(spec: Specification, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """Run one engine; whatever goes wrong is its problem in the result, and the next one follows."""
+    if options.budget and seconds < LEAST_SECONDS:
+        return _identity(spec) | {"problem": f"{spec.name}: left out, {max(seconds, 0):.0f} s were left"}
+    try:
+        write_model(Path(spec.model), LAYERS, spec.drafts, weights=spec.load_format == "auto")
+        return run_engine(spec, options.work, seconds)
+    except Exception as error:
+        traceback.print_exc()
+        return _identity(spec) | {"problem": f"{spec.name}: {type(error).__name__}: {error}"}
 
 
 def report(engines: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
     """The result file, but for the machine, which is looked at when no engine needs its memory any more."""
     return {
-        "format": "gvr_topk.vllm_trial/1",
+        "format": "gvr_topk.vllm_trial/2",
         "what": "a small model of DeepSeek-V3.2's shapes with random weights inside vLLM",
         "versions": {"vllm": importlib.metadata.version("vllm")},
         "setup": {
@@ -210,6 +340,8 @@ def report(engines: Sequence[dict[str, Any]], options: argparse.Namespace) -> di
             "lengths": options.lengths,
             "max_model_len": options.max_model_len,
             "steps": options.steps,
+            "chunks": options.chunks,
+            "prefill_rows": options.prefill_rows,
         },
         "engines": list(engines),
     }
@@ -222,14 +354,27 @@ def _summary(spec: Specification, engine: dict[str, Any]) -> str:
         lines.append(
             f"{spec.name}: {compared['rows_that_differ']} of {compared['rows']} rows differ, {longer}"
         )
+        prompts = f"{compared['prefill_rows']} compared of {compared['prefill_rows_seen']} prefill rows"
+        lines.append(f"{spec.name}: {compared['prefill_rows_that_differ']} of {prompts} differ")
     for case in engine.get("cases", ()):
         figure = case.get("decode_ms_median")
         lines.append(f"{spec.name}: {case['batch']} x {case['length']}: {figure} ms per step")
+        if prefill := case.get("prefill"):
+            lines.append(f"  {prefill['us']} us in {prefill['calls']} prefill calls, {prefill['rows']} rows")
         for name, times in ((case.get("profile") or {}).get("kernels") or {}).items():
             lines.append(f"  {times['us_median']} us median of {times['calls']}, {name[:90]}")
     if churn := engine.get("churn"):
-        lines.append(f"{spec.name}: churn: {churn['requests']} requests in {churn['slots']} slots")
+        times = "" if engine.get("preemptions") is None else f", {engine['preemptions']} preemptions"
+        lines.append(f"{spec.name}: churn: {churn['requests']} requests in {churn['slots']} slots{times}")
+    if invariance := engine.get("invariance"):
+        lines.append(f"{spec.name}: {_twins_line(invariance['twins']['all'])}")
     return "\n".join(lines) or f"{spec.name}: no case"
+
+
+def _twins_line(counted: dict[str, Any]) -> str:
+    twins = f"{counted['rows_with_a_twin']} of {counted['rows']} rows have the scores of another row"
+    differ = f"sets differ in {counted['set']['rows']} of them, orders in {counted['order']['rows']}"
+    return f"{twins}; {differ}"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ process, which gives the GPU's memory back.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import json
@@ -14,26 +15,42 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from eval.common.machine import write_json
-from gvr_topk.contract import exact_topk, row_lengths
-from gvr_topk.evaluation.oracle import sorted_topk
+from eval.common.vllm_compare import Comparison, PrefillTimes, Twins, count_twins
+from gvr_topk.integrations.transaction import Transaction
 
 STOCK, OURS, COMPARE = "stock", "ours", "compare"
 MODES = (STOCK, OURS, COMPARE)
 EAGER, FULL = "eager", "full"
 GRAPHS = (EAGER, FULL)
+CASES, PREEMPTION, INVARIANCE = "cases", "preemption", "invariance"
+PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), INVARIANCE: (STOCK, OURS)}
+"""Parts of a trial, and the modes in which each shows something."""
 
-SAMPLE_EVERY = 61
-"""Of so many eager calls one has a row compared with the sort in NumPy, too; a prime, to meet all layers."""
+BLOCK = 64
+"""Tokens of a cache block, which FlashMLA's sparse kernels want."""
+
+PREEMPTION_REQUESTS, PREEMPTION_SLOTS, PREEMPTION_LENGTH = 50, 16, 4096
+"""Requests of the churn with preemption, those that may run at once, and the longest row of it."""
+
+PREEMPTION_BLOCKS = 360
+"""Cache blocks of that engine: about half of what the requests need that may run at once."""
+
+INVARIANCE_BATCHES = (1, 1, 2, 8, 32)
+"""Batches that the same prompt is in; twice alone, for a run may differ from the next one, too."""
+
+INVARIANCE_LENGTH, INVARIANCE_STEPS = 6144, 12
+"""Tokens of that prompt, and tokens that each request generates."""
 
 FIRST_STEPS = 3
 """Tokens that every request has before a step counts as one of decode alone."""
@@ -43,8 +60,6 @@ PROFILED_STEPS = 16
 
 TOP_K_KERNELS = re.compile(r"gvr|top_?k|radix", re.IGNORECASE)
 """Kernels of a decode top-k, by name; those of a sampler may be among them."""
-
-COUNTS = ("rows", "rows_longer_than_k", "rows_that_differ")
 
 
 @dataclass(frozen=True)
@@ -72,6 +87,14 @@ class Specification:
         Share of the GPU's memory that the engine takes.
     profile : bool
         Whether every case runs once more under the profiler, which times the kernels.
+    part : {"cases", "preemption", "invariance"}
+        ``preemption`` and ``invariance`` have batches, lengths and steps of their own.
+    chunk : int
+        Most tokens of a step, and so of a chunk of a prompt.
+    prefill_rows : int
+        Most rows of a prefill call that ``compare`` compares; 0 for all.
+    twins : str
+        File for what `Twins` noted; empty for none.
     """
 
     mode: str
@@ -86,67 +109,24 @@ class Specification:
     max_model_len: int
     memory: float
     profile: bool = False
+    part: str = CASES
+    chunk: int = 8192
+    prefill_rows: int = 0
+    twins: str = ""
 
     @property
     def name(self) -> str:
-        return f"{self.mode}_{self.graphs}_drafts{self.drafts}"
+        part = {CASES: "", PREEMPTION: "_preemption", INVARIANCE: f"_invariance_chunk{self.chunk}"}[self.part]
+        return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}"
 
-
-class Comparison:
-    """Compares each result with a sort of the same scores, on the device and without a sync.
-
-    Parameters
-    ----------
-    device : str or torch.device
-    """
-
-    def __init__(self, device: torch.device | str) -> None:
-        # Made before the engine starts: what is made inside a capture is made anew at each replay.
-        self.counts = torch.zeros(len(COUNTS), dtype=torch.int64, device=device)
-        self.sampled = {"rows": 0, "rows_that_differ": 0}
-        self._calls = 0
-
-    def wrap(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``SparseIndexerTopk.forward``, whatever it runs by now."""
-
-        def compared(
-            stage: Any,
-            logits: Tensor,
-            seq_lens: Tensor,
-            next_n: int,
-            topk_indices: Tensor,
-            topk_tokens: int,
-            max_seq_len: int,
-        ) -> None:
-            forward(stage, logits, seq_lens, next_n, topk_indices, topk_tokens, max_seq_len)
-            rows = logits.shape[0]
-            lengths = seq_lens.reshape(-1).to(torch.int64)
-            if lengths.shape[0] != rows:
-                lengths = row_lengths(lengths, rows, next_n)
-            self._count(logits, lengths.clamp(0, logits.shape[1]), topk_indices[:rows], topk_tokens)
-
-        return compared
-
-    def reset(self) -> None:
-        """Forget what was counted."""
-        self.counts.zero_()
-        self.sampled = dict.fromkeys(self.sampled, 0)
-
-    def as_dict(self) -> dict[str, int]:
-        """What was counted; reads it from the device."""
-        counted = dict(zip(COUNTS, self.counts.tolist(), strict=True))
-        return counted | {f"numpy_{name}": count for name, count in self.sampled.items()}
-
-    def _count(self, logits: Tensor, lengths: Tensor, chosen: Tensor, k: int) -> None:
-        real = lengths > 0
-        differ = (exact_topk(logits, lengths, k) != chosen).any(1)
-        self.counts += torch.stack([real.sum(), (lengths > k).sum(), (differ & real).sum()])
-        self._calls += 1
-        capturing = logits.is_cuda and torch.cuda.is_current_stream_capturing()
-        if self._calls % SAMPLE_EVERY == 0 and not capturing:
-            wanted = sorted_topk(logits[:1].cpu(), lengths[:1].cpu(), k)
-            self.sampled["rows"] += 1
-            self.sampled["rows_that_differ"] += int(not torch.equal(wanted, chosen[:1].cpu()))
+    @property
+    def sequences(self) -> list[int]:
+        """Requests at once, in the cases of this part."""
+        own: dict[str, Sequence[int]] = {
+            PREEMPTION: (1, 4, 8, PREEMPTION_SLOTS),
+            INVARIANCE: INVARIANCE_BATCHES,
+        }
+        return sorted(set(own.get(self.part, self.batches)))
 
 
 def engine_arguments(spec: Specification) -> dict[str, Any]:
@@ -158,8 +138,8 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
         "dtype": "bfloat16",
         "seed": 0,
         "max_model_len": spec.max_model_len,
-        "max_num_seqs": max(spec.batches),
-        "max_num_batched_tokens": 8192,
+        "max_num_seqs": max(spec.sequences),
+        "max_num_batched_tokens": spec.chunk,
         "gpu_memory_utilization": spec.memory,
         "enforce_eager": spec.graphs == EAGER,
         # Decode rows attend to what was chosen, however short they are.
@@ -172,18 +152,27 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
         },
     }
     if spec.graphs == FULL:
-        sizes = sorted({batch * (1 + spec.drafts) for batch in spec.batches})
+        sizes = [batch * (1 + spec.drafts) for batch in spec.sequences]
         arguments["compilation_config"] = {
             "cudagraph_mode": "FULL_AND_PIECEWISE",
             "cudagraph_capture_sizes": sizes,
         }
     if spec.drafts:
         arguments["speculative_config"] = {"method": "mtp", "num_speculative_tokens": spec.drafts}
+    if spec.part == PREEMPTION:
+        arguments |= {
+            "max_model_len": PREEMPTION_LENGTH,
+            "block_size": BLOCK,
+            "num_gpu_blocks_override": PREEMPTION_BLOCKS,
+        }
+    if spec.part == INVARIANCE:
+        # Every prompt is computed anew, whatever was computed before it.
+        arguments |= {"max_model_len": INVARIANCE_LENGTH + 1024, "enable_prefix_caching": False}
     return arguments
 
 
-def prompts(count: int, lengths: Sequence[int], seed: int) -> list[list[int]]:
-    """Random token ids; three quarters of each prompt are common, so that prefix caching saves time.
+def prompts(count: int, lengths: Sequence[int], seed: int, common_share: float = 0.75) -> list[list[int]]:
+    """Random token ids; most of each prompt is common, so that prefix caching saves time.
 
     Parameters
     ----------
@@ -191,12 +180,14 @@ def prompts(count: int, lengths: Sequence[int], seed: int) -> list[list[int]]:
     lengths : sequence of int
         Of the prompts, in turn.
     seed : int
+    common_share : float
+        Share of each prompt that all have.
     """
     generator = torch.Generator().manual_seed(seed)
     common = torch.randint(10, 32000, (max(lengths),), generator=generator).tolist()
     made = []
     for length in itertools.islice(itertools.cycle(lengths), count):
-        shared = length * 3 // 4
+        shared = int(length * common_share)
         own = torch.randint(10, 32000, (length - shared,), generator=generator).tolist()
         made.append(common[:shared] + own)
     return made
@@ -303,6 +294,191 @@ def run_requests(
     }
 
 
+class Preemptions:
+    """Counts how often the scheduler of this process takes a running request's cache away."""
+
+    def __init__(self, patches: Transaction) -> None:
+        self.count = 0
+        scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+        original = scheduler._preempt_request
+
+        def _preempt_request(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return original(*args, **kwargs)
+
+        patches.set_attribute(scheduler, "_preempt_request", _preempt_request)
+
+
+class Trial:
+    """One engine's cases, each of which may fail without the others.
+
+    Parameters
+    ----------
+    spec : Specification
+    keep : callable
+        Takes the result so far after each case, so that an engine that is stopped leaves what it has done.
+    patches : Transaction
+        Where what is put around vLLM's functions is taken back.
+    """
+
+    def __init__(
+        self, spec: Specification, keep: Callable[[dict[str, Any]], None], patches: Transaction
+    ) -> None:
+        self.spec = spec
+        self._keep = keep
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._comparison = Comparison(device, spec.prefill_rows) if spec.mode == COMPARE else None
+        self._twins = Twins(device) if spec.part == INVARIANCE else None
+        timed = spec.part == CASES and spec.mode != COMPARE and device == "cuda"
+        self._times = PrefillTimes() if timed else None
+        self._done: dict[str, Any] = {"cases": [], "churn": None, "failures": []}
+        if spec.mode != STOCK:
+            # Also where the checkout runs without being installed, and vLLM finds no entry point.
+            importlib.import_module("gvr_topk.integrations.vllm").register()
+        self._observe(patches)
+        self._preemptions = Preemptions(patches) if spec.part == PREEMPTION else None
+        self._vllm = importlib.import_module("vllm")
+        begun = time.perf_counter()
+        self._engine = self._vllm.LLM(**engine_arguments(spec)).llm_engine
+        self._started = time.perf_counter() - begun
+        for observer in (self._comparison, self._twins):
+            if observer is not None:
+                observer.reset()
+        if self._times is not None:
+            self._times.take()
+
+    def _observe(self, patches: Transaction) -> None:
+        stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
+        # With this module our plugin replaces the op, and what is put around it here sees ours.
+        importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
+        for observer in (self._comparison, self._twins):
+            if observer is not None:
+                patches.set_attribute(stage, "forward", observer.wrap(stage.forward))
+        for prefill in (self._comparison, self._twins, self._times):
+            if prefill is not None:
+                wrapped = prefill.wrap_prefill(torch.ops._C.top_k_per_row_prefill)
+                patches.set_attribute(torch.ops._C, "top_k_per_row_prefill", wrapped)
+
+    def result(self) -> dict[str, Any]:
+        """What was done so far, ready for JSON."""
+        given = asdict(self.spec)
+        for name in ("model", "batches", "lengths", "twins"):
+            del given[name]
+        counters = importlib.import_module("gvr_topk.integrations.vllm").counters().as_dict()
+        return {
+            **given,
+            "vllm": self._vllm.__version__,
+            "start_s": round(self._started, 1),
+            **self._done,
+            "compared": None if self._comparison is None else self._comparison.as_dict(),
+            "preemptions": None if self._preemptions is None else self._preemptions.count,
+            "calls": counters["calls"],
+            "slots": counters["requests"],
+        }
+
+    def run(self) -> dict[str, Any]:
+        """Run every case of the part."""
+        if self.spec.part == PREEMPTION:
+            self._attempt("preemption", self._preempt)
+        elif self.spec.part == INVARIANCE:
+            self._attempt("invariance", self._vary_batches)
+        else:
+            cases = itertools.product(self.spec.lengths, self.spec.batches)
+            for seed, (length, batch) in enumerate(cases):
+                self._attempt(f"{batch} x {length}", functools.partial(self._case, seed, length, batch))
+            if self.spec.churn:
+                self._attempt("churn", self._churn)
+        return self.result()
+
+    def _attempt(self, what: str, case: Callable[[], None]) -> None:
+        """Run one case; an error is a failure in the result, and the next case follows."""
+        try:
+            case()
+        except Exception as error:
+            line = f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            self._done["failures"].append(line)
+            print(f"vllm-trial: {line}", file=sys.stderr, flush=True)
+            traceback.print_exc()
+            self._abort_requests()
+        self._keep(self.result())
+
+    def _abort_requests(self) -> None:
+        """Take what a failed case has left from the engine, which may not be able to."""
+        try:
+            while self._engine.has_unfinished_requests():
+                self._engine.step()
+        except Exception as error:
+            self._done["failures"].append(f"requests left behind: {type(error).__name__}")
+
+    def _parameters(self, tokens: Callable[[int], int]) -> Callable[[int], Any]:
+        return lambda number: self._vllm.SamplingParams(
+            temperature=0.0, max_tokens=tokens(number), ignore_eos=True, detokenize=False
+        )
+
+    def _case(self, seed: int, length: int, batch: int) -> None:
+        requests, label = prompts(batch, [length], seed), f"{length}x{batch}"
+        case: dict[str, Any] = {"length": length, "batch": batch}
+        case |= run_requests(self._engine, self._parameters(lambda n: self.spec.steps), requests, label)
+        self._done["cases"].append(case)
+        if self._times is not None:
+            case["prefill"] = self._times.take()
+        if self.spec.profile:
+            self._keep(self.result())
+            times = KernelTimes()
+            enough = self._parameters(lambda n: FIRST_STEPS + PROFILED_STEPS + 8)
+            run_requests(self._engine, enough, requests, f"{label} profiled", times)
+            case["profile"] = times.as_dict()
+            if self._times is not None:
+                self._times.take()
+
+    def _churn(self) -> None:
+        slots = max(self.spec.batches)
+        lengths = [2200 + 370 * step for step in range(7)]
+        requests = prompts(slots + slots // 2 + 8, lengths, 1000)
+        tokens = self._parameters(lambda n: 8 + 5 * (n * 5 % 9))
+        figures = run_requests(self._engine, tokens, requests, "churn")
+        self._done["churn"] = figures | {"requests": len(requests), "slots": slots}
+
+    def _preempt(self) -> None:
+        lengths = [2200 + 124 * step for step in range(7)]
+        requests = prompts(PREEMPTION_REQUESTS, lengths, 2000, common_share=0.0)
+        tokens = self._parameters(lambda n: 192 + 32 * (n * 5 % 9))
+        figures = run_requests(self._engine, tokens, requests, "preemption")
+        self._done["churn"] = figures | {
+            "requests": len(requests),
+            "slots": PREEMPTION_SLOTS,
+            "cache_blocks": PREEMPTION_BLOCKS,
+        }
+
+    def _vary_batches(self) -> None:
+        """Run the same prompt alone and in batches whose other half are other prompts."""
+        assert self._twins is not None
+        lengths = [INVARIANCE_LENGTH]
+        (prompt,) = prompts(1, lengths, 3000, common_share=0.0)
+        noted: dict[str, torch.Tensor] = {}
+        runs = []
+        for number, batch in enumerate(INVARIANCE_BATCHES):
+            others = prompts(batch // 2, lengths, 3001 + number, common_share=0.0)
+            copies = batch - len(others)
+            requests = [prompt] * copies + others
+            requests[::2], requests[1::2] = requests[:copies], requests[copies:]  # neighbours differ
+            self._twins.reset()
+            name = f"{number}_batch_{batch}"
+            steps = self._parameters(lambda n: INVARIANCE_STEPS)
+            figures = run_requests(self._engine, steps, requests, name)
+            noted[name] = self._twins.take()
+            runs.append(figures | {"batch": batch, "copies": copies, "rows_noted": len(noted[name])})
+            self._done["invariance"] = {
+                "length": INVARIANCE_LENGTH,
+                "runs": runs,
+                "twins": count_twins(noted),
+            }
+            self._keep(self.result())
+        if self.spec.twins:
+            arrays: dict[str, Any] = {name: rows.numpy() for name, rows in noted.items()}
+            np.savez(self.spec.twins, **arrays)
+
+
 def run(spec: Specification, keep: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
     """Start the engine and run every case.
 
@@ -310,71 +486,18 @@ def run(spec: Specification, keep: Callable[[dict[str, Any]], None] = lambda res
     ----------
     spec : Specification
     keep : callable
-        Takes the result so far after each case, so that an engine that is stopped leaves what it has done.
+        Takes the result so far after each case.
 
     Returns
     -------
     dict
-        JSON-ready result.
+        JSON-ready result; ``failures`` names the cases that failed.
     """
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    comparison = Comparison(device) if spec.mode == COMPARE else None
-    if spec.mode != STOCK:
-        # Also where the checkout runs without being installed, and vLLM finds no entry point.
-        importlib.import_module("gvr_topk.integrations.vllm").register()
-    if comparison is not None:
-        stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
-        stage.forward = comparison.wrap(stage.forward)
-    vllm = importlib.import_module("vllm")
-    begun = time.perf_counter()
-    engine = vllm.LLM(**engine_arguments(spec)).llm_engine
-    started = time.perf_counter() - begun
-
-    def parameters(tokens: Callable[[int], int]) -> Callable[[int], Any]:
-        return lambda number: vllm.SamplingParams(
-            temperature=0.0, max_tokens=tokens(number), ignore_eos=True, detokenize=False
-        )
-
-    if comparison is not None:
-        comparison.reset()
-    cases: list[dict[str, Any]] = []
-    churn: dict[str, Any] | None = None
-    given = {
-        name: value for name, value in asdict(spec).items() if name not in ("model", "batches", "lengths")
-    }
-
-    def result() -> dict[str, Any]:
-        counters = importlib.import_module("gvr_topk.integrations.vllm").counters().as_dict()
-        return {
-            **given,
-            "vllm": vllm.__version__,
-            "start_s": round(started, 1),
-            "cases": cases,
-            "churn": churn,
-            "compared": None if comparison is None else comparison.as_dict(),
-            "calls": counters["calls"],
-            "slots": counters["requests"],
-        }
-
-    for seed, (length, batch) in enumerate(itertools.product(spec.lengths, spec.batches)):
-        requests, label = prompts(batch, [length], seed), f"{length}x{batch}"
-        figures = run_requests(engine, parameters(lambda number: spec.steps), requests, label)
-        case = {"length": length, "batch": batch, **figures}
-        cases.append(case)
-        keep(result())
-        if spec.profile:
-            times = KernelTimes()
-            enough = parameters(lambda number: FIRST_STEPS + PROFILED_STEPS + 8)
-            run_requests(engine, enough, requests, f"{label} profiled", times)
-            case["profile"] = times.as_dict()
-            keep(result())
-    if spec.churn:
-        slots = max(spec.batches)
-        lengths = [2200 + 370 * step for step in range(7)]
-        requests = prompts(slots + slots // 2 + 8, lengths, 1000)
-        figures = run_requests(engine, parameters(lambda n: 8 + 5 * (n * 5 % 9)), requests, "churn")
-        churn = figures | {"requests": len(requests), "slots": slots}
-    return result()
+    patches = Transaction()
+    try:
+        return Trial(spec, keep, patches).run()
+    finally:
+        patches.rollback()
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 OURS = "gvr_topk"
 ORIGINAL = "original"
 
-CALLS = ("calls", "Decode top-k calls, eager or captured.", ["path", "reason"])
+CALLS = ("calls", "Top-k calls, eager or captured.", ["path", "reason"])
 """Name, text and labels of the metric that every integration has."""
 
 WRITE_INTERVAL = 30.0

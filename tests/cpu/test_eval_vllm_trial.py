@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,10 +18,21 @@ from vllm_engine import Runner, fake_vllm
 
 from eval import vllm_trial
 from eval.__main__ import main
-from eval.common import vllm_engine
+from eval.common import vllm_compare, vllm_engine
 from eval.common.evidence import read_evidence
 from eval.common.process import CommandError
-from eval.common.vllm_engine import COMPARE, FULL, OURS, STOCK, Comparison, Specification
+from eval.common.vllm_compare import Comparison, PrefillTimes, Twins, count_twins
+from eval.common.vllm_engine import (
+    CASES,
+    COMPARE,
+    FULL,
+    INVARIANCE,
+    OURS,
+    PARTS,
+    PREEMPTION,
+    STOCK,
+    Specification,
+)
 from eval.common.vllm_model import TOPK, matrices, model_config, vectors, write_model
 from gvr_topk.integrations import vllm as integration
 
@@ -52,25 +64,38 @@ def specification(mode: str = COMPARE, **changes) -> Specification:
 
 
 class FakeEngine:
-    """Answers as vLLM's engine does, and runs the indexer layers of the fake for what decodes."""
+    """Answers as vLLM's engine does, and runs the indexer layers of the fake for what decodes and starts.
 
-    def __init__(self, seqs: int) -> None:
-        self.runner = Runner(seqs=seqs)
+    With few cache blocks it takes a running request's place away in every seventh step. Without prefix
+    caching every step has the same scores in the same rows.
+    """
+
+    def __init__(self, given: dict) -> None:
+        self.runner = Runner(seqs=given["max_num_seqs"])
+        self.blocks = given.get("num_gpu_blocks_override")
+        self.same_scores = not given.get("enable_prefix_caching", True)
+        self.scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler()
+        self.steps = 0
         self.waiting: list = []
         self.live: list = []
 
     def add_request(self, name, prompt, parameters) -> None:
         assert all(10 <= token < 32000 for token in prompt["prompt_token_ids"])
-        self.waiting.append((name, len(prompt["prompt_token_ids"]), parameters.max_tokens))
+        self.waiting.append((name, len(prompt["prompt_token_ids"]), 0, parameters.max_tokens))
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting or self.live)
 
     def step(self) -> list:
+        self.steps += 1
+        if self.blocks and self.steps % 7 == 0 and len(self.live) > 1:
+            self.preempt(self.live.pop())
         starting = []
         while self.waiting and self.runner.free:
-            name, length, tokens = self.waiting.pop(0)
-            starting.append([self.runner.add(name, min(length, 380)), 0, tokens])
+            name, length, done, tokens = self.waiting.pop(0)
+            starting.append([self.runner.add(name, min(length, 380)), done, tokens])
+        if self.same_scores:
+            self.runner.generator.manual_seed(0)
         self.runner.step([request for request, *_ in self.live], [request for request, *_ in starting])
         self.live += starting
         outputs = []
@@ -83,6 +108,12 @@ class FakeEngine:
             self.runner.finish(item[0])
         return outputs
 
+    def preempt(self, item) -> None:
+        request, done, tokens = item
+        self.scheduler._preempt_request(SimpleNamespace(num_preemptions=0), 0.0)
+        self.runner.finish(request)
+        self.waiting.insert(0, (request.name, request.length, done, tokens))
+
 
 @pytest.fixture
 def vllm():
@@ -90,7 +121,7 @@ def vllm():
         package = importlib.import_module("vllm")
         package.__version__ = "0.33.0"
         package.SamplingParams = SimpleNamespace
-        package.LLM = lambda **given: SimpleNamespace(llm_engine=FakeEngine(given["max_num_seqs"]))
+        package.LLM = lambda **given: SimpleNamespace(llm_engine=FakeEngine(given))
         yield package
 
 
@@ -110,8 +141,16 @@ def test_wrong_options(option, capsys):
 def test_plan():
     options = vllm_trial.parse_args(["--work", "w"])
     plan = vllm_trial.plan(options)
-    assert len({spec.name for spec in plan}) == len(plan) == 12
+    assert len({spec.name for spec in plan}) == len(plan) == 12 + 4 + 8
     assert {spec.batches[-1] for spec in plan} == {96} and plan[0].mode == STOCK
+    parts = {part: [spec for spec in plan if spec.part == part] for part in PARTS}
+    assert [len(specs) for specs in parts.values()] == [12, 4, 8]
+    assert {spec.mode for spec in parts[PREEMPTION]} == {COMPARE}
+    assert {(spec.chunk, spec.drafts) for spec in parts[INVARIANCE]} == {(8192, 0), (2048, 0)}
+    assert {bool(spec.twins) for spec in parts[INVARIANCE]} == {True}
+    assert not any(spec.twins or spec.chunk != 8192 for spec in parts[CASES] + parts[PREEMPTION])
+    one = vllm_trial.parse_args(["--parts", "invariance", "--modes", "compare"])
+    assert vllm_trial.plan(one) == []
     assert {(spec.model, spec.load_format, spec.drafts) for spec in plan} == {
         ("w/plain", "auto", 0),
         ("w/drafts", "dummy", 1),
@@ -125,11 +164,19 @@ def test_engine_arguments():
     assert not graphs["enforce_eager"]
     assert graphs["compilation_config"]["cudagraph_capture_sizes"] == [2, 16]
     assert graphs["speculative_config"] == {"method": "mtp", "num_speculative_tokens": 1}
+    small = vllm_engine.engine_arguments(specification(part=PREEMPTION, graphs=FULL))
+    assert small["max_num_seqs"] == 16 and small["compilation_config"]["cudagraph_capture_sizes"][-1] == 16
+    tokens = vllm_engine.PREEMPTION_BLOCKS * vllm_engine.BLOCK
+    assert small["num_gpu_blocks_override"] == 360 and small["max_model_len"] < tokens < 16 * 2200
+    varied = vllm_engine.engine_arguments(specification(STOCK, part=INVARIANCE, chunk=2048))
+    assert varied["max_num_batched_tokens"] == 2048 and varied["enable_prefix_caching"] is False
+    assert varied["max_num_seqs"] == 32
 
 
 def test_prompts_share_a_beginning():
     made = vllm_engine.prompts(3, [100, 40], 0)
     assert [len(tokens) for tokens in made] == [100, 40, 100]
+    assert vllm_engine.prompts(2, [50], 0, common_share=0.0)[1][:2] != made[1][:2]
     assert made[0][:75] == made[2][:75] and made[0][75:] != made[2][75:] and made[1][:30] == made[0][:30]
 
 
@@ -145,13 +192,19 @@ def test_model(tmp_path):
 
 
 def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
-    monkeypatch.setattr(vllm_engine, "SAMPLE_EVERY", 2)
+    monkeypatch.setattr(vllm_compare, "SAMPLE_EVERY", 2)
     result = vllm_engine.run(specification())
     compared = result["compared"]
     assert compared["rows"] == compared["rows_longer_than_k"] > 50
     assert compared["rows_that_differ"] == compared["numpy_rows_that_differ"] == 0
     assert compared["numpy_rows"] > 20
-    assert [call["path"] for call in result["calls"]] == ["gvr_topk"]
+    assert [(call["path"], call["reason"]) for call in result["calls"]] == [
+        ("gvr_topk", "hint"),
+        ("gvr_topk", "prefill"),
+    ]
+    assert compared["prefill_rows"] == compared["prefill_rows_seen"] == 2 * 9 * (1 + 3 + 12)
+    assert compared["prefill_rows_longer_than_k"] > 0 and compared["prefill_rows_that_differ"] == 0
+    assert result["failures"] == [] and result["preemptions"] is None
     assert [(case["length"], case["batch"], case["tokens"]) for case in result["cases"]] == [
         (300, 1, 6),
         (300, 3, 18),
@@ -168,7 +221,7 @@ def test_a_stopped_engine_leaves_what_it_has_done(vllm, tmp_path, monkeypatch):
     vllm_engine.run(
         specification(OURS, profile=True, steps=30), lambda partial: kept.append(json.dumps(partial))
     )
-    assert [len(json.loads(partial)["cases"]) for partial in kept] == [1, 1, 2, 2]
+    assert [len(json.loads(partial)["cases"]) for partial in kept] == [1, 1, 2, 2, 2]
     case = json.loads(kept[-1])["cases"][-1]
     assert case["profile"] == {"steps": vllm_engine.PROFILED_STEPS, "gpu_us_per_step": 0.0, "kernels": {}}
     given.write_text(json.dumps(specification(churn=False).__dict__))
@@ -219,6 +272,7 @@ def test_compare_sees_what_is_wrong(vllm, monkeypatch):
     monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
     result = vllm_engine.run(specification(churn=False))
     assert result["compared"]["rows_that_differ"] == result["compared"]["rows"] > 0
+    assert result["compared"]["prefill_rows_that_differ"] == result["compared"]["prefill_rows"] > 0
     assert vllm_trial.verdict([result | {"problem": "ours was not on"}]) == 1
 
 
@@ -236,6 +290,216 @@ def test_compare_with_one_length_for_several_rows():
     assert not any(comparison.as_dict().values())
 
 
+def test_compare_some_rows_of_a_prefill_call(monkeypatch):
+    """At equal distances, other ones in each call, and the last one; windows may begin anywhere."""
+    monkeypatch.setattr(vllm_compare, "SLAB", 200)
+    logits = torch.randn(40, 64)
+    starts = torch.arange(40, dtype=torch.int32) % 7
+    ends = starts + 3 * torch.arange(40, dtype=torch.int32).clamp(max=15)
+    rows = []
+
+    def op(logits, starts, ends, indices, *rest):
+        indices.fill_(-1)
+        for row in range(40):
+            scores = logits[row : row + 1, int(starts[row]) : int(ends[row])]
+            length = torch.tensor([scores.shape[1]])
+            indices[row : row + 1, :8] = vllm_compare.exact_topk(scores, length, 8) if length else -1
+        indices[rows, :8] = indices[rows, :8].flip(1)  # what is wrong
+
+    comparison = Comparison("cpu", prefill_rows=10)
+    wrapped = comparison.wrap_prefill(op)
+    for wrong in ([], [39], [20, 21, 22, 23]):
+        rows[:] = wrong
+        out = torch.zeros(40, 9, dtype=torch.int32)
+        wrapped(logits, starts, ends, out[:, :8], 40, 64, 1, 8)
+    counted = comparison.as_dict()
+    assert counted["prefill_rows_seen"] == 120
+    assert 30 <= counted["prefill_rows"] + 1 <= 33 and counted["rows"] == 0
+    assert counted["prefill_rows_that_differ"] == 2
+    every = Comparison("cpu")
+    every.wrap_prefill(op)(logits, starts, ends, out[:, :8], 40, 64, 1, 8)
+    counted = every.as_dict()
+    assert counted["prefill_rows_longer_than_k"] == 37 and counted["prefill_rows"] == 39
+    assert counted["prefill_rows_that_differ"] == 4
+    assert wrapped.__name__ == "op"
+
+
+def test_times_of_prefill_calls(monkeypatch):
+    now = iter(range(100))
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = next(now)
+
+        def elapsed_time(self, stop):
+            return 1e-3 * (stop.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    times = PrefillTimes()
+    called = []
+    wrapped = times.wrap_prefill(lambda *args: called.append(args) or next(now))
+    for shape in ((9, 40), (2, 30), (9, 40)):
+        wrapped(torch.empty(shape), "starts", "ends")
+    assert len(called) == 3 and called[0][1:] == ("starts", "ends")
+    figures = {"us_median": 2.0, "us_longest": 2.0}
+    assert times.take() == {
+        "calls": 3,
+        "rows": 20,
+        "us": 6.0,
+        "shapes": [
+            {"rows": 2, "width": 30, "calls": 1, **figures},
+            {"rows": 9, "width": 40, "calls": 2, **figures},
+        ],
+    }
+    assert times.take() == {"calls": 0, "rows": 0, "us": 0, "shapes": []}
+
+
+def test_twins():
+    """Rows with equal scores are found wherever they are, and so is a selection that differs."""
+    twins = Twins("cpu", capacity=64)
+    logits = torch.randn(6, 50)
+    logits[3] = logits[0]
+    logits[4, :30] = logits[1, :30]
+    lengths = torch.tensor([50, 30, 8, 50, 30, 31])
+    chosen = vllm_compare.exact_topk(logits, lengths, 8)
+    twins.see_decode(logits, lengths, chosen)
+    first = twins.take()
+    assert first.shape == (5, 4)  # the third row has no choice
+    assert count_twins({"a": first})["all"] == {
+        "rows": 5,
+        "different_rows": 3,
+        "rows_with_a_twin": 4,
+        "rows_with_a_twin_in_another_run": 0,
+        "order": {"scores_that_differ": 0, "rows": 0},
+        "set": {"scores_that_differ": 0, "rows": 0},
+    }
+    twins.reset()
+    shifted = torch.full((2, 60), float("nan"))
+    shifted[0, 10:] = logits[0]
+    shifted[1, 5:35] = logits[1, :30]
+    swapped = chosen[:2].clone()
+    swapped[0, :2] = chosen[0, [1, 0]]
+    swapped[1, 0] = next(i for i in range(30) if i not in chosen[1])
+    twins.see_prefill(shifted, torch.tensor([10, 5]), lengths[:2], swapped)
+    second = twins.take()
+    assert torch.equal(second[:, 0], first[:2, 0])
+    counted = count_twins({"a": first, "b": second})
+    assert counted["all"]["rows_with_a_twin_in_another_run"] == 6
+    assert counted["all"]["order"] == {"scores_that_differ": 2, "rows": 6}
+    assert counted["all"]["set"] == {"scores_that_differ": 1, "rows": 3}
+    assert counted["prefill"]["rows"] == 2 and counted["decode"]["rows"] == 5
+    assert counted["prefill"]["rows_with_a_twin"] == 0
+    assert count_twins({})["all"]["rows"] == 0
+    full = Twins("cpu", capacity=6)
+    for _ in range(2):
+        full.see_decode(logits, lengths, chosen)
+    with pytest.raises(RuntimeError, match="wanted fewer than 6 rows, got 10"):
+        full.take()
+
+
+def test_hashes_tell_rows_apart():
+    values = torch.arange(4096)
+    hashed = vllm_compare.mixed(values, torch.zeros(1, dtype=torch.int64))
+    assert len(hashed.unique()) == 4096
+    bits = (hashed[:, None] >> torch.arange(64)) & 1
+    assert ((bits.float().mean(0) - 0.5).abs() < 0.05).all()
+    moved = vllm_compare.mixed(torch.zeros(4096, dtype=torch.int64), values)
+    assert len(torch.cat([hashed, moved]).unique()) == 2 * 4096 - 1
+
+
+@pytest.fixture
+def short(monkeypatch):
+    monkeypatch.setattr(vllm_engine, "INVARIANCE_BATCHES", (1, 1, 2, 4))
+    monkeypatch.setattr(vllm_engine, "INVARIANCE_STEPS", 3)
+    monkeypatch.setattr(vllm_engine, "PREEMPTION_REQUESTS", 8)
+    monkeypatch.setattr(vllm_engine, "PREEMPTION_SLOTS", 3)
+
+
+def test_preemption(vllm, short):
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    original = Scheduler._preempt_request
+    result = vllm_engine.run(specification(part=PREEMPTION, batches=[1]))
+    assert result["preemptions"] > 3 and result["cases"] == [] and result["failures"] == []
+    assert result["churn"]["requests"] == 8 and result["churn"]["cache_blocks"] == 360
+    compared = result["compared"]
+    assert compared["rows_that_differ"] == compared["prefill_rows_that_differ"] == 0
+    assert compared["prefill_rows_seen"] == 2 * 9 * (8 + result["preemptions"])
+    assert vllm_trial.problem(specification(part=PREEMPTION), result, active=True) is None
+    assert Scheduler._preempt_request is original
+
+
+def test_invariance(vllm, short, monkeypatch, tmp_path):
+    """The fake's own order is another one than ours, so between the two orders differ and sets do not."""
+    specs, results = [], []
+    for mode in (STOCK, OURS):
+        name = tmp_path / f"{mode}.npz"
+        spec = specification(mode, part=INVARIANCE, twins=str(name), batches=[1], model=mode)
+        with monkeypatch.context() as environment:
+            if mode == STOCK:
+                environment.setenv("GVR_TOPK_DISABLE", "1")
+            result = vllm_engine.run(spec)
+        integration.unregister()
+        assert result["failures"] == [] and vllm_trial.problem(spec, result, mode == OURS) is None
+        invariance = result["invariance"]
+        runs = [(run["batch"], run["copies"]) for run in invariance["runs"]]
+        assert runs == [(1, 1), (1, 1), (2, 1), (4, 2)]
+        counted = invariance["twins"]["all"]
+        assert counted["rows_with_a_twin_in_another_run"] > 50
+        assert counted["set"]["rows"] == counted["order"]["rows"] == 0
+        specs.append(spec)
+        results.append(result | {"problem": None})
+    twins = vllm_trial.compare_twins(specs)
+    assert list(twins) == [STOCK, OURS, "stock and ours"]
+    both = twins["stock and ours"]
+    assert both["runs"] == 8 and both["all"]["rows"] == twins[STOCK]["all"]["rows"] * 2
+    assert both["all"]["set"]["rows"] == 0 and both["all"]["order"]["rows"] == both["all"]["rows"]
+    assert vllm_trial.verdict(results, twins) == 0
+    twins[OURS]["all"]["order"]["rows"] = 2
+    assert vllm_trial.verdict(results, twins) == 1
+    assert vllm_trial.compare_twins([replace(specs[0], twins=str(tmp_path / "none.npz"))]) == {}
+
+
+def test_a_case_that_fails_is_a_failure(vllm, monkeypatch):
+    """The others run all the same."""
+    real = vllm_engine.run_requests
+
+    def run_requests(engine, parameters, requests, label, *rest):
+        figures = real(engine, parameters, requests, label, *rest)
+        if label == "300x1":
+            raise OSError("odd\nline")
+        return figures
+
+    monkeypatch.setattr(vllm_engine, "run_requests", run_requests)
+    result = vllm_engine.run(specification(churn=False))
+    assert result["failures"] == ["1 x 300: OSError: odd line"]
+    assert [case["batch"] for case in result["cases"]] == [3]
+    assert "OSError" in str(vllm_trial.problem(specification(), result, active=True))
+
+
+def test_engines_that_fail_or_are_left_out(tmp_path, monkeypatch, capsys):
+    def fail(*args, **kwargs):
+        raise OSError("no room")
+
+    monkeypatch.setattr(vllm_trial, "missing", list)
+    monkeypatch.setattr(vllm_trial.importlib.metadata, "version", lambda name: "0.33.0")
+    monkeypatch.setattr(vllm_trial, "write_model", fail)
+    command = ["vllm-trial", "--out", str(tmp_path / "t.json"), "--work", str(tmp_path), "--graphs", "full"]
+    command += ["--parts", "preemption", "--drafts", "0"]
+    assert main(command) == 3
+    (engine,) = json.loads((tmp_path / "t.json").read_text())["engines"]
+    assert engine["problem"] == "compare_full_drafts0_preemption: OSError: no room"
+    assert main([*command, "--budget", "30"]) == 3
+    (engine,) = json.loads((tmp_path / "t.json").read_text())["engines"]
+    assert "left out" in engine["problem"] and engine["part"] == PREEMPTION
+    assert main([*command, "--modes", "stock"]) == 2
+    assert "wanted modes in which a part shows something" in capsys.readouterr().err
+
+
 def test_stock_and_ours(vllm, monkeypatch):
     with monkeypatch.context() as environment:
         environment.setenv("GVR_TOPK_DISABLE", "1")
@@ -250,9 +514,24 @@ def test_stock_and_ours(vllm, monkeypatch):
     assert "backend chosen" in str(vllm_trial.problem(specification(OURS), ours, active=True))
 
 
-def test_compared_rows_have_to_be_long():
-    result = {"calls": [], "compared": {"rows_longer_than_k": 0}}
-    assert "longer than k" in str(vllm_trial.problem(specification(), result, active=True))
+def test_what_shows_nothing():
+    prefill = [{"path": "gvr_topk", "reason": "prefill", "count": 1}]
+    compared = {"rows_longer_than_k": 1, "prefill_rows_longer_than_k": 1}
+    good = {"calls": prefill, "failures": [], "compared": compared, "preemptions": 3}
+    spec = specification(part=PREEMPTION)
+    assert vllm_trial.problem(spec, good, active=True) is None
+    for change, said in (
+        ({"failures": ["1 x 8: OSError: odd"]}, "1 x 8: OSError: odd"),
+        ({"calls": []}, "no prefill call"),
+        ({"compared": compared | {"rows_longer_than_k": 0}}, "no compared decode row was longer than k"),
+        ({"compared": compared | {"prefill_rows_longer_than_k": 0}}, "no compared prefill row"),
+        ({"preemptions": 0}, "no request was preempted"),
+    ):
+        assert said in str(vllm_trial.problem(spec, good | change, active=True))
+    for twins in (0, 2):
+        result = good | {"invariance": {"twins": {"all": {"rows_with_a_twin": twins}}}}
+        said = vllm_trial.problem(specification(OURS, part=INVARIANCE), result, active=True)
+        assert (said is None) == (twins > 0)
 
 
 def test_log_is_the_evidence():
@@ -264,6 +543,7 @@ def test_log_is_the_evidence():
 @pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 3)])
 def test_report(tmp_path, monkeypatch, capsys, fails, code):
     compared = {"rows": 9, "rows_longer_than_k": 9, "rows_that_differ": 0, "numpy_rows_that_differ": 0}
+    compared |= {f"prefill_{name}": count for name, count in compared.items()} | {"prefill_rows_seen": 20}
     seen = []
 
     def run_command(command, log, *, timeout_s):
@@ -272,8 +552,11 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
         if fails and spec["mode"] == OURS:
             raise CommandError(command, "exit status 1", log)
         log.write_text("" if spec["mode"] == STOCK else ON)
-        calls = [] if spec["mode"] == STOCK else [{"path": "gvr_topk", "reason": "hint", "count": 1}]
-        result = {"mode": spec["mode"], "cases": [], "calls": calls}
+        calls = [] if spec["mode"] == STOCK else [{"path": "gvr_topk", "reason": "prefill", "count": 1}]
+        shape = {"rows": 9, "width": 40, "calls": 2}
+        prefill = {"calls": 2, "rows": 18, "us": {STOCK: 9.0}.get(spec["mode"], 4.0), "shapes": [shape]}
+        case = {"length": 40, "batch": 1, "prefill": None if spec["mode"] == COMPARE else prefill}
+        result = {**spec, "cases": [case], "churn": None, "calls": calls, "failures": []}
         Path(command[4]).write_text(
             json.dumps(result | {"compared": compared if spec["mode"] == COMPARE else None})
         )
@@ -293,11 +576,17 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
         "1",
         "--graphs",
         "full",
+        "--parts",
+        "cases",
     ]
     assert main(command) == code
     assert seen == [(STOCK, "1"), (OURS, None), (COMPARE, None)]
     report = json.loads(out.read_text())
-    assert report["format"] == "gvr_topk.vllm_trial/1" and report["machine"]["commit"]
+    assert report["format"] == "gvr_topk.vllm_trial/2" and report["machine"]["commit"]
     assert [bool(engine["problem"]) for engine in report["engines"]] == [False, fails, False]
+    times = {"calls": 2, "rows": 18, "stock_us": 9.0, "ours_us": 4.0}
+    case = {"graphs": "full", "drafts": 1, "length": 40, "batch": 1}
+    assert report["prefill"] == ([] if fails else [case | times])
     said = capsys.readouterr().out
+    assert "compare_full_drafts1: 0 of 9 compared of 20 prefill rows differ" in said
     assert "compare_full_drafts1: 0 of 9 rows differ" in said and ("exit status 1" in said) is fails

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,8 +24,10 @@ from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import hook as hook_module
 from gvr_topk.integrations.vllm import plugin
+from gvr_topk.integrations.vllm import prefill as prefill_module
 from gvr_topk.integrations.vllm.hook import visible
 from gvr_topk.integrations.vllm.imports import Finder
+from gvr_topk.integrations.vllm.prefill import PrefillCall, PrefillOp
 from gvr_topk.integrations.vllm.rows import RequestStates, _prefilling, owners_of_rows
 from gvr_topk.integrations.vllm.upstream import WATCHED, supported
 from gvr_topk.library import LibraryStatus
@@ -98,6 +101,12 @@ def assert_exact(step: Step, topk: int, ours: bool = True) -> None:
             assert not torch.equal(got, wanted)
 
 
+def assert_prompts_exact(step: Step, topk: int, ours: bool = True) -> None:
+    """The same of the rows of the prompts."""
+    assert step.prompts is not None and len(step.prompts.lengths) > 0
+    assert_exact(step.prompts, topk, ours)
+
+
 def kth_values(step: Step, layer: str) -> torch.Tensor:
     """The least chosen score of each row, which is what the CPU implementation notes."""
     chosen = step.chosen[layer].to(torch.int64).clamp(min=0)
@@ -135,6 +144,8 @@ def test_state_follows_requests_through_churn(vllm, via_op, inference):
             before = [request.place for request in live]
             step = runner.step(live, starting)
             assert_exact(step, runner.topk)
+            if starting:
+                assert_prompts_exact(step, runner.topk)
             kept = states(runner)
             for layer, name in enumerate(runner.names if live else ()):
                 kth = kth_values(step, name)
@@ -150,8 +161,135 @@ def test_state_follows_requests_through_churn(vllm, via_op, inference):
                 runner.finish(live.pop())
             moved += any(old is not new for old, new in zip(before, live, strict=False))
     assert not waiting and moved > 20
-    assert set(calls()) == {(OURS, "hint")}
+    assert set(calls()) == {(OURS, "hint"), (OURS, "prefill")}
     assert integration.counters().requests["admitted"] == 12
+
+
+def prefill_op():
+    return torch.ops._C.top_k_per_row_prefill
+
+
+@pytest.mark.parametrize("via_op", [False, True])
+@pytest.mark.parametrize("inference", [False, True])
+def test_prefill_is_exact(vllm, log, via_op, inference):
+    """Chunks of several prompts, rows shorter and longer than k, ties and NaN, beside decode rows."""
+    integration.register()
+    runner = Runner(via_op=via_op)
+    decoding, *prompts = (runner.add(f"of {length}", length) for length in (399, 300, 12, 20))
+    with torch.inference_mode(inference):
+        step = runner.step([], [decoding])
+        assert_prompts_exact(step, runner.topk)
+        step = runner.step([decoding], prompts)
+    assert_exact(step, runner.topk)
+    assert_prompts_exact(step, runner.topk)
+    lengths = step.prompts.lengths.tolist()
+    assert len(lengths) == 27 and min(lengths) < runner.topk < max(lengths)
+    assert calls() == {(OURS, "hint"): 2, (OURS, "prefill"): 6}  # two layers; one chunk and then two
+    assert sum(line.endswith("on: prefill top-k with k = 16") for line in log.lines) == 1
+
+
+def test_prefill_windows_that_begin_inside_the_scores(vllm):
+    """As the op may be called: positions count from the window, and a caller may name its arguments."""
+    integration.register()
+    for name in WATCHED:
+        __import__(name)
+    from vllm import _custom_ops
+
+    logits = torch.randn(5, 90).round()
+    starts = torch.tensor([0, 3, 50, 80, 20], dtype=torch.int32)
+    ends = torch.tensor([90, 80, 55, 80, 90], dtype=torch.int32)
+    wanted = torch.full((5, 8), -1, dtype=torch.int32)
+    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        length = torch.tensor([end - start], dtype=torch.int32)
+        wanted[row] = sorted_topk(logits[row : row + 1, start : max(end, start + 1)], length, 8)[0]
+    out = torch.full((6, 11), 7, dtype=torch.int32)
+    _custom_ops.top_k_per_row_prefill(logits, starts, ends, out[:5, :8], 5, 90, 1, 8)
+    assert torch.equal(out[:5, :8], wanted) and out[:5, 8:].eq(7).all() and out[5].eq(7).all()
+    named = {"rowStarts": starts, "rowEnds": ends, "numRows": 4, "stride0": 90, "stride1": 1, "topK": 8}
+    prefill_op()(logits, indices=out.fill_(7)[:, :8], **named)  # fewer rows than the tensors have
+    assert torch.equal(out[:4, :8], wanted[:4]) and out[4:].eq(7).all()
+    assert calls() == {(OURS, "prefill"): 2}
+    assert prefill_op().default._schema.name == "_C::top_k_per_row_prefill"
+
+
+def test_prefill_in_other_layouts_is_vllms(vllm):
+    """And nothing is switched off by them."""
+    integration.register()
+    for name in WATCHED:
+        __import__(name)
+    logits, out = torch.randn(2, 128), torch.zeros((2, 8), dtype=torch.int32)
+    starts, ends = torch.zeros(2, dtype=torch.int32), torch.tensor([64, 30], dtype=torch.int32)
+    apart = logits[:, ::2]
+    served = (logits, starts, ends, out, 2, 128, 1, 8)
+    others = (
+        (apart, starts, ends, out, 2, 128, 2, 8),
+        (logits.double(), starts, ends, out, 2, 128, 1, 8),
+        (logits, starts.long(), ends, out, 2, 128, 1, 8),
+        (logits, starts, ends.long(), out, 2, 128, 1, 8),
+        (logits, starts, ends.repeat_interleave(3)[::3], out, 2, 128, 1, 8),
+        (logits, starts, ends, out.long(), 2, 128, 1, 8),
+    )
+    for arguments in (*others, served):
+        arguments[3].zero_()
+        prefill_op()(*arguments)
+        wanted = sorted_topk(arguments[0].float(), ends, 8)
+        assert torch.equal(arguments[3].int().sort(1).values, wanted.sort(1).values)
+    assert calls() == {("original", "prefill layout"): len(others), (OURS, "prefill"): 1}
+    hook = plugin._integration.hook._prefill
+    wide = torch.empty((1, 2**21 + 1), device="meta")
+    for scores, rows, k in ((wide, 1, 8), (logits, 3, 8), (logits, 2, 9), (logits[0], 2, 8)):
+        strides = (*scores.stride(), 1)[:2]
+        assert not hook.select(PrefillCall(scores, starts, ends, out, rows, *strides, k))
+
+
+def test_prefill_that_fails_falls_back_alone(vllm, log, monkeypatch):
+    """Decode goes on; vLLM's own prefill serves from then on, and one line says so."""
+    integration.register()
+    runner = Runner()
+    request = runner.add("a", 300)
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("no room\nfor this launch")
+
+    monkeypatch.setattr(prefill_module, "indexer_topk_prefill", fail)
+    assert_prompts_exact(runner.step([], [request]), runner.topk, ours=False)
+    monkeypatch.undo()
+    other = runner.add("b", 200)
+    step = runner.step([request], [other])
+    assert_exact(step, runner.topk)
+    assert_prompts_exact(step, runner.topk, ours=False)
+    assert calls() == {("original", "prefill error: RuntimeError"): 4, (OURS, "hint"): 2}
+    failed = [
+        line for line in log.lines if "fell back: prefill: RuntimeError: no room for this launch" in line
+    ]
+    assert len(failed) == 1
+
+
+def test_prefill_op_that_has_changed(vllm, log, monkeypatch):
+    """One transaction: decode is left alone, too."""
+    __import__("vllm._custom_ops")
+    monkeypatch.setattr(torch.ops._C, "top_k_per_row_prefill", torch.ops._C.renamed_top_k_per_row_prefill)
+    integration.register()
+    for name in WATCHED:
+        __import__(name)
+    assert prefill_op() is torch.ops._C.renamed_top_k_per_row_prefill
+    assert len(log.lines) == 1 and "refused: torch.ops._C.top_k_per_row_prefill" in log.lines[0]
+    assert "wanted logits, rowStarts, rowEnds" in log.lines[0] and "cu_seqlen_ks" in log.lines[0]
+    from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
+
+    assert not hasattr(SparseIndexerTopk.forward, "__wrapped__")
+
+
+def test_prefill_op_that_is_not_there(vllm, log, monkeypatch):
+    """Decode is served all the same."""
+    monkeypatch.setattr(plugin, "PREFILL", replace(plugin.PREFILL, name="torch.ops._C.top_k_of_another_name"))
+    integration.register()
+    runner = Runner()
+    request = runner.add("a", 300)
+    assert_prompts_exact(runner.step([], [request]), runner.topk, ours=False)
+    assert_exact(runner.step([request]), runner.topk)
+    assert calls() == {(OURS, "hint"): 2}
+    assert sum("prefill top-k stays vLLM's own: wanted the op" in line for line in log.lines) == 1
 
 
 def test_a_request_keeps_its_slot_and_a_new_one_starts_afresh(vllm):
@@ -357,18 +495,23 @@ def common_of(runner, request):
 def test_chosen_backend_is_respected(vllm, log):
     integration.register()
     runner = Runner(backend="persistent")
-    step = runner.step([runner.add("a", 300)])
+    step = runner.step([runner.add("a", 300)], [runner.add("b", 200)])
     assert_exact(step, runner.topk, ours=False)
-    assert calls() == {("original", "backend chosen"): 2}
-    assert sum("not in use: sparse_indexer_topk_backend is 'persistent'" in line for line in log.lines) == 1
+    assert_prompts_exact(step, runner.topk, ours=False)
+    assert calls() == {("original", "backend chosen"): 2, ("original", "prefill backend chosen"): 2}
+    lines = [line.partition("not in use: ")[2] for line in log.lines]
+    assert sum(line.startswith("sparse_indexer_topk_backend is 'persistent'") for line in lines) == 1
+    assert sum(line.startswith("prefill, for sparse_indexer_topk_backend is") for line in lines) == 1
 
 
 def test_force_overrules_the_backend(vllm, monkeypatch):
     monkeypatch.setenv("GVR_TOPK_VLLM", "force")
     integration.register()
     runner = Runner(backend="persistent")
-    assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
-    assert calls() == {(OURS, "hint"): 2}
+    step = runner.step([runner.add("a", 300)], [runner.add("b", 200)])
+    assert_exact(step, runner.topk)
+    assert_prompts_exact(step, runner.topk)
+    assert calls() == {(OURS, "hint"): 2, (OURS, "prefill"): 2}
 
 
 @pytest.mark.parametrize(
@@ -383,7 +526,10 @@ def test_switches(vllm, log, monkeypatch, name, value, line):
     monkeypatch.setenv(name, value)
     integration.register()
     runner = Runner()
-    assert_exact(runner.step([runner.add("a", 300)]), runner.topk, ours=False)
+    step = runner.step([runner.add("a", 300)], [runner.add("b", 200)])
+    assert_exact(step, runner.topk, ours=False)
+    assert_prompts_exact(step, runner.topk, ours=False)
+    assert not isinstance(prefill_op(), PrefillOp)
     assert len(log.lines) == 1 and line in log.lines[0]
     assert calls() == {} and Finder not in sys.meta_path
 
@@ -543,6 +689,7 @@ def test_unregister_restores_everything(vllm):
             sparse_attn_indexer._resolve_layer_name,
             attention.sparse_attn_indexer,
             indexer.DeepseekV32IndexerMetadataBuilder.build,
+            prefill_op(),
         )
 
     before = patched()
@@ -651,12 +798,17 @@ def test_doctor(vllm, installed, monkeypatch):
     assert rows["vLLM"].startswith(f"0.33.0 in {FAKE}")
     assert rows["entry point"] == "gvr_topk = gvr_topk.integrations.vllm:register in vllm.general_plugins"
     assert rows["SparseIndexerTopk.forward"].startswith("ok: wrapped")
+    later = "later (checked when its library is loaded): replaced: runs our op"
+    assert rows["torch.ops._C.top_k_per_row_prefill"].startswith(later)
     assert rows["sparse_attn_indexer"].startswith("ok: wrapped")
-    assert rows["would happen"] == "decode top-k is replaced where sparse_indexer_topk_backend is auto"
+    assert (
+        rows["would happen"]
+        == "decode and prefill top-k are replaced where sparse_indexer_topk_backend is auto"
+    )
     assert not [name for name in sys.modules if name.startswith("vllm.")]
     monkeypatch.setenv("GVR_TOPK_VLLM", "force")
     outlook = dict(integration.describe())["would happen"]
-    assert outlook == "decode top-k is replaced whatever sparse_indexer_topk_backend says"
+    assert outlook == "decode and prefill top-k are replaced whatever sparse_indexer_topk_backend says"
     monkeypatch.setenv("VLLM_PLUGINS", "other")
     rows = dict(integration.describe())
     assert rows["entry point"] == "not loaded: VLLM_PLUGINS=other has to name gvr_topk, too"

@@ -210,6 +210,17 @@ class TestPagedV2:
         assert torch.equal(out, torch.where(positions < 0, -1, positions + offsets[:, None]).to(torch.int32))
         assert not CALLS
 
+    def test_the_newest_name(self, newer: SGLang) -> None:
+        module = newer.v2
+        module.topk_transform_paged_v2 = module.topk_transform_512_v2
+        del module.topk_transform_512_v2
+        newer.load()
+        score, lengths, table = scores(2), lengths_of([WIDTH, 40]), table_of(2, WIDTH // PAGE)
+        out = torch.zeros(2, K, dtype=torch.int32)
+        module.topk_transform_paged_v2(score, lengths, table, out, PAGE, None)
+        assert torch.equal(out, slots_of(sorted_topk(score, lengths, K), table, PAGE))
+        assert not CALLS
+
     def test_importers_by_name_are_served(self, newer: SGLang) -> None:
         package = importlib.import_module("sglang.kernels.ops.attention.dsv4")
         newer.load()
@@ -239,35 +250,137 @@ def test_no_rows(sglang: SGLang) -> None:
     assert metadata.topk_transform(torch.empty(0, WIDTH), K).shape == (0, K)
 
 
-class TestLeftToSGLang:
-    """What the op cannot serve is SGLang's own result, with one line for each reason."""
+def windows() -> tuple[Tensor, Tensor, Tensor]:
+    """Starts, lengths and requests of rows of three prompts, whose keys lie one behind the other.
 
-    def test_rows_that_begin_inside_the_scores(self, sglang: SGLang, lines: Any) -> None:
+    Some are empty, short, of k, long, or end with the scores; around each of them other scores stand.
+    """
+    starts = lengths_of([0, 0, 0, 30, 30, 30, 60, 60])
+    lengths = lengths_of([1, K, 30, 0, K + 1, 29, 35, WIDTH - 60])
+    return starts, lengths, lengths_of([0, 0, 0, 1, 1, 1, 2, 2])
+
+
+ENDS = [0, 3, 6, 8]
+"""Where the rows of each of these prompts begin, and the last one ends."""
+
+
+def window_positions(score: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
+    """What is in the windows, by a loop over rows that shares nothing with the ops."""
+    rows = [
+        sorted_topk(score[row : row + 1, start:], lengths[row : row + 1], K)
+        for row, start in enumerate(starts.tolist())
+    ]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("kind", ["random", "ties", "special"])
+class TestPrefill:
+    """Rows that begin inside the scores, as prompts have them."""
+
+    def test_positions(self, sglang: SGLang, kind: str) -> None:
         sglang.load()
-        score, starts = scores(3), lengths_of([0, 10, 20])
-        lengths, offsets = lengths_of([20, 20, 4]), lengths_of([0, 0, 100])
-        metadata = sglang.metadata("RAGGED", lengths, offsets=offsets)
+        starts, lengths, _ = windows()
+        score = scores(len(starts), kind)
+        got = sglang.metadata("RAGGED", lengths, fuse=False).topk_transform(score, K, ks=starts)
+        assert torch.equal(got, window_positions(score, starts, lengths))
+        assert not CALLS
+
+    def test_ragged(self, sglang: SGLang, kind: str) -> None:
+        sglang.load()
+        starts, lengths, request = windows()
+        score, offsets = scores(len(starts), kind), lengths_of([1000, 0, 7])[request.long()]
+        got = sglang.metadata("RAGGED", lengths, offsets=offsets).topk_transform(score, K, ks=starts)
+        positions = window_positions(score, starts, lengths)
+        assert torch.equal(got, torch.where(positions < 0, -1, positions + offsets[:, None]))
+        assert got.dtype == torch.int32
+        assert not CALLS
+
+    def test_ragged_v2(self, newer: SGLang, kind: str) -> None:
+        newer.load()
+        starts, lengths, _ = windows()
+        score, out = scores(len(starts), kind), torch.zeros(len(starts), K, dtype=torch.int32)
+        newer.v2.topk_transform_ragged_v2(
+            score, lengths, out_offsets=starts, out_indices=out, row_starts=starts
+        )
+        positions = window_positions(score, starts, lengths)
+        assert torch.equal(out, torch.where(positions < 0, -1, positions + starts[:, None]))
+        assert not CALLS
+
+    def test_paged(self, sglang: SGLang, kind: str) -> None:
+        """The rows of a prompt share a row of the table, also where each prompt has but one."""
+        sglang.load()
+        starts, lengths, request = windows()
+        score = scores(len(starts), kind)
+        positions = window_positions(score, starts, lengths)
+        for rows, ends, owner in (
+            (list(range(8)), ENDS, request),
+            ([1, 4, 7], [0, 1, 2, 3], lengths_of([0, 1, 2])),
+        ):
+            table = table_of(3, WIDTH)
+            table[1, 5] = -1
+            metadata = sglang.metadata(
+                "PAGED", lengths[rows], page_table_1=table, cu_seqlens_q=lengths_of(ends)
+            )
+            got = metadata.topk_transform(score[rows], K, ks=starts[rows])
+            assert torch.equal(got, slots_of(positions[rows], table[owner.long()], 1))
+        assert not CALLS
+
+    def test_rows_that_share_a_table_row(self, sglang: SGLang, kind: str) -> None:
+        """Several drafts of a request, as in target verification: their rows begin at the first column."""
+        sglang.load()
+        lengths = lengths_of([30, 31, 40])
+        score, table = scores(3, kind), table_of(2, WIDTH)
+        metadata = sglang.metadata(
+            "PAGED", lengths, page_table_1=table, real_page_table=table, cu_seqlens_q=lengths_of([0, 2, 3])
+        )
+        got = metadata.topk_transform(score, K)
+        assert torch.equal(got, slots_of(sorted_topk(score, lengths, K), table[[0, 0, 1]], 1))
+        assert not CALLS
+
+
+def test_rows_behind_the_last_request_are_empty(sglang: SGLang) -> None:
+    """A captured graph may have more rows than there are tokens, and requests without a row."""
+    sglang.load()
+    score, lengths, table = scores(5), lengths_of([40] * 5), table_of(3, WIDTH)
+    metadata = sglang.metadata(
+        "PAGED", lengths, page_table_1=table, real_page_table=table, cu_seqlens_q=lengths_of([0, 2, 2, 4])
+    )
+    got = metadata.topk_transform(score, K, ks=torch.zeros_like(lengths))
+    expected = slots_of(sorted_topk(score, lengths, K), table[[0, 0, 2, 2, 0]], 1)
+    expected[4] = -1
+    assert torch.equal(got, expected)
+    assert not CALLS
+
+
+def test_no_prompt_rows(sglang: SGLang) -> None:
+    sglang.load()
+    none = lengths_of([])
+    metadata = sglang.metadata("RAGGED", none, offsets=none)
+    assert metadata.topk_transform(torch.empty(0, WIDTH), K, ks=none).shape == (0, K)
+
+
+class TestLeftToSGLang:
+    """What the ops cannot serve is SGLang's own result, with one line for each reason."""
+
+    def test_prefill_without_a_kernel(
+        self, sglang: SGLang, lines: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(device: torch.device) -> None:
+            raise transforms.NotServedError("compute capability 8.0, wanted 9.0 or later")
+
+        monkeypatch.setattr(transforms, "_check_device", fail)
+        sglang.load()
+        starts, lengths, _ = windows()
+        score = scores(len(starts))
+        metadata = sglang.metadata("RAGGED", lengths, offsets=starts)
         for _ in range(3):
             got = metadata.topk_transform(score, K, ks=starts)
         expected = base.chosen(score, lengths, K, starts)
-        assert torch.equal(got, torch.where(expected < 0, -1, expected + offsets[:, None]))
+        assert torch.equal(got, torch.where(expected < 0, -1, expected + starts[:, None]))
         assert CALLS["fast_topk_transform_ragged_fused"] == 3
-        said = [line for line in lines() if "begin inside" in line]
-        assert said == [
-            "fast_topk_transform_ragged_fused left to SGLang: rows that begin inside the scores (prefill)"
-        ]
-
-    def test_rows_that_share_a_table_row(self, sglang: SGLang, lines: Any) -> None:
-        sglang.load()
-        score, lengths = scores(3), lengths_of([30, 31, 40])
-        table, ends = table_of(2, WIDTH), lengths_of([0, 2, 3])
-        metadata = sglang.metadata(
-            "PAGED", lengths, page_table_1=table, real_page_table=table, cu_seqlens_q=ends
-        )
-        got = metadata.topk_transform(score, K)
-        positions = base.chosen(score, lengths, K, None)
-        assert torch.equal(got, slots_of(positions, table[[0, 0, 1]], 1))
-        assert sum("share a row of the page table" in line for line in lines()) == 1
+        said = [line for line in lines() if "left to SGLang" in line]
+        reason = "compute capability 8.0, wanted 9.0 or later"
+        assert said == [f"fast_topk_transform_ragged_fused left to SGLang: {reason}"]
 
     def test_wrong_arguments(self, sglang: SGLang, lines: Any) -> None:
         sglang.load()

@@ -17,6 +17,8 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 WIDTH = 400
+CHUNK = 9
+"""Tokens of a prompt that one step works on."""
 
 
 @contextmanager
@@ -57,11 +59,12 @@ class Request:
 
 @dataclass
 class Step:
-    """What a step saw and chose, by layer."""
+    """What a step saw and chose for its decode rows, by layer, and for the rows of its prompts."""
 
     lengths: torch.Tensor
     logits: dict[str, torch.Tensor] = field(default_factory=dict)
     chosen: dict[str, torch.Tensor] = field(default_factory=dict)
+    prompts: Step | None = None
 
 
 class Runner:
@@ -114,6 +117,7 @@ class Runner:
             scheduler_config=SimpleNamespace(max_num_seqs=seqs),
             speculative_config=SimpleNamespace(num_speculative_tokens=drafts) if drafts else None,
             compilation_config=SimpleNamespace(max_cudagraph_capture_size=8),
+            kernel_config=SimpleNamespace(sparse_indexer_topk_backend=backend),
             use_v2_model_runner=v2,
             fake_flattening=flattening,
         )
@@ -122,7 +126,7 @@ class Runner:
         self.builder = builders.DeepseekV32IndexerMetadataBuilder(
             None, self.names, config, self.device, block_table_width=8
         )
-        rows = max(seqs * (1 + drafts), 8) + 4
+        rows = max(seqs * (1 + drafts), 8) + 4 + CHUNK * seqs
         self.lengths = torch.zeros(rows, dtype=torch.int32, device=device)  # one address, for captured graphs
         # All layers share it, and it is wider than what is chosen.
         self.buffer = torch.zeros((rows, topk + 3), dtype=torch.int32, device=device)
@@ -133,6 +137,7 @@ class Runner:
         self.layers = [
             attention.DeepseekV32Attention(cache, topk, width, self.buffer, backend) for cache in self.caches
         ]
+        self.everything: dict[str, torch.Tensor] = {}  # what each layer has left in the buffer
         self.free = list(range(seqs))  # the last one is given first
         self.generator = torch.Generator().manual_seed(0)
 
@@ -147,7 +152,7 @@ class Runner:
 
         A request whose first step is a decode row had its prompt cached but for a token.
         """
-        queries = [request.rows or 1 + self.drafts for request in decode] + [9] * len(prefill)
+        queries = [request.rows or 1 + self.drafts for request in decode] + [CHUNK] * len(prefill)
         requests = [*decode, *prefill]
         if pads:
             assert not prefill
@@ -181,7 +186,7 @@ class Runner:
             cache.kv_cache.copy_(self._scores(cache.kv_cache.shape))
 
     def forward(self, metadata: Any) -> dict[str, torch.Tensor]:
-        """Run every layer; what each has chosen."""
+        """Run every layer; what each has chosen for the decode rows."""
         rows = 0 if metadata.decode is None else metadata.decode.seq_lens.numel()
         tokens = metadata.num_decode_tokens + metadata.num_prefill_tokens
         hidden = torch.empty((tokens, 1), device=self.device)
@@ -190,6 +195,7 @@ class Runner:
             for layer, name in zip(self.layers, self.names, strict=True):
                 (layer.indexer_op if self.via_op else layer)(hidden)
                 chosen[name] = self.buffer[:rows, : self.topk].clone()
+                self.everything[name] = self.buffer[:, : self.topk].clone()
         return chosen
 
     def step(self, decode: Sequence[Request], prefill: Sequence[Request] = (), pads: int = 0) -> Step:
@@ -203,7 +209,16 @@ class Runner:
         ends = torch.empty(0) if metadata.decode is None else metadata.decode.seq_lens.reshape(-1)
         ends = ends.cpu().clone()
         logits = {cache.prefix: cache.kv_cache[: len(ends)].cpu().clone() for cache in self.caches}
-        return Step(ends, logits, {name: rows.cpu() for name, rows in chosen.items()})
+        step = Step(ends, logits, {name: rows.cpu() for name, rows in chosen.items()})
+        if metadata.prefill is not None:
+            chunks = metadata.prefill.chunks
+            rows = slice(chunks[0].token_start, chunks[-1].token_end)
+            step.prompts = Step(
+                torch.cat([chunk.cu_seqlen_ke - chunk.cu_seqlen_ks for chunk in chunks]).cpu(),
+                {cache.prefix: cache.kv_cache[rows].cpu().clone() for cache in self.caches},
+                {name: chosen[rows].cpu() for name, chosen in self.everything.items()},
+            )
+        return step
 
     def dummy(self, requests: int) -> Any:
         """Build metadata for requests that are none, as before a graph is captured."""

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from vllm_engine import Runner, fake_vllm
 
-from eval.common.vllm_engine import Comparison
+from eval.common.vllm_compare import Comparison, Twins, count_twins
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import plugin
@@ -54,12 +54,28 @@ def test_eager(runner: Runner) -> None:
     assert integration.counters().calls == {("gvr_topk", "hint"): 6}
 
 
+def test_prefill(runner: Runner) -> None:
+    """Prompts beside decode rows: every row of them, shorter and longer than k."""
+    with torch.inference_mode():
+        first, *prompts = [
+            runner.add(name, length) for name, length in (("a", 40_960), ("b", 9_000), ("c", 90))
+        ]
+        for decode, prefill in (([], [first]), ([first], prompts)):
+            metadata = runner.prepare(decode, prefill)
+            runner.fill()
+            step = runner.seen(metadata, runner.forward(metadata))
+            assert step.prompts is not None
+            for name, logits in step.prompts.logits.items():
+                assert torch.equal(step.prompts.chosen[name], sorted_topk(logits, step.prompts.lengths, K))
+    assert integration.counters().calls == {("gvr_topk", "prefill"): 4, ("gvr_topk", "hint"): 2}
+
+
 def test_one_graph_for_batches_that_change(runner: Runner) -> None:
     """Captured with requests that are none, replayed while requests come, go and change rows."""
     stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
-    comparison = Comparison("cuda")
+    comparison, twins = Comparison("cuda"), Twins("cuda", capacity=1 << 12)
     ours = stage.forward
-    stage.forward = comparison.wrap(ours)
+    stage.forward = twins.wrap(comparison.wrap(ours))
     with torch.inference_mode():
         captured = runner.prepare(runner.dummies(SEQS, WIDTH))
         runner.fill()
@@ -68,6 +84,7 @@ def test_one_graph_for_batches_that_change(runner: Runner) -> None:
         with torch.cuda.graph(graph):
             static = runner.forward(captured)
         comparison.reset()
+        twins.reset()
         live = [runner.add("a", 30_000), runner.add("b", 300)]
         rows = 0
         for number in range(12):
@@ -88,4 +105,6 @@ def test_one_graph_for_batches_that_change(runner: Runner) -> None:
                 runner.finish(live.pop())
     counted = comparison.as_dict()
     assert counted["rows"] == rows and counted["rows_that_differ"] == 0
+    noted = count_twins({"replays": twins.take()})["all"]
+    assert noted["rows"] == noted["different_rows"] == counted["rows_longer_than_k"] > 0
     stage.forward = ours

@@ -76,6 +76,7 @@ RAGGED = HookPoint(
 PAGED_V2 = HookPoint(
     "topk_transform_512_v2",
     (
+        "sglang.kernels.ops.attention.dsv4.topk.topk_transform_paged_v2",
         "sglang.kernels.ops.attention.dsv4.topk.topk_transform_512_v2",
         "sglang.jit_kernel.dsv4.topk.topk_transform_512_v2",
     ),

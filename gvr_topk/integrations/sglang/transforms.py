@@ -1,7 +1,9 @@
-"""SGLang's DSA top-k functions, computed by this package's op.
+"""SGLang's DSA top-k functions, computed by this package's ops.
 
-Each method takes what the function of SGLang takes, and raises `NotServedError` for what the op cannot do.
-Items are chosen exactly and deterministically, in ascending order of positions; SGLang promises no order.
+Each method takes what the function of SGLang takes, and raises `NotServedError` where the ops do not run.
+Rows that begin at the first column, each with its own row of a page table, are decode rows, which may have a
+state. All others go through the prefill op. Items are chosen exactly and deterministically, in ascending
+order of positions; SGLang promises no order.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from gvr_topk.constants import MIN_ARCH
 from gvr_topk.integrations.sglang.notes import NotServedError
 from gvr_topk.integrations.sglang.row_state import Requests
 from gvr_topk.library import library_status
-from gvr_topk.ops import indexer_topk_decode
+from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill
 
 
 class Transforms:
@@ -33,8 +35,10 @@ class Transforms:
     def positions(
         self, score: Tensor, lengths: Tensor, topk: int, row_starts: Tensor | None = None
     ) -> Tensor:
-        """``fast_topk_v2``: positions in the row."""
-        return self._select(score, lengths, topk, row_starts)
+        """``fast_topk_v2``: positions in the row, counted from its start."""
+        if row_starts is not None:
+            return self._prefill(score, lengths, topk, row_starts)
+        return self._decode(score, lengths, topk)
 
     def paged(
         self,
@@ -45,10 +49,18 @@ class Transforms:
         topk: int,
         row_starts: Tensor | None = None,
     ) -> Tensor:
-        """``fast_topk_transform_fused``: slots of the cache, from a table with one position per page."""
-        if page_table_size_1.shape[0] != score.shape[0]:
-            raise NotServedError("several rows share a row of the page table")
-        return self._select(score, lengths, topk, row_starts, page_table=page_table_size_1, page_size=1)
+        """``fast_topk_transform_fused``: slots of the cache, from a table with one position per page.
+
+        Decode has a row of the table for each row. In prefill and in target verification the rows of a
+        request share one, and `cu_seqlens_q` says which rows are whose.
+        """
+        table = page_table_size_1
+        if row_starts is None and table.shape[0] == score.shape[0]:
+            return self._decode(score, lengths, topk, page_table=table, page_size=1)
+        request = _requests_of_rows(cu_seqlens_q, score.shape[0])
+        return self._prefill(
+            score, lengths, topk, row_starts, page_table=table, page_size=1, row_request=request
+        )
 
     def ragged(
         self,
@@ -59,8 +71,7 @@ class Transforms:
         row_starts: Tensor | None = None,
     ) -> Tensor:
         """``fast_topk_transform_ragged_fused``: positions plus an offset of each row."""
-        chosen = self._select(score, lengths, topk, row_starts)
-        return _add_offsets(chosen, topk_indices_offset)
+        return self._prefill(score, lengths, topk, row_starts, offsets=topk_indices_offset)
 
     def paged_v2(
         self,
@@ -79,12 +90,12 @@ class Transforms:
         """
         k = out_page_indices.shape[1]
         if page_tables is None:
-            self._select(scores, seq_lens, k, out=out_page_indices)
+            self._decode(scores, seq_lens, k, out=out_page_indices)
             if out_raw_indices is not None:
                 out_raw_indices.copy_(out_page_indices)
             return
         raw = out_raw_indices is not None
-        self._select(
+        self._decode(
             scores,
             seq_lens,
             k,
@@ -104,24 +115,21 @@ class Transforms:
         row_starts: Tensor | None = None,
     ) -> None:
         """``topk_transform_ragged_v2``: positions plus an offset of each row, into `out_indices`."""
-        chosen = self._select(scores, seq_lens, out_indices.shape[1], row_starts)
-        out_indices.copy_(_add_offsets(chosen, out_offsets))
+        k = out_indices.shape[1]
+        self._prefill(scores, seq_lens, k, row_starts, offsets=out_offsets, out=out_indices)
 
-    def _select(
+    def _decode(
         self,
         score: Tensor,
         lengths: Tensor,
         k: int,
-        row_starts: Tensor | None = None,
         *,
         page_table: Tensor | None = None,
         page_size: int = 0,
         out: Tensor | None = None,
         slots: Tensor | None = None,
     ) -> Tensor:
-        if row_starts is not None:
-            # Where a row begins is known on the device alone, and the op reads rows from their first column.
-            raise NotServedError("rows that begin inside the scores (prefill)")
+        """Select in rows that begin at the first column."""
         _check_device(score.device)
         state, row_slot = self._requests.rows(score, k)
         return indexer_topk_decode(
@@ -134,6 +142,37 @@ class Transforms:
             page_table=page_table,
             page_size=page_size,
             slots=slots,
+        )
+
+    def _prefill(
+        self,
+        score: Tensor,
+        lengths: Tensor,
+        k: int,
+        row_starts: Tensor | None,
+        *,
+        offsets: Tensor | None = None,
+        page_table: Tensor | None = None,
+        page_size: int = 0,
+        row_request: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Select in rows that begin anywhere, or share a row of the page table, or have an offset."""
+        _check_device(score.device)
+        if row_starts is None:
+            row_starts, row_ends = torch.zeros_like(lengths), lengths
+        else:
+            row_ends = row_starts + lengths
+        return indexer_topk_prefill(
+            score,
+            row_starts,
+            row_ends,
+            k,
+            out=out,
+            row_request=row_request,
+            offsets=None if offsets is None else offsets.to(torch.int32),
+            page_table=page_table,
+            page_size=page_size,
         )
 
 
@@ -150,6 +189,10 @@ def _check_device(device: torch.device) -> None:
         raise NotServedError(f"compute capability {major}.{minor}, wanted {MIN_ARCH / 10} or later")
 
 
-def _add_offsets(chosen: Tensor, offsets: Tensor) -> Tensor:
-    """Add each row's offset to its positions and leave -1: the op has no offset, so this follows it."""
-    return torch.where(chosen < 0, chosen, chosen + offsets.to(torch.int32).unsqueeze(1))
+def _requests_of_rows(cu_seqlens_q: Tensor, rows: int) -> Tensor:
+    """Request of each row, from where the rows of each request begin; computed on the device.
+
+    Rows behind those of the last request get a number that is no request's, and so an empty window.
+    """
+    row = torch.arange(rows, dtype=cu_seqlens_q.dtype, device=cu_seqlens_q.device)
+    return torch.searchsorted(cu_seqlens_q[1:].contiguous(), row, right=True, out_int32=True)

@@ -1,4 +1,4 @@
-"""Decode top-k of vLLM's sparse-attention models, without changing vLLM's files.
+"""Decode and prefill top-k of vLLM's sparse-attention models, without changing vLLM's files.
 
 vLLM calls `register` through the entry point ``gvr_topk`` of the group ``vllm.general_plugins``, in every
 process and before models are loaded. It watches for four modules of vLLM and patches each once it has been

@@ -28,6 +28,7 @@ from gvr_topk.integrations.selection import argument
 from gvr_topk.integrations.vllm import environment
 from gvr_topk.integrations.vllm.environment import Mode
 from gvr_topk.integrations.vllm.metrics import CallMetrics
+from gvr_topk.integrations.vllm.prefill import PrefillHook, PrefillOp
 from gvr_topk.integrations.vllm.rows import ATTRIBUTE, RequestStates, Rows
 from gvr_topk.integrations.vllm.upstream import (
     AUTO,
@@ -69,6 +70,7 @@ class LayerHook:
         self._metrics = metrics
         self._mode = mode
         self._say = say
+        self._prefill = PrefillHook(metrics, mode, say)
         self._states: weakref.WeakKeyDictionary[Any, RequestStates | None] = weakref.WeakKeyDictionary()
         self._layers: set[str] = set()
         self._local = threading.local()
@@ -86,6 +88,7 @@ class LayerHook:
         @functools.wraps(original)
         def build(builder: Any, *args: Any, **kwargs: Any) -> Any:
             metadata = original(builder, *args, **kwargs)
+            self._prefill.note_backend(builder)
             self._after_build(builder, argument(args, kwargs, 1, "common_attn_metadata", None), metadata)
             return metadata
 
@@ -132,6 +135,10 @@ class LayerHook:
             return None if self.select(stage, call) else original(stage, *call)
 
         return forward
+
+    def wrap_prefill(self, original: Any) -> PrefillOp:
+        """Stand in for ``torch.ops._C.top_k_per_row_prefill``."""
+        return PrefillOp(original, self._prefill.select)
 
     def select(self, stage: Any, call: Call) -> bool:
         """Run one selection with our op.

@@ -35,6 +35,7 @@ from gvr_topk.integrations.vllm.upstream import (
     INDEXER,
     INDEXER_MODULE,
     POINTS,
+    PREFILL,
     RESOLVE,
     SUPPORTED,
     TOP_K,
@@ -98,11 +99,25 @@ class _Integration:
             self._wrap_method(module, TOP_K, hook.wrap_top_k)
         elif name == BUILDER_MODULE:
             self._wrap_method(module, BUILD, hook.wrap_build)
-        elif name == INDEXER_MODULE and callable(getattr(module, RESOLVE.name, None)):
-            self.patches.set_attribute(module, RESOLVE.name, hook.wrap_resolve(getattr(module, RESOLVE.name)))
+        elif name == INDEXER_MODULE:
+            self._replace_prefill(hook, module)
+            if callable(getattr(module, RESOLVE.name, None)):
+                wrapped = hook.wrap_resolve(getattr(module, RESOLVE.name))
+                self.patches.set_attribute(module, RESOLVE.name, wrapped)
         elif name == ATTENTION_MODULE and callable(getattr(module, INDEXER.name, None)):
             self.patches.set_attribute(module, INDEXER.name, hook.wrap_indexer(getattr(module, INDEXER.name)))
         # Where neither says the layer, the op runs without state.
+
+    def _replace_prefill(self, hook: LayerHook, module: ModuleType) -> None:
+        finding = check_live(PREFILL, module)
+        if not finding.good:
+            raise _Unlike(_describe_finding(finding))
+        if finding.status == "later":  # this vLLM has no kernels, or names them otherwise
+            self.say("warning", f"prefill top-k stays vLLM's own: wanted the op {PREFILL.name}, got none")
+            return
+        _, _, library, op = PREFILL.name.split(".")
+        namespace = getattr(torch.ops, library)
+        self.patches.set_attribute(namespace, op, hook.wrap_prefill(getattr(namespace, op)))
 
     def _wrap_method(self, module: ModuleType, point: PatchPoint, wrap: Any) -> None:
         finding = check_live(point, module)
@@ -223,7 +238,9 @@ def describe() -> list[tuple[str, str]]:
         if asked is Mode.FORCE
         else ("where sparse_indexer_topk_backend is auto")
     )
-    rows.append(("would happen", f"nothing: {reason}" if reason else f"decode top-k is replaced {where}"))
+    rows.append(
+        ("would happen", f"nothing: {reason}" if reason else f"decode and prefill top-k are replaced {where}")
+    )
     return rows
 
 

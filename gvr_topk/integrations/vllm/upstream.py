@@ -33,6 +33,13 @@ TOP_K = PatchPoint(
     ("self", "logits", "seq_lens", "next_n", "topk_indices", "topk_tokens", "max_seq_len"),
     "wrapped: runs our op; the original stays as the fallback",
 )
+PREFILL = PatchPoint(
+    "torch.ops._C.top_k_per_row_prefill",
+    "op",
+    INDEXER_MODULE,
+    ("logits", "rowStarts", "rowEnds", "indices", "numRows", "stride0", "stride1", "topK"),
+    "replaced: runs our op for each chunk of prompts; the original stays as the fallback",
+)
 BUILD = PatchPoint(
     "DeepseekV32IndexerMetadataBuilder.build",
     "method",
@@ -78,7 +85,7 @@ COMMON_OBJECT = PatchPoint(
     "read once per step, on the host; without req_idx there is no state",
 )
 
-POINTS = (TOP_K, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMON_OBJECT)
+POINTS = (TOP_K, PREFILL, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMON_OBJECT)
 """What must be there, in the order in which it is reported."""
 
 WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE)

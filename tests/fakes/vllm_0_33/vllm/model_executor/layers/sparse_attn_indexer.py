@@ -2,6 +2,7 @@
 
 import torch
 
+from vllm import _custom_ops as ops
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.indexer_topk import get_indexer_topk
 from vllm.utils.torch_utils import LayerNameType, _encode_layer_name, _resolve_layer_name
@@ -37,7 +38,7 @@ def sparse_attn_indexer(
     candidate_write: bool = False,
     topk_backend: str = "auto",
 ) -> torch.Tensor:
-    # Here `kv_cache` holds the scores of the decode rows, as wide as the longest sequence can be.
+    # Here `kv_cache` holds the scores of all rows, decode rows first, as wide as the longest sequence can be.
     attn_metadata = get_forward_context().attn_metadata
     k_cache_prefix = _resolve_layer_name(k_cache_prefix)
     if not isinstance(attn_metadata, dict):
@@ -46,6 +47,22 @@ def sparse_attn_indexer(
     assert isinstance(metadata, DeepseekV32IndexerMetadata)
     _resolve_layer_name(dense_mha_metadata_layer_name)
     topk_indices_buffer[: hidden_states.shape[0]] = -1
+    if metadata.num_prefills > 0:
+        for chunk in metadata.prefill.chunks:
+            rows = slice(chunk.token_start, chunk.token_end)
+            # Each row's scores begin at column 0, wherever its keys lie.
+            logits = kv_cache[rows, : chunk.max_seqlen_k]
+            row_ends = chunk.cu_seqlen_ke - chunk.cu_seqlen_ks
+            ops.top_k_per_row_prefill(
+                logits,
+                torch.zeros_like(row_ends),
+                row_ends,
+                topk_indices_buffer[rows, :topk_tokens],
+                logits.shape[0],
+                logits.stride(0),
+                logits.stride(1),
+                topk_tokens,
+            )
     if metadata.num_decodes > 0:
         seq_lens = metadata.decode.seq_lens
         next_n = seq_lens.shape[1]

@@ -20,6 +20,22 @@ class DeepSeekV32IndexerDecodeMetadata:
 
 
 @dataclass
+class DeepseekV32IndexerPrefillChunkMetadata:
+    cu_seqlen_ks: torch.Tensor
+    cu_seqlen_ke: torch.Tensor
+    total_seq_lens: int
+    token_start: int
+    token_end: int
+    num_reqs: int
+    max_seqlen_k: int = 0
+
+
+@dataclass
+class DeepseekV32IndexerPrefillMetadata:
+    chunks: list[DeepseekV32IndexerPrefillChunkMetadata]
+
+
+@dataclass
 class DeepseekV32IndexerMetadata:
     seq_lens: torch.Tensor
     max_seq_len: int
@@ -29,7 +45,7 @@ class DeepseekV32IndexerMetadata:
     num_prefills: int
     num_prefill_tokens: int
     decode: DeepSeekV32IndexerDecodeMetadata | None = None
-    prefill: object | None = None
+    prefill: DeepseekV32IndexerPrefillMetadata | None = None
     positions: torch.Tensor | None = None
     block_table: torch.Tensor | None = None
 
@@ -69,8 +85,30 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
             num_prefills=common.num_reqs - decodes,
             num_prefill_tokens=common.num_actual_tokens - tokens,
             decode=decode,
+            prefill=self._prefill(common, lens, decodes) if decodes < common.num_reqs else None,
             block_table=common.block_table_tensor,
         )
+
+    def _prefill(self, common, lens: torch.Tensor, decodes: int) -> DeepseekV32IndexerPrefillMetadata:
+        """Chunks of two requests, whose keys lie one after the other; a row sees the keys up to its own."""
+        starts, keys = common.query_start_loc_cpu.tolist(), common.seq_lens.tolist()
+        chunks = []
+        for first in range(decodes, common.num_reqs, 2):
+            last = min(first + 2, common.num_reqs)
+            begins, ends = [], []
+            for request in range(first, last):
+                begin, count = sum(keys[first:request]), int(lens[request])
+                begins += [begin] * count
+                ends += [begin + max(keys[request] - count + row + 1, 0) for row in range(count)]
+            bounds = [torch.tensor(b, dtype=torch.int32, device=self.device) for b in (begins, ends)]
+            longest = max(keys[first:last])
+            total = sum(keys[first:last])
+            chunks.append(
+                DeepseekV32IndexerPrefillChunkMetadata(
+                    *bounds, total, starts[first], starts[last], last - first, longest
+                )
+            )
+        return DeepseekV32IndexerPrefillMetadata(chunks)
 
     def _decode(self, seq_lens: torch.Tensor, lens: torch.Tensor) -> DeepSeekV32IndexerDecodeMetadata:
         if self.use_flattening:

@@ -1,0 +1,177 @@
+"""Our op in place of vLLM's prefill top-k, ``torch.ops._C.top_k_per_row_prefill``.
+
+Every sparse indexer of vLLM calls this op once for each chunk of its prompts: through
+``vllm._custom_ops.top_k_per_row_prefill`` or, in GLM-5-Next, from the op's namespace. Both look it up in that
+namespace at every call, so it is replaced there. Prefill needs no state, and so neither layer nor requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gvr_topk.constants import MAX_WIDTH
+from gvr_topk.contract import DTYPES
+from gvr_topk.integrations.counters import ORIGINAL, OURS
+from gvr_topk.integrations.vllm import environment
+from gvr_topk.integrations.vllm.environment import Mode
+from gvr_topk.integrations.vllm.metrics import CallMetrics
+from gvr_topk.integrations.vllm.upstream import AUTO
+from gvr_topk.ops import indexer_topk_prefill
+
+REASON = "prefill"
+"""Reason of the calls that are computed here, and how the reasons of the others begin."""
+
+
+class PrefillCall(NamedTuple):
+    """Arguments of the op, in its order."""
+
+    logits: Tensor
+    row_starts: Tensor
+    row_ends: Tensor
+    indices: Tensor
+    num_rows: int
+    stride0: int
+    stride1: int
+    top_k: int
+
+
+class PrefillOp:
+    """Callable in place of the op, with the schema's names; all but the call is the original's.
+
+    Parameters
+    ----------
+    original : torch.ops.OpOverloadPacket
+    select : callable
+        Takes a `PrefillCall`. Returns False when vLLM has to do it.
+    """
+
+    def __init__(self, original: Any, select: Callable[[PrefillCall], bool]) -> None:
+        self._original = original
+        self._select = select
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __call__(
+        self,
+        logits: Tensor,
+        rowStarts: Tensor,
+        rowEnds: Tensor,
+        indices: Tensor,
+        numRows: int,
+        stride0: int,
+        stride1: int,
+        topK: int,
+    ) -> None:
+        call = PrefillCall(logits, rowStarts, rowEnds, indices, numRows, stride0, stride1, topK)
+        if not self._select(call):
+            self._original(*call)
+
+
+class PrefillHook:
+    """Runs prefill calls of one vLLM process with our op.
+
+    Parameters
+    ----------
+    metrics : CallMetrics
+    mode : Mode
+        ``ON`` or ``FORCE``.
+    say : callable
+        Takes a level (``info`` or ``warning``) and a line for the log.
+    """
+
+    def __init__(self, metrics: CallMetrics, mode: Mode, say: Callable[[str, str], None]) -> None:
+        self._metrics = metrics
+        self._mode = mode
+        self._say = say
+        self._backend = AUTO
+        self._failed = ""
+        self._announced = False
+
+    def note_backend(self, builder: Any) -> None:
+        """Note which top-k backend the configuration of a metadata builder asks for.
+
+        The setting is about the decode top-k. Whoever chose another one wants vLLM's own selection, so its
+        prefill stays, too.
+        """
+        kernels = getattr(getattr(builder, "vllm_config", None), "kernel_config", None)
+        self._backend = getattr(kernels, "sparse_indexer_topk_backend", AUTO)
+
+    def select(self, call: PrefillCall) -> bool:
+        """Run one call with our op.
+
+        Parameters
+        ----------
+        call : PrefillCall
+
+        Returns
+        -------
+        bool
+            False when vLLM has to do it, with the reason counted. It writes every place that we may have
+            written.
+        """
+        reason = self._reason_against(call)
+        if not reason:
+            try:
+                _run(call)
+            except Exception as error:  # the original still can
+                reason = self._switch_off(error)
+        if reason:
+            self._metrics.count(ORIGINAL, f"{REASON} {reason}")
+            return False
+        self._metrics.count(OURS, REASON)
+        if not self._announced:
+            self._announced = True
+            self._say("info", f"on: prefill top-k with k = {call.top_k}")
+        return True
+
+    def _reason_against(self, call: PrefillCall) -> str:
+        """Why vLLM has to do this call; empty when ours can."""
+        if self._failed:
+            return self._failed
+        if self._backend != AUTO and self._mode is not Mode.FORCE:
+            self._say(
+                "info",
+                f"not in use: prefill, for sparse_indexer_topk_backend is {self._backend!r} and not "
+                f"{AUTO!r}; {environment.ENABLE}=force runs gvr_topk instead",
+            )
+            return "backend chosen"
+        return "" if _served(call) else "layout"
+
+    def _switch_off(self, error: Exception) -> str:
+        self._failed = f"error: {type(error).__name__}"
+        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        self._say("warning", f"fell back: prefill: {line}. vLLM's own prefill top-k serves from now on")
+        return self._failed
+
+
+def _served(call: PrefillCall) -> bool:
+    """Whether the op takes tensors like these."""
+    logits, indices = call.logits, call.indices
+    if logits.dim() != 2 or indices.dim() != 2:
+        return False
+    if logits.stride() != (call.stride0, call.stride1) or call.stride1 != 1:
+        return False
+    integers = (call.row_starts, call.row_ends, indices)
+    return (
+        logits.dtype in DTYPES
+        and logits.shape[1] <= MAX_WIDTH
+        and all(tensor.dtype == torch.int32 and tensor.stride(-1) == 1 for tensor in integers)
+        and all(tensor.shape[0] >= call.num_rows for tensor in (logits, *integers))
+        and indices.shape[1] >= call.top_k
+    )
+
+
+def _run(call: PrefillCall) -> None:
+    rows = call.num_rows
+    indexer_topk_prefill(
+        call.logits[:rows],
+        call.row_starts[:rows],
+        call.row_ends[:rows],
+        call.top_k,
+        out=call.indices[:rows],
+    )
