@@ -23,6 +23,7 @@ NAME = "gvr_topk.indexer_topk_decode"
 
 FLAG_PDL = 1
 FLAG_QUANTILE_GUESS = 2
+FLAG_CLAMP_PAGES = 4
 PHASE_STAMPS = 8
 """Columns of `Arguments.phase_clocks`."""
 
@@ -30,15 +31,16 @@ PHASE_STAMPS = 8
 class Arguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_decode``, in the order of its schema.
 
-    `gvr_topk.indexer_topk_decode` explains what users pass. These are for measurements only:
+    `gvr_topk.indexer_topk_decode` explains what users pass; its `pdl` and `clamp_pages` are bits of `flags`,
+    because every argument of the schema costs host time in each call. The rest is for measurements only:
 
     Attributes
     ----------
     phase_clocks : Tensor, ``[rows, 8]``, int64, or None
         Out: SM clock at phase boundaries, from libraries built with ``GVR_PHASE_TIMING``.
     flags : int
-        Sum of `FLAG_PDL` and `FLAG_QUANTILE_GUESS` (paper's kernel: first threshold from the ``1 - alpha``
-        quantile of the hinted values instead of their mean).
+        Sum of `FLAG_PDL`, `FLAG_CLAMP_PAGES` and `FLAG_QUANTILE_GUESS` (paper's kernel: first threshold from
+        the ``1 - alpha`` quantile of the hinted values instead of their mean).
     ctas_per_row : int
         Force the cluster size: 1, 2, 4, 8 or 16; 0 follows the plan.
     """
@@ -209,6 +211,8 @@ def _check_pages(a: Arguments, rows: int, requests: int) -> None:
             raise fail("slots", "a page_table beside it", None)
         _check_results("slots", a.slots, a.logits, rows, a.k)
     if a.page_table is None:
+        if a.flags & FLAG_CLAMP_PAGES:
+            raise fail("clamp_pages", "a page_table beside it", None)
         return
     _check_tensor("page_table", a.page_table, a.logits, torch.int32, (requests, None))
     if not 1 <= a.page_size <= MAX_PAGE_SIZE:

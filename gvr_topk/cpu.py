@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gvr_topk.arguments import Arguments, check
+from gvr_topk.arguments import FLAG_CLAMP_PAGES, Arguments, check
 from gvr_topk.constants import (
     STATE_INFINITE,
     STATE_MASKED,
@@ -66,6 +66,8 @@ def decode(a: Arguments) -> None:
         return
     by_row = a.seq_lens.shape[0] == rows
     keys = row_lengths(a.seq_lens, rows, 1 if by_row else a.next_n).clamp(min=0)
+    if a.page_table is not None and a.flags & FLAG_CLAMP_PAGES:
+        width = min(width, a.page_table.shape[1] * a.page_size)
     lengths = (keys // a.compress_ratio).clamp(max=width)
     positions = exact_topk(a.logits, lengths, a.k)
     a.out[:, : a.k] = positions

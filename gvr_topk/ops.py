@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from gvr_topk import cpu
-from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, NAME, Arguments, check, fail, schema
+from gvr_topk.arguments import (
+    FLAG_CLAMP_PAGES,
+    FLAG_PDL,
+    FLAG_QUANTILE_GUESS,
+    NAME,
+    Arguments,
+    check,
+    fail,
+    schema,
+)
 from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.library import LibraryError, library_status
 from gvr_topk.policy import parse_path
@@ -88,6 +97,7 @@ def indexer_topk_decode(
     page_table: Tensor | None = None,
     page_size: int = 0,
     slots: Tensor | None = None,
+    clamp_pages: bool = False,
     path: str = "auto",
     compress_ratio: int = 1,
     max_ctas: int = 0,
@@ -139,6 +149,11 @@ def indexer_topk_decode(
     slots : Tensor, ``[rows, >= k]``, int32, optional
         Where cache slots go, so that `out` keeps positions. Without it they take the place of positions
         in `out`. Rows must not overlap.
+    clamp_pages : bool, default False
+        Limit ``n_r`` to the ``pages * page_size`` positions that `page_table` covers, computed in 64 bits:
+        the call then selects as if `logits` had no columns behind them. Needs `page_table`. Without it rows
+        may select positions behind the table, which have no slot. A page that the table holds as a negative
+        number counts as covered.
     path : {"auto", "paper_gvr", "no_hint", "radix_rounds"}
         ``"auto"`` predicts from `state` where the gate allows it (`gvr_topk.policy.can_use_heuristic`).
         ``"no_hint"`` does not read the state and estimates from a sample of the row. ``"radix_rounds"``
@@ -212,6 +227,9 @@ def indexer_topk_decode(
     words = indices = None
     if state is not None:
         words, indices = state.words, state.indices
+    flags = FLAG_PDL | FLAG_QUANTILE_GUESS if pdl else FLAG_QUANTILE_GUESS
+    if clamp_pages:
+        flags |= FLAG_CLAMP_PAGES
     launch(
         Arguments(
             logits,
@@ -231,7 +249,7 @@ def indexer_topk_decode(
             page_size,
             int(parse_path(path)),
             max_ctas,
-            FLAG_PDL | FLAG_QUANTILE_GUESS if pdl else FLAG_QUANTILE_GUESS,
+            flags,
             hint_offset,
             0,
             compress_ratio,

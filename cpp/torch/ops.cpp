@@ -27,6 +27,7 @@ using OptionalTensor = std::optional<Tensor>;
 // Bits of the `flags` argument.
 constexpr int64_t kFlagPdl = 1;
 constexpr int64_t kFlagQuantileGuess = 2;
+constexpr int64_t kFlagClampPages = 4;
 
 class DeviceGuard {
  public:
@@ -130,6 +131,8 @@ void check_pages(const Arguments& a, int32_t device, int64_t rows, int64_t reque
     check(a.page_table.has_value(), "slots: wanted a page_table beside it, got None");
     check_results(*a.slots, "slots", device, rows, a.k);
   }
+  check(a.page_table || (a.flags & kFlagClampPages) == 0,
+        "clamp_pages: wanted a page_table beside it, got None");
   if (!a.page_table) return;
   check_tensor(*a.page_table, "page_table", device, ScalarType::Int, {requests, kAny});
   check(a.page_size >= 1 && a.page_size <= kMaxPageSize, "page_size: wanted 1 to ", kMaxPageSize,
@@ -175,13 +178,22 @@ void check_arguments(const Arguments& a) {
         static_cast<int64_t>(Path::kRadixRounds), ", got ", a.path);
 }
 
+// Columns from which rows may select: those that the page table covers, where the call asks for that. Kernels
+// take the rest of a row for space between two rows, so the limit costs them nothing.
+int32_t selectable_width(const Arguments& a) {
+  const int64_t width = a.logits.size(1);
+  if (!a.page_table || (a.flags & kFlagClampPages) == 0) return static_cast<int32_t>(width);
+  const int64_t pages = std::min(a.page_table->size(1), kMaxWidth);  // More pages would only overflow.
+  return static_cast<int32_t>(std::min(width, pages * a.page_size));
+}
+
 TopkParams make_params(const Arguments& a) {
   TopkParams p{};
   p.logits = a.logits.data_ptr();
   p.seq_lens = static_cast<const int32_t*>(a.seq_lens.data_ptr());
   p.logits_stride = a.logits.stride(0);
   p.state = pointer<float>(a.state);
-  p.width = static_cast<int32_t>(a.logits.size(1));
+  p.width = selectable_width(a);
   p.k = static_cast<int32_t>(a.k);
   p.next_n = static_cast<int32_t>(a.next_n);
   p.num_slots = a.state ? clamped(a.state->size(0)) : 0;

@@ -405,11 +405,15 @@ def test_statistics_without_a_state() -> None:
     assert stats[:, StatsColumn.HITS].tolist() == [-1, -1]
 
 
-@pytest.mark.parametrize(("pdl", "flags"), [(False, 2), (True, 3)])
-def test_flags_are_those_of_the_header(pdl: bool, flags: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "flags"), [({}, 2), ({"pdl": True}, 3), ({"clamp_pages": True}, 6)], ids=str
+)
+def test_flags_are_those_of_the_header(
+    options: dict[str, bool], flags: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Arguments] = []
     monkeypatch.setattr(ops, "launch", seen.append)
-    gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, pdl=pdl)
+    gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, **options)
     assert [given.flags for given in seen] == [flags]
 
 
@@ -484,6 +488,67 @@ def paged(table: Tensor, page_size: int, positions: list[int]) -> list[int]:
 
 def test_a_page_table_without_columns_holds_no_page() -> None:
     assert paged(torch.zeros(1, 0, dtype=torch.int32), 16, [0, 5, 63]) == [-1, -1, -1]
+
+
+def test_a_page_table_without_columns_leaves_positions_in_out_where_slots_are_apart() -> None:
+    none = torch.zeros(REQUESTS, 0, dtype=torch.int32)
+    slots = torch.full((ROWS, K + 1), -7, dtype=torch.int32)
+    assert torch.equal(call(page_table=none, slots=slots), expected())
+    assert (slots[:, :K] == -1).all() and (slots[:, K] == -7).all()
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from([1, 2, 7, 16, 100, 2**30, 2**31 - 1]),
+    st.integers(0, 9),
+    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=ROWS, max_size=ROWS),
+    st.sampled_from([1, 2]),
+)
+def test_clamped_rows_end_where_the_table_does(
+    page_size: int, pages: int, lengths: list[int], ratio: int
+) -> None:
+    """The call selects as one over the columns that the table covers, whatever the lengths count."""
+    covered = min(WIDTH, pages * page_size)
+    paging = {"page_table": torch.zeros(REQUESTS, pages, dtype=torch.int32), "page_size": page_size}
+    counts, kept = torch.full((ROWS,), 77, dtype=torch.int32), TopkState(4, K)
+    seen = (int32(*lengths).clamp(min=0) // ratio).clamp(max=covered)
+    got = call(
+        seq_lens=int32(*lengths), clamp_pages=True, counts=counts, state=kept, compress_ratio=ratio, **paging
+    )
+    assert torch.equal(got, sorted_topk(scores(), seen, K))
+    assert torch.equal(counts, seen.clamp(max=K))
+    assert kept.indices is not None and torch.equal(kept.indices[[0, 3, 1]], got[1::2])
+
+
+def test_without_clamping_rows_select_behind_the_table() -> None:
+    """Of the same call: the clamped one has a slot for every position, the other one has not."""
+    paging = {"page_table": TABLE[:, :1], "page_size": PAGE}
+    found = []
+    for clamp in (False, True):
+        slots = torch.zeros(ROWS, K, dtype=torch.int32)
+        positions = call(**paging, slots=slots, clamp_pages=clamp)
+        found.append((int(positions.max()) >= PAGE, bool(((slots == -1) & (positions >= 0)).any())))
+    assert found == [(True, True), (False, False)]
+    assert torch.equal(call(clamp_pages=True), expected())  # a table that covers all columns changes nothing
+
+
+def test_statistics_of_clamped_rows_are_those_of_their_lengths() -> None:
+    """Hinted positions behind the table do not count, and a row that the table ends at k is short."""
+    hint = torch.full((1, K), WIDTH - 1, dtype=torch.int32)
+    hint[0, 0] = scores(1)[0, : 2 * PAGE].argmax()
+    for pages, hits, reason in ((2, 1, HintReason.USED), (0, -1, HintReason.SHORT_ROW)):
+        stats = torch.zeros(1, 8, dtype=torch.int32)
+        gvr_topk.indexer_topk_decode(
+            scores(1),
+            int32(WIDTH),
+            K,
+            state=state(1, hint.clone(), STATE_VALUE_ONLY),
+            stats=stats,
+            page_table=TABLE[:1, :pages],
+            page_size=PAGE,
+            clamp_pages=True,
+        )
+        assert stats[0, [StatsColumn.HITS, StatsColumn.REASON]].tolist() == [hits, reason]
 
 
 def test_pages_with_negative_numbers_are_not_there() -> None:
@@ -602,6 +667,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"counts": torch.zeros(ROWS)}, "counts: wanted dtype int32, got float32"),
     ({"counts": torch.zeros(2 * ROWS, dtype=torch.int32)[::2]}, "counts: wanted inner stride 1, got 2"),
     ({"page_table": None}, "slots: wanted a page_table beside it, got None"),
+    (
+        {"page_table": None, "slots": None, "clamp_pages": True},
+        "clamp_pages: wanted a page_table beside it, got None",
+    ),
     ({"slots": torch.zeros(ROWS, K)}, "slots: wanted dtype int32, got float32"),
     (
         {"slots": torch.zeros(ROWS, K - 1, dtype=torch.int32)},
@@ -793,6 +862,15 @@ def test_states_by_row_leave_the_slots_alone() -> None:
             assert left[row].tolist() == [STATE_VALUE_ONLY, float(kth), 0.0, 0.0]
         else:
             assert float(left[row, 0]) == STATE_UNKNOWN
+
+
+def test_states_by_row_leave_kept_positions_alone() -> None:
+    """The state is then read alone: its slots keep the words and the positions that they had."""
+    hint = torch.full((4, K), 5, dtype=torch.int32)
+    kept, left = state(4, hint, 0.25), torch.full((ROWS, STATE_FLOATS), 7.0)
+    assert torch.equal(call(state=kept, next_state=left), expected())
+    assert (hint == 5).all() and torch.equal(kept.words, state(4, None, 0.25).words)
+    assert (left != 7).any(dim=1).all()
 
 
 def test_states_by_row_need_no_state() -> None:
