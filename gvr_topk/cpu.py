@@ -81,29 +81,41 @@ def decode(a: Arguments) -> None:
         a.stats[:, StatsColumn.HITS] = -1
     if a.state is None and a.stats is None and a.next_state is None:
         return
+    before = a
+    if a.row_slot is not None and a.state is not None:
+        # Of rows that share a slot, each starts from what the slot held before the call.
+        kept = None if a.indices is None else a.indices.clone()
+        before = a._replace(state=a.state.clone(), indices=kept)
     for row in range(rows):
-        _carry_over(a, row, int(lengths[row]), positions[row])
+        _carry_over(a, before, row, int(lengths[row]), positions[row])
 
 
-def _carry_over(a: Arguments, row: int, length: int, chosen: Tensor) -> None:
-    """Write the statistics of one row, and the state if it is the last one of its request."""
+def _leaves_state(a: Arguments, row: int) -> bool:
+    """Whether the row is its request's last one, and no later request names its slot."""
+    if row % a.next_n != a.next_n - 1 or a.next_state is not None:
+        return False
+    return a.row_slot is None or not bool((a.row_slot[row + a.next_n :: a.next_n] == a.row_slot[row]).any())
+
+
+def _carry_over(a: Arguments, before: Arguments, row: int, length: int, chosen: Tensor) -> None:
+    """Write the statistics of one row by the state `before` the call, and the state where it leaves one."""
     slot = row // a.next_n if a.row_slot is None else int(a.row_slot[row])
     slots = 0 if a.state is None else a.state.shape[0]
     has_slot = 0 <= slot < slots
     if a.stats is not None:
-        a.stats[row, StatsColumn.REASON] = _reason(a, length, slot, slots)
+        a.stats[row, StatsColumn.REASON] = _reason(before, length, slot, slots)
     if a.next_state is not None:
         a.next_state[row] = _state_after(a, row, length, chosen)
     if not has_slot or a.state is None:
         return
-    if length > a.k and a.stats is not None and a.indices is not None:
+    if length > a.k and a.stats is not None and before.indices is not None:
         keys = order_key(a.logits[row])
-        hinted = a.indices[slot].to(torch.int64)
+        hinted = before.indices[slot].to(torch.int64)
         hinted = hinted[hinted >= 0] + a.hint_offset
         hinted = hinted[(hinted >= 0) & (hinted < length)]
         kth = keys[chosen.to(torch.int64)].min()
         a.stats[row, StatsColumn.HITS] = int((keys[hinted] >= kth).sum())
-    if row % a.next_n != a.next_n - 1 or a.next_state is not None:
+    if not _leaves_state(a, row):
         return
     if length > a.k:
         a.state[slot] = _state_after(a, row, length, chosen)

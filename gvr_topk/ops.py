@@ -133,7 +133,10 @@ def indexer_topk_decode(
         state, a sample of the row takes its place.
     row_slot : Tensor, ``[rows]``, int32, optional
         Slot of each row in `state`. Negative or too large: no hint and no write-back (padding rows).
-        Default: request ``r // next_n`` uses slot ``r // next_n``.
+        Default: request ``r // next_n`` uses slot ``r // next_n``. Requests may share a slot. In a state that
+        keeps positions, what the last request that names a slot leaves there is left, and the others leave
+        nothing. In one that keeps predictions alone, the slot holds the prediction of one of them, never a
+        mixture; of which one, a GPU does not say.
     next_state : Tensor, ``[rows, 4]``, float32, contiguous, optional
         Out: what each row leaves for the next step. `state` is then read and not written, until
         `TopkState.accept` copies the rows whose draft tokens were accepted.

@@ -355,6 +355,46 @@ def test_rows_without_a_slot_leave_no_state() -> None:
     assert known.tolist() == [False, True, False, False]
 
 
+@pytest.mark.parametrize("next_n", [1, 2])
+@pytest.mark.parametrize("keep_indices", [True, False])
+def test_of_requests_that_name_one_slot_the_last_one_leaves_its_state(
+    keep_indices: bool, next_n: int
+) -> None:
+    rows, lengths = 12, torch.full((12,), WIDTH, dtype=torch.int32)
+    row_slot = int32(2, 2, 0, 2, 1, 1, 2, 2, 0, 0, -1, -1)
+    last = {0: 9, 1: 5, 2: 7}
+    kept = TopkState(4, K, keep_indices=keep_indices)
+    logits = scores(rows) + torch.arange(rows)[:, None]  # so that all k-th values differ
+    got = gvr_topk.indexer_topk_decode(
+        logits, lengths, K, next_n=next_n, state=kept, row_slot=row_slot, path="no_hint"
+    )
+    assert torch.equal(got, sorted_topk(logits, lengths, K))
+    for slot, row in last.items():
+        kth = float(logits[row].topk(K).values.min())
+        assert kept.words[slot].tolist() == [STATE_VALUE_ONLY, kth, 0.0, 0.0]
+        assert kept.indices is None or torch.equal(kept.indices[slot], got[row])
+    assert kept.words[3, 0] == STATE_UNKNOWN  # nobody's slot
+
+
+def test_a_short_row_that_names_a_slot_last_leaves_its_positions_alone() -> None:
+    kept = state(1, torch.full((1, K), 5, dtype=torch.int32), 0.25)
+    gvr_topk.indexer_topk_decode(scores(2), int32(WIDTH, 3), K, state=kept, row_slot=int32(0, 0))
+    assert kept.indices is not None and kept.indices.tolist() == [[0, 1, 2, -1, -1, -1, -1, -1]]
+    assert kept.words.tolist() == [[0.25, 0, 0, 0]]
+
+
+def test_rows_that_share_a_slot_start_from_what_it_held_before_the_call() -> None:
+    """Statistics of the second row are those of the first, which has left its own choice meanwhile."""
+    logits = torch.zeros(2, 32)
+    logits[:, 4:7] = 1.0
+    stats = torch.zeros(2, 8, dtype=torch.int32)
+    kept = state(1, int32(4, 20, 21).reshape(1, 3))
+    for reason, hits in ((HintReason.FIRST_STEP, 1), (HintReason.USED, 3)):
+        gvr_topk.indexer_topk_decode(logits, int32(32, 32), 3, state=kept, row_slot=int32(0, 0), stats=stats)
+        assert stats[:, StatsColumn.REASON].tolist() == [reason] * 2
+        assert stats[:, StatsColumn.HITS].tolist() == [hits] * 2
+
+
 NAN, INF = float("nan"), float("inf")
 
 
@@ -387,7 +427,7 @@ def test_a_repeated_step_hits_with_its_whole_hint() -> None:
 def test_statistics_say_why_the_state_is_used_or_not(path: Path) -> None:
     stats = torch.full((5, 8), 77, dtype=torch.int32)
     kept = TopkState(2, K)
-    lengths, row_slot = int32(K + 1, K, 0, WIDTH, WIDTH), int32(0, 0, -1, -1, 2)
+    lengths, row_slot = int32(K + 1, K, 0, WIDTH, WIDTH), int32(0, 1, -1, -1, 2)
     for first in (HintReason.FIRST_STEP, HintReason.USED):
         gvr_topk.indexer_topk_decode(
             scores(5), lengths, K, state=kept, row_slot=row_slot, stats=stats, path=path.name.lower()

@@ -147,8 +147,10 @@ __device__ __forceinline__ void write_short_row(const OutputWriter& output, int 
 constexpr uint32_t kSlotsLoadedEarly = 128;
 
 // The row of a cluster, its hint, and where its results go. The row's length is being loaded, but not waited
-// for.
-template <typename T>
+// for. `kOptions`: whether there is code for options off the common path (LaunchTraits::kSharedSlots). Only
+// kGeneric serves launches that have one, so the other specializations, and what they call out of line, are
+// compiled without.
+template <typename T, bool kOptions>
 struct RowJob {
   int row;
   int request;
@@ -230,7 +232,7 @@ struct RowJob {
   }
 
   __device__ __forceinline__ OutputWriter output(const TopkParams& p, const LaunchTraits& traits) const {
-    return make_output_writer(p, traits, next_n_of(p, traits), row, request, slot(p, traits));
+    return make_output_writer<kOptions>(p, traits, next_n_of(p, traits), row, request, slot(p, traits));
   }
 
   // Whether the block finds its row too short to select from.

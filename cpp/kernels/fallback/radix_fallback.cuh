@@ -40,9 +40,9 @@ struct FallbackState {
 
 // Runs everything after the first guess, whatever the row holds. Returns false, with nothing written, where
 // the CTAs turn out to have read different lengths.
-template <typename T>
+template <typename T, bool kOptions>
 __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTraits& traits,
-                                           const RowJob<T>& job, Tile<T>& tile, FallbackState start,
+                                           const RowJob<T, kOptions>& job, Tile<T>& tile, FallbackState start,
                                            PhaseClock& clock) {
   const RowContext<T>& ctx = job.ctx;
   FallbackStage stage = start.stage;
@@ -88,11 +88,11 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
 }
 
 // Finishes a row that another kernel could not, from a length that all CTAs know.
-template <typename T>
+template <typename T, bool kOptions>
 __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTraits& traits,
                                             const SmemLayout& layout, unsigned char* storage,
                                             FallbackState start) {
-  RowJob<T> job(p, traits, layout, storage);
+  RowJob<T, kOptions> job(p, traits, layout, storage);
   job.ctx.set_length(start.length);
   if (job.is_short()) {
     job.write_short(p, traits);
@@ -108,23 +108,24 @@ __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTra
 
 // Starts over with radix rounds where CTAs have read different lengths: the one that the first CTA read
 // decides.
-template <typename T>
+template <bool kOptions, typename T>
 __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, const LaunchTraits& traits,
                                                           const SmemLayout& layout, unsigned char* storage,
                                                           const RowContext<T>& ctx, uint32_t source) {
   const KeyInterval everything = KeyInterval::everything();
   const int length = ctx.shared->header[0].length;
-  radix_fallback<T>(p, traits, layout, storage,
-                    FallbackState{FallbackStage::kRadix, everything, everything, source, 1, length});
+  radix_fallback<T, kOptions>(
+      p, traits, layout, storage,
+      FallbackState{FallbackStage::kRadix, everything, everything, source, 1, length});
 }
 
 // Finishes a row that this CTA finds too short to select from. Other CTAs may have read another length and be
 // waiting: so this one takes part in the exchanges of a first pass, and then knows. `sampled`: the CTAs
 // exchange samples as well.
-template <typename T>
+template <typename T, bool kOptions>
 __device__ __forceinline__ void finish_short_row(const TopkParams& p, const LaunchTraits& traits,
                                                  const SmemLayout& layout, unsigned char* storage,
-                                                 const RowJob<T>& job, bool sampled) {
+                                                 const RowJob<T, kOptions>& job, bool sampled) {
   const RowContext<T>& ctx = job.ctx;
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
   job.write_short(p, traits);
@@ -135,7 +136,7 @@ __device__ __forceinline__ void finish_short_row(const TopkParams& p, const Laun
   send_and_wait(ctx, everything, 0, [] {});
   if (sampled) receive_samples(ctx);
   if (!read_headers(ctx, everything).agreed)
-    radix_fallback_from_start(p, traits, layout, storage, ctx, kGuessNone);
+    radix_fallback_from_start<kOptions>(p, traits, layout, storage, ctx, kGuessNone);
 }
 
 }  // namespace gvr_topk::fallback

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const float hint_share = facts.state.z_score;
   ctx.set_length(facts.length);
   uint4* const ring = static_cast<uint4*>(ctx.list.end(traits.list_capacity()));
-  const OutputWriter output = make_output_writer(p, traits, next_n_of(p, traits), row, request, slot);
+  const OutputWriter output = make_output_writer<true>(p, traits, next_n_of(p, traits), row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
   clock.stamp();
   int32_t* const stats = stats_of(p, traits, row);

@@ -11,11 +11,11 @@ namespace gvr_topk::resident {
 
 // Finishes a row whose k-th value is -inf, as the headers say: all greater elements are selected, and the
 // first of the others. What each CTA has of either follows from its counts.
-template <typename T, int kValues>
+template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const LaunchTraits& traits,
                                                  const SmemLayout& layout, unsigned char* storage) {
   using Tile = RegisterTile<T, kValues>;
-  RowJob<T> job(p, traits, layout, storage);
+  RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   const MissedGuess& missed = sm.missed;
@@ -58,10 +58,10 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
 
 // Finishes any other row: radix rounds over its keys find an interval that holds the k-th key by
 // construction, and one exchange follows.
-template <typename T, int kValues>
+template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const LaunchTraits& traits,
                                                    const SmemLayout& layout, unsigned char* storage) {
-  RowJob<T> job(p, traits, layout, storage);
+  RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   const MissedGuess& missed = sm.missed;

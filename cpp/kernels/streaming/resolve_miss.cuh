@@ -12,11 +12,11 @@ namespace gvr_topk::streaming {
 // Finishes such a row. If all candidates of the cluster were buffered, everything at or above the interval's
 // lower end is known: radix rounds over the candidates find an interval that holds the k-th key, and one
 // exchange follows. If the k-th key lies further down, the row is streamed again, with a lower interval.
-template <typename T>
+template <typename T, bool kOptions>
 __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const LaunchTraits& traits,
                                                     const SmemLayout& layout, unsigned char* storage,
                                                     int count, int rotation) {
-  RowJob<T> job(p, traits, layout, storage);
+  RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   const MissedGuess& missed = sm.missed;
@@ -97,7 +97,7 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
   const KeyInterval everything = KeyInterval::everything();
   const bool try_it = result.agreed && interval.tie_key() != kAbsentKey;
   __syncthreads();  // The memory of the buffer is used for other things now.
-  fallback::radix_fallback<T>(
+  fallback::radix_fallback<T, kOptions>(
       p, traits, layout, storage,
       fallback::FallbackState{try_it ? fallback::FallbackStage::kGuess : fallback::FallbackStage::kRadix,
                               interval, everything, missed.source, static_cast<int>(exchanges),
