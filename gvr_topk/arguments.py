@@ -24,6 +24,7 @@ NAME = "gvr_topk.indexer_topk_decode"
 FLAG_PDL = 1
 FLAG_QUANTILE_GUESS = 2
 FLAG_CLAMP_PAGES = 4
+FLAG_DROP_MASKED = 8
 PHASE_STAMPS = 8
 """Columns of `Arguments.phase_clocks`."""
 
@@ -31,16 +32,17 @@ PHASE_STAMPS = 8
 class Arguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_decode``, in the order of its schema.
 
-    `gvr_topk.indexer_topk_decode` explains what users pass; its `pdl` and `clamp_pages` are bits of `flags`,
-    because every argument of the schema costs host time in each call. The rest is for measurements only:
+    `gvr_topk.indexer_topk_decode` explains what users pass; its `pdl`, `clamp_pages` and `drop_masked` are
+    bits of `flags`, because every argument of the schema costs host time in each call. The rest is for
+    measurements only:
 
     Attributes
     ----------
     phase_clocks : Tensor, ``[rows, 8]``, int64, or None
         Out: SM clock at phase boundaries, from libraries built with ``GVR_PHASE_TIMING``.
     flags : int
-        Sum of `FLAG_PDL`, `FLAG_CLAMP_PAGES` and `FLAG_QUANTILE_GUESS` (paper's kernel: first threshold from
-        the ``1 - alpha`` quantile of the hinted values instead of their mean).
+        Sum of `FLAG_PDL`, `FLAG_CLAMP_PAGES`, `FLAG_DROP_MASKED` and `FLAG_QUANTILE_GUESS` (paper's kernel:
+        first threshold from the ``1 - alpha`` quantile of the hinted values instead of their mean).
     ctas_per_row : int
         Force the cluster size: 1, 2, 4, 8 or 16; 0 follows the plan.
     """

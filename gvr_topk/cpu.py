@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gvr_topk.arguments import FLAG_CLAMP_PAGES, Arguments, check
+from gvr_topk.arguments import FLAG_CLAMP_PAGES, FLAG_DROP_MASKED, Arguments, check
 from gvr_topk.constants import (
     STATE_INFINITE,
     STATE_MASKED,
@@ -17,7 +17,7 @@ from gvr_topk.constants import (
     Path,
     StatsColumn,
 )
-from gvr_topk.contract import exact_topk, order_key, row_lengths
+from gvr_topk.contract import drop_masked, exact_topk, order_key, row_lengths
 from gvr_topk.policy import asks_for_hint, can_use_heuristic
 
 
@@ -69,13 +69,14 @@ def decode(a: Arguments) -> None:
     if a.page_table is not None and a.flags & FLAG_CLAMP_PAGES:
         width = min(width, a.page_table.shape[1] * a.page_size)
     lengths = (keys // a.compress_ratio).clamp(max=width)
-    positions = exact_topk(a.logits, lengths, a.k)
+    largest = exact_topk(a.logits, lengths, a.k)
+    positions = drop_masked(a.logits, largest) if a.flags & FLAG_DROP_MASKED else largest
     a.out[:, : a.k] = positions
     if a.page_table is not None:
         target = a.out if a.slots is None else a.slots
         target[:, : a.k] = to_slots(positions, a.page_table, a.page_size, a.next_n)
     if a.counts is not None:
-        a.counts.copy_(lengths.clamp(0, a.k))
+        a.counts.copy_((positions >= 0).sum(dim=1))
     if a.stats is not None:
         a.stats.zero_()
         a.stats[:, StatsColumn.HITS] = -1
@@ -87,7 +88,7 @@ def decode(a: Arguments) -> None:
         kept = None if a.indices is None else a.indices.clone()
         before = a._replace(state=a.state.clone(), indices=kept)
     for row in range(rows):
-        _carry_over(a, before, row, int(lengths[row]), positions[row])
+        _carry_over(a, before, row, int(lengths[row]), largest[row], positions[row])
 
 
 def _leaves_state(a: Arguments, row: int) -> bool:
@@ -97,15 +98,20 @@ def _leaves_state(a: Arguments, row: int) -> bool:
     return a.row_slot is None or not bool((a.row_slot[row + a.next_n :: a.next_n] == a.row_slot[row]).any())
 
 
-def _carry_over(a: Arguments, before: Arguments, row: int, length: int, chosen: Tensor) -> None:
-    """Write the statistics of one row by the state `before` the call, and the state where it leaves one."""
+def _carry_over(
+    a: Arguments, before: Arguments, row: int, length: int, largest: Tensor, chosen: Tensor
+) -> None:
+    """Write the statistics of one row by the state `before` the call, and the state where it leaves one.
+
+    `largest` are the positions of the k largest scores, and `chosen` those of them that are not dropped.
+    """
     slot = row // a.next_n if a.row_slot is None else int(a.row_slot[row])
     slots = 0 if a.state is None else a.state.shape[0]
     has_slot = 0 <= slot < slots
     if a.stats is not None:
         a.stats[row, StatsColumn.REASON] = _reason(before, length, slot, slots)
     if a.next_state is not None:
-        a.next_state[row] = _state_after(a, row, length, chosen)
+        a.next_state[row] = _state_after(a, row, length, largest)
     if not has_slot or a.state is None:
         return
     if length > a.k and a.stats is not None and before.indices is not None:
@@ -113,21 +119,21 @@ def _carry_over(a: Arguments, before: Arguments, row: int, length: int, chosen: 
         hinted = before.indices[slot].to(torch.int64)
         hinted = hinted[hinted >= 0] + a.hint_offset
         hinted = hinted[(hinted >= 0) & (hinted < length)]
-        kth = keys[chosen.to(torch.int64)].min()
+        kth = keys[largest.to(torch.int64)].min()
         a.stats[row, StatsColumn.HITS] = int((keys[hinted] >= kth).sum())
     if not _leaves_state(a, row):
         return
     if length > a.k:
-        a.state[slot] = _state_after(a, row, length, chosen)
+        a.state[slot] = _state_after(a, row, length, largest)
     if a.indices is not None:
         a.indices[slot] = chosen
 
 
-def _state_after(a: Arguments, row: int, length: int, chosen: Tensor) -> Tensor:
+def _state_after(a: Arguments, row: int, length: int, largest: Tensor) -> Tensor:
     """Words that a row leaves: what is known of its k-th value."""
     if length <= a.k:
         return torch.tensor([STATE_UNKNOWN, 0.0, 0.0, 0.0])
-    scores = a.logits[row][chosen.to(torch.int64)]
+    scores = a.logits[row][largest.to(torch.int64)]
     kth_value = float(scores[order_key(scores).argmin()])
     if math.isnan(kth_value) or kth_value == math.inf:
         return torch.tensor([STATE_INFINITE, 0.0, 0.0, 0.0])

@@ -28,6 +28,7 @@ using OptionalTensor = std::optional<Tensor>;
 constexpr int64_t kFlagPdl = 1;
 constexpr int64_t kFlagQuantileGuess = 2;
 constexpr int64_t kFlagClampPages = 4;
+constexpr int64_t kFlagDropMasked = 8;
 
 class DeviceGuard {
  public:
@@ -222,6 +223,7 @@ TopkParams make_params(const Arguments& a) {
   // With one row to a request both kinds of length are the same number.
   p.row_lengths = a.next_n > 1 && a.seq_lens.size(0) == a.logits.size(0);
   p.quantile_guess = (a.flags & kFlagQuantileGuess) != 0;
+  p.drop_masked = (a.flags & kFlagDropMasked) != 0;
   return p;
 }
 

@@ -49,6 +49,7 @@ def scores(rows: int = ROWS, width: int = WIDTH, seed: int = 0, dtype: torch.dty
     return torch.randint(-9, 9, (rows, width), generator=generator).to(dtype)
 
 
+NAN, INF = float("nan"), float("inf")
 LENGTHS = int32(WIDTH, 30, 9)
 TABLE = torch.arange(12, dtype=torch.int32).reshape(3, 4)
 PAGE = 16
@@ -251,6 +252,85 @@ def test_counts_of_more_items_than_columns() -> None:
     assert counts.tolist() == [WIDTH]
 
 
+# ---------------------------------------------------------------- masked scores
+
+masked_rows = st.lists(
+    st.lists(st.sampled_from([-INF, -INF, -1.0, 0.0, 2.5, INF, NAN]), min_size=WIDTH, max_size=WIDTH),
+    min_size=ROWS,
+    max_size=ROWS,
+)
+"""Rows with many masked columns: some with fewer others than K, and some with more."""
+
+
+def without_masked(logits: Tensor, lengths: Tensor, k: int) -> list[list[int]]:
+    """What is left of each row's selection, by a walk over its elements."""
+    rows = []
+    for row, length in zip(logits.tolist(), lengths.tolist(), strict=True):
+        there = [i for i in range(max(0, length)) if row[i] != -INF]
+        largest = sorted(there, key=lambda i: (row[i] == row[i], -row[i] if row[i] == row[i] else 0, i))[:k]
+        rows.append(sorted(largest) + [-1] * (k - len(largest)))
+    return rows
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    masked_rows,
+    st.lists(st.integers(-3, WIDTH + 3), min_size=ROWS, max_size=ROWS),
+    st.sampled_from([1, K, 30, WIDTH, 100]),
+    st.sampled_from(DTYPES),
+)
+def test_dropped_rows_hold_no_masked_column(
+    values: list[list[float]], lengths: list[int], k: int, dtype: torch.dtype
+) -> None:
+    """Items are what a sort gives, less the masked ones, and `-1` stands behind them alone."""
+    logits, counts = torch.tensor(values, dtype=dtype), torch.full((ROWS,), 77, dtype=torch.int32)
+    visible = int32(*lengths).clamp(max=WIDTH)
+    got = gvr_topk.indexer_topk_decode(logits, int32(*lengths), k, counts=counts, drop_masked=True)
+    assert got.tolist() == without_masked(logits, visible, k)
+    assert torch.equal(counts, (got >= 0).sum(dim=1).to(torch.int32))
+    plain = gvr_topk.indexer_topk_decode(logits, int32(*lengths), k)
+    assert torch.equal(plain, sorted_topk(logits, visible, k))
+    whole = torch.tensor(
+        [-INF not in logits[r, plain[r][plain[r] >= 0].long()].tolist() for r in range(ROWS)]
+    )
+    assert torch.equal(got[whole], plain[whole])
+
+
+def test_slots_and_kept_positions_of_dropped_rows_are_those_of_their_items() -> None:
+    logits = scores()
+    logits[:, 3:] = -INF
+    hint, slots = torch.full((4, K), 5, dtype=torch.int32), torch.full((ROWS, K), -7, dtype=torch.int32)
+    kept, stats = state(4, hint, STATE_VALUE_ONLY), torch.zeros(ROWS, 8, dtype=torch.int32)
+    got = call(logits=logits, state=kept, slots=slots, stats=stats, drop_masked=True)
+    assert got.tolist() == [[0, 1, 2] + [-1] * (K - 3)] * ROWS
+    wanted = TABLE[:, :1].repeat_interleave(NEXT_N, dim=0) * PAGE + torch.arange(3)
+    assert torch.equal(slots[:, :3], wanted.to(torch.int32)) and (slots[:, 3:] == -1).all()
+    assert torch.equal(hint[[0, 3, 1]], got[1::2])
+    # What the next step predicts from, and what is counted, is the k-th value all the same.
+    assert kept.words[[0, 3, 1], 0].tolist() == [STATE_MASKED] * 3
+    assert (stats[:, StatsColumn.HITS] == torch.tensor([K, K, K, K, -1, K])).all()
+    without = torch.zeros_like(stats)
+    call(
+        logits=logits,
+        state=state(4, torch.full((4, K), 5, dtype=torch.int32), STATE_VALUE_ONLY),
+        stats=without,
+    )
+    assert torch.equal(stats, without)
+
+
+def test_both_options_in_one_call() -> None:
+    """A row ends where its table does, and masked columns before that are left out."""
+    logits = scores()
+    logits[:, 4:] = -INF
+    counts = torch.zeros(ROWS, dtype=torch.int32)
+    options = {"clamp_pages": True, "drop_masked": True, "counts": counts, "slots": None}
+    table = torch.arange(4, dtype=torch.int32).expand(REQUESTS, 4)  # slots are positions
+    for pages, items in ((0, 0), (1, 2), (3, 4)):
+        got = call(logits=logits, page_table=table[:, :pages], page_size=2, **options)
+        assert got.tolist() == [[*range(items)] + [-1] * (K - items)] * ROWS
+        assert counts.tolist() == [items] * ROWS
+
+
 # ---------------------------------------------------------------- state in, state out
 
 
@@ -395,9 +475,6 @@ def test_rows_that_share_a_slot_start_from_what_it_held_before_the_call() -> Non
         assert stats[:, StatsColumn.HITS].tolist() == [hits] * 2
 
 
-NAN, INF = float("nan"), float("inf")
-
-
 @pytest.mark.parametrize(
     ("row", "left"),
     [
@@ -446,7 +523,9 @@ def test_statistics_without_a_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "flags"), [({}, 2), ({"pdl": True}, 3), ({"clamp_pages": True}, 6)], ids=str
+    ("options", "flags"),
+    [({}, 2), ({"pdl": True}, 3), ({"drop_masked": True}, 10)],
+    ids=str,
 )
 def test_flags_are_those_of_the_header(
     options: dict[str, bool], flags: int, monkeypatch: pytest.MonkeyPatch
@@ -454,6 +533,8 @@ def test_flags_are_those_of_the_header(
     seen: list[Arguments] = []
     monkeypatch.setattr(ops, "launch", seen.append)
     gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, **options)
+    call(clamp_pages=True, **options)
+    assert seen.pop().flags == flags + 4
     assert [given.flags for given in seen] == [flags]
 
 
@@ -841,6 +922,13 @@ def test_the_schema_declares_every_write() -> None:
 )
 def test_opcheck(absent: tuple[str, ...]) -> None:
     torch.library.opcheck(OP, tuple(measured(dict.fromkeys(absent))))
+
+
+@pytest.mark.parametrize("flags", [2 + 4, 2 + 8, 2 + 4 + 8])
+def test_opcheck_of_options(flags: int) -> None:
+    masked = scores()
+    masked[:, 2:] = -INF
+    torch.library.opcheck(OP, tuple(measured({"flags": flags, "logits": masked, "page_table": TABLE[:, :2]})))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -44,6 +44,7 @@ struct alignas(8) LaunchTraits {
     kRadixOnly = 1 << 14,     // nothing is guessed
     kCompressed = 1 << 15,    // several keys share a score
     kSharedSlots = 1 << 16,   // positions are kept, in slots that several rows may name
+    kDropMasked = 1 << 17,    // scores of -inf are not selected
     kNoStateFlags = kAligned | kWholeVectors,
     kCommonFlags = kNoStateFlags | kUseHint | kReadsState | kWritesState,
     kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |
@@ -140,6 +141,7 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
   set(LaunchTraits::kSlotIsRequest, reads_state && !slotted && p.rows <= int64_t{p.num_slots} * p.next_n);
   set(LaunchTraits::kSharedSlots,
       slotted && p.prior != nullptr && p.next_state == nullptr && p.rows > p.next_n);
+  set(LaunchTraits::kDropMasked, p.drop_masked);
   set(LaunchTraits::kStats, p.stats != nullptr);
   const auto in_vectors = [](const int32_t* results, int64_t stride) {
     return reinterpret_cast<uintptr_t>(results) % sizeof(int4) == 0 && stride % 4 == 0;

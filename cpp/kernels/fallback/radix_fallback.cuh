@@ -16,12 +16,13 @@ namespace gvr_topk::fallback {
 
 template <typename T>
 __device__ __forceinline__ void emit(const RowContext<T>& ctx, const KeyInterval& interval,
-                                     const ListedKeys& listed, uint32_t kth, const CountResult& result,
-                                     Tile<T>& tile, const OutputWriter& output, PhaseClock& clock) {
+                                     const ListedKeys& listed, uint32_t kth, int items,
+                                     const CountResult& result, Tile<T>& tile, const OutputWriter& output,
+                                     PhaseClock& clock) {
   if (result.collected <= static_cast<uint32_t>(ctx.candidate_capacity)) {
-    emit_candidates(ctx, interval, listed, kth, result.collected, output, clock);
+    emit_candidates(ctx, interval, listed, kth, items, result.collected, output, clock);
   } else {
-    emit_elements(ctx, interval, listed, kth, tile, output, clock);
+    emit_elements(ctx, interval, listed, kth, items, tile, output, clock);
   }
 }
 
@@ -78,7 +79,9 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
   clock.stamp();
   job.count_hint_hits(p, traits, kth);
   const OutputWriter output = job.output(p, traits);
-  emit(ctx, interval, listed, kth, result, tile, output, clock);
+  const int items = job.count_items(traits, kth, result.above);
+  emit(ctx, interval, listed, kth, items, result, tile, output, clock);
+  job.finish_dropped(p, traits, output, items);
   clock.stamp();
   StepState* const next = job.next_state_slot(p, traits, output);
   if (job.writer && next != nullptr) *next = next_state(ctx, Moments::unknown(), kth, interval, result);

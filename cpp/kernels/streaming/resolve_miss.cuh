@@ -38,7 +38,9 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
       const OutputWriter output = job.output(p, traits);
       StepState* const next = job.next_state_slot(p, traits, output);
       job.count_hint_hits(p, traits, kNegInfKey);
-      emit_masked(ctx, buffer, result, output);
+      const int items = job.count_items(traits, kNegInfKey, result.above + result.inside);
+      emit_masked(ctx, buffer, result, items, output);
+      job.finish_dropped(p, traits, output, items);
       if (job.is_least_busy() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
       job.report(p, traits, passes + rounds, result.inside, 0, missed.source, false, rounds);
       return;
