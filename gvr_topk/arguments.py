@@ -31,6 +31,8 @@ PREFILL_PATHS = (Path.AUTO, Path.RADIX_ROUNDS)
 
 FLAG_PDL = 1
 FLAG_QUANTILE_GUESS = 2
+FLAG_CLAMP_PAGES = 4
+FLAG_DROP_MASKED = 8
 PHASE_STAMPS = 8
 """Columns of `Arguments.phase_clocks`."""
 
@@ -38,15 +40,17 @@ PHASE_STAMPS = 8
 class Arguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_decode``, in the order of its schema.
 
-    `gvr_topk.indexer_topk_decode` explains what users pass. These are for measurements only:
+    `gvr_topk.indexer_topk_decode` explains what users pass; its `pdl`, `clamp_pages` and `drop_masked` are
+    bits of `flags`, because every argument of the schema costs host time in each call. The rest is for
+    measurements only:
 
     Attributes
     ----------
     phase_clocks : Tensor, ``[rows, 8]``, int64, or None
         Out: SM clock at phase boundaries, from libraries built with ``GVR_PHASE_TIMING``.
     flags : int
-        Sum of `FLAG_PDL` and `FLAG_QUANTILE_GUESS` (paper's kernel: first threshold from the ``1 - alpha``
-        quantile of the hinted values instead of their mean).
+        Sum of `FLAG_PDL`, `FLAG_CLAMP_PAGES`, `FLAG_DROP_MASKED` and `FLAG_QUANTILE_GUESS` (paper's kernel:
+        first threshold from the ``1 - alpha`` quantile of the hinted values instead of their mean).
     ctas_per_row : int
         Force the cluster size: 1, 2, 4, 8 or 16; 0 follows the plan.
     """
@@ -250,6 +254,8 @@ def check(a: Arguments) -> None:
     _check_state(a, rows, requests)
     DECODE.row_table("next_state", a.next_state, a.logits, torch.float32, STATE_FLOATS)
     DECODE.pages(a, requests)
+    if a.page_table is None and a.flags & FLAG_CLAMP_PAGES:
+        raise DECODE.fail("clamp_pages", "a page_table beside it", None)
     if a.counts is not None:
         DECODE.tensor("counts", a.counts, a.logits, torch.int32, (rows,))
     DECODE.row_table("stats", a.stats, a.logits, torch.int32, len(StatsColumn))

@@ -7,6 +7,9 @@ prefill the same is said of ``logits[r, start_r:start_r + n_r]``, and indices co
 **In what order.** Ascending index. A row with ``n_r <= k`` yields ``0 .. n_r - 1`` and then ``-1``;
 a row with ``n_r <= 0`` yields only ``-1``.
 
+**Masked scores.** Those of ``-inf`` are selected where nothing greater is left. With `drop_masked` they
+are not: the items of a row are the others among its ``k`` largest, ascending, and then ``-1``.
+
 **How values compare.** As IEEE 754 compares them: ``-0.0 == +0.0``, denormals count. Every NaN is
 equal to every other and above ``+inf``, as in ``torch.topk``.
 
@@ -130,3 +133,26 @@ def exact_topk(logits: Tensor, lengths: Tensor, k: int, starts: Tensor | None = 
     result = torch.full((rows, k), -1, dtype=torch.int32, device=logits.device)
     result[:, :taken] = torch.where(index < MAX_WIDTH, index - starts[:, None], -1).to(torch.int32)
     return result
+
+
+def drop_masked(logits: Tensor, positions: Tensor) -> Tensor:
+    """Take those positions whose score is ``-inf`` out of a selection.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, width]``
+        Scores.
+    positions : Tensor, ``[rows, k]``, int32
+        Ascending indices, then ``-1``.
+
+    Returns
+    -------
+    Tensor, ``[rows, k]``, int32
+        The others, ascending, then ``-1``.
+    """
+    if logits.shape[1] == 0:
+        return positions
+    scores = logits.gather(1, positions.to(torch.int64).clamp(min=0))
+    kept = torch.where((positions >= 0) & (scores != -torch.inf), positions, MAX_WIDTH)
+    kept = torch.sort(kept, dim=1).values
+    return torch.where(kept < MAX_WIDTH, kept, -1)

@@ -7,7 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from gvr_topk.arguments import Arguments, PrefillArguments, check, check_prefill
+from gvr_topk.arguments import (
+    FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
+    Arguments,
+    PrefillArguments,
+    check,
+    check_prefill,
+)
 from gvr_topk.constants import (
     STATE_INFINITE,
     STATE_MASKED,
@@ -17,7 +24,7 @@ from gvr_topk.constants import (
     Path,
     StatsColumn,
 )
-from gvr_topk.contract import exact_topk, order_key, row_lengths, row_windows
+from gvr_topk.contract import drop_masked, exact_topk, order_key, row_lengths, row_windows
 from gvr_topk.policy import asks_for_hint, can_use_heuristic
 
 
@@ -82,7 +89,7 @@ def _add_offsets(positions: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _write_results(
-    a: Arguments | PrefillArguments, positions: Tensor, lengths: Tensor, slots: Tensor | None
+    a: Arguments | PrefillArguments, positions: Tensor, counts: Tensor, slots: Tensor | None
 ) -> None:
     """Write positions, or cache slots in their place, and how many items each row has."""
     a.out[:, : a.k] = positions
@@ -90,7 +97,7 @@ def _write_results(
         target = a.out if a.slots is None else a.slots
         target[:, : a.k] = slots
     if a.counts is not None:
-        a.counts.copy_(lengths.clamp(0, a.k))
+        a.counts.copy_(counts)
 
 
 def decode(a: Arguments) -> None:
@@ -107,52 +114,72 @@ def decode(a: Arguments) -> None:
         return
     by_row = a.seq_lens.shape[0] == rows
     keys = row_lengths(a.seq_lens, rows, 1 if by_row else a.next_n).clamp(min=0)
+    if a.page_table is not None and a.flags & FLAG_CLAMP_PAGES:
+        width = min(width, a.page_table.shape[1] * a.page_size)
     lengths = (keys // a.compress_ratio).clamp(max=width)
-    positions = exact_topk(a.logits, lengths, a.k)
+    largest = exact_topk(a.logits, lengths, a.k)
+    positions = drop_masked(a.logits, largest) if a.flags & FLAG_DROP_MASKED else largest
     slots = None
     if a.page_table is not None:
         slots = to_slots(positions, a.page_table, a.page_size, a.next_n)
-    _write_results(a, positions, lengths, slots)
+    _write_results(a, positions, (positions >= 0).sum(dim=1), slots)
     if a.stats is not None:
         a.stats.zero_()
         a.stats[:, StatsColumn.HITS] = -1
     if a.state is None and a.stats is None and a.next_state is None:
         return
+    before = a
+    if a.row_slot is not None and a.state is not None:
+        # Of rows that share a slot, each starts from what the slot held before the call.
+        kept = None if a.indices is None else a.indices.clone()
+        before = a._replace(state=a.state.clone(), indices=kept)
     for row in range(rows):
-        _carry_over(a, row, int(lengths[row]), positions[row])
+        _carry_over(a, before, row, int(lengths[row]), largest[row], positions[row])
 
 
-def _carry_over(a: Arguments, row: int, length: int, chosen: Tensor) -> None:
-    """Write the statistics of one row, and the state if it is the last one of its request."""
+def _leaves_state(a: Arguments, row: int) -> bool:
+    """Whether the row is its request's last one, and no later request names its slot."""
+    if row % a.next_n != a.next_n - 1 or a.next_state is not None:
+        return False
+    return a.row_slot is None or not bool((a.row_slot[row + a.next_n :: a.next_n] == a.row_slot[row]).any())
+
+
+def _carry_over(
+    a: Arguments, before: Arguments, row: int, length: int, largest: Tensor, chosen: Tensor
+) -> None:
+    """Write the statistics of one row by the state `before` the call, and the state where it leaves one.
+
+    `largest` are the positions of the k largest scores, and `chosen` those of them that are not dropped.
+    """
     slot = row // a.next_n if a.row_slot is None else int(a.row_slot[row])
     slots = 0 if a.state is None else a.state.shape[0]
     has_slot = 0 <= slot < slots
     if a.stats is not None:
-        a.stats[row, StatsColumn.REASON] = _reason(a, length, slot, slots)
+        a.stats[row, StatsColumn.REASON] = _reason(before, length, slot, slots)
     if a.next_state is not None:
-        a.next_state[row] = _state_after(a, row, length, chosen)
+        a.next_state[row] = _state_after(a, row, length, largest)
     if not has_slot or a.state is None:
         return
-    if length > a.k and a.stats is not None and a.indices is not None:
+    if length > a.k and a.stats is not None and before.indices is not None:
         keys = order_key(a.logits[row])
-        hinted = a.indices[slot].to(torch.int64)
+        hinted = before.indices[slot].to(torch.int64)
         hinted = hinted[hinted >= 0] + a.hint_offset
         hinted = hinted[(hinted >= 0) & (hinted < length)]
-        kth = keys[chosen.to(torch.int64)].min()
+        kth = keys[largest.to(torch.int64)].min()
         a.stats[row, StatsColumn.HITS] = int((keys[hinted] >= kth).sum())
-    if row % a.next_n != a.next_n - 1 or a.next_state is not None:
+    if not _leaves_state(a, row):
         return
     if length > a.k:
-        a.state[slot] = _state_after(a, row, length, chosen)
+        a.state[slot] = _state_after(a, row, length, largest)
     if a.indices is not None:
         a.indices[slot] = chosen
 
 
-def _state_after(a: Arguments, row: int, length: int, chosen: Tensor) -> Tensor:
+def _state_after(a: Arguments, row: int, length: int, largest: Tensor) -> Tensor:
     """Words that a row leaves: what is known of its k-th value."""
     if length <= a.k:
         return torch.tensor([STATE_UNKNOWN, 0.0, 0.0, 0.0])
-    scores = a.logits[row][chosen.to(torch.int64)]
+    scores = a.logits[row][largest.to(torch.int64)]
     kth_value = float(scores[order_key(scores).argmin()])
     if math.isnan(kth_value) or kth_value == math.inf:
         return torch.tensor([STATE_INFINITE, 0.0, 0.0, 0.0])
@@ -199,7 +226,7 @@ def prefill(a: PrefillArguments) -> None:
         slots = to_slots_of_requests(positions, a.page_table, a.page_size, request)
     if a.offsets is not None and len(a.offsets) > 0:
         positions = _add_offsets(positions, a.offsets[request.clamp(0, len(a.offsets) - 1)])
-    _write_results(a, positions, lengths, slots)
+    _write_results(a, positions, lengths.clamp(0, a.k), slots)
     if a.stats is not None:
         # Every row is the first one of a run, because none is predicted from the row before it.
         reasons = torch.where(lengths > a.k, HintReason.FIRST_STEP, HintReason.SHORT_ROW)

@@ -15,6 +15,8 @@ from torch import Tensor
 from gvr_topk import cpu
 from gvr_topk.arguments import (
     DECODE,
+    FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
     FLAG_PDL,
     FLAG_QUANTILE_GUESS,
     PREFILL,
@@ -149,6 +151,8 @@ def indexer_topk_decode(
     page_table: Tensor | None = None,
     page_size: int = 0,
     slots: Tensor | None = None,
+    clamp_pages: bool = False,
+    drop_masked: bool = False,
     path: str = "auto",
     compress_ratio: int = 1,
     max_ctas: int = 0,
@@ -184,12 +188,16 @@ def indexer_topk_decode(
         state, a sample of the row takes its place.
     row_slot : Tensor, ``[rows]``, int32, optional
         Slot of each row in `state`. Negative or too large: no hint and no write-back (padding rows).
-        Default: request ``r // next_n`` uses slot ``r // next_n``.
+        Default: request ``r // next_n`` uses slot ``r // next_n``. Requests may share a slot. In a state that
+        keeps positions, what the last request that names a slot leaves there is left, and the others leave
+        nothing. In one that keeps predictions alone, the slot holds the prediction of one of them, never a
+        mixture; of which one, a GPU does not say.
     next_state : Tensor, ``[rows, 4]``, float32, contiguous, optional
         Out: what each row leaves for the next step. `state` is then read and not written, until
         `TopkState.accept` copies the rows whose draft tokens were accepted.
     counts : Tensor, ``[rows]``, int32, optional
-        Out: how many items each row has, ``min(max(n_r, 0), k)``; what follows them is ``-1``.
+        Out: how many items each row has, ``min(max(n_r, 0), k)``, or fewer with `drop_masked`; what follows
+        them is ``-1``.
     page_table : Tensor, ``[rows / next_n, pages]``, int32, optional
         Translates positions to slots of a paged cache on the way out:
         ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits.
@@ -200,6 +208,17 @@ def indexer_topk_decode(
     slots : Tensor, ``[rows, >= k]``, int32, optional
         Where cache slots go, so that `out` keeps positions. Without it they take the place of positions
         in `out`. Rows must not overlap.
+    clamp_pages : bool, default False
+        Limit ``n_r`` to the ``pages * page_size`` positions that `page_table` covers, computed in 64 bits:
+        the call then selects as if `logits` had no columns behind them. Needs `page_table`. Without it rows
+        may select positions behind the table, which have no slot. A page that the table holds as a negative
+        number counts as covered.
+    drop_masked : bool, default False
+        Do not select masked columns, those whose score is ``-inf``: the items of a row are the others among
+        its `k` largest, in ascending order, and what is missing at the end is ``-1``, in `out`, in `slots`
+        and in the positions that the state keeps. Statistics and predictions stay those of the `k` largest.
+        Without it masked columns fill up a row in which fewer than `k` others are visible. Rows no longer
+        than `k`, which are otherwise written without being read, are read then.
     path : {"auto", "paper_gvr", "no_hint", "radix_rounds"}
         ``"auto"`` predicts from `state` where the gate allows it (`gvr_topk.policy.can_use_heuristic`).
         ``"no_hint"`` does not read the state and estimates from a sample of the row. ``"radix_rounds"``
@@ -231,7 +250,8 @@ def indexer_topk_decode(
     Tensor, ``[rows, >= k]``, int32
         `out`. **Which items:** the value multiset of ``torch.topk``; among values equal to the k-th the
         smallest indices. NaN ranks above +inf, ``-0.0`` equals ``+0.0``. **In what order:** ascending
-        index. ``n_r <= k``: ``0 .. n_r - 1``, then ``-1``; ``n_r <= 0``: all ``-1``.
+        index. ``n_r <= k``: ``0 .. n_r - 1``, then ``-1``; ``n_r <= 0``: all ``-1``. With `drop_masked` items
+        of ``-inf`` are left out.
 
     Raises
     ------
@@ -272,6 +292,11 @@ def indexer_topk_decode(
     words = indices = None
     if state is not None:
         words, indices = state.words, state.indices
+    flags = FLAG_PDL | FLAG_QUANTILE_GUESS if pdl else FLAG_QUANTILE_GUESS
+    if clamp_pages:
+        flags |= FLAG_CLAMP_PAGES
+    if drop_masked:
+        flags |= FLAG_DROP_MASKED
     launch(
         Arguments(
             logits,
@@ -291,7 +316,7 @@ def indexer_topk_decode(
             page_size,
             int(parse_path(path)),
             max_ctas,
-            FLAG_PDL | FLAG_QUANTILE_GUESS if pdl else FLAG_QUANTILE_GUESS,
+            flags,
             hint_offset,
             0,
             compress_ratio,

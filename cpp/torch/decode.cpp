@@ -12,6 +12,8 @@ namespace {
 
 // A bit of the `flags` argument beside `kFlagPdl`.
 constexpr int64_t kFlagQuantileGuess = 2;
+constexpr int64_t kFlagClampPages = 4;
+constexpr int64_t kFlagDropMasked = 8;
 
 // One call, in the order of the schema (gvr_topk/arguments.py).
 struct Arguments {
@@ -81,6 +83,8 @@ void check_arguments(const Arguments& a) {
   check_state(a, device, rows, requests);
   if (a.next_state) check_words(*a.next_state, "next_state", device, rows);
   check_pages(a.page_table, a.slots, a.page_size, device, rows, requests, a.k);
+  check(a.page_table || (a.flags & kFlagClampPages) == 0,
+        "clamp_pages: wanted a page_table beside it, got None");
   check_counts_and_stats(a.counts, a.stats, device, rows);
   if (a.phase_clocks) {
     check_tensor(*a.phase_clocks, "phase_clocks", device, ScalarType::Long, {rows, kPhaseStamps});
@@ -92,13 +96,22 @@ void check_arguments(const Arguments& a) {
         static_cast<int64_t>(Path::kRadixRounds), ", got ", a.path);
 }
 
+// Columns from which rows may select: those that the page table covers, where the call asks for that. Kernels
+// take the rest of a row for space between two rows, so the limit costs them nothing.
+int32_t selectable_width(const Arguments& a) {
+  const int64_t width = a.logits.size(1);
+  if (!a.page_table || (a.flags & kFlagClampPages) == 0) return static_cast<int32_t>(width);
+  const int64_t pages = std::min(a.page_table->size(1), kMaxWidth);  // More pages would only overflow.
+  return static_cast<int32_t>(std::min(width, pages * a.page_size));
+}
+
 TopkParams make_params(const Arguments& a) {
   TopkParams p{};
   p.logits = a.logits.data_ptr();
   p.seq_lens = static_cast<const int32_t*>(a.seq_lens.data_ptr());
   p.logits_stride = a.logits.stride(0);
   p.state = pointer<float>(a.state);
-  p.width = static_cast<int32_t>(a.logits.size(1));
+  p.width = selectable_width(a);
   p.k = static_cast<int32_t>(a.k);
   p.next_n = static_cast<int32_t>(a.next_n);
   p.num_slots = a.state ? clamped(a.state->size(0)) : 0;
@@ -124,6 +137,7 @@ TopkParams make_params(const Arguments& a) {
   // With one row to a request both kinds of length are the same number.
   p.row_lengths = a.next_n > 1 && a.seq_lens.size(0) == a.logits.size(0);
   p.quantile_guess = (a.flags & kFlagQuantileGuess) != 0;
+  p.drop_masked = (a.flags & kFlagDropMasked) != 0;
   return p;
 }
 

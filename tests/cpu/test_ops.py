@@ -49,6 +49,7 @@ def scores(rows: int = ROWS, width: int = WIDTH, seed: int = 0, dtype: torch.dty
     return torch.randint(-9, 9, (rows, width), generator=generator).to(dtype)
 
 
+NAN, INF = float("nan"), float("inf")
 LENGTHS = int32(WIDTH, 30, 9)
 TABLE = torch.arange(12, dtype=torch.int32).reshape(3, 4)
 PAGE = 16
@@ -251,6 +252,85 @@ def test_counts_of_more_items_than_columns() -> None:
     assert counts.tolist() == [WIDTH]
 
 
+# ---------------------------------------------------------------- masked scores
+
+masked_rows = st.lists(
+    st.lists(st.sampled_from([-INF, -INF, -1.0, 0.0, 2.5, INF, NAN]), min_size=WIDTH, max_size=WIDTH),
+    min_size=ROWS,
+    max_size=ROWS,
+)
+"""Rows with many masked columns: some with fewer others than K, and some with more."""
+
+
+def without_masked(logits: Tensor, lengths: Tensor, k: int) -> list[list[int]]:
+    """What is left of each row's selection, by a walk over its elements."""
+    rows = []
+    for row, length in zip(logits.tolist(), lengths.tolist(), strict=True):
+        there = [i for i in range(max(0, length)) if row[i] != -INF]
+        largest = sorted(there, key=lambda i: (row[i] == row[i], -row[i] if row[i] == row[i] else 0, i))[:k]
+        rows.append(sorted(largest) + [-1] * (k - len(largest)))
+    return rows
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    masked_rows,
+    st.lists(st.integers(-3, WIDTH + 3), min_size=ROWS, max_size=ROWS),
+    st.sampled_from([1, K, 30, WIDTH, 100]),
+    st.sampled_from(DTYPES),
+)
+def test_dropped_rows_hold_no_masked_column(
+    values: list[list[float]], lengths: list[int], k: int, dtype: torch.dtype
+) -> None:
+    """Items are what a sort gives, less the masked ones, and `-1` stands behind them alone."""
+    logits, counts = torch.tensor(values, dtype=dtype), torch.full((ROWS,), 77, dtype=torch.int32)
+    visible = int32(*lengths).clamp(max=WIDTH)
+    got = gvr_topk.indexer_topk_decode(logits, int32(*lengths), k, counts=counts, drop_masked=True)
+    assert got.tolist() == without_masked(logits, visible, k)
+    assert torch.equal(counts, (got >= 0).sum(dim=1).to(torch.int32))
+    plain = gvr_topk.indexer_topk_decode(logits, int32(*lengths), k)
+    assert torch.equal(plain, sorted_topk(logits, visible, k))
+    whole = torch.tensor(
+        [-INF not in logits[r, plain[r][plain[r] >= 0].long()].tolist() for r in range(ROWS)]
+    )
+    assert torch.equal(got[whole], plain[whole])
+
+
+def test_slots_and_kept_positions_of_dropped_rows_are_those_of_their_items() -> None:
+    logits = scores()
+    logits[:, 3:] = -INF
+    hint, slots = torch.full((4, K), 5, dtype=torch.int32), torch.full((ROWS, K), -7, dtype=torch.int32)
+    kept, stats = state(4, hint, STATE_VALUE_ONLY), torch.zeros(ROWS, 8, dtype=torch.int32)
+    got = call(logits=logits, state=kept, slots=slots, stats=stats, drop_masked=True)
+    assert got.tolist() == [[0, 1, 2] + [-1] * (K - 3)] * ROWS
+    wanted = TABLE[:, :1].repeat_interleave(NEXT_N, dim=0) * PAGE + torch.arange(3)
+    assert torch.equal(slots[:, :3], wanted.to(torch.int32)) and (slots[:, 3:] == -1).all()
+    assert torch.equal(hint[[0, 3, 1]], got[1::2])
+    # What the next step predicts from, and what is counted, is the k-th value all the same.
+    assert kept.words[[0, 3, 1], 0].tolist() == [STATE_MASKED] * 3
+    assert (stats[:, StatsColumn.HITS] == torch.tensor([K, K, K, K, -1, K])).all()
+    without = torch.zeros_like(stats)
+    call(
+        logits=logits,
+        state=state(4, torch.full((4, K), 5, dtype=torch.int32), STATE_VALUE_ONLY),
+        stats=without,
+    )
+    assert torch.equal(stats, without)
+
+
+def test_both_options_in_one_call() -> None:
+    """A row ends where its table does, and masked columns before that are left out."""
+    logits = scores()
+    logits[:, 4:] = -INF
+    counts = torch.zeros(ROWS, dtype=torch.int32)
+    options = {"clamp_pages": True, "drop_masked": True, "counts": counts, "slots": None}
+    table = torch.arange(4, dtype=torch.int32).expand(REQUESTS, 4)  # slots are positions
+    for pages, items in ((0, 0), (1, 2), (3, 4)):
+        got = call(logits=logits, page_table=table[:, :pages], page_size=2, **options)
+        assert got.tolist() == [[*range(items)] + [-1] * (K - items)] * ROWS
+        assert counts.tolist() == [items] * ROWS
+
+
 # ---------------------------------------------------------------- state in, state out
 
 
@@ -355,7 +435,44 @@ def test_rows_without_a_slot_leave_no_state() -> None:
     assert known.tolist() == [False, True, False, False]
 
 
-NAN, INF = float("nan"), float("inf")
+@pytest.mark.parametrize("next_n", [1, 2])
+@pytest.mark.parametrize("keep_indices", [True, False])
+def test_of_requests_that_name_one_slot_the_last_one_leaves_its_state(
+    keep_indices: bool, next_n: int
+) -> None:
+    rows, lengths = 12, torch.full((12,), WIDTH, dtype=torch.int32)
+    row_slot = int32(2, 2, 0, 2, 1, 1, 2, 2, 0, 0, -1, -1)
+    last = {0: 9, 1: 5, 2: 7}
+    kept = TopkState(4, K, keep_indices=keep_indices)
+    logits = scores(rows) + torch.arange(rows)[:, None]  # so that all k-th values differ
+    got = gvr_topk.indexer_topk_decode(
+        logits, lengths, K, next_n=next_n, state=kept, row_slot=row_slot, path="no_hint"
+    )
+    assert torch.equal(got, sorted_topk(logits, lengths, K))
+    for slot, row in last.items():
+        kth = float(logits[row].topk(K).values.min())
+        assert kept.words[slot].tolist() == [STATE_VALUE_ONLY, kth, 0.0, 0.0]
+        assert kept.indices is None or torch.equal(kept.indices[slot], got[row])
+    assert kept.words[3, 0] == STATE_UNKNOWN  # nobody's slot
+
+
+def test_a_short_row_that_names_a_slot_last_leaves_its_positions_alone() -> None:
+    kept = state(1, torch.full((1, K), 5, dtype=torch.int32), 0.25)
+    gvr_topk.indexer_topk_decode(scores(2), int32(WIDTH, 3), K, state=kept, row_slot=int32(0, 0))
+    assert kept.indices is not None and kept.indices.tolist() == [[0, 1, 2, -1, -1, -1, -1, -1]]
+    assert kept.words.tolist() == [[0.25, 0, 0, 0]]
+
+
+def test_rows_that_share_a_slot_start_from_what_it_held_before_the_call() -> None:
+    """Statistics of the second row are those of the first, which has left its own choice meanwhile."""
+    logits = torch.zeros(2, 32)
+    logits[:, 4:7] = 1.0
+    stats = torch.zeros(2, 8, dtype=torch.int32)
+    kept = state(1, int32(4, 20, 21).reshape(1, 3))
+    for reason, hits in ((HintReason.FIRST_STEP, 1), (HintReason.USED, 3)):
+        gvr_topk.indexer_topk_decode(logits, int32(32, 32), 3, state=kept, row_slot=int32(0, 0), stats=stats)
+        assert stats[:, StatsColumn.REASON].tolist() == [reason] * 2
+        assert stats[:, StatsColumn.HITS].tolist() == [hits] * 2
 
 
 @pytest.mark.parametrize(
@@ -387,7 +504,7 @@ def test_a_repeated_step_hits_with_its_whole_hint() -> None:
 def test_statistics_say_why_the_state_is_used_or_not(path: Path) -> None:
     stats = torch.full((5, 8), 77, dtype=torch.int32)
     kept = TopkState(2, K)
-    lengths, row_slot = int32(K + 1, K, 0, WIDTH, WIDTH), int32(0, 0, -1, -1, 2)
+    lengths, row_slot = int32(K + 1, K, 0, WIDTH, WIDTH), int32(0, 1, -1, -1, 2)
     for first in (HintReason.FIRST_STEP, HintReason.USED):
         gvr_topk.indexer_topk_decode(
             scores(5), lengths, K, state=kept, row_slot=row_slot, stats=stats, path=path.name.lower()
@@ -405,11 +522,19 @@ def test_statistics_without_a_state() -> None:
     assert stats[:, StatsColumn.HITS].tolist() == [-1, -1]
 
 
-@pytest.mark.parametrize(("pdl", "flags"), [(False, 2), (True, 3)])
-def test_flags_are_those_of_the_header(pdl: bool, flags: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "flags"),
+    [({}, 2), ({"pdl": True}, 3), ({"drop_masked": True}, 10)],
+    ids=str,
+)
+def test_flags_are_those_of_the_header(
+    options: dict[str, bool], flags: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[Arguments] = []
     monkeypatch.setattr(ops, "launch", seen.append)
-    gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, pdl=pdl)
+    gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, **options)
+    call(clamp_pages=True, **options)
+    assert seen.pop().flags == flags + 4
     assert [given.flags for given in seen] == [flags]
 
 
@@ -484,6 +609,67 @@ def paged(table: Tensor, page_size: int, positions: list[int]) -> list[int]:
 
 def test_a_page_table_without_columns_holds_no_page() -> None:
     assert paged(torch.zeros(1, 0, dtype=torch.int32), 16, [0, 5, 63]) == [-1, -1, -1]
+
+
+def test_a_page_table_without_columns_leaves_positions_in_out_where_slots_are_apart() -> None:
+    none = torch.zeros(REQUESTS, 0, dtype=torch.int32)
+    slots = torch.full((ROWS, K + 1), -7, dtype=torch.int32)
+    assert torch.equal(call(page_table=none, slots=slots), expected())
+    assert (slots[:, :K] == -1).all() and (slots[:, K] == -7).all()
+
+
+@settings(max_examples=50)
+@given(
+    st.sampled_from([1, 2, 7, 16, 100, 2**30, 2**31 - 1]),
+    st.integers(0, 9),
+    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=ROWS, max_size=ROWS),
+    st.sampled_from([1, 2]),
+)
+def test_clamped_rows_end_where_the_table_does(
+    page_size: int, pages: int, lengths: list[int], ratio: int
+) -> None:
+    """The call selects as one over the columns that the table covers, whatever the lengths count."""
+    covered = min(WIDTH, pages * page_size)
+    paging = {"page_table": torch.zeros(REQUESTS, pages, dtype=torch.int32), "page_size": page_size}
+    counts, kept = torch.full((ROWS,), 77, dtype=torch.int32), TopkState(4, K)
+    seen = (int32(*lengths).clamp(min=0) // ratio).clamp(max=covered)
+    got = call(
+        seq_lens=int32(*lengths), clamp_pages=True, counts=counts, state=kept, compress_ratio=ratio, **paging
+    )
+    assert torch.equal(got, sorted_topk(scores(), seen, K))
+    assert torch.equal(counts, seen.clamp(max=K))
+    assert kept.indices is not None and torch.equal(kept.indices[[0, 3, 1]], got[1::2])
+
+
+def test_without_clamping_rows_select_behind_the_table() -> None:
+    """Of the same call: the clamped one has a slot for every position, the other one has not."""
+    paging = {"page_table": TABLE[:, :1], "page_size": PAGE}
+    found = []
+    for clamp in (False, True):
+        slots = torch.zeros(ROWS, K, dtype=torch.int32)
+        positions = call(**paging, slots=slots, clamp_pages=clamp)
+        found.append((int(positions.max()) >= PAGE, bool(((slots == -1) & (positions >= 0)).any())))
+    assert found == [(True, True), (False, False)]
+    assert torch.equal(call(clamp_pages=True), expected())  # a table that covers all columns changes nothing
+
+
+def test_statistics_of_clamped_rows_are_those_of_their_lengths() -> None:
+    """Hinted positions behind the table do not count, and a row that the table ends at k is short."""
+    hint = torch.full((1, K), WIDTH - 1, dtype=torch.int32)
+    hint[0, 0] = scores(1)[0, : 2 * PAGE].argmax()
+    for pages, hits, reason in ((2, 1, HintReason.USED), (0, -1, HintReason.SHORT_ROW)):
+        stats = torch.zeros(1, 8, dtype=torch.int32)
+        gvr_topk.indexer_topk_decode(
+            scores(1),
+            int32(WIDTH),
+            K,
+            state=state(1, hint.clone(), STATE_VALUE_ONLY),
+            stats=stats,
+            page_table=TABLE[:1, :pages],
+            page_size=PAGE,
+            clamp_pages=True,
+        )
+        assert stats[0, [StatsColumn.HITS, StatsColumn.REASON]].tolist() == [hits, reason]
 
 
 def test_pages_with_negative_numbers_are_not_there() -> None:
@@ -602,6 +788,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"counts": torch.zeros(ROWS)}, "counts: wanted dtype int32, got float32"),
     ({"counts": torch.zeros(2 * ROWS, dtype=torch.int32)[::2]}, "counts: wanted inner stride 1, got 2"),
     ({"page_table": None}, "slots: wanted a page_table beside it, got None"),
+    (
+        {"page_table": None, "slots": None, "clamp_pages": True},
+        "clamp_pages: wanted a page_table beside it, got None",
+    ),
     ({"slots": torch.zeros(ROWS, K)}, "slots: wanted dtype int32, got float32"),
     (
         {"slots": torch.zeros(ROWS, K - 1, dtype=torch.int32)},
@@ -734,6 +924,13 @@ def test_opcheck(absent: tuple[str, ...]) -> None:
     torch.library.opcheck(OP, tuple(measured(dict.fromkeys(absent))))
 
 
+@pytest.mark.parametrize("flags", [2 + 4, 2 + 8, 2 + 4 + 8])
+def test_opcheck_of_options(flags: int) -> None:
+    masked = scores()
+    masked[:, 2:] = -INF
+    torch.library.opcheck(OP, tuple(measured({"flags": flags, "logits": masked, "page_table": TABLE[:, :2]})))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("by_row", [False, True])
 def test_opcheck_of_dtypes_strides_and_lengths(dtype: torch.dtype, by_row: bool) -> None:
@@ -793,6 +990,15 @@ def test_states_by_row_leave_the_slots_alone() -> None:
             assert left[row].tolist() == [STATE_VALUE_ONLY, float(kth), 0.0, 0.0]
         else:
             assert float(left[row, 0]) == STATE_UNKNOWN
+
+
+def test_states_by_row_leave_kept_positions_alone() -> None:
+    """The state is then read alone: its slots keep the words and the positions that they had."""
+    hint = torch.full((4, K), 5, dtype=torch.int32)
+    kept, left = state(4, hint, 0.25), torch.full((ROWS, STATE_FLOATS), 7.0)
+    assert torch.equal(call(state=kept, next_state=left), expected())
+    assert (hint == 5).all() and torch.equal(kept.words, state(4, None, 0.25).words)
+    assert (left != 7).any(dim=1).all()
 
 
 def test_states_by_row_need_no_state() -> None:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments
+from gvr_topk.arguments import FLAG_DROP_MASKED, FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments
 from gvr_topk.constants import MAX_WIDTH, STATE_FLOATS, STATE_UNKNOWN, Path, StatsColumn
-from gvr_topk.contract import exact_topk, order_key, row_lengths
+from gvr_topk.contract import drop_masked, exact_topk, order_key, row_lengths
 from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill, launch
 from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
@@ -47,6 +47,7 @@ def call(
     path: str = "auto",
     quantile: bool = True,
     pdl: bool = False,
+    drop: bool = False,
     **others: Any,
 ) -> Arguments:
     """The arguments of a call as the op's users give them, beside those that are for measurements only."""
@@ -59,7 +60,7 @@ def call(
         indices=None if state is None else state.indices,
         k=out.shape[1] if k is None else k,
         path=parse_path(path),
-        flags=FLAG_QUANTILE_GUESS * quantile + FLAG_PDL * pdl,
+        flags=FLAG_QUANTILE_GUESS * quantile + FLAG_PDL * pdl + FLAG_DROP_MASKED * drop,
         **{**dict.fromkeys(tensors), **others},
     )
 
@@ -81,6 +82,12 @@ def visible_lengths(logits: Tensor, lengths: Tensor, next_n: int = 1) -> Tensor:
 def wrong_rows(got: Tensor, logits: Tensor, lengths: Tensor, k: int, next_n: int = 1) -> list[int]:
     """Rows whose result is not bit for bit the contract's."""
     wanted = exact_topk(logits, visible_lengths(logits, lengths, next_n), k)
+    return torch.nonzero((got != wanted).any(dim=1)).flatten().tolist()
+
+
+def wrong_dropped_rows(got: Tensor, logits: Tensor, lengths: Tensor, k: int, next_n: int = 1) -> list[int]:
+    """As `wrong_rows`, of a call that drops masked columns."""
+    wanted = drop_masked(logits, exact_topk(logits, visible_lengths(logits, lengths, next_n), k))
     return torch.nonzero((got != wanted).any(dim=1)).flatten().tolist()
 
 

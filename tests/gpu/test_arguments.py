@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import ANY_K, PATHS, call, full_lengths, new_state, run, wrong_rows
+from oracle import ANY_K, PATHS, call, full_lengths, new_state, run, visible_lengths, wrong_rows
 from torch import Tensor
 
 import gvr_topk
+from gvr_topk.arguments import FLAG_CLAMP_PAGES
 from gvr_topk.constants import MAX_WIDTH, PAPER_MAX_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.cpu import to_slots
@@ -112,6 +113,71 @@ def test_page_tables_at_their_limits(name: str, width: int, path: str) -> None:
     beside = run(logits, lengths, k, slots=slots, **asked)
     assert torch.equal(beside, positions)
     assert torch.equal(slots[:, :k], wanted) and bool((slots[:, k] == -7).all())
+
+
+COVERED = {
+    "no columns": (0, 64),
+    "fewer positions than k": (11, 64),
+    "half of the row": (None, 64),
+    "half of the row, off alignment": (None, 67),
+    "one position to a page": (4097, 1),
+    "all of the row": (1, 2**31 - 1),
+    "beyond 32 bits": (2**15, 2**31 - 1),
+}
+"""Pages of a table, and positions to a page; None: as many pages as half of the row has."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("width", [900, 5000, 20_001, 131_072, 300_004])
+@pytest.mark.parametrize("name", COVERED)
+def test_clamped_rows_end_where_the_table_does(name: str, width: int, path: str) -> None:
+    """They select as rows of a buffer that has only the columns that the table covers."""
+    pages, page_size = COVERED[name]
+    pages = width // (2 * page_size) if pages is None else pages
+    covered = min(width, pages * page_size)
+    if path == "paper_gvr" and covered > PAPER_MAX_WIDTH:
+        pytest.skip("the paper's kernel has no such width")
+    table = torch.arange(2 * pages, device="cuda").remainder(1000).to(torch.int32).reshape(2, pages)
+    logits, k = normal(4, width), 1024
+    logits[:, covered:] = torch.inf  # what a row that is not limited would select
+    lengths = int32(width + 7, min(covered, 700))
+    limited = visible_lengths(logits, lengths, 2).clamp(0, covered).to(torch.int32)
+    state = new_state(2, k, keep_indices=True)
+    for _ in range(3):
+        slots = torch.full((4, k + 1), -7, dtype=torch.int32, device="cuda")
+        counts = torch.full((4,), -7, dtype=torch.int32, device="cuda")
+        positions = run(
+            logits,
+            lengths,
+            k,
+            next_n=2,
+            path=path,
+            page_table=table,
+            page_size=page_size,
+            clamp_pages=True,
+            slots=slots,
+            counts=counts,
+            state=state,
+        )
+        assert wrong_rows(positions, logits, limited, k, 2) == []
+        assert torch.equal(slots[:, :k], to_slots(positions, table, page_size, 2))
+        assert bool((slots[:, k] == -7).all())
+        assert torch.equal(counts, limited.clamp(max=k))
+        assert torch.equal(state.indices, positions[1::2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ctas", [1, 4, 16])
+def test_clamped_rows_of_forced_sizes(ctas: int, dtype: torch.dtype) -> None:
+    """Clusters that the columns of the table would not need, down to none."""
+    logits, out = normal(2, 131_072, dtype), torch.full((2, 512), -7, dtype=torch.int32, device="cuda")
+    for pages in (0, 1, 9, 300, 2048, 4096):
+        table, slots = torch.zeros(2, pages, dtype=torch.int32, device="cuda"), torch.empty_like(out)
+        options = {"ctas_per_row": ctas, "page_table": table, "page_size": 64, "slots": slots}
+        asked = call(logits, full_lengths(logits), out, **options)
+        launch(asked._replace(flags=asked.flags | FLAG_CLAMP_PAGES))
+        limited = full_lengths(logits).clamp(max=64 * pages)
+        assert wrong_rows(out, logits, limited, 512) == []
 
 
 # ---------------------------------------------------------------- cap of the cluster size

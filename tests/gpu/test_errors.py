@@ -12,7 +12,7 @@ from oracle import call, full_lengths, wrong_rows
 from torch import Tensor
 
 import gvr_topk
-from gvr_topk.arguments import NAME, PREFILL_NAME, Arguments, PrefillArguments
+from gvr_topk.arguments import FLAG_CLAMP_PAGES, NAME, PREFILL_NAME, Arguments, PrefillArguments
 from gvr_topk.constants import MAX_NEXT_N, MAX_PAGE_SIZE, MAX_ROWS, MAX_WIDTH, STATE_FLOATS, StatsColumn
 from gvr_topk.ops import launch, launch_prefill
 
@@ -148,6 +148,10 @@ WRONG: dict[str, tuple[Change, str]] = {
             "page_size": 16,
         },
         "slots: wanted rows that do not overlap, at least 8 elements apart, got 7",
+    ),
+    "clamp_pages alone": (
+        lambda d: {"flags": FLAG_CLAMP_PAGES},
+        "clamp_pages: wanted a page_table beside it, got None",
     ),
     "requests of page_table": (
         lambda d: {"page_table": zeros(d, 3, 4), "page_size": 16},

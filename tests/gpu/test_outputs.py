@@ -332,3 +332,22 @@ def test_states_by_row_leave_the_slots_alone(width: int, dtype: torch.dtype) -> 
         state.accept(guarded[1:-1].clone(), torch.arange(requests, device="cuda"), accepted)
         last = torch.arange(requests, device="cuda") * next_n + accepted - 1
         assert torch.equal(state.words[:, 0], left[last, 0])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_states_by_row_leave_kept_positions_alone(width: int, path: str) -> None:
+    """Slots are then read alone, words and positions, also those that `row_slot` names."""
+    skip_unserved(path, width)
+    next_n, k, row_slot = 2, 512, int32(2, 2, 0, 0, -1, -1)
+    logits, lengths = normal(6, width), int32(width, k + 1, 9)
+    state = new_state(4, k, keep_indices=True)
+    for _ in range(2):
+        run(logits, lengths, k, next_n=next_n, path=path, state=state, row_slot=row_slot)
+    words, indices = state.words.clone(), state.indices.clone()
+    left = torch.full((6, 4), float(POISON), device="cuda")
+    options = {"next_n": next_n, "path": path, "state": state, "row_slot": row_slot}
+    got = run(logits, lengths, k, next_state=left, **options)
+    assert wrong_rows(got, logits, lengths, k, next_n) == []
+    assert torch.equal(state.words.view(torch.int32), words.view(torch.int32))
+    assert torch.equal(state.indices, indices)

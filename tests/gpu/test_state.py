@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from oracle import columns, full_lengths, new_state, new_stats, run, run_forced, wrong_rows
+from oracle import PATHS, clone, columns, full_lengths, new_state, new_stats, run, run_forced, wrong_rows
 from torch import Tensor
 
 from gvr_topk.constants import (
+    PAPER_MAX_WIDTH,
     STATE_FLOATS,
     STATE_INFINITE,
     STATE_MASKED,
@@ -159,6 +160,81 @@ def test_slots_by_table(dtype: torch.dtype, keep_indices: bool) -> None:
         own = {slot for slot in written if sum(slot in slots_of for slots_of in named) == 1}
         settled = dtype == torch.float32 and step >= 2 * len(tables)
         assert not settled or bool((state.words[sorted(own), 0] != STATE_UNKNOWN).all()), table
+
+
+SHARED = {
+    "small row": (8192, 96),
+    "resident": (65_536, 6),
+    "resident, off alignment": (65_537, 6),
+    "streaming": (131_072, 96),
+    "streaming, few rows": (1 << 20, 4),
+}
+"""Width and requests of rows that share slots: more than the GPU runs at once, and a few."""
+
+
+def shared_slots(requests: int, next_n: int, how: str) -> Tensor:
+    """Slot of each row: one of all, two in turns, or drawn by chance from a few and none."""
+    if how == "one slot":
+        row_slot = torch.full((requests,), 1)
+    elif how == "two in turns":
+        row_slot = torch.arange(requests) % 2
+    else:
+        row_slot = torch.randint(-1, 3, (requests,), generator=torch.Generator().manual_seed(requests))
+    return row_slot.to(torch.int32).repeat_interleave(next_n).to("cuda")
+
+
+def named_last(row_slot: Tensor, next_n: int) -> dict[int, int]:
+    """The last row of the last request that names each slot."""
+    slots = row_slot[next_n - 1 :: next_n].tolist()
+    return {slot: next_n * request + next_n - 1 for request, slot in enumerate(slots) if slot >= 0}
+
+
+@pytest.mark.parametrize("how", ["one slot", "two in turns", "by chance"])
+@pytest.mark.parametrize("next_n", [1, 2])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("shape", SHARED)
+def test_of_requests_that_name_one_slot_the_last_one_leaves_its_state(
+    shape: str, path: str, next_n: int, how: str
+) -> None:
+    """Positions are never a mixture, and all that is left is what the last request leaves alone."""
+    width, requests = SHARED[shape]
+    if path == "paper_gvr" and width > PAPER_MAX_WIDTH:
+        pytest.skip("the paper's kernel has no such width")
+    rows, draw = requests * next_n, generator(width + next_n)
+    lengths = torch.full((requests,), width, dtype=torch.int32, device="cuda")
+    lengths[::5] = K // 2  # short rows, which leave their positions and no words
+    row_slot = shared_slots(requests, next_n, how)
+    last = named_last(row_slot, next_n)
+    alone = torch.full_like(row_slot, -1)
+    for slot, row in last.items():
+        alone[row - next_n + 1 : row + 1] = slot
+    state, steps = new_state(4, K, keep_indices=True), chain(rows, width, draw)
+    for _ in range(3):
+        logits, before, apart = next(steps), clone(state), clone(state)
+        got = run(logits, lengths, K, next_n=next_n, path=path, state=state, row_slot=row_slot)
+        assert wrong_rows(got, logits, lengths, K, next_n) == []
+        run(logits, lengths, K, next_n=next_n, path=path, state=apart, row_slot=alone)
+        assert torch.equal(state.words.view(torch.int32), apart.words.view(torch.int32))
+        assert torch.equal(state.indices, apart.indices)
+        for slot in range(4):
+            left = got[last[slot]] if slot in last else before.indices[slot]
+            assert torch.equal(state.indices[slot], left), slot
+
+
+@pytest.mark.parametrize("shape", SHARED)
+def test_words_of_a_slot_that_requests_share_are_those_of_one(shape: str) -> None:
+    """Without positions, too, they are no mixture."""
+    width, requests = SHARED[shape]
+    logits = next(chain(requests, width, generator(width)))
+    lengths, row_slot = full_lengths(logits), torch.arange(requests, dtype=torch.int32, device="cuda")
+    each = new_state(requests, K)
+    run(logits, lengths, K, path="no_hint", state=each, row_slot=row_slot)
+    possible = {tuple(words) for words in each.words.view(torch.int32).tolist()}
+    for _ in range(20):
+        state = new_state(requests, K)
+        run(logits, lengths, K, path="no_hint", state=state, row_slot=torch.zeros_like(row_slot))
+        assert tuple(state.words[0].view(torch.int32).tolist()) in possible
+        assert bool((state.words[1:, 0] == STATE_UNKNOWN).all())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -88,6 +88,7 @@ struct TopkParams {
   Dtype dtype;
   bool row_lengths;     // `seq_lens` holds the visible length of each row
   bool quantile_guess;  // paper's kernel: T0 from the (1 - alpha) quantile instead of the mean
+  bool drop_masked;     // scores of -inf are not selected: what is missing at the end is -1
 };
 
 // A launch of the prefill kernel: every row is a window of its own.

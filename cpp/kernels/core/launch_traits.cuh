@@ -43,6 +43,8 @@ struct alignas(8) LaunchTraits {
     kStateByRow = 1 << 13,    // the next state goes to a row of its own, and slots stay as they are
     kRadixOnly = 1 << 14,     // nothing is guessed
     kCompressed = 1 << 15,    // several keys share a score
+    kSharedSlots = 1 << 16,   // positions are kept, in slots that several rows may name
+    kDropMasked = 1 << 17,    // scores of -inf are not selected
     kNoStateFlags = kAligned | kWholeVectors,
     kCommonFlags = kNoStateFlags | kUseHint | kReadsState | kWritesState,
     kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |
@@ -137,6 +139,9 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
   const bool reads_state =
       set(LaunchTraits::kReadsState, traits.has(LaunchTraits::kUseHint) && aligned && p.state != nullptr);
   set(LaunchTraits::kSlotIsRequest, reads_state && !slotted && p.rows <= int64_t{p.num_slots} * p.next_n);
+  set(LaunchTraits::kSharedSlots,
+      slotted && p.prior != nullptr && p.next_state == nullptr && p.rows > p.next_n);
+  set(LaunchTraits::kDropMasked, p.drop_masked);
   set(LaunchTraits::kStats, p.stats != nullptr);
   const auto in_vectors = [](const int32_t* results, int64_t stride) {
     return reinterpret_cast<uintptr_t>(results) % sizeof(int4) == 0 && stride % 4 == 0;

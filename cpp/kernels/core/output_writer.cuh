@@ -64,6 +64,20 @@ struct OutputWriter {
   }
 };
 
+// Whether a later request leaves its result in this slot. `row` is the last one of its request. The lanes of
+// a warp share the search, and all of them take part in it whatever they have read as the slot.
+__device__ __forceinline__ bool is_named_later(const TopkParams& p, int next_n, int row, int slot) {
+  const int lane = static_cast<int>(threadIdx.x & 31);
+  bool named = false;
+#pragma unroll 1
+  for (int later = row + next_n * (lane + 1); later < p.rows; later += 32 * next_n) {
+    named |= p.row_slot[later] == slot;
+  }
+  return __any_sync(0xffffffffu, named);
+}
+
+// `kOptions`: see RowJob.
+template <bool kOptions>
 __device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, const LaunchTraits& traits,
                                                            int next_n, int row, int request, int slot) {
   OutputWriter output;
@@ -71,6 +85,10 @@ __device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, 
   // The last row of a request is the one whose result the next step starts from.
   const bool last = row - request * next_n == next_n - 1;
   output.writes_state = last && slot >= 0 && !traits.has(LaunchTraits::kStateByRow);
+  // Positions of several rows in one slot would be a mixture, because their CTAs write at the same time.
+  if (kOptions && traits.has(LaunchTraits::kSharedSlots) && last && is_named_later(p, next_n, row, slot)) {
+    output.writes_state = false;
+  }
   output.prior = output.writes_state && p.prior != nullptr ? p.prior + slot * p.prior_stride : nullptr;
   output.pages = p.page_table != nullptr ? p.page_table + request * p.page_table_stride : nullptr;
   output.cache_slots = p.slots != nullptr ? p.slots + row * p.slots_stride : nullptr;

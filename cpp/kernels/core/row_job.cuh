@@ -2,6 +2,7 @@
 // statistics and the next state.
 #pragma once
 
+#include "core/dropped_rows.cuh"
 #include "core/exchange.cuh"
 #include "core/guess.cuh"
 #include "core/hint_hits.cuh"
@@ -125,19 +126,25 @@ __device__ __forceinline__ int32_t* stats_of(const TopkParams& p, const LaunchTr
   return traits.has(LaunchTraits::kStats) ? p.stats + row * kStatColumns : nullptr;
 }
 
+__device__ __forceinline__ void write_short_stats(int32_t* stats, HintReason reason) {
+  write_stats(stats, reason, 0, 0, 0, -1, kGuessNone, false, 0);
+}
+
 // Writes a row no longer than k, which needs no selection. This is one of `threads` threads that do.
 __device__ __forceinline__ void write_short_row(const OutputWriter& output, int n, int k, int thread,
                                                 int threads, int32_t* stats, HintReason reason) {
   emit_short_row(output, n, k, thread, threads);
-  if (stats != nullptr && thread == 0) write_stats(stats, reason, 0, 0, 0, -1, kGuessNone, false, 0);
+  if (stats != nullptr && thread == 0) write_short_stats(stats, reason);
 }
 
 // So many slots have their state loaded before it is known which one is needed.
 constexpr uint32_t kSlotsLoadedEarly = 128;
 
 // The row of a cluster, its hint, and where its results go. The row's length is being loaded, but not waited
-// for.
-template <typename T>
+// for. `kOptions`: whether there is code for options off the common path (LaunchTraits::kSharedSlots,
+// kDropMasked). Only kGeneric serves launches that have one, so the other specializations, and what they call
+// out of line, are compiled without.
+template <typename T, bool kOptions>
 struct RowJob {
   int row;
   int request;
@@ -219,7 +226,7 @@ struct RowJob {
   }
 
   __device__ __forceinline__ OutputWriter output(const TopkParams& p, const LaunchTraits& traits) const {
-    return make_output_writer(p, traits, next_n_of(p, traits), row, request, slot(p, traits));
+    return make_output_writer<kOptions>(p, traits, next_n_of(p, traits), row, request, slot(p, traits));
   }
 
   // Whether the block finds its row too short to select from.
@@ -248,9 +255,27 @@ struct RowJob {
 
   // Writes a row that is too short to select from.
   __device__ __forceinline__ void write_short(const TopkParams& p, const LaunchTraits& traits) const {
-    write_short_row(output(p, traits), ctx.row.n, ctx.k, ctx.rank * kThreads + ctx.thread,
-                    ctx.ctas * kThreads, stats_of(p, traits, row), hint_reason(p, traits, false));
+    if (kOptions && traits.has(LaunchTraits::kDropMasked)) {
+      write_short_dropped_row(p, traits, ctx, row, output(p, traits));
+      if (writer && traits.has(LaunchTraits::kStats)) {
+        write_short_stats(stats_of(p, traits, row), hint_reason(p, traits, false));
+      }
+    } else {
+      write_short_row(output(p, traits), ctx.row.n, ctx.k, ctx.rank * kThreads + ctx.thread,
+                      ctx.ctas * kThreads, stats_of(p, traits, row), hint_reason(p, traits, false));
+    }
     if (traits.has(LaunchTraits::kStateByRow) && writer) *state_by_row(p) = no_state();
+  }
+
+  // Items of a row with this k-th key, of which so many elements lie `above`.
+  __device__ __forceinline__ int count_items(const LaunchTraits& traits, uint32_t kth, uint32_t above) const {
+    return kOptions ? gvr_topk::count_items(traits, ctx.k, kth, above) : ctx.k;
+  }
+
+  // Ends a row that has been emitted, if masked elements are dropped.
+  __device__ __forceinline__ void finish_dropped(const TopkParams& p, const LaunchTraits& traits,
+                                                 const OutputWriter& output, int items) const {
+    if (kOptions) finish_dropped_row(p, traits, ctx, row, output, items);
   }
 
   // Counts hits of the last step's positions for the statistics, before this step's overwrite them.

@@ -41,10 +41,11 @@ struct OutputCursor {
   }
 };
 
-// The cursor at the CTA's first element. Ties go to the smallest indices, so earlier CTAs take theirs first.
+// The cursor at the CTA's first element, in a row of `items`: k, or fewer where ties are dropped. Ties go to
+// the smallest indices, so earlier CTAs take theirs first.
 template <typename T>
 __device__ __forceinline__ OutputCursor cta_cursor(const RowContext<T>& ctx, const KeyInterval& interval,
-                                                   uint32_t kth) {
+                                                   uint32_t kth, int items) {
   const Shared& sm = *ctx.shared;
   uint32_t above = 0, equal = 0;
   if (ctx.lane < ctx.ctas) {
@@ -55,7 +56,7 @@ __device__ __forceinline__ OutputCursor cta_cursor(const RowContext<T>& ctx, con
     equal = tie_key == kth ? counts.equal : sm.segment_equal[ctx.lane];
   }
   const bool earlier = ctx.lane < ctx.rank;
-  OutputCursor cursor{0, ctx.k - __reduce_add_sync(0xffffffffu, above)};
+  OutputCursor cursor{0, items - __reduce_add_sync(0xffffffffu, above)};
   cursor.advance(__reduce_add_sync(0xffffffffu, earlier ? above : 0),
                  __reduce_add_sync(0xffffffffu, earlier ? equal : 0));
   return cursor;
@@ -71,8 +72,9 @@ __device__ __forceinline__ void store_warp_counts(const RowContext<T>& ctx, uint
 // The common case: selects among the collected candidates, about one per thread.
 template <typename T>
 __device__ __forceinline__ void emit_candidates(const RowContext<T>& ctx, const KeyInterval& interval,
-                                                const ListedKeys& listed, uint32_t kth, uint32_t collected,
-                                                const OutputWriter& output, PhaseClock& clock) {
+                                                const ListedKeys& listed, uint32_t kth, int items,
+                                                uint32_t collected, const OutputWriter& output,
+                                                PhaseClock& clock) {
   uint32_t above = 0, equal = 0;
   ctx.for_each_candidate(collected, [&](int i, bool there) {
     const uint32_t key = there ? ctx.candidates[i].key : kAbsentKey;
@@ -83,7 +85,7 @@ __device__ __forceinline__ void emit_candidates(const RowContext<T>& ctx, const 
   count_segments(ctx, listed, kth);
   __syncthreads();
   clock.stamp();
-  OutputCursor cursor = cta_cursor(ctx, interval, kth);
+  OutputCursor cursor = cta_cursor(ctx, interval, kth, items);
   cursor.advance(earlier_warps(ctx, 0), earlier_warps(ctx, 1));
   const uint32_t before = (1u << ctx.lane) - 1;
   ctx.for_each_candidate(collected, [&](int i, bool there) {
@@ -102,13 +104,13 @@ __device__ __forceinline__ void emit_candidates(const RowContext<T>& ctx, const 
 // element with the k-th key.
 template <typename T>
 __device__ __forceinline__ void emit_elements(const RowContext<T>& ctx, const KeyInterval& interval,
-                                              const ListedKeys& listed, uint32_t kth, Tile<T>& tile,
-                                              const OutputWriter& output, PhaseClock& clock) {
+                                              const ListedKeys& listed, uint32_t kth, int items,
+                                              Tile<T>& tile, const OutputWriter& output, PhaseClock& clock) {
   const Shared& sm = *ctx.shared;
   count_segments(ctx, listed, kth);
   __syncthreads();
   clock.stamp();
-  OutputCursor cta = cta_cursor(ctx, interval, kth);
+  OutputCursor cta = cta_cursor(ctx, interval, kth, items);
   ctx.for_each_tile(tile, [&](int step, int begin) {
     uint32_t selected = ctx.match_keys(tile, begin, [&](uint32_t x) { return x > kth; });
     const uint32_t ties = ctx.match_keys(tile, begin, [&](uint32_t x) { return x == kth; });

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     fallback_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p,
                   const __grid_constant__ SmemLayout layout) {
   ptx::grid_take_over();
-  RowJob<T> job(p, traits, layout, storage);
+  RowJob<T, true> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (traits.has(LaunchTraits::kRadixOnly)) {
     // CTAs have to agree on the length before the rounds, so one exchange comes first.
     send_and_wait(ctx, everything, 0, [] {});
-    radix_fallback_from_start(p, traits, layout, storage, ctx, kGuessNone);
+    radix_fallback_from_start<true>(p, traits, layout, storage, ctx, kGuessNone);
     return;
   }
 
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Verify, collect, refine and emit.
   const FallbackState start{FallbackStage::kGuess, interval, everything, interval.source, 0, ctx.row.n};
   if (!run_stages(p, traits, job, tile, start, clock)) {
-    radix_fallback_from_start(p, traits, layout, storage, ctx, interval.source);
+    radix_fallback_from_start<true>(p, traits, layout, storage, ctx, interval.source);
   }
 }
 

@@ -16,12 +16,13 @@ namespace gvr_topk::fallback {
 
 template <typename T>
 __device__ __forceinline__ void emit(const RowContext<T>& ctx, const KeyInterval& interval,
-                                     const ListedKeys& listed, uint32_t kth, const CountResult& result,
-                                     Tile<T>& tile, const OutputWriter& output, PhaseClock& clock) {
+                                     const ListedKeys& listed, uint32_t kth, int items,
+                                     const CountResult& result, Tile<T>& tile, const OutputWriter& output,
+                                     PhaseClock& clock) {
   if (result.collected <= static_cast<uint32_t>(ctx.candidate_capacity)) {
-    emit_candidates(ctx, interval, listed, kth, result.collected, output, clock);
+    emit_candidates(ctx, interval, listed, kth, items, result.collected, output, clock);
   } else {
-    emit_elements(ctx, interval, listed, kth, tile, output, clock);
+    emit_elements(ctx, interval, listed, kth, items, tile, output, clock);
   }
 }
 
@@ -40,9 +41,9 @@ struct FallbackState {
 
 // Runs everything after the first guess, whatever the row holds. Returns false, with nothing written, where
 // the CTAs turn out to have read different lengths.
-template <typename T>
+template <typename T, bool kOptions>
 __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTraits& traits,
-                                           const RowJob<T>& job, Tile<T>& tile, FallbackState start,
+                                           const RowJob<T, kOptions>& job, Tile<T>& tile, FallbackState start,
                                            PhaseClock& clock) {
   const RowContext<T>& ctx = job.ctx;
   FallbackStage stage = start.stage;
@@ -78,7 +79,9 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
   clock.stamp();
   job.count_hint_hits(p, traits, kth);
   const OutputWriter output = job.output(p, traits);
-  emit(ctx, interval, listed, kth, result, tile, output, clock);
+  const int items = job.count_items(traits, kth, result.above);
+  emit(ctx, interval, listed, kth, items, result, tile, output, clock);
+  job.finish_dropped(p, traits, output, items);
   clock.stamp();
   StepState* const next = job.next_state_slot(p, traits, output);
   if (job.writer && next != nullptr) *next = next_state(ctx, Moments::unknown(), kth, interval, result);
@@ -88,11 +91,11 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
 }
 
 // Finishes a row that another kernel could not, from a length that all CTAs know.
-template <typename T>
+template <typename T, bool kOptions>
 __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTraits& traits,
                                             const SmemLayout& layout, unsigned char* storage,
                                             FallbackState start) {
-  RowJob<T> job(p, traits, layout, storage);
+  RowJob<T, kOptions> job(p, traits, layout, storage);
   job.ctx.set_length(start.length);
   if (job.is_short()) {
     job.write_short(p, traits);
@@ -108,23 +111,24 @@ __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTra
 
 // Starts over with radix rounds where CTAs have read different lengths: the one that the first CTA read
 // decides.
-template <typename T>
+template <bool kOptions, typename T>
 __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, const LaunchTraits& traits,
                                                           const SmemLayout& layout, unsigned char* storage,
                                                           const RowContext<T>& ctx, uint32_t source) {
   const KeyInterval everything = KeyInterval::everything();
   const int length = ctx.shared->header[0].length;
-  radix_fallback<T>(p, traits, layout, storage,
-                    FallbackState{FallbackStage::kRadix, everything, everything, source, 1, length});
+  radix_fallback<T, kOptions>(
+      p, traits, layout, storage,
+      FallbackState{FallbackStage::kRadix, everything, everything, source, 1, length});
 }
 
 // Finishes a row that this CTA finds too short to select from. Other CTAs may have read another length and be
 // waiting: so this one takes part in the exchanges of a first pass, and then knows. `sampled`: the CTAs
 // exchange samples as well.
-template <typename T>
+template <typename T, bool kOptions>
 __device__ __forceinline__ void finish_short_row(const TopkParams& p, const LaunchTraits& traits,
                                                  const SmemLayout& layout, unsigned char* storage,
-                                                 const RowJob<T>& job, bool sampled) {
+                                                 const RowJob<T, kOptions>& job, bool sampled) {
   const RowContext<T>& ctx = job.ctx;
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
   job.write_short(p, traits);
@@ -135,7 +139,7 @@ __device__ __forceinline__ void finish_short_row(const TopkParams& p, const Laun
   send_and_wait(ctx, everything, 0, [] {});
   if (sampled) receive_samples(ctx);
   if (!read_headers(ctx, everything).agreed)
-    radix_fallback_from_start(p, traits, layout, storage, ctx, kGuessNone);
+    radix_fallback_from_start<kOptions>(p, traits, layout, storage, ctx, kGuessNone);
 }
 
 }  // namespace gvr_topk::fallback

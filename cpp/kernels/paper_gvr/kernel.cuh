@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const float hint_share = facts.state.z_score;
   ctx.set_length(facts.length);
   uint4* const ring = static_cast<uint4*>(ctx.list.end(traits.list_capacity()));
-  const OutputWriter output = make_output_writer(p, traits, next_n_of(p, traits), row, request, slot);
+  const OutputWriter output = make_output_writer<true>(p, traits, next_n_of(p, traits), row, request, slot);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
   clock.stamp();
   int32_t* const stats = stats_of(p, traits, row);
@@ -74,7 +74,12 @@ __global__ void __launch_bounds__(kThreads, 1)
                                 : output.writes_state ? state_of(p, slot)
                                                       : nullptr;
   if (ctx.row.n <= ctx.k) {
-    write_short_row(output, ctx.row.n, ctx.k, threadIdx.x, kThreads, stats, can_use_heuristic(query));
+    if (traits.has(LaunchTraits::kDropMasked)) {
+      write_short_dropped_row(p, traits, ctx, row, output);
+      if (stats != nullptr && threadIdx.x == 0) write_short_stats(stats, can_use_heuristic(query));
+    } else {
+      write_short_row(output, ctx.row.n, ctx.k, threadIdx.x, kThreads, stats, can_use_heuristic(query));
+    }
     if (traits.has(LaunchTraits::kStateByRow) && threadIdx.x == 0) *next_state = no_state();
     return;
   }
@@ -117,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
 
   uint32_t kth;
-  int candidates = found.count, scans = 0, passes = found.passes;
+  int candidates = found.count, scans = 0, passes = found.passes, items;
   if (found.done != SearchEnd::kKey) {
     // Collect.
     Candidates& list = *reinterpret_cast<Candidates*>(ring);
@@ -129,7 +134,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const Snap snapped = snap(block, own, list, found.count, ctx.k);
     kth = snapped.key;
     scans = snapped.scans;
-    partition(block, own, list, ctx.k, kth, output);
+    const bool drops_ties = traits.has(LaunchTraits::kDropMasked) && kth == kNegInfKey;
+    items = partition(block, own, list, ctx.k, kth, drops_ties, output);
   } else {
     // Float arithmetic did not settle it. Radix rounds over the key do, whatever the row holds.
     Tile<T> tile;
@@ -144,11 +150,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     const CountResult result = fallback::verify(ctx, interval, tile, 0, clock);
     const ListedKeys listed(ctx);
     kth = select_kth(ctx, interval, listed, result, scans).key;
-    fallback::emit(ctx, interval, listed, kth, result, tile, output, clock);
+    items = count_items(traits, ctx.k, kth, result.above);
+    fallback::emit(ctx, interval, listed, kth, items, result, tile, output, clock);
     candidates = static_cast<int>(result.inside);
     passes += rounds + 1;
     if (interval.lo == interval.hi) found.done = SearchEnd::kPlateau;
   }
+  finish_dropped_row(p, traits, ctx, row, output, items);
   clock.stamp();
   ptx::grid_launch_dependents();
 

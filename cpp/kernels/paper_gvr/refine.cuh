@@ -171,11 +171,11 @@ __device__ __forceinline__ Snap snap(Block& block, const ThreadCandidates& own, 
   return walk_list(mine, listed, rank, edge, 0, block.lane);
 }
 
-// Writes the selected positions in ascending order. Of the elements equal to the k-th, the first ones are
-// selected.
-__device__ __forceinline__ void partition(Block& block, const ThreadCandidates& own,
-                                          const Candidates& candidates, int k, uint32_t kth,
-                                          OutputWriter output) {
+// Writes the selected positions in ascending order, and returns how many there are. Of the elements equal to
+// the k-th, the first ones are selected, or none if ties are dropped.
+__device__ __forceinline__ int partition(Block& block, const ThreadCandidates& own,
+                                         const Candidates& candidates, int k, uint32_t kth, bool drops_ties,
+                                         OutputWriter output) {
   constexpr uint32_t kLow = 0xffffu;
   uint32_t counts = 0;  // those above the k-th; from bit 16 on, those equal to it
   own.for_each([&](int, uint32_t x) {
@@ -186,7 +186,8 @@ __device__ __forceinline__ void partition(Block& block, const ThreadCandidates& 
   block.sync();
   const uint32_t earlier = block.reduce_earlier(0);
   const uint32_t all = block.reduce<Reduce::kAdd>(0);
-  fallback::OutputCursor cursor{0, k - (all & kLow)};
+  const int items = drops_ties ? static_cast<int>(all & kLow) : k;
+  fallback::OutputCursor cursor{0, items - (all & kLow)};
   const uint32_t before = (1u << block.lane) - 1;
   // Without it the addresses of the rows are computed again for every element.
   ptx::keep(output.indices);
@@ -200,7 +201,7 @@ __device__ __forceinline__ void partition(Block& block, const ThreadCandidates& 
       if (chosen) output.put(next + __popc(lanes & before), candidates.position[i]);
       next += __popc(lanes);
     }
-    return;
+    return items;
   }
   cursor.advance(earlier & kLow, earlier >> 16);
 #pragma unroll 1
@@ -214,6 +215,7 @@ __device__ __forceinline__ void partition(Block& block, const ThreadCandidates& 
     }
     cursor.advance(__popc(above), __popc(equal));
   }
+  return items;
 }
 
 }  // namespace gvr_topk::paper_gvr

@@ -41,9 +41,10 @@ __global__ void __launch_bounds__(kThreads, 1)
                   const __grid_constant__ SmemLayout layout) {
   constexpr int kProbes = 1;  // of the row, by each thread, for the sample
   constexpr bool kCommonSizes = kSpecialization != Specialization::kGeneric;
+  constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, kCommonSizes>();
   ptx::grid_take_over();
-  RowJob<T> job(p, traits, layout, ptx::opaque_shared(storage), kCommonSizes);
+  RowJob<T, kOptions> job(p, traits, layout, ptx::opaque_shared(storage), kCommonSizes);
   const RowContext<T>& ctx = job.ctx;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ++passes;
     if (result.complete) break;
     if (!result.agreed) {
-      fallback::radix_fallback_from_start(p, launch_traits, layout, storage, ctx, source);
+      fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, storage, ctx, source);
       return;
     }
     const KeyInterval missed = interval;
@@ -122,9 +123,9 @@ __global__ void __launch_bounds__(kThreads, 1)
             MissedGuess{missed, result, passes, ctx.row.n, elements, moments.mean, moments.deviation, source};
       }
       if (is_masked(missed, result, ctx.k)) {
-        resolve_miss_masked<T, kValues>(p, launch_traits, layout, storage);
+        resolve_miss_masked<T, kValues, kOptions>(p, launch_traits, layout, storage);
       } else {
-        resolve_miss_resident<T, kValues>(p, launch_traits, layout, storage);
+        resolve_miss_resident<T, kValues, kOptions>(p, launch_traits, layout, storage);
       }
       return;
     }

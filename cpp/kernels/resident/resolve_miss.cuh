@@ -11,11 +11,11 @@ namespace gvr_topk::resident {
 
 // Finishes a row whose k-th value is -inf, as the headers say: all greater elements are selected, and the
 // first of the others. What each CTA has of either follows from its counts.
-template <typename T, int kValues>
+template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const LaunchTraits& traits,
                                                  const SmemLayout& layout, unsigned char* storage) {
   using Tile = RegisterTile<T, kValues>;
-  RowJob<T> job(p, traits, layout, storage);
+  RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   const MissedGuess& missed = sm.missed;
@@ -27,7 +27,8 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   tile.lay_out(ctx, missed.elements);
   tile.load(ctx.lane, ctx.row.n);
   const uint32_t greater = result.above + result.inside;
-  const Threshold threshold{kNegInfKey, ctx.k - greater, ctx.row.n - greater};
+  const int items = job.count_items(traits, kNegInfKey, greater);
+  const Threshold threshold{kNegInfKey, items - greater, ctx.row.n - greater};
   // Listed keys and ties of the earlier CTAs.
   const int log2_warps = log2_of(kWarps) + ctx.log2_ctas, groups = tile.groups_of(missed.elements);
   const auto first_of = [&](int cta) {
@@ -54,14 +55,15 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
               if (job.is_least_busy() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
               job.report(p, traits, missed.passes, result.inside, 0, missed.source, false, 0);
             });
+  job.finish_dropped(p, traits, output, items);
 }
 
 // Finishes any other row: radix rounds over its keys find an interval that holds the k-th key by
 // construction, and one exchange follows.
-template <typename T, int kValues>
+template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const LaunchTraits& traits,
                                                    const SmemLayout& layout, unsigned char* storage) {
-  RowJob<T> job(p, traits, layout, storage);
+  RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   const MissedGuess& missed = sm.missed;
@@ -121,7 +123,9 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
     next = job.next_state_slot(p, traits, output);
   });
   const ListedKeys listed(ctx);
-  const Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
+  Threshold threshold = select_kth(ctx, interval, listed, result, snaps);
+  const int items = job.count_items(traits, threshold.key, result.above);
+  threshold.tie_quota -= ctx.k - items;
   job.count_hint_hits(p, traits, threshold.key);
   count_listed(ctx, listed, threshold);
   const uint32_t selected = above_key(threshold.key - 1);
@@ -132,6 +136,7 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
     }
     job.report(p, traits, missed.passes + rounds + 1, result.inside, snaps, missed.source, false, rounds);
   });
+  job.finish_dropped(p, traits, output, items);
 }
 
 }  // namespace gvr_topk::resident

@@ -34,12 +34,13 @@ template <typename T, int kValues, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     small_row_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p) {
   using Tile = RegisterTile<T, kValues>;
+  constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
   const LaunchTraits traits = launch_traits.for_one_cta<kSpecialization>();
   SmallRowShared& own = *reinterpret_cast<SmallRowShared*>(storage);
   ptx::grid_take_over();
   // The unknown zero keeps the compiler from adding over the warp before an addition to shared memory: few
   // lanes add to one address here, and that would take longer.
-  RowJob<T> job(p, traits, SmemLayout{}, storage + ptx::unknown_zero(), true);
+  RowJob<T, kOptions> job(p, traits, SmemLayout{}, storage + ptx::unknown_zero(), true);
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   Tile tile;
@@ -83,11 +84,22 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     } else {
       select_boundary(ctx, tile, own.bins, split, before, kth, key_of);
     }
+    int items = ctx.k;
+    // A window holds finite values alone. What radix rounds have found is not above the k-th key.
+    if (kOptions && traits.has(LaunchTraits::kDropMasked) && !window_hit && kth <= kNegInfKey) {
+      items = drop_masked(ctx, tile, split.above, before);
+    }
     job.count_hint_hits(p, traits, kth);
     clock.stamp();
     stage_selected(ctx, tile, split.above, before, own.staged);
     __syncthreads();
-    write_staged(ctx, traits, own.staged, output);
+    if (items == ctx.k) {
+      write_staged(ctx, traits, own.staged, output);
+    } else {
+#pragma unroll 1
+      for (int i = ctx.thread; i < items; i += kThreads) output.put(i, own.staged[i]);
+    }
+    job.finish_dropped(p, traits, output, items);
     clock.stamp();
     if (ctx.thread != 0 || !traits.has(LaunchTraits::kStats)) return;
     write_stats(stats_of(p, traits, job.row), reason, 1, static_cast<int>(split.boundary_count), rounds,

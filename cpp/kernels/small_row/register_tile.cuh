@@ -161,6 +161,25 @@ __device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const R
   }
 }
 
+// Takes masked elements, those of -inf, out of a selection. The tile holds keys. `before` becomes the number
+// that earlier warps have selected, and the result is that of all warps. It takes one block barrier.
+template <typename T, int kValues>
+__device__ __forceinline__ int drop_masked(const RowContext<T>& ctx, const RegisterTile<T, kValues>& tile,
+                                           LaneMask<RegisterTile<T, kValues>::kWords>& selected,
+                                           uint32_t& before) {
+  constexpr uint32_t kMasked = kNegInfKey >> kInvariantBits<T>;
+  uint32_t* const in_warp = ctx.shared->warp_value[2];
+  const LaneMask<RegisterTile<T, kValues>::kWords> unmasked =
+      tile.mask_of([&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_greater(sum, x, kMasked, bit); });
+#pragma unroll
+  for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) selected.word[w] &= unmasked.word[w];
+  const uint32_t here = __reduce_add_sync(0xffffffffu, selected.count());
+  if (ctx.lane == 0) in_warp[ctx.warp] = here;
+  __syncthreads();
+  before = earlier_warps(ctx, 2);
+  return static_cast<int>(__reduce_add_sync(0xffffffffu, ctx.lane < kWarps ? in_warp[ctx.lane] : 0));
+}
+
 // Writes the positions that all warps have staged.
 template <typename T>
 __device__ __forceinline__ void write_staged(const RowContext<T>& ctx, const LaunchTraits& traits,

@@ -89,9 +89,9 @@ __device__ __forceinline__ void emit_buffer(const RowContext<T>& ctx, const KeyI
 
 // Finishes a row whose k-th key lies in the interval: refine, emit, and the state for the next step.
 // `of_nan`: infinity in the buffer stands for NaN in the row.
-template <typename T>
+template <typename T, bool kOptions>
 __device__ __forceinline__ void finish_row(const TopkParams& p, const LaunchTraits& traits,
-                                           const RowJob<T>& job, const KeyInterval& interval,
+                                           const RowJob<T, kOptions>& job, const KeyInterval& interval,
                                            const CountResult& result, const CandidateBuffer& buffer,
                                            const Moments& moments, uint32_t source, int passes, int rounds,
                                            const OutputWriter& output, StepState* next, PhaseClock& clock,

@@ -39,9 +39,10 @@ template <typename T, int kProbes, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, 1)
     streaming_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p,
                    const __grid_constant__ SmemLayout layout) {
+  constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, false>();
   ptx::grid_take_over();
-  RowJob<T> job(p, traits, layout, storage);
+  RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
@@ -122,9 +123,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (ctx.thread == 0) {
       sm.missed = MissedGuess{interval, result, 1, ctx.row.n, 0, moments.mean, moments.deviation, source};
     }
-    resolve_miss_streaming<T>(p, launch_traits, layout, storage, buffer.count, buffer.rotation);
+    resolve_miss_streaming<T, kOptions>(p, launch_traits, layout, storage, buffer.count, buffer.rotation);
   } else {
-    fallback::radix_fallback_from_start(p, launch_traits, layout, storage, ctx, source);
+    fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, storage, ctx, source);
   }
 }
 

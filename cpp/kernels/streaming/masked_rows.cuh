@@ -41,16 +41,17 @@ __device__ __forceinline__ int end_of_all(const RowContext<T>& ctx, const Candid
 }
 
 // `result` belongs to an interval that begins with the least finite value: less than k elements are at or
-// above it.
+// above it. `items`: k, or only those elements if the others are dropped.
 template <typename T>
 __device__ __forceinline__ void emit_masked(const RowContext<T>& ctx, const CandidateBuffer& buffer,
-                                            const CountResult& result, const OutputWriter& output) {
+                                            const CountResult& result, int items,
+                                            const OutputWriter& output) {
   Shared& sm = *ctx.shared;
-  const uint32_t tie_quota = ctx.k - (result.above + result.inside);
+  const uint32_t tie_quota = items - (result.above + result.inside);
   if (ctx.lane == 0) sm.warp_value[0][ctx.warp] = buffer.count;
   __syncthreads();
   int end = 0;
-  if (ctx.rank == 0) {
+  if (ctx.rank == 0 && items == ctx.k) {
     end = end_of_all(ctx, buffer, tie_quota);
     for (int i = ctx.thread; i < end; i += kThreads) output.put(i, i);
   }

@@ -12,11 +12,11 @@ namespace gvr_topk::streaming {
 // Finishes such a row. If all candidates of the cluster were buffered, everything at or above the interval's
 // lower end is known: radix rounds over the candidates find an interval that holds the k-th key, and one
 // exchange follows. If the k-th key lies further down, the row is streamed again, with a lower interval.
-template <typename T>
+template <typename T, bool kOptions>
 __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const LaunchTraits& traits,
                                                     const SmemLayout& layout, unsigned char* storage,
                                                     int count, int rotation) {
-  RowJob<T> job(p, traits, layout, storage);
+  RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   const MissedGuess& missed = sm.missed;
@@ -38,7 +38,9 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
       const OutputWriter output = job.output(p, traits);
       StepState* const next = job.next_state_slot(p, traits, output);
       job.count_hint_hits(p, traits, kNegInfKey);
-      emit_masked(ctx, buffer, result, output);
+      const int items = job.count_items(traits, kNegInfKey, result.above + result.inside);
+      emit_masked(ctx, buffer, result, items, output);
+      job.finish_dropped(p, traits, output, items);
       if (job.is_least_busy() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
       job.report(p, traits, passes + rounds, result.inside, 0, missed.source, false, rounds);
       return;
@@ -97,7 +99,7 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
   const KeyInterval everything = KeyInterval::everything();
   const bool try_it = result.agreed && interval.tie_key() != kAbsentKey;
   __syncthreads();  // The memory of the buffer is used for other things now.
-  fallback::radix_fallback<T>(
+  fallback::radix_fallback<T, kOptions>(
       p, traits, layout, storage,
       fallback::FallbackState{try_it ? fallback::FallbackStage::kGuess : fallback::FallbackStage::kRadix,
                               interval, everything, missed.source, static_cast<int>(exchanges),

@@ -1,0 +1,229 @@
+"""Calls that drop masked columns: no score of -inf is selected, by any kernel, and -1 stands at the end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from oracle import (
+    ANY_K,
+    PATHS,
+    POISON,
+    clone,
+    full_lengths,
+    new_state,
+    new_stats,
+    place,
+    run,
+    run_forced,
+    visible_lengths,
+    wrong_dropped_rows,
+    wrong_rows,
+)
+from torch import Tensor
+
+from gvr_topk.constants import PAPER_MAX_WIDTH, STATE_MASKED
+from gvr_topk.contract import DTYPES
+from gvr_topk.cpu import to_slots
+
+K = 2048
+WIDTHS = (900, 4000, 8192, 40_001, 131_072, 300_004)
+"""One CTA for a row, clusters that hold it, and rows that stream; some of them off alignment."""
+
+SHAPES = {
+    "small row": (8192, 2, 0),
+    "longest small row": (32_768, 140, 0),
+    "resident, 32768": (32_768, 1, 0),
+    "resident": (131_072, 1, 0),
+    "resident, 262144": (262_144, 1, 0),
+    "streaming, 262144": (262_144, 1, 4),
+    "streaming": (1 << 20, 1, 0),
+    "streaming x 64": (131_072, 64, 0),
+    "one CTA": (131_072, 2, 1),
+    "two CTAs": (131_072, 2, 2),
+}
+"""Width, rows and forced cluster size."""
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator(device="cuda").manual_seed(seed)
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def masked(
+    rows: int,
+    width: int,
+    left: int,
+    draw: torch.Generator,
+    dtype: torch.dtype = torch.float32,
+    *,
+    odd: bool = False,
+) -> Tensor:
+    """Rows of which this many columns are not masked, drawn by chance; some of them infinite, NaN or tied."""
+    scores = torch.randn(rows, width, device="cuda", generator=draw).to(dtype)
+    if odd:
+        kind = torch.randint(0, 12, scores.shape, device="cuda", generator=draw)
+        for number, value in enumerate((torch.inf, torch.nan, 0.0, -0.0, 1.5, torch.finfo(dtype).min)):
+            scores[kind == number] = value
+    order = torch.rand(rows, width, device="cuda", generator=draw).argsort(dim=1)
+    return scores.masked_fill_(order >= left, -torch.inf)
+
+
+def check(logits: Tensor, lengths: Tensor, k: int, got: Tensor, counts: Tensor, next_n: int = 1) -> None:
+    assert wrong_dropped_rows(got, logits, lengths, k, next_n) == []
+    assert torch.equal(counts, (got >= 0).sum(dim=1).to(torch.int32))
+
+
+def skip_unserved(path: str, width: int) -> None:
+    if path == "paper_gvr" and width > PAPER_MAX_WIDTH:
+        pytest.skip("the paper's kernel has no such width")
+
+
+@pytest.mark.parametrize("keep_indices", [False, True])
+@pytest.mark.parametrize("odd", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_whose_mask_changes_from_step_to_step(
+    shape: str, dtype: torch.dtype, odd: bool, keep_indices: bool
+) -> None:
+    """Predicted right and wrong: masked rows after ordinary ones, after masked ones and before either."""
+    width, rows, ctas = SHAPES[shape]
+    draw, state = generator(width + rows), new_state(rows, K, keep_indices=keep_indices)
+    for left in (width, K // 2, K // 3, width // 2, K - 1, 1, 0, width, 0, K, K + 1, K - 1, 3 * K):
+        logits = masked(rows, width, min(left, width), draw, dtype, odd=odd)
+        lengths = full_lengths(logits)
+        counts = torch.full((rows,), POISON, dtype=torch.int32, device="cuda")
+        got = run_forced(logits, lengths, K, ctas, state=state, counts=counts, drop=True)
+        check(logits, lengths, K, got, counts)
+        assert counts.tolist() == [min(left, K)] * rows
+        if left < K and dtype == torch.float32 and shape not in ("small row", "longest small row"):
+            assert state.words[:, 0].tolist() == [STATE_MASKED] * rows
+        assert state.indices is None or torch.equal(state.indices, got)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("next_n", [1, 2])
+def test_rows_of_any_length(next_n: int, width: int, dtype: torch.dtype, path: str) -> None:
+    """Short rows, which are read here, beside longer ones, with masks of any density."""
+    skip_unserved(path, width)
+    k = 512
+    lengths = int32(width, 0, -5, 1, 77, k - 1, k, k + 1, 513 + next_n, width + 9, width - 1, width // 2)
+    rows = len(lengths) * next_n
+    state = new_state(len(lengths), k, keep_indices=True)
+    for step, left in enumerate((width // 2, k // 2, 3, 0, width)):
+        logits = masked(rows, width, left, generator(width + step), dtype, odd=True)
+        counts = torch.full((rows + 2,), POISON, dtype=torch.int32, device="cuda")
+        got = run(
+            logits,
+            lengths,
+            k,
+            next_n=next_n,
+            path=path,
+            state=state,
+            counts=counts[1:-1],
+            drop_masked=True,
+        )
+        check(logits, lengths, k, got, counts[1:-1], next_n)
+        assert counts[[0, -1]].tolist() == [POISON] * 2
+        assert torch.equal(state.indices, got[next_n - 1 :: next_n])
+
+
+@pytest.mark.parametrize("path", ANY_K)
+@pytest.mark.parametrize("k", [1, 7, 3000, 50_000, 1 << 21])
+@pytest.mark.parametrize("width", [3000, 60_000, 300_001])
+def test_any_k(width: int, k: int, path: str) -> None:
+    for left in (0, 1, min(k, width) // 2, min(k, width) - 1, min(k, width), width):
+        logits = masked(3, width, left, generator(left), odd=True)
+        lengths = int32(width, width // 2, min(k, width) // 3)
+        counts = torch.full((3,), POISON, dtype=torch.int32, device="cuda")
+        got = run(logits, lengths, k, path=path, counts=counts, drop_masked=True)
+        check(logits, lengths, k, got, counts)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_cache_slots_and_alignment(width: int, dtype: torch.dtype, shift: int, path: str) -> None:
+    skip_unserved(path, width)
+    k, page_size = 512, 64
+    table = torch.arange(3 * (width // page_size + 1), dtype=torch.int32, device="cuda").reshape(3, -1)
+    for left in (width // 2, 100, 0):
+        logits = place(masked(3, width, left, generator(left), dtype), pad=3 * shift, shift=shift)
+        lengths = int32(width, 300, width - 3)
+        counts = torch.full((3,), POISON, dtype=torch.int32, device="cuda")
+        slots = torch.full((3, k + 1), POISON, dtype=torch.int32, device="cuda")
+        options = {"path": path, "page_table": table, "page_size": page_size, "drop_masked": True}
+        got = run(logits, lengths, k, counts=counts, slots=slots, **options)
+        check(logits, lengths, k, got, counts)
+        assert torch.equal(slots[:, :k], to_slots(got, table, page_size, 1))
+        assert bool((slots[:, k] == POISON).all())
+        assert torch.equal(run(logits, lengths, k, **options), slots[:, :k])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_else_changes(width: int, path: str) -> None:
+    """Statistics and words are those of the same call without the option, and so are rows without a mask."""
+    skip_unserved(path, width)
+    k = 512
+    state = new_state(4, k, keep_indices=True)
+    for step in range(4):
+        logits = masked(4, width, width, generator(step))
+        logits[2:, 100 * step :] = -torch.inf
+        lengths = int32(width, k - 9, width - 2, k - 9)
+        apart, seen, wanted = clone(state), new_stats(4), new_stats(4)
+        got = run(logits, lengths, k, path=path, state=state, stats=seen, drop_masked=True)
+        plain = run(logits, lengths, k, path=path, state=apart, stats=wanted)
+        assert wrong_dropped_rows(got, logits, lengths, k) == wrong_rows(plain, logits, lengths, k) == []
+        assert torch.equal(got[:2], plain[:2])
+        assert torch.equal(state.words.view(torch.int32), apart.words.view(torch.int32))
+        assert torch.equal(seen, wanted)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_both_options_in_one_call(width: int, path: str) -> None:
+    """Rows end where their pages do, and masked columns before that are dropped."""
+    skip_unserved(path, width)
+    k, pages = 512, 11
+    table = torch.arange(2 * pages, dtype=torch.int32, device="cuda").reshape(2, pages)
+    for left in (width // 2, width // 20):
+        logits = masked(2, width, left, generator(left))
+        lengths = int32(width, 600)
+        ended = visible_lengths(logits, lengths).clamp(max=64 * pages).to(torch.int32)
+        counts, slots = (
+            torch.full(shape, POISON, dtype=torch.int32, device="cuda") for shape in ((2,), (2, k))
+        )
+        got = run(
+            logits,
+            lengths,
+            k,
+            path=path,
+            counts=counts,
+            slots=slots,
+            page_table=table,
+            page_size=64,
+            clamp_pages=True,
+            drop_masked=True,
+        )
+        check(logits, ended, k, got, counts)
+        assert torch.equal(slots, to_slots(got, table, 64, 1))
+        assert bool(((slots >= 0) == (got >= 0)).all())
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("shape", ["small row", "resident, 32768", "streaming, 262144"])
+def test_dropped_rows_under_the_sanitizers(shape: str) -> None:
+    width, rows, ctas = SHAPES[shape]
+    state = new_state(rows, K)
+    for left, length in ((K // 2, width), (0, width), (K // 2, K)):
+        logits = masked(rows, width, left, generator(left))
+        lengths = torch.full((rows,), length, dtype=torch.int32, device="cuda")
+        counts = torch.full((rows,), POISON, dtype=torch.int32, device="cuda")
+        got = run_forced(logits, lengths, K, ctas, state=state, counts=counts, drop=True)
+        check(logits, lengths, K, got, counts)
