@@ -36,7 +36,7 @@ struct RowPredictor {
   // A prediction that needs a wider interval than a sample of the row would is not used.
   static constexpr float kMaxInside = 1536.0f;
   static constexpr float kMinInside = 128.0f;
-  static constexpr float kErrors = 4.0f;  // half-width of the interval, in mean errors
+  static constexpr float kErrors = 5.0f;  // half-width of the interval, in mean errors
   static constexpr float kErrorDecay = 0.8f, kFastestDecay = 0.5f;
 
   float value;        // the k-th value of the last row
