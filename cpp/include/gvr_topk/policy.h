@@ -293,6 +293,12 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_tiles(int32_t arch) {
   return ((is_small_arch(arch) ? 99 : 227) * 1024 - kPrefillFixedBytes) * 8 / kPrefillTileElements;
 }
 
+// Rows that one block holds in registers need no prediction: the kernel of short rows takes them, one block
+// for each. It knows no offsets.
+GVR_TOPK_HOST_DEVICE constexpr bool prefills_as_short_rows(int64_t width, Path path, bool has_offsets) {
+  return width <= kMaxSmallRowWidth && path == Path::kAuto && !has_offsets;
+}
+
 struct PrefillPlan {
   int32_t ctas;          // blocks, each of which takes runs of neighbouring rows
   int32_t folds;         // runs of each block

@@ -45,6 +45,7 @@ struct alignas(8) LaunchTraits {
     kCompressed = 1 << 15,    // several keys share a score
     kSharedSlots = 1 << 16,   // positions are kept, in slots that several rows may name
     kDropMasked = 1 << 17,    // scores of -inf are not selected
+    kWindows = 1 << 18,       // each row selects from a window of its own
     kNoStateFlags = kAligned | kWholeVectors,
     kCommonFlags = kNoStateFlags | kUseHint | kReadsState | kWritesState,
     kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |
@@ -142,6 +143,7 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
   set(LaunchTraits::kSharedSlots,
       slotted && p.prior != nullptr && p.next_state == nullptr && p.rows > p.next_n);
   set(LaunchTraits::kDropMasked, p.drop_masked);
+  set(LaunchTraits::kWindows, p.row_starts != nullptr);
   set(LaunchTraits::kStats, p.stats != nullptr);
   const auto in_vectors = [](const int32_t* results, int64_t stride) {
     return reinterpret_cast<uintptr_t>(results) % sizeof(int4) == 0 && stride % 4 == 0;
