@@ -21,6 +21,7 @@ enum class Specialization {
   kCommonSlotted,  // as kCommon, with one row per request, in a slot that `row_slot` names, as engines pass
                    // it
   kNoState,        // aligned rows in whole vectors, one per request, and no state at all
+  kPrefill,        // each row is a window, and there is no state
 };
 
 // The host finds these facts out once. They are the first parameter of a kernel, and are read before all
@@ -47,6 +48,7 @@ struct alignas(8) LaunchTraits {
     kDropMasked = 1 << 17,    // scores of -inf are not selected
     kWindows = 1 << 18,       // each row selects from a window of its own
     kNoStateFlags = kAligned | kWholeVectors,
+    kPrefillFlags = kWindows | kUseHint,
     kCommonFlags = kNoStateFlags | kUseHint | kReadsState | kWritesState,
     kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |
         kCompressed,
@@ -76,6 +78,7 @@ struct alignas(8) LaunchTraits {
     if (tested == common_one_row().flags) return Specialization::kCommonOneRow;
     if (tested == (kCommonFlags | kRowSlots)) return Specialization::kCommonSlotted;
     if ((tested & ~uint32_t{kUseHint}) == kNoStateFlags) return Specialization::kNoState;
+    if (tested == kPrefillFlags) return Specialization::kPrefill;
     const bool common = (tested & ~uint32_t{kVaryingFlags}) == kCommonFlags;
     return common ? Specialization::kCommon : Specialization::kGeneric;
   }
@@ -86,6 +89,7 @@ struct alignas(8) LaunchTraits {
     if (kSpecialization == Specialization::kCommon) return (flags & (kRing | kVaryingFlags)) | kCommonFlags;
     if (kSpecialization == Specialization::kCommonOneRow) return (flags & kRing) | common_one_row().flags;
     if (kSpecialization == Specialization::kCommonSlotted) return (flags & kRing) | kCommonFlags | kRowSlots;
+    if (kSpecialization == Specialization::kPrefill) return kPrefillFlags;
     if (kSpecialization == Specialization::kNoState) return (flags & (kRing | kUseHint)) | kNoStateFlags;
     return flags;
   }
@@ -128,7 +132,9 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
     if (condition) flags |= flag;
     return condition;
   };
-  const bool aligned = set(LaunchTraits::kAligned, has_aligned_rows(p, sizeof(T)));
+  // Windows start anywhere, and kernels look at each for themselves.
+  const bool windows = set(LaunchTraits::kWindows, p.row_starts != nullptr);
+  const bool aligned = set(LaunchTraits::kAligned, !windows && has_aligned_rows(p, sizeof(T)));
   set(LaunchTraits::kWholeVectors, aligned && p.width % kPerVec<T> == 0);
   set(LaunchTraits::kDraftRows, p.next_n > 1);
   const bool slotted = set(LaunchTraits::kRowSlots, p.row_slot != nullptr);
@@ -143,7 +149,6 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
   set(LaunchTraits::kSharedSlots,
       slotted && p.prior != nullptr && p.next_state == nullptr && p.rows > p.next_n);
   set(LaunchTraits::kDropMasked, p.drop_masked);
-  set(LaunchTraits::kWindows, p.row_starts != nullptr);
   set(LaunchTraits::kStats, p.stats != nullptr);
   const auto in_vectors = [](const int32_t* results, int64_t stride) {
     return reinterpret_cast<uintptr_t>(results) % sizeof(int4) == 0 && stride % 4 == 0;
