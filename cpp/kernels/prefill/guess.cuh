@@ -82,17 +82,16 @@ __device__ __forceinline__ KeyRange range_around(const RowPredictor& last) {
 }
 
 // The interval in which a sample of the row says that the k-th value lies. Its ends are order statistics of
-// the sample, so many standard deviations away from where the k-th is expected.
+// the sample, `deviations` standard deviations away from where the k-th is expected.
 template <typename T>
 __device__ __forceinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedWindow<T> window, int k,
-                                                         const RowPredictor last) {
-  constexpr float kDeviations = 3.5f;
+                                                         const RowPredictor last, float deviations) {
   constexpr float kLoose = 1.1f;  // Intervals may hold so many times as many elements as they should.
   constexpr int kMaxRounds = 4;
   RowSample<T> sample(window);
   const float share = __fdividef(static_cast<float>(k), static_cast<float>(window.length - window.lead));
   const float expected = share * static_cast<float>(sample.elements());
-  const float margin = fmaf(kDeviations, sqrtf(expected * (1.0f - share)), 1.0f);
+  const float margin = fmaf(deviations, sqrtf(expected * (1.0f - share)), 1.0f);
   const uint32_t size = sample.elements();
   const RankPair ranks{expected > margin ? static_cast<uint32_t>(expected - margin) : 0,
                        static_cast<uint32_t>(expected + margin) + 1};

@@ -81,11 +81,14 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
   const bool fits = p.lists && window.length <= p.bitmap_tiles * kTileElements;
   bool by_value = fits && sm.predictor.is_close();
   bool by_sample = fits && !by_value && sm.predictor.tie_key == kAbsentKey;
+  // A sample that has missed is tried once more: closer if candidates were too many, and wider otherwise.
+  constexpr float kDeviations = 3.5f, kCloser = 2.0f, kWider = 7.0f;
+  float deviations = kDeviations;
   int passes = 0;
 #pragma unroll 1
   while (by_value || by_sample) {
     const ValueInterval interval =
-        by_value ? sm.predictor.interval() : guess_by_sample<T>(sm, window, p.k, sm.predictor);
+        by_value ? sm.predictor.interval() : guess_by_sample<T>(sm, window, p.k, sm.predictor, deviations);
     const float bins_per_unit = interval.bins_per_unit();
     CandidateStore store(sm.candidates, sm.chunks[warp], kStoreChunks, warp);
     store.claim_share(lane);
@@ -113,7 +116,13 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
       emit(sm, PrefillOutput(p, row), p.k);
       return;
     }
-    by_sample = by_value;
+    const bool was_full = sm.is_full != 0;
+    if (!by_value) {
+      by_sample = deviations == kDeviations;
+      deviations = was_full ? kCloser : kWider;
+    } else {
+      by_sample = true;
+    }
     by_value = false;
     __syncthreads();  // All threads have read the counts.
     reset_candidates(sm);
