@@ -179,7 +179,7 @@ struct RowJob {
   // Length of a window. A row of no request is a padding row, with nothing to select from.
   __device__ __forceinline__ int window_length(const TopkParams& p) const {
     const bool has_request = static_cast<uint32_t>(request) < static_cast<uint32_t>(p.requests);
-    return has_request ? max(min(seq_len, p.width) - start, 0) : 0;
+    return has_request ? max(min(seq_len, p.width), start) - start : 0;
   }
 
   // Waits for the row's length. One thread has read it, so that all of the block use the same number though

@@ -22,11 +22,10 @@ struct RowSample {
   __device__ __forceinline__ explicit RowSample(const AlignedWindow<T>& window) : data(window.data) {
     first = (window.lead + kElements - 1) / kElements;
     vecs = max(window.length / kElements - first, 0);
-    // One element of 8 to 16, or the fluctuation of a sample would make intervals wide; fewer of long rows.
-    constexpr int kLog2OfProbe = 10 + 4, kLog2LongRow = 17;
+    // One element of 8 to 16, or the fluctuation of a sample would make intervals wide.
+    constexpr int kLog2OfProbe = 10 + 4;
     static_assert(1 << kLog2OfProbe == 16 * kElements * kThreads);
-    const int log2_length = 32 - __clz(window.length - 1);
-    log2_probes = max(log2_length - kLog2OfProbe - (log2_length >= kLog2LongRow ? 1 : 0), 0);
+    log2_probes = max(32 - __clz(window.length - 1) - kLog2OfProbe, 0);
     load(0);
   }
 

@@ -82,7 +82,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
   bool by_value = fits && sm.predictor.is_close();
   bool by_sample = fits && !by_value && sm.predictor.tie_key == kAbsentKey;
   // A sample that has missed is tried once more: closer if candidates were too many, and wider otherwise.
-  constexpr float kDeviations = 3.5f, kCloser = 2.0f, kWider = 7.0f;
+  constexpr float kDeviations = 3.5f, kCloser = 2.0f, kWider = 5.0f;
   float deviations = kDeviations;
   int passes = 0;
 #pragma unroll 1
