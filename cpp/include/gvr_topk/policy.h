@@ -282,12 +282,12 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
 
 // Threads of a block of the prefill kernel, and how many blocks share an SM.
 constexpr int32_t kPrefillThreads = 256;
-constexpr int32_t kPrefillCtasPerSm = 3;
+constexpr int32_t kPrefillCtasPerSm = 2;
 // Largest k for which elements are listed; for larger ones radix rounds select from every row.
 constexpr int64_t kPrefillMaxK = 2048;
 
 // Shared memory of a block without its bitmap, at most, and with it; the runtime takes 1 KB more.
-constexpr int32_t kPrefillFixedBytes = 57 * 1024;
+constexpr int32_t kPrefillFixedBytes = 89 * 1024;
 constexpr int32_t kPrefillTileElements = 512;
 GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_tiles(int32_t arch) {
   return ((is_small_arch(arch) ? 99 : 227) * 1024 - kPrefillFixedBytes) * 8 / kPrefillTileElements;

@@ -13,7 +13,7 @@ namespace gvr_topk::prefill {
 // Small blocks, several of which share an SM: while one of them selects, the others stream.
 constexpr int kThreads = kPrefillThreads;
 constexpr int kWarps = kThreads / 32;
-constexpr int kRingDepth = 2;  // tiles per warp that are being fetched at once
+constexpr int kRingDepth = 4;  // tiles per warp that are being fetched at once
 
 constexpr int kStoreChunks = 88;  // of candidates, which lie inside the interval
 constexpr int kStoreItems = kStoreChunks * kChunk;

@@ -130,7 +130,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
     __syncthreads();
   }
   if (passes == 0 && stream.ahead) stream.restart();  // The tiles under way are this row's.
-  const Settled settled = settle<T>(sm, window, p.k, sm.predictor.tie_key, PrefillOutput(p, row));
+  const Settled settled = settle<T>(p, sm, row, sm.predictor.tie_key);
   if (threadIdx.x != 0) return;
   sm.predictor = RowPredictor::unknown();
   sm.predictor.tie_key = settled.tie_key;

@@ -45,9 +45,8 @@ struct RowStream {
 
   // Fetches tiles while there is room for them.
   __device__ __forceinline__ void fill(int lane) {
-    static_assert(kRingDepth == 2);
-    if (in_flight == 0) fetch(lane);
-    if (in_flight == 1) fetch(lane);
+#pragma unroll 1
+    while (left > 0 && in_flight < kRingDepth) fetch(lane);
   }
 
   // Starts with a row, unless its tiles are under way already.

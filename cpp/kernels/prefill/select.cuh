@@ -79,8 +79,8 @@ __device__ __forceinline__ void mark(uint32_t* bitmap, int position) {
 // The `rank`-th in order of the candidates in a crowded bin, where many ties are. Rounds of finer and finer
 // bins find it.
 template <typename InBin>
-__device__ __noinline__ uint64_t rank_in_crowd(Shared& sm, const CandidateStore store, uint32_t rank,
-                                               InBin in_bin) {
+__device__ __forceinline__ uint64_t rank_in_crowd(Shared& sm, const CandidateStore store, uint32_t rank,
+                                                  InBin in_bin) {
   const int lane = threadIdx.x & 31;
   const auto for_each = [&](auto visit) {
     for_each_candidate(store, lane, [&](const BufferedValue& x) {

@@ -130,8 +130,10 @@ struct Settled {
 // Selects from a row by radix rounds. `tried`: a key that may be the k-th, because many rows end among the
 // same ties.
 template <typename T>
-__device__ __noinline__ Settled settle(Shared& sm, const AlignedWindow<T> window, int k, uint32_t tried,
-                                       const PrefillOutput output) {
+__device__ __noinline__ Settled settle(const PrefillParams& p, Shared& sm, const Window& row,
+                                       uint32_t tried) {
+  const AlignedWindow<T> window(p, row);
+  const int k = p.k;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   uint32_t key = tried;
   int rounds = 0;
@@ -139,7 +141,7 @@ __device__ __noinline__ Settled settle(Shared& sm, const AlignedWindow<T> window
     key = kth_key(sm, window, k, warp, lane, rounds);
     verify_key(sm, window, key, k, warp, lane);
   }
-  emit_by_key(sm, window, key, k, output, warp, lane);
+  emit_by_key(sm, window, key, k, PrefillOutput(p, row), warp, lane);
   const uint32_t ties = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.warp_sums[1][lane] : 0);
   const bool tied = ties > kMostTies || key < kLeastFiniteKey || key > kMostFiniteKey;
   return Settled{tied ? key : kAbsentKey, rounds};
