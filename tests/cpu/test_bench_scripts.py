@@ -807,7 +807,7 @@ class TestReadmeTable:
             for impl in (*(impl for impl in ALL if measured_in(impl, cell.group)), FLOOR):
                 exact = None if impl == FLOOR else True
                 us = 4.0 if impl == "hinted" else 8.0
-                results.append((cell, result(cell, impl, us, exact, worst_us=9.0)))
+                results.append((cell, result(cell, impl, us, exact, worst_us=9.0, run=0)))
         data = file_of(*results)
         data["runs"][0]["sets_in_20_runs"] = dict.fromkeys(ALL, 1)
         bench_kernels._write(data, tmp_path / "bench.json")
@@ -822,7 +822,7 @@ class TestReadmeTable:
 
     def test_block_has_every_shape_and_fits_the_page(self, folder: Path) -> None:
         block = readme_table.results()
-        assert len(block.splitlines()) <= 60
+        assert len(block.splitlines()) <= 70
         assert all(len(line) <= 110 for line in block.splitlines() if not line.startswith("|"))
         assert "| 131,072 x 64 | 4.0 |" in block
         assert "| 32,768 x 1 | 4.0 | 4.0 | 4.0 | 8.0 |" in block
@@ -831,6 +831,65 @@ class TestReadmeTable:
         text = " ".join(block.split())
         assert "`row_slot`, `state` and `out`, as the integrations do." in text
         assert '"No hint": `path="no_hint"` and `out` alone.' in text
+
+    def test_page_has_room_for_chunks_of_a_prefill_and_of_three_traces(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        page = (readme_table.ROOT / "README.md").read_text()
+        before, rest = page.split(readme_table.BEGIN)
+        outside = (
+            before + readme_table.BEGIN + readme_table.END + rest.split(readme_table.END)[1]
+        ).splitlines()
+        shutil.copytree(readme_table.RESULTS, tmp_path, dirs_exist_ok=True)
+        data = bench_kernels.load(tmp_path / "bench.json")
+        names = [cell["rows"] for cell in data["cells"].values() if cell["group"] == "trace"]
+        cells = [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_LIMITS]
+        cells += [Cell("prefill", 32768, 2048, rows=f"causal:{name.partition(':')[2]}") for name in names]
+        for cell in cells:
+            data["cells"][cell.key] = cell.as_json()
+            data["results"] += [result(cell, impl, 1000.0, run=0) for impl in PREFILL_IMPLS]
+        (tmp_path / "bench.json").write_text(dump(data))
+        monkeypatch.setattr(readme_table, "RESULTS", tmp_path)
+        block = readme_table.results().splitlines()
+        assert len({line for line in block if line.startswith("| 2,048 x 32,768, trace")}) == 3
+        assert len(outside) + 1 + len(block) <= 250
+
+    def test_chunks_of_a_prefill_have_a_table(self, folder: Path) -> None:
+        path = folder / "bench.json"
+        data = json.loads(path.read_text())
+        slow, trace = (
+            next(
+                key
+                for key, cell in data["cells"].items()
+                if cell["group"] == "prefill" and cell["rows"] == rows
+            )
+            for rows in ("causal", "causal:synthetic-L20")
+        )
+        data["cells"][slow]["memory_us"] = 44.44
+        data["runs"].append({**data["runs"][0], "machine": {**data["runs"][0]["machine"], "commit": "later"}})
+        for result in data["results"]:
+            if result["cell"] in (slow, trace):
+                result["run"] = 1
+                if result["cell"] == slow:
+                    figures = {"prefill": 71.23, "no_hint": 1234.5, "vllm_prefill": 99.0}
+                    result["cold_us"] = figures.get(result["impl"], 100.4)
+                    result["exact"] = result["impl"] != "vllm_prefill"
+        path.write_text(json.dumps(data))
+        block = readme_table.results()
+        assert "| 8,192 x 8,192 | 71.2 | 100 | 1,234 | 100 | 100 | - | 100 | 44.4 |" in block
+        assert (
+            "| 2,048 x 32,768, trace synthetic-L20 | 8.0 | 8.0 | 8.0 | 8.0 | 8.0 | 8.0 | 8.0 | - |" in block
+        )
+        assert "**Prefill** (commit abc, later): `indexer_topk_prefill`" in " ".join(block.split())
+
+    def test_file_without_chunks_of_a_prefill_has_no_table_of_them(self, folder: Path) -> None:
+        path = folder / "bench.json"
+        data = json.loads(path.read_text())
+        data["cells"] = {key: cell for key, cell in data["cells"].items() if cell["group"] != "prefill"}
+        data["results"] = [its for its in data["results"] if its["cell"] in data["cells"]]
+        path.write_text(json.dumps(data))
+        block = readme_table.results()
+        assert "**Prefill**" not in block and "\n\n\n" not in block
 
     def test_file_that_does_not_say_how_the_op_was_called_is_from_before(self, folder: Path) -> None:
         path = folder / "bench.json"
