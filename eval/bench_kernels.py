@@ -68,7 +68,6 @@ from eval.common.bench_report import (
     FLOOR,
     FORMAT,
     OURS,
-    READABLE,
     Index,
     checks,
     checks_table,
@@ -424,20 +423,20 @@ def report(data: dict[str, Any], console: Console) -> None:
     console.print(checks_table(checks(index)))
 
 
-def load(path: Path, formats: Sequence[str] = READABLE) -> dict[str, Any]:
-    """Read a result file of one of some formats.
+def load(path: Path) -> dict[str, Any]:
+    """Read a result file.
 
     Raises
     ------
     typer.BadParameter
-        It is not one.
+        It is none, or of another format.
     """
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{path}: {error}") from error
     got = data.get("format") if isinstance(data, dict) else None
-    if got not in formats:
+    if got != FORMAT:
         raise typer.BadParameter(f"{path}: wanted format {FORMAT!r}, got {got!r}")
     return dict(data)
 
@@ -485,7 +484,7 @@ def main(
     started = time.monotonic()
     data: dict[str, Any] = {"format": FORMAT, "method": METHOD, "runs": [], "cells": {}, "results": []}
     if resume is not None:
-        data |= {name: value for name, value in load(resume, (FORMAT,)).items() if name in data}
+        data |= {name: value for name, value in load(resume).items() if name in data}
     data["results"] = [result for result in data["results"] if not _failed(result)]
     done = {(result["cell"], result["impl"]) for result in data["results"]}
     sources = load_sources(traces)

@@ -26,7 +26,6 @@ from eval.common.bench_report import (
     FORMAT,
     LIMITS,
     OURS,
-    READABLE,
     Index,
     geometric_mean,
     hard_rows,
@@ -68,8 +67,6 @@ TRACE_STEPS = 256
 """Steps of a trace: its first row is shorter than its last by one less."""
 CELLS = sorted([*LIMITS, (262144, 1), (131072, 8), (1048576, 64)], key=lambda cell: cell[::-1])
 """Shapes of `docs/performance.md`; the README shows those that a limit exists for."""
-ARGUMENTS_BEFORE = ("row_slot", "prior", "guess_state", "out")
-"""What this package was called with in files that do not say it."""
 REWRITINGS = {5: "five", 7: "seven"}
 """Kinds of rewriting, in words."""
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
@@ -102,7 +99,7 @@ def load_bench(name: str = "bench.json") -> dict[str, Any]:
         Another version of the benchmark wrote it.
     """
     data = load(name)
-    if data.get("format") not in READABLE:
+    if data.get("format") != FORMAT:
         raise FormatError(
             f"{name}: wanted format {FORMAT!r}, got {data.get('format')!r}; "
             "run python -m eval bench on the GPU and put its file there"
@@ -271,15 +268,14 @@ def results() -> str:
     run = bench["runs"][0]
     commit = run["machine"]["commit"]
     older = ", since when the kernels have changed" if changed_since(commit) else ""
-    *given, last = (f"`{name}`" for name in run.get(HINTED, ARGUMENTS_BEFORE))
-    bare = " and ".join(f"`{name}`" for name in run.get(NO_HINT, ("out",)))
-    as_integrations = ", as the integrations do" if HINTED in run else ""
+    *given, last = (f"`{name}`" for name in run[HINTED])
+    bare = " and ".join(f"`{name}`" for name in run[NO_HINT])
     lead = f"""
         Microseconds per launch on one {run["machine"]["device"]}, median; fp32, k = 2048; a CUDA graph over
         fresh decode steps whose rows are not in the L2 cache. Every launch's result is compared, and exact
         (`eval/results/h200/bench.json`, commit {commit}{older}; method:
         [docs/performance.md](docs/performance.md)). "This package" is called with {", ".join(given)} and
-        {last}{as_integrations}. "With PDL": also `pdl=True` (programmatic dependent launch,
+        {last}, as the integrations do. "With PDL": also `pdl=True` (programmatic dependent launch,
         `TRTLLM_ENABLE_PDL=1`). "No hint": {bare} alone. Rows are Gaussian, and 90 % of the variance survives
         from step to step; beside them stand the slowest of the real traces, and the worst of masked (-inf,
         +inf, NaN), tied and rescaled rows:

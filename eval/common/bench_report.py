@@ -23,8 +23,6 @@ from eval.common.our_kernels import (
 )
 
 FORMAT = "gvr_topk.bench_kernels/3"
-READABLE = (FORMAT, "gvr_topk.bench_kernels/2")
-"""Formats that tables are made of. Version 2 has no `WITH_INDICES` and no `RADIX_ROUNDS`."""
 
 Cell = Mapping[str, Any]
 Results = Mapping[str, Any]
