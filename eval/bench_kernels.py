@@ -484,7 +484,8 @@ def main(
     started = time.monotonic()
     data: dict[str, Any] = {"format": FORMAT, "method": METHOD, "runs": [], "cells": {}, "results": []}
     if resume is not None:
-        data |= {name: value for name, value in load(resume).items() if name in data}
+        kept = load(resume)
+        data |= {name: kept[name] for name in ("runs", "cells", "results")}
     data["results"] = [result for result in data["results"] if not _failed(result)]
     done = {(result["cell"], result["impl"]) for result in data["results"]}
     sources = load_sources(traces)
