@@ -13,10 +13,10 @@ name            file                                       where it comes from
                                                            for sm_90a; wheel apache-tvm-ffi 0.1.11
 ==============  =========================================  =================================================
 
-``torch`` is always there. ``vllm_per_row`` and ``flashinfer_ragged`` are second operators of the same files.
-An operator is called as its own project calls it in decode: its output is allocated beforehand where its
-interface allows that, and never sorted or converted. Each step's tensors are made beforehand too, so that a
-launch costs the host no more than the operator does.
+``torch`` is always there. ``vllm_per_row``, ``flashinfer_ragged``, ``trtllm_prefill`` and ``vllm_prefill``
+are further operators of the same files. An operator is called as its own project calls it: its output is
+allocated beforehand where its interface allows that, and never sorted or converted. Each step's tensors are
+made beforehand too, so that a launch costs the host no more than the operator does.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ VLLM_WORKSPACE_BYTES = 1 << 20
 VLLM_K = (512, 1024, 2048)
 VLLM_COOPERATIVE_ROWS = 64
 FLASHINFER_STATES_BYTES = 1 << 20
+WITHOUT_LENGTHS = ("torch", "flashinfer")
+"""Operators that rank a whole row. Behind its length they get -inf, and choose it in rows shorter than k."""
 
 _MISSING = re.compile(r"(\S+): cannot open shared object file")
 
@@ -98,6 +100,12 @@ def available(folder: Path | None = None) -> dict[str, Baseline]:
             "FlashInfer 0.7.2 top_k_ragged_transform, its backends for captured graphs",
             _load_flashinfer_ragged,
         ),
+        (
+            "trtllm_prefill",
+            "TensorRT-LLM 1.2.1 indexer_topk_prefill (tokenspeed-trtllm-kernel)",
+            _load_trtllm_prefill,
+        ),
+        ("vllm_prefill", "vLLM 0.33.0 top_k_per_row_prefill", _load_vllm_prefill),
     ):
         try:
             if not torch.cuda.is_available():
@@ -229,6 +237,23 @@ def _load_trtllm(name: str, version: str, folder: Path) -> Baseline:
     return Baseline(name, version, _only_fp32, prepare)
 
 
+def _load_trtllm_prefill(name: str, version: str, folder: Path) -> Baseline:
+    load_library(find_file(folder, "libtrtllm_kernel.so"), folder)
+    operator = torch.ops.trtllm.indexer_topk_prefill.default
+
+    def prepare(chain: Chain) -> Prepared:
+        results = _results(chain)
+        starts = torch.zeros(chain.batch, dtype=torch.int32, device=results.device)
+        rows, outs = chain.logits.unbind(), results.unbind()
+
+        def launch(step: int) -> None:
+            operator(rows[step], starts, chain.lengths_of(step), outs[step], chain.k)
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _only_fp32, prepare)
+
+
 def _load_vllm(name: str, version: str, folder: Path) -> Baseline:
     load_library(find_file(folder, "_C_stable_libtorch.abi3.so"), folder)
     cooperative, persistent = torch.ops._C.cooperative_topk.default, torch.ops._C.persistent_topk.default
@@ -261,6 +286,24 @@ def _load_vllm_per_row(name: str, version: str, folder: Path) -> Baseline:
 
         def launch(step: int) -> None:
             operator(rows[step], 1, chain.lengths_of(step), outs[step], batch, stride, 1, chain.k)
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _only_fp32, prepare)
+
+
+def _load_vllm_prefill(name: str, version: str, folder: Path) -> Baseline:
+    load_library(find_file(folder, "_C_stable_libtorch.abi3.so"), folder)
+    operator = torch.ops._C.top_k_per_row_prefill.default
+
+    def prepare(chain: Chain) -> Prepared:
+        results = _results(chain)
+        starts = torch.zeros(chain.batch, dtype=torch.int32, device=results.device)
+        batch, stride = chain.batch, chain.logits.stride(1)
+        rows, outs = chain.logits.unbind(), results.unbind()
+
+        def launch(step: int) -> None:
+            operator(rows[step], starts, chain.lengths_of(step), outs[step], batch, stride, 1, chain.k)
 
         return Prepared(launch, results)
 

@@ -17,6 +17,10 @@ hard on a hint are also timed launch by launch: events inside a graph stand betw
 the median of three passes, and the worst one's distance from their mean is added to the figure without
 events, since an event takes time itself.
 
+Chunks of a prefill are chains of one step: their rows are those of one request, and each sees more columns
+than the one before. ``prefill`` and ``prefill_radix_rounds`` call the op for prefill, ``no_hint`` the one for
+decode on the same rows.
+
 The JSON is rewritten after each cell, so a run that is stopped keeps what it had; ``--resume`` goes on from
 such a file, on the same machine or a later one (each result says which run made it). ``--report`` prints the
 tables of a file and measures nothing. ``--quick`` measures what the limits of our own times need.
@@ -54,6 +58,7 @@ from eval.common.bench_cases import (
     all_cells,
     load_sources,
     make_chain,
+    memory_traffic,
     prepare_sources,
     quick_cells,
 )
@@ -63,13 +68,13 @@ from eval.common.bench_report import (
     FLOOR,
     FORMAT,
     OURS,
-    READABLE,
     Index,
     checks,
     checks_table,
     dump,
     hint_ratios,
     hint_table,
+    measured_in,
     ratios_table,
     times_tables,
     worst_ratios,
@@ -81,10 +86,13 @@ from eval.common.our_kernels import (
     NO_ROW_SLOT,
     PAPER,
     PDL,
+    PREFILL,
+    PREFILL_PATHS,
     RADIX_ROUNDS,
     VARIANTS,
     WITH_INDICES,
     prepare_ours,
+    prepare_prefill,
     why_refused,
 )
 from eval.kernel_timing import Chain, ChainRun, Prepared
@@ -94,6 +102,9 @@ from gvr_topk.contract import exact_topk, order_key
 REPLAYS = 9
 BUDGET_SECONDS = 0.1
 """Replay time after which a figure has enough replays."""
+
+SLOW_SECONDS = 1.0
+"""Another project's call that takes longer is not measured."""
 
 ORACLE_ELEMENTS = 1 << 26
 """Scores that the oracle ranks at a time: it takes some sixty bytes for each."""
@@ -109,7 +120,8 @@ REPEATS = 20
 METHOD = (
     "CUDA graph over a chain of fresh decode steps, state carried in slots and restored before each replay, "
     "at least 20 launches, buffers of more than 4x L2 (at most 4000), L2 emptied before each replay; median "
-    "over 3 to 9 replays of replay time / launches; every launch's result compared"
+    "over 3 to 9 replays of replay time / launches; every launch's result compared; chunks of a prefill: 1 "
+    "to 8 launches, each of which reads more than 4x L2 from a buffer of its own"
 )
 
 MEASURED: dict[str, tuple[str, ...]] = {
@@ -121,7 +133,7 @@ MEASURED: dict[str, tuple[str, ...]] = {
 }
 """Groups in which an implementation is measured, for those that are not measured in all."""
 
-QUICK = (HINTED, NO_HINT)
+QUICK = (HINTED, NO_HINT, PREFILL)
 """What ``--quick`` measures."""
 
 app = typer.Typer(add_completion=False)
@@ -137,7 +149,11 @@ class Implementation:
 
 
 def ours(name: str) -> Implementation:
-    """One of our ways to call the op."""
+    """One of our ways to call an op."""
+    if name in PREFILL_PATHS:
+        return Implementation(
+            name, lambda cell: "", lambda chain: prepare_prefill(chain, PREFILL_PATHS[name])
+        )
     variant = VARIANTS[name]
 
     def refuse(cell: Cell) -> str:
@@ -194,13 +210,14 @@ def same_values(got: Tensor, wanted: Tensor, logits: Tensor) -> bool:
 
 
 def oracle(chain: Chain) -> Tensor:
-    """The contract's answers to every step, ``[count, batch, k]``, int32, some steps at a time."""
+    """The contract's answers to every step, ``[count, batch, k]``, int32, some rows at a time."""
     width = chain.logits.shape[2]
-    lengths = chain.lengths.expand(chain.count, chain.batch)
-    steps = max(1, ORACLE_ELEMENTS // (chain.batch * width))
+    lengths = chain.lengths.expand(chain.count, chain.batch).reshape(-1)
+    at_once = max(1, ORACLE_ELEMENTS // width)
+    rows = chain.logits.flatten(0, 1)
     parts = [
-        exact_topk(rows.reshape(-1, width), length.reshape(-1), chain.k)
-        for rows, length in zip(chain.logits.split(steps), lengths.split(steps), strict=True)
+        exact_topk(some, length, chain.k)
+        for some, length in zip(rows.split(at_once), lengths.split(at_once), strict=True)
     ]
     return torch.cat(parts).view(chain.count, chain.batch, chain.k)
 
@@ -222,12 +239,14 @@ class CellRun:
 
     def describe(self) -> dict[str, Any]:
         """The cell's entry in the JSON."""
-        return {
+        described = {
             **self.cell.as_json(),
             "launches": len(self.chain.timed),
             "fresh": self.chain.fresh,
-            "hit_ratio": round(self.hit_ratio(), 4),
         }
+        if self.cell.group == "prefill":
+            return described | memory_traffic(self.chain)
+        return described | {"hit_ratio": round(self.hit_ratio(), 4)}
 
     def hit_ratio(self) -> float:
         """Share of a step's choice that was the step before's, moved as the scores were; of some steps."""
@@ -250,16 +269,30 @@ class CellRun:
             return {**result, "note": refused}
         try:
             prepared = implementation.prepare(self.chain)
+            if implementation.name not in OURS and self.cell.group == "prefill":
+                seconds = min(self.seconds_of_call(prepared) for _ in range(2))
+                if seconds > SLOW_SECONDS:
+                    return {**result, "note": f"one call takes {seconds:.1f} s, more than {SLOW_SECONDS:g} s"}
             run = ChainRun(self.chain, prepared)
             if implementation.name in OURS:
                 self.measure_ours(implementation.name, run, result)
             else:
                 result["cold_us"] = round(run.time(REPLAYS, BUDGET_SECONDS), 4)
-                result["exact"] = self.all_same_values(prepared)
+                cut = implementation.name in baselines.WITHOUT_LENGTHS
+                result["exact"] = self.all_same_values(prepared, cut)
         except (RuntimeError, ValueError, BaselineError) as error:
             result["note"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             result["exact"] = False
         return result
+
+    def seconds_of_call(self, prepared: Prepared) -> float:
+        """The host's time from one call to its result."""
+        synchronize = torch.cuda.synchronize if self.chain.logits.is_cuda else lambda: None
+        synchronize()
+        started = time.perf_counter()
+        prepared.launch(self.chain.lead)
+        synchronize()
+        return time.perf_counter() - started
 
     def measure_ours(self, name: str, run: ChainRun, result: dict[str, Any]) -> None:
         """Time one of ours, compare it after each replay, and say how its guesses did."""
@@ -304,8 +337,11 @@ class CellRun:
             wrong = wrong + (prepared.carried() != self.expected[-1]).any(dim=1).sum()
         return wrong
 
-    def all_same_values(self, prepared: Prepared) -> bool:
-        """Whether every timed row has the oracle's values, some steps at a time."""
+    def all_same_values(self, prepared: Prepared, cut: bool = False) -> bool:
+        """Whether every timed row has the oracle's values, some steps at a time.
+
+        With `cut` what lies behind a row's length counts as nothing.
+        """
         steps = max(1, ORACLE_ELEMENTS // (16 * self.chain.batch * self.chain.k))
         width = self.chain.logits.shape[2]
         for first in range(self.chain.lead, self.chain.count, steps):
@@ -313,6 +349,9 @@ class CellRun:
             got, wanted = (
                 results[part].reshape(-1, self.chain.k) for results in (prepared.results, self.expected)
             )
+            if cut:
+                lengths = self.chain.lengths.expand(self.chain.count, self.chain.batch)[part].reshape(-1, 1)
+                got = torch.where(got < lengths, got, -1)
             if not same_values(got, wanted, self.chain.logits[part].reshape(-1, width)):
                 return False
         return True
@@ -384,20 +423,20 @@ def report(data: dict[str, Any], console: Console) -> None:
     console.print(checks_table(checks(index)))
 
 
-def load(path: Path, formats: Sequence[str] = READABLE) -> dict[str, Any]:
-    """Read a result file of one of some formats.
+def load(path: Path) -> dict[str, Any]:
+    """Read a result file.
 
     Raises
     ------
     typer.BadParameter
-        It is not one.
+        It is none, or of another format.
     """
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{path}: {error}") from error
     got = data.get("format") if isinstance(data, dict) else None
-    if got not in formats:
+    if got != FORMAT:
         raise typer.BadParameter(f"{path}: wanted format {FORMAT!r}, got {got!r}")
     return dict(data)
 
@@ -416,7 +455,10 @@ def main(
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("bench_kernels.json"),
     only: Annotated[str, typer.Option(help=f"Implementations, comma-separated, of {', '.join(ALL)}.")] = "",
     groups: Annotated[
-        str, typer.Option(help="main, trace, engine, scale, mask, layer, hint, adversarial, k, v4, dtype.")
+        str,
+        typer.Option(
+            help="main, trace, engine, scale, mask, layer, prefill, hint, adversarial, k, v4, dtype."
+        ),
     ] = "",
     cells: Annotated[str, typer.Option(help="Regular expression on cell keys, such as 'n70690 b1 '.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Our own limits' cells, and no baselines.")] = False,
@@ -442,7 +484,8 @@ def main(
     started = time.monotonic()
     data: dict[str, Any] = {"format": FORMAT, "method": METHOD, "runs": [], "cells": {}, "results": []}
     if resume is not None:
-        data |= {name: value for name, value in load(resume, (FORMAT,)).items() if name in data}
+        kept = load(resume)
+        data |= {name: kept[name] for name in ("runs", "cells", "results")}
     data["results"] = [result for result in data["results"] if not _failed(result)]
     done = {(result["cell"], result["impl"]) for result in data["results"]}
     sources = load_sources(traces)
@@ -461,7 +504,8 @@ def main(
     spend_first_graph()
     stopped = False
     for cell in chosen:
-        missing = [its for its in found if (cell.key, its.name) not in done]
+        its_own = [its for its in found if measured_in(its.name, cell.group)]
+        missing = [its for its in its_own if (cell.key, its.name) not in done]
         floor = cell.group == "main" and FLOOR in names and (cell.key, FLOOR) not in done
         if not missing and not floor:
             continue
@@ -472,8 +516,9 @@ def main(
         results = [run.measure(its) for its in missing] + ([run.floor()] if floor else [])
         data["results"] += [{**result, "run": len(data["runs"]) - 1} for result in results]
         line = ", ".join(f"{its['impl']} {_shown(its)}" for its in results if not _skipped(its))
-        hits = data["cells"][cell.key]["hit_ratio"]
-        print(f"{time.monotonic() - started:5.0f}s {cell.key} hits {hits:.2f}: {line}", flush=True)
+        hits = data["cells"][cell.key].get("hit_ratio")
+        guessed = "" if hits is None else f" hits {hits:.2f}"
+        print(f"{time.monotonic() - started:5.0f}s {cell.key}{guessed}: {line}", flush=True)
         del run
         torch.cuda.empty_cache()
         _write(data, out)

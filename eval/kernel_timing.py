@@ -37,6 +37,10 @@ ALIGNMENT = 16
 GENERATED_ELEMENTS = 1 << 26
 """Elements drawn at a time, to bound the memory that making rows takes."""
 
+CHUNK_BUFFERS = 8
+CHUNKS_BYTES = 1 << 31
+"""Most buffers of a chunk of a prefill, and most bytes of them together unless there is one alone."""
+
 SLEEP_CYCLES = 200_000
 SLEEP_CYCLES_PER_LAUNCH = 1000
 """How long the device waits before a timed replay, so that the host has launched the graph by then and its
@@ -49,6 +53,8 @@ HOST_L2_BYTES = 1 << 16
 @dataclasses.dataclass
 class Chain:
     """Score rows of consecutive decode steps; every row of a batch is a request, and a chain, of its own.
+
+    A chunk of a prefill is a chain of one step, whose rows are the chunk's.
 
     Attributes
     ----------
@@ -187,7 +193,7 @@ def gaussian_chain(
     generator = torch.Generator(device).manual_seed(seed)
     if timed is None:
         timed = steps_for(n * batch * dtype.itemsize, device)
-    logits = _nan_rows(LEAD + timed, batch, n, dtype, device)
+    logits = nan_rows(LEAD + timed, batch, n, dtype, device)
     current = torch.randn(batch, n, device=device, generator=generator)
     chunk = max(1, GENERATED_ELEMENTS // (batch * n))
     for first in range(0, len(logits), chunk):
@@ -225,7 +231,7 @@ def chain_of(
     batch, width = steps[0].shape[0], max(step.shape[1] for step in steps)
     copies = -(-steps_for(width * batch * dtype.itemsize, device) // len(steps))
     lead = min(LEAD, len(steps))
-    logits = _nan_rows(lead + copies * len(steps), batch, width, dtype, device)
+    logits = nan_rows(lead + copies * len(steps), batch, width, dtype, device)
     lengths = torch.empty(len(logits), batch, dtype=torch.int32, device=device)
     for at, step in enumerate([*steps[len(steps) - lead :], *steps]):
         length = step.shape[1]
@@ -235,7 +241,28 @@ def chain_of(
     return Chain(logits, lengths, k, lead=lead, fresh=len(steps))
 
 
-def _nan_rows(count: int, batch: int, n: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def chunk_chain(chunk: Tensor, lengths: Tensor, k: int) -> Chain:
+    """One chunk of a prefill as a chain of one step, which is walked again in a few further buffers.
+
+    A launch reads more than the L2 cache holds, so further buffers serve for large chunks no purpose; for
+    small ones several launches share the microseconds that the ends of a graph take.
+
+    Parameters
+    ----------
+    chunk : Tensor, ``[rows, width]``
+        Scores, NaN behind each row's length.
+    lengths : Tensor, ``[rows]``, int32
+        One past the last column of each row's window, which begins at column 0.
+    k : int
+        Items per row.
+    """
+    copies = max(1, min(CHUNK_BUFFERS, CHUNKS_BYTES // (chunk.numel() * chunk.element_size())))
+    logits = chunk[None] if copies == 1 else chunk.repeat(copies, 1, 1)
+    return Chain(logits, lengths, k, lead=0, fresh=1)
+
+
+def nan_rows(count: int, batch: int, n: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Room for rows of `n` scores, ``[count, batch, width]``, all NaN; the width is aligned."""
     width = -(-n // ALIGNMENT) * ALIGNMENT
     return torch.full((count, batch, width), float("nan"), dtype=dtype, device=device)
 

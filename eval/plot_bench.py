@@ -15,7 +15,7 @@ if __package__ in (None, ""):
 
 import typer
 
-from eval.common.bench_report import BASELINES, FLOOR, FORMAT, OURS, READABLE, Index
+from eval.common.bench_report import BASELINES, FLOOR, FORMAT, OURS, Index
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,7 +145,7 @@ def main(
     except (OSError, ValueError) as error:
         raise typer.BadParameter(f"{results}: wanted a result file, got {error}") from None
     got = data.get("format") if isinstance(data, dict) else None
-    if got not in READABLE:
+    if got != FORMAT:
         raise typer.BadParameter(f"{results}: wanted format {FORMAT!r}, got {got!r}")
     rows = [batch.strip() for batch in batches.split(",")]
     if not all(batch.isdigit() for batch in rows):

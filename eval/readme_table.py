@@ -26,14 +26,13 @@ from eval.common.bench_report import (
     FORMAT,
     LIMITS,
     OURS,
-    READABLE,
     Index,
     geometric_mean,
     hard_rows,
     hint_ratios,
     worst_launch,
 )
-from eval.common.our_kernels import HINTED, NO_HINT, PAPER, PDL
+from eval.common.our_kernels import HINTED, NO_HINT, PAPER, PDL, PREFILL, PREFILL_ROUNDS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "eval" / "results" / "h200"
@@ -46,6 +45,15 @@ PEERS = {
     "flashinfer_ragged": "FlashInfer, ragged",
 }
 COLUMNS = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint", **PEERS}
+PREFILL_COLUMNS = {
+    PREFILL: "this package",
+    PREFILL_ROUNDS: "radix rounds",
+    NO_HINT: "decode op",
+    "torch": PEERS["torch"],
+    "trtllm_prefill": PEERS["trtllm"],
+    "vllm_prefill": PEERS["vllm"],
+    "flashinfer_ragged": PEERS["flashinfer_ragged"],
+}
 HARD_GROUPS = ("mask", "adversarial", "scale")
 MASK_NAMES = {
     "mask:kth_is_neg_inf": "k-th value -inf",
@@ -59,8 +67,6 @@ TRACE_STEPS = 256
 """Steps of a trace: its first row is shorter than its last by one less."""
 CELLS = sorted([*LIMITS, (262144, 1), (131072, 8), (1048576, 64)], key=lambda cell: cell[::-1])
 """Shapes of `docs/performance.md`; the README shows those that a limit exists for."""
-ARGUMENTS_BEFORE = ("row_slot", "prior", "guess_state", "out")
-"""What this package was called with in files that do not say it."""
 REWRITINGS = {5: "five", 7: "seven"}
 """Kinds of rewriting, in words."""
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
@@ -93,7 +99,7 @@ def load_bench(name: str = "bench.json") -> dict[str, Any]:
         Another version of the benchmark wrote it.
     """
     data = load(name)
-    if data.get("format") not in READABLE:
+    if data.get("format") != FORMAT:
         raise FormatError(
             f"{name}: wanted format {FORMAT!r}, got {data.get('format')!r}; "
             "run python -m eval bench on the GPU and put its file there"
@@ -111,12 +117,17 @@ def fuzz_of(commit: str) -> list[Any]:
     return [run for run in runs if run["machine"]["commit"] == newest]
 
 
+def trace_name(cell: Mapping[str, Any]) -> str:
+    """Short name of the trace that a cell's rows are of; empty where they are of none."""
+    name: str = cell["rows"].partition(":")[2]
+    return name.removeprefix("smollm2_dsaidx_").removesuffix("_32k")
+
+
 def real_and_hard(index: Index) -> dict[str, list[str]]:
     """Cells of real traces, layers and rows that are hard, by the name that a table gives them."""
     shown: dict[str, list[str]] = {}
     for cell in index.group("trace"):
-        name = cell["rows"].removeprefix("trace:").removeprefix("smollm2_dsaidx_").removesuffix("_32k")
-        shown[f"trace {name}"] = [cell["key"]]
+        shown[f"trace {trace_name(cell)}"] = [cell["key"]]
     shown["nine layers, mean"] = [cell["key"] for cell in index.group("layer")]
     for cell in index.group("engine"):
         shown["engine, hint at chance"] = [cell["key"]]
@@ -173,6 +184,38 @@ def times_table(index: Index) -> list[str]:
     return lines
 
 
+def prefill_table(bench: Mapping[str, Any], index: Index) -> list[str]:
+    """Microseconds of chunks of a prefill, with what the table shows before it; nothing without results."""
+    cells = index.group("prefill")
+    if not cells:
+        return []
+    keys = {cell["key"] for cell in cells}
+    runs = {result["run"] for result in index.results if result["cell"] in keys}
+    commits = sorted({bench["runs"][run]["machine"]["commit"] for run in runs})
+    lead = f"""
+        **Prefill** (commit {", ".join(commits)}): `indexer_topk_prefill` on a chunk of one request. Each
+        Gaussian row sees one column more than the row before, and the last all; rows of a trace are repeated.
+        "Decode op" is `indexer_topk_decode` with `path="no_hint"` on the same rows, others' columns are their
+        operators for prefill, and "memory" is the bytes at 4.3 TB/s. "-": no exact result.
+    """
+    names = [*PREFILL_COLUMNS.values(), "memory"]
+    lines = [_paragraph(lead), ""]
+    lines += [f"| rows x columns | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
+    for cell in cells:
+        figures = [index.figure(cell["key"], impl) for impl in PREFILL_COLUMNS]
+        name = f"{cell['batch']:,} x {cell['n']:,}"
+        if trace := trace_name(cell):
+            name += f", trace {trace}"
+        shown = " | ".join(map(_shown_whole, (*figures, cell.get("memory_us"))))
+        lines.append(f"| {name} | {shown} |")
+    return [*lines, ""]
+
+
+def _shown_whole(figure: float | None) -> str:
+    """As `_shown`, without a fraction from 100 on."""
+    return _shown(figure) if figure is None or figure < 100 else f"{figure:,.0f}"
+
+
 def hard_table(index: Index) -> list[str]:
     """Microseconds on real traces and hard rows, and the worst single launch."""
     cells = real_and_hard(index)
@@ -225,20 +268,20 @@ def results() -> str:
     run = bench["runs"][0]
     commit = run["machine"]["commit"]
     older = ", since when the kernels have changed" if changed_since(commit) else ""
-    *given, last = (f"`{name}`" for name in run.get(HINTED, ARGUMENTS_BEFORE))
-    bare = " and ".join(f"`{name}`" for name in run.get(NO_HINT, ("out",)))
-    as_integrations = ", as the integrations do" if HINTED in run else ""
+    *given, last = (f"`{name}`" for name in run[HINTED])
+    bare = " and ".join(f"`{name}`" for name in run[NO_HINT])
     lead = f"""
         Microseconds per launch on one {run["machine"]["device"]}, median; fp32, k = 2048; a CUDA graph over
         fresh decode steps whose rows are not in the L2 cache. Every launch's result is compared, and exact
         (`eval/results/h200/bench.json`, commit {commit}{older}; method:
         [docs/performance.md](docs/performance.md)). "This package" is called with {", ".join(given)} and
-        {last}{as_integrations}. "With PDL": also `pdl=True` (programmatic dependent launch,
+        {last}, as the integrations do. "With PDL": also `pdl=True` (programmatic dependent launch,
         `TRTLLM_ENABLE_PDL=1`). "No hint": {bare} alone. Rows are Gaussian, and 90 % of the variance survives
         from step to step; beside them stand the slowest of the real traces, and the worst of masked (-inf,
         +inf, NaN), tied and rescaled rows:
     """
     text = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
+    text += prefill_table(bench, index)
     points = [*comparison(bench, index, decode), fewer_ctas(load("tune.json")), *stress()]
     return "\n".join([*text, *(_point(point) for point in points)])
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eval.common.bench_report import LIMITS
+from eval.common.bench_report import LIMITS, PREFILL_LIMITS
 from eval.common.trace_scores import trace_scores
-from eval.kernel_timing import Chain, chain_of, gaussian_chain
+from eval.kernel_timing import GENERATED_ELEMENTS, Chain, chain_of, chunk_chain, gaussian_chain, nan_rows
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_rows
 from gvr_topk.evaluation.trace import ScoreSource, Trace, load_trace, shipped_trace
 
@@ -59,7 +59,13 @@ SCALE_SHAPES = ((131072, 1), (8192, 1), (70690, 1))
 MASK_SHAPES = ((32768, 1), (131072, 1), (1048576, 1), (131072, 64))
 """Length and batch of masked rows."""
 
-QUICK_GROUPS = ("trace", "engine", "scale", "mask", "layer", "hint")
+PREFILL_TRACE_ROWS = 2048
+"""Rows of a chunk of real rows: the rows of a trace, again and again in their order."""
+
+MEMORY_BYTES_PER_SECOND = 4.3e12
+"""Bandwidth at which a chunk's bytes are turned into microseconds."""
+
+QUICK_GROUPS = ("trace", "engine", "scale", "mask", "layer", "hint", "prefill")
 """Groups that limits exist for throughout."""
 
 
@@ -70,14 +76,16 @@ class Cell:
     Attributes
     ----------
     group : str
-        Part of the benchmark: main, hint, trace, engine, layer, scale, mask, adversarial, k, v4 or dtype.
+        Part of the benchmark: main, hint, trace, engine, layer, scale, mask, adversarial, k, v4, dtype or
+        prefill.
     n, batch, k : int
         Row length, rows per launch, items per row.
     dtype : str
         A key of `DTYPES`.
     rows : str
         ``gauss``, ``scale``, ``mask:KIND`` of `MASKS`, ``layer:20`` (generator), ``trace:NAME``,
-        ``engine:NAME``, ``adversarial:NAME``.
+        ``engine:NAME``, ``adversarial:NAME``; of a chunk of a prefill ``causal``, Gaussian rows of which each
+        sees one column more than the one before and the last sees all, or ``causal:NAME``, rows of a trace.
     keep : float
         Share of variance that survives a step, of Gaussian rows and those made of them.
     shift : int
@@ -191,6 +199,13 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
     cells += [Cell("scale", n, batch, rows="scale") for n, batch in SCALE_SHAPES]
     cells += [Cell("mask", n, batch, rows=f"mask:{kind}") for n, batch in MASK_SHAPES for kind in MASKS]
     cells += [Cell("layer", 70690, rows=f"layer:{layer}") for layer in LAYERS]
+    cells += [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_LIMITS]
+    cells += [
+        Cell(
+            "prefill", max(1, trace.length(trace.steps - 1)), PREFILL_TRACE_ROWS, rows=f"causal:{trace.name}"
+        )
+        for trace in sources.traces
+    ]
     cells += [cell for cell in main if (cell.n, cell.batch) not in LIMITS]
     for batch in (1, 64):
         cells += [Cell("hint", 70690, batch, keep=keep) for keep in (0.0, 0.5, 0.99)]
@@ -250,6 +265,9 @@ def make_chain(
             octaves=OCTAVES if kind == "scale" else 0.0,
             change=None if mask is None else functools.partial(mask, k=cell.k),
         )
+    if kind == "causal":
+        steps = trace_rows(_named(name, sources.traces), device) if name else None
+        return causal_chunk(cell.n, cell.batch, cell.k, steps, dtype=dtype, device=device, seed=seed)
     if kind == "adversarial":
         seeds = range(seed, seed + ADVERSARIAL_STEPS)
         steps = [_row(_adversarial(cell.n, cell.k, at)[name]) for at in seeds]
@@ -261,12 +279,76 @@ def make_chain(
         steps = _named(name, sources.engines).steps()
     else:
         raise ValueError(
-            "rows: wanted gauss, scale, mask:KIND, layer:L, trace:NAME, engine:NAME or adversarial:NAME, "
-            f"got {cell.rows!r}"
+            "rows: wanted gauss, scale, mask:KIND, layer:L, trace:NAME, engine:NAME, adversarial:NAME, "
+            f"causal or causal:NAME, got {cell.rows!r}"
         )
     if steps[0].shape[0] not in (1, cell.batch):
         raise ValueError(f"batch: wanted 1 or {steps[0].shape[0]} with rows {cell.rows}, got {cell.batch}")
     return chain_of([step.expand(cell.batch, -1) for step in steps], cell.k, dtype=dtype, device=device)
+
+
+def causal_chunk(
+    n: int,
+    rows: int,
+    k: int,
+    steps: Sequence[Tensor] | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cuda",
+    seed: int = 0,
+) -> Chain:
+    """A chunk of one request's prefill.
+
+    Parameters
+    ----------
+    n, rows, k : int
+        Columns, rows, items per row.
+    steps : sequence of Tensor, ``[1, length]``, optional
+        Rows of a trace, which are repeated in their order. Without them rows are Gaussian, and row ``r`` sees
+        ``n - rows + 1 + r`` columns.
+    dtype, device, seed
+        Of the rows that are made.
+
+    Raises
+    ------
+    ValueError
+        There are more rows than columns, so that the first rows would see none.
+    """
+    (chunk,) = nan_rows(1, rows, n, dtype, device)
+    if steps is not None:
+        lengths = torch.empty(rows, dtype=torch.int32, device=device)
+        for at, step in enumerate(steps[:rows]):
+            where = slice(at, None, len(steps))
+            chunk[where, : step.shape[1]] = step.to(device, dtype)
+            lengths[where] = step.shape[1]
+        return chunk_chain(chunk, lengths, k)
+    if rows > n:
+        raise ValueError(f"rows: wanted at most one for each of the {n} columns, got {rows}")
+    lengths = torch.arange(n - rows + 1, n + 1, dtype=torch.int32, device=device)
+    generator = torch.Generator(device).manual_seed(seed)
+    position = torch.arange(n, device=device)
+    at_once = max(1, GENERATED_ELEMENTS // n)
+    for some, ends in zip(chunk[:, :n].split(at_once), lengths.split(at_once), strict=True):
+        drawn = torch.randn(some.shape, device=device, generator=generator)
+        some.copy_(drawn.masked_fill_(position >= ends[:, None], float("nan")))
+    return chunk_chain(chunk, lengths, k)
+
+
+def memory_traffic(chain: Chain) -> dict[str, float]:
+    """Bytes that any exact top-k of a chunk reads and writes, and how long the memory takes for them.
+
+    Rows of at most `k` scores need not be read. A window is two numbers, its start and its end.
+    """
+    lengths = chain.lengths_of(chain.lead).to(torch.int64)
+    scores = int(lengths[lengths > chain.k].sum())
+    read = scores * chain.logits.element_size() + 2 * 4 * chain.batch
+    written = 4 * chain.batch * chain.k
+    return {
+        "bytes_read": read,
+        "bytes_written": written,
+        "bytes_per_second": MEMORY_BYTES_PER_SECOND,
+        "memory_us": round(1e6 * (read + written) / MEMORY_BYTES_PER_SECOND, 4),
+    }
 
 
 def prepare_sources(cells: Sequence[Cell], seed: int = 0) -> None:

@@ -16,20 +16,42 @@ from eval.common.our_kernels import (
     NO_ROW_SLOT,
     PAPER,
     PDL,
+    PREFILL,
+    PREFILL_ROUNDS,
     RADIX_ROUNDS,
     WITH_INDICES,
 )
 
 FORMAT = "gvr_topk.bench_kernels/3"
-READABLE = (FORMAT, "gvr_topk.bench_kernels/2")
-"""Formats that tables are made of. Version 2 has no `WITH_INDICES` and no `RADIX_ROUNDS`."""
 
 Cell = Mapping[str, Any]
 Results = Mapping[str, Any]
 Check = dict[str, Any]
 
-OURS = (HINTED, NO_HINT, RADIX_ROUNDS, NO_ROW_SLOT, WITH_INDICES, PDL, PAPER)
-BASELINES = ("torch", "trtllm", "vllm", "vllm_per_row", "flashinfer", "flashinfer_ragged")
+PREFILL_ALONE = (PREFILL, PREFILL_ROUNDS, "trtllm_prefill", "vllm_prefill")
+"""Implementations that are measured on chunks of a prefill alone."""
+PREFILL_IMPLS = (
+    PREFILL,
+    PREFILL_ROUNDS,
+    NO_HINT,
+    "torch",
+    "trtllm_prefill",
+    "vllm_prefill",
+    "flashinfer_ragged",
+)
+"""Those that are measured on chunks of a prefill: ops for it, and decode ops that take a length for each row.
+FlashInfer's `top_k` takes none, and other projects' decode kernels are not made for so many rows."""
+OURS = (HINTED, NO_HINT, RADIX_ROUNDS, NO_ROW_SLOT, WITH_INDICES, PDL, PAPER, PREFILL, PREFILL_ROUNDS)
+BASELINES = (
+    "torch",
+    "trtllm",
+    "vllm",
+    "vllm_per_row",
+    "flashinfer",
+    "flashinfer_ragged",
+    "trtllm_prefill",
+    "vllm_prefill",
+)
 ALL = (*OURS, *BASELINES)
 FLOOR = "read_floor"
 """Reading the rows and nothing else."""
@@ -44,6 +66,15 @@ LIMITS: dict[tuple[int, int], float] = {
     (131072, 64): 14.8,
 }
 """Microseconds at most at (N, batch): Gaussian chain, fp32, k = 2048, called as integrations call it."""
+
+PREFILL_LIMITS: dict[tuple[int, int], float] = {
+    (8192, 8192): 75.0,
+    (32768, 2048): 85.0,
+    (32768, 8192): 310.0,
+    (131072, 2048): 280.0,
+    (131072, 8192): 1080.0,
+}
+"""Microseconds at most at (columns, rows): causal Gaussian chunk of one request, fp32, k = 2048."""
 
 TRACE_US = 5.3
 LAYERS_MEAN_US, LAYERS_WORST_US = 5.5, 6.0
@@ -106,6 +137,11 @@ class Index:
         """Key of a shape's cell in the main sweep; empty if there is none."""
         return next((c["key"] for c in self.group("main") if (c["n"], c["batch"]) == (n, batch)), "")
 
+    def causal(self, n: int, rows: int) -> str:
+        """Key of a Gaussian chunk of a prefill; empty if there is none."""
+        shape = (n, rows, "causal")
+        return next((c["key"] for c in self.group("prefill") if (c["n"], c["batch"], c["rows"]) == shape), "")
+
     def ratios(
         self, upper: str, lower: str, keep: Callable[[Cell], bool] = lambda cell: True
     ) -> dict[str, float]:
@@ -116,6 +152,11 @@ class Index:
             if above and below:
                 ratios[cell["key"]] = above / below
         return ratios
+
+
+def measured_in(impl: str, group: str) -> bool:
+    """Whether an implementation belongs into a group; chunks of a prefill have some of their own."""
+    return impl in PREFILL_IMPLS if group == "prefill" else impl not in PREFILL_ALONE
 
 
 def dump(data: Mapping[str, Any]) -> str:
@@ -207,6 +248,9 @@ def checks(index: Index) -> list[Check]:
     for (n, batch), limit in LIMITS.items():
         reached = index.figure(index.main(n, batch), HINTED)
         found.append(_check(f"us at N = {n:,}, batch {batch}, fresh Gaussian chain", limit, reached))
+    for (n, rows), limit in PREFILL_LIMITS.items():
+        reached = index.figure(index.causal(n, rows), PREFILL)
+        found.append(_check(f"us, causal chunk of {rows:,} rows, {n:,} columns", limit, reached))
     traces = index.group("trace")
     found += [_check(f"us, {cell['rows']}", TRACE_US, index.figure(cell["key"], HINTED)) for cell in traces]
     if not traces:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from eval.kernel_timing import POISON, Chain, Prepared
-from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments
+from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments, PrefillArguments
 from gvr_topk.constants import StatsColumn
 from gvr_topk.ops import launch as launch_op
+from gvr_topk.ops import launch_prefill
 from gvr_topk.policy import parse_path, plan
 from gvr_topk.state import TopkState
 
@@ -76,6 +77,12 @@ VARIANTS = {
     PAPER: Variant(path="paper_gvr", indices=True),
 }
 """Our implementations in the benchmark: `HINTED` is what the integrations do."""
+
+
+PREFILL = "prefill"
+PREFILL_ROUNDS = "prefill_radix_rounds"
+PREFILL_PATHS = {PREFILL: "auto", PREFILL_ROUNDS: "radix_rounds"}
+"""Our implementations for chunks of a prefill, and the path that each is called with."""
 
 
 def why_refused(variant: Variant, rows: int, width: int, k: int, dtype: torch.dtype) -> str:
@@ -152,3 +159,38 @@ def prepare_ours(
 
     carries = tuple(tensor for tensor in (words, indices) if tensor is not None)
     return Prepared(launch, results, carries, None if indices is None else carried, statistics)
+
+
+def prepare_prefill(chain: Chain, path: str) -> Prepared:
+    """Bind the op for prefill chunks to a chain, whose rows' windows begin at column 0.
+
+    Parameters
+    ----------
+    chain : Chain
+        Every step is one call.
+    path : {"auto", "radix_rounds"}
+        As for `gvr_topk.indexer_topk_prefill`.
+    """
+    device = chain.logits.device
+    results = torch.full((chain.count, chain.batch, chain.k), POISON, dtype=torch.int32, device=device)
+    starts = torch.zeros(chain.batch, dtype=torch.int32, device=device)
+
+    def launch(step: int, stats: Tensor | None = None) -> None:
+        launch_prefill(
+            PrefillArguments(
+                chain.logits[step],
+                starts,
+                chain.lengths_of(step),
+                results[step],
+                chain.k,
+                stats=stats,
+                path=int(parse_path(path)),
+            )
+        )
+
+    def statistics(step: int) -> Tensor:
+        stats = torch.zeros(chain.batch, len(StatsColumn), dtype=torch.int32, device=device)
+        launch(step, stats)
+        return stats
+
+    return Prepared(launch, results, statistics=statistics)

@@ -9,6 +9,8 @@ import json
 import lzma
 import shutil
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +52,13 @@ from eval.common.bench_report import (
     FORMAT,
     LIMITS,
     OURS,
-    READABLE,
+    PREFILL_IMPLS,
+    PREFILL_LIMITS,
     Index,
     checks,
     dump,
     hint_ratios,
+    measured_in,
     worst_ratios,
 )
 from eval.common.machine import describe_machine, write_json
@@ -135,7 +139,14 @@ class TestCells:
         quick = quick_cells(cells)
         assert {(cell.n, cell.batch) for cell in quick if cell.group == "main"} == set(LIMITS)
         found = checks(
-            index_of(*((c, result(c, i, 1.0, worst_us=1.0)) for c in quick for i in ("hinted", "no_hint")))
+            index_of(
+                *(
+                    (c, result(c, i, 1.0, worst_us=1.0))
+                    for c in quick
+                    for i in bench_kernels.QUICK
+                    if measured_in(i, c.group)
+                )
+            )
         )
         unmeasured = [check["what"] for check in found if check["reached"] is None]
         assert all(
@@ -428,6 +439,172 @@ class TestCellRun:
         assert bench_kernels.repeatability([bench_kernels.ours("hinted")], "cpu") == {"hinted": 1}
 
 
+CAUSAL = Cell("prefill", 300, 200, k=64, rows="causal")
+
+
+class TestPrefillChunks:
+    def test_each_row_sees_one_column_more_and_the_last_all(self) -> None:
+        chain = make_chain(CAUSAL, device="cpu")
+        assert chain.lengths.tolist() == list(range(101, 301))
+        assert (chain.lead, chain.fresh, len(chain.timed)) == (0, 1, kernel_timing.CHUNK_BUFFERS)
+        for row, length in enumerate(chain.lengths.tolist()):
+            assert bool(chain.logits[0, row, :length].isfinite().all())
+            assert bool(chain.logits[0, row, length:].isnan().all())
+        assert all(torch.equal(copy.nan_to_num(), chain.logits[0].nan_to_num()) for copy in chain.logits)
+        assert chain.logits[1].data_ptr() != chain.logits[0].data_ptr()
+
+    def test_rows_are_the_same_however_few_are_drawn_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = make_chain(CAUSAL, device="cpu").logits.nan_to_num()
+        monkeypatch.setattr(bench_cases, "GENERATED_ELEMENTS", 16 * 300)
+        assert torch.equal(make_chain(CAUSAL, device="cpu").logits.nan_to_num(), first)
+
+    def test_large_chunks_have_one_buffer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernel_timing, "CHUNKS_BYTES", 200 * 304 * 4 * 3 - 1)
+        assert make_chain(CAUSAL, device="cpu").count == 2
+        monkeypatch.setattr(kernel_timing, "CHUNKS_BYTES", 1)
+        assert make_chain(CAUSAL, device="cpu").count == 1
+
+    def test_rows_of_a_trace_are_repeated_in_their_order(self) -> None:
+        source = LayerGenerator(20, 100, 10)
+        cell = Cell("prefill", 109, 25, k=16, rows="causal:synthetic-L20")
+        chain = make_chain(cell, Sources([source]), device="cpu")
+        assert chain.lengths.tolist() == [*range(100, 110), *range(100, 110), *range(100, 105)]
+        for row in (0, 9, 10, 24):
+            scores = source.scores(row % 10)
+            assert np.array_equal(chain.logits[0, row, : len(scores)].numpy(), scores)
+            assert bool(chain.logits[0, row, len(scores) :].isnan().all())
+
+    def test_each_trace_has_a_chunk_as_wide_as_its_last_row(self) -> None:
+        cells = all_cells(Sources([LayerGenerator(20, 4000, 6)]))
+        shapes = {(cell.n, cell.batch): cell.rows for cell in cells if cell.group == "prefill"}
+        assert shapes == {**dict.fromkeys(PREFILL_LIMITS, "causal"), (4005, 2048): "causal:synthetic-L20"}
+
+    def test_more_rows_than_columns_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="rows: wanted at most one for each of the 100 columns, got 200"):
+            make_chain(dataclasses.replace(CAUSAL, n=100), device="cpu")
+
+    def test_traffic_is_that_of_windows_and_items(self) -> None:
+        lengths = torch.tensor([2, 5, 6], dtype=torch.int32)
+        traffic = bench_cases.memory_traffic(Chain(torch.zeros(1, 3, 8), lengths, 4, lead=0, fresh=1))
+        assert traffic["bytes_read"] == 4 * (5 + 6) + 3 * 2 * 4
+        assert traffic["bytes_written"] == 4 * 3 * 4
+        assert traffic["memory_us"] == round(1e6 * (68 + 48) / 4.3e12, 4)
+
+
+class TestPrefillRun:
+    def run(self, cell: Cell = CAUSAL) -> bench_kernels.CellRun:
+        return bench_kernels.CellRun(cell, Sources(), "cpu")
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+        """Files of other projects, whose operators for prefill are there and exact, with their schemas."""
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(baselines, "load_library", lambda path, helpers: None)
+        for name in ("libtrtllm_kernel.so", "_C_stable_libtorch.abi3.so"):
+            (tmp_path / name).touch()
+
+        def exact(logits: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, k: int) -> torch.Tensor:
+            return exact_topk(logits, ends - starts, k, starts).flip(1)
+
+        def per_row(logits, starts, ends, indices, rows, stride0, stride1, k):  # type: ignore[no-untyped-def]
+            assert (rows, stride0, stride1) == (len(logits), *logits.stride())
+            indices.copy_(exact(logits, starts, ends, k))
+
+        def indexer(logits, starts, ends, indices, k=2048):  # type: ignore[no-untyped-def]
+            indices.copy_(exact(logits, starts, ends, k))
+
+        vllm, trtllm = torch.library.Library("_C", "FRAGMENT"), torch.library.Library("trtllm", "FRAGMENT")
+        vllm.define(
+            "top_k_per_row_prefill(Tensor logits, Tensor rowStarts, Tensor rowEnds, Tensor! indices, "
+            "int numRows, int stride0, int stride1, int topK) -> ()"
+        )
+        vllm.impl("top_k_per_row_prefill", per_row, "CPU")
+        trtllm.define(
+            "indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor indices, "
+            "int index_topk=2048) -> ()"
+        )
+        trtllm.impl("indexer_topk_prefill", indexer, "CPU")
+        yield tmp_path
+        vllm._destroy()
+        trtllm._destroy()
+
+    def test_every_implementation_is_timed_and_exact(self, folder: Path) -> None:
+        run = self.run(dataclasses.replace(CAUSAL, n=200))
+        found, described = bench_kernels.implementations(PREFILL_IMPLS, folder)
+        assert {its.name for its in found} == set(PREFILL_IMPLS) - {"flashinfer_ragged"}
+        assert "topk.so" in described["flashinfer_ragged"]["why_not"]
+        for its in found:
+            measured = run.measure(its)
+            assert (measured["exact"], measured["cold_us"] > 0) == (True, True), measured
+            assert ("passes" in measured) == (its.name in OURS)
+
+    def test_cell_says_what_the_memory_takes(self) -> None:
+        described = self.run().describe()
+        assert (described["launches"], described["fresh"]) == (kernel_timing.CHUNK_BUFFERS, 1)
+        assert described["bytes_read"] == 4 * sum(range(101, 301)) + 8 * 200
+        assert "hit_ratio" not in described
+
+    @pytest.mark.parametrize("name", ["prefill", "prefill_radix_rounds"])
+    def test_op_is_called_with_the_path_of_its_name(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        given: list[PrefillArguments] = []
+        monkeypatch.setattr(our_kernels, "launch_prefill", given.append)
+        chain = make_chain(CAUSAL, device="cpu")
+        bench_kernels.ours(name).prepare(chain).launch(1)
+        (arguments,) = given
+        wanted = KernelPath.AUTO if name == "prefill" else KernelPath.RADIX_ROUNDS
+        assert (arguments.path, arguments.k, arguments.flags) == (wanted, 64, 0)
+        assert arguments.logits.data_ptr() == chain.logits[1].data_ptr()
+        assert not arguments.row_starts.any() and arguments.row_ends is chain.lengths
+        others = ("row_request", "offsets", "counts", "page_table", "slots", "stats")
+        assert all(getattr(arguments, what) is None for what in others)
+
+    @pytest.mark.parametrize("buffer", [0, 7])
+    def test_one_wrong_row_in_any_buffer_is_noticed(
+        self, buffer: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = self.run()
+        real = our_kernels.launch_prefill
+
+        def op(arguments: PrefillArguments) -> None:
+            real(arguments)
+            if arguments.logits.data_ptr() == run.chain.logits[buffer].data_ptr():
+                arguments.out[150, 3] = arguments.out[150, 2]
+
+        monkeypatch.setattr(our_kernels, "launch_prefill", op)
+        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        measured = run.measure(bench_kernels.ours("prefill"))
+        assert measured["exact"] is False
+        assert measured["note"] == "3 wrong rows in 3 replays"
+
+    def test_positions_behind_a_row_count_as_none_of_those_alone_that_know_no_lengths(self) -> None:
+        run = self.run(dataclasses.replace(CAUSAL, n=200))
+        for name, exact in (("torch", True), ("vllm_prefill", False)):
+            measured = run.measure(bench_kernels.Implementation(name, lambda cell: "", baselines._torch))
+            assert measured["exact"] is exact
+
+    def test_slow_calls_of_others_are_not_measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bench_kernels, "SLOW_SECONDS", 0.01)
+
+        def prepare(chain: Chain) -> Prepared:
+            return Prepared(lambda step: time.sleep(0.02), baselines._results(chain))
+
+        slow = bench_kernels.Implementation("torch", lambda cell: "", prepare)
+        measured = self.run().measure(slow)
+        assert (measured["cold_us"], measured["exact"]) == (None, None)
+        assert measured["note"] == "one call takes 0.0 s, more than 0.01 s"
+
+    def test_chunks_have_implementations_of_their_own(self) -> None:
+        assert {impl for impl in ALL if measured_in(impl, "prefill")} == set(PREFILL_IMPLS)
+        decode = {impl for impl in ALL if measured_in(impl, "main")}
+        assert decode == {impl for impl in ALL if "prefill" not in impl}
+
+    def test_limits_are_checked(self) -> None:
+        cells = [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_LIMITS]
+        index = index_of(*((cell, result(cell, "prefill", 300.0)) for cell in cells))
+        met = {c["limit"]: c["met"] for c in checks(index) if "causal chunk" in c["what"]}
+        assert met == {75.0: False, 85.0: False, 310.0: True, 280.0: False, 1080.0: True}
+
+
 class TestSameValues:
     logits = torch.tensor([[3.0, 1.0, 3.0, 2.0, 3.0], [0.0, -0.0, 5.0, -1.0, 0.0]])
     want = torch.tensor([[0, 2, 3], [0, 1, 2]])
@@ -515,9 +692,9 @@ class TestReport:
 
     def test_no_hint_is_held_to_trtllm_at_batches_1_8_64(self) -> None:
         results = []
-        for batch, time in ((1, 10.0), (8, 12.0), (128, 1.0)):
+        for batch, us in ((1, 10.0), (8, 12.0), (128, 1.0)):
             cell = Cell("main", 4096, batch)
-            results += [(cell, result(cell, "no_hint", 10.0)), (cell, result(cell, "trtllm", time))]
+            results += [(cell, result(cell, "no_hint", 10.0)), (cell, result(cell, "trtllm", us))]
         found = {check["what"]: check for check in checks(index_of(*results))}
         check = found["no hint: speedup over trtllm, every N, batch 1, 8, 64"]
         assert (check["reached"], check["met"]) == (1.0, True)
@@ -549,16 +726,11 @@ class TestFiles:
 
     def test_load_refuses_another_format(self, tmp_path: Path) -> None:
         path = tmp_path / "other.json"
-        path.write_text('{"format": "x"}')
-        with pytest.raises(typer.BadParameter, match=r"other\.json.*wanted format.*got 'x'"):
+        path.write_text('{"format": "gvr_topk.bench_kernels/2"}')
+        with pytest.raises(
+            typer.BadParameter, match=r"other\.json.*wanted format.*got 'gvr_topk.bench_kernels/2'"
+        ):
             bench_kernels.load(path)
-
-    def test_files_of_the_format_before_are_shown_but_not_gone_on_from(self, tmp_path: Path) -> None:
-        path = tmp_path / "older.json"
-        path.write_text(dump({**self.data(), "format": READABLE[1]}))
-        assert len(bench_kernels.load(path)["results"]) == 6
-        with pytest.raises(typer.BadParameter, match=r"older\.json.*wanted format"):
-            bench_kernels.load(path, (FORMAT,))
 
     def test_written_file_carries_ratios_and_checks(self, tmp_path: Path) -> None:
         path = tmp_path / "bench.json"
@@ -587,7 +759,8 @@ class TestFiles:
             f"<!-- {label} -->" in text
             for label in ("gvr_topk", "TensorRT-LLM 1.2.1", "reading the row alone")
         )
-        assert set(plot_bench.STYLES) == {*ALL, FLOOR} - {"no_row_slot", "with_indices", "pdl"}
+        undrawn = {"no_row_slot", "with_indices", "pdl", *(impl for impl in ALL if "prefill" in impl)}
+        assert set(plot_bench.STYLES) == {*ALL, FLOOR} - undrawn
 
     def test_plot_names_a_batch_without_results(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="batch"):
@@ -625,10 +798,10 @@ class TestReadmeTable:
         sources = Sources([LayerGenerator(20, 32513, 256)], [EngineRows("e", (torch.zeros(8, 65559),))])
         results = []
         for cell in all_cells(sources):
-            for impl in (*ALL, FLOOR):
+            for impl in (*(impl for impl in ALL if measured_in(impl, cell.group)), FLOOR):
                 exact = None if impl == FLOOR else True
-                time = 4.0 if impl == "hinted" else 8.0
-                results.append((cell, result(cell, impl, time, exact, worst_us=9.0)))
+                us = 4.0 if impl == "hinted" else 8.0
+                results.append((cell, result(cell, impl, us, exact, worst_us=9.0, run=0)))
         data = file_of(*results)
         data["runs"][0]["sets_in_20_runs"] = dict.fromkeys(ALL, 1)
         bench_kernels._write(data, tmp_path / "bench.json")
@@ -643,7 +816,7 @@ class TestReadmeTable:
 
     def test_block_has_every_shape_and_fits_the_page(self, folder: Path) -> None:
         block = readme_table.results()
-        assert len(block.splitlines()) <= 60
+        assert len(block.splitlines()) <= 70
         assert all(len(line) <= 110 for line in block.splitlines() if not line.startswith("|"))
         assert "| 131,072 x 64 | 4.0 |" in block
         assert "| 32,768 x 1 | 4.0 | 4.0 | 4.0 | 8.0 |" in block
@@ -653,14 +826,64 @@ class TestReadmeTable:
         assert "`row_slot`, `state` and `out`, as the integrations do." in text
         assert '"No hint": `path="no_hint"` and `out` alone.' in text
 
-    def test_file_that_does_not_say_how_the_op_was_called_is_from_before(self, folder: Path) -> None:
+    def test_page_has_room_for_chunks_of_a_prefill_and_of_three_traces(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        page = (readme_table.ROOT / "README.md").read_text()
+        before, rest = page.split(readme_table.BEGIN)
+        outside = (
+            before + readme_table.BEGIN + readme_table.END + rest.split(readme_table.END)[1]
+        ).splitlines()
+        shutil.copytree(readme_table.RESULTS, tmp_path, dirs_exist_ok=True)
+        data = bench_kernels.load(tmp_path / "bench.json")
+        names = [cell["rows"] for cell in data["cells"].values() if cell["group"] == "trace"]
+        cells = [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_LIMITS]
+        cells += [Cell("prefill", 32768, 2048, rows=f"causal:{name.partition(':')[2]}") for name in names]
+        for cell in cells:
+            data["cells"][cell.key] = cell.as_json()
+            data["results"] += [result(cell, impl, 1000.0, run=0) for impl in PREFILL_IMPLS]
+        (tmp_path / "bench.json").write_text(dump(data))
+        monkeypatch.setattr(readme_table, "RESULTS", tmp_path)
+        block = readme_table.results().splitlines()
+        assert len({line for line in block if line.startswith("| 2,048 x 32,768, trace")}) == 3
+        assert len(outside) + 1 + len(block) <= 250
+
+    def test_chunks_of_a_prefill_have_a_table(self, folder: Path) -> None:
         path = folder / "bench.json"
         data = json.loads(path.read_text())
-        del data["runs"][0]["hinted"], data["runs"][0]["no_hint"]
+        slow, trace = (
+            next(
+                key
+                for key, cell in data["cells"].items()
+                if cell["group"] == "prefill" and cell["rows"] == rows
+            )
+            for rows in ("causal", "causal:synthetic-L20")
+        )
+        data["cells"][slow]["memory_us"] = 44.44
+        data["runs"].append({**data["runs"][0], "machine": {**data["runs"][0]["machine"], "commit": "later"}})
+        for result in data["results"]:
+            if result["cell"] in (slow, trace):
+                result["run"] = 1
+                if result["cell"] == slow:
+                    figures = {"prefill": 71.23, "no_hint": 1234.5, "vllm_prefill": 99.0}
+                    result["cold_us"] = figures.get(result["impl"], 100.4)
+                    result["exact"] = result["impl"] != "vllm_prefill"
         path.write_text(json.dumps(data))
-        block = " ".join(readme_table.results().split())
-        assert 'called with `row_slot`, `prior`, `guess_state` and `out`. "With PDL"' in block
-        assert '"No hint": `out` alone.' in block
+        block = readme_table.results()
+        assert "| 8,192 x 8,192 | 71.2 | 100 | 1,234 | 100 | 100 | - | 100 | 44.4 |" in block
+        assert (
+            "| 2,048 x 32,768, trace synthetic-L20 | 8.0 | 8.0 | 8.0 | 8.0 | 8.0 | 8.0 | 8.0 | - |" in block
+        )
+        assert "**Prefill** (commit abc, later): `indexer_topk_prefill`" in " ".join(block.split())
+
+    def test_file_without_chunks_of_a_prefill_has_no_table_of_them(self, folder: Path) -> None:
+        path = folder / "bench.json"
+        data = json.loads(path.read_text())
+        data["cells"] = {key: cell for key, cell in data["cells"].items() if cell["group"] != "prefill"}
+        data["results"] = [its for its in data["results"] if its["cell"] in data["cells"]]
+        path.write_text(json.dumps(data))
+        block = readme_table.results()
+        assert "**Prefill**" not in block and "\n\n\n" not in block
 
     def test_figures_of_older_kernels_are_said_to_be_so(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
