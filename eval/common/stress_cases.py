@@ -140,6 +140,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("words-131072x1", 131072, indices=False),
     Configuration("words-1048576x1", 1048576, indices=False, row_slot=True),
     Configuration("prefill-8192x300", 8192, 1, next_n=300, indices=False, counts=True, op="prefill"),
+    Configuration("prefill-40000x300", 40_000, 1, next_n=300, indices=False, counts=True, op="prefill"),
     Configuration(
         "prefill-slots-20000x160",
         20_000,
