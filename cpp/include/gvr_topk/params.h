@@ -120,7 +120,7 @@ struct PrefillParams {
   int32_t bitmap_tiles;  // of 512 elements, in the longest row that can be marked in shared memory
   Dtype dtype;
   bool predicts;  // whether the path lets rows be predicted
-  bool lists;     // whether elements may be listed; otherwise radix rounds select from every row
+  bool lists;     // whether candidates are collected; otherwise radix rounds select from every row
 };
 
 }  // namespace gvr_topk

@@ -283,10 +283,12 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
 // Threads of a block of the prefill kernel, and how many blocks share an SM.
 constexpr int32_t kPrefillThreads = 256;
 constexpr int32_t kPrefillCtasPerSm = 2;
-// Largest k for which elements are listed; for larger ones radix rounds select from every row.
+// Largest k for which the prefill kernel collects candidates; for larger ones radix rounds select from every
+// row.
 constexpr int64_t kPrefillMaxK = 2048;
 
-// Shared memory of a block without its bitmap, at most, and with it; the runtime takes 1 KB more.
+// Shared memory of a block of the prefill kernel without its bitmap, which has one bit for each element of a
+// row. The bitmap takes what is left of an SM's shared memory at most; longer rows go to radix rounds.
 constexpr int32_t kPrefillFixedBytes = 89 * 1024;
 constexpr int32_t kPrefillTileElements = 512;
 GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_tiles(int32_t arch) {
@@ -303,7 +305,7 @@ struct PrefillPlan {
   int32_t ctas;          // blocks, each of which takes runs of neighbouring rows
   int32_t folds;         // runs of each block
   int32_t bitmap_tiles;  // tiles of a row for which a block's bitmap has room
-  bool lists;
+  bool lists;            // whether candidates are collected
 };
 
 // Few runs, because the first row of each has no neighbour to be predicted from; but more than one where

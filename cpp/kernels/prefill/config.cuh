@@ -10,7 +10,7 @@
 
 namespace gvr_topk::prefill {
 
-// Small blocks, several of which share an SM: while one of them selects, the others stream.
+// Small blocks, of which two share an SM: while one of them selects, the other streams.
 constexpr int kThreads = kPrefillThreads;
 constexpr int kWarps = kThreads / 32;
 constexpr int kRingDepth = 4;  // tiles per warp that are being fetched at once

@@ -14,8 +14,8 @@
 // - emit: the marked positions are staged in ascending order, and written.
 //
 // The tiles of the next row are on their way while this row is refined. A row whose interval has missed is
-// streamed again, with an interval by sample; what that does not settle, radix rounds do
-// (prefill/settle.cuh).
+// streamed again, with an interval by sample, up to twice; what that does not settle, radix rounds do
+// (prefill/settle.cuh). They also take every row for a large k, and rows for which the bitmap has no room.
 #pragma once
 
 #include "core/launch.cuh"
