@@ -130,7 +130,7 @@ def inspect(library: Path = LIBRARY) -> list[KernelUse]:
     """
     if not library.is_file():
         raise InspectError(f"library: wanted a built CUDA library, got none at {library}")
-    tool = cuobjdump()
+    tool, library = cuobjdump(), library.resolve()  # The tool runs in another folder.
     report = _run(tool, "--dump-resource-usage", str(library))
     starts = list(_FATBIN.finditer(report))
     sizes = list(_code_sizes(tool, library))

@@ -1,7 +1,7 @@
-"""The op as a layer: what a model calls in place of ``torch.topk`` over its indexer's scores.
+"""The ops as layers: what a model calls in place of ``torch.topk`` over its indexer's scores.
 
-`IndexerTopk` is a pure layer as Hugging Face's `kernels` library wants it, without constructor or state, so
-that its ``forward`` can take the place of another layer's.
+`IndexerTopk` and `IndexerTopkPrefill` are pure layers as Hugging Face's `kernels` library wants them, without
+constructor or state, so that their ``forward`` can take the place of another layer's.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gvr_topk.ops import indexer_topk_decode
+from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill
 
 
 def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
@@ -57,3 +57,31 @@ class IndexerTopk(torch.nn.Module):
     def forward(self, scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
         """Positions of the `k` largest scores of every row; see `indexer_topk`."""
         return indexer_topk(scores, lengths, k)
+
+
+class IndexerTopkPrefill(torch.nn.Module):
+    """Layer of `gvr_topk.indexer_topk_prefill`: every row selects in a window of its own."""
+
+    has_backward = False
+    can_torch_compile = True
+
+    def forward(self, scores: Tensor, row_starts: Tensor, row_ends: Tensor, k: int) -> Tensor:
+        """Select the `k` largest scores of the window of every row.
+
+        Parameters
+        ----------
+        scores : Tensor, ``[rows, width]``, float32, bfloat16 or float16
+            Indexer scores, a row for each query token.
+        row_starts, row_ends : Tensor, ``[rows]``, integer
+            First column of each window, and the one behind its last.
+        k : int
+            Items per row.
+
+        Returns
+        -------
+        Tensor, ``[rows, k]``, int32
+            Ascending positions, counted from the start of the window; -1 where a window has fewer than `k`
+            columns.
+        """
+        starts, ends = (column.to(torch.int32) for column in (row_starts, row_ends))
+        return indexer_topk_prefill(scores.detach(), starts, ends, k)

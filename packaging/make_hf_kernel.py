@@ -5,7 +5,7 @@
 
 The first writes the variant for CPUs, the second also the one for CUDA, named after the CUDA release that the
 library was compiled with. `packaging/hf/build.toml` has name and version. Nothing is compiled and nothing is
-imported of the package: its files are copied, those that the op needs and no others. Needs Python 3.11.
+imported of the package: its files are copied, those that the ops need and no others. Needs Python 3.11.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def write_variant(folder: Path, package: Path, config: dict[str, Any], libraries
     general = config["general"]
     backend = {"type": "cuda", "archs": list(ARCHS)} if CUDA in libraries else {"type": "cpu"}
     metadata = {
-        # The name that the module gets in Python and its op in torch.ops. The compiled library registers its
-        # op under this one, and the package's files import one another by it.
+        # The name that the module gets in Python and its ops in torch.ops. The compiled library registers its
+        # ops under this one, and the package's files import one another by it.
         "id": PACKAGE,
         "name": general["name"],
         "version": general["version"],

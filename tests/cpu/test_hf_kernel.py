@@ -43,7 +43,10 @@ lengths = torch.tensor([5, 3], dtype=torch.int32)
 state = kernel.TopkState(2, 2)
 assert kernel.indexer_topk_decode(scores, lengths, 2, state=state).tolist() == [[1, 2], [0, 1]]
 assert kernel.layers.IndexerTopk()(scores[None], lengths[None], 2).tolist() == [[[1, 2], [0, 1]]]
-assert hasattr(torch.ops, "gvr_topk")
+assert kernel.indexer_topk_prefill(scores, lengths - 4, lengths, 2).tolist() == [[0, 1], [0, 1]]
+windows = kernel.layers.IndexerTopkPrefill()(scores, lengths - 4, lengths, 4)
+assert windows.tolist() == [[0, 1, 2, 3], [0, 1, 2, -1]]
+assert all(hasattr(torch.ops.gvr_topk, f"indexer_topk_{phase}") for phase in ("decode", "prefill"))
 """
 
 
@@ -135,6 +138,7 @@ def test_beside_the_installed_package(kernel: Path) -> None:
     """The op can be registered once in a process, so the one that is imported first serves both."""
     program = "import sys; sys.path.insert(0, sys.argv[2]); import gvr_topk.ops as installed\n" + LOAD + CHECK
     program += "assert kernel.indexer_topk_decode is installed.indexer_topk_decode\n"
+    program += "assert kernel.indexer_topk_prefill is installed.indexer_topk_prefill\n"
     program += "import gvr_topk.policy; print(gvr_topk.policy.__file__)\n"
     assert run(program, kernel / "build" / CPU, ROOT) == f"{PACKAGE / 'policy.py'}\n"
 
@@ -167,6 +171,23 @@ for variant in (folder / "build").iterdir():
 print([str(backend) for backend in Build.open(folder).general.backends])
 """
     assert "cpu" in run_with_kernels(program, kernel).lower()
+
+
+@needs_kernels
+def test_kernels_takes_the_layer_of_prefill(kernel: Path) -> None:
+    program = """
+import torch
+@kernels.use_kernel_forward_from_hub("IndexerTopkPrefill")
+class Topk(torch.nn.Module):
+    def forward(self, scores, row_starts, row_ends, k):
+        raise AssertionError("not replaced")
+layer = kernels.LocalLayerRepository(folder, layer_name="IndexerTopkPrefill")
+with kernels.use_kernel_mapping({"IndexerTopkPrefill": {"cpu": layer}}):
+    topk = kernels.kernelize(Topk(), mode=kernels.Mode.INFERENCE, device="cpu", use_fallback=False)
+scores = torch.tensor([[9.0, 3.0, 1.0, 3.0]])
+print(topk(scores, torch.tensor([1]), torch.tensor([4]), 2).tolist())
+"""
+    assert run_with_kernels(program, kernel) == "[[0, 2]]\n"
 
 
 @needs_kernels

@@ -1,12 +1,12 @@
-"""The layer that takes the place of ``torch.topk`` over an indexer's scores."""
+"""The layers that take the place of ``torch.topk`` over an indexer's scores."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.layers import IndexerTopk, indexer_topk
+from gvr_topk.evaluation.oracle import sorted_row, sorted_topk
+from gvr_topk.layers import IndexerTopk, IndexerTopkPrefill, indexer_topk
 
 K = 8
 
@@ -48,10 +48,21 @@ def test_scores_with_a_gradient() -> None:
     assert torch.equal(given.grad.nonzero()[:, 1].reshape(2, K), got.long())
 
 
-def test_pure() -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_windows(dtype: torch.dtype) -> None:
+    given = scores(3, 40).requires_grad_()
+    starts, ends = torch.tensor([0, 7, 35], dtype=dtype), torch.tensor([40, 30, 38], dtype=dtype)
+    got = IndexerTopkPrefill()(given, starts, ends, K)
+    for row, (chosen, start, end) in enumerate(zip(got, starts.tolist(), ends.tolist(), strict=True)):
+        wanted = sorted_row(given.detach()[row, start:end].numpy(), K).tolist()
+        assert chosen.tolist() == wanted + [-1] * (K - len(wanted))
+
+
+@pytest.mark.parametrize("layer", [IndexerTopk, IndexerTopkPrefill])
+def test_pure(layer: type[torch.nn.Module]) -> None:
     """What `kernels` asks of a layer: no constructor, no state, nothing but `forward`."""
-    assert "__init__" not in vars(IndexerTopk)
-    own = {name for name in vars(IndexerTopk) if not name.startswith("__")}
+    assert "__init__" not in vars(layer)
+    own = {name for name in vars(layer) if not name.startswith("__")}
     assert own == {"forward", "has_backward", "can_torch_compile"}
 
 
@@ -59,3 +70,7 @@ def test_one_graph() -> None:
     compiled = torch.compile(IndexerTopk(), fullgraph=True, backend="eager")
     given = scores(2, 3, 40)
     assert torch.equal(compiled(given, None, K), indexer_topk(given, None, K))
+    windows = torch.compile(IndexerTopkPrefill(), fullgraph=True, backend="eager")
+    starts, ends = torch.tensor([0, 3]), torch.tensor([20, 40])
+    rows = scores(2, 40)
+    assert torch.equal(windows(rows, starts, ends, K), IndexerTopkPrefill()(rows, starts, ends, K))

@@ -1,8 +1,9 @@
-"""Exact, deterministic top-k for sparse-attention decode, as a kernel of Hugging Face's `kernels` library.
+"""Exact, deterministic top-k for sparse attention, as a kernel of Hugging Face's `kernels` library.
 
-`indexer_topk` and the layer `layers.IndexerTopk` take the place of ``torch.topk``; `indexer_topk_decode` is
-the whole op. Its name in ``torch.ops`` is in the compiled library and the same for every version, so one
-process has one copy of it: where the installed package is imported already, these are its functions.
+`indexer_topk` and the layer `layers.IndexerTopk` take the place of ``torch.topk``, and the layer
+`layers.IndexerTopkPrefill` selects in a window of every row. `indexer_topk_decode` and `indexer_topk_prefill`
+are the whole ops. Their names in ``torch.ops`` are in the compiled library and the same for every version, so
+one process has one copy of them: where the installed package is imported already, these are its functions.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if _imported is not None:
 from gvr_topk import layers
 from gvr_topk.layers import indexer_topk
 from gvr_topk.library import library_status
-from gvr_topk.ops import indexer_topk_decode
+from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill
 from gvr_topk.request_slots import RequestSlots
 from gvr_topk.state import TopkState
 
@@ -34,6 +35,7 @@ __all__ = [
     "TopkState",
     "indexer_topk",
     "indexer_topk_decode",
+    "indexer_topk_prefill",
     "layers",
     "library_status",
 ]
