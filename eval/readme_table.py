@@ -198,11 +198,15 @@ def prefill_table(bench: Mapping[str, Any], index: Index) -> list[str]:
         "Decode op" is `indexer_topk_decode` with `path="no_hint"` on the same rows, others' columns are their
         operators for prefill, and "memory" is the bytes at 4.3 TB/s. "-": no exact result.
     """
-    names = [*PREFILL_COLUMNS.values(), "memory"]
+    ran = {result["impl"] for result in index.results if result["cell"] in keys}
+    columns = {impl: name for impl, name in PREFILL_COLUMNS.items() if impl in ran}
+    if absent := [name for impl, name in PREFILL_COLUMNS.items() if impl not in ran]:
+        lead = f"{lead.rstrip()} Not measured here: {', '.join(absent)}."
+    names = [*columns.values(), "memory"]
     lines = [_paragraph(lead), ""]
     lines += [f"| rows x columns | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     for cell in cells:
-        figures = [index.figure(cell["key"], impl) for impl in PREFILL_COLUMNS]
+        figures = [index.figure(cell["key"], impl) for impl in columns]
         name = f"{cell['batch']:,} x {cell['n']:,}"
         if trace := trace_name(cell):
             name += f", trace {trace}"

@@ -197,6 +197,31 @@ void test_spans() {
   }
 }
 
+// Every row of a prefill is in the run of some block, blocks fit an SM, and a bitmap covers every row for
+// which there is room.
+void test_prefill_plans() {
+  for (const int32_t arch : {90, 100, 120}) {
+    const int64_t most = int64_t{max_prefill_tiles(arch)} * kPrefillTileElements;
+    const int32_t limit = (is_small_arch(arch) ? 100 : 228) * 1024;
+    for (const int64_t rows : {1, 100, 263, 264, 265, 5000, 100000}) {
+      for (const int64_t width : {int64_t{1}, int64_t{32769}, int64_t{131072}, int64_t{1} << 20, kMaxWidth}) {
+        const PrefillPlan plan = make_prefill_plan(rows, width, 2048, Path::kAuto, 132, arch);
+        CHECK(plan.ctas >= 1 && plan.ctas <= rows && plan.ctas <= 132 * kPrefillCtasPerSm);
+        CHECK(plan.folds >= 1 && int64_t{plan.folds} * plan.ctas <= rows);
+        CHECK(int64_t{plan.bitmap_tiles} * kPrefillTileElements >= (width + 7 < most ? width + 7 : most));
+        CHECK(kPrefillFixedBytes + plan.bitmap_tiles * kPrefillTileElements / 8 < limit);
+        CHECK(plan.lists);
+      }
+    }
+  }
+  CHECK(!make_prefill_plan(9, 40000, kPrefillMaxK + 1, Path::kAuto, 132, 90).lists);
+  CHECK(!make_prefill_plan(9, 40000, 7, Path::kRadixRounds, 132, 90).lists);
+  CHECK(prefills_as_short_rows(kMaxSmallRowWidth, Path::kAuto, false));
+  CHECK(!prefills_as_short_rows(kMaxSmallRowWidth + 1, Path::kAuto, false));
+  CHECK(!prefills_as_short_rows(8192, Path::kAuto, true));
+  CHECK(!prefills_as_short_rows(8192, Path::kRadixRounds, false));
+}
+
 int main() {
   test_gate_precedence();
   test_gate_limits();
@@ -204,5 +229,6 @@ int main() {
   test_plans();
   test_problems();
   test_spans();
+  test_prefill_plans();
   return report("policy");
 }
