@@ -11,6 +11,7 @@ using namespace gvr_topk;
 // What launches a kernel is copied into it byte by byte.
 static_assert(std::is_trivially_copyable_v<TopkParams> && std::is_standard_layout_v<TopkParams>);
 static_assert(std::is_trivially_copyable_v<Plan>);
+static_assert(std::is_trivially_copyable_v<PrefillParams> && std::is_standard_layout_v<PrefillParams>);
 
 HintQuery usual_row() {
   HintQuery row{};
@@ -197,25 +198,27 @@ void test_spans() {
   }
 }
 
-// Every row of a prefill is in the run of some block, blocks fit an SM, and a bitmap covers every row for
-// which there is room.
+// Every CTA of a prefill has a row in each of its runs, its bitmap fits, and k decides whether it lists.
 void test_prefill_plans() {
-  for (const int32_t arch : {90, 100, 120}) {
-    const int64_t most = int64_t{max_prefill_tiles(arch)} * kPrefillTileElements;
-    const int32_t limit = (is_small_arch(arch) ? 100 : 228) * 1024;
-    for (const int64_t rows : {1, 100, 263, 264, 265, 5000, 100000}) {
-      for (const int64_t width : {int64_t{1}, int64_t{32769}, int64_t{131072}, int64_t{1} << 20, kMaxWidth}) {
-        const PrefillPlan plan = make_prefill_plan(rows, width, 2048, Path::kAuto, 132, arch);
-        CHECK(plan.ctas >= 1 && plan.ctas <= rows && plan.ctas <= 132 * kPrefillCtasPerSm);
-        CHECK(plan.folds >= 1 && int64_t{plan.folds} * plan.ctas <= rows);
-        CHECK(int64_t{plan.bitmap_tiles} * kPrefillTileElements >= (width + 7 < most ? width + 7 : most));
-        CHECK(kPrefillFixedBytes + plan.bitmap_tiles * kPrefillTileElements / 8 < limit);
-        CHECK(plan.lists);
+  for (const int32_t arch : {90, 100, 103, 120}) {
+    const int64_t shared_bytes = (is_small_arch(arch) ? 99 : 227) * 1024;
+    for (const int64_t rows : {int64_t{1}, int64_t{7}, int64_t{396}, int64_t{8192}, kMaxRows}) {
+      for (const int64_t width : {int64_t{1}, int64_t{511}, int64_t{4096}, int64_t{131072}, kMaxWidth}) {
+        for (const int64_t k : {int64_t{1}, kPrefillMaxK, kPrefillMaxK + 1}) {
+          const PrefillPlan plan = make_prefill_plan(rows, width, k, Path::kAuto, 132, arch);
+          CHECK(plan.ctas >= 1 && plan.ctas <= 132 * kPrefillCtasPerSm);
+          CHECK(plan.folds >= 1 && int64_t{plan.ctas} * plan.folds <= rows);
+          CHECK(plan.lists == (k <= kPrefillMaxK));
+          CHECK(kPrefillFixedBytes + plan.bitmap_tiles * (kPrefillTileElements / 8) <= shared_bytes);
+          const bool covers = int64_t{plan.bitmap_tiles} * kPrefillTileElements >= width + 7;
+          CHECK(covers || plan.bitmap_tiles == max_prefill_tiles(arch));
+          const PrefillPlan radix = make_prefill_plan(rows, width, k, Path::kRadixRounds, 132, arch);
+          CHECK(!radix.lists && radix.ctas == plan.ctas && radix.folds == plan.folds);
+        }
       }
     }
   }
-  CHECK(!make_prefill_plan(9, 40000, kPrefillMaxK + 1, Path::kAuto, 132, 90).lists);
-  CHECK(!make_prefill_plan(9, 40000, 7, Path::kRadixRounds, 132, 90).lists);
+  CHECK(make_prefill_plan(0, 8192, 2048, Path::kAuto, 132, 90).ctas == 0);
   CHECK(prefills_as_short_rows(kMaxSmallRowWidth, Path::kAuto, false));
   CHECK(!prefills_as_short_rows(kMaxSmallRowWidth + 1, Path::kAuto, false));
   CHECK(!prefills_as_short_rows(8192, Path::kAuto, true));
@@ -227,6 +230,7 @@ int main() {
   test_gate_limits();
   test_paths();
   test_plans();
+  test_prefill_plans();
   test_problems();
   test_spans();
   test_prefill_plans();
