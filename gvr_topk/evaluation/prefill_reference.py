@@ -10,8 +10,8 @@ in these phases:
 4. **refine**: a histogram of the candidates finds the bin of the k-th, and only those of its bin are ranked;
 5. **emit** the marked positions in ascending order (`select_in`, with the three phases before it).
 
-A row whose interval has missed is collected once more, with an interval by sample. What that does not settle,
-radix rounds over the keys of the whole row do (`settle`).
+A row whose interval has missed is collected once more, with an interval by sample, and a sample that has missed
+is tried a second time. What that does not settle, radix rounds over the keys of the whole row do (`settle`).
 
 The result is the contract's (`gvr_topk.contract`) for every row; the row before decides only how much work
 it takes. The numbers below are those of ``cpp/kernels/prefill``, and most names too. Windows begin at
@@ -42,8 +42,8 @@ THREADS, MAX_K, STORE_ITEMS, MOST_TIES = 256, 2048, 88 * 32, 512
 FINE_BINS, LOG2_KEY_BINS = 256, 11
 MAX_INSIDE, MIN_INSIDE = F(1536.0), F(128.0)
 """Elements in the widest interval that is taken from the row before, and in the narrowest."""
-ERRORS, ERROR_DECAY, FASTEST_DECAY, UNKNOWN_ERROR = F(4.0), F(0.8), F(0.5), F(-1.0)
-DEVIATIONS, PROBE, LOG2_OF_PROBE, LOG2_LONG_ROW = F(3.5), 4, 14, 17
+ERRORS, ERROR_DECAY, FASTEST_DECAY, UNKNOWN_ERROR = F(5.0), F(0.8), F(0.5), F(-1.0)
+DEVIATIONS, CLOSER, WIDER, PROBE, LOG2_OF_PROBE = F(3.5), F(2.0), F(5.0), 4, 14
 
 
 @dataclass(frozen=True)
@@ -130,19 +130,22 @@ def select_run(
 
 def select_row(values: Floats, k: int, last: RowPredictor, rounds: int, *, predicts: bool) -> RowResult:
     """Select in a row that is longer than k; `rounds` are the radix rounds that its dtype takes."""
-    sources = [GuessSource.VALUE] * last.is_close + [GuessSource.ROW_SAMPLE] * (last.tie_key == KEY_ABSENT)
+    sources = [GuessSource.VALUE] * last.is_close + [GuessSource.ROW_SAMPLE] * 2 * (last.tie_key == KEY_ABSENT)
     if not predicts or k > MAX_K:
         sources = []
     first = sources[0] if sources else GuessSource.NONE
     reason = HintReason.USED if first is GuessSource.VALUE else HintReason.FIRST_STEP
     reason, inside = reason if predicts else HintReason.DISABLED, 0
+    deviations = DEVIATIONS
     for passes, source in enumerate(sources, 1):
         by_value = source is GuessSource.VALUE
-        interval = last.interval() if by_value else guess_by_sample(values, k)
+        interval = last.interval() if by_value else guess_by_sample(values, k, deviations)
         selected, inside, kth = select_in(values, k, interval)
         if selected is not None:
             stats = StepStats(reason, passes, inside, 0, -1, first, int(passes == 1), 0)
             return RowResult(selected, stats, last.learn(kth, F(interval.width / F(inside))))
+        if not by_value:  # closer if candidates were too many, and wider otherwise
+            deviations = CLOSER if inside > STORE_ITEMS else WIDER
     indices, tie_key, is_known = settle(values, k, last.tie_key)
     done = 0 if is_known else rounds
     stats = StepStats(reason, len(sources) + 1, inside, 0, -1, first, 0, done)
@@ -165,21 +168,21 @@ def select_in(values: Floats, k: int, interval: ValueInterval) -> tuple[Position
     return np.flatnonzero(marked).astype(np.int32), inside, interval.value_of(hit)
 
 
-def guess_by_sample(values: Floats, k: int) -> ValueInterval:
-    """Two order statistics of a sample, a few deviations beside where the k-th is expected.
+def guess_by_sample(values: Floats, k: int, deviations: np.float32 = DEVIATIONS) -> ValueInterval:
+    """Two order statistics of a sample, so many deviations beside where the k-th is expected.
 
     The sample is four neighbouring elements at a hashed position of each stratum of the row.
     """
     vectors, log2_length = len(values) // PROBE, (len(values) - 1).bit_length()
     if vectors == 0:
         return ValueInterval(*[value_of(LEAST), value_of(MOST)] * 2)
-    probes = THREADS << max(log2_length - LOG2_OF_PROBE - (log2_length >= LOG2_LONG_ROW), 0)
+    probes = THREADS << max(log2_length - LOG2_OF_PROBE, 0)
     number = np.arange(probes, dtype=np.int64)
     vector = (number * vectors + ((number * 2654435761 & 0xFFFFFFFF) * vectors >> 32)) // probes
     sample = np.sort(keys_of(values[(PROBE * vector[:, None] + np.arange(PROBE)).ravel()]))[::-1]
     share = F(k / len(values))
     expected = F(share * F(len(sample)))
-    margin = fma(DEVIATIONS, np.sqrt(F(expected * F(F(1) - share))), F(1))
+    margin = fma(deviations, np.sqrt(F(expected * F(F(1) - share))), F(1))
     upper, lower = int(max(expected - margin, ZERO)), int(expected + margin) + 1
     last = value_of(min(int(sample[max(upper, 1) - 1]), MOST))
     first = value_of(max(int(sample[min(lower, len(sample)) - 1]), LEAST))

@@ -164,7 +164,7 @@ def test_ties_are_tried_first_in_the_next_row() -> None:
     rows[1:] = 2.0
     first, second, third, fourth = run(rows)
     assert first.stats.guess_hit
-    assert (second.stats.passes, second.stats.done) == (2, 3)
+    assert (second.stats.passes, second.stats.done) == (3, 3)
     assert second.predictor == model.RowPredictor(tie_key=key_of(F(2.0)))
     for result in (third, fourth):
         assert (result.stats.passes, result.stats.done, result.stats.guess) == (1, 0, GuessSource.NONE)
@@ -217,7 +217,7 @@ def test_the_error_follows_how_far_values_move() -> None:
     assert last.has_value and last.error < 0 and not last.is_close
     last = last.learn(F(1.5), F(0.01))
     assert last.error == 0.5 and last.is_close
-    assert (last.interval().lo, last.interval().hi) == (-0.5, 3.5)
+    assert (last.interval().lo, last.interval().hi) == (-1.0, 4.0)
     calm = last.learn(F(1.5), F(0.01))
     assert calm.error == pytest.approx(0.4)  # decays slowly
     assert calm.learn(F(9.5), F(0.01)).error == pytest.approx(0.8 * 0.4 + 0.2 * 8)
@@ -278,8 +278,9 @@ NUMBERS = {
     "kErrorDecay": model.ERROR_DECAY,
     "kFastestDecay": model.FASTEST_DECAY,
     "kDeviations": model.DEVIATIONS,
+    "kCloser": model.CLOSER,
+    "kWider": model.WIDER,
     "kLog2OfProbe": model.LOG2_OF_PROBE,
-    "kLog2LongRow": model.LOG2_LONG_ROW,
 }
 
 
