@@ -130,7 +130,8 @@ def select_run(
 
 def select_row(values: Floats, k: int, last: RowPredictor, rounds: int, *, predicts: bool) -> RowResult:
     """Select in a row that is longer than k; `rounds` are the radix rounds that its dtype takes."""
-    sources = [GuessSource.VALUE] * last.is_close + [GuessSource.ROW_SAMPLE] * 2 * (last.tie_key == KEY_ABSENT)
+    samples = 2 if last.tie_key == KEY_ABSENT else 0
+    sources = [GuessSource.VALUE] * last.is_close + [GuessSource.ROW_SAMPLE] * samples
     if not predicts or k > MAX_K:
         sources = []
     first = sources[0] if sources else GuessSource.NONE
