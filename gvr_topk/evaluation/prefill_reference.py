@@ -10,8 +10,8 @@ in these phases:
 4. **refine**: a histogram of the candidates finds the bin of the k-th, and only those of its bin are ranked;
 5. **emit** the marked positions in ascending order (`select_in`, with the three phases before it).
 
-A row whose interval has missed is collected once more, with an interval by sample. A sample that has missed is
-tried a second time. What that does not settle, radix rounds over the keys of the whole row do (`settle`).
+A row whose interval has missed is collected once more, with an interval by sample. A sample that has missed
+is tried a second time. What that does not settle, radix rounds over the keys of the whole row do (`settle`).
 
 The result is the contract's (`gvr_topk.contract`) for every row; the row before decides only how much work
 it takes. The numbers below are those of ``cpp/kernels/prefill``, and most names too. Windows begin at
