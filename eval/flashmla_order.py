@@ -194,7 +194,7 @@ def digest(results: Sequence[Tensor]) -> str:
     """Hash of all bits that a call gave."""
     found = hashlib.sha256()
     for tensor in results:
-        found.update(tensor.detach().contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        found.update(tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
 
 
