@@ -8,22 +8,19 @@
 
 namespace gvr_topk {
 
-#define GVR_TOPK_DECLARE_LAUNCH(kernel)                                    \
-  namespace kernel {                                                       \
-  template <typename T>                                                    \
-  cudaError_t launch(const TopkParams&, const Plan&, const LaunchTarget&); \
+#define GVR_TOPK_DECLARE_LAUNCH(kernel, Params, Plan)                  \
+  namespace kernel {                                                   \
+  template <typename T>                                                \
+  cudaError_t launch(const Params&, const Plan&, const LaunchTarget&); \
   }
-GVR_TOPK_DECLARE_LAUNCH(small_row)
-GVR_TOPK_DECLARE_LAUNCH(resident)
-GVR_TOPK_DECLARE_LAUNCH(streaming)
-GVR_TOPK_DECLARE_LAUNCH(fallback)
-GVR_TOPK_DECLARE_LAUNCH(paper_gvr)
+GVR_TOPK_DECLARE_LAUNCH(small_row, TopkParams, Plan)
+GVR_TOPK_DECLARE_LAUNCH(resident, TopkParams, Plan)
+GVR_TOPK_DECLARE_LAUNCH(streaming, TopkParams, Plan)
+GVR_TOPK_DECLARE_LAUNCH(fallback, TopkParams, Plan)
+GVR_TOPK_DECLARE_LAUNCH(paper_gvr, TopkParams, Plan)
+GVR_TOPK_DECLARE_LAUNCH(prefill, PrefillParams, PrefillPlan)
+GVR_TOPK_DECLARE_LAUNCH(prefill_short, PrefillParams, PrefillPlan)
 #undef GVR_TOPK_DECLARE_LAUNCH
-
-namespace prefill {
-template <typename T>
-cudaError_t launch(const PrefillParams&, int32_t ctas, const LaunchTarget&);
-}
 
 namespace {
 
@@ -46,7 +43,14 @@ cudaError_t launch_as(const TopkParams& params, const Plan& plan, const LaunchTa
   return cudaErrorInvalidValue;
 }
 
-cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
+template <typename T>
+cudaError_t launch_as(const PrefillParams& params, const PrefillPlan& plan, const LaunchTarget& target) {
+  return plan.values_per_thread > 0 ? prefill_short::launch<T>(params, plan, target)
+                                    : prefill::launch<T>(params, plan, target);
+}
+
+template <typename Params, typename Plan>
+cudaError_t launch(const Params& params, const Plan& plan, const LaunchTarget& target) {
   switch (params.dtype) {
     case Dtype::kFloat32:
       return launch_as<float>(params, plan, target);
@@ -64,17 +68,9 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStr
   return launch(params, plan, LaunchTarget{stream, pdl, nullptr});
 }
 
-cudaError_t launch_prefill(const PrefillParams& params, int32_t ctas, bool pdl, cudaStream_t stream) {
-  const LaunchTarget target{stream, pdl, nullptr};
-  switch (params.dtype) {
-    case Dtype::kFloat32:
-      return prefill::launch<float>(params, ctas, target);
-    case Dtype::kBfloat16:
-      return prefill::launch<__nv_bfloat16>(params, ctas, target);
-    case Dtype::kFloat16:
-      return prefill::launch<__half>(params, ctas, target);
-  }
-  return cudaErrorInvalidValue;
+cudaError_t launch_prefill(const PrefillParams& params, const PrefillPlan& plan, bool pdl,
+                           cudaStream_t stream) {
+  return launch(params, plan, LaunchTarget{stream, pdl, nullptr});
 }
 
 cudaError_t max_active_clusters(const TopkParams& params, const Plan& plan, cudaStream_t stream,

@@ -8,6 +8,9 @@
 namespace gvr_topk {
 namespace {
 
+// A bit of the `flags` argument beside `kFlagPdl`: rows stream, however short they are.
+constexpr int64_t kFlagStreams = 16;
+
 // One call, in the order of the schema (gvr_topk/arguments.py).
 struct Arguments {
   const Tensor& logits;
@@ -87,34 +90,6 @@ PrefillParams make_params(const Arguments& a) {
   return p;
 }
 
-// The same rows, as the kernel of short rows takes them.
-TopkParams as_short_rows(const PrefillParams& windows) {
-  TopkParams p{};
-  p.logits = windows.logits;
-  p.seq_lens = windows.row_ends;
-  p.logits_stride = windows.logits_stride;
-  p.width = windows.width;
-  p.k = windows.k;
-  p.next_n = 1;
-  p.page_size = windows.page_size;
-  p.indices = windows.indices;
-  p.indices_stride = windows.indices_stride;
-  p.page_table = windows.page_table;
-  p.page_table_stride = windows.page_table_stride;
-  p.slots = windows.slots;
-  p.slots_stride = windows.slots_stride;
-  p.counts = windows.counts;
-  p.stats = windows.stats;
-  p.row_starts = windows.row_starts;
-  p.row_request = windows.row_request;
-  p.pages_per_request = windows.pages_per_request;
-  p.requests = windows.requests;
-  p.rows = windows.rows;
-  p.compress_ratio = 1;
-  p.dtype = windows.dtype;
-  return p;
-}
-
 void indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor out, int64_t k,
                           OptionalTensor row_request, OptionalTensor offsets, OptionalTensor counts,
                           OptionalTensor page_table, OptionalTensor slots, OptionalTensor stats,
@@ -128,31 +103,16 @@ void indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Ten
   const int device = logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
-  const bool pdl = (flags & kFlagPdl) != 0;
-  const auto as = static_cast<Path>(path);
-  int32_t ctas = 0;
-  cudaError_t status = cudaSuccess;
-  if (prefills_as_short_rows(params.width, as, params.offsets != nullptr)) {
-    PlanInput input{};
-    input.rows = ctas = params.rows;
-    input.width = params.width;
-    input.k = k;
-    input.dtype = params.dtype;
-    input.path = as;
-    input.sm_count = target.context.sm_count;
-    input.arch = target.arch;
-    input.forced_ctas = 1;
-    status = launch(as_short_rows(params), make_plan(input), pdl, target.stream);
-  } else {
-    const PrefillPlan plan =
-        make_prefill_plan(params.rows, params.width, k, as, target.context.sm_count, target.arch);
-    params.folds = plan.folds;
-    params.lists = plan.lists;
-    params.bitmap_tiles = plan.bitmap_tiles;
-    ctas = plan.ctas;
-    status = launch_prefill(params, ctas, pdl, target.stream);
-  }
-  require(status == cudaSuccess, "gvr_topk: launch of ", ctas, " CTAs on ", target.context.sm_count,
+  const int64_t stride = params.logits_stride * element_bytes(params.dtype);
+  const bool aligned = reinterpret_cast<uintptr_t>(params.logits) % 16 == 0 && stride % 16 == 0;
+  const PrefillPlan plan = make_prefill_plan(PrefillInput{params.rows, params.width, k, params.dtype,
+                                                          static_cast<Path>(path), target.context.sm_count,
+                                                          target.arch, aligned, (flags & kFlagStreams) != 0});
+  params.folds = plan.folds;
+  params.lists = plan.lists;
+  params.bitmap_tiles = plan.bitmap_tiles;
+  const cudaError_t status = launch_prefill(params, plan, (flags & kFlagPdl) != 0, target.stream);
+  require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas, " CTAs on ", target.context.sm_count,
           " SMs failed: ", cudaGetErrorString(status));
 }
 

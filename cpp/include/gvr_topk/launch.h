@@ -11,8 +11,8 @@ namespace gvr_topk {
 // `pdl`: launch with programmatic stream serialization.
 cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStream_t stream);
 
-// Launches the prefill kernel, with `ctas` blocks.
-cudaError_t launch_prefill(const PrefillParams& params, int32_t ctas, bool pdl, cudaStream_t stream);
+cudaError_t launch_prefill(const PrefillParams& params, const PrefillPlan& plan, bool pdl,
+                           cudaStream_t stream);
 
 // How many of the plan's clusters can be on the SMs of the stream's context at once; 0 means that such a
 // launch would fail.

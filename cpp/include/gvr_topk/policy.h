@@ -295,36 +295,79 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_tiles(int32_t arch) {
   return ((is_small_arch(arch) ? 99 : 227) * 1024 - kPrefillFixedBytes) * 8 / kPrefillTileElements;
 }
 
-// Rows that one block holds in registers need no prediction: the kernel of short rows takes them, one block
-// for each. It knows no offsets.
-GVR_TOPK_HOST_DEVICE constexpr bool prefills_as_short_rows(int64_t width, Path path, bool has_offsets) {
-  return width <= kMaxSmallRowWidth && path == Path::kAuto && !has_offsets;
-}
+// The same of the prefill kernel of short rows, without the places where results are staged and the next row
+// arrives.
+constexpr int32_t kShortPrefillFixedBytes = 42 * 1024;
+
+// A window may start up to so many elements behind a 16-byte boundary.
+constexpr int64_t kMaxLead = 7;
 
 struct PrefillPlan {
   int32_t ctas;          // blocks, each of which takes runs of neighbouring rows
   int32_t folds;         // runs of each block
   int32_t bitmap_tiles;  // tiles of a row for which a block's bitmap has room
   bool lists;            // whether candidates are collected
+  // Elements of a row that one thread holds in registers; 0: rows stream through shared memory.
+  int32_t values_per_thread;
 };
+
+struct PrefillInput {
+  int64_t rows;
+  int64_t width;
+  int64_t k;
+  Dtype dtype;
+  Path path;
+  int32_t sm_count;
+  int32_t arch;
+  bool aligned;  // whether every row starts at a 16-byte boundary
+  bool streams;  // whether rows stream, however short they are
+};
+
+GVR_TOPK_HOST_DEVICE constexpr int64_t shared_bytes_of_sm(int32_t arch) {
+  return (is_small_arch(arch) ? 100 : 228) * 1024;
+}
+
+// Blocks that an SM has room for. Each takes a kilobyte more than it asks for.
+GVR_TOPK_HOST_DEVICE constexpr int64_t blocks_of_sm(int64_t shared_bytes, int32_t arch) {
+  return shared_bytes_of_sm(arch) / (shared_bytes + 1024);
+}
+
+// Elements of a thread of the prefill kernel of short rows; 0: rows are too long for it.
+GVR_TOPK_HOST_DEVICE constexpr int32_t short_prefill_values(const PrefillInput& in) {
+  // In aligned rows, what lies before a window belongs to the row.
+  const int64_t longest = in.width + (in.aligned ? 0 : kMaxLead);
+  const int64_t per_thread = (longest + kClusterThreads - 1) / kClusterThreads;
+  return in.streams || per_thread > kMaxValuesPerThread
+             ? 0
+             : choose_values_per_thread(Family::kSmallRow, per_thread);
+}
 
 // Few runs, because the first row of each has no neighbour to be predicted from; but more than one where
 // there are many rows, because rows that grow longer would otherwise leave the last blocks alone.
-GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(int64_t rows, int64_t width, int64_t k,
-                                                             Path path, int32_t sm_count, int32_t arch) {
+GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput& in) {
   constexpr int64_t kRowsOfRun = 8, kMaxFolds = 4;
-  // A window may start up to 7 elements behind a 16-byte boundary.
-  const int64_t tiles_of_row = (width + 7 + kPrefillTileElements - 1) / kPrefillTileElements;
-  const int64_t most_tiles = max_prefill_tiles(arch);
-  const int64_t tiles = tiles_of_row < most_tiles ? tiles_of_row : most_tiles;
-  const int64_t bytes_of_block = kPrefillFixedBytes + tiles * kPrefillTileElements / 8 + 1024;
-  const int64_t room = (is_small_arch(arch) ? 100 : 228) * 1024 / bytes_of_block;
-  const int64_t most = sm_count * (room < 1 ? 1 : room < kPrefillCtasPerSm ? room : kPrefillCtasPerSm);
-  const int64_t ctas = rows < most ? rows : most;
-  const int64_t runs = rows / (ctas > 0 ? ctas * kRowsOfRun : 1);
-  const int64_t folds = runs < 1 ? 1 : runs < kMaxFolds ? runs : kMaxFolds;
-  return PrefillPlan{static_cast<int32_t>(ctas), static_cast<int32_t>(folds), static_cast<int32_t>(tiles),
-                     path != Path::kRadixRounds && k <= kPrefillMaxK};
+  PrefillPlan plan{};
+  plan.values_per_thread = short_prefill_values(in);
+  const int64_t staged = 2 * (in.k < in.width ? in.k : in.width) + 16;
+  int64_t bytes = kShortPrefillFixedBytes + staged +
+                  int64_t{kClusterThreads} * plan.values_per_thread * element_bytes(in.dtype);
+  if (blocks_of_sm(bytes, in.arch) == 0) plan.values_per_thread = 0;
+  int64_t per_sm = plan.values_per_thread <= kValuesPerThread ? 2 : 1;
+  if (plan.values_per_thread == 0) {
+    const int64_t tiles_of_row = (in.width + kMaxLead + kPrefillTileElements - 1) / kPrefillTileElements;
+    const int64_t most_tiles = max_prefill_tiles(in.arch);
+    const int64_t tiles = tiles_of_row < most_tiles ? tiles_of_row : most_tiles;
+    plan.bitmap_tiles = static_cast<int32_t>(tiles);
+    plan.lists = in.path != Path::kRadixRounds && in.k <= kPrefillMaxK;
+    bytes = kPrefillFixedBytes + tiles * kPrefillTileElements / 8;
+    per_sm = kPrefillCtasPerSm;
+  }
+  const int64_t room = blocks_of_sm(bytes, in.arch);
+  const int64_t most = in.sm_count * (room < 1 ? 1 : room < per_sm ? room : per_sm);
+  plan.ctas = static_cast<int32_t>(in.rows < most ? in.rows : most);
+  const int64_t runs = in.rows / (plan.ctas > 0 ? plan.ctas * kRowsOfRun : 1);
+  plan.folds = static_cast<int32_t>(runs < 1 ? 1 : runs < kMaxFolds ? runs : kMaxFolds);
+  return plan;
 }
 
 }  // namespace gvr_topk

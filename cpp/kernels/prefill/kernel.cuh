@@ -163,9 +163,7 @@ __global__ void __launch_bounds__(kThreads, kPrefillCtasPerSm)
     const bool is_short = row.n <= p.k;
     if (thread == 0) sm.report = RowReport::begin(p.predicts, is_short);
     if (is_short) {
-      const PrefillOutput output(p, row);
-#pragma unroll 1
-      for (int i = thread; i < p.k; i += kThreads) output.put(i, i < row.n ? i : -1);
+      write_short(PrefillOutput(p, row), row.n, p.k, kThreads);
     } else {
       select_row(p, sm, stream, row, sm.windows[after]);
     }

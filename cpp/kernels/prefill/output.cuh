@@ -23,8 +23,9 @@ struct PrefillOutput {
   // Whether positions are written as they are, and nowhere else.
   __device__ __forceinline__ bool is_plain() const { return offset == 0 && writer.pages == nullptr; }
 
-  __device__ __forceinline__ void put_plain(int item, int position) const {
-    if (writer.owns(item, 1)) ptx::store_global(writer.indices + item, position);
+  // Whether the row's k positions are written as they are, four at a time.
+  __device__ __forceinline__ bool takes_vectors(int k) const {
+    return is_plain() && k % 4 == 0 && reinterpret_cast<uintptr_t>(writer.indices) % sizeof(int4) == 0;
   }
 
   // Writes a position of the window, or -1, as the row's item `item`.
@@ -39,5 +40,20 @@ struct PrefillOutput {
     return position >= 0 && moved == static_cast<int32_t>(moved) ? static_cast<int32_t>(moved) : -1;
   }
 };
+
+// Writes all of a window no longer than k, then -1.
+__device__ __forceinline__ void write_short(const PrefillOutput& output, int n, int k, int threads) {
+  const auto item = [&](int i) { return i < n ? i : -1; };
+  if (output.takes_vectors(k)) {
+#pragma unroll 1
+    for (int i = 4 * threadIdx.x; i < k; i += 4 * threads) {
+      *reinterpret_cast<int4*>(output.writer.indices + i) =
+          make_int4(item(i), item(i + 1), item(i + 2), item(i + 3));
+    }
+  } else {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < k; i += threads) output.put(i, item(i));
+  }
+}
 
 }  // namespace gvr_topk::prefill

@@ -184,7 +184,7 @@ __device__ __forceinline__ void stage(Shared& sm, const uint32_t* bitmap, int le
 
 // Writes the staged positions.
 __device__ __forceinline__ void emit(const Shared& sm, const PrefillOutput& output, int k) {
-  if (output.is_plain() && k % 4 == 0 && reinterpret_cast<uintptr_t>(output.writer.indices) % 16 == 0) {
+  if (output.takes_vectors(k)) {
 #pragma unroll 2
     for (int i = 4 * threadIdx.x; i < k; i += 4 * kThreads) {
       *reinterpret_cast<int4*>(output.writer.indices + i) = *reinterpret_cast<const int4*>(sm.staged + i);

@@ -80,6 +80,17 @@ __device__ __forceinline__ void store_async(uint32_t address, const uint4& value
       : "memory");
 }
 
+// Copies `bytes`, whole 16-byte vectors, from global to shared memory in one go. They are there when the
+// transaction barrier, which has been told to expect them, says so.
+__device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes,
+                                          uint32_t barrier) {
+  GVR_CHAOS_POINT();
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 __device__ __forceinline__ void barrier_wait(uint32_t address, uint32_t parity) {
   GVR_CHAOS_POINT();
   uint32_t done;

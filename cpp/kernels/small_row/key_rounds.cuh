@@ -28,10 +28,9 @@ constexpr int kFirstShift = 32 - kInvariantBits<T> - kLog2Bins;
 
 // Narrows the range of the k-th key until it `is_done`, or holds few elements. `rounds` may count rounds that
 // failed before. `dense_bin` becomes the number of elements in the first round's bin.
-template <typename T, int kValues>
-__device__ __forceinline__ RankedRange narrow_keys(const RowContext<T>& ctx,
-                                                   const RegisterTile<T, kValues>& tile, RoundBins& bins,
-                                                   int& rounds, uint32_t& dense_bin) {
+template <typename T, typename Tile>
+__device__ __forceinline__ RankedRange narrow_keys(const RowContext<T>& ctx, const Tile& tile,
+                                                   RoundBins& bins, int& rounds, uint32_t& dense_bin) {
   RankedRange range{{0, kMaxKey >> kInvariantBits<T>}, static_cast<uint32_t>(ctx.k), kMaxKey};
   int shift = kFirstShift<T>;
   bool first = true;
@@ -42,7 +41,7 @@ __device__ __forceinline__ RankedRange narrow_keys(const RowContext<T>& ctx,
     __syncthreads();
   };
   // The longest rows count inside the loop, or their registers would be spilled.
-  constexpr bool kBeforeLoop = kValues <= kWideValuesPerThread;
+  constexpr bool kBeforeLoop = Tile::kCount <= kWideValuesPerThread;
   if constexpr (kBeforeLoop) count(bins.set[rounds & 1], 0, kBins);
 #pragma unroll 1
   while (true) {
@@ -63,10 +62,9 @@ __device__ __forceinline__ RankedRange narrow_keys(const RowContext<T>& ctx,
   }
 }
 
-template <typename T, int kValues>
-__device__ __forceinline__ PartitionOf<RegisterTile<T, kValues>> split_at(
-    const RegisterTile<T, kValues>& tile, const RankedRange& range) {
-  PartitionOf<RegisterTile<T, kValues>> split;
+template <typename Tile>
+__device__ __forceinline__ PartitionOf<Tile> split_at(const Tile& tile, const RankedRange& range) {
+  PartitionOf<Tile> split;
   const bool takes_all = range.rank == range.count;
   const uint32_t limit =
       takes_all ? range.keys.base - 1 : range.keys.base + range.keys.length;  // The base is never zero.

@@ -79,11 +79,10 @@ using PartitionOf = Partition<Tile::kWords>;
 // go to the smallest positions. `before` becomes the number that earlier warps have selected, and `kth` the
 // k-th key if there are elements inside. `key_of` makes a key of the bits in a tile. It takes one block
 // barrier.
-template <typename T, int kValues, typename KeyOf>
-__device__ __forceinline__ void select_boundary(const RowContext<T>& ctx,
-                                                const RegisterTile<T, kValues>& tile, RoundBins& bins,
-                                                PartitionOf<RegisterTile<T, kValues>>& split,
-                                                uint32_t& before, uint32_t& kth, KeyOf key_of) {
+template <typename T, typename Tile, typename KeyOf>
+__device__ __forceinline__ void select_boundary(const RowContext<T>& ctx, const Tile& tile, RoundBins& bins,
+                                                PartitionOf<Tile>& split, uint32_t& before, uint32_t& kth,
+                                                KeyOf key_of) {
   Shared& sm = *ctx.shared;
   const uint32_t here = __reduce_add_sync(0xffffffffu, split.above.count());
   if (ctx.lane == 0) sm.warp_value[0][ctx.warp] = here;
@@ -93,7 +92,7 @@ __device__ __forceinline__ void select_boundary(const RowContext<T>& ctx,
     first = atomicAdd(&sm.small_count, split.inside.count());
     uint32_t slot = first;
 #pragma unroll
-    for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) {
+    for (int w = 0; w < Tile::kWords; ++w) {
 #pragma unroll 1
       for (uint32_t left = split.inside.word[w]; left != 0; left &= left - 1) {
         const uint32_t index = w * kValuesPerThread + ((__ffs(left) - 1) >> 1);
@@ -114,13 +113,13 @@ __device__ __forceinline__ void select_boundary(const RowContext<T>& ctx,
   const bool there = static_cast<uint32_t>(ctx.lane) < split.boundary_count;
   const float rank = static_cast<float>(split.rank);
   const uint32_t taken = __ballot_sync(0xffffffffu, there && greater < rank);
-  const bool earlier = ~static_cast<uint32_t>(mine) < static_cast<uint32_t>(tile.begin);
+  const bool earlier = ~static_cast<int32_t>(mine) < tile.begin;
   before += __popc(__ballot_sync(0xffffffffu, there && greater < rank && earlier));
   const uint32_t last = __ballot_sync(0xffffffffu, there && greater == rank - 1.0f);
   if (last != 0) kth = __shfl_sync(0xffffffffu, static_cast<uint32_t>(mine >> 32), __ffs(last) - 1);
   if (!any) return;
 #pragma unroll
-  for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) {
+  for (int w = 0; w < Tile::kWords; ++w) {
 #pragma unroll 1
     for (uint32_t left = split.inside.word[w]; left != 0; left &= left - 1) {
       if (taken >> first++ & 1) split.above.word[w] |= left & -left;
@@ -130,9 +129,9 @@ __device__ __forceinline__ void select_boundary(const RowContext<T>& ctx,
 
 // The same where all elements inside are equal, and many: the first `rank` of them in index order are
 // selected.
-template <typename T, int kValues>
-__device__ __forceinline__ void select_ties(const RowContext<T>& ctx, const RegisterTile<T, kValues>& tile,
-                                            PartitionOf<RegisterTile<T, kValues>>& split, uint32_t& before) {
+template <typename T, typename Tile>
+__device__ __forceinline__ void select_ties(const RowContext<T>& ctx, const Tile& tile,
+                                            PartitionOf<Tile>& split, uint32_t& before) {
   Shared& sm = *ctx.shared;
   const uint32_t above = __reduce_add_sync(0xffffffffu, split.above.count());
   const uint32_t tied = __reduce_add_sync(0xffffffffu, split.inside.count());
@@ -144,7 +143,7 @@ __device__ __forceinline__ void select_ties(const RowContext<T>& ctx, const Regi
   const uint32_t left = split.rank - ties_before;
   uint32_t passed = 0;
 #pragma unroll
-  for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) {
+  for (int w = 0; w < Tile::kWords; ++w) {
     passed += for_each_in_order<T>(single_bits(split.inside.word[w]), kVecsOfTile<T>, ctx.lane,
                                    [&](int bit, uint32_t rank) {
                                      if (passed + rank < left) split.above.word[w] |= 1u << 2 * bit;

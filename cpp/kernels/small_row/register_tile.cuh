@@ -18,8 +18,13 @@ namespace gvr_topk::small_row {
 //
 // A small tile loads the whole buffer of the row before the row's length is known: loading what lies behind
 // the end costs less than waiting.
-template <typename T, int kValues>
+//
+// `kPartial`: the row takes up only the first `words` of each lane, 16 elements each. The others are not
+// looked at.
+template <typename T, int kValues, bool kPartial = false>
 struct RegisterTile {
+  static constexpr int kCount = kValues;
+  static constexpr bool kIsPartial = kPartial;
   static constexpr int kVecs = kValues / kPerVec<T>;
   static constexpr int kGroup = 32 * kPerVec<T>;
   static constexpr int kHalf = kValuesPerThread / 2;
@@ -27,6 +32,7 @@ struct RegisterTile {
   static constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
 
   int begin;  // position of the warp's first element
+  int words = kWords;
   uint4 raw[kVecs];
   uint32_t bits[kValues];  // of the values; later the keys, without their invariant low bits
 
@@ -87,9 +93,13 @@ struct RegisterTile {
 
   // Calls visit(index) for every element of the lane.
   template <typename Visit>
-  __device__ __forceinline__ static void for_each_index(Visit visit) {
+  __device__ __forceinline__ void for_each_index(Visit visit) const {
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) visit(i);
+    for (int w = 0; w < kWords; ++w) {
+      if (kPartial && w >= words) break;
+#pragma unroll
+      for (int i = 0; i < kValues / kWords; ++i) visit(w * kValuesPerThread + i);
+    }
   }
 
   // The mask of the keys for which set_bit(sum, key, bit) adds its bit to the sum.
@@ -130,16 +140,17 @@ struct RegisterTile {
 
 // Stages the positions of selected elements in ascending order; earlier warps have selected `before`. A block
 // barrier comes next.
-template <typename T, int kValues>
-__device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const RegisterTile<T, kValues>& tile,
-                                               const LaneMask<RegisterTile<T, kValues>::kWords>& selected,
-                                               uint32_t before, uint16_t* staged) {
+template <typename T, typename Tile>
+__device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const Tile& tile,
+                                               const LaneMask<Tile::kWords>& selected, uint32_t before,
+                                               uint16_t* staged) {
+  if (Tile::kIsPartial && tile.words == 0) return;
   constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
   constexpr int kWordVecs = kVecsOfTile<T>;
   const uint32_t storage = ptx::shared_address(staged);
   uint32_t position = tile.begin + ctx.lane * kPerVec<T>;
 #pragma unroll
-  for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) {
+  for (int w = 0; w < Tile::kWords; ++w) {
     const uint32_t word = selected.word[w];
     const uint32_t counts = packed_counts_of_pairs<T>(word);
     uint32_t upto = ptx::inclusive_scan(counts);
@@ -147,7 +158,7 @@ __device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const R
     upto -= counts;
 #pragma unroll
     for (int j = 0; j < kWordVecs; ++j) {
-      if (w * kWordVecs + j >= RegisterTile<T, kValues>::kVecs) break;
+      if (w * kWordVecs + j >= Tile::kVecs) break;
       uint32_t slot = storage + 2 * (before + (upto & kFieldMask));
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) {
@@ -156,23 +167,22 @@ __device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const R
       before += total & kFieldMask;
       upto >>= kFieldBits<T>;
       total >>= kFieldBits<T>;
-      position += RegisterTile<T, kValues>::kGroup;
+      position += Tile::kGroup;
     }
   }
 }
 
 // Takes masked elements, those of -inf, out of a selection. The tile holds keys. `before` becomes the number
 // that earlier warps have selected, and the result is that of all warps. It takes one block barrier.
-template <typename T, int kValues>
-__device__ __forceinline__ int drop_masked(const RowContext<T>& ctx, const RegisterTile<T, kValues>& tile,
-                                           LaneMask<RegisterTile<T, kValues>::kWords>& selected,
-                                           uint32_t& before) {
+template <typename T, typename Tile>
+__device__ __forceinline__ int drop_masked(const RowContext<T>& ctx, const Tile& tile,
+                                           LaneMask<Tile::kWords>& selected, uint32_t& before) {
   constexpr uint32_t kMasked = kNegInfKey >> kInvariantBits<T>;
   uint32_t* const in_warp = ctx.shared->warp_value[2];
-  const LaneMask<RegisterTile<T, kValues>::kWords> unmasked =
+  const LaneMask<Tile::kWords> unmasked =
       tile.mask_of([&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_greater(sum, x, kMasked, bit); });
 #pragma unroll
-  for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) selected.word[w] &= unmasked.word[w];
+  for (int w = 0; w < Tile::kWords; ++w) selected.word[w] &= unmasked.word[w];
   const uint32_t here = __reduce_add_sync(0xffffffffu, selected.count());
   if (ctx.lane == 0) in_warp[ctx.warp] = here;
   __syncthreads();

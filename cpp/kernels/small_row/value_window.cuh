@@ -79,15 +79,14 @@ struct ValueWindow {
 
 // One round by the window `left` of the last step. Returns false if the k-th element lies outside it, or
 // shares its bin with too many. The thread whose `next` is not null leaves the next window there.
-template <typename T, int kValues>
-__device__ __forceinline__ bool try_predicted_window(const RowContext<T>& ctx,
-                                                     const RegisterTile<T, kValues>& tile, RoundBins& bins,
-                                                     float left, float* next,
-                                                     PartitionOf<RegisterTile<T, kValues>>& split) {
+template <typename T, typename Tile>
+__device__ __forceinline__ bool try_predicted_window(const RowContext<T>& ctx, const Tile& tile,
+                                                     RoundBins& bins, float left, float* next,
+                                                     PartitionOf<Tile>& split) {
   ValueWindow window(left);
   // The longest rows compute their bins again, because registers are short.
-  constexpr bool kKeepsBins = kValues <= kWideValuesPerThread;
-  uint32_t bin[kKeepsBins ? kValues : 1];
+  constexpr bool kKeepsBins = Tile::kCount <= (Tile::kIsPartial ? 8 : kWideValuesPerThread);
+  uint32_t bin[kKeepsBins ? Tile::kCount : 1];
   uint32_t first = ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * ValueWindow::first_bin();
   ptx::keep(first);
   tile.for_each_index([&](int i) {
@@ -105,14 +104,14 @@ __device__ __forceinline__ bool try_predicted_window(const RowContext<T>& ctx,
   // The class of an element: 0 below the bin, 1 inside, 2 above.
   int offset = 1 - static_cast<int>(hit.bin + ValueWindow::first_bin());
   ptx::keep(offset);
-  uint32_t classes[RegisterTile<T, kValues>::kWords] = {};
+  uint32_t classes[Tile::kWords] = {};
   tile.for_each_index([&](int i) {
     const int value_bin = static_cast<int>(kKeepsBins ? bin[i] : window.bin(tile.value(i)));
     const uint32_t element_class = __viaddmin_s32_relu(value_bin, offset, 2);
     classes[i / kValuesPerThread] += element_class << 2 * (i % kValuesPerThread);
   });
 #pragma unroll
-  for (int w = 0; w < RegisterTile<T, kValues>::kWords; ++w) {
+  for (int w = 0; w < Tile::kWords; ++w) {
     split.above.word[w] = classes[w] >> 1 & kLowerBits;
     split.inside.word[w] = classes[w] & kLowerBits;
   }

@@ -1,0 +1,130 @@
+// A window in the registers of a CTA. It comes there by way of shared memory, and the next window is on its
+// way meanwhile.
+#pragma once
+
+#include "prefill/window.cuh"
+#include "ptx/cluster.cuh"
+#include "small_row/register_tile.cuh"
+
+namespace gvr_topk::prefill_short {
+
+using prefill::AlignedWindow;
+
+// The part of one warp: as few words of each lane, 16 elements or all that a thread holds, as hold the
+// window.
+template <typename T, int kValues>
+struct WindowPart {
+  static constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
+  static constexpr int kWordElements = 32 * kValues / kWords;  // of a warp
+
+  int begin;  // first element, from `AlignedWindow::data` on
+  int words;  // none behind the window's end
+
+  __device__ __forceinline__ WindowPart(int length, int warp) {
+    const int share = min((length + kWarps * kWordElements - 1) / (kWarps * kWordElements), kWords);
+    begin = warp * share * kWordElements;
+    words = min(share, max(length - begin + kWordElements - 1, 0) / kWordElements);
+  }
+};
+
+// Where windows arrive, in turns. Whole vectors of a window come in one bulk copy. The elements behind the
+// last whole vector are copied by the lane that takes them, so that nothing behind the window is read.
+template <typename T, int kValues>
+struct Arrivals {
+  static constexpr int kVecs = kValues / kPerVec<T>;
+  static constexpr uint32_t kBytes = kThreads * kVecs * sizeof(uint4);
+  // With two places a window is fetched before the one ahead of it has been taken.
+  static constexpr int kPlaces = kBytes <= 64 * 1024 ? 2 : 1;
+  static constexpr size_t kAllBytes = kPlaces * size_t{kBytes};
+  using Part = WindowPart<T, kValues>;
+
+  uint32_t places, barriers;
+  uint32_t taken = 0;  // windows so far
+
+  // One thread tells the barriers, ahead of a block barrier.
+  __device__ __forceinline__ Arrivals(uint32_t places_, uint64_t* barriers_)
+      : places(places_), barriers(ptx::shared_address(barriers_)) {
+    if (threadIdx.x != 0) return;
+    for (int i = 0; i < kPlaces; ++i) ptx::barrier_init(barriers + i * sizeof(uint64_t), 1);
+  }
+
+  __device__ __forceinline__ uint32_t place(uint32_t number) const {
+    return places + (kPlaces == 2 ? number & 1 : 0) * kBytes;
+  }
+  __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
+    return barriers + (kPlaces == 2 ? number & 1 : 0) * sizeof(uint64_t);
+  }
+
+  // Starts to fetch window `number`. Block barriers have passed since its place was read.
+  __device__ __forceinline__ void fetch(const AlignedWindow<T>& window, uint32_t number, int warp,
+                                        int lane) const {
+    const int rest = window.length % kPerVec<T>, whole = window.length - rest;
+    if (threadIdx.x == 0) {
+      ptx::barrier_expect_tx(barrier(number), whole * sizeof(T));
+      if (whole > 0) ptx::copy_bulk(place(number), window.data, whole * sizeof(T), barrier(number));
+    }
+    const Part part(window.length, warp);
+    const int ahead = whole - part.begin;  // of the last vector
+    const bool owner =
+        static_cast<uint32_t>(ahead) < static_cast<uint32_t>(part.words * Part::kWordElements) &&
+        ahead / kPerVec<T> % 32 == lane;
+    if (rest != 0 && owner) {
+      ptx::copy_async(place(number) + whole * sizeof(T), window.data + whole, ptx::evict_first_policy(),
+                      rest * sizeof(T));
+    }
+  }
+
+  // Waits for the window that is taken next. Copies have been committed once for each window, and with two
+  // places for the window behind it as well.
+  __device__ __forceinline__ void wait() const {
+    ptx::wait_copies<kPlaces - 1>();
+    ptx::barrier_wait(barrier(taken), (kPlaces == 2 ? taken >> 1 : taken) & 1);
+  }
+};
+
+// Positions count from the window's first element; those of elements before it, in the first vector, are
+// negative.
+template <typename T, int kValues>
+struct WindowTile : small_row::RegisterTile<T, kValues, true> {
+  using Base = small_row::RegisterTile<T, kValues, true>;
+  using Base::begin, Base::bits, Base::kGroup, Base::kVecs, Base::words;
+  using Part = WindowPart<T, kValues>;
+
+  // Takes the window that has arrived, with -inf where it has no elements.
+  __device__ __forceinline__ void take(const AlignedWindow<T>& window, uint32_t place, int warp, int lane) {
+    const Part part(window.length, warp);
+    begin = part.begin - window.lead;
+    words = part.words;
+    const uint32_t first = place + part.begin * sizeof(T) + lane * sizeof(uint4);
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      if (j * kPerVec<T> / kValuesPerThread >= words) break;
+      const uint4 vec = ptx::load_shared(first + j * 32 * sizeof(uint4));
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) bits[j * kPerVec<T> + e] = __float_as_uint(element<T>(vec, e));
+    }
+    mask_lead(lane, __float_as_uint(-INFINITY));
+    if (part.begin + words * Part::kWordElements <= window.length) return;
+    const int left = window.length - part.begin - lane * kPerVec<T>;
+    Base::for_each_index([&](int i) {
+      if (i / kPerVec<T> * kGroup + i % kPerVec<T> >= left) bits[i] = __float_as_uint(-INFINITY);
+    });
+  }
+
+  // What lies before the window gets a key below all others.
+  __device__ __forceinline__ void make_keys(int lane) {
+    Base::make_keys();
+    mask_lead(lane, kAbsentKey);
+  }
+
+ private:
+  __device__ __forceinline__ void mask_lead(int lane, uint32_t masked) {
+    if (begin >= 0 || lane != 0) return;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T> - 1; ++e) {
+      if (e < -begin) bits[e] = masked;
+    }
+  }
+};
+
+}  // namespace gvr_topk::prefill_short
