@@ -2,13 +2,13 @@
 // ascending order.
 #pragma once
 
+#include "core/lane_mask.cuh"
 #include "core/output_writer.cuh"
 #include "core/row_context.cuh"
 #include "ptx/compare.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp_scan.cuh"
-#include "small_row/lane_mask.cuh"
 
 namespace gvr_topk::small_row {
 

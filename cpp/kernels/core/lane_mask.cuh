@@ -6,7 +6,7 @@
 #include "core/key.cuh"
 #include "core/lane_ranks.cuh"
 
-namespace gvr_topk::small_row {
+namespace gvr_topk {
 
 constexpr uint32_t kLowerBits = 0x55555555u;
 
@@ -50,4 +50,4 @@ __device__ __forceinline__ uint32_t single_bits(uint32_t word) {
   return (word | word >> 8) & 0xffffu;
 }
 
-}  // namespace gvr_topk::small_row
+}  // namespace gvr_topk

@@ -1,0 +1,90 @@
+// Selects the top k of a row that one CTA holds in registers, once the row has come: the phases from verify
+// on.
+//
+// The kernel of short rows runs it, and so does the first CTA of a cluster whose row is much shorter than its
+// buffer (small_row/lead_row.cuh).
+#pragma once
+
+#include "core/phase_clock.cuh"
+#include "core/row_job.cuh"
+#include "small_row/key_rounds.cuh"
+#include "small_row/partition.cuh"
+#include "small_row/value_window.cuh"
+
+namespace gvr_topk::small_row {
+
+struct alignas(128) SelectShared {
+  RoundBins bins;
+  // [k] selected positions, in ascending order. Positions of a short row fit 16 bits.
+  alignas(8) uint16_t staged[1];
+};
+
+inline constexpr size_t select_bytes(int k) { return sizeof(SelectShared) + sizeof(uint16_t) * k; }
+
+// `job` is that of a cluster of one, whose tile has come. The bins are cleared. `last_window` is the first
+// number of the row's state, and the thread whose `next` is not null leaves there what the next step starts
+// from.
+template <bool kOptions, typename T, int kValues>
+__device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTraits& traits,
+                                           const RowJob<T, kOptions>& job, RegisterTile<T, kValues>& tile,
+                                           SelectShared& own, const OutputWriter& output, float last_window,
+                                           float* next, PhaseClock& clock) {
+  const RowContext<T>& ctx = job.ctx;
+  Shared& sm = *ctx.shared;
+  PartitionOf<RegisterTile<T, kValues>> split;
+  const HintReason reason = job.hint_reason(p, traits, ValueWindow::is_known(last_window));
+  const bool guessed = reason == HintReason::kUsed;
+  uint32_t kth = 0;
+  // Refines, collects, emits, and says how the k-th was found. It is inlined twice, so that the common case
+  // has no jumps.
+  const auto select_and_emit = [&](auto key_of, bool tied, bool window_hit, int rounds) {
+    uint32_t before = 0;
+    if (tied) {
+      select_ties(ctx, tile, split, before);
+    } else {
+      select_boundary(ctx, tile, own.bins, split, before, kth, key_of);
+    }
+    int items = ctx.k;
+    // A window holds finite values alone. What radix rounds have found is not above the k-th key.
+    if (kOptions && traits.has(LaunchTraits::kDropMasked) && !window_hit && kth <= kNegInfKey) {
+      items = drop_masked(ctx, tile, split.above, before);
+    }
+    job.count_hint_hits(p, traits, kth);
+    clock.stamp();
+    stage_selected(ctx, tile, split.above, before, own.staged);
+    __syncthreads();
+    if (items == ctx.k) {
+      write_staged(ctx, traits, own.staged, output);
+    } else {
+#pragma unroll 1
+      for (int i = ctx.thread; i < items; i += kThreads) output.put(i, own.staged[i]);
+    }
+    job.finish_dropped(p, traits, output, items);
+    clock.stamp();
+    if (ctx.thread != 0 || !traits.has(LaunchTraits::kStats)) return;
+    write_stats(stats_of(p, traits, job.row), reason, 1, static_cast<int>(split.boundary_count), rounds,
+                job.hint(p, traits).prior != nullptr ? static_cast<int>(sm.at_or_above) : -1,
+                guessed ? kGuessValue : kGuessNone, window_hit, rounds - guessed);
+  };
+  // Verify, by the window of the last step.
+  if (guessed && try_predicted_window(ctx, tile, own.bins, last_window, next, split)) {
+    if (split.rank == split.boundary_count && !traits.has(LaunchTraits::kStats))
+      split.take_all();  // Nobody needs the k-th key itself.
+    clock.stamp();
+    select_and_emit([](uint32_t bits) { return order_key(__uint_as_float(bits)); }, false, true, guessed);
+    return;
+  }
+  // Verify, by radix rounds.
+  tile.make_keys();
+  int rounds = guessed;
+  uint32_t dense_bin = 0;
+  const RankedRange range = narrow_keys(ctx, tile, own.bins, rounds, dense_bin);
+  split = split_at(tile, range);
+  kth = whole_key<T>(range.keys.base);
+  clock.stamp();
+  const bool tied = split.boundary_count > kRankDirectly;
+  if (next != nullptr) *next = window_around<T>(range.keys.base, dense_bin, tied);
+  select_and_emit([](uint32_t bits) { return whole_key<T>(bits); }, tied, false, rounds);
+}
+
+}  // namespace gvr_topk::small_row
