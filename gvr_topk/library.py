@@ -105,4 +105,5 @@ def policy_library() -> ctypes.CDLL:
         *[ctypes.c_int32] * 6,
         ctypes.POINTER(ctypes.c_int32),
     ]
+    library.gvr_topk_values_of_led_row.argtypes = [ctypes.c_int32] * 4
     return library

@@ -240,3 +240,31 @@ def plan(
         raise ValueError(problems[PlanProblem(status)])
     path_number, family, *sizes = planned
     return Plan(Path(path_number).name.lower(), Family(family).name.lower(), *sizes)
+
+
+def values_of_led_row(plan: Plan, *, width: int, length: int, k: int) -> int:
+    """Whether the first CTA of a cluster selects alone from a row that is much shorter than its buffer.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of the launch.
+    width : int
+        Columns of the buffer.
+    length : int
+        The row's own length.
+    k : int
+        Items per row.
+
+    Returns
+    -------
+    int
+        Elements that each thread of that CTA holds; 0 of a row that the cluster shares.
+
+    Examples
+    --------
+    >>> values_of_led_row(plan(rows=1, width=131_072, k=2048), width=131_072, length=9000, k=2048)
+    32
+    """
+    family = Family[plan.family.upper()]
+    return int(policy_library().gvr_topk_values_of_led_row(family, width, length, k))

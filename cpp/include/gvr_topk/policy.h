@@ -196,6 +196,22 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
 constexpr int64_t kSmallRowWidth = 16384;
 constexpr int64_t kMaxSmallRowWidth = int64_t{kClusterThreads} * kMaxValuesPerThread;
 
+// Buffers of captured CUDA graphs are as wide as the longest row that an engine admits, and the plan goes by
+// their width. A row that the cluster need not share is selected by its first CTA alone, as in a buffer of
+// its own width (cpp/kernels/small_row/lead_row.cuh). A cluster that was asked for in a buffer that needs
+// none shares its rows. The selected positions must fit in shared memory beside what clusters keep there.
+constexpr int32_t kMaxLedLength = kSmallRowWidth;
+constexpr int32_t kMaxLedK = 2048;
+GVR_TOPK_HOST_DEVICE constexpr bool is_led_row(Family family, int32_t width, int32_t length, int32_t k) {
+  const bool in_cluster = family == Family::kResident || family == Family::kStreaming;
+  return in_cluster && length > k && length <= kMaxLedLength && width > kMaxLedLength && k <= kMaxLedK;
+}
+
+// Elements of such a row that each thread of that CTA holds.
+GVR_TOPK_HOST_DEVICE constexpr int32_t values_of_led_row(int32_t length) {
+  return length <= kClusterThreads * kValuesPerThread ? kValuesPerThread : kWideValuesPerThread;
+}
+
 // CTAs per row. All rows together take at most half of the SMs: a cluster lives in one GPC of 16 or 18 SMs,
 // so large clusters never fill the chip, and a second wave costs more than halving the cluster. Clusters of
 // two do fill it, and where even those do not fit, each row takes one CTA. The selection masks of one CTA
