@@ -14,8 +14,8 @@ BELOW = {
     "core": {"ptx"},
     "fallback": {"ptx", "core"},
     "small_row": {"ptx", "core", "fallback"},
-    "resident": {"ptx", "core", "fallback"},
-    "streaming": {"ptx", "core", "fallback"},
+    "resident": {"ptx", "core", "fallback", "small_row"},
+    "streaming": {"ptx", "core", "fallback", "small_row"},
     "paper_gvr": {"ptx", "core", "fallback"},
     "prefill": {"ptx", "core"},
 }

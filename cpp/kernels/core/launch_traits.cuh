@@ -94,6 +94,17 @@ struct alignas(8) LaunchTraits {
     return flags;
   }
 
+  // The traits for a function out of line: with `kOptions` those of kGeneric, or else what all other
+  // specializations of a kernel whose rows are shared by a cluster have alike.
+  template <bool kOptions>
+  __device__ __forceinline__ LaunchTraits out_of_line() const {
+    constexpr uint32_t kVarying =
+        kVaryingFlags | kRing | kUseHint | kReadsState | kWritesState | kVectorStores;
+    LaunchTraits traits = *this;
+    if (!kOptions) traits.flags = (flags & kVarying) | kNoStateFlags;
+    return traits;
+  }
+
   // The traits for a kernel of one CTA per row. Every specialization of it writes whole vectors.
   template <Specialization kSpecialization>
   __device__ __forceinline__ LaunchTraits for_one_cta() const {

@@ -33,6 +33,15 @@ struct RowProbe {
     fetch(ctx, traits);
   }
 
+  // Probes again, without waiting for the copies under way: the new ones land in `store`, kProbes * kThreads
+  // vectors that nothing else uses until then.
+  __device__ __forceinline__ void fetch_into(uint4* store, const RowContext<T>& ctx,
+                                             const LaunchTraits& traits) {
+#pragma unroll
+    for (int i = 0; i < kProbes; ++i) zone[i] = store + i * kThreads + ctx.thread;
+    fetch(ctx, traits);
+  }
+
   // Probes the first `row.n` elements.
   __device__ __forceinline__ void fetch(const RowContext<T>& ctx, const LaunchTraits& traits) {
     span = ctx.row.n;

@@ -167,6 +167,17 @@ struct RowJob {
     if (kOptions && traits.has(LaunchTraits::kWindows)) start_window(p);
   }
 
+  // The job of a row whose slot and length have been read, for functions out of line.
+  __device__ __forceinline__ RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
+                                    unsigned char* storage, int slot, int length)
+      : row(blockIdx.x >> traits.log2_ctas()), requested_slot(slot) {
+    request = request_of(p, traits, row);
+    ctx = make_context<T>(p, traits, layout, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row),
+                          storage);
+    ctx.set_length(length);
+    writer = ctx.rank == 0 && ctx.thread == 0;
+  }
+
   // Moves the row to where its window starts. Each thread stays in the row's buffer, whatever it has read.
   __device__ __forceinline__ void start_window(const TopkParams& p) {
     start = min(max(p.row_starts[row], 0), p.width);

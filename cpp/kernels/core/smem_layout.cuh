@@ -93,7 +93,7 @@ constexpr size_t kSharedLimit = 227 * 1024;
 constexpr size_t kSharedLimitSmall = 99 * 1024;
 
 // Bytes of `Shared`, the key list and a ring of `depth` tiles for every thread.
-inline constexpr size_t fixed_bytes(int list_capacity, int depth) {
+GVR_TOPK_HOST_DEVICE constexpr size_t fixed_bytes(int list_capacity, int depth) {
   return sizeof(Shared) + sizeof(uint32_t) * list_capacity + depth * kThreads * kLaneTileBytes;
 }
 
@@ -121,9 +121,9 @@ static_assert(kMaxBufferChunks * kChunk <= kMaxCounted);
 // - rings start at a multiple of 128 bytes;
 // - each CTA's segment of the list has room for a histogram, and is sent in whole vectors;
 // - counts fit in 16 bits (core/output_offset.cuh);
-// - the candidate buffer has room for the second probes of a sample (core/moments.cuh), and later for what
-// may
-//   be selected and a wide interval, even if the last chunk of every warp is all but empty.
+// - the candidate buffer has room for the second probes of a sample and for all probes of one that is taken
+//   again (core/moments.cuh), and later for what may be selected and a wide interval, even if the last chunk
+//   of every warp is all but empty.
 inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
   const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kAuto, 132, arch, ctas});
   const LaunchTraits traits = make_traits(plan);
@@ -134,7 +134,7 @@ inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
          traits.list_capacity() >> traits.log2_ctas() >= kRadixBins &&
          traits.list_capacity() + kMaxCounted < 1 << 16 &&
          (plan.family != Family::kStreaming ||
-          (layout.buffer_chunks * kChunkBytes >= (kMaxProbes - 1) * kThreads * sizeof(uint4) &&
+          (layout.buffer_chunks * kChunkBytes >= (2 * kMaxProbes - 1) * kThreads * sizeof(uint4) &&
            layout.buffer_chunks >= (kStreamingMaxK + kWideInterval) / kChunk + kWarps));
 }
 static_assert(fits(90, kMaxElementsPerCta, 1, kStreamingMaxK) && fits(90, kMaxElementsPerCta, 1, kMaxWidth));

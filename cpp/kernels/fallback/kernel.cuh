@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   arrive_at_start(ctx);
   job.agree_on_length(p, traits);
   if (job.is_short()) {
-    finish_short_row(p, traits, layout, storage, job, false);
+    finish_unselected_row(p, traits, layout, storage, job, false);
     return;
   }
 

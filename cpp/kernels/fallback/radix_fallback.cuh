@@ -122,16 +122,16 @@ __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, c
       FallbackState{FallbackStage::kRadix, everything, everything, source, 1, length});
 }
 
-// Finishes a row that this CTA finds too short to select from. Other CTAs may have read another length and be
-// waiting: so this one takes part in the exchanges of a first pass, and then knows. `sampled`: the CTAs
-// exchange samples as well.
+// Finishes a row of which this CTA selects nothing: it finds it too short, or leaves it to the first CTA
+// (small_row/lead_row.cuh). Other CTAs may have read another length and be waiting: so this one takes part in
+// the exchanges of a first pass, and then knows. `sampled`: the CTAs exchange samples as well.
 template <typename T, bool kOptions>
-__device__ __forceinline__ void finish_short_row(const TopkParams& p, const LaunchTraits& traits,
-                                                 const SmemLayout& layout, unsigned char* storage,
-                                                 const RowJob<T, kOptions>& job, bool sampled) {
+__device__ __forceinline__ void finish_unselected_row(const TopkParams& p, const LaunchTraits& traits,
+                                                      const SmemLayout& layout, unsigned char* storage,
+                                                      const RowJob<T, kOptions>& job, bool sampled) {
   const RowContext<T>& ctx = job.ctx;
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
-  job.write_short(p, traits);
+  if (job.is_short()) job.write_short(p, traits);
   if (ctx.ctas == 1) return;
   const KeyInterval everything = KeyInterval::everything();
   ptx::cluster_wait();

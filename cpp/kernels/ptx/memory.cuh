@@ -122,6 +122,11 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global, 
                : "memory");
 }
 
+// Brings so many bytes, a multiple of 16, into L2.
+__device__ __forceinline__ void prefetch_to_l2(const void* global, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ uint4 load_shared(uint32_t shared) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"

@@ -13,7 +13,8 @@
 //
 // The code inline in this kernel is that of an interval that holds the k-th key, and is kept short: time is
 // instructions issued and fetched at this size. Where intervals miss, resident/resolve_miss.cuh finds the
-// k-th key by radix rounds over the row, which still lies in shared memory.
+// k-th key by radix rounds over the row, which still lies in shared memory. A row much shorter than its
+// buffer is left to the first CTA (small_row/lead_row.cuh).
 #pragma once
 
 #include <algorithm>
@@ -24,14 +25,19 @@
 #include "resident/count_and_emit.cuh"
 #include "resident/register_tile.cuh"
 #include "resident/resolve_miss.cuh"
+#include "small_row/lead_row.cuh"
 
 namespace gvr_topk::resident {
 
-// The staging area of the row lies behind the list, where a fallback, which comes later, keeps other things.
+// Behind the list, where a fallback, which comes later, keeps other things, lies the staging area of the row.
+// Behind that is what a row needs that is much shorter than its buffer: the first CTA's memory to select from
+// it alone, or a second staging area and a second landing zone of the sample.
 template <typename T, int kValues>
 inline size_t resident_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
-  constexpr size_t kStagingBytes = sizeof(T) * kThreads * kValues;
-  return std::max(shared_bytes(traits, layout), fixed_bytes(traits.list_capacity(), 0) + kStagingBytes);
+  using Tile = RegisterTile<T, kValues>;
+  constexpr size_t kBehind = std::max(small_row::kLedBytes, Tile::kAnewBytes + sizeof(uint4) * kThreads);
+  return std::max(shared_bytes(traits, layout),
+                  fixed_bytes(traits.list_capacity(), 0) + Tile::kStagingBytes + kBehind);
 }
 
 // Every specialization but kGeneric also takes the largest cluster and the long list for granted.
@@ -59,17 +65,25 @@ __global__ void __launch_bounds__(kThreads, 1)
   arrive_at_start(ctx);
   job.publish_state(p, traits, state);
   job.agree_on_length(p, traits);
-  if (job.is_short()) {
-    fallback::finish_short_row(p, launch_traits, layout, storage, job,
-                               !traits.has(LaunchTraits::kReadsState));
+  const bool is_led = is_led_row(Family::kResident, p.width, ctx.row.n, ctx.k);
+  if (job.is_short() || is_led) {
+    const bool sampled = !traits.has(LaunchTraits::kReadsState);
+    if (is_led && ctx.rank == 0) {
+      const small_row::LedRow led{
+          ctx.row.n, job.requested_slot,
+          static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)) + tile.kStagingBytes,
+          tile.staged_row(ctx, ctx.row.n, p.width), sampled};
+      small_row::lead_row<T, kOptions>(p, launch_traits, layout, storage, led);
+    } else {
+      fallback::finish_unselected_row(p, launch_traits, layout, storage, job, sampled);
+    }
     return;
   }
   // A row of at most half the buffer's width is laid out again, or half of the warps would hold all of it.
   if (2 * tile.groups_of(ctx.row.n) <= tile.groups_of(p.width)) {
     elements = ctx.row.n;
-    ptx::wait_copies<0>();
-    __syncwarp();  // Lanes fetch for each other.
-    probe.fetch(ctx, traits);
+    tile.stage_anew(ctx, traits);
+    probe.fetch_into(tile.behind(ctx, traits), ctx, traits);
     tile.fetch(ctx, traits, elements, p.width);
   }
   if (ctx.ctas > 1) ptx::cluster_wait();  // The sample is on its way meanwhile.

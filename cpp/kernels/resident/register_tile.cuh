@@ -4,6 +4,7 @@
 #include "core/config.cuh"
 #include "core/key.cuh"
 #include "core/row_context.cuh"
+#include "core/staged_row.cuh"
 #include "ptx/compare.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
@@ -18,6 +19,9 @@ struct RegisterTile {
   static constexpr int kVecs = kValues / kPerVec<T>;
   static constexpr int kGroup = 32 * kPerVec<T>;
 
+  static constexpr uint32_t kStagingBytes = sizeof(T) * kThreads * kValues;
+  static constexpr uint32_t kAnewBytes = kStagingBytes / 2;
+
   int vecs;              // that a lane holds
   int begin;             // position of the first element
   int length;            // elements of the row from `begin` on; may be negative, or more than the tile holds
@@ -29,6 +33,22 @@ struct RegisterTile {
       : staging(ptx::shared_address(static_cast<uint4*>(ctx.list.end(traits.list_capacity())) +
                                     ctx.warp * 32 * kVecs)) {
     ptx::keep(staging);
+  }
+
+  // Stages in another area from now on, so that copies under way need not be waited for. It has room for a
+  // row of at most half the buffer's width.
+  __device__ __forceinline__ void stage_anew(const RowContext<T>& ctx, const LaunchTraits& traits) {
+    static_assert(kVecs % 2 == 0);
+    uint4* const area =
+        static_cast<uint4*>(ctx.list.end(traits.list_capacity())) + kStagingBytes / sizeof(uint4);
+    staging = ptx::shared_address(area + ctx.warp * 32 * (kVecs / 2));
+    ptx::keep(staging);
+  }
+
+  // The memory behind both areas.
+  __device__ __forceinline__ static uint4* behind(const RowContext<T>& ctx, const LaunchTraits& traits) {
+    return static_cast<uint4*>(ctx.list.end(traits.list_capacity())) +
+           (kStagingBytes + kAnewBytes) / sizeof(uint4);
   }
 
   __device__ __forceinline__ static int groups_of(int elements) {
@@ -82,10 +102,17 @@ struct RegisterTile {
     }
   }
 
-  // Shared address of a vector. Neighbouring lanes read vectors that lie `vecs` apart, and need different
-  // banks: an odd distance gives them, an even one needs the exclusive or.
   __device__ __forceinline__ uint32_t address(uint32_t vec) const {
-    return staging + sizeof(uint4) * (vec ^ (vec >> 3 & (vecs % 2 - 1) & 7));
+    return staging + sizeof(uint4) * staged_place(vec, vecs);
+  }
+
+  // The first `length` elements of a row that was fetched by its buffer's `width`, if they lie in this CTA
+  // and each of its warps has as many vectors.
+  __device__ __forceinline__ StagedRow staged_row(const RowContext<T>& ctx, int length, int width) const {
+    const uint32_t stride = 32 * kVecs * sizeof(uint4);
+    const bool even = groups_of(width) % (kWarps << ctx.log2_ctas) == 0;
+    const bool is_here = ctx.rank == 0 && even && length <= kWarps * vecs * kGroup;
+    return StagedRow{staging - ctx.warp * stride, stride, is_here ? vecs : 0};
   }
 
   // Waits for the loads of the whole warp, and takes this lane's elements into registers.

@@ -24,6 +24,7 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   __syncthreads();  // One thread has written `missed`.
   job.ctx.set_length(missed.length);
   Tile tile(ctx, traits);
+  if (missed.elements != p.width) tile.stage_anew(ctx, traits);
   tile.lay_out(ctx, missed.elements);
   tile.load(ctx.lane, ctx.row.n);
   const uint32_t greater = result.above + result.inside;
@@ -71,6 +72,7 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
   restart_counts(ctx);
   job.ctx.set_length(missed.length);
   RegisterTile<T, kValues> tile(ctx, traits);
+  if (missed.elements != p.width) tile.stage_anew(ctx, traits);
   tile.lay_out(ctx, missed.elements);
   tile.load(ctx.lane, ctx.row.n);
   uint32_t key[kValues];

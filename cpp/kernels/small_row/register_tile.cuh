@@ -5,6 +5,7 @@
 #include "core/lane_mask.cuh"
 #include "core/output_writer.cuh"
 #include "core/row_context.cuh"
+#include "core/staged_row.cuh"
 #include "ptx/compare.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
@@ -74,11 +75,24 @@ struct RegisterTile {
     }
   }
 
-  // Waits for the loads, and puts -inf behind the row's end.
-  __device__ __forceinline__ void wait(int n, int lane) {
+  // Takes the row from shared memory, as far as it is staged there.
+  __device__ __forceinline__ void load(const StagedRow& staged) {
+    const int first = (threadIdx.x >> 5) * kVecs;
+    begin = first * kGroup;
+    int warp = first / staged.vecs, vec = first - warp * staged.vecs;
+#pragma unroll
+    for (int j = 0; j < kVecs; ++j) {
+      raw[j] = absent_vec<T>();
+      if (warp < kWarps) raw[j] = ptx::load_shared(staged.address(warp, 32 * vec + (threadIdx.x & 31)));
+      if (++vec == staged.vecs) vec = 0, ++warp;
+    }
+  }
+
+  // Waits for the loads, and puts -inf behind the row's end. `may_pass_end`: what was loaded may lie there.
+  __device__ __forceinline__ void wait(int n, int lane, bool may_pass_end = kLoadsEarly) {
     for_each_index(
         [&](int i) { bits[i] = __float_as_uint(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)); });
-    if (!kLoadsEarly || begin + kVecs * kGroup <= n) return;
+    if (!may_pass_end || begin + kVecs * kGroup <= n) return;
     const int left = n - begin - lane * kPerVec<T>;
     for_each_index([&](int i) {
       if (i / kPerVec<T> * kGroup + i % kPerVec<T> >= left) bits[i] = __float_as_uint(-INFINITY);

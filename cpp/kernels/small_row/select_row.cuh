@@ -15,6 +15,7 @@ namespace gvr_topk::small_row {
 
 struct alignas(128) SelectShared {
   RoundBins bins;
+  float next_window;  // what a cluster's first CTA leaves
   // [k] selected positions, in ascending order. Positions of a short row fit 16 bits.
   alignas(8) uint16_t staged[1];
 };

@@ -15,7 +15,8 @@
 //
 // The code inline in this kernel is that of an interval that holds the k-th key. Where it misses,
 // streaming/resolve_miss.cuh works on the buffered candidates, and streams the row once more if they are not
-// enough; `radix_fallback` takes the rest.
+// enough; `radix_fallback` takes the rest. A row much shorter than its buffer is left to the first CTA
+// (small_row/lead_row.cuh).
 #pragma once
 
 #include <algorithm>
@@ -23,6 +24,7 @@
 #include "core/guess.cuh"
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
+#include "small_row/lead_row.cuh"
 #include "streaming/async_pipeline.cuh"
 #include "streaming/count_and_emit.cuh"
 #include "streaming/resolve_miss.cuh"
@@ -33,6 +35,19 @@ inline size_t streaming_bytes(const LaunchTraits& traits, const SmemLayout& layo
   return std::max(shared_bytes(traits, layout),
                   fixed_bytes(traits.list_capacity(), kRingDepth) + layout.buffer_chunks * kChunkBytes);
 }
+
+// Brings the start of the row to L2 before the row's length is known, each CTA a part: a row much shorter
+// than its buffer is under way then, and a longer one has these elements read anyway.
+template <typename T>
+__device__ __forceinline__ void prefetch_row(const RowContext<T>& ctx) {
+  constexpr int kPrefetchBytes = 16384, kElements = kPrefetchBytes / sizeof(T);
+  const int begin = ctx.rank * kElements;
+  if (ctx.thread == kThreads - 32 && begin + kElements <= ctx.row.n) {
+    ptx::prefetch_to_l2(ctx.row.data + begin, kPrefetchBytes);
+  }
+}
+
+static_assert(small_row::kLedBytes <= fixed_bytes(0, kRingDepth) - fixed_bytes(0, 0));
 
 // `kProbes`: probes of the row by each thread, for the sample.
 template <typename T, int kProbes, Specialization kSpecialization>
@@ -50,22 +65,30 @@ __global__ void __launch_bounds__(kThreads, 1)
   StepState state = job.load_state_early(p, traits);
   __syncwarp();  // Without it the compiler issues the loads of the state behind those of the sample.
   // Second probes land in the candidate buffer, which is not used before the row is filtered.
-  RowProbe<T, kProbes> probe(ctx, traits, reinterpret_cast<uint4*>(buffer_storage(ctx, traits)));
+  uint4* const probes = reinterpret_cast<uint4*>(buffer_storage(ctx, traits));
+  RowProbe<T, kProbes> probe(ctx, traits, probes);
+  prefetch_row(ctx);
   job.load_state_late(p, traits, state);
   prepare_exchange(ctx);
   if (ctx.thread == 0) sm.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
   arrive_at_start(ctx);
   job.agree_on_length(p, traits);
-  if (job.is_short()) {
-    fallback::finish_short_row(p, launch_traits, layout, storage, job,
-                               !traits.has(LaunchTraits::kReadsState));
+  const bool is_led = is_led_row(Family::kStreaming, p.width, ctx.row.n, ctx.k);
+  if (job.is_short() || is_led) {
+    const bool sampled = !traits.has(LaunchTraits::kReadsState);
+    if (is_led && ctx.rank == 0) {
+      job.publish_state(p, traits, state);
+      const small_row::LedRow led{ctx.row.n, job.requested_slot,
+                                  static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
+                                  StagedRow{}, sampled};
+      small_row::lead_row<T, kOptions>(p, launch_traits, layout, storage, led);
+    } else {
+      fallback::finish_unselected_row(p, launch_traits, layout, storage, job, sampled);
+    }
     return;
   }
   // In a row much shorter than its buffer, few of the probed positions lie in the row: they are chosen again.
-  if (ctx.row.n <= p.width >> 2) {
-    ptx::wait_copies<0>();
-    probe.fetch(ctx, traits);
-  }
+  if (ctx.row.n <= p.width >> 2) probe.fetch_into(probes + (kProbes - 1) * kThreads, ctx, traits);
 
   const AsyncPipeline<T> pipeline = make_pipeline(ctx, traits);
   TileProducer<T> producer(pipeline);

@@ -1,0 +1,97 @@
+// Selects the top k of a row that is much shorter than its buffer: the first CTA of the cluster does, alone,
+// as the kernel of short rows would (small_row/select_row.cuh), while the others only take part in the
+// exchange.
+//
+// Another stream may be writing the length, so that CTAs of a cluster may have read different ones, and some
+// may be waiting for lists of this one. So this CTA sends what a CTA sends that finds its row too short,
+// before it selects. When it has selected, it looks at what the others have sent. If all have read the same
+// length, they have sent the same and have ended. If not, all CTAs know it from the same headers, and go on
+// together with `radix_fallback`.
+//
+// What selects lies in memory that only this CTA writes, not in its list: others store there if they have
+// read another length.
+#pragma once
+
+#include "fallback/radix_fallback.cuh"
+#include "small_row/select_row.cuh"
+
+namespace gvr_topk::small_row {
+
+constexpr size_t kLedBytes = select_bytes(kMaxLedK);
+
+// What the kernel knows of a row that its first CTA selects from.
+struct LedRow {
+  int length;
+  int requested_slot;
+  uint32_t memory;   // of kLedBytes, its offset in shared memory
+  StagedRow staged;  // what copies that this CTA has started will have put into shared memory
+  bool sampled;      // whether the CTAs exchange samples as well
+};
+
+template <typename T, int kValues, bool kOptions>
+__device__ __noinline__ void lead_row_in(const TopkParams& p, const LaunchTraits& launch_traits,
+                                         const SmemLayout& layout, unsigned char* storage, LedRow led) {
+  const LaunchTraits traits = launch_traits.out_of_line<kOptions>();
+  const KeyInterval everything = KeyInterval::everything();
+  // The row as its cluster has it. It is made again after the selection, because registers are short.
+  const auto of_cluster = [&] {
+    return RowJob<T, kOptions>(p, traits, layout, storage, led.requested_slot, led.length);
+  };
+  RowJob<T, kOptions> alone = of_cluster();
+  alone.ctx.rank = alone.ctx.log2_ctas = 0;
+  alone.ctx.ctas = 1;
+  const RowContext<T>& ctx = alone.ctx;
+  Shared& sm = *ctx.shared;
+  SelectShared& own = *reinterpret_cast<SelectShared*>(storage + led.memory);
+  PhaseClock clock(nullptr, 0, false);
+  RegisterTile<T, kValues> tile;
+  const bool staged = led.staged.vecs != 0;
+  if (!staged) {
+    RowView<T> row = ctx.row;  // Whole vectors are loaded as far as the buffer has them.
+    row.n = min((row.n + kPerVec<T> - 1) & -kPerVec<T>, p.width);
+    tile.load(row, false);
+  }
+  own.bins.clear(ctx.thread);
+  OutputWriter output = alone.output(p, traits);
+  output.keep(traits);
+  StepState* const next = alone.is_least_busy() ? alone.next_state_slot(p, traits, output) : nullptr;
+  __syncthreads();
+  if (traits.log2_ctas() > 0) {
+    const RowJob<T, kOptions> job = of_cluster();
+    ptx::cluster_wait();
+    if (led.sampled) send_sample(job.ctx, kAbsentKey);
+    store_to_peers(job.ctx, everything);
+  }
+  if (staged) {
+    ptx::wait_copies<0>();
+    __syncthreads();
+    tile.load(led.staged);
+  }
+  tile.wait(ctx.row.n, ctx.lane, true);
+  const float last_window = traits.has(LaunchTraits::kReadsState) ? sm.facts.state.z_score : kStateUnknown;
+  select_row(p, traits, alone, tile, own, output, last_window, next != nullptr ? &own.next_window : nullptr,
+             clock);
+  // All of a state is stored at once: rows that name one slot may be of both kinds.
+  if (next != nullptr) *next = StepState{own.next_window, 0.0f, 0.0f, 0};
+  ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
+  if (traits.log2_ctas() == 0) return;
+  const RowJob<T, kOptions> job = of_cluster();
+  ptx::barrier_wait(ptx::shared_address(&sm.counts_barrier), 0);
+  if (led.sampled) receive_samples(job.ctx);
+  if (read_headers(job.ctx, everything).agreed) return;
+  if (ctx.thread == 0) sm.at_or_above = sm.small_count = 0;
+  fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, storage, job.ctx, kGuessNone);
+}
+
+template <typename T, bool kOptions>
+__device__ __forceinline__ void lead_row(const TopkParams& p, const LaunchTraits& traits,
+                                         const SmemLayout& layout, unsigned char* storage,
+                                         const LedRow& led) {
+  if (values_of_led_row(led.length) == kValuesPerThread) {
+    lead_row_in<T, kValuesPerThread, kOptions>(p, traits, layout, storage, led);
+  } else {
+    lead_row_in<T, kWideValuesPerThread, kOptions>(p, traits, layout, storage, led);
+  }
+}
+
+}  // namespace gvr_topk::small_row
