@@ -14,7 +14,8 @@
 6. **emit** the selected positions in ascending order, of equal scores the smallest positions;
 7. leave a **state** for the next step.
 
-A row short enough for one CTA goes by a window of values (`gvr_topk.evaluation.shipped_small_row`).
+A row short enough for one CTA goes by a window of values (`gvr_topk.evaluation.shipped_small_row`). In a
+buffer so wide that a cluster was launched, the cluster's first CTA then selects alone.
 
 The result is the contract's (`gvr_topk.contract`) for every row and every state; the state decides only how
 much work it takes. The statistics are the kernels' (`gvr_topk.constants.StatsColumn`). Most functions have
@@ -66,7 +67,7 @@ from gvr_topk.evaluation.shipped_types import (
     Row,
     StepState,
 )
-from gvr_topk.policy import Plan, asks_for_hint, can_use_heuristic, parse_path
+from gvr_topk.policy import Plan, asks_for_hint, can_use_heuristic, parse_path, values_of_led_row
 
 Hint = npt.NDArray[np.integer]
 
@@ -159,7 +160,7 @@ def topk_step(
     >>> topk_step(torch.tensor([3.0, 1.0, 2.0, 3.0]), 2, plan(rows=1, width=4, k=2)).indices
     array([0, 3], dtype=int32)
     """
-    row = _checked_row(scores, k, plan, length, hint)
+    row = _selected_alone(_checked_row(scores, k, plan, length, hint))
     path = parse_path(plan.path)
     reads_state = state is not None and asks_for_hint(path) and row.width >= LANES
     last = state if state is not None and reads_state else UNKNOWN
@@ -168,15 +169,17 @@ def topk_step(
         return _short_result(row, reason, state)
     with np.errstate(all="ignore"):  # whatever rows and states hold, as on a GPU
         interval, source = None, GuessSource.NONE
-        if plan.family == "small_row":
+        if row.plan.family == "small_row":
             source = GuessSource.VALUE if reason is HintReason.USED else GuessSource.NONE
             outcome = _step_of_small_row(row, reason, state, last)
+            if row.plan is not plan and outcome.state is not None:  # Clusters store all of a state.
+                outcome = replace(outcome, state=StepState(outcome.state.first))
         elif path is Path.RADIX_ROUNDS:
             # CTAs agree on the length first, which is an exchange without a look at the row.
             outcome = radix_fallback(row, None, last, passes=1)
         else:
             moments = _moments(row, reads_state=reads_state)
-            if reads_state or plan.family == "fallback":
+            if reads_state or row.plan.family == "fallback":
                 interval = guess(row, reason, last, moments)
             else:
                 interval = guess_without_state(row)
@@ -278,6 +281,14 @@ def _moments(row: Row, *, reads_state: bool) -> Moments:
     if row.plan.family == "fallback":
         return UNKNOWN_MOMENTS
     return sample_moments(row) if reads_state else NO_SAMPLE
+
+
+def _selected_alone(row: Row) -> Row:
+    """The row as the kernel of short rows has it, if the first CTA of its cluster selects from it alone."""
+    values = values_of_led_row(row.plan, width=row.width, length=row.length, k=row.k)
+    if values == 0:
+        return row
+    return replace(row, plan=replace(row.plan, family="small_row", ctas_per_row=1, values_per_thread=values))
 
 
 def _step_of_small_row(row: Row, reason: HintReason, state: StepState | None, last: StepState) -> Outcome:

@@ -515,3 +515,27 @@ def test_a_stream_keeps_what_is_not_dense():
     masked = replace(row, values=np.where(row.values > 2, row.values, F(-np.inf)))
     assert resolve.is_buffered(masked, types.KeyInterval(types.KEY_LEAST_FINITE, high))
     assert not resolve.is_buffered(masked, types.KeyInterval(low, high))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ["resident", "streaming of 2"])
+def test_a_row_much_shorter_than_its_buffer_is_selected_from_by_one_cta(shape, dtype):
+    """It does as in a buffer of its own width, but for the state, all of which is stored."""
+    width, k, made = plan_of(shape, dtype)
+    length = 9000
+    own = plan(rows=1, width=length, k=k, dtype=dtype)
+    assert own.family == "small_row"
+    wide = narrow = types.StepState(F(-0.5), F(1.5), F(0.1), 7)
+    for scores in chain(width, 0.97, seed=6, steps=4, dtype=dtype):
+        result = topk_step(scores, k, made, length=length, state=wide)
+        wanted = topk_step(scores[:length], k, own, state=narrow)
+        np.testing.assert_array_equal(result.indices, oracle(scores, k, length))
+        np.testing.assert_array_equal(result.indices, wanted.indices)
+        assert result.stats == wanted.stats and result.interval is None
+        wide, narrow = result.state, wanted.state
+        assert wide == types.StepState(narrow.first)
+    # One element more, and the cluster shares the row: it finds no state that it knows.
+    longer = chain(width, 0.97, seed=6, steps=1, dtype=dtype)[0]
+    result = topk_step(longer, k, made, length=16_385, state=wide)
+    np.testing.assert_array_equal(result.indices, oracle(longer, k, 16_385))
+    assert result.stats.reason is HintReason.FIRST_STEP and result.state.is_known

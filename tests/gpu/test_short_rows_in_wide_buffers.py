@@ -1,0 +1,253 @@
+"""Rows much shorter than their buffer, as CUDA graphs that are captured for the longest row have them.
+
+The first CTA of a cluster selects from those alone that one CTA holds; the others share a row whatever its
+buffer. Lengths lie around every bound between the two, and grow and shrink across them from step to step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from oracle import (
+    POISON,
+    call,
+    new_state,
+    new_stats,
+    run,
+    run_forced,
+    words,
+    wrong_dropped_rows,
+    wrong_rows,
+)
+from torch import Tensor
+
+from gvr_topk.constants import HintReason, StatsColumn
+from gvr_topk.contract import DTYPES
+from gvr_topk.cpu import to_slots
+from gvr_topk.evaluation.shipped_reference import topk_step
+from gvr_topk.evaluation.shipped_types import StepState
+from gvr_topk.evaluation.synthetic import adversarial_rows
+from gvr_topk.ops import launch
+from gvr_topk.policy import plan, values_of_led_row
+from gvr_topk.state import TopkState
+
+K = 2048
+LIMIT = 16_384
+"""Longest row that the first CTA selects from alone."""
+WIDTHS = (32_769, 131_072, 163_848, 1 << 20)
+"""The first of rows off alignment, the third of warps that hold unequal parts."""
+LENGTHS = (
+    K, K + 1, 4096, 8191, 8192, 8193, LIMIT - 1, LIMIT, LIMIT + 1, 16_390, 20_000, 32_768,
+)  # fmt: skip
+
+
+def noise(rows: int, width: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    draw = torch.Generator(device="cuda").manual_seed(seed + width)
+    return torch.randn(rows, width, device="cuda", generator=draw).to(dtype)
+
+
+def int32(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def hide_ends(logits: Tensor, lengths: Tensor) -> Tensor:
+    """What lies behind each row's end becomes NaN, which a kernel that counts it would rank first."""
+    position = torch.arange(logits.shape[1], device="cuda")
+    return logits.masked_fill(position >= lengths[:, None], torch.nan)
+
+
+def lengths_for(rows: int, step: int) -> Tensor:
+    """A length for each row; another step takes others of them."""
+    return int32([LENGTHS[(row + step) % len(LENGTHS)] for row in range(rows)])
+
+
+def test_the_limit_is_the_policy_s() -> None:
+    made = plan(rows=1, width=131_072, k=K)
+    led = [n for n in range(1, 40_000) if values_of_led_row(made, width=131_072, length=n, k=K)]
+    assert led == list(range(K + 1, LIMIT + 1))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 8, 64])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_lengths_that_change_from_step_to_step(width: int, rows: int, dtype: torch.dtype) -> None:
+    state = new_state(rows + 3, K, keep_indices=True)
+    assert state.indices is not None
+    slots = (torch.arange(rows, device="cuda") + 3).flip(0).to(torch.int32)
+    logits = noise(rows, width, dtype)
+    for step in range(len(LENGTHS) if rows == 1 else 5):
+        lengths = lengths_for(rows, step)
+        shown = hide_ends(logits + 0.01 * noise(rows, width, dtype, seed=step), lengths)
+        counts = torch.full((rows,), POISON, dtype=torch.int32, device="cuda")
+        got = run(shown, lengths, K, state=state, row_slot=slots, counts=counts)
+        assert wrong_rows(got, shown, lengths, K) == [], step
+        assert torch.equal(counts, lengths.clamp(max=K))
+        assert torch.equal(state.indices[slots.long()], got)
+
+
+@pytest.mark.parametrize("path", ["auto", "no_hint"])
+@pytest.mark.parametrize("k", [1, 7, 512, 2047, 2048, 2049, 5000])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_k(width: int, k: int, path: str) -> None:
+    lengths = int32([k, k + 1, 4096, LIMIT, LIMIT + 1, width, 0, -3])
+    logits = hide_ends(noise(8, width), lengths)
+    state = new_state(8, k)
+    for _ in range(3):
+        got = run(logits, lengths, k, path=path, state=state)
+        assert wrong_rows(got, logits, lengths, k) == []
+    assert wrong_rows(run(logits, lengths, k, path=path), logits, lengths, k) == []
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+@pytest.mark.parametrize("ctas", [2, 4, 8, 16])
+def test_forced_clusters(ctas: int, rows: int) -> None:
+    """Parts of the first CTA that end before the row, at its end and behind it."""
+    for width in (16_388, 40_000, 65_536, 131_072, 262_144, 262_148):
+        lengths = lengths_for(rows, ctas).clamp(max=width)
+        logits = hide_ends(noise(rows, width), lengths)
+        state = new_state(rows, K)
+        for _ in range(2):
+            got = run_forced(logits, lengths, K, ctas, state=state)
+            assert wrong_rows(got, logits, lengths, K) == [], width
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [131_072, 1 << 20])
+@pytest.mark.parametrize("length", [3000, 8192, LIMIT])
+def test_hard_rows(length: int, width: int, dtype: torch.dtype) -> None:
+    kinds = adversarial_rows(length, K, seed=length)
+    logits = torch.full((len(kinds), width), torch.nan, device="cuda", dtype=dtype)
+    for row, scores in enumerate(kinds.values()):
+        logits[row, :length] = torch.from_numpy(scores).to("cuda").to(dtype)
+    lengths = int32([length] * len(kinds))
+    state = new_state(len(kinds), K)
+    for _ in range(3):
+        got = run(logits, lengths, K, state=state)
+        assert wrong_rows(got, logits, lengths, K) == []
+
+
+@pytest.mark.parametrize("fill", [-torch.inf, torch.inf, torch.nan, 0.0])
+@pytest.mark.parametrize("share", [0.5, 0.95, 1.0])
+@pytest.mark.parametrize("width", [131_072, 1 << 20])
+def test_masked_rows(width: int, share: float, fill: float) -> None:
+    lengths = lengths_for(12, 0)
+    logits = noise(12, width)
+    draw = torch.Generator(device="cuda").manual_seed(1)
+    logits = logits.masked_fill(torch.rand(logits.shape, device="cuda", generator=draw) < share, fill)
+    logits = hide_ends(logits, lengths)
+    state, dropping = new_state(12, K), new_state(12, K)
+    for _ in range(3):
+        got = run(logits, lengths, K, state=state)
+        assert wrong_rows(got, logits, lengths, K) == []
+        counts = torch.full((12,), POISON, dtype=torch.int32, device="cuda")
+        got = run(logits, lengths, K, state=dropping, drop_masked=True, counts=counts)
+        assert wrong_dropped_rows(got, logits, lengths, K) == []
+        assert torch.equal(counts, (got >= 0).sum(dim=1).to(torch.int32))
+
+
+@pytest.mark.parametrize("width", [131_072, 1 << 20])
+def test_pages_drafts_and_shared_slots(width: int) -> None:
+    """Two rows to a request, slots that several requests name, and positions beside cache slots."""
+    requests, next_n, page_size = 8, 2, 64
+    rows = requests * next_n
+    lengths = int32([K + 1, K + 2, 4096, 8193, LIMIT, LIMIT + 1, LIMIT + 2, 40_000])
+    logits = noise(rows, width)
+    draw = torch.Generator(device="cuda").manual_seed(2)
+    shape = (requests, width // page_size)
+    table = torch.randint(0, 1 << 20, shape, dtype=torch.int32, device="cuda", generator=draw)
+    row_slot = int32([0, 0, 1, 1, 1, 1, 2, 2, -1, -1, 3, 3, 3, 3, 0, 0])
+    state = new_state(4, K, keep_indices=True)
+    assert state.indices is not None
+    for _ in range(3):
+        slots = torch.full((rows, K), POISON, dtype=torch.int32, device="cuda")
+        stats = new_stats(rows)
+        got = run(
+            logits, lengths, K, next_n=next_n, state=state, row_slot=row_slot, page_table=table,
+            page_size=page_size, slots=slots, stats=stats,
+        )  # fmt: skip
+        assert wrong_rows(got, logits, lengths, K, next_n) == []
+        wanted = to_slots(got.cpu(), table.cpu(), page_size, next_n)
+        assert torch.equal(slots.cpu(), wanted)
+        assert torch.equal(state.indices, got[[15, 5, 7, 13]])
+        assert stats[8:10, StatsColumn.REASON].tolist() == [HintReason.NO_SLOT] * 2
+
+
+@pytest.mark.parametrize("keep_indices", [False, True])
+@pytest.mark.parametrize("rows", [1, 8, 64, 128])
+@pytest.mark.parametrize("width", [131_072, 1 << 20])
+def test_graph_replay_with_changed_lengths(width: int, rows: int, keep_indices: bool) -> None:
+    if rows * width > 1 << 26:
+        pytest.skip("such rows are in the other tests")
+    logits, scores = noise(rows, width), noise(rows, width, seed=1)
+    lengths = lengths_for(rows, 0)
+    state = new_state(rows, K, keep_indices=keep_indices)
+    slots = torch.arange(rows, dtype=torch.int32, device="cuda")
+    out = torch.empty(rows, K, dtype=torch.int32, device="cuda")
+    arguments = call(logits, lengths, out, state=state, row_slot=slots)
+    launch(arguments)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch(arguments)
+    for step in range(14):
+        lengths.copy_(lengths_for(rows, step) if step != 9 else int32([width] * rows))
+        logits.copy_(hide_ends(scores + 0.01 * step, lengths))
+        out.fill_(POISON)
+        graph.replay()
+        assert wrong_rows(out, logits, lengths, K) == [], step
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [2500, 8192, LIMIT])
+@pytest.mark.parametrize(("width", "rows"), [(131_072, 1), (131_072, 8), (1 << 20, 1), (1 << 20, 64)])
+def test_statistics_and_states_are_those_of_a_short_row(
+    width: int, rows: int, length: int, dtype: torch.dtype
+) -> None:
+    """The window is exact arithmetic: all of the statistics agree with the model's, and all of the state."""
+    device = torch.cuda.get_device_properties(0)
+    made = plan(
+        rows=rows, width=width, k=K, dtype=dtype, sm_count=device.multi_processor_count,
+        arch=10 * device.major + device.minor,
+    )  # fmt: skip
+    assert values_of_led_row(made, width=width, length=length, k=K) == (16 if length <= 8192 else 32)
+    left, base = words(rows), noise(rows, width, dtype)
+    lengths, used = int32([length] * rows), 0
+    for step in range(5):
+        logits = hide_ends(base + 0.02 * noise(rows, width, dtype, seed=step), lengths)
+        before, stats = left.clone(), new_stats(rows)
+        got = run(logits, lengths, K, state=TopkState.of(left, None, K), stats=stats)
+        for row in (0, rows - 1):
+            want = topk_step(logits[row], K, made, length=length, state=StepState.of_tensor(before[row]))
+            np.testing.assert_array_equal(got[row].cpu().numpy(), want.indices)
+            assert tuple(stats[row].tolist()) == want.stats.columns()
+            assert want.state is not None
+            assert torch.equal(left[row].cpu().view(torch.int32), want.state.tensor().view(torch.int32))
+            used += want.stats.guess_hit
+    assert used > 0 or dtype != torch.float32
+
+
+def test_lengths_that_another_stream_rewrites() -> None:
+    """CTAs of a cluster may read different lengths: the launch ends, and writes its own results alone."""
+    rows, width = 8, 131_072
+    logits = noise(rows, width)
+    lengths = int32([LIMIT] * rows)
+    choices = [int32([n] * rows) for n in (LIMIT, 60_000, 100, LIMIT + 1, width, 4096)]
+    guarded = torch.full((rows, K + 8), POISON, dtype=torch.int32, device="cuda")
+    out: Any = guarded[:, :K]
+    state = new_state(rows, K)
+    arguments = call(logits, lengths, out, state=state)
+    other = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for _ in range(300):
+        with torch.cuda.stream(other):
+            for chosen in choices:
+                lengths.copy_(chosen)
+        launch(arguments)
+        launch(arguments)
+    torch.cuda.synchronize()
+    assert bool((guarded[:, K:] == POISON).all())
+    launch(arguments)
+    assert wrong_rows(out, logits, lengths, K) == []
