@@ -160,7 +160,7 @@ def ours(name: str) -> Implementation:
         groups = MEASURED.get(name)
         if groups is not None and cell.group not in groups:
             return f"measured in the groups {', '.join(groups)}"
-        return why_refused(variant, cell.batch, cell.n, cell.k, DTYPES[cell.dtype])
+        return why_refused(variant, cell.batch, max(cell.n, cell.width), cell.k, DTYPES[cell.dtype])
 
     return Implementation(name, refuse, lambda chain: prepare_ours(chain, variant))
 

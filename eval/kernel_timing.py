@@ -162,6 +162,7 @@ def gaussian_chain(
     seed: int = 0,
     shift: int = 0,
     octaves: float = 0.0,
+    width: int = 0,
     timed: int | None = None,
     change: Callable[[Tensor, torch.Generator], Tensor] | None = None,
 ) -> Chain:
@@ -184,6 +185,8 @@ def gaussian_chain(
     octaves : float
         The scale of each row of each step is 2 to the power of a uniform number from ``-octaves`` to
         ``octaves``.
+    width : int
+        Columns of the buffers, where they are wider than the rows; 0: as wide as rows need.
     timed : int, optional
         Steps that are timed; default: as many as `steps_for` says.
     change : callable, optional
@@ -193,7 +196,7 @@ def gaussian_chain(
     generator = torch.Generator(device).manual_seed(seed)
     if timed is None:
         timed = steps_for(n * batch * dtype.itemsize, device)
-    logits = nan_rows(LEAD + timed, batch, n, dtype, device)
+    logits = nan_rows(LEAD + timed, batch, max(n, width), dtype, device)
     current = torch.randn(batch, n, device=device, generator=generator)
     chunk = max(1, GENERATED_ELEMENTS // (batch * n))
     for first in range(0, len(logits), chunk):

@@ -59,6 +59,12 @@ SCALE_SHAPES = ((131072, 1), (8192, 1), (70690, 1))
 MASK_SHAPES = ((32768, 1), (131072, 1), (1048576, 1), (131072, 64))
 """Length and batch of masked rows."""
 
+WIDE_LENGTHS = (8192, 65536)
+WIDE_BATCHES = (1, 8, 64)
+WIDE_BUFFERS = (0, 131072, 1048576)
+"""Rows in buffers as wide as the longest that an engine admits: lengths, batches, and columns of the buffers,
+of which 0 stands for the row's own."""
+
 PREFILL_TRACE_ROWS = 2048
 """Rows of a chunk of real rows: the rows of a trace, again and again in their order."""
 
@@ -76,8 +82,8 @@ class Cell:
     Attributes
     ----------
     group : str
-        Part of the benchmark: main, hint, trace, engine, layer, scale, mask, adversarial, k, v4, dtype or
-        prefill.
+        Part of the benchmark: main, hint, trace, engine, layer, scale, mask, adversarial, k, v4, dtype,
+        wide_buffers or prefill.
     n, batch, k : int
         Row length, rows per launch, items per row.
     dtype : str
@@ -90,6 +96,8 @@ class Cell:
         Share of variance that survives a step, of Gaussian rows and those made of them.
     shift : int
         Positions by which scores move from step to step, and the hint's offset.
+    width : int
+        Columns of the buffer, of which captured CUDA graphs have more than a row; 0: the row's own.
     """
 
     group: str
@@ -100,13 +108,15 @@ class Cell:
     rows: str = "gauss"
     keep: float = KEEP
     shift: int = 0
+    width: int = 0
 
     @property
     def key(self) -> str:
         """Every field but the group, as text: ``n70690 b1 k2048 fp32 gauss keep0.9``."""
         kind = f"{self.rows} keep{self.keep:g}" if self.rows in ("gauss", "scale") else self.rows
         shifted = f" shift{self.shift}" if self.shift else ""
-        return f"n{self.n} b{self.batch} k{self.k} {self.dtype} {kind}{shifted}"
+        buffer = f" in{self.width}" if self.width else ""
+        return f"n{self.n} b{self.batch} k{self.k} {self.dtype} {kind}{shifted}{buffer}"
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -218,6 +228,14 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
         for batch in V4_BATCHES
     ]
     cells += [Cell("adversarial", 131072, rows=f"adversarial:{name}") for name in ADVERSARIAL]
+    own = {(cell.n, cell.batch) for cell in main}
+    cells += [
+        Cell("wide_buffers", n, batch, width=width)
+        for n in WIDE_LENGTHS
+        for batch in WIDE_BATCHES
+        for width in WIDE_BUFFERS
+        if width or (n, batch) not in own
+    ]
     for batch in (1, 64):
         cells += [Cell("k", n, batch, k) for k in (512, 1024) for n in (8192, 70690, 262144)]
         cells += [
@@ -263,6 +281,7 @@ def make_chain(
             seed=seed,
             shift=cell.shift,
             octaves=OCTAVES if kind == "scale" else 0.0,
+            width=cell.width,
             change=None if mask is None else functools.partial(mask, k=cell.k),
         )
     if kind == "causal":
