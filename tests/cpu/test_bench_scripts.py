@@ -128,6 +128,15 @@ class TestCells:
         assert main == {(n, batch) for n in LENGTHS for batch in BATCHES}
         assert set(LIMITS) <= main
 
+    def test_rows_in_wide_buffers_are_those_of_narrow_ones(self) -> None:
+        cells = [cell for cell in all_cells() if cell.group == "wide_buffers"]
+        assert {cell.width for cell in cells} == {0, 131072, 1048576}
+        assert all(cell.key.endswith(f" in{cell.width}") for cell in cells if cell.width)
+        own, wide = (make_chain(Cell("wide_buffers", 300, k=16, width=at), device="cpu") for at in (0, 1024))
+        assert own.logits.shape[2] == 304 and wide.logits.shape[2] == 1024
+        assert torch.equal(own.logits[..., :300], wide.logits[..., :300])
+        assert bool(wide.logits[..., 300:].isnan().all()) and torch.equal(own.lengths, wide.lengths)
+
     def test_files_add_a_cell_each(self) -> None:
         sources = Sources([LayerGenerator(20, 4000, 6)], [EngineRows("e", (torch.zeros(8, 65559),))])
         cells = [cell for cell in all_cells(sources) if cell.group in ("trace", "engine")]
