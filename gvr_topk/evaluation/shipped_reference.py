@@ -56,7 +56,13 @@ from gvr_topk.evaluation.shipped_resolve_miss import (
 )
 from gvr_topk.evaluation.shipped_sample import guess_by_row
 from gvr_topk.evaluation.shipped_select import count_and_list, emit, exchange
-from gvr_topk.evaluation.shipped_small_row import held_row, known_window, narrow_keys, try_predicted_window
+from gvr_topk.evaluation.shipped_small_row import (
+    held_row,
+    known_window,
+    narrow_keys,
+    shared_state,
+    try_predicted_window,
+)
 from gvr_topk.evaluation.shipped_types import (
     KEY_LEAST_FINITE,
     KEY_MOST_FINITE,
@@ -180,7 +186,7 @@ def topk_step(
         else:
             moments = _moments(row, reads_state=reads_state)
             if reads_state or row.plan.family == "fallback":
-                interval = guess(row, reason, last, moments)
+                interval = guess(row, reason, shared_state(last), moments)
             else:
                 interval = guess_without_state(row)
             source = interval.source
@@ -222,7 +228,7 @@ def gate(row: Row, path: Path, last: StepState, *, has_state: bool) -> HintReaso
         enabled=asks_for_hint(path),
         has_state=has_state,
         aligned=row.width >= LANES,
-        known=known_window(last) is not None if is_small else last.is_known,
+        known=known_window(last) is not None if is_small else shared_state(last).is_known,
     ).code
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gvr_topk.constants import STATE_UNKNOWN
+from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY
 from gvr_topk.contract import KEY_NAN
 from gvr_topk.evaluation.shipped_predictor import fma
 from gvr_topk.evaluation.shipped_resolve_miss import Outcome
@@ -104,6 +104,22 @@ def known_window(state: StepState) -> ValueWindow | None:
     if first < 0 and first > F(-(2.0**126)) and first != F(STATE_UNKNOWN):
         return ValueWindow(_bits_of(first))
     return None
+
+
+def shared_state(state: StepState) -> StepState:
+    """What a cluster predicts from that shares the row.
+
+    Where the row has been short, that is the k-th value that its window lies around: a quarter of the radius
+    reaches over as many elements as other predictions list.
+    """
+    window = known_window(state)
+    if window is None:
+        return state
+    radius = _float_of(window.exponent)
+    with np.errstate(all="ignore"):  # whatever the state holds, as on a GPU
+        half_width = F(radius * F(0.25))
+        value = F(F(window.centre) * F(radius / F(UNITS)))
+    return StepState(F(STATE_VALUE_ONLY), value, half_width, _bits_of(half_width) >> 16 | 1)
 
 
 def window_around(kth: np.float32, radius: np.float32) -> np.float32:

@@ -184,7 +184,7 @@ def test_hints_change_one_column_alone(shape):
 
 
 def test_the_gate_names_its_reason():
-    """The gate decides, by what was read; a short row goes by windows, others by what they know."""
+    """The gate decides, by what was read; a short row goes by windows alone, others by them, too."""
     known = types.StepState(F(STATE_VALUE_ONLY), F(1.5), F(0.1), 0x3D803D81)
     window = types.StepState(F(-0.5))
     for shape, used, other in (
@@ -200,7 +200,8 @@ def test_the_gate_names_its_reason():
             return topk_step(scores, k, made, state=state, **options).stats.reason
 
         assert reason(used) is HintReason.USED
-        assert reason(other) is reason(types.UNKNOWN) is HintReason.FIRST_STEP
+        assert reason(other) is (HintReason.FIRST_STEP if other is known else HintReason.USED)
+        assert reason(types.UNKNOWN) is HintReason.FIRST_STEP
         assert reason(None) is HintReason.NO_STATE
         assert reason(used, length=k) is HintReason.SHORT_ROW
         unread = plan(rows=1, width=width, k=k, ctas_per_row=made.ctas_per_row, path="no_hint")
@@ -229,7 +230,7 @@ def test_any_number_from_48_on_predicts(shape):
             assert result.interval == interval
         else:
             assert result.interval.source == GuessSource.VALUE and result.stats.guess_hit
-    for first in (np.nextafter(F(least), F(0)), 0.5, 0.0, -0.5, STATE_UNKNOWN, -math.inf, math.nan):
+    for first in (np.nextafter(F(least), F(0)), 0.5, 0.0, STATE_UNKNOWN, -math.inf, math.nan):
         result = topk_step(scores, k, made, state=types.StepState(F(first), kth, F(0.1), 0x3D803D81))
         assert result.stats.reason is HintReason.FIRST_STEP
         assert result.stats.guess == GuessSource.ROW_SAMPLE
@@ -534,8 +535,21 @@ def test_a_row_much_shorter_than_its_buffer_is_selected_from_by_one_cta(shape, d
         assert result.stats == wanted.stats and result.interval is None
         wide, narrow = result.state, wanted.state
         assert wide == types.StepState(narrow.first)
-    # One element more, and the cluster shares the row: it finds no state that it knows.
-    longer = chain(width, 0.97, seed=6, steps=1, dtype=dtype)[0]
-    result = topk_step(longer, k, made, length=16_385, state=wide)
-    np.testing.assert_array_equal(result.indices, oracle(longer, k, 16_385))
-    assert result.stats.reason is HintReason.FIRST_STEP and result.state.is_known
+
+
+@pytest.mark.parametrize("shape", ["resident", "resident of 16", "streaming", "streaming of 2"])
+def test_a_row_that_the_cluster_comes_to_share_is_predicted_from_its_window(shape):
+    """Where it grows past what one CTA selects from, it goes by the window around the last k-th value."""
+    width, k, made = plan_of(shape)
+    state = types.UNKNOWN
+    for step, scores in enumerate(chain(width, 0.99, seed=7, steps=10, dtype=torch.float32)):
+        length = 16_384 - 8 + step
+        result = topk_step(scores, k, made, length=length, state=state)
+        np.testing.assert_array_equal(result.indices, oracle(scores, k, length))
+        assert (result.interval is None) == (length <= 16_384)
+        assert result.stats.reason is (HintReason.USED if step else HintReason.FIRST_STEP)
+        if length > 16_384:
+            assert result.stats.guess == GuessSource.VALUE and result.stats.guess_hit
+            assert result.stats.candidates <= 3500 and result.state.is_known
+        state = result.state
+    assert length == 16_385

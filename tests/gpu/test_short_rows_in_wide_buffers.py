@@ -24,7 +24,7 @@ from oracle import (
 )
 from torch import Tensor
 
-from gvr_topk.constants import HintReason, StatsColumn
+from gvr_topk.constants import STATE_UNKNOWN, GuessSource, HintReason, StatsColumn
 from gvr_topk.contract import DTYPES
 from gvr_topk.cpu import to_slots
 from gvr_topk.evaluation.shipped_reference import topk_step
@@ -227,6 +227,29 @@ def test_statistics_and_states_are_those_of_a_short_row(
             assert torch.equal(left[row].cpu().view(torch.int32), want.state.tensor().view(torch.int32))
             used += want.stats.guess_hit
     assert used > 0 or dtype != torch.float32
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 8, 64])
+@pytest.mark.parametrize("width", [40_960, 131_072, 1 << 20])
+def test_rows_that_grow_past_the_limit_stay_predicted(width: int, rows: int, dtype: torch.dtype) -> None:
+    """The first step that the cluster shares goes by the window that the last short one has left."""
+    base, left = noise(rows, width, dtype), words(rows)
+    for step in range(12):
+        length = LIMIT - 6 + step
+        lengths = int32([length] * rows)
+        logits = hide_ends(base + 0.01 * noise(rows, width, dtype, seed=1 + step), lengths)
+        before, stats = left.clone(), new_stats(rows)
+        got = run(logits, lengths, K, state=TopkState.of(left, None, K), stats=stats)
+        assert wrong_rows(got, logits, lengths, K) == [], length
+        windows = (before[:, 0] < 0) & (before[:, 0] != STATE_UNKNOWN)
+        if length == LIMIT + 1:  # 16-bit rows may leave no window, where many scores equal the k-th
+            assert bool(windows.all()) or dtype != torch.float32
+            seen = stats[windows]
+            assert bool((seen[:, StatsColumn.REASON] == HintReason.USED).all())
+            assert bool((seen[:, StatsColumn.GUESS] == GuessSource.VALUE).all())
+            hits = int(seen[:, StatsColumn.GUESS_HIT].sum())
+            assert hits >= 0.9 * len(seen) or dtype != torch.float32
 
 
 def test_lengths_that_another_stream_rewrites() -> None:

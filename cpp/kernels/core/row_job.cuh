@@ -346,7 +346,7 @@ struct RowJob {
                                          int rounds) const {
     if (!writer || !traits.has(LaunchTraits::kStats)) return;
     const int hits = hint(p, traits).prior != nullptr ? static_cast<int>(ctx.shared->at_or_above) : -1;
-    const HintReason reason = hint_reason(p, traits, is_known(ctx.shared->facts.state));
+    const HintReason reason = hint_reason(p, traits, is_known(shared_state(ctx.shared->facts.state)));
     write_stats(stats_of(p, traits, row), reason, passes, static_cast<int>(inside), snaps, hits,
                 static_cast<int>(source), guess_hit, rounds);
   }

@@ -31,6 +31,26 @@ __device__ __forceinline__ bool is_z_score(float z_score) {
   return fabsf(z_score - kStateZScoreOrigin) <= kStateMaxZScore;
 }
 
+// Whether the first number of a state is the packed window of a short row: a negative number whose bits
+// behind the sign are the exponent of the window's radius, a power of two, and its centre in kWindowUnits of
+// the radius (small_row/value_window.cuh). Radii of 2^127 and more have no scale.
+constexpr int kWindowUnits = 64;
+__device__ __forceinline__ bool is_window(float first) {
+  return first < 0.0f && first > -0x1p126f && first != kStateUnknown;
+}
+
+// What a cluster predicts from that shares the row. Where the row has been short, that is the k-th value that
+// its window lies around. A window has about an element for each of its 2048 bins, so that a quarter of its
+// radius reaches over as many elements as other predictions list.
+__device__ __forceinline__ StepState shared_state(const StepState& state) {
+  if (!is_window(state.z_score)) return state;
+  const uint32_t bits = __float_as_uint(state.z_score);
+  const float radius = __uint_as_float(bits & 0x7f800000u), half_width = 0.25f * radius;
+  const float centre = static_cast<float>(static_cast<int>(bits << 9) >> 9);
+  const uint32_t packed_errors = __float_as_uint(half_width) >> 16 | 1;
+  return StepState{kStateValueOnly, centre * (radius / kWindowUnits), half_width, packed_errors};
+}
+
 // Whether kernels whose rows are shared by a cluster can predict from a state. The kinds they write are
 // ordered, and numbers between them predict something as well, for any content is safe. False for NaN.
 __device__ __forceinline__ bool is_known(const StepState& state) {

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Guess. The loads of the row are under way meanwhile.
   Tile<T> tile;
   if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
-  state = ctx.shared->facts.state;
+  state = shared_state(ctx.shared->facts.state);
   const KeyInterval interval =
       guess(ctx, job.hint_reason(p, traits, is_known(state)), state, Moments::unknown());
   clock.stamp();

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   KeyInterval interval;
   bool sampled = true;  // If false, only the next step needs the moments, and they are taken later.
   if (traits.has(LaunchTraits::kReadsState)) {
-    state = ctx.shared->facts.state;
+    state = shared_state(ctx.shared->facts.state);
     sampled = !uses_value(state);
     if (sampled) {
       ptx::wait_copies<1>();

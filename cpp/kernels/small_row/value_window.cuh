@@ -13,7 +13,7 @@ namespace gvr_topk::small_row {
 // The window is packed into one negative float, which no z-score and no share is. The exponent is that of the
 // window's radius, a power of two; the mantissa is the centre in 64ths of the radius.
 struct ValueWindow {
-  static constexpr int kUnits = 64, kMostCentre = 1 << 22;
+  static constexpr int kUnits = kWindowUnits, kMostCentre = 1 << 22;
   static constexpr uint32_t kExponent = 0x7f800000u, kMantissa = 0x007fffffu, kSign = 0x80000000u;
   static constexpr uint32_t kLowestExponent = 1u << 23;
 
@@ -27,10 +27,7 @@ struct ValueWindow {
     bias = fmaf(static_cast<float>(centre), 0.5f / kUnits, 0.5f);
   }
 
-  // Radii of 2^127 and more have no scale.
-  __device__ __forceinline__ static bool is_known(float left) {
-    return left < 0.0f && left > -0x1p126f && left != kStateUnknown;
-  }
+  __device__ __forceinline__ static bool is_known(float left) { return is_window(left); }
 
   // The bin of a value, plus first_bin(). A greater value, and NaN, lies in no lower bin. Everything above
   // the window falls into the last bin, everything below into the first.

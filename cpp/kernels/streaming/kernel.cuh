@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     ptx::wait_copies<kRingDepth>();
     job.publish_state(p, traits, state);
     moments = Moments(ctx, probe);  // Its barrier publishes the state, too.
-    state = sm.facts.state;
+    state = shared_state(sm.facts.state);
     if (ctx.ctas > 1) ptx::cluster_wait();
     interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
   } else {
