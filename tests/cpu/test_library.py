@@ -127,6 +127,7 @@ def test_policy_library_needs_only_the_c_runtime() -> None:
     assert {name for name in exported if not name.startswith("_")} == {
         "gvr_topk_can_use_heuristic",
         "gvr_topk_make_plan",
+        "gvr_topk_values_of_led_row",
     }
 
 
