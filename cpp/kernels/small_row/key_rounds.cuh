@@ -41,7 +41,7 @@ __device__ __forceinline__ RankedRange narrow_keys(const RowContext<T>& ctx, con
     __syncthreads();
   };
   // The longest rows count inside the loop, or their registers would be spilled.
-  constexpr bool kBeforeLoop = Tile::kCount <= kWideValuesPerThread;
+  constexpr bool kBeforeLoop = Tile::kSize <= kWideValuesPerThread;
   if constexpr (kBeforeLoop) count(bins.set[rounds & 1], 0, kBins);
 #pragma unroll 1
   while (true) {

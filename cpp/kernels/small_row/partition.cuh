@@ -141,14 +141,9 @@ __device__ __forceinline__ void select_ties(const RowContext<T>& ctx, const Tile
   const uint32_t ties_before = min(packed >> 16, split.rank);
   before = (packed & 0xffffu) + ties_before;
   const uint32_t left = split.rank - ties_before;
-  uint32_t passed = 0;
-#pragma unroll
-  for (int w = 0; w < Tile::kWords; ++w) {
-    passed += for_each_in_order<T>(single_bits(split.inside.word[w]), kVecsOfTile<T>, ctx.lane,
-                                   [&](int bit, uint32_t rank) {
-                                     if (passed + rank < left) split.above.word[w] |= 1u << 2 * bit;
-                                   });
-  }
+  tile.for_each_in_order_of(split.inside, ctx.lane, [&](int word, int bit, uint32_t rank) {
+    if (rank < left) split.above.word[word] |= 1u << 2 * bit;
+  });
 }
 
 }  // namespace gvr_topk::small_row

@@ -13,6 +13,39 @@
 
 namespace gvr_topk::small_row {
 
+// The mask of the keys for which set_bit(sum, key, bit) adds its bit to the sum. for_each(visit) calls
+// visit(index) for the keys that count.
+template <int kValues, typename ForEach, typename Mark>
+__device__ __forceinline__ auto mask_of_keys(const uint32_t (&keys)[kValues], ForEach for_each,
+                                             Mark set_bit) {
+  constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
+  constexpr int kHalf = kValuesPerThread / 2;
+  ptx::BitAccumulator accumulators[kWords];
+  for_each([&](int i) {
+    set_bit(accumulators[i / kValuesPerThread].sums[i / kHalf % 2], keys[i], 1u << 2 * (i % kHalf));
+  });
+  LaneMask<kWords> mask;
+#pragma unroll
+  for (int w = 0; w < kWords; ++w) {
+    mask.word[w] = ptx::integer_of_sum(accumulators[w].sums[0]) | ptx::integer_of_sum(accumulators[w].sums[1])
+                                                                      << 2 * kHalf;
+  }
+  return mask;
+}
+
+// The register of an index known only at run time: a tree of selections, because registers have no addresses.
+template <int kFirst, int kCount, int kValues>
+__device__ __forceinline__ uint32_t register_at(const uint32_t (&registers)[kValues], uint32_t index) {
+  if constexpr (kCount == 1) {
+    return registers[kFirst];
+  } else {
+    constexpr int kLower = kCount / 2;
+    const uint32_t lower = register_at<kFirst, kLower>(registers, index);
+    const uint32_t upper = register_at<kFirst + kLower, kLower>(registers, index);
+    return (index & kLower) != 0 ? upper : lower;
+  }
+}
+
 // A warp owns consecutive elements, and a lane of it vectors in coalesced order. Index order is (warp,
 // vector, lane, element). Places behind the row's end hold -inf: the top k are the same, since ties go to the
 // smallest positions.
@@ -24,11 +57,10 @@ namespace gvr_topk::small_row {
 // looked at.
 template <typename T, int kValues, bool kPartial = false>
 struct RegisterTile {
-  static constexpr int kCount = kValues;
   static constexpr bool kIsPartial = kPartial;
   static constexpr int kVecs = kValues / kPerVec<T>;
   static constexpr int kGroup = 32 * kPerVec<T>;
-  static constexpr int kHalf = kValuesPerThread / 2;
+  static constexpr int kSize = kValues;
   static constexpr bool kLoadsEarly = kValues <= kValuesPerThread;
   static constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
 
@@ -116,39 +148,33 @@ struct RegisterTile {
     }
   }
 
-  // The mask of the keys for which set_bit(sum, key, bit) adds its bit to the sum.
+  // As `mask_of_keys`, of all of them.
   template <typename Mark>
   __device__ __forceinline__ LaneMask<kWords> mask_of(Mark set_bit) const {
-    ptx::BitAccumulator accumulators[kWords];
-    for_each_index([&](int i) {
-      set_bit(accumulators[i / kValuesPerThread].sums[i / kHalf % 2], bits[i], 1u << 2 * (i % kHalf));
-    });
-    LaneMask<kWords> mask;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      mask.word[w] = ptx::integer_of_sum(accumulators[w].sums[0]) |
-                     ptx::integer_of_sum(accumulators[w].sums[1]) << 2 * kHalf;
-    }
-    return mask;
+    return mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
   }
 
-  // The element of an index known only at run time: a tree of selections, because registers have no
-  // addresses.
-  template <int kFirst = 0, int kCount = kValues>
+  // The element of an index known only at run time.
   __device__ __forceinline__ uint32_t bits_at(uint32_t index) const {
-    if constexpr (kCount == 1) {
-      return bits[kFirst];
-    } else {
-      constexpr int kLower = kCount / 2;
-      const uint32_t lower = bits_at<kFirst, kLower>(index);
-      const uint32_t upper = bits_at<kFirst + kLower, kLower>(index);
-      return (index & kLower) != 0 ? upper : lower;
-    }
+    return register_at<0, kValues>(bits, index);
   }
 
   // The position of that element in the row.
   __device__ __forceinline__ uint32_t position(int lane, uint32_t index) const {
     return begin + index / kPerVec<T> * kGroup + lane * kPerVec<T> + index % kPerVec<T>;
+  }
+
+  // Calls visit(word, bit, rank) for the lane's elements of a set: which element of which word, and how many
+  // elements of the whole warp come earlier. All lanes take part.
+  template <typename Visit>
+  __device__ __forceinline__ static void for_each_in_order_of(const LaneMask<kWords>& set, int lane,
+                                                              Visit visit) {
+    uint32_t passed = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      passed += for_each_in_order<T>(single_bits(set.word[w]), kVecsOfTile<T>, lane,
+                                     [&](int bit, uint32_t rank) { visit(w, bit, passed + rank); });
+    }
   }
 };
 

@@ -82,8 +82,8 @@ __device__ __forceinline__ bool try_predicted_window(const RowContext<T>& ctx, c
                                                      PartitionOf<Tile>& split) {
   ValueWindow window(left);
   // The longest rows compute their bins again, because registers are short.
-  constexpr bool kKeepsBins = Tile::kCount <= (Tile::kIsPartial ? 8 : kWideValuesPerThread);
-  uint32_t bin[kKeepsBins ? Tile::kCount : 1];
+  constexpr bool kKeepsBins = Tile::kSize <= (Tile::kIsPartial ? 8 : kWideValuesPerThread);
+  uint32_t bin[kKeepsBins ? Tile::kSize : 1];
   uint32_t first = ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * ValueWindow::first_bin();
   ptx::keep(first);
   tile.for_each_index([&](int i) {
