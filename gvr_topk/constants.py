@@ -112,6 +112,15 @@ MAX_CLUSTER_SIZE = 16
 PAPER_MAX_WIDTH = 262144
 """Widest buffer of the paper's kernel, in elements."""
 
+BLOCK_SIZE = 8
+"""Consecutive scores that count as one block."""
+
+MAX_CHOSEN_BLOCKS = 2048
+"""Most blocks of a row that are chosen, or selected in."""
+
+MAX_BLOCKS_WIDTH = 262144
+"""Widest buffer of which blocks are chosen, in elements."""
+
 MIN_ARCH = 90
 """Oldest compute capability served, times ten."""
 

@@ -22,6 +22,11 @@ GVR_TOPK_DECLARE_LAUNCH(prefill, PrefillParams, PrefillPlan)
 GVR_TOPK_DECLARE_LAUNCH(prefill_short, PrefillParams, PrefillPlan)
 #undef GVR_TOPK_DECLARE_LAUNCH
 
+namespace blocks {
+template <typename T>
+cudaError_t launch(const BlocksParams&, const LaunchTarget&);
+}
+
 namespace {
 
 template <typename T>
@@ -49,17 +54,22 @@ cudaError_t launch_as(const PrefillParams& params, const PrefillPlan& plan, cons
                                     : prefill::launch<T>(params, plan, target);
 }
 
-template <typename Params, typename Plan>
-cudaError_t launch(const Params& params, const Plan& plan, const LaunchTarget& target) {
-  switch (params.dtype) {
+// Calls launch(T{}) for the type T of a dtype.
+template <typename Launch>
+cudaError_t for_dtype(Dtype dtype, Launch launch) {
+  switch (dtype) {
     case Dtype::kFloat32:
-      return launch_as<float>(params, plan, target);
+      return launch(float{});
     case Dtype::kBfloat16:
-      return launch_as<__nv_bfloat16>(params, plan, target);
+      return launch(__nv_bfloat16{});
     case Dtype::kFloat16:
-      return launch_as<__half>(params, plan, target);
+      return launch(__half{});
   }
   return cudaErrorInvalidValue;
+}
+
+cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
+  return for_dtype(params.dtype, [&](auto type) { return launch_as<decltype(type)>(params, plan, target); });
 }
 
 }  // namespace
@@ -70,7 +80,14 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStr
 
 cudaError_t launch_prefill(const PrefillParams& params, const PrefillPlan& plan, bool pdl,
                            cudaStream_t stream) {
-  return launch(params, plan, LaunchTarget{stream, pdl, nullptr});
+  const LaunchTarget target{stream, pdl, nullptr};
+  return for_dtype(params.dtype, [&](auto type) { return launch_as<decltype(type)>(params, plan, target); });
+}
+
+cudaError_t launch_blocks(const BlocksParams& params, bool pdl, cudaStream_t stream) {
+  const LaunchTarget target{stream, pdl, nullptr};
+  return for_dtype(params.topk.dtype,
+                   [&](auto type) { return blocks::launch<decltype(type)>(params, target); });
 }
 
 cudaError_t max_active_clusters(const TopkParams& params, const Plan& plan, cudaStream_t stream,

@@ -123,4 +123,13 @@ struct PrefillParams {
   bool lists;     // whether candidates are collected; otherwise radix rounds select from every row
 };
 
+// A launch of the kernel of blocks: it chooses blocks of each row, or is given them, and selects in them.
+struct BlocksParams {
+  TopkParams topk;        // scores, lengths, and where positions go; without options and state
+  const int32_t* given;   // [rows, block_k] blocks to select in, or null: they are chosen
+  int32_t* chosen;        // [rows, >= block_k] or null: where they go
+  int64_t blocks_stride;  // elements between rows of either
+  int32_t block_k;
+};
+
 }  // namespace gvr_topk

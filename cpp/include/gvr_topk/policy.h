@@ -386,4 +386,20 @@ GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput&
   return plan;
 }
 
+// ---------------------------------------------------------------- blocks
+
+// Consecutive scores that count as one block.
+constexpr int64_t kBlockSize = 8;
+// Most blocks of a row that are chosen, or selected in: a CTA holds all of their scores in registers.
+constexpr int64_t kMaxChosenBlocks = 2048;
+static_assert(kMaxChosenBlocks * kBlockSize == int64_t{kClusterThreads} * kWideValuesPerThread);
+// Widest buffer of which blocks are chosen: a CTA holds the keys of all blocks in registers.
+constexpr int64_t kMaxBlocksWidth = 262144;
+static_assert(kMaxBlocksWidth == kMaxSmallRowWidth * kBlockSize);
+
+// Whether the k largest scores of every row lie in its `block_k` chosen blocks. The newest block is chosen
+// whatever it holds, and each of the others has a score that is greater, or as great and earlier, than all
+// scores of the blocks that are not chosen; so there must be k others.
+GVR_TOPK_HOST_DEVICE constexpr bool blocks_hold_topk(int64_t k, int64_t block_k) { return block_k > k; }
+
 }  // namespace gvr_topk

@@ -61,6 +61,26 @@ __device__ __forceinline__ void set_bit_if_at_most(float& sum, uint32_t x, uint3
       : "r"(x), "r"(bound), "f"(bit));
 }
 
+// The greater of two floats; NaN, where one of them is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float max;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(max) : "f"(a), "f"(b));
+  return max;
+}
+
+// The same of two pairs of bf16, and of fp16.
+__device__ __forceinline__ uint32_t max_or_nan_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t max;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(max) : "r"(a), "r"(b));
+  return max;
+}
+
+__device__ __forceinline__ uint32_t max_or_nan_f16x2(uint32_t a, uint32_t b) {
+  uint32_t max;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(max) : "r"(a), "r"(b));
+  return max;
+}
+
 // A bit for each of 16 elements. The bits of neighbouring vectors have sums of their own, for shorter chains.
 struct BitAccumulator {
   float sums[2] = {kIntegerBase, kIntegerBase};

@@ -27,6 +27,17 @@ __device__ __forceinline__ void load_streaming_before(int index, int end, uint4&
       : "r"(index), "r"(end), "l"(p), "n"(kOffset));
 }
 
+// Loads likewise, and keeps the line in L1, for what is read half a sector at a time or read again.
+template <int kOffset>
+__device__ __forceinline__ void load_before(int index, int end, uint4& v, const void* p) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.lt.s32 p, %4, %5;\n"
+      " @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%6 + %7];\n}"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+      : "r"(index), "r"(end), "l"(p), "n"(kOffset));
+}
+
 // Loads 4, 8 or 16 bytes under a predicate. A branch would make the compiler move the loads, and so wait for
 // them.
 __device__ __forceinline__ void load_if(bool condition, uint32_t (&word)[2], const void* p) {

@@ -1,0 +1,178 @@
+// The largest scores of the blocks that one thread holds in registers, and how what is selected of them gets
+// out in ascending order.
+#pragma once
+
+#include "blocks/config.cuh"
+#include "core/row_context.cuh"
+#include "ptx/compare.cuh"
+#include "ptx/memory.cuh"
+#include "small_row/register_tile.cuh"
+
+namespace gvr_topk::blocks {
+
+// The key of the largest of a block's scores, which is NaN's where one of them is NaN.
+template <typename T>
+__device__ __forceinline__ uint32_t block_key(const uint4 (&vec)[kVecsOfBlock<T>]) {
+  float max;
+  if constexpr (sizeof(T) == 4) {
+    const auto max_of = [](const uint4& four) {
+      return ptx::max_or_nan(ptx::max_or_nan(__uint_as_float(four.x), __uint_as_float(four.y)),
+                             ptx::max_or_nan(__uint_as_float(four.z), __uint_as_float(four.w)));
+    };
+    max = ptx::max_or_nan(max_of(vec[0]), max_of(vec[1]));
+  } else {
+    const auto max_of = [](uint32_t a, uint32_t b) {
+      return std::is_same_v<T, __half> ? ptx::max_or_nan_f16x2(a, b) : ptx::max_or_nan_bf16x2(a, b);
+    };
+    const uint4 pair = make_uint4(max_of(max_of(vec[0].x, vec[0].y), max_of(vec[0].z, vec[0].w)), 0, 0, 0);
+    max = ptx::max_or_nan(element<T>(pair, 0), element<T>(pair, 1));
+  }
+  return order_key(max) >> kInvariantBits<T>;
+}
+
+// The same of a block that starts anywhere. It is out of line: only rows that are not aligned need it.
+template <typename T>
+__device__ __noinline__ uint32_t unaligned_block_key(const T* block) {
+  float max = to_float(block[0]);
+#pragma unroll
+  for (int e = 1; e < kScores; ++e) max = ptx::max_or_nan(max, to_float(block[e]));
+  return order_key(max) >> kInvariantBits<T>;
+}
+
+// A warp owns consecutive blocks, and a lane of it every 32nd of these, as many as the row's length makes
+// necessary: all warps load, however short the row is in its buffer. Index order is (warp, index, lane).
+// Absent blocks have key 0, which is below every score's.
+template <typename T>
+struct BlockTile {
+  static constexpr int kSize = kMaxValuesPerThread;
+  static constexpr int kWords = kSize / kValuesPerThread;
+  static constexpr int kAhead = 8 / kVecsOfBlock<T>;  // blocks that a lane loads at once
+
+  int begin;             // first block of the warp
+  int words;             // groups of 16 blocks of a lane that the row needs; the keys of others are undefined
+  uint32_t bits[kSize];  // keys, without their invariant low bits
+
+  // Loads the first `blocks` blocks of a row, all of which are whole.
+  __device__ __forceinline__ void load(const RowView<T>& row, int blocks) {
+    constexpr int kStep = kThreads * kAhead;
+    const int share = (blocks + kStep - 1) / kStep * kAhead;
+    const int lane = threadIdx.x & 31;
+    words = (share + kValuesPerThread - 1) / kValuesPerThread;
+    begin = (threadIdx.x >> 5) * 32 * share;
+    const int end = min(blocks - begin, 32 * share) - lane;  // Block 32 * i is there if that is less.
+    const T* const data = row.data + (begin + lane) * kScores;
+    if (row.aligned) {
+      Ahead ahead;
+      start<0>(ahead, end, data);
+      finish(ahead, end, data);
+    } else {
+      for_each_index(
+          [&](int i) { bits[i] = 32 * i < end ? unaligned_block_key(data + 32 * i * kScores) : 0; });
+    }
+  }
+
+  // Calls visit(index) for every block of the lane.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_index(Visit visit) const {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      if (w >= words) break;
+#pragma unroll
+      for (int i = 0; i < kValuesPerThread; ++i) visit(w * kValuesPerThread + i);
+    }
+  }
+
+  // As `mask_of_keys`, of all of them.
+  template <typename Mark>
+  __device__ __forceinline__ small_row::LaneMask<kWords> mask_of(Mark set_bit) const {
+    return small_row::mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
+  }
+
+  // The key of an index known only at run time.
+  __device__ __forceinline__ uint32_t bits_at(uint32_t index) const {
+    return small_row::register_at<0, kSize>(bits, index);
+  }
+
+  // The number of that block.
+  __device__ __forceinline__ uint32_t position(int lane, uint32_t index) const {
+    return begin + 32 * index + lane;
+  }
+
+  // Calls visit(word, bit, rank) for the lane's blocks of a set: which block of which word, and how many
+  // blocks of the whole warp come earlier. All lanes take part.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_in_order_of(const small_row::LaneMask<kWords>& set, int lane,
+                                                       Visit visit) const {
+    const uint32_t lower = (1u << lane) - 1;
+    uint32_t passed = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      if (w >= words) break;
+#pragma unroll
+      for (int i = 0; i < kValuesPerThread; ++i) {
+        const bool mine = (set.word[w] & (1u << 2 * i)) != 0;
+        const uint32_t lanes = __ballot_sync(0xffffffffu, mine);
+        if (mine) visit(w, i, passed + __popc(lanes & lower));
+        passed += __popc(lanes);
+      }
+    }
+  }
+
+ private:
+  // Whether loads are started for the next group of 16 blocks before it is known that the row needs it. Those
+  // of 16-bit types would be spilled.
+  static constexpr bool kCrosses = sizeof(T) == 4;
+
+  using Ahead = uint4[kAhead][kVecsOfBlock<T>];
+
+  // Starts to load the block of an index.
+  template <int kIndex>
+  __device__ __forceinline__ static void fetch(Ahead& ahead, int end, const T* data) {
+    if constexpr (kIndex < kSize) {
+      constexpr int kOffset = 32 * kIndex * kScores * sizeof(T);
+      uint4(&vec)[kVecsOfBlock<T>] = ahead[kIndex % kAhead];
+      ptx::load_before<kOffset>(32 * kIndex, end, vec[0], data);
+      if constexpr (kVecsOfBlock<T> > 1) {
+        ptx::load_before<kOffset + sizeof(uint4)>(32 * kIndex, end, vec[1], data);
+      }
+    }
+  }
+
+  template <int kFirst, int kIndex = kFirst>
+  __device__ __forceinline__ static void start(Ahead& ahead, int end, const T* data) {
+    if constexpr (kIndex < kFirst + kAhead) {
+      fetch<kIndex>(ahead, end, data);
+      start<kFirst, kIndex + 1>(ahead, end, data);
+    }
+  }
+
+  // Waits for one block after the other, and starts to load the one that lies `kAhead` further on.
+  template <int kIndex = 0>
+  __device__ __forceinline__ void finish(Ahead& ahead, int end, const T* data) {
+    if constexpr (kIndex < kSize) {
+      if (kIndex % kValuesPerThread == 0 && kIndex / kValuesPerThread >= words) return;
+      if constexpr (!kCrosses && kIndex % kValuesPerThread == 0 && kIndex > 0)
+        start<kIndex>(ahead, end, data);
+      const uint32_t key = block_key<T>(ahead[kIndex % kAhead]);  // without a branch
+      bits[kIndex] = 32 * kIndex < end ? key : 0;
+      if constexpr (kCrosses || (kIndex + kAhead) / kValuesPerThread == kIndex / kValuesPerThread) {
+        fetch<kIndex + kAhead>(ahead, end, data);
+      }
+      finish<kIndex + 1>(ahead, end, data);
+    }
+  }
+};
+
+// Stages the numbers of selected blocks in ascending order; earlier warps have selected `before`. A block
+// barrier comes next.
+template <typename T>
+__device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const BlockTile<T>& tile,
+                                               const small_row::LaneMask<BlockTile<T>::kWords>& selected,
+                                               uint32_t before, uint16_t* staged) {
+  tile.for_each_in_order_of(selected, ctx.lane, [&](int word, int bit, uint32_t rank) {
+    const uint32_t block = tile.position(ctx.lane, word * kValuesPerThread + bit);
+    staged[before + rank] = static_cast<uint16_t>(block);
+  });
+}
+
+}  // namespace gvr_topk::blocks

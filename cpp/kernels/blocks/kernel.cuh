@@ -1,0 +1,185 @@
+// Chooses the best blocks of a row, those whose largest scores are largest, and selects the top k in them; or
+// selects in blocks that it is given.
+//
+// Grid: one CTA of 512 threads per row.
+//
+// Phases:
+// - choose: the row is read once, and the key of each block's largest score stays in registers
+//   (blocks/block_tile.cuh). The newest block is chosen whatever it holds, and radix rounds over the keys
+//   find the best others;
+// - publish: the chosen blocks are written, in ascending order;
+// - gather: the scores of the candidates, which are the chosen or the given blocks, are loaded into registers
+//   (blocks/candidate_tile.cuh). More than k blocks are chosen, so the top k are among them
+//   (gvr_topk/policy.h);
+// - select: radix rounds find the k-th of them;
+// - emit: their positions are staged in shared memory in ascending order, and written.
+//
+// Rounds and their end are those of short rows (small_row/key_rounds.cuh, small_row/partition.cuh), in both
+// selections.
+#pragma once
+
+#include "blocks/block_tile.cuh"
+#include "blocks/candidate_tile.cuh"
+#include "blocks/config.cuh"
+#include "core/row_job.cuh"
+#include "small_row/key_rounds.cuh"
+
+namespace gvr_topk::blocks {
+
+// What a launch may say about its rows.
+constexpr uint32_t kFlags =
+    LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths | LaunchTraits::kCompressed;
+
+// Clears what a selection finds in shared memory, behind a block barrier and before one.
+__device__ __forceinline__ void prepare_selection(BlocksShared& own, int thread) {
+  own.bins.clear(thread);
+  if (thread == 0) own.shared.small_count = 0;
+}
+
+// The `ctx.k` largest elements of a tile that holds keys and more than `ctx.k` elements. `before` becomes the
+// number that earlier warps have selected.
+template <typename T, typename Tile>
+__device__ __forceinline__ small_row::PartitionOf<Tile> select_largest(const RowContext<T>& ctx,
+                                                                       const Tile& tile,
+                                                                       small_row::RoundBins& bins,
+                                                                       uint32_t& before) {
+  int rounds = 0;
+  uint32_t dense_bin = 0, kth = 0;
+  small_row::PartitionOf<Tile> split =
+      small_row::split_at(tile, small_row::narrow_keys(ctx, tile, bins, rounds, dense_bin));
+  if (split.boundary_count > kRankDirectly) {
+    small_row::select_ties(ctx, tile, split, before);
+  } else {
+    small_row::select_boundary(ctx, tile, bins, split, before, kth, [](uint32_t key) { return key; });
+  }
+  return split;
+}
+
+// Stages the `block_k` blocks of a row that has more: its newest one, and the best of the others.
+template <typename T>
+__device__ __forceinline__ void choose_blocks(RowContext<T>& ctx, BlocksShared& own, int block_k,
+                                              int newest) {
+  ctx.k = block_k - 1;
+  BlockTile<T> tile;
+  tile.load(ctx.row, newest);
+  uint32_t before = 0;
+  const auto split = select_largest(ctx, tile, own.bins, before);
+  stage_selected(ctx, tile, split.above, before, own.staged);
+  if (ctx.thread == 0) own.staged[ctx.k] = static_cast<uint16_t>(newest);
+  __syncthreads();
+}
+
+// Takes the given blocks that the row has as candidates, and returns how many scores they hold. It takes one
+// block barrier.
+__device__ __forceinline__ int accept_given(BlocksShared& own, const int (&given)[kGivenPerThread],
+                                            int thread, int n) {
+  const int blocks = (n + kScores - 1) / kScores;
+  uint32_t whole = 0, newest = 0;
+#pragma unroll
+  for (int i = 0; i < kGivenPerThread; ++i) {
+    const bool is_there = static_cast<uint32_t>(given[i]) < static_cast<uint32_t>(blocks);
+    own.candidates[thread + i * kThreads] = is_there ? given[i] : kNoBlock;
+    whole += is_there;
+    newest += is_there && given[i] == blocks - 1;
+  }
+  whole = __reduce_add_sync(0xffffffffu, whole);
+  newest = __reduce_add_sync(0xffffffffu, newest);
+  if (thread % 32 == 0) {
+    atomicAdd(&own.given_whole, whole);
+    atomicAdd(&own.given_newest, newest);
+  }
+  __syncthreads();
+  const int missing = blocks * kScores - n;  // scores that the newest block does not have
+  return static_cast<int>(own.given_whole) * kScores - static_cast<int>(own.given_newest) * missing;
+}
+
+// Selects all scores of a tile.
+template <typename T, typename Tile>
+__device__ __forceinline__ small_row::PartitionOf<Tile> select_all(const RowContext<T>& ctx, const Tile& tile,
+                                                                   uint32_t& before) {
+  small_row::PartitionOf<Tile> split{};
+  split.above =
+      tile.mask_of([](float& sum, uint32_t key, float bit) { ptx::set_bit_if_greater(sum, key, 0, bit); });
+  const uint32_t here = __reduce_add_sync(0xffffffffu, split.above.count());
+  if (ctx.lane == 0) ctx.shared->warp_value[0][ctx.warp] = here;
+  __syncthreads();
+  before = earlier_warps(ctx, 0);
+  return split;
+}
+
+__device__ __forceinline__ int32_t* positions_of(const BlocksParams& p, int row) {
+  return p.topk.indices + row * p.topk.indices_stride;
+}
+
+template <typename T, bool kGiven>
+__global__ void __launch_bounds__(kThreads, 1)
+    blocks_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ BlocksParams p) {
+  const LaunchTraits traits(0, 0, launch_traits.flags & kFlags);
+  BlocksShared& own = *reinterpret_cast<BlocksShared*>(storage);
+  ptx::grid_take_over();
+  RowJob<T, false> job(p.topk, traits, SmemLayout{}, storage + ptx::unknown_zero(), true);
+  RowContext<T>& ctx = job.ctx;
+  int given[kGivenPerThread];
+  if constexpr (kGiven) {
+    // Each is read once, and before the length is known.
+    const int32_t* const row = p.given + job.row * p.blocks_stride;
+#pragma unroll
+    for (int i = 0; i < kGivenPerThread; ++i) {
+      const int at = ctx.thread + i * kThreads;
+      given[i] = kNoBlock;
+      ptx::load_if(at < p.block_k, given[i], row + at);
+    }
+    if (ctx.thread == 0) own.given_whole = own.given_newest = 0;
+  }
+  prepare_selection(own, ctx.thread);
+  job.agree_on_length(p.topk, traits);
+  const int n = ctx.row.n;
+  int selectable = n;  // scores that candidates hold, or all where that are more than k
+  if constexpr (kGiven) {
+    selectable = accept_given(own, given, ctx.thread, n);
+  } else {
+    const int blocks = (n + kScores - 1) / kScores;
+    const bool chooses = blocks > p.block_k;
+    if (chooses) {
+      choose_blocks(ctx, own, p.block_k, blocks - 1);
+      ctx.k = p.topk.k;
+      prepare_selection(own, ctx.thread);
+    }
+    // Publish.
+    int32_t* const chosen = p.chosen + job.row * p.blocks_stride;
+#pragma unroll 1
+    for (int i = ctx.thread; i < p.block_k; i += kThreads) {
+      const int block = chooses ? own.staged[i] : i < blocks ? i : kNoBlock;
+      own.candidates[i] = block;
+      ptx::store_global(chosen + i, block);
+    }
+    if (n <= ctx.k) {
+      int32_t* const out = positions_of(p, job.row);
+#pragma unroll 1
+      for (int i = ctx.thread; i < ctx.k; i += kThreads) ptx::store_global(out + i, i < n ? i : -1);
+      return;
+    }
+    __syncthreads();
+  }
+
+  CandidateTile<T> tile;
+  gather(ctx, own.candidates, p.block_k, tile);
+  uint32_t before = 0;
+  int items = ctx.k;
+  small_row::PartitionOf<CandidateTile<T>> split;
+  if (kGiven && selectable <= ctx.k) {
+    items = selectable;
+    split = select_all(ctx, tile, before);
+  } else {
+    split = select_largest(ctx, tile, own.bins, before);
+  }
+  small_row::stage_selected(ctx, tile, split.above, before, own.staged);
+  __syncthreads();
+  int32_t* const out = positions_of(p, job.row);
+#pragma unroll 1
+  for (int i = ctx.thread; i < ctx.k; i += kThreads) {
+    ptx::store_global(out + i, i < items ? position_of_place(own.candidates, own.staged[i]) : -1);
+  }
+}
+
+}  // namespace gvr_topk::blocks
