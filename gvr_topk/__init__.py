@@ -2,21 +2,29 @@
 
 `indexer_topk_decode` computes one decode step for one layer; `TopkState` carries a prediction from one step
 to the next; `RequestSlots` says which request owns which slot of it. `indexer_topk_prefill` selects in a
-window of every row of a prefill chunk. `library_status` says whether CUDA tensors can be served.
+window of every row of a prefill chunk. `indexer_topk_blocks` selects positions and blocks of them at once,
+and `indexer_topk_in_blocks` selects in such blocks. `library_status` says whether CUDA tensors can be served.
 `gvr_topk.integrations` connects them to serving engines.
 """
 
 from __future__ import annotations
 
 from gvr_topk.library import library_status
-from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill
+from gvr_topk.ops import (
+    indexer_topk_blocks,
+    indexer_topk_decode,
+    indexer_topk_in_blocks,
+    indexer_topk_prefill,
+)
 from gvr_topk.request_slots import RequestSlots
 from gvr_topk.state import TopkState
 
 __all__ = [
     "RequestSlots",
     "TopkState",
+    "indexer_topk_blocks",
     "indexer_topk_decode",
+    "indexer_topk_in_blocks",
     "indexer_topk_prefill",
     "library_status",
 ]

@@ -1,4 +1,4 @@
-"""The arguments of both ops, described once: schemas, checks and every caller go by these lists."""
+"""The arguments of the ops, described once: schemas, checks and every caller go by these lists."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from gvr_topk.constants import (
+    BLOCK_SIZE,
+    MAX_BLOCKS_WIDTH,
+    MAX_CHOSEN_BLOCKS,
     MAX_CLUSTER_SIZE,
     MAX_NEXT_N,
     MAX_PAGE_SIZE,
@@ -25,6 +28,12 @@ NAME = "gvr_topk.indexer_topk_decode"
 
 PREFILL_NAME = "gvr_topk.indexer_topk_prefill"
 """What every error message of the prefill op begins with."""
+
+BLOCKS_NAME = "gvr_topk.indexer_topk_blocks"
+"""What every error message of the op that chooses blocks begins with."""
+
+IN_BLOCKS_NAME = "gvr_topk.indexer_topk_in_blocks"
+"""What every error message of the op that selects in given blocks begins with."""
 
 PREFILL_PATHS = (Path.AUTO, Path.RADIX_ROUNDS)
 """Paths of the prefill op."""
@@ -109,13 +118,56 @@ PREFILL_WRITTEN = ("out", "counts", "slots", "stats")
 """Tensors that the prefill op writes to."""
 
 
+class BlocksArguments(NamedTuple):
+    """One call of ``torch.ops.gvr_topk.indexer_topk_blocks``, in the order of its schema.
+
+    `gvr_topk.indexer_topk_blocks` explains what users pass. `flags` is `FLAG_PDL` or 0.
+    """
+
+    logits: Tensor
+    seq_lens: Tensor
+    out: Tensor
+    blocks: Tensor
+    k: int
+    block_k: int
+    next_n: int = 1
+    flags: int = 0
+    compress_ratio: int = 1
+    block_size: int = BLOCK_SIZE
+
+
+BLOCKS_WRITTEN = ("out", "blocks")
+"""Tensors that the op that chooses blocks writes to."""
+
+
+class InBlocksArguments(NamedTuple):
+    """One call of ``torch.ops.gvr_topk.indexer_topk_in_blocks``, in the order of its schema.
+
+    `gvr_topk.indexer_topk_in_blocks` explains what users pass. `flags` is `FLAG_PDL` or 0.
+    """
+
+    logits: Tensor
+    seq_lens: Tensor
+    blocks: Tensor
+    out: Tensor
+    k: int
+    next_n: int = 1
+    flags: int = 0
+    compress_ratio: int = 1
+    block_size: int = BLOCK_SIZE
+
+
+IN_BLOCKS_WRITTEN = ("out",)
+"""Tensors that the op that selects in given blocks writes to."""
+
+
 def schema(arguments: type[Any] = Arguments, written: tuple[str, ...] = WRITTEN) -> str:
     """Schema of an op, in PyTorch's notation.
 
     Parameters
     ----------
     arguments : type
-        `Arguments` or `PrefillArguments`.
+        `Arguments`, or the arguments of another op.
     written : tuple of str
         The tensors among them that the op writes to.
     """
@@ -137,7 +189,7 @@ def _name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks that both ops share; every error names the op that was called.
+    """The checks that the ops share; every error names the op that was called.
 
     Attributes
     ----------
@@ -181,11 +233,11 @@ class Checks:
                 name, f"rows that do not overlap, at least {columns} elements apart", tensor.stride(0)
             )
 
-    def results(self, name: str, tensor: Tensor, like: Tensor, rows: int, k: int) -> None:
-        """Refuse a tensor that cannot take `k` results of each row."""
+    def results(self, name: str, tensor: Tensor, like: Tensor, rows: int, k: int, count: str = "k") -> None:
+        """Refuse a tensor that cannot take `k` results of each row; `count` is the argument that says `k`."""
         self.tensor(name, tensor, like, torch.int32, (rows, None))
         if tensor.shape[1] < k:
-            raise self.fail(name, f"at least k = {k} columns", list(tensor.shape))
+            raise self.fail(name, f"at least {count} = {k} columns", list(tensor.shape))
         self.rows_apart(name, tensor, k)
 
     def scores(self, logits: Tensor, k: int) -> None:
@@ -203,6 +255,29 @@ class Checks:
             raise self.fail("logits", f"at most {MAX_ROWS} rows", rows)
         if not 1 <= k <= MAX_WIDTH:
             raise self.fail("k", f"1 to {MAX_WIDTH}", k)
+
+    def lengths(self, a: Arguments | BlocksArguments | InBlocksArguments) -> None:
+        """Check how rows belong to requests, and the length of each request or row."""
+        rows = a.logits.shape[0]
+        if not 1 <= a.next_n <= MAX_NEXT_N:
+            raise self.fail("next_n", f"1 to {MAX_NEXT_N}", a.next_n)
+        if rows % a.next_n != 0:
+            raise self.fail("logits", f"a multiple of next_n = {a.next_n} rows", rows)
+        if not 1 <= a.compress_ratio <= MAX_WIDTH:
+            raise self.fail("compress_ratio", f"1 to {MAX_WIDTH}", a.compress_ratio)
+        requests = rows // a.next_n
+        self.tensor("seq_lens", a.seq_lens, a.logits, torch.int32, (None,))
+        if a.seq_lens.shape[0] != requests and a.seq_lens.shape[0] != rows:
+            either = f"{requests} elements" if requests == rows else f"{requests} or {rows} elements"
+            raise self.fail("seq_lens", either, list(a.seq_lens.shape))
+
+    def blocks_of_scores(self, a: BlocksArguments | InBlocksArguments) -> None:
+        """Check what the ops of blocks share: scores, lengths, and where positions go."""
+        self.scores(a.logits, a.k)
+        if a.block_size != BLOCK_SIZE:
+            raise self.fail("block_size", BLOCK_SIZE, a.block_size)
+        self.lengths(a)
+        self.results("out", a.out, a.logits, a.logits.shape[0], a.k)
 
     def pages(self, a: Arguments | PrefillArguments, requests: int | None) -> None:
         """Check the page table, of so many requests (None: any number), and where cache slots go."""
@@ -227,6 +302,8 @@ class Checks:
 
 DECODE = Checks(NAME)
 PREFILL = Checks(PREFILL_NAME)
+BLOCKS = Checks(BLOCKS_NAME)
+IN_BLOCKS = Checks(IN_BLOCKS_NAME)
 
 
 def check(a: Arguments) -> None:
@@ -239,17 +316,8 @@ def check(a: Arguments) -> None:
     """
     DECODE.scores(a.logits, a.k)
     rows = a.logits.shape[0]
-    if not 1 <= a.next_n <= MAX_NEXT_N:
-        raise DECODE.fail("next_n", f"1 to {MAX_NEXT_N}", a.next_n)
-    if rows % a.next_n != 0:
-        raise DECODE.fail("logits", f"a multiple of next_n = {a.next_n} rows", rows)
-    if not 1 <= a.compress_ratio <= MAX_WIDTH:
-        raise DECODE.fail("compress_ratio", f"1 to {MAX_WIDTH}", a.compress_ratio)
+    DECODE.lengths(a)
     requests = rows // a.next_n
-    DECODE.tensor("seq_lens", a.seq_lens, a.logits, torch.int32, (None,))
-    if a.seq_lens.shape[0] != requests and a.seq_lens.shape[0] != rows:
-        either = f"{requests} elements" if requests == rows else f"{requests} or {rows} elements"
-        raise DECODE.fail("seq_lens", either, list(a.seq_lens.shape))
     DECODE.results("out", a.out, a.logits, rows, a.k)
     _check_state(a, rows, requests)
     DECODE.row_table("next_state", a.next_state, a.logits, torch.float32, STATE_FLOATS)
@@ -317,3 +385,33 @@ def check_prefill(a: PrefillArguments) -> None:
     PREFILL.row_table("stats", a.stats, a.logits, torch.int32, len(StatsColumn))
     if a.path not in PREFILL_PATHS:
         raise PREFILL.fail("path", " or ".join(str(int(path)) for path in PREFILL_PATHS), a.path)
+
+
+def check_blocks(a: BlocksArguments) -> None:
+    """Refuse every argument of the op that chooses blocks that would be undefined on the device.
+
+    Raises
+    ------
+    ValueError
+        The message names the argument, what was wanted and what was got.
+    """
+    BLOCKS.blocks_of_scores(a)
+    if a.logits.shape[1] > MAX_BLOCKS_WIDTH:
+        raise BLOCKS.fail("logits", f"at most {MAX_BLOCKS_WIDTH} columns", a.logits.shape[1])
+    if not a.k < a.block_k <= MAX_CHOSEN_BLOCKS:
+        raise BLOCKS.fail("block_k", f"more than k = {a.k} and at most {MAX_CHOSEN_BLOCKS}", a.block_k)
+    BLOCKS.results("blocks", a.blocks, a.logits, a.logits.shape[0], a.block_k, "block_k")
+
+
+def check_in_blocks(a: InBlocksArguments) -> None:
+    """Refuse every argument of the op that selects in blocks that would be undefined on the device.
+
+    Raises
+    ------
+    ValueError
+        The message names the argument, what was wanted and what was got.
+    """
+    IN_BLOCKS.blocks_of_scores(a)
+    IN_BLOCKS.tensor("blocks", a.blocks, a.logits, torch.int32, (a.logits.shape[0], None))
+    if a.blocks.shape[1] > MAX_CHOSEN_BLOCKS:
+        raise IN_BLOCKS.fail("blocks", f"at most {MAX_CHOSEN_BLOCKS} columns", a.blocks.shape[1])

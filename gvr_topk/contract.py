@@ -10,6 +10,10 @@ a row with ``n_r <= 0`` yields only ``-1``.
 **Masked scores.** Those of ``-inf`` are selected where nothing greater is left. With `drop_masked` they
 are not: the items of a row are the others among its ``k`` largest, ascending, and then ``-1``.
 
+**Blocks.** A block is `BLOCK_SIZE` consecutive scores of a row, the last of which may be shorter, and ranks
+by the greatest of them. The ``block_k`` best are chosen: always the newest, which holds the last visible
+score, and of the others those that rank highest, the smallest numbers among equal ones.
+
 **How values compare.** As IEEE 754 compares them: ``-0.0 == +0.0``, denormals count. Every NaN is
 equal to every other and above ``+inf``, as in ``torch.topk``.
 
@@ -21,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gvr_topk.constants import MAX_WIDTH
+from gvr_topk.constants import BLOCK_SIZE, MAX_WIDTH
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Score dtypes the op takes. The 16-bit ones widen to fp32 exactly, so one key serves all three."""
@@ -117,22 +121,88 @@ def exact_topk(logits: Tensor, lengths: Tensor, k: int, starts: Tensor | None = 
     Tensor, ``[rows, k]``, int32
         Ascending indices, then ``-1``.
     """
-    rows, width = logits.shape
+    width = logits.shape[1]
     position = torch.arange(width, device=logits.device)
     if starts is None:
         starts = torch.zeros_like(lengths)
     visible = (position >= starts[:, None]) & (position < (starts + lengths)[:, None])
+    index = _largest(order_key(logits), visible, k)
+    return torch.where(index >= 0, index - starts[:, None], -1).to(torch.int32)
+
+
+def _largest(keys: Tensor, visible: Tensor, k: int) -> Tensor:
+    """Ascending indices of the `k` largest visible keys, ``[rows, k]``, int64, then ``-1``."""
+    rows, width = keys.shape
     # One integer per element orders by value first and by smaller index second. 21 index bits
-    # (MAX_WIDTH) and 32 key bits fit an int64; -1 keeps invisible elements below everything.
-    ranked = (order_key(logits) << 21) | (MAX_WIDTH - 1 - position)
-    ranked = torch.where(visible, ranked, -1)
+    # (MAX_WIDTH) and 33 key bits fit an int64; -1 keeps invisible elements below everything.
+    position = torch.arange(width, device=keys.device)
+    ranked = torch.where(visible, (keys << 21) | (MAX_WIDTH - 1 - position), -1)
     taken = min(k, width)
     top, index = torch.topk(ranked, taken, dim=1, sorted=False)
-    index = torch.where(top >= 0, index, MAX_WIDTH)
-    index = torch.sort(index, dim=1).values
-    result = torch.full((rows, k), -1, dtype=torch.int32, device=logits.device)
-    result[:, :taken] = torch.where(index < MAX_WIDTH, index - starts[:, None], -1).to(torch.int32)
+    index = torch.sort(torch.where(top >= 0, index, MAX_WIDTH), dim=1).values
+    result = torch.full((rows, k), -1, dtype=torch.int64, device=keys.device)
+    result[:, :taken] = torch.where(index < MAX_WIDTH, index, -1)
     return result
+
+
+def best_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
+    """Best blocks of every row, exactly, by sorting.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, width]``
+        Scores.
+    lengths : Tensor, ``[rows]``, integer
+        Visible length of each row, at most `width`.
+    block_k : int
+        Blocks per row.
+
+    Returns
+    -------
+    Tensor, ``[rows, block_k]``, int32
+        Ascending numbers of blocks, then ``-1``.
+    """
+    rows, width = logits.shape
+    blocks = -(-width // BLOCK_SIZE)
+    keys = torch.full((rows, blocks * BLOCK_SIZE), -1, dtype=torch.int64, device=logits.device)
+    visible = torch.arange(width, device=logits.device) < lengths[:, None]
+    keys[:, :width] = torch.where(visible, order_key(logits), -1)
+    keys = keys.view(rows, blocks, BLOCK_SIZE).amax(dim=2)
+    newest = (lengths.to(torch.int64) - 1) // BLOCK_SIZE
+    is_newest = torch.arange(blocks, device=logits.device) == newest[:, None]
+    keys = torch.where(is_newest, KEY_NAN + 1, keys)
+    return _largest(keys, keys >= 0, block_k).to(torch.int32)
+
+
+def exact_topk_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int) -> Tensor:
+    """Exact top-k of what some blocks of a row hold, by sorting.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, width]``
+        Scores.
+    lengths : Tensor, ``[rows]``, integer
+        Visible length of each row, at most `width`.
+    blocks : Tensor, ``[rows, n_blocks]``, int32
+        Blocks, ascending. Those that a row does not have hold nothing.
+    k : int
+        Items per row.
+
+    Returns
+    -------
+    Tensor, ``[rows, k]``, int32
+        Positions in the order of `blocks`, so ascending ones if these are, then ``-1``.
+    """
+    rows, width = logits.shape
+    if width == 0 or blocks.shape[1] == 0:
+        return torch.full((rows, k), -1, dtype=torch.int32, device=logits.device)
+    first = blocks.to(torch.int64)[:, :, None] * BLOCK_SIZE
+    position = (first + torch.arange(BLOCK_SIZE, device=logits.device)).flatten(1)
+    visible = (position >= 0) & (position < lengths[:, None])
+    keys = order_key(logits.gather(1, position.clamp(0, width - 1)))
+    place = _largest(keys, visible, k)
+    chosen = position.gather(1, place.clamp(min=0))
+    return torch.where(place >= 0, chosen, -1).to(torch.int32)
 
 
 def drop_masked(logits: Tensor, positions: Tensor) -> Tensor:

@@ -11,8 +11,12 @@ from gvr_topk.arguments import (
     FLAG_CLAMP_PAGES,
     FLAG_DROP_MASKED,
     Arguments,
+    BlocksArguments,
+    InBlocksArguments,
     PrefillArguments,
     check,
+    check_blocks,
+    check_in_blocks,
     check_prefill,
 )
 from gvr_topk.constants import (
@@ -24,7 +28,15 @@ from gvr_topk.constants import (
     Path,
     StatsColumn,
 )
-from gvr_topk.contract import drop_masked, exact_topk, order_key, row_lengths, row_windows
+from gvr_topk.contract import (
+    best_blocks,
+    drop_masked,
+    exact_topk,
+    exact_topk_in_blocks,
+    order_key,
+    row_lengths,
+    row_windows,
+)
 from gvr_topk.policy import asks_for_hint, can_use_heuristic
 
 
@@ -100,6 +112,14 @@ def _write_results(
         a.counts.copy_(counts)
 
 
+def _visible_lengths(a: Arguments | BlocksArguments | InBlocksArguments, width: int) -> Tensor:
+    """Scores that each row may select from, ``[rows]``, int64, of `width` columns."""
+    rows = a.logits.shape[0]
+    by_row = a.seq_lens.shape[0] == rows
+    keys = row_lengths(a.seq_lens, rows, 1 if by_row else a.next_n).clamp(min=0)
+    return (keys // a.compress_ratio).clamp(max=width)
+
+
 def decode(a: Arguments) -> None:
     """Serve one call of the decode op; CPU tensors only.
 
@@ -112,11 +132,9 @@ def decode(a: Arguments) -> None:
     rows, width = a.logits.shape
     if rows == 0:
         return
-    by_row = a.seq_lens.shape[0] == rows
-    keys = row_lengths(a.seq_lens, rows, 1 if by_row else a.next_n).clamp(min=0)
     if a.page_table is not None and a.flags & FLAG_CLAMP_PAGES:
         width = min(width, a.page_table.shape[1] * a.page_size)
-    lengths = (keys // a.compress_ratio).clamp(max=width)
+    lengths = _visible_lengths(a, width)
     largest = exact_topk(a.logits, lengths, a.k)
     positions = drop_masked(a.logits, largest) if a.flags & FLAG_DROP_MASKED else largest
     slots = None
@@ -233,3 +251,34 @@ def prefill(a: PrefillArguments) -> None:
         a.stats.zero_()
         a.stats[:, StatsColumn.HITS] = -1
         a.stats[:, StatsColumn.REASON] = reasons if a.path == Path.AUTO else HintReason.DISABLED
+
+
+def blocks(a: BlocksArguments) -> None:
+    """Serve one call of the op that chooses blocks; CPU tensors only.
+
+    Raises
+    ------
+    ValueError
+        A wrong argument, see `gvr_topk.arguments.check_blocks`.
+    """
+    check_blocks(a)
+    if a.logits.shape[0] == 0:
+        return
+    lengths = _visible_lengths(a, a.logits.shape[1])
+    a.blocks[:, : a.block_k] = best_blocks(a.logits, lengths, a.block_k)
+    a.out[:, : a.k] = exact_topk(a.logits, lengths, a.k)
+
+
+def in_blocks(a: InBlocksArguments) -> None:
+    """Serve one call of the op that selects in given blocks; CPU tensors only.
+
+    Raises
+    ------
+    ValueError
+        A wrong argument, see `gvr_topk.arguments.check_in_blocks`.
+    """
+    check_in_blocks(a)
+    if a.logits.shape[0] == 0:
+        return
+    lengths = _visible_lengths(a, a.logits.shape[1])
+    a.out[:, : a.k] = exact_topk_in_blocks(a.logits, lengths, a.blocks, a.k)

@@ -14,22 +14,30 @@ from torch import Tensor
 
 from gvr_topk import cpu
 from gvr_topk.arguments import (
+    BLOCKS,
+    BLOCKS_WRITTEN,
     DECODE,
     FLAG_CLAMP_PAGES,
     FLAG_DROP_MASKED,
     FLAG_PDL,
     FLAG_QUANTILE_GUESS,
+    IN_BLOCKS,
+    IN_BLOCKS_WRITTEN,
     PREFILL,
     PREFILL_PATHS,
     PREFILL_WRITTEN,
     Arguments,
+    BlocksArguments,
     Checks,
+    InBlocksArguments,
     PrefillArguments,
     check,
+    check_blocks,
+    check_in_blocks,
     check_prefill,
     schema,
 )
-from gvr_topk.constants import MAX_WIDTH
+from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH
 from gvr_topk.library import LibraryError, library_status
 from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
@@ -39,8 +47,12 @@ _LIBRARY = library_status()
 
 torch.library.define("gvr_topk::indexer_topk_decode", schema())
 torch.library.define("gvr_topk::indexer_topk_prefill", schema(PrefillArguments, PREFILL_WRITTEN))
+torch.library.define("gvr_topk::indexer_topk_blocks", schema(BlocksArguments, BLOCKS_WRITTEN))
+torch.library.define("gvr_topk::indexer_topk_in_blocks", schema(InBlocksArguments, IN_BLOCKS_WRITTEN))
 _OP = torch.ops.gvr_topk.indexer_topk_decode.default
 _PREFILL_OP = torch.ops.gvr_topk.indexer_topk_prefill.default
+_BLOCKS_OP = torch.ops.gvr_topk.indexer_topk_blocks.default
+_IN_BLOCKS_OP = torch.ops.gvr_topk.indexer_topk_in_blocks.default
 
 
 @torch.library.impl("gvr_topk::indexer_topk_decode", "CPU")
@@ -51,6 +63,16 @@ def _decode_cpu(*arguments: Any, **options: Any) -> None:
 @torch.library.impl("gvr_topk::indexer_topk_prefill", "CPU")
 def _prefill_cpu(*arguments: Any, **options: Any) -> None:
     cpu.prefill(PrefillArguments(*arguments, **options))
+
+
+@torch.library.impl("gvr_topk::indexer_topk_blocks", "CPU")
+def _blocks_cpu(*arguments: Any, **options: Any) -> None:
+    cpu.blocks(BlocksArguments(*arguments, **options))
+
+
+@torch.library.impl("gvr_topk::indexer_topk_in_blocks", "CPU")
+def _in_blocks_cpu(*arguments: Any, **options: Any) -> None:
+    cpu.in_blocks(InBlocksArguments(*arguments, **options))
 
 
 # Results go into arguments, so fake implementations have no shape to tell: they check what is traced.
@@ -64,6 +86,16 @@ def _prefill_fake(*arguments: Any, **options: Any) -> None:
     check_prefill(PrefillArguments(*arguments, **options))
 
 
+@torch.library.register_fake("gvr_topk::indexer_topk_blocks")
+def _blocks_fake(*arguments: Any, **options: Any) -> None:
+    check_blocks(BlocksArguments(*arguments, **options))
+
+
+@torch.library.register_fake("gvr_topk::indexer_topk_in_blocks")
+def _in_blocks_fake(*arguments: Any, **options: Any) -> None:
+    check_in_blocks(InBlocksArguments(*arguments, **options))
+
+
 def _integer(checks: Checks, argument: str, value: Any) -> int:
     """Take any kind of integer, NumPy's too, and nothing that would have to be rounded."""
     if isinstance(value, int | torch.SymInt):  # a symbolic one stays symbolic while a graph is traced
@@ -73,6 +105,15 @@ def _integer(checks: Checks, argument: str, value: Any) -> int:
     raise checks.fail(argument, "an integer", repr(value))
 
 
+def _integers(checks: Checks, next_n: Any, compress_ratio: Any, block_size: Any) -> tuple[int, int, int]:
+    """What the ops of blocks take beside the numbers of items."""
+    return (
+        _integer(checks, "next_n", next_n),
+        _integer(checks, "compress_ratio", compress_ratio),
+        _integer(checks, "block_size", block_size),
+    )
+
+
 def _new_out(checks: Checks, logits: Tensor, k: int) -> Tensor:
     """Room for the results of a call that was given none."""
     if not 1 <= k <= MAX_WIDTH:  # before so much is allocated
@@ -80,7 +121,9 @@ def _new_out(checks: Checks, logits: Tensor, k: int) -> Tensor:
     return torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
 
 
-def _launch(op: Any, checks: Checks, arguments: Arguments | PrefillArguments) -> None:
+def _launch(
+    op: Any, checks: Checks, arguments: Arguments | PrefillArguments | BlocksArguments | InBlocksArguments
+) -> None:
     """Call one of the ops; its errors about arguments are of one type on every device."""
     if arguments.logits.is_cuda and not _LIBRARY.loaded:
         raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.reason}")
@@ -135,6 +178,44 @@ def launch_prefill(arguments: PrefillArguments) -> None:
         The launch failed for a reason that lies in no argument.
     """
     _launch(_PREFILL_OP, PREFILL, arguments)
+
+
+def launch_blocks(arguments: BlocksArguments) -> None:
+    """Run one call of the op that chooses blocks as it is described.
+
+    Parameters
+    ----------
+    arguments : BlocksArguments
+
+    Raises
+    ------
+    ValueError
+        A wrong argument; the message names it.
+    LibraryError
+        CUDA tensors, and the CUDA library is not available.
+    RuntimeError
+        The launch failed for a reason that lies in no argument.
+    """
+    _launch(_BLOCKS_OP, BLOCKS, arguments)
+
+
+def launch_in_blocks(arguments: InBlocksArguments) -> None:
+    """Run one call of the op that selects in given blocks as it is described.
+
+    Parameters
+    ----------
+    arguments : InBlocksArguments
+
+    Raises
+    ------
+    ValueError
+        A wrong argument; the message names it.
+    LibraryError
+        CUDA tensors, and the CUDA library is not available.
+    RuntimeError
+        The launch failed for a reason that lies in no argument.
+    """
+    _launch(_IN_BLOCKS_OP, IN_BLOCKS, arguments)
 
 
 def indexer_topk_decode(
@@ -465,5 +546,194 @@ def indexer_topk_prefill(
             _PREFILL_PATHS[path],
             FLAG_PDL if pdl else 0,
         )
+    )
+    return out
+
+
+def indexer_topk_blocks(
+    logits: Tensor,
+    seq_lens: Tensor,
+    k: int,
+    block_k: int,
+    *,
+    block_size: int = BLOCK_SIZE,
+    next_n: int = 1,
+    compress_ratio: int = 1,
+    out: Tensor | None = None,
+    blocks: Tensor | None = None,
+    pdl: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Select the `k` largest scores of every row and its `block_k` best blocks, exactly, in one read of it.
+
+    For indexers of two levels, as DeepSeek-V4.1's: one layer scores all positions, selects its own, and
+    publishes blocks of neighbouring positions, in which other layers select by `indexer_topk_in_blocks`.
+    Block ``b`` is the positions from ``b * block_size`` on, and its key is its largest visible score.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, width]``, float32, bfloat16 or float16
+        Indexer scores. Inner stride 1; any row stride and alignment. 16-byte aligned rows are faster.
+        At most 262,144 columns and 2**26 rows. Rows may overlap.
+    seq_lens : Tensor, ``[rows / next_n]`` or ``[rows]``, int32, same device
+        As for `indexer_topk_decode`: the key count of each request, or the visible length ``n_r`` of each
+        row.
+    k : int
+        Positions per row, 1 to ``block_k - 1``; more than a row has is fine, for the rest is ``-1``.
+    block_k : int
+        Blocks per row, at most 2,048, and more than `k`: then the `k` largest scores lie in chosen blocks.
+    block_size : {8}
+        Positions per block.
+    next_n, compress_ratio : int, default 1
+        As for `indexer_topk_decode`.
+    out : Tensor, ``[rows, >= k]``, int32, optional
+        Where positions go; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
+    blocks : Tensor, ``[rows, >= block_k]``, int32, optional
+        Where blocks go, likewise.
+    pdl : bool
+        Launch with programmatic stream serialization: the kernel may start while the one before still runs,
+        and waits for its end before the first read.
+
+    Returns
+    -------
+    positions : Tensor, ``[rows, >= k]``, int32
+        `out`, with what `indexer_topk_decode` selects: ascending positions, then ``-1``.
+    blocks : Tensor, ``[rows, >= block_k]``, int32
+        `blocks`. **Which blocks:** the newest, which holds position ``n_r - 1``, whatever its scores are; and
+        of the others those with the largest keys, the smallest numbers among keys equal to the last one
+        taken. NaN ranks above +inf, so a block that holds one does. **In what order:** ascending numbers.
+        Rows of at most `block_k` blocks: all of them, then ``-1``; ``n_r <= 0``: all ``-1``.
+
+    Raises
+    ------
+    ValueError
+        An argument has the wrong device, dtype, shape, stride or range; the message names it.
+    LibraryError
+        CUDA tensors, and the CUDA library is not available.
+
+    Notes
+    -----
+    The op allocates nothing when `out` and `blocks` are given, needs no workspace, reads nothing on the host
+    and never synchronizes.
+
+    Should another stream write an argument while a launch reads it, the result of that launch is
+    unspecified. Even then nothing is written but the row's own `k` places of `out` and `block_k` places of
+    `blocks`, and the launch ends.
+
+    References
+    ----------
+    DeepSeek-V4.1's indexer, as sgl-project/sglang#39421 serves it with PyTorch's operators.
+
+    Examples
+    --------
+    Of four blocks the two best are chosen: the newest one, and the one that holds the largest score.
+
+    >>> scores = torch.zeros(1, 32)
+    >>> scores[0, [3, 12, 20]] = torch.tensor([1.0, 3.0, 2.0])
+    >>> positions, blocks = indexer_topk_blocks(scores, torch.tensor([32], dtype=torch.int32), 1, 2)
+    >>> positions
+    tensor([[12]], dtype=torch.int32)
+    >>> blocks
+    tensor([[1, 3]], dtype=torch.int32)
+    """
+    if not (type(k) is type(block_k) is type(next_n) is type(compress_ratio) is type(block_size) is int):
+        k, block_k = _integer(BLOCKS, "k", k), _integer(BLOCKS, "block_k", block_k)
+        next_n, compress_ratio, block_size = _integers(BLOCKS, next_n, compress_ratio, block_size)
+    if out is None:
+        out = _new_out(BLOCKS, logits, k)
+    if blocks is None:
+        if not 1 <= block_k <= MAX_CHOSEN_BLOCKS:  # before so much is allocated
+            raise BLOCKS.fail("block_k", f"more than k = {k} and at most {MAX_CHOSEN_BLOCKS}", block_k)
+        blocks = torch.empty((logits.shape[0], block_k), dtype=torch.int32, device=logits.device)
+    flags = FLAG_PDL if pdl else 0
+    launch_blocks(
+        BlocksArguments(logits, seq_lens, out, blocks, k, block_k, next_n, flags, compress_ratio, block_size)
+    )
+    return out, blocks
+
+
+def indexer_topk_in_blocks(
+    logits: Tensor,
+    seq_lens: Tensor,
+    blocks: Tensor,
+    k: int,
+    *,
+    block_size: int = BLOCK_SIZE,
+    next_n: int = 1,
+    compress_ratio: int = 1,
+    out: Tensor | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """Select the `k` largest scores among those of given blocks of every row, exactly.
+
+    Nothing else of a row is read as a score, so the rest of `logits` need not hold any.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, width]``, float32, bfloat16 or float16
+        Indexer scores. Inner stride 1; any row stride and alignment. 16-byte aligned rows are faster.
+        At most 2**21 columns and 2**26 rows. Rows may overlap.
+    seq_lens : Tensor, ``[rows / next_n]`` or ``[rows]``, int32, same device
+        As for `indexer_topk_decode`: the key count of each request, or the visible length ``n_r`` of each
+        row.
+    blocks : Tensor, ``[rows, n_blocks]``, int32, same device
+        Blocks of each row, ascending, as `indexer_topk_blocks` gives them; at most 2,048. Inner stride 1, any
+        row stride. Those that the row does not have, ``-1`` too, are ignored wherever they stand, and of the
+        last one what lies at and past ``n_r``. Any content is safe. If blocks do not ascend, positions come
+        in the order of the blocks, and earlier ones win among equal scores. A block that is repeated is
+        selected from as often, so that its positions may be repeated.
+    k : int
+        Items per row, 1 to 2**21; more than the blocks hold is fine, for the rest is ``-1``.
+    block_size : {8}
+        Positions per block.
+    next_n, compress_ratio : int, default 1
+        As for `indexer_topk_decode`.
+    out : Tensor, ``[rows, >= k]``, int32, optional
+        Where to write; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
+    pdl : bool
+        Launch with programmatic stream serialization: the kernel may start while the one before still runs,
+        and waits for its end before the first read.
+
+    Returns
+    -------
+    Tensor, ``[rows, >= k]``, int32
+        `out`. **Which items:** the `k` largest scores of the blocks; among values equal to the k-th the
+        smallest positions. NaN ranks above +inf, ``-0.0`` equals ``+0.0``. **In what order:** ascending
+        positions in the row, then ``-1``, if the blocks hold fewer.
+
+    Raises
+    ------
+    ValueError
+        An argument has the wrong device, dtype, shape, stride or range; the message names it.
+    LibraryError
+        CUDA tensors, and the CUDA library is not available.
+
+    Notes
+    -----
+    The op allocates nothing when `out` is given, needs no workspace, reads nothing on the host and never
+    synchronizes. Should another stream write an argument while a launch reads it, the result of that launch
+    is unspecified. Even then nothing is written but the row's own `k` places of `out`, and the launch ends.
+
+    References
+    ----------
+    DeepSeek-V4.1's indexer, as sgl-project/sglang#39421 serves it with PyTorch's operators.
+
+    Examples
+    --------
+    The largest score lies in block 1, which is not given:
+
+    >>> scores = torch.zeros(1, 32)
+    >>> scores[0, [3, 12, 20]] = torch.tensor([1.0, 3.0, 2.0])
+    >>> blocks = torch.tensor([[0, 2, -1]], dtype=torch.int32)
+    >>> indexer_topk_in_blocks(scores, torch.tensor([32], dtype=torch.int32), blocks, 3)
+    tensor([[ 0,  3, 20]], dtype=torch.int32)
+    """
+    if not (type(k) is type(next_n) is type(compress_ratio) is type(block_size) is int):
+        k = _integer(IN_BLOCKS, "k", k)
+        next_n, compress_ratio, block_size = _integers(IN_BLOCKS, next_n, compress_ratio, block_size)
+    if out is None:
+        out = _new_out(IN_BLOCKS, logits, k)
+    flags = FLAG_PDL if pdl else 0
+    launch_in_blocks(
+        InBlocksArguments(logits, seq_lens, blocks, out, k, next_n, flags, compress_ratio, block_size)
     )
     return out

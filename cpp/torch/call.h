@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <limits>
 #include <optional>
+#include <string>
 
 #include "capability.h"
 #include "check.h"
@@ -110,6 +111,20 @@ inline void check_logits(const Tensor& logits) {
 }
 
 inline void check_k(int64_t k) { check(k >= 1 && k <= kMaxWidth, "k: wanted 1 to ", kMaxWidth, ", got ", k); }
+
+// Lengths: one for each request, which has `next_n` rows, or one for each row.
+inline void check_lengths(const Tensor& logits, const Tensor& seq_lens, int64_t next_n,
+                          int64_t compress_ratio) {
+  const int64_t rows = logits.size(0);
+  check(next_n >= 1 && next_n <= kMaxNextN, "next_n: wanted 1 to ", kMaxNextN, ", got ", next_n);
+  check(rows % next_n == 0, "logits: wanted a multiple of next_n = ", next_n, " rows, got ", rows);
+  check(compress_ratio >= 1 && compress_ratio <= kMaxWidth, "compress_ratio: wanted 1 to ", kMaxWidth,
+        ", got ", compress_ratio);
+  check_tensor(seq_lens, "seq_lens", logits.get_device(), ScalarType::Int, {kAny});
+  const int64_t requests = rows / next_n, lengths = seq_lens.size(0);
+  check(lengths == requests || lengths == rows, "seq_lens: wanted ", requests,
+        requests == rows ? "" : " or " + std::to_string(rows), " elements, got ", describe(seq_lens));
+}
 
 // Cache slots: a page table of `requests` rows, and where the slots go if that is not `out`.
 inline void check_pages(const OptionalTensor& page_table, const OptionalTensor& slots, int64_t page_size,

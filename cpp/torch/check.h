@@ -122,10 +122,11 @@ inline void check_contiguous(const Tensor& t, const char* name) {
         t.stride(0), ", ", t.stride(1), ")");
 }
 
-// Where results go: [rows, >= k] of int32.
-inline void check_results(const Tensor& t, const char* name, int32_t device, int64_t rows, int64_t k) {
+// Where results go: [rows, >= k] of int32. `count` is the argument that says how many they are.
+inline void check_results(const Tensor& t, const char* name, int32_t device, int64_t rows, int64_t k,
+                          const char* count = "k") {
   check_tensor(t, name, device, ScalarType::Int, {rows, kAny});
-  check(t.size(1) >= k, name, ": wanted at least k = ", k, " columns, got ", describe(t));
+  check(t.size(1) >= k, name, ": wanted at least ", count, " = ", k, " columns, got ", describe(t));
   check_rows_apart(t, name, k);
 }
 

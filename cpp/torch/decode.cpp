@@ -2,8 +2,6 @@
 // schema, the fake kernel and the CPU implementation are Python's (gvr_topk/arguments.py, ops.py, cpu.py).
 #include <torch/csrc/stable/library.h>
 
-#include <string>
-
 #include "call.h"
 #include "gvr_topk/launch.h"
 
@@ -70,15 +68,8 @@ void check_arguments(const Arguments& a) {
   const int32_t device = a.logits.get_device();
   const int64_t rows = a.logits.size(0);
   check_k(a.k);
-  check(a.next_n >= 1 && a.next_n <= kMaxNextN, "next_n: wanted 1 to ", kMaxNextN, ", got ", a.next_n);
-  check(rows % a.next_n == 0, "logits: wanted a multiple of next_n = ", a.next_n, " rows, got ", rows);
+  check_lengths(a.logits, a.seq_lens, a.next_n, a.compress_ratio);
   const int64_t requests = rows / a.next_n;
-  check(a.compress_ratio >= 1 && a.compress_ratio <= kMaxWidth, "compress_ratio: wanted 1 to ", kMaxWidth,
-        ", got ", a.compress_ratio);
-  check_tensor(a.seq_lens, "seq_lens", device, ScalarType::Int, {kAny});
-  const int64_t lengths = a.seq_lens.size(0);
-  check(lengths == requests || lengths == rows, "seq_lens: wanted ", requests,
-        requests == rows ? "" : " or " + std::to_string(rows), " elements, got ", describe(a.seq_lens));
   check_results(a.out, "out", device, rows, a.k);
   check_state(a, device, rows, requests);
   if (a.next_state) check_words(*a.next_state, "next_state", device, rows);

@@ -1,0 +1,478 @@
+"""The ops of blocks on the CPU: contents, lengths, given blocks, errors, torch.compile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import gvr_topk
+from gvr_topk import indexer_topk_blocks, indexer_topk_in_blocks, ops
+from gvr_topk.arguments import (
+    BLOCKS_WRITTEN,
+    IN_BLOCKS_WRITTEN,
+    BlocksArguments,
+    InBlocksArguments,
+    check_blocks,
+    check_in_blocks,
+)
+from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH
+from gvr_topk.contract import DTYPES, row_lengths
+from gvr_topk.evaluation.oracle import sorted_row
+from gvr_topk.library import LibraryError, LibraryStatus
+
+OPS = {
+    "blocks": torch.ops.gvr_topk.indexer_topk_blocks.default,
+    "in_blocks": torch.ops.gvr_topk.indexer_topk_in_blocks.default,
+}
+ROWS, WIDTH, K, BLOCK_K = 6, 203, 5, 7
+NAN, INF = math.nan, math.inf
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+
+
+def int32(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+LENGTHS = int32(WIDTH, 0, 3, 57, 58, 160)
+
+
+def scores(rows: int = ROWS, width: int = WIDTH, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows with many ties, of positions and of blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-40, 40, (rows, width), generator=generator).to(dtype)
+
+
+def padded(chosen: list[int], count: int) -> list[int]:
+    assert len(chosen) <= count
+    return chosen + [-1] * (count - len(chosen))
+
+
+def expected_blocks(row: np.ndarray, block_k: int) -> list[int]:
+    """Best blocks of the visible scores of a row, by a sort in NumPy."""
+    best = [float(np.max(row[at : at + BLOCK_SIZE])) for at in range(0, len(row), BLOCK_SIZE)]
+    if not best:
+        return padded([], block_k)
+    newest = len(best) - 1
+    others = sorted_row(np.array(best[:-1], dtype=np.float32), block_k - 1).tolist() if newest else []
+    return padded([*others, newest], block_k)
+
+
+def expected_in_blocks(row: np.ndarray, blocks: list[int], k: int) -> list[int]:
+    """Best positions that some blocks of the visible scores of a row hold, in the order of the blocks."""
+    positions = [
+        position
+        for block in blocks
+        for position in range(block * BLOCK_SIZE, block * BLOCK_SIZE + BLOCK_SIZE)
+        if 0 <= position < len(row)
+    ]
+    if not positions:
+        return padded([], k)
+    return padded([positions[place] for place in sorted_row(row[positions], k)], k)
+
+
+def visible(logits: Tensor, lengths: Tensor) -> list[np.ndarray]:
+    rows = logits.float().numpy()
+    return [row[: max(length, 0)] for row, length in zip(rows, lengths.tolist(), strict=True)]
+
+
+def agree(
+    logits: Tensor, lengths: Tensor, k: int = K, block_k: int = BLOCK_K, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Call both ops, which have to give what is expected, and the same positions."""
+    positions, blocks = indexer_topk_blocks(logits, lengths, k, block_k, **options)
+    assert positions.dtype == blocks.dtype == torch.int32
+    rows = visible(logits, lengths)
+    assert positions.tolist() == [padded(sorted_row(row, k).tolist(), k) for row in rows]
+    assert blocks.tolist() == [expected_blocks(row, block_k) for row in rows]
+    again = indexer_topk_in_blocks(logits, lengths, blocks, k, **options)
+    assert torch.equal(again, positions), "the top k lie in the chosen blocks"
+    more = indexer_topk_in_blocks(logits, lengths, blocks, 20)
+    assert more.tolist() == [
+        expected_in_blocks(row, chosen, 20) for row, chosen in zip(rows, blocks.tolist(), strict=True)
+    ]
+    return positions, blocks
+
+
+# ---------------------------------------------------------------- contents and lengths
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_of_every_kind(dtype: torch.dtype) -> None:
+    logits = scores(dtype=dtype)
+    logits[:, ::37] = NAN
+    logits[:, 1::15] = -0.0
+    logits[:, 2::9] = 0.0
+    logits[:, 3::61] = INF
+    logits[:, 4::13] = -INF
+    agree(logits, LENGTHS)
+
+
+@given(
+    st.lists(st.integers(-3, WIDTH) | st.just(INT_MIN), min_size=ROWS, max_size=ROWS),
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.integers(0, 2**32),
+    st.sampled_from(DTYPES),
+)
+def test_any_lengths(lengths: list[int], k: int, more: int, seed: int, dtype: torch.dtype) -> None:
+    agree(scores(seed=seed, dtype=dtype), int32(*lengths), k, k + more)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**32), st.integers(1, 40), st.sampled_from(DTYPES))
+def test_any_bits(seed: int, k: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    integer = torch.int32 if dtype == torch.float32 else torch.int16
+    limits = torch.iinfo(integer)
+    bits = torch.randint(limits.min, limits.max + 1, (ROWS, WIDTH), generator=generator).to(integer)
+    agree(bits.view(dtype), LENGTHS, k, k + 1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        lambda shape: torch.zeros(shape),
+        lambda shape: torch.where(torch.arange(shape[1]) % 2 == 0, -0.0, 0.0).expand(shape),
+        lambda shape: torch.full(shape, -INF),
+        lambda shape: torch.full(shape, NAN),
+        lambda shape: torch.where(torch.arange(shape[1]) % 3 == 0, NAN, INF).expand(shape),
+        lambda shape: torch.arange(shape[1]).float().expand(shape),
+        lambda shape: -torch.arange(shape[1]).float().expand(shape),
+        lambda shape: torch.tensor([1e-45, -1e-45, 0.0, 3e-45]).repeat(shape[0], shape[1] // 4 + 1),
+    ],
+    ids=["equal", "zeros of both signs", "-inf", "nan", "nan and inf", "rising", "falling", "denormals"],
+)
+def test_contents_that_tie_or_are_no_numbers(content: Callable[[tuple[int, int]], Tensor]) -> None:
+    agree(content((ROWS, WIDTH))[:, :WIDTH], LENGTHS)
+
+
+def test_the_newest_block_is_chosen_whatever_it_holds() -> None:
+    """Blocks with NaN are as many as are chosen, and stand before it."""
+    logits = torch.full((1, 64), NAN)
+    logits[0, 57:] = -INF
+    for n, newest in ((64, 7), (58, 7), (57, 7), (56, 6), (49, 6), (48, 5)):
+        _, blocks = agree(logits, int32(n), 1, 3)
+        assert blocks.tolist() == [[0, 1, newest]]
+
+
+def test_a_block_with_nan_ranks_above_infinity() -> None:
+    logits = torch.zeros(1, 64)
+    logits[0, 3], logits[0, 12], logits[0, 33] = INF, NAN, 1.0
+    for block_k, wanted in ((2, [1, 7]), (3, [0, 1, 7]), (4, [0, 1, 4, 7])):
+        assert agree(logits, int32(64), 1, block_k)[1].tolist() == [wanted]
+
+
+def test_equal_blocks_go_to_the_smallest_numbers() -> None:
+    logits = torch.zeros(1, 80)
+    logits[0, 40] = 1.0
+    assert agree(logits, int32(80), 2, 4)[1].tolist() == [[0, 1, 5, 9]]
+
+
+def test_the_fewest_blocks_for_k() -> None:
+    """The k largest scores lie in k blocks, none of which is the newest, so that k + 1 are needed."""
+    logits = torch.zeros(1, 80)
+    logits[0, [3, 20, 44, 61]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    positions, blocks = agree(logits, int32(80), 4, 5)
+    assert positions.tolist() == [[3, 20, 44, 61]] and blocks.tolist() == [[0, 2, 5, 7, 9]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("poison", [NAN, INF, -INF])
+def test_nothing_behind_a_row_is_a_score(dtype: torch.dtype, poison: float) -> None:
+    logits = scores(dtype=dtype)
+    wanted = agree(logits, LENGTHS)
+    poisoned = torch.where(torch.arange(WIDTH) < LENGTHS[:, None], logits, poison)
+    got = agree(poisoned, LENGTHS)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("width", [*range(20), 55, 56, 57, 63, 64, 65])
+def test_rows_of_about_as_many_blocks_as_are_chosen(width: int) -> None:
+    agree(scores(ROWS, width), torch.full((ROWS,), width, dtype=torch.int32))
+    agree(scores(ROWS, width), torch.arange(width - 3, width - 3 + ROWS, dtype=torch.int32).clamp(max=width))
+
+
+def test_lengths_beyond_the_width_end_with_it() -> None:
+    got = indexer_topk_blocks(scores(), torch.full((ROWS,), INT_MAX, dtype=torch.int32), K, BLOCK_K)
+    wanted = agree(scores(), torch.full((ROWS,), WIDTH, dtype=torch.int32))
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("compress_ratio", [1, 4])
+@pytest.mark.parametrize("next_n", [1, 2, 3])
+@pytest.mark.parametrize("by_row", [False, True])
+def test_lengths_count_as_in_decode(by_row: bool, next_n: int, compress_ratio: int) -> None:
+    logits = scores()
+    count = ROWS if by_row else ROWS // next_n
+    seq_lens = torch.arange(100, 100 + 111 * count, 111, dtype=torch.int32)
+    keys = seq_lens if by_row else row_lengths(seq_lens, ROWS, next_n)
+    lengths = (keys // compress_ratio).clamp(max=WIDTH).to(torch.int32)
+    options = {"next_n": next_n, "compress_ratio": compress_ratio}
+    positions, blocks = indexer_topk_blocks(logits, seq_lens, K, BLOCK_K, **options)
+    wanted = agree(logits, lengths)
+    assert torch.equal(positions, wanted[0]) and torch.equal(blocks, wanted[1])
+    assert torch.equal(positions, gvr_topk.indexer_topk_decode(logits, seq_lens, K, **options))
+    assert torch.equal(indexer_topk_in_blocks(logits, seq_lens, blocks, K, **options), positions)
+
+
+def test_the_widest_row_and_the_most_blocks() -> None:
+    logits = torch.zeros(1, MAX_BLOCKS_WIDTH)
+    logits[0, -9] = 1.0
+    positions, blocks = indexer_topk_blocks(
+        logits, int32(MAX_BLOCKS_WIDTH), MAX_CHOSEN_BLOCKS - 1, MAX_CHOSEN_BLOCKS
+    )
+    last = MAX_BLOCKS_WIDTH // BLOCK_SIZE - 1
+    assert blocks.tolist() == [[*range(MAX_CHOSEN_BLOCKS - 2), last - 1, last]]
+    assert positions.tolist() == [[*range(MAX_CHOSEN_BLOCKS - 2), MAX_BLOCKS_WIDTH - 9]]
+
+
+def test_rows_of_scores_may_overlap() -> None:
+    lengths = torch.full((ROWS,), WIDTH, dtype=torch.int32)
+    agree(scores(1).expand(ROWS, WIDTH), lengths)
+    agree(scores(1, width=WIDTH + ROWS - 1)[0].as_strided((ROWS, WIDTH), (1, 1)), lengths)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 10), (0, 0), (2, 0)])
+def test_nothing_to_select_from(rows: int, width: int) -> None:
+    lengths = torch.full((rows,), 5, dtype=torch.int32)
+    positions, blocks = indexer_topk_blocks(torch.empty(rows, width), lengths, 3, 4)
+    assert positions.tolist() == [[-1] * 3] * rows and blocks.tolist() == [[-1] * 4] * rows
+    assert indexer_topk_in_blocks(torch.empty(rows, width), lengths, blocks, 3).tolist() == [[-1] * 3] * rows
+
+
+def test_results_are_written_in_place_and_no_further() -> None:
+    out = torch.full((ROWS, K + 3), -7, dtype=torch.int32)
+    blocks = torch.full((ROWS, BLOCK_K + 2), -7, dtype=torch.int32)
+    got = indexer_topk_blocks(scores(), LENGTHS, K, BLOCK_K, out=out, blocks=blocks)
+    assert got[0] is out and got[1] is blocks
+    assert (out[:, K:] == -7).all() and (out[:, :K] != -7).all()
+    assert (blocks[:, BLOCK_K:] == -7).all() and (blocks[:, :BLOCK_K] != -7).all()
+    again = torch.full((ROWS, K + 3), -7, dtype=torch.int32)
+    assert indexer_topk_in_blocks(scores(), LENGTHS, blocks[:, :BLOCK_K], K, out=again) is again
+    assert torch.equal(again, out)
+
+
+# ---------------------------------------------------------------- given blocks
+
+
+any_block = st.integers(-3, WIDTH // BLOCK_SIZE + 3) | st.sampled_from([INT_MIN, -1, 1 << 28, INT_MAX])
+
+
+@given(
+    st.lists(st.lists(any_block, min_size=9, max_size=9), min_size=ROWS, max_size=ROWS),
+    st.integers(1, 90),
+    st.sampled_from(DTYPES),
+)
+def test_any_blocks_may_be_given(blocks: list[list[int]], k: int, dtype: torch.dtype) -> None:
+    """In any order, repeated, and such as the row does not have."""
+    logits = scores(dtype=dtype)
+    got = indexer_topk_in_blocks(logits, LENGTHS, torch.tensor(blocks, dtype=torch.int32), k)
+    rows = zip(visible(logits, LENGTHS), blocks, strict=True)
+    assert got.tolist() == [expected_in_blocks(row, given_blocks, k) for row, given_blocks in rows]
+
+
+@pytest.mark.parametrize("count", [0, 1, MAX_CHOSEN_BLOCKS])
+def test_the_fewest_and_the_most_given_blocks(count: int) -> None:
+    blocks = torch.arange(count, dtype=torch.int32).repeat(ROWS, 1)
+    got = indexer_topk_in_blocks(scores(), LENGTHS, blocks, 40)
+    rows = visible(scores(), LENGTHS)
+    assert got.tolist() == [expected_in_blocks(row, list(range(count)), 40) for row in rows]
+
+
+def test_all_blocks_in_order_are_the_whole_row() -> None:
+    blocks = torch.arange(-(-WIDTH // BLOCK_SIZE), dtype=torch.int32).expand(ROWS, -1)
+    for k in (1, K, 100, WIDTH, 2 * WIDTH):
+        wanted = gvr_topk.indexer_topk_decode(scores(), LENGTHS, k)
+        assert torch.equal(indexer_topk_in_blocks(scores(), LENGTHS, blocks, k), wanted)
+
+
+def test_blocks_of_a_wide_row() -> None:
+    logits = torch.zeros(1, MAX_WIDTH)
+    logits[0, -3] = 1.0
+    last = MAX_WIDTH // BLOCK_SIZE - 1
+    got = indexer_topk_in_blocks(logits, int32(MAX_WIDTH), int32(5, last).view(1, 2), 2)
+    assert got.tolist() == [[40, MAX_WIDTH - 3]]
+
+
+# ---------------------------------------------------------------- errors
+
+
+def described(op: str, **changes: Any) -> Any:
+    """A valid call as the op sees it, some arguments of it replaced."""
+    arguments: dict[str, Any] = {
+        "logits": scores(),
+        "seq_lens": LENGTHS,
+        "out": torch.zeros(ROWS, K, dtype=torch.int32),
+        "blocks": torch.zeros(ROWS, BLOCK_K, dtype=torch.int32),
+        "k": K,
+    }
+    if op == "in_blocks":
+        return InBlocksArguments(**{**arguments, **changes})
+    return BlocksArguments(**{**arguments, "block_k": BLOCK_K, **changes})
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (
+        {"logits": scores(dtype=torch.float64)},
+        "logits: wanted dtype float32, bfloat16 or float16, got float64",
+    ),
+    ({"logits": scores()[0]}, r"logits: wanted shape \[rows, width\], got \[203\]"),
+    ({"logits": scores().T.contiguous().T}, "logits: wanted inner stride 1, got 6"),
+    ({"k": 0}, "k: wanted 1 to 2097152, got 0"),
+    ({"block_size": 16}, "block_size: wanted 8, got 16"),
+    ({"next_n": 0}, "next_n: wanted 1 to 1024, got 0"),
+    ({"next_n": 4}, "logits: wanted a multiple of next_n = 4 rows, got 6"),
+    ({"compress_ratio": 0}, "compress_ratio: wanted 1 to 2097152, got 0"),
+    ({"seq_lens": LENGTHS.long()}, "seq_lens: wanted dtype int32, got int64"),
+    ({"seq_lens": LENGTHS[1:]}, r"seq_lens: wanted 6 elements, got \[5\]"),
+    ({"seq_lens": LENGTHS[1:], "next_n": 3}, r"seq_lens: wanted 2 or 6 elements, got \[5\]"),
+    ({"out": torch.zeros(ROWS, K)}, "out: wanted dtype int32, got float32"),
+    (
+        {"out": torch.zeros(ROWS, K - 1, dtype=torch.int32)},
+        r"out: wanted at least k = 5 columns, got \[6, 4\]",
+    ),
+    ({"out": torch.zeros(1, K, dtype=torch.int32).expand(ROWS, K)}, "out: wanted rows that do not overlap"),
+    ({"blocks": torch.zeros(ROWS, BLOCK_K)}, "blocks: wanted dtype int32, got float32"),
+    (
+        {"blocks": torch.zeros(5, BLOCK_K, dtype=torch.int32)},
+        r"blocks: wanted shape \[6, any\], got \[5, 7\]",
+    ),
+    ({"blocks": torch.zeros(BLOCK_K, ROWS, dtype=torch.int32).T}, "blocks: wanted inner stride 1, got 6"),
+]
+WRONG_CHOSEN: list[tuple[dict[str, Any], str]] = [
+    (
+        {"logits": torch.empty(1, MAX_BLOCKS_WIDTH + 1), "seq_lens": int32(1), "out": int32(*[0] * K)[None]},
+        "logits: wanted at most 262144 columns, got 262145",
+    ),
+    ({"block_k": K}, "block_k: wanted more than k = 5 and at most 2048, got 5"),
+    ({"block_k": 0}, "block_k: wanted more than k = 5 and at most 2048, got 0"),
+    ({"block_k": 2049}, "block_k: wanted more than k = 5 and at most 2048, got 2049"),
+    ({"block_k": 8}, r"blocks: wanted at least block_k = 8 columns, got \[6, 7\]"),
+    (
+        {"blocks": torch.zeros(1, BLOCK_K, dtype=torch.int32).expand(ROWS, BLOCK_K)},
+        "blocks: wanted rows that do not overlap, at least 7 elements apart, got 0",
+    ),
+]
+WRONG_GIVEN: list[tuple[dict[str, Any], str]] = [
+    (
+        {"blocks": torch.zeros(ROWS, MAX_CHOSEN_BLOCKS + 1, dtype=torch.int32)},
+        "blocks: wanted at most 2048 columns, got 2049",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "message"),
+    [("blocks", *wrong) for wrong in WRONG + WRONG_CHOSEN]
+    + [("in_blocks", *wrong) for wrong in WRONG + WRONG_GIVEN],
+)
+def test_wrong_arguments(op: str, changes: dict[str, Any], message: str) -> None:
+    launch = ops.launch_blocks if op == "blocks" else ops.launch_in_blocks
+    with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_{op}: {message}"):
+        launch(described(op, **changes))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", ["k", "block_k", "next_n", "compress_ratio", "block_size"])
+def test_numbers_are_integers(op: str, name: str) -> None:
+    function: Callable[..., Any] = indexer_topk_blocks if op == "blocks" else indexer_topk_in_blocks
+    numbers = {"k": K, "block_k": BLOCK_K, "next_n": 1, "compress_ratio": 1, "block_size": BLOCK_SIZE}
+    tensors = (scores(), LENGTHS)
+    if op == "in_blocks":
+        del numbers["block_k"]
+        tensors += (torch.zeros(ROWS, BLOCK_K, dtype=torch.int32),)
+    if name not in numbers:
+        return
+    with pytest.raises(ValueError, match=rf"indexer_topk_{op}: {name}: wanted an integer, got 2\.0"):
+        function(*tensors, **{**numbers, name: 2.0})
+    function(*tensors, **{**numbers, name: np.int64(numbers[name])})
+
+
+@pytest.mark.parametrize("k", [0, MAX_WIDTH + 1])
+def test_nothing_is_allocated_for_numbers_out_of_range(k: int) -> None:
+    with pytest.raises(ValueError, match="k: wanted 1 to"):
+        indexer_topk_blocks(scores(), LENGTHS, k, BLOCK_K)
+    with pytest.raises(ValueError, match="block_k: wanted more than k = 5 and at most 2048"):
+        indexer_topk_blocks(scores(), LENGTHS, K, 1 << 60)
+    with pytest.raises(ValueError, match="k: wanted 1 to"):
+        indexer_topk_in_blocks(scores(), LENGTHS, torch.zeros(ROWS, 1, dtype=torch.int32), k)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_cuda_needs_the_library(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(False, None, "built without a CUDA compiler"))
+    with FakeTensorMode():
+        cuda = described(op)._replace(logits=torch.empty(ROWS, WIDTH, device="cuda"))
+        launch = ops.launch_blocks if op == "blocks" else ops.launch_in_blocks
+        with pytest.raises(LibraryError, match=rf"indexer_topk_{op}: CUDA library: built without"):
+            launch(cuda)
+
+
+# ---------------------------------------------------------------- torch.library and torch.compile
+
+
+def test_the_schemas_are_those_that_the_compiled_ops_are_written_for() -> None:
+    numbers = "int next_n=1, int flags=0, int compress_ratio=1, int block_size=8"
+    assert str(OPS["blocks"]._schema) == (
+        "gvr_topk::indexer_topk_blocks(Tensor logits, Tensor seq_lens, Tensor(a!) out, Tensor(b!) blocks, "
+        f"int k, int block_k, {numbers}) -> ()"
+    )
+    assert str(OPS["in_blocks"]._schema) == (
+        "gvr_topk::indexer_topk_in_blocks(Tensor logits, Tensor seq_lens, Tensor blocks, Tensor(a!) out, "
+        f"int k, {numbers}) -> ()"
+    )
+
+
+@pytest.mark.parametrize(("op", "names"), [("blocks", BLOCKS_WRITTEN), ("in_blocks", IN_BLOCKS_WRITTEN)])
+def test_the_schemas_declare_every_write(op: str, names: tuple[str, ...]) -> None:
+    arguments = OPS[op]._schema.arguments
+    assert {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write} == set(names)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", OPS)
+def test_opcheck(op: str, dtype: torch.dtype) -> None:
+    changes = {
+        "logits": scores(width=2 * WIDTH, dtype=dtype)[:, :WIDTH],
+        "out": torch.zeros(ROWS, K + 2, dtype=torch.int32),
+    }
+    torch.library.opcheck(OPS[op], tuple(described(op, **changes)))
+
+
+def test_fake_tensors_are_checked_alike() -> None:
+    with FakeTensorMode():
+        lengths = torch.empty(ROWS + 1, dtype=torch.int32)
+        for op, check in (("blocks", check_blocks), ("in_blocks", check_in_blocks)):
+            logits = torch.empty(ROWS, WIDTH)
+            with pytest.raises(ValueError, match=r"seq_lens: wanted 6 elements, got \[7\]"):
+                check(described(op)._replace(logits=logits, seq_lens=lengths))
+
+
+def two_layers(source: Tensor, consumer: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    positions, blocks = indexer_topk_blocks(source * 2, lengths, K, BLOCK_K)
+    return positions, blocks, indexer_topk_in_blocks(consumer, lengths, blocks, K)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_whole(backend: str, dynamic: bool) -> None:
+    compiled: Callable[..., Any] = torch.compile(
+        two_layers, fullgraph=True, backend=backend, dynamic=dynamic or None
+    )
+    for rows in (ROWS, ROWS + 3):
+        source, consumer = scores(rows, seed=1), scores(rows, seed=2)
+        lengths = torch.arange(50, 50 + 20 * rows, 20, dtype=torch.int32).clamp(max=WIDTH)
+        got, wanted = compiled(source, consumer, lengths), two_layers(source, consumer, lengths)
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+        assert [tensor.shape for tensor in got] == [(rows, K), (rows, BLOCK_K), (rows, K)]
+        rows_of = zip(visible(consumer, lengths), got[1].tolist(), strict=True)
+        assert got[2].tolist() == [expected_in_blocks(row, blocks, K) for row, blocks in rows_of]
