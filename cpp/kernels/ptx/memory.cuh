@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_before(int index, int end, uint4& v, const 
   asm volatile(
       "{\n .reg .pred p;\n"
       " setp.lt.s32 p, %4, %5;\n"
-      " @p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%6 + %7];\n}"
+      " @p ld.global.v4.u32 {%0, %1, %2, %3}, [%6 + %7];\n}"
       : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
       : "r"(index), "r"(end), "l"(p), "n"(kOffset));
 }

@@ -1,0 +1,448 @@
+"""The ops of blocks: rows of every length, layout and content give the exact result, in every execution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from contents import CONTENTS, draw, int32, integers, rows_of_requests
+from oracle import POISON, check_guards, guarded, place
+from torch import Tensor
+
+from gvr_topk import indexer_topk_blocks, indexer_topk_decode, indexer_topk_in_blocks
+from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH
+from gvr_topk.contract import DTYPES, best_blocks, exact_topk, exact_topk_in_blocks, row_lengths
+
+V41 = (512, 2048)
+"""Positions and blocks that DeepSeek-V4.1 selects."""
+SHAPES = (V41, (1, 2), (2047, 2048), (100, 513), (7, 1024))
+NAN, INF = float("nan"), float("inf")
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+ORACLE_ELEMENTS = 1 << 24
+
+
+def some_rows(rows: int, width: int) -> list[slice]:
+    """Parts of the rows that an oracle ranks at a time."""
+    step = max(1, ORACLE_ELEMENTS // max(width, 1))
+    return [slice(first, first + step) for first in range(0, rows, step)]
+
+
+def run_blocks(
+    logits: Tensor, seq_lens: Tensor, k: int, block_k: int, **arguments: Any
+) -> tuple[Tensor, Tensor]:
+    """Call the op on poisoned outputs, and check the guard words around them."""
+    rows = len(logits)
+    outputs = {"out": guarded(rows, k), "blocks": guarded(rows, block_k, gap=1)}
+    given = {name: inner for name, (_, inner) in outputs.items()}
+    indexer_topk_blocks(logits, seq_lens, k, block_k, **given, **arguments)
+    for name, (buffer, inner) in outputs.items():
+        check_guards(name, buffer, inner)
+    return given["out"], given["blocks"]
+
+
+def run_in_blocks(logits: Tensor, seq_lens: Tensor, blocks: Tensor, k: int, **arguments: Any) -> Tensor:
+    """The same of the other op."""
+    buffer, out = guarded(len(logits), k)
+    indexer_topk_in_blocks(logits, seq_lens, blocks, k, out=out, **arguments)
+    check_guards("out", buffer, out)
+    return out
+
+
+def assert_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int, **arguments: Any) -> Tensor:
+    got = run_in_blocks(logits, lengths, blocks, k, **arguments)
+    visible = lengths.clamp(0, logits.shape[1])
+    for part in some_rows(len(logits), BLOCK_SIZE * blocks.shape[1]):
+        wanted = exact_topk_in_blocks(logits[part], visible[part], blocks[part], k)
+        assert torch.equal(got[part], wanted)
+    return got
+
+
+def assert_exact(
+    logits: Tensor, lengths: Tensor, k: int, block_k: int, **arguments: Any
+) -> tuple[Tensor, Tensor]:
+    """Both ops, where the second selects in what the first has chosen."""
+    positions, blocks = run_blocks(logits, lengths, k, block_k, **arguments)
+    visible = lengths.clamp(0, logits.shape[1])
+    for part in some_rows(*logits.shape):
+        assert torch.equal(blocks[part], best_blocks(logits[part], visible[part], block_k))
+        assert torch.equal(positions[part], exact_topk(logits[part], visible[part], k))
+    assert torch.equal(run_in_blocks(logits, lengths, blocks, k, **arguments), positions)
+    return positions, blocks
+
+
+# ---------------------------------------------------------------- lengths and layouts
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("k", "block_k"), SHAPES)
+def test_rows_of_all_lengths(k: int, block_k: int, dtype: torch.dtype) -> None:
+    """Around every bound: k, block_k blocks, the share of a warp, groups of 16 blocks, and the widest row."""
+    about = [0, k, 8 * block_k, 8 * 2048, 8 * 4096, 8 * 8192, 8 * 8192 + 2048, 131_072, MAX_BLOCKS_WIDTH - 9]
+    lengths = int32(*sorted({max(0, n + d) for n in about for d in (-9, -8, -7, -1, 0, 1, 7, 8, 9)}))
+    width = MAX_BLOCKS_WIDTH
+    logits = rows_of_requests(len(lengths), width, seed=k, noise=1.0).to(dtype)
+    assert_exact(logits, lengths, k, block_k)
+    assert_exact(logits, torch.full_like(lengths, width), k, block_k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "width", [*range(1, 20), 100, 511, 512, 4096, 16_383, 16_384, 16_385, 20_000, 65_537]
+)
+def test_buffers_of_every_width(width: int, dtype: torch.dtype) -> None:
+    rows = 9
+    logits = rows_of_requests(rows, width, seed=width, noise=1.0).to(dtype)
+    lengths = integers(-2, width + 2, rows, seed=width)
+    lengths[:3] = int32(width, INT_MAX, INT_MIN)
+    for k, block_k in (V41, (1, 2), (3, 17)):
+        assert_exact(logits, lengths, k, block_k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shift", [0, 1, 2, 4, 7])
+@pytest.mark.parametrize("pad", [0, 1, 8])
+def test_rows_of_every_alignment(pad: int, shift: int, dtype: torch.dtype) -> None:
+    rows, width = 12, 40_009
+    logits = place(rows_of_requests(rows, width, seed=shift).to(dtype), pad=pad, shift=shift)
+    lengths = integers(1000, width + 1, rows, seed=shift)
+    lengths[0] = width
+    for k, block_k in (V41, (7, 100)):
+        assert_exact(logits, lengths, k, block_k)
+
+
+def test_rows_of_scores_may_overlap() -> None:
+    row = rows_of_requests(1, 60_000)
+    lengths = integers(0, 50_000, 40, seed=3)
+    assert_exact(row.expand(40, -1), lengths, *V41)
+    assert_exact(row[0].as_strided((40, 50_000), (1, 1)), lengths, *V41)
+
+
+def test_rows_that_lie_beyond_32_bits() -> None:
+    """Rows so far apart that offsets of elements, and of bytes more so, need 64 bits."""
+    rows, width, stride = 3, 20_000, 1_200_000_000
+    buffer = torch.empty(2 * stride + width, dtype=torch.bfloat16, device="cuda")
+    logits = buffer.as_strided((rows, width), (stride, 1))
+    logits.copy_(rows_of_requests(rows, width))
+    assert_exact(logits, torch.full((rows,), width, dtype=torch.int32, device="cuda"), *V41)
+
+
+@pytest.mark.parametrize("rows", [1, 133, 1000])
+def test_many_rows(rows: int) -> None:
+    logits = rows_of_requests(rows, 30_000, seed=rows, noise=1.0)
+    assert_exact(logits, integers(0, 30_001, rows, seed=1), *V41)
+
+
+@pytest.mark.parametrize("compress_ratio", [1, 4])
+@pytest.mark.parametrize(("next_n", "by_row"), [(1, False), (2, False), (3, True)])
+def test_lengths_count_as_in_decode(next_n: int, by_row: bool, compress_ratio: int) -> None:
+    rows, width = 12, 30_000
+    logits = rows_of_requests(rows, width, noise=1.0)
+    seq_lens = integers(0, compress_ratio * width, rows if by_row else rows // next_n, seed=next_n)
+    keys = seq_lens.to(torch.int64) if by_row else row_lengths(seq_lens, rows, next_n)
+    lengths = (keys.clamp(min=0) // compress_ratio).clamp(max=width).to(torch.int32)
+    options = {"next_n": next_n, "compress_ratio": compress_ratio}
+    positions, blocks = run_blocks(logits, seq_lens, *V41, **options)
+    wanted = assert_exact(logits, lengths, *V41)
+    assert torch.equal(positions, wanted[0]) and torch.equal(blocks, wanted[1])
+    assert torch.equal(run_in_blocks(logits, seq_lens, blocks, V41[0], **options), positions)
+
+
+def test_no_rows_and_no_columns() -> None:
+    for rows, width in ((0, 100), (0, 0), (3, 0)):
+        lengths = torch.full((rows,), 7, dtype=torch.int32, device="cuda")
+        assert_exact(torch.zeros(rows, width, device="cuda"), lengths, 3, 4)
+
+
+# ---------------------------------------------------------------- contents
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CONTENTS)
+def test_adversarial_contents(name: str, dtype: torch.dtype) -> None:
+    """Plateaus, infinities, NaN, denormals and clusters, of more blocks than are chosen."""
+    rows, width = 24, 50_007
+    scores = CONTENTS[name](rows, width, V41[0])
+    if name == "denormals" and dtype != torch.float32:
+        scores = scores.double() * {torch.bfloat16: 1e5, torch.float16: 1e38}[dtype]
+    logits = place(scores.to(dtype), pad=1, shift=0)
+    lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
+    lengths[::5] = 8 * V41[1] + 1
+    assert_exact(logits, lengths, *V41)
+    assert_exact(logits, lengths, 1, 33)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CONTENTS)
+def test_adversarial_contents_of_the_widest_rows(name: str, dtype: torch.dtype) -> None:
+    rows, width = 3, MAX_BLOCKS_WIDTH
+    logits = CONTENTS[name](rows, width, V41[0]).to(dtype)
+    assert_exact(logits, int32(width, width - 3, width - 5000), *V41)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [NAN, INF, 0.0, -INF])
+def test_ties_of_blocks_and_the_newest(value: float, dtype: torch.dtype) -> None:
+    """More blocks have the greatest score than are chosen, and the newest has none of it."""
+    width = 70_000
+    logits = torch.full((4, width), value, dtype=dtype, device="cuda")
+    lengths = int32(width, width - 1, width - 7, 8 * 2049)
+    for row, n in enumerate(lengths.tolist()):
+        logits[row, (n - 1) // 8 * 8 :] = -INF
+    positions, blocks = assert_exact(logits, lengths, *V41)
+    assert blocks[:, -1].tolist() == [(n - 1) // 8 for n in lengths.tolist()]
+    assert torch.equal(blocks[:, :-1], torch.arange(2047, device="cuda").expand(4, -1).to(torch.int32))
+    assert torch.equal(positions, torch.arange(512, device="cuda").expand(4, -1).to(torch.int32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("poison", [NAN, INF])
+def test_nothing_behind_a_row_is_a_score(poison: float, dtype: torch.dtype) -> None:
+    rows, width = 40, 40_000
+    logits = rows_of_requests(rows, width, noise=1.0).to(dtype)
+    lengths = integers(0, width, rows, seed=2)
+    wanted = run_blocks(logits, lengths, *V41)
+    logits.masked_fill_(torch.arange(width, device="cuda") >= lengths[:, None], poison)
+    got = assert_exact(logits, lengths, *V41)
+    assert torch.equal(got[0], wanted[0]) and torch.equal(got[1], wanted[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_bits(dtype: torch.dtype) -> None:
+    rows, width = 20, 33_333
+    integer = torch.int32 if dtype == torch.float32 else torch.int16
+    limits = torch.iinfo(integer)
+    bits = torch.randint(limits.min, limits.max + 1, (rows, width), generator=draw(5), device="cuda")
+    logits = bits.to(integer).view(dtype)
+    assert_exact(logits, integers(0, width + 1, rows, seed=6), *V41)
+    assert_exact(logits, integers(0, width + 1, rows, seed=7), 50, 60)
+
+
+# ---------------------------------------------------------------- given blocks
+
+
+def given_blocks(rows: int, count: int, blocks: int, seed: int) -> Tensor:
+    """Ascending blocks without repetition, the last of which are -1 in some rows."""
+    rank = torch.rand(rows, blocks, generator=draw(seed), device="cuda").argsort(dim=1)[:, :count]
+    chosen = rank.sort(dim=1).values.to(torch.int32)
+    filled = integers(0, count + 1, rows, seed=seed + 1)
+    filled[0] = count
+    return torch.where(torch.arange(chosen.shape[1], device="cuda") < filled[:, None], chosen, -1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [0, 1, 3, 511, 512, 513, 2047, 2048])
+def test_given_blocks(count: int, dtype: torch.dtype) -> None:
+    rows, width = 10, 100_003
+    logits = rows_of_requests(rows, width, noise=1.0).to(dtype)
+    blocks = given_blocks(rows, count, -(-width // BLOCK_SIZE), seed=count)
+    lengths = integers(0, width + 1, rows, seed=1)
+    lengths[:2] = width
+    for k in (1, 8, 512, 4096, 16_384, 20_000):
+        assert_in_blocks(logits, lengths, blocks, k)
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_adversarial_contents_in_given_blocks(name: str) -> None:
+    rows, width = 24, 50_007
+    logits = CONTENTS[name](rows, width, 512)
+    blocks = given_blocks(rows, 2048, -(-width // BLOCK_SIZE), seed=7)
+    lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
+    for k in (512, 2048, 8191):
+        assert_in_blocks(logits, lengths, blocks, k)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_int32_may_be_given_as_a_block(dtype: torch.dtype) -> None:
+    """Unsorted, repeated, out of range: as the CPU has it, and nothing is read outside of the row."""
+    rows, width = 30, 9001
+    logits = place(rows_of_requests(rows, width).to(dtype), pad=5, shift=3)
+    lengths = integers(0, width + 1, rows, seed=1)
+    last = width // BLOCK_SIZE
+    for blocks in (
+        torch.randint(-3, last + 4, (rows, 2048), generator=draw(2), device="cuda"),
+        torch.randint(INT_MIN, INT_MAX, (rows, 2048), generator=draw(3), device="cuda"),
+        torch.full((rows, 2048), last, device="cuda"),
+        torch.full((rows, 2048), 1 << 28, device="cuda"),
+        torch.full((rows, 2048), INT_MIN, device="cuda"),
+    ):
+        for k in (1, 512, 16_384):
+            assert_in_blocks(logits, lengths, blocks.to(torch.int32), k)
+
+
+def test_blocks_of_the_widest_rows() -> None:
+    width = MAX_WIDTH
+    logits = rows_of_requests(2, width)
+    lengths = int32(width, width - 5)
+    assert_in_blocks(logits, lengths, given_blocks(2, MAX_CHOSEN_BLOCKS, width // BLOCK_SIZE, seed=1), 512)
+
+
+@pytest.mark.parametrize("pad", [0, 1, 7])
+def test_given_blocks_in_rows_of_any_stride(pad: int) -> None:
+    logits, lengths = rows_of_requests(5, 50_000), integers(0, 50_001, 5, seed=1)
+    wide = torch.full((5, 1000 + pad), 3, dtype=torch.int32, device="cuda")
+    wide[:, :1000] = given_blocks(5, 1000, 6250, seed=2)
+    assert_in_blocks(logits, lengths, wide[:, :1000], 512)
+    assert_in_blocks(logits, lengths, wide[:1, :1000].expand(5, -1), 512)
+
+
+# ---------------------------------------------------------------- execution
+
+
+def test_graph_replay_with_changed_lengths_and_rows() -> None:
+    rows, width = 6, MAX_BLOCKS_WIDTH
+    k, block_k = V41
+    source, consumer = rows_of_requests(rows, width, seed=1), rows_of_requests(rows, width, seed=3)
+    lengths = torch.full((rows,), width, dtype=torch.int32, device="cuda")
+    out, again = torch.empty(2, rows, k, dtype=torch.int32, device="cuda")
+    blocks = torch.empty(rows, block_k, dtype=torch.int32, device="cuda")
+
+    def step() -> None:
+        indexer_topk_blocks(source, lengths, k, block_k, out=out, blocks=blocks, pdl=True)
+        indexer_topk_in_blocks(consumer, lengths, blocks, k, out=again, pdl=True)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for turn in range(12):
+        source.copy_(rows_of_requests(rows, width, seed=10 + turn, noise=1.0))
+        lengths.copy_(integers(0, (width, 20_000, 600)[turn % 3] + 1, rows, seed=turn))
+        for tensor in (out, again, blocks):
+            tensor.fill_(POISON)
+        graph.replay()
+        assert torch.equal(blocks, best_blocks(source, lengths, block_k))
+        assert torch.equal(out, exact_topk(source, lengths, k))
+        assert torch.equal(again, exact_topk_in_blocks(consumer, lengths, blocks, k))
+
+
+def test_no_allocation_and_no_synchronization() -> None:
+    logits, lengths = rows_of_requests(4, 100_000), int32(100_000, 7, 0, 50_000)
+    out = torch.empty(4, 512, dtype=torch.int32, device="cuda")
+    blocks = torch.empty(4, 2048, dtype=torch.int32, device="cuda")
+
+    def step() -> None:
+        indexer_topk_blocks(logits, lengths, *V41, out=out, blocks=blocks)
+        indexer_topk_in_blocks(logits, lengths, blocks, V41[0], out=out)
+
+    step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.mark.parametrize("rows", [1, 40])
+def test_same_result_every_time_and_everywhere(rows: int) -> None:
+    logits = CONTENTS["ties at k"](rows, 60_000, 512)
+    lengths = torch.full((rows,), 60_000, dtype=torch.int32, device="cuda")
+    first = run_blocks(logits, lengths, *V41)
+    for _ in range(20):
+        again = run_blocks(logits, lengths, *V41)
+        assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
+    alone = run_blocks(logits[-1:], lengths[-1:], *V41)
+    assert torch.equal(alone[0], first[0][-1:]) and torch.equal(alone[1], first[1][-1:])
+    assert torch.equal(indexer_topk_decode(logits, lengths, V41[0]), first[0])
+
+
+@pytest.mark.parametrize("name", ["lengths", "blocks", "logits"])
+def test_rewritten_arguments_cannot_hang_or_corrupt(name: str) -> None:
+    """Another stream keeps writing an argument while launches read it; guard words stay as they are."""
+    rows, width = 64, 100_000
+    k, block_k = V41
+    logits = rows_of_requests(rows, width)
+    lengths = integers(0, width + 1, rows, seed=1)
+    given = given_blocks(rows, block_k, width // BLOCK_SIZE, seed=2)
+    buffers = {"out": guarded(rows, k), "blocks": guarded(rows, block_k), "again": guarded(rows, k)}
+    target = {"lengths": lengths, "blocks": given, "logits": logits}[name]
+    words = target.view(torch.int32)
+    contents = [
+        torch.randint(low, high, words.shape, generator=draw(seed), device="cuda", dtype=torch.int32)
+        for seed, (low, high) in enumerate([(INT_MIN, INT_MAX), (0, width // 8), (-2, 3), (0, width)])
+    ]
+    rewriter = torch.cuda.Stream()
+    rewriter.wait_stream(torch.cuda.current_stream())
+    for _ in range(50):
+        with torch.cuda.stream(rewriter):
+            for content in contents:
+                words.copy_(content)
+        for _ in range(4):
+            indexer_topk_blocks(
+                logits, lengths, k, block_k, out=buffers["out"][1], blocks=buffers["blocks"][1]
+            )
+            indexer_topk_in_blocks(logits, lengths, given, k, out=buffers["again"][1])
+    torch.cuda.synchronize()
+    for what, (buffer, inner) in buffers.items():
+        check_guards(what, buffer, inner)
+        limit = -(-width // BLOCK_SIZE) if what == "blocks" else width
+        assert bool(((inner >= -1) & (inner < limit)).all()), f"{what}: an item that no row has"
+    if name != "logits":
+        lengths.fill_(width)
+        given.copy_(given_blocks(rows, block_k, width // BLOCK_SIZE, seed=3))
+        assert_exact(logits, lengths, k, block_k)
+        assert_in_blocks(logits, lengths, given, k)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_k": 512}, "block_k: wanted more than k = 512 and at most 2048, got 512"),
+        ({"block_k": 2049}, "block_k: wanted more than k = 512 and at most 2048, got 2049"),
+        ({"block_size": 4}, "block_size: wanted 8, got 4"),
+        ({"next_n": 3}, "logits: wanted a multiple of next_n = 3 rows, got 4"),
+        ({"compress_ratio": 0}, "compress_ratio: wanted 1 to 2097152, got 0"),
+        ({"lengths": 3}, "seq_lens: wanted 4 elements"),
+        ({"width": MAX_BLOCKS_WIDTH + 8}, "logits: wanted at most 262144 columns, got 262152"),
+    ],
+)
+def test_wrong_arguments_are_named(changes: dict[str, Any], message: str) -> None:
+    numbers = {name: value for name, value in changes.items() if name not in ("lengths", "width")}
+    valid = {
+        "logits": torch.zeros(4, changes.get("width", 100), device="cuda"),
+        "seq_lens": int32(*range(changes.get("lengths", 4))),
+        "k": 512,
+        **numbers,
+    }
+    with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_blocks: {message}"):
+        indexer_topk_blocks(**{"block_k": 2048, **valid})
+    if "block_k" in changes or "width" in changes:
+        return
+    with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_in_blocks: {message}"):
+        indexer_topk_in_blocks(**valid, blocks=int32(0).expand(4, 1))
+
+
+def test_too_many_or_misplaced_blocks_are_refused() -> None:
+    logits, lengths = torch.zeros(4, 100, device="cuda"), int32(1, 2, 3, 4)
+    for blocks, message in (
+        (
+            torch.zeros(4, 2049, dtype=torch.int32, device="cuda"),
+            "blocks: wanted at most 2048 columns, got 2049",
+        ),
+        (torch.zeros(4, 9, dtype=torch.int32), "blocks: wanted a tensor on cuda:0"),
+        (torch.zeros(3, 9, dtype=torch.int32, device="cuda"), "blocks: wanted shape"),
+    ):
+        with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_in_blocks: {message}"):
+            indexer_topk_in_blocks(logits, lengths, blocks, 5)
+
+
+# ---------------------------------------------------------------- small enough for compute-sanitizer
+
+
+@pytest.mark.sanitizer
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_small_rows_of_both_ops(dtype: torch.dtype) -> None:
+    for width in (9, 515, 4099):
+        for shift in (0, 1):
+            logits = place(rows_of_requests(5, width).to(dtype), pad=3 * shift, shift=shift)
+            lengths = integers(width // 2, width + 3, 5, seed=1)
+            assert_exact(logits, lengths, 20, 33)
+            blocks = torch.randint(-2, width // 8 + 3, (5, 70), generator=draw(1), device="cuda")
+            assert_in_blocks(logits, lengths, blocks.to(torch.int32), 64)
