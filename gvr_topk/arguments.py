@@ -42,6 +42,7 @@ FLAG_PDL = 1
 FLAG_QUANTILE_GUESS = 2
 FLAG_CLAMP_PAGES = 4
 FLAG_DROP_MASKED = 8
+FLAG_STREAMS = 16
 PHASE_STAMPS = 8
 """Columns of `Arguments.phase_clocks`."""
 
@@ -95,7 +96,8 @@ class PrefillArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_prefill``, in the order of its schema.
 
     `gvr_topk.indexer_topk_prefill` explains what users pass. `path` is a number of `PREFILL_PATHS`, and
-    `flags` is `FLAG_PDL` or 0.
+    `flags` the sum of `FLAG_PDL` and `FLAG_STREAMS`: rows stream through shared memory, although registers could
+    hold them (tests and benchmarks only).
     """
 
     logits: Tensor

@@ -263,8 +263,8 @@ def values_of_led_row(plan: Plan, *, width: int, length: int, k: int) -> int:
 
     Examples
     --------
-    >>> values_of_led_row(plan(rows=1, width=131_072, k=2048), width=131_072, length=9000, k=2048)
-    32
+    >>> values_of_led_row(plan(rows=1, width=131_072, k=2048), width=131_072, length=8000, k=2048)
+    16
     """
     family = Family[plan.family.upper()]
     return int(policy_library().gvr_topk_values_of_led_row(family, width, length, k))

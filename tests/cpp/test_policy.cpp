@@ -198,31 +198,47 @@ void test_spans() {
   }
 }
 
-// Every CTA of a prefill has a row in each of its runs, its bitmap fits, and k decides whether it lists.
+// Every CTA of a prefill has a row in each of its runs, what it keeps fits, and k decides whether it lists.
 void test_prefill_plans() {
   for (const int32_t arch : {90, 100, 103, 120}) {
     const int64_t shared_bytes = (is_small_arch(arch) ? 99 : 227) * 1024;
     for (const int64_t rows : {int64_t{1}, int64_t{7}, int64_t{396}, int64_t{8192}, kMaxRows}) {
-      for (const int64_t width : {int64_t{1}, int64_t{511}, int64_t{4096}, int64_t{131072}, kMaxWidth}) {
-        for (const int64_t k : {int64_t{1}, kPrefillMaxK, kPrefillMaxK + 1}) {
-          const PrefillPlan plan = make_prefill_plan(rows, width, k, Path::kAuto, 132, arch);
-          CHECK(plan.ctas >= 1 && plan.ctas <= 132 * kPrefillCtasPerSm);
-          CHECK(plan.folds >= 1 && int64_t{plan.ctas} * plan.folds <= rows);
-          CHECK(plan.lists == (k <= kPrefillMaxK));
-          CHECK(kPrefillFixedBytes + plan.bitmap_tiles * (kPrefillTileElements / 8) <= shared_bytes);
-          const bool covers = int64_t{plan.bitmap_tiles} * kPrefillTileElements >= width + 7;
-          CHECK(covers || plan.bitmap_tiles == max_prefill_tiles(arch));
-          const PrefillPlan radix = make_prefill_plan(rows, width, k, Path::kRadixRounds, 132, arch);
-          CHECK(!radix.lists && radix.ctas == plan.ctas && radix.folds == plan.folds);
+      for (const int64_t width : {int64_t{1}, int64_t{511}, int64_t{4096}, int64_t{32768}, kMaxWidth}) {
+        for (const int64_t k : {int64_t{1}, kPrefillMaxK, kPrefillMaxK + 1, int64_t{32767}}) {
+          for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16}) {
+            PrefillInput in{rows, width, k, dtype, Path::kAuto, 132, arch, true, false};
+            const PrefillPlan either = make_prefill_plan(in);
+            CHECK(either.ctas >= 1 && either.ctas <= 132 * kPrefillCtasPerSm);
+            CHECK(either.folds >= 1 && int64_t{either.ctas} * either.folds <= rows);
+            const int64_t values = either.values_per_thread;
+            CHECK(values == 0 || values * kClusterThreads >= width);
+            const int64_t row = kClusterThreads * values * element_bytes(dtype);
+            const int64_t staged = 2 * (k < width ? k : width);
+            CHECK(values == 0 ||
+                  kShortPrefillFixedBytes + staged + short_prefill_places(row) * row <= shared_bytes);
+            in.streams = true;
+            const PrefillPlan plan = make_prefill_plan(in);
+            CHECK(plan.values_per_thread == 0 && plan.lists == (k <= kPrefillMaxK));
+            CHECK(kPrefillFixedBytes + plan.bitmap_tiles * (kPrefillTileElements / 8) <= shared_bytes);
+            const bool covers = int64_t{plan.bitmap_tiles} * kPrefillTileElements >= width + kMaxLead;
+            CHECK(covers || plan.bitmap_tiles == max_prefill_tiles(arch));
+            in.path = Path::kRadixRounds;
+            const PrefillPlan radix = make_prefill_plan(in);
+            CHECK(!radix.lists && radix.ctas == plan.ctas && radix.folds == plan.folds);
+          }
         }
       }
     }
   }
-  CHECK(make_prefill_plan(0, 8192, 2048, Path::kAuto, 132, 90).ctas == 0);
-  CHECK(prefills_as_short_rows(kMaxSmallRowWidth, Path::kAuto, false));
-  CHECK(!prefills_as_short_rows(kMaxSmallRowWidth + 1, Path::kAuto, false));
-  CHECK(!prefills_as_short_rows(8192, Path::kAuto, true));
-  CHECK(!prefills_as_short_rows(8192, Path::kRadixRounds, false));
+  // Registers hold rows of 32,768 columns, unless windows of them may begin ahead of a 16-byte boundary.
+  PrefillInput in{8192, kMaxSmallRowWidth, 2048, Dtype::kFloat32, Path::kAuto, 132, 90, true, false};
+  CHECK(make_prefill_plan(in).values_per_thread == kMaxValuesPerThread);
+  in.aligned = false;
+  CHECK(make_prefill_plan(in).values_per_thread == 0);
+  in.width -= kMaxLead;
+  CHECK(make_prefill_plan(in).values_per_thread == kMaxValuesPerThread);
+  in.rows = 0;
+  CHECK(make_prefill_plan(in).ctas == 0);
 }
 
 int main() {

@@ -18,6 +18,7 @@ BELOW = {
     "streaming": {"ptx", "core", "fallback", "small_row"},
     "paper_gvr": {"ptx", "core", "fallback"},
     "prefill": {"ptx", "core"},
+    "prefill_short": {"ptx", "core", "fallback", "small_row", "prefill"},
     "blocks": {"ptx", "core", "fallback", "small_row"},
 }
 """Folders that the files of a folder may include, beside its own."""

@@ -7,10 +7,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gvr_topk.arguments import FLAG_DROP_MASKED, FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments
+from gvr_topk.arguments import (
+    FLAG_DROP_MASKED,
+    FLAG_PDL,
+    FLAG_QUANTILE_GUESS,
+    FLAG_STREAMS,
+    Arguments,
+    PrefillArguments,
+)
 from gvr_topk.constants import MAX_WIDTH, STATE_FLOATS, STATE_UNKNOWN, Path, StatsColumn
 from gvr_topk.contract import drop_masked, exact_topk, order_key, row_lengths
-from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill, launch
+from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill, launch, launch_prefill
 from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
 
@@ -172,9 +179,14 @@ def run_prefill(
     *,
     slots: bool = False,
     stats: bool = False,
+    streams: bool = False,
+    path: str = "auto",
     **arguments: Any,
 ) -> Written:
-    """Call the op on poisoned outputs, and check the guard words around all of them."""
+    """Call the op on poisoned outputs, and check the guard words around all of them.
+
+    `streams` asks for the kernel of long rows, whatever their length.
+    """
     rows = len(logits)
     outputs = {"out": guarded(rows, k), "counts": guarded(1, rows)}
     if slots:
@@ -183,7 +195,12 @@ def run_prefill(
         outputs["stats"] = guarded(rows, len(StatsColumn), gap=0)
     given = {name: inner for name, (_, inner) in outputs.items()}
     given["counts"] = given["counts"][0]
-    assert indexer_topk_prefill(logits, starts, ends, k, **given, **arguments) is given["out"]
+    given |= arguments
+    if streams:
+        given |= {"flags": FLAG_STREAMS, "path": int(parse_path(path))}
+        launch_prefill(PrefillArguments(logits, starts, ends, k=k, **given))
+    else:
+        assert indexer_topk_prefill(logits, starts, ends, k, path=path, **given) is given["out"]
     for name, (buffer, inner) in outputs.items():
         check_guards(name, buffer, inner)
     return Written(given["out"], given["counts"], given.get("slots"), given.get("stats"))

@@ -24,9 +24,9 @@ INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 def assert_exact(logits: Tensor, starts: Tensor, ends: Tensor, k: int, **arguments: Any) -> Written:
     written = run_prefill(logits, starts, ends, k, **arguments)
     assert wrong_windows(written, logits, starts, ends, k) == []
-    # Another kernel takes short rows where there are no offsets.
-    moved = run_prefill(logits, starts, ends, k, offsets=torch.zeros_like(starts), **arguments)
-    assert torch.equal(moved.out, written.out) and torch.equal(moved.counts, written.counts)
+    # Another kernel takes the rows that registers hold.
+    streamed = run_prefill(logits, starts, ends, k, streams=True, **arguments)
+    assert torch.equal(streamed.out, written.out) and torch.equal(streamed.counts, written.counts)
     return written
 
 
@@ -394,6 +394,24 @@ def test_statistics_of_a_causal_chunk() -> None:
     assert set(hit.tolist()) <= {0, 1} and hit[used].float().mean() > 0.5
     assert (stats[:, StatsColumn.PASSES] >= 1).all() and (stats[:, StatsColumn.CANDIDATES] >= 0).all()
     assert (stats[:, StatsColumn.HITS] == -1).all() and (stats[:, StatsColumn.DONE] >= 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [4000, 8192, 16_384, 32_768])
+def test_statistics_of_a_causal_chunk_in_registers(width: int, dtype: torch.dtype) -> None:
+    """Rows that registers hold are predicted from the row before as well, by its window of values."""
+    rows, k = 4000, 512
+    logits, starts, ends = chunk_of(rows, width)
+    stats = assert_exact(logits.to(dtype), starts, ends, k, stats=True).stats
+    assert stats is not None
+    reason, hit = stats[:, StatsColumn.REASON], stats[:, StatsColumn.GUESS_HIT]
+    used, first = reason == HintReason.USED, reason == HintReason.FIRST_STEP
+    assert bool((used | first | (reason == HintReason.SHORT_ROW)).all()) and bool(first.any())
+    assert bool((stats[used, StatsColumn.GUESS] == GuessSource.VALUE).all())
+    assert bool((stats[first, StatsColumn.GUESS] == GuessSource.NONE).all())
+    assert bool((hit[~used] == 0).all()) and bool((stats[used, StatsColumn.PASSES] == 1).all())
+    if dtype != torch.bfloat16:  # its ties leave few windows
+        assert int(used.sum()) > rows / 2 and float(hit[used].float().mean()) > 0.5
 
 
 def test_statistics_of_short_windows() -> None:

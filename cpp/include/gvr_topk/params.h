@@ -78,14 +78,11 @@ struct TopkParams {
   int64_t page_table_stride;
   int32_t* slots;  // [rows, >= k] or null: cache slots go here, and to `indices` where this is null
   int64_t slots_stride;
-  float* next_state;          // [rows, kStateFloats] or null: each row leaves its state here, not in its slot
-  int32_t* counts;            // [rows] or null: how many items were written
-  int32_t* stats;             // [rows, kStatColumns] or null
-  int64_t* phase_clocks;      // [rows, 8] or null; written only by builds with GVR_PHASE_TIMING
-  const int32_t* row_starts;  // [rows] or null: windows, of which `seq_lens` says the column behind the last
-  const int32_t* row_request;  // [rows] or null: the request of each window (request = row)
+  float* next_state;      // [rows, kStateFloats] or null: each row leaves its state here, not in its slot
+  int32_t* counts;        // [rows] or null: how many items were written
+  int32_t* stats;         // [rows, kStatColumns] or null
+  int64_t* phase_clocks;  // [rows, 8] or null; written only by builds with GVR_PHASE_TIMING
   int32_t pages_per_request;
-  int32_t requests;  // of windows: rows of the page table
   int32_t rows;
   int32_t compress_ratio;  // keys to a score: lengths count keys, rows hold scores
   Dtype dtype;

@@ -21,7 +21,6 @@ enum class Specialization {
   kCommonSlotted,  // as kCommon, with one row per request, in a slot that `row_slot` names, as engines pass
                    // it
   kNoState,        // aligned rows in whole vectors, one per request, and no state at all
-  kPrefill,        // each row is a window, and there is no state
 };
 
 // The host finds these facts out once. They are the first parameter of a kernel, and are read before all
@@ -46,9 +45,7 @@ struct alignas(8) LaunchTraits {
     kCompressed = 1 << 15,    // several keys share a score
     kSharedSlots = 1 << 16,   // positions are kept, in slots that several rows may name
     kDropMasked = 1 << 17,    // scores of -inf are not selected
-    kWindows = 1 << 18,       // each row selects from a window of its own
     kNoStateFlags = kAligned | kWholeVectors,
-    kPrefillFlags = kWindows | kUseHint,
     kCommonFlags = kNoStateFlags | kUseHint | kReadsState | kWritesState,
     kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |
         kCompressed,
@@ -78,7 +75,6 @@ struct alignas(8) LaunchTraits {
     if (tested == common_one_row().flags) return Specialization::kCommonOneRow;
     if (tested == (kCommonFlags | kRowSlots)) return Specialization::kCommonSlotted;
     if ((tested & ~uint32_t{kUseHint}) == kNoStateFlags) return Specialization::kNoState;
-    if (tested == kPrefillFlags) return Specialization::kPrefill;
     const bool common = (tested & ~uint32_t{kVaryingFlags}) == kCommonFlags;
     return common ? Specialization::kCommon : Specialization::kGeneric;
   }
@@ -89,7 +85,6 @@ struct alignas(8) LaunchTraits {
     if (kSpecialization == Specialization::kCommon) return (flags & (kRing | kVaryingFlags)) | kCommonFlags;
     if (kSpecialization == Specialization::kCommonOneRow) return (flags & kRing) | common_one_row().flags;
     if (kSpecialization == Specialization::kCommonSlotted) return (flags & kRing) | kCommonFlags | kRowSlots;
-    if (kSpecialization == Specialization::kPrefill) return kPrefillFlags;
     if (kSpecialization == Specialization::kNoState) return (flags & (kRing | kUseHint)) | kNoStateFlags;
     return flags;
   }
@@ -143,9 +138,7 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
     if (condition) flags |= flag;
     return condition;
   };
-  // Windows start anywhere, and kernels look at each for themselves.
-  const bool windows = set(LaunchTraits::kWindows, p.row_starts != nullptr);
-  const bool aligned = set(LaunchTraits::kAligned, !windows && has_aligned_rows(p, sizeof(T)));
+  const bool aligned = set(LaunchTraits::kAligned, has_aligned_rows(p, sizeof(T)));
   set(LaunchTraits::kWholeVectors, aligned && p.width % kPerVec<T> == 0);
   set(LaunchTraits::kDraftRows, p.next_n > 1);
   const bool slotted = set(LaunchTraits::kRowSlots, p.row_slot != nullptr);

@@ -142,7 +142,7 @@ constexpr uint32_t kSlotsLoadedEarly = 128;
 
 // The row of a cluster, its hint, and where its results go. The row's length is being loaded, but not waited
 // for. `kOptions`: whether there is code for options off the common path (LaunchTraits::kSharedSlots,
-// kDropMasked, kWindows). Only kGeneric serves launches that have one, so the other specializations, and what
+// kDropMasked). Only kGeneric serves launches that have one, so the other specializations, and what
 // they call out of line, are compiled without.
 template <typename T, bool kOptions>
 struct RowJob {
@@ -150,7 +150,6 @@ struct RowJob {
   int request;
   int seq_len = 0;     // of thread 0, still being loaded: the first use waits for it
   int requested_slot;  // what this thread has read as the slot, still being loaded too
-  int start = 0;       // first column of its window, as this thread has read it
   RowContext<T> ctx;
   bool writer;  // Whether this thread writes what there is once per row.
 
@@ -164,7 +163,6 @@ struct RowJob {
     ctx = make_context<T>(p, traits, layout, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row),
                           storage, known_sizes);
     writer = ctx.rank == 0 && ctx.thread == 0;
-    if (kOptions && traits.has(LaunchTraits::kWindows)) start_window(p);
   }
 
   // The job of a row whose slot and length have been read, for functions out of line.
@@ -178,28 +176,12 @@ struct RowJob {
     writer = ctx.rank == 0 && ctx.thread == 0;
   }
 
-  // Moves the row to where its window starts. Each thread stays in the row's buffer, whatever it has read.
-  __device__ __forceinline__ void start_window(const TopkParams& p) {
-    start = min(max(p.row_starts[row], 0), p.width);
-    ctx.row.data += start;
-    ctx.row.n -= start;
-    ctx.row.aligned = reinterpret_cast<uintptr_t>(ctx.row.data) % 16 == 0;
-    if (p.row_request != nullptr) request = p.row_request[row];
-  }
-
-  // Length of a window. A row of no request is a padding row, with nothing to select from.
-  __device__ __forceinline__ int window_length(const TopkParams& p) const {
-    const bool has_request = static_cast<uint32_t>(request) < static_cast<uint32_t>(p.requests);
-    return has_request ? max(min(seq_len, p.width), start) - start : 0;
-  }
-
   // Waits for the row's length. One thread has read it, so that all of the block use the same number though
   // another stream may be writing it. There is one block barrier: what does not need the length comes before.
   __device__ __forceinline__ void agree_on_length(const TopkParams& p, const LaunchTraits& traits) {
     Shared& sm = *ctx.shared;
     if (ctx.thread == 0) {
-      const bool is_window = kOptions && traits.has(LaunchTraits::kWindows);
-      const int length = is_window ? window_length(p) : visible_length(p, traits, row, request, seq_len);
+      const int length = visible_length(p, traits, row, request, seq_len);
       sm.facts.length = length;
       if (traits.has(LaunchTraits::kCounts) && ctx.rank == 0) p.counts[row] = min(length, ctx.k);
     }
@@ -255,11 +237,7 @@ struct RowJob {
   }
 
   __device__ __forceinline__ OutputWriter output(const TopkParams& p, const LaunchTraits& traits) const {
-    const bool is_window = kOptions && traits.has(LaunchTraits::kWindows);
-    // Of a table that has no such row, nothing is read.
-    const bool has_table = !is_window || static_cast<uint32_t>(request) < static_cast<uint32_t>(p.requests);
-    return make_output_writer<kOptions>(p, traits, next_n_of(p, traits), row, has_table ? request : 0,
-                                        slot(p, traits));
+    return make_output_writer<kOptions>(p, traits, next_n_of(p, traits), row, request, slot(p, traits));
   }
 
   // Whether the block finds its row too short to select from.
@@ -283,9 +261,6 @@ struct RowJob {
     query.k = ctx.k;
     query.max_length = kMaxWidth;
     query.known = reads_state && is_state_known;
-    // Windows have no state that could be missing: no row stands before them.
-    if (kOptions && traits.has(LaunchTraits::kWindows))
-      query.has_state = query.aligned = true, query.slot = 0;
     return can_use_heuristic(query);
   }
 

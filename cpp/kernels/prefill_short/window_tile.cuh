@@ -33,8 +33,7 @@ template <typename T, int kValues>
 struct Arrivals {
   static constexpr int kVecs = kValues / kPerVec<T>;
   static constexpr uint32_t kBytes = kThreads * kVecs * sizeof(uint4);
-  // With two places a window is fetched before the one ahead of it has been taken.
-  static constexpr int kPlaces = kBytes <= 64 * 1024 ? 2 : 1;
+  static constexpr int kPlaces = short_prefill_places(kBytes);
   static constexpr size_t kAllBytes = kPlaces * size_t{kBytes};
   using Part = WindowPart<T, kValues>;
 

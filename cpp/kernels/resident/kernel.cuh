@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           ctx.row.n, job.requested_slot,
           static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)) + tile.kStagingBytes,
           tile.staged_row(ctx, ctx.row.n, p.width), sampled};
-      small_row::lead_row<T, kOptions>(p, launch_traits, layout, storage, led);
+      small_row::lead_row<Family::kResident, T, kOptions>(p, launch_traits, layout, storage, led);
     } else {
       fallback::finish_unselected_row(p, launch_traits, layout, storage, job, sampled);
     }

@@ -26,8 +26,7 @@ template <typename T, int kValues, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     small_row_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p) {
   using Tile = RegisterTile<T, kValues>;
-  constexpr bool kOptions =
-      kSpecialization == Specialization::kGeneric || kSpecialization == Specialization::kPrefill;
+  constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
   const LaunchTraits traits = launch_traits.for_one_cta<kSpecialization>();
   SelectShared& own = *reinterpret_cast<SelectShared*>(storage + sizeof(Shared));
   ptx::grid_take_over();

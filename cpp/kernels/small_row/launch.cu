@@ -22,8 +22,6 @@ cudaError_t launch_tile(const TopkParams& params, const Plan& plan, const Launch
       return launch_as(integral_constant<Specialization, Specialization::kCommonSlotted>{});
     case Specialization::kNoState:
       return launch_as(integral_constant<Specialization, Specialization::kNoState>{});
-    case Specialization::kPrefill:
-      return launch_as(integral_constant<Specialization, Specialization::kPrefill>{});
     default:
       return launch_as(integral_constant<Specialization, Specialization::kGeneric>{});
   }

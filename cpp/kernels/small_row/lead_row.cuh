@@ -83,11 +83,12 @@ __device__ __noinline__ void lead_row_in(const TopkParams& p, const LaunchTraits
   fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, storage, job.ctx, kGuessNone);
 }
 
-template <typename T, bool kOptions>
+template <Family kFamily, typename T, bool kOptions>
 __device__ __forceinline__ void lead_row(const TopkParams& p, const LaunchTraits& traits,
                                          const SmemLayout& layout, unsigned char* storage,
                                          const LedRow& led) {
-  if (values_of_led_row(led.length) == kValuesPerThread) {
+  constexpr bool kAllAreShort = values_of_led_row(longest_led_row(kFamily)) == kValuesPerThread;
+  if (kAllAreShort || values_of_led_row(led.length) == kValuesPerThread) {
     lead_row_in<T, kValuesPerThread, kOptions>(p, traits, layout, storage, led);
   } else {
     lead_row_in<T, kWideValuesPerThread, kOptions>(p, traits, layout, storage, led);

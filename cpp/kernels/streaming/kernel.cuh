@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const small_row::LedRow led{ctx.row.n, job.requested_slot,
                                   static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
                                   StagedRow{}, sampled};
-      small_row::lead_row<T, kOptions>(p, launch_traits, layout, storage, led);
+      small_row::lead_row<Family::kStreaming, T, kOptions>(p, launch_traits, layout, storage, led);
     } else {
       fallback::finish_unselected_row(p, launch_traits, layout, storage, job, sampled);
     }
