@@ -2,7 +2,8 @@
 
     python -m eval stream --url http://127.0.0.1:8000 --prompt-file prompts.jsonl --max-tokens 1024
 
-Requests go one after another (batch 1). Per request, with the arrival time of each chunk:
+Requests go one after another (batch 1), or ``--concurrency`` at once, a new one as soon as one has ended. Per
+request, with the arrival time of each chunk:
 
     TTFT = t_first - t_sent            TPOT = (t_last - t_first) / (tokens - 1)
 
@@ -14,7 +15,8 @@ than chunks were seen, the latter may have carried one and is timed too.
 ``tokens`` is the server's own count (``usage.completion_tokens``); with speculative decoding one chunk
 holds several tokens, so that chunks are counted only where the server sends no usage, and the report
 says so. It also says in how many requests the two counts disagree. trtllm-serve adds the mean number of
-tokens per decoding step, from which the draft acceptance rate follows.
+tokens per decoding step, from which the draft acceptance rate follows, and so does ``vllm serve
+--per-request-spec-decode-metrics summary``.
 
 Only the standard library speaks HTTP here: the script runs wherever the server runs. Exit status: 0 all
 requests measured, 2 wrong use, 3 no usable stream, 4 the script itself failed.
@@ -31,6 +33,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -163,6 +166,7 @@ def stream_once(
         counted = _completion_tokens(event)
         carries = counted is not None and usage_tokens is not None and counted > usage_tokens
         usage_tokens = usage_tokens if counted is None else counted
+        tokens_per_step = _vllm_tokens_per_step(event) or tokens_per_step
         for choice in _choices(event):
             finish_reason = choice.get("finish_reason") or finish_reason
             if choice.get("avg_decoded_tokens_per_iter") is not None:
@@ -222,7 +226,39 @@ def get_json(url: str, path: str, timeout_s: float = 30.0) -> dict[str, Any]:
     return data
 
 
-def summarize(url: str, model: str, path: str, results: list[StreamResult]) -> dict[str, Any]:
+def stream_many(
+    count: int, concurrency: int, once: Callable[[], StreamResult], see: Callable[[int, StreamResult], None]
+) -> list[StreamResult]:
+    """Send `count` requests, at most `concurrency` at once.
+
+    Parameters
+    ----------
+    count, concurrency : int
+    once : callable
+        Sends one request and times its stream.
+    see : callable
+        Takes each result with its number, in the order of sending.
+
+    Raises
+    ------
+    StreamError
+        That of the first request that failed; those that were sent are waited for.
+    """
+    results = []
+    with ThreadPoolExecutor(concurrency) as pool:
+        for number, sent in enumerate([pool.submit(once) for _ in range(count)]):
+            try:
+                results.append(sent.result())
+            except StreamError:
+                pool.shutdown(cancel_futures=True)
+                raise
+            see(number, results[-1])
+    return results
+
+
+def summarize(
+    url: str, model: str, path: str, results: list[StreamResult], concurrency: int = 1
+) -> dict[str, Any]:
     """The report of a series of requests, as written by ``--report-json``."""
     steps = [result.tokens_per_step for result in results if result.tokens_per_step is not None]
     sources = {result.token_source for result in results}
@@ -230,6 +266,7 @@ def summarize(url: str, model: str, path: str, results: list[StreamResult]) -> d
         "url": url,
         "model": model,
         "endpoint": path,
+        "concurrency": concurrency,
         "mean_tpot_ms": statistics.fmean(result.tpot_ms for result in results),
         "mean_ttft_ms": statistics.fmean(result.ttft_ms for result in results),
         "mean_output_tokens": statistics.fmean(result.output_tokens for result in results),
@@ -266,6 +303,14 @@ def _completion_tokens(event: dict[str, Any]) -> int | None:
     return count
 
 
+def _vllm_tokens_per_step(event: dict[str, Any]) -> float | None:
+    """Tokens per decoding step as ``vllm serve`` reports them with the usage at the end."""
+    metrics = _mapping(event.get("metrics") or {}, "metrics")
+    speculative = _mapping(metrics.get("speculative_decoding") or {}, "speculative_decoding")
+    name = "mean_acceptance_length"
+    return None if speculative.get(name) is None else _number(speculative, name)
+
+
 def _choices(event: dict[str, Any]) -> list[dict[str, Any]]:
     choices = event.get("choices") or []
     if not isinstance(choices, list):
@@ -279,8 +324,8 @@ def _mapping(value: Any, name: str) -> dict[str, Any]:
     return value
 
 
-def _number(choice: dict[str, Any], name: str) -> float:
-    value = choice[name]
+def _number(data: dict[str, Any], name: str) -> float:
+    value = data[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise StreamError(f"{name}: wanted a number, got {_shown(value)}")
     return float(value)
@@ -358,8 +403,9 @@ def main(
     entry: Annotated[int, typer.Option(help="Line of the prompt file, from 0.")] = 0,
     model: Annotated[str | None, typer.Option(help="Default: the first of /v1/models.")] = None,
     endpoint: Annotated[Endpoint, typer.Option(help="auto: chat for messages, else completions.")] = "auto",
-    requests: Annotated[int, typer.Option(min=1, help="Timed requests, one after another.")] = 5,
+    requests: Annotated[int, typer.Option(min=1, help="Timed requests.")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="Requests before those.")] = 1,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=2, help="Output tokens per request.")] = 1024,
     ignore_eos: Annotated[bool, typer.Option(help="Ask for the full output length.")] = True,
     timeout: Annotated[float, typer.Option(help="Longest silence on the connection, seconds.")] = 600.0,
@@ -371,18 +417,18 @@ def main(
         if model is None:
             model = _first_model(url)
         path, body = request_body(prompt, model, max_tokens, endpoint=endpoint, ignore_eos=ignore_eos)
-        results = []
-        for index in range(-warmup, requests):
-            result = stream_once(url, path, body, timeout_s=timeout)
-            name = "warm-up" if index < 0 else f"request {index + 1}/{requests}"
-            note = f", in {result.chunks} chunks" if result.disagrees else ""
-            typer.echo(
-                f"{name}: TTFT {result.ttft_ms:.2f} ms, TPOT {result.tpot_ms:.4f} ms, "
-                f"{result.output_tokens} tokens ({result.token_source}){note}"
-            )
-            if index >= 0:
-                results.append(result)
-        report = summarize(url, model, path, results)
+
+        def once() -> StreamResult:
+            return stream_once(url, path, body, timeout_s=timeout)
+
+        stream_many(warmup, concurrency, once, lambda number, result: _say("warm-up", result))
+        results = stream_many(
+            requests,
+            concurrency,
+            once,
+            lambda number, result: _say(f"request {number + 1}/{requests}", result),
+        )
+        report = summarize(url, model, path, results, concurrency)
         typer.echo(f"mean TPOT {report['mean_tpot_ms']:.4f} ms, mean TTFT {report['mean_ttft_ms']:.2f} ms")
         if report["requests_where_counts_disagree"]:
             typer.echo(
@@ -402,6 +448,14 @@ def main(
     except Exception:
         traceback.print_exc()
         raise typer.Exit(TOOL_FAULT) from None
+
+
+def _say(name: str, result: StreamResult) -> None:
+    note = f", in {result.chunks} chunks" if result.disagrees else ""
+    typer.echo(
+        f"{name}: TTFT {result.ttft_ms:.2f} ms, TPOT {result.tpot_ms:.4f} ms, "
+        f"{result.output_tokens} tokens ({result.token_source}){note}"
+    )
 
 
 def _first_model(url: str) -> str:

@@ -1,16 +1,21 @@
 """Time per output token with the heuristic top-k off and on, at batch 1 with one fixed prompt.
 
     python -m eval tpot --model MODEL --prompts 64K=swe_bench_64k.jsonl --entry 1 --dry-run
+    python -m eval tpot --engine vllm --model MODEL --prompts 64K=swe_bench_64k.jsonl --entry 1 --dry-run
 
 The method is that of the paper's section 6.7 and appendix A: for every MTP setting and prompt, the two
 variants take turns for a number of repetitions; each repetition is a fresh process that serves the same
 prompt several times and reports the mean TPOT and the draft acceptance rate (DAR).
 
-* ``--via bench`` (default) starts ``trtllm-bench throughput`` for each repetition.
-* ``--via serve`` starts ``trtllm-serve`` for each repetition and streams from it.
+* ``--via bench`` (TensorRT-LLM's default) starts ``trtllm-bench throughput`` for each repetition.
+* ``--via serve`` (vLLM's default) starts ``trtllm-serve`` or ``vllm serve`` for each repetition and streams
+  from it.
 * ``--via running`` streams from two servers that already run (``--url-off``, ``--url-on``), whose logs
   (``--log-off``, ``--log-on``) have to show which of them has the heuristic top-k. The build of such a server
   is not known here: after a restart with another one, use another ``--out``.
+
+TensorRT-LLM's two sides are two YAML files. vLLM's are one command with ``GVR_TOPK_DISABLE=1`` and with
+``=0``. With ``--concurrency`` the fixed prompt is served so many times at once, instead of at batch 1.
 
 The table has every repetition, the means, and the reduction of TPOT with its interval: from a fit of the
 logarithms by level, linear drift and variant, so that a machine that warms up does not count as a
@@ -69,11 +74,18 @@ from eval.common.tpot_report import (
     tpot_table,
 )
 from eval.common.verdicts import ERROR_RATE
+from gvr_topk.integrations.environment import DISABLE
 
 Via = Literal["bench", "serve", "running"]
+Engine = Literal["tensorrt-llm", "vllm"]
 
 CLIENT = Path(__file__).with_name("streaming_client.py")
-PROGRAMS = {"bench": "trtllm-bench", "serve": "trtllm-serve"}
+PROGRAMS: dict[tuple[Engine, Via], str] = {
+    ("tensorrt-llm", "bench"): "trtllm-bench",
+    ("tensorrt-llm", "serve"): "trtllm-serve",
+    ("vllm", "serve"): "vllm",
+}
+PACKAGES: dict[Engine, str] = {"tensorrt-llm": "tensorrt_llm", "vllm": "vllm"}
 
 
 def default_configs(via: Via) -> str:
@@ -123,6 +135,14 @@ class Settings:
     port: int = 8123
     launcher: tuple[str, ...] = ()
     extra_args: tuple[str, ...] = ()
+    engine: Engine = "tensorrt-llm"
+    program: tuple[str, ...] = ()
+    concurrency: int = 1
+
+    @property
+    def command(self) -> list[str]:
+        """The words that start the engine's program."""
+        return list(self.program or (PROGRAMS[self.engine, self.via],))
 
     def config(self, mtp: int, variant: Variant) -> Path:
         """YAML file of one side."""
@@ -165,13 +185,14 @@ def prepare_prompt(
 
 
 def bench_command(settings: Settings, prompt: FixedPrompt, config: Path, report: Path) -> tuple[str, ...]:
-    """``trtllm-bench throughput`` at batch 1; ``--streaming`` is what makes it report TPOT."""
-    command = [*settings.launcher, PROGRAMS["bench"], "--model", settings.model]
+    """``trtllm-bench throughput``; ``--streaming`` is what makes it report TPOT."""
+    command = [*settings.launcher, *settings.command, "--model", settings.model]
     if settings.model_path:
         command += ["--model_path", settings.model_path]
     command += ["throughput", "--backend", "pytorch", "--tp", str(settings.gpus), "--ep", str(settings.gpus)]
     command += ["--dataset", str(prompt.file), "--num_requests", str(settings.requests)]
-    command += ["--warmup", str(settings.warmup), "--concurrency", "1", "--max_batch_size", "1"]
+    at_once = str(settings.concurrency)
+    command += ["--warmup", str(settings.warmup), "--concurrency", at_once, "--max_batch_size", at_once]
     command += ["--max_num_tokens", str(settings.max_num_tokens)]
     limit = settings.max_seq_len or prompt.max_seq_len
     if limit is not None:
@@ -182,8 +203,27 @@ def bench_command(settings: Settings, prompt: FixedPrompt, config: Path, report:
 
 def serve_command(settings: Settings, config: Path) -> tuple[str, ...]:
     """``trtllm-serve``; what is not here is in the YAML."""
-    command = [*settings.launcher, PROGRAMS["serve"], settings.model, "--host", "127.0.0.1"]
+    command = [*settings.launcher, *settings.command, settings.model, "--host", "127.0.0.1"]
     command += ["--port", str(settings.port), settings.config_flag, str(config)]
+    return (*command, *settings.extra_args)
+
+
+def vllm_command(settings: Settings, prompt: FixedPrompt, mtp: int, variant: Variant) -> tuple[str, ...]:
+    """``vllm serve``; the sides differ in one variable of the environment, which stands in the command."""
+    command = [*settings.launcher, "env", f"{DISABLE}={int(variant == 'off')}", *settings.command, "serve"]
+    command += [settings.model_path or settings.model]
+    if settings.model_path:
+        command += ["--served-model-name", settings.model]
+    command += ["--host", "127.0.0.1", "--port", str(settings.port)]
+    command += ["--tensor-parallel-size", str(settings.gpus), "--max-num-seqs", str(settings.concurrency)]
+    command += ["--max-num-batched-tokens", str(settings.max_num_tokens)]
+    limit = settings.max_seq_len or prompt.max_seq_len
+    if limit is not None:
+        command += ["--max-model-len", str(limit)]
+    if mtp:
+        drafts = {"method": "mtp", "num_speculative_tokens": mtp}
+        command += ["--speculative-config", json.dumps(drafts)]
+        command += ["--per-request-spec-decode-metrics", "summary"]  # which the acceptance rate is read from
     return (*command, *settings.extra_args)
 
 
@@ -191,6 +231,8 @@ def client_command(settings: Settings, prompt: FixedPrompt, url: str, report: Pa
     """``eval/streaming_client.py`` as a process of its own, so that it is timed out and logged alike."""
     command = [sys.executable, str(CLIENT), "--url", url, "--prompt-file", str(prompt.file)]
     command += ["--requests", str(settings.requests), "--warmup", str(settings.warmup)]
+    if settings.concurrency > 1:
+        command += ["--concurrency", str(settings.concurrency)]
     command += ["--max-tokens", str(settings.output_tokens), "--report-json", str(report)]
     return tuple(command)
 
@@ -209,7 +251,7 @@ def plan_run(
     report = Path(f"{place}.json")
     inputs = {prompt.file.name: text_hash(prompt.content)}
     server = None
-    if settings.via != "running":
+    if settings.via != "running" and settings.engine == "tensorrt-llm":
         config = settings.config(case.mtp, variant)
         inputs[str(config)] = file_hash(config)
     if settings.via == "bench":
@@ -220,7 +262,12 @@ def plan_run(
         command = client_command(settings, prompt, url, report)
         measure = partial(_measure_client, report, case.mtp)
         if settings.via == "serve":
-            server = Server(serve_command(settings, config), f"{url}/health", Path(f"{place}.server.log"))
+            start = (
+                vllm_command(settings, prompt, case.mtp, variant)
+                if settings.engine == "vllm"
+                else serve_command(settings, config)
+            )
+            server = Server(start, f"{url}/health", Path(f"{place}.server.log"))
     return PlannedRun(
         labels={
             "MTP": case.mtp,
@@ -250,13 +297,15 @@ def plan_runs(
     InputError
         A pair differs in more than the heuristic top-k, or its MTP setting is another one.
     """
-    if settings.via != "running":
+    if settings.via != "running" and settings.engine == "tensorrt-llm":
         for mtp in mtps:
             off, on = settings.config(mtp, "off"), settings.config(mtp, "on")
             loaded, _ = check_pair(off, on)
             if loaded.next_n - 1 != mtp:
                 raise InputError(f"{off}: wanted MTP {mtp}, got {loaded.next_n - 1}")
-    build = build_identity(PROGRAMS[settings.via]) if settings.via in PROGRAMS else {}
+    build = (
+        {} if settings.via == "running" else build_identity(settings.command[0], PACKAGES[settings.engine])
+    )
     return [
         plan_run(settings, Case(mtp, label), prompt, variant, repetition, order, build)
         for mtp in mtps
@@ -287,18 +336,26 @@ def _split_prompts(items: Sequence[str]) -> dict[str, Path]:
 
 
 def main(
-    model: Annotated[str, typer.Option(help="Model name, as for trtllm-bench --model and trtllm-serve.")],
+    model: Annotated[
+        str, typer.Option(help="Model name, as for trtllm-bench --model, trtllm-serve and vllm serve.")
+    ],
     prompts: Annotated[
         list[str],
         typer.Option(help="LABEL=FILE, JSON lines, repeatable; the paper's labels are 64K and 100K."),
     ],
-    model_path: Annotated[str | None, typer.Option(help="Checkpoint folder, for trtllm-bench.")] = None,
+    engine: Annotated[Engine, typer.Option(help="What runs the model.")] = "tensorrt-llm",
+    model_path: Annotated[
+        str | None, typer.Option(help="Checkpoint folder, for trtllm-bench and vllm serve.")
+    ] = None,
     mtp: Annotated[list[int] | None, typer.Option(help="MTP setting, repeatable. Default: 0 1 3.")] = None,
-    via: Annotated[Via, typer.Option(help="How the model is run.")] = "bench",
+    via: Annotated[
+        Via | None, typer.Option(help="How the model is run. Default: bench; serve for vLLM.")
+    ] = None,
     configs: Annotated[
         str | None,
         typer.Option(
-            help="Pattern of YAML files with {mtp} and {variant} (off, on). Default: for the GPU found."
+            help="Pattern of YAML files with {mtp} and {variant} (off, on), for TensorRT-LLM alone. "
+            "Default: for the GPU found."
         ),
     ] = None,
     repetitions: Annotated[
@@ -308,11 +365,15 @@ def main(
     entry: Annotated[int, typer.Option(help="Line of the prompt file, from 0.")] = 1,
     requests: Annotated[int, typer.Option(min=1, help="Timed requests per repetition.")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="Requests before those.")] = 2,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 1,
     output_tokens: Annotated[int, typer.Option(min=2)] = 1024,
-    gpus: Annotated[int, typer.Option(min=1, help="Tensor and expert parallel size, for trtllm-bench.")] = 8,
-    max_num_tokens: Annotated[int, typer.Option(help="Prefill chunk, for trtllm-bench.")] = 8192,
+    gpus: Annotated[
+        int,
+        typer.Option(min=1, help="Tensor parallel size, for trtllm-bench (expert parallel, too) and vLLM."),
+    ] = 8,
+    max_num_tokens: Annotated[int, typer.Option(help="Prefill chunk, for trtllm-bench and vLLM.")] = 8192,
     max_seq_len: Annotated[
-        int | None, typer.Option(help="For trtllm-bench. Default: 1.25 times the prompt.")
+        int | None, typer.Option(help="For trtllm-bench and vLLM. Default: 1.25 times the prompt.")
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option(help="Apply this model's chat template to chat prompts.")
@@ -323,9 +384,15 @@ def main(
     log_on: Annotated[Path | None, typer.Option(help="Log of the running server with it.")] = None,
     port: Annotated[int, typer.Option(help="For --via serve.")] = 8123,
     extra_args: Annotated[
-        str, typer.Option(help="More arguments for trtllm-bench throughput or trtllm-serve.")
+        str, typer.Option(help="More arguments for trtllm-bench throughput, trtllm-serve or vllm serve.")
     ] = "",
-    launcher: Annotated[str, typer.Option(help="Words before trtllm-bench or trtllm-serve.")] = "",
+    launcher: Annotated[str, typer.Option(help="Words before the engine's program.")] = "",
+    program: Annotated[
+        str,
+        typer.Option(
+            help="Words that start the program. Default: trtllm-bench, trtllm-serve or vllm, from PATH."
+        ),
+    ] = "",
     config_flag: Annotated[
         str, typer.Option(help="--extra_llm_api_options on releases without --config.")
     ] = "--config",
@@ -336,6 +403,13 @@ def main(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and stop.")] = False,
 ) -> None:
     """Measure TPOT with the heuristic top-k off and on, taking turns."""
+    via = via or ("serve" if engine == "vllm" else "bench")
+    if engine == "vllm" and via == "bench":
+        raise typer.BadParameter("wanted serve or running for vLLM, got bench", param_hint="--via")
+    if engine == "vllm" and configs is not None:
+        raise typer.BadParameter(
+            "wanted none for vLLM, whose sides differ in GVR_TOPK_DISABLE alone", param_hint="--configs"
+        )
     of_running = (url_off, url_on, log_off, log_on)
     if any((value is not None) != (via == "running") for value in of_running):
         raise typer.BadParameter(
@@ -366,6 +440,9 @@ def main(
         port=port,
         launcher=tuple(shlex.split(launcher)),
         extra_args=tuple(shlex.split(extra_args)),
+        engine=engine,
+        program=tuple(shlex.split(program)),
+        concurrency=concurrency,
     )
     with clean_exits():
         store = RunStore(out / "runs.jsonl")

@@ -39,6 +39,7 @@ class Verb:
 
 HOPPER = "one, Hopper or later"
 ENGINE = "eight, with TensorRT-LLM; none with --dry-run"
+EITHER_ENGINE = "eight, with TensorRT-LLM or vLLM (--gpus); none with --dry-run"
 
 VERBS = {
     "bench": Verb(
@@ -111,7 +112,7 @@ VERBS = {
     "tpot": Verb(
         "tpot_ab",
         "measure time per output token with the heuristic off and on",
-        ENGINE,
+        EITHER_ENGINE,
         "hours",
         "0 all runs finished; 2 wrong use; 3 runs failed; 4 the tool failed; 130 interrupted",
         "a checkpoint of the model and a file of prompts",
@@ -147,6 +148,14 @@ VERBS = {
         "0 every compared row is the sort's, and equal scores have equal selections; 1 not so;"
         " 2 wrong use or a missing GPU or package;"
         " 3 an engine failed, or its log does not say that it ran ours",
+        "the extra [vllm], and 1 GB of disk for the weights",
+    ),
+    "vllm-serve": Verb(
+        "vllm_serve_trial",
+        "run tpot once against `vllm serve` of a small model with random weights, to try the tool",
+        f"{HOPPER}, with 60 GB free; none with --dry-run",
+        "3 minutes (--repetitions)",
+        "0 all runs finished; 2 wrong use or a missing GPU or package; 3 runs failed; 4 the tool failed",
         "the extra [vllm], and 1 GB of disk for the weights",
     ),
     "flashmla": Verb(

@@ -14,7 +14,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _HOOK_LINE = re.compile(r"\bgvr_topk in (?:TensorRT-LLM|vLLM) (?:of unknown version|[^\s:]+): (?P<said>.+)")
-_VERSION = re.compile(r"TensorRT-LLM version: (\S+)")
+_VERSION = re.compile(
+    r"TensorRT-LLM version: (\S+)"
+    r"|vLLM server version ([^\s,]+)|█\s+version (\d\S*)|gvr_topk in vLLM (\d[^\s:]*)"
+)
 _REFUSALS = ("refused:", "fell back:", "not in use:", "ignored:")
 _KEPT_LINES = 5
 
@@ -35,7 +38,7 @@ class Evidence:
     lines : tuple of str
         The first different lines of the integration.
     version : str or None
-        Version of TensorRT-LLM, where the log names it.
+        Version of the engine, where the log names it.
     """
 
     active: bool
@@ -52,16 +55,17 @@ class Evidence:
             if not self.active and self.waiting:
                 return (
                     "gvr_topk was there, but the heuristic top-k was never on: no row was longer than "
-                    "index_topk, and TensorRT-LLM selects nothing in such rows, so the run shows nothing. "
+                    "index_topk, and the engine selects nothing in such rows, so the run shows nothing. "
                     "Take prompts longer than index_topk (of the accuracy tasks, longbench_v1)"
                 )
             if not self.active:
                 return (
                     "no line of gvr_topk in its log says that the heuristic top-k was on, so the run shows "
-                    "nothing about it (is the wheel installed there? does TLLM_LOG_LEVEL hide level info?)"
+                    "nothing about it (is the wheel installed there? does TLLM_LOG_LEVEL or "
+                    "VLLM_LOGGING_LEVEL hide level info? does VLLM_PLUGINS leave it out?)"
                 )
         elif self.active:
-            return "its log says that the heuristic top-k was on (is TRTLLM_GVR_TOPK set?)"
+            return "its log says that the heuristic top-k was on (is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set?)"
         return None
 
 
@@ -72,7 +76,7 @@ def read_evidence(output: Iterable[str]) -> Evidence:
     version = None
     for line in output:
         if match := _VERSION.search(line):
-            version = match.group(1)
+            version = next(filter(None, match.groups()))
         if match := _HOOK_LINE.search(line):
             said.append(match.group("said"))
             if line.strip() not in lines:

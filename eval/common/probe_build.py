@@ -1,6 +1,6 @@
 """Prints as JSON what is installed for the Python that runs it; imports none of the packages.
 
-`eval.common.identity` runs this file with the interpreter of TensorRT-LLM's programs.
+`eval.common.identity` runs this file with the interpreter of the engine's programs: ``ENGINE_PACKAGE``.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ def content_hash(name: str) -> str:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this file's folder, whose modules are none of the interpreter's
+    engine = sys.argv[1]
     print(
         json.dumps(
             {
-                "tensorrt_llm": version("tensorrt_llm"),
-                "tensorrt_llm files": record_hash("tensorrt_llm"),
+                engine: version(engine),
+                f"{engine} files": record_hash(engine),
                 "gvr_topk": version("gvr_topk"),
                 "gvr_topk files": content_hash("gvr_topk"),
             }

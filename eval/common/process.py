@@ -199,7 +199,7 @@ def describe_status(status: int) -> str:
 
 def _start(command: Sequence[str], log: Path, hold: Sequence[int]) -> subprocess.Popen[bytes]:
     if shutil.which(command[0]) is None:
-        reason = f"{command[0]} not found; is TensorRT-LLM installed and on PATH?"
+        reason = f"{command[0]} not found; is the engine installed and on PATH?"
         if Path(command[0]).is_file():
             reason = "cannot start: Permission denied"
         raise CommandError(command, reason)

@@ -1,11 +1,13 @@
 """Stand-ins for the tools that the evaluation scripts start: small programs on PATH, and a server.
 
-Run as a program, this file is a `trtllm-serve`: it takes ``--port`` and serves the recorded stream.
+Run as a program, this file is a `trtllm-serve`: it takes ``--port`` and serves the recorded stream. With
+``serve`` among its words it is a `vllm serve`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +19,10 @@ from typing import Any
 SAMPLES = Path(__file__).resolve().parent.parent / "data" / "eval_samples"
 HOOK_LINE = "[I] gvr_topk in TensorRT-LLM 1.2.1: on: 61 layers, k = 2048, 64 requests, 0.1 MiB of state"
 """What the integration logs at the first step that it computes."""
+
+VLLM_HOOK_LINE = "(EngineCore pid=7) INFO 11-23 [plugin.py:9] gvr_topk in vLLM 0.33.0: on: decode, k = 2048"
+VLLM_LOGO = "(APIServer pid=6) INFO 11-23 01:56:40 [startup.py:38]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.33.0"
+"""What `vllm serve` and the integration log there."""
 
 Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
@@ -62,6 +68,30 @@ def send_json(handler: BaseHTTPRequestHandler, data: Any, status: int = 200) -> 
 def recorded_answer(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
     chat = handler.path.endswith("/chat/completions")
     send_sample(handler, "trtllm_serve_chat.sse" if chat else "trtllm_serve_completions.sse")
+
+
+def vllm_answer(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+    """Answer as vLLM 0.33 does without a tokenizer: prompts of token ids, and a textless chunk per token."""
+    if not isinstance(body["prompt"], list):
+        error = {
+            "message": "Tokenizer not available when `skip_tokenizer_init=True`",
+            "type": "BadRequestError",
+        }
+        send_json(handler, {"error": error}, 400)
+        return
+    sample = (SAMPLES / "vllm_serve_completions.sse").read_text(encoding="utf-8").split("\n\n")
+    first, last, usage, done = (sample[index] for index in (0, -4, -3, -2))
+    count = body["max_tokens"]
+    ended = json.loads(usage.removeprefix("data: "))
+    ended["usage"] = {
+        "prompt_tokens": len(body["prompt"]),
+        "total_tokens": len(body["prompt"]) + count,
+        "completion_tokens": count,
+    }
+    events = [first] * (count - 1) + [last]
+    if body.get("stream_options", {}).get("include_usage"):
+        events.append(f"data: {json.dumps(ended)}")
+    send_stream(handler, [f"{event}\n\n".encode() for event in [*events, done]])
 
 
 def make_server(answer: Answer, port: int = 0) -> ThreadingHTTPServer:
@@ -110,6 +140,11 @@ def address(server: ThreadingHTTPServer) -> str:
 
 
 if __name__ == "__main__":
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    if "serve" in sys.argv:
+        print(VLLM_LOGO, flush=True)
+        print("plain" if os.environ["GVR_TOPK_DISABLE"] == "1" else VLLM_HOOK_LINE, flush=True)
+        make_server(vllm_answer, port).serve_forever()
     print("[TensorRT-LLM] TensorRT-LLM version: 1.2.1", flush=True)
     print(HOOK_LINE if any("_on" in word for word in sys.argv) else "plain", flush=True)
-    make_server(recorded_answer, int(sys.argv[sys.argv.index("--port") + 1])).serve_forever()
+    make_server(recorded_answer, port).serve_forever()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from eval_fakes import HOOK_LINE
+from eval_fakes import HOOK_LINE, VLLM_HOOK_LINE, VLLM_LOGO
 
 from eval.common.evidence import read_evidence
 from eval.common.process import output_lines, run_command
@@ -57,7 +57,7 @@ def test_lines_that_count(lines: list[str], active: bool, refused: bool) -> None
             "on",
             "did not work, or not alone: gvr_topk in TensorRT-LLM 1.3.0rc1: refused:",
         ),
-        ([HOOK_LINE], "off", "is TRTLLM_GVR_TOPK set"),
+        ([HOOK_LINE], "off", "is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set"),
     ],
 )
 def test_problem(lines: list[str], variant: str, message: str | None) -> None:
@@ -71,6 +71,18 @@ def test_version_and_first_lines_are_kept() -> None:
     assert got.version == "1.2.1"
     assert got.lines == (REFUSED, *others[:4])
     assert read_evidence([]).version is None
+
+
+def test_version_of_vllm_is_known_on_either_side() -> None:
+    assert read_evidence([VLLM_LOGO]).version == "0.33.0"
+    assert read_evidence(["INFO vLLM server version 0.33.0, serving model m"]).version == "0.33.0"
+    got = read_evidence([VLLM_HOOK_LINE])
+    assert (got.version, got.active, got.problem("on")) == ("0.33.0", True, None)
+    of_unknown_version = "gvr_topk in vLLM of unknown version: on: decode"
+    assert (read_evidence([of_unknown_version]).version, read_evidence([of_unknown_version]).active) == (
+        None,
+        True,
+    )
 
 
 def test_the_header_of_a_log_is_no_output(tmp_path: Path) -> None:

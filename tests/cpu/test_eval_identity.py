@@ -108,3 +108,15 @@ def test_what_cannot_be_found_out_is_said(site: Path) -> None:
     shutil.rmtree(site / "gvr_topk")
     got = build_identity("trtllm-eval")
     assert (got["tensorrt_llm"], got["tensorrt_llm files"]) == ("absent", "absent")
+
+
+def test_a_python_is_asked_itself_and_the_engine_is_named(site: Path) -> None:
+    tool = site.parent / "bin" / "python3"
+    tool.symlink_to(Path(sys.executable).resolve())
+    got = build_identity("python3", "vllm")
+    assert (got["vllm"], got["vllm files"], got["gvr_topk"]) == ("absent", "absent", "0.1.0")
+    info = site / "vllm-0.33.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0\n")
+    assert build_identity("python3", "vllm")["vllm"] == "0.33.0"
+    assert build_identity("no-such-tool", "vllm")["vllm"] == "unknown"

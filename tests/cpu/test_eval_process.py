@@ -50,7 +50,7 @@ def test_failure_names_command_status_and_tail(tmp_path: Path) -> None:
 
 
 def test_missing_program_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="no-such-tool not found; is TensorRT-LLM installed and on PATH"):
+    with pytest.raises(CommandError, match="no-such-tool not found; is the engine installed and on PATH"):
         run_command(["no-such-tool", "--model", "m"], tmp_path / "run.log")
 
 

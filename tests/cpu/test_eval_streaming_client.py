@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import typer
-from eval_fakes import Answer, address, recorded_answer, send_json, send_stream, serving
+from eval_fakes import Answer, address, recorded_answer, send_json, send_stream, serving, vllm_answer
 from typer.testing import CliRunner
 
 from eval.common.prompts import InputError, Prompt
-from eval.streaming_client import StreamError, get_json, main, request_body, stream_once
+from eval.streaming_client import StreamError, get_json, main, request_body, stream_many, stream_once
 
 SAMPLES = Path(__file__).resolve().parent.parent / "data" / "eval_samples"
 PROMPT = Prompt(input_ids=(11, 12))
@@ -74,6 +74,80 @@ def test_times_of_a_recorded_chat_answer() -> None:
 def test_chunks_are_counted_where_the_server_sends_no_usage() -> None:
     got = _once(_stream(_token(), _token(""), _token(finish_reason="length"), "[DONE]"))
     assert (got.output_tokens, got.token_source) == (3, "chunks")
+
+
+def _vllm(prompt: Prompt, tokens: int) -> Any:
+    with serving(vllm_answer) as server:
+        path, body = request_body(prompt, "sample", tokens)
+        return stream_once(address(server), path, body)
+
+
+def test_vllm_without_a_tokenizer_streams_tokens_without_text() -> None:
+    got = _vllm(PROMPT, 16)
+    assert (got.output_tokens, got.token_source, got.chunks, got.disagrees) == (16, "usage", 16, False)
+    assert (got.finish_reason, got.tokens_per_step) == ("length", None)
+    with pytest.raises(StreamError, match=r"HTTP 400 .*Tokenizer not available"):
+        _vllm(Prompt(text="hello"), 16)
+
+
+def test_vllm_reports_an_error_in_the_stream() -> None:
+    error = {
+        "error": {"message": "Token id 50000 is out of vocabulary", "type": "BadRequestError", "code": 400}
+    }
+    with pytest.raises(StreamError, match="Token id 50000"):
+        _once(_stream(error, "[DONE]"))
+
+
+def test_vllm_reports_tokens_per_step_with_the_usage() -> None:
+    ending = _usage(4) | {"metrics": {"speculative_decoding": {"mean_acceptance_length": 1.75}}}
+    got = _once(_stream(_token(""), _token("", finish_reason="length"), ending, "[DONE]"))
+    assert (got.tokens_per_step, got.output_tokens, got.chunks) == (1.75, 4, 2)
+    without = _usage(2) | {"metrics": {"time_to_first_token_ms": 1.0, "speculative_decoding": None}}
+    assert _once(_stream(_token(), _token(), without, "[DONE]")).tokens_per_step is None
+
+
+def test_so_many_requests_are_under_way_at_once(tmp_path: Path) -> None:
+    """No answer ends before three requests are there, and never is there a fourth."""
+    lock, now, most = threading.Lock(), [0], [0]
+    together = threading.Barrier(3)
+
+    def answer(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        together.wait(timeout=20)
+        with lock:
+            now[0] -= 1
+        vllm_answer(handler, body)
+
+    prompts, report = tmp_path / "p.jsonl", tmp_path / "r.json"
+    prompts.write_text('{"input_ids": [1, 2]}\n')
+    app = typer.Typer()
+    app.command()(main)
+    options = ["--prompt-file", str(prompts), "--concurrency", "3", "--requests", "6", "--warmup", "3"]
+    with serving(answer) as server:
+        done = CliRunner().invoke(
+            app, ["--url", address(server), *options, "--max-tokens", "4", "--report-json", str(report)]
+        )
+    assert done.exit_code == 0, done.output
+    assert most == [3] and len(server.seen) == 9  # type: ignore[attr-defined]
+    assert done.output.count("warm-up: ") == 3 and "request 6/6: " in done.output
+    got = json.loads(report.read_text())
+    assert (got["concurrency"], len(got["requests"])) == (3, 6)
+
+
+def test_a_request_that_fails_among_many_ends_the_series() -> None:
+    answers = iter(range(100))
+
+    def once() -> Any:
+        if next(answers) == 2:
+            raise StreamError("no")
+        return _vllm(PROMPT, 3)
+
+    seen: list[int] = []
+    with pytest.raises(StreamError, match="no"):
+        stream_many(40, 1, once, lambda number, result: seen.append(number))
+    assert seen == [0, 1] and next(answers) < 10
 
 
 def _delta(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import typer
-from eval_fakes import HOOK_LINE, address, recorded_answer, send_json, serving, write_program
+from eval_fakes import HOOK_LINE, VLLM_HOOK_LINE, address, recorded_answer, send_json, serving, write_program
 from typer.testing import CliRunner
 
 from eval.common.configs import combined_configs
@@ -87,6 +87,11 @@ class Bench:
         write_program(
             folder / "bin",
             "trtllm-serve",
+            f"import runpy\nrunpy.run_path({str(fakes)!r}, run_name='__main__')\n",
+        )
+        write_program(
+            folder / "bin",
+            "vllm",
             f"import runpy\nrunpy.run_path({str(fakes)!r}, run_name='__main__')\n",
         )
         monkeypatch.setenv("PATH", f"{folder / 'bin'}:/usr/bin:/bin")
@@ -264,6 +269,78 @@ def test_serve_starts_a_server_for_each_repetition(bench: Bench) -> None:
     assert {run["version"] for run in bench.results["runs"]} == {"1.2.1"}
 
 
+VLLM = (
+    "--engine", "vllm", "--mtp", "0", "--gpus", "1", "--concurrency", "3", "--requests", "4", "--warmup", "1",
+    "--output-tokens", "5",
+)  # fmt: skip
+
+
+def test_vllm_commands_differ_in_one_variable(bench: Bench) -> None:
+    extra = ("--extra-args", "--skip-tokenizer-init", "--repetitions", "1", "--dry-run")
+    result = bench.run(*VLLM, *extra)
+    assert result.exit_code == 0, result.output
+    off, client, on, _ = _commands(result.output)
+    assert off == [
+        "env", "GVR_TOPK_DISABLE=1", "vllm", "serve", "org/m", "--host", "127.0.0.1", "--port", "8123",
+        "--tensor-parallel-size", "1", "--max-num-seqs", "3", "--max-num-batched-tokens", "8192",
+        "--max-model-len", "1024", "--skip-tokenizer-init",
+    ]  # fmt: skip
+    assert on == ["env", "GVR_TOPK_DISABLE=0", *off[2:]]
+    assert client[client.index("--concurrency") + 1] == "3"
+    own = (
+        "--program",
+        "python3 -m vllm.entrypoints.cli.main",
+        "--model-path",
+        "/ckpt",
+        "--launcher",
+        "srun -n1",
+    )
+    drafts = bench.run(*VLLM, *own, *extra, "--mtp", "1")
+    (command, *_) = [words for words in _commands(drafts.output) if "--speculative-config" in words]
+    assert command[:9] == [
+        "srun", "-n1", "env", "GVR_TOPK_DISABLE=1", "python3", "-m", "vllm.entrypoints.cli.main", "serve",
+        "/ckpt",
+    ]  # fmt: skip
+    assert command[9:11] == ["--served-model-name", "org/m"]
+    given = json.loads(command[command.index("--speculative-config") + 1])
+    assert given == {"method": "mtp", "num_speculative_tokens": 1}
+
+
+def test_vllm_serves_from_start_to_plot(bench: Bench) -> None:
+    with serving() as free:
+        port = str(free.server_address[1])
+    result = bench.run(*VLLM, "--repetitions", "2", "--port", port)
+    assert result.exit_code == 0, result.output
+    (row,) = bench.results["rows"]
+    assert len(row["off"]) == len(row["on"]) == 2 and row["verdict"] == "open"
+    runs = bench.results["runs"]
+    assert [run["labels"]["variant"] for run in runs] == ["off", "on", "on", "off"]
+    assert {run["figures"]["output_tokens"] for run in runs} == {5.0}
+    assert {run["version"] for run in runs} == {"0.33.0"}
+    assert VLLM_HOOK_LINE in result.output
+    report = json.loads((bench.out / "mtp0_64K" / "on_1.json").read_text())
+    assert (report["concurrency"], len(report["requests"]), report["token_source"]) == (3, 4, "usage")
+    assert report["requests_where_counts_disagree"] == 0
+    assert (bench.out / "tpot.png").is_file()
+
+
+def test_vllm_whose_plugin_does_not_load_has_no_figures(bench: Bench, tmp_path: Path) -> None:
+    with serving() as free:
+        port = str(free.server_address[1])
+    fakes = Path(__file__).with_name("eval_fakes.py")
+    write_program(
+        tmp_path / "bin",
+        "vllm",
+        f"import runpy, sys\nf = runpy.run_path({str(fakes)!r})\n"
+        "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
+        "f['make_server'](f['vllm_answer'], port).serve_forever()\n",
+    )
+    result = bench.run(*VLLM, "--repetitions", "1", "--port", port)
+    assert result.exit_code == 3
+    assert "does VLLM_PLUGINS leave it out?" in result.output
+    assert [run["labels"]["variant"] for run in bench.results["runs"]] == ["off"]
+
+
 def test_server_that_does_not_start(bench: Bench, tmp_path: Path) -> None:
     write_program(tmp_path / "bin", "trtllm-serve", "print('no GPU'); raise SystemExit(2)")
     result = bench.run("--via", "serve", "--mtp", "0", "--repetitions", "1", "--port", "1", "--no-keep-going")
@@ -359,6 +436,8 @@ def test_serve_failure_shows_the_servers_log_too(bench: Bench, tmp_path: Path) -
         ((*PROMPTS, "--via", "running", "--url-on", "http://x", "--url-off", "http://y"), "--log-off"),
         ((*PROMPTS, *RUNNING), "wanted one setting"),
         ((*PROMPTS, *RUNNING, "--mtp", "0"), "none.log: wanted the log of a running server"),
+        ((*PROMPTS, "--engine", "vllm", "--via", "bench"), "serve or running for vLLM"),
+        ((*PROMPTS, "--engine", "vllm", "--configs", "{mtp}_{variant}"), "GVR_TOPK_DISABLE alone"),
     ],
 )
 def test_wrong_use(bench: Bench, options: tuple[str, ...], message: str) -> None:
