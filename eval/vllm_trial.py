@@ -7,7 +7,8 @@ of stock vLLM differ by themselves. Times of steps are those of this small model
 
 Parts: ``cases`` are batches by lengths, with a churn at the end; ``preemption`` is a churn of 50 requests in
 16 slots with too small a cache; ``invariance`` runs the same prompt alone and in batches of 2, 8 and 32, with
-chunks of two sizes, stock and ours, and compares what was chosen in rows whose scores are bitwise the same.
+chunks of two sizes, stock and ours, and compares what was chosen in rows whose scores are bitwise the same;
+``preempted`` does the same with so small a cache that requests are preempted and computed anew.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from eval.common.vllm_engine import (
     MODES,
     OURS,
     PARTS,
+    PREEMPTED,
     PREEMPTION,
     STOCK,
     Specification,
@@ -50,6 +52,9 @@ from eval.common.vllm_engine import (
 from eval.common.vllm_model import write_model
 
 LAYERS = 4
+
+TWINS = (INVARIANCE, PREEMPTED)
+"""Parts in which rows with the same scores are looked for."""
 
 LEAST_SECONDS = 45
 """An engine is not started when less is left of the budget: most would end before their first case."""
@@ -81,7 +86,7 @@ def plan(options: argparse.Namespace) -> list[Specification]:
     for part, drafts, graphs, mode in itertools.product(
         options.parts, options.drafts, options.graphs, options.modes
     ):
-        if mode not in PARTS[part] or (part == INVARIANCE and drafts):
+        if mode not in PARTS[part] or (part in TWINS and drafts):
             continue
         # The layer that predicts further tokens has no weights of ours: the engine fills such a model itself.
         name, load_format = ("drafts", "dummy") if drafts else ("plain", "auto")
@@ -104,7 +109,7 @@ def plan(options: argparse.Namespace) -> list[Specification]:
                 prefill_rows=options.prefill_rows,
             )
             twins = options.work / f"{spec.name}.twins.npz"
-            specifications.append(replace(spec, twins=str(twins)) if part == INVARIANCE else spec)
+            specifications.append(replace(spec, twins=str(twins)) if part in TWINS else spec)
     return specifications
 
 
@@ -167,9 +172,9 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
         for kind, what in (("", "decode"), ("prefill_", "prefill")):
             if not result["compared"][f"{kind}rows_longer_than_k"]:
                 return f"{spec.name}: no compared {what} row was longer than k"
-    if spec.part == PREEMPTION and not result["preemptions"]:
+    if spec.part in (PREEMPTION, PREEMPTED) and not result["preemptions"]:
         return f"{spec.name}: no request was preempted"
-    if spec.part == INVARIANCE and not result["invariance"]["twins"]["all"]["rows_with_a_twin"]:
+    if spec.part in TWINS and not result["invariance"]["twins"]["all"]["rows_with_a_twin"]:
         return f"{spec.name}: no two rows had the same scores"
     return None
 
@@ -368,7 +373,27 @@ def _summary(spec: Specification, engine: dict[str, Any]) -> str:
         lines.append(f"{spec.name}: churn: {churn['requests']} requests in {churn['slots']} slots{times}")
     if invariance := engine.get("invariance"):
         lines.append(f"{spec.name}: {_twins_line(invariance['twins']['all'])}")
+        lines += [f"  {_layer_line(layer)}" for layer in invariance["twins"]["layers"]]
+        lines.append(f"  {_answers_line(invariance['answers'])}")
+        if engine.get("preemptions") is not None:
+            lines.append(f"  {engine['preemptions']} preemptions")
     return "\n".join(lines) or f"{spec.name}: no case"
+
+
+def _layer_line(counted: dict[str, Any]) -> str:
+    parts = [
+        f"{kind}: {counted[kind]['rows']} rows, {counted[kind]['different_rows']} different, "
+        f"{counted[kind]['rows_with_a_twin']} with a twin"
+        for kind in ("prefill", "decode")
+    ]
+    return f"layer {counted['layer']}: {'; '.join(parts)}"
+
+
+def _answers_line(counted: dict[str, Any]) -> str:
+    said = f"{counted['different_answers']} answers to the same prompt in {counted['requests']} requests"
+    if counted["first_difference"] is None:
+        return f"{said}, {counted['tokens']} tokens compared"
+    return f"{said}, different from token {counted['first_difference']} on"
 
 
 def _twins_line(counted: dict[str, Any]) -> str:

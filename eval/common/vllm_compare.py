@@ -6,6 +6,7 @@ Each of the three wraps ``SparseIndexerTopk.forward``, the decode top-k, and the
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -19,6 +20,12 @@ from gvr_topk.evaluation.oracle import sorted_topk
 
 SAMPLE_EVERY = 61
 """Of so many eager calls one has a row compared with the sort in NumPy, too; a prime, to meet all layers."""
+
+_INDEXER = re.compile(r"\blayers\.(\d+)\..*\bk_cache\b")
+"""Name of an indexer's cache, by which ``sparse_attn_indexer`` is told its layer."""
+
+MOST_LENGTHS = 32
+"""Lengths of decode rows that a count is given for, each."""
 
 SLAB = 1 << 24
 """Scores that are sorted or hashed at once; a prefill call may have a thousand million."""
@@ -231,9 +238,10 @@ class Twins(Observer):
         One more than the rows for which there is room.
     """
 
-    COLUMNS = ("scores", "order", "set", "prefill")
+    COLUMNS = ("scores", "order", "set", "prefill", "layer", "length")
 
     def __init__(self, device: torch.device | str, capacity: int = 1 << 21) -> None:
+        self._layer = -1
         # Made before the engine starts: what is made inside a capture is made anew at each replay.
         self._rows = torch.zeros((capacity, len(self.COLUMNS)), dtype=torch.int64, device=device)
         self._count = torch.zeros((), dtype=torch.int64, device=device)
@@ -243,7 +251,9 @@ class Twins(Observer):
         self._count.zero_()
 
     def take(self) -> Tensor:
-        """What was noted, ``[rows, 4]`` on the CPU: hashes of scores, order and set, and whether of a prompt.
+        """What was noted, ``[rows, 6]`` on the CPU.
+
+        Hashes of scores, order and set, whether of a prompt, the number of the layer, and the row's length.
 
         Raises
         ------
@@ -255,6 +265,18 @@ class Twins(Observer):
         if count >= capacity:
             raise RuntimeError(f"twins: wanted fewer than {capacity} rows, got {count}")
         return self._rows[:count].to("cpu", copy=True)
+
+    def wrap_resolve(self, resolve: Callable[..., str]) -> Callable[..., str]:
+        """Wrap ``_resolve_layer_name`` as ``sparse_attn_indexer`` calls it first: it names the layer."""
+
+        def resolved(*args: Any) -> str:
+            name = resolve(*args)
+            # It is asked for the layer of the attention, too, which may be none.
+            if found := _INDEXER.search(name or ""):
+                self._layer = int(found.group(1))
+            return name
+
+        return resolved
 
     def see_decode(self, logits: Tensor, lengths: Tensor, chosen: Tensor) -> None:
         """Note every row."""
@@ -272,7 +294,9 @@ class Twins(Observer):
         scores = torch.where(visible, mixed(bits, position), 0).sum(1) ^ lengths
         order = mixed(chosen.to(torch.int64), torch.arange(chosen.shape[1], device=chosen.device)).sum(1)
         members = mixed(chosen.to(torch.int64), torch.zeros_like(chosen[0], dtype=torch.int64)).sum(1)
-        noted = torch.stack([scores, order, members, torch.full_like(order, prefill)], dim=1)
+        # A captured graph keeps the layer that it was captured in.
+        place_of = [torch.full_like(order, prefill), torch.full_like(order, self._layer), lengths]
+        noted = torch.stack([scores, order, members, *place_of], dim=1)
         longer = (lengths > chosen.shape[1]).to(torch.int64)
         # Shorter rows go to the last place, which is never read, for their number is not known here.
         capacity = self._rows.shape[0]
@@ -328,7 +352,8 @@ def count_twins(noted: dict[str, Tensor]) -> dict[str, Any]:
         For ``all`` rows, and for those of ``prefill`` and of ``decode``: ``rows``; ``different_rows``,
         counted by their scores; ``rows_with_a_twin`` and ``rows_with_a_twin_in_another_run``; and under
         ``set`` and ``order`` of how many scores the chosen sets or their orders differ, and how many rows
-        have such scores.
+        have such scores. Under ``layers`` the first three by layer and kind; for decode rows of not too many
+        lengths also ``different_rows_by_length``, shortest first.
     """
     every = torch.cat([*noted.values(), torch.zeros((0, len(Twins.COLUMNS)), dtype=torch.int64)])
     runs = torch.cat(
@@ -337,7 +362,34 @@ def count_twins(noted: dict[str, Tensor]) -> dict[str, Any]:
     )
     prefill = every[:, 3] > 0
     kinds = {"all": torch.ones_like(prefill), "prefill": prefill, "decode": ~prefill}
-    return {name: _count(every[kind], runs[kind]) for name, kind in kinds.items()}
+    counted: dict[str, Any] = {name: _count(every[kind], runs[kind]) for name, kind in kinds.items()}
+    layers = every[:, 4].unique().tolist()
+    kinds.pop("all")
+    return counted | {
+        "layers": [
+            {"layer": layer}
+            | {
+                name: _count_scores(every[kind & (every[:, 4] == layer)], name)
+                for name, kind in kinds.items()
+            }
+            for layer in layers
+        ]
+    }
+
+
+def _count_scores(rows: Tensor, kind: str) -> dict[str, Any]:
+    """How many rows there are, how many by their scores, and how many have a twin."""
+    members = rows[:, 0].unique(return_counts=True)[1]
+    counted: dict[str, Any] = {
+        "rows": len(rows),
+        "different_rows": len(members),
+        "rows_with_a_twin": int(members[members > 1].sum()),
+    }
+    lengths = rows[:, 5].unique()
+    if kind == "decode" and len(lengths) <= MOST_LENGTHS:
+        of_lengths = [len(rows[rows[:, 5] == length, 0].unique()) for length in lengths]
+        counted["different_rows_by_length"] = of_lengths
+    return counted
 
 
 def _count(rows: Tensor, runs: Tensor) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +33,8 @@ STOCK, OURS, COMPARE = "stock", "ours", "compare"
 MODES = (STOCK, OURS, COMPARE)
 EAGER, FULL = "eager", "full"
 GRAPHS = (EAGER, FULL)
-CASES, PREEMPTION, INVARIANCE = "cases", "preemption", "invariance"
-PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), INVARIANCE: (STOCK, OURS)}
+CASES, PREEMPTION, INVARIANCE, PREEMPTED = "cases", "preemption", "invariance", "preempted"
+PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), INVARIANCE: (STOCK, OURS), PREEMPTED: (STOCK, OURS)}
 """Parts of a trial, and the modes in which each shows something."""
 
 BLOCK = 64
@@ -51,6 +51,18 @@ INVARIANCE_BATCHES = (1, 1, 2, 8, 32)
 
 INVARIANCE_LENGTH, INVARIANCE_STEPS = 6144, 12
 """Tokens of that prompt, and tokens that each request generates."""
+
+PREEMPTED_BATCHES = ((1, False), (4, False), (16, False), (32, False), (1, True), (16, True))
+"""Batches with too small a cache, and whether all requests are preempted at some steps besides."""
+
+PREEMPTED_SLOTS, PREEMPTED_LENGTH, PREEMPTED_STEPS = 16, 2544, 48
+"""Requests that may run at once, tokens of the prompt, and tokens that each request generates."""
+
+PREEMPTED_BLOCKS = PREEMPTED_SLOTS * -(-PREEMPTED_LENGTH // BLOCK) + 9
+"""Cache blocks of that engine: all requests start, and after 16 tokens each wants one more."""
+
+PREEMPT_EVERY, PREEMPT_TIMES = 20, 3
+"""Steps after which all requests are preempted, and how often."""
 
 FIRST_STEPS = 3
 """Tokens that every request has before a step counts as one of decode alone."""
@@ -87,8 +99,8 @@ class Specification:
         Share of the GPU's memory that the engine takes.
     profile : bool
         Whether every case runs once more under the profiler, which times the kernels.
-    part : {"cases", "preemption", "invariance"}
-        ``preemption`` and ``invariance`` have batches, lengths and steps of their own.
+    part : {"cases", "preemption", "invariance", "preempted"}
+        All but ``cases`` have batches, lengths and steps of their own.
     chunk : int
         Most tokens of a step, and so of a chunk of a prompt.
     prefill_rows : int
@@ -116,7 +128,12 @@ class Specification:
 
     @property
     def name(self) -> str:
-        part = {CASES: "", PREEMPTION: "_preemption", INVARIANCE: f"_invariance_chunk{self.chunk}"}[self.part]
+        part = {
+            CASES: "",
+            PREEMPTION: "_preemption",
+            INVARIANCE: f"_invariance_chunk{self.chunk}",
+            PREEMPTED: "_preempted",
+        }[self.part]
         return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}"
 
     @property
@@ -125,6 +142,7 @@ class Specification:
         own: dict[str, Sequence[int]] = {
             PREEMPTION: (1, 4, 8, PREEMPTION_SLOTS),
             INVARIANCE: INVARIANCE_BATCHES,
+            PREEMPTED: (1, 4, 8, PREEMPTED_SLOTS),
         }
         return sorted(set(own.get(self.part, self.batches)))
 
@@ -168,6 +186,13 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
     if spec.part == INVARIANCE:
         # Every prompt is computed anew, whatever was computed before it.
         arguments |= {"max_model_len": INVARIANCE_LENGTH + 1024, "enable_prefix_caching": False}
+    if spec.part == PREEMPTED:
+        arguments |= {
+            "max_model_len": PREEMPTED_LENGTH + 1024,
+            "enable_prefix_caching": False,
+            "block_size": BLOCK,
+            "num_gpu_blocks_override": PREEMPTED_BLOCKS,
+        }
     return arguments
 
 
@@ -248,6 +273,7 @@ def run_requests(
     requests: Sequence[list[int]],
     label: str,
     kernels: KernelTimes | None = None,
+    after_step: Callable[[int], None] = lambda step: None,
 ) -> dict[str, Any]:
     """Run requests to their end.
 
@@ -261,15 +287,20 @@ def run_requests(
         Part of the requests' names.
     kernels : KernelTimes, optional
         Sees the steps of decode alone.
+    after_step : callable
+        Takes the number of steps so far, after each.
 
     Returns
     -------
     dict
-        ``tokens``, ``steps``, ``decode_steps`` and the milliseconds of the latter, median and least.
+        ``tokens``, ``steps``, ``decode_steps`` and the milliseconds of the latter, median and least; and
+        ``answers``, the tokens of each request.
     """
-    for number, tokens in enumerate(requests):
-        engine.add_request(f"{label}-{number}", {"prompt_token_ids": tokens}, make_parameters(number))
+    names = {f"{label}-{number}": number for number in range(len(requests))}
+    for name, number in names.items():
+        engine.add_request(name, {"prompt_token_ids": requests[number]}, make_parameters(number))
     have: dict[str, int] = {}
+    answers: list[list[int]] = [[] for _ in requests]
     decode: list[float] = []
     steps = 0
     while engine.has_unfinished_requests():
@@ -279,18 +310,49 @@ def run_requests(
             profiled.before_step()
         begun = time.perf_counter()
         for output in engine.step():
-            have[output.request_id] = len(output.outputs[0].token_ids)
+            tokens = output.outputs[0].token_ids
+            have[output.request_id] = len(tokens)
+            answers[names[output.request_id]] = list(tokens)
         steps += 1
         if decoding:
             decode.append(1e3 * (time.perf_counter() - begun))
         if profiled is not None:
             profiled.after_step()
+        after_step(steps)
     return {
         "tokens": sum(have.values()),
         "steps": steps,
         "decode_steps": len(decode),
         "decode_ms_median": round(statistics.median(decode), 3) if decode else None,
         "decode_ms_least": round(min(decode), 3) if decode else None,
+        "answers": answers,
+    }
+
+
+def count_answers(answers: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Compare what was generated for the same prompt.
+
+    Parameters
+    ----------
+    answers : sequence of sequence of int
+        Tokens of each request; all as far as the shortest is long are compared.
+
+    Returns
+    -------
+    dict
+        ``requests``, ``tokens`` that are compared of each, the number of ``different_answers``, the requests
+        that ``most_agree``, and ``first_difference``, the number of the first token in which two differ, from
+        0, or None.
+    """
+    shortest = min(map(len, answers), default=0)
+    counts = Counter(tuple(answer[:shortest]) for answer in answers)
+    differ = (number for number, tokens in enumerate(zip(*counts, strict=True)) if len(set(tokens)) > 1)
+    return {
+        "requests": len(answers),
+        "tokens": shortest,
+        "different_answers": len(counts),
+        "most_agree": max(counts.values(), default=0),
+        "first_difference": next(differ, None),
     }
 
 
@@ -328,7 +390,7 @@ class Trial:
         self._keep = keep
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self._comparison = Comparison(device, spec.prefill_rows) if spec.mode == COMPARE else None
-        self._twins = Twins(device) if spec.part == INVARIANCE else None
+        self._twins = Twins(device) if spec.part in (INVARIANCE, PREEMPTED) else None
         timed = spec.part == CASES and spec.mode != COMPARE and device == "cuda"
         self._times = PrefillTimes() if timed else None
         self._done: dict[str, Any] = {"cases": [], "churn": None, "failures": []}
@@ -336,7 +398,8 @@ class Trial:
             # Also where the checkout runs without being installed, and vLLM finds no entry point.
             importlib.import_module("gvr_topk.integrations.vllm").register()
         self._observe(patches)
-        self._preemptions = Preemptions(patches) if spec.part == PREEMPTION else None
+        preempts = spec.part in (PREEMPTION, PREEMPTED)
+        self._preemptions = Preemptions(patches) if preempts else None
         self._vllm = importlib.import_module("vllm")
         begun = time.perf_counter()
         self._engine = self._vllm.LLM(**engine_arguments(spec)).llm_engine
@@ -350,7 +413,10 @@ class Trial:
     def _observe(self, patches: Transaction) -> None:
         stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
         # With this module our plugin replaces the op, and what is put around it here sees ours.
-        importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
+        indexer = importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
+        if self._twins is not None:
+            name = "_resolve_layer_name"
+            patches.set_attribute(indexer, name, self._twins.wrap_resolve(getattr(indexer, name)))
         for observer in (self._comparison, self._twins):
             if observer is not None:
                 patches.set_attribute(stage, "forward", observer.wrap(stage.forward))
@@ -381,7 +447,12 @@ class Trial:
         if self.spec.part == PREEMPTION:
             self._attempt("preemption", self._preempt)
         elif self.spec.part == INVARIANCE:
-            self._attempt("invariance", self._vary_batches)
+            batches = [(batch, False) for batch in INVARIANCE_BATCHES]
+            vary = functools.partial(self._vary_batches, batches, INVARIANCE_LENGTH, INVARIANCE_STEPS)
+            self._attempt("invariance", vary)
+        elif self.spec.part == PREEMPTED:
+            vary = functools.partial(self._vary_batches, PREEMPTED_BATCHES, PREEMPTED_LENGTH, PREEMPTED_STEPS)
+            self._attempt("preempted", vary)
         else:
             cases = itertools.product(self.spec.lengths, self.spec.batches)
             for seed, (length, batch) in enumerate(cases):
@@ -419,6 +490,7 @@ class Trial:
         requests, label = prompts(batch, [length], seed), f"{length}x{batch}"
         case: dict[str, Any] = {"length": length, "batch": batch}
         case |= run_requests(self._engine, self._parameters(lambda n: self.spec.steps), requests, label)
+        del case["answers"]
         self._done["cases"].append(case)
         if self._times is not None:
             case["prefill"] = self._times.take()
@@ -437,6 +509,7 @@ class Trial:
         requests = prompts(slots + slots // 2 + 8, lengths, 1000)
         tokens = self._parameters(lambda n: 8 + 5 * (n * 5 % 9))
         figures = run_requests(self._engine, tokens, requests, "churn")
+        del figures["answers"]
         self._done["churn"] = figures | {"requests": len(requests), "slots": slots}
 
     def _preempt(self) -> None:
@@ -444,39 +517,68 @@ class Trial:
         requests = prompts(PREEMPTION_REQUESTS, lengths, 2000, common_share=0.0)
         tokens = self._parameters(lambda n: 192 + 32 * (n * 5 % 9))
         figures = run_requests(self._engine, tokens, requests, "preemption")
+        del figures["answers"]
         self._done["churn"] = figures | {
             "requests": len(requests),
             "slots": PREEMPTION_SLOTS,
             "cache_blocks": PREEMPTION_BLOCKS,
         }
 
-    def _vary_batches(self) -> None:
-        """Run the same prompt alone and in batches whose other half are other prompts."""
+    def _vary_batches(self, batches: Sequence[tuple[int, bool]], length: int, tokens: int) -> None:
+        """Run the same prompt alone and in batches whose other half are other prompts.
+
+        Parameters
+        ----------
+        batches : sequence of (int, bool)
+            Requests, and whether all that run are preempted at some steps.
+        length, tokens : int
+            Tokens of each prompt, and tokens to generate.
+        """
         assert self._twins is not None
-        lengths = [INVARIANCE_LENGTH]
-        (prompt,) = prompts(1, lengths, 3000, common_share=0.0)
+        (prompt,) = prompts(1, [length], 3000, common_share=0.0)
         noted: dict[str, torch.Tensor] = {}
         runs = []
-        for number, batch in enumerate(INVARIANCE_BATCHES):
-            others = prompts(batch // 2, lengths, 3001 + number, common_share=0.0)
+        answers: list[list[int]] = []
+        different = {tuple(prompt)}
+        for number, (batch, forced) in enumerate(batches):
+            others = prompts(batch // 2, [length], 3000 + batch, common_share=0.0)
+            different |= set(map(tuple, others))
             copies = batch - len(others)
-            requests = [prompt] * copies + others
-            requests[::2], requests[1::2] = requests[:copies], requests[copies:]  # neighbours differ
+            # Neighbours differ, and the last request, which is preempted first, is a copy.
+            requests = [prompt if (batch - 1 - n) % 2 == 0 else others[n // 2] for n in range(batch)]
             self._twins.reset()
             name = f"{number}_batch_{batch}"
-            steps = self._parameters(lambda n: INVARIANCE_STEPS)
-            figures = run_requests(self._engine, steps, requests, name)
+            before = 0 if self._preemptions is None else self._preemptions.count
+            figures = run_requests(
+                self._engine,
+                self._parameters(lambda n: tokens),
+                requests,
+                name,
+                after_step=self._preempt_all if forced else lambda step: None,
+            )
+            own = [answer for n, answer in enumerate(figures.pop("answers")) if requests[n] is prompt]
+            answers += own
             noted[name] = self._twins.take()
-            runs.append(figures | {"batch": batch, "copies": copies, "rows_noted": len(noted[name])})
+            run: dict[str, Any] = {"batch": batch, "copies": copies, "rows_noted": len(noted[name])}
+            if self._preemptions is not None:
+                run |= {"preemptions": self._preemptions.count - before, "forced": forced}
+            runs.append(figures | run | {"answers": count_answers(own)})
             self._done["invariance"] = {
-                "length": INVARIANCE_LENGTH,
+                "length": length,
                 "runs": runs,
+                "prompts": len(different),
+                "answers": count_answers(answers),
                 "twins": count_twins(noted),
             }
             self._keep(self.result())
         if self.spec.twins:
             arrays: dict[str, Any] = {name: rows.numpy() for name, rows in noted.items()}
             np.savez(self.spec.twins, **arrays)
+
+    def _preempt_all(self, step: int) -> None:
+        """Have vLLM preempt every running request, as it does when weights are replaced."""
+        if step % PREEMPT_EVERY == 0 and step <= PREEMPT_TIMES * PREEMPT_EVERY:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
 
 
 def run(spec: Specification, keep: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:

@@ -466,7 +466,10 @@ def test_a_feature_that_is_on_in_the_off_runs_is_no_comparison(bench: Bench, tmp
     write_program(tmp_path / "bin", "trtllm-eval", always)
     result = bench.run("--runs", "4", "--task", "gsm8k")
     assert result.exit_code == 3 and bench.results["decisions"] == []
-    assert "its log says that the heuristic top-k was on (is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set?)" in result.output
+    assert (
+        "its log says that the heuristic top-k was on (is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set?)"
+        in result.output
+    )
 
 
 def test_words_of_the_command_are_no_evidence_and_no_score(bench: Bench, tmp_path: Path) -> None:

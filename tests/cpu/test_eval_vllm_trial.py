@@ -29,6 +29,7 @@ from eval.common.vllm_engine import (
     INVARIANCE,
     OURS,
     PARTS,
+    PREEMPTED,
     PREEMPTION,
     STOCK,
     Specification,
@@ -90,7 +91,7 @@ class FakeEngine:
         self.steps += 1
         if self.blocks and self.steps % 7 == 0 and len(self.live) > 1:
             self.preempt(self.live.pop())
-        starting = []
+        starting: list = []
         while self.waiting and self.runner.free:
             name, length, done, tokens = self.waiting.pop(0)
             starting.append([self.runner.add(name, min(length, 380)), done, tokens])
@@ -107,6 +108,12 @@ class FakeEngine:
             self.live.remove(item)
             self.runner.finish(item[0])
         return outputs
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        assert reset_running_requests
+        while self.live:
+            self.preempt(self.live.pop())
+        return True
 
     def preempt(self, item) -> None:
         request, done, tokens = item
@@ -141,13 +148,14 @@ def test_wrong_options(option, capsys):
 def test_plan():
     options = vllm_trial.parse_args(["--work", "w"])
     plan = vllm_trial.plan(options)
-    assert len({spec.name for spec in plan}) == len(plan) == 12 + 4 + 8
+    assert len({spec.name for spec in plan}) == len(plan) == 12 + 4 + 8 + 4
     assert {spec.batches[-1] for spec in plan} == {96} and plan[0].mode == STOCK
     parts = {part: [spec for spec in plan if spec.part == part] for part in PARTS}
-    assert [len(specs) for specs in parts.values()] == [12, 4, 8]
+    assert [len(specs) for specs in parts.values()] == [12, 4, 8, 4]
     assert {spec.mode for spec in parts[PREEMPTION]} == {COMPARE}
     assert {(spec.chunk, spec.drafts) for spec in parts[INVARIANCE]} == {(8192, 0), (2048, 0)}
-    assert {bool(spec.twins) for spec in parts[INVARIANCE]} == {True}
+    assert {(spec.chunk, spec.drafts) for spec in parts[PREEMPTED]} == {(8192, 0)}
+    assert {bool(spec.twins) for spec in parts[INVARIANCE] + parts[PREEMPTED]} == {True}
     assert not any(spec.twins or spec.chunk != 8192 for spec in parts[CASES] + parts[PREEMPTION])
     one = vllm_trial.parse_args(["--parts", "invariance", "--modes", "compare"])
     assert vllm_trial.plan(one) == []
@@ -171,6 +179,14 @@ def test_engine_arguments():
     varied = vllm_engine.engine_arguments(specification(STOCK, part=INVARIANCE, chunk=2048))
     assert varied["max_num_batched_tokens"] == 2048 and varied["enable_prefix_caching"] is False
     assert varied["max_num_seqs"] == 32
+    preempted = vllm_engine.engine_arguments(specification(STOCK, part=PREEMPTED, graphs=FULL))
+    slots, first = vllm_engine.PREEMPTED_SLOTS, vllm_engine.PREEMPTED_LENGTH
+    assert preempted["enable_prefix_caching"] is False and preempted["max_num_seqs"] == slots
+    # All requests can start, and cannot all end: one block belongs to none of them.
+    usable = preempted["num_gpu_blocks_override"] - 1
+    most = first + vllm_engine.PREEMPTED_STEPS
+    assert slots * -(-first // vllm_engine.BLOCK) <= usable < slots * -(-most // vllm_engine.BLOCK)
+    assert first > TOPK and most < preempted["max_model_len"]
 
 
 def test_prompts_share_a_beginning():
@@ -368,7 +384,8 @@ def test_twins():
     chosen = vllm_compare.exact_topk(logits, lengths, 8)
     twins.see_decode(logits, lengths, chosen)
     first = twins.take()
-    assert first.shape == (5, 4)  # the third row has no choice
+    assert first.shape == (5, 6)  # the third row has no choice
+    assert first[:, 4:].tolist() == [[-1, 50], [-1, 30], [-1, 50], [-1, 30], [-1, 31]]
     assert count_twins({"a": first})["all"] == {
         "rows": 5,
         "different_rows": 3,
@@ -393,12 +410,57 @@ def test_twins():
     assert counted["all"]["set"] == {"scores_that_differ": 1, "rows": 3}
     assert counted["prefill"]["rows"] == 2 and counted["decode"]["rows"] == 5
     assert counted["prefill"]["rows_with_a_twin"] == 0
-    assert count_twins({})["all"]["rows"] == 0
+    assert count_twins({})["all"]["rows"] == 0 and count_twins({})["layers"] == []
     full = Twins("cpu", capacity=6)
     for _ in range(2):
         full.see_decode(logits, lengths, chosen)
     with pytest.raises(RuntimeError, match="wanted fewer than 6 rows, got 10"):
         full.take()
+
+
+def test_twins_by_layer(monkeypatch):
+    """In layer 3 the scores of two steps differ, and in layer 12 they do not."""
+    twins = Twins("cpu", capacity=64)
+    resolve = twins.wrap_resolve(lambda name: name)
+    logits = torch.randn(4, 50)
+    lengths = torch.tensor([40, 40])
+    for step in range(2):
+        for layer, rows in ((3, logits[2 * step : 2 * step + 2]), (12, logits[:2])):
+            name = f"model.layers.{layer}.self_attn.indexer.k_cache"
+            assert resolve(name) == name
+            resolve(f"model.layers.{layer + 1}.self_attn.attn")  # of the attention, and not of the indexer
+            resolve(None)
+            twins.see_decode(rows, lengths + step, vllm_compare.exact_topk(rows, lengths + step, 8))
+        twins.see_prefill(
+            logits[:1], torch.tensor([0]), torch.tensor([30]), torch.zeros(1, 8, dtype=torch.int32)
+        )
+    counted = count_twins({"a": twins.take()})["layers"]
+    assert [layer["layer"] for layer in counted] == [3, 12]
+    first, second = counted
+    decode = {"rows": 4, "different_rows": 4, "rows_with_a_twin": 0, "different_rows_by_length": [2, 2]}
+    assert first == {
+        "layer": 3,
+        "prefill": {"rows": 0, "different_rows": 0, "rows_with_a_twin": 0},
+        "decode": decode,
+    }
+    assert second["prefill"] == {"rows": 2, "different_rows": 1, "rows_with_a_twin": 2}
+    assert second["decode"]["different_rows"] == 4  # one key more is another row
+    monkeypatch.setattr(vllm_compare, "MOST_LENGTHS", 1)
+    assert "different_rows_by_length" not in count_twins({"a": twins.take()})["layers"][0]["decode"]
+
+
+def test_answers():
+    same = vllm_engine.count_answers([[5, 6, 7], [5, 6, 7, 8], [5, 6, 7]])
+    assert same == {
+        "requests": 3,
+        "tokens": 3,
+        "different_answers": 1,
+        "most_agree": 3,
+        "first_difference": None,
+    }
+    other = vllm_engine.count_answers([[5, 6, 7], [5, 9, 7], [5, 6, 7]])
+    assert (other["different_answers"], other["most_agree"], other["first_difference"]) == (2, 2, 1)
+    assert vllm_engine.count_answers([])["different_answers"] == 0
 
 
 def test_hashes_tell_rows_apart():
@@ -417,6 +479,11 @@ def short(monkeypatch):
     monkeypatch.setattr(vllm_engine, "INVARIANCE_STEPS", 3)
     monkeypatch.setattr(vllm_engine, "PREEMPTION_REQUESTS", 8)
     monkeypatch.setattr(vllm_engine, "PREEMPTION_SLOTS", 3)
+    monkeypatch.setattr(vllm_engine, "PREEMPTED_SLOTS", 3)
+    monkeypatch.setattr(vllm_engine, "PREEMPTED_STEPS", 12)
+    monkeypatch.setattr(vllm_engine, "PREEMPTED_BATCHES", ((1, False), (4, False), (1, True), (4, True)))
+    monkeypatch.setattr(vllm_engine, "PREEMPT_EVERY", 3)
+    monkeypatch.setattr(vllm_engine, "PREEMPT_TIMES", 2)
 
 
 def test_preemption(vllm, short):
@@ -448,6 +515,12 @@ def test_invariance(vllm, short, monkeypatch, tmp_path):
         invariance = result["invariance"]
         runs = [(run["batch"], run["copies"]) for run in invariance["runs"]]
         assert runs == [(1, 1), (1, 1), (2, 1), (4, 2)]
+        assert invariance["prompts"] == 1 + 1 + 2
+        answers = {"requests": 5, "tokens": 3, "different_answers": 1, "most_agree": 5}
+        assert invariance["answers"] == answers | {"first_difference": None}
+        assert [layer["layer"] for layer in invariance["twins"]["layers"]] == [0, 1]
+        lengths = [layer["decode"]["different_rows_by_length"] for layer in invariance["twins"]["layers"]]
+        assert [len(counts) for counts in lengths] == [1, 1]  # the fake's rows never grow
         counted = invariance["twins"]["all"]
         assert counted["rows_with_a_twin_in_another_run"] > 50
         assert counted["set"]["rows"] == counted["order"]["rows"] == 0
@@ -462,6 +535,29 @@ def test_invariance(vllm, short, monkeypatch, tmp_path):
     twins[OURS]["all"]["order"]["rows"] = 2
     assert vllm_trial.verdict(results, twins) == 1
     assert vllm_trial.compare_twins([replace(specs[0], twins=str(tmp_path / "none.npz"))]) == {}
+
+
+def test_invariance_after_preemption(vllm, short, tmp_path, capsys):
+    """Requests are preempted where the cache is too small, and all at once where that is asked for."""
+    name = tmp_path / "twins.npz"
+    spec = specification(OURS, part=PREEMPTED, twins=str(name), batches=[1])
+    result = vllm_engine.run(spec)
+    assert result["failures"] == [] and vllm_trial.problem(spec, result, active=True) is None
+    invariance = result["invariance"]
+    runs = [(run["batch"], run["copies"], run["forced"]) for run in invariance["runs"]]
+    assert runs == [(1, 1, False), (4, 2, False), (1, True, True), (4, 2, True)]
+    counts = [run["preemptions"] for run in invariance["runs"]]
+    assert counts[0] == 0 and counts[1] > 0 and counts[2] == 2 and counts[3] >= 2 * 3
+    assert sum(counts) == result["preemptions"]
+    assert invariance["prompts"] == 1 + 2 and invariance["answers"]["requests"] == 6
+    assert invariance["twins"]["all"]["rows_with_a_twin_in_another_run"] > 50
+    assert invariance["twins"]["all"]["order"]["rows"] == 0
+    said = vllm_trial._summary(spec, result | {"problem": None})
+    assert f"  {sum(counts)} preemptions" in said and "  layer 1: prefill: " in said
+    assert "1 answers to the same prompt in 6 requests, 12 tokens compared" in said
+    never = result | {"preemptions": 0}
+    assert "no request was preempted" in str(vllm_trial.problem(spec, never, active=True))
+    assert list(vllm_trial.compare_twins([spec])) == [OURS]
 
 
 def test_a_case_that_fails_is_a_failure(vllm, monkeypatch):
