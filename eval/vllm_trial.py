@@ -69,6 +69,16 @@ VARIABLES = {
 }
 """Environment of the engines."""
 
+SEVERAL_GPUS = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # No NVLink multicast: neither NCCL's, nor that of symmetric memory.
+    "NCCL_NVLS_ENABLE": "0",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_USE_NCCL_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+}
+"""More of it where an engine runs on several GPUs."""
+
 
 def missing() -> list[str]:
     """What this machine lacks for a trial."""
@@ -87,6 +97,8 @@ def plan(options: argparse.Namespace) -> list[Specification]:
         options.parts, options.drafts, options.graphs, options.modes
     ):
         if mode not in PARTS[part] or (part in TWINS and drafts):
+            continue
+        if options.tensor_parallel > 1 and mode != COMPARE:  # nothing else is observed in the workers
             continue
         # The layer that predicts further tokens has no weights of ours: the engine fills such a model itself.
         name, load_format = ("drafts", "dummy") if drafts else ("plain", "auto")
@@ -107,6 +119,7 @@ def plan(options: argparse.Namespace) -> list[Specification]:
                 part=part,
                 chunk=chunk,
                 prefill_rows=options.prefill_rows,
+                tensor_parallel=options.tensor_parallel,
             )
             twins = options.work / f"{spec.name}.twins.npz"
             specifications.append(replace(spec, twins=str(twins)) if part in TWINS else spec)
@@ -129,6 +142,7 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
         Path(spec.twins).unlink(missing_ok=True)
     command = [sys.executable, "-m", "eval.common.vllm_engine", str(given), str(result)]
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
+    variables |= SEVERAL_GPUS if spec.in_workers else {}
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -169,6 +183,11 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
     elif reason := _not_ours(result, active):
         return f"{spec.name}: {reason}"
     if spec.mode == COMPARE:
+        empty = [
+            rank for rank, rows in enumerate(result.get("workers", ())) if not rows["rows_longer_than_k"]
+        ]
+        if empty:
+            return f"{spec.name}: no compared decode row was longer than k in worker {empty[0]}"
         for kind, what in (("", "decode"), ("prefill_", "prefill")):
             if not result["compared"][f"{kind}rows_longer_than_k"]:
                 return f"{spec.name}: no compared {what} row was longer than k"
@@ -286,6 +305,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--no-churn", dest="churn", action="store_false", help="leave the churn after the cases out"
     )
+    parser.add_argument(
+        "--tensor-parallel", type=int, default=1, metavar="GPUS", help="mode compare alone, in every worker"
+    )
     parser.add_argument("--profile", action="store_true", help="time kernels, in modes stock and ours")
     parser.add_argument("--max-model-len", type=int, default=131072, help="longest row; its buffer's width")
     parser.add_argument("--memory", type=float, default=0.6, help="share of the GPU's memory")
@@ -347,6 +369,7 @@ def report(engines: Sequence[dict[str, Any]], options: argparse.Namespace) -> di
             "steps": options.steps,
             "chunks": options.chunks,
             "prefill_rows": options.prefill_rows,
+            "tensor_parallel": options.tensor_parallel,
         },
         "engines": list(engines),
     }

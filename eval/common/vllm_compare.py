@@ -6,10 +6,11 @@ Each of the three wraps ``SparseIndexerTopk.forward``, the decode top-k, and the
 
 from __future__ import annotations
 
+import importlib
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from gvr_topk.contract import exact_topk, row_lengths
 from gvr_topk.evaluation.oracle import sorted_topk
+from gvr_topk.integrations.transaction import Transaction
 
 SAMPLE_EVERY = 61
 """Of so many eager calls one has a row compared with the sort in NumPy, too; a prime, to meet all layers."""
@@ -99,6 +101,30 @@ class Observer:
     def see_prefill(self, logits: Tensor, starts: Tensor, lengths: Tensor, chosen: Tensor) -> None:
         """Look at a prefill call: each row's scores are `lengths` columns from `starts` on."""
         raise NotImplementedError
+
+
+def observe(patches: Transaction, decode: Sequence[Observer], prefill: Sequence[Any]) -> None:
+    """Put observers around both calls of this process.
+
+    Parameters
+    ----------
+    patches : Transaction
+        Where what is put around vLLM's functions is taken back.
+    decode : sequence of Observer
+    prefill : sequence
+        Objects with a method ``wrap_prefill``.
+    """
+    stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
+    # With this module our plugin replaces the op, and what is put around it here sees ours.
+    indexer = importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
+    for observer in decode:
+        patches.set_attribute(stage, "forward", observer.wrap(stage.forward))
+        if isinstance(observer, Twins):
+            name = "_resolve_layer_name"
+            patches.set_attribute(indexer, name, observer.wrap_resolve(getattr(indexer, name)))
+    for observer in prefill:
+        wrapped = observer.wrap_prefill(torch.ops._C.top_k_per_row_prefill)
+        patches.set_attribute(torch.ops._C, "top_k_per_row_prefill", wrapped)
 
 
 class Comparison(Observer):

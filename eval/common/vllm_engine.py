@@ -10,6 +10,7 @@ import functools
 import importlib
 import itertools
 import json
+import os
 import re
 import statistics
 import sys
@@ -26,7 +27,8 @@ import numpy as np
 import torch
 
 from eval.common.machine import write_json
-from eval.common.vllm_compare import Comparison, PrefillTimes, Twins, count_twins
+from eval.common.vllm_compare import Comparison, PrefillTimes, Twins, count_twins, observe
+from eval.common.vllm_worker import EXTENSION, PREFILL_ROWS, merge_workers
 from gvr_topk.integrations.transaction import Transaction
 
 STOCK, OURS, COMPARE = "stock", "ours", "compare"
@@ -107,6 +109,8 @@ class Specification:
         Most rows of a prefill call that ``compare`` compares; 0 for all.
     twins : str
         File for what `Twins` noted; empty for none.
+    tensor_parallel : int
+        GPUs. With more than one, the layers run in worker processes, and so does the comparison.
     """
 
     mode: str
@@ -125,6 +129,12 @@ class Specification:
     chunk: int = 8192
     prefill_rows: int = 0
     twins: str = ""
+    tensor_parallel: int = 1
+
+    @property
+    def in_workers(self) -> bool:
+        """Whether the layers run in other processes than the engine."""
+        return self.tensor_parallel > 1
 
     @property
     def name(self) -> str:
@@ -134,7 +144,8 @@ class Specification:
             INVARIANCE: f"_invariance_chunk{self.chunk}",
             PREEMPTED: "_preempted",
         }[self.part]
-        return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}"
+        ranks = f"_tp{self.tensor_parallel}" if self.in_workers else ""
+        return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{ranks}"
 
     @property
     def sequences(self) -> list[int]:
@@ -169,6 +180,14 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
             "enable_flashinfer_autotune": False,
         },
     }
+    if spec.in_workers:
+        arguments |= {
+            "tensor_parallel_size": spec.tensor_parallel,
+            "distributed_executor_backend": "mp",
+            "disable_custom_all_reduce": True,
+            "worker_extension_cls": EXTENSION,
+        }
+        os.environ[PREFILL_ROWS] = str(spec.prefill_rows)  # the workers inherit it
     if spec.graphs == FULL:
         sizes = [batch * (1 + spec.drafts) for batch in spec.sequences]
         arguments["compilation_config"] = {
@@ -389,7 +408,8 @@ class Trial:
         self.spec = spec
         self._keep = keep
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._comparison = Comparison(device, spec.prefill_rows) if spec.mode == COMPARE else None
+        compares = spec.mode == COMPARE and not spec.in_workers
+        self._comparison = Comparison(device, spec.prefill_rows) if compares else None
         self._twins = Twins(device) if spec.part in (INVARIANCE, PREEMPTED) else None
         timed = spec.part == CASES and spec.mode != COMPARE and device == "cuda"
         self._times = PrefillTimes() if timed else None
@@ -397,33 +417,21 @@ class Trial:
         if spec.mode != STOCK:
             # Also where the checkout runs without being installed, and vLLM finds no entry point.
             importlib.import_module("gvr_topk.integrations.vllm").register()
-        self._observe(patches)
+        both = [observer for observer in (self._comparison, self._twins) if observer is not None]
+        if not spec.in_workers:
+            observe(patches, both, both if self._times is None else [*both, self._times])
         preempts = spec.part in (PREEMPTION, PREEMPTED)
         self._preemptions = Preemptions(patches) if preempts else None
         self._vllm = importlib.import_module("vllm")
         begun = time.perf_counter()
         self._engine = self._vllm.LLM(**engine_arguments(spec)).llm_engine
         self._started = time.perf_counter() - begun
-        for observer in (self._comparison, self._twins):
-            if observer is not None:
-                observer.reset()
+        for observer in both:
+            observer.reset()
+        if spec.in_workers:
+            self._engine.collective_rpc("gvr_topk_reset")
         if self._times is not None:
             self._times.take()
-
-    def _observe(self, patches: Transaction) -> None:
-        stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
-        # With this module our plugin replaces the op, and what is put around it here sees ours.
-        indexer = importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
-        if self._twins is not None:
-            name = "_resolve_layer_name"
-            patches.set_attribute(indexer, name, self._twins.wrap_resolve(getattr(indexer, name)))
-        for observer in (self._comparison, self._twins):
-            if observer is not None:
-                patches.set_attribute(stage, "forward", observer.wrap(stage.forward))
-        for prefill in (self._comparison, self._twins, self._times):
-            if prefill is not None:
-                wrapped = prefill.wrap_prefill(torch.ops._C.top_k_per_row_prefill)
-                patches.set_attribute(torch.ops._C, "top_k_per_row_prefill", wrapped)
 
     def result(self) -> dict[str, Any]:
         """What was done so far, ready for JSON."""
@@ -431,15 +439,20 @@ class Trial:
         for name in ("model", "batches", "lengths", "twins"):
             del given[name]
         counters = importlib.import_module("gvr_topk.integrations.vllm").counters().as_dict()
+        seen = {
+            "compared": None if self._comparison is None else self._comparison.as_dict(),
+            "calls": counters["calls"],
+            "slots": counters["requests"],
+        }
+        if self.spec.in_workers:
+            seen = merge_workers(self._engine.collective_rpc("gvr_topk_observed"))
         return {
             **given,
             "vllm": self._vllm.__version__,
             "start_s": round(self._started, 1),
             **self._done,
-            "compared": None if self._comparison is None else self._comparison.as_dict(),
             "preemptions": None if self._preemptions is None else self._preemptions.count,
-            "calls": counters["calls"],
-            "slots": counters["requests"],
+            **seen,
         }
 
     def run(self) -> dict[str, Any]:

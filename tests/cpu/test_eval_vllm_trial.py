@@ -35,6 +35,7 @@ from eval.common.vllm_engine import (
     Specification,
 )
 from eval.common.vllm_model import TOPK, matrices, model_config, vectors, write_model
+from eval.common.vllm_worker import Observed, merge_workers
 from gvr_topk.integrations import vllm as integration
 
 ON = "INFO gvr_topk in vLLM 0.33.0: on: decode top-k with k = 2048, state of 4 layers"
@@ -77,12 +78,19 @@ class FakeEngine:
         self.same_scores = not given.get("enable_prefix_caching", True)
         self.scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler()
         self.steps = 0
+        self.workers = [Observed() for _ in range(given.get("tensor_parallel_size", 1) - 1)]
+        for worker in self.workers:  # all of them in this process, where each sees all calls
+            assert given["worker_extension_cls"] == f"{Observed.__module__}.{Observed.__qualname__}"
+            worker.init_worker_extension()
         self.waiting: list = []
         self.live: list = []
 
     def add_request(self, name, prompt, parameters) -> None:
         assert all(10 <= token < 32000 for token in prompt["prompt_token_ids"])
         self.waiting.append((name, len(prompt["prompt_token_ids"]), 0, parameters.max_tokens))
+
+    def collective_rpc(self, method) -> list:
+        return [getattr(worker, method)() for worker in self.workers]
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.waiting or self.live)
@@ -128,7 +136,13 @@ def vllm():
         package = importlib.import_module("vllm")
         package.__version__ = "0.33.0"
         package.SamplingParams = SimpleNamespace
-        package.LLM = lambda **given: SimpleNamespace(llm_engine=FakeEngine(given))
+        package.engines = []
+
+        def llm(**given):
+            package.engines.append(FakeEngine(given))
+            return SimpleNamespace(llm_engine=package.engines[-1])
+
+        package.LLM = llm
         yield package
 
 
@@ -229,6 +243,49 @@ def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
     assert result["churn"]["requests"] == 12 > result["churn"]["slots"] == 3
     assert vllm_trial.problem(specification(), result, active=True) is None
     assert vllm_trial.verdict([result | {"problem": None}]) == 0
+
+
+def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
+    spec = specification(tensor_parallel=3, prefill_rows=5, batches=[2], churn=False)
+    assert spec.name == "compare_eager_drafts0_tp3"
+    arguments = vllm_engine.engine_arguments(spec)
+    assert arguments["tensor_parallel_size"] == 3 and arguments["disable_custom_all_reduce"] is True
+    result = vllm_engine.run(spec)
+    try:
+        first, second = result["workers"]
+        assert first["rows"] > 10 and first["prefill_rows"] < first["prefill_rows_seen"]
+        assert first["rows_that_differ"] == first["prefill_rows_that_differ"] == 0
+        assert result["compared"]["rows"] == first["rows"] + second["rows"]
+        assert result["failures"] == [] and result["tensor_parallel"] == 3
+        assert vllm_trial.problem(spec, result, active=True) is None
+        idle = result | {"workers": [first, second | {"rows_longer_than_k": 0}]}
+        assert "longer than k in worker 1" in str(vllm_trial.problem(spec, idle, active=True))
+        wrong = merge_workers([worker_of(first, 0), worker_of(second, 2)])
+        assert wrong["compared"]["rows_that_differ"] == 2
+        assert wrong["calls"] == [{"path": "gvr_topk", "reason": "hint", "count": 14}]
+        assert vllm_trial.verdict([wrong | {"problem": None}]) == 1
+    finally:
+        for worker in reversed(vllm.engines[-1].workers):
+            worker.gvr_topk_patches.rollback()
+    options = vllm_trial.parse_args(["--tensor-parallel", "2", "--parts", "cases,invariance,preemption"])
+    assert {(one.mode, one.part) for one in vllm_trial.plan(options)} == {
+        (COMPARE, CASES),
+        (COMPARE, PREEMPTION),
+    }
+    seen = []
+    monkeypatch.setattr(
+        vllm_trial, "run_command", lambda *given, **more: seen.append(dict(vllm_trial.os.environ))
+    )
+    monkeypatch.setattr(vllm_trial, "output_lines", lambda log, command: [])
+    for one in (spec, specification()):
+        with pytest.raises(FileNotFoundError):
+            vllm_trial.run_engine(one, tmp_path / one.name, 9)
+    assert [given.get("NCCL_NVLS_ENABLE") for given in seen] == ["0", None]
+
+
+def worker_of(compared: dict, wrong: int) -> dict:
+    calls = [{"path": "gvr_topk", "reason": "hint", "count": 7}]
+    return {"compared": compared | {"rows_that_differ": wrong}, "calls": calls, "slots": 4}
 
 
 def test_a_stopped_engine_leaves_what_it_has_done(vllm, tmp_path, monkeypatch):
