@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import shutil
@@ -490,6 +491,49 @@ def common_of(runner, request):
     none = torch.empty(0)
     places = torch.tensor([request.place]).numpy()
     return runner.common(starts, starts, lengths, 1, 1, 1, request.length, none, none, req_idx=places)
+
+
+@pytest.mark.parametrize("share", [1, 4])
+def test_an_indexer_of_a_models_own_is_served_without_state(vllm, share):
+    """GLM-5-Next scores pools of keys, and calls both top-k's itself with outputs of its own.
+
+    The layer is not named to us, the outputs are not filled with -1 before, and the longest length is that of
+    the keys and not of the pools.
+    """
+    from vllm.model_executor.layers.indexer_topk import get_indexer_topk
+
+    importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
+    integration.register()
+    k = 32 // share
+    pools = torch.tensor([[4], [31], [90 // share]], dtype=torch.int32)
+    logits = torch.randn(3, 100)
+    chosen = torch.full((3, k), 77, dtype=torch.int32)
+    get_indexer_topk("auto")(logits, pools, 1, chosen, k, 100 * share)
+    assert torch.equal(chosen, sorted_topk(logits, pools.reshape(-1), k))
+    ends = pools.reshape(-1)
+    prompts = torch.full((3, k), 77, dtype=torch.int32)
+    torch.ops._C.top_k_per_row_prefill(
+        logits, torch.zeros_like(ends), ends, prompts, 3, logits.stride(0), logits.stride(1), k
+    )
+    assert torch.equal(prompts, chosen)
+    assert calls() == {(OURS, "no_state"): 1, (OURS, "prefill"): 1}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_model_that_asks_for_an_exact_backend_keeps_it(vllm, monkeypatch, force):
+    """Step5 takes ``per_row`` where the setting is ``auto``, as the other kernels are not exact to it."""
+    from vllm.model_executor.layers.indexer_topk import get_indexer_topk
+
+    if force:
+        monkeypatch.setenv("GVR_TOPK_VLLM", "force")
+    integration.register()
+    scores = torch.randn(2, 60)
+    chosen = torch.empty((2, 8), dtype=torch.int32)
+    lengths = torch.tensor([60, 41], dtype=torch.int32)  # one-dimensional there
+    get_indexer_topk("per_row")(scores, lengths, 1, chosen, 8, 60)
+    wanted = sorted_topk(scores, lengths, 8)
+    assert torch.equal(chosen.sort(1).values, wanted)
+    assert calls() == ({(OURS, "no_state"): 1} if force else {("original", "backend chosen"): 1})
 
 
 def test_chosen_backend_is_respected(vllm, log):
