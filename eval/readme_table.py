@@ -1,4 +1,4 @@
-"""Write the figures of README and ``docs/performance.md`` from the JSON files under ``eval/results``.
+"""Write the figures of README and of two pages of ``docs`` from the JSON files under ``eval/results``.
 
 With ``--check``, look whether they are there; exit status 1 if they are not or a file is of another format.
 
@@ -33,6 +33,7 @@ from eval.common.bench_report import (
     worst_launch,
 )
 from eval.common.our_kernels import HINTED, NO_HINT, PAPER, PDL, PREFILL, PREFILL_ROUNDS
+from eval.common.vllm_report import vllm_figures
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "eval" / "results" / "h200"
@@ -466,7 +467,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     check = parser.parse_args(argv).check
     failed = False
     try:
-        pages = {ROOT / "README.md": results(), ROOT / "docs" / "performance.md": performance()}
+        pages = {
+            ROOT / "README.md": results(),
+            ROOT / "docs" / "performance.md": performance(),
+            ROOT / "docs" / "vllm.md": vllm_figures(RESULTS),
+        }
     except FormatError as error:
         print(error)
         return 1

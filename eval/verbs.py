@@ -171,7 +171,7 @@ VERBS = {
     ),
     "readme": Verb(
         "readme_table",
-        "write the figures of README and docs/performance.md, or check them",
+        "write the figures of README, docs/performance.md and docs/vllm.md, or check them",
         "none",
         "seconds",
         "0 written, or the figures are those of the files; 1 they are not; 2 wrong use",

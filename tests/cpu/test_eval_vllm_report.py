@@ -1,0 +1,128 @@
+"""The figures of docs/vllm.md are those of the result files, and later files add theirs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from eval.common.vllm_report import total_compared, vllm_figures
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "eval" / "results" / "h200"
+MACHINE = {"commit": "abc1234", "device": "NVIDIA H200"}
+
+
+def _engine(part: str, **more: Any) -> dict[str, Any]:
+    return {"part": part, "mode": "compare", "graphs": "full", "drafts": 0, "chunk": 8192, "cases": []} | more
+
+
+def _trial(*engines: dict[str, Any], **more: Any) -> dict[str, Any]:
+    setup = {"max_model_len": 4096}
+    return {
+        "versions": {"vllm": "0.33.0"},
+        "machine": MACHINE,
+        "setup": setup,
+        "engines": list(engines),
+    } | more
+
+
+def _count(rows: int, twins: int, order: int = 0) -> dict[str, Any]:
+    differ = {"set": {"rows": 0}, "order": {"rows": order}}
+    return {"rows": rows, "different_rows": rows - twins, "rows_with_a_twin": twins} | differ
+
+
+def _write(folder: Path, **files: Any) -> str:
+    for name, data in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(data))
+    return vllm_figures(folder)
+
+
+def test_nothing_measured_is_nothing_said(tmp_path: Path) -> None:
+    assert vllm_figures(tmp_path) == "" and total_compared(tmp_path) == (0, 0, 0)
+
+
+def test_compared_engines(tmp_path: Path) -> None:
+    compared = {"rows": 9000, "rows_that_differ": 1, "prefill_rows": 70, "prefill_rows_that_differ": 2}
+    cases = [{"length": 8192, "batch": batch} for batch in (1, 8, 32)]
+    first = _engine("cases", compared=compared, cases=cases, drafts=1, tensor_parallel=2, churn=None)
+    churn = {"requests": 50, "slots": 16}
+    second = _engine("preemption", compared=compared, churn=churn, preemptions=4, graphs="eager")
+    said = _write(tmp_path, vllm_trial_a=_trial(first, second, _engine("cases", compared=None)))
+    assert "| FULL graphs, MTP 1, 2 GPUs, 1, 8 and 32 x 8,192 | 9,000 | 70 | 3 |" in said
+    assert "| eager, 50 requests in 16 slots, 4 preemptions | 9,000 | 70 | 3 |" in said
+    assert total_compared(tmp_path) == (18000, 140, 6)
+
+
+def test_kernels_and_prefill_calls(tmp_path: Path) -> None:
+    def case(name: str, us: float) -> dict[str, Any]:
+        kernels = {name: {"us_median": us}, "void vllm::moe::topk<int>(x)": {"us_median": 1.0}}
+        return {"length": 8192, "batch": 8, "profile": {"kernels": kernels}}
+
+    stock = _engine(
+        "cases", mode="stock", cases=[case("void vllm::cooperative::topk_cs8<2048u>(Params)", 8.77)]
+    )
+    ours = _engine(
+        "cases", mode="ours", cases=[case("void gvr_topk::resident::resident_topk<float>(x)", 8.62)]
+    )
+    calls = {"batch": 8, "length": 8192, "calls": 12, "rows": 65536, "stock_us": 9000.0, "ours_us": 4000.0}
+    said = _write(tmp_path, vllm_trial_t=_trial(stock, ours, prefill=[calls]))
+    assert "| 8 x 8,192 | 8.8 (`topk_cs8`) | 8.6 (`resident_topk`) |" in said
+    assert "| 8 x 8,192 | 12 | 65,536 | 9.00 | 4.00 |" in said
+
+
+def _invariance(part: str, **more: Any) -> dict[str, Any]:
+    runs = [{"batch": 1, "copies": 1}, {"batch": 3, "copies": 2}]
+    layers = [{"layer": 0, "prefill": _count(400, 300), "decode": _count(40, 28)}]
+    twins = {
+        "all": _count(440, 328, 5),
+        "prefill": _count(400, 300),
+        "decode": _count(40, 28),
+        "layers": layers,
+    }
+    answers = {"requests": 3, "tokens": 12, "different_answers": 2, "most_agree": 2, "first_difference": 7}
+    counted = {"runs": runs, "twins": twins, "prompts": 2, "answers": answers}
+    return _engine(part, mode="ours", invariance=counted, **more)
+
+
+def test_invariance_by_layer_and_answers(tmp_path: Path) -> None:
+    twins = {"ours": {"all": _count(440, 328, 5)}}
+    said = _write(tmp_path, vllm_trial_i=_trial(_invariance("invariance"), twins=twins))
+    assert "The same prompt alone and in batches, FULL graphs" in said
+    # Three of four requests are copies, so at least three quarters of the rows would have a twin.
+    assert "| this package | 8,192 | 300 of 400 | 300 | 28 of 40 | 30 | 0 | 5 |" in said
+    assert "| 0 | 100 | 200 | 12 | 20 |" in said
+    plain = " ".join(said.split())
+    assert (
+        "2 different answers to the same prompt in 3 requests of 12 tokens, which differ from token 7 on."
+        in plain
+    )
+    after = _write(tmp_path, vllm_trial_i=_trial(_invariance("preempted", preemptions=9), twins=twins))
+    assert "with preemptions" in after and "| 300 of 400 |  | 28 of 40 |  | 0 | 5 |" in after
+    assert "token 7 on; 9 preemptions." in " ".join(after.split())
+
+
+def test_served(tmp_path: Path) -> None:
+    row = {"off": [5.0, 5.25], "on": [4.5], "verdict": "open"}
+    setup = {"length": 8192, "concurrency": 8, "repetitions": 2}
+    data = {"rows": [row], "runs": [{}] * 3, "setup": setup, "machine": MACHINE}
+    said = " ".join(_write(tmp_path, vllm_serve=data).split())
+    assert (
+        "3 of 4 servers measured, verdict open; off: 5.000, 5.250 ms; on: 4.500 ms per output token" in said
+    )
+
+
+def test_readme_names_the_rows_that_were_compared() -> None:
+    """The table of engines is written by hand, and its figures are these."""
+    decode, prefill, differ = total_compared(RESULTS)
+    (line,) = re.findall(r"^\| vLLM \|.*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    said = f"{decode:,} decode rows and {prefill / 1e6:.1f} million prefill rows compared, {differ} different"
+    assert said in line
+
+
+def test_figures_of_the_page_stand_in_the_generated_block_alone() -> None:
+    page = (ROOT / "docs" / "vllm.md").read_text()
+    before, rest = page.split("<!-- results:begin -->")
+    outside = before + rest.split("<!-- results:end -->")[1]
+    assert re.findall(r"[\d.]+ us\b|\d{2,3},\d{3} (?:rows|decode|prefill)", outside) == []
