@@ -79,6 +79,13 @@ SEVERAL_GPUS = {
 }
 """More of it where an engine runs on several GPUs."""
 
+NO_SPLIT_K = {
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "CUBLASLT_WORKSPACE_SIZE": "1",
+    "TORCH_BLAS_PREFER_CUBLASLT": "1",
+}
+"""Leaves cuBLAS no room to split sums, as vLLM's batch-invariant mode does on Hopper."""
+
 
 def missing() -> list[str]:
     """What this machine lacks for a trial."""
@@ -120,6 +127,7 @@ def plan(options: argparse.Namespace) -> list[Specification]:
                 chunk=chunk,
                 prefill_rows=options.prefill_rows,
                 tensor_parallel=options.tensor_parallel,
+                split_k=options.split_k,
             )
             twins = options.work / f"{spec.name}.twins.npz"
             specifications.append(replace(spec, twins=str(twins)) if part in TWINS else spec)
@@ -143,6 +151,7 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
     command = [sys.executable, "-m", "eval.common.vllm_engine", str(given), str(result)]
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
     variables |= SEVERAL_GPUS if spec.in_workers else {}
+    variables |= {} if spec.split_k else NO_SPLIT_K
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -308,6 +317,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--tensor-parallel", type=int, default=1, metavar="GPUS", help="mode compare alone, in every worker"
     )
+    parser.add_argument(
+        "--no-split-k",
+        dest="split_k",
+        action="store_false",
+        help="leave cuBLAS no room to split sums, to tell its part in what depends on the batch",
+    )
     parser.add_argument("--profile", action="store_true", help="time kernels, in modes stock and ours")
     parser.add_argument("--max-model-len", type=int, default=131072, help="longest row; its buffer's width")
     parser.add_argument("--memory", type=float, default=0.6, help="share of the GPU's memory")
@@ -370,6 +385,7 @@ def report(engines: Sequence[dict[str, Any]], options: argparse.Namespace) -> di
             "chunks": options.chunks,
             "prefill_rows": options.prefill_rows,
             "tensor_parallel": options.tensor_parallel,
+            "split_k": options.split_k,
         },
         "engines": list(engines),
     }

@@ -111,6 +111,8 @@ class Specification:
         File for what `Twins` noted; empty for none.
     tensor_parallel : int
         GPUs. With more than one, the layers run in worker processes, and so does the comparison.
+    split_k : bool
+        Whether cuBLAS may split the sums of a product, which it does by the size of the batch.
     """
 
     mode: str
@@ -130,6 +132,7 @@ class Specification:
     prefill_rows: int = 0
     twins: str = ""
     tensor_parallel: int = 1
+    split_k: bool = True
 
     @property
     def in_workers(self) -> bool:
@@ -145,7 +148,8 @@ class Specification:
             PREEMPTED: "_preempted",
         }[self.part]
         ranks = f"_tp{self.tensor_parallel}" if self.in_workers else ""
-        return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{ranks}"
+        products = "" if self.split_k else "_no_split_k"
+        return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{ranks}{products}"
 
     @property
     def sequences(self) -> list[int]:

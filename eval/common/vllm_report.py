@@ -133,6 +133,7 @@ def invariance(trial: dict[str, Any]) -> list[str]:
         return []
     preempted = engines[0]["part"] == "preempted"
     what = "with preemptions" if preempted else "alone and in batches"
+    what += "" if engines[0].get("split_k", True) else ", cuBLAS without split-K"
     lines = [
         "",
         *_wrapped(

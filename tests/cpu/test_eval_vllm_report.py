@@ -99,6 +99,8 @@ def test_invariance_by_layer_and_answers(tmp_path: Path) -> None:
         in plain
     )
     after = _write(tmp_path, vllm_trial_i=_trial(_invariance("preempted", preemptions=9), twins=twins))
+    other = _trial(_invariance("invariance", split_k=False), twins=twins)
+    assert "alone and in batches, cuBLAS without split-K, FULL graphs" in _write(tmp_path, vllm_trial_j=other)
     assert "with preemptions" in after and "| 300 of 400 |  | 28 of 40 |  | 0 | 5 |" in after
     assert "token 7 on; 9 preemptions." in " ".join(after.split())
 

@@ -277,10 +277,13 @@ def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
         vllm_trial, "run_command", lambda *given, **more: seen.append(dict(vllm_trial.os.environ))
     )
     monkeypatch.setattr(vllm_trial, "output_lines", lambda log, command: [])
-    for one in (spec, specification()):
+    for one in (spec, specification(), specification(OURS, split_k=False)):
         with pytest.raises(FileNotFoundError):
             vllm_trial.run_engine(one, tmp_path / one.name, 9)
-    assert [given.get("NCCL_NVLS_ENABLE") for given in seen] == ["0", None]
+    assert [given.get("NCCL_NVLS_ENABLE") for given in seen] == ["0", None, None]
+    assert [given.get("CUBLAS_WORKSPACE_CONFIG") for given in seen] == [None, None, ":16:8"]
+    (one, *_) = vllm_trial.plan(vllm_trial.parse_args(["--no-split-k", "--parts", "invariance"]))
+    assert one.name == "stock_eager_drafts0_invariance_chunk8192_no_split_k" and one.name in one.twins
 
 
 def worker_of(compared: dict, wrong: int) -> dict:
