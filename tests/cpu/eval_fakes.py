@@ -80,7 +80,7 @@ def vllm_answer(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         send_json(handler, {"error": error}, 400)
         return
     sample = (SAMPLES / "vllm_serve_completions.sse").read_text(encoding="utf-8").split("\n\n")
-    first, last, usage, done = (sample[index] for index in (0, -4, -3, -2))
+    first, last, usage, done = (sample[index] for index in (1, -4, -3, -2))
     count = body["max_tokens"]
     ended = json.loads(usage.removeprefix("data: "))
     ended["usage"] = {
