@@ -13,10 +13,12 @@ name            file                                       where it comes from
                                                            for sm_90a; wheel apache-tvm-ffi 0.1.11
 ==============  =========================================  =================================================
 
-``torch`` is always there. ``vllm_per_row``, ``flashinfer_ragged``, ``trtllm_prefill`` and ``vllm_prefill``
-are further operators of the same files. An operator is called as its own project calls it: its output is
-allocated beforehand where its interface allows that, and never sorted or converted. Each step's tensors are
-made beforehand too, so that a launch costs the host no more than the operator does.
+``torch`` is always there, and so are ``torch_blocks`` and ``torch_in_blocks``: the two-level indexer of
+DeepSeek-V4.1 by PyTorch's operators, as engines have it where no kernel of its own serves. ``vllm_per_row``,
+``flashinfer_ragged``, ``trtllm_prefill`` and ``vllm_prefill`` are further operators of the same files. An
+operator is called as its own project calls it: its output is allocated beforehand where its interface allows
+that, and never sorted or converted. Each step's tensors are made beforehand too, so that a launch costs the
+host no more than the operator does.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eval.common.bench_blocks import BLOCK_K, given_blocks
 from eval.kernel_timing import POISON, Chain, Prepared
+from gvr_topk.constants import BLOCK_SIZE
 
 ENVIRONMENT = "GVR_TOPK_BASELINES"
 VLLM_WORKSPACE_BYTES = 1 << 20
@@ -89,7 +93,14 @@ def available(folder: Path | None = None) -> dict[str, Baseline]:
     """
     if folder is None and ENVIRONMENT in os.environ:
         folder = Path(os.environ[ENVIRONMENT])
-    found = {"torch": Baseline("torch", f"torch.topk of torch {torch.__version__}", _any_shape, _torch)}
+    found = {
+        name: Baseline(name, f"{what} of torch {torch.__version__}", _any_shape, prepare)
+        for name, what, prepare in (
+            ("torch", "torch.topk", _torch),
+            ("torch_blocks", "amax, topk of blocks, sort, mask and topk of positions", _torch_blocks),
+            ("torch_in_blocks", "masked_fill and topk", _torch_in_blocks),
+        )
+    }
     for name, version, load in (
         ("trtllm", "TensorRT-LLM 1.2.1 indexer_topk_decode (tokenspeed-trtllm-kernel)", _load_trtllm),
         ("vllm", "vLLM 0.33.0: cooperative_topk, persistent_topk above 64 rows", _load_vllm),
@@ -217,6 +228,44 @@ def _torch(chain: Chain) -> Prepared:
 
     def launch(step: int) -> None:
         torch.topk(rows[step], chain.k, dim=-1, sorted=False, out=(values, outs[step]))
+
+    return Prepared(launch, results)
+
+
+def _block_mask(best: Tensor, blocks: int) -> Tensor:
+    """Which of the blocks of each row are among the best."""
+    mask = torch.zeros(best.shape[0], blocks, dtype=torch.bool, device=best.device)
+    return mask.scatter_(1, best, True)
+
+
+def _torch_blocks(chain: Chain) -> Prepared:
+    """The source: positions, blocks in ascending order, and the mask of blocks that its consumers take."""
+    rows = _full_rows(chain).unbind()
+    shape = (chain.count, chain.batch, chain.k + BLOCK_K)
+    results = torch.full(shape, POISON, dtype=torch.int64, device=chain.logits.device)
+    newest = [(chain.lengths_of(step).long()[:, None] - 1) // BLOCK_SIZE for step in range(chain.count)]
+
+    def launch(step: int) -> None:
+        keys = rows[step].unflatten(1, (-1, BLOCK_SIZE)).amax(dim=2)
+        keys.scatter_(1, newest[step], float("inf"))
+        best = keys.topk(BLOCK_K, dim=1, sorted=False).indices.sort(dim=1).values
+        _block_mask(best, keys.shape[1])
+        results[step][:, chain.k :] = best
+        results[step][:, : chain.k] = rows[step].topk(chain.k, dim=1, sorted=False).indices
+
+    return Prepared(launch, results)
+
+
+def _torch_in_blocks(chain: Chain) -> Prepared:
+    """A consumer, whose mask the source has made."""
+    rows = _full_rows(chain).unbind()
+    results = _results(chain, torch.int64)
+    blocks = rows[0].shape[1] // BLOCK_SIZE
+    outside = [~_block_mask(given.long(), blocks)[:, :, None] for given in given_blocks(chain)]
+
+    def launch(step: int) -> None:
+        masked = rows[step].unflatten(1, (-1, BLOCK_SIZE)).masked_fill(outside[step], float("-inf"))
+        results[step] = masked.flatten(1).topk(chain.k, dim=1, sorted=False).indices
 
     return Prepared(launch, results)
 

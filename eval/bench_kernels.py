@@ -21,6 +21,10 @@ Chunks of a prefill are chains of one step: their rows are those of one request,
 than the one before. ``prefill`` and ``prefill_radix_rounds`` call the op for prefill, ``no_hint`` the one for
 decode on the same rows.
 
+The group ``v41`` is DeepSeek-V4.1's indexer of two levels: ``blocks`` is its source, which selects positions
+and blocks, and ``in_blocks`` a consumer, which selects in blocks. ``torch_blocks`` and ``torch_in_blocks``
+are the same by PyTorch's operators.
+
 The JSON is rewritten after each cell, so a run that is stopped keeps what it had; ``--resume`` goes on from
 such a file, on the same machine or a later one (each result says which run made it). ``--report`` prints the
 tables of a file and measures nothing. ``--quick`` measures what the limits of our own times need.
@@ -50,6 +54,7 @@ from torch import Tensor
 
 from eval import baselines
 from eval.baselines import BaselineError
+from eval.common import bench_blocks
 from eval.common.bench_cases import (
     DTYPES,
     Cell,
@@ -81,7 +86,9 @@ from eval.common.bench_report import (
 )
 from eval.common.machine import describe_machine
 from eval.common.our_kernels import (
+    BLOCKS,
     HINTED,
+    IN_BLOCKS,
     NO_HINT,
     NO_ROW_SLOT,
     PAPER,
@@ -91,12 +98,14 @@ from eval.common.our_kernels import (
     RADIX_ROUNDS,
     VARIANTS,
     WITH_INDICES,
+    prepare_blocks,
+    prepare_in_blocks,
     prepare_ours,
     prepare_prefill,
     why_refused,
 )
 from eval.kernel_timing import Chain, ChainRun, Prepared
-from gvr_topk.constants import StatsColumn
+from gvr_topk.constants import BLOCK_SIZE, StatsColumn
 from gvr_topk.contract import exact_topk, order_key
 
 REPLAYS = 9
@@ -133,6 +142,9 @@ MEASURED: dict[str, tuple[str, ...]] = {
 }
 """Groups in which an implementation is measured, for those that are not measured in all."""
 
+BLOCKS_OPS = {BLOCKS: prepare_blocks, IN_BLOCKS: prepare_in_blocks}
+"""How ours of the two-level indexer are bound."""
+
 QUICK = (HINTED, NO_HINT, PREFILL)
 """What ``--quick`` measures."""
 
@@ -154,6 +166,8 @@ def ours(name: str) -> Implementation:
         return Implementation(
             name, lambda cell: "", lambda chain: prepare_prefill(chain, PREFILL_PATHS[name])
         )
+    if name in BLOCKS_OPS:
+        return Implementation(name, lambda cell: "", BLOCKS_OPS[name])
     variant = VARIANTS[name]
 
     def refuse(cell: Cell) -> str:
@@ -235,6 +249,9 @@ class CellRun:
         self.cell = cell
         self.chain = make_chain(cell, sources, device=device)
         self.expected = oracle(self.chain)
+        self._of_blocks: dict[
+            bool, Tensor
+        ] = {}  # expected of a two-level indexer: of a source, of a consumer
         self.each_launches = each_launches
 
     def describe(self) -> dict[str, Any]:
@@ -247,6 +264,16 @@ class CellRun:
         if self.cell.group == "prefill":
             return described | memory_traffic(self.chain)
         return described | {"hit_ratio": round(self.hit_ratio(), 4)}
+
+    def expected_of(self, name: str) -> Tensor:
+        """What an implementation has to give: in a two-level indexer it may be the source or a consumer."""
+        if self.cell.group != bench_blocks.GROUP:
+            return self.expected
+        is_consumer = name.endswith(IN_BLOCKS)
+        if is_consumer not in self._of_blocks:
+            make = bench_blocks.consumer_results if is_consumer else bench_blocks.source_results
+            self._of_blocks[is_consumer] = make(self.chain)
+        return self._of_blocks[is_consumer]
 
     def hit_ratio(self) -> float:
         """Share of a step's choice that was the step before's, moved as the scores were; of some steps."""
@@ -279,7 +306,10 @@ class CellRun:
             else:
                 result["cold_us"] = round(run.time(REPLAYS, BUDGET_SECONDS), 4)
                 cut = implementation.name in baselines.WITHOUT_LENGTHS
-                result["exact"] = self.all_same_values(prepared, cut)
+                if self.cell.group == bench_blocks.GROUP:
+                    result["exact"] = self.all_same_of_blocks(implementation.name, prepared)
+                else:
+                    result["exact"] = self.all_same_values(prepared, cut)
         except (RuntimeError, ValueError, BaselineError) as error:
             result["note"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             result["exact"] = False
@@ -299,7 +329,12 @@ class CellRun:
         wrong: list[Tensor] = []
         result["exact"] = False
         result["cold_us"] = round(
-            run.time(REPLAYS, BUDGET_SECONDS, lambda: wrong.append(self.differences(run.prepared))), 4
+            run.time(
+                REPLAYS,
+                BUDGET_SECONDS,
+                lambda: wrong.append(self.differences(run.prepared, expected=self.expected_of(name))),
+            ),
+            4,
         )
         self.add_statistics(run, result)
         if name in (HINTED, NO_HINT) and self.cell.group in EACH_GROUPS:
@@ -321,7 +356,9 @@ class CellRun:
         figures = {"mean": mean, "median": sorted(each)[len(each) // 2], "worst": worst}
         result["each_us"] = {what: round(figure, 4) for what, figure in figures.items()}
 
-    def differences(self, prepared: Prepared, in_order: bool = True) -> Tensor:
+    def differences(
+        self, prepared: Prepared, in_order: bool = True, expected: Tensor | None = None
+    ) -> Tensor:
         """How many rows of the timed steps differ from the oracle's, as a number on the device.
 
         What the last step has left of its choice for the next one counts as rows too, unless the launches
@@ -332,7 +369,8 @@ class CellRun:
             # Fewer launches than steps leave the rest poisoned: those were not launched.
             launched = min(self.each_launches, len(self.chain.timed))
             timed = slice(self.chain.lead, self.chain.lead + launched)
-        wrong = (prepared.results[timed] != self.expected[timed]).any(dim=2).sum()
+        expected = self.expected if expected is None else expected
+        wrong = (prepared.results[timed] != expected[timed]).any(dim=2).sum()
         if in_order and prepared.carried is not None:
             wrong = wrong + (prepared.carried() != self.expected[-1]).any(dim=1).sum()
         return wrong
@@ -353,6 +391,18 @@ class CellRun:
                 lengths = self.chain.lengths.expand(self.chain.count, self.chain.batch)[part].reshape(-1, 1)
                 got = torch.where(got < lengths, got, -1)
             if not same_values(got, wanted, self.chain.logits[part].reshape(-1, width)):
+                return False
+        return True
+
+    def all_same_of_blocks(self, name: str, prepared: Prepared) -> bool:
+        """As `all_same_values` at a two-level indexer; the values of blocks are their greatest scores."""
+        wanted, k = self.expected_of(name), self.chain.k
+        for step in self.chain.timed:
+            scores, got = self.chain.logits[step], prepared.results[step]
+            if not same_values(got[:, :k], wanted[step][:, :k], scores):
+                return False
+            keys = scores.unflatten(1, (-1, BLOCK_SIZE)).amax(dim=2)
+            if not same_values(got[:, k:], wanted[step][:, k:], keys):
                 return False
         return True
 
@@ -457,7 +507,7 @@ def main(
     groups: Annotated[
         str,
         typer.Option(
-            help="main, trace, engine, scale, mask, layer, prefill, hint, adversarial, k, v4, dtype."
+            help="main, trace, engine, scale, mask, layer, prefill, hint, adversarial, k, v4, v41, dtype."
         ),
     ] = "",
     cells: Annotated[str, typer.Option(help="Regular expression on cell keys, such as 'n70690 b1 '.")] = "",

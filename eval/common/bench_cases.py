@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eval.common.bench_blocks import GROUP as BLOCKS_GROUP
 from eval.common.bench_report import LIMITS, PREFILL_LIMITS
 from eval.common.trace_scores import trace_scores
 from eval.kernel_timing import GENERATED_ELEMENTS, Chain, chain_of, chunk_chain, gaussian_chain, nan_rows
@@ -52,6 +53,11 @@ V4_K = (512, 1024)
 """DeepSeek-V4 scores one entry for every four tokens, and keeps 512 (Flash) or 1,024 (Pro) of them."""
 V4_BATCHES = (1, 8, 64)
 
+V41_LENGTHS = (16384, 65536, 131072, 262144)
+V41_BATCHES = (1, 8, 64)
+V41_K = 512
+"""DeepSeek-V4.1's indexer of two levels, up to a context of 1M tokens, four to a score."""
+
 OCTAVES = 3.0
 """The scale of a row of kind ``scale`` is 2 to the power of a uniform number within this distance of 0."""
 SCALE_SHAPES = ((131072, 1), (8192, 1), (70690, 1))
@@ -82,16 +88,17 @@ class Cell:
     Attributes
     ----------
     group : str
-        Part of the benchmark: main, hint, trace, engine, layer, scale, mask, adversarial, k, v4, dtype,
+        Part of the benchmark: main, hint, trace, engine, layer, scale, mask, adversarial, k, v4, v41, dtype,
         wide_buffers or prefill.
     n, batch, k : int
         Row length, rows per launch, items per row.
     dtype : str
         A key of `DTYPES`.
     rows : str
-        ``gauss``, ``scale``, ``mask:KIND`` of `MASKS`, ``layer:20`` (generator), ``trace:NAME``,
-        ``engine:NAME``, ``adversarial:NAME``; of a chunk of a prefill ``causal``, Gaussian rows of which each
-        sees one column more than the one before and the last sees all, or ``causal:NAME``, rows of a trace.
+        ``gauss``, ``scale``, ``blocks`` (Gaussian, of the two-level indexer), ``mask:KIND`` of `MASKS`,
+        ``layer:20`` (generator), ``trace:NAME``, ``engine:NAME``, ``adversarial:NAME``; of a chunk of a
+        prefill ``causal``, Gaussian rows of which each sees one column more than the one before and the last
+        sees all, or ``causal:NAME``, rows of a trace.
     keep : float
         Share of variance that survives a step, of Gaussian rows and those made of them.
     shift : int
@@ -227,6 +234,9 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
         for context in V4_CONTEXTS
         for batch in V4_BATCHES
     ]
+    cells += [
+        Cell(BLOCKS_GROUP, n, batch, V41_K, rows="blocks") for batch in V41_BATCHES for n in V41_LENGTHS
+    ]
     cells += [Cell("adversarial", 131072, rows=f"adversarial:{name}") for name in ADVERSARIAL]
     own = {(cell.n, cell.batch) for cell in main}
     cells += [
@@ -269,7 +279,7 @@ def make_chain(
     """
     dtype = DTYPES[cell.dtype]
     kind, _, name = cell.rows.partition(":")
-    if kind in ("gauss", "scale", "mask"):
+    if kind in ("gauss", "scale", "blocks", "mask"):
         mask = MASKS[name] if kind == "mask" else None
         return gaussian_chain(
             cell.n,
@@ -298,8 +308,8 @@ def make_chain(
         steps = _named(name, sources.engines).steps()
     else:
         raise ValueError(
-            "rows: wanted gauss, scale, mask:KIND, layer:L, trace:NAME, engine:NAME, adversarial:NAME, "
-            f"causal or causal:NAME, got {cell.rows!r}"
+            "rows: wanted gauss, scale, blocks, mask:KIND, layer:L, trace:NAME, engine:NAME, "
+            f"adversarial:NAME, causal or causal:NAME, got {cell.rows!r}"
         )
     if steps[0].shape[0] not in (1, cell.batch):
         raise ValueError(f"batch: wanted 1 or {steps[0].shape[0]} with rows {cell.rows}, got {cell.batch}")

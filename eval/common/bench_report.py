@@ -10,8 +10,11 @@ from typing import Any, Literal
 from rich import box
 from rich.table import Table
 
+from eval.common.bench_blocks import GROUP as BLOCKS_GROUP
 from eval.common.our_kernels import (
+    BLOCKS,
     HINTED,
+    IN_BLOCKS,
     NO_HINT,
     NO_ROW_SLOT,
     PAPER,
@@ -41,7 +44,21 @@ PREFILL_IMPLS = (
 )
 """Those that are measured on chunks of a prefill: ops for it, and decode ops that take a length for each row.
 FlashInfer's `top_k` takes none, and other projects' decode kernels are not made for so many rows."""
-OURS = (HINTED, NO_HINT, RADIX_ROUNDS, NO_ROW_SLOT, WITH_INDICES, PDL, PAPER, PREFILL, PREFILL_ROUNDS)
+BLOCKS_ALONE = (BLOCKS, IN_BLOCKS, "torch_blocks", "torch_in_blocks")
+"""Those that are measured on the two-level indexer alone, where nothing else is."""
+OURS = (
+    HINTED,
+    NO_HINT,
+    RADIX_ROUNDS,
+    NO_ROW_SLOT,
+    WITH_INDICES,
+    PDL,
+    PAPER,
+    PREFILL,
+    PREFILL_ROUNDS,
+    BLOCKS,
+    IN_BLOCKS,
+)
 BASELINES = (
     "torch",
     "trtllm",
@@ -51,6 +68,8 @@ BASELINES = (
     "flashinfer_ragged",
     "trtllm_prefill",
     "vllm_prefill",
+    "torch_blocks",
+    "torch_in_blocks",
 )
 ALL = (*OURS, *BASELINES)
 FLOOR = "read_floor"
@@ -155,8 +174,10 @@ class Index:
 
 
 def measured_in(impl: str, group: str) -> bool:
-    """Whether an implementation belongs into a group; chunks of a prefill have some of their own."""
-    return impl in PREFILL_IMPLS if group == "prefill" else impl not in PREFILL_ALONE
+    """Whether an implementation belongs into a group; prefill and the two-level indexer have their own."""
+    if group == BLOCKS_GROUP:
+        return impl in BLOCKS_ALONE
+    return impl in PREFILL_IMPLS if group == "prefill" else impl not in PREFILL_ALONE + BLOCKS_ALONE
 
 
 def dump(data: Mapping[str, Any]) -> str:

@@ -10,11 +10,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eval.common.bench_blocks import BLOCK_K, given_blocks
 from eval.kernel_timing import POISON, Chain, Prepared
-from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments, PrefillArguments
+from gvr_topk.arguments import (
+    FLAG_PDL,
+    FLAG_QUANTILE_GUESS,
+    Arguments,
+    BlocksArguments,
+    InBlocksArguments,
+    PrefillArguments,
+)
 from gvr_topk.constants import StatsColumn
 from gvr_topk.ops import launch as launch_op
-from gvr_topk.ops import launch_prefill
+from gvr_topk.ops import launch_blocks, launch_in_blocks, launch_prefill
 from gvr_topk.policy import parse_path, plan
 from gvr_topk.state import TopkState
 
@@ -83,6 +91,10 @@ PREFILL = "prefill"
 PREFILL_ROUNDS = "prefill_radix_rounds"
 PREFILL_PATHS = {PREFILL: "auto", PREFILL_ROUNDS: "radix_rounds"}
 """Our implementations for chunks of a prefill, and the path that each is called with."""
+
+BLOCKS = "blocks"
+IN_BLOCKS = "in_blocks"
+"""Our implementations of the source of a two-level indexer, and of its consumers."""
 
 
 def why_refused(variant: Variant, rows: int, width: int, k: int, dtype: torch.dtype) -> str:
@@ -194,3 +206,40 @@ def prepare_prefill(chain: Chain, path: str) -> Prepared:
         return stats
 
     return Prepared(launch, results, statistics=statistics)
+
+
+def prepare_blocks(chain: Chain) -> Prepared:
+    """Bind the op that chooses blocks to a chain: positions of a row, and behind them its blocks."""
+    device = chain.logits.device
+    shape = (chain.count, chain.batch, chain.k + BLOCK_K)
+    results = torch.full(shape, POISON, dtype=torch.int32, device=device)
+
+    def launch(step: int) -> None:
+        launch_blocks(
+            BlocksArguments(
+                chain.logits[step],
+                chain.lengths_of(step),
+                results[step][:, : chain.k],
+                results[step][:, chain.k :],
+                chain.k,
+                BLOCK_K,
+            )
+        )
+
+    return Prepared(launch, results)
+
+
+def prepare_in_blocks(chain: Chain) -> Prepared:
+    """Bind the op that selects in given blocks to a chain."""
+    device = chain.logits.device
+    results = torch.full((chain.count, chain.batch, chain.k), POISON, dtype=torch.int32, device=device)
+    blocks = given_blocks(chain)
+
+    def launch(step: int) -> None:
+        launch_in_blocks(
+            InBlocksArguments(
+                chain.logits[step], chain.lengths_of(step), blocks[step], results[step], chain.k
+            )
+        )
+
+    return Prepared(launch, results)

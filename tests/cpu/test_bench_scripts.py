@@ -32,7 +32,7 @@ from eval import (
     readme_table,
     tune,
 )
-from eval.common import bench_cases, fuzz_cases, fuzz_contents, fuzz_prefill, our_kernels
+from eval.common import bench_blocks, bench_cases, fuzz_cases, fuzz_contents, fuzz_prefill, our_kernels
 from eval.common.bench_cases import (
     BATCHES,
     LENGTHS,
@@ -448,6 +448,65 @@ class TestCellRun:
         assert bench_kernels.repeatability([bench_kernels.ours("hinted")], "cpu") == {"hinted": 1}
 
 
+class TestTwoLevelIndexer:
+    CELL = Cell("v41", 16_400, 2, k=16, rows="blocks")
+    IMPLEMENTATIONS = ("blocks", "in_blocks", "torch_blocks", "torch_in_blocks")
+
+    def measure(self, name: str) -> dict[str, Any]:
+        run = bench_kernels.CellRun(self.CELL, Sources(), device="cpu")
+        if name in bench_kernels.OURS:
+            return run.measure(bench_kernels.ours(name))
+        return run.measure(bench_kernels.theirs(baselines.available()[name]))
+
+    def test_cells_are_those_of_the_model(self) -> None:
+        cells = [cell for cell in all_cells() if cell.group == "v41"]
+        assert {(cell.n, cell.batch) for cell in cells} == {
+            (n, batch) for n in (16384, 65536, 131072, 262144) for batch in (1, 8, 64)
+        }
+        assert {cell.k for cell in cells} == {512} and bench_blocks.BLOCK_K == 2048
+        assert len({cell.key for cell in all_cells()}) == len(all_cells())
+
+    def test_it_has_implementations_of_its_own(self) -> None:
+        assert {impl for impl in ALL if measured_in(impl, "v41")} == set(self.IMPLEMENTATIONS)
+
+    @pytest.mark.parametrize("name", IMPLEMENTATIONS)
+    def test_every_implementation_is_exact(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        measured = self.measure(name)
+        assert measured["exact"] is True and measured["cold_us"] > 0 and "note" not in measured
+
+    @pytest.mark.parametrize(("op", "name"), [("blocks", "out"), ("blocks", "blocks"), ("in_blocks", "out")])
+    def test_one_wrong_item_is_noticed(self, op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, calls = getattr(our_kernels, f"launch_{op}"), itertools.count()
+
+        def launch(arguments: Any) -> None:
+            real(arguments)
+            if next(calls) == 9:
+                getattr(arguments, name)[1, 3] += 1
+
+        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        monkeypatch.setattr(our_kernels, f"launch_{op}", launch)
+        measured = self.measure(op)
+        assert measured["exact"] is False and measured["note"] == "1 wrong rows in 3 replays"
+
+    @pytest.mark.parametrize("name", ["torch_blocks", "torch_in_blocks"])
+    def test_wrong_items_of_others_are_noticed(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = getattr(baselines, f"_{name}")
+
+        def prepare(chain: Chain) -> Prepared:
+            prepared = real(chain)
+
+            def launch(step: int) -> None:
+                prepared.launch(step)
+                prepared.results[step][0, -1] = prepared.results[step][0, -2]
+
+            return dataclasses.replace(prepared, launch=launch)
+
+        monkeypatch.setattr(baselines, f"_{name}", prepare)
+        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        assert self.measure(name)["exact"] is False
+
+
 CAUSAL = Cell("prefill", 300, 200, k=64, rows="causal")
 
 
@@ -605,7 +664,7 @@ class TestPrefillRun:
     def test_chunks_have_implementations_of_their_own(self) -> None:
         assert {impl for impl in ALL if measured_in(impl, "prefill")} == set(PREFILL_IMPLS)
         decode = {impl for impl in ALL if measured_in(impl, "main")}
-        assert decode == {impl for impl in ALL if "prefill" not in impl}
+        assert decode == {impl for impl in ALL if "prefill" not in impl and "blocks" not in impl}
 
     def test_limits_are_checked(self) -> None:
         cells = [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_LIMITS]
@@ -769,6 +828,7 @@ class TestFiles:
             for label in ("gvr_topk", "TensorRT-LLM 1.2.1", "reading the row alone")
         )
         undrawn = {"no_row_slot", "with_indices", "pdl", *(impl for impl in ALL if "prefill" in impl)}
+        undrawn |= {impl for impl in ALL if "blocks" in impl}
         assert set(plot_bench.STYLES) == {*ALL, FLOOR} - undrawn
 
     def test_plot_names_a_batch_without_results(self, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ BELOW = {
     "streaming": {"ptx", "core", "fallback", "small_row"},
     "paper_gvr": {"ptx", "core", "fallback"},
     "prefill": {"ptx", "core"},
-    "prefill_short": {"ptx", "core", "fallback", "small_row", "prefill"},
-    "blocks": {"ptx", "core", "fallback", "small_row"},
+    "prefill_short": {"ptx", "core", "small_row", "prefill"},
+    "blocks": {"ptx", "core", "small_row"},
 }
 """Folders that the files of a folder may include, beside its own."""
 KERNEL_FOLDERS = [folder for folder in BELOW if folder not in ("ptx", "core")]
