@@ -84,7 +84,7 @@ struct BlockTile {
 
   // As `mask_of_keys`, of all of them.
   template <typename Mark>
-  __device__ __forceinline__ small_row::LaneMask<kWords> mask_of(Mark set_bit) const {
+  __device__ __forceinline__ LaneMask<kWords> mask_of(Mark set_bit) const {
     return small_row::mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
   }
 
@@ -101,7 +101,7 @@ struct BlockTile {
   // Calls visit(word, bit, rank) for the lane's blocks of a set: which block of which word, and how many
   // blocks of the whole warp come earlier. All lanes take part.
   template <typename Visit>
-  __device__ __forceinline__ void for_each_in_order_of(const small_row::LaneMask<kWords>& set, int lane,
+  __device__ __forceinline__ void for_each_in_order_of(const LaneMask<kWords>& set, int lane,
                                                        Visit visit) const {
     const uint32_t lower = (1u << lane) - 1;
     uint32_t passed = 0;
@@ -167,7 +167,7 @@ struct BlockTile {
 // barrier comes next.
 template <typename T>
 __device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const BlockTile<T>& tile,
-                                               const small_row::LaneMask<BlockTile<T>::kWords>& selected,
+                                               const LaneMask<BlockTile<T>::kWords>& selected,
                                                uint32_t before, uint16_t* staged) {
   tile.for_each_in_order_of(selected, ctx.lane, [&](int word, int bit, uint32_t rank) {
     const uint32_t block = tile.position(ctx.lane, word * kValuesPerThread + bit);
