@@ -88,6 +88,8 @@ struct WindowTile : small_row::RegisterTile<T, kValues, true> {
   using Base = small_row::RegisterTile<T, kValues, true>;
   using Base::begin, Base::bits, Base::kGroup, Base::kVecs, Base::words;
   using Part = WindowPart<T, kValues>;
+  // Two CTAs with tiles of this size share an SM and its registers.
+  static constexpr bool kKeepsBins = Base::kKeepsBins && kValues != kValuesPerThread;
 
   // Takes the window that has arrived, with -inf where it has no elements.
   __device__ __forceinline__ void take(const AlignedWindow<T>& window, uint32_t place, int warp, int lane) {

@@ -58,6 +58,8 @@ __device__ __forceinline__ uint32_t register_at(const uint32_t (&registers)[kVal
 template <typename T, int kValues, bool kPartial = false>
 struct RegisterTile {
   static constexpr bool kIsPartial = kPartial;
+  // Whether there are registers for the bin of each element (small_row/value_window.cuh).
+  static constexpr bool kKeepsBins = kValues <= kWideValuesPerThread;
   static constexpr int kVecs = kValues / kPerVec<T>;
   static constexpr int kGroup = 32 * kPerVec<T>;
   static constexpr int kSize = kValues;

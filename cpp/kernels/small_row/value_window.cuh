@@ -81,8 +81,8 @@ __device__ __forceinline__ bool try_predicted_window(const RowContext<T>& ctx, c
                                                      RoundBins& bins, float left, float* next,
                                                      PartitionOf<Tile>& split) {
   ValueWindow window(left);
-  // The longest rows compute their bins again, because registers are short.
-  constexpr bool kKeepsBins = Tile::kSize <= (Tile::kIsPartial ? 8 : kWideValuesPerThread);
+  // Where registers are short, bins are computed again.
+  constexpr bool kKeepsBins = Tile::kKeepsBins;
   uint32_t bin[kKeepsBins ? Tile::kSize : 1];
   uint32_t first = ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * ValueWindow::first_bin();
   ptx::keep(first);
