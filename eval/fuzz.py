@@ -1,4 +1,4 @@
-"""Call both ops with random arguments until the time is over, and compare every answer with the contract's.
+"""Call the ops with random arguments until the time is over, and compare every answer with the contract's.
 
     python -m eval fuzz --seconds 600 --seed 1
     python -m eval fuzz --seed 1 --only 12345    # the case that a mismatch names, alone
@@ -8,7 +8,8 @@ Each case runs on poisoned outputs with guard columns. Compared are the result, 
 each row has; the positions that the state keeps, and every slot that must not be written; the translation
 through a page table; and a second call, which finds the first one's state. On the CPU, whose implementation
 the oracle is, a sort in NumPy takes the oracle's place. ``--prefill`` is the share of the cases that call the
-prefill op, whose second call has to repeat the first.
+prefill op, whose second call has to repeat the first, and ``--blocks`` that of the others that call both ops
+of blocks, with the path ``auto``.
 
 With ``--beside`` a neighbour of `eval.common.stress_neighbours` works on another stream during each call;
 several take turns.
@@ -35,6 +36,7 @@ import typer
 from torch import Tensor
 
 from eval.common import fuzz_prefill
+from eval.common.fuzz_blocks import BlocksCase, draw_blocks_case, make_blocks_problem
 from eval.common.fuzz_cases import (
     GUARD_COLUMNS,
     PATHS,
@@ -50,11 +52,18 @@ from eval.common.machine import describe_machine, write_json
 from eval.common.stress_cases import CONFIGURATIONS
 from eval.common.stress_library import StressError
 from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
-from gvr_topk.arguments import FLAG_PDL, FLAG_QUANTILE_GUESS, Arguments, PrefillArguments
+from gvr_topk.arguments import (
+    FLAG_PDL,
+    FLAG_QUANTILE_GUESS,
+    Arguments,
+    BlocksArguments,
+    InBlocksArguments,
+    PrefillArguments,
+)
 from gvr_topk.constants import STATE_MASKED, HintReason, StatsColumn
 from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.ops import launch, launch_prefill
+from gvr_topk.ops import launch, launch_blocks, launch_in_blocks, launch_prefill
 from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
 
@@ -63,6 +72,9 @@ ELEMENTS = {"cuda": 1 << 22, "cpu": 1 << 15}
 
 PREFILL_SHARE = 0.3
 """Share of the cases that call the prefill op."""
+
+BLOCKS_SHARE = 0.2
+"""Share of the other cases that call the ops of blocks."""
 
 REPORT_SECONDS = 60.0
 
@@ -159,6 +171,40 @@ def check_prefill_case(
     return stats
 
 
+def check_blocks_case(
+    case: BlocksCase, device: str, *, repeat: bool = True, beside: Neighbour | None = None
+) -> None:
+    """Run one case of the ops of blocks and compare everything they write; as `check_case`."""
+    problem = make_blocks_problem(case, device, by_sort=device == "cpu")
+
+    def poisoned(columns: int) -> Tensor:
+        shape = (case.rows, columns + GUARD_COLUMNS)
+        return torch.full(shape, POISON, dtype=torch.int32, device=device)
+
+    options = {
+        "next_n": case.next_n,
+        "flags": FLAG_PDL * case.pdl,
+        "compress_ratio": case.compress_ratio,
+    }
+    for call in ("first call", "second call")[: 1 + repeat]:
+        if beside is not None:
+            beside.feed()
+        out, blocks, in_given = poisoned(case.k), poisoned(case.block_k), poisoned(case.given_k)
+        logits, seq_lens = problem.logits, problem.seq_lens
+        launch_blocks(BlocksArguments(logits, seq_lens, out, blocks, case.k, case.block_k, **options))
+        launch_in_blocks(
+            InBlocksArguments(logits, seq_lens, problem.given, in_given, case.given_k, **options)
+        )
+        for name, got, wanted in (
+            ("result", out, problem.positions),
+            ("blocks", blocks, problem.blocks),
+            ("result in given blocks", in_given, problem.in_given),
+        ):
+            _same(f"{call}: {name}", got[:, : wanted.shape[1]], wanted)
+            if not bool((got[:, wanted.shape[1] :] == POISON).all()):
+                raise Mismatch(f"{call}: {name}: wrote past column {wanted.shape[1]}")
+
+
 def _check_written(
     call: str,
     k: int,
@@ -248,6 +294,11 @@ def calls_prefill(seed: int, index: int, share: float) -> bool:
     return bool(np.random.default_rng((seed, index, 1)).random() < share)
 
 
+def calls_blocks(seed: int, index: int, share: float) -> bool:
+    """Whether a case that does not call prefill calls the ops of blocks: a number of its own, too."""
+    return bool(np.random.default_rng((seed, index, 2)).random() < share)
+
+
 def run(
     device: str,
     seconds: float,
@@ -257,10 +308,12 @@ def run(
     most: int = 2**62,
     beside: Sequence[Neighbour] = (),
     prefill: float = PREFILL_SHARE,
+    blocks: float = BLOCKS_SHARE,
 ) -> dict[str, Any]:
     """Fuzz until the time is over or a case fails; neighbours take turns, case by case.
 
-    `prefill` is the share of the cases that call the prefill op, by those of the paths that it has.
+    `prefill` is the share of the cases that call the prefill op, by those of the paths that it has, and
+    `blocks` that of the others that call the ops of blocks, if ``auto`` is among the paths.
 
     Returns
     -------
@@ -272,28 +325,36 @@ def run(
     paths_asked: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}  # by whether it is prefill
     reasons: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
     prefill_paths = tuple(path for path in paths if path in fuzz_prefill.PATHS)
-    rows = scores = 0
+    rows = scores = of_blocks = 0
     failure: dict[str, Any] | None = None
     index = first
     while time.monotonic() - started < seconds and index - first < most:
         neighbour = beside[index % len(beside)] if beside else Neighbour("none")
         is_prefill = bool(prefill_paths) and calls_prefill(seed, index, prefill)
-        case: Case | PrefillCase
+        case: Case | PrefillCase | BlocksCase
         if is_prefill:
             case = draw_prefill_case(seed, index, elements=ELEMENTS[device], paths=prefill_paths)
+        elif "auto" in paths and calls_blocks(seed, index, blocks):
+            case = draw_blocks_case(seed, index, elements=ELEMENTS[device])
         else:
             case = draw_case(seed, index, elements=ELEMENTS[device], paths=paths)
         try:
             with neighbour:
                 if isinstance(case, PrefillCase):
                     stats = check_prefill_case(case, device, beside=neighbour)
+                elif isinstance(case, BlocksCase):
+                    check_blocks_case(case, device, beside=neighbour)
+                    stats = None
                 else:
                     stats = check_case(case, device, beside=neighbour)
         except (Mismatch, RuntimeError, ValueError) as error:
             text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             failure = {"case": case.as_json(), "error": text}
             break
-        paths_asked[is_prefill][case.path] += 1
+        if isinstance(case, BlocksCase):
+            of_blocks += 1
+        else:
+            paths_asked[is_prefill][case.path] += 1
         if stats is not None:
             codes = stats[:, StatsColumn.REASON].tolist()
             reasons[is_prefill].update(HintReason(code).name.lower() for code in codes)
@@ -321,6 +382,7 @@ def run(
             "paths_asked_for": dict(paths_asked[True]),
             "reasons_of_rows_with_stats": dict(reasons[True]),
         },
+        "blocks": {"cases": of_blocks},
         "failure": failure,
     }
 
@@ -334,6 +396,9 @@ def main(
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     beside: Annotated[str, typer.Option(help="Neighbours on another stream, comma-separated, or all.")] = "",
     prefill: Annotated[float, typer.Option(help="Share of the cases that call prefill.")] = PREFILL_SHARE,
+    blocks: Annotated[
+        float, typer.Option(help="Share of the other cases that call the ops of blocks.")
+    ] = BLOCKS_SHARE,
     out: Annotated[Path | None, typer.Option(help="Summary as JSON.")] = None,
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
@@ -348,6 +413,8 @@ def main(
         raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
     if not 0.0 <= prefill <= 1.0:
         raise typer.BadParameter(f"--prefill: wanted 0 to 1, got {prefill}")
+    if not 0.0 <= blocks <= 1.0:
+        raise typer.BadParameter(f"--blocks: wanted 0 to 1, got {blocks}")
     names = NEIGHBOURS[1:] if beside == "all" else tuple(name for name in beside.split(",") if name)
     try:
         # The second instance of the op has wide rows, whose clusters are large.
@@ -356,7 +423,15 @@ def main(
         raise typer.BadParameter(f"--beside: {error}") from None
     alone = only >= 0
     summary = run(
-        device, seconds, seed, only if alone else first, wanted, 1 if alone else 2**62, neighbours, prefill
+        device,
+        seconds,
+        seed,
+        only if alone else first,
+        wanted,
+        1 if alone else 2**62,
+        neighbours,
+        prefill,
+        blocks,
     )
     summary["machine"] = describe_machine(commit)
     if out is not None:
@@ -372,6 +447,7 @@ def main(
         f"of these, prefill: {part['cases']} cases, paths asked for {part['paths_asked_for']}, "
         f"predictions {part['reasons_of_rows_with_stats']}"
     )
+    print(f"and of blocks: {summary['blocks']['cases']} cases")
     if summary["failure"] is not None:
         case = summary["failure"]["case"]
         # A call that fails is a finding too, but no wrong result.
@@ -379,7 +455,7 @@ def main(
         verdict = "MISMATCH" if problem.startswith("Mismatch:") else "FAILED"
         print(f"{verdict} {problem}\n  {case}")
         again = f"python -m eval fuzz --device {device} --seed {seed} --only {case['index']}"
-        again += f" --paths {','.join(wanted)} --prefill {prefill}"
+        again += f" --paths {','.join(wanted)} --prefill {prefill} --blocks {blocks}"
         print(f"again: {again}" + (f" --beside {beside}" if beside else ""))
         raise typer.Exit(1)
 

@@ -7,6 +7,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gvr_topk.constants import BLOCK_SIZE
+
 
 def sorted_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
     """Exact top-k of rows, as `gvr_topk.contract` states it.
@@ -37,3 +39,58 @@ def sorted_row(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int32]
     # lexsort reads its keys from the last: NaN before numbers, larger before smaller, and then by position.
     order = np.lexsort((-scores, ~np.isnan(scores)))[:k]
     return np.sort(order).astype(np.int32)
+
+
+def sorted_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
+    """Best blocks of rows, as `gvr_topk.contract` states it.
+
+    Parameters
+    ----------
+    logits, lengths
+        As for `sorted_topk`.
+    block_k : int
+        Blocks per row.
+
+    Returns
+    -------
+    Tensor, shape [rows, block_k], int32
+        Ascending numbers of blocks, then -1.
+    """
+    result = np.full((logits.shape[0], block_k), -1, dtype=np.int32)
+    for row, (scores, length) in enumerate(zip(logits.float().numpy(), lengths.tolist(), strict=True)):
+        visible = scores[: max(length, 0)]
+        greatest = [visible[at : at + BLOCK_SIZE].max() for at in range(0, len(visible), BLOCK_SIZE)]
+        if greatest:
+            newest = len(greatest) - 1
+            others = sorted_row(np.array(greatest[:newest], dtype=np.float32), block_k - 1)
+            result[row, : len(others) + 1] = [*others, newest]
+    return torch.from_numpy(result)
+
+
+def sorted_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int) -> Tensor:
+    """Exact top-k of what some blocks of rows hold, as `gvr_topk.contract` states it.
+
+    Parameters
+    ----------
+    logits, lengths
+        As for `sorted_topk`.
+    blocks : Tensor, shape [rows, n_blocks], int32
+        Any numbers.
+    k : int
+        Items per row.
+
+    Returns
+    -------
+    Tensor, shape [rows, k], int32
+        Positions in the order of the blocks, then -1.
+    """
+    result = np.full((logits.shape[0], k), -1, dtype=np.int32)
+    rows = zip(logits.float().numpy(), lengths.tolist(), blocks.tolist(), strict=True)
+    for row, (scores, length, given) in enumerate(rows):
+        visible = scores[: max(length, 0)]
+        within = [range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE) for block in given]
+        positions = np.array([position for block in within for position in block], dtype=np.int64)
+        there = positions[(positions >= 0) & (positions < len(visible))]
+        chosen = there[sorted_row(visible[there], k)]
+        result[row, : len(chosen)] = chosen
+    return torch.from_numpy(result)

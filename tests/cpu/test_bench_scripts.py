@@ -32,7 +32,15 @@ from eval import (
     readme_table,
     tune,
 )
-from eval.common import bench_blocks, bench_cases, fuzz_cases, fuzz_contents, fuzz_prefill, our_kernels
+from eval.common import (
+    bench_blocks,
+    bench_cases,
+    fuzz_blocks,
+    fuzz_cases,
+    fuzz_contents,
+    fuzz_prefill,
+    our_kernels,
+)
 from eval.common.bench_cases import (
     BATCHES,
     LENGTHS,
@@ -1289,6 +1297,83 @@ class TestFuzzPrefill:
         monkeypatch.setattr(fuzz, "launch_prefill", lambda arguments: None)
         ended = CliRunner().invoke(app, ["--device", "cpu", "--only", "3", "--prefill", "1"])
         assert ended.exit_code == 1 and "--only 3" in ended.output and "--prefill 1.0" in ended.output
+
+
+class TestFuzzBlocks:
+    def test_cases_reach_every_kind(self) -> None:
+        cases = [fuzz_blocks.draw_blocks_case(3, index, elements=1 << 22) for index in range(400)]
+        assert {kind for case in cases for kind in case.contents} == set(fuzz_contents.CONTENTS)
+        assert {kind for case in cases for kind in case.lengths} == set(fuzz_blocks.LENGTHS)
+        assert {kind for case in cases for kind in case.given} == set(fuzz_blocks.GIVEN)
+        assert {case.poison for case in cases} == set(fuzz_blocks.POISONS)
+        assert {(case.k, case.block_k) for case in cases} >= {(512, 2048)}
+        assert any(case.width > 1 << 17 for case in cases) and any(case.rows > 64 for case in cases)
+        assert all(case.rows * case.width <= 1 << 22 for case in cases)
+        assert any(case.by_row and case.next_n == 3 and case.compress_ratio > 1 for case in cases)
+        assert {0, 1, 2048} <= {case.given_blocks for case in cases}
+        assert any(case.given_k > 8 * case.given_blocks > 0 for case in cases)
+
+    def test_oracles_agree(self) -> None:
+        for index in range(40):
+            case = fuzz_blocks.draw_blocks_case(9, index, elements=1 << 13)
+            by_key, by_sort = (
+                fuzz_blocks.make_blocks_problem(case, "cpu", by_sort=by_sort) for by_sort in (False, True)
+            )
+            assert torch.equal(by_key.logits.nan_to_num(), by_sort.logits.nan_to_num())
+            for name in ("seq_lens", "given", "positions", "blocks", "in_given"):
+                assert torch.equal(getattr(by_key, name), getattr(by_sort, name)), (name, case)
+
+    @pytest.mark.parametrize(
+        ("broken", "op"),
+        [
+            ("result", "launch_blocks"),
+            ("blocks", "launch_blocks"),
+            ("result in given blocks", "launch_in_blocks"),
+            ("wrote past column", "launch_in_blocks"),
+            ("second call", "launch_blocks"),
+            ("launch failed", "launch_blocks"),
+        ],
+    )
+    def test_a_broken_op_is_found_and_named(
+        self, broken: str, op: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real, calls = getattr(fuzz, op), itertools.count(1)
+
+        def launch(a: Any) -> None:
+            call = next(calls)
+            real(a)
+            if broken == "launch failed":
+                raise RuntimeError(broken)
+            if broken == "wrote past column":
+                a.out[0, a.k] = 0
+            elif broken != "second call" or call % 2 == 0:
+                (a.blocks if broken == "blocks" else a.out)[-1, 0] += 1
+
+        monkeypatch.setattr(fuzz, op, launch)
+        summary = fuzz.run("cpu", 5.0, seed=2, prefill=0.0, blocks=1.0)
+        assert broken in summary["failure"]["error"]
+        assert summary["failure"]["case"]["op"] == "blocks" and summary["blocks"]["cases"] == 0
+
+    def test_the_share_of_cases(self, tmp_path: Path) -> None:
+        app = typer.Typer()
+        app.command()(fuzz.main)
+        out = tmp_path / "fuzz.json"
+        for options, cases in ((["1"], 1), (["0"], 0), (["1", "--paths", "no_hint"], 0)):
+            given = [
+                "--device",
+                "cpu",
+                "--only",
+                "1",
+                "--prefill",
+                "0",
+                "--out",
+                str(out),
+                "--blocks",
+                *options,
+            ]
+            assert CliRunner().invoke(app, given).exit_code == 0
+            assert json.loads(out.read_text())["blocks"]["cases"] == cases
+        assert CliRunner().invoke(app, ["--device", "cpu", "--blocks", "-1"]).exit_code == 2
 
 
 class TestPhaseTiming:

@@ -26,7 +26,7 @@ from gvr_topk.arguments import (
 )
 from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH
 from gvr_topk.contract import DTYPES, row_lengths
-from gvr_topk.evaluation.oracle import sorted_row
+from gvr_topk.evaluation.oracle import sorted_blocks, sorted_in_blocks, sorted_topk
 from gvr_topk.library import LibraryError, LibraryStatus
 
 OPS = {
@@ -51,54 +51,18 @@ def scores(rows: int = ROWS, width: int = WIDTH, seed: int = 0, dtype: torch.dty
     return torch.randint(-40, 40, (rows, width), generator=generator).to(dtype)
 
 
-def padded(chosen: list[int], count: int) -> list[int]:
-    assert len(chosen) <= count
-    return chosen + [-1] * (count - len(chosen))
-
-
-def expected_blocks(row: np.ndarray, block_k: int) -> list[int]:
-    """Best blocks of the visible scores of a row, by a sort in NumPy."""
-    best = [float(np.max(row[at : at + BLOCK_SIZE])) for at in range(0, len(row), BLOCK_SIZE)]
-    if not best:
-        return padded([], block_k)
-    newest = len(best) - 1
-    others = sorted_row(np.array(best[:-1], dtype=np.float32), block_k - 1).tolist() if newest else []
-    return padded([*others, newest], block_k)
-
-
-def expected_in_blocks(row: np.ndarray, blocks: list[int], k: int) -> list[int]:
-    """Best positions that some blocks of the visible scores of a row hold, in the order of the blocks."""
-    positions = [
-        position
-        for block in blocks
-        for position in range(block * BLOCK_SIZE, block * BLOCK_SIZE + BLOCK_SIZE)
-        if 0 <= position < len(row)
-    ]
-    if not positions:
-        return padded([], k)
-    return padded([positions[place] for place in sorted_row(row[positions], k)], k)
-
-
-def visible(logits: Tensor, lengths: Tensor) -> list[np.ndarray]:
-    rows = logits.float().numpy()
-    return [row[: max(length, 0)] for row, length in zip(rows, lengths.tolist(), strict=True)]
-
-
 def agree(
     logits: Tensor, lengths: Tensor, k: int = K, block_k: int = BLOCK_K, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Call both ops, which have to give what is expected, and the same positions."""
     positions, blocks = indexer_topk_blocks(logits, lengths, k, block_k, **options)
     assert positions.dtype == blocks.dtype == torch.int32
-    rows = visible(logits, lengths)
-    assert positions.tolist() == [padded(sorted_row(row, k).tolist(), k) for row in rows]
-    assert blocks.tolist() == [expected_blocks(row, block_k) for row in rows]
+    assert torch.equal(positions, sorted_topk(logits, lengths, k))
+    assert torch.equal(blocks, sorted_blocks(logits, lengths, block_k))
     again = indexer_topk_in_blocks(logits, lengths, blocks, k, **options)
     assert torch.equal(again, positions), "the top k lie in the chosen blocks"
     more = indexer_topk_in_blocks(logits, lengths, blocks, 20)
-    assert more.tolist() == [
-        expected_in_blocks(row, chosen, 20) for row, chosen in zip(rows, blocks.tolist(), strict=True)
-    ]
+    assert torch.equal(more, sorted_in_blocks(logits, lengths, blocks, 20))
     return positions, blocks
 
 
@@ -275,17 +239,16 @@ any_block = st.integers(-3, WIDTH // BLOCK_SIZE + 3) | st.sampled_from([INT_MIN,
 def test_any_blocks_may_be_given(blocks: list[list[int]], k: int, dtype: torch.dtype) -> None:
     """In any order, repeated, and such as the row does not have."""
     logits = scores(dtype=dtype)
-    got = indexer_topk_in_blocks(logits, LENGTHS, torch.tensor(blocks, dtype=torch.int32), k)
-    rows = zip(visible(logits, LENGTHS), blocks, strict=True)
-    assert got.tolist() == [expected_in_blocks(row, given_blocks, k) for row, given_blocks in rows]
+    given_blocks = torch.tensor(blocks, dtype=torch.int32)
+    got = indexer_topk_in_blocks(logits, LENGTHS, given_blocks, k)
+    assert torch.equal(got, sorted_in_blocks(logits, LENGTHS, given_blocks, k))
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_CHOSEN_BLOCKS])
 def test_the_fewest_and_the_most_given_blocks(count: int) -> None:
     blocks = torch.arange(count, dtype=torch.int32).repeat(ROWS, 1)
     got = indexer_topk_in_blocks(scores(), LENGTHS, blocks, 40)
-    rows = visible(scores(), LENGTHS)
-    assert got.tolist() == [expected_in_blocks(row, list(range(count)), 40) for row in rows]
+    assert torch.equal(got, sorted_in_blocks(scores(), LENGTHS, blocks, 40))
 
 
 def test_all_blocks_in_order_are_the_whole_row() -> None:
@@ -474,5 +437,4 @@ def test_compiled_whole(backend: str, dynamic: bool) -> None:
         got, wanted = compiled(source, consumer, lengths), two_layers(source, consumer, lengths)
         assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
         assert [tensor.shape for tensor in got] == [(rows, K), (rows, BLOCK_K), (rows, K)]
-        rows_of = zip(visible(consumer, lengths), got[1].tolist(), strict=True)
-        assert got[2].tolist() == [expected_in_blocks(row, blocks, K) for row, blocks in rows_of]
+        assert torch.equal(got[2], sorted_in_blocks(consumer, lengths, got[1], K))
