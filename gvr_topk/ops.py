@@ -621,7 +621,7 @@ def indexer_topk_blocks(
 
     References
     ----------
-    DeepSeek-V4.1's indexer, as sgl-project/sglang#39421 serves it with PyTorch's operators.
+    DeepSeek-V4.1's indexer of two levels, as sgl-project/sglang#39671 and #40574 describe it.
 
     Examples
     --------
@@ -715,7 +715,7 @@ def indexer_topk_in_blocks(
 
     References
     ----------
-    DeepSeek-V4.1's indexer, as sgl-project/sglang#39421 serves it with PyTorch's operators.
+    DeepSeek-V4.1's indexer of two levels, as sgl-project/sglang#39671 and #40574 describe it.
 
     Examples
     --------
