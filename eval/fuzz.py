@@ -55,6 +55,7 @@ from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
 from gvr_topk.arguments import (
     FLAG_PDL,
     FLAG_QUANTILE_GUESS,
+    FLAG_STREAMS,
     Arguments,
     BlocksArguments,
     InBlocksArguments,
@@ -160,7 +161,7 @@ def check_prefill_case(
             stats=poisoned(case.rows, len(StatsColumn)) if case.stats else None,
             page_size=case.page_size,
             path=parse_path(case.path),
-            flags=FLAG_PDL * case.pdl,
+            flags=FLAG_PDL * case.pdl + FLAG_STREAMS * case.streams,
         )
         launch_prefill(arguments)
         stats = arguments.stats

@@ -216,6 +216,45 @@ def prefill_table(bench: Mapping[str, Any], index: Index) -> list[str]:
     return [*lines, ""]
 
 
+def wide_buffers(index: Index) -> list[str]:
+    """What the README says of rows in buffers wider than they are; nothing without results."""
+    times: dict[tuple[int, int], dict[int, str]] = {}
+    for cell in index.group("main", "wide_buffers"):
+        times.setdefault((cell["n"], cell["batch"]), {})[cell.get("width") or 0] = _shown(
+            index.figure(cell["key"], HINTED)
+        )
+    shown = [
+        f"{n:,} x {batch} {by_width[0]} / {by_width[131072]} / {by_width[1048576]}"
+        for (n, batch), by_width in sorted(times.items())
+        if {0, 131072, 1048576} <= set(by_width)
+    ]
+    if not shown:
+        return []
+    return [
+        f"""**Rows shorter than their buffer**, as in captured graphs: us in a buffer of the row's own width /
+        of 131,072 / of 1,048,576 columns: {", ".join(shown)}."""
+    ]
+
+
+def blocks(index: Index) -> list[str]:
+    """What the README says of the two-level indexer; nothing without results."""
+    cells = {(cell["n"], cell["batch"]): cell["key"] for cell in index.group("v41")}
+    shown = []
+    for n, batch in ((16384, 1), (131072, 1), (131072, 64)):
+        key = cells.get((n, batch), "")
+        ours, chain = (
+            [_shown(index.figure(key, f"{prefix}{name}")) for name in ("blocks", "in_blocks")]
+            for prefix in ("", "torch_")
+        )
+        shown.append(f"{n:,} x {batch} {ours[0]} and {ours[1]} ({chain[0]} and {chain[1]})")
+    if not cells:
+        return []
+    return [
+        f"""**DeepSeek-V4.1's blocks**: us for the top 512 and the best 2,048 blocks of 8, and for the top 512
+        in given blocks (in brackets the chain of PyTorch's operators): {", ".join(shown)}."""
+    ]
+
+
 def _shown_whole(figure: float | None) -> str:
     """As `_shown`, without a fraction from 100 on."""
     return _shown(figure) if figure is None or figure < 100 else f"{figure:,.0f}"
@@ -287,7 +326,13 @@ def results() -> str:
     """
     text = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
     text += prefill_table(bench, index)
-    points = [*comparison(bench, index, decode), fewer_ctas(load("tune.json")), *stress()]
+    points = [
+        *comparison(bench, index, decode),
+        *wide_buffers(index),
+        *blocks(index),
+        fewer_ctas(load("tune.json")),
+        *stress(),
+    ]
     return "\n".join([*text, *(_point(point) for point in points)])
 
 

@@ -96,8 +96,8 @@ class PrefillArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_prefill``, in the order of its schema.
 
     `gvr_topk.indexer_topk_prefill` explains what users pass. `path` is a number of `PREFILL_PATHS`, and
-    `flags` the sum of `FLAG_PDL` and `FLAG_STREAMS`: rows stream through shared memory, although registers could
-    hold them (tests and benchmarks only).
+    `flags` the sum of `FLAG_PDL` and `FLAG_STREAMS`: rows stream through shared memory, although registers
+    could hold them (tests only).
     """
 
     logits: Tensor

@@ -469,7 +469,7 @@ def indexer_topk_prefill(
         Where cache slots go, so that `out` keeps positions. Without it they take the place of positions
         in `out`. Rows must not overlap.
     path : {"auto", "radix_rounds"}
-        ``"auto"`` predicts the k-th value of a row from the row before in its run. ``"radix_rounds"`` predicts nothing:
+        ``"auto"`` predicts the k-th value of a row from the row before. ``"radix_rounds"`` predicts nothing:
         it runs the radix rounds over the keys that settle what a prediction misses. CPU tensors have one
         implementation.
     pdl : bool

@@ -62,7 +62,7 @@ class PrefillCase:
     cache_slots : bool
         The cache slots go beside the positions instead of in their place.
     counts, stats : bool
-    path, pdl
+    path, pdl, streams
         Passed on.
     """
 
@@ -88,6 +88,7 @@ class PrefillCase:
     stats: bool
     path: str
     pdl: bool
+    streams: bool
 
     def as_json(self) -> dict[str, Any]:
         return {"op": "prefill", **asdict(self)}
@@ -141,6 +142,7 @@ def draw_prefill_case(seed: int, index: int, *, elements: int, paths: Sequence[s
         stats=bool(rng.random() < 0.5),
         path=str(pick(*paths)),
         pdl=bool(rng.random() < 0.3),
+        streams=bool(rng.random() < 0.3),
     )
 
 
