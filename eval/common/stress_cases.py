@@ -64,6 +64,8 @@ class Configuration:
         Prefill has no state, and so no indices; its tables need `row_slot`.
     offsets : bool
         Prefill adds an offset to the positions of each request.
+    longest : int
+        Key count of most launches, in buffers that are wider; 0: the width.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Configuration:
     chains: int = 8
     op: str = "decode"
     offsets: bool = False
+    longest: int = 0
 
     @property
     def is_prefill(self) -> bool:
@@ -139,6 +142,8 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("words-8192x40", 8192, 40, indices=False, row_slot=True),
     Configuration("words-131072x1", 131072, indices=False),
     Configuration("words-1048576x1", 1048576, indices=False, row_slot=True),
+    Configuration("wide-8192-131072x8", 131072, 8, row_slot=True, counts=True, longest=8192),
+    Configuration("wide-16384-1048576x2", 1048576, 2, row_slot=True, longest=16_384),
     Configuration("prefill-8192x300", 8192, 1, next_n=300, indices=False, counts=True, op="prefill"),
     Configuration("prefill-40000x300", 40_000, 1, next_n=300, indices=False, counts=True, op="prefill"),
     Configuration(
@@ -301,12 +306,15 @@ def chain_steps(kind: str, shape: tuple[int, ...], draw: Draw) -> Iterator[Tenso
 
 
 def visible_lengths(configuration: Configuration, launch: int) -> int:
-    """Key count of a launch's requests: the width, but now and then less, or too few to choose from."""
+    """Key count of a launch's requests: the longest, but now and then less, or too few to choose from."""
+    longest = configuration.longest or configuration.width
     if launch % 8 == 5:
-        return max(configuration.next_n, 3 * configuration.width // 4 - launch)
+        return max(configuration.next_n, 3 * longest // 4 - launch)
+    if launch % 32 == 10 and configuration.longest:
+        return 2 * longest + launch
     if launch % 32 == 18:
         return max(configuration.next_n, configuration.k // 2)
-    return configuration.width
+    return longest
 
 
 # ---------------------------------------------------------------- contents that a tensor is rewritten with
@@ -318,6 +326,7 @@ def seq_len_values(configuration: Configuration) -> list[int]:
     return [
         *(INT32_MIN, INT32_MIN + 1, -1, 0, 1, configuration.next_n),
         *(k - 1, k, k + 1, k + configuration.next_n),
+        *(8192, 8193, 16_384, 16_385),  # up to there one CTA of a cluster selects alone
         *(width // 2, width - 1, width, width + 1, 2 * width, INT32_MAX - 1, INT32_MAX),
     ]
 
