@@ -232,6 +232,14 @@ def _torch(chain: Chain) -> Prepared:
     return Prepared(launch, results)
 
 
+def _rows_of_blocks(chain: Chain) -> tuple[Tensor, ...]:
+    """Rows of a two-level indexer, which have as many blocks as are chosen."""
+    least, width = BLOCK_K * BLOCK_SIZE, chain.logits.shape[2]
+    if width < least:
+        raise BaselineError(f"takes rows of at least {least} elements, got {width}")
+    return _full_rows(chain).unbind()
+
+
 def _block_mask(best: Tensor, blocks: int) -> Tensor:
     """Which of the blocks of each row are among the best."""
     mask = torch.zeros(best.shape[0], blocks, dtype=torch.bool, device=best.device)
@@ -240,7 +248,7 @@ def _block_mask(best: Tensor, blocks: int) -> Tensor:
 
 def _torch_blocks(chain: Chain) -> Prepared:
     """The source: positions, blocks in ascending order, and the mask of blocks that its consumers take."""
-    rows = _full_rows(chain).unbind()
+    rows = _rows_of_blocks(chain)
     shape = (chain.count, chain.batch, chain.k + BLOCK_K)
     results = torch.full(shape, POISON, dtype=torch.int64, device=chain.logits.device)
     newest = [(chain.lengths_of(step).long()[:, None] - 1) // BLOCK_SIZE for step in range(chain.count)]
@@ -258,7 +266,7 @@ def _torch_blocks(chain: Chain) -> Prepared:
 
 def _torch_in_blocks(chain: Chain) -> Prepared:
     """A consumer, whose mask the source has made."""
-    rows = _full_rows(chain).unbind()
+    rows = _rows_of_blocks(chain)
     results = _results(chain, torch.int64)
     blocks = rows[0].shape[1] // BLOCK_SIZE
     outside = [~_block_mask(given.long(), blocks)[:, :, None] for given in given_blocks(chain)]

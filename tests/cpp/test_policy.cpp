@@ -198,6 +198,13 @@ void test_spans() {
   }
 }
 
+// More blocks are chosen than positions, and the widest row has a register for each block.
+void test_blocks() {
+  CHECK(blocks_hold_topk(512, 2048) && blocks_hold_topk(512, 513));
+  CHECK(!blocks_hold_topk(512, 512) && !blocks_hold_topk(512, 511));
+  CHECK(kMaxBlocksWidth / kBlockSize <= int64_t{kClusterThreads} * kMaxValuesPerThread);
+}
+
 // Every CTA of a prefill has a row in each of its runs, what it keeps fits, and k decides whether it lists.
 void test_prefill_plans() {
   for (const int32_t arch : {90, 100, 103, 120}) {
@@ -249,6 +256,7 @@ int main() {
   test_prefill_plans();
   test_problems();
   test_spans();
+  test_blocks();
   test_prefill_plans();
   return report("policy");
 }

@@ -46,7 +46,8 @@ template <typename T>
 struct BlockTile {
   static constexpr int kSize = kMaxValuesPerThread;
   static constexpr int kWords = kSize / kValuesPerThread;
-  static constexpr int kAhead = 8 / kVecsOfBlock<T>;  // blocks that a lane loads at once
+  static constexpr int kAhead = 4;  // Blocks that a lane loads at once; more would be spilled.
+  static_assert(kSize % kAhead == 0, "a lane's share is a multiple of kAhead");
 
   int begin;             // first block of the warp
   int words;             // groups of 16 blocks of a lane that the row needs; the keys of others are undefined
@@ -63,7 +64,7 @@ struct BlockTile {
     const T* const data = row.data + (begin + lane) * kScores;
     if (row.aligned) {
       Ahead ahead;
-      start<0>(ahead, end, data);
+      start(ahead, end, data);
       finish(ahead, end, data);
     } else {
       for_each_index(
@@ -119,10 +120,6 @@ struct BlockTile {
   }
 
  private:
-  // Whether loads are started for the next group of 16 blocks before it is known that the row needs it. Those
-  // of 16-bit types would be spilled.
-  static constexpr bool kCrosses = sizeof(T) == 4;
-
   using Ahead = uint4[kAhead][kVecsOfBlock<T>];
 
   // Starts to load the block of an index.
@@ -138,11 +135,11 @@ struct BlockTile {
     }
   }
 
-  template <int kFirst, int kIndex = kFirst>
+  template <int kIndex = 0>
   __device__ __forceinline__ static void start(Ahead& ahead, int end, const T* data) {
-    if constexpr (kIndex < kFirst + kAhead) {
+    if constexpr (kIndex < kAhead) {
       fetch<kIndex>(ahead, end, data);
-      start<kFirst, kIndex + 1>(ahead, end, data);
+      start<kIndex + 1>(ahead, end, data);
     }
   }
 
@@ -151,13 +148,9 @@ struct BlockTile {
   __device__ __forceinline__ void finish(Ahead& ahead, int end, const T* data) {
     if constexpr (kIndex < kSize) {
       if (kIndex % kValuesPerThread == 0 && kIndex / kValuesPerThread >= words) return;
-      if constexpr (!kCrosses && kIndex % kValuesPerThread == 0 && kIndex > 0)
-        start<kIndex>(ahead, end, data);
       const uint32_t key = block_key<T>(ahead[kIndex % kAhead]);  // without a branch
       bits[kIndex] = 32 * kIndex < end ? key : 0;
-      if constexpr (kCrosses || (kIndex + kAhead) / kValuesPerThread == kIndex / kValuesPerThread) {
-        fetch<kIndex + kAhead>(ahead, end, data);
-      }
+      fetch<kIndex + kAhead>(ahead, end, data);
       finish<kIndex + 1>(ahead, end, data);
     }
   }

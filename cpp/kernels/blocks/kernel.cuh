@@ -30,6 +30,9 @@ namespace gvr_topk::blocks {
 constexpr uint32_t kFlags =
     LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths | LaunchTraits::kCompressed;
 
+// How many blocks a row of `n` scores has; the newest of them may be shorter than the others.
+__device__ __forceinline__ int blocks_of(int n) { return (n + kScores - 1) / kScores; }
+
 // Clears what a selection finds in shared memory, behind a block barrier and before one.
 __device__ __forceinline__ void prepare_selection(BlocksShared& own, int thread) {
   own.bins.clear(thread);
@@ -57,15 +60,14 @@ __device__ __forceinline__ small_row::PartitionOf<Tile> select_largest(const Row
 
 // Stages the `block_k` blocks of a row that has more: its newest one, and the best of the others.
 template <typename T>
-__device__ __forceinline__ void choose_blocks(RowContext<T>& ctx, BlocksShared& own, int block_k,
-                                              int newest) {
+__device__ __forceinline__ void choose_blocks(RowContext<T>& ctx, BlocksShared& own, int block_k) {
   ctx.k = block_k - 1;
   BlockTile<T> tile;
-  tile.load(ctx.row, newest);
+  tile.load(ctx.row, blocks_of(ctx.row.n) - 1);
   uint32_t before = 0;
   const auto split = select_largest(ctx, tile, own.bins, before);
   stage_selected(ctx, tile, split.above, before, own.staged);
-  if (ctx.thread == 0) own.staged[ctx.k] = static_cast<uint16_t>(newest);
+  if (ctx.thread == 0) own.staged[ctx.k] = static_cast<uint16_t>(blocks_of(ctx.shared->facts.length) - 1);
   __syncthreads();
 }
 
@@ -73,7 +75,7 @@ __device__ __forceinline__ void choose_blocks(RowContext<T>& ctx, BlocksShared& 
 // block barrier.
 __device__ __forceinline__ int accept_given(BlocksShared& own, const int (&given)[kGivenPerThread],
                                             int thread, int n) {
-  const int blocks = (n + kScores - 1) / kScores;
+  const int blocks = blocks_of(n);
   uint32_t whole = 0, newest = 0;
 #pragma unroll
   for (int i = 0; i < kGivenPerThread; ++i) {
@@ -133,18 +135,25 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   prepare_selection(own, ctx.thread);
   job.agree_on_length(p.topk, traits);
-  const int n = ctx.row.n;
-  int selectable = n;  // scores that candidates hold, or all where that are more than k
+  int selectable = ctx.row.n;  // scores that candidates hold, or all where that are more than k
   if constexpr (kGiven) {
-    selectable = accept_given(own, given, ctx.thread, n);
+    selectable = accept_given(own, given, ctx.thread, ctx.row.n);
   } else {
-    const int blocks = (n + kScores - 1) / kScores;
-    const bool chooses = blocks > p.block_k;
+    const bool chooses = blocks_of(ctx.row.n) > p.block_k;
     if (chooses) {
-      choose_blocks(ctx, own, p.block_k, blocks - 1);
+      choose_blocks(ctx, own, p.block_k);
+      // Registers are short until here, so what is not needed meanwhile is computed again. The unknown zero
+      // keeps the compiler from keeping it.
+      job.row += ptx::unknown_zero();
+      ctx.thread = threadIdx.x + ptx::unknown_zero();
+      ctx.lane = ctx.thread & 31;
+      ctx.warp = ctx.thread >> 5;
+      ctx.row = row_buffer<T>(p.topk, traits.has(LaunchTraits::kAligned), job.row);
+      ctx.row.n = ctx.shared->facts.length;
       ctx.k = p.topk.k;
       prepare_selection(own, ctx.thread);
     }
+    const int n = ctx.row.n, blocks = blocks_of(n);
     // Publish.
     int32_t* const chosen = p.chosen + job.row * p.blocks_stride;
 #pragma unroll 1
