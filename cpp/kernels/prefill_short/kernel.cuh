@@ -34,13 +34,17 @@ using prefill::WindowLoad;
 using small_row::RoundBins;
 using small_row::ValueWindow;
 
-// Windows are published two rows ahead of the row that is selected from.
+// Windows are published two rows ahead of the row that is selected from. Warps that still emit a row read its
+// window while others are one row further on, where a row may have a single block barrier, behind what it
+// publishes. So a window stays until that barrier has been passed, and there is a place more.
 constexpr int kWindowsAhead = 2;
+constexpr int kWindows = kWindowsAhead + 2;
+static_assert((kWindows & (kWindows - 1)) == 0);
 
 struct alignas(128) RowsShared {
   Shared shared;
   RoundBins bins;
-  Window windows[kWindowsAhead + 1];
+  Window windows[kWindows];
   Schedule schedule;
   uint64_t barriers[2];  // of the places where windows arrive
   float value_window;    // what a row leaves for the next one: see ValueWindow
@@ -161,11 +165,11 @@ __global__ void __launch_bounds__(kThreads, kValues <= kValuesPerThread ? 2 : 1)
   for (int turn = 0;;) {
     const Window& row = sm.windows[turn];
     if (row.row < 0) return;
-    const int after = turn == kWindowsAhead ? 0 : turn + 1;
+    const int after = (turn + 1) % kWindows;
     const auto publish = [&] {
-      // Its last readers are two rows behind.
+      // The window that it replaces is that of two rows ago.
       if (ctx.thread == 0) {
-        sm.windows[after == kWindowsAhead ? 0 : after + 1] = WindowLoad(p, sm.schedule.next(p)).window(p);
+        sm.windows[(turn + kWindowsAhead) % kWindows] = WindowLoad(p, sm.schedule.next(p)).window(p);
       }
     };
     int32_t* const stats =
