@@ -41,6 +41,13 @@ constexpr int kWindowsAhead = 2;
 constexpr int kWindows = kWindowsAhead + 2;
 static_assert((kWindows & (kWindows - 1)) == 0);
 
+// CTAs that share an SM where a thread holds up to 16 elements. Consumer Blackwell has shared memory for one.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int kCtasPerSm = 1;
+#else
+constexpr int kCtasPerSm = 2;
+#endif
+
 struct alignas(128) RowsShared {
   Shared shared;
   RoundBins bins;
@@ -130,7 +137,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared& s
 }
 
 template <typename T, int kValues>
-__global__ void __launch_bounds__(kThreads, kValues <= kValuesPerThread ? 2 : 1)
+__global__ void __launch_bounds__(kThreads, kValues <= kValuesPerThread ? kCtasPerSm : 1)
     prefill_short_topk(const __grid_constant__ PrefillParams p) {
   using WindowTile = WindowTile<T, kValues>;
   using Arrivals = Arrivals<T, kValues>;
