@@ -237,7 +237,7 @@ def wide_buffers(index: Index) -> list[str]:
 
 
 def blocks(index: Index) -> list[str]:
-    """What the README says of the two-level indexer; nothing without results."""
+    """What `docs/performance.md` says of the two-level indexer; nothing without results."""
     cells = {(cell["n"], cell["batch"]): cell["key"] for cell in index.group("v41")}
     shown = []
     for n, batch in ((16384, 1), (131072, 1), (131072, 64)):
@@ -329,8 +329,6 @@ def results() -> str:
     points = [
         *comparison(bench, index, decode),
         *wide_buffers(index),
-        *blocks(index),
-        fewer_ctas(load("tune.json")),
         *stress(),
     ]
     return "\n".join([*text, *(_point(point) for point in points)])
@@ -363,7 +361,7 @@ def stress() -> list[str]:
 
 
 def fewer_ctas(sweep: Mapping[str, Any]) -> str:
-    """What the README says of `max_ctas` on an idle GPU."""
+    """What `docs/performance.md` says of `max_ctas` on an idle GPU."""
     n, batch = HARD_SHAPE
     shape = (n, batch, "fp32")
     (us,) = [each["us"] for each in sweep["shapes"] if (each["n"], each["batch"], each["dtype"]) == shape]
@@ -447,7 +445,9 @@ def performance() -> str:
         reached = index.figure(key, HINTED)
         row = ["-" if reached is None else f"{reached:.2f}", _shown(index.figure(key, FLOOR))]
         lines.append(f"| {n:,} x {batch} | {' | '.join(row)} |")
-    lines += ["", *deepseek_v4(index), "", *host_time(load("host_time.json"))]
+    lines += [*deepseek_v4(index), "", *host_time(load("host_time.json"))]
+    for text in (*blocks(index), fewer_ctas(load("tune.json"))):
+        lines += ["", _paragraph(text)]
     lines += [
         "",
         f"Phases: `eval/results/h200/phase_timing.json`, commit {timing['machine']['commit']}.",
@@ -458,9 +458,12 @@ def performance() -> str:
 
 
 def deepseek_v4(index: Index) -> list[str]:
-    """Microseconds on rows of DeepSeek-V4's shapes: a score for every four keys, and k of 512 and 1,024."""
+    """Microseconds on rows of DeepSeek-V4's shapes, a score for every four keys; nothing without results."""
     names = (HINTED, NO_HINT, *PEERS)
+    if not index.group("v4"):
+        return []
     lines = [
+        "",
         "DeepSeek-V4: rows of one score for four keys.",
         "",
         f"| k | N x batch | {' | '.join(COLUMNS.get(name, name) for name in names)} |",
