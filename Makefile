@@ -45,7 +45,7 @@ format: install  ## repair the format
 	$(CPP_FILES) | xargs $(VENV)/bin/clang-format -i
 
 test: install test-cpp  ## everything that needs no GPU
-	$(VENV)/bin/python -m pytest tests/cpu
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist loadfile tests/cpu
 
 test-cpp: $(VENV)/.tools  ## the gate, the plan and the key map, on the host
 	$(VENV)/bin/cmake -S tests/cpp -B build/cpp
