@@ -194,6 +194,7 @@ __global__ void __launch_bounds__(kThreads, kValues <= kValuesPerThread ? kCtasP
       arrivals.wait();
       WindowTile tile;
       tile.take(AlignedWindow<T>(p, row), arrivals.place(arrivals.taken), ctx.warp, ctx.lane);
+      ptx::fence_before_bulk_copies();
       if (Arrivals::kPlaces == 1) {
         __syncthreads();  // All warps have taken the row.
         fetch_next();

@@ -80,6 +80,13 @@ __device__ __forceinline__ void store_async(uint32_t address, const uint4& value
       : "memory");
 }
 
+// Orders this thread's accesses to shared memory before bulk copies that a thread starts behind the next
+// barrier: a barrier alone does not order what is copied in bulk.
+__device__ __forceinline__ void fence_before_bulk_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  GVR_CHAOS_POINT();
+}
+
 // Copies `bytes`, whole 16-byte vectors, from global to shared memory in one go. They are there when the
 // transaction barrier, which has been told to expect them, says so.
 __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes,
