@@ -38,7 +38,7 @@ RUN = {
 # `make` would install while the tests run, so its recipe is looked at and the end of it is run.
 RECIPES = {
     "make replay": "gvr-topk replay --shipped --config configs/heuristic_on.yaml --out ",
-    "make test": "python -m pytest tests/cpu",
+    "make test": "python -m pytest -n 2 --dist loadfile tests/cpu",
     "make test-gpu": "python -m pytest tests/gpu",
 }
 ELSEWHERE = {
