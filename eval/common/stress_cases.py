@@ -66,6 +66,9 @@ class Configuration:
         Prefill adds an offset to the positions of each request.
     longest : int
         Key count of most launches, in buffers that are wider; 0: the width.
+    short_rows : bool
+        Of prefill: every third row or so has at most `k` columns, so that short rows and long ones take
+        turns in a CTA.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Configuration:
     op: str = "decode"
     offsets: bool = False
     longest: int = 0
+    short_rows: bool = False
 
     @property
     def is_prefill(self) -> bool:
@@ -145,6 +149,29 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("wide-8192-131072x8", 131072, 8, row_slot=True, counts=True, longest=8192),
     Configuration("wide-16384-1048576x2", 1048576, 2, row_slot=True, longest=16_384),
     Configuration("prefill-8192x300", 8192, 1, next_n=300, indices=False, counts=True, op="prefill"),
+    Configuration(
+        "prefill-short-4096x1200",
+        4096,
+        1,
+        next_n=1200,
+        k=512,
+        indices=False,
+        counts=True,
+        op="prefill",
+        short_rows=True,
+    ),
+    Configuration(
+        "prefill-short-20000x600",
+        20_000,
+        2,
+        next_n=300,
+        dtype="bf16",
+        indices=False,
+        counts=True,
+        aligned=False,
+        op="prefill",
+        short_rows=True,
+    ),
     Configuration("prefill-40000x300", 40_000, 1, next_n=300, indices=False, counts=True, op="prefill"),
     Configuration(
         "prefill-slots-20000x160",

@@ -208,8 +208,11 @@ class Workload:
         c = self.configuration
         request = torch.arange(c.rows, device=self.device) // c.next_n
         self.row_starts = (7 * request % 61).to(torch.int32)
-        lengths = [row_lengths(seq_lens, c.rows, c.next_n) for seq_lens in self.seq_lens]
-        self.seq_lens = (torch.stack(lengths) + self.row_starts).clamp(max=c.width).to(torch.int32)
+        lengths = torch.stack([row_lengths(seq_lens, c.rows, c.next_n) for seq_lens in self.seq_lens])
+        if c.short_rows:
+            chance = torch.rand(lengths.shape, generator=self._draw, device=self.device)
+            lengths = torch.where(chance < 1 / 3, (3 * chance * (c.k + 1)).to(lengths.dtype), lengths)
+        self.seq_lens = (lengths + self.row_starts).clamp(max=c.width).to(torch.int32)
         if c.offsets:
             self.offsets = 1000 * torch.arange(requests, dtype=torch.int32, device=self.device)
 

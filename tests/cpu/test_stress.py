@@ -263,6 +263,14 @@ class TestWorkload:
         positions = torch.stack([result.view(workload.expected) for result in workload._results])
         assert int(positions.max()) > 1000  # with an offset
 
+    def test_short_rows_stand_between_long_ones(self) -> None:
+        workload = Workload(replace(PREFILL, short_rows=True), "cpu", launches=4)
+        short = (workload.seq_lens - workload.row_starts) <= PREFILL.k
+        assert (0.15 < short.float().mean(dim=1)).all() and (short.float().mean(dim=1) < 0.7).all()
+        assert (short[:, 1:] & ~short[:, :-1]).any(dim=1).all() and (~short[:, 1:] & short[:, :-1]).any(
+            dim=1
+        ).all()
+
     def test_wrong_results_are_counted_by_launch_and_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         workload = Workload(TINY, "cpu", launches=4)
 
