@@ -114,6 +114,7 @@ class RequestSlots:
         self._slots: dict[Hashable, int] = {}  # least recently used first
         self._last_step: dict[Hashable, int] = {}  # in which each of these had a row, or was admitted
         self._step = 0
+        self._in_rows: list[int] = []  # what `row_slot` begins with on the device; behind it stands -1
         # The lowest slot is given first: kernels ask for those before they know which one is the row's.
         self._free = list(range(num_slots))
 
@@ -195,7 +196,7 @@ class RequestSlots:
     def set_rows(self, request_ids: Sequence[Hashable | None], next_n: int = 1, pad_rows: int = 0) -> Tensor:
         """Say which request each row of the coming step belongs to.
 
-        Unknown requests are admitted. A request that had no row for `IDLE_STEPS` steps is released; when
+        A batch with the rows of the last one costs the device nothing. Unknown requests are admitted. A request that had no row for `IDLE_STEPS` steps is released; when
         no slot is free, the least recently used request outside this batch loses its slot. So requests that
         vanished without `release` do not pile up, and low slots come free again, which kernels find sooner.
 
@@ -228,16 +229,15 @@ class RequestSlots:
             raise ValueError(
                 f"request_ids: wanted at most max_rows = {self.row_slot.shape[0]} rows, got {rows}"
             )
-        slots = self._slots_of_batch(request_ids)
-        # A fresh pinned tensor per step, not one kept buffer: the host may run ahead of the device, and
-        # the caching host allocator does not hand memory out again before its copy is done.
-        pinned = self.device.type == "cuda"
-        staging = torch.full(self.row_slot.shape, NO_SLOT, dtype=torch.int32, pin_memory=pinned)
-        if slots:
-            staging[: len(slots) * next_n].view(len(slots), next_n).copy_(
-                torch.tensor(slots, dtype=torch.int32).unsqueeze(1)
-            )
-        self.row_slot.copy_(staging, non_blocking=True)
+        slots = [slot for slot in self._slots_of_batch(request_ids) for _ in range(next_n)]
+        if slots != self._in_rows:
+            padding = [NO_SLOT] * (self.row_slot.shape[0] - len(slots))
+            # A fresh pinned tensor and not one kept buffer: the host may run ahead of the device, and the
+            # caching host allocator does not hand memory out again before its copy is done.
+            pinned = self.device.type == "cuda"
+            staging = torch.tensor(slots + padding, dtype=torch.int32, pin_memory=pinned)
+            self.row_slot.copy_(staging, non_blocking=True)
+            self._in_rows = slots
         return self.row_slot[:rows]
 
     def accept(self, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:

@@ -137,6 +137,17 @@ def test_dummy_and_repeated_requests_get_no_slot() -> None:
     assert len(slots) == 1
 
 
+def test_rows_that_stay_are_not_written_again() -> None:
+    slots = RequestSlots(1, 3, None, max_rows=4)
+    slots.set_rows(["a", "b"])
+    slots.row_slot[3] = 77
+    assert slots.set_rows(["a", "b"]).tolist() == [0, 1] and int(slots.row_slot[3]) == 77
+    slots.set_rows(["a", "c"])
+    assert slots.row_slot.tolist() == [0, 2, -1, -1]
+    slots.set_rows([])
+    assert slots.row_slot.tolist() == [-1] * 4
+
+
 def test_empty_batch() -> None:
     slots = RequestSlots(1, 2, K)
     slots.set_rows(["a"])
