@@ -7,6 +7,7 @@
 #include "core/output_writer.cuh"
 #include "core/phase_clock.cuh"
 #include "core/select.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/warp_scan.cuh"
 #include "resident/register_tile.cuh"
 
@@ -74,6 +75,7 @@ __device__ __forceinline__ void emit_tile(const RowContext<T>& ctx, const KeyInt
   __syncthreads();
   clock.stamp();
   report();
+  ptx::reconverge(ctx.zero);
   OutputOffset offset(ctx, interval, threshold, before, upto - mine);
   if (ties == 0 && output.pages == nullptr) {
     const int count = __popc(selected);

@@ -6,6 +6,7 @@
 #include "core/predictor.cuh"
 #include "core/row_job.cuh"
 #include "core/select.cuh"
+#include "ptx/registers.cuh"
 #include "streaming/async_pipeline.cuh"
 #include "streaming/candidate_buffer.cuh"
 
@@ -62,6 +63,7 @@ __device__ __forceinline__ void emit_buffer(const RowContext<T>& ctx, const KeyI
   __syncthreads();
   clock.stamp();
   report();
+  ptx::reconverge(ctx.zero);
   const uint32_t earlier = (1u << ctx.lane) - 1;
   const OutputOffset start(ctx, interval, threshold, before, 0);
   int next = start.next;
