@@ -50,8 +50,8 @@ cudaError_t launch_as(const TopkParams& params, const Plan& plan, const LaunchTa
 
 template <typename T>
 cudaError_t launch_as(const PrefillParams& params, const PrefillPlan& plan, const LaunchTarget& target) {
-  return plan.values_per_thread > 0 ? prefill_short::launch<T>(params, plan, target)
-                                    : prefill::launch<T>(params, plan, target);
+  return plan.threads > 0 ? prefill_short::launch<T>(params, plan, target)
+                          : prefill::launch<T>(params, plan, target);
 }
 
 // Calls launch(T{}) for the type T of a dtype.

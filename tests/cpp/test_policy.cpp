@@ -215,17 +215,17 @@ void test_prefill_plans() {
           for (const Dtype dtype : {Dtype::kFloat32, Dtype::kFloat16}) {
             PrefillInput in{rows, width, k, dtype, Path::kAuto, 132, arch, true, false};
             const PrefillPlan either = make_prefill_plan(in);
-            CHECK(either.ctas >= 1 && either.ctas <= 132 * kPrefillCtasPerSm);
+            CHECK(either.ctas >= 1 && either.ctas <= 132 * kClusterThreads / kLeastShortPrefillThreads);
             CHECK(either.folds >= 1 && int64_t{either.ctas} * either.folds <= rows);
-            const int64_t values = either.values_per_thread;
-            CHECK(values == 0 || values * kClusterThreads >= width);
-            const int64_t row = kClusterThreads * values * element_bytes(dtype);
+            const int64_t threads = either.threads, element = element_bytes(dtype);
+            CHECK(threads == 0 || threads * kMaxValuesPerThread >= width);
             const int64_t staged = 2 * (k < width ? k : width);
-            CHECK(values == 0 ||
-                  kShortPrefillFixedBytes + staged + short_prefill_places(row) * row <= shared_bytes);
+            const int64_t arriving =
+                short_prefill_places(element) * short_prefill_row_bytes(threads, element);
+            CHECK(threads == 0 || short_prefill_fixed_bytes(threads) + staged + arriving <= shared_bytes);
             in.streams = true;
             const PrefillPlan plan = make_prefill_plan(in);
-            CHECK(plan.values_per_thread == 0 && plan.lists == (k <= kPrefillMaxK));
+            CHECK(plan.threads == 0 && plan.lists == (k <= kPrefillMaxK));
             CHECK(kPrefillFixedBytes + plan.bitmap_tiles * (kPrefillTileElements / 8) <= shared_bytes);
             const bool covers = int64_t{plan.bitmap_tiles} * kPrefillTileElements >= width + kMaxLead;
             CHECK(covers || plan.bitmap_tiles == max_prefill_tiles(arch));
@@ -239,11 +239,14 @@ void test_prefill_plans() {
   }
   // Registers hold rows of 32,768 columns, unless windows of them may begin ahead of a 16-byte boundary.
   PrefillInput in{8192, kMaxSmallRowWidth, 2048, Dtype::kFloat32, Path::kAuto, 132, 90, true, false};
-  CHECK(make_prefill_plan(in).values_per_thread == kMaxValuesPerThread);
+  CHECK(make_prefill_plan(in).threads == kClusterThreads);
   in.aligned = false;
-  CHECK(make_prefill_plan(in).values_per_thread == 0);
+  CHECK(make_prefill_plan(in).threads == 0);
   in.width -= kMaxLead;
-  CHECK(make_prefill_plan(in).values_per_thread == kMaxValuesPerThread);
+  CHECK(make_prefill_plan(in).threads == kClusterThreads);
+  in.width = 8192;
+  in.aligned = true;
+  CHECK(make_prefill_plan(in).threads == 128 && make_prefill_plan(in).ctas == 4 * 132);
   in.rows = 0;
   CHECK(make_prefill_plan(in).ctas == 0);
 }

@@ -316,14 +316,24 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_tiles(int32_t arch) {
   return ((is_small_arch(arch) ? 99 : 227) * 1024 - kPrefillFixedBytes) * 8 / kPrefillTileElements;
 }
 
-// The same of the prefill kernel of short rows, without the places where results are staged and the next row
-// arrives.
-constexpr int32_t kShortPrefillFixedBytes = 42 * 1024;
+// The prefill kernel of short rows: each thread of a block of 128, 256 or 512 holds kMaxValuesPerThread
+// elements of the row. Blocks share an SM so that each has as many warps.
+constexpr int32_t kLeastShortPrefillThreads = 128;
 
-// Places where rows of so many bytes arrive. With two of them a row is fetched before the one ahead of it has
-// been taken.
-GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_places(int64_t row_bytes) {
-  return row_bytes <= 64 * 1024 ? 2 : 1;
+// Shared memory of such a block, without the places where results are staged and rows arrive: 32 bytes of
+// bins for each thread, and what else there is.
+GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_fixed_bytes(int64_t threads) {
+  return 32 * threads + 1024;
+}
+
+GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_row_bytes(int64_t threads, int64_t element_bytes) {
+  return threads * kMaxValuesPerThread * element_bytes;
+}
+
+// Places where rows arrive. Where there is room for two, a row is fetched before the one ahead of it has been
+// taken.
+GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_places(int64_t element_bytes) {
+  return element_bytes < 4 ? 2 : 1;
 }
 
 // A window may start up to so many elements behind a 16-byte boundary.
@@ -334,8 +344,7 @@ struct PrefillPlan {
   int32_t folds;         // runs of each block
   int32_t bitmap_tiles;  // tiles of a row for which a block's bitmap has room
   bool lists;            // whether candidates are collected
-  // Elements of a row that one thread holds in registers; 0: rows stream through shared memory.
-  int32_t values_per_thread;
+  int32_t threads;       // of a block that holds its row in registers; 0: rows stream through shared memory
 };
 
 struct PrefillInput {
@@ -359,28 +368,30 @@ GVR_TOPK_HOST_DEVICE constexpr int64_t blocks_of_sm(int64_t shared_bytes, int32_
   return shared_bytes_of_sm(arch) / (shared_bytes + 1024);
 }
 
-// Elements of a thread of the prefill kernel of short rows; 0: rows are too long for it.
-GVR_TOPK_HOST_DEVICE constexpr int32_t short_prefill_values(const PrefillInput& in) {
+// Threads of a block of the prefill kernel of short rows; 0: rows are too long for it.
+GVR_TOPK_HOST_DEVICE constexpr int32_t short_prefill_threads(const PrefillInput& in) {
   // In aligned rows, what lies before a window belongs to the row.
   const int64_t longest = in.width + (in.aligned ? 0 : kMaxLead);
-  const int64_t per_thread = (longest + kClusterThreads - 1) / kClusterThreads;
-  return in.streams || per_thread > kMaxValuesPerThread
-             ? 0
-             : choose_values_per_thread(Family::kSmallRow, per_thread);
+  if (in.streams) return 0;
+  for (int32_t threads = kLeastShortPrefillThreads; threads <= kClusterThreads; threads *= 2) {
+    if (longest <= threads * kMaxValuesPerThread) return threads;
+  }
+  return 0;
 }
 
-// Few runs, because the first row of each has no neighbour to be predicted from; but more than one where
-// there are many rows, because rows that grow longer would otherwise leave the last blocks alone.
+// Few runs, because the first row of each has no neighbour to be predicted from, which costs least where rows
+// are short; but an even number where there are many rows, because rows that grow longer would otherwise
+// leave the last blocks alone.
 GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput& in) {
-  constexpr int64_t kRowsOfRun = 8, kMaxFolds = 4;
+  constexpr int64_t kMaxFolds = 4;
   PrefillPlan plan{};
-  plan.values_per_thread = short_prefill_values(in);
-  const int64_t staged = 2 * (in.k < in.width ? in.k : in.width) + 16;
-  const int64_t row = int64_t{kClusterThreads} * plan.values_per_thread * element_bytes(in.dtype);
-  int64_t bytes = kShortPrefillFixedBytes + staged + short_prefill_places(row) * row;
-  if (blocks_of_sm(bytes, in.arch) == 0) plan.values_per_thread = 0;
-  int64_t per_sm = plan.values_per_thread <= kValuesPerThread ? 2 : 1;
-  if (plan.values_per_thread == 0) {
+  plan.threads = short_prefill_threads(in);
+  const int64_t element = element_bytes(in.dtype), staged = 2 * (in.k < in.width ? in.k : in.width) + 16;
+  int64_t bytes = short_prefill_fixed_bytes(plan.threads) + staged +
+                  short_prefill_places(element) * short_prefill_row_bytes(plan.threads, element);
+  if (blocks_of_sm(bytes, in.arch) == 0) plan.threads = 0;
+  int64_t per_sm = plan.threads > 0 ? kClusterThreads / plan.threads : 0;
+  if (plan.threads == 0) {
     const int64_t tiles_of_row = (in.width + kMaxLead + kPrefillTileElements - 1) / kPrefillTileElements;
     const int64_t most_tiles = max_prefill_tiles(in.arch);
     const int64_t tiles = tiles_of_row < most_tiles ? tiles_of_row : most_tiles;
@@ -392,8 +403,9 @@ GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput&
   const int64_t room = blocks_of_sm(bytes, in.arch);
   const int64_t most = in.sm_count * (room < 1 ? 1 : room < per_sm ? room : per_sm);
   plan.ctas = static_cast<int32_t>(in.rows < most ? in.rows : most);
-  const int64_t runs = in.rows / (plan.ctas > 0 ? plan.ctas * kRowsOfRun : 1);
-  plan.folds = static_cast<int32_t>(runs < 1 ? 1 : runs < kMaxFolds ? runs : kMaxFolds);
+  const int64_t rows_of_run = plan.threads == kLeastShortPrefillThreads ? 3 : 8;
+  const int64_t runs = in.rows / (plan.ctas > 0 ? plan.ctas * rows_of_run : 1);
+  plan.folds = static_cast<int32_t>(runs < 2 ? 1 : runs < kMaxFolds ? 2 : kMaxFolds);
   return plan;
 }
 

@@ -22,7 +22,7 @@ constexpr int kNoBlock = -1;
 
 struct alignas(128) BlocksShared {
   Shared shared;
-  small_row::RoundBins bins;
+  small_row::RoundBins<kThreads> bins;
   int32_t candidates[kMaxChosen];  // blocks to select in; kNoBlock in place of one that the row does not have
   uint32_t given_whole;            // how many given blocks the row has,
   uint32_t given_newest;           // and how many of them are its newest

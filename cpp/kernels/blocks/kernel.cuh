@@ -44,7 +44,7 @@ __device__ __forceinline__ void prepare_selection(BlocksShared& own, int thread)
 template <typename T, typename Tile>
 __device__ __forceinline__ small_row::PartitionOf<Tile> select_largest(const RowContext<T>& ctx,
                                                                        const Tile& tile,
-                                                                       small_row::RoundBins& bins,
+                                                                       small_row::RoundBins<kThreads>& bins,
                                                                        uint32_t& before) {
   int rounds = 0;
   uint32_t dense_bin = 0, kth = 0;

@@ -18,6 +18,8 @@ namespace gvr_topk {
 
 template <typename T>
 struct RowContext {
+  using Element = T;
+
   RowView<T> row;
   int k;
   int rank;  // of this CTA in the cluster
@@ -196,8 +198,8 @@ __device__ __forceinline__ void cluster_sync(int ctas) {
 }
 
 // Sum over the warps before this one of what each stored in `warp_value[which]`.
-template <typename T>
-__device__ __forceinline__ uint32_t earlier_warps(const RowContext<T>& ctx, int which) {
+template <typename Context>
+__device__ __forceinline__ uint32_t earlier_warps(const Context& ctx, int which) {
   return __reduce_add_sync(0xffffffffu, ctx.lane < ctx.warp ? ctx.shared->warp_value[which][ctx.lane] : 0);
 }
 

@@ -1,8 +1,10 @@
 // Selects the top k of many short rows, each a window of its own into the scores: the rows of a prefill
 // chunk.
 //
-// Grid: as many CTAs of 512 threads as the GPU runs at once, or one for each row. Each CTA takes runs of
-// neighbouring rows, one row after the other, and holds the row in registers.
+// Grid: as many CTAs as the GPU runs at once, or one for each row. Each CTA takes runs of neighbouring rows,
+// one row after the other, and holds the row in registers: 64 elements of each of 128, 256 or 512 threads, as
+// few as hold the buffer's width. What a warp does for a row whatever its length weighs less where few warps
+// share the row, and several CTAs on an SM hide each other's latency.
 //
 // Phases, of each row, are those of the kernel of short rows (small_row/kernel.cuh):
 // - guess: the row before has left a window of values around its k-th value;
@@ -32,7 +34,6 @@ using prefill::Schedule;
 using prefill::Window;
 using prefill::WindowLoad;
 using small_row::RoundBins;
-using small_row::ValueWindow;
 
 // Windows are published two rows ahead of the row that is selected from. Warps that still emit a row read its
 // window while others are one row further on, where a row may have a single block barrier, behind what it
@@ -41,25 +42,42 @@ constexpr int kWindowsAhead = 2;
 constexpr int kWindows = kWindowsAhead + 2;
 static_assert((kWindows & (kWindows - 1)) == 0);
 
-// CTAs that share an SM where a thread holds up to 16 elements. Consumer Blackwell has shared memory for one.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
-constexpr int kCtasPerSm = 1;
-#else
-constexpr int kCtasPerSm = 2;
-#endif
-
+template <int kBlockThreads>
 struct alignas(128) RowsShared {
-  Shared shared;
-  RoundBins bins;
-  Window windows[kWindows];
+  RoundBins<kBlockThreads> bins;
+  uint32_t warp_value[2][kBlockThreads / 32];
+  uint32_t small_count;  // elements at the boundary that have been listed
+  float value_window;    // what a row leaves for the next one: see small_row/value_window.cuh
   Schedule schedule;
   uint64_t barriers[2];  // of the places where windows arrive
-  float value_window;    // what a row leaves for the next one: see ValueWindow
+  Window windows[kWindows];
   // [min(k, width)] selected positions, in ascending order. Positions of a short row fit 16 bits. Behind them
   // lies the place where the next row arrives.
   alignas(16) uint16_t staged[8];
 };
-static_assert(sizeof(RowsShared) <= kShortPrefillFixedBytes);
+static_assert(sizeof(RowsShared<128>) <= short_prefill_fixed_bytes(128));
+static_assert(sizeof(RowsShared<512>) <= short_prefill_fixed_bytes(512));
+
+// Who a thread is, for the functions of small_row.
+template <typename T, int kBlockThreads>
+struct BlockContext {
+  using Element = T;
+  using Shared = RowsShared<kBlockThreads>;
+
+  uint32_t zero;  // see ptx::unknown_zero
+  Shared* shared;
+  int k, thread, lane, warp;
+
+  // The unknown zero keeps the compiler from adding over the warp before an addition to shared memory: few
+  // lanes add to one address here, and that would take longer.
+  __device__ __forceinline__ explicit BlockContext(int k_)
+      : zero(ptx::unknown_zero()),
+        shared(reinterpret_cast<Shared*>(storage + zero)),
+        k(k_),
+        thread(threadIdx.x),
+        lane(threadIdx.x & 31),
+        warp(threadIdx.x >> 5) {}
+};
 
 // Bytes of the staged positions, in whole vectors.
 __host__ __device__ inline int staged_bytes(const PrefillParams& p) {
@@ -67,33 +85,36 @@ __host__ __device__ inline int staged_bytes(const PrefillParams& p) {
 }
 
 // Writes the positions that all warps have staged.
+template <int kBlockThreads>
 __device__ __forceinline__ void write_staged(const uint16_t* staged, const PrefillOutput& output, int k) {
   if (output.takes_vectors(k)) {
 #pragma unroll 1
-    for (int i = 4 * threadIdx.x; i < k; i += 4 * kThreads) {
+    for (int i = 4 * threadIdx.x; i < k; i += 4 * kBlockThreads) {
       const ushort4 four = *reinterpret_cast<const ushort4*>(staged + i);
       *reinterpret_cast<int4*>(output.writer.indices + i) = make_int4(four.x, four.y, four.z, four.w);
     }
   } else {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < k; i += kThreads) output.put(i, staged[i]);
+    for (int i = threadIdx.x; i < k; i += kBlockThreads) output.put(i, staged[i]);
   }
 }
 
 // Clears this thread's bins of a round that has been looked at.
-__device__ __forceinline__ void clear_bins(RoundBins& bins, int round, int thread) {
+template <typename Bins>
+__device__ __forceinline__ void clear_bins(Bins& bins, int round, int thread) {
   reinterpret_cast<uint4*>(bins.set[round & 1])[thread] = make_uint4(0, 0, 0, 0);
 }
 
 // Selects from a row that is longer than k and lies in registers: stages its positions. `publish` is called
 // ahead of the last block barrier.
-template <typename T, typename WindowTile, typename Publish>
-__device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared& sm, const RowContext<T>& ctx,
-                                           WindowTile& tile, int32_t* stats, Publish publish) {
+template <typename T, int kBlockThreads, typename WindowTile, typename Publish>
+__device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kBlockThreads>& sm,
+                                           const BlockContext<T, kBlockThreads>& ctx, WindowTile& tile,
+                                           int32_t* stats, Publish publish) {
   small_row::PartitionOf<WindowTile> split;
   const float last = sm.value_window;
-  const bool guessed = p.predicts && ValueWindow::is_known(last);
-  float* const next = ctx.thread == kThreads - 32 ? &sm.value_window : nullptr;
+  const bool guessed = p.predicts && is_window(last);
+  float* const next = ctx.thread == kBlockThreads - 32 ? &sm.value_window : nullptr;
   uint32_t kth = 0, before = 0;
   int rounds = guessed;
   const bool hit = guessed && small_row::try_predicted_window(ctx, tile, sm.bins, last, next, split);
@@ -111,7 +132,10 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared& s
     split = small_row::split_at(tile, range);
     candidates = split.boundary_count;
     const bool tied = split.boundary_count > kRankDirectly;
-    if (next != nullptr) *next = small_row::window_around<T>(range.keys.base, dense_bin, tied);
+    if (next != nullptr) {
+      *next = small_row::window_around<T, RoundBins<kBlockThreads>>(range.keys.base, dense_bin, tied);
+    }
+    ptx::reconverge(ctx.zero);
     if (tied) {
       small_row::select_ties(ctx, tile, split, before);
     } else {
@@ -119,14 +143,17 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared& s
                                  [](uint32_t bits) { return whole_key<T>(bits); });
     }
   }
-  if (stats != nullptr) {
-    RowReport report = RowReport::begin(p.predicts, false);
-    if (guessed) report.reason = HintReason::kUsed, report.source = kGuessValue;
-    report.passes = 1;
-    report.candidates = candidates;
-    report.guess_hit = hit;
-    report.rounds = rounds - guessed;
-    report.write(stats);
+  if (p.stats != nullptr) {
+    if (stats != nullptr) {
+      RowReport report = RowReport::begin(p.predicts, false);
+      if (guessed) report.reason = HintReason::kUsed, report.source = kGuessValue;
+      report.passes = 1;
+      report.candidates = candidates;
+      report.guess_hit = hit;
+      report.rounds = rounds - guessed;
+      report.write(stats);
+    }
+    ptx::reconverge(ctx.zero);
   }
   small_row::stage_selected(ctx, tile, split.above, before, sm.staged);
   publish();
@@ -136,19 +163,13 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared& s
   if (ctx.thread == 0) ctx.shared->small_count = 0;
 }
 
-template <typename T, int kValues>
-__global__ void __launch_bounds__(kThreads, kValues <= kValuesPerThread ? kCtasPerSm : 1)
+template <typename T, int kBlockThreads>
+__global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
     prefill_short_topk(const __grid_constant__ PrefillParams p) {
-  using WindowTile = WindowTile<T, kValues>;
-  using Arrivals = Arrivals<T, kValues>;
-  RowsShared& sm = *reinterpret_cast<RowsShared*>(storage);
-  RowContext<T> ctx{};
-  ctx.k = p.k;
-  ctx.ctas = 1;
-  ctx.thread = threadIdx.x, ctx.lane = threadIdx.x & 31, ctx.warp = threadIdx.x >> 5;
-  // The unknown zero keeps the compiler from adding over the warp before an addition to shared memory: few
-  // lanes add to one address here, and that would take longer.
-  ctx.shared = &reinterpret_cast<RowsShared*>(storage + ptx::unknown_zero())->shared;
+  using WindowTile = WindowTile<T, kBlockThreads>;
+  using Arrivals = Arrivals<T, kBlockThreads>;
+  RowsShared<kBlockThreads>& sm = *reinterpret_cast<RowsShared<kBlockThreads>*>(storage);
+  const BlockContext<T, kBlockThreads> ctx(p.k);
   ptx::grid_take_over();
   if (ctx.thread == 0) {
     sm.schedule.start_run(p, 0);
@@ -184,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, kValues <= kValuesPerThread ? kCtasP
     if (ctx.thread == 0 && p.counts != nullptr) p.counts[row.row] = min(row.n, p.k);
     if (row.n <= p.k) {
       fetch(sm.windows[after], arrivals.taken);
-      write_short(PrefillOutput(p, row), row.n, p.k, kThreads);
+      write_short(PrefillOutput(p, row), row.n, p.k, kBlockThreads);
       if (stats != nullptr) RowReport::begin(p.predicts, true).write(stats);
       publish();
       __syncthreads();
@@ -200,9 +221,8 @@ __global__ void __launch_bounds__(kThreads, kValues <= kValuesPerThread ? kCtasP
         fetch_next();
       }
       ++arrivals.taken;
-      ctx.row.n = row.n;
       select_row(p, sm, ctx, tile, stats, publish);
-      write_staged(sm.staged, PrefillOutput(p, row), p.k);
+      write_staged<kBlockThreads>(sm.staged, PrefillOutput(p, row), p.k);
     }
     turn = after;
   }

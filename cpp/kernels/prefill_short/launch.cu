@@ -3,24 +3,23 @@
 
 namespace gvr_topk::prefill_short {
 
-template <typename T, int kValues>
-cudaError_t launch_tile(const PrefillParams& params, const PrefillPlan& plan, const LaunchTarget& target) {
-  const size_t bytes = sizeof(RowsShared) + staged_bytes(params) + Arrivals<T, kValues>::kAllBytes;
-  const LaunchConfig config(dim3(plan.ctas), dim3(kThreads), bytes, 1, target);
-  return launch_kernel<prefill_short_topk<T, kValues>>(config, params);
+template <typename T, int kBlockThreads>
+cudaError_t launch_block(const PrefillParams& params, const PrefillPlan& plan, const LaunchTarget& target) {
+  const size_t bytes =
+      sizeof(RowsShared<kBlockThreads>) + staged_bytes(params) + Arrivals<T, kBlockThreads>::kAllBytes;
+  const LaunchConfig config(dim3(plan.ctas), dim3(kBlockThreads), bytes, 1, target);
+  return launch_kernel<prefill_short_topk<T, kBlockThreads>>(config, params);
 }
 
 template <typename T>
 cudaError_t launch(const PrefillParams& params, const PrefillPlan& plan, const LaunchTarget& target) {
-  switch (plan.values_per_thread) {
-    case kMinValuesPerThread:
-      return launch_tile<T, kMinValuesPerThread>(params, plan, target);
-    case kValuesPerThread:
-      return launch_tile<T, kValuesPerThread>(params, plan, target);
-    case kWideValuesPerThread:
-      return launch_tile<T, kWideValuesPerThread>(params, plan, target);
+  switch (plan.threads) {
+    case 128:
+      return launch_block<T, 128>(params, plan, target);
+    case 256:
+      return launch_block<T, 256>(params, plan, target);
     default:
-      return launch_tile<T, kMaxValuesPerThread>(params, plan, target);
+      return launch_block<T, 512>(params, plan, target);
   }
 }
 

@@ -10,18 +10,19 @@ namespace gvr_topk::prefill_short {
 
 using prefill::AlignedWindow;
 
-// The part of one warp: as few words of each lane, 16 elements or all that a thread holds, as hold the
-// window.
-template <typename T, int kValues>
+// The part of one warp: as few words of each lane, 16 elements each, as hold the window.
+template <typename T, int kBlockThreads>
 struct WindowPart {
-  static constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
-  static constexpr int kWordElements = 32 * kValues / kWords;  // of a warp
+  static constexpr int kBlockWarps = kBlockThreads / 32;
+  static constexpr int kWords = kMaxValuesPerThread / kValuesPerThread;
+  static constexpr int kWordElements = 32 * kValuesPerThread;  // of a warp
 
   int begin;  // first element, from `AlignedWindow::data` on
   int words;  // none behind the window's end
 
   __device__ __forceinline__ WindowPart(int length, int warp) {
-    const int share = min((length + kWarps * kWordElements - 1) / (kWarps * kWordElements), kWords);
+    constexpr int kBlockElements = kBlockWarps * kWordElements;
+    const int share = min((length + kBlockElements - 1) / kBlockElements, kWords);
     begin = warp * share * kWordElements;
     words = min(share, max(length - begin + kWordElements - 1, 0) / kWordElements);
   }
@@ -29,13 +30,12 @@ struct WindowPart {
 
 // Where windows arrive, in turns. Whole vectors of a window come in one bulk copy. The elements behind the
 // last whole vector are copied by the lane that takes them, so that nothing behind the window is read.
-template <typename T, int kValues>
+template <typename T, int kBlockThreads>
 struct Arrivals {
-  static constexpr int kVecs = kValues / kPerVec<T>;
-  static constexpr uint32_t kBytes = kThreads * kVecs * sizeof(uint4);
-  static constexpr int kPlaces = short_prefill_places(kBytes);
+  static constexpr uint32_t kBytes = short_prefill_row_bytes(kBlockThreads, sizeof(T));
+  static constexpr int kPlaces = short_prefill_places(sizeof(T));
   static constexpr size_t kAllBytes = kPlaces * size_t{kBytes};
-  using Part = WindowPart<T, kValues>;
+  using Part = WindowPart<T, kBlockThreads>;
 
   uint32_t places, barriers;
   uint32_t taken = 0;  // windows so far
@@ -83,13 +83,11 @@ struct Arrivals {
 
 // Positions count from the window's first element; those of elements before it, in the first vector, are
 // negative.
-template <typename T, int kValues>
-struct WindowTile : small_row::RegisterTile<T, kValues, true> {
-  using Base = small_row::RegisterTile<T, kValues, true>;
+template <typename T, int kBlockThreads>
+struct WindowTile : small_row::RegisterTile<T, kMaxValuesPerThread, true> {
+  using Base = small_row::RegisterTile<T, kMaxValuesPerThread, true>;
   using Base::begin, Base::bits, Base::kGroup, Base::kVecs, Base::words;
-  using Part = WindowPart<T, kValues>;
-  // Two CTAs with tiles of this size share an SM and its registers.
-  static constexpr bool kKeepsBins = Base::kKeepsBins && kValues != kValuesPerThread;
+  using Part = WindowPart<T, kBlockThreads>;
 
   // Takes the window that has arrived, with -inf where it has no elements.
   __device__ __forceinline__ void take(const AlignedWindow<T>& window, uint32_t place, int warp, int lane) {

@@ -1,5 +1,5 @@
-// Radix rounds over a short row of which nothing is known: 11 bits of the key per round, out of the
-// registers.
+// Radix rounds over a short row of which nothing is known: 9 to 11 bits of the key per round, by the size of
+// the block, out of the registers.
 //
 // Additions of one in shared memory cost next to nothing even when all meet in one bin. So every element is
 // counted, those outside the range in a bin of their own, and nothing branches. Two rounds usually leave the
@@ -23,16 +23,18 @@ struct RankedRange {
   __device__ __forceinline__ bool is_done() const { return keys.length == 0 || rank == count; }
 };
 
-template <typename T>
-constexpr int kFirstShift = 32 - kInvariantBits<T> - kLog2Bins;
+template <typename T, typename Bins>
+constexpr int kFirstShift = 32 - kInvariantBits<T> - Bins::kLog2Bins;
 
 // Narrows the range of the k-th key until it `is_done`, or holds few elements. `rounds` may count rounds that
 // failed before. `dense_bin` becomes the number of elements in the first round's bin.
-template <typename T, typename Tile>
-__device__ __forceinline__ RankedRange narrow_keys(const RowContext<T>& ctx, const Tile& tile,
-                                                   RoundBins& bins, int& rounds, uint32_t& dense_bin) {
+template <typename Context, typename Tile, typename Bins>
+__device__ __forceinline__ RankedRange narrow_keys(const Context& ctx, const Tile& tile, Bins& bins,
+                                                   int& rounds, uint32_t& dense_bin) {
+  using T = typename Context::Element;
+  constexpr int kBins = Bins::kBins;
   RankedRange range{{0, kMaxKey >> kInvariantBits<T>}, static_cast<uint32_t>(ctx.k), kMaxKey};
-  int shift = kFirstShift<T>;
+  int shift = kFirstShift<T, Bins>;
   bool first = true;
   // Counts into the bins of the range. Keys are shifted before the subtraction, because the range starts at a
   // multiple of its length. Everything outside falls into the bin behind the last.
@@ -55,7 +57,7 @@ __device__ __forceinline__ RankedRange narrow_keys(const RowContext<T>& ctx, con
     if (first) dense_bin = hit.count;
     if (range.is_done() || range.count <= kRankDirectly) return range;
     first = false;
-    shift = range.keys.shift<kLog2Bins>();
+    shift = range.keys.template shift<Bins::kLog2Bins>();
     const uint32_t outside = (range.keys.length >> shift) + 1;
     count(other, range.keys.base >> shift, outside);
     if (outside < kBins) range.rank += other[outside];
@@ -82,13 +84,14 @@ __device__ __forceinline__ PartitionOf<Tile> split_at(const Tile& tile, const Ra
 
 // The window for the next step, so wide that about four elements share a bin. There is none around a value
 // that many elements have.
-template <typename T>
+template <typename T, typename Bins>
 __device__ __forceinline__ float window_around(uint32_t base, uint32_t dense_bin, bool tied) {
-  const uint32_t low = base >> kFirstShift<T> << kFirstShift<T>;
-  const uint32_t high = low | ((1u << kFirstShift<T>)-1);
+  constexpr int kShift = kFirstShift<T, Bins>;
+  const uint32_t low = base >> kShift << kShift;
+  const uint32_t high = low | ((1u << kShift) - 1);
   const float span = key_to_float(whole_key<T>(high)) - key_to_float(whole_key<T>(low));
-  const float radius = __fdividef(static_cast<float>(2 * kBins) * span, static_cast<float>(dense_bin));
-  return ValueWindow::around(key_to_float(whole_key<T>(base)), tied ? 0.0f : radius);
+  const float radius = __fdividef(static_cast<float>(2 * Bins::kBins) * span, static_cast<float>(dense_bin));
+  return ValueWindow<Bins::kBins>::around(key_to_float(whole_key<T>(base)), tied ? 0.0f : radius);
 }
 
 }  // namespace gvr_topk::small_row

@@ -10,14 +10,19 @@
 
 namespace gvr_topk::small_row {
 
-constexpr int kLog2Bins = 11;
-constexpr int kBins = 1 << kLog2Bins;
-static_assert(kBins == 4 * kThreads, "four bins are summed up by each thread");
-constexpr int kLog2Group = kLog2Bins - log2_of(kWarps);  // bins that a warp sums up
+constexpr int kLog2Group = 7;  // bins that a warp sums up
 
+// The bins of a block of so many threads, of which each sums up four. The functions below take a row of any
+// such block: its context says who this thread is, and where `warp_value` and `small_count` lie.
+template <int kBlockThreads>
 struct alignas(128) RoundBins {
+  static constexpr int kThreads = kBlockThreads;
+  static constexpr int kBins = 4 * kThreads;
+  static constexpr int kLog2Bins = log2_of(kBins);
+  static_assert(kBins == kThreads / 32 << kLog2Group);
+
   uint32_t set[2][kBins + 4];  // used in turn; one more bin counts what is outside the range
-  uint32_t group[kWarps];
+  uint32_t group[kThreads / 32];
   BinHit hit;
   // Elements at the boundary, few enough to be compared with each other: each is a key, then the complement
   // of its position.
@@ -34,16 +39,16 @@ __device__ __forceinline__ uint32_t sum_of(const uint4& four) { return four.x + 
 
 // Finds the bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier: the
 // thread that finds it tells the others. `other` is no longer in use, and cleared if `clear`.
-template <typename T>
-__device__ __forceinline__ BinHit locate(const RowContext<T>& ctx, RoundBins& bins, const uint32_t* set,
-                                         uint32_t* other, bool clear, uint32_t rank) {
+template <typename Context, typename Bins>
+__device__ __forceinline__ BinHit locate(const Context& ctx, Bins& bins, const uint32_t* set, uint32_t* other,
+                                         bool clear, uint32_t rank) {
   const uint4 four = reinterpret_cast<const uint4*>(set)[ctx.thread];
   const uint32_t sum = sum_of(four);
   const uint32_t upto = ptx::suffix_sum(sum);
   if (ctx.lane == 0) bins.group[ctx.warp] = upto;
   if (clear) reinterpret_cast<uint4*>(other)[ctx.thread] = make_uint4(0, 0, 0, 0);
   __syncthreads();
-  const bool higher = ctx.warp < ctx.lane && ctx.lane < kWarps;
+  const bool higher = ctx.warp < ctx.lane && ctx.lane < Bins::kThreads / 32;
   uint32_t above = __reduce_add_sync(0xffffffffu, higher ? bins.group[ctx.lane] : 0) + upto - sum;
   if (above < rank && rank <= above + sum) {
     uint32_t bin = 4 * ctx.thread + 3, count = four.w;
@@ -79,11 +84,11 @@ using PartitionOf = Partition<Tile::kWords>;
 // go to the smallest positions. `before` becomes the number that earlier warps have selected, and `kth` the
 // k-th key if there are elements inside. `key_of` makes a key of the bits in a tile. It takes one block
 // barrier.
-template <typename T, typename Tile, typename KeyOf>
-__device__ __forceinline__ void select_boundary(const RowContext<T>& ctx, const Tile& tile, RoundBins& bins,
+template <typename Context, typename Tile, typename Bins, typename KeyOf>
+__device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& tile, Bins& bins,
                                                 PartitionOf<Tile>& split, uint32_t& before, uint32_t& kth,
                                                 KeyOf key_of) {
-  Shared& sm = *ctx.shared;
+  auto& sm = *ctx.shared;
   const uint32_t here = __reduce_add_sync(0xffffffffu, split.above.count());
   if (ctx.lane == 0) sm.warp_value[0][ctx.warp] = here;
   uint32_t first = 0;
@@ -129,10 +134,10 @@ __device__ __forceinline__ void select_boundary(const RowContext<T>& ctx, const 
 
 // The same where all elements inside are equal, and many: the first `rank` of them in index order are
 // selected.
-template <typename T, typename Tile>
-__device__ __forceinline__ void select_ties(const RowContext<T>& ctx, const Tile& tile,
-                                            PartitionOf<Tile>& split, uint32_t& before) {
-  Shared& sm = *ctx.shared;
+template <typename Context, typename Tile>
+__device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile, PartitionOf<Tile>& split,
+                                            uint32_t& before) {
+  auto& sm = *ctx.shared;
   const uint32_t above = __reduce_add_sync(0xffffffffu, split.above.count());
   const uint32_t tied = __reduce_add_sync(0xffffffffu, split.inside.count());
   if (ctx.lane == 0) sm.warp_value[1][ctx.warp] = above | tied << 16;

@@ -182,10 +182,11 @@ struct RegisterTile {
 
 // Stages the positions of selected elements in ascending order; earlier warps have selected `before`. A block
 // barrier comes next.
-template <typename T, typename Tile>
-__device__ __forceinline__ void stage_selected(const RowContext<T>& ctx, const Tile& tile,
+template <typename Context, typename Tile>
+__device__ __forceinline__ void stage_selected(const Context& ctx, const Tile& tile,
                                                const LaneMask<Tile::kWords>& selected, uint32_t before,
                                                uint16_t* staged) {
+  using T = typename Context::Element;
   if (Tile::kIsPartial && tile.words == 0) return;
   constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
   constexpr int kWordVecs = kVecsOfTile<T>;

@@ -14,7 +14,7 @@
 namespace gvr_topk::small_row {
 
 struct alignas(128) SelectShared {
-  RoundBins bins;
+  RoundBins<kThreads> bins;
   float next_window;  // what a cluster's first CTA leaves
   // [k] selected positions, in ascending order. Positions of a short row fit 16 bits.
   alignas(8) uint16_t staged[1];
@@ -33,7 +33,7 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   PartitionOf<RegisterTile<T, kValues>> split;
-  const HintReason reason = job.hint_reason(p, traits, ValueWindow::is_known(last_window));
+  const HintReason reason = job.hint_reason(p, traits, is_window(last_window));
   const bool guessed = reason == HintReason::kUsed;
   uint32_t kth = 0;
   // Refines, collects, emits, and says how the k-th was found. It is inlined twice, so that the common case
@@ -84,7 +84,8 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
   kth = whole_key<T>(range.keys.base);
   clock.stamp();
   const bool tied = split.boundary_count > kRankDirectly;
-  if (next != nullptr) *next = window_around<T>(range.keys.base, dense_bin, tied);
+  if (next != nullptr) *next = window_around<T, RoundBins<kThreads>>(range.keys.base, dense_bin, tied);
+  ptx::reconverge(ctx.zero);
   select_and_emit([](uint32_t bits) { return whole_key<T>(bits); }, tied, false, rounds);
 }
 

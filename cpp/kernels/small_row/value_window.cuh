@@ -12,6 +12,7 @@ namespace gvr_topk::small_row {
 
 // The window is packed into one negative float, which no z-score and no share is. The exponent is that of the
 // window's radius, a power of two; the mantissa is the centre in 64ths of the radius.
+template <int kBins>
 struct ValueWindow {
   static constexpr int kUnits = kWindowUnits, kMostCentre = 1 << 22;
   static constexpr uint32_t kExponent = 0x7f800000u, kMantissa = 0x007fffffu, kSign = 0x80000000u;
@@ -19,15 +20,13 @@ struct ValueWindow {
 
   float scale, bias;
 
-  // Unpacks a window that `is_known`.
+  // Unpacks what `is_window`.
   __device__ __forceinline__ explicit ValueWindow(float left) {
     const uint32_t bits = __float_as_uint(left);
     const int centre = static_cast<int>(bits << 9) >> 9;
     scale = __uint_as_float(kSign | ((253u << 23) - (bits & kExponent)));  // -1 / (2 radius)
     bias = fmaf(static_cast<float>(centre), 0.5f / kUnits, 0.5f);
   }
-
-  __device__ __forceinline__ static bool is_known(float left) { return is_window(left); }
 
   // The bin of a value, plus first_bin(). A greater value, and NaN, lies in no lower bin. Everything above
   // the window falls into the last bin, everything below into the first.
@@ -76,15 +75,15 @@ struct ValueWindow {
 
 // One round by the window `left` of the last step. Returns false if the k-th element lies outside it, or
 // shares its bin with too many. The thread whose `next` is not null leaves the next window there.
-template <typename T, typename Tile>
-__device__ __forceinline__ bool try_predicted_window(const RowContext<T>& ctx, const Tile& tile,
-                                                     RoundBins& bins, float left, float* next,
-                                                     PartitionOf<Tile>& split) {
-  ValueWindow window(left);
+template <typename Context, typename Tile, typename Bins>
+__device__ __forceinline__ bool try_predicted_window(const Context& ctx, const Tile& tile, Bins& bins,
+                                                     float left, float* next, PartitionOf<Tile>& split) {
+  using Window = ValueWindow<Bins::kBins>;
+  Window window(left);
   // Where registers are short, bins are computed again.
   constexpr bool kKeepsBins = Tile::kKeepsBins;
   uint32_t bin[kKeepsBins ? Tile::kSize : 1];
-  uint32_t first = ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * ValueWindow::first_bin();
+  uint32_t first = ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * Window::first_bin();
   ptx::keep(first);
   tile.for_each_index([&](int i) {
     const uint32_t value_bin = window.bin(tile.value(i));
@@ -93,13 +92,14 @@ __device__ __forceinline__ bool try_predicted_window(const RowContext<T>& ctx, c
   });
   __syncthreads();
   const BinHit hit = locate(ctx, bins, bins.set[0], bins.set[1], false, ctx.k);
-  if (hit.count > kRankDirectly || hit.bin - 1 > kBins - 3) return false;
-  if (next != nullptr) *next = ValueWindow::updated(left, hit.bin, bins.group[hit.bin >> kLog2Group]);
+  if (hit.count > kRankDirectly || hit.bin - 1 > Bins::kBins - 3) return false;
+  if (next != nullptr) *next = Window::updated(left, hit.bin, bins.group[hit.bin >> kLog2Group]);
+  ptx::reconverge(ctx.zero);
   split.rank = ctx.k - hit.above;
   split.boundary_count = hit.count;
   if (!kKeepsBins) ptx::keep(window.scale);  // Without it the compiler would keep the bins anyway.
   // The class of an element: 0 below the bin, 1 inside, 2 above.
-  int offset = 1 - static_cast<int>(hit.bin + ValueWindow::first_bin());
+  int offset = 1 - static_cast<int>(hit.bin + Window::first_bin());
   ptx::keep(offset);
   uint32_t classes[Tile::kWords] = {};
   tile.for_each_index([&](int i) {
