@@ -28,24 +28,25 @@ __device__ __forceinline__ void count_if_greater(float& count, uint64_t a, uint6
       : "l"(a), "l"(b));
 }
 
-// Adds `bit`, a power of two, to `sum` unless x < bound; so it does where x is NaN.
+// Adds `bit`, a power of two, to `sum` unless x < bound; so it does where x is NaN. Comparisons of floats
+// give one or zero, because predicates are few: with them an addition would wait for each comparison.
 __device__ __forceinline__ void set_bit_unless_less(float& sum, float x, float bound, float bit) {
-  asm("{\n .reg .pred p;\n setp.geu.f32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
-      : "+f"(sum)
-      : "f"(x), "f"(bound), "f"(bit));
+  float is_set;
+  asm("set.geu.f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound));
+  sum = fmaf(is_set, bit, sum);
 }
 
 // Adds `bit` unless x <= bound; so it does where x is NaN.
 __device__ __forceinline__ void set_bit_unless_at_most(float& sum, float x, float bound, float bit) {
-  asm("{\n .reg .pred p;\n setp.gtu.f32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
-      : "+f"(sum)
-      : "f"(x), "f"(bound), "f"(bit));
+  float is_set;
+  asm("set.gtu.f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound));
+  sum = fmaf(is_set, bit, sum);
 }
 
 __device__ __forceinline__ void set_bit_if_equal(float& sum, float x, float bound, float bit) {
-  asm("{\n .reg .pred p;\n setp.eq.f32 p, %1, %2;\n @p add.f32 %0, %0, %3;\n}"
-      : "+f"(sum)
-      : "f"(x), "f"(bound), "f"(bit));
+  float is_set;
+  asm("set.eq.f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound));
+  sum = fmaf(is_set, bit, sum);
 }
 
 // Adds `bit` if x > bound, as unsigned integers.
