@@ -43,7 +43,9 @@ FINE_BINS, LOG2_KEY_BINS = 256, 11
 MAX_INSIDE, MIN_INSIDE = F(1536.0), F(128.0)
 """Elements in the widest interval that is taken from the row before, and in the narrowest."""
 ERRORS, ERROR_DECAY, FASTEST_DECAY, UNKNOWN_ERROR = F(5.0), F(0.8), F(0.5), F(-1.0)
-DEVIATIONS, CLOSER, WIDER, PROBE, LOG2_OF_PROBE = F(3.5), F(2.0), F(5.0), 4, 14
+FIRST_ERROR = F(1.1)
+"""Expected of the row behind the first, in the square root of k elements: so far rows move that are drawn anew."""
+DEVIATIONS, CLOSER, WIDER, PROBE, LOG2_OF_PROBE = F(3.5), F(2.0), F(5.0), 4, 15
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class RowPredictor:
     """What a row leaves for the next one of its run."""
 
     value: np.float32 = ZERO  # the k-th value, as precise as a bin
-    error: np.float32 = UNKNOWN_ERROR  # how far it has moved of late; negative where that is not known
+    error: np.float32 = UNKNOWN_ERROR  # how far it moves from row to row; negative where that is not known
     per_element: np.float32 = ZERO  # width of an interval that held one element
     has_value: bool = False
     tie_key: int = KEY_ABSENT  # the k-th key, where so many elements had it that candidates were of no use
@@ -87,12 +89,13 @@ class RowPredictor:
         lo, hi = np.fmax(self.value - radius, value_of(LEAST)), F(self.value + radius)
         return ValueInterval(lo, hi, lo, hi)
 
-    def learn(self, kth: np.float32, per_element: np.float32) -> RowPredictor:
-        error = self.error
+    def learn(self, kth: np.float32, per_element: np.float32, k: int) -> RowPredictor:
         if self.has_value:
             move = abs(F(kth - self.value))
-            slow = fma(F(F(1.0) - ERROR_DECAY), move, F(ERROR_DECAY * error))
-            error = move if error < 0 else np.fmax(F(FASTEST_DECAY * error), slow)
+            slow = fma(F(F(1.0) - ERROR_DECAY), move, F(ERROR_DECAY * self.error))
+            error = np.fmax(F(FASTEST_DECAY * self.error), slow)
+        else:
+            error = F(F(FIRST_ERROR * np.sqrt(F(k))) * per_element)
         return RowPredictor(kth, error, per_element, True)
 
 
@@ -144,7 +147,7 @@ def select_row(values: Floats, k: int, last: RowPredictor, rounds: int, *, predi
         selected, inside, kth = select_in(values, k, interval)
         if selected is not None:
             stats = StepStats(reason, passes, inside, 0, -1, first, int(passes == 1), 0)
-            return RowResult(selected, stats, last.learn(kth, F(interval.width / F(inside))))
+            return RowResult(selected, stats, last.learn(kth, F(interval.width / F(inside)), k))
         if not by_value:  # closer if candidates were too many, and wider otherwise
             deviations = CLOSER if inside > STORE_ITEMS else WIDER
     indices, tie_key, is_known = settle(values, k, last.tie_key)

@@ -128,11 +128,11 @@ def sources(results: list[model.RowResult]) -> list[GuessSource]:
 
 @pytest.mark.parametrize("width", [WIDTH, 150_000])
 def test_correlated_rows_go_by_the_row_before(width: int) -> None:
-    """The first row has none before it, and the second does not know yet how far values move."""
+    """The first row has none before it, and the second takes values to move as far as those of random rows."""
     results = run(correlated(width=width))
-    assert sources(results) == [GuessSource.ROW_SAMPLE] * 2 + [GuessSource.VALUE] * (ROWS - 2)
-    by_value = [result.stats for result in results[2:]]
-    assert sum(stats.guess_hit for stats in by_value) >= ROWS - 3
+    assert sources(results) == [GuessSource.ROW_SAMPLE] + [GuessSource.VALUE] * (ROWS - 1)
+    by_value = [result.stats for result in results[1:]]
+    assert sum(stats.guess_hit for stats in by_value) >= ROWS - 2
     assert {stats.reason for stats in by_value} == {HintReason.USED}
     # Far narrower than an interval by sample.
     by_sample = results[0].stats.candidates
@@ -141,8 +141,10 @@ def test_correlated_rows_go_by_the_row_before(width: int) -> None:
 
 def test_rows_that_jump_go_by_a_sample() -> None:
     jumps = torch.tensor([3.0 if row % 2 else -3.0 for row in range(ROWS)])
-    results = run(normal(ROWS, WIDTH) + jumps[:, None])
-    assert sources(results) == [GuessSource.ROW_SAMPLE] * ROWS
+    first, second, *others = run(normal(ROWS, WIDTH) + jumps[:, None])
+    assert (second.stats.guess, second.stats.passes) == (GuessSource.VALUE, 2)
+    results = [first, *others]
+    assert sources(results) == [GuessSource.ROW_SAMPLE] * (ROWS - 1)
     assert {result.stats.reason for result in results} == {HintReason.FIRST_STEP}
     assert all(result.stats.guess_hit and result.stats.passes == 1 for result in results)
 
@@ -164,7 +166,7 @@ def test_ties_are_tried_first_in_the_next_row() -> None:
     rows[1:] = 2.0
     first, second, third, fourth = run(rows)
     assert first.stats.guess_hit
-    assert (second.stats.passes, second.stats.done) == (3, 3)
+    assert (second.stats.passes, second.stats.done) == (4, 3)
     assert second.predictor == model.RowPredictor(tie_key=key_of(F(2.0)))
     for result in (third, fourth):
         assert (result.stats.passes, result.stats.done, result.stats.guess) == (1, 0, GuessSource.NONE)
@@ -213,15 +215,19 @@ def test_short_rows_leave_the_prediction_as_it_is() -> None:
 
 
 def test_the_error_follows_how_far_values_move() -> None:
-    last = model.RowPredictor().learn(F(1.0), F(0.01))
-    assert last.has_value and last.error < 0 and not last.is_close
-    last = last.learn(F(1.5), F(0.01))
-    assert last.error == 0.5 and last.is_close
-    assert (last.interval().lo, last.interval().hi) == (-1.0, 4.0)
-    calm = last.learn(F(1.5), F(0.01))
-    assert calm.error == pytest.approx(0.4)  # decays slowly
-    assert calm.learn(F(9.5), F(0.01)).error == pytest.approx(0.8 * 0.4 + 0.2 * 8)
-    assert not calm.learn(F(99.5), F(0.01)).is_close
+    def learn(last: model.RowPredictor, kth: float) -> model.RowPredictor:
+        return last.learn(F(kth), F(0.01), 2500)
+
+    first = learn(model.RowPredictor(), 1.0)
+    assert first.has_value and first.is_close
+    assert first.error == pytest.approx(1.1 * 50 * 0.01)
+    second = learn(first, 1.5)
+    assert second.error == pytest.approx(0.8 * 0.55 + 0.2 * 0.5)
+    assert second.interval().hi == pytest.approx(1.5 + 5 * 0.54)
+    calm = learn(second, 1.5)
+    assert calm.error == pytest.approx(0.8 * 0.54)  # decays slowly
+    assert learn(calm, 9.5).error == pytest.approx(0.8 * 0.432 + 0.2 * 8)
+    assert not learn(calm, 99.5).is_close
     # However calm rows are, an interval is as wide as so many elements need.
     still = model.RowPredictor(F(0.0), F(0.0), F(0.01), True)
     assert still.interval().hi == pytest.approx(0.64)

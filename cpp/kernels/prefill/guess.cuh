@@ -8,8 +8,8 @@
 
 namespace gvr_topk::prefill {
 
-// Each probe of a sample is four neighbouring elements, one of each stratum of the row. The first probes of
-// each thread stay in registers: memory takes long to answer while rows stream.
+// Each probe of a sample is four neighbouring elements, one of each stratum of the row. The probes of rows of
+// up to 131,072 elements stay in registers: memory takes long to answer while rows stream.
 template <typename T>
 struct RowSample {
   static constexpr int kElements = 4, kInRegisters = 4;  // elements of a probe, and probes
@@ -22,9 +22,10 @@ struct RowSample {
   __device__ __forceinline__ explicit RowSample(const AlignedWindow<T>& window) : data(window.data) {
     first = (window.lead + kElements - 1) / kElements;
     vecs = max(window.length / kElements - first, 0);
-    // One element of 8 to 16, or the fluctuation of a sample would make intervals wide.
-    constexpr int kLog2OfProbe = 10 + 4;
-    static_assert(1 << kLog2OfProbe == 16 * kElements * kThreads);
+    // One element of 16 to 32, or the fluctuation of a sample would make intervals wider than there is room
+    // for.
+    constexpr int kLog2OfProbe = 10 + 5;
+    static_assert(1 << kLog2OfProbe == 32 * kElements * kThreads);
     log2_probes = max(32 - __clz(window.length - 1) - kLog2OfProbe, 0);
     load(0);
   }
@@ -81,21 +82,24 @@ __device__ __forceinline__ KeyRange range_around(const RowPredictor& last) {
 }
 
 // The interval in which a sample of the row says that the k-th value lies. Its ends are order statistics of
-// the sample, `deviations` standard deviations away from where the k-th is expected.
-template <typename T>
+// the sample, `deviations` standard deviations away from where the k-th is expected. `meanwhile` runs while
+// the sample is being loaded.
+template <typename T, typename Meanwhile>
 __device__ __forceinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedWindow<T> window, int k,
-                                                         const RowPredictor last, float deviations) {
+                                                         const RowPredictor& last, float deviations,
+                                                         Meanwhile meanwhile) {
   constexpr float kLoose = 1.1f;  // Intervals may hold so many times as many elements as they should.
   constexpr int kMaxRounds = 4;
+  KeyRange range = range_around<T>(last);
+  bool predicted = last.has_value;
   RowSample<T> sample(window);
+  meanwhile();
   const float share = __fdividef(static_cast<float>(k), static_cast<float>(window.length - window.lead));
   const float expected = share * static_cast<float>(sample.elements());
   const float margin = fmaf(deviations, sqrtf(expected * (1.0f - share)), 1.0f);
   const uint32_t size = sample.elements();
   const RankPair ranks{expected > margin ? static_cast<uint32_t>(expected - margin) : 0,
                        static_cast<uint32_t>(expected + margin) + 1};
-  KeyRange range = range_around<T>(last);
-  bool predicted = last.has_value;
   KeyInterval bins{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
   if (sample.vecs > 0) {
 #pragma unroll 1

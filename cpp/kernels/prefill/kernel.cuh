@@ -33,7 +33,6 @@ __device__ __forceinline__ void collect(const PrefillParams& p, Shared& sm, RowS
                                         const AlignedWindow<T>& window, const Window& next_window,
                                         const ValueInterval& interval, CandidateStore& store, int warp,
                                         int lane) {
-  stream.enter(window, warp, lane);
   uint32_t number = 32 * warp + lane;  // of this lane's part of the tile, 16 elements
   uint32_t count = 0;
   uint16_t* const bitmap = bitmap_of(sm);
@@ -87,8 +86,12 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
   int passes = 0;
 #pragma unroll 1
   while (by_value || by_sample) {
-    const ValueInterval interval =
-        by_value ? sm.predictor.interval() : guess_by_sample<T>(sm, window, p.k, sm.predictor, deviations);
+    // The row's first tiles are on their way while it is sampled.
+    const auto enter = [&] { stream.enter(window, warp, lane); };
+    if (by_value) enter();
+    const ValueInterval interval = by_value
+                                       ? sm.predictor.interval()
+                                       : guess_by_sample<T>(sm, window, p.k, sm.predictor, deviations, enter);
     const float bins_per_unit = interval.bins_per_unit();
     CandidateStore store(sm.candidates, sm.chunks[warp], kStoreChunks, warp);
     store.claim_share(lane);
@@ -110,7 +113,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
       __syncthreads();
       reset_candidates(sm);
       if (threadIdx.x == 0) {
-        sm.predictor.learn(kth, __fdividef(interval.width(), static_cast<float>(inside)));
+        sm.predictor.learn(kth, __fdividef(interval.width(), static_cast<float>(inside)), p.k);
       }
       stage(sm, bitmap, window.length, window.lead, p.k, lane, warp);
       emit(sm, PrefillOutput(p, row), p.k);

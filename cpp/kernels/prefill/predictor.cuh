@@ -38,9 +38,12 @@ struct RowPredictor {
   static constexpr float kMinInside = 128.0f;
   static constexpr float kErrors = 5.0f;  // half-width of the interval, in mean errors
   static constexpr float kErrorDecay = 0.8f, kFastestDecay = 0.5f;
+  // The error that is expected of the row behind the first, in the square root of k elements: so far do rows
+  // move whose elements are drawn anew.
+  static constexpr float kFirstError = 1.1f;
 
   float value;        // the k-th value of the last row
-  float error;        // how far the k-th value moved of late; negative: not known
+  float error;        // how far the k-th value moves from row to row; negative: not known
   float per_element;  // interval width that held one element
   bool has_value;
   uint32_t tie_key;  // The last row ended among so many ties of this key that candidates were of no use.
@@ -60,12 +63,12 @@ struct RowPredictor {
     return ValueInterval{lo, hi, lo, hi};
   }
 
-  __device__ __forceinline__ void learn(float kth, float width_per_element) {
+  __device__ __forceinline__ void learn(float kth, float width_per_element, int k) {
     if (has_value) {
       const float move = fabsf(kth - value);
-      error = error < 0.0f
-                  ? move
-                  : fmaxf(kFastestDecay * error, fmaf(1.0f - kErrorDecay, move, kErrorDecay * error));
+      error = fmaxf(kFastestDecay * error, fmaf(1.0f - kErrorDecay, move, kErrorDecay * error));
+    } else {
+      error = kFirstError * sqrtf(static_cast<float>(k)) * width_per_element;
     }
     value = kth;
     per_element = width_per_element;

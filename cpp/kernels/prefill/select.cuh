@@ -158,24 +158,26 @@ __device__ __forceinline__ float refine(Shared& sm, uint32_t* bitmap, const Cand
 // Stages the positions that are marked, in ascending order. It takes two block barriers.
 __device__ __forceinline__ void stage(Shared& sm, const uint32_t* bitmap, int length, int lead, int k,
                                       int lane, int warp) {
-  const int words = (length + 31) / 32, share = (words + kThreads - 1) / kThreads * 32;
+  static_assert(kTileElements % 64 == 0, "whole words are written of every tile");
+  const auto words_of = reinterpret_cast<const uint64_t*>(bitmap);
+  const int words = (length + 63) / 64, share = (words + kThreads - 1) / kThreads * 32;
   const int begin = warp * share, end = min(begin + share, words);
   uint32_t count = 0;
-#pragma unroll 4
-  for (int i = begin + lane; i < end; i += 32) count += __popc(bitmap[i]);
+#pragma unroll 2
+  for (int i = begin + lane; i < end; i += 32) count += __popcll(words_of[i]);
   count = __reduce_add_sync(0xffffffffu, count);
   if (lane == 0) sm.warp_sums[0][warp] = count;
   __syncthreads();
   uint32_t item = __reduce_add_sync(0xffffffffu, lane < warp ? sm.warp_sums[0][lane] : 0);
 #pragma unroll 1
   for (int first = begin; first < end; first += 32) {
-    uint32_t word = first + lane < end ? bitmap[first + lane] : 0;
-    const uint32_t mine = __popc(word), upto = ptx::inclusive_scan(mine);
+    uint64_t word = first + lane < end ? words_of[first + lane] : 0;
+    const uint32_t mine = __popcll(word), upto = ptx::inclusive_scan(mine);
     uint32_t next = item + upto - mine;
-    const int position = 32 * (first + lane) - lead - 1;
+    const int position = 64 * (first + lane) - lead - 1;
 #pragma unroll 1
     for (; word != 0 && next < static_cast<uint32_t>(k); word &= word - 1) {
-      sm.staged[next++] = position + __ffs(word);
+      sm.staged[next++] = position + __ffsll(static_cast<long long>(word));
     }
     item += __shfl_sync(0xffffffffu, upto, 31);
   }
