@@ -44,7 +44,7 @@ MAX_INSIDE, MIN_INSIDE = F(1536.0), F(128.0)
 """Elements in the widest interval that is taken from the row before, and in the narrowest."""
 ERRORS, ERROR_DECAY, FASTEST_DECAY, UNKNOWN_ERROR = F(5.0), F(0.8), F(0.5), F(-1.0)
 FIRST_ERROR = F(1.1)
-"""Expected of the row behind the first, in the square root of k elements: so far rows move that are drawn anew."""
+"""Expected behind the first row, in the square root of k elements: so far rows move that are drawn anew."""
 DEVIATIONS, CLOSER, WIDER, PROBE, LOG2_OF_PROBE = F(3.5), F(2.0), F(5.0), 4, 15
 
 

@@ -128,7 +128,7 @@ def sources(results: list[model.RowResult]) -> list[GuessSource]:
 
 @pytest.mark.parametrize("width", [WIDTH, 150_000])
 def test_correlated_rows_go_by_the_row_before(width: int) -> None:
-    """The first row has none before it, and the second takes values to move as far as those of random rows."""
+    """The first row has none before it, and the second takes values to move as those of random rows do."""
     results = run(correlated(width=width))
     assert sources(results) == [GuessSource.ROW_SAMPLE] + [GuessSource.VALUE] * (ROWS - 1)
     by_value = [result.stats for result in results[1:]]
