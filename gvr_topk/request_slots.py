@@ -197,9 +197,9 @@ class RequestSlots:
         """Say which request each row of the coming step belongs to.
 
         A batch with the rows of the last one costs the device nothing. Unknown requests are admitted. One
-        that had no row for `IDLE_STEPS` steps is released; when no slot is free, the least recently used request
-        outside this batch loses its slot. So requests that vanished without `release` do not pile up, and low
-        slots come free again, which kernels find sooner.
+        that had no row for `IDLE_STEPS` steps is released; when no slot is free, the least recently used
+        one outside of this batch loses its slot. So requests that vanished without `release` do not pile
+        up, and low slots come free again, which kernels find sooner.
 
         Parameters
         ----------
