@@ -114,6 +114,8 @@ class RequestSlots:
         self._slots: dict[Hashable, int] = {}  # least recently used first
         self._last_step: dict[Hashable, int] = {}  # in which each of these had a row, or was admitted
         self._step = 0
+        self._batch: Sequence[Hashable | None] = ()  # of the last `set_rows`
+        self._rows: Tensor | None = None  # its result, while all of its requests hold their slots
         self._in_rows: list[int] = []  # what `row_slot` begins with on the device; behind it stands -1
         # The lowest slot is given first: kernels ask for those before they know which one is the row's.
         self._free = list(range(num_slots))
@@ -184,6 +186,7 @@ class RequestSlots:
         """Take a request's slot back; unknown ids are ignored."""
         slot = self._slots.pop(request_id, None)
         if slot is not None:
+            self._rows = None
             del self._last_step[request_id]
             heapq.heappush(self._free, slot)
 
@@ -239,7 +242,20 @@ class RequestSlots:
             staging = torch.tensor(slots + padding, dtype=torch.int32, pin_memory=pinned)
             self.row_slot.copy_(staging, non_blocking=True)
             self._in_rows = slots
-        return self.row_slot[:rows]
+        self._rows = self.row_slot[:rows]
+        return self._rows
+
+    def repeat_rows(self) -> Tensor | None:
+        """The rows of the last `set_rows` for one more step; nothing is copied, and hardly anything computed.
+
+        Returns
+        -------
+        Tensor or None
+            As of `set_rows`; None before that was called, and when a request was released since.
+        """
+        if self._rows is not None:
+            self._step += 1
+        return self._rows
 
     def accept(self, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
         """Take over, in all layers, what the last accepted draft row of each request has left.
@@ -287,6 +303,10 @@ class RequestSlots:
         return True
 
     def _slots_of_batch(self, request_ids: Sequence[Hashable | None]) -> list[int]:
+        for request_id in self._batch:  # in all steps that repeated it
+            if request_id in self._slots:
+                self._last_step[request_id] = self._step
+        self._batch = tuple(request_ids)
         batch = {request_id for request_id in request_ids if request_id is not None}
         self._step += 1
         for request_id in request_ids:

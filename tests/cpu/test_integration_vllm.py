@@ -319,6 +319,37 @@ def test_a_request_keeps_its_slot_and_a_new_one_starts_afresh(vllm):
     assert integration.counters().requests["admitted"] == 3
 
 
+def test_rows_are_worked_out_when_the_batch_changes(vllm, monkeypatch):
+    integration.register()
+    runner = Runner(layers=1, drafts=1)
+    first, second = runner.add("first", 100), runner.add("second", 120)
+    runner.step([], [first, second])
+    slots, worked_out = states(runner).slots, []
+    set_rows = slots.set_rows
+    monkeypatch.setattr(slots, "set_rows", lambda *given: worked_out.append(given) or set_rows(*given))
+
+    def steps_that_were(batch, **named) -> int:
+        before = len(worked_out)
+        for _ in range(3):
+            assert_exact(runner.step(batch, **named), runner.topk)
+        return len(worked_out) - before
+
+    assert steps_that_were([first, second]) == 1
+    assert steps_that_were([second, first]) == 1
+    assert steps_that_were([second, first], pads=1) == 1
+    assert steps_that_were([first]) == 1
+    second.rows = 1
+    assert steps_that_were([first, second]) == 1
+    assert steps_that_were([first], prefill=[second]) == 3
+    place = second.place
+    runner.finish(second)
+    third = runner.add("third", 90)
+    assert third.place == place
+    runner.step([first], [third])
+    assert steps_that_were([first, third]) == 1
+    assert integration.counters().requests["admitted"] == 3
+
+
 def test_a_step_without_drafts_is_no_start(vllm):
     """A request with fewer rows than the first is among the prompts to vLLM, and keeps its slot."""
     integration.register()
@@ -438,7 +469,9 @@ def test_requests_with_fewer_drafts_than_others_leave_no_state():
 def test_more_rows_than_there_is_room_for(vllm):
     integration.register()
     runner = Runner(seqs=4)
-    runner.dummy(9)  # room is for 8
+    for _ in range(2):
+        assert runner.prepare(runner.dummies(9)).gvr_topk_rows is None  # room is for 8
+    runner.dummy(9)
     assert calls() == {(OURS, "no_state"): 2}
     assert_exact(runner.step([runner.add("a", 50)]), runner.topk)
     assert calls()[OURS, "hint"] == 2

@@ -148,6 +148,35 @@ def test_rows_that_stay_are_not_written_again() -> None:
     assert slots.row_slot.tolist() == [-1] * 4
 
 
+def test_rows_can_be_repeated_until_a_request_leaves() -> None:
+    slots = RequestSlots(1, 3, None, max_rows=4)
+    assert slots.repeat_rows() is None
+    rows = slots.set_rows(["a", None, "b"])
+    assert slots.repeat_rows() is rows and rows.tolist() == [0, -1, 1]
+    slots.release("unknown")
+    assert slots.repeat_rows() is rows
+    slots.release("a")
+    assert slots.repeat_rows() is None
+    assert slots.set_rows(["b"]).tolist() == [1]
+
+
+def test_requests_of_repeated_rows_are_not_idle() -> None:
+    slots = RequestSlots(1, 3, None)
+    slots.set_rows(["gone"])
+    slots.set_rows(["a"])
+    for _ in range(IDLE_STEPS - 2):
+        slots.repeat_rows()
+    slots.set_rows(["a"])
+    assert "gone" in slots
+    slots.repeat_rows()
+    slots.set_rows(["b"])
+    assert "a" in slots and "gone" not in slots
+    for _ in range(IDLE_STEPS + 1):
+        slots.repeat_rows()
+    slots.set_rows(["c"])
+    assert "a" not in slots and "b" in slots
+
+
 def test_empty_batch() -> None:
     slots = RequestSlots(1, 2, K)
     slots.set_rows(["a"])

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,6 +78,8 @@ class RequestStates:
         self._layers = {name: index for index, name in enumerate(layers)}
         self._owners: Counter[int | None] = Counter()  # how many requests each place has had; None is padding
         self._starting: set[int] = set()
+        self._key: _BatchKey | None = None  # of the last batch, if its rows can stand for the next one's
+        self._next_n = 1  # of that batch
 
     def __str__(self) -> str:
         size = self.slots.nbytes / 2**10
@@ -107,6 +110,11 @@ class RequestStates:
             None where the batch has no decode rows, or rows that are laid out in an unknown way.
         """
         decodes = int(metadata.num_decodes)
+        key = _key_of(common, metadata, decodes)
+        if key is not None and key == self._key:
+            repeated = self.slots.repeat_rows()
+            if repeated is not None:
+                return Rows(self, repeated, self._next_n, metadata.decode.seq_lens)
         # A draft model's batch has no req_idx.
         places = [] if common.req_idx is None else [int(place) for place in common.req_idx]
         self._note_starts(places, _prefilling(common, len(places), decodes))
@@ -117,6 +125,7 @@ class RequestStates:
         row_slot = self.slots.set_rows(groups, next_n)  # without groups, too: a graph reads what was there
         for event, count in zip(_EVENTS, before, strict=True):
             counters.requests[event] += getattr(self.slots, event) - count
+        self._key, self._next_n = key if groups else None, next_n
         return Rows(self, row_slot, next_n, metadata.decode.seq_lens) if groups else None
 
     def _owners_of_rows(
@@ -141,6 +150,20 @@ class RequestStates:
             elif place not in self._starting:
                 self._starting.add(place)
                 self._owners[place] += 1
+
+
+_BatchKey = tuple[bytes, bytes, torch.Size]
+
+
+def _key_of(common: Any, metadata: Any, decodes: int) -> _BatchKey | None:
+    """What the rows of a batch follow from, where no request works on its prompt; else None."""
+    flags, starts = getattr(common, "is_prefilling", None), common.query_start_loc_cpu
+    if decodes == 0 or common.req_idx is None or flags is None:
+        return None
+    if flags.device.type != "cpu" or flags.shape[0] < len(common.req_idx) or flags.numpy().any():
+        return None
+    places = np.asarray(common.req_idx).tobytes()
+    return places, starts[: decodes + 1].numpy().tobytes(), metadata.decode.seq_lens.shape
 
 
 def _prefilling(common: Any, count: int, decodes: int) -> list[bool]:
