@@ -106,6 +106,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
     const bool complete = sm.is_full == 0 && rank - 1 < inside;
     ++passes;
     if (threadIdx.x == 0) sm.report.count_pass(by_value, inside, complete);
+    ptx::reconverge(ptx::unknown_zero());
     if (complete) {
       const BinHit hit = locate_fine(sm, rank, lane);
       uint32_t* const bitmap = reinterpret_cast<uint32_t*>(bitmap_of(sm));
@@ -115,6 +116,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
       if (threadIdx.x == 0) {
         sm.predictor.learn(kth, __fdividef(interval.width(), static_cast<float>(inside)), p.k);
       }
+      ptx::reconverge(ptx::unknown_zero());
       stage(sm, bitmap, window.length, window.lead, p.k, lane, warp);
       emit(sm, PrefillOutput(p, row), p.k);
       return;
@@ -165,6 +167,7 @@ __global__ void __launch_bounds__(kThreads, kPrefillCtasPerSm)
     const WindowLoad ahead(p, thread == 0 ? sm.schedule.next(p) : -1);
     const bool is_short = row.n <= p.k;
     if (thread == 0) sm.report = RowReport::begin(p.predicts, is_short);
+    ptx::reconverge(ptx::unknown_zero());
     if (is_short) {
       write_short(PrefillOutput(p, row), row.n, p.k, kThreads);
     } else {
