@@ -163,7 +163,7 @@ def _key_of(common: Any, metadata: Any, decodes: int) -> _BatchKey | None:
     if flags.device.type != "cpu" or flags.shape[0] < len(common.req_idx) or flags.numpy().any():
         return None
     places = np.asarray(common.req_idx).tobytes()
-    return places, starts[: decodes + 1].numpy().tobytes(), metadata.decode.seq_lens.shape
+    return places, starts.numpy()[: decodes + 1].tobytes(), metadata.decode.seq_lens.shape
 
 
 def _prefilling(common: Any, count: int, decodes: int) -> list[bool]:
