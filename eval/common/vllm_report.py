@@ -206,10 +206,11 @@ def _answers(engine: dict[str, Any]) -> str:
     where = counted["first_difference"]
     later = "" if where is None else f", which differ from token {where} on"
     times = f"; {engine['preemptions']:,} preemptions" if engine.get("preemptions") is not None else ""
+    answers = counted["different_answers"]
+    said = "the same answer" if answers == 1 else f"{answers:,} different answers"
     return (
-        f"{MODES[engine['mode']]}, chunk {engine['chunk']:,}: {counted['different_answers']:,} different "
-        f"answers to the same prompt in {counted['requests']:,} requests of {counted['tokens']:,} tokens"
-        f"{later}{times}."
+        f"{MODES[engine['mode']]}, chunk {engine['chunk']:,}: {said} to the same prompt in "
+        f"{counted['requests']:,} requests of {counted['tokens']:,} tokens{later}{times}."
     )
 
 
