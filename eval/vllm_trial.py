@@ -1,4 +1,7 @@
-"""Run a small DeepSeek-V3.2 with random weights inside vLLM, with its own top-k and with ours.
+"""Run a small model with random weights inside vLLM, with its own top-k and with ours.
+
+``--model-shapes`` says whose shapes it has: DeepSeek-V3.2's, GLM-5's, GLM-5.2's, where some layers attend to
+what an earlier one chose, or DeepSeek-V4's, where a score stands for four tokens.
 
 Every engine is a process: part by mode (stock, ours, compare) by graphs (eager, full) by draft tokens. Decode
 and prefill calls are both looked at. ``compare`` selects with ours and sorts the same scores inside the
@@ -49,12 +52,18 @@ from eval.common.vllm_engine import (
     STOCK,
     Specification,
 )
-from eval.common.vllm_model import write_model
+from eval.common.vllm_model import SHAPES, V4, V32, write_model
 
 LAYERS = 4
 
 TWINS = (INVARIANCE, PREEMPTED)
 """Parts in which rows with the same scores are looked for."""
+
+SMALL_CACHE = (PREEMPTION, PREEMPTED)
+"""Parts whose cache has so many blocks of 64 tokens. DeepSeek-V4 has larger ones, and several caches."""
+
+V4_MODULES = {"tilelang": "tilelang", "cutlass": "nvidia-cutlass-dsl", "quack": "quack-kernels"}
+"""Modules that vLLM's DeepSeek-V4 cannot do without on this kind of GPU, and the packages that have them."""
 
 LEAST_SECONDS = 45
 """An engine is not started when less is left of the budget: most would end before their first case."""
@@ -97,6 +106,13 @@ def missing() -> list[str]:
     return lacks
 
 
+def missing_for(shapes: str) -> list[str]:
+    """What a trial of these shapes needs besides."""
+    names = V4_MODULES if shapes == V4 else {}
+    lacks = [package for module, package in names.items() if importlib.util.find_spec(module) is None]
+    return [f"wanted what vLLM's {SHAPES[V4]} imports, got no {', '.join(lacks)}"] if lacks else []
+
+
 def plan(options: argparse.Namespace) -> list[Specification]:
     """One specification for each engine, in the order to run them."""
     specifications = []
@@ -105,16 +121,19 @@ def plan(options: argparse.Namespace) -> list[Specification]:
     ):
         if mode not in PARTS[part] or (part in TWINS and drafts):
             continue
+        if part in SMALL_CACHE and options.model_shapes == V4:
+            continue
         if options.tensor_parallel > 1 and mode != COMPARE:  # nothing else is observed in the workers
             continue
         # The layer that predicts further tokens has no weights of ours: the engine fills such a model itself.
         name, load_format = ("drafts", "dummy") if drafts else ("plain", "auto")
+        folder = name if options.model_shapes == V32 else f"{options.model_shapes}_{name}"
         for chunk in options.chunks if part == INVARIANCE else options.chunks[:1]:
             spec = Specification(
                 mode=mode,
                 graphs=graphs,
                 drafts=drafts,
-                model=str(options.work / name),
+                model=str(options.work / folder),
                 load_format=load_format,
                 batches=options.batches,
                 lengths=options.lengths,
@@ -128,6 +147,7 @@ def plan(options: argparse.Namespace) -> list[Specification]:
                 prefill_rows=options.prefill_rows,
                 tensor_parallel=options.tensor_parallel,
                 split_k=options.split_k,
+                shapes=options.model_shapes,
             )
             twins = options.work / f"{spec.name}.twins.npz"
             specifications.append(replace(spec, twins=str(twins)) if part in TWINS else spec)
@@ -171,7 +191,7 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
 
 
 def _identity(spec: Specification) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in ("part", "mode", "graphs", "drafts", "chunk")}
+    return {name: getattr(spec, name) for name in ("part", "mode", "graphs", "drafts", "chunk", "shapes")}
 
 
 def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | None:
@@ -200,7 +220,7 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
         for kind, what in (("", "decode"), ("prefill_", "prefill")):
             if not result["compared"][f"{kind}rows_longer_than_k"]:
                 return f"{spec.name}: no compared {what} row was longer than k"
-    if spec.part in (PREEMPTION, PREEMPTED) and not result["preemptions"]:
+    if spec.part in SMALL_CACHE and not result["preemptions"]:
         return f"{spec.name}: no request was preempted"
     if spec.part in TWINS and not result["invariance"]["twins"]["all"]["rows_with_a_twin"]:
         return f"{spec.name}: no two rows had the same scores"
@@ -298,6 +318,12 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parts", type=_words(list(PARTS)), default=list(PARTS), help=",".join(PARTS))
     parser.add_argument("--modes", type=_words(MODES), default=list(MODES), help=",".join(MODES))
     parser.add_argument("--graphs", type=_words(GRAPHS), default=list(GRAPHS), help=",".join(GRAPHS))
+    parser.add_argument(
+        "--model-shapes",
+        choices=list(SHAPES),
+        default=V32,
+        help=f"{', '.join(SHAPES.values())}; the last one's rows need more than 2,048 tokens",
+    )
     parser.add_argument("--drafts", type=_numbers(0), default=[0, 1], help="draft tokens, 0 for none")
     parser.add_argument("--batches", type=_numbers(1), default=[1, 8, 32, 96], help="requests at once")
     parser.add_argument("--lengths", type=_numbers(1), default=[8192, 65536], help="tokens of each prompt")
@@ -335,7 +361,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Run every engine and report."""
     options = parse_args(argv)
-    lacks = missing()
+    lacks = missing() + missing_for(options.model_shapes)
     if lacks:
         print(f"vllm-trial: {'; '.join(lacks)}", file=sys.stderr)
         return WRONG_USE
@@ -363,7 +389,7 @@ def _run_engine(spec: Specification, options: argparse.Namespace, seconds: float
     if options.budget and seconds < LEAST_SECONDS:
         return _identity(spec) | {"problem": f"{spec.name}: left out, {max(seconds, 0):.0f} s were left"}
     try:
-        write_model(Path(spec.model), LAYERS, spec.drafts, weights=spec.load_format == "auto")
+        write_model(Path(spec.model), LAYERS, spec.drafts, spec.load_format == "auto", spec.shapes)
         return run_engine(spec, options.work, seconds)
     except Exception as error:
         traceback.print_exc()
@@ -374,9 +400,10 @@ def report(engines: Sequence[dict[str, Any]], options: argparse.Namespace) -> di
     """The result file, but for the machine, which is looked at when no engine needs its memory any more."""
     return {
         "format": "gvr_topk.vllm_trial/2",
-        "what": "a small model of DeepSeek-V3.2's shapes with random weights inside vLLM",
+        "what": f"a small model of {SHAPES[options.model_shapes]}'s shapes with random weights inside vLLM",
         "versions": {"vllm": importlib.metadata.version("vllm")},
         "setup": {
+            "shapes": options.model_shapes,
             "layers": LAYERS,
             "batches": options.batches,
             "lengths": options.lengths,

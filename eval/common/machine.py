@@ -43,7 +43,9 @@ def describe_machine(commit: str = "", device: str = "cuda") -> dict[str, Any]:
             "multiprocessors": properties.multi_processor_count,
             "l2_bytes": properties.L2_cache_size,
             # One line for each GPU, which all have the same.
-            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition("\n")[0],
+            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition(
+                "\n"
+            )[0],
             "sm_clock_mhz": round(sm_clock_mhz()),
         }
     return described

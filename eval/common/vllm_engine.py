@@ -28,6 +28,7 @@ import torch
 
 from eval.common.machine import write_json
 from eval.common.vllm_compare import Comparison, PrefillTimes, Twins, count_twins, observe
+from eval.common.vllm_model import V32
 from eval.common.vllm_worker import EXTENSION, PREFILL_ROWS, merge_workers
 from gvr_topk.integrations.transaction import Transaction
 
@@ -113,6 +114,8 @@ class Specification:
         GPUs. With more than one, the layers run in worker processes, and so does the comparison.
     split_k : bool
         Whether cuBLAS may split the sums of a product, which it does by the size of the batch.
+    shapes : {"v32", "glm5", "glm52", "v4"}
+        Model whose shapes the checkpoint has.
     """
 
     mode: str
@@ -133,6 +136,7 @@ class Specification:
     twins: str = ""
     tensor_parallel: int = 1
     split_k: bool = True
+    shapes: str = V32
 
     @property
     def in_workers(self) -> bool:
@@ -149,7 +153,8 @@ class Specification:
         }[self.part]
         ranks = f"_tp{self.tensor_parallel}" if self.in_workers else ""
         products = "" if self.split_k else "_no_split_k"
-        return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{ranks}{products}"
+        shapes = "" if self.shapes == V32 else f"_{self.shapes}"
+        return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{shapes}{ranks}{products}"
 
     @property
     def sequences(self) -> list[int]:

@@ -78,7 +78,17 @@ LATENT = {
 
 
 class Parameter(NamedTuple):
-    """One tensor of a checkpoint: all values are `value`, or normal with a deviation of `scale` if that is > 0."""
+    """One tensor of a checkpoint.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int
+    scale : float
+        Deviation of its values, which are normal; with 0 all of them are `value`.
+    value : float
+    dtype : torch.dtype
+    """
 
     name: str
     shape: tuple[int, ...]

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.common.vllm_model import SHAPES, V32
+
 MODES = {"stock": "vLLM's", "ours": "this package"}
 GRAPHS = {"eager": "eager", "full": "FULL graphs"}
 
@@ -258,6 +260,8 @@ def flashmla(data: dict[str, Any]) -> list[str]:
 def _engine(engine: dict[str, Any]) -> str:
     """What an engine ran, in words."""
     words = [GRAPHS[engine["graphs"]]]
+    if (shapes := engine.get("shapes", V32)) != V32:
+        words.append(f"{SHAPES[shapes]}'s shapes")
     if engine["drafts"]:
         words.append(f"MTP {engine['drafts']}")
     if engine.get("tensor_parallel", 1) > 1:

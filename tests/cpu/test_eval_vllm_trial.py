@@ -18,7 +18,7 @@ from vllm_engine import Runner, fake_vllm
 
 from eval import vllm_trial
 from eval.__main__ import main
-from eval.common import vllm_compare, vllm_engine
+from eval.common import vllm_compare, vllm_engine, vllm_model
 from eval.common.evidence import read_evidence
 from eval.common.process import CommandError
 from eval.common.vllm_compare import Comparison, PrefillTimes, Twins, count_twins
@@ -34,7 +34,22 @@ from eval.common.vllm_engine import (
     STOCK,
     Specification,
 )
-from eval.common.vllm_model import TOPK, matrices, model_config, vectors, write_model
+from eval.common.vllm_model import (
+    GLM5,
+    GLM52,
+    LATENT,
+    SHAPES,
+    TOPK,
+    V4,
+    V4_RATIOS,
+    V4_TOPK,
+    V32,
+    model_config,
+    parameters,
+    random_weights,
+    write_model,
+)
+from eval.common.vllm_report import compared_rows
 from eval.common.vllm_worker import Observed, merge_workers
 from gvr_topk.integrations import vllm as integration
 
@@ -153,10 +168,21 @@ def test_missing_package_is_one_line(capsys):
     assert "wanted the package vllm 0.33, got none: pip install 'gvr-topk[vllm]'" in said.err
 
 
-@pytest.mark.parametrize("option", [["--modes", "fast"], ["--batches", "0"], ["--lengths", "8k"]])
+def test_v4_needs_packages_of_its_own(monkeypatch, capsys):
+    monkeypatch.setattr(vllm_trial, "missing", list)
+    assert main(["vllm-trial", "--model-shapes", V4]) == 2
+    line = "got no tilelang, nvidia-cutlass-dsl, quack-kernels"
+    assert f"wanted what vLLM's DeepSeek-V4 imports, {line}" in capsys.readouterr().err
+    assert not any(map(vllm_trial.missing_for, [V32, GLM5, GLM52]))
+
+
+@pytest.mark.parametrize(
+    "option", [["--model-shapes", "v5"], ["--modes", "fast"], ["--batches", "0"], ["--lengths", "8k"]]
+)
 def test_wrong_options(option, capsys):
     assert main(["vllm-trial", *option]) == 2
-    assert "wanted" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "wanted" in said or "invalid choice" in said
 
 
 def test_plan():
@@ -210,15 +236,117 @@ def test_prompts_share_a_beginning():
     assert made[0][:75] == made[2][:75] and made[0][75:] != made[2][75:] and made[1][:30] == made[0][:30]
 
 
-def test_model(tmp_path):
-    config = model_config(4, 1)
-    assert config["index_topk"] == TOPK == 2048 and config["num_nextn_predict_layers"] == 1
-    names = [name for name, *_ in matrices(4)] + [name for name, *_ in vectors(4)]
-    assert len(set(names)) == len(names)
-    assert sum(rows * columns for _, rows, columns in matrices(4)) < 6e8
-    write_model(tmp_path / "model", 4, weights=False)
-    assert json.loads((tmp_path / "model" / "config.json").read_text()) == model_config(4)
+@pytest.mark.parametrize("shapes", [GLM5, GLM52, V4])
+def test_plan_of_other_shapes(shapes):
+    """Each has checkpoints and result names of its own; the parts with few blocks are for one cache group."""
+    options = vllm_trial.parse_args(["--work", "w", "--model-shapes", shapes])
+    plan = vllm_trial.plan(options)
+    names = {spec.name for spec in plan}
+    assert len(names) == len(plan) == (12 + 8 if shapes == V4 else 12 + 4 + 8 + 4)
+    assert names.isdisjoint(spec.name for spec in vllm_trial.plan(vllm_trial.parse_args(["--work", "w"])))
+    assert all(shapes in spec.name for spec in plan) and {spec.shapes for spec in plan} == {shapes}
+    assert {(spec.model, spec.load_format) for spec in plan} == {
+        (f"w/{shapes}_plain", "auto"),
+        (f"w/{shapes}_drafts", "dummy"),
+    }
+    assert ({spec.part for spec in plan} == {CASES, INVARIANCE}) == (shapes == V4)
+    said = vllm_trial._identity(plan[0])
+    assert said["shapes"] == shapes
+    engine = vllm_engine.engine_arguments(replace(plan[0], model="m"))
+    assert engine == vllm_engine.engine_arguments(replace(plan[0], model="m", shapes=V32))
+
+
+@pytest.mark.parametrize("shapes", list(SHAPES))
+def test_model(shapes, tmp_path):
+    config = model_config(4, 1, shapes)
+    assert config["index_topk"] == (V4_TOPK if shapes == V4 else TOPK)
+    assert config["num_nextn_predict_layers"] == 1
+    made = list(parameters(4, shapes))
+    assert len({parameter.name for parameter in made}) == len(made)
+    assert sum(torch.Size(parameter.shape).numel() for parameter in made) < 1e9
+    # A matrix keeps the scale of its input: a checkpoint without would have scores that are all alike.
+    matrices = [parameter for parameter in made if len(parameter.shape) == 2]
+    assert all(parameter.scale > 0 for parameter in matrices)
+    write_model(tmp_path / "model", 4, weights=False, shapes=shapes)
+    assert json.loads((tmp_path / "model" / "config.json").read_text()) == model_config(4, 0, shapes)
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["config.json"]
+
+
+def test_default_shapes():
+    assert model_config(4, 1) == model_config(4, 1, V32) and list(parameters(2)) == list(parameters(2, V32))
+    assert TOPK == 2048 and model_config(4)["architectures"] == ["DeepseekV32ForCausalLM"]
+
+
+def indexers(shapes: str, layers: int) -> list[int]:
+    """Layers of a checkpoint that have an indexer."""
+    names = (parameter.name for parameter in parameters(layers, shapes))
+    return [int(name.split("layers.")[1].split(".")[0]) for name in names if "indexer.wq_b" in name]
+
+
+@pytest.mark.parametrize(("shapes", "heads", "found"), [(V32, 64, 8), (GLM5, 32, 8), (GLM52, 32, 4)])
+def test_shapes_of_latent_attention(shapes, heads, found):
+    """Layers that share a selection have no indexer in the checkpoint, for vLLM makes none for them."""
+    shape_of = {parameter.name: parameter.shape for parameter in parameters(2, shapes)}
+    config, prefix = model_config(2, 0, shapes), "model.layers.1.self_attn"
+    rank = config["q_lora_rank"]
+    assert shape_of[f"{prefix}.indexer.wq_b.weight"] == (heads * config["index_head_dim"], rank)
+    assert shape_of[f"{prefix}.indexer.weights_proj.weight"][0] == heads == config["index_n_heads"]
+    keys = config["qk_nope_head_dim"]
+    assert shape_of[f"{prefix}.q_b_proj.weight"] == (64 * (keys + config["qk_rope_head_dim"]), rank)
+    assert shape_of[f"{prefix}.kv_b_proj.weight"][0] == 64 * (keys + config["v_head_dim"])
+    assert shape_of[f"{prefix}.o_proj.weight"][1] == 64 * config["v_head_dim"]
+    assert len(indexers(shapes, 8)) == found == sum(LATENT[shapes].selects(layer) for layer in range(8))
+    assert indexers(GLM52, 8) == [0, 1, 2, 6]  # every fourth behind the third, as in GLM-5.2
+    shared = {"index_topk_freq", "index_skip_topk_offset"} & set(config)
+    assert len(shared) == (2 if shapes == GLM52 else 0)
+
+
+def test_shapes_of_v4():
+    """Sparse layers alone select; their keys stand for four tokens each, and overlap."""
+    config = model_config(8, 0, V4)
+    kinds = [V4_RATIOS.get(kind, 1) for kind in config["layer_types"]]
+    assert kinds == [1, 4, 128, 4] * 2 and len(config["mlp_layer_types"]) == 8
+    assert indexers(V4, 8) == [1, 3, 5, 7]
+    shape_of = {parameter.name: parameter.shape for parameter in parameters(4, V4)}
+    assert shape_of["layers.1.attn.indexer.compressor.ape"] == (4, 2 * 128)
+    assert shape_of["layers.1.attn.compressor.wkv.weight"] == (2 * 512, config["hidden_size"])
+    assert shape_of["layers.2.attn.compressor.ape"] == (128, 512)
+    assert not any("compressor" in name for name in shape_of if name.startswith("layers.0."))
+    named = vllm_compare._INDEXER.search("model.layers.3.attn.indexer.k_cache")
+    assert named is not None and named.group(1) == "3"
+    # Rows of the invariance part are longer than k, although four tokens have one score.
+    assert vllm_engine.INVARIANCE_LENGTH // V4_RATIOS["compressed_sparse_attention"] > config["index_topk"]
+
+
+@pytest.mark.parametrize("shapes", list(SHAPES))
+def test_weights(shapes, monkeypatch):
+    """The same each time; matrices differ from each other, norms are neutral and finite."""
+    for name in ("HIDDEN", "V4_HIDDEN", "VOCABULARY", "DENSE_WIDTH", "EXPERT_WIDTH", "V4_OUTPUT_RANK"):
+        monkeypatch.setattr(vllm_model, name, 16)
+    monkeypatch.setattr(vllm_model, "HEADS", 8)
+    first, again = dict(random_weights(4, shapes)), dict(random_weights(4, shapes))
+    assert first.keys() == again.keys() == {parameter.name for parameter in parameters(4, shapes)}
+    for parameter in parameters(4, shapes):
+        values = first[parameter.name]
+        assert tuple(values.shape) == parameter.shape and values.dtype == parameter.dtype
+        assert torch.equal(values, again[parameter.name]) and values.isfinite().all()
+        assert (
+            (values.float().std() > 0.5 * parameter.scale)
+            if parameter.scale
+            else values.unique().numel() == 1
+        )
+    norms = [values for name, values in first.items() if name.endswith("norm.weight")]
+    assert norms and all((values == 1).all() for values in norms)
+
+
+def test_report_names_the_shapes():
+    compared = {"rows": 9, "prefill_rows": 8, "rows_that_differ": 0, "prefill_rows_that_differ": 0}
+    plain = {"graphs": "full", "drafts": 0, "cases": [{"length": 40, "batch": 1}], "compared": compared}
+    trial = {"versions": {"vllm": "0.33.0"}, "machine": {"commit": "c", "device": "d"}}
+    engines = [plain, plain | {"shapes": V32}, plain | {"shapes": GLM5}]
+    rows = compared_rows([trial | {"engines": engines}])[-3:]
+    assert rows[0] == rows[1] == "| FULL graphs, 1 x 40 | 9 | 8 | 0 |"
+    assert rows[2] == "| FULL graphs, GLM-5's shapes, 1 x 40 | 9 | 8 | 0 |"
 
 
 def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
@@ -739,6 +867,7 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
     assert seen == [(STOCK, "1"), (OURS, None), (COMPARE, None)]
     report = json.loads(out.read_text())
     assert report["format"] == "gvr_topk.vllm_trial/2" and report["machine"]["commit"]
+    assert report["setup"]["shapes"] == V32 and "DeepSeek-V3.2's shapes" in report["what"]
     assert [bool(engine["problem"]) for engine in report["engines"]] == [False, fails, False]
     times = {"calls": 2, "rows": 18, "stock_us": 9.0, "ours_us": 4.0}
     case = {"graphs": "full", "drafts": 1, "length": 40, "batch": 1}
