@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from eval.common.machine import describe_machine, write_json
+from eval.common.options import some_of
 from eval.common.status import UNDECIDED, WRONG_USE
 
 INTERFACE = "vllm.v1.attention.ops.flashmla"
@@ -318,23 +319,13 @@ def _numbers(text: str) -> list[int]:
     return given
 
 
-def _words(known: Sequence[str]) -> Callable[[str], list[str]]:
-    def words(text: str) -> list[str]:
-        given = text.split(",")
-        if not set(given) <= set(known):
-            raise argparse.ArgumentTypeError(f"wanted some of {', '.join(known)}, got {text!r}")
-        return given
-
-    return words
-
-
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/flashmla_order.json"), help="result file")
-    parser.add_argument("--kernels", type=_words(KERNELS), default=list(KERNELS), help=",".join(KERNELS))
+    parser.add_argument("--kernels", type=some_of(KERNELS), default=list(KERNELS), help=",".join(KERNELS))
     parser.add_argument(
-        "--selections", type=_words(SELECTIONS), default=list(SELECTIONS), help=",".join(SELECTIONS)
+        "--selections", type=some_of(SELECTIONS), default=list(SELECTIONS), help=",".join(SELECTIONS)
     )
     parser.add_argument("--batches", type=_numbers, default=[1, 8, 32], help="rows at once")
     parser.add_argument(

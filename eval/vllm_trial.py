@@ -36,6 +36,7 @@ import torch
 
 from eval.common.evidence import read_evidence
 from eval.common.machine import describe_machine, write_json
+from eval.common.options import one_of, some_of
 from eval.common.process import CommandError, output_lines, run_command
 from eval.common.status import REGRESSION, UNDECIDED, WRONG_USE
 from eval.common.vllm_compare import count_twins
@@ -60,7 +61,10 @@ TWINS = (INVARIANCE, PREEMPTED)
 """Parts in which rows with the same scores are looked for."""
 
 SMALL_CACHE = (PREEMPTION, PREEMPTED)
-"""Parts whose cache has so many blocks of 64 tokens. DeepSeek-V4 has larger ones, and several caches."""
+"""Parts whose cache is too small on purpose, as counted in blocks of 64 tokens.
+
+DeepSeek-V4 has larger blocks, and several caches.
+"""
 
 V4_MODULES = {"tilelang": "tilelang", "cutlass": "nvidia-cutlass-dsl", "quack": "quack-kernels"}
 """Modules that vLLM's DeepSeek-V4 cannot do without on this kind of GPU, and the packages that have them."""
@@ -300,29 +304,19 @@ def _numbers(least: int) -> Callable[[str], list[int]]:
     return numbers
 
 
-def _words(known: Sequence[str]) -> Callable[[str], list[str]]:
-    def words(text: str) -> list[str]:
-        given = text.split(",")
-        if not set(given) <= set(known):
-            raise argparse.ArgumentTypeError(f"wanted some of {', '.join(known)}, got {text!r}")
-        return given
-
-    return words
-
-
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/vllm_trial.json"), help="result file")
     parser.add_argument("--work", type=Path, default=Path("out/vllm_trial"), help="for model and logs")
-    parser.add_argument("--parts", type=_words(list(PARTS)), default=list(PARTS), help=",".join(PARTS))
-    parser.add_argument("--modes", type=_words(MODES), default=list(MODES), help=",".join(MODES))
-    parser.add_argument("--graphs", type=_words(GRAPHS), default=list(GRAPHS), help=",".join(GRAPHS))
+    parser.add_argument("--parts", type=some_of(list(PARTS)), default=list(PARTS), help=",".join(PARTS))
+    parser.add_argument("--modes", type=some_of(MODES), default=list(MODES), help=",".join(MODES))
+    parser.add_argument("--graphs", type=some_of(GRAPHS), default=list(GRAPHS), help=",".join(GRAPHS))
     parser.add_argument(
         "--model-shapes",
-        choices=list(SHAPES),
+        type=one_of(list(SHAPES)),
         default=V32,
-        help=f"{', '.join(SHAPES.values())}; the last one's rows need more than 2,048 tokens",
+        help=f"{','.join(SHAPES)}; rows of the last are longer than k behind 2,048 tokens",
     )
     parser.add_argument("--drafts", type=_numbers(0), default=[0, 1], help="draft tokens, 0 for none")
     parser.add_argument("--batches", type=_numbers(1), default=[1, 8, 32, 96], help="requests at once")

@@ -42,10 +42,7 @@ def describe_machine(commit: str = "", device: str = "cuda") -> dict[str, Any]:
             "device": properties.name,
             "multiprocessors": properties.multi_processor_count,
             "l2_bytes": properties.L2_cache_size,
-            # One line for each GPU, which all have the same.
-            "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").partition(
-                "\n"
-            )[0],
+            "driver": _of_first_gpu("driver_version"),
             "sm_clock_mhz": round(sm_clock_mhz()),
         }
     return described
@@ -61,8 +58,7 @@ def compute_capability() -> float:
 
     The driver's tool is asked and not torch, which would hold memory of a GPU that others are to measure.
     """
-    first, *_ = _output("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split() or ["0"]
-    return float(first)
+    return float(_of_first_gpu("compute_cap") or 0)
 
 
 def sm_clock_mhz(cycles: int = 20_000_000) -> float:
@@ -82,6 +78,12 @@ def write_json(path: Path, data: Any) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
     os.replace(partial, path)
+
+
+def _of_first_gpu(field: str) -> str:
+    """What the driver's tool says of a field, which has one line for each GPU; empty where there is none."""
+    lines = _output("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader").splitlines()
+    return lines[0].strip() if lines else ""
 
 
 def _output(*command: str) -> str:

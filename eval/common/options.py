@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import typer
 
@@ -25,6 +26,29 @@ def refuse_repeats(values: Sequence[Hashable], option: str) -> None:
     if repeated:
         names = ", ".join(str(value) for value in repeated)
         raise typer.BadParameter(f"wanted each value once, got {names} more than once", param_hint=option)
+
+
+def one_of(known: Sequence[str]) -> Callable[[str], str]:
+    """Type of an `argparse` option that takes one of some words."""
+
+    def word(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"wanted one of {', '.join(known)}, got {text!r}")
+        return text
+
+    return word
+
+
+def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Type of an `argparse` option that takes some words, with commas between them."""
+
+    def words(text: str) -> list[str]:
+        given = text.split(",")
+        if not set(given) <= set(known):
+            raise argparse.ArgumentTypeError(f"wanted some of {', '.join(known)}, got {text!r}")
+        return given
+
+    return words
 
 
 def check_label(label: str, option: str) -> None:

@@ -258,11 +258,7 @@ def parameters(layers: int, shapes: str = V32) -> Iterator[Parameter]:
     shapes : str
         As for `model_config`.
     """
-    if shapes == V4:
-        yield from _v4_parameters(layers)
-    else:
-        yield from _latent_matrices(layers, shapes)
-        yield from _latent_vectors(layers, shapes)
+    yield from _v4_parameters(layers) if shapes == V4 else _latent_parameters(layers, shapes)
 
 
 def _matrix(name: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Parameter:
@@ -279,13 +275,18 @@ def _constant(name: str, length: int, value: float) -> Parameter:
     return Parameter(name, (length,), value=value, dtype=torch.float32)
 
 
-def _latent_matrices(layers: int, shapes: str) -> Iterator[Parameter]:
+def _latent_parameters(layers: int, shapes: str) -> Iterator[Parameter]:
     sizes = LATENT[shapes]
     yield Parameter("model.embed_tokens.weight", (VOCABULARY, HIDDEN), 1.0)
     yield _matrix("lm_head.weight", VOCABULARY, HIDDEN)
+    yield _norm("model.norm", HIDDEN)
     for layer in range(layers):
         prefix = f"model.layers.{layer}"
         attention = f"{prefix}.self_attn"
+        yield _norm(f"{prefix}.input_layernorm", HIDDEN)
+        yield _norm(f"{prefix}.post_attention_layernorm", HIDDEN)
+        yield _norm(f"{attention}.q_a_layernorm", sizes.q_rank)
+        yield _norm(f"{attention}.kv_a_layernorm", KV_RANK)
         yield _matrix(f"{attention}.q_a_proj.weight", sizes.q_rank, HIDDEN)
         yield _matrix(f"{attention}.q_b_proj.weight", HEADS * (sizes.nope + ROPE), sizes.q_rank)
         yield _matrix(f"{attention}.kv_a_proj_with_mqa.weight", KV_RANK + ROPE, HIDDEN)
@@ -296,29 +297,16 @@ def _latent_matrices(layers: int, shapes: str) -> Iterator[Parameter]:
             yield _matrix(f"{indexer}.wq_b.weight", sizes.index_heads * INDEX_DIM, sizes.q_rank)
             yield _matrix(f"{indexer}.wk.weight", INDEX_DIM, HIDDEN)
             yield _matrix(f"{indexer}.weights_proj.weight", sizes.index_heads, HIDDEN)
+            yield _norm(f"{indexer}.k_norm", INDEX_DIM)
+            yield _constant(f"{indexer}.k_norm.bias", INDEX_DIM, 0.0)
         if layer == 0:
             yield from _latent_mlp(f"{prefix}.mlp", DENSE_WIDTH)
             continue
         yield _matrix(f"{prefix}.mlp.gate.weight", EXPERTS, HIDDEN)
+        yield _constant(f"{prefix}.mlp.gate.e_score_correction_bias", EXPERTS, 0.0)
         yield from _latent_mlp(f"{prefix}.mlp.shared_experts", EXPERT_WIDTH)
         for expert in range(EXPERTS):
             yield from _latent_mlp(f"{prefix}.mlp.experts.{expert}", EXPERT_WIDTH)
-
-
-def _latent_vectors(layers: int, shapes: str) -> Iterator[Parameter]:
-    sizes = LATENT[shapes]
-    yield _norm("model.norm", HIDDEN)
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}"
-        yield _norm(f"{prefix}.input_layernorm", HIDDEN)
-        yield _norm(f"{prefix}.post_attention_layernorm", HIDDEN)
-        yield _norm(f"{prefix}.self_attn.q_a_layernorm", sizes.q_rank)
-        yield _norm(f"{prefix}.self_attn.kv_a_layernorm", KV_RANK)
-        if sizes.selects(layer):
-            yield _norm(f"{prefix}.self_attn.indexer.k_norm", INDEX_DIM)
-            yield _constant(f"{prefix}.self_attn.indexer.k_norm.bias", INDEX_DIM, 0.0)
-        if layer > 0:
-            yield _constant(f"{prefix}.mlp.gate.e_score_correction_bias", EXPERTS, 0.0)
 
 
 def _latent_mlp(prefix: str, width: int) -> Iterator[Parameter]:

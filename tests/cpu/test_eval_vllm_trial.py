@@ -181,8 +181,7 @@ def test_v4_needs_packages_of_its_own(monkeypatch, capsys):
 )
 def test_wrong_options(option, capsys):
     assert main(["vllm-trial", *option]) == 2
-    said = capsys.readouterr().err
-    assert "wanted" in said or "invalid choice" in said
+    assert "wanted" in capsys.readouterr().err
 
 
 def test_plan():
@@ -263,7 +262,7 @@ def test_model(shapes, tmp_path):
     assert config["num_nextn_predict_layers"] == 1
     made = list(parameters(4, shapes))
     assert len({parameter.name for parameter in made}) == len(made)
-    assert sum(torch.Size(parameter.shape).numel() for parameter in made) < 1e9
+    assert sum(torch.Size(parameter.shape).numel() for parameter in made) < (6e8 if shapes == V32 else 1e9)
     # A matrix keeps the scale of its input: a checkpoint without would have scores that are all alike.
     matrices = [parameter for parameter in made if len(parameter.shape) == 2]
     assert all(parameter.scale > 0 for parameter in matrices)
