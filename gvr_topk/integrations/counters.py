@@ -115,13 +115,16 @@ class Counters:
         registry.register(_Collector(self.snapshot()))
         return generate_latest(registry).decode()
 
-    def write_if_due(self, directory: str | None) -> None:
-        """Keep a file per process for collectors that read a directory."""
+    def write_if_due(self, directory: Callable[[], str | None]) -> None:
+        """Keep a file per process for collectors that read a directory; most steps do not even ask for it."""
         now = time.monotonic()
-        if not directory or now < self._next_write:
+        if now < self._next_write:
             return
         self._next_write = now + WRITE_INTERVAL
-        target = Path(directory) / f"gvr_topk_{os.getpid()}.prom"
+        folder = directory()
+        if not folder:
+            return
+        target = Path(folder) / f"gvr_topk_{os.getpid()}.prom"
         partial = target.with_suffix(".partial")
         partial.write_text(self.prometheus_text(), encoding="utf-8")
         partial.replace(target)

@@ -271,7 +271,7 @@ class LayerHook:
 
     def _write_metrics(self) -> None:
         try:
-            self.counters.write_if_due(environment.metrics_directory())
+            self.counters.write_if_due(environment.metrics_directory)
         except (OSError, ImportError) as error:
             self.failed("no metrics file", error)
 

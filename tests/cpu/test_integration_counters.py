@@ -131,6 +131,17 @@ def test_each_process_keeps_a_metrics_file(engine, monkeypatch, tmp_path):
     assert samples(file.read_text())["gvr_topk_steps_total", "eager"] == 3
 
 
+@pytest.mark.parametrize("folder", [None, ""])
+def test_the_metrics_folder_is_asked_for_where_a_write_is_due(folder):
+    counters, asked = counters_module.Counters(), []
+    for _ in range(3):
+        counters.write_if_due(lambda: asked.append(1) or folder)
+    assert len(asked) == 1
+    counters._next_write = 0.0
+    counters.write_if_due(lambda: asked.append(1) or folder)
+    assert len(asked) == 2
+
+
 def test_an_unwritable_metrics_directory_does_not_stop_the_hook(engine, monkeypatch, tmp_path):
     monkeypatch.setenv("TRTLLM_GVR_TOPK_METRICS_DIR", str(tmp_path / "missing"))
     request = Request(1, 30, 99, seed=1, done=60)

@@ -77,7 +77,6 @@ class LayerHook:
         self._failed = ""
         self._stateless = False
         self._announced = False
-        self._metrics_directory = environment.metrics_directory()
 
     def state_of(self, builder: Any) -> RequestStates | None:
         """What is kept for the layers of a metadata builder; None before its first ``build``, or without."""
@@ -231,10 +230,8 @@ class LayerHook:
         self._write_metrics()
 
     def _write_metrics(self) -> None:
-        if self._metrics_directory is None:
-            return
         try:
-            self._metrics.counters.write_if_due(self._metrics_directory)
+            self._metrics.counters.write_if_due(environment.metrics_directory)
         except (OSError, ImportError) as error:
             self._say("warning", f"no metrics file: {_line(error)}")
 

@@ -157,13 +157,20 @@ _BatchKey = tuple[bytes, bytes, torch.Size]
 
 def _key_of(common: Any, metadata: Any, decodes: int) -> _BatchKey | None:
     """What the rows of a batch follow from, where no request works on its prompt; else None."""
-    flags, starts = getattr(common, "is_prefilling", None), common.query_start_loc_cpu
-    if decodes == 0 or common.req_idx is None or flags is None:
+    if decodes == 0 or common.req_idx is None:
         return None
-    if flags.device.type != "cpu" or flags.shape[0] < len(common.req_idx) or flags.numpy().any():
+    flags = _prompt_flags(common, len(common.req_idx))
+    if flags is None or flags.numpy().any():
         return None
-    places = np.asarray(common.req_idx).tobytes()
-    return places, starts.numpy()[: decodes + 1].tobytes(), metadata.decode.seq_lens.shape
+    places, starts = np.asarray(common.req_idx), common.query_start_loc_cpu.numpy()[: decodes + 1]
+    return places.tobytes(), starts.tobytes(), metadata.decode.seq_lens.shape
+
+
+def _prompt_flags(common: Any, count: int) -> Tensor | None:
+    """Whether each request works on its prompt; None where vLLM does not say so of `count` requests."""
+    flags: Tensor | None = getattr(common, "is_prefilling", None)
+    known = flags is not None and flags.device.type == "cpu" and flags.shape[0] >= count
+    return flags if known else None
 
 
 def _prefilling(common: Any, count: int, decodes: int) -> list[bool]:
@@ -172,8 +179,8 @@ def _prefilling(common: Any, count: int, decodes: int) -> list[bool]:
     The split into decodes and others does not say: a prompt's last token may be a decode row, and a request
     with fewer drafts than the others is no decode.
     """
-    flags = getattr(common, "is_prefilling", None)
-    if flags is None or flags.device.type != "cpu" or flags.shape[0] < count:
+    flags = _prompt_flags(common, count)
+    if flags is None:
         return [row >= decodes for row in range(count)]
     found: list[bool] = flags[:count].tolist()
     return found
