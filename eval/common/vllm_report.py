@@ -6,13 +6,17 @@ import json
 import statistics
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from eval.common.vllm_model import SHAPES, V32
 
 MODES = {"stock": "vLLM's", "ours": "this package"}
+REPEATS_HEADER = (
+    *("engine", "top-k", "chunk", "prefill rows alike", "decode rows alike", "scores differ from"),
+    *("other set", "other order", "answers"),
+)
 GRAPHS = {"eager": "eager", "full": "FULL graphs"}
 
 
@@ -28,8 +32,7 @@ def vllm_figures(results: Path) -> str:
     lines = compared_rows(trials)
     for trial in trials:
         lines += kernel_times(trial)
-    for trial in trials:
-        lines += invariance(trial)
+    lines += invariance(trials)
     if (results / "vllm_serve.json").is_file():
         lines += served(json.loads((results / "vllm_serve.json").read_text()))
     if (results / "flashmla_order.json").is_file():
@@ -128,92 +131,95 @@ def _kernel(name: str) -> str:
     return f"`{name.partition('<')[0].partition('(')[0].rpartition('::')[2].rpartition(' ')[2]}`"
 
 
-def invariance(trial: dict[str, Any]) -> list[str]:
-    """How many rows have the scores of another row, with either top-k, and whether selections differ."""
-    engines = [engine for engine in trial["engines"] if engine.get("invariance")]
-    if not engines:
+def invariance(trials: Sequence[dict[str, Any]]) -> list[str]:
+    """How much of a repeated prompt depends on its batch, for either top-k: two tables of all engines."""
+    trials = [trial for trial in trials if trial["engines"] and trial["engines"][0].get("invariance")]
+    if not trials:
         return []
-    preempted = engines[0]["part"] == "preempted"
-    what = "with preemptions" if preempted else "alone and in batches"
-    what += "" if engines[0].get("split_k", True) else ", cuBLAS without split-K"
+    commits = sorted({trial["machine"]["commit"] for trial in trials})
     lines = [
         "",
         *_wrapped(
-            f"The same prompt {what}, {GRAPHS[engines[0]['graphs']]}, commit {trial['machine']['commit']}: "
-            "rows whose scores are bitwise those of another row of the same engine, and how many there would "
-            "be at least if no score depended on the batch."
+            "The same prompt alone and in batches of 2 to 32 requests, or again after preemptions, commit "
+            f"{', '.join(commits)}. *Rows alike*: rows whose scores are bitwise those of another row, of the "
+            "rows that repeat a prompt (after preemptions: of all rows). *Scores differ from*: the first "
+            "layer where repeated rows have different scores, in prefill and in decode. *Other set* and "
+            "*other order* count rows whose scores equal those of another row, while the selections differ. "
+            "*Answers* counts different answers to the repeated prompt."
         ),
         "",
-        "| top-k | chunk | prefill | at least | decode | at least | other set | other order |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        f"| {' | '.join(REPEATS_HEADER)} |",
+        "|---|---|---:|---:|---:|---|---:|---:|---:|",
     ]
-    for engine in engines:
-        counted, runs = engine["invariance"]["twins"], engine["invariance"]["runs"]
-        copies, requests = (sum(run[name] for run in runs) for name in ("copies", "batch"))
-        cells = []
-        for kind in ("prefill", "decode"):
-            rows = counted[kind]["rows"]
-            # A request that was preempted has rows again, so that a share of them says nothing.
-            wanted = "" if preempted else f"{rows * copies // requests:,}"
-            cells += [f"{counted[kind]['rows_with_a_twin']:,} of {rows:,}", wanted]
-        lines.append(
-            f"| {MODES[engine['mode']]} | {engine['chunk']:,} | {' | '.join(cells)} "
-            f"| {counted['all']['set']['rows']:,} | {counted['all']['order']['rows']:,} |"
-        )
-    lines += ["", *_over_all(trial["twins"])]
-    for engine in engines:
-        if layers := engine["invariance"]["twins"].get("layers"):
-            lines += ["", *_by_layer(engine, layers)]
-    for engine in engines:
-        if "answers" in engine["invariance"]:
-            lines += ["", *_wrapped(_answers(engine))]
+    lines += [_engine_of_repeats(engine) for trial in trials for engine in trial["engines"]]
+    lines += [
+        "",
+        "The same over both chunk sizes, and over the engines of both kinds of top-k together.",
+        "",
+        "| engine | top-k | rows alike | other set | other order |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for trial in trials:
+        name = _setting(trial["engines"][0])
+        for mode, counted in trial["twins"].items():
+            rows = counted["all"]
+            lines.append(
+                f"| {name} | {MODES.get(mode, 'both')} | {rows['rows_with_a_twin']:,} of {rows['rows']:,} "
+                f"| {rows['set']['rows']:,} | {rows['order']['rows']:,} |"
+            )
     return lines
 
 
-def _over_all(twins: dict[str, Any]) -> list[str]:
-    """Over all engines of a mode, and of both."""
-    said = []
-    for mode, counted in twins.items():
-        rows = counted["all"]
-        name = MODES.get(mode, "both")
-        said.append(
-            f"{name}: {rows['rows_with_a_twin']:,} of {rows['rows']:,} rows, of which "
-            f"{rows['set']['rows']:,} have another set and {rows['order']['rows']:,} another order"
-        )
-    return _wrapped(f"Over all these engines together, {'; '.join(said)}.")
+def _setting(engine: dict[str, Any]) -> str:
+    words = [GRAPHS[engine["graphs"]]]
+    if not engine.get("split_k", True):
+        words.append("no split-K")
+    if engine["part"] == "preempted":
+        words.append(f"{engine['preemptions']:,} preemptions")
+    return ", ".join(words)
 
 
-def _by_layer(engine: dict[str, Any], layers: Iterable[dict[str, Any]]) -> list[str]:
-    """Different scores in each layer, and how many different ones the prompts alone would make."""
-    prompts, runs = engine["invariance"]["prompts"], engine["invariance"]["runs"]
-    requests = sum(run["batch"] for run in runs)
-    again = engine["part"] == "preempted"
-    head = f"Different rows by their scores, {MODES[engine['mode']]}, chunk {engine['chunk']:,}"
-    lines = [f"{head}{'' if again else ', and as many as the prompts make'}:", ""]
-    lines += ["| layer | prefill | prompts | decode | prompts |", "|---:|---:|---:|---:|---:|"]
-    for layer in layers:
-        cells = []
-        for kind in ("prefill", "decode"):
-            rows = layer[kind]["rows"]
-            cells += [
-                f"{layer[kind]['different_rows']:,}",
-                "" if again else f"{rows * prompts // requests:,}",
-            ]
-        lines.append(f"| {layer['layer']} | {' | '.join(cells)} |")
-    return lines
-
-
-def _answers(engine: dict[str, Any]) -> str:
-    counted = engine["invariance"]["answers"]
-    where = counted["first_difference"]
-    later = "" if where is None else f", which differ from token {where} on"
-    times = f"; {engine['preemptions']:,} preemptions" if engine.get("preemptions") is not None else ""
-    answers = counted["different_answers"]
-    said = "the same answer" if answers == 1 else f"{answers:,} different answers"
+def _engine_of_repeats(engine: dict[str, Any]) -> str:
+    """A row of the first table."""
+    counted, runs = engine["invariance"]["twins"], engine["invariance"]["runs"]
+    copies, requests = (sum(run[name] for run in runs) for name in ("copies", "batch"))
+    again = engine["part"] == "preempted"  # A request that was preempted has rows again.
+    alike = []
+    for kind in ("prefill", "decode"):
+        rows = counted[kind]["rows"]
+        repeated = rows if again else rows * copies // requests
+        alike.append(f"{counted[kind]['rows_with_a_twin']:,} of {repeated:,}")
     return (
-        f"{MODES[engine['mode']]}, chunk {engine['chunk']:,}: {said} to the same prompt in "
-        f"{counted['requests']:,} requests of {counted['tokens']:,} tokens{later}{times}."
+        f"| {_setting(engine)} | {MODES[engine['mode']]} | {engine['chunk']:,} | {' | '.join(alike)} "
+        f"| {'' if again else _first_layers(engine)} | {counted['all']['set']['rows']:,} "
+        f"| {counted['all']['order']['rows']:,} | {_answers(engine['invariance'].get('answers'))} |"
     )
+
+
+def _first_layers(engine: dict[str, Any]) -> str:
+    """The first layers with more different rows than the prompts make, in prefill and in decode."""
+    by_layer = engine["invariance"]["twins"].get("layers", ())
+    if not by_layer:
+        return ""
+    prompts = engine["invariance"]["prompts"]
+    requests = sum(run["batch"] for run in engine["invariance"]["runs"])
+    found = []
+    for kind in ("prefill", "decode"):
+        layers = [
+            layer["layer"]
+            for layer in by_layer
+            if layer[kind]["different_rows"] > layer[kind]["rows"] * prompts // requests
+        ]
+        found.append(f"layer {layers[0]}" if layers else "none")
+    return "none" if found == ["none", "none"] else ", ".join(found)
+
+
+def _answers(counted: dict[str, Any] | None) -> str:
+    if counted is None:
+        return ""
+    where = counted["first_difference"]
+    later = "" if where is None else f", from token {where} on"
+    return f"{counted['different_answers']:,} in {counted['requests']:,} requests{later}"
 
 
 def served(data: dict[str, Any]) -> list[str]:

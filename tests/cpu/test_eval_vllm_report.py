@@ -86,23 +86,32 @@ def _invariance(part: str, **more: Any) -> dict[str, Any]:
     return _engine(part, mode="ours", invariance=counted, **more)
 
 
-def test_invariance_by_layer_and_answers(tmp_path: Path) -> None:
-    twins = {"ours": {"all": _count(440, 328, 5)}}
+def test_invariance(tmp_path: Path) -> None:
+    twins = {"ours": {"all": _count(440, 328, 5)}, "stock and ours": {"all": _count(880, 328, 5)}}
     said = _write(tmp_path, vllm_trial_i=_trial(_invariance("invariance"), twins=twins))
-    assert "The same prompt alone and in batches, FULL graphs" in said
-    # Three of four requests are copies, so at least three quarters of the rows would have a twin.
-    assert "| this package | 8,192 | 300 of 400 | 300 | 28 of 40 | 30 | 0 | 5 |" in said
-    assert "| 0 | 100 | 200 | 12 | 20 |" in said
-    plain = " ".join(said.split())
+    # Three of four requests are copies, so three quarters of the rows repeat a prompt. Two prompts of four
+    # requests make 200 different rows of prefill and 20 of decode: fewer than that is no difference.
     assert (
-        "2 different answers to the same prompt in 3 requests of 12 tokens, which differ from token 7 on."
-        in plain
-    )
+        "| FULL graphs | this package | 8,192 | 300 of 300 | 28 of 30 | none | 0 | 5 "
+        "| 2 in 3 requests, from token 7 on |"
+    ) in said
+    assert "| FULL graphs | this package | 328 of 440 | 0 | 5 |" in said
+    assert "| FULL graphs | both | 328 of 880 | 0 | 5 |" in said
     after = _write(tmp_path, vllm_trial_i=_trial(_invariance("preempted", preemptions=9), twins=twins))
+    assert "| FULL graphs, 9 preemptions | this package | 8,192 | 300 of 400 | 28 of 40 |  | 0 | 5 |" in after
     other = _trial(_invariance("invariance", split_k=False), twins=twins)
-    assert "alone and in batches, cuBLAS without split-K, FULL graphs" in _write(tmp_path, vllm_trial_j=other)
-    assert "with preemptions" in after and "| 300 of 400 |  | 28 of 40 |  | 0 | 5 |" in after
-    assert "token 7 on; 9 preemptions." in " ".join(after.split())
+    assert "| FULL graphs, no split-K | this package | 8,192 |" in _write(tmp_path, vllm_trial_j=other)
+
+
+def test_invariance_names_the_first_layer_that_depends_on_the_batch(tmp_path: Path) -> None:
+    engine = _invariance("invariance")
+    counted = engine["invariance"]["twins"]
+    counted["layers"] += [
+        {"layer": 1, "prefill": _count(400, 300), "decode": _count(40, 10) | {"different_rows": 21}},
+        {"layer": 2, "prefill": _count(400, 10) | {"different_rows": 201}, "decode": _count(40, 28)},
+    ]
+    said = _write(tmp_path, vllm_trial_i=_trial(engine, twins={"ours": counted}))
+    assert "| 28 of 30 | layer 2, layer 1 | 0 | 5 |" in said
 
 
 def test_served(tmp_path: Path) -> None:
