@@ -118,6 +118,9 @@ void check_plan(const PlanInput& in) {
   CHECK(plan.staged == (in.k < in.width ? in.k : in.width));
   CHECK(plan.list_capacity > 0 && plan.candidate_capacity > 0);
   if (is_small_arch(in.arch)) CHECK(plan.ring_depth == 0);
+  // Kernels are compiled to a trap where this does not hold.
+  CHECK(has_family(plan.family, in.arch));
+  if (plan.family == Family::kResident) CHECK(plan.values_per_thread <= max_resident_values(in.arch));
 }
 
 // Every call of the grid has a plan that can hold it.
@@ -219,6 +222,7 @@ void test_prefill_plans() {
             CHECK(either.folds >= 1 && int64_t{either.ctas} * either.folds <= rows);
             const int64_t threads = either.threads, element = element_bytes(dtype);
             CHECK(threads == 0 || threads * kMaxValuesPerThread >= width);
+            CHECK(threads == 0 || has_short_prefill(threads, element, arch));
             const int64_t staged = 2 * (k < width ? k : width);
             const int64_t arriving =
                 short_prefill_places(element) * short_prefill_row_bytes(threads, element);

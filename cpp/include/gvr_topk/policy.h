@@ -155,6 +155,15 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t steps_of(int32_t span) {
 GVR_TOPK_HOST_DEVICE constexpr bool is_small_arch(int32_t arch) { return arch >= 120; }
 GVR_TOPK_HOST_DEVICE constexpr int32_t max_cluster_size(int32_t arch) { return is_small_arch(arch) ? 8 : 16; }
 
+// What a GPU of this architecture can launch. For others than that, kernels are compiled to a trap.
+GVR_TOPK_HOST_DEVICE constexpr bool has_family(Family family, int32_t arch) {
+  return !is_small_arch(arch) || (family != Family::kStreaming && family != Family::kPaperGvr);
+}
+// Most elements of a row that one thread of the resident kernel holds.
+GVR_TOPK_HOST_DEVICE constexpr int32_t max_resident_values(int32_t arch) {
+  return is_small_arch(arch) ? kValuesPerThread : kWideValuesPerThread;
+}
+
 // The selection masks of one CTA, two bytes for 16 elements, must fit its shared memory.
 constexpr int64_t kMaxElementsPerCta = int64_t{1} << 20;
 constexpr int64_t kMaxElementsPerSmallCta = int64_t{1} << 18;
@@ -186,7 +195,7 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
   if (in.path != Path::kPaperGvr) return PlanProblem::kNone;
   if (!paper_supports_k(in.k)) return PlanProblem::kPaperK;
   if (in.width > kPaperMaxWidth) return PlanProblem::kPaperWidth;
-  if (is_small_arch(in.arch)) return PlanProblem::kPaperArch;
+  if (!has_family(Family::kPaperGvr, in.arch)) return PlanProblem::kPaperArch;
   return PlanProblem::kNone;
 }
 
@@ -247,10 +256,9 @@ GVR_TOPK_HOST_DEVICE constexpr Family choose_family(const PlanInput& in, int32_t
   if (in.path == Path::kPaperGvr) return Family::kPaperGvr;
   if (in.path == Path::kRadixRounds) return Family::kFallback;
   if (ctas == 1 && per_thread <= kMaxValuesPerThread) return Family::kSmallRow;
-  if (per_thread <= kValuesPerThread) return Family::kResident;
-  if (is_small_arch(in.arch)) return Family::kFallback;
-  if (per_thread <= kWideValuesPerThread) return Family::kResident;
-  return in.k <= kStreamingMaxK ? Family::kStreaming : Family::kFallback;
+  if (per_thread <= max_resident_values(in.arch)) return Family::kResident;
+  const bool streams = has_family(Family::kStreaming, in.arch) && in.k <= kStreamingMaxK;
+  return streams ? Family::kStreaming : Family::kFallback;
 }
 
 // The smallest instantiation of a kernel that holds the row in registers. Other kernels work in steps.
@@ -377,6 +385,12 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t short_prefill_threads(const PrefillInput&
     if (longest <= threads * kMaxValuesPerThread) return threads;
   }
   return 0;
+}
+
+// Whether the SMs have room for a block of so many threads whose registers hold a row.
+GVR_TOPK_HOST_DEVICE constexpr bool has_short_prefill(int64_t threads, int64_t element_bytes, int32_t arch) {
+  const int64_t rows = short_prefill_places(element_bytes) * short_prefill_row_bytes(threads, element_bytes);
+  return blocks_of_sm(short_prefill_fixed_bytes(threads) + rows, arch) > 0;
 }
 
 // Few runs, because the first row of each has no neighbour to be predicted from, which costs least where rows

@@ -8,6 +8,13 @@
 
 namespace gvr_topk {
 
+// The architecture that kernels are being compiled for, as in `PlanInput`. The host has nothing to leave out.
+#ifdef __CUDA_ARCH__
+constexpr int32_t kArch = __CUDA_ARCH__ / 10;
+#else
+constexpr int32_t kArch = kMinArch;
+#endif
+
 constexpr int kThreads = kClusterThreads;
 constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;

@@ -34,6 +34,10 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 1)
     paper_gvr_topk(const __grid_constant__ LaunchTraits traits, const __grid_constant__ TopkParams p,
                    const __grid_constant__ SmemLayout layout) {
+  if constexpr (!has_family(Family::kPaperGvr, kArch)) {
+    __trap();
+    return;
+  }
   ptx::grid_dependency_wait();
   PaperShared& sm = *reinterpret_cast<PaperShared*>(storage);
   const int row = blockIdx.x;

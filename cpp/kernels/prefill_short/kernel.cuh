@@ -166,6 +166,10 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kB
 template <typename T, int kBlockThreads>
 __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
     prefill_short_topk(const __grid_constant__ PrefillParams p) {
+  if constexpr (!has_short_prefill(kBlockThreads, sizeof(T), kArch)) {
+    __trap();
+    return;
+  }
   using WindowTile = WindowTile<T, kBlockThreads>;
   using Arrivals = Arrivals<T, kBlockThreads>;
   RowsShared<kBlockThreads>& sm = *reinterpret_cast<RowsShared<kBlockThreads>*>(storage);

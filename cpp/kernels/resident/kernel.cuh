@@ -47,6 +47,11 @@ __global__ void __launch_bounds__(kThreads, 1)
                   const __grid_constant__ SmemLayout layout) {
   constexpr int kProbes = 1;  // of the row, by each thread, for the sample
   constexpr bool kCommonSizes = kSpecialization != Specialization::kGeneric;
+  if constexpr (kValues > max_resident_values(kArch) ||
+                (kCommonSizes && max_cluster_size(kArch) < kMaxClusterSize)) {
+    __trap();
+    return;
+  }
   constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, kCommonSizes>();
   ptx::grid_take_over();

@@ -54,6 +54,10 @@ template <typename T, int kProbes, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, 1)
     streaming_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p,
                    const __grid_constant__ SmemLayout layout) {
+  if constexpr (!has_family(Family::kStreaming, kArch)) {
+    __trap();
+    return;
+  }
   constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
   const LaunchTraits traits = launch_traits.in_registers<kSpecialization, false>();
   ptx::grid_take_over();
