@@ -106,11 +106,11 @@ TopkParams make_params(const Arguments& a) {
   p.k = static_cast<int32_t>(a.k);
   p.next_n = static_cast<int32_t>(a.next_n);
   p.num_slots = a.state ? clamped(a.state->size(0)) : 0;
-  p.prior = pointer<int32_t>(a.indices);
-  p.prior_stride = a.indices ? a.indices->stride(0) : 0;
+  p.state_indices = pointer<int32_t>(a.indices);
+  p.state_indices_stride = a.indices ? a.indices->stride(0) : 0;
   p.next_state = pointer<float>(a.next_state);
   p.row_slot = pointer<int32_t>(a.row_slot);
-  p.prior_offset = static_cast<int32_t>(a.hint_offset);
+  p.hint_offset = static_cast<int32_t>(a.hint_offset);
   p.page_size = a.page_table ? static_cast<int32_t>(a.page_size) : 0;
   p.indices = static_cast<int32_t*>(a.out.data_ptr());
   p.indices_stride = a.out.stride(0);

@@ -67,10 +67,10 @@ struct TopkParams {
   int32_t k;
   int32_t next_n;
   int32_t num_slots;
-  int32_t* prior;  // [num_slots, k] or null: last result in, this result out
-  int64_t prior_stride;
+  int32_t* state_indices;  // [num_slots, k] or null: last result in, this result out
+  int64_t state_indices_stride;
   const int32_t* row_slot;  // [rows] or null (slot = row / next_n); negative: no hint, no write-back
-  int32_t prior_offset;     // added to every hinted position before use
+  int32_t hint_offset;      // added to every hinted position before use
   int32_t page_size;
   int32_t* indices;  // [rows, >= k], `indices_stride` elements between rows
   int64_t indices_stride;

@@ -11,13 +11,14 @@ namespace gvr_topk {
 
 // The positions that the last step has selected in a slot.
 struct HintView {
-  const int32_t* prior;  // null: the row has none
+  const int32_t* indices;  // null: the row has none
   int offset;
 };
 
 __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
-  return HintView{slot >= 0 && p.prior != nullptr ? p.prior + slot * p.prior_stride : nullptr,
-                  p.prior_offset};
+  return HintView{
+      slot >= 0 && p.state_indices != nullptr ? p.state_indices + slot * p.state_indices_stride : nullptr,
+      p.hint_offset};
 }
 
 // Key of the score at a hinted position, or the absent key where that lies outside the row.
@@ -35,8 +36,8 @@ __device__ __forceinline__ void count_hits(const RowContext<T>& ctx, const HintV
 #pragma unroll 1
   for (int first = 0; first < ctx.k; first += kThreads) {
     const int i = first + ctx.thread;
-    const bool there = i < ctx.k && hint.prior != nullptr;
-    const uint32_t key = hinted_key(ctx.row, hint.offset, there ? hint.prior[i] : -1);
+    const bool there = i < ctx.k && hint.indices != nullptr;
+    const uint32_t key = hinted_key(ctx.row, hint.offset, there ? hint.indices[i] : -1);
     const uint32_t hits = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey && key >= kth));
     if (ctx.lane == 0) ptx::add_shared(ctx.shared->at_or_above, hits, ctx.zero);
   }

@@ -151,7 +151,7 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
       set(LaunchTraits::kReadsState, traits.has(LaunchTraits::kUseHint) && aligned && p.state != nullptr);
   set(LaunchTraits::kSlotIsRequest, reads_state && !slotted && p.rows <= int64_t{p.num_slots} * p.next_n);
   set(LaunchTraits::kSharedSlots,
-      slotted && p.prior != nullptr && p.next_state == nullptr && p.rows > p.next_n);
+      slotted && p.state_indices != nullptr && p.next_state == nullptr && p.rows > p.next_n);
   set(LaunchTraits::kDropMasked, p.drop_masked);
   set(LaunchTraits::kStats, p.stats != nullptr);
   const auto in_vectors = [](const int32_t* results, int64_t stride) {
@@ -159,7 +159,7 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
   };
   set(LaunchTraits::kVectorStores, p.page_table == nullptr && p.k % 4 == 0 &&
                                        in_vectors(p.indices, p.indices_stride) &&
-                                       in_vectors(p.prior, p.prior_stride));
+                                       in_vectors(p.state_indices, p.state_indices_stride));
   return LaunchTraits(traits.log2_ctas(), traits.list_capacity(), flags);
 }
 

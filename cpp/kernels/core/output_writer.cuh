@@ -14,9 +14,9 @@ namespace gvr_topk {
 // from counts, and counts of CTAs that have read a row while it was overwritten do not fit together.
 struct OutputWriter {
   int32_t* indices;
-  int32_t* prior;        // null: the next step gets no positions
-  const int32_t* pages;  // null: positions are not translated to cache slots
-  int32_t* cache_slots;  // null: cache slots take the place of positions in `indices`
+  int32_t* state_indices;  // null: the next step gets no positions
+  const int32_t* pages;    // null: positions are not translated to cache slots
+  int32_t* cache_slots;    // null: cache slots take the place of positions in `indices`
   int k;
   int page_size;
   int pages_per_request;
@@ -26,7 +26,7 @@ struct OutputWriter {
   // element.
   __device__ __forceinline__ void keep(const LaunchTraits& traits) {
     ptx::keep(indices);
-    if (traits.has(LaunchTraits::kWritesState)) ptx::keep(prior);
+    if (traits.has(LaunchTraits::kWritesState)) ptx::keep(state_indices);
   }
 
   // Whether the row has `count` places from `first` on; callers of `put_untranslated` ask that.
@@ -37,7 +37,7 @@ struct OutputWriter {
   // Writes a position to an offset that the row has, where there is no page table.
   __device__ __forceinline__ void put_untranslated(int slot, int position) const {
     ptx::store_global(indices + slot, position);
-    if (prior != nullptr) ptx::store_global(prior + slot, position);
+    if (state_indices != nullptr) ptx::store_global(state_indices + slot, position);
   }
 
   __device__ __forceinline__ void put(int slot, int position) const { put(slot, position, position); }
@@ -49,7 +49,7 @@ struct OutputWriter {
     const int cache_slot = pages != nullptr ? translated(position) : shown;
     ptx::store_global(indices + slot, apart ? shown : cache_slot);
     if (apart) ptx::store_global(cache_slots + slot, cache_slot);
-    if (prior != nullptr) ptx::store_global(prior + slot, position);
+    if (state_indices != nullptr) ptx::store_global(state_indices + slot, position);
   }
 
  private:
@@ -89,7 +89,9 @@ __device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, 
   if (kOptions && traits.has(LaunchTraits::kSharedSlots) && last && is_named_later(p, next_n, row, slot)) {
     output.writes_state = false;
   }
-  output.prior = output.writes_state && p.prior != nullptr ? p.prior + slot * p.prior_stride : nullptr;
+  output.state_indices = output.writes_state && p.state_indices != nullptr
+                             ? p.state_indices + slot * p.state_indices_stride
+                             : nullptr;
   output.pages = p.page_table != nullptr ? p.page_table + request * p.page_table_stride : nullptr;
   output.cache_slots = p.slots != nullptr ? p.slots + row * p.slots_stride : nullptr;
   output.k = p.k;

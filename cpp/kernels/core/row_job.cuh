@@ -295,7 +295,7 @@ struct RowJob {
     if (!traits.has(LaunchTraits::kStats)) return;
     const HintView view = hint(p, traits);
     // Threads, and CTAs, may have read different slots: they still take part in every barrier.
-    const bool hinted = __syncthreads_or(view.prior != nullptr);
+    const bool hinted = __syncthreads_or(view.indices != nullptr);
     if (hinted && ctx.rank == 0) count_hits(ctx, view, kth);
     cluster_sync(ctx.ctas);
   }
@@ -320,7 +320,7 @@ struct RowJob {
                                          uint32_t inside, int snaps, uint32_t source, bool guess_hit,
                                          int rounds) const {
     if (!writer || !traits.has(LaunchTraits::kStats)) return;
-    const int hits = hint(p, traits).prior != nullptr ? static_cast<int>(ctx.shared->at_or_above) : -1;
+    const int hits = hint(p, traits).indices != nullptr ? static_cast<int>(ctx.shared->at_or_above) : -1;
     const HintReason reason = hint_reason(p, traits, is_known(shared_state(ctx.shared->facts.state)));
     write_stats(stats_of(p, traits, row), reason, passes, static_cast<int>(inside), snaps, hits,
                 static_cast<int>(source), guess_hit, rounds);

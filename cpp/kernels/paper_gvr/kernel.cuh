@@ -88,12 +88,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
 
-  const int32_t* prior = hint_view(p, slot).prior;
+  const int32_t* hint = hint_view(p, slot).indices;
   int32_t position[kHintPerThread];
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i) {
     const int s = i * kThreads + threadIdx.x;
-    position[i] = prior != nullptr && s < ctx.k ? prior[s] : -1;
+    position[i] = hint != nullptr && s < ctx.k ? hint[s] : -1;
   }
   // The first tiles of the row arrive while the hint is looked at.
   const RowStream<T> stream(ctx.row, ctx.warp, ctx.lane, ring);
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   bool in_row[kHintPerThread];
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i) {
-    const int64_t at = static_cast<int64_t>(position[i]) + p.prior_offset;
+    const int64_t at = static_cast<int64_t>(position[i]) + p.hint_offset;
     in_row[i] = position[i] >= 0 && at >= 0 && at < ctx.row.n;
     value[i] = ctx.row.data[in_row[i] ? at : 0];
   }
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
   ptx::grid_launch_dependents();
 
-  if (prior == nullptr && stats == nullptr) return;
+  if (hint == nullptr && stats == nullptr) return;
   uint32_t hinted_in_row = 0, at_or_above = 0;
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i) {
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   hinted_in_row = block.template reduce<Reduce::kAdd>(0);
   at_or_above = block.template reduce<Reduce::kAdd>(1);
   if (threadIdx.x != 0) return;
-  if (next_state != nullptr && prior != nullptr) {
+  if (next_state != nullptr && hint != nullptr) {
     const float share = hinted_in_row > 0
                             ? static_cast<float>(at_or_above) / static_cast<float>(hinted_in_row)
                             : kStateUnknown;
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (stats != nullptr) {
     query.known = first.source == kGuessHint;
     write_stats(stats, can_use_heuristic(query), passes, candidates, scans,
-                prior != nullptr ? static_cast<int>(at_or_above) : -1, first.source,
+                hint != nullptr ? static_cast<int>(at_or_above) : -1, first.source,
                 found.done == SearchEnd::kGuess, static_cast<int>(found.done));
   }
 }

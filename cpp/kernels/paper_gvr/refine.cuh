@@ -191,7 +191,7 @@ __device__ __forceinline__ int partition(Block& block, const ThreadCandidates& o
   const uint32_t before = (1u << block.lane) - 1;
   // Without it the addresses of the rows are computed again for every element.
   ptx::keep(output.indices);
-  ptx::keep(output.prior);
+  ptx::keep(output.state_indices);
   if (all >> 16 == cursor.ties_left) {  // All ties are selected, so one comparison decides.
     int next = static_cast<int>((earlier & kLow) + (earlier >> 16));
 #pragma unroll 1

@@ -243,7 +243,7 @@ __device__ __forceinline__ void write_staged(const RowContext<T>& ctx, const Lau
       const ushort4 four = *reinterpret_cast<const ushort4*>(staged + i);
       const int4 positions = make_int4(four.x, four.y, four.z, four.w);
       *reinterpret_cast<int4*>(output.indices + i) = positions;
-      if (output.prior != nullptr) *reinterpret_cast<int4*>(output.prior + i) = positions;
+      if (output.state_indices != nullptr) *reinterpret_cast<int4*>(output.state_indices + i) = positions;
     }
     return;
   }

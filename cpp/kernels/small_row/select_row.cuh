@@ -64,7 +64,7 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
     clock.stamp();
     if (ctx.thread != 0 || !traits.has(LaunchTraits::kStats)) return;
     write_stats(stats_of(p, traits, job.row), reason, 1, static_cast<int>(split.boundary_count), rounds,
-                job.hint(p, traits).prior != nullptr ? static_cast<int>(sm.at_or_above) : -1,
+                job.hint(p, traits).indices != nullptr ? static_cast<int>(sm.at_or_above) : -1,
                 guessed ? kGuessValue : kGuessNone, window_hit, rounds - guessed);
   };
   // Verify, by the window of the last step.
