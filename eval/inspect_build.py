@@ -1,24 +1,31 @@
 """Read from the built CUDA library what each kernel costs on each GPU architecture.
 
-    python -m eval inspect --json out/build.json
+    python -m eval inspect --json out/build.json --record eval/results/machine_code.json
 
 Reads the library itself, not the compiler's messages, so it says what is shipped. Needs no GPU and no
 CUDA toolkit: ``cuobjdump`` comes with the ``test`` extra. Registers are per thread; stack and local
 memory, in bytes per thread, hold what did not fit into registers (spills) and arrays indexed at run time;
 shared memory is the static part per CTA (the dynamic part is an argument of each launch and not in the
-binary); code is the size of the kernel's instructions in bytes.
+binary); code is the size of the kernel's instructions in bytes. What an architecture never launches is
+compiled to a trap there, of few bytes.
+
+``--record`` notes under the commit a digest of all instructions for each architecture. Where sources change
+and the digest does not, what was measured on the GPU still holds.
 
 Exit status: 0 no kernel spills and every one has code for all architectures, 1 otherwise, 2 no library.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -87,14 +94,26 @@ def _run(*command: str, folder: Path | None = None) -> str:
     return done.stdout
 
 
-def _code_sizes(tool: str, library: Path) -> Iterator[dict[str, int]]:
-    """Size of each kernel's instructions, one mapping per embedded binary, in the library's order."""
+def _code(tool: str, library: Path) -> Iterator[dict[str, bytes]]:
+    """Each kernel's instructions, one mapping per embedded binary, in the library's order."""
     with tempfile.TemporaryDirectory() as folder:
         listing = _run(tool, "--extract-elf", "all", str(library), folder=Path(folder))
         for name in _EXTRACTED.findall(listing):
             with (Path(folder) / name).open("rb") as file:
-                sections = {s.name: s["sh_size"] for s in ELFFile(file).iter_sections()}
-            yield {n.removeprefix(".text."): size for n, size in sections.items() if n.startswith(".text.")}
+                sections = [s for s in ELFFile(file).iter_sections() if s.name.startswith(".text.")]
+                yield {section.name.removeprefix(".text."): section.data() for section in sections}
+
+
+def _binaries(tool: str, library: Path) -> list[tuple[str, str, dict[str, bytes]]]:
+    """Of each embedded binary the architecture, what its kernels use, and their instructions."""
+    report = _run(tool, "--dump-resource-usage", str(library))
+    starts = list(_FATBIN.finditer(report))
+    code = list(_code(tool, library))
+    if not starts or len(starts) != len(code):
+        raise InspectError(f"cuobjdump: wanted one report per binary, got {len(starts)} for {len(code)}")
+    ends = [start.start() for start in starts[1:]] + [len(report)]
+    used = [report[start.end() : end] for start, end in zip(starts, ends, strict=True)]
+    return [(start["arch"], use, one) for start, use, one in zip(starts, used, code, strict=True)]
 
 
 def _demangle(names: set[str]) -> dict[str, str]:
@@ -130,17 +149,10 @@ def inspect(library: Path = LIBRARY) -> list[KernelUse]:
     """
     if not library.is_file():
         raise InspectError(f"library: wanted a built CUDA library, got none at {library}")
-    tool, library = cuobjdump(), library.resolve()  # The tool runs in another folder.
-    report = _run(tool, "--dump-resource-usage", str(library))
-    starts = list(_FATBIN.finditer(report))
-    sizes = list(_code_sizes(tool, library))
-    if not starts or len(starts) != len(sizes):
-        raise InspectError(f"cuobjdump: wanted one report per binary, got {len(starts)} for {len(sizes)}")
-    ends = [start.start() for start in starts[1:]] + [len(report)]
     found = [
-        (start["arch"], function, size)
-        for start, end, size in zip(starts, ends, sizes, strict=True)
-        for function in _FUNCTION.finditer(report, start.end(), end)
+        (arch, function, len(code[function["name"]]))
+        for arch, used, code in _binaries(cuobjdump(), library.resolve())  # The tool runs in another folder.
+        for function in _FUNCTION.finditer(used)
     ]
     shown = _demangle({function["name"] for _, function, _ in found})
     uses = [
@@ -151,12 +163,48 @@ def inspect(library: Path = LIBRARY) -> list[KernelUse]:
             stack_bytes=int(function["stack"]),
             local_bytes=int(function["local"]),
             shared_bytes=int(function["shared"]),
-            code_bytes=size[function["name"]],
+            code_bytes=size,
         )
         for arch, function, size in found
     ]
     order = {arch: place for place, arch in enumerate(ARCHITECTURES)}
     return sorted(uses, key=lambda use: (use.kernel, order.get(use.arch, len(order))))
+
+
+def machine_code(library: Path = LIBRARY) -> dict[str, str]:
+    """Digest of the instructions of all kernels, by architecture.
+
+    Names do not count, nor does the order of the kernels.
+
+    Parameters
+    ----------
+    library : Path
+        Shared library with embedded device code.
+
+    Returns
+    -------
+    dict
+        SHA-256 by architecture.
+
+    Raises
+    ------
+    InspectError
+        As `inspect`.
+    """
+    kernels: defaultdict[str, list[str]] = defaultdict(list)
+    for arch, _, code in _binaries(cuobjdump(), library.resolve()):
+        kernels[arch] += [hashlib.sha256(one).hexdigest() for one in code.values()]
+    return {
+        arch: hashlib.sha256(" ".join(sorted(digests)).encode()).hexdigest()
+        for arch, digests in sorted(kernels.items())
+    }
+
+
+def compiler() -> str | None:
+    """Version of the `nvcc` on PATH; None where there is none."""
+    tool = shutil.which("nvcc")
+    found = re.search(r"\bV([\d.]+)$", _run(tool, "--version"), re.MULTILINE) if tool else None
+    return found[1] if found else None
 
 
 def faults(uses: list[KernelUse]) -> list[str]:
@@ -176,6 +224,8 @@ def faults(uses: list[KernelUse]) -> list[str]:
 def main(
     library: Annotated[Path, typer.Option(help="Library to read.")] = LIBRARY,
     json_out: Annotated[Path | None, typer.Option("--json", help="Where to write the figures.")] = None,
+    record: Annotated[Path | None, typer.Option(help="File of digests to add this build's to.")] = None,
+    commit: Annotated[str, typer.Option(help="Commit of the sources, where it is not HEAD.")] = "",
 ) -> None:
     """Print what each kernel of the built library costs on each GPU architecture."""
     try:
@@ -187,8 +237,12 @@ def main(
     rows = [[str(value) for value in asdict(use).values()] for use in uses]
     typer.echo(markdown_table(header, rows))
     if json_out is not None:
-        machine = describe_machine(device="cpu")
+        machine = describe_machine(commit, device="cpu")
         write_json(json_out, {"machine": machine, "kernels": [asdict(use) for use in uses]})
+    if record is not None:
+        known = json.loads(record.read_text()) if record.is_file() else {}
+        of = describe_machine(commit, device="cpu")["commit"]
+        write_json(record, known | {of: {"nvcc": compiler(), "machine_code": machine_code(library)}})
     wrong = faults(uses)
     for line in wrong:
         typer.echo(line, err=True)

@@ -71,6 +71,9 @@ CELLS = sorted([*LIMITS, (262144, 1), (131072, 8), (1048576, 64)], key=lambda ce
 REWRITINGS = {5: "five", 7: "seven"}
 """Kinds of rewriting, in words."""
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
+KERNEL_SOURCES = ("cpp/kernels", "cpp/include", "cpp/CMakeLists.txt")
+MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"
+MEASURED_ARCH = "sm_90a"
 NOISE = 0.01
 """Differences up to this share are not spoken of."""
 PHASES = {
@@ -305,13 +308,40 @@ def changed_since(commit: str) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 1
 
 
+def machine_code_of(commit: str | None) -> str | None:
+    """Digest of the kernels' instructions on the GPU that was measured, if it was recorded.
+
+    Parameters
+    ----------
+    commit : str, optional
+        Whose kernels; None for those of the working tree.
+    """
+    for recorded, build in json.loads(MACHINE_CODE.read_text()).items():
+        command = ["git", "-C", str(ROOT), "diff", "--quiet", recorded, *([commit] if commit else [])]
+        same = subprocess.run([*command, "--", *KERNEL_SOURCES], capture_output=True, check=False)
+        if same.returncode == 0:
+            digest: str = build["machine_code"][MEASURED_ARCH]
+            return digest
+    return None
+
+
+def remark_on(commit: str) -> str:
+    """What has changed since the commit that was measured, as part of a sentence; empty for nothing."""
+    if not changed_since(commit):
+        return ""
+    measured = machine_code_of(commit)
+    if measured is not None and measured == machine_code_of(None):
+        return ", with the machine code of today's kernels"
+    return ", since when the kernels have changed"
+
+
 def results() -> str:
     """The README's section."""
     bench, decode = load_bench(), load("simulated_decode.json")
     index = Index(bench)
     run = bench["runs"][0]
     commit = run["machine"]["commit"]
-    older = ", since when the kernels have changed" if changed_since(commit) else ""
+    older = remark_on(commit)
     *given, last = (f"`{name}`" for name in run[HINTED])
     bare = " and ".join(f"`{name}`" for name in run[NO_HINT])
     lead = f"""

@@ -965,11 +965,45 @@ class TestReadmeTable:
     def test_figures_of_older_kernels_are_said_to_be_so(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        said = "since when the kernels have changed"
+        said, same = "since when the kernels have changed", "with the machine code of today's kernels"
         monkeypatch.setattr(readme_table, "changed_since", lambda commit: False)
+        monkeypatch.setattr(readme_table, "machine_code_of", {None: "new"}.get)
         assert said not in " ".join(readme_table.results().split())
         monkeypatch.setattr(readme_table, "changed_since", lambda commit: True)
+        block = " ".join(readme_table.results().split())
+        assert said in block and same not in block
+        monkeypatch.setattr(readme_table, "machine_code_of", lambda commit: "new")
+        block = " ".join(readme_table.results().split())
+        assert said not in block and same in block
+        monkeypatch.setattr(readme_table, "machine_code_of", lambda commit: None)
         assert said in " ".join(readme_table.results().split())
+
+    def test_machine_code_is_that_of_a_commit_with_the_same_sources(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        git = ["git", "-C", str(tmp_path)]
+        subprocess.run([*git, "init", "-q"], check=True)
+        kernel = tmp_path / "cpp" / "kernels" / "a.cuh"
+        kernel.parent.mkdir(parents=True)
+        commits = []
+        for text in ("one", "one", "two"):
+            kernel.write_text(text)
+            named = ["-c", "user.name=a", "-c", "user.email=a@b"]
+            subprocess.run([*git, "add", "-A"], check=True)
+            subprocess.run([*git, *named, "commit", "-qm", text, "--allow-empty"], check=True)
+            done = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+            commits.append(done.stdout.strip())
+        recorded = tmp_path / "machine_code.json"
+        builds = {commits[0]: "a", commits[2]: "b"}
+        recorded.write_text(
+            json.dumps({commit: {"machine_code": {"sm_90a": code}} for commit, code in builds.items()})
+        )
+        monkeypatch.setattr(readme_table, "ROOT", tmp_path)
+        monkeypatch.setattr(readme_table, "MACHINE_CODE", recorded)
+        assert [readme_table.machine_code_of(commit) for commit in [*commits, None]] == ["a", "a", "b", "b"]
+        kernel.write_text("three")
+        assert readme_table.machine_code_of(None) is None
+        assert readme_table.machine_code_of("f" * 40) is None
 
     def test_shapes_at_which_pdl_costs_time_are_named(self, folder: Path) -> None:
         path = folder / "bench.json"

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from eval import inspect_build
 from eval.inspect_build import ARCHITECTURES, InspectError, KernelUse, faults
+from eval.readme_table import MACHINE_CODE, MEASURED_ARCH, machine_code_of
 
 CMAKE = Path(__file__).resolve().parents[2] / "cpp" / "CMakeLists.txt"
 USE = KernelUse("k", "", registers=64, stack_bytes=0, local_bytes=0, shared_bytes=0, code_bytes=1)
@@ -40,7 +41,35 @@ def test_every_kernel_has_a_name_of_its_own(uses: list[KernelUse]) -> None:
 
 def test_figures_are_plausible(uses: list[KernelUse]) -> None:
     # 512 threads per CTA: more than 128 registers per thread and the launch fails.
-    assert all(16 <= use.registers <= 128 and use.code_bytes > 1000 for use in uses)
+    kernels = [use for use in uses if not is_trap(use)]
+    assert all(16 <= use.registers <= 128 and use.code_bytes > 1000 for use in kernels)
+
+
+def is_trap(use: KernelUse) -> bool:
+    return use.code_bytes <= 512 and use.registers <= 8
+
+
+def test_only_what_consumer_blackwell_cannot_launch_is_a_trap(uses: list[KernelUse]) -> None:
+    traps = {use.kernel.partition("<")[0].rpartition("::")[2] for use in uses if is_trap(use)}
+    assert traps == {"streaming_topk", "paper_gvr_topk", "resident_topk", "prefill_short_topk"}
+    assert {use.arch for use in uses if is_trap(use)} == {"sm_120f"}
+    launched = [use.kernel for use in uses if use.arch == "sm_120f" and not is_trap(use)]
+    assert not [kernel for kernel in launched if "streaming" in kernel or "paper_gvr" in kernel]
+    # The generic specialization of the kernel with fewer values, and blocks of 128 and 256 threads.
+    assert len([kernel for kernel in launched if "resident" in kernel]) == 3
+    assert len([kernel for kernel in launched if "prefill_short" in kernel]) == 6
+
+
+def test_machine_code_is_that_which_was_recorded(cuda_library: Path) -> None:
+    recorded = json.loads(MACHINE_CODE.read_text())
+    digests = inspect_build.machine_code(cuda_library)
+    assert set(digests) == set(ARCHITECTURES)
+    of_today = machine_code_of(None)
+    if of_today is None:
+        pytest.skip("no build of these sources is recorded, or this clone has no history")
+    if inspect_build.compiler() not in {build["nvcc"] for build in recorded.values()}:
+        pytest.skip("another compiler makes other machine code")
+    assert digests[MEASURED_ARCH] == of_today
 
 
 def test_architectures_are_those_of_the_build() -> None:
@@ -73,6 +102,16 @@ def test_command_prints_and_writes_the_same(
     written = [KernelUse(**kernel) for kernel in json.loads(out.read_text())["kernels"]]
     assert written == uses
     assert len(done.stdout.splitlines()) == 2 + len(uses)
+
+
+def test_command_records_the_machine_code(cuda_library: Path, tmp_path: Path) -> None:
+    record = tmp_path / "machine_code.json"
+    record.write_text(json.dumps({"abc": {"nvcc": "1", "machine_code": {}}}))
+    options = ["--library", str(cuda_library), "--record", str(record), "--commit", "def"]
+    assert CliRunner().invoke(command(), options).exit_code == 0
+    written = json.loads(record.read_text())
+    assert written["abc"] == {"nvcc": "1", "machine_code": {}}
+    assert written["def"]["machine_code"] == inspect_build.machine_code(cuda_library)
 
 
 def test_command_fails_on_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
