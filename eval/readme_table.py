@@ -162,14 +162,21 @@ def slowest(index: Index, n: int, batch: int, groups: Sequence[str]) -> float | 
     return max((time for time in times if time is not None), default=None)
 
 
-def faster_cells(index: Index) -> dict[str, tuple[int, float]]:
-    """Of each implementation that is faster than this package: at how many cells, and how many times."""
+def faster_cells(index: Index) -> dict[str, dict[str, float]]:
+    """Of each implementation that is faster than this package: at which cells, and how many times."""
+    names = {cell["key"]: cell_name(cell) for cell in index.cells()}
     found = {}
     for other in (PAPER, *BASELINES):
-        faster = [1 / ratio for ratio in index.ratios(other, HINTED).values() if ratio < 1 - NOISE]
-        if faster:
-            found[other] = (len(faster), max(faster))
+        ratios = index.ratios(other, HINTED).items()
+        if faster := {names[key]: 1 / ratio for key, ratio in ratios if ratio < 1 - NOISE}:
+            found[other] = faster
     return found
+
+
+def cell_name(cell: Mapping[str, Any]) -> str:
+    """Length, batch and, where it is wider than the rows, the buffer's width."""
+    width = cell.get("width")
+    return f"{cell['n']:,} x {cell['batch']}" + (f" in {width:,} columns" if width else "")
 
 
 def _shown(figure: float | None) -> str:
@@ -198,9 +205,9 @@ def prefill_table(bench: Mapping[str, Any], index: Index) -> list[str]:
     commits = sorted({bench["runs"][run]["machine"]["commit"] for run in runs})
     lead = f"""
         **Prefill** (commit {", ".join(commits)}): `indexer_topk_prefill` on a chunk of one request. Each
-        Gaussian row sees one column more than the row before, and the last all; rows of a trace are repeated.
-        "Decode op" is `indexer_topk_decode` with `path="no_hint"` on the same rows, others' columns are their
-        operators for prefill, and "memory" is the bytes at 4.3 TB/s. "-": no exact result.
+        Gaussian row sees one column more than the row before; rows of a trace are repeated. "Decode op" is
+        `indexer_topk_decode` with `path="no_hint"`, the columns of other projects are their operators for
+        prefill, and "memory" is the time to move the bytes at 4.3 TB/s. "-" marks a result that is not exact:
     """
     ran = {result["impl"] for result in index.results if result["cell"] in keys}
     columns = {impl: name for impl, name in PREFILL_COLUMNS.items() if impl in ran}
@@ -219,24 +226,27 @@ def prefill_table(bench: Mapping[str, Any], index: Index) -> list[str]:
     return [*lines, ""]
 
 
-def wide_buffers(index: Index) -> list[str]:
-    """What the README says of rows in buffers wider than they are; nothing without results."""
-    times: dict[tuple[int, int], dict[int, str]] = {}
+def wide_table(index: Index) -> list[str]:
+    """Microseconds of rows in buffers wider than they are, and what they mean; nothing without results."""
+    keys: dict[tuple[int, int], dict[int, str]] = {}
     for cell in index.group("main", "wide_buffers"):
-        times.setdefault((cell["n"], cell["batch"]), {})[cell.get("width") or 0] = _shown(
-            index.figure(cell["key"], HINTED)
-        )
-    shown = [
-        f"{n:,} x {batch} {by_width[0]} / {by_width[131072]} / {by_width[1048576]}"
-        for (n, batch), by_width in sorted(times.items())
-        if {0, 131072, 1048576} <= set(by_width)
-    ]
-    if not shown:
+        keys.setdefault((cell["n"], cell["batch"]), {})[cell.get("width") or 0] = cell["key"]
+    widths = (0, 131072, 1048576)
+    measured = {shape: found for shape, found in sorted(keys.items()) if set(widths) <= set(found)}
+    if not measured:
         return []
-    return [
-        f"""**Rows shorter than their buffer**, as in captured graphs: us in a buffer of the row's own width /
-        of 131,072 / of 1,048,576 columns: {", ".join(shown)}."""
-    ]
+    lead = """
+        **Rows shorter than their buffer**: the buffer of a captured graph is as wide as the longest row that
+        the engine admits. Microseconds of this package (in brackets vLLM 0.33), by the columns of the buffer:
+    """
+    lines = [_paragraph(lead), "", "| N x batch | as the row | 131,072 | 1,048,576 |", "|---|---:|---:|---:|"]
+    for (n, batch), found in measured.items():
+        times = [
+            f"{_shown(index.figure(found[width], HINTED))} ({_shown(index.figure(found[width], 'vllm'))})"
+            for width in widths
+        ]
+        lines.append(f"| {n:,} x {batch} | {' | '.join(times)} |")
+    return [*lines, ""]
 
 
 def blocks(index: Index) -> list[str]:
@@ -348,17 +358,15 @@ def results() -> str:
         Microseconds per launch on one {run["machine"]["device"]}, median; fp32, k = 2048; a CUDA graph over
         fresh decode steps whose rows are not in the L2 cache. Every launch's result is compared, and exact
         (`eval/results/h200/bench.json`, commit {commit}{older}; method:
-        [docs/performance.md](docs/performance.md)). "This package" is called with {", ".join(given)} and
-        {last}, as the integrations do. "With PDL": also `pdl=True` (programmatic dependent launch,
-        `TRTLLM_ENABLE_PDL=1`). "No hint": {bare} alone. Rows are Gaussian, and 90 % of the variance survives
-        from step to step; beside them stand the slowest of the real traces, and the worst of masked (-inf,
-        +inf, NaN), tied and rescaled rows:
+        [docs/performance.md](docs/performance.md)). "This package" is called as the integrations call it,
+        with {", ".join(given)} and {last}; "with PDL" adds `pdl=True`, and "no hint" is {bare} alone. Rows
+        are Gaussian, and 90 % of the variance survives from step to step. "Real traces" is the slowest trace,
+        and "worst case" the slowest of masked (-inf, +inf, NaN), tied and rescaled rows:
     """
     text = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
-    text += prefill_table(bench, index)
+    text += prefill_table(bench, index) + wide_table(index)
     points = [
         *comparison(bench, index, decode),
-        *wide_buffers(index),
         *stress(),
     ]
     return "\n".join([*text, *(_point(point) for point in points)])
@@ -381,12 +389,11 @@ def stress() -> list[str]:
     return [
         f"""**Beside other work** (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches of
         {configurations} configurations, alone and beside {neighbours} kinds of neighbour: {wrong(beside)}.
-        In a build that delays threads {delayed["totals"]["launches"]:,} launches: {wrong(delayed)}. While a
-        stream overwrote an argument, a minute for each of {REWRITINGS.get(kinds, kinds)} kinds,
-        {rewritten["totals"]["launches"]:,} launches: none hung,
-        {rewritten["totals"]["guard_words"]:,} guard words overwritten, exact afterwards. The same harness
-        finds faults where there are some: of {older["totals"]["launches"]:,} launches of the older commit
-        {older["machine"]["commit"]}, {wrong(older)}.""",
+        In a build that delays threads, {delayed["totals"]["launches"]:,} launches: {wrong(delayed)}. While
+        another stream overwrote one of {REWRITINGS.get(kinds, kinds)} arguments,
+        {rewritten["totals"]["launches"]:,} launches: none hung, {rewritten["totals"]["guard_words"]:,} guard
+        words overwritten, exact afterwards. The same harness finds the faults of the older commit
+        {older["machine"]["commit"]}: {older["totals"]["launches"]:,} launches, {wrong(older)}.""",
     ]
 
 
@@ -418,8 +425,8 @@ def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any]) -> l
     )
     seen = ", ".join(f"{_name(peer)} {sets[peer]}" for peer in PEERS if peer in sets)
     faster = [
-        f"{_name(other)} at {cells} cells (at most {times:.2f} times)"
-        for other, (cells, times) in faster_cells(index).items()
+        f"{_name(other)} at {', '.join(f'{cell} ({times:.2f} times)' for cell, times in cells.items())}"
+        for other, cells in faster_cells(index).items()
     ]
     pdl = ", ".join(f"{shape} ({ratio:.2f} times)" for shape, ratio in slower_with_pdl(index).items())
     masked = max(hard_rows(index, "mask").values(), default=None)
@@ -432,16 +439,16 @@ def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any]) -> l
     fuzzed = fuzz[0]["machine"]["commit"] if fuzz else "none"
     step = decode["step_us"]
     return [
-        f"""**Others.** Their time divided by this package's, geometric mean over all cells (in brackets the
-        cell where they come closest): {others}. Faster than this package by more than
+        f"""**Other projects.** The time of each divided by this package's, as the geometric mean over all
+        cells, and in brackets at the closest cell: {others}. Faster than this package by more than
         {100 * NOISE:.0f} %: {"; ".join(faster) or "nothing measured"}.""",
-        f"""**What the hint is worth.** Time with it divided by time without: {_ratio(mean)} in the mean, and
-        {_ratio(most)} at worst. Where rows change at random, the worst launch of 1,000 takes at most
+        f"""**The hint.** The time with a hint divided by the time without is {_ratio(mean)} in the mean, and
+        {_ratio(most)} at worst. Where rows change at random, the slowest launch of 1,000 takes at most
         {_ratio(worst)} times the mean launch without a hint.""",
-        f"""**What it costs.** Masked rows take at most {_ratio(masked)} times as long as usual ones. PDL
-        saves time at most shapes and is slower at {pdl or "none"}.""",
-        f"""**Deterministic.** Different sets in 20 runs on a row with a plateau at the k-th value: this
-        package {sets[HINTED]}, {seen}.""",
+        f"""**Masked rows** take at most {_ratio(masked)} times as long as usual ones. **PDL** saves time at
+        most shapes and is slower at {pdl or "none"}.""",
+        f"""**Deterministic.** A row with many ties at the k-th value was selected from 20 times. Different
+        selections: this package {sets[HINTED]}, {seen}.""",
         f"""**Checked.** Fuzzing (commit {fuzzed}): {cases:,} random cases, {rows:,} rows, every path, no
         mismatch in {seconds:.0f} s. Simulated decode over real traces in one captured graph (commit
         {decode["versions"]["commit"]}): {decode["sets"]["identical"]:,} of {decode["sets"]["rows"]:,} rows

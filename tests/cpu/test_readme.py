@@ -46,7 +46,6 @@ ELSEWHERE = {
     "gvr-topk replay --shipped --config configs/heuristic_on.yaml --out out/replay": "test_replay_recipe",
 }
 NEEDS_MORE = {
-    "gvr-topk replay --shipped --device cuda": "a GPU",
     "python -m eval bench --out out/bench.json --quick": "a GPU, and minutes of it",
     "python -m eval stress --launches 1000000 --out out/stress.json": "a GPU, and minutes of it",
 }
