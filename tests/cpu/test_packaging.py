@@ -26,6 +26,9 @@ PACKAGE = ROOT / "gvr_topk"
 HOOK = {"gvr_topk_autoload.py", "gvr_topk_autoload.pth"}
 LICENSES = ["LICENSE", "NOTICE"]
 
+# Whichever test comes first builds the wheel, and compiles everything if `make` has not been here before.
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -61,7 +64,6 @@ def run(*command: str | Path, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(900)  # compiles everything where `make` has not been here before
 def test_one_wheel_for_every_python(wheel: Path) -> None:
     tag = "1cuda" if (PACKAGE / "lib" / "libgvr_topk_cuda.so").is_file() else "0cpu"
     assert wheel.name == f"gvr_topk-{gvr_topk.__version__}-{tag}-py3-none-linux_x86_64.whl"
