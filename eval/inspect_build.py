@@ -240,9 +240,10 @@ def main(
         machine = describe_machine(commit, device="cpu")
         write_json(json_out, {"machine": machine, "kernels": [asdict(use) for use in uses]})
     if record is not None:
-        known = json.loads(record.read_text()) if record.is_file() else {}
-        of = describe_machine(commit, device="cpu")["commit"]
-        write_json(record, known | {of: {"nvcc": compiler(), "machine_code": machine_code(library)}})
+        builds = json.loads(record.read_text())["builds"] if record.is_file() else []
+        build = {"commit": describe_machine(commit, device="cpu")["commit"], "nvcc": compiler()}
+        builds = [known for known in builds if known["commit"] != build["commit"]]
+        write_json(record, {"builds": [*builds, build | {"machine_code": machine_code(library)}]})
     wrong = faults(uses)
     for line in wrong:
         typer.echo(line, err=True)

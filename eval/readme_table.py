@@ -326,8 +326,9 @@ def machine_code_of(commit: str | None) -> str | None:
     commit : str, optional
         Whose kernels; None for those of the working tree.
     """
-    for recorded, build in json.loads(MACHINE_CODE.read_text()).items():
-        command = ["git", "-C", str(ROOT), "diff", "--quiet", recorded, *([commit] if commit else [])]
+    for build in json.loads(MACHINE_CODE.read_text())["builds"]:
+        commits = [build["commit"], *([commit] if commit else [])]
+        command = ["git", "-C", str(ROOT), "diff", "--quiet", *commits]
         same = subprocess.run([*command, "--", *KERNEL_SOURCES], capture_output=True, check=False)
         if same.returncode == 0:
             digest: str = build["machine_code"][MEASURED_ARCH]

@@ -995,7 +995,9 @@ class TestReadmeTable:
         recorded = tmp_path / "machine_code.json"
         builds = {commits[0]: "a", commits[2]: "b"}
         recorded.write_text(
-            json.dumps({commit: {"machine_code": {"sm_90a": code}} for commit, code in builds.items()})
+            json.dumps(
+                {"builds": [{"commit": it, "machine_code": {"sm_90a": code}} for it, code in builds.items()]}
+            )
         )
         monkeypatch.setattr(readme_table, "ROOT", tmp_path)
         monkeypatch.setattr(readme_table, "MACHINE_CODE", recorded)

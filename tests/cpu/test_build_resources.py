@@ -67,7 +67,7 @@ def test_machine_code_is_that_which_was_recorded(cuda_library: Path) -> None:
     of_today = machine_code_of(None)
     if of_today is None:
         pytest.skip("no build of these sources is recorded, or this clone has no history")
-    if inspect_build.compiler() not in {build["nvcc"] for build in recorded.values()}:
+    if inspect_build.compiler() not in {build["nvcc"] for build in recorded["builds"]}:
         pytest.skip("another compiler makes other machine code")
     assert digests[MEASURED_ARCH] == of_today
 
@@ -106,12 +106,13 @@ def test_command_prints_and_writes_the_same(
 
 def test_command_records_the_machine_code(cuda_library: Path, tmp_path: Path) -> None:
     record = tmp_path / "machine_code.json"
-    record.write_text(json.dumps({"abc": {"nvcc": "1", "machine_code": {}}}))
+    others = [{"commit": name, "nvcc": "1", "machine_code": {}} for name in ("abc", "def")]
+    record.write_text(json.dumps({"builds": others}))
     options = ["--library", str(cuda_library), "--record", str(record), "--commit", "def"]
     assert CliRunner().invoke(command(), options).exit_code == 0
-    written = json.loads(record.read_text())
-    assert written["abc"] == {"nvcc": "1", "machine_code": {}}
-    assert written["def"]["machine_code"] == inspect_build.machine_code(cuda_library)
+    kept, added = json.loads(record.read_text())["builds"]
+    assert kept == others[0] and added["commit"] == "def"
+    assert added["machine_code"] == inspect_build.machine_code(cuda_library)
 
 
 def test_command_fails_on_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
