@@ -1,4 +1,4 @@
-// policy.h for callers without a C++ compiler: Python reads it through ctypes, on every machine.
+// policy.h for callers without a C++ compiler: Python calls it through ctypes, on every machine.
 #include "gvr_topk/policy.h"
 
 #define GVR_TOPK_EXPORT extern "C" __attribute__((visibility("default")))
@@ -17,8 +17,8 @@ GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_
   return static_cast<int32_t>(gvr_topk::can_use_heuristic(row));
 }
 
-// Elements that each thread of the first CTA holds of a row that it selects from alone; 0 of a row that the
-// cluster shares.
+// Returns how many elements each thread of the first CTA holds, for a row that this CTA selects from alone; 0
+// for a row that the cluster shares.
 GVR_TOPK_EXPORT int32_t gvr_topk_values_of_led_row(int32_t family, int32_t width, int32_t length, int32_t k) {
   const bool is_led = gvr_topk::is_led_row(static_cast<gvr_topk::Family>(family), width, length, k);
   return is_led ? gvr_topk::values_of_led_row(length) : 0;

@@ -6,7 +6,7 @@
 namespace gvr_topk::chaos {
 namespace {
 
-// Setters are added while the library is loaded, in an order that nobody knows: a static object of this file
+// Setters are added while the library is loaded, in an unspecified order, so a static object at file scope
 // might not exist yet.
 std::vector<Setter>& setters() {
   static std::vector<Setter> all;
@@ -21,7 +21,7 @@ void add_setter(Setter setter) { setters().push_back(setter); }
 
 #define GVR_TOPK_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Number of modes, 0 (off) among them.
+// Number of modes, including 0 (off).
 GVR_TOPK_EXPORT int gvr_topk_chaos_modes() { return gvr_topk::chaos::kModes; }
 
 // Number of CUDA files whose mode a call of gvr_topk_set_chaos sets.

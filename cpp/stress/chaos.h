@@ -1,6 +1,6 @@
-// Forced into every CUDA file of a chaos build (GVR_TOPK_CHAOS) with `-include`: delays threads around
-// barriers, copies and remote accesses, so that orders come up which the memory model allows and which an
-// idle GPU hardly ever takes.
+// Delays threads around barriers, copies and remote accesses, so that orders come up which the memory model
+// allows and which an idle GPU hardly ever takes. A chaos build (GVR_TOPK_CHAOS) forces this header into
+// every CUDA file with `-include`.
 //
 // A kernel meets these delays at two kinds of places. The wrappers of kernels/ptx/ call the macros of
 // kernels/ptx/chaos_hooks.cuh, which are defined here; and `__syncthreads` is a macro from here on.
@@ -14,7 +14,7 @@
 
 namespace gvr_topk::chaos {
 
-// One for each CUDA file, because device code is linked file by file.
+// Each CUDA file has its own mode, because device code is linked file by file.
 static __constant__ int mode;
 
 __device__ __forceinline__ uint32_t mix(uint32_t h) {
@@ -41,7 +41,8 @@ __device__ __forceinline__ uint32_t cluster_size() {
   return n;
 }
 
-// At least so long: a sleep may end at any time, so the SM's clock, which runs at less than 2 GHz, decides.
+// Waits for at least `ns` nanoseconds. A sleep may end at any time, so the SM's clock, which runs at less
+// than 2 GHz, decides.
 __device__ __forceinline__ void wait(uint32_t ns) {
   const int64_t end = clock64() + 2 * static_cast<int64_t>(ns);
   do {
@@ -51,14 +52,14 @@ __device__ __forceinline__ void wait(uint32_t ns) {
 
 constexpr uint32_t kVeryLate = 20000;
 
-// Four lengths, of which the longest outlasts a whole launch of another row or CTA.
+// One of four delays, the longest of which outlasts a whole launch of another row or CTA.
 __device__ __forceinline__ uint32_t lateness(uint32_t drawn) {
   const uint32_t which = drawn & 3;
   return which == 0 ? 500 : which == 1 ? 2000 : which == 2 ? 5000 : kVeryLate;
 }
 
-// Lanes of a warp that are together draw alike and stay together. Nothing in here waits for another thread,
-// because a place can be reached by one lane alone.
+// Delays the calling lanes if the mode says so. Converged lanes of a warp draw the same numbers and stay
+// converged. Nothing in here waits for another thread, because a single lane may come here alone.
 static __device__ __noinline__ void delay() {
   const uint32_t now = nanoseconds();
   const uint32_t warp = threadIdx.x >> 5, warps = (blockDim.x + 31) >> 5;
@@ -71,9 +72,9 @@ static __device__ __noinline__ void delay() {
     if ((shared & 3) == 0) wait(400 + (shared >> 22));
     return;
   }
-  const uint32_t while_chosen = now >> 16;  // 65 us
+  const uint32_t while_chosen = now >> 16;  // changes every 65 us
   bool late = false;
-  uint32_t drawn = mix((now >> 10) ^ cta);  // by all warps of a CTA alike: they meet at the next barrier
+  uint32_t drawn = mix((now >> 10) ^ cta);  // the same for all warps of a CTA, which meet at the next barrier
   if (mode == kOneWarp || mode == kAllWarpsButOne) {
     const uint32_t chosen = mix(while_chosen ^ cta) % warps;
     late = (warp == chosen) == (mode == kOneWarp);
@@ -90,8 +91,8 @@ __device__ __forceinline__ void point() {
   if (mode != kOff) delay();
 }
 
-// Behind a wait for all CTAs of a cluster: one of them falls behind the others, who go on to store into its
-// shared memory.
+// Stands after a wait for all CTAs of a cluster. One CTA falls behind the others, which go on to store into
+// its shared memory.
 __device__ __forceinline__ void joined() {
   const uint32_t size = cluster_size(), rank = cluster_rank();
   if (size == 1) return;
@@ -125,7 +126,8 @@ __device__ __forceinline__ int sync_threads_and(int predicate) {
   return all;
 }
 
-// Static, and not of an unnamed namespace, whose names nvcc makes weak: every file needs its own.
+// This is static, and not in an unnamed namespace, because nvcc makes names of unnamed namespaces weak and
+// every file needs its own function.
 static cudaError_t set_mode(int wanted) { return cudaMemcpyToSymbol(mode, &wanted, sizeof(wanted)); }
 
 [[maybe_unused]] static const bool registered = (add_setter(set_mode), true);

@@ -5,14 +5,15 @@
 
 namespace gvr_topk::chaos {
 
-// The host refuses numbers from kModes on; eval/common/stress_chaos.py names the modes for Python.
+// Which threads a mode delays. The host refuses numbers from kModes on; eval/common/stress_library.py names
+// the modes for Python.
 enum Mode : int {
   kOff = 0,
   kRandom = 1,          // every warp now and then, and a whole CTA for a while
-  kLastCta = 2,         // the last CTA of a cluster, behind every wait for the cluster
+  kLastCta = 2,         // the last CTA of a cluster, after every wait for the cluster
   kFirstCta = 3,        // the first one likewise
   kOneWarp = 4,         // one warp of each CTA, which changes with time
-  kAllWarpsButOne = 5,  // all of its other warps
+  kAllWarpsButOne = 5,  // all warps of each CTA but that one
   kRoamingCta = 6,      // one CTA of a cluster, which changes with time
   kOddRows = 7,         // every second row of a launch
   kModes = 8,

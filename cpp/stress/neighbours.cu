@@ -1,8 +1,9 @@
-// A library for stress tests alone: kernels that run beside the op and take what it shares with them, a
-// kernel that rewrites the op's arguments while it runs, and the comparison of all it has written.
+// A library for stress tests only. It has kernels that run beside the op and take resources which the op
+// shares with them, a kernel that rewrites the op's arguments while the op runs, and a kernel that compares
+// everything the op has written.
 //
-// Every neighbour works for a given time and ends by itself, so that a test which is stopped leaves no kernel
-// behind, and a cluster that needs the SMs a neighbour holds gets them soon. Functions return CUDA's status.
+// Every neighbour works for a given time and ends by itself, so that a stopped test leaves no kernel behind,
+// and a cluster that needs the SMs a neighbour holds gets them soon. Functions return CUDA's status.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -22,19 +23,20 @@ __device__ __forceinline__ uint32_t mix(uint32_t h) {
   return h ^ (h >> 16);
 }
 
-// A number below `count`, each as often.
+// A number below `count`; all such numbers are equally likely.
 __device__ __forceinline__ uint32_t below(uint32_t drawn, uint32_t count) {
   return static_cast<uint32_t>((static_cast<uint64_t>(drawn) * count) >> 32);
 }
 
-// One CTA on each SM it holds: with all shared memory of an SM, nothing that needs some fits beside it.
+// Holds SMs, with one CTA on each. If a CTA takes all shared memory of its SM, no other CTA that needs some
+// fits beside it.
 __global__ void hold_sms(uint64_t ns) {
   const uint64_t end = nanoseconds() + ns;
   while (nanoseconds() < end) __nanosleep(200);
 }
 
-// Keeps the shared-memory pipe of its SM full: 32 lanes add to one bank. With 32 registers a thread a CTA of
-// the op fits beside it.
+// Keeps the shared-memory pipe of its SM full: 32 lanes add to one bank. With 32 registers per thread, a CTA
+// of the op fits beside this one.
 __global__ void __maxnreg__(32) hammer_shared(uint64_t ns, int* never) {
   __shared__ int words[32 * 32];
   const uint64_t end = nanoseconds() + ns;
@@ -66,7 +68,7 @@ __global__ void __maxnreg__(32) hammer_l1(uint64_t ns, const int* words, uint32_
 __global__ void __maxnreg__(32) stream_dram(uint64_t ns, const uint4* vecs, uint64_t count, int* never) {
   const uint64_t end = nanoseconds() + ns;
   const uint64_t threads = static_cast<uint64_t>(gridDim.x) * blockDim.x;
-  // A launch goes on where nobody knows, so that one that is short does not read the same part each time.
+  // A launch starts at an arbitrary place, so that short launches do not read the same part each time.
   uint64_t i = (mix(static_cast<uint32_t>(end)) + blockIdx.x * static_cast<uint64_t>(blockDim.x)) % count;
   i += threadIdx.x;
   uint32_t sum = 0;
@@ -82,13 +84,14 @@ __global__ void __maxnreg__(32) stream_dram(uint64_t ns, const uint4* vecs, uint
   if (never != nullptr) *never = static_cast<int>(sum);
 }
 
-// A tensor that is rewritten: `rows` of `columns` words, `pitch` words from one to the next.
+// A tensor that is rewritten: `rows` of `columns` words, `pitch` words from one row to the next.
 struct Target {
   uint32_t* words;
   uint32_t rows, columns, pitch;
 };
 
-// Rewrites words of a tensor in random order, each with what one of several prepared contents holds there.
+// Rewrites words of a tensor in random order. Each word gets the value that one of several prepared contents
+// has at its place.
 __global__ void __maxnreg__(32) rewrite(uint64_t ns, Target target, const uint32_t* pool, uint32_t contents) {
   const uint64_t end = nanoseconds() + ns;
   const uint64_t words = static_cast<uint64_t>(target.rows) * target.columns;
@@ -109,10 +112,10 @@ __global__ void __maxnreg__(32) rewrite(uint64_t ns, Target target, const uint32
   } while (nanoseconds() < end);
 }
 
-// Numbers that eval/common/stress_workload.py has too.
+// These numbers are also in eval/common/stress_workload.py.
 constexpr int32_t kGuard = -1515870811;
 constexpr int32_t kPoison = -7777;
-constexpr int64_t kResult = 0;  // of one launch; poisoned again
+constexpr int64_t kResult = 0;  // kind of a segment: results of one launch, which are poisoned again
 constexpr int kSegmentColumns = 3;
 
 enum Counter : int {
@@ -121,13 +124,13 @@ enum Counter : int {
   kWrongWords,
   kGuardWords,
   kWrongHints,
-  kFirstWrong,  // index + 1
+  kFirstWrong,  // index of the first wrong word, plus 1
   kFirstGot,
   kCounters,
 };
 
-// One CTA compares one segment, {first word, word behind the last, kind}, with what it should hold. Guard
-// words that were overwritten are put back, and results poisoned for the next run of the launches.
+// One CTA compares one segment, {first word, word after the last, kind}, with what it should hold.
+// Overwritten guard words are put back, and results are poisoned for the next run of the launches.
 __global__ void __launch_bounds__(1024)
     check_words(int32_t* words, const int32_t* expected, const int64_t* segments, int64_t* counters) {
   const int64_t* segment = segments + static_cast<int64_t>(blockIdx.x) * kSegmentColumns;
@@ -159,8 +162,9 @@ __global__ void __launch_bounds__(1024)
   if (any) atomicAdd(&counter[is_result ? kWrongLaunches : kWrongHints], 1ull);
 }
 
-// The driver would set aside for L1, on an SM that a neighbour comes to first, what the op needs as shared
-// memory, and keep the op's CTAs away until the neighbour ends.
+// Asks for as much shared memory as possible on the SMs of a neighbour. Otherwise the driver would set aside
+// for L1 what the op needs as shared memory on an SM that a neighbour comes to first, and the op's CTAs would
+// have to stay away until the neighbour ends.
 template <typename Kernel>
 cudaError_t leave_shared_memory(Kernel* kernel) {
   return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
@@ -174,9 +178,9 @@ uint64_t nanoseconds_of(double microseconds) { return static_cast<uint64_t>(1000
 
 #define GVR_TOPK_EXPORT extern "C" __attribute__((visibility("default")))
 
-// `stream` is a cudaStream_t; `microseconds` is the least time a neighbour runs for.
+// In the functions below, `stream` is a cudaStream_t, and a neighbour runs for at least `microseconds`.
 
-// `shared_bytes` is what each CTA takes of its SM; less than 0: all there is.
+// `shared_bytes` is the shared memory that each CTA takes of its SM; less than 0: all that a block can have.
 GVR_TOPK_EXPORT int gvr_topk_hold_sms(void* stream, int sms, int shared_bytes, double microseconds) {
   using namespace gvr_topk::stress;
   int device = 0;
@@ -222,7 +226,7 @@ GVR_TOPK_EXPORT int gvr_topk_stream_dram(void* stream, int ctas, double microsec
   return cudaGetLastError();
 }
 
-// `pool` holds `contents` times `rows` times `columns` words.
+// `pool` holds `contents` * `rows` * `columns` words.
 GVR_TOPK_EXPORT int gvr_topk_rewrite(void* stream, int ctas, int threads, double microseconds, void* target,
                                      int64_t rows, int64_t columns, int64_t pitch, const void* pool,
                                      int64_t contents) {

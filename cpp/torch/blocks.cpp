@@ -1,5 +1,5 @@
 // The CUDA implementations of torch.ops.gvr_topk.indexer_topk_blocks and indexer_topk_in_blocks over
-// libtorch's stable ABI. The schemas, the fake kernels and the CPU implementations are Python's.
+// libtorch's stable ABI. The schemas, the fake kernels and the CPU implementations are in Python.
 #include <torch/csrc/stable/library.h>
 
 #include "call.h"
@@ -8,7 +8,7 @@
 namespace gvr_topk {
 namespace {
 
-// What calls of both ops have.
+// The arguments that both ops have.
 struct Arguments {
   const Tensor& logits;
   const Tensor& seq_lens;
@@ -29,7 +29,7 @@ void check_scores(const Arguments& a) {
   check_results(a.out, "out", a.logits.get_device(), a.logits.size(0), a.k);
 }
 
-// Refuses every argument that would be undefined on the device, as gvr_topk/arguments.py does elsewhere.
+// Refuses arguments with undefined effect on the device, as gvr_topk/arguments.py does elsewhere.
 void check_chosen(const Arguments& a, int64_t block_k) {
   check_scores(a);
   const int64_t width = a.logits.size(1);
@@ -39,7 +39,7 @@ void check_chosen(const Arguments& a, int64_t block_k) {
   check_results(a.blocks, "blocks", a.logits.get_device(), a.logits.size(0), block_k, "block_k");
 }
 
-// The same of a call that gives blocks.
+// The same checks for a call that gives blocks.
 void check_given(const Arguments& a) {
   check_scores(a);
   check_tensor(a.blocks, "blocks", a.logits.get_device(), ScalarType::Int, {a.logits.size(0), kAny});
@@ -60,7 +60,7 @@ BlocksParams make_params(const Arguments& a, int64_t block_k) {
   p.topk.rows = static_cast<int32_t>(a.logits.size(0));
   p.topk.compress_ratio = static_cast<int32_t>(a.compress_ratio);
   p.topk.dtype = dtype_of(a.logits);
-  // With one row to a request both kinds of length are the same number.
+  // With one row per request, a length of the request and a length of the row are the same number.
   p.topk.row_lengths = a.next_n > 1 && a.seq_lens.size(0) == a.logits.size(0);
   p.blocks_stride = a.blocks.stride(0);
   p.block_k = static_cast<int32_t>(block_k);
@@ -94,7 +94,8 @@ void indexer_topk_in_blocks(Tensor logits, Tensor seq_lens, Tensor blocks, Tenso
   const Arguments arguments{logits, seq_lens, out, blocks, k, next_n, flags, compress_ratio, block_size};
   check_given(arguments);
   BlocksParams params = make_params(arguments, blocks.size(1));
-  // A table of no columns has no address, and null would mean that blocks are chosen. None of it is read.
+  // A table without columns has a null address, which would mean that the kernel chooses blocks. Nothing of
+  // the table is read, so another address takes its place.
   params.given = blocks.size(1) > 0 ? static_cast<const int32_t*>(blocks.data_ptr()) : params.topk.seq_lens;
   launch_checked(params, arguments);
 }

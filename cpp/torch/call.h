@@ -1,4 +1,4 @@
-// What the compiled ops have in common: the device and the stream of a call, and how its tensors are taken.
+// What the compiled ops have in common: the device and the stream of a call, and the checks of its tensors.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,8 +14,8 @@
 #include "gvr_topk/params.h"
 #include "gvr_topk/policy.h"
 
-// The header hides this function from builds without USE_CUDA, and a CPU build of torch lacks it:
-// weak, so that the library loads there.
+// The torch header hides this function from builds without USE_CUDA, and a CPU build of torch lacks it. It is
+// declared weak, so that the library loads there.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
 
 namespace gvr_topk {
@@ -34,8 +34,8 @@ class DeviceGuard {
       changed_ = true;
     }
   }
-  // Only where it was changed: selecting the device that is current would make its primary context current,
-  // and a caller in a green context would find itself outside.
+  // Restores the device only if it was changed. Selecting the device that is current would make its primary
+  // context current, and so take a caller out of its green context.
   ~DeviceGuard() {
     if (changed_) cudaSetDevice(previous_);
   }
@@ -66,8 +66,8 @@ T* pointer(const OptionalTensor& t) {
   return t.has_value() ? static_cast<T*>(t->data_ptr()) : nullptr;
 }
 
-// The nearest number of 32 bits. Tensors may have more slots or pages than those count; none beyond is ever
-// asked for, for slots and positions are numbers of 32 bits themselves.
+// The nearest 32-bit number. A tensor may have more slots or pages than such a number counts. The ones beyond
+// are never accessed, because slots and positions are 32-bit numbers themselves.
 inline int32_t clamped(int64_t value) {
   using Limits = std::numeric_limits<int32_t>;
   return static_cast<int32_t>(std::clamp<int64_t>(value, Limits::min(), Limits::max()));
@@ -86,7 +86,7 @@ struct CallTarget {
   StreamContext context;
   int32_t arch;
 
-  // Behind a `DeviceGuard` for the same device.
+  // The caller holds a `DeviceGuard` for the same device.
   explicit CallTarget(int device) {
     void* handle = nullptr;
     require(aoti_torch_get_current_cuda_stream(device, &handle) == 0, "gvr_topk: no current CUDA stream");
@@ -99,7 +99,7 @@ struct CallTarget {
   }
 };
 
-// Scores: [rows, width] on a GPU, with inner stride 1.
+// Checks the scores: [rows, width] on a GPU, with inner stride 1.
 inline void check_logits(const Tensor& logits) {
   check(logits.is_cuda(), "logits: wanted a CUDA tensor, got one on another device");
   dtype_of(logits);
@@ -112,7 +112,7 @@ inline void check_logits(const Tensor& logits) {
 
 inline void check_k(int64_t k) { check(k >= 1 && k <= kMaxWidth, "k: wanted 1 to ", kMaxWidth, ", got ", k); }
 
-// Lengths: one for each request, which has `next_n` rows, or one for each row.
+// Checks the lengths: one for each request, which has `next_n` rows, or one for each row.
 inline void check_lengths(const Tensor& logits, const Tensor& seq_lens, int64_t next_n,
                           int64_t compress_ratio) {
   const int64_t rows = logits.size(0);
@@ -126,7 +126,7 @@ inline void check_lengths(const Tensor& logits, const Tensor& seq_lens, int64_t 
         requests == rows ? "" : " or " + std::to_string(rows), " elements, got ", describe(seq_lens));
 }
 
-// Cache slots: a page table of `requests` rows, and where the slots go if that is not `out`.
+// Checks the page table, which has `requests` rows, and the tensor for cache slots, if that is not `out`.
 inline void check_pages(const OptionalTensor& page_table, const OptionalTensor& slots, int64_t page_size,
                         int32_t device, int64_t rows, int64_t requests, int64_t k) {
   if (slots) {
@@ -147,7 +147,7 @@ inline void check_counts_and_stats(const OptionalTensor& counts, const OptionalT
   check_contiguous(*stats, "stats");
 }
 
-// An empty tensor has no address, and null would mean that there is no page table. No page of an empty table
+// An empty tensor has a null address, which would mean that there is no page table. No page of an empty table
 // is read, so any address that is not null will do.
 inline const int32_t* page_pointer(const OptionalTensor& page_table, const void* other) {
   const auto* pages = pointer<const int32_t>(page_table);

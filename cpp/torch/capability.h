@@ -5,17 +5,17 @@
 // are, and two green contexts of the same size can differ. Every other context has the SMs that the device
 // attribute counts; a MIG slice and an MPS share of threads lower that count for the whole process. Answers
 // are therefore kept per device and green context. The key is the id of the green context, which the driver
-// never gives twice in a process. Handles of streams and contexts are reused after destruction, so they are
-// no keys, and the green context of the stream is asked in every call; that call only reads the handle's own
-// data.
+// never gives twice in a process. Handles of streams and contexts are reused after destruction, so they
+// cannot be keys, and every call asks for the green context of its stream; that query only reads the handle's
+// own data.
 //
 // All of this may happen during stream capture. None of these functions enqueues anything, and the
-// documentation names no capture error among their results. What is asked only once (symbols of the driver,
-// limits of the kernel, the occupancy) is asked in the relaxed capture mode besides, which by documentation
+// documentation names no capture error among their results. Queries that are made only once (symbols of the
+// driver, limits of the kernel, the occupancy) use the relaxed capture mode besides, which by documentation
 // lets a thread make calls that are unsafe to capture.
 #pragma once
 
-#include <cuda.h>  // types alone: the driver's functions are looked up, so that the library loads without it
+#include <cuda.h>  // types only: the driver's functions are looked up, so that the library loads without it
 #include <cuda_runtime_api.h>
 
 #include <array>
@@ -27,7 +27,7 @@
 
 namespace gvr_topk {
 
-// Lets this thread make calls that need not be captured, whatever is being captured.
+// Lets this thread make calls that need not be captured, whatever is being captured meanwhile.
 class RelaxedCapture {
  public:
   RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -39,7 +39,7 @@ class RelaxedCapture {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// The driver's functions about green contexts; null where the driver is older than they are.
+// The driver's functions about green contexts. A pointer is null if the driver is too old for its function.
 struct GreenContextApi {
   decltype(&cuStreamGetGreenCtx) of_stream = nullptr;      // CUDA 12.4
   decltype(&cuGreenCtxGetDevResource) resource = nullptr;  // CUDA 12.4
@@ -74,11 +74,11 @@ struct GreenContextApi {
 struct StreamContext {
   int32_t device = 0;
   int32_t sm_count = 0;
-  uint64_t green_id = 0;  // 0: an ordinary context, the same for all of them
-  bool has_id = true;     // false: a green context of a driver that does not number them
+  uint64_t green_id = 0;  // 0 for every ordinary context
+  bool has_id = true;     // false: a green context whose driver gives it no id
 };
 
-// `device_sms` is what the device attribute says; it holds for every context that is not green.
+// `device_sms` is the number of SMs by the device attribute, which holds for every context that is not green.
 inline StreamContext context_of(cudaStream_t stream, int32_t device, int32_t device_sms) {
   StreamContext context{device, device_sms};
   const GreenContextApi& api = GreenContextApi::get();
@@ -96,10 +96,11 @@ inline StreamContext context_of(cudaStream_t stream, int32_t device, int32_t dev
   return context;
 }
 
-// Everything that an answer depends on, packed into one number without collisions. It is 0 where something
-// does not fit, and such answers are not kept. The buffers also choose the instantiation and a part of the
-// shared memory, which does not change the answer: a block of the kernels that run in clusters takes more
-// than half of an SM's registers (512 threads of more than 64 each), so every block has an SM to itself.
+// Everything that an answer depends on, packed into one number without collisions. The number is 0 where
+// something does not fit, and such answers are not kept. The call's buffers also decide the instantiation and
+// a part of the shared memory, but these do not change the answer: a block of the kernels that run in
+// clusters takes more than half of an SM's registers (512 threads of more than 64 each), so every block has
+// an SM to itself.
 inline uint64_t capability_key(const StreamContext& context, const Plan& plan, Dtype dtype) {
   uint64_t key = 1;  // so that no key is 0
   bool fits = context.has_id;
@@ -120,7 +121,7 @@ inline uint64_t capability_key(const StreamContext& context, const Plan& plan, D
 }
 
 // Keeps answers by key. An entry is one atomic word that holds the key and the answer, so no reader needs a
-// lock. Two keys that share an entry replace each other, which costs one more question to the driver.
+// lock. Two keys that share an entry replace each other, which costs one more query to the driver.
 class CapabilityCache {
  public:
   static CapabilityCache& get() {
@@ -128,7 +129,7 @@ class CapabilityCache {
     return cache;
   }
 
-  // Whether there is an answer; if so, `runs` is it.
+  // Whether the cache has an answer for the key. If so, `runs` becomes that answer.
   bool find(uint64_t key, bool& runs) const {
     const uint64_t entry = entries_[index_of(key)].load(std::memory_order_relaxed);
     runs = (entry & 1) != 0;
@@ -142,7 +143,7 @@ class CapabilityCache {
  private:
   static constexpr int kLog2Entries = 9;
 
-  // Multiplicative hashing by 2^64 over the golden ratio; its upper bits depend on all of the key's.
+  // Multiplicative hashing by 2^64 over the golden ratio: the product's upper bits depend on the whole key.
   static constexpr size_t index_of(uint64_t key) {
     return static_cast<size_t>(key * 0x9e3779b97f4a7c15u >> (64 - kLog2Entries));
   }
@@ -151,8 +152,8 @@ class CapabilityCache {
 };
 
 // Whether the context has room for one of the plan's clusters. An error counts as no, because every smaller
-// cluster gives the same result and the launch of a single CTA reports what is wrong. Only the error that
-// says that clusters of this size do not exist here is kept as an answer.
+// cluster gives the same result and the launch of a single CTA reports what is wrong. The only error that is
+// kept as an answer is the one that says that clusters of this size do not exist here.
 inline bool can_run(const TopkParams& params, const Plan& plan, cudaStream_t stream,
                     const StreamContext& context) {
   CapabilityCache& cache = CapabilityCache::get();

@@ -1,5 +1,5 @@
-// Argument checks of the op: device, then dtype, then layout, then shape. Messages name the argument,
-// what was wanted and what was got.
+// Argument checks of the ops: device, then dtype, then shape, then layout. Messages name the argument, what
+// was wanted and what was got.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -16,8 +16,8 @@ namespace gvr_topk {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// The op whose arguments this thread checks. Every message about an argument begins with its name, and so
-// Python can tell it from other errors.
+// The op whose arguments this thread checks. Every message about an argument begins with the op's name, so
+// that Python can tell it from other errors.
 inline thread_local const char* checked_op = "";
 
 class CheckedOp {
@@ -91,7 +91,7 @@ inline const char* name_of(ScalarType type) {
   }
 }
 
-// A tensor on `device`, of `dtype` and of `shape`, with inner stride 1.
+// Checks that a tensor is on `device`, of `dtype` and of `shape`, with inner stride 1.
 inline void check_tensor(const Tensor& t, const char* name, int32_t device, ScalarType dtype,
                          std::initializer_list<int64_t> shape) {
   check(t.is_cuda() && t.get_device() == device, name, ": wanted a tensor on cuda:", device,
@@ -110,7 +110,8 @@ inline void check_tensor(const Tensor& t, const char* name, int32_t device, Scal
   check(t.size(last) <= 1 || t.stride(last) == 1, name, ": wanted inner stride 1, got ", t.stride(last));
 }
 
-// Two rows that share memory would be written by two blocks at once, and hold neither's result.
+// Checks that rows do not overlap. Two blocks would write overlapping rows at once, and the rows would hold
+// neither block's result.
 inline void check_rows_apart(const Tensor& t, const char* name, int64_t columns) {
   check(t.size(0) <= 1 || t.stride(0) >= columns, name, ": wanted rows that do not overlap, at least ",
         columns, " elements apart, got ", t.stride(0));
@@ -122,7 +123,7 @@ inline void check_contiguous(const Tensor& t, const char* name) {
         t.stride(0), ", ", t.stride(1), ")");
 }
 
-// Where results go: [rows, >= k] of int32. `count` is the argument that says how many they are.
+// Checks a tensor of results: [rows, >= k] of int32. `count` names the argument that gives k.
 inline void check_results(const Tensor& t, const char* name, int32_t device, int64_t rows, int64_t k,
                           const char* count = "k") {
   check_tensor(t, name, device, ScalarType::Int, {rows, kAny});

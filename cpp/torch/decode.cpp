@@ -1,5 +1,5 @@
-// The CUDA implementation of torch.ops.gvr_topk.indexer_topk_decode over libtorch's stable ABI. The
-// schema, the fake kernel and the CPU implementation are Python's (gvr_topk/arguments.py, ops.py, cpu.py).
+// The CUDA implementation of torch.ops.gvr_topk.indexer_topk_decode over libtorch's stable ABI. The schema,
+// the fake kernel and the CPU implementation are in Python (gvr_topk/arguments.py, ops.py, cpu.py).
 #include <torch/csrc/stable/library.h>
 
 #include "call.h"
@@ -8,12 +8,12 @@
 namespace gvr_topk {
 namespace {
 
-// A bit of the `flags` argument beside `kFlagPdl`.
+// Bits of the `flags` argument beside `kFlagPdl`.
 constexpr int64_t kFlagQuantileGuess = 2;
 constexpr int64_t kFlagClampPages = 4;
 constexpr int64_t kFlagDropMasked = 8;
 
-// One call, in the order of the schema (gvr_topk/arguments.py).
+// The arguments of one call, in the order of the schema (gvr_topk/arguments.py).
 struct Arguments {
   const Tensor& logits;
   const Tensor& seq_lens;
@@ -38,7 +38,7 @@ struct Arguments {
   int64_t compress_ratio;
 };
 
-// What steps leave, which kernels read and write 16 bytes at a time.
+// Checks a tensor of states, which kernels read and write 16 bytes at a time.
 void check_words(const Tensor& words, const char* name, int32_t device, int64_t rows) {
   check_tensor(words, name, device, ScalarType::Float, {rows, kStateFloats});
   check_contiguous(words, name);
@@ -62,7 +62,7 @@ void check_state(const Arguments& a, int32_t device, int64_t rows, int64_t reque
   check_rows_apart(*a.indices, "state.indices", a.k);
 }
 
-// Refuses every argument that would be undefined on the device, as gvr_topk/arguments.py does elsewhere.
+// Refuses arguments with undefined effect on the device, as gvr_topk/arguments.py does elsewhere.
 void check_arguments(const Arguments& a) {
   check_logits(a.logits);
   const int32_t device = a.logits.get_device();
@@ -87,8 +87,8 @@ void check_arguments(const Arguments& a) {
         static_cast<int64_t>(Path::kRadixRounds), ", got ", a.path);
 }
 
-// Columns from which rows may select: those that the page table covers, where the call asks for that. Kernels
-// take the rest of a row for space between two rows, so the limit costs them nothing.
+// Columns from which rows may select: only those that the page table covers, if the call asks for that.
+// Kernels treat the rest of a row as space between two rows, so the limit costs them nothing.
 int32_t selectable_width(const Arguments& a) {
   const int64_t width = a.logits.size(1);
   if (!a.page_table || (a.flags & kFlagClampPages) == 0) return static_cast<int32_t>(width);
@@ -125,7 +125,7 @@ TopkParams make_params(const Arguments& a) {
   p.rows = static_cast<int32_t>(a.logits.size(0));
   p.compress_ratio = static_cast<int32_t>(a.compress_ratio);
   p.dtype = dtype_of(a.logits);
-  // With one row to a request both kinds of length are the same number.
+  // With one row per request, a length of the request and a length of the row are the same number.
   p.row_lengths = a.next_n > 1 && a.seq_lens.size(0) == a.logits.size(0);
   p.quantile_guess = (a.flags & kFlagQuantileGuess) != 0;
   p.drop_masked = (a.flags & kFlagDropMasked) != 0;
@@ -147,8 +147,8 @@ void check_plan(const PlanInput& input) {
         "path: wanted any but 'paper_gvr' on compute capability 12, got 'paper_gvr'");
 }
 
-// The plan, with the largest clusters not above the planned size that the stream's context can run. A forced
-// size is not changed, and a row that fewer CTAs cannot hold has no smaller plan.
+// The plan with the largest clusters that the stream's context can run, up to the planned size. The call is
+// refused if its size is forced and cannot run, or if fewer CTAs cannot hold a row.
 Plan runnable_plan(const TopkParams& params, PlanInput input, cudaStream_t stream,
                    const StreamContext& context) {
   Plan plan = make_plan(input);

@@ -1,5 +1,5 @@
-// The CUDA implementation of torch.ops.gvr_topk.indexer_topk_prefill over libtorch's stable ABI. The
-// schema, the fake kernel and the CPU implementation are Python's.
+// The CUDA implementation of torch.ops.gvr_topk.indexer_topk_prefill over libtorch's stable ABI. The schema,
+// the fake kernel and the CPU implementation are in Python.
 #include <torch/csrc/stable/library.h>
 
 #include "call.h"
@@ -11,7 +11,7 @@ namespace {
 // A bit of the `flags` argument beside `kFlagPdl`: rows stream, however short they are.
 constexpr int64_t kFlagStreams = 16;
 
-// One call, in the order of the schema (gvr_topk/arguments.py).
+// The arguments of one call, in the order of the schema (gvr_topk/arguments.py).
 struct Arguments {
   const Tensor& logits;
   const Tensor& row_starts;
@@ -28,14 +28,14 @@ struct Arguments {
   int64_t path;
   int64_t flags;
 
-  // Requests of which the page table and the offsets have one row each.
+  // The number of requests. The page table and the offsets have one row for each.
   int64_t requests() const {
     if (!row_request) return logits.size(0);
     return page_table ? page_table->size(0) : offsets ? offsets->size(0) : 0;
   }
 };
 
-// Refuses every argument that would be undefined on the device, as gvr_topk/arguments.py does elsewhere.
+// Refuses arguments with undefined effect on the device, as gvr_topk/arguments.py does elsewhere.
 void check_arguments(const Arguments& a) {
   check_logits(a.logits);
   check_k(a.k);

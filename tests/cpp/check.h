@@ -1,11 +1,11 @@
-// What the tests of this folder check with. It is no framework: they need a C++ compiler and nothing else.
+// The checks of the tests in this folder. There is no framework: the tests need a C++ compiler only.
 #pragma once
 
 #include <cstdio>
 
 inline int failures = 0;
 
-// Counts a failure and prints where it stands, and goes on: one run shows all that is wrong.
+// Counts a failure, prints its place, and goes on, so that one run shows all failures.
 #define CHECK(condition)                                                        \
   do {                                                                          \
     if (!(condition)) {                                                         \
@@ -14,7 +14,7 @@ inline int failures = 0;
     }                                                                           \
   } while (false)
 
-// The exit code of a test program, and its last line.
+// Prints the last line of a test program and returns its exit code.
 inline int report(const char* name) {
   std::printf("%s: %s\n", name, failures == 0 ? "ok" : "FAILED");
   return failures == 0 ? 0 : 1;

@@ -1,5 +1,5 @@
-// The key map: unsigned comparison of keys is the contract's comparison of scores, and short keys lose
-// nothing.
+// Tests the key map: unsigned comparison of keys is the contract's comparison of scores, and shortened keys
+// lose nothing.
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -36,7 +36,7 @@ void test_named_keys() {
   CHECK(kAbsentKey < kMinKey && kMinKey < kNegInfKey);
 }
 
-// A key gives its value back, but for the sign of zero.
+// A key converts back to its value, except for the sign of zero.
 void test_round_trip() {
   for (uint64_t bits = 0; bits <= 0xffffffffu; bits += 4093) {
     const float x = __uint_as_float(static_cast<uint32_t>(bits));
@@ -45,7 +45,7 @@ void test_round_trip() {
   }
 }
 
-// Every score of a 16-bit type can be told from the upper bits of its key alone.
+// The upper bits of a key alone tell every score of a 16-bit type from the others.
 template <typename T>
 void test_short_keys() {
   for (uint32_t bits = 0; bits <= 0xffffu; ++bits) {
@@ -70,7 +70,7 @@ void test_elements(const std::vector<uint16_t>& stored) {
   }
 }
 
-// Fillers of what lies behind a row are -inf in every type.
+// The filler after a row's end is -inf in every type.
 void test_absent() {
   for (int e = 0; e < 8; ++e) {
     CHECK(element<__nv_bfloat16>(absent_vec<__nv_bfloat16>(), e) == -kInfinity);

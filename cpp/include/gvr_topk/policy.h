@@ -1,6 +1,6 @@
-// Every rule about which kernel runs, once: the gate, the per-row rule, and the launch plan.
-// Pure functions of plain values, usable on host and device, compiled into the CUDA library and into
-// a small C library that Python reads, so there is no second copy of a rule.
+// Every rule about which kernel runs: the gate, the per-row rule, and the launch plan. The rules are pure
+// functions of plain values, usable on host and device. They are compiled into the CUDA library and into a
+// small C library that Python calls, so there is no second copy of a rule.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@
 
 namespace gvr_topk {
 
-// How a call is served. Every path selects the same items; they differ in time only.
+// How a call is served. All paths select the same items, and differ in time only.
 enum class Path : int32_t {
-  kAuto = 0,         // the k-th value is predicted from the state of the last step where the gate lets it
+  kAuto = 0,         // the k-th value is predicted from the last step's state where the gate allows it
   kPaperGvr = 1,     // the paper's four-phase kernel
   kNoHint = 2,       // the state is not read: the k-th value is estimated from a sample of the row
   kRadixRounds = 3,  // nothing is estimated: radix rounds over the keys, which settle every missed estimate
@@ -40,17 +40,17 @@ constexpr int32_t kMinArch = 90;
 
 // ---------------------------------------------------------------- gate (canUseHeuristic)
 
-// Whether the state of the last step is used for a row, or why not; the first column of the statistics.
+// Whether the last step's state is used for a row, or why not: the first column of the statistics.
 enum class HintReason : int32_t {
   kUsed = 0,
   kDisabled = 1,   // the configuration or the path asks for no hint
   kNoState = 2,    // the call has no state
   kLayout = 3,     // rows do not start at 16-byte boundaries, and the kernel for such rows reads no state
   kNoSlot = 4,     // the row has no slot: a padding row, or a request without one
-  kShortRow = 5,   // the row is no longer than k, so nothing is selected
-  kTooShort = 6,   // the configuration wants longer rows,
-  kTooLong = 7,    // or shorter ones
-  kFirstStep = 8,  // no step has left anything in the slot
+  kShortRow = 5,   // the row is no longer than k, so no selection is needed
+  kTooShort = 6,   // the row is shorter than the configuration allows
+  kTooLong = 7,    // the row is longer than the configuration allows
+  kFirstStep = 8,  // no earlier step has left a state in the slot
 };
 
 struct HintQuery {
@@ -61,9 +61,9 @@ struct HintQuery {
   int64_t slots;
   int64_t length;  // the row's own, not the width of the buffer that it lies in
   int64_t k;
-  int64_t min_length;  // limits of the configuration; a launch has none, for the host gives no slot
-  int64_t max_length;  // to requests outside of them
-  bool known;          // the slot holds what a step has left
+  int64_t min_length;  // limits of the configuration; a launch has none, because the host
+  int64_t max_length;  // gives no slot to requests outside of these limits
+  bool known;          // the slot holds a state that a step has left
 };
 
 // The gate: one rule for one row, for the kernels, the CPU implementation, the replay and `doctor`.
@@ -85,7 +85,7 @@ enum class Family : int32_t {
   kPaperGvr = 0,   // the paper's four phases, one CTA per row
   kResident = 1,   // a cluster holds the row in registers
   kStreaming = 2,  // a longer row streams through a cluster, which keeps candidates
-  kFallback = 3,   // any k, alignment and architecture; also what the two above fall back to
+  kFallback = 3,   // any k, alignment and architecture; also the fallback of the two kernels above
   kSmallRow = 4,   // one CTA holds a short row in registers
 };
 
@@ -124,7 +124,7 @@ struct Plan {
   int32_t masks;       // selection masks of one CTA for rows that do not fit its registers; 0 if they do
   int32_t ring_depth;  // kRingDepth, or 0: loads go to registers. The streaming kernel always has a pipeline
   // Results of one row that are staged in shared memory: min(k, width), because a row that is no longer than
-  // k is written without being selected from.
+  // k is written without a selection.
   int32_t staged;
 };
 
@@ -155,7 +155,7 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t steps_of(int32_t span) {
 GVR_TOPK_HOST_DEVICE constexpr bool is_small_arch(int32_t arch) { return arch >= 120; }
 GVR_TOPK_HOST_DEVICE constexpr int32_t max_cluster_size(int32_t arch) { return is_small_arch(arch) ? 8 : 16; }
 
-// What a GPU of this architecture can launch. For others than that, kernels are compiled to a trap.
+// Whether a GPU of this architecture can launch a kernel family; other kernels are compiled to a trap.
 GVR_TOPK_HOST_DEVICE constexpr bool has_family(Family family, int32_t arch) {
   return !is_small_arch(arch) || (family != Family::kStreaming && family != Family::kPaperGvr);
 }
@@ -200,18 +200,19 @@ GVR_TOPK_HOST_DEVICE constexpr PlanProblem plan_problem(const PlanInput& in) {
 }
 
 // Rows of buffers up to kSmallRowWidth take one CTA, because two or more are not faster. Where there are so
-// many rows that clusters would have two CTAs, rows up to kMaxSmallRowWidth take one, which is all that it
-// can hold.
+// many rows that clusters would have two CTAs, rows of buffers up to kMaxSmallRowWidth take one CTA too. One
+// CTA can hold no more.
 constexpr int64_t kSmallRowWidth = 16384;
 constexpr int64_t kMaxSmallRowWidth = int64_t{kClusterThreads} * kMaxValuesPerThread;
 
-// Buffers of captured CUDA graphs are as wide as the longest row that an engine admits, and the plan goes by
-// their width. A row that the cluster need not share is selected by its first CTA alone, as in a buffer of
-// its own width (cpp/kernels/small_row/lead_row.cuh). A cluster that was asked for in a buffer that needs
-// none shares its rows. The selected positions must fit in shared memory beside what clusters keep there.
+// Buffers of captured CUDA graphs are as wide as the longest row that an engine admits, and the plan is made
+// for that width. Where a row is short enough, the cluster's first CTA selects from it alone, as in a buffer
+// of the row's own width (cpp/kernels/small_row/lead_row.cuh). In a buffer up to kSmallRowWidth a cluster
+// exists only if the caller asks for it, and it then shares its rows. k is limited because the selected
+// positions must fit in shared memory beside what clusters keep there.
 constexpr int32_t kMaxLedK = 2048;
-// What the registers of a cluster hold is shared up to a shorter length than what streams: from there on the
-// cluster is faster (measured on an H200).
+// The longest row that the first CTA selects from alone. It is shorter where the cluster holds rows in
+// registers than where rows stream: for longer rows the cluster is faster (measured on an H200).
 GVR_TOPK_HOST_DEVICE constexpr int32_t longest_led_row(Family family) {
   return family == Family::kResident    ? kClusterThreads * kValuesPerThread
          : family == Family::kStreaming ? static_cast<int32_t>(kSmallRowWidth)
@@ -221,19 +222,19 @@ GVR_TOPK_HOST_DEVICE constexpr bool is_led_row(Family family, int32_t width, int
   return length > k && length <= longest_led_row(family) && width > kSmallRowWidth && k <= kMaxLedK;
 }
 
-// Elements of such a row that each thread of that CTA holds.
+// Elements that each thread of the first CTA holds of a row that this CTA selects from alone.
 GVR_TOPK_HOST_DEVICE constexpr int32_t values_of_led_row(int32_t length) {
   return length <= kClusterThreads * kValuesPerThread ? kValuesPerThread : kWideValuesPerThread;
 }
 
 // CTAs per row. All rows together take at most half of the SMs: a cluster lives in one GPC of 16 or 18 SMs,
 // so large clusters never fill the chip, and a second wave costs more than halving the cluster. Clusters of
-// two do fill it, and where even those do not fit, each row takes one CTA. The selection masks of one CTA
-// must fit, though. In the sweep (eval/results/h200/tune.json) no other size is faster by more than a
-// twentieth. `max_ctas` caps the size, because a cluster starts only when one GPC has room for all of it: 16
-// CTAs wait for a whole free GPC, and while another kernel occupies 32 SMs or more they wait until it ends; 8
-// CTAs still start beside 64 occupied SMs and 4 beside 96 (measured on an H200). A row too wide for the cap
-// takes the smallest size that holds it.
+// two do fill the chip, and where even those do not fit, each row takes one CTA. A row whose selection masks
+// do not fit in one CTA takes more CTAs nevertheless. In the sweep (eval/results/h200/tune.json) no other
+// size is faster by more than a twentieth. `max_ctas` caps the size, because a cluster starts only when one
+// GPC has room for all of it: 16 CTAs wait for a whole free GPC, and while another kernel occupies 32 SMs or
+// more they wait until that kernel ends; 8 CTAs still start beside 64 occupied SMs and 4 beside 96 (measured
+// on an H200). A row too wide for the cap takes the smallest size that holds it.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   if (in.forced_ctas > 0) return in.forced_ctas;
   if (in.width <= kSmallRowWidth) return 1;
@@ -246,8 +247,8 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
   return ctas;
 }
 
-// Largest k of the streaming kernel, whose candidate buffer must take, in one CTA, all that is selected and a
-// wide interval besides.
+// Largest k of the streaming kernel. The candidate buffer of one CTA must have room for everything that is
+// selected and a wide interval besides.
 constexpr int64_t kStreamingMaxK = 2048;
 constexpr int64_t kWideInterval = 2048;
 
@@ -261,7 +262,8 @@ GVR_TOPK_HOST_DEVICE constexpr Family choose_family(const PlanInput& in, int32_t
   return streams ? Family::kStreaming : Family::kFallback;
 }
 
-// The smallest instantiation of a kernel that holds the row in registers. Other kernels work in steps.
+// Elements per thread of the smallest instantiation that holds the row in registers. Other kernels work in
+// steps.
 GVR_TOPK_HOST_DEVICE constexpr int32_t choose_values_per_thread(Family family, int64_t per_thread) {
   if (family != Family::kResident && family != Family::kSmallRow) return kValuesPerThread;
   if (family == Family::kSmallRow && per_thread <= kMinValuesPerThread) return kMinValuesPerThread;
@@ -269,8 +271,8 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_values_per_thread(Family family, i
   return per_thread <= kWideValuesPerThread ? kWideValuesPerThread : kMaxValuesPerThread;
 }
 
-// Beside more than kManyMasks selection masks (two bytes each) a long list does not fit, and beside more than
-// kMaxMasksWithRing a ring does not either.
+// A long list does not fit beside more than kManyMasks selection masks (two bytes each), and a ring does not
+// fit beside more than kMaxMasksWithRing.
 constexpr int32_t kManyMasks = 8192;
 constexpr int32_t kMaxMasksWithRing = 32768;
 constexpr int32_t kLongList = 16384;
@@ -287,8 +289,8 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
   const int32_t steps = steps_of(
       warp_span(static_cast<int32_t>(in.width), log2_of(plan.ctas_per_row), element_bytes(in.dtype)));
   plan.masks = steps > 1 ? steps * kClusterThreads : 0;
-  // The list takes what the ring and the masks of the longest rows leave of one SM's shared memory. In the
-  // streaming kernel of few CTAs the list is shared by few, and the candidate buffer needs the memory more.
+  // The list takes what the ring and the masks of the longest rows leave of one SM's shared memory. In a
+  // streaming cluster of few CTAs, few CTAs share the list, and the candidate buffer needs the memory more.
   plan.list_capacity = plan.masks > kManyMasks ? 6144 : kLongList;
   if (plan.family == Family::kStreaming && plan.masks <= kManyMasks) {
     plan.list_capacity = plan.ctas_per_row <= 4 ? 8192 : 11264;
@@ -300,7 +302,7 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
     plan.list_capacity = 4096;
     plan.ring_depth = 0;
   }
-  if (plan.path == Path::kPaperGvr) {  // It uses these only for rows that its search gives up on.
+  if (plan.path == Path::kPaperGvr) {  // These serve only the rows that the kernel's search gives up on.
     plan.list_capacity = 1024;
     plan.candidate_capacity = 512;
   }
@@ -312,24 +314,25 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
 // Threads of a block of the prefill kernel, and how many blocks share an SM.
 constexpr int32_t kPrefillThreads = 256;
 constexpr int32_t kPrefillCtasPerSm = 2;
-// Largest k for which the prefill kernel collects candidates; for larger ones radix rounds select from every
+// Largest k for which the prefill kernel collects candidates. For a larger k, radix rounds select from every
 // row.
 constexpr int64_t kPrefillMaxK = 2048;
 
 // Shared memory of a block of the prefill kernel without its bitmap, which has one bit for each element of a
-// row. The bitmap takes what is left of an SM's shared memory at most; longer rows go to radix rounds.
+// row. The bitmap takes at most what is left of an SM's shared memory; longer rows take radix rounds.
 constexpr int32_t kPrefillFixedBytes = 89 * 1024;
 constexpr int32_t kPrefillTileElements = 512;
 GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_tiles(int32_t arch) {
   return ((is_small_arch(arch) ? 99 : 227) * 1024 - kPrefillFixedBytes) * 8 / kPrefillTileElements;
 }
 
-// The prefill kernel of short rows: each thread of a block of 128, 256 or 512 holds kMaxValuesPerThread
-// elements of the row. Blocks share an SM so that each has as many warps.
+// The prefill kernel of short rows: each thread of a block of 128, 256 or 512 threads holds
+// kMaxValuesPerThread elements of the row. Smaller blocks share an SM, so that an SM has as many warps with
+// every block size.
 constexpr int32_t kLeastShortPrefillThreads = 128;
 
 // Shared memory of such a block, without the places where results are staged and rows arrive: 32 bytes of
-// bins for each thread, and what else there is.
+// bins for each thread, and 1024 bytes for everything else.
 GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_fixed_bytes(int64_t threads) {
   return 32 * threads + 1024;
 }
@@ -338,13 +341,13 @@ GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_row_bytes(int64_t threads, 
   return threads * kMaxValuesPerThread * element_bytes;
 }
 
-// Places where rows arrive. Where there is room for two, a row is fetched before the one ahead of it has been
-// taken.
+// Places where rows arrive in shared memory. Where there is room for two, a row is fetched before the
+// previous row has been taken.
 GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_places(int64_t element_bytes) {
   return element_bytes < 4 ? 2 : 1;
 }
 
-// A window may start up to so many elements behind a 16-byte boundary.
+// A window may start up to this many elements after a 16-byte boundary.
 constexpr int64_t kMaxLead = 7;
 
 struct PrefillPlan {
@@ -371,14 +374,14 @@ GVR_TOPK_HOST_DEVICE constexpr int64_t shared_bytes_of_sm(int32_t arch) {
   return (is_small_arch(arch) ? 100 : 228) * 1024;
 }
 
-// Blocks that an SM has room for. Each takes a kilobyte more than it asks for.
+// Blocks that an SM has room for. Each block takes a kilobyte of shared memory more than it asks for.
 GVR_TOPK_HOST_DEVICE constexpr int64_t blocks_of_sm(int64_t shared_bytes, int32_t arch) {
   return shared_bytes_of_sm(arch) / (shared_bytes + 1024);
 }
 
-// Threads of a block of the prefill kernel of short rows; 0: rows are too long for it.
+// Threads of a block of the prefill kernel of short rows; 0: rows are too long for it, or must stream.
 GVR_TOPK_HOST_DEVICE constexpr int32_t short_prefill_threads(const PrefillInput& in) {
-  // In aligned rows, what lies before a window belongs to the row.
+  // In aligned rows, the elements between a 16-byte boundary and a window belong to the row's width.
   const int64_t longest = in.width + (in.aligned ? 0 : kMaxLead);
   if (in.streams) return 0;
   for (int32_t threads = kLeastShortPrefillThreads; threads <= kClusterThreads; threads *= 2) {
@@ -387,15 +390,15 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t short_prefill_threads(const PrefillInput&
   return 0;
 }
 
-// Whether the SMs have room for a block of so many threads whose registers hold a row.
+// Whether an SM has room for a block of this many threads whose registers hold a row.
 GVR_TOPK_HOST_DEVICE constexpr bool has_short_prefill(int64_t threads, int64_t element_bytes, int32_t arch) {
   const int64_t rows = short_prefill_places(element_bytes) * short_prefill_row_bytes(threads, element_bytes);
   return blocks_of_sm(short_prefill_fixed_bytes(threads) + rows, arch) > 0;
 }
 
-// Few runs, because the first row of each has no neighbour to be predicted from, which costs least where rows
-// are short; but an even number where there are many rows, because rows that grow longer would otherwise
-// leave the last blocks alone.
+// A block takes few runs, because the first row of each run has no neighbour to be predicted from, which
+// costs least where rows are short. Where there are many rows the number of runs is even, because rows that
+// grow longer would otherwise leave the last blocks working alone.
 GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput& in) {
   constexpr int64_t kMaxFolds = 4;
   PrefillPlan plan{};
@@ -430,13 +433,13 @@ constexpr int64_t kBlockSize = 8;
 // Most blocks of a row that are chosen, or selected in: a CTA holds all of their scores in registers.
 constexpr int64_t kMaxChosenBlocks = 2048;
 static_assert(kMaxChosenBlocks * kBlockSize == int64_t{kClusterThreads} * kWideValuesPerThread);
-// Widest buffer of which blocks are chosen: a CTA holds the keys of all blocks in registers.
+// Widest buffer in which blocks are chosen: a CTA holds the keys of all blocks in registers.
 constexpr int64_t kMaxBlocksWidth = 262144;
 static_assert(kMaxBlocksWidth == kMaxSmallRowWidth * kBlockSize);
 
-// Whether the k largest scores of every row lie in its `block_k` chosen blocks. The newest block is chosen
-// whatever it holds, and each of the others has a score that is greater, or as great and earlier, than all
-// scores of the blocks that are not chosen; so there must be k others.
+// Whether the k largest scores of every row lie in its `block_k` chosen blocks. The newest block is always
+// chosen. Each other chosen block has a score that ranks before all scores of the blocks that are not chosen:
+// it is greater, or as great and earlier. So there must be k other blocks.
 GVR_TOPK_HOST_DEVICE constexpr bool blocks_hold_topk(int64_t k, int64_t block_k) { return block_k > k; }
 
 }  // namespace gvr_topk

@@ -1,5 +1,5 @@
-// What one CTA keeps of a row that streams by: the items of each warp in the order they came, in chunks of
-// one common store.
+// Storage for the items that one CTA keeps of a row while the row streams by. Each warp's items stay in the
+// order in which they came. They lie in chunks of a store that all warps of the CTA share.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace gvr_topk {
 
-// Large scores cluster, and warps own consecutive parts of a row. So half of the store is given to the
-// block's `kBlockWarps` warps at the start, in equal shares, and the other half, chunk by chunk, to those
-// that need it.
+// Large scores cluster, and warps own consecutive parts of a row, so warps need different amounts of room.
+// Half of the store is therefore divided evenly among the block's `kBlockWarps` warps at the start. The other
+// half is handed out chunk by chunk to the warps that need more.
 template <typename Item, int kBlockWarps>
 struct ChunkedStore {
   Item* store;
-  uint8_t* chunks;  // numbers of this warp's chunks
+  uint8_t* chunks;  // numbers of this warp's chunks, in order
   int capacity;     // chunks in the store
-  int room;         // items that this warp's chunks hold
-  int shift;        // The i-th item lies at shift + i, if it lies in the chunks taken last.
+  int room;         // items for which this warp's chunks have room
+  int shift;        // Item i lies at shift + i if it lies in the chunks that were taken last.
   int count = 0;
   bool full = false;
 
@@ -33,8 +33,8 @@ struct ChunkedStore {
         room(kChunk * initial_chunks(size)),
         shift(warp * room) {}
 
-  // Takes this warp's initial share, before anything is appended. The count of used chunks includes it
-  // already.
+  // Records the chunks of this warp's initial share. It must run before anything is appended. The counter of
+  // used chunks already includes these chunks.
   __device__ __forceinline__ void claim_share(int lane) const {
     if (lane < initial_chunks(capacity)) chunks[lane] = static_cast<uint8_t>((shift >> kLog2Chunk) + lane);
   }
@@ -48,7 +48,7 @@ struct ChunkedStore {
   __device__ __forceinline__ bool claim_chunks(uint32_t* used, int added, int lane) {
     const int owned = room >> kLog2Chunk;
     const int more = (count + added - room + kChunk - 1) >>
-                     kLog2Chunk;  // At most those of one tile, which are fewer than lanes.
+                     kLog2Chunk;  // At most one tile's elements: fewer chunks than lanes.
     int first = 0;
     if (lane == 0) first = static_cast<int>(atomicAdd(used, static_cast<uint32_t>(more)));
     first = __shfl_sync(0xffffffffu, first, 0);
@@ -60,8 +60,9 @@ struct ChunkedStore {
     return true;
   }
 
-  // Appends the selected elements of a warp, lane by lane: put(index, at) stores the lane's element of an
-  // index as item `at` of the store. All lanes take part. When the store is full, nothing is appended.
+  // Appends the selected elements of a warp, lane by lane. put(index, at) stores the lane's element number
+  // `index` as item `at` of the store. All lanes take part. If the store has no chunks left for the elements,
+  // nothing is appended.
   template <typename Put>
   __device__ __forceinline__ void append(uint32_t* used, uint32_t selected, int lane, Put put) {
     const uint32_t lanes = __ballot_sync(0xffffffffu, selected != 0);

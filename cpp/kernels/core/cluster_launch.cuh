@@ -1,4 +1,4 @@
-// How a kernel of which clusters share a row is launched.
+// Launches kernels in which a cluster of CTAs shares each row.
 #pragma once
 
 #include "core/launch.cuh"
@@ -6,7 +6,7 @@
 
 namespace gvr_topk {
 
-// Everything that the host side of one launch needs.
+// Everything that the host needs for one launch.
 struct ClusterLaunch {
   const TopkParams& params;
   const Plan& plan;

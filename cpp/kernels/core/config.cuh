@@ -8,7 +8,8 @@
 
 namespace gvr_topk {
 
-// The architecture that kernels are being compiled for, as in `PlanInput`. The host has nothing to leave out.
+// The architecture that device code is being compiled for, in the form of `PlanInput::arch`. In host code it
+// is kMinArch, for which no kernel is left out.
 #ifdef __CUDA_ARCH__
 constexpr int32_t kArch = __CUDA_ARCH__ / 10;
 #else
@@ -20,30 +21,30 @@ constexpr int kLog2Threads = log2_of(kThreads);
 constexpr int kWarps = kThreads / 32;
 constexpr int kMaxSteps = kMaxElementsPerCta / kStepElements;
 
-constexpr int kRankDirectly = 32;  // So few keys are ranked by comparison, within one warp.
-constexpr int kKeysPerVec = 4;     // Keys of one transaction store.
+constexpr int kRankDirectly = 32;  // Up to this many keys are ranked by comparison within one warp.
+constexpr int kKeysPerVec = 4;     // keys per 16-byte transaction store
 
-// A radix round looks at 9 bits of the key: CTAs send each other its histogram as if it were a list of keys.
+// A radix round looks at 9 bits of the key. CTAs send each other its histogram like a list of keys.
 constexpr int kLog2RadixBins = 9;
 constexpr int kRadixBins = 1 << kLog2RadixBins;
 
-// A probe is what one thread reads of the row for a sample: `kSampleVec` neighbouring elements.
+// A probe is one read of the row by one thread for a sample: `kSampleVec` neighbouring elements.
 constexpr int kSampleVec = 4;
-// Where all CTAs probe the same positions, 8 lanes read side by side, because every line of memory that is
-// asked for takes time. On real traces the moments of such a sample are as stable as those of scattered
+// If all CTAs probe the same positions, groups of 8 lanes read neighbouring probes, because every requested
+// line of memory takes time. On real traces the moments of such a sample are as stable as those of scattered
 // probes.
 constexpr int kProbeLanes = 8;
 constexpr int kProbeElements = kProbeLanes * kSampleVec;
 constexpr int kMaxProbes = 2;  // per thread
 constexpr int kGreatestOfSample = 8 * kWarps;
 
-// A candidate that the streaming kernel keeps. It holds the value, not the key, because most candidates are
-// only compared.
+// A candidate that the streaming kernel keeps. It holds the value instead of the key, because most candidates
+// are only compared.
 struct alignas(8) BufferedValue {
   int32_t position;
   float value;
 };
-// The buffer of such candidates is handed out to warps in chunks.
+// The candidate buffer is handed out to warps in chunks of this many candidates.
 constexpr int kLog2Chunk = 5;
 constexpr int kChunk = 1 << kLog2Chunk;
 constexpr size_t kChunkBytes = kChunk * sizeof(BufferedValue);

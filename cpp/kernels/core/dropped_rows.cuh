@@ -1,8 +1,8 @@
-// Rows of which masked elements, those of -inf, are dropped: fewer than k items, and -1 behind them.
+// Output of rows whose masked elements (-inf) are dropped: fewer than k items, with -1 behind them.
 //
-// A row longer than k loses elements only where its k-th key is that of -inf. Kernels know the key before
-// they emit, and then take no tie. A row no longer than k is selected whole without being read, so this reads
-// it.
+// A row longer than k loses elements only if its k-th key is the key of -inf. Kernels know the k-th key
+// before they emit, and in that case they take no ties. A row no longer than k would otherwise be selected
+// whole without being read, so the functions for such rows read it here.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,15 @@
 
 namespace gvr_topk {
 
-// Items of a row longer than k: all k, or those `above` a k-th key of -inf if masked elements are dropped.
+// Number of items of a row longer than k: k, unless masked elements are dropped and the k-th key is that of
+// -inf. Then only the elements `above` the k-th key are items.
 __device__ __forceinline__ int count_items(const LaunchTraits& traits, int k, uint32_t kth, uint32_t above) {
   const bool drops = traits.has(LaunchTraits::kDropMasked) && kth == kNegInfKey;
   return drops ? min(static_cast<int>(above), k) : k;
 }
 
-// Writes -1 behind the row's items, and how many items there are. The thread that writes the number has
-// written a larger one before, when it had read the row's length.
+// Writes -1 behind the row's items, and writes the number of items. The same thread has already written a
+// number there that is at least as large, when it read the row's length.
 template <typename T>
 __device__ __forceinline__ void finish_dropped_row(const TopkParams& p, const LaunchTraits& traits,
                                                    const RowContext<T>& ctx, int row,
@@ -35,8 +36,8 @@ __device__ __forceinline__ void finish_dropped_row(const TopkParams& p, const La
   if (traits.has(LaunchTraits::kCounts) && ctx.rank == 0 && ctx.thread == 0) p.counts[row] = items;
 }
 
-// Writes the elements above -inf of a row no longer than k, in ascending order, and returns how many there
-// are. One block does.
+// Writes the elements above -inf of a row no longer than k, in ascending order of position, and returns their
+// number. One block does this alone.
 template <typename T>
 __device__ __forceinline__ int emit_short_unmasked(const RowContext<T>& ctx, const OutputWriter& output) {
   uint32_t* const in_warp = ctx.shared->warp_value[0];
@@ -57,8 +58,8 @@ __device__ __forceinline__ int emit_short_unmasked(const RowContext<T>& ctx, con
   return next;
 }
 
-// Writes all of a row no longer than k, without its masked elements. The first CTA does, because the items of
-// the others would have to be counted first.
+// Writes a row no longer than k without its masked elements. The first CTA does this alone, because other
+// CTAs could not know their offsets without counting the items of earlier CTAs first.
 template <typename T>
 __device__ __forceinline__ void write_short_dropped_row(const TopkParams& p, const LaunchTraits& traits,
                                                         const RowContext<T>& ctx, int row,

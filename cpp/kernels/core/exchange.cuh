@@ -1,5 +1,5 @@
-// One exchange joins the CTAs of a cluster: what each has counted and listed arrives in every other, and each
-// can then finish alone.
+// The exchange between the CTAs of a cluster. Every CTA sends its counts and its list of keys to all others,
+// and each CTA can then finish alone.
 #pragma once
 
 #include "core/key_interval.cuh"
@@ -10,8 +10,9 @@
 
 namespace gvr_topk {
 
-// Sends this CTA's segment of the list and its header to the same place in every CTA of the cluster, each by
-// a team of threads. The receiver's transaction barrier counts one arrival and the bytes expected per sender.
+// Sends this CTA's segment of the list and its header to the same place in every CTA of the cluster. One team
+// of threads sends to each CTA. The receiver's transaction barrier counts one arrival per sender and the
+// bytes that the sender announces.
 template <typename T>
 __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const KeyInterval& interval) {
   const Shared& sm = *ctx.shared;
@@ -21,8 +22,8 @@ __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const K
   const auto mine = reinterpret_cast<const uint4*>(ctx.list.of(ctx.rank));
   const uint32_t list = ctx.list.own_address_in(target);
   const Counts counts = sm.counts;
-  // A CTA's own copy of its segment is in place. The last vector may hold more than was listed, which nobody
-  // reads.
+  // A CTA's own copy of its segment is already in place. The last vector may contain words past the listed
+  // keys, which nobody reads.
   const uint32_t listed =
       target == ctx.rank ? 0 : min(counts.listed, static_cast<uint32_t>(ctx.list.segment()));
   const uint32_t sent = (listed + kKeysPerVec - 1) / kKeysPerVec;
@@ -39,9 +40,9 @@ __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const K
   }
 }
 
-// Sends what this CTA has, and waits for all others; a cluster of one stores its header alone. Each exchange
-// of a launch takes the next parity. Every CTA of a cluster takes part in every exchange, whatever it has
-// read, because a wait needs all its senders.
+// Sends this CTA's header and list, and waits for those of all other CTAs. A cluster of one only stores its
+// header. Parities alternate between the exchanges of a launch. Every CTA of a cluster takes part in every
+// exchange, whatever it has read, because a wait ends only when all CTAs have sent.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const KeyInterval& interval,
                                               uint32_t parity, Meanwhile meanwhile) {
@@ -59,14 +60,14 @@ __device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const Ke
   }
 }
 
-// Sums up all headers. All CTAs have the same headers, and so the same result.
+// Sums up all headers. All CTAs have the same headers, and so the same result, except for `above_before`.
 template <typename T>
 __device__ __forceinline__ CountResult read_headers(const RowContext<T>& ctx, const KeyInterval& interval) {
   const Shared& sm = *ctx.shared;
   const bool mine = ctx.lane < ctx.ctas;
   const Header& header = sm.header[mine ? ctx.lane : 0];
   const Counts counts = header.counts;
-  // Counts of CTAs that have used different lengths, hints or samples do not belong together.
+  // Counts of CTAs that have used different lengths, states or samples must not be added.
   const bool same = header.length == ctx.row.n && header.lo == interval.lo && header.hi == interval.hi;
   const bool fits = counts.listed <= static_cast<uint32_t>(ctx.list.segment());
   CountResult v;
@@ -86,7 +87,7 @@ __device__ __forceinline__ CountResult read_headers(const RowContext<T>& ctx, co
   return v;
 }
 
-// Exchanges what every CTA has counted and listed. `meanwhile` runs while it is on its way.
+// Exchanges the counts and lists of all CTAs. `meanwhile` runs while they are under way.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ CountResult exchange_lists(const RowContext<T>& ctx, const KeyInterval& interval,
                                                       uint32_t parity, PhaseClock& clock,
@@ -97,13 +98,14 @@ __device__ __forceinline__ CountResult exchange_lists(const RowContext<T>& ctx, 
   return read_headers(ctx, interval);
 }
 
-// Moves an interval that has just missed, for a second pass. If it was too low, everything above it is the
-// new interval, unless that is much. If it was too high, the new one lies below it, down to where the counts
-// at its two ends point, taken as a tail that falls exponentially, and a margin further, because another miss
-// would cost another read.
+// Moves an interval that has just missed, for a second pass. If the interval was too low, the new interval is
+// everything finite above it, unless more elements lie there than half the list's capacity. If the interval
+// was too high, the new one lies directly below it. Its lower end is extrapolated from the counts at the two
+// old ends, on the assumption of an exponential tail, and then moved further down by a margin, because
+// another miss would cost another read.
 //
-// Returns false where neither is likely to hold the k-th key; radix rounds decide then. All CTAs have the
-// same counts, and so the same interval.
+// Returns false if neither is likely to hold the k-th key; radix rounds decide then. All CTAs have the same
+// counts, and so the same interval.
 template <typename T>
 __device__ __forceinline__ bool move_interval(const RowContext<T>& ctx, const CountResult& result,
                                               KeyInterval& missed) {
@@ -115,7 +117,7 @@ __device__ __forceinline__ bool move_interval(const RowContext<T>& ctx, const Co
     interval.lo = interval.hi + 1;
     interval.hi = kMostFiniteKey;
   } else {
-    const uint32_t reached = result.above + result.inside;  // elements at or above the lower end
+    const uint32_t reached = result.above + result.inside;  // elements at or above the interval's lower end
     const uint32_t requested = k + (k - reached) + k / 6;
     if (result.inside == 0 || requested - reached > capacity) return false;
     const float lo = interval.low(), hi = interval.high();
@@ -130,13 +132,14 @@ __device__ __forceinline__ bool move_interval(const RowContext<T>& ctx, const Co
   return is_sound;
 }
 
-// Whether the counts of an interval say that the k-th value is -inf: less than k elements are finite or
-// above.
+// Whether the counts of an interval show that the k-th value is -inf: fewer than k elements are greater than
+// -inf.
 __device__ __forceinline__ bool is_masked(const KeyInterval& interval, const CountResult& result, int k) {
   return interval.lo == kLeastFiniteKey && result.above + result.inside < static_cast<uint32_t>(k);
 }
 
-// The keys among which the k-th lies after an interval has missed it, by counts that belong together.
+// The range of keys that holds the k-th key, as the counts of an interval that missed show. All CTAs must
+// have agreed on the counts.
 __device__ __forceinline__ KeyInterval range_of(const CountResult& result, const KeyInterval& interval,
                                                 int k) {
   if (result.contains_k) return interval;

@@ -1,5 +1,5 @@
-// Phase 1, guess: a narrow interval for the k-th key. It comes from the state of the slot
-// (core/predictor.cuh), or else from a sample of the row.
+// Phase 1, guess: finds a narrow interval for the k-th key, from the state of the slot (core/predictor.cuh)
+// or from a sample of the row.
 #pragma once
 
 #include "core/predictor.cuh"
@@ -9,7 +9,7 @@
 
 namespace gvr_topk {
 
-// An interval by a sample of the row that this CTA takes alone. `probed` runs when all its loads have come.
+// The interval from a sample that this CTA takes alone. `probed` runs once all loads of the sample are done.
 template <typename T, typename Looked>
 __device__ __forceinline__ KeyInterval guess_by_row(const RowContext<T>& ctx, Looked probed) {
   const RowSampler sampling(ctx, false, ctx.row.n);
@@ -18,8 +18,8 @@ __device__ __forceinline__ KeyInterval guess_by_row(const RowContext<T>& ctx, Lo
   return sample_interval(ctx, greatest, SampleRank(sampling.share(ctx)));
 }
 
-// An interval by a sample that the CTAs of the cluster divide among them: all of them must call this, or
-// none. `greatest`: what this thread's group of lanes made of its part.
+// The interval from a sample that the CTAs of the cluster divide among them. Either all CTAs call this, or
+// none. `greatest`: the greatest key that this thread's group of lanes has read.
 template <typename T>
 __device__ __forceinline__ KeyInterval guess_by_cluster(const RowContext<T>& ctx, const RowSampler& sampling,
                                                         uint32_t greatest) {
@@ -39,22 +39,22 @@ __device__ __forceinline__ RowSampler sampling_of(const RowContext<T>& ctx, cons
   return RowSampler(ctx, true, probe.serves(traits, ctx.row.n) ? probe.span : ctx.row.n);
 }
 
-// The interval for a launch that reads state, in a block that has agreed on `state` and on the gate's answer.
-// No CTA waits for another in here, because another may have read something else.
+// The interval for a launch that reads state. The block has agreed on `state` and on the gate's answer
+// `reason`. No CTA waits for another one in here, because the other may have read something else.
 template <typename T>
 __device__ __forceinline__ KeyInterval guess(const RowContext<T>& ctx, HintReason reason,
                                              const StepState& state, const Moments& moments) {
   if (reason == HintReason::kUsed) {
     if (has_value(state)) return predicted(moments, state);
     if (state.z_score <= kStateInfinite) return KeyInterval{kPosInfKey, kPosInfKey, kGuessValue};
-    // The row is masked nearly everywhere, and the interval is everything finite.
+    // The row is masked nearly everywhere, so the interval is everything finite.
     return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessValue};
   }
   if (moments.counted_none()) return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
   return guess_by_row(ctx, [] {});
 }
 
-// The interval for a launch without state, which all CTAs know.
+// The interval for a launch without state. All CTAs know that there is no state, so they sample together.
 template <typename T, int kProbes, typename Looked>
 __device__ __forceinline__ KeyInterval guess_without_state(const RowContext<T>& ctx,
                                                            const LaunchTraits& traits,

@@ -1,5 +1,5 @@
-// Counts how well the last step's positions would have hinted at this step's choice, for the statistics
-// alone.
+// Counts how many of the last step's positions hold a score at or above this step's k-th value. Only the
+// statistics use this count.
 #pragma once
 
 #include "core/key.cuh"
@@ -9,9 +9,9 @@
 
 namespace gvr_topk {
 
-// The positions that the last step has selected in a slot.
+// The positions that the last step selected and kept in a slot.
 struct HintView {
-  const int32_t* indices;  // null: the row has none
+  const int32_t* indices;  // null: the row has no hint
   int offset;
 };
 
@@ -21,11 +21,11 @@ __device__ __forceinline__ HintView hint_view(const TopkParams& p, int slot) {
       p.hint_offset};
 }
 
-// Key of the score at a hinted position, or the absent key where that lies outside the row.
+// Key of the score at a hinted position, or the absent key if the position lies outside the row.
 template <typename T>
 __device__ __forceinline__ uint32_t hinted_key(const RowView<T>& row, int offset, int32_t position) {
-  // Padding is recognised before the offset is added, because -1 + 1 is not position 0. Sums that leave the
-  // range of int are unsigned numbers beyond every length, as negative ones are.
+  // Padding (-1) is recognised before the offset is added; otherwise -1 + 1 would be taken for position 0. A
+  // sum that is negative or leaves the range of int is, as an unsigned number, beyond every length.
   const uint32_t at = static_cast<uint32_t>(position) + static_cast<uint32_t>(offset);
   return position >= 0 && at < static_cast<uint32_t>(row.n) ? row.key(static_cast<int>(at)) : kAbsentKey;
 }

@@ -1,5 +1,5 @@
-// A histogram of 1024 bins in shared memory, two for every thread of a block. Beside them are the sums of
-// each warp's bins, so that a warp knows how many items lie above its own.
+// A histogram of 1024 bins in shared memory, two for every thread of a block of 512. `coarse` holds the sum
+// of each warp's bins, so that a warp knows how many items lie above its own bins.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,11 @@ struct Histogram {
   static constexpr int kLog2Group = 6;  // bins of one warp
   static constexpr int kGroups = kBins >> kLog2Group;
 
-  // What must not be counted goes to bin kBins, which nobody reads: a branch around an addition costs more
-  // than the addition, even where all meet in one bin.
+  // Items that must not be counted are added to bin kBins, which nobody reads. A branch around an addition
+  // costs more than the addition, even if all threads meet in this one bin.
   uint32_t fine[kBins + 4];
   uint32_t coarse[kGroups + 4];
-  alignas(16) BinHit hit;  // `count` is 0 until a bin is located.
+  alignas(16) BinHit hit;  // `count` is 0 until a bin is located
 
   template <int kThreads>
   __device__ __forceinline__ void clear() {
@@ -43,7 +43,7 @@ struct Histogram {
     atomicAdd(&coarse[bin >> kLog2Group], count);
   }
 
-  // Finds the bin of the rank-th largest item, for all threads. It takes one block barrier.
+  // Finds the bin of the rank-th largest item and returns it to all threads. It contains one block barrier.
   __device__ __forceinline__ BinHit locate(uint32_t rank, int thread) {
     const int lane = thread & 31, warp = thread >> 5;
     const uint2 two = reinterpret_cast<const uint2*>(fine)[thread];

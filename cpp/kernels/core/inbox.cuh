@@ -1,6 +1,6 @@
-// Regions of shared memory that other CTAs store to have types of their own: code of this CTA can read them
-// and name their addresses in other CTAs, but has no way to write them, nor to make them the target of a
-// copy.
+// Types for the regions of shared memory that other CTAs store to. Code of this CTA can read such a region
+// and compute its address in other CTAs. It has no way to write the region (apart from the exceptions below),
+// nor to make it the target of a copy.
 #pragma once
 
 #include <cstdint>
@@ -20,30 +20,30 @@ class Inbox {
     return ptx::map_to_rank(ptx::shared_address(&items_[i]), rank);
   }
 
-  // A cluster of one has no other sender, and so no transaction barrier either.
+  // For a cluster of one, which has no other sender and so uses no transaction barrier.
   __device__ __forceinline__ void put_alone(const Item& item) { items_[0] = item; }
 
  private:
   Item items_[kCount];
 };
 
-// The keys that the CTAs of a cluster list, in one segment per CTA. Threads of this CTA write its own
-// segment, and send it to the same offset in all others, which write no segment but theirs.
+// The keys that the CTAs of a cluster list, in one segment per CTA. Threads of this CTA write only its own
+// segment, and send it to the same offset in all other CTAs. Every other CTA does the same with its segment.
 class KeyList {
  public:
   KeyList() = default;
   __device__ __forceinline__ KeyList(uint32_t* keys, int segment, int rank)
       : keys_(keys), segment_(segment), rank_(rank) {}
 
-  // Keys one CTA may list.
+  // Number of keys that one CTA may list.
   __device__ __forceinline__ int segment() const { return segment_; }
 
   __device__ __forceinline__ const uint32_t* of(int cta) const { return keys_ + cta * segment_; }
 
-  // The memory behind a list of `capacity` keys in all.
+  // The memory behind the list, which has `capacity` keys in all.
   __device__ __forceinline__ void* end(int capacity) const { return keys_ + capacity; }
 
-  // Keys past the segment's end are left out: `slot` may be any number.
+  // Keys past the segment's end are dropped, so `slot` may be any number.
   __device__ __forceinline__ void put(uint32_t slot, uint32_t key) const {
     if (slot < static_cast<uint32_t>(segment_)) keys_[rank_ * segment_ + slot] = key;
   }

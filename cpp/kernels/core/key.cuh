@@ -1,4 +1,4 @@
-// The order-preserving key: unsigned comparison of keys is the contract's comparison of values.
+// Maps scores to order-preserving keys: unsigned comparison of keys is the contract's comparison of values.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,7 +19,7 @@ constexpr uint32_t kLeastFiniteKey = kNegInfKey + 1;
 constexpr uint32_t kMostFiniteKey = kPosInfKey - 1;
 
 __device__ __forceinline__ uint32_t order_key(float x) {
-  // The addition turns -0.0 into +0.0, and every NaN into the one with all bits but the sign.
+  // The addition turns -0.0 into +0.0, and every NaN into the NaN whose bits are all set except the sign.
   const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f));
   return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000u);
 }
@@ -33,8 +33,9 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 
-// Low bits that are the same in all keys of a type: zeros above the key of zero; ones below it, and in the
-// key of NaN. Without them order and distance remain, and a search has less to search.
+// Number of low bits that carry no information in keys of type T. They are zeros in keys from that of zero
+// upwards, and ones in keys below it and in the key of NaN. Keys without them keep their order and distances,
+// and a search has fewer bits to search.
 template <typename T>
 constexpr int kInvariantBits = sizeof(T) == 4              ? 0
                                : std::is_same_v<T, __half> ? 13
@@ -46,7 +47,7 @@ constexpr float kEpsilon = sizeof(T) == 4              ? 0x1p-23f
                            : std::is_same_v<T, __half> ? 0x1p-10f
                                                        : 0x1p-7f;
 
-// The key that has these bits above its invariant low bits.
+// The full key whose bits above the invariant low bits are `bits`.
 template <typename T>
 __device__ __forceinline__ uint32_t whole_key(uint32_t bits) {
   const uint32_t key = bits << kInvariantBits<T>;
@@ -70,7 +71,7 @@ __device__ __forceinline__ float element(const uint4& vec, int e) {
   }
 }
 
-// A 16-byte load's worth of -inf.
+// A 16-byte vector in which every element is -inf.
 template <typename T>
 __device__ __forceinline__ uint4 absent_vec() {
   uint32_t bits = 0xff800000u;

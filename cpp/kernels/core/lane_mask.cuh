@@ -1,4 +1,4 @@
-// Sets of the elements that one lane holds.
+// Bit sets of the elements that one lane holds.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct LaneMask {
   }
 };
 
-// Sizes of the set for each vector of a word, packed into fields (core/lane_ranks.cuh).
+// Number of set elements in each vector of one word, packed into fields (kFieldBits, core/lane_ranks.cuh).
 template <typename T>
 __device__ __forceinline__ uint32_t packed_counts_of_pairs(uint32_t word) {
   if constexpr (sizeof(T) == 4) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ uint32_t packed_counts_of_pairs(uint32_t word) {
   }
 }
 
-// Packs the two bits of each element into one.
+// Packs a word of a set from two bits per element to one. The upper bit of each pair must be clear.
 __device__ __forceinline__ uint32_t single_bits(uint32_t word) {
   word = (word | word >> 1) & 0x33333333u;
   word = (word | word >> 2) & 0x0f0f0f0fu;

@@ -1,4 +1,4 @@
-// Ranks within a warp: of set bits in index order, and of keys by comparison.
+// Computes ranks within a warp: of set bits in index order, and of keys by comparison.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace gvr_topk {
 
-// Population counts of each vector of a tile, packed into the fields of one 32-bit word, so that one addition
-// adds them all. A field holds the sum over a warp: at most 128 in 8 bits (fp32: four vectors of four) or 256
-// in 16 bits (16-bit types: two vectors of eight).
+// Width of a field in a packed word. The population counts of a tile's vectors are packed into the fields of
+// one 32-bit word, so that one addition adds them all. A field holds the sum over a warp: at most 128 in 8
+// bits (fp32: four vectors of four) or 256 in 16 bits (16-bit types: two vectors of eight).
 template <typename T>
 constexpr int kFieldBits = 32 * kPerVec<T> / kValuesPerThread;
 
@@ -33,9 +33,9 @@ __device__ __forceinline__ uint32_t packed_counts(uint32_t bits) {
   }
 }
 
-// Calls `visit(bit, rank)` for every set bit of this lane, where rank counts the set bits of the whole warp
-// that come earlier in index order. All lanes take part. Returns the warp's total. Bits of vectors from
-// `vecs` on are known to be clear.
+// Calls `visit(bit, rank)` for every set bit of this lane, where `rank` is the number of set bits of the
+// whole warp that come earlier in index order. All lanes take part. Returns the warp's total. The caller
+// guarantees that bits of vector `vecs` and of later vectors are clear.
 template <typename T, typename Visit>
 __device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, int lane, Visit visit) {
   constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
@@ -46,7 +46,7 @@ __device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, i
   uint32_t total = __shfl_sync(0xffffffffu, upto, 31);
   upto -= counts;
   uint32_t before = 0;
-#pragma unroll 1  // `visit` is large, and few vectors hold anything.
+#pragma unroll 1  // `visit` is large, and few vectors have set bits.
   for (int j = 0; j < vecs; ++j) {
     uint32_t rank = before + (upto & kFieldMask);
     for (uint32_t vec = bits & kVecMask; vec != 0; vec &= vec - 1) {
@@ -60,19 +60,20 @@ __device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, i
   return before;
 }
 
-// The rank-th largest of the keys that the first `count` lanes hold, by comparison with each other.
+// The rank-th largest of the keys that the first `count` lanes hold, found by comparing all keys with each
+// other.
 __device__ __forceinline__ uint32_t rank_directly(uint32_t key, int count, uint32_t rank, int lane) {
-  constexpr int kAtOnce = 4;  // Several, so that they overlap.
+  constexpr int kAtOnce = 4;  // Several shuffles at once, so that they overlap.
   const uint32_t mine = lane < count ? key : kAbsentKey;
   float greater = 0.0f;
 #pragma unroll 1
   for (int first = 0; first < count; first += kAtOnce) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {  // Absent keys are greater than none.
+    for (int i = 0; i < kAtOnce; ++i) {  // An absent key is greater than no key.
       ptx::count_if_greater(greater, __shfl_sync(0xffffffffu, mine, first + i), mine);
     }
   }
-  // The least of those keys that fewer than `rank` are greater than.
+  // The result is the smallest key that fewer than `rank` keys exceed.
   const bool within = lane < count && greater < static_cast<float>(rank);
   return __reduce_min_sync(0xffffffffu, within ? mine : kMaxKey);
 }

@@ -1,4 +1,4 @@
-// What every launch of this library has in common.
+// Host code that every kernel launch of this library shares.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,7 +12,8 @@
 
 namespace gvr_topk {
 
-// Whether every row starts at a multiple of 16 bytes, and its buffer holds at least one probe of a sample.
+// Whether every row starts at a multiple of 16 bytes, and its buffer holds at least the probes that 8 lanes
+// read side by side (kProbeElements).
 inline bool has_aligned_rows(const TopkParams& p, size_t element_bytes) {
   constexpr int64_t kVecBytes = 16;
   const bool based = reinterpret_cast<uintptr_t>(p.logits) % kVecBytes == 0;
@@ -20,8 +21,8 @@ inline bool has_aligned_rows(const TopkParams& p, size_t element_bytes) {
   return based && strides && p.width >= kProbeElements;
 }
 
-// Raises a kernel's shared-memory and cluster-size limits on the current device, once: attributes
-// belong to a kernel and a device, and setting them costs more host time than a launch.
+// Raises a kernel's shared-memory and cluster-size limits on the current device, once per device: the
+// attributes belong to a kernel and a device, and setting them costs more host time than a launch.
 class KernelLimits {
  public:
   cudaError_t raise(const void* kernel) {
@@ -48,9 +49,9 @@ class KernelLimits {
 // Where and how kernels are launched.
 struct LaunchTarget {
   cudaStream_t stream;
-  bool pdl;  // with programmatic stream serialization
-  // Null, or nothing is launched: this becomes the number of clusters that can be on the stream's SMs at
-  // once.
+  bool pdl;  // whether to launch with programmatic stream serialization
+  // If this is not null, nothing is launched, and the number of clusters that can be resident on the stream's
+  // SMs at once is stored here.
   int* active_clusters;
 };
 
@@ -62,7 +63,7 @@ struct LaunchConfig {
   LaunchConfig(dim3 grid, dim3 block, size_t shared, int cluster, const LaunchTarget& target)
       : active_clusters(target.active_clusters) {
     int count = 0;
-    if (cluster > 1) {  // a cluster of one takes longer to launch than none
+    if (cluster > 1) {  // A launch with clusters of one takes longer than one without clusters.
       attributes[count].id = cudaLaunchAttributeClusterDimension;
       attributes[count].val.clusterDim.x = cluster;
       attributes[count].val.clusterDim.y = 1;
@@ -83,7 +84,7 @@ struct LaunchConfig {
   LaunchConfig& operator=(const LaunchConfig&) = delete;
 };
 
-// Launches a kernel, or asks how many of its clusters can run at once; its limits are raised before.
+// Raises the kernel's limits and launches it, or asks how many of its clusters can run at once.
 template <auto kKernel, typename... Arguments>
 cudaError_t launch_kernel(const LaunchConfig& launch, const Arguments&... arguments) {
   static KernelLimits limits;

@@ -1,4 +1,4 @@
-// Facts that are the same for all rows of a launch, and the specializations of kernels for common ones.
+// Defines the facts that hold for all rows of a launch, and the kernel specializations for common ones.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace gvr_topk {
 
-// What a kernel takes for granted when it is compiled. Time is counted in instructions here, and many of them
-// would test facts that hardly ever differ.
+// The facts that a specialization of a kernel takes as constants. Run time is a matter of single instructions
+// here, and many of them would test facts that hardly ever differ.
 enum class Specialization {
   kGeneric,        // nothing
   kCommon,         // aligned rows in whole vectors, a hint allowed, state read and written
@@ -23,12 +23,12 @@ enum class Specialization {
   kNoState,        // aligned rows in whole vectors, one per request, and no state at all
 };
 
-// The host finds these facts out once. They are the first parameter of a kernel, and are read before all
-// else.
+// The host determines these facts once per launch. They are the first parameter of a kernel, and the kernel
+// reads them before all else.
 struct alignas(8) LaunchTraits {
   enum Flag : uint32_t {
     kRing = 1 << 0,           // rows of several tiles per warp pass through a ring in shared memory
-    kUseHint = 1 << 1,        // the hint and the state may be used; without it a sample of the row is
+    kUseHint = 1 << 1,        // the hint and the state may be used; without it a sample of the row is used
     kAligned = 1 << 2,        // every row starts at a multiple of 16 bytes
     kWholeVectors = 1 << 3,   // rows are aligned, and their buffers are whole 16-byte vectors
     kReadsState = 1 << 4,     // the state of the last step may be used
@@ -37,13 +37,13 @@ struct alignas(8) LaunchTraits {
     kRowSlots = 1 << 7,       // `row_slot` names the slots
     kStats = 1 << 8,          // statistics are written
     kWritesState = 1 << 9,    // state or positions are left for the next step
-    kVectorStores = 1 << 10,  // results may be written 16 bytes at a time, untranslated
+    kVectorStores = 1 << 10,  // results are not translated, and may be written 16 bytes at a time
     kRowLengths = 1 << 11,    // requests have several rows, and lengths are given by row
     kCounts = 1 << 12,        // the number of items of each row is written
-    kStateByRow = 1 << 13,    // the next state goes to a row of its own, and slots stay as they are
-    kRadixOnly = 1 << 14,     // nothing is guessed
+    kStateByRow = 1 << 13,    // each row's next state goes to `next_state`, and slots stay as they are
+    kRadixOnly = 1 << 14,     // no interval is guessed: radix rounds decide
     kCompressed = 1 << 15,    // several keys share a score
-    kSharedSlots = 1 << 16,   // positions are kept, in slots that several rows may name
+    kSharedSlots = 1 << 16,   // positions are kept, and several rows may name the same slot
     kDropMasked = 1 << 17,    // scores of -inf are not selected
     kNoStateFlags = kAligned | kWholeVectors,
     kCommonFlags = kNoStateFlags | kUseHint | kReadsState | kWritesState,
@@ -62,7 +62,7 @@ struct alignas(8) LaunchTraits {
   // True if the flag is set or, of a combination, any of its flags.
   GVR_TOPK_HOST_DEVICE constexpr bool has(Flag flag) const { return (flags & flag) != 0; }
 
-  // The traits of kCommonOneRow when a cluster of the largest size holds the row in registers.
+  // The traits of kCommonOneRow if a cluster of the largest size holds the row in registers.
   GVR_TOPK_HOST_DEVICE static constexpr LaunchTraits common_one_row() {
     return LaunchTraits(log2_of(kMaxClusterSize), kLongList, kCommonFlags | kSlotIsRequest);
   }
@@ -71,7 +71,7 @@ struct alignas(8) LaunchTraits {
 
   GVR_TOPK_HOST_DEVICE constexpr Specialization specialization() const {
     const uint32_t tested =
-        flags & ~uint32_t{kRing | kVectorStores};  // Each of these concerns one kernel only.
+        flags & ~uint32_t{kRing | kVectorStores};  // Each of these two flags concerns one kernel only.
     if (tested == common_one_row().flags) return Specialization::kCommonOneRow;
     if (tested == (kCommonFlags | kRowSlots)) return Specialization::kCommonSlotted;
     if ((tested & ~uint32_t{kUseHint}) == kNoStateFlags) return Specialization::kNoState;
@@ -89,8 +89,9 @@ struct alignas(8) LaunchTraits {
     return flags;
   }
 
-  // The traits for a function out of line: with `kOptions` those of kGeneric, or else what all other
-  // specializations of a kernel whose rows are shared by a cluster have alike.
+  // The traits for an out-of-line function. With `kOptions` these are the traits of kGeneric, unchanged.
+  // Without it, the flags that all other specializations of kernels with a cluster per row have in common
+  // become constants.
   template <bool kOptions>
   __device__ __forceinline__ LaunchTraits out_of_line() const {
     constexpr uint32_t kVarying =
@@ -100,14 +101,15 @@ struct alignas(8) LaunchTraits {
     return traits;
   }
 
-  // The traits for a kernel of one CTA per row. Every specialization of it writes whole vectors.
+  // The traits for a kernel of one CTA per row. Every specialization of such a kernel but kGeneric writes
+  // whole vectors.
   template <Specialization kSpecialization>
   __device__ __forceinline__ LaunchTraits for_one_cta() const {
     const uint32_t vector_stores = kSpecialization == Specialization::kGeneric ? 0 : kVectorStores;
     return LaunchTraits(0, 0, specialized_flags<kSpecialization>() | vector_stores);
   }
 
-  // A copy that stays in registers, with constants where the specialization gives them.
+  // A copy that stays in registers, with constants for what the specialization fixes.
   template <Specialization kSpecialization, bool kCommonSizes>
   __device__ __forceinline__ LaunchTraits in_registers() const {
     LaunchTraits traits = *this;
@@ -122,7 +124,7 @@ static_assert(sizeof(LaunchTraits) == 8);
 static_assert(LaunchTraits::common_one_row().has_common_sizes());
 static_assert(LaunchTraits::common_one_row().specialization() == Specialization::kCommonOneRow);
 
-// The traits that the plan alone decides, without those of buffers.
+// The traits that the plan alone decides, without those that depend on the call's parameters and buffers.
 inline constexpr LaunchTraits make_traits(const Plan& plan) {
   uint32_t flags = plan.ring_depth > 0 ? LaunchTraits::kRing : 0;
   if (plan.path == Path::kAuto || plan.path == Path::kPaperGvr) flags |= LaunchTraits::kUseHint;

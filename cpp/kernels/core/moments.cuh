@@ -1,7 +1,7 @@
-// Mean and standard deviation of a sample of the row, with which predictions start.
+// Computes the mean and standard deviation of a sample of the row, from which predictions start.
 //
 // All steps sample the same positions of the buffer, so the sampling error changes little from step to step.
-// The loads need neither hint nor length, and no CTA needs another.
+// The loads need neither hint nor length, and no CTA depends on another.
 #pragma once
 
 #include "core/row_sample.cuh"
@@ -10,10 +10,10 @@
 
 namespace gvr_topk {
 
-// This thread's probes of the row, taken before its length is known: `row.n` is the buffer's. If `alike`, all
-// CTAs probe the same positions; otherwise each takes one probe in its own part of a larger sample. What they
-// read lands in memory that no other CTA stores to, because a copy may come late, and another CTA's store
-// early.
+// This thread's probes of the row. They are taken before the row's length is known, so `row.n` is that of the
+// buffer. If `alike`, all CTAs probe the same positions; otherwise the CTAs divide a larger sample, and each
+// thread takes one probe of its CTA's part. Probes land in memory that no other CTA stores to, because a copy
+// may land late and another CTA's store may arrive early.
 template <typename T, int kProbes>
 struct RowProbe {
   static_assert(kProbes <= kMaxProbes);
@@ -22,9 +22,9 @@ struct RowProbe {
   int at[kProbes];
   uint4* zone[kProbes];  // where this thread's probes land
 
-  // Starts the copies, to shared memory: registers would make whatever waits for the length wait for them
-  // too. Second probes land in `store`, kThreads vectors that only this CTA uses, and for something else only
-  // later.
+  // Starts the copies. They go to shared memory, because with loads to registers whatever waits for the
+  // length would wait for the probes too. Second probes land in `store`, kThreads vectors that only this CTA
+  // uses and that serve another purpose only later.
   __device__ __forceinline__ RowProbe(const RowContext<T>& ctx, const LaunchTraits& traits,
                                       uint4* store = nullptr)
       : alike(traits.has(LaunchTraits::kReadsState)) {
@@ -33,8 +33,8 @@ struct RowProbe {
     fetch(ctx, traits);
   }
 
-  // Probes again, without waiting for the copies under way: the new ones land in `store`, kProbes * kThreads
-  // vectors that nothing else uses until then.
+  // Probes again, without waiting for the copies under way. The new probes land in `store`. It must have
+  // kProbes * kThreads vectors that nothing else uses until the copies have landed.
   __device__ __forceinline__ void fetch_into(uint4* store, const RowContext<T>& ctx,
                                              const LaunchTraits& traits) {
 #pragma unroll
@@ -67,31 +67,33 @@ struct RowProbe {
     ptx::commit_copies();
   }
 
-  // What a probe has read, once the copies have come.
+  // The elements that a probe has read. The copies must have landed.
   __device__ __forceinline__ SampleVec<T> seen(int probe = 0) const {
     SampleVec<T> neighbours;
     neighbours.load(zone[probe]);
     return neighbours;
   }
 
-  // Whether these probes serve as those of a row of known length, because hardly any lies behind its end.
+  // Whether these probes can serve as those of a row of length n, because hardly any of them lies behind the
+  // row's end.
   __device__ __forceinline__ bool serves(const LaunchTraits& traits, int n) const {
     return traits.has(LaunchTraits::kAligned) && !alike && n > span - span / 16;
   }
 };
 
-// A sample says too little if less than this share of its probes count. A probe counts if all its elements
-// are finite: in a row that is masked nearly everywhere, none does.
+// A sample says too little if less than this share of its probes count. The probes of a thread count if they
+// lie in the row and the sum of their squares is finite. In a row that is masked nearly everywhere, none
+// count.
 constexpr float kLeastCounted = 0.125f;
 constexpr float kTooFewCounted = -1.0f, kNoneCounted = -2.0f;
 
 struct Moments {
   float mean = 0.0f,
-        deviation = 0.0f;  // the deviation is kTooFewCounted or kNoneCounted where too little counts
+        deviation = 0.0f;  // kTooFewCounted or kNoneCounted if too few probes count
 
   Moments() = default;
 
-  // Of a row that was not sampled at fixed positions.
+  // The moments of a row that was not sampled at fixed positions.
   __device__ __forceinline__ static Moments unknown() {
     Moments moments;
     moments.deviation = kTooFewCounted;
@@ -101,7 +103,7 @@ struct Moments {
   __device__ __forceinline__ explicit Moments(const MissedGuess& missed)
       : mean(missed.mean), deviation(missed.deviation) {}
 
-  // Moments of a sample that is the same in all CTAs. It takes one block barrier.
+  // The moments of a sample that is the same in all CTAs. The computation contains one block barrier.
   template <typename T, int kProbes>
   __device__ __forceinline__ Moments(const RowContext<T>& ctx, const RowProbe<T, kProbes>& probe) {
     Shared& sm = *ctx.shared;
@@ -127,7 +129,8 @@ struct Moments {
     for (int d = 8; d > 0; d /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, d);
     if ((ctx.lane & 15) == 0) sm.moment[ctx.lane + ctx.warp] = mine;
     const float count = static_cast<float>(kProbes * kSampleVec * __syncthreads_count(counts));
-    // Each lane takes four warps' sums; the lane four further has the squares that belong to them.
+    // Of every eight lanes the lower four take the sums of four warps each, and the upper four take the
+    // squares of the same warps: lane i + 4 has the squares for lane i.
     static_assert(kWarps == 16);
     const float4 four = reinterpret_cast<const float4*>(sm.moment)[ctx.lane & 7];
     float all = (four.x + four.y) + (four.z + four.w);

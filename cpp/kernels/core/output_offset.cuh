@@ -1,4 +1,5 @@
-// Offsets of selected elements in the output: how many are selected before an element, in index order.
+// Computes the offsets of selected elements in the output: the number of elements that are selected before
+// each one, in index order.
 #pragma once
 
 #include "core/row_context.cuh"
@@ -6,9 +7,9 @@
 
 namespace gvr_topk {
 
-// Counts are packed in pairs. The lower half counts elements above the threshold, or all selected ones if no
-// tie is left out; the upper half counts ties. What a cluster lists and one CTA holds are together fewer than
-// 2^16 (`fits`).
+// Counts are packed in pairs. The lower half counts elements above the threshold, or all selected elements if
+// no tie is left out. The upper half counts ties. Neither half overflows, because the keys that a cluster
+// lists and the elements that one CTA holds are together fewer than 2^16 (`fits`).
 __device__ __forceinline__ uint32_t packed_count(uint32_t key, const Threshold& threshold) {
   if (key < threshold.key) return 0;
   return key > threshold.key || threshold.takes_all() ? 1 : 1 << 16;
@@ -20,7 +21,7 @@ __device__ __forceinline__ uint32_t packed_count(float value, float level, const
   return threshold.takes_all() || value != level ? 1 : 1 << 16;
 }
 
-// Counts the selected ones of the keys that earlier CTAs have listed. The counts are read behind a block
+// Counts the selected keys among those that earlier CTAs have listed. The counts are read behind a block
 // barrier.
 template <typename T>
 __device__ __forceinline__ void count_listed(const RowContext<T>& ctx, const ListedKeys& listed,
@@ -39,13 +40,13 @@ struct OutputOffset {
   int next;
   uint32_t ties_left;  // ties that may still be selected, from this lane's first element on
 
-  // `above`: elements above the interval in earlier CTAs. `in_warp`: packed count of the earlier lanes. The
+  // `above`: elements above the interval in earlier CTAs. `in_warp`: packed count of the earlier lanes. All
   // other counts of earlier CTAs and warps are in `selected`. Ties go to the smallest indices.
   template <typename T>
   __device__ __forceinline__ OutputOffset(const RowContext<T>& ctx, const KeyInterval& interval,
                                           const Threshold& threshold, uint32_t above, uint32_t in_warp) {
     const Shared& sm = *ctx.shared;
-    // One half of the warp adds up what is selected in earlier CTAs, the other half what is in earlier warps.
+    // One half of the warp adds up the counts of earlier CTAs, the other half those of earlier warps.
     static_assert(kWarps == 16);
     const uint32_t* selected = sm.selected[0];
     const uint32_t packed =
@@ -53,7 +54,7 @@ struct OutputOffset {
     above += packed & 0xffffu;
     uint32_t ties = packed >> 16;
     const uint32_t tie_key = interval.tie_key();
-    if (tie_key != kAbsentKey) {  // Its elements are not listed.
+    if (tie_key != kAbsentKey) {  // Elements of the tie key are not listed.
       const uint32_t equal =
           __reduce_add_sync(0xffffffffu, ctx.lane < ctx.rank ? sm.header[ctx.lane].counts.equal : 0);
       const uint32_t at_tie_key = packed_count(tie_key, threshold);
@@ -65,7 +66,7 @@ struct OutputOffset {
     next = static_cast<int>(threshold.takes_all() ? above : above + ties);
   }
 
-  // Whether the next element is selected: a tie is only while the quota lasts.
+  // Whether the next element is selected: a tie is selected only while the quota lasts.
   __device__ __forceinline__ bool accept(bool tie) {
     if (!tie) return true;
     if (ties_left == 0) return false;

@@ -10,8 +10,9 @@
 
 namespace gvr_topk {
 
-// Where results of a row go. Whatever offset is named, only the row's own k places are written: offsets come
-// from counts, and counts of CTAs that have read a row while it was overwritten do not fit together.
+// The places where the results of a row go. Only the row's own k places are written, whatever offset is
+// passed. Offsets come from counts, and the counts of CTAs that read a row while it was overwritten do not
+// fit together.
 struct OutputWriter {
   int32_t* indices;
   int32_t* state_indices;  // null: the next step gets no positions
@@ -20,21 +21,21 @@ struct OutputWriter {
   int k;
   int page_size;
   int pages_per_request;
-  bool writes_state;  // whether this row writes the state of its request, and has a slot
+  bool writes_state;  // whether this row has a slot and writes the state of its request
 
-  // Keeps the pointers in registers, where everything goes by `put`: they are not computed again for each
-  // element.
+  // Keeps the pointers in registers, for kernels that write everything by `put`. Otherwise the compiler would
+  // compute the pointers again for each element.
   __device__ __forceinline__ void keep(const LaunchTraits& traits) {
     ptx::keep(indices);
     if (traits.has(LaunchTraits::kWritesState)) ptx::keep(state_indices);
   }
 
-  // Whether the row has `count` places from `first` on; callers of `put_untranslated` ask that.
+  // Whether the row has `count` places from `first` on. Callers of `put_untranslated` must check this.
   __device__ __forceinline__ bool owns(int first, int count) const {
     return first >= 0 && count <= k - first;
   }
 
-  // Writes a position to an offset that the row has, where there is no page table.
+  // Writes a position to an offset that the row is known to have. The call must have no page table.
   __device__ __forceinline__ void put_untranslated(int slot, int position) const {
     ptx::store_global(indices + slot, position);
     if (state_indices != nullptr) ptx::store_global(state_indices + slot, position);
@@ -42,7 +43,7 @@ struct OutputWriter {
 
   __device__ __forceinline__ void put(int slot, int position) const { put(slot, position, position); }
 
-  // Writes a position that the caller is shown as another number.
+  // Writes a position that the caller of the library sees as another number, `shown`.
   __device__ __forceinline__ void put(int slot, int position, int shown) const {
     if (static_cast<uint32_t>(slot) >= static_cast<uint32_t>(k)) return;
     const bool apart = cache_slots != nullptr;
@@ -64,8 +65,8 @@ struct OutputWriter {
   }
 };
 
-// Whether a later request leaves its result in this slot. `row` is the last one of its request. The lanes of
-// a warp share the search, and all of them take part in it whatever they have read as the slot.
+// Whether the last row of a later request names this slot. `row` is the last row of its own request. The
+// lanes of a warp share the search, and all of them take part, whatever they have read as the slot.
 __device__ __forceinline__ bool is_named_later(const TopkParams& p, int next_n, int row, int slot) {
   const int lane = static_cast<int>(threadIdx.x & 31);
   bool named = false;
@@ -82,10 +83,11 @@ __device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, 
                                                            int next_n, int row, int request, int slot) {
   OutputWriter output;
   output.indices = p.indices + row * p.indices_stride;
-  // The last row of a request is the one whose result the next step starts from.
+  // The next step starts from the result of the request's last row.
   const bool last = row - request * next_n == next_n - 1;
   output.writes_state = last && slot >= 0 && !traits.has(LaunchTraits::kStateByRow);
-  // Positions of several rows in one slot would be a mixture, because their CTAs write at the same time.
+  // If several rows wrote their positions to one slot, the result would be a mixture, because their CTAs
+  // write at the same time.
   if (kOptions && traits.has(LaunchTraits::kSharedSlots) && last && is_named_later(p, next_n, row, slot)) {
     output.writes_state = false;
   }

@@ -1,10 +1,11 @@
 // Predicts the k-th value from the state of a slot, and makes the state for the next step.
 //
 // Two predictors follow each slot, and the one with the smaller recent error is used. The z-score predictor
-// says that the k-th value is as many standard deviations from the mean of the row's sample as it was: it
-// follows rows whose scale or level changes. The value predictor says that the k-th value is what it was: it
-// is better on rows that drift slowly, because a sample adds noise of its own. Each predicts the average of
-// what it has seen and keeps track of its error; the interval is a little wider than that.
+// assumes that the k-th value stays the same number of standard deviations away from the mean of the row's
+// sample. It follows rows whose scale or level changes. The value predictor assumes that the k-th value
+// itself stays the same. It is better on rows that drift slowly, because a sample adds noise of its own. Each
+// predictor predicts the average of the values that it has seen and keeps track of its error. The interval is
+// a little wider than that error.
 #pragma once
 
 #include "core/moments.cuh"
@@ -12,8 +13,9 @@
 
 namespace gvr_topk {
 
-// The errors of both predictors, packed as the upper halves of two floats. That of the z-score is in standard
-// deviations of the sample at a z-score of 0, and grows by as much again for each deviation further out.
+// The errors of both predictors, packed as the upper halves of two floats. The error of the z-score is in
+// standard deviations of the sample and holds at a z-score of 0. It grows by the same amount again for each
+// standard deviation further out.
 struct PredictionErrors {
   float z_score, value;
 
@@ -47,30 +49,31 @@ __device__ __forceinline__ KeyInterval predicted(const Moments& moments, const S
 }
 
 // Constants of the predictors. An error estimate rises at once to `z_factor` or `value_factor` times the last
-// error, and decays by a tenth per step. It stays above `min_z_error`, and above the half-width that holds
-// `min_inside` elements; intervals are at most as wide as holds `max_inside`. A prediction moves only part of
-// the way to the newest value, because most of a change is noise.
+// error, and decays by a tenth per step. It stays above `min_z_error`, and above the half-width of an
+// interval that holds `min_inside` elements. An interval is at most as wide as one that holds `max_inside`
+// elements. A prediction moves only part of the way to the newest value, because most of a change is noise.
 //
-// The constants come from a sweep that was simulated on real traces, the paper's layers and Gaussian chains,
-// where a miss costs 3 us and a listed element 0.8 ns.
+// The constants come from a sweep simulated on real traces, the paper's layers and Gaussian chains. In the
+// simulation a miss costs 3 us and a listed element 0.8 ns.
 struct PredictorTuning {
   float first_z_error, min_z_error, z_factor, value_factor, first_inside, min_inside, max_inside;
 };
 constexpr float kErrorDecay = 0.9f, kCentreStep = 0.5f;
 constexpr PredictorTuning kTuning{0.05f, 0.016f, 1.6f, 1.3f, 600.0f, 250.0f, 1500.0f};
-// Rows of few CTAs take longest to be read again, and have most other rows waiting behind them.
+// Rows with few CTAs take longest to be read again, and most other rows wait behind them.
 constexpr PredictorTuning kTuningFewCtas{0.08f, 0.02f, 2.0f, 1.6f, 900.0f, 600.0f, 3000.0f};
 constexpr int kLog2FewCtas = 2;
-// Error estimates may exceed the limit of intervals by this factor, so that it shows which predictor is
-// better.
+// Error estimates may exceed the limit of intervals by this factor, so that the estimates still show which
+// predictor is better.
 constexpr float kBeyondLimit = 4.0f;
-// The variance cancels when |mean| exceeds so many standard deviations.
+// If |mean| exceeds this many standard deviations, the variance is lost to cancellation.
 constexpr float kMaxOffsetSigmas = 64.0f;
-// Half-width per element, relative to the value, where nothing is known about the density of elements.
+// Half-width per element, relative to the value, for rows whose density of elements is unknown.
 constexpr float kUnknownDensity = 0x1p-13f;
 
-// The state for the next step. `interval` is the last one tried, and `result` its counts. Zeros are counted
-// in any case, and say nothing about the density of other elements.
+// The state for the next step. `interval` is the last interval tried, and `result` holds its counts. Zeros
+// are counted instead of listed in any interval that holds them, and say nothing about the density of other
+// elements, so they are left out of `inside`.
 template <typename T>
 __device__ __forceinline__ StepState next_state(const RowContext<T>& ctx, const Moments& moments,
                                                 uint32_t kth, const KeyInterval& interval,
@@ -82,7 +85,8 @@ __device__ __forceinline__ StepState next_state(const RowContext<T>& ctx, const 
   const PredictorTuning tuning = ctx.log2_ctas < kLog2FewCtas ? kTuningFewCtas : kTuning;
   const float value = key_to_float(kth);
   const uint32_t inside = result.inside - (interval.tie_key() == kZeroKey ? result.equal : 0);
-  // Half-width per element inside. An interval of everything there is teaches nothing; the next one does.
+  // Half-width of the interval per element inside. An interval of all finite values says nothing about the
+  // density. The next interval will.
   const float width = fmaf(fabsf(value), kEpsilon<T>, interval.high() - interval.low());
   const float per_element = width < key_to_float(kMostFiniteKey)
                                 ? 0.5f * width * ptx::reciprocal(fmaxf(static_cast<float>(inside), 1.0f))

@@ -1,10 +1,10 @@
-// Radix rounds: 9 bits of the key per round, with a histogram of every CTA that is summed over the cluster.
-// For any content they find an interval that holds the k-th key and whose elements fit the lists; ties end as
-// an interval of one key.
+// Radix rounds find, for any content of the row, an interval that holds the k-th key and whose elements fit
+// the lists; ties end as an interval of one key. Each round looks at 9 bits of the key: every CTA makes a
+// histogram, and the histograms are summed over the cluster.
 //
-// A histogram travels as a list of keys does, in one exchange, and every CTA sums up all of them. So all CTAs
-// have the same counts and take the same decisions. Rounds may start from a range that is known to hold the
-// k-th key, so that values that share their leading digits are told apart at once.
+// A histogram is sent as a list of keys is, in one exchange, and every CTA sums up the histograms of all
+// CTAs. So all CTAs have the same counts and take the same decisions. Rounds may start from a range that is
+// known to hold the k-th key, so that values that share their leading digits are told apart at once.
 #pragma once
 
 #include "core/exchange.cuh"
@@ -14,7 +14,7 @@
 
 namespace gvr_topk {
 
-// The bins of one round, and how many of this thread's keys lie above its range.
+// The bins of one round, and the number of this thread's keys that lie above the range of the round.
 struct RadixBins {
   uint32_t* hist;
   KeyRange range;
@@ -28,7 +28,8 @@ struct RadixBins {
   }
 };
 
-// Sums every CTA's histogram into `keys`, and `over` into `over_range`. The key lists carry them.
+// Sums the histograms of all CTAs into `keys`, and their `over` into `over_range`. The key lists carry the
+// histograms, and the headers carry `over`.
 template <typename T>
 __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint32_t over, uint32_t parity) {
   static_assert(kRadixBins == kThreads && Histogram::kBins == 2 * kRadixBins);
@@ -36,7 +37,7 @@ __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint3
   const int bin = ctx.thread;
   sm.keys.template clear<kThreads>();
   if (bin == 0) sm.counts = Counts{0, kRadixBins, 0};
-  __syncthreads();  // All of the block have counted.
+  __syncthreads();  // All threads of the block have counted.
   ctx.list.put(bin, sm.hist[bin]);
   over = __reduce_add_sync(0xffffffffu, over);
   if (ctx.lane == 0) atomicAdd(&sm.counts.above, over);
@@ -56,13 +57,14 @@ __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint3
   __syncthreads();
 }
 
-// Narrows a range that holds the k-th key to an interval. `rounds` counts the rounds, and `exchanges` all
-// exchanges of the launch, for their parity. add_keys(bins) adds this thread's keys. The lists are free when
-// it is called, and when it returns; the counts are not reset.
+// Narrows a range that holds the k-th key to an interval. `rounds` counts the rounds, and `exchanges` counts
+// all exchanges of the launch, for their parity. add_keys(bins) adds this thread's keys. The lists must be
+// free on entry and are free on return. The counts are not reset.
 //
-// Rounds are over finite keys. What is neither among them nor above is -inf, and there are two keys above
-// them: so a masked row takes one round, and one of infinities two. The loop ends whatever it reads: a row
-// that is overwritten meanwhile may have no k-th key where one was counted.
+// Rounds cover the finite keys. A k-th key that is neither finite nor above the finite keys is that of -inf,
+// and only two keys lie above the finite ones (+inf and NaN). So a masked row takes one round, and a row of
+// infinities two. The number of rounds is bounded whatever they read: a row that is overwritten meanwhile may
+// no longer have a k-th key where one was counted.
 template <typename T, typename AddKeys>
 __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, const KeyInterval& start,
                                                     uint32_t& exchanges, int& rounds, AddKeys add_keys) {
@@ -75,7 +77,7 @@ __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, co
   KeyRange range{base, max(min(start.hi, kMostFiniteKey), base) - base};
   if (base > kMostFiniteKey) range = above_finite;
   uint32_t rank = ctx.k;
-  bool relative = false;  // Whether `rank` counts from the top of the range, not of the row.
+  bool relative = false;  // Whether `rank` counts from the top of the range instead of the row.
 #pragma unroll 1
   for (int round = 0; round < kMostRounds; ++round) {
     const int shift = range.shift<kLog2RadixBins>();
@@ -108,7 +110,7 @@ __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, co
   return KeyInterval{range.base, range.base + range.length, kGuessNone};
 }
 
-// The same over all elements of the row.
+// Radix rounds over all elements of the row.
 template <typename T>
 __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, Tile<T>& tile,
                                                     const KeyInterval& range, uint32_t& exchanges,
@@ -116,7 +118,7 @@ __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, Ti
   return radix_select(ctx, range, exchanges, rounds, [&](RadixBins& bins) {
     ctx.for_each_tile(tile, [&](int, int begin) {
       uint32_t valid = valid_bits<T>(begin, ctx.end, ctx.lane);
-#pragma unroll 1  // The code of one vector serves all: the vectors of the tile rotate.
+#pragma unroll 1  // The vectors of the tile rotate, so that the code of one vector serves all.
       for (int j = 0; j < Tile<T>::kVecs; ++j) {
         const uint4 first = tile.vec[0];
 #pragma unroll

@@ -1,5 +1,5 @@
-// One row as one thread of its cluster sees it: where the row and shared memory lie, and which elements are
-// this thread's.
+// One row as one thread of its cluster sees it: where the row and shared memory lie, and which elements this
+// thread owns.
 #pragma once
 
 #include <cstdint>
@@ -22,27 +22,27 @@ struct RowContext {
 
   RowView<T> row;
   int k;
-  int rank;  // of this CTA in the cluster
-  int ctas;  // in the cluster
+  int rank;  // rank of this CTA in the cluster
+  int ctas;  // CTAs in the cluster
   int log2_ctas;
-  // A CTA owns consecutive elements. If one tile per warp is enough, it stays in registers, and warps own
-  // equal parts. Otherwise the CTA walks through its part 16 tiles at a time, one per warp, because DRAM
-  // prefers that to 16 streams. Either way (CTA, step, warp, index in the tile) is index order.
-  int begin;  // of this warp's first tile
-  int end;    // of this warp's part, or of the CTA's if there are several steps
+  // A CTA owns consecutive elements. If one tile per warp is enough, the tile stays in registers, and warps
+  // own equal parts. Otherwise the CTA walks through its part 16 tiles at a time, one per warp, because DRAM
+  // prefers this to 16 separate streams. Either way (CTA, step, warp, index in the tile) is index order.
+  int begin;  // start of this warp's first tile
+  int end;    // end of this warp's part, or of the CTA's part if there are several steps
   int steps;  // tiles per warp
   int thread;
   int lane;
   int warp;
   uint32_t zero;  // see ptx::unknown_zero
   Shared* shared;
-  Candidate* candidates;  // [candidate_capacity] of this CTA, in index order
+  Candidate* candidates;  // [candidate_capacity] candidates of this CTA, in index order
   int candidate_capacity;
   KeyList list;
   uint16_t* masks;  // [steps][kThreads] bits of candidates; only for rows of several steps
   uint4* ring;      // [kRingDepth][vectors][kThreads] tiles under way; null: tiles are loaded when needed
 
-  // Sets the row's length, and with it the parts of its warps.
+  // Sets the row's length, and with it the parts that this CTA and warp own.
   __device__ __forceinline__ void set_length(int length) {
     row.n = length;
     const int n = max(length, 0);
@@ -60,7 +60,7 @@ struct RowContext {
 
   __device__ __forceinline__ int tile_begin(int step) const { return min(end, begin + step * kStepElements); }
 
-  // Bits of one tile's elements for which `test(key)` holds. A test of values is faster.
+  // Bits of one tile's elements for which `test(key)` holds. Testing values (match_tile) is faster.
   template <typename Test>
   __device__ __forceinline__ uint32_t match_keys(const Tile<T>& tile, int at, Test test) const {
     return valid_bits<T>(at, end, lane) &
@@ -75,13 +75,13 @@ struct RowContext {
 
   __device__ __forceinline__ uint16_t& mask(int step) const { return masks[step * kThreads + thread]; }
 
-  // Threads form one team for each CTA of the cluster, which talks to that CTA: `team_target`.
+  // The block's threads form one team for each CTA of the cluster. A team sends to the CTA `team_target`.
   __device__ __forceinline__ int team_size() const { return kThreads >> log2_ctas; }
   __device__ __forceinline__ int team_target() const { return thread >> (kLog2Threads - log2_ctas); }
   __device__ __forceinline__ int team_index() const { return thread & (team_size() - 1); }
 
-  // Calls visit(step, first position of the tile) with each tile loaded. A single tile is never read again:
-  // it stays in its registers.
+  // Calls visit(step, first position of the tile) with each tile loaded. If there is only one tile, it stays
+  // in its registers and is never read again.
   template <typename Visit>
   __device__ __forceinline__ void for_each_tile(Tile<T>& tile, Visit visit) const {
     if (steps == 1) {
@@ -113,7 +113,8 @@ struct RowContext {
     }
   }
 
-  // Whether the whole tile lies in the row and can be loaded 16 bytes at a time. Only the last ones are not.
+  // Whether the whole tile lies in the row and can be loaded 16 bytes at a time. In an aligned row this fails
+  // only for the last tiles.
   __device__ __forceinline__ bool is_whole(int step) const {
     return row.aligned && begin + step * kStepElements + kTileElements <= end;
   }
@@ -136,7 +137,7 @@ struct RowContext {
         }
       }
     }
-    ptx::commit_copies();  // Empty groups count too, when groups are waited for.
+    ptx::commit_copies();  // An empty group is committed too, because waits count groups.
   }
 
   // Calls visit(i, i < count) for this thread's candidates. Warps own contiguous runs of them, and all lanes
@@ -150,13 +151,13 @@ struct RowContext {
   }
 };
 
-// The context of a row whose length is not known yet: `RowJob::agree_on_length` sets it. `known_sizes`: the
-// sizes in `traits` are constants.
+// The context of a row whose length is not known yet; `RowJob::agree_on_length` sets the length.
+// `known_sizes`: the sizes in `traits` are constants.
 template <typename T>
 __device__ __forceinline__ RowContext<T> make_context(const TopkParams& p, const LaunchTraits& traits,
                                                       const SmemLayout& layout, const RowView<T>& row,
                                                       unsigned char* storage, bool known_sizes = false) {
-  // A constant must stay one.
+  // A size that is a constant must remain visible to the compiler as one.
   const auto keep = [&](int& size) {
     if (!known_sizes) ptx::keep(size);
   };
@@ -197,7 +198,7 @@ __device__ __forceinline__ void cluster_sync(int ctas) {
   }
 }
 
-// Sum over the warps before this one of what each stored in `warp_value[which]`.
+// Sum of the numbers that earlier warps have stored in `warp_value[which]`.
 template <typename Context>
 __device__ __forceinline__ uint32_t earlier_warps(const Context& ctx, int which) {
   return __reduce_add_sync(0xffffffffu, ctx.lane < ctx.warp ? ctx.shared->warp_value[which][ctx.lane] : 0);

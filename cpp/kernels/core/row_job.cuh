@@ -1,5 +1,5 @@
-// What a kernel does for its row beside the selection: it reads length, slot and state, and writes results,
-// statistics and the next state.
+// What a kernel does for its row besides the selection: it reads the length, slot and state, and writes
+// results, statistics and the next state.
 #pragma once
 
 #include "core/dropped_rows.cuh"
@@ -24,11 +24,11 @@ __device__ __forceinline__ void load_state(bool requested, const TopkParams& p, 
   state = StepState{loaded.x, loaded.y, loaded.z, __float_as_uint(loaded.w)};
 }
 
-// The slot that a row names. It may have to be loaded.
+// The slot that a row names. It is loaded if the launch has `row_slot`; otherwise it is the request's number.
 __device__ __forceinline__ int load_requested_slot(const TopkParams& p, const LaunchTraits& traits, int row,
                                                    int request) {
   int slot = request;
-  const int32_t* slots = p.seq_lens;  // any valid address, for a load that is predicated off
+  const int32_t* slots = p.seq_lens;  // any valid address serves a load that is predicated off
   if (traits.has(LaunchTraits::kRowSlots)) slots = p.row_slot;
   ptx::load_if(traits.has(LaunchTraits::kRowSlots), slot, slots + row);
   return slot;
@@ -45,8 +45,9 @@ __device__ __forceinline__ void reset_counts(const RowContext<T>& ctx) {
   ctx.shared->counts = Counts{};
 }
 
-// Lets the lists be made again. A thread that has heard from all CTAs may be ahead of one of its own block
-// that is still sending: nothing may be reset while it is sent, and no header while somebody reads it.
+// Allows the lists to be made again. A thread that has received from all CTAs may be ahead of a thread of its
+// own block that is still sending. So counts and lists must not be reset before the block barrier, and no
+// header may be sent before the cluster barrier, because another CTA may still be reading the last one.
 template <typename T>
 __device__ __forceinline__ void restart_counts(const RowContext<T>& ctx) {
   __syncthreads();
@@ -75,7 +76,8 @@ __device__ __forceinline__ void reset_counters(const RowContext<T>& ctx) {
   init_barriers(ctx);
 }
 
-// Clears what the first exchange finds in shared memory, except the list.
+// Clears what the first exchange expects to be zero in shared memory, and initializes the transaction
+// barriers. The list needs no clearing.
 template <typename T>
 __device__ __forceinline__ void prepare_exchange(const RowContext<T>& ctx) {
   Shared& sm = *ctx.shared;
@@ -88,8 +90,8 @@ __device__ __forceinline__ void prepare_exchange(const RowContext<T>& ctx) {
   init_barriers(ctx);
 }
 
-// Says that this CTA runs; cluster_wait() waits until all do. Before that, shared memory of other CTAs must
-// not be touched.
+// Announces that this CTA runs. cluster_wait() waits until all CTAs of the cluster do; before that, no shared
+// memory of other CTAs may be touched.
 template <typename T>
 __device__ __forceinline__ void arrive_at_start(const RowContext<T>& ctx) {
   if (ctx.ctas > 1) ptx::cluster_arrive_relaxed();
@@ -99,21 +101,21 @@ __device__ __forceinline__ int request_of(const TopkParams& p, const LaunchTrait
   return traits.has(LaunchTraits::kDraftRows) ? row / p.next_n : row;
 }
 
-// Rows of one request.
+// Number of rows of one request.
 __device__ __forceinline__ int next_n_of(const TopkParams& p, const LaunchTraits& traits) {
   return traits.has(LaunchTraits::kDraftRows) ? p.next_n : 1;
 }
 
-// Elements at the end of its request that a row does not see: its own length counts all that it sees, a
-// length of the request also those of the draft rows behind it.
+// Number of keys at the end of its request that a row does not see. A length given by row counts exactly the
+// keys that the row sees. A length given by request also counts the keys of the later draft rows.
 __device__ __forceinline__ int unseen_by(const TopkParams& p, const LaunchTraits& traits, int row,
                                          int request) {
   if (!traits.has(LaunchTraits::kDraftRows) || traits.has(LaunchTraits::kRowLengths)) return 0;
   return p.next_n - 1 - (row - request * p.next_n);
 }
 
-// Number of scores that a row may select from: of `length` keys it does not see the last ones. No length
-// overflows.
+// Number of scores that a row may select from. The row does not see the last ones of the `length` keys. No
+// value of `length` makes the computation overflow.
 __device__ __forceinline__ int visible_length(const TopkParams& p, const LaunchTraits& traits, int row,
                                               int request, int length) {
   const int unseen = unseen_by(p, traits, row, request);
@@ -130,28 +132,28 @@ __device__ __forceinline__ void write_short_stats(int32_t* stats, HintReason rea
   write_stats(stats, reason, 0, 0, 0, -1, kGuessNone, false, 0);
 }
 
-// Writes a row no longer than k, which needs no selection. This is one of `threads` threads that do.
+// Writes a row no longer than k, which needs no selection. `threads` threads share this; `thread` is one.
 __device__ __forceinline__ void write_short_row(const OutputWriter& output, int n, int k, int thread,
                                                 int threads, int32_t* stats, HintReason reason) {
   emit_short_row(output, n, k, thread, threads);
   if (stats != nullptr && thread == 0) write_short_stats(stats, reason);
 }
 
-// So many slots have their state loaded before it is known which one is needed.
+// The states of this many slots are loaded before it is known which one is needed.
 constexpr uint32_t kSlotsLoadedEarly = 128;
 
-// The row of a cluster, its hint, and where its results go. The row's length is being loaded, but not waited
-// for. `kOptions`: whether there is code for options off the common path (LaunchTraits::kSharedSlots,
-// kDropMasked). Only kGeneric serves launches that have one, so the other specializations, and what
-// they call out of line, are compiled without.
+// The row of a cluster, its hint, and the places where its results go. The row's length is still being loaded
+// after construction. `kOptions`: whether there is code for options off the common path
+// (LaunchTraits::kSharedSlots, kDropMasked). Only kGeneric serves launches with such an option. The other
+// specializations, and the functions that they call out of line, are compiled without this code.
 template <typename T, bool kOptions>
 struct RowJob {
   int row;
   int request;
-  int seq_len = 0;     // of thread 0, still being loaded: the first use waits for it
-  int requested_slot;  // what this thread has read as the slot, still being loaded too
+  int seq_len = 0;     // only in thread 0; still being loaded, and the first use waits for it
+  int requested_slot;  // the slot as this thread has read it; still being loaded too
   RowContext<T> ctx;
-  bool writer;  // Whether this thread writes what there is once per row.
+  bool writer;  // whether this thread writes what is written once per row
 
   __device__ __forceinline__ RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
                                     unsigned char* storage, bool known_sizes = false) {
@@ -165,7 +167,7 @@ struct RowJob {
     writer = ctx.rank == 0 && ctx.thread == 0;
   }
 
-  // The job of a row whose slot and length have been read, for functions out of line.
+  // The job of a row whose slot and length have already been read, for out-of-line functions.
   __device__ __forceinline__ RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
                                     unsigned char* storage, int slot, int length)
       : row(blockIdx.x >> traits.log2_ctas()), requested_slot(slot) {
@@ -176,8 +178,9 @@ struct RowJob {
     writer = ctx.rank == 0 && ctx.thread == 0;
   }
 
-  // Waits for the row's length. One thread has read it, so that all of the block use the same number though
-  // another stream may be writing it. There is one block barrier: what does not need the length comes before.
+  // Waits for the row's length. One thread has read it, so that the whole block uses the same number although
+  // another stream may be writing it. This contains one block barrier, so work that does not need the length
+  // comes before the call.
   __device__ __forceinline__ void agree_on_length(const TopkParams& p, const LaunchTraits& traits) {
     Shared& sm = *ctx.shared;
     if (ctx.thread == 0) {
@@ -197,10 +200,11 @@ struct RowJob {
     return hint_view(p, slot(p, traits));
   }
 
-  // Starts to load the state, in one thread that publishes it to the others, because another row or stream
-  // may be writing it. If slots are those of requests, that is the first thread. Otherwise each of the first
-  // threads loads the slot of its own number, before it is known which one is the row's: two dependent loads
-  // would take twice the time. Later slots are waited for.
+  // Starts to load the state. Only one thread's copy is published to the block, because another row or stream
+  // may be writing the state. If slots are those of requests, thread 0 loads it. Otherwise each of the first
+  // kSlotsLoadedEarly threads loads the slot of its own number, before it is known which slot is the row's,
+  // because two dependent loads would take twice the time. Slots with higher numbers are left to
+  // `load_state_late`.
   __device__ __forceinline__ StepState load_state_early(const TopkParams& p,
                                                         const LaunchTraits& traits) const {
     StepState state = no_state();
@@ -222,8 +226,9 @@ struct RowJob {
     load_state(static_cast<int>(requested) >= 0, p, requested, state);
   }
 
-  // Publishes the state to the block, behind its next barrier: the thread that has loaded it does, or one
-  // that knows that there is none. If `row_slot` is overwritten meanwhile, that may be no thread, or several.
+  // Publishes the state to the block; other threads may read it after the next block barrier. The publisher
+  // is the thread that has loaded the state, or thread 0 if there is none. If `row_slot` is overwritten
+  // meanwhile, threads may disagree on the slot, so that no thread or several threads publish.
   __device__ __forceinline__ void publish_state(const TopkParams& p, const LaunchTraits& traits,
                                                 const StepState& state) const {
     uint32_t publisher = 0;
@@ -240,20 +245,20 @@ struct RowJob {
     return make_output_writer<kOptions>(p, traits, next_n_of(p, traits), row, request, slot(p, traits));
   }
 
-  // Whether the block finds its row too short to select from.
+  // Whether the row is too short to select from, by the length that this block has read.
   __device__ __forceinline__ bool is_short() const { return ctx.row.n <= ctx.k; }
 
-  // The gate's answer for this row, the same in the whole block behind the barrier that follows
-  // `publish_state`. `is_state_known`: whether this kernel can predict from the state that was published.
+  // The gate's answer for this row. It is the same in the whole block after the barrier that follows
+  // `publish_state`. `is_state_known`: whether this kernel can predict from the published state.
   __device__ __forceinline__ HintReason hint_reason(const TopkParams& p, const LaunchTraits& traits,
                                                     bool is_state_known) const {
     const bool reads_state = traits.has(LaunchTraits::kReadsState);
-    __builtin_assume(ctx.row.n >= 0 && ctx.row.n <= kMaxWidth);  // A launch has no limits of its own.
+    __builtin_assume(ctx.row.n >= 0 && ctx.row.n <= kMaxWidth);  // A launch has no length limits of its own.
     HintQuery query{};
     query.enabled = traits.has(LaunchTraits::kUseHint);
     query.has_state = reads_state || p.state != nullptr;
     query.aligned = traits.has(LaunchTraits::kAligned);
-    // Slots have been checked: one that does not exist has become a negative number.
+    // `slot` has been checked: a slot that does not exist has become a negative number.
     query.slot = reads_state ? ctx.shared->facts.slot : slot(p, traits);
     if (traits.has(LaunchTraits::kSlotIsRequest)) query.slot = 0;
     query.slots = int64_t{INT32_MAX} + 1;
@@ -278,23 +283,23 @@ struct RowJob {
     if (traits.has(LaunchTraits::kStateByRow) && writer) *state_by_row(p) = no_state();
   }
 
-  // Items of a row with this k-th key, of which so many elements lie `above`.
+  // Number of items of a row whose k-th key is `kth`, with `above` elements above it.
   __device__ __forceinline__ int count_items(const LaunchTraits& traits, uint32_t kth, uint32_t above) const {
     return kOptions ? gvr_topk::count_items(traits, ctx.k, kth, above) : ctx.k;
   }
 
-  // Ends a row that has been emitted, if masked elements are dropped.
+  // Completes a row that has been emitted, if masked elements are dropped.
   __device__ __forceinline__ void finish_dropped(const TopkParams& p, const LaunchTraits& traits,
                                                  const OutputWriter& output, int items) const {
     if (kOptions) finish_dropped_row(p, traits, ctx, row, output, items);
   }
 
-  // Counts hits of the last step's positions for the statistics, before this step's overwrite them.
+  // Counts hits of the last step's positions for the statistics, before this step's positions overwrite them.
   __device__ __forceinline__ void count_hint_hits(const TopkParams& p, const LaunchTraits& traits,
                                                   uint32_t kth) const {
     if (!traits.has(LaunchTraits::kStats)) return;
     const HintView view = hint(p, traits);
-    // Threads, and CTAs, may have read different slots: they still take part in every barrier.
+    // Threads and CTAs may have read different slots, and still have to take part in every barrier.
     const bool hinted = __syncthreads_or(view.indices != nullptr);
     if (hinted && ctx.rank == 0) count_hits(ctx, view, kth);
     cluster_sync(ctx.ctas);

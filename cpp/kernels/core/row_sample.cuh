@@ -1,8 +1,9 @@
-// A sample of the row: one key per thread, each the greatest of a few scattered elements.
+// Takes a sample of the row: one key per thread, each the greatest of a few scattered elements.
 //
-// Few single elements of a long row belong to its top k, so that their order statistics say little about the
-// k-th value. Of the greatest of m elements, a share of 1 - (1 - k/n)^m belongs to it. The CTAs of a cluster
-// need the same sample: each reads its part of the elements, and sends the others what it made of them.
+// Few single elements of a long row belong to its top k, so order statistics of single elements say little
+// about the k-th value. The greatest of m elements belongs to the top k with probability 1 - (1 - k/n)^m. The
+// CTAs of a cluster need the same sample, so each CTA reads a part of the elements and sends the resulting
+// keys to the others.
 #pragma once
 
 #include "core/row_context.cuh"
@@ -12,7 +13,7 @@
 
 namespace gvr_topk {
 
-// Four consecutive elements of a row, from a multiple of four on, as they lie in memory.
+// Four consecutive elements of a row as they lie in memory, starting at a multiple of four.
 template <typename T>
 struct SampleVec {
   static constexpr int kWords = sizeof(T);  // of 32 bits
@@ -37,7 +38,7 @@ struct SampleVec {
   }
 
   // Raises each key to that of its element, unless the vector crosses the row's end. Rows that cannot be
-  // loaded 16 bytes at a time are loaded one element at a time, and the shortest repeat their last element.
+  // loaded in vectors are loaded one element at a time. Rows shorter than a vector repeat their last element.
   __device__ __forceinline__ void take(const RowView<T>& row, int at, uint32_t (&key)[kSampleVec]) const {
     const bool there = at + kSampleVec <= row.n || row.n < kSampleVec;
 #pragma unroll
@@ -48,15 +49,16 @@ struct SampleVec {
   }
 };
 
-// Each fetched line gives four neighbouring elements, one for each of four samples: scores of neighbours are
-// alike, and one sample of all four would claim more than it knows.
+// Chooses and reads the positions of a sample. Each probe reads four neighbouring elements, one for each of
+// four samples. Scores of neighbours are alike, so a single sample of all four would seem to hold more
+// information than it does.
 struct RowSampler {
-  int log2_total;  // each key is the greatest of so many elements: 4 lanes' or more, or one
-  int log2_lanes;  // over so many more lanes
-  int log2_own;    // and so many probes of each thread
-  int log2_parts;  // CTAs that divide the sample among them
-  int part;        // the number of this CTA among them
-  int span;        // Probes lie in so many elements, nearly all of which the row has.
+  int log2_total;  // Each key is the greatest of 2^log2_total elements: those of 4 lanes or more, or one.
+  int log2_lanes;  // These elements come from 4 << log2_lanes lanes,
+  int log2_own;    // and from 2^log2_own probes of each thread.
+  int log2_parts;  // 2^log2_parts CTAs divide the sample among them.
+  int part;        // number of this CTA among those
+  int span;        // Probes lie in the first `span` elements. Nearly all belong to the row.
 
   RowSampler() = default;
 
@@ -66,10 +68,11 @@ struct RowSampler {
     const int n = ctx.row.n;
     log2_parts = divided ? ctx.log2_ctas : 0;
     part = divided ? ctx.rank : 0;
-    // Lines from all over the row are what a sample costs: as few are read as leave some of the top k among
-    // them, and as all threads read at once.
+    // The cost of a sample is the memory lines that it reads from all over the row. The sampler reads only as
+    // many lines as leave some of the top k among them, but at least one per thread, because all threads read
+    // at the same time.
     log2_total = n < 1 << 18 ? 2 : n < 1 << 19 ? 3 : n <= 1 << 20 ? 4 : 5;
-    const int most_lanes = min(log2_parts, 3);  // beside the four that share the neighbours
+    const int most_lanes = min(log2_parts, 3);  // besides the four that share the neighbours
     log2_total = max(log2_total, 2 + most_lanes);
     // With more elements per key, nearly all keys would lie in the top k.
     while (log2_total > 0 && ctx.k << log2_total > 2 * n) --log2_total;
@@ -89,7 +92,8 @@ struct RowSampler {
     return hashed_position(((i * kThreads + ctx.thread) << log2_parts) + part, span);
   }
 
-  // Probes, and returns the greatest key of this lane's group: the same in 2^log2_lanes neighbouring lanes.
+  // Probes, and returns the greatest key of this lane's group, which is the same in 2^log2_lanes neighbouring
+  // lanes.
   template <typename T>
   __device__ __forceinline__ uint32_t probe(const RowContext<T>& ctx) const {
     uint32_t key[kSampleVec] = {};
@@ -97,7 +101,7 @@ struct RowSampler {
     return greatest(ctx, key);
   }
 
-  // The same when the first probe has been taken.
+  // The same, with a first probe that has been read before.
   template <typename T>
   __device__ __forceinline__ uint32_t probe(const RowContext<T>& ctx, const SampleVec<T>& first) const {
     uint32_t key[kSampleVec] = {};
@@ -131,8 +135,8 @@ struct RowSampler {
   __device__ __forceinline__ uint32_t greatest(const RowContext<T>& ctx,
                                                const uint32_t (&key)[kSampleVec]) const {
     if (log2_total == 0) return key[0];
-    // Of two lanes 16 apart, one takes the first two keys; of two lanes 8 apart, one takes the first of
-    // those.
+    // Of two lanes 16 apart, the lower takes the first two keys and the upper the last two. Then of two lanes
+    // 8 apart, the lower takes the first of its two keys and the upper the second.
     const bool second = (ctx.lane & 16) != 0, odd = (ctx.lane & 8) != 0;
     const uint32_t one = max(second ? key[2] : key[0], swapped(second ? key[0] : key[2], 16));
     const uint32_t other = max(second ? key[3] : key[1], swapped(second ? key[1] : key[3], 16));
@@ -142,8 +146,8 @@ struct RowSampler {
     return greatest;
   }
 
-  // Hashed (pseudo-random) positions. Strided ones would be biased where the top k cluster: the greatest of
-  // elements from all parts of the row lies among the top k more often than `share` says.
+  // Hashed (pseudo-random) positions. Strided positions would be biased where the top k cluster: the greatest
+  // of elements from all parts of the row lies among the top k more often than `share` says.
   __device__ __forceinline__ static uint32_t hashed(uint32_t number) {
     number *= 2654435761u;
     return (number ^ number >> 15) * 2246822519u;
@@ -153,7 +157,7 @@ struct RowSampler {
     return __shfl_xor_sync(0xffffffffu, key, lanes);
   }
 
-  // Expected share of the keys of a sample that belong to the top k.
+  // Expected share of the sample's keys that belong to the top k.
   template <typename T>
   __device__ __forceinline__ float share(const RowContext<T>& ctx) const {
     const float n = static_cast<float>(ctx.row.n);
@@ -162,7 +166,7 @@ struct RowSampler {
   }
 };
 
-// Sends one key of the sample to the CTA of this thread's team: stores of one warp to many CTAs would take
+// Sends one key of the sample to the CTA of this thread's team. Stores from one warp to many CTAs would take
 // longer.
 template <typename T>
 __device__ __forceinline__ void send_sample(const RowContext<T>& ctx, uint32_t key) {
@@ -179,8 +183,8 @@ __device__ __forceinline__ void receive_samples(const RowContext<T>& ctx) {
   ptx::barrier_wait(ptx::shared_address(&ctx.shared->sample_barrier), 0);
 }
 
-// Returns one key of the sample per thread, the same in all CTAs of the cluster. `greatest`: the key of this
-// thread's group of lanes. `meanwhile` runs while keys are on their way.
+// Returns one key of the sample per thread; all CTAs of the cluster have the same sample. `greatest`: the key
+// of this thread's group of lanes. `meanwhile` runs while keys are under way.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ uint32_t sample_of_cluster(const RowContext<T>& ctx, uint32_t greatest,
                                                       Meanwhile meanwhile) {

@@ -1,4 +1,4 @@
-// One row of scores, and how its elements lie in the lanes of a warp.
+// Describes one row of scores, and how its elements lie in the lanes of a warp.
 //
 // A warp covers 512 consecutive elements at a time: a tile of 16 elements per lane. Vector j of a lane starts
 // at j * 32 * kPerVec + lane * kPerVec, so loads are 16 bytes wide and coalesced. Index order is (j, lane,
@@ -23,7 +23,7 @@ struct RowView {
   __device__ __forceinline__ uint32_t key(int i) const { return order_key(to_float(data[i])); }
 };
 
-// The whole buffer of a row, whatever the row's length.
+// The whole buffer of a row, independent of the row's length.
 template <typename T>
 __device__ __forceinline__ RowView<T> row_buffer(const TopkParams& p, bool aligned, int row) {
   const T* data = static_cast<const T*>(p.logits) + row * p.logits_stride;
@@ -96,8 +96,8 @@ __device__ __noinline__ uint4 load_elements(const T* p, int count) {
 }
 
 // Loads this lane's elements of [begin, min(end, begin + 512)). Elements past `end` become -inf: no test
-// against a finite bound finds them, and tests on keys mask them (`valid_bits`). `fetch(j, address)` brings
-// vector j if all of it is needed and 16-byte access is possible.
+// against a finite bound finds them, and tests on keys mask them (`valid_bits`). `fetch(j, address)` loads
+// vector j. It is called only if the whole vector is needed and 16-byte access is possible.
 template <typename T, typename Fetch>
 __device__ __forceinline__ void load_tile(const RowView<T>& row, int begin, int end, int lane, Tile<T>& tile,
                                           Fetch fetch) {
@@ -141,8 +141,8 @@ __device__ __forceinline__ uint32_t valid_bits(int begin, int end, int lane) {
   return bits;
 }
 
-// Bits of the elements of one tile for which `test(value)` holds. Vectors past `end` are skipped: with few
-// elements per warp most are.
+// Bits of the elements of one tile for which `test(value)` holds. Vectors past `end` are skipped, which are
+// most vectors if a warp has few elements.
 template <typename T, typename Test>
 __device__ __forceinline__ uint32_t match_tile(const Tile<T>& tile, int begin, int end, Test test) {
   uint32_t bits = 0;

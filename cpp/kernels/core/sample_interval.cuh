@@ -1,5 +1,5 @@
-// An interval for the k-th key from a sample of some hundred keys: a pair of order statistics around the rank
-// where the k-th key is expected. It assumes no distribution.
+// Derives an interval for the k-th key from a sample of some hundred keys: a pair of order statistics around
+// the rank where the k-th key is expected. This assumes no distribution.
 #pragma once
 
 #include "core/key_interval.cuh"
@@ -10,14 +10,15 @@
 
 namespace gvr_topk {
 
-// A sample of which a greater share lies above the k-th value shows hardly anything below it.
+// If a greater share of a sample lies above the k-th value, the sample shows hardly anything below that
+// value.
 constexpr float kNearlyAllAbove = 0.96f;
-// Every warp names the order statistics this many standard deviations above and below the expected rank. Of
-// the 16 ends so named, the third from outside is the interval's, and one further in for each doubling of the
-// CTAs: a sign test. For independent keys, and a share that was itself measured with 512 of them, one
-// interval in 47,000 misses, or in 8,000, 1,700, 400 and 120 for each step further in. A row of one CTA takes
-// longest to be read again, and has most other rows waiting; where few rows share the chip, each with many
-// CTAs, a narrower interval is worth more.
+// Every warp names two order statistics of its keys, this many standard deviations above and below the
+// expected rank. The 16 warps so name 16 upper and 16 lower ends. The interval takes the third of each from
+// outside, and one further in for each doubling of the CTAs: a sign test. For independent keys, and a share
+// that was itself measured with 512 of them, one interval in 47,000 misses, or one in 8,000, 1,700, 400 and
+// 120 for each step further in. A row of one CTA takes longest to be read again, and most other rows wait for
+// it. Where few rows share the chip, each with many CTAs, a narrower interval is worth more.
 constexpr float kMarginSigmas = 0.5f;
 constexpr int kOutsiders = 2;
 
@@ -26,7 +27,7 @@ __device__ __forceinline__ float standard_deviation(float variance) {
   return variance * ptx::reciprocal_root(fmaxf(variance, 1e-30f));
 }
 
-// The share of a sample that lies above the k-th key, and the margin around its rank among 32 keys.
+// The share of a sample that lies above the k-th key, and the margin around the expected rank among 32 keys.
 struct SampleRank {
   float share = 0.0f, margin = 0.0f;
 
@@ -39,7 +40,7 @@ struct SampleRank {
   }
 };
 
-// How many of 4 * kVecs keys are greater than this one.
+// The number of the 4 * kVecs keys that are greater than `mine`.
 template <int kVecs, int kStride = 1>
 __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
   float rank = ptx::kIntegerBase;
@@ -54,16 +55,18 @@ __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
   return static_cast<int>(ptx::integer_of_sum(rank));
 }
 
-// Makes an interval whose ends are finite, or both infinity: radix rounds take what that leaves out.
+// Makes an interval whose ends are finite, or both infinity. Radix rounds handle the keys that such an
+// interval leaves out.
 __device__ __forceinline__ KeyInterval finite_interval(uint32_t lo, uint32_t hi, uint32_t source) {
   if (min(lo, hi) >= kPosInfKey) return KeyInterval{kPosInfKey, kPosInfKey, source};
-  hi = min(max(hi, kLeastFiniteKey), kMostFiniteKey);  // A sample of hardly any keys may name the absent key.
+  hi = min(max(hi, kLeastFiniteKey), kMostFiniteKey);  // A sample of hardly any keys may give the absent key.
   return KeyInterval{max(min(lo, hi), kLeastFiniteKey), hi, source};
 }
 
-// The interval where less than one key in eight lies above the k-th, too few for each of 16 warps to tell
-// much. The greatest eight of every warp are ranked together, four threads to a key. What lies below the
-// interval may have to be read again, so it extends further down than up. It takes two block barriers.
+// The interval if less than one key in eight lies above the k-th key, which is too few for each of 16 warps
+// to tell much. The greatest eight keys of every warp are ranked together, four threads to a key. If the k-th
+// key lies below the interval, the row may have to be read again, so the interval extends further down than
+// up. This contains two block barriers.
 template <typename T>
 __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, uint32_t key, float share,
                                                      int rank) {
@@ -74,7 +77,7 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
   static_assert(kThreads == kShares * kWarps * kOfEach && kGreatestOfSample == kWarps * kOfEach);
   Shared& sm = *ctx.shared;
   uint32_t* const greatest = sm.greatest;
-  // Where keys are equal more than eight may qualify; any eight of them do.
+  // If keys are equal, more than eight may qualify; any eight of them serve.
   const uint32_t selected = __ballot_sync(0xffffffffu, rank < kOfEach);
   const int expected_rank = __popc(selected & ((1u << ctx.lane) - 1));
   if (rank < kOfEach && expected_rank < kOfEach) greatest[ctx.warp * kOfEach + expected_rank] = key;
@@ -99,9 +102,9 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
   return finite_interval(sm.edge[1][0], sm.edge[0][0], kGuessRowSample);
 }
 
-// An interval around the (1 - share) quantile of one key per thread. Each warp reads the order statistics
-// beside the expected rank off its own 32 keys; a sign test over the warps gives the interval
-// (kMarginSigmas). It takes one block barrier.
+// An interval around the (1 - share) quantile of a sample of one key per thread. Each warp reads the order
+// statistics beside the expected rank off its own 32 keys. A sign test over the warps gives the interval
+// (kMarginSigmas). This contains one block barrier.
 template <typename T>
 __device__ __forceinline__ KeyInterval sample_interval(const RowContext<T>& ctx, uint32_t key,
                                                        const SampleRank& above) {

@@ -1,5 +1,5 @@
-// Phase 4, refine: the exact k-th key out of the listed ones. Every CTA finds it for itself, in its own copy
-// of the list.
+// Phase 4, refine: finds the exact k-th key among the listed keys. Every CTA finds it for itself, in its own
+// copy of the list.
 #pragma once
 
 #include "core/config.cuh"
@@ -11,12 +11,12 @@
 
 namespace gvr_topk {
 
-// This thread's part of the keys that the cluster has listed: the block is split evenly over the segments.
-// The first few stay in registers.
+// This thread's part of the keys that the cluster has listed. The block is split evenly over the segments.
+// The thread's first few keys stay in registers.
 struct ListedKeys {
-  static constexpr int kInRegisters = 4;  // `for_each` writes them out
+  static constexpr int kInRegisters = 4;  // `for_each` visits each of them by name
   uint32_t first[kInRegisters];
-  const uint32_t* keys;  // from this thread's first key on,
+  const uint32_t* keys;  // from this thread's first key on
   int count;             // keys from there to the segment's end
   int stride;
   int cta;  // the CTA that has listed them
@@ -36,7 +36,7 @@ struct ListedKeys {
   // Calls visit(key), where the key may be absent.
   template <typename Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
-    visit(first[0]);  // The first half hardly ever is empty, so it is not tested.
+    visit(first[0]);  // The first two are hardly ever absent, so there is no test.
     visit(first[1]);
     if (__all_sync(0xffffffffu, 2 * stride >= count)) return;
     visit(first[2]);
@@ -46,8 +46,8 @@ struct ListedKeys {
   }
 };
 
-// Where the selection ends: every key above `key` is selected, and the first `tie_quota` of the `tie_count`
-// elements equal to it.
+// Where the selection ends: every key above `key` is selected, and of the `tie_count` elements equal to it
+// the first `tie_quota`.
 struct Threshold {
   uint32_t key;
   uint32_t tie_quota;
@@ -56,7 +56,7 @@ struct Threshold {
   __device__ __forceinline__ bool takes_all() const { return tie_quota == tie_count; }
 };
 
-// Adds a key to the few that are ranked by comparison, while there is room.
+// Adds a key to those that are ranked by comparison, while there is room.
 __device__ __forceinline__ void add_small(Shared& sm, uint32_t key) {
   const uint32_t slot = atomicAdd(&sm.small_count, 1u);
   if (slot < kRankDirectly) sm.small[slot] = key;
@@ -71,9 +71,9 @@ __device__ __forceinline__ Threshold threshold_of_few(const Shared& sm, uint32_t
 }
 
 // The threshold at the k-th key, which is the `result.rank`-th largest inside the interval. Histograms of
-// 1024 bins narrow the key range by 10 bits a round, until all keys of a bin are selected (then the bin's
-// lower edge serves as the k-th key, because no element lies between), or few enough are left to be ranked
-// directly.
+// 1024 bins narrow the key range by 10 bits per round. The rounds end when all keys of a bin are selected
+// (then the bin's lower edge serves as the k-th key, because no element lies between), or when few enough
+// keys are left to be ranked directly.
 template <typename T>
 __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const KeyInterval& interval,
                                                 const ListedKeys& listed, const CountResult& result,
@@ -81,12 +81,12 @@ __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const 
   Shared& sm = *ctx.shared;
   constexpr int kInvariant = kInvariantBits<T>;
   const uint32_t tie_key = interval.tie_key();
-  // The range is of keys without their invariant low bits. It lies above the absent key, whose distance
-  // wraps.
+  // The range consists of keys without their invariant low bits. It lies above the absent key, whose distance
+  // from the base wraps, so that the absent key is never inside.
   KeyRange range{interval.lo >> kInvariant, 0};
-  if (whole_key<T>(range.base) < interval.lo) ++range.base;  // Nothing below the interval belongs to it.
+  if (whole_key<T>(range.base) < interval.lo) ++range.base;  // The range holds no key below the interval.
   range.length = (interval.hi >> kInvariant) - range.base;
-  // The tie key is counted, not listed.
+  // Elements of the tie key are counted, not listed.
   const auto has_tie_key = [&] { return tie_key != kAbsentKey && range.contains(tie_key >> kInvariant); };
   uint32_t rank = result.rank;
   uint32_t inside = result.inside;
@@ -107,7 +107,7 @@ __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const 
     }
     const int shift = range.shift<Histogram::kLog2Bins>();
     if (!cleared) {
-      __syncthreads();  // All threads have located the last rank.
+      __syncthreads();  // All threads have finished the last `locate`.
       sm.keys.template clear<kThreads>();
       __syncthreads();
     }
@@ -125,7 +125,8 @@ __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const 
     rank -= hit.above;
     inside = hit.count;
     range.narrow(hit.bin, shift);
-    // Around zero keys lie far apart: rounds would go on where only ties of the tie key are left.
+    // Keys of values around zero lie far apart. Without this, rounds would go on although only ties of the
+    // tie key are left.
     if (inside == result.equal && has_tie_key()) range.narrow_to_key(tie_key >> kInvariant);
   }
   return Threshold{whole_key<T>(range.base), rank, inside};

@@ -1,4 +1,4 @@
-// Shared memory of one CTA: its regions, who owns them, and how many bytes a plan takes.
+// Defines the shared memory of one CTA: its regions, who writes them, and how many bytes a plan takes.
 #pragma once
 
 #include <cstddef>
@@ -22,26 +22,27 @@ struct alignas(8) Candidate {
   uint32_t key;
 };
 
-// Shared memory of a CTA. Nothing of one kind overlays anything of another, and other CTAs write `Inbox` and
-// `KeyList` (core/inbox.cuh) only:
+// Shared memory of a CTA. There are three kinds of regions. Regions of different kinds do not overlay each
+// other, except for `landing` and `hist`. Other CTAs write only `Inbox` and `KeyList` (core/inbox.cuh):
 //
 // - Own regions are written by threads of this CTA. They are read behind a block barrier, or by the same warp
-//   behind __syncwarp. The regions of a union are named with the phase that uses them, and a block barrier
-//   lies between two phases.
-// - Landing zones take asynchronous copies of this CTA's own threads. A thread reads what it copied itself,
-//   behind its own wait for the copies.
-// - Inboxes take transaction stores of any CTA of the cluster, sent behind the cluster barrier that says that
-//   all CTAs run. They are read behind the wait for their transaction barrier, and sent to again only behind
-//   another cluster barrier (`restart_counts`), so that nobody still reads what is overwritten.
+//   behind __syncwarp. The comments on the regions of a union name the phase that uses each region, and a
+//   block barrier lies between two phases.
+// - Landing zones take asynchronous copies of this CTA's own threads. A thread reads only what it has copied
+//   itself, behind its own wait for the copies.
+// - Inboxes take transaction stores of any CTA of the cluster. The stores are issued behind the cluster
+//   barrier that says that all CTAs run. An inbox is read behind the wait for its transaction barrier. New
+//   stores are issued only behind another cluster barrier (`restart_counts`), so that nobody still reads what
+//   they overwrite.
 //
-// What follows the struct starts at a multiple of 128 bytes, because copies into a ring take longer across
-// such bounds.
+// The memory behind the struct starts at a multiple of 128 bytes, because copies into a ring take longer if
+// they cross a 128-byte boundary.
 struct alignas(128) Shared {
   union {
     uint4 landing[kThreads];    // guess: landing zone of each thread's first probe
     uint32_t hist[kRadixBins];  // radix rounds: this CTA's histogram
   };
-  Histogram keys;  // of the listed keys, or the cluster-wide sums of one radix round
+  Histogram keys;  // histogram of the listed keys, or the cluster-wide sums of one radix round
   // `prepare_exchange` clears everything from the sums of `keys` up to `over_range`.
   Counts counts;
   uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, of each CTA
@@ -52,42 +53,43 @@ struct alignas(128) Shared {
   RowFacts facts;
   MissedGuess missed;
   Inbox<Header, kMaxClusterSize> header;
-  Inbox<uint32_t, kThreads> received;  // the cluster's sample, as its CTAs have sent it
+  Inbox<uint32_t, kThreads> received;  // the cluster's sample, sent by all its CTAs
   uint64_t counts_barrier;             // transaction barrier of `header` and of the key list
   uint64_t sample_barrier;             // transaction barrier of `received`
   uint32_t warp_value[3][kWarps];
-  // Packed counts (core/output_offset.cuh) of selected elements: first those among earlier CTAs' listed keys,
-  // as each warp counts them, then those of each warp's own elements.
+  // Packed counts (core/output_offset.cuh) of selected elements: first of the keys that earlier CTAs have
+  // listed, as each warp counts them, then of each warp's own elements.
   uint32_t selected[2][kWarps];
   union {
     struct {
       uint32_t sent[kThreads];                 // guess: this CTA's part of the cluster's sample
       alignas(16) uint4 sample[kThreads / 4];  // guess: the sample, one key per thread
     };
-    // Collect: candidates of each tile of a warp, and then those of all tiles before it.
+    // Collect: the number of candidates in each tile of each warp, later the number in all tiles before it.
     alignas(8) uint16_t tile_candidates[kMaxSteps * kWarps];
-    uint8_t buffer_chunks[kWarps][kMaxBufferChunks];  // collect: the buffer's chunks that each warp has taken
+    uint8_t buffer_chunks[kWarps][kMaxBufferChunks];  // collect: numbers of the chunks of each warp
   };
   alignas(16) uint32_t greatest[kGreatestOfSample];  // guess: the greatest 8 keys of each warp's sample
   alignas(16)
-      uint32_t edge[2][kWarps];  // guess: each warp's upper end of the interval, and its inverted lower end
+      uint32_t edge[2][kWarps];  // guess: each warp's upper end of the interval, and its lower end, inverted
   alignas(16) float moment[2 * kWarps];      // guess: sums of each warp's sample, then sums of squares
   alignas(8) uint32_t small[kRankDirectly];  // keys that are ranked by comparison
   uint32_t chunks_used;                      // chunks of the buffer that all warps together have taken
 };
 
-// The dynamic shared memory of every kernel. There is one symbol for all of them, so that the compiler takes
-// its address for a constant in functions that several kernels call out of line.
+// The dynamic shared memory of every kernel. All kernels share one symbol, so that the compiler takes its
+// address for a constant in functions that several kernels call out of line.
 extern __shared__ __align__(128) unsigned char storage[];
 
-// Sizes of what follows `Shared` that are read late; the early ones travel in `LaunchTraits`.
+// Sizes of the regions behind `Shared` that are read late. Sizes that are read early travel in
+// `LaunchTraits`.
 struct SmemLayout {
   int candidate_capacity;
   int masks;          // selection masks of one CTA; 0 when the row fits in registers
   int buffer_chunks;  // chunks of the streaming kernel's candidate buffer
 };
 
-constexpr size_t kLaneTileBytes = 4 * kValuesPerThread;  // of the widest dtype
+constexpr size_t kLaneTileBytes = 4 * kValuesPerThread;  // for the widest dtype
 
 constexpr size_t kSharedLimit = 227 * 1024;
 constexpr size_t kSharedLimitSmall = 99 * 1024;
@@ -97,7 +99,7 @@ GVR_TOPK_HOST_DEVICE constexpr size_t fixed_bytes(int list_capacity, int depth) 
   return sizeof(Shared) + sizeof(uint32_t) * list_capacity + depth * kThreads * kLaneTileBytes;
 }
 
-// Bytes of everything the fallback needs: masks and candidates lie behind the list and the ring.
+// Bytes of everything that the fallback needs. Masks and candidates lie behind the list and the ring.
 inline constexpr size_t shared_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
   return fixed_bytes(traits.list_capacity(), traits.has(LaunchTraits::kRing) ? kRingDepth : 0) +
          sizeof(Candidate) * layout.candidate_capacity + sizeof(uint16_t) * layout.masks;
@@ -112,7 +114,7 @@ inline constexpr SmemLayout make_layout(const Plan& plan) {
   return layout;
 }
 
-// Most elements one CTA selects from, in registers or in its candidate buffer.
+// The most elements that one CTA selects from, in registers or in its candidate buffer.
 constexpr int kMaxCounted = kThreads * kWideValuesPerThread;
 static_assert(kMaxBufferChunks * kChunk <= kMaxCounted);
 
@@ -121,9 +123,9 @@ static_assert(kMaxBufferChunks * kChunk <= kMaxCounted);
 // - rings start at a multiple of 128 bytes;
 // - each CTA's segment of the list has room for a histogram, and is sent in whole vectors;
 // - counts fit in 16 bits (core/output_offset.cuh);
-// - the candidate buffer has room for the second probes of a sample and for all probes of one that is taken
-//   again (core/moments.cuh), and later for what may be selected and a wide interval, even if the last chunk
-//   of every warp is all but empty.
+// - the candidate buffer has room for the second probes of a sample and for all probes of a sample that is
+//   taken again (core/moments.cuh). Later it has room for what may be selected and for a wide interval, even
+//   if the last chunk of every warp is all but empty.
 inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
   const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kAuto, 132, arch, ctas});
   const LaunchTraits traits = make_traits(plan);

@@ -9,12 +9,13 @@
 namespace gvr_topk {
 
 // `z_score` also tells the kinds of state apart:
-// - 48 to 80: kZScoreOrigin plus the z-score of the k-th value in a sample of the row; `value` is valid too.
-// - kValueOnly: only `value` is valid.
-// - kInfinite: the k-th value was infinity or NaN.
-// - kMasked: the k-th value was -inf.
+// - 48 to 80: kStateZScoreOrigin plus the z-score of the k-th value in a sample of the row; `value` is valid
+//   too.
+// - kStateValueOnly: only `value` is valid.
+// - kStateInfinite: the k-th value was infinity or NaN.
+// - kStateMasked: the k-th value was -inf.
 // - 0 to 1: the share of hinted values that were at or above the k-th value.
-// - kNoState: nothing is known.
+// - kStateUnknown (-1): nothing is known.
 // - Other negative numbers: the packed window of a short row (small_row/value_window.cuh).
 struct alignas(16) StepState {
   float z_score;
@@ -31,17 +32,18 @@ __device__ __forceinline__ bool is_z_score(float z_score) {
   return fabsf(z_score - kStateZScoreOrigin) <= kStateMaxZScore;
 }
 
-// Whether the first number of a state is the packed window of a short row: a negative number whose bits
-// behind the sign are the exponent of the window's radius, a power of two, and its centre in kWindowUnits of
-// the radius (small_row/value_window.cuh). Radii of 2^127 and more have no scale.
+// Whether the first number of a state is the packed window of a short row (small_row/value_window.cuh). A
+// packed window is a negative float. Its exponent is that of the window's radius, a power of two, and its
+// mantissa is the window's centre, in units of 1/kWindowUnits of the radius. Radii of 2^126 and more are
+// excluded: for them the scale of the bins, 1 / (2 * radius), is not a normal float.
 constexpr int kWindowUnits = 64;
 __device__ __forceinline__ bool is_window(float first) {
   return first < 0.0f && first > -0x1p126f && first != kStateUnknown;
 }
 
-// What a cluster predicts from that shares the row. Where the row has been short, that is the k-th value that
-// its window lies around. A window has about an element for each of its 2048 bins, so that a quarter of its
-// radius reaches over as many elements as other predictions list.
+// The state that a cluster sharing a row predicts from. If the row was short in the last step, the state
+// holds a packed window, and the k-th value is predicted at its centre. A window has about one element for
+// each of its 2048 bins, so a quarter of its radius reaches over as many elements as other predictions list.
 __device__ __forceinline__ StepState shared_state(const StepState& state) {
   if (!is_window(state.z_score)) return state;
   const uint32_t bits = __float_as_uint(state.z_score);
@@ -51,8 +53,9 @@ __device__ __forceinline__ StepState shared_state(const StepState& state) {
   return StepState{kStateValueOnly, centre * (radius / kWindowUnits), half_width, packed_errors};
 }
 
-// Whether kernels whose rows are shared by a cluster can predict from a state. The kinds they write are
-// ordered, and numbers between them predict something as well, for any content is safe. False for NaN.
+// Whether kernels whose rows are shared by a cluster can predict from a state. The kinds of state that they
+// write have ascending values of `z_score`. Values between the kinds predict something as well, which is
+// safe, because any content is. False for NaN.
 __device__ __forceinline__ bool is_known(const StepState& state) {
   return state.z_score >= kStateZScoreOrigin - kStateMaxZScore;
 }
@@ -68,11 +71,11 @@ __device__ __forceinline__ bool uses_value(const StepState& state) {
   return has_value(state) && (state.packed_errors & 1) != 0;
 }
 
-// What one thread reads for its whole block, because another stream may be writing it and two threads could
-// find different values. The other threads take it from here, behind the next block barrier.
+// Values that one thread reads for its whole block, because another stream may be writing them and two
+// threads could read different values. The other threads take them from here, behind the next block barrier.
 struct RowFacts {
   StepState state;
-  int32_t length;  // of the row
+  int32_t length;  // length of the row
   int32_t slot;    // negative: the row has none
 };
 

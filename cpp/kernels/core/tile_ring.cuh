@@ -1,6 +1,6 @@
-// A warp's ring of tiles in shared memory, which asynchronous copies fill: 16 consecutive elements per lane,
-// fetched in coalesced order. The vectors of a lane are swizzled, by an exclusive or with their addresses, so
-// that 16-byte reads of neighbouring lanes fall into different banks.
+// A warp's ring of tiles in shared memory, which asynchronous copies fill. Tiles are fetched in coalesced
+// order, and each lane then reads 16 consecutive elements. The vectors of a lane are swizzled by an exclusive
+// or on their addresses, so that 16-byte reads of neighbouring lanes fall into different banks.
 #pragma once
 
 #include "core/row_view.cuh"
@@ -11,9 +11,9 @@
 
 namespace gvr_topk {
 
-// Fetches the last tile of a part, with -inf behind its end. `target`: shared address of the first of this
-// lane's vectors; the others follow in steps of a group. `left`: elements from `from` on. This is out of line
-// because most tiles are whole.
+// Fetches the last tile of a part, with -inf behind the part's end. `target`: shared address of the first
+// vector that this lane fetches; its other vectors follow in steps of a group. `left`: elements from `from`
+// on. This is out of line because most tiles are whole.
 template <typename T>
 __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left) {
 #pragma unroll
@@ -45,12 +45,13 @@ struct TileRing {
   // A row longer than L2 would evict everything else, starting with this kernel's own instructions.
   uint64_t policy = ptx::evict_first_policy();
 
-  // `storage` starts at a multiple of kLaneBytes, so that addresses of a lane differ in their last bits only.
+  // `storage` must start at a multiple of kLaneBytes, so that the addresses of a lane differ in their last
+  // bits only.
   __device__ __forceinline__ TileRing(const void* storage, int warp, int lane) {
     const uint32_t ring = ptx::shared_address(storage) + warp * kBytes;
     const int owner = lane / kVecs;
-    // The owners of a lane's other vectors are 8 lanes apart (16, if there are two vectors), and swizzle
-    // alike.
+    // The lanes that own the other vectors this lane fetches are 8 lanes apart (16 if there are two vectors),
+    // so they have the same swizzle.
     write_address = ring + owner * kLaneBytes + (lane % kVecs * sizeof(uint4) ^ swizzle(owner));
     read_address = ring + lane * kLaneBytes + swizzle(lane);
     ptx::keep(write_address);
@@ -61,13 +62,13 @@ struct TileRing {
     return (owner * kVecs >> 3 & (kVecs - 1)) * sizeof(uint4);
   }
 
-  // The slot, as a byte offset, that comes behind `slot`.
+  // The slot that comes behind `slot`; both are byte offsets.
   __device__ __forceinline__ static uint32_t next(uint32_t slot) {
     return slot + kTileBytes == kBytes ? 0 : slot + kTileBytes;
   }
 
-  // Starts to fetch a tile into a slot. `from`: where this lane fetches its first vector; `left`: elements
-  // that the warp's part has from the tile's beginning on.
+  // Starts to fetch a tile into a slot. `from`: the address from which this lane fetches its first vector;
+  // `left`: elements that the warp's part has from the tile's beginning on.
   __device__ __forceinline__ void fetch(const T* from, int left, uint32_t slot) const {
     if (left >= kTileElements) {
 #pragma unroll
@@ -80,21 +81,21 @@ struct TileRing {
     }
   }
 
-  // Starts to fetch a tile likewise, with zeros behind the part's end.
+  // Like `fetch`, but with zeros instead of -inf behind the part's end.
   __device__ __forceinline__ void fetch_zero_filled(const T* from, int left, uint32_t slot, int lane) const {
     if (left >= kTileElements) return fetch(from, kTileElements, slot);
     const int there = left - lane * kPerVec<T>;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       const int count = min(max(there - j * Tile<T>::kGroup, 0), kPerVec<T>);
-      // Where nothing is read, the address is one that could be.
+      // Even if nothing is read, the address must be one that could be read.
       const T* source = count > 0 ? from + j * Tile<T>::kGroup : from - lane * kPerVec<T>;
       ptx::copy_async(write_address + slot + j * 32 * sizeof(uint4), source, policy, count * sizeof(T));
     }
   }
 
-  // Bits of this lane's elements, in the tile at `slot`, that are not below `lo`, which is finite. NaN is not
-  // below.
+  // Bits of this lane's elements, in the tile at `slot`, that are not below `lo`, which must be finite. NaN
+  // is not below `lo`.
   __device__ __forceinline__ uint32_t not_below(float lo, uint32_t slot) const {
     ptx::BitAccumulator bits;
 #pragma unroll
@@ -108,7 +109,7 @@ struct TileRing {
     return bits.bits();
   }
 
-  // The same, and in `above` the bits of the elements that are not at or below `hi`.
+  // The same. `above` receives the bits of the elements that are not at or below `hi`.
   __device__ __forceinline__ uint32_t not_below(float lo, float hi, uint32_t slot, uint32_t& above) const {
     ptx::BitAccumulator bits, above_bits;
 #pragma unroll

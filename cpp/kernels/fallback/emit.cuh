@@ -1,5 +1,5 @@
-// Phase 5, emit, for any content: every CTA writes its own selected positions, in ascending order, at their
-// final offset.
+// Phase 5, emit, for any content of the row: every CTA writes its own selected positions, in ascending order,
+// at their final offset.
 #pragma once
 
 #include "core/lane_ranks.cuh"
@@ -10,7 +10,7 @@
 
 namespace gvr_topk::fallback {
 
-// Adds up the listed keys above and equal to the k-th, per CTA.
+// Counts the listed keys above the k-th key and those equal to it, for each CTA's segment.
 template <typename T>
 __device__ __forceinline__ void count_segments(const RowContext<T>& ctx, const ListedKeys& listed,
                                                uint32_t kth) {
@@ -28,12 +28,12 @@ __device__ __forceinline__ void count_segments(const RowContext<T>& ctx, const L
   }
 }
 
-// Where the next selected elements go, and how many more ties of the k-th key may be taken.
+// The output offset of the next selected element, and how many more ties of the k-th key may be taken.
 struct OutputCursor {
   uint32_t first;
   uint32_t ties_left;
 
-  // Moves past elements of which `above` are above the k-th key and `equal` are ties.
+  // Moves past some elements. `above` of them are above the k-th key, and `equal` of them are ties.
   __device__ __forceinline__ void advance(uint32_t above, uint32_t equal) {
     const uint32_t taken = min(equal, ties_left);
     first += above + taken;
@@ -41,8 +41,8 @@ struct OutputCursor {
   }
 };
 
-// The cursor at the CTA's first element, in a row of `items`: k, or fewer where ties are dropped. Ties go to
-// the smallest indices, so earlier CTAs take theirs first.
+// The cursor at the CTA's first element. `items`: number of items of the row, which is k, or less if ties are
+// dropped. Ties go to the smallest indices, so earlier CTAs take theirs first.
 template <typename T>
 __device__ __forceinline__ OutputCursor cta_cursor(const RowContext<T>& ctx, const KeyInterval& interval,
                                                    uint32_t kth, int items) {
@@ -100,8 +100,8 @@ __device__ __forceinline__ void emit_candidates(const RowContext<T>& ctx, const 
   });
 }
 
-// The case of too many candidates to collect (ties at the k-th value, or a very large k): compares every
-// element with the k-th key.
+// The case of too many candidates to collect, because of ties at the k-th value or a very large k. It
+// compares every element with the k-th key.
 template <typename T>
 __device__ __forceinline__ void emit_elements(const RowContext<T>& ctx, const KeyInterval& interval,
                                               const ListedKeys& listed, uint32_t kth, int items,

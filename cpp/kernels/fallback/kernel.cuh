@@ -1,19 +1,18 @@
-// Selects the top k of rows that no other kernel can start: rows that are not aligned, any k, any
-// architecture.
+// Selects the top k of rows that no other kernel can take: unaligned rows, any k, any architecture.
 //
 // Grid: rows * ctas CTAs of 512 threads, in clusters of `ctas` along x; cluster r works on row r.
 //
 // Phases:
-// - guess: an interval of keys that is believed to hold the k-th, from the hint or from a sample of the
-//   row;
-// - verify: every element is compared with it, counted above and listed inside; one exchange joins the
-//   CTAs;
+// - guess: an interval of keys that is believed to hold the k-th, from the last step's state or from a sample
+//   of the row;
+// - verify: every element is compared with the interval; elements above it are counted, and elements inside
+//   it are listed; one exchange joins the CTAs;
 // - collect: each CTA keeps the positions of its candidates, in index order (fallback/verify.cuh);
 // - refine: the exact k-th key is found among the listed ones (core/select.cuh);
 // - emit: each CTA writes its selected positions (fallback/emit.cuh).
 //
-// An interval that misses is moved once, and then radix rounds decide (fallback/radix_fallback.cuh). The
-// result never depends on the guess.
+// An interval that misses is moved once, if its counts allow that. After that radix rounds decide
+// (fallback/radix_fallback.cuh). The result never depends on the guess.
 #pragma once
 
 #include "core/row_job.cuh"

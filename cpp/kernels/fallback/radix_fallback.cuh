@@ -1,7 +1,7 @@
-// The stages after the first guess, for rows of any content: ties, infinities, NaN, intervals that miss. The
-// other kernels keep only their common case inline, and hand the rest to `radix_fallback`.
+// Runs the stages after the first guess, for rows of any content: ties, infinities, NaN, intervals that miss.
+// The other kernels keep only their common case inline, and hand all other rows to `radix_fallback`.
 //
-// A row of several tiles per warp streams through and leaves one bit per element.
+// A row of several tiles per warp streams through tile by tile and leaves one bit per element in the masks.
 #pragma once
 
 #include "core/guess.cuh"
@@ -26,21 +26,21 @@ __device__ __forceinline__ void emit(const RowContext<T>& ctx, const KeyInterval
   }
 }
 
-// Where the interval in use comes from.
+// The origin of the interval in use.
 enum class FallbackStage { kGuess, kMoved, kRadix };
 
-// What is known of a row when its interval is looked at. All CTAs of a cluster know the same.
+// What is known about a row when its interval is about to be tried. All CTAs of a cluster know the same.
 struct FallbackState {
   FallbackStage stage;
-  KeyInterval interval;  // to try; radix rounds do not use it
-  KeyInterval range;     // in which radix rounds start
-  uint32_t source;       // of the guess
+  KeyInterval interval;  // the interval to try; radix rounds do not use it
+  KeyInterval range;     // the range in which radix rounds start
+  uint32_t source;       // `GuessSource` of the guess
   int passes;            // counting passes so far, each with one exchange
-  int length;            // of the row
+  int length;            // length of the row
 };
 
-// Runs everything after the first guess, whatever the row holds. Returns false, with nothing written, where
-// the CTAs turn out to have read different lengths.
+// Runs everything after the first guess, whatever the row holds. Returns false, with nothing written, if the
+// CTAs turn out to have read different lengths or to have guessed different intervals.
 template <typename T, bool kOptions>
 __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTraits& traits,
                                            const RowJob<T, kOptions>& job, Tile<T>& tile, FallbackState start,
@@ -68,7 +68,7 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
       stage = FallbackStage::kMoved;
     } else {
       stage = FallbackStage::kRadix;
-      // If the interval is too dense but holds the k-th key, the rounds divide it alone.
+      // If the interval holds the k-th key but is too dense, the rounds divide only this interval.
       if (result.contains_k) range = interval;
     }
   }
@@ -90,7 +90,7 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
   return true;
 }
 
-// Finishes a row that another kernel could not, from a length that all CTAs know.
+// Finishes a row that another kernel could not finish, with a length that all CTAs know.
 template <typename T, bool kOptions>
 __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTraits& traits,
                                             const SmemLayout& layout, unsigned char* storage,
@@ -109,7 +109,7 @@ __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTra
   run_stages(p, traits, job, tile, start, clock);
 }
 
-// Starts over with radix rounds where CTAs have read different lengths: the one that the first CTA read
+// Starts over with radix rounds. CTAs may have read different lengths; the length that the first CTA has read
 // decides.
 template <bool kOptions, typename T>
 __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, const LaunchTraits& traits,
@@ -122,9 +122,10 @@ __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, c
       FallbackState{FallbackStage::kRadix, everything, everything, source, 1, length});
 }
 
-// Finishes a row of which this CTA selects nothing: it finds it too short, or leaves it to the first CTA
-// (small_row/lead_row.cuh). Other CTAs may have read another length and be waiting: so this one takes part in
-// the exchanges of a first pass, and then knows. `sampled`: the CTAs exchange samples as well.
+// Finishes a row of which this CTA selects nothing, because it finds the row too short or leaves it to the
+// first CTA (small_row/lead_row.cuh). Other CTAs may have read another length and be waiting for this one. So
+// this CTA takes part in the exchanges of a first pass, and then knows whether they have. `sampled`: the CTAs
+// exchange samples as well.
 template <typename T, bool kOptions>
 __device__ __forceinline__ void finish_unselected_row(const TopkParams& p, const LaunchTraits& traits,
                                                       const SmemLayout& layout, unsigned char* storage,

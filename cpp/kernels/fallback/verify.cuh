@@ -1,7 +1,7 @@
-// Phases 2 and 3, verify and collect: one look at every element, and one exchange.
+// Phases 2 and 3, verify and collect: one pass over all elements, and one exchange.
 //
 // Elements above the interval are counted. Elements inside it are listed, as keys, in every CTA of the
-// cluster. While the lists are on their way, each CTA collects its own candidates in index order.
+// cluster. While the lists are under way, each CTA collects its own candidates in index order.
 #pragma once
 
 #include "core/exchange.cuh"
@@ -17,21 +17,21 @@ template <typename T>
 __device__ __forceinline__ void list_keys(const RowContext<T>& ctx, const Tile<T>& tile, uint32_t inside) {
   if (inside == 0) return;
   uint32_t slot = atomicAdd(&ctx.shared->counts.listed, static_cast<uint32_t>(__popc(inside)));
-#pragma unroll 1  // Nearly always a lane has marked one element at most.
+#pragma unroll 1  // Nearly always a lane has marked at most one element.
   for (; inside != 0; inside &= inside - 1) {
     const uint32_t key = order_key(tile.value_at(__ffs(inside) - 1));
     ctx.list.put(slot++, key);
   }
 }
 
-// Counts and lists this CTA's elements. The bits of the candidates stay in `bits` (one tile per warp) or in
-// the masks.
+// Counts and lists this CTA's elements. The bits of the candidates stay in `bits` (one tile per warp) or go
+// to the masks (several tiles).
 template <typename T>
 __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInterval& interval, Tile<T>& tile,
                                          uint32_t& bits) {
   Shared& sm = *ctx.shared;
-  // Finite ends are compared as values, which needs no conversion. NaN fails both comparisons, and so counts
-  // as above.
+  // Finite ends are compared as values, which needs no conversion. NaN fails both comparisons, and so it
+  // counts as above.
   const bool finite = kNegInfKey < interval.lo && interval.hi < kPosInfKey;
   const float lo = interval.low(), hi = interval.high();
   const uint32_t tie_key = interval.tie_key();
@@ -63,8 +63,9 @@ __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInte
   if (ctx.lane == 0) ptx::add_shared(sm.counts.equal, equal, ctx.zero);
 }
 
-// Turns `tile_candidates` from counts into the counts of all earlier tiles, and returns the CTA's total.
-// Counts beyond 2^16 wrap: nobody uses the offsets of more candidates than can be collected.
+// Replaces each count in `tile_candidates` by the sum of the counts of all earlier tiles, and returns the
+// CTA's total. Counts beyond 2^16 wrap, which is harmless: offsets are used only if all candidates can be
+// collected.
 template <typename T>
 __device__ __forceinline__ uint32_t scan_tiles(const RowContext<T>& ctx) {
   Shared& sm = *ctx.shared;
@@ -83,9 +84,10 @@ __device__ __forceinline__ uint32_t scan_tiles(const RowContext<T>& ctx) {
   return all;
 }
 
-// Collects this CTA's candidates in index order: first the positions; then each thread loads the keys of
-// those that it will emit. Keys are read again, from cache, because the registers that hold them cannot be
-// indexed by a bit's number, and reading them inside the first loop would wait for each in turn.
+// Collects this CTA's candidates in index order. First the positions are stored. Then each thread loads the
+// keys of the candidates that it will emit. The keys are read again, from cache, because the registers that
+// hold them cannot be indexed by a bit's number. Reading them inside the first loop would wait for each key
+// in turn.
 template <typename T>
 __device__ __forceinline__ uint32_t collect(const RowContext<T>& ctx, uint32_t bits) {
   Shared& sm = *ctx.shared;
@@ -127,7 +129,7 @@ __device__ __forceinline__ CountResult verify(const RowContext<T>& ctx, const Ke
   __syncthreads();
   uint32_t collected = 0;
   send_and_wait(ctx, interval, parity, [&] {
-    // `select_kth` needs these cleared. The barriers inside `collect` lie between.
+    // `select_kth` needs these cleared. The barriers inside `collect` separate the two.
     sm.keys.template clear<kThreads>();
     if (ctx.thread == 0) sm.small_count = 0;
     clock.stamp();

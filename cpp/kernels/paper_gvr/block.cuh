@@ -1,7 +1,7 @@
 // Shared memory, block-wide reductions and the row stream of the paper's kernel.
 //
-// The row is read once per counting pass. A pass also leaves one bit per element, so that collecting needs
-// nothing of the row but the candidates' keys.
+// Each counting pass reads the row once, and also leaves one bit per element. So collecting reads nothing of
+// the row but the candidates.
 #pragma once
 
 #include "core/histogram.cuh"
@@ -26,7 +26,7 @@ constexpr int kBitmapWords = kWarps * warp_span(static_cast<int32_t>(kPaperMaxWi
 
 // A histogram, and the members of one of its bins when they are few.
 struct alignas(16) SearchBins {
-  uint32_t fine[kBins + 4];     // The last one counts what is in no bin, which is cheaper than a branch.
+  uint32_t fine[kBins + 4];     // fine[kBins] counts what is in no bin, which is cheaper than a branch.
   uint32_t coarse[kBins / 32];  // sums of 32 bins
   uint32_t member[kSnapLimit];
   uint32_t members;  // may exceed kSnapLimit
@@ -59,8 +59,9 @@ __device__ __forceinline__ uint32_t warp_reduce(uint32_t x) {
   return __reduce_max_sync(0xffffffffu, x);
 }
 
-// Reductions of one value per thread over the block. Successive ones alternate between two sets of slots, so
-// each takes one barrier: a thread that stores into a set has passed a barrier since the set was read.
+// Reductions of one value per thread over the block. Successive reductions alternate between two sets of
+// slots, so each takes one block barrier: a thread that stores into a set has passed a barrier since the set
+// was read.
 struct Block {
   PaperShared& sm;
   int lane;
@@ -70,7 +71,7 @@ struct Block {
   __device__ __forceinline__ explicit Block(PaperShared& shared)
       : sm(shared), lane(threadIdx.x & 31), warp(threadIdx.x >> 5) {}
 
-  // `slot` tells reductions apart that share a barrier.
+  // `slot` distinguishes reductions that share a block barrier.
   template <Reduce kOp>
   __device__ __forceinline__ void store_partial(int slot, uint32_t x) {
     x = warp_reduce<kOp>(x);
@@ -101,7 +102,7 @@ struct Block {
   }
 };
 
-// Clears the bins; they are empty behind the next barrier.
+// Clears the bins. They are empty after the next block barrier.
 __device__ __forceinline__ void clear(SearchBins& bins) {
   static_assert(kBins == 4 * kThreads);
   reinterpret_cast<uint4*>(bins.fine)[threadIdx.x] = make_uint4(0, 0, 0, 0);
@@ -140,21 +141,21 @@ __device__ __forceinline__ void add_member(SearchBins& bins, uint32_t key) {
 // A warp's contiguous part of the row, in tiles of 64 consecutive bytes per lane, so that (warp, tile, lane,
 // index in the tile) is index order. Tiles are fetched 16 bytes at a time in coalesced order, and the vectors
 // of a lane are rotated so that neighbouring lanes read from different banks. The first part starts at the
-// 16-byte boundary before the row. What lies between belongs to the same allocation, and is fetched but never
-// counted.
+// 16-byte boundary before the row. The elements between that boundary and the row belong to the same
+// allocation, and are fetched but never counted.
 template <typename T>
 struct RowStream {
   static constexpr int kVecs = kLaneTileBytes / sizeof(uint4);
   static constexpr int kLaneElements = kVecs * kPerVec<T>;
-  static constexpr int kElements = 32 * kLaneElements;  // of a tile
+  static constexpr int kElements = 32 * kLaneElements;  // elements of a tile
   static constexpr int kSlotBytes = kElements * static_cast<int>(sizeof(T));
   static_assert(kVecs == 4, "the rotation is of four vectors");
 
   int shift;   // elements between the row's 16-byte boundary and the row
-  int begin;   // of the part, counted from that boundary
-  int length;  // elements of the part, with those before the row
+  int begin;   // first element of the part, counted from that boundary
+  int length;  // elements of the part, including those before the row
   int lane;
-  const T* data;           // where this lane fetches in the part
+  const T* data;           // the first vector of the part that this lane fetches
   const uint4* read_vecs;  // this lane's own vectors in the ring's first slot
   uint32_t write_address;  // shared address that this lane fetches to
 
@@ -173,7 +174,8 @@ struct RowStream {
 
   __device__ __forceinline__ int steps() const { return (length + kElements - 1) / kElements; }
 
-  // Starts to fetch a tile, in which this lane begins at `from`. Nothing behind the end is fetched.
+  // Starts to fetch a tile. `from` is this lane's first vector of the tile. Nothing after the end of the part
+  // is fetched.
   __device__ __forceinline__ void request(int step, int slot, const T* from) const {
     const uint32_t to = write_address + slot * kSlotBytes;
     if (step < length / kElements) {
@@ -182,11 +184,11 @@ struct RowStream {
     } else if (step < steps()) {
       request_last(from, to, length - step * kElements - lane * kPerVec<T>);
     }
-    ptx::commit_copies();  // Empty groups count too, when groups are waited for.
+    ptx::commit_copies();  // Empty groups are committed as well, because a wait counts groups.
   }
 
-  // Fetches the first `left` elements, because memory behind them must not be read. It is out of line: only
-  // the last tile of a warp needs it.
+  // Fetches only the first `left` elements, because memory after them must not be read. This is out of line
+  // because only the last tile of a warp needs it.
   __device__ __noinline__ static void request_last(const T* from, uint32_t to, int left) {
 #pragma unroll 1
     for (int j = 0; j < kVecs; ++j) {
@@ -203,7 +205,7 @@ struct RowStream {
     }
   }
 
-  // Starts the copies of a pass.
+  // Starts the first copies of a pass.
   __device__ __forceinline__ void start() const {
 #pragma unroll
     for (int slot = 0; slot < kRingDepth; ++slot) request(slot, slot, data + slot * kElements);
@@ -217,7 +219,7 @@ struct RowStream {
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) vecs[j] = read_vecs + (j ^ (lane >> 1 & 3));
     const T* next = data + kRingDepth * kElements;
-    // Only the very first elements of warp 0 do not belong to the row.
+    // Only the first elements of warp 0's part may lie before the row.
     int before = begin == 0 && lane == 0 ? shift : 0;
     int left = length - lane * kLaneElements;
     const int steps = this->steps();

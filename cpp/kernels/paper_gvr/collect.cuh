@@ -1,4 +1,4 @@
-// Phase 3, collect: the candidates, in index order, without ballots or atomics (paper, section 4.2.3).
+// Phase 3, collect: gathers the candidates in index order, without ballots or atomics (paper, section 4.2.3).
 #pragma once
 
 #include "paper_gvr/verify.cuh"
@@ -6,8 +6,8 @@
 
 namespace gvr_topk::paper_gvr {
 
-// Collects the positions of the elements whose bits the last pass has set. The count cache says where this
-// warp's go.
+// Collects the positions of the elements whose bits the last pass has set. The count cache (`found.before`)
+// says where this warp's positions go.
 template <typename T>
 __device__ __forceinline__ void collect(const Block& block, const RowStream<T>& stream,
                                         const SearchResult& found, Candidates& candidates) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ void collect(const Block& block, const RowStream<T>& 
   }
 }
 
-// This thread's candidates. Warps own contiguous runs of them, of which lanes take every 32nd.
+// This thread's candidates. Warps own contiguous runs of candidates, and a lane takes every 32nd of a run.
 struct ThreadCandidates {
   static constexpr int kAtOnce = 4;
 
@@ -52,7 +52,7 @@ struct ThreadCandidates {
     first = block.warp * run + block.lane;
     limit = min((block.warp + 1) * run, count);
     const T* data = row.data;
-    ptx::keep(data);  // Without it the row's address is computed again for every candidate.
+    ptx::keep(data);  // Without this the compiler recomputes the row's address for every candidate.
     T value[kPerThread];
     for_each_index([&](int r, int i) {
       value[r] = __ldg(data + static_cast<uint32_t>(candidates.position[min(i, limit - 1)]));
@@ -64,7 +64,8 @@ struct ThreadCandidates {
     });
   }
 
-  // Calls visit(r, i) for this thread's r-th candidate, and some beyond the limit.
+  // Calls visit(r, i) for this thread's r-th candidate, where i is its index among all. Some calls pass an i
+  // beyond the limit.
   template <typename Visit>
   __device__ __forceinline__ void for_each_index(Visit visit) const {
 #pragma unroll

@@ -1,5 +1,5 @@
-// Phase 1, guess: statistics of the hinted values in the current row, and from them the first
-// threshold (paper, section 4.2.1): their mean, or the quantile that last step's hit share points to.
+// Phase 1, guess: takes statistics of the hinted values in the current row, and from them the first threshold
+// (paper, section 4.2.1): their mean, or the quantile that the last step's hit share points to.
 #pragma once
 
 #include "core/key_range.cuh"
@@ -15,9 +15,9 @@ constexpr double kQuantileMargin = 0.75;
 
 struct Guess {
   float threshold;
-  float least, greatest;  // of the values that it comes from
+  float least, greatest;  // extremes of the values that the threshold comes from
   int values;             // number of those values; 0: nothing finite was found
-  int low_count;          // estimate of the count at `least`
+  int low_count;          // estimate of how many elements reach `least`
   uint32_t source;
 };
 
@@ -66,7 +66,7 @@ __device__ __forceinline__ uint32_t rank_of_share(double share, int values) {
   return static_cast<uint32_t>(min(max(rank, 1), values));
 }
 
-// Stores this warp's part of the sum of the finite values, which mean() takes behind the next barrier.
+// Stores this warp's part of the sum of the finite values. mean() reads it after the next block barrier.
 __device__ __forceinline__ void store_partial_sum(Block& block, const GuessSample& sampled) {
   double sum = 0;
 #pragma unroll
@@ -84,7 +84,7 @@ __device__ __forceinline__ float mean(const PaperShared& sm, int values) {
   return static_cast<float>(sum / values);
 }
 
-// Least, greatest and number of the finite values.
+// Sets the least, the greatest and the number of the finite values.
 __device__ __forceinline__ void set_length(Block& block, const GuessSample& sampled, Guess& guess) {
   uint32_t least = 0xffffffffu, greatest = 0, count = 0;
 #pragma unroll
@@ -107,20 +107,21 @@ template <typename T>
 __device__ __forceinline__ Guess guess(Block& block, const RowContext<T>& ctx, GuessSample& sampled,
                                        float hint_share, bool quantile) {
   Guess guess;
-  quantile = quantile && hint_share >= 0.0f && hint_share <= 1.0f;  // Other states are no share of the hint.
+  quantile = quantile && hint_share >= 0.0f && hint_share <= 1.0f;  // Other states are not a hint share.
   if (!quantile) store_partial_sum(block, sampled);
   set_length(block, sampled, guess);
   if (guess.values > 0 && guess.least < guess.greatest) {
     guess.source = kGuessHint;
-    // Most misses of a hint lie just below the k-th value, so twice the capacity estimates the count
-    // there better than the row's length.
+    // Most misses of a hint lie just below the k-th value, so twice the capacity is a better estimate of the
+    // count at `least` than the row's length.
     guess.low_count = min(ctx.row.n, 2 * kCapacity);
     if (!quantile) {
       guess.threshold = mean(block.sm, guess.values);
       return guess;
     }
   } else {
-    // Equal values say nothing about the row (a cold hint of zeros gathers one element k times).
+    // Equal values say nothing about the row (a cold hint of zeros gathers one element k times), so a sample
+    // of the row replaces them.
     constexpr int kSample = kHintPerThread * kThreads;
     static_assert(kSample * kPaperMaxWidth <= 0xffffffffu, "a product of 32 bits");
     const int count = min(ctx.row.n, kSample);

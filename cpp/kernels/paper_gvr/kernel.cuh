@@ -1,16 +1,17 @@
-// Selects the top k as the paper's kernel does, exactly: this is the documented baseline, and
-// gvr_topk.evaluation.paper_reference its readable model.
+// Selects the exact top k in the way of the paper's kernel. This is the documented baseline, and
+// gvr_topk.evaluation.paper_reference is its readable model.
 //
 // Grid: one CTA of 512 threads per row.
 //
 // Phases (paper, section 4.2):
-// - guess: a first threshold comes from the hinted values of this row (paper_gvr/guess.cuh);
-// - verify: passes over the row count, until between k and 6144 elements reach the threshold
+// - guess: a first threshold comes from the values of this row at the hinted positions (paper_gvr/guess.cuh);
+// - verify: passes over the row count the elements that reach a threshold, until there are between k and 6144
 //   (paper_gvr/verify.cuh). A pass leaves one bit per element;
 // - collect: the positions of those elements are collected in index order (paper_gvr/collect.cuh);
-// - refine: the exact k-th value among them is found, and the selection written (paper_gvr/refine.cuh).
+// - refine: the exact k-th value among these elements is found, and the selection is written
+//   (paper_gvr/refine.cuh).
 //
-// Rows whose search float arithmetic does not settle take radix rounds, as a cluster of one.
+// If float arithmetic does not settle the search of a row, radix rounds do, as in a cluster of one CTA.
 #pragma once
 
 #include "core/phase_clock.cuh"
@@ -24,7 +25,7 @@ namespace gvr_topk::paper_gvr {
 constexpr size_t kRingBytes = kRingDepth * kThreads * kLaneTileBytes;
 static_assert(sizeof(Candidates) <= kRingBytes);
 
-// The ring lies behind the key list of the radix rounds, whether their plan has a ring or not.
+// The ring follows the key list of the radix rounds, whether or not their plan has a ring.
 inline size_t block_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
   return sizeof(PaperShared) + shared_bytes(traits, layout) +
          (traits.has(LaunchTraits::kRing) ? 0 : kRingBytes);
@@ -45,8 +46,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   RowContext<T> ctx =
       make_context<T>(p, traits, layout, row_buffer<T>(p, traits.has(LaunchTraits::kAligned), row),
                       storage + sizeof(PaperShared));
-  // One thread reads what another row or stream may be writing, because branches around barriers depend on
-  // it.
+  // One thread reads the values that another row or stream may be writing, because branches around block
+  // barriers depend on them.
   RowFacts& facts = ctx.shared->facts;
   if (threadIdx.x == 0) {
     const int length = p.seq_lens[traits.has(LaunchTraits::kRowLengths) ? row : request];
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int s = i * kThreads + threadIdx.x;
     position[i] = hint != nullptr && s < ctx.k ? hint[s] : -1;
   }
-  // The first tiles of the row arrive while the hint is looked at.
+  // The first tiles of the row arrive while the hinted values are read.
   const RowStream<T> stream(ctx.row, ctx.warp, ctx.lane, ring);
   stream.start();
   Block block(sm);
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const bool drops_ties = traits.has(LaunchTraits::kDropMasked) && kth == kNegInfKey;
     items = partition(block, own, list, ctx.k, kth, drops_ties, output);
   } else {
-    // Float arithmetic did not settle it. Radix rounds over the key do, whatever the row holds.
+    // Float arithmetic did not settle the search. Radix rounds over the key do, whatever the row holds.
     Tile<T> tile;
     if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
     reset_counters(ctx);

@@ -1,4 +1,4 @@
-// Phase 4, refine: snap to the exact k-th value, and select (paper, section 4.2.4).
+// Phase 4, refine: snaps to the exact k-th value, and selects (paper, section 4.2.4).
 #pragma once
 
 #include "core/key_range.cuh"
@@ -16,7 +16,7 @@ struct Snap {
   int scans;
 };
 
-// Calls visit(key) for a share of all candidates, behind a barrier after their arrival.
+// Calls visit(key) for this thread's share of all candidates. A block barrier has passed since their stores.
 template <typename Visit>
 __device__ __forceinline__ void for_each_candidate(const Candidates& candidates, int count, Visit visit) {
 #pragma unroll 1
@@ -48,8 +48,8 @@ __device__ __forceinline__ Snap walk(Block& block, const Candidates& candidates,
   }
 }
 
-// The end of such steps and their number, from a list of all candidates between `edge` and the k-th, which is
-// the list's rank-th largest.
+// Computes where the steps of `walk` would end, and their number, from a list of all candidates between
+// `edge` and the k-th key. The k-th key is the list's rank-th largest.
 __device__ __forceinline__ Snap walk_list(uint32_t mine, int count, uint32_t rank, uint32_t edge, int scans,
                                           int lane) {
   const uint32_t kth = rank_directly(mine, count, rank, lane);
@@ -60,9 +60,9 @@ __device__ __forceinline__ Snap walk_list(uint32_t mine, int count, uint32_t ran
   return Snap{kth, scans + 1 + static_cast<int>(steps)};
 }
 
-// Splits a bin with too many members, those in [bottom, top], again, into bins that are even in key: an
-// outlier has stretched the range of values. Members of a bin are contiguous in key order, so a range of keys
-// stands for them.
+// Splits a bin with too many members again, into bins that are even in key, because an outlier has stretched
+// the range of values. `bottom` and `top` are the extremes of this thread's members. Members of a bin are
+// contiguous in key order, so a range of keys stands for them.
 __device__ __forceinline__ Snap split_bin(Block& block, const Candidates& candidates, int count,
                                           uint32_t rank, uint32_t bottom, uint32_t top) {
   SearchBins& bins = block.sm.snap;
@@ -107,7 +107,7 @@ __device__ __forceinline__ Snap snap(Block& block, const ThreadCandidates& own, 
                                      int count, int k) {
   if (count == k) {
     uint32_t least = 0xffffffffu;
-    own.for_each([&](int, uint32_t x) { least = min(least, x - 1); });  // An absent key wraps.
+    own.for_each([&](int, uint32_t x) { least = min(least, x - 1); });  // An absent key wraps to the maximum.
     return Snap{block.reduce_all<Reduce::kMin>(least) + 1, 0};
   }
   uint32_t low_key = 0xffffffffu, high_key = 0;  // distances from the least finite key
@@ -126,7 +126,7 @@ __device__ __forceinline__ Snap snap(Block& block, const ThreadCandidates& own, 
   const float high = finite ? key_to_float(kLeastFiniteKey + high_key) : 0.0f;
   float scale = __fdiv_rn(static_cast<float>(kBins), __fsub_rn(high, low));
   const bool usable = is_finite(scale) && scale > 0.0f;
-  if (!usable) scale = 0.0f;  // Then all are in the lowest bin.
+  if (!usable) scale = 0.0f;  // Then all candidates fall into the lowest bin.
   const auto bin_of = [&](uint32_t x) -> uint32_t {
     const float value = fmaxf(fminf(key_to_float(x), high), low);  // NaN falls into the highest bin.
     return min(__float2uint_rz(__fmul_rn(__fsub_rn(value, low), scale)), uint32_t{kBins - 1});
@@ -150,10 +150,11 @@ __device__ __forceinline__ Snap snap(Block& block, const ThreadCandidates& own, 
     });
     return split_bin(block, candidates, count, rank, bottom, top);
   }
-  // The list takes the members, and what lies between them and the computed edge because of rounding.
+  // The list takes the bin's members, and the candidates that rounding has put between the members and the
+  // computed edge.
   const uint32_t edge =
       usable ? order_key(__fadd_rn(low, __fdiv_rn(static_cast<float>(hit.bin), scale))) : kZeroKey;
-  uint32_t nearby = 0;  // bits of this thread's candidates
+  uint32_t nearby = 0;  // mask of this thread's candidates that are listed
   own.for_each([&](int r, uint32_t x) {
     const uint32_t lowest = x > edge ? 0 : hit.bin;
     const uint32_t others = x > edge ? hit.bin : kBins - 1 - hit.bin;
@@ -177,7 +178,7 @@ __device__ __forceinline__ int partition(Block& block, const ThreadCandidates& o
                                          const Candidates& candidates, int k, uint32_t kth, bool drops_ties,
                                          OutputWriter output) {
   constexpr uint32_t kLow = 0xffffu;
-  uint32_t counts = 0;  // those above the k-th; from bit 16 on, those equal to it
+  uint32_t counts = 0;  // elements above the k-th key; from bit 16 on, elements equal to it
   own.for_each([&](int, uint32_t x) {
     counts += x > kth;
     if (x == kth) counts += kLow + 1;
@@ -189,7 +190,7 @@ __device__ __forceinline__ int partition(Block& block, const ThreadCandidates& o
   const int items = drops_ties ? static_cast<int>(all & kLow) : k;
   fallback::OutputCursor cursor{0, items - (all & kLow)};
   const uint32_t before = (1u << block.lane) - 1;
-  // Without it the addresses of the rows are computed again for every element.
+  // Without this the compiler recomputes the addresses of the rows for every element.
   ptx::keep(output.indices);
   ptx::keep(output.state_indices);
   if (all >> 16 == cursor.ties_left) {  // All ties are selected, so one comparison decides.

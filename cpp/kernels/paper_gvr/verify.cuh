@@ -16,11 +16,11 @@ struct Point {
 };
 
 struct SearchResult {
-  SearchEnd done;  // kKey: float arithmetic did not settle it
+  SearchEnd done;  // kKey: float arithmetic did not settle the search
   float threshold;
   int count;
   int passes;
-  uint32_t before;  // the elements of `count` in earlier warps' parts: the count cache of phase 3
+  uint32_t before;  // how many of `count` lie in earlier warps' parts: the count cache of phase 3
 };
 
 __device__ __forceinline__ bool is_finite(float x) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ float halfway(float a, float b) {
   return __fadd_rn(__fmul_rn(0.5f, a), __fmul_rn(0.5f, b));
 }
 
-// The threshold at which the line through two points reaches `target`; NaN if it does not.
+// The threshold at which the line through two points reaches `target`; NaN if both have the same count.
 __device__ __forceinline__ float secant(Point end, Point start, int target) {
   if (end.count == start.count) return not_a_number();
   const float slope =
@@ -53,16 +53,18 @@ __device__ __forceinline__ bool repeats(Block& block, const GuessSample& sampled
   return block.reduce_all<Reduce::kAdd>(found) > 1;
 }
 
-// Sets the bits of elements that reach the threshold in the bitmap. Returns how many this thread has set.
+// Writes the bitmap: the bit of an element is set if it reaches the threshold. Returns how many bits this
+// thread has set.
 template <typename T>
 __device__ __forceinline__ uint32_t count_pass(PaperShared& sm, const RowStream<T>& stream, float threshold) {
   constexpr int kLane = RowStream<T>::kLaneElements;
   using LaneBits = std::conditional_t<kLane == 16, uint16_t, uint32_t>;
   static_assert(kLane == 8 * sizeof(LaneBits));
   LaneBits* to = reinterpret_cast<LaneBits*>(sm.bitmap) + stream.begin / kLane + stream.lane;
-  // The bits behind a warp's part are another warp's, but all bits of its last 32 elements are read.
+  // The bits after a warp's part belong to another warp. But all bits of the part's last 32-bit word are
+  // read, so this warp writes that word to its end.
   LaneBits* const stop = to - stream.lane + ((stream.length + 31) & ~31) / kLane;
-  // An element is below the threshold where the difference is negative: that takes two instructions on two
+  // An element is below the threshold if the difference is negative. This test takes two instructions on two
   // pipes, and no predicate to wait for. A difference that is NaN has no sign, and neither has -0 + 0.
   const float minus = 0.0f - threshold;
   uint32_t count = 0;
@@ -106,7 +108,7 @@ __device__ __forceinline__ void finite_extremes(Block& block, const RowStream<T>
   greatest = high == 0 ? not_a_number() : key_to_float(high);
 }
 
-// Runs passes until the count fits. The copies of the first pass have been started.
+// Runs passes until the count fits. The caller has started the copies of the first pass.
 template <typename T>
 __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>& ctx,
                                                const RowStream<T>& stream, const Guess& first,
@@ -153,7 +155,7 @@ __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>
     } else if (count < target) {
       next = secant(Point{first.least, first.low_count}, last, target);
     } else {
-      // The count falls steeply above a low threshold, and the chord overshoots: this takes half of the step.
+      // The count falls steeply above a low threshold, so the secant overshoots. This takes half of its step.
       next = halfway(step, secant(Point{first.greatest, 1}, last, target));
     }
     found.done = SearchEnd::kSecant;

@@ -1,5 +1,5 @@
-// Sizes of the prefill kernel, and the shared memory of one CTA. Behind it lies a bitmap of the row's
-// elements.
+// Sizes of the prefill kernel, and the layout of one CTA's shared memory. A bitmap with one bit for each
+// element of the row follows the `Shared` struct.
 #pragma once
 
 #include "core/chunked_store.cuh"
@@ -10,54 +10,54 @@
 
 namespace gvr_topk::prefill {
 
-// Small blocks, of which two share an SM: while one of them selects, the other streams.
+// CTAs are small so that two share an SM: while one of them selects, the other streams.
 constexpr int kThreads = kPrefillThreads;
 constexpr int kWarps = kThreads / 32;
 constexpr int kRingDepth = 4;  // tiles per warp that are being fetched at once
 
-constexpr int kStoreChunks = 88;  // of candidates, which lie inside the interval
+constexpr int kStoreChunks = 88;  // chunks of the store of candidates, which lie inside the interval
 constexpr int kStoreItems = kStoreChunks * kChunk;
 static_assert(kStoreChunks <= kMaxBufferChunks && kStoreItems >= kPrefillMaxK);
 static_assert(kFineBins == kThreads && kFineBins == 8 * 32);
 constexpr int kLog2KeyBins = 11;
-constexpr int kKeyBins = 1 << kLog2KeyBins;  // of a range of keys
+constexpr int kKeyBins = 1 << kLog2KeyBins;  // bins of a histogram over a range of keys
 static_assert(kKeyBins == 8 * kThreads);
 
 using CandidateStore = ChunkedStore<BufferedValue, kWarps>;
 
-// Windows are published two rows ahead of the row that is selected from.
+// Windows are published two rows ahead of the row being selected from.
 constexpr int kWindowsAhead = 2;
 
 struct alignas(128) Shared {
   alignas(128) unsigned char ring[kWarps * kRingDepth * kTileElements * sizeof(float)];
   union {
     BufferedValue candidates[kStoreItems];
-    int32_t staged[kPrefillMaxK];  // positions in ascending order, when the candidates have been looked at
-    struct {  // A histogram of keys belongs to a sample, or to a radix round: then there are no candidates.
+    int32_t staged[kPrefillMaxK];  // selected positions, ascending, staged once the candidates are used up
+    struct {  // A sample or a radix round uses a histogram of keys when there are no candidates.
       uint32_t key_bins[kKeyBins];
       uint32_t above_range;
     };
   };
-  alignas(16) uint32_t fine_bins[kFineBins];  // of the candidates
+  alignas(16) uint32_t fine_bins[kFineBins];  // histogram of the candidates' values
   uint8_t chunks[kWarps][kStoreChunks];
   alignas(16) uint64_t boundary[kRankDirectly];
   Window windows[kWindowsAhead + 1];
   Schedule schedule;
   BinHit hits[2];
   RowPredictor predictor;   // one thread writes it, for the next row
-  RowReport report;         // of one thread
+  RowReport report;         // only thread 0 reads and writes it
   uint32_t stored[kWarps];  // candidates of each warp
   uint32_t above[kWarps];   // elements above the interval in the tiles of each warp
   uint32_t warp_sums[2][kWarps];
-  uint64_t crowd_begin, crowd_end;  // first and last in order of the candidates in a crowded bin
+  uint64_t crowd_begin, crowd_end;  // least and greatest `order_of` of the candidates in a crowded bin
   uint32_t chunks_used;
   uint32_t boundary_count;
-  uint32_t is_full;  // whether the store had no room
+  uint32_t is_full;  // whether a candidate found no room in the store
 };
 
 extern __shared__ __align__(128) unsigned char storage[];
 
-// One half-word for each lane of a tile: its elements that are selected.
+// The bitmap of selected elements: one half-word for each lane of a tile, with one bit per element.
 __device__ __forceinline__ uint16_t* bitmap_of(Shared& sm) { return reinterpret_cast<uint16_t*>(&sm + 1); }
 
 constexpr size_t kBitmapBytesOfTile = 32 * sizeof(uint16_t);

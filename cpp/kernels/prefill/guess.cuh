@@ -1,5 +1,5 @@
-// Phase 1, guess: the interval that is believed to hold the k-th value, from the row before, or from a sample
-// of the row.
+// Phase 1, guess: finds an interval that should hold the k-th value, from a sample of the row. Where the
+// previous row predicts well, its interval is used instead (prefill/predictor.cuh).
 #pragma once
 
 #include "core/config.cuh"
@@ -8,22 +8,23 @@
 
 namespace gvr_topk::prefill {
 
-// Each probe of a sample is four neighbouring elements, one of each stratum of the row. The probes of rows of
-// up to 131,072 elements stay in registers: memory takes long to answer while rows stream.
+// A sample of the row. A probe is four neighbouring elements, and each stratum of the row has one probe. The
+// probes of rows of up to 131,072 elements stay in registers for all rounds, because memory latency is long
+// while rows stream.
 template <typename T>
 struct RowSample {
-  static constexpr int kElements = 4, kInRegisters = 4;  // elements of a probe, and probes
+  static constexpr int kElements = 4, kInRegisters = 4;  // elements of a probe; probes of a thread
 
   const T* data;
-  int first, vecs;  // whole vectors of four inside the window
-  int log2_probes;  // of each thread
+  int first, vecs;  // first and number of the whole vectors of four inside the window
+  int log2_probes;  // log2 of the probes of each thread
   uint32_t word[kInRegisters][sizeof(T)];
 
   __device__ __forceinline__ explicit RowSample(const AlignedWindow<T>& window) : data(window.data) {
     first = (window.lead + kElements - 1) / kElements;
     vecs = max(window.length / kElements - first, 0);
-    // One element of 16 to 32, or the fluctuation of a sample would make intervals wider than there is room
-    // for.
+    // The sample takes one element in 16 to 32. A smaller sample would fluctuate so much that intervals would
+    // be wider than the candidate store has room for.
     constexpr int kLog2OfProbe = 10 + 5;
     static_assert(1 << kLog2OfProbe == 32 * kElements * kThreads);
     log2_probes = max(32 - __clz(window.length - 1) - kLog2OfProbe, 0);
@@ -58,7 +59,7 @@ struct RowSample {
     }
   }
 
-  // Positions in the strata are hashed, because strided ones would be biased where scores repeat.
+  // The position within each stratum is hashed, because strided ones would be biased where scores repeat.
   __device__ __forceinline__ const T* probe(int number_of_thread) const {
     const uint32_t number = number_of_thread * kThreads + threadIdx.x;
     const uint64_t begin = uint64_t{number} * static_cast<uint32_t>(vecs);
@@ -68,8 +69,8 @@ struct RowSample {
   }
 };
 
-// The keys of the values around what the last row says: if both ends of the interval lie there, one round is
-// enough.
+// The range of keys around the last row's k-th value, or all keys if there is none. If both ends of the
+// interval lie in this range, one histogram round is enough.
 template <typename T>
 __device__ __forceinline__ KeyRange range_around(const RowPredictor& last) {
   constexpr float kElements = 8192.0f;
@@ -81,14 +82,14 @@ __device__ __forceinline__ KeyRange range_around(const RowPredictor& last) {
   return low < high ? KeyRange{low, high - low} : range;
 }
 
-// The interval in which a sample of the row says that the k-th value lies. Its ends are order statistics of
-// the sample, `deviations` standard deviations away from where the k-th is expected. `meanwhile` runs while
-// the sample is being loaded.
+// The interval that should hold the k-th value, from a sample of the row. Its ends are order statistics of
+// the sample, `deviations` standard deviations above and below the rank expected of the k-th value.
+// `meanwhile` runs while the sample is being loaded.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedWindow<T> window, int k,
                                                          const RowPredictor& last, float deviations,
                                                          Meanwhile meanwhile) {
-  constexpr float kLoose = 1.1f;  // Intervals may hold so many times as many elements as they should.
+  constexpr float kLoose = 1.1f;  // An interval may hold this multiple of the sample elements intended.
   constexpr int kMaxRounds = 4;
   KeyRange range = range_around<T>(last);
   bool predicted = last.has_value;
@@ -112,7 +113,7 @@ __device__ __forceinline__ ValueInterval guess_by_sample(Shared& sm, const Align
       locate_ranks(sm, RankPair{max(ranks.upper, 1u), min(ranks.lower, size)});
       const BinHit upper = sm.hits[0], lower = sm.hits[1];
       if (upper.count == 0 || lower.count == 0) {
-        if (!predicted) break;  // The row was rewritten meanwhile.
+        if (!predicted) break;  // The row was overwritten between two rounds.
         predicted = false;
         range = KeyRange{0, kMaxKey >> kInvariantBits<T>};
         continue;

@@ -1,21 +1,22 @@
-// Selects the top k of many rows, each a window of its own into the scores: the rows of a prefill chunk.
+// Selects the top k of every row of a prefill chunk. Each row is a window of its own into the scores.
 //
-// Grid: as many CTAs of 256 threads as the GPU runs at once, or one for each row. Each CTA takes runs of
-// neighbouring rows, one row after the other.
+// Grid: as many CTAs of 256 threads as the GPU runs at once, or one for each row if there are fewer rows.
+// Each CTA takes runs of neighbouring rows, one row after the other.
 //
-// Phases, of each row:
-// - guess: an interval that should hold the k-th value, from the row before, or where that predicts badly
-//   from a sample of the row (prefill/guess.cuh);
-// - collect: warps stream the row, mark in a bitmap what is above the interval, and store what lies inside as
-//   candidates (prefill/row_stream.cuh);
-// - verify: the counts say whether the k-th is a candidate, and a histogram says about where;
-// - refine: the few candidates in its bin are ranked by comparison, and those that are selected are marked
-//   (prefill/select.cuh);
-// - emit: the marked positions are staged in ascending order, and written.
+// Phases of each row:
+// - guess: an interval that should hold the k-th value comes from the previous row, or from a sample of this
+//   row where the previous row predicts badly (prefill/guess.cuh);
+// - collect: warps stream the row, mark the elements above the interval in a bitmap, and store the elements
+//   inside as candidates (prefill/row_stream.cuh);
+// - verify: the counts show whether the k-th element is a candidate, and a histogram finds its bin;
+// - refine: the few candidates in that bin are ranked by comparison, and the selected candidates are marked
+//   in the bitmap (prefill/select.cuh);
+// - emit: the marked positions are staged in ascending order, and then written.
 //
-// The tiles of the next row are on their way while this row is refined. A row whose interval has missed is
-// streamed again, with an interval by sample, up to twice; what that does not settle, radix rounds do
-// (prefill/settle.cuh). They also take every row for a large k, and rows for which the bitmap has no room.
+// The first tiles of the next row are fetched while this row is refined. A row whose interval misses the k-th
+// value is streamed again with an interval from a sample, up to twice. If that does not settle the row, radix
+// rounds select from it (prefill/settle.cuh). Radix rounds also take every row for a large k, and rows that
+// are too long for the bitmap.
 #pragma once
 
 #include "core/launch.cuh"
@@ -27,20 +28,20 @@
 
 namespace gvr_topk::prefill {
 
-// Collects with an interval: marks what is above it, and stores what is inside as candidates.
+// Collects with an interval: marks the elements above it, and stores the elements inside as candidates.
 template <typename T>
 __device__ __forceinline__ void collect(const PrefillParams& p, Shared& sm, RowStream<T>& stream,
                                         const AlignedWindow<T>& window, const Window& next_window,
                                         const ValueInterval& interval, CandidateStore& store, int warp,
                                         int lane) {
-  uint32_t number = 32 * warp + lane;  // of this lane's part of the tile, 16 elements
+  uint32_t number = 32 * warp + lane;  // index of this lane's half-word: its 16 elements of the tile
   uint32_t count = 0;
   uint16_t* const bitmap = bitmap_of(sm);
   const int tiles = tiles_of_warp(window.length, warp);
   stream.for_each_tile(p, tiles, next_window, warp, lane, [&](uint32_t slot) {
     uint32_t above = 0;
     uint32_t inside = stream.ring.not_below(interval.lo, interval.hi, slot, above) & ~above;
-    // Zeros behind the row's end, and what lies before the window, are not its elements.
+    // Elements before the window, and the zeros that pad the row's end, do not belong to the row.
     const int there = window.length - static_cast<int>(kValuesPerThread * number);
     if (number == 0 || there < kValuesPerThread) {
       uint32_t bits = number == 0 ? ~((1u << window.lead) - 1) : 0xffffffffu;
@@ -63,7 +64,7 @@ __device__ __forceinline__ void collect(const PrefillParams& p, Shared& sm, RowS
   if (store.full) sm.is_full = 1;
 }
 
-// Forgets all candidates. Block barriers stand before and behind.
+// Forgets all candidates. Block barriers separate this from the uses before and after.
 __device__ __forceinline__ void reset_candidates(Shared& sm) {
   sm.fine_bins[threadIdx.x] = 0;
   if (threadIdx.x != 0) return;
@@ -80,13 +81,14 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
   const bool fits = p.lists && window.length <= p.bitmap_tiles * kTileElements;
   bool by_value = fits && sm.predictor.is_close();
   bool by_sample = fits && !by_value && sm.predictor.tie_key == kAbsentKey;
-  // A sample that has missed is tried once more: closer if candidates were too many, and wider otherwise.
+  // A sample interval that has missed is tried once more: a narrower one if the candidates did not fit the
+  // store, and a wider one otherwise.
   constexpr float kDeviations = 3.5f, kCloser = 2.0f, kWider = 5.0f;
   float deviations = kDeviations;
   int passes = 0;
 #pragma unroll 1
   while (by_value || by_sample) {
-    // The row's first tiles are on their way while it is sampled.
+    // The row's first tiles are fetched while the row is sampled.
     const auto enter = [&] { stream.enter(window, warp, lane); };
     if (by_value) enter();
     const ValueInterval interval = by_value
@@ -102,7 +104,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
     const uint32_t above = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.above[lane] : 0);
     const uint32_t inside = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.stored[lane] : 0);
     const uint32_t rank = p.k - above;
-    // A rank below one, as an unsigned number, exceeds every count.
+    // Unsigned wrap: `rank - 1 < inside` is false for rank 0 and for negative ranks.
     const bool complete = sm.is_full == 0 && rank - 1 < inside;
     ++passes;
     if (threadIdx.x == 0) sm.report.count_pass(by_value, inside, complete);
@@ -134,7 +136,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
     if (by_sample) stream.restart();
     __syncthreads();
   }
-  if (passes == 0 && stream.ahead) stream.restart();  // The tiles under way are this row's.
+  if (passes == 0 && stream.ahead) stream.restart();  // The tiles in flight are this row's.
   const Settled settled = settle<T>(p, sm, row, sm.predictor.tie_key);
   if (threadIdx.x != 0) return;
   sm.predictor = RowPredictor::unknown();
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, kPrefillCtasPerSm)
     if (thread == 0) {
       if (p.counts != nullptr) p.counts[row.row] = min(row.n, p.k);
       if (p.stats != nullptr) sm.report.write(p.stats + int64_t{row.row} * kStatColumns);
-      // Its last readers are two rows behind.
+      // This replaces the window of the previous row, whose last readers stand before a block barrier.
       sm.windows[after == kWindowsAhead ? 0 : after + 1] = ahead.window(p);
     }
     __syncthreads();  // All warps have emitted.

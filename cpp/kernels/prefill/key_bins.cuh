@@ -1,4 +1,4 @@
-// A histogram over a range of keys, and the bins in which two ranks lie.
+// A histogram over a range of keys, and the search for the bins in which two ranks lie.
 #pragma once
 
 #include "core/key_range.cuh"
@@ -6,13 +6,13 @@
 
 namespace gvr_topk::prefill {
 
-// Two ranks from the top, among everything that was counted.
+// Two ranks, counted from the greatest key down, among all keys in the range and above it.
 struct RankPair {
   uint32_t upper, lower;
 };
 
 __device__ __forceinline__ void clear_key_bins(Shared& sm) {
-  __syncthreads();  // Nobody uses the memory for anything else any more.
+  __syncthreads();  // The memory's previous use has ended in all threads.
 #pragma unroll
   for (int i = 0; i < kKeyBins / 4; i += kThreads) {
     reinterpret_cast<uint4*>(sm.key_bins)[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
@@ -24,21 +24,21 @@ __device__ __forceinline__ void clear_key_bins(Shared& sm) {
   __syncthreads();
 }
 
-// Counts a key that lies in the range. Returns whether it lies above.
+// Counts a key if it lies in the range. Returns whether the key lies above the range.
 __device__ __forceinline__ bool count_key(Shared& sm, const KeyRange& range, int shift, uint32_t key) {
   const bool inside = range.contains(key);
   if (inside) atomicAdd(&sm.key_bins[range.bin(key, shift)], 1u);
   return !inside && key > range.base;
 }
 
-// Adds what this thread has found above the range. All lanes take part.
+// Adds the number of keys that this thread has found above the range. All lanes take part.
 __device__ __forceinline__ void add_above(Shared& sm, uint32_t above) {
   above = __reduce_add_sync(0xffffffffu, above);
   if ((threadIdx.x & 31) == 0 && above > 0) atomicAdd(&sm.above_range, above);
 }
 
-// Finds the bins of both ranks, when all threads have counted; `count` is 0 for a rank that does not lie in
-// the range. The results are in `hits`, for all threads.
+// Finds the bins of both ranks once all threads have counted, and leaves them in `hits` for all threads.
+// `count` is 0 for a rank that does not lie in the range.
 __device__ __forceinline__ void locate_ranks(Shared& sm, const RankPair& ranks) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   __syncthreads();

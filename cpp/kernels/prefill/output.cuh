@@ -20,10 +20,10 @@ struct PrefillOutput {
     offset = window.offset;
   }
 
-  // Whether positions are written as they are, and nowhere else.
+  // Whether positions are written unchanged, and to `indices` only.
   __device__ __forceinline__ bool is_plain() const { return offset == 0 && writer.pages == nullptr; }
 
-  // Whether the row's k positions are written as they are, four at a time.
+  // Whether the row's k positions are written unchanged, four at a time.
   __device__ __forceinline__ bool takes_vectors(int k) const {
     return is_plain() && k % 4 == 0 && reinterpret_cast<uintptr_t>(writer.indices) % sizeof(int4) == 0;
   }
@@ -41,7 +41,7 @@ struct PrefillOutput {
   }
 };
 
-// Writes all of a window no longer than k, then -1.
+// Writes all positions of a window no longer than k, then -1.
 __device__ __forceinline__ void write_short(const PrefillOutput& output, int n, int k, int threads) {
   const auto item = [&](int i) { return i < n ? i : -1; };
   if (output.takes_vectors(k)) {

@@ -1,4 +1,4 @@
-// What a row leaves for the next one of its run, and what the statistics say of it.
+// The prediction that a row leaves for the next row of its run, and the row's statistics.
 #pragma once
 
 #include "core/config.cuh"
@@ -9,14 +9,14 @@
 namespace gvr_topk::prefill {
 
 constexpr int kLog2FineBins = 8;
-constexpr int kFineBins = 1 << kLog2FineBins;  // of an interval, linear in the value
+constexpr int kFineBins = 1 << kLog2FineBins;  // bins of an interval, linear in the value
 
-// An inclusive interval of finite values that should hold the k-th, and the even bins from `first` to `last`
-// that divide its elements: the ends themselves may lie far out.
+// An inclusive interval of finite values that should hold the k-th value. Even bins from `first` to `last`
+// divide its elements, because `lo` and `hi` themselves may lie far out.
 struct ValueInterval {
   float lo, hi, first, last;
 
-  // The bin of a value: no greater value, nor NaN, lies in a lower bin.
+  // The bin of a value. A greater value never lies in a lower bin, and NaN lies in the highest bin.
   __device__ __forceinline__ int bin(float x, float bins_per_unit) const {
     const float depth = __saturatef((last - x) * bins_per_unit);  // NaN becomes zero.
     return max(kFineBins - 1 - static_cast<int>(depth * kFineBins), 0);
@@ -25,28 +25,29 @@ struct ValueInterval {
   __device__ __forceinline__ float bins_per_unit() const { return ptx::reciprocal(width()); }
   __device__ __forceinline__ float width() const { return last - first; }
 
-  // The middle of a bin.
+  // The value in the middle of a bin.
   __device__ __forceinline__ float value_of(uint32_t bin) const {
     return fmaf((static_cast<float>(bin) + 0.5f) / kFineBins, width(), first);
   }
 };
 
-// What a row tells the next one: rows of one request that follow each other are alike.
+// The prediction for the next row: rows of one request that follow each other are alike.
 struct RowPredictor {
-  // A prediction that needs a wider interval than a sample of the row would is not used.
+  // Most elements that a predicted interval may hold. Where it would hold more, a sample of the row gives a
+  // narrower interval, and the prediction is not used.
   static constexpr float kMaxInside = 1536.0f;
   static constexpr float kMinInside = 128.0f;
   static constexpr float kErrors = 5.0f;  // half-width of the interval, in mean errors
   static constexpr float kErrorDecay = 0.8f, kFastestDecay = 0.5f;
-  // The error that is expected of the row behind the first, in the square root of k elements: so far do rows
-  // move whose elements are drawn anew.
+  // The error expected of a run's second row, in units of the width that sqrt(k) elements take up. The k-th
+  // value moves about that far between rows whose elements are drawn anew.
   static constexpr float kFirstError = 1.1f;
 
   float value;        // the k-th value of the last row
   float error;        // how far the k-th value moves from row to row; negative: not known
   float per_element;  // interval width that held one element
   bool has_value;
-  uint32_t tie_key;  // The last row ended among so many ties of this key that candidates were of no use.
+  uint32_t tie_key;  // the last row's k-th key if its ties were too many for candidates; otherwise kAbsentKey
 
   __device__ __forceinline__ static RowPredictor unknown() {
     return RowPredictor{0.0f, -1.0f, 0.0f, false, kAbsentKey};
@@ -58,7 +59,7 @@ struct RowPredictor {
 
   __device__ __forceinline__ ValueInterval interval() const {
     const float radius = fmaxf(kErrors * error, 0.5f * kMinInside * per_element);
-    // -inf behind the row's end must stay below the interval, whatever the numbers are.
+    // The lower end stays finite whatever the numbers are, so that -inf lies below the interval.
     const float lo = fmaxf(value - radius, key_to_float(kLeastFiniteKey)), hi = value + radius;
     return ValueInterval{lo, hi, lo, hi};
   }
@@ -77,7 +78,7 @@ struct RowPredictor {
   }
 };
 
-// What the statistics say of a row.
+// The statistics of a row.
 struct RowReport {
   HintReason reason;
   GuessSource source;

@@ -1,12 +1,12 @@
-// Rows on their way through shared memory: each warp streams its tiles of a row, and fetches its first tiles
-// of the next row before the CTA selects from this one.
+// Streams rows through shared memory. Each warp streams its own tiles of a row, and fetches its first tiles
+// of the next row before the CTA selects from this row.
 #pragma once
 
 #include "prefill/config.cuh"
 
 namespace gvr_topk::prefill {
 
-// A row's tiles are dealt out to the warps of the block in turn, because large scores cluster.
+// A row's tiles go to the warps of the CTA in turn: large scores cluster, and this spreads them.
 constexpr int kTileStride = kWarps * kTileElements;
 
 __device__ __forceinline__ int tiles_of_warp(int length, int warp) {
@@ -19,7 +19,7 @@ struct RowStream {
   TileRing<T, kRingDepth> ring;
   const T* from;            // where this lane fetches the next tile
   int left = 0;             // elements of the row from that tile on
-  int in_flight = 0;        // tiles that are fetched and not used yet
+  int in_flight = 0;        // tiles that were requested and are not used yet
   uint32_t fetch_slot = 0;  // where the next tile goes
   uint32_t slot = 0;        // where the oldest tile lies
   bool ahead = false;       // whether the tiles being fetched are the next row's
@@ -49,14 +49,14 @@ struct RowStream {
     while (left > 0 && in_flight < kRingDepth) fetch(lane);
   }
 
-  // Starts with a row, unless its tiles are under way already.
+  // Starts to stream a row, unless its first tiles are in flight already.
   __device__ __forceinline__ void enter(const AlignedWindow<T>& window, int warp, int lane) {
     if (!ahead) begin(window, warp, lane);
     ahead = false;
     fill(lane);
   }
 
-  // Drops what was fetched, to stream a row once more.
+  // Drops the fetched tiles, so that a row can be streamed from its beginning.
   __device__ __forceinline__ void restart() {
     ptx::wait_copies<0>();
     __syncwarp();
@@ -65,8 +65,8 @@ struct RowStream {
     ahead = false;
   }
 
-  // Calls visit(slot) for each of this warp's tiles, and then goes on to the next row, if it has a
-  // window to stream. All lanes take part.
+  // Calls visit(slot) for each of this warp's tiles, and fetches the first tiles of the next row if that row
+  // will be streamed. All lanes take part.
   template <typename Visit>
   __device__ __forceinline__ void for_each_tile(const PrefillParams& p, int tiles, const Window& next_window,
                                                 int warp, int lane, Visit visit) {

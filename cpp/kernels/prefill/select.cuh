@@ -1,4 +1,4 @@
-// The phases of a row that touch its candidates: verify, refine and emit.
+// The phases that work on a row's candidates: verify, refine and emit.
 #pragma once
 
 #include "core/lane_ranks.cuh"
@@ -7,11 +7,11 @@
 
 namespace gvr_topk::prefill {
 
-// Calls visit(candidate) for this lane's part of a warp's candidates, 32 of the warp at a time, in index
-// order. All lanes take part; where there is no candidate, its position is negative.
+// Calls visit(candidate) for this lane's share of the warp's candidates, which the warp visits 32 at a time
+// in index order. All lanes take part, and a lane without a candidate gets one with a negative position.
 template <typename Visit>
 __device__ __forceinline__ void for_each_candidate(const CandidateStore& store, int lane, Visit visit) {
-  constexpr int kAtOnce = 4;  // Several, so that their loads overlap.
+  constexpr int kAtOnce = 4;  // Several at once, so that their loads overlap.
 #pragma unroll 1
   for (int first = lane; first < store.count + lane; first += 32 * kAtOnce) {
     BufferedValue some[kAtOnce];
@@ -27,7 +27,7 @@ __device__ __forceinline__ void for_each_candidate(const CandidateStore& store, 
   }
 }
 
-// Counts this warp's candidates into the bins. NaN falls into the last bin, with all that lies above.
+// Counts this warp's candidates into the bins. NaN falls into the last bin, like all values above the bins.
 __device__ __forceinline__ void count_candidates(Shared& sm, const CandidateStore& store,
                                                  const ValueInterval& interval, float bins_per_unit,
                                                  int lane) {
@@ -36,7 +36,7 @@ __device__ __forceinline__ void count_candidates(Shared& sm, const CandidateStor
   });
 }
 
-// The bin of the rank-th candidate from the top. Each warp finds it for itself.
+// Finds the bin of the rank-th largest candidate. Each warp finds it for itself.
 __device__ __forceinline__ BinHit locate_fine(const Shared& sm, uint32_t rank, int lane) {
   const uint4 low = reinterpret_cast<const uint4*>(sm.fine_bins)[2 * lane];
   const uint4 high = reinterpret_cast<const uint4*>(sm.fine_bins)[2 * lane + 1];
@@ -58,7 +58,7 @@ __device__ __forceinline__ BinHit locate_fine(const Shared& sm, uint32_t rank, i
       }
     }
   }
-  // There are at least so many candidates, so that one lane finds the rank.
+  // There are at least `rank` candidates, so one lane finds the rank.
   const int owner = max(__ffs(__ballot_sync(0xffffffffu, here)) - 1, 0);
   hit.bin = __shfl_sync(0xffffffffu, hit.bin, owner);
   hit.above = __shfl_sync(0xffffffffu, hit.above, owner);
@@ -66,18 +66,19 @@ __device__ __forceinline__ BinHit locate_fine(const Shared& sm, uint32_t rank, i
   return hit;
 }
 
-// Elements in the order of selection: greater values first, and smaller positions among equal ones.
+// The order number of an element, which is greater for elements selected earlier: for greater values, and for
+// smaller positions among equal values.
 __device__ __forceinline__ uint64_t order_of(const BufferedValue& x) {
   return uint64_t{order_key(x.value)} << 32 | static_cast<uint32_t>(~x.position);
 }
 
-// Selects an element.
+// Marks an element as selected.
 __device__ __forceinline__ void mark(uint32_t* bitmap, int position) {
   atomicOr(&bitmap[position >> 5], 1u << (position & 31));
 }
 
-// The `rank`-th in order of the candidates in a crowded bin, where many ties are. Rounds of finer and finer
-// bins find it.
+// Finds the order number of the `rank`-th candidate in a crowded bin, which holds many ties, by rounds of
+// finer and finer bins.
 template <typename InBin>
 __device__ __forceinline__ uint64_t rank_in_crowd(Shared& sm, const CandidateStore store, uint32_t rank,
                                                   InBin in_bin) {
@@ -98,7 +99,7 @@ __device__ __forceinline__ uint64_t rank_in_crowd(Shared& sm, const CandidateSto
   });
   __syncthreads();
   uint64_t begin = sm.crowd_begin, length = sm.crowd_end - sm.crowd_begin;
-  // Every round takes 8 bits off the length. No two elements are the same, so that the last bin has one.
+  // Every round takes 8 bits off the length. Order numbers are distinct, so the last bin holds one.
 #pragma unroll 1
   while (true) {
     const int shift = max(0, 64 - kLog2FineBins - __clzll(static_cast<long long>(length)));
@@ -118,8 +119,8 @@ __device__ __forceinline__ uint64_t rank_in_crowd(Shared& sm, const CandidateSto
   return begin;
 }
 
-// Refines: marks the candidates that are selected, the `rank` first in order of those in the bin of the k-th
-// and all above. Returns a value close to the k-th. The bitmap is complete behind the next block barrier.
+// Refines: marks the selected candidates: all above the bin of the k-th value and the first `rank` in that
+// bin. Returns a value close to the k-th. The bitmap is complete after the next block barrier.
 __device__ __forceinline__ float refine(Shared& sm, uint32_t* bitmap, const CandidateStore& store,
                                         const ValueInterval& interval, float bins_per_unit, const BinHit& hit,
                                         uint32_t rank, int lane, int warp) {
@@ -155,7 +156,7 @@ __device__ __forceinline__ float refine(Shared& sm, uint32_t* bitmap, const Cand
   return interval.value_of(hit.bin);
 }
 
-// Stages the positions that are marked, in ascending order. It takes two block barriers.
+// Stages the marked positions in ascending order. This takes two block barriers.
 __device__ __forceinline__ void stage(Shared& sm, const uint32_t* bitmap, int length, int lead, int k,
                                       int lane, int warp) {
   static_assert(kTileElements % 64 == 0, "whole words are written of every tile");

@@ -1,4 +1,4 @@
-// Radix rounds over a whole row: they settle what no guess does, for any content and any k.
+// Radix rounds over a whole row. They select from rows that no guess has settled, for any content and any k.
 #pragma once
 
 #include "core/lane_ranks.cuh"
@@ -8,7 +8,7 @@
 
 namespace gvr_topk::prefill {
 
-// One warp's part of a row: neighbouring tiles, so that warps come in index order.
+// One warp's part of a row. The tiles of a part are neighbours, so the order of the warps is index order.
 template <typename T>
 struct RowPart {
   int begin, end;
@@ -21,8 +21,8 @@ struct RowPart {
   }
 };
 
-// Calls visit(tile, begin, bits) for each tile of this warp's part, straight from global memory; `bits`
-// are the lane's elements that lie in the window.
+// Calls visit(tile, begin, bits) for each tile of this warp's part, loaded straight from global memory.
+// `bits` marks the lane's elements that lie in the window.
 template <typename T, typename Visit>
 __device__ __forceinline__ void for_each_tile(const AlignedWindow<T>& window, int warp, int lane,
                                               Visit visit) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ uint32_t matching(const Tile<T>& tile, uint32_t bits,
   return found & bits;
 }
 
-// Counts what lies above a key, and its ties, in each warp's part. Returns whether the k-th key is this one.
+// Counts the elements above and equal to a key in each warp's part. Returns whether the key is the k-th.
 template <typename T>
 __device__ __forceinline__ bool verify_key(Shared& sm, const AlignedWindow<T>& window, uint32_t key, int k,
                                            int warp, int lane) {
@@ -69,7 +69,7 @@ __device__ __forceinline__ bool verify_key(Shared& sm, const AlignedWindow<T>& w
   return static_cast<uint32_t>(k) - all_above - 1 < all_ties;
 }
 
-// Writes what is above the k-th key, and the first of its ties. `verify_key` has counted both.
+// Writes the elements above the k-th key and the first of its ties, k in all. `verify_key` has counted both.
 template <typename T>
 __device__ __forceinline__ void emit_by_key(const Shared& sm, const AlignedWindow<T>& window, uint32_t key,
                                             int k, const PrefillOutput& output, int warp, int lane) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void emit_by_key(const Shared& sm, const AlignedWindo
   });
 }
 
-// The k-th key of a row.
+// Finds the k-th key of a row.
 template <typename T>
 __device__ __forceinline__ uint32_t kth_key(Shared& sm, const AlignedWindow<T>& window, int k, int warp,
                                             int lane, int& rounds) {
@@ -119,16 +119,16 @@ __device__ __forceinline__ uint32_t kth_key(Shared& sm, const AlignedWindow<T>& 
   return whole_key<T>(range.base);
 }
 
-// More ties of the k-th key make it the first one that is tried in the next row.
+// If more elements than this share the k-th key, the next row tries that key first.
 constexpr uint32_t kMostTies = 512;
 
 struct Settled {
-  uint32_t tie_key;  // the k-th key, or an absent one if hardly any element shares it
+  uint32_t tie_key;  // the k-th key if it is not finite or has more than kMostTies ties; otherwise kAbsentKey
   int rounds;
 };
 
-// Selects from a row by radix rounds. `tried`: a key that may be the k-th, because many rows end among the
-// same ties.
+// Selects from a row by radix rounds. `tried` is a key to try first, or kAbsentKey: many neighbouring rows
+// end among the same ties.
 template <typename T>
 __device__ __noinline__ Settled settle(const PrefillParams& p, Shared& sm, const Window& row,
                                        uint32_t tried) {

@@ -1,4 +1,4 @@
-// The window of a row: the columns that it may select from, and what belongs to its request.
+// The window of a row: the columns that the row may select from, and the numbers of its request.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,9 @@
 
 namespace gvr_topk::prefill {
 
-// One thread reads what the caller's tensors say of a row, because another stream may be writing them and two
-// threads could find different numbers. The others take it from shared memory, behind a block barrier.
+// One thread reads a row's numbers from the caller's tensors, because another stream may be writing them and
+// two threads could read different numbers. The other threads take the window from shared memory, after a
+// block barrier.
 struct Window {
   int32_t row;      // negative: there are no more rows
   int32_t start;    // first column
@@ -18,11 +19,12 @@ struct Window {
   int32_t offset;   // added to positions in the output
 };
 
-// The numbers that a row's window is made of, while they are being loaded.
+// The numbers that make up a row's window. They are loaded here and first used by `window`, so that other
+// work can run while they are being loaded.
 struct WindowLoad {
   int32_t row, start, end, request;
 
-  // `row`: negative behind the last one.
+  // `row` is negative after the last row.
   __device__ __forceinline__ WindowLoad(const PrefillParams& p, int32_t row_) : row(row_) {
     if (row < 0) return;
     start = p.row_starts[row];
@@ -31,7 +33,7 @@ struct WindowLoad {
   }
 
   __device__ __forceinline__ Window window(const PrefillParams& p) const {
-    // A row of no request is a padding row, with nothing to select from.
+    // A row without a valid request is a padding row, which has nothing to select from.
     if (row < 0 || static_cast<uint32_t>(request) >= static_cast<uint32_t>(p.requests)) {
       return Window{row, 0, 0, 0, 0};
     }
@@ -41,12 +43,12 @@ struct WindowLoad {
   }
 };
 
-// The elements from a multiple of 16 bytes on: `lead` elements lie before the window.
+// A window extended down to a multiple of 16 bytes: `lead` elements lie between that address and the window.
 template <typename T>
 struct AlignedWindow {
   const T* data;
   int lead;
-  int length;  // lead and window
+  int length;  // elements of the lead and the window together
 
   __device__ __forceinline__ AlignedWindow(const PrefillParams& p, const Window& window) {
     const T* first = static_cast<const T*>(p.logits) + window.row * p.logits_stride + window.start;
@@ -58,9 +60,9 @@ struct AlignedWindow {
   __device__ __forceinline__ RowView<T> view() const { return RowView<T>{data, length, true}; }
 };
 
-// The rows of a CTA, in runs of neighbours: neighbouring rows are alike, so that each predicts the next. The
-// rows are laid out in `folds` stripes of one run for each CTA, in alternating directions, because rows of a
-// causal chunk grow longer one by one, and so all CTAs get as much to do.
+// The rows of a CTA, in runs of neighbours: neighbouring rows are alike, so each predicts the next. The rows
+// form `folds` stripes, each with one run for every CTA, and the CTA order alternates from stripe to stripe.
+// Rows of a causal chunk grow longer one by one, so the alternation gives all CTAs equal work.
 struct Schedule {
   int32_t fold, row, end;
 
@@ -73,7 +75,7 @@ struct Schedule {
     end = static_cast<int32_t>((run + 1) * p.rows / runs);
   }
 
-  // The next row, or -1.
+  // The next row, or -1 after the last one.
   __device__ __forceinline__ int32_t next(const PrefillParams& p) {
     while (row == end) {
       if (fold + 1 == p.folds) return -1;

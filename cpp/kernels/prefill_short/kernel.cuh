@@ -1,19 +1,20 @@
-// Selects the top k of many short rows, each a window of its own into the scores: the rows of a prefill
-// chunk.
+// Selects the top k of every row of a prefill chunk whose rows are short. Each row is a window of its own
+// into the scores.
 //
-// Grid: as many CTAs as the GPU runs at once, or one for each row. Each CTA takes runs of neighbouring rows,
-// one row after the other, and holds the row in registers: 64 elements of each of 128, 256 or 512 threads, as
-// few as hold the buffer's width. What a warp does for a row whatever its length weighs less where few warps
-// share the row, and several CTAs on an SM hide each other's latency.
+// Grid: as many CTAs as the GPU runs at once, or one for each row if there are fewer rows. Each CTA takes
+// runs of neighbouring rows, one row after the other. It holds a row in registers, 64 elements of each
+// thread, and has 128, 256 or 512 threads: the fewest that hold the buffer's width. A warp has work for each
+// row that does not depend on the row's length, so few warps per row do less of it, and several CTAs on an SM
+// hide each other's latency.
 //
-// Phases, of each row, are those of the kernel of short rows (small_row/kernel.cuh):
-// - guess: the row before has left a window of values around its k-th value;
-// - verify: one round of even bins over that window, or else radix rounds over the keys, find the k-th;
-// - refine: the few elements in its bin are compared with each other;
-// - collect: selected positions are staged, in ascending order;
-// - emit: they are written, several at a time.
+// The phases of each row are those of the kernel of short rows (small_row/kernel.cuh):
+// - guess: the previous row has left a window of values around its k-th value;
+// - verify: one round of even bins over that window finds the k-th, or else radix rounds over the keys do;
+// - refine: the few elements in the bin of the k-th are compared with each other;
+// - collect: the selected positions are staged in ascending order;
+// - emit: the staged positions are written, several at a time.
 //
-// The next row is on its way to shared memory meanwhile (prefill_short/window_tile.cuh).
+// Meanwhile the next row is fetched to shared memory (prefill_short/window_tile.cuh).
 #pragma once
 
 #include "core/launch.cuh"
@@ -35,9 +36,10 @@ using prefill::Window;
 using prefill::WindowLoad;
 using small_row::RoundBins;
 
-// Windows are published two rows ahead of the row that is selected from. Warps that still emit a row read its
-// window while others are one row further on, where a row may have a single block barrier, behind what it
-// publishes. So a window stays until that barrier has been passed, and there is a place more.
+// Windows are published two rows ahead of the row being selected from. Warps that still emit a row read its
+// window while other warps are already at the next row. The next row may have a single block barrier, and
+// publishes a window before that barrier. So a window must stay until that barrier has been passed, and there
+// is one more place for windows.
 constexpr int kWindowsAhead = 2;
 constexpr int kWindows = kWindowsAhead + 2;
 static_assert((kWindows & (kWindows - 1)) == 0);
@@ -47,18 +49,18 @@ struct alignas(128) RowsShared {
   RoundBins<kBlockThreads> bins;
   uint32_t warp_value[2][kBlockThreads / 32];
   uint32_t small_count;  // elements at the boundary that have been listed
-  float value_window;    // what a row leaves for the next one: see small_row/value_window.cuh
+  float value_window;    // the window that a row leaves for the next one (small_row/value_window.cuh)
   Schedule schedule;
-  uint64_t barriers[2];  // of the places where windows arrive
+  uint64_t barriers[2];  // mbarriers of the places where windows arrive
   Window windows[kWindows];
-  // [min(k, width)] selected positions, in ascending order. Positions of a short row fit 16 bits. Behind them
-  // lies the place where the next row arrives.
+  // [min(k, width)] selected positions, in ascending order. Positions of a short row fit 16 bits. The places
+  // where rows arrive follow these positions.
   alignas(16) uint16_t staged[8];
 };
 static_assert(sizeof(RowsShared<128>) <= short_prefill_fixed_bytes(128));
 static_assert(sizeof(RowsShared<512>) <= short_prefill_fixed_bytes(512));
 
-// Who a thread is, for the functions of small_row.
+// A thread's place in its block, and the block's shared memory, as the functions of small_row need them.
 template <typename T, int kBlockThreads>
 struct BlockContext {
   using Element = T;
@@ -68,8 +70,8 @@ struct BlockContext {
   Shared* shared;
   int k, thread, lane, warp;
 
-  // The unknown zero keeps the compiler from adding over the warp before an addition to shared memory: few
-  // lanes add to one address here, and that would take longer.
+  // The unknown zero in the address keeps the compiler from summing over the warp before an atomic addition
+  // to shared memory. Few lanes add to one address here, so such a sum would take longer.
   __device__ __forceinline__ explicit BlockContext(int k_)
       : zero(ptx::unknown_zero()),
         shared(reinterpret_cast<Shared*>(storage + zero)),
@@ -79,7 +81,7 @@ struct BlockContext {
         warp(threadIdx.x >> 5) {}
 };
 
-// Bytes of the staged positions, in whole vectors.
+// Bytes of the staged positions, rounded up to whole 16-byte vectors.
 __host__ __device__ inline int staged_bytes(const PrefillParams& p) {
   return (min(p.k, p.width) * static_cast<int>(sizeof(uint16_t)) + 15) / 16 * 16;
 }
@@ -99,14 +101,14 @@ __device__ __forceinline__ void write_staged(const uint16_t* staged, const Prefi
   }
 }
 
-// Clears this thread's bins of a round that has been looked at.
+// Clears this thread's bins of a round whose bins have been read.
 template <typename Bins>
 __device__ __forceinline__ void clear_bins(Bins& bins, int round, int thread) {
   reinterpret_cast<uint4*>(bins.set[round & 1])[thread] = make_uint4(0, 0, 0, 0);
 }
 
-// Selects from a row that is longer than k and lies in registers: stages its positions. `publish` is called
-// ahead of the last block barrier.
+// Selects from a row that is longer than k and lies in registers, and stages its selected positions.
+// `publish` is called before the last block barrier.
 template <typename T, int kBlockThreads, typename WindowTile, typename Publish>
 __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kBlockThreads>& sm,
                                            const BlockContext<T, kBlockThreads>& ctx, WindowTile& tile,
@@ -158,7 +160,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kB
   small_row::stage_selected(ctx, tile, split.above, before, sm.staged);
   publish();
   __syncthreads();
-  // Its readers stand before that barrier, and the next ones behind others.
+  // All reads of this memory precede that barrier, and its next uses follow further block barriers.
   if (ctx.thread < kRankDirectly) sm.bins.boundary[ctx.thread] = 0;
   if (ctx.thread == 0) ctx.shared->small_count = 0;
 }
@@ -199,7 +201,7 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
     if (row.row < 0) return;
     const int after = (turn + 1) % kWindows;
     const auto publish = [&] {
-      // The window that it replaces is that of two rows ago.
+      // This replaces the window of two rows ago.
       if (ctx.thread == 0) {
         sm.windows[(turn + kWindowsAhead) % kWindows] = WindowLoad(p, sm.schedule.next(p)).window(p);
       }
@@ -221,7 +223,7 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
       tile.take(AlignedWindow<T>(p, row), arrivals.place(arrivals.taken), ctx.warp, ctx.lane);
       ptx::fence_before_bulk_copies();
       if (Arrivals::kPlaces == 1) {
-        __syncthreads();  // All warps have taken the row.
+        __syncthreads();  // All warps have taken the row into registers.
         fetch_next();
       }
       ++arrivals.taken;

@@ -1,5 +1,5 @@
-// A window in the registers of a CTA. It comes there by way of shared memory, and the next window is on its
-// way meanwhile.
+// A window in the registers of a CTA. Windows arrive in shared memory first, so that the next window can be
+// fetched meanwhile.
 #pragma once
 
 #include "prefill/window.cuh"
@@ -10,15 +10,15 @@ namespace gvr_topk::prefill_short {
 
 using prefill::AlignedWindow;
 
-// The part of one warp: as few words of each lane, 16 elements each, as hold the window.
+// One warp's part of a window: each lane has as few words, of 16 elements each, as hold the window.
 template <typename T, int kBlockThreads>
 struct WindowPart {
   static constexpr int kBlockWarps = kBlockThreads / 32;
   static constexpr int kWords = kMaxValuesPerThread / kValuesPerThread;
-  static constexpr int kWordElements = 32 * kValuesPerThread;  // of a warp
+  static constexpr int kWordElements = 32 * kValuesPerThread;  // elements of one word over the warp
 
   int begin;  // first element, from `AlignedWindow::data` on
-  int words;  // none behind the window's end
+  int words;  // words of each lane that hold elements of the window
 
   __device__ __forceinline__ WindowPart(int length, int warp) {
     constexpr int kBlockElements = kBlockWarps * kWordElements;
@@ -28,8 +28,9 @@ struct WindowPart {
   }
 };
 
-// Where windows arrive, in turns. Whole vectors of a window come in one bulk copy. The elements behind the
-// last whole vector are copied by the lane that takes them, so that nothing behind the window is read.
+// The places in shared memory where windows arrive, in turn. One bulk copy brings the whole vectors of a
+// window. The elements after the last whole vector are copied by the lane that takes them, so that nothing
+// after the window is read.
 template <typename T, int kBlockThreads>
 struct Arrivals {
   static constexpr uint32_t kBytes = short_prefill_row_bytes(kBlockThreads, sizeof(T));
@@ -38,9 +39,9 @@ struct Arrivals {
   using Part = WindowPart<T, kBlockThreads>;
 
   uint32_t places, barriers;
-  uint32_t taken = 0;  // windows so far
+  uint32_t taken = 0;  // number of windows taken so far
 
-  // One thread tells the barriers, ahead of a block barrier.
+  // One thread initializes the mbarriers. A block barrier must follow.
   __device__ __forceinline__ Arrivals(uint32_t places_, uint64_t* barriers_)
       : places(places_), barriers(ptx::shared_address(barriers_)) {
     if (threadIdx.x != 0) return;
@@ -54,7 +55,7 @@ struct Arrivals {
     return barriers + (kPlaces == 2 ? number & 1 : 0) * sizeof(uint64_t);
   }
 
-  // Starts to fetch window `number`. Block barriers have passed since its place was read.
+  // Starts to fetch window `number`. Block barriers have passed since its place was last read.
   __device__ __forceinline__ void fetch(const AlignedWindow<T>& window, uint32_t number, int warp,
                                         int lane) const {
     const int rest = window.length % kPerVec<T>, whole = window.length - rest;
@@ -63,7 +64,7 @@ struct Arrivals {
       if (whole > 0) ptx::copy_bulk(place(number), window.data, whole * sizeof(T), barrier(number));
     }
     const Part part(window.length, warp);
-    const int ahead = whole - part.begin;  // of the last vector
+    const int ahead = whole - part.begin;  // where the last, partial vector starts in this warp's part
     const bool owner =
         static_cast<uint32_t>(ahead) < static_cast<uint32_t>(part.words * Part::kWordElements) &&
         ahead / kPerVec<T> % 32 == lane;
@@ -73,23 +74,23 @@ struct Arrivals {
     }
   }
 
-  // Waits for the window that is taken next. Copies have been committed once for each window, and with two
-  // places for the window behind it as well.
+  // Waits for the window that is taken next. One group of copies has been committed for each window so far
+  // and, with two places, for the window after it as well.
   __device__ __forceinline__ void wait() const {
     ptx::wait_copies<kPlaces - 1>();
     ptx::barrier_wait(barrier(taken), (kPlaces == 2 ? taken >> 1 : taken) & 1);
   }
 };
 
-// Positions count from the window's first element; those of elements before it, in the first vector, are
-// negative.
+// The tile of a window in registers. Positions count from the window's first element, so elements before it
+// in the first vector have negative positions.
 template <typename T, int kBlockThreads>
 struct WindowTile : small_row::RegisterTile<T, kMaxValuesPerThread, true> {
   using Base = small_row::RegisterTile<T, kMaxValuesPerThread, true>;
   using Base::begin, Base::bits, Base::kGroup, Base::kVecs, Base::words;
   using Part = WindowPart<T, kBlockThreads>;
 
-  // Takes the window that has arrived, with -inf where it has no elements.
+  // Takes the window that has arrived, with -inf where the window has no elements.
   __device__ __forceinline__ void take(const AlignedWindow<T>& window, uint32_t place, int warp, int lane) {
     const Part part(window.length, warp);
     begin = part.begin - window.lead;
@@ -110,7 +111,7 @@ struct WindowTile : small_row::RegisterTile<T, kMaxValuesPerThread, true> {
     });
   }
 
-  // What lies before the window gets a key below all others.
+  // Makes the keys. Elements before the window get a key below all others.
   __device__ __forceinline__ void make_keys(int lane) {
     Base::make_keys();
     mask_lead(lane, kAbsentKey);
