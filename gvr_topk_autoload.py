@@ -1,15 +1,16 @@
-"""Watches for TensorRT-LLM being imported, and only then calls whom `install` was given.
+"""Watch for imports of TensorRT-LLM's modules, and only then call the function that `install` was given.
 
-``gvr_topk_autoload.pth`` runs `install` at the start of every Python process of the environment, because
-worker processes of TensorRT-LLM take no other hint: they are started with their parent's ``sys.path`` and
-import what they unpickle. So this module must cost next to nothing and never fail: it imports only ``sys``
-and ``os``, which Python has loaded by then, and `Finder` compares a name with a short tuple. It knows nothing
-of the integration: the ``.pth`` file names the function to call, and the integration passes its own.
+``gvr_topk_autoload.pth`` runs `install` at the start of every Python process of the environment, because the
+worker processes of TensorRT-LLM cannot be reached in any other way: they are started with their parent's
+``sys.path`` and import what they unpickle. So this module must cost next to nothing and never fail: it
+imports only ``sys`` and ``os``, which Python has loaded by then, and `Finder` compares a name with a short
+tuple. It knows nothing of the integration: the ``.pth`` file names the function to call, and the integration
+passes its own function.
 
-The ``.pth`` file is one line, for that is all such a file may hold. It looks for this module on ``sys.path``
-before it asks other finders: those of editable installs import ``importlib.util``, which takes ten times as
-long as this module. Where the module is gone and the file is left, it does nothing and says nothing. It runs
-under ``GVR_TOPK_DISABLE=1`` too: a YAML file with our keys must stay valid then.
+The ``.pth`` file holds one line, because code in such a file must be one line. It looks for this module on
+``sys.path`` before it asks other finders: those of editable installs import ``importlib.util``, which takes
+ten times as long as this module. If this module is gone and the file is left, the file does nothing and says
+nothing. It runs under ``GVR_TOPK_DISABLE=1`` too, because a YAML file with our keys must stay valid then.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WATCHED = (
     "tensorrt_llm._torch.attention_backend.sparse.dsa",
     "tensorrt_llm._torch.attention.backends.sparse.dsa",
 )
-"""Modules after whose import there is something to do."""
+"""Modules after whose import the callback is called."""
 
 _callback: Callable[[str], object] | str = ""
 
@@ -48,7 +49,7 @@ _NOT_SET = ("", "0", "false", "no", "off")
 
 
 class Loader:
-    """Stands in for a module's loader and calls back once the module has run."""
+    """Stands in for a module's loader, and calls `loaded` once the module has run."""
 
     def __init__(self, wrapped: Any) -> None:
         self._wrapped = wrapped
@@ -61,7 +62,7 @@ class Loader:
         return created
 
     def exec_module(self, module: ModuleType) -> None:
-        # Put the real loader back first: what a module says of itself must not change.
+        # Put the real loader back first: the module's own attributes must not change.
         if module.__spec__ is not None:
             module.__spec__.loader = self._wrapped
         module.__loader__ = self._wrapped
@@ -72,14 +73,14 @@ class Loader:
             sys.stderr.write(f"gvr_topk: not active: {type(error).__name__}: {error}\n")
 
     def loaded(self, name: str) -> None:
-        """Do what there is to do after a watched module has run."""
+        """Handle a watched module that has run."""
         _notify(name)
 
 
 class Finder:
     """A ``sys.meta_path`` entry that wraps the loader of the watched modules.
 
-    Integrations whose engine calls them itself watch modules of their own through a subclass.
+    Integrations that their engine calls itself use a subclass to watch modules of their own.
     """
 
     watched: Sequence[str] = WATCHED
@@ -109,7 +110,7 @@ def disabled() -> bool:
 
 
 def install(callback: Callable[[str], object] | str) -> None:
-    """Start watching; again is harmless, and the last callback counts.
+    """Start watching. A second call is harmless; the last callback counts.
 
     Parameters
     ----------

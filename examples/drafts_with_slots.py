@@ -34,7 +34,7 @@ def main() -> None:
             assert torch.equal(scores[row, chosen[chosen >= 0].long()].sort(descending=True).values, expected)
             exact += 1
         for place, request in enumerate(batch):
-            if request is not None:  # The last row of a request leaves the state of its next step.
+            if request is not None:  # The last row of a request leaves the state for its next step.
                 kept = state.indices[requests.slot_of(request)]
                 assert torch.equal(kept, out[place * NEXT_N + NEXT_N - 1])
         rows += len(out)

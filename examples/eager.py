@@ -15,13 +15,13 @@ def main() -> None:
     device = torch.device("cuda" if on_gpu else "cpu")
     torch.manual_seed(0)
     out = torch.empty(ROWS, K, dtype=torch.int32, device=device)
-    # What one step leaves for the next to predict from, 16 bytes a row. The op rewrites it in place.
+    # Each step leaves 16 bytes a row here, from which the next step predicts. The op rewrites them in place.
     state = TopkState(ROWS, K, device, keep_indices=False)
 
     scores = torch.randn(ROWS, LENGTH, device=device)
     exact = 0
     for step in range(STEPS):
-        # Consecutive steps choose nearly alike: 90 % of the variance survives a step.
+        # Consecutive steps choose nearly the same positions: 90 % of the variance survives a step.
         scores = 0.9**0.5 * scores + 0.1**0.5 * torch.randn_like(scores)
         visible = LENGTH - STEPS + 1 + step
         lengths = torch.full((ROWS,), visible, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""The op says in one call which positions it selects and in which slots of a paged cache they lie.
+"""One call of the op returns the positions that it selects and their slots in a paged cache.
 
 Run it with `python examples/paged_cache.py`.
 """
@@ -29,7 +29,7 @@ def main() -> None:
         positions = indexer_topk_decode(
             scores, lengths, K, state=state, page_table=table, page_size=PAGE, slots=slots
         )
-        # A cache that holds the score of each position tells what the slots lead to.
+        # This cache holds the score of each position, so it shows which scores the slots lead to.
         cache = torch.empty(REQUESTS * pages, PAGE, device=device)
         cache[table.long()] = scores.view(REQUESTS, pages, PAGE)
         expected = scores.topk(K).values

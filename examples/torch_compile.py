@@ -1,4 +1,4 @@
-"""The op inside a function that torch.compile takes as one graph, the scores computed in the same graph.
+"""The op inside a function that torch.compile takes as one graph; the scores are computed in the same graph.
 
 Run it with `python examples/torch_compile.py`.
 """

@@ -1,10 +1,10 @@
 """Exact, deterministic top-k for sparse attention (Guess-Verify-Refine).
 
 `indexer_topk_decode` computes one decode step for one layer; `TopkState` carries a prediction from one step
-to the next; `RequestSlots` says which request owns which slot of it. `indexer_topk_prefill` selects in a
-window of every row of a prefill chunk. `indexer_topk_blocks` selects positions and blocks of them at once,
-and `indexer_topk_in_blocks` selects in such blocks. `library_status` says whether CUDA tensors can be served.
-`gvr_topk.integrations` connects them to serving engines.
+to the next; `RequestSlots` says which request owns which slot of that state. `indexer_topk_prefill` selects
+in a window of every row of a prefill chunk. `indexer_topk_blocks` selects positions and blocks of positions
+in one call, and `indexer_topk_in_blocks` selects within given blocks. `library_status` says whether CUDA
+tensors can be served. `gvr_topk.integrations` connects the ops to serving engines.
 """
 
 from __future__ import annotations

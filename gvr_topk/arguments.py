@@ -1,4 +1,4 @@
-"""The arguments of the ops, described once: schemas, checks and every caller go by these lists."""
+"""The arguments of the ops, described once: schemas, checks and every caller use these lists."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ PHASE_STAMPS = 8
 class Arguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_decode``, in the order of its schema.
 
-    `gvr_topk.indexer_topk_decode` explains what users pass; its `pdl`, `clamp_pages` and `drop_masked` are
-    bits of `flags`, because every argument of the schema costs host time in each call. The rest is for
-    measurements only:
+    `gvr_topk.indexer_topk_decode` explains the arguments that users pass. Its `pdl`, `clamp_pages` and
+    `drop_masked` are bits of `flags` here, because every argument of the schema costs host time in each call.
+    The other arguments and flags are for measurements only:
 
     Attributes
     ----------
     phase_clocks : Tensor, ``[rows, 8]``, int64, or None
-        Out: SM clock at phase boundaries, from libraries built with ``GVR_PHASE_TIMING``.
+        Output: SM clock at phase boundaries, written only by libraries built with ``GVR_PHASE_TIMING``.
     flags : int
         Sum of `FLAG_PDL`, `FLAG_CLAMP_PAGES`, `FLAG_DROP_MASKED` and `FLAG_QUANTILE_GUESS` (paper's kernel:
         first threshold from the ``1 - alpha`` quantile of the hinted values instead of their mean).
@@ -95,9 +95,9 @@ WRITTEN = ("out", "state", "indices", "next_state", "counts", "slots", "stats", 
 class PrefillArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_prefill``, in the order of its schema.
 
-    `gvr_topk.indexer_topk_prefill` explains what users pass. `path` is a number of `PREFILL_PATHS`, and
-    `flags` the sum of `FLAG_PDL` and `FLAG_STREAMS`: rows stream through shared memory, although registers
-    could hold them (tests only).
+    `gvr_topk.indexer_topk_prefill` explains what users pass. `path` is one of `PREFILL_PATHS` as a number.
+    `flags` is the sum of `FLAG_PDL` and `FLAG_STREAMS`. With `FLAG_STREAMS`, which is for tests only, rows
+    stream through shared memory although registers could hold them.
     """
 
     logits: Tensor
@@ -171,7 +171,7 @@ def schema(arguments: type[Any] = Arguments, written: tuple[str, ...] = WRITTEN)
     arguments : type
         `Arguments`, or the arguments of another op.
     written : tuple of str
-        The tensors among them that the op writes to.
+        Names of the tensors that the op writes to.
     """
     kinds = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int"}
     letters = dict(zip(written, "abcdefghi", strict=False))
@@ -196,7 +196,7 @@ class Checks:
     Attributes
     ----------
     op : str
-        What every message begins with.
+        Name of the op; every message begins with it.
     """
 
     op: str
@@ -208,7 +208,7 @@ class Checks:
     def tensor(
         self, name: str, tensor: Tensor, like: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
     ) -> None:
-        """Refuse all but a tensor on the device of `like`, of this dtype and shape, with inner stride 1."""
+        """Check that a tensor is on the device of `like`, of this dtype and shape, with inner stride 1."""
         if tensor.device != like.device:
             raise self.fail(name, f"a tensor on {like.device}", tensor.device)
         if tensor.dtype != dtype:
@@ -223,27 +223,27 @@ class Checks:
             raise self.fail(name, "inner stride 1", tensor.stride(-1))
 
     def contiguous(self, name: str, tensor: Tensor) -> None:
-        """Refuse a gap between rows."""
+        """Check that there is no gap between rows."""
         if not tensor.is_contiguous():
             raise self.fail(name, "contiguous rows", f"strides {tuple(tensor.stride())}")
 
     def rows_apart(self, name: str, tensor: Tensor, columns: int) -> None:
-        """Refuse rows that have an element in common."""
-        # Two rows that share memory would be written by two blocks at once, and hold neither's result.
+        """Check that no two rows share an element."""
+        # Two blocks would write rows that share memory at once, and the rows would hold neither's result.
         if tensor.shape[0] > 1 and tensor.stride(0) < columns:
             raise self.fail(
                 name, f"rows that do not overlap, at least {columns} elements apart", tensor.stride(0)
             )
 
     def results(self, name: str, tensor: Tensor, like: Tensor, rows: int, k: int, count: str = "k") -> None:
-        """Refuse a tensor that cannot take `k` results of each row; `count` is the argument that says `k`."""
+        """Check that a tensor can take `k` results of each row; `count` is the name of the argument `k`."""
         self.tensor(name, tensor, like, torch.int32, (rows, None))
         if tensor.shape[1] < k:
             raise self.fail(name, f"at least {count} = {k} columns", list(tensor.shape))
         self.rows_apart(name, tensor, k)
 
     def scores(self, logits: Tensor, k: int) -> None:
-        """Refuse score rows, and numbers of items selected of each, that no kernel takes."""
+        """Check that the kernels take these score rows and this number of items per row."""
         if logits.dtype not in DTYPES:
             raise self.fail("logits", "dtype float32, bfloat16 or float16", _name(logits.dtype))
         if logits.dim() != 2:
@@ -274,7 +274,7 @@ class Checks:
             raise self.fail("seq_lens", either, list(a.seq_lens.shape))
 
     def blocks_of_scores(self, a: BlocksArguments | InBlocksArguments) -> None:
-        """Check what the ops of blocks share: scores, lengths, and where positions go."""
+        """Check the arguments that both block ops share: scores, lengths, and the tensor for positions."""
         self.scores(a.logits, a.k)
         if a.block_size != BLOCK_SIZE:
             raise self.fail("block_size", BLOCK_SIZE, a.block_size)
@@ -282,7 +282,7 @@ class Checks:
         self.results("out", a.out, a.logits, a.logits.shape[0], a.k)
 
     def pages(self, a: Arguments | PrefillArguments, requests: int | None) -> None:
-        """Check the page table, of so many requests (None: any number), and where cache slots go."""
+        """Check the page table, for this number of requests (None: any), and the tensor for cache slots."""
         if a.slots is not None:
             if a.page_table is None:
                 raise self.fail("slots", "a page_table beside it", None)
@@ -296,7 +296,7 @@ class Checks:
     def row_table(
         self, name: str, tensor: Tensor | None, like: Tensor, dtype: torch.dtype, columns: int
     ) -> None:
-        """Check an optional tensor without gaps that has so many numbers for each row."""
+        """Check an optional tensor without gaps that has `columns` numbers for each row."""
         if tensor is not None:
             self.tensor(name, tensor, like, dtype, (like.shape[0], columns))
             self.contiguous(name, tensor)
@@ -309,7 +309,7 @@ IN_BLOCKS = Checks(IN_BLOCKS_NAME)
 
 
 def check(a: Arguments) -> None:
-    """Refuse every argument of the decode op that would be undefined on the device.
+    """Refuse every argument of the decode op whose effect on the device would be undefined.
 
     Raises
     ------
@@ -357,7 +357,7 @@ def _check_state(a: Arguments, rows: int, requests: int) -> None:
 
 
 def check_prefill(a: PrefillArguments) -> None:
-    """Refuse every argument of the prefill op that would be undefined on the device.
+    """Refuse every argument of the prefill op whose effect on the device would be undefined.
 
     Raises
     ------
@@ -390,7 +390,7 @@ def check_prefill(a: PrefillArguments) -> None:
 
 
 def check_blocks(a: BlocksArguments) -> None:
-    """Refuse every argument of the op that chooses blocks that would be undefined on the device.
+    """Refuse every argument of the op that chooses blocks whose effect on the device would be undefined.
 
     Raises
     ------
@@ -406,7 +406,7 @@ def check_blocks(a: BlocksArguments) -> None:
 
 
 def check_in_blocks(a: InBlocksArguments) -> None:
-    """Refuse every argument of the op that selects in blocks that would be undefined on the device.
+    """Refuse every argument of the op that selects in blocks whose effect on the device would be undefined.
 
     Raises
     ------

@@ -1,6 +1,7 @@
 """The ``gvr-topk`` command: inspect the installation, check a configuration, replay decode steps.
 
-The first two need what serving needs and no more. ``replay`` lies in `gvr_topk.evaluation.command`.
+Inspecting and checking need the packages that serving needs and no more. ``replay`` is implemented in
+`gvr_topk.evaluation.command`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ EXIT_BAD_INPUT = 2
 EXIT_CODES = "Exit codes: 0 ok; 1 a result was not exact or a check failed; 2 wrong usage or bad input."
 
 DOCTOR_WIDTH, DOCTOR_K = 65_536, 2048
-"""Row that ``gvr-topk doctor`` asks gate and plan about; every path serves it."""
+"""Row length and k for which ``gvr-topk doctor`` asks the gate and the plan; every path serves them."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Parameters
     ----------
     arguments : sequence of str, optional
-        Default: those of the process.
+        Default: the arguments of the process.
 
     Returns
     -------
@@ -221,7 +222,7 @@ def _paths() -> list[tuple[str, str]]:
 
 
 def _gate() -> str:
-    """Whether the compiled policy answers, and every answer that the gate has."""
+    """Say whether the compiled policy answers, and name every answer that the gate can give."""
     try:
         can_use_heuristic(length=DOCTOR_WIDTH, k=DOCTOR_K)
     except LibraryError as error:
@@ -231,7 +232,7 @@ def _gate() -> str:
 
 
 def _availability(path: OpPath) -> str:
-    """Whether kernels of a path can run on the first GPU, and what the gate says of its rows."""
+    """Say whether kernels of a path can run on the first GPU, and what the gate decides for their rows."""
     name = path.name.lower()
     reason = _no_kernel_reason() if library_status().loaded else "no CUDA library"
     if reason:

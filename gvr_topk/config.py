@@ -1,9 +1,9 @@
-"""The keys a user writes in the YAML file given to ``trtllm-serve --config``, checked before use.
+"""The keys that a user writes in the YAML file for ``trtllm-serve --config``, checked before use.
 
-Two kinds of key meet in that file. ``gvr_topk`` is ours, so it is strict: an unknown key is an error. The
-rest belongs to TensorRT-LLM, whose versions differ; there a key that looks like a misspelling is an error,
-above all one of ``enable_heuristic_topk``, and any other unknown key is accepted and listed in
-`ServeConfig.unknown_keys`.
+That file has two kinds of keys. The section ``gvr_topk`` is ours, so it is strict: an unknown key is an
+error. All other keys belong to TensorRT-LLM, whose versions differ. There a key that looks like a
+misspelling, above all of ``enable_heuristic_topk``, is an error, and any other unknown key is accepted and
+listed in `ServeConfig.unknown_keys`.
 
 Key names follow ``tensorrt_llm.llmapi.llm_args`` of the releases from 1.2 to 1.3.
 """
@@ -39,13 +39,15 @@ MISSPELLING = 0.9
 High, because a key of a newer release must pass."""
 
 SWITCH = "enable_heuristic_topk"
-"""The key that decides whether this package runs: a misspelling that passed would compare nothing."""
+"""The key that decides whether this package runs. If a misspelling of it passed, a comparison with and
+without this package would compare nothing."""
 
 SWITCH_MISSPELLING = 0.8
 """`difflib` ratio from which an unknown key of the sparse section counts as a misspelling of `SWITCH`."""
 
 INDEXER_ALGORITHMS = ("dsa", "deepseek_v4")
-"""Sparse attention that has an indexer, and so a decode top-k; TensorRT-LLM knows others."""
+"""Sparse-attention algorithms that have an indexer, and so a decode top-k. TensorRT-LLM knows other
+algorithms."""
 
 SUGGESTION = 0.6
 """`difflib` ratio from which a known key is offered in the message about an unknown one."""
@@ -72,7 +74,7 @@ PASSED_THROUGH = _names(
     disable_flashinfer_sampling max_stats_len layer_wise_benchmarks_config quant_config build_config
     """
 )
-"""Top-level keys of TensorRT-LLM that mean nothing to this package: known, not checked."""
+"""Top-level keys of TensorRT-LLM that mean nothing to this package: they are known but not checked."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class SparseAttentionConfig(_Theirs):
     @field_validator("algorithm")
     @classmethod
     def _algorithm_is_spelled_right(cls, value: str) -> str:
-        # Others are TensorRT-LLM's to judge: they differ from version to version.
+        # Other algorithms are for TensorRT-LLM to judge: they differ from version to version.
         if value not in INDEXER_ALGORITHMS and difflib.get_close_matches(value, INDEXER_ALGORITHMS):
             raise ValueError(f"{' or '.join(INDEXER_ALGORITHMS)}|{value}")
         return value
@@ -176,8 +178,8 @@ class GvrTopkConfig(_Strict):
     ----------
     hint_offset : int
         Added to the hinted positions before they are read. 0 reads the previous step's result as it
-        is; 1 follows a score landscape that moves with the query. Positions are read for statistics and
-        by ``path: paper_gvr`` alone.
+        is; 1 follows a score landscape that moves with the query. Positions are read only for statistics and
+        by ``path: paper_gvr``.
     min_length, max_length : int or None
         Row lengths, in elements, between which the hint is used; None sets no limit.
     path : str
@@ -187,13 +189,13 @@ class GvrTopkConfig(_Strict):
         Keep the per-row statistics tensor of the op, for metrics: hit ratio, guesses, and their misses.
     keep_positions : bool or None
         Keep the previous positions of each request, ``4 k`` bytes a layer, beside the 16 bytes of the
-        predictor. Only path ``paper_gvr`` and the hit ratio of `stats` read them; None keeps them where one
-        of these is asked for.
+        predictor. Only path ``paper_gvr`` and the hit ratio of `stats` read them; None keeps them if one of
+        these two is configured.
     nvtx : bool
         Mark each call with an NVTX range.
     max_ctas : int
-        CTAs per row at most, for GPUs shared with long-running communication or prefill kernels; 0 sets no
-        cap. See `gvr_topk.indexer_topk_decode`.
+        Most CTAs per row, for GPUs shared with long-running communication or prefill kernels; 0 sets no cap.
+        See `gvr_topk.indexer_topk_decode`.
     """
 
     hint_offset: int = Field(default=0, ge=-HINT_OFFSET_LIMIT, le=HINT_OFFSET_LIMIT)
@@ -207,7 +209,7 @@ class GvrTopkConfig(_Strict):
 
     @property
     def positions_kept(self) -> bool:
-        """Whether serving keeps previous positions and not the predictor alone."""
+        """Whether serving keeps previous positions besides the predictor."""
         if self.keep_positions is not None:
             return self.keep_positions
         return self.stats or self.path == "paper_gvr"
@@ -422,7 +424,7 @@ def load_config(path: str | Path) -> ServeConfig:
     except UnicodeDecodeError as error:
         got = f"bytes that are not UTF-8 at offset {error.start}"
         raise ConfigError([Problem(source, "", "UTF-8 text", got)]) from None
-    except (OSError, ValueError) as error:  # a path may hold what no path may
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         got = (getattr(error, "strerror", None) or str(error)).lower()
         raise ConfigFileError([Problem(source, "", "a readable YAML file", got)]) from None
     try:
@@ -468,7 +470,7 @@ def parse_config(
     try:
         config = ServeConfig.model_validate(dict(data))
     except ValidationError as error:
-        # Keys were judged above, with a suggestion; pydantic's own messages have none.
+        # Unknown keys were judged above, with suggestions, which pydantic's own messages lack.
         problems += [
             _field_problem(source, detail, lines)
             for detail in error.errors()
@@ -486,7 +488,7 @@ _SHOWN = 200
 
 
 def describe_value(value: Any) -> str:
-    """Name a YAML value for a message, with its type where that is what is wrong."""
+    """Describe a YAML value for a message; strings, mappings and lists are named by their type."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -512,9 +514,9 @@ def _yaml_problem(source: str, error: yaml.YAMLError) -> Problem:
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader that says where a value stands that it cannot read.
+    """A safe loader that reports the line of a value that it cannot read.
 
-    ``2024-02-30``, ``!!int abc`` and integers of over 4,300 digits look like YAML and fail in Python.
+    ``2024-02-30``, ``!!int abc`` and integers of over 4,300 digits look like YAML but fail in Python.
     """
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -531,7 +533,7 @@ def _check_size(source: str, text: str) -> None:
     Raises
     ------
     ConfigError
-        With the line where the limit is passed.
+        A limit is passed; the problem names the line, except for the number of characters.
     yaml.YAMLError
         Broken YAML.
     """
@@ -556,7 +558,7 @@ def _check_size(source: str, text: str) -> None:
 
 
 def _expanded_problems(source: str, node: yaml.Node | None) -> list[Problem]:
-    """Refuse aliases that grow a file beyond the limit, as when each line merges the one before twice."""
+    """Refuse aliases that expand a file beyond the limit, as when each line merges the previous one twice."""
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
@@ -589,7 +591,7 @@ def _index_keys(
         return problems
     here: dict[str, int] = {}
     for key_node, value_node in node.value:
-        # A key that is no scalar has no name; YAML merges may stand several times.
+        # A key that is not a scalar has no name, and a YAML merge key may occur several times.
         if not isinstance(key_node, yaml.ScalarNode) or key_node.tag == "tag:yaml.org,2002:merge":
             problems += _index_keys(source, value_node, prefix, lines, seen)
             continue
@@ -635,7 +637,7 @@ def _check_keys(
 
 
 def _unknown_key(section: str, key: str, known: set[str], strict: bool) -> tuple[str, str] | None:
-    """What to say about an unknown key, ``(wanted, hint)``; None where it may pass."""
+    """Return ``(wanted, hint)`` for the message about an unknown key; None if the key may pass."""
     where = f"of {section}" if section else "at the top level"
     for owner in ("sparse_attention_config", "gvr_topk"):
         if not strict and section != owner and key in _SECTIONS[owner].model_fields:

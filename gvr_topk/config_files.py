@@ -1,4 +1,4 @@
-"""Put serving configurations together from parts: a base, speculative decoding, the heuristic on or off."""
+"""Combine serving configurations from parts: a base, speculative decoding, the heuristic on or off."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gvr_topk.config import load_config
 
 
 def combine(files: Sequence[Path]) -> str:
-    """Text of one YAML file with the keys of several.
+    """Return the text of one YAML file with the keys of several files.
 
-    Sections are put together key by key. Of a key that two files set, the later file counts; lists are
-    replaced as a whole.
+    Sections are combined key by key. If two files set the same key, the later file counts; lists are replaced
+    as a whole.
 
     Parameters
     ----------
     files : sequence of Path
-        At least one, in the order in which they override.
+        At least one; later files override earlier ones.
 
     Returns
     -------
@@ -38,7 +38,7 @@ def combine(files: Sequence[Path]) -> str:
         raise ValueError("files: wanted at least one, got none")
     combined: dict[str, Any] = {}
     for file in files:
-        load_config(file)  # a wrong file is named with its line
+        load_config(file)  # the error about a wrong file names the file and the line
         combined = _merge(combined, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
     names = ", ".join(str(file) for file in files)
     return f"# Combined from {names}\n{yaml.safe_dump(combined, sort_keys=False)}"

@@ -1,18 +1,20 @@
-"""The contract of the ops, once: rows' lengths and windows, the order of values, and the exact oracle.
+"""The contract of the ops, in one place: lengths and windows of rows, the order of values, the exact oracle.
 
-**Which items.** In decode row ``r`` yields the ``k`` largest of ``logits[r, 0:n_r]``, the value multiset of
-``torch.topk``. Among values equal to the k-th one, the smallest indices win, so the set is unique. In
-prefill the same is said of ``logits[r, start_r:start_r + n_r]``, and indices count from ``start_r``.
+**Which items.** In decode, row ``r`` yields the ``k`` largest of ``logits[r, 0:n_r]``, with the same multiset
+of values as ``torch.topk``. Among values equal to the k-th one, the smallest indices win, so the set is
+unique. In prefill the same holds for ``logits[r, start_r:start_r + n_r]``, and indices count from
+``start_r``.
 
 **In what order.** Ascending index. A row with ``n_r <= k`` yields ``0 .. n_r - 1`` and then ``-1``;
 a row with ``n_r <= 0`` yields only ``-1``.
 
-**Masked scores.** Those of ``-inf`` are selected where nothing greater is left. With `drop_masked` they
-are not: the items of a row are the others among its ``k`` largest, ascending, and then ``-1``.
+**Masked scores.** Scores of ``-inf`` are selected where nothing greater is left. With `drop_masked` they are
+not selected: the items of a row are the unmasked ones among its ``k`` largest, ascending, and then ``-1``.
 
-**Blocks.** A block is `BLOCK_SIZE` consecutive scores of a row, the last of which may be shorter, and ranks
-by the greatest of them. The ``block_k`` best are chosen: always the newest, which holds the last visible
-score, and of the others those that rank highest, the smallest numbers among equal ones.
+**Blocks.** A block is `BLOCK_SIZE` consecutive scores of a row; the last block may be shorter. A block ranks
+by its greatest score. The ``block_k`` best blocks are chosen: always the newest block, which holds the last
+visible score, and of the other blocks those that rank highest. Among blocks of equal rank the smallest
+numbers win.
 
 **How values compare.** As IEEE 754 compares them: ``-0.0 == +0.0``, denormals count. Every NaN is
 equal to every other and above ``+inf``, as in ``torch.topk``.
@@ -73,7 +75,7 @@ def row_windows(row_starts: Tensor, row_ends: Tensor, width: int) -> tuple[Tenso
     Returns
     -------
     tuple of Tensor, ``[rows]``, int64
-        First column, and length; of an empty window the length is zero.
+        First column and length of each window; the length of an empty window is zero.
     """
     starts = row_starts.to(torch.int64).clamp(min=0)
     return starts, (row_ends.to(torch.int64).clamp(max=width) - starts).clamp(min=0)
@@ -103,14 +105,14 @@ def order_key(values: Tensor) -> Tensor:
 
 
 def exact_topk(logits: Tensor, lengths: Tensor, k: int, starts: Tensor | None = None) -> Tensor:
-    """Exact top-k under the contract, by sorting; the oracle, and the CPU implementation.
+    """Exact top-k under the contract, by sorting; this is the oracle and the CPU implementation.
 
     Parameters
     ----------
     logits : Tensor, ``[rows, width]``
         Scores. Elements outside of a row's visible part are not looked at.
     lengths : Tensor, ``[rows]``, integer
-        Visible length of each row; ends at `width` at the latest.
+        Visible length of each row. The visible part ends at `width` at the latest.
     k : int
         Items per row.
     starts : Tensor, ``[rows]``, integer, optional
@@ -175,7 +177,7 @@ def best_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
 
 
 def exact_topk_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int) -> Tensor:
-    """Exact top-k of what some blocks of a row hold, by sorting.
+    """Exact top-k within given blocks of every row, by sorting.
 
     Parameters
     ----------
@@ -184,14 +186,14 @@ def exact_topk_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int
     lengths : Tensor, ``[rows]``, integer
         Visible length of each row, at most `width`.
     blocks : Tensor, ``[rows, n_blocks]``, int32
-        Blocks, ascending. Those that a row does not have hold nothing.
+        Blocks, ascending. Numbers of blocks that a row does not have are ignored.
     k : int
         Items per row.
 
     Returns
     -------
     Tensor, ``[rows, k]``, int32
-        Positions in the order of `blocks`, so ascending ones if these are, then ``-1``.
+        Positions in the order of `blocks`, so ascending if the blocks ascend, then ``-1``.
     """
     rows, width = logits.shape
     if width == 0 or blocks.shape[1] == 0:
@@ -206,7 +208,7 @@ def exact_topk_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int
 
 
 def drop_masked(logits: Tensor, positions: Tensor) -> Tensor:
-    """Take those positions whose score is ``-inf`` out of a selection.
+    """Remove the positions whose score is ``-inf`` from a selection.
 
     Parameters
     ----------
@@ -218,7 +220,7 @@ def drop_masked(logits: Tensor, positions: Tensor) -> Tensor:
     Returns
     -------
     Tensor, ``[rows, k]``, int32
-        The others, ascending, then ``-1``.
+        The remaining positions, ascending, then ``-1``.
     """
     if logits.shape[1] == 0:
         return positions

@@ -1,4 +1,4 @@
-"""The ops on a CPU: the contract itself, by sorting. They make no guess, and keep the state as CUDA does."""
+"""The ops on a CPU: the contract, by sorting. They make no guess, and keep the state as CUDA does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from gvr_topk.policy import asks_for_hint, can_use_heuristic
 
 
 def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int) -> Tensor:
-    """Physical slots of positions in a paged cache; ``-1`` where there is none.
+    """Return the physical slots of positions in a paged cache; ``-1`` where there is none.
 
     Parameters
     ----------
@@ -55,14 +55,14 @@ def to_slots(positions: Tensor, page_table: Tensor, page_size: int, next_n: int)
     Returns
     -------
     Tensor, ``[rows, k]``, int32
-        As `to_slots_of_requests` gives them.
+        Slots as `to_slots_of_requests` returns them.
     """
     request = torch.arange(positions.shape[0], device=positions.device) // next_n
     return to_slots_of_requests(positions, page_table, page_size, request)
 
 
 def to_slots_of_requests(positions: Tensor, page_table: Tensor, page_size: int, request: Tensor) -> Tensor:
-    """Physical slots of positions in a paged cache; ``-1`` where there is none.
+    """Return the physical slots of positions in a paged cache; ``-1`` where there is none.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def to_slots_of_requests(positions: Tensor, page_table: Tensor, page_size: int, 
 
 
 def _add_offsets(positions: Tensor, offsets: Tensor) -> Tensor:
-    """Add the offset of each row in 64 bits; ``-1`` stays, and stands for what int32 cannot hold."""
+    """Add each row's offset in 64 bits; ``-1`` stays, and results that int32 cannot hold become ``-1``."""
     limits = torch.iinfo(torch.int32)
     moved = positions.to(torch.int64) + offsets.to(torch.int64)[:, None]
     held = (positions >= 0) & (moved >= limits.min) & (moved <= limits.max)
@@ -103,7 +103,7 @@ def _add_offsets(positions: Tensor, offsets: Tensor) -> Tensor:
 def _write_results(
     a: Arguments | PrefillArguments, positions: Tensor, counts: Tensor, slots: Tensor | None
 ) -> None:
-    """Write positions, or cache slots in their place, and how many items each row has."""
+    """Write positions, cache slots beside or in place of them, and how many items each row has."""
     a.out[:, : a.k] = positions
     if slots is not None:
         target = a.out if a.slots is None else a.slots
@@ -113,7 +113,7 @@ def _write_results(
 
 
 def _visible_lengths(a: Arguments | BlocksArguments | InBlocksArguments, width: int) -> Tensor:
-    """Scores that each row may select from, ``[rows]``, int64, of `width` columns."""
+    """Return the number of scores visible to each row, ``[rows]``, int64, at most `width`."""
     rows = a.logits.shape[0]
     by_row = a.seq_lens.shape[0] == rows
     keys = row_lengths(a.seq_lens, rows, 1 if by_row else a.next_n).clamp(min=0)
@@ -148,7 +148,7 @@ def decode(a: Arguments) -> None:
         return
     before = a
     if a.row_slot is not None and a.state is not None:
-        # Of rows that share a slot, each starts from what the slot held before the call.
+        # Rows that share a slot all start from what the slot held before the call.
         kept = None if a.indices is None else a.indices.clone()
         before = a._replace(state=a.state.clone(), indices=kept)
     for row in range(rows):
@@ -156,7 +156,7 @@ def decode(a: Arguments) -> None:
 
 
 def _leaves_state(a: Arguments, row: int) -> bool:
-    """Whether the row is its request's last one, and no later request names its slot."""
+    """Whether the row writes its slot: it is its request's last one, and no later request names the slot."""
     if row % a.next_n != a.next_n - 1 or a.next_state is not None:
         return False
     return a.row_slot is None or not bool((a.row_slot[row + a.next_n :: a.next_n] == a.row_slot[row]).any())
@@ -165,9 +165,10 @@ def _leaves_state(a: Arguments, row: int) -> bool:
 def _carry_over(
     a: Arguments, before: Arguments, row: int, length: int, largest: Tensor, chosen: Tensor
 ) -> None:
-    """Write the statistics of one row by the state `before` the call, and the state where it leaves one.
+    """Write the statistics of one row, from the state `before` the call, and the state if the row leaves one.
 
-    `largest` are the positions of the k largest scores, and `chosen` those of them that are not dropped.
+    `largest` are the positions of the k largest scores, and `chosen` those of them that are not dropped as
+    masked.
     """
     slot = row // a.next_n if a.row_slot is None else int(a.row_slot[row])
     slots = 0 if a.state is None else a.state.shape[0]
@@ -194,7 +195,7 @@ def _carry_over(
 
 
 def _state_after(a: Arguments, row: int, length: int, largest: Tensor) -> Tensor:
-    """Words that a row leaves: what is known of its k-th value."""
+    """Return the words that a row leaves, which hold what is known of its k-th value."""
     if length <= a.k:
         return torch.tensor([STATE_UNKNOWN, 0.0, 0.0, 0.0])
     scores = a.logits[row][largest.to(torch.int64)]

@@ -1,7 +1,7 @@
-"""The ops as layers: what a model calls in place of ``torch.topk`` over its indexer's scores.
+"""The ops as layers, which a model calls in place of ``torch.topk`` over its indexer's scores.
 
-`IndexerTopk` and `IndexerTopkPrefill` are pure layers as Hugging Face's `kernels` library wants them, without
-constructor or state, so that their ``forward`` can take the place of another layer's.
+`IndexerTopk` and `IndexerTopkPrefill` are pure layers as Hugging Face's `kernels` library requires them:
+without constructor or state, so that their ``forward`` can take the place of another layer's ``forward``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
     Parameters
     ----------
     scores : Tensor, ``[..., width]``, float32, bfloat16 or float16
-        Indexer scores, such as ``[batch, queries, keys]``; what is masked may be ``-inf``.
+        Indexer scores, such as ``[batch, queries, keys]``; masked scores may be ``-inf``.
     lengths : Tensor, ``[...]``, integer, or None
         Visible elements of each row; None: all.
     k : int
@@ -29,11 +29,12 @@ def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
     Tensor, ``[..., k]``, int32
         Ascending positions, -1 where a row has fewer than `k` visible elements. Without `lengths` and with
         `k` of at most `width` there is no -1, and the scores at these positions are those that
-        ``torch.topk`` returns, ``-inf`` included; of equal ones the smallest positions are chosen.
+        ``torch.topk`` returns, ``-inf`` included; among equal scores the smallest positions are chosen.
 
     Notes
     -----
-    It has no backward pass: positions have no gradient. Gather scores with them where one is wanted.
+    There is no backward pass, because positions have no gradient. Where a gradient is wanted, gather the
+    scores at these positions.
 
     Examples
     --------
@@ -49,7 +50,7 @@ def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
 
 
 class IndexerTopk(torch.nn.Module):
-    """Layer of `indexer_topk`."""
+    """Layer that calls `indexer_topk`."""
 
     has_backward = False
     can_torch_compile = True
@@ -60,7 +61,7 @@ class IndexerTopk(torch.nn.Module):
 
 
 class IndexerTopkPrefill(torch.nn.Module):
-    """Layer of `gvr_topk.indexer_topk_prefill`: every row selects in a window of its own."""
+    """Layer that calls `gvr_topk.indexer_topk_prefill`: every row selects in a window of its own."""
 
     has_backward = False
     can_torch_compile = True
@@ -73,7 +74,7 @@ class IndexerTopkPrefill(torch.nn.Module):
         scores : Tensor, ``[rows, width]``, float32, bfloat16 or float16
             Indexer scores, a row for each query token.
         row_starts, row_ends : Tensor, ``[rows]``, integer
-            First column of each window, and the one behind its last.
+            First column of each window, and one past its last column.
         k : int
             Items per row.
 

@@ -19,7 +19,7 @@ _CUDA_LIBRARY = "libgvr_topk_cuda.so"
 _POLICY_LIBRARY = "libgvr_topk_policy.so"
 
 LIBRARY_DIR_VARIABLE = "GVR_TOPK_LIBRARY_DIR"
-"""Environment variable with the folder of the libraries, where it is not the package's own."""
+"""Environment variable that names the folder of the libraries if it is not the package's own."""
 
 
 class LibraryError(RuntimeError):
@@ -45,7 +45,7 @@ def _library_path(name: str) -> Path | None:
 
 
 def has_cuda_library() -> bool:
-    """Whether this installation holds CUDA kernels, which says nothing of whether they load here."""
+    """Whether this installation holds CUDA kernels; it does not say whether they load here."""
     return _library_path(_CUDA_LIBRARY) is not None
 
 
@@ -64,7 +64,7 @@ def library_status() -> LibraryStatus:
     if path is None and chosen:
         return LibraryStatus(False, None, f"{LIBRARY_DIR_VARIABLE}={chosen} holds no {_CUDA_LIBRARY}")
     if path is None and _library_path(_POLICY_LIBRARY) is None:
-        # Every build has that one: the compiler is not to blame.
+        # Every build has the policy library, so a missing compiler is not the reason.
         return LibraryStatus(False, None, "the package holds no compiled library at all: install it again")
     if path is None:
         return LibraryStatus(

@@ -1,7 +1,7 @@
-"""The ops: registration, and the public functions.
+"""Register the ops, and define their public functions.
 
-The CUDA implementations are the compiled library's; they register themselves for the CUDA dispatch key when
-`gvr_topk.library` loads it.
+The compiled library holds the CUDA implementations. They register themselves for the CUDA dispatch key when
+`gvr_topk.library` loads that library.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from gvr_topk.library import LibraryError, library_status
 from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
 
-# Loading registers the CUDA implementation; that it failed is reported only when it is needed.
+# Loading the library registers the CUDA implementations. A failed load is reported only by a call that needs
+# them.
 _LIBRARY = library_status()
 
 torch.library.define("gvr_topk::indexer_topk_decode", schema())
@@ -75,7 +76,8 @@ def _in_blocks_cpu(*arguments: Any, **options: Any) -> None:
     cpu.in_blocks(InBlocksArguments(*arguments, **options))
 
 
-# Results go into arguments, so fake implementations have no shape to tell: they check what is traced.
+# The ops write results into their arguments, so fake implementations have no output shape to compute: they
+# only check the traced arguments.
 @torch.library.register_fake("gvr_topk::indexer_topk_decode")
 def _decode_fake(*arguments: Any, **options: Any) -> None:
     check(Arguments(*arguments, **options))
@@ -97,7 +99,7 @@ def _in_blocks_fake(*arguments: Any, **options: Any) -> None:
 
 
 def _integer(checks: Checks, argument: str, value: Any) -> int:
-    """Take any kind of integer, NumPy's too, and nothing that would have to be rounded."""
+    """Convert any kind of integer, NumPy's too, and refuse everything that would have to be rounded."""
     if isinstance(value, int | torch.SymInt):  # a symbolic one stays symbolic while a graph is traced
         return value  # type: ignore[return-value]
     if isinstance(value, numbers.Integral):
@@ -106,7 +108,7 @@ def _integer(checks: Checks, argument: str, value: Any) -> int:
 
 
 def _integers(checks: Checks, next_n: Any, compress_ratio: Any, block_size: Any) -> tuple[int, int, int]:
-    """What the ops of blocks take beside the numbers of items."""
+    """Convert the integer arguments that both block ops take, apart from the numbers of items."""
     return (
         _integer(checks, "next_n", next_n),
         _integer(checks, "compress_ratio", compress_ratio),
@@ -115,7 +117,7 @@ def _integers(checks: Checks, next_n: Any, compress_ratio: Any, block_size: Any)
 
 
 def _new_out(checks: Checks, logits: Tensor, k: int) -> Tensor:
-    """Room for the results of a call that was given none."""
+    """Allocate the result tensor of a call that was given no `out`."""
     if not 1 <= k <= MAX_WIDTH:  # before so much is allocated
         raise checks.fail("k", f"1 to {MAX_WIDTH}", k)
     return torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
@@ -124,7 +126,7 @@ def _new_out(checks: Checks, logits: Tensor, k: int) -> Tensor:
 def _launch(
     op: Any, checks: Checks, arguments: Arguments | PrefillArguments | BlocksArguments | InBlocksArguments
 ) -> None:
-    """Call one of the ops; its errors about arguments are of one type on every device."""
+    """Call an op, and raise its argument errors as `ValueError` on every device."""
     if arguments.logits.is_cuda and not _LIBRARY.loaded:
         raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.reason}")
     try:
@@ -143,7 +145,7 @@ def _launch(
 
 
 def launch(arguments: Arguments) -> None:
-    """Run one call of the decode op as it is described, measuring arguments included.
+    """Run one call of the decode op with these arguments, those for measurements included.
 
     Parameters
     ----------
@@ -152,17 +154,17 @@ def launch(arguments: Arguments) -> None:
     Raises
     ------
     ValueError
-        A wrong argument; the message names it.
+        An argument is wrong; the message names it.
     LibraryError
-        CUDA tensors, and the CUDA library is not available.
+        The tensors are on a GPU, and the CUDA library is not available.
     RuntimeError
-        The launch failed for a reason that lies in no argument.
+        The launch failed for a reason other than a wrong argument.
     """
     _launch(_OP, DECODE, arguments)
 
 
 def launch_prefill(arguments: PrefillArguments) -> None:
-    """Run one call of the prefill op as it is described.
+    """Run one call of the prefill op with these arguments.
 
     Parameters
     ----------
@@ -171,17 +173,17 @@ def launch_prefill(arguments: PrefillArguments) -> None:
     Raises
     ------
     ValueError
-        A wrong argument; the message names it.
+        An argument is wrong; the message names it.
     LibraryError
-        CUDA tensors, and the CUDA library is not available.
+        The tensors are on a GPU, and the CUDA library is not available.
     RuntimeError
-        The launch failed for a reason that lies in no argument.
+        The launch failed for a reason other than a wrong argument.
     """
     _launch(_PREFILL_OP, PREFILL, arguments)
 
 
 def launch_blocks(arguments: BlocksArguments) -> None:
-    """Run one call of the op that chooses blocks as it is described.
+    """Run one call of the op that chooses blocks, with these arguments.
 
     Parameters
     ----------
@@ -190,17 +192,17 @@ def launch_blocks(arguments: BlocksArguments) -> None:
     Raises
     ------
     ValueError
-        A wrong argument; the message names it.
+        An argument is wrong; the message names it.
     LibraryError
-        CUDA tensors, and the CUDA library is not available.
+        The tensors are on a GPU, and the CUDA library is not available.
     RuntimeError
-        The launch failed for a reason that lies in no argument.
+        The launch failed for a reason other than a wrong argument.
     """
     _launch(_BLOCKS_OP, BLOCKS, arguments)
 
 
 def launch_in_blocks(arguments: InBlocksArguments) -> None:
-    """Run one call of the op that selects in given blocks as it is described.
+    """Run one call of the op that selects in given blocks, with these arguments.
 
     Parameters
     ----------
@@ -209,11 +211,11 @@ def launch_in_blocks(arguments: InBlocksArguments) -> None:
     Raises
     ------
     ValueError
-        A wrong argument; the message names it.
+        An argument is wrong; the message names it.
     LibraryError
-        CUDA tensors, and the CUDA library is not available.
+        The tensors are on a GPU, and the CUDA library is not available.
     RuntimeError
-        The launch failed for a reason that lies in no argument.
+        The launch failed for a reason other than a wrong argument.
     """
     _launch(_IN_BLOCKS_OP, IN_BLOCKS, arguments)
 
@@ -243,8 +245,8 @@ def indexer_topk_decode(
 ) -> Tensor:
     """Select the `k` largest scores of every row, exactly and deterministically.
 
-    A row is visible up to its length ``n_r``; what lies at and past ``n_r`` is never read as a score. The
-    result is a function of the visible scores alone: the same on every run, GPU, batch position, state and
+    A row is visible up to its length ``n_r``; elements at and past ``n_r`` are never read as scores. The
+    result depends on the visible scores alone: it is the same on every run, GPU, batch position, state and
     path. The state changes only the time.
 
     Parameters
@@ -253,102 +255,103 @@ def indexer_topk_decode(
         Indexer scores. Inner stride 1; any row stride and alignment. 16-byte aligned rows are faster.
         At most 2**21 columns and 2**26 rows. Rows may overlap.
     seq_lens : Tensor, ``[rows / next_n]`` or ``[rows]``, int32, same device
-        By request: its key count, draft positions included, so that
-        ``n_r = seq_lens[r // next_n] - next_n + (r % next_n) + 1``. By row: ``n_r`` itself. Read on the
-        device, so one captured CUDA graph serves growing rows. Lengths above `width` count as `width`,
-        negative ones as zero.
+        With one number per request: the key count of the request, draft positions included, so that
+        ``n_r = seq_lens[r // next_n] - next_n + (r % next_n) + 1``. With one number per row: ``n_r`` itself.
+        The op reads the lengths on the device, so one captured CUDA graph serves growing rows. Lengths above
+        `width` count as `width`, negative ones as zero.
     k : int
-        Items per row, 1 to 2**21; more than `width` is fine, for the rest is ``-1``.
+        Items per row, 1 to 2**21. It may exceed `width`: places without an item get ``-1``.
     next_n : int, default 1
         Rows per request: 1 plus the number of draft tokens.
     out : Tensor, ``[rows, >= k]``, int32, optional
         Where to write; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
     state : TopkState, optional
-        In and out: what the last step left in each slot, from which this step predicts the k-th value; the
-        last row of each request writes it anew. Any content is safe, garbage is at worst slow. Without a
-        state, a sample of the row takes its place.
+        Input and output: what the last step left in each slot. This step predicts the k-th value from it, and
+        the last row of each request then overwrites its slot. Any content is safe; garbage is at worst slow.
+        Without a state, the op uses a sample of the row instead.
     row_slot : Tensor, ``[rows]``, int32, optional
-        Slot of each row in `state`. Negative or too large: no hint and no write-back (padding rows).
-        Default: request ``r // next_n`` uses slot ``r // next_n``. Requests may share a slot. In a state that
-        keeps positions, what the last request that names a slot leaves there is left, and the others leave
-        nothing. In one that keeps predictions alone, the slot holds the prediction of one of them, never a
-        mixture; of which one, a GPU does not say.
+        Slot of each row in `state`. A negative or too large number means no hint and no write-back (padding
+        rows). Default: request ``r // next_n`` uses slot ``r // next_n``. Requests may share a slot. If the
+        state keeps positions, the slot gets what the last of these requests leaves, and the other requests
+        leave nothing. If it keeps predictions alone, the slot gets the prediction of one of them, never a
+        mixture; on a GPU it is not defined of which one.
     next_state : Tensor, ``[rows, 4]``, float32, contiguous, optional
-        Out: what each row leaves for the next step. `state` is then read and not written, until
-        `TopkState.accept` copies the rows whose draft tokens were accepted.
+        Output: what each row leaves for the next step. The op then reads `state` but does not write it;
+        `TopkState.accept` later copies the last accepted row of each request to it.
     counts : Tensor, ``[rows]``, int32, optional
-        Out: how many items each row has, ``min(max(n_r, 0), k)``, or fewer with `drop_masked`; what follows
-        them is ``-1``.
+        Output: how many items each row has, ``min(max(n_r, 0), k)``, or fewer with `drop_masked`. The places
+        after the items hold ``-1``.
     page_table : Tensor, ``[rows / next_n, pages]``, int32, optional
-        Translates positions to slots of a paged cache on the way out:
-        ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits.
-        ``-1`` for a page that the table does not hold (a table of zero columns holds none) or holds as a
-        negative number, and for a slot that int32 cannot hold. The state keeps positions.
+        Page table of a paged cache. The op translates each selected position to a cache slot:
+        ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits. The
+        slot is ``-1`` for a page that the table does not hold (a table of zero columns holds none) or holds
+        as a negative number, and for a slot that int32 cannot hold. The state keeps positions, not slots.
     page_size : int
         Positions per page, 1 to 2**31 - 1; needed with `page_table`.
     slots : Tensor, ``[rows, >= k]``, int32, optional
-        Where cache slots go, so that `out` keeps positions. Without it they take the place of positions
-        in `out`. Rows must not overlap.
+        Where cache slots are written, so that `out` keeps positions. Without it the cache slots take the
+        place of positions in `out`. Rows must not overlap.
     clamp_pages : bool, default False
         Limit ``n_r`` to the ``pages * page_size`` positions that `page_table` covers, computed in 64 bits:
-        the call then selects as if `logits` had no columns behind them. Needs `page_table`. Without it rows
+        the call then selects as if `logits` had no columns behind them. Needs `page_table`. If false, rows
         may select positions behind the table, which have no slot. A page that the table holds as a negative
         number counts as covered.
     drop_masked : bool, default False
-        Do not select masked columns, those whose score is ``-inf``: the items of a row are the others among
-        its `k` largest, in ascending order, and what is missing at the end is ``-1``, in `out`, in `slots`
-        and in the positions that the state keeps. Statistics and predictions stay those of the `k` largest.
-        Without it masked columns fill up a row in which fewer than `k` others are visible. Rows no longer
-        than `k`, which are otherwise written without being read, are read then.
+        Do not select masked columns, that is, columns whose score is ``-inf``. The items of a row are then
+        the unmasked ones among its `k` largest, in ascending order and followed by ``-1``, in `out`, in
+        `slots` and in the positions that the state keeps. Statistics and predictions stay those of the `k`
+        largest. If false, masked columns fill up a row in which fewer than `k` unmasked columns are visible.
+        If true, rows no longer than `k` are read, too; otherwise they are written without being read.
     path : {"auto", "paper_gvr", "no_hint", "radix_rounds"}
         ``"auto"`` predicts from `state` where the gate allows it (`gvr_topk.policy.can_use_heuristic`).
         ``"no_hint"`` does not read the state and estimates from a sample of the row. ``"radix_rounds"``
-        estimates nothing: it runs the radix rounds over the keys that settle what an estimate misses.
-        ``"paper_gvr"`` is the paper's four-phase kernel. CPU tensors have one implementation.
+        estimates nothing: it starts with the radix rounds over the keys, which the other paths run only after
+        an estimate has missed. ``"paper_gvr"`` is the paper's four-phase kernel. On a CPU there is one
+        implementation for all paths.
     compress_ratio : int, default 1
-        Keys to a score, for indexers that score groups of keys: lengths count keys as above, and ``n_r`` is
-        the length of the row divided by this, rounded down.
+        Keys per score, for indexers that score groups of keys. Lengths count keys as above, and ``n_r`` is
+        the length of the row divided by `compress_ratio`, rounded down.
     max_ctas : {0, 1, 2, 4, 8, 16}
-        Cap the cluster size, the number of CTAs that share a row; 0 sets no cap. For GPUs shared with
-        long-running communication or prefill kernels: a cluster starts only when one GPC has room for all
-        of it. 16 CTAs need a whole free GPC and wait until the kernel that holds SMs ends; on an H200 8
-        CTAs still start beside 64 held SMs, and 4 beside 96. One CTA holds 2**20 columns (2**18 on compute
-        capability 12); a row too wide for the cap takes the smallest size that holds it. With or without a
-        cap, a context that has no room for the planned cluster (a green context, a MIG slice) gets the
-        largest one it has room for.
+        Cap the cluster size, the number of CTAs that share a row; 0 sets no cap. A cap helps on GPUs shared
+        with long-running communication or prefill kernels, because a cluster starts only when one GPC has
+        room for all of it. 16 CTAs need a whole free GPC and wait until the kernel that holds SMs ends; on an
+        H200 8 CTAs still start beside 64 held SMs, and 4 beside 96. One CTA holds 2**20 columns (2**18 on
+        compute capability 12); a row too wide for the cap takes the smallest size that holds it. With or
+        without a cap, a context that has no room for the planned cluster (a green context, a MIG slice) gets
+        the largest cluster that it has room for.
     pdl : bool
-        Launch with programmatic stream serialization: the kernel may start while the one before still runs,
-        and waits for its end before the first read. It lets the next one start as soon as that is over, the
-        paper's kernel when its result is written.
+        Launch with programmatic stream serialization: the kernel may start while the previous kernel still
+        runs, and waits for the end of that kernel before the first read. It then lets the next kernel start;
+        the paper's kernel does so when its result is written.
     hint_offset : int, default 0
-        Added to the positions of the last step before the paper's kernel and the ``hits`` of the statistics
-        look them up; 1 follows scores that move with the query.
+        Added to the positions of the last step when they are looked up, by the paper's kernel and for the
+        ``hits`` of the statistics. 1 suits scores that move with the query.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
-        Out: one number for each `gvr_topk.constants.StatsColumn`.
+        Output: for each row one number per `gvr_topk.constants.StatsColumn`.
 
     Returns
     -------
     Tensor, ``[rows, >= k]``, int32
-        `out`. **Which items:** the value multiset of ``torch.topk``; among values equal to the k-th the
-        smallest indices. NaN ranks above +inf, ``-0.0`` equals ``+0.0``. **In what order:** ascending
-        index. ``n_r <= k``: ``0 .. n_r - 1``, then ``-1``; ``n_r <= 0``: all ``-1``. With `drop_masked` items
-        of ``-inf`` are left out.
+        `out`. **Which items:** those with the same multiset of values as ``torch.topk``; among values equal
+        to the k-th, those with the smallest indices. NaN ranks above +inf, ``-0.0`` equals ``+0.0``.
+        **In what order:** by ascending index. A row with ``n_r <= k`` yields ``0 .. n_r - 1`` and then
+        ``-1``; a row with ``n_r <= 0`` yields only ``-1``. With `drop_masked` items of ``-inf`` are left out.
 
     Raises
     ------
     ValueError
         An argument has the wrong device, dtype, shape, stride or range; the message names it.
     LibraryError
-        CUDA tensors, and the CUDA library is not available.
+        The tensors are on a GPU, and the CUDA library is not available.
 
     Notes
     -----
     The op allocates nothing when `out` is given, needs no workspace (everything is on chip), reads nothing
     on the host and never synchronizes. Two calls that share slots of a state belong on one stream.
 
-    Should another stream write `logits`, `seq_lens`, `row_slot` or `state` while a launch reads them, the
-    result of that launch is unspecified. Even then nothing is written but the row's own `k` places of `out`
-    and `slots`, its slot of `state`, its count and its row of `stats`, and the launch ends.
+    If another stream writes `logits`, `seq_lens`, `row_slot` or `state` while a launch reads them, the result
+    of that launch is unspecified. Even then the launch ends, and for each row it writes only the row's own
+    `k` places of `out` and `slots`, its slot of `state`, its count and its row of `stats`.
 
     References
     ----------
@@ -360,7 +363,7 @@ def indexer_topk_decode(
     >>> indexer_topk_decode(scores, torch.tensor([4], dtype=torch.int32), 2)
     tensor([[1, 3]], dtype=torch.int32)
     """
-    # A call costs host time, so what is an integer already is not looked at one by one.
+    # Checks cost host time in every call, so arguments that are all plain integers take one test together.
     if not (type(k) is type(next_n) is type(page_size) is type(max_ctas) is type(compress_ratio) is int):
         k, next_n = _integer(DECODE, "k", k), _integer(DECODE, "next_n", next_n)
         page_size = _integer(DECODE, "page_size", page_size)
@@ -429,9 +432,9 @@ def indexer_topk_prefill(
     """Select the `k` largest scores in a window of every row, exactly and deterministically.
 
     The window of row ``r`` is ``logits[r, start_r:end_r]`` with ``start_r = max(row_starts[r], 0)`` and
-    ``end_r = min(row_ends[r], width)``, and holds ``n_r = max(end_r - start_r, 0)`` scores. What lies outside
-    of it is never read as a score. The result is a function of the scores in the window alone: the same on
-    every run, GPU, batch position and path.
+    ``end_r = min(row_ends[r], width)``, and holds ``n_r = max(end_r - start_r, 0)`` scores. Elements outside
+    of the window are never read as scores. The result depends on the scores in the window alone: it is the
+    same on every run, GPU, batch position and path.
 
     Parameters
     ----------
@@ -439,74 +442,76 @@ def indexer_topk_prefill(
         Indexer scores, a row for each query token. Inner stride 1; any row stride and alignment. At most
         2**21 columns and 2**26 rows, and any number of elements. Rows may overlap.
     row_starts : Tensor, ``[rows]``, int32, same device
-        First column of each row's window; negative ones count as zero. Read on the device, as `row_ends` is,
-        so one captured CUDA graph serves windows that change.
+        First column of each row's window; negative ones count as zero. The op reads it on the device, like
+        `row_ends`, so one captured CUDA graph serves windows that change.
     row_ends : Tensor, ``[rows]``, int32, same device
-        One past the last column of each row's window; those above `width` count as `width`. A window that
-        ends where it starts, or before, is empty. Windows of neighbouring rows need have nothing in common;
-        where they belong to one request and grow, as in causal prefill, each row predicts the next one.
+        One past the last column of each row's window; values above `width` count as `width`. A window that
+        ends where it starts, or before, is empty. Windows of neighbouring rows need not be related; where
+        they belong to one request and grow, as in causal prefill, each row's k-th value predicts that of the
+        next row.
     k : int
-        Items per row, 1 to 2**21; more than a window holds is fine, for the rest is ``-1``.
+        Items per row, 1 to 2**21. It may exceed a window's length: places without an item get ``-1``.
     out : Tensor, ``[rows, >= k]``, int32, optional
         Where to write; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
     counts : Tensor, ``[rows]``, int32, optional
-        Out: how many items each row has, ``min(n_r, k)``; what follows them is ``-1``.
+        Output: how many items each row has, ``min(n_r, k)``. The places after the items hold ``-1``.
     row_request : Tensor, ``[rows]``, int32, optional
-        Request of each row, by which `offsets` and `page_table` are read; without it each row has its own.
-        A row whose request is negative, or not below the number of requests, has an empty window (padding
-        rows).
+        Request of each row, which is its row of `offsets` and `page_table`. Without it each row has its own
+        request. A row whose request is negative, or not below the number of requests, has an empty window
+        (padding rows).
     offsets : Tensor, ``[rows]``, or ``[requests]`` with `row_request`, int32, optional
-        Added to every position that `out` gets, computed in 64 bits; a result that int32 cannot hold becomes
-        ``-1``. Padding stays ``-1``. With a page table `slots` is needed, too.
+        Added to every position that is written to `out`, computed in 64 bits; a result that int32 cannot hold
+        becomes ``-1``. Padding stays ``-1``. If there is a page table, too, `slots` is needed.
     page_table : Tensor, ``[rows, pages]``, or ``[requests, pages]`` with `row_request`, int32, optional
-        Translates positions in the window, without offset, to slots of a paged cache on the way out:
-        ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits.
-        ``-1`` for a page that the table does not hold (a table of zero columns holds none) or holds as a
-        negative number, and for a slot that int32 cannot hold.
+        Page table of a paged cache. The op translates each position in the window, without offset, to a cache
+        slot: ``page_table[position // page_size] * page_size + position % page_size``, computed in 64 bits.
+        The slot is ``-1`` for a page that the table does not hold (a table of zero columns holds none) or
+        holds as a negative number, and for a slot that int32 cannot hold.
     page_size : int
         Positions per page, 1 to 2**31 - 1; needed with `page_table`.
     slots : Tensor, ``[rows, >= k]``, int32, optional
-        Where cache slots go, so that `out` keeps positions. Without it they take the place of positions
-        in `out`. Rows must not overlap.
+        Where cache slots are written, so that `out` keeps positions. Without it the cache slots take the
+        place of positions in `out`. Rows must not overlap.
     path : {"auto", "radix_rounds"}
         ``"auto"`` predicts the k-th value of a row from the row before. ``"radix_rounds"`` predicts nothing:
-        it runs the radix rounds over the keys that settle what a prediction misses. CPU tensors have one
-        implementation.
+        it starts with the radix rounds over the keys, which ``"auto"`` runs only after a prediction has
+        missed. On a CPU there is one implementation for both paths.
     pdl : bool
-        Launch with programmatic stream serialization: the kernel may start while the one before still runs,
-        and waits for its end before the first read.
+        Launch with programmatic stream serialization: the kernel may start while the previous kernel still
+        runs, and waits for the end of that kernel before the first read.
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
-        Out: one number for each `gvr_topk.constants.StatsColumn`. The reason is ``USED`` where a row was
-        predicted from the row before, ``FIRST_STEP`` where there was none, ``SHORT_ROW`` where the window
+        Output: for each row one number per `gvr_topk.constants.StatsColumn`. The reason is ``USED`` where a
+        row was predicted from the row before, ``FIRST_STEP`` where it was not, ``SHORT_ROW`` where the window
         holds no more than `k` scores, and ``DISABLED`` with path ``"radix_rounds"``.
 
     Returns
     -------
     Tensor, ``[rows, >= k]``, int32
-        `out`. **Which items:** the value multiset of ``torch.topk`` of the window; among values equal to the
-        k-th the smallest positions. NaN ranks above +inf, ``-0.0`` equals ``+0.0``. **In what order:**
-        ascending positions, which count from the start of the window. ``n_r <= k``: ``0 .. n_r - 1``, then
-        ``-1``; an empty window: all ``-1``.
+        `out`. **Which items:** those with the same multiset of values as ``torch.topk`` of the window; among
+        values equal to the k-th, those with the smallest positions. NaN ranks above +inf, ``-0.0`` equals
+        ``+0.0``. **In what order:** by ascending position, counted from the start of the window. A row with
+        ``n_r <= k`` yields ``0 .. n_r - 1`` and then ``-1``; an empty window yields only ``-1``.
 
     Raises
     ------
     ValueError
         An argument has the wrong device, dtype, shape, stride or range; the message names it.
     LibraryError
-        CUDA tensors, and the CUDA library is not available.
+        The tensors are on a GPU, and the CUDA library is not available.
 
     Notes
     -----
-    The op keeps no state: rows follow each other within a call, not from one call to the next. It allocates
-    nothing when `out` is given, needs no workspace, reads nothing on the host and never synchronizes.
+    The op keeps no state: a row is predicted from the row before within one call, never across calls. It
+    allocates nothing when `out` is given, needs no workspace, reads nothing on the host and never
+    synchronizes.
 
-    Should another stream write an argument while a launch reads it, the result of that launch is
-    unspecified. Even then nothing is written but the row's own `k` places of `out` and `slots`, its count and
-    its row of `stats`, and the launch ends.
+    If another stream writes an argument while a launch reads it, the result of that launch is unspecified.
+    Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `slots`,
+    its count and its row of `stats`.
 
     Examples
     --------
-    Two requests of two and three keys, which lie one behind the other, and the last two rows of each:
+    Two requests of two and three keys lie one behind the other. The call has the last two rows of each:
 
     >>> scores = torch.tensor([[3.0, 1.0, 5.0, 2.0, 4.0]]).repeat(4, 1)
     >>> starts = torch.tensor([0, 0, 2, 2], dtype=torch.int32)
@@ -563,11 +568,12 @@ def indexer_topk_blocks(
     blocks: Tensor | None = None,
     pdl: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Select the `k` largest scores of every row and its `block_k` best blocks, exactly, in one read of it.
+    """Select the `k` largest scores and the `block_k` best blocks of each row exactly, in one read of it.
 
-    For indexers of two levels, as DeepSeek-V4.1's: one layer scores all positions, selects its own, and
-    publishes blocks of neighbouring positions, in which other layers select by `indexer_topk_in_blocks`.
-    Block ``b`` is the positions from ``b * block_size`` on, and its key is its largest visible score.
+    This op serves indexers of two levels, as DeepSeek-V4.1 has one: one layer scores all positions, selects
+    its own positions, and publishes blocks of neighbouring positions. Other layers then select within these
+    blocks by `indexer_topk_in_blocks`. Block ``b`` holds the `block_size` positions from ``b * block_size``
+    on, and its key is its largest visible score.
 
     Parameters
     ----------
@@ -578,46 +584,49 @@ def indexer_topk_blocks(
         As for `indexer_topk_decode`: the key count of each request, or the visible length ``n_r`` of each
         row.
     k : int
-        Positions per row, 1 to ``block_k - 1``; more than a row has is fine, for the rest is ``-1``.
+        Positions per row, 1 to ``block_k - 1``. It may exceed a row's length: places without an item get
+        ``-1``.
     block_k : int
-        Blocks per row, at most 2,048, and more than `k`: then the `k` largest scores lie in chosen blocks.
+        Blocks per row, at most 2,048. It must exceed `k`, so that the `k` largest scores lie in chosen
+        blocks.
     block_size : {8}
         Positions per block.
     next_n, compress_ratio : int, default 1
         As for `indexer_topk_decode`.
     out : Tensor, ``[rows, >= k]``, int32, optional
-        Where positions go; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
+        Where positions are written; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
     blocks : Tensor, ``[rows, >= block_k]``, int32, optional
-        Where blocks go, likewise.
+        Where block numbers are written, likewise.
     pdl : bool
-        Launch with programmatic stream serialization: the kernel may start while the one before still runs,
-        and waits for its end before the first read.
+        Launch with programmatic stream serialization: the kernel may start while the previous kernel still
+        runs, and waits for the end of that kernel before the first read.
 
     Returns
     -------
     positions : Tensor, ``[rows, >= k]``, int32
-        `out`, with what `indexer_topk_decode` selects: ascending positions, then ``-1``.
+        `out`, with the result of `indexer_topk_decode`: ascending positions, then ``-1``.
     blocks : Tensor, ``[rows, >= block_k]``, int32
-        `blocks`. **Which blocks:** the newest, which holds position ``n_r - 1``, whatever its scores are; and
-        of the others those with the largest keys, the smallest numbers among keys equal to the last one
-        taken. NaN ranks above +inf, so a block that holds one does. **In what order:** ascending numbers.
-        Rows of at most `block_k` blocks: all of them, then ``-1``; ``n_r <= 0``: all ``-1``.
+        `blocks`. **Which blocks:** the newest block, which holds position ``n_r - 1``, whatever its scores
+        are; and of the other blocks those with the largest keys. Among keys equal to the last one taken, the
+        smallest block numbers win. NaN ranks above +inf, and so does a block that holds a NaN.
+        **In what order:** by ascending number. A row of at most `block_k` blocks yields all of them and then
+        ``-1``; a row with ``n_r <= 0`` yields only ``-1``.
 
     Raises
     ------
     ValueError
         An argument has the wrong device, dtype, shape, stride or range; the message names it.
     LibraryError
-        CUDA tensors, and the CUDA library is not available.
+        The tensors are on a GPU, and the CUDA library is not available.
 
     Notes
     -----
     The op allocates nothing when `out` and `blocks` are given, needs no workspace, reads nothing on the host
     and never synchronizes.
 
-    Should another stream write an argument while a launch reads it, the result of that launch is
-    unspecified. Even then nothing is written but the row's own `k` places of `out` and `block_k` places of
-    `blocks`, and the launch ends.
+    If another stream writes an argument while a launch reads it, the result of that launch is unspecified.
+    Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `block_k`
+    places of `blocks`.
 
     References
     ----------
@@ -663,9 +672,9 @@ def indexer_topk_in_blocks(
     out: Tensor | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """Select the `k` largest scores among those of given blocks of every row, exactly.
+    """Select the `k` largest scores within given blocks of every row, exactly.
 
-    Nothing else of a row is read as a score, so the rest of `logits` need not hold any.
+    Elements outside of the given blocks are never read as scores, so they need not hold any.
 
     Parameters
     ----------
@@ -677,12 +686,13 @@ def indexer_topk_in_blocks(
         row.
     blocks : Tensor, ``[rows, n_blocks]``, int32, same device
         Blocks of each row, ascending, as `indexer_topk_blocks` gives them; at most 2,048. Inner stride 1, any
-        row stride. Those that the row does not have, ``-1`` too, are ignored wherever they stand, and of the
-        last one what lies at and past ``n_r``. Any content is safe. If blocks do not ascend, positions come
-        in the order of the blocks, and earlier ones win among equal scores. A block that is repeated is
-        selected from as often, so that its positions may be repeated.
+        row stride. Numbers of blocks that the row does not have, such as ``-1``, are ignored wherever they
+        stand, and so are positions at and past ``n_r`` in the row's last block. Any content is safe. If the
+        blocks do not ascend, positions come in the order of the blocks, and among equal scores those of
+        earlier blocks win. A repeated block is used once for each time it occurs, so its positions may be
+        repeated.
     k : int
-        Items per row, 1 to 2**21; more than the blocks hold is fine, for the rest is ``-1``.
+        Items per row, 1 to 2**21. It may exceed what the blocks hold: places without an item get ``-1``.
     block_size : {8}
         Positions per block.
     next_n, compress_ratio : int, default 1
@@ -690,28 +700,28 @@ def indexer_topk_in_blocks(
     out : Tensor, ``[rows, >= k]``, int32, optional
         Where to write; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
     pdl : bool
-        Launch with programmatic stream serialization: the kernel may start while the one before still runs,
-        and waits for its end before the first read.
+        Launch with programmatic stream serialization: the kernel may start while the previous kernel still
+        runs, and waits for the end of that kernel before the first read.
 
     Returns
     -------
     Tensor, ``[rows, >= k]``, int32
-        `out`. **Which items:** the `k` largest scores of the blocks; among values equal to the k-th the
-        smallest positions. NaN ranks above +inf, ``-0.0`` equals ``+0.0``. **In what order:** ascending
-        positions in the row, then ``-1``, if the blocks hold fewer.
+        `out`. **Which items:** the `k` largest scores of the blocks; among values equal to the k-th, those
+        with the smallest positions. NaN ranks above +inf, ``-0.0`` equals ``+0.0``. **In what order:** by
+        ascending position in the row, then ``-1`` if the blocks hold fewer than `k` positions.
 
     Raises
     ------
     ValueError
         An argument has the wrong device, dtype, shape, stride or range; the message names it.
     LibraryError
-        CUDA tensors, and the CUDA library is not available.
+        The tensors are on a GPU, and the CUDA library is not available.
 
     Notes
     -----
     The op allocates nothing when `out` is given, needs no workspace, reads nothing on the host and never
-    synchronizes. Should another stream write an argument while a launch reads it, the result of that launch
-    is unspecified. Even then nothing is written but the row's own `k` places of `out`, and the launch ends.
+    synchronizes. If another stream writes an argument while a launch reads it, the result of that launch is
+    unspecified. Even then the launch ends, and for each row it writes only the row's own `k` places of `out`.
 
     References
     ----------

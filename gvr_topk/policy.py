@@ -24,7 +24,7 @@ from gvr_topk.library import policy_library
 
 
 def parse_path(name: str) -> Path:
-    """Path of a name in lower case.
+    """Return the path with this name in lower case.
 
     Raises
     ------
@@ -42,12 +42,12 @@ _PATHS = {path.name.lower(): path for path in Path}
 
 
 def asks_for_hint(path: Path) -> bool:
-    """Whether a path reads the state of the last step, where the gate lets it."""
+    """Whether a path reads the state of the last step where the gate allows it."""
     return path in (Path.AUTO, Path.PAPER_GVR)
 
 
 class _Row(NamedTuple):
-    """What the gate looks at, in the order of its C function."""
+    """Inputs of the gate, in the order of its C function's arguments."""
 
     enabled: bool
     has_state: bool
@@ -81,7 +81,7 @@ class GateDecision:
 
     @property
     def detail(self) -> str:
-        """One sentence with the value that decided and the threshold it met."""
+        """One sentence with the value that decided and the limit that it was compared with."""
         row = self.row
         details = {
             HintReason.USED: f"length {row.length} is in range and the last step has left a state",
@@ -99,7 +99,7 @@ class GateDecision:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a call is launched; printable, and the same value the kernels are launched with."""
+    """How a call is launched: printable, and the same values that the kernels are launched with."""
 
     path: str
     family: str
@@ -109,11 +109,12 @@ class Plan:
     threads: int
     values_per_thread: int
     list_capacity: int
-    """Keys inside the predicted interval that one row's CTAs can list, each in its share."""
+    """Keys inside the predicted interval that all CTAs of a row can list together, each an equal share."""
     candidate_capacity: int
     masks: int
     ring_depth: int
-    """Words per thread under way in kernels that walk a long row; ``streaming`` has a pipeline of its own."""
+    """Tiles per warp that are loaded at once in kernels that walk a long row; 0 loads to registers instead.
+    ``streaming`` has a pipeline of its own."""
     staged: int
     """Results of one row that can be staged in shared memory: the lesser of ``k`` and the width."""
 
@@ -133,9 +134,9 @@ def can_use_heuristic(
 ) -> GateDecision:
     """Decide whether the state of the last step is used for a row, and say why.
 
-    The same function decides in the kernels, row by row, and writes its reason to the statistics. Of the
-    paper's seven conditions (section 5.5) those are left that a kernel needs: it selects any k, on every
-    supported GPU, and its prediction pays at every length.
+    The kernels call the same function for each row and write its reason to the statistics. Of the paper's
+    seven conditions (section 5.5) only those remain that our kernels need: these select any k on every
+    supported GPU, and their prediction pays at every length.
 
     Parameters
     ----------
@@ -150,7 +151,7 @@ def can_use_heuristic(
     aligned : bool
         Whether rows start at 16-byte boundaries.
     slot, slots : int
-        Slot of the row, and how many there are.
+        Slot of the row, and number of slots.
     min_length, max_length : int
         Limits of the configuration.
     known : bool
@@ -198,7 +199,7 @@ def plan(
     arch : int
         Compute capability times ten.
     ctas_per_row : int
-        Force the cluster size (1, 2, 4, 8 or 16); 0 decides.
+        Force the cluster size (1, 2, 4, 8 or 16); 0 lets the plan decide.
     max_ctas : int
         Cap the cluster size (1, 2, 4, 8 or 16); 0 sets no cap. A width that needs more than the cap takes
         the smallest size that holds it.
@@ -210,8 +211,8 @@ def plan(
     Raises
     ------
     ValueError
-        `ctas_per_row` is not a size the GPU offers, too small for `width` or above `max_ctas`; `max_ctas`
-        is no cluster size; or path ``"paper_gvr"`` serves not this `k`, `width` nor `arch`.
+        `ctas_per_row` is not a size that the GPU offers, is too small for `width` or is above `max_ctas`;
+        `max_ctas` is not a cluster size; or path ``"paper_gvr"`` does not serve this `k`, `width` or `arch`.
     """
     planned = (ctypes.c_int32 * 10)()
     status = policy_library().gvr_topk_make_plan(
@@ -243,12 +244,14 @@ def plan(
 
 
 def values_of_led_row(plan: Plan, *, width: int, length: int, k: int) -> int:
-    """Whether the first CTA of a cluster selects alone from a row that is much shorter than its buffer.
+    """Return how many elements each thread holds if the first CTA of a cluster selects from a row alone.
+
+    It does so if the row is much shorter than its buffer.
 
     Parameters
     ----------
     plan : Plan
-        Of the launch.
+        Plan of the launch.
     width : int
         Columns of the buffer.
     length : int
@@ -259,7 +262,7 @@ def values_of_led_row(plan: Plan, *, width: int, length: int, k: int) -> int:
     Returns
     -------
     int
-        Elements that each thread of that CTA holds; 0 of a row that the cluster shares.
+        Elements that each thread of that CTA holds; 0 if the whole cluster shares the row.
 
     Examples
     --------

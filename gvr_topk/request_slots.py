@@ -1,4 +1,4 @@
-"""What one step leaves for the next, kept by request: 16 bytes per layer, and the positions where wanted.
+"""State between decode steps, kept by request: 16 bytes per layer, and the chosen positions where wanted.
 
 The batch of an engine shifts between steps: requests finish, arrive and change rows, and CUDA graphs
 add padding rows. A buffer indexed by row would hand one request the positions of another. Here a
@@ -21,9 +21,9 @@ NO_SLOT = -1
 """Slot of a row without a hint and without write-back."""
 
 IDLE_STEPS = 512
-"""Steps without a row after which a request loses its slot; more than any pipeline has batches under way.
+"""Steps without a row after which a request loses its slot; no pipeline has as many batches in flight.
 
-Engines drop requests without saying so. Those that come back, having been preempted, start without a hint.
+Engines drop requests without saying so. A preempted request that comes back later starts without a hint.
 """
 
 
@@ -64,8 +64,8 @@ class RequestSlots:
     num_slots : int
         Requests that can hold a hint at once.
     k : int or None
-        Items per row. None keeps no positions but the state each step leaves alone, which is all that the
-        op reads once there is one, except for path ``"paper_gvr"``.
+        Items per row. None keeps predictions alone and no positions. The op reads positions only for path
+        ``"paper_gvr"`` and for the ``hits`` of the statistics.
     max_rows : int, optional
         Largest batch in rows, draft and padding rows included; default `num_slots`.
     device : str or torch.device
@@ -79,7 +79,7 @@ class RequestSlots:
         Slot of each row of the coming step, -1 for none. Its address never changes, so a captured
         graph may keep it.
     admitted, evicted, refused : int
-        Requests that got a slot, lost it to a newer one, and found none.
+        Requests that got a slot, that lost their slot to a newer request, and that found no free slot.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class RequestSlots:
         self.row_slot = torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=self.device)
         self.admitted = self.evicted = self.refused = 0
         self._slots: dict[Hashable, int] = {}  # least recently used first
-        self._last_step: dict[Hashable, int] = {}  # in which each of these had a row, or was admitted
+        self._last_step: dict[Hashable, int] = {}  # step in which each last had a row, or was admitted
         self._step = 0
-        self._batch: Sequence[Hashable | None] = ()  # of the last `set_rows`
-        self._rows: Tensor | None = None  # its result, while all of its requests hold their slots
-        self._in_rows: list[int] = []  # what `row_slot` begins with on the device; behind it stands -1
-        # The lowest slot is given first: kernels ask for those before they know which one is the row's.
+        self._batch: Sequence[Hashable | None] = ()  # requests of the last `set_rows`
+        self._rows: Tensor | None = None  # result of that call; None once a request was released
+        self._in_rows: list[int] = []  # first elements of `row_slot` on the device; the others are -1
+        # The lowest slot is given first: kernels request low slots before they know which slot is the row's.
         self._free = list(range(num_slots))
 
     def __len__(self) -> int:
@@ -164,7 +164,7 @@ class RequestSlots:
         return slot
 
     def try_admit(self, request_id: Hashable) -> int:
-        """Like `admit`, but -1 when no slot is free; for serving, where a hint is optional."""
+        """Like `admit`, but return -1 when no slot is free; for serving, where a hint is optional."""
         slot = self._slots.get(request_id)
         if slot is not None:
             return slot
@@ -199,16 +199,16 @@ class RequestSlots:
     def set_rows(self, request_ids: Sequence[Hashable | None], next_n: int = 1, pad_rows: int = 0) -> Tensor:
         """Say which request each row of the coming step belongs to.
 
-        A batch with the rows of the last one costs the device nothing. Unknown requests are admitted. One
-        that had no row for `IDLE_STEPS` steps is released; when no slot is free, the least recently used
-        one outside of this batch loses its slot. So requests that vanished without `release` do not pile
-        up, and low slots come free again, which kernels find sooner.
+        A batch whose rows have the slots of the last batch's rows costs the device nothing. Unknown requests
+        are admitted. A request that had no row for `IDLE_STEPS` steps is released. When no slot is free, the
+        least recently used request outside of this batch loses its slot. So requests that vanished without
+        `release` do not pile up, and low slots, which kernels find sooner, become free again.
 
         Parameters
         ----------
         request_ids : sequence of hashable or None
             Request of each group of `next_n` rows, in row order. None marks a dummy request, as CUDA
-            graph warm-up uses. An id that occurs again gets no slot: two writers would race.
+            graph warm-up uses. If an id occurs again, its later rows get no slot: two writers would race.
         next_n : int
             Rows per request; all of them share its slot.
         pad_rows : int
@@ -246,28 +246,28 @@ class RequestSlots:
         return self._rows
 
     def repeat_rows(self) -> Tensor | None:
-        """The rows of the last `set_rows` for one more step; nothing is copied, and hardly anything computed.
+        """Return the rows of the last `set_rows` for one more step, at hardly any cost: nothing is copied.
 
         Returns
         -------
         Tensor or None
-            As of `set_rows`; None before that was called, and when a request was released since.
+            Result of the last `set_rows`. None if it was never called, or if a request was released since.
         """
         if self._rows is not None:
             self._step += 1
         return self._rows
 
     def accept(self, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
-        """Take over, in all layers, what the last accepted draft row of each request has left.
+        """Copy, in all layers, the state of each request's last accepted draft row into its slot.
 
-        To be called before the slots of the step that left it are given to other requests: `admit` clears a
-        slot on the same stream, and what is accepted after that would be the previous owner's. For as long as
-        its work takes, it needs device memory of about the size of `words`.
+        Call it before the slots of that step are given to other requests: `admit` clears a slot on the same
+        stream, and a state accepted after that would be the previous owner's. While its work runs, it needs
+        device memory of about the size of `words`.
 
         Parameters
         ----------
         next_state : Tensor, ``[num_layers, requests * next_n, 4]``, float32
-            `next_state` of the op, of each layer.
+            `next_state` of the op for each layer.
         slots, accepted : Tensor, ``[requests]``, integer
             As for `TopkState.accept`; `slots` may be a part of `row_slot`.
         """
@@ -279,7 +279,7 @@ class RequestSlots:
         Parameters
         ----------
         layer : int
-            Layer, as in `layer`.
+            Index of the layer, as for the method `layer`.
         request_id : hashable
             Request that just finished its prompt.
         row_indices : Tensor, ``[m]``, integer
@@ -303,7 +303,7 @@ class RequestSlots:
         return True
 
     def _slots_of_batch(self, request_ids: Sequence[Hashable | None]) -> list[int]:
-        for request_id in self._batch:  # in all steps that repeated it
+        for request_id in self._batch:  # it had rows in the steps that repeated it, too
             if request_id in self._slots:
                 self._last_step[request_id] = self._step
         self._batch = tuple(request_ids)

@@ -1,4 +1,4 @@
-"""What one step leaves for the next, by slot: the only thing that carries over between calls of the op."""
+"""State that one step leaves for the next, by slot: the only data carried over between calls of the op."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN
 
 
 def accept_rows(words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
-    """Copy to each request's slot what its last accepted row has left; any number of layers at once.
+    """Copy the state of each request's last accepted row into its slot, for any number of layers at once.
 
     Parameters
     ----------
     words : Tensor, ``[..., slots, 4]``, float32
-        Written.
+        State of the slots; updated in place.
     next_state : Tensor, ``[..., requests * next_n, 4]``, float32
     slots, accepted : Tensor, ``[requests]``, integer
         As for `TopkState.accept`.
@@ -24,7 +24,7 @@ def accept_rows(words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tens
     Raises
     ------
     ValueError
-        The shapes do not belong together.
+        The shapes do not match.
     """
     requests, rows, count = slots.shape[0], next_state.shape[-2], words.shape[-2]
     if accepted.shape != slots.shape:
@@ -36,7 +36,8 @@ def accept_rows(words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tens
     next_n = rows // requests
     before = torch.arange(-1, rows - 1, next_n, device=slots.device)
     left = next_state.index_select(-2, before + accepted.clamp(1, next_n))
-    # Requests without a slot write to a spare one behind the others, for which -1 stands until `remainder`.
+    # Requests without a slot write to a spare slot behind the others: `clamp` gives -1 or `count`, and
+    # `remainder` maps both to the spare slot.
     target = slots.to(torch.int64).clamp(-1, count).remainder(count + 1)
     spare = torch.cat((words, words.new_empty((*words.shape[:-2], 1, STATE_FLOATS))), dim=-2)
     unknown = left[..., :1] == STATE_UNKNOWN
@@ -47,9 +48,9 @@ def accept_rows(words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tens
 class TopkState:
     """State of `slots` requests in one layer, read and written by `gvr_topk.indexer_topk_decode`.
 
-    A slot holds a prediction of the request's next k-th value, 16 bytes whose meaning is the kernels' own,
-    and, unless told otherwise, the positions that were chosen last. Any content is safe: a state that belongs
-    to another request, or to none, costs time and never changes a result.
+    A slot holds a prediction of the request's next k-th value, 16 bytes in the kernels' own format, and,
+    unless `keep_indices` is false, the positions that were chosen last. Any content is safe: a state that
+    belongs to another request, or to none, costs time and never changes a result.
 
     Parameters
     ----------
@@ -68,8 +69,9 @@ class TopkState:
     words : Tensor, ``[slots, 4]``, float32, contiguous
         Predictions. Opaque: pass them on, copy them, save them, but do not interpret them.
     indices : Tensor, ``[slots, k]``, int32, or None
-        The previous choice of each slot, ascending, in positions also where the op translates its result to
-        cache slots; -1 where there is none. To be read; what is written to it cannot change a result.
+        Positions that were chosen last for each slot, ascending; -1 where there is none. They are positions
+        even where the op translates its result to cache slots. Meant to be read: writing to it cannot change
+        a result.
 
     Raises
     ------
@@ -109,7 +111,7 @@ class TopkState:
         words : Tensor, ``[slots, 4]``, float32, contiguous
         indices : Tensor, ``[slots, k]``, int32, optional
         k : int, optional
-            Items per row. Predictions alone serve any number of them.
+            Items per row. Without `indices` it is not needed: predictions serve any number of items.
 
         Returns
         -------
@@ -135,33 +137,33 @@ class TopkState:
         return self.words.nbytes + (0 if self.indices is None else self.indices.nbytes)
 
     def accept(self, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
-        """Take over what the last accepted draft row of each request has left; enqueued, without a sync.
+        """Copy the state of each request's last accepted draft row into its slot; enqueued, without a sync.
 
-        Positions stay as they are: rows leave none.
+        Kept positions do not change, because `next_state` holds none.
 
         Parameters
         ----------
         next_state : Tensor, ``[requests * next_n, 4]``, float32
-            `next_state` of the op. A row that was too short to leave a state leaves the slot as it is.
+            `next_state` of the op. A row that was too short to leave a state does not change the slot.
         slots : Tensor, ``[requests]``, integer, same device
-            Slot of each request; negative or too large: none. No slot may occur twice.
+            Slot of each request; a negative or too large number means no slot. No slot may occur twice.
         accepted : Tensor, ``[requests]``, integer, same device
-            Accepted rows of each request, 1 to ``next_n``; other numbers count as the nearest.
+            Accepted rows of each request, 1 to ``next_n``; other numbers count as the nearest of these.
 
         Raises
         ------
         ValueError
-            The shapes do not belong together.
+            The shapes do not match.
         """
         accept_rows(self.words, next_state, slots, accepted)
 
     def reset(self, slots: int | Sequence[int] | Tensor | None = None) -> None:
-        """Forget what slots hold, as for a new request; enqueued on the current stream.
+        """Clear slots, as for a new request; enqueued on the current stream.
 
         Parameters
         ----------
         slots : int, sequence of int, or Tensor of int64, optional
-            Which; default all of them. A tensor on the state's device is not read on the host.
+            Slots to clear; default all of them. A tensor on the state's device is not read on the host.
 
         Raises
         ------

@@ -1,6 +1,6 @@
 """Writes gvr_topk/constants.py: the enumerations and numbers that C++ and Python share.
 
-The C++ headers are the only definition. A test compares the written file with what they say.
+The C++ headers are the only definition. A test compares the written file with the headers.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NUMBERS = {
 
 
 def snake(name: str) -> str:
-    """Upper snake case of a C++ constant: ``kMaxRows`` becomes ``MAX_ROWS``, ``kNextN`` ``NEXT_N``."""
+    """Return a C++ name in upper snake case: ``kMaxRows`` as ``MAX_ROWS``, ``kNextN`` as ``NEXT_N``."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.removeprefix("k")).upper()
 
 

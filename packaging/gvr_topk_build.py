@@ -1,8 +1,9 @@
-"""Build backend: scikit-build-core, with torch as a build requirement only where that cannot be helped.
+"""Build backend: scikit-build-core, with torch as a build requirement only where it is unavoidable.
 
 The CUDA library needs torch's headers and the name of a library to link; nothing of torch is copied or run.
-So without a CUDA compiler torch is not required, and with one the torch of the environment is taken, where
-there is one: otherwise `pip install .` would fetch gigabytes into a folder that it deletes afterwards.
+So a build without a CUDA compiler does not require torch, and a build with one takes the torch of the
+environment if there is one. Otherwise `pip install .` would fetch gigabytes into a folder that it deletes
+afterwards.
 
 The wheel's build tag says what is in it: ``0cpu`` or ``1cuda``. Where pip finds both, it takes the second.
 """
@@ -23,7 +24,7 @@ get_requires_for_build_sdist = scikit.get_requires_for_build_sdist
 build_sdist = scikit.build_sdist
 
 TORCH = "torch==2.13.0"
-"""What a build gets that finds no torch; one exact release keeps builds alike."""
+"""Requirement of a build that finds no torch; one exact release keeps builds alike."""
 OLDEST_TORCH = (2, 9)
 """First release with the stable C++ interface that the library is built on."""
 
@@ -72,12 +73,12 @@ def _settings(settings: Settings | None) -> Settings:
 
 
 def get_requires_for_build_wheel(config_settings: Settings | None = None) -> list[str]:
-    """What building a wheel needs."""
+    """Return the requirements for building a wheel."""
     return [*scikit.get_requires_for_build_wheel(config_settings), *_requirements(config_settings)]
 
 
 def get_requires_for_build_editable(config_settings: Settings | None = None) -> list[str]:
-    """What an editable installation needs, which is the same."""
+    """Return the requirements of an editable installation, which are the same."""
     return [*scikit.get_requires_for_build_editable(config_settings), *_requirements(config_settings)]
 
 

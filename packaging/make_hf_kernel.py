@@ -4,8 +4,8 @@
     python packaging/make_hf_kernel.py --out out/hf --cuda 13.0
 
 The first writes the variant for CPUs, the second also the one for CUDA, named after the CUDA release that the
-library was compiled with. `packaging/hf/build.toml` has name and version. Nothing is compiled and nothing is
-imported of the package: its files are copied, those that the ops need and no others. Needs Python 3.11.
+library was compiled with. `packaging/hf/build.toml` has name and version. Nothing is compiled, and the
+package is not imported: the files that the ops need are copied, and no others. Needs Python 3.11.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ARCHS = ("9.0a", "10.0f", "12.0f")
 
 
 def imported_names(source: Path) -> Iterator[str]:
-    """Dotted names that a file imports, each possibly a module or something in one."""
+    """Yield the dotted names that a file imports; each names a module or something in a module."""
     for node in ast.walk(ast.parse(source.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -45,12 +45,12 @@ def imported_names(source: Path) -> Iterator[str]:
 
 
 def needed_modules(package: Path) -> list[Path]:
-    """Files of the package that the kernel's entry imports, directly or through one another.
+    """Return the files of the package that the kernel's entry imports, directly or through one another.
 
     Raises
     ------
     SystemExit
-        One of them imports what a kernel may not: anything but the standard library, torch and itself.
+        One of these files imports something other than the standard library, torch and the package itself.
     """
     found: set[Path] = set()
     pending = [ENTRY]
@@ -70,13 +70,13 @@ def needed_modules(package: Path) -> list[Path]:
 
 
 def variant_name(config: dict[str, Any], backend: str) -> str:
-    """Name of a variant's folder: torch's stable interface from one release on, and the backend."""
+    """Return the name of a variant's folder: release of torch's stable interface, backend and platform."""
     abi = config["torch"]["stable-abi"].replace(".", "")
     return f"torch-stable-abi{abi}-{backend}-{platform.machine()}-{platform.system().lower()}"
 
 
 def digest(folder: Path) -> dict[str, Any]:
-    """SHA-256 of every file, as `kernels` checks them."""
+    """Return the SHA-256 of every file, in the form that `kernels` checks."""
     files = {
         str(file.relative_to(folder)): base64.b64encode(hashlib.sha256(file.read_bytes()).digest()).decode()
         for file in sorted(folder.rglob("*"))
@@ -86,7 +86,7 @@ def digest(folder: Path) -> dict[str, Any]:
 
 
 def write_variant(folder: Path, package: Path, config: dict[str, Any], libraries: tuple[str, ...]) -> None:
-    """Write one variant, in the place of what is there."""
+    """Write one variant; a folder that is already there is replaced."""
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "lib").mkdir(parents=True)
     shutil.copyfile(ENTRY, folder / "__init__.py")
@@ -97,8 +97,8 @@ def write_variant(folder: Path, package: Path, config: dict[str, Any], libraries
     general = config["general"]
     backend = {"type": "cuda", "archs": list(ARCHS)} if CUDA in libraries else {"type": "cpu"}
     metadata = {
-        # The name that the module gets in Python and its ops in torch.ops. The compiled library registers its
-        # ops under this one, and the package's files import one another by it.
+        # The name of the module in Python and of its ops in torch.ops. The compiled library registers its ops
+        # under this name, and the package's files import one another by this name.
         "id": PACKAGE,
         "name": general["name"],
         "version": general["version"],

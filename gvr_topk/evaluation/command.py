@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gvr_topk.evaluation.trace import ScoreSource
 
 NEEDED = ("matplotlib", "rich", "scipy")
-"""What the extra installs."""
+"""Packages that the extra installs."""
 
 PAPER_LENGTH = 70690
 """Row length of the paper's measurements; the generator's default."""
@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> bool:
 
 def _settings(path: Path | None) -> ServeConfig:
     if path is None:
-        # Nobody replays to see the heuristic switched off; a file that says so is obeyed.
+        # Without a file the heuristic is on: nobody replays to see it off. A file that says off is obeyed.
         section = {"algorithm": "dsa", "enable_heuristic_topk": True}
         return parse_config({"sparse_attention_config": section})
     config = load_config(path)

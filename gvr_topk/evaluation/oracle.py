@@ -1,4 +1,4 @@
-"""The contract by a sort in NumPy: an oracle that shares no code with the op, on the CPU neither."""
+"""The contract by a sort in NumPy: an oracle that shares no code with the op, not even on the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sorted_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
     logits : Tensor, shape [rows, width], floating point
         Scores, on the CPU.
     lengths : Tensor, shape [rows], integer
-        Visible elements of each row; below one none are.
+        Visible elements of each row; a length below one makes none visible.
     k : int
         Items per row.
 
@@ -35,7 +35,7 @@ def sorted_topk(logits: Tensor, lengths: Tensor, k: int) -> Tensor:
 
 
 def sorted_row(scores: npt.NDArray[np.float32], k: int) -> npt.NDArray[np.int32]:
-    """Ascending positions of the `k` largest scores of one row, of equal ones those that come first."""
+    """Return the ascending positions of the `k` largest scores of one row; of equal scores the first ones."""
     # lexsort reads its keys from the last: NaN before numbers, larger before smaller, and then by position.
     order = np.lexsort((-scores, ~np.isnan(scores)))[:k]
     return np.sort(order).astype(np.int32)
@@ -68,7 +68,7 @@ def sorted_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
 
 
 def sorted_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int) -> Tensor:
-    """Exact top-k of what some blocks of rows hold, as `gvr_topk.contract` states it.
+    """Exact top-k within given blocks of rows, as `gvr_topk.contract` states it.
 
     Parameters
     ----------

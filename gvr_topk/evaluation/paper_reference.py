@@ -1,19 +1,19 @@
 """The paper's four phases on one row, exact and readable (Guess-Verify-Refine, section 4).
 
-This is the model of the four-phase kernel, path ``"gvr"``, which gives one CTA to a row: the same
-thresholds in the same order, hence the same counting passes. What the other paths do is in
-`gvr_topk.evaluation.shipped_reference`. The result is the contract's
-(`gvr_topk.contract`) for every row and every hint; a hint decides only how many passes it takes.
+This is the model of the four-phase kernel, path ``"paper_gvr"``, which gives one CTA to a row: the same
+thresholds in the same order, hence the same counting passes. The model of the other paths is
+`gvr_topk.evaluation.shipped_reference`. The result is the contract's (`gvr_topk.contract`) for every row and
+every hint; a hint decides only how many passes the result takes.
 
-Arithmetic, so that a kernel can repeat it:
+The arithmetic is fixed, so that a kernel can repeat it:
 
-* A count is ``#{not (x < T)}``: NaN counts as above every threshold, as the contract ranks it. It is taken
-  on the order key, so that a process that flushes denormals counts alike.
+* A count is ``#{not (x < T)}``: NaN counts as above every threshold, as the contract ranks it. The count is
+  taken on the order key, so that a process that flushes denormals counts alike.
 * A threshold is float32. The mean is the float64 sum of the finite gathered values over their
   number, rounded once to float32. A quantile is a gathered value itself, never an interpolation.
 * A secant step is ``T1 + (T0 - T1) * (float(target - c1) / float(c0 - c1))`` and a bisection
-  ``0.5 * low + 0.5 * high``, both in float32 without fused multiply-add, counts being below 2**24.
-* Where floats do not settle it, the search goes on over the order-preserving 32-bit key: integers
+  ``0.5 * low + 0.5 * high``, both in float32 without fused multiply-add. Counts are below 2**24.
+* If floats do not lead to a threshold, the search goes on over the order-preserving 32-bit key: integers
   only, at most 32 passes, always successful.
 """
 
@@ -65,8 +65,8 @@ BINS = 2048
 """Histogram bins of the refinement."""
 
 SNAP_LIMIT = 32
-"""Members of a histogram bin that snap steps may walk through: more, and the bin is divided again.
-The paper saw at most 20 steps on real rows."""
+"""Most members of a histogram bin that snap steps may walk through; a bin with more is divided again. The
+paper saw at most 20 steps on real rows."""
 
 _KEY_END = KEY_NAN + 1
 _KEY_NEG_INF = 0x007FFFFF
@@ -77,7 +77,7 @@ _NOTHING: Floats = np.empty(0, dtype=np.float32)
 
 @dataclass(frozen=True)
 class RowStats:
-    """What one row cost, and why.
+    """How much work one row took, and why.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class RowStats:
     hint_valid : int
         Distinct hinted positions inside the row, after the offset.
     hit_count : int
-        How many of those are in the result.
+        How many of these positions are in the result.
     hit_ratio : float
         ``hit_count / k``.
     alpha : float or None
@@ -175,8 +175,8 @@ def topk_row(
         First threshold: the mean of the gathered values, as the paper has it, or the quantile that
         `alpha` names.
     alpha : float, optional
-        ``RowStats.alpha`` of the step before. None, and a number that is no share, mean unknown: the mean
-        is taken.
+        ``RowStats.alpha`` of the step before. None, or a number outside of 0 to 1, means unknown: then the
+        mean is taken.
     capacity : int
         Most candidates that refinement can hold, at least `k`.
 
@@ -290,7 +290,8 @@ def _guess(
 def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:
     """Phase 2: find a threshold that at least `k` and at most `capacity` elements reach.
 
-    Float steps while they work (`_next_threshold`), then the key, which always does.
+    The search takes float steps while they work (`_next_threshold`), and then steps over the key, which
+    always work.
     """
     target = _target(k, capacity)
     low, high = (np.float32(-np.inf), len(row)), (np.float32(np.inf), 0)
@@ -310,8 +311,8 @@ def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:
         if len(points) == 1:
             extremes = _finite_extremes(row)
         step, done = _next_threshold(points, low[0], high[0], extremes, first, target)
-    # +inf itself may be reached by k elements (infinities, NaNs): an upper end that no pass
-    # measured lies beyond NaN.
+    # At least k elements may reach +inf itself (infinities, NaNs), so an upper end that no pass measured lies
+    # beyond NaN.
     top = _key_of(high[0]) if math.isfinite(high[0]) else _KEY_END
     key, is_plateau, trail = _bisect_keys(keys, k, capacity, (_key_of(low[0]), low[1]), top)
     points += [(np.float32(_key_to_float(middle)), count) for middle, count in trail]
@@ -330,12 +331,12 @@ def _next_threshold(
 
     The first secant goes from the guess to the hint's largest or smallest value, whose counts are
     estimates; the later ones go through the last two measured points. Only an upward first step is
-    halved: the count falls steeply from a low threshold, and the chord overshoots. A step outside
-    the measured bracket (`low`, `high`) is a stall, and so are too many of them: then the bracket
-    is halved, its open side closed by the row's finite `extremes`, which the first pass found.
+    halved: the count falls steeply from a low threshold, and the chord overshoots. A step outside the
+    measured bracket (`low`, `high`) is a stall, and so are too many steps. On a stall the bracket is halved;
+    its open side is closed by the row's finite `extremes`, which the first pass found.
 
-    A gathered value that occurs twice is probably a plateau (zeros, after a ReLU), through which no
-    line leads: it is tested itself, and then the next float above it.
+    A gathered value that occurs twice is probably a plateau (zeros, after a ReLU), through which no line
+    leads. So the value itself is tested, and then the next float above it.
     """
     if len(points) >= FLOAT_PASSES:
         return None, "key"
@@ -515,12 +516,12 @@ def _hinted_positions(hint: npt.NDArray[np.integer] | None, offset: int, n: int)
 
 
 def _target(k: int, capacity: int) -> int:
-    """The count that thresholds aim at: as far from too few as from too many."""
+    """Return the count that thresholds aim at: halfway between `k` and `capacity`."""
     return (k + capacity) // 2
 
 
 def _upper_quantile(values: Floats, share: float) -> float:
-    """The value that `share` of the values reach, as one of them."""
+    """Return the element of `values` that the share `share` of the values reaches."""
     rank = math.ceil(np.float32(share) * np.float32(len(values)))
     return float(np.sort(values)[::-1][min(max(rank, 1), len(values)) - 1])
 

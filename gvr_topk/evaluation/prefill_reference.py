@@ -3,21 +3,22 @@
 `select_run` reads from top to bottom as one CTA goes through its rows. A row that is longer than k is served
 in these phases:
 
-1. **guess** an interval that should hold the k-th value: around that of the row before
-   (`RowPredictor.interval`), or, where that would be too wide, from a sample of the row (`guess_by_sample`);
-2. **collect**: mark what lies above the interval, and store what lies inside as candidates;
-3. **verify**: the two counts say whether the k-th is a candidate;
-4. **refine**: a histogram of the candidates finds the bin of the k-th, and only those of its bin are ranked;
-5. **emit** the marked positions in ascending order (`select_in`, with the three phases before it).
+1. **guess** an interval that should hold the k-th value: around the k-th value of the row before
+   (`RowPredictor.interval`), or, if that would be too wide, from a sample of the row (`guess_by_sample`);
+2. **collect**: mark the elements above the interval, and store the elements inside it as candidates;
+3. **verify**: the counts of both say whether the k-th value is a candidate;
+4. **refine**: a histogram of the candidates finds the bin of the k-th value, and only this bin is ranked;
+5. **emit** the marked positions in ascending order (`select_in` does this and the three phases before it).
 
-A row whose interval has missed is collected once more, with an interval by sample. A sample that has missed
-is tried a second time. What that does not settle, radix rounds over the keys of the whole row do (`settle`).
+A row whose interval has missed is collected once more, with an interval from a sample. If an interval from a
+sample misses, a second one is tried. If that fails as well, radix rounds over the keys of the whole row find
+the result (`settle`).
 
-The result is the contract's (`gvr_topk.contract`) for every row; the row before decides only how much work
-it takes. The numbers below are those of ``cpp/kernels/prefill``, and most names too. Windows begin at
-multiples of 16 bytes and fit a CTA's bitmap. The kernel finds the ends of a sample's interval by histograms
-over keys, which makes it a little wider, and its store of candidates, which warps fill in chunks, is full a
-little earlier.
+The result is the contract's (`gvr_topk.contract`) for every row; the row before decides only how much work it
+takes. The numbers below, and most names, are those of ``cpp/kernels/prefill``. Windows are taken to begin at
+multiples of 16 bytes and to fit a CTA's bitmap. The kernel differs in two ways. It finds the ends of a
+sample's interval by histograms over keys, which makes the interval a little wider. And its store of
+candidates is full a little earlier, because warps fill it in chunks.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ Positions = npt.NDArray[np.int32]
 THREADS, MAX_K, STORE_ITEMS, MOST_TIES = 256, 2048, 88 * 32, 512
 FINE_BINS, LOG2_KEY_BINS = 256, 11
 MAX_INSIDE, MIN_INSIDE = F(1536.0), F(128.0)
-"""Elements in the widest interval that is taken from the row before, and in the narrowest."""
+"""Elements in the widest and in the narrowest interval that is taken from the row before."""
 ERRORS, ERROR_DECAY, FASTEST_DECAY, UNKNOWN_ERROR = F(5.0), F(0.8), F(0.5), F(-1.0)
 FIRST_ERROR = F(1.1)
-"""Expected behind the first row, in the square root of k elements: so far rows move that are drawn anew."""
+"""Error after the first row, in widths of ``sqrt(k)`` elements: the distance that the k-th value moves
+between independently drawn rows."""
 DEVIATIONS, CLOSER, WIDER, PROBE, LOG2_OF_PROBE = F(3.5), F(2.0), F(5.0), 4, 15
 
 
 @dataclass(frozen=True)
 class ValueInterval:
-    """Inclusive ends, and the stretch from `first` to `last` that bins divide: ends may lie far out."""
+    """An interval with inclusive ends. Bins divide only `first` to `last`: the ends may lie far out."""
 
     lo: np.float32
     hi: np.float32
@@ -72,13 +74,13 @@ class ValueInterval:
 
 @dataclass(frozen=True)
 class RowPredictor:
-    """What a row leaves for the next one of its run."""
+    """What a row leaves for the next row of its run."""
 
-    value: np.float32 = ZERO  # the k-th value, as precise as a bin
-    error: np.float32 = UNKNOWN_ERROR  # how far it moves from row to row; negative where that is not known
+    value: np.float32 = ZERO  # the k-th value, to the precision of a bin
+    error: np.float32 = UNKNOWN_ERROR  # how far `value` moves from row to row; negative if not known
     per_element: np.float32 = ZERO  # width of an interval that held one element
     has_value: bool = False
-    tie_key: int = KEY_ABSENT  # the k-th key, where so many elements had it that candidates were of no use
+    tie_key: int = KEY_ABSENT  # the k-th key, if too many elements had it for candidates to help
 
     @property
     def is_close(self) -> bool:
@@ -148,7 +150,7 @@ def select_row(values: Floats, k: int, last: RowPredictor, rounds: int, *, predi
         if selected is not None:
             stats = StepStats(reason, passes, inside, 0, -1, first, int(passes == 1), 0)
             return RowResult(selected, stats, last.learn(kth, F(interval.width / F(inside)), k))
-        if not by_value:  # closer if candidates were too many, and wider otherwise
+        if not by_value:  # narrower if there were too many candidates, else wider
             deviations = CLOSER if inside > STORE_ITEMS else WIDER
     indices, tie_key, is_known = settle(values, k, last.tie_key)
     done = 0 if is_known else rounds
@@ -157,7 +159,7 @@ def select_row(values: Floats, k: int, last: RowPredictor, rounds: int, *, predi
 
 
 def select_in(values: Floats, k: int, interval: ValueInterval) -> tuple[Positions | None, int, np.float32]:
-    """Positions, or None where the interval misses the k-th; number of candidates; a value near the k-th."""
+    """Return positions (None if the interval misses), number of candidates, and a value near the k-th."""
     marked = ~(values <= interval.hi)  # NaN lies above
     candidates = np.flatnonzero(~(values < interval.lo) & ~marked)
     inside, rank = len(candidates), k - int(np.count_nonzero(marked))
@@ -173,9 +175,10 @@ def select_in(values: Floats, k: int, interval: ValueInterval) -> tuple[Position
 
 
 def guess_by_sample(values: Floats, k: int, deviations: np.float32 = DEVIATIONS) -> ValueInterval:
-    """Two order statistics of a sample, so many deviations beside where the k-th is expected.
+    """Return an interval between two order statistics of a sample of the row.
 
-    The sample is four neighbouring elements at a hashed position of each stratum of the row.
+    The two lie about `deviations` standard deviations to both sides of the expected rank of the k-th value.
+    The sample has four neighbouring elements at a hashed position of each stratum of the row.
     """
     vectors, log2_length = len(values) // PROBE, (len(values) - 1).bit_length()
     if vectors == 0:
@@ -195,7 +198,7 @@ def guess_by_sample(values: Floats, k: int, deviations: np.float32 = DEVIATIONS)
 
 
 def settle(values: Floats, k: int, tried: int) -> tuple[Positions, int, bool]:
-    """Positions by the k-th key of the row; the key, if the next row shall try it; whether `tried` was it."""
+    """Return positions by the k-th key, the key if the next row shall try it, and whether `tried` was it."""
     keys = keys_of(values)
     key = int(np.sort(keys)[-k])
     marked, ties = keys > key, np.flatnonzero(keys == key)

@@ -50,7 +50,7 @@ class Variant:
     guess: GuessKind
 
     configured: bool = False
-    """Whether this is what the configuration that is replayed makes the op do."""
+    """Whether the replayed configuration makes the op take its first threshold this way."""
 
     @property
     def label(self) -> str:
@@ -72,7 +72,7 @@ class StepRecord:
     exact : bool
         The op returned what `oracle.sorted_topk` returns, order included.
     reference_exact : bool
-        So did the reference, in every variant.
+        The reference returned the same, in every variant.
     op_stats : dict
         The op's statistics row, by lower-case name of the column.
     variants : tuple of RowStats
@@ -91,7 +91,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class ScoreSnapshot:
-    """Scores of one step as a histogram, with the values the search met there with variant `variant`."""
+    """Scores of one step as a histogram, with the statistics of the search with variant `variant`."""
 
     step: int
     variant: int
@@ -102,7 +102,7 @@ class ScoreSnapshot:
 
 @dataclass(frozen=True)
 class Timing:
-    """Time of one path at one step; `microseconds` is None where it did not run, `note` says why."""
+    """Time of one path at one step; `microseconds` is None if the path did not run, and `note` says why."""
 
     path: str
     step: int
@@ -339,20 +339,20 @@ class _ServingPath:
         self.device_name = torch.cuda.get_device_name(self.device) if on_gpu else "cpu"
 
     def hint(self) -> npt.NDArray[np.int32]:
-        """What the coming step will read as its hint."""
+        """Return the positions that the coming step will read as its hint."""
         positions = self.requests.indices
         assert positions is not None  # a replay reports hit ratios, so it keeps them
         return positions[0, self.slot].cpu().numpy().copy()
 
     def word(self) -> Tensor:
-        """What the coming step will predict from: the whole slot, ``[4]``."""
+        """Return what the coming step will predict from: the whole slot, ``[4]``."""
         return self.requests.words[0, self.slot].clone()
 
     def step(self, scores: npt.NDArray[np.float32]) -> tuple[GateDecision, Tensor, dict[str, int]]:
-        """Gate and op of one step, on poisoned buffers."""
+        """Run gate and op for one step, on poisoned buffers."""
         self._load(scores)
         decision = self.decide(len(scores))
-        # As in serving: a row that the configuration refuses has no slot, to read or to write.
+        # As in serving, a row that the configuration refuses has no slot to read or to write.
         refused = not self.enabled or HintReason[decision.reason.upper()] in _CONFIGURED_OUT
         row_slot = self.requests.set_rows([None if refused else _REQUEST])
         indexer_topk_decode(
@@ -387,7 +387,7 @@ class _ServingPath:
     def time_step(
         self, step: int, scores: npt.NDArray[np.float32], hint: npt.NDArray[np.int32], word: Tensor
     ) -> list[Timing]:
-        """Time each path on this row with what it found: CUDA graph, warm L2, median of the replays."""
+        """Time each path from the state before this step: CUDA graph, warm L2, median of the replays."""
         self._load(scores)
         timings = []
         for path in TIMED_PATHS:
@@ -406,8 +406,9 @@ class _ServingPath:
         self.out.fill_(_POISON)
 
     def _time_path(self, path: str, hint: Tensor, word: Tensor) -> float:
-        # The op writes back what the next step starts from, which would make every launch after the first
-        # find it perfect: each launch has its own copy, restored before each replay.
+        # The op writes back what the next step starts from, so every launch after the first would find a
+        # perfect state. Each launch therefore has its own copy of the state, which is restored before each
+        # replay.
         hints = hint.expand(GRAPH_LAUNCHES, 1, -1).clone()
         words = word.expand(GRAPH_LAUNCHES, 1, -1).clone()
         out = torch.empty_like(self.out)
@@ -461,7 +462,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _variants(configured_offset: int) -> tuple[Variant, ...]:
-    """The paper's way first; both offsets it discusses, and the configured one if it is another."""
+    """Return the variants, the paper's guess first: both offsets of the paper, and the configured one."""
     offsets = [0, 1] + ([configured_offset] if configured_offset not in (0, 1) else [])
     guesses: tuple[GuessKind, ...] = ("mean", "quantile")
     # The op's own default is the quantile.
@@ -484,7 +485,7 @@ def _check(source: ScoreSource, k: int, steps: int, device: str) -> None:
 
 
 def _spread(count: int, wanted: int) -> set[int]:
-    """Steps spread over the replay; the first has no hint and is left out where it can be."""
+    """Return steps spread over the replay; the first step has no hint and is left out if possible."""
     return set(np.linspace(min(1, count - 1), count - 1, min(count, wanted)).round().astype(int).tolist())
 
 
@@ -493,7 +494,7 @@ def _mean(values: Any) -> float | None:
 
 
 def _plain(value: Any) -> Any:
-    """The same data in types that strict JSON knows."""
+    """Return the same data in types that strict JSON knows."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -57,7 +57,7 @@ _DPI = 150
 
 
 def build_table(result: ReplayResult) -> Table:
-    """Statistics of one replay, a column per variant, the paper's beside them."""
+    """Build the table of a replay's statistics: a column per variant, the paper's figures beside them."""
     lengths = [record.length for record in result.records]
     title = (
         f"{result.source}: {len(lengths)} steps, n {min(lengths):,} to {max(lengths):,}, "
@@ -76,7 +76,7 @@ def build_table(result: ReplayResult) -> Table:
 
 
 def describe_outcome(result: ReplayResult) -> list[str]:
-    """What the gate decided, what the op says of the same, and whether everything was exact, a line each."""
+    """Return lines on the gate's decisions, the op's reasons, exactness, the oracle, and where the op ran."""
     count = len(result.records)
     exact = sum(record.exact for record in result.records)
     reference = sum(record.reference_exact for record in result.records)
@@ -95,7 +95,7 @@ def _where(result: ReplayResult) -> str:
 
 
 def build_timing_table(result: ReplayResult) -> Table | None:
-    """Microseconds of each path at each timed step; None where nothing was timed."""
+    """Build the table of microseconds of each path at each timed step; None if nothing was timed."""
     if not result.timings:
         return None
     table = Table(
@@ -142,7 +142,7 @@ def save_plots(result: ReplayResult, folder: Path) -> list[Path]:
 
 
 def _rows(k: int, lengths: list[int]) -> list[tuple[str, Callable[[dict[str, Any]], str], str]]:
-    """Label, cell of a variant, and the paper's figure of each row."""
+    """Return for each row its label, the cell of a variant as a function, and the paper's figure."""
 
     def within(index: int) -> Callable[[dict[str, Any]], str]:
         return lambda column: _percent(column["passes_within"][index])
@@ -166,7 +166,7 @@ def _rows(k: int, lengths: list[int]) -> list[tuple[str, Callable[[dict[str, Any
 
 
 def _reason(op_stats: dict[str, int]) -> str:
-    """What the op's statistics say of the state of the last step."""
+    """Return what the op's statistics say about the state of the last step."""
     return HintReason(op_stats["reason"]).name.lower()
 
 
@@ -208,7 +208,7 @@ def _plot_hit_ratio(axes: Axes, result: ReplayResult) -> None:
         xlabel="decode step",
         ylabel="hit ratio",
     )
-    # Low ratios are told apart only on an axis of their own size.
+    # The axis ends just above the highest ratio, so that low ratios can be told apart.
     axes.set_ylim(0, min(1.0, 1.15 * max([chance, *shown])))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
 

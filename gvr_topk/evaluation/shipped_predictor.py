@@ -1,12 +1,14 @@
-"""The two predictors of the k-th value, and what a step leaves for them.
+"""The two predictors of the k-th value, and the state that a step leaves for them.
 
-One says that the k-th value stands as many standard deviations from the mean of a fixed sample of the row as
-it did, the other that it is what it was. Each remembers how far off it has been, and the interval reaches a
-little further than that. The one that was closer of late is gone by.
+The z-score predictor says that the k-th value stands as many standard deviations from the mean of a fixed
+sample of the row as in the last step. The value predictor says that the k-th value stays the same. Each
+remembers how far off it has been, and its interval reaches a little further than that. The predictor that was
+closer recently is used.
 
 The arithmetic is float32, in the kernels' order. Kernels take approximate reciprocals and roots, and a
-compiler may fuse a product and a sum, so that a mean, a deviation and what follows from them may differ in
-the last bits. A prediction by value takes neither: from the same state it is the same, bit for bit.
+compiler may fuse a product and a sum. So a mean, a deviation and what follows from them may differ in the
+last bits. A prediction by value uses neither mean nor deviation: from the same state it is the same, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -44,33 +46,40 @@ from gvr_topk.evaluation.shipped_types import (
 NEIGHBOURS = 4
 """Consecutive elements that a thread looks at together."""
 LOOK = 32
-"""Elements that eight neighbouring threads look at together: few lines of memory, and no worse a sample."""
+"""Elements that eight neighbouring threads look at together. So the sample touches few lines of memory, and
+is no worse."""
 
 LEAST_COUNTED = F(0.125)
-"""A sample of which less than this share is finite says too little."""
+"""A sample of which less than this share is finite is not used, because it says too little."""
 MAX_OFFSET_SIGMAS = F(64.0)
-"""Of a mean further from zero than so many deviations, sums of squares leave no deviation to speak of."""
+"""If the mean is further from zero than this many deviations, the sums of squares give no usable
+deviation."""
 
 ERROR_DECAY, CENTRE_STEP = F(0.9), F(0.5)
-"""An error shrinks by a tenth a step; what is expected moves half of the way to what was found."""
+"""An error shrinks by a tenth per step; the expected value moves half of the way to the value that was
+found."""
 BEYOND_LIMIT = F(4.0)
-"""Errors may exceed what intervals are limited to, by so much: which predictor is closer is to be seen."""
+"""Errors may exceed the limit of intervals by this factor, so that they still show which predictor is
+closer."""
 UNKNOWN_DENSITY = F(2.0**-13)
-"""Width for each element, as a part of the value, where nothing is known of how dense elements are."""
+"""Width of an interval per element, as a part of the value, if it is not known how dense elements are."""
 
 
 @dataclass(frozen=True)
 class PredictorTuning:
-    """How wide intervals are. An error is at least so many times the last one, and ``*_inside`` elements.
+    """How wide intervals are.
+
+    An error is at least a factor times how far the last prediction was off. The ``*_inside`` parameters bound
+    it by the width of so many elements.
 
     Attributes
     ----------
     first_z_error, min_z_error : float32
-        A z-score's first error, and its least.
+        First error of a z-score, and its least error.
     z_factor, value_factor : float32
         Error for each unit that a prediction was off.
     first_inside, min_inside, max_inside : float32
-        Elements in an interval: the first, the narrowest, the widest.
+        Elements in the first interval, in the narrowest and in the widest.
     """
 
     first_z_error: np.float32
@@ -84,7 +93,7 @@ class PredictorTuning:
 
 TUNING = PredictorTuning(F(0.05), F(0.016), F(1.6), F(1.3), F(600.0), F(250.0), F(1500.0))
 TUNING_FEW_CTAS = PredictorTuning(F(0.08), F(0.02), F(2.0), F(1.6), F(900.0), F(600.0), F(3000.0))
-"""Rows with one CTA or two take longest to be read again."""
+"""Wider intervals for rows with one CTA or two, because these rows take longest to be read again."""
 
 
 def fma(a: np.float32, b: np.float32, c: np.float32) -> np.float32:
@@ -98,7 +107,7 @@ def reciprocal(x: np.float32) -> np.float32:
 
 
 def standard_deviation(variance: np.float32) -> np.float32:
-    """Square root of a variance, negative where rounding left that so; the kernels' root is approximate."""
+    """Return a variance's square root, negative if rounding made the variance so; kernels approximate it."""
     return F(variance / np.sqrt(np.fmax(variance, F(1e-30))))
 
 
@@ -110,9 +119,9 @@ class Moments:
     ----------
     mean, deviation : float32
     counted : int
-        Threads all of whose looks were finite and inside the row; -1 where no sample was taken.
+        Threads whose looks were all finite and inside the row; -1 if no sample was taken.
     known : bool
-        Whether so many say something, and rounding has left a deviation.
+        Whether there are enough such threads, and rounding has not made the deviation negative.
     """
 
     mean: np.float32
@@ -122,29 +131,30 @@ class Moments:
 
 
 NO_SAMPLE = Moments(F(0.0), F(0.0), -1, True)
-"""Of a launch that reads no state, and so takes no sample: no deviation, of which no z-score comes."""
+"""Moments of a launch that reads no state, and so takes no sample: its deviation of zero gives no z-score."""
 UNKNOWN_MOMENTS = Moments(F(0.0), F(0.0), -1, False)
-"""Of the fallback kernel, which takes none either: it predicts, and leaves, a value alone."""
+"""Moments of the fallback kernel, which takes no sample either: it predicts from a value alone, and leaves
+one."""
 
 
 def hashed(number: Ints) -> Ints:
-    """A number as if drawn by lot, 32 bits. Even places would see bunched scores more often than is right."""
+    """Hash numbers to 32 bits. Even distances would see bunched scores more often than is right."""
     number = number * 2654435761 & 0xFFFFFFFF
     return (number ^ number >> 15) * 2246822519 & 0xFFFFFFFF
 
 
 def hashed_position(number: Ints, span: int) -> Ints:
-    """A multiple of four in a row of `span` elements, for each number."""
+    """Return a multiple of four in a row of `span` elements, for each number."""
     whole = span & -NEIGHBOURS if span >= NEIGHBOURS else span
     # The product has up to 53 bits: 32 of the number and 21 of the longest row.
     return (hashed(number) * whole >> 32) & -NEIGHBOURS
 
 
 def sample_moments(row: Row) -> Moments:
-    """Mean and deviation of a sample at the same positions of the buffer in every step.
+    """Return mean and deviation of a sample at the same positions of the buffer in every step.
 
-    Its own error is then the same in every step, and cancels. Every CTA takes the whole sample, so that none
-    waits for another. Sums are added up in the order of the threads, warps and lanes of the kernels.
+    The sampling error is then the same in every step, and cancels. Every CTA takes the whole sample, so that
+    no CTA waits for another. Sums are added up in the order of the threads, warps and lanes of the kernels.
     """
     looks = 2 if row.plan.family == "streaming" and row.log2_ctas < 2 else 1
     span = row.length if row.is_laid_out_anew else row.width
@@ -159,7 +169,7 @@ def sample_moments(row: Row) -> Moments:
             seen = row.values[np.minimum(at + e, row.width - 1)]
             total = total + seen
             squares = (seen.astype(np.float64) ** 2 + squares).astype(np.float32)
-    counts &= squares < np.inf  # neither infinity nor NaN is
+    counts &= squares < np.inf  # false for infinity and NaN
     counted = int(np.count_nonzero(counts))
     share = reciprocal(F(looks * NEIGHBOURS * counted))
     mean = F(_sum(np.where(counts, total, F(0.0))) * share)
@@ -170,7 +180,7 @@ def sample_moments(row: Row) -> Moments:
 
 
 def _sum(numbers: Floats) -> np.float32:
-    """Sum of a number for each thread: lanes in pairs 16, 8, 4, 2 and 1 apart, then warps in pairs."""
+    """Add up one number per thread: lanes in pairs 16, 8, 4, 2 and 1 apart, then warps in pairs."""
     rest = numbers.reshape(WARPS, 32)
     while rest.shape[1] > 1:
         half = rest.shape[1] // 2
@@ -181,12 +191,12 @@ def _sum(numbers: Floats) -> np.float32:
 
 
 def predicted(moments: Moments, state: StepState) -> KeyInterval:
-    """The interval of the predictor that was closer of late; `state` tells a value.
+    """Return the interval of the predictor that was closer recently; `state` must hold a value.
 
     Parameters
     ----------
     moments : Moments
-        Of this step's sample; unused where the value predictor is gone by.
+        Moments of this step's sample; unused if the value predictor is used.
     state : StepState
         What the step before left.
 
@@ -213,7 +223,7 @@ def predicted(moments: Moments, state: StepState) -> KeyInterval:
 def next_state(
     row: Row, last: StepState, moments: Moments, kth: int, used: KeyInterval, inside: int, equal: int
 ) -> StepState:
-    """What a step leaves.
+    """Return the state that a step leaves.
 
     Parameters
     ----------
@@ -221,13 +231,13 @@ def next_state(
     last : StepState
         What the step before left.
     moments : Moments
-        Of this step's sample.
+        Moments of this step's sample.
     kth : int
         The k-th key, or the lower edge of a histogram bin all of whose elements were selected.
     used : KeyInterval
         The last interval of the step.
     inside, equal : int
-        Elements in it, and those of them at its tie key.
+        Elements in `used`, and those of them at its tie key.
 
     Returns
     -------
@@ -239,7 +249,7 @@ def next_state(
         return StepState(F(STATE_MASKED))
     by = TUNING_FEW_CTAS if row.log2_ctas < 2 else TUNING
     value = value_of(kth)
-    # Zeros, which are counted in any case, say nothing of how dense other elements are.
+    # Zeros, which are counted in any case, say nothing about how dense other elements are.
     density = _width_per_element(row, value, used, inside - (equal if used.tie_key == KEY_ZERO else 0))
     limit = F(by.max_inside * density)
     value_error, expected = F(by.first_inside * density), value
@@ -274,7 +284,7 @@ def next_state(
 
 
 def _width_per_element(row: Row, value: np.float32, used: KeyInterval, inside: int) -> np.float32:
-    """Half the width of an interval for each element inside; of one that is all there is, a guess."""
+    """Return half the interval's width per element inside; a guess if the interval covers all numbers."""
     width = fma(abs(value), EPSILON[row.dtype], F(used.high - used.low))
     if width < value_of(KEY_MOST_FINITE):
         return F(F(F(0.5) * width) * reciprocal(F(max(inside, 1))))
@@ -282,6 +292,6 @@ def _width_per_element(row: Row, value: np.float32, used: KeyInterval, inside: i
 
 
 def _packed(z_error: np.float32, value_error: np.float32, by_value: bool) -> int:
-    """Two errors, cut to the upper halves of their 32 bits, and the predictor to go by."""
+    """Pack two errors, cut to the upper halves of their 32 bits, and which predictor to use."""
     z_bits, value_bits = (int(np.array([x], np.float32).view(np.uint32)[0]) for x in (z_error, value_error))
     return (((z_bits & 0xFFFF0000) | value_bits >> 16) & ~1) | int(by_value)

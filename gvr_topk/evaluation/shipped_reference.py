@@ -7,25 +7,25 @@
    (`gvr_topk.evaluation.shipped_predictor`), or from a sample of the row
    (`gvr_topk.evaluation.shipped_sample`);
 3. **count** what lies above the interval, and **list** what lies inside, in each CTA of the cluster;
-4. **exchange** the counts and the lists, so that all CTAs go on alike
-   (`gvr_topk.evaluation.shipped_select`, as the one before and the two after it);
-5. **select** the k-th key among the listed, by histograms; an interval that has missed it is moved before, or
-   radix rounds take its place (`gvr_topk.evaluation.shipped_resolve_miss`);
-6. **emit** the selected positions in ascending order, of equal scores the smallest positions;
+4. **exchange** the counts and the lists, so that all CTAs go on alike (`gvr_topk.evaluation.shipped_select`,
+   which also has steps 3, 5 and 6);
+5. **select** the k-th key among the listed, by histograms; if the interval has missed it, the interval is
+   moved first, or radix rounds take its place (`gvr_topk.evaluation.shipped_resolve_miss`);
+6. **emit** the selected positions in ascending order; of equal scores the smallest positions are selected;
 7. leave a **state** for the next step.
 
-A row short enough for one CTA goes by a window of values (`gvr_topk.evaluation.shipped_small_row`). In a
-buffer so wide that a cluster was launched, the cluster's first CTA then selects alone.
+A row short enough for one CTA is predicted by a window of values (`gvr_topk.evaluation.shipped_small_row`).
+If its buffer is so wide that a cluster was launched, the cluster's first CTA selects alone.
 
 The result is the contract's (`gvr_topk.contract`) for every row and every state; the state decides only how
 much work it takes. The statistics are the kernels' (`gvr_topk.constants.StatsColumn`). Most functions have
 the name of the one under ``cpp/kernels`` that they stand for.
 
-What is modelled is what is counted and decided, not when: neither threads nor memory nor overlap. Rows are
-aligned to 16 bytes, buffers at least 32 elements wide count as such, and nobody writes them meanwhile. Every
-row has a slot where there is a state. Means, deviations and moved intervals may differ from a kernel's in
-the last bits, because kernels take approximate reciprocals, roots and logarithms; then an element at an
-interval's end may count as inside or not.
+The model covers what is counted and decided, not when: it has neither threads nor memory nor overlap. Rows
+are taken to be aligned to 16 bytes if their buffer is at least 32 elements wide, and nobody writes them
+meanwhile. Every row has a slot if there is a state. Means, deviations and moved intervals may differ from a
+kernel's in the last bits, because kernels take approximate reciprocals, roots and logarithms; then an element
+at an interval's end may count as inside in one and not in the other.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ class StepResult:
         Ascending positions, then -1.
     stats : StepStats
     state : StepState or None
-        For the next step; None where the launch has none.
+        State for the next step; None if the launch has no state.
     interval : KeyInterval or None
-        The first interval; None of rows that have none: short ones, rows no longer than k, and all on path
+        The first interval. None for rows without one: short rows, rows no longer than k, and all rows on path
         ``"radix_rounds"``.
     """
 
@@ -127,7 +127,7 @@ def topk_step(
     hint: Hint | None = None,
     hint_offset: int = 0,
 ) -> StepResult:
-    """One step of one row, as the kernel of `plan` takes it.
+    """Run one step of one row, as the kernel of `plan` does.
 
     Parameters
     ----------
@@ -136,14 +136,14 @@ def topk_step(
     k : int
         Items wanted, at least 1.
     plan : Plan
-        Of the launch: `gvr_topk.policy.plan`, of any path but ``"paper_gvr"``.
+        Plan of the launch, from `gvr_topk.policy.plan`, for any path but ``"paper_gvr"``.
     length : int, optional
         Visible elements of the buffer; default all.
     state : StepState, optional
         What the last step left in the row's slot, any content;
         `gvr_topk.evaluation.shipped_types.UNKNOWN` at first. None: the launch has no state.
     hint : ndarray, shape [k], integer, optional
-        Positions that the slot keeps of the last step. They are counted for the statistics, and for nothing
+        Positions of the last step that the slot keeps. They are counted for the statistics, and for nothing
         else.
     hint_offset : int
         Added to hinted positions.
@@ -157,8 +157,8 @@ def topk_step(
     TypeError
         `scores` has another dtype, or is not one row.
     ValueError
-        `k` or `length` is out of range, `hint` does not hold k positions, or the plan is the paper's
-        kernel's.
+        `k` or `length` is out of range, `hint` does not hold k positions, or the plan is that of the paper's
+        kernel.
 
     Examples
     --------
@@ -213,7 +213,7 @@ def gate(row: Row, path: Path, last: StepState, *, has_state: bool) -> HintReaso
     row : Row
     path : Path
     last : StepState
-        What was read.
+        The state that was read.
     has_state : bool
         Whether the launch has a state, read or not.
 
@@ -233,9 +233,9 @@ def gate(row: Row, path: Path, last: StepState, *, has_state: bool) -> HintReaso
 
 
 def guess(row: Row, reason: HintReason, last: StepState, moments: Moments) -> KeyInterval:
-    """An interval of keys that should hold the k-th, where CTAs may have read different states.
+    """Return an interval that should hold the k-th key, if CTAs may have read different states.
 
-    None waits for another, so each takes the whole sample where one is needed.
+    No CTA waits for another, so each takes the whole sample if one is needed.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ def guess(row: Row, reason: HintReason, last: StepState, moments: Moments) -> Ke
     last : StepState
         What the last step left.
     moments : Moments
-        Of this step's sample.
+        Moments of this step's sample.
 
     Returns
     -------
@@ -263,14 +263,14 @@ def guess(row: Row, reason: HintReason, last: StepState, moments: Moments) -> Ke
 
 
 def guess_without_state(row: Row) -> KeyInterval:
-    """The same where all CTAs know that no state is read: they divide a larger sample among them."""
+    """Return such an interval if all CTAs know that no state is read: they divide a larger sample."""
     span = row.length if row.is_laid_out_anew else row.width
     is_near = row.width >= LANES and row.length > span - span // 16
     return guess_by_row(row, divided=True, span=span if is_near else row.length)
 
 
 def verify(row: Row, interval: KeyInterval, moments: Moments, last: StepState) -> Outcome:
-    """Count, list and exchange; then the k-th key, among the listed ones where the interval holds it."""
+    """Count, list and exchange, then find the k-th key: among the listed keys if the interval is complete."""
     if row.plan.family == "fallback":
         return radix_fallback(row, interval, last, passes=0)
     found = exchange(row, count_and_list(row, interval))
@@ -290,7 +290,7 @@ def _moments(row: Row, *, reads_state: bool) -> Moments:
 
 
 def _selected_alone(row: Row) -> Row:
-    """The row as the kernel of short rows has it, if the first CTA of its cluster selects from it alone."""
+    """Return the row, as the kernel of short rows has it if the first CTA of its cluster selects alone."""
     values = values_of_led_row(row.plan, width=row.width, length=row.length, k=row.k)
     if values == 0:
         return row
@@ -298,7 +298,7 @@ def _selected_alone(row: Row) -> Row:
 
 
 def _step_of_small_row(row: Row, reason: HintReason, state: StepState | None, last: StepState) -> Outcome:
-    """A row that one CTA holds: by the last window, or by rounds over the keys.
+    """Run the step of a row that one CTA holds: by the last window, or by rounds over the keys.
 
     Nothing but the first number of a state is written.
     """
@@ -319,7 +319,7 @@ def _count_hits(row: Row, outcome: Outcome, hint: Hint | None, offset: int) -> i
 
 
 def _short_result(row: Row, reason: HintReason, state: StepState | None) -> StepResult:
-    """All of a row that is no longer than k; its state stays as it is."""
+    """Return all positions of a row that is no longer than k; its state stays as it is."""
     indices = np.full(row.k, -1, dtype=np.int32)
     indices[: row.length] = np.arange(row.length)
     stats = StepStats(reason, 0, 0, 0, -1, GuessSource.NONE, 0, 0)

@@ -1,7 +1,8 @@
-"""How a row whose interval has missed is finished: a moved interval, then radix rounds, which always succeed.
+"""Finish a row whose interval has missed: by a moved interval, then by radix rounds, which always succeed.
 
-The kernels differ in what they still have of the row. Registers hold all of it; a stream buffers what is not
-below the interval, as far as there is room; the fallback reads everything again.
+The kernels differ in how much of the row they still have. The resident kernel has all of it in registers. The
+streaming kernel buffers the elements that are not below the interval, as far as there is room. The fallback
+reads everything again.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from gvr_topk.evaluation.shipped_types import (
 )
 
 LOG2_RADIX_BINS = 9
-"""Bits of the key that a radix round tells apart: CTAs send each other their histograms as lists."""
+"""Bits of the key that one radix round resolves: CTAs send each other its histogram as if it were a list."""
 MOST_RADIX_ROUNDS = 2 + -(-32 // LOG2_RADIX_BINS)
 BUFFER_CHUNKS, CHUNK = 256, 32
-"""Room for what one CTA of a stream keeps: so many chunks of so many elements. Half of them are given to
-its 16 warps at the start."""
+"""Buffer of one CTA of the streaming kernel: the number of chunks, and the elements of a chunk. Half of the
+chunks are given to its 16 warps at the start."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +57,17 @@ class Outcome:
     threshold : Threshold
         Where the selection ends.
     passes : int
-        Looks at all elements, or all that were kept; radix rounds are some of them.
+        Looks at all elements, or at all that were kept; radix rounds are included.
     candidates : int
-        Elements inside of the last interval.
+        Elements inside the last interval.
     rounds : int
         Histograms of the selection.
     radix_rounds : int
-        Radix rounds that came before it.
+        Radix rounds that came before the selection.
     guess_hit : bool
-        Whether the first interval held.
+        Whether the first interval was enough to find the k-th key.
     state : StepState
-        What the step leaves.
+        State that the step leaves.
     """
 
     threshold: Threshold
@@ -88,7 +89,7 @@ def conclude(
     passes: int,
     radix_rounds: int = 0,
 ) -> Outcome:
-    """The last steps of a row whose interval holds: the k-th key, and what the next step starts from."""
+    """Finish a row whose interval is complete: find the k-th key, and the state for the next step."""
     threshold, rounds = select_kth(row, interval, found)
     state = next_state(row, last, moments, threshold.key, interval, found.inside, found.equal)
     hit = passes == 1 and radix_rounds == 0
@@ -96,16 +97,16 @@ def conclude(
 
 
 def move_interval(row: Row, interval: KeyInterval, found: CountResult) -> KeyInterval | None:
-    """A second interval beside one that just missed.
+    """Return a second interval, beside one that just missed.
 
-    Above it: all that lies there, if that is not much. Below it: as far down as the counts at its two ends
-    point, taken as a tail that falls exponentially, and a sixth of k further. The kernels' logarithms and
-    divisions are approximate.
+    If the k-th key lies above, the new interval takes all that lies there, if that is not much. If it lies
+    below, the new interval reaches down as far as the counts at the two ends suggest, taken as a tail that
+    falls exponentially, and a sixth of k further. The kernels' logarithms and divisions are approximate.
 
     Returns
     -------
     KeyInterval or None
-        None where neither is likely to hold, or the interval contains the k-th key and is too dense.
+        None if neither is likely to help, or if the interval contains the k-th key and is too dense.
     """
     room = (row.segment << row.log2_ctas) // 2
     if found.contains_k:
@@ -127,12 +128,12 @@ def move_interval(row: Row, interval: KeyInterval, found: CountResult) -> KeyInt
 
 
 def is_masked(row: Row, interval: KeyInterval, found: CountResult) -> bool:
-    """Whether the counts say that the k-th value is -inf: fewer than k elements are finite, or above that."""
+    """Whether the counts say that the k-th value is -inf: fewer than k elements are finite or above."""
     return interval.lo == KEY_LEAST_FINITE and found.above + found.inside < row.k
 
 
 def range_of(row: Row, interval: KeyInterval, found: CountResult) -> KeyInterval:
-    """Where the k-th key lies when an interval has missed it, or was too dense."""
+    """Return where the k-th key lies after an interval has missed it, or was too dense."""
     if found.contains_k:
         return interval
     if found.above >= row.k:
@@ -141,15 +142,15 @@ def range_of(row: Row, interval: KeyInterval, found: CountResult) -> KeyInterval
 
 
 def radix_select(row: Row, known: KeyInterval) -> tuple[KeyInterval, int]:
-    """Narrows a range that holds the k-th key to an interval whose elements fit the lists.
+    """Narrow a range that holds the k-th key to an interval whose elements fit the lists.
 
-    Rounds are over finite keys. What is neither among them nor above them is -inf, and of keys above them
-    there are two: so a masked row takes one round, and one of infinities two.
+    Rounds are over finite keys. An element that is neither among nor above these keys is -inf, and above them
+    there are only two keys. So a masked row takes one round, and a row of infinities two.
 
     Returns
     -------
     interval : KeyInterval
-        Holds the k-th key; one key where more elements than fit share it.
+        Holds the k-th key; a single key if more elements share it than fit the lists.
     rounds : int
     """
     if known.hi <= KEY_NEG_INF:
@@ -186,7 +187,7 @@ def radix_select(row: Row, known: KeyInterval) -> tuple[KeyInterval, int]:
 
 
 def _radix_histograms(row: Row, base: int, range_length: int, shift: int) -> Ints:
-    """Elements in each of 512 bins of a range, a row for each CTA."""
+    """Count the elements in each of 512 bins of a range; one row of counts for each CTA."""
     histograms = []
     for begin, end in zip(row.cta_starts[:-1], row.cta_starts[1:], strict=True):
         distance = row.keys[begin:end] - base
@@ -196,7 +197,7 @@ def _radix_histograms(row: Row, base: int, range_length: int, shift: int) -> Int
 
 
 def resolve_miss_masked(row: Row, found: CountResult, passes: int) -> Outcome:
-    """The k-th value is -inf: all that is greater is selected, and of the others the first ones."""
+    """Finish a row whose k-th value is -inf: all greater elements are selected, and then the first others."""
     greater = found.above + found.inside
     threshold = Threshold(KEY_NEG_INF, row.k - greater, row.length - greater)
     masked = StepState(F(STATE_MASKED))
@@ -206,7 +207,7 @@ def resolve_miss_masked(row: Row, found: CountResult, passes: int) -> Outcome:
 def resolve_miss_resident(
     row: Row, interval: KeyInterval, found: CountResult, moments: Moments, last: StepState
 ) -> Outcome:
-    """Of a row in registers: one moved interval, then radix rounds from where the k-th key must lie."""
+    """Finish a row in registers: one moved interval, then radix rounds over the range of the k-th key."""
     passes = 1
     moved = move_interval(row, interval, found)
     if moved is not None:
@@ -224,8 +225,8 @@ def resolve_miss_resident(
 def is_buffered(row: Row, interval: KeyInterval) -> bool:
     """Whether a stream keeps all elements that are not below `interval`.
 
-    A tie key inside may be shared by most of the row: then it keeps none, but where the interval is made for
-    masked rows or infinities. Otherwise it keeps what there is room for.
+    A tie key inside may be shared by most of the row. With such a key the stream keeps no elements, unless
+    the interval is made for masked rows or infinities. Otherwise it keeps what there is room for.
     """
     if interval.tie_key != KEY_ABSENT and interval.lo not in (KEY_LEAST_FINITE, KEY_POS_INF):
         return False
@@ -238,10 +239,10 @@ def is_buffered(row: Row, interval: KeyInterval) -> bool:
 def resolve_miss_streaming(
     row: Row, interval: KeyInterval, found: CountResult, moments: Moments, last: StepState
 ) -> Outcome:
-    """Of a row that streamed by: radix rounds over what was kept, or a second stream from further down.
+    """Finish a row that streamed by: radix rounds over what was kept, or a second stream from further down.
 
-    Whatever neither finds goes to the fallback: an interval with a tie key inside, and more elements than
-    can be buffered.
+    A row that neither can finish goes to the fallback: one whose interval has a tie key inside, or more
+    elements than can be buffered.
     """
     passes = 1
     while True:
@@ -264,23 +265,23 @@ def resolve_miss_streaming(
 
 
 def radix_fallback(row: Row, interval: KeyInterval | None, last: StepState, *, passes: int) -> Outcome:
-    """Whatever the row holds: an interval, moved once where it misses, then radix rounds over all elements.
+    """Finish any row: by an interval, moved once if it misses, then by radix rounds over all elements.
 
     Parameters
     ----------
     row : Row
     interval : KeyInterval or None
-        To try first; None: radix rounds at once.
+        Interval to try first; None takes radix rounds at once.
     last : StepState
         What the last step left.
     passes : int
-        Looks at the row that came before.
+        Looks at the row that were taken before.
 
     Returns
     -------
     Outcome
-        Its `guess_hit` says whether `interval` was the first of the row, and held. Its state is of the value
-        alone, for the fallback takes no moments.
+        Its `guess_hit` says whether `interval` was the first interval of the row, and complete. Its state
+        holds a value alone, because the fallback takes no moments.
     """
     known, rounds = EVERYTHING, 0
     is_first, is_guess = passes == 0, interval is not None

@@ -1,7 +1,7 @@
 """A first interval without a prediction: order statistics of a sample of the row.
 
-Of single elements so few belong to the top k of a long row that their order statistics say little; of the
-greatest of m elements, a share of ``1 - (1 - k / n)**m`` do.
+Of single elements of a long row so few belong to its top k that their order statistics say little. So each
+sample is the greatest of m elements: of such samples a share of ``1 - (1 - k / n)**m`` belongs to the top k.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from gvr_topk.evaluation.shipped_types import (
 )
 
 NEARLY_ALL_ABOVE = F(0.96)
-"""A sample of which more lies above the k-th value shows hardly anything below it."""
+"""A sample of which a larger share lies above the k-th value shows hardly anything below this value."""
 MARGIN_SIGMAS = F(0.5)
-"""Every warp names order statistics so many standard deviations beside the place where the k-th stands."""
+"""Every warp names order statistics this many standard deviations to both sides of the k-th key's place."""
 OUTSIDERS = 2
-"""So many of 16 warps' ideas of an end are left out, and one more for each doubling of CTAs."""
+"""So many of the 16 proposals for an end, one per warp, are left out, and one more for each doubling of
+CTAs."""
 TAIL_SHARE = F(0.125)
-"""With less of the sample above the k-th, the greatest few of every warp are ranked together."""
+"""If a smaller share of the sample lies above the k-th key, the greatest few of every warp are ranked
+together."""
 OF_EACH, SIGMAS_UP, SIGMAS_DOWN = 8, F(3.0), F(4.0)
-"""So many of each warp, and how many deviations an interval of these reaches up and down."""
+"""Keys that each warp gives to such a ranking, and how many deviations its interval reaches up and down."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,13 @@ class RowSampler:
     Attributes
     ----------
     log2_total : int
-        Elements that a sample is the greatest of, as a power of two.
+        Number of elements that a sample is the greatest of, as a power of two.
     log2_lanes, log2_own : int
-        Of these, lanes that join beside the four that share a look, and looks of one thread.
+        Parts of `log2_total`: lanes that join, beside the four that share a look, and looks of one thread.
     log2_parts : int
-        CTAs that divide the sample among them; 0 where each takes it all.
+        CTAs that divide the sample among themselves; 0 if each takes all of it.
     span : int
-        Elements it is taken from, of which the row has nearly all.
+        Number of elements that the sample is taken from; nearly all of them are the row's.
     """
 
     log2_total: int
@@ -64,12 +66,12 @@ class RowSampler:
 
 
 def row_sampler(row: Row, *, divided: bool, span: int) -> RowSampler:
-    """As few looks as leave some of the top k among the samples."""
+    """Return a sampler with as few looks as leave some of the top k among the samples."""
     n, parts = row.length, row.log2_ctas if divided else 0
     total = 2 if n < 1 << 18 else 3 if n < 1 << 19 else 4 if n <= 1 << 20 else 5
     most_lanes = min(parts, 3)
     total = max(total, 2 + most_lanes)
-    while total > 0 and row.k << total > 2 * n:  # of more, nearly all would lie in the top k
+    while total > 0 and row.k << total > 2 * n:  # with more, nearly all samples would lie in the top k
         total -= 1
     total = total if total >= 2 else 0
     lanes = max(min(most_lanes, total - 2), 0)
@@ -77,17 +79,17 @@ def row_sampler(row: Row, *, divided: bool, span: int) -> RowSampler:
 
 
 def sample_of_row(row: Row, sampling: RowSampler) -> Ints:
-    """One key for each thread, the same in all CTAs; shape [512]."""
+    """Return one key for each thread, the same in all CTAs; shape [512]."""
     shares = [_sample_of_cta(row, sampling, part) for part in range(1 << sampling.log2_parts)]
-    # Of each CTA so many as it has threads for: those of every so many-th lane.
+    # Every CTA contributes its part: one of every 2**log2_parts of its samples.
     return np.concatenate([share[:: 1 << sampling.log2_parts] for share in shares])
 
 
 def _sample_of_cta(row: Row, sampling: RowSampler, part: int) -> Ints:
-    """What the threads of one CTA make of their looks, shape [512].
+    """Return the samples that the threads of one CTA make of their looks, shape [512].
 
-    A thread's four neighbours go to four samples, for neighbours' scores are alike: of the lanes 8 apart,
-    the first takes the greatest of all first neighbours, and so on.
+    A thread's four neighbours go to four different samples, because the scores of neighbours are alike: of
+    the lanes 8 apart, the first takes the greatest of all first neighbours, and so on.
     """
     greatest = np.zeros((THREADS, NEIGHBOURS), dtype=np.int64)
     number = np.arange(THREADS, dtype=np.int64)
@@ -106,7 +108,7 @@ def _sample_of_cta(row: Row, sampling: RowSampler, part: int) -> Ints:
 
 
 def share_above(row: Row, sampling: RowSampler) -> np.float32:
-    """The share of samples that lie in the top k; the kernels' power and divisions are approximate."""
+    """Return the share of samples that lie in the top k; the kernels' power and divisions are approximate."""
     n = F(row.length)
     elements = F(F(n / F(sampling.span)) * F(1 << sampling.log2_total))
     outside = F(F(1.0) - F(F(row.k) / n))
@@ -114,15 +116,15 @@ def share_above(row: Row, sampling: RowSampler) -> np.float32:
 
 
 def guess_by_row(row: Row, *, divided: bool = False, span: int | None = None) -> KeyInterval:
-    """A first interval from the row alone.
+    """Return a first interval from the row alone.
 
     Parameters
     ----------
     row : Row
     divided : bool
-        Whether the CTAs of the cluster divide the sample, as they do where nothing is fed back.
+        Whether the CTAs of the cluster divide the sample, as they do if no state is read.
     span : int, optional
-        Elements to look among; default the row's.
+        Number of elements to look among; default the row's length.
 
     Returns
     -------
@@ -134,18 +136,19 @@ def guess_by_row(row: Row, *, divided: bool = False, span: int | None = None) ->
 
 
 def sample_interval(keys: Ints, share: np.float32, log2_ctas: int) -> KeyInterval:
-    """An interval around the ``1 - share`` quantile of one key per thread: a sign test of 16 warps.
+    """Return an interval around the ``1 - share`` quantile of one key per thread, by a sign test of 16 warps.
 
-    Each warp reads the order statistics beside that place off its own 32 keys. Of the 16 ideas of an end, the
-    one that so many others lie outside of is taken.
+    Each warp takes the order statistics to both sides of that quantile from its own 32 keys. Of the 16
+    proposals for an end, the one is taken that has `OUTSIDERS` others outside of it, and one more for each
+    doubling of CTAs.
 
     Parameters
     ----------
     keys : ndarray, shape [512], int64
     share : float32
-        Which part of the sample lies above the k-th key.
+        Share of the sample that lies above the k-th key.
     log2_ctas : int
-        CTAs of the cluster: the more, the narrower.
+        CTAs of the cluster, as a power of two: the more CTAs, the narrower the interval.
 
     Returns
     -------
@@ -176,10 +179,10 @@ def sample_interval(keys: Ints, share: np.float32, log2_ctas: int) -> KeyInterva
 
 
 def tail_interval(keys: Ints, share: np.float32) -> KeyInterval:
-    """The same where few samples are above the k-th key: the greatest of all warps, ranked together.
+    """Return the interval if few samples are above the k-th key: the greatest of all warps, ranked together.
 
-    Of more than eight that share the last rank of a warp's, the first lanes' are taken, and then even before
-    greater ones of later lanes: the interval is a guess.
+    Each warp gives eight keys. If more keys tie for them, those of the first lanes are taken, even before
+    greater keys of later lanes: that is allowed because the interval is a guess.
     """
     greatest = np.concatenate([_greatest_of(warp) for warp in keys.reshape(WARPS, LANES)])
     expected = F(F(THREADS) * share)
@@ -194,7 +197,7 @@ def _greatest_of(keys: Ints) -> Ints:
 
 
 def _at_rank(keys: Ints, rank: int) -> int:
-    """The smallest key that no more than `rank` are greater than; `KEY_NAN` where there is none."""
+    """Return the key at `rank` from the top, counted from 0, or the last; `KEY_NAN` for a negative rank."""
     if rank < 0:
         return KEY_NAN
     return int(np.sort(keys)[::-1][min(rank, len(keys) - 1)])

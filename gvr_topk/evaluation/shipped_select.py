@@ -19,9 +19,9 @@ from gvr_topk.evaluation.shipped_types import (
 )
 
 LOG2_BINS = 10
-"""Bits of the key that a round of the selection tells apart."""
+"""Bits of the key that one round of the selection resolves."""
 RANK_DIRECTLY = 32
-"""Few enough keys for one warp to rank them by comparison."""
+"""Most keys that one warp ranks by comparison."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class CtaCounts:
     above : int
         Elements above the interval.
     listed : ndarray, int64
-        Keys of the elements inside it, those at its tie key left out; in any order.
+        Keys of the elements inside the interval, except those at its tie key; in any order.
     equal : int
         Elements at the tie key.
     """
@@ -45,22 +45,22 @@ class CtaCounts:
 
 @dataclass(frozen=True)
 class CountResult:
-    """What the counts of all CTAs say together.
+    """The counts of all CTAs together.
 
     Attributes
     ----------
     above : int
         Elements above the interval.
     inside : int
-        Elements inside, those at the tie key included.
+        Elements inside the interval, those at the tie key included.
     equal : int
         Elements at the tie key.
     rank : int
-        Rank of the k-th key among those inside, from the top; no such rank where it is not.
-    contains : bool
+        Rank of the k-th key among the keys inside, from the top; no valid rank if the k-th key is not inside.
+    contains_k : bool
         The interval contains the k-th key.
-    holds : bool
-        And every CTA could list all that it has inside.
+    complete : bool
+        The interval contains the k-th key, and every CTA could list all that it has inside.
     listed : ndarray, int64
         The keys listed.
     """
@@ -76,10 +76,10 @@ class CountResult:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Where the selection ends: all above `key` is selected, and the first `quota` of the `equal` ones.
+    """Where the selection ends: all above `key` are selected, and the first `tie_quota` of the `equal` ties.
 
-    Where all of a histogram bin is selected, `key` is the bin's lower edge, which no element need have:
-    nothing lies between it and the k-th.
+    If all of a histogram bin is selected, `key` is the bin's lower edge. No element need have this key, but
+    nothing lies between it and the k-th key.
     """
 
     key: int
@@ -104,9 +104,9 @@ def count_and_list(row: Row, interval: KeyInterval) -> list[CtaCounts]:
 
 
 def exchange(row: Row, counts: list[CtaCounts]) -> CountResult:
-    """Every CTA sends every other its counts and its list, and all come to the same result.
+    """Send the counts and the list of every CTA to every other, so that all come to the same result.
 
-    A list has room for so many keys of each CTA; further ones are counted, not listed.
+    A list has room for `row.segment` keys of each CTA; further keys are counted, not listed.
     """
     above = sum(of_cta.above for of_cta in counts)
     equal = sum(of_cta.equal for of_cta in counts)
@@ -119,17 +119,17 @@ def exchange(row: Row, counts: list[CtaCounts]) -> CountResult:
 
 
 def select_kth(row: Row, interval: KeyInterval, found: CountResult) -> tuple[Threshold, int]:
-    """The k-th key among the listed ones, by histograms of 10 bits of the key a round.
+    """Find the k-th key among the listed keys, with a histogram over 10 bits of the key in each round.
 
-    A round keeps the bin in which the rank falls. The rounds end where all of a bin is wanted, where only
-    the tie key is left, or where so few keys are left that they are ranked by comparison.
+    A round keeps the bin in which the rank falls. The rounds end when all of a bin is wanted, when only the
+    tie key is left, or when so few keys are left that they are ranked by comparison.
 
     Parameters
     ----------
     row : Row
     interval : KeyInterval
     found : CountResult
-        Of that interval, which holds.
+        The counts of `interval`; they must be complete.
 
     Returns
     -------
@@ -164,16 +164,16 @@ def select_kth(row: Row, interval: KeyInterval, found: CountResult) -> tuple[Thr
 
 
 def locate(bins: Ints, rank: int) -> tuple[int, int]:
-    """The bin that the rank-th largest falls into, and how many lie in higher ones."""
+    """Return the bin that the rank-th largest falls into, and how many elements lie in higher bins."""
     hit = int(np.sort(bins)[::-1][rank - 1])
     return hit, int(np.count_nonzero(bins > hit))
 
 
 def emit(row: Row, threshold: Threshold) -> npt.NDArray[np.int32]:
-    """The selected positions, ascending; shape [k]. Of equal keys the smallest positions are taken.
+    """Return the selected positions, ascending; shape [k]. Of equal keys the smallest positions are taken.
 
-    In the kernels every CTA writes its own: where they go follows from the counts of the CTAs, warps and
-    lanes before it, so nothing is sorted.
+    In the kernels every CTA writes its own positions. Where they go follows from the counts of the CTAs,
+    warps and lanes before it, so nothing is sorted.
     """
     if threshold.takes_all:
         return np.flatnonzero(row.keys >= threshold.key).astype(np.int32)

@@ -1,11 +1,11 @@
 """Short rows: one CTA holds the row in registers, and needs no other CTA and no sample.
 
-The last step leaves a window of values around its k-th. Even bins of that window leave the k-th value alone
-with a few others, so that one round is enough. Without a window, or where it misses, rounds over the keys
-find the k-th, whatever the row holds.
+The last step leaves a window of values around its k-th value. With even bins of that window the k-th value
+shares its bin with only a few others, so that one round is enough. Without a window, or if it misses, rounds
+over the keys find the k-th value, whatever the row holds.
 
-All in one float32: negative, as no z-score is; its exponent is that of the window's radius, a
-power of two, and its mantissa the k-th value in 64ths of that.
+The window is kept in one float32. This number is negative, which no z-score is. Its exponent is that of the
+window's radius, a power of two, and its mantissa is the k-th value in 64ths of the radius.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from gvr_topk.evaluation.shipped_types import (
 LOG2_BINS = 11
 BINS = 1 << LOG2_BINS
 UNITS, MOST_CENTRE = 64, 1 << 22
-"""The window's centre is a multiple of a 64th of its radius, and so many of them at most."""
+"""The window's centre is a multiple of a 64th of its radius, with a factor below `MOST_CENTRE`."""
 
 SIGN, EXPONENT, MANTISSA = 0x80000000, 0x7F800000, 0x007FFFFF
 LOWEST_EXPONENT = 1 << 23
 LEAST_EXPONENT, MOST_EXPONENT = 67 << 23, 187 << 23
-"""Radii from ``2**-60`` to ``2**60`` are left."""
+"""A step leaves only windows with radii from ``2**-60`` to ``2**60``."""
 
 STEADY, FAR = BINS // 128, BINS // 32
-"""Moves of the k-th value, in bins, that are small, and large."""
+"""Moves of the k-th value, in bins, below which a move is small, and from which on it is large."""
 SPARSE, FEW, DENSE = 128, 512, 1024
-"""Elements in the 128 bins around the k-th value."""
+"""Limits for the number of elements in the 128 bins around the k-th value."""
 
 
 @dataclass(frozen=True)
 class ValueWindow:
-    """A window of values, as the number that holds it.
+    """A window of values, kept as the number that encodes it.
 
     Attributes
     ----------
@@ -70,12 +70,16 @@ class ValueWindow:
         return mantissa - (MANTISSA + 1) if mantissa > MANTISSA >> 1 else mantissa
 
     def bins(self, values: Floats) -> Ints:
-        """The bin of each value. Greater values, and NaN, lie in no lower bins; all below the window in 0."""
+        """Return the bin of each value; bin 0 for all values below the window.
+
+        Greater values, and NaN, lie in no lower bins.
+        """
         scale = _float_of(SIGN | ((253 << 23) - self.exponent))  # -1 / (2 radius)
         bias = fma(F(self.centre), F(0.5 / UNITS), F(0.5))
         depth = (values.astype(np.float64) * np.float64(scale) + np.float64(bias)).astype(np.float32)
         depth = np.clip(np.where(np.isnan(depth), F(0), depth), F(0), F(1))
-        # Added to 2**23 + 2047, an odd number, and rounded to even: halves go to the odd multiple.
+        # Kernels add this to 2**23 + 2047, an odd number, and round to even: so halves go to the odd
+        # multiple.
         exact = depth.astype(np.float64) * (BINS - 1)
         floor = np.floor(exact)
         rest = exact - floor
@@ -84,10 +88,10 @@ class ValueWindow:
         return bins
 
     def updated(self, hit: int, near: int) -> np.float32:
-        """What to leave after the k-th value was found in this bin, with so many `near` it.
+        """Return the next window, after the k-th value was found in bin `hit` with `near` elements around it.
 
-        The window moves along. It stays as wide as values need that move far, and where they hardly do, so
-        narrow that bins hold one element or so.
+        The window moves along with the k-th value. It widens where this value moves far, and narrows where it
+        hardly moves or elements are dense, until bins hold about one element.
         """
         move = hit - BINS // 2
         exponent, centre = self.exponent, self.centre + (move >> 4)
@@ -99,7 +103,7 @@ class ValueWindow:
 
 
 def known_window(state: StepState) -> ValueWindow | None:
-    """The window that a state holds, if it does. Radii of 2**127 and more have no scale."""
+    """Return the window that a state holds, or None. Radii of 2**126 and more have no scale."""
     first = state.first
     if first < 0 and first > F(-(2.0**126)) and first != F(STATE_UNKNOWN):
         return ValueWindow(_bits_of(first))
@@ -107,10 +111,10 @@ def known_window(state: StepState) -> ValueWindow | None:
 
 
 def shared_state(state: StepState) -> StepState:
-    """What a cluster predicts from that shares the row.
+    """Return the state from which a cluster that shares the row predicts.
 
-    Where the row has been short, that is the k-th value that its window lies around: a quarter of the radius
-    reaches over as many elements as other predictions list.
+    If the row has been short, the state tells the k-th value that the row's window lies around. A quarter of
+    the radius reaches over as many elements as other predictions list.
     """
     window = known_window(state)
     if window is None:
@@ -123,35 +127,36 @@ def shared_state(state: StepState) -> StepState:
 
 
 def window_around(kth: np.float32, radius: np.float32) -> np.float32:
-    """What to leave after a step that knew of no window; the radius is rounded down to a power of two."""
+    """Return the window to leave after a step that had none; the radius is rounded down to a power of two."""
     exponent = _bits_of(radius) & EXPONENT
     centre = F(kth * _float_of(((260 << 23) - exponent) & 0xFFFFFFFF))
     return _packed(exponent, int(np.rint(centre)) if abs(centre) < MOST_CENTRE else MOST_CENTRE)
 
 
 def _packed(exponent: int, centre: int) -> np.float32:
-    """A window of a moderate radius and a centre that fits, or `STATE_UNKNOWN`."""
+    """Pack a window; extreme radii, and centres that do not fit, become `STATE_UNKNOWN`."""
     if not (LEAST_EXPONENT <= exponent <= MOST_EXPONENT and abs(centre) < MOST_CENTRE):
         return F(STATE_UNKNOWN)
     bits = SIGN | exponent | (centre & MANTISSA)
-    # Half a bin makes no difference but to the one number that says nothing.
+    # One unit of the centre makes little difference, and keeps a window from being equal to STATE_UNKNOWN.
     return _float_of(bits + 1 if bits == _bits_of(F(STATE_UNKNOWN)) else bits)
 
 
 def try_predicted_window(row: Row, held: Floats, window: ValueWindow) -> tuple[Outcome, np.float32] | None:
-    """One round by the window of the last step.
+    """Try one round with the window of the last step.
 
     Parameters
     ----------
     row : Row
     held : ndarray, float32
-        The row, and -inf behind it, as far as the block holds.
+        The row, and -inf behind it, up to the number of elements that the block holds.
     window : ValueWindow
 
     Returns
     -------
     (Outcome, float32) or None
-        With the next window. None where the k-th value lies outside, or not alone enough.
+        The outcome and the next window. None if the k-th value lies outside of the window, or shares its bin
+        with too many elements.
     """
     bins = window.bins(held)
     hit, above = locate(bins, row.k)
@@ -165,9 +170,9 @@ def try_predicted_window(row: Row, held: Floats, window: ValueWindow) -> tuple[O
 
 
 def narrow_keys(row: Row, held: Floats, rounds: int) -> tuple[Outcome, np.float32]:
-    """Rounds of 11 bits of the key until one key, or all of a range, is wanted, or few are left.
+    """Run rounds over 11 bits of the key until one key is left, all of a range is wanted, or few are left.
 
-    `rounds` that have failed came before: one, where a window has missed.
+    `rounds` is the number of failed rounds before these: one if a window has missed.
     """
     idle = row.invariant_bits
     keys = keys_of(held) >> idle
@@ -199,7 +204,7 @@ def narrow_keys(row: Row, held: Floats, rounds: int) -> tuple[Outcome, np.float3
 
 
 def _first_window(row: Row, base: int, dense_bin: int, *, is_tied: bool) -> np.float32:
-    """A window so wide that four elements or so share a bin; none around a value that many are."""
+    """Return a window so wide that about four elements share a bin; none around a value that many have."""
     idle = row.invariant_bits
     first_shift = 32 - idle - LOG2_BINS
     low = base >> first_shift << first_shift
@@ -210,13 +215,13 @@ def _first_window(row: Row, base: int, dense_bin: int, *, is_tied: bool) -> np.f
 
 
 def _rank(keys: Ints, rank: int) -> Threshold:
-    """The threshold among few keys, by comparing them with each other."""
+    """Return the threshold among few keys, found by comparing them with each other."""
     key = int(np.sort(keys)[::-1][rank - 1])
     return Threshold(key, rank - int(np.count_nonzero(keys > key)), int(np.count_nonzero(keys == key)))
 
 
 def held_row(row: Row) -> Floats:
-    """All that the block holds: the row, and then -inf. Its top k are the row's, by their positions."""
+    """Return what the block holds: the row, then -inf. The top k are still the row's, by their positions."""
     held = np.full(max(THREADS * row.plan.values_per_thread, row.length), -np.inf, dtype=np.float32)
     held[: row.length] = row.values[: row.length]
     return held

@@ -1,4 +1,4 @@
-"""What the model of the shipped kernels works on: keys, intervals of them, a row, and a slot's state.
+"""The data that the model of the shipped kernels works on: keys, intervals of keys, a row, a slot's state.
 
 Keys are `gvr_topk.contract.order_key`'s: unsigned 32-bit numbers, which compare as the contract compares
 scores.
@@ -31,7 +31,7 @@ F = np.float32
 ZERO = F(0.0)
 
 KEY_ABSENT = 0
-"""Below every score: the key of what lies behind the end of a row."""
+"""Key below that of every score: the key of what lies behind the end of a row."""
 KEY_LEAST = 1
 KEY_NEG_INF = 0x007FFFFF
 KEY_LEAST_FINITE = KEY_NEG_INF + 1
@@ -43,9 +43,9 @@ THREADS, WARPS, LANES = 512, 16, 32
 """Threads of a CTA, its warps, and the lanes of a warp."""
 
 INVARIANT_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
-"""Low bits that all keys of a dtype have alike: a search over keys leaves them out."""
+"""Low bits of a dtype's keys that tell nothing about the score: a search over keys leaves them out."""
 EPSILON = {torch.float32: F(2.0**-23), torch.bfloat16: F(2.0**-7), torch.float16: F(2.0**-10)}
-"""From a number to the next one of its dtype, as a part of it and at most."""
+"""Largest distance from a number to the next one of its dtype, as a part of the number."""
 
 
 def keys_of(values: Floats) -> Ints:
@@ -59,13 +59,13 @@ def key_of(value: np.float32) -> int:
 
 
 def value_of(key: int) -> np.float32:
-    """The float32 whose key this is; NaN, or minus zero, where no score has the key."""
+    """Return the float32 that has this key; NaN, or minus zero, if no score has the key."""
     bits = key ^ 0x80000000 if key & 0x80000000 else ~key & 0xFFFFFFFF
     return F(np.array([bits], dtype=np.uint32).view(np.float32)[0])
 
 
 def whole_key(key: int, invariant_bits: int) -> int:
-    """The key of which all but the idle bits are left: ones below zero and in NaN, zeros above zero."""
+    """Restore the invariant bits of a shifted key: ones below zero and in NaN, zeros above zero."""
     whole = key << invariant_bits
     ends_in_ones = whole < KEY_ZERO or key == KEY_NAN >> invariant_bits
     return whole | ((1 << invariant_bits) - 1) if ends_in_ones else whole
@@ -78,9 +78,9 @@ class KeyInterval:
     Attributes
     ----------
     lo, hi : int
-        Its ends.
+        Both ends of the range.
     source : GuessSource
-        Where it came from.
+        Where the interval came from.
     """
 
     lo: int
@@ -94,14 +94,14 @@ class KeyInterval:
 
     @property
     def high(self) -> np.float32:
-        """The upper end as a score. The key just below zero's is minus zero's, which no score has."""
+        """The upper end as a score. Minus zero's key, just below zero's, is skipped: no score has it."""
         return value_of(self.hi - 1 if self.hi == KEY_ZERO - 1 else self.hi)
 
     @property
     def tie_key(self) -> int:
         """The one key inside that is counted instead of listed, because many elements may share it.
 
-        The only key there is, or zero, which a ReLU gives to most of a row; else `KEY_ABSENT`.
+        It is the interval's only key, or zero, which a ReLU gives to most of a row; else `KEY_ABSENT`.
         """
         if self.lo == self.hi:
             return self.lo
@@ -115,12 +115,12 @@ EVERYTHING = KeyInterval(KEY_LEAST, KEY_NAN)
 
 
 def only(key: int) -> KeyInterval:
-    """The interval of one key."""
+    """Return the interval of one key."""
     return KeyInterval(key, key)
 
 
 def finite_interval(lo: int, hi: int, source: GuessSource) -> KeyInterval:
-    """An interval whose ends are finite, or both infinity: what that leaves out is found later."""
+    """Return an interval whose ends are finite, or both infinity; what it leaves out is found later."""
     if min(lo, hi) >= KEY_POS_INF:
         return KeyInterval(KEY_POS_INF, KEY_POS_INF, source)
     hi = min(max(hi, KEY_LEAST_FINITE), KEY_MOST_FINITE)
@@ -134,17 +134,17 @@ class StepState:
     Attributes
     ----------
     first : float32
-        Says of what kind the rest is (`gvr_topk.constants`). Within `STATE_MAX_ZSCORE` of
-        `STATE_ZSCORE_ORIGIN` it is that origin plus a z-score; then come `STATE_VALUE_ONLY`,
-        `STATE_INFINITE` and `STATE_MASKED`. Numbers between them, which no step leaves, predict something
-        as well. Negative numbers but `STATE_UNKNOWN` are the value window of a short row.
+        Kind of the state (`gvr_topk.constants`). Within `STATE_MAX_ZSCORE` of `STATE_ZSCORE_ORIGIN` it is
+        that origin plus a z-score; above come `STATE_VALUE_ONLY`, `STATE_INFINITE` and `STATE_MASKED`. No
+        step leaves numbers between these, but they predict something as well. Negative numbers other than
+        `STATE_UNKNOWN` are the value window of a short row.
     value : float32
-        The k-th value as it is expected next.
+        The k-th value that is expected next.
     limit : float32
-        How far an interval may reach, in the unit of the predictor that is gone by.
+        How far an interval may reach, in the unit of the predictor that is used.
     packed_errors : int
-        32 bits: the z-score's error as a bfloat16, then the value's, whose last bit is set where the value
-        predictor is gone by.
+        32 bits: the z-score's error as a bfloat16, then the value's error, whose last bit is set if the value
+        predictor is used.
     """
 
     first: np.float32
@@ -154,13 +154,13 @@ class StepState:
 
     @classmethod
     def of_tensor(cls, slot: Tensor) -> StepState:
-        """The state in a tensor of four float32."""
+        """Return the state in a tensor of four float32."""
         numbers = slot.detach().cpu().contiguous()
         first, value, limit, _ = numbers.numpy()
         return cls(first, value, limit, int(numbers.view(torch.int32)[3]) & 0xFFFFFFFF)
 
     def tensor(self) -> Tensor:
-        """The state as four float32; bits that are no number stay as they are."""
+        """Return the state as four float32; the packed errors keep their bits, even if these make a NaN."""
         numbers = torch.tensor([self.first, self.value, self.limit, 0.0], dtype=torch.float32)
         signed = self.packed_errors - (1 << 32) if self.packed_errors >> 31 else self.packed_errors
         numbers.view(torch.int32)[3] = signed
@@ -172,7 +172,7 @@ class StepState:
 
     @property
     def is_known(self) -> bool:
-        """Whether kernels that share a row among CTAs can predict from it. No NaN is known."""
+        """Whether kernels that share a row among CTAs can predict from the state. A NaN is not known."""
         return bool(self.first >= F(STATE_ZSCORE_ORIGIN - STATE_MAX_ZSCORE))
 
     @property
@@ -191,7 +191,7 @@ class StepState:
 
     @property
     def uses_value(self) -> bool:
-        """Which of the two predictors is gone by; the value's needs no sample of the row."""
+        """Whether the value predictor is used, which needs no sample of the row."""
         return self.has_value and bool(self.packed_errors & 1)
 
     @property
@@ -200,7 +200,7 @@ class StepState:
 
     @property
     def z_error(self) -> np.float32:
-        """How far off the z-score may be, at the mean; as much more for each deviation further out."""
+        """How far off the z-score may be at the mean; for each deviation further out, as much is added."""
         return F(np.array([self.packed_errors & 0xFFFF0000], dtype=np.uint32).view(np.float32)[0])
 
     @property
@@ -218,16 +218,16 @@ class Row:
     Attributes
     ----------
     values : ndarray, shape [width], float32
-        The whole buffer of the row, widened. What lies behind the row's end is looked at by no one but the
-        sample, which does not count it.
+        The whole buffer of the row, widened to float32. Only the sample looks at what lies behind the row's
+        end, and does not count it.
     length : int
         Elements of the row itself.
     k : int
         Items wanted.
     dtype : torch.dtype
-        Of the scores.
+        Dtype of the scores.
     plan : Plan
-        Of the launch.
+        Plan of the launch.
     """
 
     values: Floats
@@ -271,7 +271,8 @@ class Row:
     def is_laid_out_anew(self) -> bool:
         """Whether the row is so much shorter than its buffer that it is laid out, and sampled, by its length.
 
-        Loads start before the length is known, for all of the buffer.
+        Otherwise it is laid out by its buffer, because loads of all of the buffer start before the length is
+        known.
         """
         if self.plan.family == "resident":
             return 2 * self._groups(self.length) <= self._groups(self.width)
@@ -300,7 +301,7 @@ class Row:
         return replace(self, plan=replace(self.plan, family="fallback"))
 
     def _groups(self, elements: int) -> int:
-        """Groups of 32 vectors, which are what warps share out among them."""
+        """Number of groups of 32 vectors; the warps share these groups out among themselves."""
         return -(-elements // (LANES * self.per_vector))
 
     def _warp_span(self) -> int:

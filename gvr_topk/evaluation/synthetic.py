@@ -81,11 +81,11 @@ LAYERS: dict[int, Layer] = {
 class LayerGenerator:
     """Consecutive decode steps of one synthetic layer; a `gvr_topk.evaluation.trace.ScoreSource`.
 
-    Every key has a normal score ``z = sqrt(w) u + sqrt(1 - w) v``: `u` stays with the key, `v`
-    changes from step to step as a first-order autoregression, and both are one along the positions.
-    The row is the family's quantile function at ``Phi(z)``, and each row draws its family. One key
-    is appended at each step. Families are monotone, so they shape the search for a threshold and
-    leave the hit ratio to `correlation` alone.
+    Every key has a normal score ``z = sqrt(w) u + sqrt(1 - w) v``: `u` stays with the key, and `v` changes
+    from step to step as a first-order autoregression. Along the positions both are first-order
+    autoregressions, too. The row is the family's quantile function at ``Phi(z)``, and each row draws its
+    family. One key is appended at each step. Families are monotone, so they shape the search for a threshold
+    and leave the hit ratio to `correlation` alone.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class LayerGenerator:
         rng = np.random.default_rng((self.seed, self.layer, stream, step))
         shocks = rng.standard_normal(self.n_start + self._steps - 1, dtype=np.float32)
         gain = np.float32((1 - POSITION_CORRELATION**2) ** 0.5)
-        shocks[0] /= gain  # the first position has no neighbour before it, and unit variance too
+        shocks[0] /= gain  # the first position has no neighbour before it, but unit variance, too
         return lfilter(
             np.array([gain]), np.array([1, -POSITION_CORRELATION], dtype=np.float32), shocks
         ).astype(np.float32, copy=False)
@@ -235,7 +235,7 @@ def _quantile_table(family: Family) -> tuple[npt.NDArray[np.float64], npt.NDArra
 
 
 def _generator(n: int, k: int, seed: int) -> np.random.Generator:
-    """The adversarial cases' source of randomness, for sizes that can have any."""
+    """Return the random generator of the adversarial cases, after a check of the sizes."""
     for name, size in (("n", n), ("k", k)):
         if size < 1:
             raise ValueError(f"{name}: wanted at least 1, got {size}")
@@ -250,7 +250,7 @@ def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
     n : int
         Elements of each row, at least 1.
     k : int
-        Items that will be asked of them: ties are placed around the k-th value.
+        Items that will be selected from the rows: ties are placed around the k-th value.
     seed : int
         Same seed, same rows.
 
@@ -329,7 +329,7 @@ def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
         "outliers_both_signs": scattered(noise * 1e-30, 0.1 * min(k / n, 1), 3e38, -3e38),
         "every_exponent": np.ldexp(rng.choice([-1.0, 1.0], n), rng.integers(-149, 128, n)),
         "random_bits": bits.view(np.float32),
-        # Places.
+        # Places of the largest elements.
         "ascending": ascending,
         "descending": ascending[::-1],
         "top_in_first_chunk": lifted_first,
@@ -344,7 +344,7 @@ def adversarial_rows(n: int, k: int, seed: int) -> dict[str, Floats]:
 
 
 def adversarial_hints(n: int, k: int, seed: int) -> dict[str, Int32s]:
-    """Hints without worth or sense, for a row of `n` elements; none may change a result.
+    """Return worthless and senseless hints for a row of `n` elements; none may change a result.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the hook did, as numbers: from Python, and as Prometheus text.
+"""Counters of what the hook did, readable from Python and as Prometheus text.
 
 Counts are made on the host, where a decision is taken. A replayed CUDA graph runs no Python, so calls
 are counted when they run eagerly or are captured, while steps, rows and requests are counted at every
@@ -27,20 +27,20 @@ WRITE_INTERVAL = 30.0
 
 @dataclass(frozen=True)
 class Measured:
-    """Read from the device, for the rows of the last step.
+    """Numbers read from the device, for the rows of the last step.
 
     Attributes
     ----------
     hit_ratio : float or None
-        Hinted values that reached the k-th value, as a share of k: the mean over layers and rows with a
-        hint; without ties at the k-th value, the share of the hint that was in the result. None when
+        Number of hinted values that reached the k-th value, divided by k; the mean over layers and rows with
+        a hint. Without ties at the k-th value this is the share of the hint that was in the result. None when
         there was no hint yet, or while a graph is being captured.
     hinted : int
         Pairs of layer and row the mean is over.
     guess_rows, guess_misses : int
-        Rows whose first threshold came from a guess, and those of them where it had to be widened.
+        Rows whose first threshold came from a guess, and rows among them whose guess had to be widened.
 
-    All of it is known only with the option ``stats``.
+    These numbers are known only with the option ``stats``.
     """
 
     hit_ratio: float | None = None
@@ -74,7 +74,7 @@ class Snapshot:
     measured: Measured = field(default_factory=Measured)
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain JSON types."""
+        """Return the counters as plain JSON types."""
         plain = asdict(self)
         plain["calls"] = [
             {"path": path, "reason": reason, "count": count}
@@ -95,13 +95,13 @@ class Counters:
         self._next_write = 0.0
 
     def snapshot(self) -> Snapshot:
-        """All counters now. Reads a few kilobytes from the device, so not meant for every step."""
+        """Return all counters. Reads a few kilobytes from the device, so not meant for every step."""
         return Snapshot(
             dict(self.calls), dict(self.steps), dict(self.rows), dict(self.requests), self.measure()
         )
 
     def prometheus_text(self) -> str:
-        """All counters in Prometheus text format.
+        """Return all counters in Prometheus text format.
 
         Raises
         ------
@@ -116,7 +116,10 @@ class Counters:
         return generate_latest(registry).decode()
 
     def write_if_due(self, directory: Callable[[], str | None]) -> None:
-        """Keep a file per process for collectors that read a directory; most steps do not even ask for it."""
+        """Write this process's file, for collectors that read a directory, if the last one is old enough.
+
+        Most steps do not even ask for the directory.
+        """
         now = time.monotonic()
         if now < self._next_write:
             return

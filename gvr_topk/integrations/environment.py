@@ -1,20 +1,21 @@
 """Environment variables of the TensorRT-LLM integration, read and written in one place.
 
 ``GVR_TOPK_DISABLE=1``
-    No layer is touched in this process; our YAML keys are accepted and ignored. Empty, ``0``, ``false``,
-    ``no`` and ``off`` are as if it were unset.
+    No layer is touched in this process; our YAML keys are accepted and ignored. The values empty, ``0``,
+    ``false``, ``no`` and ``off`` count as unset.
 ``TRTLLM_GVR_TOPK``
     ``0`` off, ``1`` on, ``force`` on also where TensorRT-LLM would run another top-k of its own. Set by the
     user, never by us; it overrules the YAML.
 ``TRTLLM_GVR_TOPK_OPTIONS``
     JSON with the keys of the YAML section ``gvr_topk``; it overrules the YAML too.
 ``TRTLLM_GVR_TOPK_YAML``
-    What the YAML last validated asks for, as JSON. Set by us, never by the user: worker processes are started
-    with the parent's ``TRTLLM*`` variables and nothing else of ours.
+    What the YAML that was validated last asks for, as JSON. Set by us, never by the user: worker processes
+    are started with the parent's ``TRTLLM*`` variables and nothing else of ours.
 ``TRTLLM_GVR_TOPK_METRICS_DIR``
     Directory in which every process keeps a file of its counters in Prometheus text format.
 ``TRTLLM_ENABLE_PDL=1``
-    TensorRT-LLM's own: its kernels are launched while the one before is still running. Ours are then too.
+    TensorRT-LLM's own variable: its kernels are launched while the previous kernel is still running. Our
+    kernels are then launched in the same way.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ ENABLE_PDL = "TRTLLM_ENABLE_PDL"
 
 
 class Mode(Enum):
-    """What was asked for."""
+    """The mode that is asked for."""
 
     OFF = "0"
     ON = "1"
@@ -57,7 +58,7 @@ def programmatic_launch() -> bool:
 
 
 def user_mode(variable: str = ENABLE) -> Mode | None:
-    """What the user's variable says; None where it is not set.
+    """Return the mode that the user's variable asks for; None if it is not set.
 
     Raises
     ------
@@ -74,7 +75,7 @@ def user_mode(variable: str = ENABLE) -> Mode | None:
 
 
 def mode() -> Mode:
-    """What is asked for: by the user's variable, else by the YAML validated last.
+    """Return the mode that is asked for by the user's variable, or else by the YAML validated last.
 
     Raises
     ------
@@ -90,7 +91,7 @@ def mode() -> Mode:
 
 
 def options() -> GvrTopkConfig:
-    """The options that reached this process; the defaults if none did."""
+    """Return the options that reached this process; the defaults if none did."""
     from gvr_topk.config import GvrTopkConfig
 
     if OPTIONS in os.environ:
@@ -104,14 +105,14 @@ def metrics_directory() -> str | None:
 
 
 def publish(enable: bool | None = None, options: Mapping[str, Any] | None = None) -> None:
-    """Carry what a validated configuration says to this process's hook and to its workers.
+    """Publish what a validated configuration asks for to this process's hook and to its workers.
 
     Parameters
     ----------
     enable : bool, optional
-        ``enable_heuristic_topk``; None leaves what is published.
+        ``enable_heuristic_topk``; None keeps what is published.
     options : mapping, optional
-        The section ``gvr_topk``, checked here; an empty one takes earlier options back, None leaves them.
+        The section ``gvr_topk``, checked here; an empty one withdraws earlier options, None keeps them.
     """
     from gvr_topk.config import GvrTopkConfig
 
@@ -127,7 +128,7 @@ def publish(enable: bool | None = None, options: Mapping[str, Any] | None = None
 
 
 def withdraw() -> None:
-    """Take back what was published."""
+    """Withdraw what was published."""
     os.environ.pop(YAML, None)
 
 

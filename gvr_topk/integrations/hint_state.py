@@ -1,4 +1,4 @@
-"""What is kept by request between the steps of one cache manager, and which row uses which slot."""
+"""State kept by request between the steps of one cache manager, and the slot that each row uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gvr_topk.policy import can_use_heuristic
 from gvr_topk.request_slots import RequestSlots
 
 ROWS_PER_REQUEST = 8
-"""Room for rows in one step, for each request of the largest batch. MTP uses at most 4."""
+"""Rows of one step that there is room for, per request of the largest batch. MTP uses at most 4."""
 
 DUMMY_FROM = 1 << 63
 """Request ids of CUDA graph padding count down from 2**64 - 1; real ids stay far below this."""
@@ -38,23 +38,24 @@ DUMMY = "dummy"
 
 
 _INTEGERS = (torch.int32, torch.int64)
-"""What numbers of accepted rows may be."""
+"""Dtypes that numbers of accepted rows may have."""
 
 
 class HintState:
-    """What one cache manager's live requests leave from step to step.
+    """State that one cache manager's live requests leave from step to step.
 
-    With draft tokens, a request's state is what the last of its accepted rows leaves, where TensorRT-LLM
-    tells how many those are. It knows so only after the selections of the step: each row leaves its state in
-    `next_state`, and the next `update` copies those of the accepted rows to their slots, before any slot
-    changes hands. TensorRT-LLM tells it while MTP drafts, in ``metadata.mtp_num_accepted``: integers by row
-    of the batch, requests in context phase first, and the token that is no draft counts too. It may take the
-    tensor back after that, and a replayed CUDA graph writes it without running any Python, so
-    `note_accepted` keeps it: until the next step, or, of a batch that is a CUDA graph's, for good.
+    With draft tokens, a request's state is what its last accepted row leaves, if TensorRT-LLM tells how many
+    rows were accepted. It knows this only after the selections of the step. So each row leaves its state in
+    `next_state`, and the next `update` copies the state of each last accepted row to its slot, before any
+    slot changes hands. TensorRT-LLM tells the numbers while MTP drafts, in ``metadata.mtp_num_accepted``: one
+    integer per request of the batch, requests in context phase first; the token that is not a draft counts
+    too. TensorRT-LLM may take the tensor back after that, and a replayed CUDA graph writes it without running
+    any Python. So `note_accepted` keeps the tensor: until the next step, or for good if the batch is a CUDA
+    graph's.
 
-    Where nothing is told (before TensorRT-LLM's pull request 15806, and without
-    ``index_share_for_mtp_iteration``), and where positions are kept, of which rows leave none, the state is
-    what the last row leaves, accepted or not. Such a state can cost time and never a result.
+    If TensorRT-LLM tells nothing (before its pull request 15806, and without
+    ``index_share_for_mtp_iteration``), or if positions are kept, which `next_state` does not hold, the state
+    is what the last row leaves, accepted or not. Such a state can cost time but never changes a result.
 
     Parameters
     ----------
@@ -66,8 +67,8 @@ class HintState:
     Attributes
     ----------
     next_state : Tensor, ``[layers, max_rows, 4]``, float32, or None
-        What each draft row of the step leaves; unknown where none did. Allocated once, when TensorRT-LLM
-        first tells how many rows it has accepted; None before.
+        State that each draft row of the step leaves; unknown where a row left none. Allocated once, when
+        TensorRT-LLM first tells how many rows it has accepted; None before.
     """
 
     def __init__(self, metadata: Any, manager: Any, mode: Mode) -> None:
@@ -121,7 +122,7 @@ class HintState:
 
     @property
     def max_rows(self) -> int:
-        """Rows of one step that have room for a slot each."""
+        """Most rows of one step that can have a slot each."""
         return self.draft_row_slot.shape[0]
 
     def __str__(self) -> str:
@@ -135,7 +136,7 @@ class HintState:
     def update(self, metadata: Any, counters: Counters) -> None:
         """Note the requests of the coming step; one copy to the device, no sync.
 
-        Before that, what the accepted draft rows of the last step have left goes to their slots.
+        Before that, it copies the states of the last step's accepted draft rows into their slots.
 
         Parameters
         ----------
@@ -153,7 +154,7 @@ class HintState:
         tokens = int(metadata.num_tokens) - int(metadata.num_ctx_tokens)
         counters.steps["graph" if getattr(metadata, "is_cuda_graph", False) else "eager"] += 1
         if generations and getattr(metadata, "skip_indexer_for_gen_reqs", False):
-            counters.steps["skipped"] += 1  # the state stays a step behind: harmless, but seen
+            counters.steps["skipped"] += 1  # the state stays a step behind, which is harmless but counted
             self.waited = True
         if requests > self.requests.row_slot.shape[0]:
             counters.steps["over capacity"] += 1
@@ -183,7 +184,7 @@ class HintState:
         self.batch = weakref.ref(metadata)
 
     def row_slot(self, metadata: Any, next_n: int, rows: int) -> Tensor | None:
-        """Slot of each row of a call, or None when this batch was not prepared that way.
+        """Return the slot of each row of a call, or None when this batch was not prepared for such a call.
 
         The draft steps of MTP run inside one step with one row per request and, once the prompt tokens
         are through, with every request of the batch in generation; so the layout is taken from the
@@ -199,31 +200,31 @@ class HintState:
         return self.draft_row_slot[:rows] if fits and start == self.num_contexts else None
 
     def next_rows(self, layer: int, next_n: int, rows: int) -> Tensor | None:
-        """Where the draft rows of a call leave their state; None where the last one leaves it in the slot.
+        """Return where a call's draft rows leave their state; None if the last row leaves it in the slot.
 
         Parameters
         ----------
         layer : int
             Layer of this rank.
         next_n, rows : int
-            Of a call whose slots `row_slot` knows.
+            Rows per request, and rows, of a call for which `row_slot` returns slots.
         """
         return None if self.next_state is None or next_n == 1 else self.next_state[layer, :rows]
 
     def note_accepted(self, metadata: Any) -> str:
-        """Keep the tensor of a draft loop that says how many rows of each request were accepted.
+        """Keep the tensor of a draft loop that tells how many rows of each request were accepted.
 
-        Nothing is read from it here. `next_state` is allocated the first time, except during a capture.
+        The tensor is not read here. The first call that is not captured allocates `next_state`.
 
         Parameters
         ----------
         metadata : DSAtrtllmAttentionMetadata
-            As the draft loop has it, before or while its layers run.
+            Metadata of the draft loop, before or while its layers run.
 
         Returns
         -------
         str
-            What is wrong with the tensor, which is then ignored; empty where nothing is.
+            What is wrong with the tensor, which is then ignored; empty if nothing is wrong.
         """
         accepted = getattr(metadata, "mtp_num_accepted", None)
         told = accepted is not None and getattr(metadata, "in_mtp_draft_loop", False)
@@ -273,12 +274,12 @@ class HintState:
         guessed = last[..., StatsColumn.GUESS] > GuessSource.NONE
         misses = int((guessed & (last[..., StatsColumn.GUESS_HIT] != 1)).sum())
         hits = last[..., StatsColumn.HITS]
-        hits = hits[hits > 0]  # a hint nothing of which is in the result was none
+        hits = hits[hits > 0]  # a hint of which nothing is in the result counts as no hint
         ratio = float(hits.double().mean()) / self.k if hits.numel() else None
         return Measured(ratio, hits.numel(), int(guessed.sum()), misses)
 
     def _accept(self) -> None:
-        """Copy what the accepted rows of the last step have left to the slots that those rows had."""
+        """Copy the states of the last step's accepted rows into the slots of these rows."""
         rows, self._draft_rows = self._draft_rows, 0
         if not rows or self.next_state is None:
             return
@@ -288,13 +289,13 @@ class HintState:
         if told is not None and batch is not None and batch() is self.batch():
             accepted = told[generations]
         else:
-            accepted = torch.full_like(slots, self.next_n)  # not told: the last row stands for the request
+            accepted = torch.full_like(slots, self.next_n)  # not told: the last row counts as accepted
         left = self.next_state[:, :rows]
         self.requests.accept(left, slots, accepted)
-        left.fill_(STATE_UNKNOWN)  # a step that leaves nothing must not bring this back
+        left.fill_(STATE_UNKNOWN)  # so that a step that leaves nothing does not copy this again
 
     def _kinds(self, metadata: Any, requests: int) -> list[str]:
-        """Of each request: `HINTED`, `DUMMY`, or the gate's reason why its rows read and write no slot."""
+        """Return for each request `HINTED`, `DUMMY`, or the gate's reason why its rows use no slot."""
         ids = list(metadata.request_ids)[:requests]
         kinds = [DUMMY if _is_dummy(request) else HINTED for request in ids]
         low, high = self.options.min_length, self.options.max_length
@@ -312,7 +313,7 @@ class HintState:
         return kinds
 
     def _note_contexts(self, metadata: Any, owners: Sequence[int | None], counters: Counters) -> None:
-        """Say which rows end a prompt chunk, and whose slot they seed. Eager steps only."""
+        """Note which rows end a prompt chunk, and which slots they seed. Eager steps only."""
         self.contexts = None
         if not owners or self.requests.indices is None:
             return
@@ -331,19 +332,19 @@ class HintState:
 
 
 def _kind(value: Any) -> str:
-    """Type of a tensor that was to be another one, or of something else."""
+    """Describe the type of a value that should have been another tensor."""
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} of {value.dim()} dimensions"
 
 
 def first_attribute(instance: Any, *names: str) -> Any:
-    """The first of these attributes that an object has."""
+    """Return the first of these attributes that an object has."""
     return next(getattr(instance, name) for name in names if hasattr(instance, name))
 
 
 def _micro_batches(metadata: Any, manager: Any) -> int:
-    """Batches whose requests are alive at once: one per pipeline stage, and one more to overlap."""
+    """Return how many batches are alive at once: one per pipeline stage, and one more if several overlap."""
     mapping = getattr(metadata, "mapping", None) or getattr(manager, "mapping", None)
     stages = int(getattr(mapping, "pp_size", 1) or 1)
     return 1 if stages == 1 else stages + 1

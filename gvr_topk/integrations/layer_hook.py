@@ -1,9 +1,9 @@
-"""The hook around the indexer of one layer, and in place of its top-k.
+"""The hook around the indexer of each layer, and in place of its top-k.
 
-TensorRT-LLM selects without saying for which layer or for which requests. So the call of
-``Indexer.sparse_attn_indexer`` around it is wrapped to note both, and ``prepare`` of the batch metadata
-is wrapped to say, once per step and on the host, which request each row belongs to. The selection itself is
-taken over where it comes to, see `gvr_topk.integrations.selection`.
+TensorRT-LLM's top-k is told neither the layer nor the requests. So the enclosing call of
+``Indexer.sparse_attn_indexer`` is wrapped to note layer and batch, and ``prepare`` of the batch metadata is
+wrapped to note, once per step and on the host, which request each row belongs to. The selection itself is
+replaced as `gvr_topk.integrations.selection` describes.
 
 Inside a captured region the hook copies nothing and reads nothing back, and allocates nothing: every tensor
 the op takes exists since the first step, at an address that never changes.
@@ -50,7 +50,7 @@ class IndexerCall:
     metadata: Any
     layer: int
     selected: bool = False
-    """Whether its decode rows came to us."""
+    """Whether the selection of its decode rows reached our hook."""
 
 
 class LayerHook:
@@ -65,7 +65,8 @@ class LayerHook:
     Attributes
     ----------
     before_first_step : callable
-        Called once, at the first ``prepare``: what could not be patched when the DSA module was imported.
+        Called once, at the first ``prepare``, to patch what could not be patched when the DSA module was
+        imported.
     """
 
     def __init__(self, counters: Counters, say: Callable[[str, str], None]) -> None:
@@ -79,7 +80,7 @@ class LayerHook:
         counters.measure = self.measure
 
     def state_of(self, manager: Any) -> HintState | Closed | None:
-        """What is known about a cache manager; None before its first step."""
+        """Return what is known about a cache manager; None before its first step."""
         return self._states.get(manager)
 
     def wrap_prepare(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,7 +148,7 @@ class LayerHook:
         Returns
         -------
         bool
-            False when TensorRT-LLM has to do it, with nothing written and the reason counted.
+            False when TensorRT-LLM has to do it. Then nothing is written, and the reason is counted.
         """
         call = self.current()
         if call is None:
@@ -158,19 +159,19 @@ class LayerHook:
             if not reason:
                 try:
                     self._run(call, selection)
-                except Exception as error:  # the original still can
+                except Exception as error:  # the original can still select
                     reason = self.failed("fell back", error)
         if reason:
             self.counters.calls[ORIGINAL, reason] += 1
         return not reason
 
     def failed(self, what: str, error: Exception) -> str:
-        """Log an unexpected error and name it for the counters."""
+        """Log an unexpected error, and return its name for the counters."""
         self._say("warning", f"{what}: {type(error).__name__}: {error}")
         return f"error: {type(error).__name__}"
 
     def _reason_against(self, call: IndexerCall, selection: Selection) -> str:
-        """Why TensorRT-LLM has to do this call; empty when ours can."""
+        """Return why TensorRT-LLM has to do this call; empty when our op can do it."""
         state = call.state
         if isinstance(state, Closed):
             return state.reason
@@ -215,7 +216,7 @@ class LayerHook:
                 stats=stats,
             )
         self.counters.calls[OURS, "no_state" if slots is None else "hint"] += 1
-        if not state.announced:  # not before: a first step need not come to us
+        if not state.announced:  # only now, because a first step may not reach our hook
             state.announced = True
             self._say("info", f"on: {state}")
 
@@ -232,7 +233,7 @@ class LayerHook:
         return IndexerCall(state, metadata, layer)
 
     def _passed_by(self) -> None:
-        """Count and say that decode rows were selected by something that is not hooked."""
+        """Count and log that decode rows were selected by something that is not hooked."""
         self.counters.calls[ORIGINAL, UNSEEN] += 1
         self._say(
             "warning",
@@ -262,7 +263,7 @@ class LayerHook:
             self._broken = Closed(self.failed("refused", error))
 
     def _say_waiting(self, state: HintState) -> None:
-        """Say once why nothing is said to be on: a log without a word looks like a missing wheel."""
+        """Log once why there is no "on" line yet: a log without any line looks like a missing wheel."""
         self._say(
             "info",
             f"waiting: no row is longer than index_topk = {state.k} so far, and TensorRT-LLM selects nothing "
@@ -294,11 +295,11 @@ class LayerHook:
         return Closed(reason)
 
     def _note_accepted(self, state: HintState, metadata: Any) -> None:
-        """Note how many draft rows TensorRT-LLM has accepted, where it tells."""
+        """Note how many draft rows TensorRT-LLM has accepted, if it tells."""
         had = state.next_state is not None
         try:
             wrong = state.note_accepted(metadata)
-        except Exception as error:  # the last row does, accepted or not
+        except Exception as error:  # the last row's state is used instead, accepted or not
             self.failed("mtp_num_accepted is not used", error)
             return
         if wrong:
@@ -310,7 +311,7 @@ class LayerHook:
     def _seed(self, state: HintState, call: IndexerCall, result: Tensor) -> None:
         try:
             state.seed(call.layer, call.metadata, result)
-        except Exception as error:  # the first decode step does without
+        except Exception as error:  # the first decode step then has no hint
             self.failed("prompt not used as a hint", error)
 
 

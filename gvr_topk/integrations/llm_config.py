@@ -1,13 +1,14 @@
-"""Lets TensorRT-LLM's strict configuration classes accept our keys, and says what a validated one asks for.
+"""Make TensorRT-LLM's strict configuration classes accept our keys, and report what a validated one asks for.
 
 ``DeepSeekSparseAttentionConfig`` forbids unknown keys, and 1.2 does not know ``enable_heuristic_topk``.
-The class gains the field in place and every model that contains it is rebuilt, because pydantic copies
-a nested model's schema into its users. Where the field exists already it keeps its meaning.
+The class gains the field in place, and every model that contains the class is rebuilt, because pydantic
+copies a nested model's schema into its users. If the field exists already, it keeps its meaning.
 
-What is asked for belongs to the whole configuration, so it is read when ``TorchLlmArgs`` is validated, also
-where neither key is written: an engine without them in the same process must not inherit those of another.
-It is read again when such an object arrives in a worker that was started before the YAML file was read. The
-value cannot travel inside the object: the model loader of TensorRT-LLM rebuilds that field by field.
+Our keys apply to the whole configuration, so they are read when ``TorchLlmArgs`` is validated, even if
+neither key is written: an engine without the keys must not inherit those of another engine in the same
+process. They are read again when such an object arrives in a worker that was started before the YAML file was
+read. The values cannot travel inside the object, because TensorRT-LLM's model loader rebuilds the object
+field by field.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ Note = Callable[..., None]
 
 
 def apply(module: ModuleType, transaction: Transaction, note: Note) -> None:
-    """Give the classes of ``llm_args`` our keys.
+    """Add our keys to the classes of ``llm_args``.
 
     Parameters
     ----------
     module : module
         ``tensorrt_llm.llmapi.llm_args``, already checked against the table.
     transaction : Transaction
-        Takes the undo of every change.
+        Records how every change is undone.
     note : callable
         Called with what each validated or unpickled ``TorchLlmArgs`` asks for.
     """
@@ -85,7 +86,7 @@ def apply(module: ModuleType, transaction: Transaction, note: Note) -> None:
 def _add_field(
     model: type[BaseModel], name: str, annotation: Any, field: Any, transaction: Transaction
 ) -> None:
-    """Add a field to a model that lacks it; the model is to be rebuilt."""
+    """Add a field to a model that lacks it; the caller then rebuilds the model."""
     # Subclasses made later find their fields through the annotations.
     annotations = {**inspect.get_annotations(model), name: annotation}
     transaction.set_attribute(model, "__annotations__", annotations)
@@ -95,7 +96,7 @@ def _add_field(
 def _watch_field(
     model: type[BaseModel], name: str, look: Callable[[Any], Any], transaction: Transaction
 ) -> None:
-    """Have `look` called with every value of a field, its default included."""
+    """Call `look` with every validated value of a field, its default included."""
     field = copy(model.model_fields[name])
     field.metadata = [*field.metadata, AfterValidator(look)]
     field.validate_default = True
@@ -103,7 +104,7 @@ def _watch_field(
 
 
 def _containing(*models: type[BaseModel]) -> list[type[BaseModel]]:
-    """Models in whose schema one of `models` is copied, themselves included, inner ones first."""
+    """Return `models` and all models whose schema contains a copy of one of them, inner ones first."""
     graph = {
         model: {
             inner

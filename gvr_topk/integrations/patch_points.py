@@ -1,7 +1,7 @@
-"""The check of `gvr_topk.integrations.upstream` against what is installed.
+"""Check the table in `gvr_topk.integrations.upstream` against what is installed.
 
-A point is checked against the live object where its module is loaded, and else against the source file,
-without importing it: for ``gvr-topk doctor``, and before anything is changed.
+A point is checked against the live object if its module is loaded, and otherwise against the source file,
+without importing it. ``gvr-topk doctor`` runs the checks, and they run before anything is changed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The shape that was found, and each of its points. Where none fits: the one that fits best."""
+    """The shape that was found, or that fits best if none fits, with a finding for each of its points."""
 
     shape: UpstreamShape
     findings: tuple[Finding, ...]
@@ -59,10 +59,10 @@ class PatchRefused(RuntimeError):
 
 
 def refusal(version: str, finding: Finding) -> str:
-    """The one message: what was found, which point, and what to do."""
+    """Return the message of a refusal: what was found, which point does not fit, and what to do."""
     where = f" in {finding.point.module}" if finding.point.module else ""
     keys = "our YAML keys are ignored"
-    if finding.point.module == LLM_ARGS:  # its classes are what takes them
+    if finding.point.module == LLM_ARGS:  # its classes are to take our keys
         keys = "a YAML file with our keys may be rejected"
     return (
         f"found TensorRT-LLM {version}; {finding.point.name}{where}: {finding.detail}. "
@@ -79,19 +79,20 @@ def inspect_engine(root: Path | None, loaded: Mapping[str, ModuleType] | None = 
     root : Path or None
         Folder of the ``tensorrt_llm`` package, whose sources are read; None where there is none.
     loaded : mapping of str to module, optional
-        Modules to check live instead.
+        Loaded modules, which are checked live and not by their source.
 
     Returns
     -------
     Inspection
-        Of the first shape all of whose points are good, else of the one with the fewest bad ones. A point
-        whose source cannot be read is ``later``: it is checked when its module is loaded.
+        The inspection of the first shape whose points are all good, or else of the shape with the fewest bad
+        points. A point whose source cannot be read is ``later``: it is checked when its module is loaded.
     """
     checker = Checker(root, dict(loaded or {}))
     inspections = [
         Inspection(shape, tuple(checker.check(point) for point in shape.points)) for shape in SHAPES
     ]
-    # Without sources every shape whose module is not loaded is as good as any other.
+    # Without sources all shapes whose modules are not loaded look equally good: shapes with a loaded module
+    # come first.
     inspections.sort(key=lambda inspection: inspection.shape.dsa not in checker.loaded)
     return min(inspections, key=lambda inspection: len(inspection.bad))
 
@@ -143,7 +144,7 @@ def compare(point: PatchPoint, names: list[str], required: Iterable[str]) -> Fin
     names : list of str
         Parameters found, in order.
     required : iterable of str
-        Those of them without a default.
+        Those of `names` without a default.
     """
     wanted = list(point.expected)
     if point.more == "anywhere":
@@ -185,7 +186,7 @@ def engine_version(root: Path, name: str = ENGINE) -> str:
 
 
 def knows_key(root: Path) -> bool:
-    """Whether the sources have ``enable_heuristic_topk`` as a key of their own."""
+    """Whether the engine's sources have ``enable_heuristic_topk`` as a key of their own."""
     checker = Checker(root, {})
     owner = checker.find_class(checker.files(LLM_ARGS, ""), CONFIG.name)
     return owner is not None and any(
@@ -218,7 +219,7 @@ class Checker:
     root : Path or None
         Folder of the engine's package, whose sources are read; None where there is none.
     loaded : dict of str to module
-        Modules to check live instead.
+        Loaded modules, which are checked live and not by their source.
     """
 
     root: Path | None

@@ -1,7 +1,8 @@
-"""The two places at which TensorRT-LLM selects decode rows, brought to one form.
+"""One form for the two places at which TensorRT-LLM selects in decode rows.
 
-Up to about 1.3.0rc26 the indexer calls the op ``torch.ops.trtllm.indexer_topk_decode``; later every sparse
-backend calls the class ``TopK``, which knows more: its implementation, the lengths after compression.
+Up to about 1.3.0rc26 the indexer calls the op ``torch.ops.trtllm.indexer_topk_decode``; in later versions
+every sparse backend calls the class ``TopK``, which also knows its implementation and the lengths after
+compression.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 PLAIN = "cuda_radix"
-"""``TopK.decode_implementation`` that ours replaces without being forced."""
+"""Value of ``TopK.decode_implementation`` that our op replaces without being forced."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,14 @@ class Selection:
     seq_lens : Tensor, ``[rows / next_n]``, int32
         Keys of each request, its draft tokens included, before compression.
     indices : Tensor, ``[rows, >= k]``, int32
-        Where the result goes.
+        Where the result is written.
     next_n : int
         Rows per request.
     k : int
     compress_ratio : int
         Keys per score.
     native : str
-        What TensorRT-LLM would run that is not its plain radix top-k; empty for that.
+        What TensorRT-LLM would run instead of its plain radix top-k; empty if it would run the plain one.
     """
 
     logits: Tensor
@@ -47,11 +48,11 @@ class Selection:
 
 
 Select = Callable[[Selection], bool]
-"""Returns False when TensorRT-LLM has to do it."""
+"""Takes a selection; returns False when TensorRT-LLM has to do it."""
 
 
 class DecodeOp:
-    """Callable in place of ``torch.ops.trtllm.indexer_topk_decode``; the rest is the original's."""
+    """Callable in place of ``torch.ops.trtllm.indexer_topk_decode``; all attributes are the original's."""
 
     def __init__(self, original: Any, select: Select) -> None:
         self._original = original
@@ -114,5 +115,5 @@ def wrap_top_k(original: Callable[..., Any], select: Select) -> Callable[..., An
 
 
 def argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str, default: Any) -> Any:
-    """An argument given by position or by name."""
+    """Return an argument that is given by position or by name, or else the default."""
     return args[position] if position < len(args) else kwargs.get(name, default)

@@ -1,10 +1,10 @@
 """``enable_heuristic_topk: true`` in TensorRT-LLM, without changing its files.
 
 `module_loaded` is called by the import hook (`gvr_topk_autoload`) after a watched module has run;
-`install` does the same by hand. There are two transactions. That of the configuration classes makes a YAML
-file with our keys valid; it stays when the integration is refused or switched off, because a server must
-start with the file it has, and the keys are then ignored with a warning. That of the layers patches
-either all points of the table in `gvr_topk.integrations.upstream`, or none.
+`install` does the same by hand. There are two transactions. The first one changes the configuration classes,
+so that a YAML file with our keys is valid. It stays when the integration is refused or switched off, because
+a server must start with the file it has; the keys are then ignored with a warning. The second one patches the
+layers: either all points of the table in `gvr_topk.integrations.upstream`, or none.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class _Integration:
 
     def say(self, level: str, line: str) -> None:
         """Log a line once per process, through the engine's logger where there is one."""
-        # "on" once, however many cache managers there are; each refusal once.
+        # Log "on" once, however many cache managers there are, and each refusal once.
         key = line.split(":")[0] if level == "info" else line
         if key in self.said:
             return
@@ -188,7 +188,7 @@ _integration = _Integration()
 
 
 def module_loaded(name: str) -> None:
-    """Do what there is to do after a module of TensorRT-LLM has been imported.
+    """Patch a module of TensorRT-LLM after it has been imported.
 
     Parameters
     ----------
@@ -199,10 +199,11 @@ def module_loaded(name: str) -> None:
 
 
 def install() -> bool:
-    """Patch TensorRT-LLM where it is loaded already, and watch for the rest of it.
+    """Patch the modules of TensorRT-LLM that are loaded already, and watch for the others.
 
     Needed only where the wheel's ``.pth`` file does not run, for example from a module given to
-    ``--custom_module_dirs``. Again is harmless. After a refusal, `uninstall` first to try once more.
+    ``--custom_module_dirs``. A second call is harmless. To try once more after a refusal, call `uninstall`
+    first.
 
     Returns
     -------
@@ -234,19 +235,19 @@ def installed() -> bool:
 def counters() -> Snapshot:
     """Counters of this process.
 
-    In TensorRT-LLM the layers run in worker processes: see ``TRTLLM_GVR_TOPK_METRICS_DIR`` for
-    reading theirs.
+    In TensorRT-LLM the layers run in worker processes: ``TRTLLM_GVR_TOPK_METRICS_DIR`` makes their counters
+    readable.
     """
     return _integration.counters.snapshot()
 
 
 def prometheus_text() -> str:
-    """The same in Prometheus text format; needs ``prometheus-client``."""
+    """Counters of this process in Prometheus text format; needs ``prometheus-client``."""
     return _integration.counters.prometheus_text()
 
 
 def describe(arch: int | None = None) -> list[tuple[str, str]]:
-    """State for ``gvr-topk doctor``: version found, patch points, and what would happen and why.
+    """Describe the state for ``gvr-topk doctor``: version found, patch points, what would happen and why.
 
     Reads source files; imports neither torch nor TensorRT-LLM.
 
@@ -299,7 +300,7 @@ def _outlook(root: Path, inspection: Inspection, watching: bool, arch: int | Non
 
 
 def _why_no_hook() -> str:
-    """Why the wheel's ``.pth`` file did not run in this process, and what to do."""
+    """Say why the wheel's ``.pth`` file did not run in this process, and what to do."""
     folder = Path(gvr_topk_autoload.__file__).parent
     file = folder / "gvr_topk_autoload.pth"
     otherwise = "use trtllm-serve --custom_module_dirs, or call gvr_topk.integrations.tensorrt_llm.install()"

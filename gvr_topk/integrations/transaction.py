@@ -18,11 +18,11 @@ class Transaction:
         return len(self._undo)
 
     def add_first(self, undo: Callable[[], None]) -> None:
-        """Undo this after everything recorded so far and later."""
+        """Record an undo that runs after all others, including those recorded later."""
         self._undo.insert(0, undo)
 
     def set_attribute(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute; the undo also removes one that was only inherited before."""
+        """Set an attribute; the undo removes it if the owner only inherited it before."""
         before = vars(owner).get(name, _ABSENT)
 
         def undo() -> None:

@@ -1,8 +1,8 @@
-"""What TensorRT-LLM looks like from version to version: the one table of what the integration assumes.
+"""The one table of what the integration assumes about TensorRT-LLM, from version to version.
 
 An entry of `SHAPES` is one shape of the sources, and says where things are and what they are called. Which
-one is installed is decided by what is there, not by a version number, because pre-releases and builds from
-source carry numbers that say little. `gvr_topk.integrations.patch_points` does the checking.
+shape is installed is decided by what the sources hold, not by a version number, because pre-releases and
+builds from source carry numbers that say little. `gvr_topk.integrations.patch_points` does the checking.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind = Literal["class", "method", "function", "op", "instance"]
 
 @dataclass(frozen=True)
 class PatchPoint:
-    """One assumption.
+    """One assumption about the sources.
 
     Attributes
     ----------
@@ -38,9 +38,9 @@ class PatchPoint:
     expected : tuple of str
         Names that must be there: leading parameters, arguments or attributes. ``a|b`` means either.
     action : str
-        What we do with it.
+        What the integration does with it.
     submodule : str
-        Module of the package `module` which holds the source, where it is a package that re-exports.
+        Module inside `module` that holds the source, if `module` is a package that re-exports it.
     more : {"optional", "any", "anywhere"}
         What else a method may take: parameters with a default, any parameters, or the expected ones at any
         position.
@@ -62,13 +62,14 @@ class UpstreamShape:
     Attributes
     ----------
     versions : str
-        Releases that have it, for messages.
+        Releases that have this shape, for messages.
     dsa : str
         Module or package of the DSA backend.
     indexer : tuple of str
         Parameters of ``Indexer.sparse_attn_indexer``.
     has_top_k : bool
-        Whether every sparse backend selects through the class ``TopK``. Then that is hooked and not the op.
+        Whether every sparse backend selects through the class ``TopK``. Then the class is hooked and not the
+        op.
     """
 
     versions: str
@@ -78,7 +79,7 @@ class UpstreamShape:
 
     @property
     def points(self) -> tuple[PatchPoint, ...]:
-        """What must be there, in the order in which it is reported."""
+        """All points that must be there, in the order in which they are reported."""
         selection = self.top_k_decode if self.has_top_k else self.op
         return (
             CONFIG,
@@ -202,6 +203,6 @@ SHAPES: tuple[UpstreamShape, ...] = (
     UpstreamShape("early 1.3 pre-releases", _BACKEND, (*_CALL, "use_custom_topk", "q_scale")),
     UpstreamShape("1.2", _BACKEND, (*_CALL, "use_custom_topk")),
 )
-"""Newest first: the parameters of an older shape may be the first ones of a newer."""
+"""Newest first, because the parameters of an older shape may be the first parameters of a newer one."""
 
 DSA_MODULES = tuple(dict.fromkeys(shape.dsa for shape in SHAPES))

@@ -1,4 +1,4 @@
-"""What the integration says, each thing once, and calls that fall back to SGLang's own function."""
+"""Log lines of the integration, each once, and hooks that fall back to SGLang's own function."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Notes:
             LOGGER.log(level, "gvr_topk in SGLang: %s", text)
 
     def failed(self, what: str, error: Exception) -> None:
-        """Log that something went wrong; what was got may differ between calls and is no new reason."""
+        """Log an error once for each message; what follows ", got " may differ and makes no new message."""
         message = f"{what}: {type(error).__name__}: {error}"
         self.say(message, level=logging.WARNING, key=message.partition(", got ")[0])
 
 
 def around(name: str, serve: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
-    """Make an AROUND hook: `serve` computes the call, and SGLang's function what `serve` does not.
+    """Make an AROUND hook: `serve` computes the call, and SGLang's function the calls that `serve` refuses.
 
     An engine must not fail because of this package, so every exception of `serve` leads to SGLang's function.
 
@@ -42,7 +42,7 @@ def around(name: str, serve: Callable[..., Any], notes: Notes) -> Callable[..., 
     name : str
         What the log calls the hooked function.
     serve : callable
-        Takes what the hooked function takes. Raises `NotServedError` to leave the call to SGLang.
+        Takes the arguments of the hooked function. Raises `NotServedError` to leave the call to SGLang.
     notes : Notes
 
     Returns

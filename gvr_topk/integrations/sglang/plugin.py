@@ -1,4 +1,4 @@
-"""The plugin's entry point: finds the functions to hook and registers hooks for those that are as known."""
+"""The plugin's entry point: finds the functions to hook, and hooks those that have the known parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def register() -> None:
     """Register the hooks; never raises, whatever SGLang is like.
 
     A function that is missing or has other parameters than the known ones is left alone, with one log line.
-    The functions do not depend on one another, so the others are hooked.
+    The functions do not depend on one another, so the other functions are still hooked.
     """
     notes = Notes()
     if environment.disabled():
@@ -50,5 +50,6 @@ def _register(notes: Notes) -> None:
         except Exception as error:  # importing a module of SGLang may fail in any way
             notes.say(f"{point.name} not hooked: {error}", level=logging.WARNING)
             continue
-        # AROUND and not REPLACE: a hook that replaces is not given the original, which serves what we do not.
+        # AROUND and not REPLACE: a REPLACE hook is not given the original, which serves the calls that we
+        # refuse.
         HookRegistry.register(target, hook, HookType.AROUND)

@@ -1,4 +1,4 @@
-"""Which functions of SGLang are hooked, and the signatures they are known by."""
+"""The functions of SGLang that are hooked, and the signatures that they must have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class HookPoint:
-    """A function that is hooked where SGLang has it as it is known here.
+    """A function that is hooked if SGLang has it with the parameters known here.
 
     Attributes
     ----------
@@ -18,9 +18,9 @@ class HookPoint:
     targets : tuple of str
         Dotted paths, those of newer versions first; each version has one of them or none.
     parameters : tuple of str
-        Its parameters, in order.
+        The function's parameters, in order.
     more : tuple of str
-        Parameters that some versions have after these.
+        Parameters that some versions have after `parameters`.
     open_ended : bool
         Whether any parameters may follow, because the hook only looks at the known ones and passes all on.
     """
@@ -32,12 +32,12 @@ class HookPoint:
     open_ended: bool = False
 
     def find(self) -> str:
-        """Path of the function in the installed SGLang.
+        """Return the path of the function in the installed SGLang.
 
         Raises
         ------
         LookupError
-            It is nowhere, or its parameters are not the known ones; the message says which.
+            The function is nowhere, or its parameters are not the known ones; the message says which.
         """
         missing = []
         for target in self.targets:

@@ -1,7 +1,7 @@
-"""Whose rows a top-k has: the state of each layer by request, where SGLang says which requests it computes.
+"""State of each layer by request, for calls in which SGLang says whose rows it computes.
 
-The top-k functions of SGLang are told neither the layer nor the requests. Its indexer is, and calls them, so
-the hook around the indexer notes both for the time of its call.
+The top-k functions of SGLang are told neither the layer nor the requests. The indexer that calls them knows
+both, so the hook around the indexer notes both for the time of its call.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ NO_STATE = RowState(None, None)
 class _Pass:
     """The slots of one batch, computed once for all its layers.
 
-    They are computed on the device, which must be captured into each CUDA graph that reads them. An indexer
-    that comes a second time begins another pass of the same batch, as in the warm-up runs before a capture,
-    and what an earlier pass has left must not be read then.
+    The slots are computed on the device, and this computation must be captured into each CUDA graph that
+    reads them. An indexer that is called a second time begins another pass of the same batch, as in the
+    warm-up runs before a capture. The slots of an earlier pass must not be read then.
     """
 
     def __init__(self, batch: Any, capturing: bool) -> None:
@@ -46,15 +46,15 @@ class _Pass:
         self.row_slot = (batch.req_pool_indices - 1).to(torch.int32)
 
     def serves(self, batch: Any, indexer: Any, capturing: bool) -> bool:
-        """Whether this is still the same pass, at an indexer that has not been there in it."""
+        """Whether a call continues this pass: same batch, and an indexer that the pass has not seen yet."""
         return self.batch() is batch and self.capturing == capturing and indexer not in self.seen
 
 
 class Requests:
     """State of every indexer by SGLang's request index, and the batch that is being computed.
 
-    A slot that changes hands keeps what the request before has left: that costs its first step time and never
-    changes a result.
+    A slot that is given to another request keeps what the previous request has left. This costs time in the
+    first step of the new request and never changes a result.
     """
 
     def __init__(self, notes: Notes) -> None:
@@ -64,7 +64,7 @@ class Requests:
         self._pass: _Pass | None = None
 
     def around_indexer(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """AROUND hook of ``Indexer._get_topk_paged(self, forward_batch, ...)``, which computes nothing."""
+        """AROUND hook of ``Indexer._get_topk_paged(self, forward_batch, ...)``; it computes nothing."""
         indexer, *rest = args
         outer = self._current
         self._current = (indexer, kwargs["forward_batch"] if "forward_batch" in kwargs else rest[0])
@@ -74,7 +74,7 @@ class Requests:
             self._current = outer
 
     def rows(self, score: Tensor, k: int) -> RowState:
-        """State and slots of a call's rows; `NO_STATE` for rows that are not known to be requests.
+        """Return state and slots of a call's rows; `NO_STATE` if the requests of the rows are not known.
 
         Parameters
         ----------
@@ -97,8 +97,8 @@ class Requests:
 
     def _state(self, indexer: Any, batch: Any, score: Tensor, k: int, capturing: bool) -> TopkState | None:
         state = self._states.get(indexer)
-        # What is allocated during a capture is filled again by every replay and would never remember
-        # anything. SGLang runs each batch size before it captures it, so the state is there by then.
+        # A state that is allocated during a capture would be filled again by every replay and never remember
+        # anything. SGLang runs each batch size before it captures it, so the state exists by then.
         if state is None and not capturing:
             # Tensors that are made in inference mode could not be written outside of it.
             with torch.inference_mode(False):
@@ -115,13 +115,13 @@ class Requests:
 
 
 def _is_plain_decode(batch: Any, rows: int) -> bool:
-    """Whether each row is one request's only one: rows that share a request would race for its slot."""
+    """Whether each row is the only row of its request: rows that share a request would race for its slot."""
     drafts = getattr(batch, "spec_info", None) is not None
     return batch.forward_mode.is_decode() and not drafts and batch.req_pool_indices.shape[0] == rows
 
 
 def _request_slots(batch: Any) -> int:
-    """Request indices that SGLang can give out, padding included."""
+    """Return the number of request indices that SGLang can give out, padding included."""
     pool = getattr(batch, "req_to_token_pool", None)
     if pool is None:  # newer versions publish it beside the batch
         pool = sys.modules[FORWARD_CONTEXT].get_req_to_token_pool()

@@ -1,8 +1,8 @@
 """SGLang's DSA top-k functions, computed by this package's ops.
 
-Each method takes what the function of SGLang takes, and raises `NotServedError` where the ops do not run.
+Each method takes the arguments of SGLang's function, and raises `NotServedError` where the ops do not run.
 Rows that begin at the first column, each with its own row of a page table, are decode rows, which may have a
-state. All others go through the prefill op. Items are chosen exactly and deterministically, in ascending
+state. All other rows go through the prefill op. Items are chosen exactly and deterministically, in ascending
 order of positions; SGLang promises no order.
 """
 
@@ -51,8 +51,8 @@ class Transforms:
     ) -> Tensor:
         """``fast_topk_transform_fused``: slots of the cache, from a table with one position per page.
 
-        Decode has a row of the table for each row. In prefill and in target verification the rows of a
-        request share one, and `cu_seqlens_q` says which rows are whose.
+        In decode each row has its own row of the table. In prefill and in target verification the rows of a
+        request share one row of the table, and `cu_seqlens_q` says which rows belong to which request.
         """
         table = page_table_size_1
         if row_starts is None and table.shape[0] == score.shape[0]:
@@ -85,8 +85,8 @@ class Transforms:
     ) -> None:
         """``topk_transform_512_v2``: slots into `out_page_indices`, from a table with pages of any size.
 
-        `metadata`, the launch plan of SGLang's kernel, is not needed. Without a table positions take the
-        place of slots.
+        `metadata`, the launch plan of SGLang's kernel, is not needed. Without a table, positions are written
+        in place of slots.
         """
         k = out_page_indices.shape[1]
         if page_tables is None:
@@ -190,9 +190,9 @@ def _check_device(device: torch.device) -> None:
 
 
 def _requests_of_rows(cu_seqlens_q: Tensor, rows: int) -> Tensor:
-    """Request of each row, from where the rows of each request begin; computed on the device.
+    """Return the request of each row, from where the rows of each request begin; computed on the device.
 
-    Rows behind those of the last request get a number that is no request's, and so an empty window.
+    Rows behind those of the last request get a number that belongs to no request, and so an empty window.
     """
     row = torch.arange(rows, dtype=cu_seqlens_q.dtype, device=cu_seqlens_q.device)
     return torch.searchsorted(cu_seqlens_q[1:].contiguous(), row, right=True, out_int32=True)

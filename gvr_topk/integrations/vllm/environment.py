@@ -22,7 +22,7 @@ METRICS_DIR = "GVR_TOPK_VLLM_METRICS_DIR"
 
 
 def mode() -> Mode:
-    """What is asked for.
+    """Return the mode that is asked for.
 
     Raises
     ------

@@ -1,9 +1,10 @@
-"""The hook in place of vLLM's top-k, and around what says which layer and which requests a call is for.
+"""The hook in place of vLLM's top-k, and the hooks that find out the layer and the requests of a call.
 
-``SparseIndexerTopk.forward`` is told neither. So the metadata builder's ``build`` is wrapped to say, once per
-step and on the host, which request each row belongs to, and ``sparse_attn_indexer`` to note the layer. Where
-that runs as an op, which holds the function from before it was wrapped, the first thing it calls is wrapped:
-the function that resolves the layer's name.
+``SparseIndexerTopk.forward`` is told neither the layer nor the requests. So the metadata builder's ``build``
+is wrapped to note, once per step and on the host, which request each row belongs to, and
+``sparse_attn_indexer`` is wrapped to note the layer. Where ``sparse_attn_indexer`` runs as an op, the op
+holds the unwrapped function. So the first function that it calls is wrapped, too: the one that resolves the
+layer's name.
 
 Inside a captured region the hook copies nothing, reads nothing back and allocates nothing: every tensor the
 op takes exists since the first ``build``, at an address that never changes.
@@ -40,7 +41,7 @@ from gvr_topk.integrations.vllm.upstream import (
 from gvr_topk.ops import indexer_topk_decode
 
 ALIGNMENT = 16
-"""Bytes; the kernels read rows faster whose visible part is a multiple of it."""
+"""In bytes. The kernels read a row faster if the size of its visible part is a multiple of this."""
 
 
 class Call(NamedTuple):
@@ -79,7 +80,7 @@ class LayerHook:
         self._announced = False
 
     def state_of(self, builder: Any) -> RequestStates | None:
-        """What is kept for the layers of a metadata builder; None before its first ``build``, or without."""
+        """Return the state of a builder's layers; None if there is none, as before its first ``build``."""
         return self._states.get(builder)
 
     def wrap_build(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +109,7 @@ class LayerHook:
         return sparse_attn_indexer
 
     def wrap_resolve(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap ``_resolve_layer_name`` as ``sparse_attn_indexer`` calls it, also within an op."""
+        """Wrap ``_resolve_layer_name``, which ``sparse_attn_indexer`` calls, also within an op."""
 
         @functools.wraps(original)
         def _resolve_layer_name(*args: Any, **kwargs: Any) -> Any:
@@ -137,7 +138,7 @@ class LayerHook:
         return forward
 
     def wrap_prefill(self, original: Any) -> PrefillOp:
-        """Stand in for ``torch.ops._C.top_k_per_row_prefill``."""
+        """Make the replacement of ``torch.ops._C.top_k_per_row_prefill``."""
         return PrefillOp(original, self._prefill.select)
 
     def select(self, stage: Any, call: Call) -> bool:
@@ -151,7 +152,7 @@ class LayerHook:
         Returns
         -------
         bool
-            False when vLLM has to do it, with the reason counted. It writes every place that we may have
+            False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may have
             written.
         """
         layer, self._local.layer = getattr(self._local, "layer", None), None
@@ -161,7 +162,7 @@ class LayerHook:
             try:
                 rows = self._rows(call, layer)
                 _run(call, rows, layer)
-            except Exception as error:  # the original still can
+            except Exception as error:  # the original can still select
                 reason = self._switch_off(error)
         if reason:
             self._metrics.count(ORIGINAL, reason)
@@ -171,7 +172,7 @@ class LayerHook:
         return not reason
 
     def _reason_against(self, stage: Any, call: Call) -> str:
-        """Why vLLM has to do this call; empty when ours can."""
+        """Return why vLLM has to do this call; empty when our op can do it."""
         if self._failed:
             return self._failed
         backend = getattr(stage, "_backend", None)
@@ -188,7 +189,7 @@ class LayerHook:
         return "" if plain and integers else "layout"
 
     def _rows(self, call: Call, layer: str | None) -> Rows | None:
-        """Which request each row of a call belongs to; None where that is not known."""
+        """Return which request each row of a call belongs to; None if that is not known."""
         if layer is None or self._stateless:
             return None
         by_layer = sys.modules[CONTEXT_MODULE].get_forward_context().attn_metadata
@@ -199,7 +200,7 @@ class LayerHook:
         return rows if rows.fit(call.logits.shape[0], call.seq_lens, call.next_n) else None
 
     def _announce(self, call: Call, rows: Rows | None) -> None:
-        """Say once that it is on: at the first call that was computed."""
+        """Log once, at the first call that was computed, that the hook is on."""
         if not self._announced:
             self._announced = True
             state = "without state in this call" if rows is None else f"state of {rows.requests}"
@@ -211,7 +212,7 @@ class LayerHook:
         return self._failed
 
     def _note_layer(self, name: Any) -> None:
-        # The names that pass here are not all of indexers.
+        # Not all names that are passed here are names of indexers.
         if isinstance(name, str) and name in self._layers:
             self._local.layer = name
 
@@ -224,7 +225,7 @@ class LayerHook:
             requests = self._states[builder]
             if requests is not None and not _capturing(requests.slots.device):
                 setattr(metadata, ATTRIBUTE, requests.update(common, metadata, self._metrics.counters))
-        except Exception as error:  # the op does without
+        except Exception as error:  # the op runs without state
             self._stateless = True
             self._say("warning", f"without state from now on: {_line(error)}")
         self._write_metrics()
@@ -273,9 +274,9 @@ def _run(call: Call, rows: Rows | None, layer: str | None) -> None:
 
 
 def visible(logits: Tensor, max_seq_len: int) -> Tensor:
-    """View of the columns that a row of this call can have, for the kernel is planned by the width.
+    """Return a view of the columns that rows of this call can have: the kernel is planned by the width.
 
-    In a captured graph the longest row of a later step is not known, so there all columns stay.
+    During a capture all columns stay, because the longest row of a later step is not known.
     """
     if _capturing(logits.device):
         return logits

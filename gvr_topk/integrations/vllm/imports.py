@@ -1,4 +1,4 @@
-"""Watches for modules of vLLM being imported; a server of another model imports none of them for us."""
+"""Watch for imports of vLLM's modules and import none of them: other models may not need them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Finder(gvr_topk_autoload.Finder):
 
 
 def watch(callback: Callable[[str], object]) -> None:
-    """Call back for each watched module: at once where it has been imported, else when it has been."""
+    """Call `callback` for each watched module: at once if it is imported already, else after its import."""
     Loader.callback = callback
     if Finder not in sys.meta_path:
         sys.meta_path.insert(0, Finder)

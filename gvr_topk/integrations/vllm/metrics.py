@@ -1,4 +1,4 @@
-"""Counts the calls, also in the Prometheus registry that vLLM exposes."""
+"""Count the calls, also in the Prometheus registry that vLLM exposes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gvr_topk.integrations.counters import CALLS, Counters
 
 
 class CallMetrics:
-    """`Counters`, whose calls are a metric of the process's default registry too, where there is one.
+    """`Counters` whose calls are also a metric of the process's default Prometheus registry, if there is one.
 
-    A plain counter serves both of vLLM's ways: with several API servers it is written to the files of
-    ``PROMETHEUS_MULTIPROC_DIR``, which engine processes share, and without them it is in this process alone.
+    A plain Prometheus counter serves both setups of vLLM: with several API servers it is written to the files
+    of ``PROMETHEUS_MULTIPROC_DIR``, which engine processes share; without them it is in this process alone.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class CallMetrics:
         self._metric = Counter(f"gvr_topk_{name}", text, labels)
 
     def close(self) -> None:
-        """Take the metric back."""
+        """Remove the metric from the registry."""
         if self._metric is not None:
             from prometheus_client import REGISTRY
 

@@ -1,7 +1,7 @@
-"""`register`, which vLLM calls in each of its processes, and what ``gvr-topk doctor`` says of vLLM.
+"""`register`, which vLLM calls in each of its processes, and what ``gvr-topk doctor`` says about vLLM.
 
-The patches are one transaction: if one class or signature is unlike the known ones, all are taken back, one
-line says why, and vLLM serves with its own top-k.
+The patches are one transaction: if one class or signature is unlike the known one, all patches are undone,
+one log line says why, and vLLM serves with its own top-k.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from gvr_topk.integrations.vllm.upstream import (
 from gvr_topk.library import library_status
 
 LOGGER = "vllm.gvr_topk"
-"""Below vLLM's own logger, whose handlers and level it has."""
+"""A child of vLLM's own logger, so it has the handlers and the level of that logger."""
 
 _DISABLED = f"{environment.DISABLE} is set"
 _OFF = f"{environment.ENABLE}=0"
@@ -106,13 +106,13 @@ class _Integration:
                 self.patches.set_attribute(module, RESOLVE.name, wrapped)
         elif name == ATTENTION_MODULE and callable(getattr(module, INDEXER.name, None)):
             self.patches.set_attribute(module, INDEXER.name, hook.wrap_indexer(getattr(module, INDEXER.name)))
-        # Where neither says the layer, the op runs without state.
+        # If neither function can say the layer, the op runs without state.
 
     def _replace_prefill(self, hook: LayerHook, module: ModuleType) -> None:
         finding = check_live(PREFILL, module)
         if not finding.good:
             raise _Unlike(_describe_finding(finding))
-        if finding.status == "later":  # this vLLM has no kernels, or names them otherwise
+        if finding.status == "later":  # this vLLM has no kernels, or has other names for them
             self.say("warning", f"prefill top-k stays vLLM's own: wanted the op {PREFILL.name}, got none")
             return
         _, _, library, op = PREFILL.name.split(".")
@@ -156,7 +156,8 @@ _integration = _Integration()
 def register() -> None:
     """Connect gvr_topk with vLLM: the entry point ``gvr_topk`` of ``vllm.general_plugins``.
 
-    Again is harmless. It never raises and does not initialize CUDA, for vLLM may fork this process.
+    A second call is harmless. It never raises and does not initialize CUDA, because vLLM may fork this
+    process.
     """
     try:
         _integration.start()
@@ -167,7 +168,7 @@ def register() -> None:
 def unregister() -> None:
     """Restore every patched object and the import machinery.
 
-    CUDA graphs that were captured keep what they hold.
+    CUDA graphs that were captured before keep the kernels that they hold.
     """
     global _integration
     before, _integration = _integration, _Integration()
@@ -177,18 +178,18 @@ def unregister() -> None:
 def counters() -> Snapshot:
     """Counters of this process.
 
-    In vLLM the layers run in worker processes: see ``GVR_TOPK_VLLM_METRICS_DIR`` for reading theirs.
+    In vLLM the layers run in worker processes: ``GVR_TOPK_VLLM_METRICS_DIR`` makes their counters readable.
     """
     return _integration.metrics.counters.snapshot()
 
 
 def prometheus_text() -> str:
-    """The same in Prometheus text format; needs ``prometheus-client``."""
+    """Counters of this process in Prometheus text format; needs ``prometheus-client``."""
     return _integration.metrics.counters.prometheus_text()
 
 
 def outlook() -> tuple[Mode, str]:
-    """What is asked for, and why it cannot be had; the reason is empty where nothing speaks against it."""
+    """Return the mode that is asked for, and the reason against it; the reason is empty if there is none."""
     if environment.disabled():
         return Mode.OFF, _DISABLED
     try:
@@ -209,7 +210,7 @@ def outlook() -> tuple[Mode, str]:
 
 
 def describe() -> list[tuple[str, str]]:
-    """State for ``gvr-topk doctor``: version found, entry point, patch points, and what would happen and why.
+    """Describe for ``gvr-topk doctor`` version, entry point, patch points, and what would happen and why.
 
     Reads source files; does not import vLLM.
 

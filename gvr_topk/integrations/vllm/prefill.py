@@ -1,8 +1,9 @@
 """Our op in place of vLLM's prefill top-k, ``torch.ops._C.top_k_per_row_prefill``.
 
 Every sparse indexer of vLLM calls this op once for each chunk of its prompts: through
-``vllm._custom_ops.top_k_per_row_prefill`` or, in GLM-5-Next, from the op's namespace. Both look it up in that
-namespace at every call, so it is replaced there. Prefill needs no state, and so neither layer nor requests.
+``vllm._custom_ops.top_k_per_row_prefill`` or, in GLM-5-Next, from the op's namespace. Both ways look the op
+up in that namespace at every call, so it is replaced there. Prefill needs no state, so it need not know the
+layer or the requests.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gvr_topk.integrations.vllm.upstream import AUTO
 from gvr_topk.ops import indexer_topk_prefill
 
 REASON = "prefill"
-"""Reason of the calls that are computed here, and how the reasons of the others begin."""
+"""Reason counted for calls that our op computes, and the beginning of the reasons of all other calls."""
 
 
 class PrefillCall(NamedTuple):
@@ -40,7 +41,7 @@ class PrefillCall(NamedTuple):
 
 
 class PrefillOp:
-    """Callable in place of the op, with the schema's names; all but the call is the original's.
+    """Callable in place of the op, with the schema's parameter names; all attributes are the original's.
 
     Parameters
     ----------
@@ -95,8 +96,8 @@ class PrefillHook:
     def note_backend(self, builder: Any) -> None:
         """Note which top-k backend the configuration of a metadata builder asks for.
 
-        The setting is about the decode top-k. Whoever chose another one wants vLLM's own selection, so its
-        prefill stays, too.
+        The setting is about the decode top-k. Whoever chose another backend wants vLLM's own selection, so
+        vLLM's prefill top-k stays, too.
         """
         kernels = getattr(getattr(builder, "vllm_config", None), "kernel_config", None)
         self._backend = getattr(kernels, "sparse_indexer_topk_backend", AUTO)
@@ -111,14 +112,14 @@ class PrefillHook:
         Returns
         -------
         bool
-            False when vLLM has to do it, with the reason counted. It writes every place that we may have
+            False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may have
             written.
         """
         reason = self._reason_against(call)
         if not reason:
             try:
                 _run(call)
-            except Exception as error:  # the original still can
+            except Exception as error:  # the original can still select
                 reason = self._switch_off(error)
         if reason:
             self._metrics.count(ORIGINAL, f"{REASON} {reason}")
@@ -130,7 +131,7 @@ class PrefillHook:
         return True
 
     def _reason_against(self, call: PrefillCall) -> str:
-        """Why vLLM has to do this call; empty when ours can."""
+        """Return why vLLM has to do this call; empty when our op can do it."""
         if self._failed:
             return self._failed
         if self._backend != AUTO and self._mode is not Mode.FORCE:

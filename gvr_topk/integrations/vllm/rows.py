@@ -1,10 +1,11 @@
-"""What is kept by request between the steps of one metadata builder, and which row belongs to which request.
+"""State kept by request between the steps of one metadata builder, and the request that each row belongs to.
 
 A builder serves the layers of one group of the KV cache. vLLM's V2 runner keeps each request at one place of
-its tables for as long as the request runs, and passes these places, ``req_idx``, with every batch, and with
-``is_prefilling`` which of them still work on their prompts. A place is given to another request later. It is
-known then that the request is new, for every request has a step of its prompt, be it of one token that vLLM
-counts among the decode rows. The batches that graphs are captured with name places, too, but never a prompt.
+its tables for as long as the request runs. With every batch it passes these places, ``req_idx``, and flags,
+``is_prefilling``, that say which requests still work on their prompts. A place is given to another request
+later. The new request is recognised by its prompt: every request has a prompt step, even if that is one
+token, which vLLM counts among the decode rows. The batches that graphs are captured with name places, too,
+but never a prompt.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gvr_topk.request_slots import RequestSlots
 from gvr_topk.state import TopkState
 
 ATTRIBUTE = "gvr_topk_rows"
-"""Name under which `Rows` hangs on the metadata of a batch."""
+"""Name of the attribute of a batch's metadata that holds its `Rows`."""
 
 _EVENTS = ("admitted", "evicted", "refused")
 
@@ -41,7 +42,7 @@ class Rows:
     next_n : int
         Rows of each request that lie together.
     lengths : Tensor
-        ``seq_lens`` of the decode metadata; a call with others is not about these rows.
+        ``seq_lens`` of the decode metadata; a call with other lengths is not about these rows.
     """
 
     requests: RequestStates
@@ -78,8 +79,8 @@ class RequestStates:
         self._layers = {name: index for index, name in enumerate(layers)}
         self._owners: Counter[int | None] = Counter()  # how many requests each place has had; None is padding
         self._starting: set[int] = set()
-        self._key: _BatchKey | None = None  # of the last batch, if its rows can stand for the next one's
-        self._next_n = 1  # of that batch
+        self._key: _BatchKey | None = None  # key of the last batch, if the next batch may repeat its rows
+        self._next_n = 1  # rows of each request in that batch
 
     def __str__(self) -> str:
         size = self.slots.nbytes / 2**10
@@ -100,7 +101,7 @@ class RequestStates:
         ----------
         common : CommonAttentionMetadata
         metadata : DeepseekV32IndexerMetadata
-            What vLLM built from it.
+            What vLLM built from `common`.
         counters : Counters
             Where requests that got, lost or found no slot are counted.
 
@@ -119,10 +120,10 @@ class RequestStates:
         places = [] if common.req_idx is None else [int(place) for place in common.req_idx]
         self._note_starts(places, _prefilling(common, len(places), decodes))
         owners, next_n = self._owners_of_rows(common, metadata, places[:decodes])
-        # A place without a prompt so far is one of a batch that a graph is captured with.
+        # A place that has had no prompt so far belongs to a batch that a graph is captured with.
         groups = [(place, self._owners[place]) if self._owners[place] else None for place in owners]
         before = [getattr(self.slots, event) for event in _EVENTS]
-        row_slot = self.slots.set_rows(groups, next_n)  # without groups, too: a graph reads what was there
+        row_slot = self.slots.set_rows(groups, next_n)  # without groups, too, because a graph may read them
         for event, count in zip(_EVENTS, before, strict=True):
             counters.requests[event] += getattr(self.slots, event) - count
         self._key, self._next_n = key if groups else None, next_n
@@ -131,7 +132,7 @@ class RequestStates:
     def _owners_of_rows(
         self, common: Any, metadata: Any, places: Sequence[int]
     ) -> tuple[list[int | None], int]:
-        """`owners_of_rows` of a batch; empty also where it has more rows than there is room for."""
+        """Return `owners_of_rows` of a batch; no owners if it has more rows than there is room for."""
         decodes = int(metadata.num_decodes)
         if decodes == 0:
             return [], 1
@@ -143,7 +144,7 @@ class RequestStates:
         return (owners, next_n) if len(owners) * next_n <= self.slots.row_slot.shape[0] else ([], 1)
 
     def _note_starts(self, places: Sequence[int], prefilling: Sequence[bool]) -> None:
-        """Give a place to a new owner when its request starts, once however many chunks its prompt has."""
+        """Give a place to a new owner when a request starts there, once for all chunks of its prompt."""
         for place, is_prefilling in zip(places, prefilling, strict=True):
             if not is_prefilling:
                 self._starting.discard(place)
@@ -156,7 +157,7 @@ _BatchKey = tuple[bytes, bytes, torch.Size]
 
 
 def _key_of(common: Any, metadata: Any, decodes: int) -> _BatchKey | None:
-    """What the rows of a batch follow from, where no request works on its prompt; else None."""
+    """Return what determines a batch's rows; None unless it is known that no request works on its prompt."""
     if decodes == 0 or common.req_idx is None:
         return None
     flags = _prompt_flags(common, len(common.req_idx))
@@ -167,17 +168,17 @@ def _key_of(common: Any, metadata: Any, decodes: int) -> _BatchKey | None:
 
 
 def _prompt_flags(common: Any, count: int) -> Tensor | None:
-    """Whether each request works on its prompt; None where vLLM does not say so of `count` requests."""
+    """Return whether each request works on its prompt; None if vLLM does not say it for `count` requests."""
     flags: Tensor | None = getattr(common, "is_prefilling", None)
     known = flags is not None and flags.device.type == "cpu" and flags.shape[0] >= count
     return flags if known else None
 
 
 def _prefilling(common: Any, count: int, decodes: int) -> list[bool]:
-    """Which of the first `count` requests of a batch still work on their prompts.
+    """Return which of the first `count` requests of a batch still work on their prompts.
 
-    The split into decodes and others does not say: a prompt's last token may be a decode row, and a request
-    with fewer drafts than the others is no decode.
+    The split into decodes and other requests does not tell: a prompt's last token may be a decode row, and a
+    request with fewer drafts than the others does not count as a decode.
     """
     flags = _prompt_flags(common, count)
     if flags is None:
@@ -198,15 +199,15 @@ def owners_of_rows(
     drafts : sequence of int
         Rows that each decoding request has, padding requests included.
     shape : tuple of int
-        Shape of ``seq_lens``. With as many rows as requests, each request has `shape[1]` rows that lie
-        together. With as many rows as tokens, each row is a request of its own to vLLM, and the rows of one
-        request follow one another.
+        Shape of ``seq_lens``. If it has as many rows as there are requests, each request has `shape[1]` rows
+        that lie together. If it has as many rows as there are tokens, each row is a request of its own to
+        vLLM, and the rows of one request follow one another.
 
     Returns
     -------
     list of int or None
-        Place of each group's request; None for padding, and where rows would share the slot of a request, for
-        all of them but its last.
+        Place of each group's request. None for padding, and for all but the last of several groups that would
+        share the slot of one request.
     int
         Rows in a group. The list is empty where the rows are laid out in another way.
 
@@ -220,8 +221,8 @@ def owners_of_rows(
     batch, next_n = shape
     known: list[int | None] = [*places, *[None] * (len(drafts) - len(places))]
     if batch == len(drafts):
-        # A request with fewer rows than the others is padded at its end, and would leave the state of
-        # padding.
+        # A request with fewer rows than the others is padded at its end, so a padding row would leave its
+        # state.
         pairs = zip(known, drafts, strict=True)
         return [place if count == next_n else None for place, count in pairs], next_n
     if next_n != 1 or batch < sum(drafts):

@@ -1,6 +1,6 @@
-"""What vLLM looks like: the one table of what the integration assumes.
+"""The one table of what the integration assumes about vLLM.
 
-The sources of vLLM 0.33 are described. `gvr_topk.integrations.patch_points` compares the table with what is
+The table describes the sources of vLLM 0.33. `gvr_topk.integrations.patch_points` compares it with what is
 installed, and one difference is enough to leave all of vLLM as it is.
 """
 
@@ -86,14 +86,14 @@ COMMON_OBJECT = PatchPoint(
 )
 
 POINTS = (TOP_K, PREFILL, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMON_OBJECT)
-"""What must be there, in the order in which it is reported."""
+"""All points that must be there, in the order in which they are reported."""
 
 WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE)
-"""Modules after whose import there is something to do."""
+"""Modules that are patched after their import."""
 
 
 def supported(version: str) -> bool:
-    """Whether the table was written from this version; a build from source is what its number says.
+    """Whether the table was written from this version; a build from source is judged by its number.
 
     Examples
     --------
