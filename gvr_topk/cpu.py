@@ -156,7 +156,11 @@ def decode(a: Arguments) -> None:
 
 
 def _leaves_state(a: Arguments, row: int) -> bool:
-    """Whether the row writes its slot: it is its request's last one, and no later request names the slot."""
+    """Say whether the row writes its slot.
+
+    It does so if states go to slots (`next_state` is None), it is the last row of its request, and no later
+    request names the slot.
+    """
     if row % a.next_n != a.next_n - 1 or a.next_state is not None:
         return False
     return a.row_slot is None or not bool((a.row_slot[row + a.next_n :: a.next_n] == a.row_slot[row]).any())

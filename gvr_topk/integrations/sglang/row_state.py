@@ -46,7 +46,11 @@ class _Pass:
         self.row_slot = (batch.req_pool_indices - 1).to(torch.int32)
 
     def serves(self, batch: Any, indexer: Any, capturing: bool) -> bool:
-        """Whether a call continues this pass: same batch, and an indexer that the pass has not seen yet."""
+        """Say whether a call continues this pass.
+
+        It does so if the batch is the same, a graph is being captured or not as before, and the pass has not
+        seen the indexer yet.
+        """
         return self.batch() is batch and self.capturing == capturing and indexer not in self.seen
 
 
