@@ -40,13 +40,14 @@ inline size_t resident_bytes(const LaunchTraits& traits, const SmemLayout& layou
                   fixed_bytes(traits.list_capacity(), 0) + Tile::kStagingBytes + kBehind);
 }
 
-// Every specialization but kGeneric also takes the largest cluster and the long list for granted.
+// kCommonOneRow, kCommonSlotted and kNoState also take the largest cluster and the long list for granted.
 template <typename T, int kValues, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, 1)
     resident_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p,
                   const __grid_constant__ SmemLayout layout) {
   constexpr int kProbes = 1;  // of the row, by each thread, for the sample
-  constexpr bool kCommonSizes = kSpecialization != Specialization::kGeneric;
+  constexpr bool kCommonSizes =
+      kSpecialization != Specialization::kGeneric && kSpecialization != Specialization::kCommon;
   if constexpr (kValues > max_resident_values(kArch) ||
                 (kCommonSizes && max_cluster_size(kArch) < kMaxClusterSize)) {
     __trap();

@@ -4,12 +4,17 @@
 
 namespace gvr_topk::resident {
 
+// The specialization of a launch. With other than the common sizes, there are only kCommon and kGeneric.
+inline Specialization specialization_of(const LaunchTraits& traits) {
+  const Specialization which = traits.specialization();
+  if (traits.has_common_sizes() || which == Specialization::kGeneric) return which;
+  return which == Specialization::kNoState ? Specialization::kGeneric : Specialization::kCommon;
+}
+
 template <typename T, int kValues>
 cudaError_t launch_tile(const ClusterLaunch& launch) {
   const size_t shared = resident_bytes<T, kValues>(launch.traits, launch.layout);
-  const Specialization which =
-      launch.traits.has_common_sizes() ? launch.traits.specialization() : Specialization::kGeneric;
-  switch (which) {
+  switch (specialization_of(launch.traits)) {
     case Specialization::kCommonOneRow:
       return launch_clusters<resident_topk<T, kValues, Specialization::kCommonOneRow>>(launch, shared);
     case Specialization::kCommonSlotted:
