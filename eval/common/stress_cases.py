@@ -149,6 +149,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("wide-8192-131072x8", 131072, 8, row_slot=True, counts=True, longest=8192),
     Configuration("wide-16384-1048576x2", 1048576, 2, row_slot=True, longest=16_384),
     Configuration("prefill-8192x300", 8192, 1, next_n=300, indices=False, counts=True, op="prefill"),
+    Configuration("prefill-32768x300", 32768, 1, next_n=300, indices=False, counts=True, op="prefill"),
     Configuration(
         "prefill-short-4096x1200",
         4096,

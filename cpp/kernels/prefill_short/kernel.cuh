@@ -9,7 +9,8 @@
 //
 // The phases of each row are those of the kernel of short rows (small_row/kernel.cuh):
 // - guess: the previous row has left a window of values around its k-th value;
-// - verify: one round of even bins over that window finds the k-th, or else radix rounds over the keys do;
+// - verify: one round of even bins over that window finds the k-th, or else radix rounds over the keys do.
+//   Elements are counted in the window's bins as they are taken into registers;
 // - refine: the few elements in the bin of the k-th are compared with each other;
 // - collect: the selected positions are staged in ascending order;
 // - emit: the staged positions are written, several at a time.
@@ -61,14 +62,18 @@ static_assert(sizeof(RowsShared<128>) <= short_prefill_fixed_bytes(128));
 static_assert(sizeof(RowsShared<512>) <= short_prefill_fixed_bytes(512));
 
 // A thread's place in its block, and the block's shared memory, as the functions of small_row need them.
+//
+// Warps are numbered so that neighbouring ones share a scheduler (there are four, which take warps in turn):
+// neighbouring warps have a word more in turn, and all schedulers then have equal work.
 template <typename T, int kBlockThreads>
 struct BlockContext {
   using Element = T;
   using Shared = RowsShared<kBlockThreads>;
+  static constexpr int kSchedulers = 4;  // of an SM
 
   uint32_t zero;  // see ptx::unknown_zero
   Shared* shared;
-  int k, thread, lane, warp;
+  int k, lane, warp, thread;
 
   // The unknown zero in the address keeps the compiler from summing over the warp before an atomic addition
   // to shared memory. Few lanes add to one address here, so such a sum would take longer.
@@ -76,9 +81,10 @@ struct BlockContext {
       : zero(ptx::unknown_zero()),
         shared(reinterpret_cast<Shared*>(storage + zero)),
         k(k_),
-        thread(threadIdx.x),
         lane(threadIdx.x & 31),
-        warp(threadIdx.x >> 5) {}
+        warp((threadIdx.x >> 5) % kSchedulers * (kBlockThreads / 32 / kSchedulers) +
+             (threadIdx.x >> 5) / kSchedulers),
+        thread(32 * warp + lane) {}
 };
 
 // Bytes of the staged positions, rounded up to whole 16-byte vectors.
@@ -101,28 +107,24 @@ __device__ __forceinline__ void write_staged(const uint16_t* staged, const Prefi
   }
 }
 
-// Clears this thread's bins of a round whose bins have been read.
-template <typename Bins>
-__device__ __forceinline__ void clear_bins(Bins& bins, int round, int thread) {
-  reinterpret_cast<uint4*>(bins.set[round & 1])[thread] = make_uint4(0, 0, 0, 0);
-}
-
-// Selects from a row that is longer than k and lies in registers, and stages its selected positions.
+// Selects from a row that is longer than k and lies in registers, and stages its selected positions. Its
+// elements have been counted in the bins of the window `last`, which is one only if the row is `guessed`.
 // `publish` is called before the last block barrier.
 template <typename T, int kBlockThreads, typename WindowTile, typename Publish>
 __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kBlockThreads>& sm,
                                            const BlockContext<T, kBlockThreads>& ctx, WindowTile& tile,
-                                           int32_t* stats, Publish publish) {
+                                           bool guessed, float last, int32_t* stats, Publish publish) {
   small_row::PartitionOf<WindowTile> split;
-  const float last = sm.value_window;
-  const bool guessed = p.predicts && is_window(last);
   float* const next = ctx.thread == kBlockThreads - 32 ? &sm.value_window : nullptr;
   uint32_t kth = 0, before = 0;
-  int rounds = guessed;
-  const bool hit = guessed && small_row::try_predicted_window(ctx, tile, sm.bins, last, next, split);
+  int rounds = 1;
+  small_row::ValueWindow<RoundBins<kBlockThreads>::kBins> window(last);
+  ptx::keep(window.scale);  // Bins are computed again: without this the compiler would keep them.
+  const bool hit = guessed && small_row::split_by_window(ctx, tile, sm.bins, last, next, split,
+                                                         [&](int i) { return window.bin(tile.value(i)); });
   uint32_t candidates = split.boundary_count;
   if (hit) {
-    clear_bins(sm.bins, 0, ctx.thread);
+    sm.bins.clear_set(0, ctx.thread);
     if (split.rank == split.boundary_count) split.take_all();
     small_row::select_boundary(ctx, tile, sm.bins, split, before, kth,
                                [](uint32_t bits) { return order_key(__uint_as_float(bits)); });
@@ -130,7 +132,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kB
     tile.make_keys(ctx.lane);
     uint32_t dense_bin = 0;
     const small_row::RankedRange range = small_row::narrow_keys(ctx, tile, sm.bins, rounds, dense_bin);
-    clear_bins(sm.bins, rounds - 1, ctx.thread);
+    sm.bins.clear_set((rounds - 1) & 1, ctx.thread);
     split = small_row::split_at(tile, range);
     candidates = split.boundary_count;
     const bool tied = split.boundary_count > kRankDirectly;
@@ -152,12 +154,12 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kB
       report.passes = 1;
       report.candidates = candidates;
       report.guess_hit = hit;
-      report.rounds = rounds - guessed;
+      report.rounds = rounds - 1;
       report.write(stats);
     }
     ptx::reconverge(ctx.zero);
   }
-  small_row::stage_selected(ctx, tile, split.above, before, sm.staged);
+  tile.stage(split.above, ctx.lane, before, ptx::shared_address(sm.staged));
   publish();
   __syncthreads();
   // All reads of this memory precede that barrier, and its next uses follow further block barriers.
@@ -172,7 +174,6 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
     __trap();
     return;
   }
-  using WindowTile = WindowTile<T, kBlockThreads>;
   using Arrivals = Arrivals<T, kBlockThreads>;
   RowsShared<kBlockThreads>& sm = *reinterpret_cast<RowsShared<kBlockThreads>*>(storage);
   const BlockContext<T, kBlockThreads> ctx(p.k);
@@ -200,11 +201,10 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
     const Window& row = sm.windows[turn];
     if (row.row < 0) return;
     const int after = (turn + 1) % kWindows;
+    const WindowLoad later(p, ctx.thread == 0 ? sm.schedule.next(p) : -1);
     const auto publish = [&] {
       // This replaces the window of two rows ago.
-      if (ctx.thread == 0) {
-        sm.windows[(turn + kWindowsAhead) % kWindows] = WindowLoad(p, sm.schedule.next(p)).window(p);
-      }
+      if (ctx.thread == 0) sm.windows[(turn + kWindowsAhead) % kWindows] = later.window(p);
     };
     int32_t* const stats =
         ctx.thread == 0 && p.stats != nullptr ? p.stats + int64_t{row.row} * kStatColumns : nullptr;
@@ -219,15 +219,20 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
       const auto fetch_next = [&] { fetch(sm.windows[after], arrivals.taken + 1); };
       if (Arrivals::kPlaces == 2) fetch_next();
       arrivals.wait();
-      WindowTile tile;
-      tile.take(AlignedWindow<T>(p, row), arrivals.place(arrivals.taken), ctx.warp, ctx.lane);
+      const float last = sm.value_window;
+      const bool guessed = p.predicts && is_window(last);
+      const AlignedWindow<T> window(p, row);
+      const uint32_t place = arrivals.place(arrivals.taken);
+      WindowTile<T, kBlockThreads> tile;
+      // Elements are counted while later ones are being loaded. Where there is no window, nobody looks at the
+      // counts, but a second copy of this code would take more registers.
+      const small_row::WindowCounter<RoundBins<kBlockThreads>> counter(sm.bins, last);
+      tile.take(window, place, ctx.warp, ctx.lane, [&](int i) { counter.count(tile.value(i)); });
       ptx::fence_before_bulk_copies();
-      if (Arrivals::kPlaces == 1) {
-        __syncthreads();  // All warps have taken the row into registers.
-        fetch_next();
-      }
+      __syncthreads();  // All warps have taken the row into registers.
+      if (Arrivals::kPlaces == 1) fetch_next();
       ++arrivals.taken;
-      select_row(p, sm, ctx, tile, stats, publish);
+      select_row(p, sm, ctx, tile, guessed, last, stats, publish);
       write_staged<kBlockThreads>(sm.staged, PrefillOutput(p, row), p.k);
     }
     turn = after;

@@ -10,21 +10,26 @@ namespace gvr_topk::prefill_short {
 
 using prefill::AlignedWindow;
 
-// One warp's part of a window: each lane has as few words, of 16 elements each, as hold the window.
+// One warp's part of a window: whole words, each of which is a run of 16 elements of every lane. Warps have
+// as even a number of words as there are.
 template <typename T, int kBlockThreads>
 struct WindowPart {
   static constexpr int kBlockWarps = kBlockThreads / 32;
-  static constexpr int kWords = kMaxValuesPerThread / kValuesPerThread;
   static constexpr int kWordElements = 32 * kValuesPerThread;  // elements of one word over the warp
 
   int begin;  // first element, from `AlignedWindow::data` on
-  int words;  // words of each lane that hold elements of the window
+  int words;
 
   __device__ __forceinline__ WindowPart(int length, int warp) {
-    constexpr int kBlockElements = kBlockWarps * kWordElements;
-    const int share = min((length + kBlockElements - 1) / kBlockElements, kWords);
-    begin = warp * share * kWordElements;
-    words = min(share, max(length - begin + kWordElements - 1, 0) / kWordElements);
+    const int all = (length + kWordElements - 1) / kWordElements;
+    const int first = warp * all / kBlockWarps;
+    words = (warp + 1) * all / kBlockWarps - first;
+    begin = first * kWordElements;
+  }
+
+  // Elements of the window from the first one of this lane's run of a word on; may be negative.
+  __device__ __forceinline__ int left(int length, int word, int lane) const {
+    return length - begin - word * kWordElements - lane * kValuesPerThread;
   }
 };
 
@@ -63,12 +68,13 @@ struct Arrivals {
       ptx::barrier_expect_tx(barrier(number), whole * sizeof(T));
       if (whole > 0) ptx::copy_bulk(place(number), window.data, whole * sizeof(T), barrier(number));
     }
+    if (rest == 0) return;
     const Part part(window.length, warp);
     const int ahead = whole - part.begin;  // where the last, partial vector starts in this warp's part
     const bool owner =
         static_cast<uint32_t>(ahead) < static_cast<uint32_t>(part.words * Part::kWordElements) &&
-        ahead / kPerVec<T> % 32 == lane;
-    if (rest != 0 && owner) {
+        ahead / kValuesPerThread % 32 == lane;
+    if (owner) {
       ptx::copy_async(place(number) + whole * sizeof(T), window.data + whole, ptx::evict_first_policy(),
                       rest * sizeof(T));
     }
@@ -82,42 +88,186 @@ struct Arrivals {
   }
 };
 
-// The tile of a window in registers. Positions count from the window's first element, so elements before it
-// in the first vector have negative positions.
+// The tile of a window in registers. A lane has a run of 16 consecutive elements in each word, so index order
+// is (warp, word, lane, element of the run). Positions count from the window's first element, so elements
+// before it in the first vector have negative positions.
+//
+// Lanes load the vectors of a run in rotated order, so that lanes that load together use different banks:
+// vector v of a run lies in the registers of vector (v - rotation) of the word.
 template <typename T, int kBlockThreads>
-struct WindowTile : small_row::RegisterTile<T, kMaxValuesPerThread, true> {
-  using Base = small_row::RegisterTile<T, kMaxValuesPerThread, true>;
-  using Base::begin, Base::bits, Base::kGroup, Base::kVecs, Base::words;
+struct WindowTile {
   using Part = WindowPart<T, kBlockThreads>;
+  static constexpr int kSize = kMaxValuesPerThread;
+  static constexpr int kWords = kSize / kValuesPerThread;
+  static constexpr int kWordVecs = kVecsOfTile<T>;
+  static_assert((kWordVecs & (kWordVecs - 1)) == 0);
+  // If every lane has at most so many selected elements in a run, finding these takes less time than looking
+  // at all elements.
+  static constexpr uint32_t kFewOfRun = 5;
 
-  // Takes the window that has arrived, with -inf where the window has no elements.
-  __device__ __forceinline__ void take(const AlignedWindow<T>& window, uint32_t place, int warp, int lane) {
+  int begin;             // position of the warp's first element
+  int words;             // words of the warp; the other registers are not looked at
+  uint32_t bits[kSize];  // of the values; later the keys, without their invariant low bits
+
+  // The vector of its run that a lane loads first.
+  __device__ __forceinline__ static int rotation(int lane) { return lane / (8 / kWordVecs) % kWordVecs; }
+
+  // Takes the window that has arrived, with -inf where the window has no elements, and calls visit(i) for
+  // each of the lane's elements as soon as it is there.
+  template <typename Visit>
+  __device__ __forceinline__ void take(const AlignedWindow<T>& window, uint32_t place, int warp, int lane,
+                                       Visit visit) {
     const Part part(window.length, warp);
     begin = part.begin - window.lead;
     words = part.words;
-    const uint32_t first = place + part.begin * sizeof(T) + lane * sizeof(uint4);
+    const uint32_t run = place + (part.begin + lane * kValuesPerThread) * sizeof(T);
+    pad(run, part, window.length, lane);
+    uint32_t vecs[kWordVecs];
+#pragma unroll
+    for (int v = 0; v < kWordVecs; ++v) {
+      vecs[v] = run + (v + rotation(lane)) % kWordVecs * sizeof(uint4);
+    }
+    // A vector is loaded while the elements of the vector before are visited. The one behind the last is in
+    // the block's memory, too.
+    constexpr int kVecs = kWords * kWordVecs;
+    uint4 next = ptx::load_shared(vecs[0]);
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      if (j * kPerVec<T> / kValuesPerThread >= words) break;
-      const uint4 vec = ptx::load_shared(first + j * 32 * sizeof(uint4));
+      if (j / kWordVecs >= words) break;
+      const uint4 vec = next;
+      if (j + 1 < kVecs) {
+        constexpr uint32_t kWordBytes = Part::kWordElements * sizeof(T);
+        next = ptx::load_shared(vecs[(j + 1) % kWordVecs] + (j + 1) / kWordVecs * kWordBytes);
+      }
+      const int first = j * kPerVec<T>;
 #pragma unroll
-      for (int e = 0; e < kPerVec<T>; ++e) bits[j * kPerVec<T> + e] = __float_as_uint(element<T>(vec, e));
+      for (int e = 0; e < kPerVec<T>; ++e) bits[first + e] = __float_as_uint(element<T>(vec, e));
+      if (j == 0) mask_lead(lane, __float_as_uint(-INFINITY));
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) visit(first + e);
     }
-    mask_lead(lane, __float_as_uint(-INFINITY));
-    if (part.begin + words * Part::kWordElements <= window.length) return;
-    const int left = window.length - part.begin - lane * kPerVec<T>;
-    Base::for_each_index([&](int i) {
-      if (i / kPerVec<T> * kGroup + i % kPerVec<T> >= left) bits[i] = __float_as_uint(-INFINITY);
-    });
   }
 
   // Makes the keys. Elements before the window get a key below all others.
   __device__ __forceinline__ void make_keys(int lane) {
-    Base::make_keys();
+    for_each_index([&](int i) { bits[i] = order_key(value(i)) >> kInvariantBits<T>; });
     mask_lead(lane, kAbsentKey);
   }
 
+  __device__ __forceinline__ float value(int index) const { return __uint_as_float(bits[index]); }
+
+  // Calls visit(index) for every element of the lane.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_index(Visit visit) const {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      if (w >= words) break;
+#pragma unroll
+      for (int i = 0; i < kValuesPerThread; ++i) visit(w * kValuesPerThread + i);
+    }
+  }
+
+  // As `mask_of_keys`, of all of them.
+  template <typename Mark>
+  __device__ __forceinline__ LaneMask<kWords> mask_of(Mark set_bit) const {
+    return small_row::mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
+  }
+
+  // The element of an index known only at run time.
+  __device__ __forceinline__ uint32_t bits_at(uint32_t index) const {
+    return small_row::register_at<0, kSize>(bits, index);
+  }
+
+  // The position of that element in the row.
+  __device__ __forceinline__ uint32_t position(int lane, uint32_t index) const {
+    const uint32_t of_run = (index + rotation(lane) * kPerVec<T>) % kValuesPerThread;
+    return begin + index / kValuesPerThread * Part::kWordElements + lane * kValuesPerThread + of_run;
+  }
+
+  // A word of a set in the order of the run.
+  __device__ __forceinline__ static uint32_t in_order(uint32_t word, int lane) {
+    const int turned = 2 * kPerVec<T> * rotation(lane);
+    return __funnelshift_l(word, word, turned);
+  }
+
+  // Counts, for each word, the elements of a set that the whole warp has up to the end of this lane's run.
+  // All lanes take part.
+  __device__ __forceinline__ static void count_upto(const LaneMask<kWords>& set, uint32_t (&upto)[kWords]) {
+    uint32_t before = 0;
+#pragma unroll
+    for (int w = 0; w < kWords; w += 2) {  // Two counts share a register.
+      const uint32_t pair = ptx::inclusive_scan(__popc(set.word[w]) | __popc(set.word[w + 1]) << 16);
+      const uint32_t all = __shfl_sync(0xffffffffu, pair, 31);
+      upto[w] = before + (pair & 0xffff);
+      upto[w + 1] = before + (all & 0xffff) + (pair >> 16);
+      before += (all & 0xffff) + (all >> 16);
+    }
+  }
+
+  // Calls visit(word, bit, rank) for the lane's elements of a set: which element of which word, and how many
+  // elements of the whole warp come earlier. All lanes take part.
+  template <typename Visit>
+  __device__ __forceinline__ static void for_each_in_order_of(const LaneMask<kWords>& set, int lane,
+                                                              Visit visit) {
+    uint32_t upto[kWords];
+    count_upto(set, upto);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      uint32_t rank = upto[w] - __popc(set.word[w]);
+#pragma unroll 1
+      for (uint32_t left = in_order(set.word[w], lane); left != 0; left &= left - 1) {
+        const uint32_t of_run = (__ffs(left) - 1) / 2;
+        visit(w, (of_run - rotation(lane) * kPerVec<T>) % kValuesPerThread, rank++);
+      }
+    }
+  }
+
+  // Stages the positions of selected elements in ascending order; earlier warps have selected `before`. A
+  // block barrier comes next.
+  __device__ __forceinline__ void stage(const LaneMask<kWords>& selected, int lane, uint32_t before,
+                                        uint32_t staged) const {
+    uint32_t upto[kWords], most[kWords];
+    count_upto(selected, upto);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) most[w] = __reduce_max_sync(0xffffffffu, __popc(selected.word[w]));
+    uint32_t first = begin + lane * kValuesPerThread;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      uint32_t slot = staged + sizeof(uint16_t) * (before + upto[w]);
+      uint32_t left = in_order(selected.word[w], lane);
+      if (most[w] <= kFewOfRun) {
+        // From the last element to the first, because the highest bit is found sooner than the lowest.
+#pragma unroll
+        for (uint32_t i = 0; i < kFewOfRun; ++i) {
+          if (i >= most[w]) break;
+          const uint32_t bit = 31 - __clz(left);
+          ptx::prepend_if(left, slot, static_cast<uint16_t>(first + bit / 2));
+          left &= ~(1u << bit % 32);  // Where no element is left, this changes nothing.
+        }
+      } else {
+        slot -= sizeof(uint16_t) * __popc(left);
+#pragma unroll
+        for (int i = 0; i < kValuesPerThread; ++i) {
+          ptx::append_if(left & 1u << 2 * i, slot, static_cast<uint16_t>(first + i));
+        }
+      }
+      first += Part::kWordElements;
+    }
+  }
+
  private:
+  // Puts -inf behind the end of the window, as far as its last word goes, into the place where it has
+  // arrived. Only one warp has that word.
+  __device__ __forceinline__ void pad(uint32_t run, const Part& part, int length, int lane) {
+    const int left = part.left(length, words - 1, lane);
+    if (words == 0 || left >= kValuesPerThread) return;
+    run += (words - 1) * Part::kWordElements * sizeof(T);
+#pragma unroll 1
+    for (int i = max(left, 0); i < kValuesPerThread; ++i) {
+      ptx::store_shared(run + i * static_cast<uint32_t>(sizeof(T)), static_cast<T>(-INFINITY));
+    }
+  }
+
   __device__ __forceinline__ void mask_lead(int lane, uint32_t masked) {
     if (begin >= 0 || lane != 0) return;
 #pragma unroll

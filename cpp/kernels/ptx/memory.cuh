@@ -221,6 +221,18 @@ __device__ __forceinline__ void append_if(uint32_t condition, uint32_t& slot, ui
       : "memory");
 }
 
+// The same, towards lower addresses: `slot` lies behind the value.
+__device__ __forceinline__ void prepend_if(uint32_t condition, uint32_t& slot, uint16_t value) {
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %1, 0;\n"
+      " @p st.shared.u16 [%0 + -2], %2;\n"
+      " @p add.u32 %0, %0, -2;\n}"
+      : "+r"(slot)
+      : "r"(condition), "h"(value)
+      : "memory");
+}
+
 // Returns at once unless the launch carries the programmatic-serialization attribute.
 __device__ __forceinline__ void grid_dependency_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -28,9 +28,14 @@ struct alignas(128) RoundBins {
   // of its position.
   alignas(16) uint64_t boundary[kRankDirectly];
 
+  // Clears this thread's bins of one set. All threads have read theirs.
+  __device__ __forceinline__ void clear_set(int which, int thread) {
+    reinterpret_cast<uint4*>(set[which])[thread] = make_uint4(0, 0, 0, 0);
+  }
+
   __device__ __forceinline__ void clear(int thread) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) reinterpret_cast<uint4*>(set[i])[thread] = make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < 2; ++i) clear_set(i, thread);
     if (thread < kRankDirectly) boundary[thread] = 0;
   }
 };

@@ -52,12 +52,8 @@ __device__ __forceinline__ uint32_t register_at(const uint32_t (&registers)[kVal
 //
 // A small tile loads the whole buffer of the row before the row's length is known: loading what lies behind
 // the end costs less than waiting.
-//
-// `kPartial`: the row takes up only the first `words` of each lane, 16 elements each. The others are not
-// looked at.
-template <typename T, int kValues, bool kPartial = false>
+template <typename T, int kValues>
 struct RegisterTile {
-  static constexpr bool kIsPartial = kPartial;
   // Whether there are registers for the bin of each element (small_row/value_window.cuh).
   static constexpr bool kKeepsBins = kValues <= kWideValuesPerThread;
   static constexpr int kVecs = kValues / kPerVec<T>;
@@ -67,7 +63,6 @@ struct RegisterTile {
   static constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
 
   int begin;  // position of the warp's first element
-  int words = kWords;
   uint4 raw[kVecs];
   uint32_t bits[kValues];  // of the values; later the keys, without their invariant low bits
 
@@ -143,11 +138,7 @@ struct RegisterTile {
   template <typename Visit>
   __device__ __forceinline__ void for_each_index(Visit visit) const {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if (kPartial && w >= words) break;
-#pragma unroll
-      for (int i = 0; i < kValues / kWords; ++i) visit(w * kValuesPerThread + i);
-    }
+    for (int i = 0; i < kValues; ++i) visit(i);
   }
 
   // As `mask_of_keys`, of all of them.
@@ -187,7 +178,6 @@ __device__ __forceinline__ void stage_selected(const Context& ctx, const Tile& t
                                                const LaneMask<Tile::kWords>& selected, uint32_t before,
                                                uint16_t* staged) {
   using T = typename Context::Element;
-  if (Tile::kIsPartial && tile.words == 0) return;
   constexpr uint32_t kFieldMask = (1u << kFieldBits<T>)-1;
   constexpr int kWordVecs = kVecsOfTile<T>;
   const uint32_t storage = ptx::shared_address(staged);

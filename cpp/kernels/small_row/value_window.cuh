@@ -73,38 +73,47 @@ struct ValueWindow {
   }
 };
 
-// One round by the window `left` of the last step. Returns false if the k-th element lies outside it, or
-// shares its bin with too many. The thread whose `next` is not null leaves the next window there.
-template <typename Context, typename Tile, typename Bins>
-__device__ __forceinline__ bool try_predicted_window(const Context& ctx, const Tile& tile, Bins& bins,
-                                                     float left, float* next, PartitionOf<Tile>& split) {
+// Counts values in the bins of a window, in the first set of the block's bins.
+template <typename Bins>
+struct WindowCounter {
   using Window = ValueWindow<Bins::kBins>;
-  Window window(left);
-  // Where registers are short, bins are computed again.
-  constexpr bool kKeepsBins = Tile::kKeepsBins;
-  uint32_t bin[kKeepsBins ? Tile::kSize : 1];
-  uint32_t first = ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * Window::first_bin();
-  ptx::keep(first);
-  tile.for_each_index([&](int i) {
-    const uint32_t value_bin = window.bin(tile.value(i));
-    if (kKeepsBins) bin[i] = value_bin;
-    ptx::increment_shared(first + sizeof(uint32_t) * value_bin);
-  });
-  __syncthreads();
+
+  Window window;
+  uint32_t first;
+
+  __device__ __forceinline__ WindowCounter(const Bins& bins, float left)
+      : window(left), first(ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * Window::first_bin()) {
+    ptx::keep(first);
+  }
+
+  // Returns the bin, plus Window::first_bin().
+  __device__ __forceinline__ uint32_t count(float value) const {
+    const uint32_t bin = window.bin(value);
+    ptx::increment_shared(first + sizeof(uint32_t) * bin);
+    return bin;
+  }
+};
+
+// Splits a row by the bins of the window `left` of the last step, in which all warps have counted the row
+// before a block barrier. Returns false if the k-th element lies outside the window, or shares its bin with
+// too many. The thread whose `next` is not null leaves the next window there. bin_of(i) is the bin of
+// element i.
+template <typename Context, typename Tile, typename Bins, typename BinOf>
+__device__ __forceinline__ bool split_by_window(const Context& ctx, const Tile& tile, Bins& bins, float left,
+                                                float* next, PartitionOf<Tile>& split, BinOf bin_of) {
+  using Window = ValueWindow<Bins::kBins>;
   const BinHit hit = locate(ctx, bins, bins.set[0], bins.set[1], false, ctx.k);
   if (hit.count > kRankDirectly || hit.bin - 1 > Bins::kBins - 3) return false;
   if (next != nullptr) *next = Window::updated(left, hit.bin, bins.group[hit.bin >> kLog2Group]);
   ptx::reconverge(ctx.zero);
   split.rank = ctx.k - hit.above;
   split.boundary_count = hit.count;
-  if (!kKeepsBins) ptx::keep(window.scale);  // Without it the compiler would keep the bins anyway.
   // The class of an element: 0 below the bin, 1 inside, 2 above.
   int offset = 1 - static_cast<int>(hit.bin + Window::first_bin());
   ptx::keep(offset);
   uint32_t classes[Tile::kWords] = {};
   tile.for_each_index([&](int i) {
-    const int value_bin = static_cast<int>(kKeepsBins ? bin[i] : window.bin(tile.value(i)));
-    const uint32_t element_class = __viaddmin_s32_relu(value_bin, offset, 2);
+    const uint32_t element_class = __viaddmin_s32_relu(static_cast<int>(bin_of(i)), offset, 2);
     classes[i / kValuesPerThread] += element_class << 2 * (i % kValuesPerThread);
   });
 #pragma unroll
@@ -113,6 +122,24 @@ __device__ __forceinline__ bool try_predicted_window(const Context& ctx, const T
     split.inside.word[w] = classes[w] & kLowerBits;
   }
   return true;
+}
+
+// Counts a row in the bins of the window `left`, and splits it: see `split_by_window`.
+template <typename Context, typename Tile, typename Bins>
+__device__ __forceinline__ bool try_predicted_window(const Context& ctx, const Tile& tile, Bins& bins,
+                                                     float left, float* next, PartitionOf<Tile>& split) {
+  WindowCounter<Bins> counter(bins, left);
+  // Where registers are short, bins are computed again.
+  constexpr bool kKeepsBins = Tile::kKeepsBins;
+  uint32_t bin[kKeepsBins ? Tile::kSize : 1];
+  tile.for_each_index([&](int i) {
+    const uint32_t value_bin = counter.count(tile.value(i));
+    if (kKeepsBins) bin[i] = value_bin;
+  });
+  __syncthreads();
+  if (!kKeepsBins) ptx::keep(counter.window.scale);  // Without it the compiler would keep the bins anyway.
+  return split_by_window(ctx, tile, bins, left, next, split,
+                         [&](int i) { return kKeepsBins ? bin[i] : counter.window.bin(tile.value(i)); });
 }
 
 }  // namespace gvr_topk::small_row
