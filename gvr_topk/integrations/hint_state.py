@@ -344,7 +344,7 @@ def first_attribute(instance: Any, *names: str) -> Any:
 
 
 def _micro_batches(metadata: Any, manager: Any) -> int:
-    """Return how many batches are alive at once: one, or with several pipeline stages one more than stages."""
+    """Return how many batches are alive at once: one, or with pipeline stages one more than their number."""
     mapping = getattr(metadata, "mapping", None) or getattr(manager, "mapping", None)
     stages = int(getattr(mapping, "pp_size", 1) or 1)
     return 1 if stages == 1 else stages + 1
