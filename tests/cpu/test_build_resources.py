@@ -55,8 +55,9 @@ def test_only_what_consumer_blackwell_cannot_launch_is_a_trap(uses: list[KernelU
     assert {use.arch for use in uses if is_trap(use)} == {"sm_120f"}
     launched = [use.kernel for use in uses if use.arch == "sm_120f" and not is_trap(use)]
     assert not [kernel for kernel in launched if "streaming" in kernel or "paper_gvr" in kernel]
-    # The generic specialization of the kernel with fewer values, and blocks of 128 and 256 threads.
-    assert len([kernel for kernel in launched if "resident" in kernel]) == 3
+    # Of the resident kernel with fewer values the specializations kGeneric and kCommon, and prefill in blocks
+    # of 128 and 256 threads.
+    assert len([kernel for kernel in launched if "resident" in kernel]) == 6
     assert len([kernel for kernel in launched if "prefill_short" in kernel]) == 6
 
 

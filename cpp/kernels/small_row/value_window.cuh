@@ -66,8 +66,7 @@ struct ValueWindow {
     constexpr uint32_t kLeast = 67u << 23, kMost = 187u << 23;
     const bool sound = exponent - kLeast <= kMost - kLeast && abs(centre) < kMostCentre;
     const uint32_t bits = kSign | exponent | (static_cast<uint32_t>(centre) & kMantissa);
-    // A centre half a bin off makes no difference, and keeps a valid window from being equal to
-    // kStateUnknown.
+    // No valid window may be equal to kStateUnknown. A centre one unit off makes no difference.
     const uint32_t no_state = __float_as_uint(kStateUnknown);
     return __uint_as_float(!sound ? no_state : bits == no_state ? bits + 1 : bits);
   }
