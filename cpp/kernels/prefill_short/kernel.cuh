@@ -107,8 +107,8 @@ __device__ __forceinline__ void write_staged(const uint16_t* staged, const Prefi
   }
 }
 
-// Selects from a row that is longer than k and lies in registers, and stages its selected positions. Its
-// elements have been counted in the bins of the window `last`, which is one only if the row is `guessed`.
+// Selects from a row that is longer than k and lies in registers, and stages its selected positions. If the
+// row is `guessed`, `last` is a window, in whose bins its elements have been counted.
 // `publish` is called before the last block barrier.
 template <typename T, int kBlockThreads, typename WindowTile, typename Publish>
 __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kBlockThreads>& sm,
@@ -230,7 +230,11 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
       tile.take(window, place, ctx.warp, ctx.lane, [&](int i) { counter.count(tile.value(i)); });
       ptx::fence_before_bulk_copies();
       __syncthreads();  // All warps have taken the row into registers.
-      if (Arrivals::kPlaces == 1) fetch_next();
+      if (Arrivals::kPlaces == 1) {
+        fetch_next();
+        // Single lanes fetch, and what follows starts with collective operations of each warp.
+        ptx::reconverge(ctx.zero);
+      }
       ++arrivals.taken;
       select_row(p, sm, ctx, tile, guessed, last, stats, publish);
       write_staged<kBlockThreads>(sm.staged, PrefillOutput(p, row), p.k);

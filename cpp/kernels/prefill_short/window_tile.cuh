@@ -60,7 +60,8 @@ struct Arrivals {
     return barriers + (kPlaces == 2 ? number & 1 : 0) * sizeof(uint64_t);
   }
 
-  // Starts to fetch window `number`. Block barriers have passed since its place was last read.
+  // Starts to fetch window `number`. Since its place was last read, every thread has passed a fence before
+  // bulk copies and then a block barrier.
   __device__ __forceinline__ void fetch(const AlignedWindow<T>& window, uint32_t number, int warp,
                                         int lane) const {
     const int rest = window.length % kPerVec<T>, whole = window.length - rest;

@@ -26,8 +26,9 @@ struct RankedRange {
 template <typename T, typename Bins>
 constexpr int kFirstShift = 32 - kInvariantBits<T> - Bins::kLog2Bins;
 
-// Narrows the range of the k-th key until it `is_done`, or holds few elements. `rounds` may count rounds that
-// failed before. `dense_bin` becomes the number of elements in the first round's bin.
+// Narrows the range of the k-th key until it `is_done`, or holds few elements. The parity of `rounds` names
+// the set of bins for the first round, which is clear. The other set is clear if `rounds` is zero; otherwise
+// the first round clears it. `dense_bin` becomes the number of elements in the first round's bin.
 template <typename Context, typename Tile, typename Bins>
 __device__ __forceinline__ RankedRange narrow_keys(const Context& ctx, const Tile& tile, Bins& bins,
                                                    int& rounds, uint32_t& dense_bin) {
@@ -68,8 +69,8 @@ template <typename Tile>
 __device__ __forceinline__ PartitionOf<Tile> split_at(const Tile& tile, const RankedRange& range) {
   PartitionOf<Tile> split;
   const bool takes_all = range.rank == range.count;
-  const uint32_t limit =
-      takes_all ? range.keys.base - 1 : range.keys.base + range.keys.length;  // The base is never zero.
+  // A range that is taken whole has a base above zero, because more than k elements lie in the row.
+  const uint32_t limit = takes_all ? range.keys.base - 1 : range.keys.base + range.keys.length;
   split.rank = range.rank;
   split.boundary_count = takes_all ? 0 : range.count;
   split.above =
