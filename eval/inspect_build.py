@@ -236,12 +236,12 @@ def main(
     header = ["kernel", "arch", "registers", "stack", "local", "shared", "code"]
     rows = [[str(value) for value in asdict(use).values()] for use in uses]
     typer.echo(markdown_table(header, rows))
+    machine = describe_machine(commit, device="cpu")  # before a result file changes the working tree
     if json_out is not None:
-        machine = describe_machine(commit, device="cpu")
         write_json(json_out, {"machine": machine, "kernels": [asdict(use) for use in uses]})
     if record is not None:
         builds = json.loads(record.read_text())["builds"] if record.is_file() else []
-        build = {"commit": describe_machine(commit, device="cpu")["commit"], "nvcc": compiler()}
+        build = {"commit": machine["commit"], "nvcc": compiler()}
         builds = [known for known in builds if known["commit"] != build["commit"]]
         write_json(record, {"builds": [*builds, build | {"machine_code": machine_code(library)}]})
     wrong = faults(uses)

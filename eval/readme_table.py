@@ -346,6 +346,17 @@ def remark_on(commit: str) -> str:
     return ", since when the kernels have changed"
 
 
+def earlier_figures(bench: Mapping[str, Any]) -> str:
+    """How many figures are of other commits than the first run's, as part of a sentence; empty for none."""
+    commits = [run["machine"]["commit"] for run in bench["runs"]]
+    earlier = [commits[result["run"]] for result in bench["results"]]
+    earlier = [commit for commit in earlier if commit != commits[0]]
+    if not earlier:
+        return ""
+    names = ", ".join(sorted(set(earlier)))
+    return f"; {len(earlier):,} of the file's {len(bench['results']):,} figures are of commit {names}"
+
+
 def results() -> str:
     """The README's section."""
     bench, decode = load_bench(), load("simulated_decode.json")
@@ -358,7 +369,7 @@ def results() -> str:
     lead = f"""
         Microseconds per launch on one {run["machine"]["device"]}, median; fp32, k = 2048; a CUDA graph over
         fresh decode steps whose rows are not in the L2 cache. Every launch's result is compared, and exact
-        (`eval/results/h200/bench.json`, commit {commit}{older}; method:
+        (`eval/results/h200/bench.json`, commit {commit}{older}{earlier_figures(bench)}; method:
         [docs/performance.md](docs/performance.md)). "This package" is called as the integrations call it,
         with {", ".join(given)} and {last}; "with PDL" adds `pdl=True`, and "no hint" is {bare} alone. Rows
         are Gaussian, and 90 % of the variance survives from step to step. "Real traces" is the slowest trace,
@@ -472,8 +483,9 @@ def performance() -> str:
     """Figures of the page that says what takes how long."""
     bench, timing = load_bench(), load("phase_timing.json")
     index = Index(bench)
+    commit = bench["runs"][0]["machine"]["commit"]
     lines = [
-        f"Times: `eval/results/h200/bench.json`, commit {bench['runs'][0]['machine']['commit']}.",
+        f"Times: `eval/results/h200/bench.json`, commit {commit}{earlier_figures(bench)}.",
         "",
         "| N x batch | us | reading the row alone |",
         "|---|---:|---:|",
