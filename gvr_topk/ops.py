@@ -164,59 +164,17 @@ def launch(arguments: Arguments) -> None:
 
 
 def launch_prefill(arguments: PrefillArguments) -> None:
-    """Run one call of the prefill op with these arguments.
-
-    Parameters
-    ----------
-    arguments : PrefillArguments
-
-    Raises
-    ------
-    ValueError
-        An argument is wrong; the message names it.
-    LibraryError
-        The tensors are on a GPU, and the CUDA library is not available.
-    RuntimeError
-        The launch failed for a reason other than a wrong argument.
-    """
+    """Run one call of the prefill op with these arguments. Errors are those of `launch`."""
     _launch(_PREFILL_OP, PREFILL, arguments)
 
 
 def launch_blocks(arguments: BlocksArguments) -> None:
-    """Run one call of the op that chooses blocks, with these arguments.
-
-    Parameters
-    ----------
-    arguments : BlocksArguments
-
-    Raises
-    ------
-    ValueError
-        An argument is wrong; the message names it.
-    LibraryError
-        The tensors are on a GPU, and the CUDA library is not available.
-    RuntimeError
-        The launch failed for a reason other than a wrong argument.
-    """
+    """Run one call of the op that chooses blocks, with these arguments. Errors are those of `launch`."""
     _launch(_BLOCKS_OP, BLOCKS, arguments)
 
 
 def launch_in_blocks(arguments: InBlocksArguments) -> None:
-    """Run one call of the op that selects in given blocks, with these arguments.
-
-    Parameters
-    ----------
-    arguments : InBlocksArguments
-
-    Raises
-    ------
-    ValueError
-        An argument is wrong; the message names it.
-    LibraryError
-        The tensors are on a GPU, and the CUDA library is not available.
-    RuntimeError
-        The launch failed for a reason other than a wrong argument.
-    """
+    """Run one call of the op that selects in given blocks, with these arguments. Errors are those of `launch`."""
     _launch(_IN_BLOCKS_OP, IN_BLOCKS, arguments)
 
 

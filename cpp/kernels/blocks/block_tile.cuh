@@ -6,7 +6,7 @@
 #include "core/row_context.cuh"
 #include "ptx/compare.cuh"
 #include "ptx/memory.cuh"
-#include "small_row/register_tile.cuh"
+#include "small_row/word_tile.cuh"
 
 namespace gvr_topk::blocks {
 
@@ -41,17 +41,11 @@ __device__ __noinline__ uint32_t unaligned_block_key(const T* block) {
 
 // A warp owns consecutive blocks, and a lane of it every 32nd of these, as many as the row's length makes
 // necessary: all warps load, however short the row is in its buffer. Index order is (warp, index, lane).
-// Absent blocks have key 0, which is below every score's.
+// Its elements are the blocks' keys. Absent blocks have key 0, which is below every score's.
 template <typename T>
-struct BlockTile {
-  static constexpr int kSize = kMaxValuesPerThread;
-  static constexpr int kWords = kSize / kValuesPerThread;
+struct BlockTile : small_row::WordTile {
   static constexpr int kAhead = 4;  // Blocks that a lane loads at once; more would be spilled.
   static_assert(kSize % kAhead == 0, "a lane's share is a multiple of kAhead");
-
-  int begin;             // first block of the warp
-  int words;             // groups of 16 blocks of a lane that the row needs; the keys of others are undefined
-  uint32_t bits[kSize];  // keys, without their invariant low bits
 
   // Loads the first `blocks` blocks of a row, all of which are whole.
   __device__ __forceinline__ void load(const RowView<T>& row, int blocks) {
@@ -70,28 +64,6 @@ struct BlockTile {
       for_each_index(
           [&](int i) { bits[i] = 32 * i < end ? unaligned_block_key(data + 32 * i * kScores) : 0; });
     }
-  }
-
-  // Calls visit(index) for every block of the lane.
-  template <typename Visit>
-  __device__ __forceinline__ void for_each_index(Visit visit) const {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if (w >= words) break;
-#pragma unroll
-      for (int i = 0; i < kValuesPerThread; ++i) visit(w * kValuesPerThread + i);
-    }
-  }
-
-  // As `mask_of_keys`, of all of them.
-  template <typename Mark>
-  __device__ __forceinline__ LaneMask<kWords> mask_of(Mark set_bit) const {
-    return small_row::mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
-  }
-
-  // The key of an index known only at run time.
-  __device__ __forceinline__ uint32_t bits_at(uint32_t index) const {
-    return small_row::register_at<0, kSize>(bits, index);
   }
 
   // The number of that block.

@@ -4,7 +4,7 @@
 
 #include "prefill/window.cuh"
 #include "ptx/cluster.cuh"
-#include "small_row/register_tile.cuh"
+#include "small_row/word_tile.cuh"
 
 namespace gvr_topk::prefill_short {
 
@@ -96,19 +96,13 @@ struct Arrivals {
 // Lanes load the vectors of a run in rotated order, so that lanes that load together use different banks:
 // vector v of a run lies in the registers of vector (v - rotation) of the word.
 template <typename T, int kBlockThreads>
-struct WindowTile {
+struct WindowTile : small_row::WordTile {
   using Part = WindowPart<T, kBlockThreads>;
-  static constexpr int kSize = kMaxValuesPerThread;
-  static constexpr int kWords = kSize / kValuesPerThread;
   static constexpr int kWordVecs = kVecsOfTile<T>;
   static_assert((kWordVecs & (kWordVecs - 1)) == 0);
   // If every lane has at most so many selected elements in a run, finding these takes less time than looking
   // at all elements.
   static constexpr uint32_t kFewOfRun = 5;
-
-  int begin;             // position of the warp's first element
-  int words;             // words of the warp; the other registers are not looked at
-  uint32_t bits[kSize];  // of the values; later the keys, without their invariant low bits
 
   // The vector of its run that a lane loads first.
   __device__ __forceinline__ static int rotation(int lane) { return lane / (8 / kWordVecs) % kWordVecs; }
@@ -156,28 +150,6 @@ struct WindowTile {
   }
 
   __device__ __forceinline__ float value(int index) const { return __uint_as_float(bits[index]); }
-
-  // Calls visit(index) for every element of the lane.
-  template <typename Visit>
-  __device__ __forceinline__ void for_each_index(Visit visit) const {
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if (w >= words) break;
-#pragma unroll
-      for (int i = 0; i < kValuesPerThread; ++i) visit(w * kValuesPerThread + i);
-    }
-  }
-
-  // As `mask_of_keys`, of all of them.
-  template <typename Mark>
-  __device__ __forceinline__ LaneMask<kWords> mask_of(Mark set_bit) const {
-    return small_row::mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
-  }
-
-  // The element of an index known only at run time.
-  __device__ __forceinline__ uint32_t bits_at(uint32_t index) const {
-    return small_row::register_at<0, kSize>(bits, index);
-  }
 
   // The position of that element in the row.
   __device__ __forceinline__ uint32_t position(int lane, uint32_t index) const {

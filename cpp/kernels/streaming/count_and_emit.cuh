@@ -1,4 +1,4 @@
-// The phases of the streaming kernel that touch every candidate: verify, and emit.
+// The phases of the streaming kernel that touch every candidate: collect, verify, and emit.
 #pragma once
 
 #include "core/exchange.cuh"
@@ -147,6 +147,21 @@ __device__ __forceinline__ CandidateBuffer make_buffer(const RowContext<T>& ctx,
                                                        const SmemLayout& layout) {
   return CandidateBuffer(buffer_storage(ctx, traits), ctx.shared->buffer_chunks[ctx.warp],
                          layout.buffer_chunks, ctx.warp);
+}
+
+// Buffers what is not below the interval, of tiles that are under way. An interval that may be dense is left
+// to `radix_fallback`, but only once all CTAs agree on it: until then the buffer counts as full.
+template <typename T>
+__device__ __forceinline__ void collect(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
+                                        TileProducer<T>& producer, const KeyInterval& interval,
+                                        CandidateBuffer& buffer) {
+  buffer.claim_share(ctx.lane);
+  buffer.full = may_be_dense(interval);
+  if (buffer.full) {
+    ptx::wait_copies<0>();
+  } else {
+    filter_row(ctx, pipeline, producer, interval.low(), buffer);
+  }
 }
 
 }  // namespace gvr_topk::streaming

@@ -123,15 +123,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const uint32_t source = interval.source;
   clock.stamp();
 
-  // Collect. An interval that may be dense is left to `radix_fallback`, but only once all CTAs agree on it.
   CandidateBuffer buffer = make_buffer(ctx, traits, layout);
-  buffer.claim_share(ctx.lane);
-  buffer.full = may_be_dense(interval);
-  if (buffer.full) {
-    ptx::wait_copies<0>();
-  } else {
-    filter_row(ctx, pipeline, producer, interval.low(), buffer);
-  }
+  collect(ctx, pipeline, producer, interval, buffer);
 
   // Verify.
   OutputWriter output;

@@ -74,13 +74,7 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
       for (int tile = 0; tile < kRingDepth; ++tile)
         producer.fetch(pipeline, tile * AsyncPipeline<T>::kTileBytes);
       buffer = make_buffer(ctx, traits, layout);
-      buffer.claim_share(ctx.lane);
-      buffer.full = may_be_dense(interval);
-      if (buffer.full) {
-        ptx::wait_copies<0>();
-      } else {
-        filter_row(ctx, pipeline, producer, interval.low(), buffer);
-      }
+      collect(ctx, pipeline, producer, interval, buffer);
     }
     result = exchange(ctx, interval, buffer, exchanges++ & 1, clock, [] {});
     ++passes;

@@ -1,0 +1,41 @@
+// The largest tile of elements, of which a row fills as many words as it needs.
+#pragma once
+
+#include "small_row/register_tile.cuh"
+
+namespace gvr_topk::small_row {
+
+// The elements of one lane in registers, in words of 16. Which positions they have is for the tiles that are
+// made of this one to say.
+struct WordTile {
+  static constexpr int kSize = kMaxValuesPerThread;
+  static constexpr int kWords = kSize / kValuesPerThread;
+
+  int begin;             // what the warp's first element has for a position
+  int words;             // words that the row needs; the elements of others are undefined
+  uint32_t bits[kSize];  // of the values, or the keys without their invariant low bits
+
+  // Calls visit(index) for every element of the lane.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each_index(Visit visit) const {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) {
+      if (w >= words) break;
+#pragma unroll
+      for (int i = 0; i < kValuesPerThread; ++i) visit(w * kValuesPerThread + i);
+    }
+  }
+
+  // As `mask_of_keys`, of all of them.
+  template <typename Mark>
+  __device__ __forceinline__ LaneMask<kWords> mask_of(Mark set_bit) const {
+    return mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
+  }
+
+  // The element of an index known only at run time.
+  __device__ __forceinline__ uint32_t bits_at(uint32_t index) const {
+    return register_at<0, kSize>(bits, index);
+  }
+};
+
+}  // namespace gvr_topk::small_row
