@@ -205,6 +205,15 @@ class Checks:
         """Build the error of a wrong argument."""
         return ValueError(f"{self.op}: {argument}: wanted {wanted}, got {got}")
 
+    def tensors(self, arguments: NamedTuple) -> None:
+        """Check that the arguments of a call that should be tensors are."""
+        for name, annotation in get_type_hints(type(arguments)).items():
+            value = getattr(arguments, name)
+            may_be_none = annotation == Tensor | None
+            if isinstance(value, Tensor) or annotation is int or (may_be_none and value is None):
+                continue
+            raise self.fail(name, "a Tensor", type(value).__name__)
+
     def tensor(
         self, name: str, tensor: Tensor, like: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
     ) -> None:

@@ -7,6 +7,7 @@ The compiled library holds the CUDA implementations. They register themselves fo
 from __future__ import annotations
 
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -37,9 +38,8 @@ from gvr_topk.arguments import (
     check_prefill,
     schema,
 )
-from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH
+from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, Path
 from gvr_topk.library import LibraryError, library_status
-from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
 
 # Loading the library registers the CUDA implementations. A failed load is reported only by a call that needs
@@ -50,6 +50,8 @@ torch.library.define("gvr_topk::indexer_topk_decode", schema())
 torch.library.define("gvr_topk::indexer_topk_prefill", schema(PrefillArguments, PREFILL_WRITTEN))
 torch.library.define("gvr_topk::indexer_topk_blocks", schema(BlocksArguments, BLOCKS_WRITTEN))
 torch.library.define("gvr_topk::indexer_topk_in_blocks", schema(InBlocksArguments, IN_BLOCKS_WRITTEN))
+_DECODE_PATHS = {path.name.lower(): int(path) for path in Path}
+_PREFILL_PATHS = {path.name.lower(): int(path) for path in PREFILL_PATHS}
 _OP = torch.ops.gvr_topk.indexer_topk_decode.default
 _PREFILL_OP = torch.ops.gvr_topk.indexer_topk_prefill.default
 _BLOCKS_OP = torch.ops.gvr_topk.indexer_topk_blocks.default
@@ -116,17 +118,35 @@ def _integers(checks: Checks, next_n: Any, compress_ratio: Any, block_size: Any)
     )
 
 
+def _path_number(checks: Checks, numbers: Mapping[str, int], path: Any) -> int:
+    """Look up a path by its name among those of an op."""
+    try:
+        return numbers[path]
+    except (KeyError, TypeError):
+        wanted = ", ".join(repr(known) for known in numbers)
+        raise checks.fail("path", f"one of {wanted}", repr(path)) from None
+
+
+def _allocate(checks: Checks, logits: Tensor, columns: int) -> Tensor:
+    """Allocate a result tensor, for as many rows as there are scores for."""
+    if not isinstance(logits, Tensor):
+        raise checks.fail("logits", "a Tensor", type(logits).__name__)
+    return torch.empty((logits.shape[0], columns), dtype=torch.int32, device=logits.device)
+
+
 def _new_out(checks: Checks, logits: Tensor, k: int) -> Tensor:
     """Allocate the result tensor of a call that was given no `out`."""
     if not 1 <= k <= MAX_WIDTH:  # before so much is allocated
         raise checks.fail("k", f"1 to {MAX_WIDTH}", k)
-    return torch.empty((logits.shape[0], k), dtype=torch.int32, device=logits.device)
+    return _allocate(checks, logits, k)
 
 
 def _launch(
     op: Any, checks: Checks, arguments: Arguments | PrefillArguments | BlocksArguments | InBlocksArguments
 ) -> None:
     """Call an op, and raise its argument errors as `ValueError` on every device."""
+    if not isinstance(arguments.logits, Tensor):
+        checks.tensors(arguments)
     if arguments.logits.is_cuda and not _LIBRARY.loaded:
         raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.reason}")
     try:
@@ -136,10 +156,11 @@ def _launch(
             raise
         reason = "holds no such op: install the package again (pip install .)"
         raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.path} {reason}") from error
-    except RuntimeError as error:
+    except (RuntimeError, AttributeError) as error:
         # The compiled op checks CUDA arguments, and its errors arrive as RuntimeError.
         message = str(error).split("\n", 1)[0]
         if f"{checks.op}: " not in message:
+            checks.tensors(arguments)  # PyTorch refuses other types in words of its own, and lets None pass.
             raise
         raise ValueError(message[message.index(checks.op) :]) from None
 
@@ -164,17 +185,17 @@ def launch(arguments: Arguments) -> None:
 
 
 def launch_prefill(arguments: PrefillArguments) -> None:
-    """Run one call of the prefill op with these arguments. Errors are those of `launch`."""
+    """Run one call of the prefill op. Errors are those of `launch`."""
     _launch(_PREFILL_OP, PREFILL, arguments)
 
 
 def launch_blocks(arguments: BlocksArguments) -> None:
-    """Run one call of the op that chooses blocks, with these arguments. Errors are those of `launch`."""
+    """Run one call of the op that chooses blocks. Errors are those of `launch`."""
     _launch(_BLOCKS_OP, BLOCKS, arguments)
 
 
 def launch_in_blocks(arguments: InBlocksArguments) -> None:
-    """Run one call of the op that selects in given blocks, with these arguments. Errors are those of `launch`."""
+    """Run one call of the op that selects in given blocks. Errors are those of `launch`."""
     _launch(_IN_BLOCKS_OP, IN_BLOCKS, arguments)
 
 
@@ -333,6 +354,8 @@ def indexer_topk_decode(
         out = _new_out(DECODE, logits, k)
     words = indices = None
     if state is not None:
+        if not isinstance(state, TopkState):
+            raise DECODE.fail("state", "a TopkState", type(state).__name__)
         words, indices = state.words, state.indices
     flags = FLAG_PDL | FLAG_QUANTILE_GUESS if pdl else FLAG_QUANTILE_GUESS
     if clamp_pages:
@@ -356,7 +379,7 @@ def indexer_topk_decode(
             None,
             next_n,
             page_size,
-            int(parse_path(path)),
+            _path_number(DECODE, _DECODE_PATHS, path),
             max_ctas,
             flags,
             hint_offset,
@@ -365,9 +388,6 @@ def indexer_topk_decode(
         )
     )
     return out
-
-
-_PREFILL_PATHS = {path.name.lower(): int(path) for path in PREFILL_PATHS}
 
 
 def indexer_topk_prefill(
@@ -487,9 +507,6 @@ def indexer_topk_prefill(
     """
     if not (type(k) is type(page_size) is int):
         k, page_size = _integer(PREFILL, "k", k), _integer(PREFILL, "page_size", page_size)
-    if not isinstance(path, str) or path not in _PREFILL_PATHS:
-        wanted = ", ".join(repr(known) for known in _PREFILL_PATHS)
-        raise PREFILL.fail("path", f"one of {wanted}", repr(path))
     if out is None:
         out = _new_out(PREFILL, logits, k)
     launch_prefill(
@@ -506,7 +523,7 @@ def indexer_topk_prefill(
             slots,
             stats,
             page_size,
-            _PREFILL_PATHS[path],
+            _path_number(PREFILL, _PREFILL_PATHS, path),
             FLAG_PDL if pdl else 0,
         )
     )
@@ -610,7 +627,7 @@ def indexer_topk_blocks(
     if blocks is None:
         if not 1 <= block_k <= MAX_CHOSEN_BLOCKS:  # before so much is allocated
             raise BLOCKS.fail("block_k", f"more than k = {k} and at most {MAX_CHOSEN_BLOCKS}", block_k)
-        blocks = torch.empty((logits.shape[0], block_k), dtype=torch.int32, device=logits.device)
+        blocks = _allocate(BLOCKS, logits, block_k)
     flags = FLAG_PDL if pdl else 0
     launch_blocks(
         BlocksArguments(logits, seq_lens, out, blocks, k, block_k, next_n, flags, compress_ratio, block_size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -342,6 +343,30 @@ def test_wrong_arguments(op: str, changes: dict[str, Any], message: str) -> None
     launch = ops.launch_blocks if op == "blocks" else ops.launch_in_blocks
     with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_{op}: {message}"):
         launch(described(op, **changes))
+
+
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("name", ["logits", "seq_lens", "blocks"])
+def test_what_is_no_tensor_is_refused_by_its_name(op: str, name: str, given: bool) -> None:
+    tensors: dict[str, Any] = {
+        "logits": scores(),
+        "seq_lens": LENGTHS,
+        "blocks": torch.zeros(ROWS, BLOCK_K, dtype=torch.int32),
+        "out": torch.zeros(ROWS, K, dtype=torch.int32) if given else None,
+        name: [1],
+    }
+    function: Callable[..., Any] = indexer_topk_in_blocks
+    if op == "blocks":
+        function = partial(indexer_topk_blocks, block_k=BLOCK_K)
+    with pytest.raises(ValueError, match=rf"indexer_topk_{op}: {name}: wanted a Tensor, got list"):
+        function(**tensors, k=K)
+
+
+def test_scores_are_a_tensor_also_where_the_blocks_are_allocated() -> None:
+    out = torch.zeros(ROWS, K, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"indexer_topk_blocks: logits: wanted a Tensor, got list"):
+        indexer_topk_blocks([1], LENGTHS, K, BLOCK_K, out=out)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -837,6 +837,31 @@ def test_error_names_the_argument_what_was_wanted_and_what_was_got(
         call(**change)
 
 
+TENSORS = ["logits", "seq_lens", "out", "row_slot", "next_state", "counts", "page_table", "slots", "stats"]
+
+
+@pytest.mark.parametrize("value", [[1, 2], np.zeros((ROWS, WIDTH), np.float32), 3])
+@pytest.mark.parametrize("name", TENSORS)
+def test_what_is_no_tensor_is_refused_by_its_name(name: str, value: Any) -> None:
+    message = rf"^gvr_topk\.indexer_topk_decode: {name}: wanted a Tensor, got {type(value).__name__}$"
+    with pytest.raises(ValueError, match=message):
+        call(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["logits", "seq_lens"])
+@pytest.mark.parametrize("out", [None, torch.zeros(ROWS, K, dtype=torch.int32)])
+def test_tensors_that_a_call_needs_may_not_be_none(name: str, out: Tensor | None) -> None:
+    with pytest.raises(ValueError, match=f"indexer_topk_decode: {name}: wanted a Tensor, got NoneType"):
+        call(**{name: None, "out": out})
+
+
+@pytest.mark.parametrize("value", [{}, torch.zeros(4, STATE_FLOATS)])
+def test_a_state_is_a_topk_state(value: Any) -> None:
+    wanted = f"indexer_topk_decode: state: wanted a TopkState, got {type(value).__name__}"
+    with pytest.raises(ValueError, match=wanted):
+        call(state=value)
+
+
 def test_a_page_table_needs_a_page_size() -> None:
     with pytest.raises(ValueError, match="page_size: wanted 1 to 2147483647 with a page_table, got 0"):
         gvr_topk.indexer_topk_decode(scores(), LENGTHS, K, next_n=NEXT_N, page_table=TABLE)
@@ -845,7 +870,8 @@ def test_a_page_table_needs_a_page_size() -> None:
 @pytest.mark.parametrize("path", ["fast", "gvr", "radix", "cluster", "AUTO", None, 1])
 def test_unknown_path(path: Any) -> None:
     wanted = "'auto', 'paper_gvr', 'no_hint', 'radix_rounds'"
-    with pytest.raises(ValueError, match=rf"path: wanted one of {wanted}, got {path!r}"):
+    message = rf"^gvr_topk\.indexer_topk_decode: path: wanted one of {wanted}, got {path!r}$"
+    with pytest.raises(ValueError, match=message):
         call(path=path)
 
 

@@ -493,6 +493,14 @@ def test_error_names_the_argument_what_was_wanted_and_what_was_got(
         call(**change)
 
 
+@pytest.mark.parametrize("name", ["logits", "row_starts", "row_ends", "out", "offsets", "page_table"])
+def test_what_is_no_tensor_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^gvr_topk\.indexer_topk_prefill: {name}: wanted a Tensor, got list$"
+    ):
+        call(**{name: [1]})
+
+
 @pytest.mark.parametrize("path", ["fast", "no_hint", "paper_gvr", "AUTO", None, 1, []])
 def test_paths_of_decode_alone_are_refused(path: Any) -> None:
     with pytest.raises(ValueError, match=r"^gvr_topk\.indexer_topk_prefill: path: ") as refused:
