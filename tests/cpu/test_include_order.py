@@ -18,15 +18,13 @@ BELOW = {
     "streaming": {"ptx", "core", "fallback", "small_row"},
     "paper_gvr": {"ptx", "core", "fallback"},
     "prefill": {"ptx", "core"},
-    "prefill_short": {"ptx", "core", "small_row", "prefill"},
+    "prefill_short": {"ptx", "core", "small_row"},
     "blocks": {"ptx", "core", "small_row"},
 }
 """Folders that the files of a folder may include, beside its own."""
 KERNEL_FOLDERS = [folder for folder in BELOW if folder not in ("ptx", "core")]
 LONGEST_PATH = 6
 """Most files of its own folder that a reader of a kernel meets, ``kernel.cuh`` among them."""
-LONGER_PATHS = {"prefill": 10}
-"""Kernels that are allowed more. Prefill shares no phase with the kernels that a cluster runs."""
 FILES = sorted(file for suffix in ("cuh", "cu") for file in KERNELS.rglob(f"*.{suffix}"))
 
 
@@ -74,7 +72,7 @@ def test_no_file_includes_itself(file: Path) -> None:
 def test_a_kernel_is_few_files(folder: str) -> None:
     kernel = KERNELS / folder / "kernel.cuh"
     path = {kernel} | {file for file in reachable(kernel) if folder_of(file) == folder}
-    assert len(path) <= LONGER_PATHS.get(folder, LONGEST_PATH), sorted(file.name for file in path)
+    assert len(path) <= LONGEST_PATH, sorted(file.name for file in path)
 
 
 @pytest.mark.parametrize("folder", KERNEL_FOLDERS)

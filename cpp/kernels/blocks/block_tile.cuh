@@ -41,7 +41,7 @@ __device__ __noinline__ uint32_t unaligned_block_key(const T* block) {
 
 // A warp owns consecutive blocks, and a lane of it every 32nd of these, as many as the row's length makes
 // necessary: all warps load, however short the row is in its buffer. Index order is (warp, index, lane).
-// Its elements are the blocks' keys. Absent blocks have key 0, which is below every score's.
+// The tile's elements are keys of blocks. Absent blocks have key 0, which is below every score's.
 template <typename T>
 struct BlockTile : small_row::WordTile {
   static constexpr int kAhead = 4;  // Blocks that a lane loads at once; more would be spilled.
@@ -66,7 +66,7 @@ struct BlockTile : small_row::WordTile {
     }
   }
 
-  // The number of that block.
+  // The number of the block with this index.
   __device__ __forceinline__ uint32_t position(int lane, uint32_t index) const {
     return begin + 32 * index + lane;
   }

@@ -6,6 +6,7 @@
 #include "core/row_context.cuh"
 #include "gvr_topk/params.h"
 #include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk {
 
@@ -40,6 +41,7 @@ __device__ __forceinline__ void count_hits(const RowContext<T>& ctx, const HintV
     const uint32_t key = hinted_key(ctx.row, hint.offset, there ? hint.indices[i] : -1);
     const uint32_t hits = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey && key >= kth));
     if (ctx.lane == 0) ptx::add_shared(ctx.shared->at_or_above, hits, ctx.zero);
+    ptx::reconverge(ctx.zero);
   }
 }
 

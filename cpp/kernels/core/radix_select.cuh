@@ -11,6 +11,7 @@
 #include "core/histogram.cuh"
 #include "core/key_range.cuh"
 #include "core/row_view.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk {
 
@@ -41,6 +42,7 @@ __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint3
   ctx.list.put(bin, sm.hist[bin]);
   over = __reduce_add_sync(0xffffffffu, over);
   if (ctx.lane == 0) atomicAdd(&sm.counts.above, over);
+  ptx::reconverge(ctx.zero);
   __syncthreads();
   send_and_wait(ctx, KeyInterval::everything(), parity, [] {});
   uint32_t sum = 0;
@@ -49,11 +51,13 @@ __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint3
   sm.keys.fine[bin] = sum;
   sum = __reduce_add_sync(0xffffffffu, sum);
   if (ctx.lane == 0) atomicAdd(&sm.keys.coarse[bin >> Histogram::kLog2Group], sum);
+  ptx::reconverge(ctx.zero);
   if (ctx.warp == 0) {
     const uint32_t above = ctx.lane < ctx.ctas ? sm.header[ctx.lane].counts.above : 0;
     const uint32_t all = __reduce_add_sync(0xffffffffu, above);
     if (ctx.lane == 0) sm.over_range = all;
   }
+  ptx::reconverge(ctx.zero);
   __syncthreads();
 }
 

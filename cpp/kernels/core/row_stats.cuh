@@ -20,4 +20,33 @@ __device__ __forceinline__ void write_stats(int32_t* stats, HintReason reason, i
   stats[kStatDone] = done;
 }
 
+// The statistics of a row of a prefill chunk.
+struct RowReport {
+  HintReason reason;
+  GuessSource source;
+  int passes;
+  uint32_t candidates;
+  bool guess_hit;
+  int rounds;
+
+  __device__ __forceinline__ static RowReport begin(bool predicts, bool is_short) {
+    const HintReason reason = !predicts  ? HintReason::kDisabled
+                              : is_short ? HintReason::kShortRow
+                                         : HintReason::kFirstStep;
+    return RowReport{reason, kGuessNone, 0, 0, false, 0};
+  }
+
+  __device__ __forceinline__ void count_pass(bool by_value, uint32_t count, bool complete) {
+    if (by_value) reason = HintReason::kUsed;
+    if (passes == 0) source = by_value ? kGuessValue : kGuessRowSample;
+    candidates = count;
+    guess_hit = complete && passes == 0;
+    ++passes;
+  }
+
+  __device__ __forceinline__ void write(int32_t* stats) const {
+    write_stats(stats, reason, passes, static_cast<int>(candidates), 0, -1, source, guess_hit, rounds);
+  }
+};
+
 }  // namespace gvr_topk

@@ -1,8 +1,9 @@
 // Describes one row of scores, and how its elements lie in the lanes of a warp.
 //
 // A warp covers 512 consecutive elements at a time: a tile of 16 elements per lane. Vector j of a lane starts
-// at j * 32 * kPerVec + lane * kPerVec, so loads are 16 bytes wide and coalesced. Index order is (j, lane,
-// element), and all ranks are computed in that order.
+// at j * 32 * kPerVec + lane * kPerVec, so loads are 16 bytes wide and coalesced. Index order within such a
+// tile is (j, lane, element). Tiles of core/tile_ring.cuh and resident/register_tile.cuh have 16 or more
+// consecutive elements in each lane instead.
 #pragma once
 
 #include "core/key.cuh"

@@ -77,8 +77,9 @@ struct alignas(128) Shared {
   uint32_t chunks_used;                      // chunks of the buffer that all warps together have taken
 };
 
-// The dynamic shared memory of every kernel. All kernels share one symbol, so that the compiler takes its
-// address for a constant in functions that several kernels call out of line.
+// The dynamic shared memory of every kernel but that of prefill, which has a layout of its own. The kernels
+// share one symbol, so that the compiler takes its address for a constant in functions that several of them
+// call out of line.
 extern __shared__ __align__(128) unsigned char storage[];
 
 // Sizes of the regions behind `Shared` that are read late. Sizes that are read early travel in

@@ -1,4 +1,5 @@
-// Selects the top k of rows that no other kernel can take: unaligned rows, any k, any architecture.
+// Selects the top k of rows that registers do not hold and that cannot stream (unaligned rows, k above 2,048,
+// consumer Blackwell), and of any row with path `radix_rounds`.
 //
 // Grid: rows * ctas CTAs of 512 threads, in clusters of `ctas` along x; cluster r works on row r.
 //

@@ -135,6 +135,7 @@ __device__ __forceinline__ void finish_unselected_row(const TopkParams& p, const
   if (job.is_short()) job.write_short(p, traits);
   if (ctx.ctas == 1) return;
   const KeyInterval everything = KeyInterval::everything();
+  ptx::reconverge(ctx.zero);  // One thread has written statistics.
   ptx::cluster_wait();
   if (sampled) send_sample(ctx, kAbsentKey);
   send_and_wait(ctx, everything, 0, [] {});

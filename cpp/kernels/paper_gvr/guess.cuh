@@ -85,7 +85,7 @@ __device__ __forceinline__ float mean(const PaperShared& sm, int values) {
 }
 
 // Sets the least, the greatest and the number of the finite values.
-__device__ __forceinline__ void set_length(Block& block, const GuessSample& sampled, Guess& guess) {
+__device__ __forceinline__ void set_extremes(Block& block, const GuessSample& sampled, Guess& guess) {
   uint32_t least = 0xffffffffu, greatest = 0, count = 0;
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ Guess guess(Block& block, const RowContext<T>& ctx, G
   Guess guess;
   quantile = quantile && hint_share >= 0.0f && hint_share <= 1.0f;  // Other states are not a hint share.
   if (!quantile) store_partial_sum(block, sampled);
-  set_length(block, sampled, guess);
+  set_extremes(block, sampled, guess);
   if (guess.values > 0 && guess.least < guess.greatest) {
     guess.source = kGuessHint;
     // Most misses of a hint lie just below the k-th value, so twice the capacity is a better estimate of the
@@ -132,7 +132,7 @@ __device__ __forceinline__ Guess guess(Block& block, const RowContext<T>& ctx, G
       const uint32_t key = ctx.row.key(static_cast<int>(there ? s * ctx.row.n / count : 0));
       sampled.key[i] = there ? key : kAbsentKey;
     }
-    set_length(block, sampled, guess);
+    set_extremes(block, sampled, guess);
     guess.low_count = ctx.row.n;
     guess.source = guess.values > 0 ? kGuessRowSample : kGuessNone;
     guess.threshold = 0.0f;

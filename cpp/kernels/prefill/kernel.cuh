@@ -20,7 +20,6 @@
 #pragma once
 
 #include "core/launch.cuh"
-#include "core/row_stats.cuh"
 #include "gvr_topk/policy.h"
 #include "prefill/row_stream.cuh"
 #include "prefill/select.cuh"

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "prefill/config.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk::prefill {
 
@@ -79,7 +80,7 @@ struct RowStream {
       }
       __syncwarp();
       visit(slot);
-      __syncwarp();  // All lanes have read the slot.
+      ptx::reconverge(ptx::unknown_zero());  // All lanes have read the slot.
       slot = TileRing<T, kRingDepth>::next(slot);
       --in_flight;
       if (left <= 0 && !ahead) look_ahead(p, next_window, warp, lane);

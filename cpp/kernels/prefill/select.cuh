@@ -3,7 +3,6 @@
 
 #include "core/lane_ranks.cuh"
 #include "prefill/guess.cuh"
-#include "prefill/output.cuh"
 
 namespace gvr_topk::prefill {
 

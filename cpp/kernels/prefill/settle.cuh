@@ -2,9 +2,7 @@
 #pragma once
 
 #include "core/lane_ranks.cuh"
-#include "prefill/config.cuh"
-#include "prefill/key_bins.cuh"
-#include "prefill/output.cuh"
+#include "prefill/guess.cuh"
 
 namespace gvr_topk::prefill {
 

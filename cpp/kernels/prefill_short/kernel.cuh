@@ -19,10 +19,9 @@
 #pragma once
 
 #include "core/launch.cuh"
+#include "core/row_stats.cuh"
 #include "core/smem_layout.cuh"
-#include "prefill/output.cuh"
-#include "prefill/predictor.cuh"
-#include "prefill/window.cuh"
+#include "core/window.cuh"
 #include "prefill_short/window_tile.cuh"
 #include "small_row/key_rounds.cuh"
 #include "small_row/partition.cuh"
@@ -30,11 +29,6 @@
 
 namespace gvr_topk::prefill_short {
 
-using prefill::PrefillOutput;
-using prefill::RowReport;
-using prefill::Schedule;
-using prefill::Window;
-using prefill::WindowLoad;
 using small_row::RoundBins;
 
 // Windows are published two rows ahead of the row being selected from. Warps that still emit a row read its

@@ -2,13 +2,11 @@
 // fetched meanwhile.
 #pragma once
 
-#include "prefill/window.cuh"
+#include "core/window.cuh"
 #include "ptx/cluster.cuh"
 #include "small_row/word_tile.cuh"
 
 namespace gvr_topk::prefill_short {
-
-using prefill::AlignedWindow;
 
 // One warp's part of a window: whole words, each of which is a run of 16 elements of every lane. Warps have
 // as even a number of words as there are.
@@ -151,7 +149,7 @@ struct WindowTile : small_row::WordTile {
 
   __device__ __forceinline__ float value(int index) const { return __uint_as_float(bits[index]); }
 
-  // The position of that element in the row.
+  // The position in the row of the element with this index.
   __device__ __forceinline__ uint32_t position(int lane, uint32_t index) const {
     const uint32_t of_run = (index + rotation(lane) * kPerVec<T>) % kValuesPerThread;
     return begin + index / kValuesPerThread * Part::kWordElements + lane * kValuesPerThread + of_run;

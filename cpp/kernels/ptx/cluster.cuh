@@ -13,8 +13,8 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return r;
 }
 
-// Arrive and wait are separate so that work can stand between them. Both need converged warps, which
-// __syncwarp does not promise after a branch that some lanes took; a block barrier does.
+// Arrive and wait are separate so that work can stand between them. Both need converged warps. Behind a
+// branch that one lane takes, __syncwarp does not bring lanes together, and `reconverge` is called first.
 __device__ __forceinline__ void cluster_arrive() {
   GVR_CHAOS_POINT();
   __syncwarp();

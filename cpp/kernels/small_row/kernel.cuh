@@ -1,4 +1,4 @@
-// Selects the top k of short rows: one CTA holds the row in registers, and needs no other CTA and no hint.
+// Selects the top k of short rows: one CTA holds the row in registers and needs no other CTA.
 //
 // Grid: one CTA of 512 threads per row.
 //

@@ -39,7 +39,8 @@ struct ValueWindow {
   // The window to leave after a step whose k-th value was found in this bin, with `near` elements in the bins
   // of the same warp. It moves along with the value. It doubles if the value moved far, and halves where the
   // value hardly moves or elements are dense, until bins hold about one element. The first and the last warp
-  // also count what lies outside of the window, so there it mostly halves, however far the value moved.
+  // also count what lies outside of the window, so a window whose k-th value is in one of their bins mostly
+  // halves, however far the value moved.
   __device__ __forceinline__ static float updated(float left, uint32_t bin, uint32_t near) {
     constexpr int kSteady = kBins / 128, kFar = kBins / 32;
     constexpr uint32_t kSparse = 1 << kLog2Group, kFew = 4 * kSparse, kDense = 8 * kSparse;

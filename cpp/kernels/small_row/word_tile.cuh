@@ -11,7 +11,7 @@ struct WordTile {
   static constexpr int kSize = kMaxValuesPerThread;
   static constexpr int kWords = kSize / kValuesPerThread;
 
-  int begin;             // what the warp's first element has for a position
+  int begin;             // position of the warp's first element
   int words;             // words that the row needs; the elements of others are undefined
   uint32_t bits[kSize];  // of the values, or the keys without their invariant low bits
 

@@ -4,6 +4,7 @@
 
 #include "core/row_context.cuh"
 #include "core/tile_ring.cuh"
+#include "ptx/registers.cuh"
 #include "streaming/candidate_buffer.cuh"
 
 namespace gvr_topk::streaming {
@@ -71,7 +72,7 @@ __device__ __forceinline__ void filter_row(const RowContext<T>& ctx, const Async
     buffer.append(&ctx.shared->chunks_used, pipeline.not_below(lo, slot), ctx.lane, [&](int index, int at) {
       buffer.store[at] = BufferedValue{position + index, pipeline.value(slot, index)};
     });
-    __syncwarp();  // All lanes have read the slot.
+    ptx::reconverge(ctx.zero);  // All lanes have read the slot.
     producer.fetch(pipeline, slot);
     slot = AsyncPipeline<T>::next(slot);
     position += kTileElements;
