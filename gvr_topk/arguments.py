@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_type_hints
 
@@ -185,39 +186,76 @@ def schema(arguments: type[Any] = Arguments, written: tuple[str, ...] = WRITTEN)
     return f"({', '.join(parts)}) -> ()"
 
 
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
 class Checks:
-    """The checks that the ops share; every error names the op that was called.
+    """The checks that ops, states and layers share.
 
     Attributes
     ----------
     op : str
-        Name of the op; every message begins with it.
+        Name of the op; every message begins with it. Empty outside of the ops.
     """
 
-    op: str
+    op: str = ""
 
     def fail(self, argument: str, wanted: object, got: object) -> ValueError:
         """Build the error of a wrong argument."""
-        return ValueError(f"{self.op}: {argument}: wanted {wanted}, got {got}")
+        where = f"{self.op}: " if self.op else ""
+        return ValueError(f"{where}{argument}: wanted {wanted}, got {got}")
 
-    def tensors(self, arguments: NamedTuple) -> None:
-        """Check that the arguments of a call that should be tensors are."""
+    def wrong_type(self, argument: str, wanted: type, value: object) -> ValueError:
+        """Build the error of an argument of a wrong type."""
+        return self.fail(argument, f"a {wanted.__name__}", type(value).__name__)
+
+    def first_wrong_type(self, arguments: NamedTuple) -> ValueError | None:
+        """Build the error of the first argument of a call that should be a tensor and is none."""
         for name, annotation in get_type_hints(type(arguments)).items():
             value = getattr(arguments, name)
             may_be_none = annotation == Tensor | None
-            if isinstance(value, Tensor) or annotation is int or (may_be_none and value is None):
-                continue
-            raise self.fail(name, "a Tensor", type(value).__name__)
+            if not (isinstance(value, Tensor) or annotation is int or (may_be_none and value is None)):
+                return self.wrong_type(name, Tensor, value)
+        return None
+
+    def integer(self, argument: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+        """Convert any kind of integer, and refuse what would have to be rounded or is out of range."""
+        if isinstance(value, int | torch.SymInt):  # a symbolic one stays symbolic while a graph is traced
+            number: int = value  # type: ignore[assignment]
+        elif isinstance(value, numbers.Integral):
+            number = int(value)
+        else:
+            raise self.fail(argument, "an integer", repr(value))
+        if (low is not None and number < low) or (high is not None and number > high):
+            raise self.fail(argument, f"at least {low}" if high is None else f"{low} to {high}", number)
+        return number
+
+    def integers(self, name: str, tensor: Any, like: Tensor, shape: tuple[int | None, ...]) -> None:
+        """Check that an argument is a tensor of integers of any size, on the device of `like`."""
+        if not isinstance(tensor, Tensor):
+            raise self.wrong_type(name, Tensor, tensor)
+        if tensor.dtype not in _INTEGERS:
+            raise self.fail(name, "an integer dtype", _name(tensor.dtype))
+        self.tensor(name, tensor, like, tensor.dtype, shape, strided=True)
 
     def tensor(
-        self, name: str, tensor: Tensor, like: Tensor, dtype: torch.dtype, shape: tuple[int | None, ...]
+        self,
+        name: str,
+        tensor: Tensor,
+        like: Tensor,
+        dtype: torch.dtype,
+        shape: tuple[int | None, ...],
+        *,
+        strided: bool = False,
     ) -> None:
-        """Check that a tensor is on the device of `like`, of this dtype and shape, with inner stride 1."""
+        """Check device (that of `like`), dtype, shape and, unless `strided`, that the inner stride is 1."""
+        if not isinstance(tensor, Tensor):
+            raise self.wrong_type(name, Tensor, tensor)
         if tensor.device != like.device:
             raise self.fail(name, f"a tensor on {like.device}", tensor.device)
         if tensor.dtype != dtype:
@@ -228,7 +266,7 @@ class Checks:
         if not same:
             expected = ", ".join("any" if n is None else str(n) for n in shape)
             raise self.fail(name, f"shape [{expected}]", list(tensor.shape))
-        if tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        if not strided and tensor.dim() > 0 and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise self.fail(name, "inner stride 1", tensor.stride(-1))
 
     def contiguous(self, name: str, tensor: Tensor) -> None:

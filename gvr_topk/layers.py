@@ -9,7 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gvr_topk.arguments import Checks
 from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill
+
+_DECODE, _PREFILL = Checks("IndexerTopk"), Checks("IndexerTopkPrefill")
+
+
+def _check_scores(checks: Checks, scores: Tensor) -> None:
+    if not isinstance(scores, Tensor):
+        raise checks.wrong_type("scores", Tensor, scores)
+    if scores.dim() < 1:
+        raise checks.fail("scores", "one dimension or more", list(scores.shape))
 
 
 def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
@@ -31,6 +41,11 @@ def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
         `k` of at most `width` there is no -1, and the scores at these positions are those that
         ``torch.topk`` returns, ``-inf`` included; among equal scores the smallest positions are chosen.
 
+    Raises
+    ------
+    ValueError
+        An argument is no tensor, or its dtype, shape or device is wrong; the message names it.
+
     Notes
     -----
     There is no backward pass, because positions have no gradient. Where a gradient is wanted, gather the
@@ -42,8 +57,11 @@ def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
     >>> indexer_topk(scores, None, 2)
     tensor([[[1, 3]]], dtype=torch.int32)
     """
+    _check_scores(_DECODE, scores)
     rows = scores.detach().reshape(-1, scores.shape[-1])
-    if lengths is None:
+    if lengths is not None:
+        _DECODE.integers("lengths", lengths, scores, tuple(scores.shape[:-1]))
+    else:
         lengths = torch.full(scores.shape[:-1], scores.shape[-1], dtype=torch.int32, device=scores.device)
     chosen = indexer_topk_decode(rows, lengths.reshape(-1).to(torch.int32), k)
     return chosen.reshape(*scores.shape[:-1], k)
@@ -83,6 +101,14 @@ class IndexerTopkPrefill(torch.nn.Module):
         Tensor, ``[rows, k]``, int32
             Ascending positions, counted from the start of the window; -1 where a window has fewer than `k`
             columns.
+
+        Raises
+        ------
+        ValueError
+            An argument is no tensor, or its dtype, shape or device is wrong; the message names it.
         """
-        starts, ends = (column.to(torch.int32) for column in (row_starts, row_ends))
+        _check_scores(_PREFILL, scores)
+        _PREFILL.integers("row_starts", row_starts, scores, (scores.shape[0],))
+        _PREFILL.integers("row_ends", row_ends, scores, (scores.shape[0],))
+        starts, ends = row_starts.to(torch.int32), row_ends.to(torch.int32)
         return indexer_topk_prefill(scores.detach(), starts, ends, k)

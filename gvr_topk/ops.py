@@ -6,7 +6,6 @@ The compiled library holds the CUDA implementations. They register themselves fo
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +39,7 @@ from gvr_topk.arguments import (
 )
 from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, Path
 from gvr_topk.library import LibraryError, library_status
+from gvr_topk.policy import ALL_PATHS, parse_path, paths_by_name
 from gvr_topk.state import TopkState
 
 # Loading the library registers the CUDA implementations. A failed load is reported only by a call that needs
@@ -50,8 +50,7 @@ torch.library.define("gvr_topk::indexer_topk_decode", schema())
 torch.library.define("gvr_topk::indexer_topk_prefill", schema(PrefillArguments, PREFILL_WRITTEN))
 torch.library.define("gvr_topk::indexer_topk_blocks", schema(BlocksArguments, BLOCKS_WRITTEN))
 torch.library.define("gvr_topk::indexer_topk_in_blocks", schema(InBlocksArguments, IN_BLOCKS_WRITTEN))
-_DECODE_PATHS = {path.name.lower(): int(path) for path in Path}
-_PREFILL_PATHS = {path.name.lower(): int(path) for path in PREFILL_PATHS}
+_PREFILL_PATHS = paths_by_name(PREFILL_PATHS)
 _OP = torch.ops.gvr_topk.indexer_topk_decode.default
 _PREFILL_OP = torch.ops.gvr_topk.indexer_topk_prefill.default
 _BLOCKS_OP = torch.ops.gvr_topk.indexer_topk_blocks.default
@@ -100,37 +99,27 @@ def _in_blocks_fake(*arguments: Any, **options: Any) -> None:
     check_in_blocks(InBlocksArguments(*arguments, **options))
 
 
-def _integer(checks: Checks, argument: str, value: Any) -> int:
-    """Convert any kind of integer, NumPy's too, and refuse everything that would have to be rounded."""
-    if isinstance(value, int | torch.SymInt):  # a symbolic one stays symbolic while a graph is traced
-        return value  # type: ignore[return-value]
-    if isinstance(value, numbers.Integral):
-        return int(value)
-    raise checks.fail(argument, "an integer", repr(value))
-
-
 def _integers(checks: Checks, next_n: Any, compress_ratio: Any, block_size: Any) -> tuple[int, int, int]:
     """Convert the integer arguments that both block ops take, apart from the numbers of items."""
     return (
-        _integer(checks, "next_n", next_n),
-        _integer(checks, "compress_ratio", compress_ratio),
-        _integer(checks, "block_size", block_size),
+        checks.integer("next_n", next_n),
+        checks.integer("compress_ratio", compress_ratio),
+        checks.integer("block_size", block_size),
     )
 
 
-def _path_number(checks: Checks, numbers: Mapping[str, int], path: Any) -> int:
-    """Look up a path by its name among those of an op."""
+def _parse_path(checks: Checks, path: str, paths: Mapping[str, Path]) -> int:
+    """Look up the number of a path by its name among those of an op."""
     try:
-        return numbers[path]
-    except (KeyError, TypeError):
-        wanted = ", ".join(repr(known) for known in numbers)
-        raise checks.fail("path", f"one of {wanted}", repr(path)) from None
+        return int(parse_path(path, paths))
+    except ValueError as error:
+        raise ValueError(f"{checks.op}: {error}") from None
 
 
 def _allocate(checks: Checks, logits: Tensor, columns: int) -> Tensor:
     """Allocate a result tensor, for as many rows as there are scores for."""
     if not isinstance(logits, Tensor):
-        raise checks.fail("logits", "a Tensor", type(logits).__name__)
+        raise checks.wrong_type("logits", Tensor, logits)
     return torch.empty((logits.shape[0], columns), dtype=torch.int32, device=logits.device)
 
 
@@ -146,7 +135,7 @@ def _launch(
 ) -> None:
     """Call an op, and raise its argument errors as `ValueError` on every device."""
     if not isinstance(arguments.logits, Tensor):
-        checks.tensors(arguments)
+        raise checks.wrong_type("logits", Tensor, arguments.logits)
     if arguments.logits.is_cuda and not _LIBRARY.loaded:
         raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.reason}")
     try:
@@ -160,7 +149,10 @@ def _launch(
         # The compiled op checks CUDA arguments, and its errors arrive as RuntimeError.
         message = str(error).split("\n", 1)[0]
         if f"{checks.op}: " not in message:
-            checks.tensors(arguments)  # PyTorch refuses other types in words of its own, and lets None pass.
+            # PyTorch refuses other types in words of its own, and lets None pass.
+            wrong_type = checks.first_wrong_type(arguments)
+            if wrong_type is not None:
+                raise wrong_type from None
             raise
         raise ValueError(message[message.index(checks.op) :]) from None
 
@@ -344,18 +336,18 @@ def indexer_topk_decode(
     """
     # Checks cost host time in every call, so arguments that are all plain integers take one test together.
     if not (type(k) is type(next_n) is type(page_size) is type(max_ctas) is type(compress_ratio) is int):
-        k, next_n = _integer(DECODE, "k", k), _integer(DECODE, "next_n", next_n)
-        page_size = _integer(DECODE, "page_size", page_size)
-        max_ctas = _integer(DECODE, "max_ctas", max_ctas)
-        compress_ratio = _integer(DECODE, "compress_ratio", compress_ratio)
+        k, next_n = DECODE.integer("k", k), DECODE.integer("next_n", next_n)
+        page_size = DECODE.integer("page_size", page_size)
+        max_ctas = DECODE.integer("max_ctas", max_ctas)
+        compress_ratio = DECODE.integer("compress_ratio", compress_ratio)
     if type(hint_offset) is not int:
-        hint_offset = _integer(DECODE, "hint_offset", hint_offset)
+        hint_offset = DECODE.integer("hint_offset", hint_offset)
     if out is None:
         out = _new_out(DECODE, logits, k)
     words = indices = None
     if state is not None:
         if not isinstance(state, TopkState):
-            raise DECODE.fail("state", "a TopkState", type(state).__name__)
+            raise DECODE.wrong_type("state", TopkState, state)
         words, indices = state.words, state.indices
     flags = FLAG_PDL | FLAG_QUANTILE_GUESS if pdl else FLAG_QUANTILE_GUESS
     if clamp_pages:
@@ -379,7 +371,7 @@ def indexer_topk_decode(
             None,
             next_n,
             page_size,
-            _path_number(DECODE, _DECODE_PATHS, path),
+            _parse_path(DECODE, path, ALL_PATHS),
             max_ctas,
             flags,
             hint_offset,
@@ -506,7 +498,7 @@ def indexer_topk_prefill(
             [ 2,  4]], dtype=torch.int32)
     """
     if not (type(k) is type(page_size) is int):
-        k, page_size = _integer(PREFILL, "k", k), _integer(PREFILL, "page_size", page_size)
+        k, page_size = PREFILL.integer("k", k), PREFILL.integer("page_size", page_size)
     if out is None:
         out = _new_out(PREFILL, logits, k)
     launch_prefill(
@@ -523,7 +515,7 @@ def indexer_topk_prefill(
             slots,
             stats,
             page_size,
-            _path_number(PREFILL, _PREFILL_PATHS, path),
+            _parse_path(PREFILL, path, _PREFILL_PATHS),
             FLAG_PDL if pdl else 0,
         )
     )
@@ -620,7 +612,7 @@ def indexer_topk_blocks(
     tensor([[1, 3]], dtype=torch.int32)
     """
     if not (type(k) is type(block_k) is type(next_n) is type(compress_ratio) is type(block_size) is int):
-        k, block_k = _integer(BLOCKS, "k", k), _integer(BLOCKS, "block_k", block_k)
+        k, block_k = BLOCKS.integer("k", k), BLOCKS.integer("block_k", block_k)
         next_n, compress_ratio, block_size = _integers(BLOCKS, next_n, compress_ratio, block_size)
     if out is None:
         out = _new_out(BLOCKS, logits, k)
@@ -713,7 +705,7 @@ def indexer_topk_in_blocks(
     tensor([[ 0,  3, 20]], dtype=torch.int32)
     """
     if not (type(k) is type(next_n) is type(compress_ratio) is type(block_size) is int):
-        k = _integer(IN_BLOCKS, "k", k)
+        k = IN_BLOCKS.integer("k", k)
         next_n, compress_ratio, block_size = _integers(IN_BLOCKS, next_n, compress_ratio, block_size)
     if out is None:
         out = _new_out(IN_BLOCKS, logits, k)

@@ -6,12 +6,15 @@ There is one definition of both, in C++; this module only names its arguments an
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from gvr_topk.arguments import Checks
 from gvr_topk.constants import (
+    MAX_ROWS,
     MAX_WIDTH,
     PAPER_MAX_WIDTH,
     Family,
@@ -23,22 +26,34 @@ from gvr_topk.contract import DTYPES
 from gvr_topk.library import policy_library
 
 
-def parse_path(name: str) -> Path:
-    """Return the path with this name in lower case.
+def paths_by_name(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return paths by their names in lower case."""
+    return {path.name.lower(): path for path in paths}
+
+
+ALL_PATHS = paths_by_name(Path)
+"""Paths of the decode op."""
+
+
+def parse_path(name: str, paths: Mapping[str, Path] = ALL_PATHS) -> Path:
+    """Return the path with this name.
+
+    Parameters
+    ----------
+    name : str
+    paths : mapping of str to Path
+        Paths of the op that is asked for, by name.
 
     Raises
     ------
     ValueError
-        The name is none of ``auto``, ``paper_gvr``, ``no_hint``, ``radix_rounds``.
+        There is no such path.
     """
     try:
-        return _PATHS[name]
+        return paths[name]
     except (KeyError, TypeError):
-        wanted = ", ".join(repr(known) for known in _PATHS)
+        wanted = ", ".join(repr(known) for known in paths)
         raise ValueError(f"path: wanted one of {wanted}, got {name!r}") from None
-
-
-_PATHS = {path.name.lower(): path for path in Path}
 
 
 def asks_for_hint(path: Path) -> bool:
@@ -211,9 +226,18 @@ def plan(
     Raises
     ------
     ValueError
+        A size is no integer or out of range, or `dtype` is none that the op takes;
         `ctas_per_row` is not a size that the GPU offers, is too small for `width` or is above `max_ctas`;
         `max_ctas` is not a cluster size; or path ``"paper_gvr"`` does not serve this `k`, `width` or `arch`.
     """
+    checks = Checks()
+    rows, width = checks.integer("rows", rows, 0, MAX_ROWS), checks.integer("width", width, 0, MAX_WIDTH)
+    k = checks.integer("k", k, 1, MAX_WIDTH)
+    sm_count, arch = checks.integer("sm_count", sm_count, 1), checks.integer("arch", arch, 1)
+    ctas_per_row = checks.integer("ctas_per_row", ctas_per_row)
+    max_ctas = checks.integer("max_ctas", max_ctas)
+    if dtype not in DTYPES:
+        raise checks.fail("dtype", "torch.float32, torch.bfloat16 or torch.float16", repr(dtype))
     planned = (ctypes.c_int32 * 10)()
     status = policy_library().gvr_topk_make_plan(
         rows,

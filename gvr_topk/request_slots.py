@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN
-from gvr_topk.state import TopkState, accept_rows
+from gvr_topk.state import CHECKS, TopkState, accept_rows
 
 NO_SLOT = -1
 """Slot of a row without a hint and without write-back."""
@@ -91,15 +91,10 @@ class RequestSlots:
         max_rows: int | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
-        max_rows = num_slots if max_rows is None else max_rows
-        for name, value in (
-            ("num_layers", num_layers),
-            ("num_slots", num_slots),
-            ("k", k),
-            ("max_rows", max_rows),
-        ):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: wanted at least 1, got {value}")
+        num_layers = CHECKS.integer("num_layers", num_layers, 1)
+        num_slots = CHECKS.integer("num_slots", num_slots, 1)
+        k = None if k is None else CHECKS.integer("k", k, 1)
+        max_rows = num_slots if max_rows is None else CHECKS.integer("max_rows", max_rows, 1)
         self.device = torch.device(device)
         self.indices: Tensor | None = None
         if k is not None:
@@ -137,8 +132,15 @@ class RequestSlots:
         return positions + self.words.nbytes + self.row_slot.nbytes
 
     def layer(self, index: int) -> TopkState:
-        """State of one layer, to be passed to the op; it shares memory with `words` and `indices`."""
+        """State of one layer, to be passed to the op; it shares memory with `words` and `indices`.
+
+        Raises
+        ------
+        ValueError
+            There is no such layer.
+        """
         if index not in self._layers:
+            CHECKS.integer("index", index, 0, self.words.shape[0] - 1)
             indices = None if self.indices is None else self.indices[index]
             self._layers[index] = TopkState.of(self.words[index], indices, self._k)
         return self._layers[index]
@@ -224,11 +226,8 @@ class RequestSlots:
         ValueError
             More rows than `row_slot` holds, or `next_n` below 1.
         """
+        next_n, pad_rows = CHECKS.integer("next_n", next_n, 1), CHECKS.integer("pad_rows", pad_rows, 0)
         rows = len(request_ids) * next_n + pad_rows
-        if next_n < 1:
-            raise ValueError(f"next_n: wanted at least 1, got {next_n}")
-        if pad_rows < 0:
-            raise ValueError(f"pad_rows: wanted at least 0, got {pad_rows}")
         if rows > self.row_slot.shape[0]:
             raise ValueError(
                 f"request_ids: wanted at most max_rows = {self.row_slot.shape[0]} rows, got {rows}"
@@ -289,9 +288,15 @@ class RequestSlots:
         -------
         bool
             Whether the request has a slot and positions are kept; if not, nothing is written.
+
+        Raises
+        ------
+        ValueError
+            There is no such layer, or `row_indices` is no tensor of one dimension, of integers and on the
+            slots' device.
         """
-        if row_indices.dim() != 1:
-            raise ValueError(f"row_indices: wanted one dimension, got shape {tuple(row_indices.shape)}")
+        CHECKS.integer("layer", layer, 0, self.words.shape[0] - 1)
+        CHECKS.integers("row_indices", row_indices, self.words, (None,))
         slot = self._slots.get(request_id)
         if slot is None or self.indices is None:
             return False

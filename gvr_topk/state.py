@@ -7,7 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gvr_topk.arguments import Checks
 from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN
+
+CHECKS = Checks()
+"""Checks of the arguments of states."""
 
 
 def accept_rows(words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
@@ -24,11 +28,13 @@ def accept_rows(words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tens
     Raises
     ------
     ValueError
-        The shapes do not match.
+        An argument is no tensor, or its device, dtype or shape does not fit the others.
     """
+    shape = (*words.shape[:-2], None, STATE_FLOATS)
+    CHECKS.tensor("next_state", next_state, words, torch.float32, shape, strided=True)
+    CHECKS.integers("slots", slots, words, (None,))
     requests, rows, count = slots.shape[0], next_state.shape[-2], words.shape[-2]
-    if accepted.shape != slots.shape:
-        raise ValueError(f"accepted: wanted shape {list(slots.shape)}, got {list(accepted.shape)}")
+    CHECKS.integers("accepted", accepted, words, (requests,))
     if rows % max(requests, 1) != 0:
         raise ValueError(f"next_state: wanted a multiple of {requests} rows, got {rows}")
     if requests == 0 or rows == 0:
@@ -76,7 +82,7 @@ class TopkState:
     Raises
     ------
     ValueError
-        `slots` or `k` is below 1.
+        `slots` or `k` is no integer or below 1.
 
     Examples
     --------
@@ -93,9 +99,7 @@ class TopkState:
         *,
         keep_indices: bool = True,
     ) -> None:
-        for name, value in (("slots", slots), ("k", k)):
-            if value < 1:
-                raise ValueError(f"{name}: wanted at least 1, got {value}")
+        slots, k = CHECKS.integer("slots", slots, 1), CHECKS.integer("k", k, 1)
         self.k: int | None = k
         self.words = torch.full((slots, STATE_FLOATS), STATE_UNKNOWN, dtype=torch.float32, device=device)
         self.indices: Tensor | None = None
@@ -153,7 +157,7 @@ class TopkState:
         Raises
         ------
         ValueError
-            The shapes do not match.
+            An argument is no tensor, or its device, dtype or shape does not fit the others.
         """
         accept_rows(self.words, next_state, slots, accepted)
 
@@ -162,23 +166,31 @@ class TopkState:
 
         Parameters
         ----------
-        slots : int, sequence of int, or Tensor of int64, optional
-            Slots to clear; default all of them. A tensor on the state's device is not read on the host.
+        slots : int, sequence of int, or Tensor, ``[m]``, integer, optional
+            Slots to clear; default all of them. A tensor is on the state's device and is not read on the
+            host: a negative or too large number in it means no slot.
 
         Raises
         ------
-        IndexError
-            A slot given as a number does not exist.
+        ValueError
+            A slot given as a number does not exist, or `slots` is none of these types.
         """
-        targets = [(self.words, STATE_UNKNOWN)]
-        if self.indices is not None:
-            targets.append((self.indices, -1))
-        if isinstance(slots, Sequence):
-            slots = torch.tensor(slots, dtype=torch.int64, device=self.words.device)
-        for tensor, value in targets:
-            if slots is None:
-                tensor.fill_(value)
-            elif isinstance(slots, Tensor):
-                tensor.index_fill_(0, slots, value)
-            else:
-                tensor[slots].fill_(value)
+        if isinstance(slots, Tensor):
+            CHECKS.integers("slots", slots, self.words, (None,))
+            # All numbers that are no slot share the last element, which is left out.
+            cleared = torch.zeros(self.slots + 1, dtype=torch.bool, device=self.words.device)
+            target = slots.to(torch.int64).clamp(-1, self.slots).remainder(self.slots + 1)
+            cleared.index_fill_(0, target, True)
+            self.words.masked_fill_(cleared[:-1, None], STATE_UNKNOWN)
+            if self.indices is not None:
+                self.indices.masked_fill_(cleared[:-1, None], -1)
+            return
+        if slots is None:
+            parts: list[slice | int] = [slice(None)]
+        else:
+            numbers = slots if isinstance(slots, Sequence) and not isinstance(slots, str) else [slots]
+            parts = [CHECKS.integer("slots", slot, 0, self.slots - 1) for slot in numbers]
+        for part in parts:
+            self.words[part].fill_(STATE_UNKNOWN)
+            if self.indices is not None:
+                self.indices[part].fill_(-1)

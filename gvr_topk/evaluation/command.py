@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gvr_topk.config import ServeConfig, load_config, parse_config
+from gvr_topk.constants import MAX_WIDTH
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="serving YAML; default: heuristic on")
     parser.add_argument("--offset", type=int, metavar="P", help="hint offset, instead of the YAML's")
     parser.add_argument("--steps", type=int, metavar="COUNT", help="steps to run; default: all")
-    parser.add_argument("--k", type=int, help="items per row, 1 to 6144, instead of the YAML's")
+    parser.add_argument("--k", type=int, help=f"items per row, 1 to {MAX_WIDTH}, instead of the YAML's")
     parser.add_argument(
         "--device", default="cpu", help="cpu or cuda; cuda times the kernels too (default: cpu)"
     )
@@ -92,7 +93,12 @@ def run(options: argparse.Namespace) -> bool:
     settings = _settings(options.config)
     source = _source(options)
     if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"--out: wanted a folder to write to, got {options.out}: {error.strerror}"
+            ) from None
     with _progress() as progress:
         task = progress.add_task(f"replay {source.name}", total=options.steps or source.steps)
         result = replay(

@@ -140,7 +140,10 @@ def test_inexact_result_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
         (["replay", "--k", "2097153"], "k: wanted 1 to 2,097,152, got 2097153"),
         (["replay", "--device", "abacus"], "device: wanted cpu or cuda, got 'abacus'"),
         (["replay", "--generator", "7"], "layer: wanted one of [0, 1, 20"),
-        (["replay", "--steps", "1", "--out", __file__], "File exists"),
+        (
+            ["replay", "--steps", "1", "--out", __file__],
+            "--out: wanted a folder to write to, got ",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], text: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -74,3 +76,34 @@ def test_one_graph() -> None:
     starts, ends = torch.tensor([0, 3]), torch.tensor([20, 40])
     rows = scores(2, 40)
     assert torch.equal(windows(rows, starts, ends, K), IndexerTopkPrefill()(rows, starts, ends, K))
+
+
+@pytest.mark.parametrize(
+    ("given", "lengths", "message"),
+    [
+        ([1.0], None, "scores: wanted a Tensor, got list"),
+        (torch.tensor(1.0), None, r"scores: wanted one dimension or more, got \[\]"),
+        (scores(3, 40), [1, 2, 3], "lengths: wanted a Tensor, got list"),
+        (scores(3, 40), torch.full((3,), 2.9), "lengths: wanted an integer dtype, got float32"),
+        (scores(3, 40), torch.ones(2, dtype=torch.int32), r"lengths: wanted shape \[3\], got \[2\]"),
+    ],
+)
+def test_wrong_arguments_of_the_decode_layer(given: Any, lengths: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^IndexerTopk: {message}$"):
+        IndexerTopk()(given, lengths, K)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"scores": None}, "scores: wanted a Tensor, got NoneType"),
+        ({"row_starts": [0, 0]}, "row_starts: wanted a Tensor, got list"),
+        ({"row_ends": torch.ones(2)}, "row_ends: wanted an integer dtype, got float32"),
+        ({"row_ends": torch.ones(3, dtype=torch.int64)}, r"row_ends: wanted shape \[2\], got \[3\]"),
+    ],
+)
+def test_wrong_arguments_of_the_prefill_layer(wrong: dict[str, Any], message: str) -> None:
+    starts = torch.zeros(2, dtype=torch.int64)
+    given = {"scores": scores(2, 40), "row_starts": starts, "row_ends": starts + 40}
+    with pytest.raises(ValueError, match=f"^IndexerTopkPrefill: {message}$"):
+        IndexerTopkPrefill()(**given | wrong, k=K)

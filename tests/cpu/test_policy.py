@@ -252,6 +252,32 @@ def test_plan_takes_the_forced_cluster_size(ctas: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rows": -1}, f"rows: wanted 0 to {MAX_ROWS}, got -1"),
+        ({"rows": MAX_ROWS + 1}, f"rows: wanted 0 to {MAX_ROWS}, got {MAX_ROWS + 1}"),
+        ({"rows": "1"}, "rows: wanted an integer, got '1'"),
+        ({"width": -1}, f"width: wanted 0 to {MAX_WIDTH}, got -1"),
+        ({"width": MAX_WIDTH + 1}, f"width: wanted 0 to {MAX_WIDTH}, got {MAX_WIDTH + 1}"),
+        ({"k": 0}, f"k: wanted 1 to {MAX_WIDTH}, got 0"),
+        ({"k": MAX_WIDTH + 1}, f"k: wanted 1 to {MAX_WIDTH}, got {MAX_WIDTH + 1}"),
+        ({"sm_count": 0}, "sm_count: wanted at least 1, got 0"),
+        ({"arch": 9.0}, "arch: wanted an integer, got 9.0"),
+        ({"arch": 0}, "arch: wanted at least 1, got 0"),
+        ({"ctas_per_row": 0.5}, "ctas_per_row: wanted an integer, got 0.5"),
+        ({"max_ctas": "8"}, "max_ctas: wanted an integer, got '8'"),
+        ({"dtype": "fp64"}, "dtype: wanted torch.float32, torch.bfloat16 or torch.float16, got 'fp64'"),
+        ({"dtype": torch.int32}, "dtype: wanted .*, got torch.int32"),
+    ],
+)
+def test_plan_names_a_size_or_dtype_that_no_call_has(wrong: dict[str, Any], message: str) -> None:
+    plan(rows=MAX_ROWS, width=MAX_WIDTH, k=MAX_WIDTH, sm_count=1, arch=1)
+    plan(rows=0, width=0, k=1)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        plan(**{"rows": 1, "width": 1000, "k": 512} | wrong)
+
+
+@pytest.mark.parametrize(
     ("ctas", "width", "arch"),
     [(3, 1000, 90), (-1, 1000, 90), (32, 1000, 90), (16, 1000, 120), (1, MAX_WIDTH, 90)],
 )

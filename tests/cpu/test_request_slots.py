@@ -244,16 +244,26 @@ def test_seed_without_a_slot_writes_nothing() -> None:
         (lambda p: p.set_rows(["a"], next_n=3), "request_ids: wanted at most max_rows = 2 rows, got 3"),
         (lambda p: p.set_rows(["a"], next_n=0), "next_n: wanted at least 1, got 0"),
         (lambda p: p.set_rows(["a"], pad_rows=-1), "pad_rows: wanted at least 0, got -1"),
+        (lambda p: p.set_rows(["a"], next_n="1"), "next_n: wanted an integer, got '1'"),
+        (lambda p: p.set_rows(["a"], pad_rows=0.5), "pad_rows: wanted an integer, got 0.5"),
         (
-            lambda p: p.seed(0, "a", torch.zeros(1, 3)),
-            r"row_indices: wanted one dimension, got shape \(1, 3\)",
+            lambda p: p.seed(0, "a", torch.zeros(1, 3, dtype=torch.int32)),
+            r"row_indices: wanted shape \[any\], got \[1, 3\]",
         ),
+        (lambda p: p.seed(0, "a", [1]), "row_indices: wanted a Tensor, got list"),
+        (lambda p: p.seed(0, "a", torch.zeros(3)), "row_indices: wanted an integer dtype, got float32"),
+        (lambda p: p.seed(1, "a", torch.arange(3)), "layer: wanted 0 to 0, got 1"),
+        (lambda p: p.layer(-1), "index: wanted 0 to 0, got -1"),
+        (lambda p: p.layer(1), "index: wanted 0 to 0, got 1"),
+        (lambda p: RequestSlots(1, "2", 1), "num_slots: wanted an integer, got '2'"),
+        (lambda p: RequestSlots(1, 0, 1), "num_slots: wanted at least 1, got 0"),
+        (lambda p: RequestSlots(1, 1, 0), "k: wanted at least 1, got 0"),
         (lambda p: RequestSlots(0, 1, 1), "num_layers: wanted at least 1, got 0"),
         (lambda p: RequestSlots(1, 1, 1, max_rows=0), "max_rows: wanted at least 1, got 0"),
     ],
 )
 def test_bad_arguments_are_named(call, text: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ValueError, match=f"^{text}$"):
         call(RequestSlots(1, 2, K))
 
 

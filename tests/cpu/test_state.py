@@ -66,7 +66,6 @@ def test_it_lies_where_it_is_asked_for() -> None:
     [
         (None, [0, 1, 2, 3, 4]),
         (2, [2]),
-        (-1, [4]),
         ([0, 3], [0, 3]),
         ((4, 4), [4]),
         ([], []),
@@ -84,10 +83,33 @@ def test_reset(slots: object, expected: list[int], keep_indices: bool) -> None:
     assert addresses == [state.words.data_ptr()]
 
 
-@pytest.mark.parametrize("slots", [SLOTS, -SLOTS - 1, [0, SLOTS]])
-def test_reset_of_a_slot_that_does_not_exist(slots: object) -> None:
-    with pytest.raises(IndexError):
-        used().reset(slots)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("slots", "got"),
+    [
+        (SLOTS, "0 to 4, got 5"),
+        (-1, "0 to 4, got -1"),
+        ([0, SLOTS], "0 to 4, got 5"),
+        (1.0, "an integer, got 1.0"),
+        ("1", "an integer, got '1'"),
+        (torch.tensor([1.0]), "an integer dtype, got float32"),
+        (torch.tensor([True]), "an integer dtype, got bool"),
+        (torch.tensor([[1]]), r"shape \[any\], got \[1, 1\]"),
+        (torch.tensor([1], device="meta"), "a tensor on cpu, got meta"),
+    ],
+)
+def test_reset_refuses_what_names_no_slot(slots: object, got: str) -> None:
+    state = used()
+    with pytest.raises(ValueError, match=f"^slots: wanted {got}$"):
+        state.reset(slots)  # type: ignore[arg-type]
+    assert forgotten(state) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("keep_indices", [True, False])
+def test_numbers_on_the_device_that_name_no_slot_clear_none(keep_indices: bool, dtype: torch.dtype) -> None:
+    state = used(keep_indices)
+    state.reset(torch.tensor([-1, 3, SLOTS, -(2**31), 2**31 - 1, 0], dtype=dtype))
+    assert forgotten(state) == [0, 3]
 
 
 @pytest.mark.parametrize("keep_indices", [True, False])
@@ -109,7 +131,12 @@ def test_it_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("slots", "k", "message"),
-    [(0, 1, "slots: wanted at least 1, got 0"), (1, -2, "k: wanted at least 1, got -2")],
+    [
+        (0, 1, "slots: wanted at least 1, got 0"),
+        (1, -2, "k: wanted at least 1, got -2"),
+        ("4", 1, "slots: wanted an integer, got '4'"),
+        (4, 6.5, "k: wanted an integer, got 6.5"),
+    ],
 )
 def test_bad_sizes_are_named(slots: int, k: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
@@ -170,6 +197,19 @@ def test_no_requests_and_shapes_that_do_not_belong_together() -> None:
         state.accept(left(2, 2), two, two[:1])
     with pytest.raises(ValueError, match=r"^next_state: wanted a multiple of 2 rows, got 3$"):
         state.accept(left(3, 1), two, two)
+    for name, wrong, said in (
+        ("next_state", [1.0], "a Tensor, got list"),
+        ("next_state", left(2, 2)[0], r"shape \[any, 4\], got \[4\]"),
+        ("next_state", left(2, 2)[:, :3], r"shape \[any, 4\], got \[4, 3\]"),
+        ("next_state", left(2, 2).double(), "dtype float32, got float64"),
+        ("slots", two.float(), "an integer dtype, got float32"),
+        ("slots", two[None], r"shape \[any\], got \[1, 2\]"),
+        ("accepted", None, "a Tensor, got NoneType"),
+        ("accepted", two.to("meta"), "a tensor on cpu, got meta"),
+    ):
+        arguments = {"next_state": left(2, 2), "slots": two, "accepted": two, name: wrong}
+        with pytest.raises(ValueError, match=f"^{name}: wanted {said}$"):
+            state.accept(**arguments)  # type: ignore[arg-type]
     assert (state.words == 70.0).all()
 
 

@@ -85,7 +85,7 @@ enum class Family : int32_t {
   kPaperGvr = 0,   // the paper's four phases, one CTA per row
   kResident = 1,   // a cluster holds the row in registers
   kStreaming = 2,  // a longer row streams through a cluster, which keeps candidates
-  kFallback = 3,   // any k, alignment and architecture; also the fallback of the two kernels above
+  kFallback = 3,   // any k, alignment and architecture; also finishes rows that other kernels hand over
   kSmallRow = 4,   // one CTA holds a short row in registers
 };
 
