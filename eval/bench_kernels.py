@@ -57,6 +57,7 @@ from eval.baselines import BaselineError
 from eval.common import bench_blocks
 from eval.common.bench_cases import (
     DTYPES,
+    GROUPS,
     Cell,
     K,
     Sources,
@@ -85,6 +86,7 @@ from eval.common.bench_report import (
     worst_ratios,
 )
 from eval.common.machine import describe_machine
+from eval.common.options import TraceFolder
 from eval.common.our_kernels import (
     BLOCKS,
     HINTED,
@@ -507,17 +509,12 @@ def main(
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("bench_kernels.json"),
     only: Annotated[str, typer.Option(help=f"Implementations, comma-separated, of {', '.join(ALL)}.")] = "",
     groups: Annotated[
-        str,
-        typer.Option(
-            help="main, trace, engine, scale, mask, layer, prefill, hint, adversarial, k, v4, v41, dtype."
-        ),
+        str, typer.Option(help=f"Groups of cells, comma-separated, of {', '.join(GROUPS)}.")
     ] = "",
     cells: Annotated[str, typer.Option(help="Regular expression on cell keys, such as 'n70690 b1 '.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Our own limits' cells, and no baselines.")] = False,
     baseline_dir: Annotated[Path | None, typer.Option(help="Folder of `eval.baselines`' files.")] = None,
-    traces: Annotated[
-        Path | None, typer.Option(help="Folder of .npz traces and engine rows; adds the shipped trace.")
-    ] = None,
+    traces: TraceFolder = None,
     resume: Annotated[Path | None, typer.Option(help="Result file whose figures are kept.")] = None,
     seconds: Annotated[float, typer.Option(help="Start no cell after so long.")] = 510.0,
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",

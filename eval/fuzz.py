@@ -389,9 +389,9 @@ def run(
 
 
 def main(
-    seconds: Annotated[float, typer.Option(help="Time to fuzz for.")] = 60.0,
-    seed: Annotated[int, typer.Option(help="Seed of the cases.")] = 0,
-    first: Annotated[int, typer.Option(help="Index of the first case.")] = 0,
+    seconds: Annotated[float, typer.Option(help="Time to fuzz for.", min=0.001)] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of the cases.", min=0)] = 0,
+    first: Annotated[int, typer.Option(help="Index of the first case.", min=0)] = 0,
     only: Annotated[int, typer.Option(help="Run this case alone.")] = -1,
     paths: Annotated[str, typer.Option(help="Paths to force, comma-separated.")] = ",".join(PATHS),
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",

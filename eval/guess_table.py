@@ -25,6 +25,7 @@ import typer
 
 from eval.common.bench_cases import K, load_traces
 from eval.common.machine import describe_machine, write_json
+from eval.common.options import TraceFolder
 from eval.common.tables import markdown_table
 from gvr_topk.arguments import FLAG_QUANTILE_GUESS, Arguments
 from gvr_topk.constants import Path as KernelPath
@@ -157,21 +158,27 @@ def main(
     out: Annotated[Path, typer.Option(help="Result file; the table goes beside it as .md.")] = Path(
         "guess_table.json"
     ),
-    traces: Annotated[Path | None, typer.Option(help="Folder of .npz traces; adds the shipped one.")] = None,
+    traces: TraceFolder = None,
     layers: Annotated[str, typer.Option(help="Layers of the generator.")] = ",".join(map(str, LAYERS)),
-    steps: Annotated[int, typer.Option(help="Most steps of a trace.")] = 256,
-    generated: Annotated[int, typer.Option(help="Steps of the generator.")] = 24,
+    steps: Annotated[int, typer.Option(help="Most steps of a trace.", min=1)] = 256,
+    generated: Annotated[int, typer.Option(help="Steps of the generator.", min=1)] = 24,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda"
     if torch.cuda.is_available()
     else "cpu",
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
     """Replay every source with every guess."""
+    names = [layer for layer in layers.split(",") if layer]
+    known = {str(layer) for layer in LAYERS}
+    if not set(names) <= known:
+        raise typer.BadParameter(f"--layers: wanted some of {','.join(known)}, got {layers!r}")
+    if device not in ("cuda", "cpu"):
+        raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter("--device: wanted a CUDA device, got none; --device cpu runs without")
     torch.set_num_threads(1)  # rows are too short to share
     sources: list[ScoreSource] = [*load_traces(traces)]
-    sources += [
-        LayerGenerator(int(layer), GENERATED_LENGTH, generated) for layer in layers.split(",") if layer
-    ]
+    sources += [LayerGenerator(int(layer), GENERATED_LENGTH, generated) for layer in names]
     rows = []
     for source in sources:
         for guess in GUESSES:

@@ -29,6 +29,7 @@ from rich.table import Table
 
 from eval.common.bench_cases import Cell, Sources, all_cells, load_traces, make_chain
 from eval.common.machine import describe_machine, sm_clock_mhz, write_json
+from eval.common.options import TraceFolder
 from eval.common.our_kernels import Variant, prepare_ours
 from eval.kernel_timing import Chain, ChainRun
 from gvr_topk.arguments import PHASE_STAMPS
@@ -169,7 +170,7 @@ def table(results: Sequence[dict[str, Any]], kernel: str) -> Table:
 
 def main(
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("phase_timing.json"),
-    traces: Annotated[Path | None, typer.Option(help="Folder of .npz traces; adds the shipped one.")] = None,
+    traces: TraceFolder = None,
     cells: Annotated[str, typer.Option(help="Further N x batch of Gaussian rows, as 8192x1.")] = (
         "8192x1,8192x64,70690x1,131072x1,131072x64,1048576x1"
     ),

@@ -45,6 +45,11 @@ PEERS = {
     "flashinfer": "FlashInfer 0.7.2 `top_k`",
     "flashinfer_ragged": "FlashInfer, ragged",
 }
+HARD_LEGEND = """
+    "Trace L10" is layer 10 of SmolLM2, and so on; "nine layers" are the paper's, synthetic; "engine" is a
+    vLLM run with random weights, whose steps choose unalike; "new scale" is a random factor for each
+    step's scores.
+"""
 COLUMNS = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint", **PEERS}
 PREFILL_COLUMNS = {
     PREFILL: "this package",
@@ -349,12 +354,12 @@ def remark_on(commit: str) -> str:
 def earlier_figures(bench: Mapping[str, Any]) -> str:
     """How many figures are of other commits than the first run's, as part of a sentence; empty for none."""
     commits = [run["machine"]["commit"] for run in bench["runs"]]
-    earlier = [commits[result["run"]] for result in bench["results"]]
-    earlier = [commit for commit in earlier if commit != commits[0]]
+    measured = [commits[result["run"]] for result in bench["results"]]
+    earlier = [commit for commit in measured if commit != commits[0]]
     if not earlier:
         return ""
     names = ", ".join(sorted(set(earlier)))
-    return f"; {len(earlier):,} of the file's {len(bench['results']):,} figures are of commit {names}"
+    return f"; {len(earlier):,} of the file's {len(measured):,} figures are of commit {names}"
 
 
 def results() -> str:
@@ -371,11 +376,13 @@ def results() -> str:
         fresh decode steps whose rows are not in the L2 cache. Every launch's result is compared, and exact
         (`eval/results/h200/bench.json`, commit {commit}{older}{earlier_figures(bench)}; method:
         [docs/performance.md](docs/performance.md)). "This package" is called as the integrations call it,
-        with {", ".join(given)} and {last}; "with PDL" adds `pdl=True`, and "no hint" is {bare} alone. Rows
+        with {", ".join(given)} and {last}; "with PDL" (programmatic dependent
+        launch) adds `pdl=True`, and "no hint" is {bare} alone. Rows
         are Gaussian, and 90 % of the variance survives from step to step. "Real traces" is the slowest trace,
         and "worst case" the slowest of masked (-inf, +inf, NaN), tied and rescaled rows:
     """
     text = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
+    text += [_paragraph(HARD_LEGEND), ""]
     text += prefill_table(bench, index) + wide_table(index)
     points = [
         *comparison(bench, index, decode),

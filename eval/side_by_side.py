@@ -42,7 +42,7 @@ import typer
 
 from eval.common.bench_cases import load_traces
 from eval.common.machine import ROOT, describe_machine, sources_commit, write_json
-from eval.common.options import refuse_repeats
+from eval.common.options import TraceFolder, refuse_repeats
 from eval.common.package_version import CUDA_LIBRARY, PACKAGE
 from eval.common.process import CommandError, run_command
 from eval.common.side_by_side_report import TREE, Run, figures, largest_ratio, problems, table, verdict
@@ -220,10 +220,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("side_by_side.json"),
     rounds: Annotated[int, typer.Option(help="How often each version takes its turn.")] = 3,
     cells: Annotated[str, typer.Option(help="N x batch of Gaussian chains, comma-separated.")] = SHAPES,
-    traces: Annotated[
-        Path | None,
-        typer.Option(help="Folder of .npz traces; adds the shipped one.", exists=True, file_okay=False),
-    ] = None,
+    traces: TraceFolder = None,
     commit_of: Annotated[
         list[str] | None,
         typer.Option(help=f"DIR=HASH: commit of a --package; default: its file {COMMIT_FILE}."),

@@ -38,6 +38,7 @@ from engine import GRAPH_DUMMY, fake_package, load_dsa
 from real_op import load_real_op
 
 from eval.common.machine import describe_machine
+from eval.common.options import at_least
 from gvr_topk.evaluation.trace import Trace, TraceError, load_trace, shipped_trace
 from gvr_topk.integrations import tensorrt_llm as integration
 
@@ -391,11 +392,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--trace", type=Path, action="append", help="one layer each; default: the shipped one"
     )
-    parser.add_argument("--requests", type=int, default=8, help="rows of the captured graph")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--window", type=int, default=32768, help="longest row, in keys")
-    parser.add_argument("--topk", type=int, default=2048)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--requests", type=at_least(1), default=8, help="rows of the captured graph")
+    parser.add_argument("--steps", type=at_least(3), default=400, help="decode steps")
+    parser.add_argument("--window", type=at_least(1), default=32768, help="longest row, in keys")
+    parser.add_argument("--topk", type=at_least(1), default=2048, help="items per row")
+    parser.add_argument("--seed", type=int, default=0, help="of the arrivals")
     parser.add_argument("--commit", default="", help="of the sources, where the folder has no Git history")
     parser.add_argument("--json", type=Path, help="where to write the result; default: standard output")
     return parser.parse_args(argv)

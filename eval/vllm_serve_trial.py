@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from eval.common.machine import ROOT, describe_machine, write_json
+from eval.common.options import at_least
 from eval.common.status import WRONG_USE
 from eval.common.vllm_model import VOCABULARY, write_model
 from eval.vllm_trial import LAYERS, VARIABLES, missing
@@ -106,13 +107,13 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("out/vllm_serve.json"), help="result file")
     parser.add_argument("--work", type=Path, default=Path("out/vllm_serve"), help="for model and logs")
-    parser.add_argument("--repetitions", type=int, default=2, help="servers of each side")
-    parser.add_argument("--length", type=int, default=8192, help="tokens of the prompt")
-    parser.add_argument("--concurrency", type=int, default=8, help="requests at once")
-    parser.add_argument("--requests", type=int, default=24, help="timed requests of each server")
-    parser.add_argument("--output-tokens", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("--repetitions", type=at_least(1), default=2, help="servers of each side")
+    parser.add_argument("--length", type=at_least(1), default=8192, help="tokens of the prompt")
+    parser.add_argument("--concurrency", type=at_least(1), default=8, help="requests at once")
+    parser.add_argument("--requests", type=at_least(1), default=24, help="timed requests of each server")
+    parser.add_argument("--output-tokens", type=at_least(1), default=64, help="tokens of each answer")
     parser.add_argument("--memory", type=float, default=0.4, help="share of the GPU's memory")
-    parser.add_argument("--port", type=int, default=8123, help="of the servers, one at a time")
+    parser.add_argument("--port", type=at_least(1), default=8123, help="of the servers, one at a time")
     parser.add_argument(
         "--program",
         default="",

@@ -81,6 +81,13 @@ QUICK_GROUPS = ("trace", "engine", "scale", "mask", "layer", "hint", "prefill")
 """Groups that limits exist for throughout."""
 
 
+GROUPS = (
+    *("main", "trace", "engine", "scale", "mask", "layer", "prefill", "hint", "v4", "adversarial"),
+    *("wide_buffers", "k", "dtype", "v41"),
+)
+"""Parts of the benchmark."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One point of the benchmark.
@@ -88,8 +95,7 @@ class Cell:
     Attributes
     ----------
     group : str
-        Part of the benchmark: main, hint, trace, engine, layer, scale, mask, adversarial, k, v4, v41, dtype,
-        wide_buffers or prefill.
+        One of `GROUPS`.
     n, batch, k : int
         Row length, rows per launch, items per row.
     dtype : str

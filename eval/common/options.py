@@ -5,8 +5,16 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import Annotated
 
 import typer
+
+TraceFolder = Annotated[
+    Path | None,
+    typer.Option(help="Folder of .npz traces; adds the shipped one.", exists=True, file_okay=False),
+]
+"""Option for a folder of traces. One that is not there is refused: its traces would be missed in silence."""
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -49,6 +57,21 @@ def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
         return given
 
     return words
+
+
+def at_least(minimum: int) -> Callable[[str], int]:
+    """Type of an `argparse` option that takes an integer from `minimum` on."""
+
+    def number(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"wanted an integer of at least {minimum}, got {text!r}")
+        return value
+
+    return number
 
 
 def check_label(label: str, option: str) -> None:
