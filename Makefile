@@ -37,7 +37,7 @@ lint: install  ## judge format, types, spelling and scripts
 	$(VENV)/bin/mypy
 	$(CPP_FILES) | xargs $(VENV)/bin/clang-format --dry-run -Werror
 	git ls-files | xargs $(VENV)/bin/codespell
-	$(VENV)/bin/shellcheck .ci/run
+	$(VENV)/bin/shellcheck .ci/run .ci/matrix
 
 format: install  ## repair the format
 	$(VENV)/bin/ruff check --fix .

@@ -289,7 +289,8 @@ def check_changed(ref: str, modules: Iterable[str], seconds: float) -> int:
         Lines that differ from the merge base of this commit and HEAD are mutated.
     modules : iterable of str
     seconds : float
-        No mutant is started after so many seconds.
+        No mutant is started after so many seconds, beside the first. The tests of an unchanged module, which
+        have to pass before its first mutant, are counted too.
 
     Returns
     -------
@@ -304,7 +305,7 @@ def check_changed(ref: str, modules: Iterable[str], seconds: float) -> int:
     took: dict[str, float] = {}
     run = survivors = 0
     for module, mutant in drawn:
-        if time.monotonic() - start >= seconds:
+        if run > 0 and time.monotonic() - start >= seconds:
             break
         if not took:
             prepare()
@@ -316,7 +317,7 @@ def check_changed(ref: str, modules: Iterable[str], seconds: float) -> int:
             print(f"{module}:{mutant.line}: survives: {mutant.change}", flush=True)
     text = f"mutation: {run - survivors} of {run} mutants of the lines changed since {ref} killed"
     if run < len(drawn):
-        text += f", {len(drawn) - run} left when {seconds:g} s were spent"
+        text += f", {len(drawn) - run} left after {time.monotonic() - start:.0f} s of {seconds:g} s"
     print(text)
     return int(survivors > 0)
 
