@@ -6,6 +6,7 @@ import numbers
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_type_hints
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -189,8 +190,8 @@ def schema(arguments: type[Any] = Arguments, written: tuple[str, ...] = WRITTEN)
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _name(kind: torch.dtype | torch.layout) -> str:
+    return str(kind).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -214,26 +215,40 @@ class Checks:
         """Build the error of an argument of a wrong type."""
         return self.fail(argument, f"a {wanted.__name__}", type(value).__name__)
 
-    def first_wrong_type(self, arguments: NamedTuple) -> ValueError | None:
-        """Build the error of the first argument of a call that should be a tensor and is none."""
+    def types(self, arguments: NamedTuple) -> None:
+        """Check of each argument of a call what PyTorch would refuse in words of its own."""
         for name, annotation in get_type_hints(type(arguments)).items():
             value = getattr(arguments, name)
-            may_be_none = annotation == Tensor | None
-            if not (isinstance(value, Tensor) or annotation is int or (may_be_none and value is None)):
-                return self.wrong_type(name, Tensor, value)
-        return None
+            if annotation is int:
+                if not -(2**63) <= value < 2**63:
+                    raise self.fail(name, "an integer of 64 bits", value)
+            elif value is not None or annotation is Tensor:
+                self.dense(name, value)
+
+    def dense(self, name: str, tensor: Any) -> None:
+        """Check that an argument is a tensor whose elements lie in memory as strides say."""
+        if not isinstance(tensor, Tensor):
+            raise self.wrong_type(name, Tensor, tensor)
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise self.fail(name, "a dense tensor", "nested" if tensor.is_nested else _name(tensor.layout))
+        if tensor.is_quantized:
+            raise self.fail(name, "a tensor that is not quantized", _name(tensor.dtype))
 
     def integer(self, argument: str, value: Any, low: int | None = None, high: int | None = None) -> int:
         """Convert any kind of integer, and refuse what would have to be rounded or is out of range."""
-        if isinstance(value, int | torch.SymInt):  # a symbolic one stays symbolic while a graph is traced
-            number: int = value  # type: ignore[assignment]
-        elif isinstance(value, numbers.Integral):
-            number = int(value)
-        else:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral | torch.SymInt):
             raise self.fail(argument, "an integer", repr(value))
+        # A symbolic one stays symbolic while a graph is traced.
+        number: int = value if isinstance(value, torch.SymInt) else int(value)  # type: ignore[assignment]
         if (low is not None and number < low) or (high is not None and number > high):
             raise self.fail(argument, f"at least {low}" if high is None else f"{low} to {high}", number)
         return number
+
+    def flag(self, argument: str, value: Any) -> bool:
+        """Refuse what is merely true or false in a condition, such as a text or a tensor."""
+        if not isinstance(value, (bool, np.bool_)):
+            raise self.fail(argument, "true or false", repr(value))
+        return bool(value)
 
     def integers(self, name: str, tensor: Any, like: Tensor, shape: tuple[int | None, ...]) -> None:
         """Check that an argument is a tensor of integers of any size, on the device of `like`."""
@@ -289,10 +304,15 @@ class Checks:
             raise self.fail(name, f"at least {count} = {k} columns", list(tensor.shape))
         self.rows_apart(name, tensor, k)
 
-    def scores(self, logits: Tensor, k: int) -> None:
-        """Check that the kernels take these score rows and this number of items per row."""
-        if logits.dtype not in DTYPES:
-            raise self.fail("logits", "dtype float32, bfloat16 or float16", _name(logits.dtype))
+    def score_values(self, name: str, scores: Any) -> None:
+        """Check that an argument is a tensor of scores, of any shape."""
+        self.dense(name, scores)
+        if scores.dtype not in DTYPES:
+            raise self.fail(name, "dtype float32, bfloat16 or float16", _name(scores.dtype))
+
+    def score_rows(self, logits: Tensor) -> None:
+        """Check that the kernels take these score rows."""
+        self.score_values("logits", logits)
         if logits.dim() != 2:
             raise self.fail("logits", "shape [rows, width]", list(logits.shape))
         rows, width = logits.shape
@@ -302,6 +322,10 @@ class Checks:
             raise self.fail("logits", f"at most {MAX_WIDTH} columns", width)
         if rows > MAX_ROWS:
             raise self.fail("logits", f"at most {MAX_ROWS} rows", rows)
+
+    def scores(self, logits: Tensor, k: int) -> None:
+        """Check that the kernels take these score rows and this number of items per row."""
+        self.score_rows(logits)
         if not 1 <= k <= MAX_WIDTH:
             raise self.fail("k", f"1 to {MAX_WIDTH}", k)
 

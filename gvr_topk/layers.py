@@ -15,11 +15,17 @@ from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill
 _DECODE, _PREFILL = Checks("IndexerTopk"), Checks("IndexerTopkPrefill")
 
 
-def _check_scores(checks: Checks, scores: Tensor) -> None:
-    if not isinstance(scores, Tensor):
-        raise checks.wrong_type("scores", Tensor, scores)
-    if scores.dim() < 1:
-        raise checks.fail("scores", "one dimension or more", list(scores.shape))
+def _rows(scores: Tensor) -> Tensor:
+    """Return scores as the ops take them: without a gradient, and each beside the next one of its row."""
+    rows = scores.detach()
+    # Not `contiguous`, which leaves a tensor without elements as it is.
+    return rows if rows.stride(-1) == 1 else rows.clone(memory_format=torch.contiguous_format)
+
+
+def _narrow(ends: Tensor, scores: Tensor) -> Tensor:
+    """Convert lengths or ends of rows to int32; those that no row has count as the nearest that one has."""
+    # In 64 bits first: numbers of 64 bits would wrap, and the width need not fit numbers of 8 bits.
+    return ends.to(torch.int64).clamp(0, scores.shape[-1]).to(torch.int32)
 
 
 def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
@@ -28,9 +34,10 @@ def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
     Parameters
     ----------
     scores : Tensor, ``[..., width]``, float32, bfloat16 or float16
-        Indexer scores, such as ``[batch, queries, keys]``; masked scores may be ``-inf``.
+        Indexer scores, such as ``[batch, queries, keys]``; masked scores may be ``-inf``. Any strides: scores
+        whose inner stride is not 1 are copied.
     lengths : Tensor, ``[...]``, integer, or None
-        Visible elements of each row; None: all.
+        Visible elements of each row; None: all. Lengths above `width` count as `width`, negative ones as 0.
     k : int
         Items per row.
 
@@ -57,14 +64,17 @@ def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
     >>> indexer_topk(scores, None, 2)
     tensor([[[1, 3]]], dtype=torch.int32)
     """
-    _check_scores(_DECODE, scores)
-    rows = scores.detach().reshape(-1, scores.shape[-1])
-    if lengths is not None:
-        _DECODE.integers("lengths", lengths, scores, tuple(scores.shape[:-1]))
+    _DECODE.score_values("scores", scores)
+    if scores.dim() < 1:
+        raise _DECODE.fail("scores", "one dimension or more", list(scores.shape))
+    outer, width = scores.shape[:-1], scores.shape[-1]
+    if lengths is None:
+        lengths = torch.full(outer, width, dtype=torch.int32, device=scores.device)
     else:
-        lengths = torch.full(scores.shape[:-1], scores.shape[-1], dtype=torch.int32, device=scores.device)
-    chosen = indexer_topk_decode(rows, lengths.reshape(-1).to(torch.int32), k)
-    return chosen.reshape(*scores.shape[:-1], k)
+        _DECODE.integers("lengths", lengths, scores, tuple(outer))
+    rows = _rows(scores.reshape(outer.numel(), width))
+    chosen = indexer_topk_decode(rows, _narrow(lengths.reshape(-1), scores), k)
+    return chosen.reshape(*outer, chosen.shape[-1])
 
 
 class IndexerTopk(torch.nn.Module):
@@ -90,9 +100,11 @@ class IndexerTopkPrefill(torch.nn.Module):
         Parameters
         ----------
         scores : Tensor, ``[rows, width]``, float32, bfloat16 or float16
-            Indexer scores, a row for each query token.
+            Indexer scores, a row for each query token. Any strides: scores whose inner stride is not 1 are
+            copied.
         row_starts, row_ends : Tensor, ``[rows]``, integer
-            First column of each window, and one past its last column.
+            First column of each window, and one past its last column. Ends above `width` count as `width`,
+            negative starts as 0.
         k : int
             Items per row.
 
@@ -107,8 +119,10 @@ class IndexerTopkPrefill(torch.nn.Module):
         ValueError
             An argument is no tensor, or its dtype, shape or device is wrong; the message names it.
         """
-        _check_scores(_PREFILL, scores)
+        _PREFILL.score_values("scores", scores)
+        if scores.dim() != 2:
+            raise _PREFILL.fail("scores", "shape [rows, width]", list(scores.shape))
         _PREFILL.integers("row_starts", row_starts, scores, (scores.shape[0],))
         _PREFILL.integers("row_ends", row_ends, scores, (scores.shape[0],))
-        starts, ends = row_starts.to(torch.int32), row_ends.to(torch.int32)
-        return indexer_topk_prefill(scores.detach(), starts, ends, k)
+        starts, ends = _narrow(row_starts, scores), _narrow(row_ends, scores)
+        return indexer_topk_prefill(_rows(scores), starts, ends, k)

@@ -42,6 +42,52 @@ def test_strided_scores() -> None:
     assert torch.equal(indexer_topk(given, None, K), indexer_topk(given.contiguous(), None, K))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        scores(2, 3, 80)[..., ::2],
+        scores(2, 40, 3).transpose(1, 2),
+        scores(3, 1).expand(3, 40),
+        scores(1, 40).expand(3, 40),
+        scores(40, 3).T,
+        scores(0, 80)[:, ::2],
+        scores(40).expand(2, 3, 40),
+    ],
+)
+def test_scores_of_any_strides(given: torch.Tensor) -> None:
+    expected = sorted_topk(given.reshape(-1, 40), torch.full((given[..., 0].numel(),), 40), K)
+    assert torch.equal(indexer_topk(given, None, K), expected.reshape(*given.shape[:-1], K))
+    if given.dim() == 2:
+        starts = torch.zeros(len(given), dtype=torch.int64)
+        assert torch.equal(IndexerTopkPrefill()(given, starts, starts + 40, K), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (2, 3, 0), (0,), (0, 0)])
+def test_rows_without_scores_select_nothing(shape: tuple[int, ...]) -> None:
+    assert torch.equal(indexer_topk(scores(*shape), None, 2), torch.full((*shape[:-1], 2), -1).int())
+
+
+LENGTHS = [2**63 - 1, 2**32 + 1, 2**31, 41, 40, 3, 0, -1, -(2**31) - 1, -(2**63)]
+
+
+def test_lengths_beyond_32_bits_count_as_the_nearest_that_a_row_has() -> None:
+    given = scores(len(LENGTHS), 40)
+    nearest = [min(max(length, 0), 40) for length in LENGTHS]
+    expected = sorted_topk(given, torch.tensor(nearest), K)
+    assert torch.equal(indexer_topk(given, torch.tensor(LENGTHS), K), expected)
+    starts = torch.zeros(len(LENGTHS), dtype=torch.int64)
+    layer = IndexerTopkPrefill()
+    assert torch.equal(layer(given, starts, torch.tensor(LENGTHS), K), expected)
+    empty = layer(given, starts + 2**40, starts + 40, K)
+    assert (empty == -1).all() and torch.equal(layer(given, starts - 2**40, starts + 40, K)[4], expected[4])
+
+
+def test_lengths_of_8_bits_beside_a_row_that_is_longer() -> None:
+    given = scores(2, 300)
+    lengths = torch.tensor([100, -1], dtype=torch.int8)
+    assert torch.equal(indexer_topk(given, lengths, K), sorted_topk(given, lengths.clamp(min=0), K))
+
+
 def test_scores_with_a_gradient() -> None:
     given = scores(2, 40).requires_grad_()
     got = indexer_topk(given, None, K)
@@ -83,6 +129,8 @@ def test_one_graph() -> None:
     [
         ([1.0], None, "scores: wanted a Tensor, got list"),
         (torch.tensor(1.0), None, r"scores: wanted one dimension or more, got \[\]"),
+        (scores(3, 40).double(), None, "scores: wanted dtype float32, bfloat16 or float16, got float64"),
+        (scores(3, 40).to_sparse(), None, "scores: wanted a dense tensor, got sparse_coo"),
         (scores(3, 40), [1, 2, 3], "lengths: wanted a Tensor, got list"),
         (scores(3, 40), torch.full((3,), 2.9), "lengths: wanted an integer dtype, got float32"),
         (scores(3, 40), torch.ones(2, dtype=torch.int32), r"lengths: wanted shape \[3\], got \[2\]"),
@@ -97,6 +145,7 @@ def test_wrong_arguments_of_the_decode_layer(given: Any, lengths: Any, message: 
     ("wrong", "message"),
     [
         ({"scores": None}, "scores: wanted a Tensor, got NoneType"),
+        ({"scores": scores(40)}, r"scores: wanted shape \[rows, width\], got \[40\]"),
         ({"row_starts": [0, 0]}, "row_starts: wanted a Tensor, got list"),
         ({"row_ends": torch.ones(2)}, "row_ends: wanted an integer dtype, got float32"),
         ({"row_ends": torch.ones(3, dtype=torch.int64)}, r"row_ends: wanted shape \[2\], got \[3\]"),
