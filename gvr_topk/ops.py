@@ -6,8 +6,8 @@ The compiled library holds the CUDA implementations. They register themselves fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -116,11 +116,24 @@ def _parse_path(checks: Checks, path: str, paths: Mapping[str, Path]) -> int:
         raise ValueError(f"{checks.op}: {error}") from None
 
 
+def _error_of(check: Callable[..., None], *arguments: Any) -> ValueError | None:
+    """Return what a check finds wrong, for a call that has failed already."""
+    try:
+        check(*arguments)
+    except ValueError as error:
+        return error
+    return None
+
+
 def _allocate(checks: Checks, logits: Tensor, columns: int) -> Tensor:
     """Allocate a result tensor, for as many rows as there are scores for."""
-    if not isinstance(logits, Tensor):
-        raise checks.wrong_type("logits", Tensor, logits)
-    return torch.empty((logits.shape[0], columns), dtype=torch.int32, device=logits.device)
+    try:
+        return torch.empty((logits.shape[0], columns), dtype=torch.int32, device=logits.device)
+    except (RuntimeError, AttributeError, IndexError):
+        wrong = _error_of(checks.score_rows, logits)
+        if wrong is not None:
+            raise wrong from None
+        raise
 
 
 def _new_out(checks: Checks, logits: Tensor, k: int) -> Tensor:
@@ -128,6 +141,11 @@ def _new_out(checks: Checks, logits: Tensor, k: int) -> Tensor:
     if not 1 <= k <= MAX_WIDTH:  # before so much is allocated
         raise checks.fail("k", f"1 to {MAX_WIDTH}", k)
     return _allocate(checks, logits, k)
+
+
+def _same(checks: Checks, name: str, other: str) -> ValueError:
+    """Build the error of two results that are to be written to one tensor."""
+    return checks.fail(name, f"a tensor other than {other}", f"{other} itself")
 
 
 def _launch(
@@ -140,21 +158,23 @@ def _launch(
         raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.reason}")
     try:
         op(*arguments)
-    except NotImplementedError as error:
-        if not arguments.logits.is_cuda:
-            raise
-        reason = "holds no such op: install the package again (pip install .)"
-        raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.path} {reason}") from error
     except (RuntimeError, AttributeError) as error:
+        wrong = _argument_error(checks, arguments, str(error).split("\n", 1)[0])
+        if wrong is not None:
+            raise wrong from None
+        if isinstance(error, NotImplementedError) and arguments.logits.is_cuda:
+            reason = "holds no such op: install the package again (pip install .)"
+            raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.path} {reason}") from error
+        raise
+
+
+def _argument_error(checks: Checks, arguments: NamedTuple, message: str) -> ValueError | None:
+    """Build the error of a wrong argument from the message of a call that failed; None if all are right."""
+    if f"{checks.op}: " in message:
         # The compiled op checks CUDA arguments, and its errors arrive as RuntimeError.
-        message = str(error).split("\n", 1)[0]
-        if f"{checks.op}: " not in message:
-            # PyTorch refuses other types in words of its own, and lets None pass.
-            wrong_type = checks.first_wrong_type(arguments)
-            if wrong_type is not None:
-                raise wrong_type from None
-            raise
-        raise ValueError(message[message.index(checks.op) :]) from None
+        return ValueError(message[message.index(checks.op) :])
+    # PyTorch refuses some arguments in words of its own, and lets None pass.
+    return _error_of(checks.types, arguments)
 
 
 def launch(arguments: Arguments) -> None:
@@ -324,6 +344,10 @@ def indexer_topk_decode(
     of that launch is unspecified. Even then the launch ends, and for each row it writes only the row's own
     `k` places of `out` and `slots`, its slot of `state`, its count and its row of `stats`.
 
+    No tensor that the call writes may share memory with another of its tensors. Only one tensor as `out` and
+    `slots` is refused; other overlaps are not looked for. ``torch.func.vmap`` is not supported: give one call
+    the rows of the whole batch.
+
     References
     ----------
     Guess-Verify-Refine, section 4 (algorithm) and section 5.5 (integration).
@@ -334,7 +358,8 @@ def indexer_topk_decode(
     >>> indexer_topk_decode(scores, torch.tensor([4], dtype=torch.int32), 2)
     tensor([[1, 3]], dtype=torch.int32)
     """
-    # Checks cost host time in every call, so arguments that are all plain integers take one test together.
+    # Checks cost host time in every call, so arguments that are all plain integers take one test together,
+    # and flags are compared before they are checked.
     if not (type(k) is type(next_n) is type(page_size) is type(max_ctas) is type(compress_ratio) is int):
         k, next_n = DECODE.integer("k", k), DECODE.integer("next_n", next_n)
         page_size = DECODE.integer("page_size", page_size)
@@ -344,15 +369,19 @@ def indexer_topk_decode(
         hint_offset = DECODE.integer("hint_offset", hint_offset)
     if out is None:
         out = _new_out(DECODE, logits, k)
+    elif out is slots:
+        raise _same(DECODE, "slots", "out")
     words = indices = None
     if state is not None:
         if not isinstance(state, TopkState):
             raise DECODE.wrong_type("state", TopkState, state)
         words, indices = state.words, state.indices
-    flags = FLAG_PDL | FLAG_QUANTILE_GUESS if pdl else FLAG_QUANTILE_GUESS
-    if clamp_pages:
+    flags = FLAG_QUANTILE_GUESS
+    if pdl is not False and (pdl is True or DECODE.flag("pdl", pdl)):
+        flags |= FLAG_PDL
+    if clamp_pages is not False and (clamp_pages is True or DECODE.flag("clamp_pages", clamp_pages)):
         flags |= FLAG_CLAMP_PAGES
-    if drop_masked:
+    if drop_masked is not False and (drop_masked is True or DECODE.flag("drop_masked", drop_masked)):
         flags |= FLAG_DROP_MASKED
     launch(
         Arguments(
@@ -479,6 +508,10 @@ def indexer_topk_prefill(
     Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `slots`,
     its count and its row of `stats`.
 
+    No tensor that the call writes may share memory with another of its tensors. Only one tensor as `out` and
+    `slots` is refused; other overlaps are not looked for. ``torch.func.vmap`` is not supported: give one call
+    the rows of the whole batch.
+
     Examples
     --------
     Two requests of two and three keys lie one behind the other. The call has the last two rows of each:
@@ -501,6 +534,8 @@ def indexer_topk_prefill(
         k, page_size = PREFILL.integer("k", k), PREFILL.integer("page_size", page_size)
     if out is None:
         out = _new_out(PREFILL, logits, k)
+    elif out is slots:
+        raise _same(PREFILL, "slots", "out")
     launch_prefill(
         PrefillArguments(
             logits,
@@ -516,7 +551,7 @@ def indexer_topk_prefill(
             stats,
             page_size,
             _parse_path(PREFILL, path, _PREFILL_PATHS),
-            FLAG_PDL if pdl else 0,
+            FLAG_PDL if pdl is True or (pdl is not False and PREFILL.flag("pdl", pdl)) else 0,
         )
     )
     return out
@@ -595,6 +630,10 @@ def indexer_topk_blocks(
     Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `block_k`
     places of `blocks`.
 
+    No tensor that the call writes may share memory with another of its tensors. Only one tensor as `out` and
+    `blocks` is refused; other overlaps are not looked for. ``torch.func.vmap`` is not supported: give one
+    call the rows of the whole batch.
+
     References
     ----------
     DeepSeek-V4.1's indexer of two levels, as sgl-project/sglang#39671 and #40574 describe it.
@@ -620,7 +659,9 @@ def indexer_topk_blocks(
         if not 1 <= block_k <= MAX_CHOSEN_BLOCKS:  # before so much is allocated
             raise BLOCKS.fail("block_k", f"more than k = {k} and at most {MAX_CHOSEN_BLOCKS}", block_k)
         blocks = _allocate(BLOCKS, logits, block_k)
-    flags = FLAG_PDL if pdl else 0
+    elif blocks is out:
+        raise _same(BLOCKS, "blocks", "out")
+    flags = FLAG_PDL if pdl is True or (pdl is not False and BLOCKS.flag("pdl", pdl)) else 0
     launch_blocks(
         BlocksArguments(logits, seq_lens, out, blocks, k, block_k, next_n, flags, compress_ratio, block_size)
     )
@@ -690,6 +731,10 @@ def indexer_topk_in_blocks(
     synchronizes. If another stream writes an argument while a launch reads it, the result of that launch is
     unspecified. Even then the launch ends, and for each row it writes only the row's own `k` places of `out`.
 
+    No tensor that the call writes may share memory with another of its tensors. Only one tensor as `out` and
+    `blocks` is refused; other overlaps are not looked for. ``torch.func.vmap`` is not supported: give one
+    call the rows of the whole batch.
+
     References
     ----------
     DeepSeek-V4.1's indexer of two levels, as sgl-project/sglang#39671 and #40574 describe it.
@@ -709,7 +754,9 @@ def indexer_topk_in_blocks(
         next_n, compress_ratio, block_size = _integers(IN_BLOCKS, next_n, compress_ratio, block_size)
     if out is None:
         out = _new_out(IN_BLOCKS, logits, k)
-    flags = FLAG_PDL if pdl else 0
+    elif out is blocks:
+        raise _same(IN_BLOCKS, "blocks", "out")
+    flags = FLAG_PDL if pdl is True or (pdl is not False and IN_BLOCKS.flag("pdl", pdl)) else 0
     launch_in_blocks(
         InBlocksArguments(logits, seq_lens, blocks, out, k, next_n, flags, compress_ratio, block_size)
     )

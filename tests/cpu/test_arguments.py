@@ -1,0 +1,156 @@
+"""Arguments that PyTorch, or a condition in Python, would refuse in other words or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import gvr_topk
+from gvr_topk.arguments import Checks
+from gvr_topk.constants import MAX_ROWS, MAX_WIDTH
+
+ROWS, WIDTH, K = 2, 16, 3
+
+
+def int32(*shape: int) -> Tensor:
+    return torch.full(shape, 8, dtype=torch.int32)
+
+
+Op = Callable[..., Any]
+
+
+def decode(**changes: Any) -> Any:
+    given: dict[str, Any] = {"logits": torch.randn(ROWS, WIDTH), "seq_lens": int32(ROWS), "k": K}
+    return gvr_topk.indexer_topk_decode(**given | changes)
+
+
+def prefill(**changes: Any) -> Any:
+    given: dict[str, Any] = {"logits": torch.randn(ROWS, WIDTH), "k": K}
+    given |= {"row_starts": int32(ROWS) - 8, "row_ends": int32(ROWS)}
+    return gvr_topk.indexer_topk_prefill(**given | changes)
+
+
+def blocks(**changes: Any) -> Any:
+    given: dict[str, Any] = {"logits": torch.randn(ROWS, WIDTH), "seq_lens": int32(ROWS), "k": K}
+    return gvr_topk.indexer_topk_blocks(**given | {"block_k": K + 1} | changes)
+
+
+def in_blocks(**changes: Any) -> Any:
+    given: dict[str, Any] = {"logits": torch.randn(ROWS, WIDTH), "seq_lens": int32(ROWS), "k": K}
+    return gvr_topk.indexer_topk_in_blocks(**given | {"blocks": int32(ROWS, 2) - 8} | changes)
+
+
+OPS = [decode, prefill, blocks, in_blocks]
+OUT = int32(ROWS, K)
+
+
+def refused(op: Op, message: str, **changes: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_{op.__name__}: {message}$"):
+        op(**changes)
+
+
+@pytest.mark.parametrize("value", ["no", 1, 0, None, [], torch.tensor([True, True]), torch.tensor(True)])
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [*((op, "pdl") for op in OPS), (decode, "clamp_pages"), (decode, "drop_masked")],
+)
+def test_a_flag_is_true_or_false(op: Op, name: str, value: Any) -> None:
+    shown = repr(value).replace("(", r"\(").replace(")", r"\)").replace("[", r"\[")
+    refused(op, f"{name}: wanted true or false, got {shown}", **{name: value})
+
+
+def test_flags_of_numpy_are_flags() -> None:
+    masked = torch.full((1, WIDTH), -float("inf"))
+    lengths = int32(1)
+    for flag in (True, np.True_):
+        got = decode(logits=masked, seq_lens=lengths, drop_masked=flag)
+        assert got.tolist() == [[-1] * K]
+    assert decode(logits=masked, seq_lens=lengths, drop_masked=np.False_).tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        *((op, "k") for op in OPS),
+        *((op, "next_n") for op in (decode, blocks, in_blocks)),
+        *((op, "compress_ratio") for op in (decode, blocks, in_blocks)),
+        (decode, "max_ctas"),
+        (decode, "hint_offset"),
+        (decode, "page_size"),
+        (prefill, "page_size"),
+        (blocks, "block_k"),
+        (blocks, "block_size"),
+        (in_blocks, "block_size"),
+    ],
+)
+@pytest.mark.parametrize("out", [None, OUT])
+def test_integers_are_neither_flags_nor_beyond_64_bits(op: Op, name: str, out: Tensor | None) -> None:
+    refused(op, f"{name}: wanted an integer, got True", out=out, **{name: True})
+    for value in (2**63, -(2**63) - 1, 2**70):
+        others: dict[str, Any] = {"blocks": int32(ROWS, K + 1)} if op is blocks else {}
+        with pytest.raises(ValueError, match=rf"_{op.__name__}: {name}: wanted .*, got {value}$"):
+            op(out=out, **others | {name: value})
+
+
+UNFIT: list[tuple[Callable[[], Any], str]] = [
+    (lambda: torch.tensor(1.0), r"shape \[rows, width\], got \[\]"),
+    (lambda: torch.randn(ROWS, WIDTH).to_sparse(), "a dense tensor, got sparse_coo"),
+    (lambda: torch.randn(ROWS, WIDTH).to_sparse_csr(), "a dense tensor, got sparse_csr"),
+    (lambda: torch.nested.nested_tensor([torch.randn(4), torch.randn(3)]), "a dense tensor, got nested"),
+    (
+        lambda: torch.nested.nested_tensor([torch.randn(4), torch.randn(3)], layout=torch.jagged),
+        "a dense tensor, got nested",
+    ),
+    (
+        lambda: torch.quantize_per_tensor(torch.randn(ROWS, WIDTH), 0.1, 0, torch.quint8),
+        "a tensor that is not quantized, got quint8",
+    ),
+    (
+        lambda: torch.randn(1, 4).expand(MAX_ROWS + 1, 4),
+        f"at most {MAX_ROWS} rows, got {MAX_ROWS + 1}",
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(("make", "message"), UNFIT, ids=[message for _, message in UNFIT])
+@pytest.mark.parametrize("out", [None, OUT])
+def test_scores_are_checked_before_anything_is_allocated_for_them(
+    op: Op, make: Callable[[], Any], message: str, out: Tensor | None
+) -> None:
+    k = MAX_WIDTH if out is None and op is not blocks else K
+    refused(op, f"logits: wanted {message}", logits=make(), out=out, k=k)
+
+
+def test_other_tensors_are_dense_too() -> None:
+    refused(decode, "seq_lens: wanted a dense tensor, got sparse_coo", seq_lens=int32(ROWS).to_sparse())
+    refused(decode, "counts: wanted a dense tensor, got sparse_coo", counts=int32(ROWS).to_sparse())
+
+
+def test_bounds_of_an_integer() -> None:
+    checks = Checks()
+    assert checks.integer("n", np.int64(3), 3, 4) == 3 and type(checks.integer("n", np.uint8(3))) is int
+    for value in (True, False, np.True_):
+        with pytest.raises(ValueError, match=r"^n: wanted an integer, got "):
+            checks.integer("n", value)
+
+
+def test_one_tensor_is_not_written_twice() -> None:
+    out = int32(ROWS, K + 1)
+    pages: dict[str, Any] = {"page_table": int32(ROWS, 1), "page_size": WIDTH, "out": out, "slots": out}
+    refused(decode, "slots: wanted a tensor other than out, got out itself", **pages)
+    refused(prefill, "slots: wanted a tensor other than out, got out itself", **pages)
+    refused(blocks, "blocks: wanted a tensor other than out, got out itself", out=out, blocks=out)
+    refused(in_blocks, "blocks: wanted a tensor other than out, got out itself", out=out, blocks=out)
+
+
+def test_the_ops_are_not_mapped_over_batches() -> None:
+    """As their docstrings say."""
+    with pytest.raises(RuntimeError):
+        torch.func.vmap(lambda logits: decode(logits=logits))(torch.randn(2, ROWS, WIDTH))
