@@ -356,7 +356,8 @@ class CellRun:
         mean, worst = sum(each) / len(each), max(each)
         result["worst_us"] = round(result["cold_us"] + worst - mean, 4)
         figures = {"mean": mean, "median": sorted(each)[len(each) // 2], "worst": worst}
-        result["each_us"] = {what: round(figure, 4) for what, figure in figures.items()}
+        rounded = {what: round(figure, 4) for what, figure in figures.items()}
+        result["each_us"] = rounded | {"launches": len(each)}
 
     def differences(
         self, prepared: Prepared, in_order: bool = True, expected: Tensor | None = None

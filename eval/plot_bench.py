@@ -1,21 +1,21 @@
 """Draw the kernel benchmark: microseconds over row length, one line per implementation.
 
-python -m eval plot eval/results/h200/bench.json --out bench.png
+python -m eval plot eval/results/h200/bench.json --out out/bench.png
 """
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import typer
 
 from eval.common.bench_report import BASELINES, FLOOR, FORMAT, OURS, Index
+from eval.common.options import read_results
+from eval.common.peers import versions
+from eval.common.picture import KEY
+from eval.common.provenance import digest_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,17 +26,20 @@ STYLES = {
     "radix_rounds": ("gvr_topk, radix rounds alone", "#e377c2", "p"),
     "paper": ("gvr_topk, the paper's kernel", "#ff7f0e", "P"),
     "torch": ("torch.topk", "#7f7f7f", "v"),
-    "trtllm": ("TensorRT-LLM 1.2.1", "#2ca02c", "^"),
-    "vllm": ("vLLM 0.33", "#1f77b4", "D"),
-    "vllm_per_row": ("vLLM 0.33, per row", "#76b7e0", "d"),
-    "flashinfer": ("FlashInfer 0.7.2 top_k", "#9467bd", "X"),
-    "flashinfer_ragged": ("FlashInfer 0.7.2, ragged", "#c590d5", "x"),
+    "trtllm": ("{TensorRT-LLM}", "#2ca02c", "^"),
+    "vllm": ("{vLLM}", "#1f77b4", "D"),
+    "vllm_per_row": ("{vLLM}, per row", "#76b7e0", "d"),
+    "flashinfer": ("{FlashInfer} top_k", "#9467bd", "X"),
+    "flashinfer_ragged": ("{FlashInfer}, ragged", "#c590d5", "x"),
     FLOOR: ("reading the row alone", "#000000", ""),
 }
-"""Name in the legend, colour and marker of each line. Ways to call the op that lie on others are left out."""
+"""Name in the legend, colour and marker of each line; projects stand in braces, and get the version that the
+data say. Ways to call the op that lie on others are left out."""
 
 
-def draw(data: dict[str, Any], out: Path, batches: tuple[int, ...] = (1, 64)) -> None:
+def draw(
+    data: Mapping[str, Any], out: Path, batches: tuple[int, ...] = (1, 64), *, digest: str | None = None
+) -> None:
     """Draw the main sweep: Gaussian chains, one panel for each batch.
 
     Parameters
@@ -47,6 +50,8 @@ def draw(data: dict[str, Any], out: Path, batches: tuple[int, ...] = (1, 64)) ->
         Image to write; its suffix chooses the format.
     batches : tuple of int
         Rows per launch, one panel each.
+    digest : str, optional
+        That of the benchmark's file, which a PNG then names; see `eval.common.picture`.
 
     Raises
     ------
@@ -56,25 +61,43 @@ def draw(data: dict[str, Any], out: Path, batches: tuple[int, ...] = (1, 64)) ->
     from matplotlib.figure import Figure
 
     index = Index(data)
-    figure = Figure(figsize=(1.5 + 4.8 * len(batches), 4.6), layout="constrained")
+    names = versions(run["baselines"] for run in data["runs"])
+    figure = Figure(figsize=(4.8 * len(batches), 6.4), layout="constrained")
     panels = figure.subplots(1, len(batches), squeeze=False)[0]
     for batch, axes in zip(batches, panels, strict=True):
         lines = _lines(index, batch)
         if not lines:
             raise ValueError(f"batch: wanted one with results in group 'main', got {batch}")
-        _panel(axes, lines)
+        _panel(axes, lines, names)
         _traces(axes, index, batch)
-        axes.set_title(f"batch {batch}, cold L2")
+        axes.set_title(f"batch {batch}, cold L2", fontsize="medium")
         axes.set_xlabel("row length N")
     panels[0].set_ylabel("us per launch")
     handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
-    figure.legend(handles.values(), handles.keys(), loc="outside right upper", frameon=False)
-    machine = data["runs"][-1]["machine"]
-    figure.suptitle(
-        f"top-k of fp32 rows, k = 2048: {machine['device']}, torch {machine['torch']}, {machine['commit']}",
-        fontsize="medium",
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=1 + len(batches), frameon=False
     )
-    figure.savefig(out, dpi=150)
+    figure.suptitle(_title(data, batches), fontsize="medium")
+    named = {KEY: digest} if digest is not None and out.suffix == ".png" else None
+    figure.savefig(out, dpi=150, metadata=named)
+
+
+def _title(data: Mapping[str, Any], batches: Sequence[int]) -> str:
+    """What was measured where, of the runs alone whose results are drawn."""
+    drawn = [
+        key for key, cell in data["cells"].items() if cell["group"] == "trace" or _is_drawn(cell, batches)
+    ]
+    used = sorted({result.get("run", 0) for result in data["results"] if result["cell"] in set(drawn)})
+    machines = [data["runs"][run]["machine"] for run in used]
+    what = [", ".join(dict.fromkeys(machine[name] for machine in machines)) for name in ("device", "torch")]
+    cells = [data["cells"][key] for key in drawn]
+    dtypes, ks = (", ".join(sorted({str(cell[name]) for cell in cells})) for name in ("dtype", "k"))
+    commits = ", ".join(dict.fromkeys(machine["commit"] for machine in machines))
+    return f"top-k of {dtypes} rows, k = {ks}: {what[0]}, torch {what[1]}, commit {commits}"
+
+
+def _is_drawn(cell: Mapping[str, Any], batches: Sequence[int]) -> bool:
+    return cell["group"] == "main" and cell["batch"] in batches
 
 
 def _lines(index: Index, batch: int) -> dict[str, list[tuple[int, float]]]:
@@ -111,9 +134,10 @@ def _traces(axes: Axes, index: Index, batch: int) -> None:
             axes.plot(max(cell["n"] for cell in cells), choose(times), color=color, label=label, **style)
 
 
-def _panel(axes: Axes, lines: dict[str, list[tuple[int, float]]]) -> None:
+def _panel(axes: Axes, lines: dict[str, list[tuple[int, float]]], names: Mapping[str, str]) -> None:
     for name, points in lines.items():
         label, color, marker = STYLES[name]
+        label = label.format(**names)
         # Thin and hollow on top of thick: lines that run together stay visible below one another.
         style: dict[str, Any] = {"marker": marker, "markersize": 5, "linewidth": 1.2, "zorder": 3}
         if name in OURS:
@@ -136,26 +160,16 @@ def _panel(axes: Axes, lines: dict[str, list[tuple[int, float]]]) -> None:
 
 def main(
     results: Annotated[Path, typer.Argument(help="JSON of the verb bench.")],
-    out: Annotated[Path, typer.Option(help="Image to write.")] = Path("bench_kernels.png"),
+    out: Annotated[Path, typer.Option(help="Image to write.")] = Path("out/bench.png"),
     batches: Annotated[str, typer.Option(help="Rows per launch, comma-separated.")] = "1,64",
 ) -> None:
     """Draw a result file."""
-    try:
-        data = json.loads(results.read_text())
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{results}: wanted a result file, got {error}") from None
-    got = data.get("format") if isinstance(data, dict) else None
-    if got != FORMAT:
-        raise typer.BadParameter(f"{results}: wanted format {FORMAT!r}, got {got!r}")
+    data = read_results(results, FORMAT)
     rows = [batch.strip() for batch in batches.split(",")]
     if not all(batch.isdigit() for batch in rows):
         raise typer.BadParameter(f"--batches: wanted numbers, comma-separated, got {batches!r}")
     try:
-        draw(data, out, tuple(map(int, rows)))
+        draw(data, out, tuple(map(int, rows)), digest=digest_of(results))
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
     print(out)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,6 +1,8 @@
 """Write the figures of README and of two pages of ``docs`` from the JSON files under ``eval/results``.
 
-With ``--check``, look whether they are there; exit status 1 if they are not or a file is of another format.
+The picture of the benchmark is drawn too, where it is not that of the file. With ``--check``, look whether
+all is there and write nothing. A file of another format is refused, and so is one that says that something
+went wrong, or that names a commit which this history does not have.
 
     python -m eval readme
     python -m eval readme --check
@@ -9,16 +11,13 @@ With ``--check``, look whether they are there; exit status 1 if they are not or 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
-import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from eval.common.bench_report import (
     BASELINES,
@@ -33,33 +32,31 @@ from eval.common.bench_report import (
     worst_launch,
 )
 from eval.common.our_kernels import HINTED, NO_HINT, PAPER, PDL, PREFILL, PREFILL_ROUNDS
-from eval.common.vllm_report import vllm_figures
+from eval.common.peers import peer_names, versions
+from eval.common.picture import digest_in
+from eval.common.provenance import ROOT, commits_of, digest_of, older_kernels, unknown_commits
+from eval.common.vllm_report import RefusedError, vllm_figures
 
-ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "eval" / "results" / "h200"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-PEERS = {
-    "torch": "torch.topk",
-    "trtllm": "TensorRT-LLM 1.2.1",
-    "vllm": "vLLM 0.33",
-    "flashinfer": "FlashInfer 0.7.2 `top_k`",
-    "flashinfer_ragged": "FlashInfer, ragged",
-}
+PEERS = tuple(peer_names(()))
+"""Implementations of other projects that the tables show."""
+PICTURE = ("bench.json", "bench.png")
+"""What is drawn for the README, and where it lies, both in the folder of results."""
 HARD_LEGEND = """
-    "Trace L10" is layer 10 of SmolLM2, and so on; "nine layers" are the paper's, synthetic; "engine" is a
-    vLLM run with random weights, whose steps choose unalike; "new scale" is a random factor for each
-    step's scores.
+    "Trace L10" is layer 10 of SmolLM2-135M under an indexer distilled for it (L10 is shipped, the other
+    layers and the rows of "engine" are not); "nine layers" are the paper's, synthetic; "engine" is a vLLM run
+    with random weights, whose steps choose unalike; "new scale" is a random factor for each step's scores.
 """
-COLUMNS = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint", **PEERS}
-PREFILL_COLUMNS = {
-    PREFILL: "this package",
-    PREFILL_ROUNDS: "radix rounds",
-    NO_HINT: "decode op",
-    "torch": PEERS["torch"],
-    "trtllm_prefill": PEERS["trtllm"],
-    "vllm_prefill": PEERS["vllm"],
-    "flashinfer_ragged": PEERS["flashinfer_ragged"],
+OWN_COLUMNS = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint"}
+OWN_PREFILL_COLUMNS = {PREFILL: "this package", PREFILL_ROUNDS: "radix rounds", NO_HINT: "decode op"}
+PREFILL_PEERS = {
+    "torch": "torch",
+    "trtllm_prefill": "trtllm",
+    "vllm_prefill": "vllm",
+    "flashinfer_ragged": "flashinfer_ragged",
 }
+"""Other projects' operators for prefill, and the implementations whose names they have."""
 HARD_GROUPS = ("mask", "adversarial", "scale")
 MASK_NAMES = {
     "mask:kth_is_neg_inf": "k-th value -inf",
@@ -73,12 +70,10 @@ TRACE_STEPS = 256
 """Steps of a trace: its first row is shorter than its last by one less."""
 CELLS = sorted([*LIMITS, (262144, 1), (131072, 8), (1048576, 64)], key=lambda cell: cell[::-1])
 """Shapes of `docs/performance.md`; the README shows those that a limit exists for."""
-REWRITINGS = {5: "five", 7: "seven"}
-"""Kinds of rewriting, in words."""
-GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
-KERNEL_SOURCES = ("cpp/kernels", "cpp/include", "cpp/CMakeLists.txt")
-MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"
-MEASURED_ARCH = "sm_90a"
+NUMBERS = {1: "one", 2: "two", 3: "three", 5: "five", 7: "seven"}
+"""Small numbers in words."""
+EACH_LAUNCHES = 1000
+"""Launches that were timed one by one, in files that do not say how many."""
 NOISE = 0.01
 """Differences up to this share are not spoken of."""
 PHASES = {
@@ -106,6 +101,8 @@ def load_bench(name: str = "bench.json") -> dict[str, Any]:
     ------
     FormatError
         Another version of the benchmark wrote it.
+    RefusedError
+        A result of this package was not exact, or one set of scores had several selections.
     """
     data = load(name)
     if data.get("format") != FORMAT:
@@ -113,45 +110,71 @@ def load_bench(name: str = "bench.json") -> dict[str, Any]:
             f"{name}: wanted format {FORMAT!r}, got {data.get('format')!r}; "
             "run python -m eval bench on the GPU and put its file there"
         )
+    wrong = [
+        f"{its['impl']} at {its['cell']}"
+        for its in data["results"]
+        if its["impl"] in OURS and its["exact"] is False
+    ]
+    refuse_if(wrong, name, "exact results of this package")
+    several = {impl: run["sets_in_20_runs"].get(impl, 1) for run in data["runs"] for impl in OURS}
+    refuse_if([impl for impl, sets in several.items() if sets != 1], name, "one selection in all runs")
     return dict(data)
 
 
-def fuzz_of(commit: str) -> list[Any]:
-    """The fuzzer's runs of one commit; if there is none, those of the commit that was fuzzed last."""
-    runs = [load(path.name) for path in sorted(RESULTS.glob("fuzz_*.json"))]
-    its = [run for run in runs if run["machine"]["commit"] == commit]
-    if its or not runs:
-        return its
-    newest = max(runs, key=lambda run: run["machine"]["date"])["machine"]["commit"]
-    return [run for run in runs if run["machine"]["commit"] == newest]
+def refuse_if(wrong: Any, name: str, wanted: str) -> None:
+    """Refuse a file whose figures would be told beside words that they contradict.
+
+    Raises
+    ------
+    RefusedError
+        If something is wrong.
+    """
+    if wrong:
+        raise RefusedError(f"{name}: wanted {wanted}, got {wrong}")
+
+
+def fuzz_of(commit: str) -> dict[str, Any]:
+    """The fuzzer's files of one commit; if there is none, those of the commit that was fuzzed last."""
+    runs = {path.name: load(path.name) for path in sorted(RESULTS.glob("fuzz_*.json"))}
+    if commit not in {run["machine"]["commit"] for run in runs.values()} and runs:
+        commit = max(runs.values(), key=lambda run: run["machine"]["date"])["machine"]["commit"]
+    return {name: run for name, run in runs.items() if run["machine"]["commit"] == commit}
 
 
 def trace_name(cell: Mapping[str, Any]) -> str:
     """Short name of the trace that a cell's rows are of; empty where they are of none."""
     name: str = cell["rows"].partition(":")[2]
+    return short_trace(name)
+
+
+def short_trace(name: str) -> str:
+    """Name of a trace of SmolLM2 without what all have in common."""
     return name.removeprefix("smollm2_dsaidx_").removesuffix("_32k")
 
 
-def real_and_hard(index: Index) -> dict[str, list[str]]:
+def real_and_hard(index: Index) -> dict[str, list[Mapping[str, Any]]]:
     """Cells of real traces, layers and rows that are hard, by the name that a table gives them."""
-    shown: dict[str, list[str]] = {}
+    shown: dict[str, list[Mapping[str, Any]]] = {}
     for cell in index.group("trace"):
-        shown[f"trace {trace_name(cell)}"] = [cell["key"]]
-    shown["nine layers, mean"] = [cell["key"] for cell in index.group("layer")]
+        shown[f"trace {trace_name(cell)}"] = [cell]
+    layers = index.group("layer")
+    shown[f"{'nine' if len(layers) == 9 else len(layers)} layers, mean"] = layers
     for cell in index.group("engine"):
-        shown["engine, hint at chance"] = [cell["key"]]
+        shown["engine, hint at chance"] = [cell]
     for cell in index.group("scale"):
         if (cell["n"], cell["batch"]) == HARD_SHAPE:
-            shown["new scale each step"] = [cell["key"]]
+            shown["new scale each step"] = [cell]
     for rows, name in MASK_NAMES.items():
         kind = (*HARD_SHAPE, rows)
-        shown[name] = [c["key"] for c in index.group("mask") if (c["n"], c["batch"], c["rows"]) == kind]
-    return {name: keys for name, keys in shown.items() if keys}
+        shown[name] = [c for c in index.group("mask") if (c["n"], c["batch"], c["rows"]) == kind]
+    return {name: cells for name, cells in shown.items() if cells}
 
 
-def mean_figure(index: Index, keys: Sequence[str], impl: str, name: str = "cold_us") -> float | None:
+def mean_figure(
+    index: Index, cells: Sequence[Mapping[str, Any]], impl: str, name: str = "cold_us"
+) -> float | None:
     """Mean over cells; None where one of them has no figure."""
-    figures = [index.figure(key, impl, name) for key in keys]
+    figures = [index.figure(cell["key"], impl, name) for cell in cells]
     known = [figure for figure in figures if figure is not None]
     return sum(known) / len(known) if len(known) == len(figures) else None
 
@@ -188,19 +211,20 @@ def _shown(figure: float | None) -> str:
     return "-" if figure is None else f"{figure:.1f}"
 
 
-def times_table(index: Index) -> list[str]:
+def times_table(index: Index, peers: Mapping[str, str]) -> list[str]:
     """Microseconds per launch of every implementation at the shapes that limits exist for."""
-    names = [*list(COLUMNS.values())[:1], "real traces", "worst case", *list(COLUMNS.values())[1:]]
+    columns = {**OWN_COLUMNS, **peers}
+    names = [*list(columns.values())[:1], "real traces", "worst case", *list(columns.values())[1:]]
     lines = [f"| N x batch | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     for n, batch in sorted(LIMITS, key=lambda cell: cell[::-1]):
-        first, *rest = (index.figure(index.main(n, batch), impl) for impl in COLUMNS)
+        first, *rest = (index.figure(index.main(n, batch), impl) for impl in columns)
         hard = slowest(index, n, batch, HARD_GROUPS)
         figures = [first, slowest(index, n, batch, ("trace",)), hard, *rest]
         lines.append(f"| {n:,} x {batch} | {' | '.join(map(_shown, figures))} |")
     return lines
 
 
-def prefill_table(bench: Mapping[str, Any], index: Index) -> list[str]:
+def prefill_table(bench: Mapping[str, Any], index: Index, peers: Mapping[str, str]) -> list[str]:
     """Microseconds of chunks of a prefill, with what the table shows before it; nothing without results."""
     cells = index.group("prefill")
     if not cells:
@@ -208,15 +232,20 @@ def prefill_table(bench: Mapping[str, Any], index: Index) -> list[str]:
     keys = {cell["key"] for cell in cells}
     runs = {result["run"] for result in index.results if result["cell"] in keys}
     commits = sorted({bench["runs"][run]["machine"]["commit"] for run in runs})
+    rates = sorted({cell["bytes_per_second"] for cell in cells if cell.get("bytes_per_second")})
+    rate = f" at {' or '.join(f'{rate / 1e12:.1f}' for rate in rates)} TB/s" if rates else ""
     lead = f"""
-        **Prefill** (commit {", ".join(commits)}): `indexer_topk_prefill` on a chunk of one request. Each
-        Gaussian row sees one column more than the row before; rows of a trace are repeated. "Decode op" is
+        **Prefill** (commit {", ".join(commits)}): `indexer_topk_prefill` on a chunk, which is many query
+        tokens of one request at once, a row for each. Each
+        Gaussian row sees one column more than the row before; rows of a trace are repeated. "Radix rounds"
+        guesses nothing, "decode op" is
         `indexer_topk_decode` with `path="no_hint"`, the columns of other projects are their operators for
-        prefill, and "memory" is the time to move the bytes at 4.3 TB/s. "-" marks a result that is not exact:
+        prefill, and "memory" is the time to move the bytes{rate}. "-" marks a result that is not exact:
     """
     ran = {result["impl"] for result in index.results if result["cell"] in keys}
-    columns = {impl: name for impl, name in PREFILL_COLUMNS.items() if impl in ran}
-    if absent := [name for impl, name in PREFILL_COLUMNS.items() if impl not in ran]:
+    named = OWN_PREFILL_COLUMNS | {impl: peers[other] for impl, other in PREFILL_PEERS.items()}
+    columns = {impl: name for impl, name in named.items() if impl in ran}
+    if absent := [name for impl, name in named.items() if impl not in ran]:
         lead = f"{lead.rstrip()} Not measured here: {', '.join(absent)}."
     names = [*columns.values(), "memory"]
     lines = [_paragraph(lead), ""]
@@ -231,7 +260,7 @@ def prefill_table(bench: Mapping[str, Any], index: Index) -> list[str]:
     return [*lines, ""]
 
 
-def wide_table(index: Index) -> list[str]:
+def wide_table(index: Index, peer: str = "vLLM") -> list[str]:
     """Microseconds of rows in buffers wider than they are, and what they mean; nothing without results."""
     keys: dict[tuple[int, int], dict[int, str]] = {}
     for cell in index.group("main", "wide_buffers"):
@@ -240,9 +269,9 @@ def wide_table(index: Index) -> list[str]:
     measured = {shape: found for shape, found in sorted(keys.items()) if set(widths) <= set(found)}
     if not measured:
         return []
-    lead = """
+    lead = f"""
         **Rows shorter than their buffer**: the buffer of a captured graph is as wide as the longest row that
-        the engine admits. Microseconds of this package (in brackets vLLM 0.33), by the columns of the buffer:
+        the engine admits. Microseconds of this package (in brackets {peer}), by the columns of the buffer:
     """
     lines = [_paragraph(lead), "", "| N x batch | as the row | 131,072 | 1,048,576 |", "|---|---:|---:|---:|"]
     for (n, batch), found in measured.items():
@@ -278,20 +307,31 @@ def _shown_whole(figure: float | None) -> str:
     return _shown(figure) if figure is None or figure < 100 else f"{figure:,.0f}"
 
 
+def each_launches(index: Index) -> str:
+    """How many launches were timed one by one, as the results say."""
+    each = [
+        result["each_us"].get("launches", EACH_LAUNCHES) for result in index.results if "each_us" in result
+    ]
+    return " or ".join(f"{launches:,}" for launches in sorted({*each} or {EACH_LAUNCHES}))
+
+
 def hard_table(index: Index) -> list[str]:
     """Microseconds on real traces and hard rows, and the worst single launch."""
-    cells = real_and_hard(index)
-    lines = [f"| rows | {' | '.join(cells)} |", "|---|" + "---:|" * len(cells)]
+    shown = real_and_hard(index)
+    lines = [f"| rows | {' | '.join(shown)} |", "|---|" + "---:|" * len(shown)]
+    shapes = [" and ".join(dict.fromkeys(cell_name(cell) for cell in cells)) for cells in shown.values()]
+    lines.append(f"| N x batch | {' | '.join(shapes)} |")
 
     def line(name: str, figures: Sequence[float | None]) -> None:
         lines.append(f"| {name} | {' | '.join(map(_shown, figures))} |")
 
     for impl in (HINTED, NO_HINT):
-        line(COLUMNS[impl], [mean_figure(index, keys, impl) for keys in cells.values()])
-    line("worst launch of 1,000", [mean_figure(index, keys, HINTED, "worst_us") for keys in cells.values()])
+        line(OWN_COLUMNS[impl], [mean_figure(index, cells, impl) for cells in shown.values()])
+    worst = [mean_figure(index, cells, HINTED, "worst_us") for cells in shown.values()]
+    line(f"worst launch of {each_launches(index)}", worst)
     best = []
-    for keys in cells.values():
-        times = [mean_figure(index, keys, peer) for peer in PEERS]
+    for cells in shown.values():
+        times = [mean_figure(index, cells, peer) for peer in PEERS]
         best.append(min((time for time in times if time is not None), default=None))
     line("fastest other", best)
     return lines
@@ -314,43 +354,6 @@ def _point(text: str) -> str:
     )
 
 
-def changed_since(commit: str) -> bool:
-    """Whether the code that runs on the GPU, or launches it, differs from that of a commit.
-
-    Where Git cannot say, as in a shallow clone, it counts as the same.
-    """
-    command = ["git", "-C", str(ROOT), "diff", "--quiet", commit, "--", *GPU_SOURCES]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 1
-
-
-def machine_code_of(commit: str | None) -> str | None:
-    """Digest of the kernels' instructions on the GPU that was measured, if it was recorded.
-
-    Parameters
-    ----------
-    commit : str, optional
-        Whose kernels; None for those of the working tree.
-    """
-    for build in json.loads(MACHINE_CODE.read_text())["builds"]:
-        commits = [build["commit"], *([commit] if commit else [])]
-        command = ["git", "-C", str(ROOT), "diff", "--quiet", *commits]
-        same = subprocess.run([*command, "--", *KERNEL_SOURCES], capture_output=True, check=False)
-        if same.returncode == 0:
-            digest: str = build["machine_code"][MEASURED_ARCH]
-            return digest
-    return None
-
-
-def remark_on(commit: str) -> str:
-    """What has changed since the commit that was measured, as part of a sentence; empty for nothing."""
-    if not changed_since(commit):
-        return ""
-    measured = machine_code_of(commit)
-    if measured is not None and measured == machine_code_of(None):
-        return ", with the machine code of today's kernels"
-    return ", since when the kernels have changed"
-
-
 def earlier_figures(bench: Mapping[str, Any]) -> str:
     """How many figures are of other commits than the first run's, as part of a sentence; empty for none."""
     commits = [run["machine"]["commit"] for run in bench["runs"]]
@@ -364,38 +367,56 @@ def earlier_figures(bench: Mapping[str, Any]) -> str:
 
 def results() -> str:
     """The README's section."""
-    bench, decode = load_bench(), load("simulated_decode.json")
+    bench = load_bench()
     index = Index(bench)
+    peers = peer_names(run["baselines"] for run in bench["runs"])
     run = bench["runs"][0]
     commit = run["machine"]["commit"]
-    older = remark_on(commit)
     *given, last = (f"`{name}`" for name in run[HINTED])
     bare = " and ".join(f"`{name}`" for name in run[NO_HINT])
+    main = index.group("main")
+    kept, k, dtype = (" or ".join(_different(main, what)) for what in ("keep", "k", "dtype"))
     lead = f"""
-        Microseconds per launch on one {run["machine"]["device"]}, median; fp32, k = 2048; a CUDA graph over
-        fresh decode steps whose rows are not in the L2 cache. Every launch's result is compared, and exact
-        (`eval/results/h200/bench.json`, commit {commit}{older}{earlier_figures(bench)}; method:
+        Microseconds per launch on one {run["machine"]["device"]}, median; {dtype}, k = {k}; a CUDA graph over
+        fresh decode steps whose rows are not in the L2 cache. N is the number of scores of a row, and batch
+        that of rows. Every launch's result is compared, and exact
+        (`eval/results/h200/bench.json`, commit {commit}{earlier_figures(bench)}; method:
         [docs/performance.md](docs/performance.md)). "This package" is called as the integrations call it,
         with {", ".join(given)} and {last}; "with PDL" (programmatic dependent
         launch) adds `pdl=True`, and "no hint" is {bare} alone. Rows
-        are Gaussian, and 90 % of the variance survives from step to step. "Real traces" is the slowest trace,
-        and "worst case" the slowest of masked (-inf, +inf, NaN), tied and rescaled rows:
+        are Gaussian, and {kept} of the variance survives from step to step. "Real traces" is the slowest
+        trace, and "worst case" the slowest of masked (-inf, +inf, NaN), tied and rescaled rows:
     """
-    text = [_paragraph(lead), "", *times_table(index), "", *hard_table(index), ""]
+    text = [_paragraph(lead), "", *times_table(index, peers), "", *hard_table(index), ""]
     text += [_paragraph(HARD_LEGEND), ""]
-    text += prefill_table(bench, index) + wide_table(index)
-    points = [
-        *comparison(bench, index, decode),
-        *stress(),
-    ]
+    text += prefill_table(bench, index, peers) + wide_table(index, peers["vllm"])
+    quoted: dict[str, set[str]] = {"bench.json": commits_of(bench)}
+    points = [*comparison(bench, index, peers), checked(commit, quoted), stress(quoted)]
+    if older := older_kernels(quoted):
+        points.append(f"**Commits.** {older}")
     return "\n".join([*text, *(_point(point) for point in points)])
 
 
-def stress() -> list[str]:
+def _different(cells: Iterable[Mapping[str, Any]], what: str) -> list[str]:
+    """Values that cells have, in words; shares are per cent."""
+    values = sorted({cell[what] for cell in cells})
+    return [f"{100 * value:g} %" if isinstance(value, float) else str(value) for value in values]
+
+
+def stress(quoted: dict[str, set[str]]) -> str:
     """What the README says of runs beside other work, under delays, and on arguments that are rewritten."""
-    beside, delayed, rewritten, older = (
-        load(f"stress{name}.json") for name in ("", "_chaos", "_rewrite", "_ee90c38")
-    )
+    names = ("stress.json", "stress_chaos.json", "stress_rewrite.json")
+    beside, delayed, rewritten = (load(name) for name in names)
+    older = load("stress_ee90c38.json")
+    for name, run in zip(names, (beside, delayed, rewritten), strict=True):
+        refuse_if(run.get("failure"), name, "no failure")
+        refuse_if(not run["totals"]["clean"] and run["totals"], name, "a clean run")
+        quoted[name] = commits_of(run)
+    undelayed = delayed["totals"]["launches"] - delayed["totals"]["launches_with_delays"]
+    refuse_if(undelayed, "stress_chaos.json", "delays in every launch")
+    inexact = sum(not result["exact_after"] for result in rewritten["results"])
+    refuse_if(inexact, "stress_rewrite.json", "exact launches after the last rewriting")
+    refuse_if(older["totals"]["clean"], "stress_ee90c38.json", "the faults of the older commit")
 
     def wrong(run: Mapping[str, Any]) -> str:
         totals = run["totals"]
@@ -404,16 +425,15 @@ def stress() -> list[str]:
     configurations = len({result["configuration"]["name"] for result in beside["results"]})
     neighbours = len({result["neighbour"] for result in beside["results"]} - {"none"})
     kinds = len({result["rewritten"] for result in rewritten["results"]})
-    commits = sorted({run["machine"]["commit"] for run in (beside, delayed, rewritten)})
-    return [
-        f"""**Beside other work** (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches of
-        {configurations} configurations, alone and beside {neighbours} kinds of neighbour: {wrong(beside)}.
+    commits = sorted({commit for name in names for commit in quoted[name]})
+    return f"""**Beside other work** (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches of
+        {configurations} configurations, alone and beside {neighbours} kinds of neighbour: {wrong(beside)}
+        (guard words lie behind every output, and nothing may write there).
         In a build that delays threads, {delayed["totals"]["launches"]:,} launches: {wrong(delayed)}. While
-        another stream overwrote one of {REWRITINGS.get(kinds, kinds)} arguments,
+        another stream overwrote one of {NUMBERS.get(kinds, kinds)} arguments,
         {rewritten["totals"]["launches"]:,} launches: none hung, {rewritten["totals"]["guard_words"]:,} guard
         words overwritten, exact afterwards. The same harness finds the faults of the older commit
-        {older["machine"]["commit"]}: {older["totals"]["launches"]:,} launches, {wrong(older)}.""",
-    ]
+        {older["machine"]["commit"]}: {older["totals"]["launches"]:,} launches, {wrong(older)}."""
 
 
 def fewer_ctas(sweep: Mapping[str, Any]) -> str:
@@ -432,19 +452,18 @@ def slower_with_pdl(index: Index) -> dict[str, float]:
     return {cells[key]: ratio for key, ratio in ratios.items() if ratio > 1 + NOISE}
 
 
-def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any]) -> list[str]:
-    """What the README says below its tables, point by point."""
-    run = bench["runs"][0]
+def comparison(bench: Mapping[str, Any], index: Index, peers: Mapping[str, str]) -> list[str]:
+    """What the README says of the benchmark below its tables, point by point."""
     sets = max((each["sets_in_20_runs"] for each in bench["runs"]), key=len)
     ratios = {row["other"]: row for row in bench["worst_ratios"]}
     others = ", ".join(
-        f"{_name(peer)} {ratios[peer]['geometric_mean']:.2f} ({ratios[peer]['ratio']:.2f})"
-        for peer in PEERS
+        f"{_name(peer, peers)} {ratios[peer]['geometric_mean']:.2f} ({ratios[peer]['ratio']:.2f})"
+        for peer in peers
         if peer in ratios
     )
-    seen = ", ".join(f"{_name(peer)} {sets[peer]}" for peer in PEERS if peer in sets)
+    seen = ", ".join(f"{_name(peer, peers)} {sets[peer]}" for peer in peers if peer in sets)
     faster = [
-        f"{_name(other)} at {', '.join(f'{cell} ({times:.2f} times)' for cell, times in cells.items())}"
+        f"{_name(other, peers)} at {', '.join(f'{cell} ({times:.2f} times)' for cell, times in cells.items())}"
         for other, cells in faster_cells(index).items()
     ]
     pdl = ", ".join(f"{shape} ({ratio:.2f} times)" for shape, ratio in slower_with_pdl(index).items())
@@ -453,42 +472,84 @@ def comparison(bench: dict[str, Any], index: Index, decode: dict[str, Any]) -> l
     mean, most = (geometric_mean(costs), max(costs)) if costs else (None, None)
     changing = [worst_launch(index, cell["key"]) for cell in index.group("engine", "scale")]
     worst = max((ratio for ratio in changing if ratio is not None), default=None)
-    fuzz = fuzz_of(run["machine"]["commit"])
-    cases, rows, seconds = (sum(part[what] for part in fuzz) for what in ("cases", "rows", "seconds"))
-    fuzzed = fuzz[0]["machine"]["commit"] if fuzz else "none"
-    step = decode["step_us"]
     return [
         f"""**Other projects.** The time of each divided by this package's, as the geometric mean over all
         cells, and in brackets at the closest cell: {others}. Faster than this package by more than
         {100 * NOISE:.0f} %: {"; ".join(faster) or "nothing measured"}.""",
         f"""**The hint.** The time with a hint divided by the time without is {_ratio(mean)} in the mean, and
-        {_ratio(most)} at worst. Where rows change at random, the slowest launch of 1,000 takes at most
-        {_ratio(worst)} times the mean launch without a hint.""",
+        {_ratio(most)} at worst. Where rows change at random, the slowest launch of {each_launches(index)}
+        takes at most {_ratio(worst)} times the mean launch without a hint.""",
         f"""**Masked rows** take at most {_ratio(masked)} times as long as usual ones. **PDL** saves time at
         most shapes and is slower at {pdl or "none"}.""",
         f"""**Deterministic.** A row with many ties at the k-th value was selected from 20 times. Different
         selections: this package {sets[HINTED]}, {seen}.""",
-        f"""**Checked.** Fuzzing (commit {fuzzed}): {cases:,} random cases, {rows:,} rows, every path, no
-        mismatch in {seconds:.0f} s. Simulated decode over real traces in one captured graph (commit
-        {decode["versions"]["commit"]}): {decode["sets"]["identical"]:,} of {decode["sets"]["rows"]:,} rows
-        select the same set with the hook on and off; a step, most of which is scoring, takes
-        {step["on"]:.0f} us instead of {step["off"]:.0f} with TensorRT-LLM's compiled op.""",
     ]
+
+
+def checked(commit: str, quoted: dict[str, set[str]]) -> str:
+    """What the README says of fuzzing and of the simulated decode."""
+    return f"**Checked.** {fuzzed(commit, quoted)} {simulated(load('simulated_decode.json'), quoted)}"
+
+
+def fuzzed(commit: str, quoted: dict[str, set[str]]) -> str:
+    """What the fuzzer called and found; files of version 1 are of decode alone."""
+    files = fuzz_of(commit)
+    if not files:
+        return "Fuzzing: no result file."
+    for name, run in files.items():
+        refuse_if(run.get("failure"), name, "no mismatch")
+        quoted[name] = commits_of(run)
+    runs = list(files.values())
+    cases, rows, seconds = (sum(run[what] for run in runs) for what in ("cases", "rows", "seconds"))
+    prefill, of_blocks = (
+        sum(run.get(op, {}).get("cases", 0) for run in runs) for op in ("prefill", "blocks")
+    )
+    of_prefill = [run["prefill"] for run in runs if "prefill" in run]
+    ops = [f"{cases - prefill - of_blocks:,} of decode ({_paths(runs)})"]
+    ops.append(f"{prefill:,} of prefill ({_paths(of_prefill)})" if prefill else "none of prefill")
+    ops.append(f"{of_blocks:,} of blocks" if of_blocks else "none of blocks")
+    neighbours = len({name for run in runs for name in run.get("beside", ())})
+    beside = f", beside {neighbours} kinds of neighbour" if neighbours else ""
+    return f"""Fuzzing (commit {runs[0]["machine"]["commit"]}): {cases:,} random cases, {", ".join(ops)};
+        {rows:,} rows{beside}, no mismatch in {seconds:,.0f} s."""
+
+
+def _paths(runs: Iterable[Mapping[str, Any]]) -> str:
+    """Paths that were asked for."""
+    names = sorted({path for run in runs for path in run.get("paths_asked_for", ())})
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def simulated(decode: Mapping[str, Any], quoted: dict[str, set[str]]) -> str:
+    """What the simulated decode compared, and what a step takes on the GPU and on the host."""
+    sets, step, prepare = decode["sets"], decode["step_us"], decode["prepare_us"]
+    refuse_if(sets["different"], "simulated_decode.json", "no different set")
+    quoted["simulated_decode.json"] = commits_of(decode)
+    traces = [short_trace(name) for name in decode["setup"]["traces"]]
+    what = f"{NUMBERS.get(len(traces), len(traces))} trace{'s' if len(traces) > 1 else ''} of SmolLM2"
+    return f"""Simulated decode over {what} ({", ".join(traces)}) in one captured graph (commit
+        {decode["versions"]["commit"]}): {sets["identical"]:,} of {sets["rows"]:,} rows select the same set
+        with the hook on and off; a step, most of which is scoring, takes {step["on"]:.0f} us instead of
+        {step["off"]:.0f} with TensorRT-LLM's compiled op, and the host prepares it in {prepare["on"]:.0f} us
+        instead of {prepare["off"]:.0f}."""
 
 
 def _ratio(figure: float | None) -> str:
     return "-" if figure is None else f"{figure:.2f}"
 
 
-def _name(impl: str) -> str:
+def _name(impl: str, peers: Mapping[str, str]) -> str:
     if impl == "flashinfer_ragged":
         return "FlashInfer's ragged call"
-    return "the paper's kernel" if impl in OURS else PEERS.get(impl, impl)
+    return "the paper's kernel" if impl in OURS else peers.get(impl, impl)
 
 
 def performance() -> str:
     """Figures of the page that says what takes how long."""
-    bench, timing = load_bench(), load("phase_timing.json")
+    bench, timing, host, sweep = (
+        load_bench(),
+        *(load(f"{name}.json") for name in ("phase_timing", "host_time", "tune")),
+    )
     index = Index(bench)
     commit = bench["runs"][0]["machine"]["commit"]
     lines = [
@@ -502,8 +563,9 @@ def performance() -> str:
         reached = index.figure(key, HINTED)
         row = ["-" if reached is None else f"{reached:.2f}", _shown(index.figure(key, FLOOR))]
         lines.append(f"| {n:,} x {batch} | {' | '.join(row)} |")
-    lines += [*deepseek_v4(index), "", *host_time(load("host_time.json"))]
-    for text in (*blocks(index), fewer_ctas(load("tune.json"))):
+    peers = peer_names(run["baselines"] for run in bench["runs"])
+    lines += [*deepseek_v4(index, peers), "", *host_time(host)]
+    for text in (*blocks(index), fewer_ctas(sweep)):
         lines += ["", _paragraph(text)]
     lines += [
         "",
@@ -511,23 +573,26 @@ def performance() -> str:
     ]
     for kernel, shown in PHASES.items():
         lines += ["", *phase_table(timing, kernel, shown)]
+    files = {"bench": bench, "phase_timing": timing, "host_time": host, "tune": sweep}
+    if older := older_kernels({f"{name}.json": commits_of(data) for name, data in files.items()}):
+        lines += ["", _paragraph(older)]
     return "\n".join(lines)
 
 
-def deepseek_v4(index: Index) -> list[str]:
+def deepseek_v4(index: Index, peers: Mapping[str, str]) -> list[str]:
     """Microseconds on rows of DeepSeek-V4's shapes, a score for every four keys; nothing without results."""
-    names = (HINTED, NO_HINT, *PEERS)
+    columns = {name: OWN_COLUMNS[name] for name in (HINTED, NO_HINT)} | dict(peers)
     if not index.group("v4"):
         return []
     lines = [
         "",
         "DeepSeek-V4: rows of one score for four keys.",
         "",
-        f"| k | N x batch | {' | '.join(COLUMNS.get(name, name) for name in names)} |",
-        "|---:|---|" + "---:|" * len(names),
+        f"| k | N x batch | {' | '.join(columns.values())} |",
+        "|---:|---|" + "---:|" * len(columns),
     ]
     for cell in index.group("v4"):
-        figures = " | ".join(_shown(index.figure(cell["key"], name)) for name in names)
+        figures = " | ".join(_shown(index.figure(cell["key"], name)) for name in columns)
         lines.append(f"| {cell['k']:,} | {cell['n']:,} x {cell['batch']} | {figures} |")
     return lines
 
@@ -535,13 +600,14 @@ def deepseek_v4(index: Index) -> list[str]:
 def host_time(data: dict[str, Any]) -> list[str]:
     """Microseconds of the host for one eager call."""
     us = {result["call"]: result["us"] for result in data["results"]}
+    named = versions([data["baselines"]])
     rows = {
         "this package: `state`, `row_slot` and `out` given": us["hinted"],
         "of which its Python function": us["hinted"] - us["dispatcher"],
         "`torch.topk`": us["torch"],
-        "TensorRT-LLM 1.2.1": us["trtllm"],
-        "vLLM 0.33": us["vllm"],
-        "FlashInfer 0.7.2 `top_k`": us["flashinfer"],
+        named["TensorRT-LLM"]: us["trtllm"],
+        named["vLLM"]: us["vllm"],
+        f"{named['FlashInfer']} `top_k`": us["flashinfer"],
         "`zero_` of one element": us["zero_"],
     }
     lines = [
@@ -565,6 +631,23 @@ def phase_table(timing: dict[str, Any], kernel: str, shown: Sequence[str]) -> li
     return lines
 
 
+def picture(check: bool) -> str:
+    """Draw the picture anew where it is not that of its file; what is wrong with it, or nothing."""
+    data, image = (RESULTS / name for name in PICTURE)
+    digest = digest_of(data)
+    if digest_in(image) == digest:
+        return ""
+    if check:
+        return f"{image.name}: it was not drawn from {data.name} as it is; run python -m eval readme"
+    if importlib.util.find_spec("matplotlib") is None:
+        return f"{image.name}: wanted the package matplotlib to draw it, got none: pip install -e '.[eval]'"
+    from eval.plot_bench import draw
+
+    draw(load_bench(), image, digest=digest)
+    print(f"drawn: {image}")
+    return ""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Write, or check, the figures of each page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -577,8 +660,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             ROOT / "docs" / "performance.md": performance(),
             ROOT / "docs" / "vllm.md": vllm_figures(RESULTS),
         }
-    except FormatError as error:
-        print(error)
+    except (FormatError, RefusedError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    if unknown := unknown_commits("\n".join(pages.values())):
+        print(f"commits: wanted ancestors of this one, got {', '.join(unknown)}", file=sys.stderr)
         return 1
     for page, figures in pages.items():
         text = page.read_text()
@@ -589,8 +675,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif text != expected:
             failed = True
             print(f"{page.name}: its figures are not those of eval/results; run python -m eval readme")
+    if problem := picture(check):
+        failed = True
+        print(problem, file=sys.stderr)
     return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +19,100 @@ TraceFolder = Annotated[
 """Option for a folder of traces. One that is not there is refused: its traces would be missed in silence."""
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+def no_gpu(option: str = "") -> str:
+    """What to say where a CUDA GPU is missing.
+
+    Parameters
+    ----------
+    option : str
+        Name of the option that ``cpu`` may be given to; empty if there is none.
+    """
+    if option:
+        return f"{option}: wanted a CUDA GPU, got none; {option} cpu runs without"
+    return "GPU: wanted a CUDA GPU, got none"
+
+
+def require_gpu(option: str = "") -> None:
+    """Refuse to go on without a CUDA GPU: one that is missing must not look like a wrong result.
+
+    Raises
+    ------
+    typer.BadParameter
+        As `no_gpu` says it.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise typer.BadParameter(no_gpu(option))
+
+
+def require_device(device: str) -> None:
+    """Refuse a ``--device`` that is none or missing.
+
+    Raises
+    ------
+    typer.BadParameter
+        It is neither ``cuda`` nor ``cpu``, or there is no GPU.
+    """
+    if device not in ("cuda", "cpu"):
+        raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
+    if device == "cuda":
+        require_gpu("--device")
+
+
+def why_unwritable(out: Path) -> str:
+    """Make the folder of a result file and try it; why nothing can be written there, or nothing."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if out.is_dir():
+            raise IsADirectoryError(0, "a folder")
+        existed = out.exists()
+        with out.open("ab"):
+            pass
+        if not existed:
+            out.unlink()
+    except OSError as error:
+        return f"--out: wanted a file that can be written, got {out}: {_reason(error)}"
+    return ""
+
+
+def require_writable(out: Path | None) -> None:
+    """Refuse a result file that cannot be written, before hours are spent on what it is to hold.
+
+    Raises
+    ------
+    typer.BadParameter
+        As `why_unwritable` says it.
+    """
+    if out is not None and (problem := why_unwritable(out)):
+        raise typer.BadParameter(problem)
+
+
+def read_results(file: Path, version: str) -> dict[str, Any]:
+    """Content of a result file.
+
+    Raises
+    ------
+    typer.BadParameter
+        It cannot be read, is no JSON, or has another format.
+    """
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: wanted a result file, got {_reason(error)}") from None
+    except ValueError:
+        raise typer.BadParameter(f"{file}: wanted a result file, got no JSON") from None
+    got = data.get("format") if isinstance(data, dict) else None
+    if got != version:
+        raise typer.BadParameter(f"{file}: wanted format {version!r}, got {got!r}")
+    return dict(data)
+
+
+def _reason(error: OSError) -> str:
+    """Why a file could not be opened, without Python's number."""
+    return (error.strerror or os.strerror(error.errno or 0)).lower()
 
 
 def refuse_repeats(values: Sequence[Hashable], option: str) -> None:

@@ -6,10 +6,11 @@ import json
 import statistics
 import textwrap
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from eval.common.provenance import commits_of, older_kernels
 from eval.common.vllm_model import SHAPES, V32
 
 MODES = {"stock": "vLLM's", "ours": "this package"}
@@ -20,6 +21,10 @@ REPEATS_HEADER = (
 GRAPHS = {"eager": "eager", "full": "FULL graphs"}
 
 
+class RefusedError(ValueError):
+    """A result file says that something went wrong, so that its figures are no results."""
+
+
 def vllm_figures(results: Path) -> str:
     """Everything that was measured inside vLLM.
 
@@ -27,17 +32,37 @@ def vllm_figures(results: Path) -> str:
     ----------
     results : Path
         Folder of the result files; what is not there is left out.
+
+    Raises
+    ------
+    RefusedError
+        A part of what was to be measured failed.
     """
-    trials = [json.loads(path.read_text()) for path in sorted(results.glob("vllm_trial_*.json"))]
+    files = {path.name: json.loads(path.read_text()) for path in sorted(results.glob("vllm_trial_*.json"))}
+    _refuse_failed(files)
+    trials = list(files.values())
     lines = compared_rows(trials)
     for trial in trials:
         lines += kernel_times(trial)
     lines += invariance(trials)
-    if (results / "vllm_serve.json").is_file():
-        lines += served(json.loads((results / "vllm_serve.json").read_text()))
-    if (results / "flashmla_order.json").is_file():
-        lines += flashmla(json.loads((results / "flashmla_order.json").read_text()))
+    for name, report in (("vllm_serve.json", served), ("flashmla_order.json", flashmla)):
+        if (results / name).is_file():
+            files[name] = json.loads((results / name).read_text())
+            if failures := files[name].get("failures"):
+                raise RefusedError(f"{name}: wanted no failures, got {failures}")
+            lines += report(files[name])
+    # FlashMLA's file is none of this package's kernels.
+    ours = {name: commits_of(data) for name, data in files.items() if name != "flashmla_order.json"}
+    if older := older_kernels(ours):
+        lines += ["", *_wrapped(older)]
     return "\n".join(lines).strip("\n")
+
+
+def _refuse_failed(files: Mapping[str, dict[str, Any]]) -> None:
+    """Rows that differ are counted in a table; what failed is in none."""
+    for name, trial in files.items():
+        if failures := [line for engine in trial["engines"] for line in engine.get("failures", ())]:
+            raise RefusedError(f"{name}: wanted no failures, got {failures}")
 
 
 def total_compared(results: Path) -> tuple[int, int, int]:

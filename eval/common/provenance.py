@@ -1,0 +1,103 @@
+"""Which kernels the figures of a result file are of, as Git and the record of machine code say."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
+KERNEL_SOURCES = ("cpp/kernels", "cpp/include", "cpp/CMakeLists.txt")
+MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"
+MEASURED_ARCH = "sm_90a"
+COMMIT = re.compile(r"(?<![0-9a-f,.])[0-9a-f]{7,40}(?![0-9a-f,.]*[0-9a-f])")
+"""A commit in a page's text. Figures of so many digits have commas."""
+
+
+def _git(*arguments: str) -> int:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, check=False).returncode
+
+
+def changed_since(commit: str) -> bool:
+    """Whether the code that runs on the GPU, or launches it, differs from that of a commit.
+
+    Where Git cannot say, as in a shallow clone, it counts as the same.
+    """
+    return _git("diff", "--quiet", commit, "--", *GPU_SOURCES) == 1
+
+
+def has_history() -> bool:
+    """Whether Git knows every commit before this one."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--is-shallow-repository"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode == 0 and done.stdout.strip() == "false" and _git("rev-parse", "HEAD") == 0
+
+
+def unknown_commits(text: str) -> list[str]:
+    """Commits named in a text that are none of the history of this checkout; empty without a history."""
+    if not has_history():
+        return []
+    named = sorted(set(COMMIT.findall(text)))
+    return [commit for commit in named if _git("merge-base", "--is-ancestor", commit, "HEAD") != 0]
+
+
+def machine_code_of(commit: str | None) -> str | None:
+    """Digest of the kernels' instructions on the GPU that was measured, if it was recorded.
+
+    Parameters
+    ----------
+    commit : str, optional
+        Whose kernels; None for those of the working tree.
+    """
+    for build in json.loads(MACHINE_CODE.read_text())["builds"]:
+        commits = [build["commit"], *([commit] if commit else [])]
+        if _git("diff", "--quiet", *commits, "--", *KERNEL_SOURCES) == 0:
+            digest: str = build["machine_code"][MEASURED_ARCH]
+            return digest
+    return None
+
+
+def commits_of(data: Mapping[str, Any]) -> set[str]:
+    """Commits of a result file's figures: that of its machine, or those of its runs that have results."""
+    if "runs" in data and "results" in data:
+        runs = {result.get("run", 0) for result in data["results"]}
+        return {data["runs"][run]["machine"]["commit"] for run in runs}
+    machine = data.get("machine")
+    return {machine["commit"] if isinstance(machine, Mapping) else data["versions"]["commit"]}
+
+
+def older_kernels(quoted: Mapping[str, Iterable[str]]) -> str:
+    """Sentences on the figures whose kernels are not those of the working tree; empty if all are.
+
+    Parameters
+    ----------
+    quoted : mapping of str to iterable of str
+        Result files by name, and the commits of their figures.
+    """
+    files: dict[str, list[str]] = {}
+    for file, commits in quoted.items():
+        for commit in commits:
+            files.setdefault(commit, []).append(f"`{file}`")
+    changed = {commit: sorted(names) for commit, names in sorted(files.items()) if changed_since(commit)}
+    today = machine_code_of(None) if changed else None
+    same = {commit for commit in changed if today is not None and machine_code_of(commit) == today}
+    said = []
+    for commits, what in (
+        (same, "have been rewritten since, with the same machine code:"),
+        (changed.keys() - same, "have changed since they were measured:"),
+    ):
+        of = [f"{commit} ({', '.join(changed[commit])})" for commit in sorted(commits)]
+        if of:
+            said.append(f"The kernels {what} {'; '.join(of)}.")
+    return " ".join(said)
+
+
+def digest_of(file: Path) -> str:
+    """SHA-256 of a file."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
