@@ -236,10 +236,11 @@ class Checks:
 
     def integer(self, argument: str, value: Any, low: int | None = None, high: int | None = None) -> int:
         """Convert any kind of integer, and refuse what would have to be rounded or is out of range."""
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral | torch.SymInt):
-            raise self.fail(argument, "an integer", repr(value))
-        # A symbolic one stays symbolic while a graph is traced.
-        number: int = value if isinstance(value, torch.SymInt) else int(value)  # type: ignore[assignment]
+        number = value
+        if type(value) is not int and not isinstance(value, torch.SymInt):  # a symbolic one stays symbolic
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+                raise self.fail(argument, "an integer", repr(value))
+            number = int(value)
         if (low is not None and number < low) or (high is not None and number > high):
             raise self.fail(argument, f"at least {low}" if high is None else f"{low} to {high}", number)
         return number
@@ -249,6 +250,13 @@ class Checks:
         if not isinstance(value, (bool, np.bool_)):
             raise self.fail(argument, "true or false", repr(value))
         return bool(value)
+
+    def device(self, argument: str, value: Any) -> torch.device:
+        """Convert the name of a device."""
+        try:
+            return torch.device(value)
+        except (RuntimeError, TypeError):
+            raise self.fail(argument, "a torch.device or the name of one", repr(value)) from None
 
     def integers(self, name: str, tensor: Any, like: Tensor, shape: tuple[int | None, ...]) -> None:
         """Check that an argument is a tensor of integers of any size, on the device of `like`."""

@@ -201,14 +201,18 @@ def _carry_over(
 def _state_after(a: Arguments, row: int, length: int, largest: Tensor) -> Tensor:
     """Return the words that a row leaves, which hold what is known of its k-th value."""
     if length <= a.k:
-        return torch.tensor([STATE_UNKNOWN, 0.0, 0.0, 0.0])
+        return _words(STATE_UNKNOWN)
     scores = a.logits[row][largest.to(torch.int64)]
     kth_value = float(scores[order_key(scores).argmin()])
     if math.isnan(kth_value) or kth_value == math.inf:
-        return torch.tensor([STATE_INFINITE, 0.0, 0.0, 0.0])
+        return _words(STATE_INFINITE)
     if kth_value == -math.inf:
-        return torch.tensor([STATE_MASKED, 0.0, 0.0, 0.0])
-    return torch.tensor([STATE_VALUE_ONLY, kth_value, 0.0, 0.0])
+        return _words(STATE_MASKED)
+    return _words(STATE_VALUE_ONLY, kth_value)
+
+
+def _words(first: float, kth_value: float = 0.0) -> Tensor:
+    return torch.tensor([first, kth_value, 0.0, 0.0], device="cpu")
 
 
 def _reason(a: Arguments, length: int, slot: int, slots: int) -> HintReason:
@@ -237,7 +241,7 @@ def prefill(a: PrefillArguments) -> None:
     if rows == 0:
         return
     starts, lengths = row_windows(a.row_starts, a.row_ends, width)
-    request = torch.arange(rows)
+    request = torch.arange(rows, device="cpu")
     if a.row_request is not None:
         table = a.offsets if a.page_table is None else a.page_table
         assert table is not None

@@ -9,12 +9,13 @@ is cleared when it changes hands. A wrong hint could only cost time, never the r
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN
+from gvr_topk.constants import MAX_ROWS, MAX_WIDTH, STATE_FLOATS, STATE_UNKNOWN
 from gvr_topk.state import CHECKS, TopkState, accept_rows
 
 NO_SLOT = -1
@@ -31,12 +32,49 @@ class SlotsFullError(RuntimeError):
     """Every slot belongs to a request that was not released."""
 
 
+def _check_ids(argument: str, request_ids: Collection[Hashable | None]) -> None:
+    """Refuse ids that cannot tell requests apart."""
+    try:
+        kinds = set(map(type, set(request_ids)))
+    except TypeError:
+        got = next(type(each).__name__ for each in request_ids if not isinstance(each, Hashable))
+        raise CHECKS.fail(argument, "hashable ids", got) from None
+    # Tensors hash by identity, so that each step would be one of new requests.
+    if any(issubclass(kind, Tensor) for kind in kinds):
+        raise CHECKS.fail(argument, "hashable ids, such as those of tolist()", "Tensor")
+
+
+def _listed(request_ids: Any, kind: Any = Collection) -> tuple[Hashable | None, ...]:
+    """Return the given ids of requests."""
+    if not isinstance(request_ids, kind) or isinstance(request_ids, Tensor):
+        raise CHECKS.fail("request_ids", "a sequence of ids", type(request_ids).__name__)
+    listed = tuple(request_ids)
+    _check_ids("request_ids", listed)
+    return listed
+
+
+def _sizes(num_layers: Any, num_slots: Any, k: Any, max_rows: Any) -> tuple[int, int, int | None, int]:
+    """Check the sizes of slots, and replace those that were left out."""
+    num_slots = CHECKS.integer("num_slots", num_slots, 1, MAX_ROWS)
+    return (
+        CHECKS.integer("num_layers", num_layers, 1, MAX_ROWS),
+        num_slots,
+        None if k is None else CHECKS.integer("k", k, 1, MAX_WIDTH),
+        num_slots if max_rows is None else CHECKS.integer("max_rows", max_rows, 1, MAX_ROWS),
+    )
+
+
 def state_bytes(num_layers: int, num_slots: int, k: int | None, max_rows: int | None = None) -> int:
     """Device memory of a `RequestSlots`, in bytes.
 
     Parameters
     ----------
     num_layers, num_slots, k, max_rows
+        As for `RequestSlots`.
+
+    Raises
+    ------
+    ValueError
         As for `RequestSlots`.
 
     Examples
@@ -46,8 +84,9 @@ def state_bytes(num_layers: int, num_slots: int, k: int | None, max_rows: int | 
     >>> state_bytes(61, 2048, None) >> 10, state_bytes(61, 2048, 2048) >> 20
     (1960, 977)
     """
+    num_layers, num_slots, k, max_rows = _sizes(num_layers, num_slots, k, max_rows)
     per_slot = STATE_FLOATS + (0 if k is None else k)
-    return 4 * (num_layers * num_slots * per_slot + (num_slots if max_rows is None else max_rows))
+    return 4 * (num_layers * num_slots * per_slot + max_rows)
 
 
 class RequestSlots:
@@ -62,14 +101,14 @@ class RequestSlots:
     num_layers : int
         Indexer layers on this rank.
     num_slots : int
-        Requests that can hold a hint at once.
+        Requests that can hold a hint at once, 1 to 2**26.
     k : int or None
-        Items per row. None keeps predictions alone and no positions. The op reads positions only for path
-        ``"paper_gvr"`` and for the ``hits`` of the statistics.
+        Items per row, 1 to 2**21. None keeps predictions alone and no positions. The op reads positions only
+        for path ``"paper_gvr"`` and for the ``hits`` of the statistics.
     max_rows : int, optional
         Largest batch in rows, draft and padding rows included; default `num_slots`.
-    device : str or torch.device
-        Where the tensors live.
+    device : str or torch.device, default "cpu"
+        Where the tensors live. PyTorch's default device (`torch.set_default_device`) does not count.
 
     Attributes
     ----------
@@ -80,6 +119,11 @@ class RequestSlots:
         graph may keep it.
     admitted, evicted, refused : int
         Requests that got a slot, that lost their slot to a newer request, and that found no free slot.
+
+    Raises
+    ------
+    ValueError
+        A size is no integer or out of range, or `device` is none.
     """
 
     def __init__(
@@ -91,11 +135,8 @@ class RequestSlots:
         max_rows: int | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
-        num_layers = CHECKS.integer("num_layers", num_layers, 1)
-        num_slots = CHECKS.integer("num_slots", num_slots, 1)
-        k = None if k is None else CHECKS.integer("k", k, 1)
-        max_rows = num_slots if max_rows is None else CHECKS.integer("max_rows", max_rows, 1)
-        self.device = torch.device(device)
+        num_layers, num_slots, k, max_rows = _sizes(num_layers, num_slots, k, max_rows)
+        self.device = CHECKS.device("device", device)
         self.indices: Tensor | None = None
         if k is not None:
             self.indices = torch.full((num_layers, num_slots, k), -1, dtype=torch.int32, device=self.device)
@@ -114,6 +155,16 @@ class RequestSlots:
         self._in_rows: list[int] = []  # first elements of `row_slot` on the device; the others are -1
         # The lowest slot is given first: kernels request low slots before they know which slot is the row's.
         self._free = list(range(num_slots))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of a view would be a tensor of its own: views are made again, of the copied tensors.
+        rows = None if self._rows is None else len(self._rows)
+        return self.__dict__ | {"_layers": {}, "_rows": rows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        rows = state["_rows"]
+        self.__dict__ |= state
+        self._rows = None if rows is None else self.row_slot[:rows]
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -139,14 +190,16 @@ class RequestSlots:
         ValueError
             There is no such layer.
         """
-        if index not in self._layers:
-            CHECKS.integer("index", index, 0, self.words.shape[0] - 1)
-            indices = None if self.indices is None else self.indices[index]
-            self._layers[index] = TopkState.of(self.words[index], indices, self._k)
+        if type(index) is not int or index not in self._layers:
+            index = CHECKS.integer("index", index, 0, self.words.shape[0] - 1)
+            if index not in self._layers:
+                indices = None if self.indices is None else self.indices[index]
+                self._layers[index] = TopkState.of(self.words[index], indices, self._k)
         return self._layers[index]
 
     def slot_of(self, request_id: Hashable) -> int:
         """Slot of a request, -1 when it has none."""
+        _check_ids("request_id", (request_id,))
         return self._slots.get(request_id, NO_SLOT)
 
     def admit(self, request_id: Hashable) -> int:
@@ -156,6 +209,8 @@ class RequestSlots:
         ------
         SlotsFullError
             No slot is free.
+        ValueError
+            The id is not hashable, or a tensor.
         """
         slot = self.try_admit(request_id)
         if slot == NO_SLOT:
@@ -167,6 +222,10 @@ class RequestSlots:
 
     def try_admit(self, request_id: Hashable) -> int:
         """Like `admit`, but return -1 when no slot is free; for serving, where a hint is optional."""
+        _check_ids("request_id", (request_id,))
+        return self._slot_for(request_id)
+
+    def _slot_for(self, request_id: Hashable) -> int:
         slot = self._slots.get(request_id)
         if slot is not None:
             return slot
@@ -186,6 +245,7 @@ class RequestSlots:
 
     def release(self, request_id: Hashable) -> None:
         """Take a request's slot back; unknown ids are ignored."""
+        _check_ids("request_id", (request_id,))
         slot = self._slots.pop(request_id, None)
         if slot is not None:
             self._rows = None
@@ -194,7 +254,7 @@ class RequestSlots:
 
     def retain(self, request_ids: Iterable[Hashable]) -> None:
         """Release every request that is not listed; engines drop requests without saying so."""
-        alive = set(request_ids)
+        alive = set(_listed(request_ids, Iterable))
         for request_id in [held for held in self._slots if held not in alive]:
             self.release(request_id)
 
@@ -224,21 +284,23 @@ class RequestSlots:
         Raises
         ------
         ValueError
-            More rows than `row_slot` holds, or `next_n` below 1.
+            More rows than `row_slot` holds, `next_n` below 1, or ids that are not hashable or tensors. The
+            call then changes nothing.
         """
+        ids = _listed(request_ids)
         next_n, pad_rows = CHECKS.integer("next_n", next_n, 1), CHECKS.integer("pad_rows", pad_rows, 0)
-        rows = len(request_ids) * next_n + pad_rows
+        rows = len(ids) * next_n + pad_rows
         if rows > self.row_slot.shape[0]:
             raise ValueError(
                 f"request_ids: wanted at most max_rows = {self.row_slot.shape[0]} rows, got {rows}"
             )
-        slots = [slot for slot in self._slots_of_batch(request_ids) for _ in range(next_n)]
+        slots = [slot for slot in self._slots_of_batch(ids) for _ in range(next_n)]
         if slots != self._in_rows:
             padding = [NO_SLOT] * (self.row_slot.shape[0] - len(slots))
             # A fresh pinned tensor and not one kept buffer: the host may run ahead of the device, and the
             # caching host allocator does not hand memory out again before its copy is done.
             pinned = self.device.type == "cuda"
-            staging = torch.tensor(slots + padding, dtype=torch.int32, pin_memory=pinned)
+            staging = torch.tensor(slots + padding, dtype=torch.int32, device="cpu", pin_memory=pinned)
             self.row_slot.copy_(staging, non_blocking=True)
             self._in_rows = slots
         self._rows = self.row_slot[:rows]
@@ -297,6 +359,7 @@ class RequestSlots:
         """
         CHECKS.integer("layer", layer, 0, self.words.shape[0] - 1)
         CHECKS.integers("row_indices", row_indices, self.words, (None,))
+        _check_ids("request_id", (request_id,))
         slot = self._slots.get(request_id)
         if slot is None or self.indices is None:
             return False
@@ -307,11 +370,11 @@ class RequestSlots:
         self.words[layer, slot].fill_(STATE_UNKNOWN)
         return True
 
-    def _slots_of_batch(self, request_ids: Sequence[Hashable | None]) -> list[int]:
+    def _slots_of_batch(self, request_ids: tuple[Hashable | None, ...]) -> list[int]:
         for request_id in self._batch:  # it had rows in the steps that repeated it, too
             if request_id in self._slots:
                 self._last_step[request_id] = self._step
-        self._batch = tuple(request_ids)
+        self._batch = request_ids
         batch = {request_id for request_id in request_ids if request_id is not None}
         self._step += 1
         for request_id in request_ids:
@@ -330,6 +393,6 @@ class RequestSlots:
         slots = []
         for request_id in request_ids:
             taken = request_id is None or request_id in seen
-            slots.append(NO_SLOT if taken else self.try_admit(request_id))
+            slots.append(NO_SLOT if taken else self._slot_for(request_id))
             seen.add(request_id)
         return slots

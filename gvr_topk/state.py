@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gvr_topk.arguments import Checks
-from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN
+from gvr_topk.constants import MAX_ROWS, MAX_WIDTH, STATE_FLOATS, STATE_UNKNOWN
 
 CHECKS = Checks()
 """Checks of the arguments of states."""
@@ -41,7 +41,7 @@ def accept_rows(words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tens
         return
     next_n = rows // requests
     before = torch.arange(-1, rows - 1, next_n, device=slots.device)
-    left = next_state.index_select(-2, before + accepted.clamp(1, next_n))
+    left = next_state.index_select(-2, before + accepted.to(torch.int64).clamp(1, next_n))
     # Requests without a slot write to a spare slot behind the others: `clamp` gives -1 or `count`, and
     # `remainder` maps both to the spare slot.
     target = slots.to(torch.int64).clamp(-1, count).remainder(count + 1)
@@ -61,11 +61,11 @@ class TopkState:
     Parameters
     ----------
     slots : int
-        Requests that can have a state at once.
+        Requests that can have a state at once, 1 to 2**26.
     k : int
-        Items per row.
-    device : torch.device or str, optional
-        The scores' device; default the CPU.
+        Items per row, 1 to 2**21.
+    device : torch.device or str, default "cpu"
+        The scores' device. PyTorch's default device (`torch.set_default_device`) does not count.
     keep_indices : bool, default True
         Whether the chosen positions are kept. Only path ``"paper_gvr"`` and the ``hits`` column of the
         statistics read them; without them a slot takes 16 bytes instead of ``16 + 4 * k``.
@@ -82,7 +82,7 @@ class TopkState:
     Raises
     ------
     ValueError
-        `slots` or `k` is no integer or below 1.
+        `slots` or `k` is no integer or out of range, `device` is none, or `keep_indices` is no bool.
 
     Examples
     --------
@@ -95,15 +95,16 @@ class TopkState:
         self,
         slots: int,
         k: int,
-        device: torch.device | str | None = None,
+        device: torch.device | str = "cpu",
         *,
         keep_indices: bool = True,
     ) -> None:
-        slots, k = CHECKS.integer("slots", slots, 1), CHECKS.integer("k", k, 1)
+        slots, k = CHECKS.integer("slots", slots, 1, MAX_ROWS), CHECKS.integer("k", k, 1, MAX_WIDTH)
+        device = CHECKS.device("device", device)
         self.k: int | None = k
         self.words = torch.full((slots, STATE_FLOATS), STATE_UNKNOWN, dtype=torch.float32, device=device)
         self.indices: Tensor | None = None
-        if keep_indices:
+        if CHECKS.flag("keep_indices", keep_indices):
             self.indices = torch.full((slots, k), -1, dtype=torch.int32, device=device)
 
     @classmethod
@@ -113,15 +114,29 @@ class TopkState:
         Parameters
         ----------
         words : Tensor, ``[slots, 4]``, float32, contiguous
-        indices : Tensor, ``[slots, k]``, int32, optional
+        indices : Tensor, ``[slots, k]``, int32, same device, optional
         k : int, optional
-            Items per row. Without `indices` it is not needed: predictions serve any number of items.
+            Items per row; default: the columns of `indices`. Without `indices` it is not needed: predictions
+            serve any number of items.
 
         Returns
         -------
         TopkState
             It shares memory with both tensors.
+
+        Raises
+        ------
+        ValueError
+            An argument is no tensor, or its device, dtype, shape or strides are wrong, or `k` is not the
+            number of columns of `indices`.
         """
+        CHECKS.tensor("words", words, words, torch.float32, (None, STATE_FLOATS))
+        CHECKS.contiguous("words", words)
+        if k is not None:
+            k = CHECKS.integer("k", k, 1, MAX_WIDTH)
+        if indices is not None:
+            CHECKS.tensor("indices", indices, words, torch.int32, (words.shape[0], k))
+            k = indices.shape[1]
         state = cls.__new__(cls)
         state.words, state.indices, state.k = words, indices, k
         return state

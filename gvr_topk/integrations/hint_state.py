@@ -325,7 +325,7 @@ class HintState:
         ]
         if pairs:
             counters.requests["seeded"] += len(pairs)
-            host = torch.tensor(pairs, dtype=torch.int64).t().contiguous()
+            host = torch.tensor(pairs, dtype=torch.int64, device="cpu").t().contiguous()
             if self.device.type == "cuda":
                 host = host.pin_memory()
             self.contexts = host.to(self.device, non_blocking=True).unbind(0)

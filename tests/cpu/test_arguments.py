@@ -13,6 +13,7 @@ from torch import Tensor
 import gvr_topk
 from gvr_topk.arguments import Checks
 from gvr_topk.constants import MAX_ROWS, MAX_WIDTH
+from gvr_topk.layers import indexer_topk
 
 ROWS, WIDTH, K = 2, 16, 3
 
@@ -154,3 +155,22 @@ def test_the_ops_are_not_mapped_over_batches() -> None:
     """As their docstrings say."""
     with pytest.raises(RuntimeError):
         torch.func.vmap(lambda logits: decode(logits=logits))(torch.randn(2, ROWS, WIDTH))
+
+
+def test_the_default_device_does_not_count() -> None:
+    page_table = int32(ROWS, 1)
+    masked = torch.full((ROWS, WIDTH), -float("inf"))
+    state, next_state = gvr_topk.TopkState(ROWS, K), torch.empty(ROWS, 4)
+    given = {"page_table": page_table, "page_size": WIDTH}
+    logits, lengths = torch.randn(ROWS, WIDTH), int32(ROWS)
+    windows = {"row_starts": lengths - 8, "row_ends": lengths}
+    starts = int32(ROWS, 2) - 8
+    with torch.device("meta"):
+        for scores in (logits, masked):
+            got = decode(logits=scores, seq_lens=lengths, state=state, next_state=next_state, **given)
+            assert got.device.type == "cpu"
+            decode(logits=scores, seq_lens=lengths, state=state)
+        assert prefill(logits=logits, **windows, **given).device.type == "cpu"
+        assert blocks(logits=logits, seq_lens=lengths)[1].device.type == "cpu"
+        assert in_blocks(logits=logits, seq_lens=lengths, blocks=starts).device.type == "cpu"
+        assert indexer_topk(logits, None, K).device.type == "cpu"

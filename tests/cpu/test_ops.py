@@ -59,7 +59,14 @@ def state(slots: int, indices: Tensor | None = None, first: float = STATE_UNKNOW
     """Slots that all hold this number first and zeros behind it, and these positions."""
     words = torch.zeros(slots, STATE_FLOATS)
     words[:, 0] = first
-    return TopkState.of(words, indices, K if indices is None else indices.shape[1])
+    return unchecked(words, indices)
+
+
+def unchecked(words: Tensor, indices: Tensor | None = None) -> TopkState:
+    """A state of tensors that `TopkState.of` might refuse, for the op to judge."""
+    kept = TopkState(1, K)
+    kept.words, kept.indices = words, indices
+    return kept
 
 
 def call(**changes: Any) -> Tensor:
@@ -768,20 +775,20 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"state": None}, "row_slot: wanted a state beside it, got None"),
     ({"row_slot": int32(0, 1, 2)}, r"row_slot: wanted shape \[6\], got \[3\]"),
     ({"row_slot": int32(*range(6)).long()}, "row_slot: wanted dtype int32, got int64"),
-    ({"state": TopkState.of(torch.zeros(4), None, K)}, r"state: wanted shape \[any, 4\], got \[4\]"),
-    ({"state": TopkState.of(torch.zeros(9, 5), None, K)}, r"state: wanted shape \[any, 4\], got \[9, 5\]"),
+    ({"state": unchecked(torch.zeros(4))}, r"state: wanted shape \[any, 4\], got \[4\]"),
+    ({"state": unchecked(torch.zeros(9, 5))}, r"state: wanted shape \[any, 4\], got \[9, 5\]"),
     (
-        {"state": TopkState.of(torch.zeros(4, 8)[:, :4], None, K)},
+        {"state": unchecked(torch.zeros(4, 8)[:, :4])},
         r"state: wanted contiguous rows, got strides \(8, 1\)",
     ),
     (
-        {"state": TopkState.of(torch.zeros(1, 4).expand(4, 4), None, K)},
+        {"state": unchecked(torch.zeros(1, 4).expand(4, 4))},
         r"state: wanted contiguous rows, got strides \(0, 1\)",
     ),
-    ({"state": TopkState.of(torch.zeros(4, 4).T, None, K)}, "state: wanted inner stride 1, got 4"),
+    ({"state": unchecked(torch.zeros(4, 4).T)}, "state: wanted inner stride 1, got 4"),
     ({"state": TopkState(4, K, "meta")}, "state: wanted a tensor on cpu, got meta"),
     (
-        {"state": TopkState.of(torch.zeros(4, 4).double(), None, K)},
+        {"state": unchecked(torch.zeros(4, 4).double())},
         "state: wanted dtype float32, got float64",
     ),
     ({"counts": torch.zeros(REQUESTS, dtype=torch.int32)}, r"counts: wanted shape \[6\], got \[3\]"),

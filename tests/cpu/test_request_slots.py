@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -256,10 +259,44 @@ def test_seed_without_a_slot_writes_nothing() -> None:
         (lambda p: p.layer(-1), "index: wanted 0 to 0, got -1"),
         (lambda p: p.layer(1), "index: wanted 0 to 0, got 1"),
         (lambda p: RequestSlots(1, "2", 1), "num_slots: wanted an integer, got '2'"),
-        (lambda p: RequestSlots(1, 0, 1), "num_slots: wanted at least 1, got 0"),
-        (lambda p: RequestSlots(1, 1, 0), "k: wanted at least 1, got 0"),
-        (lambda p: RequestSlots(0, 1, 1), "num_layers: wanted at least 1, got 0"),
-        (lambda p: RequestSlots(1, 1, 1, max_rows=0), "max_rows: wanted at least 1, got 0"),
+        (lambda p: RequestSlots(1, 0, 1), "num_slots: wanted 1 to 67108864, got 0"),
+        (lambda p: RequestSlots(1, 1, 0), "k: wanted 1 to 2097152, got 0"),
+        (lambda p: RequestSlots(0, 1, 1), "num_layers: wanted 1 to 67108864, got 0"),
+        (lambda p: RequestSlots(1, 1, 1, max_rows=0), "max_rows: wanted 1 to 67108864, got 0"),
+        (lambda p: RequestSlots(1, 1, 1, max_rows=2**70), f"max_rows: wanted 1 to 67108864, got {2**70}"),
+        (lambda p: RequestSlots(2**70, 1, 1), f"num_layers: wanted 1 to 67108864, got {2**70}"),
+        (lambda p: RequestSlots(1, 2**70, 1), f"num_slots: wanted 1 to 67108864, got {2**70}"),
+        (lambda p: RequestSlots(1, 1, 2**21 + 1), "k: wanted 1 to 2097152, got 2097153"),
+        (lambda p: RequestSlots(1, True, 1), "num_slots: wanted an integer, got True"),
+        (
+            lambda p: RequestSlots(1, 1, 1, device="nope"),
+            "device: wanted a torch.device or the name of one, got 'nope'",
+        ),
+        (
+            lambda p: RequestSlots(1, 1, 1, device=None),
+            "device: wanted a torch.device or the name of one, got None",
+        ),
+        (lambda p: p.layer([0]), r"index: wanted an integer, got \[0\]"),
+        (lambda p: p.set_rows(None), "request_ids: wanted a sequence of ids, got NoneType"),
+        (lambda p: p.set_rows(5), "request_ids: wanted a sequence of ids, got int"),
+        (lambda p: p.set_rows(n for n in "a"), "request_ids: wanted a sequence of ids, got generator"),
+        (lambda p: p.set_rows(torch.tensor([1])), "request_ids: wanted a sequence of ids, got Tensor"),
+        (lambda p: p.retain(torch.tensor(1)), "request_ids: wanted a sequence of ids, got Tensor"),
+        (lambda p: p.retain(None), "request_ids: wanted a sequence of ids, got NoneType"),
+        (lambda p: p.retain([["a"]]), "request_ids: wanted hashable ids, got list"),
+        (
+            lambda p: p.set_rows(list(torch.tensor([1, 2]))),
+            r"request_ids: wanted hashable ids, such as those of tolist\(\), got Tensor",
+        ),
+        (
+            lambda p: p.admit(torch.tensor(1)),
+            r"request_id: wanted hashable ids, such as those of tolist\(\), got Tensor",
+        ),
+        (lambda p: p.admit([1]), "request_id: wanted hashable ids, got list"),
+        (lambda p: p.release([]), "request_id: wanted hashable ids, got list"),
+        (lambda p: p.slot_of({}), "request_id: wanted hashable ids, got dict"),
+        (lambda p: p.seed(0, [], torch.arange(3)), "request_id: wanted hashable ids, got list"),
+        (lambda p: state_bytes(1, 0, 1), "num_slots: wanted 1 to 67108864, got 0"),
     ],
 )
 def test_bad_arguments_are_named(call, text: str) -> None:  # type: ignore[no-untyped-def]
@@ -354,3 +391,38 @@ def _forget(model: dict[tuple[int, int], list[int]], slots: RequestSlots) -> Non
 def test_predictions_alone_serve_any_k() -> None:
     slots = RequestSlots(1, 2, None)
     assert slots.layer(0).k is None and RequestSlots(1, 2, K).layer(0).k == K
+
+
+def test_a_batch_that_is_refused_changes_nothing() -> None:
+    slots = RequestSlots(1, 3, K)
+    rows = slots.set_rows(["a", "b"]).clone()
+    with pytest.raises(ValueError, match=r"^request_ids: wanted hashable ids, got list$"):
+        slots.set_rows(["c", ["x"]])
+    assert "c" not in slots and torch.equal(slots.repeat_rows(), rows)
+    assert torch.equal(slots.set_rows(["a", "b"]), rows) and slots.admitted == 2
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_the_default_device_does_not_count(device: str) -> None:
+    with torch.device(device):
+        slots = RequestSlots(1, 2, K)
+        rows = slots.set_rows(["a", "b"])
+        assert rows.device.type == slots.words.device.type == slots.layer(0).indices.device.type == "cpu"
+    assert rows.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda slots: pickle.loads(pickle.dumps(slots))])
+def test_copies_share_memory_with_their_own_views_alone(copied) -> None:  # type: ignore[no-untyped-def]
+    slots = RequestSlots(2, 3, K, max_rows=4)
+    slots.set_rows(["a", "b"])
+    slots.layer(1).words[0] = 0.5
+    twin = copied(slots)
+    assert torch.equal(twin.words, slots.words) and twin.slot_of("b") == 1
+    twin.layer(1).words[0] = 0.75
+    twin.layer(1).indices[0] = 7
+    assert (twin.words[1, 0] == 0.75).all() and (twin.indices[1, 0] == 7).all()
+    assert (slots.words[1, 0] == 0.5).all() and (slots.indices[1, 0] == -1).all()
+    repeated = twin.repeat_rows()
+    assert repeated.tolist() == [0, 1] and repeated.data_ptr() == twin.row_slot.data_ptr()
+    assert twin.set_rows(["b", "c"]).tolist() == [1, 2] == repeated.tolist()
+    assert slots.row_slot.tolist() == [0, 1, -1, -1]

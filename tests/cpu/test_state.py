@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -132,8 +134,11 @@ def test_it_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("slots", "k", "message"),
     [
-        (0, 1, "slots: wanted at least 1, got 0"),
-        (1, -2, "k: wanted at least 1, got -2"),
+        (0, 1, "slots: wanted 1 to 67108864, got 0"),
+        (2**70, 1, f"slots: wanted 1 to 67108864, got {2**70}"),
+        (1, -2, "k: wanted 1 to 2097152, got -2"),
+        (1, 2**21 + 1, "k: wanted 1 to 2097152, got 2097153"),
+        (1, True, "k: wanted an integer, got True"),
         ("4", 1, "slots: wanted an integer, got '4'"),
         (4, 6.5, "k: wanted an integer, got 6.5"),
     ],
@@ -141,6 +146,58 @@ def test_it_says_what_it_is() -> None:
 def test_bad_sizes_are_named(slots: int, k: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         TopkState(slots, k)
+
+
+def test_devices_and_flags_are_named() -> None:
+    for device in ("nope", None, 1.5):
+        with pytest.raises(
+            ValueError, match=f"^device: wanted a torch.device or the name of one, got {device!r}$"
+        ):
+            TopkState(1, 1, device)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^keep_indices: wanted true or false, got 'no'$"):
+        TopkState(1, 1, keep_indices="no")  # type: ignore[arg-type]
+
+
+def test_the_default_device_does_not_count() -> None:
+    with torch.device("meta"):
+        assert TopkState(1, 1).words.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1],), "words: wanted a Tensor, got list"),
+        ((None,), "words: wanted a Tensor, got NoneType"),
+        ((torch.zeros(2, 3),), r"words: wanted shape \[any, 4\], got \[2, 3\]"),
+        ((torch.zeros(2, 4).double(),), "words: wanted dtype float32, got float64"),
+        ((torch.zeros(2, 8)[:, :4],), r"words: wanted contiguous rows, got strides \(8, 1\)"),
+        ((torch.zeros(2, 4), [1]), "indices: wanted a Tensor, got list"),
+        ((torch.zeros(2, 4), torch.zeros(2, 4)), "indices: wanted dtype int32, got float32"),
+        ((torch.zeros(2, 4), torch.zeros(2, 4).int(), 5), r"indices: wanted shape \[2, 5\], got \[2, 4\]"),
+        ((torch.zeros(2, 4), torch.zeros(3, 4).int()), r"indices: wanted shape \[2, any\], got \[3, 4\]"),
+        (
+            (torch.zeros(2, 4), torch.zeros(2, 4).int().to("meta")),
+            "indices: wanted a tensor on cpu, got meta",
+        ),
+        ((torch.zeros(2, 4), None, 0), "k: wanted 1 to 2097152, got 0"),
+    ],
+)
+def test_tensors_that_are_no_state_are_named(arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        TopkState.of(*arguments)
+
+
+def test_a_state_of_positions_knows_how_many_there_are() -> None:
+    assert TopkState.of(torch.zeros(2, 4), torch.zeros(2, 9, dtype=torch.int32)).k == 9
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16])
+def test_small_integers_count_accepted_rows_of_many(dtype: torch.dtype) -> None:
+    """The number of rows of a request need not fit the integers that count them."""
+    next_n = 300
+    state, rows = used(), left(2, next_n)
+    state.accept(rows, torch.tensor([1, 3], dtype=dtype), torch.tensor([100, 2], dtype=dtype))
+    assert torch.equal(state.words[1], rows[99]) and torch.equal(state.words[3], rows[next_n + 1])
 
 
 def left(requests: int, next_n: int, layers: tuple[int, ...] = ()) -> torch.Tensor:
