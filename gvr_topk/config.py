@@ -28,6 +28,8 @@ from pydantic import (
     model_validator,
 )
 
+from gvr_topk.constants import MAX_WIDTH
+
 DEFAULT_INDEX_TOPK = 2048
 """`index_topk` of DeepSeek-V3.2, used where the file leaves it to the checkpoint."""
 
@@ -213,6 +215,14 @@ class GvrTopkConfig(_Strict):
         if self.keep_positions is not None:
             return self.keep_positions
         return self.stats or self.path == "paper_gvr"
+
+    @property
+    def length_limits(self) -> tuple[int, int]:
+        """Lengths of the shortest and of the longest row that use the hint, in elements."""
+        return (
+            0 if self.min_length is None else self.min_length,
+            MAX_WIDTH if self.max_length is None else self.max_length,
+        )
 
     @model_validator(mode="after")
     def _path_has_positions(self) -> GvrTopkConfig:

@@ -14,6 +14,7 @@ import torch
 
 from gvr_topk.arguments import Checks
 from gvr_topk.constants import (
+    MAX_CLUSTER_SIZE,
     MAX_ROWS,
     MAX_WIDTH,
     PAPER_MAX_WIDTH,
@@ -24,6 +25,9 @@ from gvr_topk.constants import (
 )
 from gvr_topk.contract import DTYPES
 from gvr_topk.library import policy_library
+
+_CHECKS = Checks()
+_INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 
 
 def paths_by_name(paths: Iterable[Path]) -> dict[str, Path]:
@@ -176,6 +180,12 @@ def can_use_heuristic(
     -------
     GateDecision
 
+    Raises
+    ------
+    ValueError
+        A length or a number of slots is no integer of 64 bits, `k` is out of range, or another argument is no
+        bool.
+
     Examples
     --------
     >>> can_use_heuristic(length=70690, k=2048).reason
@@ -183,8 +193,24 @@ def can_use_heuristic(
     >>> can_use_heuristic(length=70690, k=2048, slot=-1).reason
     'no_slot'
     """
-    row = _Row(enabled, has_state, aligned, slot, slots, length, k, min_length, max_length, known)
+    row = _Row(
+        _CHECKS.flag("enabled", enabled),
+        _CHECKS.flag("has_state", has_state),
+        _CHECKS.flag("aligned", aligned),
+        _number("slot", slot),
+        _number("slots", slots),
+        _number("length", length),
+        _CHECKS.integer("k", k, 1, MAX_WIDTH),
+        _number("min_length", min_length),
+        _number("max_length", max_length),
+        _CHECKS.flag("known", known),
+    )
     return GateDecision(HintReason(policy_library().gvr_topk_can_use_heuristic(*row)), row)
+
+
+def _number(name: str, value: int) -> int:
+    """Check an integer that the library takes in 64 bits; others would wrap on the way."""
+    return _CHECKS.integer(name, value, -_INT64_MAX - 1, _INT64_MAX)
 
 
 def plan(
@@ -230,12 +256,15 @@ def plan(
         `ctas_per_row` is not a size that the GPU offers, is too small for `width` or is above `max_ctas`;
         `max_ctas` is not a cluster size; or path ``"paper_gvr"`` does not serve this `k`, `width` or `arch`.
     """
-    checks = Checks()
+    checks = _CHECKS
     rows, width = checks.integer("rows", rows, 0, MAX_ROWS), checks.integer("width", width, 0, MAX_WIDTH)
     k = checks.integer("k", k, 1, MAX_WIDTH)
     sm_count, arch = checks.integer("sm_count", sm_count, 1), checks.integer("arch", arch, 1)
     ctas_per_row = checks.integer("ctas_per_row", ctas_per_row)
     max_ctas = checks.integer("max_ctas", max_ctas)
+    for name, number in (("sm_count", sm_count), ("arch", arch)):
+        if number > _INT32_MAX:
+            raise checks.fail(name, f"at most {_INT32_MAX}", number)
     if dtype not in DTYPES:
         raise checks.fail("dtype", "torch.float32, torch.bfloat16 or torch.float16", repr(dtype))
     planned = (ctypes.c_int32 * 10)()
@@ -247,8 +276,9 @@ def plan(
         parse_path(path),
         sm_count,
         arch,
-        ctas_per_row,
-        max_ctas,
+        # The library names wrong sizes; those beyond 32 bits become the nearest that it finds wrong.
+        max(-1, min(ctas_per_row, MAX_CLUSTER_SIZE + 1)),
+        max(-1, min(max_ctas, MAX_CLUSTER_SIZE + 1)),
         planned,
     )
     problems = {
@@ -288,10 +318,20 @@ def values_of_led_row(plan: Plan, *, width: int, length: int, k: int) -> int:
     int
         Elements that each thread of that CTA holds; 0 if the whole cluster shares the row.
 
+    Raises
+    ------
+    ValueError
+        `plan` is no `Plan`, or a size is no integer or out of range.
+
     Examples
     --------
     >>> values_of_led_row(plan(rows=1, width=131_072, k=2048), width=131_072, length=8000, k=2048)
     16
     """
+    if not isinstance(plan, Plan):
+        raise _CHECKS.wrong_type("plan", Plan, plan)
+    width = _CHECKS.integer("width", width, 0, MAX_WIDTH)
+    length = _CHECKS.integer("length", length, 0, MAX_WIDTH)
+    k = _CHECKS.integer("k", k, 1, MAX_WIDTH)
     family = Family[plan.family.upper()]
     return int(policy_library().gvr_topk_values_of_led_row(family, width, length, k))

@@ -372,15 +372,15 @@ class _ServingPath:
 
     def decide(self, length: int) -> GateDecision:
         """The gate's answer for a row of this true length, within the configured lengths if any."""
-        low, high = self.options.min_length, self.options.max_length
+        shortest, longest = self.options.length_limits
         return can_use_heuristic(
             length=length,
             k=self.k,
             enabled=self.enabled and asks_for_hint(parse_path(self.options.path)),
             slot=self.slot,
             slots=self.requests.num_slots,
-            min_length=0 if low is None else low,
-            max_length=MAX_WIDTH if high is None else high,
+            min_length=shortest,
+            max_length=longest,
             known=float(self.word()[0]) != STATE_UNKNOWN,
         )
 

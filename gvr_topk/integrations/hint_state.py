@@ -298,15 +298,15 @@ class HintState:
         """Return for each request `HINTED`, `DUMMY`, or the gate's reason why its rows use no slot."""
         ids = list(metadata.request_ids)[:requests]
         kinds = [DUMMY if _is_dummy(request) else HINTED for request in ids]
-        low, high = self.options.min_length, self.options.max_length
-        if low is not None or high is not None:
+        shortest, longest = self.options.length_limits
+        if (shortest, longest) != (0, MAX_WIDTH):
             cached = metadata.kv_cache_params.num_cached_tokens_per_seq
             for i, (past, new) in enumerate(zip(cached, metadata.seq_lens.tolist(), strict=False)):
                 reason = can_use_heuristic(
                     length=(past + new) // self.compress_ratio,
                     k=self.k,
-                    min_length=0 if low is None else low,
-                    max_length=MAX_WIDTH if high is None else high,
+                    min_length=shortest,
+                    max_length=longest,
                 ).code
                 if kinds[i] == HINTED and reason in (HintReason.TOO_SHORT, HintReason.TOO_LONG):
                     kinds[i] = reason.name.lower()

@@ -1,0 +1,82 @@
+"""Arguments of the gate and the plan that would wrap, or be converted, on their way to the library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gvr_topk.config import GvrTopkConfig
+from gvr_topk.constants import MAX_WIDTH
+from gvr_topk.policy import can_use_heuristic, plan, values_of_led_row
+
+NUMBERS = ("slot", "slots", "length", "min_length", "max_length")
+FLAGS = ("enabled", "has_state", "aligned", "known")
+LIMITS = f"{-(2**63)} to {2**63 - 1}"
+GATE: list[tuple[str, Any, str]] = [
+    *((name, 2**64 + 70690, f"{LIMITS}, got {2**64 + 70690}") for name in NUMBERS),
+    *((name, 5000.0, "an integer, got 5000.0") for name in NUMBERS),
+    *((name, True, "an integer, got True") for name in NUMBERS),
+    *((name, None, "true or false, got None") for name in FLAGS),
+    *((name, 1, "true or false, got 1") for name in FLAGS),
+    ("k", 0, f"1 to {MAX_WIDTH}, got 0"),
+    ("k", 2**32 + 2048, f"1 to {MAX_WIDTH}, got {2**32 + 2048}"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), GATE)
+def test_the_gate_names_what_it_cannot_compare(name: str, value: Any, message: str) -> None:
+    given: dict[str, Any] = {"length": 70690, "k": 2048}
+    with pytest.raises(ValueError, match=f"^{name}: wanted {message}$"):
+        can_use_heuristic(**given | {name: value})
+
+
+def test_the_gate_takes_numbers_and_flags_of_numpy() -> None:
+    assert can_use_heuristic(length=np.int64(70690), k=np.int32(2048), known=np.True_).allowed  # type: ignore
+    assert not can_use_heuristic(length=70690, k=2048, enabled=np.False_).allowed  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ctas_per_row": 2**32 + 4}, f"ctas_per_row: wanted 0, 1, 2, 4, 8 or 16 .*, got {2**32 + 4}"),
+        ({"ctas_per_row": -(2**32)}, f"ctas_per_row: wanted 0, 1, 2, 4, 8 or 16 .*, got {-(2**32)}"),
+        ({"max_ctas": 2**32 + 8}, f"max_ctas: wanted 0, 1, 2, 4, 8 or 16, got {2**32 + 8}"),
+        ({"max_ctas": True}, "max_ctas: wanted an integer, got True"),
+        ({"sm_count": 2**40}, f"sm_count: wanted at most {2**31 - 1}, got {2**40}"),
+        ({"arch": 2**33}, f"arch: wanted at most {2**31 - 1}, got {2**33}"),
+    ],
+)
+def test_the_plan_names_sizes_beyond_32_bits(change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"rows": 1, "width": 131_072, "k": 2048}
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        plan(**given | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"length": 2**32 + 8000}, f"length: wanted 0 to {MAX_WIDTH}, got {2**32 + 8000}"),
+        ({"width": 2**32}, f"width: wanted 0 to {MAX_WIDTH}, got {2**32}"),
+        ({"k": 2.0}, "k: wanted an integer, got 2.0"),
+        ({"plan": "resident"}, "plan: wanted a Plan, got str"),
+    ],
+)
+def test_led_rows_are_named(change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"plan": plan(rows=1, width=131_072, k=2048), "width": 131_072}
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        values_of_led_row(**given | {"length": 8000, "k": 2048} | change)
+
+
+@pytest.mark.parametrize(
+    ("configured", "limits"),
+    [
+        ({}, (0, MAX_WIDTH)),
+        ({"min_length": 5}, (5, MAX_WIDTH)),
+        ({"max_length": 9}, (0, 9)),
+        ({"min_length": 5, "max_length": 9}, (5, 9)),
+    ],
+)
+def test_limits_of_a_configuration(configured: dict[str, int], limits: tuple[int, int]) -> None:
+    assert GvrTopkConfig(**configured).length_limits == limits
