@@ -1,13 +1,15 @@
-"""What tests of the TensorRT-LLM integration share: a process that no other test has changed."""
+"""What tests of the TensorRT-LLM integration share: a process no other test has changed, and an oracle."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 
+from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import tensorrt_llm as integration
 
 
@@ -22,3 +24,30 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     integration.uninstall()
+
+
+def check_decode_rows(*, in_order: bool) -> list[int]:
+    """Compare every decode row that the loaded fake selects from now on with the oracle.
+
+    Parameters
+    ----------
+    in_order : bool
+        Whether positions ascend, as this package's op promises and TensorRT-LLM's own does not.
+
+    Returns
+    -------
+    list of int
+        Rows of each call that was compared; it grows.
+    """
+    compared: list[int] = []
+
+    def check(logits: torch.Tensor, lengths: torch.Tensor, chosen: torch.Tensor) -> None:
+        expected = sorted_topk(logits, lengths, chosen.shape[1])
+        if in_order:
+            assert torch.equal(chosen, expected)
+        else:
+            assert torch.equal(chosen.sort(1).values, expected.sort(1).values)
+        compared.append(len(chosen))
+
+    sys.modules["fake_base"].on_decode = check
+    return compared

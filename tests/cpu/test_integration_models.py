@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from integration_setup import undisturbed
+from integration_setup import check_decode_rows, undisturbed
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
@@ -36,17 +36,19 @@ def decode(engine: Engine, requests: list[Request], steps: int, next_n: int) -> 
 
 
 def both_ways(monkeypatch, next_n: int, lengths: list[int], steps: int, **options):
-    """What is selected without the hook and with it, and the hooked engine."""
-    results = []
+    """What is selected without the hook and with it, each compared with the oracle, and the hooked engine."""
+    results, compared = [], []
     for mode in ("0", "1"):
         monkeypatch.setenv("TRTLLM_GVR_TOPK", mode)
         dsa = load_dsa()
         assert integration.install()
+        compared.append(check_decode_rows(in_order=mode == "1"))
         engine = Engine(dsa, max_requests=len(lengths), **options)
         requests = [Request(i, n, n + 99, seed=i, done=n) for i, n in enumerate(lengths, 1)]
         results.append(decode(engine, requests, steps, next_n))
         if mode == "0":
             integration.uninstall()
+    assert compared[0] == compared[1] and sum(compared[0]) > 0
     return *results, engine
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from integration_setup import undisturbed
+from integration_setup import check_decode_rows, undisturbed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
@@ -94,9 +94,13 @@ def run(dsa, steps=160, next_n=1, seed=0, graphs=True, phases=False, **engine_op
 
 @pytest.mark.parametrize("next_n", [1, 2, 3, 4])
 def test_same_sets_with_and_without(shape, monkeypatch, next_n):
-    _, plain = run(load_dsa(), next_n=next_n, seed=next_n)
+    dsa = load_dsa()
+    theirs_compared = check_decode_rows(in_order=False)
+    _, plain = run(dsa, next_n=next_n, seed=next_n)
     hooked(monkeypatch)
+    ours_compared = check_decode_rows(in_order=True)
     _, chosen = run(load_dsa(), next_n=next_n, seed=next_n)
+    assert ours_compared == theirs_compared and sum(ours_compared) > 300
     assert len(chosen) == len(plain) > 150
     for ours, theirs in zip(chosen, plain, strict=True):
         assert torch.equal(ours, theirs)
@@ -111,8 +115,10 @@ def test_same_sets_phase_by_phase(monkeypatch, shape):
     with fake_package(shape):
         _, plain = run(load_dsa(), seed=7, phases=True)
         hooked(monkeypatch, keep_positions=True)
+        compared = check_decode_rows(in_order=True)
         _, chosen = run(load_dsa(), seed=7, phases=True)
         assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
+        assert sum(compared) > 300
         assert integration.counters().requests["seeded"] > 5
         assert not any(path == "original" for path, _ in integration.counters().calls)
 
@@ -121,7 +127,9 @@ def test_same_sets_phase_by_phase(monkeypatch, shape):
 def test_same_sets_with_positions(shape, monkeypatch, options):
     _, plain = run(load_dsa(), steps=60, next_n=2, seed=5)
     hooked(monkeypatch, **options)
+    compared = check_decode_rows(in_order=True)
     engine, chosen = run(load_dsa(), steps=60, next_n=2, seed=5)
+    assert sum(compared) > 100
     assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
     assert state_of(engine).requests.indices is not None
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Literal, Optional
 
 import torch
 from pydantic import BaseModel, ConfigDict
-
-from gvr_topk.contract import exact_topk, row_lengths
+from stable_topk import chosen as stable_topk
+from stable_topk import draft_lengths
 
 PREFILL_SCHEMA = (
     "indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor(a!) indices, "
@@ -29,6 +30,9 @@ CUTE_DSL_SCHEMA = (
 _library: torch.library.Library | None = None
 _defined: list[str] = []
 _later: tuple[str, ...] = ()
+
+on_decode: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] | None = None
+"""Given scores, visible lengths and result of each decode top-k, where a test looks at them."""
 
 
 def define_ops(*schemas: str) -> None:
@@ -62,12 +66,12 @@ def load_ops() -> None:
     ):
         assert logits.dtype == torch.float32 and seq_lens.size(0) * next_n == logits.size(0)
         assert indices.size(1) >= index_topk
-        lengths = row_lengths(seq_lens, logits.size(0), next_n) // compress_ratio
-        chosen = exact_topk(logits, lengths, index_topk)
-        indices[:, :index_topk] = chosen.flip(1)  # unordered by contract: no test may rely on an order
+        lengths = draft_lengths(seq_lens, next_n) // compress_ratio
+        # Unordered by contract: no test may rely on an order.
+        indices[:, :index_topk] = stable_topk(logits, lengths, index_topk)
 
     def indexer_topk_prefill(logits, row_starts, row_ends, indices, index_topk=topk):
-        indices[:, :index_topk] = exact_topk(logits, row_ends - row_starts, index_topk)
+        indices[:, :index_topk] = stable_topk(logits, row_ends - row_starts, index_topk, row_starts)
 
     def cute_dsl_indexer_topk_decode(logits, seq_lens, indices, top_k, next_n):
         indexer_topk_decode(logits, seq_lens, indices, next_n, top_k)
@@ -298,7 +302,7 @@ class IndexerBase(torch.nn.Module):
         draft = getattr(metadata, "in_mtp_draft_loop", False)
         if metadata.skip_indexer_for_gen_reqs:
             dense = torch.arange(self.index_topk, dtype=torch.int32, device=hidden_states.device)
-            ends = row_lengths(lengths, gen_tokens, next_n)
+            ends = draft_lengths(lengths, next_n)
             chosen.copy_(torch.where(dense < ends[:, None], dense, -1))
         elif draft and metadata.indexer_skip_topk:
             chosen.copy_(metadata.shared_topk_indices)
@@ -313,6 +317,8 @@ class IndexerBase(torch.nn.Module):
                 metadata.kv_cache_manager.max_seq_len // self.compress_ratio,
             )
             self.decode_topk(metadata, logits, lengths, chosen, next_n)
+            if on_decode is not None:
+                on_decode(logits, draft_lengths(lengths, next_n) // self.compress_ratio, chosen)
             if draft:
                 metadata.shared_topk_indices = chosen[self.last_rows(metadata, contexts, next_n)]
         return buffer

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-
-from gvr_topk.contract import exact_topk
+from stable_topk import chosen
 
 _LIBRARY = torch.library.Library("_C", "FRAGMENT")
 
@@ -18,11 +17,8 @@ SCHEMA = (
 def _top_k_per_row_prefill(logits, starts, ends, indices, rows, stride0, stride1, k):
     """Positions from the start of each row's window, -1 padded, in no order that a test may rely on."""
     assert (stride0, stride1) == logits.stride()
-    for row in range(rows):
-        start, end = int(starts[row]), int(ends[row])
-        window = logits[row : row + 1, start : max(start, end)]
-        chosen = exact_topk(window, torch.tensor([window.shape[1]], device=window.device), k)
-        indices[row] = chosen[0].flip(0)
+    lengths = ends[:rows] - starts[:rows]
+    indices[:rows] = chosen(logits[:rows], lengths, k, starts)
 
 
 for _name in ("top_k_per_row_prefill", "renamed_top_k_per_row_prefill"):

@@ -1,8 +1,7 @@
 import functools
 
 import torch
-
-from gvr_topk.contract import exact_topk
+from stable_topk import chosen
 
 
 @functools.cache
@@ -36,5 +35,4 @@ class SparseIndexerTopk(torch.nn.Module):
     ) -> None:
         self.resolve_backend(logits, topk_tokens, logits.shape[0])
         ends = self._row_ends(seq_lens, next_n, logits.shape[0])
-        chosen = exact_topk(logits, ends.to(torch.int64), topk_tokens)
-        topk_indices.copy_(chosen.flip(1))  # in no order that a test may rely on
+        topk_indices.copy_(chosen(logits, ends, topk_tokens))  # in no order that a test may rely on

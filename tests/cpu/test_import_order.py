@@ -1,0 +1,98 @@
+"""Which parts of the Python code may import which others: serving code depends on nothing that judges it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+INTEGRATIONS = "gvr_topk.integrations"
+SHARED = {"counters", "patch_points", "transaction", "type_hints"}
+"""Modules of `INTEGRATIONS` that know no engine."""
+BORROWED = {"vllm": {"environment", "selection", "upstream"}, "sglang": {"environment"}}
+"""Modules that are TensorRT-LLM's, and that the integration of another engine uses nevertheless."""
+COMMAND_LINE = "gvr_topk/cli.py"
+"""Not serving code: it has subcommands of the evaluation."""
+READS_TESTS = {"eval/simulated_decode.py"}
+"""Files of eval that import tests: this one decodes with the fake of TensorRT-LLM."""
+
+
+def imported(source: str, package: str) -> set[str]:
+    """Dotted names of what a file of `package` imports, anywhere in it: modules, or what is in them."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            names |= {arg.value for arg in node.args if isinstance(arg, ast.Constant) and arg.value}
+    return names
+
+
+def imports_of(path: str) -> set[str]:
+    return imported((ROOT / path).read_text(encoding="utf-8"), path.rpartition("/")[0].replace("/", "."))
+
+
+def within(names: set[str], *packages: str) -> set[str]:
+    """Names that lie in one of the packages."""
+    return {name for name in names if any(f"{name}.".startswith(f"{package}.") for package in packages)}
+
+
+def files_of(folder: str) -> list[str]:
+    found = [str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert found
+    return found
+
+
+SERVING = [
+    path
+    for path in ["gvr_topk_autoload.py", *files_of("gvr_topk")]
+    if path != COMMAND_LINE and not path.startswith("gvr_topk/evaluation/")
+]
+
+
+def test_every_way_to_import_is_seen() -> None:
+    source = (
+        "import a.b as c\n"
+        "def f():\n    from d import e, g\n    from . import h\n    from ..i import j\n"
+        "    import_module('k.l')\n    importlib.import_module('m', package=n)\n"
+    )
+    assert imported(source, "p.q") == {"a.b", "d.e", "d.g", "p.q.h", "p.i.j", "k.l", "m"}
+    assert within({"a", "a.b", "ab.c", "d"}, "a") == {"a", "a.b"}
+
+
+def test_serving_code_imports_no_evaluation() -> None:
+    assert f"{INTEGRATIONS.replace('.', '/')}/vllm/hook.py" in SERVING and "gvr_topk/ops.py" in SERVING
+    wrong = {path: within(imports_of(path), "gvr_topk.evaluation", "eval", "tests") for path in SERVING}
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def test_ops_import_no_integrations() -> None:
+    ops = [path for path in SERVING if path.startswith("gvr_topk/") and path.count("/") == 1]
+    wrong = {path: within(imports_of(path), INTEGRATIONS) for path in ops}
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+@pytest.mark.parametrize("engine", BORROWED)
+def test_engines_share_what_is_listed(engine: str) -> None:
+    used = set()
+    for path in files_of(f"gvr_topk/integrations/{engine}"):
+        names = within(imports_of(path), INTEGRATIONS) - within(imports_of(path), f"{INTEGRATIONS}.{engine}")
+        used |= {name.removeprefix(f"{INTEGRATIONS}.").split(".")[0] for name in names}
+    assert used - SHARED == BORROWED[engine]
+
+
+def test_eval_imports_no_tests() -> None:
+    fakes = [path.stem for path in (ROOT / "tests" / "fakes").glob("*.py")]
+    assert {path for path in files_of("eval") if within(imports_of(path), "tests", *fakes)} == READS_TESTS
+
+
+def test_fakes_import_nothing_of_the_package() -> None:
+    """Otherwise the engine's own selection and this package's could have the same fault."""
+    wrong = {path: within(imports_of(path), "gvr_topk", "eval") for path in files_of("tests/fakes")}
+    assert {path: names for path, names in wrong.items() if names} == {}
