@@ -400,12 +400,18 @@ class TestLeftToSGLang:
         with pytest.raises(transforms.NotServedError, match="not usable: not built"):
             transforms._check_device(torch.device("cuda", 7))
 
-    def test_old_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
+    def test_compute_capability(self, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
         status = transforms.library_status()
         monkeypatch.setattr(transforms, "library_status", lambda: type(status)(True, "", ""))
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-        with pytest.raises(transforms.NotServedError, match=r"compute capability 8\.0, wanted 9\.0"):
-            transforms._check_device(torch.device("cuda", 8))
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        check = transforms._check_device.__wrapped__  # without the answer for another capability
+        if capability >= (9, 0):
+            check(torch.device("cuda", 8))
+            return
+        refused = rf"compute capability {capability[0]}\.{capability[1]}, wanted 9\.0 or later"
+        with pytest.raises(transforms.NotServedError, match=refused):
+            check(torch.device("cuda", 8))
 
 
 class TestState:
