@@ -26,9 +26,7 @@ A run counts only if its log shows that the heuristic top-k was on (or off, on t
 of a task are short, TensorRT-LLM may skip the top-k, and the run is no evidence: use ``--task longbench_v1``
 alone.
 
-Exit status: 0 every task within, 1 a regression, 2 wrong use, 3 inconclusive, runs failed or no evidence
-that the feature ran, 4 the script itself failed, 130 interrupted (143 and 129 by SIGTERM and SIGHUP). An
-interrupted evaluation goes on where it stopped when the same command is given again, on the same builds
+An interrupted evaluation goes on where it stopped when the same command is given again, on the same builds
 and GPU.
 """
 
@@ -38,22 +36,18 @@ import json
 import math
 import shlex
 import statistics
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import typer
 
 from eval.common.configs import combined_configs
 from eval.common.exits import clean_exits, refuse_disabled
 from eval.common.identity import build_identity
-from eval.common.options import refuse_repeats
+from eval.common.options import refuse_repeats, require_program
 from eval.common.order import Order, variant_order
 from eval.common.pairing import complete_pairs
 from eval.common.pairs import check_pair
@@ -469,6 +463,7 @@ def main(
             typer.echo(describe_plan(planned, store))
             return
         refuse_disabled()
+        require_program([*shlex.split(launcher), PROGRAM], "trtllm-eval")
         with store:
             outcome = execute(
                 planned,
@@ -501,7 +496,3 @@ def main(
         complete = len(outcome.records) == len(planned) and len(decisions) == len(tasks)
         status = exit_status([item.verdict for item in decisions], complete)
         raise typer.Exit(TOOL_FAULT if outcome.faulty and status != REGRESSION else status)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,7 +1,7 @@
 """Time the op and other projects' kernels over length, batch, k, dtype, hint and kind of row.
 
-    python -m eval bench --out bench.json --baseline-dir FOLDER --traces FOLDER
-    python -m eval bench --out bench.json --traces FOLDER --quick
+    python -m eval bench --out out/bench.json --baseline-dir FOLDER --traces FOLDER
+    python -m eval bench --out out/bench.json --traces FOLDER --quick
 
 A figure is the median over replays of a CUDA graph, per launch. The launches of a graph walk a chain of
 consecutive decode steps, each on a row that no launch before it has seen and no cache holds, with the state
@@ -28,24 +28,17 @@ are the same by PyTorch's operators.
 The JSON is rewritten after each cell, so a run that is stopped keeps what it had; ``--resume`` goes on from
 such a file, on the same machine or a later one (each result says which run made it). ``--report`` prints the
 tables of a file and measures nothing. ``--quick`` measures what the limits of our own times need.
-
-Exit status: 0, 1 a kernel of ours was not exact or failed, 2 wrong use, 3 stopped by ``--seconds``.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import typer
@@ -86,7 +79,7 @@ from eval.common.bench_report import (
     worst_ratios,
 )
 from eval.common.machine import describe_machine
-from eval.common.options import TraceFolder
+from eval.common.options import TraceFolder, read_results, require_gpu, require_writable
 from eval.common.our_kernels import (
     BLOCKS,
     HINTED,
@@ -149,8 +142,6 @@ BLOCKS_OPS = {BLOCKS: prepare_blocks, IN_BLOCKS: prepare_in_blocks}
 
 QUICK = (HINTED, NO_HINT, PREFILL)
 """What ``--quick`` measures."""
-
-app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True)
@@ -478,24 +469,6 @@ def report(data: dict[str, Any], console: Console) -> None:
     console.print(checks_table(checks(index)))
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a result file.
-
-    Raises
-    ------
-    typer.BadParameter
-        It is none, or of another format.
-    """
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"{path}: {error}") from error
-    got = data.get("format") if isinstance(data, dict) else None
-    if got != FORMAT:
-        raise typer.BadParameter(f"{path}: wanted format {FORMAT!r}, got {got!r}")
-    return dict(data)
-
-
 def select(cells: Sequence[Cell], groups: str, pattern: str) -> list[Cell]:
     """Cells of the named groups (comma-separated; empty: all) whose key the regular expression finds."""
     names = {group for group in groups.split(",") if group}
@@ -505,9 +478,8 @@ def select(cells: Sequence[Cell], groups: str, pattern: str) -> list[Cell]:
     return [cell for cell in cells if (not names or cell.group in names) and re.search(pattern, cell.key)]
 
 
-@app.command()
 def main(
-    out: Annotated[Path, typer.Option(help="Result file.")] = Path("bench_kernels.json"),
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/bench.json"),
     only: Annotated[str, typer.Option(help=f"Implementations, comma-separated, of {', '.join(ALL)}.")] = "",
     groups: Annotated[
         str, typer.Option(help=f"Groups of cells, comma-separated, of {', '.join(GROUPS)}.")
@@ -524,17 +496,17 @@ def main(
     """Measure the selected cells, or print the tables of a file."""
     console = Console()
     if show is not None:
-        report(load(show), console)
+        report(read_results(show, FORMAT), console)
         return
-    if not torch.cuda.is_available():
-        raise typer.BadParameter("wanted a CUDA device, got none")
+    require_gpu()
+    require_writable(out)
     names = [name for name in only.split(",") if name] or list(QUICK if quick else (*ALL, FLOOR))
     if unknown := set(names) - {*ALL, FLOOR}:
         raise typer.BadParameter(f"--only: no implementation {', '.join(sorted(unknown))}")
     started = time.monotonic()
     data: dict[str, Any] = {"format": FORMAT, "method": METHOD, "runs": [], "cells": {}, "results": []}
     if resume is not None:
-        kept = load(resume)
+        kept = read_results(resume, FORMAT)
         data |= {name: kept[name] for name in ("runs", "cells", "results")}
     data["results"] = [result for result in data["results"] if not _failed(result)]
     done = {(result["cell"], result["impl"]) for result in data["results"]}
@@ -609,7 +581,3 @@ def _shown(result: dict[str, Any]) -> str:
     if result["cold_us"] is None:
         return f"({result['note']})"
     return f"{result['cold_us']:.2f}" + ("*" if result["exact"] is False else "")
-
-
-if __name__ == "__main__":
-    app()

@@ -7,8 +7,6 @@ installs that torch with all it needs, installs the wheel, and runs a small prog
 libraries load, the op has its CUDA implementation, one call on the CPU gives the contract's result, and
 starting Python imports neither torch nor the package. Each environment is deleted before the next one is
 made, because a CUDA build of torch takes several gigabytes.
-
-Exit status: 0 the wheel works on every release, 1 it does not, 2 wrong use.
 """
 
 from __future__ import annotations
@@ -22,12 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import typer
 
 from eval.common.machine import describe_machine, write_json
+from eval.common.options import require_writable
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_RELEASES = ("2.9.1", "2.11.0", "2.13.0")
@@ -105,6 +101,7 @@ def main(
     if wheel is not None and not wheel.is_file():
         typer.echo(f"--wheel: wanted a file, got {wheel}", err=True)
         raise typer.Exit(2)
+    require_writable(json_out, "--json")
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="check_wheel_") as place:
         wheel = build_wheel(Path(place)) if wheel is None else wheel.resolve()
@@ -122,7 +119,3 @@ def main(
         write_json(json_out, {"machine": machine, "wheel": name, "torch": [asdict(o) for o in outcomes]})
     if not all(outcome.ok for outcome in outcomes):
         raise typer.Exit(1)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import some_of
+from eval.common.options import no_gpu, some_of, why_unwritable
 from eval.common.status import UNDECIDED, WRONG_USE
 
 INTERFACE = "vllm.v1.attention.ops.flashmla"
@@ -350,7 +350,9 @@ def main(argv: list[str] | None = None) -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         if device != "cuda":
-            raise MissingError("wanted a CUDA GPU, got none")
+            raise MissingError(no_gpu())
+        if problem := why_unwritable(options.out):
+            raise MissingError(problem)
         flashmla = load()
     except MissingError as missing:
         print(f"flashmla: {missing}", file=sys.stderr)
@@ -400,7 +402,3 @@ def _summary(measured: dict[str, Any]) -> str:
         f"{spent}; {found['shuffles_equal_to_ascending']} of {found['shuffles']} shuffles equal to "
         f"ascending, {found['ascending_distinct']} outputs in {found['ascending_runs']} runs of ascending"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -13,22 +13,16 @@ of blocks, with the path ``auto``.
 
 With ``--beside`` a neighbour of `eval.common.stress_neighbours` works on another stream during each call;
 several take turns.
-
-Exit status: 0 no mismatch, 1 a mismatch or a call that failed, 2 wrong use or a missing GPU.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
-
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
@@ -49,6 +43,7 @@ from eval.common.fuzz_cases import (
 )
 from eval.common.fuzz_prefill import PrefillCase, draw_prefill_case, make_prefill_problem
 from eval.common.machine import describe_machine, write_json
+from eval.common.options import require_device, require_writable
 from eval.common.stress_cases import CONFIGURATIONS
 from eval.common.stress_library import StressError
 from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
@@ -78,6 +73,10 @@ BLOCKS_SHARE = 0.2
 """Share of the other cases that call the ops of blocks."""
 
 REPORT_SECONDS = 60.0
+
+LARGEST_SEED = 2**43 - 1
+LARGEST_INDEX = 2**53
+"""Numbers that torch's generator takes, which gets one of 64 bits made of both."""
 
 
 class Mismatch(AssertionError):
@@ -390,9 +389,9 @@ def run(
 
 def main(
     seconds: Annotated[float, typer.Option(help="Time to fuzz for.", min=0.001)] = 60.0,
-    seed: Annotated[int, typer.Option(help="Seed of the cases.", min=0)] = 0,
-    first: Annotated[int, typer.Option(help="Index of the first case.", min=0)] = 0,
-    only: Annotated[int, typer.Option(help="Run this case alone.")] = -1,
+    seed: Annotated[int, typer.Option(help="Seed of the cases.", min=0, max=LARGEST_SEED)] = 0,
+    first: Annotated[int, typer.Option(help="Index of the first case.", min=0, max=LARGEST_INDEX)] = 0,
+    only: Annotated[int | None, typer.Option(help="Run this case alone.", min=0, max=LARGEST_INDEX)] = None,
     paths: Annotated[str, typer.Option(help="Paths to force, comma-separated.")] = ",".join(PATHS),
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     beside: Annotated[str, typer.Option(help="Neighbours on another stream, comma-separated, or all.")] = "",
@@ -404,11 +403,8 @@ def main(
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
     """Fuzz the ops."""
-    if device not in ELEMENTS:
-        raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        # A missing GPU must not look like a wrong result.
-        raise typer.BadParameter("--device: wanted a CUDA device, got none; --device cpu runs without")
+    require_device(device)
+    require_writable(out)
     wanted = tuple(path for path in paths.split(",") if path)
     if not wanted or not set(wanted) <= set(PATHS):
         raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
@@ -422,14 +418,13 @@ def main(
         neighbours = [make_neighbour(name, device, CONFIGURATIONS[3]) for name in names]
     except (ValueError, StressError) as error:
         raise typer.BadParameter(f"--beside: {error}") from None
-    alone = only >= 0
     summary = run(
         device,
         seconds,
         seed,
-        only if alone else first,
+        first if only is None else only,
         wanted,
-        1 if alone else 2**62,
+        2**62 if only is None else 1,
         neighbours,
         prefill,
         blocks,
@@ -459,7 +454,3 @@ def main(
         again += f" --paths {','.join(wanted)} --prefill {prefill} --blocks {blocks}"
         print(f"again: {again}" + (f" --beside {beside}" if beside else ""))
         raise typer.Exit(1)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -10,14 +10,10 @@ reference's.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
-
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import torch
@@ -25,7 +21,7 @@ import typer
 
 from eval.common.bench_cases import K, load_traces
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import TraceFolder
+from eval.common.options import TraceFolder, require_device, require_writable
 from eval.common.tables import markdown_table
 from gvr_topk.arguments import FLAG_QUANTILE_GUESS, Arguments
 from gvr_topk.constants import Path as KernelPath
@@ -156,15 +152,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main(
     out: Annotated[Path, typer.Option(help="Result file; the table goes beside it as .md.")] = Path(
-        "guess_table.json"
+        "out/guess_table.json"
     ),
     traces: TraceFolder = None,
     layers: Annotated[str, typer.Option(help="Layers of the generator.")] = ",".join(map(str, LAYERS)),
     steps: Annotated[int, typer.Option(help="Most steps of a trace.", min=1)] = 256,
     generated: Annotated[int, typer.Option(help="Steps of the generator.", min=1)] = 24,
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda"
-    if torch.cuda.is_available()
-    else "cpu",
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
     """Replay every source with every guess."""
@@ -172,10 +166,8 @@ def main(
     known = {str(layer) for layer in LAYERS}
     if not set(names) <= known:
         raise typer.BadParameter(f"--layers: wanted some of {','.join(known)}, got {layers!r}")
-    if device not in ("cuda", "cpu"):
-        raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("--device: wanted a CUDA device, got none; --device cpu runs without")
+    require_device(device)
+    require_writable(out)
     torch.set_num_threads(1)  # rows are too short to share
     sources: list[ScoreSource] = [*load_traces(traces)]
     sources += [LayerGenerator(int(layer), GENERATED_LENGTH, generated) for layer in names]
@@ -197,7 +189,3 @@ def main(
     write_json(out, data)
     out.with_suffix(".md").write_text(table(rows) + "\n")
     print(f"passes of {kind}, k = {K}\n{table(rows)}")
-
-
-if __name__ == "__main__":
-    typer.run(main)

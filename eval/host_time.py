@@ -17,14 +17,10 @@ from __future__ import annotations
 import functools
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
-
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import typer
@@ -36,6 +32,7 @@ from eval import baselines
 from eval.baselines import BaselineError
 from eval.common.bench_cases import K
 from eval.common.machine import describe_machine, write_json
+from eval.common.options import require_device, require_writable
 from eval.kernel_timing import Chain
 from gvr_topk import TopkState, indexer_topk_decode
 from gvr_topk.arguments import FLAG_QUANTILE_GUESS, Arguments
@@ -164,7 +161,7 @@ def table(results: Sequence[dict[str, Any]]) -> Table:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Result file.")] = Path("host_time.json"),
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/host_time.json"),
     length: Annotated[int, typer.Option(help="Row length: short, or the device cannot keep up.")] = 8192,
     batch: Annotated[int, typer.Option(help="Rows.")] = 1,
     calls: Annotated[int, typer.Option(help="Calls of each way and turn.")] = CALLS,
@@ -173,14 +170,12 @@ def main(
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
     """Measure and print."""
-    if device not in ("cuda", "cpu"):
-        raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("--device: wanted a CUDA device, got none; --device cpu runs without")
+    require_device(device)
     if min(length, batch, calls) < 1:
         raise typer.BadParameter(
             f"--length, --batch and --calls: wanted at least 1, got {length}, {batch} and {calls}"
         )
+    require_writable(out)
     lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
     chain = Chain(torch.randn(1, batch, length, device=device), lengths, min(K, length), lead=0)
     theirs, described = their_calls(chain, baseline_dir)
@@ -201,7 +196,3 @@ def main(
     for name, its in described.items():
         if its["why_not"]:
             print(f"{name}: {its['why_not']}")
-
-
-if __name__ == "__main__":
-    typer.run(main)

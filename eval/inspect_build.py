@@ -11,8 +11,6 @@ compiled to a trap there, of few bytes.
 
 ``--record`` notes under the commit a digest of all instructions for each architecture. Where sources change
 and the digest does not, what was measured on the GPU still holds.
-
-Exit status: 0 no kernel spills and every one has code for all architectures, 1 otherwise, 2 no library.
 """
 
 from __future__ import annotations
@@ -23,7 +21,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -31,13 +28,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import typer
 from elftools.elf.elffile import ELFFile
 
 from eval.common.machine import describe_machine, write_json
+from eval.common.options import require_writable
 from eval.common.tables import markdown_table
 
 LIBRARY = Path(__file__).resolve().parent.parent / "gvr_topk" / "lib" / "libgvr_topk_cuda.so"
@@ -228,6 +223,8 @@ def main(
     commit: Annotated[str, typer.Option(help="Commit of the sources, where it is not HEAD.")] = "",
 ) -> None:
     """Print what each kernel of the built library costs on each GPU architecture."""
+    require_writable(json_out, "--json")
+    require_writable(record, "--record")
     try:
         uses = inspect(library)
     except InspectError as error:
@@ -249,7 +246,3 @@ def main(
         typer.echo(line, err=True)
     if wrong:
         raise typer.Exit(1)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -11,13 +11,9 @@ stamps than the plain sequence: such launches are counted, and timed as a whole 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
-
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +25,7 @@ from rich.table import Table
 
 from eval.common.bench_cases import Cell, Sources, all_cells, load_traces, make_chain
 from eval.common.machine import describe_machine, sm_clock_mhz, write_json
-from eval.common.options import TraceFolder
+from eval.common.options import TraceFolder, require_gpu, require_writable
 from eval.common.our_kernels import Variant, prepare_ours
 from eval.kernel_timing import Chain, ChainRun
 from gvr_topk.arguments import PHASE_STAMPS
@@ -169,7 +165,7 @@ def table(results: Sequence[dict[str, Any]], kernel: str) -> Table:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Result file.")] = Path("phase_timing.json"),
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/phase_timing.json"),
     traces: TraceFolder = None,
     cells: Annotated[str, typer.Option(help="Further N x batch of Gaussian rows, as 8192x1.")] = (
         "8192x1,8192x64,70690x1,131072x1,131072x64,1048576x1"
@@ -178,11 +174,11 @@ def main(
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
     """Measure every path on the paper's layers, traces and Gaussian rows, and print the tables."""
-    if not torch.cuda.is_available():
-        raise typer.BadParameter("wanted a CUDA device, got none")
+    require_gpu()
     wanted = [path for path in paths.split(",") if path]
     if not set(wanted) <= set(PATHS):
         raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
+    require_writable(out)
     sources = Sources(load_traces(traces))
     chosen = [cell for cell in all_cells(sources) if cell.group in ("layer", "trace")]
     for text in cells.split(","):
@@ -215,7 +211,3 @@ def main(
     console.print(f"SM clock {clock:.0f} MHz", style="dim")
     for kernel in dict.fromkeys(result["kernel"] for result in results):
         console.print(table(results, kernel))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -84,9 +84,7 @@ def draw(
 
 def _title(data: Mapping[str, Any], batches: Sequence[int]) -> str:
     """What was measured where, of the runs alone whose results are drawn."""
-    drawn = [
-        key for key, cell in data["cells"].items() if cell["group"] == "trace" or _is_drawn(cell, batches)
-    ]
+    drawn = [key for key, cell in data["cells"].items() if _is_drawn(cell, batches)]
     used = sorted({result.get("run", 0) for result in data["results"] if result["cell"] in set(drawn)})
     machines = [data["runs"][run]["machine"] for run in used]
     what = [", ".join(dict.fromkeys(machine[name] for machine in machines)) for name in ("device", "torch")]
@@ -97,7 +95,7 @@ def _title(data: Mapping[str, Any], batches: Sequence[int]) -> str:
 
 
 def _is_drawn(cell: Mapping[str, Any], batches: Sequence[int]) -> bool:
-    return cell["group"] == "main" and cell["batch"] in batches
+    return cell["group"] in ("main", "trace") and cell["batch"] in batches
 
 
 def _lines(index: Index, batch: int) -> dict[str, list[tuple[int, float]]]:

@@ -16,7 +16,6 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from eval.common.bench_report import (
@@ -426,8 +425,8 @@ def stress(quoted: dict[str, set[str]]) -> str:
     neighbours = len({result["neighbour"] for result in beside["results"]} - {"none"})
     kinds = len({result["rewritten"] for result in rewritten["results"]})
     commits = sorted({commit for name in names for commit in quoted[name]})
-    return f"""**Beside other work** (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches of
-        {configurations} configurations, alone and beside {neighbours} kinds of neighbour: {wrong(beside)}
+    return f"""**Beside other work** (commit {", ".join(commits)}): {beside["totals"]["launches"]:,} launches
+        of {configurations} configurations, alone and beside {neighbours} kinds of neighbour: {wrong(beside)}
         (guard words lie behind every output, and nothing may write there).
         In a build that delays threads, {delayed["totals"]["launches"]:,} launches: {wrong(delayed)}. While
         another stream overwrote one of {NUMBERS.get(kinds, kinds)} arguments,
@@ -463,8 +462,9 @@ def comparison(bench: Mapping[str, Any], index: Index, peers: Mapping[str, str])
     )
     seen = ", ".join(f"{_name(peer, peers)} {sets[peer]}" for peer in peers if peer in sets)
     faster = [
-        f"{_name(other, peers)} at {', '.join(f'{cell} ({times:.2f} times)' for cell, times in cells.items())}"
-        for other, cells in faster_cells(index).items()
+        f"{_name(other, peers)} at "
+        + ", ".join(f"{cell} ({ratio:.2f} times)" for cell, ratio in where.items())
+        for other, where in faster_cells(index).items()
     ]
     pdl = ", ".join(f"{shape} ({ratio:.2f} times)" for shape, ratio in slower_with_pdl(index).items())
     masked = max(hard_rows(index, "mask").values(), default=None)

@@ -1,6 +1,6 @@
 """Time several versions of the package in turns, in one run on one GPU.
 
-    python -m eval side-by-side --package before --commit-of before=ee90c38 --out side_by_side.json
+    python -m eval side-by-side --package before --commit-of before=ee90c38 --out out/side_by_side.json
 
 The working tree is always the first version. Each ``--package`` is a folder that holds another one, with its
 compiled library:
@@ -18,8 +18,6 @@ A figure is the median over the rounds, and in a round the median over replays o
 (`eval.kernel_timing`). The rows are Gaussian chains and, with ``--traces``, real ones, the same for all
 versions. Results of at least 64 steps, or of all where there are fewer, are compared with a sort after every
 replay. The ratio is the working tree's time over that of the first ``--package``.
-
-Exit status: 0, 1 a result was wrong, 2 wrong use, 3 a version failed.
 """
 
 from __future__ import annotations
@@ -34,15 +32,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import torch
 import typer
 
 from eval.common.bench_cases import load_traces
 from eval.common.machine import ROOT, describe_machine, sources_commit, write_json
-from eval.common.options import TraceFolder, refuse_repeats
+from eval.common.options import TraceFolder, refuse_repeats, require_device, require_writable
 from eval.common.package_version import CUDA_LIBRARY, PACKAGE
 from eval.common.process import CommandError, run_command
 from eval.common.side_by_side_report import TREE, Run, figures, largest_ratio, problems, table, verdict
@@ -182,10 +176,7 @@ def check_options(
     typer.BadParameter
         With the option, what was wanted and what was got.
     """
-    if device not in ("cuda", "cpu"):
-        raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise typer.BadParameter("--device: wanted a CUDA device, got none; --device cpu runs without")
+    require_device(device)
     if not packages:
         raise typer.BadParameter("--package: wanted a folder with another version, got none")
     refuse_repeats([package.resolve() for package in packages], "--package")
@@ -217,7 +208,7 @@ def main(
     package: Annotated[
         list[Path] | None, typer.Option(help="Folder with another version's gvr_topk/; may be repeated.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Result file.")] = Path("side_by_side.json"),
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/side_by_side.json"),
     rounds: Annotated[int, typer.Option(help="How often each version takes its turn.")] = 3,
     cells: Annotated[str, typer.Option(help="N x batch of Gaussian chains, comma-separated.")] = SHAPES,
     traces: TraceFolder = None,
@@ -231,6 +222,7 @@ def main(
     """Measure every version in turn, write the file and print the table."""
     packages, shapes = package or [], [shape for shape in cells.split(",") if shape]
     check_options(packages, shapes, traces, rounds, device)
+    require_writable(out)
     versions = all_versions(packages, commit, commit_of or [], device)
     files = trace_files(traces)
     runs: list[Run] = []
@@ -246,7 +238,3 @@ def main(
     for problem in data["problems"]:
         print(problem, file=sys.stderr)
     raise typer.Exit(verdict(runs))
-
-
-if __name__ == "__main__":
-    typer.run(main)

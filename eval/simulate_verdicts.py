@@ -14,22 +14,18 @@ runs with heavy tails, and a feature that doubles the spread.
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
-
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import typer
 
 from eval.accuracy_regression import PAPER as TASKS
 from eval.common.machine import describe_machine, write_json
+from eval.common.options import read_results, require_writable
 from eval.common.order import Order, variant_order
 from eval.common.sequential import LOOKS, Floats, drift_free_difference, looks_at
 from eval.common.tables import markdown_table
@@ -266,6 +262,7 @@ def main(
 ) -> None:
     """Simulate campaigns, and write how often each rule is right."""
     if not only_table:
+        require_writable(out)
         machine = describe_machine(device="cpu")
         results = {
             "format": FORMAT,
@@ -278,10 +275,6 @@ def main(
             "rows": run_all(campaigns),
         }
         write_json(out, results)
-    results = json.loads(out.read_text(encoding="utf-8"))
+    results = read_results(out, FORMAT)
     DOCS.write_text(fill_in(DOCS.read_text(encoding="utf-8"), results), encoding="utf-8")
     typer.echo(table(results))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """Decode with and without the TensorRT-LLM hook, on indexer scores of a real trace.
 
 A stand-in for the indexer of TensorRT-LLM 1.2 (`tests/fakes`, same names and signatures) decodes for a
@@ -32,13 +31,12 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fakes"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from engine import GRAPH_DUMMY, fake_package, load_dsa
 from real_op import load_real_op
 
 from eval.common.machine import describe_machine
-from eval.common.options import at_least
+from eval.common.options import at_least, no_gpu, why_unwritable
 from gvr_topk.evaluation.trace import Trace, TraceError, load_trace, shipped_trace
 from gvr_topk.integrations import tensorrt_llm as integration
 
@@ -406,7 +404,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run and report; 1 when a set differs."""
     args = parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
-        print("--device: wanted a CUDA device, got none; --device cpu runs without", file=sys.stderr)
+        print(no_gpu("--device"), file=sys.stderr)
+        return 2
+    if args.json and (problem := why_unwritable(args.json, "--json")):
+        print(problem, file=sys.stderr)
         return 2
     if args.device == "cpu":
         torch.set_num_threads(1)
@@ -427,7 +428,3 @@ def main(argv: list[str] | None = None) -> int:
         args.json.write_text(text + "\n", encoding="utf-8")
     print(text)
     return 1 if result["sets"]["different"] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,8 +18,7 @@ says so. It also says in how many requests the two counts disagree. trtllm-serve
 tokens per decoding step, from which the draft acceptance rate follows, and so does ``vllm serve
 --per-request-spec-decode-metrics summary``.
 
-Only the standard library speaks HTTP here: the script runs wherever the server runs. Exit status: 0 all
-requests measured, 2 wrong use, 3 no usable stream, 4 the script itself failed.
+Only the standard library speaks HTTP here: the script runs wherever the server runs.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-if __package__ in (None, ""):
+if __package__ in (None, ""):  # the verb tpot starts this file in a process of its own
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import typer

@@ -21,8 +21,6 @@ be exact.
 
 ``--package`` names a folder with another ``gvr_topk`` of the same interface and its libraries, for example
 another checkout, to run in place of this one.
-
-Exit status: 0 nothing wrong, 1 something wrong, 2 wrong use, 3 stopped by ``--seconds`` with nothing wrong.
 """
 
 from __future__ import annotations
@@ -35,10 +33,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import typer
+
+from eval.common.options import require_device, require_writable
 
 WRONG, STOPPED = 1, 3
 
@@ -99,15 +96,11 @@ def main(
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
     """Stress the op."""
-    if device not in ("cuda", "cpu"):
-        raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
     if launches < 0 or chaos_launches < 0 or not (rewrite or launches + chaos_launches > 0):
         raise typer.BadParameter("--launches and --chaos-launches: wanted at least one launch")
     if package is not None:
         use_package(package)
     # Not before: they import the package.
-    import torch
-
     import gvr_topk
     from eval.common import stress_cases as cases
     from eval.common import stress_neighbours as beside
@@ -123,9 +116,11 @@ def main(
     available = beside.NEIGHBOURS if device == "cuda" else ("none",)
     names = _names("--neighbours", neighbours, available)
     rewritten = _names("--tensors", tensors, cases.REWRITINGS)
-    if device == "cuda" and not (torch.cuda.is_available() and gvr_topk.library_status().loaded):
-        reason = gvr_topk.library_status().reason if torch.cuda.is_available() else "no CUDA GPU"
-        raise typer.BadParameter(f"--device cuda: {reason}")
+    require_device(device)
+    require_writable(out)
+    if device == "cuda" and not gvr_topk.library_status().loaded:
+        reason = gvr_topk.library_status().reason
+        raise typer.BadParameter(f"--device: wanted a compiled CUDA library, got none: {reason}")
     compiled = rewrite or bool({"sms", "smem", "l1", "dram"} & set(names))
     if device == "cuda" and compiled and neighbours_library() is None:
         raise typer.BadParameter(f"the library of neighbours was not built: {HOW_TO_BUILD}")
@@ -190,7 +185,3 @@ def _names(option: str, text: str, known: tuple[str, ...]) -> list[str]:
     if not names or not set(names) <= set(known):
         raise typer.BadParameter(f"{option}: wanted all or some of {','.join(known)}, got {text!r}")
     return names
-
-
-if __name__ == "__main__":
-    typer.run(main)

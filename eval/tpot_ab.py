@@ -32,9 +32,7 @@ target for another machine.
 
 A run counts only if its log shows that the heuristic top-k was on (or off, on the other side).
 
-Exit status: 0 all runs finished, 2 wrong use, 3 runs failed or there is no evidence that the feature ran, 4
-the script itself failed, 130 interrupted (143 and 129 by SIGTERM and SIGHUP). The same command goes on
-where an interrupted one stopped, on the same builds and GPU.
+The same command goes on where an interrupted one stopped, on the same builds and GPU.
 """
 
 from __future__ import annotations
@@ -48,16 +46,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import typer
 
 from eval.common.configs import combined_configs
 from eval.common.exits import clean_exits, refuse_disabled
 from eval.common.identity import build_identity
 from eval.common.machine import compute_capability
-from eval.common.options import check_label, refuse_repeats
+from eval.common.options import check_label, refuse_repeats, require_program
 from eval.common.order import Order, Variant, variant_order
 from eval.common.pairs import check_pair
 from eval.common.plan import PlannedRun, Server, describe_plan, execute, remarks
@@ -155,6 +150,21 @@ class Settings:
     def url(self, variant: Variant) -> str:
         """Server of one side."""
         return (self.url_off if variant == "off" else self.url_on) or f"http://127.0.0.1:{self.port}"
+
+
+def _check_settings(settings: Settings, mtps: Sequence[int]) -> None:
+    """Refuse MTP settings that no shipped configuration has, if none of the caller's own are given."""
+    if settings.engine == "vllm" or settings.via == "running" or settings.configs is not None:
+        return
+    shipped = Path(default_configs(settings.via))
+    pattern = shipped.name.format(mtp="*", variant="off")
+    prefix, _, suffix = pattern.partition("*")
+    known = [file.name.removeprefix(prefix).removesuffix(suffix) for file in shipped.parent.glob(pattern)]
+    if unknown := [mtp for mtp in mtps if str(mtp) not in known]:
+        raise InputError(
+            f"--mtp: wanted one of {', '.join(sorted(known))} (--configs names other configurations), "
+            f"got {', '.join(map(str, unknown))}"
+        )
 
 
 def bench_gpu() -> str:
@@ -450,6 +460,7 @@ def main(
             label: prepare_prompt(settings, file, label, entry, tokenizer)
             for label, file in _split_prompts(prompts).items()
         }
+        _check_settings(settings, mtps)
         planned = plan_runs(settings, mtps, fixed, repetitions, order)
         cases = [Case(setting, label) for setting in mtps for label in fixed]
         # A case that was run before belongs to the campaign, whether or not it is asked for now.
@@ -466,6 +477,7 @@ def main(
                 raise InputError(f"{log}: wanted the log of a running server, got no such file")
         if via != "running":
             refuse_disabled()
+            require_program([*settings.launcher, *settings.command], "--program")
         for prompt in fixed.values():
             prompt.file.parent.mkdir(parents=True, exist_ok=True)
             prompt.file.write_text(prompt.content, encoding="utf-8")
@@ -499,7 +511,3 @@ def main(
         if len(outcome.records) == len(planned):
             raise typer.Exit(0)
         raise typer.Exit(TOOL_FAULT if outcome.faulty else UNDECIDED)
-
-
-if __name__ == "__main__":
-    typer.run(main)

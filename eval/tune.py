@@ -14,9 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-if __package__ in (None, ""):
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import torch
 import typer
 from rich import box
@@ -25,6 +22,7 @@ from rich.table import Table
 
 from eval.common.bench_cases import DTYPES, KEEP, LENGTHS, K
 from eval.common.machine import describe_machine, write_json
+from eval.common.options import require_gpu, require_writable
 from eval.common.our_kernels import prepare_ours
 from eval.kernel_timing import ChainRun, gaussian_chain
 from gvr_topk.policy import plan
@@ -100,7 +98,7 @@ def show(data: dict[str, Any], console: Console) -> None:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Result file.")] = Path("tune.json"),
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/tune.json"),
     lengths: Annotated[str, typer.Option(help="Row lengths.")] = ",".join(map(str, LENGTHS)),
     batches: Annotated[str, typer.Option(help="Rows per launch.")] = ",".join(map(str, BATCHES)),
     dtypes: Annotated[str, typer.Option(help="fp32, bf16, fp16.")] = "fp32,bf16",
@@ -108,10 +106,10 @@ def main(
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
     """Sweep and print."""
-    if not torch.cuda.is_available():
-        raise typer.BadParameter("wanted a CUDA device, got none")
+    require_gpu()
     if unknown := set(dtypes.split(",")) - set(DTYPES):
         raise typer.BadParameter(f"--dtypes: wanted some of {','.join(DTYPES)}, got {','.join(unknown)}")
+    require_writable(out)
     started = time.monotonic()
     machine = describe_machine(commit)
     data: dict[str, Any] = {
@@ -132,7 +130,3 @@ def main(
         torch.cuda.empty_cache()
         write_json(out, data)
     show(data, Console(width=200))
-
-
-if __name__ == "__main__":
-    typer.run(main)

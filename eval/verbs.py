@@ -1,4 +1,8 @@
-"""The verbs of ``python -m eval``: which module each runs, what it needs and how it ends."""
+"""The verbs of ``python -m eval``: which module each runs, what it needs and how it ends.
+
+Exit codes stand here alone. Every verb ends with 130 if it is interrupted, and with 2 if ``--out`` cannot be
+written.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +51,8 @@ VERBS = {
         "time the op and other projects' kernels",
         f"{HOPPER}; none with --report",
         "5 minutes with --quick, up to an hour in all (--seconds, --resume)",
-        "0 all exact; 1 a kernel of ours was not exact or failed; 2 wrong use; 3 stopped by --seconds",
+        "0 all exact; 1 a kernel of ours was not exact or failed; 2 wrong use or a missing GPU or file;"
+        " 3 stopped by --seconds",
         "for other projects' kernels those that eval/baselines.py lists; for real rows a folder of traces",
     ),
     "side-by-side": Verb(
@@ -79,7 +84,8 @@ VERBS = {
         "compare every launch beside other work, under delays, and on rewritten arguments",
         f"{HOPPER}; none with --device cpu",
         "minutes to an hour (--launches, --seconds)",
-        "0 nothing wrong; 1 something wrong; 2 wrong use or a missing GPU; 3 stopped by --seconds",
+        "0 nothing wrong; 1 something wrong; 2 wrong use or a missing GPU or library;"
+        " 3 stopped by --seconds with nothing wrong",
         "the library of `make neighbours`; for --chaos-launches that of `make chaos`",
     ),
     "phases": Verb(
@@ -105,8 +111,9 @@ VERBS = {
         "run trtllm-eval with the heuristic off and on, and decide",
         ENGINE,
         "hours",
-        "0 every task within; 1 a regression; 2 wrong use; 3 undecided or runs failed; 4 the tool failed;"
-        " 130 interrupted",
+        "0 every task within; 1 a regression; 2 wrong use or a missing program;"
+        " 3 undecided, runs failed, or no evidence that the feature ran; 4 the tool failed;"
+        " 143 and 129 ended by SIGTERM and SIGHUP",
         "a checkpoint of the model",
     ),
     "tpot": Verb(
@@ -114,7 +121,9 @@ VERBS = {
         "measure time per output token with the heuristic off and on",
         EITHER_ENGINE,
         "hours",
-        "0 all runs finished; 2 wrong use; 3 runs failed; 4 the tool failed; 130 interrupted",
+        "0 all runs finished; 2 wrong use or a missing program;"
+        " 3 runs failed, or no evidence that the feature ran; 4 the tool failed;"
+        " 143 and 129 ended by SIGTERM and SIGHUP",
         "a checkpoint of the model and a file of prompts",
     ),
     "stream": Verb(
@@ -171,17 +180,17 @@ VERBS = {
     ),
     "readme": Verb(
         "readme_table",
-        "write the figures of README, docs/performance.md and docs/vllm.md, or check them",
+        "write the figures of README, docs/performance.md and docs/vllm.md and the picture, or check them",
         "none",
         "seconds",
-        "0 written, or the figures are those of the files; 1 they are not; 2 wrong use",
+        "0 written, or the figures are those of the files; 1 they are not, or a file is refused; 2 wrong use",
     ),
     "inspect": Verb(
         "inspect_build",
         "read registers, spills and code size from the built library",
         "none",
         "10 seconds",
-        "0 no kernel spills; 1 one does, or lacks an architecture; 2 no library",
+        "0 no kernel spills, and each has code for all architectures; 1 not so; 2 no library",
         "a CUDA library, as `make install` builds where nvcc is",
     ),
     "wheel": Verb(

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from eval.common.machine import ROOT, describe_machine, write_json
-from eval.common.options import at_least
+from eval.common.options import at_least, why_unwritable
 from eval.common.status import WRONG_USE
 from eval.common.vllm_model import VOCABULARY, write_model
 from eval.vllm_trial import LAYERS, VARIABLES, missing
@@ -127,7 +127,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Write model and prompt, run the comparison, and keep its result."""
     options = parse_args(argv)
-    lacks = [] if options.dry_run else missing()
+    lacks = [] if options.dry_run else [*missing(), *filter(None, [why_unwritable(options.out)])]
     if lacks:
         print(f"vllm-serve: {'; '.join(lacks)}", file=sys.stderr)
         return WRONG_USE
@@ -153,7 +153,3 @@ def main(argv: list[str] | None = None) -> int:
         write_json(options.out, measured | {"machine": describe_machine(options.commit)})
         print(f"written: {options.out}")
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

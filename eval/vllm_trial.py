@@ -36,7 +36,7 @@ import torch
 
 from eval.common.evidence import read_evidence
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import one_of, some_of
+from eval.common.options import no_gpu, one_of, some_of, why_unwritable
 from eval.common.process import CommandError, output_lines, run_command
 from eval.common.status import REGRESSION, UNDECIDED, WRONG_USE
 from eval.common.vllm_compare import count_twins
@@ -106,7 +106,7 @@ def missing() -> list[str]:
     if importlib.util.find_spec("vllm") is None:
         lacks.append("wanted the package vllm 0.33, got none: pip install 'gvr-topk[vllm]'")
     if not torch.cuda.is_available():
-        lacks.append("wanted a CUDA GPU, got none")
+        lacks.append(no_gpu())
     return lacks
 
 
@@ -356,6 +356,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run every engine and report."""
     options = parse_args(argv)
     lacks = missing() + missing_for(options.model_shapes)
+    lacks += filter(None, [why_unwritable(options.out)])
     if lacks:
         print(f"vllm-trial: {'; '.join(lacks)}", file=sys.stderr)
         return WRONG_USE
@@ -460,7 +461,3 @@ def _twins_line(counted: dict[str, Any]) -> str:
     twins = f"{counted['rows_with_a_twin']} of {counted['rows']} rows have the scores of another row"
     differ = f"sets differ in {counted['set']['rows']} of them, orders in {counted['order']['rows']}"
     return f"{twins}; {differ}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

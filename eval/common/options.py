@@ -6,11 +6,14 @@ import argparse
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from eval.common.prompts import InputError
 
 TraceFolder = Annotated[
     Path | None,
@@ -62,7 +65,7 @@ def require_device(device: str) -> None:
         require_gpu("--device")
 
 
-def why_unwritable(out: Path) -> str:
+def why_unwritable(out: Path, option: str = "--out") -> str:
     """Make the folder of a result file and try it; why nothing can be written there, or nothing."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -74,11 +77,11 @@ def why_unwritable(out: Path) -> str:
         if not existed:
             out.unlink()
     except OSError as error:
-        return f"--out: wanted a file that can be written, got {out}: {_reason(error)}"
+        return f"{option}: wanted a file that can be written, got {out}: {_reason(error)}"
     return ""
 
 
-def require_writable(out: Path | None) -> None:
+def require_writable(out: Path | None, option: str = "--out") -> None:
     """Refuse a result file that cannot be written, before hours are spent on what it is to hold.
 
     Raises
@@ -86,8 +89,27 @@ def require_writable(out: Path | None) -> None:
     typer.BadParameter
         As `why_unwritable` says it.
     """
-    if out is not None and (problem := why_unwritable(out)):
+    if out is not None and (problem := why_unwritable(out, option)):
         raise typer.BadParameter(problem)
+
+
+def require_program(command: Sequence[str], option: str) -> None:
+    """Refuse a command whose program is not there, before every run of a campaign fails for it.
+
+    Parameters
+    ----------
+    command : sequence of str
+        Its first word is looked up on PATH; launchers may know what this machine does not.
+    option : str
+        Name of what was asked for, for the message.
+
+    Raises
+    ------
+    InputError
+        With the name of the program.
+    """
+    if shutil.which(command[0]) is None:
+        raise InputError(f"{option}: wanted a program on PATH, got {command[0]!r}, which is not found there")
 
 
 def read_results(file: Path, version: str) -> dict[str, Any]:

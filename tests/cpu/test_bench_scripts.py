@@ -74,6 +74,7 @@ from eval.common.bench_report import (
     worst_ratios,
 )
 from eval.common.machine import describe_machine, write_json
+from eval.common.options import read_results
 from eval.common.our_kernels import VARIANTS, WITH_INDICES, prepare_ours
 from eval.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
 from gvr_topk.arguments import FLAG_PDL, PHASE_STAMPS, Arguments, PrefillArguments
@@ -811,12 +812,12 @@ class TestFiles:
         with pytest.raises(
             typer.BadParameter, match=r"other\.json.*wanted format.*got 'gvr_topk.bench_kernels/2'"
         ):
-            bench_kernels.load(path)
+            read_results(path, FORMAT)
 
     def test_written_file_carries_ratios_and_checks(self, tmp_path: Path) -> None:
         path = tmp_path / "bench.json"
         bench_kernels._write(self.data(), path)
-        written = bench_kernels.load(path)
+        written = read_results(path, FORMAT)
         assert written["worst_ratios"][0]["other"] == "trtllm"
         assert len(written["checks"]) >= len(LIMITS)
         assert list(tmp_path.iterdir()) == [path]
@@ -935,7 +936,7 @@ class TestReadmeTable:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         shutil.copytree(readme_table.RESULTS, tmp_path, dirs_exist_ok=True)
-        data = bench_kernels.load(tmp_path / "bench.json")
+        data = read_results(tmp_path / "bench.json", FORMAT)
         names = [cell["rows"] for cell in data["cells"].values() if cell["group"] == "trace"]
         cells = [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_LIMITS]
         cells += [Cell("prefill", 32768, 2048, rows=f"causal:{name.partition(':')[2]}") for name in names]

@@ -12,8 +12,8 @@ import typer
 from typer.testing import CliRunner
 
 from eval import inspect_build
-from eval.inspect_build import ARCHITECTURES, InspectError, KernelUse, faults
 from eval.common.provenance import MACHINE_CODE, MEASURED_ARCH, machine_code_of
+from eval.inspect_build import ARCHITECTURES, InspectError, KernelUse, faults
 
 CMAKE = Path(__file__).resolve().parents[2] / "cpp" / "CMakeLists.txt"
 USE = KernelUse("k", "", registers=64, stack_bytes=0, local_bytes=0, shared_bytes=0, code_bytes=1)

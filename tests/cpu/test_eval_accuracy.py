@@ -593,8 +593,20 @@ def test_timeout_is_a_failure(bench: Bench, tmp_path: Path) -> None:
 def test_missing_tool_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     result = bench.run("--runs", "1", "--task", "mmlu", "--no-keep-going")
-    assert result.exit_code == 3
-    assert "trtllm-eval not found; is the engine installed and on PATH?" in result.output
+    assert result.exit_code == 2
+    assert "trtllm-eval: wanted a program on PATH, got 'trtllm-eval', which is not found" in result.output
+    assert not (tmp_path / "out" / "runs.jsonl").exists() and bench.calls == []
+
+
+def test_missing_launcher_is_named_and_a_launcher_may_know_the_tool(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    result = bench.run("--runs", "1", "--task", "mmlu", "--launcher", "no-such-launcher -n 8")
+    assert result.exit_code == 2
+    assert "wanted a program on PATH, got 'no-such-launcher'" in result.output
+    (tmp_path / "bin" / "trtllm-eval").unlink()
+    result = bench.run("--runs", "1", "--task", "mmlu", "--no-keep-going", "--launcher", "env")
+    assert (result.exit_code == 3 and "FAILED" in result.output) or "failed" in result.output
 
 
 def test_json_reports_are_read_when_asked_for(bench: Bench) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from eval.common.options import at_least
+from eval.common.options import at_least, no_gpu, why_unwritable
 from eval.common.status import WRONG_USE
 
 ROOT = Path(__file__).resolve().parents[2]
+PROMPTS = "tests/data/eval_samples/prompts.jsonl"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,15 @@ ROOT = Path(__file__).resolve().parents[2]
         (["bench", "--traces", "nowhere"], "'nowhere' does not exist"),
         (["fuzz", "--device", "cpu", "--seconds", "0"], "should be greater than or equal to 0.001"),
         (["fuzz", "--device", "cpu", "--first", "-5"], "should be greater than or equal to 0"),
+        (["fuzz", "--device", "cpu", "--only", "-5"], "should be greater than or equal to 0"),
+        (["fuzz", "--device", "cpu", "--seed", "100000000000000000000"], "should be less than or equal to"),
+        (["bench", "--report", "nofile"], "nofile: wanted a result file, got no such file"),
+        (["plot", "nofile"], "nofile: wanted a result file, got no such file"),
+        (["verdicts", "--table", "--out", "nofile"], "nofile: wanted a result file, got no such file"),
+        (
+            ["tpot", "--model", "m", "--prompts", f"a={PROMPTS}", "--entry", "0", "--mtp", "7"],
+            "--mtp: wanted one of 0, 1, 3 (--configs names other configurations), got 7",
+        ),
         (["decode", "--device", "cpu", "--steps", "2"], "--steps: wanted an integer of at least 3, got '2'"),
         (["decode", "--requests", "0"], "--requests: wanted an integer of at least 1, got '0'"),
         (["vllm-serve", "--length", "-1"], "--length: wanted an integer of at least 1, got '-1'"),
@@ -49,3 +60,45 @@ def test_integers_from_a_minimum_on(text: str, value: int) -> None:
 def test_others_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=f"^wanted an integer of at least 3, got '{text}'$"):
         at_least(3)(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fuzz", "--device", "cpu", "--seconds", "1", "--out"],
+        ["host", "--device", "cpu", "--out"],
+        ["guesses", "--device", "cpu", "--out"],
+        ["decode", "--device", "cpu", "--json"],
+        ["inspect", "--record"],
+    ],
+)
+def test_results_that_cannot_be_written_are_refused_at_once(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    out = str(tmp_path / "file" / "out.json")
+    run = subprocess.run(
+        [sys.executable, "-m", "eval", *arguments, out], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
+    assert (run.returncode, run.stdout) == (WRONG_USE, "")
+    said = " ".join(run.stderr.replace("│", " ").split())
+    assert f"{arguments[-1]}: wanted a file that can be written, got" in said and "Traceback" not in said
+
+
+def test_trying_a_result_file_leaves_it_as_it_was(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "folder" / "new.json"
+    old.write_text("before")
+    assert why_unwritable(old) == why_unwritable(new) == ""
+    assert old.read_text() == "before" and not new.exists() and new.parent.is_dir()
+    assert "got " + str(tmp_path) in why_unwritable(tmp_path)
+
+
+def test_default_result_files_lie_in_the_ignored_folder() -> None:
+    options = re.compile(r'Path\(\s*"([^"]+\.(?:json|png))"')
+    found = [name for file in (ROOT / "eval").glob("*.py") for name in options.findall(file.read_text())]
+    assert len(found) > 8 and {name for name in found if not name.startswith("out/")} == set()
+
+
+def test_one_sentence_for_a_missing_gpu() -> None:
+    assert no_gpu() == "GPU: wanted a CUDA GPU, got none"
+    assert no_gpu("--device") == "--device: wanted a CUDA GPU, got none; --device cpu runs without"
+    said = [file for file in (ROOT / "eval").rglob("*.py") if "wanted a CUDA" in file.read_text()]
+    assert [file.name for file in said] == ["options.py"]

@@ -425,7 +425,7 @@ def test_serve_failure_shows_the_servers_log_too(bench: Bench, tmp_path: Path) -
         (("--prompts", "64K"), "LABEL=FILE"),
         (("--prompts", "64K=none.jsonl"), "got no such file"),
         (("--prompts", f"64K={SAMPLES / 'prompts.jsonl'}", "--entry", "2"), "give --tokenizer MODEL"),
-        ((*PROMPTS, "--mtp", "2"), "h200_tep8_mtp2_off.yaml"),
+        ((*PROMPTS, "--mtp", "2"), "--mtp: wanted one of 0, 1, 3"),
         ((*PROMPTS, "--mtp", "0", "--mtp", "0"), "each value once, got 0 more than"),
         ((*PROMPTS[:2], *PROMPTS), "each value once, got 64K more than"),
         (("--prompts", f"../../x={SAMPLES / 'prompts.jsonl'}"), "a label of letters, digits"),
