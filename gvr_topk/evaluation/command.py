@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gvr_topk.arguments import Checks
 from gvr_topk.config import ServeConfig, load_config, parse_config
 from gvr_topk.constants import MAX_WIDTH
 
@@ -48,11 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--length",
         type=int,
-        default=PAPER_LENGTH,
         metavar="N",
-        help="row length at step 0 of --generator (default: %(default)s)",
+        help=f"row length at step 0 of --generator (default: {PAPER_LENGTH})",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of --generator (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="seed of --generator (default: 0)")
     parser.add_argument("--config", type=Path, metavar="FILE", help="serving YAML; default: heuristic on")
     parser.add_argument("--offset", type=int, metavar="P", help="hint offset, instead of the YAML's")
     parser.add_argument("--steps", type=int, metavar="COUNT", help="steps to run; default: all")
@@ -140,13 +140,26 @@ def _settings(path: Path | None) -> ServeConfig:
     return config
 
 
+def _given(value: int | None, default: int) -> int:
+    return default if value is None else value
+
+
 def _source(options: argparse.Namespace) -> ScoreSource:
-    from gvr_topk.evaluation.synthetic import LayerGenerator
+    from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator
     from gvr_topk.evaluation.trace import load_trace, shipped_trace
 
+    checks = Checks()
     if options.generator is not None:
-        steps = GENERATOR_STEPS if options.steps is None else options.steps
-        return LayerGenerator(options.generator, options.length, steps, options.seed)
+        if options.generator not in LAYERS:
+            raise checks.fail("--generator", f"one of {sorted(LAYERS)}", options.generator)
+        length = checks.integer("--length", _given(options.length, PAPER_LENGTH), 1, MAX_WIDTH)
+        # The row grows by one element a step.
+        steps = checks.integer("--steps", _given(options.steps, GENERATOR_STEPS), 1, MAX_WIDTH - length + 1)
+        seed = checks.integer("--seed", _given(options.seed, 0), 0)
+        return LayerGenerator(options.generator, length, steps, seed)
+    for name, value in (("--length", options.length), ("--seed", options.seed)):
+        if value is not None:
+            raise checks.fail(name, "--generator beside it", value)
     return shipped_trace() if options.trace is None else load_trace(options.trace)
 
 

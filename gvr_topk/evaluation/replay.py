@@ -327,8 +327,9 @@ class _ServingPath:
         self.device = torch.device(device)
         self.options, self.k = options, k
         self.enabled = config.heuristic_enabled
-        # Wider than any row, as an engine's buffer is, and a multiple of 4 so rows stay aligned.
-        width = (max(source.length(step) for step in range(steps)) // 64 + 1) * 64
+        # Wider than any row but the widest, as an engine's buffer is, and a multiple of 4, so that rows stay
+        # aligned.
+        width = min((max(source.length(step) for step in range(steps)) // 64 + 1) * 64, MAX_WIDTH)
         self.logits = torch.empty((1, width), dtype=torch.float32, device=self.device)
         self.seq_lens = torch.empty(1, dtype=torch.int32, device=self.device)
         self.out = torch.empty((1, k), dtype=torch.int32, device=self.device)

@@ -11,8 +11,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-SHIPPED_TRACE = Path(__file__).resolve().parents[2] / "eval" / "data" / "smollm2_dsaidx_L10_32k.npz"
-"""Where a checkout holds the trace."""
+_IN_CHECKOUT = Path("eval", "data", "smollm2_dsaidx_L10_32k.npz")
+SHIPPED_TRACE = Path(__file__).resolve().parents[2] / _IN_CHECKOUT
+"""Where the checkout that this package is imported from holds the trace."""
 
 _FLOAT_DTYPES = ("float16", "float32")
 _LAYOUT = {
@@ -165,19 +166,22 @@ def shipped_trace() -> Trace:
     """The trace that a checkout ships: layer 10 of SmolLM2-135M, 32,768 keys, 256 decode steps.
 
     Its rows are real scores of SmolLM2 under a distilled DSA-style indexer, not of DeepSeek;
-    ``eval/data/PROVENANCE.md`` tells how they were made. The trace is no part of the wheel.
+    ``eval/data/PROVENANCE.md`` tells how they were made. The trace is no part of the wheel, so it is also
+    looked for in the current folder.
 
     Raises
     ------
     TraceError
-        The package was not installed from a checkout in editable mode.
+        Neither the package nor the current folder is that of a checkout.
     """
-    if not SHIPPED_TRACE.is_file():
+    found = next((path for path in (SHIPPED_TRACE, _IN_CHECKOUT) if path.is_file()), None)
+    if found is None:
         where = (
-            "none: the wheel holds no trace; give --trace FILE or --generator LAYER, or install a checkout"
+            "none, and the wheel holds no trace: run this in the folder of a checkout, or give --trace FILE "
+            "or --generator LAYER"
         )
-        raise TraceError(SHIPPED_TRACE, None, "the trace of a checkout", where)
-    return load_trace(SHIPPED_TRACE)
+        raise TraceError(_IN_CHECKOUT, None, "the trace of a checkout", where)
+    return load_trace(found)
 
 
 def _read_array(path: Path, archive: np.lib.npyio.NpzFile, array: str) -> npt.NDArray[np.floating]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gvr_topk.evaluation import trace
 from gvr_topk.evaluation.synthetic import LayerGenerator
 from gvr_topk.evaluation.trace import ScoreSource, TraceError, load_trace, shipped_trace
 
@@ -57,6 +58,18 @@ def test_shipped_trace_is_the_layer_10_capture():
     assert scores.shape == (32768,)
     np.testing.assert_array_equal(scores, trace.scores(255))
     assert np.isfinite(scores).all()
+
+
+def test_the_trace_of_the_current_folder_serves_an_installed_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    held = trace.SHIPPED_TRACE
+    monkeypatch.setattr(trace, "SHIPPED_TRACE", tmp_path / "site-packages" / "none.npz")
+    monkeypatch.chdir(held.parents[2])
+    assert shipped_trace().name == held.stem
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TraceError, match="run this in the folder of a checkout, or give --trace FILE or "):
+        shipped_trace()
 
 
 def test_trace_and_generator_are_score_sources():
