@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import platform
 import shutil
 import sys
@@ -24,13 +25,19 @@ from gvr_topk.config_files import combine
 from gvr_topk.constants import MIN_ARCH, HintReason
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.evaluation import command as replay_command
+from gvr_topk.integrations import environment
 from gvr_topk.library import LibraryError, has_cuda_library
 from gvr_topk.policy import asks_for_hint, can_use_heuristic, plan
 
 EXIT_OK = 0
 EXIT_CHECK_FAILED = 1
 EXIT_BAD_INPUT = 2
-EXIT_CODES = "Exit codes: 0 ok; 1 a result was not exact or a check failed; 2 wrong usage or bad input."
+EXIT_INTERRUPTED = 130  # as shells write it: 128 and SIGINT
+EXIT_NO_READER = 141  # 128 and SIGPIPE
+EXIT_CODES = (
+    "Exit codes: 0 ok; 1 a result was not exact or a checked configuration is wrong; 2 wrong usage or bad "
+    "input, such as a file that cannot be read; 130 interrupted; 141 nobody reads the output any more."
+)
 
 DOCTOR_WIDTH, DOCTOR_K = 65_536, 2048
 """Row length and k for which ``gvr-topk doctor`` asks the gate and the plan; every path serves them."""
@@ -52,9 +59,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
     try:
-        return run(options)
-    except (ValueError, RuntimeError, OSError, ImportError) as error:
-        # Bad input, or a missing device, library or package.
+        code = run(options)
+        sys.stdout.flush()  # a failure of this at the end of the process could not be caught
+        return code
+    except KeyboardInterrupt:
+        print("gvr-topk: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # What is still buffered would fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_NO_READER
+    except (ValueError, RuntimeError, OSError, ImportError, MemoryError) as error:
+        # Bad input, also one that asks for too much, or a missing device, library or package.
         _report_error(error)
         return EXIT_BAD_INPUT
 
@@ -129,8 +145,14 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    sections = {"environment": _environment(), "paths": _paths(), "integration": _integration()}
-    sections["vLLM"] = _vllm()
+    sections = {
+        "environment": _environment(),
+        "paths": _paths(),
+        "variables": environment.describe() or [("variables", "none of this package is set")],
+        "integration": _engine("TensorRT-LLM", "tensorrt_llm", _arch()),
+        "vLLM": _engine("vLLM", "vllm"),
+        "SGLang": _engine("SGLang", "sglang"),
+    }
     if options.as_json:
         print(json.dumps({name: dict(rows) for name, rows in sections.items()}))
         return EXIT_OK
@@ -216,7 +238,7 @@ def _paths() -> list[tuple[str, str]]:
     rows = [
         ("gate and plan", _gate()),
         ("CUDA library", f"{status.path}: {status.reason}" if status.path else f"none: {status.reason}"),
-        ("on a CPU", "available: one implementation, whatever the path"),
+        ("on a CPU", "available: one implementation serves all paths, which differ on a GPU alone"),
     ]
     return rows + [(f"path {path.name.lower()}", _availability(path)) for path in OpPath]
 
@@ -228,7 +250,7 @@ def _gate() -> str:
     except LibraryError as error:
         return f"not available: {error}"
     against = ", ".join(reason.name.lower() for reason in HintReason if reason is not HintReason.USED)
-    return f"available: each row uses the state of the last step, or not for one of the reasons {against}"
+    return f"available: answers for each row with used, or with why the state is not used ({against})"
 
 
 def _availability(path: OpPath) -> str:
@@ -236,12 +258,12 @@ def _availability(path: OpPath) -> str:
     name = path.name.lower()
     reason = _no_kernel_reason() if library_status().loaded else "no CUDA library"
     if reason:
-        return f"not available: {reason}"
+        return f"not available on a GPU: {reason}"
     try:
         planned = plan(rows=1, width=DOCTOR_WIDTH, k=DOCTOR_K, path=name, arch=_arch() or MIN_ARCH)
         state = can_use_heuristic(length=DOCTOR_WIDTH, k=DOCTOR_K, enabled=asks_for_hint(path))
     except (ValueError, LibraryError) as error:
-        return f"not available: {error}"
+        return f"not available on a GPU: {error}"
     return f"available: a row of {DOCTOR_WIDTH:,} takes the {planned.family} kernel, its state {state.reason}"
 
 
@@ -269,22 +291,14 @@ def _no_kernel_reason() -> str:
     return ""
 
 
-def _integration() -> list[tuple[str, str]]:
+def _engine(name: str, module: str, *facts: int | None) -> list[tuple[str, str]]:
+    """Let an integration describe itself; one that does not import is no reason to say nothing else."""
     try:
-        module = importlib.import_module("gvr_topk.integrations.tensorrt_llm")
+        found = importlib.import_module(f"gvr_topk.integrations.{module}")
     except ImportError as error:
-        return [("TensorRT-LLM", f"integration not loaded: {error}")]
-    describe: Callable[[int | None], list[tuple[str, str]]] = module.describe
-    return describe(_arch())
-
-
-def _vllm() -> list[tuple[str, str]]:
-    try:
-        module = importlib.import_module("gvr_topk.integrations.vllm")
-    except ImportError as error:
-        return [("vLLM", f"integration not loaded: {error}")]
-    describe: Callable[[], list[tuple[str, str]]] = module.describe
-    return describe()
+        return [(name, f"integration not loaded: {error}")]
+    describe: Callable[..., list[tuple[str, str]]] = found.describe
+    return describe(*facts)
 
 
 def _report_error(error: BaseException) -> None:

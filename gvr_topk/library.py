@@ -44,6 +44,12 @@ def _library_path(name: str) -> Path | None:
     return Path(str(found)) if found.is_file() else None
 
 
+def _chosen_folder_lacks(name: str) -> str:
+    """Say that the folder of the environment variable does not hold a library; empty if none is chosen."""
+    chosen = os.environ.get(LIBRARY_DIR_VARIABLE)
+    return f"{LIBRARY_DIR_VARIABLE}={chosen} holds no {name}" if chosen else ""
+
+
 def has_cuda_library() -> bool:
     """Whether this installation holds CUDA kernels; it does not say whether they load here."""
     return _library_path(_CUDA_LIBRARY) is not None
@@ -60,9 +66,8 @@ def library_status() -> LibraryStatus:
         built without a CUDA compiler or the library does not load on this torch.
     """
     path = _library_path(_CUDA_LIBRARY)
-    chosen = os.environ.get(LIBRARY_DIR_VARIABLE)
-    if path is None and chosen:
-        return LibraryStatus(False, None, f"{LIBRARY_DIR_VARIABLE}={chosen} holds no {_CUDA_LIBRARY}")
+    if path is None and (lacking := _chosen_folder_lacks(_CUDA_LIBRARY)):
+        return LibraryStatus(False, None, lacking)
     if path is None and _library_path(_POLICY_LIBRARY) is None:
         # Every build has the policy library, so a missing compiler is not the reason.
         return LibraryStatus(False, None, "the package holds no compiled library at all: install it again")
@@ -86,15 +91,25 @@ def policy_library() -> ctypes.CDLL:
     Raises
     ------
     LibraryError
-        The package was not built (a source tree without the compiled policy).
+        The package was not built (a source tree without the compiled policy), or the library does not load
+        or is another version's.
     """
     path = _library_path(_POLICY_LIBRARY)
+    if path is None and (lacking := _chosen_folder_lacks(_POLICY_LIBRARY)):
+        raise LibraryError(f"gvr_topk: {lacking}")
     if path is None:
         raise LibraryError(
             f"gvr_topk: wanted {_POLICY_LIBRARY} beside the package, got none: "
             "install the package (pip install .)"
         )
-    library = ctypes.CDLL(str(path))
+    try:
+        return _declared(ctypes.CDLL(str(path)))
+    except (OSError, AttributeError) as error:  # AttributeError: a function is missing
+        raise LibraryError(f"gvr_topk: {path} does not load: {error}") from None
+
+
+def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the functions of the policy library."""
     library.gvr_topk_can_use_heuristic.argtypes = [
         *[ctypes.c_int32] * 3,
         *[ctypes.c_int64] * 6,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 DISABLE = gvr_topk_autoload.DISABLE
 ENABLE = "TRTLLM_GVR_TOPK"
 OPTIONS = "TRTLLM_GVR_TOPK_OPTIONS"
+ENABLE_VLLM = "GVR_TOPK_VLLM"
 YAML = "TRTLLM_GVR_TOPK_YAML"
 METRICS_DIR = "TRTLLM_GVR_TOPK_METRICS_DIR"
 ENABLE_PDL = "TRTLLM_ENABLE_PDL"
@@ -97,6 +98,40 @@ def options() -> GvrTopkConfig:
     if OPTIONS in os.environ:
         return GvrTopkConfig.model_validate_json(os.environ[OPTIONS] or "{}")
     return GvrTopkConfig.model_validate(_published().get("options") or {})
+
+
+def describe() -> list[tuple[str, str]]:
+    """Describe for ``gvr-topk doctor`` the variables that are set, whether an engine is installed or not.
+
+    Returns
+    -------
+    list of (str, str)
+        Name of each variable that is set, and its value or what is wrong with it.
+    """
+    from pydantic import ValidationError
+
+    judges: dict[str, Callable[[], object]] = {
+        DISABLE: disabled,
+        ENABLE: user_mode,
+        OPTIONS: options,
+        ENABLE_VLLM: lambda: user_mode(ENABLE_VLLM),
+    }
+    rows = []
+    for variable, judge in judges.items():
+        if variable not in os.environ:
+            continue
+        text = os.environ[variable]
+        try:
+            judge()
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            text = f"refused: wanted the keys of section gvr_topk as JSON, got {text!r} ({reason})"
+        except ValueError as error:
+            text = f"refused: {error}"
+        if variable == DISABLE:
+            text += ": no engine is touched" if disabled() else ": counts as unset"
+        rows.append((variable, text))
+    return rows
 
 
 def metrics_directory() -> str | None:

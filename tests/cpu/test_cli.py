@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -139,7 +140,13 @@ def test_inexact_result_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
         (["replay", "--k", "0"], "k: wanted 1 to 2,097,152, got 0"),
         (["replay", "--k", "2097153"], "k: wanted 1 to 2,097,152, got 2097153"),
         (["replay", "--device", "abacus"], "device: wanted cpu or cuda, got 'abacus'"),
-        (["replay", "--generator", "7"], "layer: wanted one of [0, 1, 20"),
+        (["replay", "--generator", "7"], "--generator: wanted one of [0, 1, 20"),
+        (["replay", "--generator", "20", "--length", "0"], "--length: wanted 1 to 2097152, got 0"),
+        (["replay", "--generator", "20", "--length", "99999999999"], "--length: wanted 1 to 2097152, got 9"),
+        (["replay", "--generator", "20", "--steps", "100000000000"], "--steps: wanted 1 to 2026463, got 1"),
+        (["replay", "--generator", "20", "--seed", "-5"], "--seed: wanted at least 0, got -5"),
+        (["replay", "--length", "9"], "--length: wanted --generator beside it, got 9"),
+        (["replay", "--shipped", "--seed", "0"], "--seed: wanted --generator beside it, got 0"),
         (
             ["replay", "--steps", "1", "--out", __file__],
             "--out: wanted a folder to write to, got ",
@@ -185,15 +192,15 @@ def test_doctor_names_every_path_and_a_reason() -> None:
     paths = ["path auto", "path paper_gvr", "path no_hint", "path radix_rounds"]
     assert list(data["paths"]) == ["gate and plan", "CUDA library", "on a CPU", *paths]
     assert data["paths"]["gate and plan"] == (
-        "available: each row uses the state of the last step, or not for one of the reasons disabled, "
-        "no_state, layout, no_slot, short_row, too_short, too_long, first_step"
+        "available: answers for each row with used, or with why the state is not used (disabled, "
+        "no_state, layout, no_slot, short_row, too_short, too_long, first_step)"
     )
     assert data["paths"]["on a CPU"].startswith("available")
     assert data["environment"]["torch"].startswith(torch.__version__)
     assert data["integration"]
     if not torch.cuda.is_available():
         assert data["environment"]["GPU"].startswith("none: ")
-        assert data["paths"]["path auto"].startswith("not available: ")
+        assert data["paths"]["path auto"].startswith("not available on a GPU: ")
 
 
 @pytest.mark.parametrize(("arch", "without"), [(80, "all"), (90, ""), (100, ""), (120, "paper_gvr")])
@@ -203,10 +210,10 @@ def test_doctor_asks_the_plan_and_the_gate_about_the_gpu(
     monkeypatch.setattr(cli, "library_status", lambda: LibraryStatus(True, "lib.so", "loaded"))
     monkeypatch.setattr(cli, "_arch", lambda: arch)
     paths = json.loads(run("doctor", "--json").stdout)["paths"]
-    refused = {name for name, text in paths.items() if text.startswith("not available: ")}
+    refused = {name for name, text in paths.items() if text.startswith("not available on a GPU: ")}
     if without == "all":
         assert refused == {f"path {name}" for name in ("auto", "paper_gvr", "no_hint", "radix_rounds")}
-        assert paths["path auto"] == "not available: the GPU is sm_80, wanted sm_90 or later"
+        assert paths["path auto"] == "not available on a GPU: the GPU is sm_80, wanted sm_90 or later"
         return
     assert refused == ({f"path {without}"} if without else set())
     assert paths["path auto"].endswith(" kernel, its state used")
@@ -237,6 +244,61 @@ def test_doctor_survives_an_integration_that_does_not_import(monkeypatch: pytest
     result = run("doctor", "--json")
     assert result.exit_code == 0
     assert "integration not loaded" in json.loads(result.stdout)["integration"]["TensorRT-LLM"]
+
+
+def test_doctor_has_a_section_for_every_engine_and_for_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("GVR_TOPK_DISABLE", "TRTLLM_GVR_TOPK", "TRTLLM_GVR_TOPK_OPTIONS", "GVR_TOPK_VLLM")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    data = json.loads(run("doctor", "--json").stdout)
+    assert data["variables"] == {"variables": "none of this package is set"}
+    assert data["vLLM"]["vLLM"] and data["SGLang"]["SGLang"]
+    for name, value in zip(names, ("1", "2", "{", "banana"), strict=True):
+        monkeypatch.setenv(name, value)
+    variables = json.loads(run("doctor", "--json").stdout)["variables"]
+    assert list(variables) == list(names)
+    assert variables["GVR_TOPK_DISABLE"] == "1: no engine is touched"
+    assert variables["TRTLLM_GVR_TOPK"] == "refused: TRTLLM_GVR_TOPK: wanted 0, 1 or force, got '2'"
+    assert variables["GVR_TOPK_VLLM"] == "refused: GVR_TOPK_VLLM: wanted 0, 1 or force, got 'banana'"
+    assert variables["TRTLLM_GVR_TOPK_OPTIONS"].startswith(
+        "refused: wanted the keys of section gvr_topk as JSON, got '{' (Invalid JSON: "
+    )
+    monkeypatch.setenv("GVR_TOPK_DISABLE", "0")
+    assert json.loads(run("doctor", "--json").stdout)["variables"]["GVR_TOPK_DISABLE"] == (
+        "0: counts as unset"
+    )
+
+
+def test_doctor_without_a_reader_says_nothing() -> None:
+    """As ``gvr-topk doctor | head -1``, after which the pipe is closed."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "gvr_topk", "doctor"]
+    with os.fdopen(writer, "w") as stdout:
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(replay_command, "run", interrupt)
+    assert run("replay") == Result(130, "", "gvr-topk: interrupted\n")
+
+
+def test_too_little_memory_is_no_inexact_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhaust(_: object) -> bool:
+        raise MemoryError("Unable to allocate 1 EiB")
+
+    monkeypatch.setattr(replay_command, "run", exhaust)
+    assert_one_line_error(run("replay"), "Unable to allocate 1 EiB")
+
+
+def test_the_widest_row_is_replayed() -> None:
+    result = run("replay", "--generator", "20", "--length", "2097152", "--steps", "1")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.endswith("replay: exact on 1 of 1 steps\n")
 
 
 def test_config_check_ok(tmp_path: Path) -> None:

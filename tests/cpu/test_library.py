@@ -173,6 +173,30 @@ def test_libraries_of_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert status.reason == f"GVR_TOPK_LIBRARY_DIR={tmp_path} holds no libgvr_topk_cuda.so"
 
 
+def test_a_chosen_folder_without_the_policy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GVR_TOPK_LIBRARY_DIR", str(tmp_path))
+    message = f"^gvr_topk: GVR_TOPK_LIBRARY_DIR={tmp_path} holds no libgvr_topk_policy.so$"
+    with pytest.raises(LibraryError, match=message):
+        policy_library.__wrapped__()
+
+
+def test_a_policy_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "libgvr_topk_policy.so"
+    broken.write_bytes(b"x")
+    monkeypatch.setenv("GVR_TOPK_LIBRARY_DIR", str(tmp_path))
+    with pytest.raises(LibraryError, match=f"^gvr_topk: {broken} does not load: .*file too short"):
+        policy_library.__wrapped__()
+
+
+def test_a_policy_of_another_version_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_functions(path: str) -> object:
+        return object()
+
+    monkeypatch.setattr(library.ctypes, "CDLL", without_functions)
+    with pytest.raises(LibraryError, match=r"libgvr_topk_policy\.so does not load: .*no attribute"):
+        policy_library.__wrapped__()
+
+
 def test_an_empty_choice_of_folder_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GVR_TOPK_LIBRARY_DIR", "")
     assert Path(str(policy_library.__wrapped__()._name)).parent.name == "lib"

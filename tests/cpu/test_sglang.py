@@ -21,7 +21,7 @@ from sglang_base import CALLS, ForwardBatch, ForwardMode, HookRegistry, ReqToTok
 
 from gvr_topk import TopkState
 from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.integrations.sglang import register, row_state, transforms
+from gvr_topk.integrations.sglang import plugin, register, row_state, transforms
 
 FAKES = Path(__file__).resolve().parents[1] / "fakes"
 K = 16
@@ -609,3 +609,18 @@ class TestRegistration:
             '[project.entry-points."sglang.srt.plugins"]\ngvr_topk = "gvr_topk.integrations.sglang:register"'
             in text
         )
+
+
+def test_doctor_is_told_what_would_happen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(plugin, "find_engine", lambda name: None)
+    assert plugin.describe() == [("SGLang", "not installed")]
+    (tmp_path / "version.py").write_text('__version__ = "0.5.9"\n')
+    monkeypatch.setattr(plugin, "find_engine", lambda name: tmp_path)
+    rows = dict(plugin.describe())
+    assert rows["SGLang"] == f"0.5.9 in {tmp_path}"
+    assert rows["entry point"] == "gvr_topk = gvr_topk.integrations.sglang:register"
+    assert rows["would happen"] == "the server's log says which functions are hooked"
+    monkeypatch.setattr(plugin.metadata, "entry_points", lambda **_: [])
+    assert dict(plugin.describe())["would happen"] == "nothing: SGLang does not find the entry point"
+    monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
+    assert dict(plugin.describe())["would happen"] == "nothing: GVR_TOPK_DISABLE is set"

@@ -7,6 +7,6 @@ against.
 
 from __future__ import annotations
 
-from gvr_topk.integrations.sglang.plugin import register
+from gvr_topk.integrations.sglang.plugin import describe, register
 
-__all__ = ["register"]
+__all__ = ["describe", "register"]

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import os
 
-from gvr_topk.integrations.environment import DISABLE, Mode, disabled, user_mode
+from gvr_topk.integrations.environment import DISABLE, ENABLE_VLLM, Mode, disabled, user_mode
 
 __all__ = ["DISABLE", "ENABLE", "METRICS_DIR", "Mode", "disabled", "metrics_directory", "mode"]
 
-ENABLE = "GVR_TOPK_VLLM"
+ENABLE = ENABLE_VLLM
 METRICS_DIR = "GVR_TOPK_VLLM_METRICS_DIR"
 
 
