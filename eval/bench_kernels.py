@@ -78,7 +78,7 @@ from eval.common.bench_report import (
     times_tables,
     worst_ratios,
 )
-from eval.common.machine import describe_machine
+from eval.common.machine import describe_machine, without_folders
 from eval.common.options import TraceFolder, read_results, require_gpu, require_writable
 from eval.common.our_kernels import (
     BLOCKS,
@@ -562,7 +562,7 @@ def _write(data: dict[str, Any], out: Path) -> None:
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".partial")
-    partial.write_text(dump({**data, **derived}))
+    partial.write_text(dump(without_folders({**data, **derived})))
     os.replace(partial, out)
 
 

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fakes"))
 from engine import GRAPH_DUMMY, fake_package, load_dsa
 from real_op import load_real_op
 
-from eval.common.machine import describe_machine
+from eval.common.machine import describe_machine, without_folders
 from eval.common.options import at_least, no_gpu, why_unwritable
 from gvr_topk.evaluation.trace import Trace, TraceError, load_trace, shipped_trace
 from gvr_topk.integrations import tensorrt_llm as integration
@@ -422,7 +422,7 @@ def main(argv: list[str] | None = None) -> int:
     if missing:
         original = f"exact reference in torch ({missing})"
     result = simulate(traces, options, original, args.commit)
-    text = json.dumps(result, indent=2)
+    text = json.dumps(without_folders(result), indent=2)
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(text + "\n", encoding="utf-8")

@@ -6,7 +6,9 @@ import datetime
 import json
 import os
 import platform
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import torch
 import gvr_topk
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:root|home|tmp|work)/(?:[\w.+@-]+/)*([\w.+@-]*)")
+"""A path that only one machine has."""
 
 
 def describe_machine(commit: str = "", device: str = "cuda") -> dict[str, Any]:
@@ -72,8 +76,27 @@ def sm_clock_mhz(cycles: int = 20_000_000) -> float:
     return cycles / (1000 * start.elapsed_time(stop))
 
 
+def without_folders(data: Any) -> Any:
+    """The same data without folders of this machine: results are for others, who have none of them.
+
+    The checkout is ``.``, and of other paths below a home or temporary folder the last part is kept.
+    """
+    if isinstance(data, Mapping):
+        return {without_folders(key): without_folders(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [without_folders(value) for value in data]
+    if isinstance(data, str):
+        return MACHINE_PATH.sub(r"WORK/\1", re.sub(rf"{re.escape(str(ROOT))}(?![\w.-])", ".", data))
+    return data
+
+
 def write_json(path: Path, data: Any) -> None:
-    """Write strict JSON in one step, so that a killed run leaves the last whole file."""
+    """Write strict JSON in one step, so that a killed run leaves the last whole file.
+
+    Results, which name their machine, are written without its folders.
+    """
+    if isinstance(data, Mapping) and "machine" in data:
+        data = without_folders(data)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")

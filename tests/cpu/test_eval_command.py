@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from eval.__main__ import main
+from eval.common.machine import without_folders, write_json
+from eval.common.provenance import MACHINE_CODE
 from eval.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,3 +154,27 @@ def test_gpu_results_lie_in_the_folder_of_their_gpu() -> None:
     for file in (EVAL / "results").rglob("*.json"):
         devices = set(re.findall(r'"device": "NVIDIA ([A-Z0-9]+)', file.read_text()))
         assert devices <= {file.parent.name.upper()}, file
+
+
+def test_results_hold_no_path_of_one_machine() -> None:
+    for file in (path for path in (EVAL / "results").rglob("*") if path.is_file() and path.suffix != ".png"):
+        text = file.read_text()
+        assert without_folders(text) == text, file
+
+
+def test_results_are_written_without_folders_of_the_machine(tmp_path: Path) -> None:
+    given = {"command": f"eval x --out /tmp/o/x.json {ROOT}/eval", "of": ["/root/vc", "a/tmp/b", 3, None]}
+    write_json(tmp_path / "result.json", given | {"machine": {"python": "/home/me/.venv/bin/python3"}})
+    assert json.loads((tmp_path / "result.json").read_text()) == {
+        "command": "eval x --out WORK/x.json ./eval",
+        "of": ["WORK/vc", "a/tmp/b", 3, None],
+        "machine": {"python": "WORK/python3"},
+    }
+    write_json(tmp_path / "job.json", given)  # what another process is to read keeps its folders
+    assert json.loads((tmp_path / "job.json").read_text()) == given
+
+
+def test_recorded_machine_code_is_that_of_measured_commits_or_the_newest() -> None:
+    *older, _ = json.loads(MACHINE_CODE.read_text())["builds"]
+    measured = " ".join(file.read_text() for file in (EVAL / "results" / "h200").glob("*.json"))
+    assert [build["commit"] for build in older if f'"{build["commit"]}"' not in measured] == []

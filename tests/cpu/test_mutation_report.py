@@ -120,6 +120,17 @@ def test_changed_lines_alone_are_mutated(repository: Repository) -> None:
     assert (status, output) == (0, "mutation: 2 of 2 mutants of the lines changed since HEAD~1 killed\n")
 
 
+def test_report_names_its_commit(repository: Repository) -> None:
+    status, output = repository.check("--sample", "1", "--only", MODULE, "--out", "report.json")
+    assert status == 0, output
+    done = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=repository.folder, capture_output=True, text=True, check=True
+    )
+    report = json.loads((repository.folder / "report.json").read_text())
+    named, _, state = report["commit"].partition("-")
+    assert done.stdout.startswith(named) and len(named) >= 7 and state in ("", "dirty")
+
+
 def test_changes_start_at_the_merge_base(repository: Repository) -> None:
     """What another branch has done since is no change of this one."""
     repository.git("checkout", "--quiet", "-b", "other")

@@ -322,6 +322,13 @@ def check_changed(ref: str, modules: Iterable[str], seconds: float) -> int:
     return int(survivors > 0)
 
 
+def commit() -> str:
+    """The commit whose modules are run, and whether the working tree differs from it."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
 def write_report(modules: Iterable[str], sample: int, out: Path | None, kept: Mapping[str, Any]) -> None:
     """Run a sample of each module's mutants; `kept` are rows of modules that are not run."""
     prepare()
@@ -352,6 +359,7 @@ def write_report(modules: Iterable[str], sample: int, out: Path | None, kept: Ma
     run, killed = sum(row["run"] for row in rows), sum(row["killed"] for row in rows)
     report = {
         "format": "gvr_topk.mutation/1",
+        "commit": commit(),
         "seed": SEED,
         "sample": sample,
         "run": run,
