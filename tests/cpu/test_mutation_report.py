@@ -121,6 +121,7 @@ def test_changed_lines_alone_are_mutated(repository: Repository) -> None:
 
 
 def test_report_names_its_commit(repository: Repository) -> None:
+    repository.commit(NEW, STRONG)
     status, output = repository.check("--sample", "1", "--only", MODULE, "--out", "report.json")
     assert status == 0, output
     done = subprocess.run(
