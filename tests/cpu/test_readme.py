@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -160,13 +161,30 @@ def test_environment_variables_are_all_told() -> None:
     sources = " ".join(file.read_text() for file in files)
     variables = set(re.findall(r'"((?:TRTLLM_GVR|GVR)_TOPK_?[A-Z_]*|TRTLLM_ENABLE_PDL)"', sources))
     assert len(variables) == 9
-    for page in (README, (ROOT / "docs" / "interface.md").read_text()):
-        assert {name for name in variables if f"`{name}" not in page} == set()
+    interface = (ROOT / "docs" / "interface.md").read_text()
+    assert {name for name in variables if f"`{name}" not in interface} == set()
+    assert "](docs/interface.md) describes" in README  # which leaves the table there
 
 
 def test_functions_are_all_told() -> None:
     for page in (README, (ROOT / "docs" / "interface.md").read_text()):
         assert {name for name in gvr_topk.__all__ if f"`{name}(" not in page} == set()
+
+
+def test_length_and_lines_that_need_a_checkout() -> None:
+    assert len(README.splitlines()) <= 250
+    outside = re.sub(r"<!-- results:begin -->.*<!-- results:end -->", "", README, flags=re.DOTALL)
+    for part in re.split(r"^## ", outside, flags=re.MULTILINE):
+        if re.search(r"`make |`configs/|`examples/|^make |python -m eval", part, re.MULTILINE):
+            assert re.search(r"[Ff]rom a checkout:|in the checkout", part), part.splitlines()[0]
+
+
+def test_what_serving_with_vllm_shows_is_the_verdict_of_its_file() -> None:
+    served = json.loads((ROOT / "eval" / "results" / "h200" / "vllm_serve.json").read_text())
+    undecided = {row["verdict"] for row in served["rows"]} == {"open"}
+    assert (
+        "whether `vllm serve` is faster with this package is undecided" in " ".join(README.split())
+    ) == undecided
 
 
 def test_one_block_of_results_and_the_honest_sentence() -> None:
