@@ -384,6 +384,69 @@ def test_a_cached_prompt_is_a_start(vllm):
     assert integration.counters().requests["admitted"] == 2
 
 
+def test_chunks_of_a_prompt_that_are_decode_rows_are_one_start(vllm):
+    """Where a step has room for one more token, a chunk is one row, which vLLM counts among the decodes."""
+    integration.register()
+    runner = Runner(layers=1, specials=False)
+    request = runner.add("a", 100)
+    for _ in range(3):
+        request.prompted = False
+        step = runner.step([request])
+        slot = int(states(runner).slots.row_slot[0])
+        assert float(states(runner).slots.words[0, slot, 1]) == float(kth_values(step, runner.names[0])[0])
+        assert integration.counters().requests["admitted"] == 1
+    runner.step([request])
+    assert int(states(runner).slots.row_slot[0]) == slot
+    assert integration.counters().requests["admitted"] == 1
+    runner.finish(request)
+    other = runner.add("b", 90)
+    assert other.place == request.place
+    runner.step([other])
+    assert integration.counters().requests["admitted"] == 2
+
+
+@pytest.mark.parametrize("prompts", [0, 2])
+def test_a_batch_without_places_leaves_the_state_alone(vllm, prompts):
+    """As a draft model's; the batches before and after it are not affected."""
+    integration.register()
+    runner = Runner(layers=1, specials=False)
+    request = runner.add("a", 100)
+    runner.step([request])
+    kept = states(runner).slots
+    slot, words = int(kept.row_slot[0]), kept.words.clone()
+    assert slot >= 0
+    starting = [runner.add(name, 50) for name in "bc"[:prompts]]
+    runner.v2 = False  # the batch has no places
+    for _ in range(2):
+        assert_exact(runner.step([request], starting), runner.topk)
+        assert kept.row_slot.tolist() == [-1] * 8 and torch.equal(kept.words, words)
+    runner.v2 = True
+    step = runner.step([request])
+    assert int(kept.row_slot[0]) == slot
+    assert float(kept.words[0, slot, 1]) == float(kth_values(step, runner.names[0])[0])
+    assert set(calls()) - {(OURS, "prefill")} == {(OURS, "hint")}
+    assert integration.counters().requests["admitted"] == 1
+
+
+def test_a_layer_is_forgotten_when_its_indexer_returns(vllm):
+    """A top-k that a layer did not ask for is not taken for the one of the last layer."""
+    integration.register()
+    runner = Runner(layers=1)
+    request = runner.add("a", 100)
+    runner.step([request])
+    hint = calls()[OURS, "hint"]
+    from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
+
+    runner.step([], [runner.add("b", 90)])  # no decode row, so the indexer calls no top-k for decode
+    metadata = runner.prepare([request])
+    words = states(runner).slots.words.clone()
+    ends, out = metadata.decode.seq_lens, torch.empty((1, 16), dtype=torch.int32)
+    with runner.context.set_forward_context({runner.names[0]: metadata}):
+        SparseIndexerTopk()(torch.randn(1, 400), ends, 1, out, 16, 100)
+    assert calls()[OURS, "no_state"] == 1 and calls()[OURS, "hint"] == hint
+    assert torch.equal(states(runner).slots.words, words)
+
+
 def test_prompts_where_vllm_does_not_say():
     """Without flags, or with flags that would have to be read from the device, the split has to do."""
     flags = torch.tensor([True, False, True])
@@ -466,15 +529,42 @@ def test_requests_with_fewer_drafts_than_others_leave_no_state():
     assert owners_of_rows([7], [3], (2, 1)) == ([], 1)
 
 
-def test_more_rows_than_there_is_room_for(vllm):
+@pytest.mark.parametrize(
+    ("seqs", "drafts", "pieces", "rows"),
+    [
+        (4, 0, {}, 8),  # the fake captures graphs of up to 8 rows
+        (4, 1, {}, 8),
+        (4, 3, {}, 16),
+        (3, 2, {}, 9),
+        (9, 0, {}, 9),
+        (4, 0, {"compilation_config": None}, 4),
+        (4, 3, {"speculative_config": SimpleNamespace(num_speculative_tokens=None)}, 8),
+        (4, 3, {"compilation_config": None, "speculative_config": None}, 4),
+    ],
+)
+def test_room_is_for_the_longest_batch_or_graph(vllm, seqs, drafts, pieces, rows):
     integration.register()
-    runner = Runner(seqs=4)
-    for _ in range(2):
-        assert runner.prepare(runner.dummies(9)).gvr_topk_rows is None  # room is for 8
-    runner.dummy(9)
+    runner = Runner(layers=3, seqs=seqs, drafts=drafts)
+    for name, value in pieces.items():
+        setattr(runner.builder.vllm_config, name, value)
+    runner.prepare([runner.add("a", 50)])
+    kept = states(runner).slots
+    assert (*kept.words.shape[:2], len(kept.row_slot)) == (3, seqs, rows)
+
+
+@pytest.mark.parametrize(("drafts", "most"), [(0, 8), (3, 4)])
+def test_more_rows_than_there_is_room_for(vllm, log, drafts, most):
+    """A longer batch goes without state, and so do no others."""
+    integration.register()
+    runner = Runner(seqs=4, drafts=drafts)
+    for count in (most, most + 1, most + 1, most):
+        rows = runner.prepare(runner.dummies(count)).gvr_topk_rows
+        assert (rows is None) == (count > most)
+    runner.dummy(most + 1)
     assert calls() == {(OURS, "no_state"): 2}
     assert_exact(runner.step([runner.add("a", 50)]), runner.topk)
     assert calls()[OURS, "hint"] == 2
+    assert not any("without state from now on" in line for line in log.lines)
 
 
 def test_v1_runner_has_no_state(vllm, log):
