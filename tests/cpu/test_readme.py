@@ -198,6 +198,14 @@ def test_figures_stand_in_the_generated_block_alone() -> None:
     assert re.findall(r"[\d.]+ us\b|\d[\d.]* times", outside) == []
 
 
+def test_lessons_name_no_figures_of_their_own() -> None:
+    """A figure in prose has no file that it is compared with, and is wrong after the next change."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    outside = re.sub(r"<!-- results:begin -->.*<!-- results:end -->", "", page, flags=re.DOTALL)
+    assert re.findall(r"[\d.]+ us\b|\d[\d.]* times|\d+ to \d+ %|->", outside) == []
+    assert "SmolLM2" in outside and "L01, L20 and the rows of a vLLM engine" in outside
+
+
 def test_every_page_is_in_the_site() -> None:
     site = (ROOT / "mkdocs.yml").read_text()
     assert {page.name for page in (ROOT / "docs").glob("*.md")} == set(
