@@ -134,6 +134,7 @@ def kernel_times(trial: dict[str, Any]) -> list[str]:
         for (length, batch), by_mode in sorted(cases.items()):
             shown = " | ".join(by_mode.get(mode, "-") for mode in MODES)
             lines.append(f"| {batch} x {length:,} | {shown} |")
+        lines += step_times(trial)
     if trial.get("prefill"):
         lines += [
             "",
@@ -148,6 +149,25 @@ def kernel_times(trial: dict[str, Any]) -> list[str]:
             spent = " | ".join(f"{case[f'{mode}_us'] / 1000:.2f}" for mode in MODES)
             name = f"{case['batch']} x {case['length']:,}"
             lines.append(f"| {name} | {case['calls']:,} | {case['rows']:,} | {spent} |")
+    return lines
+
+
+def step_times(trial: dict[str, Any]) -> list[str]:
+    """Milliseconds of a whole decode step in one process, and the part of it that the GPU works."""
+    steps: defaultdict[tuple[int, int], dict[str, list[str]]] = defaultdict(dict)
+    for engine in trial["engines"]:
+        for case in engine.get("cases", ()):
+            took, works = case.get("decode_ms_median"), (case.get("profile") or {}).get("gpu_us_per_step")
+            if took is not None and works is not None and engine["mode"] in MODES:
+                steps[case["length"], case["batch"]][engine["mode"]] = [f"{took:.2f}", f"{works / 1000:.3f}"]
+    if not steps:
+        return []
+    names = [f"{name}{part}" for part in (": step", ": GPU works") for name in MODES.values()]
+    lines = ["", "Milliseconds of a whole decode step in the same engines, medians.", ""]
+    lines += [f"| requests x length | {' | '.join(names)} |", "|---|---:|---:|---:|---:|"]
+    for (length, batch), by_mode in sorted(steps.items()):
+        figures = [by_mode.get(mode, ["-", "-"])[part] for part in (0, 1) for mode in MODES]
+        lines.append(f"| {batch} x {length:,} | {' | '.join(figures)} |")
     return lines
 
 

@@ -58,7 +58,8 @@ def test_compared_engines(tmp_path: Path) -> None:
 def test_kernels_and_prefill_calls(tmp_path: Path) -> None:
     def case(name: str, us: float) -> dict[str, Any]:
         kernels = {name: {"us_median": us}, "void vllm::moe::topk<int>(x)": {"us_median": 1.0}}
-        return {"length": 8192, "batch": 8, "profile": {"kernels": kernels}}
+        profile = {"kernels": kernels, "gpu_us_per_step": 100 * us}
+        return {"length": 8192, "batch": 8, "decode_ms_median": us / 4, "profile": profile}
 
     stock = _engine(
         "cases", mode="stock", cases=[case("void vllm::cooperative::topk_cs8<2048u>(Params)", 8.77)]
@@ -70,6 +71,7 @@ def test_kernels_and_prefill_calls(tmp_path: Path) -> None:
     said = _write(tmp_path, vllm_trial_t=_trial(stock, ours, prefill=[calls]))
     assert "| 8 x 8,192 | 8.8 (`topk_cs8`) | 8.6 (`resident_topk`) |" in said
     assert "| 8 x 8,192 | 12 | 65,536 | 9.00 | 4.00 |" in said
+    assert "| 8 x 8,192 | 2.19 | 2.15 | 0.877 | 0.862 |" in said
 
 
 def _invariance(part: str, **more: Any) -> dict[str, Any]:
@@ -136,4 +138,4 @@ def test_figures_of_the_page_stand_in_the_generated_block_alone() -> None:
     page = (ROOT / "docs" / "vllm.md").read_text()
     before, rest = page.split("<!-- results:begin -->")
     outside = before + rest.split("<!-- results:end -->")[1]
-    assert re.findall(r"[\d.]+ us\b|\d{2,3},\d{3} (?:rows|decode|prefill)", outside) == []
+    assert re.findall(r"[\d.]+ [um]s\b|\d{2,3},\d{3} (?:rows|decode|prefill)", outside) == []
