@@ -413,7 +413,9 @@ def hint_table(index: Index) -> Table:
 
 def checks_table(rows: Sequence[Check]) -> Table:
     """Every limit beside what was reached."""
-    table = Table(box=box.SIMPLE, title="targets of the project (docs/performance.md) and what was reached, cold L2")
+    table = Table(
+        box=box.SIMPLE, title="targets of the project (docs/performance.md) and what was reached, cold L2"
+    )
     for name in ("what", "target", "reached", "met", "where"):
         table.add_column(name, justify="right" if name in ("target", "reached") else "left")
     for row in rows:

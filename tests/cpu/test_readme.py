@@ -143,6 +143,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
+def test_kernel_files_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([a-z_]+/[a-z_]+\.cuh)`", page))
+    assert len(named) > 8
+    assert {name for name in named if not (ROOT / "cpp" / "kernels" / name).exists()} == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_verbs_exist(page: Path) -> None:
     assert set(re.findall(r"python -m eval ([a-z-]+)", page.read_text())) <= set(VERBS)
