@@ -176,6 +176,10 @@ def _doctor(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _config_exit_code(error: ConfigError) -> int:
+    return EXIT_BAD_INPUT if isinstance(error, ConfigFileError) else EXIT_CHECK_FAILED
+
+
 def _check_config(options: argparse.Namespace) -> int:
     file = options.file
     try:
@@ -185,7 +189,7 @@ def _check_config(options: argparse.Namespace) -> int:
             problems = [vars(problem) | {"message": str(problem)} for problem in error.problems]
             print(json.dumps({"file": str(file), "ok": False, "problems": problems}))
         _report_error(error)
-        return EXIT_BAD_INPUT if isinstance(error, ConfigFileError) else EXIT_CHECK_FAILED
+        return _config_exit_code(error)
     facts = {
         "heuristic top-k": "on" if config.heuristic_enabled else "off",
         "k": config.index_topk,
@@ -207,12 +211,19 @@ def _check_config(options: argparse.Namespace) -> int:
 
 
 def _combine(options: argparse.Namespace) -> int:
-    text = combine(options.files)
+    try:
+        text = combine(options.files)
+    except ConfigError as error:
+        _report_error(error)
+        return _config_exit_code(error)
     if options.out is None:
         print(text, end="")
-    else:
+        return EXIT_OK
+    try:
         options.out.write_text(text, encoding="utf-8")
-        print(f"wrote {options.out}")
+    except OSError as error:
+        raise ValueError(f"--out: wanted a file to write to, got {options.out}: {error.strerror}") from None
+    print(f"wrote {options.out}")
     return EXIT_OK
 
 

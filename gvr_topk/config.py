@@ -28,7 +28,8 @@ from pydantic import (
     model_validator,
 )
 
-from gvr_topk.constants import MAX_WIDTH
+from gvr_topk.constants import MAX_NEXT_N, MAX_WIDTH
+from gvr_topk.policy import PAPER_K, either
 
 DEFAULT_INDEX_TOPK = 2048
 """`index_topk` of DeepSeek-V3.2, used where the file leaves it to the checkpoint."""
@@ -116,6 +117,10 @@ class ConfigError(ValueError):
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default a copy is made from the message.
+        return type(self), (list(self.problems),)
+
 
 class ConfigFileError(ConfigError):
     """There is no file to check: it is missing, or cannot be read."""
@@ -143,7 +148,9 @@ class SparseAttentionConfig(_Theirs):
     algorithm: str
     index_n_heads: int | None = Field(default=None, ge=1)
     index_head_dim: int | None = Field(default=None, ge=1)
-    index_topk: Annotated[int, BeforeValidator(_default_topk)] = Field(default=DEFAULT_INDEX_TOPK, ge=1)
+    index_topk: Annotated[int, BeforeValidator(_default_topk)] = Field(
+        default=DEFAULT_INDEX_TOPK, ge=1, le=MAX_WIDTH
+    )
     indexer_max_chunk_size: int | None = Field(default=None, ge=1)
     seq_len_threshold: int | None = Field(default=None, ge=0)
     skip_indexer_for_short_seqs: bool = True
@@ -201,8 +208,8 @@ class GvrTopkConfig(_Strict):
     """
 
     hint_offset: int = Field(default=0, ge=-HINT_OFFSET_LIMIT, le=HINT_OFFSET_LIMIT)
-    min_length: int | None = Field(default=None, ge=1)
-    max_length: int | None = Field(default=None, ge=1)
+    min_length: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
+    max_length: int | None = Field(default=None, ge=1, le=MAX_WIDTH)
     path: Literal["auto", "paper_gvr", "no_hint", "radix_rounds"] = "auto"
     stats: bool = False
     keep_positions: bool | None = None
@@ -280,8 +287,8 @@ class SpeculativeConfig(_Theirs):
     """``speculative_config``: how many rows a request has in one step."""
 
     decoding_type: str
-    num_nextn_predict_layers: int | None = Field(default=None, ge=1)
-    max_draft_len: int | None = Field(default=None, ge=0)
+    num_nextn_predict_layers: int | None = Field(default=None, ge=1, le=MAX_NEXT_N - 1)
+    max_draft_len: int | None = Field(default=None, ge=0, le=MAX_NEXT_N - 1)
     use_mtp_vanilla: bool = False
     use_relaxed_acceptance_for_thinking: bool = False
 
@@ -349,6 +356,13 @@ class ServeConfig(_Theirs):
     @classmethod
     def _empty_section(cls, value: Any) -> Any:
         return {} if value is None else value  # `gvr_topk:` with every line commented out
+
+    @model_validator(mode="after")
+    def _path_serves_topk(self) -> ServeConfig:
+        if self.gvr_topk.path == "paper_gvr" and self.index_topk not in PAPER_K:
+            wanted = f"index_topk {either(PAPER_K)} with path paper_gvr"
+            raise ValueError(f"{wanted}|index_topk {self.index_topk}")
+        return self
 
     @property
     def unknown_keys(self) -> tuple[str, ...]:
@@ -437,6 +451,28 @@ def load_config(path: str | Path) -> ServeConfig:
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         got = (getattr(error, "strerror", None) or str(error)).lower()
         raise ConfigFileError([Problem(source, "", "a readable YAML file", got)]) from None
+    return parse_text(text, source)
+
+
+def parse_text(text: str, source: str) -> ServeConfig:
+    """Check the text of a YAML file.
+
+    Parameters
+    ----------
+    text : str
+        Content of the file.
+    source : str
+        Name for error messages.
+
+    Returns
+    -------
+    ServeConfig
+
+    Raises
+    ------
+    ConfigError
+        See `load_config`.
+    """
     try:
         _check_size(source, text)
         node = yaml.compose(text, Loader=_Loader)

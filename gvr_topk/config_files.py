@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gvr_topk.config import load_config
+from gvr_topk.config import MAX_DEPTH, ConfigError, Problem, load_config, parse_text
 
 
 def combine(files: Sequence[Path]) -> str:
@@ -32,21 +32,28 @@ def combine(files: Sequence[Path]) -> str:
     ValueError
         No file is given.
     gvr_topk.config.ConfigError
-        A file is missing or wrong.
+        A file is missing or wrong, or the combination is wrong although each file alone is right.
     """
     if not files:
         raise ValueError("files: wanted at least one, got none")
     combined: dict[str, Any] = {}
     for file in files:
         load_config(file)  # the error about a wrong file names the file and the line
-        combined = _merge(combined, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-    names = ", ".join(str(file) for file in files)
-    return f"# Combined from {names}\n{yaml.safe_dump(combined, sort_keys=False)}"
+        combined = _merge(combined, yaml.safe_load(file.read_text(encoding="utf-8")) or {}, str(file))
+    # A line break in a name would end the comment.
+    names = ", ".join(name if name.isprintable() else repr(name) for name in map(str, files))
+    text = f"# Combined from {names}\n{yaml.safe_dump(combined, sort_keys=False)}"
+    parse_text(text, f"combined from {names}")
+    return text
 
 
-def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _merge(under: dict[str, Any], over: dict[str, Any], source: str, depth: int = 1) -> dict[str, Any]:
+    """Put the keys of a file over others; both may hold aliases that lead back to where they came from."""
+    if depth > MAX_DEPTH:
+        wanted = f"at most {MAX_DEPTH} levels with aliases followed"
+        raise ConfigError([Problem(source, "", wanted, "more")])
     merged = dict(under)
     for key, value in over.items():
         both = isinstance(merged.get(key), dict) and isinstance(value, dict)
-        merged[key] = _merge(merged[key], value) if both else value
+        merged[key] = _merge(merged[key], value, source, depth + 1) if both else value
     return merged

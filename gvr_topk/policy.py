@@ -6,7 +6,7 @@ There is one definition of both, in C++; this module only names its arguments an
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +26,9 @@ from gvr_topk.constants import (
 from gvr_topk.contract import DTYPES
 from gvr_topk.library import policy_library
 
+PAPER_K = (512, 1024, 2048)
+"""Items per row that path ``paper_gvr`` serves: ``paper_supports_k`` of ``policy.h``."""
+
 _CHECKS = Checks()
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 
@@ -37,6 +40,11 @@ def paths_by_name(paths: Iterable[Path]) -> dict[str, Path]:
 
 ALL_PATHS = paths_by_name(Path)
 """Paths of the decode op."""
+
+
+def either(numbers: Sequence[int]) -> str:
+    """Write numbers as a choice, such as ``1, 2 or 3``."""
+    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
 
 
 def parse_path(name: str, paths: Mapping[str, Path] = ALL_PATHS) -> Path:
@@ -285,7 +293,7 @@ def plan(
         PlanProblem.CTAS: (
             f"ctas_per_row: wanted 0, 1, 2, 4, 8 or 16 and enough for width {width}, got {ctas_per_row}"
         ),
-        PlanProblem.PAPER_K: f"k: wanted 512, 1024 or 2048 for path 'paper_gvr', got {k}",
+        PlanProblem.PAPER_K: f"k: wanted {either(PAPER_K)} for path 'paper_gvr', got {k}",
         PlanProblem.PAPER_WIDTH: f"width: wanted at most {PAPER_MAX_WIDTH} for path 'paper_gvr', got {width}",
         PlanProblem.PAPER_ARCH: "path: wanted any but 'paper_gvr' on compute capability 12, got 'paper_gvr'",
         PlanProblem.MAX_CTAS: f"max_ctas: wanted 0, 1, 2, 4, 8 or 16, got {max_ctas}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from gvr_topk.config import ConfigError, ConfigFileError, GvrTopkConfig, load_config, parse_config
+from gvr_topk.config import (
+    ConfigError,
+    ConfigFileError,
+    GvrTopkConfig,
+    load_config,
+    parse_config,
+)
 from gvr_topk.constants import Path as OpPath
+from gvr_topk.policy import PAPER_K, plan
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -493,3 +502,60 @@ def test_problems_are_structured() -> None:
     (problem,) = caught.value.problems
     assert (problem.file, problem.key, problem.wanted) == ("args", "gvr_topk.stats", "true or false")
     assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "sparse_attention_config: {algorithm: dsa, index_topk: 2097153}",
+            (
+                "serve.yaml:1: sparse_attention_config.index_topk: wanted a number of at most 2097152, "
+                "got 2097153"
+            ),
+        ),
+        (
+            "speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 1024}",
+            (
+                "serve.yaml:1: speculative_config.num_nextn_predict_layers: wanted a number of at most 1023, "
+                "got 1024"
+            ),
+        ),
+        (
+            "speculative_config: {decoding_type: Eagle, max_draft_len: 1024}",
+            "serve.yaml:1: speculative_config.max_draft_len: wanted a number of at most 1023, got 1024",
+        ),
+        (
+            "gvr_topk: {max_length: 2097153}",
+            "serve.yaml:1: gvr_topk.max_length: wanted a number of at most 2097152, got 2097153",
+        ),
+        (
+            "gvr_topk: {path: paper_gvr}\nsparse_attention_config: {algorithm: dsa, index_topk: 1000}",
+            "serve.yaml: wanted index_topk 512, 1024 or 2048 with path paper_gvr, got index_topk 1000",
+        ),
+    ],
+)
+def test_numbers_that_the_op_does_not_take_are_refused(tmp_path: Path, text: str, said: str) -> None:
+    assert message(tmp_path, text) == said
+
+
+def test_the_papers_path_serves_what_the_plan_says() -> None:
+    served = []
+    for k in (1, 256, 512, 1000, 1024, 1536, 2048, 4096):
+        try:
+            plan(rows=1, width=65_536, k=k, path="paper_gvr")
+        except ValueError:
+            continue
+        served.append(k)
+    assert tuple(served) == PAPER_K
+
+
+@pytest.mark.parametrize("copied", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_copies_of_an_error_say_the_same(tmp_path: Path, copied: Any) -> None:
+    for text, kind in (("gvr_topk: {stats: 3, path: 4}\n", ConfigError), (None, ConfigFileError)):
+        path = tmp_path / "none.yaml" if text is None else write(tmp_path, text)
+        with pytest.raises(ConfigError) as caught:
+            load_config(path)
+        twin = copied(caught.value)
+        assert type(twin) is kind and str(twin) == str(caught.value)
+        assert twin.problems == caught.value.problems

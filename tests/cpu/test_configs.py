@@ -98,6 +98,50 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
         combine([])
 
 
+def test_a_combination_is_checked_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = tmp_path / "few.yaml", tmp_path / "path.yaml"
+    files[0].write_text("sparse_attention_config: {algorithm: dsa, index_topk: 1000}\n")
+    files[1].write_text("gvr_topk: {path: paper_gvr}\n")
+    out = tmp_path / "out.yaml"
+    assert cli.main(["config", "combine", *map(str, files), "--out", str(out)]) == 1
+    assert not out.exists()
+    said = "wanted index_topk 512, 1024 or 2048 with path paper_gvr, got index_topk 1000"
+    assert capsys.readouterr() == ("", f"gvr-topk: combined from {files[0]}, {files[1]}: {said}\n")
+
+
+def test_names_stay_inside_of_the_comment(tmp_path: Path) -> None:
+    odd = tmp_path / "a\nmax_batch_size: 7\n#.yaml"
+    odd.write_text("max_batch_size: 8\n")
+    text = combine([odd])
+    assert text.splitlines()[0] == f"# Combined from {str(odd)!r}"
+    assert yaml.safe_load(text) == {"max_batch_size": 8}
+
+
+@pytest.mark.parametrize("text", ["future: &x {a: *x}\n", "kv_cache_config: &x {a: *x}\n"])
+def test_mappings_that_hold_themselves_are_refused(tmp_path: Path, text: str) -> None:
+    looped = tmp_path / "looped.yaml"
+    looped.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"looped\.yaml: wanted at most 32 levels with aliases followed, got"
+    ):
+        combine([looped, looped])
+
+
+def test_exit_codes_of_both_commands_are_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong, right = tmp_path / "wrong.yaml", tmp_path / "right.yaml"
+    wrong.write_text("gvr_topk: {stats: 3}\n")
+    right.write_text("max_batch_size: 8\n")
+    for command in (["config", "check"], ["config", "combine"]):
+        assert cli.main([*command, str(wrong)]) == 1
+        assert cli.main([*command, str(tmp_path / "none.yaml")]) == 2
+        assert cli.main([*command, str(right)]) == 0
+    out = tmp_path / "none" / "out.yaml"
+    capsys.readouterr()
+    assert cli.main(["config", "combine", str(right), "--out", str(out)]) == 2
+    said = f"gvr-topk: --out: wanted a file to write to, got {out}: No such file or directory\n"
+    assert capsys.readouterr().err == said
+
+
 def test_command_writes_a_file_that_can_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parts = [CONFIGS / "base" / "serve_tep8.yaml", CONFIGS / "mtp1.yaml", CONFIGS / "heuristic_on.yaml"]
     command = ["config", "combine", *map(str, parts)]
