@@ -12,7 +12,7 @@ export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
 # The text behind `##` is what this prints of a target.
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1 - /p' Makefile | \
-	  while IFS= read -r line; do printf '%-19s %s\n' "make $${line%% - *}" "$${line#* - }"; done
+	  while IFS= read -r line; do printf '%-23s %s\n' "make $${line%% - *}" "$${line#* - }"; done
 
 # torch first, alone and by its exact version: the build needs it, and an unpinned torch would be
 # the newest there is.
