@@ -43,8 +43,8 @@ PEERS = tuple(peer_names(()))
 PICTURE = ("bench.json", "bench.png")
 """What is drawn for the README, and where it lies, both in the folder of results."""
 HARD_LEGEND = """
-    "Trace L10" is layer 10 of SmolLM2-135M under an indexer distilled for it (L10 is shipped, the other
-    layers and the rows of "engine" are not); "nine layers" are the paper's, synthetic; "engine" is a vLLM run
+    "Trace L10" is layer 10 of SmolLM2-135M under an indexer trained to imitate its attention (L10 is shipped,
+    the other layers and the rows of "engine" are not); "nine layers" are the paper's, synthetic; "engine" is a vLLM run
     with random weights, whose steps choose unalike; "new scale" is a random factor for each step's scores.
 """
 OWN_COLUMNS = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint"}

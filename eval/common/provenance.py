@@ -15,7 +15,8 @@ GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 KERNEL_SOURCES = ("cpp/kernels", "cpp/include", "cpp/CMakeLists.txt")
 MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"
 MEASURED_ARCH = "sm_90a"
-COMMIT = re.compile(r"(?<![0-9a-f,.])[0-9a-f]{7,40}(?![0-9a-f,.]*[0-9a-f])")
+DIRTY = "-dirty"
+COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")
 """A commit in a page's text. Figures of so many digits have commas."""
 
 
@@ -40,11 +41,16 @@ def has_history() -> bool:
 
 
 def unknown_commits(text: str) -> list[str]:
-    """Commits named in a text that are none of the history of this checkout; empty without a history."""
-    if not has_history():
-        return []
-    named = sorted(set(COMMIT.findall(text)))
-    return [commit for commit in named if _git("merge-base", "--is-ancestor", commit, "HEAD") != 0]
+    """Commits named in a text that are none of the history of this checkout, or whose sources were changed.
+
+    Without a history only the latter are found.
+    """
+    named, whole = sorted(set(COMMIT.findall(text))), has_history()
+    return [
+        commit
+        for commit in named
+        if commit.endswith(DIRTY) or (whole and _git("merge-base", "--is-ancestor", commit, "HEAD") != 0)
+    ]
 
 
 def machine_code_of(commit: str | None) -> str | None:

@@ -1103,7 +1103,7 @@ class TestReadmeTable:
         assert readme_table.main(["--check"]) == 1
         assert "commits: wanted ancestors of this one, got 0ddba11" in capsys.readouterr().err
         monkeypatch.setattr(provenance, "has_history", lambda: False)
-        assert provenance.unknown_commits("0ddba11") == []
+        assert provenance.unknown_commits("0ddba11 0ddba12-dirty") == ["0ddba12-dirty"]
 
     def test_commits_in_a_text(self) -> None:
         text = "commit 8a60b90; 882 of 2,025 of 1,985,280 (`a.json`, ee90c38), 04c07f3, 568501f."
