@@ -44,8 +44,9 @@ PICTURE = ("bench.json", "bench.png")
 """What is drawn for the README, and where it lies, both in the folder of results."""
 HARD_LEGEND = """
     "Trace L10" is layer 10 of SmolLM2-135M under an indexer trained to imitate its attention (L10 is shipped,
-    the other layers and the rows of "engine" are not); "nine layers" are the paper's, synthetic; "engine" is a vLLM run
-    with random weights, whose steps choose unalike; "new scale" is a random factor for each step's scores.
+    the other layers and the rows of "engine" are not); "nine layers" are the paper's, synthetic; "engine" is
+    a vLLM run with random weights, whose steps choose unalike; "new scale" is a random factor for each step's
+    scores.
 """
 OWN_COLUMNS = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint"}
 OWN_PREFILL_COLUMNS = {PREFILL: "this package", PREFILL_ROUNDS: "radix rounds", NO_HINT: "decode op"}

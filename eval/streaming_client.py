@@ -43,7 +43,6 @@ if __package__ in (None, ""):  # the verb tpot starts this file in a process of 
 
 import typer
 
-from eval.common.options import require_writable
 from eval.common.prompts import InputError, Prompt, read_prompt
 from eval.common.status import TOOL_FAULT, UNDECIDED, WRONG_USE
 
@@ -412,7 +411,6 @@ def main(
     report_json: Annotated[Path | None, typer.Option(help="Where to write the report.")] = None,
 ) -> None:
     """Measure TTFT and TPOT of an OpenAI-compatible server."""
-    require_writable(report_json, "--report-json")
     try:
         prompt = read_prompt(prompt_file, entry)
         if model is None:
