@@ -7,9 +7,11 @@
 Each case runs on poisoned outputs with guard columns. Compared are the result, bit for bit; how many items
 each row has; the positions that the state keeps, and every slot that must not be written; the translation
 through a page table; and a second call, which finds the first one's state. On the CPU, whose implementation
-the oracle is, a sort in NumPy takes the oracle's place. ``--prefill`` is the share of the cases that call the
-prefill op, whose second call has to repeat the first, and ``--blocks`` that of the others that call both ops
-of blocks, with the path ``auto``.
+the oracle is, a sort in NumPy takes the oracle's place. The summary says how many cases of each op were
+drawn, and with which path, dtype and optional arguments.
+
+``--prefill`` is the share of the cases that call the prefill op, whose second call has to repeat the first,
+and ``--blocks`` that of the others that call both ops of blocks, with the path ``auto``.
 
 With ``--beside`` a neighbour of `eval.common.stress_neighbours` works on another stream during each call;
 several take turns.
@@ -48,6 +50,8 @@ from eval.common.stress_cases import CONFIGURATIONS
 from eval.common.stress_library import StressError
 from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
 from gvr_topk.arguments import (
+    FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
     FLAG_PDL,
     FLAG_QUANTILE_GUESS,
     FLAG_STREAMS,
@@ -56,7 +60,7 @@ from gvr_topk.arguments import (
     InBlocksArguments,
     PrefillArguments,
 )
-from gvr_topk.constants import STATE_MASKED, HintReason, StatsColumn
+from gvr_topk.constants import STATE_FLOATS, STATE_MASKED, STATE_UNKNOWN, HintReason, StatsColumn
 from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.ops import launch, launch_blocks, launch_in_blocks, launch_prefill
@@ -77,6 +81,34 @@ REPORT_SECONDS = 60.0
 LARGEST_SEED = 2**43 - 1
 LARGEST_INDEX = 2**53
 """Numbers that torch's generator takes, which gets one of 64 bits made of both."""
+
+
+OPS = ("decode", "prefill", "blocks")
+"""Kinds of case; those of blocks call both ops of blocks."""
+
+
+class Drawn:
+    """How many of the cases of one op had which path, dtype and optional arguments."""
+
+    def __init__(self) -> None:
+        self.cases = 0
+        self.paths: Counter[str] = Counter()
+        self.dtypes: Counter[str] = Counter()
+        self.arguments: Counter[str] = Counter()
+
+    def add(self, case: Case | PrefillCase | BlocksCase) -> None:
+        self.cases += 1
+        self.paths[getattr(case, "path", "auto")] += 1
+        self.dtypes[case.dtype] += 1
+        self.arguments.update({name: int(is_given) for name, is_given in case.optional().items()})
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "cases": self.cases,
+            "paths": dict(self.paths),
+            "dtypes": dict(self.dtypes),
+            "arguments": dict(self.arguments),
+        }
 
 
 class Mismatch(AssertionError):
@@ -127,9 +159,11 @@ def check_case(
             results["slots"] = (arguments.slots, problem.wanted_slots(case))
         elif problem.page_table is not None:
             results["result"] = (arguments.out, problem.wanted_slots(case))
-        _check_written(call, case.k, arguments, results, problem.visible)
+        _check_written(call, case.k, arguments, results, (problem.wanted >= 0).sum(dim=1))
         if problem.state is not None and before is not None:
             _check_state(call, case, problem, problem.state, before)
+        if arguments.next_state is not None:
+            _check_next_state(call, case, problem, arguments.next_state)
     return stats
 
 
@@ -167,7 +201,7 @@ def check_prefill_case(
         results = {"result": (arguments.out, problem.out)}
         if arguments.slots is not None and problem.slots is not None:
             results["slots"] = (arguments.slots, problem.slots)
-        _check_written(call, case.k, arguments, results, problem.lengths)
+        _check_written(call, case.k, arguments, results, problem.lengths.clamp(max=case.k))
     return stats
 
 
@@ -210,7 +244,7 @@ def _check_written(
     k: int,
     arguments: Arguments | PrefillArguments,
     results: dict[str, tuple[Tensor, Tensor]],
-    lengths: Tensor,
+    items: Tensor,
 ) -> None:
     """Results and their guard columns, how many items each row has, and the reasons of the statistics."""
     for name, (got, wanted) in results.items():
@@ -218,7 +252,7 @@ def _check_written(
         if not bool((got[:, k:] == POISON).all()):
             raise Mismatch(f"{call}: {name}: wrote past column k")
     if arguments.counts is not None:
-        _same(f"{call}: counts", arguments.counts, lengths.clamp(0, k).to(torch.int32))
+        _same(f"{call}: counts", arguments.counts, items.to(torch.int32))
     stats = arguments.stats
     if stats is not None and not set(stats[:, StatsColumn.REASON].tolist()) <= set(HintReason):
         raise Mismatch(f"{call}: stats: unknown reason in {stats[:, StatsColumn.REASON].tolist()}")
@@ -232,6 +266,9 @@ def _arguments(case: Case, problem: Problem) -> Arguments:
         return torch.full(shape, POISON, dtype=torch.int32, device=device)
 
     state = problem.state
+    next_state = None
+    if case.next_state:  # a guard row before and behind
+        next_state = torch.full((case.rows + 2, STATE_FLOATS), float(POISON), device=device)[1:-1]
     return Arguments(
         logits=problem.logits,
         seq_lens=problem.seq_lens,
@@ -239,6 +276,7 @@ def _arguments(case: Case, problem: Problem) -> Arguments:
         row_slot=problem.row_slot,
         state=None if state is None else state.words,
         indices=None if state is None else state.indices,
+        next_state=next_state,
         counts=poisoned(case.rows) if case.counts else None,
         page_table=problem.page_table,
         slots=poisoned(case.rows, case.k + GUARD_COLUMNS) if case.cache_slots else None,
@@ -248,15 +286,20 @@ def _arguments(case: Case, problem: Problem) -> Arguments:
         next_n=case.next_n,
         page_size=case.page_size,
         path=parse_path(case.path),
-        flags=FLAG_QUANTILE_GUESS * case.quantile_guess + FLAG_PDL * case.pdl,
+        max_ctas=case.max_ctas,
+        flags=FLAG_QUANTILE_GUESS * case.quantile_guess
+        + FLAG_PDL * case.pdl
+        + FLAG_CLAMP_PAGES * case.clamp_pages
+        + FLAG_DROP_MASKED * case.drop_masked,
         hint_offset=case.offset,
         ctas_per_row=case.ctas_per_row,
+        compress_ratio=case.compress_ratio,
     )
 
 
 def _check_state(call: str, case: Case, problem: Problem, state: TopkState, before: TopkState) -> None:
-    """The last row of each request writes its slot; nothing else is written."""
-    writers = problem.written_slots(case.next_n)
+    """The last row of each request writes its slot, unless states go by row; nothing else is written."""
+    writers = problem.written_slots(case)
     if state.indices is not None and before.indices is not None:
         wanted = before.indices.clone()
         for slot, row in writers.items():
@@ -276,6 +319,21 @@ def _check_state(call: str, case: Case, problem: Problem, state: TopkState, befo
             raise Mismatch(
                 f"{call}: words: slot {slot}: wanted a number up to {STATE_MASKED} first, got {kinds[slot]}"
             )
+
+
+def _check_next_state(call: str, case: Case, problem: Problem, left: Tensor) -> None:
+    """Each row leaves what a next step may read; a row no longer than `k` leaves nothing."""
+    base = left._base
+    assert base is not None
+    if not bool((base[[0, -1]] == POISON).all()):
+        raise Mismatch(f"{call}: next_state: wrote before or behind the rows")
+    for row, (kind, visible) in enumerate(zip(left[:, 0].tolist(), problem.visible.tolist(), strict=True)):
+        if visible > case.k and not (kind != POISON and -math.inf < kind <= STATE_MASKED):
+            raise Mismatch(
+                f"{call}: next_state: row {row}: wanted a number up to {STATE_MASKED} first, got {kind}"
+            )
+        if visible <= case.k and kind != STATE_UNKNOWN:
+            raise Mismatch(f"{call}: next_state: row {row}: wanted {STATE_UNKNOWN} first, got {kind}")
 
 
 def _same(what: str, got: Tensor, wanted: Tensor) -> None:
@@ -319,12 +377,13 @@ def run(
     -------
     dict
         Summary: cases, rows, scores, how often each path was asked for and what became of the hints, the
-        same of the prefill op alone, and the failed case if any.
+        same of the prefill op alone, what was drawn for each op, and the failed case if any.
     """
     started = reported = time.monotonic()
     paths_asked: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}  # by whether it is prefill
     reasons: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
     prefill_paths = tuple(path for path in paths if path in fuzz_prefill.PATHS)
+    drawn = {op: Drawn() for op in OPS}
     rows = scores = of_blocks = 0
     failure: dict[str, Any] | None = None
     index = first
@@ -351,6 +410,7 @@ def run(
             text = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             failure = {"case": case.as_json(), "error": text}
             break
+        drawn[case.as_json()["op"]].add(case)
         if isinstance(case, BlocksCase):
             of_blocks += 1
         else:
@@ -365,7 +425,7 @@ def run(
             reported = time.monotonic()
             print(f"{reported - started:5.0f}s {index - first} cases", flush=True)
     return {
-        "format": "gvr_topk.fuzz/2",
+        "format": "gvr_topk.fuzz/3",
         "device": device,
         "seed": seed,
         "first": first,
@@ -383,6 +443,7 @@ def run(
             "reasons_of_rows_with_stats": dict(reasons[True]),
         },
         "blocks": {"cases": of_blocks},
+        "drawn": {op: counts.as_json() for op, counts in drawn.items()},
         "failure": failure,
     }
 

@@ -86,6 +86,15 @@ class BlocksCase:
     def as_json(self) -> dict[str, Any]:
         return {"op": "blocks", **asdict(self)}
 
+    def optional(self) -> dict[str, bool]:
+        """Optional arguments of the ops, and whether the calls have them."""
+        return {
+            "next_n": self.next_n > 1,
+            "seq_lens by row": self.by_row,
+            "compress_ratio": self.compress_ratio > 1,
+            "pdl": self.pdl,
+        }
+
     @property
     def rows(self) -> int:
         return self.requests * self.next_n

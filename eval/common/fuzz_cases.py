@@ -7,7 +7,7 @@ case can be made again from two numbers on the same kind of device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from gvr_topk.constants import (
     STATE_ZSCORE_ORIGIN,
 )
 from gvr_topk.contract import exact_topk, order_key, row_lengths
-from gvr_topk.cpu import to_slots
+from gvr_topk.evaluation.oracle import drop_masked_positions, translate_positions
 from gvr_topk.policy import plan
 from gvr_topk.state import TopkState
 
@@ -84,6 +84,10 @@ class Case:
         The cache slots go beside the positions instead of in their place.
     path, ctas_per_row, quantile_guess, pdl
         Passed on.
+    next_state : bool
+        What rows leave goes there, and the state is read alone.
+    clamp_pages, drop_masked, max_ctas, compress_ratio
+        Passed on.
     """
 
     seed: int
@@ -112,18 +116,49 @@ class Case:
     ctas_per_row: int
     quantile_guess: bool
     pdl: bool
+    next_state: bool
+    clamp_pages: bool
+    drop_masked: bool
+    max_ctas: int
+    compress_ratio: int
 
     @property
     def rows(self) -> int:
         return self.requests * self.next_n
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {"op": "decode", **asdict(self)}
+
+    def optional(self) -> dict[str, bool]:
+        """Optional arguments of the op, and whether the call has them."""
+        return {
+            "next_n": self.next_n > 1,
+            "seq_lens by row": self.by_row,
+            "state": self.state != ABSENT,
+            "indices": bool(self.hints),
+            "row_slot": self.slots != "own",
+            "next_state": self.next_state,
+            "counts": self.counts,
+            "page_table": self.page_size > 0,
+            "slots": self.cache_slots,
+            "clamp_pages": self.clamp_pages,
+            "drop_masked": self.drop_masked,
+            "compress_ratio": self.compress_ratio > 1,
+            "ctas_per_row": self.ctas_per_row > 0,
+            "max_ctas": self.max_ctas > 0,
+            "hint_offset": self.offset != 0,
+            "stats": self.stats,
+            "quantile_guess": self.quantile_guess,
+            "pdl": self.pdl,
+        }
 
 
-def _plannable(rows: int, width: int, k: int, dtype: str, path: str, ctas: int = 0) -> bool:
+def _plannable(
+    rows: int, width: int, k: int, dtype: str, path: str, ctas: int = 0, max_ctas: int = 0
+) -> bool:
+    kind = DTYPES[dtype]
     try:
-        plan(rows=rows, width=width, k=k, dtype=DTYPES[dtype], path=path, ctas_per_row=ctas)
+        plan(rows=rows, width=width, k=k, dtype=kind, path=path, ctas_per_row=ctas, max_ctas=max_ctas)
     except ValueError:
         return False
     return True
@@ -158,7 +193,7 @@ def draw_case(seed: int, index: int, *, elements: int, paths: Sequence[str] = PA
     state = str(pick(*STATES)) if rng.random() < 0.8 else ABSENT
     hinted = state != ABSENT and bool(rng.random() < 0.6)
     page_size = int(pick(1, 16, 64, 1000)) if rng.random() < 0.25 else 0
-    return Case(
+    case = Case(
         seed=seed,
         index=index,
         requests=requests,
@@ -185,7 +220,15 @@ def draw_case(seed: int, index: int, *, elements: int, paths: Sequence[str] = PA
         ctas_per_row=ctas,
         quantile_guess=bool(rng.random() < 0.5),
         pdl=bool(rng.random() < 0.3),
+        next_state=bool(rng.random() < 0.2),
+        clamp_pages=bool(page_size and rng.random() < 0.5),
+        drop_masked=bool(rng.random() < 0.25),
+        max_ctas=int(pick(1, 2, 4, 8, 16)) if rng.random() < 0.3 else 0,
+        compress_ratio=int(pick(1, 1, 1, 4, 128)),
     )
+    if not _plannable(case.rows, width, k, dtype, path, ctas, case.max_ctas):
+        case = replace(case, max_ctas=0)
+    return case
 
 
 @dataclass
@@ -200,10 +243,11 @@ class Problem:
     row_slot: Tensor | None  # [rows] int32
     page_table: Tensor | None  # [requests, pages] int32
 
-    def written_slots(self, next_n: int) -> dict[int, int]:
+    def written_slots(self, case: Case) -> dict[int, int]:
         """Row by the slot it writes: the last row of each request that has one."""
-        if self.state is None:
+        if self.state is None or case.next_state:
             return {}
+        next_n = case.next_n
         last = range(next_n - 1, len(self.logits), next_n)
         slots = range(len(last)) if self.row_slot is None else self.row_slot[next_n - 1 :: next_n].tolist()
         return {slot: row for slot, row in zip(slots, last, strict=True) if 0 <= slot < self.state.slots}
@@ -211,7 +255,8 @@ class Problem:
     def wanted_slots(self, case: Case) -> Tensor:
         """Cache slots of the wanted positions."""
         assert self.page_table is not None
-        return to_slots(self.wanted, self.page_table, case.page_size, case.next_n)
+        request = torch.arange(case.rows, device=self.wanted.device) // case.next_n
+        return translate_positions(self.wanted, self.page_table, case.page_size, request)
 
 
 def make_problem(case: Case, device: str, oracle: Oracle = exact_topk) -> Problem:
@@ -224,22 +269,30 @@ def make_problem(case: Case, device: str, oracle: Oracle = exact_topk) -> Proble
             rows.copy_(CONTENTS[kind](len(rows), case.width, case.k, draw, DTYPES[case.dtype]))
     count = case.rows if case.by_row else case.requests
     seq_lens = torch.stack([_length(case.lengths[i % len(case.lengths)], case, draw) for i in range(count)])
+    if case.compress_ratio > 1:  # a length counts keys, and not all of them make up a whole score
+        more = torch.randint(case.compress_ratio, seq_lens.shape, generator=draw, device=device)
+        seq_lens = seq_lens * case.compress_ratio + more
     seq_lens = seq_lens.to(torch.int32)
-    visible = seq_lens.to(torch.int64)
+    page_table = _page_table(case, draw)
+    keys = seq_lens.to(torch.int64)
     if not case.by_row:
-        visible = row_lengths(seq_lens, case.rows, case.next_n)
-    visible = visible.clamp(max=case.width)
-    wanted = oracle(logits, visible, case.k)
+        keys = row_lengths(seq_lens, case.rows, case.next_n)
+    covered = case.width
+    if case.clamp_pages and page_table is not None:
+        covered = min(covered, page_table.shape[1] * case.page_size)
+    visible = (keys.clamp(min=0) // case.compress_ratio).clamp(max=covered)
+    largest = oracle(logits, visible, case.k)
+    wanted = drop_masked_positions(logits, largest) if case.drop_masked else largest
     state = row_slot = None
     if case.state != ABSENT:
         slots = case.requests if case.slots == "own" else case.rows + 2
         row_slot = None if case.slots == "own" else _row_slots(case, slots, draw)
         state = TopkState.of(
-            _words(case.state, _kth(logits, wanted)[torch.arange(slots, device=device) % case.rows], draw),
+            _words(case.state, _kth(logits, largest)[torch.arange(slots, device=device) % case.rows], draw),
             _indices(case, slots, wanted, draw) if case.hints else None,
             case.k,
         )
-    return Problem(logits, seq_lens, visible, wanted, state, row_slot, _page_table(case, draw))
+    return Problem(logits, seq_lens, visible, wanted, state, row_slot, page_table)
 
 
 def _indices(case: Case, slots: int, wanted: Tensor, draw: Draw) -> Tensor:

@@ -19,7 +19,7 @@ from eval.common.fuzz_contents import CONTENTS, Draw, draw_integer
 from gvr_topk.arguments import PREFILL_PATHS
 from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.contract import exact_topk
-from gvr_topk.cpu import to_slots_of_requests
+from gvr_topk.evaluation.oracle import translate_positions
 
 PATHS = tuple(path.name.lower() for path in PREFILL_PATHS)
 WINDOWS = ("full", "causal", "random", "near_k", "tiny", "beyond", "inverted", "any_int32")
@@ -92,6 +92,19 @@ class PrefillCase:
 
     def as_json(self) -> dict[str, Any]:
         return {"op": "prefill", **asdict(self)}
+
+    def optional(self) -> dict[str, bool]:
+        """Optional arguments of the op, and whether the call has them."""
+        return {
+            "row_request": self.requests > 0,
+            "offsets": self.offsets,
+            "counts": self.counts,
+            "page_table": self.page_size > 0,
+            "slots": self.cache_slots,
+            "stats": self.stats,
+            "pdl": self.pdl,
+            "streams": self.streams,
+        }
 
     @property
     def table_rows(self) -> int:
@@ -189,7 +202,7 @@ def make_prefill_problem(case: PrefillCase, device: str, oracle: Oracle = exact_
     out, slots, offsets = positions, None, None
     page_table = _page_table(case, draw)
     if page_table is not None:
-        slots = to_slots_of_requests(positions, page_table, case.page_size, request)
+        slots = translate_positions(positions, page_table, case.page_size, request)
         out = positions if case.cache_slots else slots
     if case.offsets:
         offsets = _offsets(case, draw)

@@ -21,6 +21,7 @@ from eval.common.stress_library import neighbours_library, succeed
 from gvr_topk import TopkState, indexer_topk_decode
 from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, StatsColumn
 from gvr_topk.contract import exact_topk, row_lengths
+from gvr_topk.evaluation.oracle import translate_positions
 
 LAUNCHES = {"cuda": 64, "cpu": 8}
 """Launches of a graph."""
@@ -303,15 +304,10 @@ class Workload:
         return torch.where(positions >= 0, positions + self.offsets[self._table_row(), None], -1)
 
     def _translate(self, positions: Tensor) -> Tensor:
-        """Slots of a paged cache, as the op's documentation says it."""
-        c = self.configuration
+        """Slots of a paged cache."""
         assert self.page_table is not None
-        position = positions.to(torch.int64)
-        page = torch.div(position, c.page_size, rounding_mode="floor")
-        known = (position >= 0) & (page < self.page_table.shape[1])
-        tables = self.page_table.to(torch.int64)[self._table_row()]
-        slot = tables.gather(1, torch.where(known, page, 0)) * c.page_size + position % c.page_size
-        return torch.where(known, slot, -1).to(torch.int32)
+        page_size = self.configuration.page_size
+        return translate_positions(positions, self.page_table, page_size, self._table_row())
 
     def _make_masks(self) -> None:
         """For `_check_by_torch`: the segment of each word, or one past the last, and which to poison."""

@@ -1,4 +1,8 @@
-"""The contract by a sort in NumPy: an oracle that shares no code with the op, not even on the CPU."""
+"""The contract by a sort in NumPy: an oracle that shares no code with the op, not even on the CPU.
+
+`drop_masked_positions` and `translate_positions` run on any device: they are what the op's documentation says
+of its other results.
+"""
 
 from __future__ import annotations
 
@@ -94,3 +98,54 @@ def sorted_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int) ->
         chosen = there[sorted_row(visible[there], k)]
         result[row, : len(chosen)] = chosen
     return torch.from_numpy(result)
+
+
+def drop_masked_positions(logits: Tensor, positions: Tensor) -> Tensor:
+    """Positions whose score is not ``-inf``, in their order, then -1.
+
+    Parameters
+    ----------
+    logits : Tensor, shape [rows, width], floating point
+        At least one column.
+    positions : Tensor, shape [rows, k], int32
+        Positions, and -1 for none.
+
+    Returns
+    -------
+    Tensor, shape [rows, k], int32
+    """
+    scores = logits.gather(1, positions.clamp(min=0).to(torch.int64))
+    masked = (positions < 0) | torch.isneginf(scores)
+    order = masked.to(torch.int8).argsort(dim=1, stable=True)  # those that stay before the others
+    return positions.masked_fill(masked, -1).gather(1, order)
+
+
+def translate_positions(positions: Tensor, page_table: Tensor, page_size: int, table_row: Tensor) -> Tensor:
+    """Slots of positions in a paged cache, as the op's documentation says it.
+
+    Parameters
+    ----------
+    positions : Tensor, shape [rows, k], int32
+        Positions, and -1 for none.
+    page_table : Tensor, shape [requests, pages], int32
+        At least one request.
+    page_size : int
+        Positions per page.
+    table_row : Tensor, shape [rows], int64
+        Row of the page table for each row of positions; any number where all of those are -1.
+
+    Returns
+    -------
+    Tensor, shape [rows, k], int32
+        -1 for no position, for a page that the table does not hold or holds as a negative number, and for a
+        slot that int32 cannot hold.
+    """
+    requests, pages = page_table.shape
+    # One column more, of a page that is not there, for all positions without one.
+    tables = torch.nn.functional.pad(page_table.to(torch.int64), (0, 1), value=-1)
+    tables = tables[table_row.clamp(0, requests - 1)]
+    position = positions.to(torch.int64)
+    page = torch.where(position < 0, pages, position // page_size).clamp(max=pages)
+    base = tables.gather(1, page)
+    slot = base * page_size + position % page_size
+    return torch.where((base < 0) | (slot >= 2**31), -1, slot).to(torch.int32)
