@@ -242,7 +242,8 @@ class Checks:
                 raise self.fail(argument, "an integer", repr(value))
             number = int(value)
         if (low is not None and number < low) or (high is not None and number > high):
-            raise self.fail(argument, f"at least {low}" if high is None else f"{low} to {high}", number)
+            both = f"{low} to {high}" if low is not None else f"at most {high}"
+            raise self.fail(argument, f"at least {low}" if high is None else both, number)
         return number
 
     def flag(self, argument: str, value: Any) -> bool:

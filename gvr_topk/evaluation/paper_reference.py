@@ -27,13 +27,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gvr_topk.constants import GuessSource
+from gvr_topk.constants import GuessSource, SearchEnd
 from gvr_topk.contract import KEY_NAN, order_key
 
 GuessKind = Literal["mean", "quantile"]
-Done = Literal["short", "guess", "secant", "tie", "bisect", "key", "plateau"]
 
-DONE: dict[int, str] = dict(enumerate(get_args(Done)))
+DONE: dict[int, str] = {end.value: end.name.lower() for end in SearchEnd}
 """Meaning of the ``done`` column of the statistics tensor, for the path ``paper_gvr``."""
 
 Floats = npt.NDArray[np.float32]
@@ -104,9 +103,9 @@ class RowStats:
         The last thresholds known to be too low (count above capacity) and too high (count below
         `k`); infinite where no pass found one.
     done : str
-        ``short`` (n <= k, nothing to search), ``guess`` (the first threshold was good), ``secant``,
-        ``tie``, ``bisect``, ``key`` (the kind of step that ended the search), or ``plateau`` (more
-        than `capacity` values at or above the k-th, because of ties).
+        A `gvr_topk.constants.SearchEnd` in lower case: ``short`` (n <= k, nothing to search), ``guess``
+        (the first threshold was good), ``secant``, ``tie``, ``bisect``, ``key`` (the kind of step that ended
+        the search), or ``plateau`` (more than `capacity` values at or above the k-th, because of ties).
     candidates : int
         Elements collected in phase 3.
     snap_iterations : int
@@ -127,7 +126,7 @@ class RowStats:
     counts: tuple[int, ...]
     thresholds: tuple[float, ...]
     bracket: tuple[float, float]
-    done: Done
+    done: str
     candidates: int
     snap_iterations: int
     kth_value: float
@@ -202,7 +201,7 @@ def topk_row(
         indices = np.arange(n)
         kth_key = int(_keys(row).min()) if n else KEY_NAN
         candidates = n
-        found = _Verified(_KEY_NEG_INF, "short", (), (), (-math.inf, math.inf))
+        found = _Verified(_KEY_NEG_INF, SearchEnd.SHORT, (), (), (-math.inf, math.inf))
         first, snaps = _Guess(math.nan, _NOTHING, 0, GuessSource.NONE.name.lower()), 0
     else:
         first = _guess(row, gathered, guess, alpha, k, capacity)
@@ -226,7 +225,7 @@ def topk_row(
         counts=found.counts,
         thresholds=found.thresholds,
         bracket=found.bracket,
-        done=found.done,
+        done=DONE[found.done],
         candidates=candidates,
         snap_iterations=snaps,
         kth_value=_key_to_float(kth_key),
@@ -248,10 +247,10 @@ class _Guess:
 
 @dataclass(frozen=True)
 class _Verified:
-    """Phase 2's outcome: ``k <= #{key >= threshold_key} <= capacity``, or ``done == "plateau"``."""
+    """Phase 2's outcome: ``k <= #{key >= threshold_key} <= capacity``, or ``done`` is ``PLATEAU``."""
 
     threshold_key: int
-    done: Done
+    done: SearchEnd
     counts: tuple[int, ...]
     thresholds: tuple[float, ...]
     bracket: tuple[float, float]
@@ -296,7 +295,7 @@ def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:
     target = _target(k, capacity)
     low, high = (np.float32(-np.inf), len(row)), (np.float32(np.inf), 0)
     points: list[Point] = []
-    done: Done = "guess"
+    done = SearchEnd.GUESS
     step: np.float32 | None = np.float32(first.threshold)
     keys = _keys(row)
     while step is not None:
@@ -316,7 +315,7 @@ def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:
     top = _key_of(high[0]) if math.isfinite(high[0]) else _KEY_END
     key, is_plateau, trail = _bisect_keys(keys, k, capacity, (_key_of(low[0]), low[1]), top)
     points += [(np.float32(_key_to_float(middle)), count) for middle, count in trail]
-    return _verified(key, "plateau" if is_plateau else "key", points, low, high)
+    return _verified(key, SearchEnd.PLATEAU if is_plateau else SearchEnd.KEY, points, low, high)
 
 
 def _next_threshold(
@@ -326,7 +325,7 @@ def _next_threshold(
     extremes: tuple[np.float32, np.float32],
     first: _Guess,
     target: int,
-) -> tuple[np.float32 | None, Done]:
+) -> tuple[np.float32 | None, SearchEnd]:
     """The next float threshold and the kind of step, or None when the key has to decide.
 
     The first secant goes from the guess to the hint's largest or smallest value, whose counts are
@@ -339,15 +338,15 @@ def _next_threshold(
     leads. So the value itself is tested, and then the next float above it.
     """
     if len(points) >= FLOAT_PASSES:
-        return None, "key"
+        return None, SearchEnd.KEY
     t1, c1 = points[-1]
     if c1 > target and np.count_nonzero(first.values == t1) > 1:
         step = np.nextafter(t1, np.float32(np.inf))
-        return (step, "tie") if step < high else (None, "key")
+        return (step, SearchEnd.TIE) if step < high else (None, SearchEnd.KEY)
     if len(points) == 1 and c1 < target and len(first.values):
         least = first.values.min()
         if least < t1 and np.count_nonzero(first.values == least) > 1:
-            return least, "tie"
+            return least, SearchEnd.TIE
     if len(points) > SECANT_PASSES:
         step = _NAN
     elif len(points) > 1:
@@ -359,11 +358,11 @@ def _next_threshold(
     else:
         step = _halfway(t1, _secant((first.values.max(), 1), points[-1], target))
     if low < step < high:
-        return step, "secant"
+        return step, SearchEnd.SECANT
     bottom = low if np.isfinite(low) else extremes[0]
     top = high if np.isfinite(high) else extremes[1]
     step = _halfway(bottom, top)
-    return (step, "bisect") if bottom < step < top else (None, "key")
+    return (step, SearchEnd.BISECT) if bottom < step < top else (None, SearchEnd.KEY)
 
 
 def _secant(end: Point, start: Point, target: int) -> np.float32:
@@ -424,7 +423,7 @@ def _collect(row: Floats, found: _Verified, k: int) -> Ints:
     are the answer already.
     """
     keys = _keys(row)
-    if found.done == "plateau":
+    if found.done is SearchEnd.PLATEAU:
         return np.flatnonzero(_partition(keys, found.threshold_key, k))
     return np.flatnonzero(keys >= found.threshold_key)
 
@@ -526,7 +525,7 @@ def _upper_quantile(values: Floats, share: float) -> float:
     return float(np.sort(values)[::-1][min(max(rank, 1), len(values)) - 1])
 
 
-def _verified(key: int, done: Done, points: list[Point], low: Point, high: Point) -> _Verified:
+def _verified(key: int, done: SearchEnd, points: list[Point], low: Point, high: Point) -> _Verified:
     thresholds, counts = zip(*points, strict=True)
     bracket = (float(low[0]), float(high[0]))
     return _Verified(key, done, counts, tuple(map(float, thresholds)), bracket)
@@ -536,7 +535,7 @@ def _check_arguments(
     row: Floats, k: int, hint: npt.NDArray[np.integer] | None, guess: GuessKind, capacity: int
 ) -> None:
     if not isinstance(row, np.ndarray) or row.dtype != np.float32 or row.ndim != 1:
-        raise TypeError(f"row: wanted a 1-D float32 array, got {_describe(row)}")
+        raise ValueError(f"row: wanted a 1-D float32 array, got {_describe(row)}")
     if k < 1:
         raise ValueError(f"k: wanted at least 1, got {k}")
     if capacity < k:
@@ -546,7 +545,7 @@ def _check_arguments(
     if hint is not None and (
         not isinstance(hint, np.ndarray) or not np.issubdtype(hint.dtype, np.integer) or hint.ndim != 1
     ):
-        raise TypeError(f"hint: wanted a 1-D integer array, got {_describe(hint)}")
+        raise ValueError(f"hint: wanted a 1-D integer array, got {_describe(hint)}")
 
 
 def _describe(value: object) -> str:

@@ -37,8 +37,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gvr_topk.constants import GuessSource, HintReason, Path
-from gvr_topk.contract import DTYPES
+from gvr_topk.arguments import Checks
+from gvr_topk.constants import MAX_WIDTH, GuessSource, HintReason, Path
 from gvr_topk.evaluation.shipped_predictor import (
     NO_SAMPLE,
     UNKNOWN_MOMENTS,
@@ -154,11 +154,9 @@ def topk_step(
 
     Raises
     ------
-    TypeError
-        `scores` has another dtype, or is not one row.
     ValueError
-        `k` or `length` is out of range, `hint` does not hold k positions, or the plan is that of the paper's
-        kernel.
+        `scores` has another dtype, or is not one row; `k` or `length` is out of range, `hint` does not hold
+        k positions, or the plan is that of the paper's kernel.
 
     Examples
     --------
@@ -327,18 +325,19 @@ def _short_result(row: Row, reason: HintReason, state: StepState | None) -> Step
 
 
 def _checked_row(scores: Tensor, k: int, plan: Plan, length: int | None, hint: Hint | None) -> Row:
-    if scores.dtype not in DTYPES or scores.dim() != 1:
-        raise TypeError(f"scores: want one row of {DTYPES}, got {scores.dim()}-D {scores.dtype}")
-    if k < 1:
-        raise ValueError(f"k: want at least 1, got {k}")
-    visible = len(scores) if length is None else length
-    if visible > len(scores):
-        raise ValueError(f"length: want at most {len(scores)}, got {length}")
+    checks = Checks()
+    checks.score_values("scores", scores)
+    if scores.dim() != 1:
+        raise checks.fail("scores", "shape [width]", list(scores.shape))
+    k = checks.integer("k", k, 1, MAX_WIDTH)
+    visible = len(scores)
+    if length is not None:
+        visible = checks.integer("length", length, high=len(scores))
     if plan.family == "paper_gvr":
-        raise ValueError(
-            "plan: want another kernel than the paper's, see gvr_topk.evaluation.paper_reference"
+        raise checks.fail(
+            "plan", "another kernel than the paper's, see gvr_topk.evaluation.paper_reference", plan.family
         )
     if hint is not None and hint.shape != (k,):
-        raise ValueError(f"hint: want shape [{k}], got {list(hint.shape)}")
+        raise checks.fail("hint", f"shape [{k}]", list(hint.shape))
     values = scores.detach().cpu().to(torch.float32).numpy()
     return Row(values, max(visible, 0), k, scores.dtype, plan)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from gvr_topk.constants import SearchEnd
 from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation import paper_reference as reference
 from gvr_topk.evaluation.paper_reference import CAPACITY, DONE, RowResult, topk_row
@@ -270,20 +271,20 @@ def test_shipped_trace_hit_ratios_and_passes():
 
 
 @pytest.mark.parametrize(
-    "change, error, said",
+    "change, said",
     [
-        ({"row": np.zeros(4)}, TypeError, "row: wanted a 1-D float32 array, got 1-D float64"),
-        ({"row": np.zeros((2, 2), dtype=np.float32)}, TypeError, "row: .* got 2-D float32"),
-        ({"row": [1.0]}, TypeError, "row: .* got list"),
-        ({"k": 0}, ValueError, "k: wanted at least 1, got 0"),
-        ({"capacity": 1}, ValueError, "capacity: wanted at least k = 2, got 1"),
-        ({"guess": "median"}, ValueError, "guess: wanted one of .*, got 'median'"),
-        ({"hint": np.zeros(2)}, TypeError, "hint: wanted a 1-D integer array, got 1-D float64"),
+        ({"row": np.zeros(4)}, "row: wanted a 1-D float32 array, got 1-D float64"),
+        ({"row": np.zeros((2, 2), dtype=np.float32)}, "row: .* got 2-D float32"),
+        ({"row": [1.0]}, "row: .* got list"),
+        ({"k": 0}, "k: wanted at least 1, got 0"),
+        ({"capacity": 1}, "capacity: wanted at least k = 2, got 1"),
+        ({"guess": "median"}, "guess: wanted one of .*, got 'median'"),
+        ({"hint": np.zeros(2)}, "hint: wanted a 1-D integer array, got 1-D float64"),
     ],
 )
-def test_unfit_arguments_are_named(change, error, said):
+def test_unfit_arguments_are_named(change, said):
     arguments = {"row": np.zeros(4, dtype=np.float32), "k": 2, "hint": None, **change}
-    with pytest.raises(error, match=said):
+    with pytest.raises(ValueError, match=said):
         topk_row(**arguments)
 
 
@@ -307,7 +308,7 @@ def _next(passes: int, low_count: int = 100):
 
 def test_the_secant_is_taken_so_many_times_and_then_the_bracket_is_halved():
     assert [_next(passes)[1] for passes in (1, 2, 3, 4, 5, 6, 7, 8)] == [
-        *["secant"] * reference.SECANT_PASSES, *["bisect"] * 3, "key",
+        *[SearchEnd.SECANT] * reference.SECANT_PASSES, *[SearchEnd.BISECT] * 3, SearchEnd.KEY,
     ]  # fmt: skip
 
 

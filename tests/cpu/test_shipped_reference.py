@@ -491,18 +491,20 @@ def test_a_window_that_misses_takes_more_rounds():
 
 def test_arguments_are_checked():
     made = plan(rows=1, width=64, k=8)
-    with pytest.raises(TypeError, match="scores: want one row"):
-        topk_step(torch.zeros(64, dtype=torch.float64), 8, made)
-    with pytest.raises(TypeError, match="scores: want one row"):
-        topk_step(torch.zeros(2, 32), 8, made)
-    with pytest.raises(ValueError, match="k: want at least 1"):
-        topk_step(torch.zeros(64), 0, made)
-    with pytest.raises(ValueError, match="length: want at most 64"):
-        topk_step(torch.zeros(64), 8, made, length=65)
-    with pytest.raises(ValueError, match=r"hint: want shape \[8\]"):
-        topk_step(torch.zeros(64), 8, made, hint=np.zeros(9, dtype=np.int32))
-    with pytest.raises(ValueError, match="plan: want another kernel"):
-        topk_step(torch.zeros(64), 8, plan(rows=1, width=64, k=512, path="paper_gvr"))
+    paper = plan(rows=1, width=64, k=512, path="paper_gvr")
+    other = "another kernel than the paper's, see gvr_topk.evaluation.paper_reference"
+    for wrong, message in (
+        ({"scores": torch.zeros(64).int()}, "scores: wanted dtype float32, bfloat16 or float16, got int32"),
+        ({"scores": [1.0]}, "scores: wanted a Tensor, got list"),
+        ({"scores": torch.zeros(2, 32)}, r"scores: wanted shape \[width\], got \[2, 32\]"),
+        ({"k": 0}, "k: wanted 1 to 2097152, got 0"),
+        ({"k": 8.0}, "k: wanted an integer, got 8.0"),
+        ({"length": 65}, "length: wanted at most 64, got 65"),
+        ({"hint": np.zeros(9, dtype=np.int32)}, r"hint: wanted shape \[8\], got \[9\]"),
+        ({"plan": paper}, f"plan: wanted {other}, got paper_gvr"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            topk_step(**{"scores": torch.zeros(64), "k": 8, "plan": made} | wrong)
 
 
 def test_a_stream_keeps_what_is_not_dense():
