@@ -518,7 +518,7 @@ class TestCommand:
     def test_no_gpu_is_wrong_use(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         done = command("--device", "cuda")
-        assert done.exit_code == 2 and "no CUDA GPU" in done.output
+        assert done.exit_code == 2 and "CUDA GPU" in done.output
 
     def test_time_that_is_over_ends_with_status_3(self, tmp_path: Path) -> None:
         out = tmp_path / "stress.json"
@@ -584,11 +584,11 @@ def test_another_package_runs_in_place_of_this_one(tmp_path: Path) -> None:
             "def indexer_topk_decode(*positional, **named):\n"
             "    _right(*positional, **named)[0, 0] += 1\n"
         )
-    words = [sys.executable, str(ROOT / "eval" / "stress.py"), "--device", "cpu", "--launches", "8"]
+    words = [sys.executable, "-m", "eval", "stress", "--device", "cpu", "--launches", "8"]
     words += ["--configurations", "fp32-32768x1"]
     for package, status in ((["--package", str(tmp_path)], 1), ([], 0)):
         done = subprocess.run(
-            [*words, *package], capture_output=True, text=True, timeout=120, check=False, cwd="/"
+            [*words, *package], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
         )
         assert done.returncode == status, done.stdout + done.stderr
         assert f"8 launches, 0 of them with delays: {8 * status} wrong" in done.stdout
