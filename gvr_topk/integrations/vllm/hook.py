@@ -31,8 +31,8 @@ from gvr_topk.integrations.vllm.environment import Mode
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.prefill import PrefillHook, PrefillOp
 from gvr_topk.integrations.vllm.rows import ATTRIBUTE, RequestStates, Rows
+from gvr_topk.integrations.vllm.switch import Switch, one_line
 from gvr_topk.integrations.vllm.upstream import (
-    AUTO,
     BUILDER_OBJECT,
     COMMON_OBJECT,
     CONTEXT_MODULE,
@@ -69,15 +69,13 @@ class LayerHook:
 
     def __init__(self, metrics: CallMetrics, mode: Mode, say: Callable[[str, str], None]) -> None:
         self._metrics = metrics
-        self._mode = mode
         self._say = say
+        self._switch = Switch(mode, say)
         self._prefill = PrefillHook(metrics, mode, say)
         self._states: weakref.WeakKeyDictionary[Any, RequestStates | None] = weakref.WeakKeyDictionary()
         self._layers: set[str] = set()
         self._local = threading.local()
-        self._failed = ""
         self._stateless = False
-        self._announced = False
 
     def state_of(self, builder: Any) -> RequestStates | None:
         """Return the state of a builder's layers; None if there is none, as before its first ``build``."""
@@ -163,26 +161,19 @@ class LayerHook:
                 rows = self._rows(call, layer)
                 _run(call, rows, layer)
             except Exception as error:  # the original can still select
-                reason = self._switch_off(error)
+                reason = self._switch.fail(error)
         if reason:
             self._metrics.count(ORIGINAL, reason)
         else:
             self._metrics.count(OURS, "no_state" if rows is None else "hint")
-            self._announce(call, rows)
+            self._switch.announce(lambda: _described(call, rows))
         return not reason
 
     def _reason_against(self, stage: Any, call: Call) -> str:
         """Return why vLLM has to do this call; empty when our op can do it."""
-        if self._failed:
-            return self._failed
-        backend = getattr(stage, "_backend", None)
-        if backend != AUTO and self._mode is not Mode.FORCE:
-            self._say(
-                "info",
-                f"not in use: sparse_indexer_topk_backend is {backend!r} and not {AUTO!r}; "
-                f"{environment.ENABLE}=force runs gvr_topk instead",
-            )
-            return "backend chosen"
+        reason = self._switch.reason_against(getattr(stage, "_backend", None))
+        if reason:
+            return reason
         logits = call.logits
         plain = logits.dim() == 2 and logits.stride(1) == 1 and logits.dtype in DTYPES
         integers = call.seq_lens.dtype == torch.int32 and call.topk_indices.dtype == torch.int32
@@ -199,25 +190,13 @@ class LayerHook:
             return None
         return rows if rows.fit(call.logits.shape[0], call.seq_lens, call.next_n) else None
 
-    def _announce(self, call: Call, rows: Rows | None) -> None:
-        """Log once, at the first call that was computed, that the hook is on."""
-        if not self._announced:
-            self._announced = True
-            state = "without state in this call" if rows is None else f"state of {rows.requests}"
-            self._say("info", f"on: decode top-k with k = {call.topk_tokens}, {state}")
-
-    def _switch_off(self, error: Exception) -> str:
-        self._failed = f"error: {type(error).__name__}"
-        self._say("warning", f"fell back: {_line(error)}. vLLM's own top-k serves from now on")
-        return self._failed
-
     def _note_layer(self, name: Any) -> None:
         # Not all names that are passed here are names of indexers.
         if isinstance(name, str) and name in self._layers:
             self._local.layer = name
 
     def _after_build(self, builder: Any, common: Any, metadata: Any) -> None:
-        if self._failed or self._stateless:
+        if self._switch.failed or self._stateless:
             return
         try:
             if builder not in self._states:
@@ -227,14 +206,14 @@ class LayerHook:
                 setattr(metadata, ATTRIBUTE, requests.update(common, metadata, self._metrics.counters))
         except Exception as error:  # the op runs without state
             self._stateless = True
-            self._say("warning", f"without state from now on: {_line(error)}")
+            self._say("warning", f"without state from now on: {one_line(error)}")
         self._write_metrics()
 
     def _write_metrics(self) -> None:
         try:
             self._metrics.counters.write_if_due(environment.metrics_directory)
         except (OSError, ImportError) as error:
-            self._say("warning", f"no metrics file: {_line(error)}")
+            self._say("warning", f"no metrics file: {one_line(error)}")
 
     def _open(self, builder: Any, common: Any, metadata: Any) -> RequestStates | None:
         for point, instance in (
@@ -258,6 +237,11 @@ class LayerHook:
         self._layers.update(builder.layer_names)
         self._say("info", f"state: {states}")
         return states
+
+
+def _described(call: Call, rows: Rows | None) -> str:
+    state = "without state in this call" if rows is None else f"state of {rows.requests}"
+    return f"decode top-k with k = {call.topk_tokens}, {state}"
 
 
 def _run(call: Call, rows: Rows | None, layer: str | None) -> None:
@@ -287,7 +271,3 @@ def visible(logits: Tensor, max_seq_len: int) -> Tensor:
 
 def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -17,9 +17,9 @@ from torch import Tensor
 from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.integrations.counters import ORIGINAL, OURS
-from gvr_topk.integrations.vllm import environment
 from gvr_topk.integrations.vllm.environment import Mode
 from gvr_topk.integrations.vllm.metrics import CallMetrics
+from gvr_topk.integrations.vllm.switch import Switch
 from gvr_topk.integrations.vllm.upstream import AUTO
 from gvr_topk.ops import indexer_topk_prefill
 
@@ -87,11 +87,8 @@ class PrefillHook:
 
     def __init__(self, metrics: CallMetrics, mode: Mode, say: Callable[[str, str], None]) -> None:
         self._metrics = metrics
-        self._mode = mode
-        self._say = say
+        self._switch = Switch(mode, say, REASON)
         self._backend = AUTO
-        self._failed = ""
-        self._announced = False
 
     def note_backend(self, builder: Any) -> None:
         """Note which top-k backend the configuration of a metadata builder asks for.
@@ -115,39 +112,20 @@ class PrefillHook:
             False when vLLM has to do it; the reason is counted. vLLM then writes every place that we may have
             written.
         """
-        reason = self._reason_against(call)
+        reason = self._switch.reason_against(self._backend)
+        if not reason and not _served(call):
+            reason = "layout"
         if not reason:
             try:
                 _run(call)
             except Exception as error:  # the original can still select
-                reason = self._switch_off(error)
+                reason = self._switch.fail(error)
         if reason:
             self._metrics.count(ORIGINAL, f"{REASON} {reason}")
             return False
         self._metrics.count(OURS, REASON)
-        if not self._announced:
-            self._announced = True
-            self._say("info", f"on: prefill top-k with k = {call.top_k}")
+        self._switch.announce(lambda: f"prefill top-k with k = {call.top_k}")
         return True
-
-    def _reason_against(self, call: PrefillCall) -> str:
-        """Return why vLLM has to do this call; empty when our op can do it."""
-        if self._failed:
-            return self._failed
-        if self._backend != AUTO and self._mode is not Mode.FORCE:
-            self._say(
-                "info",
-                f"not in use: prefill, for sparse_indexer_topk_backend is {self._backend!r} and not "
-                f"{AUTO!r}; {environment.ENABLE}=force runs gvr_topk instead",
-            )
-            return "backend chosen"
-        return "" if _served(call) else "layout"
-
-    def _switch_off(self, error: Exception) -> str:
-        self._failed = f"error: {type(error).__name__}"
-        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        self._say("warning", f"fell back: prefill: {line}. vLLM's own prefill top-k serves from now on")
-        return self._failed
 
 
 def _served(call: PrefillCall) -> bool:
