@@ -99,6 +99,10 @@ def test_metadata(wheel: Path) -> None:
     extras = {"replay", "eval", "docs", "test", "vllm", "hf"}
     assert extras == set(metadata.get_all("Provides-Extra") or [])
     assert (metadata.get_payload() or "").startswith("# gvr_topk")
+    assert {"top-k", "sparse attention"} <= set((metadata["Keywords"] or "").split(","))
+    classifiers = metadata.get_all("Classifier") or []
+    assert "Operating System :: POSIX :: Linux" in classifiers and "Typing :: Typed" in classifiers
+    assert not any(line.startswith("License ::") for line in classifiers)  # beside a License-Expression
 
 
 def test_engines_find_their_entry_points(wheel: Path) -> None:
