@@ -42,6 +42,7 @@ import torch
 from torch import Tensor
 
 from eval.common.bench_blocks import BLOCK_K, given_blocks
+from eval.common.options import no_gpu
 from eval.kernel_timing import POISON, Chain, Prepared
 from gvr_topk.constants import BLOCK_SIZE
 
@@ -120,7 +121,7 @@ def available(folder: Path | None = None) -> dict[str, Baseline]:
     ):
         try:
             if not torch.cuda.is_available():
-                raise BaselineError("no CUDA device")
+                raise BaselineError(no_gpu())
             if folder is None:
                 raise BaselineError(f"no folder given (--baseline-dir or ${ENVIRONMENT})")
             found[name] = load(name, version, folder)

@@ -148,7 +148,7 @@ def test_missing(monkeypatch, capsys):
     assert main(["flashmla"]) == 2
     said = capsys.readouterr()
     first, second = said.err.splitlines()
-    assert said.out == "" and first == "flashmla: wanted a CUDA GPU, got none"
+    assert said.out == "" and first == "flashmla: GPU: wanted a CUDA GPU, got none"
     assert second.startswith("flashmla: wanted vllm.v1.attention.ops.flashmla, got ModuleNotFoundError")
     module = SimpleNamespace(is_flashmla_sparse_supported=lambda: (False, "only on Hopper"))
     monkeypatch.setattr(flashmla_order.importlib, "import_module", lambda name: module)

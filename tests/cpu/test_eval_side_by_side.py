@@ -18,6 +18,7 @@ import gvr_topk
 from eval import side_by_side
 from eval.__main__ import main
 from eval.common import package_version
+from eval.common.machine import without_folders
 from eval.common.package_version import GUESS_AND_PRIOR, GUESS_STATE, STATE, new_hint, state_api
 from eval.common.side_by_side_report import TREE, Run, figures, largest_ratio, problems, table, verdict
 from eval.common.side_by_side_worker import (
@@ -302,19 +303,20 @@ def test_two_versions_beside_the_working_tree(tmp_path: Path, capsys: pytest.Cap
     said = capsys.readouterr()
     assert (status, said.err) == (0, "")
     data = json.loads(out.read_text())
+    before, older = (without_folders(str(folder)) for folder in (before, older))  # results name no folders
     assert data["format"] == side_by_side.FORMAT and data["machine"]["commit"] == "fedcba9"
     assert data["command"].startswith("python -m eval side-by-side --device cpu --package ")
     assert [
         (version["name"], version["folder"], version["commit"], version["api"])
         for version in data["versions"]
     ] == [
-        (TREE, str(ROOT), "fedcba9", STATE),
-        (str(before), str(before), "1234567", GUESS_STATE),
-        (str(older), str(older), "89abcde", GUESS_AND_PRIOR),
+        (TREE, ".", "fedcba9", STATE),
+        (before, before, "1234567", GUESS_STATE),
+        (older, older, "89abcde", GUESS_AND_PRIOR),
     ]
     assert [(row["cell"], row["way"]) for row in data["cells"]] == [(f"gauss {SHAPE}", way) for way in WAYS]
     for row in data["cells"]:
-        assert row["ratio"] == pytest.approx(row["us"][TREE] / row["us"][str(before)], abs=1e-3)
+        assert row["ratio"] == pytest.approx(row["us"][TREE] / row["us"][before], abs=1e-3)
         assert all(len(times) == 1 for times in row["rounds_us"].values())
     assert data["largest_ratio"]["ratio"] == max(row["ratio"] for row in data["cells"])
     assert data["problems"] == [] and WITH_ROW_SLOT in said.out and "largest ratio" in said.out

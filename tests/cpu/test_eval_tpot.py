@@ -419,6 +419,14 @@ def test_serve_failure_shows_the_servers_log_too(bench: Bench, tmp_path: Path) -
     assert "last lines of the server's log" in result.output and "| illegal memory access" in result.output
 
 
+def test_missing_program_is_named_before_the_first_run(bench: Bench) -> None:
+    for options in (("--program", "no-such-program serve"), ("--launcher", "no-such-program -n 2")):
+        result = bench.run("--mtp", "0", "--repetitions", "1", *options)
+        assert result.exit_code == 2
+        assert "--program: wanted a program on PATH, got 'no-such-program'" in " ".join(result.output.split())
+        assert not (bench.out / "results.json").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
