@@ -67,21 +67,23 @@ docs:  ## build the documentation into build/docs/site
 	  $(DOCS_VENV)/bin/pip install --quiet $$(sed -n '/^docs = \[/,/^]/s/^  \(".*"\),$$/\1/p' pyproject.toml | tr -d '"'); }
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet --site-dir build/docs/site
 
+# Without it, tests that find no GPU are skipped, and a run of skipped tests passes.
+REQUIRE_GPU = GVR_TOPK_REQUIRE_GPU=1
 # Needs no .venv: `make build test-gpu PYTHON=python3` uses the torch that is there.
 test-gpu: test-gpu-plain test-gpu-chaos  ## every GPU test, on the library as it ships and on the chaos build
 
 test-gpu-plain: neighbours  ## every GPU test, and some under compute-sanitizer
-	$(PYTHON) -m pytest tests/gpu
+	$(REQUIRE_GPU) $(PYTHON) -m pytest tests/gpu
 	@if command -v compute-sanitizer > /dev/null; then \
 	  for tool in memcheck racecheck synccheck; do \
-	    compute-sanitizer --tool $$tool --error-exitcode 1 $(PYTHON) -m pytest tests/gpu -m sanitizer || exit 1; \
+	    $(REQUIRE_GPU) compute-sanitizer --tool $$tool --error-exitcode 1 $(PYTHON) -m pytest tests/gpu -m sanitizer || exit 1; \
 	  done; \
 	else echo "compute-sanitizer: not found, its runs are left out"; fi
 
 # The same tests on a library that delays threads around barriers, copies and remote accesses.
 CHAOS = build/chaos
 test-gpu-chaos: chaos  ## every GPU test on a build that delays threads
-	GVR_TOPK_LIBRARY_DIR=$(CHAOS)/install/gvr_topk/lib $(PYTHON) -m pytest tests/gpu
+	$(REQUIRE_GPU) GVR_TOPK_LIBRARY_DIR=$(CHAOS)/install/gvr_topk/lib $(PYTHON) -m pytest tests/gpu
 
 # Both for the architecture they are run on alone; and the first never beside the libraries of the package.
 TEST_ARCHS ?= 90a-real

@@ -1,10 +1,12 @@
 """GPU tests need a GPU that the CUDA library serves; without one they are skipped, with the reason.
 
+With ``GVR_TOPK_REQUIRE_GPU=1``, as `make test-gpu` runs them, they end with status 1 instead.
 Where the library is a chaos build (`make test-gpu-chaos`), each test runs under one of its kinds of delay.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = _why_not()
     if reason is None:
         return
+    if os.environ.get("GVR_TOPK_REQUIRE_GPU") == "1":
+        pytest.exit(f"GVR_TOPK_REQUIRE_GPU=1, but GPU tests cannot run: {reason}", returncode=1)
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.skip(reason=reason))

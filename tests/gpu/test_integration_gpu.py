@@ -18,13 +18,8 @@ from gvr_topk.contract import exact_topk, row_lengths
 from gvr_topk.integrations import environment
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.selection import DecodeOp
-from gvr_topk.library import library_status
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.skipif(not library_status().loaded, reason=f"CUDA library: {library_status().reason}"),
-]
+pytestmark = pytest.mark.gpu
 
 K, REQUESTS, LAYERS, WIDTH = 2048, 8, 2, 40960
 

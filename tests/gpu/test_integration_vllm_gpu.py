@@ -18,13 +18,8 @@ from eval.common.vllm_compare import Comparison, Twins, count_twins
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import plugin
-from gvr_topk.library import library_status
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.skipif(not library_status().loaded, reason=f"CUDA library: {library_status().reason}"),
-]
+pytestmark = pytest.mark.gpu
 
 K, SEQS, WIDTH = 512, 4, 40_960
 
