@@ -19,6 +19,7 @@ import gvr_topk
 from gvr_topk import indexer_topk_blocks, indexer_topk_in_blocks, ops
 from gvr_topk.arguments import (
     BLOCKS_WRITTEN,
+    FLAG_PDL,
     IN_BLOCKS_WRITTEN,
     BlocksArguments,
     InBlocksArguments,
@@ -369,20 +370,47 @@ def test_scores_are_a_tensor_also_where_the_blocks_are_allocated() -> None:
         indexer_topk_blocks([1], LENGTHS, K, BLOCK_K, out=out)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", ["k", "block_k", "next_n", "compress_ratio", "block_size"])
+NUMBERS = {
+    "blocks": {"k": K, "block_k": BLOCK_K, "next_n": 1, "compress_ratio": 1, "block_size": BLOCK_SIZE},
+    "in_blocks": {"k": K, "next_n": 1, "compress_ratio": 1, "block_size": BLOCK_SIZE},
+}
+
+
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op, numbers in NUMBERS.items() for name in numbers])
 def test_numbers_are_integers(op: str, name: str) -> None:
     function: Callable[..., Any] = indexer_topk_blocks if op == "blocks" else indexer_topk_in_blocks
-    numbers = {"k": K, "block_k": BLOCK_K, "next_n": 1, "compress_ratio": 1, "block_size": BLOCK_SIZE}
-    tensors = (scores(), LENGTHS)
+    numbers, tensors = NUMBERS[op], (scores(), LENGTHS)
     if op == "in_blocks":
-        del numbers["block_k"]
         tensors += (torch.zeros(ROWS, BLOCK_K, dtype=torch.int32),)
-    if name not in numbers:
-        return
     with pytest.raises(ValueError, match=rf"indexer_topk_{op}: {name}: wanted an integer, got 2\.0"):
         function(*tensors, **{**numbers, name: 2.0})
     function(*tensors, **{**numbers, name: np.int64(numbers[name])})
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+@pytest.mark.parametrize(("op", "described"), [("blocks", BlocksArguments), ("in_blocks", InBlocksArguments)])
+def test_every_argument_reaches_the_op(
+    op: str, described: Any, pdl: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The public function passes arguments by position, each of which has to find its own."""
+    seen: list[Any] = []
+    monkeypatch.setattr(ops, f"launch_{op}", seen.append)
+    passed: dict[str, Any] = {
+        **NUMBERS[op],
+        "next_n": 2,
+        "compress_ratio": 3,
+        "logits": scores(),
+        "seq_lens": LENGTHS,
+        "blocks": torch.zeros(ROWS, BLOCK_K, dtype=torch.int32),
+        "out": torch.zeros(ROWS, K, dtype=torch.int32),
+    }
+    function: Callable[..., Any] = indexer_topk_blocks if op == "blocks" else indexer_topk_in_blocks
+    function(**passed, pdl=pdl)
+    assert set(described._fields) == {*passed, "flags"}
+    assert seen[0].flags == FLAG_PDL * pdl
+    for name, value in passed.items():
+        got = getattr(seen[0], name)
+        assert got is value or (not isinstance(value, Tensor) and got == value), name
 
 
 @pytest.mark.parametrize("k", [0, MAX_WIDTH + 1])

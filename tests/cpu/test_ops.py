@@ -15,7 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import TopkState, ops
-from gvr_topk.arguments import WRITTEN, Arguments, check
+from gvr_topk.arguments import (
+    FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
+    FLAG_PDL,
+    FLAG_QUANTILE_GUESS,
+    WRITTEN,
+    Arguments,
+    check,
+)
 from gvr_topk.constants import (
     MAX_ROWS,
     MAX_WIDTH,
@@ -126,9 +134,70 @@ def test_result_is_the_contracts(dtype: torch.dtype, next_n: int) -> None:
     assert torch.equal(got, sorted_topk(logits, row_lengths(seq_lens, ROWS, next_n), K))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_both_zeros_are_equal(dtype: torch.dtype, zero: float) -> None:
+    """The k-th score is a zero, and those of either sign lie before and behind it."""
+    logits = -scores(dtype=dtype).abs() - 1
+    logits[:, 3::10] = 2.0
+    logits[:, 1::3] = zero
+    logits[:, 2::3] = -zero
+    logits[3:, 40:] = 1.0  # fewer zeros are needed
+    seq_lens = int32(64, 9, 30, 0, 43, 44)
+    got = gvr_topk.indexer_topk_decode(logits, seq_lens, K)
+    assert torch.equal(got, sorted_topk(logits, seq_lens, K))
+    kth = logits.gather(1, got.clamp(min=0).to(torch.int64)).amin(1)
+    assert (kth[[0, 2, 4, 5]] == 0).all()
+
+
+def test_paths_and_caps_make_no_difference_on_a_cpu() -> None:
+    for path, cap in (("paper_gvr", 0), ("no_hint", 8)):
+        assert torch.equal(call(path=path, max_ctas=cap), expected())
+
+
 @pytest.mark.parametrize("path", PATH_NAMES)
-def test_every_path_is_taken_on_a_cpu_too(path: str) -> None:
-    assert torch.equal(call(path=path), expected())
+@pytest.mark.parametrize("flags", [(), ("pdl",), ("clamp_pages",), ("drop_masked",)])
+def test_every_argument_reaches_the_op(
+    path: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The public function passes arguments by position, each of which has to find its own."""
+    seen: list[Arguments] = []
+    monkeypatch.setattr(ops, "launch", seen.append)
+    kept = state(4, torch.zeros(4, K, dtype=torch.int32))
+    passed: dict[str, Any] = {
+        "logits": scores(),
+        "seq_lens": LENGTHS,
+        "out": torch.zeros(ROWS, K, dtype=torch.int32),
+        "k": K,
+        "row_slot": int32(0, 0, 3, 3, 1, 1),
+        "next_state": torch.zeros(ROWS, STATE_FLOATS),
+        "counts": torch.zeros(ROWS, dtype=torch.int32),
+        "page_table": TABLE,
+        "slots": torch.zeros(ROWS, K, dtype=torch.int32),
+        "stats": torch.zeros(ROWS, 8, dtype=torch.int32),
+        "next_n": NEXT_N,
+        "page_size": PAGE,
+        "max_ctas": 4,
+        "hint_offset": 7,
+        "compress_ratio": 5,
+    }
+    gvr_topk.indexer_topk_decode(**passed, state=kept, path=path, **dict.fromkeys(flags, True))
+    numbers = {"pdl": FLAG_PDL, "clamp_pages": FLAG_CLAMP_PAGES, "drop_masked": FLAG_DROP_MASKED}
+    expected_arguments = {
+        **passed,
+        "state": kept.words,
+        "indices": kept.indices,
+        "phase_clocks": None,
+        "path": int(Path[path.upper()]),
+        "flags": FLAG_QUANTILE_GUESS + sum(numbers[flag] for flag in flags),
+        "ctas_per_row": 0,
+    }
+    assert set(expected_arguments) == set(Arguments._fields)
+    integers = [value for value in passed.values() if isinstance(value, int)]
+    assert len(set(integers)) == len(integers)  # none can be taken for another one
+    for name, value in expected_arguments.items():
+        got = getattr(seen[0], name)
+        assert got is value or (not isinstance(value, Tensor) and got == value), name
 
 
 def test_lengths_above_the_width_mean_the_width() -> None:
@@ -196,11 +265,6 @@ def test_rows_of_scores_may_overlap() -> None:
     windows = scores(1, width=WIDTH + ROWS - 1)[0].as_strided((ROWS, WIDTH), (1, 1))
     got = gvr_topk.indexer_topk_decode(windows, lengths, K)
     assert torch.equal(got, sorted_topk(windows.clone(), lengths, K))
-
-
-@pytest.mark.parametrize("cap", [0, 1, 2, 4, 8, 16])
-def test_the_cap_changes_no_result(cap: int) -> None:
-    assert torch.equal(call(max_ctas=cap), expected())
 
 
 def test_the_widest_row() -> None:
@@ -384,6 +448,26 @@ def test_padding_rows_neither_read_nor_write(slot: int) -> None:
     selected = row_lengths(LENGTHS, ROWS, NEXT_N) > K
     assert reasons == [HintReason.NO_SLOT if n else HintReason.SHORT_ROW for n in selected.tolist()]
     assert torch.equal(got, expected())
+
+
+def test_rows_read_what_their_slot_held_before_the_call() -> None:
+    """An earlier row of a later request names the slot that the last row of the first one writes."""
+    slots = int32(2, 2, 2, 5)
+    hint = torch.arange(K, dtype=torch.int32).expand(6, K).clone()
+    kept = state(6, hint)
+    stats = torch.zeros(4, 8, dtype=torch.int32)
+    logits, lengths = scores(4), int32(WIDTH, WIDTH)
+    got = gvr_topk.indexer_topk_decode(
+        logits, lengths, K, next_n=2, state=kept, row_slot=slots, stats=stats, path="auto"
+    )
+    visible = row_lengths(lengths, 4, 2)
+    assert torch.equal(got, sorted_topk(logits, visible, K))
+    kth = logits.gather(1, got.to(torch.int64)).amin(1)
+    assert stats[:, StatsColumn.HITS].tolist() == (logits[:, :K] >= kth[:, None]).sum(1).tolist()
+    assert len(set(stats[:, StatsColumn.HITS].tolist()) | {K}) > 1  # a row's own choice would all be hits
+    assert stats[:, StatsColumn.REASON].tolist() == [HintReason.FIRST_STEP] * 4
+    assert kept.indices is not None and kept.indices[2].tolist() == got[1].tolist()
+    assert kept.indices[5].tolist() == got[3].tolist() and (kept.indices[[0, 1, 3, 4]] == hint[0]).all()
 
 
 @pytest.mark.parametrize("row_slot", [None, int32(0, 0, 3, 3, -1, 7)])

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import indexer_topk_prefill, ops
-from gvr_topk.arguments import PREFILL_PATHS, PREFILL_WRITTEN, PrefillArguments, check_prefill
+from gvr_topk.arguments import FLAG_PDL, PREFILL_PATHS, PREFILL_WRITTEN, PrefillArguments, check_prefill
 from gvr_topk.constants import MAX_ROWS, MAX_WIDTH, HintReason, Path, StatsColumn
 from gvr_topk.contract import DTYPES, row_windows
 from gvr_topk.evaluation.oracle import sorted_row
@@ -391,14 +391,19 @@ def test_flags_and_paths_are_those_of_the_header(
     assert number in PREFILL_PATHS
 
 
-def test_every_argument_reaches_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("pdl", [False, True])
+def test_every_argument_reaches_the_op(path: str, pdl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The public function passes arguments by position, each of which has to find its own."""
     seen: list[PrefillArguments] = []
     monkeypatch.setattr(ops, "launch_prefill", seen.append)
     arguments = valid(out=torch.zeros(ROWS, K, dtype=torch.int32))
-    indexer_topk_prefill(**arguments)
+    indexer_topk_prefill(**arguments, path=path, pdl=pdl)
+    assert set(PrefillArguments._fields) == {*arguments, "path", "flags"}
+    assert (seen[0].path, seen[0].flags) == (int(Path[path.upper()]), FLAG_PDL * pdl)
     for name, value in arguments.items():
-        assert getattr(seen[0], name) is value or getattr(seen[0], name) == value
+        got = getattr(seen[0], name)
+        assert got is value or (not isinstance(value, Tensor) and got == value), name
 
 
 # ---------------------------------------------------------------- errors
