@@ -142,6 +142,25 @@ def test_the_metrics_folder_is_asked_for_where_a_write_is_due(folder):
     assert len(asked) == 2
 
 
+def test_a_write_is_due_when_the_interval_has_passed(monkeypatch):
+    counters, asked = counters_module.Counters(), []
+    for now in (100.0, 100.0 + counters_module.WRITE_INTERVAL / 2, 100.0 + counters_module.WRITE_INTERVAL):
+        monkeypatch.setattr(counters_module.time, "monotonic", lambda now=now: now)
+        counters.write_if_due(lambda: asked.append(1))
+    assert len(asked) == 2
+
+
+def test_nothing_is_measured_without_a_device():
+    snapshot = counters_module.Counters().snapshot()
+    assert snapshot.measured == counters_module.Measured(None, 0, 0, 0)
+    assert snapshot.as_dict()["measured"] == {
+        "hit_ratio": None,
+        "hinted": 0,
+        "guess_rows": 0,
+        "guess_misses": 0,
+    }
+
+
 def test_an_unwritable_metrics_directory_does_not_stop_the_hook(engine, monkeypatch, tmp_path):
     monkeypatch.setenv("TRTLLM_GVR_TOPK_METRICS_DIR", str(tmp_path / "missing"))
     request = Request(1, 30, 99, seed=1, done=60)

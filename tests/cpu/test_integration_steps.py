@@ -18,10 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
 
 from eval.common.evidence import read_evidence
-from gvr_topk.integrations import layer_hook
+from gvr_topk.integrations import hint_state, layer_hook
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.environment import Mode
 from gvr_topk.integrations.hint_state import HintState
+from gvr_topk.integrations.selection import DecodeOp
 from gvr_topk.ops import indexer_topk_decode
 
 
@@ -508,6 +509,41 @@ def test_what_we_cannot_take_goes_to_the_original(monkeypatch, call, reason):
         assert (out[:, 0] >= 0).all()
 
 
+@pytest.mark.parametrize(
+    ("args", "named", "k", "ratio", "native"),
+    [
+        ((), {}, 2048, 1, False),
+        ((512,), {}, 512, 1, False),
+        ((512, None, "scratch"), {}, 512, 1, False),
+        ((512, None, "scratch", 4), {}, 512, 4, False),
+        ((512, None, "scratch", 4, "more"), {}, 512, 4, False),
+        ((512, "prior", None), {}, 512, 1, True),
+        ((), {"pre_idx": "prior", "index_topk": 512}, 512, 1, True),
+        ((512,), {"compress_ratio": 128, "scratch": "scratch"}, 512, 128, False),
+    ],
+)
+@pytest.mark.parametrize("served", [False, True])
+def test_arguments_of_their_op_by_position_and_by_name(args, named, k, ratio, native, served):
+    """In the order ``index_topk, pre_idx, scratch, compress_ratio``, behind the four that are always given."""
+    passed_on, selected = [], []
+
+    class Original:
+        default = SimpleNamespace(
+            _schema=SimpleNamespace(arguments=[SimpleNamespace(name="index_topk", default_value=2048)])
+        )
+
+        def __call__(self, *args, **kwargs):
+            passed_on.append((args, kwargs))
+
+    op = DecodeOp(Original(), lambda selection: selected.append(selection) or served)
+    four = ("logits", "lengths", "indices", 3)
+    op(*four, *args, **named)
+    (seen,) = selected
+    assert (seen.logits, seen.seq_lens, seen.indices, seen.next_n) == four
+    assert (seen.k, seen.compress_ratio, bool(seen.native)) == (k, ratio, native)
+    assert passed_on == ([] if served else [((*four, *args), named)])
+
+
 def test_an_error_of_ours_falls_back_and_is_said_once(shape, monkeypatch):
     from gvr_topk.integrations import layer_hook
 
@@ -595,6 +631,39 @@ def test_micro_batches_of_a_pipeline_do_not_evict_each_other(shape, monkeypatch,
             for request in batch:
                 request.done += 1
     assert slots.admitted == 2 * stages and (slots.words[:, : 2 * stages, 0] > 48).all()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "alive"),
+    [
+        (None, 1),
+        (SimpleNamespace(), 1),
+        (SimpleNamespace(pp_size=None), 1),
+        (SimpleNamespace(pp_size=1), 1),
+        (SimpleNamespace(pp_size=2), 3),
+    ],
+)
+@pytest.mark.parametrize("owner", ["metadata", "manager"])
+def test_batches_that_are_alive_at_once(mapping, alive, owner):
+    owned, bare = SimpleNamespace(mapping=mapping), SimpleNamespace()
+    metadata, manager = (owned, bare) if owner == "metadata" else (bare, owned)
+    assert hint_state._micro_batches(metadata, manager) == alive
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+@pytest.mark.parametrize("enabled", [False, True])
+def test_calls_are_named_for_profilers_where_there_is_a_gpu(monkeypatch, enabled, has_gpu):
+    ranges = []
+    with fake_package(SHAPES[0]):
+        engine = Engine(hooked(monkeypatch, nvtx=enabled))
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(torch.cuda.nvtx, "range_push", ranges.append)
+        monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: ranges.append("end"))
+        engine.step([], [Request(1, 30, 99, seed=1, done=30)])
+        assert integration.counters().calls == {("gvr_topk", "hint"): 2}
+    named = ["gvr_topk layer 0", "end", "gvr_topk layer 1", "end"]
+    assert ranges == (named if enabled and has_gpu else [])
 
 
 def test_requests_with_different_numbers_of_drafts_use_no_state(shape, monkeypatch):
