@@ -524,7 +524,7 @@ def test_what_we_cannot_take_goes_to_the_original(monkeypatch, call, reason):
 )
 @pytest.mark.parametrize("served", [False, True])
 def test_arguments_of_their_op_by_position_and_by_name(args, named, k, ratio, native, served):
-    """In the order ``index_topk, pre_idx, scratch, compress_ratio``, behind the four that are always given."""
+    """In the order ``index_topk, pre_idx, scratch, compress_ratio``, behind the four that each call has."""
     passed_on, selected = [], []
 
     class Original:

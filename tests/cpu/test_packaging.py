@@ -38,8 +38,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel in it, and the tests' torch and other requirements in reach."""
-    folder = tmp_path_factory.mktemp("environment")
+    return install(wheel, tmp_path_factory.mktemp("environment"))
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """Make an environment with the wheel in it, and the tests' torch and other requirements in reach."""
     venv.create(folder)
     python = folder / "bin" / "python"
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
@@ -173,17 +176,15 @@ def test_installed_command_replays_a_trace(environment: Path) -> None:
 def test_import_costs_torch_and_little_more(environment: Path) -> None:
     """Who serves must not pay for plots, tables or configuration files."""
     code = """
-import sys, time, torch
+import sys, torch
 before = set(sys.modules)
-start = time.perf_counter()
 import gvr_topk
-print(time.perf_counter() - start, *(set(sys.modules) - before))
+print(*(set(sys.modules) - before))
 """
-    runs = [run(environment / "bin" / "python", "-c", code).split() for _ in range(3)]
-    names = {name.partition(".")[0] for name in runs[0][1:]}
-    assert "gvr_topk" in names and "gvr_topk.evaluation" not in runs[0]
+    modules = run(environment / "bin" / "python", "-c", code).split()
+    names = {name.partition(".")[0] for name in modules}
+    assert "gvr_topk" in names and "gvr_topk.evaluation" not in modules
     assert not names & {"matplotlib", "typer", "rich", "scipy", "pydantic", "yaml", "prometheus_client"}
-    assert min(float(seconds) for seconds, *_ in runs) < 0.5
 
 
 def test_starting_python_imports_neither_torch_nor_the_package(environment: Path) -> None:
@@ -206,9 +207,11 @@ def test_versions_agree() -> None:
         assert version in run(Path(sysconfig.get_path("scripts")) / tool, "--version")
 
 
-def test_uninstall_leaves_nothing(environment: Path) -> None:
-    """Last, because it takes the package away."""
+def test_uninstall_leaves_nothing(wheel: Path, tmp_path: Path) -> None:
+    """In an environment of its own: it takes the package away."""
+    environment = install(wheel, tmp_path)
     python = environment / "bin" / "python"
+    assert list(environment.rglob("*gvr_topk*"))
     run(sys.executable, "-m", "pip", "--python", python, "uninstall", "--quiet", "--yes", "gvr-topk")
     left = [file.name for file in environment.rglob("*gvr_topk*")]
     assert left == []

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from gvr_topk.constants import SearchEnd
-from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation import paper_reference as reference
+from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.evaluation.paper_reference import CAPACITY, DONE, RowResult, topk_row
 from gvr_topk.evaluation.synthetic import adversarial_hints, adversarial_rows
 from gvr_topk.evaluation.trace import shipped_trace
@@ -22,9 +22,7 @@ GUESSES = ("mean", "quantile")
 
 
 def oracle(row: np.ndarray, k: int) -> np.ndarray:
-    if not len(row):
-        return np.full(k, -1, dtype=np.int32)
-    return exact_topk(torch.from_numpy(row)[None], torch.tensor([len(row)]), k)[0].numpy()
+    return sorted_topk(torch.from_numpy(row)[None], torch.tensor([len(row)]), k)[0].numpy()
 
 
 def array(*values: float) -> np.ndarray:

@@ -218,16 +218,23 @@ def _stats(passes: int, candidates: int, snaps: int, hits: int):  # type: ignore
 
 
 def test_summary_follows_the_papers_definitions() -> None:
-    rows = [_stats(1, 8, 0, 8), _stats(1, 12, 5, 4), _stats(2, 16, 9, 4), _stats(6, 20, 8, 0)]
+    rows = [
+        _stats(1, 8, 99, 8),
+        _stats(1, 12, 5, 4),
+        _stats(2, 16, 9, 4),
+        _stats(3, 9, 6, 2),
+        _stats(4, 7, 99, 6),
+        _stats(6, 20, 8, 0),
+    ]
     summary = summarize(rows)
-    assert summary["rows"] == 4
+    assert summary["rows"] == 6
     assert summary["hit_ratio_mean"] == 0.5
-    assert summary["passes_within"] == [0.5, 0.75, 0.75, 0.75]
+    assert summary["passes_within"] == pytest.approx([2 / 6, 3 / 6, 4 / 6, 5 / 6])
     assert summary["passes_max"] == 6
-    assert summary["candidates_mean"] == 14 and summary["candidates_median"] == 14
-    # Snap figures are over rows with more than k candidates only: 5, 9 and 8.
-    assert summary["snap_within_5"] == pytest.approx(1 / 3)
-    assert summary["snap_within_8"] == pytest.approx(2 / 3)
+    assert summary["candidates_mean"] == 12 and summary["candidates_median"] == 10.5
+    # Snap figures are over rows with more than k candidates only: 5, 9, 6 and 8.
+    assert summary["snap_within_5"] == pytest.approx(1 / 4)
+    assert summary["snap_within_8"] == pytest.approx(3 / 4)
     assert summary["snap_max"] == 9
 
 
@@ -252,6 +259,9 @@ def test_json_is_strict_and_complete() -> None:
     ("arguments", "text"),
     [
         ({"k": 0}, "k: wanted 1 to 2,097,152, got 0"),
+        ({"k": -1}, "k: wanted 1 to 2,097,152, got -1"),
+        ({"k": 2**21 + 1}, "k: wanted 1 to 2,097,152, got 2097153"),
+        ({"steps": -1}, "steps: wanted 1 to 4 for rows, got -1"),
         ({"steps": 0}, "steps: wanted 1 to 4 for rows, got 0"),
         ({"steps": 5}, "steps: wanted 1 to 4 for rows, got 5"),
         ({"device": "tpu"}, "device: wanted cpu or cuda, got 'tpu'"),
@@ -260,6 +270,12 @@ def test_json_is_strict_and_complete() -> None:
 def test_bad_arguments_are_named(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         replay(Rows(), config(), **arguments)
+
+
+@pytest.mark.parametrize(("k", "steps"), [(1, 1), (2**21, 4)])
+def test_the_least_and_the_most_arguments(k: int, steps: int) -> None:
+    result = replay(Rows(n=300), config(), k=k, steps=steps)
+    assert result.is_exact and (result.k, len(result.records)) == (k, steps)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has a GPU")

@@ -25,11 +25,12 @@ from gvr_topk.constants import (
     HintReason,
     StatsColumn,
 )
-from gvr_topk.contract import DTYPES, KEY_NAN, exact_topk
+from gvr_topk.contract import DTYPES, KEY_NAN
 from gvr_topk.evaluation import shipped_predictor as predictor
 from gvr_topk.evaluation import shipped_resolve_miss as resolve
 from gvr_topk.evaluation import shipped_select as select
 from gvr_topk.evaluation import shipped_types as types
+from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.evaluation.shipped_reference import StepResult, topk_step
 from gvr_topk.evaluation.synthetic import adversarial_hints, adversarial_rows
 from gvr_topk.policy import plan
@@ -79,7 +80,7 @@ def one_thread() -> Iterator[None]:
 
 def oracle(scores: Tensor, k: int, length: int | None = None) -> np.ndarray:
     lengths = torch.tensor([len(scores) if length is None else length])
-    return exact_topk(scores[None], lengths, k)[0].numpy()
+    return sorted_topk(scores[None], lengths, k)[0].numpy()
 
 
 def plan_of(shape: str, dtype: torch.dtype = torch.float32) -> tuple[int, int, object]:
