@@ -6,7 +6,6 @@ import numbers
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_type_hints
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -248,7 +247,9 @@ class Checks:
 
     def flag(self, argument: str, value: Any) -> bool:
         """Refuse what is merely true or false in a condition, such as a text or a tensor."""
-        if not isinstance(value, (bool, np.bool_)):
+        # NumPy's scalars are known by what they look like, because a packed kernel may not import NumPy.
+        is_scalar = str(getattr(value, "dtype", None)) == "bool" and getattr(value, "shape", None) == ()
+        if not isinstance(value, bool) and not is_scalar:
             raise self.fail(argument, "true or false", repr(value))
         return bool(value)
 

@@ -55,7 +55,9 @@ def refused(op: Op, message: str, **changes: Any) -> None:
         op(**changes)
 
 
-@pytest.mark.parametrize("value", ["no", 1, 0, None, [], torch.tensor([True, True]), torch.tensor(True)])
+@pytest.mark.parametrize(
+    "value", ["no", 1, 0, None, [], torch.tensor([True, True]), torch.tensor(True), bool]
+)
 @pytest.mark.parametrize(
     ("op", "name"),
     [*((op, "pdl") for op in OPS), (decode, "clamp_pages"), (decode, "drop_masked")],
