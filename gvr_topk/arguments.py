@@ -247,9 +247,10 @@ class Checks:
 
     def flag(self, argument: str, value: Any) -> bool:
         """Refuse what is merely true or false in a condition, such as a text or a tensor."""
+        if isinstance(value, bool):
+            return value
         # NumPy's scalars are known by what they look like, because a packed kernel may not import NumPy.
-        is_scalar = str(getattr(value, "dtype", None)) == "bool" and getattr(value, "shape", None) == ()
-        if not isinstance(value, bool) and not is_scalar:
+        if str(getattr(value, "dtype", None)) != "bool" or getattr(value, "shape", None) != ():
             raise self.fail(argument, "true or false", repr(value))
         return bool(value)
 
