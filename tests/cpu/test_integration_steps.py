@@ -77,7 +77,7 @@ def plan(seed: int, steps: int, max_requests: int, next_n: int, max_len: int):
         live = [r for r in live if r.done < min(r.tokens, max_len - next_n)]
 
 
-def run(dsa, steps=160, next_n=1, seed=0, graphs=True, phases=False, **engine_options):
+def run(dsa, steps=100, next_n=1, seed=0, graphs=True, phases=False, **engine_options):
     """Run a schedule and return the selected positions of every step."""
     engine = Engine(dsa, **engine_options)
     graph = engine.metadata.create_cuda_graph_metadata(engine.max_requests, max_draft_tokens=next_n - 1)
