@@ -241,6 +241,8 @@ def test_prefill_in_other_layouts_is_vllms(vllm):
     for scores, rows, k in ((wide, 1, 8), (logits, 3, 8), (logits, 2, 9), (logits[0], 2, 8)):
         strides = (*scores.stride(), 1)[:2]
         assert not hook.select(PrefillCall(scores, starts, ends, out, rows, *strides, k))
+    assert not hook.select(PrefillCall(logits, starts, ends, out[0], 1, 128, 1, 8))
+    assert hook.select(PrefillCall(logits, starts, ends, out, 2, 128, 1, 8))  # none of them was an error
 
 
 def test_prefill_that_fails_falls_back_alone(vllm, log, monkeypatch):
@@ -787,6 +789,10 @@ def test_broken_metadata_costs_the_state_alone(changed, log):
         assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
         assert calls() == {(OURS, "no_state"): 2}
         assert "without state from now on: LookupError: DeepseekV32IndexerMetadataBuilder()" in log.lines[0]
+        runner.builder.device = torch.device("cpu")  # too late: what was missed is not made up for
+        assert_exact(runner.step([runner.add("b", 300)]), runner.topk)
+        assert plugin._integration.hook.state_of(runner.builder) is None
+        assert calls() == {(OURS, "no_state"): 4}
 
 
 def test_error_falls_back_and_switches_off(vllm, log, monkeypatch):
