@@ -86,21 +86,6 @@ __host__ __device__ inline int staged_bytes(const PrefillParams& p) {
   return (min(p.k, p.width) * static_cast<int>(sizeof(uint16_t)) + 15) / 16 * 16;
 }
 
-// Writes the positions that all warps have staged.
-template <int kBlockThreads>
-__device__ __forceinline__ void write_staged(const uint16_t* staged, const PrefillOutput& output, int k) {
-  if (output.takes_vectors(k)) {
-#pragma unroll 1
-    for (int i = 4 * threadIdx.x; i < k; i += 4 * kBlockThreads) {
-      const ushort4 four = *reinterpret_cast<const ushort4*>(staged + i);
-      *reinterpret_cast<int4*>(output.writer.indices + i) = make_int4(four.x, four.y, four.z, four.w);
-    }
-  } else {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < k; i += kBlockThreads) output.put(i, staged[i]);
-  }
-}
-
 // Selects from a row that is longer than k and lies in registers, and stages its selected positions. If the
 // row is `guessed`, `last` is a window, in whose bins its elements have been counted.
 // `publish` is called before the last block barrier.

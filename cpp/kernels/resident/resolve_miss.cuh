@@ -94,25 +94,13 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
     sm.small_count = 0;
   }
   __syncthreads();
-  const auto bits_of = [&](auto set_bit) {
-    ptx::BitAccumulator accumulators[kValues / kValuesPerThread];
-    uint32_t found = 0;
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      set_bit(accumulators[i / kValuesPerThread].sums[i / 4 % 2], key[i],
-              static_cast<float>(1u << i % kValuesPerThread));
-    }
-#pragma unroll
-    for (int w = 0; w < kValues / kValuesPerThread; ++w)
-      found |= accumulators[w].bits() << (kValuesPerThread * w);
-    return found;
-  };
   const auto above_key = [&](uint32_t bound) {
-    return bits_of([&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_greater(sum, x, bound, bit); });
+    return tile.bits_of(
+        key, [&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_greater(sum, x, bound, bit); });
   };
   const auto equal_to = [&](uint32_t bound) {
-    return bits_of(
-        [&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_at_most(sum, x - bound, 0, bit); });
+    return tile.bits_of(
+        key, [&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_at_most(sum, x - bound, 0, bit); });
   };
   const uint32_t tie_key = interval.tie_key(), above = above_key(interval.hi);
   const uint32_t inside = above_key(interval.lo - 1) & ~above;

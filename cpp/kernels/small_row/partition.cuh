@@ -40,30 +40,14 @@ struct alignas(128) RoundBins {
   }
 };
 
-__device__ __forceinline__ uint32_t sum_of(const uint4& four) { return four.x + four.y + four.z + four.w; }
-
-// Finds the bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier: the
-// thread that finds it tells the others. `other` is no longer in use, and cleared if `clear`.
+// Finds the bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier.
+// `other` is no longer in use, and cleared if `clear`.
 template <typename Context, typename Bins>
 __device__ __forceinline__ BinHit locate(const Context& ctx, Bins& bins, const uint32_t* set, uint32_t* other,
                                          bool clear, uint32_t rank) {
-  const uint4 four = reinterpret_cast<const uint4*>(set)[ctx.thread];
-  const uint32_t sum = sum_of(four);
-  const uint32_t upto = ptx::suffix_sum(sum);
-  if (ctx.lane == 0) bins.group[ctx.warp] = upto;
-  if (clear) reinterpret_cast<uint4*>(other)[ctx.thread] = make_uint4(0, 0, 0, 0);
-  __syncthreads();
-  const bool higher = ctx.warp < ctx.lane && ctx.lane < Bins::kThreads / 32;
-  uint32_t above = __reduce_add_sync(0xffffffffu, higher ? bins.group[ctx.lane] : 0) + upto - sum;
-  if (above < rank && rank <= above + sum) {
-    uint32_t bin = 4 * ctx.thread + 3, count = four.w;
-    if (rank > above + count) above += count, --bin, count = four.z;
-    if (rank > above + count) above += count, --bin, count = four.y;
-    if (rank > above + count) above += count, --bin, count = four.x;
-    bins.hit = BinHit{bin, above, count};
-  }
-  __syncthreads();
-  return bins.hit;
+  return locate_in_block<4>(set, bins.group, bins.hit, rank, ctx.warp, ctx.lane, [&] {
+    if (clear) reinterpret_cast<uint4*>(other)[ctx.thread] = make_uint4(0, 0, 0, 0);
+  });
 }
 
 template <int kWords>
