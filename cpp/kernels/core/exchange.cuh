@@ -7,6 +7,7 @@
 #include "core/row_context.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/math.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk {
 
@@ -38,6 +39,7 @@ __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const K
   for (uint32_t i = index; i < sent; i += ctx.team_size()) {
     ptx::store_async(list + sizeof(uint4) * i, mine[i], barrier);
   }
+  ptx::reconverge(ctx.zero);  // Lanes have sent different numbers of vectors.
 }
 
 // Sends this CTA's header and list, and waits for those of all other CTAs. A cluster of one only stores its
@@ -68,7 +70,8 @@ __device__ __forceinline__ CountResult read_headers(const RowContext<T>& ctx, co
   const Header& header = sm.header[mine ? ctx.lane : 0];
   const Counts counts = header.counts;
   // Counts of CTAs that have used different lengths, states or samples must not be added.
-  const bool same = header.length == ctx.row.n && header.lo == interval.lo && header.hi == interval.hi;
+  // No branch: the lanes go on with sums.
+  const bool same = (header.length == ctx.row.n) & (header.lo == interval.lo) & (header.hi == interval.hi);
   const bool fits = counts.listed <= static_cast<uint32_t>(ctx.list.segment());
   CountResult v;
   v.above = __reduce_add_sync(0xffffffffu, mine ? counts.above : 0);

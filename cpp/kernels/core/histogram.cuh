@@ -1,6 +1,6 @@
 // Finds the bin of a histogram in shared memory that holds the item of a given rank, counted from the largest
-// item down. Every thread takes a few consecutive bins, a scan over the warp and the sums of the warps tell it
-// how many items lie above them, and the thread whose bins hold the rank steps through them.
+// item down. Every thread takes a few consecutive bins, a scan over the warp and the sums of the warps tell
+// it how many items lie above them, and the thread whose bins hold the rank steps through them.
 #pragma once
 
 #include <cstdint>

@@ -10,20 +10,7 @@ namespace gvr_topk::prefill {
 // in index order. All lanes take part, and a lane without a candidate gets one with a negative position.
 template <typename Visit>
 __device__ __forceinline__ void for_each_candidate(const CandidateStore& store, int lane, Visit visit) {
-  constexpr int kAtOnce = 4;  // Several at once, so that their loads overlap.
-#pragma unroll 1
-  for (int first = lane; first < store.count + lane; first += 32 * kAtOnce) {
-    BufferedValue some[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int i = first + 32 * j;
-      some[j] = i < store.count ? store.at(i) : BufferedValue{-1, -INFINITY};
-    }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      if (first - lane + 32 * j < store.count) visit(some[j]);
-    }
-  }
+  store.for_each(lane, 0, BufferedValue{-1, -INFINITY}, visit);
 }
 
 // Counts this warp's candidates into the bins. NaN falls into the last bin, like all values above the bins.

@@ -140,4 +140,17 @@ __device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile
   });
 }
 
+// Moves the selected ones of the elements inside to `above`. `tied`: they are equal, and too many to be
+// compared with each other.
+template <typename Context, typename Tile, typename Bins, typename KeyOf>
+__device__ __forceinline__ void select_inside(const Context& ctx, const Tile& tile, Bins& bins,
+                                              PartitionOf<Tile>& split, bool tied, uint32_t& before,
+                                              uint32_t& kth, KeyOf key_of) {
+  if (tied) {
+    select_ties(ctx, tile, split, before);
+  } else {
+    select_boundary(ctx, tile, bins, split, before, kth, key_of);
+  }
+}
+
 }  // namespace gvr_topk::small_row
