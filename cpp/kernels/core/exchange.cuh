@@ -7,7 +7,6 @@
 #include "core/row_context.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/math.cuh"
-#include "ptx/registers.cuh"
 
 namespace gvr_topk {
 
@@ -28,18 +27,17 @@ __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const K
   const uint32_t listed =
       target == ctx.rank ? 0 : min(counts.listed, static_cast<uint32_t>(ctx.list.segment()));
   const uint32_t sent = (listed + kKeysPerVec - 1) / kKeysPerVec;
-  if (index == 0) ptx::barrier_expect_tx(barrier, sizeof(uint4) * (kHeaderVecs + sent));
-  if (index < kHeaderVecs) {
-    const uint32_t length = static_cast<uint32_t>(ctx.row.n);
-    const uint4 vec = index == 0 ? make_uint4(counts.above, counts.listed, counts.equal, length)
-                                 : make_uint4(interval.lo, interval.hi, 0, 0);
-    ptx::store_async(header + sizeof(uint4) * index, vec, barrier);
-  }
+  ptx::barrier_expect_tx_if(index == 0, barrier, sizeof(uint4) * (kHeaderVecs + sent));
+  const uint32_t length = static_cast<uint32_t>(ctx.row.n);
+  const uint4 vec = index == 0 ? make_uint4(counts.above, counts.listed, counts.equal, length)
+                               : make_uint4(interval.lo, interval.hi, 0, 0);
+  ptx::store_async_if(index < kHeaderVecs, header + sizeof(uint4) * index, vec, barrier);
 #pragma unroll 1
-  for (uint32_t i = index; i < sent; i += ctx.team_size()) {
-    ptx::store_async(list + sizeof(uint4) * i, mine[i], barrier);
+  for (uint32_t begin = 0; begin < sent; begin += ctx.team_size()) {  // All lanes make as many rounds.
+    const uint32_t i = begin + index;
+    const bool there = i < sent;
+    ptx::store_async_if(there, list + sizeof(uint4) * i, there ? mine[i] : make_uint4(0, 0, 0, 0), barrier);
   }
-  ptx::reconverge(ctx.zero);  // Lanes have sent different numbers of vectors.
 }
 
 // Sends this CTA's header and list, and waits for those of all other CTAs. A cluster of one only stores its

@@ -171,10 +171,9 @@ __device__ __forceinline__ void send_sample(const RowContext<T>& ctx, uint32_t k
   const Shared& sm = *ctx.shared;
   const uint32_t target = ctx.team_target(), index = ctx.team_index();
   const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&sm.sample_barrier), target);
-  if (index == 0) ptx::barrier_expect_tx(barrier, sizeof(uint32_t) * ctx.team_size());
+  ptx::barrier_expect_tx_if(index == 0, barrier, sizeof(uint32_t) * ctx.team_size());
   const int there = ctx.rank * ctx.team_size() + index;
   ptx::store_async(sm.received.address_in(target, there), key, barrier);
-  ptx::reconverge(ctx.zero);  // One lane of a team has announced the bytes.
 }
 
 template <typename T>
