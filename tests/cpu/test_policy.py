@@ -363,6 +363,11 @@ def test_a_row_stages_no_more_than_it_has(k: int, width: int) -> None:
         ({"width": 512 * 64, "ctas_per_row": 1}, "small_row", 64),
         ({"width": 4096, "ctas_per_row": 2}, "resident", 16),
         ({"width": 4096, "path": "no_hint", "k": 4000}, "small_row", 8),
+        # Consumer Blackwell has room for the selected positions of most short rows, and not of the longest.
+        ({"width": 512 * 64, "k": 31_744, "ctas_per_row": 1, "arch": 120}, "small_row", 64),
+        ({"width": 512 * 64, "k": 31_745, "ctas_per_row": 1, "arch": 120}, "fallback", 16),
+        ({"width": 512 * 64, "k": MAX_WIDTH, "ctas_per_row": 1, "arch": 120}, "fallback", 16),
+        ({"width": 512 * 64, "k": MAX_WIDTH, "ctas_per_row": 1}, "small_row", 64),
         ({"width": 16 * 512 * 16}, "resident", 16),
         ({"width": 16 * 512 * 16 + 1}, "resident", 32),
         ({"width": 16 * 512 * 32}, "resident", 32),

@@ -351,3 +351,16 @@ def test_states_by_row_leave_kept_positions_alone(width: int, path: str) -> None
     assert wrong_rows(got, logits, lengths, k, next_n) == []
     assert torch.equal(state.words.view(torch.int32), words.view(torch.int32))
     assert torch.equal(state.indices, indices)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("keep_indices", [False, True])
+def test_rows_without_a_slot_leave_a_state_by_row(path: str, keep_indices: bool) -> None:
+    """Whoever accepts such a row later must not copy what was in memory before."""
+    k, width = 512, 40_000
+    logits, lengths = normal(4, width), int32(width, width - 7, k, 9)
+    row_slot, state = int32(-1, 0, -1, 1), new_state(2, k, keep_indices=keep_indices)
+    left = torch.full((4, 4), float(POISON), device="cuda")
+    got = run(logits, lengths, k, path=path, state=state, row_slot=row_slot, next_state=left)
+    assert wrong_rows(got, logits, lengths, k) == []
+    assert not bool((left[:, 0] == POISON).any())

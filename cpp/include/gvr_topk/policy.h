@@ -252,11 +252,24 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t choose_ctas(const PlanInput& in) {
 constexpr int64_t kStreamingMaxK = 2048;
 constexpr int64_t kWideInterval = 2048;
 
+// Shared memory that one block may have, in bytes.
+GVR_TOPK_HOST_DEVICE constexpr int64_t shared_bytes_of_block(int32_t arch) {
+  return (is_small_arch(arch) ? 99 : 227) * 1024;
+}
+
+// Whether a block of the kernel of short rows has room for its selected positions, of two bytes each, beside
+// what it always needs.
+constexpr int64_t kSmallRowFixedBytes = 37 * 1024;
+GVR_TOPK_HOST_DEVICE constexpr bool has_small_row_memory(const PlanInput& in) {
+  const int64_t staged = in.k < in.width ? in.k : in.width;
+  return kSmallRowFixedBytes + 2 * staged <= shared_bytes_of_block(in.arch);
+}
+
 // `per_thread`: elements that each thread would hold if registers held the row.
 GVR_TOPK_HOST_DEVICE constexpr Family choose_family(const PlanInput& in, int32_t ctas, int64_t per_thread) {
   if (in.path == Path::kPaperGvr) return Family::kPaperGvr;
   if (in.path == Path::kRadixRounds) return Family::kFallback;
-  if (ctas == 1 && per_thread <= kMaxValuesPerThread) return Family::kSmallRow;
+  if (ctas == 1 && per_thread <= kMaxValuesPerThread && has_small_row_memory(in)) return Family::kSmallRow;
   if (per_thread <= max_resident_values(in.arch)) return Family::kResident;
   const bool streams = has_family(Family::kStreaming, in.arch) && in.k <= kStreamingMaxK;
   return streams ? Family::kStreaming : Family::kFallback;
@@ -323,7 +336,7 @@ constexpr int64_t kPrefillMaxK = 2048;
 constexpr int32_t kPrefillFixedBytes = 89 * 1024;
 constexpr int32_t kPrefillTileElements = 512;
 GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_tiles(int32_t arch) {
-  return ((is_small_arch(arch) ? 99 : 227) * 1024 - kPrefillFixedBytes) * 8 / kPrefillTileElements;
+  return static_cast<int32_t>((shared_bytes_of_block(arch) - kPrefillFixedBytes) * 8 / kPrefillTileElements);
 }
 
 // The prefill kernel of short rows: each thread of a block of 128, 256 or 512 threads holds

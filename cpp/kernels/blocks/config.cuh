@@ -36,6 +36,6 @@ inline size_t blocks_bytes(int64_t selected) {
   const int64_t more = selected > kMaxChosen ? selected - kMaxChosen : 0;
   return sizeof(BlocksShared) + sizeof(uint16_t) * more;
 }
-static_assert(sizeof(BlocksShared) + sizeof(uint16_t) * kMaxChosen * kScores <= kSharedLimitSmall);
+static_assert(sizeof(BlocksShared) + sizeof(uint16_t) * kMaxChosen * kScores <= shared_bytes_of_block(120));
 
 }  // namespace gvr_topk::blocks

@@ -50,11 +50,8 @@ __device__ __forceinline__ small_row::PartitionOf<Tile> select_largest(const Row
   uint32_t dense_bin = 0, kth = 0;
   small_row::PartitionOf<Tile> split =
       small_row::split_at(tile, small_row::narrow_keys(ctx, tile, bins, rounds, dense_bin));
-  if (split.boundary_count > kRankDirectly) {
-    small_row::select_ties(ctx, tile, split, before);
-  } else {
-    small_row::select_boundary(ctx, tile, bins, split, before, kth, [](uint32_t key) { return key; });
-  }
+  small_row::select_inside(ctx, tile, bins, split, split.boundary_count > kRankDirectly, before, kth,
+                           [](uint32_t key) { return key; });
   return split;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/config.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/warp_scan.cuh"
 
 namespace gvr_topk {
@@ -43,6 +44,27 @@ struct ChunkedStore {
     return store[chunks[i >> kLog2Chunk] * kChunk + (i & (kChunk - 1))];
   }
 
+  // Calls visit(item) for this lane's share of the warp's items, which are visited 32 at a time in their
+  // order. All lanes take part, and those without an item get `padding`. The items before number `rotation`
+  // come last.
+  template <typename Visit>
+  __device__ __forceinline__ void for_each(int lane, int rotation, const Item& padding, Visit visit) const {
+    constexpr int kAtOnce = 4;  // Several at once, so that their loads overlap.
+#pragma unroll 1
+    for (int first = lane; first < count + lane; first += 32 * kAtOnce) {
+      Item some[kAtOnce];
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = first + 32 * j, rotated = i + rotation;
+        some[j] = i < count ? at(rotated < count ? rotated : rotated - count) : padding;
+      }
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (first - lane + 32 * j < count) visit(some[j]);
+      }
+    }
+  }
+
   // Takes consecutive chunks for `added` more items. All lanes take part. Returns false when the store is
   // full.
   __device__ __forceinline__ bool claim_chunks(uint32_t* used, int added, int lane) {
@@ -51,6 +73,7 @@ struct ChunkedStore {
                      kLog2Chunk;  // At most one tile's elements: fewer chunks than lanes.
     int first = 0;
     if (lane == 0) first = static_cast<int>(atomicAdd(used, static_cast<uint32_t>(more)));
+    ptx::reconverge(ptx::unknown_zero());
     first = __shfl_sync(0xffffffffu, first, 0);
     full |= first + more > capacity;
     if (full) return false;

@@ -27,16 +27,16 @@ __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const K
   const uint32_t listed =
       target == ctx.rank ? 0 : min(counts.listed, static_cast<uint32_t>(ctx.list.segment()));
   const uint32_t sent = (listed + kKeysPerVec - 1) / kKeysPerVec;
-  if (index == 0) ptx::barrier_expect_tx(barrier, sizeof(uint4) * (kHeaderVecs + sent));
-  if (index < kHeaderVecs) {
-    const uint32_t length = static_cast<uint32_t>(ctx.row.n);
-    const uint4 vec = index == 0 ? make_uint4(counts.above, counts.listed, counts.equal, length)
-                                 : make_uint4(interval.lo, interval.hi, 0, 0);
-    ptx::store_async(header + sizeof(uint4) * index, vec, barrier);
-  }
+  ptx::barrier_expect_tx_if(index == 0, barrier, sizeof(uint4) * (kHeaderVecs + sent));
+  const uint32_t length = static_cast<uint32_t>(ctx.row.n);
+  const uint4 vec = index == 0 ? make_uint4(counts.above, counts.listed, counts.equal, length)
+                               : make_uint4(interval.lo, interval.hi, 0, 0);
+  ptx::store_async_if(index < kHeaderVecs, header + sizeof(uint4) * index, vec, barrier);
 #pragma unroll 1
-  for (uint32_t i = index; i < sent; i += ctx.team_size()) {
-    ptx::store_async(list + sizeof(uint4) * i, mine[i], barrier);
+  for (uint32_t begin = 0; begin < sent; begin += ctx.team_size()) {  // All lanes make as many rounds.
+    const uint32_t i = begin + index;
+    const bool there = i < sent;
+    ptx::store_async_if(there, list + sizeof(uint4) * i, there ? mine[i] : make_uint4(0, 0, 0, 0), barrier);
   }
 }
 
@@ -68,7 +68,8 @@ __device__ __forceinline__ CountResult read_headers(const RowContext<T>& ctx, co
   const Header& header = sm.header[mine ? ctx.lane : 0];
   const Counts counts = header.counts;
   // Counts of CTAs that have used different lengths, states or samples must not be added.
-  const bool same = header.length == ctx.row.n && header.lo == interval.lo && header.hi == interval.hi;
+  // No branch: the lanes go on with sums.
+  const bool same = (header.length == ctx.row.n) & (header.lo == interval.lo) & (header.hi == interval.hi);
   const bool fits = counts.listed <= static_cast<uint32_t>(ctx.list.segment());
   CountResult v;
   v.above = __reduce_add_sync(0xffffffffu, mine ? counts.above : 0);

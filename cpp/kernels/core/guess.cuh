@@ -9,12 +9,11 @@
 
 namespace gvr_topk {
 
-// The interval from a sample that this CTA takes alone. `probed` runs once all loads of the sample are done.
-template <typename T, typename Looked>
-__device__ __forceinline__ KeyInterval guess_by_row(const RowContext<T>& ctx, Looked probed) {
+// The interval from a sample that this CTA takes alone.
+template <typename T>
+__device__ __forceinline__ KeyInterval guess_by_row(const RowContext<T>& ctx) {
   const RowSampler sampling(ctx, false, ctx.row.n);
   const uint32_t greatest = sampling.probe(ctx);
-  probed();
   return sample_interval(ctx, greatest, SampleRank(sampling.share(ctx)));
 }
 
@@ -51,15 +50,16 @@ __device__ __forceinline__ KeyInterval guess(const RowContext<T>& ctx, HintReaso
     return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessValue};
   }
   if (moments.counted_none()) return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessRowSample};
-  return guess_by_row(ctx, [] {});
+  return guess_by_row(ctx);
 }
 
 // The interval for a launch without state. All CTAs know that there is no state, so they sample together.
-template <typename T, int kProbes, typename Looked>
+// `probed` runs once all loads of the sample are done.
+template <typename T, int kProbes, typename Probed>
 __device__ __forceinline__ KeyInterval guess_without_state(const RowContext<T>& ctx,
                                                            const LaunchTraits& traits,
                                                            const RowProbe<T, kProbes>& probe,
-                                                           const RowSampler& sampling, Looked probed) {
+                                                           const RowSampler& sampling, Probed probed) {
   const uint32_t greatest =
       probe.serves(traits, ctx.row.n) ? sampling.probe(ctx, probe.seen()) : sampling.probe(ctx);
   probed();

@@ -1,5 +1,6 @@
-// A histogram of 1024 bins in shared memory, two for every thread of a block of 512. `coarse` holds the sum
-// of each warp's bins, so that a warp knows how many items lie above its own bins.
+// Finds the bin of a histogram in shared memory that holds the item of a given rank, counted from the largest
+// item down. Every thread takes a few consecutive bins, a scan over the warp and the sums of the warps tell
+// it how many items lie above them, and the thread whose bins hold the rank steps through them.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +15,67 @@ struct BinHit {
   uint32_t count;  // items in the bin; 0 when there are fewer items than the rank
 };
 
+// The items of consecutive bins, which one load or two bring from shared memory.
+template <int kCount>
+struct alignas(sizeof(uint32_t) * (kCount < 4 ? kCount : 4)) BinCounts {
+  uint32_t bin[kCount];
+};
+
+// The consecutive bins of one thread.
+template <int kCount>
+struct ThreadBins {
+  BinCounts<kCount> counts;
+  uint32_t first;    // number of the first bin
+  uint32_t sum = 0;  // items in all of them
+  uint32_t above;    // items in higher bins
+
+  // Takes the bins of the thread with this index. `above` covers the bins of the same warp. All lanes take
+  // part.
+  __device__ __forceinline__ ThreadBins(const uint32_t* bins, int index)
+      : counts(reinterpret_cast<const BinCounts<kCount>*>(bins)[index]), first(kCount * index) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum += counts.bin[i];
+    above = ptx::suffix_sum(sum) - sum;
+  }
+
+  // Adds the bins of the warps above to `above`. All lanes take part.
+  __device__ __forceinline__ void add_warps_above(const uint32_t* warp_sums, int warps, int warp, int lane) {
+    above += __reduce_add_sync(0xffffffffu, warp < lane && lane < warps ? warp_sums[lane] : 0);
+  }
+
+  // Whether the rank-th largest item lies in these bins.
+  __device__ __forceinline__ bool holds(uint32_t rank) const { return above < rank && rank <= above + sum; }
+
+  // The bin of that item. The bins must hold it.
+  __device__ __forceinline__ BinHit find(uint32_t rank) const {
+    BinHit hit{first + kCount - 1, above, counts.bin[kCount - 1]};
+#pragma unroll
+    for (int i = kCount - 2; i >= 0; --i) {
+      if (rank > hit.above + hit.count) hit = BinHit{first + i, hit.above + hit.count, counts.bin[i]};
+    }
+    return hit;
+  }
+};
+
+// Finds the bin of the rank-th largest item among the bins of a block, `kCount` for each thread, and returns
+// it to all threads by way of `hit`. All threads have counted, and a block barrier has passed. `meanwhile`
+// runs before the first of two more barriers, and may clear other bins.
+template <int kCount, int kBlockWarps, typename Meanwhile>
+__device__ __forceinline__ BinHit locate_in_block(const uint32_t* bins, uint32_t (&warp_sums)[kBlockWarps],
+                                                  BinHit& hit, uint32_t rank, int warp, int lane,
+                                                  Meanwhile meanwhile) {
+  ThreadBins<kCount> own(bins, 32 * warp + lane);
+  if (lane == 0) warp_sums[warp] = own.above + own.sum;
+  meanwhile();
+  __syncthreads();
+  own.add_warps_above(warp_sums, kBlockWarps, warp, lane);
+  if (own.holds(rank)) hit = own.find(rank);
+  __syncthreads();
+  return hit;
+}
+
+// A histogram of 1024 bins, two for every thread of a block of 512. Items are also added to the sums of the
+// warps' bins, so that a search takes one block barrier.
 struct Histogram {
   static constexpr int kBins = 1024;
   static constexpr int kLog2Bins = 10;
@@ -45,16 +107,9 @@ struct Histogram {
 
   // Finds the bin of the rank-th largest item and returns it to all threads. It contains one block barrier.
   __device__ __forceinline__ BinHit locate(uint32_t rank, int thread) {
-    const int lane = thread & 31, warp = thread >> 5;
-    const uint2 two = reinterpret_cast<const uint2*>(fine)[thread];
-    const uint32_t sum = two.x + two.y;
-    const uint32_t upto = ptx::suffix_sum(sum);
-    const uint32_t higher = warp < lane && lane < kGroups ? coarse[lane] : 0;
-    const uint32_t above = __reduce_add_sync(0xffffffffu, higher) + upto - sum;
-    if (above < rank && rank <= above + sum) {
-      const uint32_t bin = 2 * thread;
-      hit = rank <= above + two.y ? BinHit{bin + 1, above, two.y} : BinHit{bin, above + two.y, two.x};
-    }
+    ThreadBins<2> own(fine, thread);
+    own.add_warps_above(coarse, kGroups, thread >> 5, thread & 31);
+    if (own.holds(rank)) hit = own.find(rank);
     __syncthreads();
     return hit;
   }

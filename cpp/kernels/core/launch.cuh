@@ -29,7 +29,8 @@ class KernelLimits {
     int device = 0;
     cudaError_t status = cudaGetDevice(&device);
     if (status != cudaSuccess) return status;
-    const uint64_t bit = uint64_t{1} << (device & 63);
+    const uint64_t bit =
+        device < 64 ? uint64_t{1} << device : 0;  // Later devices are raised at every launch.
     if (done_.load(std::memory_order_relaxed) & bit) return cudaSuccess;
     int shared_limit = 0;
     status = cudaDeviceGetAttribute(&shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);

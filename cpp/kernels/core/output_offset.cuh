@@ -9,7 +9,8 @@ namespace gvr_topk {
 
 // Counts are packed in pairs. The lower half counts elements above the threshold, or all selected elements if
 // no tie is left out. The upper half counts ties. Neither half overflows, because the keys that a cluster
-// lists and the elements that one CTA holds are together fewer than 2^16 (`fits`).
+// lists and the elements that one CTA holds are together fewer than 2^16 (`fits`). Masked rows have more ties
+// than that, and do not pack those of earlier CTAs (resident/resolve_miss.cuh).
 __device__ __forceinline__ uint32_t packed_count(uint32_t key, const Threshold& threshold) {
   if (key < threshold.key) return 0;
   return key > threshold.key || threshold.takes_all() ? 1 : 1 << 16;

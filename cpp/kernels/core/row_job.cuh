@@ -45,6 +45,17 @@ __device__ __forceinline__ void reset_counts(const RowContext<T>& ctx) {
   ctx.shared->counts = Counts{};
 }
 
+// Clears what a second pass over the row finds in shared memory. A block barrier precedes this, and another
+// follows.
+template <typename T>
+__device__ __forceinline__ void clear_selection(const RowContext<T>& ctx) {
+  ctx.shared->keys.template clear<kThreads>();
+  if (ctx.thread == 0) {
+    reset_counts(ctx);
+    ctx.shared->small_count = 0;
+  }
+}
+
 // Allows the lists to be made again. A thread that has received from all CTAs may be ahead of a thread of its
 // own block that is still sending. So counts and lists must not be reset before the block barrier, and no
 // header may be sent before the cluster barrier, because another CTA may still be reading the last one.
@@ -52,6 +63,7 @@ template <typename T>
 __device__ __forceinline__ void restart_counts(const RowContext<T>& ctx) {
   __syncthreads();
   if (ctx.thread == 0) reset_counts(ctx);
+  ptx::reconverge(ctx.zero);
   cluster_sync(ctx.ctas);
 }
 
@@ -86,7 +98,8 @@ __device__ __forceinline__ void prepare_exchange(const RowContext<T>& ctx) {
   constexpr size_t kBegin = offsetof(Shared, keys) + offsetof(Histogram, coarse);
   constexpr int kWords = (offsetof(Shared, over_range) - kBegin) / sizeof(uint32_t);
   static_assert(kWords <= kThreads);
-  if (ctx.thread < kWords) sm.keys.coarse[ctx.thread] = 0;
+  const auto cleared = reinterpret_cast<uint32_t*>(reinterpret_cast<unsigned char*>(&sm) + kBegin);
+  if (ctx.thread < kWords) cleared[ctx.thread] = 0;
   init_barriers(ctx);
 }
 
@@ -315,6 +328,15 @@ struct RowJob {
                                                         const OutputWriter& output) const {
     if (traits.has(LaunchTraits::kStateByRow)) return state_by_row(p);
     return p.state != nullptr && output.writes_state ? state_of(p, slot(p, traits)) : nullptr;
+  }
+
+  // Prepares the writer of the results, and where the next state goes, and keeps both in registers.
+  __device__ __forceinline__ void prepare_output(const TopkParams& p, const LaunchTraits& traits,
+                                                 OutputWriter& writer_of_row, StepState*& next) const {
+    writer_of_row = output(p, traits);
+    writer_of_row.keep(traits);
+    next = next_state_slot(p, traits, writer_of_row);
+    if (traits.has(LaunchTraits::kWritesState)) ptx::keep(next);
   }
 
   __device__ __forceinline__ StepState* state_by_row(const TopkParams& p) const {

@@ -29,8 +29,8 @@ struct SampleVec {
   }
 
   // Starts the loads. The first use waits for them.
-  __device__ __forceinline__ void fetch_if(bool requested, const RowView<T>& row, int at) {
-    ptx::load_if(requested && at_once(row), word, row.data + at);
+  __device__ __forceinline__ void fetch(const RowView<T>& row, int at) {
+    ptx::load_if(at_once(row), word, row.data + at);
   }
 
   __device__ __forceinline__ float value(int e) const {
@@ -59,8 +59,6 @@ struct RowSampler {
   int log2_parts;  // 2^log2_parts CTAs divide the sample among them.
   int part;        // number of this CTA among those
   int span;        // Probes lie in the first `span` elements. Nearly all belong to the row.
-
-  RowSampler() = default;
 
   template <typename T>
   __device__ __forceinline__ RowSampler(const RowContext<T>& ctx, bool divided, int elements)
@@ -101,7 +99,7 @@ struct RowSampler {
     return greatest(ctx, key);
   }
 
-  // The same, with a first probe that has been read before.
+  // As above, with a first probe that has been read before.
   template <typename T>
   __device__ __forceinline__ uint32_t probe(const RowContext<T>& ctx, const SampleVec<T>& first) const {
     uint32_t key[kSampleVec] = {};
@@ -125,9 +123,9 @@ struct RowSampler {
   template <typename T>
   __device__ __forceinline__ static void probe_at(const RowView<T>& row, int at,
                                                   uint32_t (&key)[kSampleVec]) {
-    SampleVec<T> neighbours;
-    neighbours.fetch_if(true, row, at);
-    neighbours.take(row, at, key);
+    SampleVec<T> vec;
+    vec.fetch(row, at);
+    vec.take(row, at, key);
   }
 
   // Reduces the keys of the group's lanes to the greatest.
@@ -173,7 +171,7 @@ __device__ __forceinline__ void send_sample(const RowContext<T>& ctx, uint32_t k
   const Shared& sm = *ctx.shared;
   const uint32_t target = ctx.team_target(), index = ctx.team_index();
   const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&sm.sample_barrier), target);
-  if (index == 0) ptx::barrier_expect_tx(barrier, sizeof(uint32_t) * ctx.team_size());
+  ptx::barrier_expect_tx_if(index == 0, barrier, sizeof(uint32_t) * ctx.team_size());
   const int there = ctx.rank * ctx.team_size() + index;
   ptx::store_async(sm.received.address_in(target, there), key, barrier);
 }

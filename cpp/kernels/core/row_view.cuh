@@ -37,6 +37,19 @@ __device__ __forceinline__ int vec_position(int begin, int j, int lane) {
   return begin + (j * 32 + lane) * kPerVec<T>;
 }
 
+// The register of an index known only at run time: a tree of selections, because registers have no addresses.
+template <int kFirst, int kCount, int kValues>
+__device__ __forceinline__ uint32_t register_at(const uint32_t (&registers)[kValues], uint32_t index) {
+  if constexpr (kCount == 1) {
+    return registers[kFirst];
+  } else {
+    constexpr int kLower = kCount / 2;
+    const uint32_t lower = register_at<kFirst, kLower>(registers, index);
+    const uint32_t upper = register_at<kFirst + kLower, kLower>(registers, index);
+    return (index & kLower) != 0 ? upper : lower;
+  }
+}
+
 // One lane's part of a tile as it lies in memory: 16 elements, so rows of 16-bit types take half of the
 // registers.
 template <typename T>
@@ -49,7 +62,7 @@ struct Tile {
     return element<T>(vec[i / kPerVec<T>], i % kPerVec<T>);
   }
 
-  // The value at an index known only at run time: a tree of selections, because registers have no addresses.
+  // The value at an index known only at run time.
   __device__ __forceinline__ float value_at(int i) const {
     constexpr int kWords = 4 * kVecs;
     uint32_t word[kWords];
@@ -58,20 +71,10 @@ struct Tile {
       word[4 * j] = vec[j].x, word[4 * j + 1] = vec[j].y;
       word[4 * j + 2] = vec[j].z, word[4 * j + 3] = vec[j].w;
     }
-    const int at = sizeof(T) == 4 ? i : i / 2;
-#pragma unroll
-    for (int level = 1; level <= log2_of(kWords); ++level) {
-      const int half = kWords >> level;
-      const bool upper = (at & half) != 0;
-#pragma unroll
-      for (int w = 0; w < kWords / 2; ++w) {
-        if (w < half) word[w] = upper ? word[w + half] : word[w];
-      }
-    }
     if constexpr (sizeof(T) == 4) {
-      return __uint_as_float(word[0]);
+      return __uint_as_float(register_at<0, kWords>(word, i));
     } else {
-      const ushort bits = static_cast<ushort>(word[0] >> (16 * (i & 1)));
+      const ushort bits = static_cast<ushort>(register_at<0, kWords>(word, i / 2) >> (16 * (i & 1)));
       return to_float(*reinterpret_cast<const T*>(&bits));
     }
   }

@@ -92,9 +92,6 @@ struct SmemLayout {
 
 constexpr size_t kLaneTileBytes = 4 * kValuesPerThread;  // for the widest dtype
 
-constexpr size_t kSharedLimit = 227 * 1024;
-constexpr size_t kSharedLimitSmall = 99 * 1024;
-
 // Bytes of `Shared`, the key list and a ring of `depth` tiles for every thread.
 GVR_TOPK_HOST_DEVICE constexpr size_t fixed_bytes(int list_capacity, int depth) {
   return sizeof(Shared) + sizeof(uint32_t) * list_capacity + depth * kThreads * kLaneTileBytes;
@@ -109,7 +106,8 @@ inline constexpr size_t shared_bytes(const LaunchTraits& traits, const SmemLayou
 inline constexpr SmemLayout make_layout(const Plan& plan) {
   SmemLayout layout{plan.candidate_capacity, plan.masks, 0};
   if (plan.family == Family::kStreaming) {
-    const size_t left = (kSharedLimit - fixed_bytes(plan.list_capacity, kRingDepth)) / kChunkBytes;
+    const size_t left =
+        (shared_bytes_of_block(90) - fixed_bytes(plan.list_capacity, kRingDepth)) / kChunkBytes;
     layout.buffer_chunks = left < kMaxBufferChunks ? static_cast<int>(left) : kMaxBufferChunks;
   }
   return layout;
@@ -131,7 +129,7 @@ inline constexpr bool fits(int arch, int64_t width, int ctas, int64_t k) {
   const Plan plan = make_plan(PlanInput{1, width, k, Dtype::kFloat32, Path::kAuto, 132, arch, ctas});
   const LaunchTraits traits = make_traits(plan);
   const SmemLayout layout = make_layout(plan);
-  return shared_bytes(traits, layout) <= (is_small_arch(arch) ? kSharedLimitSmall : kSharedLimit) &&
+  return shared_bytes(traits, layout) <= static_cast<size_t>(shared_bytes_of_block(arch)) &&
          fixed_bytes(traits.list_capacity(), 0) % alignof(Shared) == 0 &&
          (traits.list_capacity() >> traits.log2_ctas()) % kKeysPerVec == 0 &&
          traits.list_capacity() >> traits.log2_ctas() >= kRadixBins &&

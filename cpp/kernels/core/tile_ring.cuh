@@ -94,22 +94,9 @@ struct TileRing {
     }
   }
 
-  // Bits of this lane's elements, in the tile at `slot`, that are not below `lo`, which must be finite. NaN
-  // is not below `lo`.
-  __device__ __forceinline__ uint32_t not_below(float lo, uint32_t slot) const {
-    ptx::BitAccumulator bits;
-#pragma unroll
-    for (int j = 0; j < kVecs; ++j) {
-      const uint4 vec = ptx::load_shared(read_address + slot ^ j * sizeof(uint4));
-#pragma unroll
-      for (int e = 0; e < kPerVec<T>; ++e) {
-        ptx::set_bit_unless_less(bits.sums[j % 2], element<T>(vec, e), lo, 1u << (j * kPerVec<T> + e));
-      }
-    }
-    return bits.bits();
-  }
-
-  // The same. `above` receives the bits of the elements that are not at or below `hi`.
+  // Returns the bits of this lane's elements in the tile at `slot` that are not below `lo`; NaN is not below
+  // it. `lo` must be above -inf, because padding is -inf. `above` receives the bits of the elements that are
+  // not at or below `hi`.
   __device__ __forceinline__ uint32_t not_below(float lo, float hi, uint32_t slot, uint32_t& above) const {
     ptx::BitAccumulator bits, above_bits;
 #pragma unroll
@@ -124,6 +111,11 @@ struct TileRing {
     }
     above = above_bits.bits();
     return bits.bits();
+  }
+
+  __device__ __forceinline__ uint32_t not_below(float lo, uint32_t slot) const {
+    uint32_t unused;  // The compiler leaves out what nobody reads.
+    return not_below(lo, INFINITY, slot, unused);
   }
 
   __device__ __forceinline__ float value(uint32_t slot, int index) const {

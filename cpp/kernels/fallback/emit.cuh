@@ -39,6 +39,20 @@ struct OutputCursor {
     first += above + taken;
     ties_left -= taken;
   }
+
+  // Writes the selected ones of 32 consecutive elements, one of each lane. All lanes take part; those without
+  // an element pass the absent key.
+  __device__ __forceinline__ void emit(uint32_t key, int position, uint32_t kth, int lane,
+                                       const OutputWriter& output) {
+    const uint32_t earlier = (1u << lane) - 1;
+    const uint32_t above = __ballot_sync(0xffffffffu, key > kth);
+    const uint32_t equal = __ballot_sync(0xffffffffu, key == kth);
+    const uint32_t tie = __popc(equal & earlier);
+    if (key > kth || (key == kth && tie < ties_left)) {
+      output.put(first + __popc(above & earlier) + min(tie, ties_left), position);
+    }
+    advance(__popc(above), __popc(equal));
+  }
 };
 
 // The cursor at the CTA's first element. `items`: number of items of the row, which is k, or less if ties are
@@ -87,16 +101,9 @@ __device__ __forceinline__ void emit_candidates(const RowContext<T>& ctx, const 
   clock.stamp();
   OutputCursor cursor = cta_cursor(ctx, interval, kth, items);
   cursor.advance(earlier_warps(ctx, 0), earlier_warps(ctx, 1));
-  const uint32_t before = (1u << ctx.lane) - 1;
   ctx.for_each_candidate(collected, [&](int i, bool there) {
     const Candidate c = there ? ctx.candidates[i] : Candidate{0, kAbsentKey};
-    const uint32_t above_lanes = __ballot_sync(0xffffffffu, c.key > kth);
-    const uint32_t equal_lanes = __ballot_sync(0xffffffffu, c.key == kth);
-    const uint32_t tie = __popc(equal_lanes & before);
-    if (c.key > kth || (c.key == kth && tie < cursor.ties_left)) {
-      output.put(cursor.first + __popc(above_lanes & before) + min(tie, cursor.ties_left), c.position);
-    }
-    cursor.advance(__popc(above_lanes), __popc(equal_lanes));
+    cursor.emit(c.key, c.position, kth, ctx.lane, output);
   });
 }
 

@@ -33,11 +33,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   reset_counters(ctx);
   StepState state = job.load_state_early(p, traits);
   job.load_state_late(p, traits, state);
-  job.publish_state(p, traits, state);
   arrive_at_start(ctx);
+  job.publish_state(p, traits, state);
   job.agree_on_length(p, traits);
   if (job.is_short()) {
-    finish_unselected_row(p, traits, layout, storage, job, false);
+    finish_unselected_row(p, traits, layout, job, false);
     return;
   }
 
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (traits.has(LaunchTraits::kRadixOnly)) {
     // CTAs have to agree on the length before the rounds, so one exchange comes first.
     send_and_wait(ctx, everything, 0, [] {});
-    radix_fallback_from_start<true>(p, traits, layout, storage, ctx, kGuessNone);
+    radix_fallback_from_start<true>(p, traits, layout, ctx, kGuessNone);
     return;
   }
 
@@ -59,9 +59,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
 
   // Verify, collect, refine and emit.
-  const FallbackState start{FallbackStage::kGuess, interval, everything, interval.source, 0, ctx.row.n};
+  const FallbackState start{FallbackStage::kGuess, interval, interval.source, 0, ctx.row.n};
   if (!run_stages(p, traits, job, tile, start, clock)) {
-    radix_fallback_from_start<true>(p, traits, layout, storage, ctx, interval.source);
+    radix_fallback_from_start<true>(p, traits, layout, ctx, interval.source);
   }
 }
 

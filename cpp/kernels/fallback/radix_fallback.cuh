@@ -29,11 +29,11 @@ __device__ __forceinline__ void emit(const RowContext<T>& ctx, const KeyInterval
 // The origin of the interval in use.
 enum class FallbackStage { kGuess, kMoved, kRadix };
 
-// What is known about a row when its interval is about to be tried. All CTAs of a cluster know the same.
+// What is known about a row when its interval is about to be tried. All CTAs of a cluster know the same,
+// except that a first guess is each CTA's own.
 struct FallbackState {
   FallbackStage stage;
   KeyInterval interval;  // the interval to try; radix rounds do not use it
-  KeyInterval range;     // the range in which radix rounds start
   uint32_t source;       // `GuessSource` of the guess
   int passes;            // counting passes so far, each with one exchange
   int length;            // length of the row
@@ -47,7 +47,7 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
                                            PhaseClock& clock) {
   const RowContext<T>& ctx = job.ctx;
   FallbackStage stage = start.stage;
-  KeyInterval interval = start.interval, range = start.range;
+  KeyInterval interval = start.interval, range = KeyInterval::everything();  // where radix rounds start
   CountResult result;
   uint32_t exchanges = start.passes;
   int passes = start.passes, rounds = 0, snaps = 0;
@@ -93,8 +93,7 @@ __device__ __forceinline__ bool run_stages(const TopkParams& p, const LaunchTrai
 // Finishes a row that another kernel could not finish, with a length that all CTAs know.
 template <typename T, bool kOptions>
 __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTraits& traits,
-                                            const SmemLayout& layout, unsigned char* storage,
-                                            FallbackState start) {
+                                            const SmemLayout& layout, FallbackState start) {
   RowJob<T, kOptions> job(p, traits, layout, storage);
   job.ctx.set_length(start.length);
   if (job.is_short()) {
@@ -106,20 +105,18 @@ __device__ __noinline__ void radix_fallback(const TopkParams& p, const LaunchTra
   restart_counts(ctx);
   Tile<T> tile;
   if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
-  run_stages(p, traits, job, tile, start, clock);
+  run_stages(p, traits, job, tile, start, clock);  // All CTAs have the same interval and length.
 }
 
 // Starts over with radix rounds. CTAs may have read different lengths; the length that the first CTA has read
 // decides.
 template <bool kOptions, typename T>
 __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, const LaunchTraits& traits,
-                                                          const SmemLayout& layout, unsigned char* storage,
-                                                          const RowContext<T>& ctx, uint32_t source) {
-  const KeyInterval everything = KeyInterval::everything();
+                                                          const SmemLayout& layout, const RowContext<T>& ctx,
+                                                          uint32_t source) {
   const int length = ctx.shared->header[0].length;
   radix_fallback<T, kOptions>(
-      p, traits, layout, storage,
-      FallbackState{FallbackStage::kRadix, everything, everything, source, 1, length});
+      p, traits, layout, FallbackState{FallbackStage::kRadix, KeyInterval::everything(), source, 1, length});
 }
 
 // Finishes a row of which this CTA selects nothing, because it finds the row too short or leaves it to the
@@ -128,7 +125,7 @@ __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, c
 // exchange samples as well.
 template <typename T, bool kOptions>
 __device__ __forceinline__ void finish_unselected_row(const TopkParams& p, const LaunchTraits& traits,
-                                                      const SmemLayout& layout, unsigned char* storage,
+                                                      const SmemLayout& layout,
                                                       const RowJob<T, kOptions>& job, bool sampled) {
   const RowContext<T>& ctx = job.ctx;
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
@@ -141,7 +138,7 @@ __device__ __forceinline__ void finish_unselected_row(const TopkParams& p, const
   send_and_wait(ctx, everything, 0, [] {});
   if (sampled) receive_samples(ctx);
   if (!read_headers(ctx, everything).agreed)
-    radix_fallback_from_start<kOptions>(p, traits, layout, storage, ctx, kGuessNone);
+    radix_fallback_from_start<kOptions>(p, traits, layout, ctx, kGuessNone);
 }
 
 }  // namespace gvr_topk::fallback

@@ -58,6 +58,7 @@ __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInte
   });
   above = __reduce_add_sync(0xffffffffu, above);
   if (ctx.lane == 0 && above != 0) ptx::add_shared(sm.counts.above, above, ctx.zero);
+  ptx::reconverge(ctx.zero);
   if (tie_key == kAbsentKey) return;
   equal = __reduce_add_sync(0xffffffffu, equal);
   if (ctx.lane == 0) ptx::add_shared(sm.counts.equal, equal, ctx.zero);
@@ -126,12 +127,12 @@ __device__ __forceinline__ CountResult verify(const RowContext<T>& ctx, const Ke
   Shared& sm = *ctx.shared;
   uint32_t bits = 0;
   classify(ctx, interval, tile, bits);
+  // `select_kth` needs these cleared.
+  sm.keys.template clear<kThreads>();
+  if (ctx.thread == 0) sm.small_count = 0;
   __syncthreads();
   uint32_t collected = 0;
   send_and_wait(ctx, interval, parity, [&] {
-    // `select_kth` needs these cleared. The barriers inside `collect` separate the two.
-    sm.keys.template clear<kThreads>();
-    if (ctx.thread == 0) sm.small_count = 0;
     clock.stamp();
     collected = collect(ctx, bits);
   });

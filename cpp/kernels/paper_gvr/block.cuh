@@ -26,8 +26,9 @@ constexpr int kBitmapWords = kWarps * warp_span(static_cast<int32_t>(kPaperMaxWi
 
 // A histogram, and the members of one of its bins when they are few.
 struct alignas(16) SearchBins {
-  uint32_t fine[kBins + 4];     // fine[kBins] counts what is in no bin, which is cheaper than a branch.
-  uint32_t coarse[kBins / 32];  // sums of 32 bins
+  uint32_t fine[kBins + 4];  // fine[kBins] counts what is in no bin, which is cheaper than a branch.
+  uint32_t warp_sums[kWarps];
+  BinHit hit;
   uint32_t member[kSnapLimit];
   uint32_t members;  // may exceed kSnapLimit
 };
@@ -108,29 +109,10 @@ __device__ __forceinline__ void clear(SearchBins& bins) {
   reinterpret_cast<uint4*>(bins.fine)[threadIdx.x] = make_uint4(0, 0, 0, 0);
 }
 
-// Finds the bin that holds the rank-th largest item. There are at least `rank` items. Every warp finds it for
-// itself.
+// Finds the bin that holds the rank-th largest item. There are at least `rank` items.
 __device__ __forceinline__ BinHit locate(SearchBins& bins, uint32_t rank) {
-  const uint4 four = reinterpret_cast<const uint4*>(bins.fine)[threadIdx.x];
-  uint32_t sum = (four.x + four.y) + (four.z + four.w);
-#pragma unroll
-  for (int d = 1; d < 8; d *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-  if ((threadIdx.x & 7) == 0) bins.coarse[threadIdx.x >> 3] = sum;
-  __syncthreads();
-  const int lane = threadIdx.x & 31;
-  const uint2 pair = reinterpret_cast<const uint2*>(bins.coarse)[lane];
-  uint32_t above = ptx::suffix_sum(pair.x + pair.y) - pair.x - pair.y;
-  const uint32_t owner = __ballot_sync(0xffffffffu, above < rank && rank <= above + pair.x + pair.y);
-  const bool upper = rank <= above + pair.y;
-  const int source = __ffs(owner) - 1;
-  const int group = __shfl_sync(0xffffffffu, 2 * lane + upper, source);
-  const uint32_t group_above = __shfl_sync(0xffffffffu, upper ? above : above + pair.y, source);
-  const uint32_t count = bins.fine[32 * group + lane];
-  above = group_above + ptx::suffix_sum(count) - count;
-  const uint32_t found = __ballot_sync(0xffffffffu, above < rank && rank <= above + count);
-  const int source_lane = __ffs(found) - 1;
-  return BinHit{static_cast<uint32_t>(32 * group + source_lane), __shfl_sync(0xffffffffu, above, source_lane),
-                __shfl_sync(0xffffffffu, count, source_lane)};
+  return locate_in_block<kBins / kThreads>(bins.fine, bins.warp_sums, bins.hit, rank, threadIdx.x >> 5,
+                                           threadIdx.x & 31, [] {});
 }
 
 __device__ __forceinline__ void add_member(SearchBins& bins, uint32_t key) {

@@ -165,7 +165,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
   ptx::grid_launch_dependents();
 
-  if (hint == nullptr && stats == nullptr) return;
+  const bool by_row = traits.has(LaunchTraits::kStateByRow);
+  if (hint == nullptr && stats == nullptr && !by_row) return;
   uint32_t hinted_in_row = 0, at_or_above = 0;
 #pragma unroll
   for (int i = 0; i < kHintPerThread; ++i) {
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   hinted_in_row = block.template reduce<Reduce::kAdd>(0);
   at_or_above = block.template reduce<Reduce::kAdd>(1);
   if (threadIdx.x != 0) return;
-  if (next_state != nullptr && hint != nullptr) {
+  if (next_state != nullptr && (hint != nullptr || by_row)) {
     const float share = hinted_in_row > 0
                             ? static_cast<float>(at_or_above) / static_cast<float>(hinted_in_row)
                             : kStateUnknown;

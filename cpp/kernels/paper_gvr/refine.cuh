@@ -189,32 +189,15 @@ __device__ __forceinline__ int partition(Block& block, const ThreadCandidates& o
   const uint32_t all = block.reduce<Reduce::kAdd>(0);
   const int items = drops_ties ? static_cast<int>(all & kLow) : k;
   fallback::OutputCursor cursor{0, items - (all & kLow)};
-  const uint32_t before = (1u << block.lane) - 1;
+  cursor.advance(earlier & kLow, earlier >> 16);
   // Without this the compiler recomputes the addresses of the rows for every element.
   ptx::keep(output.indices);
   ptx::keep(output.state_indices);
-  if (all >> 16 == cursor.ties_left) {  // All ties are selected, so one comparison decides.
-    int next = static_cast<int>((earlier & kLow) + (earlier >> 16));
-#pragma unroll 1
-    for (int i = own.first; i - block.lane < own.limit; i += 32) {
-      const bool chosen = i < own.limit && candidates.key[i] >= kth;
-      const uint32_t lanes = __ballot_sync(0xffffffffu, chosen);
-      if (chosen) output.put(next + __popc(lanes & before), candidates.position[i]);
-      next += __popc(lanes);
-    }
-    return items;
-  }
-  cursor.advance(earlier & kLow, earlier >> 16);
 #pragma unroll 1
   for (int i = own.first; i - block.lane < own.limit; i += 32) {
-    const uint32_t key = i < own.limit ? candidates.key[i] : kAbsentKey;
-    const uint32_t above = __ballot_sync(0xffffffffu, key > kth);
-    const uint32_t equal = __ballot_sync(0xffffffffu, key == kth);
-    const uint32_t tie = __popc(equal & before);
-    if (key > kth || (key == kth && tie < cursor.ties_left)) {
-      output.put(cursor.first + __popc(above & before) + min(tie, cursor.ties_left), candidates.position[i]);
-    }
-    cursor.advance(__popc(above), __popc(equal));
+    const bool there = i < own.limit;
+    cursor.emit(there ? candidates.key[i] : kAbsentKey, candidates.position[there ? i : 0], kth, block.lane,
+                output);
   }
   return items;
 }

@@ -1,92 +1,22 @@
-// Sizes of the prefill kernel, what a row leaves for the next row of its run, and the layout of one CTA's
-// shared memory. A bitmap with one bit for each element of the row follows the `Shared` struct.
+// Sizes of the prefill kernel, and the layout of one CTA's shared memory. A bitmap with one bit for each
+// element of the row follows the `Shared` struct.
 #pragma once
 
 #include "core/chunked_store.cuh"
 #include "core/config.cuh"
 #include "core/histogram.cuh"
-#include "core/key.cuh"
+#include "core/row_predictor.cuh"
 #include "core/row_stats.cuh"
 #include "core/tile_ring.cuh"
 #include "core/window.cuh"
-#include "ptx/math.cuh"
 
 namespace gvr_topk::prefill {
-
-constexpr int kLog2FineBins = 8;
-constexpr int kFineBins = 1 << kLog2FineBins;  // bins of an interval, linear in the value
-
-// An inclusive interval of finite values that should hold the k-th value. Even bins from `first` to `last`
-// divide its elements, because `lo` and `hi` themselves may lie far out.
-struct ValueInterval {
-  float lo, hi, first, last;
-
-  // The bin of a value. A greater value never lies in a lower bin, and NaN lies in the highest bin.
-  __device__ __forceinline__ int bin(float x, float bins_per_unit) const {
-    const float depth = __saturatef((last - x) * bins_per_unit);  // NaN becomes zero.
-    return max(kFineBins - 1 - static_cast<int>(depth * kFineBins), 0);
-  }
-
-  __device__ __forceinline__ float bins_per_unit() const { return ptx::reciprocal(width()); }
-  __device__ __forceinline__ float width() const { return last - first; }
-
-  // The value in the middle of a bin.
-  __device__ __forceinline__ float value_of(uint32_t bin) const {
-    return fmaf((static_cast<float>(bin) + 0.5f) / kFineBins, width(), first);
-  }
-};
-
-// The prediction for the next row: rows of one request that follow each other are alike.
-struct RowPredictor {
-  // Most elements that a predicted interval may hold. Where it would hold more, a sample of the row gives a
-  // narrower interval, and the prediction is not used.
-  static constexpr float kMaxInside = 1536.0f;
-  static constexpr float kMinInside = 128.0f;
-  static constexpr float kErrors = 5.0f;  // half-width of the interval, in mean errors
-  static constexpr float kErrorDecay = 0.8f, kFastestDecay = 0.5f;
-  // The error expected of a run's second row, in units of the width that sqrt(k) elements take up. The k-th
-  // value moves about that far between rows whose elements are drawn anew.
-  static constexpr float kFirstError = 1.1f;
-
-  float value;        // the k-th value of the last row
-  float error;        // how far the k-th value moves from row to row; negative: not known
-  float per_element;  // interval width that held one element
-  bool has_value;
-  uint32_t tie_key;  // the last row's k-th key if its ties were too many for candidates; otherwise kAbsentKey
-
-  __device__ __forceinline__ static RowPredictor unknown() {
-    return RowPredictor{0.0f, -1.0f, 0.0f, false, kAbsentKey};
-  }
-
-  __device__ __forceinline__ bool is_close() const {
-    return error >= 0.0f && 2.0f * kErrors * error <= kMaxInside * per_element;
-  }
-
-  __device__ __forceinline__ ValueInterval interval() const {
-    const float radius = fmaxf(kErrors * error, 0.5f * kMinInside * per_element);
-    // The lower end stays finite whatever the numbers are, so that -inf lies below the interval.
-    const float lo = fmaxf(value - radius, key_to_float(kLeastFiniteKey)), hi = value + radius;
-    return ValueInterval{lo, hi, lo, hi};
-  }
-
-  __device__ __forceinline__ void learn(float kth, float width_per_element, int k) {
-    if (has_value) {
-      const float move = fabsf(kth - value);
-      error = fmaxf(kFastestDecay * error, fmaf(1.0f - kErrorDecay, move, kErrorDecay * error));
-    } else {
-      error = kFirstError * sqrtf(static_cast<float>(k)) * width_per_element;
-    }
-    value = kth;
-    per_element = width_per_element;
-    has_value = true;
-    tie_key = kAbsentKey;
-  }
-};
 
 // CTAs are small so that two share an SM: while one of them selects, the other streams.
 constexpr int kThreads = kPrefillThreads;
 constexpr int kWarps = kThreads / 32;
 constexpr int kRingDepth = 4;  // tiles per warp that are being fetched at once
+constexpr int kLog2FineBins = ValueInterval::kLog2Bins, kFineBins = ValueInterval::kBins;
 
 constexpr int kStoreChunks = 88;  // chunks of the store of candidates, which lie inside the interval
 constexpr int kStoreItems = kStoreChunks * kChunk;

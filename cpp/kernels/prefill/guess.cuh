@@ -49,34 +49,13 @@ __device__ __forceinline__ void add_above(Shared& sm, uint32_t above) {
 __device__ __forceinline__ void locate_ranks(Shared& sm, const RankPair& ranks) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   __syncthreads();
-  uint32_t bin[8];
-  uint32_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum += bin[i] = sm.key_bins[8 * thread + i];
-  const uint32_t upto = ptx::suffix_sum(sum);
-  if (lane == 0) sm.warp_sums[0][warp] = upto;
+  ThreadBins<kKeyBins / kThreads> own(sm.key_bins, thread);
+  if (lane == 0) sm.warp_sums[0][warp] = own.above + own.sum;
   __syncthreads();
-  const uint32_t higher = warp < lane && lane < kWarps ? sm.warp_sums[0][lane] : 0;
-  const uint32_t above = sm.above_range + __reduce_add_sync(0xffffffffu, higher) + upto - sum;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const uint32_t rank = r == 0 ? ranks.upper : ranks.lower;
-    if (above < rank && rank <= above + sum) {
-      BinHit hit{8u * thread, above, 0};
-#pragma unroll
-      for (int i = 7; i >= 0; --i) {
-        if (hit.count == 0) {
-          if (rank <= hit.above + bin[i]) {
-            hit.bin += i;
-            hit.count = bin[i];
-          } else {
-            hit.above += bin[i];
-          }
-        }
-      }
-      sm.hits[r] = hit;
-    }
-  }
+  own.add_warps_above(sm.warp_sums[0], kWarps, warp, lane);
+  own.above += sm.above_range;
+  if (own.holds(ranks.upper)) sm.hits[0] = own.find(ranks.upper);
+  if (own.holds(ranks.lower)) sm.hits[1] = own.find(ranks.lower);
   __syncthreads();
 }
 

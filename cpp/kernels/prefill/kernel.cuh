@@ -119,7 +119,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
       }
       ptx::reconverge(ptx::unknown_zero());
       stage(sm, bitmap, window.length, window.lead, p.k, lane, warp);
-      emit(sm, PrefillOutput(p, row), p.k);
+      write_staged<kThreads>(sm.staged, PrefillOutput(p, row), p.k);
       return;
     }
     const bool was_full = sm.is_full != 0;

@@ -10,20 +10,7 @@ namespace gvr_topk::prefill {
 // in index order. All lanes take part, and a lane without a candidate gets one with a negative position.
 template <typename Visit>
 __device__ __forceinline__ void for_each_candidate(const CandidateStore& store, int lane, Visit visit) {
-  constexpr int kAtOnce = 4;  // Several at once, so that their loads overlap.
-#pragma unroll 1
-  for (int first = lane; first < store.count + lane; first += 32 * kAtOnce) {
-    BufferedValue some[kAtOnce];
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      const int i = first + 32 * j;
-      some[j] = i < store.count ? store.at(i) : BufferedValue{-1, -INFINITY};
-    }
-#pragma unroll
-    for (int j = 0; j < kAtOnce; ++j) {
-      if (first - lane + 32 * j < store.count) visit(some[j]);
-    }
-  }
+  store.for_each(lane, 0, BufferedValue{-1, -INFINITY}, visit);
 }
 
 // Counts this warp's candidates into the bins. NaN falls into the last bin, like all values above the bins.
@@ -37,32 +24,12 @@ __device__ __forceinline__ void count_candidates(Shared& sm, const CandidateStor
 
 // Finds the bin of the rank-th largest candidate. Each warp finds it for itself.
 __device__ __forceinline__ BinHit locate_fine(const Shared& sm, uint32_t rank, int lane) {
-  const uint4 low = reinterpret_cast<const uint4*>(sm.fine_bins)[2 * lane];
-  const uint4 high = reinterpret_cast<const uint4*>(sm.fine_bins)[2 * lane + 1];
-  const uint32_t bin[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  uint32_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum += bin[i];
-  const uint32_t upto = ptx::suffix_sum(sum);
-  BinHit hit{8u * lane, upto - sum, 0};
-  const bool here = hit.above < rank && rank <= upto;
-#pragma unroll
-  for (int i = 7; i >= 0; --i) {
-    if (hit.count == 0) {
-      if (rank <= hit.above + bin[i]) {
-        hit.bin += i;
-        hit.count = bin[i];
-      } else {
-        hit.above += bin[i];
-      }
-    }
-  }
-  // There are at least `rank` candidates, so one lane finds the rank.
-  const int owner = max(__ffs(__ballot_sync(0xffffffffu, here)) - 1, 0);
-  hit.bin = __shfl_sync(0xffffffffu, hit.bin, owner);
-  hit.above = __shfl_sync(0xffffffffu, hit.above, owner);
-  hit.count = __shfl_sync(0xffffffffu, hit.count, owner);
-  return hit;
+  const ThreadBins<kFineBins / 32> own(sm.fine_bins, lane);
+  const BinHit hit = own.find(rank);
+  // There are at least `rank` candidates, so one lane holds the rank.
+  const int owner = max(__ffs(__ballot_sync(0xffffffffu, own.holds(rank))) - 1, 0);
+  return BinHit{__shfl_sync(0xffffffffu, hit.bin, owner), __shfl_sync(0xffffffffu, hit.above, owner),
+                __shfl_sync(0xffffffffu, hit.count, owner)};
 }
 
 // The order number of an element, which is greater for elements selected earlier: for greater values, and for
@@ -182,19 +149,6 @@ __device__ __forceinline__ void stage(Shared& sm, const uint32_t* bitmap, int le
     item += __shfl_sync(0xffffffffu, upto, 31);
   }
   __syncthreads();
-}
-
-// Writes the staged positions.
-__device__ __forceinline__ void emit(const Shared& sm, const PrefillOutput& output, int k) {
-  if (output.takes_vectors(k)) {
-#pragma unroll 2
-    for (int i = 4 * threadIdx.x; i < k; i += 4 * kThreads) {
-      *reinterpret_cast<int4*>(output.writer.indices + i) = *reinterpret_cast<const int4*>(sm.staged + i);
-    }
-  } else {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < k; i += kThreads) output.put(i, sm.staged[i]);
-  }
 }
 
 }  // namespace gvr_topk::prefill

@@ -86,21 +86,6 @@ __host__ __device__ inline int staged_bytes(const PrefillParams& p) {
   return (min(p.k, p.width) * static_cast<int>(sizeof(uint16_t)) + 15) / 16 * 16;
 }
 
-// Writes the positions that all warps have staged.
-template <int kBlockThreads>
-__device__ __forceinline__ void write_staged(const uint16_t* staged, const PrefillOutput& output, int k) {
-  if (output.takes_vectors(k)) {
-#pragma unroll 1
-    for (int i = 4 * threadIdx.x; i < k; i += 4 * kBlockThreads) {
-      const ushort4 four = *reinterpret_cast<const ushort4*>(staged + i);
-      *reinterpret_cast<int4*>(output.writer.indices + i) = make_int4(four.x, four.y, four.z, four.w);
-    }
-  } else {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < k; i += kBlockThreads) output.put(i, staged[i]);
-  }
-}
-
 // Selects from a row that is longer than k and lies in registers, and stages its selected positions. If the
 // row is `guessed`, `last` is a window, in whose bins its elements have been counted.
 // `publish` is called before the last block barrier.
@@ -116,30 +101,20 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kB
   ptx::keep(window.scale);  // Bins are computed again: without this the compiler would keep them.
   const bool hit = guessed && small_row::split_by_window(ctx, tile, sm.bins, last, next, split,
                                                          [&](int i) { return window.bin(tile.value(i)); });
-  uint32_t candidates = split.boundary_count;
+  uint32_t candidates;
   if (hit) {
+    candidates = split.boundary_count;
     sm.bins.clear_set(0, ctx.thread);
     if (split.rank == split.boundary_count) split.take_all();
     small_row::select_boundary(ctx, tile, sm.bins, split, before, kth,
                                [](uint32_t bits) { return order_key(__uint_as_float(bits)); });
   } else {
     tile.make_keys(ctx.lane);
-    uint32_t dense_bin = 0;
-    const small_row::RankedRange range = small_row::narrow_keys(ctx, tile, sm.bins, rounds, dense_bin);
+    small_row::partition_by_keys(ctx, tile, sm.bins, rounds, next, split);
     sm.bins.clear_set((rounds - 1) & 1, ctx.thread);
-    split = small_row::split_at(tile, range);
     candidates = split.boundary_count;
-    const bool tied = split.boundary_count > kRankDirectly;
-    if (next != nullptr) {
-      *next = small_row::window_around<T, RoundBins<kBlockThreads>>(range.keys.base, dense_bin, tied);
-    }
-    ptx::reconverge(ctx.zero);
-    if (tied) {
-      small_row::select_ties(ctx, tile, split, before);
-    } else {
-      small_row::select_boundary(ctx, tile, sm.bins, split, before, kth,
-                                 [](uint32_t bits) { return whole_key<T>(bits); });
-    }
+    small_row::select_inside(ctx, tile, sm.bins, split, candidates > kRankDirectly, before, kth,
+                             [](uint32_t bits) { return whole_key<T>(bits); });
   }
   if (p.stats != nullptr) {
     if (stats != nullptr) {

@@ -56,27 +56,40 @@ __device__ __forceinline__ void barrier_init(uint32_t address, uint32_t arrivals
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives at the transaction barrier of any CTA of the cluster, and makes it expect that many bytes.
-__device__ __forceinline__ void barrier_expect_tx(uint32_t remote, uint32_t bytes) {
-  GVR_CHAOS_POINT();
-  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(remote),
-               "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void store_async(uint32_t address, uint32_t value, uint32_t remote) {
-  GVR_CHAOS_POINT();
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
-               "r"(value), "r"(remote)
-               : "memory");
-}
-
-__device__ __forceinline__ void store_async(uint32_t address, const uint4& value, uint32_t remote) {
+// Arrives at the transaction barrier of any CTA of the cluster, and makes it expect that many bytes. The
+// condition belongs to the instruction, so that lanes come apart for no more than that.
+__device__ __forceinline__ void barrier_expect_tx_if(bool condition, uint32_t remote, uint32_t bytes) {
   GVR_CHAOS_POINT();
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-          address),
-      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(remote)
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %0, 0;\n"
+      " @p mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%1], %2;\n}" ::"r"(
+          static_cast<uint32_t>(condition)),
+      "r"(remote), "r"(bytes)
+      : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect_tx(uint32_t remote, uint32_t bytes) {
+  barrier_expect_tx_if(true, remote, bytes);
+}
+
+// Stores to any CTA's shared memory, and completes the bytes at that CTA's transaction barrier.
+__device__ __forceinline__ void store_async(uint32_t address, uint32_t value, uint32_t barrier) {
+  GVR_CHAOS_POINT();
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
+               "r"(value), "r"(barrier)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_async_if(bool condition, uint32_t address, const uint4& value,
+                                               uint32_t barrier) {
+  GVR_CHAOS_POINT();
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %0, 0;\n"
+      " @p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%1], {%2, %3, %4, %5}, [%6];\n}" ::
+          "r"(static_cast<uint32_t>(condition)),
+      "r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
       : "memory");
 }
 

@@ -50,16 +50,6 @@ __device__ __forceinline__ void load_if(bool condition, uint32_t (&word)[2], con
       : "memory");
 }
 
-__device__ __forceinline__ void load_if(bool condition, float& value, const float* p) {
-  asm volatile(
-      "{\n .reg .pred p;\n"
-      " setp.ne.u32 p, %1, 0;\n"
-      " @p ld.global.f32 %0, [%2];\n}"
-      : "+f"(value)
-      : "r"(static_cast<uint32_t>(condition)), "l"(p)
-      : "memory");
-}
-
 __device__ __forceinline__ void load_if(bool condition, float4& value, const void* p) {
   asm volatile(
       "{\n .reg .pred p;\n"

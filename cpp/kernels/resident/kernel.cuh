@@ -79,9 +79,9 @@ __global__ void __launch_bounds__(kThreads, 1)
           ctx.row.n, job.requested_slot,
           static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)) + tile.kStagingBytes,
           tile.staged_row(ctx, ctx.row.n, p.width), sampled};
-      small_row::lead_row<Family::kResident, T, kOptions>(p, launch_traits, layout, storage, led);
+      small_row::lead_row<Family::kResident, T, kOptions>(p, launch_traits, layout, led);
     } else {
-      fallback::finish_unselected_row(p, launch_traits, layout, storage, job, sampled);
+      fallback::finish_unselected_row(p, launch_traits, layout, job, sampled);
     }
     return;
   }
@@ -123,17 +123,14 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
   while (true) {
     result = exchange(ctx, interval, tile, passes & 1, clock, [&] {
-      output = job.output(p, traits);
-      output.keep(traits);
-      next = job.next_state_slot(p, traits, output);
-      if (traits.has(LaunchTraits::kWritesState)) ptx::keep(next);
+      job.prepare_output(p, traits, output, next);
       if (!sampled) moments = Moments(ctx, probe);
       sampled = true;
     });
     ++passes;
     if (result.complete) break;
     if (!result.agreed) {
-      fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, storage, ctx, source);
+      fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, ctx, source);
       return;
     }
     const KeyInterval missed = interval;
@@ -143,9 +140,9 @@ __global__ void __launch_bounds__(kThreads, 1)
             MissedGuess{missed, result, passes, ctx.row.n, elements, moments.mean, moments.deviation, source};
       }
       if (is_masked(missed, result, ctx.k)) {
-        resolve_miss_masked<T, kValues, kOptions>(p, launch_traits, layout, storage);
+        resolve_miss_masked<T, kValues, kOptions>(p, launch_traits, layout);
       } else {
-        resolve_miss_resident<T, kValues, kOptions>(p, launch_traits, layout, storage);
+        resolve_miss_resident<T, kValues, kOptions>(p, launch_traits, layout);
       }
       return;
     }

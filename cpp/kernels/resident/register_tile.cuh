@@ -140,10 +140,10 @@ struct RegisterTile {
     return order_key(to_float(ptx::load_shared_element<T>(vec + sizeof(T) * (index % kPerVec<T>))));
   }
 
-  // Bits of the elements for which set_bit(sum, value, bit) adds its bit to the sum. It must not do so for
-  // -inf.
-  template <typename Mark>
-  __device__ __forceinline__ uint32_t bits(Mark set_bit) const {
+  // Bits of the elements for which set_bit(sum, element, bit) adds its bit to the sum. `elements` are the
+  // tile's values or what was made of them. set_bit must not add a bit for what lies behind the row's end.
+  template <typename Element, typename Mark>
+  __device__ __forceinline__ uint32_t bits_of(const Element (&elements)[kValues], Mark set_bit) const {
     ptx::BitAccumulator accumulators[kValues / kValuesPerThread];
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
@@ -151,7 +151,7 @@ struct RegisterTile {
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) {
         const int i = j * kPerVec<T> + e;
-        set_bit(accumulators[i / kValuesPerThread].sums[j % 2], value[i], 1u << i % kValuesPerThread);
+        set_bit(accumulators[i / kValuesPerThread].sums[j % 2], elements[i], 1u << i % kValuesPerThread);
       }
     }
     uint32_t found = 0;
@@ -159,6 +159,11 @@ struct RegisterTile {
     for (int w = 0; w < kValues / kValuesPerThread; ++w)
       found |= accumulators[w].bits() << (kValuesPerThread * w);
     return found;
+  }
+
+  template <typename Mark>
+  __device__ __forceinline__ uint32_t bits(Mark set_bit) const {
+    return bits_of(value, set_bit);
   }
 
   __device__ __forceinline__ uint32_t not_below(float bound) const {

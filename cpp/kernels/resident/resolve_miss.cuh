@@ -9,11 +9,25 @@
 
 namespace gvr_topk::resident {
 
+// Takes the row from shared memory again, laid out as it was when its interval missed.
+template <typename T, int kValues, bool kOptions>
+__device__ __forceinline__ RegisterTile<T, kValues> restore_tile(const TopkParams& p,
+                                                                 const LaunchTraits& traits,
+                                                                 RowJob<T, kOptions>& job) {
+  const MissedGuess& missed = job.ctx.shared->missed;
+  job.ctx.set_length(missed.length);
+  RegisterTile<T, kValues> tile(job.ctx, traits);
+  if (missed.elements != p.width) tile.stage_anew(job.ctx, traits);
+  tile.lay_out(job.ctx, missed.elements);
+  tile.load(job.ctx.lane, job.ctx.row.n);
+  return tile;
+}
+
 // Finishes a row whose k-th value is -inf, as the headers say: all greater elements are selected, and the
 // first of the others. What each CTA has of either follows from its counts.
 template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const LaunchTraits& traits,
-                                                 const SmemLayout& layout, unsigned char* storage) {
+                                                 const SmemLayout& layout) {
   using Tile = RegisterTile<T, kValues>;
   RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
@@ -22,14 +36,9 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   const CountResult& result = missed.result;
   PhaseClock clock(nullptr, 0, false);
   __syncthreads();  // One thread has written `missed`.
-  job.ctx.set_length(missed.length);
-  Tile tile(ctx, traits);
-  if (missed.elements != p.width) tile.stage_anew(ctx, traits);
-  tile.lay_out(ctx, missed.elements);
-  tile.load(ctx.lane, ctx.row.n);
+  const Tile tile = restore_tile<T, kValues>(p, traits, job);
   const uint32_t greater = result.above + result.inside;
   const int items = job.count_items(traits, kNegInfKey, greater);
-  const Threshold threshold{kNegInfKey, items - greater, ctx.row.n - greater};
   // Listed keys and ties of the earlier CTAs.
   const int log2_warps = log2_of(kWarps) + ctx.log2_ctas, groups = tile.groups_of(missed.elements);
   const auto first_of = [&](int cta) {
@@ -42,20 +51,22 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   const uint32_t ties_in_cta = first_of(ctx.lane + 1) - first_of(ctx.lane) - in_cta;
   const uint32_t listed = __reduce_add_sync(0xffffffffu, earlier ? counts.listed : 0);
   const uint32_t ties_before = __reduce_add_sync(0xffffffffu, earlier ? ties_in_cta : 0);
-  if (ctx.lane == 0) {
-    sm.selected[0][ctx.warp] = ctx.warp == 0 ? listed | min(ties_before, threshold.tie_quota) << 16 : 0;
-  }
+  // Either may exceed 16 bits, so both are added to the offset instead of the packed counts of earlier CTAs.
+  const uint32_t ties_taken = min(ties_before, items - greater);
+  const Threshold threshold{kNegInfKey, items - greater - ties_taken, ctx.row.n - greater};
+  if (ctx.lane == 0) sm.selected[0][ctx.warp] = 0;
+  ptx::reconverge(ctx.zero);
   const OutputWriter output = job.output(p, traits);
   StepState* const next = job.next_state_slot(p, traits, output);
   job.count_hint_hits(p, traits, threshold.key);
   const uint32_t selected = tile.not_below(key_to_float(kLeastFiniteKey));
   const int in_tile = min(max(tile.length, 0), tile.vecs * kPerVec<T>);
   const uint32_t ties = (in_tile < 32 ? (1u << in_tile) - 1 : ~0u) & ~selected;
-  emit_tile(ctx, missed.interval, threshold, result.above_before, tile, selected | ties, ties, output, clock,
-            [&] {
-              if (job.is_least_busy() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
-              job.report(p, traits, missed.passes, result.inside, 0, missed.source, false, 0);
-            });
+  const uint32_t before = result.above_before + listed + ties_taken;
+  emit_tile(ctx, missed.interval, threshold, before, tile, selected | ties, ties, output, clock, [&] {
+    if (job.is_least_busy() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
+    job.report(p, traits, missed.passes, result.inside, 0, missed.source, false, 0);
+  });
   job.finish_dropped(p, traits, output, items);
 }
 
@@ -63,18 +74,14 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
 // construction, and one exchange follows.
 template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const LaunchTraits& traits,
-                                                   const SmemLayout& layout, unsigned char* storage) {
+                                                   const SmemLayout& layout) {
   RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   const MissedGuess& missed = sm.missed;
   PhaseClock clock(nullptr, 0, false);
   restart_counts(ctx);
-  job.ctx.set_length(missed.length);
-  RegisterTile<T, kValues> tile(ctx, traits);
-  if (missed.elements != p.width) tile.stage_anew(ctx, traits);
-  tile.lay_out(ctx, missed.elements);
-  tile.load(ctx.lane, ctx.row.n);
+  const RegisterTile<T, kValues> tile = restore_tile<T, kValues>(p, traits, job);
   uint32_t key[kValues];
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
@@ -88,31 +95,15 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
 #pragma unroll
     for (int i = 0; i < kValues; ++i) bins.add(key[i]);
   });
-  sm.keys.template clear<kThreads>();
-  if (ctx.thread == 0) {
-    reset_counts(ctx);
-    sm.small_count = 0;
-  }
+  clear_selection(ctx);
   __syncthreads();
-  const auto bits_of = [&](auto set_bit) {
-    ptx::BitAccumulator accumulators[kValues / kValuesPerThread];
-    uint32_t found = 0;
-#pragma unroll
-    for (int i = 0; i < kValues; ++i) {
-      set_bit(accumulators[i / kValuesPerThread].sums[i / 4 % 2], key[i],
-              static_cast<float>(1u << i % kValuesPerThread));
-    }
-#pragma unroll
-    for (int w = 0; w < kValues / kValuesPerThread; ++w)
-      found |= accumulators[w].bits() << (kValuesPerThread * w);
-    return found;
-  };
   const auto above_key = [&](uint32_t bound) {
-    return bits_of([&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_greater(sum, x, bound, bit); });
+    return tile.bits_of(
+        key, [&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_greater(sum, x, bound, bit); });
   };
   const auto equal_to = [&](uint32_t bound) {
-    return bits_of(
-        [&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_at_most(sum, x - bound, 0, bit); });
+    return tile.bits_of(
+        key, [&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_at_most(sum, x - bound, 0, bit); });
   };
   const uint32_t tie_key = interval.tie_key(), above = above_key(interval.hi);
   const uint32_t inside = above_key(interval.lo - 1) & ~above;

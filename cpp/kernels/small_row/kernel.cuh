@@ -19,8 +19,9 @@
 
 namespace gvr_topk::small_row {
 
-// `Shared` lies first, as in all kernels. `staged`: min(k, width) positions.
+// `Shared` lies first, and `SelectShared` with `staged` positions follows: min(k, width).
 inline size_t small_row_bytes(int staged) { return sizeof(Shared) + select_bytes(staged); }
+static_assert(sizeof(Shared) + sizeof(SelectShared) <= kSmallRowFixedBytes);
 
 template <typename T, int kValues, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)

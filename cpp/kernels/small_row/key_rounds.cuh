@@ -95,4 +95,21 @@ __device__ __forceinline__ float window_around(uint32_t base, uint32_t dense_bin
   return ValueWindow<Bins::kBins>::around(key_to_float(whole_key<T>(base)), tied ? 0.0f : radius);
 }
 
+// Partitions a row by radix rounds over its keys, which the tile holds. The thread whose `next` is not null
+// leaves there the window for the next step. Returns a key that all elements above the boundary exceed, and
+// that is the k-th key if all elements inside are equal.
+template <typename Context, typename Tile, typename Bins>
+__device__ __forceinline__ uint32_t partition_by_keys(const Context& ctx, const Tile& tile, Bins& bins,
+                                                      int& rounds, float* next, PartitionOf<Tile>& split) {
+  using T = typename Context::Element;
+  uint32_t dense_bin = 0;
+  const RankedRange range = narrow_keys(ctx, tile, bins, rounds, dense_bin);
+  split = split_at(tile, range);
+  if (next != nullptr) {
+    *next = window_around<T, Bins>(range.keys.base, dense_bin, split.boundary_count > kRankDirectly);
+  }
+  ptx::reconverge(ctx.zero);
+  return whole_key<T>(range.keys.base);
+}
+
 }  // namespace gvr_topk::small_row

@@ -30,19 +30,20 @@ struct LedRow {
 
 template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void lead_row_in(const TopkParams& p, const LaunchTraits& launch_traits,
-                                         const SmemLayout& layout, unsigned char* storage, LedRow led) {
+                                         const SmemLayout& layout, LedRow led) {
   const LaunchTraits traits = launch_traits.out_of_line<kOptions>();
   const KeyInterval everything = KeyInterval::everything();
+  unsigned char* const memory = storage + ptx::unknown_zero();  // The zero is as in small_row/kernel.cuh.
   // The row as its cluster has it. It is made again after the selection, because registers are short.
   const auto of_cluster = [&] {
-    return RowJob<T, kOptions>(p, traits, layout, storage, led.requested_slot, led.length);
+    return RowJob<T, kOptions>(p, traits, layout, memory, led.requested_slot, led.length);
   };
   RowJob<T, kOptions> alone = of_cluster();
   alone.ctx.rank = alone.ctx.log2_ctas = 0;
   alone.ctx.ctas = 1;
   const RowContext<T>& ctx = alone.ctx;
   Shared& sm = *ctx.shared;
-  SelectShared& own = *reinterpret_cast<SelectShared*>(storage + led.memory);
+  SelectShared& own = *reinterpret_cast<SelectShared*>(memory + led.memory);
   PhaseClock clock(nullptr, 0, false);
   RegisterTile<T, kValues> tile;
   const bool staged = led.staged.vecs != 0;
@@ -78,20 +79,20 @@ __device__ __noinline__ void lead_row_in(const TopkParams& p, const LaunchTraits
   const RowJob<T, kOptions> job = of_cluster();
   ptx::barrier_wait(ptx::shared_address(&sm.counts_barrier), 0);
   if (led.sampled) receive_samples(job.ctx);
+  ptx::reconverge(ctx.zero);  // Single threads have written the state and the statistics.
   if (read_headers(job.ctx, everything).agreed) return;
   if (ctx.thread == 0) sm.at_or_above = sm.small_count = 0;
-  fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, storage, job.ctx, kGuessNone);
+  fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, job.ctx, kGuessNone);
 }
 
 template <Family kFamily, typename T, bool kOptions>
 __device__ __forceinline__ void lead_row(const TopkParams& p, const LaunchTraits& traits,
-                                         const SmemLayout& layout, unsigned char* storage,
-                                         const LedRow& led) {
+                                         const SmemLayout& layout, const LedRow& led) {
   constexpr bool kAllAreShort = values_of_led_row(longest_led_row(kFamily)) == kValuesPerThread;
   if (kAllAreShort || values_of_led_row(led.length) == kValuesPerThread) {
-    lead_row_in<T, kValuesPerThread, kOptions>(p, traits, layout, storage, led);
+    lead_row_in<T, kValuesPerThread, kOptions>(p, traits, layout, led);
   } else {
-    lead_row_in<T, kWideValuesPerThread, kOptions>(p, traits, layout, storage, led);
+    lead_row_in<T, kWideValuesPerThread, kOptions>(p, traits, layout, led);
   }
 }
 

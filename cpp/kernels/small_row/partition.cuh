@@ -40,30 +40,14 @@ struct alignas(128) RoundBins {
   }
 };
 
-__device__ __forceinline__ uint32_t sum_of(const uint4& four) { return four.x + four.y + four.z + four.w; }
-
-// Finds the bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier: the
-// thread that finds it tells the others. `other` is no longer in use, and cleared if `clear`.
+// Finds the bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier.
+// `other` is no longer in use, and cleared if `clear`.
 template <typename Context, typename Bins>
 __device__ __forceinline__ BinHit locate(const Context& ctx, Bins& bins, const uint32_t* set, uint32_t* other,
                                          bool clear, uint32_t rank) {
-  const uint4 four = reinterpret_cast<const uint4*>(set)[ctx.thread];
-  const uint32_t sum = sum_of(four);
-  const uint32_t upto = ptx::suffix_sum(sum);
-  if (ctx.lane == 0) bins.group[ctx.warp] = upto;
-  if (clear) reinterpret_cast<uint4*>(other)[ctx.thread] = make_uint4(0, 0, 0, 0);
-  __syncthreads();
-  const bool higher = ctx.warp < ctx.lane && ctx.lane < Bins::kThreads / 32;
-  uint32_t above = __reduce_add_sync(0xffffffffu, higher ? bins.group[ctx.lane] : 0) + upto - sum;
-  if (above < rank && rank <= above + sum) {
-    uint32_t bin = 4 * ctx.thread + 3, count = four.w;
-    if (rank > above + count) above += count, --bin, count = four.z;
-    if (rank > above + count) above += count, --bin, count = four.y;
-    if (rank > above + count) above += count, --bin, count = four.x;
-    bins.hit = BinHit{bin, above, count};
-  }
-  __syncthreads();
-  return bins.hit;
+  return locate_in_block<4>(set, bins.group, bins.hit, rank, ctx.warp, ctx.lane, [&] {
+    if (clear) reinterpret_cast<uint4*>(other)[ctx.thread] = make_uint4(0, 0, 0, 0);
+  });
 }
 
 template <int kWords>
@@ -154,6 +138,19 @@ __device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile
   tile.for_each_in_order_of(split.inside, ctx.lane, [&](int word, int bit, uint32_t rank) {
     if (rank < left) split.above.word[word] |= 1u << 2 * bit;
   });
+}
+
+// Moves the selected ones of the elements inside to `above`. `tied`: they are equal, and too many to be
+// compared with each other.
+template <typename Context, typename Tile, typename Bins, typename KeyOf>
+__device__ __forceinline__ void select_inside(const Context& ctx, const Tile& tile, Bins& bins,
+                                              PartitionOf<Tile>& split, bool tied, uint32_t& before,
+                                              uint32_t& kth, KeyOf key_of) {
+  if (tied) {
+    select_ties(ctx, tile, split, before);
+  } else {
+    select_boundary(ctx, tile, bins, split, before, kth, key_of);
+  }
 }
 
 }  // namespace gvr_topk::small_row

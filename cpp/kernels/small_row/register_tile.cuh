@@ -33,19 +33,6 @@ __device__ __forceinline__ auto mask_of_keys(const uint32_t (&keys)[kValues], Fo
   return mask;
 }
 
-// The register of an index known only at run time: a tree of selections, because registers have no addresses.
-template <int kFirst, int kCount, int kValues>
-__device__ __forceinline__ uint32_t register_at(const uint32_t (&registers)[kValues], uint32_t index) {
-  if constexpr (kCount == 1) {
-    return registers[kFirst];
-  } else {
-    constexpr int kLower = kCount / 2;
-    const uint32_t lower = register_at<kFirst, kLower>(registers, index);
-    const uint32_t upper = register_at<kFirst + kLower, kLower>(registers, index);
-    return (index & kLower) != 0 ? upper : lower;
-  }
-}
-
 // A warp owns consecutive elements, and a lane of it vectors in coalesced order. Index order is (warp,
 // vector, lane, element). Places behind the row's end hold -inf: the top k are the same, since ties go to the
 // smallest positions.

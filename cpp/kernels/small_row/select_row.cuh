@@ -40,11 +40,7 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
   // has no jumps.
   const auto select_and_emit = [&](auto key_of, bool tied, bool window_hit, int rounds) {
     uint32_t before = 0;
-    if (tied) {
-      select_ties(ctx, tile, split, before);
-    } else {
-      select_boundary(ctx, tile, own.bins, split, before, kth, key_of);
-    }
+    select_inside(ctx, tile, own.bins, split, tied, before, kth, key_of);
     int items = ctx.k;
     // A window holds finite values alone. What radix rounds have found is not above the k-th key.
     if (kOptions && traits.has(LaunchTraits::kDropMasked) && !window_hit && kth <= kNegInfKey) {
@@ -78,15 +74,10 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
   // Verify, by radix rounds.
   tile.make_keys();
   int rounds = guessed;
-  uint32_t dense_bin = 0;
-  const RankedRange range = narrow_keys(ctx, tile, own.bins, rounds, dense_bin);
-  split = split_at(tile, range);
-  kth = whole_key<T>(range.keys.base);
+  kth = partition_by_keys(ctx, tile, own.bins, rounds, next, split);
   clock.stamp();
-  const bool tied = split.boundary_count > kRankDirectly;
-  if (next != nullptr) *next = window_around<T, RoundBins<kThreads>>(range.keys.base, dense_bin, tied);
-  ptx::reconverge(ctx.zero);
-  select_and_emit([](uint32_t bits) { return whole_key<T>(bits); }, tied, false, rounds);
+  select_and_emit([](uint32_t bits) { return whole_key<T>(bits); }, split.boundary_count > kRankDirectly,
+                  false, rounds);
 }
 
 }  // namespace gvr_topk::small_row

@@ -47,6 +47,10 @@ __device__ __forceinline__ void prefetch_row(const RowContext<T>& ctx) {
   }
 }
 
+// The first CTA's part of a row that streams holds the first k positions (streaming/masked_rows.cuh).
+static_assert(kWarps * warp_span(longest_led_row(Family::kStreaming) + 1, log2_of(kMaxClusterSize), 4) >=
+              kStreamingMaxK);
+
 static_assert(small_row::kLedBytes <= fixed_bytes(0, kRingDepth) - fixed_bytes(0, 0));
 
 // `kProbes`: probes of the row by each thread, for the sample.
@@ -85,9 +89,9 @@ __global__ void __launch_bounds__(kThreads, 1)
       const small_row::LedRow led{ctx.row.n, job.requested_slot,
                                   static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
                                   StagedRow{}, sampled};
-      small_row::lead_row<Family::kStreaming, T, kOptions>(p, launch_traits, layout, storage, led);
+      small_row::lead_row<Family::kStreaming, T, kOptions>(p, launch_traits, layout, led);
     } else {
-      fallback::finish_unselected_row(p, launch_traits, layout, storage, job, sampled);
+      fallback::finish_unselected_row(p, launch_traits, layout, job, sampled);
     }
     return;
   }
@@ -109,12 +113,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     fetch(1, kRingDepth);
     ptx::wait_copies<kRingDepth>();
     job.publish_state(p, traits, state);
+    ptx::reconverge(ctx.zero);
     moments = Moments(ctx, probe);  // Its barrier publishes the state, too.
     state = shared_state(sm.facts.state);
     if (ctx.ctas > 1) ptx::cluster_wait();
     interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
   } else {
-    job.publish_state(p, traits, state);  // There is none, which the next state has to start from.
+    job.publish_state(p, traits, state);  // No state was loaded, and the next one starts from that.
+    ptx::reconverge(ctx.zero);
     const RowSampler sampling = sampling_of(ctx, traits, probe);
     ptx::wait_copies<1>();
     if (ctx.ctas > 1) ptx::cluster_wait();
@@ -129,12 +135,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   // Verify.
   OutputWriter output;
   StepState* next = nullptr;
-  const CountResult result = exchange(ctx, interval, buffer, 0, clock, [&] {
-    output = job.output(p, traits);
-    output.keep(traits);
-    next = job.next_state_slot(p, traits, output);
-    if (traits.has(LaunchTraits::kWritesState)) ptx::keep(next);
-  });
+  const CountResult result =
+      exchange(ctx, interval, buffer, 0, clock, [&] { job.prepare_output(p, traits, output, next); });
 
   // Refine and emit.
   if (result.complete) {
@@ -143,9 +145,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (ctx.thread == 0) {
       sm.missed = MissedGuess{interval, result, 1, ctx.row.n, 0, moments.mean, moments.deviation, source};
     }
-    resolve_miss_streaming<T, kOptions>(p, launch_traits, layout, storage, buffer.count, buffer.rotation);
+    resolve_miss_streaming<T, kOptions>(p, launch_traits, layout, buffer.count, buffer.rotation);
   } else {
-    fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, storage, ctx, source);
+    fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, ctx, source);
   }
 }
 

@@ -14,8 +14,7 @@ namespace gvr_topk::streaming {
 // exchange follows. If the k-th key lies further down, the row is streamed again, with a lower interval.
 template <typename T, bool kOptions>
 __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const LaunchTraits& traits,
-                                                    const SmemLayout& layout, unsigned char* storage,
-                                                    int count, int rotation) {
+                                                    const SmemLayout& layout, int count, int rotation) {
   RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
@@ -58,13 +57,11 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
       }
     } else {
       if (passes > 1 || !complete) break;
-      if (!move_interval(ctx, result, interval)) interval = guess_by_row(ctx, [] {});
+      if (!move_interval(ctx, result, interval)) interval = guess_by_row(ctx);
     }
-    sm.keys.template clear<kThreads>();
-    if (ctx.thread == 0) {
-      reset_counts(ctx);
-      sm.small_count = 0;
-      if (!is_buffered) sm.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
+    clear_selection(ctx);
+    if (ctx.thread == 0 && !is_buffered) {
+      sm.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
     }
     __syncthreads();
     if (!is_buffered) {
@@ -90,14 +87,12 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
     restart_counts(ctx);
   }
   // Ties of the tie key are too many, or candidates are: every element is looked at again.
-  const KeyInterval everything = KeyInterval::everything();
   const bool try_it = result.agreed && interval.tie_key() != kAbsentKey;
   __syncthreads();  // The memory of the buffer is used for other things now.
   fallback::radix_fallback<T, kOptions>(
-      p, traits, layout, storage,
+      p, traits, layout,
       fallback::FallbackState{try_it ? fallback::FallbackStage::kGuess : fallback::FallbackStage::kRadix,
-                              interval, everything, missed.source, static_cast<int>(exchanges),
-                              missed.length});
+                              interval, missed.source, static_cast<int>(exchanges), missed.length});
 }
 
 }  // namespace gvr_topk::streaming
