@@ -226,7 +226,7 @@ void test_prefill_plans() {
             CHECK(threads == 0 || has_short_prefill(threads, element, arch));
             const int64_t staged = 2 * (k < width ? k : width);
             const int64_t arriving =
-                short_prefill_places(element) * short_prefill_row_bytes(threads, element);
+                short_prefill_buffers(element) * short_prefill_row_bytes(threads, element);
             CHECK(threads == 0 || short_prefill_fixed_bytes(threads) + staged + arriving <= shared_bytes);
             in.streams = true;
             const PrefillPlan plan = make_prefill_plan(in);

@@ -344,7 +344,7 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_tiles(int32_t arch) {
 // every block size.
 constexpr int32_t kLeastShortPrefillThreads = 128;
 
-// Shared memory of such a block, without the places where results are staged and rows arrive: 32 bytes of
+// Shared memory of such a block, without the staged results and the buffers where rows arrive: 32 bytes of
 // bins for each thread, and 1024 bytes for everything else.
 GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_fixed_bytes(int64_t threads) {
   return 32 * threads + 1024;
@@ -354,9 +354,9 @@ GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_row_bytes(int64_t threads, 
   return threads * kMaxValuesPerThread * element_bytes;
 }
 
-// Places where rows arrive in shared memory. Where there is room for two, a row is fetched before the
+// Buffers in shared memory where rows arrive. Where there is room for two, a row is fetched before the
 // previous row has been taken.
-GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_places(int64_t element_bytes) {
+GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_buffers(int64_t element_bytes) {
   return element_bytes < 4 ? 2 : 1;
 }
 
@@ -405,7 +405,7 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t short_prefill_threads(const PrefillInput&
 
 // Whether an SM has room for a block of this many threads whose registers hold a row.
 GVR_TOPK_HOST_DEVICE constexpr bool has_short_prefill(int64_t threads, int64_t element_bytes, int32_t arch) {
-  const int64_t rows = short_prefill_places(element_bytes) * short_prefill_row_bytes(threads, element_bytes);
+  const int64_t rows = short_prefill_buffers(element_bytes) * short_prefill_row_bytes(threads, element_bytes);
   return blocks_of_sm(short_prefill_fixed_bytes(threads) + rows, arch) > 0;
 }
 
@@ -418,7 +418,7 @@ GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput&
   plan.threads = short_prefill_threads(in);
   const int64_t element = element_bytes(in.dtype), staged = 2 * (in.k < in.width ? in.k : in.width) + 16;
   int64_t bytes = short_prefill_fixed_bytes(plan.threads) + staged +
-                  short_prefill_places(element) * short_prefill_row_bytes(plan.threads, element);
+                  short_prefill_buffers(element) * short_prefill_row_bytes(plan.threads, element);
   if (blocks_of_sm(bytes, in.arch) == 0) plan.threads = 0;
   int64_t per_sm = plan.threads > 0 ? kClusterThreads / plan.threads : 0;
   if (plan.threads == 0) {

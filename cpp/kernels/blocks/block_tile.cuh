@@ -35,7 +35,7 @@ template <typename T>
 __device__ __noinline__ uint32_t unaligned_block_key(const T* block) {
   float max = to_float(block[0]);
 #pragma unroll
-  for (int e = 1; e < kScores; ++e) max = ptx::max_or_nan(max, to_float(block[e]));
+  for (int e = 1; e < kBlockScores; ++e) max = ptx::max_or_nan(max, to_float(block[e]));
   return order_key(max) >> kInvariantBits<T>;
 }
 
@@ -55,14 +55,14 @@ struct BlockTile : small_row::WordTile {
     words = (share + kValuesPerThread - 1) / kValuesPerThread;
     begin = (threadIdx.x >> 5) * 32 * share;
     const int end = min(blocks - begin, 32 * share) - lane;  // Block 32 * i is there if that is less.
-    const T* const data = row.data + (begin + lane) * kScores;
+    const T* const data = row.data + (begin + lane) * kBlockScores;
     if (row.aligned) {
       Ahead ahead;
       start(ahead, end, data);
       finish(ahead, end, data);
     } else {
       for_each_index(
-          [&](int i) { bits[i] = 32 * i < end ? unaligned_block_key(data + 32 * i * kScores) : 0; });
+          [&](int i) { bits[i] = 32 * i < end ? unaligned_block_key(data + 32 * i * kBlockScores) : 0; });
     }
   }
 
@@ -98,7 +98,7 @@ struct BlockTile : small_row::WordTile {
   template <int kIndex>
   __device__ __forceinline__ static void fetch(Ahead& ahead, int end, const T* data) {
     if constexpr (kIndex < kSize) {
-      constexpr int kOffset = 32 * kIndex * kScores * sizeof(T);
+      constexpr int kOffset = 32 * kIndex * kBlockScores * sizeof(T);
       uint4(&vec)[kVecsOfBlock<T>] = ahead[kIndex % kAhead];
       ptx::load_before<kOffset>(32 * kIndex, end, vec[0], data);
       if constexpr (kVecsOfBlock<T> > 1) {

@@ -31,7 +31,7 @@ constexpr uint32_t kFlags =
     LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths | LaunchTraits::kCompressed;
 
 // How many blocks a row of `n` scores has; the newest of them may be shorter than the others.
-__device__ __forceinline__ int blocks_of(int n) { return (n + kScores - 1) / kScores; }
+__device__ __forceinline__ int blocks_of(int n) { return (n + kBlockScores - 1) / kBlockScores; }
 
 // Clears what a selection finds in shared memory, behind a block barrier and before one.
 __device__ __forceinline__ void prepare_selection(BlocksShared& own, int thread) {
@@ -73,23 +73,23 @@ __device__ __forceinline__ void choose_blocks(RowContext<T>& ctx, BlocksShared& 
 __device__ __forceinline__ int accept_given(BlocksShared& own, const int (&given)[kGivenPerThread],
                                             int thread, int n) {
   const int blocks = blocks_of(n);
-  uint32_t whole = 0, newest = 0;
+  uint32_t count = 0, newest = 0;
 #pragma unroll
   for (int i = 0; i < kGivenPerThread; ++i) {
     const bool is_there = static_cast<uint32_t>(given[i]) < static_cast<uint32_t>(blocks);
     own.candidates[thread + i * kThreads] = is_there ? given[i] : kNoBlock;
-    whole += is_there;
+    count += is_there;
     newest += is_there && given[i] == blocks - 1;
   }
-  whole = __reduce_add_sync(0xffffffffu, whole);
+  count = __reduce_add_sync(0xffffffffu, count);
   newest = __reduce_add_sync(0xffffffffu, newest);
   if (thread % 32 == 0) {
-    atomicAdd(&own.given_whole, whole);
+    atomicAdd(&own.given_count, count);
     atomicAdd(&own.given_newest, newest);
   }
   __syncthreads();
-  const int missing = blocks * kScores - n;  // scores that the newest block does not have
-  return static_cast<int>(own.given_whole) * kScores - static_cast<int>(own.given_newest) * missing;
+  const int missing = blocks * kBlockScores - n;  // scores that the newest block does not have
+  return static_cast<int>(own.given_count) * kBlockScores - static_cast<int>(own.given_newest) * missing;
 }
 
 // Selects all scores of a tile.
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       given[i] = kNoBlock;
       ptx::load_if(at < p.block_k, given[i], row + at);
     }
-    if (ctx.thread == 0) own.given_whole = own.given_newest = 0;
+    if (ctx.thread == 0) own.given_count = own.given_newest = 0;
   }
   prepare_selection(own, ctx.thread);
   job.agree_on_length(p.topk, traits);
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   int32_t* const out = positions_of(p, job.row);
 #pragma unroll 1
   for (int i = ctx.thread; i < ctx.k; i += kThreads) {
-    ptx::store_global(out + i, i < items ? position_of_place(own.candidates, own.staged[i]) : -1);
+    ptx::store_global(out + i, i < items ? position_of_listed(own.candidates, own.staged[i]) : -1);
   }
 }
 

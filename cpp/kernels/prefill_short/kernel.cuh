@@ -34,7 +34,7 @@ using small_row::RoundBins;
 // Windows are published two rows ahead of the row being selected from. Warps that still emit a row read its
 // window while other warps are already at the next row. The next row may have a single block barrier, and
 // publishes a window before that barrier. So a window must stay until that barrier has been passed, and there
-// is one more place for windows.
+// is room for one more window.
 constexpr int kWindowsAhead = 2;
 constexpr int kWindows = kWindowsAhead + 2;
 static_assert((kWindows & (kWindows - 1)) == 0);
@@ -46,9 +46,9 @@ struct alignas(128) RowsShared {
   uint32_t small_count;  // elements at the boundary that have been listed
   float value_window;    // the window that a row leaves for the next one (small_row/value_window.cuh)
   Schedule schedule;
-  uint64_t barriers[2];  // mbarriers of the places where windows arrive
+  uint64_t barriers[2];  // mbarriers of the buffers where windows arrive
   Window windows[kWindows];
-  // [min(k, width)] selected positions, in ascending order. Positions of a short row fit 16 bits. The places
+  // [min(k, width)] selected positions, in ascending order. Positions of a short row fit 16 bits. The buffers
   // where rows arrive follow these positions.
   alignas(16) uint16_t staged[8];
 };
@@ -186,20 +186,20 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
       __syncthreads();
     } else {
       const auto fetch_next = [&] { fetch(sm.windows[after], arrivals.taken + 1); };
-      if (Arrivals::kPlaces == 2) fetch_next();
+      if (Arrivals::kBuffers == 2) fetch_next();
       arrivals.wait();
       const float last = sm.value_window;
       const bool guessed = p.predicts && is_window(last);
       const AlignedWindow<T> window(p, row);
-      const uint32_t place = arrivals.place(arrivals.taken);
+      const uint32_t buffer = arrivals.buffer(arrivals.taken);
       WindowTile<T, kBlockThreads> tile;
       // Elements are counted while later ones are being loaded. Where there is no window, nobody looks at the
       // counts, but a second copy of this code would take more registers.
       const small_row::WindowCounter<RoundBins<kBlockThreads>> counter(sm.bins, last);
-      tile.take(window, place, ctx.warp, ctx.lane, [&](int i) { counter.count(tile.value(i)); });
+      tile.take(window, buffer, ctx.warp, ctx.lane, [&](int i) { counter.count(tile.value(i)); });
       ptx::fence_before_bulk_copies();
       __syncthreads();  // All warps have taken the row into registers.
-      if (Arrivals::kPlaces == 1) {
+      if (Arrivals::kBuffers == 1) {
         fetch_next();
         // Single lanes fetch, and what follows starts with collective operations of each warp.
         ptx::reconverge(ctx.zero);

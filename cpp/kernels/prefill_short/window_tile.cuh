@@ -31,41 +31,41 @@ struct WindowPart {
   }
 };
 
-// The places in shared memory where windows arrive, in turn. One bulk copy brings the whole vectors of a
+// The buffers in shared memory where windows arrive, in turn. One bulk copy brings the whole vectors of a
 // window. The elements after the last whole vector are copied by the lane that takes them, so that nothing
 // after the window is read.
 template <typename T, int kBlockThreads>
 struct Arrivals {
   static constexpr uint32_t kBytes = short_prefill_row_bytes(kBlockThreads, sizeof(T));
-  static constexpr int kPlaces = short_prefill_places(sizeof(T));
-  static constexpr size_t kAllBytes = kPlaces * size_t{kBytes};
+  static constexpr int kBuffers = short_prefill_buffers(sizeof(T));
+  static constexpr size_t kAllBytes = kBuffers * size_t{kBytes};
   using Part = WindowPart<T, kBlockThreads>;
 
-  uint32_t places, barriers;
+  uint32_t buffers, barriers;
   uint32_t taken = 0;  // number of windows taken so far
 
   // One thread initializes the mbarriers. A block barrier must follow.
-  __device__ __forceinline__ Arrivals(uint32_t places_, uint64_t* barriers_)
-      : places(places_), barriers(ptx::shared_address(barriers_)) {
+  __device__ __forceinline__ Arrivals(uint32_t buffers_, uint64_t* barriers_)
+      : buffers(buffers_), barriers(ptx::shared_address(barriers_)) {
     if (threadIdx.x != 0) return;
-    for (int i = 0; i < kPlaces; ++i) ptx::barrier_init(barriers + i * sizeof(uint64_t), 1);
+    for (int i = 0; i < kBuffers; ++i) ptx::barrier_init(barriers + i * sizeof(uint64_t), 1);
   }
 
-  __device__ __forceinline__ uint32_t place(uint32_t number) const {
-    return places + (kPlaces == 2 ? number & 1 : 0) * kBytes;
+  __device__ __forceinline__ uint32_t buffer(uint32_t number) const {
+    return buffers + (kBuffers == 2 ? number & 1 : 0) * kBytes;
   }
   __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
-    return barriers + (kPlaces == 2 ? number & 1 : 0) * sizeof(uint64_t);
+    return barriers + (kBuffers == 2 ? number & 1 : 0) * sizeof(uint64_t);
   }
 
-  // Starts to fetch window `number`. Since its place was last read, every thread has passed a fence before
+  // Starts to fetch window `number`. Since its buffer was last read, every thread has passed a fence before
   // bulk copies and then a block barrier.
   __device__ __forceinline__ void fetch(const AlignedWindow<T>& window, uint32_t number, int warp,
                                         int lane) const {
     const int rest = window.length % kPerVec<T>, whole = window.length - rest;
     if (threadIdx.x == 0) {
       ptx::barrier_expect_tx(barrier(number), whole * sizeof(T));
-      if (whole > 0) ptx::copy_bulk(place(number), window.data, whole * sizeof(T), barrier(number));
+      if (whole > 0) ptx::copy_bulk(buffer(number), window.data, whole * sizeof(T), barrier(number));
     }
     if (rest == 0) return;
     const Part part(window.length, warp);
@@ -74,16 +74,16 @@ struct Arrivals {
         static_cast<uint32_t>(ahead) < static_cast<uint32_t>(part.words * Part::kWordElements) &&
         ahead / kValuesPerThread % 32 == lane;
     if (owner) {
-      ptx::copy_async(place(number) + whole * sizeof(T), window.data + whole, ptx::evict_first_policy(),
+      ptx::copy_async(buffer(number) + whole * sizeof(T), window.data + whole, ptx::evict_first_policy(),
                       rest * sizeof(T));
     }
   }
 
   // Waits for the window that is taken next. One group of copies has been committed for each window so far
-  // and, with two places, for the window after it as well.
+  // and, with two buffers, for the window after it as well.
   __device__ __forceinline__ void wait() const {
-    ptx::wait_copies<kPlaces - 1>();
-    ptx::barrier_wait(barrier(taken), (kPlaces == 2 ? taken >> 1 : taken) & 1);
+    ptx::wait_copies<kBuffers - 1>();
+    ptx::barrier_wait(barrier(taken), (kBuffers == 2 ? taken >> 1 : taken) & 1);
   }
 };
 
@@ -108,12 +108,12 @@ struct WindowTile : small_row::WordTile {
   // Takes the window that has arrived, with -inf where the window has no elements, and calls visit(i) for
   // each of the lane's elements as soon as it is there.
   template <typename Visit>
-  __device__ __forceinline__ void take(const AlignedWindow<T>& window, uint32_t place, int warp, int lane,
+  __device__ __forceinline__ void take(const AlignedWindow<T>& window, uint32_t buffer, int warp, int lane,
                                        Visit visit) {
     const Part part(window.length, warp);
     begin = part.begin - window.lead;
     words = part.words;
-    const uint32_t run = place + (part.begin + lane * kValuesPerThread) * sizeof(T);
+    const uint32_t run = buffer + (part.begin + lane * kValuesPerThread) * sizeof(T);
     pad(run, part, window.length, lane);
     uint32_t vecs[kWordVecs];
 #pragma unroll
@@ -227,7 +227,7 @@ struct WindowTile : small_row::WordTile {
   }
 
  private:
-  // Puts -inf behind the end of the window, as far as its last word goes, into the place where it has
+  // Puts -inf behind the end of the window, as far as its last word goes, into the buffer where it has
   // arrived. Only one warp has that word.
   __device__ __forceinline__ void pad(uint32_t run, const Part& part, int length, int lane) {
     const int left = part.left(length, words - 1, lane);

@@ -103,7 +103,7 @@ struct RegisterTile {
   }
 
   __device__ __forceinline__ uint32_t address(uint32_t vec) const {
-    return staging + sizeof(uint4) * staged_place(vec, vecs);
+    return staging + sizeof(uint4) * staged_index(vec, vecs);
   }
 
   // The first `length` elements of a row that was fetched by its buffer's `width`, if they lie in this CTA
