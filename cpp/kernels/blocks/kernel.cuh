@@ -48,11 +48,11 @@ __device__ __forceinline__ small_row::PartitionOf<Tile> select_largest(const Row
                                                                        uint32_t& before) {
   int rounds = 0;
   uint32_t dense_bin = 0, kth = 0;
-  small_row::PartitionOf<Tile> split =
-      small_row::split_at(tile, small_row::narrow_keys(ctx, tile, bins, rounds, dense_bin));
-  small_row::select_inside(ctx, tile, bins, split, split.boundary_count > kRankDirectly, before, kth,
+  small_row::PartitionOf<Tile> partition =
+      small_row::partition_at(tile, small_row::narrow_keys(ctx, tile, bins, rounds, dense_bin));
+  small_row::select_inside(ctx, tile, bins, partition, partition.boundary_count > kRankDirectly, before, kth,
                            [](uint32_t key) { return key; });
-  return split;
+  return partition;
 }
 
 // Stages the `block_k` blocks of a row that has more: its newest one, and the best of the others.
@@ -62,8 +62,8 @@ __device__ __forceinline__ void choose_blocks(RowContext<T>& ctx, BlocksShared& 
   BlockTile<T> tile;
   tile.load(ctx.row, blocks_of(ctx.row.n) - 1);
   uint32_t before = 0;
-  const auto split = select_largest(ctx, tile, own.bins, before);
-  stage_selected(ctx, tile, split.above, before, own.staged);
+  const auto partition = select_largest(ctx, tile, own.bins, before);
+  stage_selected(ctx, tile, partition.above, before, own.staged);
   if (ctx.thread == 0) own.staged[ctx.k] = static_cast<uint16_t>(blocks_of(ctx.shared->facts.length) - 1);
   __syncthreads();
 }
@@ -96,14 +96,14 @@ __device__ __forceinline__ int accept_given(BlocksShared& own, const int (&given
 template <typename T, typename Tile>
 __device__ __forceinline__ small_row::PartitionOf<Tile> select_all(const RowContext<T>& ctx, const Tile& tile,
                                                                    uint32_t& before) {
-  small_row::PartitionOf<Tile> split{};
-  split.above =
+  small_row::PartitionOf<Tile> partition{};
+  partition.above =
       tile.mask_of([](float& sum, uint32_t key, float bit) { ptx::set_bit_if_greater(sum, key, 0, bit); });
-  const uint32_t here = __reduce_add_sync(0xffffffffu, split.above.count());
+  const uint32_t here = __reduce_add_sync(0xffffffffu, partition.above.count());
   if (ctx.lane == 0) ctx.shared->warp_value[0][ctx.warp] = here;
   __syncthreads();
   before = earlier_warps(ctx, 0);
-  return split;
+  return partition;
 }
 
 __device__ __forceinline__ int32_t* positions_of(const BlocksParams& p, int row) {
@@ -172,14 +172,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   gather(ctx, own.candidates, p.block_k, tile);
   uint32_t before = 0;
   int items = ctx.k;
-  small_row::PartitionOf<CandidateTile<T>> split;
+  small_row::PartitionOf<CandidateTile<T>> partition;
   if (kGiven && selectable <= ctx.k) {
     items = selectable;
-    split = select_all(ctx, tile, before);
+    partition = select_all(ctx, tile, before);
   } else {
-    split = select_largest(ctx, tile, own.bins, before);
+    partition = select_largest(ctx, tile, own.bins, before);
   }
-  small_row::stage_selected(ctx, tile, split.above, before, own.staged);
+  small_row::stage_selected(ctx, tile, partition.above, before, own.staged);
   __syncthreads();
   int32_t* const out = positions_of(p, job.row);
 #pragma unroll 1

@@ -23,7 +23,7 @@ __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left)
     if (there >= kPerVec<T>) {
       ptx::copy_async(vec, from + j * Tile<T>::kGroup);
     } else {
-      ptx::store_shared(vec, absent_vec<T>());
+      ptx::store_shared(vec, negative_infinity_vec<T>());
       // Memory behind the end of the buffer must not be read.
 #pragma unroll 1
       for (int e = 0; e < there; ++e) {

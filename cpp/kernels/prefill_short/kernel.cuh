@@ -15,14 +15,14 @@
 // - collect: the selected positions are staged in ascending order;
 // - emit: the staged positions are written, several at a time.
 //
-// Meanwhile the next row is fetched to shared memory (prefill_short/window_tile.cuh).
+// Meanwhile the next row is fetched to shared memory (prefill_short/prefill_tile.cuh).
 #pragma once
 
 #include "core/launch.cuh"
 #include "core/row_stats.cuh"
 #include "core/smem_layout.cuh"
 #include "core/window.cuh"
-#include "prefill_short/window_tile.cuh"
+#include "prefill_short/prefill_tile.cuh"
 #include "small_row/key_rounds.cuh"
 #include "small_row/partition.cuh"
 #include "small_row/value_window.cuh"
@@ -89,31 +89,32 @@ __host__ __device__ inline int staged_bytes(const PrefillParams& p) {
 // Selects from a row that is longer than k and lies in registers, and stages its selected positions. If the
 // row is `guessed`, `last` is a window, in whose bins its elements have been counted.
 // `publish` is called before the last block barrier.
-template <typename T, int kBlockThreads, typename WindowTile, typename Publish>
+template <typename T, int kBlockThreads, typename Tile, typename Publish>
 __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kBlockThreads>& sm,
-                                           const BlockContext<T, kBlockThreads>& ctx, WindowTile& tile,
+                                           const BlockContext<T, kBlockThreads>& ctx, Tile& tile,
                                            bool guessed, float last, int32_t* stats, Publish publish) {
-  small_row::PartitionOf<WindowTile> split;
+  small_row::PartitionOf<Tile> partition;
   float* const next = ctx.thread == kBlockThreads - 32 ? &sm.value_window : nullptr;
   uint32_t kth = 0, before = 0;
   int rounds = 1;
-  small_row::ValueWindow<RoundBins<kBlockThreads>::kBins> window(last);
-  ptx::keep(window.scale);  // Bins are computed again: without this the compiler would keep them.
-  const bool hit = guessed && small_row::split_by_window(ctx, tile, sm.bins, last, next, split,
-                                                         [&](int i) { return window.bin(tile.value(i)); });
+  small_row::ValueWindow<RoundBins<kBlockThreads>::kBins> value_window(last);
+  ptx::keep(value_window.scale);  // Bins are computed again: without this the compiler would keep them.
+  const bool hit =
+      guessed && small_row::partition_by_window(ctx, tile, sm.bins, last, next, partition,
+                                                [&](int i) { return value_window.bin(tile.value(i)); });
   uint32_t candidates;
   if (hit) {
-    candidates = split.boundary_count;
+    candidates = partition.boundary_count;
     sm.bins.clear_set(0, ctx.thread);
-    if (split.rank == split.boundary_count) split.take_all();
-    small_row::select_boundary(ctx, tile, sm.bins, split, before, kth,
+    if (partition.rank == partition.boundary_count) partition.take_all();
+    small_row::select_boundary(ctx, tile, sm.bins, partition, before, kth,
                                [](uint32_t bits) { return order_key(__uint_as_float(bits)); });
   } else {
     tile.make_keys(ctx.lane);
-    small_row::partition_by_keys(ctx, tile, sm.bins, rounds, next, split);
+    small_row::partition_by_keys(ctx, tile, sm.bins, rounds, next, partition);
     sm.bins.clear_set((rounds - 1) & 1, ctx.thread);
-    candidates = split.boundary_count;
-    small_row::select_inside(ctx, tile, sm.bins, split, candidates > kRankDirectly, before, kth,
+    candidates = partition.boundary_count;
+    small_row::select_inside(ctx, tile, sm.bins, partition, candidates > kRankDirectly, before, kth,
                              [](uint32_t bits) { return whole_key<T>(bits); });
   }
   if (p.stats != nullptr) {
@@ -128,7 +129,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kB
     }
     ptx::reconverge(ctx.zero);
   }
-  tile.stage(split.above, ctx.lane, before, ptx::shared_address(sm.staged));
+  tile.stage(partition.above, ctx.lane, before, ptx::shared_address(sm.staged));
   publish();
   __syncthreads();
   // All reads of this memory precede that barrier, and its next uses follow further block barriers.
@@ -192,10 +193,10 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
       const bool guessed = p.predicts && is_window(last);
       const AlignedWindow<T> window(p, row);
       const uint32_t buffer = arrivals.buffer(arrivals.taken);
-      WindowTile<T, kBlockThreads> tile;
+      PrefillTile<T, kBlockThreads> tile;
       // Elements are counted while later ones are being loaded. Where there is no window, nobody looks at the
       // counts, but a second copy of this code would take more registers.
-      const small_row::WindowCounter<RoundBins<kBlockThreads>> counter(sm.bins, last);
+      const small_row::ValueWindowCounter<RoundBins<kBlockThreads>> counter(sm.bins, last);
       tile.take(window, buffer, ctx.warp, ctx.lane, [&](int i) { counter.count(tile.value(i)); });
       ptx::fence_before_bulk_copies();
       __syncthreads();  // All warps have taken the row into registers.

@@ -142,8 +142,8 @@ struct RegisterTile {
 
   // Bits of the elements for which set_bit(sum, element, bit) adds its bit to the sum. `elements` are the
   // tile's values or what was made of them. set_bit must not add a bit for what lies behind the row's end.
-  template <typename Element, typename Mark>
-  __device__ __forceinline__ uint32_t bits_of(const Element (&elements)[kValues], Mark set_bit) const {
+  template <typename Element, typename SetBit>
+  __device__ __forceinline__ uint32_t bits_of(const Element (&elements)[kValues], SetBit set_bit) const {
     ptx::BitAccumulator accumulators[kValues / kValuesPerThread];
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
@@ -161,8 +161,8 @@ struct RegisterTile {
     return found;
   }
 
-  template <typename Mark>
-  __device__ __forceinline__ uint32_t bits(Mark set_bit) const {
+  template <typename SetBit>
+  __device__ __forceinline__ uint32_t bits(SetBit set_bit) const {
     return bits_of(value, set_bit);
   }
 

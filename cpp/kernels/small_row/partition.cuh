@@ -75,20 +75,20 @@ using PartitionOf = Partition<Tile::kWords>;
 // barrier.
 template <typename Context, typename Tile, typename Bins, typename KeyOf>
 __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& tile, Bins& bins,
-                                                PartitionOf<Tile>& split, uint32_t& before, uint32_t& kth,
+                                                PartitionOf<Tile>& partition, uint32_t& before, uint32_t& kth,
                                                 KeyOf key_of) {
   auto& sm = *ctx.shared;
-  const uint32_t here = __reduce_add_sync(0xffffffffu, split.above.count());
+  const uint32_t here = __reduce_add_sync(0xffffffffu, partition.above.count());
   if (ctx.lane == 0) sm.warp_value[0][ctx.warp] = here;
   uint32_t first = 0;
-  const bool any = split.inside.any();  // Few lanes have any.
+  const bool any = partition.inside.any();  // Few lanes have any.
   if (any) {
-    first = atomicAdd(&sm.small_count, split.inside.count());
+    first = atomicAdd(&sm.small_count, partition.inside.count());
     uint32_t slot = first;
 #pragma unroll
     for (int w = 0; w < Tile::kWords; ++w) {
 #pragma unroll 1
-      for (uint32_t left = split.inside.word[w]; left != 0; left &= left - 1) {
+      for (uint32_t left = partition.inside.word[w]; left != 0; left &= left - 1) {
         const uint32_t index = w * kValuesPerThread + ((__ffs(left) - 1) >> 1);
         const uint64_t key = key_of(tile.bits_at(index));
         if (slot < kRankDirectly) bins.boundary[slot++] = key << 32 | ~tile.position(ctx.lane, index);
@@ -100,12 +100,12 @@ __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& 
   const uint64_t mine = bins.boundary[ctx.lane];
   float greater = 0.0f;
 #pragma unroll 1
-  for (uint32_t i = 0; i < split.boundary_count; i += 4) {  // Absent elements are greater than none.
+  for (uint32_t i = 0; i < partition.boundary_count; i += 4) {  // Absent elements are greater than none.
 #pragma unroll
     for (int j = 0; j < 4; ++j) ptx::count_if_greater(greater, bins.boundary[i + j], mine);
   }
-  const bool there = static_cast<uint32_t>(ctx.lane) < split.boundary_count;
-  const float rank = static_cast<float>(split.rank);
+  const bool there = static_cast<uint32_t>(ctx.lane) < partition.boundary_count;
+  const float rank = static_cast<float>(partition.rank);
   const uint32_t taken = __ballot_sync(0xffffffffu, there && greater < rank);
   const bool earlier = ~static_cast<int32_t>(mine) < tile.begin;
   before += __popc(__ballot_sync(0xffffffffu, there && greater < rank && earlier));
@@ -115,8 +115,8 @@ __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& 
 #pragma unroll
   for (int w = 0; w < Tile::kWords; ++w) {
 #pragma unroll 1
-    for (uint32_t left = split.inside.word[w]; left != 0; left &= left - 1) {
-      if (taken >> first++ & 1) split.above.word[w] |= left & -left;
+    for (uint32_t left = partition.inside.word[w]; left != 0; left &= left - 1) {
+      if (taken >> first++ & 1) partition.above.word[w] |= left & -left;
     }
   }
 }
@@ -124,19 +124,19 @@ __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& 
 // The same where all elements inside are equal, and many: the first `rank` of them in index order are
 // selected.
 template <typename Context, typename Tile>
-__device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile, PartitionOf<Tile>& split,
-                                            uint32_t& before) {
+__device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile,
+                                            PartitionOf<Tile>& partition, uint32_t& before) {
   auto& sm = *ctx.shared;
-  const uint32_t above = __reduce_add_sync(0xffffffffu, split.above.count());
-  const uint32_t tied = __reduce_add_sync(0xffffffffu, split.inside.count());
+  const uint32_t above = __reduce_add_sync(0xffffffffu, partition.above.count());
+  const uint32_t tied = __reduce_add_sync(0xffffffffu, partition.inside.count());
   if (ctx.lane == 0) sm.warp_value[1][ctx.warp] = above | tied << 16;
   __syncthreads();
   const uint32_t packed = earlier_warps(ctx, 1);
-  const uint32_t ties_before = min(packed >> 16, split.rank);
+  const uint32_t ties_before = min(packed >> 16, partition.rank);
   before = (packed & 0xffffu) + ties_before;
-  const uint32_t left = split.rank - ties_before;
-  tile.for_each_in_order_of(split.inside, ctx.lane, [&](int word, int bit, uint32_t rank) {
-    if (rank < left) split.above.word[word] |= 1u << 2 * bit;
+  const uint32_t left = partition.rank - ties_before;
+  tile.for_each_in_order_of(partition.inside, ctx.lane, [&](int word, int bit, uint32_t rank) {
+    if (rank < left) partition.above.word[word] |= 1u << 2 * bit;
   });
 }
 
@@ -144,12 +144,12 @@ __device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile
 // compared with each other.
 template <typename Context, typename Tile, typename Bins, typename KeyOf>
 __device__ __forceinline__ void select_inside(const Context& ctx, const Tile& tile, Bins& bins,
-                                              PartitionOf<Tile>& split, bool tied, uint32_t& before,
+                                              PartitionOf<Tile>& partition, bool tied, uint32_t& before,
                                               uint32_t& kth, KeyOf key_of) {
   if (tied) {
-    select_ties(ctx, tile, split, before);
+    select_ties(ctx, tile, partition, before);
   } else {
-    select_boundary(ctx, tile, bins, split, before, kth, key_of);
+    select_boundary(ctx, tile, bins, partition, before, kth, key_of);
   }
 }
 

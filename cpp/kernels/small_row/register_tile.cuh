@@ -15,9 +15,9 @@ namespace gvr_topk::small_row {
 
 // The mask of the keys for which set_bit(sum, key, bit) adds its bit to the sum. for_each(visit) calls
 // visit(index) for the keys that count.
-template <int kValues, typename ForEach, typename Mark>
+template <int kValues, typename ForEach, typename SetBit>
 __device__ __forceinline__ auto mask_of_keys(const uint32_t (&keys)[kValues], ForEach for_each,
-                                             Mark set_bit) {
+                                             SetBit set_bit) {
   constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
   constexpr int kHalf = kValuesPerThread / 2;
   ptx::BitAccumulator accumulators[kWords];
@@ -66,7 +66,7 @@ struct RegisterTile {
     } else {
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) {
-        raw[j] = absent_vec<T>();
+        raw[j] = negative_infinity_vec<T>();
         if (row.aligned && first + j * kGroup + kPerVec<T> <= there) {
           raw[j] = ptx::load_streaming(data + j * kGroup);
         }
@@ -98,7 +98,7 @@ struct RegisterTile {
     int warp = first / staged.vecs, vec = first - warp * staged.vecs;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      raw[j] = absent_vec<T>();
+      raw[j] = negative_infinity_vec<T>();
       if (warp < kWarps) raw[j] = ptx::load_shared(staged.address(warp, 32 * vec + (threadIdx.x & 31)));
       if (++vec == staged.vecs) vec = 0, ++warp;
     }
@@ -129,8 +129,8 @@ struct RegisterTile {
   }
 
   // As `mask_of_keys`, of all of them.
-  template <typename Mark>
-  __device__ __forceinline__ LaneMask<kWords> mask_of(Mark set_bit) const {
+  template <typename SetBit>
+  __device__ __forceinline__ LaneMask<kWords> mask_of(SetBit set_bit) const {
     return mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
   }
 

@@ -27,8 +27,8 @@ struct WordTile {
   }
 
   // As `mask_of_keys`, of all of them.
-  template <typename Mark>
-  __device__ __forceinline__ LaneMask<kWords> mask_of(Mark set_bit) const {
+  template <typename SetBit>
+  __device__ __forceinline__ LaneMask<kWords> mask_of(SetBit set_bit) const {
     return mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
   }
 

@@ -11,14 +11,14 @@ namespace gvr_topk::prefill_short {
 // One warp's part of a window: whole words, each of which is a run of 16 elements of every lane. Warps have
 // as even a number of words as there are.
 template <typename T, int kBlockThreads>
-struct WindowPart {
+struct PrefillPart {
   static constexpr int kBlockWarps = kBlockThreads / 32;
   static constexpr int kWordElements = 32 * kValuesPerThread;  // elements of one word over the warp
 
   int begin;  // first element, from `AlignedWindow::data` on
   int words;
 
-  __device__ __forceinline__ WindowPart(int length, int warp) {
+  __device__ __forceinline__ PrefillPart(int length, int warp) {
     const int all = (length + kWordElements - 1) / kWordElements;
     const int first = warp * all / kBlockWarps;
     words = (warp + 1) * all / kBlockWarps - first;
@@ -39,7 +39,7 @@ struct Arrivals {
   static constexpr uint32_t kBytes = short_prefill_row_bytes(kBlockThreads, sizeof(T));
   static constexpr int kBuffers = short_prefill_buffers(sizeof(T));
   static constexpr size_t kAllBytes = kBuffers * size_t{kBytes};
-  using Part = WindowPart<T, kBlockThreads>;
+  using Part = PrefillPart<T, kBlockThreads>;
 
   uint32_t buffers, barriers;
   uint32_t taken = 0;  // number of windows taken so far
@@ -94,8 +94,8 @@ struct Arrivals {
 // Lanes load the vectors of a run in rotated order, so that lanes that load together use different banks:
 // vector v of a run lies in the registers of vector (v - rotation) of the word.
 template <typename T, int kBlockThreads>
-struct WindowTile : small_row::WordTile {
-  using Part = WindowPart<T, kBlockThreads>;
+struct PrefillTile : small_row::WordTile {
+  using Part = PrefillPart<T, kBlockThreads>;
   static constexpr int kWordVecs = kVecsOfTile<T>;
   static_assert((kWordVecs & (kWordVecs - 1)) == 0);
   // If every lane has at most so many selected elements in a run, finding these takes less time than looking
