@@ -31,7 +31,7 @@ from gvr_topk.constants import GuessSource
 from gvr_topk.contract import KEY_NAN, order_key
 
 GuessKind = Literal["mean", "quantile"]
-Done = Literal["short", "guess", "secant", "tie", "bisect", "key", "plateau"]
+Done = Literal["short", "guess", "secant", "tie", "bisect", "key", "tie_key"]
 
 DONE: dict[int, str] = dict(enumerate(get_args(Done)))
 """Meaning of the ``done`` column of the statistics tensor, for the path ``paper_gvr``."""
@@ -105,7 +105,7 @@ class RowStats:
         `k`); infinite where no pass found one.
     done : str
         ``short`` (n <= k, nothing to search), ``guess`` (the first threshold was good), ``secant``,
-        ``tie``, ``bisect``, ``key`` (the kind of step that ended the search), or ``plateau`` (more
+        ``tie``, ``bisect``, ``key`` (the kind of step that ended the search), or ``tie_key`` (more
         than `capacity` values at or above the k-th, because of ties).
     candidates : int
         Elements collected in phase 3.
@@ -248,7 +248,7 @@ class _Guess:
 
 @dataclass(frozen=True)
 class _Verified:
-    """Phase 2's outcome: ``k <= #{key >= threshold_key} <= capacity``, or ``done == "plateau"``."""
+    """Phase 2's outcome: ``k <= #{key >= threshold_key} <= capacity``, or ``done == "tie_key"``."""
 
     threshold_key: int
     done: Done
@@ -314,9 +314,9 @@ def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:
     # At least k elements may reach +inf itself (infinities, NaNs), so an upper end that no pass measured lies
     # beyond NaN.
     top = _key_of(high[0]) if math.isfinite(high[0]) else _KEY_END
-    key, is_plateau, trail = _bisect_keys(keys, k, capacity, (_key_of(low[0]), low[1]), top)
+    key, is_tie_key, trail = _bisect_keys(keys, k, capacity, (_key_of(low[0]), low[1]), top)
     points += [(np.float32(_key_to_float(middle)), count) for middle, count in trail]
-    return _verified(key, "plateau" if is_plateau else "key", points, low, high)
+    return _verified(key, "tie_key" if is_tie_key else "key", points, low, high)
 
 
 def _next_threshold(
@@ -399,7 +399,7 @@ def _bisect_keys(
     -------
     key : int
         The threshold.
-    is_plateau : bool
+    is_tie_key : bool
         True when `key` is the k-th value and still more than `capacity` elements reach it.
     trail : list of (key, count)
     """
@@ -420,11 +420,11 @@ def _bisect_keys(
 def _collect(row: Floats, found: _Verified, k: int) -> Ints:
     """Phase 3: positions of the candidates, in index order.
 
-    A plateau does not fit, but its members are all equal: everything above it and its first ties
-    are the answer already.
+    The elements of a tie key do not fit, but all of them are equal: everything above that key and the first
+    of its ties are the answer already.
     """
     keys = _keys(row)
-    if found.done == "plateau":
+    if found.done == "tie_key":
         return np.flatnonzero(_partition(keys, found.threshold_key, k))
     return np.flatnonzero(keys >= found.threshold_key)
 

@@ -12,7 +12,7 @@ in these phases:
 
 A row whose interval has missed is collected once more, with an interval from a sample. If an interval from a
 sample misses, a second one is tried. If that fails as well, radix rounds over the keys of the whole row find
-the result (`settle`).
+the result (`radix_select_row`).
 
 The result is the contract's (`gvr_topk.contract`) for every row; the row before decides only how much work it
 takes. The numbers below, and most names, are those of ``cpp/kernels/prefill``. Windows are taken to begin at

@@ -184,9 +184,9 @@ def test_a_key_that_is_not_finite_is_tried_too(value: float, key: int) -> None:
 
 
 def test_few_ties_are_forgotten() -> None:
-    indices, tie_key, _ = model.settle(np.zeros(model.MOST_TIES, dtype=F), 3, KEY_ABSENT)
+    indices, tie_key, _ = model.radix_select_row(np.zeros(model.MOST_TIES, dtype=F), 3, KEY_ABSENT)
     assert (indices.tolist(), tie_key) == ([0, 1, 2], KEY_ABSENT)
-    assert model.settle(np.zeros(model.MOST_TIES + 1, dtype=F), 3, KEY_ABSENT)[1] == key_of(F(0.0))
+    assert model.radix_select_row(np.zeros(model.MOST_TIES + 1, dtype=F), 3, KEY_ABSENT)[1] == key_of(F(0.0))
 
 
 @pytest.mark.parametrize(("dtype", "rounds"), [(torch.float32, 3), (torch.bfloat16, 2), (torch.float16, 2)])

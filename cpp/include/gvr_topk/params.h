@@ -38,7 +38,7 @@ enum class SearchEnd : int32_t {
   kTie = 3,
   kBisect = 4,
   kKey = 5,
-  kPlateau = 6,
+  kTieKey = 6,
 };
 
 // Floats in one slot of the state. Kernels read and write a slot 16 bytes at a time.
@@ -114,7 +114,7 @@ struct PrefillParams {
   int32_t* stats;   // [rows, kStatColumns] or null
   int32_t pages_per_request;
   int32_t page_size;
-  int32_t folds;         // runs of rows of each CTA
+  int32_t runs_per_cta;  // runs of rows of each CTA
   int32_t bitmap_tiles;  // tiles of 512 elements that the bitmap in shared memory covers
   Dtype dtype;
   bool predicts;  // whether the path allows a row to be predicted from the previous one

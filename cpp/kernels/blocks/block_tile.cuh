@@ -45,16 +45,16 @@ __device__ __noinline__ uint32_t unaligned_block_key(const T* block) {
 template <typename T>
 struct BlockTile : small_row::WordTile {
   static constexpr int kAhead = 4;  // Blocks that a lane loads at once; more would be spilled.
-  static_assert(kSize % kAhead == 0, "a lane's share is a multiple of kAhead");
+  static_assert(kSize % kAhead == 0, "a lane's part is a multiple of kAhead");
 
   // Loads the first `blocks` blocks of a row, all of which are whole.
   __device__ __forceinline__ void load(const RowView<T>& row, int blocks) {
     constexpr int kStep = kThreads * kAhead;
-    const int share = (blocks + kStep - 1) / kStep * kAhead;
+    const int part = (blocks + kStep - 1) / kStep * kAhead;
     const int lane = threadIdx.x & 31;
-    words = (share + kValuesPerThread - 1) / kValuesPerThread;
-    begin = (threadIdx.x >> 5) * 32 * share;
-    const int end = min(blocks - begin, 32 * share) - lane;  // Block 32 * i is there if that is less.
+    words = (part + kValuesPerThread - 1) / kValuesPerThread;
+    begin = (threadIdx.x >> 5) * 32 * part;
+    const int end = min(blocks - begin, 32 * part) - lane;  // Block 32 * i is there if that is less.
     const T* const data = row.data + (begin + lane) * kBlockScores;
     if (row.aligned) {
       Ahead ahead;

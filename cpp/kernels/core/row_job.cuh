@@ -319,7 +319,7 @@ struct RowJob {
   }
 
   // The last warp of the last CTA has the fewest elements of the row, so its first thread writes the state.
-  __device__ __forceinline__ bool is_least_busy() const {
+  __device__ __forceinline__ bool writes_state() const {
     return ctx.thread == kThreads - 32 && ctx.rank == ctx.ctas - 1;
   }
 

@@ -72,9 +72,9 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
                                                      int rank) {
   constexpr int kOfEach = 8;
   constexpr float kSigmasUp = 3.0f, kSigmasDown = 4.0f;  // standard deviations
-  constexpr int kShares = 4;                             // threads that rank one key together
-  constexpr int kVecs = kWarps * kOfEach / (4 * kShares);
-  static_assert(kThreads == kShares * kWarps * kOfEach && kGreatestOfSample == kWarps * kOfEach);
+  constexpr int kThreadsPerKey = 4;                      // threads that rank one key together
+  constexpr int kVecs = kWarps * kOfEach / (4 * kThreadsPerKey);
+  static_assert(kThreads == kThreadsPerKey * kWarps * kOfEach && kGreatestOfSample == kWarps * kOfEach);
   Shared& sm = *ctx.shared;
   uint32_t* const greatest = sm.greatest;
   // If keys are equal, more than eight may qualify; any eight of them serve.
@@ -87,9 +87,9 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
   const float error = standard_deviation(expected * (1.0f - share));
   const int upper = max(static_cast<int>(expected - kSigmasUp * error) - 1, 0);
   const int lower = static_cast<int>(ceilf(expected + kSigmasDown * error));
-  const uint32_t mine = greatest[ctx.thread / kShares];
-  const auto vecs = reinterpret_cast<const uint4*>(greatest) + ctx.thread % kShares;
-  int among = rank_among<kVecs, kShares>(vecs, mine);
+  const uint32_t mine = greatest[ctx.thread / kThreadsPerKey];
+  const auto vecs = reinterpret_cast<const uint4*>(greatest) + ctx.thread % kThreadsPerKey;
+  int among = rank_among<kVecs, kThreadsPerKey>(vecs, mine);
   among += __shfl_xor_sync(0xffffffffu, among, 1);
   among += __shfl_xor_sync(0xffffffffu, among, 2);
   const uint32_t top = __reduce_min_sync(0xffffffffu, among <= upper ? mine : kMaxKey);

@@ -39,9 +39,9 @@ struct WindowLoad {
     if (row < 0 || static_cast<uint32_t>(request) >= static_cast<uint32_t>(p.requests)) {
       return Window{row, 0, 0, 0, 0};
     }
-    const int first = max(start, 0), behind = min(end, p.width);
+    const int first = max(start, 0), window_end = min(end, p.width);
     const int offset = p.offsets != nullptr ? p.offsets[request] : 0;
-    return Window{row, first, max(behind, first) - first, request, offset};
+    return Window{row, first, max(window_end, first) - first, request, offset};
   }
 };
 
@@ -63,16 +63,16 @@ struct AlignedWindow {
 };
 
 // The rows of a CTA, in runs of neighbours: neighbouring rows are alike, so each predicts the next. The rows
-// form `folds` stripes, each with one run for every CTA, and the CTA order alternates from stripe to stripe.
-// Rows of a causal chunk grow longer one by one, so the alternation gives all CTAs equal work.
+// form `runs_per_cta` stripes, each with one run for every CTA, and the CTA order alternates from stripe to
+// stripe. Rows of a causal chunk grow longer one by one, so the alternation gives all CTAs equal work.
 struct Schedule {
-  int32_t fold, row, end;
+  int32_t stripe, row, end;
 
   __device__ __forceinline__ void start_run(const PrefillParams& p, int32_t number) {
-    fold = number;
-    const uint32_t cta = (fold & 1) != 0 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const uint64_t run = uint64_t{static_cast<uint32_t>(fold)} * gridDim.x + cta;
-    const uint64_t runs = uint64_t{static_cast<uint32_t>(p.folds)} * gridDim.x;
+    stripe = number;
+    const uint32_t cta = (stripe & 1) != 0 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    const uint64_t run = uint64_t{static_cast<uint32_t>(stripe)} * gridDim.x + cta;
+    const uint64_t runs = uint64_t{static_cast<uint32_t>(p.runs_per_cta)} * gridDim.x;
     row = static_cast<int32_t>(run * p.rows / runs);
     end = static_cast<int32_t>((run + 1) * p.rows / runs);
   }
@@ -80,8 +80,8 @@ struct Schedule {
   // The next row, or -1 after the last one.
   __device__ __forceinline__ int32_t next(const PrefillParams& p) {
     while (row == end) {
-      if (fold + 1 == p.folds) return -1;
-      start_run(p, fold + 1);
+      if (stripe + 1 == p.runs_per_cta) return -1;
+      start_run(p, stripe + 1);
     }
     return row++;
   }

@@ -120,7 +120,7 @@ __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, c
 }
 
 // Finishes a row of which this CTA selects nothing, because it finds the row too short or leaves it to the
-// first CTA (small_row/lead_row.cuh). Other CTAs may have read another length and be waiting for this one. So
+// first CTA (small_row/solo_row.cuh). Other CTAs may have read another length and be waiting for this one. So
 // this CTA takes part in the exchanges of a first pass, and then knows whether they have. `sampled`: the CTAs
 // exchange samples as well.
 template <typename T, bool kOptions>

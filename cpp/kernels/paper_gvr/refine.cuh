@@ -16,7 +16,7 @@ struct Snap {
   int scans;
 };
 
-// Calls visit(key) for this thread's share of all candidates. A block barrier has passed since their stores.
+// Calls visit(key) for this thread's part of all candidates. A block barrier has passed since their stores.
 template <typename Visit>
 __device__ __forceinline__ void for_each_candidate(const Candidates& candidates, int count, Visit visit) {
 #pragma unroll 1

@@ -69,10 +69,10 @@ struct Arrivals {
     }
     if (rest == 0) return;
     const Part part(window.length, warp);
-    const int ahead = whole - part.begin;  // where the last, partial vector starts in this warp's part
+    const int offset = whole - part.begin;  // where the last, partial vector starts in this warp's part
     const bool owner =
-        static_cast<uint32_t>(ahead) < static_cast<uint32_t>(part.words * Part::kWordElements) &&
-        ahead / kValuesPerThread % 32 == lane;
+        static_cast<uint32_t>(offset) < static_cast<uint32_t>(part.words * Part::kWordElements) &&
+        offset / kValuesPerThread % 32 == lane;
     if (owner) {
       ptx::copy_async(buffer(number) + whole * sizeof(T), window.data + whole, ptx::evict_first_policy(),
                       rest * sizeof(T));

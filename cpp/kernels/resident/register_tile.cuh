@@ -20,7 +20,7 @@ struct RegisterTile {
   static constexpr int kGroup = 32 * kPerVec<T>;
 
   static constexpr uint32_t kStagingBytes = sizeof(T) * kThreads * kValues;
-  static constexpr uint32_t kAnewBytes = kStagingBytes / 2;
+  static constexpr uint32_t kSecondStagingBytes = kStagingBytes / 2;
 
   int vecs;              // that a lane holds
   int begin;             // position of the first element
@@ -37,7 +37,7 @@ struct RegisterTile {
 
   // Stages in another area from now on, so that copies under way need not be waited for. It has room for a
   // row of at most half the buffer's width.
-  __device__ __forceinline__ void stage_anew(const RowContext<T>& ctx, const LaunchTraits& traits) {
+  __device__ __forceinline__ void stage_in_second_area(const RowContext<T>& ctx, const LaunchTraits& traits) {
     static_assert(kVecs % 2 == 0);
     uint4* const area =
         static_cast<uint4*>(ctx.list.end(traits.list_capacity())) + kStagingBytes / sizeof(uint4);
@@ -48,7 +48,7 @@ struct RegisterTile {
   // The memory behind both areas.
   __device__ __forceinline__ static uint4* behind(const RowContext<T>& ctx, const LaunchTraits& traits) {
     return static_cast<uint4*>(ctx.list.end(traits.list_capacity())) +
-           (kStagingBytes + kAnewBytes) / sizeof(uint4);
+           (kStagingBytes + kSecondStagingBytes) / sizeof(uint4);
   }
 
   __device__ __forceinline__ static int groups_of(int elements) {

@@ -2,7 +2,7 @@
 // on.
 //
 // The kernel of short rows runs it, and so does the first CTA of a cluster whose row is much shorter than its
-// buffer (small_row/lead_row.cuh).
+// buffer (small_row/solo_row.cuh).
 #pragma once
 
 #include "core/phase_clock.cuh"

@@ -106,7 +106,7 @@ __device__ __forceinline__ void finish_row(const TopkParams& p, const LaunchTrai
   clock.stamp();
   job.count_hint_hits(p, traits, of_nan ? kMaxKey : threshold.key);
   emit_buffer(ctx, interval, listed, threshold, result.above_before, buffer, output, clock, [&] {
-    if (job.is_least_busy() && next != nullptr) {
+    if (job.writes_state() && next != nullptr) {
       *next = next_state(ctx, moments, threshold.key, interval, result);
     }
     job.report(p, traits, passes + rounds, result.inside, snaps, source, passes == 1, rounds);
@@ -155,7 +155,7 @@ template <typename T>
 __device__ __forceinline__ void collect(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
                                         TileProducer<T>& producer, const KeyInterval& interval,
                                         CandidateBuffer& buffer) {
-  buffer.claim_share(ctx.lane);
+  buffer.claim_part(ctx.lane);
   buffer.full = may_be_dense(interval);
   if (buffer.full) {
     ptx::wait_copies<0>();

@@ -16,7 +16,7 @@
 // The code inline in this kernel is that of an interval that holds the k-th key. Where it misses,
 // streaming/resolve_miss.cuh works on the buffered candidates, and streams the row once more if they are not
 // enough; `radix_fallback` takes the rest. A row much shorter than its buffer is left to the first CTA
-// (small_row/lead_row.cuh).
+// (small_row/solo_row.cuh).
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 #include "core/guess.cuh"
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
-#include "small_row/lead_row.cuh"
+#include "small_row/solo_row.cuh"
 #include "streaming/async_pipeline.cuh"
 #include "streaming/count_and_emit.cuh"
 #include "streaming/resolve_miss.cuh"
@@ -48,10 +48,10 @@ __device__ __forceinline__ void prefetch_row(const RowContext<T>& ctx) {
 }
 
 // The first CTA's part of a row that streams holds the first k positions (streaming/masked_rows.cuh).
-static_assert(kWarps * warp_span(longest_led_row(Family::kStreaming) + 1, log2_of(kMaxClusterSize), 4) >=
+static_assert(kWarps * warp_span(longest_solo_row(Family::kStreaming) + 1, log2_of(kMaxClusterSize), 4) >=
               kStreamingMaxK);
 
-static_assert(small_row::kLedBytes <= fixed_bytes(0, kRingDepth) - fixed_bytes(0, 0));
+static_assert(small_row::kSoloBytes <= fixed_bytes(0, kRingDepth) - fixed_bytes(0, 0));
 
 // `kProbes`: probes of the row by each thread, for the sample.
 template <typename T, int kProbes, Specialization kSpecialization>
@@ -81,15 +81,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (ctx.thread == 0) sm.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
   arrive_at_start(ctx);
   job.agree_on_length(p, traits);
-  const bool is_led = is_led_row(Family::kStreaming, p.width, ctx.row.n, ctx.k);
-  if (job.is_short() || is_led) {
+  const bool is_solo = is_solo_row(Family::kStreaming, p.width, ctx.row.n, ctx.k);
+  if (job.is_short() || is_solo) {
     const bool sampled = !traits.has(LaunchTraits::kReadsState);
-    if (is_led && ctx.rank == 0) {
+    if (is_solo && ctx.rank == 0) {
       job.publish_state(p, traits, state);
-      const small_row::LedRow led{ctx.row.n, job.requested_slot,
-                                  static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
-                                  StagedRow{}, sampled};
-      small_row::lead_row<Family::kStreaming, T, kOptions>(p, launch_traits, layout, led);
+      const small_row::SoloRow solo{
+          ctx.row.n, job.requested_slot,
+          static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
+          StagedRow{}, sampled};
+      small_row::select_solo_row<Family::kStreaming, T, kOptions>(p, launch_traits, layout, solo);
     } else {
       fallback::finish_unselected_row(p, launch_traits, layout, job, sampled);
     }

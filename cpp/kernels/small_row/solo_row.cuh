@@ -17,36 +17,36 @@
 
 namespace gvr_topk::small_row {
 
-constexpr size_t kLedBytes = select_bytes(kMaxLedK);
+constexpr size_t kSoloBytes = select_bytes(kMaxSoloK);
 
 // What the kernel knows of a row that its first CTA selects from.
-struct LedRow {
+struct SoloRow {
   int length;
   int requested_slot;
-  uint32_t memory;   // of kLedBytes, its offset in shared memory
+  uint32_t memory;   // of kSoloBytes, its offset in shared memory
   StagedRow staged;  // what copies that this CTA has started will have put into shared memory
   bool sampled;      // whether the CTAs exchange samples as well
 };
 
 template <typename T, int kValues, bool kOptions>
-__device__ __noinline__ void lead_row_in(const TopkParams& p, const LaunchTraits& launch_traits,
-                                         const SmemLayout& layout, LedRow led) {
+__device__ __noinline__ void select_solo_row_in(const TopkParams& p, const LaunchTraits& launch_traits,
+                                                const SmemLayout& layout, SoloRow solo) {
   const LaunchTraits traits = launch_traits.out_of_line<kOptions>();
   const KeyInterval everything = KeyInterval::everything();
   unsigned char* const memory = storage + ptx::unknown_zero();  // The zero is as in small_row/kernel.cuh.
   // The row as its cluster has it. It is made again after the selection, because registers are short.
   const auto of_cluster = [&] {
-    return RowJob<T, kOptions>(p, traits, layout, memory, led.requested_slot, led.length);
+    return RowJob<T, kOptions>(p, traits, layout, memory, solo.requested_slot, solo.length);
   };
   RowJob<T, kOptions> alone = of_cluster();
   alone.ctx.rank = alone.ctx.log2_ctas = 0;
   alone.ctx.ctas = 1;
   const RowContext<T>& ctx = alone.ctx;
   Shared& sm = *ctx.shared;
-  SelectShared& own = *reinterpret_cast<SelectShared*>(memory + led.memory);
+  SelectShared& own = *reinterpret_cast<SelectShared*>(memory + solo.memory);
   PhaseClock clock(nullptr, 0, false);
   RegisterTile<T, kValues> tile;
-  const bool staged = led.staged.vecs != 0;
+  const bool staged = solo.staged.vecs != 0;
   if (!staged) {
     RowView<T> row = ctx.row;  // Whole vectors are loaded as far as the buffer has them.
     row.n = min((row.n + kPerVec<T> - 1) & -kPerVec<T>, p.width);
@@ -55,18 +55,18 @@ __device__ __noinline__ void lead_row_in(const TopkParams& p, const LaunchTraits
   own.bins.clear(ctx.thread);
   OutputWriter output = alone.output(p, traits);
   output.keep(traits);
-  StepState* const next = alone.is_least_busy() ? alone.next_state_slot(p, traits, output) : nullptr;
+  StepState* const next = alone.writes_state() ? alone.next_state_slot(p, traits, output) : nullptr;
   __syncthreads();
   if (traits.log2_ctas() > 0) {
     const RowJob<T, kOptions> job = of_cluster();
     ptx::cluster_wait();
-    if (led.sampled) send_sample(job.ctx, kAbsentKey);
+    if (solo.sampled) send_sample(job.ctx, kAbsentKey);
     store_to_peers(job.ctx, everything);
   }
   if (staged) {
     ptx::wait_copies<0>();
     __syncthreads();
-    tile.load(led.staged);
+    tile.load(solo.staged);
   }
   tile.wait(ctx.row.n, ctx.lane, true);
   const float last_window = traits.has(LaunchTraits::kReadsState) ? sm.facts.state.z_score : kStateUnknown;
@@ -78,7 +78,7 @@ __device__ __noinline__ void lead_row_in(const TopkParams& p, const LaunchTraits
   if (traits.log2_ctas() == 0) return;
   const RowJob<T, kOptions> job = of_cluster();
   ptx::barrier_wait(ptx::shared_address(&sm.counts_barrier), 0);
-  if (led.sampled) receive_samples(job.ctx);
+  if (solo.sampled) receive_samples(job.ctx);
   ptx::reconverge(ctx.zero);  // Single threads have written the state and the statistics.
   if (read_headers(job.ctx, everything).agreed) return;
   if (ctx.thread == 0) sm.at_or_above = sm.small_count = 0;
@@ -86,13 +86,13 @@ __device__ __noinline__ void lead_row_in(const TopkParams& p, const LaunchTraits
 }
 
 template <Family kFamily, typename T, bool kOptions>
-__device__ __forceinline__ void lead_row(const TopkParams& p, const LaunchTraits& traits,
-                                         const SmemLayout& layout, const LedRow& led) {
-  constexpr bool kAllAreShort = values_of_led_row(longest_led_row(kFamily)) == kValuesPerThread;
-  if (kAllAreShort || values_of_led_row(led.length) == kValuesPerThread) {
-    lead_row_in<T, kValuesPerThread, kOptions>(p, traits, layout, led);
+__device__ __forceinline__ void select_solo_row(const TopkParams& p, const LaunchTraits& traits,
+                                                const SmemLayout& layout, const SoloRow& solo) {
+  constexpr bool kAllAreShort = values_of_solo_row(longest_solo_row(kFamily)) == kValuesPerThread;
+  if (kAllAreShort || values_of_solo_row(solo.length) == kValuesPerThread) {
+    select_solo_row_in<T, kValuesPerThread, kOptions>(p, traits, layout, solo);
   } else {
-    lead_row_in<T, kWideValuesPerThread, kOptions>(p, traits, layout, led);
+    select_solo_row_in<T, kWideValuesPerThread, kOptions>(p, traits, layout, solo);
   }
 }
 
