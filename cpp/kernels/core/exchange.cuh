@@ -135,14 +135,14 @@ __device__ __forceinline__ bool move_interval(const RowContext<T>& ctx, const Co
   return is_sound;
 }
 
-// Whether the counts of an interval show that the k-th value is -inf: fewer than k elements are greater than
-// -inf.
+// Returns whether the counts of an interval show that the k-th value is -inf: fewer than k elements are
+// greater than -inf.
 __device__ __forceinline__ bool is_masked(const KeyInterval& interval, const CountResult& result, int k) {
   return interval.lo == kLeastFiniteKey && result.above + result.inside < static_cast<uint32_t>(k);
 }
 
-// The range of keys that holds the k-th key, as the counts of an interval that missed show. All CTAs must
-// have agreed on the counts.
+// Returns the range of keys that holds the k-th key, according to the counts of an interval that missed. All
+// CTAs must have agreed on the counts.
 __device__ __forceinline__ KeyInterval range_of(const CountResult& result, const KeyInterval& interval,
                                                 int k) {
   if (result.contains_k) return interval;

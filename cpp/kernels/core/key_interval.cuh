@@ -71,8 +71,8 @@ struct CountResult {
   uint32_t collected;     // Candidates of this CTA. If they exceed the capacity, none were collected.
 };
 
-// What all CTAs of a cluster know about a row whose guessed interval has missed. The later stages start from
-// it.
+// Everything that all CTAs of a cluster know about a row whose guessed interval has missed. The later stages
+// start from it.
 struct MissedGuess {
   KeyInterval interval;   // the last one tried
   CountResult result;     // its counts, on which all CTAs agreed

@@ -129,8 +129,8 @@ struct Moments {
     for (int d = 8; d > 0; d /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, d);
     if ((ctx.lane & 15) == 0) sm.moment[ctx.lane + ctx.warp] = mine;
     const float count = static_cast<float>(kProbes * kSampleVec * __syncthreads_count(counts));
-    // Of every eight lanes the lower four take the sums of four warps each, and the upper four take the
-    // squares of the same warps: lane i + 4 has the squares for lane i.
+    // In every group of eight lanes, the lower four take the sums of four warps each, and the upper four take
+    // the squares of the same warps: lane i + 4 has the squares for lane i.
     static_assert(kWarps == 16);
     const float4 four = reinterpret_cast<const float4*>(sm.moment)[ctx.lane & 7];
     float all = (four.x + four.y) + (four.z + four.w);

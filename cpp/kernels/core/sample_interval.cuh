@@ -14,7 +14,7 @@ namespace gvr_topk {
 // value.
 constexpr float kNearlyAllAbove = 0.96f;
 // Every warp names two order statistics of its keys, this many standard deviations above and below the
-// expected rank. The 16 warps so name 16 upper and 16 lower ends. The interval takes the third of each from
+// expected rank. So the 16 warps name 16 upper and 16 lower ends. The interval takes the third of each from
 // outside, and one further in for each doubling of the CTAs: a sign test. For independent keys, and a share
 // that was itself measured with 512 of them, one interval in 47,000 misses, or one in 8,000, 1,700, 400 and
 // 120 for each step further in. A row of one CTA takes longest to be read again, and most other rows wait for
@@ -22,7 +22,7 @@ constexpr float kNearlyAllAbove = 0.96f;
 constexpr float kMarginSigmas = 0.5f;
 constexpr int kOutsiders = 2;
 
-// The standard deviation of a variance that is not negative.
+// Returns the square root of a variance. A variance that rounding made negative gives a negative result.
 __device__ __forceinline__ float standard_deviation(float variance) {
   return variance * ptx::reciprocal_root(fmaxf(variance, 1e-30f));
 }
@@ -40,7 +40,7 @@ struct SampleRank {
   }
 };
 
-// The number of the 4 * kVecs keys that are greater than `mine`.
+// Returns how many of the 4 * kVecs keys are greater than `mine`.
 template <int kVecs, int kStride = 1>
 __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
   float rank = ptx::kIntegerBase;

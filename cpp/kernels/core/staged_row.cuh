@@ -6,8 +6,9 @@
 
 namespace gvr_topk {
 
-// The place of vector `vec` of a warp that has staged 32 * `vecs`. Neighbouring lanes read vectors that lie
-// `vecs` apart and need different banks. An odd distance gives them, an even one needs the exclusive or.
+// Returns the index at which vector `vec` of the 32 * `vecs` vectors that a warp has staged lies.
+// Neighbouring lanes read vectors that are `vecs` apart and need different banks. An odd distance gives them;
+// an even one needs the exclusive or.
 __device__ __forceinline__ uint32_t staged_index(uint32_t vec, int vecs) {
   return vec ^ (vec >> 3 & (vecs % 2 - 1) & 7);
 }

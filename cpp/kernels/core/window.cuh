@@ -1,5 +1,5 @@
 // Rows of a prefill chunk: the order in which a CTA takes them, the columns that each may select from, and
-// where its results go.
+// the output of each.
 #pragma once
 
 #include <cstdint>
@@ -87,7 +87,7 @@ struct Schedule {
   }
 };
 
-// Where the results of a row go.
+// The output of a row of a prefill chunk.
 struct PrefillOutput {
   OutputWriter writer;
   int32_t offset;

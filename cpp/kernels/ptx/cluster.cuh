@@ -22,7 +22,7 @@ __device__ __forceinline__ void cluster_arrive() {
   GVR_CHAOS_POINT();
 }
 
-// An arrival that publishes nothing, and so waits for no store or load. Warps need not be converged.
+// Arrives without publishing anything, and so waits for no store or load. Warps need not be converged.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
   GVR_CHAOS_POINT();
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
@@ -41,7 +41,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Address, in the cluster's shared window, of CTA `rank`'s copy of a local shared address.
+// Returns the address, in the cluster's shared window, of CTA `rank`'s copy of a local shared address.
 __device__ __forceinline__ uint32_t map_to_rank(uint32_t shared, uint32_t rank) {
   uint32_t r;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(shared), "r"(rank));
@@ -56,27 +56,28 @@ __device__ __forceinline__ void barrier_init(uint32_t address, uint32_t arrivals
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives at the transaction barrier of any CTA of the cluster, and makes it expect that many bytes.
-__device__ __forceinline__ void barrier_expect_tx(uint32_t remote, uint32_t bytes) {
+// Arrives at the transaction barrier of any CTA of the cluster, and makes it expect `bytes` more bytes.
+__device__ __forceinline__ void barrier_expect_tx(uint32_t barrier, uint32_t bytes) {
   GVR_CHAOS_POINT();
-  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(remote),
+  asm volatile("mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%0], %1;" ::"r"(barrier),
                "r"(bytes)
                : "memory");
 }
 
-__device__ __forceinline__ void store_async(uint32_t address, uint32_t value, uint32_t remote) {
+// Stores to any CTA's shared memory, and completes the bytes at that CTA's transaction barrier.
+__device__ __forceinline__ void store_async(uint32_t address, uint32_t value, uint32_t barrier) {
   GVR_CHAOS_POINT();
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
-               "r"(value), "r"(remote)
+               "r"(value), "r"(barrier)
                : "memory");
 }
 
-__device__ __forceinline__ void store_async(uint32_t address, const uint4& value, uint32_t remote) {
+__device__ __forceinline__ void store_async(uint32_t address, const uint4& value, uint32_t barrier) {
   GVR_CHAOS_POINT();
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
           address),
-      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(remote)
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
       : "memory");
 }
 
@@ -87,8 +88,8 @@ __device__ __forceinline__ void fence_before_bulk_copies() {
   GVR_CHAOS_POINT();
 }
 
-// Copies `bytes`, whole 16-byte vectors, from global to shared memory in one go. They are there when the
-// transaction barrier, which has been told to expect them, says so.
+// Copies whole 16-byte vectors, `bytes` in all, from global to shared memory, and completes these bytes at a
+// transaction barrier that expects them.
 __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes,
                                           uint32_t barrier) {
   GVR_CHAOS_POINT();
@@ -98,6 +99,7 @@ __device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, u
       : "memory");
 }
 
+// Waits until the barrier's phase of this parity is complete.
 __device__ __forceinline__ void barrier_wait(uint32_t address, uint32_t parity) {
   GVR_CHAOS_POINT();
   uint32_t done;
