@@ -15,7 +15,7 @@
 
 namespace gvr_topk {
 
-// How a call is served. All paths select the same items, and differ in time only.
+// The way in which a call is served. All paths select the same items, and differ in time only.
 enum class Path : int32_t {
   kAuto = 0,         // the k-th value is predicted from the last step's state where the gate allows it
   kPaperGvr = 1,     // the paper's four-phase kernel
@@ -80,7 +80,7 @@ GVR_TOPK_HOST_DEVICE constexpr HintReason can_use_heuristic(const HintQuery& row
 
 // ---------------------------------------------------------------- plan
 
-// Which kernel a plan launches.
+// The kernel that a plan launches.
 enum class Family : int32_t {
   kPaperGvr = 0,   // the paper's four phases, one CTA per row
   kResident = 1,   // a cluster holds the row in registers
@@ -171,7 +171,7 @@ GVR_TOPK_HOST_DEVICE constexpr int64_t max_elements_per_cta(int32_t arch) {
   return is_small_arch(arch) ? kMaxElementsPerSmallCta : kMaxElementsPerCta;
 }
 
-// Why a call cannot be planned as requested.
+// The reason why a call cannot be planned as requested.
 enum class PlanProblem : int32_t {
   kNone = 0,
   kCtas = 1,

@@ -18,8 +18,8 @@ __device__ __forceinline__ int position_of_listed(const int32_t* candidates, int
   return candidates[index / kBlockScores] * kBlockScores + index % kBlockScores;
 }
 
-// Fills the tile with the keys of `count` candidates. Each is a block that the row has, or kNoBlock. What is
-// no score of the row has key 0, which is below every score's.
+// Fills the tile with the keys of `count` candidates. Each is a block that the row has, or kNoBlock. Elements
+// that are no scores of the row have key 0, which is below every score's.
 template <typename T>
 __device__ __forceinline__ void gather(const RowContext<T>& ctx, const int32_t* candidates, int count,
                                        CandidateTile<T>& tile) {

@@ -26,21 +26,21 @@
 
 namespace gvr_topk::blocks {
 
-// What a launch may say about its rows.
+// The launch flags that this kernel obeys.
 constexpr uint32_t kFlags =
     LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths | LaunchTraits::kCompressed;
 
-// How many blocks a row of `n` scores has; the newest of them may be shorter than the others.
+// Returns how many blocks a row of `n` scores has; the newest of them may be shorter than the others.
 __device__ __forceinline__ int blocks_of(int n) { return (n + kBlockScores - 1) / kBlockScores; }
 
-// Clears what a selection finds in shared memory, behind a block barrier and before one.
+// Clears the shared memory from which a selection starts. A block barrier precedes this, and another follows.
 __device__ __forceinline__ void prepare_selection(BlocksShared& own, int thread) {
   own.bins.clear(thread);
   if (thread == 0) own.shared.small_count = 0;
 }
 
-// The `ctx.k` largest elements of a tile that holds keys and more than `ctx.k` elements. `before` becomes the
-// number that earlier warps have selected.
+// Selects the `ctx.k` largest elements of a tile that holds keys and more than `ctx.k` elements. `before`
+// becomes the number that earlier warps have selected.
 template <typename T, typename Tile>
 __device__ __forceinline__ small_row::PartitionOf<Tile> select_largest(const RowContext<T>& ctx,
                                                                        const Tile& tile,
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   RowContext<T>& ctx = job.ctx;
   int given[kGivenPerThread];
   if constexpr (kGiven) {
-    // Each is read once, and before the length is known.
+    // Each given block is read once, and before the length is known.
     const int32_t* const row = p.given + job.row * p.blocks_stride;
 #pragma unroll
     for (int i = 0; i < kGivenPerThread; ++i) {
@@ -132,15 +132,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   prepare_selection(own, ctx.thread);
   job.agree_on_length(p.topk, traits);
-  int selectable = ctx.row.n;  // scores that candidates hold, or all where that are more than k
+  int selectable = ctx.row.n;  // scores in the candidates; the whole row's, if blocks are chosen
   if constexpr (kGiven) {
     selectable = accept_given(own, given, ctx.thread, ctx.row.n);
   } else {
     const bool chooses = blocks_of(ctx.row.n) > p.block_k;
     if (chooses) {
       choose_blocks(ctx, own, p.block_k);
-      // Registers are short until here, so what is not needed meanwhile is computed again. The unknown zero
-      // keeps the compiler from keeping it.
+      // Registers are short until here, so values that are not needed meanwhile are computed again. The
+      // unknown zero keeps the compiler from holding the old ones.
       job.row += ptx::unknown_zero();
       ctx.thread = threadIdx.x + ptx::unknown_zero();
       ctx.lane = ctx.thread & 31;

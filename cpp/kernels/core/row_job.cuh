@@ -166,7 +166,7 @@ struct RowJob {
   int seq_len = 0;     // only in thread 0; still being loaded, and the first use waits for it
   int requested_slot;  // the slot as this thread has read it; still being loaded too
   RowContext<T> ctx;
-  bool writer;  // whether this thread writes the outputs that a row has once
+  bool writer;  // whether this thread writes the outputs that exist once per row
 
   __device__ __forceinline__ RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
                                     unsigned char* storage, bool known_sizes = false) {

@@ -99,7 +99,7 @@ struct RowSampler {
     return greatest(ctx, key);
   }
 
-  // As the other `probe`, with a first probe that has been read before.
+  // Does the same as the other overload, with a first probe that has been read before.
   template <typename T>
   __device__ __forceinline__ uint32_t probe(const RowContext<T>& ctx, const SampleVec<T>& first) const {
     uint32_t key[kSampleVec] = {};

@@ -29,8 +29,8 @@ __device__ __forceinline__ void emit(const RowContext<T>& ctx, const KeyInterval
 // The origin of the interval in use.
 enum class FallbackStage { kGuess, kMoved, kRadix };
 
-// What is known about a row when its interval is about to be tried. All CTAs of a cluster know the same,
-// except that a first guess is each CTA's own.
+// Everything that is known about a row when its interval is about to be tried. All CTAs of a cluster know the
+// same, except that a first guess is each CTA's own.
 struct FallbackState {
   FallbackStage stage;
   KeyInterval interval;  // the interval to try; radix rounds do not use it

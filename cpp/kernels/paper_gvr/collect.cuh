@@ -52,7 +52,7 @@ struct ThreadCandidates {
     first = block.warp * run + block.lane;
     limit = min((block.warp + 1) * run, count);
     const T* data = row.data;
-    ptx::keep(data);  // Without this the compiler recomputes the row's address for every candidate.
+    ptx::keep(data);  // Otherwise the compiler would recompute the row's address for every candidate.
     T value[kPerThread];
     for_each_index([&](int r, int i) {
       value[r] = __ldg(data + static_cast<uint32_t>(candidates.position[min(i, limit - 1)]));

@@ -14,8 +14,8 @@
 // - emit: the marked positions are staged in ascending order, and then written.
 //
 // The first tiles of the next row are fetched while this row is refined. A row whose interval misses the k-th
-// value is streamed again with an interval from a sample, up to twice. If that does not settle the row, radix
-// rounds select from it (prefill/radix_rounds.cuh). Radix rounds also take every row for a large k, and rows
+// value is streamed again with an interval from a sample, up to twice. If that misses too, radix rounds
+// select from the row (prefill/radix_rounds.cuh). Radix rounds also take every row for a large k, and rows
 // that are too long for the bitmap.
 #pragma once
 

@@ -1,4 +1,5 @@
-// Radix rounds over a whole row. They select from rows that no guess has settled, for any content and any k.
+// Radix rounds over a whole row. They select from rows whose guesses have all missed, for any content and any
+// k.
 #pragma once
 
 #include "core/lane_ranks.cuh"
@@ -127,7 +128,7 @@ struct RadixOutcome {
 };
 
 // Selects from a row by radix rounds. `tried` is a key to try first, or kAbsentKey: many neighbouring rows
-// end among the same ties.
+// have the same k-th key.
 template <typename T>
 __device__ __noinline__ RadixOutcome radix_select_row(const PrefillParams& p, PrefillShared& sm,
                                                       const Window& row, uint32_t tried) {

@@ -55,7 +55,7 @@ struct alignas(128) RowsShared {
 static_assert(sizeof(RowsShared<128>) <= short_prefill_fixed_bytes(128));
 static_assert(sizeof(RowsShared<512>) <= short_prefill_fixed_bytes(512));
 
-// A thread's place in its block, and the block's shared memory, as the functions of small_row need them.
+// A thread's indices in its block, and the block's shared memory, as the functions of small_row need them.
 //
 // Warps are numbered so that neighbouring ones share a scheduler (there are four, which take warps in turn):
 // neighbouring warps have a word more in turn, and all schedulers then have equal work.
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
       const AlignedWindow<T> window(p, row);
       const uint32_t buffer = arrivals.buffer(arrivals.taken);
       PrefillTile<T, kBlockThreads> tile;
-      // Elements are counted while later ones are being loaded. Where there is no window, nobody looks at the
+      // Elements are counted while later ones are being loaded. If there is no window, nobody looks at the
       // counts, but a second copy of this code would take more registers.
       const small_row::ValueWindowCounter<RoundBins<kBlockThreads>> counter(sm.bins, last);
       tile.take(window, buffer, ctx.warp, ctx.lane, [&](int i) { counter.count(tile.value(i)); });

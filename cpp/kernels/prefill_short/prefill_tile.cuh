@@ -8,8 +8,8 @@
 
 namespace gvr_topk::prefill_short {
 
-// One warp's part of a window: whole words, each of which is a run of 16 elements of every lane. Warps have
-// as even a number of words as there are.
+// One warp's part of a window: whole words, each of which is a run of 16 elements of every lane. The words of
+// a window are spread over the warps as evenly as possible.
 template <typename T, int kBlockThreads>
 struct PrefillPart {
   static constexpr int kBlockWarps = kBlockThreads / 32;
@@ -98,8 +98,8 @@ struct PrefillTile : small_row::WordTile {
   using Part = PrefillPart<T, kBlockThreads>;
   static constexpr int kWordVecs = kVecsOfTile<T>;
   static_assert((kWordVecs & (kWordVecs - 1)) == 0);
-  // If every lane has at most so many selected elements in a run, finding these takes less time than looking
-  // at all elements.
+  // If every lane has at most this many selected elements in a run, finding these takes less time than
+  // looking at all elements.
   static constexpr uint32_t kFewOfRun = 5;
 
   // The vector of its run that a lane loads first.
@@ -120,8 +120,8 @@ struct PrefillTile : small_row::WordTile {
     for (int v = 0; v < kWordVecs; ++v) {
       vecs[v] = run + (v + rotation(lane)) % kWordVecs * sizeof(uint4);
     }
-    // A vector is loaded while the elements of the vector before are visited. The one behind the last is in
-    // the block's memory, too.
+    // A vector is loaded while the elements of the vector before are visited. The vector behind the last one
+    // lies in the block's memory, too.
     constexpr int kVecs = kWords * kWordVecs;
     uint4 next = ptx::load_shared(vecs[0]);
 #pragma unroll
@@ -207,13 +207,14 @@ struct PrefillTile : small_row::WordTile {
       uint32_t slot = staged + sizeof(uint16_t) * (before + upto[w]);
       uint32_t left = in_order(selected.word[w], lane);
       if (most[w] <= kFewOfRun) {
-        // From the last element to the first, because the highest bit is found sooner than the lowest.
+        // Elements are taken from the last to the first, because the highest bit is found sooner than the
+        // lowest.
 #pragma unroll
         for (uint32_t i = 0; i < kFewOfRun; ++i) {
           if (i >= most[w]) break;
           const uint32_t bit = 31 - __clz(left);
           ptx::prepend_if(left, slot, static_cast<uint16_t>(first + bit / 2));
-          left &= ~(1u << bit % 32);  // Where no element is left, this changes nothing.
+          left &= ~(1u << bit % 32);  // This changes nothing if no element is left.
         }
       } else {
         slot -= sizeof(uint16_t) * __popc(left);

@@ -117,7 +117,7 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global, 
                : "memory");
 }
 
-// As `copy_async`, but reads only the first `bytes` of the 16; zeros follow them.
+// Copies only the first `bytes` of the 16, and reads no more; zeros follow them.
 __device__ __forceinline__ void copy_async(uint32_t shared, const void* global, uint64_t policy,
                                            uint32_t bytes) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared), "l"(global),

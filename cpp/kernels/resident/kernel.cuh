@@ -1,7 +1,7 @@
 // Selects the top k of rows that the registers of one cluster hold, 16 or 32 elements per thread: global
 // memory is read once, and one exchange joins the CTAs.
 //
-// Grid: rows * ctas CTAs of 512 threads, in clusters of 1 to 16 along x; cluster r works on row r.
+// Grid: rows * ctas CTAs of 512 threads, in clusters of 2 to 16 along x; cluster r works on row r.
 //
 // Phases:
 // - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
@@ -29,9 +29,9 @@
 
 namespace gvr_topk::resident {
 
-// Behind the list, where a fallback, which comes later, keeps other things, lies the staging area of the row.
-// Behind that is what a row needs that is much shorter than its buffer: the first CTA's memory to select from
-// it alone, or a second staging area and a second landing zone of the sample.
+// The staging area of the row follows the list; a fallback, which runs later, uses the same memory. Behind it
+// lies what a row much shorter than its buffer needs: the first CTA's memory to select from it alone, or a
+// second staging area and a second landing zone of the sample.
 template <typename T, int kValues>
 inline size_t resident_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
   using Tile = RegisterTile<T, kValues>;

@@ -1,5 +1,5 @@
-// What the resident kernel does where the guessed intervals have missed: the row lies in shared memory, and
-// nothing is read from global memory again.
+// Finishes rows whose guessed intervals have missed in the resident kernel. The row lies in shared memory,
+// and nothing is read from global memory again.
 #pragma once
 
 #include "core/predictor.cuh"
@@ -23,8 +23,8 @@ __device__ __forceinline__ RegisterTile<T, kValues> restore_tile(const TopkParam
   return tile;
 }
 
-// Finishes a row whose k-th value is -inf, as the headers say: all greater elements are selected, and the
-// first of the others. What each CTA has of either follows from its counts.
+// Finishes a row whose k-th value is -inf according to the headers. All greater elements are selected, and
+// the first of the others in index order. The counts of each CTA give its numbers of both.
 template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const LaunchTraits& traits,
                                                  const SmemLayout& layout) {

@@ -14,12 +14,13 @@
 
 namespace gvr_topk::small_row {
 
-// The k-th key lies in the range, as the `rank`-th largest of its `count` elements.
+// A range that holds the k-th key, which is the `rank`-th largest of the range's `count` elements.
 struct RankedRange {
   KeyRange keys;
   uint32_t rank, count;
 
-  // The range has one key, or all of its elements are selected: then its lower end serves as the k-th key.
+  // Returns whether the range has one key, or all of its elements are selected, so that its lower end serves
+  // as the k-th key.
   __device__ __forceinline__ bool is_done() const { return keys.length == 0 || rank == count; }
 };
 
@@ -83,8 +84,8 @@ __device__ __forceinline__ PartitionOf<Tile> partition_at(const Tile& tile, cons
   return partition;
 }
 
-// The window for the next step, so wide that about four elements share a bin. There is none around a value
-// that many elements have.
+// Returns the window for the next step, so wide that about four elements share a bin. There is none around a
+// value that many elements have.
 template <typename T, typename Bins>
 __device__ __forceinline__ float window_around(uint32_t base, uint32_t dense_bin, bool tied) {
   constexpr int kShift = kFirstShift<T, Bins>;
@@ -96,7 +97,7 @@ __device__ __forceinline__ float window_around(uint32_t base, uint32_t dense_bin
 }
 
 // Partitions a row by radix rounds over its keys, which the tile holds. The thread whose `next` is not null
-// leaves there the window for the next step. Returns a key that all elements above the boundary exceed, and
+// stores the window for the next step there. Returns a key that all elements above the boundary exceed, and
 // that is the k-th key if all elements inside are equal.
 template <typename Context, typename Tile, typename Bins>
 __device__ __forceinline__ uint32_t partition_by_keys(const Context& ctx, const Tile& tile, Bins& bins,

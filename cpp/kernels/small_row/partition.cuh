@@ -1,4 +1,4 @@
-// What rounds over a short row leave: elements that are selected for certain, and a few at the boundary to
+// The result of rounds over a short row: elements that are certainly selected, and a few at the boundary to
 // choose from.
 #pragma once
 
@@ -12,8 +12,8 @@ namespace gvr_topk::small_row {
 
 constexpr int kLog2Group = 7;  // bins that a warp sums up
 
-// The bins of a block of so many threads, of which each sums up four. The functions below take a row of any
-// such block: its context says who this thread is, and where `warp_value` and `small_count` lie.
+// The bins of a block of kBlockThreads threads. Each thread sums up four. The functions below take a row of
+// any such block: its context says who this thread is, and where `warp_value` and `small_count` lie.
 template <int kBlockThreads>
 struct alignas(128) RoundBins {
   static constexpr int kThreads = kBlockThreads;
@@ -24,8 +24,8 @@ struct alignas(128) RoundBins {
   uint32_t set[2][kBins + 4];  // used in turn; one more bin counts what is outside the range
   uint32_t group[kThreads / 32];
   BinHit hit;
-  // Elements at the boundary, few enough to be compared with each other: each is a key, then the complement
-  // of its position.
+  // Elements at the boundary, few enough to be compared with each other. Each is a key, followed by the
+  // complement of its position.
   alignas(16) uint64_t boundary[kRankDirectly];
 
   // Clears this thread's bins of one set. All threads have read theirs.
@@ -40,8 +40,8 @@ struct alignas(128) RoundBins {
   }
 };
 
-// Finds the bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier.
-// `other` is no longer in use, and cleared if `clear`.
+// Finds the bin of the rank-th largest of the elements that all warps have counted in `set`, behind a block
+// barrier. `other` is no longer in use, and is cleared if `clear`.
 template <typename Context, typename Bins>
 __device__ __forceinline__ BinHit locate(const Context& ctx, Bins& bins, const uint32_t* set, uint32_t* other,
                                          bool clear, uint32_t rank) {
@@ -53,8 +53,8 @@ __device__ __forceinline__ BinHit locate(const Context& ctx, Bins& bins, const u
 template <int kWords>
 struct Partition {
   LaneMask<kWords> above, inside;
-  uint32_t rank;            // how many of those inside are selected
-  uint32_t boundary_count;  // how many are inside; 0 where nothing is left to choose
+  uint32_t rank;            // how many elements inside are selected
+  uint32_t boundary_count;  // number of elements inside; 0 if none is left to choose
 
   __device__ __forceinline__ void take_all() {
 #pragma unroll
@@ -69,9 +69,9 @@ struct Partition {
 template <typename Tile>
 using PartitionOf = Partition<Tile::kWords>;
 
-// Moves the selected ones of the elements inside to `above`, by comparing all of them with each other; ties
-// go to the smallest positions. `before` becomes the number that earlier warps have selected, and `kth` the
-// k-th key if there are elements inside. `key_of` makes a key of the bits in a tile. It takes one block
+// Moves the selected elements from `inside` to `above`, by comparing all elements inside with each other;
+// ties go to the smallest positions. `before` becomes the number that earlier warps have selected, and `kth`
+// the k-th key if there are elements inside. `key_of` makes a key of the bits in a tile. This takes one block
 // barrier.
 template <typename Context, typename Tile, typename Bins, typename KeyOf>
 __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& tile, Bins& bins,
@@ -121,7 +121,7 @@ __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& 
   }
 }
 
-// The same where all elements inside are equal, and many: the first `rank` of them in index order are
+// As `select_boundary`, for many elements inside, all of them equal: the first `rank` in index order are
 // selected.
 template <typename Context, typename Tile>
 __device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile,
@@ -140,8 +140,8 @@ __device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile
   });
 }
 
-// Moves the selected ones of the elements inside to `above`. `tied`: they are equal, and too many to be
-// compared with each other.
+// Moves the selected elements from `inside` to `above`. `tied`: the elements inside are equal, and too many
+// to be compared with each other.
 template <typename Context, typename Tile, typename Bins, typename KeyOf>
 __device__ __forceinline__ void select_inside(const Context& ctx, const Tile& tile, Bins& bins,
                                               PartitionOf<Tile>& partition, bool tied, uint32_t& before,

@@ -1,5 +1,5 @@
-// Selects the top k of a row that one CTA holds in registers, once the row has come: the phases from verify
-// on.
+// Selects the top k of a row that one CTA holds in registers, once the row has arrived: the phases from
+// verify on.
 //
 // The kernel of short rows runs it, and so does the first CTA of a cluster whose row is much shorter than its
 // buffer (small_row/solo_row.cuh).
@@ -15,16 +15,16 @@ namespace gvr_topk::small_row {
 
 struct alignas(128) SelectShared {
   RoundBins<kThreads> bins;
-  float next_window;  // what a cluster's first CTA leaves
+  float next_window;  // the window that the first CTA of a cluster leaves
   // [k] selected positions, in ascending order. Positions of a short row fit 16 bits.
   alignas(8) uint16_t staged[1];
 };
 
 inline constexpr size_t select_bytes(int k) { return sizeof(SelectShared) + sizeof(uint16_t) * k; }
 
-// `job` is that of a cluster of one, whose tile has come. The bins are cleared. `last_window` is the first
-// number of the row's state, and the thread whose `next` is not null leaves there what the next step starts
-// from.
+// `job` belongs to a cluster of one CTA, and its row has arrived in `tile`. The bins are cleared.
+// `last_window` is the first number of the row's state. The thread whose `next` is not null stores the window
+// for the next step there.
 template <bool kOptions, typename T, int kValues>
 __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTraits& traits,
                                            const RowJob<T, kOptions>& job, RegisterTile<T, kValues>& tile,
@@ -42,7 +42,7 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
     uint32_t before = 0;
     select_inside(ctx, tile, own.bins, partition, tied, before, kth, key_of);
     int items = ctx.k;
-    // A window holds finite values alone. What radix rounds have found is not above the k-th key.
+    // A window holds only finite values. The key that radix rounds have found is not above the k-th key.
     if (kOptions && traits.has(LaunchTraits::kDropMasked) && !window_hit && kth <= kNegInfKey) {
       items = drop_masked(ctx, tile, partition.above, before);
     }

@@ -1,15 +1,15 @@
-// Selects the top k of a row that is much shorter than its buffer: the first CTA of the cluster does, alone,
-// as the kernel of short rows would (small_row/select_row.cuh), while the others only take part in the
+// Selects the top k of a row that is much shorter than its buffer. The first CTA of the cluster does this
+// alone, as the kernel of short rows would (small_row/select_row.cuh). The other CTAs only take part in the
 // exchange.
 //
-// Another stream may be writing the length, so that CTAs of a cluster may have read different ones, and some
-// may be waiting for lists of this one. So this CTA sends what a CTA sends that finds its row too short,
-// before it selects. When it has selected, it looks at what the others have sent. If all have read the same
-// length, they have sent the same and have ended. If not, all CTAs know it from the same headers, and go on
-// together with `radix_fallback`.
+// Another stream may be writing the length, so CTAs of a cluster may have read different lengths, and some
+// may be waiting for the list of this CTA. So before it selects, this CTA sends what every CTA sends that
+// finds its row too short. After it has selected, it looks at what the others have sent. If all have read the
+// same length, they have sent the same and have ended. If not, all CTAs know it from the same headers, and go
+// on together with `radix_fallback`.
 //
-// What selects lies in memory that only this CTA writes, not in its list: others store there if they have
-// read another length.
+// The selection uses memory that only this CTA writes, and not the list, because CTAs that have read another
+// length store into the list.
 #pragma once
 
 #include "fallback/radix_fallback.cuh"
@@ -19,12 +19,12 @@ namespace gvr_topk::small_row {
 
 constexpr size_t kSoloBytes = select_bytes(kMaxSoloK);
 
-// What the kernel knows of a row that its first CTA selects from.
+// Everything that the first CTA needs to know about a row from which it selects alone.
 struct SoloRow {
   int length;
   int requested_slot;
-  uint32_t memory;   // of kSoloBytes, its offset in shared memory
-  StagedRow staged;  // what copies that this CTA has started will have put into shared memory
+  uint32_t memory;   // offset of kSoloBytes bytes in shared memory
+  StagedRow staged;  // the part of the row that this CTA's copies stage in shared memory
   bool sampled;      // whether the CTAs exchange samples as well
 };
 
@@ -33,8 +33,9 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
                                                 const SmemLayout& layout, SoloRow solo) {
   const LaunchTraits traits = launch_traits.out_of_line<kOptions>();
   const KeyInterval everything = KeyInterval::everything();
-  unsigned char* const memory = storage + ptx::unknown_zero();  // The zero is as in small_row/kernel.cuh.
-  // The row as its cluster has it. It is made again after the selection, because registers are short.
+  // The unknown zero has the same purpose as in small_row/kernel.cuh.
+  unsigned char* const memory = storage + ptx::unknown_zero();
+  // Returns the job of the whole cluster. It is made again after the selection, because registers are short.
   const auto of_cluster = [&] {
     return RowJob<T, kOptions>(p, traits, layout, memory, solo.requested_slot, solo.length);
   };
@@ -72,7 +73,7 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
   const float last_window = traits.has(LaunchTraits::kReadsState) ? sm.facts.state.z_score : kStateUnknown;
   select_row(p, traits, alone, tile, own, output, last_window, next != nullptr ? &own.next_window : nullptr,
              clock);
-  // All of a state is stored at once: rows that name one slot may be of both kinds.
+  // A state is stored as a whole, because a short row and a long one may name the same slot.
   if (next != nullptr) *next = StepState{own.next_window, 0.0f, 0.0f, 0};
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
   if (traits.log2_ctas() == 0) return;

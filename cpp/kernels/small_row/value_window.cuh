@@ -10,8 +10,8 @@
 
 namespace gvr_topk::small_row {
 
-// The window is packed into one negative float, which no z-score and no share is. The exponent is that of the
-// window's radius, a power of two; the mantissa is the centre in 64ths of the radius.
+// The window is packed into one negative float; z-scores and hint shares are not negative. The exponent is
+// that of the window's radius, a power of two; the mantissa is the centre in 64ths of the radius.
 template <int kBins>
 struct ValueWindow {
   static constexpr int kUnits = kWindowUnits, kMostCentre = 1 << 22;
@@ -20,7 +20,7 @@ struct ValueWindow {
 
   float scale, bias;
 
-  // Unpacks what `is_window`.
+  // Unpacks a float for which `is_window` holds.
   __device__ __forceinline__ explicit ValueWindow(float packed_window) {
     const uint32_t bits = __float_as_uint(packed_window);
     const int centre = static_cast<int>(bits << 9) >> 9;
@@ -28,19 +28,19 @@ struct ValueWindow {
     bias = fmaf(static_cast<float>(centre), 0.5f / kUnits, 0.5f);
   }
 
-  // The bin of a value, plus first_bin(). A greater value, and NaN, lies in no lower bin. Everything above
-  // the window falls into the last bin, everything below into the first.
+  // Returns the bin of a value, plus first_bin(). A greater value, and NaN, lies in no lower bin. Everything
+  // above the window falls into the last bin, everything below into the first.
   __device__ __forceinline__ static uint32_t first_bin() { return __float_as_uint(ptx::kIntegerBase); }
   __device__ __forceinline__ uint32_t bin(float x) const {
     const float depth = __saturatef(fmaf(x, scale, bias));  // NaN becomes zero.
     return __float_as_uint(fmaf(depth, 1.0f - kBins, ptx::kIntegerBase + (kBins - 1.0f)));
   }
 
-  // The window to leave after a step whose k-th value was found in this bin, with `near` elements in the bins
-  // of the same warp. It moves along with the value. It doubles if the value moved far, and halves where the
-  // value hardly moves or elements are dense, until bins hold about one element. The first and the last warp
-  // also count what lies outside of the window, so a window whose k-th value is in one of their bins mostly
-  // halves, however far the value moved.
+  // Returns the window to leave after a step whose k-th value was found in this bin, with `near` elements in
+  // the bins of the same warp. The window moves along with the value. It doubles if the value moved far, and
+  // halves if the value hardly moves or elements are dense, until bins hold about one element. The first and
+  // the last warp also count the elements outside of the window, so a window whose k-th value is in one of
+  // their bins mostly halves, however far the value moved.
   __device__ __forceinline__ static float updated(float packed_window, uint32_t bin, uint32_t near) {
     constexpr int kSteady = kBins / 128, kFar = kBins / 32;
     constexpr uint32_t kSparse = 1 << kLog2Group, kFew = 4 * kSparse, kDense = 8 * kSparse;
@@ -55,7 +55,7 @@ struct ValueWindow {
     return packed(exponent, centre);
   }
 
-  // The window to leave after a step that had none; the radius is rounded down.
+  // Returns the window to leave after a step that had none; the radius is rounded down.
   __device__ __forceinline__ static float around(float kth, float radius) {
     const uint32_t exponent = __float_as_uint(radius) & kExponent;
     const float centre = kth * __uint_as_float((260u << 23) - exponent);
@@ -96,10 +96,10 @@ struct ValueWindowCounter {
   }
 };
 
-// Splits a row by the bins of the window `left` of the last step, in which all warps have counted the row
-// before a block barrier. Returns false if the k-th element lies outside the window, or shares its bin with
-// too many. The thread whose `next` is not null leaves the next window there. bin_of(i) is the bin of
-// element i.
+// Partitions a row by the bins of the last step's window. All warps have counted their elements in these
+// bins, and a block barrier has followed. Returns false if the k-th element lies outside the window, or
+// shares its bin with too many elements. The thread whose `next` is not null stores the next window there.
+// bin_of(i) is the bin of element i.
 template <typename Context, typename Tile, typename Bins, typename BinOf>
 __device__ __forceinline__ bool partition_by_window(const Context& ctx, const Tile& tile, Bins& bins,
                                                     float packed_window, float* next,
@@ -127,7 +127,7 @@ __device__ __forceinline__ bool partition_by_window(const Context& ctx, const Ti
   return true;
 }
 
-// Counts a row in the bins of the window `left`, and splits it: see `partition_by_window`.
+// Counts a row in the bins of the last step's window, and partitions it by them (`partition_by_window`).
 template <typename Context, typename Tile, typename Bins>
 __device__ __forceinline__ bool try_predicted_window(const Context& ctx, const Tile& tile, Bins& bins,
                                                      float packed_window, float* next,

@@ -1,5 +1,5 @@
-// A warp's part of a long row on its way through shared memory: asynchronous copies run a few tiles ahead of
-// the filter.
+// Streams a warp's part of a long row through shared memory. Asynchronous copies run a few tiles ahead of the
+// filter.
 #pragma once
 
 #include "core/row_context.cuh"
@@ -14,17 +14,17 @@ template <typename T>
 struct AsyncPipeline : TileRing<T, kRingDepth> {
   static_assert(alignof(Shared) % TileRing<T, kRingDepth>::kLaneBytes == 0);
 
-  const T* data;  // where this lane fetches in the warp's part
+  const T* data;  // the first vector of the warp's part that this lane fetches
   int length;     // elements of the part
   int tiles;
-  // The tile that a warp starts with; it comes to those before it last. Warps that walked in step through
+  // The tile that the warp starts with; the tiles before it come last. Warps that walked in step through
   // parts a power of two apart would crowd the same memory channels.
   int first;
 
-  __device__ __forceinline__ AsyncPipeline(const T* tile, int elements, int warp, int lane,
+  __device__ __forceinline__ AsyncPipeline(const T* part, int elements, int warp, int lane,
                                            const void* storage)
       : TileRing<T, kRingDepth>(storage, warp, lane),
-        data(tile + lane * kPerVec<T>),
+        data(part + lane * kPerVec<T>),
         length(elements),
         tiles((elements + kTileElements - 1) / kTileElements),
         first(warp * tiles / kWarps) {}
@@ -55,7 +55,8 @@ struct TileProducer {
   }
 };
 
-// Streams this warp's part, whose first tiles are under way, and buffers what is not below `lo`.
+// Streams this warp's part, whose first tiles are under way, and buffers the elements that are not below
+// `lo`.
 template <typename T>
 __device__ __forceinline__ void filter_row(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
                                            TileProducer<T>& producer, float lo, CandidateBuffer& buffer) {

@@ -114,8 +114,8 @@ __device__ __forceinline__ void finish_row(const TopkParams& p, const LaunchTrai
   clock.stamp();
 }
 
-// Whether ties of the tie key may be most of the row. They are not in a row that is masked nearly everywhere,
-// nor in one of infinities.
+// Returns whether ties of the tie key may be most of the row. They are not in a row that is masked nearly
+// everywhere, nor in one of infinities.
 __device__ __forceinline__ bool may_be_dense(const KeyInterval& interval) {
   return interval.tie_key() != kAbsentKey && interval.lo != kLeastFiniteKey && interval.lo != kPosInfKey;
 }
@@ -149,8 +149,8 @@ __device__ __forceinline__ CandidateBuffer make_buffer(const RowContext<T>& ctx,
                          layout.buffer_chunks, ctx.warp);
 }
 
-// Buffers what is not below the interval, of tiles that are under way. An interval that may be dense is left
-// to `radix_fallback`, but only once all CTAs agree on it: until then the buffer counts as full.
+// Buffers the elements of tiles under way that are not below the interval. An interval that may be dense is
+// left to `radix_fallback`, but only once all CTAs agree on it: until then the buffer counts as full.
 template <typename T>
 __device__ __forceinline__ void collect(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
                                         TileProducer<T>& producer, const KeyInterval& interval,

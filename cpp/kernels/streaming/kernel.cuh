@@ -36,8 +36,8 @@ inline size_t streaming_bytes(const LaunchTraits& traits, const SmemLayout& layo
                   fixed_bytes(traits.list_capacity(), kRingDepth) + layout.buffer_chunks * kChunkBytes);
 }
 
-// Brings the start of the row to L2 before the row's length is known, each CTA a part: a row much shorter
-// than its buffer is under way then, and a longer one has these elements read anyway.
+// Prefetches the start of the row into L2 before the row's length is known, each CTA a part. A row much
+// shorter than its buffer is then under way, and in a longer row these elements are read anyway.
 template <typename T>
 __device__ __forceinline__ void prefetch_row(const RowContext<T>& ctx) {
   constexpr int kPrefetchBytes = 16384, kElements = kPrefetchBytes / sizeof(T);
@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   fetch(0, 1);
 
-  // Guess. The sample is waited for before the ring is filled: behind that it would wait for megabytes.
+  // Guess. Without state, the ring is filled only after the sample has been read. Behind a full ring, the
+  // wait for the sample would include megabytes of the row.
   Moments moments;
   KeyInterval interval;
   if (traits.has(LaunchTraits::kReadsState)) {

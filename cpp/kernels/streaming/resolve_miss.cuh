@@ -1,4 +1,4 @@
-// What the streaming kernel does where the guessed interval has missed.
+// Finishes rows whose guessed interval has missed in the streaming kernel.
 #pragma once
 
 #include "core/radix_select.cuh"
@@ -9,9 +9,10 @@
 
 namespace gvr_topk::streaming {
 
-// Finishes such a row. If all candidates of the cluster were buffered, everything at or above the interval's
-// lower end is known: radix rounds over the candidates find an interval that holds the k-th key, and one
-// exchange follows. If the k-th key lies further down, the row is streamed again, with a lower interval.
+// Finishes a row whose guessed interval has missed. If all candidates of the cluster were buffered,
+// everything at or above the interval's lower end is known: radix rounds over the candidates find an interval
+// that holds the k-th key, and one exchange follows. If the k-th key lies further down, the row is streamed
+// again, with a lower interval.
 template <typename T, bool kOptions>
 __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const LaunchTraits& traits,
                                                     const SmemLayout& layout, int count, int rotation) {
