@@ -276,7 +276,7 @@ NUMBERS = {
     "kStoreChunks": model.STORE_ITEMS // 32,
     "kLog2Chunk": 5,
     "kMostTies": model.MOST_TIES,
-    "kLog2FineBins": model.FINE_BINS.bit_length() - 1,
+    "kLog2Bins": model.FINE_BINS.bit_length() - 1,
     "kLog2KeyBins": model.LOG2_KEY_BINS,
     "kMaxInside": model.MAX_INSIDE,
     "kMinInside": model.MIN_INSIDE,
@@ -295,6 +295,7 @@ def test_numbers_are_those_of_the_kernel(name: str) -> None:
     headers = [
         *sorted((CPP / "kernels" / "prefill").glob("*.cuh")),
         CPP / "kernels" / "core" / "config.cuh",
+        CPP / "kernels" / "core" / "row_predictor.cuh",
         CPP / "include" / "gvr_topk" / "policy.h",
     ]
     text = "\n".join(header.read_text() for header in headers)

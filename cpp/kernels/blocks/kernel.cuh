@@ -22,6 +22,7 @@
 #include "blocks/candidate_tile.cuh"
 #include "blocks/config.cuh"
 #include "core/row_job.cuh"
+#include "ptx/grid.cuh"
 #include "small_row/key_rounds.cuh"
 
 namespace gvr_topk::blocks {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
 
 namespace gvr_topk {
 

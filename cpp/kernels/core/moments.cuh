@@ -7,6 +7,7 @@
 #include "core/row_sample.cuh"
 #include "core/sample_interval.cuh"
 #include "ptx/math.cuh"
+#include "ptx/memory.cuh"
 
 namespace gvr_topk {
 

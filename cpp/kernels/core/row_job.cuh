@@ -10,6 +10,8 @@
 #include "core/row_context.cuh"
 #include "core/row_stats.cuh"
 #include "core/step_state.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
 
 namespace gvr_topk {
 

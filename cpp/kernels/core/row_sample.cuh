@@ -9,6 +9,7 @@
 #include "core/row_context.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/math.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 
 namespace gvr_topk {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/config.cuh"
+#include "core/counts.cuh"
 #include "core/histogram.cuh"
 #include "core/key_interval.cuh"
 #include "core/key_range.cuh"

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "core/config.cuh"
+#include "core/counts.cuh"
 #include "core/histogram.cuh"
 #include "core/inbox.cuh"
-#include "core/key_interval.cuh"
 #include "core/launch_traits.cuh"
 #include "core/step_state.cuh"
 #include "gvr_topk/policy.h"

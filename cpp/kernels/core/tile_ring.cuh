@@ -4,7 +4,6 @@
 #pragma once
 
 #include "core/row_view.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/compare.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"

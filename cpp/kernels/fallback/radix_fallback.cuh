@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/guess.cuh"
+#include "core/missed_guess.cuh"
 #include "core/phase_clock.cuh"
 #include "core/radix_select.cuh"
 #include "core/row_job.cuh"

@@ -19,6 +19,7 @@
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
 #include "paper_gvr/refine.cuh"
+#include "ptx/grid.cuh"
 
 namespace gvr_topk::paper_gvr {
 

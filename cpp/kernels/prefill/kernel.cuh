@@ -20,10 +20,12 @@
 #pragma once
 
 #include "core/launch.cuh"
+#include "core/prefill_output.cuh"
 #include "gvr_topk/policy.h"
 #include "prefill/radix_rounds.cuh"
 #include "prefill/row_stream.cuh"
 #include "prefill/select.cuh"
+#include "ptx/grid.cuh"
 
 namespace gvr_topk::prefill {
 

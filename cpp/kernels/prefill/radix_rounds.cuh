@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/lane_ranks.cuh"
+#include "core/prefill_output.cuh"
 #include "prefill/guess.cuh"
 
 namespace gvr_topk::prefill {

@@ -19,10 +19,13 @@
 #pragma once
 
 #include "core/launch.cuh"
+#include "core/prefill_output.cuh"
 #include "core/row_stats.cuh"
 #include "core/smem_layout.cuh"
 #include "core/window.cuh"
 #include "prefill_short/prefill_tile.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/mbarrier.cuh"
 #include "small_row/key_rounds.cuh"
 #include "small_row/partition.cuh"
 #include "small_row/value_window.cuh"

@@ -3,7 +3,8 @@
 #pragma once
 
 #include "core/window.cuh"
-#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
 #include "small_row/word_tile.cuh"
 
 namespace gvr_topk::prefill_short {

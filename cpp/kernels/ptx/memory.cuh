@@ -1,4 +1,4 @@
-// Loads, stores and copies the compiler would not choose, and programmatic dependent launch.
+// Loads, stores and copies that the compiler would not choose.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,11 @@
 #include "ptx/chaos_hooks.cuh"
 
 namespace gvr_topk::ptx {
+
+// Returns the 32-bit address of a pointer to shared memory.
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
 
 // Loads 16 bytes without allocating in L1, for scores, which are read once.
 __device__ __forceinline__ uint4 load_streaming(const void* p) {
@@ -223,27 +228,6 @@ __device__ __forceinline__ void prepend_if(uint32_t condition, uint32_t& slot, u
       : "+r"(slot)
       : "r"(condition), "h"(value)
       : "memory");
-}
-
-// Waits until the previous kernel has ended and its writes are visible. Returns at once unless the launch
-// carries the programmatic-serialization attribute.
-__device__ __forceinline__ void grid_dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  GVR_CHAOS_POINT();
-}
-
-// Lets the next kernel start early. That kernel waits for the end of this one before it touches memory that
-// this one writes.
-__device__ __forceinline__ void grid_launch_dependents() {
-  GVR_CHAOS_POINT();
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-// Waits for the end of the previous kernel and lets the next one start early, so that the launch of the next
-// one is hidden behind this kernel.
-__device__ __forceinline__ void grid_take_over() {
-  grid_dependency_wait();
-  grid_launch_dependents();
 }
 
 }  // namespace gvr_topk::ptx

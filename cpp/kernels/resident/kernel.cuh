@@ -20,8 +20,10 @@
 #include <algorithm>
 
 #include "core/guess.cuh"
+#include "core/missed_guess.cuh"
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
+#include "ptx/grid.cuh"
 #include "resident/count_and_emit.cuh"
 #include "resident/register_tile.cuh"
 #include "resident/resolve_miss.cuh"

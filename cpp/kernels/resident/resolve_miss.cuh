@@ -2,6 +2,7 @@
 // and nothing is read from global memory again.
 #pragma once
 
+#include "core/missed_guess.cuh"
 #include "core/predictor.cuh"
 #include "core/radix_select.cuh"
 #include "core/row_job.cuh"

@@ -15,6 +15,7 @@
 
 #include "core/phase_clock.cuh"
 #include "core/row_job.cuh"
+#include "ptx/grid.cuh"
 #include "small_row/select_row.cuh"
 
 namespace gvr_topk::small_row {

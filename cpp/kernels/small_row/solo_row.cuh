@@ -13,6 +13,7 @@
 #pragma once
 
 #include "fallback/radix_fallback.cuh"
+#include "ptx/mbarrier.cuh"
 #include "small_row/select_row.cuh"
 
 namespace gvr_topk::small_row {

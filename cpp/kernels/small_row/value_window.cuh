@@ -5,6 +5,7 @@
 
 #include "core/step_state.cuh"
 #include "ptx/compare.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
 #include "small_row/partition.cuh"
 

@@ -2,7 +2,10 @@
 // filter.
 #pragma once
 
+#include "core/key_interval.cuh"
+#include "core/launch_traits.cuh"
 #include "core/row_context.cuh"
+#include "core/smem_layout.cuh"
 #include "core/tile_ring.cuh"
 #include "ptx/registers.cuh"
 #include "streaming/candidate_buffer.cuh"
@@ -83,6 +86,56 @@ __device__ __forceinline__ void filter_row(const RowContext<T>& ctx, const Async
     }
   }
   __syncwarp();
+}
+
+// Returns whether ties of the tie key may be most of the row. They are not in a row that is masked nearly
+// everywhere, nor in one of infinities.
+__device__ __forceinline__ bool may_be_dense(const KeyInterval& interval) {
+  return interval.tie_key() != kAbsentKey && interval.lo != kLeastFiniteKey && interval.lo != kPosInfKey;
+}
+
+// The rings of all warps follow the list, and the candidate buffer follows them.
+template <typename T>
+__device__ __forceinline__ unsigned char* pipeline_storage(const RowContext<T>& ctx,
+                                                           const LaunchTraits& traits) {
+  return static_cast<unsigned char*>(ctx.list.end(traits.list_capacity()));
+}
+
+template <typename T>
+__device__ __forceinline__ BufferedValue* buffer_storage(const RowContext<T>& ctx,
+                                                         const LaunchTraits& traits) {
+  return reinterpret_cast<BufferedValue*>(pipeline_storage(ctx, traits) + kWarps * AsyncPipeline<T>::kBytes);
+}
+
+template <typename T>
+__device__ __forceinline__ AsyncPipeline<T> make_pipeline(const RowContext<T>& ctx,
+                                                          const LaunchTraits& traits) {
+  const int span = warp_span(ctx.row.n, ctx.log2_ctas, sizeof(T));
+  const int begin = min((ctx.rank * kWarps + ctx.warp) * span, ctx.row.n);
+  return AsyncPipeline<T>(ctx.row.data + begin, min(span, ctx.row.n - begin), ctx.warp, ctx.lane,
+                          pipeline_storage(ctx, traits));
+}
+
+template <typename T>
+__device__ __forceinline__ CandidateBuffer make_buffer(const RowContext<T>& ctx, const LaunchTraits& traits,
+                                                       const SmemLayout& layout) {
+  return CandidateBuffer(buffer_storage(ctx, traits), ctx.shared->buffer_chunks[ctx.warp],
+                         layout.buffer_chunks, ctx.warp);
+}
+
+// Buffers the elements of tiles under way that are not below the interval. An interval that may be dense is
+// left to `radix_fallback`, but only once all CTAs agree on it: until then the buffer counts as full.
+template <typename T>
+__device__ __forceinline__ void collect(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
+                                        TileProducer<T>& producer, const KeyInterval& interval,
+                                        CandidateBuffer& buffer) {
+  buffer.claim_part(ctx.lane);
+  buffer.full = may_be_dense(interval);
+  if (buffer.full) {
+    ptx::wait_copies<0>();
+  } else {
+    filter_row(ctx, pipeline, producer, interval.low(), buffer);
+  }
 }
 
 }  // namespace gvr_topk::streaming

@@ -24,6 +24,7 @@
 #include "core/guess.cuh"
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
+#include "ptx/grid.cuh"
 #include "small_row/solo_row.cuh"
 #include "streaming/async_pipeline.cuh"
 #include "streaming/count_and_emit.cuh"
