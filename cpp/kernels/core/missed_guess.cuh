@@ -1,4 +1,5 @@
-// What the counts of an interval that has missed say about the k-th key, and where to look for it next.
+// Draws conclusions from the counts of an interval that has missed: which range holds the k-th key, and which
+// interval to try next.
 #pragma once
 
 #include <cstdint>
