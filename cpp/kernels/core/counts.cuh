@@ -1,4 +1,4 @@
-// The counts of an interval of keys that the CTAs of a cluster exchange, and what their sums say.
+// The counts of an interval of keys that the CTAs of a cluster exchange, and their sums.
 #pragma once
 
 #include <cstdint>

@@ -12,9 +12,9 @@
 
 namespace gvr_topk {
 
-// Sends this CTA's segment of the list and its header to the same place in every CTA of the cluster. One team
-// of threads sends to each CTA. The receiver's transaction barrier counts one arrival per sender and the
-// bytes that the sender announces.
+// Sends this CTA's segment of the list and its header to the same offsets in the shared memory of every CTA
+// of the cluster. One team of threads sends to each CTA. The receiver's transaction barrier counts one
+// arrival per sender and the bytes that the sender announces.
 template <typename T>
 __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const KeyInterval& interval) {
   const Shared& sm = *ctx.shared;

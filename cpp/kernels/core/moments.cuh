@@ -23,8 +23,8 @@ struct RowProbe {
   int at[kProbes];
   uint4* zone[kProbes];  // where this thread's probes land
 
-  // Starts the copies. They go to shared memory, because with loads to registers whatever waits for the
-  // length would wait for the probes too. Second probes land in `store`, kThreads vectors that only this CTA
+  // Starts the copies. They go to shared memory, because with loads to registers the wait for the length
+  // would be a wait for the probes too. Second probes land in `store`, kThreads vectors that only this CTA
   // uses and that serve another purpose only later.
   __device__ __forceinline__ RowProbe(const RowContext<T>& ctx, const LaunchTraits& traits,
                                       uint4* store = nullptr)

@@ -113,7 +113,7 @@ struct TileRing {
   }
 
   __device__ __forceinline__ uint32_t not_below(float lo, uint32_t slot) const {
-    uint32_t unused;  // The compiler leaves out what nobody reads.
+    uint32_t unused;  // The compiler removes these bits, which nobody reads.
     return not_below(lo, INFINITY, slot, unused);
   }
 

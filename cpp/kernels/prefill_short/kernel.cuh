@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
       __syncthreads();  // All warps have taken the row into registers.
       if (Arrivals::kBuffers == 1) {
         fetch_next();
-        // Single lanes fetch, and what follows starts with collective operations of each warp.
+        // Single lanes fetch, and the code that follows starts with collective operations of each warp.
         ptx::reconverge(ctx.zero);
       }
       ++arrivals.taken;

@@ -8,7 +8,7 @@
 namespace gvr_topk::ptx {
 
 // Initializes a transaction barrier in shared memory, which counts arrivals and expected bytes. Stores that
-// name it need no fence: whoever waits for the barrier sees them.
+// complete at it need no fence: a thread that has waited for the barrier sees them.
 __device__ __forceinline__ void barrier_init(uint32_t address, uint32_t arrivals) {
   GVR_CHAOS_POINT();
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
@@ -41,7 +41,7 @@ __device__ __forceinline__ void store_async(uint32_t address, const uint4& value
 }
 
 // Orders this thread's accesses to shared memory before bulk copies that a thread starts behind the next
-// barrier: a barrier alone does not order what is copied in bulk.
+// barrier. A barrier alone does not order bulk copies.
 __device__ __forceinline__ void fence_before_bulk_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   GVR_CHAOS_POINT();

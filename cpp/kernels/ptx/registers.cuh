@@ -5,8 +5,7 @@
 
 namespace gvr_topk::ptx {
 
-// Hides where a value comes from, so that the compiler does not compute it, or read it from a slow place,
-// each time it is used.
+// Hides the origin of a value, so that the compiler does not compute or load it again each time it is used.
 __device__ __forceinline__ void keep(int& value) { asm("" : "+r"(value)); }
 __device__ __forceinline__ void keep(uint32_t& value) { asm("" : "+r"(value)); }
 __device__ __forceinline__ void keep(float& value) { asm("" : "+f"(value)); }

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
   StepState state = job.load_state_early(p, traits);
-  __syncwarp();  // Without it the compiler issues the loads of the state behind those of the row.
+  __syncwarp();  // Otherwise the compiler would issue the loads of the state behind those of the row.
   RowProbe<T, kProbes> probe(ctx, traits);
   RegisterTile<T, kValues> tile(ctx, traits);
   int elements = p.width;

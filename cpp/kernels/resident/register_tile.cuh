@@ -55,7 +55,8 @@ struct RegisterTile {
     return (elements + kGroup - 1) >> log2_of(kGroup);
   }
 
-  // Computes where this lane's elements lie in a row of `elements`. Returns where those of its warp begin.
+  // Computes where this lane's elements lie in a row of `elements`. Returns the position of its warp's first
+  // element.
   __device__ __forceinline__ int lay_out(const RowContext<T>& ctx, int elements) {
     const int groups = groups_of(elements), log2_warps = log2_of(kWarps) + ctx.log2_ctas;
     const int before = (ctx.rank * kWarps + ctx.warp) * groups + (1 << log2_warps) - 1;
@@ -67,7 +68,7 @@ struct RegisterTile {
   }
 
   // Starts the loads of a row of `elements` in a buffer of `width`. Whole vectors are loaded where the buffer
-  // has them, because loading what lies behind the row's end costs less than leaving it out.
+  // has them, because loading elements behind the row's end costs less than leaving them out.
   __device__ __forceinline__ void fetch(const RowContext<T>& ctx, const LaunchTraits& traits, int elements,
                                         int width) {
     const int warp_begin = lay_out(ctx, elements);

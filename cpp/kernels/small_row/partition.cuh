@@ -21,7 +21,7 @@ struct alignas(128) RoundBins {
   static constexpr int kLog2Bins = log2_of(kBins);
   static_assert(kBins == kThreads / 32 << kLog2Group);
 
-  uint32_t set[2][kBins + 4];  // used in turn; one more bin counts what is outside the range
+  uint32_t set[2][kBins + 4];  // used in turn; one more bin counts elements outside the range
   uint32_t group[kThreads / 32];
   BinHit hit;
   // Elements at the boundary, few enough to be compared with each other. Each is a key, followed by the

@@ -37,8 +37,8 @@ __device__ __forceinline__ auto mask_of_keys(const uint32_t (&keys)[kValues], Fo
 // vector, lane, element). Elements behind the row's end are -inf. The top k are the same, since ties go to
 // the smallest positions.
 //
-// A small tile loads the whole buffer of the row before the row's length is known: loading what lies behind
-// the end costs less than waiting.
+// A small tile loads the whole buffer of the row before the row's length is known, because loading elements
+// behind the end costs less than waiting.
 template <typename T, int kValues>
 struct RegisterTile {
   // Whether there are registers for the bin of each element (small_row/value_window.cuh).

@@ -134,7 +134,7 @@ __device__ __forceinline__ bool try_predicted_window(const Context& ctx, const T
                                                      float packed_window, float* next,
                                                      PartitionOf<Tile>& partition) {
   ValueWindowCounter<Bins> counter(bins, packed_window);
-  // Where registers are short, bins are computed again.
+  // If registers are short, bins are computed again.
   constexpr bool kKeepsBins = Tile::kKeepsBins;
   uint32_t bin[kKeepsBins ? Tile::kSize : 1];
   tile.for_each_index([&](int i) {
@@ -142,8 +142,7 @@ __device__ __forceinline__ bool try_predicted_window(const Context& ctx, const T
     if (kKeepsBins) bin[i] = value_bin;
   });
   __syncthreads();
-  if (!kKeepsBins)
-    ptx::keep(counter.value_window.scale);  // Without it the compiler would keep the bins anyway.
+  if (!kKeepsBins) ptx::keep(counter.value_window.scale);  // Otherwise the compiler would keep the bins.
   return partition_by_window(ctx, tile, bins, packed_window, next, partition, [&](int i) {
     return kKeepsBins ? bin[i] : counter.value_window.bin(tile.value(i));
   });

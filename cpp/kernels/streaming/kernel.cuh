@@ -7,7 +7,7 @@
 // Phases:
 // - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
 //   or from a sample of the row (core/guess.cuh);
-// - collect: each warp streams its part of the row and keeps, in index order, what is at or above the
+// - collect: each warp streams its part of the row and keeps, in index order, the elements at or above the
 //   interval's lower end (streaming/async_pipeline.cuh, streaming/candidate_buffer.cuh);
 // - verify: candidates are counted above the interval and listed inside, and one exchange joins the CTAs;
 // - refine: the exact k-th key is found among the listed ones (core/select.cuh);
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
   StepState state = job.load_state_early(p, traits);
-  __syncwarp();  // Without it the compiler issues the loads of the state behind those of the sample.
+  __syncwarp();  // Otherwise the compiler would issue the loads of the state behind those of the sample.
   // Second probes land in the candidate buffer, which is not used before the row is filtered.
   uint4* const probes = reinterpret_cast<uint4*>(buffer_storage(ctx, traits));
   RowProbe<T, kProbes> probe(ctx, traits, probes);
