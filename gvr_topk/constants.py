@@ -78,7 +78,7 @@ class SearchEnd(enum.IntEnum):
     TIE = 3
     BISECT = 4
     KEY = 5
-    PLATEAU = 6
+    TIE_KEY = 6
 
 
 class StatsColumn(enum.IntEnum):

@@ -1,4 +1,5 @@
-// What a chaos build exports beside the op, so that a test can tell it from a normal build and set its mode.
+// The exports of a chaos build beside the op, so that a test can tell it from a normal build and set its
+// mode.
 #include <vector>
 
 #include "chaos_registry.h"

@@ -5,13 +5,13 @@
 
 namespace gvr_topk::chaos {
 
-// Which threads a mode delays. The host refuses numbers from kModes on; eval/common/stress_library.py names
-// the modes for Python.
+// The modes of a chaos build, by the threads that they delay. The host refuses numbers from kModes on;
+// eval/common/stress_library.py names the modes for Python.
 enum Mode : int {
   kOff = 0,
   kRandom = 1,          // every warp now and then, and a whole CTA for a while
   kLastCta = 2,         // the last CTA of a cluster, after every wait for the cluster
-  kFirstCta = 3,        // the first one likewise
+  kFirstCta = 3,        // the first CTA, after every wait for the cluster
   kOneWarp = 4,         // one warp of each CTA, which changes with time
   kAllWarpsButOne = 5,  // all warps of each CTA but that one
   kRoamingCta = 6,      // one CTA of a cluster, which changes with time

@@ -91,7 +91,7 @@ struct Target {
 };
 
 // Rewrites words of a tensor in random order. Each word gets the value that one of several prepared contents
-// has at its place.
+// has in the same row and column.
 __global__ void __maxnreg__(32) rewrite(uint64_t ns, Target target, const uint32_t* pool, uint32_t contents) {
   const uint64_t end = nanoseconds() + ns;
   const uint64_t words = static_cast<uint64_t>(target.rows) * target.columns;

@@ -39,7 +39,7 @@ void check_chosen(const Arguments& a, int64_t block_k) {
   check_results(a.blocks, "blocks", a.logits.get_device(), a.logits.size(0), block_k, "block_k");
 }
 
-// The same checks for a call that gives blocks.
+// Refuses arguments with undefined effect on the device, in a call that gives blocks.
 void check_given(const Arguments& a) {
   check_scores(a);
   check_tensor(a.blocks, "blocks", a.logits.get_device(), ScalarType::Int, {a.logits.size(0), kAny});

@@ -1,4 +1,4 @@
-// What the compiled ops have in common: the device and the stream of a call, and the checks of its tensors.
+// The common parts of the compiled ops: the device and the stream of a call, and the checks of its tensors.
 #pragma once
 
 #include <cuda_runtime_api.h>

@@ -70,7 +70,7 @@ struct GreenContextApi {
   }
 };
 
-// Where a launch on a stream will run.
+// The context in which a launch on a stream will run.
 struct StreamContext {
   int32_t device = 0;
   int32_t sm_count = 0;

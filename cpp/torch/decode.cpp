@@ -39,10 +39,10 @@ struct Arguments {
 };
 
 // Checks a tensor of states, which kernels read and write 16 bytes at a time.
-void check_words(const Tensor& words, const char* name, int32_t device, int64_t rows) {
-  check_tensor(words, name, device, ScalarType::Float, {rows, kStateFloats});
-  check_contiguous(words, name);
-  check(reinterpret_cast<uintptr_t>(words.data_ptr()) % 16 == 0, name,
+void check_states(const Tensor& states, const char* name, int32_t device, int64_t rows) {
+  check_tensor(states, name, device, ScalarType::Float, {rows, kStateFloats});
+  check_contiguous(states, name);
+  check(reinterpret_cast<uintptr_t>(states.data_ptr()) % 16 == 0, name,
         ": wanted an address that is a multiple of 16, got one that is not");
 }
 
@@ -53,7 +53,7 @@ void check_state(const Arguments& a, int32_t device, int64_t rows, int64_t reque
   }
   check(a.state || !a.indices, "indices: wanted a state beside them, got None");
   if (!a.state) return;
-  check_words(*a.state, "state", device, kAny);
+  check_states(*a.state, "state", device, kAny);
   const int64_t slots = a.state->size(0);
   check(a.row_slot || slots >= requests, "state: wanted at least ", requests, " slots without row_slot, got ",
         slots);
@@ -72,7 +72,7 @@ void check_arguments(const Arguments& a) {
   const int64_t requests = rows / a.next_n;
   check_results(a.out, "out", device, rows, a.k);
   check_state(a, device, rows, requests);
-  if (a.next_state) check_words(*a.next_state, "next_state", device, rows);
+  if (a.next_state) check_states(*a.next_state, "next_state", device, rows);
   check_pages(a.page_table, a.slots, a.page_size, device, rows, requests, a.k);
   check(a.page_table || (a.flags & kFlagClampPages) == 0,
         "clamp_pages: wanted a page_table beside it, got None");

@@ -108,7 +108,7 @@ void indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Ten
   const PrefillPlan plan = make_prefill_plan(PrefillInput{params.rows, params.width, k, params.dtype,
                                                           static_cast<Path>(path), target.context.sm_count,
                                                           target.arch, aligned, (flags & kFlagStreams) != 0});
-  params.folds = plan.folds;
+  params.runs_per_cta = plan.runs_per_cta;
   params.lists = plan.lists;
   params.bitmap_tiles = plan.bitmap_tiles;
   const cudaError_t status = launch_prefill(params, plan, (flags & kFlagPdl) != 0, target.stream);

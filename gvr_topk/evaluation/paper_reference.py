@@ -105,7 +105,7 @@ class RowStats:
     done : str
         A `gvr_topk.constants.SearchEnd` in lower case: ``short`` (n <= k, nothing to search), ``guess``
         (the first threshold was good), ``secant``, ``tie``, ``bisect``, ``key`` (the kind of step that ended
-        the search), or ``plateau`` (more than `capacity` values at or above the k-th, because of ties).
+        the search), or ``tie_key`` (more than `capacity` values at or above the k-th, because of ties).
     candidates : int
         Elements collected in phase 3.
     snap_iterations : int
@@ -247,7 +247,7 @@ class _Guess:
 
 @dataclass(frozen=True)
 class _Verified:
-    """Phase 2's outcome: ``k <= #{key >= threshold_key} <= capacity``, or ``done`` is ``PLATEAU``."""
+    """Phase 2's outcome: ``k <= #{key >= threshold_key} <= capacity``, or ``done`` is ``TIE_KEY``."""
 
     threshold_key: int
     done: SearchEnd
@@ -313,9 +313,9 @@ def _verify(row: Floats, first: _Guess, k: int, capacity: int) -> _Verified:
     # At least k elements may reach +inf itself (infinities, NaNs), so an upper end that no pass measured lies
     # beyond NaN.
     top = _key_of(high[0]) if math.isfinite(high[0]) else _KEY_END
-    key, is_plateau, trail = _bisect_keys(keys, k, capacity, (_key_of(low[0]), low[1]), top)
+    key, is_tie_key, trail = _bisect_keys(keys, k, capacity, (_key_of(low[0]), low[1]), top)
     points += [(np.float32(_key_to_float(middle)), count) for middle, count in trail]
-    return _verified(key, SearchEnd.PLATEAU if is_plateau else SearchEnd.KEY, points, low, high)
+    return _verified(key, SearchEnd.TIE_KEY if is_tie_key else SearchEnd.KEY, points, low, high)
 
 
 def _next_threshold(
@@ -398,7 +398,7 @@ def _bisect_keys(
     -------
     key : int
         The threshold.
-    is_plateau : bool
+    is_tie_key : bool
         True when `key` is the k-th value and still more than `capacity` elements reach it.
     trail : list of (key, count)
     """
@@ -419,11 +419,11 @@ def _bisect_keys(
 def _collect(row: Floats, found: _Verified, k: int) -> Ints:
     """Phase 3: positions of the candidates, in index order.
 
-    A plateau does not fit, but its members are all equal: everything above it and its first ties
-    are the answer already.
+    The elements of a tie key do not fit, but all of them are equal: everything above that key and the first
+    of its ties are the answer already.
     """
     keys = _keys(row)
-    if found.done is SearchEnd.PLATEAU:
+    if found.done is SearchEnd.TIE_KEY:
         return np.flatnonzero(_partition(keys, found.threshold_key, k))
     return np.flatnonzero(keys >= found.threshold_key)
 

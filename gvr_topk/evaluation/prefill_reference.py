@@ -12,7 +12,7 @@ in these phases:
 
 A row whose interval has missed is collected once more, with an interval from a sample. If an interval from a
 sample misses, a second one is tried. If that fails as well, radix rounds over the keys of the whole row find
-the result (`settle`).
+the result (`radix_select_row`).
 
 The result is the contract's (`gvr_topk.contract`) for every row; the row before decides only how much work it
 takes. The numbers below, and most names, are those of ``cpp/kernels/prefill``. Windows are taken to begin at
@@ -152,7 +152,7 @@ def select_row(values: Floats, k: int, last: RowPredictor, rounds: int, *, predi
             return RowResult(selected, stats, last.learn(kth, F(interval.width / F(inside)), k))
         if not by_value:  # narrower if there were too many candidates, else wider
             deviations = CLOSER if inside > STORE_ITEMS else WIDER
-    indices, tie_key, is_known = settle(values, k, last.tie_key)
+    indices, tie_key, is_known = radix_select_row(values, k, last.tie_key)
     done = 0 if is_known else rounds
     stats = StepStats(reason, len(sources) + 1, inside, 0, -1, first, 0, done)
     return RowResult(indices, stats, RowPredictor(tie_key=tie_key))
@@ -197,7 +197,7 @@ def guess_by_sample(values: Floats, k: int, deviations: np.float32 = DEVIATIONS)
     return ValueInterval(lo, last if upper > 0 else value_of(MOST), first, last)
 
 
-def settle(values: Floats, k: int, tried: int) -> tuple[Positions, int, bool]:
+def radix_select_row(values: Floats, k: int, tried: int) -> tuple[Positions, int, bool]:
     """Return positions by the k-th key, the key if the next row shall try it, and whether `tried` was it."""
     keys = keys_of(values)
     key = int(np.sort(keys)[-k])

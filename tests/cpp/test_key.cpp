@@ -73,9 +73,9 @@ void test_elements(const std::vector<uint16_t>& stored) {
 // The filler after a row's end is -inf in every type.
 void test_absent() {
   for (int e = 0; e < 8; ++e) {
-    CHECK(element<__nv_bfloat16>(absent_vec<__nv_bfloat16>(), e) == -kInfinity);
-    CHECK(element<__half>(absent_vec<__half>(), e) == -kInfinity);
-    CHECK(element<float>(absent_vec<float>(), e % 4) == -kInfinity);
+    CHECK(element<__nv_bfloat16>(negative_infinity_vec<__nv_bfloat16>(), e) == -kInfinity);
+    CHECK(element<__half>(negative_infinity_vec<__half>(), e) == -kInfinity);
+    CHECK(element<float>(negative_infinity_vec<float>(), e % 4) == -kInfinity);
   }
 }
 

@@ -220,13 +220,13 @@ void test_prefill_plans() {
             PrefillInput in{rows, width, k, dtype, Path::kAuto, 132, arch, true, false};
             const PrefillPlan either = make_prefill_plan(in);
             CHECK(either.ctas >= 1 && either.ctas <= 132 * kClusterThreads / kLeastShortPrefillThreads);
-            CHECK(either.folds >= 1 && int64_t{either.ctas} * either.folds <= rows);
+            CHECK(either.runs_per_cta >= 1 && int64_t{either.ctas} * either.runs_per_cta <= rows);
             const int64_t threads = either.threads, element = element_bytes(dtype);
             CHECK(threads == 0 || threads * kMaxValuesPerThread >= width);
             CHECK(threads == 0 || has_short_prefill(threads, element, arch));
             const int64_t staged = 2 * (k < width ? k : width);
             const int64_t arriving =
-                short_prefill_places(element) * short_prefill_row_bytes(threads, element);
+                short_prefill_buffers(element) * short_prefill_row_bytes(threads, element);
             CHECK(threads == 0 || short_prefill_fixed_bytes(threads) + staged + arriving <= shared_bytes);
             in.streams = true;
             const PrefillPlan plan = make_prefill_plan(in);
@@ -236,7 +236,7 @@ void test_prefill_plans() {
             CHECK(covers || plan.bitmap_tiles == max_prefill_tiles(arch));
             in.path = Path::kRadixRounds;
             const PrefillPlan radix = make_prefill_plan(in);
-            CHECK(!radix.lists && radix.ctas == plan.ctas && radix.folds == plan.folds);
+            CHECK(!radix.lists && radix.ctas == plan.ctas && radix.runs_per_cta == plan.runs_per_cta);
           }
         }
       }

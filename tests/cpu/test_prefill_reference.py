@@ -184,9 +184,9 @@ def test_a_key_that_is_not_finite_is_tried_too(value: float, key: int) -> None:
 
 
 def test_few_ties_are_forgotten() -> None:
-    indices, tie_key, _ = model.settle(np.zeros(model.MOST_TIES, dtype=F), 3, KEY_ABSENT)
+    indices, tie_key, _ = model.radix_select_row(np.zeros(model.MOST_TIES, dtype=F), 3, KEY_ABSENT)
     assert (indices.tolist(), tie_key) == ([0, 1, 2], KEY_ABSENT)
-    assert model.settle(np.zeros(model.MOST_TIES + 1, dtype=F), 3, KEY_ABSENT)[1] == key_of(F(0.0))
+    assert model.radix_select_row(np.zeros(model.MOST_TIES + 1, dtype=F), 3, KEY_ABSENT)[1] == key_of(F(0.0))
 
 
 @pytest.mark.parametrize(("dtype", "rounds"), [(torch.float32, 3), (torch.bfloat16, 2), (torch.float16, 2)])
@@ -276,7 +276,7 @@ NUMBERS = {
     "kStoreChunks": model.STORE_ITEMS // 32,
     "kLog2Chunk": 5,
     "kMostTies": model.MOST_TIES,
-    "kLog2FineBins": model.FINE_BINS.bit_length() - 1,
+    "kLog2Bins": model.FINE_BINS.bit_length() - 1,
     "kLog2KeyBins": model.LOG2_KEY_BINS,
     "kMaxInside": model.MAX_INSIDE,
     "kMinInside": model.MIN_INSIDE,
@@ -295,6 +295,7 @@ def test_numbers_are_those_of_the_kernel(name: str) -> None:
     headers = [
         *sorted((CPP / "kernels" / "prefill").glob("*.cuh")),
         CPP / "kernels" / "core" / "config.cuh",
+        CPP / "kernels" / "core" / "row_predictor.cuh",
         CPP / "include" / "gvr_topk" / "policy.h",
     ]
     text = "\n".join(header.read_text() for header in headers)

@@ -21,7 +21,7 @@ enum StatsColumn : int32_t {
   kStatColumns = 8,
 };
 
-// Where the first threshold or interval of a row came from.
+// The origin of a row's first threshold or interval.
 enum GuessSource : uint32_t {
   kGuessNone = 0,
   kGuessHint = 1,       // the values at the last step's positions (paper's kernel)
@@ -30,7 +30,7 @@ enum GuessSource : uint32_t {
   kGuessValue = 4,      // the state: the last k-th value itself
 };
 
-// How the paper's kernel ended its search for a threshold.
+// The step that ended the search of the paper's kernel for a threshold.
 enum class SearchEnd : int32_t {
   kShort = 0,
   kGuess = 1,
@@ -38,7 +38,7 @@ enum class SearchEnd : int32_t {
   kTie = 3,
   kBisect = 4,
   kKey = 5,
-  kPlateau = 6,
+  kTieKey = 6,
 };
 
 // Floats in one slot of the state. Kernels read and write a slot 16 bytes at a time.
@@ -57,13 +57,13 @@ constexpr float kStateMasked = 128.0f;    // the k-th value was -inf
 // Columns of the optional tensor of phase stamps.
 constexpr int32_t kPhaseStamps = 8;
 
-// Fields that kernels need first come first, because kernels wait for parameters, which are fetched 64 bytes
-// at a time: all but the last eight of the first 64 are fetched together with the kernel's launch traits.
+// The fields that kernels need first come first. Parameters are fetched 64 bytes at a time, and the first 56
+// bytes share a fetch with the launch traits.
 struct TopkParams {
   const void* logits;       // [rows, width], inner stride 1, `logits_stride` elements between rows
   const int32_t* seq_lens;  // [rows / next_n], or [rows] where `row_lengths`
   int64_t logits_stride;
-  float* state;  // [num_slots, kStateFloats] or null: what one step leaves for the next (core/predictor.cuh)
+  float* state;  // [num_slots, kStateFloats] or null: what one step leaves for the next (core/step_state.cuh)
   int32_t width;
   int32_t k;
   int32_t next_n;
@@ -82,13 +82,14 @@ struct TopkParams {
   float* next_state;      // [rows, kStateFloats] or null: each row leaves its state here, not in its slot
   int32_t* counts;        // [rows] or null: how many items were written
   int32_t* stats;         // [rows, kStatColumns] or null
-  int64_t* phase_clocks;  // [rows, 8] or null; written only by builds with GVR_PHASE_TIMING
+  int64_t* phase_clocks;  // [rows, kPhaseStamps] or null; written only by builds with GVR_PHASE_TIMING
   int32_t pages_per_request;
   int32_t rows;
   int32_t compress_ratio;  // keys per score: lengths count keys, rows hold scores
   Dtype dtype;
   bool row_lengths;     // `seq_lens` holds the visible length of each row
-  bool quantile_guess;  // paper's kernel: T0 from the (1 - alpha) quantile instead of the mean
+  bool quantile_guess;  // paper's kernel: the first threshold is a quantile of the hinted values instead of
+                        // their mean
   bool drop_masked;     // scores of -inf are not selected; the items missing at the end are -1
 };
 
@@ -114,7 +115,7 @@ struct PrefillParams {
   int32_t* stats;   // [rows, kStatColumns] or null
   int32_t pages_per_request;
   int32_t page_size;
-  int32_t folds;         // runs of rows of each CTA
+  int32_t runs_per_cta;  // runs of rows of each CTA
   int32_t bitmap_tiles;  // tiles of 512 elements that the bitmap in shared memory covers
   Dtype dtype;
   bool predicts;  // whether the path allows a row to be predicted from the previous one

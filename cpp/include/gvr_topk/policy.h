@@ -15,7 +15,7 @@
 
 namespace gvr_topk {
 
-// How a call is served. All paths select the same items, and differ in time only.
+// The way in which a call is served. All paths select the same items, and differ in time only.
 enum class Path : int32_t {
   kAuto = 0,         // the k-th value is predicted from the last step's state where the gate allows it
   kPaperGvr = 1,     // the paper's four-phase kernel
@@ -80,7 +80,7 @@ GVR_TOPK_HOST_DEVICE constexpr HintReason can_use_heuristic(const HintQuery& row
 
 // ---------------------------------------------------------------- plan
 
-// Which kernel a plan launches.
+// The kernel that a plan launches.
 enum class Family : int32_t {
   kPaperGvr = 0,   // the paper's four phases, one CTA per row
   kResident = 1,   // a cluster holds the row in registers
@@ -134,14 +134,14 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t log2_of(int32_t power_of_two) {
   return log2;
 }
 
-// Elements of one warp's share of a row. Warps own contiguous spans, so that (CTA, warp, position) is index
+// Elements of one warp's part of a row. Warps own contiguous spans, so that (CTA, warp, position) is index
 // order. Spans are whole groups of 32 lanes x 16 bytes. The kernels compute this too, so it shifts instead of
 // dividing.
 GVR_TOPK_HOST_DEVICE constexpr int32_t warp_span(int32_t n, int32_t log2_ctas, int32_t element_bytes) {
   const int32_t log2_warps = log2_ctas + log2_of(kClusterThreads / 32);
-  const int32_t share = (n + (1 << log2_warps) - 1) >> log2_warps;
+  const int32_t part = (n + (1 << log2_warps) - 1) >> log2_warps;
   const int32_t group = 32 * 16 / element_bytes;
-  return (share + group - 1) / group * group;
+  return (part + group - 1) / group * group;
 }
 
 GVR_TOPK_HOST_DEVICE constexpr int32_t element_bytes(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
@@ -171,7 +171,7 @@ GVR_TOPK_HOST_DEVICE constexpr int64_t max_elements_per_cta(int32_t arch) {
   return is_small_arch(arch) ? kMaxElementsPerSmallCta : kMaxElementsPerCta;
 }
 
-// Why a call cannot be planned as requested.
+// The reason why a call cannot be planned as requested.
 enum class PlanProblem : int32_t {
   kNone = 0,
   kCtas = 1,
@@ -207,23 +207,23 @@ constexpr int64_t kMaxSmallRowWidth = int64_t{kClusterThreads} * kMaxValuesPerTh
 
 // Buffers of captured CUDA graphs are as wide as the longest row that an engine admits, and the plan is made
 // for that width. Where a row is short enough, the cluster's first CTA selects from it alone, as in a buffer
-// of the row's own width (cpp/kernels/small_row/lead_row.cuh). In a buffer up to kSmallRowWidth a cluster
+// of the row's own width (cpp/kernels/small_row/solo_row.cuh). In a buffer up to kSmallRowWidth a cluster
 // exists only if the caller asks for it, and it then shares its rows. k is limited because the selected
 // positions must fit in shared memory beside what clusters keep there.
-constexpr int32_t kMaxLedK = 2048;
+constexpr int32_t kMaxSoloK = 2048;
 // The longest row that the first CTA selects from alone. It is shorter where the cluster holds rows in
 // registers than where rows stream: for longer rows the cluster is faster (measured on an H200).
-GVR_TOPK_HOST_DEVICE constexpr int32_t longest_led_row(Family family) {
+GVR_TOPK_HOST_DEVICE constexpr int32_t longest_solo_row(Family family) {
   return family == Family::kResident    ? kClusterThreads * kValuesPerThread
          : family == Family::kStreaming ? static_cast<int32_t>(kSmallRowWidth)
                                         : 0;
 }
-GVR_TOPK_HOST_DEVICE constexpr bool is_led_row(Family family, int32_t width, int32_t length, int32_t k) {
-  return length > k && length <= longest_led_row(family) && width > kSmallRowWidth && k <= kMaxLedK;
+GVR_TOPK_HOST_DEVICE constexpr bool is_solo_row(Family family, int32_t width, int32_t length, int32_t k) {
+  return length > k && length <= longest_solo_row(family) && width > kSmallRowWidth && k <= kMaxSoloK;
 }
 
 // Elements that each thread of the first CTA holds of a row that this CTA selects from alone.
-GVR_TOPK_HOST_DEVICE constexpr int32_t values_of_led_row(int32_t length) {
+GVR_TOPK_HOST_DEVICE constexpr int32_t values_of_solo_row(int32_t length) {
   return length <= kClusterThreads * kValuesPerThread ? kValuesPerThread : kWideValuesPerThread;
 }
 
@@ -344,7 +344,7 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t max_prefill_tiles(int32_t arch) {
 // every block size.
 constexpr int32_t kLeastShortPrefillThreads = 128;
 
-// Shared memory of such a block, without the places where results are staged and rows arrive: 32 bytes of
+// Shared memory of such a block, without the staged results and the buffers where rows arrive: 32 bytes of
 // bins for each thread, and 1024 bytes for everything else.
 GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_fixed_bytes(int64_t threads) {
   return 32 * threads + 1024;
@@ -354,9 +354,9 @@ GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_row_bytes(int64_t threads, 
   return threads * kMaxValuesPerThread * element_bytes;
 }
 
-// Places where rows arrive in shared memory. Where there is room for two, a row is fetched before the
+// Buffers in shared memory where rows arrive. Where there is room for two, a row is fetched before the
 // previous row has been taken.
-GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_places(int64_t element_bytes) {
+GVR_TOPK_HOST_DEVICE constexpr int64_t short_prefill_buffers(int64_t element_bytes) {
   return element_bytes < 4 ? 2 : 1;
 }
 
@@ -365,7 +365,7 @@ constexpr int64_t kMaxLead = 7;
 
 struct PrefillPlan {
   int32_t ctas;          // blocks, each of which takes runs of neighbouring rows
-  int32_t folds;         // runs of each block
+  int32_t runs_per_cta;  // runs of each block
   int32_t bitmap_tiles;  // tiles of a row for which a block's bitmap has room
   bool lists;            // whether candidates are collected
   int32_t threads;       // of a block that holds its row in registers; 0: rows stream through shared memory
@@ -405,7 +405,7 @@ GVR_TOPK_HOST_DEVICE constexpr int32_t short_prefill_threads(const PrefillInput&
 
 // Whether an SM has room for a block of this many threads whose registers hold a row.
 GVR_TOPK_HOST_DEVICE constexpr bool has_short_prefill(int64_t threads, int64_t element_bytes, int32_t arch) {
-  const int64_t rows = short_prefill_places(element_bytes) * short_prefill_row_bytes(threads, element_bytes);
+  const int64_t rows = short_prefill_buffers(element_bytes) * short_prefill_row_bytes(threads, element_bytes);
   return blocks_of_sm(short_prefill_fixed_bytes(threads) + rows, arch) > 0;
 }
 
@@ -413,12 +413,12 @@ GVR_TOPK_HOST_DEVICE constexpr bool has_short_prefill(int64_t threads, int64_t e
 // costs least where rows are short. Where there are many rows the number of runs is even, because rows that
 // grow longer would otherwise leave the last blocks working alone.
 GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput& in) {
-  constexpr int64_t kMaxFolds = 4;
+  constexpr int64_t kMaxRunsPerCta = 4;
   PrefillPlan plan{};
   plan.threads = short_prefill_threads(in);
   const int64_t element = element_bytes(in.dtype), staged = 2 * (in.k < in.width ? in.k : in.width) + 16;
   int64_t bytes = short_prefill_fixed_bytes(plan.threads) + staged +
-                  short_prefill_places(element) * short_prefill_row_bytes(plan.threads, element);
+                  short_prefill_buffers(element) * short_prefill_row_bytes(plan.threads, element);
   if (blocks_of_sm(bytes, in.arch) == 0) plan.threads = 0;
   int64_t per_sm = plan.threads > 0 ? kClusterThreads / plan.threads : 0;
   if (plan.threads == 0) {
@@ -435,7 +435,7 @@ GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput&
   plan.ctas = static_cast<int32_t>(in.rows < most ? in.rows : most);
   const int64_t rows_of_run = plan.threads == kLeastShortPrefillThreads ? 3 : 8;
   const int64_t runs = in.rows / (plan.ctas > 0 ? plan.ctas * rows_of_run : 1);
-  plan.folds = static_cast<int32_t>(runs < 2 ? 1 : runs < kMaxFolds ? 2 : kMaxFolds);
+  plan.runs_per_cta = static_cast<int32_t>(runs < 2 ? 1 : runs < kMaxRunsPerCta ? 2 : kMaxRunsPerCta);
   return plan;
 }
 

@@ -1,5 +1,5 @@
-// The largest scores of the blocks that one thread holds in registers, and how what is selected of them gets
-// out in ascending order.
+// The largest scores of the blocks that one thread holds in registers, and the staging of its selected blocks
+// in ascending order.
 #pragma once
 
 #include "blocks/config.cuh"
@@ -10,7 +10,7 @@
 
 namespace gvr_topk::blocks {
 
-// The key of the largest of a block's scores, which is NaN's where one of them is NaN.
+// Returns the key of a block's largest score, or the key of NaN if one of the scores is NaN.
 template <typename T>
 __device__ __forceinline__ uint32_t block_key(const uint4 (&vec)[kVecsOfBlock<T>]) {
   float max;
@@ -30,39 +30,41 @@ __device__ __forceinline__ uint32_t block_key(const uint4 (&vec)[kVecsOfBlock<T>
   return order_key(max) >> kInvariantBits<T>;
 }
 
-// The same of a block that starts anywhere. It is out of line: only rows that are not aligned need it.
+// As `block_key`, for a block at any address. It is out of line because only rows that are not aligned need
+// it.
 template <typename T>
 __device__ __noinline__ uint32_t unaligned_block_key(const T* block) {
   float max = to_float(block[0]);
 #pragma unroll
-  for (int e = 1; e < kScores; ++e) max = ptx::max_or_nan(max, to_float(block[e]));
+  for (int e = 1; e < kBlockScores; ++e) max = ptx::max_or_nan(max, to_float(block[e]));
   return order_key(max) >> kInvariantBits<T>;
 }
 
-// A warp owns consecutive blocks, and a lane of it every 32nd of these, as many as the row's length makes
-// necessary: all warps load, however short the row is in its buffer. Index order is (warp, index, lane).
-// The tile's elements are keys of blocks. Absent blocks have key 0, which is below every score's.
+// A warp owns consecutive blocks, and a lane owns every 32nd of these. The row's length decides how many
+// these are, so that all warps load, however short the row is in its buffer. Index order is (warp, index,
+// lane). The tile's elements are keys of blocks. Absent blocks have key 0, which is below every score's.
 template <typename T>
 struct BlockTile : small_row::WordTile {
   static constexpr int kAhead = 4;  // Blocks that a lane loads at once; more would be spilled.
-  static_assert(kSize % kAhead == 0, "a lane's share is a multiple of kAhead");
+  static_assert(kSize % kAhead == 0, "a lane's part is a multiple of kAhead");
 
   // Loads the first `blocks` blocks of a row, all of which are whole.
   __device__ __forceinline__ void load(const RowView<T>& row, int blocks) {
     constexpr int kStep = kThreads * kAhead;
-    const int share = (blocks + kStep - 1) / kStep * kAhead;
+    const int part = (blocks + kStep - 1) / kStep * kAhead;
     const int lane = threadIdx.x & 31;
-    words = (share + kValuesPerThread - 1) / kValuesPerThread;
-    begin = (threadIdx.x >> 5) * 32 * share;
-    const int end = min(blocks - begin, 32 * share) - lane;  // Block 32 * i is there if that is less.
-    const T* const data = row.data + (begin + lane) * kScores;
+    words = (part + kValuesPerThread - 1) / kValuesPerThread;
+    begin = (threadIdx.x >> 5) * 32 * part;
+    // The lane's block i is in the row if 32 * i < end.
+    const int end = min(blocks - begin, 32 * part) - lane;
+    const T* const data = row.data + (begin + lane) * kBlockScores;
     if (row.aligned) {
       Ahead ahead;
       start(ahead, end, data);
       finish(ahead, end, data);
     } else {
       for_each_index(
-          [&](int i) { bits[i] = 32 * i < end ? unaligned_block_key(data + 32 * i * kScores) : 0; });
+          [&](int i) { bits[i] = 32 * i < end ? unaligned_block_key(data + 32 * i * kBlockScores) : 0; });
     }
   }
 
@@ -98,7 +100,7 @@ struct BlockTile : small_row::WordTile {
   template <int kIndex>
   __device__ __forceinline__ static void fetch(Ahead& ahead, int end, const T* data) {
     if constexpr (kIndex < kSize) {
-      constexpr int kOffset = 32 * kIndex * kScores * sizeof(T);
+      constexpr int kOffset = 32 * kIndex * kBlockScores * sizeof(T);
       uint4(&vec)[kVecsOfBlock<T>] = ahead[kIndex % kAhead];
       ptx::load_before<kOffset>(32 * kIndex, end, vec[0], data);
       if constexpr (kVecsOfBlock<T> > 1) {

@@ -8,31 +8,31 @@
 
 namespace gvr_topk::blocks {
 
-// A tile of the scores of all candidates, one candidate behind the other. Its positions are places in that
-// list: place p is the score p % kScores of candidate p / kScores.
+// A tile of the scores of all candidates, one candidate behind the other. Its positions are indices in that
+// list: index i is the score i % kBlockScores of candidate i / kBlockScores.
 template <typename T>
 using CandidateTile = small_row::RegisterTile<T, kWideValuesPerThread>;
 
-// The position in the row of a place.
-__device__ __forceinline__ int position_of_place(const int32_t* candidates, int place) {
-  return candidates[place / kScores] * kScores + place % kScores;
+// Returns the position in the row of the score at an index in the list.
+__device__ __forceinline__ int position_of_listed(const int32_t* candidates, int index) {
+  return candidates[index / kBlockScores] * kBlockScores + index % kBlockScores;
 }
 
-// Fills the tile with the keys of `count` candidates. Each is a block that the row has, or kNoBlock. What is
-// no score of the row has key 0, which is below every score's.
+// Fills the tile with the keys of `count` candidates. Each is a block that the row has, or kNoBlock. Elements
+// that are no scores of the row have key 0, which is below every score's.
 template <typename T>
 __device__ __forceinline__ void gather(const RowContext<T>& ctx, const int32_t* candidates, int count,
                                        CandidateTile<T>& tile) {
   using Tile = CandidateTile<T>;
-  static_assert(kScores % kPerVec<T> == 0, "a vector lies in one block");
+  static_assert(kBlockScores % kPerVec<T> == 0, "a vector lies in one block");
   tile.begin = ctx.warp * Tile::kVecs * Tile::kGroup;
   int left[Tile::kVecs];  // scores of the row from the vector's first one on
   const T* data[Tile::kVecs];
 #pragma unroll
   for (int j = 0; j < Tile::kVecs; ++j) {
-    const int place = tile.begin + j * Tile::kGroup + ctx.lane * kPerVec<T>;
-    const bool listed = place / kScores < count;
-    const int position = listed ? position_of_place(candidates, place) : kNoBlock;
+    const int index = tile.begin + j * Tile::kGroup + ctx.lane * kPerVec<T>;
+    const bool listed = index / kBlockScores < count;
+    const int position = listed ? position_of_listed(candidates, index) : kNoBlock;
     left[j] = position < 0 ? 0 : ctx.row.n - position;
     data[j] = ctx.row.data + position;
     ptx::load_before<0>(kPerVec<T> - 1, ctx.row.aligned ? left[j] : 0, tile.raw[j], data[j]);

@@ -22,25 +22,26 @@
 #include "blocks/candidate_tile.cuh"
 #include "blocks/config.cuh"
 #include "core/row_job.cuh"
+#include "ptx/grid.cuh"
 #include "small_row/key_rounds.cuh"
 
 namespace gvr_topk::blocks {
 
-// What a launch may say about its rows.
+// The launch flags that this kernel obeys.
 constexpr uint32_t kFlags =
     LaunchTraits::kAligned | LaunchTraits::kDraftRows | LaunchTraits::kRowLengths | LaunchTraits::kCompressed;
 
-// How many blocks a row of `n` scores has; the newest of them may be shorter than the others.
-__device__ __forceinline__ int blocks_of(int n) { return (n + kScores - 1) / kScores; }
+// Returns how many blocks a row of `n` scores has; the newest of them may be shorter than the others.
+__device__ __forceinline__ int blocks_of(int n) { return (n + kBlockScores - 1) / kBlockScores; }
 
-// Clears what a selection finds in shared memory, behind a block barrier and before one.
+// Clears the shared memory from which a selection starts. A block barrier precedes this, and another follows.
 __device__ __forceinline__ void prepare_selection(BlocksShared& own, int thread) {
   own.bins.clear(thread);
   if (thread == 0) own.shared.small_count = 0;
 }
 
-// The `ctx.k` largest elements of a tile that holds keys and more than `ctx.k` elements. `before` becomes the
-// number that earlier warps have selected.
+// Selects the `ctx.k` largest elements of a tile that holds keys and more than `ctx.k` elements. `before`
+// becomes the number that earlier warps have selected.
 template <typename T, typename Tile>
 __device__ __forceinline__ small_row::PartitionOf<Tile> select_largest(const RowContext<T>& ctx,
                                                                        const Tile& tile,
@@ -48,11 +49,11 @@ __device__ __forceinline__ small_row::PartitionOf<Tile> select_largest(const Row
                                                                        uint32_t& before) {
   int rounds = 0;
   uint32_t dense_bin = 0, kth = 0;
-  small_row::PartitionOf<Tile> split =
-      small_row::split_at(tile, small_row::narrow_keys(ctx, tile, bins, rounds, dense_bin));
-  small_row::select_inside(ctx, tile, bins, split, split.boundary_count > kRankDirectly, before, kth,
+  small_row::PartitionOf<Tile> partition =
+      small_row::partition_at(tile, small_row::narrow_keys(ctx, tile, bins, rounds, dense_bin));
+  small_row::select_inside(ctx, tile, bins, partition, partition.boundary_count > kRankDirectly, before, kth,
                            [](uint32_t key) { return key; });
-  return split;
+  return partition;
 }
 
 // Stages the `block_k` blocks of a row that has more: its newest one, and the best of the others.
@@ -62,8 +63,8 @@ __device__ __forceinline__ void choose_blocks(RowContext<T>& ctx, BlocksShared& 
   BlockTile<T> tile;
   tile.load(ctx.row, blocks_of(ctx.row.n) - 1);
   uint32_t before = 0;
-  const auto split = select_largest(ctx, tile, own.bins, before);
-  stage_selected(ctx, tile, split.above, before, own.staged);
+  const auto partition = select_largest(ctx, tile, own.bins, before);
+  stage_selected(ctx, tile, partition.above, before, own.staged);
   if (ctx.thread == 0) own.staged[ctx.k] = static_cast<uint16_t>(blocks_of(ctx.shared->facts.length) - 1);
   __syncthreads();
 }
@@ -73,37 +74,37 @@ __device__ __forceinline__ void choose_blocks(RowContext<T>& ctx, BlocksShared& 
 __device__ __forceinline__ int accept_given(BlocksShared& own, const int (&given)[kGivenPerThread],
                                             int thread, int n) {
   const int blocks = blocks_of(n);
-  uint32_t whole = 0, newest = 0;
+  uint32_t count = 0, newest = 0;
 #pragma unroll
   for (int i = 0; i < kGivenPerThread; ++i) {
     const bool is_there = static_cast<uint32_t>(given[i]) < static_cast<uint32_t>(blocks);
     own.candidates[thread + i * kThreads] = is_there ? given[i] : kNoBlock;
-    whole += is_there;
+    count += is_there;
     newest += is_there && given[i] == blocks - 1;
   }
-  whole = __reduce_add_sync(0xffffffffu, whole);
+  count = __reduce_add_sync(0xffffffffu, count);
   newest = __reduce_add_sync(0xffffffffu, newest);
   if (thread % 32 == 0) {
-    atomicAdd(&own.given_whole, whole);
+    atomicAdd(&own.given_count, count);
     atomicAdd(&own.given_newest, newest);
   }
   __syncthreads();
-  const int missing = blocks * kScores - n;  // scores that the newest block does not have
-  return static_cast<int>(own.given_whole) * kScores - static_cast<int>(own.given_newest) * missing;
+  const int missing = blocks * kBlockScores - n;  // scores that the newest block does not have
+  return static_cast<int>(own.given_count) * kBlockScores - static_cast<int>(own.given_newest) * missing;
 }
 
 // Selects all scores of a tile.
 template <typename T, typename Tile>
 __device__ __forceinline__ small_row::PartitionOf<Tile> select_all(const RowContext<T>& ctx, const Tile& tile,
                                                                    uint32_t& before) {
-  small_row::PartitionOf<Tile> split{};
-  split.above =
+  small_row::PartitionOf<Tile> partition{};
+  partition.above =
       tile.mask_of([](float& sum, uint32_t key, float bit) { ptx::set_bit_if_greater(sum, key, 0, bit); });
-  const uint32_t here = __reduce_add_sync(0xffffffffu, split.above.count());
+  const uint32_t here = __reduce_add_sync(0xffffffffu, partition.above.count());
   if (ctx.lane == 0) ctx.shared->warp_value[0][ctx.warp] = here;
   __syncthreads();
   before = earlier_warps(ctx, 0);
-  return split;
+  return partition;
 }
 
 __device__ __forceinline__ int32_t* positions_of(const BlocksParams& p, int row) {
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   RowContext<T>& ctx = job.ctx;
   int given[kGivenPerThread];
   if constexpr (kGiven) {
-    // Each is read once, and before the length is known.
+    // Each given block is read once, and before the length is known.
     const int32_t* const row = p.given + job.row * p.blocks_stride;
 #pragma unroll
     for (int i = 0; i < kGivenPerThread; ++i) {
@@ -128,19 +129,19 @@ __global__ void __launch_bounds__(kThreads, 1)
       given[i] = kNoBlock;
       ptx::load_if(at < p.block_k, given[i], row + at);
     }
-    if (ctx.thread == 0) own.given_whole = own.given_newest = 0;
+    if (ctx.thread == 0) own.given_count = own.given_newest = 0;
   }
   prepare_selection(own, ctx.thread);
   job.agree_on_length(p.topk, traits);
-  int selectable = ctx.row.n;  // scores that candidates hold, or all where that are more than k
+  int selectable = ctx.row.n;  // scores in the candidates; the whole row's, if blocks are chosen
   if constexpr (kGiven) {
     selectable = accept_given(own, given, ctx.thread, ctx.row.n);
   } else {
     const bool chooses = blocks_of(ctx.row.n) > p.block_k;
     if (chooses) {
       choose_blocks(ctx, own, p.block_k);
-      // Registers are short until here, so what is not needed meanwhile is computed again. The unknown zero
-      // keeps the compiler from keeping it.
+      // Registers are short until here, so values that are not needed meanwhile are computed again. The
+      // unknown zero keeps the compiler from holding the old ones.
       job.row += ptx::unknown_zero();
       ctx.thread = threadIdx.x + ptx::unknown_zero();
       ctx.lane = ctx.thread & 31;
@@ -172,19 +173,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   gather(ctx, own.candidates, p.block_k, tile);
   uint32_t before = 0;
   int items = ctx.k;
-  small_row::PartitionOf<CandidateTile<T>> split;
+  small_row::PartitionOf<CandidateTile<T>> partition;
   if (kGiven && selectable <= ctx.k) {
     items = selectable;
-    split = select_all(ctx, tile, before);
+    partition = select_all(ctx, tile, before);
   } else {
-    split = select_largest(ctx, tile, own.bins, before);
+    partition = select_largest(ctx, tile, own.bins, before);
   }
-  small_row::stage_selected(ctx, tile, split.above, before, own.staged);
+  small_row::stage_selected(ctx, tile, partition.above, before, own.staged);
   __syncthreads();
   int32_t* const out = positions_of(p, job.row);
 #pragma unroll 1
   for (int i = ctx.thread; i < ctx.k; i += kThreads) {
-    ptx::store_global(out + i, i < items ? position_of_place(own.candidates, own.staged[i]) : -1);
+    ptx::store_global(out + i, i < items ? position_of_listed(own.candidates, own.staged[i]) : -1);
   }
 }
 

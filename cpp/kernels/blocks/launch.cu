@@ -8,8 +8,8 @@ namespace gvr_topk::blocks {
 
 template <typename T>
 cudaError_t launch(const BlocksParams& params, const LaunchTarget& target) {
-  const int64_t held = std::min<int64_t>(params.topk.k, int64_t{params.block_k} * kScores);
-  const LaunchConfig config(dim3(params.topk.rows), dim3(kThreads), blocks_bytes(held), 1, target);
+  const int64_t selected = std::min<int64_t>(params.topk.k, int64_t{params.block_k} * kBlockScores);
+  const LaunchConfig config(dim3(params.topk.rows), dim3(kThreads), blocks_bytes(selected), 1, target);
   Plan plan{};
   plan.path = Path::kNoHint;
   plan.ctas_per_row = 1;

@@ -34,9 +34,9 @@ struct ChunkedStore {
         room(kChunk * initial_chunks(size)),
         shift(warp * room) {}
 
-  // Records the chunks of this warp's initial share. It must run before anything is appended. The counter of
-  // used chunks already includes these chunks.
-  __device__ __forceinline__ void claim_share(int lane) const {
+  // Records the chunks that this warp has from the start. It must run before anything is appended. The
+  // counter of used chunks already includes these chunks.
+  __device__ __forceinline__ void claim_part(int lane) const {
     if (lane < initial_chunks(capacity)) chunks[lane] = static_cast<uint8_t>((shift >> kLog2Chunk) + lane);
   }
 
@@ -44,7 +44,7 @@ struct ChunkedStore {
     return store[chunks[i >> kLog2Chunk] * kChunk + (i & (kChunk - 1))];
   }
 
-  // Calls visit(item) for this lane's share of the warp's items, which are visited 32 at a time in their
+  // Calls visit(item) for this lane's part of the warp's items, which are visited 32 at a time in their
   // order. All lanes take part, and those without an item get `padding`. The items before number `rotation`
   // come last.
   template <typename Visit>

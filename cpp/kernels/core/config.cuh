@@ -38,8 +38,8 @@ constexpr int kProbeElements = kProbeLanes * kSampleVec;
 constexpr int kMaxProbes = 2;  // per thread
 constexpr int kGreatestOfSample = 8 * kWarps;
 
-// A candidate that the streaming kernel keeps. It holds the value instead of the key, because most candidates
-// are only compared.
+// A candidate that the streaming and prefill kernels keep. It holds the value instead of the key, because
+// most candidates are only compared.
 struct alignas(8) BufferedValue {
   int32_t position;
   float value;

@@ -44,7 +44,7 @@ template <typename T>
 __device__ __forceinline__ KeyInterval guess(const RowContext<T>& ctx, HintReason reason,
                                              const StepState& state, const Moments& moments) {
   if (reason == HintReason::kUsed) {
-    if (has_value(state)) return predicted(moments, state);
+    if (has_value(state)) return predicted_interval(moments, state);
     if (state.z_score <= kStateInfinite) return KeyInterval{kPosInfKey, kPosInfKey, kGuessValue};
     // The row is masked nearly everywhere, so the interval is everything finite.
     return KeyInterval{kLeastFiniteKey, kMostFiniteKey, kGuessValue};

@@ -15,7 +15,7 @@ struct BinHit {
   uint32_t count;  // items in the bin; 0 when there are fewer items than the rank
 };
 
-// The items of consecutive bins, which one load or two bring from shared memory.
+// The counts of consecutive bins. One or two loads bring them from shared memory.
 template <int kCount>
 struct alignas(sizeof(uint32_t) * (kCount < 4 ? kCount : 4)) BinCounts {
   uint32_t bin[kCount];

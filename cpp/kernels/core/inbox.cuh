@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
 
 namespace gvr_topk {
 
@@ -15,12 +16,12 @@ class Inbox {
  public:
   __device__ __forceinline__ const Item& operator[](int i) const { return items_[i]; }
 
-  // Where CTA `rank` has its item `i`, for a transaction store.
+  // Returns the address of CTA `rank`'s item `i`, for a transaction store.
   __device__ __forceinline__ uint32_t address_in(uint32_t rank, int i) const {
     return ptx::map_to_rank(ptx::shared_address(&items_[i]), rank);
   }
 
-  // For a cluster of one, which has no other sender and so uses no transaction barrier.
+  // Stores the item of a cluster of one CTA, which has no other sender and so uses no transaction barrier.
   __device__ __forceinline__ void put_alone(const Item& item) { items_[0] = item; }
 
  private:
@@ -35,12 +36,12 @@ class KeyList {
   __device__ __forceinline__ KeyList(uint32_t* keys, int segment, int rank)
       : keys_(keys), segment_(segment), rank_(rank) {}
 
-  // Number of keys that one CTA may list.
+  // Returns how many keys one CTA may list.
   __device__ __forceinline__ int segment() const { return segment_; }
 
   __device__ __forceinline__ const uint32_t* of(int cta) const { return keys_ + cta * segment_; }
 
-  // The memory behind the list, which has `capacity` keys in all.
+  // Returns the memory behind the list, which has room for `capacity` keys in all.
   __device__ __forceinline__ void* end(int capacity) const { return keys_ + capacity; }
 
   // Keys past the segment's end are dropped, so `slot` may be any number.
@@ -48,7 +49,7 @@ class KeyList {
     if (slot < static_cast<uint32_t>(segment_)) keys_[rank_ * segment_ + slot] = key;
   }
 
-  // Where CTA `target` has this CTA's segment, for transaction stores.
+  // Returns the address that this CTA's segment has in CTA `target`, for transaction stores.
   __device__ __forceinline__ uint32_t own_address_in(uint32_t target) const {
     return ptx::map_to_rank(ptx::shared_address(of(rank_)), target);
   }

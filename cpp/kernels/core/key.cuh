@@ -73,7 +73,7 @@ __device__ __forceinline__ float element(const uint4& vec, int e) {
 
 // A 16-byte vector in which every element is -inf.
 template <typename T>
-__device__ __forceinline__ uint4 absent_vec() {
+__device__ __forceinline__ uint4 negative_infinity_vec() {
   uint32_t bits = 0xff800000u;
   if constexpr (std::is_same_v<T, __nv_bfloat16>) bits = 0xff80ff80u;
   if constexpr (std::is_same_v<T, __half>) bits = 0xfc00fc00u;

@@ -47,7 +47,7 @@ class KernelLimits {
   std::atomic<uint64_t> done_{0};
 };
 
-// Where and how kernels are launched.
+// The stream and the options of a launch.
 struct LaunchTarget {
   cudaStream_t stream;
   bool pdl;  // whether to launch with programmatic stream serialization

@@ -109,7 +109,7 @@ struct alignas(8) LaunchTraits {
     return LaunchTraits(0, 0, specialized_flags<kSpecialization>() | vector_stores);
   }
 
-  // A copy that stays in registers, with constants for what the specialization fixes.
+  // Returns a copy that stays in registers, in which the flags that the specialization fixes are constants.
   template <Specialization kSpecialization, bool kCommonSizes>
   __device__ __forceinline__ LaunchTraits in_registers() const {
     LaunchTraits traits = *this;

@@ -7,6 +7,7 @@
 #include "core/row_sample.cuh"
 #include "core/sample_interval.cuh"
 #include "ptx/math.cuh"
+#include "ptx/memory.cuh"
 
 namespace gvr_topk {
 
@@ -22,8 +23,8 @@ struct RowProbe {
   int at[kProbes];
   uint4* zone[kProbes];  // where this thread's probes land
 
-  // Starts the copies. They go to shared memory, because with loads to registers whatever waits for the
-  // length would wait for the probes too. Second probes land in `store`, kThreads vectors that only this CTA
+  // Starts the copies. They go to shared memory, because with loads to registers the wait for the length
+  // would be a wait for the probes too. Second probes land in `store`, kThreads vectors that only this CTA
   // uses and that serve another purpose only later.
   __device__ __forceinline__ RowProbe(const RowContext<T>& ctx, const LaunchTraits& traits,
                                       uint4* store = nullptr)
@@ -129,8 +130,8 @@ struct Moments {
     for (int d = 8; d > 0; d /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, d);
     if ((ctx.lane & 15) == 0) sm.moment[ctx.lane + ctx.warp] = mine;
     const float count = static_cast<float>(kProbes * kSampleVec * __syncthreads_count(counts));
-    // Of every eight lanes the lower four take the sums of four warps each, and the upper four take the
-    // squares of the same warps: lane i + 4 has the squares for lane i.
+    // In every group of eight lanes, the lower four take the sums of four warps each, and the upper four take
+    // the squares of the same warps: lane i + 4 has the squares for lane i.
     static_assert(kWarps == 16);
     const float4 four = reinterpret_cast<const float4*>(sm.moment)[ctx.lane & 7];
     float all = (four.x + four.y) + (four.z + four.w);

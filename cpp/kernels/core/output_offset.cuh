@@ -16,7 +16,7 @@ __device__ __forceinline__ uint32_t packed_count(uint32_t key, const Threshold& 
   return key > threshold.key || threshold.takes_all() ? 1 : 1 << 16;
 }
 
-// The same for an element of the row. `level` is the threshold's key as a value.
+// Returns the packed count of an element of the row. `level` is the threshold's key as a value.
 __device__ __forceinline__ uint32_t packed_count(float value, float level, const Threshold& threshold) {
   if (value < level) return 0;
   return threshold.takes_all() || value != level ? 1 : 1 << 16;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void count_listed(const RowContext<T>& ctx, const Lis
   if (ctx.lane == 0) ctx.shared->selected[0][ctx.warp] = counts;
 }
 
-// Where a lane's next selected element goes.
+// The output index of a lane's next selected element, and the ties that may still be selected.
 struct OutputOffset {
   int next;
   uint32_t ties_left;  // ties that may still be selected, from this lane's first element on

@@ -10,9 +10,9 @@
 
 namespace gvr_topk {
 
-// The places where the results of a row go. Only the row's own k places are written, whatever offset is
-// passed. Offsets come from counts, and the counts of CTAs that read a row while it was overwritten do not
-// fit together.
+// Writes the results of one row. It writes only the row's own k items, whatever item number is passed. Item
+// numbers come from counts, and the counts of CTAs that read a row while it was overwritten do not fit
+// together.
 struct OutputWriter {
   int32_t* indices;
   int32_t* state_indices;  // null: the next step gets no positions
@@ -30,27 +30,27 @@ struct OutputWriter {
     if (traits.has(LaunchTraits::kWritesState)) ptx::keep(state_indices);
   }
 
-  // Whether the row has `count` places from `first` on. Callers of `put_untranslated` must check this.
+  // Whether the row has `count` items from `first` on. Callers of `put_untranslated` must check this.
   __device__ __forceinline__ bool owns(int first, int count) const {
     return first >= 0 && count <= k - first;
   }
 
-  // Writes a position to an offset that the row is known to have. The call must have no page table.
-  __device__ __forceinline__ void put_untranslated(int slot, int position) const {
-    ptx::store_global(indices + slot, position);
-    if (state_indices != nullptr) ptx::store_global(state_indices + slot, position);
+  // Writes a position as an item that the row is known to have. The call must have no page table.
+  __device__ __forceinline__ void put_untranslated(int item, int position) const {
+    ptx::store_global(indices + item, position);
+    if (state_indices != nullptr) ptx::store_global(state_indices + item, position);
   }
 
-  __device__ __forceinline__ void put(int slot, int position) const { put(slot, position, position); }
+  __device__ __forceinline__ void put(int item, int position) const { put(item, position, position); }
 
   // Writes a position that the caller of the library sees as another number, `shown`.
-  __device__ __forceinline__ void put(int slot, int position, int shown) const {
-    if (static_cast<uint32_t>(slot) >= static_cast<uint32_t>(k)) return;
+  __device__ __forceinline__ void put(int item, int position, int shown) const {
+    if (static_cast<uint32_t>(item) >= static_cast<uint32_t>(k)) return;
     const bool apart = cache_slots != nullptr;
     const int cache_slot = pages != nullptr ? translated(position) : shown;
-    ptx::store_global(indices + slot, apart ? shown : cache_slot);
-    if (apart) ptx::store_global(cache_slots + slot, cache_slot);
-    if (state_indices != nullptr) ptx::store_global(state_indices + slot, position);
+    ptx::store_global(indices + item, apart ? shown : cache_slot);
+    if (apart) ptx::store_global(cache_slots + item, cache_slot);
+    if (state_indices != nullptr) ptx::store_global(state_indices + item, position);
   }
 
  private:

@@ -33,7 +33,7 @@ struct PredictionErrors {
 
 // The interval of the predictor in use. `StepState::limit` bounds its half-width, in that predictor's own
 // unit, because each element inside takes time to list.
-__device__ __forceinline__ KeyInterval predicted(const Moments& moments, const StepState& state) {
+__device__ __forceinline__ KeyInterval predicted_interval(const Moments& moments, const StepState& state) {
   const PredictionErrors errors = PredictionErrors::of(state);
   const bool by_value = (state.packed_errors & 1) != 0;
   float centre = state.value, half_width = errors.value;

@@ -2,9 +2,9 @@
 // the lists; ties end as an interval of one key. Each round looks at 9 bits of the key: every CTA makes a
 // histogram, and the histograms are summed over the cluster.
 //
-// A histogram is sent as a list of keys is, in one exchange, and every CTA sums up the histograms of all
-// CTAs. So all CTAs have the same counts and take the same decisions. Rounds may start from a range that is
-// known to hold the k-th key, so that values that share their leading digits are told apart at once.
+// A histogram is sent in one exchange, like a list of keys, and every CTA sums up the histograms of all CTAs.
+// So all CTAs have the same counts and take the same decisions. Rounds may start from a range that is known
+// to hold the k-th key, so that values that share their leading digits are told apart at once.
 #pragma once
 
 #include "core/exchange.cuh"
@@ -67,8 +67,8 @@ __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint3
 //
 // Rounds cover the finite keys. A k-th key that is neither finite nor above the finite keys is that of -inf,
 // and only two keys lie above the finite ones (+inf and NaN). So a masked row takes one round, and a row of
-// infinities two. The number of rounds is bounded whatever they read: a row that is overwritten meanwhile may
-// no longer have a k-th key where one was counted.
+// infinities two. The number of rounds is bounded whatever values the rounds read: a row that is overwritten
+// meanwhile may no longer have a k-th key where one was counted.
 template <typename T, typename AddKeys>
 __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, const KeyInterval& start,
                                                     uint32_t& exchanges, int& rounds, AddKeys add_keys) {

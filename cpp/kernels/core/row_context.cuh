@@ -52,9 +52,9 @@ struct RowContext {
       begin = min(n, (rank * kWarps + warp) * span);
       end = min(n, begin + span);
     } else {
-      const int share = steps * kStepElements;
-      begin = min(n, rank * share + warp * kTileElements);
-      end = min(n, (rank + 1) * share);
+      const int part = steps * kStepElements;
+      begin = min(n, rank * part + warp * kTileElements);
+      end = min(n, (rank + 1) * part);
     }
   }
 

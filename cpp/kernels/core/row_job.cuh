@@ -1,5 +1,5 @@
-// What a kernel does for its row besides the selection: it reads the length, slot and state, and writes
-// results, statistics and the next state.
+// Everything that a kernel does for its row besides the selection: it reads the length, slot and state, and
+// writes results, statistics and the next state.
 #pragma once
 
 #include "core/dropped_rows.cuh"
@@ -10,6 +10,8 @@
 #include "core/row_context.cuh"
 #include "core/row_stats.cuh"
 #include "core/step_state.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
 
 namespace gvr_topk {
 
@@ -45,8 +47,8 @@ __device__ __forceinline__ void reset_counts(const RowContext<T>& ctx) {
   ctx.shared->counts = Counts{};
 }
 
-// Clears what a second pass over the row finds in shared memory. A block barrier precedes this, and another
-// follows.
+// Clears the shared memory from which a second pass over the row starts. A block barrier precedes this, and
+// another follows.
 template <typename T>
 __device__ __forceinline__ void clear_selection(const RowContext<T>& ctx) {
   ctx.shared->keys.template clear<kThreads>();
@@ -88,7 +90,7 @@ __device__ __forceinline__ void reset_counters(const RowContext<T>& ctx) {
   init_barriers(ctx);
 }
 
-// Clears what the first exchange expects to be zero in shared memory, and initializes the transaction
+// Clears the shared memory that the first exchange expects to be zero, and initializes the transaction
 // barriers. The list needs no clearing.
 template <typename T>
 __device__ __forceinline__ void prepare_exchange(const RowContext<T>& ctx) {
@@ -155,10 +157,10 @@ __device__ __forceinline__ void write_short_row(const OutputWriter& output, int 
 // The states of this many slots are loaded before it is known which one is needed.
 constexpr uint32_t kSlotsLoadedEarly = 128;
 
-// The row of a cluster, its hint, and the places where its results go. The row's length is still being loaded
-// after construction. `kOptions`: whether there is code for options off the common path
-// (LaunchTraits::kSharedSlots, kDropMasked). Only kGeneric serves launches with such an option. The other
-// specializations, and the functions that they call out of line, are compiled without this code.
+// The row of a cluster, its hint and its outputs. The row's length is still being loaded after construction.
+// `kOptions`: whether there is code for options off the common path (LaunchTraits::kSharedSlots,
+// kDropMasked). Only kGeneric serves launches with such an option. The other specializations, and the
+// functions that they call out of line, are compiled without this code.
 template <typename T, bool kOptions>
 struct RowJob {
   int row;
@@ -166,7 +168,7 @@ struct RowJob {
   int seq_len = 0;     // only in thread 0; still being loaded, and the first use waits for it
   int requested_slot;  // the slot as this thread has read it; still being loaded too
   RowContext<T> ctx;
-  bool writer;  // whether this thread writes what is written once per row
+  bool writer;  // whether this thread writes the outputs that exist once per row
 
   __device__ __forceinline__ RowJob(const TopkParams& p, const LaunchTraits& traits, const SmemLayout& layout,
                                     unsigned char* storage, bool known_sizes = false) {
@@ -318,12 +320,13 @@ struct RowJob {
     cluster_sync(ctx.ctas);
   }
 
-  // The last warp of the last CTA has the fewest elements of the row, so its first thread writes the state.
-  __device__ __forceinline__ bool is_least_busy() const {
+  // Returns whether this thread writes the next state. It is the first thread of the last CTA's last warp,
+  // because that warp has the fewest elements of the row.
+  __device__ __forceinline__ bool writes_state() const {
     return ctx.thread == kThreads - 32 && ctx.rank == ctx.ctas - 1;
   }
 
-  // Where the state for the next step goes; null: nowhere.
+  // Returns the address for the next step's state; null: no state is written.
   __device__ __forceinline__ StepState* next_state_slot(const TopkParams& p, const LaunchTraits& traits,
                                                         const OutputWriter& output) const {
     if (traits.has(LaunchTraits::kStateByRow)) return state_by_row(p);

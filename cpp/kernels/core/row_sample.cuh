@@ -9,6 +9,7 @@
 #include "core/row_context.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/math.cuh"
+#include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 
 namespace gvr_topk {
@@ -99,7 +100,7 @@ struct RowSampler {
     return greatest(ctx, key);
   }
 
-  // As above, with a first probe that has been read before.
+  // Does the same as the other overload, with a first probe that has been read before.
   template <typename T>
   __device__ __forceinline__ uint32_t probe(const RowContext<T>& ctx, const SampleVec<T>& first) const {
     uint32_t key[kSampleVec] = {};
@@ -133,8 +134,8 @@ struct RowSampler {
   __device__ __forceinline__ uint32_t greatest(const RowContext<T>& ctx,
                                                const uint32_t (&key)[kSampleVec]) const {
     if (log2_total == 0) return key[0];
-    // Of two lanes 16 apart, the lower takes the first two keys and the upper the last two. Then of two lanes
-    // 8 apart, the lower takes the first of its two keys and the upper the second.
+    // In each pair of lanes 16 apart, the lower takes the first two keys and the upper the last two. Then, in
+    // each pair 8 apart, the lower takes the first of its two keys and the upper the second.
     const bool second = (ctx.lane & 16) != 0, odd = (ctx.lane & 8) != 0;
     const uint32_t one = max(second ? key[2] : key[0], swapped(second ? key[0] : key[2], 16));
     const uint32_t other = max(second ? key[3] : key[1], swapped(second ? key[1] : key[3], 16));

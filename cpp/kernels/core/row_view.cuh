@@ -84,7 +84,7 @@ struct Tile {
 // only the last vector of a row and unaligned rows need it, and inlined it would fill the instruction cache.
 template <typename T>
 __device__ __noinline__ uint4 load_elements(const T* p, int count) {
-  const uint4 absent = absent_vec<T>();
+  const uint4 absent = negative_infinity_vec<T>();
   uint32_t word[4] = {absent.x, absent.y, absent.z, absent.w};
 #pragma unroll
   for (int e = 0; e < kPerVec<T>; ++e) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void load_tile(const RowView<T>& row, int begin, int 
   const T* first = row.data + begin + lane * kPerVec<T>;
 #pragma unroll
   for (int j = 0; j < kVecs; ++j) {
-    tile.vec[j] = absent_vec<T>();
+    tile.vec[j] = negative_infinity_vec<T>();
     if (row.aligned && j * kGroup + kPerVec<T> <= left) {
       tile.vec[j] = fetch(j, first + j * kGroup);
     }

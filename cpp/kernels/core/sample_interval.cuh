@@ -14,7 +14,7 @@ namespace gvr_topk {
 // value.
 constexpr float kNearlyAllAbove = 0.96f;
 // Every warp names two order statistics of its keys, this many standard deviations above and below the
-// expected rank. The 16 warps so name 16 upper and 16 lower ends. The interval takes the third of each from
+// expected rank. So the 16 warps name 16 upper and 16 lower ends. The interval takes the third of each from
 // outside, and one further in for each doubling of the CTAs: a sign test. For independent keys, and a share
 // that was itself measured with 512 of them, one interval in 47,000 misses, or one in 8,000, 1,700, 400 and
 // 120 for each step further in. A row of one CTA takes longest to be read again, and most other rows wait for
@@ -22,7 +22,7 @@ constexpr float kNearlyAllAbove = 0.96f;
 constexpr float kMarginSigmas = 0.5f;
 constexpr int kOutsiders = 2;
 
-// The standard deviation of a variance that is not negative.
+// Returns the square root of a variance. A variance that rounding made negative gives a negative result.
 __device__ __forceinline__ float standard_deviation(float variance) {
   return variance * ptx::reciprocal_root(fmaxf(variance, 1e-30f));
 }
@@ -40,7 +40,7 @@ struct SampleRank {
   }
 };
 
-// The number of the 4 * kVecs keys that are greater than `mine`.
+// Returns how many of the 4 * kVecs keys are greater than `mine`.
 template <int kVecs, int kStride = 1>
 __device__ __forceinline__ int rank_among(const uint4* keys, uint32_t mine) {
   float rank = ptx::kIntegerBase;
@@ -72,9 +72,9 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
                                                      int rank) {
   constexpr int kOfEach = 8;
   constexpr float kSigmasUp = 3.0f, kSigmasDown = 4.0f;  // standard deviations
-  constexpr int kShares = 4;                             // threads that rank one key together
-  constexpr int kVecs = kWarps * kOfEach / (4 * kShares);
-  static_assert(kThreads == kShares * kWarps * kOfEach && kGreatestOfSample == kWarps * kOfEach);
+  constexpr int kThreadsPerKey = 4;                      // threads that rank one key together
+  constexpr int kVecs = kWarps * kOfEach / (4 * kThreadsPerKey);
+  static_assert(kThreads == kThreadsPerKey * kWarps * kOfEach && kGreatestOfSample == kWarps * kOfEach);
   Shared& sm = *ctx.shared;
   uint32_t* const greatest = sm.greatest;
   // If keys are equal, more than eight may qualify; any eight of them serve.
@@ -87,9 +87,9 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
   const float error = standard_deviation(expected * (1.0f - share));
   const int upper = max(static_cast<int>(expected - kSigmasUp * error) - 1, 0);
   const int lower = static_cast<int>(ceilf(expected + kSigmasDown * error));
-  const uint32_t mine = greatest[ctx.thread / kShares];
-  const auto vecs = reinterpret_cast<const uint4*>(greatest) + ctx.thread % kShares;
-  int among = rank_among<kVecs, kShares>(vecs, mine);
+  const uint32_t mine = greatest[ctx.thread / kThreadsPerKey];
+  const auto vecs = reinterpret_cast<const uint4*>(greatest) + ctx.thread % kThreadsPerKey;
+  int among = rank_among<kVecs, kThreadsPerKey>(vecs, mine);
   among += __shfl_xor_sync(0xffffffffu, among, 1);
   among += __shfl_xor_sync(0xffffffffu, among, 2);
   const uint32_t top = __reduce_min_sync(0xffffffffu, among <= upper ? mine : kMaxKey);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/config.cuh"
+#include "core/counts.cuh"
 #include "core/histogram.cuh"
 #include "core/key_interval.cuh"
 #include "core/key_range.cuh"
@@ -11,8 +12,8 @@
 
 namespace gvr_topk {
 
-// This thread's part of the keys that the cluster has listed. The block is split evenly over the segments.
-// The thread's first few keys stay in registers.
+// This thread's part of the keys that the cluster has listed. The block's threads are divided evenly over the
+// segments. The thread's first few keys stay in registers.
 struct ListedKeys {
   static constexpr int kInRegisters = 4;  // `for_each` visits each of them by name
   uint32_t first[kInRegisters];
@@ -33,7 +34,7 @@ struct ListedKeys {
     for (int j = 0; j < kInRegisters; ++j) first[j] = j * stride < count ? keys[j * stride] : kAbsentKey;
   }
 
-  // Calls visit(key), where the key may be absent.
+  // Calls visit(key) for each of this thread's keys. Some of these keys may be absent.
   template <typename Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
     visit(first[0]);  // The first two are hardly ever absent, so there is no test.
@@ -46,8 +47,8 @@ struct ListedKeys {
   }
 };
 
-// Where the selection ends: every key above `key` is selected, and of the `tie_count` elements equal to it
-// the first `tie_quota`.
+// The end of the selection. Every key above `key` is selected, and the first `tie_quota` of the `tie_count`
+// elements equal to it.
 struct Threshold {
   uint32_t key;
   uint32_t tie_quota;

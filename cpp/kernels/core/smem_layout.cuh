@@ -5,9 +5,9 @@
 #include <cstdint>
 
 #include "core/config.cuh"
+#include "core/counts.cuh"
 #include "core/histogram.cuh"
 #include "core/inbox.cuh"
-#include "core/key_interval.cuh"
 #include "core/launch_traits.cuh"
 #include "core/step_state.cuh"
 #include "gvr_topk/policy.h"
@@ -43,7 +43,7 @@ struct alignas(128) Shared {
     uint32_t hist[kRadixBins];  // radix rounds: this CTA's histogram
   };
   Histogram keys;  // histogram of the listed keys, or the cluster-wide sums of one radix round
-  // `prepare_exchange` clears everything from the sums of `keys` up to `over_range`.
+  // `prepare_exchange` clears the memory from `keys.coarse` up to, but not including, `over_range`.
   Counts counts;
   uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, of each CTA
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to the k-th, of each CTA

@@ -6,9 +6,10 @@
 
 namespace gvr_topk {
 
-// The place of vector `vec` of a warp that has staged 32 * `vecs`. Neighbouring lanes read vectors that lie
-// `vecs` apart and need different banks. An odd distance gives them, an even one needs the exclusive or.
-__device__ __forceinline__ uint32_t staged_place(uint32_t vec, int vecs) {
+// Returns the index at which vector `vec` of the 32 * `vecs` vectors that a warp has staged lies.
+// Neighbouring lanes read vectors that are `vecs` apart and need different banks. An odd distance gives them;
+// an even one needs the exclusive or.
+__device__ __forceinline__ uint32_t staged_index(uint32_t vec, int vecs) {
   return vec ^ (vec >> 3 & (vecs % 2 - 1) & 7);
 }
 
@@ -19,7 +20,7 @@ struct StagedRow {
   int vecs;         // 0: nothing that can be used is staged
 
   __device__ __forceinline__ uint32_t address(int warp, uint32_t vec) const {
-    return begin + warp * stride + sizeof(uint4) * staged_place(vec, vecs);
+    return begin + warp * stride + sizeof(uint4) * staged_index(vec, vecs);
   }
 };
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "core/row_view.cuh"
-#include "ptx/cluster.cuh"
 #include "ptx/compare.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
@@ -23,7 +22,7 @@ __device__ __noinline__ void fetch_end(uint32_t target, const T* from, int left)
     if (there >= kPerVec<T>) {
       ptx::copy_async(vec, from + j * Tile<T>::kGroup);
     } else {
-      ptx::store_shared(vec, absent_vec<T>());
+      ptx::store_shared(vec, negative_infinity_vec<T>());
       // Memory behind the end of the buffer must not be read.
 #pragma unroll 1
       for (int e = 0; e < there; ++e) {
@@ -114,7 +113,7 @@ struct TileRing {
   }
 
   __device__ __forceinline__ uint32_t not_below(float lo, uint32_t slot) const {
-    uint32_t unused;  // The compiler leaves out what nobody reads.
+    uint32_t unused;  // The compiler removes these bits, which nobody reads.
     return not_below(lo, INFINITY, slot, unused);
   }
 

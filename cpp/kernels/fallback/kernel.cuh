@@ -18,6 +18,7 @@
 
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
+#include "ptx/grid.cuh"
 
 namespace gvr_topk::fallback {
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/guess.cuh"
+#include "core/missed_guess.cuh"
 #include "core/phase_clock.cuh"
 #include "core/radix_select.cuh"
 #include "core/row_job.cuh"
@@ -29,8 +30,8 @@ __device__ __forceinline__ void emit(const RowContext<T>& ctx, const KeyInterval
 // The origin of the interval in use.
 enum class FallbackStage { kGuess, kMoved, kRadix };
 
-// What is known about a row when its interval is about to be tried. All CTAs of a cluster know the same,
-// except that a first guess is each CTA's own.
+// Everything that is known about a row when its interval is about to be tried. All CTAs of a cluster know the
+// same, except that a first guess is each CTA's own.
 struct FallbackState {
   FallbackStage stage;
   KeyInterval interval;  // the interval to try; radix rounds do not use it
@@ -120,7 +121,7 @@ __device__ __forceinline__ void radix_fallback_from_start(const TopkParams& p, c
 }
 
 // Finishes a row of which this CTA selects nothing, because it finds the row too short or leaves it to the
-// first CTA (small_row/lead_row.cuh). Other CTAs may have read another length and be waiting for this one. So
+// first CTA (small_row/solo_row.cuh). Other CTAs may have read another length and be waiting for this one. So
 // this CTA takes part in the exchanges of a first pass, and then knows whether they have. `sampled`: the CTAs
 // exchange samples as well.
 template <typename T, bool kOptions>

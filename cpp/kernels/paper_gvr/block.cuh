@@ -26,7 +26,7 @@ constexpr int kBitmapWords = kWarps * warp_span(static_cast<int32_t>(kPaperMaxWi
 
 // A histogram, and the members of one of its bins when they are few.
 struct alignas(16) SearchBins {
-  uint32_t fine[kBins + 4];  // fine[kBins] counts what is in no bin, which is cheaper than a branch.
+  uint32_t fine[kBins + 4];  // fine[kBins] counts items in no bin, which is cheaper than a branch.
   uint32_t warp_sums[kWarps];
   BinHit hit;
   uint32_t member[kSnapLimit];

@@ -6,11 +6,11 @@
 
 namespace gvr_topk::paper_gvr {
 
-// Collects the positions of the elements whose bits the last pass has set. The count cache (`found.before`)
+// Collects the positions of the elements whose bits the last pass has set. The count cache (`result.before`)
 // says where this warp's positions go.
 template <typename T>
 __device__ __forceinline__ void collect(const Block& block, const RowStream<T>& stream,
-                                        const SearchResult& found, Candidates& candidates) {
+                                        const SearchResult& result, Candidates& candidates) {
   const int words = (stream.length + 31) / 32;
   const int each = (words + 31) / 32 | 1;  // Odd, so that lanes read from different banks.
   const int first = min(block.lane * each, words), last = min(first + each, words);
@@ -18,7 +18,7 @@ __device__ __forceinline__ void collect(const Block& block, const RowStream<T>& 
   uint32_t count = 0;
 #pragma unroll 4
   for (int w = first; w < last; ++w) count += __popc(map[w]);
-  const uint32_t upto = found.before + ptx::inclusive_scan(count);
+  const uint32_t upto = result.before + ptx::inclusive_scan(count);
   int32_t* next = candidates.position + upto - count;
   int32_t* const end = candidates.position + upto;
   const uint32_t* at = map + first;
@@ -52,7 +52,7 @@ struct ThreadCandidates {
     first = block.warp * run + block.lane;
     limit = min((block.warp + 1) * run, count);
     const T* data = row.data;
-    ptx::keep(data);  // Without this the compiler recomputes the row's address for every candidate.
+    ptx::keep(data);  // Otherwise the compiler would recompute the row's address for every candidate.
     T value[kPerThread];
     for_each_index([&](int r, int i) {
       value[r] = __ldg(data + static_cast<uint32_t>(candidates.position[min(i, limit - 1)]));

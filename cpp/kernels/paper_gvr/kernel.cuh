@@ -19,6 +19,7 @@
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
 #include "paper_gvr/refine.cuh"
+#include "ptx/grid.cuh"
 
 namespace gvr_topk::paper_gvr {
 
@@ -123,20 +124,20 @@ __global__ void __launch_bounds__(kThreads, 1)
   clock.stamp();
 
   // Verify.
-  SearchResult found = search(block, ctx, stream, first, sampled);
+  SearchResult result = search(block, ctx, stream, first, sampled);
   clock.stamp();
 
   uint32_t kth;
-  int candidates = found.count, scans = 0, passes = found.passes, items;
-  if (found.done != SearchEnd::kKey) {
+  int candidates = result.count, scans = 0, passes = result.passes, items;
+  if (result.done != SearchEnd::kKey) {
     // Collect.
     Candidates& list = *reinterpret_cast<Candidates*>(ring);
-    collect(block, stream, found, list);
+    collect(block, stream, result, list);
     __syncthreads();
-    const ThreadCandidates own(block, ctx.row, found.count, list);
+    const ThreadCandidates own(block, ctx.row, result.count, list);
     clock.stamp();
     // Refine.
-    const Snap snapped = snap(block, own, list, found.count, ctx.k);
+    const Snap snapped = snap(block, own, list, result.count, ctx.k);
     kth = snapped.key;
     scans = snapped.scans;
     const bool drops_ties = traits.has(LaunchTraits::kDropMasked) && kth == kNegInfKey;
@@ -152,14 +153,14 @@ __global__ void __launch_bounds__(kThreads, 1)
     const KeyInterval interval = radix_select(ctx, tile, KeyInterval::everything(), exchanges, rounds);
     if (threadIdx.x == 0) reset_counts(ctx);
     __syncthreads();
-    const CountResult result = fallback::verify(ctx, interval, tile, 0, clock);
+    const CountResult counted = fallback::verify(ctx, interval, tile, 0, clock);
     const ListedKeys listed(ctx);
-    kth = select_kth(ctx, interval, listed, result, scans).key;
-    items = count_items(traits, ctx.k, kth, result.above);
-    fallback::emit(ctx, interval, listed, kth, items, result, tile, output, clock);
-    candidates = static_cast<int>(result.inside);
+    kth = select_kth(ctx, interval, listed, counted, scans).key;
+    items = count_items(traits, ctx.k, kth, counted.above);
+    fallback::emit(ctx, interval, listed, kth, items, counted, tile, output, clock);
+    candidates = static_cast<int>(counted.inside);
     passes += rounds + 1;
-    if (interval.lo == interval.hi) found.done = SearchEnd::kPlateau;
+    if (interval.lo == interval.hi) result.done = SearchEnd::kTieKey;
   }
   finish_dropped_row(p, traits, ctx, row, output, items);
   clock.stamp();
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     query.known = first.source == kGuessHint;
     write_stats(stats, can_use_heuristic(query), passes, candidates, scans,
                 hint != nullptr ? static_cast<int>(at_or_above) : -1, first.source,
-                found.done == SearchEnd::kGuess, static_cast<int>(found.done));
+                result.done == SearchEnd::kGuess, static_cast<int>(result.done));
   }
 }
 

@@ -16,7 +16,7 @@ struct Snap {
   int scans;
 };
 
-// Calls visit(key) for this thread's share of all candidates. A block barrier has passed since their stores.
+// Calls visit(key) for this thread's part of all candidates. A block barrier has passed since their stores.
 template <typename Visit>
 __device__ __forceinline__ void for_each_candidate(const Candidates& candidates, int count, Visit visit) {
 #pragma unroll 1
@@ -190,7 +190,7 @@ __device__ __forceinline__ int partition(Block& block, const ThreadCandidates& o
   const int items = drops_ties ? static_cast<int>(all & kLow) : k;
   fallback::OutputCursor cursor{0, items - (all & kLow)};
   cursor.advance(earlier & kLow, earlier >> 16);
-  // Without this the compiler recomputes the addresses of the rows for every element.
+  // Otherwise the compiler would recompute the addresses of the rows for every element.
   ptx::keep(output.indices);
   ptx::keep(output.state_indices);
 #pragma unroll 1

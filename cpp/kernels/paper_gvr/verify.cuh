@@ -47,10 +47,10 @@ __device__ __forceinline__ float next_above(float x) {
 // Whether a value occurs more than once in the sample: then many elements probably equal it.
 __device__ __forceinline__ bool repeats(Block& block, const GuessSample& sampled, float x) {
   const uint32_t key = order_key(x);
-  uint32_t found = 0;
+  uint32_t occurrences = 0;
 #pragma unroll
-  for (int i = 0; i < kHintPerThread; ++i) found += sampled.key[i] == key;
-  return block.reduce_all<Reduce::kAdd>(found) > 1;
+  for (int i = 0; i < kHintPerThread; ++i) occurrences += sampled.key[i] == key;
+  return block.reduce_all<Reduce::kAdd>(occurrences) > 1;
 }
 
 // Writes the bitmap: the bit of an element is set if it reaches the threshold. Returns how many bits this
@@ -118,37 +118,37 @@ __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>
   Point low{negative_infinity(), ctx.row.n}, high{positive_infinity(), 0};
   Point last{}, before{};
   float step = first.threshold;
-  SearchResult found{SearchEnd::kGuess, step, 0, 0, 0};
+  SearchResult result{SearchEnd::kGuess, step, 0, 0, 0};
 #pragma unroll 1
   while (true) {
-    if (found.passes > 0) stream.start();
+    if (result.passes > 0) stream.start();
     const int count = static_cast<int>(block.reduce_all<Reduce::kAdd>(count_pass(block.sm, stream, step)));
-    found.before = block.reduce_earlier(0);
+    result.before = block.reduce_earlier(0);
     before = last;
     last = Point{step, count};
-    found.threshold = step;
-    found.count = count;
-    ++found.passes;
-    if (k <= count && count <= kCapacity) return found;
+    result.threshold = step;
+    result.count = count;
+    ++result.passes;
+    if (k <= count && count <= kCapacity) return result;
     (count > kCapacity ? low : high) = last;
 
-    if (found.passes >= kFloatPasses) break;
+    if (result.passes >= kFloatPasses) break;
     if (count > target && repeats(block, sampled, step)) {
       step = next_above(step);
-      found.done = SearchEnd::kTie;
+      result.done = SearchEnd::kTie;
       if (!(step < high.threshold)) break;
       continue;
     }
-    if (found.passes == 1 && count < target && first.values > 0 && first.least < step &&
+    if (result.passes == 1 && count < target && first.values > 0 && first.least < step &&
         repeats(block, sampled, first.least)) {
       step = first.least;
-      found.done = SearchEnd::kTie;
+      result.done = SearchEnd::kTie;
       continue;
     }
     float next;
-    if (found.passes > kSecantPasses) {
+    if (result.passes > kSecantPasses) {
       next = not_a_number();
-    } else if (found.passes > 1) {
+    } else if (result.passes > 1) {
       next = secant(before, last, target);
     } else if (first.values == 0) {
       next = not_a_number();
@@ -158,7 +158,7 @@ __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>
       // The count falls steeply above a low threshold, so the secant overshoots. This takes half of its step.
       next = halfway(step, secant(Point{first.greatest, 1}, last, target));
     }
-    found.done = SearchEnd::kSecant;
+    result.done = SearchEnd::kSecant;
     if (!(low.threshold < next && next < high.threshold)) {
       float bottom = low.threshold, top = high.threshold;
       if (!is_finite(bottom) || !is_finite(top)) {
@@ -168,13 +168,13 @@ __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>
         if (!is_finite(top)) top = greatest;
       }
       next = halfway(bottom, top);
-      found.done = SearchEnd::kBisect;
+      result.done = SearchEnd::kBisect;
       if (!(bottom < next && next < top)) break;
     }
     step = next;
   }
-  found.done = SearchEnd::kKey;
-  return found;
+  result.done = SearchEnd::kKey;
+  return result;
 }
 
 }  // namespace gvr_topk::paper_gvr

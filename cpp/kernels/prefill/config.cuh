@@ -1,5 +1,5 @@
 // Sizes of the prefill kernel, and the layout of one CTA's shared memory. A bitmap with one bit for each
-// element of the row follows the `Shared` struct.
+// element of the row follows the `PrefillShared` struct.
 #pragma once
 
 #include "core/chunked_store.cuh"
@@ -13,26 +13,26 @@
 namespace gvr_topk::prefill {
 
 // CTAs are small so that two share an SM: while one of them selects, the other streams.
-constexpr int kThreads = kPrefillThreads;
-constexpr int kWarps = kThreads / 32;
-constexpr int kRingDepth = 4;  // tiles per warp that are being fetched at once
+constexpr int kBlockThreads = kPrefillThreads;
+constexpr int kBlockWarps = kBlockThreads / 32;
+constexpr int kPrefillRingDepth = 4;  // tiles per warp that are being fetched at once
 constexpr int kLog2FineBins = ValueInterval::kLog2Bins, kFineBins = ValueInterval::kBins;
 
 constexpr int kStoreChunks = 88;  // chunks of the store of candidates, which lie inside the interval
 constexpr int kStoreItems = kStoreChunks * kChunk;
 static_assert(kStoreChunks <= kMaxBufferChunks && kStoreItems >= kPrefillMaxK);
-static_assert(kFineBins == kThreads && kFineBins == 8 * 32);
+static_assert(kFineBins == kBlockThreads && kFineBins == 8 * 32);
 constexpr int kLog2KeyBins = 11;
 constexpr int kKeyBins = 1 << kLog2KeyBins;  // bins of a histogram over a range of keys
-static_assert(kKeyBins == 8 * kThreads);
+static_assert(kKeyBins == 8 * kBlockThreads);
 
-using CandidateStore = ChunkedStore<BufferedValue, kWarps>;
+using CandidateStore = ChunkedStore<BufferedValue, kBlockWarps>;
 
 // Windows are published two rows ahead of the row being selected from.
 constexpr int kWindowsAhead = 2;
 
-struct alignas(128) Shared {
-  alignas(128) unsigned char ring[kWarps * kRingDepth * kTileElements * sizeof(float)];
+struct alignas(128) PrefillShared {
+  alignas(128) unsigned char ring[kBlockWarps * kPrefillRingDepth * kTileElements * sizeof(float)];
   union {
     BufferedValue candidates[kStoreItems];
     int32_t staged[kPrefillMaxK];  // selected positions, ascending, staged once the candidates are used up
@@ -42,17 +42,17 @@ struct alignas(128) Shared {
     };
   };
   alignas(16) uint32_t fine_bins[kFineBins];  // histogram of the candidates' values
-  uint8_t chunks[kWarps][kStoreChunks];
+  uint8_t chunks[kBlockWarps][kStoreChunks];
   alignas(16) uint64_t boundary[kRankDirectly];
   Window windows[kWindowsAhead + 1];
   Schedule schedule;
   BinHit hits[2];
-  RowPredictor predictor;   // one thread writes it, for the next row
-  RowReport report;         // only thread 0 reads and writes it
-  uint32_t stored[kWarps];  // candidates of each warp
-  uint32_t above[kWarps];   // elements above the interval in the tiles of each warp
-  uint32_t warp_sums[2][kWarps];
-  uint64_t crowd_begin, crowd_end;  // least and greatest `order_of` of the candidates in a crowded bin
+  RowPredictor predictor;        // one thread writes it, for the next row
+  RowReport report;              // only thread 0 reads and writes it
+  uint32_t stored[kBlockWarps];  // candidates of each warp
+  uint32_t above[kBlockWarps];   // elements above the interval in the tiles of each warp
+  uint32_t warp_sums[2][kBlockWarps];
+  uint64_t dense_begin, dense_end;  // least and greatest `order_of` of the candidates in a dense bin
   uint32_t chunks_used;
   uint32_t boundary_count;
   uint32_t is_full;  // whether a candidate found no room in the store
@@ -61,12 +61,16 @@ struct alignas(128) Shared {
 extern __shared__ __align__(128) unsigned char storage[];
 
 // The bitmap of selected elements: one half-word for each lane of a tile, with one bit per element.
-__device__ __forceinline__ uint16_t* bitmap_of(Shared& sm) { return reinterpret_cast<uint16_t*>(&sm + 1); }
+__device__ __forceinline__ uint16_t* bitmap_of(PrefillShared& sm) {
+  return reinterpret_cast<uint16_t*>(&sm + 1);
+}
 
 constexpr size_t kBitmapBytesOfTile = 32 * sizeof(uint16_t);
 
-static_assert(sizeof(Shared) <= kPrefillFixedBytes && kTileElements == kPrefillTileElements);
+static_assert(sizeof(PrefillShared) <= kPrefillFixedBytes && kTileElements == kPrefillTileElements);
 
-inline size_t shared_bytes(int bitmap_tiles) { return sizeof(Shared) + kBitmapBytesOfTile * bitmap_tiles; }
+inline size_t shared_bytes(int bitmap_tiles) {
+  return sizeof(PrefillShared) + kBitmapBytesOfTile * bitmap_tiles;
+}
 
 }  // namespace gvr_topk::prefill

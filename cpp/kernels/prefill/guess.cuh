@@ -17,10 +17,10 @@ struct RankPair {
   uint32_t upper, lower;
 };
 
-__device__ __forceinline__ void clear_key_bins(Shared& sm) {
+__device__ __forceinline__ void clear_key_bins(PrefillShared& sm) {
   __syncthreads();  // The memory's previous use has ended in all threads.
 #pragma unroll
-  for (int i = 0; i < kKeyBins / 4; i += kThreads) {
+  for (int i = 0; i < kKeyBins / 4; i += kBlockThreads) {
     reinterpret_cast<uint4*>(sm.key_bins)[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
   }
   if (threadIdx.x == 0) {
@@ -31,14 +31,14 @@ __device__ __forceinline__ void clear_key_bins(Shared& sm) {
 }
 
 // Counts a key if it lies in the range. Returns whether the key lies above the range.
-__device__ __forceinline__ bool count_key(Shared& sm, const KeyRange& range, int shift, uint32_t key) {
+__device__ __forceinline__ bool count_key(PrefillShared& sm, const KeyRange& range, int shift, uint32_t key) {
   const bool inside = range.contains(key);
   if (inside) atomicAdd(&sm.key_bins[range.bin(key, shift)], 1u);
   return !inside && key > range.base;
 }
 
 // Adds the number of keys that this thread has found above the range. All lanes take part.
-__device__ __forceinline__ void add_above(Shared& sm, uint32_t above) {
+__device__ __forceinline__ void add_above(PrefillShared& sm, uint32_t above) {
   above = __reduce_add_sync(0xffffffffu, above);
   if ((threadIdx.x & 31) == 0 && above > 0) atomicAdd(&sm.above_range, above);
   ptx::reconverge(ptx::unknown_zero());
@@ -46,13 +46,13 @@ __device__ __forceinline__ void add_above(Shared& sm, uint32_t above) {
 
 // Finds the bins of both ranks once all threads have counted, and leaves them in `hits` for all threads.
 // `count` is 0 for a rank that does not lie in the range.
-__device__ __forceinline__ void locate_ranks(Shared& sm, const RankPair& ranks) {
+__device__ __forceinline__ void locate_ranks(PrefillShared& sm, const RankPair& ranks) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   __syncthreads();
-  ThreadBins<kKeyBins / kThreads> own(sm.key_bins, thread);
+  ThreadBins<kKeyBins / kBlockThreads> own(sm.key_bins, thread);
   if (lane == 0) sm.warp_sums[0][warp] = own.above + own.sum;
   __syncthreads();
-  own.add_warps_above(sm.warp_sums[0], kWarps, warp, lane);
+  own.add_warps_above(sm.warp_sums[0], kBlockWarps, warp, lane);
   own.above += sm.above_range;
   if (own.holds(ranks.upper)) sm.hits[0] = own.find(ranks.upper);
   if (own.holds(ranks.lower)) sm.hits[1] = own.find(ranks.lower);
@@ -77,12 +77,12 @@ struct RowSample {
     // The sample takes one element in 16 to 32. A smaller sample would fluctuate so much that intervals would
     // be wider than the candidate store has room for.
     constexpr int kLog2OfProbe = 10 + 5;
-    static_assert(1 << kLog2OfProbe == 32 * kElements * kThreads);
+    static_assert(1 << kLog2OfProbe == 32 * kElements * kBlockThreads);
     log2_probes = max(32 - __clz(window.length - 1) - kLog2OfProbe, 0);
     load(0);
   }
 
-  __device__ __forceinline__ uint32_t elements() const { return kElements * kThreads << log2_probes; }
+  __device__ __forceinline__ uint32_t elements() const { return kElements * kBlockThreads << log2_probes; }
 
   // Calls visit(key) for each element that this thread probes.
   template <typename Visit>
@@ -112,10 +112,10 @@ struct RowSample {
 
   // The position within each stratum is hashed, because strided ones would be biased where scores repeat.
   __device__ __forceinline__ const T* probe(int number_of_thread) const {
-    const uint32_t number = number_of_thread * kThreads + threadIdx.x;
+    const uint32_t number = number_of_thread * kBlockThreads + threadIdx.x;
     const uint64_t begin = uint64_t{number} * static_cast<uint32_t>(vecs);
     const uint32_t within = __umulhi(number * 2654435761u, static_cast<uint32_t>(vecs));
-    const int vec = first + static_cast<int>((begin + within) / kThreads >> log2_probes);
+    const int vec = first + static_cast<int>((begin + within) / kBlockThreads >> log2_probes);
     return data + kElements * static_cast<int64_t>(vec);
   }
 };
@@ -137,8 +137,8 @@ __device__ __forceinline__ KeyRange range_around(const RowPredictor& last) {
 // the sample, `deviations` standard deviations above and below the rank expected of the k-th value.
 // `meanwhile` runs while the sample is being loaded.
 template <typename T, typename Meanwhile>
-__device__ __forceinline__ ValueInterval guess_by_sample(Shared& sm, const AlignedWindow<T> window, int k,
-                                                         const RowPredictor& last, float deviations,
+__device__ __forceinline__ ValueInterval guess_by_sample(PrefillShared& sm, const AlignedWindow<T> window,
+                                                         int k, const RowPredictor& last, float deviations,
                                                          Meanwhile meanwhile) {
   constexpr float kLoose = 1.1f;  // An interval may hold this multiple of the sample elements intended.
   constexpr int kMaxRounds = 4;

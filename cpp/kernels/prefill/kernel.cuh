@@ -14,22 +14,24 @@
 // - emit: the marked positions are staged in ascending order, and then written.
 //
 // The first tiles of the next row are fetched while this row is refined. A row whose interval misses the k-th
-// value is streamed again with an interval from a sample, up to twice. If that does not settle the row, radix
-// rounds select from it (prefill/settle.cuh). Radix rounds also take every row for a large k, and rows that
-// are too long for the bitmap.
+// value is streamed again with an interval from a sample, up to twice. If that misses too, radix rounds
+// select from the row (prefill/radix_rounds.cuh). Radix rounds also take every row for a large k, and rows
+// that are too long for the bitmap.
 #pragma once
 
 #include "core/launch.cuh"
+#include "core/prefill_output.cuh"
 #include "gvr_topk/policy.h"
+#include "prefill/radix_rounds.cuh"
 #include "prefill/row_stream.cuh"
 #include "prefill/select.cuh"
-#include "prefill/settle.cuh"
+#include "ptx/grid.cuh"
 
 namespace gvr_topk::prefill {
 
 // Collects with an interval: marks the elements above it, and stores the elements inside as candidates.
 template <typename T>
-__device__ __forceinline__ void collect(const PrefillParams& p, Shared& sm, RowStream<T>& stream,
+__device__ __forceinline__ void collect(const PrefillParams& p, PrefillShared& sm, RowStream<T>& stream,
                                         const AlignedWindow<T>& window, const Window& next_window,
                                         const ValueInterval& interval, CandidateStore& store, int warp,
                                         int lane) {
@@ -54,7 +56,7 @@ __device__ __forceinline__ void collect(const PrefillParams& p, Shared& sm, RowS
       sm.candidates[at] =
           BufferedValue{static_cast<int>(kValuesPerThread * number) + index, stream.ring.value(slot, index)};
     });
-    number += 32 * kWarps;
+    number += 32 * kBlockWarps;
   });
   count = __reduce_add_sync(0xffffffffu, count);
   if (lane != 0) return;
@@ -64,16 +66,16 @@ __device__ __forceinline__ void collect(const PrefillParams& p, Shared& sm, RowS
 }
 
 // Forgets all candidates. Block barriers separate this from the uses before and after.
-__device__ __forceinline__ void reset_candidates(Shared& sm) {
+__device__ __forceinline__ void reset_candidates(PrefillShared& sm) {
   sm.fine_bins[threadIdx.x] = 0;
   if (threadIdx.x != 0) return;
   sm.boundary_count = sm.is_full = 0;
-  sm.chunks_used = kWarps * CandidateStore::initial_chunks(kStoreChunks);
+  sm.chunks_used = kBlockWarps * CandidateStore::initial_chunks(kStoreChunks);
 }
 
 // Selects from a row that is longer than k.
 template <typename T>
-__device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, RowStream<T>& stream,
+__device__ __forceinline__ void select_row(const PrefillParams& p, PrefillShared& sm, RowStream<T>& stream,
                                            const Window& row, const Window& next_window) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const AlignedWindow<T> window(p, row);
@@ -95,13 +97,13 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
                                        : guess_by_sample<T>(sm, window, p.k, sm.predictor, deviations, enter);
     const float bins_per_unit = interval.bins_per_unit();
     CandidateStore store(sm.candidates, sm.chunks[warp], kStoreChunks, warp);
-    store.claim_share(lane);
+    store.claim_part(lane);
     collect(p, sm, stream, window, next_window, interval, store, warp, lane);
     count_candidates(sm, store, interval, bins_per_unit, lane);
     __syncthreads();
     // Verify.
-    const uint32_t above = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.above[lane] : 0);
-    const uint32_t inside = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.stored[lane] : 0);
+    const uint32_t above = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? sm.above[lane] : 0);
+    const uint32_t inside = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? sm.stored[lane] : 0);
     const uint32_t rank = p.k - above;
     // Unsigned wrap: `rank - 1 < inside` is false for rank 0 and for negative ranks.
     const bool complete = sm.is_full == 0 && rank - 1 < inside;
@@ -119,7 +121,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
       }
       ptx::reconverge(ptx::unknown_zero());
       stage(sm, bitmap, window.length, window.lead, p.k, lane, warp);
-      write_staged<kThreads>(sm.staged, PrefillOutput(p, row), p.k);
+      write_staged<kBlockThreads>(sm.staged, PrefillOutput(p, row), p.k);
       return;
     }
     const bool was_full = sm.is_full != 0;
@@ -135,19 +137,19 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, Shared& sm, R
     if (by_sample) stream.restart();
     __syncthreads();
   }
-  if (passes == 0 && stream.ahead) stream.restart();  // The tiles in flight are this row's.
-  const Settled settled = settle<T>(p, sm, row, sm.predictor.tie_key);
+  if (passes == 0 && stream.has_next_row) stream.restart();  // The tiles in flight are this row's.
+  const RadixOutcome outcome = radix_select_row<T>(p, sm, row, sm.predictor.tie_key);
   if (threadIdx.x != 0) return;
   sm.predictor = RowPredictor::unknown();
-  sm.predictor.tie_key = settled.tie_key;
-  sm.report.rounds = settled.rounds;
+  sm.predictor.tie_key = outcome.tie_key;
+  sm.report.rounds = outcome.rounds;
   ++sm.report.passes;
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads, kPrefillCtasPerSm)
+__global__ void __launch_bounds__(kBlockThreads, kPrefillCtasPerSm)
     prefill_topk(const __grid_constant__ PrefillParams p) {
-  Shared& sm = *reinterpret_cast<Shared*>(storage);
+  PrefillShared& sm = *reinterpret_cast<PrefillShared*>(storage);
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   ptx::grid_take_over();
   if (thread == 0) {
@@ -165,12 +167,12 @@ __global__ void __launch_bounds__(kThreads, kPrefillCtasPerSm)
     const Window& row = sm.windows[turn];
     if (row.row < 0) return;
     const int after = turn == kWindowsAhead ? 0 : turn + 1;
-    const WindowLoad ahead(p, thread == 0 ? sm.schedule.next(p) : -1);
+    const WindowLoad later(p, thread == 0 ? sm.schedule.next(p) : -1);
     const bool is_short = row.n <= p.k;
     if (thread == 0) sm.report = RowReport::begin(p.predicts, is_short);
     ptx::reconverge(ptx::unknown_zero());
     if (is_short) {
-      write_short(PrefillOutput(p, row), row.n, p.k, kThreads);
+      write_short(PrefillOutput(p, row), row.n, p.k, kBlockThreads);
     } else {
       select_row(p, sm, stream, row, sm.windows[after]);
     }
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, kPrefillCtasPerSm)
       if (p.counts != nullptr) p.counts[row.row] = min(row.n, p.k);
       if (p.stats != nullptr) sm.report.write(p.stats + int64_t{row.row} * kStatColumns);
       // This replaces the window of the previous row, whose last readers stand before a block barrier.
-      sm.windows[after == kWindowsAhead ? 0 : after + 1] = ahead.window(p);
+      sm.windows[after == kWindowsAhead ? 0 : after + 1] = later.window(p);
     }
     __syncthreads();  // All warps have emitted.
     turn = after;

@@ -8,7 +8,7 @@
 namespace gvr_topk::prefill {
 
 // A row's tiles go to the warps of the CTA in turn: large scores cluster, and this spreads them.
-constexpr int kTileStride = kWarps * kTileElements;
+constexpr int kTileStride = kBlockWarps * kTileElements;
 
 __device__ __forceinline__ int tiles_of_warp(int length, int warp) {
   const int left = length - warp * kTileElements;
@@ -17,13 +17,13 @@ __device__ __forceinline__ int tiles_of_warp(int length, int warp) {
 
 template <typename T>
 struct RowStream {
-  TileRing<T, kRingDepth> ring;
-  const T* from;            // where this lane fetches the next tile
-  int left = 0;             // elements of the row from that tile on
-  int in_flight = 0;        // tiles that were requested and are not used yet
-  uint32_t fetch_slot = 0;  // where the next tile goes
-  uint32_t slot = 0;        // where the oldest tile lies
-  bool ahead = false;       // whether the tiles being fetched are the next row's
+  TileRing<T, kPrefillRingDepth> ring;
+  const T* from;              // where this lane fetches the next tile
+  int left = 0;               // elements of the row from that tile on
+  int in_flight = 0;          // tiles that were requested and are not used yet
+  uint32_t fetch_slot = 0;    // where the next tile goes
+  uint32_t slot = 0;          // where the oldest tile lies
+  bool has_next_row = false;  // whether the tiles being fetched are the next row's
 
   __device__ __forceinline__ RowStream(const void* storage, int warp, int lane)
       : ring(storage, warp, lane), from(nullptr) {}
@@ -38,7 +38,7 @@ struct RowStream {
     if (left <= 0) return;
     ring.fetch_zero_filled(from, left, fetch_slot, lane);
     ptx::commit_copies();
-    fetch_slot = TileRing<T, kRingDepth>::next(fetch_slot);
+    fetch_slot = TileRing<T, kPrefillRingDepth>::next(fetch_slot);
     from += kTileStride;
     left -= kTileStride;
     ++in_flight;
@@ -47,13 +47,13 @@ struct RowStream {
   // Fetches tiles while there is room for them.
   __device__ __forceinline__ void fill(int lane) {
 #pragma unroll 1
-    while (left > 0 && in_flight < kRingDepth) fetch(lane);
+    while (left > 0 && in_flight < kPrefillRingDepth) fetch(lane);
   }
 
   // Starts to stream a row, unless its first tiles are in flight already.
   __device__ __forceinline__ void enter(const AlignedWindow<T>& window, int warp, int lane) {
-    if (!ahead) begin(window, warp, lane);
-    ahead = false;
+    if (!has_next_row) begin(window, warp, lane);
+    has_next_row = false;
     fill(lane);
   }
 
@@ -63,7 +63,7 @@ struct RowStream {
     __syncwarp();
     in_flight = 0;
     fetch_slot = slot = 0;
-    ahead = false;
+    has_next_row = false;
   }
 
   // Calls visit(slot) for each of this warp's tiles, and fetches the first tiles of the next row if that row
@@ -73,35 +73,35 @@ struct RowStream {
                                                 int warp, int lane, Visit visit) {
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile) {
-      if (in_flight == kRingDepth) {
-        ptx::wait_copies<kRingDepth - 1>();
+      if (in_flight == kPrefillRingDepth) {
+        ptx::wait_copies<kPrefillRingDepth - 1>();
       } else {
         ptx::wait_copies<0>();
       }
       __syncwarp();
       visit(slot);
       ptx::reconverge(ptx::unknown_zero());  // All lanes have read the slot.
-      slot = TileRing<T, kRingDepth>::next(slot);
+      slot = TileRing<T, kPrefillRingDepth>::next(slot);
       --in_flight;
-      if (left <= 0 && !ahead) look_ahead(p, next_window, warp, lane);
+      if (left <= 0 && !has_next_row) begin_next_row(p, next_window, warp, lane);
       fetch(lane);
     }
-    if (left <= 0 && !ahead) {
-      look_ahead(p, next_window, warp, lane);
+    if (left <= 0 && !has_next_row) {
+      begin_next_row(p, next_window, warp, lane);
     }
     fill(lane);
   }
 
  private:
-  __device__ __forceinline__ void look_ahead(const PrefillParams& p, const Window& next_window, int warp,
-                                             int lane) {
+  __device__ __forceinline__ void begin_next_row(const PrefillParams& p, const Window& next_window, int warp,
+                                                 int lane) {
     const Window window = next_window;
     if (window.row < 0 || window.n <= p.k || !p.lists ||
         window.n > p.bitmap_tiles * kTileElements - kPerVec<T>) {
       return;
     }
     begin(AlignedWindow<T>(p, window), warp, lane);
-    ahead = true;
+    has_next_row = true;
   }
 };
 

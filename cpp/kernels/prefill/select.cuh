@@ -6,7 +6,7 @@
 
 namespace gvr_topk::prefill {
 
-// Calls visit(candidate) for this lane's share of the warp's candidates, which the warp visits 32 at a time
+// Calls visit(candidate) for this lane's part of the warp's candidates, which the warp visits 32 at a time
 // in index order. All lanes take part, and a lane without a candidate gets one with a negative position.
 template <typename Visit>
 __device__ __forceinline__ void for_each_candidate(const CandidateStore& store, int lane, Visit visit) {
@@ -14,7 +14,7 @@ __device__ __forceinline__ void for_each_candidate(const CandidateStore& store, 
 }
 
 // Counts this warp's candidates into the bins. NaN falls into the last bin, like all values above the bins.
-__device__ __forceinline__ void count_candidates(Shared& sm, const CandidateStore& store,
+__device__ __forceinline__ void count_candidates(PrefillShared& sm, const CandidateStore& store,
                                                  const ValueInterval& interval, float bins_per_unit,
                                                  int lane) {
   for_each_candidate(store, lane, [&](const BufferedValue& x) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ void count_candidates(Shared& sm, const CandidateStor
 }
 
 // Finds the bin of the rank-th largest candidate. Each warp finds it for itself.
-__device__ __forceinline__ BinHit locate_fine(const Shared& sm, uint32_t rank, int lane) {
+__device__ __forceinline__ BinHit locate_fine(const PrefillShared& sm, uint32_t rank, int lane) {
   const ThreadBins<kFineBins / 32> own(sm.fine_bins, lane);
   const BinHit hit = own.find(rank);
   // There are at least `rank` candidates, so one lane holds the rank.
@@ -43,11 +43,11 @@ __device__ __forceinline__ void mark(uint32_t* bitmap, int position) {
   atomicOr(&bitmap[position >> 5], 1u << (position & 31));
 }
 
-// Finds the order number of the `rank`-th candidate in a crowded bin, which holds many ties, by rounds of
+// Finds the order number of the `rank`-th candidate in a dense bin, which holds many ties, by rounds of
 // finer and finer bins.
 template <typename InBin>
-__device__ __forceinline__ uint64_t rank_in_crowd(Shared& sm, const CandidateStore store, uint32_t rank,
-                                                  InBin in_bin) {
+__device__ __forceinline__ uint64_t rank_in_dense_bin(PrefillShared& sm, const CandidateStore store,
+                                                      uint32_t rank, InBin in_bin) {
   const int lane = threadIdx.x & 31;
   const auto for_each = [&](auto visit) {
     for_each_candidate(store, lane, [&](const BufferedValue& x) {
@@ -55,16 +55,16 @@ __device__ __forceinline__ uint64_t rank_in_crowd(Shared& sm, const CandidateSto
     });
   };
   if (threadIdx.x == 0) {
-    sm.crowd_begin = UINT64_MAX;
-    sm.crowd_end = 0;
+    sm.dense_begin = UINT64_MAX;
+    sm.dense_end = 0;
   }
   __syncthreads();
   for_each([&](uint64_t x) {
-    atomicMin(reinterpret_cast<unsigned long long*>(&sm.crowd_begin), x);
-    atomicMax(reinterpret_cast<unsigned long long*>(&sm.crowd_end), x);
+    atomicMin(reinterpret_cast<unsigned long long*>(&sm.dense_begin), x);
+    atomicMax(reinterpret_cast<unsigned long long*>(&sm.dense_end), x);
   });
   __syncthreads();
-  uint64_t begin = sm.crowd_begin, length = sm.crowd_end - sm.crowd_begin;
+  uint64_t begin = sm.dense_begin, length = sm.dense_end - sm.dense_begin;
   // Every round takes 8 bits off the length. Order numbers are distinct, so the last bin holds one.
 #pragma unroll 1
   while (true) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ uint64_t rank_in_crowd(Shared& sm, const CandidateSto
 
 // Refines: marks the selected candidates: all above the bin of the k-th value and the first `rank` in that
 // bin. Returns a value close to the k-th. The bitmap is complete after the next block barrier.
-__device__ __forceinline__ float refine(Shared& sm, uint32_t* bitmap, const CandidateStore& store,
+__device__ __forceinline__ float refine(PrefillShared& sm, uint32_t* bitmap, const CandidateStore& store,
                                         const ValueInterval& interval, float bins_per_unit, const BinHit& hit,
                                         uint32_t rank, int lane, int warp) {
   const auto bin_of = [&](float x) { return static_cast<uint32_t>(interval.bin(x, bins_per_unit)); };
@@ -105,7 +105,7 @@ __device__ __forceinline__ float refine(Shared& sm, uint32_t* bitmap, const Cand
   if (takes_all) return interval.value_of(hit.bin);
   __syncthreads();
   if (!few) {
-    const uint64_t last = rank_in_crowd(sm, store, rank, [&](float x) { return bin_of(x) == hit.bin; });
+    const uint64_t last = rank_in_dense_bin(sm, store, rank, [&](float x) { return bin_of(x) == hit.bin; });
     for_each_candidate(store, lane, [&](const BufferedValue& x) {
       if (x.position >= 0 && bin_of(x.value) == hit.bin && order_of(x) >= last) mark(bitmap, x.position);
     });
@@ -123,12 +123,12 @@ __device__ __forceinline__ float refine(Shared& sm, uint32_t* bitmap, const Cand
 }
 
 // Stages the marked positions in ascending order. This takes two block barriers.
-__device__ __forceinline__ void stage(Shared& sm, const uint32_t* bitmap, int length, int lead, int k,
+__device__ __forceinline__ void stage(PrefillShared& sm, const uint32_t* bitmap, int length, int lead, int k,
                                       int lane, int warp) {
   static_assert(kTileElements % 64 == 0, "whole words are written of every tile");
   const auto words_of = reinterpret_cast<const uint64_t*>(bitmap);
-  const int words = (length + 63) / 64, share = (words + kThreads - 1) / kThreads * 32;
-  const int begin = warp * share, end = min(begin + share, words);
+  const int words = (length + 63) / 64, part = (words + kBlockThreads - 1) / kBlockThreads * 32;
+  const int begin = warp * part, end = min(begin + part, words);
   uint32_t count = 0;
 #pragma unroll 2
   for (int i = begin + lane; i < end; i += 32) count += __popcll(words_of[i]);

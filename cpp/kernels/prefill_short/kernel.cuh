@@ -15,14 +15,17 @@
 // - collect: the selected positions are staged in ascending order;
 // - emit: the staged positions are written, several at a time.
 //
-// Meanwhile the next row is fetched to shared memory (prefill_short/window_tile.cuh).
+// Meanwhile the next row is fetched to shared memory (prefill_short/prefill_tile.cuh).
 #pragma once
 
 #include "core/launch.cuh"
+#include "core/prefill_output.cuh"
 #include "core/row_stats.cuh"
 #include "core/smem_layout.cuh"
 #include "core/window.cuh"
-#include "prefill_short/window_tile.cuh"
+#include "prefill_short/prefill_tile.cuh"
+#include "ptx/grid.cuh"
+#include "ptx/mbarrier.cuh"
 #include "small_row/key_rounds.cuh"
 #include "small_row/partition.cuh"
 #include "small_row/value_window.cuh"
@@ -34,7 +37,7 @@ using small_row::RoundBins;
 // Windows are published two rows ahead of the row being selected from. Warps that still emit a row read its
 // window while other warps are already at the next row. The next row may have a single block barrier, and
 // publishes a window before that barrier. So a window must stay until that barrier has been passed, and there
-// is one more place for windows.
+// is room for one more window.
 constexpr int kWindowsAhead = 2;
 constexpr int kWindows = kWindowsAhead + 2;
 static_assert((kWindows & (kWindows - 1)) == 0);
@@ -46,16 +49,16 @@ struct alignas(128) RowsShared {
   uint32_t small_count;  // elements at the boundary that have been listed
   float value_window;    // the window that a row leaves for the next one (small_row/value_window.cuh)
   Schedule schedule;
-  uint64_t barriers[2];  // mbarriers of the places where windows arrive
+  uint64_t barriers[2];  // mbarriers of the buffers where windows arrive
   Window windows[kWindows];
-  // [min(k, width)] selected positions, in ascending order. Positions of a short row fit 16 bits. The places
+  // [min(k, width)] selected positions, in ascending order. Positions of a short row fit 16 bits. The buffers
   // where rows arrive follow these positions.
   alignas(16) uint16_t staged[8];
 };
 static_assert(sizeof(RowsShared<128>) <= short_prefill_fixed_bytes(128));
 static_assert(sizeof(RowsShared<512>) <= short_prefill_fixed_bytes(512));
 
-// A thread's place in its block, and the block's shared memory, as the functions of small_row need them.
+// A thread's indices in its block, and the block's shared memory, as the functions of small_row need them.
 //
 // Warps are numbered so that neighbouring ones share a scheduler (there are four, which take warps in turn):
 // neighbouring warps have a word more in turn, and all schedulers then have equal work.
@@ -89,31 +92,32 @@ __host__ __device__ inline int staged_bytes(const PrefillParams& p) {
 // Selects from a row that is longer than k and lies in registers, and stages its selected positions. If the
 // row is `guessed`, `last` is a window, in whose bins its elements have been counted.
 // `publish` is called before the last block barrier.
-template <typename T, int kBlockThreads, typename WindowTile, typename Publish>
+template <typename T, int kBlockThreads, typename Tile, typename Publish>
 __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kBlockThreads>& sm,
-                                           const BlockContext<T, kBlockThreads>& ctx, WindowTile& tile,
+                                           const BlockContext<T, kBlockThreads>& ctx, Tile& tile,
                                            bool guessed, float last, int32_t* stats, Publish publish) {
-  small_row::PartitionOf<WindowTile> split;
+  small_row::PartitionOf<Tile> partition;
   float* const next = ctx.thread == kBlockThreads - 32 ? &sm.value_window : nullptr;
   uint32_t kth = 0, before = 0;
   int rounds = 1;
-  small_row::ValueWindow<RoundBins<kBlockThreads>::kBins> window(last);
-  ptx::keep(window.scale);  // Bins are computed again: without this the compiler would keep them.
-  const bool hit = guessed && small_row::split_by_window(ctx, tile, sm.bins, last, next, split,
-                                                         [&](int i) { return window.bin(tile.value(i)); });
+  small_row::ValueWindow<RoundBins<kBlockThreads>::kBins> value_window(last);
+  ptx::keep(value_window.scale);  // Bins are computed again: without this the compiler would keep them.
+  const bool hit =
+      guessed && small_row::partition_by_window(ctx, tile, sm.bins, last, next, partition,
+                                                [&](int i) { return value_window.bin(tile.value(i)); });
   uint32_t candidates;
   if (hit) {
-    candidates = split.boundary_count;
+    candidates = partition.boundary_count;
     sm.bins.clear_set(0, ctx.thread);
-    if (split.rank == split.boundary_count) split.take_all();
-    small_row::select_boundary(ctx, tile, sm.bins, split, before, kth,
+    if (partition.rank == partition.boundary_count) partition.take_all();
+    small_row::select_boundary(ctx, tile, sm.bins, partition, before, kth,
                                [](uint32_t bits) { return order_key(__uint_as_float(bits)); });
   } else {
     tile.make_keys(ctx.lane);
-    small_row::partition_by_keys(ctx, tile, sm.bins, rounds, next, split);
+    small_row::partition_by_keys(ctx, tile, sm.bins, rounds, next, partition);
     sm.bins.clear_set((rounds - 1) & 1, ctx.thread);
-    candidates = split.boundary_count;
-    small_row::select_inside(ctx, tile, sm.bins, split, candidates > kRankDirectly, before, kth,
+    candidates = partition.boundary_count;
+    small_row::select_inside(ctx, tile, sm.bins, partition, candidates > kRankDirectly, before, kth,
                              [](uint32_t bits) { return whole_key<T>(bits); });
   }
   if (p.stats != nullptr) {
@@ -128,7 +132,7 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kB
     }
     ptx::reconverge(ctx.zero);
   }
-  tile.stage(split.above, ctx.lane, before, ptx::shared_address(sm.staged));
+  tile.stage(partition.above, ctx.lane, before, ptx::shared_address(sm.staged));
   publish();
   __syncthreads();
   // All reads of this memory precede that barrier, and its next uses follow further block barriers.
@@ -186,22 +190,22 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
       __syncthreads();
     } else {
       const auto fetch_next = [&] { fetch(sm.windows[after], arrivals.taken + 1); };
-      if (Arrivals::kPlaces == 2) fetch_next();
+      if (Arrivals::kBuffers == 2) fetch_next();
       arrivals.wait();
       const float last = sm.value_window;
       const bool guessed = p.predicts && is_window(last);
       const AlignedWindow<T> window(p, row);
-      const uint32_t place = arrivals.place(arrivals.taken);
-      WindowTile<T, kBlockThreads> tile;
-      // Elements are counted while later ones are being loaded. Where there is no window, nobody looks at the
+      const uint32_t buffer = arrivals.buffer(arrivals.taken);
+      PrefillTile<T, kBlockThreads> tile;
+      // Elements are counted while later ones are being loaded. If there is no window, nobody looks at the
       // counts, but a second copy of this code would take more registers.
-      const small_row::WindowCounter<RoundBins<kBlockThreads>> counter(sm.bins, last);
-      tile.take(window, place, ctx.warp, ctx.lane, [&](int i) { counter.count(tile.value(i)); });
+      const small_row::ValueWindowCounter<RoundBins<kBlockThreads>> counter(sm.bins, last);
+      tile.take(window, buffer, ctx.warp, ctx.lane, [&](int i) { counter.count(tile.value(i)); });
       ptx::fence_before_bulk_copies();
       __syncthreads();  // All warps have taken the row into registers.
-      if (Arrivals::kPlaces == 1) {
+      if (Arrivals::kBuffers == 1) {
         fetch_next();
-        // Single lanes fetch, and what follows starts with collective operations of each warp.
+        // Single lanes fetch, and the code that follows starts with collective operations of each warp.
         ptx::reconverge(ctx.zero);
       }
       ++arrivals.taken;

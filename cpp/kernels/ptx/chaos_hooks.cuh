@@ -4,9 +4,9 @@
 
 #ifndef GVR_TOPK_CHAOS
 
-// Stands beside whatever one thread waits for, or another thread may be waiting for.
+// This point stands where one thread waits, or where another thread may be waiting for it.
 #define GVR_CHAOS_POINT()
-// Stands behind a wait for all CTAs of a cluster.
+// This point stands behind a wait for all CTAs of a cluster.
 #define GVR_CHAOS_JOINED()
 
 #endif

@@ -1,4 +1,4 @@
-// Comparisons in assembly, where the compiler would take an instruction more.
+// Comparisons in assembly, because the compiler would take an instruction more for each.
 //
 // Their results are added up in floating point: comparisons and integer additions share a pipe that takes two
 // cycles for each, and additions of floats use another.
@@ -8,7 +8,7 @@
 
 namespace gvr_topk::ptx {
 
-// 2^23: the sum of this and small integers has them in its lowest bits.
+// 2^23: a sum of this number and small integers holds the integers in its lowest bits.
 constexpr float kIntegerBase = 8388608.0f;
 
 __device__ __forceinline__ uint32_t integer_of_sum(float sum) {
@@ -28,15 +28,15 @@ __device__ __forceinline__ void count_if_greater(float& count, uint64_t a, uint6
       : "l"(a), "l"(b));
 }
 
-// Adds `bit`, a power of two, to `sum` unless x < bound; so it does where x is NaN. Comparisons of floats
-// give one or zero, because predicates are few: with them an addition would wait for each comparison.
+// Adds `bit`, a power of two, to `sum` unless x < bound; for NaN it is added. The comparison gives 1.0 or
+// 0.0, because predicates are few and each predicated addition would wait for its comparison.
 __device__ __forceinline__ void set_bit_unless_less(float& sum, float x, float bound, float bit) {
   float is_set;
   asm("set.geu.f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound));
   sum = fmaf(is_set, bit, sum);
 }
 
-// Adds `bit` unless x <= bound; so it does where x is NaN.
+// Adds `bit` unless x <= bound; for NaN it is added.
 __device__ __forceinline__ void set_bit_unless_at_most(float& sum, float x, float bound, float bit) {
   float is_set;
   asm("set.gtu.f32.f32 %0, %1, %2;" : "=f"(is_set) : "f"(x), "f"(bound));
@@ -62,14 +62,14 @@ __device__ __forceinline__ void set_bit_if_at_most(float& sum, uint32_t x, uint3
       : "r"(x), "r"(bound), "f"(bit));
 }
 
-// The greater of two floats; NaN, where one of them is.
+// Returns the greater of two floats, or NaN if either is NaN.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float max;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(max) : "f"(a), "f"(b));
   return max;
 }
 
-// The same of two pairs of bf16, and of fp16.
+// Return the greater number in each half of two bf16 or fp16 pairs, or NaN if either is NaN.
 __device__ __forceinline__ uint32_t max_or_nan_bf16x2(uint32_t a, uint32_t b) {
   uint32_t max;
   asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(max) : "r"(a), "r"(b));
@@ -82,7 +82,7 @@ __device__ __forceinline__ uint32_t max_or_nan_f16x2(uint32_t a, uint32_t b) {
   return max;
 }
 
-// A bit for each of 16 elements. The bits of neighbouring vectors have sums of their own, for shorter chains.
+// Accumulates bits in two float sums, at most 16 bits each. Two sums halve the chain of dependent additions.
 struct BitAccumulator {
   float sums[2] = {kIntegerBase, kIntegerBase};
 

@@ -1,4 +1,4 @@
-// Loads, stores and copies the compiler would not choose, and programmatic dependent launch.
+// Loads, stores and copies that the compiler would not choose.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,12 @@
 
 namespace gvr_topk::ptx {
 
-// Scores are read once; keeping them out of L1 leaves it to the hint gathers.
+// Returns the 32-bit address of a pointer to shared memory.
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Loads 16 bytes without allocating in L1, for scores, which are read once.
 __device__ __forceinline__ uint4 load_streaming(const void* p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -16,7 +21,7 @@ __device__ __forceinline__ uint4 load_streaming(const void* p) {
   return v;
 }
 
-// Loads likewise, kOffset bytes further on, if index < end; otherwise `v` is undefined.
+// As `load_streaming`, from `p` + kOffset bytes, if index < end. Otherwise `v` is undefined.
 template <int kOffset>
 __device__ __forceinline__ void load_streaming_before(int index, int end, uint4& v, const void* p) {
   asm volatile(
@@ -27,7 +32,8 @@ __device__ __forceinline__ void load_streaming_before(int index, int end, uint4&
       : "r"(index), "r"(end), "l"(p), "n"(kOffset));
 }
 
-// Loads likewise, and keeps the line in L1, for what is read half a sector at a time or read again.
+// As `load_streaming_before`, but the line stays in L1, for data that is read half a sector at a time or
+// again.
 template <int kOffset>
 __device__ __forceinline__ void load_before(int index, int end, uint4& v, const void* p) {
   asm volatile(
@@ -39,7 +45,7 @@ __device__ __forceinline__ void load_before(int index, int end, uint4& v, const 
 }
 
 // Loads 4, 8 or 16 bytes under a predicate. A branch would make the compiler move the loads, and so wait for
-// them.
+// them. The destination keeps its value if the condition is false.
 __device__ __forceinline__ void load_if(bool condition, uint32_t (&word)[2], const void* p) {
   asm volatile(
       "{\n .reg .pred p;\n"
@@ -80,13 +86,14 @@ __device__ __forceinline__ void load_if(bool condition, uint32_t (&word)[4], con
       : "memory");
 }
 
-// Copies 16 bytes from global to shared memory without a register. They are there after the matching wait.
+// Copies 16 bytes from global to shared memory without a register. The bytes have arrived after the matching
+// wait.
 __device__ __forceinline__ void copy_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// Copies likewise, kOffset bytes further on at both ends, if index < end. The compiler would compute
-// condition and address anew for each copy.
+// As `copy_async`, kOffset bytes further on at both ends, if index < end. From C++ code the compiler would
+// compute condition and address again for each copy.
 template <int kOffset>
 __device__ __forceinline__ void copy_async_before(int index, int end, uint32_t shared, const void* global) {
   asm volatile(
@@ -97,12 +104,12 @@ __device__ __forceinline__ void copy_async_before(int index, int end, uint32_t s
       : "memory");
 }
 
-// Copies 8 bytes likewise.
+// As `copy_async`, but copies 8 bytes, through L1.
 __device__ __forceinline__ void copy_half_async(uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// The L2 policy for data that is read once: it is evicted before anything else.
+// Returns the L2 policy for data that is read once: it is evicted before anything else.
 __device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -123,7 +130,7 @@ __device__ __forceinline__ void copy_async(uint32_t shared, const void* global, 
                : "memory");
 }
 
-// Brings so many bytes, a multiple of 16, into L2.
+// Prefetches `bytes` bytes, a multiple of 16, into L2.
 __device__ __forceinline__ void prefetch_to_l2(const void* global, uint32_t bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
 }
@@ -187,7 +194,7 @@ __device__ __forceinline__ void store_global(int32_t* p, int32_t value) {
 }
 
 // Adds to shared memory for the calling lane alone. If the compiler knew that all lanes have one address, it
-// would add up over the active lanes first: `zero` is `unknown_zero()`.
+// would add up over the active lanes first. So `zero` is `unknown_zero()`, which hides that.
 __device__ __forceinline__ void add_shared(uint32_t& at, uint32_t value, uint32_t zero) {
   const uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(&at)) + zero;
   asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
@@ -198,7 +205,7 @@ __device__ __forceinline__ void increment_shared(uint32_t address) {
   asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
 }
 
-// Appends a value at the shared address `slot`, which moves on, if `condition` is not zero. The compiler
+// If `condition` is not zero, stores a value at the shared address `slot` and moves `slot` past it. C++ code
 // would branch.
 __device__ __forceinline__ void append_if(uint32_t condition, uint32_t& slot, uint16_t value) {
   asm volatile(
@@ -211,7 +218,7 @@ __device__ __forceinline__ void append_if(uint32_t condition, uint32_t& slot, ui
       : "memory");
 }
 
-// The same, towards lower addresses: `slot` lies behind the value.
+// If `condition` is not zero, moves `slot` down by one value and stores the value there.
 __device__ __forceinline__ void prepend_if(uint32_t condition, uint32_t& slot, uint16_t value) {
   asm volatile(
       "{\n .reg .pred p;\n"
@@ -221,25 +228,6 @@ __device__ __forceinline__ void prepend_if(uint32_t condition, uint32_t& slot, u
       : "+r"(slot)
       : "r"(condition), "h"(value)
       : "memory");
-}
-
-// Returns at once unless the launch carries the programmatic-serialization attribute.
-__device__ __forceinline__ void grid_dependency_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  GVR_CHAOS_POINT();
-}
-
-// Lets the next kernel start. It waits for this one's end before it touches what this one writes.
-__device__ __forceinline__ void grid_launch_dependents() {
-  GVR_CHAOS_POINT();
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
-
-// Waits for the end of the kernel before, and lets the next one start, so that its launch is hidden behind
-// this kernel.
-__device__ __forceinline__ void grid_take_over() {
-  grid_dependency_wait();
-  grid_launch_dependents();
 }
 
 }  // namespace gvr_topk::ptx

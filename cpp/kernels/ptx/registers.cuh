@@ -1,12 +1,11 @@
-// Values that the compiler is made to leave in registers.
+// Keeps values in registers, and hides from the compiler where they come from.
 #pragma once
 
 #include <cstdint>
 
 namespace gvr_topk::ptx {
 
-// Hides where a value comes from, so that the compiler does not compute it, or read it from a slow place,
-// each time it is used.
+// Hides the origin of a value, so that the compiler does not compute or load it again each time it is used.
 __device__ __forceinline__ void keep(int& value) { asm("" : "+r"(value)); }
 __device__ __forceinline__ void keep(uint32_t& value) { asm("" : "+r"(value)); }
 __device__ __forceinline__ void keep(float& value) { asm("" : "+f"(value)); }
@@ -15,7 +14,8 @@ __device__ __forceinline__ void keep(T*& pointer) {
   asm("" : "+l"(pointer));
 }
 
-// The same address of shared memory, but hidden: the compiler would put it together behind every barrier.
+// Returns the same shared-memory address through a register; the compiler would otherwise compute it again
+// behind every barrier.
 __device__ __forceinline__ unsigned char* opaque_shared(unsigned char* p) {
   uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(p));
   keep(address);

@@ -8,7 +8,7 @@
 
 namespace gvr_topk::ptx {
 
-// The sum of `value` over this lane and the lower ones.
+// Returns the sum of `value` over this lane and the lower ones.
 __device__ __forceinline__ uint32_t inclusive_scan(uint32_t value) {
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {

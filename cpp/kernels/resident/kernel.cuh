@@ -1,7 +1,7 @@
 // Selects the top k of rows that the registers of one cluster hold, 16 or 32 elements per thread: global
 // memory is read once, and one exchange joins the CTAs.
 //
-// Grid: rows * ctas CTAs of 512 threads, in clusters of 1 to 16 along x; cluster r works on row r.
+// Grid: rows * ctas CTAs of 512 threads, in clusters of 2 to 16 along x; cluster r works on row r.
 //
 // Phases:
 // - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
@@ -14,28 +14,31 @@
 // The code inline in this kernel is that of an interval that holds the k-th key, and is kept short: time is
 // instructions issued and fetched at this size. Where intervals miss, resident/resolve_miss.cuh finds the
 // k-th key by radix rounds over the row, which still lies in shared memory. A row much shorter than its
-// buffer is left to the first CTA (small_row/lead_row.cuh).
+// buffer is left to the first CTA (small_row/solo_row.cuh).
 #pragma once
 
 #include <algorithm>
 
 #include "core/guess.cuh"
+#include "core/missed_guess.cuh"
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
+#include "ptx/grid.cuh"
 #include "resident/count_and_emit.cuh"
 #include "resident/register_tile.cuh"
 #include "resident/resolve_miss.cuh"
-#include "small_row/lead_row.cuh"
+#include "small_row/solo_row.cuh"
 
 namespace gvr_topk::resident {
 
-// Behind the list, where a fallback, which comes later, keeps other things, lies the staging area of the row.
-// Behind that is what a row needs that is much shorter than its buffer: the first CTA's memory to select from
-// it alone, or a second staging area and a second landing zone of the sample.
+// The staging area of the row follows the list; a fallback, which runs later, uses the same memory. Behind it
+// lies what a row much shorter than its buffer needs: the first CTA's memory to select from it alone, or a
+// second staging area and a second landing zone of the sample.
 template <typename T, int kValues>
 inline size_t resident_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
   using Tile = RegisterTile<T, kValues>;
-  constexpr size_t kBehind = std::max(small_row::kLedBytes, Tile::kAnewBytes + sizeof(uint4) * kThreads);
+  constexpr size_t kBehind =
+      std::max(small_row::kSoloBytes, Tile::kSecondStagingBytes + sizeof(uint4) * kThreads);
   return std::max(shared_bytes(traits, layout),
                   fixed_bytes(traits.list_capacity(), 0) + Tile::kStagingBytes + kBehind);
 }
@@ -61,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
   StepState state = job.load_state_early(p, traits);
-  __syncwarp();  // Without it the compiler issues the loads of the state behind those of the row.
+  __syncwarp();  // Otherwise the compiler would issue the loads of the state behind those of the row.
   RowProbe<T, kProbes> probe(ctx, traits);
   RegisterTile<T, kValues> tile(ctx, traits);
   int elements = p.width;
@@ -71,15 +74,15 @@ __global__ void __launch_bounds__(kThreads, 1)
   arrive_at_start(ctx);
   job.publish_state(p, traits, state);
   job.agree_on_length(p, traits);
-  const bool is_led = is_led_row(Family::kResident, p.width, ctx.row.n, ctx.k);
-  if (job.is_short() || is_led) {
+  const bool is_solo = is_solo_row(Family::kResident, p.width, ctx.row.n, ctx.k);
+  if (job.is_short() || is_solo) {
     const bool sampled = !traits.has(LaunchTraits::kReadsState);
-    if (is_led && ctx.rank == 0) {
-      const small_row::LedRow led{
+    if (is_solo && ctx.rank == 0) {
+      const small_row::SoloRow solo{
           ctx.row.n, job.requested_slot,
           static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)) + tile.kStagingBytes,
           tile.staged_row(ctx, ctx.row.n, p.width), sampled};
-      small_row::lead_row<Family::kResident, T, kOptions>(p, launch_traits, layout, led);
+      small_row::select_solo_row<Family::kResident, T, kOptions>(p, launch_traits, layout, solo);
     } else {
       fallback::finish_unselected_row(p, launch_traits, layout, job, sampled);
     }
@@ -88,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   // A row of at most half the buffer's width is laid out again, or half of the warps would hold all of it.
   if (2 * tile.groups_of(ctx.row.n) <= tile.groups_of(p.width)) {
     elements = ctx.row.n;
-    tile.stage_anew(ctx, traits);
+    tile.stage_in_second_area(ctx, traits);
     probe.fetch_into(tile.behind(ctx, traits), ctx, traits);
     tile.fetch(ctx, traits, elements, p.width);
   }
@@ -164,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   uint32_t ties = 0;
   if (!threshold.takes_all()) ties = tile.equal(level);
   emit_tile(ctx, interval, threshold, result.above_before, tile, selected, ties, output, clock, [&] {
-    if (job.is_least_busy() && next != nullptr) {
+    if (job.writes_state() && next != nullptr) {
       *next = next_state(ctx, moments, threshold.key, interval, result);
     }
     job.report(p, traits, passes, result.inside, snaps, source, passes == 1, 0);

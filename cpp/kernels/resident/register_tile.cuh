@@ -20,9 +20,9 @@ struct RegisterTile {
   static constexpr int kGroup = 32 * kPerVec<T>;
 
   static constexpr uint32_t kStagingBytes = sizeof(T) * kThreads * kValues;
-  static constexpr uint32_t kAnewBytes = kStagingBytes / 2;
+  static constexpr uint32_t kSecondStagingBytes = kStagingBytes / 2;
 
-  int vecs;              // that a lane holds
+  int vecs;              // vectors that a lane holds
   int begin;             // position of the first element
   int length;            // elements of the row from `begin` on; may be negative, or more than the tile holds
   uint32_t staging;      // shared address of the warp's elements
@@ -35,9 +35,9 @@ struct RegisterTile {
     ptx::keep(staging);
   }
 
-  // Stages in another area from now on, so that copies under way need not be waited for. It has room for a
-  // row of at most half the buffer's width.
-  __device__ __forceinline__ void stage_anew(const RowContext<T>& ctx, const LaunchTraits& traits) {
+  // Stages in a second area from now on, so that copies under way need not be waited for. The area has room
+  // for a row of at most half the buffer's width.
+  __device__ __forceinline__ void stage_in_second_area(const RowContext<T>& ctx, const LaunchTraits& traits) {
     static_assert(kVecs % 2 == 0);
     uint4* const area =
         static_cast<uint4*>(ctx.list.end(traits.list_capacity())) + kStagingBytes / sizeof(uint4);
@@ -48,26 +48,27 @@ struct RegisterTile {
   // The memory behind both areas.
   __device__ __forceinline__ static uint4* behind(const RowContext<T>& ctx, const LaunchTraits& traits) {
     return static_cast<uint4*>(ctx.list.end(traits.list_capacity())) +
-           (kStagingBytes + kAnewBytes) / sizeof(uint4);
+           (kStagingBytes + kSecondStagingBytes) / sizeof(uint4);
   }
 
   __device__ __forceinline__ static int groups_of(int elements) {
     return (elements + kGroup - 1) >> log2_of(kGroup);
   }
 
-  // Computes where this lane's elements lie in a row of `elements`. Returns where those of its warp begin.
+  // Computes where this lane's elements lie in a row of `elements`. Returns the position of its warp's first
+  // element.
   __device__ __forceinline__ int lay_out(const RowContext<T>& ctx, int elements) {
     const int groups = groups_of(elements), log2_warps = log2_of(kWarps) + ctx.log2_ctas;
     const int before = (ctx.rank * kWarps + ctx.warp) * groups + (1 << log2_warps) - 1;
-    const int first =
-        before >> log2_warps;  // The last warp, which has most other work, never has a group more.
+    // The last warp also writes the next state, so it never has a group more.
+    const int first = before >> log2_warps;
     vecs = ((before + groups) >> log2_warps) - first;
     begin = first * kGroup + ctx.lane * vecs * kPerVec<T>;
     return first * kGroup;
   }
 
   // Starts the loads of a row of `elements` in a buffer of `width`. Whole vectors are loaded where the buffer
-  // has them, because loading what lies behind the row's end costs less than leaving it out.
+  // has them, because loading elements behind the row's end costs less than leaving them out.
   __device__ __forceinline__ void fetch(const RowContext<T>& ctx, const LaunchTraits& traits, int elements,
                                         int width) {
     const int warp_begin = lay_out(ctx, elements);
@@ -103,11 +104,11 @@ struct RegisterTile {
   }
 
   __device__ __forceinline__ uint32_t address(uint32_t vec) const {
-    return staging + sizeof(uint4) * staged_place(vec, vecs);
+    return staging + sizeof(uint4) * staged_index(vec, vecs);
   }
 
-  // The first `length` elements of a row that was fetched by its buffer's `width`, if they lie in this CTA
-  // and each of its warps has as many vectors.
+  // Returns the first `length` elements of a row that was fetched by its buffer's `width`, if they lie in
+  // this CTA and each of its warps has as many vectors.
   __device__ __forceinline__ StagedRow staged_row(const RowContext<T>& ctx, int length, int width) const {
     const uint32_t stride = 32 * kVecs * sizeof(uint4);
     const bool even = groups_of(width) % (kWarps << ctx.log2_ctas) == 0;
@@ -134,16 +135,17 @@ struct RegisterTile {
     }
   }
 
-  // Key of one element of a lane, whose index is known only at run time.
+  // Returns the key of one element of a lane, whose index is known only at run time.
   __device__ __forceinline__ uint32_t key(int lane, uint32_t index) const {
     const uint32_t vec = address(lane * vecs + index / kPerVec<T>);
     return order_key(to_float(ptx::load_shared_element<T>(vec + sizeof(T) * (index % kPerVec<T>))));
   }
 
-  // Bits of the elements for which set_bit(sum, element, bit) adds its bit to the sum. `elements` are the
-  // tile's values or what was made of them. set_bit must not add a bit for what lies behind the row's end.
-  template <typename Element, typename Mark>
-  __device__ __forceinline__ uint32_t bits_of(const Element (&elements)[kValues], Mark set_bit) const {
+  // Returns the bits of the elements for which set_bit(sum, element, bit) adds its bit to the sum. `elements`
+  // are the tile's values, or something computed from each of them. set_bit must not add a bit for an element
+  // behind the row's end.
+  template <typename Element, typename SetBit>
+  __device__ __forceinline__ uint32_t bits_of(const Element (&elements)[kValues], SetBit set_bit) const {
     ptx::BitAccumulator accumulators[kValues / kValuesPerThread];
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
@@ -161,8 +163,8 @@ struct RegisterTile {
     return found;
   }
 
-  template <typename Mark>
-  __device__ __forceinline__ uint32_t bits(Mark set_bit) const {
+  template <typename SetBit>
+  __device__ __forceinline__ uint32_t bits(SetBit set_bit) const {
     return bits_of(value, set_bit);
   }
 

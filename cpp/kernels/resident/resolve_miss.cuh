@@ -1,7 +1,8 @@
-// What the resident kernel does where the guessed intervals have missed: the row lies in shared memory, and
-// nothing is read from global memory again.
+// Finishes rows whose guessed intervals have missed in the resident kernel. The row lies in shared memory,
+// and nothing is read from global memory again.
 #pragma once
 
+#include "core/missed_guess.cuh"
 #include "core/predictor.cuh"
 #include "core/radix_select.cuh"
 #include "core/row_job.cuh"
@@ -17,14 +18,14 @@ __device__ __forceinline__ RegisterTile<T, kValues> restore_tile(const TopkParam
   const MissedGuess& missed = job.ctx.shared->missed;
   job.ctx.set_length(missed.length);
   RegisterTile<T, kValues> tile(job.ctx, traits);
-  if (missed.elements != p.width) tile.stage_anew(job.ctx, traits);
+  if (missed.elements != p.width) tile.stage_in_second_area(job.ctx, traits);
   tile.lay_out(job.ctx, missed.elements);
   tile.load(job.ctx.lane, job.ctx.row.n);
   return tile;
 }
 
-// Finishes a row whose k-th value is -inf, as the headers say: all greater elements are selected, and the
-// first of the others. What each CTA has of either follows from its counts.
+// Finishes a row whose k-th value is -inf according to the headers. All greater elements are selected, and
+// the first of the others in index order. The counts of each CTA give its numbers of both.
 template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const LaunchTraits& traits,
                                                  const SmemLayout& layout) {
@@ -64,7 +65,7 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   const uint32_t ties = (in_tile < 32 ? (1u << in_tile) - 1 : ~0u) & ~selected;
   const uint32_t before = result.above_before + listed + ties_taken;
   emit_tile(ctx, missed.interval, threshold, before, tile, selected | ties, ties, output, clock, [&] {
-    if (job.is_least_busy() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
+    if (job.writes_state() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
     job.report(p, traits, missed.passes, result.inside, 0, missed.source, false, 0);
   });
   job.finish_dropped(p, traits, output, items);
@@ -124,7 +125,7 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
   const uint32_t selected = above_key(threshold.key - 1);
   const uint32_t ties = threshold.takes_all() ? 0 : equal_to(threshold.key);
   emit_tile(ctx, interval, threshold, result.above_before, tile, selected, ties, output, clock, [&] {
-    if (job.is_least_busy() && next != nullptr) {
+    if (job.writes_state() && next != nullptr) {
       *next = next_state(ctx, Moments(missed), threshold.key, interval, result);
     }
     job.report(p, traits, missed.passes + rounds + 1, result.inside, snaps, missed.source, false, rounds);

@@ -15,6 +15,7 @@
 
 #include "core/phase_clock.cuh"
 #include "core/row_job.cuh"
+#include "ptx/grid.cuh"
 #include "small_row/select_row.cuh"
 
 namespace gvr_topk::small_row {
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   if (ctx.thread == 0) sm.at_or_above = sm.small_count = 0;
   job.publish_state(p, traits, early_state);
   float* next = nullptr;  // A window is the first number of a state.
-  if (job.is_least_busy()) {
+  if (job.writes_state()) {
     if (StepState* const state = job.next_state_slot(p, traits, output)) next = &state->z_score;
   }
   ptx::keep(next);

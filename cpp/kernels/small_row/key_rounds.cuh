@@ -14,12 +14,13 @@
 
 namespace gvr_topk::small_row {
 
-// The k-th key lies in the range, as the `rank`-th largest of its `count` elements.
+// A range that holds the k-th key, which is the `rank`-th largest of the range's `count` elements.
 struct RankedRange {
   KeyRange keys;
   uint32_t rank, count;
 
-  // The range has one key, or all of its elements are selected: then its lower end serves as the k-th key.
+  // Returns whether the range has one key, or all of its elements are selected, so that its lower end serves
+  // as the k-th key.
   __device__ __forceinline__ bool is_done() const { return keys.length == 0 || rank == count; }
 };
 
@@ -66,25 +67,25 @@ __device__ __forceinline__ RankedRange narrow_keys(const Context& ctx, const Til
 }
 
 template <typename Tile>
-__device__ __forceinline__ PartitionOf<Tile> split_at(const Tile& tile, const RankedRange& range) {
-  PartitionOf<Tile> split;
+__device__ __forceinline__ PartitionOf<Tile> partition_at(const Tile& tile, const RankedRange& range) {
+  PartitionOf<Tile> partition;
   const bool takes_all = range.rank == range.count;
   // A range that is taken whole has a base above zero, because more than k elements lie in the row.
   const uint32_t limit = takes_all ? range.keys.base - 1 : range.keys.base + range.keys.length;
-  split.rank = range.rank;
-  split.boundary_count = takes_all ? 0 : range.count;
-  split.above =
+  partition.rank = range.rank;
+  partition.boundary_count = takes_all ? 0 : range.count;
+  partition.above =
       tile.mask_of([&](float& sum, uint32_t x, float bit) { ptx::set_bit_if_greater(sum, x, limit, bit); });
   if (!takes_all) {
-    split.inside = tile.mask_of([&](float& sum, uint32_t x, float bit) {
+    partition.inside = tile.mask_of([&](float& sum, uint32_t x, float bit) {
       ptx::set_bit_if_at_most(sum, x - range.keys.base, range.keys.length, bit);
     });
   }
-  return split;
+  return partition;
 }
 
-// The window for the next step, so wide that about four elements share a bin. There is none around a value
-// that many elements have.
+// Returns the window for the next step, so wide that about four elements share a bin. There is none around a
+// value that many elements have.
 template <typename T, typename Bins>
 __device__ __forceinline__ float window_around(uint32_t base, uint32_t dense_bin, bool tied) {
   constexpr int kShift = kFirstShift<T, Bins>;
@@ -96,17 +97,18 @@ __device__ __forceinline__ float window_around(uint32_t base, uint32_t dense_bin
 }
 
 // Partitions a row by radix rounds over its keys, which the tile holds. The thread whose `next` is not null
-// leaves there the window for the next step. Returns a key that all elements above the boundary exceed, and
+// stores the window for the next step there. Returns a key that all elements above the boundary exceed, and
 // that is the k-th key if all elements inside are equal.
 template <typename Context, typename Tile, typename Bins>
 __device__ __forceinline__ uint32_t partition_by_keys(const Context& ctx, const Tile& tile, Bins& bins,
-                                                      int& rounds, float* next, PartitionOf<Tile>& split) {
+                                                      int& rounds, float* next,
+                                                      PartitionOf<Tile>& partition) {
   using T = typename Context::Element;
   uint32_t dense_bin = 0;
   const RankedRange range = narrow_keys(ctx, tile, bins, rounds, dense_bin);
-  split = split_at(tile, range);
+  partition = partition_at(tile, range);
   if (next != nullptr) {
-    *next = window_around<T, Bins>(range.keys.base, dense_bin, split.boundary_count > kRankDirectly);
+    *next = window_around<T, Bins>(range.keys.base, dense_bin, partition.boundary_count > kRankDirectly);
   }
   ptx::reconverge(ctx.zero);
   return whole_key<T>(range.keys.base);

@@ -1,4 +1,4 @@
-// What rounds over a short row leave: elements that are selected for certain, and a few at the boundary to
+// The result of rounds over a short row: elements that are certainly selected, and a few at the boundary to
 // choose from.
 #pragma once
 
@@ -12,8 +12,8 @@ namespace gvr_topk::small_row {
 
 constexpr int kLog2Group = 7;  // bins that a warp sums up
 
-// The bins of a block of so many threads, of which each sums up four. The functions below take a row of any
-// such block: its context says who this thread is, and where `warp_value` and `small_count` lie.
+// The bins of a block of kBlockThreads threads. Each thread sums up four. The functions below take a row of
+// any such block: its context says who this thread is, and where `warp_value` and `small_count` lie.
 template <int kBlockThreads>
 struct alignas(128) RoundBins {
   static constexpr int kThreads = kBlockThreads;
@@ -21,11 +21,11 @@ struct alignas(128) RoundBins {
   static constexpr int kLog2Bins = log2_of(kBins);
   static_assert(kBins == kThreads / 32 << kLog2Group);
 
-  uint32_t set[2][kBins + 4];  // used in turn; one more bin counts what is outside the range
+  uint32_t set[2][kBins + 4];  // used in turn; one more bin counts elements outside the range
   uint32_t group[kThreads / 32];
   BinHit hit;
-  // Elements at the boundary, few enough to be compared with each other: each is a key, then the complement
-  // of its position.
+  // Elements at the boundary, few enough to be compared with each other. Each is a key, followed by the
+  // complement of its position.
   alignas(16) uint64_t boundary[kRankDirectly];
 
   // Clears this thread's bins of one set. All threads have read theirs.
@@ -40,8 +40,8 @@ struct alignas(128) RoundBins {
   }
 };
 
-// Finds the bin of the rank-th largest of what all warps have counted in `set`, behind a block barrier.
-// `other` is no longer in use, and cleared if `clear`.
+// Finds the bin of the rank-th largest of the elements that all warps have counted in `set`, behind a block
+// barrier. `other` is no longer in use, and is cleared if `clear`.
 template <typename Context, typename Bins>
 __device__ __forceinline__ BinHit locate(const Context& ctx, Bins& bins, const uint32_t* set, uint32_t* other,
                                          bool clear, uint32_t rank) {
@@ -53,8 +53,8 @@ __device__ __forceinline__ BinHit locate(const Context& ctx, Bins& bins, const u
 template <int kWords>
 struct Partition {
   LaneMask<kWords> above, inside;
-  uint32_t rank;            // how many of those inside are selected
-  uint32_t boundary_count;  // how many are inside; 0 where nothing is left to choose
+  uint32_t rank;            // how many elements inside are selected
+  uint32_t boundary_count;  // number of elements inside; 0 if none is left to choose
 
   __device__ __forceinline__ void take_all() {
 #pragma unroll
@@ -69,26 +69,26 @@ struct Partition {
 template <typename Tile>
 using PartitionOf = Partition<Tile::kWords>;
 
-// Moves the selected ones of the elements inside to `above`, by comparing all of them with each other; ties
-// go to the smallest positions. `before` becomes the number that earlier warps have selected, and `kth` the
-// k-th key if there are elements inside. `key_of` makes a key of the bits in a tile. It takes one block
+// Moves the selected elements from `inside` to `above`, by comparing all elements inside with each other;
+// ties go to the smallest positions. `before` becomes the number that earlier warps have selected, and `kth`
+// the k-th key if there are elements inside. `key_of` makes a key of the bits in a tile. This takes one block
 // barrier.
 template <typename Context, typename Tile, typename Bins, typename KeyOf>
 __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& tile, Bins& bins,
-                                                PartitionOf<Tile>& split, uint32_t& before, uint32_t& kth,
+                                                PartitionOf<Tile>& partition, uint32_t& before, uint32_t& kth,
                                                 KeyOf key_of) {
   auto& sm = *ctx.shared;
-  const uint32_t here = __reduce_add_sync(0xffffffffu, split.above.count());
+  const uint32_t here = __reduce_add_sync(0xffffffffu, partition.above.count());
   if (ctx.lane == 0) sm.warp_value[0][ctx.warp] = here;
   uint32_t first = 0;
-  const bool any = split.inside.any();  // Few lanes have any.
+  const bool any = partition.inside.any();  // Few lanes have any.
   if (any) {
-    first = atomicAdd(&sm.small_count, split.inside.count());
+    first = atomicAdd(&sm.small_count, partition.inside.count());
     uint32_t slot = first;
 #pragma unroll
     for (int w = 0; w < Tile::kWords; ++w) {
 #pragma unroll 1
-      for (uint32_t left = split.inside.word[w]; left != 0; left &= left - 1) {
+      for (uint32_t left = partition.inside.word[w]; left != 0; left &= left - 1) {
         const uint32_t index = w * kValuesPerThread + ((__ffs(left) - 1) >> 1);
         const uint64_t key = key_of(tile.bits_at(index));
         if (slot < kRankDirectly) bins.boundary[slot++] = key << 32 | ~tile.position(ctx.lane, index);
@@ -100,12 +100,12 @@ __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& 
   const uint64_t mine = bins.boundary[ctx.lane];
   float greater = 0.0f;
 #pragma unroll 1
-  for (uint32_t i = 0; i < split.boundary_count; i += 4) {  // Absent elements are greater than none.
+  for (uint32_t i = 0; i < partition.boundary_count; i += 4) {  // Absent elements are greater than none.
 #pragma unroll
     for (int j = 0; j < 4; ++j) ptx::count_if_greater(greater, bins.boundary[i + j], mine);
   }
-  const bool there = static_cast<uint32_t>(ctx.lane) < split.boundary_count;
-  const float rank = static_cast<float>(split.rank);
+  const bool there = static_cast<uint32_t>(ctx.lane) < partition.boundary_count;
+  const float rank = static_cast<float>(partition.rank);
   const uint32_t taken = __ballot_sync(0xffffffffu, there && greater < rank);
   const bool earlier = ~static_cast<int32_t>(mine) < tile.begin;
   before += __popc(__ballot_sync(0xffffffffu, there && greater < rank && earlier));
@@ -115,41 +115,41 @@ __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& 
 #pragma unroll
   for (int w = 0; w < Tile::kWords; ++w) {
 #pragma unroll 1
-    for (uint32_t left = split.inside.word[w]; left != 0; left &= left - 1) {
-      if (taken >> first++ & 1) split.above.word[w] |= left & -left;
+    for (uint32_t left = partition.inside.word[w]; left != 0; left &= left - 1) {
+      if (taken >> first++ & 1) partition.above.word[w] |= left & -left;
     }
   }
 }
 
-// The same where all elements inside are equal, and many: the first `rank` of them in index order are
+// As `select_boundary`, for many elements inside, all of them equal: the first `rank` in index order are
 // selected.
 template <typename Context, typename Tile>
-__device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile, PartitionOf<Tile>& split,
-                                            uint32_t& before) {
+__device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile,
+                                            PartitionOf<Tile>& partition, uint32_t& before) {
   auto& sm = *ctx.shared;
-  const uint32_t above = __reduce_add_sync(0xffffffffu, split.above.count());
-  const uint32_t tied = __reduce_add_sync(0xffffffffu, split.inside.count());
+  const uint32_t above = __reduce_add_sync(0xffffffffu, partition.above.count());
+  const uint32_t tied = __reduce_add_sync(0xffffffffu, partition.inside.count());
   if (ctx.lane == 0) sm.warp_value[1][ctx.warp] = above | tied << 16;
   __syncthreads();
   const uint32_t packed = earlier_warps(ctx, 1);
-  const uint32_t ties_before = min(packed >> 16, split.rank);
+  const uint32_t ties_before = min(packed >> 16, partition.rank);
   before = (packed & 0xffffu) + ties_before;
-  const uint32_t left = split.rank - ties_before;
-  tile.for_each_in_order_of(split.inside, ctx.lane, [&](int word, int bit, uint32_t rank) {
-    if (rank < left) split.above.word[word] |= 1u << 2 * bit;
+  const uint32_t left = partition.rank - ties_before;
+  tile.for_each_in_order_of(partition.inside, ctx.lane, [&](int word, int bit, uint32_t rank) {
+    if (rank < left) partition.above.word[word] |= 1u << 2 * bit;
   });
 }
 
-// Moves the selected ones of the elements inside to `above`. `tied`: they are equal, and too many to be
-// compared with each other.
+// Moves the selected elements from `inside` to `above`. `tied`: the elements inside are equal, and too many
+// to be compared with each other.
 template <typename Context, typename Tile, typename Bins, typename KeyOf>
 __device__ __forceinline__ void select_inside(const Context& ctx, const Tile& tile, Bins& bins,
-                                              PartitionOf<Tile>& split, bool tied, uint32_t& before,
+                                              PartitionOf<Tile>& partition, bool tied, uint32_t& before,
                                               uint32_t& kth, KeyOf key_of) {
   if (tied) {
-    select_ties(ctx, tile, split, before);
+    select_ties(ctx, tile, partition, before);
   } else {
-    select_boundary(ctx, tile, bins, split, before, kth, key_of);
+    select_boundary(ctx, tile, bins, partition, before, kth, key_of);
   }
 }
 

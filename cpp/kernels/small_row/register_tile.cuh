@@ -1,4 +1,4 @@
-// The part of a short row that one thread holds in registers, and how what is selected of it gets out in
+// The part of a short row that one thread holds in registers, and the staging of its selected positions in
 // ascending order.
 #pragma once
 
@@ -13,11 +13,11 @@
 
 namespace gvr_topk::small_row {
 
-// The mask of the keys for which set_bit(sum, key, bit) adds its bit to the sum. for_each(visit) calls
-// visit(index) for the keys that count.
-template <int kValues, typename ForEach, typename Mark>
+// Returns the mask of the keys for which set_bit(sum, key, bit) adds its bit to the sum. for_each(visit)
+// calls visit(index) for the keys that count.
+template <int kValues, typename ForEach, typename SetBit>
 __device__ __forceinline__ auto mask_of_keys(const uint32_t (&keys)[kValues], ForEach for_each,
-                                             Mark set_bit) {
+                                             SetBit set_bit) {
   constexpr int kWords = kValues > kValuesPerThread ? kValues / kValuesPerThread : 1;
   constexpr int kHalf = kValuesPerThread / 2;
   ptx::BitAccumulator accumulators[kWords];
@@ -33,12 +33,12 @@ __device__ __forceinline__ auto mask_of_keys(const uint32_t (&keys)[kValues], Fo
   return mask;
 }
 
-// A warp owns consecutive elements, and a lane of it vectors in coalesced order. Index order is (warp,
-// vector, lane, element). Places behind the row's end hold -inf: the top k are the same, since ties go to the
-// smallest positions.
+// A warp owns consecutive elements, and its lanes own vectors in coalesced order. Index order is (warp,
+// vector, lane, element). Elements behind the row's end are -inf. The top k are the same, since ties go to
+// the smallest positions.
 //
-// A small tile loads the whole buffer of the row before the row's length is known: loading what lies behind
-// the end costs less than waiting.
+// A small tile loads the whole buffer of the row before the row's length is known, because loading elements
+// behind the end costs less than waiting.
 template <typename T, int kValues>
 struct RegisterTile {
   // Whether there are registers for the bin of each element (small_row/value_window.cuh).
@@ -51,7 +51,7 @@ struct RegisterTile {
 
   int begin;  // position of the warp's first element
   uint4 raw[kVecs];
-  uint32_t bits[kValues];  // of the values; later the keys, without their invariant low bits
+  uint32_t bits[kValues];  // bits of the values; later the keys, without their invariant low bits
 
   // Starts the loads of the row as far as its buffer goes. `whole`: the buffer is whole vectors.
   __device__ __forceinline__ void load(const RowView<T>& row, bool whole) {
@@ -66,7 +66,7 @@ struct RegisterTile {
     } else {
 #pragma unroll
       for (int j = 0; j < kVecs; ++j) {
-        raw[j] = absent_vec<T>();
+        raw[j] = negative_infinity_vec<T>();
         if (row.aligned && first + j * kGroup + kPerVec<T> <= there) {
           raw[j] = ptx::load_streaming(data + j * kGroup);
         }
@@ -98,13 +98,14 @@ struct RegisterTile {
     int warp = first / staged.vecs, vec = first - warp * staged.vecs;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
-      raw[j] = absent_vec<T>();
+      raw[j] = negative_infinity_vec<T>();
       if (warp < kWarps) raw[j] = ptx::load_shared(staged.address(warp, 32 * vec + (threadIdx.x & 31)));
       if (++vec == staged.vecs) vec = 0, ++warp;
     }
   }
 
-  // Waits for the loads, and puts -inf behind the row's end. `may_pass_end`: what was loaded may lie there.
+  // Waits for the loads, and puts -inf behind the row's end. `may_pass_end`: whether the loaded vectors may
+  // reach behind that end.
   __device__ __forceinline__ void wait(int n, int lane, bool may_pass_end = kLoadsEarly) {
     for_each_index(
         [&](int i) { bits[i] = __float_as_uint(element<T>(raw[i / kPerVec<T>], i % kPerVec<T>)); });
@@ -128,18 +129,18 @@ struct RegisterTile {
     for (int i = 0; i < kValues; ++i) visit(i);
   }
 
-  // As `mask_of_keys`, of all of them.
-  template <typename Mark>
-  __device__ __forceinline__ LaneMask<kWords> mask_of(Mark set_bit) const {
+  // Returns `mask_of_keys` over all elements of the lane.
+  template <typename SetBit>
+  __device__ __forceinline__ LaneMask<kWords> mask_of(SetBit set_bit) const {
     return mask_of_keys(bits, [&](auto visit) { for_each_index(visit); }, set_bit);
   }
 
-  // The element of an index known only at run time.
+  // Returns the bits of the element at an index known only at run time.
   __device__ __forceinline__ uint32_t bits_at(uint32_t index) const {
     return register_at<0, kValues>(bits, index);
   }
 
-  // The position of that element in the row.
+  // Returns the row position of the element at an index.
   __device__ __forceinline__ uint32_t position(int lane, uint32_t index) const {
     return begin + index / kPerVec<T> * kGroup + lane * kPerVec<T> + index % kPerVec<T>;
   }

@@ -1,8 +1,8 @@
-// Selects the top k of a row that one CTA holds in registers, once the row has come: the phases from verify
-// on.
+// Selects the top k of a row that one CTA holds in registers, once the row has arrived: the phases from
+// verify on.
 //
 // The kernel of short rows runs it, and so does the first CTA of a cluster whose row is much shorter than its
-// buffer (small_row/lead_row.cuh).
+// buffer (small_row/solo_row.cuh).
 #pragma once
 
 #include "core/phase_clock.cuh"
@@ -15,16 +15,16 @@ namespace gvr_topk::small_row {
 
 struct alignas(128) SelectShared {
   RoundBins<kThreads> bins;
-  float next_window;  // what a cluster's first CTA leaves
+  float next_window;  // the window that the first CTA of a cluster leaves
   // [k] selected positions, in ascending order. Positions of a short row fit 16 bits.
   alignas(8) uint16_t staged[1];
 };
 
 inline constexpr size_t select_bytes(int k) { return sizeof(SelectShared) + sizeof(uint16_t) * k; }
 
-// `job` is that of a cluster of one, whose tile has come. The bins are cleared. `last_window` is the first
-// number of the row's state, and the thread whose `next` is not null leaves there what the next step starts
-// from.
+// `job` belongs to a cluster of one CTA, and its row has arrived in `tile`. The bins are cleared.
+// `last_window` is the first number of the row's state. The thread whose `next` is not null stores the window
+// for the next step there.
 template <bool kOptions, typename T, int kValues>
 __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTraits& traits,
                                            const RowJob<T, kOptions>& job, RegisterTile<T, kValues>& tile,
@@ -32,7 +32,7 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
                                            float* next, PhaseClock& clock) {
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
-  PartitionOf<RegisterTile<T, kValues>> split;
+  PartitionOf<RegisterTile<T, kValues>> partition;
   const HintReason reason = job.hint_reason(p, traits, is_window(last_window));
   const bool guessed = reason == HintReason::kUsed;
   uint32_t kth = 0;
@@ -40,15 +40,15 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
   // has no jumps.
   const auto select_and_emit = [&](auto key_of, bool tied, bool window_hit, int rounds) {
     uint32_t before = 0;
-    select_inside(ctx, tile, own.bins, split, tied, before, kth, key_of);
+    select_inside(ctx, tile, own.bins, partition, tied, before, kth, key_of);
     int items = ctx.k;
-    // A window holds finite values alone. What radix rounds have found is not above the k-th key.
+    // A window holds only finite values. The key that radix rounds have found is not above the k-th key.
     if (kOptions && traits.has(LaunchTraits::kDropMasked) && !window_hit && kth <= kNegInfKey) {
-      items = drop_masked(ctx, tile, split.above, before);
+      items = drop_masked(ctx, tile, partition.above, before);
     }
     job.count_hint_hits(p, traits, kth);
     clock.stamp();
-    stage_selected(ctx, tile, split.above, before, own.staged);
+    stage_selected(ctx, tile, partition.above, before, own.staged);
     __syncthreads();
     if (items == ctx.k) {
       write_staged(ctx, traits, own.staged, output);
@@ -59,14 +59,14 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
     job.finish_dropped(p, traits, output, items);
     clock.stamp();
     if (ctx.thread != 0 || !traits.has(LaunchTraits::kStats)) return;
-    write_stats(stats_of(p, traits, job.row), reason, 1, static_cast<int>(split.boundary_count), rounds,
+    write_stats(stats_of(p, traits, job.row), reason, 1, static_cast<int>(partition.boundary_count), rounds,
                 job.hint(p, traits).indices != nullptr ? static_cast<int>(sm.at_or_above) : -1,
                 guessed ? kGuessValue : kGuessNone, window_hit, rounds - guessed);
   };
   // Verify, by the window of the last step.
-  if (guessed && try_predicted_window(ctx, tile, own.bins, last_window, next, split)) {
-    if (split.rank == split.boundary_count && !traits.has(LaunchTraits::kStats))
-      split.take_all();  // Nobody needs the k-th key itself.
+  if (guessed && try_predicted_window(ctx, tile, own.bins, last_window, next, partition)) {
+    if (partition.rank == partition.boundary_count && !traits.has(LaunchTraits::kStats))
+      partition.take_all();  // Nobody needs the k-th key itself.
     clock.stamp();
     select_and_emit([](uint32_t bits) { return order_key(__uint_as_float(bits)); }, false, true, guessed);
     return;
@@ -74,9 +74,9 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
   // Verify, by radix rounds.
   tile.make_keys();
   int rounds = guessed;
-  kth = partition_by_keys(ctx, tile, own.bins, rounds, next, split);
+  kth = partition_by_keys(ctx, tile, own.bins, rounds, next, partition);
   clock.stamp();
-  select_and_emit([](uint32_t bits) { return whole_key<T>(bits); }, split.boundary_count > kRankDirectly,
+  select_and_emit([](uint32_t bits) { return whole_key<T>(bits); }, partition.boundary_count > kRankDirectly,
                   false, rounds);
 }
 

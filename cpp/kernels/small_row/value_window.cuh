@@ -5,13 +5,14 @@
 
 #include "core/step_state.cuh"
 #include "ptx/compare.cuh"
+#include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
 #include "small_row/partition.cuh"
 
 namespace gvr_topk::small_row {
 
-// The window is packed into one negative float, which no z-score and no share is. The exponent is that of the
-// window's radius, a power of two; the mantissa is the centre in 64ths of the radius.
+// The window is packed into one negative float; z-scores and hint shares are not negative. The exponent is
+// that of the window's radius, a power of two; the mantissa is the centre in 64ths of the radius.
 template <int kBins>
 struct ValueWindow {
   static constexpr int kUnits = kWindowUnits, kMostCentre = 1 << 22;
@@ -20,34 +21,34 @@ struct ValueWindow {
 
   float scale, bias;
 
-  // Unpacks what `is_window`.
-  __device__ __forceinline__ explicit ValueWindow(float left) {
-    const uint32_t bits = __float_as_uint(left);
+  // Unpacks a float for which `is_window` holds.
+  __device__ __forceinline__ explicit ValueWindow(float packed_window) {
+    const uint32_t bits = __float_as_uint(packed_window);
     const int centre = static_cast<int>(bits << 9) >> 9;
     scale = __uint_as_float(kSign | ((253u << 23) - (bits & kExponent)));  // -1 / (2 radius)
     bias = fmaf(static_cast<float>(centre), 0.5f / kUnits, 0.5f);
   }
 
-  // The bin of a value, plus first_bin(). A greater value, and NaN, lies in no lower bin. Everything above
-  // the window falls into the last bin, everything below into the first.
+  // Returns the bin of a value, plus first_bin(). A greater value, and NaN, lies in no lower bin. Everything
+  // above the window falls into the last bin, everything below into the first.
   __device__ __forceinline__ static uint32_t first_bin() { return __float_as_uint(ptx::kIntegerBase); }
   __device__ __forceinline__ uint32_t bin(float x) const {
     const float depth = __saturatef(fmaf(x, scale, bias));  // NaN becomes zero.
     return __float_as_uint(fmaf(depth, 1.0f - kBins, ptx::kIntegerBase + (kBins - 1.0f)));
   }
 
-  // The window to leave after a step whose k-th value was found in this bin, with `near` elements in the bins
-  // of the same warp. It moves along with the value. It doubles if the value moved far, and halves where the
-  // value hardly moves or elements are dense, until bins hold about one element. The first and the last warp
-  // also count what lies outside of the window, so a window whose k-th value is in one of their bins mostly
-  // halves, however far the value moved.
-  __device__ __forceinline__ static float updated(float left, uint32_t bin, uint32_t near) {
+  // Returns the window to leave after a step whose k-th value was found in this bin, with `near` elements in
+  // the bins of the same warp. The window moves along with the value. It doubles if the value moved far, and
+  // halves if the value hardly moves or elements are dense, until bins hold about one element. The first and
+  // the last warp also count the elements outside of the window, so a window whose k-th value is in one of
+  // their bins mostly halves, however far the value moved.
+  __device__ __forceinline__ static float updated(float packed_window, uint32_t bin, uint32_t near) {
     constexpr int kSteady = kBins / 128, kFar = kBins / 32;
     constexpr uint32_t kSparse = 1 << kLog2Group, kFew = 4 * kSparse, kDense = 8 * kSparse;
     const int move = static_cast<int>(bin) - kBins / 2;
     const bool wider = abs(move) >= kFar && near < kFew;
     const bool narrower = near > kDense || (abs(move) < kSteady && near > kSparse);
-    const uint32_t bits = __float_as_uint(left);
+    const uint32_t bits = __float_as_uint(packed_window);
     int centre = (static_cast<int>(bits << 9) >> 9) + (move >> log2_of(kBins / 2 / kUnits));
     uint32_t exponent = bits & kExponent;
     if (wider) exponent += kLowestExponent, centre >>= 1;
@@ -55,7 +56,7 @@ struct ValueWindow {
     return packed(exponent, centre);
   }
 
-  // The window to leave after a step that had none; the radius is rounded down.
+  // Returns the window to leave after a step that had none; the radius is rounded down.
   __device__ __forceinline__ static float around(float kth, float radius) {
     const uint32_t exponent = __float_as_uint(radius) & kExponent;
     const float centre = kth * __uint_as_float((260u << 23) - exponent);
@@ -76,41 +77,43 @@ struct ValueWindow {
 
 // Counts values in the bins of a window, in the first set of the block's bins.
 template <typename Bins>
-struct WindowCounter {
-  using Window = ValueWindow<Bins::kBins>;
+struct ValueWindowCounter {
+  using WindowType = ValueWindow<Bins::kBins>;
 
-  Window window;
+  WindowType value_window;
   uint32_t first;
 
-  __device__ __forceinline__ WindowCounter(const Bins& bins, float left)
-      : window(left), first(ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * Window::first_bin()) {
+  __device__ __forceinline__ ValueWindowCounter(const Bins& bins, float packed_window)
+      : value_window(packed_window),
+        first(ptx::shared_address(bins.set[0]) - sizeof(uint32_t) * WindowType::first_bin()) {
     ptx::keep(first);
   }
 
-  // Returns the bin, plus Window::first_bin().
+  // Returns the bin, plus WindowType::first_bin().
   __device__ __forceinline__ uint32_t count(float value) const {
-    const uint32_t bin = window.bin(value);
+    const uint32_t bin = value_window.bin(value);
     ptx::increment_shared(first + sizeof(uint32_t) * bin);
     return bin;
   }
 };
 
-// Splits a row by the bins of the window `left` of the last step, in which all warps have counted the row
-// before a block barrier. Returns false if the k-th element lies outside the window, or shares its bin with
-// too many. The thread whose `next` is not null leaves the next window there. bin_of(i) is the bin of
-// element i.
+// Partitions a row by the bins of the last step's window. All warps have counted their elements in these
+// bins, and a block barrier has followed. Returns false if the k-th element lies outside the window, or
+// shares its bin with too many elements. The thread whose `next` is not null stores the next window there.
+// bin_of(i) is the bin of element i.
 template <typename Context, typename Tile, typename Bins, typename BinOf>
-__device__ __forceinline__ bool split_by_window(const Context& ctx, const Tile& tile, Bins& bins, float left,
-                                                float* next, PartitionOf<Tile>& split, BinOf bin_of) {
-  using Window = ValueWindow<Bins::kBins>;
+__device__ __forceinline__ bool partition_by_window(const Context& ctx, const Tile& tile, Bins& bins,
+                                                    float packed_window, float* next,
+                                                    PartitionOf<Tile>& partition, BinOf bin_of) {
+  using WindowType = ValueWindow<Bins::kBins>;
   const BinHit hit = locate(ctx, bins, bins.set[0], bins.set[1], false, ctx.k);
   if (hit.count > kRankDirectly || hit.bin - 1 > Bins::kBins - 3) return false;
-  if (next != nullptr) *next = Window::updated(left, hit.bin, bins.group[hit.bin >> kLog2Group]);
+  if (next != nullptr) *next = WindowType::updated(packed_window, hit.bin, bins.group[hit.bin >> kLog2Group]);
   ptx::reconverge(ctx.zero);
-  split.rank = ctx.k - hit.above;
-  split.boundary_count = hit.count;
+  partition.rank = ctx.k - hit.above;
+  partition.boundary_count = hit.count;
   // The class of an element: 0 below the bin, 1 inside, 2 above.
-  int offset = 1 - static_cast<int>(hit.bin + Window::first_bin());
+  int offset = 1 - static_cast<int>(hit.bin + WindowType::first_bin());
   ptx::keep(offset);
   uint32_t classes[Tile::kWords] = {};
   tile.for_each_index([&](int i) {
@@ -119,18 +122,19 @@ __device__ __forceinline__ bool split_by_window(const Context& ctx, const Tile& 
   });
 #pragma unroll
   for (int w = 0; w < Tile::kWords; ++w) {
-    split.above.word[w] = classes[w] >> 1 & kLowerBits;
-    split.inside.word[w] = classes[w] & kLowerBits;
+    partition.above.word[w] = classes[w] >> 1 & kLowerBits;
+    partition.inside.word[w] = classes[w] & kLowerBits;
   }
   return true;
 }
 
-// Counts a row in the bins of the window `left`, and splits it: see `split_by_window`.
+// Counts a row in the bins of the last step's window, and partitions it by them (`partition_by_window`).
 template <typename Context, typename Tile, typename Bins>
 __device__ __forceinline__ bool try_predicted_window(const Context& ctx, const Tile& tile, Bins& bins,
-                                                     float left, float* next, PartitionOf<Tile>& split) {
-  WindowCounter<Bins> counter(bins, left);
-  // Where registers are short, bins are computed again.
+                                                     float packed_window, float* next,
+                                                     PartitionOf<Tile>& partition) {
+  ValueWindowCounter<Bins> counter(bins, packed_window);
+  // If registers are short, bins are computed again.
   constexpr bool kKeepsBins = Tile::kKeepsBins;
   uint32_t bin[kKeepsBins ? Tile::kSize : 1];
   tile.for_each_index([&](int i) {
@@ -138,9 +142,10 @@ __device__ __forceinline__ bool try_predicted_window(const Context& ctx, const T
     if (kKeepsBins) bin[i] = value_bin;
   });
   __syncthreads();
-  if (!kKeepsBins) ptx::keep(counter.window.scale);  // Without it the compiler would keep the bins anyway.
-  return split_by_window(ctx, tile, bins, left, next, split,
-                         [&](int i) { return kKeepsBins ? bin[i] : counter.window.bin(tile.value(i)); });
+  if (!kKeepsBins) ptx::keep(counter.value_window.scale);  // Otherwise the compiler would keep the bins.
+  return partition_by_window(ctx, tile, bins, packed_window, next, partition, [&](int i) {
+    return kKeepsBins ? bin[i] : counter.value_window.bin(tile.value(i));
+  });
 }
 
 }  // namespace gvr_topk::small_row

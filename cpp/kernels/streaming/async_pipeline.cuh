@@ -1,8 +1,11 @@
-// A warp's part of a long row on its way through shared memory: asynchronous copies run a few tiles ahead of
-// the filter.
+// Streams a warp's part of a long row through shared memory. Asynchronous copies run a few tiles ahead of the
+// filter.
 #pragma once
 
+#include "core/key_interval.cuh"
+#include "core/launch_traits.cuh"
 #include "core/row_context.cuh"
+#include "core/smem_layout.cuh"
 #include "core/tile_ring.cuh"
 #include "ptx/registers.cuh"
 #include "streaming/candidate_buffer.cuh"
@@ -14,17 +17,17 @@ template <typename T>
 struct AsyncPipeline : TileRing<T, kRingDepth> {
   static_assert(alignof(Shared) % TileRing<T, kRingDepth>::kLaneBytes == 0);
 
-  const T* data;  // where this lane fetches in the warp's part
+  const T* data;  // the first vector of the warp's part that this lane fetches
   int length;     // elements of the part
   int tiles;
-  // The tile that a warp starts with; it comes to those before it last. Warps that walked in step through
+  // The tile that the warp starts with; the tiles before it come last. Warps that walked in step through
   // parts a power of two apart would crowd the same memory channels.
   int first;
 
-  __device__ __forceinline__ AsyncPipeline(const T* tile, int elements, int warp, int lane,
+  __device__ __forceinline__ AsyncPipeline(const T* part, int elements, int warp, int lane,
                                            const void* storage)
       : TileRing<T, kRingDepth>(storage, warp, lane),
-        data(tile + lane * kPerVec<T>),
+        data(part + lane * kPerVec<T>),
         length(elements),
         tiles((elements + kTileElements - 1) / kTileElements),
         first(warp * tiles / kWarps) {}
@@ -55,7 +58,8 @@ struct TileProducer {
   }
 };
 
-// Streams this warp's part, whose first tiles are under way, and buffers what is not below `lo`.
+// Streams this warp's part, whose first tiles are under way, and buffers the elements that are not below
+// `lo`.
 template <typename T>
 __device__ __forceinline__ void filter_row(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
                                            TileProducer<T>& producer, float lo, CandidateBuffer& buffer) {
@@ -82,6 +86,56 @@ __device__ __forceinline__ void filter_row(const RowContext<T>& ctx, const Async
     }
   }
   __syncwarp();
+}
+
+// Returns whether ties of the tie key may be most of the row. They are not in a row that is masked nearly
+// everywhere, nor in one of infinities.
+__device__ __forceinline__ bool may_be_dense(const KeyInterval& interval) {
+  return interval.tie_key() != kAbsentKey && interval.lo != kLeastFiniteKey && interval.lo != kPosInfKey;
+}
+
+// The rings of all warps follow the list, and the candidate buffer follows them.
+template <typename T>
+__device__ __forceinline__ unsigned char* pipeline_storage(const RowContext<T>& ctx,
+                                                           const LaunchTraits& traits) {
+  return static_cast<unsigned char*>(ctx.list.end(traits.list_capacity()));
+}
+
+template <typename T>
+__device__ __forceinline__ BufferedValue* buffer_storage(const RowContext<T>& ctx,
+                                                         const LaunchTraits& traits) {
+  return reinterpret_cast<BufferedValue*>(pipeline_storage(ctx, traits) + kWarps * AsyncPipeline<T>::kBytes);
+}
+
+template <typename T>
+__device__ __forceinline__ AsyncPipeline<T> make_pipeline(const RowContext<T>& ctx,
+                                                          const LaunchTraits& traits) {
+  const int span = warp_span(ctx.row.n, ctx.log2_ctas, sizeof(T));
+  const int begin = min((ctx.rank * kWarps + ctx.warp) * span, ctx.row.n);
+  return AsyncPipeline<T>(ctx.row.data + begin, min(span, ctx.row.n - begin), ctx.warp, ctx.lane,
+                          pipeline_storage(ctx, traits));
+}
+
+template <typename T>
+__device__ __forceinline__ CandidateBuffer make_buffer(const RowContext<T>& ctx, const LaunchTraits& traits,
+                                                       const SmemLayout& layout) {
+  return CandidateBuffer(buffer_storage(ctx, traits), ctx.shared->buffer_chunks[ctx.warp],
+                         layout.buffer_chunks, ctx.warp);
+}
+
+// Buffers the elements of tiles under way that are not below the interval. An interval that may be dense is
+// left to `radix_fallback`, but only once all CTAs agree on it: until then the buffer counts as full.
+template <typename T>
+__device__ __forceinline__ void collect(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
+                                        TileProducer<T>& producer, const KeyInterval& interval,
+                                        CandidateBuffer& buffer) {
+  buffer.claim_part(ctx.lane);
+  buffer.full = may_be_dense(interval);
+  if (buffer.full) {
+    ptx::wait_copies<0>();
+  } else {
+    filter_row(ctx, pipeline, producer, interval.low(), buffer);
+  }
 }
 
 }  // namespace gvr_topk::streaming

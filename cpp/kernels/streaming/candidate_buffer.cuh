@@ -1,4 +1,4 @@
-// The candidates that one CTA keeps of a row that streams by, with their values.
+// The candidates that one CTA keeps of a row while the row streams by, with their values.
 #pragma once
 
 #include "core/chunked_store.cuh"
@@ -6,8 +6,8 @@
 namespace gvr_topk::streaming {
 
 struct CandidateBuffer : ChunkedStore<BufferedValue, kWarps> {
-  int rotation = 0;  // The candidate that is first in index order: warps start mid-part, so earlier ones
-                     // follow the last.
+  // The candidate that is first in index order: warps start mid-part, so earlier candidates follow the last.
+  int rotation = 0;
 
   using ChunkedStore::ChunkedStore;
 
@@ -26,7 +26,8 @@ struct CandidateBuffer : ChunkedStore<BufferedValue, kWarps> {
     __syncwarp();
   }
 
-  // Calls visit(candidate) for this lane's part of them, in index order. All lanes take part; some see -inf.
+  // Calls visit(candidate) for this lane's part of the candidates, in index order. All lanes take part; some
+  // get -inf.
   template <typename Visit>
   __device__ __forceinline__ void for_each(int lane, Visit visit) const {
     ChunkedStore::for_each(lane, rotation, BufferedValue{0, -INFINITY}, visit);

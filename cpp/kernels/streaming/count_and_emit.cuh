@@ -7,7 +7,6 @@
 #include "core/row_job.cuh"
 #include "core/select.cuh"
 #include "ptx/registers.cuh"
-#include "streaming/async_pipeline.cuh"
 #include "streaming/candidate_buffer.cuh"
 
 namespace gvr_topk::streaming {
@@ -106,62 +105,12 @@ __device__ __forceinline__ void finish_row(const TopkParams& p, const LaunchTrai
   clock.stamp();
   job.count_hint_hits(p, traits, of_nan ? kMaxKey : threshold.key);
   emit_buffer(ctx, interval, listed, threshold, result.above_before, buffer, output, clock, [&] {
-    if (job.is_least_busy() && next != nullptr) {
+    if (job.writes_state() && next != nullptr) {
       *next = next_state(ctx, moments, threshold.key, interval, result);
     }
     job.report(p, traits, passes + rounds, result.inside, snaps, source, passes == 1, rounds);
   });
   clock.stamp();
-}
-
-// Whether ties of the tie key may be most of the row. They are not in a row that is masked nearly everywhere,
-// nor in one of infinities.
-__device__ __forceinline__ bool may_be_dense(const KeyInterval& interval) {
-  return interval.tie_key() != kAbsentKey && interval.lo != kLeastFiniteKey && interval.lo != kPosInfKey;
-}
-
-// The rings of all warps follow the list, and the candidate buffer follows them.
-template <typename T>
-__device__ __forceinline__ unsigned char* pipeline_storage(const RowContext<T>& ctx,
-                                                           const LaunchTraits& traits) {
-  return static_cast<unsigned char*>(ctx.list.end(traits.list_capacity()));
-}
-
-template <typename T>
-__device__ __forceinline__ BufferedValue* buffer_storage(const RowContext<T>& ctx,
-                                                         const LaunchTraits& traits) {
-  return reinterpret_cast<BufferedValue*>(pipeline_storage(ctx, traits) + kWarps * AsyncPipeline<T>::kBytes);
-}
-
-template <typename T>
-__device__ __forceinline__ AsyncPipeline<T> make_pipeline(const RowContext<T>& ctx,
-                                                          const LaunchTraits& traits) {
-  const int span = warp_span(ctx.row.n, ctx.log2_ctas, sizeof(T));
-  const int begin = min((ctx.rank * kWarps + ctx.warp) * span, ctx.row.n);
-  return AsyncPipeline<T>(ctx.row.data + begin, min(span, ctx.row.n - begin), ctx.warp, ctx.lane,
-                          pipeline_storage(ctx, traits));
-}
-
-template <typename T>
-__device__ __forceinline__ CandidateBuffer make_buffer(const RowContext<T>& ctx, const LaunchTraits& traits,
-                                                       const SmemLayout& layout) {
-  return CandidateBuffer(buffer_storage(ctx, traits), ctx.shared->buffer_chunks[ctx.warp],
-                         layout.buffer_chunks, ctx.warp);
-}
-
-// Buffers what is not below the interval, of tiles that are under way. An interval that may be dense is left
-// to `radix_fallback`, but only once all CTAs agree on it: until then the buffer counts as full.
-template <typename T>
-__device__ __forceinline__ void collect(const RowContext<T>& ctx, const AsyncPipeline<T>& pipeline,
-                                        TileProducer<T>& producer, const KeyInterval& interval,
-                                        CandidateBuffer& buffer) {
-  buffer.claim_share(ctx.lane);
-  buffer.full = may_be_dense(interval);
-  if (buffer.full) {
-    ptx::wait_copies<0>();
-  } else {
-    filter_row(ctx, pipeline, producer, interval.low(), buffer);
-  }
 }
 
 }  // namespace gvr_topk::streaming

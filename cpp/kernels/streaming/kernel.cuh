@@ -7,7 +7,7 @@
 // Phases:
 // - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
 //   or from a sample of the row (core/guess.cuh);
-// - collect: each warp streams its part of the row and keeps, in index order, what is at or above the
+// - collect: each warp streams its part of the row and keeps, in index order, the elements at or above the
 //   interval's lower end (streaming/async_pipeline.cuh, streaming/candidate_buffer.cuh);
 // - verify: candidates are counted above the interval and listed inside, and one exchange joins the CTAs;
 // - refine: the exact k-th key is found among the listed ones (core/select.cuh);
@@ -16,7 +16,7 @@
 // The code inline in this kernel is that of an interval that holds the k-th key. Where it misses,
 // streaming/resolve_miss.cuh works on the buffered candidates, and streams the row once more if they are not
 // enough; `radix_fallback` takes the rest. A row much shorter than its buffer is left to the first CTA
-// (small_row/lead_row.cuh).
+// (small_row/solo_row.cuh).
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,8 @@
 #include "core/guess.cuh"
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
-#include "small_row/lead_row.cuh"
+#include "ptx/grid.cuh"
+#include "small_row/solo_row.cuh"
 #include "streaming/async_pipeline.cuh"
 #include "streaming/count_and_emit.cuh"
 #include "streaming/resolve_miss.cuh"
@@ -36,8 +37,8 @@ inline size_t streaming_bytes(const LaunchTraits& traits, const SmemLayout& layo
                   fixed_bytes(traits.list_capacity(), kRingDepth) + layout.buffer_chunks * kChunkBytes);
 }
 
-// Brings the start of the row to L2 before the row's length is known, each CTA a part: a row much shorter
-// than its buffer is under way then, and a longer one has these elements read anyway.
+// Prefetches the start of the row into L2 before the row's length is known, each CTA a part. A row much
+// shorter than its buffer is then under way, and in a longer row these elements are read anyway.
 template <typename T>
 __device__ __forceinline__ void prefetch_row(const RowContext<T>& ctx) {
   constexpr int kPrefetchBytes = 16384, kElements = kPrefetchBytes / sizeof(T);
@@ -48,10 +49,10 @@ __device__ __forceinline__ void prefetch_row(const RowContext<T>& ctx) {
 }
 
 // The first CTA's part of a row that streams holds the first k positions (streaming/masked_rows.cuh).
-static_assert(kWarps * warp_span(longest_led_row(Family::kStreaming) + 1, log2_of(kMaxClusterSize), 4) >=
+static_assert(kWarps * warp_span(longest_solo_row(Family::kStreaming) + 1, log2_of(kMaxClusterSize), 4) >=
               kStreamingMaxK);
 
-static_assert(small_row::kLedBytes <= fixed_bytes(0, kRingDepth) - fixed_bytes(0, 0));
+static_assert(small_row::kSoloBytes <= fixed_bytes(0, kRingDepth) - fixed_bytes(0, 0));
 
 // `kProbes`: probes of the row by each thread, for the sample.
 template <typename T, int kProbes, Specialization kSpecialization>
@@ -71,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
   StepState state = job.load_state_early(p, traits);
-  __syncwarp();  // Without it the compiler issues the loads of the state behind those of the sample.
+  __syncwarp();  // Otherwise the compiler would issue the loads of the state behind those of the sample.
   // Second probes land in the candidate buffer, which is not used before the row is filtered.
   uint4* const probes = reinterpret_cast<uint4*>(buffer_storage(ctx, traits));
   RowProbe<T, kProbes> probe(ctx, traits, probes);
@@ -81,15 +82,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (ctx.thread == 0) sm.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
   arrive_at_start(ctx);
   job.agree_on_length(p, traits);
-  const bool is_led = is_led_row(Family::kStreaming, p.width, ctx.row.n, ctx.k);
-  if (job.is_short() || is_led) {
+  const bool is_solo = is_solo_row(Family::kStreaming, p.width, ctx.row.n, ctx.k);
+  if (job.is_short() || is_solo) {
     const bool sampled = !traits.has(LaunchTraits::kReadsState);
-    if (is_led && ctx.rank == 0) {
+    if (is_solo && ctx.rank == 0) {
       job.publish_state(p, traits, state);
-      const small_row::LedRow led{ctx.row.n, job.requested_slot,
-                                  static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
-                                  StagedRow{}, sampled};
-      small_row::lead_row<Family::kStreaming, T, kOptions>(p, launch_traits, layout, led);
+      const small_row::SoloRow solo{
+          ctx.row.n, job.requested_slot,
+          static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring
+          StagedRow{}, sampled};
+      small_row::select_solo_row<Family::kStreaming, T, kOptions>(p, launch_traits, layout, solo);
     } else {
       fallback::finish_unselected_row(p, launch_traits, layout, job, sampled);
     }
@@ -106,7 +108,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   fetch(0, 1);
 
-  // Guess. The sample is waited for before the ring is filled: behind that it would wait for megabytes.
+  // Guess. Without state, the ring is filled only after the sample has been read. Behind a full ring, the
+  // wait for the sample would include megabytes of the row.
   Moments moments;
   KeyInterval interval;
   if (traits.has(LaunchTraits::kReadsState)) {

@@ -1,8 +1,8 @@
-// Rows whose k-th value is -inf: everything greater is buffered and selected, and the smallest other
-// positions fill up the k places.
+// Finishes rows whose k-th value is -inf. Everything greater is buffered and selected, and the smallest other
+// positions complete the k items.
 //
-// Those others are not buffered, but the candidates tell where they are: up to some position, which is less
-// than k, everything is selected, and from there on exactly the candidates are.
+// The other positions are not buffered, but the candidates tell where they are: up to some position, which is
+// less than k, everything is selected, and from there on exactly the candidates are.
 #pragma once
 
 #include "core/output_writer.cuh"
@@ -40,8 +40,9 @@ __device__ __forceinline__ int end_of_all(const RowContext<T>& ctx, const Candid
   return static_cast<int>(sm.over_range);
 }
 
-// `result` belongs to an interval that begins with the least finite value: less than k elements are at or
-// above it. `items`: k, or only those elements if the others are dropped.
+// Writes the items of a row whose k-th value is -inf. `result` belongs to an interval that begins with the
+// least finite value: less than k elements are at or above it. `items`: k, or only those elements if the
+// others are dropped.
 template <typename T>
 __device__ __forceinline__ void emit_masked(const RowContext<T>& ctx, const CandidateBuffer& buffer,
                                             const CountResult& result, int items,

@@ -1,17 +1,20 @@
-// What the streaming kernel does where the guessed interval has missed.
+// Finishes rows whose guessed interval has missed in the streaming kernel.
 #pragma once
 
+#include "core/missed_guess.cuh"
 #include "core/radix_select.cuh"
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
+#include "streaming/async_pipeline.cuh"
 #include "streaming/count_and_emit.cuh"
 #include "streaming/masked_rows.cuh"
 
 namespace gvr_topk::streaming {
 
-// Finishes such a row. If all candidates of the cluster were buffered, everything at or above the interval's
-// lower end is known: radix rounds over the candidates find an interval that holds the k-th key, and one
-// exchange follows. If the k-th key lies further down, the row is streamed again, with a lower interval.
+// Finishes a row whose guessed interval has missed. If all candidates of the cluster were buffered,
+// everything at or above the interval's lower end is known: radix rounds over the candidates find an interval
+// that holds the k-th key, and one exchange follows. If the k-th key lies further down, the row is streamed
+// again, with a lower interval.
 template <typename T, bool kOptions>
 __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const LaunchTraits& traits,
                                                     const SmemLayout& layout, int count, int rotation) {
@@ -40,7 +43,7 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
       const int items = job.count_items(traits, kNegInfKey, result.above + result.inside);
       emit_masked(ctx, buffer, result, items, output);
       job.finish_dropped(p, traits, output, items);
-      if (job.is_least_busy() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
+      if (job.writes_state() && next != nullptr) *next = StepState{kStateMasked, 0.0f, 0.0f, 0};
       job.report(p, traits, passes + rounds, result.inside, 0, missed.source, false, rounds);
       return;
     }

@@ -3,22 +3,23 @@
 #pragma once
 
 #include "core/window.cuh"
-#include "ptx/cluster.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
 #include "small_row/word_tile.cuh"
 
 namespace gvr_topk::prefill_short {
 
-// One warp's part of a window: whole words, each of which is a run of 16 elements of every lane. Warps have
-// as even a number of words as there are.
+// One warp's part of a window: whole words, each of which is a run of 16 elements of every lane. The words of
+// a window are spread over the warps as evenly as possible.
 template <typename T, int kBlockThreads>
-struct WindowPart {
+struct PrefillPart {
   static constexpr int kBlockWarps = kBlockThreads / 32;
   static constexpr int kWordElements = 32 * kValuesPerThread;  // elements of one word over the warp
 
   int begin;  // first element, from `AlignedWindow::data` on
   int words;
 
-  __device__ __forceinline__ WindowPart(int length, int warp) {
+  __device__ __forceinline__ PrefillPart(int length, int warp) {
     const int all = (length + kWordElements - 1) / kWordElements;
     const int first = warp * all / kBlockWarps;
     words = (warp + 1) * all / kBlockWarps - first;
@@ -31,59 +32,59 @@ struct WindowPart {
   }
 };
 
-// The places in shared memory where windows arrive, in turn. One bulk copy brings the whole vectors of a
+// The buffers in shared memory where windows arrive, in turn. One bulk copy brings the whole vectors of a
 // window. The elements after the last whole vector are copied by the lane that takes them, so that nothing
 // after the window is read.
 template <typename T, int kBlockThreads>
 struct Arrivals {
   static constexpr uint32_t kBytes = short_prefill_row_bytes(kBlockThreads, sizeof(T));
-  static constexpr int kPlaces = short_prefill_places(sizeof(T));
-  static constexpr size_t kAllBytes = kPlaces * size_t{kBytes};
-  using Part = WindowPart<T, kBlockThreads>;
+  static constexpr int kBuffers = short_prefill_buffers(sizeof(T));
+  static constexpr size_t kAllBytes = kBuffers * size_t{kBytes};
+  using Part = PrefillPart<T, kBlockThreads>;
 
-  uint32_t places, barriers;
+  uint32_t buffers, barriers;
   uint32_t taken = 0;  // number of windows taken so far
 
   // One thread initializes the mbarriers. A block barrier must follow.
-  __device__ __forceinline__ Arrivals(uint32_t places_, uint64_t* barriers_)
-      : places(places_), barriers(ptx::shared_address(barriers_)) {
+  __device__ __forceinline__ Arrivals(uint32_t buffers_, uint64_t* barriers_)
+      : buffers(buffers_), barriers(ptx::shared_address(barriers_)) {
     if (threadIdx.x != 0) return;
-    for (int i = 0; i < kPlaces; ++i) ptx::barrier_init(barriers + i * sizeof(uint64_t), 1);
+    for (int i = 0; i < kBuffers; ++i) ptx::barrier_init(barriers + i * sizeof(uint64_t), 1);
   }
 
-  __device__ __forceinline__ uint32_t place(uint32_t number) const {
-    return places + (kPlaces == 2 ? number & 1 : 0) * kBytes;
+  __device__ __forceinline__ uint32_t buffer(uint32_t number) const {
+    return buffers + (kBuffers == 2 ? number & 1 : 0) * kBytes;
   }
   __device__ __forceinline__ uint32_t barrier(uint32_t number) const {
-    return barriers + (kPlaces == 2 ? number & 1 : 0) * sizeof(uint64_t);
+    return barriers + (kBuffers == 2 ? number & 1 : 0) * sizeof(uint64_t);
   }
 
-  // Starts to fetch window `number`. Since its place was last read, every thread has passed a fence before
+  // Starts to fetch window `number`. Since its buffer was last read, every thread has passed a fence before
   // bulk copies and then a block barrier.
   __device__ __forceinline__ void fetch(const AlignedWindow<T>& window, uint32_t number, int warp,
                                         int lane) const {
     const int rest = window.length % kPerVec<T>, whole = window.length - rest;
     if (threadIdx.x == 0) {
       ptx::barrier_expect_tx(barrier(number), whole * sizeof(T));
-      if (whole > 0) ptx::copy_bulk(place(number), window.data, whole * sizeof(T), barrier(number));
+      if (whole > 0) ptx::copy_bulk(buffer(number), window.data, whole * sizeof(T), barrier(number));
     }
     if (rest == 0) return;
     const Part part(window.length, warp);
-    const int ahead = whole - part.begin;  // where the last, partial vector starts in this warp's part
+    const int offset = whole - part.begin;  // where the last, partial vector starts in this warp's part
     const bool owner =
-        static_cast<uint32_t>(ahead) < static_cast<uint32_t>(part.words * Part::kWordElements) &&
-        ahead / kValuesPerThread % 32 == lane;
+        static_cast<uint32_t>(offset) < static_cast<uint32_t>(part.words * Part::kWordElements) &&
+        offset / kValuesPerThread % 32 == lane;
     if (owner) {
-      ptx::copy_async(place(number) + whole * sizeof(T), window.data + whole, ptx::evict_first_policy(),
+      ptx::copy_async(buffer(number) + whole * sizeof(T), window.data + whole, ptx::evict_first_policy(),
                       rest * sizeof(T));
     }
   }
 
   // Waits for the window that is taken next. One group of copies has been committed for each window so far
-  // and, with two places, for the window after it as well.
+  // and, with two buffers, for the window after it as well.
   __device__ __forceinline__ void wait() const {
-    ptx::wait_copies<kPlaces - 1>();
-    ptx::barrier_wait(barrier(taken), (kPlaces == 2 ? taken >> 1 : taken) & 1);
+    ptx::wait_copies<kBuffers - 1>();
+    ptx::barrier_wait(barrier(taken), (kBuffers == 2 ? taken >> 1 : taken) & 1);
   }
 };
 
@@ -94,12 +95,12 @@ struct Arrivals {
 // Lanes load the vectors of a run in rotated order, so that lanes that load together use different banks:
 // vector v of a run lies in the registers of vector (v - rotation) of the word.
 template <typename T, int kBlockThreads>
-struct WindowTile : small_row::WordTile {
-  using Part = WindowPart<T, kBlockThreads>;
+struct PrefillTile : small_row::WordTile {
+  using Part = PrefillPart<T, kBlockThreads>;
   static constexpr int kWordVecs = kVecsOfTile<T>;
   static_assert((kWordVecs & (kWordVecs - 1)) == 0);
-  // If every lane has at most so many selected elements in a run, finding these takes less time than looking
-  // at all elements.
+  // If every lane has at most this many selected elements in a run, finding these takes less time than
+  // looking at all elements.
   static constexpr uint32_t kFewOfRun = 5;
 
   // The vector of its run that a lane loads first.
@@ -108,20 +109,20 @@ struct WindowTile : small_row::WordTile {
   // Takes the window that has arrived, with -inf where the window has no elements, and calls visit(i) for
   // each of the lane's elements as soon as it is there.
   template <typename Visit>
-  __device__ __forceinline__ void take(const AlignedWindow<T>& window, uint32_t place, int warp, int lane,
+  __device__ __forceinline__ void take(const AlignedWindow<T>& window, uint32_t buffer, int warp, int lane,
                                        Visit visit) {
     const Part part(window.length, warp);
     begin = part.begin - window.lead;
     words = part.words;
-    const uint32_t run = place + (part.begin + lane * kValuesPerThread) * sizeof(T);
+    const uint32_t run = buffer + (part.begin + lane * kValuesPerThread) * sizeof(T);
     pad(run, part, window.length, lane);
     uint32_t vecs[kWordVecs];
 #pragma unroll
     for (int v = 0; v < kWordVecs; ++v) {
       vecs[v] = run + (v + rotation(lane)) % kWordVecs * sizeof(uint4);
     }
-    // A vector is loaded while the elements of the vector before are visited. The one behind the last is in
-    // the block's memory, too.
+    // A vector is loaded while the elements of the vector before are visited. The vector behind the last one
+    // lies in the block's memory, too.
     constexpr int kVecs = kWords * kWordVecs;
     uint4 next = ptx::load_shared(vecs[0]);
 #pragma unroll
@@ -207,13 +208,14 @@ struct WindowTile : small_row::WordTile {
       uint32_t slot = staged + sizeof(uint16_t) * (before + upto[w]);
       uint32_t left = in_order(selected.word[w], lane);
       if (most[w] <= kFewOfRun) {
-        // From the last element to the first, because the highest bit is found sooner than the lowest.
+        // Elements are taken from the last to the first, because the highest bit is found sooner than the
+        // lowest.
 #pragma unroll
         for (uint32_t i = 0; i < kFewOfRun; ++i) {
           if (i >= most[w]) break;
           const uint32_t bit = 31 - __clz(left);
           ptx::prepend_if(left, slot, static_cast<uint16_t>(first + bit / 2));
-          left &= ~(1u << bit % 32);  // Where no element is left, this changes nothing.
+          left &= ~(1u << bit % 32);  // This changes nothing if no element is left.
         }
       } else {
         slot -= sizeof(uint16_t) * __popc(left);
@@ -227,7 +229,7 @@ struct WindowTile : small_row::WordTile {
   }
 
  private:
-  // Puts -inf behind the end of the window, as far as its last word goes, into the place where it has
+  // Puts -inf behind the end of the window, as far as its last word goes, into the buffer where it has
   // arrived. Only one warp has that word.
   __device__ __forceinline__ void pad(uint32_t run, const Part& part, int length, int lane) {
     const int left = part.left(length, words - 1, lane);

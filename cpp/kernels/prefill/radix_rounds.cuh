@@ -1,7 +1,9 @@
-// Radix rounds over a whole row. They select from rows that no guess has settled, for any content and any k.
+// Radix rounds over a whole row. They select from rows whose guesses have all missed, for any content and any
+// k.
 #pragma once
 
 #include "core/lane_ranks.cuh"
+#include "core/prefill_output.cuh"
 #include "prefill/guess.cuh"
 
 namespace gvr_topk::prefill {
@@ -13,9 +15,9 @@ struct RowPart {
 
   __device__ __forceinline__ RowPart(const AlignedWindow<T>& window, int warp) {
     const int tiles = (window.length + kTileElements - 1) / kTileElements;
-    const int share = (tiles + kWarps - 1) / kWarps * kTileElements;
-    begin = min(warp * share, window.length);
-    end = min(begin + share, window.length);
+    const int part = (tiles + kBlockWarps - 1) / kBlockWarps * kTileElements;
+    begin = min(warp * part, window.length);
+    end = min(begin + part, window.length);
   }
 };
 
@@ -47,8 +49,8 @@ __device__ __forceinline__ uint32_t matching(const Tile<T>& tile, uint32_t bits,
 
 // Counts the elements above and equal to a key in each warp's part. Returns whether the key is the k-th.
 template <typename T>
-__device__ __forceinline__ bool verify_key(Shared& sm, const AlignedWindow<T>& window, uint32_t key, int k,
-                                           int warp, int lane) {
+__device__ __forceinline__ bool verify_key(PrefillShared& sm, const AlignedWindow<T>& window, uint32_t key,
+                                           int k, int warp, int lane) {
   uint32_t above = 0, ties = 0;
   for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int, uint32_t bits) {
     above += __popc(matching(tile, bits, [&](uint32_t x) { return x > key; }));
@@ -62,17 +64,18 @@ __device__ __forceinline__ bool verify_key(Shared& sm, const AlignedWindow<T>& w
     sm.warp_sums[1][warp] = ties;
   }
   __syncthreads();
-  const uint32_t all_above = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.warp_sums[0][lane] : 0);
-  const uint32_t all_ties = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.warp_sums[1][lane] : 0);
+  const uint32_t all_above = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? sm.warp_sums[0][lane] : 0);
+  const uint32_t all_ties = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? sm.warp_sums[1][lane] : 0);
   return static_cast<uint32_t>(k) - all_above - 1 < all_ties;
 }
 
 // Writes the elements above the k-th key and the first of its ties, k in all. `verify_key` has counted both.
 template <typename T>
-__device__ __forceinline__ void emit_by_key(const Shared& sm, const AlignedWindow<T>& window, uint32_t key,
-                                            int k, const PrefillOutput& output, int warp, int lane) {
-  const uint32_t above = lane < kWarps ? sm.warp_sums[0][lane] : 0;
-  const uint32_t ties = lane < kWarps ? sm.warp_sums[1][lane] : 0;
+__device__ __forceinline__ void emit_by_key(const PrefillShared& sm, const AlignedWindow<T>& window,
+                                            uint32_t key, int k, const PrefillOutput& output, int warp,
+                                            int lane) {
+  const uint32_t above = lane < kBlockWarps ? sm.warp_sums[0][lane] : 0;
+  const uint32_t ties = lane < kBlockWarps ? sm.warp_sums[1][lane] : 0;
   const uint32_t quota = k - __reduce_add_sync(0xffffffffu, above);
   const uint32_t earlier_ties = min(__reduce_add_sync(0xffffffffu, lane < warp ? ties : 0), quota);
   uint32_t item = __reduce_add_sync(0xffffffffu, lane < warp ? above : 0) + earlier_ties;
@@ -93,8 +96,8 @@ __device__ __forceinline__ void emit_by_key(const Shared& sm, const AlignedWindo
 
 // Finds the k-th key of a row.
 template <typename T>
-__device__ __forceinline__ uint32_t kth_key(Shared& sm, const AlignedWindow<T>& window, int k, int warp,
-                                            int lane, int& rounds) {
+__device__ __forceinline__ uint32_t kth_key(PrefillShared& sm, const AlignedWindow<T>& window, int k,
+                                            int warp, int lane, int& rounds) {
   KeyRange range{0, kMaxKey >> kInvariantBits<T>};
 #pragma unroll 1
   while (range.length != 0) {
@@ -117,19 +120,19 @@ __device__ __forceinline__ uint32_t kth_key(Shared& sm, const AlignedWindow<T>& 
   return whole_key<T>(range.base);
 }
 
-// If more elements than this share the k-th key, the next row tries that key first.
+// If more elements than this part the k-th key, the next row tries that key first.
 constexpr uint32_t kMostTies = 512;
 
-struct Settled {
+struct RadixOutcome {
   uint32_t tie_key;  // the k-th key if it is not finite or has more than kMostTies ties; otherwise kAbsentKey
   int rounds;
 };
 
 // Selects from a row by radix rounds. `tried` is a key to try first, or kAbsentKey: many neighbouring rows
-// end among the same ties.
+// have the same k-th key.
 template <typename T>
-__device__ __noinline__ Settled settle(const PrefillParams& p, Shared& sm, const Window& row,
-                                       uint32_t tried) {
+__device__ __noinline__ RadixOutcome radix_select_row(const PrefillParams& p, PrefillShared& sm,
+                                                      const Window& row, uint32_t tried) {
   const AlignedWindow<T> window(p, row);
   const int k = p.k;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
@@ -140,9 +143,9 @@ __device__ __noinline__ Settled settle(const PrefillParams& p, Shared& sm, const
     verify_key(sm, window, key, k, warp, lane);
   }
   emit_by_key(sm, window, key, k, PrefillOutput(p, row), warp, lane);
-  const uint32_t ties = __reduce_add_sync(0xffffffffu, lane < kWarps ? sm.warp_sums[1][lane] : 0);
+  const uint32_t ties = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? sm.warp_sums[1][lane] : 0);
   const bool tied = ties > kMostTies || key < kLeastFiniteKey || key > kMostFiniteKey;
-  return Settled{tied ? key : kAbsentKey, rounds};
+  return RadixOutcome{tied ? key : kAbsentKey, rounds};
 }
 
 }  // namespace gvr_topk::prefill

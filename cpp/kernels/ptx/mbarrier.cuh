@@ -1,0 +1,89 @@
+// Transaction barriers (mbarriers) in shared memory, and the stores and bulk copies that complete at them.
+#pragma once
+
+#include <cstdint>
+
+#include "ptx/chaos_hooks.cuh"
+
+namespace gvr_topk::ptx {
+
+// Initializes a transaction barrier in shared memory, which counts arrivals and expected bytes. Stores that
+// complete at it need no fence: a thread that has waited for the barrier sees them.
+__device__ __forceinline__ void barrier_init(uint32_t address, uint32_t arrivals) {
+  GVR_CHAOS_POINT();
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives at the transaction barrier of any CTA of the cluster, and makes it expect `bytes` more bytes. The
+// condition belongs to the instruction, so that lanes come apart for no more than that.
+__device__ __forceinline__ void barrier_expect_tx_if(bool condition, uint32_t barrier, uint32_t bytes) {
+  GVR_CHAOS_POINT();
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %0, 0;\n"
+      " @p mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%1], %2;\n}" ::"r"(
+          static_cast<uint32_t>(condition)),
+      "r"(barrier), "r"(bytes)
+      : "memory");
+}
+
+__device__ __forceinline__ void barrier_expect_tx(uint32_t barrier, uint32_t bytes) {
+  barrier_expect_tx_if(true, barrier, bytes);
+}
+
+// Stores to any CTA's shared memory, and completes the bytes at that CTA's transaction barrier.
+__device__ __forceinline__ void store_async(uint32_t address, uint32_t value, uint32_t barrier) {
+  GVR_CHAOS_POINT();
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address),
+               "r"(value), "r"(barrier)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_async_if(bool condition, uint32_t address, const uint4& value,
+                                               uint32_t barrier) {
+  GVR_CHAOS_POINT();
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %0, 0;\n"
+      " @p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%1], {%2, %3, %4, %5}, [%6];\n}" ::
+          "r"(static_cast<uint32_t>(condition)),
+      "r"(address), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(barrier)
+      : "memory");
+}
+
+// Orders this thread's accesses to shared memory before bulk copies that a thread starts behind the next
+// barrier. A barrier alone does not order bulk copies.
+__device__ __forceinline__ void fence_before_bulk_copies() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  GVR_CHAOS_POINT();
+}
+
+// Copies whole 16-byte vectors, `bytes` in all, from global to shared memory, and completes these bytes at a
+// transaction barrier that expects them.
+__device__ __forceinline__ void copy_bulk(uint32_t shared, const void* global, uint32_t bytes,
+                                          uint32_t barrier) {
+  GVR_CHAOS_POINT();
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Waits until the barrier's phase of this parity is complete.
+__device__ __forceinline__ void barrier_wait(uint32_t address, uint32_t parity) {
+  GVR_CHAOS_POINT();
+  uint32_t done;
+  do {
+    asm volatile(
+        "{\n .reg .pred p;\n"
+        " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        " selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(address), "r"(parity)
+        : "memory");
+  } while (done == 0);
+  GVR_CHAOS_POINT();
+}
+
+}  // namespace gvr_topk::ptx

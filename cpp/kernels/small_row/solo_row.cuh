@@ -1,0 +1,101 @@
+// Selects the top k of a row that is much shorter than its buffer. The first CTA of the cluster does this
+// alone, as the kernel of short rows would (small_row/select_row.cuh). The other CTAs only take part in the
+// exchange.
+//
+// Another stream may be writing the length, so CTAs of a cluster may have read different lengths, and some
+// may be waiting for the list of this CTA. So before it selects, this CTA sends what every CTA sends that
+// finds its row too short. After it has selected, it looks at what the others have sent. If all have read the
+// same length, they have sent the same and have ended. If not, all CTAs know it from the same headers, and go
+// on together with `radix_fallback`.
+//
+// The selection uses memory that only this CTA writes, and not the list, because CTAs that have read another
+// length store into the list.
+#pragma once
+
+#include "fallback/radix_fallback.cuh"
+#include "ptx/mbarrier.cuh"
+#include "small_row/select_row.cuh"
+
+namespace gvr_topk::small_row {
+
+constexpr size_t kSoloBytes = select_bytes(kMaxSoloK);
+
+// Everything that the first CTA needs to know about a row from which it selects alone.
+struct SoloRow {
+  int length;
+  int requested_slot;
+  uint32_t memory;   // offset of kSoloBytes bytes in shared memory
+  StagedRow staged;  // the part of the row that this CTA's copies stage in shared memory
+  bool sampled;      // whether the CTAs exchange samples as well
+};
+
+template <typename T, int kValues, bool kOptions>
+__device__ __noinline__ void select_solo_row_in(const TopkParams& p, const LaunchTraits& launch_traits,
+                                                const SmemLayout& layout, SoloRow solo) {
+  const LaunchTraits traits = launch_traits.out_of_line<kOptions>();
+  const KeyInterval everything = KeyInterval::everything();
+  // The unknown zero has the same purpose as in small_row/kernel.cuh.
+  unsigned char* const memory = storage + ptx::unknown_zero();
+  // Returns the job of the whole cluster. It is made again after the selection, because registers are short.
+  const auto of_cluster = [&] {
+    return RowJob<T, kOptions>(p, traits, layout, memory, solo.requested_slot, solo.length);
+  };
+  RowJob<T, kOptions> alone = of_cluster();
+  alone.ctx.rank = alone.ctx.log2_ctas = 0;
+  alone.ctx.ctas = 1;
+  const RowContext<T>& ctx = alone.ctx;
+  Shared& sm = *ctx.shared;
+  SelectShared& own = *reinterpret_cast<SelectShared*>(memory + solo.memory);
+  PhaseClock clock(nullptr, 0, false);
+  RegisterTile<T, kValues> tile;
+  const bool staged = solo.staged.vecs != 0;
+  if (!staged) {
+    RowView<T> row = ctx.row;  // Whole vectors are loaded as far as the buffer has them.
+    row.n = min((row.n + kPerVec<T> - 1) & -kPerVec<T>, p.width);
+    tile.load(row, false);
+  }
+  own.bins.clear(ctx.thread);
+  OutputWriter output = alone.output(p, traits);
+  output.keep(traits);
+  StepState* const next = alone.writes_state() ? alone.next_state_slot(p, traits, output) : nullptr;
+  __syncthreads();
+  if (traits.log2_ctas() > 0) {
+    const RowJob<T, kOptions> job = of_cluster();
+    ptx::cluster_wait();
+    if (solo.sampled) send_sample(job.ctx, kAbsentKey);
+    store_to_peers(job.ctx, everything);
+  }
+  if (staged) {
+    ptx::wait_copies<0>();
+    __syncthreads();
+    tile.load(solo.staged);
+  }
+  tile.wait(ctx.row.n, ctx.lane, true);
+  const float last_window = traits.has(LaunchTraits::kReadsState) ? sm.facts.state.z_score : kStateUnknown;
+  select_row(p, traits, alone, tile, own, output, last_window, next != nullptr ? &own.next_window : nullptr,
+             clock);
+  // A state is stored as a whole, because a short row and a long one may name the same slot.
+  if (next != nullptr) *next = StepState{own.next_window, 0.0f, 0.0f, 0};
+  ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
+  if (traits.log2_ctas() == 0) return;
+  const RowJob<T, kOptions> job = of_cluster();
+  ptx::barrier_wait(ptx::shared_address(&sm.counts_barrier), 0);
+  if (solo.sampled) receive_samples(job.ctx);
+  ptx::reconverge(ctx.zero);  // Single threads have written the state and the statistics.
+  if (read_headers(job.ctx, everything).agreed) return;
+  if (ctx.thread == 0) sm.at_or_above = sm.small_count = 0;
+  fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, job.ctx, kGuessNone);
+}
+
+template <Family kFamily, typename T, bool kOptions>
+__device__ __forceinline__ void select_solo_row(const TopkParams& p, const LaunchTraits& traits,
+                                                const SmemLayout& layout, const SoloRow& solo) {
+  constexpr bool kAllAreShort = values_of_solo_row(longest_solo_row(kFamily)) == kValuesPerThread;
+  if (kAllAreShort || values_of_solo_row(solo.length) == kValuesPerThread) {
+    select_solo_row_in<T, kValuesPerThread, kOptions>(p, traits, layout, solo);
+  } else {
+    select_solo_row_in<T, kWideValuesPerThread, kOptions>(p, traits, layout, solo);
+  }
+}
+
+}  // namespace gvr_topk::small_row
