@@ -23,7 +23,7 @@ from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour,
 from eval.common.stress_run import Limits, replay_beside
 from eval.common.stress_workload import GUARD, Workload
 
-SCRIPT = Path(__file__).resolve().parents[2] / "eval" / "stress.py"
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = [configuration.name for configuration in CONFIGURATIONS]
 SECONDS = 0.1
 """For which each configuration runs beside each neighbour."""
@@ -173,10 +173,19 @@ def test_a_rewriter_writes_all_words_of_the_tensor_and_no_other() -> None:
 
 
 @needs_neighbours
-def test_rewritten_arguments_cannot_hang_or_corrupt() -> None:
+def test_rewritten_arguments_cannot_hang_or_corrupt(tmp_path: Path) -> None:
     """In a process of its own: a GPU that hangs or faults would take all later tests with it."""
-    command = [sys.executable, str(SCRIPT), "--rewrite", "--rewrite-seconds", "2", "--hang-seconds", "20"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    options = [
+        "--rewrite",
+        "--rewrite-seconds",
+        "2",
+        "--hang-seconds",
+        "20",
+        "--out",
+        str(tmp_path / "rewrite.json"),
+    ]
+    command = [sys.executable, "-m", "eval", "stress", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(f"{name} rewritten" in done.stdout for name in REWRITINGS)
 
