@@ -148,7 +148,7 @@ def test_any_k(width: int, k: int, path: str) -> None:
 @pytest.mark.parametrize("k", [49_000, 60_000, 100_000, 200_000])
 @pytest.mark.parametrize("left", [0, 10, 40_000, 90_000])
 def test_more_masked_columns_are_selected_than_16_bits_count(left: int, k: int, drop: bool) -> None:
-    """A cluster holds the row, and earlier CTAs select more of the masked columns than a packed count holds."""
+    """A cluster holds the row, and its first CTAs select more masked columns than a packed count holds."""
     logits, state = masked(2, 262_144, left, generator(left)), new_state(2, k)
     lengths = int32(262_144, 262_143)
     for _ in range(2):  # The second step knows that the k-th value is masked, if it is.
