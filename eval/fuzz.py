@@ -49,18 +49,19 @@ from eval.common.options import require_device, require_writable
 from eval.common.stress_cases import CONFIGURATIONS
 from eval.common.stress_library import StressError
 from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
-from gvr_topk.arguments import (
+from gvr_topk.arguments import Arguments, BlocksArguments, InBlocksArguments, PrefillArguments
+from gvr_topk.constants import (
     FLAG_CLAMP_PAGES,
     FLAG_DROP_MASKED,
     FLAG_PDL,
     FLAG_QUANTILE_GUESS,
     FLAG_STREAMS,
-    Arguments,
-    BlocksArguments,
-    InBlocksArguments,
-    PrefillArguments,
+    STATE_FLOATS,
+    STATE_MASKED,
+    STATE_UNKNOWN,
+    HintReason,
+    StatsColumn,
 )
-from gvr_topk.constants import STATE_FLOATS, STATE_MASKED, STATE_UNKNOWN, HintReason, StatsColumn
 from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.ops import launch, launch_blocks, launch_in_blocks, launch_prefill

@@ -23,9 +23,9 @@ from eval.common.bench_cases import K, load_traces
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import TraceFolder, require_device, require_writable
 from eval.common.tables import markdown_table
-from gvr_topk.arguments import FLAG_QUANTILE_GUESS, Arguments
+from gvr_topk.arguments import Arguments
+from gvr_topk.constants import FLAG_QUANTILE_GUESS, StatsColumn
 from gvr_topk.constants import Path as KernelPath
-from gvr_topk.constants import StatsColumn
 from gvr_topk.evaluation.paper_reference import GuessKind, topk_row
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator
 from gvr_topk.evaluation.trace import ScoreSource

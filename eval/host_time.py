@@ -35,7 +35,8 @@ from eval.common.machine import describe_machine, write_json
 from eval.common.options import require_device, require_writable
 from eval.kernel_timing import Chain
 from gvr_topk import TopkState, indexer_topk_decode
-from gvr_topk.arguments import FLAG_QUANTILE_GUESS, Arguments
+from gvr_topk.arguments import Arguments
+from gvr_topk.constants import FLAG_QUANTILE_GUESS
 
 FORMAT = "gvr_topk.host_time/1"
 CALLS = 2000

@@ -28,7 +28,7 @@ from eval.common.machine import describe_machine, sm_clock_mhz, write_json
 from eval.common.options import TraceFolder, require_gpu, require_writable
 from eval.common.our_kernels import Variant, prepare_ours
 from eval.kernel_timing import Chain, ChainRun
-from gvr_topk.arguments import PHASE_STAMPS
+from gvr_topk.constants import PHASE_STAMPS
 from gvr_topk.policy import plan
 
 AUTO, PAPER_GVR = "auto", "paper_gvr"

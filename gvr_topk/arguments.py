@@ -11,6 +11,8 @@ from torch import Tensor
 
 from gvr_topk.constants import (
     BLOCK_SIZE,
+    FLAG_CLAMP_PAGES,
+    FLAG_QUANTILE_GUESS,
     MAX_BLOCKS_WIDTH,
     MAX_CHOSEN_BLOCKS,
     MAX_CLUSTER_SIZE,
@@ -18,6 +20,7 @@ from gvr_topk.constants import (
     MAX_PAGE_SIZE,
     MAX_ROWS,
     MAX_WIDTH,
+    PHASE_STAMPS,
     STATE_FLOATS,
     Path,
     StatsColumn,
@@ -38,14 +41,6 @@ IN_BLOCKS_NAME = "gvr_topk.indexer_topk_in_blocks"
 
 PREFILL_PATHS = (Path.AUTO, Path.RADIX_ROUNDS)
 """Paths of the prefill op."""
-
-FLAG_PDL = 1
-FLAG_QUANTILE_GUESS = 2
-FLAG_CLAMP_PAGES = 4
-FLAG_DROP_MASKED = 8
-FLAG_STREAMS = 16
-PHASE_STAMPS = 8
-"""Columns of `Arguments.phase_clocks`."""
 
 
 class Arguments(NamedTuple):

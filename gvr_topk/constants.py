@@ -1,6 +1,6 @@
 """Enumerations and numbers that C++ and Python share.
 
-Written by packaging/generate_constants.py from the headers in cpp/include/gvr_topk; do not edit.
+Written by packaging/generate_constants.py from the headers under cpp; do not edit.
 """
 
 import enum
@@ -120,6 +120,24 @@ MAX_CHOSEN_BLOCKS = 2048
 
 MAX_BLOCKS_WIDTH = 262144
 """Widest buffer of which blocks are chosen, in elements."""
+
+PHASE_STAMPS = 8
+"""Columns of `phase_clocks`."""
+
+FLAG_PDL = 1
+"""Flag: launch with programmatic stream serialization."""
+
+FLAG_QUANTILE_GUESS = 2
+"""Flag: the paper's kernel guesses a quantile of the hinted values, not their mean."""
+
+FLAG_CLAMP_PAGES = 4
+"""Flag: a row sees no more than its pages hold."""
+
+FLAG_DROP_MASKED = 8
+"""Flag: scores of -inf are not selected."""
+
+FLAG_STREAMS = 16
+"""Flag, for tests: prefill rows stream, however short they are."""
 
 MIN_ARCH = 90
 """Oldest compute capability served, times ten."""

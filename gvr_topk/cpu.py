@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from gvr_topk.arguments import (
-    FLAG_CLAMP_PAGES,
-    FLAG_DROP_MASKED,
     Arguments,
     BlocksArguments,
     InBlocksArguments,
@@ -20,6 +18,8 @@ from gvr_topk.arguments import (
     check_prefill,
 )
 from gvr_topk.constants import (
+    FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
     STATE_INFINITE,
     STATE_MASKED,
     STATE_UNKNOWN,

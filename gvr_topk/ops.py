@@ -17,10 +17,6 @@ from gvr_topk.arguments import (
     BLOCKS,
     BLOCKS_WRITTEN,
     DECODE,
-    FLAG_CLAMP_PAGES,
-    FLAG_DROP_MASKED,
-    FLAG_PDL,
-    FLAG_QUANTILE_GUESS,
     IN_BLOCKS,
     IN_BLOCKS_WRITTEN,
     PREFILL,
@@ -37,7 +33,16 @@ from gvr_topk.arguments import (
     check_prefill,
     schema,
 )
-from gvr_topk.constants import BLOCK_SIZE, MAX_CHOSEN_BLOCKS, MAX_WIDTH, Path
+from gvr_topk.constants import (
+    BLOCK_SIZE,
+    FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
+    FLAG_PDL,
+    FLAG_QUANTILE_GUESS,
+    MAX_CHOSEN_BLOCKS,
+    MAX_WIDTH,
+    Path,
+)
 from gvr_topk.library import LibraryError, library_status
 from gvr_topk.policy import ALL_PATHS, parse_path, paths_by_name
 from gvr_topk.state import TopkState

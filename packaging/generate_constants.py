@@ -10,7 +10,11 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HEADERS = (ROOT / "cpp/include/gvr_topk/params.h", ROOT / "cpp/include/gvr_topk/policy.h")
+HEADERS = (
+    ROOT / "cpp/include/gvr_topk/params.h",
+    ROOT / "cpp/include/gvr_topk/policy.h",
+    ROOT / "cpp/torch/flags.h",
+)
 TARGET = ROOT / "gvr_topk/constants.py"
 
 ENUMS = {
@@ -33,6 +37,12 @@ NUMBERS = {
     "kBlockSize": "Consecutive scores that count as one block.",
     "kMaxChosenBlocks": "Most blocks of a row that are chosen, or selected in.",
     "kMaxBlocksWidth": "Widest buffer of which blocks are chosen, in elements.",
+    "kPhaseStamps": "Columns of `phase_clocks`.",
+    "kFlagPdl": "Flag: launch with programmatic stream serialization.",
+    "kFlagQuantileGuess": "Flag: the paper's kernel guesses a quantile of the hinted values, not their mean.",
+    "kFlagClampPages": "Flag: a row sees no more than its pages hold.",
+    "kFlagDropMasked": "Flag: scores of -inf are not selected.",
+    "kFlagStreams": "Flag, for tests: prefill rows stream, however short they are.",
     "kMinArch": "Oldest compute capability served, times ten.",
     "kStateFloats": "Numbers of one slot of the state.",
     "kStateUnknown": "First number of a slot in which no step has left anything.",
@@ -92,7 +102,7 @@ def generate() -> str:
     lines = [
         '"""Enumerations and numbers that C++ and Python share.',
         "",
-        "Written by packaging/generate_constants.py from the headers in cpp/include/gvr_topk; do not edit.",
+        "Written by packaging/generate_constants.py from the headers under cpp; do not edit.",
         '"""',
         "",
         "import enum",

@@ -11,6 +11,7 @@
 
 #include "capability.h"
 #include "check.h"
+#include "flags.h"
 #include "gvr_topk/params.h"
 #include "gvr_topk/policy.h"
 
@@ -21,9 +22,6 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 namespace gvr_topk {
 
 using OptionalTensor = std::optional<Tensor>;
-
-// A bit of the `flags` argument of every op.
-constexpr int64_t kFlagPdl = 1;
 
 class DeviceGuard {
  public:

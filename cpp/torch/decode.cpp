@@ -8,11 +8,6 @@
 namespace gvr_topk {
 namespace {
 
-// Bits of the `flags` argument beside `kFlagPdl`.
-constexpr int64_t kFlagQuantileGuess = 2;
-constexpr int64_t kFlagClampPages = 4;
-constexpr int64_t kFlagDropMasked = 8;
-
 // The arguments of one call, in the order of the schema (gvr_topk/arguments.py).
 struct Arguments {
   const Tensor& logits;

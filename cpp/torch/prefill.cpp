@@ -8,9 +8,6 @@
 namespace gvr_topk {
 namespace {
 
-// A bit of the `flags` argument beside `kFlagPdl`: rows stream, however short they are.
-constexpr int64_t kFlagStreams = 16;
-
 // The arguments of one call, in the order of the schema (gvr_topk/arguments.py).
 struct Arguments {
   const Tensor& logits;

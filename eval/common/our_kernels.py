@@ -12,15 +12,8 @@ from torch import Tensor
 
 from eval.common.bench_blocks import BLOCK_K, given_blocks
 from eval.kernel_timing import POISON, Chain, Prepared
-from gvr_topk.arguments import (
-    FLAG_PDL,
-    FLAG_QUANTILE_GUESS,
-    Arguments,
-    BlocksArguments,
-    InBlocksArguments,
-    PrefillArguments,
-)
-from gvr_topk.constants import StatsColumn
+from gvr_topk.arguments import Arguments, BlocksArguments, InBlocksArguments, PrefillArguments
+from gvr_topk.constants import FLAG_PDL, FLAG_QUANTILE_GUESS, StatsColumn
 from gvr_topk.ops import launch as launch_op
 from gvr_topk.ops import launch_blocks, launch_in_blocks, launch_prefill
 from gvr_topk.policy import parse_path, plan

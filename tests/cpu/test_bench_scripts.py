@@ -77,8 +77,10 @@ from eval.common.machine import describe_machine, write_json
 from eval.common.options import read_results
 from eval.common.our_kernels import VARIANTS, WITH_INDICES, prepare_ours
 from eval.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
-from gvr_topk.arguments import FLAG_PDL, PHASE_STAMPS, Arguments, PrefillArguments
+from gvr_topk.arguments import Arguments, PrefillArguments
 from gvr_topk.constants import (
+    FLAG_PDL,
+    PHASE_STAMPS,
     STATE_FLOATS,
     STATE_INFINITE,
     STATE_MASKED,

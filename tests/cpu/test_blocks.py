@@ -19,14 +19,13 @@ import gvr_topk
 from gvr_topk import indexer_topk_blocks, indexer_topk_in_blocks, ops
 from gvr_topk.arguments import (
     BLOCKS_WRITTEN,
-    FLAG_PDL,
     IN_BLOCKS_WRITTEN,
     BlocksArguments,
     InBlocksArguments,
     check_blocks,
     check_in_blocks,
 )
-from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH
+from gvr_topk.constants import BLOCK_SIZE, FLAG_PDL, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH
 from gvr_topk.contract import DTYPES, row_lengths
 from gvr_topk.evaluation.oracle import sorted_blocks, sorted_in_blocks, sorted_topk
 from gvr_topk.library import LibraryError, LibraryStatus

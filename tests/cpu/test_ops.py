@@ -15,16 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import TopkState, ops
-from gvr_topk.arguments import (
+from gvr_topk.arguments import WRITTEN, Arguments, check
+from gvr_topk.constants import (
     FLAG_CLAMP_PAGES,
     FLAG_DROP_MASKED,
     FLAG_PDL,
     FLAG_QUANTILE_GUESS,
-    WRITTEN,
-    Arguments,
-    check,
-)
-from gvr_topk.constants import (
     MAX_ROWS,
     MAX_WIDTH,
     STATE_FLOATS,
@@ -618,7 +614,7 @@ def test_statistics_without_a_state() -> None:
     [({}, 2), ({"pdl": True}, 3), ({"drop_masked": True}, 10)],
     ids=str,
 )
-def test_flags_are_those_of_the_header(
+def test_each_option_sets_its_flag(
     options: dict[str, bool], flags: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Arguments] = []

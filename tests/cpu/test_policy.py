@@ -172,6 +172,8 @@ def test_constants_are_those_of_the_headers(generator: ModuleType, monkeypatch: 
         ("kStatReason", "kStatWhy"),
         ("kStateMasked = 128.0f", "kStateMasked = 127.0f"),
         ("kNoHint = 2,", "kWithoutHint = 2,"),
+        ("kFlagClampPages = 4", "kFlagClampPages = 32"),
+        ("kPhaseStamps = 8", "kPhaseStamps = 9"),
     ],
 )
 def test_a_changed_header_is_noticed(

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import indexer_topk_prefill, ops
-from gvr_topk.arguments import FLAG_PDL, PREFILL_PATHS, PREFILL_WRITTEN, PrefillArguments, check_prefill
-from gvr_topk.constants import MAX_ROWS, MAX_WIDTH, HintReason, Path, StatsColumn
+from gvr_topk.arguments import PREFILL_PATHS, PREFILL_WRITTEN, PrefillArguments, check_prefill
+from gvr_topk.constants import FLAG_PDL, MAX_ROWS, MAX_WIDTH, HintReason, Path, StatsColumn
 from gvr_topk.contract import DTYPES, row_windows
 from gvr_topk.evaluation.oracle import sorted_row
 from gvr_topk.library import LibraryError, LibraryStatus

@@ -10,7 +10,8 @@ import torch
 from eval import fuzz
 from eval.common import fuzz_cases
 from gvr_topk import cpu
-from gvr_topk.arguments import FLAG_CLAMP_PAGES, FLAG_DROP_MASKED, Arguments
+from gvr_topk.arguments import Arguments
+from gvr_topk.constants import FLAG_CLAMP_PAGES, FLAG_DROP_MASKED
 
 
 def test_cases_reach_every_argument() -> None:

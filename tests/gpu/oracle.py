@@ -7,15 +7,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gvr_topk.arguments import (
+from gvr_topk.arguments import Arguments, PrefillArguments
+from gvr_topk.constants import (
     FLAG_DROP_MASKED,
     FLAG_PDL,
     FLAG_QUANTILE_GUESS,
     FLAG_STREAMS,
-    Arguments,
-    PrefillArguments,
+    MAX_WIDTH,
+    STATE_FLOATS,
+    STATE_UNKNOWN,
+    Path,
+    StatsColumn,
 )
-from gvr_topk.constants import MAX_WIDTH, STATE_FLOATS, STATE_UNKNOWN, Path, StatsColumn
 from gvr_topk.contract import drop_masked, exact_topk, order_key, row_lengths
 from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill, launch, launch_prefill
 from gvr_topk.policy import parse_path

@@ -15,8 +15,7 @@ from oracle import ANY_K, PATHS, call, full_lengths, new_state, run, visible_len
 from torch import Tensor
 
 import gvr_topk
-from gvr_topk.arguments import FLAG_CLAMP_PAGES
-from gvr_topk.constants import MAX_WIDTH, PAPER_MAX_WIDTH
+from gvr_topk.constants import FLAG_CLAMP_PAGES, MAX_WIDTH, PAPER_MAX_WIDTH
 from gvr_topk.contract import DTYPES
 from gvr_topk.cpu import to_slots
 from gvr_topk.ops import launch

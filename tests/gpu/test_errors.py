@@ -12,8 +12,16 @@ from oracle import call, full_lengths, wrong_rows
 from torch import Tensor
 
 import gvr_topk
-from gvr_topk.arguments import FLAG_CLAMP_PAGES, NAME, PREFILL_NAME, Arguments, PrefillArguments
-from gvr_topk.constants import MAX_NEXT_N, MAX_PAGE_SIZE, MAX_ROWS, MAX_WIDTH, STATE_FLOATS, StatsColumn
+from gvr_topk.arguments import NAME, PREFILL_NAME, Arguments, PrefillArguments
+from gvr_topk.constants import (
+    FLAG_CLAMP_PAGES,
+    MAX_NEXT_N,
+    MAX_PAGE_SIZE,
+    MAX_ROWS,
+    MAX_WIDTH,
+    STATE_FLOATS,
+    StatsColumn,
+)
 from gvr_topk.ops import launch, launch_prefill
 
 Change = Callable[[str], dict[str, Any]]
