@@ -8,7 +8,8 @@ A mutant differs from its module in one place: a comparison moves by one, ``+`` 
 grows by one, a condition is negated, ``and`` becomes ``or``. Each runs in a forked process, so that torch is
 imported once, and against the tests in `TARGETS` alone. A mutant is killed when a test fails or runs out of
 time. ``--sample`` takes so many mutants of each module, drawn with a fixed seed; 0 takes all. With
-``--only`` the other modules keep their rows of a report that lies there.
+``--only`` the other modules keep their rows of a report that lies there. A row has the hash of the source it
+is about, and a row that is kept although its module has changed since is marked as older.
 
 ``--changed-since`` mutates nothing but the lines that differ from where HEAD left a commit, uncommitted
 ones included, in an order drawn with the same seed, until ``--seconds`` are spent. The exit status is 1 where
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import hashlib
 import importlib.abc
 import importlib.util
 import json
@@ -44,8 +46,24 @@ CPU_LIMIT_S = 2 * TIMEOUT_S
 MEMORY_LIMIT = 8 << 30
 LEFT_OUT = "pragma: no mutate"
 
-# What is left out takes seconds a mutant and adds nothing to the tests beside it.
-_OPS = ("test_ops.py", str(ROOT / "tests/cpu/test_prefill.py"), "-k", "not opcheck and not compiled")
+# What is left out takes seconds a mutant and adds nothing to the tests beside it. The tests of a module may
+# take half a minute, so that `make mutation-changed` ends within two.
+_OPS = (
+    "test_ops.py",
+    str(ROOT / "tests/cpu/test_prefill.py"),
+    str(ROOT / "tests/cpu/test_blocks.py"),
+    "-k",
+    "not opcheck and not compiled",
+)
+_VLLM = ("test_integration_vllm.py", "-k", "not doctor and not register_imports and not entry_point")
+_TENSORRT_LLM = (
+    "test_integration_models.py",
+    str(ROOT / "tests/cpu/test_integration_steps.py"),
+    str(ROOT / "tests/cpu/test_integration_drafts.py"),
+    str(ROOT / "tests/cpu/test_integration_counters.py"),
+    "-k",
+    "not 1_3_package and not rc25 and not that_of_the_last_accepted and (not same_sets or compressed)",
+)
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "eval/common/evidence.py": ("test_eval_evidence.py",),
@@ -55,19 +73,38 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "eval/common/plan.py": ("test_eval_plan.py",),
     "eval/common/sequential.py": ("test_eval_sequential.py",),
     "eval/common/store.py": ("test_eval_store.py",),
-    "eval/common/verdicts.py": ("test_eval_sequential.py",),
+    "eval/common/verdicts.py": ("test_eval_verdicts.py", str(ROOT / "tests/cpu/test_eval_sequential.py")),
     "gvr_topk/arguments.py": _OPS,
+    "gvr_topk/contract.py": (
+        "test_contract.py",
+        str(ROOT / "tests/cpu/test_prefill.py"),
+        str(ROOT / "tests/cpu/test_blocks.py"),
+        "-k",
+        "not opcheck and not compiled",
+    ),
     "gvr_topk/cpu.py": _OPS,
+    "gvr_topk/layers.py": ("test_layers.py",),
     "gvr_topk/ops.py": _OPS,
     "gvr_topk/policy.py": ("test_policy.py",),
     "gvr_topk/request_slots.py": ("test_request_slots.py",),
     "gvr_topk/state.py": ("test_state.py",),
+    "gvr_topk/evaluation/oracle.py": ("test_oracle.py",),
     "gvr_topk/evaluation/paper_reference.py": (
         "test_paper_reference.py",
         "-k",
         "not shipped and not adversarial",
     ),
+    "gvr_topk/evaluation/replay.py": ("test_replay.py",),
     "gvr_topk/evaluation/trace.py": ("test_trace.py",),
+    "gvr_topk/integrations/counters.py": ("test_integration_counters.py",),
+    "gvr_topk/integrations/hint_state.py": _TENSORRT_LLM,
+    "gvr_topk/integrations/layer_hook.py": _TENSORRT_LLM,
+    "gvr_topk/integrations/selection.py": _TENSORRT_LLM,
+    "gvr_topk/integrations/sglang/row_state.py": ("test_sglang.py",),
+    "gvr_topk/integrations/sglang/transforms.py": ("test_sglang.py",),
+    "gvr_topk/integrations/vllm/hook.py": _VLLM,
+    "gvr_topk/integrations/vllm/prefill.py": _VLLM,
+    "gvr_topk/integrations/vllm/rows.py": _VLLM,
 }
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -322,6 +359,11 @@ def check_changed(ref: str, modules: Iterable[str], seconds: float) -> int:
     return int(survivors > 0)
 
 
+def hash_of(module: str) -> str:
+    """Hash of the source of a module as it is now."""
+    return hashlib.sha256((ROOT / module).read_bytes()).hexdigest()[:16]
+
+
 def commit() -> str:
     """The commit whose modules are run, and whether the working tree differs from it."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
@@ -335,6 +377,7 @@ def write_report(modules: Iterable[str], sample: int, out: Path | None, kept: Ma
     rows = []
     for module in modules:
         require_passing(module)
+        source = hash_of(module)
         every = mutants((ROOT / module).read_text(encoding="utf-8"))
         chosen = every
         if 0 < sample < len(every):
@@ -348,6 +391,7 @@ def write_report(modules: Iterable[str], sample: int, out: Path | None, kept: Ma
         rows.append(
             {
                 "module": module,
+                "source": source,
                 "mutants": len(every),
                 "run": len(chosen),
                 "killed": killed,
@@ -355,7 +399,12 @@ def write_report(modules: Iterable[str], sample: int, out: Path | None, kept: Ma
             }
         )
         print(f"{module}: {killed} of {len(chosen)} killed, survivors {alive}", flush=True)
-    rows = sorted([*rows, *kept.values()], key=lambda row: list(TARGETS).index(row["module"]))
+    for module, row in kept.items():
+        is_older = row.get("source") != hash_of(module)
+        rows.append({**{name: value for name, value in row.items() if name != "older"}, "older": is_older})
+        if is_older:
+            print(f"{module}: its row is older than the module")
+    rows = sorted(rows, key=lambda row: list(TARGETS).index(row["module"]))
     run, killed = sum(row["run"] for row in rows), sum(row["killed"] for row in rows)
     report = {
         "format": "gvr_topk.mutation/1",
