@@ -170,7 +170,8 @@ def test_installed_command_replays_a_trace(environment: Path) -> None:
     # The wheel holds no trace, and says where one is.
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""
-    assert "the wheel holds no trace; give --trace FILE" in done.stderr
+    where = "run this in the folder of a checkout, or give --trace FILE or --generator LAYER"
+    assert f"and the wheel holds no trace: {where}" in done.stderr
 
 
 def test_import_costs_torch_and_little_more(environment: Path) -> None:
