@@ -83,6 +83,10 @@ def test_masked_positions_are_left_out() -> None:
     got = drop_masked_positions(logits, positions)
     assert got.dtype == torch.int32 and got.tolist() == [[0, 2, 3, -1], [2, -1, -1, -1]]
 
+    logits = torch.arange(200.0).masked_fill(torch.arange(200) % 3 == 0, -math.inf)[None]
+    kept = drop_masked_positions(logits, torch.arange(200, dtype=torch.int32)[None])[0].tolist()
+    assert kept == padded([position for position in range(200) if position % 3], 200)  # in their order
+
 
 @pytest.mark.parametrize(
     ("position", "request_", "slot"),

@@ -161,8 +161,12 @@ def mutate(node: ast.AST) -> Iterator[str]:
         yield "negated condition"
 
 
-def mutants(source: str) -> list[Mutant]:
-    """Every mutant of a module; annotations, decorators and messages are left alone."""
+MUTABLE = (ast.Compare, ast.BinOp, ast.BoolOp, ast.Constant, ast.If, ast.IfExp, ast.While)
+"""Kinds of node that `mutate` may change."""
+
+
+def mutants(source: str, lines: set[int] | None = None) -> list[Mutant]:
+    """Every mutant of a module, or of these lines; annotations, decorators and messages are left alone."""
     tree = ast.parse(source)
     text = source.splitlines()
     skipped = set()
@@ -178,14 +182,17 @@ def mutants(source: str) -> list[Mutant]:
     found = []
     for index, node in enumerate(ast.walk(tree)):
         line = getattr(node, "lineno", 0)
-        if id(node) in skipped or (line and LEFT_OUT in text[line - 1]):
+        if not isinstance(node, MUTABLE) or id(node) in skipped or (line and LEFT_OUT in text[line - 1]):
             continue
         # The body of a statement is no part of what is changed.
         last = node.test if isinstance(node, ast.If | ast.While) else node
+        end = getattr(last, "end_lineno", None) or line
+        if lines is not None and lines.isdisjoint(range(line, end + 1)):
+            continue
+        # Only now: a copy of the whole tree takes milliseconds.
         changed = copy.deepcopy(tree)
         twin = list(ast.walk(changed))[index]
         for change in mutate(twin):
-            end = getattr(last, "end_lineno", None) or line
             found.append(Mutant(line, end, change, ast.fix_missing_locations(changed)))
     return found
 
@@ -211,9 +218,8 @@ def changed_mutants(ref: str, modules: Iterable[str]) -> list[tuple[str, Mutant]
     for module, lines in parse_diff(diff).items():
         if module not in TARGETS:  # removed since
             continue
-        for mutant in mutants((ROOT / module).read_text(encoding="utf-8")):
-            if not lines.isdisjoint(range(mutant.line, mutant.last_line + 1)):
-                found.append((module, mutant))
+        source = (ROOT / module).read_text(encoding="utf-8")
+        found += [(module, mutant) for mutant in mutants(source, lines)]
     random.Random(SEED).shuffle(found)  # a spent budget then leaves out no module as a whole
     return found
 
@@ -256,7 +262,11 @@ def survives(module: str, tree: ast.Module | None, timeout_s: float = TIMEOUT_S)
             if tree is not None:
                 sys.meta_path.insert(0, Mutated(module[:-3].replace("/", "."), ROOT / module, tree))
             import pytest
+            from hypothesis import Phase, settings
 
+            # A fault is noticed by the first example that fails; to look for a smaller one takes minutes.
+            some = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
+            settings.register_profile("mutation", deadline=None, derandomize=True, phases=some)
             name, *chosen = TARGETS[module]
             options = [
                 "-x",
@@ -269,6 +279,7 @@ def survives(module: str, tree: ast.Module | None, timeout_s: float = TIMEOUT_S)
                 "addopts=",
                 "-o",
                 "timeout=",
+                "--hypothesis-profile=mutation",
             ]
             os._exit(int(pytest.main([*options, *chosen, str(ROOT / "tests" / "cpu" / name)])))
         except BaseException:
