@@ -70,6 +70,9 @@ def test_a_flag_is_true_or_false(op: Op, name: str, value: Any) -> None:
 def test_flags_of_numpy_are_flags() -> None:
     masked = torch.full((1, WIDTH), -float("inf"))
     lengths = int32(1)
+    for value in (np.array([True]), np.int64(1)):
+        with pytest.raises(ValueError, match=r"^n: wanted true or false, got "):
+            Checks().flag("n", value)
     for flag in (True, np.True_):
         got = decode(logits=masked, seq_lens=lengths, drop_masked=flag)
         assert got.tolist() == [[-1] * K]
@@ -142,6 +145,9 @@ def test_bounds_of_an_integer() -> None:
     for value in (True, False, np.True_):
         with pytest.raises(ValueError, match=r"^n: wanted an integer, got "):
             checks.integer("n", value)
+    for low, high, wanted in ((3, None, "at least 3"), (3, 4, "3 to 4"), (None, 1, "at most 1")):
+        with pytest.raises(ValueError, match=f"^n: wanted {wanted}, got 2$"):
+            checks.integer("n", 2, low, high)
 
 
 def test_one_tensor_is_not_written_twice() -> None:

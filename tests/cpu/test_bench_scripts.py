@@ -1287,10 +1287,10 @@ class TestBaselines:
 
 
 class TestFuzz:
-    def test_cpu_op_passes_some_seconds(self) -> None:
-        summary = fuzz.run("cpu", 4.0, seed=7)
+    def test_cpu_op_passes_some_cases(self) -> None:
+        summary = fuzz.run("cpu", 600.0, seed=7, most=120)
         assert summary["failure"] is None
-        assert summary["cases"] > 100
+        assert summary["cases"] == 120
         assert set(summary["paths_asked_for"]) == set(fuzz_cases.PATHS)
         assert set(summary["prefill"]["paths_asked_for"]) == set(fuzz_prefill.PATHS)
         assert 0.1 < summary["prefill"]["cases"] / summary["cases"] < 0.5
