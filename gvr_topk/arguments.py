@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gvr_topk.constants import (
     BLOCK_SIZE,
     FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
+    FLAG_PDL,
     FLAG_QUANTILE_GUESS,
+    FLAG_STREAMS,
     MAX_BLOCKS_WIDTH,
     MAX_CHOSEN_BLOCKS,
-    MAX_CLUSTER_SIZE,
+    MAX_ELEMENTS_PER_CTA,
     MAX_NEXT_N,
     MAX_PAGE_SIZE,
     MAX_ROWS,
     MAX_WIDTH,
+    PAPER_MAX_WIDTH,
     PHASE_STAMPS,
     STATE_FLOATS,
     Path,
@@ -41,6 +47,21 @@ IN_BLOCKS_NAME = "gvr_topk.indexer_topk_in_blocks"
 
 PREFILL_PATHS = (Path.AUTO, Path.RADIX_ROUNDS)
 """Paths of the prefill op."""
+
+DECODE_FLAGS = FLAG_PDL | FLAG_QUANTILE_GUESS | FLAG_CLAMP_PAGES | FLAG_DROP_MASKED
+"""Bits of `flags` of the decode op."""
+
+PREFILL_FLAGS = FLAG_PDL | FLAG_STREAMS
+"""Bits of `flags` of the prefill op."""
+
+BLOCKS_FLAGS = FLAG_PDL
+"""Bits of `flags` of both block ops."""
+
+CLUSTER_SIZES = (0, 1, 2, 4, 8, 16)
+"""CTAs per row that a call can ask for; 0 leaves the choice to the plan."""
+
+PAPER_K = (512, 1024, 2048)
+"""Items per row that path ``paper_gvr`` serves: ``paper_supports_k`` of ``policy.h``."""
 
 
 class Arguments(NamedTuple):
@@ -188,6 +209,66 @@ def _name(kind: torch.dtype | torch.layout) -> str:
     return str(kind).removeprefix("torch.")
 
 
+def either(numbers: Sequence[int]) -> str:
+    """Write numbers as a choice, such as ``1, 2 or 3``."""
+    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
+
+
+class _Runs(NamedTuple):
+    """The memory of a tensor: `rows` runs of `size` bytes each, `stride` bytes apart."""
+
+    owner: int  # what the addresses count from: 0, or the storage of a tensor without memory
+    begin: int
+    rows: int
+    size: int
+    stride: int
+
+    @property
+    def end(self) -> int:
+        return self.begin + (self.rows - 1) * self.stride + self.size
+
+
+def _address(tensor: Tensor) -> tuple[int, Any]:
+    """Return the address of a tensor. A traced one has none, and its place in its storage counts instead."""
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+        return tensor.untyped_storage()._cdata, tensor.storage_offset() * tensor.element_size()
+    return 0, tensor.data_ptr()
+
+
+def _runs(tensor: Tensor, columns: int | None) -> _Runs | None:
+    """Return the memory of the first `columns` elements of each row of a tensor of one or two dimensions.
+
+    The result is None if there are none, or if sizes are symbolic: comparing those would fix them.
+    """
+    rows = tensor.shape[0] if tensor.dim() == 2 else 1
+    columns = tensor.shape[-1] if columns is None else columns
+    owner, begin = _address(tensor)
+    stride = tensor.stride(0) if tensor.dim() == 2 else 0
+    if any(isinstance(number, torch.SymInt) for number in (rows, columns, begin, stride)):
+        return None
+    if rows == 0 or columns == 0:
+        return None
+    size, stride = columns * tensor.element_size(), stride * tensor.element_size()
+    if stride <= size:  # rows without gaps are one run
+        rows, size = 1, (rows - 1) * stride + size
+    return _Runs(owner, begin, rows, size, stride)
+
+
+def _overlap(a: _Runs, b: _Runs) -> bool:
+    """Whether two tensors have a byte in common.
+
+    Rows may lie side by side, as columns of one buffer. Rows with different strides count as overlapping if
+    the ranges of memory that they span do.
+    """
+    if a.owner != b.owner or a.begin >= b.end or b.begin >= a.end:
+        return False
+    if (a.rows > 1 and b.rows > 1 and a.stride != b.stride) or a.rows == b.rows == 1:
+        return True
+    stride = a.stride if a.rows > 1 else b.stride
+    distance = (b.begin - a.begin) % stride
+    return distance < a.size or distance + b.size > stride
+
+
 @dataclass(frozen=True)
 class Checks:
     """The checks that ops, states and layers share.
@@ -250,11 +331,19 @@ class Checks:
         return bool(value)
 
     def device(self, argument: str, value: Any) -> torch.device:
-        """Convert the name of a device."""
+        """Convert the name of a device that this torch can use."""
         try:
-            return torch.device(value)
+            device = torch.device(value)
         except (RuntimeError, TypeError):
             raise self.fail(argument, "a torch.device or the name of one", repr(value)) from None
+        try:
+            torch.empty(0, device=device)
+        except (AssertionError, RuntimeError) as error:  # what a torch without CUDA, or without a GPU, says
+            reason = str(error).split("\n", 1)[0]
+            raise self.fail(
+                argument, "a device that torch can use here", f"{str(device)!r}: {reason}"
+            ) from None
+        return device
 
     def integers(self, name: str, tensor: Any, like: Tensor, shape: tuple[int | None, ...]) -> None:
         """Check that an argument is a tensor of integers of any size, on the device of `like`."""
@@ -294,6 +383,42 @@ class Checks:
         """Check that there is no gap between rows."""
         if not tensor.is_contiguous():
             raise self.fail(name, "contiguous rows", f"strides {tuple(tensor.stride())}")
+
+    def states(self, name: str, tensor: Tensor) -> None:
+        """Check that kernels can read and write a tensor of states 16 bytes at a time."""
+        self.contiguous(name, tensor)
+        address = _address(tensor)[1]
+        if not isinstance(address, torch.SymInt) and address % 16 != 0:
+            raise self.fail(name, "an address that is a multiple of 16", "one that is not")
+
+    def flag_bits(self, flags: int, known: int) -> None:
+        """Check that `flags` has no bits besides those of the op."""
+        if flags & ~known:
+            raise self.fail("flags", f"no bits outside of {known}", flags)
+
+    def memory(
+        self,
+        reads: Mapping[str, Tensor | None],
+        writes: Mapping[str, Tensor | tuple[Tensor | None, int] | None],
+    ) -> None:
+        """Check that no written tensor shares memory with another tensor of the call.
+
+        Parameters
+        ----------
+        reads, writes : mapping of str to Tensor or None
+            The tensors by name. With a number, only so many elements of each row are written.
+        """
+        others: list[tuple[str, _Runs]] = []
+        for names, written in ((reads, False), (writes, True)):
+            for name, given in names.items():
+                tensor, columns = given if isinstance(given, tuple) else (given, None)
+                runs = None if tensor is None else _runs(tensor, columns)
+                if runs is None:
+                    continue
+                for other, its in others if written else ():
+                    if _overlap(runs, its):
+                        raise self.fail(name, "memory of its own", f"memory shared with {other}")
+                others.append((name, runs))
 
     def rows_apart(self, name: str, tensor: Tensor, columns: int) -> None:
         """Check that no two rows share an element."""
@@ -357,6 +482,7 @@ class Checks:
             raise self.fail("block_size", BLOCK_SIZE, a.block_size)
         self.lengths(a)
         self.results("out", a.out, a.logits, a.logits.shape[0], a.k)
+        self.flag_bits(a.flags, BLOCKS_FLAGS)
 
     def pages(self, a: Arguments | PrefillArguments, requests: int | None) -> None:
         """Check the page table, for this number of requests (None: any), and the tensor for cache slots."""
@@ -365,6 +491,8 @@ class Checks:
                 raise self.fail("slots", "a page_table beside it", None)
             self.results("slots", a.slots, a.logits, a.logits.shape[0], a.k)
         if a.page_table is None:
+            if a.page_size != 0:
+                raise self.fail("page_size", "a page_table beside it", None)
             return
         self.tensor("page_table", a.page_table, a.logits, torch.int32, (requests, None))
         if not 1 <= a.page_size <= MAX_PAGE_SIZE:
@@ -400,6 +528,8 @@ def check(a: Arguments) -> None:
     DECODE.results("out", a.out, a.logits, rows, a.k)
     _check_state(a, rows, requests)
     DECODE.row_table("next_state", a.next_state, a.logits, torch.float32, STATE_FLOATS)
+    if a.next_state is not None:
+        DECODE.states("next_state", a.next_state)
     DECODE.pages(a, requests)
     if a.page_table is None and a.flags & FLAG_CLAMP_PAGES:
         raise DECODE.fail("clamp_pages", "a page_table beside it", None)
@@ -409,10 +539,44 @@ def check(a: Arguments) -> None:
     DECODE.row_table("phase_clocks", a.phase_clocks, a.logits, torch.int64, PHASE_STAMPS)
     if abs(a.hint_offset) > MAX_WIDTH:
         raise DECODE.fail("hint_offset", f"-{MAX_WIDTH} to {MAX_WIDTH}", a.hint_offset)
-    if a.max_ctas != 0 and a.max_ctas not in (1, 2, 4, 8, MAX_CLUSTER_SIZE):
-        raise DECODE.fail("max_ctas", "0, 1, 2, 4, 8 or 16", a.max_ctas)
+    if not 0 <= a.path < len(Path):
+        raise DECODE.fail("path", f"0 to {len(Path) - 1}", a.path)
+    DECODE.flag_bits(a.flags, DECODE_FLAGS)
+    _check_plan(a)
+    DECODE.memory(
+        {"logits": a.logits, "seq_lens": a.seq_lens, "row_slot": a.row_slot, "page_table": a.page_table},
+        {
+            "out": (a.out, a.k),
+            "state": a.state,
+            "state.indices": a.indices,
+            "next_state": a.next_state,
+            "counts": a.counts,
+            "slots": (a.slots, a.k),
+            "stats": a.stats,
+            "phase_clocks": a.phase_clocks,
+        },
+    )
+
+
+def _check_plan(a: Arguments) -> None:
+    """Refuse what ``plan_problem`` of ``policy.h`` refuses on the least restricted GPU."""
+    sizes = either(CLUSTER_SIZES)
+    if a.max_ctas not in CLUSTER_SIZES:
+        raise DECODE.fail("max_ctas", sizes, a.max_ctas)
     if 0 < a.max_ctas < a.ctas_per_row:
         raise DECODE.fail("ctas_per_row", f"at most max_ctas = {a.max_ctas}", a.ctas_per_row)
+    forced, paper = a.ctas_per_row != 0, a.path == Path.PAPER_GVR
+    if not forced and not paper:
+        return
+    width = a.logits.shape[1]
+    if a.page_table is not None and a.flags & FLAG_CLAMP_PAGES:
+        width = min(width, a.page_table.shape[1] * a.page_size)
+    if forced and (a.ctas_per_row not in CLUSTER_SIZES or width > a.ctas_per_row * MAX_ELEMENTS_PER_CTA):
+        raise DECODE.fail("ctas_per_row", f"{sizes} and enough for the width", a.ctas_per_row)
+    if paper and a.k not in PAPER_K:
+        raise DECODE.fail("k", f"{either(PAPER_K)} for path 'paper_gvr'", a.k)
+    if paper and width > PAPER_MAX_WIDTH:
+        raise DECODE.fail("logits", f"at most {PAPER_MAX_WIDTH} columns for path 'paper_gvr'", width)
 
 
 def _check_state(a: Arguments, rows: int, requests: int) -> None:
@@ -425,7 +589,7 @@ def _check_state(a: Arguments, rows: int, requests: int) -> None:
             raise DECODE.fail("indices", "a state beside them", None)
         return
     DECODE.tensor("state", a.state, a.logits, torch.float32, (None, STATE_FLOATS))
-    DECODE.contiguous("state", a.state)
+    DECODE.states("state", a.state)
     if a.row_slot is None and a.state.shape[0] < requests:
         raise DECODE.fail("state", f"at least {requests} slots without row_slot", a.state.shape[0])
     if a.indices is not None:
@@ -463,7 +627,19 @@ def check_prefill(a: PrefillArguments) -> None:
         PREFILL.tensor("counts", a.counts, a.logits, torch.int32, (rows,))
     PREFILL.row_table("stats", a.stats, a.logits, torch.int32, len(StatsColumn))
     if a.path not in PREFILL_PATHS:
-        raise PREFILL.fail("path", " or ".join(str(int(path)) for path in PREFILL_PATHS), a.path)
+        raise PREFILL.fail("path", either([int(path) for path in PREFILL_PATHS]), a.path)
+    PREFILL.flag_bits(a.flags, PREFILL_FLAGS)
+    PREFILL.memory(
+        {
+            "logits": a.logits,
+            "row_starts": a.row_starts,
+            "row_ends": a.row_ends,
+            "row_request": a.row_request,
+            "offsets": a.offsets,
+            "page_table": a.page_table,
+        },
+        {"out": (a.out, a.k), "counts": a.counts, "slots": (a.slots, a.k), "stats": a.stats},
+    )
 
 
 def check_blocks(a: BlocksArguments) -> None:
@@ -480,6 +656,8 @@ def check_blocks(a: BlocksArguments) -> None:
     if not a.k < a.block_k <= MAX_CHOSEN_BLOCKS:
         raise BLOCKS.fail("block_k", f"more than k = {a.k} and at most {MAX_CHOSEN_BLOCKS}", a.block_k)
     BLOCKS.results("blocks", a.blocks, a.logits, a.logits.shape[0], a.block_k, "block_k")
+    reads = {"logits": a.logits, "seq_lens": a.seq_lens}
+    BLOCKS.memory(reads, {"out": (a.out, a.k), "blocks": (a.blocks, a.block_k)})
 
 
 def check_in_blocks(a: InBlocksArguments) -> None:
@@ -494,3 +672,5 @@ def check_in_blocks(a: InBlocksArguments) -> None:
     IN_BLOCKS.tensor("blocks", a.blocks, a.logits, torch.int32, (a.logits.shape[0], None))
     if a.blocks.shape[1] > MAX_CHOSEN_BLOCKS:
         raise IN_BLOCKS.fail("blocks", f"at most {MAX_CHOSEN_BLOCKS} columns", a.blocks.shape[1])
+    reads = {"logits": a.logits, "seq_lens": a.seq_lens, "blocks": a.blocks}
+    IN_BLOCKS.memory(reads, {"out": (a.out, a.k)})

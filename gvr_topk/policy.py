@@ -6,13 +6,13 @@ There is one definition of both, in C++; this module only names its arguments an
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from gvr_topk.arguments import Checks
+from gvr_topk.arguments import PAPER_K, Checks, either
 from gvr_topk.constants import (
     MAX_CLUSTER_SIZE,
     MAX_ROWS,
@@ -24,10 +24,7 @@ from gvr_topk.constants import (
     PlanProblem,
 )
 from gvr_topk.contract import DTYPES
-from gvr_topk.library import policy_library
-
-PAPER_K = (512, 1024, 2048)
-"""Items per row that path ``paper_gvr`` serves: ``paper_supports_k`` of ``policy.h``."""
+from gvr_topk.library import LibraryError, library_status, policy_library
 
 _CHECKS = Checks()
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
@@ -42,17 +39,13 @@ ALL_PATHS = paths_by_name(Path)
 """Paths of the decode op."""
 
 
-def either(numbers: Sequence[int]) -> str:
-    """Write numbers as a choice, such as ``1, 2 or 3``."""
-    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
-
-
-def parse_path(name: str, paths: Mapping[str, Path] = ALL_PATHS) -> Path:
+def parse_path(name: str | Path, paths: Mapping[str, Path] = ALL_PATHS) -> Path:
     """Return the path with this name.
 
     Parameters
     ----------
-    name : str
+    name : str or Path
+        A `Path` is returned as it is.
     paths : mapping of str to Path
         Paths of the op that is asked for, by name.
 
@@ -62,7 +55,7 @@ def parse_path(name: str, paths: Mapping[str, Path] = ALL_PATHS) -> Path:
         There is no such path.
     """
     try:
-        return paths[name]
+        return paths[name.name.lower() if isinstance(name, Path) else name]
     except (KeyError, TypeError):
         wanted = ", ".join(repr(known) for known in paths)
         raise ValueError(f"path: wanted one of {wanted}, got {name!r}") from None
@@ -221,13 +214,84 @@ def _number(name: str, value: int) -> int:
     return _CHECKS.integer(name, value, -_INT64_MAX - 1, _INT64_MAX)
 
 
+def architectures(*, all_builds: bool = False) -> str:
+    """Return the GPU architectures that this installation is compiled for, such as ``90a 100f 120f``.
+
+    Parameters
+    ----------
+    all_builds : bool
+        Those that there are kernels for instead, some of which a build may leave out.
+    """
+    return str(policy_library().gvr_topk_archs(all_builds).decode())
+
+
+def has_code(arch: int, *, all_builds: bool = False) -> bool:
+    """Whether the CUDA library holds code for a GPU.
+
+    Parameters
+    ----------
+    arch : int
+        Compute capability times ten.
+    all_builds : bool
+        Ask for a library that no architecture is left out of.
+
+    Examples
+    --------
+    >>> has_code(80), has_code(110), has_code(103, all_builds=True)
+    (False, False, True)
+    """
+    arch = _CHECKS.integer("arch", arch, 1, _INT32_MAX)
+    return bool(policy_library().gvr_topk_has_code(arch, architectures(all_builds=all_builds).encode()))
+
+
+def _no_code(arch: int, all_builds: bool = False) -> str:
+    """Say that there is no code for a GPU, and for which there is; empty if there is."""
+    if has_code(arch, all_builds=all_builds):
+        return ""
+    held = architectures(all_builds=all_builds)
+    return f"wanted a GPU that the library holds code for ({held}), got compute capability {arch / 10}"
+
+
+def gpu_arch(device: torch.device | int | None = None) -> int | None:
+    """Return the compute capability of a GPU times ten, by default of the current one; None without a GPU."""
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def no_gpu_reason() -> str:
+    """Say why torch has no GPU, where it has none."""
+    return "torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+
+
+def no_kernels_reason(device: torch.device | int | None = None) -> str:
+    """Say why no kernel can run on a GPU; empty if kernels can.
+
+    Parameters
+    ----------
+    device : torch.device or int, optional
+        Default: the current CUDA device.
+    """
+    status = library_status()
+    if not status.loaded:
+        return f"the CUDA library is not usable: {status.reason}"
+    arch = gpu_arch(device)
+    if arch is None:
+        return no_gpu_reason()
+    try:
+        return _no_code(arch)
+    except LibraryError as error:
+        return str(error)
+
+
 def plan(
     *,
     rows: int,
     width: int,
     k: int,
     dtype: torch.dtype = torch.float32,
-    path: str = "auto",
+    path: str | Path = "auto",
     sm_count: int = 132,
     arch: int = 90,
     ctas_per_row: int = 0,
@@ -246,7 +310,7 @@ def plan(
     sm_count : int
         Multiprocessors that the stream may use: 132 on a whole H200, fewer in a green context.
     arch : int
-        Compute capability times ten.
+        Compute capability times ten, of a GPU that there are kernels for.
     ctas_per_row : int
         Force the cluster size (1, 2, 4, 8 or 16); 0 lets the plan decide.
     max_ctas : int
@@ -273,6 +337,8 @@ def plan(
     for name, number in (("sm_count", sm_count), ("arch", arch)):
         if number > _INT32_MAX:
             raise checks.fail(name, f"at most {_INT32_MAX}", number)
+    if no_code := _no_code(arch, all_builds=True):
+        raise ValueError(f"arch: {no_code}")
     if dtype not in DTYPES:
         raise checks.fail("dtype", "torch.float32, torch.bfloat16 or torch.float16", repr(dtype))
     planned = (ctypes.c_int32 * 10)()
@@ -305,7 +371,7 @@ def plan(
     return Plan(Path(path_number).name.lower(), Family(family).name.lower(), *sizes)
 
 
-def values_of_led_row(plan: Plan, *, width: int, length: int, k: int) -> int:
+def values_of_solo_row(plan: Plan, *, width: int, length: int, k: int) -> int:
     """Return how many elements each thread holds if the first CTA of a cluster selects from a row alone.
 
     It does so if the row is much shorter than its buffer.
@@ -333,7 +399,7 @@ def values_of_led_row(plan: Plan, *, width: int, length: int, k: int) -> int:
 
     Examples
     --------
-    >>> values_of_led_row(plan(rows=1, width=131_072, k=2048), width=131_072, length=8000, k=2048)
+    >>> values_of_solo_row(plan(rows=1, width=131_072, k=2048), width=131_072, length=8000, k=2048)
     16
     """
     if not isinstance(plan, Plan):
@@ -342,4 +408,4 @@ def values_of_led_row(plan: Plan, *, width: int, length: int, k: int) -> int:
     length = _CHECKS.integer("length", length, 0, MAX_WIDTH)
     k = _CHECKS.integer("k", k, 1, MAX_WIDTH)
     family = Family[plan.family.upper()]
-    return int(policy_library().gvr_topk_values_of_led_row(family, width, length, k))
+    return int(policy_library().gvr_topk_values_of_solo_row(family, width, length, k))

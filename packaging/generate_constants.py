@@ -33,6 +33,7 @@ NUMBERS = {
     "kMaxPageSize": "Largest page of a page table: positions inside a page are 32-bit numbers.",
     "kMaxNextN": "Most rows of one request.",
     "kMaxClusterSize": "Most CTAs that share one row.",
+    "kMaxElementsPerCta": "Most columns that one CTA holds on the least restricted GPU.",
     "kPaperMaxWidth": "Widest buffer of the paper's kernel, in elements.",
     "kBlockSize": "Consecutive scores that count as one block.",
     "kMaxChosenBlocks": "Most blocks of a row that are chosen, or selected in.",

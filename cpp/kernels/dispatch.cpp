@@ -27,6 +27,10 @@ template <typename T>
 cudaError_t launch(const BlocksParams&, const LaunchTarget&);
 }
 
+namespace claims {
+cudaError_t launch(const TopkParams&, cudaStream_t);
+}
+
 namespace {
 
 template <typename T>
@@ -69,6 +73,10 @@ cudaError_t for_dtype(Dtype dtype, Launch launch) {
 }
 
 cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
+  if (target.active_clusters == nullptr && claims_slots(params, plan)) {
+    const cudaError_t status = claims::launch(params, target.stream);
+    if (status != cudaSuccess) return status;
+  }
   return for_dtype(params.dtype, [&](auto type) { return launch_as<decltype(type)>(params, plan, target); });
 }
 

@@ -8,6 +8,16 @@ using gvr_topk::Path;
 using gvr_topk::Plan;
 using gvr_topk::PlanInput;
 
+// Returns the architectures that the library is compiled for, or all that there are kernels for, as text.
+GVR_TOPK_EXPORT const char* gvr_topk_archs(int32_t all) {
+  return all ? GVR_TOPK_ALL_ARCHS : GVR_TOPK_BUILT_FOR;
+}
+
+// Returns whether code for these architectures runs on a GPU of this one.
+GVR_TOPK_EXPORT int32_t gvr_topk_has_code(int32_t arch, const char* archs) {
+  return gvr_topk::has_code(arch, archs) ? 1 : 0;
+}
+
 // Returns the HintReason of a row; the arguments are HintQuery's members in their order.
 GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_state, int32_t aligned,
                                                    int64_t slot, int64_t slots, int64_t length, int64_t k,
@@ -19,7 +29,8 @@ GVR_TOPK_EXPORT int32_t gvr_topk_can_use_heuristic(int32_t enabled, int32_t has_
 
 // Returns how many elements each thread of the first CTA holds, for a row that this CTA selects from alone; 0
 // for a row that the cluster shares.
-GVR_TOPK_EXPORT int32_t gvr_topk_values_of_led_row(int32_t family, int32_t width, int32_t length, int32_t k) {
+GVR_TOPK_EXPORT int32_t gvr_topk_values_of_solo_row(int32_t family, int32_t width, int32_t length,
+                                                    int32_t k) {
   const bool is_solo = gvr_topk::is_solo_row(static_cast<gvr_topk::Family>(family), width, length, k);
   return is_solo ? gvr_topk::values_of_solo_row(length) : 0;
 }

@@ -3,14 +3,15 @@
 // every CUDA file with `-include`.
 //
 // A kernel meets these delays at two kinds of places. The wrappers of kernels/ptx/ call the macros of
-// kernels/ptx/chaos_hooks.cuh, which are defined here; and `__syncthreads` is a macro from here on.
+// kernels/ptx/stress_hooks.cuh, which are defined here; and `__syncthreads` is a macro from here on.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
-#include "chaos_registry.h"
+#include "chaos_modes.h"
+#include "registry.h"
 
 namespace gvr_topk::chaos {
 
@@ -130,7 +131,7 @@ __device__ __forceinline__ int sync_threads_and(int predicate) {
 // every file needs its own function.
 static cudaError_t set_mode(int wanted) { return cudaMemcpyToSymbol(mode, &wanted, sizeof(wanted)); }
 
-[[maybe_unused]] static const bool registered = (add_setter(set_mode), true);
+[[maybe_unused]] static const bool added = stress::add(Setter{set_mode});
 
 }  // namespace gvr_topk::chaos
 

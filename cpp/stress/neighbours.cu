@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "registry.h"
+
 namespace gvr_topk::stress {
 namespace {
 
@@ -84,6 +86,25 @@ __global__ void __maxnreg__(32) stream_dram(uint64_t ns, const uint4* vecs, uint
   if (never != nullptr) *never = static_cast<int>(sum);
 }
 
+// Times of the device, in nanoseconds, in the order in which they were taken; none is added once the log is
+// full.
+struct Log {
+  int64_t* times;
+  unsigned long long* count;
+  int64_t capacity;
+};
+
+__device__ __forceinline__ void add_times(const Log& log, int64_t first, int64_t second) {
+  const auto at = static_cast<int64_t>(atomicAdd(log.count, 2ull));
+  if (at + 2 > log.capacity) return;
+  log.times[at] = first;
+  log.times[at + 1] = second;
+}
+
+// Adds the time, and whether a sequence of launches begins here, so that each launch of a stream lies between
+// two times.
+__global__ void stamp(Log log, int begins) { add_times(log, static_cast<int64_t>(nanoseconds()), begins); }
+
 // A tensor that is rewritten: `rows` of `columns` words, `pitch` words from one row to the next.
 struct Target {
   uint32_t* words;
@@ -91,9 +112,10 @@ struct Target {
 };
 
 // Rewrites words of a tensor in random order. Each word gets the value that one of several prepared contents
-// has in the same row and column.
-__global__ void __maxnreg__(32) rewrite(uint64_t ns, Target target, const uint32_t* pool, uint32_t contents) {
-  const uint64_t end = nanoseconds() + ns;
+// has in the same row and column. The log gets the time at which this begins, and that at which it ends.
+__global__ void __maxnreg__(32)
+    rewrite(uint64_t ns, Target target, const uint32_t* pool, uint32_t contents, Log log) {
+  const uint64_t begin = nanoseconds(), end = begin + ns;
   const uint64_t words = static_cast<uint64_t>(target.rows) * target.columns;
   uint32_t state = mix(threadIdx.x + blockIdx.x * blockDim.x + static_cast<uint32_t>(end));
   const auto draw = [&](uint32_t count) {
@@ -110,6 +132,9 @@ __global__ void __maxnreg__(32) rewrite(uint64_t ns, Target target, const uint32
                    : "memory");
     }
   } while (nanoseconds() < end);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    add_times(log, static_cast<int64_t>(begin), static_cast<int64_t>(nanoseconds()));
+  }
 }
 
 // These numbers are also in eval/common/stress_workload.py.
@@ -138,21 +163,34 @@ __global__ void __launch_bounds__(1024)
   const bool is_result = segment[2] == kResult;
   unsigned long long guards = 0, wrong = 0;
   const auto counter = reinterpret_cast<unsigned long long*>(counters);
-  for (int64_t i = first + threadIdx.x; i < last; i += blockDim.x) {
-    const int32_t got = words[i], want = expected[i];
-    if (got != want) {
-      if (want == kGuard) {
-        ++guards;
-        words[i] = kGuard;
-      } else {
-        ++wrong;
-        const auto index = static_cast<unsigned long long>(i + 1);
-        if (counters[kFirstWrong] == 0 && atomicCAS(&counter[kFirstWrong], 0ull, index) == 0) {
-          counters[kFirstGot] = got;
+  constexpr int kUnroll = 8;  // words of a thread that are loaded at once
+  for (int64_t begin = first + threadIdx.x; begin < last; begin += kUnroll * blockDim.x) {
+    int32_t got[kUnroll], want[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t i = begin + u * static_cast<int64_t>(blockDim.x);
+      got[u] = i < last ? words[i] : 0;
+      want[u] = i < last ? expected[i] : 0;
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int64_t i = begin + u * static_cast<int64_t>(blockDim.x);
+      if (i >= last) break;
+      const bool is_guard = want[u] == kGuard;
+      if (got[u] != want[u]) {
+        if (is_guard) {
+          ++guards;
+          words[i] = kGuard;
+        } else {
+          ++wrong;
+          const auto index = static_cast<unsigned long long>(i + 1);
+          if (counters[kFirstWrong] == 0 && atomicCAS(&counter[kFirstWrong], 0ull, index) == 0) {
+            counters[kFirstGot] = got[u];
+          }
         }
       }
+      if (is_result && !is_guard) words[i] = kPoison;
     }
-    if (is_result && want != kGuard) words[i] = kPoison;
   }
   if (guards > 0) atomicAdd(&counter[kGuardWords], guards);
   if (wrong > 0) atomicAdd(&counter[kWrongWords], wrong);
@@ -175,8 +213,6 @@ uint64_t nanoseconds_of(double microseconds) { return static_cast<uint64_t>(1000
 
 }  // namespace
 }  // namespace gvr_topk::stress
-
-#define GVR_TOPK_EXPORT extern "C" __attribute__((visibility("default")))
 
 // In the functions below, `stream` is a cudaStream_t, and a neighbour runs for at least `microseconds`.
 
@@ -226,19 +262,29 @@ GVR_TOPK_EXPORT int gvr_topk_stream_dram(void* stream, int ctas, double microsec
   return cudaGetLastError();
 }
 
-// `pool` holds `contents` * `rows` * `columns` words.
+// `times` and `count` are a log of `capacity` numbers: for each call the time, and `begins`.
+GVR_TOPK_EXPORT int gvr_topk_stamp(void* stream, void* times, void* count, int64_t capacity, int begins) {
+  using namespace gvr_topk::stress;
+  const Log log{static_cast<int64_t*>(times), static_cast<unsigned long long*>(count), capacity};
+  stamp<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(log, begins);
+  return cudaGetLastError();
+}
+
+// `pool` holds `contents` * `rows` * `columns` words. `times` and `count` are a log of `capacity` numbers:
+// for each call the times at which the rewriting began and ended.
 GVR_TOPK_EXPORT int gvr_topk_rewrite(void* stream, int ctas, int threads, double microseconds, void* target,
                                      int64_t rows, int64_t columns, int64_t pitch, const void* pool,
-                                     int64_t contents) {
+                                     int64_t contents, void* times, void* count, int64_t capacity) {
   using namespace gvr_topk::stress;
   for (const int64_t size : {rows, columns, pitch, contents}) {
     if (size < 1 || size > UINT32_MAX) return cudaErrorInvalidValue;
   }
   const Target where{static_cast<uint32_t*>(target), static_cast<uint32_t>(rows),
                      static_cast<uint32_t>(columns), static_cast<uint32_t>(pitch)};
+  const Log log{static_cast<int64_t*>(times), static_cast<unsigned long long*>(count), capacity};
   rewrite<<<ctas, threads, 0, static_cast<cudaStream_t>(stream)>>>(nanoseconds_of(microseconds), where,
                                                                    static_cast<const uint32_t*>(pool),
-                                                                   static_cast<uint32_t>(contents));
+                                                                   static_cast<uint32_t>(contents), log);
   return cudaGetLastError();
 }
 

@@ -8,46 +8,7 @@
 namespace gvr_topk {
 namespace {
 
-// The arguments that both ops have.
-struct Arguments {
-  const Tensor& logits;
-  const Tensor& seq_lens;
-  const Tensor& out;
-  const Tensor& blocks;
-  int64_t k;
-  int64_t next_n;
-  int64_t flags;
-  int64_t compress_ratio;
-  int64_t block_size;
-};
-
-void check_scores(const Arguments& a) {
-  check_logits(a.logits);
-  check_k(a.k);
-  check(a.block_size == kBlockSize, "block_size: wanted ", kBlockSize, ", got ", a.block_size);
-  check_lengths(a.logits, a.seq_lens, a.next_n, a.compress_ratio);
-  check_results(a.out, "out", a.logits.get_device(), a.logits.size(0), a.k);
-}
-
-// Refuses arguments with undefined effect on the device, as gvr_topk/arguments.py does elsewhere.
-void check_chosen(const Arguments& a, int64_t block_k) {
-  check_scores(a);
-  const int64_t width = a.logits.size(1);
-  check(width <= kMaxBlocksWidth, "logits: wanted at most ", kMaxBlocksWidth, " columns, got ", width);
-  check(blocks_hold_topk(a.k, block_k) && block_k <= kMaxChosenBlocks, "block_k: wanted more than k = ", a.k,
-        " and at most ", kMaxChosenBlocks, ", got ", block_k);
-  check_results(a.blocks, "blocks", a.logits.get_device(), a.logits.size(0), block_k, "block_k");
-}
-
-// Refuses arguments with undefined effect on the device, in a call that gives blocks.
-void check_given(const Arguments& a) {
-  check_scores(a);
-  check_tensor(a.blocks, "blocks", a.logits.get_device(), ScalarType::Int, {a.logits.size(0), kAny});
-  check(a.blocks.size(1) <= kMaxChosenBlocks, "blocks: wanted at most ", kMaxChosenBlocks, " columns, got ",
-        a.blocks.size(1));
-}
-
-BlocksParams make_params(const Arguments& a, int64_t block_k) {
+BlocksParams make_params(const BlocksArguments& a, int64_t block_k) {
   BlocksParams p{};
   p.topk.logits = a.logits.data_ptr();
   p.topk.seq_lens = static_cast<const int32_t*>(a.seq_lens.data_ptr());
@@ -67,7 +28,7 @@ BlocksParams make_params(const Arguments& a, int64_t block_k) {
   return p;
 }
 
-void launch_checked(const BlocksParams& params, const Arguments& a) {
+void launch_checked(const BlocksParams& params, const BlocksArguments& a) {
   if (params.topk.rows == 0) return;
   const int device = a.logits.get_device();
   const DeviceGuard guard(device);
@@ -81,7 +42,9 @@ void indexer_topk_blocks(Tensor logits, Tensor seq_lens, Tensor out, Tensor bloc
                          int64_t block_k, int64_t next_n, int64_t flags, int64_t compress_ratio,
                          int64_t block_size) {
   const CheckedOp op("indexer_topk_blocks");
-  const Arguments arguments{logits, seq_lens, out, blocks, k, next_n, flags, compress_ratio, block_size};
+  const BlocksArguments arguments{logits, seq_lens,       out,       blocks, k, next_n,
+                                  flags,  compress_ratio, block_size};
+  check_on_gpu(logits);
   check_chosen(arguments, block_k);
   BlocksParams params = make_params(arguments, block_k);
   params.chosen = static_cast<int32_t*>(blocks.data_ptr());
@@ -91,7 +54,9 @@ void indexer_topk_blocks(Tensor logits, Tensor seq_lens, Tensor out, Tensor bloc
 void indexer_topk_in_blocks(Tensor logits, Tensor seq_lens, Tensor blocks, Tensor out, int64_t k,
                             int64_t next_n, int64_t flags, int64_t compress_ratio, int64_t block_size) {
   const CheckedOp op("indexer_topk_in_blocks");
-  const Arguments arguments{logits, seq_lens, out, blocks, k, next_n, flags, compress_ratio, block_size};
+  const BlocksArguments arguments{logits, seq_lens,       out,       blocks, k, next_n,
+                                  flags,  compress_ratio, block_size};
+  check_on_gpu(logits);
   check_given(arguments);
   BlocksParams params = make_params(arguments, blocks.size(1));
   // A table without columns has a null address, which would mean that the kernel chooses blocks. Nothing of

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
@@ -15,6 +16,7 @@ namespace gvr_topk {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
 
 // The op whose arguments this thread checks. Every message about an argument begins with the op's name, so
 // that Python can tell it from other errors.
@@ -86,16 +88,34 @@ inline const char* name_of(ScalarType type) {
       return "int32";
     case ScalarType::Long:
       return "int64";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Bool:
+      return "bool";
     default:
-      return "another scalar type";
+      return "another dtype";
   }
 }
 
-// Checks that a tensor is on `device`, of `dtype` and of `shape`, with inner stride 1.
-inline void check_tensor(const Tensor& t, const char* name, int32_t device, ScalarType dtype,
+struct DeviceName {
+  const Tensor& tensor;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const DeviceName& name) {
+  const Tensor& t = name.tensor;
+  if (t.is_cuda()) return out << "cuda:" << static_cast<int>(t.get_device());
+  return out << (t.is_cpu() ? "cpu" : "another device");
+}
+
+// Checks that a tensor is on the device of `like`, of `dtype` and of `shape`, with inner stride 1.
+inline void check_tensor(const Tensor& t, const char* name, const Tensor& like, ScalarType dtype,
                          std::initializer_list<int64_t> shape) {
-  check(t.is_cuda() && t.get_device() == device, name, ": wanted a tensor on cuda:", device,
-        ", got one on another device");
+  check(t.is_cuda() == like.is_cuda() && t.get_device() == like.get_device(), name, ": wanted a tensor on ",
+        DeviceName{like}, ", got ", DeviceName{t});
   check(t.scalar_type() == dtype, name, ": wanted dtype ", name_of(dtype), ", got ",
         name_of(t.scalar_type()));
   bool same = t.dim() == static_cast<int64_t>(shape.size());
@@ -124,9 +144,9 @@ inline void check_contiguous(const Tensor& t, const char* name) {
 }
 
 // Checks a tensor of results: [rows, >= k] of int32. `count` names the argument that gives k.
-inline void check_results(const Tensor& t, const char* name, int32_t device, int64_t rows, int64_t k,
+inline void check_results(const Tensor& t, const char* name, const Tensor& like, int64_t rows, int64_t k,
                           const char* count = "k") {
-  check_tensor(t, name, device, ScalarType::Int, {rows, kAny});
+  check_tensor(t, name, like, ScalarType::Int, {rows, kAny});
   check(t.size(1) >= k, name, ": wanted at least ", count, " = ", k, " columns, got ", describe(t));
   check_rows_apart(t, name, k);
 }

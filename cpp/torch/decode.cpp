@@ -8,90 +8,7 @@
 namespace gvr_topk {
 namespace {
 
-// The arguments of one call, in the order of the schema (gvr_topk/arguments.py).
-struct Arguments {
-  const Tensor& logits;
-  const Tensor& seq_lens;
-  const Tensor& out;
-  int64_t k;
-  const OptionalTensor& row_slot;
-  const OptionalTensor& state;
-  const OptionalTensor& indices;
-  const OptionalTensor& next_state;
-  const OptionalTensor& counts;
-  const OptionalTensor& page_table;
-  const OptionalTensor& slots;
-  const OptionalTensor& stats;
-  const OptionalTensor& phase_clocks;
-  int64_t next_n;
-  int64_t page_size;
-  int64_t path;
-  int64_t max_ctas;
-  int64_t flags;
-  int64_t hint_offset;
-  int64_t ctas_per_row;
-  int64_t compress_ratio;
-};
-
-// Checks a tensor of states, which kernels read and write 16 bytes at a time.
-void check_states(const Tensor& states, const char* name, int32_t device, int64_t rows) {
-  check_tensor(states, name, device, ScalarType::Float, {rows, kStateFloats});
-  check_contiguous(states, name);
-  check(reinterpret_cast<uintptr_t>(states.data_ptr()) % 16 == 0, name,
-        ": wanted an address that is a multiple of 16, got one that is not");
-}
-
-void check_state(const Arguments& a, int32_t device, int64_t rows, int64_t requests) {
-  if (a.row_slot) {
-    check(a.state.has_value(), "row_slot: wanted a state beside it, got None");
-    check_tensor(*a.row_slot, "row_slot", device, ScalarType::Int, {rows});
-  }
-  check(a.state || !a.indices, "indices: wanted a state beside them, got None");
-  if (!a.state) return;
-  check_states(*a.state, "state", device, kAny);
-  const int64_t slots = a.state->size(0);
-  check(a.row_slot || slots >= requests, "state: wanted at least ", requests, " slots without row_slot, got ",
-        slots);
-  if (!a.indices) return;
-  check_tensor(*a.indices, "state.indices", device, ScalarType::Int, {slots, a.k});
-  check_rows_apart(*a.indices, "state.indices", a.k);
-}
-
-// Refuses arguments with undefined effect on the device, as gvr_topk/arguments.py does elsewhere.
-void check_arguments(const Arguments& a) {
-  check_logits(a.logits);
-  const int32_t device = a.logits.get_device();
-  const int64_t rows = a.logits.size(0);
-  check_k(a.k);
-  check_lengths(a.logits, a.seq_lens, a.next_n, a.compress_ratio);
-  const int64_t requests = rows / a.next_n;
-  check_results(a.out, "out", device, rows, a.k);
-  check_state(a, device, rows, requests);
-  if (a.next_state) check_states(*a.next_state, "next_state", device, rows);
-  check_pages(a.page_table, a.slots, a.page_size, device, rows, requests, a.k);
-  check(a.page_table || (a.flags & kFlagClampPages) == 0,
-        "clamp_pages: wanted a page_table beside it, got None");
-  check_counts_and_stats(a.counts, a.stats, device, rows);
-  if (a.phase_clocks) {
-    check_tensor(*a.phase_clocks, "phase_clocks", device, ScalarType::Long, {rows, kPhaseStamps});
-    check_contiguous(*a.phase_clocks, "phase_clocks");
-  }
-  check(a.hint_offset >= -kMaxWidth && a.hint_offset <= kMaxWidth, "hint_offset: wanted -", kMaxWidth, " to ",
-        kMaxWidth, ", got ", a.hint_offset);
-  check(a.path >= 0 && a.path <= static_cast<int64_t>(Path::kRadixRounds), "path: wanted 0 to ",
-        static_cast<int64_t>(Path::kRadixRounds), ", got ", a.path);
-}
-
-// Columns from which rows may select: only those that the page table covers, if the call asks for that.
-// Kernels treat the rest of a row as space between two rows, so the limit costs them nothing.
-int32_t selectable_width(const Arguments& a) {
-  const int64_t width = a.logits.size(1);
-  if (!a.page_table || (a.flags & kFlagClampPages) == 0) return static_cast<int32_t>(width);
-  const int64_t pages = std::min(a.page_table->size(1), kMaxWidth);  // More pages would only overflow.
-  return static_cast<int32_t>(std::min(width, pages * a.page_size));
-}
-
-TopkParams make_params(const Arguments& a) {
+TopkParams make_params(const DecodeArguments& a) {
   TopkParams p{};
   p.logits = a.logits.data_ptr();
   p.seq_lens = static_cast<const int32_t*>(a.seq_lens.data_ptr());
@@ -127,21 +44,6 @@ TopkParams make_params(const Arguments& a) {
   return p;
 }
 
-void check_plan(const PlanInput& input) {
-  const PlanProblem problem = plan_problem(input);
-  if (problem == PlanProblem::kNone) return;
-  check(problem != PlanProblem::kMaxCtas, "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got ", input.max_ctas);
-  check(problem != PlanProblem::kCtasAboveMax, "ctas_per_row: wanted at most max_ctas = ", input.max_ctas,
-        ", got ", input.forced_ctas);
-  check(problem != PlanProblem::kCtas,
-        "ctas_per_row: wanted 0, 1, 2, 4, 8 or 16 and enough for the width, got ", input.forced_ctas);
-  check(problem != PlanProblem::kPaperK, "k: wanted 512, 1024 or 2048 for path 'paper_gvr', got ", input.k);
-  check(problem != PlanProblem::kPaperWidth, "logits: wanted at most ", kPaperMaxWidth,
-        " columns for path 'paper_gvr', got ", input.width);
-  check(problem != PlanProblem::kPaperArch,
-        "path: wanted any but 'paper_gvr' on compute capability 12, got 'paper_gvr'");
-}
-
 // The plan with the largest clusters that the stream's context can run, up to the planned size. The call is
 // refused if its size is forced and cannot run, or if fewer CTAs cannot hold a row.
 Plan runnable_plan(const TopkParams& params, PlanInput input, cudaStream_t stream,
@@ -165,28 +67,22 @@ void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor out, int64_t k, 
                          OptionalTensor stats, OptionalTensor phase_clocks, int64_t next_n, int64_t page_size,
                          int64_t path, int64_t max_ctas, int64_t flags, int64_t hint_offset,
                          int64_t ctas_per_row, int64_t compress_ratio) {
-  const Arguments arguments{logits,       seq_lens,     out,           k,          row_slot, state,
-                            indices,      next_state,   counts,        page_table, slots,    stats,
-                            phase_clocks, next_n,       page_size,     path,       max_ctas, flags,
-                            hint_offset,  ctas_per_row, compress_ratio};
+  const DecodeArguments arguments{logits,       seq_lens,     out,           k,          row_slot, state,
+                                  indices,      next_state,   counts,        page_table, slots,    stats,
+                                  phase_clocks, next_n,       page_size,     path,       max_ctas, flags,
+                                  hint_offset,  ctas_per_row, compress_ratio};
   const CheckedOp op("indexer_topk_decode");
+  check_on_gpu(logits);
   check_arguments(arguments);
   const TopkParams params = make_params(arguments);
   if (params.rows == 0) return;
   const int device = logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
-  PlanInput input{};
-  input.rows = params.rows;
-  input.width = params.width;
-  input.k = params.k;
-  input.dtype = params.dtype;
-  input.path = static_cast<Path>(path);
+  PlanInput input = plan_input(arguments);
   input.sm_count = target.context.sm_count;
   input.arch = target.arch;
-  input.forced_ctas = clamped(ctas_per_row);
-  input.max_ctas = clamped(max_ctas);
-  check_plan(input);
+  check_plan(arguments, input);
   const Plan plan = runnable_plan(params, input, target.stream, target.context);
   const bool pdl = (flags & kFlagPdl) != 0;
   const cudaError_t status = launch(params, plan, pdl, target.stream);

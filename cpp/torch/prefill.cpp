@@ -8,59 +8,7 @@
 namespace gvr_topk {
 namespace {
 
-// The arguments of one call, in the order of the schema (gvr_topk/arguments.py).
-struct Arguments {
-  const Tensor& logits;
-  const Tensor& row_starts;
-  const Tensor& row_ends;
-  const Tensor& out;
-  int64_t k;
-  const OptionalTensor& row_request;
-  const OptionalTensor& offsets;
-  const OptionalTensor& counts;
-  const OptionalTensor& page_table;
-  const OptionalTensor& slots;
-  const OptionalTensor& stats;
-  int64_t page_size;
-  int64_t path;
-  int64_t flags;
-
-  // The number of requests. The page table and the offsets have one row for each.
-  int64_t requests() const {
-    if (!row_request) return logits.size(0);
-    return page_table ? page_table->size(0) : offsets ? offsets->size(0) : 0;
-  }
-};
-
-// Refuses arguments with undefined effect on the device, as gvr_topk/arguments.py does elsewhere.
-void check_arguments(const Arguments& a) {
-  check_logits(a.logits);
-  check_k(a.k);
-  const int32_t device = a.logits.get_device();
-  const int64_t rows = a.logits.size(0);
-  check_tensor(a.row_starts, "row_starts", device, ScalarType::Int, {rows});
-  check_tensor(a.row_ends, "row_ends", device, ScalarType::Int, {rows});
-  check_results(a.out, "out", device, rows, a.k);
-  int64_t requests = rows;
-  if (a.row_request) {
-    check(a.page_table || a.offsets, "row_request: wanted a page_table or offsets beside it, got None");
-    check_tensor(*a.row_request, "row_request", device, ScalarType::Int, {rows});
-    requests = kAny;
-  }
-  check_pages(a.page_table, a.slots, a.page_size, device, rows, requests, a.k);
-  if (a.offsets) {
-    check(!a.page_table || a.slots,
-          "offsets: wanted slots beside page_table, so that out keeps positions, got None");
-    if (a.page_table) requests = a.page_table->size(0);
-    check_tensor(*a.offsets, "offsets", device, ScalarType::Int, {requests});
-  }
-  check_counts_and_stats(a.counts, a.stats, device, rows);
-  const auto wanted = {static_cast<int64_t>(Path::kAuto), static_cast<int64_t>(Path::kRadixRounds)};
-  check(std::count(wanted.begin(), wanted.end(), a.path) == 1, "path: wanted ", *wanted.begin(), " or ",
-        *(wanted.end() - 1), ", got ", a.path);
-}
-
-PrefillParams make_params(const Arguments& a) {
+PrefillParams make_params(const PrefillArguments& a) {
   PrefillParams p{};
   p.logits = a.logits.data_ptr();
   p.row_starts = static_cast<const int32_t*>(a.row_starts.data_ptr());
@@ -92,8 +40,9 @@ void indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Ten
                           OptionalTensor page_table, OptionalTensor slots, OptionalTensor stats,
                           int64_t page_size, int64_t path, int64_t flags) {
   const CheckedOp op("indexer_topk_prefill");
-  const Arguments arguments{logits, row_starts, row_ends, out,   k,         row_request, offsets,
-                            counts, page_table, slots,    stats, page_size, path,        flags};
+  const PrefillArguments arguments{logits, row_starts, row_ends, out,   k,         row_request, offsets,
+                                   counts, page_table, slots,    stats, page_size, path,        flags};
+  check_on_gpu(logits);
   check_arguments(arguments);
   PrefillParams params = make_params(arguments);
   if (params.rows == 0) return;

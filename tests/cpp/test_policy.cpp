@@ -13,6 +13,14 @@ static_assert(std::is_trivially_copyable_v<TopkParams> && std::is_standard_layou
 static_assert(std::is_trivially_copyable_v<Plan>);
 static_assert(std::is_trivially_copyable_v<PrefillParams> && std::is_standard_layout_v<PrefillParams>);
 
+// Each part of a build's list of architectures counts by itself, in any notation that CMake takes.
+void test_code() {
+  for (const int32_t arch : {90, 100, 103, 120, 121}) CHECK(has_code(arch, "90a 100f 120f"));
+  for (const int32_t arch : {0, 9, 80, 89, 91, 101, 110, 130}) CHECK(!has_code(arch, "90a 100f 120f"));
+  CHECK(has_code(90, "90a-real") && !has_code(100, "90a-real") && !has_code(90, ""));
+  CHECK(has_code(103, "103a") && !has_code(100, "103a") && has_code(121, "120-real;90a-real"));
+}
+
 HintQuery usual_row() {
   HintQuery row{};
   row.enabled = row.has_state = row.aligned = row.known = true;
@@ -258,6 +266,7 @@ void test_prefill_plans() {
 }
 
 int main() {
+  test_code();
   test_gate_precedence();
   test_gate_limits();
   test_paths();

@@ -3,7 +3,9 @@
 // small C library that Python calls, so there is no second copy of a rule.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 #include "gvr_topk/params.h"
 
@@ -37,6 +39,33 @@ constexpr int64_t kMaxPageSize = (int64_t{1} << 31) - 1;
 constexpr int64_t kPaperMaxWidth = 262144;
 // Oldest architecture the library holds code for (Hopper; the published kernel needs 100).
 constexpr int32_t kMinArch = 90;
+
+// The architectures that there are kernels for, and those that this library is compiled for.
+#define GVR_TOPK_ALL_ARCHS "90a 100f 120f"
+#ifndef GVR_TOPK_BUILT_FOR
+#define GVR_TOPK_BUILT_FOR GVR_TOPK_ALL_ARCHS
+#endif
+constexpr std::string_view kBuiltFor = GVR_TOPK_BUILT_FOR;
+
+// Whether code that is compiled for one of these architectures runs on a GPU of compute capability
+// arch / 10.0. The library holds machine code alone, which no driver translates for other GPUs. Code of an
+// architecture with the letter a runs on this one alone; other code also runs on later ones of the same major
+// number. An exception is 10.1, which is no member of the family 100f.
+constexpr bool has_code(int32_t arch, std::string_view built_for = kBuiltFor) {
+  int32_t number = 0;
+  for (size_t i = 0; i <= built_for.size(); ++i) {
+    const char next = i < built_for.size() ? built_for[i] : ' ';
+    if (next >= '0' && next <= '9') {
+      number = 10 * number + (next - '0');
+      continue;
+    }
+    const bool same_family = next != 'a' && number / 10 == arch / 10 && number <= arch && arch != 101;
+    if (number > 0 && (number == arch || same_family)) return true;
+    number = 0;
+  }
+  return false;
+}
+static_assert(has_code(kMinArch, GVR_TOPK_ALL_ARCHS) && !has_code(110, GVR_TOPK_ALL_ARCHS));
 
 // ---------------------------------------------------------------- gate (canUseHeuristic)
 

@@ -4,6 +4,7 @@
 #include "blocks/config.cuh"
 #include "core/row_context.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
 #include "small_row/register_tile.cuh"
 
 namespace gvr_topk::blocks {
@@ -43,6 +44,7 @@ __device__ __forceinline__ void gather(const RowContext<T>& ctx, const int32_t* 
       tile.raw[j] = load_elements(data[j], left[j]);
     }
   }
+  ptx::reconverge(ctx.zero);
   tile.for_each_index([&](int i) {
     const uint32_t key = order_key(element<T>(tile.raw[i / kPerVec<T>], i % kPerVec<T>)) >> kInvariantBits<T>;
     tile.bits[i] = i % kPerVec<T> < left[i / kPerVec<T>] ? key : 0;

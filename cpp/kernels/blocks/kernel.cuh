@@ -23,6 +23,7 @@
 #include "blocks/config.cuh"
 #include "core/row_job.cuh"
 #include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
 #include "small_row/key_rounds.cuh"
 
 namespace gvr_topk::blocks {
@@ -82,6 +83,7 @@ __device__ __forceinline__ int accept_given(BlocksShared& own, const int (&given
     count += is_there;
     newest += is_there && given[i] == blocks - 1;
   }
+  ptx::reconverge(ptx::unknown_zero());  // One thread has read the length and cleared the counts.
   count = __reduce_add_sync(0xffffffffu, count);
   newest = __reduce_add_sync(0xffffffffu, newest);
   if (thread % 32 == 0) {

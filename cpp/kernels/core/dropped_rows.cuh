@@ -12,6 +12,7 @@
 #include "core/output_writer.cuh"
 #include "core/row_context.cuh"
 #include "gvr_topk/params.h"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk {
 
@@ -52,6 +53,7 @@ __device__ __forceinline__ int emit_short_unmasked(const RowContext<T>& ctx, con
     __syncthreads();
     const int first = next + static_cast<int>(earlier_warps(ctx, 0));
     if (there) output.put(first + __popc(lanes & before), position);
+    ptx::reconverge(ctx.zero);
     next += static_cast<int>(__reduce_add_sync(0xffffffffu, ctx.lane < kWarps ? in_warp[ctx.lane] : 0));
     __syncthreads();  // The counts are overwritten next.
   }

@@ -8,6 +8,7 @@
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk {
 
@@ -23,10 +24,11 @@ __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const K
   const auto mine = reinterpret_cast<const uint4*>(ctx.list.of(ctx.rank));
   const uint32_t list = ctx.list.own_address_in(target);
   const Counts counts = sm.counts;
-  // A CTA's own copy of its segment is already in place. The last vector may contain words past the listed
-  // keys, which nobody reads.
-  const uint32_t listed =
-      target == ctx.rank ? 0 : min(counts.listed, static_cast<uint32_t>(ctx.list.segment()));
+  // A CTA's own copy of its segment is already in place. A list that does not fit is not sent: the header
+  // says so, and then no CTA reads any list. The last vector may contain words past the listed keys, which
+  // nobody reads.
+  const bool fits = counts.listed <= static_cast<uint32_t>(ctx.list.segment());
+  const uint32_t listed = target == ctx.rank || !fits ? 0 : counts.listed;
   const uint32_t sent = (listed + kKeysPerVec - 1) / kKeysPerVec;
   ptx::barrier_expect_tx_if(index == 0, barrier, sizeof(uint4) * (kHeaderVecs + sent));
   const uint32_t length = static_cast<uint32_t>(ctx.row.n);
@@ -43,7 +45,8 @@ __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const K
 
 // Sends this CTA's header and list, and waits for those of all other CTAs. A cluster of one only stores its
 // header. Parities alternate between the exchanges of a launch. Every CTA of a cluster takes part in every
-// exchange, whatever it has read, because a wait ends only when all CTAs have sent.
+// exchange, whatever it has read, because a wait ends only when all CTAs have sent. `meanwhile` calls
+// `reconverge` before it computes anything in common.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const KeyInterval& interval,
                                               uint32_t parity, Meanwhile meanwhile) {
@@ -59,6 +62,7 @@ __device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const Ke
   } else {
     __syncthreads();
   }
+  ptx::reconverge(ctx.zero);  // The stores are branches, and each lane has left the wait for itself.
 }
 
 // Sums up all headers. All CTAs have the same headers, and so the same result, except for `above_before`.

@@ -6,6 +6,7 @@
 #include "core/key.cuh"
 #include "gvr_topk/policy.h"
 #include "ptx/compare.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/warp_scan.cuh"
 
 namespace gvr_topk {
@@ -57,6 +58,7 @@ __device__ __forceinline__ uint32_t for_each_in_order(uint32_t bits, int vecs, i
     upto >>= kFieldBits<T>;
     total >>= kFieldBits<T>;
   }
+  ptx::reconverge(ptx::unknown_zero());  // Lanes have visited different numbers of bits.
   return before;
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/config.cuh"
 #include "gvr_topk/params.h"
+#include "gvr_topk/policy.h"
 
 namespace gvr_topk {
 
@@ -19,6 +20,20 @@ inline bool has_aligned_rows(const TopkParams& p, size_t element_bytes) {
   const bool based = reinterpret_cast<uintptr_t>(p.logits) % kVecBytes == 0;
   const bool strides = p.rows == 1 || p.logits_stride * static_cast<int64_t>(element_bytes) % kVecBytes == 0;
   return based && strides && p.width >= kProbeElements;
+}
+
+// Whether several rows may name one slot of a state that keeps positions. Only one of them may write there.
+inline bool may_share_slots(const TopkParams& p) {
+  return p.row_slot != nullptr && p.state_indices != nullptr && p.next_state == nullptr && p.rows > p.next_n;
+}
+
+// Whether the rows of a launch learn from claims (core/slot_claims.cuh) that a later row names their slot.
+// With few requests each row searches the later ones itself, which takes less time than another launch.
+// Claims take the place of kept positions, so launches that read those search as well.
+inline bool claims_slots(const TopkParams& p, const Plan& plan) {
+  constexpr int kMostSearched = 512;
+  const bool reads_positions = p.stats != nullptr || plan.family == Family::kPaperGvr;
+  return may_share_slots(p) && !reads_positions && p.rows / p.next_n > kMostSearched;
 }
 
 // Raises a kernel's shared-memory and cluster-size limits on the current device, once per device: the

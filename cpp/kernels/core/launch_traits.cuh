@@ -45,6 +45,7 @@ struct alignas(8) LaunchTraits {
     kCompressed = 1 << 15,    // several keys share a score
     kSharedSlots = 1 << 16,   // positions are kept, and several rows may name the same slot
     kDropMasked = 1 << 17,    // scores of -inf are not selected
+    kClaimedSlots = 1 << 18,  // as kSharedSlots, and a launch before this one has claimed the slots
     kNoStateFlags = kAligned | kWholeVectors,
     kCommonFlags = kNoStateFlags | kUseHint | kReadsState | kWritesState,
     kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |
@@ -152,8 +153,9 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
   const bool reads_state =
       set(LaunchTraits::kReadsState, traits.has(LaunchTraits::kUseHint) && aligned && p.state != nullptr);
   set(LaunchTraits::kSlotIsRequest, reads_state && !slotted && p.rows <= int64_t{p.num_slots} * p.next_n);
-  set(LaunchTraits::kSharedSlots,
-      slotted && p.state_indices != nullptr && p.next_state == nullptr && p.rows > p.next_n);
+  if (!set(LaunchTraits::kClaimedSlots, claims_slots(p, plan))) {
+    set(LaunchTraits::kSharedSlots, may_share_slots(p));
+  }
   set(LaunchTraits::kDropMasked, p.drop_masked);
   set(LaunchTraits::kStats, p.stats != nullptr);
   const auto in_vectors = [](const int32_t* results, int64_t stride) {

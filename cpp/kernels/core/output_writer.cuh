@@ -70,17 +70,19 @@ struct OutputWriter {
 __device__ __forceinline__ bool is_named_later(const TopkParams& p, int next_n, int row, int slot) {
   const int lane = static_cast<int>(threadIdx.x & 31);
   bool named = false;
-#pragma unroll 1
+#pragma unroll 4  // so that the loads overlap
   for (int later = row + next_n * (lane + 1); later < p.rows; later += 32 * next_n) {
     named |= p.row_slot[later] == slot;
   }
+  ptx::reconverge(ptx::unknown_zero());
   return __any_sync(0xffffffffu, named);
 }
 
-// `kOptions`: see RowJob.
+// `kOptions`: see RowJob. `owns_slot`: whether the row has the slot's claim, if slots are claimed.
 template <bool kOptions>
 __device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, const LaunchTraits& traits,
-                                                           int next_n, int row, int request, int slot) {
+                                                           int next_n, int row, int request, int slot,
+                                                           bool owns_slot) {
   OutputWriter output;
   output.indices = p.indices + row * p.indices_stride;
   // The next step starts from the result of the request's last row.
@@ -91,6 +93,7 @@ __device__ __forceinline__ OutputWriter make_output_writer(const TopkParams& p, 
   if (kOptions && traits.has(LaunchTraits::kSharedSlots) && last && is_named_later(p, next_n, row, slot)) {
     output.writes_state = false;
   }
+  if (kOptions && traits.has(LaunchTraits::kClaimedSlots) && !owns_slot) output.writes_state = false;
   output.state_indices = output.writes_state && p.state_indices != nullptr
                              ? p.state_indices + slot * p.state_indices_stride
                              : nullptr;

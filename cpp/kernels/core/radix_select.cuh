@@ -40,6 +40,7 @@ __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint3
   if (bin == 0) sm.counts = Counts{0, kRadixBins, 0};
   __syncthreads();  // All threads of the block have counted.
   ctx.list.put(bin, sm.hist[bin]);
+  ptx::reconverge(ctx.zero);  // Lanes have counted different keys, and one thread has reset the counts.
   over = __reduce_add_sync(0xffffffffu, over);
   if (ctx.lane == 0) atomicAdd(&sm.counts.above, over);
   ptx::reconverge(ctx.zero);
@@ -98,6 +99,7 @@ __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, co
     if (found && ctx.lane < ctx.ctas) {
       fits = ctx.list.of(ctx.lane)[hit.bin] <= static_cast<uint32_t>(ctx.list.segment());
     }
+    ptx::reconverge(ctx.zero);
     fits = __all_sync(0xffffffffu, fits);
     cluster_sync(ctx.ctas);  // All CTAs have read the lists and the sums.
     if (is_above && range.base != kPosInfKey) {

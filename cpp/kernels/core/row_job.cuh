@@ -9,6 +9,7 @@
 #include "core/output_writer.cuh"
 #include "core/row_context.cuh"
 #include "core/row_stats.cuh"
+#include "core/slot_claims.cuh"
 #include "core/step_state.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -159,8 +160,8 @@ constexpr uint32_t kSlotsLoadedEarly = 128;
 
 // The row of a cluster, its hint and its outputs. The row's length is still being loaded after construction.
 // `kOptions`: whether there is code for options off the common path (LaunchTraits::kSharedSlots,
-// kDropMasked). Only kGeneric serves launches with such an option. The other specializations, and the
-// functions that they call out of line, are compiled without this code.
+// kClaimedSlots, kDropMasked). Only kGeneric serves launches with such an option. The other specializations,
+// and the functions that they call out of line, are compiled without this code.
 template <typename T, bool kOptions>
 struct RowJob {
   int row;
@@ -201,6 +202,7 @@ struct RowJob {
     if (ctx.thread == 0) {
       const int length = visible_length(p, traits, row, request, seq_len);
       sm.facts.length = length;
+      if (kOptions) sm.facts.owns_slot = owns_slot(p, traits);
       if (traits.has(LaunchTraits::kCounts) && ctx.rank == 0) p.counts[row] = min(length, ctx.k);
     }
     __syncthreads();
@@ -256,8 +258,21 @@ struct RowJob {
     ctx.shared->facts.slot = slot(p, traits);
   }
 
+  // Whether the row has the claim of its slot, if slots are claimed. The claim is there until the first CTA
+  // of the row writes the row's first position, so it is read before the CTAs exchange anything.
+  __device__ __forceinline__ bool owns_slot(const TopkParams& p, const LaunchTraits& traits) const {
+    if (!kOptions || !traits.has(LaunchTraits::kClaimedSlots)) return true;
+    const int named = slot(p, traits);
+    return named >= 0 && *claim_at(p, named) == claim_of(row);
+  }
+
+  // Before `agree_on_length` the caller says whether the row owns its slot.
+  __device__ __forceinline__ OutputWriter output(const TopkParams& p, const LaunchTraits& traits,
+                                                 bool owns) const {
+    return make_output_writer<kOptions>(p, traits, next_n_of(p, traits), row, request, slot(p, traits), owns);
+  }
   __device__ __forceinline__ OutputWriter output(const TopkParams& p, const LaunchTraits& traits) const {
-    return make_output_writer<kOptions>(p, traits, next_n_of(p, traits), row, request, slot(p, traits));
+    return output(p, traits, ctx.shared->facts.owns_slot);
   }
 
   // Whether the row is too short to select from, by the length that this block has read.

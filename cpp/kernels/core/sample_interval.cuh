@@ -98,6 +98,7 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
     atomicMin(&sm.edge[0][0], top);
     atomicMin(&sm.edge[1][0], bottom);
   }
+  ptx::reconverge(ctx.zero);
   __syncthreads();
   return finite_interval(sm.edge[1][0], sm.edge[0][0], kGuessRowSample);
 }

@@ -73,10 +73,14 @@ __device__ __forceinline__ bool uses_value(const StepState& state) {
 
 // Values that one thread reads for its whole block, because another stream may be writing them and two
 // threads could read different values. The other threads take them from here, behind the next block barrier.
+// If `row_slot` is overwritten while threads read it, it may be that none of them stores `state` and `slot`
+// (`RowJob::publish_state`). Then both are whatever the shared memory held before, which is as safe as any
+// other content of the state: `slot` is used only to say whether the hint may be used.
 struct RowFacts {
   StepState state;
   int32_t length;  // length of the row
   int32_t slot;    // negative: the row has none
+  bool owns_slot;  // the row has the claim of its slot; only if slots are claimed (core/slot_claims.cuh)
 };
 
 }  // namespace gvr_topk

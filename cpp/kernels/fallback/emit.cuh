@@ -7,6 +7,7 @@
 #include "core/phase_clock.cuh"
 #include "core/row_context.cuh"
 #include "core/select.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk::fallback {
 
@@ -51,6 +52,7 @@ struct OutputCursor {
     if (key > kth || (key == kth && tie < ties_left)) {
       output.put(first + __popc(above & earlier) + min(tie, ties_left), position);
     }
+    ptx::reconverge(ptx::unknown_zero());
     advance(__popc(above), __popc(equal));
   }
 };
@@ -69,6 +71,7 @@ __device__ __forceinline__ OutputCursor cta_cursor(const RowContext<T>& ctx, con
     above = counts.above + sm.segment_above[ctx.lane] + (tie_key > kth ? counts.equal : 0);
     equal = tie_key == kth ? counts.equal : sm.segment_equal[ctx.lane];
   }
+  ptx::reconverge(ctx.zero);
   const bool earlier = ctx.lane < ctx.rank;
   OutputCursor cursor{0, items - __reduce_add_sync(0xffffffffu, above)};
   cursor.advance(__reduce_add_sync(0xffffffffu, earlier ? above : 0),
@@ -78,9 +81,11 @@ __device__ __forceinline__ OutputCursor cta_cursor(const RowContext<T>& ctx, con
 
 template <typename T>
 __device__ __forceinline__ void store_warp_counts(const RowContext<T>& ctx, uint32_t above, uint32_t equal) {
-  if (ctx.lane != 0) return;
-  ctx.shared->warp_value[0][ctx.warp] = above;
-  ctx.shared->warp_value[1][ctx.warp] = equal;
+  if (ctx.lane == 0) {
+    ctx.shared->warp_value[0][ctx.warp] = above;
+    ctx.shared->warp_value[1][ctx.warp] = equal;
+  }
+  ptx::reconverge(ctx.zero);
 }
 
 // The common case: selects among the collected candidates, about one per thread.

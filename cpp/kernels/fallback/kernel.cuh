@@ -19,6 +19,7 @@
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
 #include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk::fallback {
 
@@ -34,9 +35,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   reset_counters(ctx);
   StepState state = job.load_state_early(p, traits);
   job.load_state_late(p, traits, state);
+  ptx::reconverge(ctx.zero);  // Single threads have loaded the state and initialized barriers.
   arrive_at_start(ctx);
   job.publish_state(p, traits, state);
   job.agree_on_length(p, traits);
+  ptx::reconverge(ctx.zero);  // Single threads have published what the block reads.
   if (job.is_short()) {
     finish_unselected_row(p, traits, layout, job, false);
     return;

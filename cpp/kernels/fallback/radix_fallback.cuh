@@ -12,6 +12,7 @@
 #include "core/select.cuh"
 #include "fallback/emit.cuh"
 #include "fallback/verify.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk::fallback {
 
@@ -130,7 +131,9 @@ __device__ __forceinline__ void finish_unselected_row(const TopkParams& p, const
                                                       const RowJob<T, kOptions>& job, bool sampled) {
   const RowContext<T>& ctx = job.ctx;
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
-  if (job.is_short()) job.write_short(p, traits);
+  // The first CTA writes where the slot's claim stands, so all CTAs must have read the claim.
+  const bool writes_late = kOptions && traits.has(LaunchTraits::kClaimedSlots) && ctx.ctas > 1;
+  if (job.is_short() && !writes_late) job.write_short(p, traits);
   if (ctx.ctas == 1) return;
   const KeyInterval everything = KeyInterval::everything();
   ptx::reconverge(ctx.zero);  // One thread has written statistics.
@@ -138,8 +141,12 @@ __device__ __forceinline__ void finish_unselected_row(const TopkParams& p, const
   if (sampled) send_sample(ctx, kAbsentKey);
   send_and_wait(ctx, everything, 0, [] {});
   if (sampled) receive_samples(ctx);
-  if (!read_headers(ctx, everything).agreed)
+  ptx::reconverge(ctx.zero);  // Each lane has left the wait for itself.
+  if (!read_headers(ctx, everything).agreed) {
     radix_fallback_from_start<kOptions>(p, traits, layout, ctx, kGuessNone);
+  } else if (job.is_short() && writes_late) {
+    job.write_short(p, traits);
+  }
 }
 
 }  // namespace gvr_topk::fallback

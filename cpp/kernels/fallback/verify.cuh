@@ -8,6 +8,7 @@
 #include "core/lane_ranks.cuh"
 #include "core/phase_clock.cuh"
 #include "core/row_context.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/warp_scan.cuh"
 
 namespace gvr_topk::fallback {
@@ -55,6 +56,7 @@ __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInte
       inside &= ~at_tie_key;
     }
     list_keys(ctx, tile, inside);
+    ptx::reconverge(ctx.zero);
   });
   above = __reduce_add_sync(0xffffffffu, above);
   if (ctx.lane == 0 && above != 0) ptx::add_shared(sm.counts.above, above, ctx.zero);
@@ -92,6 +94,7 @@ __device__ __forceinline__ uint32_t scan_tiles(const RowContext<T>& ctx) {
 template <typename T>
 __device__ __forceinline__ uint32_t collect(const RowContext<T>& ctx, uint32_t bits) {
   Shared& sm = *ctx.shared;
+  ptx::reconverge(ctx.zero);  // Lanes have sent different vectors, or one thread has stored the header.
   uint32_t all, first = 0;
   if (ctx.steps == 1) {
     const uint32_t count = ctx.lane < kWarps ? sm.tile_candidates[ctx.lane] : 0;

@@ -55,6 +55,7 @@ enum class Reduce { kAdd, kMin, kMax };
 
 template <Reduce kOp>
 __device__ __forceinline__ uint32_t warp_reduce(uint32_t x) {
+  ptx::reconverge(ptx::unknown_zero());
   if constexpr (kOp == Reduce::kAdd) return __reduce_add_sync(0xffffffffu, x);
   if constexpr (kOp == Reduce::kMin) return __reduce_min_sync(0xffffffffu, x);
   return __reduce_max_sync(0xffffffffu, x);
@@ -111,8 +112,11 @@ __device__ __forceinline__ void clear(SearchBins& bins) {
 
 // Finds the bin that holds the rank-th largest item. There are at least `rank` items.
 __device__ __forceinline__ BinHit locate(SearchBins& bins, uint32_t rank) {
-  return locate_in_block<kBins / kThreads>(bins.fine, bins.warp_sums, bins.hit, rank, threadIdx.x >> 5,
-                                           threadIdx.x & 31, [] {});
+  ptx::reconverge(ptx::unknown_zero());  // Lanes have counted different items.
+  const BinHit hit = locate_in_block<kBins / kThreads>(bins.fine, bins.warp_sums, bins.hit, rank,
+                                                       threadIdx.x >> 5, threadIdx.x & 31, [] {});
+  ptx::reconverge(ptx::unknown_zero());  // One thread has written the bin.
+  return hit;
 }
 
 __device__ __forceinline__ void add_member(SearchBins& bins, uint32_t key) {

@@ -18,6 +18,7 @@ __device__ __forceinline__ void collect(const Block& block, const RowStream<T>& 
   uint32_t count = 0;
 #pragma unroll 4
   for (int w = first; w < last; ++w) count += __popc(map[w]);
+  ptx::reconverge(ptx::unknown_zero());
   const uint32_t upto = result.before + ptx::inclusive_scan(count);
   int32_t* next = candidates.position + upto - count;
   int32_t* const end = candidates.position + upto;

@@ -53,6 +53,7 @@ __device__ __forceinline__ float order_statistic(PaperShared& sm, const GuessSam
       }
       __syncthreads();
       const int lane = threadIdx.x & 31;
+      ptx::reconverge(ptx::unknown_zero());
       return key_to_float(rank_directly(bins.member[lane], static_cast<int>(hit.count), rank, lane));
     }
     __syncthreads();  // All threads have located the rank.
@@ -73,6 +74,7 @@ __device__ __forceinline__ void store_partial_sum(Block& block, const GuessSampl
   for (int i = 0; i < kHintPerThread; ++i) {
     if (sampled.finite(i)) sum += static_cast<double>(key_to_float(sampled.key[i]));
   }
+  ptx::reconverge(ptx::unknown_zero());
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
   if (block.lane == 0) block.sm.warp_sum[block.warp] = sum;

@@ -20,6 +20,7 @@
 #include "fallback/radix_fallback.cuh"
 #include "paper_gvr/refine.cuh"
 #include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk::paper_gvr {
 
@@ -59,11 +60,13 @@ __global__ void __launch_bounds__(kThreads, 1)
     facts.state = fed ? *state_of(p, facts.slot) : no_state();
   }
   __syncthreads();
+  ptx::reconverge(ctx.zero);  // One thread has read the length and the state.
   const int slot = facts.slot;
   const float hint_share = facts.state.z_score;
   ctx.set_length(facts.length);
   uint4* const ring = static_cast<uint4*>(ctx.list.end(traits.list_capacity()));
-  const OutputWriter output = make_output_writer<true>(p, traits, next_n_of(p, traits), row, request, slot);
+  const OutputWriter output =
+      make_output_writer<true>(p, traits, next_n_of(p, traits), row, request, slot, true);
   PhaseClock clock(p.phase_clocks, row, threadIdx.x == 0);
   clock.stamp();
   int32_t* const stats = stats_of(p, traits, row);

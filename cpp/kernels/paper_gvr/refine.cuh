@@ -52,6 +52,7 @@ __device__ __forceinline__ Snap walk(Block& block, const Candidates& candidates,
 // `edge` and the k-th key. The k-th key is the list's rank-th largest.
 __device__ __forceinline__ Snap walk_list(uint32_t mine, int count, uint32_t rank, uint32_t edge, int scans,
                                           int lane) {
+  ptx::reconverge(ptx::unknown_zero());
   const uint32_t kth = rank_directly(mine, count, rank, lane);
   const bool passed = edge < kth ? edge < mine && mine <= kth : kth <= mine && mine < edge;
   const uint32_t alike = __match_any_sync(0xffffffffu, lane < count ? mine : kAbsentKey);
@@ -168,6 +169,7 @@ __device__ __forceinline__ Snap snap(Block& block, const ThreadCandidates& own, 
   const int listed = static_cast<int>(bins.members);
   if (listed > kSnapLimit) return walk(block, candidates, count, k, Snap{edge, 0});
   const uint32_t mine = bins.member[block.lane];
+  ptx::reconverge(ptx::unknown_zero());
   rank += __popc(__ballot_sync(0xffffffffu, block.lane < listed && bin_of(mine) > hit.bin));
   return walk_list(mine, listed, rank, edge, 0, block.lane);
 }

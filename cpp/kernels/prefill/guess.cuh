@@ -39,6 +39,7 @@ __device__ __forceinline__ bool count_key(PrefillShared& sm, const KeyRange& ran
 
 // Adds the number of keys that this thread has found above the range. All lanes take part.
 __device__ __forceinline__ void add_above(PrefillShared& sm, uint32_t above) {
+  ptx::reconverge(ptx::unknown_zero());  // Lanes have counted different keys.
   above = __reduce_add_sync(0xffffffffu, above);
   if ((threadIdx.x & 31) == 0 && above > 0) atomicAdd(&sm.above_range, above);
   ptx::reconverge(ptx::unknown_zero());
@@ -56,6 +57,7 @@ __device__ __forceinline__ void locate_ranks(PrefillShared& sm, const RankPair& 
   own.above += sm.above_range;
   if (own.holds(ranks.upper)) sm.hits[0] = own.find(ranks.upper);
   if (own.holds(ranks.lower)) sm.hits[1] = own.find(ranks.lower);
+  ptx::reconverge(ptx::unknown_zero());
   __syncthreads();
 }
 

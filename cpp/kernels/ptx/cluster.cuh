@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ptx/chaos_hooks.cuh"
+#include "ptx/stress_hooks.cuh"
 
 namespace gvr_topk::ptx {
 

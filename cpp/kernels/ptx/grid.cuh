@@ -1,7 +1,7 @@
 // Programmatic dependent launch: the overlap of a kernel with the kernels before and after it.
 #pragma once
 
-#include "ptx/chaos_hooks.cuh"
+#include "ptx/stress_hooks.cuh"
 
 namespace gvr_topk::ptx {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "ptx/chaos_hooks.cuh"
+#include "ptx/stress_hooks.cuh"
 
 namespace gvr_topk::ptx {
 
@@ -16,7 +16,7 @@ __device__ __forceinline__ void barrier_init(uint32_t address, uint32_t arrivals
 }
 
 // Arrives at the transaction barrier of any CTA of the cluster, and makes it expect `bytes` more bytes. The
-// condition belongs to the instruction, so that lanes come apart for no more than that.
+// condition belongs to the instruction.
 __device__ __forceinline__ void barrier_expect_tx_if(bool condition, uint32_t barrier, uint32_t bytes) {
   GVR_CHAOS_POINT();
   asm volatile(
@@ -40,6 +40,8 @@ __device__ __forceinline__ void store_async(uint32_t address, uint32_t value, ui
                : "memory");
 }
 
+// ptxas branches around this store instead of predicating it: callers bring the lanes together (`reconverge`)
+// before the warp's next collective.
 __device__ __forceinline__ void store_async_if(bool condition, uint32_t address, const uint4& value,
                                                uint32_t barrier) {
   GVR_CHAOS_POINT();

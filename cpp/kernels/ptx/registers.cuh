@@ -30,15 +30,10 @@ __device__ __forceinline__ uint32_t unknown_zero() {
   return zero;
 }
 
-// Brings the lanes of a warp together behind a branch that one of them has taken, ahead of whatever the warp
-// computes in common.
-//
-// The compiler ends such a branch by instructions that should do that, and so leaves out __syncwarp() and
-// takes the lanes for converged. Behind a block barrier they have been seen not to: on an H200 lane 0 added
-// alone, and the others without it, in code of nvcc 13.0 that looks right; why is not known. (Behind loops
-// with atomic operations, which get a YIELD, lanes come apart at the BSYNC as well, but there ptxas expects
-// it, and puts a warp barrier ahead of what the warp computes in common.) With a mask that the compiler does
-// not know, made of `unknown_zero`, the warp does wait.
+// Brings the lanes of a warp together behind a branch that some of them have taken, ahead of whatever the
+// warp computes in common. The compiler takes lanes for converged there and leaves __syncwarp() out, but its
+// BSYNC has been seen not to bring them together (docs/algorithm.md, "Lanes of a warp"). With a mask that it
+// does not know, made of `unknown_zero`, the warp does wait.
 __device__ __forceinline__ void reconverge(uint32_t zero) { __syncwarp(~zero); }
 
 }  // namespace gvr_topk::ptx

@@ -24,6 +24,7 @@
 #include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
 #include "ptx/grid.cuh"
+#include "ptx/registers.cuh"
 #include "resident/count_and_emit.cuh"
 #include "resident/register_tile.cuh"
 #include "resident/resolve_miss.cuh"
@@ -95,6 +96,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     probe.fetch_into(tile.behind(ctx, traits), ctx, traits);
     tile.fetch(ctx, traits, elements, p.width);
   }
+  ptx::reconverge(ctx.zero);              // Single threads have published what the block reads.
   if (ctx.ctas > 1) ptx::cluster_wait();  // The sample is on its way meanwhile.
 
   // Guess.
@@ -127,7 +129,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   while (true) {
     result = exchange(ctx, interval, tile, passes & 1, clock, [&] {
       job.prepare_output(p, traits, output, next);
-      if (!sampled) moments = Moments(ctx, probe);
+      if (!sampled) {
+        ptx::reconverge(ctx.zero);  // Lanes have sent different vectors.
+        moments = Moments(ctx, probe);
+      }
       sampled = true;
     });
     ++passes;

@@ -128,7 +128,8 @@ struct RegisterTile {
 #pragma unroll
       for (int e = 0; e < kPerVec<T>; ++e) value[j * kPerVec<T> + e] = element<T>(vec, e);
     }
-    if (length >= vecs * kPerVec<T>) return;
+    // The condition is the same in all lanes: the warp's elements lie in the row.
+    if (length >= (32 - lane) * vecs * kPerVec<T>) return;
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
       if (i >= length) value[i] = -INFINITY;

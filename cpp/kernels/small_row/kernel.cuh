@@ -46,14 +46,11 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   clock.stamp();
   own.bins.clear(ctx.thread);
   // The parameters of the output are fetched here, while there is time.
-  OutputWriter output = job.output(p, traits);
+  OutputWriter output = job.output(p, traits, job.owns_slot(p, traits));
   output.keep(traits);
   if (ctx.thread == 0) sm.at_or_above = sm.small_count = 0;
   job.publish_state(p, traits, early_state);
-  float* next = nullptr;  // A window is the first number of a state.
-  if (job.writes_state()) {
-    if (StepState* const state = job.next_state_slot(p, traits, output)) next = &state->z_score;
-  }
+  StepState* next = job.writes_state() ? job.next_state_slot(p, traits, output) : nullptr;
   ptx::keep(next);
   job.agree_on_length(p, traits);
   if (job.is_short()) {

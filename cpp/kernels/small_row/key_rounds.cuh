@@ -9,6 +9,7 @@
 
 #include "core/key_range.cuh"
 #include "ptx/compare.cuh"
+#include "ptx/registers.cuh"
 #include "small_row/partition.cuh"
 #include "small_row/value_window.cuh"
 
@@ -52,6 +53,7 @@ __device__ __forceinline__ RankedRange narrow_keys(const Context& ctx, const Til
     if (!kBeforeLoop && first) count(bins.set[rounds & 1], 0, kBins);
     uint32_t* const other = bins.set[~rounds & 1];
     const BinHit hit = locate(ctx, bins, bins.set[rounds & 1], other, rounds > 0, range.rank);
+    ptx::reconverge(ctx.zero);  // One lane has stored the hit.
     ++rounds;
     range.keys.narrow(hit.bin, shift);
     range.rank -= hit.above;
@@ -99,16 +101,16 @@ __device__ __forceinline__ float window_around(uint32_t base, uint32_t dense_bin
 // Partitions a row by radix rounds over its keys, which the tile holds. The thread whose `next` is not null
 // stores the window for the next step there. Returns a key that all elements above the boundary exceed, and
 // that is the k-th key if all elements inside are equal.
-template <typename Context, typename Tile, typename Bins>
+template <typename Context, typename Tile, typename Bins, typename Next>
 __device__ __forceinline__ uint32_t partition_by_keys(const Context& ctx, const Tile& tile, Bins& bins,
-                                                      int& rounds, float* next,
-                                                      PartitionOf<Tile>& partition) {
+                                                      int& rounds, Next* next, PartitionOf<Tile>& partition) {
   using T = typename Context::Element;
   uint32_t dense_bin = 0;
   const RankedRange range = narrow_keys(ctx, tile, bins, rounds, dense_bin);
   partition = partition_at(tile, range);
   if (next != nullptr) {
-    *next = window_around<T, Bins>(range.keys.base, dense_bin, partition.boundary_count > kRankDirectly);
+    const bool tied = partition.boundary_count > kRankDirectly;
+    store_window(next, window_around<T, Bins>(range.keys.base, dense_bin, tied));
   }
   ptx::reconverge(ctx.zero);
   return whole_key<T>(range.keys.base);

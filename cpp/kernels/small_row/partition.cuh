@@ -5,6 +5,7 @@
 #include "core/histogram.cuh"
 #include "core/lane_ranks.cuh"
 #include "ptx/compare.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/warp_scan.cuh"
 #include "small_row/register_tile.cuh"
 
@@ -95,6 +96,7 @@ __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& 
       }
     }
   }
+  ptx::reconverge(ctx.zero);
   __syncthreads();
   before = earlier_warps(ctx, 0);
   const uint64_t mine = bins.boundary[ctx.lane];
@@ -111,14 +113,16 @@ __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& 
   before += __popc(__ballot_sync(0xffffffffu, there && greater < rank && earlier));
   const uint32_t last = __ballot_sync(0xffffffffu, there && greater == rank - 1.0f);
   if (last != 0) kth = __shfl_sync(0xffffffffu, static_cast<uint32_t>(mine >> 32), __ffs(last) - 1);
-  if (!any) return;
+  if (any) {
 #pragma unroll
-  for (int w = 0; w < Tile::kWords; ++w) {
+    for (int w = 0; w < Tile::kWords; ++w) {
 #pragma unroll 1
-    for (uint32_t left = partition.inside.word[w]; left != 0; left &= left - 1) {
-      if (taken >> first++ & 1) partition.above.word[w] |= left & -left;
+      for (uint32_t left = partition.inside.word[w]; left != 0; left &= left - 1) {
+        if (taken >> first++ & 1) partition.above.word[w] |= left & -left;
+      }
     }
   }
+  ptx::reconverge(ctx.zero);
 }
 
 // As `select_boundary`, for many elements inside, all of them equal: the first `rank` in index order are

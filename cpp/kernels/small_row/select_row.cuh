@@ -15,7 +15,6 @@ namespace gvr_topk::small_row {
 
 struct alignas(128) SelectShared {
   RoundBins<kThreads> bins;
-  float next_window;  // the window that the first CTA of a cluster leaves
   // [k] selected positions, in ascending order. Positions of a short row fit 16 bits.
   alignas(8) uint16_t staged[1];
 };
@@ -23,13 +22,13 @@ struct alignas(128) SelectShared {
 inline constexpr size_t select_bytes(int k) { return sizeof(SelectShared) + sizeof(uint16_t) * k; }
 
 // `job` belongs to a cluster of one CTA, and its row has arrived in `tile`. The bins are cleared.
-// `last_window` is the first number of the row's state. The thread whose `next` is not null stores the window
+// `last_window` is the first number of the row's state. The thread whose `next` is not null stores the state
 // for the next step there.
 template <bool kOptions, typename T, int kValues>
 __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTraits& traits,
                                            const RowJob<T, kOptions>& job, RegisterTile<T, kValues>& tile,
                                            SelectShared& own, const OutputWriter& output, float last_window,
-                                           float* next, PhaseClock& clock) {
+                                           StepState* next, PhaseClock& clock) {
   const RowContext<T>& ctx = job.ctx;
   Shared& sm = *ctx.shared;
   PartitionOf<RegisterTile<T, kValues>> partition;

@@ -61,9 +61,11 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
   __syncthreads();
   if (traits.log2_ctas() > 0) {
     const RowJob<T, kOptions> job = of_cluster();
+    ptx::reconverge(ctx.zero);  // Single threads have published the state and cleared memory.
     ptx::cluster_wait();
     if (solo.sampled) send_sample(job.ctx, kAbsentKey);
     store_to_peers(job.ctx, everything);
+    ptx::reconverge(ctx.zero);  // Lanes have sent different vectors.
   }
   if (staged) {
     ptx::wait_copies<0>();
@@ -72,10 +74,7 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
   }
   tile.wait(ctx.row.n, ctx.lane, true);
   const float last_window = traits.has(LaunchTraits::kReadsState) ? sm.facts.state.z_score : kStateUnknown;
-  select_row(p, traits, alone, tile, own, output, last_window, next != nullptr ? &own.next_window : nullptr,
-             clock);
-  // A state is stored as a whole, because a short row and a long one may name the same slot.
-  if (next != nullptr) *next = StepState{own.next_window, 0.0f, 0.0f, 0};
+  select_row(p, traits, alone, tile, own, output, last_window, next, clock);
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
   if (traits.log2_ctas() == 0) return;
   const RowJob<T, kOptions> job = of_cluster();

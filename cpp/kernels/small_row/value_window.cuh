@@ -97,18 +97,28 @@ struct ValueWindowCounter {
   }
 };
 
+// Stores a window for the next step. A state is stored as a whole, because rows of any length may name its
+// slot; in shared memory a window stands alone.
+__device__ __forceinline__ void store_window(StepState* next, float packed_window) {
+  *next = StepState{packed_window, 0.0f, 0.0f, 0};
+}
+__device__ __forceinline__ void store_window(float* next, float packed_window) { *next = packed_window; }
+
 // Partitions a row by the bins of the last step's window. All warps have counted their elements in these
 // bins, and a block barrier has followed. Returns false if the k-th element lies outside the window, or
 // shares its bin with too many elements. The thread whose `next` is not null stores the next window there.
 // bin_of(i) is the bin of element i.
-template <typename Context, typename Tile, typename Bins, typename BinOf>
+template <typename Context, typename Tile, typename Bins, typename Next, typename BinOf>
 __device__ __forceinline__ bool partition_by_window(const Context& ctx, const Tile& tile, Bins& bins,
-                                                    float packed_window, float* next,
+                                                    float packed_window, Next* next,
                                                     PartitionOf<Tile>& partition, BinOf bin_of) {
   using WindowType = ValueWindow<Bins::kBins>;
   const BinHit hit = locate(ctx, bins, bins.set[0], bins.set[1], false, ctx.k);
   if (hit.count > kRankDirectly || hit.bin - 1 > Bins::kBins - 3) return false;
-  if (next != nullptr) *next = WindowType::updated(packed_window, hit.bin, bins.group[hit.bin >> kLog2Group]);
+  if (next != nullptr) {
+    const uint32_t near = bins.group[hit.bin >> kLog2Group];
+    store_window(next, WindowType::updated(packed_window, hit.bin, near));
+  }
   ptx::reconverge(ctx.zero);
   partition.rank = ctx.k - hit.above;
   partition.boundary_count = hit.count;
@@ -131,7 +141,7 @@ __device__ __forceinline__ bool partition_by_window(const Context& ctx, const Ti
 // Counts a row in the bins of the last step's window, and partitions it by them (`partition_by_window`).
 template <typename Context, typename Tile, typename Bins>
 __device__ __forceinline__ bool try_predicted_window(const Context& ctx, const Tile& tile, Bins& bins,
-                                                     float packed_window, float* next,
+                                                     float packed_window, StepState* next,
                                                      PartitionOf<Tile>& partition) {
   ValueWindowCounter<Bins> counter(bins, packed_window);
   // If registers are short, bins are computed again.

@@ -85,8 +85,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool is_solo = is_solo_row(Family::kStreaming, p.width, ctx.row.n, ctx.k);
   if (job.is_short() || is_solo) {
     const bool sampled = !traits.has(LaunchTraits::kReadsState);
+    job.publish_state(p, traits, state);
+    __syncthreads();
     if (is_solo && ctx.rank == 0) {
-      job.publish_state(p, traits, state);
       const small_row::SoloRow solo{
           ctx.row.n, job.requested_slot,
           static_cast<uint32_t>(fixed_bytes(traits.list_capacity(), 0)),  // the ring

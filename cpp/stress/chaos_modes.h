@@ -1,11 +1,11 @@
-// The setters of a chaos build: every CUDA file has a mode of its own, and one call sets them all.
+// The modes of a chaos build, and the function by which every CUDA file sets its own.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace gvr_topk::chaos {
 
-// The modes of a chaos build, by the threads that they delay. The host refuses numbers from kModes on;
+// Modes are named by the threads that they delay. The host refuses numbers from kModes on;
 // eval/common/stress_library.py names the modes for Python.
 enum Mode : int {
   kOff = 0,
@@ -19,9 +19,9 @@ enum Mode : int {
   kModes = 8,
 };
 
-// A function that sets the mode of one CUDA file on the current device.
-using Setter = cudaError_t (*)(int mode);
-
-void add_setter(Setter setter);
+// Sets the mode of one CUDA file on the current device.
+struct Setter {
+  cudaError_t (*set)(int mode);
+};
 
 }  // namespace gvr_topk::chaos

@@ -1,0 +1,78 @@
+// The check that no tensor that a call writes shares memory with another of its tensors.
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "check.h"
+
+namespace gvr_topk {
+
+// The memory of a tensor: `rows` runs of `bytes` each, `stride` bytes apart.
+struct MemoryRuns {
+  const char* name;
+  uintptr_t begin;
+  int64_t rows;
+  int64_t bytes;
+  int64_t stride;
+
+  uintptr_t end() const { return begin + (rows - 1) * stride + bytes; }
+};
+
+// Whether two tensors have a byte in common. Rows may lie side by side, as columns of one buffer. Rows with
+// different strides count as overlapping if the ranges of memory that they span do.
+inline bool overlap(const MemoryRuns& a, const MemoryRuns& b) {
+  if (a.begin >= b.end() || b.begin >= a.end()) return false;
+  if (a.rows > 1 && b.rows > 1 && a.stride != b.stride) return true;
+  const int64_t stride = a.rows > 1 ? a.stride : b.stride;
+  if (a.rows == 1 && b.rows == 1) return true;
+  const int64_t distance = (static_cast<int64_t>(b.begin - a.begin) % stride + stride) % stride;
+  return distance < a.bytes || distance + b.bytes > stride;
+}
+
+// Compares each written tensor with those that were named before it. Tensors have one dimension or two, and
+// elements of four bytes unless a call says otherwise.
+class MemoryCheck {
+ public:
+  void reads(const char* name, const Tensor& t, int64_t element_bytes = 4) {
+    add(name, t, kAny, element_bytes);
+  }
+  void reads(const char* name, const OptionalTensor& t) {
+    if (t) reads(name, *t);
+  }
+
+  // Only `columns` elements of each row are written, or all.
+  void writes(const char* name, const Tensor& t, int64_t columns = kAny, int64_t element_bytes = 4) {
+    if (!add(name, t, columns, element_bytes)) return;
+    const MemoryRuns& written = runs_[count_ - 1];
+    for (int i = 0; i + 1 < count_; ++i) {
+      check(!overlap(written, runs_[i]), name, ": wanted memory of its own, got memory shared with ",
+            runs_[i].name);
+    }
+  }
+  void writes(const char* name, const OptionalTensor& t, int64_t columns = kAny, int64_t element_bytes = 4) {
+    if (t) writes(name, *t, columns, element_bytes);
+  }
+
+ private:
+  // Adds a tensor; false: it has no element.
+  bool add(const char* name, const Tensor& t, int64_t columns, int64_t element_bytes) {
+    const bool is_table = t.dim() == 2;
+    const int64_t rows = is_table ? t.size(0) : 1;
+    if (columns == kAny) columns = t.size(is_table ? 1 : 0);
+    if (rows == 0 || columns == 0) return false;
+    MemoryRuns runs{name, reinterpret_cast<uintptr_t>(t.data_ptr()), rows, columns * element_bytes,
+                    is_table ? t.stride(0) * element_bytes : 0};
+    if (runs.stride <= runs.bytes) {  // rows without gaps are one run
+      runs.bytes += (rows - 1) * runs.stride;
+      runs.rows = 1;
+    }
+    runs_[count_++] = runs;
+    return true;
+  }
+
+  std::array<MemoryRuns, 12> runs_;  // as many tensors as the decode op has
+  int count_ = 0;
+};
+
+}  // namespace gvr_topk

@@ -1,0 +1,139 @@
+"""The compiled checks, those in Python and those of a trace refuse the same calls in the same words.
+
+The checks of the CUDA library need no CUDA: a C++ compiler builds them here as ops for CPU tensors.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gvr_topk.arguments import (
+    BLOCKS_WRITTEN,
+    IN_BLOCKS_WRITTEN,
+    PREFILL_WRITTEN,
+    WRITTEN,
+    Arguments,
+    BlocksArguments,
+    InBlocksArguments,
+    PrefillArguments,
+    schema,
+)
+from tests.wrong_calls import CASES, OPS, VALID, arguments, message_of, wrong_call
+
+ROOT = Path(__file__).resolve().parents[2]
+SCHEMAS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "decode": (Arguments, WRITTEN),
+    "prefill": (PrefillArguments, PREFILL_WRITTEN),
+    "blocks": (BlocksArguments, BLOCKS_WRITTEN),
+    "in_blocks": (InBlocksArguments, IN_BLOCKS_WRITTEN),
+}
+Check = Callable[[str, Any], None]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
+    """Run the compiled checks of an op on the arguments of a call."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    library = tmp_path_factory.mktemp("checks") / "libchecks.so"
+    torch_root = Path(torch.__file__).parent
+    command = [
+        compiler,
+        "-std=c++17",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]
+    command += [
+        "-DTORCH_TARGET_VERSION=0x0209000000000000ULL",
+        f"-I{ROOT}/cpp/include",
+        f"-I{ROOT}/cpp/torch",
+    ]
+    command += ["-isystem", f"{torch_root}/include", f"{ROOT}/tests/cpp/compiled_checks.cpp"]
+    command += ["-o", str(library), f"-L{torch_root}/lib", "-ltorch_cpu", "-ltorch"]
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    definitions = torch.library.Library("gvr_topk_checks", "DEF")
+    for op, (kind, written) in SCHEMAS.items():
+        definitions.define(f"indexer_topk_{op}{schema(kind, written)}")
+    torch.ops.load_library(str(library))
+    yield lambda op, call: getattr(torch.ops.gvr_topk_checks, f"indexer_topk_{op}")(*call)
+    definitions._destroy()
+
+
+def said(run: Callable[[], object]) -> str | None:
+    """The first line of the error of a call; None if there is none."""
+    try:
+        run()
+    except (ValueError, RuntimeError) as error:
+        return str(error).split("\n", 1)[0]
+    return None
+
+
+@pytest.mark.parametrize(("op", "what"), CASES)
+def test_all_refuse_in_the_same_words(op: str, what: str, compiled: Check) -> None:
+    message = message_of(op, what)
+    call = wrong_call(op, what, "cpu")
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        OPS[op].launch(call)
+    assert said(lambda: compiled(op, call)) == message
+    with FakeTensorMode():
+        traced = wrong_call(op, what, "cpu")
+        assert said(lambda: OPS[op].launch(traced)) == message
+
+
+@pytest.mark.parametrize("what", VALID)
+def test_all_accept_the_same_calls(what: str, compiled: Check) -> None:
+    call = arguments("cpu", VALID[what]("cpu"))
+    OPS["decode"].launch(call)
+    assert said(lambda: compiled("decode", call)) is None
+    with FakeTensorMode():
+        OPS["decode"].launch(arguments("cpu", VALID[what]("cpu")))
+
+
+@pytest.mark.parametrize("op", ["prefill", "blocks", "in_blocks"])
+def test_the_calls_are_valid_before_they_are_changed(op: str, compiled: Check) -> None:
+    call = OPS[op].arguments("cpu", {})
+    OPS[op].launch(call)
+    compiled(op, call)
+
+
+def checks_of(file: Path) -> list[str]:
+    """A pattern of the message of each ``check`` in a C++ header."""
+    text = re.sub(r"//[^\n]*", "", file.read_text())
+    patterns = []
+    for found in re.finditer(r"\bcheck\(", text):
+        end, depth = found.end(), 1
+        while depth:
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        # What a message quotes of the call stands between its literals.
+        literals = re.findall(r'"([^"]*)"', text[found.end() : end])
+        if any("wanted" in literal for literal in literals):
+            patterns.append(".*".join(map(re.escape, literals)))
+    return patterns
+
+
+@pytest.mark.parametrize("header", ["arguments.h", "check.h", "memory.h"])
+def test_every_compiled_check_has_a_wrong_call(header: str) -> None:
+    messages = [message_of(op, what) for op, what in CASES]
+    patterns = checks_of(ROOT / "cpp" / "torch" / header)
+    assert patterns
+    missing = [pattern for pattern in patterns if not any(re.search(pattern, text) for text in messages)]
+    # Other devices take a GPU, and path paper_gvr a GPU of another kind.
+    assert missing == [
+        pattern for pattern in patterns if "compute" in pattern or r"wanted\ a\ tensor\ on" in pattern
+    ]
