@@ -9,8 +9,13 @@ shared memory is the static part per CTA (the dynamic part is an argument of eac
 binary); code is the size of the kernel's instructions in bytes. What an architecture never launches is
 compiled to a trap there, of few bytes.
 
-``--record`` notes under the commit a digest of all instructions for each architecture. Where sources change
-and the digest does not, what was measured on the GPU still holds.
+``--convergence`` checks that a warp barrier stands before every collective which lanes may reach apart
+(`eval.common.sass`), of kernels whose names contain a text: ``topk`` for all, a second or two each. It needs
+a library with source lines (``-DGVR_TOPK_LINE_INFO=ON``).
+
+``--record`` notes under the commit, for each architecture, a digest of every kernel's name, instructions and
+constants. Where sources change and the digest does not, the GPU runs what was measured. The digest says
+nothing of host code, which plans and makes the launches.
 """
 
 from __future__ import annotations
@@ -30,14 +35,21 @@ from typing import Annotated
 
 import typer
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import SymbolTableSection
 
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import require_writable
+from eval.common.provenance import MEASURED_ARCH, RECORD_FORMAT
+from eval.common.sass import Finding, parse, unexplained, unguarded
 from eval.common.tables import markdown_table
 
 LIBRARY = Path(__file__).resolve().parent.parent / "gvr_topk" / "lib" / "libgvr_topk_cuda.so"
 ARCHITECTURES = ("sm_90a", "sm_100f", "sm_120f")
-"""What the library is built for: Hopper, data-centre Blackwell, consumer Blackwell."""
+"""What a library may be built for: Hopper, Blackwell of data centres, Blackwell of consumers."""
+
+TEXT = ".text."
+CODE_SECTIONS = (TEXT, ".nv.constant")
+"""What a kernel is: its instructions, and its constants in banks of their own."""
 
 _FATBIN = re.compile(r"^Fatbin elf code:\n=+\narch = (?P<arch>\S+)$", re.MULTILINE)
 _FUNCTION = re.compile(
@@ -68,17 +80,21 @@ class KernelUse:
 
 def cuobjdump() -> str:
     """Path of NVIDIA's ``cuobjdump``: the one installed beside this Python, or one on PATH."""
-    for name in ("nvidia-cuda-cuobjdump", "nvidia-cuda-cuobjdump-cu12"):
+    return _tool("cuobjdump")
+
+
+def _tool(program: str) -> str:
+    for name in (f"nvidia-cuda-{program}", f"nvidia-cuda-{program}-cu12"):
         try:
             files = importlib.metadata.files(name) or []
         except importlib.metadata.PackageNotFoundError:
             continue
         for file in files:
-            if file.name == "cuobjdump":
+            if file.name == program:
                 return str(Path(str(file.locate())).resolve())
-    found = shutil.which("cuobjdump")
+    found = shutil.which(program)
     if found is None:
-        raise InspectError("cuobjdump: wanted it installed (pip install nvidia-cuda-cuobjdump), got none")
+        raise InspectError(f"{program}: wanted it installed (pip install nvidia-cuda-{program}), got none")
     return found
 
 
@@ -90,17 +106,17 @@ def _run(*command: str, folder: Path | None = None) -> str:
 
 
 def _code(tool: str, library: Path) -> Iterator[dict[str, bytes]]:
-    """Each kernel's instructions, one mapping per embedded binary, in the library's order."""
+    """Sections of instructions and of constants by name, one mapping per binary, in the library's order."""
     with tempfile.TemporaryDirectory() as folder:
         listing = _run(tool, "--extract-elf", "all", str(library), folder=Path(folder))
         for name in _EXTRACTED.findall(listing):
             with (Path(folder) / name).open("rb") as file:
-                sections = [s for s in ELFFile(file).iter_sections() if s.name.startswith(".text.")]
-                yield {section.name.removeprefix(".text."): section.data() for section in sections}
+                sections = [s for s in ELFFile(file).iter_sections() if s.name.startswith(CODE_SECTIONS)]
+                yield {section.name: section.data() for section in sections}
 
 
 def _binaries(tool: str, library: Path) -> list[tuple[str, str, dict[str, bytes]]]:
-    """Of each embedded binary the architecture, what its kernels use, and their instructions."""
+    """Return the architecture, the resource report and the sections by name of each embedded binary."""
     report = _run(tool, "--dump-resource-usage", str(library))
     starts = list(_FATBIN.finditer(report))
     code = list(_code(tool, library))
@@ -145,7 +161,7 @@ def inspect(library: Path = LIBRARY) -> list[KernelUse]:
     if not library.is_file():
         raise InspectError(f"library: wanted a built CUDA library, got none at {library}")
     found = [
-        (arch, function, len(code[function["name"]]))
+        (arch, function, len(code[TEXT + function["name"]]))
         for arch, used, code in _binaries(cuobjdump(), library.resolve())  # The tool runs in another folder.
         for function in _FUNCTION.finditer(used)
     ]
@@ -167,9 +183,9 @@ def inspect(library: Path = LIBRARY) -> list[KernelUse]:
 
 
 def machine_code(library: Path = LIBRARY) -> dict[str, str]:
-    """Digest of the instructions of all kernels, by architecture.
+    """Digest of the names, instructions and constants of all kernels, by architecture.
 
-    Names do not count, nor does the order of the kernels.
+    The order of the kernels does not count.
 
     Parameters
     ----------
@@ -188,11 +204,70 @@ def machine_code(library: Path = LIBRARY) -> dict[str, str]:
     """
     kernels: defaultdict[str, list[str]] = defaultdict(list)
     for arch, _, code in _binaries(cuobjdump(), library.resolve()):
-        kernels[arch] += [hashlib.sha256(one).hexdigest() for one in code.values()]
+        kernels[arch] += [f"{name} {hashlib.sha256(one).hexdigest()}" for name, one in code.items()]
     return {
-        arch: hashlib.sha256(" ".join(sorted(digests)).encode()).hexdigest()
+        arch: hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
         for arch, digests in sorted(kernels.items())
     }
+
+
+def unguarded_collectives(
+    library: Path = LIBRARY, kernels: str = "", arch: str = MEASURED_ARCH
+) -> list[Finding]:
+    """Warp collectives that lanes may reach apart (`eval.common.sass`), in the code of one architecture.
+
+    Parameters
+    ----------
+    library : Path
+        Shared library with embedded device code.
+    kernels : str
+        Part of the names of the kernels to read; empty: of each family the fp32 kernel with the most code.
+    arch : str
+
+    Returns
+    -------
+    list of Finding
+        With source lines where the library has them (CMake option ``GVR_TOPK_LINE_INFO``).
+
+    Raises
+    ------
+    InspectError
+        A tool is missing, or there is no such kernel.
+    """
+    found: list[Finding] = []
+    with tempfile.TemporaryDirectory() as folder:
+        listing = _run(cuobjdump(), "--extract-elf", "all", str(library.resolve()), folder=Path(folder))
+        binaries = [Path(folder) / name for name in _EXTRACTED.findall(listing) if f".{arch}." in name]
+        chosen = _chosen_kernels(binaries, kernels)
+        if not chosen:
+            raise InspectError(f"kernels: wanted some of {arch} with {kernels!r} in their names, got none")
+        for binary, symbol in chosen:
+            command = (_tool("nvdisasm"), "-gi", "-c", "-fun", str(symbol), str(binary))
+            found += [one for function in parse(_run(*command).splitlines()) for one in unguarded(function)]
+    return found
+
+
+def _chosen_kernels(binaries: list[Path], kernels: str) -> list[tuple[Path, int]]:
+    """Binary and symbol of the kernels that `unguarded_collectives` reads."""
+    symbols = []
+    for binary in binaries:
+        with binary.open("rb") as file:
+            table = ELFFile(file).get_section_by_name(".symtab")
+            assert isinstance(table, SymbolTableSection)
+            symbols += [
+                (symbol["st_size"], symbol.name, binary, index)
+                for index, symbol in enumerate(table.iter_symbols())
+                if symbol["st_info"]["type"] == "STT_FUNC" and not symbol.name.startswith("$")
+            ]
+    shown = _demangle({name for _, name, _, _ in symbols})
+    if kernels:
+        return [(binary, index) for _, name, binary, index in symbols if kernels in shown[name]]
+    largest = {}
+    for _, name, binary, index in sorted(symbols, key=lambda symbol: symbol[0]):
+        family, _, arguments = shown[name].partition("<")
+        if arguments.startswith("float"):
+            largest[family] = (binary, index)
+    return list(largest.values())
 
 
 def compiler() -> str | None:
@@ -203,7 +278,8 @@ def compiler() -> str | None:
 
 
 def faults(uses: list[KernelUse]) -> list[str]:
-    """What is wrong with a build: spills, and kernels without code for an architecture."""
+    """What is wrong with a build: spills, and kernels without code for an architecture that others have."""
+    built = [arch for arch in ARCHITECTURES if arch in {use.arch for use in uses}]
     found = [
         f"{use.kernel} on {use.arch}: wanted no stack and no local memory, "
         f"got {use.stack_bytes} and {use.local_bytes} bytes per thread"
@@ -211,9 +287,23 @@ def faults(uses: list[KernelUse]) -> list[str]:
         if use.stack_bytes or use.local_bytes
     ]
     for kernel in sorted({use.kernel for use in uses}):
-        missing = [arch for arch in ARCHITECTURES if arch not in {u.arch for u in uses if u.kernel == kernel}]
+        missing = [arch for arch in built if arch not in {u.arch for u in uses if u.kernel == kernel}]
         found += [f"{kernel}: wanted code for {arch}, got none" for arch in missing]
     return found
+
+
+def _check_convergence(library: Path, kernels: str) -> None:
+    try:
+        found = unguarded_collectives(library, kernels)
+    except InspectError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from None
+    wrong = unexplained(found)
+    typer.echo(f"{len(found)} collectives without a guard behind a branch, {len(wrong)} unexplained")
+    for one in wrong:
+        typer.echo(str(one), err=True)
+    if wrong:
+        raise typer.Exit(1)
 
 
 def main(
@@ -221,10 +311,16 @@ def main(
     json_out: Annotated[Path | None, typer.Option("--json", help="Where to write the figures.")] = None,
     record: Annotated[Path | None, typer.Option(help="File of digests to add this build's to.")] = None,
     commit: Annotated[str, typer.Option(help="Commit of the sources, where it is not HEAD.")] = "",
+    convergence: Annotated[
+        str, typer.Option(help="Check the collectives of kernels with this in their names, and nothing else.")
+    ] = "",
 ) -> None:
     """Print what each kernel of the built library costs on each GPU architecture."""
     require_writable(json_out, "--json")
     require_writable(record, "--record")
+    if convergence:
+        _check_convergence(library, convergence)
+        return
     try:
         uses = inspect(library)
     except InspectError as error:
@@ -237,10 +333,13 @@ def main(
     if json_out is not None:
         write_json(json_out, {"machine": machine, "kernels": [asdict(use) for use in uses]})
     if record is not None:
-        builds = json.loads(record.read_text())["builds"] if record.is_file() else []
+        recorded = json.loads(record.read_text()) if record.is_file() else {}
         build = {"commit": machine["commit"], "nvcc": compiler()}
-        builds = [known for known in builds if known["commit"] != build["commit"]]
-        write_json(record, {"builds": [*builds, build | {"machine_code": machine_code(library)}]})
+        # Digests of another format are of other things, so they can be compared with none of these.
+        known = recorded["builds"] if recorded.get("format") == RECORD_FORMAT else []
+        builds = [each for each in known if each["commit"] != build["commit"]]
+        builds.append(build | {"machine_code": machine_code(library)})
+        write_json(record, {"format": RECORD_FORMAT, "builds": builds})
     wrong = faults(uses)
     for line in wrong:
         typer.echo(line, err=True)

@@ -1,23 +1,29 @@
 """Run the op beside other work, under delays, and on arguments that are rewritten; compare every launch.
 
-    python -m eval stress --launches 1000000 --out out/stress.json
+    python -m eval stress --seconds-each 9 --out out/stress.json
     python -m eval stress --launches 0 --chaos-launches 100000 --out out/chaos.json
     python -m eval stress --rewrite --out out/rewrite.json
     python -m eval stress --package ../other --configurations fp32-131072x1 --neighbours l1,index_add
 
-One graph holds 64 launches of a configuration over different rows, chains of decode steps that a predictor
-follows or misses. A neighbour works on another stream all the time that the graph is replayed. Each replay
-ends with a comparison, on the device, of every result and every hint with an oracle computed before, and of
-the guard words behind every block; results are poisoned before the next. Neighbours other than operations of
-torch, and rewriting, need a library of their own (``make neighbours``); ``--chaos-launches`` needs a build of
-the op that delays threads (CMake option ``GVR_TOPK_CHAOS``; the environment variable
-``GVR_TOPK_LIBRARY_DIR`` names its folder), and gives each mode of it a share of the launches.
+One graph holds up to 1,024 launches of a configuration: eight chains of decode steps that a predictor follows
+or misses, each on a stream of its own, so that launches of the op run beside each other. A neighbour works on
+another stream all the time that the graph is replayed. Each replay ends with a comparison, on the device, of
+every result and every hint with an oracle computed before, and of the guard words behind every block; results
+are poisoned before the next. ``--seconds-each`` gives every configuration the same time in place of the same
+number of launches.
+
+Neighbours other than operations of torch, and rewriting, need a library of their own (``make neighbours``).
+``--chaos-launches`` needs a build of the op that delays threads (``make chaos``; the environment variable
+``GVR_TOPK_LIBRARY_DIR`` names its folder), and gives each mode of it a share of the launches. With a build
+that counts collectives (CMake option ``GVR_TOPK_CHECK_CONVERGED``) the results have the table of
+`eval.common.converged`, and the run fails if lanes came apart where nothing explains it.
 
 With ``--rewrite`` another stream keeps rewriting the state's indices, its words, the lengths, the slots or
 the scores, for a minute each; then the words by what other rows would have left, and scores by scores of
-quite another scale. Of prefill the ends of the windows and the rows' requests stand for lengths and slots.
-Results may be anything then, but every launch must end, no guard word may change, and launches behind it must
-be exact.
+quite another scale: five arguments in seven ways. Of prefill the ends of the windows and the rows' requests
+stand for lengths and slots. Results may be anything then, but every launch must end, no guard word may
+change, and launches behind it must be exact. Clocks of the device say how many launches ran wholly while a
+kernel was rewriting, because not every argument can change a result.
 
 ``--package`` names a folder with another ``gvr_topk`` of the same interface and its libraries, for example
 another checkout, to run in place of this one.
@@ -81,6 +87,9 @@ def main(
     launches: Annotated[
         int, typer.Option(help="Launches of each configuration beside neighbours.")
     ] = 100_000,
+    seconds_each: Annotated[
+        float, typer.Option(help="Seconds of each configuration beside neighbours, in place of --launches.")
+    ] = 0.0,
     chaos_launches: Annotated[int, typer.Option(help="Launches of each configuration under delays.")] = 0,
     configurations: Annotated[str, typer.Option(help="Names, comma-separated, or all.")] = "all",
     neighbours: Annotated[str, typer.Option(help="Names, comma-separated, or all.")] = "all",
@@ -93,15 +102,23 @@ def main(
     device: Annotated[str, typer.Option(help="cuda, or cpu to try the script itself.")] = "cuda",
     seed: Annotated[int, typer.Option(help="Seed of the rows.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Results as JSON.")] = None,
+    converged: Annotated[
+        Path | None, typer.Option(help="File of tables of collectives to add this run's to.")
+    ] = None,
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
     """Stress the op."""
-    if launches < 0 or chaos_launches < 0 or not (rewrite or launches + chaos_launches > 0):
+    if (
+        launches < 0
+        or chaos_launches < 0
+        or not (rewrite or seconds_each > 0 or launches + chaos_launches > 0)
+    ):
         raise typer.BadParameter("--launches and --chaos-launches: wanted at least one launch")
     if package is not None:
         use_package(package)
     # Not before: they import the package.
     import gvr_topk
+    from eval.common import converged as collectives
     from eval.common import stress_cases as cases
     from eval.common import stress_neighbours as beside
     from eval.common import stress_run as runs
@@ -118,6 +135,7 @@ def main(
     rewritten = _names("--tensors", tensors, cases.REWRITINGS)
     require_device(device)
     require_writable(out)
+    require_writable(converged, "--converged")
     if device == "cuda" and not gvr_topk.library_status().loaded:
         reason = gvr_topk.library_status().reason
         raise typer.BadParameter(f"--device: wanted a compiled CUDA library, got none: {reason}")
@@ -153,6 +171,7 @@ def main(
                 names,
                 launches=launches,
                 chaos_launches=chaos_launches,
+                seconds_each=seconds_each,
                 limits=limits,
                 report=report,
             )
@@ -173,7 +192,9 @@ def main(
     )
     if hung:
         os._exit(WRONG)  # an ordinary end would wait for the device
-    if not total["clean"]:
+    explained = collectives.record(data, converged)
+    save()
+    if not total["clean"] or not explained:
         raise typer.Exit(WRONG)
     if data["stopped_by_time"]:
         raise typer.Exit(STOPPED)

@@ -59,7 +59,7 @@ class Configuration:
     aligned : bool
         Rows begin at multiples of 16 bytes.
     chains : int
-        Requests whose steps take turns; with one, each launch follows the step before it.
+        Sequences of steps, each of which has a stream of its own, where a launch follows the step before it.
     op : {"decode", "prefill"}
         Prefill has no state, and so no indices; its tables need `row_slot`.
     offsets : bool
@@ -132,7 +132,7 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("k512-131072x2", 131072, 2, k=512, row_slot=True, stats=True),
     Configuration("k4096-131072x1", 131072, k=4096),
     Configuration("k4096-524288x1", 524288, k=4096, row_slot=True),
-    Configuration("pages-pdl-131072x2", 131072, 2, row_slot=True, page_size=64, pdl=True, chains=1),
+    Configuration("pages-pdl-131072x2", 131072, 2, row_slot=True, page_size=64, pdl=True),
     Configuration("slots-8192x4", 8192, 4, counts=True, page_size=64, cache_slots=True),
     Configuration(
         "slots-131072x2", 131072, 2, next_n=2, row_slot=True, counts=True, page_size=64, cache_slots=True

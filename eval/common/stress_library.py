@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import gvr_topk
 
@@ -27,7 +28,7 @@ CHAOS_MODES = (
     "a roaming CTA late",
     "every second row late",
 )
-"""What a chaos build delays, by mode (cpp/stress/chaos_registry.h)."""
+"""What a chaos build delays, by mode (cpp/stress/chaos_modes.h)."""
 
 
 class StressError(RuntimeError):
@@ -58,7 +59,9 @@ def neighbours_library() -> ctypes.CDLL | None:
     library.gvr_topk_hammer_shared.argtypes = [pointer, i32, real]
     library.gvr_topk_hammer_l1.argtypes = [pointer, i32, real, pointer, i64]
     library.gvr_topk_stream_dram.argtypes = [pointer, i32, real, pointer, i64]
-    library.gvr_topk_rewrite.argtypes = [pointer, i32, i32, real, pointer, i64, i64, i64, pointer, i64]
+    log = (pointer, pointer, i64)
+    library.gvr_topk_stamp.argtypes = (pointer, *log, i32)
+    library.gvr_topk_rewrite.argtypes = (pointer, i32, i32, real, pointer, i64, i64, i64, pointer, i64, *log)
     library.gvr_topk_check_words.argtypes = [pointer, pointer, pointer, pointer, i32, pointer]
     return library
 
@@ -74,8 +77,53 @@ def succeed(status: int) -> None:
         raise StressError(f"a kernel of {NEIGHBOURS_LIBRARY} was not launched: CUDA status {status}")
 
 
+class TimeLog:
+    """Pairs of numbers that kernels of the library of neighbours write down, the first of which is a time.
+
+    Parameters
+    ----------
+    pairs : int
+        Those behind are not written down.
+    """
+
+    def __init__(self, pairs: int = 1 << 20) -> None:
+        self._times = torch.zeros(pairs, 2, dtype=torch.int64, device="cuda")
+        self._count = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    @property
+    def arguments(self) -> tuple[int, int, int]:
+        """What a function of the library takes."""
+        return self._times.data_ptr(), self._count.data_ptr(), self._times.numel()
+
+    def clear(self) -> None:
+        self._count.zero_()
+
+    def pairs(self) -> Tensor:
+        """What was written down, ``[pairs, 2]``; waits for the device."""
+        return self._times[: int(self._count) // 2]
+
+
+def launches_within(stamps: Tensor, intervals: Tensor) -> tuple[int, int]:
+    """How many launches there were, and how many of them ran wholly within one of some intervals.
+
+    Parameters
+    ----------
+    stamps : Tensor, ``[stamps, 2]`` int64
+        A time between any two launches of a stream, and whether no launch ends there.
+    intervals : Tensor, ``[intervals, 2]`` int64
+        Times at which they begin and end, in order.
+    """
+    times, begins = stamps.unbind(dim=1)
+    launches = torch.stack([times[:-1], times[1:]])[:, begins[1:] == 0]
+    if not len(intervals):
+        return launches.shape[1], 0
+    which = torch.searchsorted(intervals[:, 0].contiguous(), launches[0].contiguous(), right=True) - 1
+    inside = (which >= 0) & (launches[1] <= intervals[which, 1])
+    return launches.shape[1], int(inside.sum())
+
+
 @functools.cache
-def _op_library() -> ctypes.CDLL | None:
+def op_library() -> ctypes.CDLL | None:
     path = gvr_topk.library_status().path
     return None if path is None else ctypes.CDLL(path)
 
@@ -85,7 +133,7 @@ def chaos_modes() -> int:
 
     A chaos build is one with the CMake option ``GVR_TOPK_CHAOS``.
     """
-    library = _op_library()
+    library = op_library()
     if library is None or not hasattr(library, "gvr_topk_chaos_modes"):
         return 0
     return int(library.gvr_topk_chaos_modes())
@@ -93,7 +141,7 @@ def chaos_modes() -> int:
 
 def chaos_files() -> int:
     """CUDA files of the loaded library that delay threads."""
-    library = _op_library()
+    library = op_library()
     return int(library.gvr_topk_chaos_files()) if library is not None and chaos_modes() else 0
 
 
@@ -105,7 +153,7 @@ def set_chaos(mode: int) -> None:
     StressError
         The library is not a chaos build, or has no such mode.
     """
-    library = _op_library()
+    library = op_library()
     if library is None or not 0 <= mode < chaos_modes():
         raise StressError(f"mode: wanted one of the {chaos_modes()} modes of the library, got {mode}")
     torch.cuda.synchronize()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eval.common.stress_cases import Configuration
-from eval.common.stress_library import HOW_TO_BUILD, StressError, neighbours_library, succeed
+from eval.common.stress_library import HOW_TO_BUILD, StressError, TimeLog, neighbours_library, succeed
 from eval.common.stress_workload import Workload
 
 NEIGHBOURS = ("none", "sms", "smem", "l1", "dram", "index_add", "sort", "matmul", "copy", "second")
@@ -81,12 +81,15 @@ class Neighbour:
         Feedings that found no group running or waiting.
     workload : Workload or None
         What it launches, if that is the op.
+    log : TimeLog or None
+        When it began and ended to rewrite.
     """
 
     def __init__(self, name: str, launch: Callable[[], None] | None = None, *, on_cpu: bool = False) -> None:
         self.name = name
         self.groups = self.idle = 0
         self.workload: Workload | None = None
+        self.log: TimeLog | None = None
         self._launch = launch
         self._on_cpu = on_cpu
         self._queued: deque[torch.cuda.Event] = deque()
@@ -310,6 +313,8 @@ def make_rewriter(target: Tensor, pool: Tensor) -> Neighbour:
     # A few words are rewritten by one warp: many warps would do nothing but wait for each other.
     ctas, threads = (1, 32) if rows * columns <= 64 else (4, 128)
 
+    log = TimeLog()
+
     def launch() -> None:
         succeed(
             library.gvr_topk_rewrite(
@@ -323,7 +328,10 @@ def make_rewriter(target: Tensor, pool: Tensor) -> Neighbour:
                 max(target.stride(0), columns) * scale // 4,
                 pool.data_ptr(),
                 contents,
+                *log.arguments,
             )
         )
 
-    return Neighbour("rewriter", launch)
+    rewriter = Neighbour("rewriter", launch)
+    rewriter.log = log
+    return rewriter

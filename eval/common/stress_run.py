@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from eval.common.stress_cases import Configuration, can_rewrite, rewrite_pool, rewritten_tensor
-from eval.common.stress_library import CHAOS_MODES, chaos_files, chaos_modes, neighbours_library, set_chaos
+from eval.common.stress_library import (
+    CHAOS_MODES,
+    chaos_files,
+    chaos_modes,
+    launches_within,
+    neighbours_library,
+    set_chaos,
+)
 from eval.common.stress_neighbours import (
     HANG_SECONDS,
     Hang,
@@ -110,6 +117,7 @@ def run_launches(
     *,
     launches: int,
     chaos_launches: int,
+    seconds_each: float,
     limits: Limits,
     report: Report,
 ) -> None:
@@ -125,6 +133,8 @@ def run_launches(
         Of each configuration, spread evenly over the neighbours.
     chaos_launches : int
         Of each configuration, spread evenly over the modes of a chaos build, in which nothing runs beside.
+    seconds_each : float
+        More than 0: each configuration runs beside neighbours for so long, in place of `launches`.
     limits : Limits
     report : callable
         Gets each result as soon as it is there.
@@ -133,7 +143,9 @@ def run_launches(
     kept: dict[str, Neighbour] = {}
     for configuration in configurations:
         workload = Workload(configuration, device, seed=data["seed"])
-        parts = [(name, 0, launches / len(neighbours)) for name in neighbours if launches > 0]
+        part_seconds = seconds_each / len(neighbours)
+        wanted = float(2**62) if seconds_each > 0 else launches / len(neighbours)
+        parts = [(name, 0, wanted) for name in neighbours if wanted > 0]
         modes = range(1, chaos_modes())
         parts += [("none", mode, chaos_launches / len(modes)) for mode in modes if chaos_launches > 0]
         for name, mode, share in parts:
@@ -146,10 +158,12 @@ def run_launches(
                 kept[name] = beside
             if chaos_modes() > 0:
                 set_chaos(mode)
-            result = _run_part(workload, beside, int(-(-share // workload.launches)), limits)
+            is_timed = seconds_each > 0 and mode == 0
+            within = limits.within(part_seconds) if is_timed else limits
+            result = _run_part(workload, beside, int(-(-share // workload.launches)), within)
             result |= {"chaos": mode, "delayed": CHAOS_MODES[mode]}
             data["results"].append({"configuration": configuration.as_json(), **result})
-            data["stopped_by_time"] |= result["launches"] < share
+            data["stopped_by_time"] |= limits.reached if is_timed else result["launches"] < share
             report(data["results"][-1])
     if chaos_modes() > 0:
         set_chaos(0)
@@ -233,6 +247,9 @@ def run_rewriting(
             started = time.monotonic()
             done = replay_beside(workload, rewriter, 2**62, limits.within(share[name]))
             disturbed = workload.counts()
+            stamped, met = 0, 0
+            if workload.log is not None and rewriter.log is not None:
+                stamped, met = launches_within(workload.log.pairs(), rewriter.log.pairs())
             workload.restore()
             replay_beside(workload, nothing, UNDISTURBED_REPLAYS, Limits(hang_seconds=limits.hang_seconds))
             after = workload.counts()
@@ -245,7 +262,10 @@ def run_rewriting(
                     "delayed": CHAOS_MODES[mode],
                     "seconds": round(time.monotonic() - started, 3),
                     "launches": done * workload.launches,
-                    # Launches whose result was another one: those that the rewriting has met.
+                    # Launches whose time is known, and those that ran while a kernel was rewriting.
+                    "timed_launches": stamped,
+                    "launches_during_rewriting": met,
+                    # Launches whose result was another one. Some arguments may be rewritten without that.
                     "disturbed_launches": disturbed.wrong_launches,
                     "guard_words": disturbed.guard_words + after.guard_words,
                     "exact_after": after.clean and after.launches == expected,
@@ -267,9 +287,12 @@ def totals(data: dict[str, Any]) -> dict[str, Any]:
     def of(key: str, chosen: Callable[[dict[str, Any]], bool] = lambda result: True) -> int:
         return sum(int(result.get(key, 0)) for result in results if chosen(result))
 
+    launches = of("launches")
     return {
         "configurations": len({result["configuration"]["name"] for result in results}),
-        "launches": of("launches"),
+        "launches": launches,
+        # The rule of three: a share of wrong launches above this would have shown with 95 %.
+        "error_bound_95": 3 / launches if launches else None,
         "launches_with_delays": of("launches", lambda result: result["chaos"] > 0),
         "wrong_launches": of("wrong_launches"),
         "wrong_hints": of("wrong_hints"),

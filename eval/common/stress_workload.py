@@ -1,5 +1,8 @@
 """A graph of launches over different rows whose every written word is compared on the device.
 
+Each chain of decode steps has a stream of its own within the graph, so that launches of one configuration run
+beside each other.
+
 All that the launches of a workload write lies in one buffer of 32-bit words: results, cache slots, numbers of
 items, what each step leaves, statistics, and guard words behind every block and between the rows of a block.
 A second buffer holds what should be there once all launches have run, so that one small kernel compares
@@ -17,14 +20,20 @@ from torch import Tensor
 
 import gvr_topk
 from eval.common.stress_cases import CHAINS, DTYPES, Configuration, chain_steps, visible_lengths
-from eval.common.stress_library import neighbours_library, succeed
+from eval.common.stress_library import TimeLog, neighbours_library, succeed
 from gvr_topk import TopkState, indexer_topk_decode
 from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, StatsColumn
 from gvr_topk.contract import exact_topk, row_lengths
 from gvr_topk.evaluation.oracle import translate_positions
 
-LAUNCHES = {"cuda": 64, "cpu": 8}
-"""Launches of a graph."""
+ROW_SETS = {"cuda": 64, "cpu": 8}
+"""Different rows, with lengths of their own; a graph of more launches begins again with the first ones."""
+
+MOST_LAUNCHES = 1024
+SCORES = 1 << 29
+WORDS = 1 << 26
+"""Limits of a graph: launches, the scores that they read, and the words of results that they write. Within
+them a graph keeps the device busy for about a millisecond, so that the host keeps up."""
 
 GUARD = -1515870811  # 0xA5A5A5A5; neither this nor the poison is ever a result
 POISON = -7777
@@ -126,6 +135,15 @@ class _Layout:
         return f"{block.name} row {row} column {column}"
 
 
+def graph_launches(configuration: Configuration, device: str) -> int:
+    """Launches of a graph: a multiple of `ROW_SETS`."""
+    sets, c = ROW_SETS[device], configuration
+    if device == "cpu":
+        return sets
+    most = min(MOST_LAUNCHES, SCORES // (c.rows * c.width), WORDS // (c.rows * c.k * (1 + c.cache_slots)))
+    return max(1, most // sets) * sets
+
+
 class Workload:
     """Launches of one configuration over rows of their own, what they should write, and their graph.
 
@@ -135,10 +153,11 @@ class Workload:
     device : {"cuda", "cpu"}
         On the CPU launches run one by one, without a graph.
     launches : int, optional
-        Default: `LAUNCHES` of the device.
+        Default: `graph_launches`. A multiple of `ROW_SETS` has so many rows, any other number a row each.
     seed : int
     rewritable : bool
-        All launches share their lengths and two row buffers, so that one kernel can rewrite them all.
+        All launches share their lengths and two row buffers, so that one kernel can rewrite them all. They
+        are one chain, and a log gets the time between any two of them.
     """
 
     def __init__(
@@ -152,7 +171,9 @@ class Workload:
     ) -> None:
         self.configuration = configuration
         self.device = device
-        self.launches = launches or LAUNCHES[device]
+        self.launches = launches or graph_launches(configuration, device)
+        sets = ROW_SETS[device]
+        self._row_sets = self.launches if self.launches % sets else sets
         self._rewritable = rewritable
         self._draw = torch.Generator(device=device).manual_seed(1_000_003 * seed + 17)
         self._make_inputs()
@@ -160,27 +181,30 @@ class Workload:
         self._seq_lens_before = self.seq_lens.clone()
         self._row_slot_before = None if self.row_slot is None else self.row_slot.clone()
         self.counters = torch.zeros(len(_COUNTERS), dtype=torch.int64, device=device)
+        self.log = TimeLog() if rewritable and device == "cuda" else None
         # Where neighbours hold many SMs, a cluster of a common stream could wait for one after the other.
         self.stream = torch.cuda.Stream(priority=-1) if device == "cuda" else None
+        self._chain_streams = [
+            torch.cuda.Stream(priority=-1) for _ in range(configuration.chains if device == "cuda" else 0)
+        ]
         self._graph = self._capture() if device == "cuda" else None
 
     # ------------------------------------------------------------ what goes in
 
     def _make_inputs(self) -> None:
         c = self.configuration
-        count = min(2, self.launches) if self._rewritable else self.launches
+        count = min(2, self.launches) if self._rewritable else self._row_sets
         dtype = DTYPES[c.dtype]
         self.logits = torch.full((count, c.rows, c.pitch), torch.nan, dtype=dtype, device=self.device)
-        chains: dict[tuple[int, str], Iterator[Tensor]] = {}
+        chains: dict[int, Iterator[Tensor]] = {}
         for launch in range(count):
             chain = launch % c.chains
-            # A single chain goes from one kind to the next every eight steps.
-            kind = CHAINS[(launch // 8 if c.chains == 1 else chain) % len(CHAINS)]
-            if (chain, kind) not in chains:
-                chains[chain, kind] = chain_steps(kind, (c.rows, c.width), self._draw)
-            self.logits[launch, :, : c.width] = next(chains[chain, kind])
+            if chain not in chains:
+                kind = CHAINS[chain % len(CHAINS)]
+                chains[chain] = chain_steps(kind, (c.rows, c.width), self._draw)
+            self.logits[launch, :, : c.width] = next(chains[chain])
         self._logits_before = self.logits.clone() if self._rewritable else None
-        lengths = [c.width] if self._rewritable else [visible_lengths(c, i) for i in range(self.launches)]
+        lengths = [c.width] if self._rewritable else [visible_lengths(c, i) for i in range(count)]
         self.seq_lens = torch.tensor(lengths, dtype=torch.int32, device=self.device)[:, None]
         self.seq_lens = self.seq_lens.repeat(1, c.requests)
         self.row_slot = None
@@ -265,6 +289,12 @@ class Workload:
     def _expect(self, launch: int) -> None:
         """Write down what a launch writes and, after all earlier ones, what its chain's state keeps."""
         c = self.configuration
+        same = launch - self._row_sets  # the launch before of the same rows, and of the same chain
+        if same >= 0 and self._row_sets % c.chains == 0:
+            for blocks in (self._results, self._cache_slots, self._counts):
+                if blocks:
+                    blocks[launch].view(self.expected).copy_(blocks[same].view(self.expected))
+            return
         logits, seq_lens = self._inputs(launch)
         if c.is_prefill:
             starts = self.row_starts.to(torch.int64)
@@ -373,10 +403,29 @@ class Workload:
         )
 
     def run_once(self) -> None:
-        """Launch everything on the current stream, and compare."""
-        for launch in range(self.launches):
-            self._launch(launch)
+        """Launch everything, each chain on a stream of its own, and then compare on the current stream."""
+        if not self._chain_streams:
+            for launch in range(self.launches):
+                self._launch(launch)
+        else:
+            current = torch.cuda.current_stream()
+            for stream in self._chain_streams:
+                stream.wait_stream(current)
+            for launch in range(self.launches):
+                with torch.cuda.stream(self._chain_streams[launch % self.configuration.chains]):
+                    self._stamp(begins=True, when=launch == 0)
+                    self._launch(launch)
+                    self._stamp(begins=False)
+            for stream in self._chain_streams:
+                current.wait_stream(stream)
         self.check()
+
+    def _stamp(self, *, begins: bool, when: bool = True) -> None:
+        """Add the time to the log, if there is one."""
+        library = neighbours_library()
+        if self.log is not None and library is not None and when:
+            stream = torch.cuda.current_stream().cuda_stream
+            succeed(library.gvr_topk_stamp(stream, *self.log.arguments, int(begins)))
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         assert self.stream is not None
@@ -403,6 +452,8 @@ class Workload:
         """Take everything back to the state before the first launch; waits for the device."""
         self.words.copy_(self._initial)
         self.counters.zero_()
+        if self.log is not None:
+            self.log.clear()
         self._synchronize()
 
     def _synchronize(self) -> None:
