@@ -28,4 +28,4 @@ __all__ = [
     "indexer_topk_prefill",
     "library_status",
 ]
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -14,20 +14,20 @@ import platform
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from gvr_topk import __version__, library_status
+from gvr_topk import __version__, indexer_topk_decode, library_status
 from gvr_topk.config import ConfigError, ConfigFileError, load_config
-from gvr_topk.config_files import combine
+from gvr_topk.config_files import combine, write_combined
 from gvr_topk.constants import MIN_ARCH, HintReason
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.evaluation import command as replay_command
 from gvr_topk.integrations import environment
-from gvr_topk.library import LibraryError, has_cuda_library
-from gvr_topk.policy import asks_for_hint, can_use_heuristic, plan
+from gvr_topk.library import LibraryError, build_facts, has_cuda_library
+from gvr_topk.policy import asks_for_hint, can_use_heuristic, gpu_arch, no_gpu_reason, no_kernels_reason, plan
 
 EXIT_OK = 0
 EXIT_CHECK_FAILED = 1
@@ -35,12 +35,19 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130  # as shells write it: 128 and SIGINT
 EXIT_NO_READER = 141  # 128 and SIGPIPE
 EXIT_CODES = (
-    "Exit codes: 0 ok; 1 a result was not exact or a checked configuration is wrong; 2 wrong usage or bad "
-    "input, such as a file that cannot be read; 130 interrupted; 141 nobody reads the output any more."
+    "Exit codes: 0 ok; 1 a result was not exact, a checked configuration is wrong, or doctor --require names "
+    "what is not ready; 2 wrong usage or bad input, such as a file that cannot be read; 130 interrupted; 141 "
+    "nobody reads the output any more."
 )
 
 DOCTOR_WIDTH, DOCTOR_K = 65_536, 2048
 """Row length and k for which ``gvr-topk doctor`` asks the gate and the plan; every path serves them."""
+
+ENGINES = {"tensorrt_llm": "TensorRT-LLM", "vllm": "vLLM", "sglang": "SGLang"}
+"""Engines by the name of their integration."""
+
+REQUIREMENTS = ("cuda", *ENGINES)
+"""What ``gvr-topk doctor --require`` can name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -76,9 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def version_line() -> str:
-    """Version, and whether this installation holds CUDA kernels."""
-    holds = "with CUDA kernels" if has_cuda_library() else "CPU implementation only"
-    return f"gvr-topk {__version__} ({holds})"
+    """Version, the commit of the build, and whether this installation holds CUDA kernels."""
+    build = build_facts()
+    holds = "CPU implementation only"
+    if has_cuda_library():
+        holds = f"with CUDA kernels for {build.archs}" if build.archs else "with CUDA kernels"
+    return f"gvr-topk {__version__} ({f'commit {build.commit}, ' if build.commit else ''}{holds})"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,7 +111,23 @@ def _parser() -> argparse.ArgumentParser:
     replay_command.add_arguments(replay)
 
     doctor = _add(
-        commands, "doctor", "Say what is installed, which paths can run and why others cannot.", _doctor
+        commands,
+        "doctor",
+        "Say what is installed, which paths can run and why others cannot. The last line is the verdict: "
+        "ready, or CPU only where no kernel can run.",
+        _doctor,
+    )
+    doctor.add_argument(
+        "--require",
+        type=_requirements,
+        default=(),
+        metavar="NAMES",
+        help=f"exit with 1 where one of these is not ready: {', '.join(REQUIREMENTS)}, separated by commas",
+    )
+    doctor.add_argument(
+        "--check",
+        action="store_true",
+        help="run one call, on the GPU if kernels can, and compare it with a sort; exit with 1 if it differs",
     )
     _add_json(doctor)
 
@@ -144,18 +170,39 @@ def _replay(options: argparse.Namespace) -> int:
     return EXIT_OK if replay_command.run(options) else EXIT_CHECK_FAILED
 
 
+def _requirements(text: str) -> tuple[str, ...]:
+    """Parse the names that ``doctor --require`` is given."""
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in REQUIREMENTS:
+            raise argparse.ArgumentTypeError(f"wanted names of {', '.join(REQUIREMENTS)}, got {name!r}")
+    return names
+
+
 def _doctor(options: argparse.Namespace) -> int:
+    no_kernels = no_kernels_reason()
+    engines = {name: _engine(name, no_kernels) for name in ENGINES}
     sections = {
         "environment": _environment(),
         "paths": _paths(),
-        "variables": environment.describe() or [("variables", "none of this package is set")],
-        "integration": _engine("TensorRT-LLM", "tensorrt_llm", _arch()),
-        "vLLM": _engine("vLLM", "vllm"),
-        "SGLang": _engine("SGLang", "sglang"),
+        "variables": _variables() or [("variables", "none of this package is set")],
+        "integration": engines["tensorrt_llm"],
+        "vLLM": engines["vllm"],
+        "SGLang": engines["sglang"],
     }
+    problems = {"cuda": no_kernels, **{name: _engine_problem(rows) for name, rows in engines.items()}}
+    missing = [f"{name}: {problems[name]}" for name in options.require if problems[name]]
+    if options.check:
+        exact, said = _exact_call("cpu" if no_kernels else "cuda")
+        sections["check"] = [("exact call", said)]
+        if not exact:
+            missing.append(said)
+    verdict = _verdict(problems, missing)
     if options.as_json:
-        print(json.dumps({name: dict(rows) for name, rows in sections.items()}))
-        return EXIT_OK
+        facts = {name: dict(rows) for name, rows in sections.items()}
+        ready = {name: not problem for name, problem in problems.items()}
+        print(json.dumps(facts | {"ready": ready, "verdict": verdict}))
+        return EXIT_CHECK_FAILED if missing else EXIT_OK
     label_width = max(len(label) for rows in sections.values() for label, _ in rows)
     indent = " " * (label_width + 2)
     width = max(len(indent) + 20, shutil.get_terminal_size().columns)
@@ -173,7 +220,44 @@ def _doctor(options: argparse.Namespace) -> int:
                     break_on_hyphens=False,
                 )
             )
-    return EXIT_OK
+    print(f"verdict: {verdict}")
+    return EXIT_CHECK_FAILED if missing else EXIT_OK
+
+
+def _verdict(problems: Mapping[str, str], missing: Sequence[str]) -> str:
+    """Say in one line what can be used, from what is in the way of each and what is missing."""
+    if missing:
+        return f"not ready: {'; '.join(missing)}"
+    if problems["cuda"]:
+        return f"CPU only: no kernels ({problems['cuda']})"
+    served = [title for name, title in ENGINES.items() if not problems[name]]
+    return f"ready: kernels run on this GPU{', and in ' + ' and '.join(served) if served else ''}"
+
+
+def _exact_call(device: str) -> tuple[bool, str]:
+    """Run one call with ties, and compare it with a stable sort on the CPU."""
+    scores = (8 * torch.randn(2, DOCTOR_WIDTH, generator=torch.Generator().manual_seed(0))).round() / 8
+    lengths = [DOCTOR_WIDTH, DOCTOR_WIDTH // 2]
+    what = f"{len(lengths)} rows of up to {DOCTOR_WIDTH:,} scores on {device}"
+    try:
+        given = torch.tensor(lengths, dtype=torch.int32, device=device)
+        got = indexer_topk_decode(scores.to(device), given, DOCTOR_K).cpu()
+    except (RuntimeError, ValueError) as error:
+        return False, f"failed: {what}: {' '.join(str(error).split())}"
+    for row, length in enumerate(lengths):
+        order = torch.sort(scores[row, :length], descending=True, stable=True).indices
+        if not torch.equal(got[row].long(), order[:DOCTOR_K].sort().values):
+            return False, f"not exact: {what} differ from torch.sort"
+    return True, f"exact: {what} agree with torch.sort"
+
+
+def _variables() -> list[tuple[str, str]]:
+    """Environment variables that are set, with the one that a validated YAML sets for worker processes."""
+    rows = environment.describe()
+    published = os.environ.get(environment.YAML)
+    if published is not None and environment.YAML not in dict(rows):
+        rows.append((environment.YAML, f"{published}: what a validated YAML asks for"))
+    return rows
 
 
 def _config_exit_code(error: ConfigError) -> int:
@@ -202,7 +286,9 @@ def _check_config(options: argparse.Namespace) -> int:
         return EXIT_OK
     print(f"heuristic top-k: {facts['heuristic top-k']}")
     print(f"k: {config.index_topk}, rows per request: {config.next_n}")
-    print("gvr_topk: " + ", ".join(f"{key} {value}" for key, value in config.gvr_topk))
+    # As the file would say it: null, true, and texts without quotes.
+    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.gvr_topk}
+    print("gvr_topk: " + ", ".join(f"{key} {value}" for key, value in values.items()))
     if config.unknown_keys:
         keys = ", ".join(config.unknown_keys)
         print(f"{config.source}: not checked, unknown to this version: {keys}", file=sys.stderr)
@@ -219,10 +305,7 @@ def _combine(options: argparse.Namespace) -> int:
     if options.out is None:
         print(text, end="")
         return EXIT_OK
-    try:
-        options.out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--out: wanted a file to write to, got {options.out}: {error.strerror}") from None
+    write_combined(text, options.out, options.files)
     print(f"wrote {options.out}")
     return EXIT_OK
 
@@ -240,7 +323,7 @@ def _environment() -> list[tuple[str, str]]:
         memory = f"{properties.total_memory / 2**30:.0f} GiB"
         rows.append((f"GPU {index}", f"{properties.name}, {capability}, {memory}"))
     if not count:
-        rows.append(("GPU", f"none: {_no_gpu_reason()}"))
+        rows.append(("GPU", f"none: {no_gpu_reason()}"))
     return rows
 
 
@@ -267,49 +350,43 @@ def _gate() -> str:
 def _availability(path: OpPath) -> str:
     """Say whether kernels of a path can run on the first GPU, and what the gate decides for their rows."""
     name = path.name.lower()
-    reason = _no_kernel_reason() if library_status().loaded else "no CUDA library"
+    reason = no_kernels_reason() if library_status().loaded else "no CUDA library"
     if reason:
         return f"not available on a GPU: {reason}"
     try:
-        planned = plan(rows=1, width=DOCTOR_WIDTH, k=DOCTOR_K, path=name, arch=_arch() or MIN_ARCH)
+        planned = plan(rows=1, width=DOCTOR_WIDTH, k=DOCTOR_K, path=name, arch=gpu_arch() or MIN_ARCH)
         state = can_use_heuristic(length=DOCTOR_WIDTH, k=DOCTOR_K, enabled=asks_for_hint(path))
     except (ValueError, LibraryError) as error:
         return f"not available on a GPU: {error}"
     return f"available: a row of {DOCTOR_WIDTH:,} takes the {planned.family} kernel, its state {state.reason}"
 
 
-def _arch() -> int | None:
-    """Compute capability of the first GPU times ten."""
-    if not torch.cuda.is_available():
-        return None
-    major, minor = torch.cuda.get_device_capability(0)
-    return 10 * major + minor
+def _engine(name: str, no_kernels: str) -> list[tuple[str, str]]:
+    """Let an integration describe itself; one that does not import is no reason to say nothing else.
 
-
-def _no_gpu_reason() -> str:
-    if torch.version.cuda is None:
-        return "torch is built without CUDA"
-    return "torch finds no CUDA device"
-
-
-def _no_kernel_reason() -> str:
-    """Why no kernel can run on the first GPU; empty when one can."""
-    arch = _arch()
-    if arch is None:
-        return _no_gpu_reason()
-    if arch < MIN_ARCH:
-        return f"the GPU is sm_{arch}, wanted sm_{MIN_ARCH} or later"
-    return ""
-
-
-def _engine(name: str, module: str, *facts: int | None) -> list[tuple[str, str]]:
-    """Let an integration describe itself; one that does not import is no reason to say nothing else."""
+    Where no kernel can run, nothing happens in any engine, whatever its integration would do.
+    """
     try:
-        found = importlib.import_module(f"gvr_topk.integrations.{module}")
+        found = importlib.import_module(f"gvr_topk.integrations.{name}")
     except ImportError as error:
-        return [(name, f"integration not loaded: {error}")]
+        return [(ENGINES[name], f"integration not loaded: {error}")]
     describe: Callable[..., list[tuple[str, str]]] = found.describe
-    return describe(*facts)
+    rows = describe(gpu_arch()) if name == "tensorrt_llm" else describe()
+    if no_kernels and not _engine_problem(rows):
+        return [
+            (label, f"nothing: {no_kernels}" if label == "would happen" else text) for label, text in rows
+        ]
+    return rows
+
+
+def _engine_problem(rows: Sequence[tuple[str, str]]) -> str:
+    """Say why an engine is not served, from how its integration describes itself; empty if it is."""
+    (_, found), outlook = rows[0], dict(rows).get("would happen")
+    if outlook is None or found == "not installed":
+        return found
+    return (
+        outlook if outlook.startswith(("nothing", "off", "refused")) or "after install()" in outlook else ""
+    )
 
 
 def _report_error(error: BaseException) -> None:

@@ -11,6 +11,8 @@ Key names follow ``tensorrt_llm.llmapi.llm_args`` of the releases from 1.2 to 1.
 from __future__ import annotations
 
 import difflib
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +30,8 @@ from pydantic import (
     model_validator,
 )
 
+from gvr_topk.arguments import PAPER_K, either
 from gvr_topk.constants import MAX_NEXT_N, MAX_WIDTH
-from gvr_topk.policy import PAPER_K, either
 
 DEFAULT_INDEX_TOPK = 2048
 """`index_topk` of DeepSeek-V3.2, used where the file leaves it to the checkpoint."""
@@ -440,18 +442,60 @@ def load_config(path: str | Path) -> ServeConfig:
         Broken YAML, a file beyond the limits above, duplicate key, wrong root, or a key that is unknown,
         misspelled, misplaced or ill-typed. Every problem found is listed.
     """
+    return parse_text(read_text(path), str(path))
+
+
+def read_text(path: str | Path) -> str:
+    """Read a YAML file, but no more of it than `parse_text` takes.
+
+    Raises
+    ------
+    ConfigFileError
+        Missing or unreadable file, or one that is no regular file, such as a folder, a pipe or a device.
+    ConfigError
+        The file holds no UTF-8 text, or too much of it.
+    """
     source = str(path)
+
+    def unreadable(got: str) -> ConfigFileError:
+        return ConfigFileError([Problem(source, "", "a YAML file that can be read", got)])
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)  # a pipe without a writer does not wait for one
+
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with open(path, "rb", opener=opener) as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise unreadable(_KINDS.get(stat.S_IFMT(mode), "no regular file"))
+            data = file.read(4 * MAX_CHARACTERS + 1)  # UTF-8 takes at most four bytes for a character
     except FileNotFoundError:
         raise ConfigFileError([Problem(source, "", "a YAML file", "no such file")]) from None
+    except IsADirectoryError:
+        raise unreadable(_KINDS[stat.S_IFDIR]) from None
+    except OSError as error:
+        raise unreadable(f"an error: {(error.strerror or str(error)).lower()}") from None
+    except ValueError as error:
+        if isinstance(error, ConfigFileError):
+            raise
+        raise unreadable(f"a name that no file has: {error}") from None  # with a null byte in it
+    if len(data) > 4 * MAX_CHARACTERS:
+        raise ConfigError([Problem(source, "", f"at most {MAX_CHARACTERS} characters", "more")])
+    try:
+        return data.decode()
     except UnicodeDecodeError as error:
         got = f"bytes that are not UTF-8 at offset {error.start}"
         raise ConfigError([Problem(source, "", "UTF-8 text", got)]) from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        got = (getattr(error, "strerror", None) or str(error)).lower()
-        raise ConfigFileError([Problem(source, "", "a readable YAML file", got)]) from None
-    return parse_text(text, source)
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+"""Kinds of files that are not read."""
 
 
 def parse_text(text: str, source: str) -> ServeConfig:
@@ -556,7 +600,7 @@ def _yaml_problem(source: str, error: yaml.YAMLError) -> Problem:
     mark = getattr(error, "problem_mark", None)
     text = getattr(error, "problem", None) or str(error).splitlines()[0]
     line = None if mark is None else mark.line + 1
-    return Problem(source, "", "valid YAML", text, line)
+    return Problem(source, "", "valid YAML", f"an error: {text}", line)
 
 
 class _Loader(yaml.SafeLoader):

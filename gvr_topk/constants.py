@@ -109,6 +109,9 @@ MAX_NEXT_N = 1024
 MAX_CLUSTER_SIZE = 16
 """Most CTAs that share one row."""
 
+MAX_ELEMENTS_PER_CTA = 1048576
+"""Most columns that one CTA holds on the least restricted GPU."""
+
 PAPER_MAX_WIDTH = 262144
 """Widest buffer of the paper's kernel, in elements."""
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import os
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -53,6 +55,23 @@ def _chosen_folder_lacks(name: str) -> str:
 def has_cuda_library() -> bool:
     """Whether this installation holds CUDA kernels; it does not say whether they load here."""
     return _library_path(_CUDA_LIBRARY) is not None
+
+
+class BuildFacts(NamedTuple):
+    """What the build has noted of itself; empty in a checkout that nothing was built in."""
+
+    commit: str = ""
+    archs: str = ""
+
+
+def build_facts() -> BuildFacts:
+    """Return from which commit and for which GPU architectures the installed libraries were built."""
+    try:
+        built = importlib.import_module("gvr_topk._build")  # written by the build
+    except ImportError:
+        return BuildFacts()
+    archs = getattr(built, "ARCHS", "").replace("-real", "").replace(";", " ")
+    return BuildFacts(getattr(built, "COMMIT", ""), archs)
 
 
 @functools.cache
@@ -120,5 +139,8 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
         *[ctypes.c_int32] * 6,
         ctypes.POINTER(ctypes.c_int32),
     ]
-    library.gvr_topk_values_of_led_row.argtypes = [ctypes.c_int32] * 4
+    library.gvr_topk_archs.argtypes = [ctypes.c_int32]
+    library.gvr_topk_archs.restype = ctypes.c_char_p
+    library.gvr_topk_has_code.argtypes = [ctypes.c_int32, ctypes.c_char_p]
+    library.gvr_topk_values_of_solo_row.argtypes = [ctypes.c_int32] * 4
     return library

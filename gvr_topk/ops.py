@@ -113,7 +113,7 @@ def _integers(checks: Checks, next_n: Any, compress_ratio: Any, block_size: Any)
     )
 
 
-def _parse_path(checks: Checks, path: str, paths: Mapping[str, Path]) -> int:
+def _parse_path(checks: Checks, path: str | Path, paths: Mapping[str, Path]) -> int:
     """Look up the number of a path by its name among those of an op."""
     try:
         return int(parse_path(path, paths))
@@ -146,11 +146,6 @@ def _new_out(checks: Checks, logits: Tensor, k: int) -> Tensor:
     if not 1 <= k <= MAX_WIDTH:  # before so much is allocated
         raise checks.fail("k", f"1 to {MAX_WIDTH}", k)
     return _allocate(checks, logits, k)
-
-
-def _same(checks: Checks, name: str, other: str) -> ValueError:
-    """Build the error of two results that are to be written to one tensor."""
-    return checks.fail(name, f"a tensor other than {other}", f"{other} itself")
 
 
 def _launch(
@@ -232,7 +227,7 @@ def indexer_topk_decode(
     slots: Tensor | None = None,
     clamp_pages: bool = False,
     drop_masked: bool = False,
-    path: str = "auto",
+    path: str | Path = "auto",
     compress_ratio: int = 1,
     max_ctas: int = 0,
     pdl: bool = False,
@@ -283,7 +278,7 @@ def indexer_topk_decode(
         slot is ``-1`` for a page that the table does not hold (a table of zero columns holds none) or holds
         as a negative number, and for a slot that int32 cannot hold. The state keeps positions, not slots.
     page_size : int
-        Positions per page, 1 to 2**31 - 1; needed with `page_table`.
+        Positions per page, 1 to 2**31 - 1; needed with `page_table`, and refused without one.
     slots : Tensor, ``[rows, >= k]``, int32, optional
         Where cache slots are written, so that `out` keeps positions. Without it the cache slots take the
         place of positions in `out`. Rows must not overlap.
@@ -298,7 +293,7 @@ def indexer_topk_decode(
         `slots` and in the positions that the state keeps. Statistics and predictions stay those of the `k`
         largest. If false, masked columns fill up a row in which fewer than `k` unmasked columns are visible.
         If true, rows no longer than `k` are read, too; otherwise they are written without being read.
-    path : {"auto", "paper_gvr", "no_hint", "radix_rounds"}
+    path : {"auto", "paper_gvr", "no_hint", "radix_rounds"} or gvr_topk.constants.Path
         ``"auto"`` predicts from `state` where the gate allows it (`gvr_topk.policy.can_use_heuristic`).
         ``"no_hint"`` does not read the state and estimates from a sample of the row. ``"radix_rounds"``
         estimates nothing: it starts with the radix rounds over the keys, which the other paths run only after
@@ -336,7 +331,9 @@ def indexer_topk_decode(
     Raises
     ------
     ValueError
-        An argument has the wrong device, dtype, shape, stride or range; the message names it.
+        An argument has the wrong device, dtype, shape, stride or range, or shares memory with another one
+        that the call writes; the message names it. Under ``torch.compile`` torch raises an exception of its
+        own, which holds this message.
     LibraryError
         The tensors are on a GPU, and the CUDA library is not available.
 
@@ -349,9 +346,8 @@ def indexer_topk_decode(
     of that launch is unspecified. Even then the launch ends, and for each row it writes only the row's own
     `k` places of `out` and `slots`, its slot of `state`, its count and its row of `stats`.
 
-    No tensor that the call writes may share memory with another of its tensors. Only one tensor as `out` and
-    `slots` is refused; other overlaps are not looked for. ``torch.func.vmap`` is not supported: give one call
-    the rows of the whole batch.
+    No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
+    supported: give one call the rows of the whole batch.
 
     References
     ----------
@@ -374,8 +370,6 @@ def indexer_topk_decode(
         hint_offset = DECODE.integer("hint_offset", hint_offset)
     if out is None:
         out = _new_out(DECODE, logits, k)
-    elif out is slots:
-        raise _same(DECODE, "slots", "out")
     words = indices = None
     if state is not None:
         if not isinstance(state, TopkState):
@@ -429,7 +423,7 @@ def indexer_topk_prefill(
     page_table: Tensor | None = None,
     page_size: int = 0,
     slots: Tensor | None = None,
-    path: str = "auto",
+    path: str | Path = "auto",
     pdl: bool = False,
     stats: Tensor | None = None,
 ) -> Tensor:
@@ -472,11 +466,11 @@ def indexer_topk_prefill(
         The slot is ``-1`` for a page that the table does not hold (a table of zero columns holds none) or
         holds as a negative number, and for a slot that int32 cannot hold.
     page_size : int
-        Positions per page, 1 to 2**31 - 1; needed with `page_table`.
+        Positions per page, 1 to 2**31 - 1; needed with `page_table`, and refused without one.
     slots : Tensor, ``[rows, >= k]``, int32, optional
         Where cache slots are written, so that `out` keeps positions. Without it the cache slots take the
         place of positions in `out`. Rows must not overlap.
-    path : {"auto", "radix_rounds"}
+    path : {"auto", "radix_rounds"} or gvr_topk.constants.Path
         ``"auto"`` predicts the k-th value of a row from the row before. ``"radix_rounds"`` predicts nothing:
         it starts with the radix rounds over the keys, which ``"auto"`` runs only after a prediction has
         missed. On a CPU there is one implementation for both paths.
@@ -499,7 +493,9 @@ def indexer_topk_prefill(
     Raises
     ------
     ValueError
-        An argument has the wrong device, dtype, shape, stride or range; the message names it.
+        An argument has the wrong device, dtype, shape, stride or range, or shares memory with another one
+        that the call writes; the message names it. Under ``torch.compile`` torch raises an exception of its
+        own, which holds this message.
     LibraryError
         The tensors are on a GPU, and the CUDA library is not available.
 
@@ -513,9 +509,8 @@ def indexer_topk_prefill(
     Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `slots`,
     its count and its row of `stats`.
 
-    No tensor that the call writes may share memory with another of its tensors. Only one tensor as `out` and
-    `slots` is refused; other overlaps are not looked for. ``torch.func.vmap`` is not supported: give one call
-    the rows of the whole batch.
+    No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
+    supported: give one call the rows of the whole batch.
 
     Examples
     --------
@@ -539,8 +534,6 @@ def indexer_topk_prefill(
         k, page_size = PREFILL.integer("k", k), PREFILL.integer("page_size", page_size)
     if out is None:
         out = _new_out(PREFILL, logits, k)
-    elif out is slots:
-        raise _same(PREFILL, "slots", "out")
     launch_prefill(
         PrefillArguments(
             logits,
@@ -622,7 +615,9 @@ def indexer_topk_blocks(
     Raises
     ------
     ValueError
-        An argument has the wrong device, dtype, shape, stride or range; the message names it.
+        An argument has the wrong device, dtype, shape, stride or range, or shares memory with another one
+        that the call writes; the message names it. Under ``torch.compile`` torch raises an exception of its
+        own, which holds this message.
     LibraryError
         The tensors are on a GPU, and the CUDA library is not available.
 
@@ -635,9 +630,8 @@ def indexer_topk_blocks(
     Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `block_k`
     places of `blocks`.
 
-    No tensor that the call writes may share memory with another of its tensors. Only one tensor as `out` and
-    `blocks` is refused; other overlaps are not looked for. ``torch.func.vmap`` is not supported: give one
-    call the rows of the whole batch.
+    No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
+    supported: give one call the rows of the whole batch.
 
     References
     ----------
@@ -664,8 +658,6 @@ def indexer_topk_blocks(
         if not 1 <= block_k <= MAX_CHOSEN_BLOCKS:  # before so much is allocated
             raise BLOCKS.fail("block_k", f"more than k = {k} and at most {MAX_CHOSEN_BLOCKS}", block_k)
         blocks = _allocate(BLOCKS, logits, block_k)
-    elif blocks is out:
-        raise _same(BLOCKS, "blocks", "out")
     flags = FLAG_PDL if pdl is True or (pdl is not False and BLOCKS.flag("pdl", pdl)) else 0
     launch_blocks(
         BlocksArguments(logits, seq_lens, out, blocks, k, block_k, next_n, flags, compress_ratio, block_size)
@@ -726,7 +718,9 @@ def indexer_topk_in_blocks(
     Raises
     ------
     ValueError
-        An argument has the wrong device, dtype, shape, stride or range; the message names it.
+        An argument has the wrong device, dtype, shape, stride or range, or shares memory with another one
+        that the call writes; the message names it. Under ``torch.compile`` torch raises an exception of its
+        own, which holds this message.
     LibraryError
         The tensors are on a GPU, and the CUDA library is not available.
 
@@ -736,9 +730,8 @@ def indexer_topk_in_blocks(
     synchronizes. If another stream writes an argument while a launch reads it, the result of that launch is
     unspecified. Even then the launch ends, and for each row it writes only the row's own `k` places of `out`.
 
-    No tensor that the call writes may share memory with another of its tensors. Only one tensor as `out` and
-    `blocks` is refused; other overlaps are not looked for. ``torch.func.vmap`` is not supported: give one
-    call the rows of the whole batch.
+    No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
+    supported: give one call the rows of the whole batch.
 
     References
     ----------
@@ -759,8 +752,6 @@ def indexer_topk_in_blocks(
         next_n, compress_ratio, block_size = _integers(IN_BLOCKS, next_n, compress_ratio, block_size)
     if out is None:
         out = _new_out(IN_BLOCKS, logits, k)
-    elif out is blocks:
-        raise _same(IN_BLOCKS, "blocks", "out")
     flags = FLAG_PDL if pdl is True or (pdl is not False and IN_BLOCKS.flag("pdl", pdl)) else 0
     launch_in_blocks(
         InBlocksArguments(logits, seq_lens, blocks, out, k, next_n, flags, compress_ratio, block_size)

@@ -8,6 +8,7 @@ is cleared when it changes hands. A wrong hint could only cost time, never the r
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any
@@ -15,8 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gvr_topk.arguments import Checks
 from gvr_topk.constants import MAX_ROWS, MAX_WIDTH, STATE_FLOATS, STATE_UNKNOWN
-from gvr_topk.state import CHECKS, TopkState, accept_rows
+from gvr_topk.state import TopkState, accept_rows
+
+NAME = "gvr_topk.RequestSlots"
+"""What every error message of the slots begins with, followed by the name of the method."""
 
 NO_SLOT = -1
 """Slot of a row without a hint and without write-back."""
@@ -32,35 +37,56 @@ class SlotsFullError(RuntimeError):
     """Every slot belongs to a request that was not released."""
 
 
-def _check_ids(argument: str, request_ids: Collection[Hashable | None]) -> None:
+_PLAIN = {int, str, type(None)}
+"""Types of ids that need no further check."""
+
+
+@functools.cache
+def _checks(method: str) -> Checks:
+    """Return the checks of a method, whose name its messages begin with."""
+    return Checks(f"{NAME}.{method}")
+
+
+def _check_ids(checks: Checks, argument: str, request_ids: Collection[Hashable | None]) -> None:
     """Refuse ids that cannot tell requests apart."""
+    kinds = set(map(type, request_ids))
+    if kinds <= _PLAIN:
+        return
     try:
-        kinds = set(map(type, set(request_ids)))
+        set(request_ids)
     except TypeError:
         got = next(type(each).__name__ for each in request_ids if not isinstance(each, Hashable))
-        raise CHECKS.fail(argument, "hashable ids", got) from None
-    # Tensors hash by identity, so that each step would be one of new requests.
-    if any(issubclass(kind, Tensor) for kind in kinds):
-        raise CHECKS.fail(argument, "hashable ids, such as those of tolist()", "Tensor")
+        raise checks.fail(argument, "hashable ids", got) from None
+    for kind in kinds:
+        # Tensors hash by identity, so that each step would be one of new requests.
+        if issubclass(kind, Tensor):
+            raise checks.fail(argument, "hashable ids, such as those of tolist()", "Tensor")
+        # True and 1.0 equal 1, and would be the same request.
+        if issubclass(kind, bool | float):
+            got = next(repr(each) for each in request_ids if isinstance(each, bool | float))
+            raise checks.fail(argument, "ids that are neither flags nor fractions", got)
 
 
-def _listed(request_ids: Any, kind: Any = Collection) -> tuple[Hashable | None, ...]:
+def _listed(checks: Checks, request_ids: Any, kind: Any = Collection) -> tuple[Hashable | None, ...]:
     """Return the given ids of requests."""
-    if not isinstance(request_ids, kind) or isinstance(request_ids, Tensor):
-        raise CHECKS.fail("request_ids", "a sequence of ids", type(request_ids).__name__)
+    # The letters of a text would be ids, too.
+    if not isinstance(request_ids, kind) or isinstance(request_ids, Tensor | str | bytes):
+        raise checks.fail("request_ids", "a sequence of ids", type(request_ids).__name__)
     listed = tuple(request_ids)
-    _check_ids("request_ids", listed)
+    _check_ids(checks, "request_ids", listed)
     return listed
 
 
-def _sizes(num_layers: Any, num_slots: Any, k: Any, max_rows: Any) -> tuple[int, int, int | None, int]:
+def _sizes(
+    checks: Checks, num_layers: Any, num_slots: Any, k: Any, max_rows: Any
+) -> tuple[int, int, int | None, int]:
     """Check the sizes of slots, and replace those that were left out."""
-    num_slots = CHECKS.integer("num_slots", num_slots, 1, MAX_ROWS)
+    num_slots = checks.integer("num_slots", num_slots, 1, MAX_ROWS)
     return (
-        CHECKS.integer("num_layers", num_layers, 1, MAX_ROWS),
+        checks.integer("num_layers", num_layers, 1, MAX_ROWS),
         num_slots,
-        None if k is None else CHECKS.integer("k", k, 1, MAX_WIDTH),
-        num_slots if max_rows is None else CHECKS.integer("max_rows", max_rows, 1, MAX_ROWS),
+        None if k is None else checks.integer("k", k, 1, MAX_WIDTH),
+        num_slots if max_rows is None else checks.integer("max_rows", max_rows, 1, MAX_ROWS),
     )
 
 
@@ -84,7 +110,8 @@ def state_bytes(num_layers: int, num_slots: int, k: int | None, max_rows: int | 
     >>> state_bytes(61, 2048, None) >> 10, state_bytes(61, 2048, 2048) >> 20
     (1960, 977)
     """
-    num_layers, num_slots, k, max_rows = _sizes(num_layers, num_slots, k, max_rows)
+    checks = Checks("gvr_topk.request_slots.state_bytes")
+    num_layers, num_slots, k, max_rows = _sizes(checks, num_layers, num_slots, k, max_rows)
     per_slot = STATE_FLOATS + (0 if k is None else k)
     return 4 * (num_layers * num_slots * per_slot + max_rows)
 
@@ -103,8 +130,9 @@ class RequestSlots:
     num_slots : int
         Requests that can hold a hint at once, 1 to 2**26.
     k : int or None
-        Items per row, 1 to 2**21. None keeps predictions alone and no positions. The op reads positions only
-        for path ``"paper_gvr"`` and for the ``hits`` of the statistics.
+        Items per row, 1 to 2**21, if positions are kept. None keeps predictions alone and no positions, which
+        serving wants: the op reads positions only for path ``"paper_gvr"`` and for the ``hits`` of the
+        statistics, and they take ``4 * k`` bytes a layer and slot beside the 16 of a prediction.
     max_rows : int, optional
         Largest batch in rows, draft and padding rows included; default `num_slots`.
     device : str or torch.device, default "cpu"
@@ -123,7 +151,7 @@ class RequestSlots:
     Raises
     ------
     ValueError
-        A size is no integer or out of range, or `device` is none.
+        A size is no integer or out of range, or `device` is none that torch can use.
     """
 
     def __init__(
@@ -135,8 +163,9 @@ class RequestSlots:
         max_rows: int | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
-        num_layers, num_slots, k, max_rows = _sizes(num_layers, num_slots, k, max_rows)
-        self.device = CHECKS.device("device", device)
+        checks = Checks(NAME)
+        num_layers, num_slots, k, max_rows = _sizes(checks, num_layers, num_slots, k, max_rows)
+        self.device = checks.device("device", device)
         self.indices: Tensor | None = None
         if k is not None:
             self.indices = torch.full((num_layers, num_slots, k), -1, dtype=torch.int32, device=self.device)
@@ -151,6 +180,8 @@ class RequestSlots:
         self._last_step: dict[Hashable, int] = {}  # step in which each last had a row, or was admitted
         self._step = 0
         self._batch: Sequence[Hashable | None] = ()  # requests of the last `set_rows`
+        self._repeated = False  # whether a step has repeated them since
+        self._view = self.row_slot  # of the rows of the last `set_rows`
         self._rows: Tensor | None = None  # result of that call; None once a request was released
         self._in_rows: list[int] = []  # first elements of `row_slot` on the device; the others are -1
         # The lowest slot is given first: kernels request low slots before they know which slot is the row's.
@@ -159,12 +190,13 @@ class RequestSlots:
     def __getstate__(self) -> dict[str, Any]:
         # A copy of a view would be a tensor of its own: views are made again, of the copied tensors.
         rows = None if self._rows is None else len(self._rows)
-        return self.__dict__ | {"_layers": {}, "_rows": rows}
+        return self.__dict__ | {"_layers": {}, "_rows": rows, "_view": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rows = state["_rows"]
         self.__dict__ |= state
-        self._rows = None if rows is None else self.row_slot[:rows]
+        self._view = self.row_slot if rows is None else self.row_slot[:rows]
+        self._rows = None if rows is None else self._view
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -191,7 +223,7 @@ class RequestSlots:
             There is no such layer.
         """
         if type(index) is not int or index not in self._layers:
-            index = CHECKS.integer("index", index, 0, self.words.shape[0] - 1)
+            index = _checks("layer").integer("index", index, 0, self.words.shape[0] - 1)
             if index not in self._layers:
                 indices = None if self.indices is None else self.indices[index]
                 self._layers[index] = TopkState.of(self.words[index], indices, self._k)
@@ -199,7 +231,7 @@ class RequestSlots:
 
     def slot_of(self, request_id: Hashable) -> int:
         """Slot of a request, -1 when it has none."""
-        _check_ids("request_id", (request_id,))
+        _check_ids(_checks("slot_of"), "request_id", (request_id,))
         return self._slots.get(request_id, NO_SLOT)
 
     def admit(self, request_id: Hashable) -> int:
@@ -210,42 +242,70 @@ class RequestSlots:
         SlotsFullError
             No slot is free.
         ValueError
-            The id is not hashable, or a tensor.
+            The id is None, a flag, a fraction, a tensor, or not hashable.
         """
-        slot = self.try_admit(request_id)
+        slot = self._admit(_checks("admit"), request_id)
         if slot == NO_SLOT:
             raise SlotsFullError(
-                f"request_id: wanted a free slot for {request_id!r}, got none: "
+                f"{NAME}.admit: request_id: wanted a free slot for {request_id!r}, got none: "
                 f"all {self.num_slots} slots are held; release finished requests or raise num_slots"
             )
         return slot
 
     def try_admit(self, request_id: Hashable) -> int:
         """Like `admit`, but return -1 when no slot is free; for serving, where a hint is optional."""
-        _check_ids("request_id", (request_id,))
+        return self._admit(_checks("try_admit"), request_id)
+
+    def _admit(self, checks: Checks, request_id: Hashable) -> int:
+        if request_id is None:  # in `set_rows` it marks rows of no request
+            raise checks.fail("request_id", "the id of a request", None)
+        _check_ids(checks, "request_id", (request_id,))
         return self._slot_for(request_id)
 
     def _slot_for(self, request_id: Hashable) -> int:
         slot = self._slots.get(request_id)
-        if slot is not None:
-            return slot
+        if slot is None:
+            slot = self._take(request_id)
+            if slot != NO_SLOT:
+                self._clear([slot])
+        return slot
+
+    def _take(self, request_id: Hashable) -> int:
+        """Give a new request a slot that the caller has to clear; -1 if none is free."""
         if not self._free:
             self.refused += 1
             return NO_SLOT
         slot = heapq.heappop(self._free)
-        # Cleared on admission and not on release: a step of the previous owner may still be queued, and
-        # its write-back would undo a clear that was enqueued before it.
-        if self.indices is not None:
-            self.indices[:, slot].fill_(-1)
-        self.words[:, slot].fill_(STATE_UNKNOWN)
         self._slots[request_id] = slot
         self._last_step[request_id] = self._step
         self.admitted += 1
         return slot
 
+    def _clear(self, slots: list[int]) -> None:
+        """Clear slots of new requests: on admission and not on release.
+
+        A step of a slot's previous owner may still be queued, and its write-back would undo a clear that was
+        enqueued before it.
+        """
+        if len(slots) == 1:
+            self.words[:, slots[0]].fill_(STATE_UNKNOWN)
+            if self.indices is not None:
+                self.indices[:, slots[0]].fill_(-1)
+            return
+        where = self._staged(slots, torch.int64).to(self.device, non_blocking=True)
+        self.words.index_fill_(1, where, STATE_UNKNOWN)
+        if self.indices is not None:
+            self.indices.index_fill_(1, where, -1)
+
+    def _staged(self, numbers: list[int], dtype: torch.dtype) -> Tensor:
+        """Put numbers where they can be copied to the device without a sync."""
+        # A fresh pinned tensor and not one kept buffer: the host may run ahead of the device, and the caching
+        # host allocator does not hand memory out again before its copy is done.
+        return torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=self.device.type == "cuda")
+
     def release(self, request_id: Hashable) -> None:
         """Take a request's slot back; unknown ids are ignored."""
-        _check_ids("request_id", (request_id,))
+        _check_ids(_checks("release"), "request_id", (request_id,))
         slot = self._slots.pop(request_id, None)
         if slot is not None:
             self._rows = None
@@ -254,7 +314,7 @@ class RequestSlots:
 
     def retain(self, request_ids: Iterable[Hashable]) -> None:
         """Release every request that is not listed; engines drop requests without saying so."""
-        alive = set(_listed(request_ids, Iterable))
+        alive = set(_listed(_checks("retain"), request_ids, Iterable))
         for request_id in [held for held in self._slots if held not in alive]:
             self.release(request_id)
 
@@ -269,8 +329,9 @@ class RequestSlots:
         Parameters
         ----------
         request_ids : sequence of hashable or None
-            Request of each group of `next_n` rows, in row order. None marks a dummy request, as CUDA
-            graph warm-up uses. If an id occurs again, its later rows get no slot: two writers would race.
+            Request of each group of `next_n` rows, in row order: integers, texts or other hashable ids. None
+            marks a dummy request, as CUDA graph warm-up uses. If an id occurs again, its later rows get no
+            slot: two writers would race.
         next_n : int
             Rows per request; all of them share its slot.
         pad_rows : int
@@ -284,26 +345,25 @@ class RequestSlots:
         Raises
         ------
         ValueError
-            More rows than `row_slot` holds, `next_n` below 1, or ids that are not hashable or tensors. The
-            call then changes nothing.
+            More rows than `row_slot` holds, `next_n` below 1, a text in place of a sequence of ids, or ids
+            that are flags, fractions, tensors or not hashable. The call then changes nothing.
         """
-        ids = _listed(request_ids)
-        next_n, pad_rows = CHECKS.integer("next_n", next_n, 1), CHECKS.integer("pad_rows", pad_rows, 0)
+        checks = _checks("set_rows")
+        ids = _listed(checks, request_ids)
+        next_n, pad_rows = checks.integer("next_n", next_n, 1), checks.integer("pad_rows", pad_rows, 0)
         rows = len(ids) * next_n + pad_rows
         if rows > self.row_slot.shape[0]:
-            raise ValueError(
-                f"request_ids: wanted at most max_rows = {self.row_slot.shape[0]} rows, got {rows}"
-            )
-        slots = [slot for slot in self._slots_of_batch(ids) for _ in range(next_n)]
+            raise checks.fail("request_ids", f"at most max_rows = {self.row_slot.shape[0]} rows", rows)
+        slots = self._slots_of_batch(ids)
+        if next_n > 1:
+            slots = [slot for slot in slots for _ in range(next_n)]
         if slots != self._in_rows:
             padding = [NO_SLOT] * (self.row_slot.shape[0] - len(slots))
-            # A fresh pinned tensor and not one kept buffer: the host may run ahead of the device, and the
-            # caching host allocator does not hand memory out again before its copy is done.
-            pinned = self.device.type == "cuda"
-            staging = torch.tensor(slots + padding, dtype=torch.int32, device="cpu", pin_memory=pinned)
-            self.row_slot.copy_(staging, non_blocking=True)
+            self.row_slot.copy_(self._staged(slots + padding, torch.int32), non_blocking=True)
             self._in_rows = slots
-        self._rows = self.row_slot[:rows]
+        if self._view.shape[0] != rows:
+            self._view = self.row_slot[:rows]
+        self._rows = self._view
         return self._rows
 
     def repeat_rows(self) -> Tensor | None:
@@ -316,6 +376,7 @@ class RequestSlots:
         """
         if self._rows is not None:
             self._step += 1
+            self._repeated = True
         return self._rows
 
     def accept(self, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
@@ -332,7 +393,7 @@ class RequestSlots:
         slots, accepted : Tensor, ``[requests]``, integer
             As for `TopkState.accept`; `slots` may be a part of `row_slot`.
         """
-        accept_rows(self.words, next_state, slots, accepted)
+        accept_rows(_checks("accept"), self.words, next_state, slots, accepted)
 
     def seed(self, layer: int, request_id: Hashable, row_indices: Tensor) -> bool:
         """Hand the top-k of the last context row to the first decode step.
@@ -357,9 +418,10 @@ class RequestSlots:
             There is no such layer, or `row_indices` is no tensor of one dimension, of integers and on the
             slots' device.
         """
-        CHECKS.integer("layer", layer, 0, self.words.shape[0] - 1)
-        CHECKS.integers("row_indices", row_indices, self.words, (None,))
-        _check_ids("request_id", (request_id,))
+        checks = _checks("seed")
+        checks.integer("layer", layer, 0, self.words.shape[0] - 1)
+        checks.integers("row_indices", row_indices, self.words, (None,))
+        _check_ids(checks, "request_id", (request_id,))
         slot = self._slots.get(request_id)
         if slot is None or self.indices is None:
             return False
@@ -371,9 +433,11 @@ class RequestSlots:
         return True
 
     def _slots_of_batch(self, request_ids: tuple[Hashable | None, ...]) -> list[int]:
-        for request_id in self._batch:  # it had rows in the steps that repeated it, too
-            if request_id in self._slots:
-                self._last_step[request_id] = self._step
+        if self._repeated:  # the last batch had rows in the steps that repeated it, too
+            for request_id in self._batch:
+                if request_id in self._slots:
+                    self._last_step[request_id] = self._step
+        self._repeated = False
         self._batch = request_ids
         batch = {request_id for request_id in request_ids if request_id is not None}
         self._step += 1
@@ -383,16 +447,27 @@ class RequestSlots:
                 self._last_step[request_id] = self._step
         while self._slots and self._last_step[oldest := next(iter(self._slots))] + IDLE_STEPS < self._step:
             self.release(oldest)
-        wanted = sum(request_id not in self._slots for request_id in batch) - len(self._free)
+        new = batch - self._slots.keys()
+        wanted = len(new) - len(self._free)
         if wanted > 0:
             idle = [held for held in self._slots if held not in batch]
             for request_id in idle[:wanted]:
                 self.release(request_id)
                 self.evicted += 1
-        seen: set[Hashable] = set()
-        slots = []
+        if not new and len(batch) + request_ids.count(None) == len(request_ids):  # no id occurs twice
+            return [NO_SLOT if each is None else self._slots[each] for each in request_ids]
+        slots, given, cleared = [], set[Hashable](), []
         for request_id in request_ids:
-            taken = request_id is None or request_id in seen
-            slots.append(NO_SLOT if taken else self._slot_for(request_id))
-            seen.add(request_id)
+            slot = NO_SLOT
+            if request_id is not None and request_id not in given:
+                given.add(request_id)
+                if request_id in new:
+                    slot = self._take(request_id)
+                    if slot != NO_SLOT:
+                        cleared.append(slot)
+                else:
+                    slot = self._slots[request_id]
+            slots.append(slot)
+        if cleared:
+            self._clear(cleared)
         return slots

@@ -10,15 +10,17 @@ from torch import Tensor
 from gvr_topk.arguments import Checks
 from gvr_topk.constants import MAX_ROWS, MAX_WIDTH, STATE_FLOATS, STATE_UNKNOWN
 
-CHECKS = Checks()
-"""Checks of the arguments of states."""
+NAME = "gvr_topk.TopkState"
+"""What the error messages of a state begin with."""
 
 
-def accept_rows(words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
+def accept_rows(checks: Checks, words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
     """Copy the state of each request's last accepted row into its slot, for any number of layers at once.
 
     Parameters
     ----------
+    checks : Checks
+        Checks of the function that is called.
     words : Tensor, ``[..., slots, 4]``, float32
         State of the slots; updated in place.
     next_state : Tensor, ``[..., requests * next_n, 4]``, float32
@@ -31,12 +33,12 @@ def accept_rows(words: Tensor, next_state: Tensor, slots: Tensor, accepted: Tens
         An argument is no tensor, or its device, dtype or shape does not fit the others.
     """
     shape = (*words.shape[:-2], None, STATE_FLOATS)
-    CHECKS.tensor("next_state", next_state, words, torch.float32, shape, strided=True)
-    CHECKS.integers("slots", slots, words, (None,))
+    checks.tensor("next_state", next_state, words, torch.float32, shape, strided=True)
+    checks.integers("slots", slots, words, (None,))
     requests, rows, count = slots.shape[0], next_state.shape[-2], words.shape[-2]
-    CHECKS.integers("accepted", accepted, words, (requests,))
+    checks.integers("accepted", accepted, words, (requests,))
     if rows % max(requests, 1) != 0:
-        raise ValueError(f"next_state: wanted a multiple of {requests} rows, got {rows}")
+        raise checks.fail("next_state", f"a multiple of {requests} rows", rows)
     if requests == 0 or rows == 0:
         return
     next_n = rows // requests
@@ -68,7 +70,7 @@ class TopkState:
         The scores' device. PyTorch's default device (`torch.set_default_device`) does not count.
     keep_indices : bool, default True
         Whether the chosen positions are kept. Only path ``"paper_gvr"`` and the ``hits`` column of the
-        statistics read them; without them a slot takes 16 bytes instead of ``16 + 4 * k``.
+        statistics read them, so serving wants false: a slot then takes 16 bytes instead of ``16 + 4 * k``.
 
     Attributes
     ----------
@@ -82,7 +84,8 @@ class TopkState:
     Raises
     ------
     ValueError
-        `slots` or `k` is no integer or out of range, `device` is none, or `keep_indices` is no bool.
+        `slots` or `k` is no integer or out of range, `device` is none that torch can use, or `keep_indices`
+        is no bool.
 
     Examples
     --------
@@ -99,12 +102,13 @@ class TopkState:
         *,
         keep_indices: bool = True,
     ) -> None:
-        slots, k = CHECKS.integer("slots", slots, 1, MAX_ROWS), CHECKS.integer("k", k, 1, MAX_WIDTH)
-        device = CHECKS.device("device", device)
+        checks = Checks(NAME)
+        slots, k = checks.integer("slots", slots, 1, MAX_ROWS), checks.integer("k", k, 1, MAX_WIDTH)
+        device = checks.device("device", device)
         self.k: int | None = k
         self.words = torch.full((slots, STATE_FLOATS), STATE_UNKNOWN, dtype=torch.float32, device=device)
         self.indices: Tensor | None = None
-        if CHECKS.flag("keep_indices", keep_indices):
+        if checks.flag("keep_indices", keep_indices):
             self.indices = torch.full((slots, k), -1, dtype=torch.int32, device=device)
 
     @classmethod
@@ -113,7 +117,7 @@ class TopkState:
 
         Parameters
         ----------
-        words : Tensor, ``[slots, 4]``, float32, contiguous
+        words : Tensor, ``[slots, 4]``, float32, contiguous, at an address that is a multiple of 16
         indices : Tensor, ``[slots, k]``, int32, same device, optional
         k : int, optional
             Items per row; default: the columns of `indices`. Without `indices` it is not needed: predictions
@@ -127,15 +131,16 @@ class TopkState:
         Raises
         ------
         ValueError
-            An argument is no tensor, or its device, dtype, shape or strides are wrong, or `k` is not the
-            number of columns of `indices`.
+            An argument is no tensor, or its device, dtype, shape, strides or address are wrong, or `k` is not
+            the number of columns of `indices`.
         """
-        CHECKS.tensor("words", words, words, torch.float32, (None, STATE_FLOATS))
-        CHECKS.contiguous("words", words)
+        checks = Checks(f"{NAME}.of")
+        checks.tensor("words", words, words, torch.float32, (None, STATE_FLOATS))
+        checks.states("words", words)
         if k is not None:
-            k = CHECKS.integer("k", k, 1, MAX_WIDTH)
+            k = checks.integer("k", k, 1, MAX_WIDTH)
         if indices is not None:
-            CHECKS.tensor("indices", indices, words, torch.int32, (words.shape[0], k))
+            checks.tensor("indices", indices, words, torch.int32, (words.shape[0], k))
             k = indices.shape[1]
         state = cls.__new__(cls)
         state.words, state.indices, state.k = words, indices, k
@@ -174,7 +179,7 @@ class TopkState:
         ValueError
             An argument is no tensor, or its device, dtype or shape does not fit the others.
         """
-        accept_rows(self.words, next_state, slots, accepted)
+        accept_rows(Checks(f"{NAME}.accept"), self.words, next_state, slots, accepted)
 
     def reset(self, slots: int | Sequence[int] | Tensor | None = None) -> None:
         """Clear slots, as for a new request; enqueued on the current stream.
@@ -190,8 +195,9 @@ class TopkState:
         ValueError
             A slot given as a number does not exist, or `slots` is none of these types.
         """
+        checks = Checks(f"{NAME}.reset")
         if isinstance(slots, Tensor):
-            CHECKS.integers("slots", slots, self.words, (None,))
+            checks.integers("slots", slots, self.words, (None,))
             # All numbers that are no slot share the last element, which is left out.
             cleared = torch.zeros(self.slots + 1, dtype=torch.bool, device=self.words.device)
             target = slots.to(torch.int64).clamp(-1, self.slots).remainder(self.slots + 1)
@@ -204,7 +210,7 @@ class TopkState:
             parts: list[slice | int] = [slice(None)]
         else:
             numbers = slots if isinstance(slots, Sequence) and not isinstance(slots, str) else [slots]
-            parts = [CHECKS.integer("slots", slot, 0, self.slots - 1) for slot in numbers]
+            parts = [checks.integer("slots", slot, 0, self.slots - 1) for slot in numbers]
         for part in parts:
             self.words[part].fill_(STATE_UNKNOWN)
             if self.indices is not None:

@@ -60,6 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="cpu", help="cpu or cuda; cuda times the kernels too (default: cpu)"
     )
+    parser.add_argument(
+        "--paper", action="store_true", help="replay the paper's kernel too, beside its figures"
+    )
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write plots (PNG) and the full JSON here")
     parser.add_argument("--json", dest="as_json", action="store_true", help="print only JSON on stdout")
 
@@ -108,6 +111,7 @@ def run(options: argparse.Namespace) -> bool:
             hint_offset=options.offset,
             steps=options.steps,
             device=options.device,
+            paper=options.paper,
             on_step=lambda done: progress.update(task, completed=done),
         )
     written = []
@@ -120,9 +124,9 @@ def run(options: argparse.Namespace) -> bool:
         return result.is_exact
     console = Console()
     console.print(report.build_table(result))
-    timing = report.build_timing_table(result)
-    if timing is not None:
-        console.print(timing)
+    for table in (report.build_paper_table(result), report.build_timing_table(result)):
+        if table is not None:
+            console.print(table)
     for line in [*report.describe_outcome(result), *(f"wrote {path}" for path in written), verdict]:
         print(line)
     return result.is_exact
@@ -167,9 +171,19 @@ def _source(options: argparse.Namespace) -> ScoreSource:
 def _progress() -> Iterator[Progress]:
     """Progress on stderr, so that stdout holds only the result; silent when nobody watches."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    text = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps,")
+    times = TimeElapsedColumn(), TextColumn("elapsed,"), TimeRemainingColumn(), TextColumn("left")
+    with Progress(
+        *text, *times, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         yield progress

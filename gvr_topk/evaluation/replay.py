@@ -1,8 +1,9 @@
 """Run decode steps through the whole path a serving engine takes, and measure what the hint is worth.
 
-configuration -> gate -> `RequestSlots` -> op -> check against `oracle.sorted_topk`, step by step. Beside
-the op, the readable four phases (`paper_reference.topk_row`) run with each hint offset and first guess, for
-the statistics that the paper reports.
+configuration -> gate -> `RequestSlots` -> op -> check against `oracle.sorted_topk`, step by step. Beside the
+op the readable model of the shipped kernels (`shipped_reference.topk_step`) runs on each of its paths, for
+the statistics of the hint. On request the paper's four phases (`paper_reference.topk_row`) run too, with each
+hint offset and first guess, for the statistics that the paper reports.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ import torch
 from torch import Tensor
 
 from gvr_topk.config import GvrTopkConfig, ServeConfig
-from gvr_topk.constants import MAX_WIDTH, STATE_UNKNOWN, HintReason, StatsColumn
+from gvr_topk.constants import MAX_WIDTH, STATE_UNKNOWN, GuessSource, HintReason, StatsColumn
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.evaluation.paper_reference import CAPACITY, GuessKind, RowStats, topk_row
+from gvr_topk.evaluation.shipped_reference import StepResult, StepStats, topk_step
+from gvr_topk.evaluation.shipped_types import UNKNOWN, KeyInterval
 from gvr_topk.evaluation.trace import ScoreSource
 from gvr_topk.ops import indexer_topk_decode
-from gvr_topk.policy import GateDecision, asks_for_hint, can_use_heuristic, parse_path
+from gvr_topk.policy import GateDecision, asks_for_hint, can_use_heuristic, parse_path, plan
 from gvr_topk.request_slots import RequestSlots
 from gvr_topk.state import TopkState
 
-FORMAT = "gvr_topk.replay/2"
+FORMAT = "gvr_topk.replay/3"
 """Name of the JSON layout."""
+
+PATHS = ("auto", "no_hint", "radix_rounds")
+"""Paths of the shipped kernels, which are modelled at every step."""
 
 TIMED_PATHS = ("paper_gvr", "no_hint", "radix_rounds", "auto")
 TIMED_STEPS = 8
@@ -44,7 +50,7 @@ _CONFIGURED_OUT = (HintReason.TOO_SHORT, HintReason.TOO_LONG)
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to take the first threshold from the hint."""
+    """One way in which the paper's kernel takes its first threshold from the hint."""
 
     hint_offset: int
     guess: GuessKind
@@ -72,11 +78,13 @@ class StepRecord:
     exact : bool
         The op returned what `oracle.sorted_topk` returns, order included.
     reference_exact : bool
-        The reference returned the same, in every variant.
+        The model returned the same on every path, and the paper's four phases in every variant.
     op_stats : dict
         The op's statistics row, by lower-case name of the column.
+    paths : tuple of StepStats
+        The model's statistics, in the order of `PATHS`.
     variants : tuple of RowStats
-        Reference statistics in the order of `ReplayResult.variants`.
+        Statistics of the paper's four phases, in the order of `ReplayResult.variants`.
     """
 
     step: int
@@ -86,18 +94,19 @@ class StepRecord:
     exact: bool
     reference_exact: bool
     op_stats: dict[str, int]
+    paths: tuple[StepStats, ...]
     variants: tuple[RowStats, ...]
 
 
 @dataclass(frozen=True)
 class ScoreSnapshot:
-    """Scores of one step as a histogram, with the statistics of the search with variant `variant`."""
+    """Scores of one step as a histogram, the first interval of path ``"auto"`` if any, and the k-th score."""
 
     step: int
-    variant: int
     edges: npt.NDArray[np.float64]
     counts: npt.NDArray[np.int64]
-    stats: RowStats
+    interval: KeyInterval | None
+    kth_value: float
 
 
 @dataclass(frozen=True)
@@ -128,15 +137,20 @@ class ReplayResult:
 
     @property
     def exact_steps(self) -> int:
-        """Steps on which the op and the reference both met the contract."""
+        """Steps on which the op and the references all met the contract."""
         return sum(record.exact and record.reference_exact for record in self.records)
 
     @property
     def is_exact(self) -> bool:
         return self.exact_steps == len(self.records)
 
+    def selected(self, path: int) -> list[StepStats]:
+        """The model's statistics of the steps after the first that had something to select."""
+        rows = (record.paths[path] for record in self.records[1:])
+        return [row for row in rows if row.reason is not HintReason.SHORT_ROW]
+
     def hinted(self, variant: int) -> list[RowStats]:
-        """Reference statistics of the steps that had a hint and something to search."""
+        """Statistics of the paper's four phases of the steps that had a hint and something to search."""
         rows = (record.variants[variant] for record in self.records)
         return [row for row in rows if row.hint_valid and row.done != "short"]
 
@@ -153,11 +167,12 @@ class ReplayResult:
             "steps": len(self.records),
             "exact_steps": self.exact_steps,
             "seconds": round(self.seconds, 3),
+            "paths": {path: summarize_path(self.selected(index), self.k) for index, path in enumerate(PATHS)},
             "variants": [
                 {
                     "label": variant.label,
                     **summarize(self.hinted(index)),
-                    "hit_ratio": self._hit_ratios(index),
+                    "hit_ratio": [record.variants[index].hit_ratio for record in self.records],
                 }
                 for index, variant in enumerate(self.variants)
             ],
@@ -166,12 +181,35 @@ class ReplayResult:
         }
         return _plain(data)
 
-    def _hit_ratios(self, variant: int) -> list[float]:
-        return [record.variants[variant].hit_ratio for record in self.records]
+
+def summarize_path(rows: list[StepStats], k: int) -> dict[str, Any]:
+    """Figures of many steps of the shipped algorithm on one path.
+
+    Returns
+    -------
+    dict
+        ``rows``; ``hit_ratio`` of the last step's positions; ``used``, the share of rows whose gate allowed
+        the hint; ``interval_held``, of the rows with a first interval the share in which it held the k-th
+        score, so that one look at the row was enough; ``missed`` and ``radix_rounds``, numbers of rows that
+        took a second look, and radix rounds; ``passes_mean`` over the row; ``candidates_mean`` and
+        ``candidates_max``, elements listed in the interval. None without rows.
+    """
+    guessed = [row for row in rows if row.guess is not GuessSource.NONE]
+    return {
+        "rows": len(rows),
+        "hit_ratio": _mean([row.hits / k for row in rows if row.hits >= 0]),
+        "used": _mean([row.reason is HintReason.USED for row in rows]),
+        "interval_held": _mean([bool(row.guess_hit) for row in guessed]),
+        "missed": sum(not row.guess_hit for row in guessed),
+        "radix_rounds": sum(row.done > 0 for row in rows),
+        "passes_mean": _mean([row.passes for row in rows]),
+        "candidates_mean": _mean([row.candidates for row in rows]),
+        "candidates_max": max((row.candidates for row in rows), default=None),
+    }
 
 
 def summarize(rows: list[RowStats]) -> dict[str, Any]:
-    """Figures of many rows, defined as in the paper (sections 4.2.2 and 4.2.4).
+    """Figures of many rows of the paper's kernel, defined as in the paper (sections 4.2.2 and 4.2.4).
 
     Returns
     -------
@@ -204,6 +242,7 @@ def replay(
     hint_offset: int | None = None,
     steps: int | None = None,
     device: str = "cpu",
+    paper: bool = False,
     on_step: Callable[[int], None] | None = None,
 ) -> ReplayResult:
     """Replay consecutive decode steps of one layer and one request.
@@ -220,6 +259,8 @@ def replay(
         Steps to run, from the first; default all.
     device : str
         ``cpu`` or ``cuda``. On CUDA the paths are timed as well.
+    paper : bool
+        Run the paper's four phases as well, in every variant.
     on_step : callable, optional
         Called with the number of finished steps.
 
@@ -238,7 +279,7 @@ def replay(
     options = config.gvr_topk
     if hint_offset is not None:
         options = options.model_copy(update={"hint_offset": hint_offset})
-    variants = _variants(options.hint_offset)
+    variants = _variants(options.hint_offset) if paper else ()
     started = time.perf_counter()
     with _one_thread():
         path = _ServingPath(source, config, options, k, count, device)
@@ -267,6 +308,7 @@ def _run(
 ) -> tuple[list[StepRecord], ScoreSnapshot, list[Timing]]:
     records: list[StepRecord] = []
     alphas: list[float | None] = [None] * len(variants)
+    model = _Model(path)
     snapshot: ScoreSnapshot | None = None
     timings: list[Timing] = []
     timed = _spread(count, TIMED_STEPS) if path.device.type == "cuda" else set()
@@ -275,6 +317,7 @@ def _run(
         hint, word = path.hint(), path.word()
         decision, got, op_stats = path.step(scores)
         expected = sorted_topk(torch.from_numpy(scores)[None], torch.tensor([len(scores)]), k)[0]
+        modelled = model.step(hint, len(scores), decision)
         rows = [
             topk_row(
                 scores,
@@ -288,6 +331,7 @@ def _run(
             for index, variant in enumerate(variants)
         ]
         alphas = [row.stats.alpha for row in rows]
+        indices = [*(each.indices for each in modelled), *(row.indices for row in rows)]
         records.append(
             StepRecord(
                 step=step,
@@ -295,21 +339,50 @@ def _run(
                 allowed=decision.allowed,
                 gate=decision.reason,
                 exact=torch.equal(got, expected),
-                reference_exact=all(np.array_equal(row.indices, expected.numpy()) for row in rows),
+                reference_exact=all(np.array_equal(each, expected.numpy()) for each in indices),
                 op_stats=op_stats,
+                paths=tuple(each.stats for each in modelled),
                 variants=tuple(row.stats for row in rows),
             )
         )
         if step == count // 2:
             counts, edges = np.histogram(scores[np.isfinite(scores)], bins=160)
-            shown = next(index for index, variant in enumerate(variants) if variant.configured)
-            snapshot = ScoreSnapshot(step, shown, edges, counts, rows[shown].stats)
+            chosen = scores[expected[expected >= 0].numpy()]
+            kth_value = float(chosen.min()) if len(scores) >= k else float("nan")
+            snapshot = ScoreSnapshot(step, edges, counts, modelled[0].interval, kth_value)
         if step in timed:
             timings += path.time_step(step, scores, hint, word)
         if on_step is not None:
             on_step(step + 1)
     assert snapshot is not None  # count >= 1
     return records, snapshot, timings
+
+
+class _Model:
+    """The model of the shipped kernels on each path, with a state of its own from step to step."""
+
+    def __init__(self, serving: _ServingPath) -> None:
+        self.serving = serving
+        width = serving.logits.shape[1]
+        self.plans = [plan(rows=1, width=width, k=serving.k, path=path) for path in PATHS]
+        self.states = [UNKNOWN] * len(PATHS)
+
+    def step(self, hint: npt.NDArray[np.int32], length: int, decision: GateDecision) -> list[StepResult]:
+        """Run the step that the op has just run; a row without a slot there has no state here."""
+        results = []
+        for index, each in enumerate(self.plans):
+            result = topk_step(
+                self.serving.logits[0],
+                self.serving.k,
+                each,
+                length=length,
+                state=None if self.serving.is_refused(decision) else self.states[index],
+                hint=hint,
+                hint_offset=self.serving.options.hint_offset,
+            )
+            self.states[index] = result.state or self.states[index]
+            results.append(result)
+        return results
 
 
 class _ServingPath:
@@ -353,9 +426,7 @@ class _ServingPath:
         """Run gate and op for one step, on poisoned buffers."""
         self._load(scores)
         decision = self.decide(len(scores))
-        # As in serving, a row that the configuration refuses has no slot to read or to write.
-        refused = not self.enabled or HintReason[decision.reason.upper()] in _CONFIGURED_OUT
-        row_slot = self.requests.set_rows([None if refused else _REQUEST])
+        row_slot = self.requests.set_rows([None if self.is_refused(decision) else _REQUEST])
         indexer_topk_decode(
             self.logits,
             self.seq_lens,
@@ -370,6 +441,10 @@ class _ServingPath:
         )
         columns = [column.name.lower() for column in StatsColumn]
         return decision, self.out[0].cpu().clone(), dict(zip(columns, self.stats[0].tolist(), strict=True))
+
+    def is_refused(self, decision: GateDecision) -> bool:
+        """Whether the configuration refuses the row, which then has no slot, as in serving."""
+        return not self.enabled or HintReason[decision.reason.upper()] in _CONFIGURED_OUT
 
     def decide(self, length: int) -> GateDecision:
         """The gate's answer for a row of this true length, within the configured lengths if any."""
@@ -463,10 +538,10 @@ def _one_thread() -> Iterator[None]:
 
 
 def _variants(configured_offset: int) -> tuple[Variant, ...]:
-    """Return the variants, the paper's guess first: both offsets of the paper, and the configured one."""
+    """Return the paper's variants, its own guess first: both of its offsets, and the configured one."""
     offsets = [0, 1] + ([configured_offset] if configured_offset not in (0, 1) else [])
     guesses: tuple[GuessKind, ...] = ("mean", "quantile")
-    # The op's own default is the quantile.
+    # The path "paper_gvr" takes the quantile.
     return tuple(
         Variant(offset, guess, (offset, guess) == (configured_offset, "quantile"))
         for guess in guesses

@@ -1,4 +1,4 @@
-"""A replay as a table, as plots and as JSON, beside the figures the paper published."""
+"""A replay as tables, plots and JSON: the shipped algorithm, and the paper's beside what it published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from rich.table import Table
 
 from gvr_topk.constants import HintReason
-from gvr_topk.evaluation.replay import ReplayResult, summarize
+from gvr_topk.evaluation.replay import PATHS, ReplayResult, summarize, summarize_path
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,13 +41,22 @@ class Published:
 PAPER = Published()
 
 NOTE = (
-    "* what the configuration asks for. Offset: added to every position of the last step's choice, which is "
-    "the hint. T0, the first threshold, is the mean of the hinted scores, or their quantile by the hit ratio "
-    "of the last step. Pass: counting the scores at or above a threshold. Snap: a round that narrows what is "
-    "left to k. These columns are the paper's algorithm (gvr_topk.evaluation.paper_reference). "
-    "Paper: DeepSeek-V3.2 scores, N about 70,690, first threshold the mean of the hint, offset 0; hit "
-    "ratio of layers 20-60 / 0-1. The traces of this project are scores of SmolLM2 under a distilled "
-    "indexer, not of DeepSeek: compare the shape, not the digits."
+    "* what the configuration asks for. Every step after the first predicts an interval for the k-th score: "
+    "path auto from the hint, which is what the last step left, and no_hint from a sample of the row. If the "
+    "interval holds the k-th score, one look at the row is enough; if not, the row is looked at again, or "
+    "counted in radix rounds, which settle everything. Candidates are the scores in the interval. The "
+    "figures are those of the shipped kernels' model (gvr_topk.evaluation.shipped_reference); --paper adds "
+    "the paper's kernel. The traces of this project are scores of SmolLM2 under a distilled indexer, not of "
+    "DeepSeek."
+)
+
+PAPER_NOTE = (
+    "* what the configuration asks for with path paper_gvr. Offset: added to every position of the last "
+    "step's choice, which is the hint. T0, the first threshold, is the mean of the hinted scores, or their "
+    "quantile by the hit ratio of the last step. Pass: counting the scores at or above a threshold. Snap: a "
+    "round that narrows what is left to k. The model is gvr_topk.evaluation.paper_reference. Paper: "
+    "DeepSeek-V3.2 scores, N about 70,690, first threshold the mean of the hint, offset 0; hit ratio of "
+    "layers 20-60 / 0-1: compare the shape with it, not the digits."
 )
 
 # Okabe-Ito colours: distinguishable without colour vision.
@@ -57,13 +66,41 @@ _DPI = 150
 
 
 def build_table(result: ReplayResult) -> Table:
-    """Build the table of a replay's statistics: a column per variant, the paper's figures beside them."""
+    """Build the table of the shipped algorithm's statistics: a column per path."""
     lengths = [record.length for record in result.records]
     title = (
         f"{result.source}: {len(lengths)} steps, n {min(lengths):,} to {max(lengths):,}, "
         f"k {result.k:,}, {result.device}"
     )
     table = Table(title=title, caption=NOTE, title_justify="left", caption_justify="left")
+    table.add_column("steps after the first")
+    for path in PATHS:
+        configured = result.heuristic_enabled and path == result.options.path
+        table.add_column(f"{path}*" if configured else path, justify="right")
+    columns = [summarize_path(result.selected(index), result.k) for index in range(len(PATHS))]
+    rows: list[tuple[str, Callable[[Any], str], str]] = [
+        ("steps", _number, "rows"),
+        ("last step's choice chosen again", _percent, "hit_ratio"),
+        ("hint used", _percent, "used"),
+        ("interval held the k-th score", _percent, "interval_held"),
+        ("missed: second look", _number, "missed"),
+        ("radix rounds", _number, "radix_rounds"),
+        ("mean passes over the row", _decimal, "passes_mean"),
+        ("mean candidates", _number, "candidates_mean"),
+        ("most candidates", _number, "candidates_max"),
+    ]
+    for label, shown, figure in rows:
+        table.add_row(label, *(shown(column[figure]) for column in columns))
+    return table
+
+
+def build_paper_table(result: ReplayResult) -> Table | None:
+    """Build the table of the paper's kernel, a column per variant; None if it was not replayed."""
+    if not result.variants:
+        return None
+    lengths = [record.length for record in result.records]
+    title = "the paper's kernel on the same steps"
+    table = Table(title=title, caption=PAPER_NOTE, title_justify="left", caption_justify="left")
     table.add_column("steps with a hint")
     for variant in result.variants:
         mark = "*" if variant.configured else ""
@@ -83,7 +120,7 @@ def describe_outcome(result: ReplayResult) -> list[str]:
     return [
         f"gate: {_count_words(record.gate for record in result.records)}",
         f"op: {_count_words(_reason(record.op_stats) for record in result.records)}",
-        f"exact: op {exact} of {count} steps, reference {reference} of {count} steps",
+        f"exact: op {exact} of {count} steps, model {reference} of {count} steps",
         "oracle: a sort in NumPy, which shares no code with either",
         f"the op ran {_where(result)}",
     ]
@@ -117,12 +154,14 @@ def save_json(result: ReplayResult, folder: Path) -> Path:
 
 
 def save_plots(result: ReplayResult, folder: Path) -> list[Path]:
-    """Write the hit-ratio, passes and score-distribution plots as PNG into `folder`."""
+    """Write the plots of hit ratio, candidates, scores and the paper's passes as PNG into `folder`."""
     plots: list[tuple[str, Callable[[Axes, ReplayResult], None]]] = [
         ("hit_ratio", _plot_hit_ratio),
-        ("passes", _plot_passes),
+        ("candidates", _plot_candidates),
         ("scores", _plot_scores),
     ]
+    if result.variants:
+        plots.append(("passes", _plot_passes))
     # The object interface and not pyplot: no global state and no display is needed.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -182,23 +221,21 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
+def _decimal(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
 def _plot_hit_ratio(axes: Axes, result: ReplayResult) -> None:
-    drawn: set[int] = set()
-    shown: list[float] = []
-    for index, variant in enumerate(result.variants):
-        if variant.hint_offset in drawn:
-            continue
-        colour = _COLOURS[len(drawn)]
-        drawn.add(variant.hint_offset)
-        steps = [record.step for record in result.records if record.variants[index].hint_valid]
-        ratio = [result.records[step].variants[index].hit_ratio for step in steps]
-        if not ratio:
-            continue
-        same_offset = [each for each in result.variants if each.hint_offset == variant.hint_offset]
-        configured = ", configured" if any(each.configured for each in same_offset) else ""
-        label = f"offset {variant.hint_offset}{configured} (mean {_percent(float(np.mean(ratio)))})"
-        axes.plot(steps, ratio, color=colour, linewidth=1.4, label=label)
-        shown += ratio
+    shown = [
+        (record.step, record.paths[0].hits / result.k)
+        for record in result.records[1:]
+        if record.paths[0].hits >= 0 and record.paths[0].reason is not HintReason.SHORT_ROW
+    ]
+    if shown:
+        steps, ratio = zip(*shown, strict=True)
+        offset = result.options.hint_offset
+        label = f"offset {offset} (mean {_percent(float(np.mean(ratio)))})"
+        axes.plot(steps, ratio, color=_COLOURS[0], linewidth=1.4, label=label)
     chance = result.k / float(np.mean([record.length for record in result.records]))
     axes.axhline(
         chance, color="black", linestyle=":", linewidth=1, label=f"random hint (K/N {_percent(chance)})"
@@ -209,7 +246,7 @@ def _plot_hit_ratio(axes: Axes, result: ReplayResult) -> None:
         ylabel="hit ratio",
     )
     # The axis ends just above the highest ratio, so that low ratios can be told apart.
-    axes.set_ylim(0, min(1.0, 1.15 * max([chance, *shown])))
+    axes.set_ylim(0, min(1.0, 1.15 * max([chance, *(ratio for _, ratio in shown)])))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
 
 
@@ -246,29 +283,48 @@ def _plot_passes(axes: Axes, result: ReplayResult) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
 
 
+def _plot_candidates(axes: Axes, result: ReplayResult) -> None:
+    for index, path in enumerate(("auto", "no_hint")):  # radix rounds predict nothing that could be missed
+        rows = [(record.step, record.paths[PATHS.index(path)]) for record in result.records[1:]]
+        found = [(step, row.candidates, row.guess_hit) for step, row in rows if row.passes]
+        if found:
+            steps, candidates, hits = (np.array(column) for column in zip(*found, strict=True))
+            missed = hits == 0
+            colour = _COLOURS[index]
+            axes.plot(steps, candidates, color=colour, linewidth=1.2, label=path)
+            label = f"{path}: missed, second look ({missed.sum()})"
+            axes.plot(steps[missed], candidates[missed], "x", color=colour, label=label)
+    axes.set(
+        title=f"{result.source}: scores in the interval that is searched for the k-th",
+        xlabel="decode step",
+        ylabel="candidates",
+    )
+    axes.set_ylim(bottom=0)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
+
+
 def _plot_scores(axes: Axes, result: ReplayResult) -> None:
     snapshot = result.snapshot
-    stats = snapshot.stats
     axes.stairs(snapshot.counts, snapshot.edges, fill=True, color="#BBD5EA", edgecolor="#0072B2")
     if snapshot.counts.any():  # a row without a finite score has no logarithm to scale to
         axes.set_yscale("log")
-    low, high = stats.bracket
-    if np.isfinite(low) or np.isfinite(high):
-        left = low if np.isfinite(low) else snapshot.edges[0]
-        right = high if np.isfinite(high) else snapshot.edges[-1]
-        axes.axvspan(left, right, color="#F0E442", alpha=0.25, label=f"last bracket [{low:.3g}, {high:.3g}]")
-    marks = [(stats.t0, "#D55E00", "--", f"$T_0$ {stats.t0:.3g}")]
-    if stats.thresholds:
-        final = f"final threshold {stats.thresholds[-1]:.3g} ({stats.counts[-1]:,} candidates)"
-        marks.append((stats.thresholds[-1], "#009E73", "-.", final))
-    marks.append((stats.kth_value, "black", "-", f"k-th value {stats.kth_value:.3g} (k = {stats.k:,})"))
-    for value, colour, style, label in marks:
-        if np.isfinite(value):
-            axes.axvline(value, color=colour, linestyle=style, linewidth=1.6, label=label)
+    stats = result.records[snapshot.step].paths[0]
+    interval = snapshot.interval
+    low, high = (float(interval.low), float(interval.high)) if interval else (np.nan, np.nan)
+    if np.isfinite([low, high]).all():
+        # Of an interval that reaches to the ends of the floats, the part that the scores are in.
+        shown = np.clip([low, high], snapshot.edges[0], snapshot.edges[-1])
+        label = f"predicted [{low:.3g}, {high:.3g}] ({stats.candidates:,} candidates)"
+        axes.axvspan(*shown, color="#F0E442", alpha=0.4, label=label)
+    if np.isfinite(snapshot.kth_value):
+        label = f"k-th score {snapshot.kth_value:.3g} (k = {result.k:,})"
+        axes.axvline(snapshot.kth_value, color="black", linewidth=1.6, label=label)
     axes.set(
         title=f"{result.source}: scores of step {snapshot.step} "
-        f"(n = {stats.n:,}; {result.variants[snapshot.variant].label}; passes: {stats.passes})",
+        f"(n = {result.records[snapshot.step].length:,}, path auto, passes: {stats.passes})",
         xlabel="indexer score",
         ylabel="positions per bin (log)",
     )
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)

@@ -73,7 +73,7 @@ from gvr_topk.evaluation.shipped_types import (
     Row,
     StepState,
 )
-from gvr_topk.policy import Plan, asks_for_hint, can_use_heuristic, parse_path, values_of_led_row
+from gvr_topk.policy import Plan, asks_for_hint, can_use_heuristic, parse_path, values_of_solo_row
 
 Hint = npt.NDArray[np.integer]
 
@@ -175,9 +175,7 @@ def topk_step(
         interval, source = None, GuessSource.NONE
         if row.plan.family == "small_row":
             source = GuessSource.VALUE if reason is HintReason.USED else GuessSource.NONE
-            outcome = _step_of_small_row(row, reason, state, last)
-            if row.plan is not plan and outcome.state is not None:  # Clusters store all of a state.
-                outcome = replace(outcome, state=StepState(outcome.state.first))
+            outcome = _step_of_small_row(row, reason, last)
         elif path is Path.RADIX_ROUNDS:
             # CTAs agree on the length first, which is an exchange without a look at the row.
             outcome = radix_fallback(row, None, last, passes=1)
@@ -289,21 +287,18 @@ def _moments(row: Row, *, reads_state: bool) -> Moments:
 
 def _selected_alone(row: Row) -> Row:
     """Return the row, as the kernel of short rows has it if the first CTA of its cluster selects alone."""
-    values = values_of_led_row(row.plan, width=row.width, length=row.length, k=row.k)
+    values = values_of_solo_row(row.plan, width=row.width, length=row.length, k=row.k)
     if values == 0:
         return row
     return replace(row, plan=replace(row.plan, family="small_row", ctas_per_row=1, values_per_thread=values))
 
 
-def _step_of_small_row(row: Row, reason: HintReason, state: StepState | None, last: StepState) -> Outcome:
-    """Run the step of a row that one CTA holds: by the last window, or by rounds over the keys.
-
-    Nothing but the first number of a state is written.
-    """
+def _step_of_small_row(row: Row, reason: HintReason, last: StepState) -> Outcome:
+    """Run the step of a row that one CTA holds: by the last window, or by rounds over the keys."""
     held, window = held_row(row), known_window(last) if reason is HintReason.USED else None
     recalled = try_predicted_window(row, held, window) if window is not None else None
     outcome, left = recalled or narrow_keys(row, held, int(window is not None))
-    return replace(outcome, state=replace(state or UNKNOWN, first=left))
+    return replace(outcome, state=StepState(left))
 
 
 def _count_hits(row: Row, outcome: Outcome, hint: Hint | None, offset: int) -> int:

@@ -8,12 +8,16 @@ step. Hit ratio and guess misses come from tensors the op writes; they are read 
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
+
+from gvr_topk.integrations._kit.log import Say, one_line
 
 OURS = "gvr_topk"
 ORIGINAL = "original"
@@ -115,22 +119,50 @@ class Counters:
         registry.register(_Collector(self.snapshot()))
         return generate_latest(registry).decode()
 
-    def write_if_due(self, directory: Callable[[], str | None]) -> None:
-        """Write this process's file, for collectors that read a directory, if the last one is old enough.
+    def write_if_due(self, variable: str, say: Say) -> None:
+        """Write this process's metrics file, if the last one is old enough; most steps do no more than ask.
 
-        Most steps do not even ask for the directory.
+        Parameters
+        ----------
+        variable : str
+            Environment variable with the folder for the file, which a collector reads. It is created.
+        say : Say
+            Told once what keeps the file from being written.
         """
         now = time.monotonic()
         if now < self._next_write:
             return
         self._next_write = now + WRITE_INTERVAL
-        folder = directory()
+        folder = os.environ.get(variable)
         if not folder:
             return
-        target = Path(folder) / f"gvr_topk_{os.getpid()}.prom"
-        partial = target.with_suffix(".partial")
-        partial.write_text(self.prometheus_text(), encoding="utf-8")
-        partial.replace(target)
+        try:
+            target = metrics_file(Path(folder))
+            partial = target.with_suffix(".partial")
+            partial.write_text(self.prometheus_text(), encoding="utf-8")
+            partial.replace(target)
+        except (OSError, ImportError) as error:  # an engine must not fail because of a file
+            say("warning", f"no metrics file: {one_line(error)}")
+
+
+_files: dict[tuple[int, Path], Path] = {}
+"""Metrics file by process id and folder: a forked process starts a file of its own."""
+
+
+def metrics_file(folder: Path) -> Path:
+    """Return this process's metrics file in a folder, which is created; the file goes when the process ends.
+
+    Host, process id and the time in milliseconds of the first call make the name, because processes of
+    several hosts or containers may share a folder and have the same id.
+    """
+    key = os.getpid(), folder
+    if key not in _files:
+        folder.mkdir(parents=True, exist_ok=True)
+        started = time.time_ns() // 1_000_000
+        file = _files[key] = folder / f"gvr_topk_{platform.node()}_{key[0]}_{started}.prom"
+        # Unlike atexit, this also runs at the end of a process that multiprocessing has forked.
+        Finalize(None, file.unlink, kwargs={"missing_ok": True}, exitpriority=0)
+    return _files[key]
 
 
 class _Collector:

@@ -1,8 +1,7 @@
-"""Environment variables of the TensorRT-LLM integration, read and written in one place.
+"""Environment variables of the TensorRT-LLM integration, beside those of `_kit.environment`.
 
-``GVR_TOPK_DISABLE=1``
-    No layer is touched in this process; our YAML keys are accepted and ignored. The values empty, ``0``,
-    ``false``, ``no`` and ``off`` count as unset.
+Under ``GVR_TOPK_DISABLE=1`` our YAML keys are accepted and ignored.
+
 ``TRTLLM_GVR_TOPK``
     ``0`` off, ``1`` on, ``force`` on also where TensorRT-LLM would run another top-k of its own. Set by the
     user, never by us; it overrules the YAML.
@@ -23,34 +22,30 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-import gvr_topk_autoload
+from gvr_topk.integrations._kit.environment import (
+    DISABLE,
+    ENABLE_SGLANG,
+    ENABLE_VLLM,
+    VERIFY,
+    VERIFY_TRTLLM,
+    Mode,
+    disabled,
+    verify_calls,
+)
+from gvr_topk.integrations._kit.environment import user_mode as mode_of
 
 if TYPE_CHECKING:
     from gvr_topk.config import GvrTopkConfig
 
-DISABLE = gvr_topk_autoload.DISABLE
+__all__ = ["DISABLE", "Mode", "disabled", "mode", "user_mode"]
+
 ENABLE = "TRTLLM_GVR_TOPK"
 OPTIONS = "TRTLLM_GVR_TOPK_OPTIONS"
-ENABLE_VLLM = "GVR_TOPK_VLLM"
 YAML = "TRTLLM_GVR_TOPK_YAML"
 METRICS_DIR = "TRTLLM_GVR_TOPK_METRICS_DIR"
 ENABLE_PDL = "TRTLLM_ENABLE_PDL"
-
-
-class Mode(Enum):
-    """The mode that is asked for."""
-
-    OFF = "0"
-    ON = "1"
-    FORCE = "force"
-
-
-def disabled() -> bool:
-    """Whether ``GVR_TOPK_DISABLE`` keeps us from every layer of this process."""
-    return gvr_topk_autoload.disabled()
 
 
 def programmatic_launch() -> bool:
@@ -58,21 +53,9 @@ def programmatic_launch() -> bool:
     return os.environ.get(ENABLE_PDL) == "1"
 
 
-def user_mode(variable: str = ENABLE) -> Mode | None:
-    """Return the mode that the user's variable asks for; None if it is not set.
-
-    Raises
-    ------
-    ValueError
-        The variable holds something else than ``0``, ``1`` or ``force``.
-    """
-    value = os.environ.get(variable, "").strip().lower()
-    if not value:
-        return None
-    try:
-        return Mode(value)
-    except ValueError:
-        raise ValueError(f"{variable}: wanted 0, 1 or force, got {value!r}") from None
+def user_mode() -> Mode | None:
+    """Return the mode that ``TRTLLM_GVR_TOPK`` asks for; None if it is not set. Raises as `mode_of`."""
+    return mode_of(ENABLE)
 
 
 def mode() -> Mode:
@@ -92,12 +75,25 @@ def mode() -> Mode:
 
 
 def options() -> GvrTopkConfig:
-    """Return the options that reached this process; the defaults if none did."""
+    """Return the options that reached this process; the defaults if none did.
+
+    Raises
+    ------
+    ValueError
+        The user's variable does not hold the keys of section ``gvr_topk``.
+    """
+    from pydantic import ValidationError
+
     from gvr_topk.config import GvrTopkConfig
 
-    if OPTIONS in os.environ:
-        return GvrTopkConfig.model_validate_json(os.environ[OPTIONS] or "{}")
-    return GvrTopkConfig.model_validate(_published().get("options") or {})
+    if OPTIONS not in os.environ:
+        return GvrTopkConfig.model_validate(_published().get("options") or {})
+    text = os.environ[OPTIONS]
+    try:
+        return GvrTopkConfig.model_validate_json(text or "{}")
+    except ValidationError as error:
+        wanted = f"{OPTIONS}: wanted the keys of section gvr_topk as JSON"
+        raise ValueError(f"{wanted}, got {text!r} ({error.errors()[0]['msg']})") from None
 
 
 def describe() -> list[tuple[str, str]]:
@@ -108,13 +104,14 @@ def describe() -> list[tuple[str, str]]:
     list of (str, str)
         Name of each variable that is set, and its value or what is wrong with it.
     """
-    from pydantic import ValidationError
-
     judges: dict[str, Callable[[], object]] = {
         DISABLE: disabled,
         ENABLE: user_mode,
         OPTIONS: options,
-        ENABLE_VLLM: lambda: user_mode(ENABLE_VLLM),
+        ENABLE_VLLM: lambda: mode_of(ENABLE_VLLM),
+        ENABLE_SGLANG: lambda: mode_of(ENABLE_SGLANG),
+        VERIFY: verify_calls,
+        VERIFY_TRTLLM: verify_calls,
     }
     rows = []
     for variable, judge in judges.items():
@@ -123,20 +120,14 @@ def describe() -> list[tuple[str, str]]:
         text = os.environ[variable]
         try:
             judge()
-        except ValidationError as error:
-            reason = error.errors()[0]["msg"]
-            text = f"refused: wanted the keys of section gvr_topk as JSON, got {text!r} ({reason})"
         except ValueError as error:
             text = f"refused: {error}"
         if variable == DISABLE:
             text += ": no engine is touched" if disabled() else ": counts as unset"
         rows.append((variable, text))
+    if problem := unreadable():
+        rows.append((YAML, problem))
     return rows
-
-
-def metrics_directory() -> str | None:
-    """Where this process keeps its metrics file, if anywhere."""
-    return os.environ.get(METRICS_DIR) or None
 
 
 def publish(enable: bool | None = None, options: Mapping[str, Any] | None = None) -> None:
@@ -167,6 +158,34 @@ def withdraw() -> None:
     os.environ.pop(YAML, None)
 
 
+def unreadable() -> str:
+    """Say why what a configuration has published counts as absent; empty if it can be read.
+
+    Only a stale or foreign value of the variable is unreadable.
+    """
+    try:
+        _read_published()
+    except (ValueError, RecursionError) as error:
+        text = os.environ[YAML]
+        got = repr(text if len(text) <= 60 else text[:60] + "...")
+        return f"{YAML} counts as unset: wanted what this package wrote, got {got} ({type(error).__name__})"
+    return ""
+
+
 def _published() -> dict[str, Any]:
-    published: dict[str, Any] = json.loads(os.environ.get(YAML) or "{}")
+    try:
+        return _read_published()
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _read_published() -> dict[str, Any]:
+    from gvr_topk.config import GvrTopkConfig
+
+    published = json.loads(os.environ.get(YAML) or "{}")
+    if not isinstance(published, dict) or not published.keys() <= {"enable", "options"}:
+        raise ValueError("wanted an object with enable and options")
+    if not isinstance(published.get("enable", False), bool):
+        raise ValueError("enable: wanted true or false")
+    GvrTopkConfig.model_validate(published.get("options", {}))
     return published

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from gvr_topk.constants import (
 from gvr_topk.integrations import environment
 from gvr_topk.integrations.counters import Counters, Measured
 from gvr_topk.integrations.environment import Mode
+from gvr_topk.integrations.patch_points import check_object
+from gvr_topk.integrations.upstream import MANAGER_OBJECT
 from gvr_topk.policy import can_use_heuristic
 from gvr_topk.request_slots import RequestSlots
 
@@ -36,6 +38,10 @@ HINTED = "hinted"
 DUMMY = "dummy"
 """Kind of a row of no request."""
 
+NO_LAYER = -1
+"""Layer without a state."""
+
+_LLM_REQUEST = "tensorrt_llm._torch.pyexecutor.llm_request"
 
 _INTEGERS = (torch.int32, torch.int64)
 """Dtypes that numbers of accepted rows may have."""
@@ -57,6 +63,10 @@ class HintState:
     ``index_share_for_mtp_iteration``), or if positions are kept, which `next_state` does not hold, the state
     is what the last row leaves, accepted or not. Such a state can cost time but never changes a result.
 
+    Without attention data parallelism, MTP's draft layers have a cache manager of their own. The draft loop
+    puts it into the batch's metadata and takes it out again, without a ``prepare`` of its own. So the state
+    has the layers of both managers, the draft layers last, and the slots of a batch's rows serve both.
+
     Parameters
     ----------
     metadata : DSAtrtllmAttentionMetadata
@@ -66,6 +76,8 @@ class HintState:
 
     Attributes
     ----------
+    batch : callable
+        Returns the metadata of the last step that was noted; None if it is gone.
     next_state : Tensor, ``[layers, max_rows, 4]``, float32, or None
         State that each draft row of the step leaves; unknown where a row left none. Allocated once, when
         TensorRT-LLM first tells how many rows it has accepted; None before.
@@ -75,18 +87,28 @@ class HintState:
         self.mode = mode
         self.options = environment.options()
         self.programmatic_launch = environment.programmatic_launch()
+        limits = self.options.length_limits
+        self._limits = () if limits == (0, MAX_WIDTH) else limits
         self.k = int(first_attribute(metadata, "sparse_mla_topk", "num_sparse_topk"))
         requests = max(
             int(first_attribute(metadata, "max_num_sequences", "max_num_requests")),
             int(getattr(manager, "max_batch_size", 0) or 0),
         )
-        self.layer_offsets: Mapping[int, int] = manager.layer_offsets
-        self.compress_ratio = max([1, *(getattr(metadata, "compress_ratios", None) or ())])
+        managers = [manager]
+        drafts = getattr(metadata, "draft_kv_cache_manager", None)
+        if drafts is not None and drafts is not manager and check_object(MANAGER_OBJECT, drafts).good:
+            managers.append(drafts)
+        layers = 0
+        self._layers: list[tuple[Callable[[], Any], dict[int, int]]] = []  # of each manager
+        for each in managers:
+            places = {layer: layers + place for layer, place in each.layer_offsets.items()}
+            self._layers.append((weakref.ref(each), places))
+            layers += int(each.num_local_layers)
+        self.compress_ratio = _compress_ratio(metadata)
         rows = requests * ROWS_PER_REQUEST
         device = first_attribute(metadata, "kv_lens_cuda_runtime", "kv_lens_cuda").device
         # The engine may run in inference mode; tensors made there could not be written outside of it.
         with torch.inference_mode(False):
-            layers = int(manager.num_local_layers)
             self.requests = RequestSlots(
                 layers,
                 requests * _micro_batches(metadata, manager),
@@ -102,7 +124,10 @@ class HintState:
         self.next_state: Tensor | None = None
         self._accepted: dict[int, tuple[Callable[[], Any], Tensor]] = {}  # by the id of a batch's metadata
         self._draft_rows = 0  # rows of the last step that may have left something in `next_state`
-        self.batch: Callable[[], Any] = lambda: None
+        self.batch: Callable[[], Any] = _nothing
+        self._has_rows = False  # whether the batch's rows have slots
+        self._last: tuple[Any, ...] = ()  # what the slots and kinds of the last rows follow from
+        self._last_kinds: dict[str, int] = {}
         self.next_n = 1
         self.num_requests = 0
         self.num_contexts = 0
@@ -133,10 +158,26 @@ class HintState:
             f"({kept}), path {self.options.path} on {self.device}"
         )
 
+    def layer_of(self, manager: Any, layer: int) -> int:
+        """Return which layer of the state one of a manager's layers has; `NO_LAYER` if it has none.
+
+        Parameters
+        ----------
+        manager : DSACacheManager
+            Manager in the batch's metadata at the time of the call.
+        layer : int
+            Layer of the model.
+        """
+        for owner, places in self._layers:
+            if owner() is manager:
+                return places.get(layer, NO_LAYER)
+        return NO_LAYER
+
     def update(self, metadata: Any, counters: Counters) -> None:
         """Note the requests of the coming step; one copy to the device, no sync.
 
-        Before that, it copies the states of the last step's accepted draft rows into their slots.
+        Before that, it copies the states of the last step's accepted draft rows into their slots. A step with
+        the requests of the last one, in the same rows, costs next to nothing.
 
         Parameters
         ----------
@@ -145,14 +186,16 @@ class HintState:
         counters : Counters
         """
         self._accept()
-        self.batch = lambda: None
-        if not getattr(metadata, "is_cuda_graph", False):
+        if self.batch() is not metadata:
+            self.batch = weakref.ref(metadata)
+        self._has_rows, self.contexts = False, None
+        graph = getattr(metadata, "is_cuda_graph", False)
+        if not graph:
             self._accepted.pop(id(metadata), None)
-        requests = len(metadata.seq_lens)
-        contexts = int(metadata.num_contexts)
-        generations = int(metadata.num_generations)
+        requests = metadata.seq_lens.shape[0]
+        contexts, generations = int(metadata.num_contexts), int(metadata.num_generations)
         tokens = int(metadata.num_tokens) - int(metadata.num_ctx_tokens)
-        counters.steps["graph" if getattr(metadata, "is_cuda_graph", False) else "eager"] += 1
+        counters.steps["graph" if graph else "eager"] += 1
         if generations and getattr(metadata, "skip_indexer_for_gen_reqs", False):
             counters.steps["skipped"] += 1  # the state stays a step behind, which is harmless but counted
             self.waited = True
@@ -162,26 +205,41 @@ class HintState:
         if generations and tokens % generations:
             counters.steps["ragged"] += 1  # requests with different numbers of draft tokens
             return
-        kinds = self._kinds(metadata, requests)
+        next_n = tokens // generations if generations else 1
+        rows = (metadata.request_ids[:requests], contexts, next_n)
+        if contexts or self._limits or rows != self._last or self.requests.repeat_rows() is None:
+            self._set_rows(metadata, *rows, counters)
+            self._last = rows
+        self._draft_rows = tokens if next_n > 1 and tokens <= self.max_rows else 0
+        for kind, count in self._last_kinds.items():
+            counters.rows[kind] += count
+        self.num_requests, self.num_contexts, self.next_n = requests, contexts, next_n
+        self._has_rows = True
+
+    def _set_rows(
+        self, metadata: Any, request_ids: Sequence[int], contexts: int, next_n: int, counters: Counters
+    ) -> None:
+        """Give the rows of a batch the slots of their requests."""
+        kinds = self._kinds(metadata, request_ids)
         owners = [
-            request if kind == HINTED else None
-            for request, kind in zip(metadata.request_ids, kinds, strict=False)
+            request if kind == HINTED else None for request, kind in zip(request_ids, kinds, strict=True)
         ]
-        before = (self.requests.admitted, self.requests.evicted, self.requests.refused)
-        slots = self.requests.set_rows(owners)
-        after = (self.requests.admitted, self.requests.evicted, self.requests.refused)
-        for event, old, new in zip(("admitted", "evicted", "refused"), before, after, strict=True):
-            counters.requests[event] += new - old
-        self.next_n = tokens // generations if generations else 1
-        if self.next_n > 1 and tokens <= self.max_rows:
-            shape = (generations, self.next_n)
-            self.draft_row_slot[:tokens].view(shape).copy_(slots[contexts:].unsqueeze(1).expand(shape))
-            self._draft_rows = tokens
-        for kind in kinds[contexts:]:
-            counters.rows[kind] += self.next_n
-        self._note_contexts(metadata, owners[:contexts], counters)
-        self.num_requests, self.num_contexts = requests, contexts
-        self.batch = weakref.ref(metadata)
+        slots = self.requests
+        admitted, evicted, refused = slots.admitted, slots.evicted, slots.refused
+        row_slot = slots.set_rows(owners)
+        if slots.admitted != admitted or slots.refused != refused:  # nothing is evicted but for these
+            counters.requests["admitted"] += slots.admitted - admitted
+            counters.requests["evicted"] += slots.evicted - evicted
+            counters.requests["refused"] += slots.refused - refused
+        generations = len(kinds) - contexts
+        if next_n > 1 and generations * next_n <= self.max_rows:
+            shape = (generations, next_n)
+            rows = self.draft_row_slot[: generations * next_n].view(shape)
+            rows.copy_(row_slot[contexts:].unsqueeze(1).expand(shape))
+        kinds = kinds[contexts:]
+        self._last_kinds = {kind: next_n * kinds.count(kind) for kind in set(kinds)}
+        if contexts:
+            self._note_contexts(metadata, owners[:contexts], counters)
 
     def row_slot(self, metadata: Any, next_n: int, rows: int) -> Tensor | None:
         """Return the slot of each row of a call, or None when this batch was not prepared for such a call.
@@ -190,7 +248,7 @@ class HintState:
         are through, with every request of the batch in generation; so the layout is taken from the
         call and from the metadata as it is now.
         """
-        if self.batch() is not metadata:
+        if not self._has_rows or self.batch() is not metadata:
             return None
         start = int(metadata.num_contexts)
         if next_n == 1:
@@ -255,9 +313,10 @@ class HintState:
         result : Tensor, ``[tokens, >= k]``, int32
             What the indexer selected.
         """
-        positions = self.requests.layer(layer).indices
-        if positions is None or self.contexts is None or self.batch() is not metadata:
+        if self.contexts is None or layer == NO_LAYER or self.batch() is not metadata:
             return
+        positions = self.requests.layer(layer).indices
+        assert positions is not None
         skipped = getattr(metadata, "skip_indexer_for_ctx_reqs", False)
         if skipped or metadata.num_contexts == 0 or result.shape[1] < self.k:
             return
@@ -294,12 +353,15 @@ class HintState:
         self.requests.accept(left, slots, accepted)
         left.fill_(STATE_UNKNOWN)  # so that a step that leaves nothing does not copy this again
 
-    def _kinds(self, metadata: Any, requests: int) -> list[str]:
+    def _kinds(self, metadata: Any, request_ids: Sequence[int]) -> list[str]:
         """Return for each request `HINTED`, `DUMMY`, or the gate's reason why its rows use no slot."""
-        ids = list(metadata.request_ids)[:requests]
-        kinds = [DUMMY if _is_dummy(request) else HINTED for request in ids]
-        shortest, longest = self.options.length_limits
-        if (shortest, longest) != (0, MAX_WIDTH):
+        # Padding, warm-up of a graph, and an idle attention-DP rank run requests that are none.
+        idle = getattr(sys.modules.get(_LLM_REQUEST), "ATTENTION_DP_DUMMY_REQUEST_ID", 0)
+        kinds = [
+            HINTED if 0 <= request < DUMMY_FROM and request != idle else DUMMY for request in request_ids
+        ]
+        if self._limits:
+            shortest, longest = self._limits
             cached = metadata.kv_cache_params.num_cached_tokens_per_seq
             for i, (past, new) in enumerate(zip(cached, metadata.seq_lens.tolist(), strict=False)):
                 reason = can_use_heuristic(
@@ -314,8 +376,7 @@ class HintState:
 
     def _note_contexts(self, metadata: Any, owners: Sequence[int | None], counters: Counters) -> None:
         """Note which rows end a prompt chunk, and which slots they seed. Eager steps only."""
-        self.contexts = None
-        if not owners or self.requests.indices is None:
+        if self.requests.indices is None:
             return
         ends = torch.cumsum(metadata.seq_lens[: len(owners)], 0).tolist()
         pairs = [
@@ -350,7 +411,14 @@ def _micro_batches(metadata: Any, manager: Any) -> int:
     return 1 if stages == 1 else stages + 1
 
 
-def _is_dummy(request_id: int) -> bool:
-    """Whether an id stands for padding, warm-up of a graph, or an idle attention-DP rank."""
-    idle = sys.modules.get("tensorrt_llm._torch.pyexecutor.llm_request")
-    return not 0 <= request_id < DUMMY_FROM or request_id == getattr(idle, "ATTENTION_DP_DUMMY_REQUEST_ID", 0)
+def _compress_ratio(metadata: Any) -> int:
+    """Return the keys per score of the layers that have an indexer; other layers may compress more."""
+    ratio = getattr(metadata, "_indexer_compress_ratio", None)
+    if ratio is None:
+        ratios = getattr(metadata, "compress_ratios", None) or ()
+        ratio = min((each for each in ratios if each > 1), default=1)
+    return max(1, int(ratio))
+
+
+def _nothing() -> None:
+    """Stand in for a weak reference to nothing."""

@@ -15,8 +15,8 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,29 +24,34 @@ import torch
 from torch import Tensor
 
 from gvr_topk.integrations import environment
+from gvr_topk.integrations._kit.device import capturing
+from gvr_topk.integrations._kit.log import Say, one_line
+from gvr_topk.integrations._kit.switch import Switch
+from gvr_topk.integrations._kit.verify import Selected, Verifier
 from gvr_topk.integrations.counters import ORIGINAL, OURS, Counters, Measured
 from gvr_topk.integrations.environment import Mode
-from gvr_topk.integrations.hint_state import HintState, first_attribute
+from gvr_topk.integrations.hint_state import NO_LAYER, HintState, first_attribute
 from gvr_topk.integrations.patch_points import check_object
 from gvr_topk.integrations.selection import DecodeOp, Selection, argument, wrap_top_k
-from gvr_topk.integrations.upstream import MANAGER_OBJECT, METADATA_OBJECT
-from gvr_topk.library import library_status
+from gvr_topk.integrations.upstream import MANAGER_OBJECT, METADATA_OBJECT, NAME
 from gvr_topk.ops import indexer_topk_decode
+from gvr_topk.policy import no_kernels_reason
 
 UNSEEN = "an op that is not replaced"
+OUTSIDE = "not from the indexer"
 
 
-class Closed(NamedTuple):
-    """A cache manager whose requests we leave to TensorRT-LLM, and why."""
+class NotServed(NamedTuple):
+    """Why calls are left to TensorRT-LLM."""
 
     reason: str
 
 
-@dataclass
+@dataclass(slots=True)
 class IndexerCall:
     """The indexer call in progress on this thread."""
 
-    state: HintState | Closed
+    state: HintState | NotServed
     metadata: Any
     layer: int
     selected: bool = False
@@ -59,8 +64,7 @@ class LayerHook:
     Parameters
     ----------
     counters : Counters
-    say : callable
-        Takes a level (``info`` or ``warning``) and a line for the log.
+    say : Say
 
     Attributes
     ----------
@@ -69,17 +73,21 @@ class LayerHook:
         imported.
     """
 
-    def __init__(self, counters: Counters, say: Callable[[str, str], None]) -> None:
+    def __init__(self, counters: Counters, say: Say) -> None:
         self.counters = counters
         self.before_first_step: Callable[[], None] | None = None
         self._say = say
-        self._states: weakref.WeakKeyDictionary[Any, HintState | Closed] = weakref.WeakKeyDictionary()
+        self._switch = Switch(NAME, say)
+        self._verifier: Verifier | None = None
+        self._states: weakref.WeakKeyDictionary[Any, HintState | NotServed] = weakref.WeakKeyDictionary()
+        self._prepared: tuple[Callable[[], Any], HintState | NotServed | None] = (lambda: None, None)
         self._local = threading.local()
         self._capturing = False
-        self._broken: Closed | None = None
+        self._has_gpu: bool | None = None
+        self._off: NotServed | None = None
         counters.measure = self.measure
 
-    def state_of(self, manager: Any) -> HintState | Closed | None:
+    def state_of(self, manager: Any) -> HintState | NotServed | None:
         """Return what is known about a cache manager; None before its first step."""
         return self._states.get(manager)
 
@@ -106,18 +114,19 @@ class LayerHook:
         def sparse_attn_indexer(indexer: Any, metadata: Any, *args: Any, **kwargs: Any) -> Any:
             generation = None if phase is None else argument(args, kwargs, phase, "is_generation", None)
             call = self._open_call(indexer, metadata)
-            if isinstance(call.state, HintState):
-                self._note_accepted(call.state, metadata)
+            state = call.state
+            if isinstance(state, HintState):
+                self._note_accepted(state, metadata)
             outer, self._local.call = self.current(), call
             try:
                 result = original(indexer, metadata, *args, **kwargs)
             finally:
                 self._local.call = outer
-            if isinstance(call.state, HintState):
+            if isinstance(state, HintState):
                 if generation is not False and not call.selected and _selects(metadata):
                     self._passed_by()
                 if not generation:
-                    self._seed(call.state, call, result)
+                    self._seed(state, call, result)
             return result
 
         return sparse_attn_indexer
@@ -142,38 +151,59 @@ class LayerHook:
         """The indexer call in progress on this thread."""
         return getattr(self._local, "call", None)
 
-    def select(self, selection: Selection) -> bool:
+    def select(self, selection: Selection, original: Callable[[], Any]) -> bool:
         """Run one selection with our op.
+
+        Parameters
+        ----------
+        selection : Selection
+        original : callable
+            Lets TensorRT-LLM do it, to compare.
 
         Returns
         -------
         bool
-            False when TensorRT-LLM has to do it. Then nothing is written, and the reason is counted.
+            False when TensorRT-LLM has to do it; the reason is counted. TensorRT-LLM then writes every place
+            that we may have written.
         """
         call = self.current()
         if call is None:
-            reason = "not from the indexer"
+            reason = self._outside()
         else:
             call.selected = True
             reason = self._reason_against(call, selection)
             if not reason:
                 try:
-                    self._run(call, selection)
+                    self._run(call, selection, original)
                 except Exception as error:  # the original can still select
-                    reason = self.failed("fell back", error)
+                    reason = self._fail("fell back", error)
         if reason:
             self.counters.calls[ORIGINAL, reason] += 1
         return not reason
 
-    def failed(self, what: str, error: Exception) -> str:
-        """Log an unexpected error, and return its name for the counters."""
-        self._say("warning", f"{what}: {type(error).__name__}: {error}")
-        return f"error: {type(error).__name__}"
+    def _outside(self) -> str:
+        """Say once that a sparse backend has an indexer of its own, and return the reason for the counters.
+
+        Such a backend (CSA2) also selects blocks of candidates, or sorts what was selected. Our op would be
+        exact there, too, but has no state for it, and never ran in it.
+        """
+        if any(isinstance(state, HintState) for state in self._states.values()):
+            self._say(
+                "warning",
+                "not in use: a sparse backend of TensorRT-LLM selects in an indexer of its own, outside of "
+                "Indexer.sparse_attn_indexer",
+            )
+        return OUTSIDE
+
+    def _fail(self, what: str, error: Exception) -> str:
+        """Leave all further calls of this process to TensorRT-LLM; return the reason for the counters."""
+        self._off = NotServed(self._switch.fail(error, what))
+        return self._off.reason
 
     def _reason_against(self, call: IndexerCall, selection: Selection) -> str:
         """Return why TensorRT-LLM has to do this call; empty when our op can do it."""
         state = call.state
-        if isinstance(state, Closed):
+        if isinstance(state, NotServed):
             return state.reason
         if selection.native and state.mode is not Mode.FORCE:
             reason = f"TensorRT-LLM runs {selection.native}"
@@ -187,50 +217,50 @@ class LayerHook:
             return "layout"
         return ""
 
-    def _run(self, call: IndexerCall, selection: Selection) -> None:
+    def _run(self, call: IndexerCall, selection: Selection, original: Callable[[], Any]) -> None:
         state = call.state
         assert isinstance(state, HintState)
-        logits, k = selection.logits, selection.k
-        rows = logits.shape[0]
-        self._capturing = logits.is_cuda and torch.cuda.is_current_stream_capturing()
-        next_n = selection.next_n
-        slots = state.row_slot(call.metadata, next_n, rows)
+        logits, k, next_n, layer = selection.logits, selection.k, selection.next_n, call.layer
+        options, rows = state.options, logits.shape[0]
+        self._capturing = capturing(logits.device)
+        slots = None if layer == NO_LAYER else state.row_slot(call.metadata, next_n, rows)
         stats = state.stats
         if stats is not None:
-            stats = stats[call.layer, :rows] if rows <= stats.shape[1] else None
-        with _nvtx(state.options.nvtx, call.layer):
+            stats = stats[layer, :rows] if layer != NO_LAYER and rows <= stats.shape[1] else None
+        out = selection.indices
+        with _nvtx(options.nvtx, layer):
             indexer_topk_decode(
                 logits,
                 selection.seq_lens,
                 k,
                 next_n=next_n,
                 compress_ratio=selection.compress_ratio,
-                out=selection.indices[:, :k],
-                state=None if slots is None else state.requests.layer(call.layer),
+                out=out if out.shape[1] == k else out[:, :k],
+                state=None if slots is None else state.requests.layer(layer),
                 row_slot=slots,
-                next_state=None if slots is None else state.next_rows(call.layer, next_n, rows),
-                path=state.options.path,
-                max_ctas=state.options.max_ctas,
+                next_state=None if slots is None else state.next_rows(layer, next_n, rows),
+                path=options.path,
+                max_ctas=options.max_ctas,
                 pdl=state.programmatic_launch,
-                hint_offset=state.options.hint_offset,
+                hint_offset=options.hint_offset,
                 stats=stats,
             )
+        if self._verifier is not None:
+            self._verifier.check("decode top-k", original, Selected(logits, out[:, :k]))
         self.counters.calls[OURS, "no_state" if slots is None else "hint"] += 1
         if not state.announced:  # only now, because a first step may not reach our hook
             state.announced = True
-            self._say("info", f"on: {state}")
+            self._switch.announce(lambda: str(state))
 
     def _open_call(self, indexer: Any, metadata: Any) -> IndexerCall:
         manager = getattr(metadata, "kv_cache_manager", None)
-        state = self._broken or (None if manager is None else self._states.get(manager))
-        if state is None:
-            state = Closed("batch not prepared")
-        layer = 0
-        if isinstance(state, HintState):
-            layer = state.layer_offsets.get(indexer.layer_idx, -1)
-            if layer < 0:
-                state = Closed("layer not in the cache")
-        return IndexerCall(state, metadata, layer)
+        state = self._off or (None if manager is None else self._states.get(manager))
+        if state is None:  # MTP's draft loop has put a cache manager of its own into the metadata
+            batch, prepared = self._prepared
+            state = prepared if batch() is metadata else None
+        if not isinstance(state, HintState):
+            return IndexerCall(state or NotServed("batch not prepared"), metadata, NO_LAYER)
+        return IndexerCall(state, metadata, state.layer_of(manager, indexer.layer_idx))
 
     def _passed_by(self) -> None:
         """Count and log that decode rows were selected by something that is not hooked."""
@@ -243,24 +273,25 @@ class LayerHook:
 
     def _after_prepare(self, metadata: Any) -> None:
         manager = getattr(metadata, "kv_cache_manager", None)
-        if (
-            manager is None
-            or self._broken
-            or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
-        ):
+        if manager is None or self._off:
+            return
+        if self._has_gpu is None:
+            self._has_gpu = torch.cuda.is_available()
+        if self._has_gpu and torch.cuda.is_current_stream_capturing():
             return
         self._capturing = False
         try:
             state = self._states.get(manager)
             if state is None:
                 state = self._states[manager] = self._open_manager(metadata, manager)
+            self._prepared = weakref.ref(metadata), state
             if isinstance(state, HintState):
                 state.update(metadata, self.counters)
                 if state.waited and not state.announced:
                     self._say_waiting(state)
-                self._write_metrics()
+                self.counters.write_if_due(environment.METRICS_DIR, self._say)
         except Exception as error:  # an engine must not fail because of a hint
-            self._broken = Closed(self.failed("refused", error))
+            self._fail("refused", error)
 
     def _say_waiting(self, state: HintState) -> None:
         """Log once why there is no "on" line yet: a log without any line looks like a missing wheel."""
@@ -270,29 +301,30 @@ class LayerHook:
             "in such rows",
         )
 
-    def _write_metrics(self) -> None:
-        try:
-            self.counters.write_if_due(environment.metrics_directory)
-        except (OSError, ImportError) as error:
-            self.failed("no metrics file", error)
+    def _warn(self, what: str, error: Exception) -> None:
+        """Log an error after which the hook still works."""
+        self._say("warning", f"{what}: {one_line(error)}")
 
-    def _open_manager(self, metadata: Any, manager: Any) -> HintState | Closed:
+    def _open_manager(self, metadata: Any, manager: Any) -> HintState | NotServed:
+        if problem := environment.unreadable():
+            self._say("warning", problem)
         mode = environment.mode()
         if mode is Mode.OFF:
-            return Closed("not asked for")
+            return NotServed("not asked for")
+        if self._verifier is None:
+            self._verifier = Verifier.if_asked_for(NAME, self._say)
         for point, instance in ((METADATA_OBJECT, metadata), (MANAGER_OBJECT, manager)):
             finding = check_object(point, instance)
             if not finding.good:
                 return self._refuse(f"{point.name}: {finding.detail}")
         device = first_attribute(metadata, "kv_lens_cuda_runtime", "kv_lens_cuda").device
-        status = library_status()
-        if device.type == "cuda" and not status.loaded:
-            return self._refuse(f"the CUDA library is not usable: {status.reason}")
+        if device.type == "cuda" and (reason := no_kernels_reason(device)):
+            return self._refuse(reason)
         return HintState(metadata, manager, mode)
 
-    def _refuse(self, reason: str) -> Closed:
+    def _refuse(self, reason: str) -> NotServed:
         self._say("warning", f"refused: {reason}")
-        return Closed(reason)
+        return NotServed(reason)
 
     def _note_accepted(self, state: HintState, metadata: Any) -> None:
         """Note how many draft rows TensorRT-LLM has accepted, if it tells."""
@@ -300,7 +332,7 @@ class LayerHook:
         try:
             wrong = state.note_accepted(metadata)
         except Exception as error:  # the last row's state is used instead, accepted or not
-            self.failed("mtp_num_accepted is not used", error)
+            self._warn("mtp_num_accepted is not used", error)
             return
         if wrong:
             self._say("warning", f"mtp_num_accepted is not used: {wrong}")
@@ -312,7 +344,7 @@ class LayerHook:
         try:
             state.seed(call.layer, call.metadata, result)
         except Exception as error:  # the first decode step then has no hint
-            self.failed("prompt not used as a hint", error)
+            self._warn("prompt not used as a hint", error)
 
 
 def _selects(metadata: Any) -> bool:
@@ -322,13 +354,10 @@ def _selects(metadata: Any) -> bool:
     return int(metadata.num_generations) > 0 and not skipped and not shared
 
 
-@contextmanager
-def _nvtx(enabled: bool, layer: int) -> Iterator[None]:
+def _nvtx(enabled: bool, layer: int) -> AbstractContextManager[None]:
     if not enabled or not torch.cuda.is_available():
-        yield
-        return
-    torch.cuda.nvtx.range_push(f"gvr_topk layer {layer}")
-    try:
-        yield
-    finally:
-        torch.cuda.nvtx.range_pop()
+        return _UNNAMED
+    return torch.cuda.nvtx.range(f"gvr_topk layer {layer}")
+
+
+_UNNAMED = nullcontext()

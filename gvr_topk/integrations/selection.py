@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -18,8 +17,7 @@ PLAIN = "cuda_radix"
 """Value of ``TopK.decode_implementation`` that our op replaces without being forced."""
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """One top-k of decode rows.
 
     Attributes
@@ -47,8 +45,8 @@ class Selection:
     native: str = ""
 
 
-Select = Callable[[Selection], bool]
-"""Takes a selection; returns False when TensorRT-LLM has to do it."""
+Select = Callable[[Selection, Callable[[], Any]], bool]
+"""Takes a selection, and what lets TensorRT-LLM do it; returns False when TensorRT-LLM has to."""
 
 
 class DecodeOp:
@@ -63,21 +61,23 @@ class DecodeOp:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
 
-    def __call__(
-        self, logits: Tensor, seq_lens: Tensor, indices: Tensor, next_n: int, *args: Any, **kwargs: Any
-    ) -> None:
-        hinted = argument(args, kwargs, 1, "pre_idx", None) is not None
+    def __call__(self, logits: Tensor, seq_lens: Tensor, indices: Tensor, *args: Any, **kwargs: Any) -> None:
+        hinted = argument(args, kwargs, 2, "pre_idx", None) is not None
         selection = Selection(
             logits,
             seq_lens,
             indices,
-            next_n,
-            argument(args, kwargs, 0, "index_topk", self._default_topk),
-            argument(args, kwargs, 3, "compress_ratio", 1),
+            argument(args, kwargs, 0, "next_n", 1),
+            argument(args, kwargs, 1, "index_topk", self._default_topk),
+            argument(args, kwargs, 4, "compress_ratio", 1),
             native="its own heuristic (indexer_topk_decode with pre_idx)" if hinted else "",
         )
-        if not self._select(selection):
-            self._original(logits, seq_lens, indices, next_n, *args, **kwargs)
+
+        def original() -> None:
+            self._original(logits, seq_lens, indices, *args, **kwargs)
+
+        if not self._select(selection, original):
+            original()
 
 
 def wrap_top_k(original: Callable[..., Any], select: Select) -> Callable[..., Any]:
@@ -90,26 +90,26 @@ def wrap_top_k(original: Callable[..., Any], select: Select) -> Callable[..., An
         sequence_lengths: Tensor,
         scan_lengths: Tensor,
         output_indices: Tensor,
-        next_n: int,
         *args: Any,
         **kwargs: Any,
     ) -> Any:
         implementation = top_k.decode_implementation
-        name = str(getattr(implementation, "value", implementation))
+        name = getattr(implementation, "value", implementation)
         selection = Selection(
             scores,
             sequence_lengths,
             output_indices,
-            next_n,
+            argument(args, kwargs, 0, "next_n", 1),
             top_k.top_k,
             top_k.compress_ratio,
             native="" if name == PLAIN else f"TopK with {name}",
         )
-        if select(selection):
-            return output_indices
-        return original(
-            top_k, scores, sequence_lengths, scan_lengths, output_indices, next_n, *args, **kwargs
-        )
+
+        def theirs() -> Any:
+            # `next_n` and what follows it are passed on as given: some sources take them by name alone.
+            return original(top_k, scores, sequence_lengths, scan_lengths, output_indices, *args, **kwargs)
+
+        return output_indices if select(selection, theirs) else theirs()
 
     return _forward_decode
 

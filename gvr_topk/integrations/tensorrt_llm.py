@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import gvr_topk_autoload
 from gvr_topk.config import SWITCH
 from gvr_topk.integrations import environment
+from gvr_topk.integrations._kit.log import LogOnce, one_line
 from gvr_topk.integrations.counters import Counters, Snapshot
 from gvr_topk.integrations.environment import Mode
 from gvr_topk.integrations.patch_points import (
@@ -41,6 +42,7 @@ from gvr_topk.integrations.upstream import (
     DSA_MODULES,
     ENGINE,
     LLM_ARGS,
+    NAME,
     TOP_K,
     PatchPoint,
     UpstreamShape,
@@ -63,6 +65,17 @@ NATIVE_ARCH = 100
 """Compute capability times ten from which TensorRT-LLM runs its own heuristic top-k, where it has one."""
 
 
+def _version() -> str:
+    root = find_engine()
+    return engine_version(root) if root else "of unknown version"
+
+
+def _logger() -> logging.Logger:
+    """Return the engine's logger, where there is one."""
+    engine = sys.modules.get(f"{ENGINE}.logger")
+    return getattr(engine, "logger", None) or logging.getLogger(__name__)
+
+
 class _Integration:
     """State of this process."""
 
@@ -73,7 +86,7 @@ class _Integration:
         self.refused = ""
         self.hook: LayerHook | None = None
         self.counters = Counters()
-        self.said: set[str] = set()
+        self.say = LogOnce(NAME, _version, _logger)
 
     def load(self, module: ModuleType) -> None:
         """Patch what a loaded module offers; undo it if the module does not fit."""
@@ -108,6 +121,8 @@ class _Integration:
         """Publish what a validated configuration asks for, or say that it is ignored."""
         reason = f"{environment.DISABLE} is set" if environment.disabled() else self.refused
         if not reason:
+            if problem := environment.unreadable():
+                self.say("warning", problem)
             environment.publish(enable, options)
         elif enable:
             self.say("warning", f"ignored: sparse_attention_config.{SWITCH}: {reason}")
@@ -171,17 +186,6 @@ class _Integration:
         self.layers.rollback()
         environment.withdraw()
         self.say("warning", f"refused: {reason}")
-
-    def say(self, level: str, line: str) -> None:
-        """Log a line once per process, through the engine's logger where there is one."""
-        # Log "on" once, however many cache managers there are, and each refusal once.
-        key = line.split(":")[0] if level == "info" else line
-        if key in self.said:
-            return
-        self.said.add(key)
-        engine = sys.modules.get(f"{ENGINE}.logger")
-        logger = getattr(engine, "logger", None) or logging.getLogger(__name__)
-        getattr(logger, level)(f"gvr_topk in TensorRT-LLM {_version()}: {line}")
 
 
 _integration = _Integration()
@@ -271,9 +275,9 @@ def describe(arch: int | None = None) -> list[tuple[str, str]]:
     for finding in inspection.findings:
         detail = f" ({finding.detail})" if finding.detail else ""
         rows.append((finding.point.name, f"{finding.status}{detail}: {finding.point.action}"))
-    watching = gvr_topk_autoload.Finder in sys.meta_path
-    rows.append(("import hook", "active" if watching else f"not active: {_why_no_hook()}"))
-    rows.append(("would happen", _outlook(root, inspection, watching, arch)))
+    watching = gvr_topk_autoload.Finder.state()
+    rows.append(("import hook", watching or f"not active: {_why_no_hook()}"))
+    rows.append(("would happen", _outlook(root, inspection, bool(watching), arch)))
     return rows
 
 
@@ -315,10 +319,5 @@ def _why_no_hook() -> str:
     return f"{file} did not run (python -S or -I?); {otherwise}"
 
 
-def _version() -> str:
-    root = find_engine()
-    return engine_version(root) if root else "of unknown version"
-
-
 def _failure(point: PatchPoint, error: Exception) -> Finding:
-    return Finding(point, "mismatch", f"{type(error).__name__}: {error}")
+    return Finding(point, "mismatch", one_line(error))

@@ -12,11 +12,11 @@ from typing import Literal
 
 from gvr_topk.config import SWITCH
 
-ENGINE = "tensorrt_llm"
+NAME, ENGINE = "TensorRT-LLM", "tensorrt_llm"
 LLM_ARGS = "tensorrt_llm.llmapi.llm_args"
 TOP_K = "tensorrt_llm._torch.modules.top_k"
 
-SUPPORTED = "1.2 to 1.3"
+SUPPORTED = "1.2 to 1.4.0rc1"
 """Versions whose sources the table was written from."""
 
 Kind = Literal["class", "method", "function", "op", "instance"]
@@ -197,7 +197,9 @@ _MOVED = "tensorrt_llm._torch.attention.backends.sparse.dsa"
 _CALL = ("self", "metadata", "hidden_states", "q_fp8", "k_fp8", "k_scale", "weights")
 
 SHAPES: tuple[UpstreamShape, ...] = (
-    UpstreamShape("1.3 from about rc27", _MOVED, (*_CALL, "q_scale", "is_generation"), has_top_k=True),
+    UpstreamShape(
+        "1.3 from about rc27, 1.4.0rc0 to rc1", _MOVED, (*_CALL, "q_scale", "is_generation"), has_top_k=True
+    ),
     UpstreamShape("1.3 from about rc25", _BACKEND, (*_CALL, "q_scale", "is_generation")),
     UpstreamShape("1.3 to about rc24", _BACKEND, (*_CALL, "use_custom_topk", "q_scale", "is_generation")),
     UpstreamShape("early 1.3 pre-releases", _BACKEND, (*_CALL, "use_custom_topk", "q_scale")),

@@ -34,18 +34,25 @@ DSA_MODULES = (
 )
 GRAPH_DUMMY = (1 << 64) - 1
 MAX_LEN = 4300
+DEEPSEEK_V4_RATIOS = [1, 1, 4, 128, 4, 128, 4]
+"""Keys per score or per cache entry of DeepSeek-V4's layers. Only those of 4 have an indexer."""
 
 
 @contextmanager
 def fake_package(
-    shape: str, *, topk: int = 16, root: Path | None = None, late_ops: bool = False
+    shape: str, *, topk: int = 16, root: Path | None = None, late_ops: bool = False, newest: bool = False
 ) -> Iterator[None]:
     """Make ``tensorrt_llm`` importable; afterwards no trace of it is left.
 
-    With `late_ops` its ops are registered by ``fake_base.load_ops`` and not by importing it.
+    With `newest` the last shape has the class ``TopK`` of 1.4.0rc1. With `late_ops` its ops are registered
+    by ``fake_base.load_ops`` and not by importing it.
     """
     paths = [str(HERE), str(root or HERE / shape)]
-    variables = {"FAKE_INDEX_TOPK": str(topk), "FAKE_LATE_OPS": "1" if late_ops else ""}
+    variables = {
+        "FAKE_INDEX_TOPK": str(topk),
+        "FAKE_LATE_OPS": "1" if late_ops else "",
+        "FAKE_NEWEST": "1" if newest else "",
+    }
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     sys.path[:0] = paths
@@ -121,11 +128,16 @@ class Engine:
     cute_dsl: bool = False
     compress_ratio: int = 1
     pp_size: int = 1
+    mtp: bool = False
+    """Whether the last layer is MTP's. Its draft loop runs after the other layers."""
+    attention_dp: bool = False
+    """With it, MTP's layer has its keys in the cache of the other layers, and else in one of its own."""
     shared_layers: tuple[int, ...] = ()
     """Layers without an indexer, which reuse what the layer before has selected."""
     takes_back: bool = True
     """Whether the number of accepted rows is unset after the draft loop."""
     manager: Any = field(init=False)
+    draft_manager: Any = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         config = SimpleNamespace(
@@ -133,23 +145,18 @@ class Engine:
             skip_indexer_for_short_seqs=True,
             enable_heuristic_topk=self.heuristic,
             use_cute_dsl_topk=self.cute_dsl,
-            compress_ratios=[self.compress_ratio],
+            compress_ratios=DEEPSEEK_V4_RATIOS if self.compress_ratio == 4 else [self.compress_ratio],
         )
         compressed = {} if self.compress_ratio == 1 else {"compress_ratio": self.compress_ratio}
-        self.manager = self.dsa.DSACacheManager(
-            num_layers=self.layers,
-            head_dim=self.dim,
-            max_seq_len=self.max_len,
-            max_batch_size=4 * self.max_requests,
-            first_layer=self.first_layer,
-            pp_size=self.pp_size,
-        )
-        # What was never written is garbage, the same in every run.
-        self.manager.pool.normal_(generator=torch.Generator().manual_seed(0))
+        separate = int(self.mtp and not self.attention_dp)
+        self.manager = self._cache(self.first_layer, self.layers - separate)
+        if separate:
+            self.draft_manager = self._cache(self.first_layer + self.layers - 1, 1)
         self.metadata = self.dsa.DSAtrtllmAttentionMetadata(
             max_num_requests=self.max_requests,
             max_num_tokens=self.max_requests * self.max_len,
             kv_cache_manager=self.manager,
+            draft_kv_cache_manager=self.draft_manager,
             sparse_attention_config=config,
         )
         self.indexers = [
@@ -160,6 +167,19 @@ class Engine:
             )
             for i in range(self.layers)
         ]
+
+    def _cache(self, first_layer: int, layers: int) -> Any:
+        manager = self.dsa.DSACacheManager(
+            num_layers=layers,
+            head_dim=self.dim,
+            max_seq_len=self.max_len,
+            max_batch_size=4 * self.max_requests,
+            first_layer=first_layer,
+            pp_size=self.pp_size,
+        )
+        # What was never written is garbage, the same in every run.
+        manager.pool.normal_(generator=torch.Generator().manual_seed(first_layer))
+        return manager
 
     def step(
         self,
@@ -189,9 +209,8 @@ class Engine:
         phases : bool
             Call the indexer once for context and once for generation, as later versions do.
         accepted : list of int, optional
-            Of each generation request, the accepted rows of this step, the first one included. The last layer
-            is then MTP's, whose draft loop runs after the others and is told so where the version has a place
-            for it.
+            Of each generation request, the accepted rows of this step, the first one included. MTP's draft
+            loop is told so where the version has a place for it.
         tell : any, optional
             Told in place of `accepted`.
 
@@ -213,18 +232,24 @@ class Engine:
         metadata.prepare()
         results: list[torch.Tensor] = []
         for i, indexer in enumerate(self.indexers):
-            drafting = accepted is not None and i == self.layers - 1 and hasattr(metadata, "mtp_num_accepted")
-            if drafting:
+            drafting = self.mtp and i == self.layers - 1
+            tells = drafting and accepted is not None and hasattr(metadata, "mtp_num_accepted")
+            if tells:
                 counts = [1] * len(contexts) + accepted + [1] * padding
                 metadata.set_in_mtp_draft_loop(True)
                 metadata.set_mtp_num_accepted(
                     torch.tensor(counts, dtype=torch.int32) if tell is None else tell
                 )
+            base = sys.modules["fake_base"]
+            saved = base.prepare_attn_metadata_for_draft_replay(
+                metadata, self.draft_manager if drafting else None
+            )
             if indexer is None:
                 results.append(results[-1])
             else:
                 results.append(self.layer(i, indexer, metadata, everyone, padding * next_n, phases))
-            if drafting:
+            base.restore_attn_metadata_after_draft_replay(metadata, saved)
+            if tells:
                 metadata.set_in_mtp_draft_loop(False)
                 if self.takes_back:
                     metadata.set_mtp_num_accepted(None)

@@ -172,16 +172,20 @@ class TrtllmAttentionMetadata:
         max_num_tokens,
         kv_cache_manager,
         sparse_attention_config,
+        draft_kv_cache_manager=None,
         device="cpu",
         is_cuda_graph=False,
     ):
         self.max_num_requests = self.max_num_sequences = max_num_requests
         self.max_num_tokens = max_num_tokens
         self.kv_cache_manager = kv_cache_manager
+        self.draft_kv_cache_manager = draft_kv_cache_manager
         self.sparse_attention_config = sparse_attention_config
         self.device = device
         self.is_cuda_graph = is_cuda_graph
         self.cuda_graph_buffers = None
+        self._seq_lens, self._num_contexts = torch.zeros(0, dtype=torch.int32), 0
+        self._on_update()
         self.__post_init__()
 
     def __post_init__(self):
@@ -215,17 +219,41 @@ class TrtllmAttentionMetadata:
     def num_seqs(self):
         return len(self.seq_lens)
 
-    @property
-    def num_generations(self):
-        return self.num_seqs - self.num_contexts
+    def _on_update(self):
+        """Count requests and tokens when they are assigned, as the real class does, and not when read."""
+        contexts = self._seq_lens[: self._num_contexts]
+        self.num_generations = len(self._seq_lens) - self._num_contexts
+        self.num_tokens, self.num_ctx_tokens = int(self._seq_lens.sum()), int(contexts.sum())
 
     @property
-    def num_ctx_tokens(self):
-        return int(self.seq_lens[: self.num_contexts].sum())
+    def seq_lens(self):
+        return self._seq_lens
+
+    @seq_lens.setter
+    def seq_lens(self, value):
+        self._seq_lens = value
+        self._on_update()
 
     @property
-    def num_tokens(self):
-        return int(self.seq_lens.sum())
+    def num_contexts(self):
+        return self._num_contexts
+
+    @num_contexts.setter
+    def num_contexts(self, value):
+        self._num_contexts = value
+        self._on_update()
+
+    def prepare_for_draft_forward(self):
+        """Use the draft manager's blocks for the current batch; what was replaced is returned."""
+        saved = {name: getattr(self, name) for name in ("indexer_k_cache_block_offsets", "slot_mapping_fp8")}
+        for name, tensor in saved.items():
+            setattr(self, name, tensor.clone())
+        self._map_blocks()
+        return saved
+
+    def restore_after_draft_forward(self, saved_state):
+        for name, tensor in saved_state.items():
+            setattr(self, name, tensor)
 
     def skip_short_rows(self, topk):
         """Versions up to the first ones of 1.3 decide in ``prepare`` that short rows need no indexer."""
@@ -236,18 +264,38 @@ class TrtllmAttentionMetadata:
     def prepare(self):
         seqs = self.num_seqs
         cached = torch.tensor(self.kv_cache_params.num_cached_tokens_per_seq, dtype=torch.int32)
-        blocks = [b[0] for b in self.kv_cache_manager.get_batch_cache_indices(self.request_ids)]
         self.seq_lens_cuda[:seqs].copy_(self.seq_lens)
         self.kv_lens_cuda_runtime[:seqs].copy_(cached + self.seq_lens)
-        self.indexer_k_cache_block_offsets[:seqs, 0].copy_(torch.tensor(blocks, dtype=torch.int32))
+        self.kv_lens = cached + self.seq_lens
+        self._map_blocks()
+
+    def _map_blocks(self):
+        """Where the manager of the moment keeps the batch's keys."""
+        blocks = [b[0] for b in self.kv_cache_manager.get_batch_cache_indices(self.request_ids)]
+        self.indexer_k_cache_block_offsets[: self.num_seqs, 0].copy_(torch.tensor(blocks, dtype=torch.int32))
         length = self.kv_cache_manager.max_seq_len
         slots = [
-            block * length + int(start) + i
-            for block, start, n in zip(blocks, cached, self.seq_lens, strict=True)
+            block * length + int(end) - int(n) + i
+            for block, end, n in zip(blocks, self.kv_lens, self.seq_lens, strict=True)
             for i in range(int(n))
         ]
         self.slot_mapping_fp8[: len(slots)].copy_(torch.tensor(slots))
-        self.kv_lens = cached + self.seq_lens
+
+
+def prepare_attn_metadata_for_draft_replay(attn_metadata, draft_kv_cache_manager):
+    """What a draft loop does first where drafts have a cache of their own."""
+    if draft_kv_cache_manager is None:
+        return None
+    saved = {"target_kv_cache_manager": attn_metadata.kv_cache_manager}
+    attn_metadata.kv_cache_manager = draft_kv_cache_manager
+    return {**saved, "saved_backend_state": attn_metadata.prepare_for_draft_forward()}
+
+
+def restore_attn_metadata_after_draft_replay(attn_metadata, saved_state):
+    if saved_state is None:
+        return
+    attn_metadata.kv_cache_manager = saved_state["target_kv_cache_manager"]
+    attn_metadata.restore_after_draft_forward(saved_state["saved_backend_state"])
 
 
 def fp8_paged_mqa_logits(q, k_cache, weights, context_lens, block_table, max_seq_len):

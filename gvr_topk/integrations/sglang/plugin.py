@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from importlib import metadata
-from typing import Any
 
-from gvr_topk.integrations import environment
-from gvr_topk.integrations.patch_points import engine_version, find_engine
+from gvr_topk.integrations._kit.environment import Mode
+from gvr_topk.integrations._kit.log import LogOnce, Say, one_line
+from gvr_topk.integrations._kit.verify import Verifier
 from gvr_topk.integrations.sglang import points
-from gvr_topk.integrations.sglang.notes import Notes, around
-from gvr_topk.integrations.sglang.points import HookPoint
+from gvr_topk.integrations.sglang.hook import Served, around
+from gvr_topk.integrations.sglang.points import ENGINE, HookPoint
 from gvr_topk.integrations.sglang.row_state import Requests
 from gvr_topk.integrations.sglang.transforms import Transforms
 
-ENGINE = "sglang"
-ENTRY_POINT, ENTRY_POINT_GROUP = "gvr_topk", "sglang.srt.plugins"
+LOGGER = logging.getLogger("gvr_topk.integrations.sglang")
 
 
 def register() -> None:
-    """Register the hooks; never raises, whatever SGLang is like.
+    """Register the hooks if ``GVR_TOPK_SGLANG`` asks for them; never raises, whatever SGLang is like.
 
     A function that is missing or has other parameters than the known ones is left alone, with one log line.
     The functions do not depend on one another, so the other functions are still hooked.
     """
-    notes = Notes()
-    if environment.disabled():
-        notes.say(f"off: {environment.DISABLE} is set")
-        return
+    say = LogOnce(ENGINE.name, ENGINE.version, lambda: LOGGER)
     try:
-        _register(notes)
+        mode, reason = ENGINE.outlook()
+        if reason:
+            ENGINE.leave(say, reason, off=mode is Mode.OFF)
+        else:
+            _register(say)
     except Exception as error:  # a server must start even if we cannot
-        notes.failed("not active", error)
+        say("warning", f"not active: {one_line(error)}")
 
 
 def describe() -> list[tuple[str, str]]:
@@ -45,41 +44,41 @@ def describe() -> list[tuple[str, str]]:
     list of (str, str)
         Label and text, in the order to print.
     """
-    root = find_engine(ENGINE)
+    root = ENGINE.root()
     if root is None:
         return [("SGLang", "not installed")]
-    found = [entry.value for entry in metadata.entry_points(group=ENTRY_POINT_GROUP, name=ENTRY_POINT)]
-    outlook = "the server's log says which functions are hooked"
-    if environment.disabled():
-        outlook = f"nothing: {environment.DISABLE} is set"
-    elif not found:
-        outlook = "nothing: SGLang does not find the entry point"
+    found = ENGINE.entry_points()
+    _, reason = ENGINE.outlook()
+    if not reason and not found:
+        reason = "SGLang does not find the entry point"
+    outlook = f"nothing: {reason}" if reason else "the server's log says which functions are hooked"
     return [
-        ("SGLang", f"{engine_version(root, ENGINE)} in {root}"),
-        ("entry point", f"{ENTRY_POINT} = {found[0]}" if found else f"none in {ENTRY_POINT_GROUP}"),
+        ("SGLang", f"{ENGINE.version()} in {root}"),
+        ("entry point", f"gvr_topk = {found[0]}" if found else f"none in {ENGINE.group}"),
         ("would happen", outlook),
     ]
 
 
-def _register(notes: Notes) -> None:
+def _register(say: Say) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    requests = Requests(notes)
+    requests = Requests(say)
     transforms = Transforms(requests)
-    served: tuple[tuple[HookPoint, Callable[..., Any]], ...] = (
+    verifier = Verifier.if_asked_for(ENGINE.name, say)
+    served: tuple[tuple[HookPoint, Callable[..., Served]], ...] = (
         (points.POSITIONS, transforms.positions),
         (points.PAGED, transforms.paged),
         (points.RAGGED, transforms.ragged),
         (points.PAGED_V2, transforms.paged_v2),
         (points.RAGGED_V2, transforms.ragged_v2),
     )
-    hooks = [(point, around(point.name, serve, notes)) for point, serve in served]
+    hooks = [(point, around(point.name, serve, say, verifier)) for point, serve in served]
     hooks.append((points.INDEXER, requests.around_indexer))
     for point, hook in hooks:
         try:
             target = point.find()
         except Exception as error:  # importing a module of SGLang may fail in any way
-            notes.say(f"{point.name} not hooked: {error}", level=logging.WARNING)
+            say("warning", f"{point.name} not hooked: {error}")
             continue
         # AROUND and not REPLACE: a REPLACE hook is not given the original, which serves the calls that we
         # refuse.

@@ -6,6 +6,12 @@ import inspect
 import pkgutil
 from dataclasses import dataclass
 
+from gvr_topk.integrations._kit.engine import Engine
+from gvr_topk.integrations._kit.environment import ENABLE_SGLANG, Mode
+
+# Off unless asked for, until it has run inside SGLang.
+ENGINE = Engine("SGLang", "sglang", ENABLE_SGLANG, Mode.OFF, ("0.5",), "sglang.srt.plugins")
+
 
 @dataclass(frozen=True)
 class HookPoint:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gvr_topk.integrations.sglang.notes import Notes
+from gvr_topk.integrations._kit.device import capturing
+from gvr_topk.integrations._kit.log import Say, one_line
 from gvr_topk.state import TopkState
 
 FORWARD_CONTEXT = "sglang.srt.model_executor.forward_context"
@@ -61,8 +62,9 @@ class Requests:
     first step of the new request and never changes a result.
     """
 
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._stateless = False
         self._current: tuple[Any, Any] | None = None
         self._states: weakref.WeakKeyDictionary[Any, TopkState] = weakref.WeakKeyDictionary()
         self._pass: _Pass | None = None
@@ -86,17 +88,18 @@ class Requests:
         k : int
             Items per row.
         """
-        if self._current is None:
+        if self._current is None or self._stateless:
             return NO_STATE
         indexer, batch = self._current
         try:
             if not _is_plain_decode(batch, score.shape[0]):
                 return NO_STATE
-            capturing = score.is_cuda and torch.cuda.is_current_stream_capturing()
-            state = self._state(indexer, batch, score, k, capturing)
-            return NO_STATE if state is None else RowState(state, self._row_slot(indexer, batch, capturing))
+            in_capture = capturing(score.device)
+            state = self._state(indexer, batch, score, k, in_capture)
+            return NO_STATE if state is None else RowState(state, self._row_slot(indexer, batch, in_capture))
         except Exception as error:  # without a state the result is the same
-            self._notes.failed("no state from step to step", error)
+            self._stateless = True
+            self._say("warning", f"without state from now on: {one_line(error)}")
             return NO_STATE
 
     def _state(self, indexer: Any, batch: Any, score: Tensor, k: int, capturing: bool) -> TopkState | None:
@@ -108,7 +111,7 @@ class Requests:
             with torch.inference_mode(False):
                 state = TopkState(_request_slots(batch), k, score.device, keep_indices=False)
             self._states[indexer] = state
-            self._notes.say(f"state from step to step of {state.slots} requests", key="state")
+            self._say("info", f"state from step to step of {state.slots} requests")
         return state
 
     def _row_slot(self, indexer: Any, batch: Any, capturing: bool) -> Tensor:

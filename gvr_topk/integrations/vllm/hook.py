@@ -23,19 +23,22 @@ import torch
 from torch import Tensor
 
 from gvr_topk.contract import DTYPES
+from gvr_topk.integrations._kit.device import capturing
+from gvr_topk.integrations._kit.environment import VLLM_METRICS_DIR, Mode
+from gvr_topk.integrations._kit.log import Say, one_line
+from gvr_topk.integrations._kit.verify import Selected, Verifier
 from gvr_topk.integrations.counters import ORIGINAL, OURS
 from gvr_topk.integrations.patch_points import check_object
 from gvr_topk.integrations.selection import argument
-from gvr_topk.integrations.vllm import environment
-from gvr_topk.integrations.vllm.environment import Mode
+from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.prefill import PrefillHook, PrefillOp
 from gvr_topk.integrations.vllm.rows import ATTRIBUTE, RequestStates, Rows
-from gvr_topk.integrations.vllm.switch import Switch, one_line
 from gvr_topk.integrations.vllm.upstream import (
     BUILDER_OBJECT,
     COMMON_OBJECT,
     CONTEXT_MODULE,
+    ENGINE,
     METADATA_OBJECT,
 )
 from gvr_topk.ops import indexer_topk_decode
@@ -63,15 +66,15 @@ class LayerHook:
     metrics : CallMetrics
     mode : Mode
         ``ON`` or ``FORCE``.
-    say : callable
-        Takes a level (``info`` or ``warning``) and a line for the log.
+    say : Say
     """
 
-    def __init__(self, metrics: CallMetrics, mode: Mode, say: Callable[[str, str], None]) -> None:
+    def __init__(self, metrics: CallMetrics, mode: Mode, say: Say) -> None:
         self._metrics = metrics
         self._say = say
-        self._switch = Switch(mode, say)
-        self._prefill = PrefillHook(metrics, mode, say)
+        self._switch = BackendSwitch(mode, say)
+        self._verifier = Verifier.if_asked_for(ENGINE.name, say)
+        self._prefill = PrefillHook(metrics, mode, say, self._verifier)
         self._states: weakref.WeakKeyDictionary[Any, RequestStates | None] = weakref.WeakKeyDictionary()
         self._layers: set[str] = set()
         self._local = threading.local()
@@ -131,7 +134,7 @@ class LayerHook:
             max_seq_len: int,
         ) -> Any:
             call = Call(logits, seq_lens, next_n, topk_indices, topk_tokens, max_seq_len)
-            return None if self.select(stage, call) else original(stage, *call)
+            return None if self.select(stage, call, original) else original(stage, *call)
 
         return forward
 
@@ -139,13 +142,15 @@ class LayerHook:
         """Make the replacement of ``torch.ops._C.top_k_per_row_prefill``."""
         return PrefillOp(original, self._prefill.select)
 
-    def select(self, stage: Any, call: Call) -> bool:
+    def select(self, stage: Any, call: Call, original: Callable[..., Any]) -> bool:
         """Run one selection with our op.
 
         Parameters
         ----------
         stage : SparseIndexerTopk
         call : Call
+        original : callable
+            ``SparseIndexerTopk.forward`` of vLLM, to compare with.
 
         Returns
         -------
@@ -158,8 +163,12 @@ class LayerHook:
         rows = None
         if not reason:
             try:
-                rows = self._rows(call, layer)
-                _run(call, rows, layer)
+                reason = self._switch.reason_against_auto(stage, call.logits, call.topk_tokens)
+                if not reason:
+                    rows = self._rows(call, layer)
+                    _run(call, rows, layer)
+                    if self._verifier is not None:
+                        self._verifier.check("decode top-k", lambda: original(stage, *call), _selected(call))
             except Exception as error:  # the original can still select
                 reason = self._switch.fail(error)
         if reason:
@@ -202,18 +211,12 @@ class LayerHook:
             if builder not in self._states:
                 self._states[builder] = self._open(builder, common, metadata)
             requests = self._states[builder]
-            if requests is not None and not _capturing(requests.slots.device):
+            if requests is not None and not capturing(requests.slots.device):
                 setattr(metadata, ATTRIBUTE, requests.update(common, metadata, self._metrics.counters))
         except Exception as error:  # the op runs without state
             self._stateless = True
             self._say("warning", f"without state from now on: {one_line(error)}")
-        self._write_metrics()
-
-    def _write_metrics(self) -> None:
-        try:
-            self._metrics.counters.write_if_due(environment.metrics_directory)
-        except (OSError, ImportError) as error:
-            self._say("warning", f"no metrics file: {one_line(error)}")
+        self._metrics.counters.write_if_due(VLLM_METRICS_DIR, self._say)
 
     def _open(self, builder: Any, common: Any, metadata: Any) -> RequestStates | None:
         for point, instance in (
@@ -257,17 +260,17 @@ def _run(call: Call, rows: Rows | None, layer: str | None) -> None:
     )
 
 
+def _selected(call: Call) -> Selected:
+    return Selected(visible(call.logits, call.max_seq_len), call.topk_indices[: call.logits.shape[0]])
+
+
 def visible(logits: Tensor, max_seq_len: int) -> Tensor:
     """Return a view of the columns that rows of this call can have: the kernel is planned by the width.
 
     During a capture all columns stay, because the longest row of a later step is not known.
     """
-    if _capturing(logits.device):
+    if capturing(logits.device):
         return logits
     step = ALIGNMENT // logits.element_size()
     wanted = -(-max(max_seq_len, 1) // step) * step
     return logits[:, : min(wanted, logits.shape[1])]
-
-
-def _capturing(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -6,22 +6,20 @@ one log line says why, and vLLM serves with its own top-k.
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import os
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from gvr_topk.integrations._kit.environment import Mode
+from gvr_topk.integrations._kit.log import LogOnce, one_line
 from gvr_topk.integrations.counters import Snapshot
-from gvr_topk.integrations.patch_points import Checker, Finding, check_live, engine_version, find_engine
+from gvr_topk.integrations.patch_points import Checker, Finding, check_live
 from gvr_topk.integrations.transaction import Transaction
 from gvr_topk.integrations.upstream import PatchPoint
-from gvr_topk.integrations.vllm import environment
-from gvr_topk.integrations.vllm.environment import Mode
 from gvr_topk.integrations.vllm.hook import LayerHook
 from gvr_topk.integrations.vllm.imports import unwatch, watch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
@@ -30,25 +28,17 @@ from gvr_topk.integrations.vllm.upstream import (
     BUILD,
     BUILDER_MODULE,
     ENGINE,
-    ENTRY_POINT,
-    ENTRY_POINT_GROUP,
     INDEXER,
     INDEXER_MODULE,
     POINTS,
     PREFILL,
     RESOLVE,
-    SUPPORTED,
     TOP_K,
     TOP_K_MODULE,
-    supported,
 )
-from gvr_topk.library import library_status
 
 LOGGER = "vllm.gvr_topk"
 """A child of vLLM's own logger, so it has the handlers and the level of that logger."""
-
-_DISABLED = f"{environment.DISABLE} is set"
-_OFF = f"{environment.ENABLE}=0"
 
 
 class _Unlike(RuntimeError):
@@ -65,17 +55,17 @@ class _Integration:
         self.started = False
         self.refused = ""
         self.connected: set[str] = set()
-        self._said: set[str] = set()
+        self.say = LogOnce(ENGINE.name, ENGINE.version, lambda: logging.getLogger(LOGGER))
 
     def start(self) -> None:
         if self.started:
             return
         self.started = True
-        asked, reason = outlook()
-        if reason:
-            self.refuse(reason)
+        mode, reason = ENGINE.outlook()
+        if mode is None or reason:
+            self.refuse(reason, off=mode is Mode.OFF)
             return
-        self.hook = LayerHook(self.metrics, asked, self.say)
+        self.hook = LayerHook(self.metrics, mode, self.say)
         try:
             self.metrics.open()
         except (ImportError, ValueError) as error:
@@ -90,8 +80,7 @@ class _Integration:
         try:
             self._connect(self.hook, sys.modules[name])
         except Exception as error:  # vLLM must start even if we cannot
-            detail = str(error) if isinstance(error, _Unlike) else f"{type(error).__name__}: {error}"
-            self.refuse(detail)
+            self.refuse(str(error) if isinstance(error, _Unlike) else one_line(error))
 
     def _connect(self, hook: LayerHook, module: ModuleType) -> None:
         name = module.__name__
@@ -127,27 +116,16 @@ class _Integration:
         owner = getattr(module, owner_name)
         self.patches.set_attribute(owner, method, wrap(getattr(owner, method)))
 
-    def refuse(self, reason: str) -> None:
-        """Leave vLLM as it is, and say why."""
+    def refuse(self, reason: str, off: bool = False) -> None:
+        """Leave vLLM as it is, and say why; `off` says that the user wants it."""
         self.refused = reason
-        unwatch()
-        self.patches.rollback()
-        self.metrics.close()
-        if reason in (_DISABLED, _OFF):
-            self.say("info", f"off: {reason}")
-        else:
-            self.say("warning", f"refused: {reason}. vLLM serves with its own top-k")
+        self.stop()
+        ENGINE.leave(self.say, reason, off)
 
     def stop(self) -> None:
         unwatch()
         self.patches.rollback()
         self.metrics.close()
-
-    def say(self, level: str, line: str) -> None:
-        """Log a line once per process."""
-        if line not in self._said:
-            self._said.add(line)
-            getattr(logging.getLogger(LOGGER), level)(f"gvr_topk in vLLM {_version()}: {line}")
 
 
 _integration = _Integration()
@@ -162,7 +140,7 @@ def register() -> None:
     try:
         _integration.start()
     except Exception as error:  # vLLM must start even if we cannot
-        _integration.refuse(f"{type(error).__name__}: {error}")
+        _integration.refuse(one_line(error))
 
 
 def unregister() -> None:
@@ -188,27 +166,6 @@ def prometheus_text() -> str:
     return _integration.metrics.counters.prometheus_text()
 
 
-def outlook() -> tuple[Mode, str]:
-    """Return the mode that is asked for, and the reason against it; the reason is empty if there is none."""
-    if environment.disabled():
-        return Mode.OFF, _DISABLED
-    try:
-        asked = environment.mode()
-    except ValueError as error:
-        return Mode.OFF, str(error)
-    if asked is Mode.OFF:
-        return asked, _OFF
-    version = _version()
-    if asked is not Mode.FORCE and not supported(version):
-        wanted = " or ".join(SUPPORTED)
-        return asked, f"wanted vLLM {wanted}, got {version}; {environment.ENABLE}=force tries it all the same"
-    status = library_status()
-    # A torch without CUDA serves CPU tensors, which need no library.
-    if not status.loaded and torch.version.cuda is not None:
-        return asked, f"the CUDA library is not usable: {status.reason}"
-    return asked, ""
-
-
 def describe() -> list[tuple[str, str]]:
     """Describe for ``gvr-topk doctor`` version, entry point, patch points, and what would happen and why.
 
@@ -219,24 +176,24 @@ def describe() -> list[tuple[str, str]]:
     list of (str, str)
         Label and text, in the order to print.
     """
-    root = find_engine(ENGINE)
+    root = ENGINE.root()
     if root is None:
         return [("vLLM", "not installed")]
     checker = Checker(root, {})
     findings = [checker.check(point) for point in POINTS]
-    rows = [("vLLM", f"{_version()} in {root}"), ("entry point", _entry_point())]
+    rows = [("vLLM", f"{ENGINE.version()} in {root}"), ("entry point", _entry_point())]
     for finding in findings:
         detail = f" ({finding.detail})" if finding.detail else ""
         rows.append((finding.point.name, f"{finding.status}{detail}: {finding.point.action}"))
     bad = [finding for finding in findings if not finding.good]
-    asked, reason = outlook()
+    mode, reason = ENGINE.outlook()
     if not reason and bad:
         reason = _describe_finding(bad[0])
     if not reason and not _entry_points():
         reason = "vLLM does not find the entry point"
     where = (
         "whatever sparse_indexer_topk_backend says"
-        if asked is Mode.FORCE
+        if mode is Mode.FORCE
         else ("where sparse_indexer_topk_backend is auto")
     )
     rows.append(
@@ -246,25 +203,19 @@ def describe() -> list[tuple[str, str]]:
 
 
 def _entry_points() -> list[str]:
-    found = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=ENTRY_POINT)
     allowed = os.environ.get("VLLM_PLUGINS")
-    if allowed is not None and ENTRY_POINT not in [name.strip() for name in allowed.split(",")]:
+    if allowed is not None and "gvr_topk" not in [name.strip() for name in allowed.split(",")]:
         return []
-    return [entry.value for entry in found]
+    return ENGINE.entry_points()
 
 
 def _entry_point() -> str:
     found = _entry_points()
     if found:
-        return f"{ENTRY_POINT} = {found[0]} in {ENTRY_POINT_GROUP}"
+        return f"gvr_topk = {found[0]} in {ENGINE.group}"
     if "VLLM_PLUGINS" in os.environ:
-        return f"not loaded: VLLM_PLUGINS={os.environ['VLLM_PLUGINS']} has to name {ENTRY_POINT}, too"
-    return f"none in {ENTRY_POINT_GROUP}: install the wheel into the environment of vLLM"
-
-
-def _version() -> str:
-    root: Path | None = find_engine(ENGINE)
-    return engine_version(root, ENGINE) if root is not None else "of unknown version"
+        return f"not loaded: VLLM_PLUGINS={os.environ['VLLM_PLUGINS']} has to name gvr_topk, too"
+    return f"none in {ENGINE.group}: install the wheel into the environment of vLLM"
 
 
 def _describe_finding(finding: Finding) -> str:

@@ -16,10 +16,12 @@ from torch import Tensor
 
 from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.contract import DTYPES
+from gvr_topk.integrations._kit.environment import Mode
+from gvr_topk.integrations._kit.log import Say
+from gvr_topk.integrations._kit.verify import Selected, Verifier
 from gvr_topk.integrations.counters import ORIGINAL, OURS
-from gvr_topk.integrations.vllm.environment import Mode
+from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
-from gvr_topk.integrations.vllm.switch import Switch
 from gvr_topk.integrations.vllm.upstream import AUTO
 from gvr_topk.ops import indexer_topk_prefill
 
@@ -47,10 +49,10 @@ class PrefillOp:
     ----------
     original : torch.ops.OpOverloadPacket
     select : callable
-        Takes a `PrefillCall`. Returns False when vLLM has to do it.
+        Takes a `PrefillCall` and the original. Returns False when vLLM has to do it.
     """
 
-    def __init__(self, original: Any, select: Callable[[PrefillCall], bool]) -> None:
+    def __init__(self, original: Any, select: Callable[[PrefillCall, Any], bool]) -> None:
         self._original = original
         self._select = select
 
@@ -69,7 +71,7 @@ class PrefillOp:
         topK: int,
     ) -> None:
         call = PrefillCall(logits, rowStarts, rowEnds, indices, numRows, stride0, stride1, topK)
-        if not self._select(call):
+        if not self._select(call, self._original):
             self._original(*call)
 
 
@@ -81,13 +83,15 @@ class PrefillHook:
     metrics : CallMetrics
     mode : Mode
         ``ON`` or ``FORCE``.
-    say : callable
-        Takes a level (``info`` or ``warning``) and a line for the log.
+    say : Say
+    verifier : Verifier, optional
+        Compares the first calls.
     """
 
-    def __init__(self, metrics: CallMetrics, mode: Mode, say: Callable[[str, str], None]) -> None:
+    def __init__(self, metrics: CallMetrics, mode: Mode, say: Say, verifier: Verifier | None = None) -> None:
         self._metrics = metrics
-        self._switch = Switch(mode, say, REASON)
+        self._switch = BackendSwitch(mode, say, REASON)
+        self._verifier = verifier
         self._backend = AUTO
 
     def note_backend(self, builder: Any) -> None:
@@ -99,12 +103,14 @@ class PrefillHook:
         kernels = getattr(getattr(builder, "vllm_config", None), "kernel_config", None)
         self._backend = getattr(kernels, "sparse_indexer_topk_backend", AUTO)
 
-    def select(self, call: PrefillCall) -> bool:
+    def select(self, call: PrefillCall, original: Any) -> bool:
         """Run one call with our op.
 
         Parameters
         ----------
         call : PrefillCall
+        original : torch.ops.OpOverloadPacket
+            vLLM's op, to compare with.
 
         Returns
         -------
@@ -118,6 +124,8 @@ class PrefillHook:
         if not reason:
             try:
                 _run(call)
+                if self._verifier is not None:
+                    self._verifier.check(f"{REASON} top-k", lambda: original(*call), _selected(call))
             except Exception as error:  # the original can still select
                 reason = self._switch.fail(error)
         if reason:
@@ -154,3 +162,8 @@ def _run(call: PrefillCall) -> None:
         call.top_k,
         out=call.indices[:rows],
     )
+
+
+def _selected(call: PrefillCall) -> Selected:
+    rows = call.num_rows
+    return Selected(call.logits[:rows], call.indices[:rows, : call.top_k], call.row_starts[:rows])

@@ -6,16 +6,11 @@ installed, and one difference is enough to leave all of vLLM as it is.
 
 from __future__ import annotations
 
-import re
-
+from gvr_topk.integrations._kit.engine import Engine
+from gvr_topk.integrations._kit.environment import ENABLE_VLLM, Mode
 from gvr_topk.integrations.upstream import PatchPoint
 
-ENGINE = "vllm"
-ENTRY_POINT_GROUP = "vllm.general_plugins"
-ENTRY_POINT = "gvr_topk"
-
-SUPPORTED = ("0.33",)
-"""Versions whose sources the table was written from."""
+ENGINE = Engine("vLLM", "vllm", ENABLE_VLLM, Mode.ON, ("0.33",), "vllm.general_plugins")
 
 TOP_K_MODULE = "vllm.model_executor.layers.indexer_topk"
 INDEXER_MODULE = "vllm.model_executor.layers.sparse_attn_indexer"
@@ -90,15 +85,3 @@ POINTS = (TOP_K, PREFILL, BUILD, INDEXER, BUILDER_OBJECT, METADATA_OBJECT, COMMO
 
 WATCHED = (TOP_K_MODULE, INDEXER_MODULE, BUILDER_MODULE, ATTENTION_MODULE)
 """Modules that are patched after their import."""
-
-
-def supported(version: str) -> bool:
-    """Whether the table was written from this version; a build from source is judged by its number.
-
-    Examples
-    --------
-    >>> supported("0.33.1+cu130"), supported("0.34.0"), supported("0.3.3")
-    (True, False, False)
-    """
-    found = re.match(r"\d+\.\d+", version)
-    return found is not None and found.group() in SUPPORTED

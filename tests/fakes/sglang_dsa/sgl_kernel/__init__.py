@@ -29,7 +29,10 @@ def fast_topk_transform_fused(
     if row_starts is None and page_table_size_1.shape[0] == score.shape[0]:
         request = rows
     else:
-        request = torch.searchsorted(cu_seqlens_q, rows, right=True) - 1
+        # Rows behind those of the last request get something: nobody reads it.
+        request = (torch.searchsorted(cu_seqlens_q, rows, right=True) - 1).clamp(
+            max=page_table_size_1.shape[0] - 1
+        )
     return through_table(chosen(score, lengths, topk, row_starts), page_table_size_1, 1, request)
 
 

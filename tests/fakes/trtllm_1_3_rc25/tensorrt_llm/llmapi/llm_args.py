@@ -24,7 +24,7 @@ class DeepSeekSparseAttentionConfig(BaseSparseAttentionConfig):
 
 class DeepSeekV4SparseAttentionConfig(DeepSeekSparseAttentionConfig):
     algorithm: Literal["deepseek_v4"] = "deepseek_v4"
-    compress_ratios: list[int] = Field(default_factory=lambda: [4])
+    compress_ratios: list[int] = Field(default_factory=lambda: [1, 1, 4, 128, 4, 128, 4])
 
 
 SparseAttentionConfig = Union[

@@ -14,6 +14,7 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         super().__post_init__()
         self.num_sparse_topk = self.sparse_attention_config.index_topk
         self.compress_ratios = getattr(self.sparse_attention_config, "compress_ratios", [1])
+        self._indexer_compress_ratio = next((r for r in (4, 1) if r in self.compress_ratios), 0)
         # TensorRT-LLM's own hints, by row of the batch.
         self.heuristic_prev_topk = torch.zeros(
             (self.kv_cache_manager.num_local_layers, self.max_num_requests, self.num_sparse_topk),
@@ -25,7 +26,7 @@ class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
         super().prepare()
 
     def get_indexer_max_seq_len(self) -> int:
-        return self.kv_cache_manager.max_seq_len // max(self.compress_ratios)
+        return self.kv_cache_manager.max_seq_len // max(1, self._indexer_compress_ratio)
 
     def set_mtp_num_accepted(self, num_accepted):
         self.mtp_num_accepted = num_accepted

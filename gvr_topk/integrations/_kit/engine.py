@@ -1,0 +1,108 @@
+"""An engine that calls its integration through an entry point, and whether that may start there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from gvr_topk.integrations._kit import environment
+from gvr_topk.integrations._kit.environment import Mode
+from gvr_topk.integrations._kit.log import Say
+from gvr_topk.integrations.patch_points import engine_version, find_engine
+from gvr_topk.library import library_status
+
+
+class Outlook(NamedTuple):
+    """What would happen in this process.
+
+    Attributes
+    ----------
+    mode : Mode or None
+        The mode that is asked for, ``OFF`` included; None if that cannot be read.
+    reason : str
+        Why the engine is left as it is; empty if it is not.
+    """
+
+    mode: Mode | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine.
+
+    Attributes
+    ----------
+    name : str
+        What the log calls it.
+    package : str
+    enable : str
+        Environment variable that switches the integration.
+    default : Mode
+        Mode where that variable is not set.
+    supported : tuple of str
+        Versions, by their first two numbers, whose sources the integration was written from.
+    group : str
+        Group of the entry point ``gvr_topk``.
+    """
+
+    name: str
+    package: str
+    enable: str
+    default: Mode
+    supported: tuple[str, ...]
+    group: str
+
+    def root(self) -> Path | None:
+        """Return the folder of the installed package; None if there is none."""
+        return find_engine(self.package)
+
+    def version(self) -> str:
+        """Return the version that is installed."""
+        root = self.root()
+        return engine_version(root, self.package) if root is not None else "of unknown version"
+
+    def knows(self, version: str) -> bool:
+        """Whether the integration was written from this version; a source build is judged by its number."""
+        found = re.match(r"\d+\.\d+", version)
+        return found is not None and found.group() in self.supported
+
+    def outlook(self) -> Outlook:
+        """Return what the environment, the version and the library say about this process."""
+        if environment.disabled():
+            return Outlook(Mode.OFF, f"{environment.DISABLE} is set")
+        try:
+            asked = environment.user_mode(self.enable)
+            environment.verify_calls()
+        except ValueError as error:
+            return Outlook(None, str(error))
+        mode = asked or self.default
+        if mode is Mode.OFF:
+            return Outlook(mode, f"{self.enable}=0" if asked else f"{self.enable}=1 is not set")
+        version = self.version()
+        if mode is not Mode.FORCE and not self.knows(version):
+            wanted = " or ".join(self.supported)
+            return Outlook(
+                mode, f"wanted {self.name} {wanted}, got {version}; {self.enable}=force tries it all the same"
+            )
+        status = library_status()
+        # A torch without CUDA serves CPU tensors, which need no library.
+        if not status.loaded and torch.version.cuda is not None:
+            return Outlook(mode, f"the CUDA library is not usable: {status.reason}")
+        return Outlook(mode, "")
+
+    def leave(self, say: Say, reason: str, off: bool = False) -> None:
+        """Log why the engine is left as it is; `off` says that the user has not asked for anything else."""
+        if off:
+            say("info", f"off: {reason}")
+        else:
+            say("warning", f"refused: {reason}. {self.name} serves with its own top-k")
+
+    def entry_points(self) -> list[str]:
+        """Return the functions that installed packages declare for the engine to call."""
+        return [e.value for e in importlib.metadata.entry_points(group=self.group, name="gvr_topk")]

@@ -1,0 +1,55 @@
+"""The fallback rule of all engines: after an error, calls of that kind are the engine's for good."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gvr_topk.integrations._kit.log import Say, one_line
+
+
+class Switch:
+    """Says whether the calls of one kind are ours.
+
+    Parameters
+    ----------
+    engine : str
+        What the log calls the engine.
+    say : Say
+    kind : str
+        What the log calls these calls; empty where the engine has one kind, or for its main kind.
+
+    Attributes
+    ----------
+    failed : str
+        Reason for the counters once our op has failed; empty before.
+    """
+
+    def __init__(self, engine: str, say: Say, kind: str = "") -> None:
+        self.failed = ""
+        self._engine = engine
+        self._say = say
+        self._kind = kind
+        self._announced = False
+
+    def fail(self, error: Exception, what: str = "fell back") -> str:
+        """Leave all further calls to the engine; return the reason for the counters.
+
+        Parameters
+        ----------
+        error : Exception
+        what : str
+            What the log calls that.
+        """
+        self.failed = f"error: {type(error).__name__}"
+        where, which = (f"{self._kind}: ", f"{self._kind} ") if self._kind else ("", "")
+        self._say(
+            "warning",
+            f"{what}: {where}{one_line(error)}. {self._engine}'s own {which}top-k serves from now on",
+        )
+        return self.failed
+
+    def announce(self, text: Callable[[], str]) -> None:
+        """Log once, at the first call that was computed, that these calls are ours."""
+        if not self._announced:
+            self._announced = True
+            self._say("info", f"on: {text()}")

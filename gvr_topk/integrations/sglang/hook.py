@@ -1,0 +1,67 @@
+"""Hooks that fall back to SGLang's own function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from gvr_topk.integrations._kit.log import Say
+from gvr_topk.integrations._kit.switch import Switch
+from gvr_topk.integrations._kit.verify import Selected, Verifier
+from gvr_topk.integrations.sglang.points import ENGINE
+
+
+class NotServedError(Exception):
+    """A call that this package leaves to SGLang; the message says why."""
+
+
+class Served(NamedTuple):
+    """A call that our ops have computed: what the hooked function returns, and what a comparison needs."""
+
+    result: Tensor | None
+    selected: tuple[Selected, ...]
+
+
+def around(
+    name: str, serve: Callable[..., Served], say: Say, verifier: Verifier | None
+) -> Callable[..., Any]:
+    """Make an AROUND hook: `serve` computes the call, and SGLang's function the calls that `serve` refuses.
+
+    An engine must not fail because of this package, so every exception of `serve` leads to SGLang's function.
+    After an error all further calls are SGLang's.
+
+    Parameters
+    ----------
+    name : str
+        What the log calls the hooked function.
+    serve : callable
+        Takes the arguments of the hooked function. Raises `NotServedError` to leave the call to SGLang.
+    say : Say
+    verifier : Verifier or None
+        Compares the first calls with what SGLang's function selects.
+
+    Returns
+    -------
+    callable
+        ``hook(original, *args, **kwargs)``.
+    """
+    switch = Switch(ENGINE.name, say, name)
+
+    def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not switch.failed:
+            try:
+                served = serve(*args, **kwargs)
+                if verifier is not None:
+                    verifier.check(name, lambda: original(*args, **kwargs), *served.selected)
+            except NotServedError as reason:
+                say("info", f"{name} left to SGLang: {reason}")
+            except Exception as error:
+                switch.fail(error)
+            else:
+                switch.announce(lambda: name)
+                return served.result
+        return original(*args, **kwargs)
+
+    return hook
