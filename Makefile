@@ -3,8 +3,12 @@ PYTHON3 ?= python3
 VENV ?= .venv
 PYTHON ?= $(VENV)/bin/python
 OUT ?= out/replay
-# nvcc takes up to 3 GB per job, so not one job per core without being asked.
-export CMAKE_BUILD_PARALLEL_LEVEL ?= 2
+# What pip is asked for as torch. TORCH=torch keeps the torch of a VENV that has one, and
+# TORCH="torch --index-url URL" takes another build of it, such as the one for CPUs.
+TORCH ?= torch==2.13.0
+# Kernels are compiled for the GPU that is here. GVR_TOPK_ARCHS=none or all or another choice of
+# packaging/gvr_topk_archs.py changes that. One compiler for each core runs, as far as memory goes.
+JOBS = $$($(PYTHON) packaging/gvr_topk_archs.py --jobs)
 
 .PHONY: help replay test test-cpp test-gpu test-gpu-plain test-gpu-chaos neighbours chaos mutation-changed \
   lint format docs install build wheel clean
@@ -14,20 +18,23 @@ help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1 - /p' Makefile | \
 	  while IFS= read -r line; do printf '%-23s %s\n' "make $${line%% - *}" "$${line#* - }"; done
 
-# torch first, alone and by its exact version: the build needs it, and an unpinned torch would be
-# the newest there is.
+# torch first and alone: the build needs it, and an unpinned torch would be the newest there is.
 $(VENV)/.tools: pyproject.toml
-	$(PYTHON3) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet torch==2.13.0
+	test -x $(VENV)/bin/python || $(PYTHON3) -m venv $(VENV)
+	@echo "installing $(TORCH); TORCH= names another build, such as the one for CPUs"
+	$(VENV)/bin/pip install --quiet $(TORCH)
 	$(VENV)/bin/pip install --quiet "scikit-build-core>=1.0" "cmake>=4.0.3" ninja
 	touch $@
 
+PIP = packaging/show_build $(VENV)/bin/pip
+BUILD_HERE = --verbose --no-build-isolation
+
 # Editable: the checkout is what runs, from any folder, with the libraries in gvr_topk/lib.
 install: $(VENV)/.tools  ## install the checkout and all it is tested with into .venv
-	$(VENV)/bin/pip install --quiet --no-build-isolation --editable ".[test]"
+	$(PIP) install $(BUILD_HERE) --editable ".[test]"
 
 replay: $(VENV)/.tools  ## replay the shipped decode trace with the heuristic on, every step checked
-	$(VENV)/bin/pip install --quiet --no-build-isolation --editable ".[replay]"
+	$(PIP) install $(BUILD_HERE) --editable ".[eval]"
 	$(VENV)/bin/gvr-topk replay --shipped --config configs/heuristic_on.yaml --out $(OUT)
 
 CPP_FILES = git ls-files 'cpp/*.h' 'cpp/*.cuh' 'cpp/*.cu' 'cpp/*.cpp' 'tests/cpp/*.h' 'tests/cpp/*.cpp'
@@ -37,7 +44,7 @@ lint: install  ## judge format, types, spelling and scripts
 	$(VENV)/bin/mypy
 	$(CPP_FILES) | xargs $(VENV)/bin/clang-format --dry-run -Werror
 	git ls-files | xargs $(VENV)/bin/codespell
-	$(VENV)/bin/shellcheck .ci/run .ci/matrix
+	$(VENV)/bin/shellcheck .ci/run .ci/matrix .ci/nvcc .ci/wheel packaging/show_build
 
 format: install  ## repair the format
 	$(VENV)/bin/ruff check --fix .
@@ -62,10 +69,14 @@ mutation-changed: install  ## put small faults into changed lines; the tests hav
 
 # In an environment of its own, which needs no torch. Warnings are errors.
 DOCS_VENV = build/docs/venv
-docs:  ## build the documentation into build/docs/site
-	test -x $(DOCS_VENV)/bin/mkdocs || { $(PYTHON3) -m venv $(DOCS_VENV) && \
-	  $(DOCS_VENV)/bin/pip install --quiet $$(sed -n '/^docs = \[/,/^]/s/^  \(".*"\),$$/\1/p' pyproject.toml | tr -d '"'); }
+$(DOCS_VENV)/.tools: pyproject.toml
+	test -x $(DOCS_VENV)/bin/python || $(PYTHON3) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/pip install --quiet $$(sed -n '/^docs = \[/,/^]/s/^  \(".*"\),$$/\1/p' pyproject.toml | tr -d '"')
+	touch $@
+
+docs: $(DOCS_VENV)/.tools  ## build the documentation into build/docs/site, which opens from the disk
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --strict --quiet --site-dir build/docs/site
+	@echo "open build/docs/site/index.html"
 
 # Without it, tests that find no GPU are skipped, and a run of skipped tests passes.
 REQUIRE_GPU = GVR_TOPK_REQUIRE_GPU=1
@@ -85,29 +96,31 @@ CHAOS = build/chaos
 test-gpu-chaos: chaos  ## every GPU test on a build that delays threads
 	$(REQUIRE_GPU) GVR_TOPK_LIBRARY_DIR=$(CHAOS)/install/gvr_topk/lib $(PYTHON) -m pytest tests/gpu
 
-# Both for the architecture they are run on alone; and the first never beside the libraries of the package.
-TEST_ARCHS ?= 90a-real
+# Never beside the libraries of the package.
 chaos:  ## compile the library that delays threads, into build/chaos
 	cmake -S cpp -B $(CHAOS) -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
-	  -DGVR_TOPK_CHAOS=ON -DGVR_TOPK_STRESS=ON -DGVR_TOPK_ARCHS=$(TEST_ARCHS)
-	cmake --build $(CHAOS)
+	  -DGVR_TOPK_CHAOS=ON -DGVR_TOPK_STRESS=ON
+	cmake --build $(CHAOS) --parallel $(JOBS)
 	cmake --install $(CHAOS) --prefix $(CHAOS)/install
 
 # What stress tests run beside the op, installed beside the libraries of the checkout.
 neighbours:  ## compile what stress tests run beside the op
-	cmake -S cpp -B build/neighbours -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))" \
-	  -DGVR_TOPK_STRESS=ON -DGVR_TOPK_ARCHS=$(TEST_ARCHS)
-	cmake --build build/neighbours --target gvr_topk_neighbours
+	cmake -S cpp -B build/neighbours -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))" -DGVR_TOPK_STRESS=ON
+	cmake --build build/neighbours --target gvr_topk_neighbours --parallel $(JOBS)
 	cmake --install build/neighbours --component gvr_topk_stress --prefix .
 
 # The libraries alone, beside the sources; the test of the wheel and everything else use `install`.
 build:  ## compile the libraries alone, for a machine that has torch and no network
 	cmake -S cpp -B build/plain -G Ninja -DPython_EXECUTABLE="$$(command -v $(PYTHON))"
-	cmake --build build/plain
+	cmake --build build/plain --parallel $(JOBS)
 	cmake --install build/plain --prefix .
 
-wheel: $(VENV)/.tools  ## build the wheel into dist
-	$(VENV)/bin/pip wheel --no-build-isolation --no-deps --wheel-dir dist .
+# pip refuses to install two wheels of one name at once, so dist holds the new one alone.
+wheel: export GVR_TOPK_ARCHS ?= all
+wheel: $(VENV)/.tools  ## build the wheel, for every GPU, into dist
+	rm -f dist/gvr_topk-*.whl
+	$(PIP) wheel $(BUILD_HERE) --no-deps --wheel-dir dist .
+	@ls dist/gvr_topk-*.whl
 
 # Not out, which holds results, and not gvr_topk/lib, without which the editable package does not work.
 clean:  ## remove what was built, but not results in out, nor the libraries that are installed

@@ -1,11 +1,11 @@
 """Build backend: scikit-build-core, with torch as a build requirement only where it is unavoidable.
 
-The CUDA library needs torch's headers and the name of a library to link; nothing of torch is copied or run.
-So a build without a CUDA compiler does not require torch, and a build with one takes the torch of the
-environment if there is one. Otherwise `pip install .` would fetch gigabytes into a folder that it deletes
-afterwards.
+`gvr_topk_archs` says for which GPUs kernels are compiled. The CUDA library needs torch's headers and the name
+of a library to link; nothing of torch is copied or run. So a build without kernels does not require torch. A
+build with kernels takes the torch of the environment if there is one; otherwise `pip install .` would fetch
+gigabytes into a folder that it deletes afterwards.
 
-The wheel's build tag says what is in it: ``0cpu`` or ``1cuda``. Where pip finds both, it takes the second.
+The wheel's build tag says what is in it: ``0cpu`` or ``1cuda``. Of both, pip chooses the second.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import sysconfig
 from pathlib import Path
 from typing import Any
 
+import gvr_topk_archs
 from scikit_build_core import build as scikit
 
-get_requires_for_build_sdist = scikit.get_requires_for_build_sdist
 build_sdist = scikit.build_sdist
+get_requires_for_build_sdist = scikit.get_requires_for_build_sdist
 
 TORCH = "torch==2.13.0"
 """Requirement of a build that finds no torch; one exact release keeps builds alike."""
@@ -31,12 +31,9 @@ OLDEST_TORCH = (2, 9)
 Settings = dict[str, Any]
 
 
-def cuda_compiler(settings: Settings | None) -> str | None:
-    """Path of the CUDA compiler that CMake will find; None where there is none or it is switched off."""
-    switch = str((settings or {}).get("cmake.define.GVR_TOPK_CUDA", "ON"))
-    if switch.upper() in ("0", "OFF", "FALSE", "NO"):
-        return None
-    return shutil.which(os.environ.get("CUDACXX") or "nvcc")
+def architectures(settings: Settings | None) -> tuple[str, ...]:
+    """GPU architectures to compile for; empty where no kernels are compiled."""
+    return gvr_topk_archs.choose(str((settings or {}).get("cmake.define.GVR_TOPK_ARCHS", ""))).archs
 
 
 def torch_folder() -> Path | None:
@@ -60,14 +57,20 @@ def _can_build_with(folder: Path) -> bool:
 
 
 def _requirements(settings: Settings | None) -> list[str]:
-    return [TORCH] if cuda_compiler(settings) and torch_folder() is None else []
+    return [TORCH] if architectures(settings) and torch_folder() is None else []
 
 
 def _settings(settings: Settings | None) -> Settings:
-    compiler = cuda_compiler(settings)
-    added: Settings = {"cmake.define.GVR_TOPK_CUDA": "ON" if compiler else "OFF"}
-    added["wheel.build-tag"] = "1cuda" if compiler else "0cpu"
-    if compiler:
+    archs = architectures(settings)
+    os.environ["CMAKE_BUILD_PARALLEL_LEVEL"] = str(gvr_topk_archs.jobs())
+    # One folder for each choice of architectures, for editable installs and wheels alike, so that nothing is
+    # compiled twice.
+    names = [arch.removesuffix("-real") for arch in archs] or ["cpu"]
+    added: Settings = {
+        "build-dir": f"build/{'-'.join(names)}",
+        "wheel.build-tag": "1cuda" if archs else "0cpu",
+    }
+    if archs:
         added["cmake.define.GVR_TOPK_TORCH_ROOT"] = str(torch_folder())
     return {**added, **(settings or {})}
 
@@ -80,6 +83,18 @@ def get_requires_for_build_wheel(config_settings: Settings | None = None) -> lis
 def get_requires_for_build_editable(config_settings: Settings | None = None) -> list[str]:
     """Return the requirements of an editable installation, which are the same."""
     return [*scikit.get_requires_for_build_editable(config_settings), *_requirements(config_settings)]
+
+
+def prepare_metadata_for_build_wheel(metadata_directory: str, config_settings: Settings | None = None) -> str:
+    """Write the metadata of a wheel, which pip reads without compiling; returns its folder."""
+    return scikit.prepare_metadata_for_build_wheel(metadata_directory, _settings(config_settings))
+
+
+def prepare_metadata_for_build_editable(
+    metadata_directory: str, config_settings: Settings | None = None
+) -> str:
+    """Write the metadata of an editable installation; returns its folder."""
+    return scikit.prepare_metadata_for_build_editable(metadata_directory, _settings(config_settings))
 
 
 def build_wheel(

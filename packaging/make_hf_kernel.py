@@ -17,6 +17,8 @@ import hashlib
 import importlib.util
 import json
 import platform
+import re
+import runpy
 import shutil
 import sys
 from collections.abc import Iterator
@@ -29,8 +31,8 @@ HERE = Path(__file__).resolve().parent / "hf"
 PACKAGE = "gvr_topk"
 ENTRY = HERE / "torch-ext" / PACKAGE / "__init__.py"
 POLICY, CUDA = "libgvr_topk_policy.so", "libgvr_topk_cuda.so"
-ARCHS = ("9.0a", "10.0f", "12.0f")
-"""GPU architectures that cpp/CMakeLists.txt compiles for."""
+ARCHS = "90a-real;100f-real;120f-real"
+"""GPU architectures of a package that does not say which it was built for."""
 
 
 def imported_names(source: Path) -> Iterator[str]:
@@ -75,6 +77,13 @@ def variant_name(config: dict[str, Any], backend: str) -> str:
     return f"torch-stable-abi{abi}-{backend}-{platform.machine()}-{platform.system().lower()}"
 
 
+def architectures(package: Path) -> list[str]:
+    """Return the GPU architectures that the package was built for, as `kernels` writes them: ``9.0a``."""
+    built = package / "_build.py"
+    archs = runpy.run_path(str(built))["ARCHS"] if built.is_file() else ARCHS
+    return [re.sub(r"(\d)([a-z]?)-real", r".\1\2", arch) for arch in archs.split(";")]
+
+
 def digest(folder: Path) -> dict[str, Any]:
     """Return the SHA-256 of every file, in the form that `kernels` checks."""
     files = {
@@ -95,7 +104,7 @@ def write_variant(folder: Path, package: Path, config: dict[str, Any], libraries
     for library in libraries:
         shutil.copyfile(package / "lib" / library, folder / "lib" / library)
     general = config["general"]
-    backend = {"type": "cuda", "archs": list(ARCHS)} if CUDA in libraries else {"type": "cpu"}
+    backend = {"type": "cuda", "archs": architectures(package)} if CUDA in libraries else {"type": "cpu"}
     metadata = {
         # The name of the module in Python and of its ops in torch.ops. The compiled library registers its ops
         # under this name, and the package's files import one another by this name.
@@ -139,7 +148,8 @@ def assemble(out: Path, package: Path, cuda: str | None) -> list[Path]:
         wanted[f"cu{major}{minor}"] = (POLICY, CUDA)
     for library in {library for libraries in wanted.values() for library in libraries}:
         if not (package / "lib" / library).is_file():
-            raise SystemExit(f"{package / 'lib'}: holds no {library}; build or install the package first")
+            hint = "it was built without kernels, see GVR_TOPK_ARCHS" if library == CUDA else "build it first"
+            raise SystemExit(f"--package: wanted {library} in {package / 'lib'}, got none: {hint}")
     written = []
     for backend, libraries in wanted.items():
         folder = out / "build" / variant_name(config, backend)
