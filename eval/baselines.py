@@ -11,18 +11,22 @@ name            file                                       where it comes from
 ``vllm``        ``_C_stable_libtorch.abi3.so``             wheel vllm 0.33.0
 ``flashinfer``  ``topk.so``, folder ``tvm_ffi``            flashinfer-python 0.7.2's ``topk`` module, compiled
                                                            for sm_90a; wheel apache-tvm-ffi 0.1.11
+``cudnn``       ``cudnn_topk.so``, folder ``tvm_ffi``      cuDNN frontend 1.32.0's ``IndexerTopK``, compiled
+                                                           for sm_90a by ``eval.common.cudnn_topk``
 ==============  =========================================  =================================================
 
 ``torch`` is always there, and so are ``torch_blocks`` and ``torch_in_blocks``: the two-level indexer of
 DeepSeek-V4.1 by PyTorch's operators, as engines have it where no kernel of its own serves. ``vllm_per_row``,
-``flashinfer_ragged``, ``trtllm_prefill`` and ``vllm_prefill`` are further operators of the same files. An
-operator is called as its own project calls it: its output is allocated beforehand where its interface allows
-that, and never sorted or converted. Each step's tensors are made beforehand too, so that a launch costs the
-host no more than the operator does.
+``flashinfer_ragged``, ``flashinfer_deterministic``, ``trtllm_prefill`` and ``vllm_prefill`` are further
+operators of the same files. ``flashinfer_deterministic`` and ``cudnn`` promise what this package promises:
+one selection, of which ties with the smallest indices are members. An operator is called as its own project
+calls it: its output is allocated beforehand where its interface allows that, and never sorted or converted.
+Each step's tensors are made beforehand too, so that a launch costs the host no more than the operator does.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import importlib
@@ -42,6 +46,7 @@ import torch
 from torch import Tensor
 
 from eval.common.bench_blocks import BLOCK_K, given_blocks
+from eval.common.cudnn_topk import CUDNN_ROWS, cudnn_function
 from eval.common.options import no_gpu
 from eval.kernel_timing import POISON, Chain, Prepared
 from gvr_topk.constants import BLOCK_SIZE
@@ -51,6 +56,8 @@ VLLM_WORKSPACE_BYTES = 1 << 20
 VLLM_K = (512, 1024, 2048)
 VLLM_COOPERATIVE_ROWS = 64
 FLASHINFER_STATES_BYTES = 1 << 20
+FLASHINFER_SMALL_TIES = 1
+"""``TopKTieBreak.SMALL``."""
 WITHOUT_LENGTHS = ("torch", "flashinfer")
 """Operators that rank a whole row. Behind its length they get -inf, and choose it in rows shorter than k."""
 
@@ -113,6 +120,16 @@ def available(folder: Path | None = None) -> dict[str, Baseline]:
             _load_flashinfer_ragged,
         ),
         (
+            "flashinfer_deterministic",
+            "FlashInfer 0.7.2 top_k_ragged_transform, deterministic, smaller indices of ties",
+            functools.partial(_load_flashinfer_ragged, deterministic=True),
+        ),
+        (
+            "cudnn",
+            "cuDNN frontend 1.32.0 IndexerTopK, deterministic, smaller indices of ties",
+            _load_cudnn,
+        ),
+        (
             "trtllm_prefill",
             "TensorRT-LLM 1.2.1 indexer_topk_prefill (tokenspeed-trtllm-kernel)",
             _load_trtllm_prefill,
@@ -131,7 +148,7 @@ def available(folder: Path | None = None) -> dict[str, Baseline]:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """Path of a plain copy of `name` below `folder`; a compressed one is unpacked to a temporary folder.
+    """Path of a plain copy of `name` below `folder`; a compressed one is unpacked for this process.
 
     Raises
     ------
@@ -141,15 +158,25 @@ def find_file(folder: Path, name: str) -> Path:
     for path in sorted(folder.rglob(name)):
         return path
     for path in sorted(folder.rglob(name + ".xz")):
-        # Not below `folder`, which may be read-only or under version control.
-        unpacked = Path(tempfile.gettempdir()) / f"gvr_topk_baselines_{os.getuid()}" / name
-        unpacked.parent.mkdir(exist_ok=True)
-        partial = unpacked.with_name(f"{name}.{os.getpid()}")
-        with lzma.open(path) as source, partial.open("wb") as target:
-            shutil.copyfileobj(source, target)
-        partial.replace(unpacked)
-        return unpacked
+        return _unpacked(path)
     raise BaselineError(f"no {name} or {name}.xz below {folder}")
+
+
+@functools.cache
+def _own_folder() -> Path:
+    """A new folder that only this user can write to, removed at exit: nobody else can put a library there."""
+    folder = Path(tempfile.mkdtemp(prefix="gvr_topk_baselines_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def _unpacked(compressed: Path) -> Path:
+    """Unpack a file once. Its own folder may be read-only or under version control."""
+    unpacked = _own_folder() / compressed.stem
+    with lzma.open(compressed) as source, unpacked.open("wb") as target:
+        shutil.copyfileobj(source, target)
+    return unpacked
 
 
 @functools.cache
@@ -397,18 +424,23 @@ def _load_flashinfer(name: str, version: str, folder: Path) -> Baseline:
     return Baseline(name, version, _any_shape, prepare)
 
 
-def _load_flashinfer_ragged(name: str, version: str, folder: Path) -> Baseline:
+def _load_flashinfer_ragged(
+    name: str, version: str, folder: Path, *, deterministic: bool = False
+) -> Baseline:
+    """The call that takes a length for each row; deterministic calls prefer smaller indices, too."""
     ffi, module = _flashinfer_module(folder)
+    tie_break = FLASHINFER_SMALL_TIES if deterministic else 0
 
     def prepare(chain: Chain) -> Prepared:
         logits = chain.logits
         results = _results(chain)
         offsets = torch.zeros(chain.batch, dtype=torch.int32, device=logits.device)
-        cub = flashinfer_ragged_takes_cub(chain.batch, logits.shape[2], logits.dtype)
+        # FlashInfer's own rule: CUB's calls have no reproducible order, so deterministic ones never take it.
+        cub = not deterministic and flashinfer_ragged_takes_cub(chain.batch, logits.shape[2], logits.dtype)
         if cub:
             bytes_needed = int(
                 module.cub_topk_ragged_transform_workspace_size(
-                    logits[0], chain.lengths_of(0), chain.k, 0, False
+                    logits[0], chain.lengths_of(0), chain.k, tie_break, False
                 )
             )
             workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=logits.device)
@@ -421,16 +453,52 @@ def _load_flashinfer_ragged(name: str, version: str, folder: Path) -> Baseline:
             with _current_stream(ffi):
                 if cub:
                     module.cub_topk_ragged_transform(
-                        row, result, offsets, lengths, workspace, chain.k, 0, None
+                        row, result, offsets, lengths, workspace, chain.k, tie_break, None
                     )
                 else:
                     module.radix_topk_ragged_transform(
-                        row, result, offsets, lengths, workspace, chain.k, False, 0, False, None
+                        row,
+                        result,
+                        offsets,
+                        lengths,
+                        workspace,
+                        chain.k,
+                        deterministic,
+                        tie_break,
+                        False,
+                        None,
                     )
 
         return Prepared(launch, results)
 
     return Baseline(name, version, _any_shape, prepare)
+
+
+def _load_cudnn(name: str, version: str, folder: Path) -> Baseline:
+    """Kernels of cuDNN are compiled for k and for a power of two of columns; rows take the next of these."""
+    path = find_file(folder, "cudnn_topk.so")
+    ffi = _import_from("tvm_ffi", folder)
+    module = ffi.load_module(str(path))
+
+    def prepare(chain: Chain) -> Prepared:
+        width = chain.logits.shape[2]
+        if chain.batch > CUDNN_ROWS:
+            raise BaselineError(f"compiled for at most {CUDNN_ROWS} rows, got {chain.batch}")
+        try:
+            kernel = module[cudnn_function(width, chain.k)]
+        except AttributeError:
+            raise BaselineError(f"compiled for other columns and k than {width} and {chain.k}") from None
+        results = _results(chain)
+        scratch = torch.empty((chain.batch, 2, width), dtype=torch.int32, device=results.device)
+        rows, outs = chain.logits.unbind(), results.unbind()
+
+        def launch(step: int) -> None:
+            with _current_stream(ffi):
+                kernel(rows[step], None, scratch, None, chain.lengths_of(step), outs[step], None)
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _only_fp32, prepare)
 
 
 def flashinfer_takes_cub(rows: int, width: int, dtype: torch.dtype) -> bool:

@@ -26,7 +26,8 @@ and blocks, and ``in_blocks`` a consumer, which selects in blocks. ``torch_block
 are the same by PyTorch's operators.
 
 The JSON is rewritten after each cell, so a run that is stopped keeps what it had; ``--resume`` goes on from
-such a file, on the same machine or a later one (each result says which run made it). ``--report`` prints the
+such a file, on the same machine or a later one. Each result says which run made it, and is compared with
+those of the same run alone. ``--report`` prints the
 tables of a file and measures nothing. ``--quick`` measures what the limits of our own times need.
 """
 
@@ -35,6 +36,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,6 +122,10 @@ EACH_LAUNCHES = 1000
 EACH_GROUPS = ("scale", "engine", "trace")
 """Groups whose launches are also timed one by one."""
 
+COPY_BYTES = 1 << 30
+COPIES = 10
+"""Size and number of the copies by which a run measures the bandwidth of its memory."""
+
 REPEATS = 20
 METHOD = (
     "CUDA graph over a chain of fresh decode steps, state carried in slots and restored before each replay, "
@@ -128,14 +134,23 @@ METHOD = (
     "to 8 launches, each of which reads more than 4x L2 from a buffer of its own"
 )
 
+SHORT_LIST = ("main", "trace", "engine", "scale", "layer")
+
 MEASURED: dict[str, tuple[str, ...]] = {
-    RADIX_ROUNDS: ("main", "trace", "mask", "adversarial", "v4"),
-    NO_ROW_SLOT: ("main", "trace", "hint"),
-    WITH_INDICES: ("main", "trace", "hint"),
+    RADIX_ROUNDS: ("main", "trace"),
+    NO_ROW_SLOT: ("trace", "hint"),
+    WITH_INDICES: ("trace", "hint"),
     PDL: ("main",),
-    PAPER: ("main", "trace", "layer", "v4"),
+    PAPER: ("main", "trace", "layer"),
+    "torch": (*SHORT_LIST, "adversarial", "prefill", "v4"),
+    "trtllm": (*SHORT_LIST, "mask", "adversarial", "v4"),
+    "vllm_per_row": ("main",),
+    "flashinfer": SHORT_LIST,
+    "flashinfer_ragged": (*SHORT_LIST, "prefill", "v4"),
+    "cudnn": (*SHORT_LIST, "mask", "adversarial", "v4"),
 }
-"""Groups in which an implementation is measured, for those that are not measured in all."""
+"""Groups in which an implementation is measured, for those that are not measured in all, so that all of them
+fit into one run. vLLM and FlashInfer's deterministic call, which are nearest to this package, are."""
 
 BLOCKS_OPS = {BLOCKS: prepare_blocks, IN_BLOCKS: prepare_in_blocks}
 """How ours of the two-level indexer are bound."""
@@ -164,12 +179,21 @@ def ours(name: str) -> Implementation:
     variant = VARIANTS[name]
 
     def refuse(cell: Cell) -> str:
-        groups = MEASURED.get(name)
-        if groups is not None and cell.group not in groups:
-            return f"measured in the groups {', '.join(groups)}"
+        if not is_listed(name, cell.group):
+            return not_listed(name)
         return why_refused(variant, cell.batch, max(cell.n, cell.width), cell.k, DTYPES[cell.dtype])
 
     return Implementation(name, refuse, lambda chain: prepare_ours(chain, variant))
+
+
+def is_listed(name: str, group: str) -> bool:
+    """Whether `MEASURED` leaves a group to an implementation."""
+    return name not in MEASURED or group in MEASURED[name]
+
+
+def not_listed(name: str) -> str:
+    """What a result says in the other groups."""
+    return f"measured in the groups {', '.join(MEASURED[name])}"
 
 
 def theirs(baseline: baselines.Baseline) -> Implementation:
@@ -178,6 +202,8 @@ def theirs(baseline: baselines.Baseline) -> Implementation:
     def refuse(cell: Cell) -> str:
         if cell.group == "hint":
             return "takes no hint"
+        if not is_listed(baseline.name, cell.group):
+            return not_listed(baseline.name)
         return baseline.refuse(cell.batch, DTYPES[cell.dtype], cell.k)
 
     return Implementation(baseline.name, refuse, baseline.prepare)
@@ -238,8 +264,10 @@ class CellRun:
         sources: Sources,
         device: torch.device | str = "cuda",
         each_launches: int = EACH_LAUNCHES,
+        bytes_per_second: float = 0.0,
     ) -> None:
         self.cell = cell
+        self.bytes_per_second = bytes_per_second
         self.chain = make_chain(cell, sources, device=device)
         self.expected = oracle(self.chain)
         self._of_blocks: dict[
@@ -255,7 +283,7 @@ class CellRun:
             "fresh": self.chain.fresh,
         }
         if self.cell.group == "prefill":
-            return described | memory_traffic(self.chain)
+            return described | memory_traffic(self.chain, self.bytes_per_second)
         return described | {"hit_ratio": round(self.hit_ratio(), 4)}
 
     def expected_of(self, name: str) -> Tensor:
@@ -445,6 +473,21 @@ def repeatability(found: Sequence[Implementation], device: str = "cuda") -> dict
     return sets
 
 
+def copy_bytes_per_second(size: int = COPY_BYTES, device: str = "cuda") -> float:
+    """Bytes read and written in a second by the fastest of a few copies of a large buffer."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(COPIES):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source)
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return 2 * size / min(times)
+
+
 def spend_first_graph() -> None:
     """Replay a graph that is not measured: a process's first one is faster than all later ones."""
     chain = make_chain(Cell("main", 8192, 8))
@@ -461,6 +504,8 @@ def report(data: dict[str, Any], console: Console) -> None:
         console.print(f"  sets in {REPEATS} runs on a zero plateau: {run['sets_in_20_runs']}", style="dim")
     console.print(data["method"], style="dim")
     index = Index(data)
+    if index.left_out:
+        console.print(f"left out: {index.left_out} figures of another run than this package's", style="dim")
     for group in dict.fromkeys(cell["group"] for cell in index.cells()):
         for table in times_tables(index, group):
             console.print(table)
@@ -515,9 +560,11 @@ def main(
     chosen = select(quick_cells(everything) if quick else everything, groups, cells)
     prepare_sources(chosen)
     found, described = implementations(names, baseline_dir)
+    bandwidth = copy_bytes_per_second()
     data["runs"].append(
         {
             "machine": describe_machine(commit),
+            "copy_bytes_per_second": round(bandwidth),
             **{name: list(VARIANTS[name].arguments) for name in (HINTED, NO_HINT)},
             "baselines": described,
             "sets_in_20_runs": repeatability(found),
@@ -525,6 +572,7 @@ def main(
     )
     spend_first_graph()
     stopped = False
+    spent: defaultdict[str, float] = defaultdict(float)
     for cell in chosen:
         its_own = [its for its in found if measured_in(its.name, cell.group)]
         missing = [its for its in its_own if (cell.key, its.name) not in done]
@@ -533,9 +581,15 @@ def main(
             continue
         if stopped := time.monotonic() - started > seconds:
             break
-        run = CellRun(cell, sources)
+        run = CellRun(cell, sources, bytes_per_second=bandwidth)
         data["cells"][cell.key] = run.describe()
-        results = [run.measure(its) for its in missing] + ([run.floor()] if floor else [])
+        results = []
+        for its in missing:
+            began = time.monotonic()
+            results.append(run.measure(its))
+            spent[its.name] += time.monotonic() - began
+        if floor:
+            results.append(run.floor())
         data["results"] += [{**result, "run": len(data["runs"]) - 1} for result in results]
         line = ", ".join(f"{its['impl']} {_shown(its)}" for its in results if not _skipped(its))
         hits = data["cells"][cell.key].get("hit_ratio")
@@ -546,6 +600,10 @@ def main(
         _write(data, out)
     _write(data, out)
     report(data, console)
+    shown = ", ".join(
+        f"{name} {taken:.0f}" for name, taken in sorted(spent.items(), key=lambda each: -each[1])
+    )
+    console.print(f"{time.monotonic() - started:.0f} s in all, of which by implementation: {shown}")
     if any(_failed(result) for result in data["results"] if result["impl"] in OURS):
         raise typer.Exit(1)
     if stopped:

@@ -6,19 +6,23 @@ Builds the wheel (or takes ``--wheel``), and for each torch release makes an emp
 installs that torch with all it needs, installs the wheel, and runs a small program there: both compiled
 libraries load, the op has its CUDA implementation, one call on the CPU gives the contract's result, and
 starting Python imports neither torch nor the package. Each environment is deleted before the next one is
-made, because a CUDA build of torch takes several gigabytes.
+made, because a CUDA build of torch takes several gigabytes. The result file also says how large the wheel is,
+and how long it took to build.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 import venv
+import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -59,12 +63,33 @@ class Outcome:
     detail: str
 
 
-def build_wheel(folder: Path) -> Path:
-    """Build the checkout's wheel with the tools of this environment; returns its path."""
+def build_wheel(folder: Path, archs: str = "") -> Path:
+    """Build the checkout's wheel with the tools of this environment.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the wheel is written.
+    archs : str
+        GPU architectures, as `packaging/gvr_topk_archs.py` takes them; empty: its default.
+
+    Returns
+    -------
+    Path
+        The wheel.
+    """
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
-    subprocess.run([*pip, "--wheel-dir", str(folder), str(ROOT)], check=True)
+    environ = {**os.environ, "GVR_TOPK_ARCHS": archs} if archs else None
+    subprocess.run([*pip, "--wheel-dir", str(folder), str(ROOT)], check=True, env=environ)
     (wheel,) = folder.glob("*.whl")
     return wheel
+
+
+def describe_wheel(wheel: Path) -> dict[str, Any]:
+    """Name of a wheel, its size, and the size of what it installs."""
+    with zipfile.ZipFile(wheel) as files:
+        installed = sum(file.file_size for file in files.infolist())
+    return {"wheel": wheel.name, "bytes": wheel.stat().st_size, "installed_bytes": installed}
 
 
 def check_release(release: str, wheel: Path, folder: Path) -> Outcome:
@@ -95,7 +120,7 @@ def main(
         list[str] | None,
         typer.Option(help=f"torch release, repeatable; default: {', '.join(TORCH_RELEASES)}."),
     ] = None,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Where to write the outcome.")] = None,
+    json_out: Annotated[Path, typer.Option("--json", help="Result file.")] = Path("out/wheel.json"),
 ) -> None:
     """Check one wheel on several torch releases, each in an environment of its own."""
     if wheel is not None and not wheel.is_file():
@@ -104,8 +129,12 @@ def main(
     require_writable(json_out, "--json")
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="check_wheel_") as place:
+        began, is_given = time.monotonic(), wheel is not None
         wheel = build_wheel(Path(place)) if wheel is None else wheel.resolve()
-        typer.echo(f"{wheel.name}, {wheel.stat().st_size / 2**20:.1f} MiB")
+        described = describe_wheel(wheel)
+        if not is_given:
+            described["build_seconds"] = round(time.monotonic() - began, 1)
+        typer.echo(f"{wheel.name}, {described['bytes'] / 2**20:.1f} MiB")
         for release in torch or TORCH_RELEASES:
             with tempfile.TemporaryDirectory(prefix="environment_", dir=place) as folder:
                 outcomes.append(check_release(release, wheel, Path(folder)))
@@ -113,9 +142,7 @@ def main(
             typer.echo(
                 f"torch {outcome.version or release}: {'ok' if outcome.ok else 'FAILED'}: {outcome.detail}"
             )
-        name = wheel.name
-    if json_out is not None:
-        machine = describe_machine(device="cpu")
-        write_json(json_out, {"machine": machine, "wheel": name, "torch": [asdict(o) for o in outcomes]})
+    result = {"machine": describe_machine(device="cpu"), **described, "torch": [asdict(o) for o in outcomes]}
+    write_json(json_out, result)
     if not all(outcome.ok for outcome in outcomes):
         raise typer.Exit(1)

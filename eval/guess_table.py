@@ -1,6 +1,6 @@
 """Passes of the paper's kernel with each first guess and hint offset, on traces and the generator.
 
-    python -m eval guesses --traces FOLDER --out eval/results/h200/guess_table.json
+    python -m eval guesses --traces FOLDER --out out/guess_table.json
 
 ``mean`` is the paper's first threshold, the mean of the hinted values; ``quantile`` the value that the share
 of last step's hits names. Every step's hint is the step before's result. On ``--device cuda`` the figures

@@ -1,6 +1,6 @@
 """Measure what one eager call of the op costs the host, beside an empty launch and other projects' kernels.
 
-    python -m eval host --out eval/results/h200/host_time.json --baseline-dir FOLDER
+    python -m eval host --out out/host_time.json --baseline-dir FOLDER
 
 In a CUDA graph only the device's time counts; outside of one, a call also costs the time that Python, the
 dispatcher and the launch take on the host. Every way to call is timed over many calls, one behind the other,

@@ -1,6 +1,6 @@
 """Time of each phase inside the kernel, as in the paper's Table 10 (section 6.5 and appendix H).
 
-    python -m eval phases --out eval/results/h200/phase_timing.json
+    python -m eval phases --out out/phase_timing.json
 
 Needs a library built with ``-DGVR_PHASE_TIMING=ON``, whose kernels stamp the SM clock at phase boundaries.
 Every launch finds its row cold in L2 (the rows rotate over several times its size), its code warm, and the

@@ -1,6 +1,6 @@
 """Draw the kernel benchmark: microseconds over row length, one line per implementation.
 
-python -m eval plot eval/results/h200/bench.json --out out/bench.png
+python -m eval plot out/bench.json --out out/bench.png --all
 """
 
 from __future__ import annotations
@@ -31,14 +31,25 @@ STYLES = {
     "vllm_per_row": ("{vLLM}, per row", "#76b7e0", "d"),
     "flashinfer": ("{FlashInfer} top_k", "#9467bd", "X"),
     "flashinfer_ragged": ("{FlashInfer}, ragged", "#c590d5", "x"),
+    "flashinfer_deterministic": ("{FlashInfer}, deterministic", "#5e3c99", "*"),
+    "cudnn": ("{cuDNN frontend} IndexerTopK, deterministic", "#17becf", "h"),
     FLOOR: ("reading the row alone", "#000000", ""),
 }
 """Name in the legend, colour and marker of each line; projects stand in braces, and get the version that the
 data say. Ways to call the op that lie on others are left out."""
 
 
+FEW = ("hinted", "torch", "vllm", "flashinfer_deterministic", FLOOR)
+"""Lines of the picture that is for a first look."""
+
+
 def draw(
-    data: Mapping[str, Any], out: Path, batches: tuple[int, ...] = (1, 64), *, digest: str | None = None
+    data: Mapping[str, Any],
+    out: Path,
+    batches: tuple[int, ...] = (1, 64),
+    *,
+    digest: str | None = None,
+    everything: bool = False,
 ) -> None:
     """Draw the main sweep: Gaussian chains, one panel for each batch.
 
@@ -52,6 +63,8 @@ def draw(
         Rows per launch, one panel each.
     digest : str, optional
         That of the benchmark's file, which a PNG then names; see `eval.common.picture`.
+    everything : bool
+        Draw every implementation, and what real traces take; otherwise the lines of `FEW` alone.
 
     Raises
     ------
@@ -62,17 +75,18 @@ def draw(
 
     index = Index(data)
     names = versions(run["baselines"] for run in data["runs"])
-    figure = Figure(figsize=(4.8 * len(batches), 6.4), layout="constrained")
-    panels = figure.subplots(1, len(batches), squeeze=False)[0]
+    figure = Figure(figsize=(4.8 * len(batches), 6.4 if everything else 4.4), layout="constrained")
+    panels = figure.subplots(1, len(batches), squeeze=False, sharey=True)[0]
     for batch, axes in zip(batches, panels, strict=True):
-        lines = _lines(index, batch)
+        lines = _lines(index, batch, tuple(STYLES) if everything else FEW)
         if not lines:
             raise ValueError(f"batch: wanted one with results in group 'main', got {batch}")
         _panel(axes, lines, names)
-        _traces(axes, index, batch)
-        axes.set_title(f"batch {batch}, cold L2", fontsize="medium")
-        axes.set_xlabel("row length N")
-    panels[0].set_ylabel("us per launch")
+        if everything:
+            _traces(axes, index, batch)
+        axes.set_title(f"{batch} row{'s' if batch > 1 else ''} per launch", fontsize="medium")
+        axes.set_xlabel("scores in a row")
+    panels[0].set_ylabel("time (µs)")
     handles = {line.get_label(): line for axes in panels for line in axes.get_lines()}
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=1 + len(batches), frameon=False
@@ -98,11 +112,11 @@ def _is_drawn(cell: Mapping[str, Any], batches: Sequence[int]) -> bool:
     return cell["group"] in ("main", "trace") and cell["batch"] in batches
 
 
-def _lines(index: Index, batch: int) -> dict[str, list[tuple[int, float]]]:
+def _lines(index: Index, batch: int, names: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
     cells = index.cells(lambda cell: cell["group"] == "main" and cell["batch"] == batch)
     lines: dict[str, list[tuple[int, float]]] = {}
     for cell in sorted(cells, key=lambda cell: cell["n"]):
-        for name in STYLES:
+        for name in names:
             time = index.figure(cell["key"], name)
             if time is not None:
                 lines.setdefault(name, []).append((cell["n"], time))
@@ -160,6 +174,7 @@ def main(
     results: Annotated[Path, typer.Argument(help="JSON of the verb bench.")],
     out: Annotated[Path, typer.Option(help="Image to write.")] = Path("out/bench.png"),
     batches: Annotated[str, typer.Option(help="Rows per launch, comma-separated.")] = "1,64",
+    everything: Annotated[bool, typer.Option("--all", help="Draw every implementation.")] = False,
 ) -> None:
     """Draw a result file."""
     data = read_results(results, FORMAT)
@@ -167,7 +182,7 @@ def main(
     if not all(batch.isdigit() for batch in rows):
         raise typer.BadParameter(f"--batches: wanted numbers, comma-separated, got {batches!r}")
     try:
-        draw(data, out, tuple(map(int, rows)), digest=digest_of(results))
+        draw(data, out, tuple(map(int, rows)), digest=digest_of(results), everything=everything)
     except (ValueError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
     print(out)

@@ -3,7 +3,7 @@
 A stand-in for the indexer of TensorRT-LLM 1.2 (`tests/fakes`, same names and signatures) decodes for a
 fixed number of requests that arrive and finish. A request enters with one eager step over its last
 prompt token, which seeds its hint; all other steps replay **one** CUDA graph, captured once, while rows
-grow and requests change. Every run does the same steps:
+grow and requests change. Rows change places when a request comes or goes. Every run does the same steps:
 
 * ``off``: the top-k op of TensorRT-LLM (the compiled one where its package is installed);
 * ``on``: the same program with the hook installed and the key set, as `serve` would;
@@ -247,7 +247,8 @@ def schedule(
         live = [(a, step + 1) for a, step in live] + [(a, a.start) for a in new]
         gone = [a.request_id for a, step in live if step >= a.start + a.steps]
         live = [(a, step) for a, step in live if step < a.start + a.steps]
-        rng.shuffle(live)
+        if new or gone:
+            rng.shuffle(live)
     return plan
 
 
@@ -268,7 +269,7 @@ def run(
     -------
     dict
         ``sets`` (list per step of one tensor per layer), ``agreement``, ``graph_us``, ``prepare_us``,
-        ``counters``.
+        ``prepare_moved_us`` (of the steps whose rows are not those of the step before), ``counters``.
     """
     os.environ.pop("TRTLLM_GVR_TOPK", None)
     with fake_package("trtllm_1_2", topk=options.topk):
@@ -288,6 +289,8 @@ def run(
             sets: list[list[Tensor]] = []
             graph_us: list[float] = []
             prepare_us: list[float] = []
+            prepare_moved_us: list[float] = []
+            rows: list[int] = []
             agreement = {"rows": 0, "identical": 0, "other_ties": 0, "different": 0}
             for running, new, gone in schedule(traces[0], options):
                 for request_id in gone:
@@ -301,6 +304,9 @@ def run(
                 if not new:
                     graph_us.append(elapsed)
                     prepare_us.append(host)
+                    if rows != [a.request_id for a, _ in running]:
+                        prepare_moved_us.append(host)
+                rows = [] if new else [a.request_id for a, _ in running]
             seen = integration.counters().as_dict() if arm == "on" else None
         finally:
             integration.uninstall()
@@ -311,6 +317,7 @@ def run(
         "agreement": agreement,
         "graph_us": graph_us,
         "prepare_us": prepare_us,
+        "prepare_moved_us": prepare_moved_us,
         "counters": seen,
     }
 
@@ -377,8 +384,12 @@ def simulate(traces: list[Trace], options: Options, original: str, commit: str) 
         "topk_us_per_layer": {
             arm: round((medians[arm] - medians["scores"]) / layers, 2) for arm in ("off", "on")
         },
-        "prepare_us": {arm: round(statistics.median(results[arm]["prepare_us"]), 1) for arm in ("off", "on")},
-        "method": "median over the replayed steps, CUDA events around one replay; prepare is host time",
+        **{
+            part: {arm: round(statistics.median(results[arm][part]), 1) for arm in ("off", "on")}
+            for part in ("prepare_us", "prepare_moved_us")
+        },
+        "method": "median over the replayed steps, CUDA events around one replay; prepare is host time, "
+        "moved is that of the steps whose rows are not those of the step before",
         "counters": results["on"]["counters"],
     }
 

@@ -195,10 +195,14 @@ def prepare_prompt(
 
 
 def bench_command(settings: Settings, prompt: FixedPrompt, config: Path, report: Path) -> tuple[str, ...]:
-    """``trtllm-bench throughput``; ``--streaming`` is what makes it report TPOT."""
+    """``trtllm-bench throughput``; ``--streaming`` is what makes it report TPOT.
+
+    Without ``--model_path``, trtllm-bench takes the model for a name on the Hugging Face hub, even a folder.
+    """
     command = [*settings.launcher, *settings.command, "--model", settings.model]
-    if settings.model_path:
-        command += ["--model_path", settings.model_path]
+    model_path = settings.model_path or (settings.model if Path(settings.model).is_dir() else None)
+    if model_path:
+        command += ["--model_path", model_path]
     command += ["throughput", "--backend", "pytorch", "--tp", str(settings.gpus), "--ep", str(settings.gpus)]
     command += ["--dataset", str(prompt.file), "--num_requests", str(settings.requests)]
     at_once = str(settings.concurrency)

@@ -1,6 +1,6 @@
 """Time every cluster size over length, batch and dtype: the sweep behind the plan in ``policy.h``.
 
-    python -m eval sweep --out eval/results/h200/tune.json
+    python -m eval sweep --out out/tune.json
 
 Prints, for each dtype, the fastest number of CTAs per row at each N x batch, what the plan chooses there
 and what that costs. Rows are a chain of Gaussian steps of which 90 % of the variance survives, cold in L2.

@@ -180,7 +180,7 @@ VERBS = {
     ),
     "readme": Verb(
         "readme_table",
-        "write the figures of README, docs/performance.md and docs/vllm.md and the picture, or check them",
+        "write the figures of README and of docs/performance.md and engine_evidence.md, and the picture",
         "none",
         "seconds",
         "0 written, or the figures are those of the files; 1 they are not, or a file is refused; 2 wrong use",

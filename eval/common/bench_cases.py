@@ -74,9 +74,6 @@ of which 0 stands for the row's own."""
 PREFILL_TRACE_ROWS = 2048
 """Rows of a chunk of real rows: the rows of a trace, again and again in their order."""
 
-MEMORY_BYTES_PER_SECOND = 4.3e12
-"""Bandwidth at which a chunk's bytes are turned into microseconds."""
-
 QUICK_GROUPS = ("trace", "engine", "scale", "mask", "layer", "hint", "prefill")
 """Groups that limits exist for throughout."""
 
@@ -261,7 +258,7 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
 
 
 def quick_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Those of the cells that a limit of our own times exists for."""
+    """Cells that have a target time."""
     return [
         cell
         for cell in cells
@@ -369,21 +366,20 @@ def causal_chunk(
     return chunk_chain(chunk, lengths, k)
 
 
-def memory_traffic(chain: Chain) -> dict[str, float]:
+def memory_traffic(chain: Chain, bytes_per_second: float = 0.0) -> dict[str, float]:
     """Bytes that any exact top-k of a chunk reads and writes, and how long the memory takes for them.
 
-    Rows of at most `k` scores need not be read. A window is two numbers, its start and its end.
+    Rows of at most `k` scores need not be read. A window is two numbers, its start and its end. Without a
+    measured bandwidth there is no time.
     """
     lengths = chain.lengths_of(chain.lead).to(torch.int64)
     scores = int(lengths[lengths > chain.k].sum())
     read = scores * chain.logits.element_size() + 2 * 4 * chain.batch
     written = 4 * chain.batch * chain.k
-    return {
-        "bytes_read": read,
-        "bytes_written": written,
-        "bytes_per_second": MEMORY_BYTES_PER_SECOND,
-        "memory_us": round(1e6 * (read + written) / MEMORY_BYTES_PER_SECOND, 4),
-    }
+    traffic: dict[str, float] = {"bytes_read": read, "bytes_written": written}
+    if bytes_per_second:
+        traffic["memory_us"] = round(1e6 * (read + written) / bytes_per_second, 4)
+    return traffic
 
 
 def prepare_sources(cells: Sequence[Cell], seed: int = 0) -> None:

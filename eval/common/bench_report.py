@@ -41,6 +41,7 @@ PREFILL_IMPLS = (
     "trtllm_prefill",
     "vllm_prefill",
     "flashinfer_ragged",
+    "flashinfer_deterministic",
 )
 """Those that are measured on chunks of a prefill: ops for it, and decode ops that take a length for each row.
 FlashInfer's `top_k` takes none, and other projects' decode kernels are not made for so many rows."""
@@ -66,12 +67,16 @@ BASELINES = (
     "vllm_per_row",
     "flashinfer",
     "flashinfer_ragged",
+    "flashinfer_deterministic",
+    "cudnn",
     "trtllm_prefill",
     "vllm_prefill",
     "torch_blocks",
     "torch_in_blocks",
 )
 ALL = (*OURS, *BASELINES)
+REFERENCES = (HINTED, PREFILL, BLOCKS)
+"""This package's default in each kind of cell, whose run the other figures of the cell must be of."""
 FLOOR = "read_floor"
 """Reading the rows and nothing else."""
 
@@ -115,14 +120,36 @@ NO_HINT_SPEEDUP_LONGEST = 3.0
 class Index:
     """Results by cell and implementation.
 
+    A file may hold several runs. Two machines of one kind differ by more than most changes, so a figure of
+    another run than this package's own at the same cell is left out: no ratio crosses runs.
+
     Parameters
     ----------
     data : dict
         Content of a result file: ``cells`` by key, and ``results``.
+
+    Attributes
+    ----------
+    results : list
+        Results that are not left out.
+    left_out : int
+        Measured figures that are.
     """
 
     def __init__(self, data: Mapping[str, Any]) -> None:
-        self.results: list[Results] = list(data["results"])
+        own = {
+            result["cell"]: result.get("run", 0)
+            for result in data["results"]
+            if result["impl"] in REFERENCES and result["cold_us"] is not None
+        }
+        beside = [
+            result
+            for result in data["results"]
+            if result.get("run", 0) == own.get(result["cell"], result.get("run", 0))
+        ]
+        measured = [result for result in data["results"] if result["cold_us"] is not None]
+        self.results: list[Results] = beside
+        self.left_out = len(measured) - sum(result["cold_us"] is not None for result in beside)
         self._cells: dict[str, Cell] = {key: {"key": key, **cell} for key, cell in data["cells"].items()}
         self._results = {(result["cell"], result["impl"]): result for result in self.results}
 
@@ -414,7 +441,8 @@ def hint_table(index: Index) -> Table:
 def checks_table(rows: Sequence[Check]) -> Table:
     """Every limit beside what was reached."""
     table = Table(
-        box=box.SIMPLE, title="targets of the project (docs/performance.md) and what was reached, cold L2"
+        box=box.SIMPLE,
+        title="targets of the project (eval/common/bench_report.py) and what was reached, cold L2",
     )
     for name in ("what", "target", "reached", "met", "where"):
         table.add_column(name, justify="right" if name in ("target", "reached") else "left")

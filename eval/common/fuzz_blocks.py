@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eval.common.fuzz_cases import DTYPES, strided
+from eval.common.fuzz_cases import DTYPES, on_cpu, strided
 from eval.common.fuzz_contents import CONTENTS, Draw
 from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS
 from gvr_topk.contract import best_blocks, exact_topk, exact_topk_in_blocks, row_lengths
@@ -173,8 +173,11 @@ def make_blocks_problem(case: BlocksCase, device: str, *, by_sort: bool) -> Bloc
     if case.poison != "none":
         behind = torch.arange(case.width, device=device) >= lengths[:, None]
         logits.masked_fill_(behind, float(case.poison))
-    rank_blocks = sorted_blocks if by_sort else best_blocks
-    rank, rank_in_blocks = (sorted_topk, sorted_in_blocks) if by_sort else (exact_topk, exact_topk_in_blocks)
+    rank_blocks, rank, rank_in_blocks = (
+        (on_cpu(sorted_blocks), on_cpu(sorted_topk), on_cpu(sorted_in_blocks))
+        if by_sort
+        else (best_blocks, exact_topk, exact_topk_in_blocks)
+    )
     blocks = rank_blocks(logits, lengths, case.block_k)
     given = torch.full((case.rows, case.given_blocks + case.blocks_pad), 0, dtype=torch.int32, device=device)
     given = given[:, : case.given_blocks]

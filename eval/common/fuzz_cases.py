@@ -43,7 +43,18 @@ STATES = (
 )
 ABSENT = "absent"
 
-Oracle = Callable[[Tensor, Tensor, int], Tensor]
+Oracle = Callable[..., Tensor]
+"""``(logits, lengths, k)``, or with blocks before `k`, ``-> positions`` on the device of the logits."""
+
+
+def on_cpu(oracle: Oracle) -> Oracle:
+    """An oracle that NumPy computes, for tensors of any device."""
+
+    def moved(logits: Tensor, *rest: Tensor | int) -> Tensor:
+        others = [part.cpu() if isinstance(part, Tensor) else part for part in rest]
+        return oracle(logits.cpu(), *others).to(logits.device)
+
+    return moved
 
 
 @dataclass(frozen=True)

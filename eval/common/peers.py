@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-PROJECTS = ("TensorRT-LLM", "vLLM", "FlashInfer")
+PROJECTS = ("TensorRT-LLM", "vLLM", "FlashInfer", "cuDNN frontend")
 _VERSION = re.compile(rf"({'|'.join(PROJECTS)}) (\d+(?:\.\w+)*)")
 
 
@@ -36,4 +36,6 @@ def peer_names(described: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         "vllm": named["vLLM"],
         "flashinfer": f"{named['FlashInfer']} `top_k`",
         "flashinfer_ragged": "FlashInfer, ragged",
+        "flashinfer_deterministic": f"{named['FlashInfer']}, deterministic",
+        "cudnn": f"{named['cuDNN frontend']} `IndexerTopK`",
     }

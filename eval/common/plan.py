@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -87,7 +88,7 @@ class Outcome:
 
 
 def describe_plan(runs: Sequence[PlannedRun], store: RunStore) -> str:
-    """The commands of every run as a shell script, with a comment on those already done."""
+    """The commands of every run as a shell script; comments say what is done, and how long the rest takes."""
     lines = []
     for run in runs:
         state = " (done: will not run again)" if store.done(run.key) else ""
@@ -95,6 +96,10 @@ def describe_plan(runs: Sequence[PlannedRun], store: RunStore) -> str:
         if run.server is not None:
             lines.append(f"{shlex.join(run.server.command)} &  # until {run.server.ready_url} answers 200")
         lines.append(shlex.join(run.command))
+    left = sum(store.done(run.key) is None for run in runs)
+    took = [record["seconds"] for record in store.finished()]
+    hours = f"about {left * statistics.mean(took) / 3600:.1f} hours" if took else "unknown until one is done"
+    lines.append(f"# {left} of {len(runs)} runs are to be done, each with a start of the engine: {hours}")
     return "\n".join(lines)
 
 

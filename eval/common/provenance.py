@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 KERNEL_SOURCES = ("cpp/kernels", "cpp/include", "cpp/CMakeLists.txt")
 MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"
+RECORD_FORMAT = "gvr_topk.machine_code/2"
 MEASURED_ARCH = "sm_90a"
 DIRTY = "-dirty"
 COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")
@@ -54,14 +55,15 @@ def unknown_commits(text: str) -> list[str]:
 
 
 def machine_code_of(commit: str | None) -> str | None:
-    """Digest of the kernels' instructions on the GPU that was measured, if it was recorded.
+    """Digest of the kernels' machine code on the GPU that was measured, if it was recorded.
 
     Parameters
     ----------
     commit : str, optional
         Whose kernels; None for those of the working tree.
     """
-    for build in json.loads(MACHINE_CODE.read_text())["builds"]:
+    recorded = json.loads(MACHINE_CODE.read_text())
+    for build in recorded["builds"] if recorded.get("format") == RECORD_FORMAT else []:
         commits = [build["commit"], *([commit] if commit else [])]
         if _git("diff", "--quiet", *commits, "--", *KERNEL_SOURCES) == 0:
             digest: str = build["machine_code"][MEASURED_ARCH]
@@ -78,13 +80,53 @@ def commits_of(data: Mapping[str, Any]) -> set[str]:
     return {machine["commit"] if isinstance(machine, Mapping) else data["versions"]["commit"]}
 
 
-def older_kernels(quoted: Mapping[str, Iterable[str]]) -> str:
+def device_of(data: Mapping[str, Any]) -> str:
+    """GPU of a result file's figures."""
+    machine = data["runs"][0]["machine"] if "runs" in data and "results" in data else data["machine"]
+    return str(machine["device"] if isinstance(machine, Mapping) else machine)
+
+
+def source_of(data: Mapping[str, Any]) -> str:
+    """GPU and commits of a result file's figures, as a caption names them."""
+    return f"{device_of(data)}, commit {', '.join(sorted(commits_of(data)))}"
+
+
+def result_files(
+    folder: Path,
+    pattern: str,
+    keep: Callable[[Mapping[str, Any]], bool] = lambda data: True,
+    elsewhere: bool = True,
+) -> dict[str, dict[str, Any]]:
+    """Result files by name, all of one GPU's folder, so that no table mixes GPUs.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder that is asked first.
+    pattern : str
+        Of the files' names.
+    keep : callable, optional
+        ``keep(data)``: whether a file is one of those that are wanted.
+    elsewhere : bool
+        Whether the folders beside it are asked, too, if it has none.
+    """
+    others = [path for path in sorted(folder.parent.iterdir()) if path.is_dir() and path != folder]
+    for place in (folder, *(others if elsewhere else ())):
+        files = {path.name: json.loads(path.read_text()) for path in sorted(place.glob(pattern))}
+        if found := {name: data for name, data in files.items() if keep(data)}:
+            return found
+    return {}
+
+
+def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:
     """Sentences on the figures whose kernels are not those of the working tree; empty if all are.
 
     Parameters
     ----------
     quoted : mapping of str to iterable of str
         Result files by name, and the commits of their figures.
+    name_files : bool
+        Whether the files are named beside their commits.
     """
     files: dict[str, list[str]] = {}
     for file, commits in quoted.items():
@@ -95,12 +137,12 @@ def older_kernels(quoted: Mapping[str, Iterable[str]]) -> str:
     same = {commit for commit in changed if today is not None and machine_code_of(commit) == today}
     said = []
     for commits, what in (
-        (same, "have been rewritten since, with the same machine code:"),
+        (same, "have been rewritten since, with the same machine code (host code may differ):"),
         (changed.keys() - same, "have changed since they were measured:"),
     ):
         of = [f"{commit} ({', '.join(changed[commit])})" for commit in sorted(commits)]
         if of:
-            said.append(f"The kernels {what} {'; '.join(of)}.")
+            said.append(f"The kernels {what} {'; '.join(of) if name_files else ', '.join(sorted(commits))}.")
     return " ".join(said)
 
 

@@ -21,7 +21,8 @@ from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations.transaction import Transaction
 
 SAMPLE_EVERY = 61
-"""Of so many eager calls one has a row compared with the sort in NumPy, too; a prime, to meet all layers."""
+"""Every so many eager calls, a row is also compared with the sort in NumPy. A prime, so that all layers get
+their turn."""
 
 _INDEXER = re.compile(r"\blayers\.(\d+)\..*\bk_cache\b")
 """Name of an indexer's cache, by which ``sparse_attn_indexer`` is told its layer."""
@@ -251,11 +252,12 @@ class PrefillTimes:
 
 
 class Twins(Observer):
-    """Notes a hash of each row's scores, and hashes of what was chosen, on the device and without a sync.
+    """Hashes scores and selections of each row on the device, to find equal rows with other selections.
 
     Rows whose scores are bitwise the same must have the same selection, in whatever batch, chunk, step or
-    layer they were. Only rows longer than k are noted, for the others have no choice. All 64 bits of a hash
-    would have to agree by chance for rows to be taken for twins that are none.
+    layer they were. The values of a selection are hashed, too: selections of equal values differ by ties
+    alone. Only rows longer than k are noted, for the others have no choice. All 64 bits of a hash would have
+    to agree by chance for rows to be taken for twins that are none.
 
     Parameters
     ----------
@@ -264,7 +266,7 @@ class Twins(Observer):
         One more than the rows for which there is room.
     """
 
-    COLUMNS = ("scores", "order", "set", "prefill", "layer", "length")
+    COLUMNS = ("scores", "order", "set", "prefill", "layer", "length", "values")
 
     def __init__(self, device: torch.device | str, capacity: int = 1 << 21) -> None:
         self._layer = -1
@@ -277,9 +279,10 @@ class Twins(Observer):
         self._count.zero_()
 
     def take(self) -> Tensor:
-        """What was noted, ``[rows, 6]`` on the CPU.
+        """What was noted, ``[rows, 7]`` on the CPU.
 
-        Hashes of scores, order and set, whether of a prompt, the number of the layer, and the row's length.
+        Hashes of scores, order and set, whether of a prompt, the number of the layer, the row's length, and a
+        hash of the selected values.
 
         Raises
         ------
@@ -319,10 +322,14 @@ class Twins(Observer):
         visible = position < lengths[:, None]
         scores = torch.where(visible, mixed(bits, position), 0).sum(1) ^ lengths
         order = mixed(chosen.to(torch.int64), torch.arange(chosen.shape[1], device=chosen.device)).sum(1)
-        members = mixed(chosen.to(torch.int64), torch.zeros_like(chosen[0], dtype=torch.int64)).sum(1)
+        anywhere = torch.zeros_like(chosen[0], dtype=torch.int64)
+        members = mixed(chosen.to(torch.int64), anywhere).sum(1)
+        # Adding zero makes both zeros the same, for they tie.
+        picked = logits.float().gather(1, chosen.to(torch.int64).clamp(min=0)) + 0.0
+        values = mixed(picked.view(torch.int32).to(torch.int64), anywhere).sum(1)
         # A captured graph keeps the layer that it was captured in.
         place_of = [torch.full_like(order, prefill), torch.full_like(order, self._layer), lengths]
-        noted = torch.stack([scores, order, members, *place_of], dim=1)
+        noted = torch.stack([scores, order, members, *place_of, values], dim=1)
         longer = (lengths > chosen.shape[1]).to(torch.int64)
         # Shorter rows go to the last place, which is never read, for their number is not known here.
         capacity = self._rows.shape[0]
@@ -377,8 +384,9 @@ def count_twins(noted: dict[str, Tensor]) -> dict[str, Any]:
     dict
         For ``all`` rows, and for those of ``prefill`` and of ``decode``: ``rows``; ``different_rows``,
         counted by their scores; ``rows_with_a_twin`` and ``rows_with_a_twin_in_another_run``; and under
-        ``set`` and ``order`` of how many scores the chosen sets or their orders differ, and how many rows
-        have such scores. Under ``layers`` the first three by layer and kind; for decode rows of not too many
+        ``set``, ``order`` and ``values`` of how many scores the chosen sets, their orders or the values of
+        their members differ, and how many rows have such scores. Sets that differ where values do not differ
+        by ties. Under ``layers`` the first three by layer and kind; for decode rows of not too many
         lengths also ``different_rows_by_length``, shortest first.
     """
     every = torch.cat([*noted.values(), torch.zeros((0, len(Twins.COLUMNS)), dtype=torch.int64)])
@@ -437,7 +445,7 @@ def _count(rows: Tensor, runs: Tensor) -> dict[str, Any]:
         "rows_with_a_twin": int(members[members > 1].sum()),
         "rows_with_a_twin_in_another_run": int(members[spread(runs)].sum()),
     }
-    for column, name in ((1, "order"), (2, "set")):
+    for column, name in ((1, "order"), (2, "set"), (6, "values")):
         broken = spread(rows[:, column])
         counted[name] = {"scores_that_differ": int(broken.sum()), "rows": int(members[broken].sum())}
     return counted

@@ -1,16 +1,16 @@
-"""Figures of ``docs/vllm.md`` from the result files of ``vllm-trial``, ``vllm-serve`` and ``flashmla``."""
+"""Figures of docs/engine_evidence.md, from the files of ``vllm-trial``, ``vllm-serve`` and ``flashmla``."""
 
 from __future__ import annotations
 
-import json
 import statistics
 import textwrap
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eval.common.provenance import commits_of, older_kernels
+from eval.common.provenance import commits_of, device_of, older_kernels, result_files, source_of
 from eval.common.vllm_model import SHAPES, V32
 
 MODES = {"stock": "vLLM's", "ours": "this package"}
@@ -31,76 +31,172 @@ def vllm_figures(results: Path) -> str:
     Parameters
     ----------
     results : Path
-        Folder of the result files; what is not there is left out.
+        Folder of one GPU's result files; of parts that it lacks, those of another GPU's are shown.
 
     Raises
     ------
     RefusedError
         A part of what was to be measured failed.
     """
-    files = {path.name: json.loads(path.read_text()) for path in sorted(results.glob("vllm_trial_*.json"))}
-    _refuse_failed(files)
-    trials = list(files.values())
-    lines = compared_rows(trials)
-    for trial in trials:
-        lines += kernel_times(trial)
-    lines += invariance(trials)
-    for name, report in (("vllm_serve.json", served), ("flashmla_order.json", flashmla)):
-        if (results / name).is_file():
-            files[name] = json.loads((results / name).read_text())
-            if failures := files[name].get("failures"):
+    quoted: dict[str, dict[str, Any]] = {}
+    lines = []
+    for keep, report in (
+        (_has_compared, compared_rows),
+        (_has_times, lambda trials: [line for trial in trials.values() for line in kernel_times(trial)]),
+        (_has_invariance, invariance),
+    ):
+        trials = _trials(results, keep)
+        quoted |= trials
+        lines += report(trials)
+    for name, single in (("vllm_serve.json", served), ("flashmla_order.json", flashmla)):
+        for data in result_files(results, name).values():
+            quoted[name] = data
+            if failures := data.get("failures"):
                 raise RefusedError(f"{name}: wanted no failures, got {failures}")
-            lines += report(files[name])
+            lines += single(data)
     # FlashMLA's file is none of this package's kernels.
-    ours = {name: commits_of(data) for name, data in files.items() if name != "flashmla_order.json"}
+    ours = {name: commits_of(data) for name, data in quoted.items() if name != "flashmla_order.json"}
     if older := older_kernels(ours):
         lines += ["", *_wrapped(older)]
     return "\n".join(lines).strip("\n")
 
 
-def _refuse_failed(files: Mapping[str, dict[str, Any]]) -> None:
-    """Rows that differ are counted in a table; what failed is in none."""
+def _trials(results: Path, keep: Callable[[Mapping[str, Any]], bool]) -> dict[str, dict[str, Any]]:
+    """Trials of one GPU that have a part; rows that differ are counted in a table, what failed in none."""
+    files = result_files(results, "vllm_trial_*.json", keep)
     for name, trial in files.items():
         if failures := [line for engine in trial["engines"] for line in engine.get("failures", ())]:
             raise RefusedError(f"{name}: wanted no failures, got {failures}")
+    return files
 
 
-def total_compared(results: Path) -> tuple[int, int, int]:
-    """Decode rows and prefill rows that were compared, and how many of both differ."""
-    counts = [
-        engine["compared"]
-        for path in sorted(results.glob("vllm_trial_*.json"))
-        for engine in json.loads(path.read_text())["engines"]
-        if engine.get("compared")
-    ]
-    return (
-        sum(count["rows"] for count in counts),
-        sum(count["prefill_rows"] for count in counts),
-        sum(count["rows_that_differ"] + count["prefill_rows_that_differ"] for count in counts),
-    )
+def _has_compared(trial: Mapping[str, Any]) -> bool:
+    return any(engine.get("compared") for engine in trial["engines"])
 
 
-def compared_rows(trials: Sequence[dict[str, Any]]) -> list[str]:
+def _has_times(trial: Mapping[str, Any]) -> bool:
+    modes = {engine["mode"] for engine in trial["engines"] if engine.get("cases")}
+    return bool(trial.get("prefill")) or set(MODES) <= modes
+
+
+def _has_invariance(trial: Mapping[str, Any]) -> bool:
+    return bool(trial["engines"] and trial["engines"][0].get("invariance"))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Rows that were compared inside vLLM. Every rank of an engine compares the same rows: they count once.
+
+    Attributes
+    ----------
+    decode, prefill : int
+        Compared rows.
+    seen : int
+        Rows of prefill calls, of which some were compared.
+    differ : int
+        Compared rows of both kinds whose results differ, of all ranks.
+    commits : dict of str to set of str
+        By file.
+    source : str
+        GPU and commits, as a caption names them.
+    """
+
+    decode: int = 0
+    prefill: int = 0
+    seen: int = 0
+    differ: int = 0
+    commits: dict[str, set[str]] = field(default_factory=dict)
+    source: str = ""
+
+
+def sources_of(trials: Mapping[str, Mapping[str, Any]]) -> str:
+    """GPU and commits of some files of one GPU."""
+    commits = sorted(set().union(*map(commits_of, trials.values())))
+    return f"{device_of(next(iter(trials.values())))}, commit {', '.join(commits)}"
+
+
+def total_compared(results: Path) -> Compared:
+    """What all engines of one GPU compared."""
+    trials = _trials(results, _has_compared)
+    engines = [engine for trial in trials.values() for engine in trial["engines"] if engine.get("compared")]
+    if not engines:
+        return Compared()
+    counts = [_once(engine) for engine in engines]
+    names = ("rows", "prefill_rows", "prefill_rows_seen", "differ")
+    decode, prefill, seen, differ = (sum(each[name] for each in counts) for name in names)
+    by_file = {name: commits_of(trial) for name, trial in trials.items()}
+    return Compared(decode, prefill, seen, differ, by_file, sources_of(trials))
+
+
+def _once(engine: Mapping[str, Any]) -> dict[str, int]:
+    """Rows of one engine by kind, those that several ranks compared counted once."""
+    count, ranks = engine["compared"], engine.get("tensor_parallel") or 1
+    names = ("rows", "prefill_rows", "prefill_rows_seen", "numpy_rows")
+    return {name: count[name] // ranks for name in names} | {
+        "differ": count["rows_that_differ"] + count["prefill_rows_that_differ"]
+    }
+
+
+def in_engine(results: Path) -> tuple[str, dict[str, Any], list[dict[str, Any]]] | None:
+    """Times of both kinds of top-k inside one engine: the file, and the cases that have both.
+
+    A case has ``batch`` and ``length``, and by mode ``topk_us``, ``step_ms`` and ``prefill_ms``, as far as
+    they were measured.
+    """
+    trials = _trials(results, _has_times)
+    for name, trial in trials.items():
+        cases: defaultdict[tuple[int, int], dict[str, dict[str, float]]] = defaultdict(
+            lambda: {mode: {} for mode in MODES}
+        )
+        for engine in trial["engines"]:
+            for case in engine.get("cases", ()) if engine["mode"] in MODES else ():
+                found = cases[case["batch"], case["length"]][engine["mode"]]
+                times = list(_topk_kernels(case).values())
+                if len(times) == 1:
+                    found["topk_us"] = times[0]
+                if case.get("decode_ms_median") is not None:
+                    found["step_ms"] = case["decode_ms_median"]
+        for case in trial.get("prefill") or ():
+            for mode in MODES:
+                cases[case["batch"], case["length"]][mode]["prefill_ms"] = case[f"{mode}_us"] / 1000
+        shown = [
+            {"batch": batch, "length": length} | by_mode
+            for (batch, length), by_mode in sorted(cases.items())
+            if all(by_mode.values())
+        ]
+        if shown:
+            return name, trial, shown
+    return None
+
+
+def _topk_kernels(case: Mapping[str, Any]) -> dict[str, float]:
+    """Median microseconds of the kernels of a case's decode top-k."""
+    kernels = ((case.get("profile") or {}).get("kernels") or {}).items()
+    return {name: times["us_median"] for name, times in kernels if "::moe::" not in name}
+
+
+def compared_rows(trials: Mapping[str, dict[str, Any]]) -> list[str]:
     """A table of every engine that compared its rows with a sort."""
-    pairs = [(trial, engine) for trial in trials for engine in trial["engines"] if engine.get("compared")]
-    if not pairs:
+    engines = [engine for trial in trials.values() for engine in trial["engines"] if engine.get("compared")]
+    if not engines:
         return []
-    commits = sorted({trial["machine"]["commit"] for trial, _ in pairs})
-    gpus = sorted({trial["machine"]["device"] for trial, _ in pairs})
+    first = next(iter(trials.values()))
+    by_numpy = sum(_once(engine)["numpy_rows"] for engine in engines)
     lines = [
         *_wrapped(
-            f"Rows compared with a sort of the same scores inside vLLM {trials[0]['versions']['vllm']}, "
-            f"{' and '.join(gpus)}: `eval/results/h200/vllm_trial_*.json`, "
-            f"commit {', '.join(commits)}."
+            f"Rows compared with a sort of the same scores inside vLLM {first['versions']['vllm']}, "
+            f"{sources_of(trials)} (`vllm_trial_*.json`). The sort is "
+            f"`gvr_topk.contract.exact_topk`; {by_numpy:,} of the rows were sorted by NumPy, too. Rows that "
+            "several ranks compared count once."
         ),
         "",
-        "| engine | decode rows | prefill rows | different |",
+        "| engine | decode rows | prefill rows, of those seen | different |",
         "|---|---:|---:|---:|",
     ]
-    for _, engine in pairs:
-        count = engine["compared"]
-        wrong = count["rows_that_differ"] + count["prefill_rows_that_differ"]
-        lines.append(f"| {_engine(engine)} | {count['rows']:,} | {count['prefill_rows']:,} | {wrong:,} |")
+    for engine in engines:
+        count = _once(engine)
+        prefill = f"{count['prefill_rows']:,} of {count['prefill_rows_seen']:,}"
+        lines.append(f"| {_engine(engine)} | {count['rows']:,} | {prefill} | {count['differ']:,} |")
     return lines
 
 
@@ -109,23 +205,18 @@ def kernel_times(trial: dict[str, Any]) -> list[str]:
     cases: defaultdict[tuple[int, int], dict[str, str]] = defaultdict(dict)
     for engine in trial["engines"]:
         for case in engine.get("cases", ()):
-            kernels = ((case.get("profile") or {}).get("kernels") or {}).items()
-            times = [
-                f"{times['us_median']:.1f} ({_kernel(name)})"
-                for name, times in kernels
-                if "::moe::" not in name
-            ]
+            times = [f"{us:.1f} ({_kernel(name)})" for name, us in _topk_kernels(case).items()]
             if times and engine["mode"] in MODES:
                 cases[case["length"], case["batch"]][engine["mode"]] = ", ".join(times)
     lines = []
     if cases:
-        longest, commit = trial["setup"]["max_model_len"], trial["machine"]["commit"]
+        longest = trial["setup"]["max_model_len"]
         lines += [
             "",
             *_wrapped(
                 "Microseconds of a layer's decode top-k inside the engine, "
                 f"{GRAPHS[trial['engines'][0]['graphs']]} of a context up to {longest:,}, medians, "
-                f"commit {commit}."
+                f"{source_of(trial)}."
             ),
             "",
             f"| requests x length | {' | '.join(MODES.values())} |",
@@ -138,7 +229,7 @@ def kernel_times(trial: dict[str, Any]) -> list[str]:
     if trial.get("prefill"):
         lines += [
             "",
-            f"Milliseconds of all prefill calls of a case, commit {trial['machine']['commit']}.",
+            f"Milliseconds of all prefill calls of a case, {source_of(trial)}.",
             "",
         ]
         lines += [
@@ -176,17 +267,16 @@ def _kernel(name: str) -> str:
     return f"`{name.partition('<')[0].partition('(')[0].rpartition('::')[2].rpartition(' ')[2]}`"
 
 
-def invariance(trials: Sequence[dict[str, Any]]) -> list[str]:
+def invariance(files: Mapping[str, dict[str, Any]]) -> list[str]:
     """How much of a repeated prompt depends on its batch, for either top-k: two tables of all engines."""
-    trials = [trial for trial in trials if trial["engines"] and trial["engines"][0].get("invariance")]
+    trials = list(files.values())
     if not trials:
         return []
-    commits = sorted({trial["machine"]["commit"] for trial in trials})
     lines = [
         "",
         *_wrapped(
-            "The same prompt alone and in batches of 2 to 32 requests, or again after preemptions, commit "
-            f"{', '.join(commits)}. *Rows alike*: rows whose scores are bitwise those of another row, of the "
+            "The same prompt alone and in batches of 2 to 32 requests, or again after preemptions, "
+            f"{sources_of(files)}. *Rows alike*: rows whose scores are bitwise those of another row, of the "
             "rows that repeat a prompt (after preemptions: of all rows). *Scores differ from*: the first "
             "layer where repeated rows have different scores, in prefill and in decode. *Other set* and "
             "*other order* count rows whose scores equal those of another row, while the selections differ. "
@@ -199,10 +289,13 @@ def invariance(trials: Sequence[dict[str, Any]]) -> list[str]:
     lines += [_engine_of_repeats(engine) for trial in trials for engine in trial["engines"]]
     lines += [
         "",
-        "The same over both chunk sizes, and over the engines of both kinds of top-k together.",
+        *_wrapped(
+            "The same over both chunk sizes, and over the engines of both kinds of top-k together. Sets that "
+            "differ where the *other values* are 0 differ by ties alone."
+        ),
         "",
-        "| engine | top-k | rows alike | other set | other order |",
-        "|---|---|---:|---:|---:|",
+        "| engine | top-k | rows alike | other set | other values | other order |",
+        "|---|---|---:|---:|---:|---:|",
     ]
     for trial in trials:
         name = _setting(trial["engines"][0])
@@ -210,9 +303,14 @@ def invariance(trials: Sequence[dict[str, Any]]) -> list[str]:
             rows = counted["all"]
             lines.append(
                 f"| {name} | {MODES.get(mode, 'both')} | {rows['rows_with_a_twin']:,} of {rows['rows']:,} "
-                f"| {rows['set']['rows']:,} | {rows['order']['rows']:,} |"
+                f"| {rows['set']['rows']:,} | {_values(rows)} | {rows['order']['rows']:,} |"
             )
     return lines
+
+
+def _values(rows: Mapping[str, Any]) -> str:
+    """Rows whose selected values differ; files of before these were compared do not say."""
+    return f"{rows['values']['rows']:,}" if "values" in rows else "not compared"
 
 
 def _setting(engine: dict[str, Any]) -> str:
@@ -279,7 +377,7 @@ def served(data: dict[str, Any]) -> list[str]:
         "",
         *_wrapped(
             f"`eval tpot --engine vllm` against `vllm serve` of the small model, {setup['length']:,} tokens, "
-            f"{setup['concurrency']} at once, commit {data['machine']['commit']}: {len(data['runs'])} of "
+            f"{setup['concurrency']} at once, {source_of(data)}: {len(data['runs'])} of "
             f"{2 * setup['repetitions']} servers measured, verdict {row['verdict']}; {'; '.join(sides)} "
             "per output token. It shows that the tool meets a real server, and no speed."
         ),
@@ -298,8 +396,8 @@ def flashmla(data: dict[str, Any]) -> list[str]:
     return [
         "",
         *_wrapped(
-            f"FlashMLA, {len(cases)} cases of two kernels, commit {data['machine']['commit']} "
-            "(`eval/results/h200/flashmla_order.json`): the time with shuffled ids is "
+            f"FlashMLA, {len(cases)} cases of two kernels ({source_of(data)}, `flashmla_order.json`): "
+            "the time with shuffled ids is "
             f"{min(ratios):.3f} to {max(ratios):.3f} of that with ascending ones, "
             f"{statistics.median(ratios):.3f} in the median. Ascending ids gave the same bits whenever they "
             f"were repeated in {repeated} of {len(cases)} cases. Of {shuffles:,} shuffles of the same ids "
