@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import settings
 
 import gvr_topk
+
+BUILD = importlib.import_module("gvr_topk._build") if importlib.util.find_spec("gvr_topk._build") else None
 
 # A slow machine must not fail a test, so no deadline. In CI every run is the same run.
 settings.register_profile("default", deadline=None)
@@ -21,6 +24,13 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_report_header() -> str:
+    """Which GPUs the library under test has code for: `GVR_TOPK_ARCHS` chooses them when it is built."""
+    status = gvr_topk.library_status()
+    archs = f" for {BUILD.ARCHS}, from {BUILD.COMMIT or 'no commit'}" if BUILD and status.path else ""
+    return f"gvr_topk: CUDA library{archs}: {status.reason}"
 
 
 @pytest.fixture(scope="session")

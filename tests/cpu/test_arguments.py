@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import gvr_topk
-from gvr_topk.arguments import Checks
-from gvr_topk.constants import MAX_ROWS, MAX_WIDTH
+from gvr_topk.arguments import PREFILL_PATHS, Checks
+from gvr_topk.constants import MAX_ROWS, MAX_WIDTH, Path
 from gvr_topk.layers import indexer_topk
 
 ROWS, WIDTH, K = 2, 16, 3
@@ -150,13 +150,19 @@ def test_bounds_of_an_integer() -> None:
             checks.integer("n", 2, low, high)
 
 
-def test_one_tensor_is_not_written_twice() -> None:
-    out = int32(ROWS, K + 1)
-    pages: dict[str, Any] = {"page_table": int32(ROWS, 1), "page_size": WIDTH, "out": out, "slots": out}
-    refused(decode, "slots: wanted a tensor other than out, got out itself", **pages)
-    refused(prefill, "slots: wanted a tensor other than out, got out itself", **pages)
-    refused(blocks, "blocks: wanted a tensor other than out, got out itself", out=out, blocks=out)
-    refused(in_blocks, "blocks: wanted a tensor other than out, got out itself", out=out, blocks=out)
+@pytest.mark.parametrize("path", Path)
+def test_a_path_has_a_name_or_is_one(path: Path) -> None:
+    given: dict[str, Any] = {"logits": torch.randn(1, 600), "seq_lens": int32(1) + 592, "k": 512}
+    assert torch.equal(decode(**given, path=path), decode(**given, path=path.name.lower()))
+    if path in PREFILL_PATHS:
+        same = {"logits": given["logits"]}
+        assert torch.equal(
+            prefill(**same, row_starts=int32(1) - 8, row_ends=int32(1), path=path),
+            prefill(**same, row_starts=int32(1) - 8, row_ends=int32(1), path=path.name.lower()),
+        )
+    else:
+        refused(prefill, "path: wanted one of 'auto', 'radix_rounds', got <Path.*", path=path)
+    refused(decode, "path: wanted one of .*, got 0", path=0)
 
 
 def test_the_ops_are_not_mapped_over_batches() -> None:

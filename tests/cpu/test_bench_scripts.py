@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import io
 import itertools
 import json
 import lzma
+import re
 import shutil
 import subprocess
 import time
@@ -569,10 +572,12 @@ class TestPrefillChunks:
 
     def test_traffic_is_that_of_windows_and_items(self) -> None:
         lengths = torch.tensor([2, 5, 6], dtype=torch.int32)
-        traffic = bench_cases.memory_traffic(Chain(torch.zeros(1, 3, 8), lengths, 4, lead=0, fresh=1))
+        chain = Chain(torch.zeros(1, 3, 8), lengths, 4, lead=0, fresh=1)
+        traffic = bench_cases.memory_traffic(chain, 2e9)
         assert traffic["bytes_read"] == 4 * (5 + 6) + 3 * 2 * 4
         assert traffic["bytes_written"] == 4 * 3 * 4
-        assert traffic["memory_us"] == round(1e6 * (68 + 48) / 4.3e12, 4)
+        assert traffic["memory_us"] == round(1e6 * (68 + 48) / 2e9, 4)
+        assert "memory_us" not in bench_cases.memory_traffic(chain)  # of an unknown memory
 
 
 class TestPrefillRun:
@@ -615,7 +620,10 @@ class TestPrefillRun:
     def test_every_implementation_is_timed_and_exact(self, folder: Path) -> None:
         run = self.run(dataclasses.replace(CAUSAL, n=200))
         found, described = bench_kernels.implementations(PREFILL_IMPLS, folder)
-        assert {its.name for its in found} == set(PREFILL_IMPLS) - {"flashinfer_ragged"}
+        assert {its.name for its in found} == set(PREFILL_IMPLS) - {
+            "flashinfer_ragged",
+            "flashinfer_deterministic",
+        }
         assert "topk.so" in described["flashinfer_ragged"]["why_not"]
         for its in found:
             measured = run.measure(its)
@@ -837,11 +845,14 @@ class TestFiles:
             dump({"results": [{"a": float("nan")}]})
 
     def test_plot_draws_every_implementation(self, tmp_path: Path) -> None:
-        plot_bench.draw(self.data(), tmp_path / "bench.svg", (1,))
+        plot_bench.draw(self.data(), tmp_path / "bench.svg", (1,), everything=True)
         text = (tmp_path / "bench.svg").read_text()
         assert all(
             f"<!-- {label} -->" in text for label in ("gvr_topk", "TensorRT-LLM", "reading the row alone")
         )
+        plot_bench.draw(self.data(), tmp_path / "few.svg", (1,))
+        few = (tmp_path / "few.svg").read_text()
+        assert "<!-- gvr_topk -->" in few and "TensorRT-LLM" not in few and len(plot_bench.FEW) == 5
         undrawn = {"no_row_slot", "with_indices", "pdl", *(impl for impl in ALL if "prefill" in impl)}
         undrawn |= {impl for impl in ALL if "blocks" in impl}
         assert set(plot_bench.STYLES) == {*ALL, FLOOR} - undrawn
@@ -855,7 +866,7 @@ class TestFiles:
         for cell, run in ((Cell("main", 4096, 8), 1), (Cell("main", 4096), 0)):
             data["cells"][cell.key] = cell.as_json()
             data["results"].append(result(cell, "hinted", 3.0, run=run))
-        plot_bench.draw(data, tmp_path / "bench.svg", (1,))
+        plot_bench.draw(data, tmp_path / "bench.svg", (1,), everything=True)
         text = (tmp_path / "bench.svg").read_text()
         assert "<!-- TensorRT-LLM 9.8.7rc1 -->" in text
         assert "k = 2048: a GPU, torch 2, commit abc -->" in text  # nothing of the second run is drawn
@@ -897,13 +908,25 @@ def test_report_fits_80_columns() -> None:
     ]
 
 
+def commits_compared(trial: Path) -> set[str]:
+    """Commit of a trial that compared rows inside an engine; nothing of another."""
+    data = json.loads(trial.read_text())
+    return {data["machine"]["commit"]} if any(engine.get("compared") for engine in data["engines"]) else set()
+
+
 class TestReadmeTable:
     @pytest.fixture
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """Result files of a whole benchmark with made-up figures, beside the real other ones."""
-        for path in readme_table.RESULTS.glob("*.json"):
+        folder = tmp_path / "results" / "h1"
+        folder.mkdir(parents=True)
+        others = set(readme_table.RESULTS.parent.glob("*/*.json")) - set(readme_table.RESULTS.glob("*"))
+        for path in (
+            *sorted(others),
+            *readme_table.RESULTS.glob("*.json"),
+        ):  # of the pages' GPU, if it has one
             if not path.name.startswith("fuzz_"):
-                shutil.copy(path, tmp_path)
+                shutil.copy(path, folder)
         sources = Sources([LayerGenerator(20, 32513, 256)], [EngineRows("e", (torch.zeros(8, 65559),))])
         results = []
         for cell in all_cells(sources):
@@ -913,81 +936,138 @@ class TestReadmeTable:
                 results.append((cell, result(cell, impl, us, exact, worst_us=9.0, run=0)))
         data = file_of(*results)
         data["runs"][0]["sets_in_20_runs"] = dict.fromkeys(ALL, 1)
-        bench_kernels._write(data, tmp_path / "bench.json")
+        bench_kernels._write(data, folder / "bench.json")
         for at, (commit, date) in enumerate(
             (("old", "2026-11-20"), ("new", "2026-11-21"), ("abc", "2026-11-19"))
         ):
-            machine = {"commit": commit, "date": date}
+            machine = {"commit": commit, "date": date, "device": "a GPU"}
             fuzz_file = {"machine": machine, "cases": 10**at, "rows": 10**at, "seconds": 1.0}
-            (tmp_path / f"fuzz_{at}.json").write_text(json.dumps(fuzz_file))
-        monkeypatch.setattr(readme_table, "RESULTS", tmp_path)
-        return tmp_path
+            (folder / f"fuzz_{at}.json").write_text(json.dumps(fuzz_file))
+        monkeypatch.setattr(readme_table, "RESULTS", folder)
+        monkeypatch.setattr(readme_table, "PICTURE", tmp_path / "bench.png")
+        return folder
 
-    def test_block_has_every_shape(self, folder: Path) -> None:
+    @staticmethod
+    def changed(path: Path, change: Any) -> None:
+        """Change a result file in place."""
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    def test_readme_has_one_small_table_and_few_sentences(self, folder: Path) -> None:
         block = readme_table.results()
-        assert all(len(line) <= 110 for line in block.splitlines() if not line.startswith("|"))
-        assert "| 131,072 x 64 | 4.0 |" in block
-        assert "| 32,768 x 1 | 4.0 | 4.0 | 4.0 | 8.0 |" in block
-        assert "target" not in block
-        assert "hint at chance" in block and "k-th value NaN" in block
-        text = " ".join(block.split())
+        lines = block.splitlines()
+        assert all(len(line) <= 110 for line in lines if not line.startswith("|"))
+        table = [line for line in lines if line.startswith("|")]
+        assert len(table) == 2 + len(readme_table.SHAPES)
+        assert {line.count(" | ") for line in table if not line.startswith("|---")} == {4}
+        assert "| 131,072 x 64 | 4.0 | 8.0 | 8.0 | 8.0 |" in table
+        assert sum(line.startswith("- ") for line in lines) <= 8
+        assert "one a GPU (commit abc)" in block and "target" not in block
+
+    def test_page_has_every_shape(self, folder: Path) -> None:
+        page = readme_table.performance()
+        assert all(len(line) <= 110 for line in page.splitlines() if not line.startswith("|"))
+        assert "| 32,768 x 1 | 4.0 | 4.0 | 4.0 | 8.0 |" in page and "target" not in page
+        assert "| 70,690 x 1 | 4.00 | 8.0 |" in page
+        assert "random model" in page and "k-th value NaN" in page
+        text = " ".join(page.split())
         assert "as the integrations call it, with `row_slot`, `state` and `out`;" in text
         assert '"no hint" is `path="no_hint"` and `out` alone.' in text
 
-    def test_block_has_chunks_of_a_prefill_and_of_three_traces(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        shutil.copytree(readme_table.RESULTS, tmp_path, dirs_exist_ok=True)
-        data = read_results(tmp_path / "bench.json", FORMAT)
-        names = [cell["rows"] for cell in data["cells"].values() if cell["group"] == "trace"]
-        cells = [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_LIMITS]
-        cells += [Cell("prefill", 32768, 2048, rows=f"causal:{name.partition(':')[2]}") for name in names]
-        for cell in cells:
-            data["cells"][cell.key] = cell.as_json()
-            data["results"] += [result(cell, impl, 1000.0, run=0) for impl in PREFILL_IMPLS]
-        (tmp_path / "bench.json").write_text(dump(data))
-        monkeypatch.setattr(readme_table, "RESULTS", tmp_path)
-        block = readme_table.results().splitlines()
-        for n, rows in PREFILL_LIMITS:
-            assert any(line.startswith(f"| {rows:,} x {n:,} | 1,000 |") for line in block)
-        assert len({line for line in block if line.startswith("| 2,048 x 32,768, trace")}) == 3
-
     def test_chunks_of_a_prefill_have_a_table(self, folder: Path) -> None:
-        path = folder / "bench.json"
-        data = json.loads(path.read_text())
-        slow, trace = (
-            next(
+        def change(data: dict[str, Any]) -> None:
+            slow = next(
                 key
                 for key, cell in data["cells"].items()
-                if cell["group"] == "prefill" and cell["rows"] == rows
+                if (cell["group"], cell["rows"]) == ("prefill", "causal")
             )
-            for rows in ("causal", "causal:synthetic-L20")
-        )
-        data["cells"][slow]["memory_us"] = 44.44
-        data["runs"].append({**data["runs"][0], "machine": {**data["runs"][0]["machine"], "commit": "later"}})
-        for result in data["results"]:
-            if result["cell"] in (slow, trace):
-                result["run"] = 1
-                if result["cell"] == slow:
+            data["cells"][slow]["memory_us"] = 44.44
+            later = {**data["runs"][0], "copy_bytes_per_second": 3.25e12}
+            data["runs"].append({**later, "machine": {**later["machine"], "commit": "later"}})
+            for its in data["results"]:
+                if its["cell"] == slow:
+                    its["run"] = 1
                     figures = {"prefill": 71.23, "no_hint": 1234.5, "vllm_prefill": 99.0}
-                    result["cold_us"] = figures.get(result["impl"], 100.4)
-                    result["exact"] = result["impl"] != "vllm_prefill"
-        path.write_text(json.dumps(data))
-        block = readme_table.results()
-        assert "| 8,192 x 8,192 | 71.2 | 100 | 1,234 | 100 | 100 | - | 100 | 44.4 |" in block
-        assert (
-            "| 2,048 x 32,768, trace synthetic-L20 | 8.0 | 8.0 | 8.0 | 8.0 | 8.0 | 8.0 | 8.0 | - |" in block
-        )
-        assert "**Prefill** (commit abc, later): `indexer_topk_prefill`" in " ".join(block.split())
+                    its["cold_us"] = figures.get(its["impl"], 100.4)
+                    its["exact"] = its["impl"] != "vllm_prefill"
 
-    def test_file_without_chunks_of_a_prefill_has_no_table_of_them(self, folder: Path) -> None:
-        path = folder / "bench.json"
-        data = json.loads(path.read_text())
-        data["cells"] = {key: cell for key, cell in data["cells"].items() if cell["group"] != "prefill"}
-        data["results"] = [its for its in data["results"] if its["cell"] in data["cells"]]
-        path.write_text(json.dumps(data))
+        self.changed(folder / "bench.json", change)
+        page = readme_table.performance()
+        assert "| 8,192 x 8,192 | 71.2 | 100 | 1,234 | 100 | 100 | - | 100 | 100 | 44.4 |" in page
+        for n, rows in PREFILL_LIMITS:
+            assert any(line.startswith(f"| {rows:,} x {n:,} |") for line in page.splitlines())
+        assert "| 2,048 x 32,768, trace synthetic-L20 | 8.0 |" in page
+        text = " ".join(page.split())
+        assert "**Prefill** (a GPU, commit abc, later): microseconds of `indexer_topk_prefill`" in text
+        assert "at 3.25 TB/s, which copying 1 GiB reached in the same run" in text
+
+    def test_memory_has_no_column_without_a_measured_bandwidth(self, folder: Path) -> None:
+        assert '"memory"' not in readme_table.performance()
+
+    def test_parts_without_results_are_left_out(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            gone = ("prefill", "v4", "v41", "trace", "engine", "scale", "wide_buffers")
+            data["cells"] = {key: cell for key, cell in data["cells"].items() if cell["group"] not in gone}
+            data["results"] = [its for its in data["results"] if its["cell"] in data["cells"]]
+            for its in data["results"]:
+                its.pop("worst_us", None)
+
+        self.changed(folder / "bench.json", change)
+        for path in folder.glob("*.json"):
+            if path.name != "bench.json":
+                path.unlink()
+        page, block = readme_table.performance(), readme_table.results()
+        words = (
+            "**Prefill**",
+            "DeepSeek-V4",
+            "**Host time",
+            "**Phases**",
+            "Fuzzing",
+            "Simulated",
+            "Under load",
+        )
+        assert [word for word in words if word in page] == []
+        assert "Inside vLLM" not in block and "Worst launch" not in block and "\n\n\n" not in page + block
+
+    def test_a_figure_of_another_run_is_not_compared(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            data["runs"].append(data["runs"][0])
+            for its in data["results"]:
+                if its["impl"] == "flashinfer_deterministic":
+                    its["run"] = 1
+
+        assert "FlashInfer, deterministic 2.00 (2.00," in readme_table.results()
+        self.changed(folder / "bench.json", change)
         block = readme_table.results()
-        assert "**Prefill**" not in block and "\n\n\n" not in block
+        assert "| 131,072 x 64 | 4.0 | 8.0 | 8.0 |" in block  # and no column of FlashInfer's
+        assert "FlashInfer, deterministic 2.00" not in " ".join(block.split())
+
+    def test_a_file_of_several_kinds_of_gpu_is_refused(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def change(data: dict[str, Any]) -> None:
+            machine = {**data["runs"][0]["machine"], "device": "another"}
+            data["runs"].append({**data["runs"][0], "machine": machine})
+
+        self.changed(folder / "bench.json", change)
+        assert readme_table.main(["--check"]) == 1
+        assert (
+            "bench.json: wanted runs on one kind of GPU, got ['a GPU', 'another']" in capsys.readouterr().err
+        )
+
+    def test_a_missing_file_is_taken_from_another_gpu_whose_name_stands_beside_it(self, folder: Path) -> None:
+        other = folder.parent / "h2"
+        other.mkdir()
+        assert "launches of 33 configurations beside" in " ".join(readme_table.performance().split())
+        for name in ("tune.json", "stress.json"):
+            (folder / name).rename(other / name)
+        self.changed(
+            other / "tune.json", lambda data: data["machine"].update(device="NVIDIA H2", commit="abc")
+        )
+        page = " ".join(readme_table.performance().split())
+        assert "**Fewer CTAs per row** (NVIDIA H2, commit abc)" in page
+        assert "configurations beside" not in page  # runs under load are those of the GPU that the pages show
 
     def test_figures_of_older_kernels_are_said_to_be_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         quoted = {"a.json": ["new"], "b.json": ["old", "same"], "c.json": ["old"]}
@@ -995,7 +1075,8 @@ class TestReadmeTable:
         codes = {None: "today", "same": "today", "old": "before"}
         monkeypatch.setattr(provenance, "machine_code_of", codes.get)
         assert provenance.older_kernels(quoted) == (
-            "The kernels have been rewritten since, with the same machine code: same (`b.json`). "
+            "The kernels have been rewritten since, with the same machine code (host code may "
+            "differ): same (`b.json`). "
             "The kernels have changed since they were measured: old (`b.json`, `c.json`)."
         )
         codes[None] = codes["same"] = codes["old"] = None  # type: ignore[assignment]
@@ -1008,9 +1089,9 @@ class TestReadmeTable:
     @pytest.mark.parametrize(
         ("page", "files"),
         [
-            ("results", ("bench", "fuzz_2", "simulated_decode", "stress", "stress_chaos", "stress_rewrite")),
-            ("performance", ("bench", "host_time", "phase_timing", "tune")),
-            ("vllm", ("vllm_serve", "vllm_trial_full_64k", "vllm_trial_preempted_eager")),
+            ("results", ()),
+            ("performance", ("bench", "fuzz_2", "host_time", "phase_timing", "stress_rewrite", "tune")),
+            ("vllm", ("vllm_serve",)),
         ],
     )
     def test_every_quoted_file_says_whose_kernels_it_measured(
@@ -1020,8 +1101,17 @@ class TestReadmeTable:
         monkeypatch.setattr(provenance, "machine_code_of", lambda commit: None)
         made = readme_table.vllm_figures(folder) if page == "vllm" else getattr(readme_table, page)()
         told = " ".join(made.split()).partition("The kernels have changed since they were measured:")[2]
+        trials = sorted(folder.glob("vllm_trial_*.json"))
+        files += tuple(path.stem for path in trials) if page == "vllm" else ()
         assert {name for name in files if f"`{name}.json`" not in told} == set()
         assert "stress_ee90c38" not in told and "flashmla_order" not in told
+        if page == "results":
+            compared = {commit for path in trials for commit in commits_compared(path)}
+            assert (
+                ".json" not in told
+                and compared
+                and {it for it in {*compared, "abc"} if it not in told} == set()
+            )
 
     @pytest.mark.parametrize(
         ("name", "change", "wanted"),
@@ -1037,7 +1127,7 @@ class TestReadmeTable:
             ("simulated_decode", lambda data: data["sets"].update(different=1), "no different set"),
             ("flashmla_order", lambda data: data["failures"].append("fp8"), "no failures"),
             (
-                "vllm_trial_full_64k",
+                "vllm_trial_full_8k",
                 lambda data: data["engines"][0].update(failures=["8 x 8192: RuntimeError"]),
                 "no failures",
             ),
@@ -1055,42 +1145,98 @@ class TestReadmeTable:
         assert said.startswith(f"{name}.json: wanted {wanted}")
 
     def test_words_follow_the_files(self, folder: Path) -> None:
-        fuzz_file = json.loads((folder / "fuzz_2.json").read_text())
-        fuzz_file |= {
+        more = {
             "cases": 30,
             "paths_asked_for": {"auto": 9, "no_hint": 1},
             "prefill": {"cases": 12, "paths_asked_for": {"radix_rounds": 12}},
             "blocks": {"cases": 8},
             "beside": ["sms", "l1"],
         }
-        (folder / "fuzz_2.json").write_text(json.dumps(fuzz_file))
-        bench = json.loads((folder / "bench.json").read_text())
-        for cell in bench["cells"].values():
-            if cell["group"] == "main":
-                cell["keep"] = 0.75
-            if cell["group"] == "prefill":
-                cell["bytes_per_second"] = 3.25e12
-        for its in bench["results"]:
-            its["each_us"] = {"worst": 9.0, "launches": 500}
-        bench["runs"][0]["baselines"]["vllm"] = {"version": "vLLM 7.7.7: some_topk", "why_not": ""}
-        (folder / "bench.json").write_text(json.dumps(bench))
-        decode = json.loads((folder / "simulated_decode.json").read_text())
-        decode["setup"]["traces"] = ["smollm2_dsaidx_L01_32k", "smollm2_dsaidx_L10_32k"]
-        decode["prepare_us"] = {"off": 11.0, "on": 22.0}
-        (folder / "simulated_decode.json").write_text(json.dumps(decode))
-        block = " ".join(readme_table.results().split())
+        self.changed(folder / "fuzz_2.json", lambda data: data.update(more))
+
+        def change_bench(data: dict[str, Any]) -> None:
+            for cell in data["cells"].values():
+                if cell["group"] == "main":
+                    cell["keep"] = 0.81
+            for its in data["results"]:
+                its["each_us"] = {"worst": 9.0, "launches": 500}
+            data["runs"][0]["baselines"]["vllm"] = {"version": "vLLM 7.7.7: some_topk", "why_not": ""}
+
+        self.changed(folder / "bench.json", change_bench)
+
+        def change_decode(data: dict[str, Any]) -> None:
+            data["setup"]["traces"] = ["smollm2_dsaidx_L01_32k", "smollm2_dsaidx_L10_32k"]
+            data["prepare_us"] = {"off": 11.0, "on": 22.0}
+
+        self.changed(folder / "simulated_decode.json", change_decode)
+        page, block = (
+            " ".join(made.split()) for made in (readme_table.performance(), readme_table.results())
+        )
         assert (
             "30 random cases, 10 of decode (`auto`, `no_hint`), 12 of prefill (`radix_rounds`), 8 of blocks; "
-            "100 rows, beside 2 kinds of neighbour, no mismatch in 1 s" in block
+            "100 rows, beside 2 kinds of neighbour, no mismatch in 1 s" in page
         )
-        assert "75 % of the variance survives" in block and "move the bytes at 3.2 TB/s" in block
-        assert "| worst launch of 500 |" in block and "| vLLM 7.7.7 |" in block and "vLLM 0.33" not in block
-        assert "Simulated decode over two traces of SmolLM2 (L01, L10) in one" in block
-        assert "the host prepares it in 22 us instead of 11." in block
+        assert "a correlation of 0.90 from step to step" in page
+        assert "| worst launch of 500 |" in page and "slowest of 500 launches" in block
+        assert "| vLLM 7.7.7 |" in block and "vLLM 0.33" not in block.partition("**Inside vLLM**")[0]
+        assert "over two traces of SmolLM2 (L01, L10) in one" in page
+        assert "the host prepares it in 22 us instead of 11." in page
+        assert "costs 11 us of host time: a host-bound server loses by it" in block
+        self.changed(folder / "simulated_decode.json", lambda data: data["prepare_us"].update(on=12.0))
+        assert "costs 1 us of host time: it pays for" in " ".join(readme_table.results().split())
+
+    def test_eager_calls_are_said_to_lose_where_they_do(self, folder: Path) -> None:
+        def change(times: dict[str, float]) -> str:
+            results = [{"call": call, "us": us} for call, us in times.items()]
+            self.changed(folder / "host_time.json", lambda data: data.update(results=results))
+            return " ".join(readme_table.results().split())
+
+        times = {"hinted": 9.0, "dispatcher": 8.0, "zero_": 1.0, "vllm": 8.0, "torch": 7.0}
+        assert (
+            "(vLLM 8.0, torch.topk 7.0): where the host is the limit, it is slower than vLLM and torch"
+            in (change(times))
+        )
+        assert "(vLLM 8.0, torch.topk 7.0): it is no slower" in change(times | {"hinted": 7.0})
+
+    def test_worst_launch_is_that_of_all_groups(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            (trace,) = (key for key, cell in data["cells"].items() if cell["group"] == "trace")
+            for its in data["results"]:
+                if its["cell"] == trace and its["impl"] == "hinted":
+                    its["worst_us"] = 36.0
+
+        self.changed(folder / "bench.json", change)
+        block = " ".join(readme_table.results().split())
+        assert "up to 4.50 times the mean launch without a hint: 36.0 us (trace synthetic-L20," in block
+
+    def test_ratios_say_over_how_many_cells_and_how_many_are_wrong(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            some = [its for its in data["results"] if its["impl"] == "trtllm"]
+            for its in some[:3]:
+                its["exact"] = False
+            some[3]["cold_us"] = 2.0
+
+        before = re.search(
+            r"TensorRT-LLM 2.00 \(2.00, (\d+) cells\)", " ".join(readme_table.results().split())
+        )
+        self.changed(folder / "bench.json", change)
+        block = " ".join(readme_table.results().split())
+        assert before is not None and f"(0.50, {int(before[1]) - 3} cells; wrong in 3)" in block
+        assert "**Faster than this package** by more than 1 %: TensorRT-LLM at" in block
+
+    def test_selections_of_all_runs_count(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            data["runs"].append(
+                {**data["runs"][0], "sets_in_20_runs": {"hinted": 1, "flashinfer": 17, "vllm": "no file"}}
+            )
+
+        self.changed(folder / "bench.json", change)
+        block = " ".join(readme_table.results().split())
+        assert "this package 1, torch.topk 1, TensorRT-LLM 1, vLLM 1, FlashInfer `top_k` 17," in block
 
     def test_columns_of_hard_rows_name_their_shapes(self, folder: Path) -> None:
         (line,) = [
-            each for each in readme_table.results().splitlines() if each.startswith("| N x batch | 32")
+            each for each in readme_table.performance().splitlines() if each.startswith("| N x batch | 32")
         ]
         assert line.split(" | ")[1:5] == ["32,513 x 1", "70,690 x 1", "65,559 x 8", "131,072 x 1"]
 
@@ -1114,7 +1260,7 @@ class TestReadmeTable:
     def test_picture_is_drawn_with_the_figures(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        image = folder / "bench.png"
+        image = readme_table.PICTURE
         assert "it was not drawn from bench.json" in readme_table.picture(check=True) and not image.exists()
         find_spec = readme_table.importlib.util.find_spec
         monkeypatch.setattr(readme_table.importlib.util, "find_spec", lambda name: None)
@@ -1135,6 +1281,7 @@ class TestReadmeTable:
             "TensorRT-LLM": "TensorRT-LLM 1.2.1",
             "vLLM": "vLLM 0.33.0",
             "FlashInfer": "FlashInfer",
+            "cuDNN frontend": "cuDNN frontend",
         }
 
     def test_machine_code_is_that_of_a_commit_with_the_same_sources(
@@ -1156,7 +1303,12 @@ class TestReadmeTable:
         builds = {commits[0]: "a", commits[2]: "b"}
         recorded.write_text(
             json.dumps(
-                {"builds": [{"commit": it, "machine_code": {"sm_90a": code}} for it, code in builds.items()]}
+                {
+                    "format": provenance.RECORD_FORMAT,
+                    "builds": [
+                        {"commit": it, "machine_code": {"sm_90a": code}} for it, code in builds.items()
+                    ],
+                }
             )
         )
         monkeypatch.setattr(provenance, "ROOT", tmp_path)
@@ -1165,17 +1317,20 @@ class TestReadmeTable:
         kernel.write_text("three")
         assert provenance.machine_code_of(None) is None
         assert provenance.machine_code_of("f" * 40) is None
+        recorded.write_text(json.dumps({"builds": json.loads(recorded.read_text())["builds"]}))
+        assert provenance.machine_code_of(commits[0]) is None  # a digest of another format
 
     def test_shapes_at_which_pdl_costs_time_are_named(self, folder: Path) -> None:
-        path = folder / "bench.json"
-        data = json.loads(path.read_text())
-        slow = next(key for key, cell in data["cells"].items() if (cell["n"], cell["batch"]) == (524288, 8))
-        for result in data["results"]:
-            if result["impl"] == "pdl":
-                result["cold_us"] = 4.4 if result["cell"] == slow else 3.0
-        path.write_text(json.dumps(data))
-        block = " ".join(readme_table.results().split())
-        assert "is slower at 524,288 x 8 (1.10 times)." in block
+        def change(data: dict[str, Any]) -> None:
+            cells = data["cells"].items()
+            slow = next(key for key, cell in cells if (cell["n"], cell["batch"]) == (524288, 8))
+            for its in data["results"]:
+                if its["impl"] == "pdl":
+                    its["cold_us"] = 4.4 if its["cell"] == slow else 3.0
+
+        self.changed(folder / "bench.json", change)
+        page = " ".join(readme_table.performance().split())
+        assert "is slower at 524,288 x 8 (1.10 times)." in page
 
     def test_change_is_seen_by_git(self) -> None:
         # The first commit's kernels are not these; of a commit that nobody made nothing is known.
@@ -1185,17 +1340,21 @@ class TestReadmeTable:
         assert not provenance.changed_since("f" * 40)
 
     def test_runs_under_load_are_told_in_numbers(self, folder: Path) -> None:
-        path = folder / "stress.json"
-        data = json.loads(path.read_text())
-        data["totals"] |= {"launches": 1234567}
-        del data["results"][1:]
-        path.write_text(json.dumps(data))
-        block = " ".join(readme_table.results().split())
-        assert "1,234,567 launches of 1 configurations" in block
-        assert "120 wrong, 1,398 guard words overwritten" in block
+        def change(data: dict[str, Any]) -> None:
+            data["totals"] |= {"launches": 1234567}
+            del data["results"][1:]
 
-    def test_page_on_times_has_limits_and_what_was_reached(self, folder: Path) -> None:
-        assert "| 70,690 x 1 | 4.00 | 8.0 |" in readme_table.performance()
+        self.changed(folder / "stress.json", change)
+        shutil.copy(folder / "stress.json", folder / "stress_more.json")
+        page, block = (
+            " ".join(made.split()) for made in (readme_table.performance(), readme_table.results())
+        )
+        assert "2,469,134 launches of 1 configurations" in page
+        assert "at one in 823,044." in block  # no fault in so many leaves a rate of 3 / 2,469,134
+        results = json.loads((folder / "stress_rewrite.json").read_text())["results"]
+        disturbed = sum(each["disturbed_launches"] for each in results)
+        assert f"one of five arguments in seven ways, of which {disturbed:,} were seen" in page
+        assert "120 wrong, 1,398 guard words overwritten" in page
 
     def test_phases_of_both_versions_are_shown_alike(self) -> None:
         older = json.loads((readme_table.RESULTS / "phase_timing.json").read_text())
@@ -1263,13 +1422,76 @@ class TestBaselines:
         (tmp_path / "libtrtllm_kernel.so").write_bytes(b"no library")
         assert "libtrtllm_kernel.so" in baselines.available(tmp_path)["trtllm"].why_not
 
-    def test_compressed_file_is_unpacked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_compressed_file_is_unpacked_where_no_other_user_can_write(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setattr(baselines, "_own_folder", functools.cache(baselines._own_folder.__wrapped__))
         (tmp_path / "in" / "deep").mkdir(parents=True)
         (tmp_path / "in" / "deep" / "some.so.xz").write_bytes(lzma.compress(b"content"))
         found = baselines.find_file(tmp_path / "in", "some.so")
-        assert found.read_bytes() == b"content"
+        assert found.read_bytes() == b"content" and found == baselines.find_file(tmp_path / "in", "some.so")
         assert (tmp_path / "in") not in found.parents
+        assert found.parent.stat().st_mode & 0o777 == 0o700
+        assert baselines._own_folder.__wrapped__() != found.parent  # a name that nobody knows beforehand
+
+    def test_deterministic_calls_of_flashinfer_never_take_cub(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls: list[tuple[str, tuple[Any, ...]]] = []
+
+        class Module:
+            def __getattr__(self, name: str) -> Any:
+                return lambda *arguments: calls.append((name, arguments)) or 16
+
+        monkeypatch.setattr(baselines, "_flashinfer_module", lambda folder: (None, Module()))
+        monkeypatch.setattr(baselines, "_current_stream", lambda ffi: contextlib.nullcontext())
+        chain = make_chain(Cell("main", 32768, 1, 16), device="cpu")
+        for deterministic in (False, True):
+            load = functools.partial(baselines._load_flashinfer_ragged, deterministic=deterministic)
+            load("name", "version", Path()).prepare(chain).launch(0)
+        (_, (sized, _), (name, arguments)) = calls[0], calls[1], calls[2]
+        assert sized == "cub_topk_ragged_transform" and len(calls) == 3
+        assert name == "radix_topk_ragged_transform"
+        assert arguments[5:] == (16, True, baselines.FLASHINFER_SMALL_TIES, False, None)
+
+    def test_cudnn_takes_the_kernel_of_the_next_power_of_two(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls: list[tuple[str, tuple[Any, ...]]] = []
+
+        class Module:
+            def __getitem__(self, name: str) -> Any:
+                if not name.endswith("_16"):
+                    raise AttributeError(name)
+                return lambda *arguments: calls.append((name, arguments))
+
+        class Bindings:
+            load_module = staticmethod(lambda path: Module())
+
+        (tmp_path / "cudnn_topk.so").write_bytes(b"")
+        monkeypatch.setattr(baselines, "_import_from", lambda name, folder: Bindings)
+        monkeypatch.setattr(baselines, "_current_stream", lambda ffi: contextlib.nullcontext())
+        baseline = baselines._load_cudnn("cudnn", "version", tmp_path)
+        chain = make_chain(Cell("main", 5000, 2, 16), device="cpu")
+        prepared = baseline.prepare(chain)
+        prepared.launch(3)
+        ((name, arguments),) = calls
+        assert name == "indexer_topk_8192_16"
+        assert arguments[0].data_ptr() == chain.logits[3].data_ptr()
+        assert arguments[5].data_ptr() == prepared.results[3].data_ptr()
+        assert arguments[2].shape == (2, 2, chain.logits.shape[2])
+        with pytest.raises(baselines.BaselineError, match="compiled for other columns and k"):
+            baseline.prepare(make_chain(Cell("main", 5000, 2, 8), device="cpu"))
+        with pytest.raises(baselines.BaselineError, match="at most 148 rows, got 149"):
+            baseline.prepare(make_chain(Cell("main", 64, 149, 16), device="cpu"))
+
+    def test_a_shorter_list_of_groups_leaves_nothing_of_the_others(self) -> None:
+        baseline = baselines.available()["torch"]
+        found = bench_kernels.theirs(baseline)
+        assert found.refuse(Cell("main", 4096)) == ""
+        assert found.refuse(Cell("k", 8192, 1, 512)).startswith("measured in the groups main,")
+        listed = {name for name in bench_kernels.MEASURED if name in BASELINES}
+        assert {"vllm", "flashinfer_deterministic"} & listed == set()  # everywhere
+        assert {group for groups in bench_kernels.MEASURED.values() for group in groups} <= set(GROUPS)
 
     def test_rows_for_operators_without_lengths_hide_what_lies_past_the_end(self) -> None:
         logits = torch.full((2, 1, 4), float("nan"))

@@ -7,17 +7,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 import gvr_topk
-from gvr_topk import cli
+from gvr_topk import cli, policy
 from gvr_topk.evaluation import command as replay_command
 from gvr_topk.evaluation import replay as replay_module
+from gvr_topk.integrations import sglang, tensorrt_llm, vllm
 from gvr_topk.library import LibraryError, LibraryStatus
 
 SMALL = ["replay", "--generator", "20", "--length", "17000", "--steps", "3", "--k", "512"]
@@ -97,7 +100,7 @@ def test_out_folder_gets_json_and_plots(tmp_path: Path) -> None:
     result = run(*SMALL, "--out", str(folder))
     names = [
         "synthetic-L20.json",
-        *(f"synthetic-L20_{plot}.png" for plot in ("hit_ratio", "passes", "scores")),
+        *(f"synthetic-L20_{plot}.png" for plot in ("hit_ratio", "candidates", "scores")),
     ]
     assert sorted(path.name for path in folder.iterdir()) == sorted(names)
     assert [line for line in result.stdout.splitlines() if line.startswith("wrote ")] == [
@@ -203,17 +206,32 @@ def test_doctor_names_every_path_and_a_reason() -> None:
         assert data["paths"]["path auto"].startswith("not available on a GPU: ")
 
 
-@pytest.mark.parametrize(("arch", "without"), [(80, "all"), (90, ""), (100, ""), (120, "paper_gvr")])
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Make the command find a loaded library, and a GPU of this architecture."""
+
+    def find(arch: int) -> None:
+        for module in (cli, policy):
+            monkeypatch.setattr(module, "library_status", lambda: LibraryStatus(True, "lib.so", "loaded"))
+            monkeypatch.setattr(module, "gpu_arch", lambda *_: arch)
+
+    return find
+
+
+@pytest.mark.parametrize(("arch", "without"), [(80, "all"), (110, "all"), (90, ""), (120, "paper_gvr")])
 def test_doctor_asks_the_plan_and_the_gate_about_the_gpu(
-    monkeypatch: pytest.MonkeyPatch, arch: int, without: str
+    gpu: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, arch: int, without: str
 ) -> None:
-    monkeypatch.setattr(cli, "library_status", lambda: LibraryStatus(True, "lib.so", "loaded"))
-    monkeypatch.setattr(cli, "_arch", lambda: arch)
+    gpu(arch)
+    monkeypatch.setattr(policy, "architectures", lambda **_: "90a 100f 120f")
     paths = json.loads(run("doctor", "--json").stdout)["paths"]
     refused = {name for name, text in paths.items() if text.startswith("not available on a GPU: ")}
     if without == "all":
         assert refused == {f"path {name}" for name in ("auto", "paper_gvr", "no_hint", "radix_rounds")}
-        assert paths["path auto"] == "not available on a GPU: the GPU is sm_80, wanted sm_90 or later"
+        assert paths["path auto"] == (
+            "not available on a GPU: wanted a GPU that the library holds code for (90a 100f 120f), got "
+            f"compute capability {arch / 10}"
+        )
         return
     assert refused == ({f"path {without}"} if without else set())
     assert paths["path auto"].endswith(" kernel, its state used")
@@ -223,6 +241,87 @@ def test_doctor_asks_the_plan_and_the_gate_about_the_gpu(
     )
     if not without:
         assert "takes the paper_gvr kernel, its state used" in paths["path paper_gvr"]
+
+
+ACTIVE = [("Engine", "1.0 in /engine"), ("would happen", "on: it is asked for")]
+
+
+def test_no_engine_is_on_where_no_kernel_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "library_status", lambda: LibraryStatus(False, None, "built without it"))
+    for engine in (tensorrt_llm, vllm, sglang):
+        monkeypatch.setattr(engine, "describe", lambda *_: ACTIVE)
+    data = json.loads(run("doctor", "--json").stdout)
+    reason = "the CUDA library is not usable: built without it"
+    for section in ("integration", "vLLM", "SGLang"):
+        assert data[section] == {"Engine": "1.0 in /engine", "would happen": f"nothing: {reason}"}
+    assert data["ready"] == dict.fromkeys(("cuda", "tensorrt_llm", "vllm", "sglang"), False)
+    assert data["verdict"] == f"CPU only: no kernels ({reason})"
+    assert run("doctor").stdout.splitlines()[-1] == f"verdict: CPU only: no kernels ({reason})"
+    required = run("doctor", "--require", "sglang")
+    assert required.exit_code == 1
+    assert required.stdout.splitlines()[-1] == f"verdict: not ready: sglang: nothing: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("describes", "problem"),
+    [
+        (ACTIVE, ""),
+        ([("Engine", "not installed"), ("would happen", "nothing: there is none")], "not installed"),
+        ([("Engine", "not installed")], "not installed"),
+        ([("Engine", "1.0"), ("would happen", "off: the variable says so")], "off: the variable says so"),
+        ([("Engine", "1.0"), ("would happen", "refused: unlike")], "refused: unlike"),
+        ([("Engine", "1.0"), ("would happen", "on: asked, after install()")], "on: asked, after install()"),
+    ],
+)
+def test_what_is_required_is_ready(
+    gpu: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    describes: list[tuple[str, str]],
+    problem: str,
+) -> None:
+    gpu(90)
+    monkeypatch.setattr(policy, "architectures", lambda **_: "90a")
+    monkeypatch.setattr(vllm, "describe", lambda: describes)
+    result = run("doctor", "--require", "cuda, vllm")
+    assert result.exit_code == (1 if problem else 0)
+    served = "ready: kernels run on this GPU, and in vLLM"
+    assert result.stdout.splitlines()[-1] == (
+        f"verdict: not ready: vllm: {problem}" if problem else f"verdict: {served}"
+    )
+    assert run("doctor", "--require", "cuda").exit_code == 0
+    assert run("doctor", "--require", "cuda,gpu").exit_code == 2
+
+
+def test_doctor_checks_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "no_kernels_reason", lambda: "there is no GPU")
+    what = "2 rows of up to 65,536 scores on cpu"
+    result = run("doctor", "--check", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["check"] == {"exact call": f"exact: {what} agree with torch.sort"}
+
+    def last(scores: torch.Tensor, lengths: torch.Tensor, k: int) -> torch.Tensor:
+        """Select as the op does, but of two equal scores the later one."""
+        chosen = gvr_topk.indexer_topk_decode(scores, lengths, k)
+        return chosen + (chosen == chosen[:, -1:])
+
+    monkeypatch.setattr(cli, "indexer_topk_decode", last)
+    result = run("doctor", "--check")
+    assert result.exit_code == 1
+    said = f"not exact: {what} differ from torch.sort"
+    assert result.stdout.splitlines()[-1] == f"verdict: not ready: {said}"
+
+    def fail(*_: object) -> None:
+        raise LibraryError("no kernel\nimage")
+
+    monkeypatch.setattr(cli, "indexer_topk_decode", fail)
+    result = run("doctor", "--check")
+    assert result.exit_code == 1 and result.stdout.endswith(f"failed: {what}: no kernel image\n")
+
+
+def test_doctor_names_the_variable_of_a_validated_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_YAML", '{"enable": true}')
+    variables = json.loads(run("doctor", "--json").stdout)["variables"]
+    assert variables["TRTLLM_GVR_TOPK_YAML"] == '{"enable": true}: what a validated YAML asks for'
 
 
 def test_doctor_without_the_compiled_policy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +360,8 @@ def test_doctor_has_a_section_for_every_engine_and_for_variables(monkeypatch: py
     assert variables["TRTLLM_GVR_TOPK"] == "refused: TRTLLM_GVR_TOPK: wanted 0, 1 or force, got '2'"
     assert variables["GVR_TOPK_VLLM"] == "refused: GVR_TOPK_VLLM: wanted 0, 1 or force, got 'banana'"
     assert variables["TRTLLM_GVR_TOPK_OPTIONS"].startswith(
-        "refused: wanted the keys of section gvr_topk as JSON, got '{' (Invalid JSON: "
+        "refused: TRTLLM_GVR_TOPK_OPTIONS: wanted the keys of section gvr_topk as JSON, got '{' "
+        "(Invalid JSON: "
     )
     monkeypatch.setenv("GVR_TOPK_DISABLE", "0")
     assert json.loads(run("doctor", "--json").stdout)["variables"]["GVR_TOPK_DISABLE"] == (
@@ -312,8 +412,8 @@ def test_config_check_ok(tmp_path: Path) -> None:
         "heuristic top-k: on",
         "k: 512, rows per request: 4",
         (
-            "gvr_topk: hint_offset 0, min_length None, max_length None, path auto, stats False, "
-            "keep_positions None, nvtx False, max_ctas 0"
+            "gvr_topk: hint_offset 0, min_length null, max_length null, path auto, stats false, "
+            "keep_positions null, nvtx false, max_ctas 0"
         ),
         f"{path}: ok",
     ]
@@ -385,9 +485,20 @@ def test_a_missing_file_has_one_exit_code() -> None:
 @pytest.mark.parametrize(("held", "text"), [(True, "with CUDA kernels"), (False, "CPU implementation only")])
 def test_version_tells_the_two_builds_apart(held: bool, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "has_cuda_library", lambda: held)
+    monkeypatch.setitem(sys.modules, "gvr_topk._build", None)
     result = run("--version")
     assert (result.exit_code, result.stdout) == (0, f"gvr-topk {gvr_topk.__version__} ({text})\n")
     assert text in json.loads(run("doctor", "--json").stdout)["environment"]["gvr_topk"]
+
+
+def test_version_names_the_commit_and_the_architectures_of_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = ModuleType("gvr_topk._build")
+    vars(built).update(COMMIT="0123456789ab", ARCHS="90a-real;100f-real")
+    monkeypatch.setitem(sys.modules, "gvr_topk._build", built)
+    version = f"gvr-topk {gvr_topk.__version__} (commit 0123456789ab, "
+    for held, text in ((True, "with CUDA kernels for 90a 100f"), (False, "CPU implementation only")):
+        monkeypatch.setattr(cli, "has_cuda_library", lambda held=held: held)
+        assert run("--version").stdout == f"{version}{text})\n"
 
 
 def test_replay_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gvr_topk.arguments import PAPER_K
 from gvr_topk.config import (
     ConfigError,
     ConfigFileError,
@@ -19,7 +21,7 @@ from gvr_topk.config import (
     parse_config,
 )
 from gvr_topk.constants import Path as OpPath
-from gvr_topk.policy import PAPER_K, plan
+from gvr_topk.policy import plan
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -467,11 +469,31 @@ def test_missing_file(tmp_path: Path) -> None:
         load_config(tmp_path / "nowhere.yaml")
 
 
-def test_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigFileError, match=r"wanted a readable YAML file, got is a directory$"):
-        load_config(tmp_path)
-    with pytest.raises(ConfigFileError, match="wanted a readable YAML file, got embedded null byte"):
-        load_config("a\0b")
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
+    pipe, endless = tmp_path / "pipe.yaml", tmp_path / "endless.yaml"
+    os.mkfifo(pipe)
+    endless.symlink_to("/dev/zero")
+    for path, got in (
+        (tmp_path, "a folder"),
+        (pipe, "a pipe"),
+        (endless, "a device"),
+        ("a\0b", "a name that .*"),
+    ):
+        with pytest.raises(ConfigFileError, match=rf": wanted a YAML file that can be read, got {got}$"):
+            load_config(path)
+
+
+def test_a_large_file_is_not_read_to_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match=r"large.yaml: wanted at most 1048576 characters, got more$"):
+        load_config(path)
+
+
+def test_broken_yaml_is_an_error_with_its_line(tmp_path: Path) -> None:
+    said = "wanted valid YAML, got an error: expected ',' or '}', but got '<stream end>'"
+    assert message(tmp_path, "a: {b\n") == f"serve.yaml:2: {said}"
 
 
 def test_binary_file(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,15 @@ def test_plan_as_a_shell_script(tmp_path: Path) -> None:
         "# task t, variant on, repetition 1",
         "serve 'a b' &  # until http://127.0.0.1:1/health answers 200",
     ]
+    last = "runs are to be done, each with a start of the engine:"
+    assert lines[-1] == f"# 1 of 1 {last} unknown until one is done"
     done = _run(tmp_path)
     _execute(tmp_path, done)
-    assert "(done: will not run again)" in describe_plan([done], RunStore(tmp_path / "runs.jsonl"))
+    runs = tmp_path / "runs.jsonl"
+    runs.write_text(re.sub(r'"seconds": [\d.]+', '"seconds": 7200', runs.read_text()))
+    told = describe_plan([done, run], RunStore(runs))
+    assert "(done: will not run again)" in told
+    assert told.splitlines()[-1] == f"# 1 of 2 {last} about 2.0 hours"
 
 
 def test_damaged_lines_of_the_store_are_said(tmp_path: Path) -> None:

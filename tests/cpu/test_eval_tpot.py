@@ -31,7 +31,7 @@ from eval.common.tpot_report import (
     paper_sd,
     tpot_table,
 )
-from eval.tpot_ab import Settings, main
+from eval.tpot_ab import FixedPrompt, Settings, bench_command, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"
@@ -162,6 +162,16 @@ def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> N
     ]  # fmt: skip
     assert not bench.out.exists()
     assert bench.calls == []
+
+
+@pytest.mark.parametrize(("given", "path"), [(None, "model"), ("/ckpt", "/ckpt")])
+def test_a_folder_as_the_model_is_its_checkpoint(tmp_path: Path, given: str | None, path: str) -> None:
+    """trtllm-bench would look for it on the hub."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    settings = Settings(str(folder), "bench", Path("out"), model_path=given)
+    command = bench_command(settings, FixedPrompt(Path("p"), "", None), Path("c"), Path("r"))
+    assert command[1:5] == ("--model", str(folder), "--model_path", str(tmp_path / path))
 
 
 def test_bench_from_start_to_plot(bench: Bench) -> None:

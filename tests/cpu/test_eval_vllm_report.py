@@ -1,4 +1,4 @@
-"""The figures of docs/vllm.md are those of the result files, and later files add theirs."""
+"""The figures of docs/engine_evidence.md are those of the result files, and later files add theirs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from eval.common.vllm_report import total_compared, vllm_figures
+from eval.common.vllm_report import Compared, in_engine, total_compared, vllm_figures
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "eval" / "results" / "h200"
 MACHINE = {"commit": "abc1234", "device": "NVIDIA H200"}
 
 
@@ -34,25 +33,52 @@ def _count(rows: int, twins: int, order: int = 0) -> dict[str, Any]:
 
 
 def _write(folder: Path, **files: Any) -> str:
+    folder.mkdir(exist_ok=True)
     for name, data in files.items():
         (folder / f"{name}.json").write_text(json.dumps(data))
     return vllm_figures(folder)
 
 
 def test_nothing_measured_is_nothing_said(tmp_path: Path) -> None:
-    assert vllm_figures(tmp_path) == "" and total_compared(tmp_path) == (0, 0, 0)
+    folder = tmp_path / "h1"
+    assert _write(folder) == "" and total_compared(folder) == Compared() and in_engine(folder) is None
 
 
 def test_compared_engines(tmp_path: Path) -> None:
-    compared = {"rows": 9000, "rows_that_differ": 1, "prefill_rows": 70, "prefill_rows_that_differ": 2}
+    compared = {
+        "rows": 9000,
+        "rows_that_differ": 1,
+        "prefill_rows": 70,
+        "prefill_rows_that_differ": 2,
+        "prefill_rows_seen": 100,
+        "numpy_rows": 6,
+    }
     cases = [{"length": 8192, "batch": batch} for batch in (1, 8, 32)]
     first = _engine("cases", compared=compared, cases=cases, drafts=1, tensor_parallel=2, churn=None)
     churn = {"requests": 50, "slots": 16}
     second = _engine("preemption", compared=compared, churn=churn, preemptions=4, graphs="eager")
-    said = _write(tmp_path, vllm_trial_a=_trial(first, second, _engine("cases", compared=None)))
-    assert "| FULL graphs, MTP 1, 2 GPUs, 1, 8 and 32 x 8,192 | 9,000 | 70 | 3 |" in said
-    assert "| eager, 50 requests in 16 slots, 4 preemptions | 9,000 | 70 | 3 |" in said
-    assert total_compared(tmp_path) == (18000, 140, 6)
+    folder = tmp_path / "h1"
+    said = _write(folder, vllm_trial_a=_trial(first, second, _engine("cases", compared=None)))
+    # Both ranks of the first engine compare the same rows; what differs on either is told.
+    assert "| FULL graphs, MTP 1, 2 GPUs, 1, 8 and 32 x 8,192 | 4,500 | 35 of 50 | 3 |" in said
+    assert "| eager, 50 requests in 16 slots, 4 preemptions | 9,000 | 70 of 100 | 3 |" in said
+    assert "NVIDIA H200, commit abc1234" in said and "; 9 of the rows were sorted by NumPy" in said
+    total = total_compared(folder)
+    assert (total.decode, total.prefill, total.seen, total.differ) == (13500, 105, 150, 6)
+    assert (total.commits, total.source) == (
+        {"vllm_trial_a.json": {"abc1234"}},
+        "NVIDIA H200, commit abc1234",
+    )
+
+
+def test_parts_that_a_gpu_lacks_are_anothers(tmp_path: Path) -> None:
+    counts = ("rows", "rows_that_differ", "prefill_rows", "prefill_rows_that_differ", "prefill_rows_seen")
+    compared = dict.fromkeys((*counts, "numpy_rows"), 0)
+    other = _trial(_engine("cases", compared=compared | {"rows": 5}), machine=MACHINE | {"device": "OTHER"})
+    _write(tmp_path / "h2", vllm_trial_a=other)
+    assert "| FULL graphs | 5 | 0 of 0 | 0 |" in _write(tmp_path / "h1")
+    said = _write(tmp_path / "h1", vllm_trial_b=_trial(_engine("cases", compared=compared | {"rows": 7})))
+    assert "| FULL graphs | 7 | 0 of 0 | 0 |" in said and "OTHER" not in said  # no table mixes GPUs
 
 
 def test_kernels_and_prefill_calls(tmp_path: Path) -> None:
@@ -68,10 +94,20 @@ def test_kernels_and_prefill_calls(tmp_path: Path) -> None:
         "cases", mode="ours", cases=[case("void gvr_topk::resident::resident_topk<float>(x)", 8.62)]
     )
     calls = {"batch": 8, "length": 8192, "calls": 12, "rows": 65536, "stock_us": 9000.0, "ours_us": 4000.0}
-    said = _write(tmp_path, vllm_trial_t=_trial(stock, ours, prefill=[calls]))
+    said = _write(tmp_path / "h1", vllm_trial_t=_trial(stock, ours, prefill=[calls]))
     assert "| 8 x 8,192 | 8.8 (`topk_cs8`) | 8.6 (`resident_topk`) |" in said
     assert "| 8 x 8,192 | 12 | 65,536 | 9.00 | 4.00 |" in said
     assert "| 8 x 8,192 | 2.19 | 2.15 | 0.877 | 0.862 |" in said
+    name, _, cases = in_engine(tmp_path / "h1") or ("", {}, [])
+    assert name == "vllm_trial_t.json"
+    assert cases == [
+        {
+            "batch": 8,
+            "length": 8192,
+            "stock": {"topk_us": 8.77, "step_ms": 8.77 / 4, "prefill_ms": 9.0},
+            "ours": {"topk_us": 8.62, "step_ms": 8.62 / 4, "prefill_ms": 4.0},
+        }
+    ]
 
 
 def _invariance(part: str, **more: Any) -> dict[str, Any]:
@@ -89,20 +125,23 @@ def _invariance(part: str, **more: Any) -> dict[str, Any]:
 
 
 def test_invariance(tmp_path: Path) -> None:
-    twins = {"ours": {"all": _count(440, 328, 5)}, "stock and ours": {"all": _count(880, 328, 5)}}
-    said = _write(tmp_path, vllm_trial_i=_trial(_invariance("invariance"), twins=twins))
+    twins = {
+        "ours": {"all": _count(440, 328, 5)},
+        "stock and ours": {"all": _count(880, 328, 5) | {"values": {"rows": 2}}},
+    }
+    said = _write(tmp_path / "h1", vllm_trial_i=_trial(_invariance("invariance"), twins=twins))
     # Three of four requests are copies, so three quarters of the rows repeat a prompt. Two prompts of four
     # requests make 200 different rows of prefill and 20 of decode: fewer than that is no difference.
     assert (
         "| FULL graphs | this package | 8,192 | 300 of 300 | 28 of 30 | none | 0 | 5 "
         "| 2 in 3 requests, from token 7 on |"
     ) in said
-    assert "| FULL graphs | this package | 328 of 440 | 0 | 5 |" in said
-    assert "| FULL graphs | both | 328 of 880 | 0 | 5 |" in said
-    after = _write(tmp_path, vllm_trial_i=_trial(_invariance("preempted", preemptions=9), twins=twins))
+    assert "| FULL graphs | this package | 328 of 440 | 0 | not compared | 5 |" in said
+    assert "| FULL graphs | both | 328 of 880 | 0 | 2 | 5 |" in said
+    after = _write(tmp_path / "h1", vllm_trial_i=_trial(_invariance("preempted", preemptions=9), twins=twins))
     assert "| FULL graphs, 9 preemptions | this package | 8,192 | 300 of 400 | 28 of 40 |  | 0 | 5 |" in after
     other = _trial(_invariance("invariance", split_k=False), twins=twins)
-    assert "| FULL graphs, no split-K | this package | 8,192 |" in _write(tmp_path, vllm_trial_j=other)
+    assert "| FULL graphs, no split-K | this package | 8,192 |" in _write(tmp_path / "h1", vllm_trial_j=other)
 
 
 def test_invariance_names_the_first_layer_that_depends_on_the_batch(tmp_path: Path) -> None:
@@ -112,7 +151,7 @@ def test_invariance_names_the_first_layer_that_depends_on_the_batch(tmp_path: Pa
         {"layer": 1, "prefill": _count(400, 300), "decode": _count(40, 10) | {"different_rows": 21}},
         {"layer": 2, "prefill": _count(400, 10) | {"different_rows": 201}, "decode": _count(40, 28)},
     ]
-    said = _write(tmp_path, vllm_trial_i=_trial(engine, twins={"ours": counted}))
+    said = _write(tmp_path / "h1", vllm_trial_i=_trial(engine, twins={"ours": counted}))
     assert "| 28 of 30 | layer 2, layer 1 | 0 | 5 |" in said
 
 
@@ -120,22 +159,14 @@ def test_served(tmp_path: Path) -> None:
     row = {"off": [5.0, 5.25], "on": [4.5], "verdict": "open"}
     setup = {"length": 8192, "concurrency": 8, "repetitions": 2}
     data = {"rows": [row], "runs": [{}] * 3, "setup": setup, "machine": MACHINE}
-    said = " ".join(_write(tmp_path, vllm_serve=data).split())
+    said = " ".join(_write(tmp_path / "h1", vllm_serve=data).split())
     assert (
         "3 of 4 servers measured, verdict open; off: 5.000, 5.250 ms; on: 4.500 ms per output token" in said
     )
 
 
-def test_readme_names_the_rows_that_were_compared() -> None:
-    """The table of engines is written by hand, and its figures are these."""
-    decode, prefill, differ = total_compared(RESULTS)
-    (line,) = re.findall(r"^\| vLLM \|.*$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    said = f"{decode:,} decode rows and {prefill / 1e6:.1f} million prefill rows compared, {differ} different"
-    assert said in line
-
-
 def test_figures_of_the_page_stand_in_the_generated_block_alone() -> None:
-    page = (ROOT / "docs" / "vllm.md").read_text()
+    page = (ROOT / "docs" / "engine_evidence.md").read_text()
     before, rest = page.split("<!-- results:begin -->")
     outside = before + rest.split("<!-- results:end -->")[1]
     assert re.findall(r"[\d.]+ [um]s\b|\d{2,3},\d{3} (?:rows|decode|prefill)", outside) == []

@@ -340,12 +340,13 @@ def test_weights(shapes, monkeypatch):
 
 def test_report_names_the_shapes():
     compared = {"rows": 9, "prefill_rows": 8, "rows_that_differ": 0, "prefill_rows_that_differ": 0}
+    compared |= {"prefill_rows_seen": 20, "numpy_rows": 1}
     plain = {"graphs": "full", "drafts": 0, "cases": [{"length": 40, "batch": 1}], "compared": compared}
     trial = {"versions": {"vllm": "0.33.0"}, "machine": {"commit": "c", "device": "d"}}
     engines = [plain, plain | {"shapes": V32}, plain | {"shapes": GLM5}]
-    rows = compared_rows([trial | {"engines": engines}])[-3:]
-    assert rows[0] == rows[1] == "| FULL graphs, 1 x 40 | 9 | 8 | 0 |"
-    assert rows[2] == "| FULL graphs, GLM-5's shapes, 1 x 40 | 9 | 8 | 0 |"
+    rows = compared_rows({"vllm_trial_a.json": trial | {"engines": engines}})[-3:]
+    assert rows[0] == rows[1] == "| FULL graphs, 1 x 40 | 9 | 8 of 20 | 0 |"
+    assert rows[2] == "| FULL graphs, GLM-5's shapes, 1 x 40 | 9 | 8 of 20 | 0 |"
 
 
 def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
@@ -571,8 +572,8 @@ def test_twins():
     chosen = vllm_compare.exact_topk(logits, lengths, 8)
     twins.see_decode(logits, lengths, chosen)
     first = twins.take()
-    assert first.shape == (5, 6)  # the third row has no choice
-    assert first[:, 4:].tolist() == [[-1, 50], [-1, 30], [-1, 50], [-1, 30], [-1, 31]]
+    assert first.shape == (5, len(Twins.COLUMNS))  # the third row has no choice
+    assert first[:, 4:6].tolist() == [[-1, 50], [-1, 30], [-1, 50], [-1, 30], [-1, 31]]
     assert count_twins({"a": first})["all"] == {
         "rows": 5,
         "different_rows": 3,
@@ -580,6 +581,7 @@ def test_twins():
         "rows_with_a_twin_in_another_run": 0,
         "order": {"scores_that_differ": 0, "rows": 0},
         "set": {"scores_that_differ": 0, "rows": 0},
+        "values": {"scores_that_differ": 0, "rows": 0},
     }
     twins.reset()
     shifted = torch.full((2, 60), float("nan"))
@@ -595,6 +597,7 @@ def test_twins():
     assert counted["all"]["rows_with_a_twin_in_another_run"] == 6
     assert counted["all"]["order"] == {"scores_that_differ": 2, "rows": 6}
     assert counted["all"]["set"] == {"scores_that_differ": 1, "rows": 3}
+    assert counted["all"]["values"] == {"scores_that_differ": 1, "rows": 3}  # no tie took the place
     assert counted["prefill"]["rows"] == 2 and counted["decode"]["rows"] == 5
     assert counted["prefill"]["rows_with_a_twin"] == 0
     assert count_twins({})["all"]["rows"] == 0 and count_twins({})["layers"] == []
@@ -603,6 +606,14 @@ def test_twins():
         full.see_decode(logits, lengths, chosen)
     with pytest.raises(RuntimeError, match="wanted fewer than 6 rows, got 10"):
         full.take()
+
+
+def test_selections_that_differ_by_ties_have_the_same_values():
+    twins = Twins("cpu", capacity=8)
+    logits = torch.tensor([[3.0, 0.0, -0.0, -1.0]]).expand(2, -1)
+    twins.see_decode(logits, torch.tensor([4, 4]), torch.tensor([[0, 1], [0, 2]]))
+    counted = count_twins({"a": twins.take()})["all"]
+    assert counted["set"]["rows"] == 2 and counted["values"]["rows"] == 0
 
 
 def test_twins_by_layer(monkeypatch):

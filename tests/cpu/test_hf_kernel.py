@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -117,9 +118,13 @@ def test_metadata(kernel: Path) -> None:
 def test_architectures_are_those_compiled_for(kernel: Path) -> None:
     metadata = json.loads((kernel / "build" / CUDA / "metadata.json").read_text())
     assert metadata["backend"]["type"] == "cuda"
-    cmake = (ROOT / "cpp" / "CMakeLists.txt").read_text()
-    for arch in metadata["backend"]["archs"]:
-        assert arch.replace(".", "") in cmake
+    built = runpy.run_path(str(PACKAGE / "_build.py"))["ARCHS"].split(";")
+    assert [arch.replace(".", "") + "-real" for arch in metadata["backend"]["archs"]] == built
+
+
+def test_architectures_of_a_package_that_names_some(tmp_path: Path) -> None:
+    (tmp_path / "_build.py").write_text('ARCHS = "90a-real;120f-real"')
+    assert SCRIPT.architectures(tmp_path) == ["9.0a", "12.0f"]
 
 
 def test_loads_as_kernels_loads_it(kernel: Path) -> None:
@@ -208,7 +213,9 @@ print(topk(torch.tensor([[[0.5, 3.0, 1.0, 3.0]]]), None, 2).tolist())
 
 class TestScript:
     def test_missing_library(self, tmp_path: Path) -> None:
-        with pytest.raises(SystemExit, match="holds no libgvr_topk_policy"):
+        with pytest.raises(
+            SystemExit, match=r"--package: wanted libgvr_topk_policy\.so in .*, got none: build it"
+        ):
             SCRIPT.assemble(tmp_path / "out", tmp_path, None)
 
     def test_foreign_import(self, tmp_path: Path) -> None:

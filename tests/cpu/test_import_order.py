@@ -9,9 +9,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 INTEGRATIONS = "gvr_topk.integrations"
-SHARED = {"counters", "patch_points", "transaction", "type_hints"}
+SHARED = {"_kit", "counters", "patch_points", "transaction", "type_hints"}
 """Modules of `INTEGRATIONS` that know no engine."""
-BORROWED = {"vllm": {"environment", "selection", "upstream"}, "sglang": {"environment"}}
+BORROWED: dict[str, set[str]] = {"vllm": {"selection", "upstream"}, "sglang": set()}
 """Modules that are TensorRT-LLM's, and that the integration of another engine uses nevertheless."""
 COMMAND_LINE = "gvr_topk/cli.py"
 """Not serving code: it has subcommands of the evaluation."""
@@ -85,6 +85,15 @@ def test_engines_share_what_is_listed(engine: str) -> None:
         names = within(imports_of(path), INTEGRATIONS) - within(imports_of(path), f"{INTEGRATIONS}.{engine}")
         used |= {name.removeprefix(f"{INTEGRATIONS}.").split(".")[0] for name in names}
     assert used - SHARED == BORROWED[engine]
+
+
+def test_the_kit_knows_no_engine() -> None:
+    used = {path: imports_of(path) for path in files_of(f"{INTEGRATIONS}._kit".replace(".", "/"))}
+    wrong = {
+        path: within(names, INTEGRATIONS) - within(names, *(f"{INTEGRATIONS}.{shared}" for shared in SHARED))
+        for path, names in used.items()
+    }
+    assert {path: names for path, names in wrong.items() if names} == {}
 
 
 def test_eval_imports_no_tests() -> None:

@@ -12,6 +12,7 @@ KERNELS = Path(__file__).resolve().parents[2] / "cpp" / "kernels"
 BELOW = {
     "ptx": set(),
     "core": {"ptx"},
+    "claims": {"core"},
     "fallback": {"ptx", "core"},
     "small_row": {"ptx", "core", "fallback"},
     "resident": {"ptx", "core", "fallback", "small_row"},

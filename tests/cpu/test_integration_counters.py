@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +20,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from gvr_topk.constants import StatsColumn
 from gvr_topk.integrations import counters as counters_module
 from gvr_topk.integrations import tensorrt_llm as integration
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -131,23 +136,64 @@ def test_each_process_keeps_a_metrics_file(engine, monkeypatch, tmp_path):
     assert samples(file.read_text())["gvr_topk_steps_total", "eager"] == 3
 
 
-@pytest.mark.parametrize("folder", [None, ""])
-def test_the_metrics_folder_is_asked_for_where_a_write_is_due(folder):
-    counters, asked = counters_module.Counters(), []
-    for _ in range(3):
-        counters.write_if_due(lambda: asked.append(1) or folder)
-    assert len(asked) == 1
-    counters._next_write = 0.0
-    counters.write_if_due(lambda: asked.append(1) or folder)
-    assert len(asked) == 2
-
-
-def test_a_write_is_due_when_the_interval_has_passed(monkeypatch):
-    counters, asked = counters_module.Counters(), []
+def test_a_write_is_due_when_the_interval_has_passed(monkeypatch, tmp_path):
+    counters, texts = counters_module.Counters(), []
+    monkeypatch.setenv("FOLDER", str(tmp_path))
+    monkeypatch.setattr(counters, "prometheus_text", lambda: texts.append(1) or "")
     for now in (100.0, 100.0 + counters_module.WRITE_INTERVAL / 2, 100.0 + counters_module.WRITE_INTERVAL):
         monkeypatch.setattr(counters_module.time, "monotonic", lambda now=now: now)
-        counters.write_if_due(lambda: asked.append(1))
-    assert len(asked) == 2
+        counters.write_if_due("FOLDER", print)
+    assert len(texts) == 2
+
+
+@pytest.mark.parametrize("folder", [None, ""])
+def test_no_metrics_file_is_written_unless_asked_for(monkeypatch, tmp_path, folder):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FOLDER", raising=False)
+    if folder is not None:
+        monkeypatch.setenv("FOLDER", folder)
+    counters_module.Counters().write_if_due("FOLDER", pytest.fail)
+    assert not list(tmp_path.iterdir())
+
+
+WRITES = """
+import os, sys
+from multiprocessing import get_context
+from gvr_topk.integrations.counters import Counters
+
+def write():
+    Counters().write_if_due("FOLDER", print)
+    print(*sorted(os.listdir(os.environ["FOLDER"])), flush=True)
+
+if __name__ == "__main__":
+    write()
+    if sys.argv[1] == "crash":
+        os._exit(1)
+    child = get_context(sys.argv[1]).Process(target=write)
+    child.start()
+    child.join()
+    print(*os.listdir(os.environ["FOLDER"]))
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "crash"])
+def test_metrics_files_go_with_their_process(tmp_path, start):
+    """In a folder that is created, under a name of host, process and start; a crash leaves the file."""
+    program, folder = tmp_path / "writes.py", tmp_path / "not" / "there"
+    program.write_text(WRITES)
+    environ = {**os.environ, "FOLDER": str(folder), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, program, start], env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.stderr == ""
+    if start == "crash":
+        (left,) = folder.iterdir()
+        host, process, began = left.stem.removeprefix("gvr_topk_").rsplit("_", 2)
+        assert host == platform.node() and process.isdigit() and int(began) > 1.7e12
+        return
+    first, both, after = (line.split() for line in done.stdout.splitlines())
+    assert len(first) == 1 and len(both) == 2 and set(first) < set(both) and after == first
+    assert not list(folder.iterdir())
 
 
 def test_nothing_is_measured_without_a_device():
@@ -162,6 +208,7 @@ def test_nothing_is_measured_without_a_device():
 
 
 def test_an_unwritable_metrics_directory_does_not_stop_the_hook(engine, monkeypatch, tmp_path):
+    (tmp_path / "missing").touch()
     monkeypatch.setenv("TRTLLM_GVR_TOPK_METRICS_DIR", str(tmp_path / "missing"))
     request = Request(1, 30, 99, seed=1, done=60)
     for _ in range(2):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from integration_setup import undisturbed
+from integration_setup import check_decode_rows, undisturbed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
@@ -72,7 +72,7 @@ def started(engine, *ids: int, prompt: int = 30) -> list[Request]:
 
 def one_by_one(dsa, request: Request, tokens: int, **engine_options) -> dict[int, torch.Tensor]:
     """What each token of a request leaves when it is computed alone, by the keys in the cache after it."""
-    engine = Engine(dsa, **engine_options)
+    engine = Engine(dsa, **{"mtp": True, **engine_options})
     alone = Request(request.request_id, request.prompt, request.tokens, request.seed)
     engine.step([(alone, alone.prompt)], [])
     alone.done = alone.prompt
@@ -95,12 +95,20 @@ def alone_states(dsa, request: Request, tokens: int, **engine_options) -> dict[i
     return _ALONE[key]
 
 
-@pytest.mark.parametrize("takes_back", [True, False])
+@pytest.mark.parametrize(("attention_dp", "takes_back"), [(False, True), (False, False), (True, True)])
 @pytest.mark.parametrize(("next_n", "compress_ratio"), [(2, 1), (3, 4), (4, 1)])
-def test_the_state_is_that_of_the_last_accepted_row(telling, monkeypatch, next_n, compress_ratio, takes_back):
+def test_the_state_is_that_of_the_last_accepted_row(
+    telling, monkeypatch, next_n, compress_ratio, attention_dp, takes_back
+):
     """Requests enter and leave, rows move, eager and graph steps with padding take turns."""
     dsa = hooked(monkeypatch)
-    options = {"layers": 3, "compress_ratio": compress_ratio, "topk": 8 if compress_ratio > 1 else 16}
+    options = {
+        "layers": 3,
+        "compress_ratio": compress_ratio,
+        "topk": 8 if compress_ratio > 1 else 16,
+        "mtp": True,
+        "attention_dp": attention_dp,
+    }
     engine = Engine(dsa, takes_back=takes_back, **options)
     graph = engine.metadata.create_cuda_graph_metadata(engine.max_requests, max_draft_tokens=next_n - 1)
     rng = random.Random(next_n)
@@ -137,10 +145,47 @@ def test_the_state_is_that_of_the_last_accepted_row(telling, monkeypatch, next_n
     assert (state_of(engine).next_state == -1).all()
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("known", [True, False])
+def test_draft_layers_with_a_cache_of_their_own_are_ours(shape, known, monkeypatch):
+    """The draft loop swaps the cache manager; one that no step knew before is served without a state."""
+    with fake_package(shape):
+        dsa = hooked(monkeypatch)
+        compared = check_decode_rows(in_order=True)
+        engine = Engine(dsa, layers=3, mtp=True)
+        if not known:
+            engine.metadata.draft_kv_cache_manager = None
+        rng = random.Random(0)
+        live: list[Request] = []
+        steps = 0
+        for step in range(30):
+            contexts = (
+                [(Request(step, 40, 60, seed=step), 40)] if len(live) < 4 and rng.random() < 0.7 else []
+            )
+            padding = int(not contexts and 0 < len(live) < 4)
+            accepted = [rng.randint(1, 3) for _ in live]
+            if contexts or live:
+                engine.step(contexts, live, next_n=3, padding=padding, accepted=accepted)
+                steps += bool(live)
+            for request, count in zip(live, accepted, strict=True):
+                request.done += count
+            for request, chunk in contexts:
+                request.done = chunk
+            live = [r for r in [*live, *(r for r, _ in contexts)] if r.done < 100]
+        calls = integration.counters().calls
+        assert steps > 20 and len(compared) == 3 * steps
+        if known:
+            assert calls == {("gvr_topk", "hint"): 3 * steps}
+        else:
+            assert calls == {("gvr_topk", "hint"): 2 * steps, ("gvr_topk", "no_state"): steps}
+        assert any("drafts:" in line for line in lines_of("info")) == (shape in TELLING)
+        assert lines_of("warning") == []
+
+
 def test_a_replayed_graph_needs_no_python(telling, monkeypatch):
     """Captured calls write where they always did; before the next step the accepted rows are taken over."""
     dsa = hooked(monkeypatch)
-    engine = Engine(dsa)
+    engine = Engine(dsa, mtp=True)
     next_n, k = 3, engine.topk
     requests = started(engine, 1, 2)
     engine.step([], requests, next_n=next_n, accepted=[1, 1])  # a warm-up run
@@ -190,7 +235,7 @@ def test_a_replayed_graph_needs_no_python(telling, monkeypatch):
 def test_a_slot_that_changes_hands_starts_empty(telling, monkeypatch):
     """What its last owner's rows have left is not brought back, and its neighbour gets its own."""
     dsa = hooked(monkeypatch)
-    engine = Engine(dsa, max_requests=2)
+    engine = Engine(dsa, mtp=True, max_requests=2)
     engine.manager.max_batch_size = 2
     first, second = started(engine, 1, 2)
     for _ in range(2):
@@ -210,7 +255,7 @@ def test_a_slot_that_changes_hands_starts_empty(telling, monkeypatch):
 def test_where_nothing_is_told_the_last_row_leaves_its_state(shape, monkeypatch):
     with fake_package(shape):
         dsa = hooked(monkeypatch)
-        engine = Engine(dsa)
+        engine = Engine(dsa, mtp=True)
         (request,) = started(engine, 1)
         nbytes = state_of(engine).nbytes
         accepted = None if shape in TELLING else [1]
@@ -224,7 +269,7 @@ def test_where_nothing_is_told_the_last_row_leaves_its_state(shape, monkeypatch)
 
 
 def test_positions_are_the_last_row_s_and_so_is_the_state_with_them(telling, monkeypatch):
-    engine = Engine(hooked(monkeypatch, keep_positions=True))
+    engine = Engine(hooked(monkeypatch, keep_positions=True), mtp=True)
     (request,) = started(engine, 1)
     for _ in range(2):
         (*_, last) = engine.step([], [request], next_n=3, accepted=[1])
@@ -249,7 +294,7 @@ def test_positions_are_the_last_row_s_and_so_is_the_state_with_them(telling, mon
 def test_a_number_of_another_kind_is_ignored_and_said_once(telling, monkeypatch, tell, said):
     dsa = hooked(monkeypatch)
     monkeypatch.setattr(dsa.Indexer, "last_rows", lambda *_: [0])  # the fake could not use it either
-    engine = Engine(dsa)
+    engine = Engine(dsa, mtp=True)
     requests = started(engine, 1, 2)
     for _ in range(3):
         engine.step([], requests, next_n=2, accepted=[1, 1], tell=tell)
@@ -265,7 +310,7 @@ def test_an_error_while_noting_is_said_and_harmless(telling, monkeypatch):
     def broken(self, metadata):
         raise KeyError("odd")
 
-    engine = Engine(hooked(monkeypatch))
+    engine = Engine(hooked(monkeypatch), mtp=True)
     (request,) = started(engine, 1)
     monkeypatch.setattr(HintState, "note_accepted", broken)
     engine.step([], [request], next_n=2, accepted=[1])
@@ -276,7 +321,7 @@ def test_an_error_while_noting_is_said_and_harmless(telling, monkeypatch):
 
 def test_a_step_that_is_not_told_takes_the_last_row(telling, monkeypatch):
     dsa = hooked(monkeypatch)
-    engine = Engine(dsa, takes_back=False)  # what the last step was told is still there
+    engine = Engine(dsa, mtp=True, takes_back=False)  # what the last step was told is still there
     (request,) = started(engine, 1)
     for _ in range(2):
         engine.step([], [request], next_n=3, accepted=[1])
@@ -287,7 +332,7 @@ def test_a_step_that_is_not_told_takes_the_last_row(telling, monkeypatch):
 
 
 def test_a_step_that_never_runs_or_has_other_rows_brings_nothing_back(telling, monkeypatch):
-    engine = Engine(hooked(monkeypatch))
+    engine = Engine(hooked(monkeypatch), mtp=True)
     requests = started(engine, 1, 2)
     for _ in range(2):
         engine.step([], requests, next_n=2, accepted=[1, 2])
@@ -305,7 +350,7 @@ def test_a_step_that_never_runs_or_has_other_rows_brings_nothing_back(telling, m
 
 
 def test_one_buffer_for_good_that_is_counted_and_said(telling, monkeypatch):
-    engine = Engine(hooked(monkeypatch))
+    engine = Engine(hooked(monkeypatch), mtp=True)
     requests = started(engine, 1, 2)
     state = state_of(engine)
     nbytes = state.nbytes
@@ -324,7 +369,7 @@ def test_one_buffer_for_good_that_is_counted_and_said(telling, monkeypatch):
 
 
 def test_more_rows_than_there_is_room_for_use_no_state(telling, monkeypatch):
-    engine = Engine(hooked(monkeypatch), max_requests=1)
+    engine = Engine(hooked(monkeypatch), mtp=True, max_requests=1)
     engine.manager.max_batch_size = 1
     (request,) = started(engine, 1)
     engine.step([], [request], next_n=2, accepted=[2])
@@ -338,7 +383,7 @@ def test_more_rows_than_there_is_room_for_use_no_state(telling, monkeypatch):
 
 
 def test_metadata_that_is_gone_is_not_kept(telling, monkeypatch):
-    engine = Engine(hooked(monkeypatch))
+    engine = Engine(hooked(monkeypatch), mtp=True)
     (request,) = started(engine, 1)
     for _ in range(3):
         graph = engine.metadata.create_cuda_graph_metadata(4, max_draft_tokens=1)
@@ -359,7 +404,7 @@ class Watch(TorchDispatchMode):
 
 
 def test_being_told_adds_no_work_to_a_captured_call(telling, monkeypatch):
-    engine = Engine(hooked(monkeypatch), layers=1)
+    engine = Engine(hooked(monkeypatch), mtp=True, attention_dp=True, layers=1)
     requests = started(engine, 1, 2)
     engine.step([], requests, next_n=3, accepted=[1, 1])
     metadata, indexer = engine.metadata, engine.indexers[0]

@@ -11,6 +11,7 @@ import site
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,10 +33,12 @@ from engine import (
 )
 
 import gvr_topk_autoload
+from gvr_topk.config import GvrTopkConfig
 from gvr_topk.integrations import environment
 from gvr_topk.integrations import tensorrt_llm as integration
+from gvr_topk.integrations.environment import Mode
 from gvr_topk.integrations.patch_points import find_engine, inspect_engine
-from gvr_topk.integrations.selection import DecodeOp
+from gvr_topk.integrations.selection import DecodeOp, wrap_top_k
 from gvr_topk.integrations.transaction import Transaction
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -226,6 +229,53 @@ def test_the_users_options_overrule_the_yaml(shape, monkeypatch):
     integration.install()
     parse(YAML)
     assert environment.options().max_ctas == 8 and not environment.options().stats
+
+
+UNREADABLE = [
+    *("[]", "{", "7", '"x"', "{not json", "null", "[" * 100_000, "\udcff\udc80"),
+    *('{"enable": 3}', '{"options": {"hint": 1}}', '{"other": true}'),
+]
+
+
+@pytest.mark.parametrize("text", UNREADABLE, ids=lambda text: text[:12].encode("ascii", "replace").decode())
+@pytest.mark.parametrize("file", [YAML, PLAIN], ids=["on", "off"])
+def test_an_unreadable_carried_value_counts_as_absent(shape, monkeypatch, text, file):
+    """Only a stale or foreign value is: it must not stop a server."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_YAML", text)
+    gvr_topk_autoload.install(integration.module_loaded)
+    import tensorrt_llm.logger  # noqa: F401
+
+    assert environment.mode() is Mode.OFF and environment.options() == GvrTopkConfig()
+    for _ in range(2):
+        parse(file)
+    assert environment.mode() is (Mode.ON if file is YAML else Mode.OFF)
+    assert environment.options().stats == (file is YAML)
+    (line,) = warnings()
+    assert "TRTLLM_GVR_TOPK_YAML counts as unset: wanted what this package wrote, got" in line
+    assert len(line) < 250 and line.isprintable()
+
+
+def test_a_worker_says_that_what_was_carried_cannot_be_read(shape, monkeypatch):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_YAML", "{not json")
+    dsa = load_dsa()
+    integration.install()
+    Engine(dsa).step([], [Request(1, 30, 99, seed=1, done=40)])
+    (line,) = warnings()
+    assert "TRTLLM_GVR_TOPK_YAML counts as unset" in line
+    assert integration.counters().calls == {("original", "not asked for"): 2}
+
+
+@pytest.mark.parametrize("text", ["{", '{"path": "fast"}', '{"stats": true, "more": 1}', "[]"])
+def test_options_that_cannot_be_read_are_refused_in_one_line(shape, monkeypatch, text):
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", text)
+    dsa = load_dsa()
+    integration.install()
+    Engine(dsa).step([], [Request(1, 30, 99, seed=1, done=40)])
+    (line,) = warnings()
+    assert "refused: ValueError: TRTLLM_GVR_TOPK_OPTIONS: wanted the keys of section gvr_topk as JSON" in line
+    assert line.isprintable() and "pydantic.dev" not in line
+    assert integration.counters().calls == {("original", "error: ValueError"): 2}
 
 
 def test_a_worker_started_earlier_learns_it_from_the_arguments(shape):
@@ -775,6 +825,52 @@ def test_the_op_replacement_still_has_the_originals_attributes(shape):
         op(logits, torch.tensor([40], dtype=torch.int32), out, 1)
         assert set(out[0].tolist()) == set(logits.topk(16).indices[0].tolist())
         assert integration.counters().calls == {("original", "not from the indexer"): 1}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_indexer_of_another_backend_is_said_once_and_stays_theirs(monkeypatch, asked):
+    """CSA2 overrides the call that tells us the layer, and prepares its batches as DSA does."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", str(int(asked)))
+    with fake_package("trtllm_1_3_rc27"):
+        dsa = load_dsa()
+        integration.install()
+
+        class CSA2Indexer(dsa.Indexer):
+            def sparse_attn_indexer(self, metadata, hidden_states, *rest, q_scale=None, is_generation=None):
+                out = torch.full((metadata.num_generations, 16), -7, dtype=torch.int32)
+                lengths = metadata.kv_lens_cuda_runtime[: len(out)]
+                scores = torch.randn(len(out), 160)
+                self.top_k(
+                    scores, out, is_prefill=False, sequence_lengths=lengths, scan_lengths=lengths, next_n=1
+                )
+                assert (out >= 0).all()
+                return out
+
+        engine = Engine(dsa, layers=1)
+        config = engine.metadata.sparse_attention_config
+        engine.indexers = [CSA2Indexer(None, None, None, False, config, None, layer_idx=0)]
+        for done in (60, 61, 62):
+            engine.step([], [Request(1, 60, 99, seed=1, done=done)])
+        assert integration.counters().calls == {("original", "not from the indexer"): 3}
+        said = [line for line in warnings() if "not in use: a sparse backend of TensorRT-LLM" in line]
+        assert len(said) == len(warnings()) == int(asked)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_next_n_is_passed_on_as_it_was_given(by_name):
+    """Some sources take it, and what follows it, by name alone."""
+    passed = []
+
+    def original(top_k, scores, sequence_lengths, scan_lengths, output_indices, *args, **kwargs):
+        passed.append((args, kwargs))
+
+    seen = []
+    wrapped = wrap_top_k(original, lambda selection, original: bool(seen.append(selection)))
+    top_k = SimpleNamespace(decode_implementation="cuda_radix", top_k=16, compress_ratio=4)
+    args, kwargs = ((), {"next_n": 3, "radix_aux_indices": "x"}) if by_name else ((3, 160, None), {})
+    wrapped(top_k, "scores", "lengths", "scans", "out", *args, **kwargs)
+    assert passed == [(args, kwargs)]
+    assert (seen[0].next_n, seen[0].k, seen[0].compress_ratio, seen[0].native) == (3, 16, 4, "")
 
 
 def test_a_topk_that_no_indexer_asks_for_stays_theirs():

@@ -107,13 +107,19 @@ def test_any_number_of_draft_rows_of_compressed_keys(monkeypatch):
             integration.uninstall()
 
 
-def test_lengths_between_which_the_state_is_used_are_those_of_scores(monkeypatch):
+@pytest.mark.parametrize("told", [True, False])
+def test_lengths_between_which_the_state_is_used_are_those_of_scores(monkeypatch, told):
+    """The indexer's layers have 4 keys per score, whatever the ratio of layers without an indexer."""
     monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
     monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 20}')
     with fake_package("trtllm_1_3_rc27"):
         dsa = load_dsa()
         assert integration.install()
         engine = Engine(dsa, compress_ratio=4)
+        assert max(engine.metadata.compress_ratios) == 128
+        if not told:
+            monkeypatch.setattr(engine.metadata, "get_indexer_max_seq_len", lambda: 40)
+            del engine.metadata._indexer_compress_ratio
         engine.step([], [Request(i, n, 99, seed=i, done=n) for i, n in ((1, 78), (2, 79))])
         state = integration._integration.hook.state_of(engine.manager)
         assert [slot >= 0 for slot in state.requests.row_slot[:2].tolist()] == [False, True]

@@ -44,6 +44,9 @@ def test_hook_on_selects_the_same_sets(script, tmp_path, capsys, monkeypatch):
     assert result["counters"]["rows"]["hinted"] > 0
     assert 0.3 < result["counters"]["measured"]["hit_ratio"] < 1
     assert "not TensorRT-LLM itself" in result["what"]
+    for part in ("prepare_us", "prepare_moved_us"):
+        assert 0 < result[part]["off"] < result[part]["on"]
+    assert result["prepare_us"]["on"] < result["prepare_moved_us"]["on"]
 
 
 def test_a_wrong_set_is_found(script, monkeypatch, capsys):
@@ -59,7 +62,7 @@ def test_a_wrong_set_is_found(script, monkeypatch, capsys):
 
 def test_rows_grow_requests_change_and_every_run_sees_the_same(script):
     trace = script.shipped_trace()
-    options = script.Options("cpu", 4, 60, 700, 64, 0)
+    options = script.Options("cpu", 4, 200, 700, 64, 0)
     plan = script.schedule(trace, options)
     again = script.schedule(trace, options)
     assert [[a.request_id for a, _ in running] for running, _, _ in plan] == [

@@ -111,6 +111,17 @@ def test_same_sets_with_and_without(shape, monkeypatch, next_n):
     assert counted.rows["dummy"] > 0 and counted.steps["graph"] > 0 and counted.steps["eager"] > 0
 
 
+def test_same_sets_with_the_top_k_of_1_4(monkeypatch):
+    with fake_package(SHAPES[-1], newest=True):
+        _, plain = run(load_dsa(), next_n=2, seed=9)
+        dsa = hooked(monkeypatch)
+        compared = check_decode_rows(in_order=True)
+        _, chosen = run(dsa, next_n=2, seed=9)
+        assert sys.modules["tensorrt_llm._torch.modules.top_k"].TopK.__name__ == "TopK14"
+        assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True)) and sum(compared) > 300
+        assert {path for path, _ in integration.counters().calls} == {"gvr_topk"}
+
+
 @pytest.mark.parametrize("shape", BY_PHASE)
 def test_same_sets_phase_by_phase(monkeypatch, shape):
     with fake_package(shape):
@@ -124,7 +135,7 @@ def test_same_sets_phase_by_phase(monkeypatch, shape):
         assert not any(path == "original" for path, _ in integration.counters().calls)
 
 
-@pytest.mark.parametrize("options", [{"keep_positions": True}, {"stats": True}, {"path": "paper_gvr"}])
+@pytest.mark.parametrize("options", [{"keep_positions": True}, {"stats": True}])
 def test_same_sets_with_positions(shape, monkeypatch, options):
     _, plain = run(load_dsa(), steps=60, next_n=2, seed=5)
     hooked(monkeypatch, **options)
@@ -261,6 +272,13 @@ def test_the_last_prompt_row_seeds_the_slot(shape, monkeypatch):
             seeded = state.requests.indices[layer, state.requests.slot_of(32)]
             assert torch.equal(seeded.sort().values, rows[19])
         assert (state.requests.words[:, state.requests.slot_of(32)] == -1).all()
+        alone = Request(34, 60, 99, seed=34)
+        for chunk in (40, 20):  # the same rows twice
+            result = engine.step([(alone, chunk)], [], phases=phases)
+            alone.done += chunk
+        for layer, rows in enumerate(result):
+            seeded = state.requests.indices[layer, state.requests.slot_of(34)]
+            assert torch.equal(seeded.sort().values, rows[19])
 
 
 def test_padding_and_dummy_requests_neither_read_nor_write(shape, monkeypatch):
@@ -375,10 +393,14 @@ def test_short_rows_after_longer_ones_are_not_waited_for(monkeypatch):
 def test_lengths_outside_the_window_use_no_hint(shape, monkeypatch):
     monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", '{"min_length": 40, "max_length": 60}')
     engine = Engine(hooked(monkeypatch))
-    engine.step([], [Request(i, 20, 99, seed=i, done=n) for i, n in ((81, 38), (82, 39), (83, 59), (84, 60))])
-    used = [slot >= 0 for slot in state_of(engine).requests.row_slot[:4].tolist()]
-    assert used == [False, True, True, False]
-    assert integration.counters().rows == {"too_short": 1, "hinted": 2, "too_long": 1}
+    requests = [Request(i, 20, 99, seed=i, done=n) for i, n in ((81, 38), (82, 39), (83, 59), (84, 60))]
+    for expected in ([False, True, True, False], [True, True, False, False]):  # the same rows have grown
+        engine.step([], requests)
+        used = [slot >= 0 for slot in state_of(engine).requests.row_slot[:4].tolist()]
+        assert used == expected
+        for request in requests:
+            request.done += 1
+    assert integration.counters().rows == {"too_short": 1, "hinted": 4, "too_long": 3}
 
 
 def test_rows_no_longer_than_k_keep_their_slot_whatever_the_window(shape, monkeypatch):
@@ -535,7 +557,7 @@ def test_arguments_of_their_op_by_position_and_by_name(args, named, k, ratio, na
         def __call__(self, *args, **kwargs):
             passed_on.append((args, kwargs))
 
-    op = DecodeOp(Original(), lambda selection: selected.append(selection) or served)
+    op = DecodeOp(Original(), lambda selection, original: selected.append(selection) or served)
     four = ("logits", "lengths", "indices", 3)
     op(*four, *args, **named)
     (seen,) = selected
@@ -544,21 +566,47 @@ def test_arguments_of_their_op_by_position_and_by_name(args, named, k, ratio, na
     assert passed_on == ([] if served else [((*four, *args), named)])
 
 
-def test_an_error_of_ours_falls_back_and_is_said_once(shape, monkeypatch):
-    from gvr_topk.integrations import layer_hook
-
+def test_after_an_error_of_ours_theirs_serves_for_good(shape, monkeypatch):
     engine = Engine(hooked(monkeypatch))
     plain = Engine(engine.dsa).step([], [Request(1, 30, 99, seed=1, done=30)])
-    monkeypatch.setattr(
-        layer_hook, "indexer_topk_decode", lambda *a, **k: (_ for _ in ()).throw(ValueError("logits: no"))
-    )
+    calls = []
+
+    def failing(*args, **kwargs):
+        calls.append(args)
+        raise ValueError("logits:\n  no")
+
+    monkeypatch.setattr(layer_hook, "indexer_topk_decode", failing)
     for _ in range(2):
         result = engine.step([], [Request(1, 30, 99, seed=1, done=30)])
+    other = Engine(engine.dsa).step([], [Request(1, 30, 99, seed=1, done=30)])
     assert all(torch.equal(a, b) for a, b in zip(result, plain, strict=True))
-    assert integration.counters().calls["original", "error: ValueError"] == 4
+    assert all(torch.equal(a, b) for a, b in zip(other, plain, strict=True))
+    assert len(calls) == 1
+    assert integration.counters().calls["original", "error: ValueError"] == 6
     (line,) = lines_of("warning")
-    assert "fell back: ValueError: logits: no" in line
+    assert line.endswith("fell back: ValueError: logits: no. TensorRT-LLM's own top-k serves from now on")
     assert read_evidence([line]).refused
+
+
+def test_the_first_calls_are_verified(shape, monkeypatch):
+    """Under the name that reaches worker processes, too; an op that is wrong is noticed and off for good."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK_VERIFY", "3")
+    engine = Engine(hooked(monkeypatch))
+    check_decode_rows(in_order=False)
+    for done in range(60, 64):
+        engine.step([], [Request(1, 30, 99, seed=1, done=done)], next_n=2)
+    assert sum(line.endswith(": verified 3 calls of decode top-k") for line in lines_of("info")) == 1
+    assert set(integration.counters().calls) == {("gvr_topk", "hint")}
+    integration.uninstall()
+    engine = Engine(hooked(monkeypatch))
+    monkeypatch.setattr(layer_hook, "indexer_topk_decode", lambda *args, out, **named: out.fill_(0))
+    for _ in range(2):
+        engine.step([], [Request(1, 30, 99, seed=1, done=60)])
+    assert integration.counters().calls == {("original", "error: Differs"): 4}
+    (line,) = lines_of("warning")
+    assert (
+        "fell back: Differs: row 0 of 1: an item is selected twice. TensorRT-LLM's own top-k serves" in line
+    )
 
 
 def test_not_asked_for_means_not_used(shape):
@@ -590,14 +638,18 @@ def test_a_second_manager_has_its_own_hints(shape, monkeypatch):
     assert read_evidence([line]).active and not read_evidence([line]).refused
 
 
-def full_server(monkeypatch, stages=1, **options) -> HintState:
-    """The state of one rank of DeepSeek-V3.2 at TensorRT-LLM's default of 2,048 requests."""
+class Manager(SimpleNamespace):
+    """A cache manager of nothing but attributes."""
+
+
+def full_server(monkeypatch, layers=61, stages=1, **options) -> HintState:
+    """The state of one rank at TensorRT-LLM's default of 2,048 requests."""
     monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps(options))
     lengths = torch.zeros(2048, dtype=torch.int32, device="meta")
     metadata = SimpleNamespace(sparse_mla_topk=2048, max_num_sequences=2048, kv_lens_cuda_runtime=lengths)
-    manager = SimpleNamespace(
-        layer_offsets={i: i for i in range(61)},
-        num_local_layers=61,
+    manager = Manager(
+        layer_offsets={i: i for i in range(layers)},
+        num_local_layers=layers,
         max_batch_size=2048,
         mapping=SimpleNamespace(pp_size=stages),
     )
@@ -609,10 +661,10 @@ def test_the_state_of_a_full_server_takes_two_mebibytes(monkeypatch):
     assert state.nbytes < 9 * 2**18 and "2048 requests, 2.0 MiB of state (predictor)" in str(state)
     positions = full_server(monkeypatch, keep_positions=True)
     assert "2048 requests, 978.0 MiB of state (predictor and positions)" in str(positions)
-    pipeline = full_server(monkeypatch, stages=4)
-    assert "10240 requests, 9.6 MiB of state (predictor)" in str(pipeline)
+    pipeline = full_server(monkeypatch, layers=16, stages=4)
+    assert "10240 requests, 2.6 MiB of state (predictor)" in str(pipeline)
     page = (Path(__file__).resolve().parents[2] / "docs" / "tensorrt_llm.md").read_text()
-    assert all(f"{mib} MiB" in page for mib in ("2.0", "9.6", "978"))
+    assert all(f"{mib} MiB" in page for mib in ("2.0", "2.6", "978"))
 
 
 @pytest.mark.parametrize("stages", [1, 2, 4])
@@ -664,6 +716,27 @@ def test_calls_are_named_for_profilers_where_there_is_a_gpu(monkeypatch, enabled
         assert integration.counters().calls == {("gvr_topk", "hint"): 2}
     named = ["gvr_topk layer 0", "end", "gvr_topk layer 1", "end"]
     assert ranges == (named if enabled and has_gpu else [])
+
+
+@pytest.mark.parametrize("next_n", [1, 3])
+def test_a_step_with_the_rows_of_the_last_one_copies_nothing(shape, monkeypatch, next_n):
+    engine = Engine(hooked(monkeypatch))
+    requests = [Request(i, 30, 99, seed=i, done=30) for i in (1, 2, 3)]
+    engine.step([], requests, next_n=next_n)
+    metadata, state, counters = engine.metadata, state_of(engine), integration.counters
+    seen, before = [], counters().rows["hinted"]
+    for ids in ([1, 2, 3], [1, 2, 3], [2, 1, 3], [2, 1, 3], [2, 1]):
+        metadata.set_batch(ids, [next_n] * len(ids), 0, [31] * len(ids))
+        with Watch() as watch:
+            state.update(metadata, integration._integration.counters)
+        seen.append(any("copy" in name for name in watch.seen))
+        expected = [state.requests.slot_of(i) for i in ids for _ in range(next_n)]
+        assert state.row_slot(metadata, next_n, len(ids) * next_n).tolist() == expected
+    assert seen == [False, False, True, False, True]
+    assert counters().rows["hinted"] - before == 14 * next_n
+    state.requests.release(2)  # its rows have to be given a slot again
+    state.update(metadata, integration._integration.counters)
+    assert state.row_slot(metadata, next_n, 2 * next_n)[0] == state.requests.slot_of(2) >= 0
 
 
 def test_requests_with_different_numbers_of_drafts_use_no_state(shape, monkeypatch):

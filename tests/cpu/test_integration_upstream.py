@@ -36,14 +36,16 @@ def shape_of(versions: str) -> UpstreamShape:
 
 
 def parameters(fake: str) -> dict[str, list[str]]:
-    """Parameters of every method in the sources of a fake."""
+    """Parameters of every method in the sources of a fake; ``TopK14`` is the class of 1.4."""
     methods = {}
     for file in (TESTS / "fakes" / fake).rglob("*.py"):
         for owner in ast.walk(ast.parse(file.read_text())):
             if isinstance(owner, ast.ClassDef):
                 for item in owner.body:
                     if isinstance(item, ast.FunctionDef):
-                        names = [a.arg for a in (*item.args.posonlyargs, *item.args.args)]
+                        arguments = item.args
+                        every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+                        names = [a.arg for a in every]
                         methods[f"{owner.name}.{item.name}"] = names
     return methods
 
@@ -58,6 +60,16 @@ def test_there_is_one_entry_per_stored_shape_and_one_fake() -> None:
 def test_the_fake_has_the_stored_signatures(entry: dict) -> None:
     got = parameters(entry["fake"])
     assert {name: got[name] for name in entry["methods"]} == entry["methods"]
+
+
+def test_the_newest_top_k_has_the_stored_signatures_and_the_same_shape() -> None:
+    entry = STORED[-1]
+    got = parameters(entry["fake"])
+    later = {name.replace("TopK.", "TopK14."): names for name, names in entry["later"].items()}
+    assert {name: got[name] for name in later} == later
+    point = SHAPES[0].top_k_decode
+    names = entry["later"]["TopK._forward_decode"]
+    assert names[: len(point.expected)] == list(point.expected) and compare(point, names, names).good
 
 
 @pytest.mark.parametrize("entry", STORED, ids=IDS)

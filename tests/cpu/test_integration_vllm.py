@@ -23,14 +23,16 @@ from vllm_engine import HERE, Log, Runner, Step, fake_vllm
 from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
+from gvr_topk.integrations._kit import engine as engine_module
+from gvr_topk.integrations._kit.engine import Engine
+from gvr_topk.integrations.vllm import backend, plugin
 from gvr_topk.integrations.vllm import hook as hook_module
-from gvr_topk.integrations.vllm import plugin
 from gvr_topk.integrations.vllm import prefill as prefill_module
 from gvr_topk.integrations.vllm.hook import visible
 from gvr_topk.integrations.vllm.imports import Finder
 from gvr_topk.integrations.vllm.prefill import PrefillCall, PrefillOp
 from gvr_topk.integrations.vllm.rows import RequestStates, _prefilling, owners_of_rows
-from gvr_topk.integrations.vllm.upstream import WATCHED, supported
+from gvr_topk.integrations.vllm.upstream import ENGINE, WATCHED
 from gvr_topk.library import LibraryStatus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -238,11 +240,12 @@ def test_prefill_in_other_layouts_is_vllms(vllm):
     assert calls() == {("original", "prefill layout"): len(others), (OURS, "prefill"): 1}
     hook = plugin._integration.hook._prefill
     wide = torch.empty((1, 2**21 + 1), device="meta")
+    op = prefill_op()
     for scores, rows, k in ((wide, 1, 8), (logits, 3, 8), (logits, 2, 9), (logits[0], 2, 8)):
         strides = (*scores.stride(), 1)[:2]
-        assert not hook.select(PrefillCall(scores, starts, ends, out, rows, *strides, k))
-    assert not hook.select(PrefillCall(logits, starts, ends, out[0], 1, 128, 1, 8))
-    assert hook.select(PrefillCall(logits, starts, ends, out, 2, 128, 1, 8))  # none of them was an error
+        assert not hook.select(PrefillCall(scores, starts, ends, out, rows, *strides, k), op)
+    assert not hook.select(PrefillCall(logits, starts, ends, out[0], 1, 128, 1, 8), op)
+    assert hook.select(PrefillCall(logits, starts, ends, out, 2, 128, 1, 8), op)  # none of them was an error
 
 
 def test_prefill_that_fails_falls_back_alone(vllm, log, monkeypatch):
@@ -704,7 +707,7 @@ def test_switches(vllm, log, monkeypatch, name, value, line):
 
 
 def test_no_library(vllm, log, monkeypatch):
-    monkeypatch.setattr(plugin, "library_status", lambda: LibraryStatus(False, None, "not built"))
+    monkeypatch.setattr(engine_module, "library_status", lambda: LibraryStatus(False, None, "not built"))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     integration.register()
     runner = Runner()
@@ -730,7 +733,7 @@ def test_unknown_version(changed, log, monkeypatch):
     [("0.33.0", True), ("0.33.2+cu130", True), ("0.33.0rc1", True), ("0.3.3", False), ("1.33.0", False)],
 )
 def test_versions(version, known):
-    assert supported(version) is known
+    assert ENGINE.knows(version) is known
 
 
 TOPK_FILE = "model_executor/layers/indexer_topk.py"
@@ -813,6 +816,94 @@ def test_error_falls_back_and_switches_off(vllm, log, monkeypatch):
     assert len(failed) == 1 and "RuntimeError: no room for this launch" in failed[0]
 
 
+@pytest.mark.parametrize("drafts", [0, 2])
+def test_the_first_calls_are_verified(vllm, log, monkeypatch, drafts):
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "3")
+    integration.register()
+    runner = Runner(drafts=drafts)
+    request, prompt = runner.add("a", 300), runner.add("b", 200)
+    for _ in range(3):
+        step = runner.step([request], [prompt])
+        assert_exact(step, runner.topk)
+        assert_prompts_exact(step, runner.topk)
+    verified = [line.partition(": ")[2] for line in log.lines if "verified" in line]
+    assert sorted(verified) == ["verified 3 calls of decode top-k", "verified 3 calls of prefill top-k"]
+    assert calls() == {(OURS, "hint"): 6, (OURS, "prefill"): 6}
+
+
+@pytest.mark.parametrize(
+    ("module", "op", "kind"),
+    [(hook_module, "indexer_topk_decode", ""), (prefill_module, "indexer_topk_prefill", "prefill ")],
+)
+def test_an_op_that_is_wrong_is_noticed(vllm, log, monkeypatch, module, op, kind):
+    """And without GVR_TOPK_VERIFY it is not."""
+    monkeypatch.setattr(module, op, lambda *args, out, **kwargs: out.fill_(0))
+    integration.register()
+    runner = Runner()
+    runner.step([runner.add("a", 300)], [runner.add("b", 200)])
+    assert {path for path, _ in calls()} == {OURS}
+    integration.unregister()
+    log.lines.clear()
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
+    integration.register()
+    runner = Runner()
+    request, prompt = runner.add("a", 300), runner.add("b", 200)
+    for _ in range(3):
+        step = runner.step([request], [prompt])
+        assert_exact(step, runner.topk, ours=kind != "")
+        assert_prompts_exact(step, runner.topk, ours=kind == "")
+    (line,) = [line for line in log.lines if "fell back" in line]
+    assert "Differs: row " in line and "an item is selected twice" in line
+    assert line.endswith(f". vLLM's own {kind}top-k serves from now on")
+    assert calls()["original", f"{kind}error: Differs"] == 6
+
+
+def test_lengths_in_another_unit_are_noticed(vllm, log, monkeypatch):
+    """The op then selects among other scores than vLLM: exact, and wrong."""
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "8")
+    real = hook_module.indexer_topk_decode
+    monkeypatch.setattr(
+        hook_module,
+        "indexer_topk_decode",
+        lambda logits, lens, *args, **kw: real(logits, lens // 2, *args, **kw),
+    )
+    integration.register()
+    runner = Runner(specials=False)
+    assert_exact(runner.step([runner.add("a", 300)]), runner.topk, ours=False)
+    (line,) = [line for line in log.lines if "fell back" in line]
+    assert "Differs: row 0 of 1: selected score" in line and "by vLLM" in line
+
+
+def test_a_bad_number_of_calls_to_verify(vllm, log, monkeypatch):
+    monkeypatch.setenv("GVR_TOPK_VERIFY", "all")
+    integration.register()
+    assert_exact((runner := Runner()).step([runner.add("a", 300)]), runner.topk, ours=False)
+    (line,) = log.lines
+    assert line.endswith(f"refused: GVR_TOPK_VERIFY: wanted a number of calls, got 'all'. {OWN}")
+
+
+@pytest.mark.parametrize("arch", [90, 100, 103])
+@pytest.mark.parametrize("resolved", ["cooperative", "flashinfer_gvr2"])
+@pytest.mark.parametrize("mode", ["1", "force"])
+def test_auto_that_is_another_gvr_is_left_alone(vllm, log, monkeypatch, arch, resolved, mode):
+    """On Blackwell alone; the prefill top-k is no such one there."""
+    monkeypatch.setenv("GVR_TOPK_VLLM", mode)
+    monkeypatch.setattr(backend, "arch_of", lambda device: arch)
+    integration.register()
+    runner = Runner()
+    stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
+    monkeypatch.setattr(stage, "resolve_backend", lambda stage, logits, topk_tokens, num_rows: resolved)
+    step = runner.step([runner.add("a", 300)], [runner.add("b", 200)])
+    left = arch >= 100 and "gvr" in resolved and mode == "1"
+    assert_exact(step, runner.topk, ours=not left)
+    assert_prompts_exact(step, runner.topk)
+    decode = {("original", "native GVR"): 2} if left else {(OURS, "hint"): 2}
+    assert calls() == {**decode, (OURS, "prefill"): 2}
+    said = [line.partition("not in use: ")[2] for line in log.lines if "not in use" in line]
+    what = "sparse_indexer_topk_backend 'auto' is 'flashinfer_gvr2' here, a top-k of the same kind"
+    assert said == [f"{what}; GVR_TOPK_VLLM=force runs gvr_topk instead"] * left
+
+
 def test_other_layouts_are_vllms(vllm):
     """And nothing is switched off by them."""
     integration.register()
@@ -873,10 +964,10 @@ def test_unregister_restores_everything(vllm):
 
 
 def test_register_never_raises(log, monkeypatch):
-    def fail():
+    def fail(engine):
         raise OSError("odd")
 
-    monkeypatch.setattr(plugin, "outlook", fail)
+    monkeypatch.setattr(Engine, "outlook", fail)
     integration.register()
     assert log.lines == [
         "gvr_topk in vLLM of unknown version: refused: OSError: odd. vLLM serves with its own top-k"
@@ -913,7 +1004,7 @@ def test_columns_that_no_row_reaches_are_left_out():
 
 
 def test_graphs_keep_all_columns(monkeypatch):
-    monkeypatch.setattr(hook_module, "_capturing", lambda device: True)
+    monkeypatch.setattr(hook_module, "capturing", lambda device: True)
     assert visible(torch.zeros(2, 400), 10).shape == (2, 400)
 
 
@@ -927,19 +1018,21 @@ def test_metric_in_vllms_registry(vllm, monkeypatch, tmp_path):
     labels = {"path": OURS, "reason": "hint"}
     assert REGISTRY.get_sample_value("gvr_topk_calls_total", labels) == 4
     assert 'gvr_topk_calls_total{path="gvr_topk",reason="hint"} 4.0' in integration.prometheus_text()
-    assert "gvr_topk_requests_total" in (tmp_path / f"gvr_topk_{os.getpid()}.prom").read_text()
+    (file,) = tmp_path.glob(f"gvr_topk_*_{os.getpid()}_*.prom")
+    assert "gvr_topk_requests_total" in file.read_text()
     integration.unregister()
     assert REGISTRY.get_sample_value("gvr_topk_calls_total", labels) is None
 
 
 def test_metrics_that_cannot_be_kept_cost_nothing_else(vllm, log, monkeypatch, tmp_path):
-    monkeypatch.setenv("GVR_TOPK_VLLM_METRICS_DIR", str(tmp_path / "missing"))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GVR_TOPK_VLLM_METRICS_DIR", str(tmp_path / "file" / "missing"))
     monkeypatch.setattr(plugin.CallMetrics, "open", lambda self: (_ for _ in ()).throw(ValueError("taken")))
     integration.register()
     runner = Runner()
     assert_exact(runner.step([runner.add("a", 300)]), runner.topk)
     assert "no metric in vLLM's registry: taken" in log.lines[0]
-    assert any("no metrics file: FileNotFoundError" in line for line in log.lines)
+    assert any("no metrics file: NotADirectoryError" in line for line in log.lines)
     assert calls() == {(OURS, "hint"): 2}
 
 

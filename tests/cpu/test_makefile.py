@@ -47,3 +47,40 @@ def test_clean_leaves_results_and_libraries(tmp_path: Path) -> None:
         path.touch()
     subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True)
     assert [path.exists() for path in (*kept, *built)] == [True, True, False, False]
+
+
+def test_a_wheel_is_alone_in_dist_and_has_every_gpu() -> None:
+    """Two wheels of one name at once are refused by pip."""
+    recipe = make("--dry-run", "wheel").splitlines()
+    assert "rm -f dist/gvr_topk-*.whl" in recipe
+    assert recipe.index("rm -f dist/gvr_topk-*.whl") < len(recipe) - 2 and "--wheel-dir dist ." in recipe[-2]
+    assert recipe[-1] == "ls dist/gvr_topk-*.whl"
+    assert re.search(r"^wheel: export GVR_TOPK_ARCHS \?= all$", MAKEFILE, re.MULTILINE)
+
+
+def test_torch_is_what_is_asked_for() -> None:
+    recipe = make("--dry-run", "replay", "VENV=build/none", "TORCH=torch==2.11.0 --index-url URL")
+    assert "build/none/bin/pip install --quiet torch==2.11.0 --index-url URL" in recipe
+
+
+BUILD = """
+echo '  gvr_topk: compiling kernels'
+echo '  [1/3] Building CXX object CMakeFiles/gvr_topk_policy.dir/policy/policy_c.cpp.o'
+echo '  [2/3] Building CUDA object CMakeFiles/gvr_topk_cuda.dir/kernels/small_row/launch.cu.o'
+echo '  ptxas info: of no interest' >&2
+echo '  [3/3] Linking CXX shared library libgvr_topk_policy.so'
+"""
+
+
+def test_a_build_is_shown_file_by_file(tmp_path: Path) -> None:
+    def shown(script: str) -> subprocess.CompletedProcess[str]:
+        command = [ROOT / "packaging" / "show_build", "sh", "-c", script]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    short = "gvr_topk: compiling kernels\n[1/3] policy/policy_c.cpp\n[2/3] small_row/launch.cu\n"
+    short += "[3/3] libgvr_topk_policy.so\n"
+    done = shown(BUILD)
+    assert (done.returncode, done.stdout) == (0, short)
+    failed = shown(f"{BUILD}exit 3")
+    assert failed.returncode == 1
+    assert failed.stdout.startswith(short) and "ptxas info: of no interest" in failed.stdout

@@ -28,12 +28,16 @@ LICENSES = ["LICENSE", "NOTICE"]
 
 # Whichever test comes first builds the wheel, and compiles everything if `make` has not been here before.
 pytestmark = pytest.mark.timeout(900)
+CUDA = (PACKAGE / "lib" / "libgvr_topk_cuda.so").is_file()
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built in the folder `make` builds in, so only what changed since is compiled."""
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    """For the GPUs that the checkout is built for, in the folder of that build: nothing is compiled again."""
+    archs: dict[str, str] = {}
+    if (PACKAGE / "_build.py").is_file():
+        exec((PACKAGE / "_build.py").read_text(), archs)
+    return build_wheel(tmp_path_factory.mktemp("wheel"), archs.get("ARCHS") or ("" if CUDA else "none"))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +72,7 @@ def run(*command: str | Path, **variables: str) -> str:
 
 
 def test_one_wheel_for_every_python(wheel: Path) -> None:
-    tag = "1cuda" if (PACKAGE / "lib" / "libgvr_topk_cuda.so").is_file() else "0cpu"
+    tag = "1cuda" if CUDA else "0cpu"
     assert wheel.name == f"gvr_topk-{gvr_topk.__version__}-{tag}-py3-none-linux_x86_64.whl"
 
 
@@ -83,7 +87,36 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert "gvr_topk/lib/libgvr_topk_policy.so" in libraries
     assert {"gvr_topk/py.typed"} <= sources
-    assert held == sources | libraries | HOOK
+    assert held == sources | libraries | HOOK | {"gvr_topk/_build.py"}
+
+
+def test_wheel_knows_what_it_was_built_from(wheel: Path) -> None:
+    told: dict[str, str] = {}
+    exec(zipfile.ZipFile(wheel).read("gvr_topk/_build.py"), told)
+    assert bool(told["ARCHS"]) == CUDA
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    commit = told["COMMIT"].removesuffix("-dirty")
+    assert head.stdout.startswith(commit) and len(commit) == (12 if head.stdout else 0)
+
+
+def test_reading_requirements_compiles_nothing(tmp_path: Path) -> None:
+    """Tools read them of every project that depends on this one. The compiler of this test only fails."""
+    (tmp_path / "nvcc").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "nvcc").chmod(0o755)
+    environ = {**os.environ, "CUDACXX": str(tmp_path / "nvcc"), "GVR_TOPK_ARCHS": "all"}
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--no-deps",
+        "--no-build-isolation",
+        str(ROOT),
+    ]
+    done = subprocess.run(pip, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"Would install gvr-topk-{gvr_topk.__version__}" in done.stdout
 
 
 def test_wheel_holds_no_data(wheel: Path) -> None:

@@ -28,7 +28,14 @@ from gvr_topk.constants import (
 )
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.contract import DTYPES
-from gvr_topk.policy import asks_for_hint, can_use_heuristic, parse_path, plan, values_of_led_row
+from gvr_topk.policy import (
+    asks_for_hint,
+    can_use_heuristic,
+    has_code,
+    parse_path,
+    plan,
+    values_of_solo_row,
+)
 
 PATHS = [path.name.lower() for path in OpPath]
 CLUSTER_SIZES = (1, 2, 4, 8, 16)
@@ -266,6 +273,13 @@ def test_plan_takes_the_forced_cluster_size(ctas: int) -> None:
         ({"sm_count": 0}, "sm_count: wanted at least 1, got 0"),
         ({"arch": 9.0}, "arch: wanted an integer, got 9.0"),
         ({"arch": 0}, "arch: wanted at least 1, got 0"),
+        *(
+            (
+                {"arch": arch},
+                rf"arch: wanted a GPU that .* code for \(.*\), got compute capability {arch / 10}",
+            )
+            for arch in (80, 89, 110, 130)
+        ),
         ({"ctas_per_row": 0.5}, "ctas_per_row: wanted an integer, got 0.5"),
         ({"max_ctas": "8"}, "max_ctas: wanted an integer, got '8'"),
         ({"dtype": "fp64"}, "dtype: wanted torch.float32, torch.bfloat16 or torch.float16, got 'fp64'"),
@@ -273,7 +287,7 @@ def test_plan_takes_the_forced_cluster_size(ctas: int) -> None:
     ],
 )
 def test_plan_names_a_size_or_dtype_that_no_call_has(wrong: dict[str, Any], message: str) -> None:
-    plan(rows=MAX_ROWS, width=MAX_WIDTH, k=MAX_WIDTH, sm_count=1, arch=1)
+    plan(rows=MAX_ROWS, width=MAX_WIDTH, k=MAX_WIDTH, sm_count=1)
     plan(rows=0, width=0, k=1)
     with pytest.raises(ValueError, match=f"^{message}$"):
         plan(**{"rows": 1, "width": 1000, "k": 512} | wrong)
@@ -286,6 +300,18 @@ def test_plan_names_a_size_or_dtype_that_no_call_has(wrong: dict[str, Any], mess
 def test_plan_refuses_a_cluster_that_cannot_serve(ctas: int, width: int, arch: int) -> None:
     with pytest.raises(ValueError, match=rf"ctas_per_row: wanted .* {width}, got {ctas}$"):
         plan(rows=1, width=width, k=512, ctas_per_row=ctas, arch=arch)
+
+
+@pytest.mark.parametrize(
+    ("arch", "held"),
+    [
+        *((arch, True) for arch in (90, 100, 103, 120, 121)),
+        *((arch, False) for arch in (1, 80, 86, 89, 91, 101, 110, 130, 900)),
+    ],
+)
+def test_there_is_code_for_three_families_of_gpus(arch: int, held: bool) -> None:
+    assert has_code(arch, all_builds=True) is held
+    assert has_code(arch) <= held
 
 
 @pytest.mark.parametrize("arch", [90, 100, 120])
@@ -452,5 +478,5 @@ def test_plans_that_cannot_be_planned_say_why(asked: dict[str, Any], message: st
 def test_which_rows_the_first_cta_selects_from(asked: dict[str, Any], length: int, values: int) -> None:
     shape = {"rows": 1, "k": 2048} | asked
     planned = plan(**shape)
-    led = values_of_led_row(planned, width=shape["width"], length=length, k=shape["k"])
-    assert led == values
+    held = values_of_solo_row(planned, width=shape["width"], length=length, k=shape["k"])
+    assert held == values

@@ -9,7 +9,7 @@ import pytest
 
 from gvr_topk.config import GvrTopkConfig
 from gvr_topk.constants import MAX_WIDTH
-from gvr_topk.policy import can_use_heuristic, plan, values_of_led_row
+from gvr_topk.policy import can_use_heuristic, plan, values_of_solo_row
 
 NUMBERS = ("slot", "slots", "length", "min_length", "max_length")
 FLAGS = ("enabled", "has_state", "aligned", "known")
@@ -63,10 +63,10 @@ def test_the_plan_names_sizes_beyond_32_bits(change: dict[str, Any], message: st
         ({"plan": "resident"}, "plan: wanted a Plan, got str"),
     ],
 )
-def test_led_rows_are_named(change: dict[str, Any], message: str) -> None:
+def test_solo_rows_are_named(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"plan": plan(rows=1, width=131_072, k=2048), "width": 131_072}
     with pytest.raises(ValueError, match=f"^{message}$"):
-        values_of_led_row(**given | {"length": 8000, "k": 2048} | change)
+        values_of_solo_row(**given | {"length": 8000, "k": 2048} | change)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,10 @@ def agree(logits: Tensor, starts: Tensor, ends: Tensor, k: int, **options: Any) 
 
 
 def valid(**changes: Any) -> dict[str, Any]:
-    """Arguments of one valid call with every optional one, some of them replaced."""
+    """Arguments of one valid call with every optional one, some of them replaced.
+
+    Without a page table there is no page size.
+    """
     arguments = {
         "logits": scores(),
         "row_starts": STARTS,
@@ -76,7 +79,7 @@ def valid(**changes: Any) -> dict[str, Any]:
         "row_request": REQUEST,
         "offsets": OFFSETS,
         "page_table": TABLE,
-        "page_size": PAGE,
+        "page_size": 0 if changes.get("page_table", TABLE) is None else PAGE,
         "slots": torch.zeros(ROWS, K, dtype=torch.int32),
         "stats": torch.zeros(ROWS, 8, dtype=torch.int32),
     }
@@ -89,8 +92,7 @@ def call(**changes: Any) -> Tensor:
 
 def described(**changes: Any) -> PrefillArguments:
     """The same call as the op sees it."""
-    given = {"out": torch.zeros(ROWS, K, dtype=torch.int32), **valid()}
-    return PrefillArguments(**{**given, **changes})
+    return PrefillArguments(**{"out": torch.zeros(ROWS, K, dtype=torch.int32), **valid(**changes)})
 
 
 # ---------------------------------------------------------------- windows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -50,10 +51,11 @@ def test_sources_satisfy_the_protocol() -> None:
 
 def test_shipped_trace_hit_ratio_is_the_overlap_of_consecutive_results() -> None:
     trace = shipped_trace()
-    result = replay(trace, config(), k=2048, steps=4)
+    result = replay(trace, config(), k=2048, steps=4, paper=True)
     assert result.is_exact and result.exact_steps == 4
     tops = [set(np.argsort(-trace.scores(step), kind="stable")[:2048].tolist()) for step in range(4)]
     for step in range(1, 4):
+        assert {row.hits for row in result.records[step].paths} == {len(tops[step - 1] & tops[step])}
         for offset in (0, 1):
             shifted = {position + offset for position in tops[step - 1]}
             ratio = len(shifted & tops[step]) / 2048
@@ -65,22 +67,46 @@ def test_shipped_trace_hit_ratio_is_the_overlap_of_consecutive_results() -> None
 
 
 def test_first_step_has_no_hint_and_is_left_out_of_the_statistics() -> None:
-    result = replay(Rows(steps=3), config())
+    result = replay(Rows(steps=3), config(), paper=True)
+    assert len(result.selected(0)) == 2
     assert [record.variants[0].hint_valid for record in result.records] == [0, K, K]
     assert len(result.hinted(0)) == 2
 
 
 def test_variants_cover_both_offsets_and_the_configured_one() -> None:
-    labels = [variant.label for variant in replay(Rows(steps=1), config()).variants]
+    labels = [variant.label for variant in replay(Rows(steps=1), config(), paper=True).variants]
     assert labels == ["offset 0, mean", "offset 1, mean", "offset 0, quantile", "offset 1, quantile"]
-    result = replay(Rows(steps=2), config(hint_offset=1), hint_offset=-2)
+    result = replay(Rows(steps=2), config(hint_offset=1), hint_offset=-2, paper=True)
     assert result.options.hint_offset == -2
     assert Variant(-2, "quantile", configured=True) in result.variants and len(result.variants) == 6
 
 
-def test_quantile_guess_uses_the_alpha_of_the_step_before() -> None:
+def test_the_model_carries_a_state_of_its_own_from_step_to_step() -> None:
     rows = Rows(steps=3)
     result = replay(rows, config())
+    assert [[row.reason for row in record.paths] for record in result.records] == [
+        [HintReason.FIRST_STEP, HintReason.DISABLED, HintReason.DISABLED],
+        *2 * [[HintReason.USED, HintReason.DISABLED, HintReason.DISABLED]],
+    ]
+    off = replay(rows, config(enabled=False))
+    assert {record.paths[0].reason for record in off.records} == {HintReason.NO_STATE}
+
+
+def test_a_wrong_model_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = replay_module.topk_step
+
+    def wrong(scores: torch.Tensor, k: int, plan: Any, **others: Any) -> Any:
+        result = real(scores, k, plan, **others)
+        return dataclasses.replace(result, indices=result.indices[::-1]) if plan.path == "no_hint" else result
+
+    monkeypatch.setattr(replay_module, "topk_step", wrong)
+    result = replay(Rows(steps=2), config())
+    assert all(record.exact for record in result.records) and result.exact_steps == 0
+
+
+def test_quantile_guess_uses_the_alpha_of_the_step_before() -> None:
+    rows = Rows(steps=3)
+    result = replay(rows, config(), paper=True)
     hint = topk_row(rows.scores(1), K).indices
     alpha = result.records[1].variants[2].alpha
     direct = topk_row(rows.scores(2), K, hint, guess="quantile", alpha=alpha)
@@ -144,7 +170,7 @@ def test_buffers_are_poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_heuristic_off_uses_no_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = _replace_op(monkeypatch, lambda logits, n, out: None)
-    result = replay(Rows(steps=3), config(enabled=False))
+    result = replay(Rows(steps=3), config(enabled=False), paper=True)
     assert {record.gate for record in result.records} == {"disabled"}
     assert all(int(call["row_slot"][0]) == -1 for call in calls)
     assert result.hinted(0) == [] and result.is_exact
@@ -183,14 +209,14 @@ def test_gate_and_configured_lengths(n: int, options: dict[str, Any], expected: 
 
 @pytest.mark.parametrize("k", [6145, 9000])
 def test_k_above_the_references_capacity(k: int) -> None:
-    result = replay(Rows(steps=2), config(), k=k)
+    result = replay(Rows(steps=2), config(), k=k, paper=True)
     assert result.is_exact and result.k == k
     assert all(row.candidates <= 3 * k for record in result.records for row in record.variants)
 
 
 def test_short_rows_are_exact() -> None:
-    result = replay(Rows(n=K - 2, steps=3), config())
-    assert result.is_exact and result.hinted(0) == []
+    result = replay(Rows(n=K - 2, steps=3), config(), paper=True)
+    assert result.is_exact and result.hinted(0) == result.selected(0) == []
     assert {record.variants[0].done for record in result.records} == {"short"}
 
 
@@ -244,12 +270,13 @@ def test_summary_of_nothing() -> None:
 
 
 def test_json_is_strict_and_complete() -> None:
-    result = replay(Rows(steps=2), config())
+    result = replay(Rows(steps=2), config(), paper=True)
     assert any(math.isinf(end) for end in result.records[0].variants[0].bracket)
     data = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert data["format"] == "gvr_topk.replay/2"
+    assert data["format"] == "gvr_topk.replay/3"
     assert (data["steps"], data["exact_steps"], data["k"]) == (2, 2, K)
     assert data["variants"][0]["hit_ratio"] == [record.variants[0].hit_ratio for record in result.records]
+    assert data["paths"]["auto"]["used"] == 1 and data["paths"]["radix_rounds"]["radix_rounds"] == 1
     assert [record["gate"] for record in data["records"]] == ["first_step", "used"]
     assert list(data["records"][1]["op_stats"]) == [column.name.lower() for column in StatsColumn]
     assert len(data["records"][1]["variants"]) == 4

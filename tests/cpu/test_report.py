@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,14 +47,18 @@ def normal(step: int) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def result() -> ReplayResult:
-    return replay(Rows("normal", normal), ON)
+    return replay(Rows("normal", normal), ON, paper=True)
 
 
-def text_of(result: ReplayResult, width: int = 100) -> str:
+def text_of(result: ReplayResult, width: int = 100, build: Any = report.build_table) -> str:
     console = Console(width=width, file=io.StringIO())
     with console.capture() as capture:
-        console.print(report.build_table(result))
+        console.print(build(result))
     return capture.get()
+
+
+def paper_of(result: ReplayResult, width: int = 100) -> str:
+    return text_of(result, width, report.build_paper_table)
 
 
 def row_of(text: str, label: str) -> list[str]:
@@ -67,9 +72,35 @@ def test_published_figures_are_the_papers() -> None:
     assert (report.PAPER.snap_within_5, report.PAPER.snap_within_8) == (0.793, 0.953)
 
 
-def test_table_has_the_replays_figures(result: ReplayResult) -> None:
+def test_the_shipped_algorithm_comes_first(result: ReplayResult) -> None:
     text = text_of(result)
     assert "normal: 4 steps, n 17,000 to 17,003, k 512, cpu" in text
+    (head,) = [line for line in text.splitlines() if line.startswith("┃")]
+    assert [cell.strip() for cell in head.strip("┃").split("┃")][1:] == ["auto*", "no_hint", "radix_rounds"]
+    rows = [[record.paths[path] for record in result.records[1:]] for path in range(3)]
+    assert row_of(text, "steps") == ["3"] * 3
+    assert row_of(text, "hint used") == ["100.0 %", "0.0 %", "0.0 %"]
+    ratio = sum(row.hits for row in rows[0]) / 3 / 512
+    assert row_of(text, "last step's choice")[0] == f"{100 * ratio:.1f} %"
+    assert 0.5 < ratio < 1
+    missed = [sum(not row.guess_hit for row in each) for each in rows[:2]]
+    assert row_of(text, "missed: second look") == [*map(str, missed), "0"]
+    assert row_of(text, "radix rounds")[2] == "3"
+    assert row_of(text, "interval held")[2] == "-"
+    mean = sum(row.candidates for row in rows[1]) / 3
+    assert row_of(text, "mean candidates")[1] == f"{mean:,.0f}"
+    assert row_of(text, "most candidates")[1] == f"{max(row.candidates for row in rows[1]):,}"
+    assert row_of(text, "mean passes")[2] == f"{sum(row.passes for row in rows[2]) / 3:.2f}"
+
+
+def test_the_papers_kernel_is_an_option() -> None:
+    without = replay(Rows("normal", normal), ON)
+    assert report.build_paper_table(without) is None
+    assert without.variants == () and without.records[1].variants == ()
+
+
+def test_paper_table_has_the_replays_figures(result: ReplayResult) -> None:
+    text = paper_of(result)
     assert row_of(text, "steps")[0] == "3"
     for label, figure in (("hit ratio", "hit_ratio_mean"), ("within 5 snaps", "snap_within_5")):
         summaries = [report.summarize(result.hinted(index)) for index in range(4)]
@@ -80,42 +111,49 @@ def test_table_has_the_replays_figures(result: ReplayResult) -> None:
 
 
 def test_table_has_the_papers_figures_and_says_whose_scores_they_are(result: ReplayResult) -> None:
-    text = text_of(result)
+    text = paper_of(result)
     papers = [
         row_of(text, label)[-1] for label in ("done in 1", "within 2", "within 3", "within 4", "most passes")
     ]
     assert papers == ["67.6 %", "84.3 %", "94.8 %", "99.4 %", "6"]
     words = " ".join(text.split())
-    assert "not of DeepSeek" in words
+    assert "not of DeepSeek" in " ".join(text_of(result).split())
     for term in ("* what the configuration asks for", "Offset: ", "T0, ", "Pass: ", "Snap: "):
         assert term in words
 
 
 def test_the_configured_offset_is_marked(tmp_path: Path) -> None:
-    shifted = replay(Rows("normal", normal), ON, hint_offset=1)
-    (line,) = [line for line in text_of(shifted).splitlines() if line.startswith("┃") and "offset 0" in line]
+    shifted = replay(Rows("normal", normal), ON, hint_offset=1, paper=True)
+    (line,) = [line for line in paper_of(shifted).splitlines() if line.startswith("┃") and "offset 0" in line]
     assert [word for word in line.replace("┃", " ").split() if word[0] in "01"] == ["0", "1", "0", "1*"]
-    # The plot of scores shows what the configuration does.
-    assert shifted.variants[shifted.snapshot.variant].label == "offset 1, quantile"
-    assert shifted.snapshot.stats == shifted.records[2].variants[shifted.snapshot.variant]
+
+
+def test_the_plot_of_scores_shows_the_step_it_says(result: ReplayResult) -> None:
+    shown = result.snapshot
+    scores = np.sort(normal(shown.step).astype(np.float32))
+    assert (shown.step, shown.kth_value) == (2, scores[-512])
+    assert shown.interval is not None
+    inside = np.count_nonzero((scores >= shown.interval.low) & (scores <= shown.interval.high))
+    assert inside == result.records[2].paths[0].candidates
 
 
 def test_table_fits_a_terminal_of_80_columns(result: ReplayResult) -> None:
-    assert row_of(text_of(result, width=80), "median candidates")[0] != ""
+    assert row_of(paper_of(result, width=80), "median candidates")[0] != ""
+    assert row_of(text_of(result, width=80), "mean candidates")[0] != ""
 
 
 def test_outcome_counts_gate_decisions_and_exact_steps(result: ReplayResult) -> None:
     assert report.describe_outcome(result) == [
         "gate: used 3, first_step 1",
         "op: used 3, first_step 1",
-        "exact: op 4 of 4 steps, reference 4 of 4 steps",
+        "exact: op 4 of 4 steps, model 4 of 4 steps",
         "oracle: a sort in NumPy, which shares no code with either",
         "the op ran its CPU implementation: no kernel ran (--device cuda runs them)",
     ]
     first, *others = result.records
     broken = replace(result, records=(replace(first, exact=False, gate="too_short"), *others))
     assert report.describe_outcome(broken)[0] == "gate: used 3, too_short 1"
-    assert report.describe_outcome(broken)[2] == "exact: op 3 of 4 steps, reference 4 of 4 steps"
+    assert report.describe_outcome(broken)[2] == "exact: op 3 of 4 steps, model 4 of 4 steps"
 
 
 def test_timing_table_only_where_something_was_timed(result: ReplayResult) -> None:
@@ -128,7 +166,8 @@ def test_timing_table_only_where_something_was_timed(result: ReplayResult) -> No
 
 def test_plots_and_json_are_written(result: ReplayResult, tmp_path: Path) -> None:
     paths = report.save_plots(result, tmp_path)
-    assert [path.name for path in paths] == ["normal_hit_ratio.png", "normal_passes.png", "normal_scores.png"]
+    names = ["normal_hit_ratio.png", "normal_candidates.png", "normal_scores.png", "normal_passes.png"]
+    assert [path.name for path in paths] == names
     for path in paths:
         pixels = imread(path)
         assert pixels.shape[0] >= 600 and pixels.shape[1] >= 1000
@@ -138,7 +177,7 @@ def test_plots_and_json_are_written(result: ReplayResult, tmp_path: Path) -> Non
 
 
 def test_nothing_is_cut_off_with_a_third_offset(tmp_path: Path) -> None:
-    for path in report.save_plots(replay(Rows("normal", normal), ON, hint_offset=-12), tmp_path):
+    for path in report.save_plots(replay(Rows("normal", normal), ON, hint_offset=-12, paper=True), tmp_path):
         pixels = imread(path)
         assert (pixels[:, :3] == 1).all() and (pixels[:, -3:] == 1).all(), f"{path.name} runs over its edge"
 
@@ -162,7 +201,7 @@ def test_odd_rows_are_reported_too(source: Rows, tmp_path: Path) -> None:
 
 
 def test_without_hints_the_cells_are_dashes(tmp_path: Path) -> None:
-    cold = replay(Rows("cold", normal), OFF)
-    text = text_of(cold)
-    assert row_of(text, "hit ratio")[:4] == ["-"] * 4
-    assert len(report.save_plots(cold, tmp_path)) == 3
+    cold = replay(Rows("cold", normal), OFF, paper=True)
+    assert row_of(text_of(cold), "hint used") == ["0.0 %"] * 3
+    assert row_of(paper_of(cold), "hit ratio")[:4] == ["-"] * 4
+    assert len(report.save_plots(cold, tmp_path)) == 4

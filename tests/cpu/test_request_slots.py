@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gvr_topk.contract import row_lengths
 from gvr_topk.evaluation.oracle import sorted_topk
@@ -35,6 +38,39 @@ def test_without_k_only_the_state_is_kept() -> None:
     slots.release("a")
     assert slots.admit("b") == slot
     assert (slots.words[:, slot] == -1).all() and (slots.words[:, 1 - slot] == 70).all()
+
+
+class Watch(TorchDispatchMode):
+    """Lists the operators that write to a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.is_mutable:
+            self.written.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("k", [None, K])
+def test_requests_that_arrive_together_are_cleared_together(k: int | None) -> None:
+    slots = RequestSlots(2, 40, k)
+    slots.set_rows(list(range(40)))
+    slots.words.fill_(70.0)
+    if slots.indices is not None:
+        slots.indices.fill_(7)
+    for request in (3, 4, 20, 21, 39):  # their slots leave gaps
+        slots.release(request)
+    with Watch() as watch:
+        rows = slots.set_rows([100, 0, 101, None, 102, 1])
+    assert watch.written == ["aten::index_fill_.int_Scalar"] * (1 if k is None else 2) + ["aten::copy_"]
+    assert rows.tolist() == [3, 0, 4, -1, 20, 1]
+    cleared = torch.zeros(40, dtype=torch.bool)
+    cleared[[3, 4, 20]] = True
+    assert (slots.words[:, cleared] == -1).all() and (slots.words[:, ~cleared] == 70).all()
+    if slots.indices is not None:
+        assert (slots.indices[:, cleared] == -1).all() and (slots.indices[:, ~cleared] == 7).all()
 
 
 def test_the_state_of_a_full_server_is_small() -> None:
@@ -281,6 +317,22 @@ def test_seed_without_a_slot_writes_nothing() -> None:
         (lambda p: p.set_rows(5), "request_ids: wanted a sequence of ids, got int"),
         (lambda p: p.set_rows(n for n in "a"), "request_ids: wanted a sequence of ids, got generator"),
         (lambda p: p.set_rows(torch.tensor([1])), "request_ids: wanted a sequence of ids, got Tensor"),
+        (lambda p: p.set_rows("abc"), "request_ids: wanted a sequence of ids, got str"),
+        (lambda p: p.retain(b"abc"), "request_ids: wanted a sequence of ids, got bytes"),
+        *(
+            (lambda p, ids=ids: p.set_rows(ids), f"request_ids: wanted ids that are neither .*, got {got}")
+            for ids, got in (
+                ([1, True], True),
+                ([1, 1.0], 1.0),
+                ([None, np.float64(2)], r"np.float64\(2.0\)"),
+            )
+        ),
+        (
+            lambda p: p.try_admit(True),
+            "request_id: wanted ids that are neither flags nor fractions, got True",
+        ),
+        (lambda p: p.admit(None), "request_id: wanted the id of a request, got None"),
+        (lambda p: p.try_admit(None), "request_id: wanted the id of a request, got None"),
         (lambda p: p.retain(torch.tensor(1)), "request_ids: wanted a sequence of ids, got Tensor"),
         (lambda p: p.retain(None), "request_ids: wanted a sequence of ids, got NoneType"),
         (lambda p: p.retain([["a"]]), "request_ids: wanted hashable ids, got list"),
@@ -300,7 +352,10 @@ def test_seed_without_a_slot_writes_nothing() -> None:
     ],
 )
 def test_bad_arguments_are_named(call, text: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=f"^{text}$"):
+    called = call.__code__.co_names[0]
+    names = {"RequestSlots": "RequestSlots", "state_bytes": "request_slots.state_bytes"}
+    name = re.escape(f"gvr_topk.{names.get(called, f'RequestSlots.{called}')}")
+    with pytest.raises(ValueError, match=f"^{name}: {text}$"):
         call(RequestSlots(1, 2, K))
 
 
@@ -396,7 +451,9 @@ def test_predictions_alone_serve_any_k() -> None:
 def test_a_batch_that_is_refused_changes_nothing() -> None:
     slots = RequestSlots(1, 3, K)
     rows = slots.set_rows(["a", "b"]).clone()
-    with pytest.raises(ValueError, match=r"^request_ids: wanted hashable ids, got list$"):
+    with pytest.raises(
+        ValueError, match=r"^gvr_topk\.RequestSlots\.set_rows: request_ids: wanted hashable ids, got list$"
+    ):
         slots.set_rows(["c", ["x"]])
     assert "c" not in slots and torch.equal(slots.repeat_rows(), rows)
     assert torch.equal(slots.set_rows(["a", "b"]), rows) and slots.admitted == 2

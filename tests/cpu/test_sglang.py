@@ -19,11 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 import sglang_base as base
 from sglang_base import CALLS, ForwardBatch, ForwardMode, HookRegistry, ReqToTokenPool
 
-from gvr_topk import TopkState
+from gvr_topk import TopkState, policy
 from gvr_topk.evaluation.oracle import sorted_topk
+from gvr_topk.integrations._kit.engine import Engine
 from gvr_topk.integrations.sglang import plugin, register, row_state, transforms
+from gvr_topk.library import LibraryStatus
 
 FAKES = Path(__file__).resolve().parents[1] / "fakes"
+VERSION = "0.5.23"
 K = 16
 PAGE = 8
 WIDTH = 96
@@ -94,7 +97,9 @@ def start(tree: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
     purge()
     HookRegistry.reset()
     CALLS.clear()
-    monkeypatch.delenv("GVR_TOPK_DISABLE", raising=False)
+    for name in ("GVR_TOPK_DISABLE", "GVR_TOPK_VERIFY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GVR_TOPK_SGLANG", "1")
     monkeypatch.syspath_prepend(str(FAKES / tree))
     yield SGLang(tree)
     HookRegistry.reset()
@@ -104,7 +109,9 @@ def start(tree: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level(logging.INFO, logger="gvr_topk.integrations.sglang")
-    return lambda: [record.getMessage().removeprefix("gvr_topk in SGLang: ") for record in caplog.records]
+    return lambda: [
+        record.getMessage().removeprefix(f"gvr_topk in SGLang {VERSION}: ") for record in caplog.records
+    ]
 
 
 def scores(rows: int, kind: str = "random", width: int = WIDTH) -> Tensor:
@@ -382,36 +389,132 @@ class TestLeftToSGLang:
         reason = "compute capability 8.0, wanted 9.0 or later"
         assert said == [f"fast_topk_transform_ragged_fused left to SGLang: {reason}"]
 
-    def test_wrong_arguments(self, sglang: SGLang, lines: Any) -> None:
+    def test_scores_that_the_ops_do_not_take(self, sglang: SGLang, lines: Any) -> None:
+        """And nothing is switched off by them."""
         sglang.load()
-        lengths = lengths_of([9, WIDTH])
-        for dtype in (torch.float64, torch.int64):  # what was got is no reason of its own
-            score = scores(2).mul(100).to(dtype)
+        score, lengths = scores(2), lengths_of([9, WIDTH // 2])
+        for other in (score.double(), score[:, ::2], score):
+            got = sglang.kernel.fast_topk_v2(other, lengths, K)
+            assert torch.equal(got.sort(1).values, base.chosen(other, lengths, K, None).sort(1).values)
+        assert CALLS == {"fast_topk_v2": 2}
+        said = [line for line in lines() if "left to SGLang" in line]
+        assert said[0] == "fast_topk_v2 left to SGLang: scores of torch.float64 with strides (96, 1)"
+        assert said[1] == "fast_topk_v2 left to SGLang: scores of torch.float32 with strides (96, 2)"
+
+    def test_an_error_switches_one_function_off(
+        self, sglang: SGLang, lines: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*args: Any, **options: Any) -> Tensor:
+            raise RuntimeError("no room\nfor this launch")
+
+        sglang.load()
+        score, lengths = scores(2), lengths_of([9, WIDTH])
+        monkeypatch.setattr(transforms, "indexer_topk_decode", fail)
+        for _ in range(2):
             got = sglang.kernel.fast_topk_v2(score, lengths, K)
             assert torch.equal(got, base.chosen(score, lengths, K, None))
-        said = [line for line in lines() if "left to SGLang" in line]
-        assert len(said) == 1
-        assert "logits: wanted dtype float32, bfloat16 or float16" in said[0]
+            monkeypatch.undo()
+        table = table_of(2, WIDTH)
+        sglang.kernel.fast_topk_transform_fused(score, lengths, table, None, K)
+        assert CALLS == {"fast_topk_v2": 2}
+        said = [line for line in lines() if "fell back" in line]
+        error = "fast_topk_v2: RuntimeError: no room for this launch"
+        assert said == [f"fell back: {error}. SGLang's own fast_topk_v2 top-k serves from now on"]
 
     def test_unusable_cuda_library(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        status = transforms.library_status()
-        broken = type(status)(False, None, "not built")
-        monkeypatch.setattr(transforms, "library_status", lambda: broken)
+        broken = LibraryStatus(False, None, "not built")
+        monkeypatch.setattr(policy, "library_status", lambda: broken)
         with pytest.raises(transforms.NotServedError, match="not usable: not built"):
             transforms._check_device(torch.device("cuda", 7))
 
-    @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)])
-    def test_compute_capability(self, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
-        status = transforms.library_status()
-        monkeypatch.setattr(transforms, "library_status", lambda: type(status)(True, "", ""))
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    @pytest.mark.parametrize("arch", [75, 80, 89, 90, 100, 110, 120, 130])
+    def test_compute_capability(self, monkeypatch: pytest.MonkeyPatch, arch: int) -> None:
+        monkeypatch.setattr(policy, "library_status", lambda: LibraryStatus(True, "", ""))
+        monkeypatch.setattr(policy, "gpu_arch", lambda device: arch)
+        monkeypatch.setattr(policy, "architectures", lambda **_: "90a 100f 120f")
         check = transforms._check_device.__wrapped__  # without the answer for another capability
-        if capability >= (9, 0):
+        if arch in (90, 100, 120):
             check(torch.device("cuda", 8))
             return
-        refused = rf"compute capability {capability[0]}\.{capability[1]}, wanted 9\.0 or later"
-        with pytest.raises(transforms.NotServedError, match=refused):
+        with pytest.raises(transforms.NotServedError, match=rf"120f\), got compute capability {arch / 10}$"):
             check(torch.device("cuda", 8))
+
+
+def last_of_ties(score: Tensor, lengths: Tensor, topk: int, row_starts: Tensor | None = None) -> Tensor:
+    """As the fakes' `chosen`, but of equal scores the last ones."""
+    ends = lengths if row_starts is None else row_starts + lengths
+    mirrored = base.chosen(score.flip(1), lengths, topk, score.shape[1] - ends)
+    return torch.where(mirrored < 0, -1, lengths[:, None] - 1 - mirrored)
+
+
+class TestVerified:
+    """``GVR_TOPK_VERIFY`` on every hooked function, with results that are no positions and other ties."""
+
+    @pytest.fixture
+    def run(self, newer: SGLang, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """Call every function with rows full of ties; it returns the results in the order of the hooks."""
+        monkeypatch.setenv("GVR_TOPK_VERIFY", "2")
+        for module in (newer.kernel, newer.v2):
+            monkeypatch.setattr(module, "chosen", last_of_ties)
+
+        def run() -> list[Tensor]:
+            rows = len(LENGTHS)
+            score, lengths, starts = (
+                scores(rows, "ties"),
+                lengths_of(LENGTHS),
+                lengths_of([3, 50, 0, 9, 0, 20, 0]),
+            )
+            table, pages = table_of(rows, WIDTH), table_of(rows, WIDTH // PAGE)
+            windows = torch.minimum(lengths, WIDTH - starts)
+            shared = lengths_of([0, 2, 3, 5, rows - 1])
+            windows[-1] = 40  # of a row behind the last request, where there are requests
+            ends, offsets = lengths_of(list(range(rows + 1))), 1000 * torch.arange(rows, dtype=torch.int32)
+            v2, ragged_v2, raw = (torch.zeros(rows, K, dtype=torch.int32) for _ in range(3))
+            kernel = newer.kernel
+            results = [
+                kernel.fast_topk_v2(score, windows, K, row_starts=starts),
+                kernel.fast_topk_transform_fused(score, windows, table[:4], shared, K, row_starts=starts),
+                kernel.fast_topk_transform_ragged_fused(score, lengths, offsets, K),
+                v2,
+                ragged_v2,
+                kernel.fast_topk_v2(score, lengths, K),
+                kernel.fast_topk_transform_fused(score, lengths, table, ends, K),
+                raw,
+            ]
+            newer.v2.topk_transform_512_v2(score, lengths, pages, v2, PAGE, None, raw)
+            newer.v2.topk_transform_ragged_v2(score, lengths, out_offsets=offsets, out_indices=ragged_v2)
+            return results
+
+        return run
+
+    def test_and_served(self, newer: SGLang, run: Any, lines: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        newer.load()
+        served = [run(), run(), run()]
+        calls = dict(CALLS)
+        monkeypatch.delenv("GVR_TOPK_VERIFY")
+        HookRegistry.reset()
+        purge()
+        newer.__init__(newer.tree)  # type: ignore[misc]
+        newer.load()
+        for results in served:
+            for got, wanted in zip(results, run(), strict=True):
+                assert torch.equal(got, wanted)
+        assert set(calls.values()) == {2} and len(calls) == 5
+        verified = [line for line in lines() if line.startswith("verified 2 calls of ")]
+        assert len(verified) == 5 and calls == CALLS
+
+    @pytest.mark.parametrize("op", ["indexer_topk_decode", "indexer_topk_prefill"])
+    def test_a_wrong_op_is_noticed(
+        self, newer: SGLang, run: Any, lines: Any, monkeypatch: pytest.MonkeyPatch, op: str
+    ) -> None:
+        real = getattr(transforms, op)
+        monkeypatch.setattr(transforms, op, lambda *args, **options: real(*args, **options).fill_(0))
+        newer.load()
+        for _ in range(2):
+            run()
+        assert sum("fell back" in line and "Differs: row " in line for line in lines()) == (
+            3 if op == "indexer_topk_decode" else 4
+        )
 
 
 class TestState:
@@ -511,10 +614,10 @@ class TestState:
         for _ in range(2):
             self.step(newer, newer.indexer(), ForwardBatch([4]), 1)
         assert states == [(None, None)] * 2
-        assert sum("no state from step to step" in line for line in lines()) == 1
+        assert sum("without state from now on" in line for line in lines()) == 1
 
     def test_nothing_is_allocated_during_a_capture(self) -> None:
-        requests = row_state.Requests(row_state.Notes())
+        requests = row_state.Requests(lambda level, line: None)
         batch = ForwardBatch([1], pool=ReqToTokenPool(3, 8))
         layer = torch.nn.Module()
         assert requests._state(layer, batch, scores(1), K, capturing=True) is None
@@ -522,7 +625,7 @@ class TestState:
         assert requests._state(layer, batch, scores(1), K, capturing=True) is kept
 
     def test_a_state_goes_with_its_indexer(self) -> None:
-        requests = row_state.Requests(row_state.Notes())
+        requests = row_state.Requests(lambda level, line: None)
         layer = torch.nn.Module()
         requests._state(layer, ForwardBatch([1], pool=ReqToTokenPool(3, 8)), scores(1), K, False)
         assert len(requests._states) == 1
@@ -562,6 +665,38 @@ class TestRegistration:
         sglang.kernel.fast_topk_v2(scores(1), lengths_of([WIDTH]), K)
         assert CALLS["fast_topk_v2"] == 1
         assert lines() == ["off: GVR_TOPK_DISABLE is set"]
+
+    @pytest.mark.parametrize(
+        ("value", "version", "line"),
+        [
+            (None, VERSION, "off: GVR_TOPK_SGLANG=1 is not set"),
+            ("0", VERSION, "off: GVR_TOPK_SGLANG=0"),
+            ("on", VERSION, "refused: GVR_TOPK_SGLANG: wanted 0, 1 or force, got 'on'. SGLang serves with"),
+            (
+                "1",
+                "0.6.0",
+                "refused: wanted SGLang 0.5, got 0.6.0; GVR_TOPK_SGLANG=force tries it all the same.",
+            ),
+            ("force", "0.6.0", ""),
+        ],
+    )
+    def test_asked_for_and_known(
+        self,
+        sglang: SGLang,
+        lines: Any,
+        monkeypatch: pytest.MonkeyPatch,
+        value: str | None,
+        version: str,
+        line: str,
+    ) -> None:
+        """It is off unless it is asked for, because it has not run inside SGLang."""
+        monkeypatch.delenv("GVR_TOPK_SGLANG")
+        if value is not None:
+            monkeypatch.setenv("GVR_TOPK_SGLANG", value)
+        monkeypatch.setattr(Engine, "version", lambda engine: version)
+        sglang.load()
+        assert bool(HookRegistry._hooks) == (value == "force")
+        assert not line or (len(lines()) == 1 and line in lines()[0])
 
     def test_missing_function(self, sglang: SGLang, lines: Any) -> None:
         del sglang.kernel.fast_topk_transform_fused
@@ -612,15 +747,21 @@ class TestRegistration:
 
 
 def test_doctor_is_told_what_would_happen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(plugin, "find_engine", lambda name: None)
+    for name in ("GVR_TOPK_DISABLE", "GVR_TOPK_SGLANG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Engine, "root", lambda engine: None)
     assert plugin.describe() == [("SGLang", "not installed")]
     (tmp_path / "version.py").write_text('__version__ = "0.5.9"\n')
-    monkeypatch.setattr(plugin, "find_engine", lambda name: tmp_path)
+    monkeypatch.setattr(Engine, "root", lambda engine: tmp_path)
+    found = ["gvr_topk.integrations.sglang:register"]
+    monkeypatch.setattr(Engine, "entry_points", lambda engine: found)
     rows = dict(plugin.describe())
     assert rows["SGLang"] == f"0.5.9 in {tmp_path}"
     assert rows["entry point"] == "gvr_topk = gvr_topk.integrations.sglang:register"
-    assert rows["would happen"] == "the server's log says which functions are hooked"
-    monkeypatch.setattr(plugin.metadata, "entry_points", lambda **_: [])
+    assert rows["would happen"] == "nothing: GVR_TOPK_SGLANG=1 is not set"
+    monkeypatch.setenv("GVR_TOPK_SGLANG", "1")
+    assert dict(plugin.describe())["would happen"] == "the server's log says which functions are hooked"
+    found.clear()
     assert dict(plugin.describe())["would happen"] == "nothing: SGLang does not find the entry point"
     monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
     assert dict(plugin.describe())["would happen"] == "nothing: GVR_TOPK_DISABLE is set"

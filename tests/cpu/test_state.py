@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from gvr_topk import TopkState
+from gvr_topk import RequestSlots, TopkState
+from gvr_topk.arguments import Checks
 from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN
 from gvr_topk.ops import indexer_topk_decode
 from gvr_topk.state import accept_rows
@@ -101,7 +103,7 @@ def test_reset(slots: object, expected: list[int], keep_indices: bool) -> None:
 )
 def test_reset_refuses_what_names_no_slot(slots: object, got: str) -> None:
     state = used()
-    with pytest.raises(ValueError, match=f"^slots: wanted {got}$"):
+    with pytest.raises(ValueError, match=rf"^gvr_topk\.TopkState\.reset: slots: wanted {got}$"):
         state.reset(slots)  # type: ignore[arg-type]
     assert forgotten(state) == []
 
@@ -144,18 +146,30 @@ def test_it_says_what_it_is() -> None:
     ],
 )
 def test_bad_sizes_are_named(slots: int, k: int, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with pytest.raises(ValueError, match=rf"^gvr_topk\.TopkState: {message}$"):
         TopkState(slots, k)
 
 
 def test_devices_and_flags_are_named() -> None:
     for device in ("nope", None, 1.5):
-        with pytest.raises(
-            ValueError, match=f"^device: wanted a torch.device or the name of one, got {device!r}$"
-        ):
+        wanted = "device: wanted a torch.device or the name of one"
+        with pytest.raises(ValueError, match=rf"^gvr_topk\.TopkState: {wanted}, got {device!r}$"):
             TopkState(1, 1, device)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^keep_indices: wanted true or false, got 'no'$"):
+    with pytest.raises(
+        ValueError, match=r"^gvr_topk\.TopkState: keep_indices: wanted true or false, got 'no'$"
+    ):
         TopkState(1, 1, keep_indices="no")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch has a GPU")
+@pytest.mark.parametrize(
+    "make", [lambda: TopkState(1, 8, "cuda"), lambda: RequestSlots(1, 1, 8, device="cuda")]
+)
+def test_a_device_that_torch_lacks_is_named(make: Callable[[], object]) -> None:
+    with pytest.raises(
+        ValueError, match=r"^gvr_topk\.\w+: device: wanted a device that torch can .*, got 'cuda': "
+    ):
+        make()
 
 
 def test_the_default_device_does_not_count() -> None:
@@ -171,6 +185,10 @@ def test_the_default_device_does_not_count() -> None:
         ((torch.zeros(2, 3),), r"words: wanted shape \[any, 4\], got \[2, 3\]"),
         ((torch.zeros(2, 4).double(),), "words: wanted dtype float32, got float64"),
         ((torch.zeros(2, 8)[:, :4],), r"words: wanted contiguous rows, got strides \(8, 1\)"),
+        (
+            (torch.zeros(9)[1:].view(2, 4),),
+            "words: wanted an address that is a multiple of 16, got one that is not",
+        ),
         ((torch.zeros(2, 4), [1]), "indices: wanted a Tensor, got list"),
         ((torch.zeros(2, 4), torch.zeros(2, 4)), "indices: wanted dtype int32, got float32"),
         ((torch.zeros(2, 4), torch.zeros(2, 4).int(), 5), r"indices: wanted shape \[2, 5\], got \[2, 4\]"),
@@ -183,7 +201,7 @@ def test_the_default_device_does_not_count() -> None:
     ],
 )
 def test_tensors_that_are_no_state_are_named(arguments: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with pytest.raises(ValueError, match=rf"^gvr_topk\.TopkState\.of: {message}$"):
         TopkState.of(*arguments)
 
 
@@ -250,9 +268,13 @@ def test_no_requests_and_shapes_that_do_not_belong_together() -> None:
     state.accept(left(0, 2), nothing, nothing)
     assert (state.words == 70.0).all()
     two = torch.tensor([0, 1])
-    with pytest.raises(ValueError, match=r"^accepted: wanted shape \[2\], got \[1\]$"):
+    with pytest.raises(
+        ValueError, match=r"^gvr_topk\.TopkState\.accept: accepted: wanted shape \[2\], got \[1\]$"
+    ):
         state.accept(left(2, 2), two, two[:1])
-    with pytest.raises(ValueError, match=r"^next_state: wanted a multiple of 2 rows, got 3$"):
+    with pytest.raises(
+        ValueError, match=r"^gvr_topk\.TopkState\.accept: next_state: wanted a multiple of 2 rows, got 3$"
+    ):
         state.accept(left(3, 1), two, two)
     for name, wrong, said in (
         ("next_state", [1.0], "a Tensor, got list"),
@@ -265,7 +287,7 @@ def test_no_requests_and_shapes_that_do_not_belong_together() -> None:
         ("accepted", two.to("meta"), "a tensor on cpu, got meta"),
     ):
         arguments = {"next_state": left(2, 2), "slots": two, "accepted": two, name: wrong}
-        with pytest.raises(ValueError, match=f"^{name}: wanted {said}$"):
+        with pytest.raises(ValueError, match=rf"^gvr_topk\.TopkState\.accept: {name}: wanted {said}$"):
             state.accept(**arguments)  # type: ignore[arg-type]
     assert (state.words == 70.0).all()
 
@@ -275,7 +297,7 @@ def test_one_layer_of_a_larger_buffer_and_all_at_once() -> None:
     words = torch.full((4, SLOTS, STATE_FLOATS), 70.0)
     apart = words.clone()
     address = words.data_ptr()
-    accept_rows(words, rows, slots, accepted)
+    accept_rows(Checks(), words, rows, slots, accepted)
     for layer in range(4):
         TopkState.of(apart[layer], None, K).accept(rows[layer], slots, accepted)
     assert words.data_ptr() == address and torch.equal(words, apart)

@@ -227,6 +227,27 @@ class TestWorkload:
         counts = workload.counts()
         assert counts.clean and counts.launches == 18 and counts.first_wrong == ""
 
+    @pytest.mark.parametrize("configuration", [FULL, PREFILL])
+    def test_more_launches_than_rows_take_the_rows_again(
+        self, configuration: Configuration, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(stress_workload.ROW_SETS, "cpu", 4)
+        workload = Workload(configuration, "cpu", launches=12)
+        assert len(workload.logits) == len(workload.seq_lens) == 4
+        for _ in range(2):
+            workload.replay()
+        counts = workload.counts()
+        assert counts.clean and counts.launches == 24
+        workload._results[9].view(workload.expected)[0, 0] += 1
+        workload.replay()
+        assert workload.counts().first_wrong.startswith("result of launch 9 row 0 column 0")
+
+    def test_a_graph_is_as_long_as_its_rows_allow(self) -> None:
+        launches = {c.name: stress_workload.graph_launches(c, "cuda") for c in CONFIGURATIONS}
+        assert launches["fp32-8192x8"] == 1024 and launches["fp32-131072x64"] == 64
+        assert all(count % stress_workload.ROW_SETS["cuda"] == 0 for count in launches.values())
+        assert {c.chains for c in CONFIGURATIONS} == {8}
+
     def test_every_block_has_guard_words_behind_it_and_rows_between(self) -> None:
         workload = Workload(FULL, "cpu", launches=3)
         layout = workload._layout
@@ -411,7 +432,7 @@ class TestCompiledHelpers:
     """What C++ and Python both say."""
 
     def test_modes_of_a_chaos_build(self) -> None:
-        text = (STRESS / "chaos_registry.h").read_text()
+        text = (STRESS / "chaos_modes.h").read_text()
         modes = dict(re.findall(r"^  k(\w+) = (\d+),", text, re.MULTILINE))
         assert [int(number) for number in modes.values()] == list(range(len(CHAOS_MODES) + 1))
         assert int(modes["Modes"]) == len(CHAOS_MODES)
@@ -465,6 +486,7 @@ class TestCommand:
         assert data["totals"] == {
             "configurations": 2,
             "launches": 48,
+            "error_bound_95": 3 / 48,
             "launches_with_delays": 0,
             "wrong_launches": 0,
             "wrong_hints": 0,
@@ -519,6 +541,15 @@ class TestCommand:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         done = command("--device", "cuda")
         assert done.exit_code == 2 and "CUDA GPU" in done.output
+
+    def test_time_for_each_configuration(self, tmp_path: Path) -> None:
+        out = tmp_path / "stress.json"
+        assert command("--seconds-each", "0.2", "--out", str(out)).exit_code == 0
+        data = json.loads(out.read_text())
+        assert not data["stopped_by_time"]
+        assert all(0.2 <= result["seconds"] < 5 for result in data["results"])
+        assert data["totals"]["error_bound_95"] == 3 / data["totals"]["launches"]
+        assert len(data["results"]) == 2
 
     def test_time_that_is_over_ends_with_status_3(self, tmp_path: Path) -> None:
         out = tmp_path / "stress.json"

@@ -31,6 +31,7 @@ def test_cases_reach_every_argument() -> None:
 def test_the_summary_counts_what_was_drawn() -> None:
     summary = fuzz.run("cpu", 60.0, seed=7, most=150)
     assert summary["failure"] is None
+    assert summary["checked_by_sort"] == 150
     drawn = summary["drawn"]
     assert set(drawn) == set(fuzz.OPS)
     assert sum(part["cases"] for part in drawn.values()) == summary["cases"] == 150
@@ -44,6 +45,14 @@ def test_the_summary_counts_what_was_drawn() -> None:
         *("next_n", "state", "indices", "row_slot", "next_state", "counts", "page_table", "slots"),
         *("clamp_pages", "drop_masked", "compress_ratio", "max_ctas", "ctas_per_row", "stats", "pdl"),
     }
+
+
+def test_on_a_gpu_numpy_checks_a_share_of_the_cases() -> None:
+    """The same cases each time, so that the one that a mismatch names is compared with the same oracle."""
+    cases = [fuzz_cases.draw_case(3, index, elements=1 << 22) for index in range(400)]
+    chosen = [case.index for case in cases if fuzz.checks_by_sort(case, "cuda")]
+    assert 10 < len(chosen) <= 25 and all(index % 16 == 0 for index in chosen)
+    assert all(fuzz.checks_by_sort(case, "cpu") for case in cases)
 
 
 def without(name: str, value: object) -> Callable[[Arguments], None]:

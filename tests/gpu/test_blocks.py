@@ -388,51 +388,6 @@ def test_rewritten_arguments_cannot_hang_or_corrupt(name: str) -> None:
         assert_in_blocks(logits, lengths, given, k)
 
 
-# ---------------------------------------------------------------- arguments
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"block_k": 512}, "block_k: wanted more than k = 512 and at most 2048, got 512"),
-        ({"block_k": 2049}, "block_k: wanted more than k = 512 and at most 2048, got 2049"),
-        ({"block_size": 4}, "block_size: wanted 8, got 4"),
-        ({"next_n": 3}, "logits: wanted a multiple of next_n = 3 rows, got 4"),
-        ({"compress_ratio": 0}, "compress_ratio: wanted 1 to 2097152, got 0"),
-        ({"lengths": 3}, "seq_lens: wanted 4 elements"),
-        ({"width": MAX_BLOCKS_WIDTH + 8}, "logits: wanted at most 262144 columns, got 262152"),
-    ],
-)
-def test_wrong_arguments_are_named(changes: dict[str, Any], message: str) -> None:
-    numbers = {name: value for name, value in changes.items() if name not in ("lengths", "width")}
-    valid = {
-        "logits": torch.zeros(4, changes.get("width", 100), device="cuda"),
-        "seq_lens": int32(*range(changes.get("lengths", 4))),
-        "k": 512,
-        **numbers,
-    }
-    with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_blocks: {message}"):
-        indexer_topk_blocks(**{"block_k": 2048, **valid})
-    if "block_k" in changes or "width" in changes:
-        return
-    with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_in_blocks: {message}"):
-        indexer_topk_in_blocks(**valid, blocks=int32(0).expand(4, 1))
-
-
-def test_too_many_or_misplaced_blocks_are_refused() -> None:
-    logits, lengths = torch.zeros(4, 100, device="cuda"), int32(1, 2, 3, 4)
-    for blocks, message in (
-        (
-            torch.zeros(4, 2049, dtype=torch.int32, device="cuda"),
-            "blocks: wanted at most 2048 columns, got 2049",
-        ),
-        (torch.zeros(4, 9, dtype=torch.int32), "blocks: wanted a tensor on cuda:0"),
-        (torch.zeros(3, 9, dtype=torch.int32, device="cuda"), "blocks: wanted shape"),
-    ):
-        with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_in_blocks: {message}"):
-            indexer_topk_in_blocks(logits, lengths, blocks, 5)
-
-
 # ---------------------------------------------------------------- small enough for compute-sanitizer
 
 

@@ -315,19 +315,18 @@ def test_states_by_row_leave_the_slots_alone(width: int, dtype: torch.dtype) -> 
     for _ in range(3):
         before = state.words.clone()
         alone.words.copy_(before.repeat_interleave(next_n, dim=0))
-        guarded = torch.full((rows + 2, 4), float(POISON), device="cuda")
-        got = run(logits, lengths, k, next_n=next_n, state=state, next_state=guarded[1:-1])
-        assert wrong_rows(got, logits, lengths, k, next_n) == []
-        assert torch.equal(state.words, before)
+        guarded, again = (torch.full((rows + 2, 4), poison, device="cuda") for poison in (POISON * 1.0, -1.5))
+        for left in (guarded, again):
+            got = run(logits, lengths, k, next_n=next_n, state=state, next_state=left[1:-1])
+            assert wrong_rows(got, logits, lengths, k, next_n) == []
+            assert torch.equal(state.words, before)
         assert bool((guarded[[0, -1]] == POISON).all())
+        assert torch.equal(guarded[1:-1].view(torch.int32), again[1:-1].view(torch.int32))
         run(logits, visible, k, state=alone)
         left, expected = guarded[1:-1], alone.words
         selected = visible > k
-        # A window of a short row is the first number alone.
-        whole = selected & (expected[:, 0] >= 0)
-        assert torch.equal(left[whole], expected[whole])
-        assert torch.equal(left[selected, 0], expected[selected, 0])
-        assert bool((left[~selected, 0] == STATE_UNKNOWN).all())
+        assert torch.equal(left[selected], expected[selected])
+        assert left[~selected].tolist() == [[STATE_UNKNOWN, 0.0, 0.0, 0.0]] * int((~selected).sum())
         accepted = int32(1, 2, 2)
         state.accept(guarded[1:-1].clone(), torch.arange(requests, device="cuda"), accepted)
         last = torch.arange(requests, device="cuda") * next_n + accepted - 1

@@ -134,7 +134,7 @@ def compare(row: Row, seen: dict[StatsColumn, int], want: StepResult, left: Step
     wanted = dict(zip(StatsColumn, want.stats.columns(), strict=True))
     if row.plan.family == "small_row":
         assert seen == wanted
-        assert want.state is not None and left.first == want.state.first
+        assert left == want.state
     elif seen[StatsColumn.GUESS] == GuessSource.VALUE:
         assert seen[StatsColumn.GUESS_HIT] == want.stats.guess_hit
         if seen[StatsColumn.GUESS_HIT]:

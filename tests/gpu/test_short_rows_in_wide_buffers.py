@@ -31,7 +31,7 @@ from gvr_topk.evaluation.shipped_reference import topk_step
 from gvr_topk.evaluation.shipped_types import StepState
 from gvr_topk.evaluation.synthetic import adversarial_rows
 from gvr_topk.ops import launch
-from gvr_topk.policy import Plan, plan, values_of_led_row
+from gvr_topk.policy import Plan, plan, values_of_solo_row
 from gvr_topk.state import TopkState
 
 K = 2048
@@ -73,15 +73,15 @@ def plan_of(rows: int, width: int, dtype: torch.dtype) -> Plan:
     )  # fmt: skip
 
 
-def longest_led_row(made: Plan, width: int) -> int:
-    return LIMIT if values_of_led_row(made, width=width, length=LIMIT, k=K) else RESIDENT_LIMIT
+def longest_solo_row(made: Plan, width: int) -> int:
+    return LIMIT if values_of_solo_row(made, width=width, length=LIMIT, k=K) else RESIDENT_LIMIT
 
 
 def test_the_limit_is_the_policy_s() -> None:
     for width, limit in ((131_072, RESIDENT_LIMIT), (1 << 20, LIMIT)):
         made = plan(rows=1, width=width, k=K)
-        led = [n for n in range(1, 40_000) if values_of_led_row(made, width=width, length=n, k=K)]
-        assert led == list(range(K + 1, limit + 1))
+        solo = [n for n in range(1, 40_000) if values_of_solo_row(made, width=width, length=n, k=K)]
+        assert solo == list(range(K + 1, limit + 1))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -222,9 +222,9 @@ def test_statistics_and_states_are_those_of_a_short_row(
 ) -> None:
     """The window is exact arithmetic: all of the statistics agree with the model's, and all of the state."""
     made = plan_of(rows, width, dtype)
-    if length > longest_led_row(made, width):
+    if length > longest_solo_row(made, width):
         pytest.skip("such a row is shared by the cluster, whose arithmetic the model only comes close to")
-    assert values_of_led_row(made, width=width, length=length, k=K) == (16 if length <= 8192 else 32)
+    assert values_of_solo_row(made, width=width, length=length, k=K) == (16 if length <= 8192 else 32)
     left, base = words(rows), noise(rows, width, dtype)
     lengths, used = int32([length] * rows), 0
     for step in range(5):
@@ -247,7 +247,7 @@ def test_statistics_and_states_are_those_of_a_short_row(
 def test_rows_that_grow_past_the_limit_stay_predicted(width: int, rows: int, dtype: torch.dtype) -> None:
     """The first step that the cluster shares goes by the window that the last short one has left."""
     base, left = noise(rows, width, dtype), words(rows)
-    limit = longest_led_row(plan_of(rows, width, dtype), width)
+    limit = longest_solo_row(plan_of(rows, width, dtype), width)
     for step in range(12):
         length = limit - 6 + step
         lengths = int32([length] * rows)

@@ -168,8 +168,13 @@ SHARED = {
     "resident, off alignment": (65_537, 6),
     "streaming": (131_072, 96),
     "streaming, few rows": (1 << 20, 4),
+    "claimed, small row": (8192, 1500),
+    "claimed, resident": (40_000, 520),
+    "claimed, unaligned": (40_001, 520),
+    "claimed, streaming": (131_072, 520),
 }
-"""Width and requests of rows that share slots: more than the GPU runs at once, and a few."""
+"""Width and requests of rows that share slots: more than the GPU runs at once, a few, and so many that slots
+are claimed by another launch first."""
 
 
 def shared_slots(requests: int, next_n: int, how: str) -> Tensor:
