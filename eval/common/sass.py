@@ -258,9 +258,7 @@ def enclosing_function(line: str) -> str:
 
 
 def unexplained(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings that must not be: collectives that `EXPLAINED` has not, and any whose region spans a barrier."""
+    """Findings that must not be: those that `EXPLAINED` has not, and any whose region spans a barrier."""
     return [
-        one
-        for one in findings
-        if one.spans_barrier or enclosing_function(one.collective) not in EXPLAINED
+        one for one in findings if one.spans_barrier or enclosing_function(one.collective) not in EXPLAINED
     ]
