@@ -25,10 +25,12 @@ import importlib.metadata
 import json
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -51,6 +53,7 @@ TEXT = ".text."
 CODE_SECTIONS = (TEXT, ".nv.constant")
 """What a kernel is: its instructions, and its constants in banks of their own."""
 
+FATBIN_MAGIC = (0xBA55ED50).to_bytes(4, "little")
 _FATBIN = re.compile(r"^Fatbin elf code:\n=+\narch = (?P<arch>\S+)$", re.MULTILINE)
 _FUNCTION = re.compile(
     r"^ Function (?P<name>\S+):\n\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) "
@@ -105,26 +108,57 @@ def _run(*command: str, folder: Path | None = None) -> str:
     return done.stdout
 
 
-def _code(tool: str, library: Path) -> Iterator[dict[str, bytes]]:
-    """Sections of instructions and of constants by name, one mapping per binary, in the library's order."""
-    with tempfile.TemporaryDirectory() as folder:
-        listing = _run(tool, "--extract-elf", "all", str(library), folder=Path(folder))
-        for name in _EXTRACTED.findall(listing):
-            with (Path(folder) / name).open("rb") as file:
-                sections = [s for s in ELFFile(file).iter_sections() if s.name.startswith(CODE_SECTIONS)]
-                yield {section.name: section.data() for section in sections}
+@contextmanager
+def _fat_binaries(library: Path) -> Iterator[list[Path]]:
+    """The device code of each CUDA file of a library, in a file in a folder of its own.
+
+    Of the whole library ``cuobjdump`` extracts binaries under the names of their sources where it has source
+    lines. Those of several ``launch.cu`` would replace one another.
+    """
+    with library.open("rb") as file, tempfile.TemporaryDirectory() as folder:
+        section = ELFFile(file).get_section_by_name(".nv_fatbin")
+        data, at, found = b"" if section is None else section.data(), 0, []
+        while (at := data.find(FATBIN_MAGIC, at)) >= 0:
+            header_bytes, code_bytes = struct.unpack_from("<HQ", data, at + 6)
+            end = at + header_bytes + code_bytes
+            found.append(Path(folder) / str(len(found)) / "code.fatbin")
+            found[-1].parent.mkdir()
+            found[-1].write_bytes(data[at:end])
+            at = end
+        yield found
+
+
+def _extract(tool: str, fat: Path) -> list[Path]:
+    """Files of the binaries in a fat binary, one for each architecture, in its order."""
+    listing = _run(tool, "--extract-elf", "all", fat.name, folder=fat.parent)
+    return [fat.parent / name for name in _EXTRACTED.findall(listing)]
+
+
+def _code(binary: Path) -> dict[str, bytes]:
+    """Sections of instructions and of constants by name."""
+    with binary.open("rb") as file:
+        sections = [s for s in ELFFile(file).iter_sections() if s.name.startswith(CODE_SECTIONS)]
+        return {section.name: section.data() for section in sections}
 
 
 def _binaries(tool: str, library: Path) -> list[tuple[str, str, dict[str, bytes]]]:
     """Return the architecture, the resource report and the sections by name of each embedded binary."""
-    report = _run(tool, "--dump-resource-usage", str(library))
-    starts = list(_FATBIN.finditer(report))
-    code = list(_code(tool, library))
-    if not starts or len(starts) != len(code):
-        raise InspectError(f"cuobjdump: wanted one report per binary, got {len(starts)} for {len(code)}")
-    ends = [start.start() for start in starts[1:]] + [len(report)]
-    used = [report[start.end() : end] for start, end in zip(starts, ends, strict=True)]
-    return [(start["arch"], use, one) for start, use, one in zip(starts, used, code, strict=True)]
+    found = []
+    with _fat_binaries(library) as fat_binaries:
+        for fat in fat_binaries:
+            report = _run(tool, "--dump-resource-usage", str(fat))
+            starts = list(_FATBIN.finditer(report))
+            code = [_code(binary) for binary in _extract(tool, fat)]
+            if not starts or len(starts) != len(code):
+                raise InspectError(
+                    f"cuobjdump: wanted one report per binary, got {len(starts)} for {len(code)}"
+                )
+            ends = [start.start() for start in starts[1:]] + [len(report)]
+            used = [report[start.end() : end] for start, end in zip(starts, ends, strict=True)]
+            found += [(start["arch"], use, one) for start, use, one in zip(starts, used, code, strict=True)]
+    if not found:
+        raise InspectError(f"library: wanted device code in it, got none in {library}")
+    return found
 
 
 def _demangle(names: set[str]) -> dict[str, str]:
@@ -162,7 +196,7 @@ def inspect(library: Path = LIBRARY) -> list[KernelUse]:
         raise InspectError(f"library: wanted a built CUDA library, got none at {library}")
     found = [
         (arch, function, len(code[TEXT + function["name"]]))
-        for arch, used, code in _binaries(cuobjdump(), library.resolve())  # The tool runs in another folder.
+        for arch, used, code in _binaries(cuobjdump(), library)
         for function in _FUNCTION.finditer(used)
     ]
     shown = _demangle({function["name"] for _, function, _ in found})
@@ -203,7 +237,7 @@ def machine_code(library: Path = LIBRARY) -> dict[str, str]:
         As `inspect`.
     """
     kernels: defaultdict[str, list[str]] = defaultdict(list)
-    for arch, _, code in _binaries(cuobjdump(), library.resolve()):
+    for arch, _, code in _binaries(cuobjdump(), library):
         kernels[arch] += [f"{name} {hashlib.sha256(one).hexdigest()}" for name, one in code.items()]
     return {
         arch: hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
@@ -235,9 +269,9 @@ def unguarded_collectives(
         A tool is missing, or there is no such kernel.
     """
     found: list[Finding] = []
-    with tempfile.TemporaryDirectory() as folder:
-        listing = _run(cuobjdump(), "--extract-elf", "all", str(library.resolve()), folder=Path(folder))
-        binaries = [Path(folder) / name for name in _EXTRACTED.findall(listing) if f".{arch}." in name]
+    with _fat_binaries(library) as fat_binaries:
+        extracted = [binary for fat in fat_binaries for binary in _extract(cuobjdump(), fat)]
+        binaries = [binary for binary in extracted if f".{arch}." in binary.name]
         chosen = _chosen_kernels(binaries, kernels)
         if not chosen:
             raise InspectError(f"kernels: wanted some of {arch} with {kernels!r} in their names, got none")

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from eval.common.machine import write_json
+from eval.common.sass import enclosing_function
 from eval.common.stress_library import ROOT, StressError, op_library
 
 KERNELS = ROOT / "cpp" / "kernels"
@@ -37,8 +38,12 @@ EXPLAINED: dict[str, str] = {
     "__reduce_add_sync(0xffffffffu, ctx.lane < kWarps + ctx.warp ? selected[ctx.lane] : 0) + in_warp;": (
         "ptxas expects lanes to be apart and guards it: BRA.DIV before the REDUX, WARPSYNC on its other side"
     ),
+    "ptx/warp_scan.cuh: suffix_sums": (
+        "a delay of the chaos build takes lanes apart, and ptxas guards what follows the call: BRA.DIV before"
+        " the SHFL, WARPSYNC on its other side"
+    ),
 }
-"""What guards the collectives that lanes may reach apart, by file and source text."""
+"""What guards the collectives that lanes may reach apart, by file and source text (assembly: function)."""
 
 _COLLECTIVE = re.compile(r"__(?:reduce_\w+|shfl\w*|ballot|any|all|match_any)_sync\(|GVR_COLLECTIVE\(\)")
 
@@ -53,13 +58,16 @@ def place_of(path: str, line: int, places: int) -> int:
 
 
 def collectives(kernels: Path = KERNELS) -> dict[tuple[str, int], str]:
-    """Every warp collective in the sources, as source text by ``(folder/file, line)``."""
+    """Every warp collective by ``(folder/file, line)``: source text, or for assembly the function."""
     found = {}
     for file in sorted(kernels.rglob("*.cuh")):
         for number, line in enumerate(file.read_text().splitlines(), 1):
             code = line.partition("//")[0].strip()
             if _COLLECTIVE.search(code) and not code.startswith("#"):
-                found[f"{file.parent.name}/{file.name}", number] = code
+                place = f"{file.parent.name}/{file.name}"
+                if code == "GVR_COLLECTIVE();":
+                    code = enclosing_function(f"{place}:{number}", kernels).removeprefix(f"{place}: ")
+                found[place, number] = code
     return found
 
 

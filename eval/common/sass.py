@@ -242,13 +242,13 @@ def _named(one: Instruction) -> str:
     return (ours or list(one.sources) or [f"{one.address:#x}"])[0]
 
 
-def enclosing_function(line: str) -> str:
+def enclosing_function(line: str, kernels: Path = KERNELS) -> str:
     """``folder/file: function`` of a ``folder/file:line``, which stays the same when lines move.
 
     ptxas often gives an instruction the line of another one beside it, so the line itself would not.
     """
     path, _, number = line.rpartition(":")
-    file = KERNELS / path
+    file = kernels / path
     lines = file.read_text().splitlines()[: int(number, 0)] if file.is_file() else []
     for at in range(len(lines) - 1, -1, -1):
         if re.match(r"\s*(inline )?(static )?__(device|global)__", lines[at]):

@@ -89,13 +89,15 @@ def test_delays_take_time() -> None:
     for mode in range(chaos_modes()):
         set_chaos(mode)
         workload.replay()
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record(workload.stream)
+        replays = []
         for _ in range(5):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record(workload.stream)
             workload.replay()
-        stop.record(workload.stream)
-        stop.synchronize()
-        times.append(start.elapsed_time(stop))
+            stop.record(workload.stream)
+            stop.synchronize()
+            replays.append(start.elapsed_time(stop))
+        times.append(min(replays))  # Other work on the GPU only adds.
     assert all(time > 1.3 * times[0] for time in times[1:]), times
 
 
