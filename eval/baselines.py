@@ -206,13 +206,12 @@ def load_library(path: Path, helpers: Path) -> None:
 
 
 def _find_helper(name: str, helpers: Path) -> Path | None:
-    packages = Path(torch.__file__).resolve().parent.parent
-    candidates = [
-        *helpers.rglob(name),
-        *packages.glob(f"nvidia/**/lib/{name}"),
-        packages / "torch" / "lib" / name,
-    ]
-    return next((path for path in candidates if path.is_file()), None)
+    try:
+        return find_file(helpers, name)
+    except BaselineError:
+        packages = Path(torch.__file__).resolve().parent.parent
+        candidates = [*packages.glob(f"nvidia/**/lib/{name}"), packages / "torch" / "lib" / name]
+        return next((path for path in candidates if path.is_file()), None)
 
 
 def _any_shape(rows: int, dtype: torch.dtype, k: int) -> str:

@@ -32,6 +32,13 @@ EXPLAINED: dict[str, str] = {
 }
 """Why collectives need no guard, by file and function; none is behind a region that spans a barrier."""
 
+SAME_IN_ALL_LANES = {
+    "core/row_sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
+    "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
+    "resident/count_and_emit.cuh: if (has_tie_key) {",
+}
+"""Branches, by file and source text, whose conditions are the row's or its interval's, and so a whole warp's."""
+
 _FUNCTION = re.compile(r"^\s*\.text\.(\S+):$")
 _LABEL = re.compile(r"^(\.L_x_\d+|\$\S+):")
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?(\S+)(.*?);")
@@ -257,8 +264,18 @@ def enclosing_function(line: str, kernels: Path = KERNELS) -> str:
     return line
 
 
+def _source(line: str) -> str:
+    """``folder/file: text`` of a ``folder/file:line``."""
+    path, _, number = line.rpartition(":")
+    file = KERNELS / path
+    return f"{path}: {file.read_text().splitlines()[int(number, 0) - 1].strip()}" if file.is_file() else line
+
+
 def unexplained(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings that must not be: those that `EXPLAINED` has not, and any whose region spans a barrier."""
+    """Findings that must not be: those that nothing here explains, and any whose region spans a barrier."""
     return [
-        one for one in findings if one.spans_barrier or enclosing_function(one.collective) not in EXPLAINED
+        one
+        for one in findings
+        if one.spans_barrier
+        or not (enclosing_function(one.collective) in EXPLAINED or _source(one.branch) in SAME_IN_ALL_LANES)
     ]

@@ -86,6 +86,9 @@ class TestMachineCode:
             file, _, _ = text.partition(": ")
             lines = range(1, len((sass.KERNELS / file).read_text().splitlines()) + 1)
             assert text in {sass.enclosing_function(f"{file}:{line}") for line in lines}
+        for text in sass.SAME_IN_ALL_LANES:
+            file, _, code = text.partition(": ")
+            assert code in [line.strip() for line in (sass.KERNELS / file).read_text().splitlines()], text
         reached = {f"{file}: {code}" for (file, _), code in converged.collectives().items()}
         assert set(converged.EXPLAINED) <= reached
 
