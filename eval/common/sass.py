@@ -37,7 +37,7 @@ SAME_IN_ALL_LANES = {
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
     "resident/count_and_emit.cuh: if (has_tie_key) {",
 }
-"""Branches, by file and source text, whose conditions are the row's or its interval's, and so a whole warp's."""
+"""Branches, by file and source text, whose conditions are the row's or its interval's: a whole warp's."""
 
 _FUNCTION = re.compile(r"^\s*\.text\.(\S+):$")
 _LABEL = re.compile(r"^(\.L_x_\d+|\$\S+):")
