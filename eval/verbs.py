@@ -99,13 +99,6 @@ VERBS = {
     "sweep": Verb(
         "tune", "time every cluster size, which the plan's constants come from", HOPPER, "9 minutes", FINISHED
     ),
-    "guesses": Verb(
-        "guess_table",
-        "count the passes of the paper's kernel by first guess and hint offset",
-        f"{HOPPER}; none with --device cpu",
-        "a minute on a GPU, several on a CPU",
-        FINISHED,
-    ),
     "accuracy": Verb(
         "accuracy_regression",
         "run trtllm-eval with the heuristic off and on, and decide",

@@ -28,7 +28,6 @@ from eval import (
     baselines,
     bench_kernels,
     fuzz,
-    guess_table,
     kernel_timing,
     phase_timing,
     plot_bench,
@@ -1857,39 +1856,3 @@ class TestTune:
         sizes, planned = tune.offered(1, 1 << 21, torch.float32, 132)
         assert planned in sizes
         assert 1 not in sizes
-
-
-class TestGuessTable:
-    def test_quantile_needs_fewer_passes_where_hints_hit(self) -> None:
-        source = LayerGenerator(60, 20000, 6, correlation=0.97)
-        mean, quantile = (
-            guess_table.summarize(guess_table.replay(source, 512, guess, 0, 6, "cpu"), 512)
-            for guess in guess_table.GUESSES
-        )
-        assert mean["steps"] == quantile["steps"] == 5
-        assert mean["hit_ratio"] == quantile["hit_ratio"] > 0.5
-        assert quantile["mean_passes"] <= mean["mean_passes"]
-        assert quantile["as_reference"] is None
-
-    def test_summary_takes_the_kernel_and_counts_agreement(self) -> None:
-        steps = [guess_table.StepPasses(1, 1, 50), guess_table.StepPasses(4, 2, 100)]
-        figures = guess_table.summarize(steps, 100)
-        assert figures["mean_passes"] == 2.5
-        assert figures["within"] == [0.5, 0.5, 0.5]
-        assert (figures["max_passes"], figures["as_reference"], figures["hit_ratio"]) == (4, 0.5, 0.75)
-
-    def test_command_writes_json_and_markdown(self, tmp_path: Path) -> None:
-        app = typer.Typer()
-        app.command()(guess_table.main)
-        out = tmp_path / "guess.json"
-        arguments = ["--device", "cpu", "--layers", "20", "--generated", "2", "--out", str(out)]
-        ended = CliRunner().invoke(app, arguments)
-        assert ended.exit_code == 0, ended.output
-        rows = json.loads(out.read_text())["rows"]
-        assert [(row["guess"], row["offset"]) for row in rows] == [
-            ("mean", 0),
-            ("mean", 1),
-            ("quantile", 0),
-            ("quantile", 1),
-        ]
-        assert out.with_suffix(".md").read_text().count("synthetic-L20") == 4

@@ -20,10 +20,7 @@ PROMPTS = "tests/data/eval_samples/prompts.jsonl"
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["guesses", "--traces", "nowhere"], "'nowhere' does not exist"),
-        (["guesses", "--layers", "5", "--device", "cpu"], "--layers: wanted some of"),
-        (["guesses", "--generated", "0"], "should be greater than or equal to 1"),
-        (["guesses", "--device", "abacus"], "--device: wanted cuda or cpu, got 'abacus'"),
+        (["fuzz", "--device", "abacus"], "--device: wanted cuda or cpu, got 'abacus'"),
         (["phases", "--traces", "nowhere"], "'nowhere' does not exist"),
         (["bench", "--traces", "nowhere"], "'nowhere' does not exist"),
         (["fuzz", "--device", "cpu", "--seconds", "0"], "should be greater than or equal to 0.001"),
@@ -67,7 +64,6 @@ def test_others_are_refused(text: str) -> None:
     [
         ["fuzz", "--device", "cpu", "--seconds", "1", "--out"],
         ["host", "--device", "cpu", "--out"],
-        ["guesses", "--device", "cpu", "--out"],
         ["decode", "--device", "cpu", "--json"],
         ["inspect", "--record"],
     ],
