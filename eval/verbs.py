@@ -152,22 +152,6 @@ VERBS = {
         " 3 an engine failed, or its log does not say that it ran ours",
         "the extra [vllm], and 1 GB of disk for the weights",
     ),
-    "vllm-serve": Verb(
-        "vllm_serve_trial",
-        "run tpot once against `vllm serve` of a small model with random weights, to try the tool",
-        f"{HOPPER}, with 60 GB free; none with --dry-run",
-        "3 minutes (--repetitions)",
-        "0 all runs finished; 2 wrong use or a missing GPU or package; 3 runs failed; 4 the tool failed",
-        "the extra [vllm], and 1 GB of disk for the weights",
-    ),
-    "flashmla": Verb(
-        "flashmla_order",
-        "time sparse attention (FlashMLA) to ids in ascending order and shuffled, and compare the bits",
-        "one, Hopper or a data-centre Blackwell, with 40 GB free",
-        "2 minutes (--seconds)",
-        "0 finished; 2 wrong use, no GPU or no FlashMLA; 3 a case failed or was left out",
-        "vLLM 0.33, which brings FlashMLA along",
-    ),
     "plot": Verb(
         "plot_bench", "draw a benchmark", "none", "seconds", FINISHED, "a result file of the verb bench"
     ),

@@ -1,4 +1,4 @@
-"""Figures of docs/engine_evidence.md, from the files of ``vllm-trial``, ``vllm-serve`` and ``flashmla``."""
+"""Figures of docs/engine_evidence.md, from the files of ``vllm-trial`` and of finished studies."""
 
 from __future__ import annotations
 

@@ -36,7 +36,6 @@ PROMPTS = "tests/data/eval_samples/prompts.jsonl"
         ),
         (["decode", "--device", "cpu", "--steps", "2"], "--steps: wanted an integer of at least 3, got '2'"),
         (["decode", "--requests", "0"], "--requests: wanted an integer of at least 1, got '0'"),
-        (["vllm-serve", "--length", "-1"], "--length: wanted an integer of at least 1, got '-1'"),
     ],
 )
 def test_what_would_measure_nothing_is_refused(arguments: list[str], text: str) -> None:
