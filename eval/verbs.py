@@ -55,13 +55,13 @@ VERBS = {
         " 3 stopped by --seconds",
         "for other projects' kernels those that eval/baselines.py lists; for real rows a folder of traces",
     ),
-    "side-by-side": Verb(
-        "side_by_side",
-        "time several versions of the package in turns",
-        f"{HOPPER}; none with --device cpu",
-        "about a minute for each version and round (--rounds)",
-        "0 all exact; 1 a result was wrong; 2 wrong use or a missing GPU or file; 3 a version failed",
-        "for each other version a folder with its gvr_topk/ and compiled library",
+    "compare": Verb(
+        "compare",
+        "compare the benchmarks of two commits",
+        "none",
+        "seconds",
+        FINISHED,
+        "result files of the verb bench",
     ),
     "host": Verb(
         "host_time",

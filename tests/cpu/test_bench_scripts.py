@@ -78,6 +78,7 @@ from eval.common.bench_report import (
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import read_results
 from eval.common.our_kernels import VARIANTS, WITH_INDICES, prepare_ours
+from eval.common.trace_scores import trace_scores
 from eval.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
 from gvr_topk.arguments import Arguments, PrefillArguments
 from gvr_topk.constants import (
@@ -133,6 +134,16 @@ def file_of(*results: tuple[Cell, dict[str, Any]]) -> dict[str, Any]:
 
 def index_of(*results: tuple[Cell, dict[str, Any]]) -> Index:
     return Index(file_of(*results))
+
+
+def test_trace_scores_by_hand() -> None:
+    keys = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], dtype=np.float16)
+    queries = np.array([[[1.0, 1.0]], [[-1.0, 1.0]]], dtype=np.float16)
+    weights = np.array([[2.0], [1.0]], dtype=np.float16)
+    rows = trace_scores(keys, queries, weights, "cpu")
+    wanted = [[[2 / 2**0.5, 4 / 2**0.5]], [[0.0, 2 / 2**0.5, 0.0]]]
+    for row, values in zip(rows, wanted, strict=True):
+        torch.testing.assert_close(row, torch.tensor(values))
 
 
 class TestCells:
