@@ -133,9 +133,7 @@ def l2_bytes(device: torch.device | str) -> int:
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
-def steps_for(
-    step_bytes: int, device: torch.device | str, least: int | None = None, most: int | None = None
-) -> int:
+def steps_for(step_bytes: int, device: torch.device | str) -> int:
     """How many steps a chain has, so that its buffers together outgrow the L2 cache several times.
 
     Parameters
@@ -144,11 +142,14 @@ def steps_for(
         Size of one step's rows.
     device : torch.device or str
         Whose cache it is.
-    least, most : int, optional
-        Bounds; default `MIN_STEPS` and `MAX_STEPS`.
+
+    Returns
+    -------
+    int
+        At least `MIN_STEPS`, at most `MAX_STEPS`.
     """
     needed = -(-L2_MULTIPLE * l2_bytes(device) // step_bytes) + 1
-    return max(MIN_STEPS if least is None else least, min(MAX_STEPS if most is None else most, needed))
+    return max(MIN_STEPS, min(MAX_STEPS, needed))
 
 
 def gaussian_chain(

@@ -27,7 +27,7 @@ from eval.accuracy_regression import PAPER as TASKS
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import read_results, require_writable
 from eval.common.order import Order, variant_order
-from eval.common.sequential import LOOKS, Floats, drift_free_difference, looks_at
+from eval.common.sequential import LOOKS, Floats, looks_at
 from eval.common.tables import markdown_table
 from eval.common.tpot_report import PAPER as CASES
 from eval.common.tpot_report import paper_sd
@@ -172,14 +172,6 @@ def simulate(scenario: Scenario, campaigns: int, seed: int = SEED) -> float:
     if scenario.counted == "shown per case":
         return float(happened.mean())
     return float(happened.any(axis=-1).mean())
-
-
-def drift_bias(repetitions: int, order: Order, drift: float = 0.01) -> float:
-    """Difference that the analysis finds between equal variants on a machine that drifts and has no noise."""
-    sequence = variant_order(repetitions, order)
-    off = np.array([drift * position for position, (_, variant) in enumerate(sequence) if variant == "off"])
-    on = np.array([drift * position for position, (_, variant) in enumerate(sequence) if variant == "on"])
-    return float(drift_free_difference(off, on, order).difference)
 
 
 def _last(scenario: Scenario) -> int:

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from eval import simulate_verdicts
-from eval.common.order import variant_order
+from eval.common.order import Order, variant_order
 from eval.common.pairing import complete_pairs
 from eval.common.power import detectable_difference, last_look, pass_rate, repetitions_needed
 from eval.common.sequential import (
@@ -65,9 +65,14 @@ def test_difference_is_that_of_a_linear_model(count: int, order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["abba", "alternate"])
-def test_a_linear_drift_cancels_at_every_repetition_count(order: str) -> None:
+def test_a_linear_drift_cancels_at_every_repetition_count(order: Order) -> None:
     for count in range(2, 33):
-        assert simulate_verdicts.drift_bias(count, order) == pytest.approx(0, abs=1e-12)  # type: ignore[arg-type]
+        turns = list(enumerate(variant_order(count, order)))
+        off, on = (
+            np.array([0.01 * position for position, (_, variant) in turns if variant == side])
+            for side in ("off", "on")
+        )
+        assert float(drift_free_difference(off, on, order).difference) == pytest.approx(0, abs=1e-12)
 
 
 def test_taking_turns_alone_does_not_cancel_it() -> None:
