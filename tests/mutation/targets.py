@@ -1,0 +1,128 @@
+"""The modules that are mutated, the tests that have to notice, and what is asked of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SAMPLE = 12
+"""Mutants of a module that is not named in `SAMPLES`."""
+
+_LEAST_OF_CORE = 80
+SAMPLES = {
+    "gvr_topk/arguments.py": _LEAST_OF_CORE,
+    "gvr_topk/contract.py": _LEAST_OF_CORE,
+    "gvr_topk/cpu.py": _LEAST_OF_CORE,
+    "gvr_topk/ops.py": _LEAST_OF_CORE,
+    "gvr_topk/policy.py": _LEAST_OF_CORE,
+}
+"""Modules that decide which items are selected, and how many mutants of them are run."""
+
+OUTSIDE_OF_THE_PRODUCT = {
+    "gvr_topk/evaluation/": "models and references that tests and replays compare with; no serving call runs them",
+    "gvr_topk/_build.py": "written by the build",
+}
+"""Parts of the package that need no row in the report, and why."""
+
+# What is left out takes seconds a mutant and adds nothing to the tests beside it, or runs in other processes,
+# which import the module as it is.
+_OPS = ("test_ops.py", "test_prefill.py", "test_blocks.py", "test_arguments.py", "-k", "not opcheck and not compiled")
+_VLLM = ("test_integration_vllm.py", "-k", "not doctor and not register_imports and not entry_point")
+_SGLANG = ("test_sglang.py",)
+_TENSORRT_LLM = (
+    "test_integration_models.py",
+    "test_integration_steps.py",
+    "test_integration_drafts.py",
+    "test_integration_counters.py",
+    "-k",
+    "not 1_3_package and not rc25 and not that_of_the_last_accepted and (not same_sets or compressed)",
+)
+_INSTALL = ("test_integration_install.py", "test_integration_upstream.py", "test_integration_counters.py")
+
+TARGETS: dict[str, tuple[str, ...]] = {
+    "gvr_topk/arguments.py": (*_OPS[:4], "test_state.py", "test_config.py", *_OPS[4:]),
+    "gvr_topk/cli.py": ("test_cli.py", "test_configs.py"),
+    "gvr_topk/config.py": ("test_config.py", "test_configs.py"),
+    "gvr_topk/config_files.py": ("test_configs.py", "test_config.py", "test_cli.py"),
+    "gvr_topk/constants.py": ("test_config.py", "test_policy.py", "test_library.py", "test_oracle.py"),
+    "gvr_topk/contract.py": ("test_contract.py", *_OPS),
+    "gvr_topk/cpu.py": _OPS,
+    "gvr_topk/layers.py": ("test_layers.py", "test_arguments.py"),
+    "gvr_topk/library.py": ("test_library.py",),
+    "gvr_topk/ops.py": _OPS,
+    "gvr_topk/policy.py": ("test_policy.py", "test_policy_arguments.py", "test_library.py"),
+    "gvr_topk/request_slots.py": ("test_request_slots.py",),
+    "gvr_topk/state.py": ("test_state.py",),
+    "gvr_topk/integrations/_kit/device.py": (*_SGLANG, *_VLLM),
+    "gvr_topk/integrations/_kit/engine.py": (*_SGLANG, *_VLLM),
+    "gvr_topk/integrations/_kit/environment.py": ("test_integration_verify.py", *_INSTALL),
+    "gvr_topk/integrations/_kit/log.py": (*_SGLANG, *_VLLM),
+    "gvr_topk/integrations/_kit/switch.py": (*_SGLANG, *_VLLM),
+    "gvr_topk/integrations/_kit/verify.py": ("test_integration_verify.py",),
+    "gvr_topk/integrations/counters.py": ("test_integration_counters.py",),
+    "gvr_topk/integrations/environment.py": _INSTALL,
+    "gvr_topk/integrations/hint_state.py": _TENSORRT_LLM,
+    "gvr_topk/integrations/layer_hook.py": _TENSORRT_LLM,
+    "gvr_topk/integrations/llm_config.py": ("test_integration_install.py", "test_integration_models.py"),
+    "gvr_topk/integrations/patch_points.py": _INSTALL,
+    "gvr_topk/integrations/selection.py": _TENSORRT_LLM,
+    "gvr_topk/integrations/tensorrt_llm.py": _INSTALL,
+    "gvr_topk/integrations/transaction.py": _INSTALL,
+    "gvr_topk/integrations/upstream.py": _INSTALL,
+    "gvr_topk/integrations/sglang/hook.py": _SGLANG,
+    "gvr_topk/integrations/sglang/plugin.py": _SGLANG,
+    "gvr_topk/integrations/sglang/points.py": _SGLANG,
+    "gvr_topk/integrations/sglang/row_state.py": _SGLANG,
+    "gvr_topk/integrations/sglang/transforms.py": _SGLANG,
+    "gvr_topk/integrations/vllm/backend.py": _VLLM,
+    "gvr_topk/integrations/vllm/hook.py": _VLLM,
+    "gvr_topk/integrations/vllm/imports.py": _VLLM,
+    "gvr_topk/integrations/vllm/metrics.py": _VLLM,
+    "gvr_topk/integrations/vllm/plugin.py": _VLLM,
+    "gvr_topk/integrations/vllm/prefill.py": _VLLM,
+    "gvr_topk/integrations/vllm/rows.py": _VLLM,
+    "gvr_topk/integrations/vllm/upstream.py": _VLLM,
+}
+"""Tests of each module of the product, in `tests/cpu`, and options of pytest that choose among them."""
+
+BESIDE: dict[str, tuple[str, ...]] = {
+    "eval/common/evidence.py": ("test_eval_evidence.py",),
+    "eval/common/order.py": ("test_eval_sequential.py",),
+    "eval/common/pairing.py": ("test_eval_sequential.py",),
+    "eval/common/pairs.py": ("test_eval_inputs.py",),
+    "eval/common/plan.py": ("test_eval_plan.py",),
+    "eval/common/sequential.py": ("test_eval_sequential.py",),
+    "eval/common/store.py": ("test_eval_store.py",),
+    "eval/common/verdicts.py": ("test_eval_verdicts.py", "test_eval_sequential.py"),
+    "gvr_topk/evaluation/oracle.py": ("test_oracle.py",),
+    "gvr_topk/evaluation/paper_reference.py": ("test_paper_reference.py", "-k", "not shipped and not adversarial"),
+    "gvr_topk/evaluation/replay.py": ("test_replay.py",),
+    "gvr_topk/evaluation/trace.py": ("test_trace.py",),
+}
+"""Modules outside of the product whose changed lines are mutated, and which have no row in the report."""
+
+EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {}
+"""Mutants that change no behavior: the line and the change, and why nothing can notice."""
+
+
+def product_modules() -> list[str]:
+    """Every module of the package that the report has to cover, as paths from the root of the repository."""
+    found = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gvr_topk").rglob("*.py"))
+    return [module for module in found if not module.startswith(tuple(OUTSIDE_OF_THE_PRODUCT))]
+
+
+def tests_of(module: str) -> tuple[str, ...]:
+    """Return the tests of a module, as pytest takes them."""
+    return {**TARGETS, **BESIDE}[module]
+
+
+def sample_of(module: str) -> int:
+    """Return how many mutants of a module are run; fewer where it has no more."""
+    return SAMPLES.get(module, SAMPLE)
+
+
+def test_files(modules: Iterable[str]) -> set[str]:
+    """Names of the test files that `modules` name."""
+    return {name for module in modules for name in tests_of(module) if name.endswith(".py")}
