@@ -32,7 +32,7 @@ from tests.mutation.mutants import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_LIMIT = 8 << 30
-BROKEN = 99
+BROKEN, NOT_IN_PLACE = 99, 98
 
 
 class Baseline(NamedTuple):
@@ -102,7 +102,15 @@ def prepare() -> None:
     """Import once what every test imports."""
     os.chdir(ROOT)
     os.environ["CI"] = "true"  # hypothesis then draws the same examples in every run
-    for name in ("torch", "numpy", "scipy.stats", "pytest", "hypothesis", "hypothesis.extra.numpy", "pydantic"):
+    for name in (
+        "torch",
+        "numpy",
+        "scipy.stats",
+        "pytest",
+        "hypothesis",
+        "hypothesis.extra.numpy",
+        "pydantic",
+    ):
         importlib.import_module(name)
     import torch
 
@@ -115,6 +123,7 @@ def fork(work: Callable[[], int], cpu_s: float = 0) -> int:
     if pid:
         return pid
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()  # what the tests start ends with them
         # A fault may loop for ever, or fill the memory: it ends even if nobody is there to end it.
         if cpu_s:
@@ -141,24 +150,34 @@ def end(pid: int) -> None:
         pass
 
 
-def run_all(works: Sequence[Callable[[], int]], jobs: int, cpu_s: float, wall_s: float) -> Iterator[tuple[int, int]]:
+def run_all(
+    works: Sequence[Callable[[], int]], jobs: int, cpu_s: float, wall_s: float
+) -> Iterator[tuple[int, int]]:
     """Run every `work`, `jobs` at once; yield the number of each with its exit status, as they end."""
     waiting = list(enumerate(works))[::-1]
     running: dict[int, tuple[int, float]] = {}
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            number, work = waiting.pop()
-            running[fork(work, cpu_s)] = (number, time.monotonic() + wall_s)
-        for pid, (number, deadline) in list(running.items()):
-            done, status = os.waitpid(pid, os.WNOHANG)
-            late = time.monotonic() > deadline
-            if done or late:
-                end(pid)
-                if not done:
-                    os.waitpid(pid, 0)
-                del running[pid]
-                yield number, os.waitstatus_to_exitcode(status) if done else -signal.SIGKILL
-        time.sleep(0.01)
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                number, work = waiting.pop()
+                running[fork(work, cpu_s)] = (number, time.monotonic() + wall_s)
+            for pid, (number, deadline) in list(running.items()):
+                done, status = os.waitpid(pid, os.WNOHANG)
+                late = time.monotonic() > deadline
+                if done or late:
+                    end(pid)
+                    if not done:
+                        os.waitpid(pid, 0)
+                    del running[pid]
+                    yield number, os.waitstatus_to_exitcode(status) if done else -signal.SIGKILL
+            time.sleep(0.01)
+    finally:
+        for pid in running:
+            end(pid)
+
+
+def _exit(*_: object) -> None:
+    raise SystemExit(BROKEN)
 
 
 def codes(code: CodeType) -> Iterator[CodeType]:
@@ -262,7 +281,7 @@ class Collected:
         from _pytest.main import pytest_runtestloop
 
         if not patcher.patch(mutant.tree()):
-            return BROKEN + 1
+            return NOT_IN_PLACE
         touching = [index for index in order_of_tests(mutant, baseline) if baseline.lines[index]]
         session.items[:] = [session.items[index] for index in touching]
         try:
@@ -309,7 +328,9 @@ def order_of_tests(mutant: Mutant, baseline: Baseline) -> list[int]:
     """Numbers of the tests: those that execute the changed lines are first, and of these the quick ones."""
     changed = _lines(mutant)
     each = enumerate(zip(baseline.lines, baseline.seconds, strict=True))
-    ranked = [(changed.isdisjoint(lines), not lines, seconds > 0.3, index) for index, (lines, seconds) in each]
+    ranked = [
+        (changed.isdisjoint(lines), not lines, seconds > 0.3, index) for index, (lines, seconds) in each
+    ]
     return [index for *_, index in sorted(ranked)]
 
 
@@ -355,6 +376,7 @@ def run_mutants(
         os.write(write, (json.dumps([name, value]) + "\n").encode())
 
     def serve() -> int:
+        signal.signal(signal.SIGTERM, _exit)  # ends the forks, too
         plugin = Collected(module, chosen, jobs, report)
         status = int(pytest.main(options_of(tests), plugins=[plugin]))
         plugin.tracer.stop()
@@ -368,16 +390,19 @@ def run_mutants(
     os.close(write)
     baseline = None
     left = set(range(len(chosen)))
-    with os.fdopen(read) as lines:
-        for line in lines:
-            name, value = json.loads(line)
-            if name == "baseline":
-                baseline = Baseline(*value)
-            elif value != BROKEN + 1:  # else the functions cannot be changed in place
-                left.discard(name)
-                yield name, value
-    os.waitpid(pid, 0)
-    end(pid)
+    try:
+        with os.fdopen(read) as lines:
+            for line in lines:
+                name, value = json.loads(line)
+                if name == "baseline":
+                    baseline = Baseline(*value)
+                elif value != NOT_IN_PLACE:
+                    left.discard(name)
+                    yield name, value
+    finally:
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)
+        end(pid)
     if baseline is None:
         raise SystemExit(f"{module}: wanted its tests to pass without a mutant, got a failure")
     numbers = sorted(left)

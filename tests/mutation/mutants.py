@@ -178,5 +178,3 @@ def _is_docstring(node: Any) -> bool:
         and isinstance(node.value, ast.Constant)
         and isinstance(node.value.value, str)
     )
-
-

@@ -4,14 +4,14 @@
     python tests/mutation/run.py --only gvr_topk/state.py --sample 0
     python tests/mutation/run.py --changed-since HEAD~1 --seconds 60
 
-``mutants.py`` makes the faults, ``engine.py`` runs the tests, and ``targets.py`` says which tests those are and
-which modules are the product. A mutant is killed when a test fails or runs out of time.
+``mutants.py`` makes the faults, ``engine.py`` runs the tests, and ``targets.py`` says which tests those are
+and which modules are the product. A mutant is killed when a test fails or runs out of time.
 
 ``report.json`` has a row for each module of the product. A row holds for the source that its digest is of;
 comments and docstrings are no part of that. ``--stale`` runs the modules whose row is missing or of another
 source and writes their rows; without it, and without ``--only``, all are run. The mutants of a module are a
-sample in a fixed order, and `targets.SAMPLES` says how large; ``--sample`` takes another number, 0 all. Rows of a
-sample of another size are written only to the file that ``--out`` names.
+sample in a fixed order, and `targets.SAMPLES` says how large; ``--sample`` takes another number, 0 all. Rows
+of a sample of another size are written only to the file that ``--out`` names.
 
 ``--changed-since`` mutates nothing but the lines that differ from where HEAD left a commit, uncommitted
 ones included, in an order drawn with the same seed, until ``--seconds`` are spent. The exit status is 1 where
@@ -27,6 +27,7 @@ import argparse
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -38,9 +39,9 @@ ROOT = Path(__file__).resolve().parents[2]
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-from tests.mutation import targets
-from tests.mutation.engine import prepare, run_mutants
-from tests.mutation.mutants import SEED, Mutant, digest, draw, mutants
+from tests.mutation import targets  # noqa: E402
+from tests.mutation.engine import prepare, run_mutants  # noqa: E402
+from tests.mutation.mutants import SEED, Mutant, digest, draw, mutants  # noqa: E402
 
 FORMAT = "gvr_topk.mutation/2"
 REPORT = Path(__file__).with_name("report.json")
@@ -68,7 +69,7 @@ def changed_mutants(ref: str, modules: Iterable[str]) -> list[tuple[str, Mutant]
     for module, lines in parse_diff(diff).items():
         if (ROOT / module).exists():  # else it is removed since
             found += [(module, mutant) for mutant in mutants_of(module, lines)]
-    random.Random(SEED).shuffle(found)  # a spent budget then leaves out no module as a whole
+    random.Random(SEED).shuffle(found)  # a spent budget then leaves out no part of a module as a whole
     return found
 
 
@@ -130,7 +131,9 @@ def source_of(module: str) -> str:
 def mutants_of(module: str, lines: set[int] | None = None) -> list[Mutant]:
     """Mutants of a module without those that are known to change no behaviour."""
     known = targets.EQUIVALENT.get(module, {})
-    return [mutant for mutant in mutants(source_of(module), lines) if (mutant.code, mutant.change) not in known]
+    return [
+        mutant for mutant in mutants(source_of(module), lines) if (mutant.code, mutant.change) not in known
+    ]
 
 
 def stale_modules(rows: Iterable[dict[str, Any]]) -> dict[str, str]:
@@ -221,6 +224,7 @@ def main() -> None:
     parser.add_argument("--changed-since", metavar="REF", help="mutate the lines changed since a commit")
     parser.add_argument("--seconds", type=float, default=60, help="budget of --changed-since")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the forks, too
     if options.changed_since is not None:
         if options.out is not None or options.stale:
             parser.error("--out, --stale: wanted neither with --changed-since, whose figures are no score")

@@ -21,14 +21,23 @@ SAMPLES = {
 """Modules that decide which items are selected, and how many mutants of them are run."""
 
 OUTSIDE_OF_THE_PRODUCT = {
-    "gvr_topk/evaluation/": "models and references that tests and replays compare with; no serving call runs them",
+    "gvr_topk/evaluation/": "models and references that tests and replays compare with; none serves a call",
     "gvr_topk/_build.py": "written by the build",
+    "gvr_topk/constants.py": "generated from the C++ headers, which test_policy.py compares byte for byte",
+    "gvr_topk/__main__.py": "calls the command line; tests run it in processes of their own",
 }
 """Parts of the package that need no row in the report, and why."""
 
 # What is left out takes seconds a mutant and adds nothing to the tests beside it, or runs in other processes,
 # which import the module as it is.
-_OPS = ("test_ops.py", "test_prefill.py", "test_blocks.py", "test_arguments.py", "-k", "not opcheck and not compiled")
+_OPS = (
+    "test_ops.py",
+    "test_prefill.py",
+    "test_blocks.py",
+    "test_arguments.py",
+    "-k",
+    "not opcheck and not compiled",
+)
 _VLLM = ("test_integration_vllm.py", "-k", "not doctor and not register_imports and not entry_point")
 _SGLANG = ("test_sglang.py",)
 _TENSORRT_LLM = (
@@ -46,13 +55,14 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/cli.py": ("test_cli.py", "test_configs.py"),
     "gvr_topk/config.py": ("test_config.py", "test_configs.py"),
     "gvr_topk/config_files.py": ("test_configs.py", "test_config.py", "test_cli.py"),
-    "gvr_topk/constants.py": ("test_config.py", "test_policy.py", "test_library.py", "test_oracle.py"),
     "gvr_topk/contract.py": ("test_contract.py", *_OPS),
     "gvr_topk/cpu.py": _OPS,
     "gvr_topk/layers.py": ("test_layers.py", "test_arguments.py"),
     "gvr_topk/library.py": ("test_library.py",),
     "gvr_topk/ops.py": _OPS,
-    "gvr_topk/policy.py": ("test_policy.py", "test_policy_arguments.py", "test_library.py"),
+    "gvr_topk/policy.py": (
+        *("test_policy.py", "test_policy_arguments.py", "test_policy_machine.py", "test_library.py"),
+    ),
     "gvr_topk/request_slots.py": ("test_request_slots.py",),
     "gvr_topk/state.py": ("test_state.py",),
     "gvr_topk/integrations/_kit/device.py": (*_SGLANG, *_VLLM),
@@ -70,6 +80,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/selection.py": _TENSORRT_LLM,
     "gvr_topk/integrations/tensorrt_llm.py": _INSTALL,
     "gvr_topk/integrations/transaction.py": _INSTALL,
+    "gvr_topk/integrations/type_hints.py": ("test_integration_upstream.py",),
     "gvr_topk/integrations/upstream.py": _INSTALL,
     "gvr_topk/integrations/sglang/hook.py": _SGLANG,
     "gvr_topk/integrations/sglang/plugin.py": _SGLANG,
@@ -97,13 +108,54 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "eval/common/store.py": ("test_eval_store.py",),
     "eval/common/verdicts.py": ("test_eval_verdicts.py", "test_eval_sequential.py"),
     "gvr_topk/evaluation/oracle.py": ("test_oracle.py",),
-    "gvr_topk/evaluation/paper_reference.py": ("test_paper_reference.py", "-k", "not shipped and not adversarial"),
+    "gvr_topk/evaluation/paper_reference.py": (
+        "test_paper_reference.py",
+        "-k",
+        "not shipped and not adversarial",
+    ),
     "gvr_topk/evaluation/replay.py": ("test_replay.py",),
     "gvr_topk/evaluation/trace.py": ("test_trace.py",),
 }
 """Modules outside of the product whose changed lines are mutated, and which have no row in the report."""
 
-EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {}
+_NO_SMALLER_KEY = "the least key of a score is that of -inf, 0x7FFFFF"
+_ANY_NEGATIVE = "any negative number ranks below every key"
+
+EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
+    "gvr_topk/contract.py": {
+        (
+            "ranked = (keys << 21) | (MAX_WIDTH - 1 - position)",
+            "21 to 22",
+        ): "33 bits of the key and 22 of the index fit an integer of 64, too",
+        ("ranked = torch.where(visible, ranked, -1)", "1 to 2"): _ANY_NEGATIVE,
+        (
+            "top, index = torch.topk(ranked, taken, dim=1, sorted=False)",
+            "to True",
+        ): "the next line sorts in another order",
+        (
+            "index = torch.sort(torch.where(top >= 0, index, MAX_WIDTH), dim=1).values",
+            "GtE to Gt",
+        ): _NO_SMALLER_KEY,
+        (
+            "index = torch.sort(torch.where(top >= 0, index, MAX_WIDTH), dim=1).values",
+            "0 to 1",
+        ): _NO_SMALLER_KEY,
+        (
+            "keys = torch.full((rows, blocks * BLOCK_SIZE), -1, dtype=torch.int64, device=logits.device)",
+            "1 to 2",
+        ): _ANY_NEGATIVE,
+        ("keys[:, :width] = torch.where(visible, order_key(logits), -1)", "1 to 2"): _ANY_NEGATIVE,
+        (
+            "keys = torch.where(is_newest, KEY_NAN + 1, keys)",
+            "1 to 2",
+        ): "any number above the key of NaN puts the newest block first",
+        ("return _largest(keys, keys >= 0, block_k).to(torch.int32)", "GtE to Gt"): _NO_SMALLER_KEY,
+        ("return _largest(keys, keys >= 0, block_k).to(torch.int32)", "0 to 1"): _NO_SMALLER_KEY,
+    },
+    "gvr_topk/policy.py": {
+        ("min_length: int = 0,", "0 to 1"): "a row of at most k >= 1 items is decided before its length is",
+    },
+}
 """Mutants that change no behavior: the line and the change, and why nothing can notice."""
 
 
