@@ -10,13 +10,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = 12
 """Mutants of a module that is not named in `SAMPLES`."""
 
-_LEAST_OF_CORE = 80
+_OF_CORE = 64
 SAMPLES = {
-    "gvr_topk/arguments.py": _LEAST_OF_CORE,
-    "gvr_topk/contract.py": _LEAST_OF_CORE,
-    "gvr_topk/cpu.py": _LEAST_OF_CORE,
-    "gvr_topk/ops.py": _LEAST_OF_CORE,
-    "gvr_topk/policy.py": _LEAST_OF_CORE,
+    "gvr_topk/arguments.py": _OF_CORE,
+    "gvr_topk/contract.py": _OF_CORE,
+    "gvr_topk/cpu.py": _OF_CORE,
+    "gvr_topk/ops.py": _OF_CORE,
+    "gvr_topk/policy.py": _OF_CORE,
 }
 """Modules that decide which items are selected, and how many mutants of them are run."""
 
@@ -51,7 +51,7 @@ _TENSORRT_LLM = (
 _INSTALL = ("test_integration_install.py", "test_integration_upstream.py", "test_integration_counters.py")
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "gvr_topk/arguments.py": (*_OPS[:4], "test_state.py", "test_config.py", *_OPS[4:]),
+    "gvr_topk/arguments.py": (*_OPS[:5], "test_state.py", "test_config.py", *_OPS[5:]),
     "gvr_topk/cli.py": ("test_cli.py", "test_configs.py"),
     "gvr_topk/config.py": ("test_config.py", "test_configs.py"),
     "gvr_topk/config_files.py": ("test_configs.py", "test_config.py", "test_cli.py"),
@@ -119,6 +119,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
 """Modules outside of the product whose changed lines are mutated, and which have no row in the report."""
 
 _NO_SMALLER_KEY = "the least key of a score is that of -inf, 0x7FFFFF"
+_FLAG_IS_CHECKED = "a flag that is compared with one bool less is checked, which returns the same, later"
 _ANY_NEGATIVE = "any negative number ranks below every key"
 
 EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
@@ -151,6 +152,26 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
         ): "any number above the key of NaN puts the newest block first",
         ("return _largest(keys, keys >= 0, block_k).to(torch.int32)", "GtE to Gt"): _NO_SMALLER_KEY,
         ("return _largest(keys, keys >= 0, block_k).to(torch.int32)", "0 to 1"): _NO_SMALLER_KEY,
+    },
+    "gvr_topk/ops.py": {
+        **{
+            (
+                f'if {flag} is not False and ({flag} is True or DECODE.flag("{flag}", {flag})):',
+                "to False",
+            ): _FLAG_IS_CHECKED
+            for flag in ("pdl", "clamp_pages", "drop_masked")
+        },
+        (
+            'FLAG_PDL if pdl is True or (pdl is not False and PREFILL.flag("pdl", pdl)) else 0,',
+            "to True",
+        ): _FLAG_IS_CHECKED,
+        **{
+            (
+                f'flags = FLAG_PDL if pdl is True or (pdl is not False and {op}.flag("pdl", pdl)) else 0',
+                "to True",
+            ): _FLAG_IS_CHECKED
+            for op in ("BLOCKS", "IN_BLOCKS")
+        },
     },
     "gvr_topk/policy.py": {
         ("min_length: int = 0,", "0 to 1"): "a row of at most k >= 1 items is decided before its length is",
