@@ -30,14 +30,9 @@ OUTSIDE_OF_THE_PRODUCT = {
 
 # What is left out takes seconds a mutant and adds nothing to the tests beside it, or runs in other processes,
 # which import the module as it is.
-_OPS = (
-    "test_ops.py",
-    "test_prefill.py",
-    "test_blocks.py",
-    "test_arguments.py",
-    "-k",
-    "not opcheck and not compiled",
-)
+_OP_FILES = ("test_ops.py", "test_op_defaults.py", "test_prefill.py", "test_blocks.py", "test_arguments.py")
+_WITHOUT_COMPILING = ("-k", "not opcheck and not compiled")
+_OPS = (*_OP_FILES, *_WITHOUT_COMPILING)
 _VLLM = ("test_integration_vllm.py", "-k", "not doctor and not register_imports and not entry_point")
 _SGLANG = ("test_sglang.py",)
 _TENSORRT_LLM = (
@@ -51,7 +46,7 @@ _TENSORRT_LLM = (
 _INSTALL = ("test_integration_install.py", "test_integration_upstream.py", "test_integration_counters.py")
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "gvr_topk/arguments.py": (*_OPS[:5], "test_state.py", "test_config.py", *_OPS[5:]),
+    "gvr_topk/arguments.py": (*_OP_FILES, "test_state.py", "test_config.py", *_WITHOUT_COMPILING),
     "gvr_topk/cli.py": ("test_cli.py", "test_configs.py"),
     "gvr_topk/config.py": ("test_config.py", "test_configs.py"),
     "gvr_topk/config_files.py": ("test_configs.py", "test_config.py", "test_cli.py"),
