@@ -43,10 +43,23 @@ _TENSORRT_LLM = (
     "-k",
     "not 1_3_package and not rc25 and not that_of_the_last_accepted and (not same_sets or compressed)",
 )
-_INSTALL = ("test_integration_install.py", "test_integration_upstream.py", "test_integration_counters.py")
+_IN_THIS_PROCESS = (
+    "not worker_that and not parent_to_worker and not worker_process and not process_that"
+    " and not broken_integration and not metrics_files and not on_every_python"
+)
+_INSTALL = (
+    *("test_integration_install.py", "test_integration_upstream.py", "test_integration_counters.py"),
+    *("-k", _IN_THIS_PROCESS),
+)
 
 TARGETS: dict[str, tuple[str, ...]] = {
-    "gvr_topk/arguments.py": (*_OP_FILES, "test_state.py", "test_config.py", *_WITHOUT_COMPILING),
+    "gvr_topk/arguments.py": (
+        "test_argument_memory.py",
+        *_OP_FILES,
+        "test_state.py",
+        "test_config.py",
+        *_WITHOUT_COMPILING,
+    ),
     "gvr_topk/cli.py": ("test_cli.py", "test_configs.py"),
     "gvr_topk/config.py": ("test_config.py", "test_configs.py"),
     "gvr_topk/config_files.py": (
@@ -72,10 +85,10 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/integrations/_kit/switch.py": ("test_integration_kit.py", *_SGLANG),
     "gvr_topk/integrations/_kit/verify.py": ("test_integration_verify.py",),
     "gvr_topk/integrations/counters.py": ("test_integration_counters.py",),
-    "gvr_topk/integrations/environment.py": (*("test_integration_install.py", "test_cli.py"),),
+    "gvr_topk/integrations/environment.py": ("test_cli.py", *_INSTALL),
     "gvr_topk/integrations/hint_state.py": _TENSORRT_LLM,
     "gvr_topk/integrations/layer_hook.py": _TENSORRT_LLM,
-    "gvr_topk/integrations/llm_config.py": ("test_integration_install.py", "test_integration_models.py"),
+    "gvr_topk/integrations/llm_config.py": ("test_integration_models.py", *_INSTALL),
     "gvr_topk/integrations/patch_points.py": _INSTALL,
     "gvr_topk/integrations/selection.py": ("test_integration_kit.py", *_TENSORRT_LLM),
     "gvr_topk/integrations/tensorrt_llm.py": _INSTALL,
@@ -123,6 +136,13 @@ _FLAG_IS_CHECKED = "a flag that is compared with one bool less is checked, which
 _ANY_NEGATIVE = "any negative number ranks below every key"
 
 EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
+    "gvr_topk/arguments.py": {
+        (
+            "rows = tensor.shape[0] if tensor.dim() == 2 else 1",
+            "1 to 2",
+        ): "rows of a vector have no stride, so that any number of them is one run",
+        ("torch.empty(0, device=device)", "0 to 1"): "asks whether the device is there, with any size",
+    },
     "gvr_topk/contract.py": {
         (
             "ranked = (keys << 21) | (MAX_WIDTH - 1 - position)",
@@ -172,6 +192,12 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             ): _FLAG_IS_CHECKED
             for op in ("BLOCKS", "IN_BLOCKS")
         },
+    },
+    "gvr_topk/request_slots.py": {
+        (
+            "where = self._staged(slots, torch.int64).to(self.device, non_blocking=True)",
+            "to False",
+        ): "a copy that waits copies the same",
     },
     "gvr_topk/policy.py": {
         ("min_length: int = 0,", "0 to 1"): "a row of at most k >= 1 items is decided before its length is",
