@@ -13,6 +13,8 @@ from gvr_topk.config_files import _merge
 from gvr_topk.integrations._kit.device import arch_of, capturing
 from gvr_topk.integrations._kit.switch import Switch
 from gvr_topk.integrations.selection import PLAIN, Selection, wrap_top_k
+from gvr_topk.integrations.transaction import Transaction
+from gvr_topk.integrations.type_hints import classes_in
 
 
 @pytest.mark.parametrize(("capability", "arch"), [((9, 0), 90), ((10, 3), 103), ((12, 1), 121)])
@@ -64,3 +66,23 @@ def test_a_top_k_without_next_n_has_one_row_for_each_request() -> None:
         (3, 5, 4, ""),
     ]
     assert Selection(*tensors[:2], tensors[3], 1, 5).compress_ratio == 1
+
+
+def test_classes_are_found_anywhere_in_an_annotation() -> None:
+    found = list(classes_in(dict[str, list[int] | tuple[bool, ...]] | None, int))
+    assert found == [int, bool]
+    assert list(classes_in(str, int)) == [] == list(classes_in("int", int))
+    # Python 3.10 takes list[int] for a type of its own, which is no class.
+    assert list(classes_in(list[int], list)) == []
+
+
+def test_undos_run_newest_first_and_the_first_last() -> None:
+    order: list[str] = []
+    transaction, owner = Transaction(), SimpleNamespace(a=1)
+    for name in ("older", "newer"):
+        transaction.add_first(lambda name=name: order.append(name))  # type: ignore[misc]
+    transaction.set_attribute(owner, "a", 2)
+    transaction.set_attribute(owner, "a", 3)
+    assert (len(transaction), owner.a) == (4, 3)
+    transaction.rollback()
+    assert (len(transaction), owner.a, order) == (0, 1, ["older", "newer"])
