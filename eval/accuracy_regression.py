@@ -15,7 +15,7 @@ one; choose it before the first run.
 **What the verdicts are worth.** In a whole campaign the chance of any false "within" is at most 5 %, and so
 is that of any false "regression": over all tasks together, with a steady drift of the machine or without,
 and also for somebody who looks after every run and adds runs until the answer pleases. A verdict may change
-at 4, 6, 8, 12, 16 and 32 runs of each variant; between them it stays. How: `eval/common/sequential.py`;
+at 6, 8, 12, 16 and 32 runs of each variant; between them it stays. How: `eval/common/sequential.py`;
 that it holds, and how often a real loss is found: docs/verdicts.md. The command says before the first run
 what so many runs can show.
 
@@ -54,7 +54,17 @@ from eval.common.pairs import check_pair
 from eval.common.plan import PlannedRun, describe_plan, execute, remarks
 from eval.common.power import detectable_difference, pass_rate, repetitions_needed
 from eval.common.reports import EVAL_TASKS, read_eval_json, read_eval_log
-from eval.common.sequential import LOOKS, bounds, drift_free_difference, looks_at, next_look
+from eval.common.sequential import (
+    LEAST_REPETITIONS,
+    LOOKS,
+    WARM_UP_RATE,
+    WARM_UP_REMARK,
+    bounds,
+    drift_free_difference,
+    looks_at,
+    next_look,
+    warm_up_p,
+)
 from eval.common.stats import sd_from_range
 from eval.common.status import REGRESSION, TOOL_FAULT, UNDECIDED
 from eval.common.store import RunStore, file_hash
@@ -140,7 +150,7 @@ class Decision:
     off, on : tuple of float
         Scores of the complete repetitions.
     delta : float
-        ``on - off``, a linear drift removed; the plain difference of one repetition.
+        ``on - off``, a linear drift removed; the plain difference of too few repetitions for that.
     low, high : float or None
         Ends of the interval of delta, each with the error rate of this task's share; None before the
         first look.
@@ -148,7 +158,9 @@ class Decision:
     p_within, p_regression : float
         Adjusted for the looks and the tasks; the verdict compares them with the error rate.
     sd : float or None
-        Standard deviation of one run as measured here; None with fewer than two repetitions.
+        Standard deviation of one run as measured here; None where there are too few repetitions to say.
+    warms_up : bool
+        Whether a warm-up shows in the order of the runs; it is noise to the verdict.
     """
 
     task: str
@@ -162,6 +174,7 @@ class Decision:
     p_within: float
     p_regression: float
     sd: float | None
+    warms_up: bool
 
     @property
     def detectable(self) -> bool:
@@ -201,7 +214,7 @@ def decide(
     for index, (name, verdict) in enumerate(zip(names, noninferiority_verdicts(judgement), strict=True)):
         off, on = scores[name]
         delta, sd = statistics.fmean(on) - statistics.fmean(off), None
-        if len(off) >= 2:
+        if len(off) >= LEAST_REPETITIONS:
             whole = drift_free_difference(off, on, order, RESOLUTION)
             delta, sd = float(whole.difference), float(whole.error) / whole.unit_error
         low, high = bounds(looks[index], ERROR_RATE / size)
@@ -218,6 +231,7 @@ def decide(
                 p_within=float(judgement.p_good[index]),
                 p_regression=float(judgement.p_bad[index]),
                 sd=sd,
+                warms_up=bool(warm_up_p(off, on, order, RESOLUTION) <= WARM_UP_RATE),
             )
         )
     return decisions
@@ -338,6 +352,8 @@ def report(decisions: Sequence[Decision], order: Order, family: int) -> str:
             lines.append(f"{item.task}: within the margin, yet the interval excludes zero (on is {word}).")
         if item.verdict == "inconclusive":
             lines.append(f"{item.task}: {_advice(item, order, family)}")
+        if item.warms_up:
+            lines.append(f"{item.task}: {WARM_UP_REMARK}")
     return "\n".join(lines)
 
 

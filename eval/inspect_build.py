@@ -117,7 +117,8 @@ def _fat_binaries(library: Path) -> Iterator[list[Path]]:
     """
     with library.open("rb") as file, tempfile.TemporaryDirectory() as folder:
         section = ELFFile(file).get_section_by_name(".nv_fatbin")
-        data, at, found = b"" if section is None else section.data(), 0, []
+        data, at = b"" if section is None else section.data(), 0
+        found: list[Path] = []
         while (at := data.find(FATBIN_MAGIC, at)) >= 0:
             header_bytes, code_bytes = struct.unpack_from("<HQ", data, at + 6)
             end = at + header_bytes + code_bytes
@@ -143,7 +144,7 @@ def _code(binary: Path) -> dict[str, bytes]:
 
 def _binaries(tool: str, library: Path) -> list[tuple[str, str, dict[str, bytes]]]:
     """Return the architecture, the resource report and the sections by name of each embedded binary."""
-    found = []
+    found: list[tuple[str, str, dict[str, bytes]]] = []
     with _fat_binaries(library) as fat_binaries:
         for fat in fat_binaries:
             report = _run(tool, "--dump-resource-usage", str(fat))

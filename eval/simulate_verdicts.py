@@ -9,7 +9,7 @@ after every run from 1 to 32, stopping at the first answer. ``--table`` writes t
 docs/verdicts.md, between its markers. The seed is fixed, and a test repeats every row in small.
 
 Rows without a promise describe power, or what becomes of the rules where their assumptions do not hold:
-runs with heavy tails, and a feature that doubles the spread.
+runs with heavy tails, and a warm-up that is no linear drift.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class Scenario:
         Degrees of freedom of Student-distributed runs; 0 for normal ones.
     spread_on : float
         Spread of the runs with the feature, in that of those without.
+    warm_up : float
+        Standard deviations of a run by which the first run is off; fades by a factor e in three runs.
     """
 
     name: str
@@ -85,11 +87,13 @@ class Scenario:
     order: Order = "abba"
     tail: int = 0
     spread_on: float = 1.0
+    warm_up: float = 0.0
 
 
 NONE4, NONE6 = (0.0,) * 4, (0.0,) * 6
 AT_MARGIN = (-1.0,) * 4
 MOST = max(LOOKS)
+NOISIER = (("twice", 2.0), ("3 times", 3.0), ("5 times", 5.0), ("a fifth", 0.2))
 FALSE: dict[str, Any] = {"bound": "at most", "limit": ERROR_RATE}
 
 SCENARIOS = (
@@ -127,7 +131,22 @@ SCENARIOS = (
         **FALSE,
     ),
     Scenario("the same, Student runs (5)", "any within", "accuracy", AT_MARGIN, MOST, True, tail=5),
-    Scenario("the same, on twice as noisy", "any within", "accuracy", AT_MARGIN, MOST, True, spread_on=2.0),
+    *(
+        Scenario(
+            f"the same, on {word} as noisy",
+            "any within",
+            "accuracy",
+            AT_MARGIN,
+            MOST,
+            True,
+            spread_on=spread,
+            **FALSE,
+        )
+        for word, spread in NOISIER
+    ),
+    Scenario(
+        "the same, warm-up of 20 spreads", "any within", "accuracy", AT_MARGIN, MOST, True, warm_up=20.0
+    ),
     Scenario("loss of the margin in all tasks", "any regression", "accuracy", AT_MARGIN, MOST, True, **FALSE),
     Scenario("no effect", "any regression", "accuracy", NONE4, MOST, True, **FALSE),
     Scenario("loss of 2 margins in all tasks", "any regression", "accuracy", (-2.0,) * 4, 8),
@@ -150,11 +169,27 @@ SCENARIOS = (
         **FALSE,
     ),
     Scenario("no difference, Student runs (5)", "any difference", "tpot", NONE6, MOST, True, tail=5),
-    Scenario("no difference, on twice as noisy", "any difference", "tpot", NONE6, MOST, True, spread_on=2.0),
+    *(
+        Scenario(
+            f"no difference, on {word} as noisy",
+            "any difference",
+            "tpot",
+            NONE6,
+            MOST,
+            True,
+            spread_on=spread,
+            **FALSE,
+        )
+        for word, spread in NOISIER
+    ),
+    Scenario(
+        "no difference, warm-up of 20 spreads", "any difference", "tpot", NONE6, MOST, True, warm_up=20.0
+    ),
+    Scenario("5 % faster, warm-up of 20 spreads", "shown per case", "tpot", (-5.0,) * 6, 8, warm_up=20.0),
     *(
         Scenario(f"{percent} % faster in all cases", "shown per case", "tpot", (-float(percent),) * 6, count)
         for percent in (1, 2, 5)
-        for count in (4, 8, 16)
+        for count in (6, 8, 16)
     ),
 )
 
@@ -191,8 +226,11 @@ def _runs(scenario: Scenario, campaigns: int, rng: np.random.Generator) -> tuple
     off, on = noise * sds[:, None]
     on = scenario.spread_on * on + (np.array(scenario.effect) * unit)[:, None]
     step = scenario.drift * (sds if accuracy else unit)
+    warm_up = scenario.warm_up * sds
     for position, (repetition, variant) in enumerate(variant_order(scenario.repetitions, scenario.order)):
-        (off if variant == "off" else on)[..., repetition - 1] += position * step
+        (off if variant == "off" else on)[..., repetition - 1] += (
+            position * step + math.exp(-position / 3) * warm_up
+        )
     return off, on
 
 

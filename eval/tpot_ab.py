@@ -24,7 +24,7 @@ clocks and memory layout. A case is ``faster`` or ``slower`` where that is shown
 
 **What the verdicts are worth.** In a whole campaign the chance of any false ``faster`` or ``slower`` is at
 most 5 %: over all cases together, and also for somebody who looks after every run and adds repetitions until
-the answer pleases. The intervals hold in the same sense. A verdict may change at 4, 6, 8, 12, 16 and 32
+the answer pleases. The intervals hold in the same sense. A verdict may change at 6, 8, 12, 16 and 32
 repetitions; between them it stays. How: `eval/common/sequential.py`; that it holds: docs/verdicts.md.
 
 The paper's figures stand beside. They are of DeepSeek-V3.2-Exp NVFP4 on eight B200: a reference, not a

@@ -100,7 +100,7 @@ def order_key(values: Tensor) -> Tensor:
     bits = values.to(torch.float32).view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     magnitude = bits & 0x7FFFFFFF
     bits = torch.where(magnitude == 0, 0, bits)  # -0.0 equals +0.0
-    key = torch.where(bits >= 0x80000000, 0xFFFFFFFF - bits, bits + 0x80000000)
+    key = torch.where(bits >> 31 == 1, 0xFFFFFFFF - bits, bits + 0x80000000)
     return torch.where(magnitude > 0x7F800000, KEY_NAN, key)
 
 
@@ -138,7 +138,8 @@ def _largest(keys: Tensor, visible: Tensor, k: int) -> Tensor:
     # One integer per element orders by value first and by smaller index second. 21 index bits
     # (MAX_WIDTH) and 33 key bits fit an int64; -1 keeps invisible elements below everything.
     position = torch.arange(width, device=keys.device)
-    ranked = torch.where(visible, (keys << 21) | (MAX_WIDTH - 1 - position), -1)
+    ranked = (keys << 21) | (MAX_WIDTH - 1 - position)
+    ranked = torch.where(visible, ranked, -1)
     taken = min(k, width)
     top, index = torch.topk(ranked, taken, dim=1, sorted=False)
     index = torch.sort(torch.where(top >= 0, index, MAX_WIDTH), dim=1).values

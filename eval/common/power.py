@@ -55,10 +55,9 @@ def detectable_difference(sd: float, repetitions: int, order: Order, error_rate:
         return None
     zeros = np.zeros(look)
     design = drift_free_difference(zeros, zeros, order)
-    limit = float(student.isf(error_rate * LOOKS[look], design.freedom))
-    distance = brentq(
-        lambda shift: float(nct.sf(limit, design.freedom, shift)) - POWER, 0.0, 100.0 + 10 * limit
-    )
+    freedom = float(design.freedom) - 1  # what Welch's estimate of it costs where the spreads are equal
+    limit = float(student.isf(error_rate * LOOKS[look], freedom))
+    distance = brentq(lambda shift: float(nct.sf(limit, freedom, shift)) - POWER, 0.0, 100.0 + 10 * limit)
     return float(distance) * design.unit_error * sd
 
 

@@ -12,7 +12,15 @@ from typing import Any
 from eval.common.order import Order, Variant
 from eval.common.pairing import complete_pairs, figures_by_repetition
 from eval.common.power import detectable_difference, repetitions_needed
-from eval.common.sequential import bounds, drift_free_difference, looks_at
+from eval.common.sequential import (
+    LEAST_REPETITIONS,
+    WARM_UP_RATE,
+    WARM_UP_REMARK,
+    bounds,
+    drift_free_difference,
+    looks_at,
+    warm_up_p,
+)
 from eval.common.stats import relative_sd
 from eval.common.tables import markdown_table
 from eval.common.verdicts import ERROR_RATE, Comparison, comparison_verdicts, judge_difference
@@ -56,7 +64,7 @@ class Reduction:
     Attributes
     ----------
     value : float
-        From the logarithms, a linear drift removed.
+        From the logarithms, a linear drift removed once there are runs enough to fit it.
     low, high : float or None
         Ends of the interval that holds over all cases and looks; None before the first look.
     """
@@ -70,7 +78,8 @@ class Reduction:
 class Row:
     """Result of one case. TPOT in ms, acceptance as a share; one value per repetition.
 
-    `reduction` is None until one repetition has both sides.
+    `reduction` is None until one repetition has both sides. `warms_up` says that a warm-up shows in the order
+    of the runs; it is noise to the verdict.
     """
 
     case: Case
@@ -80,6 +89,7 @@ class Row:
     acceptance_on: tuple[float, ...]
     reduction: Reduction | None = None
     verdict: Comparison = "open"
+    warms_up: bool = False
 
 
 def collect_rows(
@@ -107,8 +117,8 @@ def collect_rows(
         reduction = None
         off, on = logs[index]
         if off:
-            difference = on[0] - off[0]
-            if len(off) >= 2:
+            difference = statistics.fmean(on) - statistics.fmean(off)
+            if len(off) >= LEAST_REPETITIONS:
                 difference = float(drift_free_difference(off, on, order).difference)
             # Each end of a two-sided interval has half of this case's error rate.
             low, high = (float(end) for end in bounds(looks[index], ERROR_RATE / 2 / family))
@@ -133,6 +143,7 @@ def collect_rows(
                 values["on", "acceptance"],
                 reduction,
                 verdicts[index],
+                bool(warm_up_p(off, on, order) <= WARM_UP_RATE),
             )
         )
     return rows
@@ -195,7 +206,9 @@ def tpot_table(rows: Sequence[Row]) -> str:
         ]
         for row in rows
     ]
-    return "TPOT, ms\n" + markdown_table(headers, body)
+    warming = [row.case for row in rows if row.warms_up]
+    remarks = [f"\nMTP {case.mtp}, {case.label}: {WARM_UP_REMARK}" for case in warming]
+    return "TPOT, ms\n" + markdown_table(headers, body) + "".join(remarks)
 
 
 def acceptance_table(rows: Sequence[Row]) -> str:

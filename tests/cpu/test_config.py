@@ -19,6 +19,7 @@ from gvr_topk.config import (
     GvrTopkConfig,
     load_config,
     parse_config,
+    parse_text,
 )
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.policy import plan
@@ -581,3 +582,66 @@ def test_copies_of_an_error_say_the_same(tmp_path: Path, copied: Any) -> None:
         twin = copied(caught.value)
         assert type(twin) is kind and str(twin) == str(caught.value)
         assert twin.problems == caught.value.problems
+
+
+# ---------------------------------------------------------------- defaults and least values
+
+
+def test_an_empty_file_means_the_defaults_that_tensorrt_llm_has() -> None:
+    got = parse_text("{}", "f").model_dump()
+    sections = {
+        name: got.pop(name) for name in ("gvr_topk", "kv_cache_config", "cuda_graph_config", "moe_config")
+    }
+    assert {name: value for name, value in got.items() if value is not None} == {
+        **dict.fromkeys(("dtype", "load_format"), "auto"),
+        **dict.fromkeys(
+            ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "stream_interval"), 1
+        ),
+        "num_postprocess_workers": 0,
+        **dict.fromkeys(
+            (
+                "trust_remote_code",
+                "enable_attention_dp",
+                "print_iter_log",
+                "enable_chunked_prefill",
+                "disable_overlap_scheduler",
+            ),
+            False,
+        ),
+    }
+    set_ones = {
+        name: {key: value for key, value in section.items() if value is not None}
+        for name, section in sections.items()
+    }
+    assert set_ones == {
+        "gvr_topk": {"hint_offset": 0, "path": "auto", "stats": False, "nvtx": False, "max_ctas": 0},
+        "kv_cache_config": {
+            "dtype": "auto",
+            "enable_block_reuse": True,
+            "enable_partial_reuse": True,
+            "event_buffer_max_size": 0,
+        },
+        "cuda_graph_config": {"enable_padding": False, "max_batch_size": 0},
+        "moe_config": {"backend": "AUTO", "use_low_precision_moe_combine": False},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        *((name, 1) for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")),
+        *((f"max_{what}", 1) for what in ("batch_size", "num_tokens", "seq_len", "input_len", "beam_width")),
+        ("stream_interval", 1),
+        ("num_postprocess_workers", 0),
+        *((f"kv_cache_config.{name}", 1) for name in ("max_tokens", "tokens_per_block")),
+        *((f"kv_cache_config.{name}", 0) for name in ("host_cache_size", "event_buffer_max_size")),
+        ("cuda_graph_config.max_batch_size", 0),
+        ("moe_config.max_num_tokens", 1),
+    ],
+)
+def test_least_values(name: str, least: int) -> None:
+    section, _, key = name.rpartition(".")
+    text = f"{section}: {{{key}: %d}}" if section else f"{key}: %d"
+    parse_text(text % least, "f")
+    with pytest.raises(ConfigError, match=key):
+        parse_text(text % (least - 1), "f")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gvr_topk.constants import MAX_WIDTH
-from gvr_topk.contract import DTYPES, KEY_NAN, exact_topk, order_key, row_length, row_lengths
+from gvr_topk.contract import DTYPES, KEY_NAN, drop_masked, exact_topk, order_key, row_length, row_lengths
 from gvr_topk.ops import indexer_topk_decode
 
 DENORMAL = 2.0**-149
@@ -47,6 +47,25 @@ def test_row_lengths(seq_len: int, next_n: int, expected: list[int]) -> None:
     got = row_lengths(torch.tensor([seq_len, other], dtype=torch.int32), 2 * next_n, next_n)
     assert got.dtype == torch.int64
     assert got.tolist() == expected + [100 + length for length in expected]
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        (-math.inf, 0x007FFFFF),
+        (-1.0, 0x407FFFFF),
+        (-DENORMAL, 0x7FFFFFFE),
+        (-0.0, 0x80000000),
+        (0.0, 0x80000000),
+        (DENORMAL, 0x80000001),
+        (1.0, 0xBF800000),
+        (math.inf, 0xFF800000),
+        (math.nan, 0xFFFFFFFF),
+    ],
+)
+def test_keys_are_those_of_the_kernels(value: float, key: int) -> None:
+    """Unsigned 32-bit keys: of a number the bits with the sign turned over, or all of them if it is set."""
+    assert order_key(torch.tensor(value)).item() == key
 
 
 @given(score, score)
@@ -117,6 +136,21 @@ def test_short_rows(length: int, expected: list[int]) -> None:
 
 def test_more_items_than_columns() -> None:
     assert exact_topk(torch.tensor([[2.0, 1.0]]), torch.tensor([2]), 4).tolist() == [[0, 1, -1, -1]]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_masked_scores_are_dropped(width: int) -> None:
+    logits = torch.zeros(2, width)
+    logits[0, 0] = -math.inf
+    everything = torch.arange(width, dtype=torch.int32).repeat(2, 1)
+    dropped = drop_masked(logits, everything)
+    assert dropped.dtype == torch.int32
+    assert dropped.tolist() == [[*range(1, width), -1], [*range(width)]]
+
+
+def test_nothing_is_dropped_without_columns() -> None:
+    empty = torch.full((2, 3), -1, dtype=torch.int32)
+    assert torch.equal(drop_masked(torch.zeros(2, 0), empty), empty)
 
 
 def test_both_zeros_tie() -> None:

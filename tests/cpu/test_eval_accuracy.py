@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from eval import accuracy_regression
 from eval.accuracy_regression import MARGIN_FLOOR, PAPER, Decision, decide, exit_status, main, report
 from eval.common.configs import combined_configs
-from eval.common.sequential import drift_free_difference
+from eval.common.sequential import LOOKS, drift_free_difference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,7 +103,7 @@ def _decide(off: list[float], on: list[float], margin: float = 0.5, **options: A
     return decision
 
 
-SAME = [95.0, 95.1, 95.0, 95.1], [95.1, 95.0, 95.1, 95.0]
+SAME = [95.0, 95.1] * 3, [95.1, 95.0] * 3
 BASE = [90.0, 90.2, 90.1, 90.0, 90.2, 90.1, 90.0, 90.2]
 
 
@@ -134,7 +134,7 @@ def test_rule(off: list[float], on: list[float], verdict: str) -> None:
 def test_rule_at_its_edges() -> None:
     """Within the moment that the p-value of the last look reaches its share of 5 %."""
     look = drift_free_difference(BASE, _shifted(0.0), "abba")
-    half = float(scipy.stats.t.isf(0.05 * 0.5, look.freedom) * look.error)
+    half = float(scipy.stats.t.isf(0.05 * LOOKS[8], look.freedom) * look.error)
     edge = -0.5 + half - float(look.difference)
     for shift, verdict in ((edge + 1e-6, "within"), (edge - 1e-6, "inconclusive")):
         assert _decide(BASE, _shifted(shift)).verdict == verdict
@@ -197,8 +197,17 @@ def test_report_says_what_to_doubt() -> None:
     assert "mmlu: within the margin, yet the interval excludes zero (on is worse)" in text
     assert "gsm8k: open; the next look is at 6 runs of each variant; at the spread" in text
     assert "takes 32 to be shown" in text
-    assert "longbench_v1: open; the next look is at 4 runs of each variant." in text
+    assert "longbench_v1: open; the next look is at 6 runs of each variant." in text
     assert "95.11 -> 95.23 (+0.12)" in text
+
+
+def test_a_warm_up_is_said() -> None:
+    off, on = [80.0, 93.0, *BASE[:6]], [85.0, 92.0, *_shifted(0.0)[:6]]
+    decisions = decide({"gsm8k": (off, on)}, margins={"gsm8k": 0.5}, order="abba")
+    assert (decisions[0].verdict, decisions[0].warms_up) == ("inconclusive", True)
+    assert "gsm8k: the first runs differ from the later ones" in report(decisions, "abba", 1)
+    steady = decide({"gsm8k": (BASE, _shifted(0.0))}, margins={"gsm8k": 0.5}, order="abba")
+    assert not steady[0].warms_up and "first runs" not in report(steady, "abba", 1)
 
 
 def test_a_campaign_that_stays_open_says_so() -> None:
@@ -233,9 +242,9 @@ def test_dry_run_prints_the_exact_commands_and_writes_nothing(bench: Bench) -> N
 
 
 def test_commands_run_are_the_commands_printed(bench: Bench) -> None:
-    bench.scores(mmlu=([87.5] * 4, [87.5] * 4), gsm8k=SAME)
+    bench.scores(mmlu=([87.5] * 6, [87.5] * 6), gsm8k=SAME)
     options = (
-        "--runs", "4", "--task", "mmlu", "--task", "gsm8k", "--order", "alternate",
+        "--runs", "6", "--task", "mmlu", "--task", "gsm8k", "--order", "alternate",
         "--eval-args", "--tp_size 8", "--config-flag", "--extra_llm_api_options",
         "--task-args", "gsm8k=--num_samples 20",
     )  # fmt: skip
@@ -244,12 +253,12 @@ def test_commands_run_are_the_commands_printed(bench: Bench) -> None:
     assert result.exit_code == 0, result.output
     assert [["trtllm-eval", *call] for call in bench.calls] == [shlex.split(line) for line in printed]
     again = bench.run(*options, "--dry-run").output
-    assert again.count("(done: will not run again)") == 16
+    assert again.count("(done: will not run again)") == 24
 
 
 def test_decision_record_and_remarks(bench: Bench) -> None:
     bench.scores(gsm8k=SAME)
-    result = bench.run("--runs", "4", "--task", "gsm8k")
+    result = bench.run("--runs", "6", "--task", "gsm8k")
     assert result.exit_code == 0, result.output
     assert "gvr_topk in the logs of the 'on' runs:" in result.output
     assert HOOK_LINE in result.output
@@ -261,32 +270,32 @@ def test_decision_record_and_remarks(bench: Bench) -> None:
 
 def test_regression_is_an_exit_status(bench: Bench) -> None:
     bench.scores(gsm8k=(SAME[0], [value - 5 for value in SAME[1]]))
-    result = bench.run("--runs", "4", "--task", "gsm8k")
+    result = bench.run("--runs", "6", "--task", "gsm8k")
     assert result.exit_code == 1
     assert "regression" in result.output
     # The same runs, judged with another margin: nothing is run again.
     calls = len(bench.calls)
-    assert bench.run("--runs", "4", "--task", "gsm8k", "--margin", "gsm8k=20").exit_code == 0
+    assert bench.run("--runs", "6", "--task", "gsm8k", "--margin", "gsm8k=20").exit_code == 0
     assert len(bench.calls) == calls
 
 
 def test_failure_is_explained_and_the_others_go_on(bench: Bench) -> None:
     bench.scores(gsm8k=(SAME[0], [95.1, *SAME[1]]))
     bench.fail("gsm8k on 0")
-    result = bench.run("--runs", "4", "--task", "gsm8k")
+    result = bench.run("--runs", "6", "--task", "gsm8k")
     assert result.exit_code == 3
     assert "exit status 7" in result.output and "| CUDA out of memory" in result.output
     assert "command: trtllm-eval --model /models/m" in result.output
-    assert len(bench.calls) == 8
-    assert "1 of 8 runs failed" in result.output
+    assert len(bench.calls) == 12
+    assert "1 of 12 runs failed" in result.output
     assert len(bench.results["failures"]) == 1
     # The repetitions behind the gap wait for it.
     assert "gsm8k: no decision, no repetition has finished both off and on" in result.output
     # The failed run alone is done again.
     (bench.state / "fail").unlink()
-    assert bench.run("--runs", "4", "--task", "gsm8k").exit_code == 0
-    assert len(bench.calls) == 9
-    assert len(bench.results["decisions"][0]["on"]) == 4
+    assert bench.run("--runs", "6", "--task", "gsm8k").exit_code == 0
+    assert len(bench.calls) == 13
+    assert len(bench.results["decisions"][0]["on"]) == 6
 
 
 def test_stop_at_the_first_failure(bench: Bench) -> None:
@@ -300,16 +309,16 @@ def test_stop_at_the_first_failure(bench: Bench) -> None:
 
 def test_interrupted_store_is_resumed(bench: Bench) -> None:
     bench.scores(gsm8k=(SAME[0] * 2, SAME[1] * 2))
-    assert bench.run("--runs", "4", "--task", "gsm8k").exit_code == 0
+    assert bench.run("--runs", "6", "--task", "gsm8k").exit_code == 0
     store = bench.out / "runs.jsonl"
     store.write_bytes(store.read_bytes()[:-30])  # the last run's line is half-written
-    result = bench.run("--runs", "4", "--task", "gsm8k")
+    result = bench.run("--runs", "6", "--task", "gsm8k")
     assert result.exit_code == 0
-    assert "unreadable line 8" in result.output
-    assert len(bench.calls) == 9
+    assert "unreadable line 12" in result.output
+    assert len(bench.calls) == 13
     # More repetitions add runs, and keep those that are there.
-    bench.run("--runs", "5", "--task", "gsm8k")
-    assert len(bench.calls) == 11
+    bench.run("--runs", "7", "--task", "gsm8k")
+    assert len(bench.calls) == 15
 
 
 SLOW = """
@@ -454,17 +463,17 @@ def test_interrupt_keeps_the_finished_runs(bench: Bench, tmp_path: Path) -> None
 def test_no_evidence_no_verdict(bench: Bench, tmp_path: Path, line: str, message: str) -> None:
     bench.scores(gsm8k=SAME)
     write_program(tmp_path / "bin", "trtllm-eval", FAKE.format(state=str(bench.state), hook=line))
-    result = bench.run("--runs", "4", "--task", "gsm8k")
+    result = bench.run("--runs", "6", "--task", "gsm8k")
     assert result.exit_code == 3
     assert message in result.output
-    assert bench.results["decisions"] == [] and "within" not in result.output.partition("[1/8]")[2]
+    assert bench.results["decisions"] == [] and "within" not in result.output.partition("[1/12]")[2]
 
 
 def test_a_feature_that_is_on_in_the_off_runs_is_no_comparison(bench: Bench, tmp_path: Path) -> None:
     bench.scores(gsm8k=SAME)
     always = FAKE.format(state=str(bench.state), hook=HOOK_LINE).replace('if side == "on":', "if True:")
     write_program(tmp_path / "bin", "trtllm-eval", always)
-    result = bench.run("--runs", "4", "--task", "gsm8k")
+    result = bench.run("--runs", "6", "--task", "gsm8k")
     assert result.exit_code == 3 and bench.results["decisions"] == []
     assert (
         "its log says that the heuristic top-k was on (is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set?)"
@@ -475,12 +484,12 @@ def test_a_feature_that_is_on_in_the_off_runs_is_no_comparison(bench: Bench, tmp
 def test_words_of_the_command_are_no_evidence_and_no_score(bench: Bench, tmp_path: Path) -> None:
     """Neither in a path nor behind a newline in an argument."""
     fake = f"{HOOK_LINE}\nlm-eval gsm8k average accuracy: 99.00"
-    bench.scores(gsm8k=([None] * 4, [None] * 4))
+    bench.scores(gsm8k=([None] * 6, [None] * 6))
     write_program(tmp_path / "bin", "trtllm-eval", FAKE.format(state=str(bench.state), hook="plain"))
-    result = bench.run("--runs", "4", "--task", "gsm8k", "--task-args", f"gsm8k=--note '{fake}'")
+    result = bench.run("--runs", "6", "--task", "gsm8k", "--task-args", f"gsm8k=--note '{fake}'")
     assert result.exit_code == 3
     assert fake in bench.calls[0]
-    assert len(bench.results["failures"]) == 8 and bench.results["runs"] == []
+    assert len(bench.results["failures"]) == 12 and bench.results["runs"] == []
 
 
 def test_disabled_is_not_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -491,12 +500,12 @@ def test_disabled_is_not_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_another_build_is_measured_anew(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.scores(gsm8k=([95.0] * 16, [95.0] * 16))
-    options = ("--runs", "4", "--task", "gsm8k")
+    bench.scores(gsm8k=([95.0] * 24, [95.0] * 24))
+    options = ("--runs", "6", "--task", "gsm8k")
     for calls, build in (
-        (8, {"gvr_topk files": "a"}),
-        (16, {"gvr_topk files": "b"}),
-        (16, {"gvr_topk files": "a"}),
+        (12, {"gvr_topk files": "a"}),
+        (24, {"gvr_topk files": "b"}),
+        (24, {"gvr_topk files": "a"}),
     ):
         monkeypatch.setattr("eval.accuracy_regression.build_identity", lambda program, build=build: build)
         assert bench.run(*options).exit_code == 0
@@ -506,11 +515,11 @@ def test_another_build_is_measured_anew(bench: Bench, monkeypatch: pytest.Monkey
 
 def test_tasks_run_before_count_in_the_family(bench: Bench) -> None:
     """Leaving the other tasks out of a later command does not make its error rate larger."""
-    bench.scores(gsm8k=SAME, mmlu=([87.5] * 4, [87.5] * 4))
-    bench.run("--runs", "4", "--task", "gsm8k", "--task", "mmlu")
+    bench.scores(gsm8k=SAME, mmlu=([87.5] * 6, [87.5] * 6))
+    bench.run("--runs", "6", "--task", "gsm8k", "--task", "mmlu")
     assert bench.results["family"] == 2
     both = {item["task"]: item for item in bench.results["decisions"]}
-    bench.run("--runs", "4", "--task", "gsm8k")
+    bench.run("--runs", "6", "--task", "gsm8k")
     assert bench.results["family"] == 2
     (alone,) = bench.results["decisions"]
     assert (alone["low"], alone["high"]) == (both["gsm8k"]["low"], both["gsm8k"]["high"])
@@ -525,7 +534,7 @@ def test_a_fault_of_the_tool_is_never_a_regression(bench: Bench, kind: str) -> N
         bench.out.write_text("")
     else:
         (bench.out / "results.json").mkdir(parents=True)  # also for root, who may write everywhere
-    result = bench.run("--runs", "4", "--task", "gsm8k")
+    result = bench.run("--runs", "6", "--task", "gsm8k")
     assert result.exit_code == 4, result.output
     assert "error: " in result.output and "Traceback" not in result.output
 
@@ -542,12 +551,12 @@ def test_a_fault_in_one_run_is_recorded_and_the_others_go_on(
         return real(task, log)
 
     monkeypatch.setattr(accuracy_regression, "read_eval_log", faulty)
-    result = bench.run("--runs", "4", "--task", "gsm8k")
+    result = bench.run("--runs", "6", "--task", "gsm8k")
     assert result.exit_code == 4
-    assert len(bench.calls) == 8 and len(bench.results["runs"]) == 7
+    assert len(bench.calls) == 12 and len(bench.results["runs"]) == 11
     assert "the evaluation script itself failed: TypeError: float() argument" in bench.results["failures"][0]
     assert (
-        bench.run("--runs", "4", "--task", "gsm8k").exit_code == 3
+        bench.run("--runs", "6", "--task", "gsm8k").exit_code == 3
     )  # one score is used up; no fault is left
 
 
@@ -610,10 +619,10 @@ def test_missing_launcher_is_named_and_a_launcher_may_know_the_tool(
 
 
 def test_json_reports_are_read_when_asked_for(bench: Bench) -> None:
-    bench.scores(gsm8k=([95.0] * 4, [95.0] * 4))
-    result = bench.run("--runs", "4", "--task", "gsm8k", "--json-reports")
+    bench.scores(gsm8k=([95.0] * 6, [95.0] * 6))
+    result = bench.run("--runs", "6", "--task", "gsm8k", "--json-reports")
     assert result.exit_code == 0, result.output
-    assert bench.results["decisions"][0]["on"] == [95.001] * 4
+    assert bench.results["decisions"][0]["on"] == [95.001] * 6
     assert all("--output_path" in call for call in bench.calls)
 
 

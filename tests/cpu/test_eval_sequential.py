@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from eval.common.pairing import complete_pairs
 from eval.common.power import detectable_difference, last_look, pass_rate, repetitions_needed
 from eval.common.sequential import (
     LOOKS,
+    WARM_UP_RATE,
+    Floats,
     bounds,
     drift_free_difference,
     holm,
@@ -22,6 +25,7 @@ from eval.common.sequential import (
     next_look,
     p_above,
     p_below,
+    warm_up_p,
 )
 from eval.common.verdicts import (
     ERROR_RATE,
@@ -45,34 +49,102 @@ def test_orders() -> None:
 
 
 @pytest.mark.parametrize("order", ["abba", "alternate"])
-@pytest.mark.parametrize("count", [2, 3, 4, 7, 32])
-def test_difference_is_that_of_a_linear_model(count: int, order: str) -> None:
-    """Against a fit by normal equations, with the textbook standard error."""
-    got = drift_free_difference(OFF[:count], ON[:count], order)  # type: ignore[arg-type]
+@pytest.mark.parametrize("count", [3, 4, 7, 32])
+def test_difference_is_that_of_a_linear_model(count: int, order: Order) -> None:
+    """Against fits by normal equations, with the standard error and the freedom of Welch's test."""
+    got = drift_free_difference(OFF[:count], ON[:count], order)
     values, rows = [], []
-    for position, (repetition, variant) in enumerate(variant_order(count, order)):  # type: ignore[arg-type]
+    for position, (repetition, variant) in enumerate(variant_order(count, order)):
         values.append((OFF if variant == "off" else ON)[repetition - 1])
         rows.append([1.0, position, variant == "on"])
     x, y = np.array(rows, dtype=float), np.array(values)
     inverse = np.linalg.inv(x.T @ x)
-    fitted = inverse @ x.T @ y
-    residual = y - x @ fitted
-    variance = residual @ residual / (2 * count - 3)
-    assert (got.repetitions, got.freedom) == (count, 2 * count - 3)
-    assert float(got.difference) == pytest.approx(fitted[2])
-    assert float(got.error) == pytest.approx(math.sqrt(variance * inverse[2, 2]))
+    weights = (inverse @ x.T)[2]
+    parts = []
+    for is_on in (0.0, 1.0):
+        side = x[:, 2] == is_on
+        line = np.polynomial.Polynomial.fit(x[side, 1], y[side], 1)
+        variance = ((y[side] - line(x[side, 1])) ** 2).sum() / (count - 2)
+        parts.append(variance * (weights[side] ** 2).sum())
+    freedom = sum(parts) ** 2 / sum(part**2 / (count - 2) for part in parts)
+    assert got.repetitions == count
+    assert float(got.freedom) == pytest.approx(freedom) and count - 2 <= freedom <= 2 * (count - 2)
+    assert float(got.difference) == pytest.approx((inverse @ x.T @ y)[2])
+    assert float(got.error) == pytest.approx(math.sqrt(sum(parts)))
     assert got.unit_error == pytest.approx(math.sqrt(inverse[2, 2]))
+
+
+def test_freedom_is_that_of_the_noisier_variant() -> None:
+    noisy = drift_free_difference(OFF[:8], 10 + 1000 * (ON[:8] - 10), "abba")
+    assert float(noisy.freedom) == pytest.approx(6, abs=0.01)
+    exact = drift_free_difference([1.0] * 4, [1.0] * 4, "abba", resolution=0.01)
+    assert float(exact.freedom) == pytest.approx(4)
 
 
 @pytest.mark.parametrize("order", ["abba", "alternate"])
 def test_a_linear_drift_cancels_at_every_repetition_count(order: Order) -> None:
-    for count in range(2, 33):
+    for count in range(3, 33):
         turns = list(enumerate(variant_order(count, order)))
         off, on = (
             np.array([0.01 * position for position, (_, variant) in turns if variant == side])
             for side in ("off", "on")
         )
         assert float(drift_free_difference(off, on, order).difference) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("order", ["abba", "alternate"])
+@pytest.mark.parametrize("ratio", [0.2, 3.0, 5.0])
+def test_unequal_spread_keeps_the_error_rate(ratio: float, order: Order) -> None:
+    """5 % over looks and cases; a pooled variance makes 7 to 9 % of these campaigns wrong."""
+    noise = np.random.default_rng(11).standard_normal((2, 4000, 4, 32))
+    looks = [looks_at(noise[0, :, case], ratio * noise[1, :, case], order) for case in range(4)]
+    judgement = judge_difference(looks)
+    wrong = float((judgement.good | judgement.bad).any(axis=-1).mean())
+    assert 0.02 < wrong < ERROR_RATE + 2 * math.sqrt(0.05 * 0.95 / 4000)
+
+
+def _warming_up(size: float, fades_in: float, count: int, campaigns: int = 1000) -> tuple[Floats, Floats]:
+    runs = np.random.default_rng(12).standard_normal((2, campaigns, count))
+    for position, (repetition, variant) in enumerate(variant_order(count, "abba")):
+        runs[int(variant == "on"), :, repetition - 1] += size * math.exp(-position / fades_in)
+    return runs[0], runs[1]
+
+
+def test_a_warm_up_is_noticed() -> None:
+    """Often where there is one, and hardly where there is none or a linear drift."""
+    rates = {
+        (size, count): float((warm_up_p(*_warming_up(size, 3, count), "abba") <= WARM_UP_RATE).mean())
+        for size in (0, 10, 20)
+        for count in (6, 8, 16)
+    }
+    assert all(rates[0, count] < 0.02 for count in (6, 8, 16))
+    assert all(rates[20, count] > 0.95 for count in (6, 8, 16))
+    assert rates[10, 8] > 0.9 and rates[10, 16] > 0.99
+    drift = np.arange(8) + np.zeros((2, 1))
+    assert float(warm_up_p(OFF[:8] + 50 * drift[0], ON[:8] + 50 * drift[1], "alternate")) > WARM_UP_RATE
+
+
+def test_a_warm_up_makes_no_false_verdict() -> None:
+    off, on = _warming_up(20, 3, 32)
+    judgement = judge_difference([looks_at(off, on, "abba")])
+    assert float((judgement.good | judgement.bad).mean()) < 0.01
+
+
+def test_warm_up_of_too_few_or_exact_runs() -> None:
+    assert warm_up_p(np.zeros((5, 2)), np.zeros((5, 2)), "abba").tolist() == [1.0] * 5
+    assert warm_up_p([], [], "abba") == 1.0
+    assert float(warm_up_p([0.0] * 3, [0.0] * 3, "abba")) == 1.0
+    assert float(warm_up_p([1.0] * 3, [1.0] * 3, "abba", resolution=0.01)) == pytest.approx(1)
+
+
+def test_p_value_of_a_warm_up_is_that_of_a_linear_model() -> None:
+    """By the textbook: compare the residuals with and without the term."""
+    sequence = variant_order(8, "abba")
+    y = np.array([(OFF if variant == "off" else ON)[repetition - 1] for repetition, variant in sequence])
+    terms = [np.ones(16), np.arange(16), [variant == "on" for _, variant in sequence], 1 / np.arange(1, 17)]
+    residuals = [np.linalg.lstsq(np.column_stack(terms[:count]), y)[1][0] for count in (3, 4)]
+    f = (residuals[0] - residuals[1]) / (residuals[1] / 12)
+    assert float(warm_up_p(OFF[:8], ON[:8], "abba")) == pytest.approx(stats.f.sf(f, 1, 12))
 
 
 def test_taking_turns_alone_does_not_cancel_it() -> None:
@@ -100,9 +172,9 @@ def test_rounding_is_the_least_spread() -> None:
     assert drift_free_difference(OFF, ON, "abba", resolution=0.01).error == wide.error
 
 
-@pytest.mark.parametrize(("off", "on"), [([1.0], [1.0]), ([1.0, 2.0], [1.0, 2.0, 3.0])])
+@pytest.mark.parametrize(("off", "on"), [([1.0] * 2, [1.0] * 2), ([1.0] * 3, [1.0] * 4)])
 def test_too_few_or_unequal_runs_are_refused(off: list[float], on: list[float]) -> None:
-    with pytest.raises(ValueError, match=rf"at least 2, got {len(off)} and {len(on)}"):
+    with pytest.raises(ValueError, match=rf"at least 3, got {len(off)} and {len(on)}"):
         drift_free_difference(off, on, "abba")
 
 
@@ -110,28 +182,29 @@ def test_too_few_or_unequal_runs_are_refused(off: list[float], on: list[float]) 
 
 
 def test_the_shares_spend_the_error_rate_once() -> None:
-    assert sum(LOOKS.values()) == pytest.approx(1.0)
-    assert list(LOOKS) == sorted(LOOKS) and min(LOOKS) >= 3
+    assert sum(LOOKS.values()) <= 1.0
+    assert list(LOOKS) == sorted(LOOKS) and min(LOOKS) >= 6
 
 
 def test_looks_that_were_passed() -> None:
-    assert [look.repetitions for look in looks_at(OFF[:9], ON[:9], "abba")] == [4, 6, 8]
-    assert looks_at(OFF[:3], ON[:3], "abba") == [] == looks_at([], [], "abba")
-    assert [next_look(count) for count in (0, 4, 9, 31, 32)] == [4, 6, 12, 32, None]
-    assert [last_look(count) for count in (3, 4, 9, 40)] == [None, 4, 8, 32]
+    assert [look.repetitions for look in looks_at(OFF[:9], ON[:9], "abba")] == [6, 8]
+    assert looks_at(OFF[:5], ON[:5], "abba") == [] == looks_at([], [], "abba")
+    assert [next_look(count) for count in (0, 6, 9, 31, 32)] == [6, 8, 12, 32, None]
+    assert [last_look(count) for count in (5, 6, 9, 40)] == [None, 6, 8, 32]
 
 
 def test_later_runs_never_change_an_earlier_look() -> None:
-    early = looks_at(OFF[:6], ON[:6], "abba")
+    early = looks_at(OFF[:8], ON[:8], "abba")
     late = looks_at(OFF[:12], ON[:12], "abba")
     assert [float(look.difference) for look in late[:2]] == [float(look.difference) for look in early]
 
 
 def test_p_values_are_students_over_the_share() -> None:
-    (look,) = looks_at(OFF[:4], ON[:4], "abba")
-    t = (look.difference + 0.3) / look.error
-    assert float(p_above([look], -0.3)) == pytest.approx(min(1, stats.t.sf(t, 5) / 0.1))
-    assert float(p_below([look], -0.3)) == pytest.approx(min(1, stats.t.cdf(t, 5) / 0.1))
+    (look,) = looks_at(OFF[:6], ON[:6], "abba")
+    for bound in (look.difference - 3 * look.error, look.difference + 3 * look.error):
+        t, share = (look.difference - bound) / look.error, LOOKS[6]
+        assert float(p_above([look], bound)) == pytest.approx(min(1, stats.t.sf(t, look.freedom) / share))
+        assert float(p_below([look], bound)) == pytest.approx(min(1, stats.t.cdf(t, look.freedom) / share))
     assert float(p_above([], 0.0)) == 1.0
 
 
@@ -150,8 +223,8 @@ def test_bounds_are_where_the_p_value_is_the_error_rate() -> None:
 
 
 def test_an_exact_difference_is_decided_off_the_bound_only() -> None:
-    looks = looks_at([1.0] * 4, [0.5] * 4, "abba")
-    exact = [look.__class__(4, np.array(-0.5), np.array(0.0), 5, look.unit_error) for look in looks]
+    (look,) = looks_at([1.0] * 6, [0.5] * 6, "abba")
+    exact = [replace(look, difference=np.array(-0.5), error=np.array(0.0))]
     assert [float(p_above(exact, bound)) for bound in (-0.6, -0.5, -0.4)] == [0.0, 1.0, 1.0]
     assert [float(p_below(exact, bound)) for bound in (-0.6, -0.5, -0.4)] == [1.0, 1.0, 0.0]
 
@@ -181,13 +254,10 @@ def test_holm_rejects_as_the_closed_bonferroni_test() -> None:
 
 
 def test_looks_that_contradict_each_other_decide_nothing() -> None:
-    off = np.zeros(8)
-    on = np.array([5.0, 5.1, 5.0, 5.1, -30.0, -30.1, -30.0, -30.1])
-    early = judge_noninferiority([looks_at(off[:4], on[:4], "abba")], [1.0])
+    off, on = np.zeros(8), np.array([5.0, 5.1] * 4)
+    early = judge_noninferiority([looks_at(off[:6], on[:6], "abba")], [1.0])
     assert noninferiority_verdicts(early) == ["within"]
-    looks = looks_at(off[:4], on[:4], "abba") + [
-        look for look in looks_at(off, on - 40, "abba") if look.repetitions == 8
-    ]
+    looks = looks_at(off[:6], on[:6], "abba") + looks_at(off, on - 40, "abba")[1:]
     both = judge_noninferiority([looks], [1.0])
     assert (float(both.p_good[0]), float(both.p_bad[0])) < (ERROR_RATE, ERROR_RATE)
     assert noninferiority_verdicts(both) == ["inconclusive"]
@@ -197,7 +267,7 @@ def test_both_directions_of_a_difference_share_the_error_rate() -> None:
     looks = looks_at(OFF[:6], ON[:6] - 20.0, "abba")
     judgement = judge_difference([looks], family=3)
     assert float(judgement.p_good[0]) == pytest.approx(3 * 2 * float(p_below(looks, 0.0)))
-    assert judgement.p_good[0] < 0.5
+    assert judgement.p_good[0] < 0.05
     assert float(judgement.p_bad[0]) == 1.0
     mirrored = judge_difference([looks_at(ON[:6] - 20.0, OFF[:6], "abba")], family=3)
     assert mirrored.p_good[0] == 1.0 > mirrored.p_bad[0]
@@ -253,7 +323,7 @@ def test_detectable_difference_is_found_as_often_as_it_says() -> None:
     look = drift_free_difference(off, on + shift, "abba")
     limit = stats.t.isf(rate * LOOKS[count], look.freedom)
     assert (look.difference / look.error > limit).mean() == pytest.approx(0.9, abs=0.02)
-    assert detectable_difference(sd, 3, "abba", rate) is None
+    assert detectable_difference(sd, 5, "abba", rate) is None
     assert detectable_difference(sd, 9, "abba", rate) == shift  # the ninth waits for the next look
 
 

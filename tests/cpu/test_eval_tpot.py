@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from eval.common.configs import combined_configs
 from eval.common.order import variant_order
-from eval.common.sequential import drift_free_difference
+from eval.common.sequential import LOOKS, drift_free_difference
 from eval.common.tpot_report import (
     PAPER,
     Case,
@@ -175,7 +175,7 @@ def test_a_folder_as_the_model_is_its_checkpoint(tmp_path: Path, given: str | No
 
 
 def test_bench_from_start_to_plot(bench: Bench) -> None:
-    options = ("--mtp", "0", "--mtp", "1", "--repetitions", "4")
+    options = ("--mtp", "0", "--mtp", "1", "--repetitions", "6")
     printed = _commands(bench.run(*options, "--dry-run").output)
     result = bench.run(*options)
     assert result.exit_code == 0, result.output
@@ -187,23 +187,23 @@ def test_bench_from_start_to_plot(bench: Bench) -> None:
     rows = bench.results["rows"]
     assert [row["case"] for row in rows] == [{"mtp": 0, "label": "64K"}, {"mtp": 1, "label": "64K"}]
     for row in rows:
-        assert row["off"] == pytest.approx([10.01, 10.02, 10.03, 10.04])
-        assert row["on"] == pytest.approx([9.01, 9.02, 9.03, 9.04])
-        assert row["reduction"]["value"] == pytest.approx(1 - 9.025 / 10.025, abs=1e-5)
+        assert row["off"] == pytest.approx([10.01, 10.02, 10.03, 10.04, 10.05, 10.06])
+        assert row["on"] == pytest.approx([9.01, 9.02, 9.03, 9.04, 9.05, 9.06])
+        assert row["reduction"]["value"] == pytest.approx(1 - 9.035 / 10.035, abs=1e-5)
         assert row["reduction"]["low"] < row["reduction"]["value"] < row["reduction"]["high"]
         assert row["verdict"] == "faster"
     assert rows[0]["acceptance_off"] == []
-    assert rows[1]["acceptance_on"] == [0.4375] * 4
+    assert rows[1]["acceptance_on"] == [0.4375] * 6
     assert (bench.out / "tpot.png").read_bytes().startswith(b"\x89PNG")
-    assert "9.98 % [" in result.output and "5.47 %" in result.output
+    assert "9.97 % [" in result.output and "5.47 %" in result.output
     assert "Draft acceptance rate" in result.output and "0.92 -> 0.93" in result.output
     assert f"gvr_topk in the logs of the 'on' runs:\n  {HOOK_LINE}" in result.output
 
     # Nothing is measured twice, and the report is the same.
     again = bench.run(*options)
-    assert len(bench.calls) == 16
+    assert len(bench.calls) == 24
     assert bench.results["rows"] == rows
-    assert again.output.count("done before") == 16
+    assert again.output.count("done before") == 24
 
 
 def test_failed_repetition_is_explained_and_made_up_for(bench: Bench) -> None:
@@ -501,7 +501,7 @@ def test_tables_with_missing_runs() -> None:
 
 def test_a_steady_drift_is_no_reduction() -> None:
     """TPOT grows by 1 % a run, whatever the count: the variants are the same machine."""
-    for count in range(2, 9):
+    for count in range(3, 9):
         for order in ("abba", "alternate"):
             times = iter(10 * 1.01**position for position in range(2 * count))
             records = [
@@ -512,10 +512,10 @@ def test_a_steady_drift_is_no_reduction() -> None:
 
 
 def test_reduction_and_interval_are_of_the_logarithms() -> None:
-    off, on = [10.0, 10.1, 10.05, 9.95], [9.0, 9.05, 9.1, 8.95]
+    off, on = [10.0, 10.1, 10.05, 9.95, 10.0, 10.1], [9.0, 9.05, 9.1, 8.95, 9.05, 8.95]
     (row,) = collect_rows([Case(0, "64K")], _records(off, on), "abba", 3)
     look = drift_free_difference(np.log(off), np.log(on), "abba")
-    half = scipy.stats.t.isf(0.025 / 3 * 0.1, look.freedom) * look.error
+    half = scipy.stats.t.isf(0.025 / 3 * LOOKS[6], look.freedom) * look.error
     assert row.reduction is not None
     got = (row.reduction.value, row.reduction.low, row.reduction.high)
     wanted = [1 - math.exp(look.difference + shift) for shift in (0, half, -half)]
@@ -525,12 +525,22 @@ def test_reduction_and_interval_are_of_the_logarithms() -> None:
 
 
 def test_cases_are_judged_together() -> None:
-    off, on = [10.0, 10.1, 10.05, 9.95], [9.75, 9.75, 9.8, 9.7]
+    off, on = [10.0, 10.1, 10.05, 9.95, 10.0, 10.1], [9.85, 9.85, 9.9, 9.8, 9.85, 9.9]
     (alone,) = collect_rows([Case(0, "64K")], _records(off, on), "abba", 1)
     (of_six,) = collect_rows([Case(0, "64K")], _records(off, on), "abba", 6)
     assert (alone.verdict, of_six.verdict) == ("faster", "open")
     (slower,) = collect_rows([Case(0, "64K")], _records(on, off), "abba", 1)
     assert slower.verdict == "slower"
+
+
+def test_a_warm_up_is_said() -> None:
+    off = [15.0, 11.0, 10.1, 10.0, 10.0, 10.1]
+    on = [13.0, 10.2, 9.9, 10.0, 10.1, 10.0]
+    (row,) = collect_rows([Case(0, "64K")], _records(off, on), "abba", 1)
+    assert (row.verdict, row.warms_up) == ("open", True)
+    assert "MTP 0, 64K: the first runs differ from the later ones" in tpot_table([row])
+    (steady,) = collect_rows([Case(0, "64K")], _records(off[3:] * 2, on[3:] * 2), "abba", 1)
+    assert not steady.warms_up and "first runs" not in tpot_table([steady])
 
 
 def test_one_repetition_has_a_reduction_and_no_interval() -> None:
@@ -579,11 +589,11 @@ def test_rows_follow_the_repetitions_not_the_order_of_running() -> None:
 
 def test_without_the_hook_there_is_no_verdict(bench: Bench) -> None:
     (bench.state / "nohook").touch()
-    result = bench.run("--mtp", "0", "--repetitions", "4")
+    result = bench.run("--mtp", "0", "--repetitions", "6")
     assert result.exit_code == 3
     assert "no line of gvr_topk in its log says that the heuristic top-k was on" in result.output
     assert bench.results["rows"][0]["verdict"] == "open" and bench.results["rows"][0]["reduction"] is None
     (bench.state / "nohook").unlink()
-    assert bench.run("--mtp", "0", "--repetitions", "4").exit_code == 0
-    assert len(bench.calls) == 8 + 4  # the runs without evidence are done again
+    assert bench.run("--mtp", "0", "--repetitions", "6").exit_code == 0
+    assert len(bench.calls) == 12 + 6  # the runs without evidence are done again
     assert bench.results["rows"][0]["verdict"] == "faster"

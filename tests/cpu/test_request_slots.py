@@ -119,6 +119,7 @@ def test_the_lowest_free_slot_is_given() -> None:
 def test_idle_requests_lose_their_slot_in_the_end_and_no_sooner() -> None:
     slots = RequestSlots(1, 8, K)
     slots.set_rows(["gone", "stays"])
+    assert IDLE_STEPS == 512
     for _ in range(IDLE_STEPS):
         slots.set_rows(["stays"])
     assert "gone" in slots

@@ -1,0 +1,227 @@
+"""The modules that are mutated, the tests that have to notice, and what is asked of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SAMPLE = 12
+"""Mutants of a module that is not named in `SAMPLES`."""
+
+_OF_CORE = 64
+SAMPLES = {
+    "gvr_topk/arguments.py": _OF_CORE,
+    "gvr_topk/contract.py": _OF_CORE,
+    "gvr_topk/cpu.py": _OF_CORE,
+    "gvr_topk/ops.py": _OF_CORE,
+    "gvr_topk/policy.py": _OF_CORE,
+}
+"""Modules that decide which items are selected, and how many mutants of them are run."""
+
+OUTSIDE_OF_THE_PRODUCT = {
+    "gvr_topk/evaluation/": "models and references that tests and replays compare with; none serves a call",
+    "gvr_topk/_build.py": "written by the build",
+    "gvr_topk/constants.py": "generated from the C++ headers, which test_policy.py compares byte for byte",
+    "gvr_topk/__main__.py": "calls the command line; tests run it in processes of their own",
+}
+"""Parts of the package that need no row in the report, and why."""
+
+# What is left out takes seconds a mutant and adds nothing to the tests beside it, or runs in other processes,
+# which import the module as it is.
+_OP_FILES = ("test_ops.py", "test_op_defaults.py", "test_prefill.py", "test_blocks.py", "test_arguments.py")
+_WITHOUT_COMPILING = ("-k", "not opcheck and not compiled")
+_OPS = (*_OP_FILES, *_WITHOUT_COMPILING)
+_VLLM = ("test_integration_vllm.py", "-k", "not doctor and not register_imports and not entry_point")
+_SGLANG = ("test_sglang.py",)
+_TENSORRT_LLM = (
+    "test_integration_models.py",
+    "test_integration_steps.py",
+    "test_integration_drafts.py",
+    "test_integration_counters.py",
+    "-k",
+    "not 1_3_package and not rc25 and not that_of_the_last_accepted and (not same_sets or compressed)",
+)
+_IN_THIS_PROCESS = (
+    "not worker_that and not parent_to_worker and not worker_process and not process_that"
+    " and not broken_integration and not metrics_files and not on_every_python"
+)
+_INSTALL = (
+    *("test_integration_install.py", "test_integration_upstream.py", "test_integration_counters.py"),
+    *("-k", _IN_THIS_PROCESS),
+)
+
+TARGETS: dict[str, tuple[str, ...]] = {
+    "gvr_topk/arguments.py": (
+        "test_argument_memory.py",
+        *_OP_FILES,
+        "test_state.py",
+        "test_config.py",
+        *_WITHOUT_COMPILING,
+    ),
+    "gvr_topk/cli.py": ("test_cli.py", "test_configs.py"),
+    "gvr_topk/config.py": ("test_config.py", "test_configs.py"),
+    "gvr_topk/config_files.py": (
+        "test_integration_kit.py",
+        "test_configs.py",
+        "test_config.py",
+        "test_cli.py",
+    ),
+    "gvr_topk/contract.py": ("test_contract.py", *_OPS),
+    "gvr_topk/cpu.py": _OPS,
+    "gvr_topk/layers.py": ("test_layers.py", "test_arguments.py"),
+    "gvr_topk/library.py": ("test_library.py",),
+    "gvr_topk/ops.py": _OPS,
+    "gvr_topk/policy.py": (
+        *("test_policy.py", "test_policy_arguments.py", "test_policy_machine.py", "test_library.py"),
+    ),
+    "gvr_topk/request_slots.py": ("test_request_slots.py",),
+    "gvr_topk/state.py": ("test_state.py",),
+    "gvr_topk/integrations/_kit/device.py": ("test_integration_kit.py",),
+    "gvr_topk/integrations/_kit/engine.py": (*_SGLANG, *_VLLM),
+    "gvr_topk/integrations/_kit/environment.py": ("test_integration_verify.py", *_INSTALL),
+    "gvr_topk/integrations/_kit/log.py": (*_SGLANG, *_VLLM),
+    "gvr_topk/integrations/_kit/switch.py": ("test_integration_kit.py", *_SGLANG),
+    "gvr_topk/integrations/_kit/verify.py": ("test_integration_verify.py",),
+    "gvr_topk/integrations/counters.py": ("test_integration_counters.py",),
+    "gvr_topk/integrations/environment.py": ("test_cli.py", *_INSTALL),
+    "gvr_topk/integrations/hint_state.py": _TENSORRT_LLM,
+    "gvr_topk/integrations/layer_hook.py": _TENSORRT_LLM,
+    "gvr_topk/integrations/llm_config.py": ("test_integration_models.py", *_INSTALL),
+    "gvr_topk/integrations/patch_points.py": _INSTALL,
+    "gvr_topk/integrations/selection.py": ("test_integration_kit.py", *_TENSORRT_LLM),
+    "gvr_topk/integrations/tensorrt_llm.py": _INSTALL,
+    "gvr_topk/integrations/transaction.py": ("test_integration_kit.py", *_INSTALL),
+    "gvr_topk/integrations/type_hints.py": ("test_integration_kit.py",),
+    "gvr_topk/integrations/upstream.py": _INSTALL,
+    "gvr_topk/integrations/sglang/hook.py": _SGLANG,
+    "gvr_topk/integrations/sglang/plugin.py": _SGLANG,
+    "gvr_topk/integrations/sglang/points.py": _SGLANG,
+    "gvr_topk/integrations/sglang/row_state.py": _SGLANG,
+    "gvr_topk/integrations/sglang/transforms.py": _SGLANG,
+    "gvr_topk/integrations/vllm/backend.py": _VLLM,
+    "gvr_topk/integrations/vllm/hook.py": _VLLM,
+    "gvr_topk/integrations/vllm/imports.py": _VLLM,
+    "gvr_topk/integrations/vllm/metrics.py": _VLLM,
+    "gvr_topk/integrations/vllm/plugin.py": ("test_integration_vllm.py",),
+    "gvr_topk/integrations/vllm/prefill.py": _VLLM,
+    "gvr_topk/integrations/vllm/rows.py": _VLLM,
+    "gvr_topk/integrations/vllm/upstream.py": _VLLM,
+}
+"""Tests of each module of the product, in `tests/cpu`, and options of pytest that choose among them."""
+
+BESIDE: dict[str, tuple[str, ...]] = {
+    "eval/common/evidence.py": ("test_eval_evidence.py",),
+    "eval/common/order.py": ("test_eval_sequential.py",),
+    "eval/common/pairing.py": ("test_eval_sequential.py",),
+    "eval/common/pairs.py": ("test_eval_inputs.py",),
+    "eval/common/plan.py": ("test_eval_plan.py",),
+    "eval/common/sequential.py": ("test_eval_sequential.py",),
+    "eval/common/store.py": ("test_eval_store.py",),
+    "eval/common/verdicts.py": ("test_eval_verdicts.py", "test_eval_sequential.py"),
+    "gvr_topk/evaluation/oracle.py": ("test_oracle.py",),
+    "gvr_topk/evaluation/paper_reference.py": (
+        "test_paper_reference.py",
+        "-k",
+        "not shipped and not adversarial",
+    ),
+    "gvr_topk/evaluation/replay.py": ("test_replay.py",),
+    "gvr_topk/evaluation/trace.py": ("test_trace.py",),
+}
+"""Modules outside of the product whose changed lines are mutated, and which have no row in the report."""
+
+_NO_SMALLER_KEY = "the least key of a score is that of -inf, 0x7FFFFF"
+_FLAG_IS_CHECKED = "a flag that is compared with one bool less is checked, which returns the same, later"
+_ANY_NEGATIVE = "any negative number ranks below every key"
+
+EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
+    "gvr_topk/arguments.py": {
+        (
+            "rows = tensor.shape[0] if tensor.dim() == 2 else 1",
+            "1 to 2",
+        ): "rows of a vector have no stride, so that any number of them is one run",
+        ("torch.empty(0, device=device)", "0 to 1"): "asks whether the device is there, with any size",
+    },
+    "gvr_topk/contract.py": {
+        (
+            "ranked = (keys << 21) | (MAX_WIDTH - 1 - position)",
+            "21 to 22",
+        ): "33 bits of the key and 22 of the index fit an integer of 64, too",
+        ("ranked = torch.where(visible, ranked, -1)", "1 to 2"): _ANY_NEGATIVE,
+        (
+            "top, index = torch.topk(ranked, taken, dim=1, sorted=False)",
+            "to True",
+        ): "the next line sorts in another order",
+        (
+            "index = torch.sort(torch.where(top >= 0, index, MAX_WIDTH), dim=1).values",
+            "GtE to Gt",
+        ): _NO_SMALLER_KEY,
+        (
+            "index = torch.sort(torch.where(top >= 0, index, MAX_WIDTH), dim=1).values",
+            "0 to 1",
+        ): _NO_SMALLER_KEY,
+        (
+            "keys = torch.full((rows, blocks * BLOCK_SIZE), -1, dtype=torch.int64, device=logits.device)",
+            "1 to 2",
+        ): _ANY_NEGATIVE,
+        ("keys[:, :width] = torch.where(visible, order_key(logits), -1)", "1 to 2"): _ANY_NEGATIVE,
+        (
+            "keys = torch.where(is_newest, KEY_NAN + 1, keys)",
+            "1 to 2",
+        ): "any number above the key of NaN puts the newest block first",
+        ("return _largest(keys, keys >= 0, block_k).to(torch.int32)", "GtE to Gt"): _NO_SMALLER_KEY,
+        ("return _largest(keys, keys >= 0, block_k).to(torch.int32)", "0 to 1"): _NO_SMALLER_KEY,
+    },
+    "gvr_topk/ops.py": {
+        **{
+            (
+                f'if {flag} is not False and ({flag} is True or DECODE.flag("{flag}", {flag})):',
+                "to False",
+            ): _FLAG_IS_CHECKED
+            for flag in ("pdl", "clamp_pages", "drop_masked")
+        },
+        (
+            'FLAG_PDL if pdl is True or (pdl is not False and PREFILL.flag("pdl", pdl)) else 0,',
+            "to True",
+        ): _FLAG_IS_CHECKED,
+        **{
+            (
+                f'flags = FLAG_PDL if pdl is True or (pdl is not False and {op}.flag("pdl", pdl)) else 0',
+                "to True",
+            ): _FLAG_IS_CHECKED
+            for op in ("BLOCKS", "IN_BLOCKS")
+        },
+    },
+    "gvr_topk/request_slots.py": {
+        (
+            "where = self._staged(slots, torch.int64).to(self.device, non_blocking=True)",
+            "to False",
+        ): "a copy that waits copies the same",
+    },
+    "gvr_topk/policy.py": {
+        ("min_length: int = 0,", "0 to 1"): "a row of at most k >= 1 items is decided before its length is",
+    },
+}
+"""Mutants that change no behavior: the line and the change, and why nothing can notice."""
+
+
+def product_modules() -> list[str]:
+    """Every module of the package that the report has to cover, as paths from the root of the repository."""
+    found = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "gvr_topk").rglob("*.py"))
+    return [module for module in found if not module.startswith(tuple(OUTSIDE_OF_THE_PRODUCT))]
+
+
+def tests_of(module: str) -> tuple[str, ...]:
+    """Return the tests of a module, as pytest takes them."""
+    return {**TARGETS, **BESIDE}[module]
+
+
+def sample_of(module: str) -> int:
+    """Return how many mutants of a module are run; fewer where it has no more."""
+    return SAMPLES.get(module, SAMPLE)
+
+
+def test_files(modules: Iterable[str]) -> set[str]:
+    """Names of the test files that `modules` name."""
+    return {name for module in modules for name in tests_of(module) if name.endswith(".py")}
