@@ -47,16 +47,17 @@ EITHER_ENGINE = "eight, with TensorRT-LLM or vLLM (--gpus); none with --dry-run"
 
 VERBS = {
     "bench": Verb(
-        "bench_kernels",
+        "bench.bench_kernels",
         "time the op and other projects' kernels",
         f"{HOPPER}; none with --report",
         "5 minutes with --quick, up to an hour in all (--seconds, --resume)",
         "0 all exact; 1 a kernel of ours was not exact or failed; 2 wrong use or a missing GPU or file;"
         " 3 stopped by --seconds",
-        "for other projects' kernels those that eval/baselines.py lists; for real rows a folder of traces",
+        "for other projects' kernels those that eval/bench/baselines.py lists; for real rows a folder of"
+        " traces",
     ),
     "compare": Verb(
-        "compare",
+        "bench.compare",
         "compare the benchmarks of two commits",
         "none",
         "seconds",
@@ -64,15 +65,15 @@ VERBS = {
         "result files of the verb bench",
     ),
     "host": Verb(
-        "host_time",
+        "bench.host_time",
         "time what one eager call costs the host",
         f"{HOPPER}; none with --device cpu",
         "a minute",
         FINISHED,
-        "for other projects' kernels those that eval/baselines.py lists",
+        "for other projects' kernels those that eval/bench/baselines.py lists",
     ),
     "fuzz": Verb(
-        "fuzz",
+        "fuzz.fuzz",
         "compare random calls with the contract",
         f"{HOPPER}; none with --device cpu",
         "--seconds, 60 by default",
@@ -80,7 +81,7 @@ VERBS = {
         "for --beside the library of `make neighbours`",
     ),
     "stress": Verb(
-        "stress",
+        "stress.stress",
         "compare every launch beside other work, under delays, and on rewritten arguments",
         f"{HOPPER}; none with --device cpu",
         "minutes to an hour (--launches, --seconds)",
@@ -89,7 +90,7 @@ VERBS = {
         "the library of `make neighbours`; for --chaos-launches that of `make chaos`",
     ),
     "phases": Verb(
-        "phase_timing",
+        "bench.phase_timing",
         "time each phase inside the kernels",
         HOPPER,
         "2 minutes",
@@ -97,10 +98,14 @@ VERBS = {
         "a library built with -DGVR_PHASE_TIMING=ON",
     ),
     "sweep": Verb(
-        "tune", "time every cluster size, which the plan's constants come from", HOPPER, "9 minutes", FINISHED
+        "bench.tune",
+        "time every cluster size, which the plan's constants come from",
+        HOPPER,
+        "9 minutes",
+        FINISHED,
     ),
     "accuracy": Verb(
-        "accuracy_regression",
+        "campaigns.accuracy_regression",
         "run trtllm-eval with the heuristic off and on, and decide",
         ENGINE,
         "hours",
@@ -110,7 +115,7 @@ VERBS = {
         "a checkpoint of the model",
     ),
     "tpot": Verb(
-        "tpot_ab",
+        "campaigns.tpot_ab",
         "measure time per output token with the heuristic off and on",
         EITHER_ENGINE,
         "hours",
@@ -120,7 +125,7 @@ VERBS = {
         "a checkpoint of the model and a file of prompts",
     ),
     "stream": Verb(
-        "streaming_client",
+        "campaigns.streaming_client",
         "measure time per output token of a server that runs",
         "none here, the server's",
         "that of the requests",
@@ -128,14 +133,14 @@ VERBS = {
         "a file of prompts",
     ),
     "verdicts": Verb(
-        "simulate_verdicts",
+        "campaigns.simulate_verdicts",
         "simulate how often the verdicts of accuracy and tpot are right",
         "none",
         "minutes; seconds with --table",
         "0 finished; 2 wrong use",
     ),
     "decode": Verb(
-        "simulated_decode",
+        "engines.simulated_decode",
         "compare the hook with TensorRT-LLM's op over a simulated decode",
         f"{HOPPER}; none with --device cpu",
         "2 minutes",
@@ -143,7 +148,7 @@ VERBS = {
         "for TensorRT-LLM's compiled op its wheel, tokenspeed-trtllm-kernel",
     ),
     "vllm-trial": Verb(
-        "vllm_trial",
+        "engines.vllm_trial",
         "run a small DeepSeek-V3.2 with random weights inside vLLM: stock, ours, and ours beside a sort",
         f"{HOPPER}, with 40 GB free",
         "minutes per engine; 24 engines by default (--parts, --modes, --graphs, --drafts; --budget)",
@@ -153,17 +158,17 @@ VERBS = {
         "the extra [vllm], and 1 GB of disk for the weights",
     ),
     "plot": Verb(
-        "plot_bench", "draw a benchmark", "none", "seconds", FINISHED, "a result file of the verb bench"
+        "bench.plot_bench", "draw a benchmark", "none", "seconds", FINISHED, "a result file of the verb bench"
     ),
     "readme": Verb(
-        "readme_table",
+        "report.readme_table",
         "write the figures of README and of docs/performance.md and engine_evidence.md, and the picture",
         "none",
         "seconds",
         "0 written, or the figures are those of the files; 1 they are not, or a file is refused; 2 wrong use",
     ),
     "inspect": Verb(
-        "inspect_build",
+        "report.inspect_build",
         "read registers, spills and code size from the built library",
         "none",
         "10 seconds",
@@ -171,7 +176,7 @@ VERBS = {
         "a CUDA library, as `make install` builds where nvcc is",
     ),
     "wheel": Verb(
-        "check_wheel",
+        "report.check_wheel",
         "install one wheel with several torch releases and run it",
         "none",
         "10 minutes",

@@ -6,7 +6,7 @@
 namespace gvr_topk::chaos {
 
 // Modes are named by the threads that they delay. The host refuses numbers from kModes on;
-// eval/common/stress_library.py names the modes for Python.
+// eval/stress/stress_library.py names the modes for Python.
 enum Mode : int {
   kOff = 0,
   kRandom = 1,          // every warp now and then, and a whole CTA for a while

@@ -17,7 +17,7 @@
 
 namespace gvr_topk::converged {
 
-// A place is a hash of the file's name, with its folder, and of the line. eval/common/converged.py computes
+// A place is a hash of the file's name, with its folder, and of the line. eval/stress/converged.py computes
 // the same hashes from the sources, and names the places by them.
 __host__ __device__ constexpr uint32_t place(const char* path, uint32_t line) {
   uint32_t end = 0;

@@ -137,7 +137,7 @@ __global__ void __maxnreg__(32)
   }
 }
 
-// These numbers are also in eval/common/stress_workload.py.
+// These numbers are also in eval/stress/stress_workload.py.
 constexpr int32_t kGuard = -1515870811;
 constexpr int32_t kPoison = -7777;
 constexpr int64_t kResult = 0;  // kind of a segment: results of one launch, which are poisoned again

@@ -1,1 +1,1 @@
-"""Code shared by the end-to-end evaluation scripts: processes, run store, statistics, reports."""
+"""Options, tables, exit statuses and the description of the machine, which all folders use."""

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.common.prompts import InputError
+from eval.campaigns.prompts import InputError
 
 TraceFolder = Annotated[
     Path | None,

@@ -24,29 +24,20 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from eval import (
+from eval.bench import (
     baselines,
-    bench_kernels,
-    fuzz,
-    kernel_timing,
-    phase_timing,
-    plot_bench,
-    readme_table,
-    tune,
-)
-from eval.common import (
     bench_blocks,
     bench_cases,
-    fuzz_blocks,
-    fuzz_cases,
-    fuzz_contents,
-    fuzz_prefill,
+    bench_kernels,
+    kernel_timing,
     our_kernels,
     peers,
+    phase_timing,
     picture,
-    provenance,
+    plot_bench,
+    tune,
 )
-from eval.common.bench_cases import (
+from eval.bench.bench_cases import (
     BATCHES,
     GROUPS,
     LENGTHS,
@@ -59,7 +50,7 @@ from eval.common.bench_cases import (
     make_chain,
     quick_cells,
 )
-from eval.common.bench_report import (
+from eval.bench.bench_report import (
     ALL,
     BASELINES,
     FLOOR,
@@ -75,11 +66,13 @@ from eval.common.bench_report import (
     measured_in,
     worst_ratios,
 )
+from eval.bench.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
+from eval.bench.our_kernels import VARIANTS, WITH_INDICES, prepare_ours
+from eval.bench.trace_scores import trace_scores
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import read_results
-from eval.common.our_kernels import VARIANTS, WITH_INDICES, prepare_ours
-from eval.common.trace_scores import trace_scores
-from eval.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
+from eval.fuzz import fuzz, fuzz_blocks, fuzz_cases, fuzz_contents, fuzz_prefill
+from eval.report import provenance, readme_table
 from gvr_topk.arguments import Arguments, PrefillArguments
 from gvr_topk.constants import (
     FLAG_PDL,

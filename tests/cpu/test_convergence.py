@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from eval import inspect_build
-from eval.common import converged, sass
-from eval.common.stress_library import ROOT, launches_within
-from eval.inspect_build import InspectError
+from eval.report import inspect_build, sass
+from eval.report.inspect_build import InspectError
+from eval.stress import converged
+from eval.stress.stress_library import ROOT, launches_within
 
 # `resident_topk<float, 16, kCommonSlotted>` without `ptx::reconverge` in `emit_tile`, where an H200 once had
 # lane 0 apart: the branch of the thread that writes the state, and the sum behind it. Other instructions are

@@ -17,10 +17,18 @@ import typer
 from eval_fakes import HOOK_LINE, write_program
 from typer.testing import CliRunner
 
-from eval import accuracy_regression
-from eval.accuracy_regression import MARGIN_FLOOR, PAPER, Decision, decide, exit_status, main, report
-from eval.common.configs import combined_configs
-from eval.common.sequential import LOOKS, drift_free_difference
+from eval.campaigns import accuracy_regression
+from eval.campaigns.accuracy_regression import (
+    MARGIN_FLOOR,
+    PAPER,
+    Decision,
+    decide,
+    exit_status,
+    main,
+    report,
+)
+from eval.campaigns.configs import combined_configs
+from eval.campaigns.sequential import LOOKS, drift_free_difference
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -507,7 +515,9 @@ def test_another_build_is_measured_anew(bench: Bench, monkeypatch: pytest.Monkey
         (24, {"gvr_topk files": "b"}),
         (24, {"gvr_topk files": "a"}),
     ):
-        monkeypatch.setattr("eval.accuracy_regression.build_identity", lambda program, build=build: build)
+        monkeypatch.setattr(
+            "eval.campaigns.accuracy_regression.build_identity", lambda program, build=build: build
+        )
         assert bench.run(*options).exit_code == 0
         assert len(bench.calls) == calls
     assert {run["build"]["gvr_topk files"] for run in bench.results["runs"]} == {"a"}

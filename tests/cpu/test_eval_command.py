@@ -14,8 +14,8 @@ import torch
 
 from eval.__main__ import main
 from eval.common.machine import without_folders, write_json
-from eval.common.provenance import MACHINE_CODE, RECORD_FORMAT
-from eval.readme_table import GPU
+from eval.report.provenance import MACHINE_CODE, RECORD_FORMAT
+from eval.report.readme_table import GPU
 from eval.verbs import VERBS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,8 +116,8 @@ def test_interrupted_verbs_end_with_130_and_one_line(
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("eval.host_time.require_device", interrupt)
-    monkeypatch.setattr("eval.readme_table.results", interrupt)
+    monkeypatch.setattr("eval.bench.host_time.require_device", interrupt)
+    monkeypatch.setattr("eval.report.readme_table.results", interrupt)
     assert main([name]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -136,7 +136,7 @@ def test_a_reader_that_has_gone_makes_no_traceback(arguments: list[str], status:
 
 
 def test_read_floor_alone_says_where_it_is_measured() -> None:
-    command = [sys.executable, "eval/read_floor.py"]
+    command = [sys.executable, "eval/bench/read_floor.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert "python -m eval bench --only read_floor" in done.stderr

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eval.__main__ import main
-from eval.common.bench_report import FORMAT
+from eval.bench.bench_report import FORMAT
 
 TIMES = {("a", "hinted"): 10.0, ("a", "no_hint"): 20.0, ("b", "hinted"): 5.0}
 

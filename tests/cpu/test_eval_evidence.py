@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from eval_fakes import HOOK_LINE, VLLM_HOOK_LINE, VLLM_LOGO
 
-from eval.common.evidence import read_evidence
-from eval.common.process import output_lines, run_command
+from eval.campaigns.evidence import read_evidence
+from eval.campaigns.process import output_lines, run_command
 
 WAITING = "gvr_topk in TensorRT-LLM 1.2.1: waiting: no row is longer than index_topk = 2048 so far, and more"
 REFUSED = "gvr_topk in TensorRT-LLM 1.3.0rc1: refused: found TensorRT-LLM 1.3.0rc1; Indexer.forward: gone"

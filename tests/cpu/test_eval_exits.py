@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from eval.common.exits import Terminated, clean_exits
-from eval.common.prompts import InputError
-from eval.common.store import StoreBusy, StoreError
+from eval.campaigns.exits import Terminated, clean_exits
+from eval.campaigns.prompts import InputError
+from eval.campaigns.store import StoreBusy, StoreError
 from gvr_topk.config import ConfigError, Problem
 
 

@@ -10,8 +10,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from eval import host_time
-from eval.kernel_timing import Chain
+from eval.bench import host_time
+from eval.bench.kernel_timing import Chain
 from gvr_topk.evaluation.oracle import sorted_topk
 
 

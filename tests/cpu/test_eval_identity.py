@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.common.identity import build_identity
+from eval.campaigns.identity import build_identity
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.common.configs import combined_configs
-from eval.common.pairs import check_pair
-from eval.common.prompts import InputError, Prompt, prompt_lines, read_prompt, tokenize
+from eval.campaigns.configs import combined_configs
+from eval.campaigns.pairs import check_pair
+from eval.campaigns.prompts import InputError, Prompt, prompt_lines, read_prompt, tokenize
 from gvr_topk.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

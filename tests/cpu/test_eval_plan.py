@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from eval_fakes import HOOK_LINE
 
-from eval.common.plan import Outcome, PlannedRun, Server, describe_plan, execute, remarks
-from eval.common.reports import ReportError
-from eval.common.store import RunStore
+from eval.campaigns.plan import Outcome, PlannedRun, Server, describe_plan, execute, remarks
+from eval.campaigns.reports import ReportError
+from eval.campaigns.store import RunStore
 
 
 def _run(

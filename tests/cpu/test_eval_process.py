@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from eval_fakes import address, serving, write_program
 
-from eval.common.process import (
+from eval.campaigns.process import (
     CommandError,
     describe_status,
     http_status,

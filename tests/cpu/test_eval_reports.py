@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eval.common.reports import (
+from eval.campaigns.reports import (
     EVAL_TASKS,
     ReportError,
     read_bench_log,

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from eval import simulate_verdicts
-from eval.common.order import Order, variant_order
-from eval.common.pairing import complete_pairs
-from eval.common.power import detectable_difference, last_look, pass_rate, repetitions_needed
-from eval.common.sequential import (
+from eval.campaigns import simulate_verdicts
+from eval.campaigns.order import Order, variant_order
+from eval.campaigns.pairing import complete_pairs
+from eval.campaigns.power import detectable_difference, last_look, pass_rate, repetitions_needed
+from eval.campaigns.sequential import (
     LOOKS,
     WARM_UP_RATE,
     Floats,
@@ -27,7 +27,7 @@ from eval.common.sequential import (
     p_below,
     warm_up_p,
 )
-from eval.common.verdicts import (
+from eval.campaigns.verdicts import (
     ERROR_RATE,
     Judgement,
     judge_difference,

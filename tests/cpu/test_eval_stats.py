@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from eval.common.stats import relative_sd, sd_from_range
+from eval.campaigns.stats import relative_sd, sd_from_range
 
 
 def test_spread_from_a_range() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.common.store import RunStore, StoreBusy, StoreError, file_hash, run_key
+from eval.campaigns.store import RunStore, StoreBusy, StoreError, file_hash, run_key
 
 
 def test_a_store_that_is_a_folder_is_named(tmp_path: Path) -> None:

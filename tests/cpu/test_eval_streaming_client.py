@@ -15,8 +15,15 @@ import typer
 from eval_fakes import Answer, address, recorded_answer, send_json, send_stream, serving, vllm_answer
 from typer.testing import CliRunner
 
-from eval.common.prompts import InputError, Prompt
-from eval.streaming_client import StreamError, get_json, main, request_body, stream_many, stream_once
+from eval.campaigns.prompts import InputError, Prompt
+from eval.campaigns.streaming_client import (
+    StreamError,
+    get_json,
+    main,
+    request_body,
+    stream_many,
+    stream_once,
+)
 
 SAMPLES = Path(__file__).resolve().parent.parent / "data" / "eval_samples"
 PROMPT = Prompt(input_ids=(11, 12))

@@ -17,10 +17,11 @@ import typer
 from eval_fakes import HOOK_LINE, VLLM_HOOK_LINE, address, recorded_answer, send_json, serving, write_program
 from typer.testing import CliRunner
 
-from eval.common.configs import combined_configs
-from eval.common.order import variant_order
-from eval.common.sequential import LOOKS, drift_free_difference
-from eval.common.tpot_report import (
+from eval.campaigns.configs import combined_configs
+from eval.campaigns.order import variant_order
+from eval.campaigns.sequential import LOOKS, drift_free_difference
+from eval.campaigns.tpot_ab import FixedPrompt, Settings, bench_command, main
+from eval.campaigns.tpot_report import (
     PAPER,
     Case,
     Row,
@@ -31,7 +32,6 @@ from eval.common.tpot_report import (
     paper_sd,
     tpot_table,
 )
-from eval.tpot_ab import FixedPrompt, Settings, bench_command, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "tests" / "data" / "eval_samples"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eval.common.verdicts import ERROR_RATE, Judgement, comparison_verdicts, noninferiority_verdicts
+from eval.campaigns.verdicts import ERROR_RATE, Judgement, comparison_verdicts, noninferiority_verdicts
 
 ABOVE = ERROR_RATE * 1.01
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from eval.common.vllm_report import Compared, in_engine, total_compared, vllm_figures
+from eval.report.vllm_report import Compared, in_engine, total_compared, vllm_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = {"commit": "abc1234", "device": "NVIDIA H200"}

@@ -16,13 +16,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from vllm_engine import Runner, fake_vllm
 
-from eval import vllm_trial
 from eval.__main__ import main
-from eval.common import vllm_compare, vllm_engine, vllm_model
-from eval.common.evidence import read_evidence
-from eval.common.process import CommandError
-from eval.common.vllm_compare import Comparison, PrefillTimes, Twins, count_twins
-from eval.common.vllm_engine import (
+from eval.campaigns.evidence import read_evidence
+from eval.campaigns.process import CommandError
+from eval.engines import vllm_compare, vllm_engine, vllm_model, vllm_trial
+from eval.engines.vllm_compare import Comparison, PrefillTimes, Twins, count_twins
+from eval.engines.vllm_engine import (
     CASES,
     COMPARE,
     FULL,
@@ -34,7 +33,7 @@ from eval.common.vllm_engine import (
     STOCK,
     Specification,
 )
-from eval.common.vllm_model import (
+from eval.engines.vllm_model import (
     GLM5,
     GLM52,
     LATENT,
@@ -49,8 +48,8 @@ from eval.common.vllm_model import (
     random_weights,
     write_model,
 )
-from eval.common.vllm_report import compared_rows
-from eval.common.vllm_worker import Observed, merge_workers
+from eval.engines.vllm_worker import Observed, merge_workers
+from eval.report.vllm_report import compared_rows
 from gvr_topk.integrations import vllm as integration
 
 ON = "INFO gvr_topk in vLLM 0.33.0: on: decode top-k with k = 2048, state of 4 layers"

@@ -15,7 +15,7 @@ BORROWED: dict[str, set[str]] = {"vllm": {"selection", "upstream"}, "sglang": se
 """Modules that are TensorRT-LLM's, and that the integration of another engine uses nevertheless."""
 COMMAND_LINE = "gvr_topk/cli.py"
 """Not serving code: it has subcommands of the evaluation."""
-READS_TESTS = {"eval/simulated_decode.py"}
+READS_TESTS = {"eval/engines/simulated_decode.py"}
 """Files of eval that import tests: this one decodes with the fake of TensorRT-LLM."""
 
 

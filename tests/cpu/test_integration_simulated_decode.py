@@ -1,4 +1,4 @@
-"""The logic of eval/simulated_decode.py on the CPU, where the graph is an ordinary call."""
+"""The logic of eval/engines/simulated_decode.py on the CPU, where the graph is an ordinary call."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
 
-from eval.common.evidence import read_evidence
+from eval.campaigns.evidence import read_evidence
 from gvr_topk.integrations import hint_state, layer_hook
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.environment import Mode

@@ -169,10 +169,10 @@ def test_lines_of_a_diff() -> None:
     assert run.parse_diff(diff) == {"a.py": {1, 8, 9, 10}, "/dev/null": set()}
 
 
-MODULE, TEST = "eval/common/order.py", "tests/cpu/test_eval_sequential.py"
+MODULE, TEST = "eval/campaigns/order.py", "tests/cpu/test_eval_sequential.py"
 OLD = "def least(x):\n    return x < 3\n"
 NEW = OLD + "\n\ndef most(x):\n    return x > 5\n"
-WEAK = "from eval.common.order import most\n\n\ndef test_most():\n    assert most(8) and not most(1)\n"
+WEAK = "from eval.campaigns.order import most\n\n\ndef test_most():\n    assert most(8) and not most(1)\n"
 STRONG = WEAK + "    assert most(6) and not most(5)\n"
 
 
@@ -181,7 +181,7 @@ class Repository:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for name in ("eval/__init__.py", "eval/common/__init__.py"):
+        for name in ("eval/__init__.py", "eval/campaigns/__init__.py"):
             self.write(name, "")
         self.write("torch.py", "def set_num_threads(count):\n    pass\n")
         for name in ("scipy/__init__.py", "scipy/stats.py"):

@@ -19,7 +19,7 @@ import torch
 import yaml
 
 import gvr_topk
-from eval.check_wheel import PROGRAM, STARTUP, build_wheel
+from eval.report.check_wheel import PROGRAM, STARTUP, build_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "gvr_topk"

@@ -17,9 +17,9 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-from eval import fuzz, stress
-from eval.common import stress_cases, stress_neighbours, stress_run, stress_workload
-from eval.common.stress_cases import (
+from eval.fuzz import fuzz
+from eval.stress import stress, stress_cases, stress_neighbours, stress_run, stress_workload
+from eval.stress.stress_cases import (
     CHAINS,
     CONFIGURATIONS,
     INT32_MAX,
@@ -37,9 +37,9 @@ from eval.common.stress_cases import (
     rewritten_tensor,
     visible_lengths,
 )
-from eval.common.stress_library import CHAOS_MODES, ROOT, StressError, chaos_modes, set_chaos
-from eval.common.stress_neighbours import NEIGHBOURS, Hang, Neighbour, make_neighbour, make_rewriter, wait_for
-from eval.common.stress_workload import GUARD, GUARD_WORDS, POISON, Workload
+from eval.stress.stress_library import CHAOS_MODES, ROOT, StressError, chaos_modes, set_chaos
+from eval.stress.stress_neighbours import NEIGHBOURS, Hang, Neighbour, make_neighbour, make_rewriter, wait_for
+from eval.stress.stress_workload import GUARD, GUARD_WORDS, POISON, Workload
 from gvr_topk.constants import (
     STATE_INFINITE,
     STATE_MASKED,

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from eval import fuzz
-from eval.common import fuzz_cases
+from eval.fuzz import fuzz, fuzz_cases
 from gvr_topk import cpu
 from gvr_topk.arguments import Arguments
 from gvr_topk.constants import FLAG_CLAMP_PAGES, FLAG_DROP_MASKED

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from eval.baselines import ENVIRONMENT, find_file, load_library
+from eval.bench.baselines import ENVIRONMENT, find_file, load_library
 
 PACKAGE = "trtllm_kernel"
 """What the wheel tokenspeed-trtllm-kernel installs."""

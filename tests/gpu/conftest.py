@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import gvr_topk
-from eval.common.stress_library import chaos_modes, set_chaos
+from eval.stress.stress_library import chaos_modes, set_chaos
 
 
 def _why_not() -> str | None:

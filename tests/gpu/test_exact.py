@@ -20,7 +20,7 @@ from oracle import (
     wrong_rows,
 )
 
-from eval.common.stress_cases import packed_spreads
+from eval.stress.stress_cases import packed_spreads
 from gvr_topk.constants import STATE_INFINITE, STATE_MASKED, STATE_VALUE_ONLY, STATE_ZSCORE_ORIGIN
 from gvr_topk.cpu import to_slots
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_hints, adversarial_rows

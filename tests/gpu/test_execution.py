@@ -20,7 +20,7 @@ from oracle import (
 )
 
 import gvr_topk
-from eval.common.stress_cases import packed_spreads
+from eval.stress.stress_cases import packed_spreads
 from gvr_topk.constants import (
     STATE_MAX_ZSCORE,
     STATE_UNKNOWN,

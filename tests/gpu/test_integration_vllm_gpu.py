@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from vllm_engine import Runner, fake_vllm
 
-from eval.common.vllm_compare import Comparison, Twins, count_twins
+from eval.engines.vllm_compare import Comparison, Twins, count_twins
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import vllm as integration
 from gvr_topk.integrations.vllm import plugin

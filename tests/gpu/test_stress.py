@@ -18,11 +18,11 @@ import torch
 from oracle import full_lengths, new_state, run, wrong_rows
 
 import gvr_topk
-from eval.common.stress_cases import CONFIGURATIONS, REWRITINGS, Configuration, by_name
-from eval.common.stress_library import CHAOS_MODES, chaos_files, chaos_modes, neighbours_library, set_chaos
-from eval.common.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour, make_rewriter
-from eval.common.stress_run import Limits, replay_beside
-from eval.common.stress_workload import GUARD, Workload
+from eval.stress.stress_cases import CONFIGURATIONS, REWRITINGS, Configuration, by_name
+from eval.stress.stress_library import CHAOS_MODES, chaos_files, chaos_modes, neighbours_library, set_chaos
+from eval.stress.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour, make_rewriter
+from eval.stress.stress_run import Limits, replay_beside
+from eval.stress.stress_workload import GUARD, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [configuration.name for configuration in CONFIGURATIONS]
@@ -120,7 +120,7 @@ class TestComparison:
     @pytest.fixture(params=[True, False], ids=["kernel", "torch"])
     def workload(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Workload:
         if not request.param:
-            monkeypatch.setattr("eval.common.stress_workload.neighbours_library", lambda: None)
+            monkeypatch.setattr("eval.stress.stress_workload.neighbours_library", lambda: None)
         elif neighbours_library() is None:
             pytest.skip("the library of neighbours was not built (make neighbours)")
         return Workload(self.tiny, "cuda", launches=4)

@@ -1,0 +1,1 @@
+"""Times of the ops and of other projects' kernels."""

@@ -1,0 +1,535 @@
+"""Other top-k kernels behind one interface, and what to say where one of them cannot be had.
+
+Each needs files that this project does not hold. They are looked for below ``--baseline-dir`` (or
+``$GVR_TOPK_BASELINES``), at any depth, plain or compressed as ``NAME.xz``:
+
+==============  =========================================  =================================================
+name            file                                       where it comes from
+==============  =========================================  =================================================
+``trtllm``      ``libtrtllm_kernel.so``, ``libnuma.so.1``  wheel tokenspeed-trtllm-kernel 1.2.1.post20260427
+                                                           (TensorRT-LLM 1.2.1); Debian package libnuma1
+``vllm``        ``_C_stable_libtorch.abi3.so``             wheel vllm 0.33.0
+``flashinfer``  ``topk.so``, folder ``tvm_ffi``            flashinfer-python 0.7.2's ``topk`` module, compiled
+                                                           for sm_90a; wheel apache-tvm-ffi 0.1.11
+``cudnn``       ``cudnn_topk.so``, folder ``tvm_ffi``      cuDNN frontend 1.32.0's ``IndexerTopK``, compiled
+                                                           for sm_90a by ``eval.bench.cudnn_topk``
+==============  =========================================  =================================================
+
+``torch`` is always there, and so are ``torch_blocks`` and ``torch_in_blocks``: the two-level indexer of
+DeepSeek-V4.1 by PyTorch's operators, as engines have it where no kernel of its own serves. ``vllm_per_row``,
+``flashinfer_ragged``, ``flashinfer_deterministic``, ``trtllm_prefill`` and ``vllm_prefill`` are further
+operators of the same files. ``flashinfer_deterministic`` and ``cudnn`` promise what this package promises:
+one selection, of which ties with the smallest indices are members. An operator is called as its own project
+calls it: its output is allocated beforehand where its interface allows that, and never sorted or converted.
+Each step's tensors are made beforehand too, so that a launch costs the host no more than the operator does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import importlib
+import lzma
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eval.bench.bench_blocks import BLOCK_K, given_blocks
+from eval.bench.cudnn_topk import CUDNN_ROWS, cudnn_function
+from eval.bench.kernel_timing import POISON, Chain, Prepared
+from eval.common.options import no_gpu
+from gvr_topk.constants import BLOCK_SIZE
+
+ENVIRONMENT = "GVR_TOPK_BASELINES"
+VLLM_WORKSPACE_BYTES = 1 << 20
+VLLM_K = (512, 1024, 2048)
+VLLM_COOPERATIVE_ROWS = 64
+FLASHINFER_STATES_BYTES = 1 << 20
+FLASHINFER_SMALL_TIES = 1
+"""``TopKTieBreak.SMALL``."""
+WITHOUT_LENGTHS = ("torch", "flashinfer")
+"""Operators that rank a whole row. Behind its length they get -inf, and choose it in rows shorter than k."""
+
+_MISSING = re.compile(r"(\S+): cannot open shared object file")
+
+
+class BaselineError(RuntimeError):
+    """A baseline cannot be loaded here; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One foreign implementation.
+
+    Attributes
+    ----------
+    name, version : str
+        Short label, and what exactly was loaded.
+    refuse : callable
+        ``refuse(rows, dtype, k) -> str``: why it cannot serve a shape, or an empty string.
+    prepare : callable
+        ``prepare(Chain) -> Prepared``.
+    why_not : str
+        Why it cannot be loaded here; empty when it can.
+    """
+
+    name: str
+    version: str
+    refuse: Callable[[int, torch.dtype, int], str]
+    prepare: Callable[[Chain], Prepared]
+    why_not: str = ""
+
+
+def available(folder: Path | None = None) -> dict[str, Baseline]:
+    """Every baseline by name, also those that cannot be loaded: their `why_not` says why.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Where the files are; default ``$GVR_TOPK_BASELINES``.
+    """
+    if folder is None and ENVIRONMENT in os.environ:
+        folder = Path(os.environ[ENVIRONMENT])
+    found = {
+        name: Baseline(name, f"{what} of torch {torch.__version__}", _any_shape, prepare)
+        for name, what, prepare in (
+            ("torch", "torch.topk", _torch),
+            ("torch_blocks", "amax, topk of blocks, sort, mask and topk of positions", _torch_blocks),
+            ("torch_in_blocks", "masked_fill and topk", _torch_in_blocks),
+        )
+    }
+    for name, version, load in (
+        ("trtllm", "TensorRT-LLM 1.2.1 indexer_topk_decode (tokenspeed-trtllm-kernel)", _load_trtllm),
+        ("vllm", "vLLM 0.33.0: cooperative_topk, persistent_topk above 64 rows", _load_vllm),
+        ("vllm_per_row", "vLLM 0.33.0 top_k_per_row_decode", _load_vllm_per_row),
+        ("flashinfer", "FlashInfer 0.7.2 top_k, its backends for captured graphs", _load_flashinfer),
+        (
+            "flashinfer_ragged",
+            "FlashInfer 0.7.2 top_k_ragged_transform, its backends for captured graphs",
+            _load_flashinfer_ragged,
+        ),
+        (
+            "flashinfer_deterministic",
+            "FlashInfer 0.7.2 top_k_ragged_transform, deterministic, smaller indices of ties",
+            functools.partial(_load_flashinfer_ragged, deterministic=True),
+        ),
+        (
+            "cudnn",
+            "cuDNN frontend 1.32.0 IndexerTopK, deterministic, smaller indices of ties",
+            _load_cudnn,
+        ),
+        (
+            "trtllm_prefill",
+            "TensorRT-LLM 1.2.1 indexer_topk_prefill (tokenspeed-trtllm-kernel)",
+            _load_trtllm_prefill,
+        ),
+        ("vllm_prefill", "vLLM 0.33.0 top_k_per_row_prefill", _load_vllm_prefill),
+    ):
+        try:
+            if not torch.cuda.is_available():
+                raise BaselineError(no_gpu())
+            if folder is None:
+                raise BaselineError(f"no folder given (--baseline-dir or ${ENVIRONMENT})")
+            found[name] = load(name, version, folder)
+        except (BaselineError, OSError, AttributeError, ImportError) as error:
+            found[name] = Baseline(name, version, _any_shape, _unloaded, str(error).splitlines()[0])
+    return found
+
+
+def find_file(folder: Path, name: str) -> Path:
+    """Path of a plain copy of `name` below `folder`; a compressed one is unpacked for this process.
+
+    Raises
+    ------
+    BaselineError
+        There is neither.
+    """
+    for path in sorted(folder.rglob(name)):
+        return path
+    for path in sorted(folder.rglob(name + ".xz")):
+        return _unpacked(path)
+    raise BaselineError(f"no {name} or {name}.xz below {folder}")
+
+
+@functools.cache
+def _own_folder() -> Path:
+    """A new folder that only this user can write to, removed at exit: nobody else can put a library there."""
+    folder = Path(tempfile.mkdtemp(prefix="gvr_topk_baselines_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@functools.cache
+def _unpacked(compressed: Path) -> Path:
+    """Unpack a file once. Its own folder may be read-only or under version control."""
+    unpacked = _own_folder() / compressed.stem
+    with lzma.open(compressed) as source, unpacked.open("wb") as target:
+        shutil.copyfileobj(source, target)
+    return unpacked
+
+
+@functools.cache
+def load_library(path: Path, helpers: Path) -> None:
+    """Load a library whose static initialisers register torch operators.
+
+    Symbols bind on first call: such libraries hold operators whose own libraries are not there. A needed
+    library that the loader cannot find is taken from `helpers` or from the NVIDIA wheels beside torch.
+
+    Raises
+    ------
+    OSError
+        What the loader said.
+    """
+    while True:
+        try:
+            ctypes.CDLL(str(path), mode=os.RTLD_LAZY)
+            return
+        except OSError as error:
+            missing = _MISSING.match(str(error))
+            if missing is None or missing[1] == str(path):
+                raise
+            helper = _find_helper(missing[1], helpers)
+            if helper is None:
+                raise
+            ctypes.CDLL(str(helper), mode=ctypes.RTLD_GLOBAL)
+
+
+def _find_helper(name: str, helpers: Path) -> Path | None:
+    try:
+        return find_file(helpers, name)
+    except BaselineError:
+        packages = Path(torch.__file__).resolve().parent.parent
+        candidates = [*packages.glob(f"nvidia/**/lib/{name}"), packages / "torch" / "lib" / name]
+        return next((path for path in candidates if path.is_file()), None)
+
+
+def _any_shape(rows: int, dtype: torch.dtype, k: int) -> str:
+    return ""
+
+
+def _only_fp32(rows: int, dtype: torch.dtype, k: int) -> str:
+    return "" if dtype == torch.float32 else "takes float32 only"
+
+
+def _vllm_shapes(rows: int, dtype: torch.dtype, k: int) -> str:
+    if k not in VLLM_K:
+        return f"takes k of {VLLM_K} only"
+    return _only_fp32(rows, dtype, k)
+
+
+def _unloaded(chain: Chain) -> Prepared:
+    raise BaselineError("not loaded")
+
+
+def _results(chain: Chain, dtype: torch.dtype = torch.int32) -> Tensor:
+    shape = (chain.count, chain.batch, chain.k)
+    return torch.full(shape, POISON, dtype=dtype, device=chain.logits.device)
+
+
+def _full_rows(chain: Chain) -> Tensor:
+    """The rows for operators without lengths: what lies past a row's length must not win."""
+    width = chain.logits.shape[2]
+    lengths = chain.lengths.expand(chain.logits.shape[:2])
+    if bool((lengths == width).all()):
+        return chain.logits
+    beyond = torch.arange(width, device=lengths.device) >= lengths[..., None]
+    return chain.logits.masked_fill(beyond, float("-inf"))
+
+
+def _torch(chain: Chain) -> Prepared:
+    logits = _full_rows(chain)
+    results = _results(chain, torch.int64)
+    values = torch.empty(*results.shape[1:], dtype=logits.dtype, device=logits.device)
+    rows, outs = logits.unbind(), results.unbind()
+
+    def launch(step: int) -> None:
+        torch.topk(rows[step], chain.k, dim=-1, sorted=False, out=(values, outs[step]))
+
+    return Prepared(launch, results)
+
+
+def _rows_of_blocks(chain: Chain) -> tuple[Tensor, ...]:
+    """Rows of a two-level indexer, which have as many blocks as are chosen."""
+    least, width = BLOCK_K * BLOCK_SIZE, chain.logits.shape[2]
+    if width < least:
+        raise BaselineError(f"takes rows of at least {least} elements, got {width}")
+    return _full_rows(chain).unbind()
+
+
+def _block_mask(best: Tensor, blocks: int) -> Tensor:
+    """Which of the blocks of each row are among the best."""
+    mask = torch.zeros(best.shape[0], blocks, dtype=torch.bool, device=best.device)
+    return mask.scatter_(1, best, True)
+
+
+def _torch_blocks(chain: Chain) -> Prepared:
+    """The source: positions, blocks in ascending order, and the mask of blocks that its consumers take."""
+    rows = _rows_of_blocks(chain)
+    shape = (chain.count, chain.batch, chain.k + BLOCK_K)
+    results = torch.full(shape, POISON, dtype=torch.int64, device=chain.logits.device)
+    newest = [(chain.lengths_of(step).long()[:, None] - 1) // BLOCK_SIZE for step in range(chain.count)]
+
+    def launch(step: int) -> None:
+        keys = rows[step].unflatten(1, (-1, BLOCK_SIZE)).amax(dim=2)
+        keys.scatter_(1, newest[step], float("inf"))
+        best = keys.topk(BLOCK_K, dim=1, sorted=False).indices.sort(dim=1).values
+        _block_mask(best, keys.shape[1])
+        results[step][:, chain.k :] = best
+        results[step][:, : chain.k] = rows[step].topk(chain.k, dim=1, sorted=False).indices
+
+    return Prepared(launch, results)
+
+
+def _torch_in_blocks(chain: Chain) -> Prepared:
+    """A consumer, whose mask the source has made."""
+    rows = _rows_of_blocks(chain)
+    results = _results(chain, torch.int64)
+    blocks = rows[0].shape[1] // BLOCK_SIZE
+    outside = [~_block_mask(given.long(), blocks)[:, :, None] for given in given_blocks(chain)]
+
+    def launch(step: int) -> None:
+        masked = rows[step].unflatten(1, (-1, BLOCK_SIZE)).masked_fill(outside[step], float("-inf"))
+        results[step] = masked.flatten(1).topk(chain.k, dim=1, sorted=False).indices
+
+    return Prepared(launch, results)
+
+
+def _load_trtllm(name: str, version: str, folder: Path) -> Baseline:
+    load_library(find_file(folder, "libtrtllm_kernel.so"), folder)
+    operator = torch.ops.trtllm.indexer_topk_decode.default
+
+    def prepare(chain: Chain) -> Prepared:
+        results = _results(chain)
+        rows, outs = chain.logits.unbind(), results.unbind()
+
+        def launch(step: int) -> None:
+            operator(rows[step], chain.lengths_of(step), outs[step], 1, chain.k)
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _only_fp32, prepare)
+
+
+def _load_trtllm_prefill(name: str, version: str, folder: Path) -> Baseline:
+    load_library(find_file(folder, "libtrtllm_kernel.so"), folder)
+    operator = torch.ops.trtllm.indexer_topk_prefill.default
+
+    def prepare(chain: Chain) -> Prepared:
+        results = _results(chain)
+        starts = torch.zeros(chain.batch, dtype=torch.int32, device=results.device)
+        rows, outs = chain.logits.unbind(), results.unbind()
+
+        def launch(step: int) -> None:
+            operator(rows[step], starts, chain.lengths_of(step), outs[step], chain.k)
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _only_fp32, prepare)
+
+
+def _load_vllm(name: str, version: str, folder: Path) -> Baseline:
+    load_library(find_file(folder, "_C_stable_libtorch.abi3.so"), folder)
+    cooperative, persistent = torch.ops._C.cooperative_topk.default, torch.ops._C.persistent_topk.default
+
+    def prepare(chain: Chain) -> Prepared:
+        results = _results(chain)
+        width = chain.logits.shape[2]
+        if chain.logits.stride(1) % 4:
+            raise BaselineError(f"cooperative_topk takes rows of a multiple of 4 elements, got {width}")
+        workspace = torch.empty(VLLM_WORKSPACE_BYTES, dtype=torch.uint8, device=results.device)
+        operator = cooperative if chain.batch <= VLLM_COOPERATIVE_ROWS else persistent
+        rows, outs = chain.logits.unbind(), results.unbind()
+
+        def launch(step: int) -> None:
+            operator(rows[step], chain.lengths_of(step), outs[step], workspace, chain.k, width)
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _vllm_shapes, prepare)
+
+
+def _load_vllm_per_row(name: str, version: str, folder: Path) -> Baseline:
+    load_library(find_file(folder, "_C_stable_libtorch.abi3.so"), folder)
+    operator = torch.ops._C.top_k_per_row_decode.default
+
+    def prepare(chain: Chain) -> Prepared:
+        results = _results(chain)
+        batch, stride = chain.batch, chain.logits.stride(1)
+        rows, outs = chain.logits.unbind(), results.unbind()
+
+        def launch(step: int) -> None:
+            operator(rows[step], 1, chain.lengths_of(step), outs[step], batch, stride, 1, chain.k)
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _only_fp32, prepare)
+
+
+def _load_vllm_prefill(name: str, version: str, folder: Path) -> Baseline:
+    load_library(find_file(folder, "_C_stable_libtorch.abi3.so"), folder)
+    operator = torch.ops._C.top_k_per_row_prefill.default
+
+    def prepare(chain: Chain) -> Prepared:
+        results = _results(chain)
+        starts = torch.zeros(chain.batch, dtype=torch.int32, device=results.device)
+        batch, stride = chain.batch, chain.logits.stride(1)
+        rows, outs = chain.logits.unbind(), results.unbind()
+
+        def launch(step: int) -> None:
+            operator(rows[step], starts, chain.lengths_of(step), outs[step], batch, stride, 1, chain.k)
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _only_fp32, prepare)
+
+
+def _load_flashinfer(name: str, version: str, folder: Path) -> Baseline:
+    ffi, module = _flashinfer_module(folder)
+
+    def prepare(chain: Chain) -> Prepared:
+        logits = _full_rows(chain)
+        values = torch.empty(chain.batch, chain.k, dtype=logits.dtype, device=logits.device)
+        cub = flashinfer_takes_cub(chain.batch, logits.shape[2], logits.dtype)
+        results = _results(chain, torch.int64 if cub else torch.int32)
+        if cub:
+            bytes_needed = int(module.cub_topk_workspace_size(logits[0], chain.k, 0))
+            workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=logits.device)
+        else:
+            workspace = torch.zeros(FLASHINFER_STATES_BYTES, dtype=torch.uint8, device=logits.device)
+        rows, outs = logits.unbind(), results.unbind()
+
+        def launch(step: int) -> None:
+            with _current_stream(ffi):
+                if cub:
+                    module.cub_topk(rows[step], outs[step], values, workspace, chain.k, 0)
+                else:
+                    module.radix_topk(
+                        rows[step], outs[step], values, workspace, chain.k, False, False, 0, False
+                    )
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _any_shape, prepare)
+
+
+def _load_flashinfer_ragged(
+    name: str, version: str, folder: Path, *, deterministic: bool = False
+) -> Baseline:
+    """The call that takes a length for each row; deterministic calls prefer smaller indices, too."""
+    ffi, module = _flashinfer_module(folder)
+    tie_break = FLASHINFER_SMALL_TIES if deterministic else 0
+
+    def prepare(chain: Chain) -> Prepared:
+        logits = chain.logits
+        results = _results(chain)
+        offsets = torch.zeros(chain.batch, dtype=torch.int32, device=logits.device)
+        # FlashInfer's own rule: CUB's calls have no reproducible order, so deterministic ones never take it.
+        cub = not deterministic and flashinfer_ragged_takes_cub(chain.batch, logits.shape[2], logits.dtype)
+        if cub:
+            bytes_needed = int(
+                module.cub_topk_ragged_transform_workspace_size(
+                    logits[0], chain.lengths_of(0), chain.k, tie_break, False
+                )
+            )
+            workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=logits.device)
+        else:
+            workspace = torch.zeros(FLASHINFER_STATES_BYTES, dtype=torch.uint8, device=logits.device)
+        rows, outs = logits.unbind(), results.unbind()
+
+        def launch(step: int) -> None:
+            row, lengths, result = rows[step], chain.lengths_of(step), outs[step]
+            with _current_stream(ffi):
+                if cub:
+                    module.cub_topk_ragged_transform(
+                        row, result, offsets, lengths, workspace, chain.k, tie_break, None
+                    )
+                else:
+                    module.radix_topk_ragged_transform(
+                        row,
+                        result,
+                        offsets,
+                        lengths,
+                        workspace,
+                        chain.k,
+                        deterministic,
+                        tie_break,
+                        False,
+                        None,
+                    )
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _any_shape, prepare)
+
+
+def _load_cudnn(name: str, version: str, folder: Path) -> Baseline:
+    """Kernels of cuDNN are compiled for k and for a power of two of columns; rows take the next of these."""
+    path = find_file(folder, "cudnn_topk.so")
+    ffi = _import_from("tvm_ffi", folder)
+    module = ffi.load_module(str(path))
+
+    def prepare(chain: Chain) -> Prepared:
+        width = chain.logits.shape[2]
+        if chain.batch > CUDNN_ROWS:
+            raise BaselineError(f"compiled for at most {CUDNN_ROWS} rows, got {chain.batch}")
+        try:
+            kernel = module[cudnn_function(width, chain.k)]
+        except AttributeError:
+            raise BaselineError(f"compiled for other columns and k than {width} and {chain.k}") from None
+        results = _results(chain)
+        scratch = torch.empty((chain.batch, 2, width), dtype=torch.int32, device=results.device)
+        rows, outs = chain.logits.unbind(), results.unbind()
+
+        def launch(step: int) -> None:
+            with _current_stream(ffi):
+                kernel(rows[step], None, scratch, None, chain.lengths_of(step), outs[step], None)
+
+        return Prepared(launch, results)
+
+    return Baseline(name, version, _only_fp32, prepare)
+
+
+def flashinfer_takes_cub(rows: int, width: int, dtype: torch.dtype) -> bool:
+    """FlashInfer's rule for `top_k` inside a captured graph, ``is_cub_topk_beneficial``."""
+    return rows < 128 or width <= 8192 or width >= (32768 if dtype == torch.float32 else 65536)
+
+
+def flashinfer_ragged_takes_cub(rows: int, width: int, dtype: torch.dtype) -> bool:
+    """FlashInfer's rule for ragged calls inside a captured graph, ``is_cub_ragged_transform_beneficial``."""
+    if rows < 128:
+        return width >= 32768
+    return rows <= 256 and width >= (131072 if dtype == torch.float16 else 65536)
+
+
+def _flashinfer_module(folder: Path) -> tuple[ModuleType, Any]:
+    """The bindings' own package, and FlashInfer's module."""
+    path = find_file(folder, "topk.so")
+    ffi = _import_from("tvm_ffi", folder)
+    return ffi, ffi.load_module(str(path))
+
+
+def _current_stream(ffi: Any) -> Any:
+    """The module takes its stream from the bindings' own notion of the current one."""
+    return ffi.use_raw_stream(ffi.device("cuda:0"), torch.cuda.current_stream().cuda_stream)
+
+
+def _import_from(name: str, folder: Path) -> ModuleType:
+    """Import a package that may lie in a folder of its own below `folder`."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        for init in sorted(folder.rglob(f"{name}/__init__.py")):
+            sys.path.append(str(init.parent.parent))
+            return importlib.import_module(name)
+        raise

@@ -1,0 +1,476 @@
+"""What the kernel benchmark measures: shapes and kinds of rows, and how chains of them are made."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eval.bench.bench_blocks import GROUP as BLOCKS_GROUP
+from eval.bench.bench_report import LIMITS, PREFILL_LIMITS
+from eval.bench.kernel_timing import (
+    GENERATED_ELEMENTS,
+    Chain,
+    chain_of,
+    chunk_chain,
+    gaussian_chain,
+    nan_rows,
+)
+from eval.bench.trace_scores import trace_scores
+from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_rows
+from gvr_topk.evaluation.trace import ScoreSource, Trace, load_trace, shipped_trace
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+LENGTHS = (4096, 8192, 16384, 32768, 70690, 131072, 262144, 524288, 1048576)
+BATCHES = (1, 8, 64, 128)
+K = 2048
+
+KEEP = 0.9
+"""Variance that survives a step in the main sweep: about 60 % of the top-k at N = 70,690."""
+
+ADVERSARIAL = (
+    "constant",
+    "two_valued",
+    "crowd_within_10_ulps",
+    "uniform_128_6_to_128_7",
+    "relu_zero_plateau",
+    "zero_plateau_between",
+)
+"""Names in `gvr_topk.evaluation.synthetic.adversarial_rows`."""
+
+ADVERSARIAL_STEPS = 16
+"""Different rows of an adversarial chain, each of a seed of its own."""
+
+LAYER_STEPS = 256
+"""Different steps of a layer's chain, as many as a trace has."""
+
+ENGINE_ROTATIONS = 8
+"""How many times a slot goes through the layers of an engine's file, each time with another request's row."""
+
+V4_CONTEXTS = (65536, 131072)
+V4_COMPRESS_RATIO = 4
+V4_K = (512, 1024)
+"""DeepSeek-V4 scores one entry for every four tokens, and keeps 512 (Flash) or 1,024 (Pro) of them."""
+V4_BATCHES = (1, 8, 64)
+
+V41_LENGTHS = (16384, 65536, 131072, 262144)
+V41_BATCHES = (1, 8, 64)
+V41_K = 512
+"""DeepSeek-V4.1's indexer of two levels, up to a context of 1M tokens, four to a score."""
+
+OCTAVES = 3.0
+"""The scale of a row of kind ``scale`` is 2 to the power of a uniform number within this distance of 0."""
+SCALE_SHAPES = ((131072, 1), (8192, 1), (70690, 1))
+"""Length and batch of rows whose scale changes at each step."""
+MASK_SHAPES = ((32768, 1), (131072, 1), (1048576, 1), (131072, 64))
+"""Length and batch of masked rows."""
+
+WIDE_LENGTHS = (8192, 65536)
+WIDE_BATCHES = (1, 8, 64)
+WIDE_BUFFERS = (0, 131072, 1048576)
+"""Rows in buffers as wide as the longest that an engine admits: lengths, batches, and columns of the buffers,
+of which 0 stands for the row's own."""
+
+PREFILL_TRACE_ROWS = 2048
+"""Rows of a chunk of real rows: the rows of a trace, again and again in their order."""
+
+QUICK_GROUPS = ("trace", "engine", "scale", "mask", "layer", "hint", "prefill")
+"""Groups that limits exist for throughout."""
+
+
+GROUPS = (
+    *("main", "trace", "engine", "scale", "mask", "layer", "prefill", "hint", "v4", "adversarial"),
+    *("wide_buffers", "k", "dtype", "v41"),
+)
+"""Parts of the benchmark."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point of the benchmark.
+
+    Attributes
+    ----------
+    group : str
+        One of `GROUPS`.
+    n, batch, k : int
+        Row length, rows per launch, items per row.
+    dtype : str
+        A key of `DTYPES`.
+    rows : str
+        ``gauss``, ``scale``, ``blocks`` (Gaussian, of the two-level indexer), ``mask:KIND`` of `MASKS`,
+        ``layer:20`` (generator), ``trace:NAME``, ``engine:NAME``, ``adversarial:NAME``; of a chunk of a
+        prefill ``causal``, Gaussian rows of which each sees one column more than the one before and the last
+        sees all, or ``causal:NAME``, rows of a trace.
+    keep : float
+        Share of variance that survives a step, of Gaussian rows and those made of them.
+    shift : int
+        Positions by which scores move from step to step, and the hint's offset.
+    width : int
+        Columns of the buffer, of which captured CUDA graphs have more than a row; 0: the row's own.
+    """
+
+    group: str
+    n: int
+    batch: int = 1
+    k: int = K
+    dtype: str = "fp32"
+    rows: str = "gauss"
+    keep: float = KEEP
+    shift: int = 0
+    width: int = 0
+
+    @property
+    def key(self) -> str:
+        """Every field but the group, as text: ``n70690 b1 k2048 fp32 gauss keep0.9``."""
+        kind = f"{self.rows} keep{self.keep:g}" if self.rows in ("gauss", "scale") else self.rows
+        shifted = f" shift{self.shift}" if self.shift else ""
+        buffer = f" in{self.width}" if self.width else ""
+        return f"n{self.n} b{self.batch} k{self.k} {self.dtype} {kind}{shifted}{buffer}"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Mask:
+    """Values that are put into Gaussian rows, at positions drawn anew at every step.
+
+    Attributes
+    ----------
+    value : float
+        Minus infinity, infinity or NaN.
+    share : callable
+        ``share(n, k)``: probability of each position to get the value. Whether the k-th value is this one
+        is many standard deviations away from chance.
+    """
+
+    value: float
+    share: Callable[[int, int], float]
+
+    def __call__(self, rows: Tensor, generator: torch.Generator, k: int) -> Tensor:
+        drawn = torch.rand(rows.shape, device=rows.device, generator=generator)
+        return rows.masked_fill(drawn < self.share(rows.shape[-1], k), self.value)
+
+
+MASKS = {
+    "kth_is_neg_inf": Mask(float("-inf"), lambda n, k: 1 - k / (2 * n)),
+    "99_percent": Mask(float("-inf"), lambda n, k: 1 - max(0.01, 1.5 * k / n)),
+    "half": Mask(float("-inf"), lambda n, k: 0.5),
+    "kth_is_pos_inf": Mask(float("inf"), lambda n, k: min(0.5, 2 * k / n)),
+    "kth_is_nan": Mask(float("nan"), lambda n, k: min(0.5, 2 * k / n)),
+    "some_nan": Mask(float("nan"), lambda n, k: k / (4 * n)),
+}
+"""Kinds of masked rows. ``kth_is_neg_inf``: half of k are finite; ``99_percent``: 99 % are minus infinity, or
+as many as leave one and a half times k finite; ``kth_is_pos_inf`` and ``kth_is_nan``: about twice k are
+infinite or NaN; ``some_nan``: a quarter of k is."""
+
+
+@dataclass(frozen=True)
+class EngineRows:
+    """One decode step of several layers of a serving engine.
+
+    Attributes
+    ----------
+    name : str
+        The file's stem.
+    layers : tuple of Tensor, ``[requests, length]``, float32
+        Score rows of each layer, all of one length.
+    """
+
+    name: str
+    layers: tuple[Tensor, ...]
+
+    @property
+    def batch(self) -> int:
+        return self.layers[0].shape[0]
+
+    @property
+    def length(self) -> int:
+        return self.layers[0].shape[1]
+
+    def steps(self) -> list[Tensor]:
+        """The layers as consecutive steps of one state, the requests' rows rotated after each round.
+
+        So each slot meets every row of every layer once, and the choice of the step before hits by chance
+        alone.
+        """
+        rotations = min(ENGINE_ROTATIONS, self.batch)
+        return [layer.roll(-turn, dims=0) for turn in range(rotations) for layer in self.layers]
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Rows that come from files."""
+
+    traces: Sequence[ScoreSource] = ()
+    engines: Sequence[EngineRows] = ()
+
+
+def all_cells(sources: Sources = Sources()) -> list[Cell]:
+    """Every cell, those that a limit exists for first, each shape and kind of rows once."""
+    main = [Cell("main", n, batch) for batch in BATCHES for n in LENGTHS]
+    cells = [cell for cell in main if (cell.n, cell.batch) in LIMITS]
+    cells += [Cell("trace", max(1, trace.length(0)), rows=f"trace:{trace.name}") for trace in sources.traces]
+    cells += [
+        Cell("engine", engine.length, engine.batch, rows=f"engine:{engine.name}")
+        for engine in sources.engines
+    ]
+    cells += [Cell("scale", n, batch, rows="scale") for n, batch in SCALE_SHAPES]
+    cells += [Cell("mask", n, batch, rows=f"mask:{kind}") for n, batch in MASK_SHAPES for kind in MASKS]
+    cells += [Cell("layer", 70690, rows=f"layer:{layer}") for layer in LAYERS]
+    cells += [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_LIMITS]
+    cells += [
+        Cell(
+            "prefill", max(1, trace.length(trace.steps - 1)), PREFILL_TRACE_ROWS, rows=f"causal:{trace.name}"
+        )
+        for trace in sources.traces
+    ]
+    cells += [cell for cell in main if (cell.n, cell.batch) not in LIMITS]
+    for batch in (1, 64):
+        cells += [Cell("hint", 70690, batch, keep=keep) for keep in (0.0, 0.5, 0.99)]
+        cells += [Cell("hint", 70690, batch, shift=1)]
+    cells += [Cell("hint", n, keep=0.0) for n in (8192, 32768, 131072, 1048576)]
+    cells += [
+        Cell("v4", context // V4_COMPRESS_RATIO, batch, k)
+        for k in V4_K
+        for context in V4_CONTEXTS
+        for batch in V4_BATCHES
+    ]
+    cells += [
+        Cell(BLOCKS_GROUP, n, batch, V41_K, rows="blocks") for batch in V41_BATCHES for n in V41_LENGTHS
+    ]
+    cells += [Cell("adversarial", 131072, rows=f"adversarial:{name}") for name in ADVERSARIAL]
+    own = {(cell.n, cell.batch) for cell in main}
+    cells += [
+        Cell("wide_buffers", n, batch, width=width)
+        for n in WIDE_LENGTHS
+        for batch in WIDE_BATCHES
+        for width in WIDE_BUFFERS
+        if width or (n, batch) not in own
+    ]
+    for batch in (1, 64):
+        cells += [Cell("k", n, batch, k) for k in (512, 1024) for n in (8192, 70690, 262144)]
+        cells += [
+            Cell("dtype", n, batch, dtype=dtype) for dtype in ("bf16", "fp16") for n in (8192, 70690, 262144)
+        ]
+    return cells
+
+
+def quick_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells that have a target time."""
+    return [
+        cell
+        for cell in cells
+        if cell.group in QUICK_GROUPS or (cell.group == "main" and (cell.n, cell.batch) in LIMITS)
+    ]
+
+
+def make_chain(
+    cell: Cell,
+    sources: Sources = Sources(),
+    *,
+    device: torch.device | str = "cuda",
+    seed: int = 0,
+) -> Chain:
+    """Rows of a cell, as many steps as a cold graph needs.
+
+    Raises
+    ------
+    ValueError
+        The cell names a file that was not given, or a kind of rows that does not exist.
+    """
+    dtype = DTYPES[cell.dtype]
+    kind, _, name = cell.rows.partition(":")
+    if kind in ("gauss", "scale", "blocks", "mask"):
+        mask = MASKS[name] if kind == "mask" else None
+        return gaussian_chain(
+            cell.n,
+            cell.batch,
+            cell.k,
+            keep=cell.keep,
+            dtype=dtype,
+            device=device,
+            seed=seed,
+            shift=cell.shift,
+            octaves=OCTAVES if kind == "scale" else 0.0,
+            width=cell.width,
+            change=None if mask is None else functools.partial(mask, k=cell.k),
+        )
+    if kind == "causal":
+        steps = trace_rows(_named(name, sources.traces), device) if name else None
+        return causal_chunk(cell.n, cell.batch, cell.k, steps, dtype=dtype, device=device, seed=seed)
+    if kind == "adversarial":
+        seeds = range(seed, seed + ADVERSARIAL_STEPS)
+        steps = [_row(_adversarial(cell.n, cell.k, at)[name]) for at in seeds]
+    elif kind == "layer":
+        steps = list(_layer_rows(int(name), cell.n, seed).result())
+    elif kind == "trace":
+        steps = trace_rows(_named(name, sources.traces), device)
+    elif kind == "engine":
+        steps = _named(name, sources.engines).steps()
+    else:
+        raise ValueError(
+            "rows: wanted gauss, scale, blocks, mask:KIND, layer:L, trace:NAME, engine:NAME, "
+            f"adversarial:NAME, causal or causal:NAME, got {cell.rows!r}"
+        )
+    if steps[0].shape[0] not in (1, cell.batch):
+        raise ValueError(f"batch: wanted 1 or {steps[0].shape[0]} with rows {cell.rows}, got {cell.batch}")
+    return chain_of([step.expand(cell.batch, -1) for step in steps], cell.k, dtype=dtype, device=device)
+
+
+def causal_chunk(
+    n: int,
+    rows: int,
+    k: int,
+    steps: Sequence[Tensor] | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cuda",
+    seed: int = 0,
+) -> Chain:
+    """A chunk of one request's prefill.
+
+    Parameters
+    ----------
+    n, rows, k : int
+        Columns, rows, items per row.
+    steps : sequence of Tensor, ``[1, length]``, optional
+        Rows of a trace, which are repeated in their order. Without them rows are Gaussian, and row ``r`` sees
+        ``n - rows + 1 + r`` columns.
+    dtype, device, seed
+        Of the rows that are made.
+
+    Raises
+    ------
+    ValueError
+        There are more rows than columns, so that the first rows would see none.
+    """
+    (chunk,) = nan_rows(1, rows, n, dtype, device)
+    if steps is not None:
+        lengths = torch.empty(rows, dtype=torch.int32, device=device)
+        for at, step in enumerate(steps[:rows]):
+            where = slice(at, None, len(steps))
+            chunk[where, : step.shape[1]] = step.to(device, dtype)
+            lengths[where] = step.shape[1]
+        return chunk_chain(chunk, lengths, k)
+    if rows > n:
+        raise ValueError(f"rows: wanted at most one for each of the {n} columns, got {rows}")
+    lengths = torch.arange(n - rows + 1, n + 1, dtype=torch.int32, device=device)
+    generator = torch.Generator(device).manual_seed(seed)
+    position = torch.arange(n, device=device)
+    at_once = max(1, GENERATED_ELEMENTS // n)
+    for some, ends in zip(chunk[:, :n].split(at_once), lengths.split(at_once), strict=True):
+        drawn = torch.randn(some.shape, device=device, generator=generator)
+        some.copy_(drawn.masked_fill_(position >= ends[:, None], float("nan")))
+    return chunk_chain(chunk, lengths, k)
+
+
+def memory_traffic(chain: Chain, bytes_per_second: float = 0.0) -> dict[str, float]:
+    """Bytes that any exact top-k of a chunk reads and writes, and how long the memory takes for them.
+
+    Rows of at most `k` scores need not be read. A window is two numbers, its start and its end. Without a
+    measured bandwidth there is no time.
+    """
+    lengths = chain.lengths_of(chain.lead).to(torch.int64)
+    scores = int(lengths[lengths > chain.k].sum())
+    read = scores * chain.logits.element_size() + 2 * 4 * chain.batch
+    written = 4 * chain.batch * chain.k
+    traffic: dict[str, float] = {"bytes_read": read, "bytes_written": written}
+    if bytes_per_second:
+        traffic["memory_us"] = round(1e6 * (read + written) / bytes_per_second, 4)
+    return traffic
+
+
+def prepare_sources(cells: Sequence[Cell], seed: int = 0) -> None:
+    """Begin, in threads of their own, with the rows that take the processor seconds to make."""
+    for cell in cells:
+        kind, _, name = cell.rows.partition(":")
+        if kind == "layer":
+            _layer_rows(int(name), cell.n, seed)
+
+
+def trace_rows(source: ScoreSource, device: torch.device | str) -> list[Tensor]:
+    """Rows ``[1, length]`` of all steps of a source, those of a trace scored on the device."""
+    if not isinstance(source, Trace):
+        return [_row(source.scores(step)) for step in range(source.steps)]
+    return trace_scores(source.K, source.Q, source.W, device)
+
+
+def load_sources(folder: Path | None) -> Sources:
+    """Everything that a folder holds: see `load_traces` and `load_engines`."""
+    return Sources(load_traces(folder), load_engines(folder))
+
+
+def load_traces(folder: Path | None) -> list[ScoreSource]:
+    """The shipped trace and those of a folder, whose archives of other things are left out."""
+    if folder is None:
+        return []
+    shipped = shipped_trace()
+    names = [path for path in sorted(folder.glob("*.npz")) if path.stem != shipped.name]
+    return [shipped, *(load_trace(path) for path in names if _holds(path, "K"))]
+
+
+def load_engines(folder: Path | None) -> list[EngineRows]:
+    """The archives of a folder that hold an engine's rows: ``0.logits``, ``1.logits`` and so on."""
+    if folder is None:
+        return []
+    found = []
+    for path in sorted(folder.glob("*.npz")):
+        if _holds(path, "0.logits"):
+            with np.load(path) as archive:
+                names = sorted(name for name in archive.files if name.endswith(".logits"))
+                layers = tuple(torch.from_numpy(archive[name]) for name in names)
+            found.append(EngineRows(path.stem, layers))
+    return found
+
+
+def _holds(path: Path, array: str) -> bool:
+    """Whether an archive has an array; a file that is none is for `load_trace` to refuse."""
+    try:
+        with np.load(path) as archive:
+            return array in archive.files
+    except (OSError, ValueError, EOFError):
+        return array == "K"
+
+
+def _named(name: str, sources: Sequence[Any]) -> Any:
+    found: Mapping[str, Any] = {source.name: source for source in sources}
+    if name not in found:
+        raise ValueError(f"rows: wanted one of the files {sorted(found)}, got {name!r}")
+    return found[name]
+
+
+def _row(scores: np.typing.NDArray[np.float32]) -> Tensor:
+    return torch.from_numpy(scores)[None]
+
+
+@functools.cache
+def _adversarial(n: int, k: int, seed: int) -> dict[str, np.typing.NDArray[np.float32]]:
+    """All kinds of one seed are made at once, and each cell needs one of them."""
+    rows = adversarial_rows(n, k, seed)
+    return {name: rows[name] for name in ADVERSARIAL}
+
+
+@functools.cache
+def _workers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=len(LAYERS))
+
+
+@functools.cache
+def _layer_rows(layer: int, n: int, seed: int) -> Future[list[Tensor]]:
+    """Steps of a layer whose lengths, which grow by one at each, end at `n`."""
+
+    def make() -> list[Tensor]:
+        steps = min(LAYER_STEPS, n)
+        source = LayerGenerator(layer, n - steps + 1, steps, seed)
+        return [_row(source.scores(step)) for step in range(steps)]
+
+    return _workers().submit(make)

@@ -1,0 +1,641 @@
+"""Time the op and other projects' kernels over length, batch, k, dtype, hint and kind of row.
+
+    python -m eval bench --out out/bench.json --baseline-dir FOLDER --traces FOLDER
+    python -m eval bench --out out/bench.json --traces FOLDER --quick
+
+A figure is the median over replays of a CUDA graph, per launch. The launches of a graph walk a chain of
+consecutive decode steps, each on a row that no launch before it has seen and no cache holds, with the state
+carried from step to step (`eval.bench.kernel_timing`). Every launch's answer is compared: ours bit for bit
+with the contract's oracle, after each timed replay; the others' by the multiset of the values they chose,
+after the last one. Outputs are poisoned before each replay. A time without an exact answer is marked and not
+compared.
+
+``hinted`` calls the op as the integrations do: ``row_slot``, ``out`` and a ``state`` without indices given.
+``no_hint`` gets ``out`` alone and estimates from the row, ``radix_rounds`` estimates nothing,
+``no_row_slot`` gets no slots, ``with_indices`` a state that keeps indices, ``pdl`` is ``hinted`` with
+programmatic dependent launches, and ``paper`` is the paper's kernel, with indices. Traces and rows that are
+hard on a hint are also timed launch by launch: events inside a graph stand between 1,000 launches, each is
+the median of three passes, and the worst one's distance from their mean is added to the figure without
+events, since an event takes time itself.
+
+Chunks of a prefill are chains of one step: their rows are those of one request, and each sees more columns
+than the one before. ``prefill`` and ``prefill_radix_rounds`` call the op for prefill, ``no_hint`` the one for
+decode on the same rows.
+
+The group ``v41`` is DeepSeek-V4.1's indexer of two levels: ``blocks`` is its source, which selects positions
+and blocks, and ``in_blocks`` a consumer, which selects in blocks. ``torch_blocks`` and ``torch_in_blocks``
+are the same by PyTorch's operators.
+
+The JSON is rewritten after each cell, so a run that is stopped keeps what it had; ``--resume`` goes on from
+such a file, on the same machine or a later one. Each result says which run made it, and is compared with
+those of the same run alone. ``--report`` prints the
+tables of a file and measures nothing. ``--quick`` measures what the limits of our own times need.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor
+
+from eval.bench import baselines, bench_blocks
+from eval.bench.baselines import BaselineError
+from eval.bench.bench_cases import (
+    DTYPES,
+    GROUPS,
+    Cell,
+    K,
+    Sources,
+    all_cells,
+    load_sources,
+    make_chain,
+    memory_traffic,
+    prepare_sources,
+    quick_cells,
+)
+from eval.bench.bench_report import (
+    ALL,
+    BASELINES,
+    FLOOR,
+    FORMAT,
+    OURS,
+    Index,
+    checks,
+    checks_table,
+    dump,
+    hint_ratios,
+    hint_table,
+    measured_in,
+    ratios_table,
+    times_tables,
+    worst_ratios,
+)
+from eval.bench.kernel_timing import Chain, ChainRun, Prepared
+from eval.bench.our_kernels import (
+    BLOCKS,
+    HINTED,
+    IN_BLOCKS,
+    NO_HINT,
+    NO_ROW_SLOT,
+    PAPER,
+    PDL,
+    PREFILL,
+    PREFILL_PATHS,
+    RADIX_ROUNDS,
+    VARIANTS,
+    WITH_INDICES,
+    prepare_blocks,
+    prepare_in_blocks,
+    prepare_ours,
+    prepare_prefill,
+    why_refused,
+)
+from eval.common.machine import describe_machine, without_folders
+from eval.common.options import TraceFolder, read_results, require_gpu, require_writable
+from gvr_topk.constants import BLOCK_SIZE, StatsColumn
+from gvr_topk.contract import exact_topk, order_key
+
+REPLAYS = 9
+BUDGET_SECONDS = 0.1
+"""Replay time after which a figure has enough replays."""
+
+SLOW_SECONDS = 1.0
+"""Another project's call that takes longer is not measured."""
+
+ORACLE_ELEMENTS = 1 << 26
+"""Scores that the oracle ranks at a time: it takes some sixty bytes for each."""
+
+HIT_SAMPLES = 32
+"""Steps whose hit ratio is looked at."""
+
+EACH_LAUNCHES = 1000
+EACH_GROUPS = ("scale", "engine", "trace")
+"""Groups whose launches are also timed one by one."""
+
+COPY_BYTES = 1 << 30
+COPIES = 10
+"""Size and number of the copies by which a run measures the bandwidth of its memory."""
+
+REPEATS = 20
+METHOD = (
+    "CUDA graph over a chain of fresh decode steps, state carried in slots and restored before each replay, "
+    "at least 20 launches, buffers of more than 4x L2 (at most 4000), L2 emptied before each replay; median "
+    "over 3 to 9 replays of replay time / launches; every launch's result compared; chunks of a prefill: 1 "
+    "to 8 launches, each of which reads more than 4x L2 from a buffer of its own"
+)
+
+SHORT_LIST = ("main", "trace", "engine", "scale", "layer")
+
+MEASURED: dict[str, tuple[str, ...]] = {
+    RADIX_ROUNDS: ("main", "trace"),
+    NO_ROW_SLOT: ("trace", "hint"),
+    WITH_INDICES: ("trace", "hint"),
+    PDL: ("main",),
+    PAPER: ("main", "trace", "layer"),
+    "torch": (*SHORT_LIST, "adversarial", "prefill", "v4"),
+    "trtllm": (*SHORT_LIST, "mask", "adversarial", "v4"),
+    "vllm_per_row": ("main",),
+    "flashinfer": SHORT_LIST,
+    "flashinfer_ragged": (*SHORT_LIST, "prefill", "v4"),
+    "cudnn": (*SHORT_LIST, "mask", "adversarial", "v4"),
+}
+"""Groups in which an implementation is measured, for those that are not measured in all, so that all of them
+fit into one run. vLLM and FlashInfer's deterministic call, which are nearest to this package, are."""
+
+BLOCKS_OPS = {BLOCKS: prepare_blocks, IN_BLOCKS: prepare_in_blocks}
+"""How ours of the two-level indexer are bound."""
+
+QUICK = (HINTED, NO_HINT, PREFILL)
+"""What ``--quick`` measures."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One of our kernels, or a baseline, bound to nothing yet."""
+
+    name: str
+    refuse: Callable[[Cell], str]
+    prepare: Callable[[Chain], Prepared]
+
+
+def ours(name: str) -> Implementation:
+    """One of our ways to call an op."""
+    if name in PREFILL_PATHS:
+        return Implementation(
+            name, lambda cell: "", lambda chain: prepare_prefill(chain, PREFILL_PATHS[name])
+        )
+    if name in BLOCKS_OPS:
+        return Implementation(name, lambda cell: "", BLOCKS_OPS[name])
+    variant = VARIANTS[name]
+
+    def refuse(cell: Cell) -> str:
+        if not is_listed(name, cell.group):
+            return not_listed(name)
+        return why_refused(variant, cell.batch, max(cell.n, cell.width), cell.k, DTYPES[cell.dtype])
+
+    return Implementation(name, refuse, lambda chain: prepare_ours(chain, variant))
+
+
+def is_listed(name: str, group: str) -> bool:
+    """Whether `MEASURED` leaves a group to an implementation."""
+    return name not in MEASURED or group in MEASURED[name]
+
+
+def not_listed(name: str) -> str:
+    """What a result says in the other groups."""
+    return f"measured in the groups {', '.join(MEASURED[name])}"
+
+
+def theirs(baseline: baselines.Baseline) -> Implementation:
+    """A baseline, which does without the cells that differ in their hint alone."""
+
+    def refuse(cell: Cell) -> str:
+        if cell.group == "hint":
+            return "takes no hint"
+        if not is_listed(baseline.name, cell.group):
+            return not_listed(baseline.name)
+        return baseline.refuse(cell.batch, DTYPES[cell.dtype], cell.k)
+
+    return Implementation(baseline.name, refuse, baseline.prepare)
+
+
+def implementations(
+    names: Sequence[str], folder: Path | None
+) -> tuple[list[Implementation], dict[str, dict[str, str]]]:
+    """The requested implementations that are there, and for every baseline its version or why it is not."""
+    found = [ours(name) for name in OURS if name in names]
+    described = {}
+    if any(name in names for name in BASELINES):
+        for name, baseline in baselines.available(folder).items():
+            described[name] = {"version": baseline.version, "why_not": baseline.why_not}
+            if name in names and not baseline.why_not:
+                found.append(theirs(baseline))
+    return found, described
+
+
+def same_values(got: Tensor, wanted: Tensor, logits: Tensor) -> bool:
+    """Whether two selections, ``[rows, k]``, are the same multiset of values at distinct positions.
+
+    Positions of -1 stand for nothing and must be as many in both.
+    """
+    got, wanted = got.to(torch.int64), wanted.to(torch.int64)
+    if bool(((got < -1) | (got >= logits.shape[1])).any()):
+        return False
+    order = torch.sort(got, dim=1).values
+    if bool(((order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)).any()):
+        return False
+
+    def chosen(positions: Tensor) -> Tensor:
+        picked = order_key(logits.gather(1, positions.clamp(min=0)))
+        return torch.sort(torch.where(positions >= 0, picked, -1), dim=1).values
+
+    return torch.equal(chosen(got), chosen(wanted))
+
+
+def oracle(chain: Chain) -> Tensor:
+    """The contract's answers to every step, ``[count, batch, k]``, int32, some rows at a time."""
+    width = chain.logits.shape[2]
+    lengths = chain.lengths.expand(chain.count, chain.batch).reshape(-1)
+    at_once = max(1, ORACLE_ELEMENTS // width)
+    rows = chain.logits.flatten(0, 1)
+    parts = [
+        exact_topk(some, length, chain.k)
+        for some, length in zip(rows.split(at_once), lengths.split(at_once), strict=True)
+    ]
+    return torch.cat(parts).view(chain.count, chain.batch, chain.k)
+
+
+class CellRun:
+    """The chain of one cell with the oracle's answers, shared by the implementations measured on it."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        sources: Sources,
+        device: torch.device | str = "cuda",
+        each_launches: int = EACH_LAUNCHES,
+        bytes_per_second: float = 0.0,
+    ) -> None:
+        self.cell = cell
+        self.bytes_per_second = bytes_per_second
+        self.chain = make_chain(cell, sources, device=device)
+        self.expected = oracle(self.chain)
+        self._of_blocks: dict[
+            bool, Tensor
+        ] = {}  # expected of a two-level indexer: of a source, of a consumer
+        self.each_launches = each_launches
+
+    def describe(self) -> dict[str, Any]:
+        """The cell's entry in the JSON."""
+        described = {
+            **self.cell.as_json(),
+            "launches": len(self.chain.timed),
+            "fresh": self.chain.fresh,
+        }
+        if self.cell.group == "prefill":
+            return described | memory_traffic(self.chain, self.bytes_per_second)
+        return described | {"hit_ratio": round(self.hit_ratio(), 4)}
+
+    def expected_of(self, name: str) -> Tensor:
+        """What an implementation has to give: in a two-level indexer it may be the source or a consumer."""
+        if self.cell.group != bench_blocks.GROUP:
+            return self.expected
+        is_consumer = name.endswith(IN_BLOCKS)
+        if is_consumer not in self._of_blocks:
+            make = bench_blocks.consumer_results if is_consumer else bench_blocks.source_results
+            self._of_blocks[is_consumer] = make(self.chain)
+        return self._of_blocks[is_consumer]
+
+    def hit_ratio(self) -> float:
+        """Share of a step's choice that was the step before's, moved as the scores were; of some steps."""
+        timed = self.chain.timed
+        ratios = []
+        for step in timed[:: max(1, len(timed) // HIT_SAMPLES)]:
+            early, late = self.expected[step - 1, 0] + self.chain.shift, self.expected[step, 0]
+            ratios.append(torch.isin(late, early).float().mean())
+        return float(torch.stack(ratios).mean())
+
+    def measure(self, implementation: Implementation) -> dict[str, Any]:
+        """Result of one implementation at this cell; an error is a result too."""
+        result: dict[str, Any] = {
+            "cell": self.cell.key,
+            "impl": implementation.name,
+            "cold_us": None,
+            "exact": None,
+        }
+        if refused := implementation.refuse(self.cell):
+            return {**result, "note": refused}
+        try:
+            prepared = implementation.prepare(self.chain)
+            if implementation.name not in OURS and self.cell.group == "prefill":
+                seconds = min(self.seconds_of_call(prepared) for _ in range(2))
+                if seconds > SLOW_SECONDS:
+                    return {**result, "note": f"one call takes {seconds:.1f} s, more than {SLOW_SECONDS:g} s"}
+            run = ChainRun(self.chain, prepared)
+            if implementation.name in OURS:
+                self.measure_ours(implementation.name, run, result)
+            else:
+                result["cold_us"] = round(run.time(REPLAYS, BUDGET_SECONDS), 4)
+                cut = implementation.name in baselines.WITHOUT_LENGTHS
+                if self.cell.group == bench_blocks.GROUP:
+                    result["exact"] = self.all_same_of_blocks(implementation.name, prepared)
+                else:
+                    result["exact"] = self.all_same_values(prepared, cut)
+        except (RuntimeError, ValueError, BaselineError) as error:
+            result["note"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            result["exact"] = False
+        return result
+
+    def seconds_of_call(self, prepared: Prepared) -> float:
+        """The host's time from one call to its result."""
+        synchronize = torch.cuda.synchronize if self.chain.logits.is_cuda else lambda: None
+        synchronize()
+        started = time.perf_counter()
+        prepared.launch(self.chain.lead)
+        synchronize()
+        return time.perf_counter() - started
+
+    def measure_ours(self, name: str, run: ChainRun, result: dict[str, Any]) -> None:
+        """Time one of ours, compare it after each replay, and say how its guesses did."""
+        wrong: list[Tensor] = []
+        result["exact"] = False
+        result["cold_us"] = round(
+            run.time(
+                REPLAYS,
+                BUDGET_SECONDS,
+                lambda: wrong.append(self.differences(run.prepared, expected=self.expected_of(name))),
+            ),
+            4,
+        )
+        self.add_statistics(run, result)
+        if name in (HINTED, NO_HINT) and self.cell.group in EACH_GROUPS:
+            try:
+                self.measure_each(run, result)
+                wrong.append(self.differences(run.prepared, in_order=False))
+            except (RuntimeError, TypeError) as error:
+                result["note"] = f"launch by launch: {type(error).__name__}: {str(error).splitlines()[0]}"
+        count = int(torch.stack(wrong).sum())
+        result["exact"] = count == 0
+        if count:
+            result["note"] = f"{count} wrong rows in {len(wrong)} replays"
+
+    def measure_each(self, run: ChainRun, result: dict[str, Any]) -> None:
+        """Time one of ours launch by launch; the distance to the mean is what the events leave as it is."""
+        each = run.time_each(self.each_launches)
+        mean, worst = sum(each) / len(each), max(each)
+        result["worst_us"] = round(result["cold_us"] + worst - mean, 4)
+        figures = {"mean": mean, "median": sorted(each)[len(each) // 2], "worst": worst}
+        rounded = {what: round(figure, 4) for what, figure in figures.items()}
+        result["each_us"] = rounded | {"launches": len(each)}
+
+    def differences(
+        self, prepared: Prepared, in_order: bool = True, expected: Tensor | None = None
+    ) -> Tensor:
+        """How many rows of the timed steps differ from the oracle's, as a number on the device.
+
+        What the last step has left of its choice for the next one counts as rows too, unless the launches
+        ended at some other step.
+        """
+        timed = slice(self.chain.lead, None)
+        if not in_order:
+            # Fewer launches than steps leave the rest poisoned: those were not launched.
+            launched = min(self.each_launches, len(self.chain.timed))
+            timed = slice(self.chain.lead, self.chain.lead + launched)
+        expected = self.expected if expected is None else expected
+        wrong = (prepared.results[timed] != expected[timed]).any(dim=2).sum()
+        if in_order and prepared.carried is not None:
+            wrong = wrong + (prepared.carried() != self.expected[-1]).any(dim=1).sum()
+        return wrong
+
+    def all_same_values(self, prepared: Prepared, cut: bool = False) -> bool:
+        """Whether every timed row has the oracle's values, some steps at a time.
+
+        With `cut` what lies behind a row's length counts as nothing.
+        """
+        steps = max(1, ORACLE_ELEMENTS // (16 * self.chain.batch * self.chain.k))
+        width = self.chain.logits.shape[2]
+        for first in range(self.chain.lead, self.chain.count, steps):
+            part = slice(first, first + steps)
+            got, wanted = (
+                results[part].reshape(-1, self.chain.k) for results in (prepared.results, self.expected)
+            )
+            if cut:
+                lengths = self.chain.lengths.expand(self.chain.count, self.chain.batch)[part].reshape(-1, 1)
+                got = torch.where(got < lengths, got, -1)
+            if not same_values(got, wanted, self.chain.logits[part].reshape(-1, width)):
+                return False
+        return True
+
+    def all_same_of_blocks(self, name: str, prepared: Prepared) -> bool:
+        """As `all_same_values` at a two-level indexer; the values of blocks are their greatest scores."""
+        wanted, k = self.expected_of(name), self.chain.k
+        for step in self.chain.timed:
+            scores, got = self.chain.logits[step], prepared.results[step]
+            if not same_values(got[:, :k], wanted[step][:, :k], scores):
+                return False
+            keys = scores.unflatten(1, (-1, BLOCK_SIZE)).amax(dim=2)
+            if not same_values(got[:, k:], wanted[step][:, k:], keys):
+                return False
+        return True
+
+    def add_statistics(self, run: ChainRun, result: dict[str, Any]) -> None:
+        """Walk the chain once more, untimed: share of guesses good at once, and passes of a row."""
+        if run.prepared.statistics is None:
+            return
+        run.restore()
+        of_steps = [run.prepared.statistics(step) for step in self.chain.timed]
+        figures = torch.cat(of_steps).float()
+        means = figures.mean(dim=0).tolist()
+        for column in (StatsColumn.GUESS_HIT, StatsColumn.PASSES):
+            result[column.name.lower()] = round(means[column], 4)
+
+    def floor(self) -> dict[str, Any]:
+        """Time to read the rows and do nothing else."""
+        result: dict[str, Any] = {"cell": self.cell.key, "impl": FLOOR, "cold_us": None, "exact": None}
+        try:
+            from eval.bench.read_floor import read_floor
+
+            result["cold_us"] = round(read_floor(self.chain, REPLAYS, BUDGET_SECONDS), 4)
+        except (ImportError, RuntimeError) as error:
+            result["note"] = str(error).splitlines()[0]
+        return result
+
+
+def repeatability(found: Sequence[Implementation], device: str = "cuda") -> dict[str, int | str]:
+    """Different sets each implementation gives in `REPEATS` runs on a zero plateau at the k-th value."""
+    cell = Cell("adversarial", 65536, rows="adversarial:relu_zero_plateau")
+    chain = make_chain(cell, device=device)
+    chain = Chain(chain.logits[:2], chain.lengths[:2], K)
+    sets: dict[str, int | str] = {}
+    for implementation in found:
+        if measured_in(implementation.name, bench_blocks.GROUP):
+            continue  # Their results are another shape's.
+        try:
+            prepared = implementation.prepare(chain)
+            seen = set()
+            for _ in range(REPEATS):
+                prepared.poison()
+                prepared.launch(0)
+                seen.add(tuple(sorted(prepared.results[0, 0].tolist())))
+            sets[implementation.name] = len(seen)
+        except (RuntimeError, ValueError, BaselineError) as error:
+            sets[implementation.name] = str(error).splitlines()[0]
+    return sets
+
+
+def copy_bytes_per_second(size: int = COPY_BYTES, device: str = "cuda") -> float:
+    """Bytes read and written in a second by the fastest of a few copies of a large buffer."""
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = []
+    for _ in range(COPIES):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        target.copy_(source)
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / 1e3)
+    return 2 * size / min(times)
+
+
+def spend_first_graph() -> None:
+    """Replay a graph that is not measured: a process's first one is faster than all later ones."""
+    chain = make_chain(Cell("main", 8192, 8))
+    ChainRun(chain, prepare_ours(chain)).time(3)
+
+
+def report(data: dict[str, Any], console: Console) -> None:
+    """Print every table of a result file."""
+    for number, run in enumerate(data["runs"]):
+        machine = ", ".join(f"{name} {value}" for name, value in run["machine"].items())
+        console.print(f"run {number}: {machine}", style="dim")
+        for name, its in run["baselines"].items():
+            console.print(f"  {name}: {its['why_not'] or its['version']}", style="dim")
+        console.print(f"  sets in {REPEATS} runs on a zero plateau: {run['sets_in_20_runs']}", style="dim")
+    console.print(data["method"], style="dim")
+    index = Index(data)
+    if index.left_out:
+        console.print(f"left out: {index.left_out} figures of another run than this package's", style="dim")
+    for group in dict.fromkeys(cell["group"] for cell in index.cells()):
+        for table in times_tables(index, group):
+            console.print(table)
+    console.print(hint_table(index))
+    console.print(ratios_table(worst_ratios(index)))
+    console.print(checks_table(checks(index)))
+
+
+def select(cells: Sequence[Cell], groups: str, pattern: str) -> list[Cell]:
+    """Cells of the named groups (comma-separated; empty: all) whose key the regular expression finds."""
+    names = {group for group in groups.split(",") if group}
+    unknown = names - {cell.group for cell in cells}
+    if unknown:
+        raise typer.BadParameter(f"--groups: no cells of {', '.join(sorted(unknown))}")
+    return [cell for cell in cells if (not names or cell.group in names) and re.search(pattern, cell.key)]
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/bench.json"),
+    only: Annotated[str, typer.Option(help=f"Implementations, comma-separated, of {', '.join(ALL)}.")] = "",
+    groups: Annotated[
+        str, typer.Option(help=f"Groups of cells, comma-separated, of {', '.join(GROUPS)}.")
+    ] = "",
+    cells: Annotated[str, typer.Option(help="Regular expression on cell keys, such as 'n70690 b1 '.")] = "",
+    quick: Annotated[bool, typer.Option("--quick", help="Our own limits' cells, and no baselines.")] = False,
+    baseline_dir: Annotated[Path | None, typer.Option(help="Folder of other projects' files.")] = None,
+    traces: TraceFolder = None,
+    resume: Annotated[Path | None, typer.Option(help="Result file whose figures are kept.")] = None,
+    seconds: Annotated[float, typer.Option(help="Start no cell after so long.")] = 510.0,
+    commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
+    show: Annotated[Path | None, typer.Option("--report", help="Print this file's tables only.")] = None,
+) -> None:
+    """Measure the selected cells, or print the tables of a file."""
+    console = Console()
+    if show is not None:
+        report(read_results(show, FORMAT), console)
+        return
+    require_gpu()
+    require_writable(out)
+    names = [name for name in only.split(",") if name] or list(QUICK if quick else (*ALL, FLOOR))
+    if unknown := set(names) - {*ALL, FLOOR}:
+        raise typer.BadParameter(f"--only: no implementation {', '.join(sorted(unknown))}")
+    started = time.monotonic()
+    data: dict[str, Any] = {"format": FORMAT, "method": METHOD, "runs": [], "cells": {}, "results": []}
+    if resume is not None:
+        kept = read_results(resume, FORMAT)
+        data |= {name: kept[name] for name in ("runs", "cells", "results")}
+    data["results"] = [result for result in data["results"] if not _failed(result)]
+    done = {(result["cell"], result["impl"]) for result in data["results"]}
+    sources = load_sources(traces)
+    everything = all_cells(sources)
+    chosen = select(quick_cells(everything) if quick else everything, groups, cells)
+    prepare_sources(chosen)
+    found, described = implementations(names, baseline_dir)
+    bandwidth = copy_bytes_per_second()
+    data["runs"].append(
+        {
+            "machine": describe_machine(commit),
+            "copy_bytes_per_second": round(bandwidth),
+            **{name: list(VARIANTS[name].arguments) for name in (HINTED, NO_HINT)},
+            "baselines": described,
+            "sets_in_20_runs": repeatability(found),
+        }
+    )
+    spend_first_graph()
+    stopped = False
+    spent: defaultdict[str, float] = defaultdict(float)
+    for cell in chosen:
+        its_own = [its for its in found if measured_in(its.name, cell.group)]
+        missing = [its for its in its_own if (cell.key, its.name) not in done]
+        floor = cell.group == "main" and FLOOR in names and (cell.key, FLOOR) not in done
+        if not missing and not floor:
+            continue
+        if stopped := time.monotonic() - started > seconds:
+            break
+        run = CellRun(cell, sources, bytes_per_second=bandwidth)
+        data["cells"][cell.key] = run.describe()
+        results = []
+        for its in missing:
+            began = time.monotonic()
+            results.append(run.measure(its))
+            spent[its.name] += time.monotonic() - began
+        if floor:
+            results.append(run.floor())
+        data["results"] += [{**result, "run": len(data["runs"]) - 1} for result in results]
+        line = ", ".join(f"{its['impl']} {_shown(its)}" for its in results if not _skipped(its))
+        hits = data["cells"][cell.key].get("hit_ratio")
+        guessed = "" if hits is None else f" hits {hits:.2f}"
+        print(f"{time.monotonic() - started:5.0f}s {cell.key}{guessed}: {line}", flush=True)
+        del run
+        torch.cuda.empty_cache()
+        _write(data, out)
+    _write(data, out)
+    report(data, console)
+    shown = ", ".join(
+        f"{name} {taken:.0f}" for name, taken in sorted(spent.items(), key=lambda each: -each[1])
+    )
+    console.print(f"{time.monotonic() - started:.0f} s in all, of which by implementation: {shown}")
+    if any(_failed(result) for result in data["results"] if result["impl"] in OURS):
+        raise typer.Exit(1)
+    if stopped:
+        raise typer.Exit(3)
+
+
+def _write(data: dict[str, Any], out: Path) -> None:
+    """Write the file, with what follows from its figures, in one step: a killed run leaves the last one."""
+    index = Index(data)
+    derived = {
+        "hint_ratios": hint_ratios(index),
+        "worst_ratios": worst_ratios(index),
+        "checks": checks(index),
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(out.name + ".partial")
+    partial.write_text(dump(without_folders({**data, **derived})))
+    os.replace(partial, out)
+
+
+def _failed(result: dict[str, Any]) -> bool:
+    """Ours failed when it is wrong; a baseline when it raised an error (a wrong answer is its answer)."""
+    if result["impl"] in OURS:
+        return result["exact"] is False
+    return result["cold_us"] is None and result["exact"] is False
+
+
+def _skipped(result: dict[str, Any]) -> bool:
+    return result["cold_us"] is None and result["exact"] is None
+
+
+def _shown(result: dict[str, Any]) -> str:
+    if result["cold_us"] is None:
+        return f"({result['note']})"
+    return f"{result['cold_us']:.2f}" + ("*" if result["exact"] is False else "")

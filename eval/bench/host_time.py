@@ -1,0 +1,199 @@
+"""Measure what one eager call of the op costs the host, beside an empty launch and other projects' kernels.
+
+    python -m eval host --out out/host_time.json --baseline-dir FOLDER
+
+In a CUDA graph only the device's time counts; outside of one, a call also costs the time that Python, the
+dispatcher and the launch take on the host. Every way to call is timed over many calls, one behind the other,
+on the same preallocated tensors. The device is waited for after every 200 calls, outside of the time, so that
+the queue of launches never fills. Ways take turns, and each figure is the median over the turns.
+
+``hinted`` calls the op as the integrations do: ``state``, ``row_slot`` and ``out`` given. ``bare`` gets
+``out`` alone, ``every_output`` also counts, indices and cache slots, and ``dispatcher`` is ``hinted`` without
+the package's Python function. ``zero_`` is `torch.Tensor.zero_` of one element: hardly more than a launch.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from eval.bench import baselines
+from eval.bench.baselines import BaselineError
+from eval.bench.bench_cases import K
+from eval.bench.kernel_timing import Chain
+from eval.common.machine import describe_machine, write_json
+from eval.common.options import require_device, require_writable
+from gvr_topk import TopkState, indexer_topk_decode
+from gvr_topk.arguments import Arguments
+from gvr_topk.constants import FLAG_QUANTILE_GUESS
+
+FORMAT = "gvr_topk.host_time/1"
+CALLS = 2000
+CALLS_PER_WAIT = 200
+TURNS = 7
+WARM_CALLS = 50
+PAGE_SIZE = 64
+
+Call = Callable[[], object]
+
+
+def our_calls(chain: Chain) -> dict[str, Call]:
+    """Ways to call the op on the first step of a chain."""
+    device = chain.logits.device
+    logits, lengths = chain.logits[0], chain.lengths_of(0)
+
+    def results() -> torch.Tensor:
+        return torch.empty(chain.batch, chain.k, dtype=torch.int32, device=device)
+
+    row_slot = torch.arange(chain.batch, dtype=torch.int32, device=device)
+    words, whole = (TopkState(chain.batch, chain.k, device, keep_indices=keep) for keep in (False, True))
+    pages = -(-logits.shape[1] // PAGE_SIZE)
+    table = torch.arange(chain.batch * pages, dtype=torch.int32, device=device).view(chain.batch, pages)
+    arguments = Arguments(
+        logits=logits,
+        seq_lens=lengths,
+        out=results(),
+        row_slot=row_slot,
+        state=words.words,
+        indices=None,
+        counts=None,
+        page_table=None,
+        slots=None,
+        stats=None,
+        phase_clocks=None,
+        k=chain.k,
+        flags=FLAG_QUANTILE_GUESS,
+    )
+    op = functools.partial(indexer_topk_decode, logits, lengths, chain.k)
+    return {
+        "hinted": functools.partial(op, out=results(), state=words, row_slot=row_slot),
+        "bare": functools.partial(op, out=results()),
+        "every_output": functools.partial(
+            op,
+            out=results(),
+            state=whole,
+            row_slot=row_slot,
+            counts=torch.empty_like(row_slot),
+            page_table=table,
+            page_size=PAGE_SIZE,
+            slots=results(),
+        ),
+        "dispatcher": functools.partial(torch.ops.gvr_topk.indexer_topk_decode.default, *arguments),
+        "zero_": torch.zeros(1, device=device).zero_,
+    }
+
+
+def their_calls(chain: Chain, folder: Path | None) -> tuple[dict[str, Call], dict[str, dict[str, str]]]:
+    """Calls of the baselines that are there, and for each its version or why it is not."""
+    calls: dict[str, Call] = {}
+    described = {}
+    for name, baseline in baselines.available(folder).items():
+        why_not = baseline.why_not or baseline.refuse(chain.batch, chain.logits.dtype, chain.k)
+        if not why_not:
+            try:
+                calls[name] = functools.partial(baseline.prepare(chain).launch, 0)
+            except (RuntimeError, BaselineError) as error:
+                why_not = str(error).splitlines()[0]
+        described[name] = {"version": baseline.version, "why_not": why_not}
+    return calls, described
+
+
+def microseconds(call: Call, calls: int, wait: Callable[[], object]) -> float:
+    """Host time of a call, over so many, of which none waits for the device."""
+    taken, left = 0.0, calls
+    while left > 0:
+        few = min(left, CALLS_PER_WAIT)
+        wait()
+        started = time.perf_counter()
+        for _ in range(few):
+            call()
+        taken += time.perf_counter() - started
+        left -= few
+    wait()
+    return 1e6 * taken / calls
+
+
+def measure(
+    calls: Mapping[str, Call], wait: Callable[[], object], count: int = CALLS, turns: int = TURNS
+) -> list[dict[str, Any]]:
+    """Median host time of each way to call, and of every turn."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        microseconds(call, WARM_CALLS, wait)
+    collects = gc.isenabled()
+    gc.disable()  # or a collection that some call happens to trigger counts as its time
+    try:
+        for _ in range(turns):
+            for name, call in calls.items():
+                taken[name].append(microseconds(call, count, wait))
+    finally:
+        if collects:
+            gc.enable()
+    return [
+        {
+            "call": name,
+            "us": round(statistics.median(times), 3),
+            "turns_us": [round(each, 3) for each in times],
+        }
+        for name, times in taken.items()
+    ]
+
+
+def table(results: Sequence[dict[str, Any]]) -> Table:
+    """Microseconds by way to call."""
+    shown = Table(box=box.SIMPLE, title="us of the host for one eager call: median, and range of the turns")
+    for name in ("call", "us", "least", "most"):
+        shown.add_column(name, justify="left" if name == "call" else "right")
+    for result in results:
+        turns = result["turns_us"]
+        shown.add_row(result["call"], *(f"{us:.2f}" for us in (result["us"], min(turns), max(turns))))
+    return shown
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/host_time.json"),
+    length: Annotated[int, typer.Option(help="Row length: short, or the device cannot keep up.")] = 8192,
+    batch: Annotated[int, typer.Option(help="Rows.")] = 1,
+    calls: Annotated[int, typer.Option(help="Calls of each way and turn.")] = CALLS,
+    baseline_dir: Annotated[Path | None, typer.Option(help="Folder of other projects' files.")] = None,
+    device: Annotated[str, typer.Option(help="cuda, or cpu to try the script itself.")] = "cuda",
+    commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
+) -> None:
+    """Measure and print."""
+    require_device(device)
+    if min(length, batch, calls) < 1:
+        raise typer.BadParameter(
+            f"--length, --batch and --calls: wanted at least 1, got {length}, {batch} and {calls}"
+        )
+    require_writable(out)
+    lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
+    chain = Chain(torch.randn(1, batch, length, device=device), lengths, min(K, length), lead=0)
+    theirs, described = their_calls(chain, baseline_dir)
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    data: dict[str, Any] = {
+        "format": FORMAT,
+        "machine": describe_machine(commit, device),
+        "n": length,
+        "batch": batch,
+        "k": chain.k,
+        "calls": calls,
+        "calls_per_wait": CALLS_PER_WAIT,
+        "baselines": described,
+        "results": measure({**our_calls(chain), **theirs}, wait, calls),
+    }
+    write_json(out, data)
+    Console().print(table(data["results"]))
+    for name, its in described.items():
+        if its["why_not"]:
+            print(f"{name}: {its['why_not']}")

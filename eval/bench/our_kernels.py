@@ -1,0 +1,238 @@
+"""Our op bound to a chain of decode steps, called as integrations call it or with less.
+
+This is the one module of the evaluation that knows how the benchmark's implementations call the op.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eval.bench.bench_blocks import BLOCK_K, given_blocks
+from eval.bench.kernel_timing import POISON, Chain, Prepared
+from gvr_topk.arguments import Arguments, BlocksArguments, InBlocksArguments, PrefillArguments
+from gvr_topk.constants import FLAG_PDL, FLAG_QUANTILE_GUESS, StatsColumn
+from gvr_topk.ops import launch as launch_op
+from gvr_topk.ops import launch_blocks, launch_in_blocks, launch_prefill
+from gvr_topk.policy import parse_path, plan
+from gvr_topk.state import TopkState
+
+SPARE_SLOTS = 3
+"""Slots beyond the batch, so that rows and slots are never numbered alike."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How the op is called.
+
+    Attributes
+    ----------
+    path : str
+        As for `gvr_topk.indexer_topk_decode`.
+    state : bool
+        Whether the op gets what the step before left.
+    indices : bool
+        Whether the state keeps the positions that were chosen last, which every step then writes.
+    row_slot : bool
+        Whether the op gets the rows' slots in the state.
+    pdl : bool
+        Whether each call is launched while the one before still runs.
+    """
+
+    path: str = "auto"
+    state: bool = True
+    indices: bool = False
+    row_slot: bool = True
+    pdl: bool = False
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What is passed beside scores and lengths, as one would write it in a call."""
+        given = {
+            f'path="{self.path}"': self.path != "auto",
+            "row_slot": self.row_slot,
+            "state": self.state,
+            "out": True,
+            "pdl=True": self.pdl,
+        }
+        return tuple(name for name, is_given in given.items() if is_given)
+
+
+HINTED = "hinted"
+NO_HINT = "no_hint"
+RADIX_ROUNDS = "radix_rounds"
+NO_ROW_SLOT = "no_row_slot"
+WITH_INDICES = "with_indices"
+PDL = "pdl"
+PAPER = "paper"
+
+VARIANTS = {
+    HINTED: Variant(),
+    NO_HINT: Variant(path="no_hint", state=False, row_slot=False),
+    RADIX_ROUNDS: Variant(path="radix_rounds", state=False, row_slot=False),
+    NO_ROW_SLOT: Variant(row_slot=False),
+    WITH_INDICES: Variant(indices=True),
+    PDL: Variant(pdl=True),
+    PAPER: Variant(path="paper_gvr", indices=True),
+}
+"""Our implementations in the benchmark: `HINTED` is what the integrations do."""
+
+
+PREFILL = "prefill"
+PREFILL_ROUNDS = "prefill_radix_rounds"
+PREFILL_PATHS = {PREFILL: "auto", PREFILL_ROUNDS: "radix_rounds"}
+"""Our implementations for chunks of a prefill, and the path that each is called with."""
+
+BLOCKS = "blocks"
+IN_BLOCKS = "in_blocks"
+"""Our implementations of the source of a two-level indexer, and of its consumers."""
+
+
+def why_refused(variant: Variant, rows: int, width: int, k: int, dtype: torch.dtype) -> str:
+    """Why a variant cannot serve a shape; empty when it can."""
+    try:
+        plan(rows=rows, width=width, k=k, dtype=dtype, path=variant.path)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def prepare_ours(
+    chain: Chain,
+    variant: Variant = VARIANTS[HINTED],
+    *,
+    ctas_per_row: int = 0,
+    quantile: bool = True,
+    clocks: Tensor | None = None,
+) -> Prepared:
+    """Bind a variant of the op to a chain.
+
+    Parameters
+    ----------
+    chain : Chain
+        Every row keeps its slot for all steps.
+    variant : Variant
+        How to call the op.
+    ctas_per_row : int
+        0 follows the plan.
+    quantile : bool
+        First threshold of the paper's kernel from the quantile, as is the op's default.
+    clocks : Tensor, ``[count, batch, 8]``, int64, optional
+        Where a library built with ``GVR_PHASE_TIMING`` writes its stamps.
+    """
+    device = chain.logits.device
+    results = torch.full((chain.count, chain.batch, chain.k), POISON, dtype=torch.int32, device=device)
+    slots = chain.batch + SPARE_SLOTS if variant.row_slot else chain.batch
+    order = torch.randperm(slots, generator=torch.Generator().manual_seed(chain.batch))
+    row_slot = order[: chain.batch].to(device, torch.int32) if variant.row_slot else None
+    state = TopkState(slots, chain.k, device, keep_indices=variant.indices) if variant.state else None
+    words, indices = (None, None) if state is None else (state.words, state.indices)
+    flags = FLAG_QUANTILE_GUESS * quantile + FLAG_PDL * variant.pdl
+
+    def launch(step: int, stats: Tensor | None = None) -> None:
+        launch_op(
+            Arguments(
+                logits=chain.logits[step],
+                seq_lens=chain.lengths_of(step),
+                out=results[step],
+                row_slot=row_slot,
+                state=words,
+                indices=indices,
+                counts=None,
+                page_table=None,
+                slots=None,
+                stats=stats,
+                phase_clocks=None if clocks is None else clocks[step],
+                k=chain.k,
+                path=parse_path(variant.path),
+                flags=flags,
+                hint_offset=chain.shift if variant.indices else 0,
+                ctas_per_row=ctas_per_row,
+            )
+        )
+
+    def statistics(step: int) -> Tensor:
+        stats = torch.zeros(chain.batch, len(StatsColumn), dtype=torch.int32, device=device)
+        launch(step, stats)
+        return stats
+
+    def carried() -> Tensor:
+        assert indices is not None
+        return indices if row_slot is None else indices[row_slot.to(torch.int64)]
+
+    carries = tuple(tensor for tensor in (words, indices) if tensor is not None)
+    return Prepared(launch, results, carries, None if indices is None else carried, statistics)
+
+
+def prepare_prefill(chain: Chain, path: str) -> Prepared:
+    """Bind the op for prefill chunks to a chain, whose rows' windows begin at column 0.
+
+    Parameters
+    ----------
+    chain : Chain
+        Every step is one call.
+    path : {"auto", "radix_rounds"}
+        As for `gvr_topk.indexer_topk_prefill`.
+    """
+    device = chain.logits.device
+    results = torch.full((chain.count, chain.batch, chain.k), POISON, dtype=torch.int32, device=device)
+    starts = torch.zeros(chain.batch, dtype=torch.int32, device=device)
+
+    def launch(step: int, stats: Tensor | None = None) -> None:
+        launch_prefill(
+            PrefillArguments(
+                chain.logits[step],
+                starts,
+                chain.lengths_of(step),
+                results[step],
+                chain.k,
+                stats=stats,
+                path=int(parse_path(path)),
+            )
+        )
+
+    def statistics(step: int) -> Tensor:
+        stats = torch.zeros(chain.batch, len(StatsColumn), dtype=torch.int32, device=device)
+        launch(step, stats)
+        return stats
+
+    return Prepared(launch, results, statistics=statistics)
+
+
+def prepare_blocks(chain: Chain) -> Prepared:
+    """Bind the op that chooses blocks to a chain: positions of a row, and behind them its blocks."""
+    device = chain.logits.device
+    shape = (chain.count, chain.batch, chain.k + BLOCK_K)
+    results = torch.full(shape, POISON, dtype=torch.int32, device=device)
+
+    def launch(step: int) -> None:
+        launch_blocks(
+            BlocksArguments(
+                chain.logits[step],
+                chain.lengths_of(step),
+                results[step][:, : chain.k],
+                results[step][:, chain.k :],
+                chain.k,
+                BLOCK_K,
+            )
+        )
+
+    return Prepared(launch, results)
+
+
+def prepare_in_blocks(chain: Chain) -> Prepared:
+    """Bind the op that selects in given blocks to a chain."""
+    device = chain.logits.device
+    results = torch.full((chain.count, chain.batch, chain.k), POISON, dtype=torch.int32, device=device)
+    blocks = given_blocks(chain)
+
+    def launch(step: int) -> None:
+        launch_in_blocks(
+            InBlocksArguments(
+                chain.logits[step], chain.lengths_of(step), blocks[step], results[step], chain.k
+            )
+        )
+
+    return Prepared(launch, results)

@@ -1,0 +1,213 @@
+"""Time of each phase inside the kernel, as in the paper's Table 10 (section 6.5 and appendix H).
+
+    python -m eval phases --out out/phase_timing.json
+
+Needs a library built with ``-DGVR_PHASE_TIMING=ON``, whose kernels stamp the SM clock at phase boundaries.
+Every launch finds its row cold in L2 (the rows rotate over several times its size), its code warm, and the
+step before's result as its hint. Cycles are medians over the launches; microseconds are cycles at the SM
+clock measured in the same run. A launch whose guess missed goes through a phase more than once and has more
+stamps than the plain sequence: such launches are counted, and timed as a whole only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from eval.bench.bench_cases import Cell, Sources, all_cells, load_traces, make_chain
+from eval.bench.kernel_timing import Chain, ChainRun
+from eval.bench.our_kernels import Variant, prepare_ours
+from eval.common.machine import describe_machine, sm_clock_mhz, write_json
+from eval.common.options import TraceFolder, require_gpu, require_writable
+from gvr_topk.constants import PHASE_STAMPS
+from gvr_topk.policy import plan
+
+AUTO, PAPER_GVR = "auto", "paper_gvr"
+PATHS = (PAPER_GVR, AUTO)
+
+PHASES: dict[str, tuple[str, ...]] = {
+    "paper_gvr": ("P1 pre-index statistics", "P2 threshold search", "P3 collect", "P4 refine"),
+    "cluster": ("load, guess", "classify, list", "exchange", "k-th value", "count", "emit"),
+    "small_row": ("load", "count", "choose", "write"),
+}
+"""Phases between consecutive stamps of a launch whose first guess was good, by kernel. Path ``auto`` takes
+``small_row`` for rows that one CTA holds, and ``cluster`` stands for all kernels that it takes for others."""
+
+PAPER: dict[str, tuple[float, ...]] = {
+    "layer:0": (3.9, 15.7, 5.9, 8.8),
+    "layer:1": (4.0, 11.4, 6.0, 7.3),
+    "layer:20": (2.3, 11.1, 5.9, 8.0),
+    "layer:21": (2.2, 7.5, 5.9, 7.6),
+    "layer:22": (2.7, 7.0, 5.9, 8.8),
+    "layer:40": (2.7, 9.3, 5.9, 8.6),
+    "layer:41": (2.5, 7.7, 6.0, 9.2),
+    "layer:42": (2.3, 8.2, 6.0, 7.9),
+    "layer:60": (2.5, 9.1, 5.9, 7.9),
+}
+"""Table 10 of the paper: microseconds of P1 to P4 on a B200, real logits of DeepSeek-V3.2, N about 70,690."""
+
+WARM_SWEEPS = 2
+
+
+class NoStampsError(RuntimeError):
+    """The library does not stamp its phases."""
+
+
+def phase_cycles(clocks: npt.NDArray[np.int64], phases: Sequence[str]) -> dict[str, Any]:
+    """Median cycles of each phase over launches.
+
+    Parameters
+    ----------
+    clocks : ndarray, shape [launches, stamps], int64
+        SM clock at each boundary, 0 where no stamp was taken.
+    phases : sequence of str
+        Names of the phases of the plain sequence: one fewer than its stamps.
+
+    Returns
+    -------
+    dict
+        ``launches``; ``plain`` (how many took the plain sequence), their median ``cycles`` by phase and
+        ``total``; ``other_total`` of the rest, from first stamp to last.
+
+    Raises
+    ------
+    NoStampsError
+        No launch has a stamp.
+    """
+    taken = (clocks != 0).sum(axis=1)
+    if not taken.any():
+        raise NoStampsError("no stamps: wanted a library built with -DGVR_PHASE_TIMING=ON")
+    plain = clocks[taken == len(phases) + 1][:, : len(phases) + 1]
+    rest = clocks[(taken != len(phases) + 1) & (taken > 1)]
+    spans = np.diff(plain, axis=1)
+    last = rest.max(axis=1) - rest[:, 0] if len(rest) else np.empty(0)
+    return {
+        "launches": len(clocks),
+        "plain": len(plain),
+        "cycles": dict(zip(phases, np.median(spans, axis=0).tolist(), strict=True)) if len(plain) else {},
+        "total": float(np.median(plain[:, -1] - plain[:, 0])) if len(plain) else None,
+        "other_total": float(np.median(last)) if len(rest) else None,
+    }
+
+
+def kernel_of(chain: Chain, path: str) -> str:
+    """Key of `PHASES` for a path on these rows."""
+    if path == PAPER_GVR:
+        return path
+    device = torch.cuda.get_device_properties(chain.logits.device)
+    made = plan(
+        rows=chain.batch,
+        width=chain.logits.shape[2],
+        k=chain.k,
+        dtype=chain.logits.dtype,
+        path=path,
+        sm_count=device.multi_processor_count,
+        arch=10 * device.major + device.minor,
+    )
+    return "small_row" if made.family == "small_row" else "cluster"
+
+
+def measure(chain: Chain, path: str, quantile: bool, clock_mhz: float) -> dict[str, Any]:
+    """Phases of one path on a chain, and the time of the same launches in a graph."""
+    shape = (chain.count, chain.batch, PHASE_STAMPS)
+    clocks = torch.zeros(shape, dtype=torch.int64, device="cuda")
+    variant = Variant(path=path, indices=path == PAPER_GVR)
+    prepared = prepare_ours(chain, variant, quantile=quantile, clocks=clocks)
+    run = ChainRun(chain, prepared)
+    for _ in range(1 + WARM_SWEEPS):
+        clocks.zero_()
+        run.begin()
+        for step in chain.timed:
+            prepared.launch(step)
+    torch.cuda.synchronize()
+    kernel = kernel_of(chain, path)
+    stamps = clocks[chain.lead :].reshape(-1, PHASE_STAMPS).cpu().numpy()
+    figures = phase_cycles(stamps, PHASES[kernel])
+    figures["kernel"] = kernel
+    figures["us"] = {name: cycles / clock_mhz for name, cycles in figures["cycles"].items()}
+    figures["total_us"] = None if figures["total"] is None else figures["total"] / clock_mhz
+    figures["graph_us"] = run.time(5, 0.2)
+    return figures
+
+
+def table(results: Sequence[dict[str, Any]], kernel: str) -> Table:
+    """Microseconds and shares by phase, the paper's beside ours where it has the same layer."""
+    shown = Table(box=box.SIMPLE, title=f"{kernel}: us (share of the kernel), medians of plain launches")
+    for name in ("rows", "guess", "total", "graph", *PHASES[kernel], "plain launches"):
+        shown.add_column(name, justify="left" if name in ("rows", "guess") else "right")
+    for result in results:
+        if result["kernel"] != kernel:
+            continue
+        total = result["total_us"]
+        parts = [f"{us:.2f} ({us / total:.0%})" for us in result["us"].values()]
+        shown.add_row(
+            result["rows"],
+            "quantile" if result["quantile"] else "mean" if kernel == PAPER_GVR else "",
+            "-" if total is None else f"{total:.2f}",
+            f"{result['graph_us']:.2f}",
+            *(parts or ["-"] * len(PHASES[kernel])),
+            f"{result['plain']} of {result['launches']}",
+        )
+        published = PAPER.get(result["rows"])
+        if kernel == PAPER_GVR and published is not None and not result["quantile"]:
+            parts = [f"{us:.1f} ({us / sum(published):.0%})" for us in published]
+            shown.add_row("  paper, B200", "mean", f"{sum(published):.1f}", "", *parts, "", style="dim")
+    return shown
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/phase_timing.json"),
+    traces: TraceFolder = None,
+    cells: Annotated[str, typer.Option(help="Further N x batch of Gaussian rows, as 8192x1.")] = (
+        "8192x1,8192x64,70690x1,131072x1,131072x64,1048576x1"
+    ),
+    paths: Annotated[str, typer.Option(help="Paths, comma-separated.")] = ",".join(PATHS),
+    commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
+) -> None:
+    """Measure every path on the paper's layers, traces and Gaussian rows, and print the tables."""
+    require_gpu()
+    wanted = [path for path in paths.split(",") if path]
+    if not set(wanted) <= set(PATHS):
+        raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
+    require_writable(out)
+    sources = Sources(load_traces(traces))
+    chosen = [cell for cell in all_cells(sources) if cell.group in ("layer", "trace")]
+    for text in cells.split(","):
+        n, _, batch = text.partition("x")
+        chosen.append(Cell("main", int(n), int(batch)))
+    clock = sm_clock_mhz()
+    results = []
+    for cell in chosen:
+        chain = make_chain(cell, sources)
+        name = cell.rows if cell.group != "main" else f"gauss {cell.n:,} x {cell.batch}"
+        for path in wanted:
+            for quantile in (False, True) if path == PAPER_GVR else (False,):
+                try:
+                    figures = measure(chain, path, quantile, clock)
+                except NoStampsError as error:
+                    raise typer.BadParameter(str(error)) from error
+                except (RuntimeError, ValueError) as error:
+                    print(f"{name}, path {path}: {str(error).splitlines()[0]}", flush=True)
+                    continue
+                results.append({"cell": cell.as_json(), "rows": name, "quantile": quantile, **figures})
+        del chain
+        torch.cuda.empty_cache()
+    machine = describe_machine(commit)
+    write_json(
+        out,
+        {"format": "gvr_topk.phase_timing/2", "machine": machine, "clock_mhz": clock, "results": results},
+    )
+    console = Console(width=190)
+    console.print(", ".join(f"{key} {value}" for key, value in machine.items()), style="dim")
+    console.print(f"SM clock {clock:.0f} MHz", style="dim")
+    for kernel in dict.fromkeys(result["kernel"] for result in results):
+        console.print(table(results, kernel))

@@ -1,0 +1,441 @@
+"""Decode with and without the TensorRT-LLM hook, on indexer scores of a real trace.
+
+A stand-in for the indexer of TensorRT-LLM 1.2 (`tests/fakes`, same names and signatures) decodes for a
+fixed number of requests that arrive and finish. A request enters with one eager step over its last
+prompt token, which seeds its hint; all other steps replay **one** CUDA graph, captured once, while rows
+grow and requests change. Rows change places when a request comes or goes. Every run does the same steps:
+
+* ``off``: the top-k op of TensorRT-LLM (the compiled one where its package is installed);
+* ``on``: the same program with the hook installed and the key set, as `serve` would;
+* ``scores``: the top-k left out, to tell its time from the rest.
+
+The selected sets of ``off`` and ``on`` are compared at every step. Not run here: TensorRT-LLM itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "fakes"))
+
+from engine import GRAPH_DUMMY, fake_package, load_dsa
+from real_op import load_real_op
+
+from eval.common.machine import describe_machine, without_folders
+from eval.common.options import at_least, no_gpu, why_unwritable
+from gvr_topk.evaluation.trace import Trace, TraceError, load_trace, shipped_trace
+from gvr_topk.integrations import tensorrt_llm as integration
+
+SCALE = 8.0
+"""Divisor of the traces' score formula."""
+
+
+@dataclass
+class Arrival:
+    """One request: which part of the trace it reads."""
+
+    request_id: int
+    shift: int  # its first key is this key of the trace
+    start: int  # its first decode step is this step of the trace
+    steps: int
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to simulate; see the command line."""
+
+    device: str
+    requests: int
+    steps: int
+    window: int  # longest row, in keys
+    topk: int
+    seed: int
+
+
+class Decoder:
+    """Indexers, cache and metadata of one run; one layer per trace.
+
+    Parameters
+    ----------
+    traces : list of Trace
+    options : Options
+    """
+
+    def __init__(self, traces: list[Trace], options: Options) -> None:
+        self.options = options
+        self.dsa = load_dsa()
+        self.traces = [self._tensors(trace) for trace in traces]
+        self.first = traces[0].length(0) - 1  # keys before the first decode step
+        config = SimpleNamespace(index_topk=options.topk, skip_indexer_for_short_seqs=True)
+        keys = self.traces[0][0]
+        self.manager = self.dsa.DSACacheManager(
+            num_layers=len(traces),
+            head_dim=keys.shape[1],
+            max_seq_len=options.window,
+            max_batch_size=options.requests,
+            device=options.device,
+        )
+        self.eager = self.dsa.DSAtrtllmAttentionMetadata(
+            max_num_requests=options.requests,
+            max_num_tokens=options.requests,
+            kv_cache_manager=self.manager,
+            sparse_attention_config=config,
+            device=options.device,
+        )
+        self.indexers = [
+            self.dsa.Indexer(None, None, None, False, config, None, layer_idx=i) for i in range(len(traces))
+        ]
+        self.replayed = self.eager.create_cuda_graph_metadata(options.requests)
+        self.inputs = [
+            tuple(torch.zeros(options.requests, *part.shape[1:], device=options.device) for part in parts)
+            for parts in ((q, keys, w) for keys, q, w in self.traces)
+        ]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.outputs: list[Tensor] = []
+        self.logits: list[Tensor] = []  # of the last step, by layer
+        self._calls: list[Tensor] = []
+        base: Any = sys.modules["fake_base"]
+        self._score = base.fp8_paged_mqa_logits
+        base.fp8_paged_mqa_logits = self._keep_logits
+
+    def _keep_logits(self, *args: Any) -> Tensor:
+        self._calls.append(self._score(*args))
+        return self._calls[-1]
+
+    def _tensors(self, trace: Trace) -> tuple[Tensor, Tensor, Tensor]:
+        keys, q, weights = (
+            torch.from_numpy(part.astype("float32")).to(self.options.device)
+            for part in (trace.K, trace.Q, trace.W)
+        )
+        return keys, q, weights / SCALE
+
+    def admit(self, arrival: Arrival) -> None:
+        """Put the prompt's keys into the cache, as a finished prefill or a transfer would."""
+        ((block,),) = self.manager.get_batch_cache_indices([arrival.request_id])
+        length = self.first + arrival.start - arrival.shift
+        for layer, (keys, _, _) in enumerate(self.traces):
+            self.manager.pool[layer, block, :length] = keys[arrival.shift : arrival.shift + length]
+
+    def step(
+        self, running: list[tuple[Arrival, int]], new: list[Arrival]
+    ) -> tuple[list[Tensor], float, float]:
+        """One decode step.
+
+        Parameters
+        ----------
+        running : list of (Arrival, int)
+            Requests in generation and their trace step.
+        new : list of Arrival
+            Requests in context phase; with any, the step is eager.
+
+        Returns
+        -------
+        list of Tensor, ``[rows, topk]``, sorted per row; float, microseconds of ``prepare`` on the host;
+        float, microseconds of the forward pass on the device
+        """
+        work = [(a, a.start - 1) for a in new] + running
+        pads = 0 if new else self.options.requests - len(work)
+        metadata = self.eager if new else self.replayed
+        cached = [self.first + step - arrival.shift for arrival, step in work]
+        metadata.set_batch(
+            [a.request_id for a, _ in work] + [GRAPH_DUMMY] * pads,
+            [1] * (len(work) + pads),
+            len(new),
+            cached + [self.options.topk] * pads,
+        )
+        begun = time.perf_counter()
+        metadata.prepare()
+        host = 1e6 * (time.perf_counter() - begun)
+        index = torch.tensor([step for _, step in work], device=self.options.device)
+        for (keys, q, weights), buffers in zip(self.traces, self.inputs, strict=True):
+            for part, source in zip(buffers, (q, keys, weights), strict=True):
+                part[: len(work)] = source[index + (self.first if source is keys else 0)]
+        if new:
+            self._forward(metadata, len(work))
+            elapsed = 0.0
+        else:
+            elapsed = self._timed(self._replay)
+        return [out[: len(work)].sort(dim=1).values.cpu() for out in self.outputs], host, elapsed
+
+    def _forward(self, metadata: Any, rows: int) -> None:
+        self.outputs, self.logits = [], []
+        for indexer, buffers in zip(self.indexers, self.inputs, strict=True):
+            self._calls = []
+            self.outputs.append(indexer(*(part[:rows] for part in buffers), metadata))
+            # Context requests are scored one by one; in the graph there is one call and no copy.
+            self.logits.append(self._calls[0] if len(self._calls) == 1 else torch.cat(self._calls))
+
+    def _replay(self) -> None:
+        if self.options.device == "cpu":
+            self._forward(self.replayed, self.options.requests)
+            return
+        assert self.graph is not None
+        self.graph.replay()
+        self.outputs, self.logits = self.static
+
+    def tied(self, layer: int, row: int, a: Tensor, b: Tensor) -> bool:
+        """Whether two selections of a row differ only among equal scores, in the last step."""
+        scores = self.logits[layer][row].cpu()
+        return torch.equal(*(scores[chosen.long()].sort().values for chosen in (a, b)))
+
+    def capture(self) -> None:
+        """Warm up and capture the one graph, with dummy requests in every row, as an engine does."""
+        rows = self.options.requests
+        self.replayed.set_batch([GRAPH_DUMMY] * rows, [1] * rows, 0, [self.options.topk] * rows)
+        self.replayed.prepare()
+        if self.options.device == "cpu":
+            return
+        self._forward(self.replayed, rows)
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._forward(self.replayed, rows)
+        self.static = self.outputs, self.logits
+
+    def _timed(self, work: Callable[[], None]) -> float:
+        if self.options.device == "cpu":
+            begun = time.perf_counter()
+            work()
+            return 1e6 * (time.perf_counter() - begun)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        return 1e3 * start.elapsed_time(end)
+
+
+def schedule(
+    trace: Trace, options: Options
+) -> list[tuple[list[tuple[Arrival, int]], list[Arrival], list[int]]]:
+    """Who runs, who arrives and who has left, for every step; the same for every run."""
+    rng = random.Random(options.seed)
+    first = trace.length(0) - 1
+    plan: list[tuple[list[tuple[Arrival, int]], list[Arrival], list[int]]] = []
+    live: list[tuple[Arrival, int]] = []
+    next_id = 1000
+    gone: list[int] = []
+    for _ in range(options.steps):
+        new = []
+        room = options.requests - len(live)
+        if room and rng.random() < 0.5:
+            for _ in range(rng.randint(1, room)):
+                shortest = max(0, first - options.window + trace.steps)
+                shift = rng.randint(shortest, max(shortest, first - 4 * options.topk))
+                length = rng.randint(8, max(9, min(96, trace.steps - 2)))
+                start = rng.randint(1, trace.steps - length)
+                new.append(Arrival(next_id, shift, start, length))
+                next_id += 1
+        if not live and not new:
+            continue
+        plan.append((list(live), new, gone))
+        live = [(a, step + 1) for a, step in live] + [(a, a.start) for a in new]
+        gone = [a.request_id for a, step in live if step >= a.start + a.steps]
+        live = [(a, step) for a, step in live if step < a.start + a.steps]
+        if new or gone:
+            rng.shuffle(live)
+    return plan
+
+
+def run(
+    traces: list[Trace], options: Options, arm: str, expected: list[list[Tensor]] | None = None
+) -> dict[str, Any]:
+    """Run the schedule once.
+
+    Parameters
+    ----------
+    traces : list of Trace
+    options : Options
+    arm : {"off", "on", "scores"}
+    expected : list of list of Tensor, optional
+        ``sets`` of another run, to compare with step by step.
+
+    Returns
+    -------
+    dict
+        ``sets`` (list per step of one tensor per layer), ``agreement``, ``graph_us``, ``prepare_us``,
+        ``prepare_moved_us`` (of the steps whose rows are not those of the step before), ``counters``.
+    """
+    os.environ.pop("TRTLLM_GVR_TOPK", None)
+    with fake_package("trtllm_1_2", topk=options.topk):
+        dsa = load_dsa()
+        engine_ops: Any = torch.ops.trtllm
+        op = engine_ops.indexer_topk_decode
+        if arm == "on":
+            os.environ["TRTLLM_GVR_TOPK"] = "1"
+            if not integration.install():
+                raise RuntimeError(f"the hook was refused: {dict(integration.describe())['would happen']}")
+        elif arm == "scores":
+            engine_ops.indexer_topk_decode = lambda logits, lens, out, next_n: None
+        try:
+            decoder = Decoder(traces, options)
+            assert decoder.dsa is dsa
+            decoder.capture()
+            sets: list[list[Tensor]] = []
+            graph_us: list[float] = []
+            prepare_us: list[float] = []
+            prepare_moved_us: list[float] = []
+            rows: list[int] = []
+            agreement = {"rows": 0, "identical": 0, "other_ties": 0, "different": 0}
+            for running, new, gone in schedule(traces[0], options):
+                for request_id in gone:
+                    decoder.manager.free_resources(request_id)
+                for arrival in new:
+                    decoder.admit(arrival)
+                chosen, host, elapsed = decoder.step(running, new)
+                if expected is not None:
+                    compare(decoder, expected[len(sets)], chosen, agreement)
+                sets.append(chosen)
+                if not new:
+                    graph_us.append(elapsed)
+                    prepare_us.append(host)
+                    if rows != [a.request_id for a, _ in running]:
+                        prepare_moved_us.append(host)
+                rows = [] if new else [a.request_id for a, _ in running]
+            seen = integration.counters().as_dict() if arm == "on" else None
+        finally:
+            integration.uninstall()
+            os.environ.pop("TRTLLM_GVR_TOPK", None)
+            engine_ops.indexer_topk_decode = op
+    return {
+        "sets": sets,
+        "agreement": agreement,
+        "graph_us": graph_us,
+        "prepare_us": prepare_us,
+        "prepare_moved_us": prepare_moved_us,
+        "counters": seen,
+    }
+
+
+def compare(decoder: Decoder, wanted: list[Tensor], got: list[Tensor], agreement: dict[str, int]) -> None:
+    """Count rows of one step whose selected sets agree, and those that differ only among equal scores."""
+    for layer, (a, b) in enumerate(zip(wanted, got, strict=True)):
+        agreement["rows"] += a.shape[0]
+        for row in range(a.shape[0]):
+            if torch.equal(a[row], b[row]):
+                agreement["identical"] += 1
+            elif decoder.tied(layer, row, a[row], b[row]):
+                agreement["other_ties"] += 1
+            else:
+                agreement["different"] += 1
+
+
+def simulate(traces: list[Trace], options: Options, original: str, commit: str) -> dict[str, Any]:
+    """Run all arms and compare them.
+
+    Parameters
+    ----------
+    traces : list of Trace
+    options : Options
+    original : str
+        What the ``off`` arm runs, for the record.
+    commit : str
+        As `describe_machine` takes it.
+
+    Returns
+    -------
+    dict
+        JSON-ready result.
+    """
+    results = {"off": run(traces, options, "off")}
+    results["on"] = run(traces, options, "on", expected=results["off"]["sets"])
+    results["scores"] = run(traces, options, "scores")
+    plan = schedule(traces[0], options)
+    medians = {arm: statistics.median(result["graph_us"]) for arm, result in results.items()}
+    layers = len(traces)
+    described = describe_machine(commit, options.device)
+    return {
+        "what": "simulated decode: indexer scores of a real trace, hook off and on; not TensorRT-LLM itself",
+        "machine": described["device"],
+        "versions": {
+            **{name: described[name] for name in ("gvr_topk", "torch", "commit")},
+            "original_op": original,
+        },
+        "setup": {
+            "traces": [trace.name for trace in traces],
+            "layers": layers,
+            "requests": options.requests,
+            "index_topk": options.topk,
+            "longest_row": options.window,
+            "steps": len(plan),
+            "graph_steps": len(results["on"]["graph_us"]),
+            "graphs_captured": 0 if options.device == "cpu" else 1,
+            "arrivals": sum(len(new) for _, new, _ in plan),
+            "finished": sum(len(gone) for _, _, gone in plan),
+            "seed": options.seed,
+        },
+        "sets": results["on"]["agreement"],
+        "step_us": {arm: round(value, 2) for arm, value in medians.items()},
+        "topk_us_per_layer": {
+            arm: round((medians[arm] - medians["scores"]) / layers, 2) for arm in ("off", "on")
+        },
+        **{
+            part: {arm: round(statistics.median(results[arm][part]), 1) for arm in ("off", "on")}
+            for part in ("prepare_us", "prepare_moved_us")
+        },
+        "method": "median over the replayed steps, CUDA events around one replay; prepare is host time, "
+        "moved is that of the steps whose rows are not those of the step before",
+        "counters": results["on"]["counters"],
+    }
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument(
+        "--trace", type=Path, action="append", help="one layer each; default: the shipped one"
+    )
+    parser.add_argument("--requests", type=at_least(1), default=8, help="rows of the captured graph")
+    parser.add_argument("--steps", type=at_least(3), default=400, help="decode steps")
+    parser.add_argument("--window", type=at_least(1), default=32768, help="longest row, in keys")
+    parser.add_argument("--topk", type=at_least(1), default=2048, help="items per row")
+    parser.add_argument("--seed", type=int, default=0, help="of the arrivals")
+    parser.add_argument("--commit", default="", help="of the sources, where the folder has no Git history")
+    parser.add_argument("--json", type=Path, help="where to write the result; default: standard output")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run and report; 1 when a set differs."""
+    args = parse_args(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print(no_gpu("--device"), file=sys.stderr)
+        return 2
+    if args.json and (problem := why_unwritable(args.json, "--json")):
+        print(problem, file=sys.stderr)
+        return 2
+    if args.device == "cpu":
+        torch.set_num_threads(1)
+    try:
+        traces = [load_trace(path) for path in args.trace] if args.trace else [shipped_trace()]
+    except TraceError as error:
+        print(error, file=sys.stderr)
+        return 2
+    options = Options(args.device, args.requests, args.steps, args.window, args.topk, args.seed)
+    missing = load_real_op() if args.device == "cuda" and args.topk == 2048 else "CPU, or another k"
+    original = "torch.ops.trtllm.indexer_topk_decode, compiled"
+    if missing:
+        original = f"exact reference in torch ({missing})"
+    result = simulate(traces, options, original, args.commit)
+    text = json.dumps(without_folders(result), indent=2)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(text + "\n", encoding="utf-8")
+    print(text)
+    return 1 if result["sets"]["different"] else 0

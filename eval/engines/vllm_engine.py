@@ -1,0 +1,635 @@
+"""One vLLM engine of ``python -m eval vllm-trial``, in a process of its own: ``SPECIFICATION RESULT``.
+
+What a captured graph runs is settled when it is captured, so every mode needs an engine, and every engine a
+process, which gives the GPU's memory back.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+import json
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from eval.common.machine import write_json
+from eval.engines.vllm_compare import Comparison, PrefillTimes, Twins, count_twins, observe
+from eval.engines.vllm_model import V32
+from eval.engines.vllm_worker import EXTENSION, PREFILL_ROWS, merge_workers
+from gvr_topk.integrations.transaction import Transaction
+
+STOCK, OURS, COMPARE = "stock", "ours", "compare"
+MODES = (STOCK, OURS, COMPARE)
+EAGER, FULL = "eager", "full"
+GRAPHS = (EAGER, FULL)
+CASES, PREEMPTION, INVARIANCE, PREEMPTED = "cases", "preemption", "invariance", "preempted"
+PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), INVARIANCE: (STOCK, OURS), PREEMPTED: (STOCK, OURS)}
+"""Parts of a trial, and the modes in which each shows something."""
+
+BLOCK = 64
+"""Tokens of a cache block, which FlashMLA's sparse kernels want."""
+
+PREEMPTION_REQUESTS, PREEMPTION_SLOTS, PREEMPTION_LENGTH = 50, 16, 4096
+"""Requests of the churn with preemption, those that may run at once, and the longest row of it."""
+
+PREEMPTION_BLOCKS = 360
+"""Cache blocks of that engine: about half of what the requests need that may run at once."""
+
+INVARIANCE_BATCHES = (1, 1, 2, 8, 32)
+"""Batches that the same prompt is in; twice alone, for a run may differ from the next one, too."""
+
+INVARIANCE_LENGTH, INVARIANCE_STEPS = 6144, 12
+"""Tokens of that prompt, and tokens that each request generates."""
+
+PREEMPTED_BATCHES = ((1, False), (4, False), (16, False), (32, False), (1, True), (16, True))
+"""Batches with too small a cache, and whether all requests are preempted at some steps besides."""
+
+PREEMPTED_SLOTS, PREEMPTED_LENGTH, PREEMPTED_STEPS = 16, 2544, 48
+"""Requests that may run at once, tokens of the prompt, and tokens that each request generates."""
+
+PREEMPTED_BLOCKS = PREEMPTED_SLOTS * -(-PREEMPTED_LENGTH // BLOCK) + 9
+"""Cache blocks of that engine: all requests start, and after 16 tokens each wants one more."""
+
+PREEMPT_EVERY, PREEMPT_TIMES = 20, 3
+"""Steps after which all requests are preempted, and how often."""
+
+FIRST_STEPS = 3
+"""Tokens that every request has before a step counts as one of decode alone."""
+
+PROFILED_STEPS = 16
+"""Steps of decode alone that are profiled."""
+
+TOP_K_KERNELS = re.compile(r"gvr|top_?k|radix", re.IGNORECASE)
+"""Kernels of a decode top-k, by name; those of a sampler may be among them."""
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What one engine runs.
+
+    Attributes
+    ----------
+    mode : {"stock", "ours", "compare"}
+    graphs : {"eager", "full"}
+    drafts : int
+        Draft tokens per step, by MTP.
+    model : str
+        Folder of the checkpoint.
+    load_format : str
+        ``dummy`` has the engine fill the model, ``auto`` reads the weights.
+    batches, lengths : list of int
+        Cases: every batch with every context length.
+    steps : int
+        Tokens that each request generates.
+    churn : bool
+        Whether more requests than the engine has slots run at the end, of mixed lengths.
+    max_model_len : int
+    memory : float
+        Share of the GPU's memory that the engine takes.
+    profile : bool
+        Whether every case runs once more under the profiler, which times the kernels.
+    part : {"cases", "preemption", "invariance", "preempted"}
+        All but ``cases`` have batches, lengths and steps of their own.
+    chunk : int
+        Most tokens of a step, and so of a chunk of a prompt.
+    prefill_rows : int
+        Most rows of a prefill call that ``compare`` compares; 0 for all.
+    twins : str
+        File for what `Twins` noted; empty for none.
+    tensor_parallel : int
+        GPUs. With more than one, the layers run in worker processes, and so does the comparison.
+    split_k : bool
+        Whether cuBLAS may split the sums of a product, which it does by the size of the batch.
+    shapes : {"v32", "glm5", "glm52", "v4"}
+        Model whose shapes the checkpoint has.
+    """
+
+    mode: str
+    graphs: str
+    drafts: int
+    model: str
+    load_format: str
+    batches: list[int]
+    lengths: list[int]
+    steps: int
+    churn: bool
+    max_model_len: int
+    memory: float
+    profile: bool = False
+    part: str = CASES
+    chunk: int = 8192
+    prefill_rows: int = 0
+    twins: str = ""
+    tensor_parallel: int = 1
+    split_k: bool = True
+    shapes: str = V32
+
+    @property
+    def in_workers(self) -> bool:
+        """Whether the layers run in other processes than the engine."""
+        return self.tensor_parallel > 1
+
+    @property
+    def name(self) -> str:
+        part = {
+            CASES: "",
+            PREEMPTION: "_preemption",
+            INVARIANCE: f"_invariance_chunk{self.chunk}",
+            PREEMPTED: "_preempted",
+        }[self.part]
+        ranks = f"_tp{self.tensor_parallel}" if self.in_workers else ""
+        products = "" if self.split_k else "_no_split_k"
+        shapes = "" if self.shapes == V32 else f"_{self.shapes}"
+        return f"{self.mode}_{self.graphs}_drafts{self.drafts}{part}{shapes}{ranks}{products}"
+
+    @property
+    def sequences(self) -> list[int]:
+        """Requests at once, in the cases of this part."""
+        own: dict[str, Sequence[int]] = {
+            PREEMPTION: (1, 4, 8, PREEMPTION_SLOTS),
+            INVARIANCE: INVARIANCE_BATCHES,
+            PREEMPTED: (1, 4, 8, PREEMPTED_SLOTS),
+        }
+        return sorted(set(own.get(self.part, self.batches)))
+
+
+def engine_arguments(spec: Specification) -> dict[str, Any]:
+    """Arguments of ``vllm.LLM``."""
+    arguments: dict[str, Any] = {
+        "model": spec.model,
+        "load_format": spec.load_format,
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "seed": 0,
+        "max_model_len": spec.max_model_len,
+        "max_num_seqs": max(spec.sequences),
+        "max_num_batched_tokens": spec.chunk,
+        "gpu_memory_utilization": spec.memory,
+        "enforce_eager": spec.graphs == EAGER,
+        # Decode rows attend to what was chosen, however short they are.
+        "attention_config": {"sparse_mla_force_mqa": True},
+        # Warming up for shapes that are not run would take most of the time.
+        "kernel_config": {
+            "enable_jit_warmup": False,
+            "enable_cutedsl_warmup": False,
+            "enable_flashinfer_autotune": False,
+        },
+    }
+    if spec.in_workers:
+        arguments |= {
+            "tensor_parallel_size": spec.tensor_parallel,
+            "distributed_executor_backend": "mp",
+            "disable_custom_all_reduce": True,
+            "worker_extension_cls": EXTENSION,
+        }
+        os.environ[PREFILL_ROWS] = str(spec.prefill_rows)  # the workers inherit it
+    if spec.graphs == FULL:
+        sizes = [batch * (1 + spec.drafts) for batch in spec.sequences]
+        arguments["compilation_config"] = {
+            "cudagraph_mode": "FULL_AND_PIECEWISE",
+            "cudagraph_capture_sizes": sizes,
+        }
+    if spec.drafts:
+        arguments["speculative_config"] = {"method": "mtp", "num_speculative_tokens": spec.drafts}
+    if spec.part == PREEMPTION:
+        arguments |= {
+            "max_model_len": PREEMPTION_LENGTH,
+            "block_size": BLOCK,
+            "num_gpu_blocks_override": PREEMPTION_BLOCKS,
+        }
+    if spec.part == INVARIANCE:
+        # Every prompt is computed anew, whatever was computed before it.
+        arguments |= {"max_model_len": INVARIANCE_LENGTH + 1024, "enable_prefix_caching": False}
+    if spec.part == PREEMPTED:
+        arguments |= {
+            "max_model_len": PREEMPTED_LENGTH + 1024,
+            "enable_prefix_caching": False,
+            "block_size": BLOCK,
+            "num_gpu_blocks_override": PREEMPTED_BLOCKS,
+        }
+    return arguments
+
+
+def prompts(count: int, lengths: Sequence[int], seed: int, common_share: float = 0.75) -> list[list[int]]:
+    """Random token ids; most of each prompt is common, so that prefix caching saves time.
+
+    Parameters
+    ----------
+    count : int
+    lengths : sequence of int
+        Of the prompts, in turn.
+    seed : int
+    common_share : float
+        Share of each prompt that all have.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randint(10, 32000, (max(lengths),), generator=generator).tolist()
+    made = []
+    for length in itertools.islice(itertools.cycle(lengths), count):
+        shared = int(length * common_share)
+        own = torch.randint(10, 32000, (length - shared,), generator=generator).tolist()
+        made.append(common[:shared] + own)
+    return made
+
+
+class KernelTimes:
+    """Profiles a few steps of the engine and keeps the times of the kernels that look like a top-k."""
+
+    def __init__(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler = torch.profiler.profile(activities=activities)
+        self._steps = 0
+
+    def before_step(self) -> None:
+        """Start before the first step."""
+        if self._steps == 0:
+            self._profiler.start()
+        self._steps += 1
+
+    def after_step(self) -> None:
+        """Stop after the last step."""
+        if self._steps == PROFILED_STEPS:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self._profiler.stop()
+
+    def as_dict(self) -> dict[str, Any] | None:
+        """Calls and microseconds by kernel; None where there were too few steps."""
+        if self._steps < PROFILED_STEPS:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            trace = Path(folder) / "trace.json"
+            self._profiler.export_chrome_trace(str(trace))
+            events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
+        times = defaultdict(list)
+        for event in events:
+            if event.get("cat") == "kernel":
+                times[event["name"][:160]].append(event["dur"])
+        kernels = {
+            name: {
+                "calls": len(spent),
+                "us_median": round(statistics.median(spent), 2),
+                "us_mean": round(statistics.mean(spent), 2),
+                "us_longest": round(max(spent), 2),
+            }
+            for name, spent in times.items()
+            if TOP_K_KERNELS.search(name)
+        }
+        total = sum(map(sum, times.values())) / PROFILED_STEPS
+        return {"steps": PROFILED_STEPS, "gpu_us_per_step": round(total, 1), "kernels": kernels}
+
+
+def run_requests(
+    engine: Any,
+    make_parameters: Callable[[int], Any],
+    requests: Sequence[list[int]],
+    label: str,
+    kernels: KernelTimes | None = None,
+    after_step: Callable[[int], None] = lambda step: None,
+) -> dict[str, Any]:
+    """Run requests to their end.
+
+    Parameters
+    ----------
+    engine : LLMEngine
+    make_parameters : callable
+        Sampling parameters of a request by its number.
+    requests : sequence of list of int
+    label : str
+        Part of the requests' names.
+    kernels : KernelTimes, optional
+        Sees the steps of decode alone.
+    after_step : callable
+        Takes the number of steps so far, after each.
+
+    Returns
+    -------
+    dict
+        ``tokens``, ``steps``, ``decode_steps`` and the milliseconds of the latter, median and least; and
+        ``answers``, the tokens of each request.
+    """
+    names = {f"{label}-{number}": number for number in range(len(requests))}
+    for name, number in names.items():
+        engine.add_request(name, {"prompt_token_ids": requests[number]}, make_parameters(number))
+    have: dict[str, int] = {}
+    answers: list[list[int]] = [[] for _ in requests]
+    decode: list[float] = []
+    steps = 0
+    while engine.has_unfinished_requests():
+        decoding = len(have) == len(requests) and min(have.values()) >= FIRST_STEPS
+        profiled = kernels if decoding and len(decode) < PROFILED_STEPS else None
+        if profiled is not None:
+            profiled.before_step()
+        begun = time.perf_counter()
+        for output in engine.step():
+            tokens = output.outputs[0].token_ids
+            have[output.request_id] = len(tokens)
+            answers[names[output.request_id]] = list(tokens)
+        steps += 1
+        if decoding:
+            decode.append(1e3 * (time.perf_counter() - begun))
+        if profiled is not None:
+            profiled.after_step()
+        after_step(steps)
+    return {
+        "tokens": sum(have.values()),
+        "steps": steps,
+        "decode_steps": len(decode),
+        "decode_ms_median": round(statistics.median(decode), 3) if decode else None,
+        "decode_ms_least": round(min(decode), 3) if decode else None,
+        "answers": answers,
+    }
+
+
+def count_answers(answers: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Compare what was generated for the same prompt.
+
+    Parameters
+    ----------
+    answers : sequence of sequence of int
+        Tokens of each request; all as far as the shortest is long are compared.
+
+    Returns
+    -------
+    dict
+        ``requests``, ``tokens`` that are compared of each, the number of ``different_answers``, the requests
+        that ``most_agree``, and ``first_difference``, the number of the first token in which two differ, from
+        0, or None.
+    """
+    shortest = min(map(len, answers), default=0)
+    counts = Counter(tuple(answer[:shortest]) for answer in answers)
+    differ = (number for number, tokens in enumerate(zip(*counts, strict=True)) if len(set(tokens)) > 1)
+    return {
+        "requests": len(answers),
+        "tokens": shortest,
+        "different_answers": len(counts),
+        "most_agree": max(counts.values(), default=0),
+        "first_difference": next(differ, None),
+    }
+
+
+class Preemptions:
+    """Counts how often the scheduler of this process takes a running request's cache away."""
+
+    def __init__(self, patches: Transaction) -> None:
+        self.count = 0
+        scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+        original = scheduler._preempt_request
+
+        def _preempt_request(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return original(*args, **kwargs)
+
+        patches.set_attribute(scheduler, "_preempt_request", _preempt_request)
+
+
+class Trial:
+    """One engine's cases, each of which may fail without the others.
+
+    Parameters
+    ----------
+    spec : Specification
+    keep : callable
+        Takes the result so far after each case, so that an engine that is stopped leaves what it has done.
+    patches : Transaction
+        Where what is put around vLLM's functions is taken back.
+    """
+
+    def __init__(
+        self, spec: Specification, keep: Callable[[dict[str, Any]], None], patches: Transaction
+    ) -> None:
+        self.spec = spec
+        self._keep = keep
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        compares = spec.mode == COMPARE and not spec.in_workers
+        self._comparison = Comparison(device, spec.prefill_rows) if compares else None
+        self._twins = Twins(device) if spec.part in (INVARIANCE, PREEMPTED) else None
+        timed = spec.part == CASES and spec.mode != COMPARE and device == "cuda"
+        self._times = PrefillTimes() if timed else None
+        self._done: dict[str, Any] = {"cases": [], "churn": None, "failures": []}
+        if spec.mode != STOCK:
+            # Also where the checkout runs without being installed, and vLLM finds no entry point.
+            importlib.import_module("gvr_topk.integrations.vllm").register()
+        both = [observer for observer in (self._comparison, self._twins) if observer is not None]
+        if not spec.in_workers:
+            observe(patches, both, both if self._times is None else [*both, self._times])
+        preempts = spec.part in (PREEMPTION, PREEMPTED)
+        self._preemptions = Preemptions(patches) if preempts else None
+        self._vllm = importlib.import_module("vllm")
+        begun = time.perf_counter()
+        self._engine = self._vllm.LLM(**engine_arguments(spec)).llm_engine
+        self._started = time.perf_counter() - begun
+        for observer in both:
+            observer.reset()
+        if spec.in_workers:
+            self._engine.collective_rpc("gvr_topk_reset")
+        if self._times is not None:
+            self._times.take()
+
+    def result(self) -> dict[str, Any]:
+        """What was done so far, ready for JSON."""
+        given = asdict(self.spec)
+        for name in ("model", "batches", "lengths", "twins"):
+            del given[name]
+        counters = importlib.import_module("gvr_topk.integrations.vllm").counters().as_dict()
+        seen = {
+            "compared": None if self._comparison is None else self._comparison.as_dict(),
+            "calls": counters["calls"],
+            "slots": counters["requests"],
+        }
+        if self.spec.in_workers:
+            seen = merge_workers(self._engine.collective_rpc("gvr_topk_observed"))
+        return {
+            **given,
+            "vllm": self._vllm.__version__,
+            "start_s": round(self._started, 1),
+            **self._done,
+            "preemptions": None if self._preemptions is None else self._preemptions.count,
+            **seen,
+        }
+
+    def run(self) -> dict[str, Any]:
+        """Run every case of the part."""
+        if self.spec.part == PREEMPTION:
+            self._attempt("preemption", self._preempt)
+        elif self.spec.part == INVARIANCE:
+            batches = [(batch, False) for batch in INVARIANCE_BATCHES]
+            vary = functools.partial(self._vary_batches, batches, INVARIANCE_LENGTH, INVARIANCE_STEPS)
+            self._attempt("invariance", vary)
+        elif self.spec.part == PREEMPTED:
+            vary = functools.partial(self._vary_batches, PREEMPTED_BATCHES, PREEMPTED_LENGTH, PREEMPTED_STEPS)
+            self._attempt("preempted", vary)
+        else:
+            cases = itertools.product(self.spec.lengths, self.spec.batches)
+            for seed, (length, batch) in enumerate(cases):
+                self._attempt(f"{batch} x {length}", functools.partial(self._case, seed, length, batch))
+            if self.spec.churn:
+                self._attempt("churn", self._churn)
+        return self.result()
+
+    def _attempt(self, what: str, case: Callable[[], None]) -> None:
+        """Run one case; an error is a failure in the result, and the next case follows."""
+        try:
+            case()
+        except Exception as error:
+            line = f"{what}: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+            self._done["failures"].append(line)
+            print(f"vllm-trial: {line}", file=sys.stderr, flush=True)
+            traceback.print_exc()
+            self._abort_requests()
+        self._keep(self.result())
+
+    def _abort_requests(self) -> None:
+        """Take what a failed case has left from the engine, which may not be able to."""
+        try:
+            while self._engine.has_unfinished_requests():
+                self._engine.step()
+        except Exception as error:
+            self._done["failures"].append(f"requests left behind: {type(error).__name__}")
+
+    def _parameters(self, tokens: Callable[[int], int]) -> Callable[[int], Any]:
+        return lambda number: self._vllm.SamplingParams(
+            temperature=0.0, max_tokens=tokens(number), ignore_eos=True, detokenize=False
+        )
+
+    def _case(self, seed: int, length: int, batch: int) -> None:
+        requests, label = prompts(batch, [length], seed), f"{length}x{batch}"
+        case: dict[str, Any] = {"length": length, "batch": batch}
+        case |= run_requests(self._engine, self._parameters(lambda n: self.spec.steps), requests, label)
+        del case["answers"]
+        self._done["cases"].append(case)
+        if self._times is not None:
+            case["prefill"] = self._times.take()
+        if self.spec.profile:
+            self._keep(self.result())
+            times = KernelTimes()
+            enough = self._parameters(lambda n: FIRST_STEPS + PROFILED_STEPS + 8)
+            run_requests(self._engine, enough, requests, f"{label} profiled", times)
+            case["profile"] = times.as_dict()
+            if self._times is not None:
+                self._times.take()
+
+    def _churn(self) -> None:
+        slots = max(self.spec.batches)
+        lengths = [2200 + 370 * step for step in range(7)]
+        requests = prompts(slots + slots // 2 + 8, lengths, 1000)
+        tokens = self._parameters(lambda n: 8 + 5 * (n * 5 % 9))
+        figures = run_requests(self._engine, tokens, requests, "churn")
+        del figures["answers"]
+        self._done["churn"] = figures | {"requests": len(requests), "slots": slots}
+
+    def _preempt(self) -> None:
+        lengths = [2200 + 124 * step for step in range(7)]
+        requests = prompts(PREEMPTION_REQUESTS, lengths, 2000, common_share=0.0)
+        tokens = self._parameters(lambda n: 192 + 32 * (n * 5 % 9))
+        figures = run_requests(self._engine, tokens, requests, "preemption")
+        del figures["answers"]
+        self._done["churn"] = figures | {
+            "requests": len(requests),
+            "slots": PREEMPTION_SLOTS,
+            "cache_blocks": PREEMPTION_BLOCKS,
+        }
+
+    def _vary_batches(self, batches: Sequence[tuple[int, bool]], length: int, tokens: int) -> None:
+        """Run the same prompt alone and in batches whose other half are other prompts.
+
+        Parameters
+        ----------
+        batches : sequence of (int, bool)
+            Requests, and whether all that run are preempted at some steps.
+        length, tokens : int
+            Tokens of each prompt, and tokens to generate.
+        """
+        assert self._twins is not None
+        (prompt,) = prompts(1, [length], 3000, common_share=0.0)
+        noted: dict[str, torch.Tensor] = {}
+        runs = []
+        answers: list[list[int]] = []
+        different = {tuple(prompt)}
+        for number, (batch, forced) in enumerate(batches):
+            others = prompts(batch // 2, [length], 3000 + batch, common_share=0.0)
+            different |= set(map(tuple, others))
+            copies = batch - len(others)
+            # Neighbours differ, and the last request, which is preempted first, is a copy.
+            requests = [prompt if (batch - 1 - n) % 2 == 0 else others[n // 2] for n in range(batch)]
+            self._twins.reset()
+            name = f"{number}_batch_{batch}"
+            before = 0 if self._preemptions is None else self._preemptions.count
+            figures = run_requests(
+                self._engine,
+                self._parameters(lambda n: tokens),
+                requests,
+                name,
+                after_step=self._preempt_all if forced else lambda step: None,
+            )
+            own = [answer for n, answer in enumerate(figures.pop("answers")) if requests[n] is prompt]
+            answers += own
+            noted[name] = self._twins.take()
+            run: dict[str, Any] = {"batch": batch, "copies": copies, "rows_noted": len(noted[name])}
+            if self._preemptions is not None:
+                run |= {"preemptions": self._preemptions.count - before, "forced": forced}
+            runs.append(figures | run | {"answers": count_answers(own)})
+            self._done["invariance"] = {
+                "length": length,
+                "runs": runs,
+                "prompts": len(different),
+                "answers": count_answers(answers),
+                "twins": count_twins(noted),
+            }
+            self._keep(self.result())
+        if self.spec.twins:
+            arrays: dict[str, Any] = {name: rows.numpy() for name, rows in noted.items()}
+            np.savez(self.spec.twins, **arrays)
+
+    def _preempt_all(self, step: int) -> None:
+        """Have vLLM preempt every running request, as it does when weights are replaced."""
+        if step % PREEMPT_EVERY == 0 and step <= PREEMPT_TIMES * PREEMPT_EVERY:
+            self._engine.reset_prefix_cache(reset_running_requests=True)
+
+
+def run(spec: Specification, keep: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
+    """Start the engine and run every case.
+
+    Parameters
+    ----------
+    spec : Specification
+    keep : callable
+        Takes the result so far after each case.
+
+    Returns
+    -------
+    dict
+        JSON-ready result; ``failures`` names the cases that failed.
+    """
+    patches = Transaction()
+    try:
+        return Trial(spec, keep, patches).run()
+    finally:
+        patches.rollback()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the specification in the first file, and write the second."""
+    specification, target = map(Path, arguments)
+    spec = Specification(**json.loads(specification.read_text()))
+    write_json(target, run(spec, lambda result: write_json(target, result)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

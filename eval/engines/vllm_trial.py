@@ -1,0 +1,463 @@
+"""Run a small model with random weights inside vLLM, with its own top-k and with ours.
+
+``--model-shapes`` says whose shapes it has: DeepSeek-V3.2's, GLM-5's, GLM-5.2's, where some layers attend to
+what an earlier one chose, or DeepSeek-V4's, where a score stands for four tokens.
+
+Every engine is a process: part by mode (stock, ours, compare) by graphs (eager, full) by draft tokens. Decode
+and prefill calls are both looked at. ``compare`` selects with ours and sorts the same scores inside the
+engine, captured graphs included, and counts rows in which the two differ. Tokens are not compared: two runs
+of stock vLLM differ by themselves. Times of steps are those of this small model, not of a real one.
+
+Parts: ``cases`` are batches by lengths, with a churn at the end; ``preemption`` is a churn of 50 requests in
+16 slots with too small a cache; ``invariance`` runs the same prompt alone and in batches of 2, 8 and 32, with
+chunks of two sizes, stock and ours, and compares what was chosen in rows whose scores are bitwise the same;
+``preempted`` does the same with so small a cache that requests are preempted and computed anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import itertools
+import json
+import os
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from eval.campaigns.evidence import read_evidence
+from eval.campaigns.process import CommandError, output_lines, run_command
+from eval.common.machine import describe_machine, write_json
+from eval.common.options import no_gpu, one_of, some_of, why_unwritable
+from eval.common.status import REGRESSION, UNDECIDED, WRONG_USE
+from eval.engines.vllm_compare import count_twins
+from eval.engines.vllm_engine import (
+    CASES,
+    COMPARE,
+    GRAPHS,
+    INVARIANCE,
+    MODES,
+    OURS,
+    PARTS,
+    PREEMPTED,
+    PREEMPTION,
+    STOCK,
+    Specification,
+)
+from eval.engines.vllm_model import SHAPES, V4, V32, write_model
+
+LAYERS = 4
+
+TWINS = (INVARIANCE, PREEMPTED)
+"""Parts in which rows with the same scores are looked for."""
+
+SMALL_CACHE = (PREEMPTION, PREEMPTED)
+"""Parts whose cache is too small on purpose, as counted in blocks of 64 tokens.
+
+DeepSeek-V4 has larger blocks, and several caches.
+"""
+
+V4_MODULES = {"tilelang": "tilelang", "cutlass": "nvidia-cutlass-dsl", "quack": "quack-kernels"}
+"""Modules that vLLM's DeepSeek-V4 cannot do without on this kind of GPU, and the packages that have them."""
+
+LEAST_SECONDS = 45
+"""An engine is not started when less is left of the budget: most would end before their first case."""
+
+VARIABLES = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's process is the one that compares
+    "VLLM_PLUGINS": "gvr_topk",  # other plugins are not under trial
+    "VLLM_LOGGING_LEVEL": "INFO",  # the log is the evidence that ours ran
+    "VLLM_DEEP_GEMM_WARMUP": "skip",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Environment of the engines."""
+
+SEVERAL_GPUS = {
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # No NVLink multicast: neither NCCL's, nor that of symmetric memory.
+    "NCCL_NVLS_ENABLE": "0",
+    "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
+    "VLLM_USE_NCCL_SYMM_MEM": "0",
+    "VLLM_ALLREDUCE_USE_FLASHINFER": "0",
+}
+"""More of it where an engine runs on several GPUs."""
+
+NO_SPLIT_K = {
+    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
+    "CUBLASLT_WORKSPACE_SIZE": "1",
+    "TORCH_BLAS_PREFER_CUBLASLT": "1",
+}
+"""Leaves cuBLAS no room to split sums, as vLLM's batch-invariant mode does on Hopper."""
+
+
+def missing() -> list[str]:
+    """What this machine lacks for a trial."""
+    lacks = []
+    if importlib.util.find_spec("vllm") is None:
+        lacks.append("wanted the package vllm 0.33, got none: pip install 'gvr-topk[vllm]'")
+    if not torch.cuda.is_available():
+        lacks.append(no_gpu())
+    return lacks
+
+
+def missing_for(shapes: str) -> list[str]:
+    """What a trial of these shapes needs besides."""
+    names = V4_MODULES if shapes == V4 else {}
+    lacks = [package for module, package in names.items() if importlib.util.find_spec(module) is None]
+    return [f"wanted what vLLM's {SHAPES[V4]} imports, got no {', '.join(lacks)}"] if lacks else []
+
+
+def plan(options: argparse.Namespace) -> list[Specification]:
+    """One specification for each engine, in the order to run them."""
+    specifications = []
+    for part, drafts, graphs, mode in itertools.product(
+        options.parts, options.drafts, options.graphs, options.modes
+    ):
+        if mode not in PARTS[part] or (part in TWINS and drafts):
+            continue
+        if part in SMALL_CACHE and options.model_shapes == V4:
+            continue
+        if options.tensor_parallel > 1 and mode != COMPARE:  # nothing else is observed in the workers
+            continue
+        # The layer that predicts further tokens has no weights of ours: the engine fills such a model itself.
+        name, load_format = ("drafts", "dummy") if drafts else ("plain", "auto")
+        folder = name if options.model_shapes == V32 else f"{options.model_shapes}_{name}"
+        for chunk in options.chunks if part == INVARIANCE else options.chunks[:1]:
+            spec = Specification(
+                mode=mode,
+                graphs=graphs,
+                drafts=drafts,
+                model=str(options.work / folder),
+                load_format=load_format,
+                batches=options.batches,
+                lengths=options.lengths,
+                steps=options.steps,
+                churn=options.churn and part == CASES,
+                max_model_len=options.max_model_len,
+                memory=options.memory,
+                profile=options.profile and mode != COMPARE and part == CASES,
+                part=part,
+                chunk=chunk,
+                prefill_rows=options.prefill_rows,
+                tensor_parallel=options.tensor_parallel,
+                split_k=options.split_k,
+                shapes=options.model_shapes,
+            )
+            twins = options.work / f"{spec.name}.twins.npz"
+            specifications.append(replace(spec, twins=str(twins)) if part in TWINS else spec)
+    return specifications
+
+
+def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any]:
+    """Run one engine in a process of its own.
+
+    Returns
+    -------
+    dict
+        Its result, with ``evidence`` from its log and ``problem``, which is None where it shows what it is
+        for.
+    """
+    given, result, log = (work / f"{spec.name}.{end}" for end in ("spec.json", "result.json", "log"))
+    write_json(given, asdict(spec))
+    result.unlink(missing_ok=True)
+    if spec.twins:
+        Path(spec.twins).unlink(missing_ok=True)
+    command = [sys.executable, "-m", "eval.engines.vllm_engine", str(given), str(result)]
+    variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
+    variables |= SEVERAL_GPUS if spec.in_workers else {}
+    variables |= {} if spec.split_k else NO_SPLIT_K
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        run_command(command, log, timeout_s=seconds)
+    except CommandError as error:
+        done = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
+        return _identity(spec) | done | {"problem": f"{spec.name}: {error}"}
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+    evidence = read_evidence(output_lines(log, command))
+    got: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    return got | {"evidence": list(evidence.lines), "problem": problem(spec, got, evidence.active)}
+
+
+def _identity(spec: Specification) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in ("part", "mode", "graphs", "drafts", "chunk", "shapes")}
+
+
+def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | None:
+    """Why an engine's result shows nothing; None where it does.
+
+    Parameters
+    ----------
+    spec : Specification
+    result : dict
+    active : bool
+        Whether its log says that ours was on.
+    """
+    if result["failures"]:
+        return f"{spec.name}: {'; '.join(result['failures'])}"
+    if spec.mode == STOCK:
+        if active or result["calls"]:
+            return f"{spec.name}: ours ran all the same"
+    elif reason := _not_ours(result, active):
+        return f"{spec.name}: {reason}"
+    if spec.mode == COMPARE:
+        empty = [
+            rank for rank, rows in enumerate(result.get("workers", ())) if not rows["rows_longer_than_k"]
+        ]
+        if empty:
+            return f"{spec.name}: no compared decode row was longer than k in worker {empty[0]}"
+        for kind, what in (("", "decode"), ("prefill_", "prefill")):
+            if not result["compared"][f"{kind}rows_longer_than_k"]:
+                return f"{spec.name}: no compared {what} row was longer than k"
+    if spec.part in SMALL_CACHE and not result["preemptions"]:
+        return f"{spec.name}: no request was preempted"
+    if spec.part in TWINS and not result["invariance"]["twins"]["all"]["rows_with_a_twin"]:
+        return f"{spec.name}: no two rows had the same scores"
+    return None
+
+
+def _not_ours(result: dict[str, Any], active: bool) -> str:
+    """Why it is not shown that ours served every call; empty where it is."""
+    if not active:
+        return "its log does not say that ours was on"
+    originals = {call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"}
+    if originals:
+        return f"vLLM's own top-k served calls: {', '.join(sorted(originals))}"
+    if not any(call["reason"] == "prefill" for call in result["calls"]):
+        return "no prefill call was served by ours"
+    return ""
+
+
+def verdict(engines: Sequence[dict[str, Any]], twins: dict[str, Any] | None = None) -> int:
+    """Exit code: a row that differs outweighs an engine that failed."""
+    wrong = ("rows_that_differ", "prefill_rows_that_differ", "numpy_rows_that_differ")
+    counts = [engine["compared"] for engine in engines if engine.get("compared")]
+    differ = any(count[name] for count in counts for name in wrong)
+    own = (twins or {}).get(OURS)
+    if differ or (own and (own["all"]["set"]["rows"] or own["all"]["order"]["rows"])):
+        return REGRESSION
+    return UNDECIDED if any(engine["problem"] for engine in engines) else 0
+
+
+def compare_twins(specifications: Sequence[Specification]) -> dict[str, Any]:
+    """Compare what was chosen in rows with bitwise the same scores, over all engines of a mode, and of both.
+
+    In ``stock and ours`` rows of both count, so its ``order`` differs where stock's is not ascending.
+    """
+    noted: defaultdict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+    for spec in specifications:
+        if spec.twins and Path(spec.twins).is_file():
+            with np.load(spec.twins) as runs:
+                for name in runs:
+                    noted[spec.mode][f"{spec.name} {name}"] = torch.from_numpy(runs[name])
+    counted = {mode: {"runs": len(runs)} | count_twins(runs) for mode, runs in noted.items()}
+    if len(noted) > 1:
+        both = {name: rows for runs in noted.values() for name, rows in runs.items()}
+        counted["stock and ours"] = {"runs": len(both)} | count_twins(both)
+    return counted
+
+
+def prefill_times(engines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Microseconds of all prefill calls of each case, stock and ours, where both made the same calls."""
+    by_case: defaultdict[tuple[Any, ...], dict[str, Any]] = defaultdict(dict)
+    for engine in engines:
+        for case in engine.get("cases", ()):
+            if (case.get("prefill") or {}).get("calls"):
+                key = (engine["graphs"], engine["drafts"], case["length"], case["batch"])
+                by_case[key][engine["mode"]] = case["prefill"]
+    names = ("graphs", "drafts", "length", "batch")
+    return [
+        dict(zip(names, key, strict=True))
+        | {"calls": times[OURS]["calls"], "rows": times[OURS]["rows"]}
+        | {f"{mode}_us": times[mode]["us"] for mode in (STOCK, OURS)}
+        for key, times in by_case.items()
+        if set(times) == {STOCK, OURS} and _shapes(times[STOCK]) == _shapes(times[OURS])
+    ]
+
+
+def _shapes(times: dict[str, Any]) -> list[tuple[int, int, int]]:
+    return [(shape["rows"], shape["width"], shape["calls"]) for shape in times["shapes"]]
+
+
+def _numbers(least: int) -> Callable[[str], list[int]]:
+    def numbers(text: str) -> list[int]:
+        given = [int(part) for part in text.split(",") if part.isdecimal()]
+        if len(given) < len(text.split(",")) or min(given) < least:
+            raise argparse.ArgumentTypeError(f"wanted numbers of at least {least}, got {text!r}")
+        return given
+
+    return numbers
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("out/vllm_trial.json"), help="result file")
+    parser.add_argument("--work", type=Path, default=Path("out/vllm_trial"), help="for model and logs")
+    parser.add_argument("--parts", type=some_of(list(PARTS)), default=list(PARTS), help=",".join(PARTS))
+    parser.add_argument("--modes", type=some_of(MODES), default=list(MODES), help=",".join(MODES))
+    parser.add_argument("--graphs", type=some_of(GRAPHS), default=list(GRAPHS), help=",".join(GRAPHS))
+    parser.add_argument(
+        "--model-shapes",
+        type=one_of(list(SHAPES)),
+        default=V32,
+        help=f"{','.join(SHAPES)}; rows of the last are longer than k behind 2,048 tokens",
+    )
+    parser.add_argument("--drafts", type=_numbers(0), default=[0, 1], help="draft tokens, 0 for none")
+    parser.add_argument("--batches", type=_numbers(1), default=[1, 8, 32, 96], help="requests at once")
+    parser.add_argument("--lengths", type=_numbers(1), default=[8192, 65536], help="tokens of each prompt")
+    parser.add_argument("--steps", type=int, default=48, help="tokens that each request generates")
+    parser.add_argument(
+        "--chunks",
+        type=_numbers(256),
+        default=[8192, 2048],
+        help="tokens of a step; all for invariance alone",
+    )
+    parser.add_argument(
+        "--prefill-rows", type=int, default=1024, help="most compared rows of a prefill call; 0 for all"
+    )
+    parser.add_argument(
+        "--no-churn", dest="churn", action="store_false", help="leave the churn after the cases out"
+    )
+    parser.add_argument(
+        "--tensor-parallel", type=int, default=1, metavar="GPUS", help="mode compare alone, in every worker"
+    )
+    parser.add_argument(
+        "--no-split-k",
+        dest="split_k",
+        action="store_false",
+        help="leave cuBLAS no room to split sums, to tell its part in what depends on the batch",
+    )
+    parser.add_argument("--profile", action="store_true", help="time kernels, in modes stock and ours")
+    parser.add_argument("--max-model-len", type=int, default=131072, help="longest row; its buffer's width")
+    parser.add_argument("--memory", type=float, default=0.6, help="share of the GPU's memory")
+    parser.add_argument("--seconds", type=float, default=900, help="longest time of one engine")
+    parser.add_argument("--budget", type=float, default=0, help="longest time of all engines; 0 for any")
+    parser.add_argument("--commit", default="", help="of the sources, where the folder has no Git history")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run every engine and report."""
+    options = parse_args(argv)
+    lacks = missing() + missing_for(options.model_shapes)
+    lacks += filter(None, [why_unwritable(options.out)])
+    if lacks:
+        print(f"vllm-trial: {'; '.join(lacks)}", file=sys.stderr)
+        return WRONG_USE
+    begun = time.monotonic()
+    specifications = plan(options)
+    if not specifications:
+        print("vllm-trial: wanted modes in which a part shows something, got none", file=sys.stderr)
+        return WRONG_USE
+    engines: list[dict[str, Any]] = []
+    for spec in specifications:
+        left = options.budget - (time.monotonic() - begun) if options.budget else options.seconds
+        engines.append(_run_engine(spec, options, min(left, options.seconds)))
+        write_json(options.out, report(engines, options))
+        print(_summary(spec, engines[-1]), flush=True)
+    twins = compare_twins(specifications)
+    for mode, counted in twins.items():
+        print(f"{mode}: {_twins_line(counted['all'])}")
+    summary = report(engines, options) | {"twins": twins, "prefill": prefill_times(engines)}
+    write_json(options.out, summary | {"machine": describe_machine(options.commit)})
+    return verdict(engines, twins)
+
+
+def _run_engine(spec: Specification, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """Run one engine; whatever goes wrong is its problem in the result, and the next one follows."""
+    if options.budget and seconds < LEAST_SECONDS:
+        return _identity(spec) | {"problem": f"{spec.name}: left out, {max(seconds, 0):.0f} s were left"}
+    try:
+        write_model(Path(spec.model), LAYERS, spec.drafts, spec.load_format == "auto", spec.shapes)
+        return run_engine(spec, options.work, seconds)
+    except Exception as error:
+        traceback.print_exc()
+        return _identity(spec) | {"problem": f"{spec.name}: {type(error).__name__}: {error}"}
+
+
+def report(engines: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+    """The result file, but for the machine, which is looked at when no engine needs its memory any more."""
+    return {
+        "format": "gvr_topk.vllm_trial/2",
+        "what": f"a small model of {SHAPES[options.model_shapes]}'s shapes with random weights inside vLLM",
+        "versions": {"vllm": importlib.metadata.version("vllm")},
+        "setup": {
+            "shapes": options.model_shapes,
+            "layers": LAYERS,
+            "batches": options.batches,
+            "lengths": options.lengths,
+            "max_model_len": options.max_model_len,
+            "steps": options.steps,
+            "chunks": options.chunks,
+            "prefill_rows": options.prefill_rows,
+            "tensor_parallel": options.tensor_parallel,
+            "split_k": options.split_k,
+        },
+        "engines": list(engines),
+    }
+
+
+def _summary(spec: Specification, engine: dict[str, Any]) -> str:
+    lines = [str(engine["problem"])] if engine["problem"] else []
+    if compared := engine.get("compared"):
+        longer = f"{compared['rows_longer_than_k']} of them longer than k"
+        lines.append(
+            f"{spec.name}: {compared['rows_that_differ']} of {compared['rows']} rows differ, {longer}"
+        )
+        prompts = f"{compared['prefill_rows']} compared of {compared['prefill_rows_seen']} prefill rows"
+        lines.append(f"{spec.name}: {compared['prefill_rows_that_differ']} of {prompts} differ")
+    for case in engine.get("cases", ()):
+        figure = case.get("decode_ms_median")
+        lines.append(f"{spec.name}: {case['batch']} x {case['length']}: {figure} ms per step")
+        if prefill := case.get("prefill"):
+            lines.append(f"  {prefill['us']} us in {prefill['calls']} prefill calls, {prefill['rows']} rows")
+        for name, times in ((case.get("profile") or {}).get("kernels") or {}).items():
+            lines.append(f"  {times['us_median']} us median of {times['calls']}, {name[:90]}")
+    if churn := engine.get("churn"):
+        times = "" if engine.get("preemptions") is None else f", {engine['preemptions']} preemptions"
+        lines.append(f"{spec.name}: churn: {churn['requests']} requests in {churn['slots']} slots{times}")
+    if invariance := engine.get("invariance"):
+        lines.append(f"{spec.name}: {_twins_line(invariance['twins']['all'])}")
+        lines += [f"  {_layer_line(layer)}" for layer in invariance["twins"]["layers"]]
+        lines.append(f"  {_answers_line(invariance['answers'])}")
+        if engine.get("preemptions") is not None:
+            lines.append(f"  {engine['preemptions']} preemptions")
+    return "\n".join(lines) or f"{spec.name}: no case"
+
+
+def _layer_line(counted: dict[str, Any]) -> str:
+    parts = [
+        f"{kind}: {counted[kind]['rows']} rows, {counted[kind]['different_rows']} different, "
+        f"{counted[kind]['rows_with_a_twin']} with a twin"
+        for kind in ("prefill", "decode")
+    ]
+    return f"layer {counted['layer']}: {'; '.join(parts)}"
+
+
+def _answers_line(counted: dict[str, Any]) -> str:
+    said = f"{counted['different_answers']} answers to the same prompt in {counted['requests']} requests"
+    if counted["first_difference"] is None:
+        return f"{said}, {counted['tokens']} tokens compared"
+    return f"{said}, different from token {counted['first_difference']} on"
+
+
+def _twins_line(counted: dict[str, Any]) -> str:
+    twins = f"{counted['rows_with_a_twin']} of {counted['rows']} rows have the scores of another row"
+    differ = f"sets differ in {counted['set']['rows']} of them, orders in {counted['order']['rows']}"
+    return f"{twins}; {differ}"

@@ -1,0 +1,1 @@
+"""Random calls compared with the contract."""

@@ -1,0 +1,1 @@
+"""What the pages say of results, and what a built library and wheel hold."""

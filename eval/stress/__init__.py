@@ -1,0 +1,1 @@
+"""Every launch compared beside other work, under delays and on arguments that are rewritten."""

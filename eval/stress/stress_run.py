@@ -1,0 +1,315 @@
+"""Stress runs: launches beside neighbours and under delays, and launches whose arguments are rewritten."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eval.stress.stress_cases import Configuration, can_rewrite, rewrite_pool, rewritten_tensor
+from eval.stress.stress_library import (
+    CHAOS_MODES,
+    chaos_files,
+    chaos_modes,
+    launches_within,
+    neighbours_library,
+    set_chaos,
+)
+from eval.stress.stress_neighbours import (
+    HANG_SECONDS,
+    Hang,
+    Neighbour,
+    make_neighbour,
+    make_rewriter,
+    wait_for,
+)
+from eval.stress.stress_workload import GUARD_WORDS, Workload
+
+FORMAT = "gvr_topk.stress/1"
+
+QUEUED_REPLAYS = 4
+"""Graphs under way, so that the device never waits for the host."""
+
+UNDISTURBED_REPLAYS = 2
+"""Replays after a tensor was rewritten, the first from whatever the rewritten launches have left."""
+
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop.
+
+    Attributes
+    ----------
+    deadline : float
+        `time.monotonic()` after which nothing more is launched.
+    hang_seconds : float
+        How long the device may take for one graph.
+    """
+
+    deadline: float = float("inf")
+    hang_seconds: float = HANG_SECONDS
+
+    @property
+    def reached(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def within(self, seconds: float) -> Limits:
+        """The same, but for at most so many seconds from now."""
+        return Limits(min(self.deadline, time.monotonic() + seconds), self.hang_seconds)
+
+
+def replay_beside(workload: Workload, neighbour: Neighbour, replays: int, limits: Limits) -> int:
+    """Replay a workload with a neighbour at work all the time; returns how often it was replayed.
+
+    Raises
+    ------
+    Hang
+        The device did not finish in time.
+    """
+    under_way: deque[torch.cuda.Event] = deque()
+    spare = [torch.cuda.Event() for _ in range(QUEUED_REPLAYS + 1)] if workload.stream is not None else []
+    done = 0
+    with neighbour:
+        while done < replays and not limits.reached:
+            neighbour.feed()
+            workload.replay()
+            done += 1
+            if workload.stream is None:
+                continue
+            event = spare.pop()
+            event.record(workload.stream)
+            under_way.append(event)
+            if len(under_way) > QUEUED_REPLAYS:
+                wait_for(under_way[0], neighbour.feed, limits.hang_seconds)
+                spare.append(under_way.popleft())
+        for event in under_way:
+            wait_for(event, neighbour.feed, limits.hang_seconds)
+    return done
+
+
+def header(mode: str, device: str, seed: int, machine: dict[str, Any]) -> dict[str, Any]:
+    """What stands above the results of a run."""
+    return {
+        "format": FORMAT,
+        "mode": mode,
+        "device": device,
+        "seed": seed,
+        "guard_words_behind_each_block": GUARD_WORDS,
+        "chaos_build": chaos_modes() > 0,
+        "chaos_files": chaos_files(),
+        "checked_by_kernel": device == "cuda" and neighbours_library() is not None,
+        "stopped_by_time": False,
+        "results": [],
+        "machine": machine,
+    }
+
+
+def run_launches(
+    data: dict[str, Any],
+    configurations: Sequence[Configuration],
+    neighbours: Sequence[str],
+    *,
+    launches: int,
+    chaos_launches: int,
+    seconds_each: float,
+    limits: Limits,
+    report: Report,
+) -> None:
+    """Run every configuration beside every neighbour, and under every kind of delay.
+
+    Parameters
+    ----------
+    data : dict
+        From `header`; results are added.
+    configurations : sequence of Configuration
+    neighbours : sequence of str
+    launches : int
+        Of each configuration, spread evenly over the neighbours.
+    chaos_launches : int
+        Of each configuration, spread evenly over the modes of a chaos build, in which nothing runs beside.
+    seconds_each : float
+        More than 0: each configuration runs beside neighbours for so long, in place of `launches`.
+    limits : Limits
+    report : callable
+        Gets each result as soon as it is there.
+    """
+    device = data["device"]
+    kept: dict[str, Neighbour] = {}
+    for configuration in configurations:
+        workload = Workload(configuration, device, seed=data["seed"])
+        part_seconds = seconds_each / len(neighbours)
+        wanted = float(2**62) if seconds_each > 0 else launches / len(neighbours)
+        parts = [(name, 0, wanted) for name in neighbours if wanted > 0]
+        modes = range(1, chaos_modes())
+        parts += [("none", mode, chaos_launches / len(modes)) for mode in modes if chaos_launches > 0]
+        for name, mode, share in parts:
+            if limits.reached:
+                data["stopped_by_time"] = True
+                return
+            # The second instance is of this configuration; all others may serve again.
+            beside = kept.get(name) or make_neighbour(name, device, configuration)
+            if beside.workload is None:
+                kept[name] = beside
+            if chaos_modes() > 0:
+                set_chaos(mode)
+            is_timed = seconds_each > 0 and mode == 0
+            within = limits.within(part_seconds) if is_timed else limits
+            result = _run_part(workload, beside, int(-(-share // workload.launches)), within)
+            result |= {"chaos": mode, "delayed": CHAOS_MODES[mode]}
+            data["results"].append({"configuration": configuration.as_json(), **result})
+            data["stopped_by_time"] |= limits.reached if is_timed else result["launches"] < share
+            report(data["results"][-1])
+    if chaos_modes() > 0:
+        set_chaos(0)
+
+
+def _run_part(workload: Workload, beside: Neighbour, replays: int, limits: Limits) -> dict[str, Any]:
+    workload.reset()
+    if beside.workload is not None:
+        beside.workload.reset()
+    started = time.monotonic()
+    done = replay_beside(workload, beside, replays, limits)
+    counts = workload.counts()
+    result = {
+        "neighbour": beside.name,
+        "seconds": round(time.monotonic() - started, 3),
+        **counts.as_json(),
+        "clean": counts.clean and counts.launches == done * workload.launches,
+        "neighbour_groups": beside.groups,
+        "neighbour_idle": beside.idle,
+    }
+    if beside.workload is not None:
+        second = beside.workload.counts()
+        result["second"] = second.as_json()
+        result["clean"] &= second.clean
+    return result
+
+
+def run_rewriting(
+    data: dict[str, Any],
+    configurations: Sequence[Configuration],
+    tensors: Sequence[str],
+    *,
+    seconds: float,
+    limits: Limits,
+    report: Report,
+) -> None:
+    """Rewrite a tensor on another stream while launches run; then compare undisturbed launches.
+
+    While it is rewritten the results may be anything, but the launches must end, and write nothing but what
+    is theirs. In a chaos build the modes take turns.
+
+    Parameters
+    ----------
+    data : dict
+        From `header`; results are added.
+    configurations : sequence of Configuration
+    tensors : sequence of str
+        Of `stress_cases.REWRITINGS`.
+    seconds : float
+        For each tensor, spread evenly over the configurations that have it.
+    limits : Limits
+    report : callable
+        Gets each result as soon as it is there.
+    """
+    device = data["device"]
+    draw = torch.Generator(device=device).manual_seed(data["seed"])
+    nothing = Neighbour("none")
+    share = {
+        name: seconds / max(1, sum(can_rewrite(configuration, name) for configuration in configurations))
+        for name in tensors
+    }
+    turn = 0
+    for configuration in configurations:
+        workload = Workload(
+            configuration, device, launches=4 if device == "cpu" else 16, seed=data["seed"], rewritable=True
+        )
+        for name in tensors:
+            if not can_rewrite(configuration, name):
+                continue
+            if limits.reached:
+                data["stopped_by_time"] = True
+                return
+            mode = turn % chaos_modes() if chaos_modes() > 0 else 0
+            turn += 1
+            if chaos_modes() > 0:
+                set_chaos(mode)
+            workload.reset()
+            workload.restore()
+            target = workload.tensor(rewritten_tensor(name))
+            rewriter = make_rewriter(target, rewrite_pool(name, configuration, target.shape, draw))
+            started = time.monotonic()
+            done = replay_beside(workload, rewriter, 2**62, limits.within(share[name]))
+            disturbed = workload.counts()
+            stamped, met = 0, 0
+            if workload.log is not None and rewriter.log is not None:
+                stamped, met = launches_within(workload.log.pairs(), rewriter.log.pairs())
+            workload.restore()
+            replay_beside(workload, nothing, UNDISTURBED_REPLAYS, Limits(hang_seconds=limits.hang_seconds))
+            after = workload.counts()
+            expected = UNDISTURBED_REPLAYS * workload.launches
+            data["results"].append(
+                {
+                    "configuration": configuration.as_json(),
+                    "rewritten": name,
+                    "chaos": mode,
+                    "delayed": CHAOS_MODES[mode],
+                    "seconds": round(time.monotonic() - started, 3),
+                    "launches": done * workload.launches,
+                    # Launches whose time is known, and those that ran while a kernel was rewriting.
+                    "timed_launches": stamped,
+                    "launches_during_rewriting": met,
+                    # Launches whose result was another one. Some arguments may be rewritten without that.
+                    "disturbed_launches": disturbed.wrong_launches,
+                    "guard_words": disturbed.guard_words + after.guard_words,
+                    "exact_after": after.clean and after.launches == expected,
+                    "first_wrong_after": after.first_wrong,
+                    "rewriter_groups": rewriter.groups,
+                    "rewriter_idle": rewriter.idle,
+                    "clean": disturbed.guard_words == 0 and after.clean and after.launches == expected,
+                }
+            )
+            report(data["results"][-1])
+    if chaos_modes() > 0:
+        set_chaos(0)
+
+
+def totals(data: dict[str, Any]) -> dict[str, Any]:
+    """Sums over all results."""
+    results = data["results"]
+
+    def of(key: str, chosen: Callable[[dict[str, Any]], bool] = lambda result: True) -> int:
+        return sum(int(result.get(key, 0)) for result in results if chosen(result))
+
+    launches = of("launches")
+    return {
+        "configurations": len({result["configuration"]["name"] for result in results}),
+        "launches": launches,
+        # The rule of three: a share of wrong launches above this would have shown with 95 %.
+        "error_bound_95": 3 / launches if launches else None,
+        "launches_with_delays": of("launches", lambda result: result["chaos"] > 0),
+        "wrong_launches": of("wrong_launches"),
+        "wrong_hints": of("wrong_hints"),
+        "guard_words": of("guard_words"),
+        "clean": all(result["clean"] for result in results)
+        and "failure" not in data
+        and (bool(results) or bool(data["stopped_by_time"])),
+    }
+
+
+__all__ = [
+    "FORMAT",
+    "Hang",
+    "Limits",
+    "header",
+    "replay_beside",
+    "run_launches",
+    "run_rewriting",
+    "totals",
+]
