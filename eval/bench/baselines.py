@@ -52,6 +52,8 @@ from eval.common.options import no_gpu
 from gvr_topk.constants import BLOCK_SIZE
 
 ENVIRONMENT = "GVR_TOPK_BASELINES"
+TRTLLM_MODULE = "trtllm_kernel"
+"""What the wheel tokenspeed-trtllm-kernel installs."""
 VLLM_WORKSPACE_BYTES = 1 << 20
 VLLM_K = (512, 1024, 2048)
 VLLM_COOPERATIVE_ROWS = 64
@@ -303,6 +305,28 @@ def _torch_in_blocks(chain: Chain) -> Prepared:
         results[step] = masked.flatten(1).topk(chain.k, dim=1, sorted=False).indices
 
     return Prepared(launch, results)
+
+
+def load_trtllm_op() -> str:
+    """Load ``torch.ops.trtllm.indexer_topk_decode``: from ``$GVR_TOPK_BASELINES``, or the wheel's own module.
+
+    Returns
+    -------
+    str
+        Empty when it is there; else why not.
+    """
+    if not torch.cuda.is_available():
+        return "no CUDA device"
+    try:
+        if folder := os.environ.get(ENVIRONMENT):
+            load_library(find_file(Path(folder), "libtrtllm_kernel.so"), Path(folder))
+        else:
+            importlib.import_module(TRTLLM_MODULE)
+    except Exception as error:  # a missing system library shows up in many ways
+        return f"{TRTLLM_MODULE}: {type(error).__name__}: {error}"
+    if not hasattr(torch.ops.trtllm, "indexer_topk_decode"):
+        return f"{TRTLLM_MODULE} does not register trtllm::indexer_topk_decode"
+    return ""
 
 
 def _load_trtllm(name: str, version: str, folder: Path) -> Baseline:

@@ -33,8 +33,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "fakes"))
 
 from engine import GRAPH_DUMMY, fake_package, load_dsa
-from real_op import load_real_op
 
+from eval.bench.baselines import load_trtllm_op
 from eval.common.machine import describe_machine, without_folders
 from eval.common.options import at_least, no_gpu, why_unwritable
 from gvr_topk.evaluation.trace import Trace, TraceError, load_trace, shipped_trace
@@ -428,7 +428,7 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     options = Options(args.device, args.requests, args.steps, args.window, args.topk, args.seed)
-    missing = load_real_op() if args.device == "cuda" and args.topk == 2048 else "CPU, or another k"
+    missing = load_trtllm_op() if args.device == "cuda" and args.topk == 2048 else "CPU, or another k"
     original = "torch.ops.trtllm.indexer_topk_decode, compiled"
     if missing:
         original = f"exact reference in torch ({missing})"

@@ -269,7 +269,7 @@ def test_serve_starts_a_server_for_each_repetition(bench: Bench) -> None:
         "trtllm-serve", "org/m", "--host", "127.0.0.1", "--port", port, "--config",
         str(combined_configs() / "serve_tep8_mtp1_off.yaml"),
     ]  # fmt: skip
-    assert printed[1][:2] == [sys.executable, str(ROOT / "eval" / "streaming_client.py")]
+    assert printed[1][:2] == [sys.executable, str(ROOT / "eval" / "campaigns" / "streaming_client.py")]
     result = bench.run(*options)
     assert result.exit_code == 0, result.output
     row = bench.results["rows"][0]

@@ -12,7 +12,7 @@ import torch
 
 from gvr_topk.integrations import environment
 
-SCRIPT = Path(__file__).resolve().parents[2] / "eval" / "simulated_decode.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "eval" / "engines" / "simulated_decode.py"
 ARGUMENTS = ["--device", "cpu", "--requests", "4", "--steps", "60", "--window", "700", "--topk", "64"]
 
 

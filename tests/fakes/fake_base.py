@@ -39,7 +39,7 @@ def define_ops(*schemas: str) -> None:
     """Register the ``trtllm`` ops that are not there yet; `forget_ops` takes them back.
 
     With ``FAKE_LATE_OPS`` they are registered by `load_ops` only: after DSA has been imported. On a GPU
-    machine the real compiled ops may be loaded, see `real_op`.
+    machine the real compiled ops may be loaded, see `eval.bench.baselines.load_trtllm_op`.
     """
     global _later
     _later = schemas

@@ -12,8 +12,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 
 from engine import GRAPH_DUMMY, fake_package, load_dsa
-from real_op import load_real_op
 
+from eval.bench.baselines import load_trtllm_op
 from gvr_topk.contract import exact_topk, row_lengths
 from gvr_topk.integrations import environment
 from gvr_topk.integrations import tensorrt_llm as integration
@@ -76,7 +76,7 @@ def wanted(values, lengths, next_n=1):
 def hooked(request, monkeypatch):
     monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
     monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", request.param)
-    if missing := load_real_op():
+    if missing := load_trtllm_op():
         pytest.skip(missing)
     with fake_package("trtllm_1_2", topk=K):
         dsa = load_dsa()

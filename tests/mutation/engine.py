@@ -99,8 +99,12 @@ class Tracer:
 
 
 def prepare() -> None:
-    """Import once what every test imports."""
+    """Import once what every test imports, and the package from this checkout alone."""
     os.chdir(ROOT)
+    # That of an editable install, which may be of another checkout, comes before all folders.
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"
+    ]
     os.environ["CI"] = "true"  # hypothesis then draws the same examples in every run
     for name in (
         "torch",
