@@ -11,7 +11,6 @@ import pytest
 from eval.__main__ import main
 from eval.bench.bench_report import FORMAT
 
-ROOT = Path(__file__).resolve().parents[2]
 TIMES = {("a", "hinted"): 10.0, ("a", "no_hint"): 20.0, ("b", "hinted"): 5.0}
 
 
@@ -99,15 +98,3 @@ def test_a_file_of_two_commits_is_refused(tmp_path: Path, capsys: pytest.Capture
     assert main(["compare", str(file)]) == 2
     said = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert "wanted one commit on one device" in said
-
-
-def test_the_page_says_what_the_committed_files_do(capsys: pytest.CaptureFixture[str]) -> None:
-    files = sorted((ROOT / "eval" / "results" / "h100" / "barriers").glob("*.json"))
-    assert len(files) == 4 and main(["compare", *map(str, files)]) == 0
-    said = capsys.readouterr().out
-    page = " ".join((ROOT / "docs" / "performance.md").read_text().split())
-    assert said.startswith("a5a84b1 to 834ea12, NVIDIA H100")
-    assert "of 320 cells: 1.0157" in said and "takes 1.016 times as long as a5a84b1" in page
-    assert "more than 1%: 189," in said and "189 cells are slower by more than 1 %" in page
-    assert "| 1.104 |" in said.splitlines()[7] and "the slowest takes 1.104 times as long" in page
-    assert "Since a5a84b1 kernels have become 1.6 % slower." in (ROOT / "README.md").read_text()
