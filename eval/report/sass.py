@@ -24,9 +24,6 @@ EXPLAINED: dict[str, str] = {
     "core/row_job.cuh: arrive_at_start": "an arrival without .aligned, for which lanes need not be together",
     "core/row_job.cuh: init_barriers": _OF_ONE_THREAD,
     "streaming/kernel.cuh: prefetch_row": _OF_ONE_THREAD,
-    "resident/resolve_miss.cuh: resolve_miss_masked": (
-        "the branch, whether the warp's elements lie in the row (`load`), is the same in all lanes"
-    ),
     "small_row/partition.cuh: select_boundary": "the loop over the boundary is the same in all lanes",
     "fallback/verify.cuh: classify": "the end of a warp's tiles (`match_tile`) is the same in all lanes",
 }
@@ -35,9 +32,21 @@ EXPLAINED: dict[str, str] = {
 SAME_IN_ALL_LANES = {
     "core/row_sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
-    "resident/count_and_emit.cuh: if (has_tie_key) {",
+    "resident/register_tile.cuh: if (j >= vecs) break;",
+    "resident/register_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
+    "resident/resolve_miss.cuh: "
+    "const uint32_t at_tie_key = tie_key != kAbsentKey ? inside & equal_to(tie_key) : 0;",
 }
 """Branches, by file and source text, whose conditions are the row's or its interval's: a whole warp's."""
+
+WITHOUT_BARRIER = {
+    "core/exchange.cuh: store_to_peers": "lanes that have nothing to send",
+    "core/row_job.cuh: agree_on_length": "one thread publishes what it has read",
+    "core/row_job.cuh: load_state_late": "one thread loads the state",
+    "resident/register_tile.cuh: fetch": "lanes at the row's end",
+    "resident/register_tile.cuh: copy_before": "lanes at the row's end",
+}
+"""Branches, by file and function, on the way of every row in registers: a barrier's price shows there."""
 
 _FUNCTION = re.compile(r"^\s*\.text\.(\S+):$")
 _LABEL = re.compile(r"^(\.L_x_\d+|\$\S+):")
@@ -46,8 +55,6 @@ _SOURCE = re.compile(r'^\s*//## File "([^"]+)", line (\d+)')
 _TARGET = re.compile(r"`\((\.L_x_\d+)\)")
 _BARRIER = re.compile(r"\bB\d+\b")
 _COLLECTIVE = re.compile(r"^(REDUX|SHFL|VOTE|VOTEU|MATCH|UCGABAR_\w+)(\.|$)")
-_OF_RECONVERGE = re.compile(r"^(VOTEU\.ANY|MATCH\.ANY|REDUX\.OR)\b")
-"""What a warp barrier with a mask of unknown lanes is made of; the kernels reduce nothing by OR."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +98,9 @@ class Instruction:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it wants all lanes: not what ptxas makes of a warp barrier or of atomic additions."""
+        """Whether it wants all lanes: not what ptxas makes of atomic additions."""
         own = self.operands.endswith(", PT, PT ") or (self.sources and "atomic" in self.sources[0])
-        return (
-            bool(_COLLECTIVE.match(self.operation)) and not _OF_RECONVERGE.match(self.operation) and not own
-        )
+        return bool(_COLLECTIVE.match(self.operation)) and not own
 
 
 @dataclass
@@ -277,5 +282,9 @@ def unexplained(findings: Iterable[Finding]) -> list[Finding]:
         one
         for one in findings
         if one.spans_barrier
-        or not (enclosing_function(one.collective) in EXPLAINED or _source(one.branch) in SAME_IN_ALL_LANES)
+        or not (
+            enclosing_function(one.collective) in EXPLAINED
+            or enclosing_function(one.branch) in WITHOUT_BARRIER
+            or _source(one.branch) in SAME_IN_ALL_LANES
+        )
     ]

@@ -83,7 +83,6 @@ __device__ __forceinline__ int accept_given(BlocksShared& own, const int (&given
     count += is_there;
     newest += is_there && given[i] == blocks - 1;
   }
-  ptx::reconverge(ptx::unknown_zero());  // One thread has read the length and cleared the counts.
   count = __reduce_add_sync(0xffffffffu, count);
   newest = __reduce_add_sync(0xffffffffu, newest);
   if (thread % 32 == 0) {

@@ -45,8 +45,8 @@ __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const K
 
 // Sends this CTA's header and list, and waits for those of all other CTAs. A cluster of one only stores its
 // header. Parities alternate between the exchanges of a launch. Every CTA of a cluster takes part in every
-// exchange, whatever it has read, because a wait ends only when all CTAs have sent. `meanwhile` calls
-// `reconverge` before it computes anything in common.
+// exchange, whatever it has read, because a wait ends only when all CTAs have sent. No warp barrier follows
+// the stores of a cluster, because its price shows in every launch.
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const KeyInterval& interval,
                                               uint32_t parity, Meanwhile meanwhile) {
@@ -61,8 +61,8 @@ __device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const Ke
     ptx::barrier_wait(ptx::shared_address(&sm.counts_barrier), parity);
   } else {
     __syncthreads();
+    ptx::reconverge(ctx.zero);  // One thread has stored the header.
   }
-  ptx::reconverge(ctx.zero);  // The stores are branches, and each lane has left the wait for itself.
 }
 
 // Sums up all headers. All CTAs have the same headers, and so the same result, except for `above_before`.

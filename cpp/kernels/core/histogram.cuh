@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "ptx/memory.cuh"
 #include "ptx/warp_scan.cuh"
 
 namespace gvr_topk {
@@ -55,6 +56,15 @@ struct ThreadBins {
     }
     return hit;
   }
+
+  // Stores that bin in shared memory if these bins hold it.
+  __device__ __forceinline__ void publish(uint32_t rank, BinHit& hit) const {
+    const bool here = holds(rank);
+    const BinHit found = find(rank);
+    ptx::store_shared_if(here, hit.bin, found.bin);
+    ptx::store_shared_if(here, hit.above, found.above);
+    ptx::store_shared_if(here, hit.count, found.count);
+  }
 };
 
 // Finds the bin of the rank-th largest item among the bins of a block, `kCount` for each thread, and returns
@@ -69,7 +79,7 @@ __device__ __forceinline__ BinHit locate_in_block(const uint32_t* bins, uint32_t
   meanwhile();
   __syncthreads();
   own.add_warps_above(warp_sums, kBlockWarps, warp, lane);
-  if (own.holds(rank)) hit = own.find(rank);
+  own.publish(rank, hit);
   __syncthreads();
   return hit;
 }
@@ -109,7 +119,7 @@ struct Histogram {
   __device__ __forceinline__ BinHit locate(uint32_t rank, int thread) {
     ThreadBins<2> own(fine, thread);
     own.add_warps_above(coarse, kGroups, thread >> 5, thread & 31);
-    if (own.holds(rank)) hit = own.find(rank);
+    own.publish(rank, hit);
     __syncthreads();
     return hit;
   }

@@ -135,8 +135,7 @@ __device__ __forceinline__ int unseen_by(const TopkParams& p, const LaunchTraits
 __device__ __forceinline__ int visible_length(const TopkParams& p, const LaunchTraits& traits, int row,
                                               int request, int length) {
   const int unseen = unseen_by(p, traits, row, request);
-  if (length <= unseen) return 0;
-  const int keys = length - unseen;
+  const int keys = length > unseen ? length - unseen : 0;
   return min(traits.has(LaunchTraits::kCompressed) ? keys / p.compress_ratio : keys, p.width);
 }
 
@@ -199,12 +198,10 @@ struct RowJob {
   // comes before the call.
   __device__ __forceinline__ void agree_on_length(const TopkParams& p, const LaunchTraits& traits) {
     Shared& sm = *ctx.shared;
-    if (ctx.thread == 0) {
-      const int length = visible_length(p, traits, row, request, seq_len);
-      sm.facts.length = length;
-      if (kOptions) sm.facts.owns_slot = owns_slot(p, traits);
-      if (traits.has(LaunchTraits::kCounts) && ctx.rank == 0) p.counts[row] = min(length, ctx.k);
-    }
+    const int length = visible_length(p, traits, row, request, seq_len);
+    ptx::store_shared_if(ctx.thread == 0, sm.facts.length, length);
+    if (kOptions && ctx.thread == 0) sm.facts.owns_slot = owns_slot(p, traits);
+    if (traits.has(LaunchTraits::kCounts) && writer) p.counts[row] = min(length, ctx.k);
     __syncthreads();
     ctx.set_length(sm.facts.length);
   }

@@ -10,7 +10,6 @@
 #include "gvr_topk/params.h"
 #include "gvr_topk/policy.h"
 #include "ptx/memory.cuh"
-#include "ptx/registers.cuh"
 
 namespace gvr_topk {
 
@@ -126,7 +125,6 @@ __device__ __forceinline__ void load_tile(const RowView<T>& row, int begin, int 
       tile.vec[j] = load_elements(first + j * kGroup, count);
     }
   }
-  ptx::reconverge(ptx::unknown_zero());
 }
 
 template <typename T>

@@ -37,9 +37,10 @@ struct ListedKeys {
   // Calls visit(key) for each of this thread's keys. Some of these keys may be absent.
   template <typename Visit>
   __device__ __forceinline__ void for_each(Visit visit) const {
+    const bool is_short = __all_sync(0xffffffffu, 2 * stride >= count);  // Lanes visit different keys.
     visit(first[0]);  // The first two are hardly ever absent, so there is no test.
     visit(first[1]);
-    if (__all_sync(0xffffffffu, 2 * stride >= count)) return;
+    if (is_short) return;
     visit(first[2]);
     visit(first[3]);
 #pragma unroll 4

@@ -56,8 +56,8 @@ __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInte
       inside &= ~at_tie_key;
     }
     list_keys(ctx, tile, inside);
-    ptx::reconverge(ctx.zero);
   });
+  ptx::reconverge(ctx.zero);
   above = __reduce_add_sync(0xffffffffu, above);
   if (ctx.lane == 0 && above != 0) ptx::add_shared(sm.counts.above, above, ctx.zero);
   ptx::reconverge(ctx.zero);

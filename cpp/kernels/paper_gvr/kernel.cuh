@@ -60,7 +60,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     facts.state = fed ? *state_of(p, facts.slot) : no_state();
   }
   __syncthreads();
-  ptx::reconverge(ctx.zero);  // One thread has read the length and the state.
   const int slot = facts.slot;
   const float hint_share = facts.state.z_score;
   ctx.set_length(facts.length);
@@ -84,6 +83,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                                                       : nullptr;
   if (ctx.row.n <= ctx.k) {
     if (traits.has(LaunchTraits::kDropMasked)) {
+      ptx::reconverge(ctx.zero);  // One thread has read the length and the state.
       write_short_dropped_row(p, traits, ctx, row, output);
       if (stats != nullptr && threadIdx.x == 0) write_short_stats(stats, can_use_heuristic(query));
     } else {
@@ -149,6 +149,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     // Float arithmetic did not settle the search. Radix rounds over the key do, whatever the row holds.
     Tile<T> tile;
     if (ctx.steps == 1) load_tile(ctx.row, ctx.begin, ctx.end, ctx.lane, tile);
+    ptx::reconverge(ctx.zero);  // Some lanes have loaded single elements.
     reset_counters(ctx);
     __syncthreads();
     int rounds = 0;

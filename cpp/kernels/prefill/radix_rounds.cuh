@@ -5,6 +5,7 @@
 #include "core/lane_ranks.cuh"
 #include "core/prefill_output.cuh"
 #include "prefill/guess.cuh"
+#include "ptx/registers.cuh"
 
 namespace gvr_topk::prefill {
 
@@ -31,6 +32,7 @@ __device__ __forceinline__ void for_each_tile(const AlignedWindow<T>& window, in
   for (int begin = part.begin; begin < part.end; begin += kTileElements) {
     Tile<T> tile;
     load_tile(window.view(), begin, part.end, lane, tile);
+    ptx::reconverge(ptx::unknown_zero());  // Some lanes have loaded single elements.
     uint32_t bits = valid_bits<T>(begin, part.end, lane);
     if (begin == 0 && lane == 0) bits &= ~((1u << window.lead) - 1);
     visit(tile, begin, bits);

@@ -40,8 +40,7 @@ __device__ __forceinline__ void store_async(uint32_t address, uint32_t value, ui
                : "memory");
 }
 
-// ptxas branches around this store instead of predicating it: callers bring the lanes together (`reconverge`)
-// before the warp's next collective.
+// ptxas branches around this store instead of predicating it.
 __device__ __forceinline__ void store_async_if(bool condition, uint32_t address, const uint4& value,
                                                uint32_t barrier) {
   GVR_CHAOS_POINT();

@@ -205,6 +205,18 @@ __device__ __forceinline__ void increment_shared(uint32_t address) {
   asm volatile("red.shared.add.u32 [%0], 1;" ::"r"(address) : "memory");
 }
 
+// Stores a word in shared memory if `condition`. C++ code may branch, and lanes would come apart.
+template <typename T>
+__device__ __forceinline__ void store_shared_if(bool condition, T& at, T value) {
+  static_assert(sizeof(T) == 4);
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " setp.ne.u32 p, %1, 0;\n"
+      " @p st.shared.u32 [%0], %2;\n}" ::"r"(shared_address(&at)),
+      "r"(static_cast<uint32_t>(condition)), "r"(value)
+      : "memory");
+}
+
 // If `condition` is not zero, stores a value at the shared address `slot` and moves `slot` past it. C++ code
 // would branch.
 __device__ __forceinline__ void append_if(uint32_t condition, uint32_t& slot, uint16_t value) {

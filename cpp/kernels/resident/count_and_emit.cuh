@@ -20,12 +20,13 @@ __device__ __forceinline__ void count_and_list(const RowContext<T>& ctx, const R
                                                bool has_tie_key, uint32_t above, uint32_t at_tie_key,
                                                uint32_t inside) {
   Shared& sm = *ctx.shared;
-  if (has_tie_key) {
-    const uint32_t equal = __reduce_add_sync(0xffffffffu, __popc(at_tie_key));
-    if (ctx.lane == 0) ptx::add_shared(sm.counts.equal, equal, ctx.zero);
-  }
+  // Both sums come before the branches of one lane.
   const uint32_t above_count = __reduce_add_sync(0xffffffffu, __popc(above));
-  if (ctx.lane == 0) ptx::add_shared(sm.counts.above, above_count, ctx.zero);
+  const uint32_t equal = has_tie_key ? __reduce_add_sync(0xffffffffu, __popc(at_tie_key)) : 0;
+  if (ctx.lane == 0) {
+    ptx::add_shared(sm.counts.above, above_count, ctx.zero);
+    if (has_tie_key) ptx::add_shared(sm.counts.equal, equal, ctx.zero);
+  }
   if (inside != 0) {
     uint32_t slot = atomicAdd(&sm.counts.listed, static_cast<uint32_t>(__popc(inside)));
 #pragma unroll 1

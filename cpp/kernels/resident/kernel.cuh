@@ -96,8 +96,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     probe.fetch_into(tile.behind(ctx, traits), ctx, traits);
     tile.fetch(ctx, traits, elements, p.width);
   }
-  ptx::reconverge(ctx.zero);              // Single threads have published what the block reads.
-  if (ctx.ctas > 1) ptx::cluster_wait();  // The sample is on its way meanwhile.
+  if (ctx.ctas > 1) {
+    ptx::cluster_wait();  // The sample is on its way meanwhile.
+  } else {
+    ptx::reconverge(ctx.zero);  // Single threads have published what the block reads.
+  }
 
   // Guess.
   Moments moments;
@@ -129,10 +132,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   while (true) {
     result = exchange(ctx, interval, tile, passes & 1, clock, [&] {
       job.prepare_output(p, traits, output, next);
-      if (!sampled) {
-        ptx::reconverge(ctx.zero);  // Lanes have sent different vectors.
-        moments = Moments(ctx, probe);
-      }
+      if (!sampled) moments = Moments(ctx, probe);
       sampled = true;
     });
     ++passes;

@@ -53,7 +53,6 @@ __device__ __forceinline__ RankedRange narrow_keys(const Context& ctx, const Til
     if (!kBeforeLoop && first) count(bins.set[rounds & 1], 0, kBins);
     uint32_t* const other = bins.set[~rounds & 1];
     const BinHit hit = locate(ctx, bins, bins.set[rounds & 1], other, rounds > 0, range.rank);
-    ptx::reconverge(ctx.zero);  // One lane has stored the hit.
     ++rounds;
     range.keys.narrow(hit.bin, shift);
     range.rank -= hit.above;
