@@ -24,6 +24,7 @@ EXPLAINED: dict[str, str] = {
     "core/row_job.cuh: arrive_at_start": "an arrival without .aligned, for which lanes need not be together",
     "core/row_job.cuh: init_barriers": _OF_ONE_THREAD,
     "streaming/kernel.cuh: prefetch_row": _OF_ONE_THREAD,
+    "prefill_short/prefill_tile.cuh: fetch": _OF_ONE_THREAD,
     "small_row/partition.cuh: select_boundary": "the loop over the boundary is the same in all lanes",
     "fallback/verify.cuh: classify": "the end of a warp's tiles (`match_tile`) is the same in all lanes",
 }
@@ -32,10 +33,12 @@ EXPLAINED: dict[str, str] = {
 SAME_IN_ALL_LANES = {
     "core/row_sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
-    "resident/register_tile.cuh: if (j >= vecs) break;",
+    "resident/register_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
     "resident/register_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
-    "resident/resolve_miss.cuh: "
-    "const uint32_t at_tie_key = tie_key != kAbsentKey ? inside & equal_to(tie_key) : 0;",
+    (
+        "resident/resolve_miss.cuh: "
+        "const uint32_t at_tie_key = tie_key != kAbsentKey ? inside & equal_to(tie_key) : 0;"
+    ),
 }
 """Branches, by file and source text, whose conditions are the row's or its interval's: a whole warp's."""
 

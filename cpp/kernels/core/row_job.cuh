@@ -135,7 +135,7 @@ __device__ __forceinline__ int unseen_by(const TopkParams& p, const LaunchTraits
 __device__ __forceinline__ int visible_length(const TopkParams& p, const LaunchTraits& traits, int row,
                                               int request, int length) {
   const int unseen = unseen_by(p, traits, row, request);
-  const int keys = length > unseen ? length - unseen : 0;
+  const int keys = max(length, unseen) - unseen;  // No overflow, whatever the length is.
   return min(traits.has(LaunchTraits::kCompressed) ? keys / p.compress_ratio : keys, p.width);
 }
 
