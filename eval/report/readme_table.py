@@ -49,11 +49,9 @@ from eval.report.provenance import (
 )
 from eval.report.vllm_report import RefusedError, in_engine, total_compared, vllm_figures
 
-GPU = "h200"
+GPU = "h100"
 """Folder of the results that the pages show."""
 RESULTS = ROOT / "eval" / "results" / GPU
-STRESSED = ROOT / "eval" / "results" / "h100"
-"""Runs under load say nothing of times, so they may be another GPU's."""
 VLLM_PAGE = ROOT / "docs" / "engine_evidence.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 PEERS = tuple(peer_names(()))
@@ -66,6 +64,8 @@ SHAPES = ((8192, 1), (131072, 1), (1048576, 1), (8192, 64), (131072, 64))
 README_PEERS = ("vllm", "flashinfer_deterministic", "torch")
 """Other projects' implementations that the README shows: the one it replaces, the one with the same contract,
 and PyTorch's."""
+WIDTH = 120
+"""Columns of a line of text."""
 MOST_NAMED = 3
 """Cells that a sentence of the README names before it counts the others."""
 HARD_LEGEND = """
@@ -385,7 +385,7 @@ def hard_table(index: Index) -> list[str]:
 
 
 def _paragraph(text: str) -> str:
-    return textwrap.fill(" ".join(text.split()), 110, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _point(text: str) -> str:
@@ -393,7 +393,7 @@ def _point(text: str) -> str:
     words = " ".join(text.split())
     return textwrap.fill(
         words,
-        110,
+        WIDTH,
         initial_indent="- ",
         subsequent_indent="  ",
         break_long_words=False,
@@ -563,17 +563,19 @@ def hook_price(quoted: dict[str, set[str]]) -> str:
         return ""
     step, prepare = decode["step_us"], decode["prepare_us"]
     quoted["simulated_decode.json"] = commits_of(decode)
+    moved = decode["prepare_moved_us"]
     saved, cost = step["off"] - step["on"], prepare["on"] - prepare["off"]
     end = "a host-bound server loses by it" if cost > saved else "it pays for a host-bound server, too"
     layers = decode["setup"]["layers"]
     what = f"{layers} layer{'s' if layers > 1 else ''}"
     return f"""**TensorRT-LLM's hook** saves {saved:.0f} us of GPU time in a simulated step of {what}, and
-        costs {cost:.0f} us of host time: {end} ({source_of(decode)})."""
+        costs {cost:.0f} us of host time, or {moved["on"] - moved["off"]:.0f} where the batch has changed:
+        {end} ({source_of(decode)})."""
 
 
 def stress_files() -> dict[str, dict[str, Any]]:
     """Runs of today's kernels under load, none of which may have found a fault."""
-    found = result_files(STRESSED, "stress*.json", elsewhere=False)
+    found = result_files(RESULTS, "stress*.json", elsewhere=False)
     runs = {name: run for name, run in found.items() if name != FAULTY}
     for name, run in runs.items():
         refuse_if(run.get("failure"), name, "no failure")
@@ -749,6 +751,7 @@ def simulated(quoted: dict[str, set[str]]) -> str:
     if decode is None:
         return ""
     sets, step, prepare = decode["sets"], decode["step_us"], decode["prepare_us"]
+    moved = decode["prepare_moved_us"]
     refuse_if(sets["different"], "simulated_decode.json", "no different set")
     quoted["simulated_decode.json"] = commits_of(decode)
     traces = [short_trace(name) for name in decode["setup"]["traces"]]
@@ -757,7 +760,8 @@ def simulated(quoted: dict[str, set[str]]) -> str:
         ({source_of(decode)}): {sets["identical"]:,} of {sets["rows"]:,} rows select the same set
         with the hook on and off; a step, most of which is scoring, takes {step["on"]:.0f} us instead of
         {step["off"]:.0f} with TensorRT-LLM's compiled op, and the host prepares it in {prepare["on"]:.0f} us
-        instead of {prepare["off"]:.0f}."""
+        instead of {prepare["off"]:.0f} (where the batch has changed, in {moved["on"]:.0f} instead of
+        {moved["off"]:.0f})."""
 
 
 def _ratio(figure: float | None) -> str:

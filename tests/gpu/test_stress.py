@@ -90,7 +90,7 @@ def test_delays_take_time() -> None:
         set_chaos(mode)
         workload.replay()
         replays = []
-        for _ in range(5):
+        for _ in range(40):
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record(workload.stream)
             workload.replay()
