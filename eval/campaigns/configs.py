@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+from eval.common.paths import ROOT
 from gvr_topk.config_files import combine
 
-ROOT = Path(__file__).resolve().parents[2]
 PARTS = ROOT / "configs"
 COMBINED = ROOT / "build" / "configs"
 BASES = ("serve_tep8", "bench_b200_tep8", "bench_h200_tep8", "eval_dep8")

@@ -31,11 +31,12 @@ from eval.campaigns.tpot_report import paper_sd
 from eval.campaigns.verdicts import ERROR_RATE, Judgement, judge_difference, judge_noninferiority
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import read_results, require_writable
+from eval.common.paths import ROOT
 from eval.common.tables import markdown_table
 
 FORMAT = "gvr_topk.verdict_simulation/1"
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "verdict_simulation.json"
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "verdicts.md"
+RESULTS = ROOT / "eval" / "results" / "verdict_simulation.json"
+DOCS = ROOT / "docs" / "verdicts.md"
 BEGIN, END = "<!-- simulation:begin -->", "<!-- simulation:end -->"
 SEED = 21
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 import gvr_topk
+from eval.common.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 MACHINE_PATH = re.compile(r"(?<![\w./-])/(?:root|home|tmp|work)/(?:[\w.+@-]+/)*([\w.+@-]*)")
 """A path that only one machine has."""
 

@@ -28,8 +28,8 @@ import typer
 
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import require_writable
+from eval.common.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 TORCH_RELEASES = ("2.9.1", "2.11.0", "2.13.0")
 """The first minor release whose stable interface the library is built on, one between, and the newest."""
 

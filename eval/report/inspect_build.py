@@ -41,11 +41,12 @@ from elftools.elf.sections import SymbolTableSection
 
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import require_writable
+from eval.common.paths import ROOT
 from eval.common.tables import markdown_table
 from eval.report.provenance import MEASURED_ARCH, RECORD_FORMAT
 from eval.report.sass import Finding, parse, unexplained, unguarded
 
-LIBRARY = Path(__file__).resolve().parents[2] / "gvr_topk" / "lib" / "libgvr_topk_cuda.so"
+LIBRARY = ROOT / "gvr_topk" / "lib" / "libgvr_topk_cuda.so"
 ARCHITECTURES = ("sm_90a", "sm_100f", "sm_120f")
 """What a library may be built for: Hopper, Blackwell of data centres, Blackwell of consumers."""
 

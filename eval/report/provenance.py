@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+from eval.common.paths import ROOT
+
 GPU_SOURCES = ("cpp/kernels", "cpp/include", "cpp/torch")
 KERNEL_SOURCES = ("cpp/kernels", "cpp/include", "cpp/CMakeLists.txt")
 MACHINE_CODE = ROOT / "eval" / "results" / "machine_code.json"

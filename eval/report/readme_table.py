@@ -37,8 +37,8 @@ from eval.bench.bench_report import (
 from eval.bench.our_kernels import HINTED, NO_HINT, PAPER, PDL, PREFILL, PREFILL_ROUNDS
 from eval.bench.peers import peer_names
 from eval.bench.picture import digest_in
+from eval.common.paths import ROOT
 from eval.report.provenance import (
-    ROOT,
     commits_of,
     device_of,
     digest_of,

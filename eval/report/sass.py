@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-KERNELS = Path(__file__).resolve().parents[2] / "cpp" / "kernels"
+from eval.common.paths import KERNELS
 
 _OF_ONE_THREAD = "no collective of the sources: ptxas asks whether the one thread is here that does the work"
 

@@ -25,10 +25,9 @@ from typing import Any
 import torch
 
 from eval.common.machine import write_json
+from eval.common.paths import KERNELS
 from eval.report.sass import enclosing_function
-from eval.stress.stress_library import ROOT, StressError, op_library
-
-KERNELS = ROOT / "cpp" / "kernels"
+from eval.stress.stress_library import StressError, op_library
 
 EXPLAINED: dict[str, str] = {
     "core/output_offset.cuh: counts = __reduce_add_sync(0xffffffffu, counts);": (

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import gvr_topk
+from eval.common.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 NEIGHBOURS_LIBRARY = "libgvr_topk_neighbours.so"
 
 HOW_TO_BUILD = "make neighbours"

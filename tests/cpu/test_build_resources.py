@@ -12,10 +12,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from eval.common.paths import KERNELS
 from eval.report import check_wheel, inspect_build
 from eval.report.inspect_build import ARCHITECTURES, InspectError, KernelUse, faults
 from eval.report.provenance import MACHINE_CODE, MEASURED_ARCH, RECORD_FORMAT, machine_code_of
-from eval.stress.converged import KERNELS
 
 ARCHS = Path(__file__).resolve().parents[2] / "packaging" / "gvr_topk_archs.py"
 USE = KernelUse("k", "", registers=64, stack_bytes=0, local_bytes=0, shared_bytes=0, code_bytes=1)

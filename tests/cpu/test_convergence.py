@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from eval.common.paths import ROOT
 from eval.report import inspect_build, sass
 from eval.report.inspect_build import InspectError
 from eval.stress import converged
-from eval.stress.stress_library import ROOT, launches_within
+from eval.stress.stress_library import launches_within
 
 # `resident_topk<float, 16, kCommonSlotted>` without `ptx::reconverge` in `emit_tile`, where an H200 once had
 # lane 0 apart: the branch of the thread that writes the state, and the sum behind it. Other instructions are

@@ -17,6 +17,7 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
+from eval.common.paths import ROOT
 from eval.fuzz import fuzz
 from eval.stress import stress, stress_cases, stress_neighbours, stress_run, stress_workload
 from eval.stress.stress_cases import (
@@ -37,7 +38,7 @@ from eval.stress.stress_cases import (
     rewritten_tensor,
     visible_lengths,
 )
-from eval.stress.stress_library import CHAOS_MODES, ROOT, StressError, chaos_modes, set_chaos
+from eval.stress.stress_library import CHAOS_MODES, StressError, chaos_modes, set_chaos
 from eval.stress.stress_neighbours import NEIGHBOURS, Hang, Neighbour, make_neighbour, make_rewriter, wait_for
 from eval.stress.stress_workload import GUARD, GUARD_WORDS, POISON, Workload
 from gvr_topk.constants import (

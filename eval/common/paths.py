@@ -1,0 +1,8 @@
+"""Folders of the checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / "cpp" / "kernels"
