@@ -26,11 +26,14 @@ EXPLAINED: dict[str, str] = {
     "streaming/kernel.cuh: prefetch_row": _OF_ONE_THREAD,
     "prefill_short/prefill_tile.cuh: fetch": _OF_ONE_THREAD,
     "small_row/partition.cuh: select_boundary": "the loop over the boundary is the same in all lanes",
-    "fallback/verify.cuh: classify": "the end of a warp's tiles (`match_tile`) is the same in all lanes",
 }
 """Why collectives need no guard, by file and function; none is behind a region that spans a barrier."""
 
 SAME_IN_ALL_LANES = {
+    (
+        "fallback/verify.cuh: "
+        "bits = finite ? match_tile(tile, begin, ctx.end, [&](float x) { return !(x < lo); })"
+    ),
     "core/row_sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
     "resident/register_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
@@ -46,7 +49,7 @@ WITHOUT_BARRIER = {
     "core/exchange.cuh: store_to_peers": "lanes that have nothing to send",
     "core/row_job.cuh: agree_on_length": "one thread publishes what it has read",
     "core/row_job.cuh: load_state_late": "one thread loads the state",
-    "resident/register_tile.cuh: fetch": "lanes at the row's end",
+    "resident/register_tile.cuh: fetch": "lanes at the row's end, where vectors are not whole",
     "resident/register_tile.cuh: copy_before": "lanes at the row's end",
 }
 """Branches, by file and function, on the way of every row in registers: a barrier's price shows there."""
