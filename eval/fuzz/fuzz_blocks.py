@@ -6,7 +6,6 @@ drawn from the same pair.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eval.fuzz.fuzz_cases import DTYPES, on_cpu, strided
-from eval.fuzz.fuzz_contents import CONTENTS, Draw
+from eval.fuzz.fuzz_contents import CONTENTS, Choices, Draw
 from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS
 from gvr_topk.contract import best_blocks, exact_topk, exact_topk_in_blocks, row_lengths
 from gvr_topk.evaluation.oracle import sorted_blocks, sorted_in_blocks, sorted_topk
@@ -102,14 +101,8 @@ class BlocksCase:
 
 def draw_blocks_case(seed: int, index: int, *, elements: int) -> BlocksCase:
     """Draw a case of at most about `elements` scores; same arguments, same case."""
-    rng = np.random.default_rng((seed, index))
-
-    def pick(*choices: Any) -> Any:
-        return choices[int(rng.choice(len(choices)))]
-
-    def some(choices: Sequence[str]) -> tuple[str, ...]:
-        return tuple(str(choice) for choice in rng.choice(choices, size=int(rng.integers(1, 4))))
-
+    choices = Choices(seed, index)
+    rng, pick, some = choices.rng, choices.pick, choices.some
     next_n = int(pick(1, 1, 1, 2, 3))
     longest = min(elements // next_n, MAX_BLOCKS_WIDTH)
     block_k = 2048 if rng.random() < 0.4 else max(2, int(2 ** rng.uniform(1, 11)))
@@ -132,9 +125,9 @@ def draw_blocks_case(seed: int, index: int, *, elements: int) -> BlocksCase:
         block_k=block_k,
         given_k=int(pick(1, 512, int(2 ** rng.uniform(0, 14.2)))),
         dtype=str(pick(*DTYPES)),
-        contents=some(tuple(CONTENTS)),
-        lengths=some(LENGTHS) if rng.random() < 0.6 else ("full",),
-        given=some(GIVEN),
+        contents=some(tuple(CONTENTS), 3),
+        lengths=some(LENGTHS, 3) if rng.random() < 0.6 else ("full",),
+        given=some(GIVEN, 3),
         given_blocks=given_blocks,
         by_row=bool(next_n > 1 and rng.random() < 0.5),
         compress_ratio=int(pick(1, 1, 4, 128)),

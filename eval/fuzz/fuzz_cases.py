@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eval.fuzz.fuzz_contents import CONTENTS, Draw, draw_integer
+from eval.fuzz.fuzz_contents import CONTENTS, Choices, Draw, draw_integer
 from gvr_topk.constants import (
     MAX_WIDTH,
     STATE_FLOATS,
@@ -177,14 +177,8 @@ def _plannable(
 
 def draw_case(seed: int, index: int, *, elements: int, paths: Sequence[str] = PATHS) -> Case:
     """Draw a case of at most about `elements` scores; same arguments, same case."""
-    rng = np.random.default_rng((seed, index))
-
-    def pick(*choices: Any, p: Sequence[float] | None = None) -> Any:
-        return choices[int(rng.choice(len(choices), p=p))]
-
-    def some(choices: Sequence[str], most: int = 2) -> tuple[str, ...]:
-        return tuple(str(choice) for choice in rng.choice(choices, size=int(rng.integers(1, most + 1))))
-
+    choices = Choices(seed, index)
+    rng, pick, some = choices.rng, choices.pick, choices.some
     next_n = int(pick(1, 2, 3, 4, 7, p=(0.6, 0.15, 0.1, 0.1, 0.05)))
     longest = min(elements // next_n, MAX_WIDTH if rng.random() < 0.1 else 1 << 17)
     k = int(pick(*TUNED_K)) if rng.random() < 0.6 else int(2 ** rng.uniform(0, 12.5))
@@ -212,13 +206,13 @@ def draw_case(seed: int, index: int, *, elements: int, paths: Sequence[str] = PA
         width=width,
         k=k,
         dtype=dtype,
-        contents=some(tuple(CONTENTS)),
-        lengths=some(LENGTHS) if rng.random() < 0.6 else ("full",),
+        contents=some(tuple(CONTENTS), 2),
+        lengths=some(LENGTHS, 2) if rng.random() < 0.6 else ("full",),
         by_row=bool(next_n > 1 and rng.random() < 0.4),
         pad=int(pick(0, 1, 3, 8, 64)),
         shift=int(pick(0, 0, 1, 2, 3, 5)),
         state=state,
-        hints=some(HINTS) if hinted else (),
+        hints=some(HINTS, 2) if hinted else (),
         slots=str(pick("own", "shuffled", "any")) if state != ABSENT else "own",
         indices_pad=int(pick(0, 0, 1, 5)),
         offset=int(pick(0, 0, 1, -1, 100, -MAX_WIDTH, MAX_WIDTH)) if hinted else 0,

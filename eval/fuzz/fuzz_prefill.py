@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eval.fuzz.fuzz_cases import DTYPES, TUNED_K, Oracle, strided
-from eval.fuzz.fuzz_contents import CONTENTS, Draw, draw_integer
+from eval.fuzz.fuzz_contents import CONTENTS, Choices, Draw, draw_integer
 from gvr_topk.arguments import PREFILL_PATHS
 from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.contract import exact_topk
@@ -114,14 +114,8 @@ class PrefillCase:
 
 def draw_prefill_case(seed: int, index: int, *, elements: int, paths: Sequence[str] = PATHS) -> PrefillCase:
     """Draw a case of at most about `elements` scores; same arguments, same case."""
-    rng = np.random.default_rng((seed, index))
-
-    def pick(*choices: Any) -> Any:
-        return choices[int(rng.choice(len(choices)))]
-
-    def some(choices: Sequence[str], most: int) -> tuple[str, ...]:
-        return tuple(str(choice) for choice in rng.choice(choices, size=int(rng.integers(1, most + 1))))
-
+    choices = Choices(seed, index)
+    rng, pick, some = choices.rng, choices.pick, choices.some
     longest = min(elements, MAX_WIDTH if rng.random() < 0.05 else 1 << 16)
     k = int(pick(*TUNED_K)) if rng.random() < 0.5 else int(2 ** rng.uniform(0, 12.5))
     shortest = min(2 * k, longest) if rng.random() < 0.8 else 1
