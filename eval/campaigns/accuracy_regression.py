@@ -32,7 +32,6 @@ and GPU.
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 import statistics
@@ -499,15 +498,7 @@ def main(
             typer.echo(remarks(outcome.records))
         if outcome.failures:
             typer.echo(f"{len(outcome.failures)} of {len(planned)} runs failed")
-        result = {
-            "error_rate": ERROR_RATE,
-            "family": family,
-            "decisions": [asdict(item) for item in decisions],
-            "runs": outcome.records,
-            "failures": outcome.failures,
-        }
-        text = json.dumps(result, indent=2, allow_nan=False)
-        (out / "results.json").write_text(text + "\n", encoding="utf-8")
+        outcome.write(out / "results.json", family, decisions=[asdict(item) for item in decisions])
         typer.echo(f"written: {out / 'results.json'}")
         complete = len(outcome.records) == len(planned) and len(decisions) == len(tasks)
         status = exit_status([item.verdict for item in decisions], complete)

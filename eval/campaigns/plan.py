@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import statistics
 import time
@@ -15,6 +16,7 @@ from eval.campaigns.evidence import Evidence, read_evidence
 from eval.campaigns.process import CommandError, output_lines, quote_tail, run_command, running_server
 from eval.campaigns.reports import ReportError
 from eval.campaigns.store import RunStore, run_key
+from eval.campaigns.verdicts import ERROR_RATE
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,12 @@ class Outcome:
     records: list[dict[str, Any]] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     faulty: bool = False
+
+    def write(self, file: Path, family: int, **decided: Any) -> None:
+        """Write the records, and what was decided from them for so many tasks or cases together."""
+        chances = {"error_rate": ERROR_RATE, "family": family}
+        result = {**chances, **decided, "runs": self.records, "failures": self.failures}
+        file.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def describe_plan(runs: Sequence[PlannedRun], store: RunStore) -> str:

@@ -65,7 +65,6 @@ from eval.campaigns.tpot_report import (
     draw,
     tpot_table,
 )
-from eval.campaigns.verdicts import ERROR_RATE
 from eval.common.machine import compute_capability
 from eval.common.options import check_label, refuse_repeats, require_program
 from eval.common.status import TOOL_FAULT, UNDECIDED
@@ -499,15 +498,7 @@ def main(
         typer.echo("\n\n".join(["", *filter(None, tables)]))
         if outcome.failures:
             typer.echo(f"{len(outcome.failures)} of {len(planned)} runs failed")
-        result = {
-            "error_rate": ERROR_RATE,
-            "family": family,
-            "rows": [asdict(row) for row in rows],
-            "runs": outcome.records,
-            "failures": outcome.failures,
-        }
-        text = json.dumps(result, indent=2, allow_nan=False)
-        (out / "results.json").write_text(text + "\n", encoding="utf-8")
+        outcome.write(out / "results.json", family, rows=[asdict(row) for row in rows])
         typer.echo(f"written: {out / 'results.json'}")
         if any(row.reduction is not None for row in rows):
             draw(rows, out / "tpot.png")
