@@ -54,6 +54,8 @@ from gvr_topk.constants import BLOCK_SIZE
 ENVIRONMENT = "GVR_TOPK_BASELINES"
 TRTLLM_MODULE = "trtllm_kernel"
 """What the wheel tokenspeed-trtllm-kernel installs."""
+TRTLLM_LIBRARY = "libtrtllm_kernel.so"
+VLLM_LIBRARY = "_C_stable_libtorch.abi3.so"
 VLLM_WORKSPACE_BYTES = 1 << 20
 VLLM_K = (512, 1024, 2048)
 VLLM_COOPERATIVE_ROWS = 64
@@ -182,17 +184,20 @@ def _unpacked(compressed: Path) -> Path:
 
 
 @functools.cache
-def load_library(path: Path, helpers: Path) -> None:
-    """Load a library whose static initialisers register torch operators.
+def load_library(folder: Path, name: str) -> None:
+    """Load a library below `folder` whose static initialisers register torch operators.
 
     Symbols bind on first call: such libraries hold operators whose own libraries are not there. A needed
-    library that the loader cannot find is taken from `helpers` or from the NVIDIA wheels beside torch.
+    library that the loader cannot find is taken from `folder` or from the NVIDIA wheels beside torch.
 
     Raises
     ------
+    BaselineError
+        There is no such file.
     OSError
         What the loader said.
     """
+    path = find_file(folder, name)
     while True:
         try:
             ctypes.CDLL(str(path), mode=os.RTLD_LAZY)
@@ -201,15 +206,15 @@ def load_library(path: Path, helpers: Path) -> None:
             missing = _MISSING.match(str(error))
             if missing is None or missing[1] == str(path):
                 raise
-            helper = _find_helper(missing[1], helpers)
+            helper = _find_helper(missing[1], folder)
             if helper is None:
                 raise
             ctypes.CDLL(str(helper), mode=ctypes.RTLD_GLOBAL)
 
 
-def _find_helper(name: str, helpers: Path) -> Path | None:
+def _find_helper(name: str, folder: Path) -> Path | None:
     try:
-        return find_file(helpers, name)
+        return find_file(folder, name)
     except BaselineError:
         packages = Path(torch.__file__).resolve().parent.parent
         candidates = [*packages.glob(f"nvidia/**/lib/{name}"), packages / "torch" / "lib" / name]
@@ -319,7 +324,7 @@ def load_trtllm_op() -> str:
         return "no CUDA device"
     try:
         if folder := os.environ.get(ENVIRONMENT):
-            load_library(find_file(Path(folder), "libtrtllm_kernel.so"), Path(folder))
+            load_library(Path(folder), TRTLLM_LIBRARY)
         else:
             importlib.import_module(TRTLLM_MODULE)
     except Exception as error:  # a missing system library shows up in many ways
@@ -330,7 +335,7 @@ def load_trtllm_op() -> str:
 
 
 def _load_trtllm(name: str, version: str, folder: Path) -> Baseline:
-    load_library(find_file(folder, "libtrtllm_kernel.so"), folder)
+    load_library(folder, TRTLLM_LIBRARY)
     operator = torch.ops.trtllm.indexer_topk_decode.default
 
     def prepare(chain: Chain) -> Prepared:
@@ -346,7 +351,7 @@ def _load_trtllm(name: str, version: str, folder: Path) -> Baseline:
 
 
 def _load_trtllm_prefill(name: str, version: str, folder: Path) -> Baseline:
-    load_library(find_file(folder, "libtrtllm_kernel.so"), folder)
+    load_library(folder, TRTLLM_LIBRARY)
     operator = torch.ops.trtllm.indexer_topk_prefill.default
 
     def prepare(chain: Chain) -> Prepared:
@@ -363,7 +368,7 @@ def _load_trtllm_prefill(name: str, version: str, folder: Path) -> Baseline:
 
 
 def _load_vllm(name: str, version: str, folder: Path) -> Baseline:
-    load_library(find_file(folder, "_C_stable_libtorch.abi3.so"), folder)
+    load_library(folder, VLLM_LIBRARY)
     cooperative, persistent = torch.ops._C.cooperative_topk.default, torch.ops._C.persistent_topk.default
 
     def prepare(chain: Chain) -> Prepared:
@@ -384,7 +389,7 @@ def _load_vllm(name: str, version: str, folder: Path) -> Baseline:
 
 
 def _load_vllm_per_row(name: str, version: str, folder: Path) -> Baseline:
-    load_library(find_file(folder, "_C_stable_libtorch.abi3.so"), folder)
+    load_library(folder, VLLM_LIBRARY)
     operator = torch.ops._C.top_k_per_row_decode.default
 
     def prepare(chain: Chain) -> Prepared:
@@ -401,7 +406,7 @@ def _load_vllm_per_row(name: str, version: str, folder: Path) -> Baseline:
 
 
 def _load_vllm_prefill(name: str, version: str, folder: Path) -> Baseline:
-    load_library(find_file(folder, "_C_stable_libtorch.abi3.so"), folder)
+    load_library(folder, VLLM_LIBRARY)
     operator = torch.ops._C.top_k_per_row_prefill.default
 
     def prepare(chain: Chain) -> Prepared:

@@ -592,7 +592,7 @@ class TestPrefillRun:
     def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         """Files of other projects, whose operators for prefill are there and exact, with their schemas."""
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(baselines, "load_library", lambda path, helpers: None)
+        monkeypatch.setattr(baselines, "load_library", lambda folder, name: None)
         for name in ("libtrtllm_kernel.so", "_C_stable_libtorch.abi3.so"):
             (tmp_path / name).touch()
 
