@@ -52,7 +52,7 @@ WITHOUT_BARRIER = {
     "resident/register_tile.cuh: fetch": "lanes at the row's end, where vectors are not whole",
     "resident/register_tile.cuh: copy_before": "lanes at the row's end",
 }
-"""Branches, by file and function, on the way of every row in registers: a barrier's price shows there."""
+"""Branches, by file and function, of rows that registers hold. A barrier would cost too much there."""
 
 _FUNCTION = re.compile(r"^\s*\.text\.(\S+):$")
 _LABEL = re.compile(r"^(\.L_x_\d+|\$\S+):")
