@@ -13,8 +13,8 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return r;
 }
 
-// Arrive and wait are separate so that work can stand between them. Both need converged warps. Behind a
-// branch that one lane takes, __syncwarp does not bring lanes together, and `reconverge` is called first.
+// Arrive and wait are separate so that work can stand between them. Both need converged warps. Behind a loop
+// or a branch that keeps lanes apart, `reconverge` is called first, because ptxas may drop a plain __syncwarp.
 __device__ __forceinline__ void cluster_arrive() {
   GVR_CHAOS_POINT();
   __syncwarp();
