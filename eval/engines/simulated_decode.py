@@ -268,8 +268,8 @@ def run(
     Returns
     -------
     dict
-        ``sets`` (list per step of one tensor per layer), ``agreement``, ``graph_us``, ``prepare_us``,
-        ``prepare_moved_us`` (of the steps whose rows are not those of the step before), ``counters``.
+        ``sets`` (list per step of one tensor per layer), ``agreement``, ``graph_us``, ``prepare_us`` (of the
+        steps with the rows of the step before), ``prepare_moved_us`` (of the other steps), ``counters``.
     """
     os.environ.pop("TRTLLM_GVR_TOPK", None)
     with fake_package("trtllm_1_2", topk=options.topk):
@@ -303,9 +303,8 @@ def run(
                 sets.append(chosen)
                 if not new:
                     graph_us.append(elapsed)
-                    prepare_us.append(host)
-                    if rows != [a.request_id for a, _ in running]:
-                        prepare_moved_us.append(host)
+                    moved = rows != [a.request_id for a, _ in running]
+                    (prepare_moved_us if moved else prepare_us).append(host)
                 rows = [] if new else [a.request_id for a, _ in running]
             seen = integration.counters().as_dict() if arm == "on" else None
         finally:
@@ -374,6 +373,7 @@ def simulate(traces: list[Trace], options: Options, original: str, commit: str) 
             "longest_row": options.window,
             "steps": len(plan),
             "graph_steps": len(results["on"]["graph_us"]),
+            "moved_steps": len(results["on"]["prepare_moved_us"]),
             "graphs_captured": 0 if options.device == "cpu" else 1,
             "arrivals": sum(len(new) for _, new, _ in plan),
             "finished": sum(len(gone) for _, _, gone in plan),
@@ -388,8 +388,8 @@ def simulate(traces: list[Trace], options: Options, original: str, commit: str) 
             part: {arm: round(statistics.median(results[arm][part]), 1) for arm in ("off", "on")}
             for part in ("prepare_us", "prepare_moved_us")
         },
-        "method": "median over the replayed steps, CUDA events around one replay; prepare is host time, "
-        "moved is that of the steps whose rows are not those of the step before",
+        "method": "median over the replayed steps, CUDA events around one replay; prepare is host time "
+        "of the steps with the rows of the step before, moved is that of the other replayed steps",
         "counters": results["on"]["counters"],
     }
 
