@@ -44,8 +44,8 @@ def test_hook_on_selects_the_same_sets(script, tmp_path, capsys, monkeypatch):
     assert result["counters"]["rows"]["hinted"] > 0
     assert 0.3 < result["counters"]["measured"]["hit_ratio"] < 1
     assert "not TensorRT-LLM itself" in result["what"]
-    assert 5 < setup["moved_steps"] < setup["graph_steps"] - 5
-    assert all(0 < result[part][arm] for part in ("prepare_us", "prepare_moved_us") for arm in ("off", "on"))
+    assert 0 < setup["moved_steps"] < setup["graph_steps"]
+    assert all(result[part][arm] > 0 for part in ("prepare_us", "prepare_moved_us") for arm in ("off", "on"))
 
 
 def test_a_wrong_set_is_found(script, monkeypatch, capsys):
