@@ -38,7 +38,6 @@ __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInte
   const uint32_t tie_key = interval.tie_key();
   uint32_t above = 0, equal = 0;
   ctx.for_each_tile(tile, [&](int step, int begin) {
-    ptx::reconverge(ctx.zero);  // Lanes have listed different numbers of keys of the tile before.
     bits = finite ? match_tile(tile, begin, ctx.end, [&](float x) { return !(x < lo); })
                   : ctx.match_keys(tile, begin, [&](uint32_t x) { return x >= interval.lo; });
     if (ctx.steps > 1) ctx.mask(step) = static_cast<uint16_t>(bits);

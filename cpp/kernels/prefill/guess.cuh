@@ -55,8 +55,9 @@ __device__ __forceinline__ void locate_ranks(PrefillShared& sm, const RankPair& 
   __syncthreads();
   own.add_warps_above(sm.warp_sums[0], kBlockWarps, warp, lane);
   own.above += sm.above_range;
-  own.publish(ranks.upper, sm.hits[0]);
-  own.publish(ranks.lower, sm.hits[1]);
+  if (own.holds(ranks.upper)) sm.hits[0] = own.find(ranks.upper);
+  if (own.holds(ranks.lower)) sm.hits[1] = own.find(ranks.lower);
+  ptx::reconverge(ptx::unknown_zero());
   __syncthreads();
 }
 

@@ -95,7 +95,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     tile.stage_in_second_area(ctx, traits);
     probe.fetch_into(tile.behind(ctx, traits), ctx, traits);
     tile.fetch(ctx, traits, elements, p.width);
-    ptx::reconverge(ctx.zero);  // Lanes have stored different numbers of elements.
   }
   if (ctx.ctas > 1) {
     ptx::cluster_wait();  // The sample is on its way meanwhile.
