@@ -92,13 +92,35 @@ def source_of(data: Mapping[str, Any]) -> str:
     return f"{device_of(data)}, commit {', '.join(sorted(commits_of(data)))}"
 
 
+def sources_of(files: Iterable[Mapping[str, Any]]) -> str:
+    """GPUs and commits of some result files' figures, as a caption names them."""
+    commits: dict[str, set[str]] = {}
+    for data in files:
+        commits.setdefault(device_of(data), set()).update(commits_of(data))
+    return "; ".join(f"{device}, commit {', '.join(sorted(of))}" for device, of in commits.items())
+
+
+def files_of_all_gpus(
+    folder: Path, pattern: str, keep: Callable[[Mapping[str, Any]], bool]
+) -> dict[str, dict[str, Any]]:
+    """Result files by folder and name, those of `folder` first: for counts, which do not depend on the GPU.
+
+    The parameters are those of `result_files`.
+    """
+    found = {}
+    for place in (folder, *sorted(path for path in folder.parent.iterdir() if path.is_dir())):
+        for path in sorted(place.glob(pattern)):
+            found[f"{place.name}/{path.name}"] = json.loads(path.read_text())
+    return {name: data for name, data in found.items() if keep(data)}
+
+
 def result_files(
     folder: Path,
     pattern: str,
     keep: Callable[[Mapping[str, Any]], bool] = lambda data: True,
     elsewhere: bool = True,
 ) -> dict[str, dict[str, Any]]:
-    """Result files by name, all of one GPU's folder, so that no table mixes GPUs.
+    """Result files by name, all of one GPU's folder, so that no table of times mixes GPUs.
 
     Parameters
     ----------

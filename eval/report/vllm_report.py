@@ -11,11 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from eval.engines.vllm_model import SHAPES, V32
-from eval.report.provenance import commits_of, device_of, older_kernels, result_files, source_of
+from eval.report.provenance import (
+    commits_of,
+    device_of,
+    files_of_all_gpus,
+    older_kernels,
+    result_files,
+    source_of,
+    sources_of,
+)
 
 MODES = {"stock": "vLLM's", "ours": "this package"}
 REPEATS_HEADER = (
-    *("engine", "top-k", "chunk", "prefill rows alike", "decode rows alike", "scores differ from"),
+    *("GPU", "engine", "top-k", "chunk", "prefill rows alike", "decode rows alike", "scores differ from"),
     *("other set", "other order", "answers"),
 )
 GRAPHS = {"eager": "eager", "full": "FULL graphs"}
@@ -31,7 +39,8 @@ def vllm_figures(results: Path) -> str:
     Parameters
     ----------
     results : Path
-        Folder of one GPU's result files; of parts that it lacks, those of another GPU's are shown.
+        Folder of one GPU's result files. Times are those of another GPU if it has none; rows are counted over
+        all GPUs.
 
     Raises
     ------
@@ -40,12 +49,12 @@ def vllm_figures(results: Path) -> str:
     """
     quoted: dict[str, dict[str, Any]] = {}
     lines = []
-    for keep, report in (
-        (_has_compared, compared_rows),
-        (_has_times, lambda trials: [line for trial in trials.values() for line in kernel_times(trial)]),
-        (_has_invariance, invariance),
+    for keep, files, report in (
+        (_has_compared, files_of_all_gpus, compared_rows),
+        (_has_times, result_files, lambda trials: [line for each in trials.values() for line in kernel_times(each)]),
+        (_has_invariance, files_of_all_gpus, invariance),
     ):
-        trials = _trials(results, keep)
+        trials = _trials(results, keep, files)
         quoted |= trials
         lines += report(trials)
     for name, single in (("vllm_serve.json", served), ("flashmla_order.json", flashmla)):
@@ -61,13 +70,15 @@ def vllm_figures(results: Path) -> str:
     return "\n".join(lines).strip("\n")
 
 
-def _trials(results: Path, keep: Callable[[Mapping[str, Any]], bool]) -> dict[str, dict[str, Any]]:
-    """Trials of one GPU that have a part; rows that differ are counted in a table, what failed in none."""
-    files = result_files(results, "vllm_trial_*.json", keep)
-    for name, trial in files.items():
+def _trials(
+    results: Path, keep: Callable[[Mapping[str, Any]], bool], files: Callable[..., Any] = result_files
+) -> dict[str, dict[str, Any]]:
+    """Trials that have a part; rows that differ are counted in a table, what failed in none."""
+    found: dict[str, dict[str, Any]] = files(results, "vllm_trial_*.json", keep)
+    for name, trial in found.items():
         if failures := [line for engine in trial["engines"] for line in engine.get("failures", ())]:
             raise RefusedError(f"{name}: wanted no failures, got {failures}")
-    return files
+    return found
 
 
 def _has_compared(trial: Mapping[str, Any]) -> bool:
@@ -109,12 +120,6 @@ class Compared:
     source: str = ""
 
 
-def sources_of(trials: Mapping[str, Mapping[str, Any]]) -> str:
-    """GPU and commits of some files of one GPU."""
-    commits = sorted(set().union(*map(commits_of, trials.values())))
-    return f"{device_of(next(iter(trials.values())))}, commit {', '.join(commits)}"
-
-
 def total_compared(results: Path) -> Compared:
     """What all engines of one GPU compared."""
     trials = _trials(results, _has_compared)
@@ -125,7 +130,7 @@ def total_compared(results: Path) -> Compared:
     names = ("rows", "prefill_rows", "prefill_rows_seen", "differ")
     decode, prefill, seen, differ = (sum(each[name] for each in counts) for name in names)
     by_file = {name: commits_of(trial) for name, trial in trials.items()}
-    return Compared(decode, prefill, seen, differ, by_file, sources_of(trials))
+    return Compared(decode, prefill, seen, differ, by_file, sources_of(trials.values()))
 
 
 def _once(engine: Mapping[str, Any]) -> dict[str, int]:
@@ -177,27 +182,38 @@ def _topk_kernels(case: Mapping[str, Any]) -> dict[str, float]:
 
 def compared_rows(trials: Mapping[str, dict[str, Any]]) -> list[str]:
     """A table of every engine that compared its rows with a sort."""
-    engines = [engine for trial in trials.values() for engine in trial["engines"] if engine.get("compared")]
+    engines = [
+        (device_of(trial), engine)
+        for trial in trials.values()
+        for engine in trial["engines"]
+        if engine.get("compared")
+    ]
     if not engines:
         return []
     first = next(iter(trials.values()))
-    by_numpy = sum(_once(engine)["numpy_rows"] for engine in engines)
+    by_numpy = sum(_once(engine)["numpy_rows"] for _, engine in engines)
     lines = [
         *_wrapped(
             f"Rows compared with a sort of the same scores inside vLLM {first['versions']['vllm']}, "
-            f"{sources_of(trials)} (`vllm_trial_*.json`). The sort is "
+            f"{sources_of(trials.values())} (`vllm_trial_*.json`). The sort is "
             f"`gvr_topk.contract.exact_topk`; {by_numpy:,} of the rows were sorted by NumPy, too. Rows that "
             "several ranks compared count once."
         ),
         "",
-        "| engine | decode rows | prefill rows, of those seen | different |",
-        "|---|---:|---:|---:|",
+        "| GPU | engine | decode rows | prefill rows, of those seen | different |",
+        "|---|---|---:|---:|---:|",
     ]
-    for engine in engines:
+    for gpu, engine in engines:
         count = _once(engine)
         prefill = f"{count['prefill_rows']:,} of {count['prefill_rows_seen']:,}"
-        lines.append(f"| {_engine(engine)} | {count['rows']:,} | {prefill} | {count['differ']:,} |")
+        row = (_short(gpu), _engine(engine), f"{count['rows']:,}", prefill, f"{count['differ']:,}")
+        lines.append(f"| {' | '.join(row)} |")
     return lines
+
+
+def _short(device: str) -> str:
+    """Name of a GPU without its maker, memory and form."""
+    return device.removeprefix("NVIDIA ").partition(" ")[0]
 
 
 def kernel_times(trial: dict[str, Any]) -> list[str]:
@@ -276,7 +292,7 @@ def invariance(files: Mapping[str, dict[str, Any]]) -> list[str]:
         "",
         *_wrapped(
             "The same prompt alone and in batches of 2 to 32 requests, or again after preemptions, "
-            f"{sources_of(files)}. *Rows alike*: rows whose scores are bitwise those of another row, of the "
+            f"{sources_of(trials)}. *Rows alike*: rows whose scores are bitwise those of another row, of the "
             "rows that repeat a prompt (after preemptions: of all rows). *Scores differ from*: the first "
             "layer where repeated rows have different scores, in prefill and in decode. *Other set* and "
             "*other order* count rows whose scores equal those of another row, while the selections differ. "
@@ -284,9 +300,13 @@ def invariance(files: Mapping[str, dict[str, Any]]) -> list[str]:
         ),
         "",
         f"| {' | '.join(REPEATS_HEADER)} |",
-        "|---|---|---:|---:|---:|---|---:|---:|---:|",
+        "|---|---|---|---:|---:|---:|---|---:|---:|---:|",
     ]
-    lines += [_engine_of_repeats(engine) for trial in trials for engine in trial["engines"]]
+    lines += [
+        f"| {_short(device_of(trial))} {_engine_of_repeats(engine)}"
+        for trial in trials
+        for engine in trial["engines"]
+    ]
     lines += [
         "",
         *_wrapped(
@@ -294,11 +314,11 @@ def invariance(files: Mapping[str, dict[str, Any]]) -> list[str]:
             "differ where the *other values* are 0 differ by ties alone."
         ),
         "",
-        "| engine | top-k | rows alike | other set | other values | other order |",
-        "|---|---|---:|---:|---:|---:|",
+        "| GPU | engine | top-k | rows alike | other set | other values | other order |",
+        "|---|---|---|---:|---:|---:|---:|",
     ]
     for trial in trials:
-        name = _setting(trial["engines"][0])
+        name = f"{_short(device_of(trial))} | {_setting(trial['engines'][0])}"
         for mode, counted in trial["twins"].items():
             rows = counted["all"]
             lines.append(
