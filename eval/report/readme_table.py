@@ -546,7 +546,7 @@ def eager_calls(quoted: dict[str, set[str]]) -> str:
     theirs = {name: us[call] for call, name in named.items() if call in us}
     told = ", ".join(f"{name} {time:.1f}" for name, time in theirs.items())
     slower = [name for name, time in theirs.items() if us["hinted"] > (1 + NOISE) * time]
-    end = f"where the host is the limit, it is slower than {_listed(slower)}" if slower else "it is no slower"
+    end = f"slower than {_listed(slower)}" if slower else "no slower"
     return f"""**Eager calls.** Outside of a CUDA graph a call costs the host {us["hinted"]:.1f} us
         ({told}): {end} ({source_of(host)})."""
 

@@ -1197,11 +1197,8 @@ class TestReadmeTable:
             return " ".join(readme_table.results().split())
 
         times = {"hinted": 9.0, "dispatcher": 8.0, "zero_": 1.0, "vllm": 8.0, "torch": 7.0}
-        assert (
-            "(vLLM 8.0, torch.topk 7.0): where the host is the limit, it is slower than vLLM and torch"
-            in (change(times))
-        )
-        assert "(vLLM 8.0, torch.topk 7.0): it is no slower" in change(times | {"hinted": 7.0})
+        assert "(vLLM 8.0, torch.topk 7.0): slower than vLLM and torch.topk (" in change(times)
+        assert "(vLLM 8.0, torch.topk 7.0): no slower (" in change(times | {"hinted": 7.0})
 
     def test_worst_launch_is_that_of_all_groups(self, folder: Path) -> None:
         def change(data: dict[str, Any]) -> None:
