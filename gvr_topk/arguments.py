@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -33,29 +34,8 @@ from gvr_topk.constants import (
 )
 from gvr_topk.contract import DTYPES
 
-NAME = "gvr_topk.indexer_topk_decode"
-"""What every error message of the decode op begins with."""
-
-PREFILL_NAME = "gvr_topk.indexer_topk_prefill"
-"""What every error message of the prefill op begins with."""
-
-BLOCKS_NAME = "gvr_topk.indexer_topk_blocks"
-"""What every error message of the op that chooses blocks begins with."""
-
-IN_BLOCKS_NAME = "gvr_topk.indexer_topk_in_blocks"
-"""What every error message of the op that selects in given blocks begins with."""
-
 PREFILL_PATHS = (Path.AUTO, Path.RADIX_ROUNDS)
 """Paths of the prefill op."""
-
-DECODE_FLAGS = FLAG_PDL | FLAG_QUANTILE_GUESS | FLAG_CLAMP_PAGES | FLAG_DROP_MASKED
-"""Bits of `flags` of the decode op."""
-
-PREFILL_FLAGS = FLAG_PDL | FLAG_STREAMS
-"""Bits of `flags` of the prefill op."""
-
-BLOCKS_FLAGS = FLAG_PDL
-"""Bits of `flags` of both block ops."""
 
 CLUSTER_SIZES = (0, 1, 2, 4, 8, 16)
 """CTAs per row that a call can ask for; 0 leaves the choice to the plan."""
@@ -64,7 +44,27 @@ PAPER_K = (512, 1024, 2048)
 """Items per row that path ``paper_gvr`` serves: ``paper_supports_k`` of ``policy.h``."""
 
 
-class Arguments(NamedTuple):
+@dataclass(frozen=True)
+class Written:
+    """Mark of a tensor that an op writes.
+
+    Attributes
+    ----------
+    columns : str
+        Name of the argument that says how many columns of each row are written; empty if all are.
+    shown : str
+        Name of the tensor in messages, if that is not the argument's.
+    """
+
+    columns: str = ""
+    shown: str = ""
+
+
+Output = Annotated[Tensor, Written()]
+Results = Annotated[Tensor, Written("k")]
+
+
+class DecodeArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_decode``, in the order of its schema.
 
     `gvr_topk.indexer_topk_decode` explains the arguments that users pass. Its `pdl`, `clamp_pages` and
@@ -84,17 +84,17 @@ class Arguments(NamedTuple):
 
     logits: Tensor
     seq_lens: Tensor
-    out: Tensor
+    out: Results
     k: int
     row_slot: Tensor | None = None
-    state: Tensor | None = None
-    indices: Tensor | None = None
-    next_state: Tensor | None = None
-    counts: Tensor | None = None
+    state: Output | None = None
+    indices: Annotated[Tensor, Written(shown="state.indices")] | None = None
+    next_state: Output | None = None
+    counts: Output | None = None
     page_table: Tensor | None = None
-    slots: Tensor | None = None
-    stats: Tensor | None = None
-    phase_clocks: Tensor | None = None
+    slots: Results | None = None
+    stats: Output | None = None
+    phase_clocks: Output | None = None
     next_n: int = 1
     page_size: int = 0
     path: int = 0
@@ -103,10 +103,6 @@ class Arguments(NamedTuple):
     hint_offset: int = 0
     ctas_per_row: int = 0
     compress_ratio: int = 1
-
-
-WRITTEN = ("out", "state", "indices", "next_state", "counts", "slots", "stats", "phase_clocks")
-"""Tensors that the decode op writes to."""
 
 
 class PrefillArguments(NamedTuple):
@@ -120,21 +116,17 @@ class PrefillArguments(NamedTuple):
     logits: Tensor
     row_starts: Tensor
     row_ends: Tensor
-    out: Tensor
+    out: Results
     k: int
     row_request: Tensor | None = None
     offsets: Tensor | None = None
-    counts: Tensor | None = None
+    counts: Output | None = None
     page_table: Tensor | None = None
-    slots: Tensor | None = None
-    stats: Tensor | None = None
+    slots: Results | None = None
+    stats: Output | None = None
     page_size: int = 0
     path: int = 0
     flags: int = 0
-
-
-PREFILL_WRITTEN = ("out", "counts", "slots", "stats")
-"""Tensors that the prefill op writes to."""
 
 
 class BlocksArguments(NamedTuple):
@@ -145,18 +137,14 @@ class BlocksArguments(NamedTuple):
 
     logits: Tensor
     seq_lens: Tensor
-    out: Tensor
-    blocks: Tensor
+    out: Results
+    blocks: Annotated[Tensor, Written("block_k")]
     k: int
     block_k: int
     next_n: int = 1
     flags: int = 0
     compress_ratio: int = 1
     block_size: int = BLOCK_SIZE
-
-
-BLOCKS_WRITTEN = ("out", "blocks")
-"""Tensors that the op that chooses blocks writes to."""
 
 
 class InBlocksArguments(NamedTuple):
@@ -168,7 +156,7 @@ class InBlocksArguments(NamedTuple):
     logits: Tensor
     seq_lens: Tensor
     blocks: Tensor
-    out: Tensor
+    out: Results
     k: int
     next_n: int = 1
     flags: int = 0
@@ -176,29 +164,40 @@ class InBlocksArguments(NamedTuple):
     block_size: int = BLOCK_SIZE
 
 
-IN_BLOCKS_WRITTEN = ("out",)
-"""Tensors that the op that selects in given blocks writes to."""
+class _Argument(NamedTuple):
+    """What the annotation of an argument says."""
+
+    name: str
+    is_tensor: bool
+    optional: bool
+    written: Written | None
 
 
-def schema(arguments: type[Any] = Arguments, written: tuple[str, ...] = WRITTEN) -> str:
+@functools.cache
+def _arguments_of(kind: Any) -> tuple[_Argument, ...]:
+    """Return the arguments of an op, in the order of its schema."""
+    found = []
+    for name, annotation in get_type_hints(kind, include_extras=True).items():
+        optional = type(None) in get_args(annotation)
+        plain = get_args(annotation)[0] if optional else annotation
+        marks = getattr(plain, "__metadata__", (None,))
+        found.append(_Argument(name, getattr(plain, "__origin__", plain) is Tensor, optional, *marks))
+    return tuple(found)
+
+
+def schema(kind: Any) -> str:
     """Schema of an op, in PyTorch's notation.
 
     Parameters
     ----------
-    arguments : type
-        `Arguments`, or the arguments of another op.
-    written : tuple of str
-        Names of the tensors that the op writes to.
+    kind : type
+        `DecodeArguments`, or the arguments of another op.
     """
-    kinds = {Tensor: "Tensor", Tensor | None: "Tensor?", int: "int"}
-    letters = dict(zip(written, "abcdefghi", strict=False))
-    parts = []
-    for name, annotation in get_type_hints(arguments).items():
-        kind = kinds[annotation]
-        if name in letters:
-            kind = kind.replace("Tensor", f"Tensor({letters[name]}!)")
-        has_default = name in arguments._field_defaults
-        parts.append(f"{kind} {name}" + (f"={arguments._field_defaults[name]}" if has_default else ""))
+    parts, letters = [], iter("abcdefghi")
+    for name, is_tensor, optional, written in _arguments_of(kind):
+        what = f"Tensor({next(letters)}!)" if written else "Tensor" if is_tensor else "int"
+        default = f"={kind._field_defaults[name]}" if name in kind._field_defaults else ""
+        parts.append(f"{what}{'?' if optional else ''} {name}{default}")
     return f"({', '.join(parts)}) -> ()"
 
 
@@ -292,12 +291,13 @@ class Checks:
 
     def types(self, arguments: NamedTuple) -> None:
         """Check of each argument of a call what PyTorch would refuse in words of its own."""
-        for name, annotation in get_type_hints(type(arguments)).items():
-            value = getattr(arguments, name)
-            if annotation is int:
+        for (name, is_tensor, optional, _), value in zip(
+            _arguments_of(type(arguments)), arguments, strict=True
+        ):
+            if not is_tensor:
                 if not -(2**63) <= value < 2**63:
                     raise self.fail(name, "an integer of 64 bits", value)
-            elif value is not None or annotation is Tensor:
+            elif value is not None or not optional:
                 self.dense(name, value)
 
     def dense(self, name: str, tensor: Any) -> None:
@@ -396,29 +396,24 @@ class Checks:
         if flags & ~known:
             raise self.fail("flags", f"no bits outside of {known}", flags)
 
-    def memory(
-        self,
-        reads: Mapping[str, Tensor | None],
-        writes: Mapping[str, Tensor | tuple[Tensor | None, int] | None],
-    ) -> None:
-        """Check that no written tensor shares memory with another tensor of the call.
-
-        Parameters
-        ----------
-        reads, writes : mapping of str to Tensor or None
-            The tensors by name. With a number, only so many elements of each row are written.
-        """
+    def memory(self, arguments: NamedTuple) -> None:
+        """Check that no written tensor of a call shares memory with another one."""
+        tensors = [
+            (written is not None, (written and written.shown) or name, written and written.columns, tensor)
+            for (name, is_tensor, _, written), tensor in zip(
+                _arguments_of(type(arguments)), arguments, strict=True
+            )
+            if is_tensor and tensor is not None
+        ]
         others: list[tuple[str, _Runs]] = []
-        for names, written in ((reads, False), (writes, True)):
-            for name, given in names.items():
-                tensor, columns = given if isinstance(given, tuple) else (given, None)
-                runs = None if tensor is None else _runs(tensor, columns)
-                if runs is None:
-                    continue
-                for other, its in others if written else ():
-                    if _overlap(runs, its):
-                        raise self.fail(name, "memory of its own", f"memory shared with {other}")
-                others.append((name, runs))
+        for written, name, columns, tensor in sorted(tensors, key=lambda each: each[0]):
+            runs = _runs(tensor, getattr(arguments, columns) if columns else None)
+            if runs is None:
+                continue
+            for other, its in others if written else ():
+                if _overlap(runs, its):
+                    raise self.fail(name, "memory of its own", f"memory shared with {other}")
+            others.append((name, runs))
 
     def rows_apart(self, name: str, tensor: Tensor, columns: int) -> None:
         """Check that no two rows share an element."""
@@ -460,7 +455,7 @@ class Checks:
         if not 1 <= k <= MAX_WIDTH:
             raise self.fail("k", f"1 to {MAX_WIDTH}", k)
 
-    def lengths(self, a: Arguments | BlocksArguments | InBlocksArguments) -> None:
+    def lengths(self, a: DecodeArguments | BlocksArguments | InBlocksArguments) -> None:
         """Check how rows belong to requests, and the length of each request or row."""
         rows = a.logits.shape[0]
         if not 1 <= a.next_n <= MAX_NEXT_N:
@@ -482,9 +477,9 @@ class Checks:
             raise self.fail("block_size", BLOCK_SIZE, a.block_size)
         self.lengths(a)
         self.results("out", a.out, a.logits, a.logits.shape[0], a.k)
-        self.flag_bits(a.flags, BLOCKS_FLAGS)
+        self.flag_bits(a.flags, FLAG_PDL)
 
-    def pages(self, a: Arguments | PrefillArguments, requests: int | None) -> None:
+    def pages(self, a: DecodeArguments | PrefillArguments, requests: int | None) -> None:
         """Check the page table, for this number of requests (None: any), and the tensor for cache slots."""
         if a.slots is not None:
             if a.page_table is None:
@@ -507,13 +502,13 @@ class Checks:
             self.contiguous(name, tensor)
 
 
-DECODE = Checks(NAME)
-PREFILL = Checks(PREFILL_NAME)
-BLOCKS = Checks(BLOCKS_NAME)
-IN_BLOCKS = Checks(IN_BLOCKS_NAME)
+DECODE = Checks("gvr_topk.indexer_topk_decode")
+PREFILL = Checks("gvr_topk.indexer_topk_prefill")
+BLOCKS = Checks("gvr_topk.indexer_topk_blocks")
+IN_BLOCKS = Checks("gvr_topk.indexer_topk_in_blocks")
 
 
-def check(a: Arguments) -> None:
+def check_decode(a: DecodeArguments) -> None:
     """Refuse every argument of the decode op whose effect on the device would be undefined.
 
     Raises
@@ -541,24 +536,12 @@ def check(a: Arguments) -> None:
         raise DECODE.fail("hint_offset", f"-{MAX_WIDTH} to {MAX_WIDTH}", a.hint_offset)
     if not 0 <= a.path < len(Path):
         raise DECODE.fail("path", f"0 to {len(Path) - 1}", a.path)
-    DECODE.flag_bits(a.flags, DECODE_FLAGS)
+    DECODE.flag_bits(a.flags, FLAG_PDL | FLAG_QUANTILE_GUESS | FLAG_CLAMP_PAGES | FLAG_DROP_MASKED)
     _check_plan(a)
-    DECODE.memory(
-        {"logits": a.logits, "seq_lens": a.seq_lens, "row_slot": a.row_slot, "page_table": a.page_table},
-        {
-            "out": (a.out, a.k),
-            "state": a.state,
-            "state.indices": a.indices,
-            "next_state": a.next_state,
-            "counts": a.counts,
-            "slots": (a.slots, a.k),
-            "stats": a.stats,
-            "phase_clocks": a.phase_clocks,
-        },
-    )
+    DECODE.memory(a)
 
 
-def _check_plan(a: Arguments) -> None:
+def _check_plan(a: DecodeArguments) -> None:
     """Refuse what ``plan_problem`` of ``policy.h`` refuses on the least restricted GPU."""
     sizes = either(CLUSTER_SIZES)
     if a.max_ctas not in CLUSTER_SIZES:
@@ -579,7 +562,7 @@ def _check_plan(a: Arguments) -> None:
         raise DECODE.fail("logits", f"at most {PAPER_MAX_WIDTH} columns for path 'paper_gvr'", width)
 
 
-def _check_state(a: Arguments, rows: int, requests: int) -> None:
+def _check_state(a: DecodeArguments, rows: int, requests: int) -> None:
     if a.row_slot is not None:
         if a.state is None:
             raise DECODE.fail("row_slot", "a state beside it", None)
@@ -628,18 +611,8 @@ def check_prefill(a: PrefillArguments) -> None:
     PREFILL.row_table("stats", a.stats, a.logits, torch.int32, len(StatsColumn))
     if a.path not in PREFILL_PATHS:
         raise PREFILL.fail("path", either([int(path) for path in PREFILL_PATHS]), a.path)
-    PREFILL.flag_bits(a.flags, PREFILL_FLAGS)
-    PREFILL.memory(
-        {
-            "logits": a.logits,
-            "row_starts": a.row_starts,
-            "row_ends": a.row_ends,
-            "row_request": a.row_request,
-            "offsets": a.offsets,
-            "page_table": a.page_table,
-        },
-        {"out": (a.out, a.k), "counts": a.counts, "slots": (a.slots, a.k), "stats": a.stats},
-    )
+    PREFILL.flag_bits(a.flags, FLAG_PDL | FLAG_STREAMS)
+    PREFILL.memory(a)
 
 
 def check_blocks(a: BlocksArguments) -> None:
@@ -656,8 +629,7 @@ def check_blocks(a: BlocksArguments) -> None:
     if not a.k < a.block_k <= MAX_CHOSEN_BLOCKS:
         raise BLOCKS.fail("block_k", f"more than k = {a.k} and at most {MAX_CHOSEN_BLOCKS}", a.block_k)
     BLOCKS.results("blocks", a.blocks, a.logits, a.logits.shape[0], a.block_k, "block_k")
-    reads = {"logits": a.logits, "seq_lens": a.seq_lens}
-    BLOCKS.memory(reads, {"out": (a.out, a.k), "blocks": (a.blocks, a.block_k)})
+    BLOCKS.memory(a)
 
 
 def check_in_blocks(a: InBlocksArguments) -> None:
@@ -672,5 +644,4 @@ def check_in_blocks(a: InBlocksArguments) -> None:
     IN_BLOCKS.tensor("blocks", a.blocks, a.logits, torch.int32, (a.logits.shape[0], None))
     if a.blocks.shape[1] > MAX_CHOSEN_BLOCKS:
         raise IN_BLOCKS.fail("blocks", f"at most {MAX_CHOSEN_BLOCKS} columns", a.blocks.shape[1])
-    reads = {"logits": a.logits, "seq_lens": a.seq_lens, "blocks": a.blocks}
-    IN_BLOCKS.memory(reads, {"out": (a.out, a.k)})
+    IN_BLOCKS.memory(a)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from gvr_topk.arguments import (
-    Arguments,
     BlocksArguments,
+    DecodeArguments,
     InBlocksArguments,
     PrefillArguments,
-    check,
     check_blocks,
+    check_decode,
     check_in_blocks,
     check_prefill,
 )
@@ -101,7 +101,7 @@ def _add_offsets(positions: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _write_results(
-    a: Arguments | PrefillArguments, positions: Tensor, counts: Tensor, slots: Tensor | None
+    a: DecodeArguments | PrefillArguments, positions: Tensor, counts: Tensor, slots: Tensor | None
 ) -> None:
     """Write positions, cache slots beside or in place of them, and how many items each row has."""
     a.out[:, : a.k] = positions
@@ -112,7 +112,7 @@ def _write_results(
         a.counts.copy_(counts)
 
 
-def _visible_lengths(a: Arguments | BlocksArguments | InBlocksArguments, width: int) -> Tensor:
+def _visible_lengths(a: DecodeArguments | BlocksArguments | InBlocksArguments, width: int) -> Tensor:
     """Return the number of scores visible to each row, ``[rows]``, int64, at most `width`."""
     rows = a.logits.shape[0]
     by_row = a.seq_lens.shape[0] == rows
@@ -120,7 +120,7 @@ def _visible_lengths(a: Arguments | BlocksArguments | InBlocksArguments, width: 
     return (keys // a.compress_ratio).clamp(max=width)
 
 
-def decode(a: Arguments) -> None:
+def decode(a: DecodeArguments) -> None:
     """Serve one call of the decode op; CPU tensors only.
 
     Raises
@@ -128,7 +128,7 @@ def decode(a: Arguments) -> None:
     ValueError
         A wrong argument, see `gvr_topk.arguments.check`.
     """
-    check(a)
+    check_decode(a)
     rows, width = a.logits.shape
     if rows == 0:
         return
@@ -155,7 +155,7 @@ def decode(a: Arguments) -> None:
         _carry_over(a, before, row, int(lengths[row]), largest[row], positions[row])
 
 
-def _leaves_state(a: Arguments, row: int) -> bool:
+def _leaves_state(a: DecodeArguments, row: int) -> bool:
     """Say whether the row writes its slot.
 
     It does so if states go to slots (`next_state` is None), it is the last row of its request, and no later
@@ -167,7 +167,7 @@ def _leaves_state(a: Arguments, row: int) -> bool:
 
 
 def _carry_over(
-    a: Arguments, before: Arguments, row: int, length: int, largest: Tensor, chosen: Tensor
+    a: DecodeArguments, before: DecodeArguments, row: int, length: int, largest: Tensor, chosen: Tensor
 ) -> None:
     """Write the statistics of one row, from the state `before` the call, and the state if the row leaves one.
 
@@ -198,7 +198,7 @@ def _carry_over(
         a.indices[slot] = chosen
 
 
-def _state_after(a: Arguments, row: int, length: int, largest: Tensor) -> Tensor:
+def _state_after(a: DecodeArguments, row: int, length: int, largest: Tensor) -> Tensor:
     """Return the words that a row leaves, which hold what is known of its k-th value."""
     if length <= a.k:
         return _words(STATE_UNKNOWN)
@@ -215,7 +215,7 @@ def _words(first: float, kth_value: float = 0.0) -> Tensor:
     return torch.tensor([first, kth_value, 0.0, 0.0], device="cpu")
 
 
-def _reason(a: Arguments, length: int, slot: int, slots: int) -> HintReason:
+def _reason(a: DecodeArguments, length: int, slot: int, slots: int) -> HintReason:
     known = a.state is not None and 0 <= slot < slots and float(a.state[slot, 0]) != STATE_UNKNOWN
     return can_use_heuristic(
         length=length,

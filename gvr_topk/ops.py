@@ -6,6 +6,7 @@ The compiled library holds the CUDA implementations. They register themselves fo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -15,20 +16,17 @@ from torch import Tensor
 from gvr_topk import cpu
 from gvr_topk.arguments import (
     BLOCKS,
-    BLOCKS_WRITTEN,
     DECODE,
     IN_BLOCKS,
-    IN_BLOCKS_WRITTEN,
     PREFILL,
     PREFILL_PATHS,
-    PREFILL_WRITTEN,
-    Arguments,
     BlocksArguments,
     Checks,
+    DecodeArguments,
     InBlocksArguments,
     PrefillArguments,
-    check,
     check_blocks,
+    check_decode,
     check_in_blocks,
     check_prefill,
     schema,
@@ -51,57 +49,56 @@ from gvr_topk.state import TopkState
 # them.
 _LIBRARY = library_status()
 
-torch.library.define("gvr_topk::indexer_topk_decode", schema())
-torch.library.define("gvr_topk::indexer_topk_prefill", schema(PrefillArguments, PREFILL_WRITTEN))
-torch.library.define("gvr_topk::indexer_topk_blocks", schema(BlocksArguments, BLOCKS_WRITTEN))
-torch.library.define("gvr_topk::indexer_topk_in_blocks", schema(InBlocksArguments, IN_BLOCKS_WRITTEN))
 _PREFILL_PATHS = paths_by_name(PREFILL_PATHS)
-_OP = torch.ops.gvr_topk.indexer_topk_decode.default
-_PREFILL_OP = torch.ops.gvr_topk.indexer_topk_prefill.default
-_BLOCKS_OP = torch.ops.gvr_topk.indexer_topk_blocks.default
-_IN_BLOCKS_OP = torch.ops.gvr_topk.indexer_topk_in_blocks.default
 
 
-@torch.library.impl("gvr_topk::indexer_topk_decode", "CPU")
-def _decode_cpu(*arguments: Any, **options: Any) -> None:
-    cpu.decode(Arguments(*arguments, **options))
+class Op(NamedTuple):
+    """An op: a new one takes a row of `OPS`, what the row names, a public function and its kernels.
+
+    Attributes
+    ----------
+    checks : Checks
+        Has the op's name.
+    arguments : type
+        Its arguments, from which the schema is made.
+    check : callable
+        Refuses wrong arguments, in a traced call too.
+    cpu : callable
+        Serves a call on a CPU.
+    """
+
+    checks: Checks
+    arguments: type[Any]
+    check: Callable[[Any], None]
+    cpu: Callable[[Any], None]
+
+    def register(self) -> Any:
+        """Define the op with its implementations, and return what calls it.
+
+        Results are written into arguments, so a fake implementation has no output shape to compute: it only
+        checks the traced arguments.
+        """
+        package, name = self.checks.op.split(".")
+        qualified = f"{package}::{name}"
+        torch.library.define(qualified, schema(self.arguments))
+        for register, serve in (
+            (torch.library.impl(qualified, "CPU"), self.cpu),
+            (torch.library.register_fake(qualified), self.check),
+        ):
+            register(functools.partial(self._serve, serve))
+        return getattr(getattr(torch.ops, package), name).default
+
+    def _serve(self, serve: Callable[[Any], None], *given: Any, **options: Any) -> None:
+        serve(self.arguments(*given, **options))
 
 
-@torch.library.impl("gvr_topk::indexer_topk_prefill", "CPU")
-def _prefill_cpu(*arguments: Any, **options: Any) -> None:
-    cpu.prefill(PrefillArguments(*arguments, **options))
-
-
-@torch.library.impl("gvr_topk::indexer_topk_blocks", "CPU")
-def _blocks_cpu(*arguments: Any, **options: Any) -> None:
-    cpu.blocks(BlocksArguments(*arguments, **options))
-
-
-@torch.library.impl("gvr_topk::indexer_topk_in_blocks", "CPU")
-def _in_blocks_cpu(*arguments: Any, **options: Any) -> None:
-    cpu.in_blocks(InBlocksArguments(*arguments, **options))
-
-
-# The ops write results into their arguments, so fake implementations have no output shape to compute: they
-# only check the traced arguments.
-@torch.library.register_fake("gvr_topk::indexer_topk_decode")
-def _decode_fake(*arguments: Any, **options: Any) -> None:
-    check(Arguments(*arguments, **options))
-
-
-@torch.library.register_fake("gvr_topk::indexer_topk_prefill")
-def _prefill_fake(*arguments: Any, **options: Any) -> None:
-    check_prefill(PrefillArguments(*arguments, **options))
-
-
-@torch.library.register_fake("gvr_topk::indexer_topk_blocks")
-def _blocks_fake(*arguments: Any, **options: Any) -> None:
-    check_blocks(BlocksArguments(*arguments, **options))
-
-
-@torch.library.register_fake("gvr_topk::indexer_topk_in_blocks")
-def _in_blocks_fake(*arguments: Any, **options: Any) -> None:
-    check_in_blocks(InBlocksArguments(*arguments, **options))
+OPS = (
+    Op(DECODE, DecodeArguments, check_decode, cpu.decode),
+    Op(PREFILL, PrefillArguments, check_prefill, cpu.prefill),
+    Op(BLOCKS, BlocksArguments, check_blocks, cpu.blocks),
+    Op(IN_BLOCKS, InBlocksArguments, check_in_blocks, cpu.in_blocks),
+)
+_CALLS = {op.arguments: (op.register(), op.checks) for op in OPS}
 
 
 def _integers(checks: Checks, next_n: Any, compress_ratio: Any, block_size: Any) -> tuple[int, int, int]:
@@ -148,10 +145,32 @@ def _new_out(checks: Checks, logits: Tensor, k: int) -> Tensor:
     return _allocate(checks, logits, k)
 
 
-def _launch(
-    op: Any, checks: Checks, arguments: Arguments | PrefillArguments | BlocksArguments | InBlocksArguments
-) -> None:
-    """Call an op, and raise its argument errors as `ValueError` on every device."""
+def _argument_error(checks: Checks, arguments: NamedTuple, message: str) -> ValueError | None:
+    """Build the error of a wrong argument from the message of a call that failed; None if all are right."""
+    if f"{checks.op}: " in message:
+        # The compiled op checks CUDA arguments, and its errors arrive as RuntimeError.
+        return ValueError(message[message.index(checks.op) :])
+    # PyTorch refuses some arguments in words of its own, and lets None pass.
+    return _error_of(checks.types, arguments)
+
+
+def launch(arguments: DecodeArguments | PrefillArguments | BlocksArguments | InBlocksArguments) -> None:
+    """Run one call of the op whose arguments these are, those for measurements included.
+
+    Parameters
+    ----------
+    arguments : DecodeArguments, PrefillArguments, BlocksArguments or InBlocksArguments
+
+    Raises
+    ------
+    ValueError
+        An argument is wrong; the message names it.
+    LibraryError
+        The tensors are on a GPU, and the CUDA library is not available.
+    RuntimeError
+        The launch failed for a reason other than a wrong argument.
+    """
+    op, checks = _CALLS[type(arguments)]
     if not isinstance(arguments.logits, Tensor):
         raise checks.wrong_type("logits", Tensor, arguments.logits)
     if arguments.logits.is_cuda and not _LIBRARY.loaded:
@@ -166,49 +185,6 @@ def _launch(
             reason = "holds no such op: install the package again (pip install .)"
             raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.path} {reason}") from error
         raise
-
-
-def _argument_error(checks: Checks, arguments: NamedTuple, message: str) -> ValueError | None:
-    """Build the error of a wrong argument from the message of a call that failed; None if all are right."""
-    if f"{checks.op}: " in message:
-        # The compiled op checks CUDA arguments, and its errors arrive as RuntimeError.
-        return ValueError(message[message.index(checks.op) :])
-    # PyTorch refuses some arguments in words of its own, and lets None pass.
-    return _error_of(checks.types, arguments)
-
-
-def launch(arguments: Arguments) -> None:
-    """Run one call of the decode op with these arguments, those for measurements included.
-
-    Parameters
-    ----------
-    arguments : Arguments
-
-    Raises
-    ------
-    ValueError
-        An argument is wrong; the message names it.
-    LibraryError
-        The tensors are on a GPU, and the CUDA library is not available.
-    RuntimeError
-        The launch failed for a reason other than a wrong argument.
-    """
-    _launch(_OP, DECODE, arguments)
-
-
-def launch_prefill(arguments: PrefillArguments) -> None:
-    """Run one call of the prefill op. Errors are those of `launch`."""
-    _launch(_PREFILL_OP, PREFILL, arguments)
-
-
-def launch_blocks(arguments: BlocksArguments) -> None:
-    """Run one call of the op that chooses blocks. Errors are those of `launch`."""
-    _launch(_BLOCKS_OP, BLOCKS, arguments)
-
-
-def launch_in_blocks(arguments: InBlocksArguments) -> None:
-    """Run one call of the op that selects in given blocks. Errors are those of `launch`."""
-    _launch(_IN_BLOCKS_OP, IN_BLOCKS, arguments)
 
 
 def indexer_topk_decode(
@@ -383,7 +359,7 @@ def indexer_topk_decode(
     if drop_masked is not False and (drop_masked is True or DECODE.flag("drop_masked", drop_masked)):
         flags |= FLAG_DROP_MASKED
     launch(
-        Arguments(
+        DecodeArguments(
             logits,
             seq_lens,
             out,
@@ -534,7 +510,7 @@ def indexer_topk_prefill(
         k, page_size = PREFILL.integer("k", k), PREFILL.integer("page_size", page_size)
     if out is None:
         out = _new_out(PREFILL, logits, k)
-    launch_prefill(
+    launch(
         PrefillArguments(
             logits,
             row_starts,
@@ -659,7 +635,7 @@ def indexer_topk_blocks(
             raise BLOCKS.fail("block_k", f"more than k = {k} and at most {MAX_CHOSEN_BLOCKS}", block_k)
         blocks = _allocate(BLOCKS, logits, block_k)
     flags = FLAG_PDL if pdl is True or (pdl is not False and BLOCKS.flag("pdl", pdl)) else 0
-    launch_blocks(
+    launch(
         BlocksArguments(logits, seq_lens, out, blocks, k, block_k, next_n, flags, compress_ratio, block_size)
     )
     return out, blocks
@@ -753,7 +729,5 @@ def indexer_topk_in_blocks(
     if out is None:
         out = _new_out(IN_BLOCKS, logits, k)
     flags = FLAG_PDL if pdl is True or (pdl is not False and IN_BLOCKS.flag("pdl", pdl)) else 0
-    launch_in_blocks(
-        InBlocksArguments(logits, seq_lens, blocks, out, k, next_n, flags, compress_ratio, block_size)
-    )
+    launch(InBlocksArguments(logits, seq_lens, blocks, out, k, next_n, flags, compress_ratio, block_size))
     return out

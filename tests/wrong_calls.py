@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from gvr_topk.arguments import (
-    BLOCKS_NAME,
-    IN_BLOCKS_NAME,
-    NAME,
-    PREFILL_NAME,
-    Arguments,
+    BLOCKS,
+    DECODE,
+    IN_BLOCKS,
+    PREFILL,
     BlocksArguments,
+    Checks,
+    DecodeArguments,
     InBlocksArguments,
     PrefillArguments,
 )
@@ -39,7 +40,6 @@ from gvr_topk.constants import (
     STATE_FLOATS,
     StatsColumn,
 )
-from gvr_topk.ops import launch, launch_blocks, launch_in_blocks, launch_prefill
 
 Change = Callable[[str], dict[str, Any]]
 
@@ -52,10 +52,10 @@ def floats(device: str, *shape: int) -> Tensor:
     return zeros(device, *shape, dtype=torch.float32)
 
 
-def arguments(device: str, changes: dict[str, Any]) -> Arguments:
+def arguments(device: str, changes: dict[str, Any]) -> DecodeArguments:
     """One valid call, some of its arguments replaced: two rows of 64 scores, k = 8."""
     lengths = torch.full((2,), 64, dtype=torch.int32, device=device)
-    return Arguments(floats(device, 2, 64), lengths, zeros(device, 2, 8), 8)._replace(**changes)
+    return DecodeArguments(floats(device, 2, 64), lengths, zeros(device, 2, 8), 8)._replace(**changes)
 
 
 def both(device: str, state: Tensor | None = None, indices: Tensor | None = None) -> dict[str, Any]:
@@ -625,19 +625,18 @@ VALID: dict[str, Change] = {
 class WrongCalls:
     """The wrong calls of one op."""
 
-    name: str
-    """What every error message begins with."""
+    checks: Checks
+    """Have the op's name."""
     arguments: Callable[[str, dict[str, Any]], Any]
     """The arguments of a call on a device, with these changes."""
-    launch: Callable[[Any], None]
     wrong: dict[str, tuple[Change, str]]
 
 
 OPS = {
-    "decode": WrongCalls(NAME, arguments, launch, WRONG),
-    "prefill": WrongCalls(PREFILL_NAME, prefill_arguments, launch_prefill, WRONG_PREFILL),
-    "blocks": WrongCalls(BLOCKS_NAME, blocks_arguments, launch_blocks, WRONG_BLOCKS),
-    "in_blocks": WrongCalls(IN_BLOCKS_NAME, in_blocks_arguments, launch_in_blocks, WRONG_IN_BLOCKS),
+    "decode": WrongCalls(DECODE, arguments, WRONG),
+    "prefill": WrongCalls(PREFILL, prefill_arguments, WRONG_PREFILL),
+    "blocks": WrongCalls(BLOCKS, blocks_arguments, WRONG_BLOCKS),
+    "in_blocks": WrongCalls(IN_BLOCKS, in_blocks_arguments, WRONG_IN_BLOCKS),
 }
 CASES = [(op, what) for op, calls in OPS.items() for what in calls.wrong]
 """Every wrong call, by its op and by what is wrong with it."""
@@ -645,7 +644,7 @@ CASES = [(op, what) for op, calls in OPS.items() for what in calls.wrong]
 
 def message_of(op: str, what: str) -> str:
     """What every implementation says of a wrong call."""
-    return f"{OPS[op].name}: {OPS[op].wrong[what][1]}"
+    return f"{OPS[op].checks.op}: {OPS[op].wrong[what][1]}"
 
 
 def wrong_call(op: str, what: str, device: str) -> Any:

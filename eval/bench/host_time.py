@@ -35,7 +35,7 @@ from eval.bench.kernel_timing import Chain
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import require_device, require_writable
 from gvr_topk import TopkState, indexer_topk_decode
-from gvr_topk.arguments import Arguments
+from gvr_topk.arguments import DecodeArguments
 from gvr_topk.constants import FLAG_QUANTILE_GUESS
 
 FORMAT = "gvr_topk.host_time/1"
@@ -60,7 +60,7 @@ def our_calls(chain: Chain) -> dict[str, Call]:
     words, whole = (TopkState(chain.batch, chain.k, device, keep_indices=keep) for keep in (False, True))
     pages = -(-logits.shape[1] // PAGE_SIZE)
     table = torch.arange(chain.batch * pages, dtype=torch.int32, device=device).view(chain.batch, pages)
-    arguments = Arguments(
+    arguments = DecodeArguments(
         logits=logits,
         seq_lens=lengths,
         out=results(),

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from eval.bench.bench_blocks import BLOCK_K, given_blocks
 from eval.bench.kernel_timing import POISON, Chain, Prepared
-from gvr_topk.arguments import Arguments, BlocksArguments, InBlocksArguments, PrefillArguments
+from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
 from gvr_topk.constants import FLAG_PDL, FLAG_QUANTILE_GUESS, StatsColumn
 from gvr_topk.ops import launch as launch_op
-from gvr_topk.ops import launch_blocks, launch_in_blocks, launch_prefill
 from gvr_topk.policy import parse_path, plan
 from gvr_topk.state import TopkState
 
@@ -133,7 +132,7 @@ def prepare_ours(
 
     def launch(step: int, stats: Tensor | None = None) -> None:
         launch_op(
-            Arguments(
+            DecodeArguments(
                 logits=chain.logits[step],
                 seq_lens=chain.lengths_of(step),
                 out=results[step],
@@ -181,7 +180,7 @@ def prepare_prefill(chain: Chain, path: str) -> Prepared:
     starts = torch.zeros(chain.batch, dtype=torch.int32, device=device)
 
     def launch(step: int, stats: Tensor | None = None) -> None:
-        launch_prefill(
+        launch_op(
             PrefillArguments(
                 chain.logits[step],
                 starts,
@@ -208,7 +207,7 @@ def prepare_blocks(chain: Chain) -> Prepared:
     results = torch.full(shape, POISON, dtype=torch.int32, device=device)
 
     def launch(step: int) -> None:
-        launch_blocks(
+        launch_op(
             BlocksArguments(
                 chain.logits[step],
                 chain.lengths_of(step),
@@ -229,7 +228,7 @@ def prepare_in_blocks(chain: Chain) -> Prepared:
     blocks = given_blocks(chain)
 
     def launch(step: int) -> None:
-        launch_in_blocks(
+        launch_op(
             InBlocksArguments(
                 chain.logits[step], chain.lengths_of(step), blocks[step], results[step], chain.k
             )

@@ -52,7 +52,7 @@ from eval.stress import converged as collectives
 from eval.stress.stress_cases import CONFIGURATIONS
 from eval.stress.stress_library import StressError
 from eval.stress.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour
-from gvr_topk.arguments import Arguments, BlocksArguments, InBlocksArguments, PrefillArguments
+from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
 from gvr_topk.constants import (
     FLAG_CLAMP_PAGES,
     FLAG_DROP_MASKED,
@@ -67,7 +67,7 @@ from gvr_topk.constants import (
 )
 from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.ops import launch, launch_blocks, launch_in_blocks, launch_prefill
+from gvr_topk.ops import launch
 from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
 
@@ -211,7 +211,7 @@ def check_prefill_case(
             path=parse_path(case.path),
             flags=FLAG_PDL * case.pdl + FLAG_STREAMS * case.streams,
         )
-        launch_prefill(arguments)
+        launch(arguments)
         stats = arguments.stats
         results = {"result": (arguments.out, problem.out)}
         if arguments.slots is not None and problem.slots is not None:
@@ -240,10 +240,8 @@ def check_blocks_case(
             beside.feed()
         out, blocks, in_given = poisoned(case.k), poisoned(case.block_k), poisoned(case.given_k)
         logits, seq_lens = problem.logits, problem.seq_lens
-        launch_blocks(BlocksArguments(logits, seq_lens, out, blocks, case.k, case.block_k, **options))
-        launch_in_blocks(
-            InBlocksArguments(logits, seq_lens, problem.given, in_given, case.given_k, **options)
-        )
+        launch(BlocksArguments(logits, seq_lens, out, blocks, case.k, case.block_k, **options))
+        launch(InBlocksArguments(logits, seq_lens, problem.given, in_given, case.given_k, **options))
         for name, got, wanted in (
             ("result", out, problem.positions),
             ("blocks", blocks, problem.blocks),
@@ -257,7 +255,7 @@ def check_blocks_case(
 def _check_written(
     call: str,
     k: int,
-    arguments: Arguments | PrefillArguments,
+    arguments: DecodeArguments | PrefillArguments,
     results: dict[str, tuple[Tensor, Tensor]],
     items: Tensor,
 ) -> None:
@@ -273,7 +271,7 @@ def _check_written(
         raise Mismatch(f"{call}: stats: unknown reason in {stats[:, StatsColumn.REASON].tolist()}")
 
 
-def _arguments(case: Case, problem: Problem) -> Arguments:
+def _arguments(case: Case, problem: Problem) -> DecodeArguments:
     """The call, on poisoned outputs."""
     device = problem.logits.device
 
@@ -284,7 +282,7 @@ def _arguments(case: Case, problem: Problem) -> Arguments:
     next_state = None
     if case.next_state:  # a guard row before and behind
         next_state = torch.full((case.rows + 2, STATE_FLOATS), float(POISON), device=device)[1:-1]
-    return Arguments(
+    return DecodeArguments(
         logits=problem.logits,
         seq_lens=problem.seq_lens,
         out=poisoned(case.rows, case.k + GUARD_COLUMNS),

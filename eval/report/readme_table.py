@@ -568,9 +568,9 @@ def hook_price(quoted: dict[str, set[str]]) -> str:
     saved, cost = step["off"] - step["on"], prepare["on"] - prepare["off"]
     layers = decode["setup"]["layers"]
     what = f"{layers} layer{'s' if layers > 1 else ''}"
-    return f"""**TensorRT-LLM's hook** saves {saved:.0f} us of GPU time in a simulated step of {what}. It costs
-        {cost:.0f} us of host time, or {moved["on"] - moved["off"]:.0f} where the batch has changed: differences
-        of the medians of two runs ({source_of(decode)})."""
+    return f"""**TensorRT-LLM's hook** saves {saved:.0f} us of GPU time in a simulated step of {what}.
+        It costs {cost:.0f} us of host time, or {moved["on"] - moved["off"]:.0f} where the batch has changed:
+        differences of the medians of two runs ({source_of(decode)})."""
 
 
 def stress_files() -> dict[str, dict[str, Any]]:

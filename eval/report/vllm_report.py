@@ -51,7 +51,11 @@ def vllm_figures(results: Path) -> str:
     lines = []
     for keep, files, report in (
         (_has_compared, files_of_all_gpus, compared_rows),
-        (_has_times, result_files, lambda trials: [line for each in trials.values() for line in kernel_times(each)]),
+        (
+            _has_times,
+            result_files,
+            lambda trials: [line for each in trials.values() for line in kernel_times(each)],
+        ),
         (_has_invariance, files_of_all_gpus, invariance),
     ):
         trials = _trials(results, keep, files)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from gvr_topk.arguments import (
-    Arguments,
     BlocksArguments,
     Checks,
+    DecodeArguments,
     InBlocksArguments,
     PrefillArguments,
     _overlap,
     _runs,
-    check,
+    check_decode,
 )
 from gvr_topk.constants import BLOCK_SIZE, FLAG_QUANTILE_GUESS, Path
 
@@ -102,7 +102,7 @@ def test_an_inner_stride_counts_from_two_columns_on() -> None:
     ("kind", "defaults"),
     [
         (
-            Arguments,
+            DecodeArguments,
             {
                 "next_n": 1,
                 "page_size": 0,
@@ -123,9 +123,9 @@ def test_defaults_of_the_schemas(kind: Any, defaults: dict[str, int]) -> None:
     assert {name: value for name, value in kind._field_defaults.items() if value is not None} == defaults
 
 
-def _call(width: int = 600, k: int = 512, **changes: Any) -> Arguments:
+def _call(width: int = 600, k: int = 512, **changes: Any) -> DecodeArguments:
     logits, lengths = torch.zeros(1, width), torch.tensor([width], dtype=torch.int32)
-    return Arguments(logits, lengths, torch.zeros(1, k, dtype=torch.int32), k, **changes)
+    return DecodeArguments(logits, lengths, torch.zeros(1, k, dtype=torch.int32), k, **changes)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def _call(width: int = 600, k: int = 512, **changes: Any) -> Arguments:
         (_call(max_ctas=3), "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3"),
     ],
 )
-def test_plans_that_cannot_be_are_refused(call: Arguments, message: str) -> None:
+def test_plans_that_cannot_be_are_refused(call: DecodeArguments, message: str) -> None:
     with pytest.raises(ValueError, match=f"^gvr_topk.indexer_topk_decode: {message}$"):
-        check(call)
+        check_decode(call)
 
 
 def test_plans_that_can_be_are_taken() -> None:
     for changes in ({}, {"ctas_per_row": 4, "max_ctas": 4}, {"path": int(Path.PAPER_GVR)}, {"max_ctas": 2}):
-        check(_call(**changes))
+        check_decode(_call(**changes))

@@ -74,7 +74,7 @@ from eval.common.options import read_results
 from eval.common.paths import ROOT
 from eval.fuzz import fuzz, fuzz_blocks, fuzz_cases, fuzz_contents, fuzz_prefill
 from eval.report import provenance, readme_table
-from gvr_topk.arguments import Arguments, PrefillArguments
+from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
 from gvr_topk.constants import (
     FLAG_PDL,
     PHASE_STAMPS,
@@ -92,6 +92,8 @@ from gvr_topk.constants import (
 from gvr_topk.contract import exact_topk
 from gvr_topk.evaluation.synthetic import LayerGenerator
 from gvr_topk.evaluation.trace import TraceError, shipped_trace
+
+BLOCK_OPS: dict[str, type[Any]] = {"blocks": BlocksArguments, "in_blocks": InBlocksArguments}
 
 
 @pytest.fixture(autouse=True)
@@ -349,7 +351,7 @@ class TestChainRun:
     def test_variants_give_the_op_what_their_name_says(
         self, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        given: list[Arguments] = []
+        given: list[DecodeArguments] = []
         monkeypatch.setattr(our_kernels, "launch_op", given.append)
         variant = VARIANTS[name]
         prepare_ours(chain_for(shift=1), variant).launch(0)
@@ -402,7 +404,7 @@ class TestCellRun:
         timed, launched = run.chain.timed, [0]
         real = our_kernels.launch_op
 
-        def op(arguments: Arguments) -> None:
+        def op(arguments: DecodeArguments) -> None:
             launched[0] += 1
             address = arguments.logits.data_ptr()
             step = next(at for at in range(run.chain.count) if address == run.chain.logits[at].data_ptr())
@@ -500,15 +502,15 @@ class TestTwoLevelIndexer:
 
     @pytest.mark.parametrize(("op", "name"), [("blocks", "out"), ("blocks", "blocks"), ("in_blocks", "out")])
     def test_one_wrong_item_is_noticed(self, op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        real, calls = getattr(our_kernels, f"launch_{op}"), itertools.count()
+        real, calls = our_kernels.launch_op, itertools.count()
 
         def launch(arguments: Any) -> None:
             real(arguments)
-            if next(calls) == 9:
+            if isinstance(arguments, BLOCK_OPS[op]) and next(calls) == 9:
                 getattr(arguments, name)[1, 3] += 1
 
         monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
-        monkeypatch.setattr(our_kernels, f"launch_{op}", launch)
+        monkeypatch.setattr(our_kernels, "launch_op", launch)
         measured = self.measure(op)
         assert measured["exact"] is False and measured["note"] == "1 wrong rows in 3 replays"
 
@@ -643,7 +645,7 @@ class TestPrefillRun:
     @pytest.mark.parametrize("name", ["prefill", "prefill_radix_rounds"])
     def test_op_is_called_with_the_path_of_its_name(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         given: list[PrefillArguments] = []
-        monkeypatch.setattr(our_kernels, "launch_prefill", given.append)
+        monkeypatch.setattr(our_kernels, "launch_op", given.append)
         chain = make_chain(CAUSAL, device="cpu")
         bench_kernels.ours(name).prepare(chain).launch(1)
         (arguments,) = given
@@ -659,14 +661,14 @@ class TestPrefillRun:
         self, buffer: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = self.run()
-        real = our_kernels.launch_prefill
+        real = our_kernels.launch_op
 
         def op(arguments: PrefillArguments) -> None:
             real(arguments)
             if arguments.logits.data_ptr() == run.chain.logits[buffer].data_ptr():
                 arguments.out[150, 3] = arguments.out[150, 2]
 
-        monkeypatch.setattr(our_kernels, "launch_prefill", op)
+        monkeypatch.setattr(our_kernels, "launch_op", op)
         monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
         measured = run.measure(bench_kernels.ours("prefill"))
         assert measured["exact"] is False
@@ -1598,7 +1600,7 @@ class TestFuzz:
     def test_a_broken_op_is_found_and_named(self, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
         real, calls = fuzz.launch, [0]
 
-        def op(a: Arguments) -> None:
+        def op(a: DecodeArguments) -> None:
             calls[0] += 1
             real(a)
             if broken == "one index":
@@ -1697,7 +1699,7 @@ class TestFuzzPrefill:
         "broken", ["one index", "column k", "slots", "counts", "unknown reason", "second call", "raises"]
     )
     def test_a_broken_op_is_found_and_named(self, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        real, calls = fuzz.launch_prefill, [0]
+        real, calls = fuzz.launch, [0]
 
         def op(a: PrefillArguments) -> None:
             calls[0] += 1
@@ -1717,7 +1719,7 @@ class TestFuzzPrefill:
             elif broken == "raises":
                 raise RuntimeError("launch failed")
 
-        monkeypatch.setattr(fuzz, "launch_prefill", op)
+        monkeypatch.setattr(fuzz, "launch", op)
         summary = fuzz.run("cpu", 5.0, seed=2, prefill=1.0)
         expected = {"one index": "first call: result", "raises": "launch failed"}.get(broken, broken)
         assert expected in summary["failure"]["error"]
@@ -1734,7 +1736,7 @@ class TestFuzzPrefill:
             assert CliRunner().invoke(app, given).exit_code == 0
             assert json.loads(out.read_text())["prefill"]["cases"] == cases
         assert CliRunner().invoke(app, ["--device", "cpu", "--prefill", "2"]).exit_code == 2
-        monkeypatch.setattr(fuzz, "launch_prefill", lambda arguments: None)
+        monkeypatch.setattr(fuzz, "launch", lambda arguments: None)
         ended = CliRunner().invoke(app, ["--device", "cpu", "--only", "3", "--prefill", "1"])
         assert ended.exit_code == 1 and "--only 3" in ended.output and "--prefill 1.0" in ended.output
 
@@ -1766,22 +1768,24 @@ class TestFuzzBlocks:
     @pytest.mark.parametrize(
         ("broken", "op"),
         [
-            ("result", "launch_blocks"),
-            ("blocks", "launch_blocks"),
-            ("result in given blocks", "launch_in_blocks"),
-            ("wrote past column", "launch_in_blocks"),
-            ("second call", "launch_blocks"),
-            ("launch failed", "launch_blocks"),
+            ("result", "blocks"),
+            ("blocks", "blocks"),
+            ("result in given blocks", "in_blocks"),
+            ("wrote past column", "in_blocks"),
+            ("second call", "blocks"),
+            ("launch failed", "blocks"),
         ],
     )
     def test_a_broken_op_is_found_and_named(
         self, broken: str, op: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real, calls = getattr(fuzz, op), itertools.count(1)
+        real, calls = fuzz.launch, itertools.count(1)
 
         def launch(a: Any) -> None:
-            call = next(calls)
             real(a)
+            if not isinstance(a, BLOCK_OPS[op]):
+                return
+            call = next(calls)
             if broken == "launch failed":
                 raise RuntimeError(broken)
             if broken == "wrote past column":
@@ -1789,7 +1793,7 @@ class TestFuzzBlocks:
             elif broken != "second call" or call % 2 == 0:
                 (a.blocks if broken == "blocks" else a.out)[-1, 0] += 1
 
-        monkeypatch.setattr(fuzz, op, launch)
+        monkeypatch.setattr(fuzz, "launch", launch)
         summary = fuzz.run("cpu", 5.0, seed=2, prefill=0.0, blocks=1.0)
         assert broken in summary["failure"]["error"]
         assert summary["failure"]["case"]["op"] == "blocks" and summary["blocks"]["cases"] == 0

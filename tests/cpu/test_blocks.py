@@ -18,8 +18,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import gvr_topk
 from gvr_topk import indexer_topk_blocks, indexer_topk_in_blocks, ops
 from gvr_topk.arguments import (
-    BLOCKS_WRITTEN,
-    IN_BLOCKS_WRITTEN,
     BlocksArguments,
     InBlocksArguments,
     check_blocks,
@@ -340,9 +338,8 @@ WRONG_GIVEN: list[tuple[dict[str, Any], str]] = [
     + [("in_blocks", *wrong) for wrong in WRONG + WRONG_GIVEN],
 )
 def test_wrong_arguments(op: str, changes: dict[str, Any], message: str) -> None:
-    launch = ops.launch_blocks if op == "blocks" else ops.launch_in_blocks
     with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_{op}: {message}"):
-        launch(described(op, **changes))
+        ops.launch(described(op, **changes))
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -393,7 +390,7 @@ def test_every_argument_reaches_the_op(
 ) -> None:
     """The public function passes arguments by position, each of which has to find its own."""
     seen: list[Any] = []
-    monkeypatch.setattr(ops, f"launch_{op}", seen.append)
+    monkeypatch.setattr(ops, "launch", seen.append)
     passed: dict[str, Any] = {
         **NUMBERS[op],
         "next_n": 2,
@@ -427,9 +424,8 @@ def test_cuda_needs_the_library(op: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(False, None, "built without a CUDA compiler"))
     with FakeTensorMode():
         cuda = described(op)._replace(logits=torch.empty(ROWS, WIDTH, device="cuda"))
-        launch = ops.launch_blocks if op == "blocks" else ops.launch_in_blocks
         with pytest.raises(LibraryError, match=rf"indexer_topk_{op}: CUDA library: built without"):
-            launch(cuda)
+            ops.launch(cuda)
 
 
 # ---------------------------------------------------------------- torch.library and torch.compile
@@ -445,12 +441,6 @@ def test_the_schemas_are_those_that_the_compiled_ops_are_written_for() -> None:
         "gvr_topk::indexer_topk_in_blocks(Tensor logits, Tensor seq_lens, Tensor blocks, Tensor(a!) out, "
         f"int k, {numbers}) -> ()"
     )
-
-
-@pytest.mark.parametrize(("op", "names"), [("blocks", BLOCKS_WRITTEN), ("in_blocks", IN_BLOCKS_WRITTEN)])
-def test_the_schemas_declare_every_write(op: str, names: tuple[str, ...]) -> None:
-    arguments = OPS[op]._schema.arguments
-    assert {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write} == set(names)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

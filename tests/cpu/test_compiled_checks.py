@@ -16,26 +16,11 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gvr_topk.arguments import (
-    BLOCKS_WRITTEN,
-    IN_BLOCKS_WRITTEN,
-    PREFILL_WRITTEN,
-    WRITTEN,
-    Arguments,
-    BlocksArguments,
-    InBlocksArguments,
-    PrefillArguments,
-    schema,
-)
+from gvr_topk import ops
+from gvr_topk.arguments import schema
 from tests.wrong_calls import CASES, OPS, VALID, arguments, message_of, wrong_call
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMAS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
-    "decode": (Arguments, WRITTEN),
-    "prefill": (PrefillArguments, PREFILL_WRITTEN),
-    "blocks": (BlocksArguments, BLOCKS_WRITTEN),
-    "in_blocks": (InBlocksArguments, IN_BLOCKS_WRITTEN),
-}
 Check = Callable[[str, Any], None]
 
 
@@ -67,8 +52,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     definitions = torch.library.Library("gvr_topk_checks", "DEF")
-    for op, (kind, written) in SCHEMAS.items():
-        definitions.define(f"indexer_topk_{op}{schema(kind, written)}")
+    for op in ops.OPS:
+        definitions.define(f"{op.checks.op.removeprefix('gvr_topk.')}{schema(op.arguments)}")
     torch.ops.load_library(str(library))
     yield lambda op, call: getattr(torch.ops.gvr_topk_checks, f"indexer_topk_{op}")(*call)
     definitions._destroy()
@@ -88,26 +73,26 @@ def test_all_refuse_in_the_same_words(op: str, what: str, compiled: Check) -> No
     message = message_of(op, what)
     call = wrong_call(op, what, "cpu")
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        OPS[op].launch(call)
+        ops.launch(call)
     assert said(lambda: compiled(op, call)) == message
     with FakeTensorMode():
         traced = wrong_call(op, what, "cpu")
-        assert said(lambda: OPS[op].launch(traced)) == message
+        assert said(lambda: ops.launch(traced)) == message
 
 
 @pytest.mark.parametrize("what", VALID)
 def test_all_accept_the_same_calls(what: str, compiled: Check) -> None:
     call = arguments("cpu", VALID[what]("cpu"))
-    OPS["decode"].launch(call)
+    ops.launch(call)
     assert said(lambda: compiled("decode", call)) is None
     with FakeTensorMode():
-        OPS["decode"].launch(arguments("cpu", VALID[what]("cpu")))
+        ops.launch(arguments("cpu", VALID[what]("cpu")))
 
 
 @pytest.mark.parametrize("op", ["prefill", "blocks", "in_blocks"])
 def test_the_calls_are_valid_before_they_are_changed(op: str, compiled: Check) -> None:
     call = OPS[op].arguments("cpu", {})
-    OPS[op].launch(call)
+    ops.launch(call)
     compiled(op, call)
 
 

@@ -15,10 +15,10 @@ SCORES, LENGTHS = torch.zeros(2, 32), torch.tensor([32, 20], dtype=torch.int32)
 STARTS = torch.zeros(2, dtype=torch.int32)
 BLOCKS = torch.tensor([[0, 1]], dtype=torch.int32).repeat(2, 1)
 CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "launch": (ops.indexer_topk_decode, (SCORES, LENGTHS, 3)),
-    "launch_prefill": (ops.indexer_topk_prefill, (SCORES, STARTS, LENGTHS, 3)),
-    "launch_blocks": (ops.indexer_topk_blocks, (SCORES, LENGTHS, 2, 3)),
-    "launch_in_blocks": (ops.indexer_topk_in_blocks, (SCORES, LENGTHS, BLOCKS, 3)),
+    "decode": (ops.indexer_topk_decode, (SCORES, LENGTHS, 3)),
+    "prefill": (ops.indexer_topk_prefill, (SCORES, STARTS, LENGTHS, 3)),
+    "blocks": (ops.indexer_topk_blocks, (SCORES, LENGTHS, 2, 3)),
+    "in_blocks": (ops.indexer_topk_in_blocks, (SCORES, LENGTHS, BLOCKS, 3)),
 }
 DEFAULTS = {
     "next_n": 1,
@@ -31,14 +31,14 @@ DEFAULTS = {
 }
 
 
-@pytest.mark.parametrize("launch", sorted(CALLS))
-def test_a_call_without_options(launch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    function, given = CALLS[launch]
+@pytest.mark.parametrize("op", sorted(CALLS))
+def test_a_call_without_options(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, given = CALLS[op]
     seen: list[Any] = []
-    monkeypatch.setattr(ops, launch, seen.append)
+    monkeypatch.setattr(ops, "launch", seen.append)
     function(*given)
     (arguments,) = seen
-    assert arguments.flags == (FLAG_QUANTILE_GUESS if launch == "launch" else 0)
+    assert arguments.flags == (FLAG_QUANTILE_GUESS if op == "decode" else 0)
     got = {name: getattr(arguments, name) for name in DEFAULTS if hasattr(arguments, name)}
     assert got == {name: DEFAULTS[name] for name in got} and len(got) >= 2
     optional = ("row_slot", "next_state", "counts", "page_table", "slots", "stats", "row_request", "offsets")

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import TopkState, ops
-from gvr_topk.arguments import WRITTEN, Arguments, check
+from gvr_topk.arguments import DECODE, DecodeArguments, check_decode
 from gvr_topk.constants import (
     FLAG_CLAMP_PAGES,
     FLAG_DROP_MASKED,
@@ -98,7 +98,7 @@ def expected(seq_lens: Tensor = LENGTHS, k: int = K, next_n: int = NEXT_N, **opt
     return sorted_topk(logits, lengths, k)
 
 
-def measured(arguments: dict[str, Any]) -> Arguments:
+def measured(arguments: dict[str, Any]) -> DecodeArguments:
     """One call as the op sees it, with arguments that the public function does not have.
 
     Without a page table there is no page size.
@@ -119,7 +119,7 @@ def measured(arguments: dict[str, Any]) -> Arguments:
         "next_n": NEXT_N,
     }
     paged = {**plain, **arguments}["page_table"] is not None
-    return Arguments(**{**plain, "page_size": PAGE * paged, **arguments})
+    return DecodeArguments(**{**plain, "page_size": PAGE * paged, **arguments})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -162,7 +162,7 @@ def test_every_argument_reaches_the_op(
     path: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The public function passes arguments by position, each of which has to find its own."""
-    seen: list[Arguments] = []
+    seen: list[DecodeArguments] = []
     monkeypatch.setattr(ops, "launch", seen.append)
     kept = state(4, torch.zeros(4, K, dtype=torch.int32))
     passed: dict[str, Any] = {
@@ -193,7 +193,7 @@ def test_every_argument_reaches_the_op(
         "flags": FLAG_QUANTILE_GUESS + sum(numbers[flag] for flag in flags),
         "ctas_per_row": 0,
     }
-    assert set(expected_arguments) == set(Arguments._fields)
+    assert set(expected_arguments) == set(DecodeArguments._fields)
     integers = [value for value in passed.values() if isinstance(value, int)]
     assert len(set(integers)) == len(integers)  # none can be taken for another one
     for name, value in expected_arguments.items():
@@ -623,7 +623,7 @@ def test_statistics_without_a_state() -> None:
 def test_each_option_sets_its_flag(
     options: dict[str, bool], flags: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Arguments] = []
+    seen: list[DecodeArguments] = []
     monkeypatch.setattr(ops, "launch", seen.append)
     gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, **options)
     call(clamp_pages=True, **options)
@@ -984,10 +984,12 @@ def test_errors_of_the_cuda_library_are_of_the_same_type(monkeypatch: pytest.Mon
 
     text = "gvr_topk.indexer_topk_decode: k: wanted 1 to 2097152, got 0"
     for message in (text, f"Expected k to hold: {text}\nException raised from check at op.cpp:1"):
-        monkeypatch.setattr(ops, "_OP", refuse(message))
+        monkeypatch.setitem(ops._CALLS, DecodeArguments, (refuse(message), DECODE))
         with pytest.raises(ValueError, match=f"^{text}$"):
             call()
-    monkeypatch.setattr(ops, "_OP", refuse("CUDA error: an illegal memory access was encountered"))
+    monkeypatch.setitem(
+        ops._CALLS, DecodeArguments, (refuse("CUDA error: an illegal memory access was encountered"), DECODE)
+    )
     with pytest.raises(RuntimeError, match=r"^CUDA error"):
         call()
 
@@ -998,7 +1000,7 @@ def test_fake_tensors_are_checked_alike() -> None:
             logits=torch.empty(ROWS, WIDTH), seq_lens=torch.empty(REQUESTS + 1, dtype=torch.int32)
         )
         with pytest.raises(ValueError, match="seq_lens: wanted 3 or 6 elements, got"):
-            check(arguments)
+            check_decode(arguments)
 
 
 def test_cuda_tensors_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1013,15 +1015,15 @@ def test_cuda_tensors_without_the_library(monkeypatch: pytest.MonkeyPatch) -> No
 # ---------------------------------------------------------------- torch.library and torch.compile
 
 
-def test_the_schema_is_that_of_the_arguments() -> None:
-    assert [argument.name for argument in OP._schema.arguments] == list(Arguments._fields)
-    defaults = {a.name: a.default_value for a in OP._schema.arguments if a.has_default_value()}
-    assert defaults == Arguments._field_defaults
-
-
-def test_the_schema_declares_every_write() -> None:
-    written = {a.name for a in OP._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    assert written == set(WRITTEN)
+def test_the_schema_is_the_one_that_the_compiled_op_is_written_for() -> None:
+    assert str(OP._schema) == (
+        "gvr_topk::indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor(a!) out, int k, "
+        "Tensor? row_slot=None, Tensor(b!)? state=None, Tensor(c!)? indices=None, "
+        "Tensor(d!)? next_state=None, Tensor(e!)? counts=None, Tensor? page_table=None, "
+        "Tensor(f!)? slots=None, Tensor(g!)? stats=None, Tensor(h!)? phase_clocks=None, int next_n=1, "
+        "int page_size=0, int path=0, int max_ctas=0, int flags=2, int hint_offset=0, "
+        "int ctas_per_row=0, int compress_ratio=1) -> ()"
+    )
 
 
 @pytest.mark.parametrize(

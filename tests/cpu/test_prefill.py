@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import indexer_topk_prefill, ops
-from gvr_topk.arguments import PREFILL_PATHS, PREFILL_WRITTEN, PrefillArguments, check_prefill
+from gvr_topk.arguments import PREFILL, PREFILL_PATHS, PrefillArguments, check_prefill
 from gvr_topk.constants import FLAG_PDL, MAX_ROWS, MAX_WIDTH, HintReason, Path, StatsColumn
 from gvr_topk.contract import DTYPES, row_windows
 from gvr_topk.evaluation.oracle import sorted_row
@@ -66,7 +66,7 @@ def agree(logits: Tensor, starts: Tensor, ends: Tensor, k: int, **options: Any) 
 
 
 def valid(**changes: Any) -> dict[str, Any]:
-    """Arguments of one valid call with every optional one, some of them replaced.
+    """DecodeArguments of one valid call with every optional one, some of them replaced.
 
     Without a page table there is no page size.
     """
@@ -387,7 +387,7 @@ def test_flags_and_paths_are_those_of_the_header(
     pdl: bool, flags: int, path: str, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[PrefillArguments] = []
-    monkeypatch.setattr(ops, "launch_prefill", seen.append)
+    monkeypatch.setattr(ops, "launch", seen.append)
     call(pdl=pdl, path=path)
     assert [(given.flags, given.path) for given in seen] == [(flags, number)]
     assert number in PREFILL_PATHS
@@ -398,7 +398,7 @@ def test_flags_and_paths_are_those_of_the_header(
 def test_every_argument_reaches_the_op(path: str, pdl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The public function passes arguments by position, each of which has to find its own."""
     seen: list[PrefillArguments] = []
-    monkeypatch.setattr(ops, "launch_prefill", seen.append)
+    monkeypatch.setattr(ops, "launch", seen.append)
     arguments = valid(out=torch.zeros(ROWS, K, dtype=torch.int32))
     indexer_topk_prefill(**arguments, path=path, pdl=pdl)
     assert set(PrefillArguments._fields) == {*arguments, "path", "flags"}
@@ -518,7 +518,7 @@ def test_paths_of_decode_alone_are_refused(path: Any) -> None:
 @pytest.mark.parametrize("path", [Path.PAPER_GVR, Path.NO_HINT, -1, 4])
 def test_numbers_of_other_paths_are_refused(path: int) -> None:
     with pytest.raises(ValueError, match=rf"indexer_topk_prefill: path: wanted 0 or 3, got {int(path)}$"):
-        ops.launch_prefill(described(path=int(path)))
+        ops.launch(described(path=int(path)))
 
 
 def test_the_op_itself_checks_too() -> None:
@@ -537,14 +537,14 @@ def test_errors_of_the_cuda_library_are_of_the_same_type(monkeypatch: pytest.Mon
 
     text = "gvr_topk.indexer_topk_prefill: k: wanted 1 to 2097152, got 0"
     for message in (text, f"Expected k to hold: {text}\nException raised from check at op.cpp:1"):
-        monkeypatch.setattr(ops, "_PREFILL_OP", refuse(message))
+        monkeypatch.setitem(ops._CALLS, PrefillArguments, (refuse(message), PREFILL))
         with pytest.raises(ValueError, match=f"^{text}$"):
             call()
     for message in (
         "CUDA error: an illegal memory access was encountered",
         "gvr_topk.indexer_topk_decode: k",
     ):
-        monkeypatch.setattr(ops, "_PREFILL_OP", refuse(message))
+        monkeypatch.setitem(ops._CALLS, PrefillArguments, (refuse(message), PREFILL))
         with pytest.raises(RuntimeError, match=f"^{message}"):
             call()
 
@@ -566,7 +566,7 @@ def test_cuda_tensors_with_a_library_that_has_no_such_op(monkeypatch: pytest.Mon
     def op(*_: Any) -> None:
         raise NotImplementedError("Could not run 'gvr_topk::indexer_topk_prefill'")
 
-    monkeypatch.setattr(ops, "_PREFILL_OP", op)
+    monkeypatch.setitem(ops._CALLS, PrefillArguments, (op, PREFILL))
     monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(True, "lib.so", "loaded"))
     message = r"^gvr_topk\.indexer_topk_prefill: CUDA library: lib\.so holds no such op: install the package"
     with FakeTensorMode(), pytest.raises(LibraryError, match=message):
@@ -600,11 +600,6 @@ def test_the_schema_is_the_one_that_the_compiled_op_is_written_for() -> None:
         "Tensor? page_table=None, Tensor(c!)? slots=None, Tensor(d!)? stats=None, int page_size=0, "
         "int path=0, int flags=0) -> ()"
     )
-
-
-def test_the_schema_declares_every_write() -> None:
-    written = {a.name for a in OP._schema.arguments if a.alias_info is not None and a.alias_info.is_write}
-    assert written == set(PREFILL_WRITTEN)
 
 
 @pytest.mark.parametrize(

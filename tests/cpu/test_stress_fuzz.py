@@ -9,7 +9,7 @@ import torch
 
 from eval.fuzz import fuzz, fuzz_cases
 from gvr_topk import cpu
-from gvr_topk.arguments import Arguments
+from gvr_topk.arguments import DecodeArguments
 from gvr_topk.constants import FLAG_CLAMP_PAGES, FLAG_DROP_MASKED
 
 
@@ -54,28 +54,28 @@ def test_on_a_gpu_numpy_checks_a_share_of_the_cases() -> None:
     assert all(fuzz.checks_by_sort(case, "cpu") for case in cases)
 
 
-def without(name: str, value: object) -> Callable[[Arguments], None]:
+def without(name: str, value: object) -> Callable[[DecodeArguments], None]:
     """The op as if an argument had not been given."""
     return lambda a: cpu.decode(a._replace(**{name: value}))
 
 
-def without_flag(flag: int) -> Callable[[Arguments], None]:
+def without_flag(flag: int) -> Callable[[DecodeArguments], None]:
     return lambda a: cpu.decode(a._replace(flags=a.flags & ~flag))
 
 
-def states_of_the_row_before(a: Arguments) -> None:
+def states_of_the_row_before(a: DecodeArguments) -> None:
     cpu.decode(a)
     if a.next_state is not None:
         a.next_state.copy_(a.next_state.roll(1, 0))
 
 
-def one_state_too_many(a: Arguments) -> None:
+def one_state_too_many(a: DecodeArguments) -> None:
     cpu.decode(a)
     if a.next_state is not None:
         a.next_state._base[-1, 0] = 0.0
 
 
-def state_written_all_the_same(a: Arguments) -> None:
+def state_written_all_the_same(a: DecodeArguments) -> None:
     cpu.decode(a)
     if a.next_state is not None and a.state is not None:
         cpu.decode(a._replace(next_state=None))
@@ -94,7 +94,7 @@ def state_written_all_the_same(a: Arguments) -> None:
     ],
 )
 def test_a_wrong_use_of_an_argument_is_found(
-    op: Callable[[Arguments], None], named: str, monkeypatch: pytest.MonkeyPatch
+    op: Callable[[DecodeArguments], None], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fuzz, "launch", op)
     summary = fuzz.run("cpu", 60.0, seed=2, most=400, prefill=0.0, blocks=0.0)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gvr_topk.arguments import Arguments, PrefillArguments
+from gvr_topk.arguments import DecodeArguments, PrefillArguments
 from gvr_topk.constants import (
     FLAG_DROP_MASKED,
     FLAG_PDL,
@@ -20,7 +20,7 @@ from gvr_topk.constants import (
     StatsColumn,
 )
 from gvr_topk.contract import drop_masked, exact_topk, order_key, row_lengths
-from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill, launch, launch_prefill
+from gvr_topk.ops import indexer_topk_decode, indexer_topk_prefill, launch
 from gvr_topk.policy import parse_path
 from gvr_topk.state import TopkState
 
@@ -59,10 +59,10 @@ def call(
     pdl: bool = False,
     drop: bool = False,
     **others: Any,
-) -> Arguments:
+) -> DecodeArguments:
     """The arguments of a call as the op's users give them, beside those that are for measurements only."""
     tensors = ("row_slot", "counts", "page_table", "slots", "stats", "phase_clocks")
-    return Arguments(
+    return DecodeArguments(
         logits=logits,
         seq_lens=lengths,
         out=out,
@@ -201,7 +201,7 @@ def run_prefill(
     given |= arguments
     if streams:
         given |= {"flags": FLAG_STREAMS, "path": int(parse_path(path))}
-        launch_prefill(PrefillArguments(logits, starts, ends, k=k, **given))
+        launch(PrefillArguments(logits, starts, ends, k=k, **given))
     else:
         assert indexer_topk_prefill(logits, starts, ends, k, path=path, **given) is given["out"]
     for name, (buffer, inner) in outputs.items():

@@ -10,9 +10,9 @@ import torch
 from oracle import call, full_lengths, wrong_rows
 
 import gvr_topk
-from gvr_topk.arguments import NAME, PREFILL_NAME
+from gvr_topk.arguments import DECODE, PREFILL
 from gvr_topk.constants import MAX_WIDTH, STATE_FLOATS
-from gvr_topk.ops import launch, launch_prefill
+from gvr_topk.ops import launch
 from tests.wrong_calls import (
     CASES,
     OPS,
@@ -31,7 +31,7 @@ def test_the_compiled_op_refuses_in_the_same_words(op: str, what: str) -> None:
     """As a CPU does, where tests/cpu/test_compiled_checks.py runs the same calls; the context stays good."""
     call = wrong_call(op, what, "cuda")
     with pytest.raises(ValueError, match=f"^{re.escape(message_of(op, what))}$"):
-        OPS[op].launch(call)
+        launch(call)
     torch.cuda.synchronize()
 
 
@@ -47,10 +47,8 @@ def test_the_compiled_op_accepts_what_a_cpu_does(what: str) -> None:
 )
 def test_prefill_takes_every_tensor_on_the_device_of_the_scores(name: str) -> None:
     on_cpu = {name: getattr(prefill_arguments("cpu", {}), name)}
-    with pytest.raises(
-        ValueError, match=rf"^{re.escape(PREFILL_NAME)}: {name}: wanted a tensor on cuda:\d+, "
-    ):
-        launch_prefill(prefill_arguments("cuda", on_cpu))
+    with pytest.raises(ValueError, match=rf"^{re.escape(PREFILL.op)}: {name}: wanted a tensor on cuda:\d+, "):
+        launch(prefill_arguments("cuda", on_cpu))
     torch.cuda.synchronize()
 
 
@@ -64,7 +62,7 @@ def test_prefill_takes_every_tensor_on_the_device_of_the_scores(name: str) -> No
 )
 def test_decode_takes_every_tensor_on_the_device_of_the_scores(change: dict[str, Any], name: str) -> None:
     with pytest.raises(
-        ValueError, match=rf"^{re.escape(NAME)}: {name}: wanted a tensor on cuda:\d+, got cpu$"
+        ValueError, match=rf"^{re.escape(DECODE.op)}: {name}: wanted a tensor on cuda:\d+, got cpu$"
     ):
         launch(arguments("cuda", change))
     torch.cuda.synchronize()
@@ -73,12 +71,12 @@ def test_decode_takes_every_tensor_on_the_device_of_the_scores(change: dict[str,
 def test_given_blocks_are_on_the_device_of_the_scores() -> None:
     call_with_blocks = OPS["in_blocks"].arguments("cuda", {"blocks": zeros("cpu", 2, 4)})
     with pytest.raises(ValueError, match=r"in_blocks: blocks: wanted a tensor on cuda:\d+, got cpu$"):
-        OPS["in_blocks"].launch(call_with_blocks)
+        launch(call_with_blocks)
 
 
 def test_scores_on_the_cpu_beside_results_on_the_gpu() -> None:
     with pytest.raises(
-        ValueError, match=f"^{re.escape(NAME)}: logits: wanted a CUDA tensor, got one on another"
+        ValueError, match=f"^{re.escape(DECODE.op)}: logits: wanted a CUDA tensor, got one on another"
     ):
         launch(arguments("cpu", {"out": zeros("cuda", 2, 8)}))
 
@@ -96,7 +94,7 @@ def test_the_public_function_refuses_alike_on_both(given: dict[str, Any], messag
     for device in ("cpu", "cuda"):
         logits = floats(device, 2, 64)
         lengths = torch.full((2,), 64, dtype=torch.int32, device=device)
-        with pytest.raises(ValueError, match=f"^{re.escape(f'{NAME}: {message}')}$"):
+        with pytest.raises(ValueError, match=f"^{re.escape(f'{DECODE.op}: {message}')}$"):
             gvr_topk.indexer_topk_decode(logits, lengths, **{"k": 8, **given})
 
 
@@ -111,7 +109,7 @@ def test_the_public_function_refuses_alike_on_both(given: dict[str, Any], messag
 def test_the_public_function_of_prefill_refuses_alike_on_both(given: dict[str, Any], message: str) -> None:
     for device in ("cpu", "cuda"):
         windows = zeros(device, 2), zeros(device, 2)
-        with pytest.raises(ValueError, match=f"^{re.escape(f'{PREFILL_NAME}: {message}')}$"):
+        with pytest.raises(ValueError, match=f"^{re.escape(f'{PREFILL.op}: {message}')}$"):
             gvr_topk.indexer_topk_prefill(floats(device, 2, 64), *windows, **{"k": 8, **given})
 
 
