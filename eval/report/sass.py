@@ -36,8 +36,8 @@ SAME_IN_ALL_LANES = {
     ),
     "core/row_sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
-    "resident/register_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
-    "resident/register_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
+    "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
+    "resident/cluster_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
     (
         "resident/resolve_miss.cuh: "
         "const uint32_t at_tie_key = tie_key != kAbsentKey ? inside & equal_to(tie_key) : 0;"
@@ -49,8 +49,8 @@ WITHOUT_BARRIER = {
     "core/exchange.cuh: store_to_peers": "lanes that have nothing to send",
     "core/row_job.cuh: agree_on_length": "one thread publishes what it has read",
     "core/row_job.cuh: load_state_late": "one thread loads the state",
-    "resident/register_tile.cuh: fetch": "lanes at the row's end, where vectors are not whole",
-    "resident/register_tile.cuh: copy_before": "lanes at the row's end",
+    "resident/cluster_tile.cuh: fetch": "lanes at the row's end, where vectors are not whole",
+    "resident/cluster_tile.cuh: copy_before": "lanes at the row's end",
 }
 """Branches, by file and function, of rows that registers hold. A barrier would cost too much there."""
 

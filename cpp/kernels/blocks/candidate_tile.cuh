@@ -5,14 +5,14 @@
 #include "core/row_context.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
-#include "small_row/register_tile.cuh"
+#include "small_row/cta_tile.cuh"
 
 namespace gvr_topk::blocks {
 
 // A tile of the scores of all candidates, one candidate behind the other. Its positions are indices in that
 // list: index i is the score i % kBlockScores of candidate i / kBlockScores.
 template <typename T>
-using CandidateTile = small_row::RegisterTile<T, kWideValuesPerThread>;
+using CandidateTile = small_row::CtaTile<T, kWideValuesPerThread>;
 
 // Returns the position in the row of the score at an index in the list.
 __device__ __forceinline__ int position_of_listed(const int32_t* candidates, int index) {

@@ -38,7 +38,7 @@ __device__ __forceinline__ int blocks_of(int n) { return (n + kBlockScores - 1) 
 // Clears the shared memory from which a selection starts. A block barrier precedes this, and another follows.
 __device__ __forceinline__ void prepare_selection(BlocksShared& own, int thread) {
   own.bins.clear(thread);
-  if (thread == 0) own.shared.small_count = 0;
+  if (thread == 0) own.shared.few_count = 0;
 }
 
 // Selects the `ctx.k` largest elements of a tile that holds keys and more than `ctx.k` elements. `before`

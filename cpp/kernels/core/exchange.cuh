@@ -17,13 +17,13 @@ namespace gvr_topk {
 // arrival per sender and the bytes that the sender announces.
 template <typename T>
 __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const KeyInterval& interval) {
-  const Shared& sm = *ctx.shared;
+  const Shared& smem = *ctx.shared;
   const uint32_t target = ctx.team_target(), index = ctx.team_index();
-  const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&sm.counts_barrier), target);
-  const uint32_t header = sm.header.address_in(target, ctx.rank);
+  const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&smem.counts_barrier), target);
+  const uint32_t header = smem.header.address_in(target, ctx.rank);
   const auto mine = reinterpret_cast<const uint4*>(ctx.list.of(ctx.rank));
   const uint32_t list = ctx.list.own_address_in(target);
-  const Counts counts = sm.counts;
+  const Counts counts = smem.counts;
   // A CTA's own copy of its segment is already in place. A list that does not fit is not sent: the header
   // says so, and then no CTA reads any list. The last vector may contain words past the listed keys, which
   // nobody reads.
@@ -50,15 +50,15 @@ __device__ __forceinline__ void store_to_peers(const RowContext<T>& ctx, const K
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const KeyInterval& interval,
                                               uint32_t parity, Meanwhile meanwhile) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   if (ctx.ctas > 1) {
     store_to_peers(ctx, interval);
   } else if (ctx.thread == 0) {
-    sm.header.put_alone(Header{sm.counts, ctx.row.n, interval.lo, interval.hi, {}});
+    smem.header.put_alone(Header{smem.counts, ctx.row.n, interval.lo, interval.hi, {}});
   }
   meanwhile();
   if (ctx.ctas > 1) {
-    ptx::barrier_wait(ptx::shared_address(&sm.counts_barrier), parity);
+    ptx::barrier_wait(ptx::shared_address(&smem.counts_barrier), parity);
   } else {
     __syncthreads();
     ptx::reconverge(ctx.zero);  // One thread has stored the header.
@@ -68,9 +68,9 @@ __device__ __forceinline__ void send_and_wait(const RowContext<T>& ctx, const Ke
 // Sums up all headers. All CTAs have the same headers, and so the same result, except for `above_before`.
 template <typename T>
 __device__ __forceinline__ CountResult read_headers(const RowContext<T>& ctx, const KeyInterval& interval) {
-  const Shared& sm = *ctx.shared;
+  const Shared& smem = *ctx.shared;
   const bool mine = ctx.lane < ctx.ctas;
-  const Header& header = sm.header[mine ? ctx.lane : 0];
+  const Header& header = smem.header[mine ? ctx.lane : 0];
   const Counts counts = header.counts;
   // Counts of CTAs that have used different lengths, states or samples must not be added.
   // No branch: the lanes go on with sums.

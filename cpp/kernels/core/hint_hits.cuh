@@ -31,7 +31,7 @@ __device__ __forceinline__ uint32_t hinted_key(const RowView<T>& row, int offset
   return position >= 0 && at < static_cast<uint32_t>(row.n) ? row.key(static_cast<int>(at)) : kAbsentKey;
 }
 
-// Adds the number of hinted positions whose score is at or above the k-th value to `at_or_above`.
+// Adds the number of hinted positions whose score is at or above the k-th value to `hint_hits`.
 template <typename T>
 __device__ __forceinline__ void count_hits(const RowContext<T>& ctx, const HintView& hint, uint32_t kth) {
 #pragma unroll 1
@@ -40,7 +40,7 @@ __device__ __forceinline__ void count_hits(const RowContext<T>& ctx, const HintV
     const bool there = i < ctx.k && hint.indices != nullptr;
     const uint32_t key = hinted_key(ctx.row, hint.offset, there ? hint.indices[i] : -1);
     const uint32_t hits = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey && key >= kth));
-    if (ctx.lane == 0) ptx::add_shared(ctx.shared->at_or_above, hits, ctx.zero);
+    if (ctx.lane == 0) ptx::add_shared(ctx.shared->hint_hits, hits, ctx.zero);
     ptx::reconverge(ctx.zero);
   }
 }

@@ -46,8 +46,8 @@ struct alignas(8) LaunchTraits {
     kSharedSlots = 1 << 16,   // positions are kept, and several rows may name the same slot
     kDropMasked = 1 << 17,    // scores of -inf are not selected
     kClaimedSlots = 1 << 18,  // as kSharedSlots, and a launch before this one has claimed the slots
-    kNoStateFlags = kAligned | kWholeVectors,
-    kCommonFlags = kNoStateFlags | kUseHint | kReadsState | kWritesState,
+    kPlainRowFlags = kAligned | kWholeVectors,
+    kCommonFlags = kPlainRowFlags | kUseHint | kReadsState | kWritesState,
     kVaryingFlags = kSlotIsRequest | kDraftRows | kRowSlots | kRowLengths | kCounts | kStateByRow |
         kCompressed,
   };
@@ -75,7 +75,7 @@ struct alignas(8) LaunchTraits {
         flags & ~uint32_t{kRing | kVectorStores};  // Each of these two flags concerns one kernel only.
     if (tested == common_one_row().flags) return Specialization::kCommonOneRow;
     if (tested == (kCommonFlags | kRowSlots)) return Specialization::kCommonSlotted;
-    if ((tested & ~uint32_t{kUseHint}) == kNoStateFlags) return Specialization::kNoState;
+    if ((tested & ~uint32_t{kUseHint}) == kPlainRowFlags) return Specialization::kNoState;
     const bool common = (tested & ~uint32_t{kVaryingFlags}) == kCommonFlags;
     return common ? Specialization::kCommon : Specialization::kGeneric;
   }
@@ -86,7 +86,7 @@ struct alignas(8) LaunchTraits {
     if (kSpecialization == Specialization::kCommon) return (flags & (kRing | kVaryingFlags)) | kCommonFlags;
     if (kSpecialization == Specialization::kCommonOneRow) return (flags & kRing) | common_one_row().flags;
     if (kSpecialization == Specialization::kCommonSlotted) return (flags & kRing) | kCommonFlags | kRowSlots;
-    if (kSpecialization == Specialization::kNoState) return (flags & (kRing | kUseHint)) | kNoStateFlags;
+    if (kSpecialization == Specialization::kNoState) return (flags & (kRing | kUseHint)) | kPlainRowFlags;
     return flags;
   }
 
@@ -98,7 +98,7 @@ struct alignas(8) LaunchTraits {
     constexpr uint32_t kVarying =
         kVaryingFlags | kRing | kUseHint | kReadsState | kWritesState | kVectorStores;
     LaunchTraits traits = *this;
-    if (!kOptions) traits.flags = (flags & kVarying) | kNoStateFlags;
+    if (!kOptions) traits.flags = (flags & kVarying) | kPlainRowFlags;
     return traits;
   }
 

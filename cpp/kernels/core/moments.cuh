@@ -107,7 +107,7 @@ struct Moments {
   // The moments of a sample that is the same in all CTAs. The computation contains one block barrier.
   template <typename T, int kProbes>
   __device__ __forceinline__ Moments(const RowContext<T>& ctx, const RowProbe<T, kProbes>& probe) {
-    Shared& sm = *ctx.shared;
+    Shared& smem = *ctx.shared;
     float sum = 0.0f, squares = 0.0f;
     bool counts = true;
 #pragma unroll
@@ -128,12 +128,12 @@ struct Moments {
     mine += __shfl_xor_sync(0xffffffffu, theirs, 16);
 #pragma unroll
     for (int d = 8; d > 0; d /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, d);
-    if ((ctx.lane & 15) == 0) sm.moment[ctx.lane + ctx.warp] = mine;
+    if ((ctx.lane & 15) == 0) smem.sample_sums[ctx.lane + ctx.warp] = mine;
     const float count = static_cast<float>(kProbes * kSampleVec * __syncthreads_count(counts));
     // In every group of eight lanes, the lower four take the sums of four warps each, and the upper four take
     // the squares of the same warps: lane i + 4 has the squares for lane i.
     static_assert(kWarps == 16);
-    const float4 four = reinterpret_cast<const float4*>(sm.moment)[ctx.lane & 7];
+    const float4 four = reinterpret_cast<const float4*>(smem.sample_sums)[ctx.lane & 7];
     float all = (four.x + four.y) + (four.z + four.w);
     all += __shfl_xor_sync(0xffffffffu, all, 1);
     all += __shfl_xor_sync(0xffffffffu, all, 2);

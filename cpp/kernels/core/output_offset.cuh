@@ -46,10 +46,10 @@ struct OutputOffset {
   template <typename T>
   __device__ __forceinline__ OutputOffset(const RowContext<T>& ctx, const KeyInterval& interval,
                                           const Threshold& threshold, uint32_t above, uint32_t in_warp) {
-    const Shared& sm = *ctx.shared;
+    const Shared& smem = *ctx.shared;
     // One half of the warp adds up the counts of earlier CTAs, the other half those of earlier warps.
     static_assert(kWarps == 16);
-    const uint32_t* selected = sm.selected[0];
+    const uint32_t* selected = smem.selected[0];
     const uint32_t packed =
         __reduce_add_sync(0xffffffffu, ctx.lane < kWarps + ctx.warp ? selected[ctx.lane] : 0) + in_warp;
     above += packed & 0xffffu;
@@ -57,7 +57,7 @@ struct OutputOffset {
     const uint32_t tie_key = interval.tie_key();
     if (tie_key != kAbsentKey) {  // Elements of the tie key are not listed.
       const uint32_t equal =
-          __reduce_add_sync(0xffffffffu, ctx.lane < ctx.rank ? sm.header[ctx.lane].counts.equal : 0);
+          __reduce_add_sync(0xffffffffu, ctx.lane < ctx.rank ? smem.header[ctx.lane].counts.equal : 0);
       const uint32_t at_tie_key = packed_count(tie_key, threshold);
       above += at_tie_key == 1 ? equal : 0;
       ties += at_tie_key > 1 ? equal : 0;

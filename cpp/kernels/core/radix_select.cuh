@@ -34,29 +34,29 @@ struct RadixBins {
 template <typename T>
 __device__ __forceinline__ void sum_over_cluster(const RowContext<T>& ctx, uint32_t over, uint32_t parity) {
   static_assert(kRadixBins == kThreads && Histogram::kBins == 2 * kRadixBins);
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   const int bin = ctx.thread;
-  sm.keys.template clear<kThreads>();
-  if (bin == 0) sm.counts = Counts{0, kRadixBins, 0};
+  smem.keys.template clear<kThreads>();
+  if (bin == 0) smem.counts = Counts{0, kRadixBins, 0};
   __syncthreads();  // All threads of the block have counted.
-  ctx.list.put(bin, sm.hist[bin]);
+  ctx.list.put(bin, smem.hist[bin]);
   ptx::reconverge(ctx.zero);  // Lanes have counted different keys, and one thread has reset the counts.
   over = __reduce_add_sync(0xffffffffu, over);
-  if (ctx.lane == 0) atomicAdd(&sm.counts.above, over);
+  if (ctx.lane == 0) atomicAdd(&smem.counts.above, over);
   ptx::reconverge(ctx.zero);
   __syncthreads();
   send_and_wait(ctx, KeyInterval::everything(), parity, [] {});
   uint32_t sum = 0;
 #pragma unroll 4
   for (int c = 0; c < ctx.ctas; ++c) sum += ctx.list.of(c)[bin];
-  sm.keys.fine[bin] = sum;
+  smem.keys.fine[bin] = sum;
   sum = __reduce_add_sync(0xffffffffu, sum);
-  if (ctx.lane == 0) atomicAdd(&sm.keys.coarse[bin >> Histogram::kLog2Group], sum);
+  if (ctx.lane == 0) atomicAdd(&smem.keys.coarse[bin >> Histogram::kLog2Group], sum);
   ptx::reconverge(ctx.zero);
   if (ctx.warp == 0) {
-    const uint32_t above = ctx.lane < ctx.ctas ? sm.header[ctx.lane].counts.above : 0;
+    const uint32_t above = ctx.lane < ctx.ctas ? smem.header[ctx.lane].counts.above : 0;
     const uint32_t all = __reduce_add_sync(0xffffffffu, above);
-    if (ctx.lane == 0) sm.over_range = all;
+    if (ctx.lane == 0) smem.over_range = all;
   }
   ptx::reconverge(ctx.zero);
   __syncthreads();
@@ -74,7 +74,7 @@ template <typename T, typename AddKeys>
 __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, const KeyInterval& start,
                                                     uint32_t& exchanges, int& rounds, AddKeys add_keys) {
   constexpr int kMostRounds = 2 + (32 + kLog2RadixBins - 1) / kLog2RadixBins;
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   if (start.hi <= kNegInfKey) return KeyInterval::only(kNegInfKey);
   if (start.lo > kPosInfKey) return KeyInterval::only(kMaxKey);
   const KeyRange above_finite{kPosInfKey, kMaxKey - kPosInfKey};
@@ -86,14 +86,14 @@ __device__ __forceinline__ KeyInterval radix_select(const RowContext<T>& ctx, co
 #pragma unroll 1
   for (int round = 0; round < kMostRounds; ++round) {
     const int shift = range.shift<kLog2RadixBins>();
-    sm.hist[ctx.thread] = 0;
+    smem.hist[ctx.thread] = 0;
     __syncthreads();
-    RadixBins bins{sm.hist, range, shift};
+    RadixBins bins{smem.hist, range, shift};
     add_keys(bins);
     ++rounds;
     sum_over_cluster(ctx, bins.above, exchanges++ & 1);
-    const uint32_t above_range = relative ? 0 : sm.over_range;
-    const BinHit hit = sm.keys.locate(rank - above_range, ctx.thread);
+    const uint32_t above_range = relative ? 0 : smem.over_range;
+    const BinHit hit = smem.keys.locate(rank - above_range, ctx.thread);
     const bool is_above = above_range >= rank, found = !is_above && hit.count != 0;
     bool fits = true;
     if (found && ctx.lane < ctx.ctas) {

@@ -55,7 +55,7 @@ __device__ __forceinline__ void clear_selection(const RowContext<T>& ctx) {
   ctx.shared->keys.template clear<kThreads>();
   if (ctx.thread == 0) {
     reset_counts(ctx);
-    ctx.shared->small_count = 0;
+    ctx.shared->few_count = 0;
   }
 }
 
@@ -79,14 +79,14 @@ __device__ __forceinline__ void init_barriers(const RowContext<T>& ctx) {
 
 template <typename T>
 __device__ __forceinline__ void reset_counters(const RowContext<T>& ctx) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   if (ctx.thread < kMaxClusterSize) {
-    sm.segment_above[ctx.thread] = 0;
-    sm.segment_equal[ctx.thread] = 0;
+    smem.segment_above[ctx.thread] = 0;
+    smem.segment_equal[ctx.thread] = 0;
   }
   if (ctx.thread == 0) {
     reset_counts(ctx);
-    sm.at_or_above = 0;
+    smem.hint_hits = 0;
   }
   init_barriers(ctx);
 }
@@ -95,13 +95,13 @@ __device__ __forceinline__ void reset_counters(const RowContext<T>& ctx) {
 // barriers. The list needs no clearing.
 template <typename T>
 __device__ __forceinline__ void prepare_exchange(const RowContext<T>& ctx) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   static_assert(Histogram::kBins == 2 * kThreads);
-  reinterpret_cast<uint2*>(sm.keys.fine)[ctx.thread] = make_uint2(0, 0);
+  reinterpret_cast<uint2*>(smem.keys.fine)[ctx.thread] = make_uint2(0, 0);
   constexpr size_t kBegin = offsetof(Shared, keys) + offsetof(Histogram, coarse);
   constexpr int kWords = (offsetof(Shared, over_range) - kBegin) / sizeof(uint32_t);
   static_assert(kWords <= kThreads);
-  const auto cleared = reinterpret_cast<uint32_t*>(reinterpret_cast<unsigned char*>(&sm) + kBegin);
+  const auto cleared = reinterpret_cast<uint32_t*>(reinterpret_cast<unsigned char*>(&smem) + kBegin);
   if (ctx.thread < kWords) cleared[ctx.thread] = 0;
   init_barriers(ctx);
 }
@@ -197,13 +197,13 @@ struct RowJob {
   // another stream may be writing it. This contains one block barrier, so work that does not need the length
   // comes before the call.
   __device__ __forceinline__ void agree_on_length(const TopkParams& p, const LaunchTraits& traits) {
-    Shared& sm = *ctx.shared;
+    Shared& smem = *ctx.shared;
     const int length = visible_length(p, traits, row, request, seq_len);
-    ptx::store_shared_if(ctx.thread == 0, sm.facts.length, length);
-    if (kOptions && ctx.thread == 0) sm.facts.owns_slot = owns_slot(p, traits);
+    ptx::store_shared_if(ctx.thread == 0, smem.facts.length, length);
+    if (kOptions && ctx.thread == 0) smem.facts.owns_slot = owns_slot(p, traits);
     if (traits.has(LaunchTraits::kCounts) && writer) p.counts[row] = min(length, ctx.k);
     __syncthreads();
-    ctx.set_length(sm.facts.length);
+    ctx.set_length(smem.facts.length);
   }
 
   __device__ __forceinline__ int slot(const TopkParams& p, const LaunchTraits& traits) const {
@@ -362,7 +362,7 @@ struct RowJob {
                                          uint32_t inside, int snaps, uint32_t source, bool guess_hit,
                                          int rounds) const {
     if (!writer || !traits.has(LaunchTraits::kStats)) return;
-    const int hits = hint(p, traits).indices != nullptr ? static_cast<int>(ctx.shared->at_or_above) : -1;
+    const int hits = hint(p, traits).indices != nullptr ? static_cast<int>(ctx.shared->hint_hits) : -1;
     const HintReason reason = hint_reason(p, traits, is_known(shared_state(ctx.shared->facts.state)));
     write_stats(stats_of(p, traits, row), reason, passes, static_cast<int>(inside), snaps, hits,
                 static_cast<int>(source), guess_hit, rounds);

@@ -169,12 +169,12 @@ struct RowSampler {
 // longer.
 template <typename T>
 __device__ __forceinline__ void send_sample(const RowContext<T>& ctx, uint32_t key) {
-  const Shared& sm = *ctx.shared;
+  const Shared& smem = *ctx.shared;
   const uint32_t target = ctx.team_target(), index = ctx.team_index();
-  const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&sm.sample_barrier), target);
+  const uint32_t barrier = ptx::map_to_rank(ptx::shared_address(&smem.sample_barrier), target);
   ptx::barrier_expect_tx_if(index == 0, barrier, sizeof(uint32_t) * ctx.team_size());
   const int there = ctx.rank * ctx.team_size() + index;
-  ptx::store_async(sm.received.address_in(target, there), key, barrier);
+  ptx::store_async(smem.received.address_in(target, there), key, barrier);
 }
 
 template <typename T>
@@ -187,15 +187,15 @@ __device__ __forceinline__ void receive_samples(const RowContext<T>& ctx) {
 template <typename T, typename Meanwhile>
 __device__ __forceinline__ uint32_t sample_of_cluster(const RowContext<T>& ctx, uint32_t greatest,
                                                       Meanwhile meanwhile) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   if ((ctx.lane & (ctx.ctas - 1)) == 0) {
-    sm.sent[(ctx.warp * 32 + ctx.lane) >> ctx.log2_ctas] = greatest;
+    smem.sent[(ctx.warp * 32 + ctx.lane) >> ctx.log2_ctas] = greatest;
   }
   __syncthreads();
-  send_sample(ctx, sm.sent[ctx.team_index()]);
+  send_sample(ctx, smem.sent[ctx.team_index()]);
   meanwhile();
   receive_samples(ctx);
-  return sm.received[ctx.thread];
+  return smem.received[ctx.thread];
 }
 
 }  // namespace gvr_topk

@@ -2,7 +2,7 @@
 //
 // A warp covers 512 consecutive elements at a time: a tile of 16 elements per lane. Vector j of a lane starts
 // at j * 32 * kPerVec + lane * kPerVec, so loads are 16 bytes wide and coalesced. Index order within such a
-// tile is (j, lane, element). Tiles of core/tile_ring.cuh and resident/register_tile.cuh have 16 or more
+// tile is (j, lane, element). Tiles of core/tile_ring.cuh and resident/cluster_tile.cuh have 16 or more
 // consecutive elements in each lane instead.
 #pragma once
 

@@ -75,13 +75,13 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
   constexpr int kThreadsPerKey = 4;                      // threads that rank one key together
   constexpr int kVecs = kWarps * kOfEach / (4 * kThreadsPerKey);
   static_assert(kThreads == kThreadsPerKey * kWarps * kOfEach && kGreatestOfSample == kWarps * kOfEach);
-  Shared& sm = *ctx.shared;
-  uint32_t* const greatest = sm.greatest;
+  Shared& smem = *ctx.shared;
+  uint32_t* const greatest = smem.warp_top8;
   // If keys are equal, more than eight may qualify; any eight of them serve.
   const uint32_t selected = __ballot_sync(0xffffffffu, rank < kOfEach);
   const int expected_rank = __popc(selected & ((1u << ctx.lane) - 1));
   if (rank < kOfEach && expected_rank < kOfEach) greatest[ctx.warp * kOfEach + expected_rank] = key;
-  if (ctx.thread < 2) sm.edge[ctx.thread][0] = kMaxKey;
+  if (ctx.thread < 2) smem.interval_ends[ctx.thread][0] = kMaxKey;
   __syncthreads();
   const float expected = kThreads * share;
   const float error = standard_deviation(expected * (1.0f - share));
@@ -95,12 +95,12 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
   const uint32_t top = __reduce_min_sync(0xffffffffu, among <= upper ? mine : kMaxKey);
   const uint32_t bottom = __reduce_min_sync(0xffffffffu, among <= lower ? mine : kMaxKey);
   if (ctx.lane == 0) {
-    atomicMin(&sm.edge[0][0], top);
-    atomicMin(&sm.edge[1][0], bottom);
+    atomicMin(&smem.interval_ends[0][0], top);
+    atomicMin(&smem.interval_ends[1][0], bottom);
   }
   ptx::reconverge(ctx.zero);
   __syncthreads();
-  return finite_interval(sm.edge[1][0], sm.edge[0][0], kGuessRowSample);
+  return finite_interval(smem.interval_ends[1][0], smem.interval_ends[0][0], kGuessRowSample);
 }
 
 // An interval around the (1 - share) quantile of a sample of one key per thread. Each warp reads the order
@@ -109,11 +109,11 @@ __device__ __forceinline__ KeyInterval tail_interval(const RowContext<T>& ctx, u
 template <typename T>
 __device__ __forceinline__ KeyInterval sample_interval(const RowContext<T>& ctx, uint32_t key,
                                                        const SampleRank& above) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   const float share = above.share, margin = above.margin;
-  reinterpret_cast<uint32_t*>(sm.sample)[ctx.thread] = key;
+  reinterpret_cast<uint32_t*>(smem.sample)[ctx.thread] = key;
   __syncwarp();
-  const int rank = rank_among<8>(sm.sample + 8 * ctx.warp, key);
+  const int rank = rank_among<8>(smem.sample + 8 * ctx.warp, key);
   if (share < 1.0f / 8) return tail_interval(ctx, key, share, rank);
   const int present = __popc(__ballot_sync(0xffffffffu, key != kAbsentKey));
   const float expected_rank = share * static_cast<float>(present);
@@ -123,14 +123,14 @@ __device__ __forceinline__ KeyInterval sample_interval(const RowContext<T>& ctx,
   const uint32_t top = __reduce_min_sync(0xffffffffu, rank <= upper ? key : kMaxKey);
   const uint32_t bottom = __reduce_min_sync(0xffffffffu, rank <= lower ? key : kMaxKey);
   if (ctx.lane == 0) {
-    sm.edge[0][ctx.warp] = top;
-    sm.edge[1][ctx.warp] = ~bottom;
+    smem.interval_ends[0][ctx.warp] = top;
+    smem.interval_ends[1][ctx.warp] = ~bottom;
   }
   __syncthreads();
   const bool below = ctx.lane >= kWarps;
   const int outsiders = kOutsiders + ctx.log2_ctas;
-  const uint32_t edge = sm.edge[below][ctx.lane % kWarps];
-  const bool near = rank_among<kWarps / 4>(reinterpret_cast<const uint4*>(sm.edge[below]), edge) <=
+  const uint32_t edge = smem.interval_ends[below][ctx.lane % kWarps];
+  const bool near = rank_among<kWarps / 4>(reinterpret_cast<const uint4*>(smem.interval_ends[below]), edge) <=
                     (below && share > kNearlyAllAbove ? 0 : outsiders);
   const uint32_t hi = __reduce_min_sync(0xffffffffu, !below && near ? edge : kMaxKey);
   const uint32_t lo = ~__reduce_min_sync(0xffffffffu, below && near ? edge : kMaxKey);

@@ -59,14 +59,15 @@ struct Threshold {
 };
 
 // Adds a key to those that are ranked by comparison, while there is room.
-__device__ __forceinline__ void add_small(Shared& sm, uint32_t key) {
-  const uint32_t slot = atomicAdd(&sm.small_count, 1u);
-  if (slot < kRankDirectly) sm.small[slot] = key;
+__device__ __forceinline__ void add_small(Shared& smem, uint32_t key) {
+  const uint32_t slot = atomicAdd(&smem.few_count, 1u);
+  if (slot < kRankDirectly) smem.few_keys[slot] = key;
 }
 
-// The threshold at the rank-th largest of the first `count` keys in `small`.
-__device__ __forceinline__ Threshold threshold_of_few(const Shared& sm, uint32_t rank, int count, int lane) {
-  const uint32_t mine = lane < count ? sm.small[lane] : kAbsentKey;
+// The threshold at the rank-th largest of the first `count` keys in `few_keys`.
+__device__ __forceinline__ Threshold threshold_of_few(const Shared& smem, uint32_t rank, int count,
+                                                      int lane) {
+  const uint32_t mine = lane < count ? smem.few_keys[lane] : kAbsentKey;
   const uint32_t key = rank_directly(mine, count, rank, lane);
   const uint32_t above = __popc(__ballot_sync(0xffffffffu, mine > key));
   return Threshold{key, rank - above, static_cast<uint32_t>(__popc(__ballot_sync(0xffffffffu, mine == key)))};
@@ -80,7 +81,7 @@ template <typename T>
 __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const KeyInterval& interval,
                                                 const ListedKeys& listed, const CountResult& result,
                                                 int& rounds) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   constexpr int kInvariant = kInvariantBits<T>;
   const uint32_t tie_key = interval.tie_key();
   // The range consists of keys without their invariant low bits. It lies above the absent key, whose distance
@@ -92,38 +93,38 @@ __device__ __forceinline__ Threshold select_kth(const RowContext<T>& ctx, const 
   const auto has_tie_key = [&] { return tie_key != kAbsentKey && range.contains(tie_key >> kInvariant); };
   uint32_t rank = result.rank;
   uint32_t inside = result.inside;
-  bool cleared = true;  // The histogram and `small_count` were cleared before the lists were made.
+  bool cleared = true;  // The histogram and `few_count` were cleared before the lists were made.
 #pragma unroll 1
   while (range.length != 0 && rank != inside) {
     if (inside <= kRankDirectly) {
       listed.for_each([&](uint32_t x) {
-        if (range.contains(x >> kInvariant)) add_small(sm, x);
+        if (range.contains(x >> kInvariant)) add_small(smem, x);
       });
       if (ctx.thread == 0 && has_tie_key()) {
         for (uint32_t i = 0; i < min(result.equal, uint32_t{kRankDirectly}); ++i) {
-          add_small(sm, tie_key);
+          add_small(smem, tie_key);
         }
       }
       __syncthreads();
-      return threshold_of_few(sm, rank, static_cast<int>(inside), ctx.lane);
+      return threshold_of_few(smem, rank, static_cast<int>(inside), ctx.lane);
     }
     const int shift = range.shift<Histogram::kLog2Bins>();
     if (!cleared) {
       __syncthreads();  // All threads have finished the last `locate`.
-      sm.keys.template clear<kThreads>();
+      smem.keys.template clear<kThreads>();
       __syncthreads();
     }
     cleared = false;
     listed.for_each([&](uint32_t x) {
       const uint32_t key = x >> kInvariant;
-      sm.keys.add(range.contains(key) ? range.bin(key, shift) : Histogram::kBins);
+      smem.keys.add(range.contains(key) ? range.bin(key, shift) : Histogram::kBins);
     });
     if (ctx.thread == 0 && has_tie_key()) {
-      sm.keys.add(range.bin(tie_key >> kInvariant, shift), result.equal);
+      smem.keys.add(range.bin(tie_key >> kInvariant, shift), result.equal);
     }
     __syncthreads();
     ++rounds;
-    const BinHit hit = sm.keys.locate(rank, ctx.thread);
+    const BinHit hit = smem.keys.locate(rank, ctx.thread);
     rank -= hit.above;
     inside = hit.count;
     range.narrow(hit.bin, shift);

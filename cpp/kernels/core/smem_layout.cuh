@@ -47,8 +47,8 @@ struct alignas(128) Shared {
   Counts counts;
   uint32_t segment_above[kMaxClusterSize];  // listed keys above the k-th, of each CTA
   uint32_t segment_equal[kMaxClusterSize];  // listed keys equal to the k-th, of each CTA
-  uint32_t at_or_above;                     // hinted values at or above the k-th
-  uint32_t small_count;                     // keys added to `small`
+  uint32_t hint_hits;                       // hinted values at or above the k-th
+  uint32_t few_count;                       // keys added to `few_keys`
   uint32_t over_range;                      // elements above the range of a radix round
   RowFacts facts;
   MissedGuess missed;
@@ -69,12 +69,12 @@ struct alignas(128) Shared {
     alignas(8) uint16_t tile_candidates[kMaxSteps * kWarps];
     uint8_t buffer_chunks[kWarps][kMaxBufferChunks];  // collect: numbers of the chunks of each warp
   };
-  alignas(16) uint32_t greatest[kGreatestOfSample];  // guess: the greatest 8 keys of each warp's sample
-  alignas(16)
-      uint32_t edge[2][kWarps];  // guess: each warp's upper end of the interval, and its lower end, inverted
-  alignas(16) float moment[2 * kWarps];      // guess: sums of each warp's sample, then sums of squares
-  alignas(8) uint32_t small[kRankDirectly];  // keys that are ranked by comparison
-  uint32_t chunks_used;                      // chunks of the buffer that all warps together have taken
+  alignas(16) uint32_t warp_top8[kGreatestOfSample];  // guess: the greatest 8 keys of each warp's sample
+  alignas(16) uint32_t
+      interval_ends[2][kWarps];  // guess: each warp's upper end of the interval, and its lower end, inverted
+  alignas(16) float sample_sums[2 * kWarps];    // guess: sums of each warp's sample, then sums of squares
+  alignas(8) uint32_t few_keys[kRankDirectly];  // keys that are ranked by comparison
+  uint32_t chunks_used;                         // chunks of the buffer that all warps together have taken
 };
 
 // The dynamic shared memory of every kernel but that of prefill, which has a layout of its own. The kernels

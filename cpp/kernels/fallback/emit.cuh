@@ -62,14 +62,14 @@ struct OutputCursor {
 template <typename T>
 __device__ __forceinline__ OutputCursor cta_cursor(const RowContext<T>& ctx, const KeyInterval& interval,
                                                    uint32_t kth, int items) {
-  const Shared& sm = *ctx.shared;
+  const Shared& smem = *ctx.shared;
   uint32_t above = 0, equal = 0;
   if (ctx.lane < ctx.ctas) {
     // Elements of the tie key are not listed: all of them are above the k-th key, equal to it, or below.
     const uint32_t tie_key = interval.tie_key();
-    const Counts& counts = sm.header[ctx.lane].counts;
-    above = counts.above + sm.segment_above[ctx.lane] + (tie_key > kth ? counts.equal : 0);
-    equal = tie_key == kth ? counts.equal : sm.segment_equal[ctx.lane];
+    const Counts& counts = smem.header[ctx.lane].counts;
+    above = counts.above + smem.segment_above[ctx.lane] + (tie_key > kth ? counts.equal : 0);
+    equal = tie_key == kth ? counts.equal : smem.segment_equal[ctx.lane];
   }
   ptx::reconverge(ctx.zero);
   const bool earlier = ctx.lane < ctx.rank;
@@ -118,7 +118,7 @@ template <typename T>
 __device__ __forceinline__ void emit_elements(const RowContext<T>& ctx, const KeyInterval& interval,
                                               const ListedKeys& listed, uint32_t kth, int items,
                                               Tile<T>& tile, const OutputWriter& output, PhaseClock& clock) {
-  const Shared& sm = *ctx.shared;
+  const Shared& smem = *ctx.shared;
   count_segments(ctx, listed, kth);
   __syncthreads();
   clock.stamp();
@@ -133,8 +133,8 @@ __device__ __forceinline__ void emit_elements(const RowContext<T>& ctx, const Ke
     cursor.advance(earlier_warps(ctx, 0), earlier_warps(ctx, 1));
     const int w = ctx.lane % kWarps;
     const bool once = ctx.lane < kWarps;
-    cta.advance(__reduce_add_sync(0xffffffffu, once ? sm.warp_value[0][w] : 0),
-                __reduce_add_sync(0xffffffffu, once ? sm.warp_value[1][w] : 0));
+    cta.advance(__reduce_add_sync(0xffffffffu, once ? smem.warp_value[0][w] : 0),
+                __reduce_add_sync(0xffffffffu, once ? smem.warp_value[1][w] : 0));
     const int vecs = ctx.tile_vecs(step);
     if (cursor.ties_left > 0) {
       for_each_in_order<T>(ties, vecs, ctx.lane, [&](int bit, uint32_t rank) {

@@ -30,7 +30,7 @@ __device__ __forceinline__ void list_keys(const RowContext<T>& ctx, const Tile<T
 template <typename T>
 __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInterval& interval, Tile<T>& tile,
                                          uint32_t& bits) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   // Finite ends are compared as values, which needs no conversion. NaN fails both comparisons, and so it
   // counts as above.
   const bool finite = kNegInfKey < interval.lo && interval.hi < kPosInfKey;
@@ -42,7 +42,7 @@ __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInte
                   : ctx.match_keys(tile, begin, [&](uint32_t x) { return x >= interval.lo; });
     if (ctx.steps > 1) ctx.mask(step) = static_cast<uint16_t>(bits);
     const uint32_t candidates = __reduce_add_sync(0xffffffffu, __popc(bits));
-    if (ctx.lane == 0) sm.tile_candidates[step * kWarps + ctx.warp] = candidates;
+    if (ctx.lane == 0) smem.tile_candidates[step * kWarps + ctx.warp] = candidates;
     if (candidates == 0) return;
     const uint32_t above_bits =
         finite ? match_tile(tile, begin, ctx.end, [&](float x) { return !(x <= hi); })
@@ -59,11 +59,11 @@ __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInte
   });
   ptx::reconverge(ctx.zero);
   above = __reduce_add_sync(0xffffffffu, above);
-  if (ctx.lane == 0 && above != 0) ptx::add_shared(sm.counts.above, above, ctx.zero);
+  if (ctx.lane == 0 && above != 0) ptx::add_shared(smem.counts.above, above, ctx.zero);
   ptx::reconverge(ctx.zero);
   if (tie_key == kAbsentKey) return;
   equal = __reduce_add_sync(0xffffffffu, equal);
-  if (ctx.lane == 0) ptx::add_shared(sm.counts.equal, equal, ctx.zero);
+  if (ctx.lane == 0) ptx::add_shared(smem.counts.equal, equal, ctx.zero);
 }
 
 // Replaces each count in `tile_candidates` by the sum of the counts of all earlier tiles, and returns the
@@ -71,18 +71,18 @@ __device__ __forceinline__ void classify(const RowContext<T>& ctx, const KeyInte
 // collected.
 template <typename T>
 __device__ __forceinline__ uint32_t scan_tiles(const RowContext<T>& ctx) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   static_assert(kMaxSteps * kWarps <= 4 * kThreads, "four tiles per thread");
-  ushort4& mine = reinterpret_cast<ushort4*>(sm.tile_candidates)[ctx.thread];
+  ushort4& mine = reinterpret_cast<ushort4*>(smem.tile_candidates)[ctx.thread];
   const ushort4 count = 4 * ctx.thread < ctx.steps * kWarps ? mine : make_ushort4(0, 0, 0, 0);
   const uint32_t sum = count.x + count.y + count.z + count.w;
   const uint32_t upto = ptx::inclusive_scan(sum);
-  if (ctx.lane == 31) sm.warp_value[2][ctx.warp] = upto;
+  if (ctx.lane == 31) smem.warp_value[2][ctx.warp] = upto;
   __syncthreads();
   const uint32_t first = earlier_warps(ctx, 2) + upto - sum;
   const uint32_t second = first + count.x, third = second + count.y;
   mine = make_ushort4(first, second, third, third + count.z);
-  const uint32_t all = __reduce_add_sync(0xffffffffu, ctx.lane < kWarps ? sm.warp_value[2][ctx.lane] : 0);
+  const uint32_t all = __reduce_add_sync(0xffffffffu, ctx.lane < kWarps ? smem.warp_value[2][ctx.lane] : 0);
   __syncthreads();
   return all;
 }
@@ -93,11 +93,11 @@ __device__ __forceinline__ uint32_t scan_tiles(const RowContext<T>& ctx) {
 // in turn.
 template <typename T>
 __device__ __forceinline__ uint32_t collect(const RowContext<T>& ctx, uint32_t bits) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   ptx::reconverge(ctx.zero);  // Lanes have sent different vectors, or one thread has stored the header.
   uint32_t all, first = 0;
   if (ctx.steps == 1) {
-    const uint32_t count = ctx.lane < kWarps ? sm.tile_candidates[ctx.lane] : 0;
+    const uint32_t count = ctx.lane < kWarps ? smem.tile_candidates[ctx.lane] : 0;
     all = __reduce_add_sync(0xffffffffu, count);
     first = __reduce_add_sync(0xffffffffu, ctx.lane < ctx.warp ? count : 0);
   } else {
@@ -108,7 +108,7 @@ __device__ __forceinline__ uint32_t collect(const RowContext<T>& ctx, uint32_t b
     for (int step = 0; step < ctx.steps; ++step) {
       if (ctx.steps > 1) {
         bits = ctx.mask(step);
-        first = sm.tile_candidates[step * kWarps + ctx.warp];
+        first = smem.tile_candidates[step * kWarps + ctx.warp];
       }
       for_each_in_order<T>(bits, ctx.tile_vecs(step), ctx.lane, [&](int bit, uint32_t rank) {
         ctx.candidates[first + rank].position = bit_position<T>(ctx.tile_begin(step), bit, ctx.lane);
@@ -127,12 +127,12 @@ __device__ __forceinline__ uint32_t collect(const RowContext<T>& ctx, uint32_t b
 template <typename T>
 __device__ __forceinline__ CountResult verify(const RowContext<T>& ctx, const KeyInterval& interval,
                                               Tile<T>& tile, uint32_t parity, PhaseClock& clock) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   uint32_t bits = 0;
   classify(ctx, interval, tile, bits);
   // `select_kth` needs these cleared.
-  sm.keys.template clear<kThreads>();
-  if (ctx.thread == 0) sm.small_count = 0;
+  smem.keys.template clear<kThreads>();
+  if (ctx.thread == 0) smem.few_count = 0;
   __syncthreads();
   uint32_t collected = 0;
   send_and_wait(ctx, interval, parity, [&] {

@@ -65,19 +65,19 @@ __device__ __forceinline__ uint32_t warp_reduce(uint32_t x) {
 // slots, so each takes one block barrier: a thread that stores into a set has passed a barrier since the set
 // was read.
 struct Block {
-  PaperShared& sm;
+  PaperShared& smem;
   int lane;
   int warp;
   int set = 0;
 
   __device__ __forceinline__ explicit Block(PaperShared& shared)
-      : sm(shared), lane(threadIdx.x & 31), warp(threadIdx.x >> 5) {}
+      : smem(shared), lane(threadIdx.x & 31), warp(threadIdx.x >> 5) {}
 
   // `slot` distinguishes reductions that share a block barrier.
   template <Reduce kOp>
   __device__ __forceinline__ void store_partial(int slot, uint32_t x) {
     x = warp_reduce<kOp>(x);
-    if (lane == 0) sm.warp_value[set][slot][warp] = x;
+    if (lane == 0) smem.warp_value[set][slot][warp] = x;
   }
 
   __device__ __forceinline__ void sync() {
@@ -88,12 +88,12 @@ struct Block {
   template <Reduce kOp>
   __device__ __forceinline__ uint32_t reduce(int slot) const {
     constexpr uint32_t kNeutral = kOp == Reduce::kMin ? 0xffffffffu : 0;
-    return warp_reduce<kOp>(lane < kWarps ? sm.warp_value[set ^ 1][slot][lane] : kNeutral);
+    return warp_reduce<kOp>(lane < kWarps ? smem.warp_value[set ^ 1][slot][lane] : kNeutral);
   }
 
   // Sum over the earlier warps.
   __device__ __forceinline__ uint32_t reduce_earlier(int slot) const {
-    return warp_reduce<Reduce::kAdd>(lane < warp ? sm.warp_value[set ^ 1][slot][lane] : 0);
+    return warp_reduce<Reduce::kAdd>(lane < warp ? smem.warp_value[set ^ 1][slot][lane] : 0);
   }
 
   template <Reduce kOp>
@@ -130,7 +130,7 @@ __device__ __forceinline__ void add_member(SearchBins& bins, uint32_t key) {
 // 16-byte boundary before the row. The elements between that boundary and the row belong to the same
 // allocation, and are fetched but never counted.
 template <typename T>
-struct RowStream {
+struct PaperStream {
   static constexpr int kVecs = kLaneTileBytes / sizeof(uint4);
   static constexpr int kLaneElements = kVecs * kPerVec<T>;
   static constexpr int kElements = 32 * kLaneElements;  // elements of a tile
@@ -145,7 +145,7 @@ struct RowStream {
   const uint4* read_vecs;  // this lane's own vectors in the ring's first slot
   uint32_t write_address;  // shared address that this lane fetches to
 
-  __device__ __forceinline__ RowStream(const RowView<T>& row, int warp, int lane_id, uint4* rings)
+  __device__ __forceinline__ PaperStream(const RowView<T>& row, int warp, int lane_id, uint4* rings)
       : lane(lane_id) {
     shift = static_cast<int>(reinterpret_cast<uintptr_t>(row.data) % sizeof(uint4) / sizeof(T));
     const int n = row.n + shift;

@@ -9,12 +9,12 @@ namespace gvr_topk::paper_gvr {
 // Collects the positions of the elements whose bits the last pass has set. The count cache (`result.before`)
 // says where this warp's positions go.
 template <typename T>
-__device__ __forceinline__ void collect(const Block& block, const RowStream<T>& stream,
+__device__ __forceinline__ void collect(const Block& block, const PaperStream<T>& stream,
                                         const SearchResult& result, Candidates& candidates) {
   const int words = (stream.length + 31) / 32;
   const int each = (words + 31) / 32 | 1;  // Odd, so that lanes read from different banks.
   const int first = min(block.lane * each, words), last = min(first + each, words);
-  const uint32_t* const map = block.sm.bitmap + stream.begin / 32;
+  const uint32_t* const map = block.smem.bitmap + stream.begin / 32;
   uint32_t count = 0;
 #pragma unroll 4
   for (int w = first; w < last; ++w) count += __popc(map[w]);

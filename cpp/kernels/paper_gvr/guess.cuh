@@ -29,9 +29,9 @@ struct GuessSample {
 };
 
 // The rank-th largest of the finite values, which lie between `least` and `greatest`.
-__device__ __forceinline__ float order_statistic(PaperShared& sm, const GuessSample& sampled, float least,
+__device__ __forceinline__ float order_statistic(PaperShared& smem, const GuessSample& sampled, float least,
                                                  float greatest, uint32_t rank) {
-  SearchBins& bins = sm.guess;
+  SearchBins& bins = smem.guess;
   KeyRange range{order_key(least), order_key(greatest) - order_key(least)};
 #pragma unroll 1
   while (true) {
@@ -77,12 +77,12 @@ __device__ __forceinline__ void store_partial_sum(Block& block, const GuessSampl
   ptx::reconverge(ptx::unknown_zero());
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-  if (block.lane == 0) block.sm.warp_sum[block.warp] = sum;
+  if (block.lane == 0) block.smem.warp_sum[block.warp] = sum;
 }
 
-__device__ __forceinline__ float mean(const PaperShared& sm, int values) {
+__device__ __forceinline__ float mean(const PaperShared& smem, int values) {
   double sum = 0;
-  for (int w = 0; w < kWarps; ++w) sum += sm.warp_sum[w];
+  for (int w = 0; w < kWarps; ++w) sum += smem.warp_sum[w];
   return static_cast<float>(sum / values);
 }
 
@@ -118,7 +118,7 @@ __device__ __forceinline__ Guess guess(Block& block, const RowContext<T>& ctx, G
     // count at `least` than the row's length.
     guess.low_count = min(ctx.row.n, 2 * kCapacity);
     if (!quantile) {
-      guess.threshold = mean(block.sm, guess.values);
+      guess.threshold = mean(block.smem, guess.values);
       return guess;
     }
   } else {
@@ -144,7 +144,7 @@ __device__ __forceinline__ Guess guess(Block& block, const RowContext<T>& ctx, G
                            ? hint_share + kQuantileMargin * hint_share * (1.0 - hint_share)
                            : static_cast<double>((ctx.k + kCapacity) / 2) / ctx.row.n;
   guess.threshold =
-      order_statistic(block.sm, sampled, guess.least, guess.greatest, rank_of_share(share, guess.values));
+      order_statistic(block.smem, sampled, guess.least, guess.greatest, rank_of_share(share, guess.values));
   return guess;
 }
 

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     return;
   }
   ptx::grid_dependency_wait();
-  PaperShared& sm = *reinterpret_cast<PaperShared*>(storage);
+  PaperShared& smem = *reinterpret_cast<PaperShared*>(storage);
   const int row = blockIdx.x;
   const int request = request_of(p, traits, row);
   RowContext<T> ctx =
@@ -101,12 +101,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     position[i] = hint != nullptr && s < ctx.k ? hint[s] : -1;
   }
   // The first tiles of the row arrive while the hinted values are read.
-  const RowStream<T> stream(ctx.row, ctx.warp, ctx.lane, ring);
+  const PaperStream<T> stream(ctx.row, ctx.warp, ctx.lane, ring);
   stream.start();
-  Block block(sm);
-  clear(sm.guess);
-  clear(sm.snap);
-  if (threadIdx.x == 0) sm.guess.members = sm.snap.members = 0;
+  Block block(smem);
+  clear(smem.guess);
+  clear(smem.snap);
+  if (threadIdx.x == 0) smem.guess.members = smem.snap.members = 0;
   T value[kHintPerThread];
   bool in_row[kHintPerThread];
 #pragma unroll

@@ -66,7 +66,7 @@ __device__ __forceinline__ Snap walk_list(uint32_t mine, int count, uint32_t ran
 // contiguous in key order, so a range of keys stands for them.
 __device__ __forceinline__ Snap split_bin(Block& block, const Candidates& candidates, int count,
                                           uint32_t rank, uint32_t bottom, uint32_t top) {
-  SearchBins& bins = block.sm.snap;
+  SearchBins& bins = block.smem.snap;
   int scans = 0;
 #pragma unroll 1
   while (true) {
@@ -133,7 +133,7 @@ __device__ __forceinline__ Snap snap(Block& block, const ThreadCandidates& own, 
     return min(__float2uint_rz(__fmul_rn(__fsub_rn(value, low), scale)), uint32_t{kBins - 1});
   };
 
-  SearchBins& bins = block.sm.snap;
+  SearchBins& bins = block.smem.snap;
   uint32_t bin[kPerThread];
   own.for_each([&](int r, uint32_t x) {
     bin[r] = max(bin_of(x), x == kAbsentKey ? uint32_t{kBins} : 0u);

@@ -56,11 +56,12 @@ __device__ __forceinline__ bool repeats(Block& block, const GuessSample& sampled
 // Writes the bitmap: the bit of an element is set if it reaches the threshold. Returns how many bits this
 // thread has set.
 template <typename T>
-__device__ __forceinline__ uint32_t count_pass(PaperShared& sm, const RowStream<T>& stream, float threshold) {
-  constexpr int kLane = RowStream<T>::kLaneElements;
+__device__ __forceinline__ uint32_t count_pass(PaperShared& smem, const PaperStream<T>& stream,
+                                               float threshold) {
+  constexpr int kLane = PaperStream<T>::kLaneElements;
   using LaneBits = std::conditional_t<kLane == 16, uint16_t, uint32_t>;
   static_assert(kLane == 8 * sizeof(LaneBits));
-  LaneBits* to = reinterpret_cast<LaneBits*>(sm.bitmap) + stream.begin / kLane + stream.lane;
+  LaneBits* to = reinterpret_cast<LaneBits*>(smem.bitmap) + stream.begin / kLane + stream.lane;
   // The bits after a warp's part belong to another warp. But all bits of the part's last 32-bit word are
   // read, so this warp writes that word to its end.
   LaneBits* const stop = to - stream.lane + ((stream.length + 31) & ~31) / kLane;
@@ -68,7 +69,7 @@ __device__ __forceinline__ uint32_t count_pass(PaperShared& sm, const RowStream<
   // pipes, and no predicate to wait for. A difference that is NaN has no sign, and neither has -0 + 0.
   const float minus = 0.0f - threshold;
   uint32_t count = 0;
-  stream.for_each_tile([&](int, const uint4(&vec)[RowStream<T>::kVecs], uint32_t valid) {
+  stream.for_each_tile([&](int, const uint4(&vec)[PaperStream<T>::kVecs], uint32_t valid) {
     uint32_t below = 0xffffffffu;  // The bits above this lane's elements stay set.
 #pragma unroll
     for (int i = kLane - 1; i >= 0; --i) {
@@ -85,13 +86,13 @@ __device__ __forceinline__ uint32_t count_pass(PaperShared& sm, const RowStream<
 
 // Smallest and largest finite value of the row; NaN when there is none.
 template <typename T>
-__device__ __forceinline__ void finite_extremes(Block& block, const RowStream<T>& stream, float& least,
+__device__ __forceinline__ void finite_extremes(Block& block, const PaperStream<T>& stream, float& least,
                                                 float& greatest) {
   uint32_t low = 0xffffffffu, high = 0;
   stream.start();
-  stream.for_each_tile([&](int, const uint4(&vec)[RowStream<T>::kVecs], uint32_t valid) {
+  stream.for_each_tile([&](int, const uint4(&vec)[PaperStream<T>::kVecs], uint32_t valid) {
 #pragma unroll
-    for (int i = 0; i < RowStream<T>::kLaneElements; ++i) {
+    for (int i = 0; i < PaperStream<T>::kLaneElements; ++i) {
       const float x = element<T>(vec[i / kPerVec<T>], i % kPerVec<T>);
       if ((valid >> i & 1) != 0 && is_finite(x)) {
         low = min(low, order_key(x));
@@ -111,7 +112,7 @@ __device__ __forceinline__ void finite_extremes(Block& block, const RowStream<T>
 // Runs passes until the count fits. The caller has started the copies of the first pass.
 template <typename T>
 __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>& ctx,
-                                               const RowStream<T>& stream, const Guess& first,
+                                               const PaperStream<T>& stream, const Guess& first,
                                                const GuessSample& sampled) {
   const int k = ctx.k;
   const int target = (k + kCapacity) / 2;
@@ -122,7 +123,7 @@ __device__ __forceinline__ SearchResult search(Block& block, const RowContext<T>
 #pragma unroll 1
   while (true) {
     if (result.passes > 0) stream.start();
-    const int count = static_cast<int>(block.reduce_all<Reduce::kAdd>(count_pass(block.sm, stream, step)));
+    const int count = static_cast<int>(block.reduce_all<Reduce::kAdd>(count_pass(block.smem, stream, step)));
     result.before = block.reduce_earlier(0);
     before = last;
     last = Point{step, count};

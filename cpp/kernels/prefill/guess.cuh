@@ -17,46 +17,47 @@ struct RankPair {
   uint32_t upper, lower;
 };
 
-__device__ __forceinline__ void clear_key_bins(PrefillShared& sm) {
+__device__ __forceinline__ void clear_key_bins(PrefillShared& smem) {
   __syncthreads();  // The memory's previous use has ended in all threads.
 #pragma unroll
   for (int i = 0; i < kKeyBins / 4; i += kBlockThreads) {
-    reinterpret_cast<uint4*>(sm.key_bins)[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
+    reinterpret_cast<uint4*>(smem.key_bins)[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
   }
   if (threadIdx.x == 0) {
-    sm.above_range = 0;
-    sm.hits[0] = sm.hits[1] = BinHit{0, 0, 0};
+    smem.above_range = 0;
+    smem.hits[0] = smem.hits[1] = BinHit{0, 0, 0};
   }
   __syncthreads();
 }
 
 // Counts a key if it lies in the range. Returns whether the key lies above the range.
-__device__ __forceinline__ bool count_key(PrefillShared& sm, const KeyRange& range, int shift, uint32_t key) {
+__device__ __forceinline__ bool count_key(PrefillShared& smem, const KeyRange& range, int shift,
+                                          uint32_t key) {
   const bool inside = range.contains(key);
-  if (inside) atomicAdd(&sm.key_bins[range.bin(key, shift)], 1u);
+  if (inside) atomicAdd(&smem.key_bins[range.bin(key, shift)], 1u);
   return !inside && key > range.base;
 }
 
 // Adds the number of keys that this thread has found above the range. All lanes take part.
-__device__ __forceinline__ void add_above(PrefillShared& sm, uint32_t above) {
+__device__ __forceinline__ void add_above(PrefillShared& smem, uint32_t above) {
   ptx::reconverge(ptx::unknown_zero());  // Lanes have counted different keys.
   above = __reduce_add_sync(0xffffffffu, above);
-  if ((threadIdx.x & 31) == 0 && above > 0) atomicAdd(&sm.above_range, above);
+  if ((threadIdx.x & 31) == 0 && above > 0) atomicAdd(&smem.above_range, above);
   ptx::reconverge(ptx::unknown_zero());
 }
 
 // Finds the bins of both ranks once all threads have counted, and leaves them in `hits` for all threads.
 // `count` is 0 for a rank that does not lie in the range.
-__device__ __forceinline__ void locate_ranks(PrefillShared& sm, const RankPair& ranks) {
+__device__ __forceinline__ void locate_ranks(PrefillShared& smem, const RankPair& ranks) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   __syncthreads();
-  ThreadBins<kKeyBins / kBlockThreads> own(sm.key_bins, thread);
-  if (lane == 0) sm.warp_sums[0][warp] = own.above + own.sum;
+  ThreadBins<kKeyBins / kBlockThreads> own(smem.key_bins, thread);
+  if (lane == 0) smem.warp_sums[0][warp] = own.above + own.sum;
   __syncthreads();
-  own.add_warps_above(sm.warp_sums[0], kBlockWarps, warp, lane);
-  own.above += sm.above_range;
-  if (own.holds(ranks.upper)) sm.hits[0] = own.find(ranks.upper);
-  if (own.holds(ranks.lower)) sm.hits[1] = own.find(ranks.lower);
+  own.add_warps_above(smem.warp_sums[0], kBlockWarps, warp, lane);
+  own.above += smem.above_range;
+  if (own.holds(ranks.upper)) smem.hits[0] = own.find(ranks.upper);
+  if (own.holds(ranks.lower)) smem.hits[1] = own.find(ranks.lower);
   ptx::reconverge(ptx::unknown_zero());
   __syncthreads();
 }
@@ -139,7 +140,7 @@ __device__ __forceinline__ KeyRange range_around(const RowPredictor& last) {
 // the sample, `deviations` standard deviations above and below the rank expected of the k-th value.
 // `meanwhile` runs while the sample is being loaded.
 template <typename T, typename Meanwhile>
-__device__ __forceinline__ ValueInterval guess_by_sample(PrefillShared& sm, const AlignedWindow<T> window,
+__device__ __forceinline__ ValueInterval guess_by_sample(PrefillShared& smem, const AlignedWindow<T> window,
                                                          int k, const RowPredictor& last, float deviations,
                                                          Meanwhile meanwhile) {
   constexpr float kLoose = 1.1f;  // An interval may hold this multiple of the sample elements intended.
@@ -159,12 +160,12 @@ __device__ __forceinline__ ValueInterval guess_by_sample(PrefillShared& sm, cons
 #pragma unroll 1
     for (int round = 0; round < kMaxRounds; ++round) {
       const int shift = range.shift<kLog2KeyBins>();
-      clear_key_bins(sm);
+      clear_key_bins(smem);
       uint32_t above = 0;
-      sample.for_each([&](uint32_t key) { above += count_key(sm, range, shift, key); });
-      add_above(sm, above);
-      locate_ranks(sm, RankPair{max(ranks.upper, 1u), min(ranks.lower, size)});
-      const BinHit upper = sm.hits[0], lower = sm.hits[1];
+      sample.for_each([&](uint32_t key) { above += count_key(smem, range, shift, key); });
+      add_above(smem, above);
+      locate_ranks(smem, RankPair{max(ranks.upper, 1u), min(ranks.lower, size)});
+      const BinHit upper = smem.hits[0], lower = smem.hits[1];
       if (upper.count == 0 || lower.count == 0) {
         if (!predicted) break;  // The row was overwritten between two rounds.
         predicted = false;

@@ -7,7 +7,7 @@
 // - guess: an interval that should hold the k-th value comes from the previous row, or from a sample of this
 //   row where the previous row predicts badly (prefill/guess.cuh);
 // - collect: warps stream the row, mark the elements above the interval in a bitmap, and store the elements
-//   inside as candidates (prefill/row_stream.cuh);
+//   inside as candidates (prefill/chunk_stream.cuh);
 // - verify: the counts show whether the k-th element is a candidate, and a histogram finds its bin;
 // - refine: the few candidates in that bin are ranked by comparison, and the selected candidates are marked
 //   in the bitmap (prefill/select.cuh);
@@ -22,8 +22,8 @@
 #include "core/launch.cuh"
 #include "core/prefill_output.cuh"
 #include "gvr_topk/policy.h"
+#include "prefill/chunk_stream.cuh"
 #include "prefill/radix_rounds.cuh"
-#include "prefill/row_stream.cuh"
 #include "prefill/select.cuh"
 #include "ptx/grid.cuh"
 
@@ -31,13 +31,13 @@ namespace gvr_topk::prefill {
 
 // Collects with an interval: marks the elements above it, and stores the elements inside as candidates.
 template <typename T>
-__device__ __forceinline__ void collect(const PrefillParams& p, PrefillShared& sm, RowStream<T>& stream,
+__device__ __forceinline__ void collect(const PrefillParams& p, PrefillShared& smem, ChunkStream<T>& stream,
                                         const AlignedWindow<T>& window, const Window& next_window,
                                         const ValueInterval& interval, CandidateStore& store, int warp,
                                         int lane) {
   uint32_t number = 32 * warp + lane;  // index of this lane's half-word: its 16 elements of the tile
   uint32_t count = 0;
-  uint16_t* const bitmap = bitmap_of(sm);
+  uint16_t* const bitmap = bitmap_of(smem);
   const int tiles = tiles_of_warp(window.length, warp);
   stream.for_each_tile(p, tiles, next_window, warp, lane, [&](uint32_t slot) {
     uint32_t above = 0;
@@ -52,36 +52,37 @@ __device__ __forceinline__ void collect(const PrefillParams& p, PrefillShared& s
     }
     bitmap[number] = static_cast<uint16_t>(above);
     count += __popc(above);
-    store.append(&sm.chunks_used, inside, lane, [&](int index, int at) {
-      sm.candidates[at] =
+    store.append(&smem.chunks_used, inside, lane, [&](int index, int at) {
+      smem.candidates[at] =
           BufferedValue{static_cast<int>(kValuesPerThread * number) + index, stream.ring.value(slot, index)};
     });
     number += 32 * kBlockWarps;
   });
   count = __reduce_add_sync(0xffffffffu, count);
   if (lane != 0) return;
-  sm.above[warp] = count;
-  sm.stored[warp] = store.count;
-  if (store.full) sm.is_full = 1;
+  smem.above[warp] = count;
+  smem.stored[warp] = store.count;
+  if (store.full) smem.is_full = 1;
 }
 
 // Forgets all candidates. Block barriers separate this from the uses before and after.
-__device__ __forceinline__ void reset_candidates(PrefillShared& sm) {
-  sm.fine_bins[threadIdx.x] = 0;
+__device__ __forceinline__ void reset_candidates(PrefillShared& smem) {
+  smem.fine_bins[threadIdx.x] = 0;
   if (threadIdx.x != 0) return;
-  sm.boundary_count = sm.is_full = 0;
-  sm.chunks_used = kBlockWarps * CandidateStore::initial_chunks(kStoreChunks);
+  smem.boundary_count = smem.is_full = 0;
+  smem.chunks_used = kBlockWarps * CandidateStore::initial_chunks(kStoreChunks);
 }
 
 // Selects from a row that is longer than k.
 template <typename T>
-__device__ __forceinline__ void select_row(const PrefillParams& p, PrefillShared& sm, RowStream<T>& stream,
-                                           const Window& row, const Window& next_window) {
+__device__ __forceinline__ void select_row(const PrefillParams& p, PrefillShared& smem,
+                                           ChunkStream<T>& stream, const Window& row,
+                                           const Window& next_window) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const AlignedWindow<T> window(p, row);
   const bool fits = p.lists && window.length <= p.bitmap_tiles * kTileElements;
-  bool by_value = fits && sm.predictor.is_close();
-  bool by_sample = fits && !by_value && sm.predictor.tie_key == kAbsentKey;
+  bool by_value = fits && smem.predictor.is_close();
+  bool by_sample = fits && !by_value && smem.predictor.tie_key == kAbsentKey;
   // A sample interval that has missed is tried once more: a narrower one if the candidates did not fit the
   // store, and a wider one otherwise.
   constexpr float kDeviations = 3.5f, kCloser = 2.0f, kWider = 5.0f;
@@ -92,39 +93,40 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, PrefillShared
     // The row's first tiles are fetched while the row is sampled.
     const auto enter = [&] { stream.enter(window, warp, lane); };
     if (by_value) enter();
-    const ValueInterval interval = by_value
-                                       ? sm.predictor.interval()
-                                       : guess_by_sample<T>(sm, window, p.k, sm.predictor, deviations, enter);
+    const ValueInterval interval =
+        by_value ? smem.predictor.interval()
+                 : guess_by_sample<T>(smem, window, p.k, smem.predictor, deviations, enter);
     const float bins_per_unit = interval.bins_per_unit();
-    CandidateStore store(sm.candidates, sm.chunks[warp], kStoreChunks, warp);
+    CandidateStore store(smem.candidates, smem.chunks[warp], kStoreChunks, warp);
     store.claim_part(lane);
-    collect(p, sm, stream, window, next_window, interval, store, warp, lane);
-    count_candidates(sm, store, interval, bins_per_unit, lane);
+    collect(p, smem, stream, window, next_window, interval, store, warp, lane);
+    count_candidates(smem, store, interval, bins_per_unit, lane);
     __syncthreads();
     // Verify.
-    const uint32_t above = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? sm.above[lane] : 0);
-    const uint32_t inside = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? sm.stored[lane] : 0);
+    const uint32_t above = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.above[lane] : 0);
+    const uint32_t inside = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.stored[lane] : 0);
     const uint32_t rank = p.k - above;
     // Unsigned wrap: `rank - 1 < inside` is false for rank 0 and for negative ranks.
-    const bool complete = sm.is_full == 0 && rank - 1 < inside;
+    const bool complete = smem.is_full == 0 && rank - 1 < inside;
     ++passes;
-    if (threadIdx.x == 0) sm.report.count_pass(by_value, inside, complete);
+    if (threadIdx.x == 0) smem.report.count_pass(by_value, inside, complete);
     ptx::reconverge(ptx::unknown_zero());
     if (complete) {
-      const BinHit hit = locate_fine(sm, rank, lane);
-      uint32_t* const bitmap = reinterpret_cast<uint32_t*>(bitmap_of(sm));
-      const float kth = refine(sm, bitmap, store, interval, bins_per_unit, hit, rank - hit.above, lane, warp);
+      const BinHit hit = locate_fine(smem, rank, lane);
+      uint32_t* const bitmap = reinterpret_cast<uint32_t*>(bitmap_of(smem));
+      const float kth =
+          refine(smem, bitmap, store, interval, bins_per_unit, hit, rank - hit.above, lane, warp);
       __syncthreads();
-      reset_candidates(sm);
+      reset_candidates(smem);
       if (threadIdx.x == 0) {
-        sm.predictor.learn(kth, __fdividef(interval.width(), static_cast<float>(inside)), p.k);
+        smem.predictor.learn(kth, __fdividef(interval.width(), static_cast<float>(inside)), p.k);
       }
       ptx::reconverge(ptx::unknown_zero());
-      stage(sm, bitmap, window.length, window.lead, p.k, lane, warp);
-      write_staged<kBlockThreads>(sm.staged, PrefillOutput(p, row), p.k);
+      stage(smem, bitmap, window.length, window.lead, p.k, lane, warp);
+      write_staged<kBlockThreads>(smem.staged, PrefillOutput(p, row), p.k);
       return;
     }
-    const bool was_full = sm.is_full != 0;
+    const bool was_full = smem.is_full != 0;
     if (!by_value) {
       by_sample = deviations == kDeviations;
       deviations = was_full ? kCloser : kWider;
@@ -133,54 +135,54 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, PrefillShared
     }
     by_value = false;
     __syncthreads();  // All threads have read the counts.
-    reset_candidates(sm);
+    reset_candidates(smem);
     if (by_sample) stream.restart();
     __syncthreads();
   }
   if (passes == 0 && stream.has_next_row) stream.restart();  // The tiles in flight are this row's.
-  const RadixOutcome outcome = radix_select_row<T>(p, sm, row, sm.predictor.tie_key);
+  const RadixOutcome outcome = radix_select_row<T>(p, smem, row, smem.predictor.tie_key);
   if (threadIdx.x != 0) return;
-  sm.predictor = RowPredictor::unknown();
-  sm.predictor.tie_key = outcome.tie_key;
-  sm.report.rounds = outcome.rounds;
-  ++sm.report.passes;
+  smem.predictor = RowPredictor::unknown();
+  smem.predictor.tie_key = outcome.tie_key;
+  smem.report.rounds = outcome.rounds;
+  ++smem.report.passes;
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kBlockThreads, kPrefillCtasPerSm)
     prefill_topk(const __grid_constant__ PrefillParams p) {
-  PrefillShared& sm = *reinterpret_cast<PrefillShared*>(storage);
+  PrefillShared& smem = *reinterpret_cast<PrefillShared*>(storage);
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   ptx::grid_take_over();
   if (thread == 0) {
-    sm.schedule.start_run(p, 0);
+    smem.schedule.start_run(p, 0);
     for (int i = 0; i < kWindowsAhead; ++i) {
-      sm.windows[i] = WindowLoad(p, sm.schedule.next(p)).window(p);
+      smem.windows[i] = WindowLoad(p, smem.schedule.next(p)).window(p);
     }
-    sm.predictor = RowPredictor::unknown();
+    smem.predictor = RowPredictor::unknown();
   }
-  reset_candidates(sm);
-  RowStream<T> stream(sm.ring, warp, lane);
+  reset_candidates(smem);
+  ChunkStream<T> stream(smem.ring, warp, lane);
   __syncthreads();
 #pragma unroll 1
   for (int turn = 0;;) {
-    const Window& row = sm.windows[turn];
+    const Window& row = smem.windows[turn];
     if (row.row < 0) return;
     const int after = turn == kWindowsAhead ? 0 : turn + 1;
-    const WindowLoad later(p, thread == 0 ? sm.schedule.next(p) : -1);
+    const WindowLoad later(p, thread == 0 ? smem.schedule.next(p) : -1);
     const bool is_short = row.n <= p.k;
-    if (thread == 0) sm.report = RowReport::begin(p.predicts, is_short);
+    if (thread == 0) smem.report = RowReport::begin(p.predicts, is_short);
     ptx::reconverge(ptx::unknown_zero());
     if (is_short) {
       write_short(PrefillOutput(p, row), row.n, p.k, kBlockThreads);
     } else {
-      select_row(p, sm, stream, row, sm.windows[after]);
+      select_row(p, smem, stream, row, smem.windows[after]);
     }
     if (thread == 0) {
       if (p.counts != nullptr) p.counts[row.row] = min(row.n, p.k);
-      if (p.stats != nullptr) sm.report.write(p.stats + int64_t{row.row} * kStatColumns);
+      if (p.stats != nullptr) smem.report.write(p.stats + int64_t{row.row} * kStatColumns);
       // This replaces the window of the previous row, whose last readers stand before a block barrier.
-      sm.windows[after == kWindowsAhead ? 0 : after + 1] = later.window(p);
+      smem.windows[after == kWindowsAhead ? 0 : after + 1] = later.window(p);
     }
     __syncthreads();  // All warps have emitted.
     turn = after;

@@ -51,7 +51,7 @@ __device__ __forceinline__ uint32_t matching(const Tile<T>& tile, uint32_t bits,
 
 // Counts the elements above and equal to a key in each warp's part. Returns whether the key is the k-th.
 template <typename T>
-__device__ __forceinline__ bool verify_key(PrefillShared& sm, const AlignedWindow<T>& window, uint32_t key,
+__device__ __forceinline__ bool verify_key(PrefillShared& smem, const AlignedWindow<T>& window, uint32_t key,
                                            int k, int warp, int lane) {
   uint32_t above = 0, ties = 0;
   for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int, uint32_t bits) {
@@ -62,22 +62,22 @@ __device__ __forceinline__ bool verify_key(PrefillShared& sm, const AlignedWindo
   ties = __reduce_add_sync(0xffffffffu, ties);
   __syncthreads();
   if (lane == 0) {
-    sm.warp_sums[0][warp] = above;
-    sm.warp_sums[1][warp] = ties;
+    smem.warp_sums[0][warp] = above;
+    smem.warp_sums[1][warp] = ties;
   }
   __syncthreads();
-  const uint32_t all_above = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? sm.warp_sums[0][lane] : 0);
-  const uint32_t all_ties = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? sm.warp_sums[1][lane] : 0);
+  const uint32_t all_above = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.warp_sums[0][lane] : 0);
+  const uint32_t all_ties = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.warp_sums[1][lane] : 0);
   return static_cast<uint32_t>(k) - all_above - 1 < all_ties;
 }
 
 // Writes the elements above the k-th key and the first of its ties, k in all. `verify_key` has counted both.
 template <typename T>
-__device__ __forceinline__ void emit_by_key(const PrefillShared& sm, const AlignedWindow<T>& window,
+__device__ __forceinline__ void emit_by_key(const PrefillShared& smem, const AlignedWindow<T>& window,
                                             uint32_t key, int k, const PrefillOutput& output, int warp,
                                             int lane) {
-  const uint32_t above = lane < kBlockWarps ? sm.warp_sums[0][lane] : 0;
-  const uint32_t ties = lane < kBlockWarps ? sm.warp_sums[1][lane] : 0;
+  const uint32_t above = lane < kBlockWarps ? smem.warp_sums[0][lane] : 0;
+  const uint32_t ties = lane < kBlockWarps ? smem.warp_sums[1][lane] : 0;
   const uint32_t quota = k - __reduce_add_sync(0xffffffffu, above);
   const uint32_t earlier_ties = min(__reduce_add_sync(0xffffffffu, lane < warp ? ties : 0), quota);
   uint32_t item = __reduce_add_sync(0xffffffffu, lane < warp ? above : 0) + earlier_ties;
@@ -98,25 +98,25 @@ __device__ __forceinline__ void emit_by_key(const PrefillShared& sm, const Align
 
 // Finds the k-th key of a row.
 template <typename T>
-__device__ __forceinline__ uint32_t kth_key(PrefillShared& sm, const AlignedWindow<T>& window, int k,
+__device__ __forceinline__ uint32_t kth_key(PrefillShared& smem, const AlignedWindow<T>& window, int k,
                                             int warp, int lane, int& rounds) {
   KeyRange range{0, kMaxKey >> kInvariantBits<T>};
 #pragma unroll 1
   while (range.length != 0) {
     const int shift = range.shift<kLog2KeyBins>();
-    clear_key_bins(sm);
+    clear_key_bins(smem);
     uint32_t above = 0;
     for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int, uint32_t bits) {
 #pragma unroll
       for (int i = 0; i < kValuesPerThread; ++i) {
         if ((bits >> i & 1) != 0) {
-          above += count_key(sm, range, shift, order_key(tile.value(i)) >> kInvariantBits<T>);
+          above += count_key(smem, range, shift, order_key(tile.value(i)) >> kInvariantBits<T>);
         }
       }
     });
-    add_above(sm, above);
-    locate_ranks(sm, RankPair{static_cast<uint32_t>(k), static_cast<uint32_t>(k)});
-    range.narrow(sm.hits[0].bin, shift);
+    add_above(smem, above);
+    locate_ranks(smem, RankPair{static_cast<uint32_t>(k), static_cast<uint32_t>(k)});
+    range.narrow(smem.hits[0].bin, shift);
     ++rounds;
   }
   return whole_key<T>(range.base);
@@ -133,19 +133,19 @@ struct RadixOutcome {
 // Selects from a row by radix rounds. `tried` is a key to try first, or kAbsentKey: many neighbouring rows
 // have the same k-th key.
 template <typename T>
-__device__ __noinline__ RadixOutcome radix_select_row(const PrefillParams& p, PrefillShared& sm,
+__device__ __noinline__ RadixOutcome radix_select_row(const PrefillParams& p, PrefillShared& smem,
                                                       const Window& row, uint32_t tried) {
   const AlignedWindow<T> window(p, row);
   const int k = p.k;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   uint32_t key = tried;
   int rounds = 0;
-  if (tried == kAbsentKey || !verify_key(sm, window, tried, k, warp, lane)) {
-    key = kth_key(sm, window, k, warp, lane, rounds);
-    verify_key(sm, window, key, k, warp, lane);
+  if (tried == kAbsentKey || !verify_key(smem, window, tried, k, warp, lane)) {
+    key = kth_key(smem, window, k, warp, lane, rounds);
+    verify_key(smem, window, key, k, warp, lane);
   }
-  emit_by_key(sm, window, key, k, PrefillOutput(p, row), warp, lane);
-  const uint32_t ties = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? sm.warp_sums[1][lane] : 0);
+  emit_by_key(smem, window, key, k, PrefillOutput(p, row), warp, lane);
+  const uint32_t ties = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.warp_sums[1][lane] : 0);
   const bool tied = ties > kMostTies || key < kLeastFiniteKey || key > kMostFiniteKey;
   return RadixOutcome{tied ? key : kAbsentKey, rounds};
 }

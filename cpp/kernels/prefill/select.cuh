@@ -14,17 +14,17 @@ __device__ __forceinline__ void for_each_candidate(const CandidateStore& store, 
 }
 
 // Counts this warp's candidates into the bins. NaN falls into the last bin, like all values above the bins.
-__device__ __forceinline__ void count_candidates(PrefillShared& sm, const CandidateStore& store,
+__device__ __forceinline__ void count_candidates(PrefillShared& smem, const CandidateStore& store,
                                                  const ValueInterval& interval, float bins_per_unit,
                                                  int lane) {
   for_each_candidate(store, lane, [&](const BufferedValue& x) {
-    if (x.position >= 0) atomicAdd(&sm.fine_bins[interval.bin(x.value, bins_per_unit)], 1u);
+    if (x.position >= 0) atomicAdd(&smem.fine_bins[interval.bin(x.value, bins_per_unit)], 1u);
   });
 }
 
 // Finds the bin of the rank-th largest candidate. Each warp finds it for itself.
-__device__ __forceinline__ BinHit locate_fine(const PrefillShared& sm, uint32_t rank, int lane) {
-  const ThreadBins<kFineBins / 32> own(sm.fine_bins, lane);
+__device__ __forceinline__ BinHit locate_fine(const PrefillShared& smem, uint32_t rank, int lane) {
+  const ThreadBins<kFineBins / 32> own(smem.fine_bins, lane);
   const BinHit hit = own.find(rank);
   // There are at least `rank` candidates, so one lane holds the rank.
   const int owner = max(__ffs(__ballot_sync(0xffffffffu, own.holds(rank))) - 1, 0);
@@ -46,7 +46,7 @@ __device__ __forceinline__ void mark(uint32_t* bitmap, int position) {
 // Finds the order number of the `rank`-th candidate in a dense bin, which holds many ties, by rounds of
 // finer and finer bins.
 template <typename InBin>
-__device__ __forceinline__ uint64_t rank_in_dense_bin(PrefillShared& sm, const CandidateStore store,
+__device__ __forceinline__ uint64_t rank_in_dense_bin(PrefillShared& smem, const CandidateStore store,
                                                       uint32_t rank, InBin in_bin) {
   const int lane = threadIdx.x & 31;
   const auto for_each = [&](auto visit) {
@@ -55,27 +55,27 @@ __device__ __forceinline__ uint64_t rank_in_dense_bin(PrefillShared& sm, const C
     });
   };
   if (threadIdx.x == 0) {
-    sm.dense_begin = UINT64_MAX;
-    sm.dense_end = 0;
+    smem.dense_begin = UINT64_MAX;
+    smem.dense_end = 0;
   }
   __syncthreads();
   for_each([&](uint64_t x) {
-    atomicMin(reinterpret_cast<unsigned long long*>(&sm.dense_begin), x);
-    atomicMax(reinterpret_cast<unsigned long long*>(&sm.dense_end), x);
+    atomicMin(reinterpret_cast<unsigned long long*>(&smem.dense_begin), x);
+    atomicMax(reinterpret_cast<unsigned long long*>(&smem.dense_end), x);
   });
   __syncthreads();
-  uint64_t begin = sm.dense_begin, length = sm.dense_end - sm.dense_begin;
+  uint64_t begin = smem.dense_begin, length = smem.dense_end - smem.dense_begin;
   // Every round takes 8 bits off the length. Order numbers are distinct, so the last bin holds one.
 #pragma unroll 1
   while (true) {
     const int shift = max(0, 64 - kLog2FineBins - __clzll(static_cast<long long>(length)));
-    sm.fine_bins[threadIdx.x] = 0;
+    smem.fine_bins[threadIdx.x] = 0;
     __syncthreads();
     for_each([&](uint64_t x) {
-      if (x - begin <= length) atomicAdd(&sm.fine_bins[(x - begin) >> shift], 1u);
+      if (x - begin <= length) atomicAdd(&smem.fine_bins[(x - begin) >> shift], 1u);
     });
     __syncthreads();
-    const BinHit hit = locate_fine(sm, rank, lane);
+    const BinHit hit = locate_fine(smem, rank, lane);
     rank -= hit.above;
     begin += uint64_t{hit.bin} << shift;
     if (shift == 0) break;
@@ -87,7 +87,7 @@ __device__ __forceinline__ uint64_t rank_in_dense_bin(PrefillShared& sm, const C
 
 // Refines: marks the selected candidates: all above the bin of the k-th value and the first `rank` in that
 // bin. Returns a value close to the k-th. The bitmap is complete after the next block barrier.
-__device__ __forceinline__ float refine(PrefillShared& sm, uint32_t* bitmap, const CandidateStore& store,
+__device__ __forceinline__ float refine(PrefillShared& smem, uint32_t* bitmap, const CandidateStore& store,
                                         const ValueInterval& interval, float bins_per_unit, const BinHit& hit,
                                         uint32_t rank, int lane, int warp) {
   const auto bin_of = [&](float x) { return static_cast<uint32_t>(interval.bin(x, bins_per_unit)); };
@@ -99,19 +99,19 @@ __device__ __forceinline__ float refine(PrefillShared& sm, uint32_t* bitmap, con
     if (bin >= lowest) {
       mark(bitmap, x.position);
     } else if (bin == hit.bin && few) {
-      sm.boundary[atomicAdd(&sm.boundary_count, 1u) % kRankDirectly] = order_of(x);
+      smem.boundary[atomicAdd(&smem.boundary_count, 1u) % kRankDirectly] = order_of(x);
     }
   });
   if (takes_all) return interval.value_of(hit.bin);
   __syncthreads();
   if (!few) {
-    const uint64_t last = rank_in_dense_bin(sm, store, rank, [&](float x) { return bin_of(x) == hit.bin; });
+    const uint64_t last = rank_in_dense_bin(smem, store, rank, [&](float x) { return bin_of(x) == hit.bin; });
     for_each_candidate(store, lane, [&](const BufferedValue& x) {
       if (x.position >= 0 && bin_of(x.value) == hit.bin && order_of(x) >= last) mark(bitmap, x.position);
     });
   } else if (warp == 0) {
     const bool there = lane < static_cast<int>(hit.count);
-    const uint64_t mine = there ? sm.boundary[lane] : 0;
+    const uint64_t mine = there ? smem.boundary[lane] : 0;
     float greater = 0.0f;
 #pragma unroll 1
     for (int i = 0; i < static_cast<int>(hit.count); ++i) {
@@ -123,8 +123,8 @@ __device__ __forceinline__ float refine(PrefillShared& sm, uint32_t* bitmap, con
 }
 
 // Stages the marked positions in ascending order. This takes two block barriers.
-__device__ __forceinline__ void stage(PrefillShared& sm, const uint32_t* bitmap, int length, int lead, int k,
-                                      int lane, int warp) {
+__device__ __forceinline__ void stage(PrefillShared& smem, const uint32_t* bitmap, int length, int lead,
+                                      int k, int lane, int warp) {
   static_assert(kTileElements % 64 == 0, "whole words are written of every tile");
   const auto words_of = reinterpret_cast<const uint64_t*>(bitmap);
   const int words = (length + 63) / 64, part = (words + kBlockThreads - 1) / kBlockThreads * 32;
@@ -133,9 +133,9 @@ __device__ __forceinline__ void stage(PrefillShared& sm, const uint32_t* bitmap,
 #pragma unroll 2
   for (int i = begin + lane; i < end; i += 32) count += __popcll(words_of[i]);
   count = __reduce_add_sync(0xffffffffu, count);
-  if (lane == 0) sm.warp_sums[0][warp] = count;
+  if (lane == 0) smem.warp_sums[0][warp] = count;
   __syncthreads();
-  uint32_t item = __reduce_add_sync(0xffffffffu, lane < warp ? sm.warp_sums[0][lane] : 0);
+  uint32_t item = __reduce_add_sync(0xffffffffu, lane < warp ? smem.warp_sums[0][lane] : 0);
 #pragma unroll 1
   for (int first = begin; first < end; first += 32) {
     uint64_t word = first + lane < end ? words_of[first + lane] : 0;
@@ -144,7 +144,7 @@ __device__ __forceinline__ void stage(PrefillShared& sm, const uint32_t* bitmap,
     const int position = 64 * (first + lane) - lead - 1;
 #pragma unroll 1
     for (; word != 0 && next < static_cast<uint32_t>(k); word &= word - 1) {
-      sm.staged[next++] = position + __ffsll(static_cast<long long>(word));
+      smem.staged[next++] = position + __ffsll(static_cast<long long>(word));
     }
     item += __shfl_sync(0xffffffffu, upto, 31);
   }

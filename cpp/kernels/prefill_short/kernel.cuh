@@ -46,8 +46,8 @@ template <int kBlockThreads>
 struct alignas(128) RowsShared {
   RoundBins<kBlockThreads> bins;
   uint32_t warp_value[2][kBlockThreads / 32];
-  uint32_t small_count;  // elements at the boundary that have been listed
-  float value_window;    // the window that a row leaves for the next one (small_row/value_window.cuh)
+  uint32_t few_count;  // elements at the boundary that have been listed
+  float value_window;  // the window that a row leaves for the next one (small_row/value_window.cuh)
   Schedule schedule;
   uint64_t barriers[2];  // mbarriers of the buffers where windows arrive
   Window windows[kWindows];
@@ -93,31 +93,31 @@ __host__ __device__ inline int staged_bytes(const PrefillParams& p) {
 // row is `guessed`, `last` is a window, in whose bins its elements have been counted.
 // `publish` is called before the last block barrier.
 template <typename T, int kBlockThreads, typename Tile, typename Publish>
-__device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kBlockThreads>& sm,
+__device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kBlockThreads>& smem,
                                            const BlockContext<T, kBlockThreads>& ctx, Tile& tile,
                                            bool guessed, float last, int32_t* stats, Publish publish) {
   small_row::PartitionOf<Tile> partition;
-  float* const next = ctx.thread == kBlockThreads - 32 ? &sm.value_window : nullptr;
+  float* const next = ctx.thread == kBlockThreads - 32 ? &smem.value_window : nullptr;
   uint32_t kth = 0, before = 0;
   int rounds = 1;
   small_row::ValueWindow<RoundBins<kBlockThreads>::kBins> value_window(last);
   ptx::keep(value_window.scale);  // Bins are computed again: without this the compiler would keep them.
   const bool hit =
-      guessed && small_row::partition_by_window(ctx, tile, sm.bins, last, next, partition,
+      guessed && small_row::partition_by_window(ctx, tile, smem.bins, last, next, partition,
                                                 [&](int i) { return value_window.bin(tile.value(i)); });
   uint32_t candidates;
   if (hit) {
     candidates = partition.boundary_count;
-    sm.bins.clear_set(0, ctx.thread);
+    smem.bins.clear_set(0, ctx.thread);
     if (partition.rank == partition.boundary_count) partition.take_all();
-    small_row::select_boundary(ctx, tile, sm.bins, partition, before, kth,
+    small_row::select_boundary(ctx, tile, smem.bins, partition, before, kth,
                                [](uint32_t bits) { return order_key(__uint_as_float(bits)); });
   } else {
     tile.make_keys(ctx.lane);
-    small_row::partition_by_keys(ctx, tile, sm.bins, rounds, next, partition);
-    sm.bins.clear_set((rounds - 1) & 1, ctx.thread);
+    small_row::partition_by_keys(ctx, tile, smem.bins, rounds, next, partition);
+    smem.bins.clear_set((rounds - 1) & 1, ctx.thread);
     candidates = partition.boundary_count;
-    small_row::select_inside(ctx, tile, sm.bins, partition, candidates > kRankDirectly, before, kth,
+    small_row::select_inside(ctx, tile, smem.bins, partition, candidates > kRankDirectly, before, kth,
                              [](uint32_t bits) { return whole_key<T>(bits); });
   }
   if (p.stats != nullptr) {
@@ -132,12 +132,12 @@ __device__ __forceinline__ void select_row(const PrefillParams& p, RowsShared<kB
     }
     ptx::reconverge(ctx.zero);
   }
-  tile.stage(partition.above, ctx.lane, before, ptx::shared_address(sm.staged));
+  tile.stage(partition.above, ctx.lane, before, ptx::shared_address(smem.staged));
   publish();
   __syncthreads();
   // All reads of this memory precede that barrier, and its next uses follow further block barriers.
-  if (ctx.thread < kRankDirectly) sm.bins.boundary[ctx.thread] = 0;
-  if (ctx.thread == 0) ctx.shared->small_count = 0;
+  if (ctx.thread < kRankDirectly) smem.bins.boundary[ctx.thread] = 0;
+  if (ctx.thread == 0) ctx.shared->few_count = 0;
 }
 
 template <typename T, int kBlockThreads>
@@ -148,19 +148,19 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
     return;
   }
   using Arrivals = Arrivals<T, kBlockThreads>;
-  RowsShared<kBlockThreads>& sm = *reinterpret_cast<RowsShared<kBlockThreads>*>(storage);
+  RowsShared<kBlockThreads>& smem = *reinterpret_cast<RowsShared<kBlockThreads>*>(storage);
   const BlockContext<T, kBlockThreads> ctx(p.k);
   ptx::grid_take_over();
   if (ctx.thread == 0) {
-    sm.schedule.start_run(p, 0);
+    smem.schedule.start_run(p, 0);
     for (int i = 0; i < kWindowsAhead; ++i) {
-      sm.windows[i] = WindowLoad(p, sm.schedule.next(p)).window(p);
+      smem.windows[i] = WindowLoad(p, smem.schedule.next(p)).window(p);
     }
-    sm.value_window = kStateUnknown;
-    ctx.shared->small_count = 0;
+    smem.value_window = kStateUnknown;
+    ctx.shared->few_count = 0;
   }
-  sm.bins.clear(ctx.thread);
-  Arrivals arrivals(ptx::shared_address(sm.staged) + staged_bytes(p), sm.barriers);
+  smem.bins.clear(ctx.thread);
+  Arrivals arrivals(ptx::shared_address(smem.staged) + staged_bytes(p), smem.barriers);
   __syncthreads();
   const auto fetch = [&](const Window& window, uint32_t number) {
     if (window.row >= 0 && window.n > p.k) {
@@ -168,38 +168,38 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
     }
     ptx::commit_copies();
   };
-  fetch(sm.windows[0], 0);
+  fetch(smem.windows[0], 0);
 #pragma unroll 1
   for (int turn = 0;;) {
-    const Window& row = sm.windows[turn];
+    const Window& row = smem.windows[turn];
     if (row.row < 0) return;
     const int after = (turn + 1) % kWindows;
-    const WindowLoad later(p, ctx.thread == 0 ? sm.schedule.next(p) : -1);
+    const WindowLoad later(p, ctx.thread == 0 ? smem.schedule.next(p) : -1);
     const auto publish = [&] {
       // This replaces the window of two rows ago.
-      if (ctx.thread == 0) sm.windows[(turn + kWindowsAhead) % kWindows] = later.window(p);
+      if (ctx.thread == 0) smem.windows[(turn + kWindowsAhead) % kWindows] = later.window(p);
     };
     int32_t* const stats =
         ctx.thread == 0 && p.stats != nullptr ? p.stats + int64_t{row.row} * kStatColumns : nullptr;
     if (ctx.thread == 0 && p.counts != nullptr) p.counts[row.row] = min(row.n, p.k);
     if (row.n <= p.k) {
-      fetch(sm.windows[after], arrivals.taken);
+      fetch(smem.windows[after], arrivals.taken);
       write_short(PrefillOutput(p, row), row.n, p.k, kBlockThreads);
       if (stats != nullptr) RowReport::begin(p.predicts, true).write(stats);
       publish();
       __syncthreads();
     } else {
-      const auto fetch_next = [&] { fetch(sm.windows[after], arrivals.taken + 1); };
+      const auto fetch_next = [&] { fetch(smem.windows[after], arrivals.taken + 1); };
       if (Arrivals::kBuffers == 2) fetch_next();
       arrivals.wait();
-      const float last = sm.value_window;
+      const float last = smem.value_window;
       const bool guessed = p.predicts && is_window(last);
       const AlignedWindow<T> window(p, row);
       const uint32_t buffer = arrivals.buffer(arrivals.taken);
       PrefillTile<T, kBlockThreads> tile;
       // Elements are counted while later ones are being loaded. If there is no window, nobody looks at the
       // counts, but a second copy of this code would take more registers.
-      const small_row::ValueWindowCounter<RoundBins<kBlockThreads>> counter(sm.bins, last);
+      const small_row::ValueWindowCounter<RoundBins<kBlockThreads>> counter(smem.bins, last);
       tile.take(window, buffer, ctx.warp, ctx.lane, [&](int i) { counter.count(tile.value(i)); });
       ptx::fence_before_bulk_copies();
       __syncthreads();  // All warps have taken the row into registers.
@@ -209,8 +209,8 @@ __global__ void __launch_bounds__(kBlockThreads, kThreads / kBlockThreads)
         ptx::reconverge(ctx.zero);
       }
       ++arrivals.taken;
-      select_row(p, sm, ctx, tile, guessed, last, stats, publish);
-      write_staged<kBlockThreads>(sm.staged, PrefillOutput(p, row), p.k);
+      select_row(p, smem, ctx, tile, guessed, last, stats, publish);
+      write_staged<kBlockThreads>(smem.staged, PrefillOutput(p, row), p.k);
     }
     turn = after;
   }

@@ -14,7 +14,8 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 }
 
 // Arrive and wait are separate so that work can stand between them. Both need converged warps. Behind a loop
-// or a branch that keeps lanes apart, `reconverge` is called first, because ptxas may drop a plain __syncwarp.
+// or a branch that keeps lanes apart, `reconverge` is called first, because ptxas may drop a plain
+// __syncwarp.
 __device__ __forceinline__ void cluster_arrive() {
   GVR_CHAOS_POINT();
   __syncwarp();

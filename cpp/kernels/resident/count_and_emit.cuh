@@ -9,26 +9,26 @@
 #include "core/select.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp_scan.cuh"
-#include "resident/register_tile.cuh"
+#include "resident/cluster_tile.cuh"
 
 namespace gvr_topk::resident {
 
 // Counts a lane's elements above the interval and at its tie key, and lists those inside. All three are bits
 // of the tile.
 template <typename T, int kValues>
-__device__ __forceinline__ void count_and_list(const RowContext<T>& ctx, const RegisterTile<T, kValues>& tile,
+__device__ __forceinline__ void count_and_list(const RowContext<T>& ctx, const ClusterTile<T, kValues>& tile,
                                                bool has_tie_key, uint32_t above, uint32_t at_tie_key,
                                                uint32_t inside) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   // Both sums come before the branches of one lane.
   const uint32_t above_count = __reduce_add_sync(0xffffffffu, __popc(above));
   const uint32_t equal = has_tie_key ? __reduce_add_sync(0xffffffffu, __popc(at_tie_key)) : 0;
   if (ctx.lane == 0) {
-    ptx::add_shared(sm.counts.above, above_count, ctx.zero);
-    if (has_tie_key) ptx::add_shared(sm.counts.equal, equal, ctx.zero);
+    ptx::add_shared(smem.counts.above, above_count, ctx.zero);
+    if (has_tie_key) ptx::add_shared(smem.counts.equal, equal, ctx.zero);
   }
   if (inside != 0) {
-    uint32_t slot = atomicAdd(&sm.counts.listed, static_cast<uint32_t>(__popc(inside)));
+    uint32_t slot = atomicAdd(&smem.counts.listed, static_cast<uint32_t>(__popc(inside)));
 #pragma unroll 1
     while (inside != 0) {  // Two at a time, so that their loads overlap: large scores cluster.
       const int first = __ffs(inside) - 1, last = 31 - __clz(inside);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void count_and_list(const RowContext<T>& ctx, const R
 // `meanwhile` runs while the lists are on their way.
 template <typename T, int kValues, typename Meanwhile>
 __device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const KeyInterval& interval,
-                                                const RegisterTile<T, kValues>& tile, uint32_t parity,
+                                                const ClusterTile<T, kValues>& tile, uint32_t parity,
                                                 PhaseClock& clock, Meanwhile meanwhile) {
   const float lo = interval.low(), hi = interval.high();
   // NaN fails both comparisons, and so counts as above.
@@ -67,7 +67,7 @@ __device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const 
 template <typename T, int kValues, typename Report>
 __device__ __forceinline__ void emit_tile(const RowContext<T>& ctx, const KeyInterval& interval,
                                           const Threshold& threshold, uint32_t before,
-                                          const RegisterTile<T, kValues>& tile, uint32_t selected,
+                                          const ClusterTile<T, kValues>& tile, uint32_t selected,
                                           uint32_t ties, const OutputWriter& output, PhaseClock& clock,
                                           Report report) {
   const uint32_t mine = __popc(selected & ~ties) | __popc(ties) << 16;

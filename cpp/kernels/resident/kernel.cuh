@@ -25,8 +25,8 @@
 #include "fallback/radix_fallback.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
+#include "resident/cluster_tile.cuh"
 #include "resident/count_and_emit.cuh"
-#include "resident/register_tile.cuh"
 #include "resident/resolve_miss.cuh"
 #include "small_row/solo_row.cuh"
 
@@ -37,7 +37,7 @@ namespace gvr_topk::resident {
 // second staging area and a second landing zone of the sample.
 template <typename T, int kValues>
 inline size_t resident_bytes(const LaunchTraits& traits, const SmemLayout& layout) {
-  using Tile = RegisterTile<T, kValues>;
+  using Tile = ClusterTile<T, kValues>;
   constexpr size_t kBehind =
       std::max(small_row::kSoloBytes, Tile::kSecondStagingBytes + sizeof(uint4) * kThreads);
   return std::max(shared_bytes(traits, layout),
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   StepState state = job.load_state_early(p, traits);
   __syncwarp();  // Otherwise the compiler would issue the loads of the state behind those of the row.
   RowProbe<T, kProbes> probe(ctx, traits);
-  RegisterTile<T, kValues> tile(ctx, traits);
+  ClusterTile<T, kValues> tile(ctx, traits);
   int elements = p.width;
   tile.fetch(ctx, traits, elements, p.width);
   job.load_state_late(p, traits, state);

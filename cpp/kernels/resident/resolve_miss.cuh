@@ -12,12 +12,12 @@ namespace gvr_topk::resident {
 
 // Takes the row from shared memory again, laid out as it was when its interval missed.
 template <typename T, int kValues, bool kOptions>
-__device__ __forceinline__ RegisterTile<T, kValues> restore_tile(const TopkParams& p,
-                                                                 const LaunchTraits& traits,
-                                                                 RowJob<T, kOptions>& job) {
+__device__ __forceinline__ ClusterTile<T, kValues> restore_tile(const TopkParams& p,
+                                                                const LaunchTraits& traits,
+                                                                RowJob<T, kOptions>& job) {
   const MissedGuess& missed = job.ctx.shared->missed;
   job.ctx.set_length(missed.length);
-  RegisterTile<T, kValues> tile(job.ctx, traits);
+  ClusterTile<T, kValues> tile(job.ctx, traits);
   if (missed.elements != p.width) tile.stage_in_second_area(job.ctx, traits);
   tile.lay_out(job.ctx, missed.elements);
   tile.load(job.ctx.lane, job.ctx.row.n);
@@ -29,11 +29,11 @@ __device__ __forceinline__ RegisterTile<T, kValues> restore_tile(const TopkParam
 template <typename T, int kValues, bool kOptions>
 __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const LaunchTraits& traits,
                                                  const SmemLayout& layout) {
-  using Tile = RegisterTile<T, kValues>;
+  using Tile = ClusterTile<T, kValues>;
   RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
-  Shared& sm = *ctx.shared;
-  const MissedGuess& missed = sm.missed;
+  Shared& smem = *ctx.shared;
+  const MissedGuess& missed = smem.missed;
   const CountResult& result = missed.result;
   PhaseClock clock(nullptr, 0, false);
   __syncthreads();  // One thread has written `missed`.
@@ -46,7 +46,7 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
     const int first = (cta * kWarps * groups + (1 << log2_warps) - 1) >> log2_warps;
     return min(first * Tile::kGroup, ctx.row.n);
   };
-  const Counts& counts = sm.header[ctx.lane & (ctx.ctas - 1)].counts;
+  const Counts& counts = smem.header[ctx.lane & (ctx.ctas - 1)].counts;
   const bool earlier = ctx.lane < ctx.rank;
   const uint32_t in_cta = counts.above + counts.listed + counts.equal;
   const uint32_t ties_in_cta = first_of(ctx.lane + 1) - first_of(ctx.lane) - in_cta;
@@ -55,7 +55,7 @@ __device__ __noinline__ void resolve_miss_masked(const TopkParams& p, const Laun
   // Either may exceed 16 bits, so both are added to the offset instead of the packed counts of earlier CTAs.
   const uint32_t ties_taken = min(ties_before, items - greater);
   const Threshold threshold{kNegInfKey, items - greater - ties_taken, ctx.row.n - greater};
-  if (ctx.lane == 0) sm.selected[0][ctx.warp] = 0;
+  if (ctx.lane == 0) smem.selected[0][ctx.warp] = 0;
   ptx::reconverge(ctx.zero);
   const OutputWriter output = job.output(p, traits);
   StepState* const next = job.next_state_slot(p, traits, output);
@@ -78,11 +78,11 @@ __device__ __noinline__ void resolve_miss_resident(const TopkParams& p, const La
                                                    const SmemLayout& layout) {
   RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
-  Shared& sm = *ctx.shared;
-  const MissedGuess& missed = sm.missed;
+  Shared& smem = *ctx.shared;
+  const MissedGuess& missed = smem.missed;
   PhaseClock clock(nullptr, 0, false);
   restart_counts(ctx);
-  const RegisterTile<T, kValues> tile = restore_tile<T, kValues>(p, traits, job);
+  const ClusterTile<T, kValues> tile = restore_tile<T, kValues>(p, traits, job);
   uint32_t key[kValues];
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {

@@ -9,7 +9,7 @@
 //   k-th (small_row/key_rounds.cuh);
 // - refine: those few are compared with each other (small_row/partition.cuh);
 // - collect: selected positions are staged in shared memory, in ascending order
-//   (small_row/register_tile.cuh);
+//   (small_row/cta_tile.cuh);
 // - emit: they are written, several at a time.
 #pragma once
 
@@ -27,7 +27,7 @@ static_assert(sizeof(Shared) + sizeof(SelectShared) <= kSmallRowFixedBytes);
 template <typename T, int kValues, Specialization kSpecialization>
 __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
     small_row_topk(const __grid_constant__ LaunchTraits launch_traits, const __grid_constant__ TopkParams p) {
-  using Tile = RegisterTile<T, kValues>;
+  using Tile = CtaTile<T, kValues>;
   constexpr bool kOptions = kSpecialization == Specialization::kGeneric;
   const LaunchTraits traits = launch_traits.for_one_cta<kSpecialization>();
   SelectShared& own = *reinterpret_cast<SelectShared*>(storage + sizeof(Shared));
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   // lanes add to one address here, and that would take longer.
   RowJob<T, kOptions> job(p, traits, SmemLayout{}, storage + ptx::unknown_zero(), true);
   const RowContext<T>& ctx = job.ctx;
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   Tile tile;
   if constexpr (Tile::kLoadsEarly) tile.load(ctx.row, traits.has(LaunchTraits::kWholeVectors));
   __syncwarp();  // The loads of the row are issued first.
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   // The parameters of the output are fetched here, while there is time.
   OutputWriter output = job.output(p, traits, job.owns_slot(p, traits));
   output.keep(traits);
-  if (ctx.thread == 0) sm.at_or_above = sm.small_count = 0;
+  if (ctx.thread == 0) smem.hint_hits = smem.few_count = 0;
   job.publish_state(p, traits, early_state);
   StepState* next = job.writes_state() ? job.next_state_slot(p, traits, output) : nullptr;
   ptx::keep(next);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads, kValues < kValuesPerThread ? 2 : 1)
   tile.wait(ctx.row.n, ctx.lane);
   clock.stamp();
 
-  const float last_window = traits.has(LaunchTraits::kReadsState) ? sm.facts.state.z_score : kStateUnknown;
+  const float last_window = traits.has(LaunchTraits::kReadsState) ? smem.facts.state.z_score : kStateUnknown;
   select_row(p, traits, job, tile, own, output, last_window, next, clock);
 }
 

@@ -7,14 +7,14 @@
 #include "ptx/compare.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp_scan.cuh"
-#include "small_row/register_tile.cuh"
+#include "small_row/cta_tile.cuh"
 
 namespace gvr_topk::small_row {
 
 constexpr int kLog2Group = 7;  // bins that a warp sums up
 
 // The bins of a block of kBlockThreads threads. Each thread sums up four. The functions below take a row of
-// any such block: its context says who this thread is, and where `warp_value` and `small_count` lie.
+// any such block: its context says who this thread is, and where `warp_value` and `few_count` lie.
 template <int kBlockThreads>
 struct alignas(128) RoundBins {
   static constexpr int kThreads = kBlockThreads;
@@ -78,13 +78,13 @@ template <typename Context, typename Tile, typename Bins, typename KeyOf>
 __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& tile, Bins& bins,
                                                 PartitionOf<Tile>& partition, uint32_t& before, uint32_t& kth,
                                                 KeyOf key_of) {
-  auto& sm = *ctx.shared;
+  auto& smem = *ctx.shared;
   const uint32_t here = __reduce_add_sync(0xffffffffu, partition.above.count());
-  if (ctx.lane == 0) sm.warp_value[0][ctx.warp] = here;
+  if (ctx.lane == 0) smem.warp_value[0][ctx.warp] = here;
   uint32_t first = 0;
   const bool any = partition.inside.any();  // Few lanes have any.
   if (any) {
-    first = atomicAdd(&sm.small_count, partition.inside.count());
+    first = atomicAdd(&smem.few_count, partition.inside.count());
     uint32_t slot = first;
 #pragma unroll
     for (int w = 0; w < Tile::kWords; ++w) {
@@ -130,10 +130,10 @@ __device__ __forceinline__ void select_boundary(const Context& ctx, const Tile& 
 template <typename Context, typename Tile>
 __device__ __forceinline__ void select_ties(const Context& ctx, const Tile& tile,
                                             PartitionOf<Tile>& partition, uint32_t& before) {
-  auto& sm = *ctx.shared;
+  auto& smem = *ctx.shared;
   const uint32_t above = __reduce_add_sync(0xffffffffu, partition.above.count());
   const uint32_t tied = __reduce_add_sync(0xffffffffu, partition.inside.count());
-  if (ctx.lane == 0) sm.warp_value[1][ctx.warp] = above | tied << 16;
+  if (ctx.lane == 0) smem.warp_value[1][ctx.warp] = above | tied << 16;
   __syncthreads();
   const uint32_t packed = earlier_warps(ctx, 1);
   const uint32_t ties_before = min(packed >> 16, partition.rank);

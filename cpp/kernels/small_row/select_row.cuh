@@ -26,12 +26,12 @@ inline constexpr size_t select_bytes(int k) { return sizeof(SelectShared) + size
 // for the next step there.
 template <bool kOptions, typename T, int kValues>
 __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTraits& traits,
-                                           const RowJob<T, kOptions>& job, RegisterTile<T, kValues>& tile,
+                                           const RowJob<T, kOptions>& job, CtaTile<T, kValues>& tile,
                                            SelectShared& own, const OutputWriter& output, float last_window,
                                            StepState* next, PhaseClock& clock) {
   const RowContext<T>& ctx = job.ctx;
-  Shared& sm = *ctx.shared;
-  PartitionOf<RegisterTile<T, kValues>> partition;
+  Shared& smem = *ctx.shared;
+  PartitionOf<CtaTile<T, kValues>> partition;
   const HintReason reason = job.hint_reason(p, traits, is_window(last_window));
   const bool guessed = reason == HintReason::kUsed;
   uint32_t kth = 0;
@@ -59,7 +59,7 @@ __device__ __forceinline__ void select_row(const TopkParams& p, const LaunchTrai
     clock.stamp();
     if (ctx.thread != 0 || !traits.has(LaunchTraits::kStats)) return;
     write_stats(stats_of(p, traits, job.row), reason, 1, static_cast<int>(partition.boundary_count), rounds,
-                job.hint(p, traits).indices != nullptr ? static_cast<int>(sm.at_or_above) : -1,
+                job.hint(p, traits).indices != nullptr ? static_cast<int>(smem.hint_hits) : -1,
                 guessed ? kGuessValue : kGuessNone, window_hit, rounds - guessed);
   };
   // Verify, by the window of the last step.

@@ -44,10 +44,10 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
   alone.ctx.rank = alone.ctx.log2_ctas = 0;
   alone.ctx.ctas = 1;
   const RowContext<T>& ctx = alone.ctx;
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   SelectShared& own = *reinterpret_cast<SelectShared*>(memory + solo.memory);
   PhaseClock clock(nullptr, 0, false);
-  RegisterTile<T, kValues> tile;
+  CtaTile<T, kValues> tile;
   const bool staged = solo.staged.vecs != 0;
   if (!staged) {
     RowView<T> row = ctx.row;  // Whole vectors are loaded as far as the buffer has them.
@@ -73,16 +73,16 @@ __device__ __noinline__ void select_solo_row_in(const TopkParams& p, const Launc
     tile.load(solo.staged);
   }
   tile.wait(ctx.row.n, ctx.lane, true);
-  const float last_window = traits.has(LaunchTraits::kReadsState) ? sm.facts.state.z_score : kStateUnknown;
+  const float last_window = traits.has(LaunchTraits::kReadsState) ? smem.facts.state.z_score : kStateUnknown;
   select_row(p, traits, alone, tile, own, output, last_window, next, clock);
   ptx::wait_copies<0>();  // A block must not end before the copies that it has started.
   if (traits.log2_ctas() == 0) return;
   const RowJob<T, kOptions> job = of_cluster();
-  ptx::barrier_wait(ptx::shared_address(&sm.counts_barrier), 0);
+  ptx::barrier_wait(ptx::shared_address(&smem.counts_barrier), 0);
   if (solo.sampled) receive_samples(job.ctx);
   ptx::reconverge(ctx.zero);  // Single threads have written the state and the statistics.
   if (read_headers(job.ctx, everything).agreed) return;
-  if (ctx.thread == 0) sm.at_or_above = sm.small_count = 0;
+  if (ctx.thread == 0) smem.hint_hits = smem.few_count = 0;
   fallback::radix_fallback_from_start<kOptions>(p, launch_traits, layout, job.ctx, kGuessNone);
 }
 

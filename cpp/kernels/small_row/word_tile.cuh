@@ -1,7 +1,7 @@
 // The largest tile of elements. A row fills as many words of it as the row needs.
 #pragma once
 
-#include "small_row/register_tile.cuh"
+#include "small_row/cta_tile.cuh"
 
 namespace gvr_topk::small_row {
 

@@ -21,7 +21,7 @@ template <typename T, typename Meanwhile>
 __device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const KeyInterval& interval,
                                                 const CandidateBuffer& buffer, uint32_t parity,
                                                 PhaseClock& clock, Meanwhile meanwhile) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   const uint32_t tie_key = interval.tie_key();
   const float lo = interval.low(), hi = interval.high();
   uint32_t above = 0, equal = 0;
@@ -33,14 +33,14 @@ __device__ __forceinline__ CountResult exchange(const RowContext<T>& ctx, const 
       ++equal;
       return;
     }
-    ctx.list.put(atomicAdd(&sm.counts.listed, 1u), key);
+    ctx.list.put(atomicAdd(&smem.counts.listed, 1u), key);
   });
   above = __reduce_add_sync(0xffffffffu, above);
   equal = __reduce_add_sync(0xffffffffu, equal);
   if (ctx.lane == 0) {
-    ptx::add_shared(sm.counts.above, above, ctx.zero);
-    ptx::add_shared(sm.counts.equal, equal, ctx.zero);
-    if (buffer.full) ptx::add_shared(sm.counts.listed, kBufferWasFull, ctx.zero);
+    ptx::add_shared(smem.counts.above, above, ctx.zero);
+    ptx::add_shared(smem.counts.equal, equal, ctx.zero);
+    if (buffer.full) ptx::add_shared(smem.counts.listed, kBufferWasFull, ctx.zero);
   }
   return exchange_lists(ctx, interval, parity, clock, meanwhile);
 }

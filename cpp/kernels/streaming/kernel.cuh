@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   ptx::grid_take_over();
   RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   PhaseClock clock(p.phase_clocks, blockIdx.x >> traits.log2_ctas(), job.writer);
   clock.stamp();
   StepState state = job.load_state_early(p, traits);
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   prefetch_row(ctx);
   job.load_state_late(p, traits, state);
   prepare_exchange(ctx);
-  if (ctx.thread == 0) sm.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
+  if (ctx.thread == 0) smem.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
   arrive_at_start(ctx);
   job.agree_on_length(p, traits);
   const bool is_solo = is_solo_row(Family::kStreaming, p.width, ctx.row.n, ctx.k);
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     job.publish_state(p, traits, state);
     ptx::reconverge(ctx.zero);
     moments = Moments(ctx, probe);  // Its barrier publishes the state, too.
-    state = shared_state(sm.facts.state);
+    state = shared_state(smem.facts.state);
     if (ctx.ctas > 1) ptx::cluster_wait();
     interval = guess(ctx, job.hint_reason(p, traits, is_known(state)), state, moments);
   } else {
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     finish_row(p, traits, job, interval, result, buffer, moments, source, 1, 0, output, next, clock);
   } else if (result.agreed) {
     if (ctx.thread == 0) {
-      sm.missed = MissedGuess{interval, result, 1, ctx.row.n, 0, moments.mean, moments.deviation, source};
+      smem.missed = MissedGuess{interval, result, 1, ctx.row.n, 0, moments.mean, moments.deviation, source};
     }
     resolve_miss_streaming<T, kOptions>(p, launch_traits, layout, buffer.count, buffer.rotation);
   } else {

@@ -17,9 +17,9 @@ namespace gvr_topk::streaming {
 template <typename T>
 __device__ __forceinline__ int end_of_all(const RowContext<T>& ctx, const CandidateBuffer& buffer,
                                           uint32_t tie_quota) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   static_assert(32 * kRadixBins >= kStreamingMaxK, "one bit for each of the first k positions");
-  uint32_t* const buffered = sm.hist;
+  uint32_t* const buffered = smem.hist;
   buffered[ctx.thread] = 0;
   __syncthreads();
   buffer.for_each(ctx.lane, [&](const BufferedValue& x) {
@@ -29,15 +29,15 @@ __device__ __forceinline__ int end_of_all(const RowContext<T>& ctx, const Candid
   __syncthreads();
   uint32_t missing = ~buffered[ctx.thread];
   const uint32_t count = __popc(missing), upto = ptx::inclusive_scan(count);
-  if (ctx.lane == 31) sm.warp_value[1][ctx.warp] = upto;
+  if (ctx.lane == 31) smem.warp_value[1][ctx.warp] = upto;
   __syncthreads();
   const uint32_t before = earlier_warps(ctx, 1) + upto - count;
   if (before < tie_quota && tie_quota <= before + count) {
     for (uint32_t passed = before + 1; passed < tie_quota; ++passed) missing &= missing - 1;
-    sm.over_range = 32 * ctx.thread + __ffs(missing);
+    smem.over_range = 32 * ctx.thread + __ffs(missing);
   }
   __syncthreads();
-  return static_cast<int>(sm.over_range);
+  return static_cast<int>(smem.over_range);
 }
 
 // Writes the items of a row whose k-th value is -inf. `result` belongs to an interval that begins with the
@@ -47,16 +47,16 @@ template <typename T>
 __device__ __forceinline__ void emit_masked(const RowContext<T>& ctx, const CandidateBuffer& buffer,
                                             const CountResult& result, int items,
                                             const OutputWriter& output) {
-  Shared& sm = *ctx.shared;
+  Shared& smem = *ctx.shared;
   const uint32_t tie_quota = items - (result.above + result.inside);
-  if (ctx.lane == 0) sm.warp_value[0][ctx.warp] = buffer.count;
+  if (ctx.lane == 0) smem.warp_value[0][ctx.warp] = buffer.count;
   __syncthreads();
   int end = 0;
   if (ctx.rank == 0 && items == ctx.k) {
     end = end_of_all(ctx, buffer, tie_quota);
     for (int i = ctx.thread; i < end; i += kThreads) output.put(i, i);
   }
-  const Counts& counts = sm.header[ctx.lane & (ctx.ctas - 1)].counts;
+  const Counts& counts = smem.header[ctx.lane & (ctx.ctas - 1)].counts;
   const uint32_t in_cta = ctx.lane < ctx.rank ? counts.above + counts.listed + counts.equal : 0;
   int next = static_cast<int>(tie_quota + __reduce_add_sync(0xffffffffu, in_cta) + earlier_warps(ctx, 0));
   const uint32_t earlier = (1u << ctx.lane) - 1;

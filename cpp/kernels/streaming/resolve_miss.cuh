@@ -20,8 +20,8 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
                                                     const SmemLayout& layout, int count, int rotation) {
   RowJob<T, kOptions> job(p, traits, layout, storage);
   const RowContext<T>& ctx = job.ctx;
-  Shared& sm = *ctx.shared;
-  const MissedGuess& missed = sm.missed;
+  Shared& smem = *ctx.shared;
+  const MissedGuess& missed = smem.missed;
   PhaseClock clock(nullptr, 0, false);
   restart_counts(ctx);
   job.ctx.set_length(missed.length);
@@ -64,7 +64,7 @@ __device__ __noinline__ void resolve_miss_streaming(const TopkParams& p, const L
     }
     clear_selection(ctx);
     if (ctx.thread == 0 && !is_buffered) {
-      sm.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
+      smem.chunks_used = kWarps * CandidateBuffer::initial_chunks(layout.buffer_chunks);
     }
     __syncthreads();
     if (!is_buffered) {

@@ -40,7 +40,7 @@ __device__ __forceinline__ auto mask_of_keys(const uint32_t (&keys)[kValues], Fo
 // A small tile loads the whole buffer of the row before the row's length is known, because loading elements
 // behind the end costs less than waiting.
 template <typename T, int kValues>
-struct RegisterTile {
+struct CtaTile {
   // Whether there are registers for the bin of each element (small_row/value_window.cuh).
   static constexpr bool kKeepsBins = kValues <= kWideValuesPerThread;
   static constexpr int kVecs = kValues / kPerVec<T>;

@@ -16,7 +16,7 @@ __device__ __forceinline__ int tiles_of_warp(int length, int warp) {
 }
 
 template <typename T>
-struct RowStream {
+struct ChunkStream {
   TileRing<T, kPrefillRingDepth> ring;
   const T* from;              // where this lane fetches the next tile
   int left = 0;               // elements of the row from that tile on
@@ -25,7 +25,7 @@ struct RowStream {
   uint32_t slot = 0;          // where the oldest tile lies
   bool has_next_row = false;  // whether the tiles being fetched are the next row's
 
-  __device__ __forceinline__ RowStream(const void* storage, int warp, int lane)
+  __device__ __forceinline__ ChunkStream(const void* storage, int warp, int lane)
       : ring(storage, warp, lane), from(nullptr) {}
 
   __device__ __forceinline__ void begin(const AlignedWindow<T>& window, int warp, int lane) {

@@ -15,7 +15,7 @@ namespace gvr_topk::resident {
 // lanes ranks them. They are fetched in coalesced order, and change lanes in shared memory. The row is spread
 // over warps in groups of 32 vectors, evenly: some warps have one group more than others.
 template <typename T, int kValues>
-struct RegisterTile {
+struct ClusterTile {
   static constexpr int kVecs = kValues / kPerVec<T>;
   static constexpr int kGroup = 32 * kPerVec<T>;
 
@@ -29,7 +29,7 @@ struct RegisterTile {
   float value[kValues];  // -inf behind the row's end
 
   // The staging area lies behind the list. It holds as many bytes of the row as the CTA does.
-  __device__ __forceinline__ RegisterTile(const RowContext<T>& ctx, const LaunchTraits& traits)
+  __device__ __forceinline__ ClusterTile(const RowContext<T>& ctx, const LaunchTraits& traits)
       : staging(ptx::shared_address(static_cast<uint4*>(ctx.list.end(traits.list_capacity())) +
                                     ctx.warp * 32 * kVecs)) {
     ptx::keep(staging);
