@@ -94,3 +94,26 @@ def test_assembly_is_in_ptx_alone() -> None:
 def test_headers_open_no_namespace_to_others() -> None:
     opening = re.compile(r"^using namespace ", re.MULTILINE)
     assert [file.name for file in FILES if opening.search(file.read_text())] == []
+
+
+def test_a_type_has_one_definition() -> None:
+    """Kernels are compiled one by one, but read together: one name means one thing in all of them."""
+    pattern = r"^(?:struct|class) (?:alignas\([^\n]*?\) )?([A-Z]\w+)[^;\n]*\{"
+    names = [name for file in FILES for name in re.findall(pattern, file.read_text(), re.MULTILINE)]
+    assert len(names) > 80
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_shared_memory_is_no_multiprocessor() -> None:
+    """``sm`` reads as a streaming multiprocessor; shared memory is ``smem``."""
+    named = [file.name for file in FILES if re.search(r"\bsm\b", file.read_text())]
+    assert named == []
+
+
+MOST_BEHIND = 61
+"""Most files of cpp/kernels behind one kernel, the kernel's own among them. It may only fall."""
+
+
+def test_files_behind_a_kernel() -> None:
+    behind = {folder: len(reachable(KERNELS / folder / "launch.cu")) + 1 for folder in KERNEL_FOLDERS}
+    assert max(behind.values()) <= MOST_BEHIND, behind
