@@ -97,6 +97,15 @@ MOST = max(LOOKS)
 NOISIER = (("twice", 2.0), ("3 times", 3.0), ("5 times", 5.0), ("a fifth", 0.2))
 FALSE: dict[str, Any] = {"bound": "at most", "limit": ERROR_RATE}
 
+
+def _noisier(name: str, counted: str, rule: str, effect: tuple[float, ...]) -> list[Scenario]:
+    """A scenario whose runs with the feature spread more, or less, than those without."""
+    return [
+        Scenario(f"{name}, on {word} as noisy", counted, rule, effect, MOST, True, spread_on=spread, **FALSE)
+        for word, spread in NOISIER
+    ]
+
+
 SCENARIOS = (
     *(Scenario("no effect", "all within", "accuracy", NONE4, count) for count in LOOKS if count < 8),
     *(
@@ -132,19 +141,7 @@ SCENARIOS = (
         **FALSE,
     ),
     Scenario("the same, Student runs (5)", "any within", "accuracy", AT_MARGIN, MOST, True, tail=5),
-    *(
-        Scenario(
-            f"the same, on {word} as noisy",
-            "any within",
-            "accuracy",
-            AT_MARGIN,
-            MOST,
-            True,
-            spread_on=spread,
-            **FALSE,
-        )
-        for word, spread in NOISIER
-    ),
+    *_noisier("the same", "any within", "accuracy", AT_MARGIN),
     Scenario(
         "the same, warm-up of 20 spreads", "any within", "accuracy", AT_MARGIN, MOST, True, warm_up=20.0
     ),
@@ -170,19 +167,7 @@ SCENARIOS = (
         **FALSE,
     ),
     Scenario("no difference, Student runs (5)", "any difference", "tpot", NONE6, MOST, True, tail=5),
-    *(
-        Scenario(
-            f"no difference, on {word} as noisy",
-            "any difference",
-            "tpot",
-            NONE6,
-            MOST,
-            True,
-            spread_on=spread,
-            **FALSE,
-        )
-        for word, spread in NOISIER
-    ),
+    *_noisier("no difference", "any difference", "tpot", NONE6),
     Scenario(
         "no difference, warm-up of 20 spreads", "any difference", "tpot", NONE6, MOST, True, warm_up=20.0
     ),
