@@ -71,14 +71,19 @@ def test_compared_engines(tmp_path: Path) -> None:
     )
 
 
-def test_parts_that_a_gpu_lacks_are_anothers(tmp_path: Path) -> None:
+def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(tmp_path: Path) -> None:
     counts = ("rows", "rows_that_differ", "prefill_rows", "prefill_rows_that_differ", "prefill_rows_seen")
     compared = dict.fromkeys((*counts, "numpy_rows"), 0)
     other = _trial(_engine("cases", compared=compared | {"rows": 5}), machine=MACHINE | {"device": "OTHER"})
     _write(tmp_path / "h2", vllm_trial_a=other)
-    assert "| FULL graphs | 5 | 0 of 0 | 0 |" in _write(tmp_path / "h1")
+    assert "| OTHER | FULL graphs | 5 | 0 of 0 | 0 |" in _write(tmp_path / "h1")
     said = _write(tmp_path / "h1", vllm_trial_b=_trial(_engine("cases", compared=compared | {"rows": 7})))
-    assert "| FULL graphs | 7 | 0 of 0 | 0 |" in said and "OTHER" not in said  # no table mixes GPUs
+    assert said.index("| H200 | FULL graphs | 7 | 0 of 0 | 0 |") < said.index("| OTHER | FULL graphs | 5 |")
+    assert "NVIDIA H200, commit abc1234; OTHER, commit abc1234 (`vllm_trial_*.json`)" in " ".join(
+        said.split()
+    )
+    compared = total_compared(tmp_path / "h1")
+    assert compared.decode == 7 and "OTHER" not in compared.source
 
 
 def test_kernels_and_prefill_calls(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_length_and_lines_that_need_a_checkout() -> None:
     assert len(outside.splitlines()) + 40 <= 150
     for part in re.split(r"^## ", outside, flags=re.MULTILINE):
         if re.search(r"`make |`configs/|`examples/|^make |python -m eval", part, re.MULTILINE):
-            assert re.search(r"[Ff]rom a checkout:|in the checkout", part), part.splitlines()[0]
+            assert re.search(r"[Ff]rom a checkout:|in\s+the\s+checkout", part), part.splitlines()[0]
 
 
 def test_the_first_screen_says_what_it_is_and_how_to_start() -> None:
