@@ -21,8 +21,8 @@ from eval.common.paths import KERNELS
 _OF_ONE_THREAD = "no collective of the sources: ptxas asks whether the one thread is here that does the work"
 
 EXPLAINED: dict[str, str] = {
-    "core/row_job.cuh: arrive_at_start": "an arrival without .aligned, for which lanes need not be together",
-    "core/row_job.cuh: init_barriers": _OF_ONE_THREAD,
+    "cluster/row_job.cuh: arrive_at_start": "an arrival without .aligned, for which lanes need not be together",
+    "cluster/row_job.cuh: init_barriers": _OF_ONE_THREAD,
     "streaming/kernel.cuh: prefetch_row": _OF_ONE_THREAD,
     "prefill_short/prefill_tile.cuh: fetch": _OF_ONE_THREAD,
     "small_row/partition.cuh: select_boundary": "the loop over the boundary is the same in all lanes",
@@ -34,7 +34,7 @@ SAME_IN_ALL_LANES = {
         "fallback/verify.cuh: "
         "bits = finite ? match_tile(tile, begin, ctx.end, [&](float x) { return !(x < lo); })"
     ),
-    "core/row_sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
+    "cluster/row_sample.cuh: for (int e = 0; e < kSampleVec; ++e) {",  # in each round `at_once`
     "resident/count_and_emit.cuh: if (tie_key != kAbsentKey) {",
     "resident/cluster_tile.cuh: for (int j = 0; j < kVecs; ++j) {",  # up to the row's vectors in a lane
     "resident/cluster_tile.cuh: if (length >= (32 - lane) * vecs * kPerVec<T>) return;",  # see there
@@ -46,9 +46,9 @@ SAME_IN_ALL_LANES = {
 """Branches, by file and source text, whose conditions are the row's or its interval's: a whole warp's."""
 
 WITHOUT_BARRIER = {
-    "core/exchange.cuh: store_to_peers": "lanes that have nothing to send",
-    "core/row_job.cuh: agree_on_length": "one thread publishes what it has read",
-    "core/row_job.cuh: load_state_late": "one thread loads the state",
+    "cluster/exchange.cuh: store_to_peers": "lanes that have nothing to send",
+    "cluster/row_job.cuh: agree_on_length": "one thread publishes what it has read",
+    "cluster/row_job.cuh: load_state_late": "one thread loads the state",
     "resident/cluster_tile.cuh: fetch": "lanes at the row's end, where vectors are not whole",
     "resident/cluster_tile.cuh: copy_before": "lanes at the row's end",
 }

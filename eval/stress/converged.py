@@ -30,10 +30,10 @@ from eval.report.sass import enclosing_function
 from eval.stress.stress_library import StressError, op_library
 
 EXPLAINED: dict[str, str] = {
-    "core/output_offset.cuh: counts = __reduce_add_sync(0xffffffffu, counts);": (
+    "cluster/output_offset.cuh: counts = __reduce_add_sync(0xffffffffu, counts);": (
         "ptxas expects lanes to be apart and guards it: BRA.DIV before the REDUX, WARPSYNC on its other side"
     ),
-    "core/output_offset.cuh: "
+    "cluster/output_offset.cuh: "
     "__reduce_add_sync(0xffffffffu, ctx.lane < kWarps + ctx.warp ? selected[ctx.lane] : 0) + in_warp;": (
         "ptxas expects lanes to be apart and guards it: BRA.DIV before the REDUX, WARPSYNC on its other side"
     ),

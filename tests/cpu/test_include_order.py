@@ -12,18 +12,19 @@ KERNELS = Path(__file__).resolve().parents[2] / "cpp" / "kernels"
 BELOW = {
     "ptx": set(),
     "core": {"ptx"},
+    "cluster": {"ptx", "core"},
     "claims": {"core"},
-    "fallback": {"ptx", "core"},
-    "small_row": {"ptx", "core", "fallback"},
-    "resident": {"ptx", "core", "fallback", "small_row"},
-    "streaming": {"ptx", "core", "fallback", "small_row"},
-    "paper_gvr": {"ptx", "core", "fallback"},
+    "fallback": {"ptx", "core", "cluster"},
+    "small_row": {"ptx", "core", "cluster", "fallback"},
+    "resident": {"ptx", "core", "cluster", "fallback", "small_row"},
+    "streaming": {"ptx", "core", "cluster", "fallback", "small_row"},
+    "paper_gvr": {"ptx", "core", "cluster", "fallback"},
     "prefill": {"ptx", "core"},
-    "prefill_short": {"ptx", "core", "small_row"},
-    "blocks": {"ptx", "core", "small_row"},
+    "prefill_short": {"ptx", "core", "cluster", "small_row"},
+    "blocks": {"ptx", "core", "cluster", "small_row"},
 }
 """Folders that the files of a folder may include, beside its own."""
-KERNEL_FOLDERS = [folder for folder in BELOW if folder not in ("ptx", "core")]
+KERNEL_FOLDERS = [folder for folder in BELOW if folder not in ("ptx", "core", "cluster")]
 LONGEST_PATH = 6
 """Most files of its own folder that a reader of a kernel meets, ``kernel.cuh`` among them."""
 FILES = sorted(file for suffix in ("cuh", "cu") for file in KERNELS.rglob(f"*.{suffix}"))

@@ -63,7 +63,7 @@ struct TopkParams {
   const void* logits;       // [rows, width], inner stride 1, `logits_stride` elements between rows
   const int32_t* seq_lens;  // [rows / next_n], or [rows] where `row_lengths`
   int64_t logits_stride;
-  float* state;  // [num_slots, kStateFloats] or null: what one step leaves for the next (core/step_state.cuh)
+  float* state;  // [num_slots, kStateFloats] or null: what a step leaves for the next (step_state.cuh)
   int32_t width;
   int32_t k;
   int32_t next_n;

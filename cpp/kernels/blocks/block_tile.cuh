@@ -3,7 +3,7 @@
 #pragma once
 
 #include "blocks/config.cuh"
-#include "core/row_context.cuh"
+#include "cluster/row_context.cuh"
 #include "ptx/compare.cuh"
 #include "ptx/memory.cuh"
 #include "small_row/word_tile.cuh"

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "blocks/config.cuh"
-#include "core/row_context.cuh"
+#include "cluster/row_context.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"
 #include "small_row/cta_tile.cuh"

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/smem_layout.cuh"
+#include "cluster/smem_layout.cuh"
 #include "small_row/partition.cuh"
 
 namespace gvr_topk::blocks {

@@ -21,7 +21,7 @@
 #include "blocks/block_tile.cuh"
 #include "blocks/candidate_tile.cuh"
 #include "blocks/config.cuh"
-#include "core/row_job.cuh"
+#include "cluster/row_job.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"
 #include "small_row/key_rounds.cuh"

@@ -2,11 +2,11 @@
 // at their final offset.
 #pragma once
 
+#include "cluster/row_context.cuh"
+#include "cluster/select.cuh"
 #include "core/lane_ranks.cuh"
 #include "core/output_writer.cuh"
 #include "core/phase_clock.cuh"
-#include "core/row_context.cuh"
-#include "core/select.cuh"
 #include "ptx/registers.cuh"
 
 namespace gvr_topk::fallback {

@@ -9,14 +9,14 @@
 // - verify: every element is compared with the interval; elements above it are counted, and elements inside
 //   it are listed; one exchange joins the CTAs;
 // - collect: each CTA keeps the positions of its candidates, in index order (fallback/verify.cuh);
-// - refine: the exact k-th key is found among the listed ones (core/select.cuh);
+// - refine: the exact k-th key is found among the listed ones (cluster/select.cuh);
 // - emit: each CTA writes its selected positions (fallback/emit.cuh).
 //
 // An interval that misses is moved once, if its counts allow that. After that radix rounds decide
 // (fallback/radix_fallback.cuh). The result never depends on the guess.
 #pragma once
 
-#include "core/row_job.cuh"
+#include "cluster/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"

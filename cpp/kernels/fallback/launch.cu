@@ -1,5 +1,5 @@
 // Launches the fallback kernel, for every dtype.
-#include "core/cluster_launch.cuh"
+#include "cluster/launch.cuh"
 #include "fallback/kernel.cuh"
 
 namespace gvr_topk::fallback {

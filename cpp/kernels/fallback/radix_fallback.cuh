@@ -4,12 +4,12 @@
 // A row of several tiles per warp streams through tile by tile and leaves one bit per element in the masks.
 #pragma once
 
-#include "core/guess.cuh"
-#include "core/missed_guess.cuh"
+#include "cluster/guess.cuh"
+#include "cluster/missed_guess.cuh"
+#include "cluster/radix_select.cuh"
+#include "cluster/row_job.cuh"
+#include "cluster/select.cuh"
 #include "core/phase_clock.cuh"
-#include "core/radix_select.cuh"
-#include "core/row_job.cuh"
-#include "core/select.cuh"
 #include "fallback/emit.cuh"
 #include "fallback/verify.cuh"
 #include "ptx/registers.cuh"

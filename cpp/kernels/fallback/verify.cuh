@@ -4,10 +4,10 @@
 // cluster. While the lists are under way, each CTA collects its own candidates in index order.
 #pragma once
 
-#include "core/exchange.cuh"
+#include "cluster/exchange.cuh"
+#include "cluster/row_context.cuh"
 #include "core/lane_ranks.cuh"
 #include "core/phase_clock.cuh"
-#include "core/row_context.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp_scan.cuh"
 

@@ -4,8 +4,8 @@
 // the row but the candidates.
 #pragma once
 
+#include "cluster/row_context.cuh"
 #include "core/histogram.cuh"
-#include "core/row_context.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp_scan.cuh"

@@ -14,9 +14,9 @@
 // If float arithmetic does not settle the search of a row, radix rounds do, as in a cluster of one CTA.
 #pragma once
 
+#include "cluster/radix_select.cuh"
+#include "cluster/row_job.cuh"
 #include "core/phase_clock.cuh"
-#include "core/radix_select.cuh"
-#include "core/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
 #include "paper_gvr/refine.cuh"
 #include "ptx/grid.cuh"

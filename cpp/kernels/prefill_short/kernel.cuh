@@ -18,10 +18,10 @@
 // Meanwhile the next row is fetched to shared memory (prefill_short/prefill_tile.cuh).
 #pragma once
 
+#include "cluster/smem_layout.cuh"
 #include "core/launch.cuh"
 #include "core/prefill_output.cuh"
 #include "core/row_stats.cuh"
-#include "core/smem_layout.cuh"
 #include "core/window.cuh"
 #include "prefill_short/prefill_tile.cuh"
 #include "ptx/grid.cuh"

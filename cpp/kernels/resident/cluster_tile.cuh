@@ -1,9 +1,9 @@
 // The part of a row that one thread of a cluster holds in registers.
 #pragma once
 
+#include "cluster/row_context.cuh"
 #include "core/config.cuh"
 #include "core/key.cuh"
-#include "core/row_context.cuh"
 #include "core/staged_row.cuh"
 #include "ptx/compare.cuh"
 #include "ptx/memory.cuh"

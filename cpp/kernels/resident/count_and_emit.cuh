@@ -1,12 +1,12 @@
 // The phases of the resident kernel that touch every element: verify and collect together, and emit.
 #pragma once
 
-#include "core/exchange.cuh"
+#include "cluster/exchange.cuh"
+#include "cluster/output_offset.cuh"
+#include "cluster/select.cuh"
 #include "core/key_interval.cuh"
-#include "core/output_offset.cuh"
 #include "core/output_writer.cuh"
 #include "core/phase_clock.cuh"
-#include "core/select.cuh"
 #include "ptx/registers.cuh"
 #include "ptx/warp_scan.cuh"
 #include "resident/cluster_tile.cuh"

@@ -5,10 +5,10 @@
 //
 // Phases:
 // - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
-//   or from a sample of the row (core/guess.cuh);
+//   or from a sample of the row (cluster/guess.cuh);
 // - verify: every element is compared with it in registers, and one exchange tells all CTAs the counts;
 // - collect: elements inside the interval are listed, as keys, in every CTA (resident/count_and_emit.cuh);
-// - refine: the exact k-th key is found among the listed ones (core/select.cuh);
+// - refine: the exact k-th key is found among the listed ones (cluster/select.cuh);
 // - emit: each CTA writes its selected positions, and one thread the state for the next step.
 //
 // The code inline in this kernel is that of an interval that holds the k-th key, and is kept short: time is
@@ -19,9 +19,9 @@
 
 #include <algorithm>
 
-#include "core/guess.cuh"
-#include "core/missed_guess.cuh"
-#include "core/row_job.cuh"
+#include "cluster/guess.cuh"
+#include "cluster/missed_guess.cuh"
+#include "cluster/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
 #include "ptx/grid.cuh"
 #include "ptx/registers.cuh"

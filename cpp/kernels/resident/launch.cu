@@ -1,5 +1,5 @@
 // Launches the resident kernel, for every dtype.
-#include "core/cluster_launch.cuh"
+#include "cluster/launch.cuh"
 #include "resident/kernel.cuh"
 
 namespace gvr_topk::resident {

@@ -2,10 +2,10 @@
 // and nothing is read from global memory again.
 #pragma once
 
-#include "core/missed_guess.cuh"
-#include "core/predictor.cuh"
-#include "core/radix_select.cuh"
-#include "core/row_job.cuh"
+#include "cluster/missed_guess.cuh"
+#include "cluster/predictor.cuh"
+#include "cluster/radix_select.cuh"
+#include "cluster/row_job.cuh"
 #include "resident/count_and_emit.cuh"
 
 namespace gvr_topk::resident {

@@ -2,9 +2,9 @@
 // ascending order.
 #pragma once
 
+#include "cluster/row_context.cuh"
 #include "core/lane_mask.cuh"
 #include "core/output_writer.cuh"
-#include "core/row_context.cuh"
 #include "core/staged_row.cuh"
 #include "ptx/compare.cuh"
 #include "ptx/memory.cuh"

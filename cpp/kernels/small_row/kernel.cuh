@@ -13,8 +13,8 @@
 // - emit: they are written, several at a time.
 #pragma once
 
+#include "cluster/row_job.cuh"
 #include "core/phase_clock.cuh"
-#include "core/row_job.cuh"
 #include "ptx/grid.cuh"
 #include "small_row/select_row.cuh"
 

@@ -5,8 +5,8 @@
 // buffer (small_row/solo_row.cuh).
 #pragma once
 
+#include "cluster/row_job.cuh"
 #include "core/phase_clock.cuh"
-#include "core/row_job.cuh"
 #include "small_row/key_rounds.cuh"
 #include "small_row/partition.cuh"
 #include "small_row/value_window.cuh"

@@ -3,7 +3,7 @@
 // Even bins of the window leave the k-th value alone with a few others, so that one round is enough.
 #pragma once
 
-#include "core/step_state.cuh"
+#include "cluster/step_state.cuh"
 #include "ptx/compare.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"

@@ -2,10 +2,10 @@
 // filter.
 #pragma once
 
+#include "cluster/row_context.cuh"
+#include "cluster/smem_layout.cuh"
 #include "core/key_interval.cuh"
 #include "core/launch_traits.cuh"
-#include "core/row_context.cuh"
-#include "core/smem_layout.cuh"
 #include "core/tile_ring.cuh"
 #include "ptx/registers.cuh"
 #include "streaming/candidate_buffer.cuh"

@@ -1,11 +1,11 @@
 // The phases of the streaming kernel that touch every candidate: collect, verify, and emit.
 #pragma once
 
-#include "core/exchange.cuh"
-#include "core/output_offset.cuh"
-#include "core/predictor.cuh"
-#include "core/row_job.cuh"
-#include "core/select.cuh"
+#include "cluster/exchange.cuh"
+#include "cluster/output_offset.cuh"
+#include "cluster/predictor.cuh"
+#include "cluster/row_job.cuh"
+#include "cluster/select.cuh"
 #include "ptx/registers.cuh"
 #include "streaming/candidate_buffer.cuh"
 

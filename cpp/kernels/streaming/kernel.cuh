@@ -6,11 +6,11 @@
 //
 // Phases:
 // - guess: an interval of keys that is believed to hold the k-th, from the state that the last step left,
-//   or from a sample of the row (core/guess.cuh);
+//   or from a sample of the row (cluster/guess.cuh);
 // - collect: each warp streams its part of the row and keeps, in index order, the elements at or above the
 //   interval's lower end (streaming/async_pipeline.cuh, streaming/candidate_buffer.cuh);
 // - verify: candidates are counted above the interval and listed inside, and one exchange joins the CTAs;
-// - refine: the exact k-th key is found among the listed ones (core/select.cuh);
+// - refine: the exact k-th key is found among the listed ones (cluster/select.cuh);
 // - emit: each CTA writes its selected positions, and one thread the state for the next step.
 //
 // The code inline in this kernel is that of an interval that holds the k-th key. Where it misses,
@@ -21,8 +21,8 @@
 
 #include <algorithm>
 
-#include "core/guess.cuh"
-#include "core/row_job.cuh"
+#include "cluster/guess.cuh"
+#include "cluster/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
 #include "ptx/grid.cuh"
 #include "small_row/solo_row.cuh"

@@ -1,5 +1,5 @@
 // Launches the streaming kernel, for every dtype.
-#include "core/cluster_launch.cuh"
+#include "cluster/launch.cuh"
 #include "streaming/kernel.cuh"
 
 namespace gvr_topk::streaming {

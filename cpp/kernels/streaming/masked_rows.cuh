@@ -5,8 +5,8 @@
 // less than k, everything is selected, and from there on exactly the candidates are.
 #pragma once
 
+#include "cluster/row_context.cuh"
 #include "core/output_writer.cuh"
-#include "core/row_context.cuh"
 #include "ptx/warp_scan.cuh"
 #include "streaming/candidate_buffer.cuh"
 

@@ -1,9 +1,9 @@
 // Finishes rows whose guessed interval has missed in the streaming kernel.
 #pragma once
 
-#include "core/missed_guess.cuh"
-#include "core/radix_select.cuh"
-#include "core/row_job.cuh"
+#include "cluster/missed_guess.cuh"
+#include "cluster/radix_select.cuh"
+#include "cluster/row_job.cuh"
 #include "fallback/radix_fallback.cuh"
 #include "streaming/async_pipeline.cuh"
 #include "streaming/count_and_emit.cuh"

@@ -7,10 +7,10 @@
 
 #include <cstdint>
 
+#include "cluster/row_context.cuh"
 #include "core/key.cuh"
 #include "core/launch_traits.cuh"
 #include "core/output_writer.cuh"
-#include "core/row_context.cuh"
 #include "gvr_topk/params.h"
 #include "ptx/registers.cuh"
 

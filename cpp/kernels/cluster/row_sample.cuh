@@ -6,7 +6,7 @@
 // keys to the others.
 #pragma once
 
-#include "core/row_context.cuh"
+#include "cluster/row_context.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/math.cuh"
 #include "ptx/mbarrier.cuh"

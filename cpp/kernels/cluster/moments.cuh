@@ -4,8 +4,8 @@
 // The loads need neither hint nor length, and no CTA depends on another.
 #pragma once
 
-#include "core/row_sample.cuh"
-#include "core/sample_interval.cuh"
+#include "cluster/row_sample.cuh"
+#include "cluster/sample_interval.cuh"
 #include "ptx/math.cuh"
 #include "ptx/memory.cuh"
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "core/counts.cuh"
-#include "core/row_context.cuh"
+#include "cluster/counts.cuh"
+#include "cluster/row_context.cuh"
 #include "ptx/math.cuh"
 
 namespace gvr_topk {

@@ -1,10 +1,10 @@
-// Phase 1, guess: finds a narrow interval for the k-th key, from the state of the slot (core/predictor.cuh)
-// or from a sample of the row.
+// Phase 1, guess: finds a narrow interval for the k-th key, from the state of the slot
+// (cluster/predictor.cuh) or from a sample of the row.
 #pragma once
 
-#include "core/predictor.cuh"
-#include "core/row_sample.cuh"
-#include "core/sample_interval.cuh"
+#include "cluster/predictor.cuh"
+#include "cluster/row_sample.cuh"
+#include "cluster/sample_interval.cuh"
 #include "gvr_topk/policy.h"
 
 namespace gvr_topk {

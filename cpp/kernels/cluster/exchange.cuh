@@ -2,9 +2,9 @@
 // and each CTA can then finish alone.
 #pragma once
 
-#include "core/counts.cuh"
+#include "cluster/counts.cuh"
+#include "cluster/row_context.cuh"
 #include "core/phase_clock.cuh"
-#include "core/row_context.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 
+#include "cluster/inbox.cuh"
+#include "cluster/smem_layout.cuh"
 #include "core/config.cuh"
-#include "core/inbox.cuh"
 #include "core/launch_traits.cuh"
 #include "core/row_view.cuh"
-#include "core/smem_layout.cuh"
 #include "gvr_topk/params.h"
 #include "ptx/cluster.cuh"
 #include "ptx/memory.cuh"

@@ -2,15 +2,15 @@
 // writes results, statistics and the next state.
 #pragma once
 
-#include "core/dropped_rows.cuh"
-#include "core/exchange.cuh"
-#include "core/guess.cuh"
-#include "core/hint_hits.cuh"
+#include "cluster/dropped_rows.cuh"
+#include "cluster/exchange.cuh"
+#include "cluster/guess.cuh"
+#include "cluster/hint_hits.cuh"
+#include "cluster/row_context.cuh"
+#include "cluster/step_state.cuh"
 #include "core/output_writer.cuh"
-#include "core/row_context.cuh"
 #include "core/row_stats.cuh"
 #include "core/slot_claims.cuh"
-#include "core/step_state.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 

@@ -2,8 +2,8 @@
 // statistics use this count.
 #pragma once
 
+#include "cluster/row_context.cuh"
 #include "core/key.cuh"
-#include "core/row_context.cuh"
 #include "gvr_topk/params.h"
 #include "ptx/memory.cuh"
 #include "ptx/registers.cuh"

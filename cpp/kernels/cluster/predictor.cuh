@@ -8,8 +8,8 @@
 // a little wider than that error.
 #pragma once
 
-#include "core/moments.cuh"
-#include "core/step_state.cuh"
+#include "cluster/moments.cuh"
+#include "cluster/step_state.cuh"
 
 namespace gvr_topk {
 

@@ -7,7 +7,7 @@
 // to hold the k-th key, so that values that share their leading digits are told apart at once.
 #pragma once
 
-#include "core/exchange.cuh"
+#include "cluster/exchange.cuh"
 #include "core/histogram.cuh"
 #include "core/key_range.cuh"
 #include "core/row_view.cuh"

@@ -1,8 +1,8 @@
 // Launches kernels in which a cluster of CTAs shares each row.
 #pragma once
 
+#include "cluster/smem_layout.cuh"
 #include "core/launch.cuh"
-#include "core/smem_layout.cuh"
 
 namespace gvr_topk {
 

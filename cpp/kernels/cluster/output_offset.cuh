@@ -2,8 +2,8 @@
 // each one, in index order.
 #pragma once
 
-#include "core/row_context.cuh"
-#include "core/select.cuh"
+#include "cluster/row_context.cuh"
+#include "cluster/select.cuh"
 
 namespace gvr_topk {
 

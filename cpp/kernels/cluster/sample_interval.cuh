@@ -2,8 +2,8 @@
 // the rank where the k-th key is expected. This assumes no distribution.
 #pragma once
 
+#include "cluster/row_context.cuh"
 #include "core/key_interval.cuh"
-#include "core/row_context.cuh"
 #include "ptx/compare.cuh"
 #include "ptx/math.cuh"
 #include "ptx/registers.cuh"

@@ -2,13 +2,13 @@
 // copy of the list.
 #pragma once
 
+#include "cluster/counts.cuh"
+#include "cluster/row_context.cuh"
 #include "core/config.cuh"
-#include "core/counts.cuh"
 #include "core/histogram.cuh"
 #include "core/key_interval.cuh"
 #include "core/key_range.cuh"
 #include "core/lane_ranks.cuh"
-#include "core/row_context.cuh"
 
 namespace gvr_topk {
 
