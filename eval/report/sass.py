@@ -21,7 +21,7 @@ from eval.common.paths import KERNELS
 _OF_ONE_THREAD = "no collective of the sources: ptxas asks whether the one thread is here that does the work"
 
 EXPLAINED: dict[str, str] = {
-    "cluster/row_job.cuh: arrive_at_start": "an arrival without .aligned, for which lanes need not be together",
+    "cluster/row_job.cuh: arrive_at_start": "an arrival without .aligned: lanes need not be together",
     "cluster/row_job.cuh: init_barriers": _OF_ONE_THREAD,
     "streaming/kernel.cuh: prefetch_row": _OF_ONE_THREAD,
     "prefill_short/prefill_tile.cuh: fetch": _OF_ONE_THREAD,
