@@ -126,7 +126,7 @@ def decode(a: DecodeArguments) -> None:
     Raises
     ------
     ValueError
-        A wrong argument, see `gvr_topk.arguments.check`.
+        A wrong argument, see `gvr_topk.arguments.check_decode`.
     """
     check_decode(a)
     rows, width = a.logits.shape

@@ -107,11 +107,11 @@ def files_of_all_gpus(
 
     The parameters are those of `result_files`.
     """
-    found = {}
-    for place in (folder, *sorted(path for path in folder.parent.iterdir() if path.is_dir())):
-        for path in sorted(place.glob(pattern)):
-            found[f"{place.name}/{path.name}"] = json.loads(path.read_text())
-    return {name: data for name, data in found.items() if keep(data)}
+    return {
+        f"{place.name}/{name}": data
+        for place in _places(folder)
+        for name, data in _files_in(place, pattern, keep).items()
+    }
 
 
 def result_files(
@@ -133,12 +133,22 @@ def result_files(
     elsewhere : bool
         Whether the folders beside it are asked, too, if it has none.
     """
-    others = [path for path in sorted(folder.parent.iterdir()) if path.is_dir() and path != folder]
-    for place in (folder, *(others if elsewhere else ())):
-        files = {path.name: json.loads(path.read_text()) for path in sorted(place.glob(pattern))}
-        if found := {name: data for name, data in files.items() if keep(data)}:
+    for place in _places(folder) if elsewhere else (folder,):
+        if found := _files_in(place, pattern, keep):
             return found
     return {}
+
+
+def _places(folder: Path) -> tuple[Path, ...]:
+    """A GPU's folder of result files, and those beside it."""
+    return (folder, *(path for path in sorted(folder.parent.iterdir()) if path.is_dir() and path != folder))
+
+
+def _files_in(
+    place: Path, pattern: str, keep: Callable[[Mapping[str, Any]], bool]
+) -> dict[str, dict[str, Any]]:
+    files = {path.name: json.loads(path.read_text()) for path in sorted(place.glob(pattern))}
+    return {name: data for name, data in files.items() if keep(data)}
 
 
 def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:

@@ -66,7 +66,7 @@ def agree(logits: Tensor, starts: Tensor, ends: Tensor, k: int, **options: Any) 
 
 
 def valid(**changes: Any) -> dict[str, Any]:
-    """DecodeArguments of one valid call with every optional one, some of them replaced.
+    """Arguments of one valid call with every optional one, some of them replaced.
 
     Without a page table there is no page size.
     """
