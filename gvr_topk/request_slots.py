@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import functools
 import heapq
+from array import array
+from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -31,6 +34,9 @@ IDLE_STEPS = 512
 
 Engines drop requests without saying so. A preempted request that comes back later starts without a hint.
 """
+
+PINNED_BUFFERS = 4
+"""Pinned buffers to begin with. A host that is fewer copies ahead of the device allocates no more."""
 
 
 class SlotsFullError(RuntimeError):
@@ -116,6 +122,43 @@ def state_bytes(num_layers: int, num_slots: int, k: int | None, max_rows: int | 
     return 4 * (num_layers * num_slots * per_slot + max_rows)
 
 
+class _PinnedBuffers:
+    """Pinned memory through which the slots of rows reach a GPU without a sync.
+
+    A buffer is not written again before the copy out of it is done, as the event behind that copy tells. If
+    the copies out of all buffers are still to be done, one more buffer is allocated and kept.
+
+    Parameters
+    ----------
+    rows : int
+        Size of each buffer.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._buffers = deque(self._allocate() for _ in range(PINNED_BUFFERS))  # the oldest copy's first
+        self._captured: list[Tensor] = []
+
+    def _allocate(self) -> tuple[Tensor, Any]:
+        # Tensors that are made in inference mode could not be written outside of it.
+        with torch.inference_mode(False):
+            buffer = torch.empty(self._rows, dtype=torch.int32, device="cpu", pin_memory=True)
+        return buffer, torch.cuda.Event()
+
+    def copy(self, slots: Tensor, row_slot: Tensor) -> None:
+        """Enqueue a copy to the GPU on its current stream."""
+        capturing = torch.cuda.is_current_stream_capturing()
+        free = not capturing and self._buffers[0][1].query()
+        buffer, copied = self._buffers.popleft() if free else self._allocate()
+        buffer.copy_(slots)
+        row_slot.copy_(buffer, non_blocking=True)
+        if capturing:  # each replay of the graph copies out of this buffer again
+            self._captured.append(buffer)
+        else:
+            copied.record(torch.cuda.current_stream(row_slot.device))
+            self._buffers.append((buffer, copied))
+
+
 class RequestSlots:
     """Hints of all layers for up to `num_slots` live requests.
 
@@ -176,11 +219,13 @@ class RequestSlots:
         self._layers: dict[int, TopkState] = {}
         self.row_slot = torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=self.device)
         self.admitted = self.evicted = self.refused = 0
-        self._slots: dict[Hashable, int] = {}  # least recently used first
-        self._last_step: dict[Hashable, int] = {}  # step in which each last had a row, or was admitted
+        self._pinned = self._pinned_buffers()
+        self._slots: dict[Hashable, int] = {}
+        # Step in which each request outside of the last batch last had a row, or was admitted; oldest first.
+        self._idle: dict[Hashable, int] = {}
         self._step = 0
-        self._batch: Sequence[Hashable | None] = ()  # requests of the last `set_rows`
-        self._repeated = False  # whether a step has repeated them since
+        self._batch: tuple[Hashable | None, ...] = ()  # requests of the last `set_rows`
+        self._members: set[Hashable] = set()  # the same, without those released since
         self._view = self.row_slot  # of the rows of the last `set_rows`
         self._rows: Tensor | None = None  # result of that call; None once a request was released
         self._in_rows: list[int] = []  # first elements of `row_slot` on the device; the others are -1
@@ -190,13 +235,17 @@ class RequestSlots:
     def __getstate__(self) -> dict[str, Any]:
         # A copy of a view would be a tensor of its own: views are made again, of the copied tensors.
         rows = None if self._rows is None else len(self._rows)
-        return self.__dict__ | {"_layers": {}, "_rows": rows, "_view": None}
+        return self.__dict__ | {"_layers": {}, "_pinned": None, "_rows": rows, "_view": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rows = state["_rows"]
         self.__dict__ |= state
+        self._pinned = self._pinned_buffers()
         self._view = self.row_slot if rows is None else self.row_slot[:rows]
         self._rows = None if rows is None else self._view
+
+    def _pinned_buffers(self) -> _PinnedBuffers | None:
+        return _PinnedBuffers(self.row_slot.shape[0]) if self.device.type == "cuda" else None
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -277,7 +326,8 @@ class RequestSlots:
             return NO_SLOT
         slot = heapq.heappop(self._free)
         self._slots[request_id] = slot
-        self._last_step[request_id] = self._step
+        if request_id not in self._members:
+            self._idle[request_id] = self._step
         self.admitted += 1
         return slot
 
@@ -292,16 +342,22 @@ class RequestSlots:
             if self.indices is not None:
                 self.indices[:, slots[0]].fill_(-1)
             return
-        where = self._staged(slots, torch.int64).to(self.device, non_blocking=True)
+        # The rows of the step are copied behind this, unless they are these slots.
+        self._write_rows(slots)
+        where = self.row_slot[: len(slots)].to(torch.int64)
         self.words.index_fill_(1, where, STATE_UNKNOWN)
         if self.indices is not None:
             self.indices.index_fill_(1, where, -1)
 
-    def _staged(self, numbers: list[int], dtype: torch.dtype) -> Tensor:
-        """Put numbers where they can be copied to the device without a sync."""
-        # A fresh pinned tensor and not one kept buffer: the host may run ahead of the device, and the caching
-        # host allocator does not hand memory out again before its copy is done.
-        return torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=self.device.type == "cuda")
+    def _write_rows(self, slots: list[int]) -> None:
+        """Copy slots to the first elements of `row_slot`, and -1 to the others; no sync."""
+        padding = array("i", [NO_SLOT]) * (self.row_slot.shape[0] - len(slots))
+        host = torch.frombuffer(array("i", slots) + padding, dtype=torch.int32)
+        if self._pinned is None:
+            self.row_slot.copy_(host)
+        else:
+            self._pinned.copy(host, self.row_slot)
+        self._in_rows = slots
 
     def release(self, request_id: Hashable) -> None:
         """Take a request's slot back; unknown ids are ignored."""
@@ -309,7 +365,8 @@ class RequestSlots:
         slot = self._slots.pop(request_id, None)
         if slot is not None:
             self._rows = None
-            del self._last_step[request_id]
+            self._members.discard(request_id)
+            self._idle.pop(request_id, None)
             heapq.heappush(self._free, slot)
 
     def retain(self, request_ids: Iterable[Hashable]) -> None:
@@ -358,9 +415,7 @@ class RequestSlots:
         if next_n > 1:
             slots = [slot for slot in slots for _ in range(next_n)]
         if slots != self._in_rows:
-            padding = [NO_SLOT] * (self.row_slot.shape[0] - len(slots))
-            self.row_slot.copy_(self._staged(slots + padding, torch.int32), non_blocking=True)
-            self._in_rows = slots
+            self._write_rows(slots)
         if self._view.shape[0] != rows:
             self._view = self.row_slot[:rows]
         self._rows = self._view
@@ -376,7 +431,6 @@ class RequestSlots:
         """
         if self._rows is not None:
             self._step += 1
-            self._repeated = True
         return self._rows
 
     def accept(self, next_state: Tensor, slots: Tensor, accepted: Tensor) -> None:
@@ -433,41 +487,38 @@ class RequestSlots:
         return True
 
     def _slots_of_batch(self, request_ids: tuple[Hashable | None, ...]) -> list[int]:
-        if self._repeated:  # the last batch had rows in the steps that repeated it, too
-            for request_id in self._batch:
-                if request_id in self._slots:
-                    self._last_step[request_id] = self._step
-        self._repeated = False
-        self._batch = request_ids
-        batch = {request_id for request_id in request_ids if request_id is not None}
-        self._step += 1
-        for request_id in request_ids:
-            if request_id in self._slots:
-                self._slots[request_id] = self._slots.pop(request_id)  # most recently used: to the end
-                self._last_step[request_id] = self._step
-        while self._slots and self._last_step[oldest := next(iter(self._slots))] + IDLE_STEPS < self._step:
-            self.release(oldest)
-        new = batch - self._slots.keys()
-        wanted = len(new) - len(self._free)
-        if wanted > 0:
-            idle = [held for held in self._slots if held not in batch]
-            for request_id in idle[:wanted]:
-                self.release(request_id)
-                self.evicted += 1
-        if not new and len(batch) + request_ids.count(None) == len(request_ids):  # no id occurs twice
-            return [NO_SLOT if each is None else self._slots[each] for each in request_ids]
-        slots, given, cleared = [], set[Hashable](), []
-        for request_id in request_ids:
-            slot = NO_SLOT
-            if request_id is not None and request_id not in given:
-                given.add(request_id)
-                if request_id in new:
-                    slot = self._take(request_id)
-                    if slot != NO_SLOT:
-                        cleared.append(slot)
-                else:
-                    slot = self._slots[request_id]
-            slots.append(slot)
-        if cleared:
-            self._clear(cleared)
+        self._note_batch(request_ids)
+        new = self._members - self._slots.keys()
+        if new:
+            self._make_room(len(new))
+            taken = [self._take(request_id) for request_id in dict.fromkeys(request_ids) if request_id in new]
+            cleared = [slot for slot in taken if slot != NO_SLOT]
+            if cleared:
+                self._clear(cleared)
+        slots = list(map(self._slots.get, request_ids, repeat(NO_SLOT)))
+        if len(self._members) + request_ids.count(None) != len(request_ids):  # an id occurs again
+            first = {slot: row for row, slot in reversed(list(enumerate(slots)))}
+            slots = [slot if first[slot] == row else NO_SLOT for row, slot in enumerate(slots)]
         return slots
+
+    def _note_batch(self, request_ids: tuple[Hashable | None, ...]) -> None:
+        """Begin a step, and note which requests are not in its batch, and since when."""
+        members = set(request_ids)
+        members.discard(None)
+        left = self._members - members
+        if left:
+            held = (each for each in self._batch if each in left and each in self._slots)
+            self._idle.update(zip(held, repeat(self._step)))
+        for request_id in self._idle.keys() & members:
+            del self._idle[request_id]
+        self._batch, self._members = request_ids, members
+        self._step += 1
+        while self._idle and self._idle[oldest := next(iter(self._idle))] + IDLE_STEPS < self._step:
+            self.release(oldest)
+
+    def _make_room(self, new: int) -> None:
+        """Take slots from the least recently used requests outside of the batch, for lack of free ones."""
+        lacking = max(0, new - len(self._free))
+        for request_id in list(self._idle)[:lacking]:
+            self.release(request_id)
+            self.evicted += 1

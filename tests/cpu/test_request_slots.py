@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gvr_topk.contract import row_lengths
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.ops import indexer_topk_decode
-from gvr_topk.request_slots import IDLE_STEPS, RequestSlots, SlotsFullError, state_bytes
+from gvr_topk.request_slots import (
+    IDLE_STEPS,
+    PINNED_BUFFERS,
+    RequestSlots,
+    SlotsFullError,
+    _PinnedBuffers,
+    state_bytes,
+)
 
 K, WIDTH = 3, 11
 
@@ -64,13 +73,129 @@ def test_requests_that_arrive_together_are_cleared_together(k: int | None) -> No
         slots.release(request)
     with Watch() as watch:
         rows = slots.set_rows([100, 0, 101, None, 102, 1])
-    assert watch.written == ["aten::index_fill_.int_Scalar"] * (1 if k is None else 2) + ["aten::copy_"]
+    clear = ["aten::index_fill_.int_Scalar"] * (1 if k is None else 2)
+    assert watch.written == ["aten::copy_", *clear, "aten::copy_"]
     assert rows.tolist() == [3, 0, 4, -1, 20, 1]
     cleared = torch.zeros(40, dtype=torch.bool)
     cleared[[3, 4, 20]] = True
     assert (slots.words[:, cleared] == -1).all() and (slots.words[:, ~cleared] == 70).all()
     if slots.indices is not None:
         assert (slots.indices[:, cleared] == -1).all() and (slots.indices[:, ~cleared] == 7).all()
+
+
+def test_one_copy_clears_a_new_batch_and_says_its_rows() -> None:
+    slots = RequestSlots(1, 4, None)
+    slots.words.fill_(70.0)
+    with Watch() as watch:
+        rows = slots.set_rows(["a", "b", "c"])
+    assert watch.written == ["aten::copy_", "aten::index_fill_.int_Scalar"]
+    assert rows.tolist() == [0, 1, 2] and slots.row_slot.tolist() == [0, 1, 2, -1]
+    assert (slots.words[:, :3] == -1).all() and (slots.words[:, 3] == 70).all()
+
+
+class LateDevice:
+    """A GPU that runs copies and events when it is told to, and the calls of `torch` that lead to it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.device = torch.device("cuda", 1)
+        self.queue: list[Callable[[], None]] = []
+        self.arrived: list[list[int]] = []
+        self.capturing = False
+        self.graph: list[Callable[[], None]] = []
+        self.allocated = 0  # pinned buffers
+        empty, late = torch.empty, self
+
+        class Event:
+            def __init__(self) -> None:
+                self.pending = 0
+
+            def query(self) -> bool:
+                assert not late.capturing, "CUDA refuses this while a stream is being captured"
+                return self.pending == 0
+
+            def record(self, stream: object) -> None:
+                assert not late.capturing and stream == ("stream of", late.device)
+                self.pending += 1
+                late.queue.append(self._reach)
+
+            def _reach(self) -> None:
+                self.pending -= 1
+
+        def count_pinned(*shape: int, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+            self.allocated += pin_memory
+            return empty(*shape, **options)
+
+        monkeypatch.setattr(torch, "empty", count_pinned)
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: ("stream of", device))
+
+    def copy_(self, source: torch.Tensor, *, non_blocking: bool) -> None:
+        """Stand in for the method of `row_slot`: what arrives is what the source holds by then."""
+        assert non_blocking
+        (self.graph if self.capturing else self.queue).append(lambda: self.arrived.append(source.tolist()))
+
+    def run(self, steps: int) -> None:
+        """Run that many of the enqueued copies and events."""
+        for step in [self.queue.pop(0) for _ in range(min(steps, len(self.queue)))]:
+            step()
+
+
+@pytest.mark.parametrize("ahead", [1, PINNED_BUFFERS, 3 * PINNED_BUFFERS])
+def test_a_pinned_buffer_is_not_written_while_a_copy_from_it_is_in_flight(
+    monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    late = LateDevice(monkeypatch)
+    buffers = _PinnedBuffers(2)
+    for step in range(60):
+        buffers.copy(torch.tensor([step, -step], dtype=torch.int32), late)
+        late.run(len(late.queue) - 2 * ahead + 1)  # the copy has run, and the event behind it has not
+    late.run(2 * ahead)
+    assert late.arrived == [[step, -step] for step in range(60)]
+    assert late.allocated == max(PINNED_BUFFERS, ahead + 1)
+
+
+def test_a_captured_copy_keeps_its_pinned_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = LateDevice(monkeypatch)
+    buffers = _PinnedBuffers(1)
+    late.capturing = True
+    buffers.copy(torch.tensor([77], dtype=torch.int32), late)
+    late.capturing = False
+    for step in range(3 * PINNED_BUFFERS):
+        buffers.copy(torch.tensor([step], dtype=torch.int32), late)
+        late.run(2)
+    for replayed in late.graph * 2:
+        replayed()
+    assert late.arrived == [*([step] for step in range(3 * PINNED_BUFFERS)), [77], [77]]
+    assert late.allocated == PINNED_BUFFERS + 1
+
+
+def test_buffers_that_were_allocated_in_inference_mode_serve_outside_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = LateDevice(monkeypatch)
+    with torch.inference_mode():
+        buffers = _PinnedBuffers(1)
+    for step in range(PINNED_BUFFERS):
+        buffers.copy(torch.tensor([step], dtype=torch.int32), late)
+    late.run(2 * PINNED_BUFFERS)
+    assert late.arrived == [[step] for step in range(PINNED_BUFFERS)]
+
+
+def test_a_gpu_gets_its_rows_through_pinned_buffers_and_a_copy_has_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = LateDevice(monkeypatch)
+    slots = RequestSlots(1, 4, None, max_rows=3)
+    late.device = slots.row_slot.device
+    assert late.allocated == 0
+    slots.device = torch.device("cuda")
+    slots = copy.deepcopy(slots)
+    for batch, rows in (("a", [0, -1, -1]), ("ba", [1, 0, -1]), ("cba", [2, 1, 0]), ("b", [1, -1, -1])):
+        slots.set_rows(list(batch))
+        assert slots.row_slot.tolist() == rows and len(late.queue) == 1
+        late.run(1)
+    assert late.allocated == PINNED_BUFFERS
 
 
 def test_the_state_of_a_full_server_is_small() -> None:

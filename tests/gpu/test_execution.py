@@ -35,6 +35,7 @@ from gvr_topk.evaluation.oracle import translate_positions
 from gvr_topk.evaluation.paper_reference import DONE, topk_row
 from gvr_topk.evaluation.synthetic import LayerGenerator, adversarial_hints, adversarial_rows
 from gvr_topk.ops import launch
+from gvr_topk.request_slots import PINNED_BUFFERS
 from gvr_topk.state import TopkState
 
 K = 2048
@@ -112,6 +113,26 @@ def test_a_graph_keeps_the_state_of_a_layer() -> None:
     for layer in (0, 2):
         assert bool((slots.words[layer] == STATE_UNKNOWN).all())
         assert bool((slots.indices[layer] == -1).all())
+
+
+def test_rows_that_move_faster_than_the_device_runs_arrive_in_order() -> None:
+    slots = gvr_topk.RequestSlots(1, 9, None, max_rows=8, device="cuda")
+    batches = [[(step + row) % 9 for row in range(8)] for step in range(5 * PINNED_BUFFERS)]
+    seen = torch.empty(len(batches), 8, dtype=torch.int32, device="cuda")
+    slots.set_rows(batches[0])
+    slots.set_rows(batches[1])
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.cuda._sleep(500_000_000)
+        for step, batch in enumerate(batches):
+            slots.set_rows(batch)
+            seen[step].copy_(slots.row_slot)
+            if step < PINNED_BUFFERS:  # later ones allocate, which may wait
+                assert not torch.cuda.current_stream().query(), "the device did not lag behind"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert seen.tolist() == [[slots.slot_of(request) for request in batch] for batch in batches]
 
 
 @pytest.mark.parametrize("path", PATHS)

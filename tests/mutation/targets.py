@@ -193,12 +193,6 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             for op in ("BLOCKS", "IN_BLOCKS")
         },
     },
-    "gvr_topk/request_slots.py": {
-        (
-            "where = self._staged(slots, torch.int64).to(self.device, non_blocking=True)",
-            "to False",
-        ): "a copy that waits copies the same",
-    },
     "gvr_topk/policy.py": {
         ("min_length: int = 0,", "0 to 1"): "a row of at most k >= 1 items is decided before its length is",
     },
