@@ -8,6 +8,7 @@ is cleared when it changes hands. A wrong hint could only cost time, never the r
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import heapq
 from array import array
@@ -140,17 +141,15 @@ class _PinnedBuffers:
         self._captured: list[Tensor] = []
 
     def _allocate(self) -> tuple[Tensor, Any]:
-        # Tensors that are made in inference mode could not be written outside of it.
-        with torch.inference_mode(False):
-            buffer = torch.empty(self._rows, dtype=torch.int32, device="cpu", pin_memory=True)
+        buffer = torch.empty(self._rows, dtype=torch.int32, device="cpu", pin_memory=True)
         return buffer, torch.cuda.Event()
 
-    def copy(self, slots: Tensor, row_slot: Tensor) -> None:
-        """Enqueue a copy to the GPU on its current stream."""
+    def copy(self, slots: array[int], row_slot: Tensor) -> None:
+        """Enqueue a copy to the GPU on its current stream; both have the size of the buffers."""
         capturing = torch.cuda.is_current_stream_capturing()
         free = not capturing and self._buffers[0][1].query()
         buffer, copied = self._buffers.popleft() if free else self._allocate()
-        buffer.copy_(slots)
+        ctypes.memmove(buffer.data_ptr(), slots.buffer_info()[0], buffer.nbytes)
         row_slot.copy_(buffer, non_blocking=True)
         if capturing:  # each replay of the graph copies out of this buffer again
             self._captured.append(buffer)
@@ -352,11 +351,11 @@ class RequestSlots:
     def _write_rows(self, slots: list[int]) -> None:
         """Copy slots to the first elements of `row_slot`, and -1 to the others; no sync."""
         padding = array("i", [NO_SLOT]) * (self.row_slot.shape[0] - len(slots))
-        host = torch.frombuffer(array("i", slots) + padding, dtype=torch.int32)
+        rows = array("i", slots) + padding
         if self._pinned is None:
-            self.row_slot.copy_(host)
+            self.row_slot.copy_(torch.frombuffer(rows, dtype=torch.int32))
         else:
-            self._pinned.copy(host, self.row_slot)
+            self._pinned.copy(rows, self.row_slot)
         self._in_rows = slots
 
     def release(self, request_id: Hashable) -> None:
