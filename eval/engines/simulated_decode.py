@@ -21,11 +21,13 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -39,6 +41,7 @@ from eval.common.machine import describe_machine, without_folders
 from eval.common.options import at_least, no_gpu, why_unwritable
 from gvr_topk.evaluation.trace import Trace, TraceError, load_trace, shipped_trace
 from gvr_topk.integrations import tensorrt_llm as integration
+from gvr_topk.integrations.layer_hook import LayerHook
 
 SCALE = 8.0
 """Divisor of the traces' score formula."""
@@ -130,9 +133,7 @@ class Decoder:
         for layer, (keys, _, _) in enumerate(self.traces):
             self.manager.pool[layer, block, :length] = keys[arrival.shift : arrival.shift + length]
 
-    def step(
-        self, running: list[tuple[Arrival, int]], new: list[Arrival]
-    ) -> tuple[list[Tensor], float, float]:
+    def step(self, running: list[tuple[Arrival, int]], new: list[Arrival]) -> tuple[list[Tensor], float]:
         """One decode step.
 
         Parameters
@@ -144,8 +145,8 @@ class Decoder:
 
         Returns
         -------
-        list of Tensor, ``[rows, topk]``, sorted per row; float, microseconds of ``prepare`` on the host;
-        float, microseconds of the forward pass on the device
+        list of Tensor, ``[rows, topk]``, sorted per row; float, microseconds of the forward pass on the
+        device
         """
         work = [(a, a.start - 1) for a in new] + running
         pads = 0 if new else self.options.requests - len(work)
@@ -157,9 +158,7 @@ class Decoder:
             len(new),
             cached + [self.options.topk] * pads,
         )
-        begun = time.perf_counter()
         metadata.prepare()
-        host = 1e6 * (time.perf_counter() - begun)
         index = torch.tensor([step for _, step in work], device=self.options.device)
         for (keys, q, weights), buffers in zip(self.traces, self.inputs, strict=True):
             for part, source in zip(buffers, (q, keys, weights), strict=True):
@@ -169,7 +168,7 @@ class Decoder:
             elapsed = 0.0
         else:
             elapsed = self._timed(self._replay)
-        return [out[: len(work)].sort(dim=1).values.cpu() for out in self.outputs], host, elapsed
+        return [out[: len(work)].sort(dim=1).values.cpu() for out in self.outputs], elapsed
 
     def _forward(self, metadata: Any, rows: int) -> None:
         self.outputs, self.logits = [], []
@@ -252,6 +251,27 @@ def schedule(
     return plan
 
 
+@contextmanager
+def timed_hook() -> Iterator[list[float]]:
+    """Note the microseconds that each call of the hook behind ``prepare`` takes on the host."""
+    original = LayerHook._after_prepare
+    taken: list[float] = []
+
+    def after_prepare(hook: LayerHook, metadata: Any) -> None:
+        begun = time.perf_counter()
+        original(hook, metadata)
+        taken.append(1e6 * (time.perf_counter() - begun))
+
+    with patch.object(LayerHook, "_after_prepare", after_prepare):
+        yield taken
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    """Median and 90th percentile of times, and of how many steps they are."""
+    p90 = sorted(times)[9 * len(times) // 10]
+    return {"median": round(statistics.median(times), 1), "p90": round(p90, 1), "steps": len(times)}
+
+
 def run(
     traces: list[Trace], options: Options, arm: str, expected: list[list[Tensor]] | None = None
 ) -> dict[str, Any]:
@@ -268,11 +288,11 @@ def run(
     Returns
     -------
     dict
-        ``sets`` (list per step of one tensor per layer), ``agreement``, ``graph_us``, ``prepare_us`` (of the
-        steps with the rows of the step before), ``prepare_moved_us`` (of the other steps), ``counters``.
+        ``sets`` (list per step of one tensor per layer), ``agreement``, ``graph_us``, ``hook_us`` (list by
+        kind of step, which `simulate` explains), ``counters``.
     """
     os.environ.pop("TRTLLM_GVR_TOPK", None)
-    with fake_package("trtllm_1_2", topk=options.topk):
+    with fake_package("trtllm_1_2", topk=options.topk), timed_hook() as taken:
         dsa = load_dsa()
         engine_ops: Any = torch.ops.trtllm
         op = engine_ops.indexer_topk_decode
@@ -288,8 +308,7 @@ def run(
             decoder.capture()
             sets: list[list[Tensor]] = []
             graph_us: list[float] = []
-            prepare_us: list[float] = []
-            prepare_moved_us: list[float] = []
+            hook_us: dict[str, list[float]] = {}
             rows: list[int] = []
             agreement = {"rows": 0, "identical": 0, "other_ties": 0, "different": 0}
             for running, new, gone in schedule(traces[0], options):
@@ -297,15 +316,16 @@ def run(
                     decoder.manager.free_resources(request_id)
                 for arrival in new:
                     decoder.admit(arrival)
-                chosen, host, elapsed = decoder.step(running, new)
+                chosen, elapsed = decoder.step(running, new)
                 if expected is not None:
                     compare(decoder, expected[len(sets)], chosen, agreement)
                 sets.append(chosen)
                 if not new:
                     graph_us.append(elapsed)
-                    moved = rows != [a.request_id for a, _ in running]
-                    (prepare_moved_us if moved else prepare_us).append(host)
-                rows = [] if new else [a.request_id for a, _ in running]
+                before, rows = rows, [] if new else [a.request_id for a, _ in running]
+                if arm == "on":
+                    kind = "arrivals" if new else "same" if rows == before else "moved"
+                    hook_us.setdefault(kind, []).append(taken[-1])
             seen = integration.counters().as_dict() if arm == "on" else None
         finally:
             integration.uninstall()
@@ -315,8 +335,7 @@ def run(
         "sets": sets,
         "agreement": agreement,
         "graph_us": graph_us,
-        "prepare_us": prepare_us,
-        "prepare_moved_us": prepare_moved_us,
+        "hook_us": hook_us,
         "counters": seen,
     }
 
@@ -373,7 +392,6 @@ def simulate(traces: list[Trace], options: Options, original: str, commit: str) 
             "longest_row": options.window,
             "steps": len(plan),
             "graph_steps": len(results["on"]["graph_us"]),
-            "moved_steps": len(results["on"]["prepare_moved_us"]),
             "graphs_captured": 0 if options.device == "cpu" else 1,
             "arrivals": sum(len(new) for _, new, _ in plan),
             "finished": sum(len(gone) for _, _, gone in plan),
@@ -384,12 +402,10 @@ def simulate(traces: list[Trace], options: Options, original: str, commit: str) 
         "topk_us_per_layer": {
             arm: round((medians[arm] - medians["scores"]) / layers, 2) for arm in ("off", "on")
         },
-        **{
-            part: {arm: round(statistics.median(results[arm][part]), 1) for arm in ("off", "on")}
-            for part in ("prepare_us", "prepare_moved_us")
-        },
-        "method": "median over the replayed steps, CUDA events around one replay; prepare is host time "
-        "of the steps with the rows of the step before, moved is that of the other replayed steps",
+        "hook_us": {kind: summary(times) for kind, times in sorted(results["on"]["hook_us"].items())},
+        "method": "median over the replayed steps, CUDA events around one replay; hook_us is the host time "
+        "of the hook's own call behind prepare: in replayed steps with the rows of the step before (same), "
+        "in other replayed steps (moved), and in eager steps with new requests (arrivals)",
         "counters": results["on"]["counters"],
     }
 

@@ -562,15 +562,28 @@ def hook_price(quoted: dict[str, set[str]]) -> str:
     decode = find("simulated_decode.json")
     if decode is None:
         return ""
-    step, prepare = decode["step_us"], decode["prepare_us"]
+    step = decode["step_us"]
     quoted["simulated_decode.json"] = commits_of(decode)
-    moved = decode["prepare_moved_us"]
     saved = step["off"] - step["on"]
     layers = decode["setup"]["layers"]
     what = f"{layers} layer{'s' if layers > 1 else ''}"
     return f"""**TensorRT-LLM's hook** saves {saved:.0f} us of GPU time in a simulated step of {what}.
-        In one run each the host prepares it in {prepare["on"]:.0f} us instead of {prepare["off"]:.0f},
-        changed batches in {moved["on"]:.0f} instead of {moved["off"]:.0f} ({source_of(decode)})."""
+        {_hook_on_the_host(decode)} ({source_of(decode)})."""
+
+
+def _hook_on_the_host(decode: Mapping[str, Any]) -> str:
+    """What the hook takes of the host before a step."""
+    hook = decode.get("hook_us")
+    if hook is None:  # the file is of a commit that timed all of ``prepare``, in a run each
+        same, moved = decode["prepare_us"], decode["prepare_moved_us"]
+        return f"""In one run each the host prepares it in {same["on"]:.0f} us instead of {same["off"]:.0f},
+            changed batches in {moved["on"]:.0f} instead of {moved["off"]:.0f}"""
+    kinds = {"same": "has not changed", "moved": "has moved rows", "arrivals": "has new requests"}
+    told = [
+        f"{hook[kind]['median']:.0f} us ({hook[kind]['p90']:.0f}) where the batch {what}"
+        for kind, what in kinds.items()
+    ]
+    return f"On the host the hook takes, in the median (90th percentile), {_listed(told)}"
 
 
 def stress_files() -> dict[str, dict[str, Any]]:
@@ -750,8 +763,7 @@ def simulated(quoted: dict[str, set[str]]) -> str:
     decode = find("simulated_decode.json")
     if decode is None:
         return ""
-    sets, step, prepare = decode["sets"], decode["step_us"], decode["prepare_us"]
-    moved = decode["prepare_moved_us"]
+    sets, step = decode["sets"], decode["step_us"]
     refuse_if(sets["different"], "simulated_decode.json", "no different set")
     quoted["simulated_decode.json"] = commits_of(decode)
     traces = [short_trace(name) for name in decode["setup"]["traces"]]
@@ -759,9 +771,7 @@ def simulated(quoted: dict[str, set[str]]) -> str:
     return f"""**Simulated decode** over {what} ({", ".join(traces)}) in one captured graph
         ({source_of(decode)}): {sets["identical"]:,} of {sets["rows"]:,} rows select the same set
         with the hook on and off; a step, most of which is scoring, takes {step["on"]:.0f} us instead of
-        {step["off"]:.0f} with TensorRT-LLM's compiled op, and the host prepares it in {prepare["on"]:.0f} us
-        instead of {prepare["off"]:.0f} (where the batch has changed, in {moved["on"]:.0f} instead of
-        {moved["off"]:.0f})."""
+        {step["off"]:.0f} with TensorRT-LLM's compiled op. {_hook_on_the_host(decode)}."""
 
 
 def _ratio(figure: float | None) -> str:

@@ -1188,9 +1188,30 @@ class TestReadmeTable:
         assert "| worst launch of 500 |" in page and "slowest of 500 launches" in block
         assert "| vLLM 7.7.7 |" in block and "vLLM 0.33" not in block.partition("**Inside vLLM**")[0]
         assert "over two traces of SmolLM2 (L01, L10) in one" in page
-        assert "in 22 us instead of 11 (where the batch has changed, in 50 instead of 20)." in page
-        assert "saves 10 us of GPU time in a simulated step of 1 layer. In one run each the host" in block
-        assert "prepares it in 22 us instead of 11, changed batches in 50 instead of 20 (" in block
+        told = (
+            "In one run each the host prepares it in 22 us instead of 11, changed batches in 50 instead of 20"
+        )
+        assert f"TensorRT-LLM's compiled op. {told}." in page
+        assert f"saves 10 us of GPU time in a simulated step of 1 layer. {told} (" in block
+
+    def test_host_time_is_the_hooks_own_where_the_file_has_it(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            del data["prepare_us"], data["prepare_moved_us"]
+            data["hook_us"] = {
+                kind: {"median": median, "p90": median + 4, "steps": 9}
+                for kind, median in (("arrivals", 60.4), ("moved", 22.0), ("same", 3.0))
+            }
+
+        self.changed(folder / "simulated_decode.json", change)
+        page, block = (
+            " ".join(made.split()) for made in (readme_table.performance(), readme_table.results())
+        )
+        told = (
+            "On the host the hook takes, in the median (90th percentile), 3 us (7) where the batch has "
+            "not changed, 22 us (26) where the batch has moved rows and 60 us (64) where the batch has new "
+            "requests"
+        )
+        assert f"compiled op. {told}." in page and f"{told} (" in block
 
     def test_eager_calls_are_said_to_lose_where_they_do(self, folder: Path) -> None:
         def change(times: dict[str, float]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -44,8 +45,34 @@ def test_hook_on_selects_the_same_sets(script, tmp_path, capsys, monkeypatch):
     assert result["counters"]["rows"]["hinted"] > 0
     assert 0.3 < result["counters"]["measured"]["hit_ratio"] < 1
     assert "not TensorRT-LLM itself" in result["what"]
-    assert 0 < setup["moved_steps"] < setup["graph_steps"]
-    assert all(result[part][arm] > 0 for part in ("prepare_us", "prepare_moved_us") for arm in ("off", "on"))
+    hook = result["hook_us"]
+    assert all(0 < times["median"] <= times["p90"] for times in hook.values())
+    steps = {kind: times["steps"] for kind, times in hook.items()}
+    assert steps["same"] + steps["moved"] == setup["graph_steps"] and min(steps.values()) > 0
+    assert sum(steps.values()) == setup["steps"]
+
+
+def test_only_the_hook_is_timed_and_by_kind_of_step(script, monkeypatch):
+    """The clock stands still but in the hook, where each step takes as long as its number says."""
+    clock, taken = [0.0], []
+    original = script.LayerHook._after_prepare
+
+    def after_prepare(hook, metadata):
+        original(hook, metadata)
+        taken.append((metadata, tuple(metadata.request_ids)))
+        clock[0] += len(taken)
+
+    monkeypatch.setattr(script.LayerHook, "_after_prepare", after_prepare)
+    monkeypatch.setattr(script.time, "perf_counter", lambda: 1e-6 * clock[0])
+    options = script.Options("cpu", 4, 60, 700, 64, 0)
+    found = script.run([script.shipped_trace()], options, "on")["hook_us"]
+    kinds = {"same": [], "moved": [], "arrivals": []}
+    for number, (before, now) in enumerate(itertools.pairwise(taken), 2):
+        kind = "same" if before == now else "moved"
+        kinds["arrivals" if now[0].num_contexts else kind].append(number)
+    assert {kind: [round(us) for us in times] for kind, times in found.items()} == kinds
+    numbers = [float(number) for number in range(100, 0, -1)]
+    assert script.summary(numbers) == {"median": 50.5, "p90": 91, "steps": 100}
 
 
 def test_a_wrong_set_is_found(script, monkeypatch, capsys):
