@@ -178,10 +178,15 @@ def _arguments_of(kind: Any) -> tuple[_Argument, ...]:
     """Return the arguments of an op, in the order of its schema."""
     found = []
     for name, annotation in get_type_hints(kind, include_extras=True).items():
-        optional = type(None) in get_args(annotation)
-        plain = get_args(annotation)[0] if optional else annotation
-        marks = getattr(plain, "__metadata__", (None,))
-        found.append(_Argument(name, getattr(plain, "__origin__", plain) is Tensor, optional, *marks))
+        choices = [each for each in get_args(annotation) if each is not type(None)]
+        optional = len(choices) < len(get_args(annotation))
+        plain = choices[0] if optional and len(choices) == 1 else annotation
+        mark, *others = getattr(plain, "__metadata__", (None,))
+        is_tensor = getattr(plain, "__origin__", plain) is Tensor
+        if others or not (isinstance(mark, Written | None) if is_tensor else annotation is int):
+            wanted = "int or a Tensor, which may be marked Written and may be None"
+            raise TypeError(f"{kind.__name__}.{name}: wanted {wanted}, got {annotation}")
+        found.append(_Argument(name, is_tensor, optional, mark))
     return tuple(found)
 
 
@@ -208,9 +213,9 @@ def _name(kind: torch.dtype | torch.layout) -> str:
     return str(kind).removeprefix("torch.")
 
 
-def either(numbers: Sequence[int]) -> str:
-    """Write numbers as a choice, such as ``1, 2 or 3``."""
-    return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
+def either(choices: Sequence[object]) -> str:
+    """Write numbers or names as a choice, such as ``1, 2 or 3``."""
+    return f"{', '.join(map(str, choices[:-1]))} or {choices[-1]}"
 
 
 class _Runs(NamedTuple):

@@ -29,6 +29,7 @@ from gvr_topk.arguments import (
     check_decode,
     check_in_blocks,
     check_prefill,
+    either,
     schema,
 )
 from gvr_topk.constants import (
@@ -163,6 +164,8 @@ def launch(arguments: DecodeArguments | PrefillArguments | BlocksArguments | InB
 
     Raises
     ------
+    TypeError
+        `arguments` is of no op.
     ValueError
         An argument is wrong; the message names it.
     LibraryError
@@ -170,7 +173,11 @@ def launch(arguments: DecodeArguments | PrefillArguments | BlocksArguments | InB
     RuntimeError
         The launch failed for a reason other than a wrong argument.
     """
-    op, checks = _CALLS[type(arguments)]
+    called = _CALLS.get(type(arguments))
+    if called is None:
+        kinds = either([op.arguments.__name__ for op in OPS])
+        raise TypeError(f"gvr_topk.ops.launch: arguments: wanted {kinds}, got {type(arguments).__name__}")
+    op, checks = called
     if not isinstance(arguments.logits, Tensor):
         raise checks.wrong_type("logits", Tensor, arguments.logits)
     if arguments.logits.is_cuda and not _LIBRARY.loaded:

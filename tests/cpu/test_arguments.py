@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 
 import gvr_topk
-from gvr_topk.arguments import PREFILL_PATHS, Checks
+from gvr_topk import ops
+from gvr_topk.arguments import PREFILL_PATHS, Checks, DecodeArguments, Output, Written, schema
 from gvr_topk.constants import MAX_ROWS, MAX_WIDTH, Path
 from gvr_topk.layers import indexer_topk
 
@@ -188,3 +190,38 @@ def test_the_default_device_does_not_count() -> None:
         assert blocks(logits=logits, seq_lens=lengths)[1].device.type == "cpu"
         assert in_blocks(logits=logits, seq_lens=lengths, blocks=starts).device.type == "cpu"
         assert indexer_topk(logits, None, K).device.type == "cpu"
+
+
+@pytest.mark.parametrize("given", [3, None, (torch.zeros(1, 1),), DecodeArguments])
+def test_only_arguments_of_an_op_are_launched(given: Any) -> None:
+    kinds = "DecodeArguments, PrefillArguments, BlocksArguments or InBlocksArguments"
+    message = f"gvr_topk.ops.launch: arguments: wanted {kinds}, got {type(given).__name__}"
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        ops.launch(given)
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        float,
+        bool,
+        int | None,
+        Tensor | int,
+        Tensor | int | None,
+        Annotated[int, Written()],
+        Annotated[Tensor, "written"],
+        Annotated[Tensor, Written(), Written("k")],
+        Annotated[Tensor, "written"] | None,
+    ],
+)
+def test_an_annotation_without_a_meaning_is_refused(annotation: Any) -> None:
+    kinds = [("k", int), ("scale", annotation)]
+    wanted = "wanted int or a Tensor, which may be marked Written and may be None"
+    with pytest.raises(TypeError, match=f"^{re.escape(f'Given.scale: {wanted}, got {annotation}')}$"):
+        schema(NamedTuple("Given", kinds))
+
+
+def test_annotations_say_what_the_schema_says() -> None:
+    kinds = [("a", int), ("b", Tensor), ("c", Tensor | None), ("d", Output), ("e", None | Output)]
+    given = schema(NamedTuple("Given", kinds))
+    assert given == "(int a, Tensor b, Tensor? c, Tensor(a!) d, Tensor(b!)? e) -> ()"
