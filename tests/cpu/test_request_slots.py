@@ -244,6 +244,29 @@ def test_idle_requests_lose_their_slot_in_the_end_and_no_sooner() -> None:
     assert slots.admit("new") == 0
 
 
+def test_requests_that_never_get_a_row_lose_their_slot_too() -> None:
+    slots = RequestSlots(1, 3, K)
+    slots.admit("waits")
+    for _ in range(IDLE_STEPS):
+        slots.set_rows(["a"])
+    assert "waits" in slots
+    slots.set_rows(["a"])
+    assert "waits" not in slots and slots.evicted == 0
+    slots.admit("b")
+    slots.admit("c")
+    slots.set_rows(["a", "d"])
+    assert "b" not in slots and "c" in slots and slots.evicted == 1
+
+
+def test_requests_of_the_last_batch_are_evicted_after_those_that_waited_longer() -> None:
+    slots = RequestSlots(1, 3, K)
+    slots.set_rows(["a"])
+    slots.admit("b")
+    slots.set_rows(["a", "c"])
+    slots.set_rows(["d", "e"])
+    assert set(slots._slots) == {"c", "d", "e"}
+
+
 def test_full_names_request_and_slots() -> None:
     slots = RequestSlots(1, 2, K)
     slots.admit("a")
