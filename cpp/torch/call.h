@@ -51,6 +51,25 @@ inline void check_on_gpu(const Tensor& logits) {
   check(logits.is_cuda(), "logits: wanted a CUDA tensor, got one on another device");
 }
 
+// What does not change of a GPU while a process runs.
+struct GpuFacts {
+  int32_t sm_count;
+  int32_t arch;
+
+  // Asked of the driver where a thread's calls turn to another device.
+  static const GpuFacts& of(int device) {
+    static thread_local int known_device = -1;
+    static thread_local GpuFacts facts{};
+    if (device != known_device) {
+      facts.sm_count = device_attribute(cudaDevAttrMultiProcessorCount, device);
+      facts.arch = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor, device) +
+                   device_attribute(cudaDevAttrComputeCapabilityMinor, device);
+      known_device = device;
+    }
+    return facts;
+  }
+};
+
 // The stream of a call, what its context has room for, and the GPU's architecture.
 struct CallTarget {
   cudaStream_t stream;
@@ -62,9 +81,9 @@ struct CallTarget {
     void* handle = nullptr;
     require(aoti_torch_get_current_cuda_stream(device, &handle) == 0, "gvr_topk: no current CUDA stream");
     stream = static_cast<cudaStream_t>(handle);
-    context = context_of(stream, device, device_attribute(cudaDevAttrMultiProcessorCount, device));
-    arch = 10 * device_attribute(cudaDevAttrComputeCapabilityMajor, device) +
-           device_attribute(cudaDevAttrComputeCapabilityMinor, device);
+    const GpuFacts& gpu = GpuFacts::of(device);
+    context = context_of(stream, device, gpu.sm_count);
+    arch = gpu.arch;
     check(has_code(arch), "logits: wanted a GPU that the library holds code for (", kBuiltFor,
           "), got compute capability ", arch / 10, ".", arch % 10);
   }
