@@ -67,9 +67,10 @@ Results = Annotated[Tensor, Written("k")]
 class DecodeArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_decode``, in the order of its schema.
 
-    `gvr_topk.indexer_topk_decode` explains the arguments that users pass. Its `pdl`, `clamp_pages` and
-    `drop_masked` are bits of `flags` here, because every argument of the schema costs host time in each call.
-    The other arguments and flags are for measurements only:
+    `gvr_topk.indexer_topk_decode` explains the arguments that users pass. Every argument of the schema costs
+    host time in each call, and more if it is passed. So `pdl`, `clamp_pages` and `drop_masked` are bits of
+    `flags` here, and what calls need least comes last: the op's overload ``usual`` ends with `flags`. The
+    other arguments and flags are for measurements only:
 
     Attributes
     ----------
@@ -88,21 +89,21 @@ class DecodeArguments(NamedTuple):
     k: int
     row_slot: Tensor | None = None
     state: Output | None = None
+    next_n: int = 1
+    compress_ratio: int = 1
+    flags: int = FLAG_QUANTILE_GUESS
+    page_table: Tensor | None = None
+    page_size: int = 0
+    slots: Results | None = None
     indices: Annotated[Tensor, Written(shown="state.indices")] | None = None
     next_state: Output | None = None
     counts: Output | None = None
-    page_table: Tensor | None = None
-    slots: Results | None = None
     stats: Output | None = None
-    phase_clocks: Output | None = None
-    next_n: int = 1
-    page_size: int = 0
+    hint_offset: int = 0
     path: int = 0
     max_ctas: int = 0
-    flags: int = FLAG_QUANTILE_GUESS
-    hint_offset: int = 0
     ctas_per_row: int = 0
-    compress_ratio: int = 1
+    phase_clocks: Output | None = None
 
 
 class PrefillArguments(NamedTuple):
@@ -190,16 +191,18 @@ def _arguments_of(kind: Any) -> tuple[_Argument, ...]:
     return tuple(found)
 
 
-def schema(kind: Any) -> str:
+def schema(kind: Any, count: int | None = None) -> str:
     """Schema of an op, in PyTorch's notation.
 
     Parameters
     ----------
     kind : type
         `DecodeArguments`, or the arguments of another op.
+    count : int, optional
+        How many arguments, the first ones; default: all.
     """
     parts, letters = [], iter("abcdefghi")
-    for name, is_tensor, optional, written in _arguments_of(kind):
+    for name, is_tensor, optional, written in _arguments_of(kind)[:count]:
         what = f"Tensor({next(letters)}!)" if written else "Tensor" if is_tensor else "int"
         default = f"={kind._field_defaults[name]}" if name in kind._field_defaults else ""
         parts.append(f"{what}{'?' if optional else ''} {name}{default}")

@@ -52,6 +52,17 @@ _LIBRARY = library_status()
 
 _PREFILL_PATHS = paths_by_name(PREFILL_PATHS)
 
+_AUTO = "auto"  # the object that a call gives without a path
+
+
+class _Calls(NamedTuple):
+    """What calls an op: with all arguments, or with no more than the first `usual_count`."""
+
+    every: Callable[..., None]
+    usual: Callable[..., None]
+    usual_count: int
+    checks: Checks
+
 
 class Op(NamedTuple):
     """An op: a new one takes a row of `OPS`, what the row names, a public function and its kernels.
@@ -66,40 +77,50 @@ class Op(NamedTuple):
         Refuses wrong arguments, in a traced call too.
     cpu : callable
         Serves a call on a CPU.
+    usual : int, default 0
+        Number of arguments, the first ones, that the op's overload ``usual`` has; 0: there is no such
+        overload. Arguments that are left out cost host time, too, so most calls run this overload.
     """
 
     checks: Checks
     arguments: type[Any]
     check: Callable[[Any], None]
     cpu: Callable[[Any], None]
+    usual: int = 0
 
-    def register(self) -> Any:
-        """Define the op with its implementations, and return what calls it.
+    def register(self) -> _Calls:
+        """Define the op with its implementations, and return what calls it."""
+        every = self._overload("", None)
+        usual = self._overload("usual", self.usual) if self.usual else every
+        return _Calls(every, usual, self.usual, self.checks)
+
+    def _overload(self, overload: str, count: int | None) -> Any:
+        """Define the overload that has the first `count` arguments.
 
         Results are written into arguments, so a fake implementation has no output shape to compute: it only
         checks the traced arguments.
         """
         package, name = self.checks.op.split(".")
-        qualified = f"{package}::{name}"
-        torch.library.define(qualified, schema(self.arguments))
+        qualified = f"{package}::{name}" + (f".{overload}" if overload else "")
+        torch.library.define(qualified, schema(self.arguments, count))
         for register, serve in (
             (torch.library.impl(qualified, "CPU"), self.cpu),
             (torch.library.register_fake(qualified), self.check),
         ):
             register(functools.partial(self._serve, serve))
-        return getattr(getattr(torch.ops, package), name).default
+        return getattr(getattr(getattr(torch.ops, package), name), overload or "default")
 
     def _serve(self, serve: Callable[[Any], None], *given: Any, **options: Any) -> None:
         serve(self.arguments(*given, **options))
 
 
 OPS = (
-    Op(DECODE, DecodeArguments, check_decode, cpu.decode),
+    Op(DECODE, DecodeArguments, check_decode, cpu.decode, usual=9),
     Op(PREFILL, PrefillArguments, check_prefill, cpu.prefill),
     Op(BLOCKS, BlocksArguments, check_blocks, cpu.blocks),
     Op(IN_BLOCKS, InBlocksArguments, check_in_blocks, cpu.in_blocks),
 )
-_CALLS = {op.arguments: (op.register(), op.checks) for op in OPS}
+_CALLS = {op.arguments: op.register() for op in OPS}
 
 
 def _integers(checks: Checks, next_n: Any, compress_ratio: Any, block_size: Any) -> tuple[int, int, int]:
@@ -173,18 +194,21 @@ def launch(arguments: DecodeArguments | PrefillArguments | BlocksArguments | InB
     RuntimeError
         The launch failed for a reason other than a wrong argument.
     """
-    called = _CALLS.get(type(arguments))
-    if called is None:
+    if type(arguments) not in _CALLS:
         kinds = either([op.arguments.__name__ for op in OPS])
         raise TypeError(f"gvr_topk.ops.launch: arguments: wanted {kinds}, got {type(arguments).__name__}")
-    op, checks = called
-    if not isinstance(arguments.logits, Tensor):
-        raise checks.wrong_type("logits", Tensor, arguments.logits)
-    if arguments.logits.is_cuda and not _LIBRARY.loaded:
+    _launch(type(arguments), *arguments)
+
+
+def _launch(kind: type[Any], *given: Any) -> None:
+    """Run one call of the op that has these arguments, without those at the end that are as by default."""
+    every, usual, usual_count, checks = _CALLS[kind]
+    if not _LIBRARY.loaded and getattr(given[0], "is_cuda", False):
         raise LibraryError(f"{checks.op}: CUDA library: {_LIBRARY.reason}")
     try:
-        op(*arguments)
+        (usual if len(given) <= usual_count else every)(*given)
     except (RuntimeError, AttributeError) as error:
+        arguments = kind(*given)
         wrong = _argument_error(checks, arguments, str(error).split("\n", 1)[0])
         if wrong is not None:
             raise wrong from None
@@ -365,31 +389,18 @@ def indexer_topk_decode(
         flags |= FLAG_CLAMP_PAGES
     if drop_masked is not False and (drop_masked is True or DECODE.flag("drop_masked", drop_masked)):
         flags |= FLAG_DROP_MASKED
-    launch(
-        DecodeArguments(
-            logits,
-            seq_lens,
-            out,
-            k,
-            row_slot,
-            words,
-            indices,
-            next_state,
-            counts,
-            page_table,
-            slots,
-            stats,
-            None,
-            next_n,
-            page_size,
-            _parse_path(DECODE, path, ALL_PATHS),
-            max_ctas,
-            flags,
-            hint_offset,
-            0,
-            compress_ratio,
-        )
-    )
+    number = 0 if path is _AUTO else _parse_path(DECODE, path, ALL_PATHS)
+    # The dispatcher takes longer over an argument that is passed than over one that is as by default.
+    used: tuple[Any, ...] = ()
+    if not (
+        page_table is slots is indices is next_state is counts is stats is None
+        and page_size == hint_offset == number == max_ctas == 0
+    ):
+        used = (page_table, page_size, slots, indices, next_state, counts, stats)
+        used = (*used, hint_offset, number, max_ctas)
+    if used or not (next_n == compress_ratio == 1 and flags == FLAG_QUANTILE_GUESS):
+        used = (next_n, compress_ratio, flags, *used)
+    _launch(DecodeArguments, logits, seq_lens, out, k, row_slot, words, *used)
     return out
 
 
@@ -517,23 +528,22 @@ def indexer_topk_prefill(
         k, page_size = PREFILL.integer("k", k), PREFILL.integer("page_size", page_size)
     if out is None:
         out = _new_out(PREFILL, logits, k)
-    launch(
-        PrefillArguments(
-            logits,
-            row_starts,
-            row_ends,
-            out,
-            k,
-            row_request,
-            offsets,
-            counts,
-            page_table,
-            slots,
-            stats,
-            page_size,
-            _parse_path(PREFILL, path, _PREFILL_PATHS),
-            FLAG_PDL if pdl is True or (pdl is not False and PREFILL.flag("pdl", pdl)) else 0,
-        )
+    _launch(
+        PrefillArguments,
+        logits,
+        row_starts,
+        row_ends,
+        out,
+        k,
+        row_request,
+        offsets,
+        counts,
+        page_table,
+        slots,
+        stats,
+        page_size,
+        _parse_path(PREFILL, path, _PREFILL_PATHS),
+        FLAG_PDL if pdl is True or (pdl is not False and PREFILL.flag("pdl", pdl)) else 0,
     )
     return out
 
@@ -642,8 +652,9 @@ def indexer_topk_blocks(
             raise BLOCKS.fail("block_k", f"more than k = {k} and at most {MAX_CHOSEN_BLOCKS}", block_k)
         blocks = _allocate(BLOCKS, logits, block_k)
     flags = FLAG_PDL if pdl is True or (pdl is not False and BLOCKS.flag("pdl", pdl)) else 0
-    launch(
-        BlocksArguments(logits, seq_lens, out, blocks, k, block_k, next_n, flags, compress_ratio, block_size)
+    _launch(
+        BlocksArguments,
+        *(logits, seq_lens, out, blocks, k, block_k, next_n, flags, compress_ratio, block_size),
     )
     return out, blocks
 
@@ -736,5 +747,5 @@ def indexer_topk_in_blocks(
     if out is None:
         out = _new_out(IN_BLOCKS, logits, k)
     flags = FLAG_PDL if pdl is True or (pdl is not False and IN_BLOCKS.flag("pdl", pdl)) else 0
-    launch(InBlocksArguments(logits, seq_lens, blocks, out, k, next_n, flags, compress_ratio, block_size))
+    _launch(InBlocksArguments, *(logits, seq_lens, blocks, out, k, next_n, flags, compress_ratio, block_size))
     return out

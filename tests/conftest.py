@@ -6,11 +6,13 @@ import importlib.util
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 import gvr_topk
+from gvr_topk import ops
 
 BUILD = importlib.import_module("gvr_topk._build") if importlib.util.find_spec("gvr_topk._build") else None
 
@@ -40,3 +42,11 @@ def cuda_library() -> Path:
     if status.path is None:
         pytest.skip(status.reason)
     return Path(status.path)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Arguments of the calls of ops, of which none runs."""
+    seen: list[Any] = []
+    monkeypatch.setattr(ops, "_launch", lambda kind, *passed: seen.append(kind(*passed)))
+    return seen

@@ -105,29 +105,29 @@ inline void check_states(const Tensor& states, const char* name) {
 
 // ---------------------------------------------------------------- decode
 
-// The arguments of one call, in the order of the schema.
+// The arguments of one call, in the order of the schema. The last ones may be left out.
 struct DecodeArguments {
-  const Tensor& logits;
-  const Tensor& seq_lens;
-  const Tensor& out;
+  Tensor logits;
+  Tensor seq_lens;
+  Tensor out;
   int64_t k;
-  const OptionalTensor& row_slot;
-  const OptionalTensor& state;
-  const OptionalTensor& indices;
-  const OptionalTensor& next_state;
-  const OptionalTensor& counts;
-  const OptionalTensor& page_table;
-  const OptionalTensor& slots;
-  const OptionalTensor& stats;
-  const OptionalTensor& phase_clocks;
+  OptionalTensor row_slot;
+  OptionalTensor state;
   int64_t next_n;
-  int64_t page_size;
-  int64_t path;
-  int64_t max_ctas;
-  int64_t flags;
-  int64_t hint_offset;
-  int64_t ctas_per_row;
   int64_t compress_ratio;
+  int64_t flags;
+  OptionalTensor page_table = std::nullopt;
+  int64_t page_size = 0;
+  OptionalTensor slots = std::nullopt;
+  OptionalTensor indices = std::nullopt;
+  OptionalTensor next_state = std::nullopt;
+  OptionalTensor counts = std::nullopt;
+  OptionalTensor stats = std::nullopt;
+  int64_t hint_offset = 0;
+  int64_t path = 0;
+  int64_t max_ctas = 0;
+  int64_t ctas_per_row = 0;
+  OptionalTensor phase_clocks = std::nullopt;
 };
 
 inline void check_state(const DecodeArguments& a, int64_t requests) {
@@ -213,10 +213,10 @@ inline void check_arguments(const DecodeArguments& a) {
   memory.reads("page_table", a.page_table);
   memory.writes("out", a.out, a.k);
   memory.writes("state", a.state);
+  memory.writes("slots", a.slots, a.k);
   memory.writes("state.indices", a.indices);
   memory.writes("next_state", a.next_state);
   memory.writes("counts", a.counts);
-  memory.writes("slots", a.slots, a.k);
   memory.writes("stats", a.stats);
   memory.writes("phase_clocks", a.phase_clocks, kAny, sizeof(int64_t));
 }
@@ -225,17 +225,17 @@ inline void check_arguments(const DecodeArguments& a) {
 
 // The arguments of one call, in the order of the schema.
 struct PrefillArguments {
-  const Tensor& logits;
-  const Tensor& row_starts;
-  const Tensor& row_ends;
-  const Tensor& out;
+  Tensor logits;
+  Tensor row_starts;
+  Tensor row_ends;
+  Tensor out;
   int64_t k;
-  const OptionalTensor& row_request;
-  const OptionalTensor& offsets;
-  const OptionalTensor& counts;
-  const OptionalTensor& page_table;
-  const OptionalTensor& slots;
-  const OptionalTensor& stats;
+  OptionalTensor row_request;
+  OptionalTensor offsets;
+  OptionalTensor counts;
+  OptionalTensor page_table;
+  OptionalTensor slots;
+  OptionalTensor stats;
   int64_t page_size;
   int64_t path;
   int64_t flags;
@@ -289,10 +289,10 @@ inline void check_arguments(const PrefillArguments& a) {
 
 // The arguments that both block ops have.
 struct BlocksArguments {
-  const Tensor& logits;
-  const Tensor& seq_lens;
-  const Tensor& out;
-  const Tensor& blocks;
+  Tensor logits;
+  Tensor seq_lens;
+  Tensor out;
+  Tensor blocks;
   int64_t k;
   int64_t next_n;
   int64_t flags;

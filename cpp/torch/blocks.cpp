@@ -38,30 +38,32 @@ void launch_checked(const BlocksParams& params, const BlocksArguments& a) {
           target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
 }
 
-void indexer_topk_blocks(Tensor logits, Tensor seq_lens, Tensor out, Tensor blocks, int64_t k,
-                         int64_t block_k, int64_t next_n, int64_t flags, int64_t compress_ratio,
+void indexer_topk_blocks(GivenTensor logits, GivenTensor seq_lens, GivenTensor out, GivenTensor blocks,
+                         int64_t k, int64_t block_k, int64_t next_n, int64_t flags, int64_t compress_ratio,
                          int64_t block_size) {
   const CheckedOp op("indexer_topk_blocks");
   const BlocksArguments arguments{logits, seq_lens,       out,       blocks, k, next_n,
                                   flags,  compress_ratio, block_size};
-  check_on_gpu(logits);
+  check_on_gpu(arguments.logits);
   check_chosen(arguments, block_k);
   BlocksParams params = make_params(arguments, block_k);
-  params.chosen = static_cast<int32_t*>(blocks.data_ptr());
+  params.chosen = static_cast<int32_t*>(arguments.blocks.data_ptr());
   launch_checked(params, arguments);
 }
 
-void indexer_topk_in_blocks(Tensor logits, Tensor seq_lens, Tensor blocks, Tensor out, int64_t k,
-                            int64_t next_n, int64_t flags, int64_t compress_ratio, int64_t block_size) {
+void indexer_topk_in_blocks(GivenTensor logits, GivenTensor seq_lens, GivenTensor blocks, GivenTensor out,
+                            int64_t k, int64_t next_n, int64_t flags, int64_t compress_ratio,
+                            int64_t block_size) {
   const CheckedOp op("indexer_topk_in_blocks");
   const BlocksArguments arguments{logits, seq_lens,       out,       blocks, k, next_n,
                                   flags,  compress_ratio, block_size};
-  check_on_gpu(logits);
+  check_on_gpu(arguments.logits);
   check_given(arguments);
-  BlocksParams params = make_params(arguments, blocks.size(1));
+  BlocksParams params = make_params(arguments, arguments.blocks.size(1));
   // A table without columns has a null address, which would mean that the kernel chooses blocks. Nothing of
   // the table is read, so another address takes its place.
-  params.given = blocks.size(1) > 0 ? static_cast<const int32_t*>(blocks.data_ptr()) : params.topk.seq_lens;
+  const bool empty = arguments.blocks.size(1) == 0;
+  params.given = empty ? params.topk.seq_lens : static_cast<const int32_t*>(arguments.blocks.data_ptr());
   launch_checked(params, arguments);
 }
 

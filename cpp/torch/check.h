@@ -2,21 +2,15 @@
 // was wanted and what was got.
 #pragma once
 
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-
 #include <cstdint>
 #include <initializer_list>
-#include <optional>
 #include <ostream>
 #include <sstream>
 #include <stdexcept>
 
-namespace gvr_topk {
+#include "tensor.h"
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using OptionalTensor = std::optional<Tensor>;
+namespace gvr_topk {
 
 // The op whose arguments this thread checks. Every message about an argument begins with the op's name, so
 // that Python can tell it from other errors.
@@ -107,7 +101,7 @@ struct DeviceName {
 
 inline std::ostream& operator<<(std::ostream& out, const DeviceName& name) {
   const Tensor& t = name.tensor;
-  if (t.is_cuda()) return out << "cuda:" << static_cast<int>(t.get_device());
+  if (t.is_cuda()) return out << "cuda:" << t.get_device();
   return out << (t.is_cpu() ? "cpu" : "another device");
 }
 

@@ -61,33 +61,44 @@ Plan runnable_plan(const TopkParams& params, PlanInput input, cudaStream_t strea
   return plan;
 }
 
-void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor out, int64_t k, OptionalTensor row_slot,
-                         OptionalTensor state, OptionalTensor indices, OptionalTensor next_state,
-                         OptionalTensor counts, OptionalTensor page_table, OptionalTensor slots,
-                         OptionalTensor stats, OptionalTensor phase_clocks, int64_t next_n, int64_t page_size,
-                         int64_t path, int64_t max_ctas, int64_t flags, int64_t hint_offset,
-                         int64_t ctas_per_row, int64_t compress_ratio) {
-  const DecodeArguments arguments{logits,       seq_lens,     out,           k,          row_slot, state,
-                                  indices,      next_state,   counts,        page_table, slots,    stats,
-                                  phase_clocks, next_n,       page_size,     path,       max_ctas, flags,
-                                  hint_offset,  ctas_per_row, compress_ratio};
+void run(const DecodeArguments& a) {
   const CheckedOp op("indexer_topk_decode");
-  check_on_gpu(logits);
-  check_arguments(arguments);
-  const TopkParams params = make_params(arguments);
+  check_on_gpu(a.logits);
+  check_arguments(a);
+  const TopkParams params = make_params(a);
   if (params.rows == 0) return;
-  const int device = logits.get_device();
+  const int device = a.logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
-  PlanInput input = plan_input(arguments);
+  PlanInput input = plan_input(a);
   input.sm_count = target.context.sm_count;
   input.arch = target.arch;
-  check_plan(arguments, input);
+  check_plan(a, input);
   const Plan plan = runnable_plan(params, input, target.stream, target.context);
-  const bool pdl = (flags & kFlagPdl) != 0;
+  const bool pdl = (a.flags & kFlagPdl) != 0;
   const cudaError_t status = launch(params, plan, pdl, target.stream);
   require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas_per_row, " CTAs per row on ",
           target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
+}
+
+void indexer_topk_decode(GivenTensor logits, GivenTensor seq_lens, GivenTensor out, int64_t k,
+                         OptionalGivenTensor row_slot, OptionalGivenTensor state, int64_t next_n,
+                         int64_t compress_ratio, int64_t flags, OptionalGivenTensor page_table,
+                         int64_t page_size, OptionalGivenTensor slots, OptionalGivenTensor indices,
+                         OptionalGivenTensor next_state, OptionalGivenTensor counts,
+                         OptionalGivenTensor stats, int64_t hint_offset, int64_t path, int64_t max_ctas,
+                         int64_t ctas_per_row, OptionalGivenTensor phase_clocks) {
+  run(DecodeArguments{logits,   seq_lens,       out,         k,          row_slot,    state,
+                      next_n,   compress_ratio, flags,       page_table, page_size,   slots,
+                      indices,  next_state,     counts,      stats,      hint_offset, path,
+                      max_ctas, ctas_per_row,   phase_clocks});
+}
+
+// The overload of calls that need no more than these arguments.
+void indexer_topk_decode_usual(GivenTensor logits, GivenTensor seq_lens, GivenTensor out, int64_t k,
+                               OptionalGivenTensor row_slot, OptionalGivenTensor state, int64_t next_n,
+                               int64_t compress_ratio, int64_t flags) {
+  run(DecodeArguments{logits, seq_lens, out, k, row_slot, state, next_n, compress_ratio, flags});
 }
 
 }  // namespace
@@ -95,4 +106,5 @@ void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor out, int64_t k, 
 
 STABLE_TORCH_LIBRARY_IMPL(gvr_topk, CUDA, m) {
   m.impl("indexer_topk_decode", TORCH_BOX(&gvr_topk::indexer_topk_decode));
+  m.impl("indexer_topk_decode.usual", TORCH_BOX(&gvr_topk::indexer_topk_decode_usual));
 }

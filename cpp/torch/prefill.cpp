@@ -35,18 +35,19 @@ PrefillParams make_params(const PrefillArguments& a) {
   return p;
 }
 
-void indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor out, int64_t k,
-                          OptionalTensor row_request, OptionalTensor offsets, OptionalTensor counts,
-                          OptionalTensor page_table, OptionalTensor slots, OptionalTensor stats,
-                          int64_t page_size, int64_t path, int64_t flags) {
+void indexer_topk_prefill(GivenTensor logits, GivenTensor row_starts, GivenTensor row_ends, GivenTensor out,
+                          int64_t k, OptionalGivenTensor row_request, OptionalGivenTensor offsets,
+                          OptionalGivenTensor counts, OptionalGivenTensor page_table,
+                          OptionalGivenTensor slots, OptionalGivenTensor stats, int64_t page_size,
+                          int64_t path, int64_t flags) {
   const CheckedOp op("indexer_topk_prefill");
   const PrefillArguments arguments{logits, row_starts, row_ends, out,   k,         row_request, offsets,
                                    counts, page_table, slots,    stats, page_size, path,        flags};
-  check_on_gpu(logits);
+  check_on_gpu(arguments.logits);
   check_arguments(arguments);
   PrefillParams params = make_params(arguments);
   if (params.rows == 0) return;
-  const int device = logits.get_device();
+  const int device = arguments.logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
   const int64_t stride = params.logits_stride * element_bytes(params.dtype);

@@ -35,8 +35,6 @@ from eval.bench.kernel_timing import Chain
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import require_device, require_writable
 from gvr_topk import TopkState, indexer_topk_decode
-from gvr_topk.arguments import DecodeArguments
-from gvr_topk.constants import FLAG_QUANTILE_GUESS
 
 FORMAT = "gvr_topk.host_time/1"
 CALLS = 2000
@@ -60,21 +58,6 @@ def our_calls(chain: Chain) -> dict[str, Call]:
     words, whole = (TopkState(chain.batch, chain.k, device, keep_indices=keep) for keep in (False, True))
     pages = -(-logits.shape[1] // PAGE_SIZE)
     table = torch.arange(chain.batch * pages, dtype=torch.int32, device=device).view(chain.batch, pages)
-    arguments = DecodeArguments(
-        logits=logits,
-        seq_lens=lengths,
-        out=results(),
-        row_slot=row_slot,
-        state=words.words,
-        indices=None,
-        counts=None,
-        page_table=None,
-        slots=None,
-        stats=None,
-        phase_clocks=None,
-        k=chain.k,
-        flags=FLAG_QUANTILE_GUESS,
-    )
     op = functools.partial(indexer_topk_decode, logits, lengths, chain.k)
     return {
         "hinted": functools.partial(op, out=results(), state=words, row_slot=row_slot),
@@ -89,7 +72,10 @@ def our_calls(chain: Chain) -> dict[str, Call]:
             page_size=PAGE_SIZE,
             slots=results(),
         ),
-        "dispatcher": functools.partial(torch.ops.gvr_topk.indexer_topk_decode.default, *arguments),
+        "dispatcher": functools.partial(
+            torch.ops.gvr_topk.indexer_topk_decode.usual,
+            *(logits, lengths, results(), chain.k, row_slot, words.words),
+        ),
         "zero_": torch.zeros(1, device=device).zero_,
     }
 

@@ -7,38 +7,41 @@
 namespace gvr_topk {
 namespace {
 
-void indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor out, int64_t k, OptionalTensor row_slot,
-                         OptionalTensor state, OptionalTensor indices, OptionalTensor next_state,
-                         OptionalTensor counts, OptionalTensor page_table, OptionalTensor slots,
-                         OptionalTensor stats, OptionalTensor phase_clocks, int64_t next_n, int64_t page_size,
-                         int64_t path, int64_t max_ctas, int64_t flags, int64_t hint_offset,
-                         int64_t ctas_per_row, int64_t compress_ratio) {
+void indexer_topk_decode(GivenTensor logits, GivenTensor seq_lens, GivenTensor out, int64_t k,
+                         OptionalGivenTensor row_slot, OptionalGivenTensor state, int64_t next_n,
+                         int64_t compress_ratio, int64_t flags, OptionalGivenTensor page_table,
+                         int64_t page_size, OptionalGivenTensor slots, OptionalGivenTensor indices,
+                         OptionalGivenTensor next_state, OptionalGivenTensor counts,
+                         OptionalGivenTensor stats, int64_t hint_offset, int64_t path, int64_t max_ctas,
+                         int64_t ctas_per_row, OptionalGivenTensor phase_clocks) {
   const CheckedOp op("indexer_topk_decode");
-  check_arguments(DecodeArguments{logits,       seq_lens,     out,           k,          row_slot, state,
-                                  indices,      next_state,   counts,        page_table, slots,    stats,
-                                  phase_clocks, next_n,       page_size,     path,       max_ctas, flags,
-                                  hint_offset,  ctas_per_row, compress_ratio});
+  check_arguments(DecodeArguments{logits,   seq_lens,       out,         k,          row_slot,    state,
+                                  next_n,   compress_ratio, flags,       page_table, page_size,   slots,
+                                  indices,  next_state,     counts,      stats,      hint_offset, path,
+                                  max_ctas, ctas_per_row,   phase_clocks});
 }
 
-void indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor out, int64_t k,
-                          OptionalTensor row_request, OptionalTensor offsets, OptionalTensor counts,
-                          OptionalTensor page_table, OptionalTensor slots, OptionalTensor stats,
-                          int64_t page_size, int64_t path, int64_t flags) {
+void indexer_topk_prefill(GivenTensor logits, GivenTensor row_starts, GivenTensor row_ends, GivenTensor out,
+                          int64_t k, OptionalGivenTensor row_request, OptionalGivenTensor offsets,
+                          OptionalGivenTensor counts, OptionalGivenTensor page_table,
+                          OptionalGivenTensor slots, OptionalGivenTensor stats, int64_t page_size,
+                          int64_t path, int64_t flags) {
   const CheckedOp op("indexer_topk_prefill");
   check_arguments(PrefillArguments{logits, row_starts, row_ends, out, k, row_request, offsets, counts,
                                    page_table, slots, stats, page_size, path, flags});
 }
 
-void indexer_topk_blocks(Tensor logits, Tensor seq_lens, Tensor out, Tensor blocks, int64_t k,
-                         int64_t block_k, int64_t next_n, int64_t flags, int64_t compress_ratio,
+void indexer_topk_blocks(GivenTensor logits, GivenTensor seq_lens, GivenTensor out, GivenTensor blocks,
+                         int64_t k, int64_t block_k, int64_t next_n, int64_t flags, int64_t compress_ratio,
                          int64_t block_size) {
   const CheckedOp op("indexer_topk_blocks");
   check_chosen(BlocksArguments{logits, seq_lens, out, blocks, k, next_n, flags, compress_ratio, block_size},
                block_k);
 }
 
-void indexer_topk_in_blocks(Tensor logits, Tensor seq_lens, Tensor blocks, Tensor out, int64_t k,
-                            int64_t next_n, int64_t flags, int64_t compress_ratio, int64_t block_size) {
+void indexer_topk_in_blocks(GivenTensor logits, GivenTensor seq_lens, GivenTensor blocks, GivenTensor out,
+                            int64_t k, int64_t next_n, int64_t flags, int64_t compress_ratio,
+                            int64_t block_size) {
   const CheckedOp op("indexer_topk_in_blocks");
   check_given(BlocksArguments{logits, seq_lens, out, blocks, k, next_n, flags, compress_ratio, block_size});
 }

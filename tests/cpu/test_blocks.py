@@ -385,12 +385,8 @@ def test_numbers_are_integers(op: str, name: str) -> None:
 
 @pytest.mark.parametrize("pdl", [False, True])
 @pytest.mark.parametrize(("op", "described"), [("blocks", BlocksArguments), ("in_blocks", InBlocksArguments)])
-def test_every_argument_reaches_the_op(
-    op: str, described: Any, pdl: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_argument_reaches_the_op(op: str, described: Any, pdl: bool, launched: list[Any]) -> None:
     """The public function passes arguments by position, each of which has to find its own."""
-    seen: list[Any] = []
-    monkeypatch.setattr(ops, "launch", seen.append)
     passed: dict[str, Any] = {
         **NUMBERS[op],
         "next_n": 2,
@@ -403,9 +399,9 @@ def test_every_argument_reaches_the_op(
     function: Callable[..., Any] = indexer_topk_blocks if op == "blocks" else indexer_topk_in_blocks
     function(**passed, pdl=pdl)
     assert set(described._fields) == {*passed, "flags"}
-    assert seen[0].flags == FLAG_PDL * pdl
+    assert launched[0].flags == FLAG_PDL * pdl
     for name, value in passed.items():
-        got = getattr(seen[0], name)
+        got = getattr(launched[0], name)
         assert got is value or (not isinstance(value, Tensor) and got == value), name
 
 

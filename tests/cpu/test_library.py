@@ -33,8 +33,8 @@ TORCH = {
     "aoti_torch_get_device_type",
     "aoti_torch_get_dim",
     "aoti_torch_get_dtype",
-    "aoti_torch_get_size",
-    "aoti_torch_get_stride",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
     "aoti_torch_library_impl",
     "aoti_torch_library_init_impl",
 }
@@ -137,7 +137,8 @@ def test_the_library_loads_on_this_torch(cuda_library: Path) -> None:
     status = library_status()
     assert status.loaded and status.path == str(cuda_library)
     assert torch.__version__ in status.reason
-    assert torch._C._dispatch_has_kernel_for_dispatch_key("gvr_topk::indexer_topk_decode", "CUDA")
+    for op in ("indexer_topk_decode", "indexer_topk_decode.usual"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"gvr_topk::{op}", "CUDA")
 
 
 def test_status_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

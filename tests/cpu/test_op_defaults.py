@@ -9,7 +9,16 @@ import pytest
 import torch
 
 from gvr_topk import ops
-from gvr_topk.constants import BLOCK_SIZE, FLAG_PDL, FLAG_QUANTILE_GUESS, Path
+from gvr_topk.arguments import DecodeArguments
+from gvr_topk.constants import (
+    BLOCK_SIZE,
+    FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
+    FLAG_PDL,
+    FLAG_QUANTILE_GUESS,
+    Path,
+)
+from gvr_topk.state import TopkState
 
 SCORES, LENGTHS = torch.zeros(2, 32), torch.tensor([32, 20], dtype=torch.int32)
 STARTS = torch.zeros(2, dtype=torch.int32)
@@ -32,19 +41,79 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize("op", sorted(CALLS))
-def test_a_call_without_options(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_without_options(op: str, launched: list[Any]) -> None:
     function, given = CALLS[op]
-    seen: list[Any] = []
-    monkeypatch.setattr(ops, "launch", seen.append)
     function(*given)
-    (arguments,) = seen
+    (arguments,) = launched
     assert arguments.flags == (FLAG_QUANTILE_GUESS if op == "decode" else 0)
     got = {name: getattr(arguments, name) for name in DEFAULTS if hasattr(arguments, name)}
     assert got == {name: DEFAULTS[name] for name in got} and len(got) >= 2
     optional = ("row_slot", "next_state", "counts", "page_table", "slots", "stats", "row_request", "offsets")
     assert [name for name in optional if getattr(arguments, name, None) is not None] == []
     function(*given, pdl=True)
-    assert seen[1].flags == arguments.flags | FLAG_PDL
+    assert launched[1].flags == arguments.flags | FLAG_PDL
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+STATE, STATE_WITH_INDICES = (TopkState(2, 3, keep_indices=keep) for keep in (False, True))
+USUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {}),
+    ({"row_slot": (slots := numbers(2))}, {"row_slot": slots}),
+    ({"state": STATE}, {"state": STATE.words}),
+    ({"next_n": 2}, {"next_n": 2}),
+    ({"compress_ratio": 2}, {"compress_ratio": 2}),
+    ({"pdl": True}, {"flags": FLAG_QUANTILE_GUESS + FLAG_PDL}),
+    ({"clamp_pages": True}, {"flags": FLAG_QUANTILE_GUESS + FLAG_CLAMP_PAGES}),
+    ({"drop_masked": True}, {"flags": FLAG_QUANTILE_GUESS + FLAG_DROP_MASKED}),
+]
+LESS_USUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (
+        {"state": STATE_WITH_INDICES},
+        {"state": STATE_WITH_INDICES.words, "indices": STATE_WITH_INDICES.indices},
+    ),
+    ({"path": "no_hint"}, {"path": int(Path.NO_HINT)}),
+    *(
+        ({name: value}, {name: value})
+        for name, value in {
+            "page_table": numbers(2, 4),
+            "page_size": 8,
+            "slots": numbers(2, 3),
+            "next_state": torch.zeros(2, 4),
+            "counts": numbers(2),
+            "stats": numbers(2, 8),
+            "hint_offset": 1,
+            "max_ctas": 4,
+        }.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("overload", "options", "changed"),
+    [
+        *(("usual", *each) for each in USUAL),
+        *(("every", *each) for each in LESS_USUAL),
+    ],
+    ids=str,
+)
+def test_each_option_arrives_alone(
+    overload: str, options: dict[str, Any], changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, DecodeArguments] = {}
+
+    def seen_by(name: str) -> Callable[..., None]:
+        return lambda *passed: seen.update({name: DecodeArguments(*passed)})
+
+    calls = ops._CALLS[DecodeArguments]._replace(every=seen_by("every"), usual=seen_by("usual"))
+    monkeypatch.setitem(ops._CALLS, DecodeArguments, calls)
+    out = numbers(2, 3)
+    ops.indexer_topk_decode(SCORES, LENGTHS, 3, out=out, **options)
+    assert list(seen) == [overload]
+    expected = DecodeArguments(SCORES, LENGTHS, out, 3)._replace(**changed)
+    assert [got is wanted for got, wanted in zip(seen[overload], expected, strict=True)] == [True] * 21
 
 
 def test_a_wrong_k_is_named_before_the_number_of_blocks() -> None:

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import TopkState, ops
-from gvr_topk.arguments import DECODE, DecodeArguments, check_decode
+from gvr_topk.arguments import DecodeArguments, check_decode
 from gvr_topk.constants import (
     FLAG_CLAMP_PAGES,
     FLAG_DROP_MASKED,
@@ -38,6 +38,7 @@ from gvr_topk.library import LibraryError, LibraryStatus
 from gvr_topk.policy import asks_for_hint
 
 OP = torch.ops.gvr_topk.indexer_topk_decode.default
+USUAL = torch.ops.gvr_topk.indexer_topk_decode.usual
 ROWS, WIDTH, K, NEXT_N = 6, 64, 8, 2
 REQUESTS = ROWS // NEXT_N
 PATH_NAMES = [path.name.lower() for path in Path]
@@ -158,12 +159,8 @@ def test_paths_and_caps_make_no_difference_on_a_cpu(path: str, cap: int) -> None
 
 @pytest.mark.parametrize("path", PATH_NAMES)
 @pytest.mark.parametrize("flags", [(), ("pdl",), ("clamp_pages",), ("drop_masked",)])
-def test_every_argument_reaches_the_op(
-    path: str, flags: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_argument_reaches_the_op(path: str, flags: tuple[str, ...], launched: list[Any]) -> None:
     """The public function passes arguments by position, each of which has to find its own."""
-    seen: list[DecodeArguments] = []
-    monkeypatch.setattr(ops, "launch", seen.append)
     kept = state(4, torch.zeros(4, K, dtype=torch.int32))
     passed: dict[str, Any] = {
         "logits": scores(),
@@ -197,7 +194,7 @@ def test_every_argument_reaches_the_op(
     integers = [value for value in passed.values() if isinstance(value, int)]
     assert len(set(integers)) == len(integers)  # none can be taken for another one
     for name, value in expected_arguments.items():
-        got = getattr(seen[0], name)
+        got = getattr(launched[0], name)
         assert got is value or (not isinstance(value, Tensor) and got == value), name
 
 
@@ -620,15 +617,11 @@ def test_statistics_without_a_state() -> None:
     [({}, 2), ({"pdl": True}, 3), ({"drop_masked": True}, 10)],
     ids=str,
 )
-def test_each_option_sets_its_flag(
-    options: dict[str, bool], flags: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[DecodeArguments] = []
-    monkeypatch.setattr(ops, "launch", seen.append)
+def test_each_option_sets_its_flag(options: dict[str, bool], flags: int, launched: list[Any]) -> None:
     gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, **options)
     call(clamp_pages=True, **options)
-    assert seen.pop().flags == flags + 4
-    assert [given.flags for given in seen] == [flags]
+    assert launched.pop().flags == flags + 4
+    assert [given.flags for given in launched] == [flags]
 
 
 # ---------------------------------------------------------------- measuring arguments
@@ -982,14 +975,16 @@ def test_errors_of_the_cuda_library_are_of_the_same_type(monkeypatch: pytest.Mon
 
         return op
 
+    def serve(op: Callable[..., None]) -> None:
+        calls = ops._CALLS[DecodeArguments]
+        monkeypatch.setitem(ops._CALLS, DecodeArguments, calls._replace(every=op, usual=op))
+
     text = "gvr_topk.indexer_topk_decode: k: wanted 1 to 2097152, got 0"
     for message in (text, f"Expected k to hold: {text}\nException raised from check at op.cpp:1"):
-        monkeypatch.setitem(ops._CALLS, DecodeArguments, (refuse(message), DECODE))
+        serve(refuse(message))
         with pytest.raises(ValueError, match=f"^{text}$"):
             call()
-    monkeypatch.setitem(
-        ops._CALLS, DecodeArguments, (refuse("CUDA error: an illegal memory access was encountered"), DECODE)
-    )
+    serve(refuse("CUDA error: an illegal memory access was encountered"))
     with pytest.raises(RuntimeError, match=r"^CUDA error"):
         call()
 
@@ -1010,20 +1005,26 @@ def test_cuda_tensors_without_the_library(monkeypatch: pytest.MonkeyPatch) -> No
         gvr_topk.indexer_topk_decode(
             torch.empty(1, 8, device="cuda"), torch.empty(1, dtype=torch.int32, device="cuda"), 2
         )
+    no_tensor: Any = [[1.0]]
+    with pytest.raises(ValueError, match=r"logits: wanted a Tensor, got list$"):
+        gvr_topk.indexer_topk_decode(no_tensor, int32(1), 1, out=int32(0).view(1, 1))
 
 
 # ---------------------------------------------------------------- torch.library and torch.compile
 
 
-def test_the_schema_is_the_one_that_the_compiled_op_is_written_for() -> None:
-    assert str(OP._schema) == (
-        "gvr_topk::indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor(a!) out, int k, "
-        "Tensor? row_slot=None, Tensor(b!)? state=None, Tensor(c!)? indices=None, "
-        "Tensor(d!)? next_state=None, Tensor(e!)? counts=None, Tensor? page_table=None, "
-        "Tensor(f!)? slots=None, Tensor(g!)? stats=None, Tensor(h!)? phase_clocks=None, int next_n=1, "
-        "int page_size=0, int path=0, int max_ctas=0, int flags=2, int hint_offset=0, "
-        "int ctas_per_row=0, int compress_ratio=1) -> ()"
+def test_the_schemas_are_those_that_the_compiled_op_is_written_for() -> None:
+    usual = (
+        "Tensor logits, Tensor seq_lens, Tensor(a!) out, int k, Tensor? row_slot=None, "
+        "Tensor(b!)? state=None, int next_n=1, int compress_ratio=1, int flags=2"
     )
+    assert str(OP._schema) == (
+        f"gvr_topk::indexer_topk_decode({usual}, Tensor? page_table=None, int page_size=0, "
+        "Tensor(c!)? slots=None, Tensor(d!)? indices=None, Tensor(e!)? next_state=None, "
+        "Tensor(f!)? counts=None, Tensor(g!)? stats=None, int hint_offset=0, int path=0, int max_ctas=0, "
+        "int ctas_per_row=0, Tensor(h!)? phase_clocks=None) -> ()"
+    )
+    assert str(USUAL._schema) == f"gvr_topk::indexer_topk_decode.usual({usual}) -> ()"
 
 
 @pytest.mark.parametrize(
@@ -1043,6 +1044,12 @@ def test_the_schema_is_the_one_that_the_compiled_op_is_written_for() -> None:
 )
 def test_opcheck(absent: tuple[str, ...]) -> None:
     torch.library.opcheck(OP, tuple(measured(dict.fromkeys(absent))))
+
+
+@pytest.mark.parametrize("count", [4, 6, 9])
+def test_opcheck_of_the_usual_arguments(count: int) -> None:
+    arguments = measured({"seq_lens": int32(*range(5, 5 + ROWS)), "next_n": 1})
+    torch.library.opcheck(USUAL, tuple(arguments)[:count])
 
 
 @pytest.mark.parametrize("flags", [2 + 4, 2 + 8, 2 + 4 + 8])

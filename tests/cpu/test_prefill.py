@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import indexer_topk_prefill, ops
-from gvr_topk.arguments import PREFILL, PREFILL_PATHS, PrefillArguments, check_prefill
+from gvr_topk.arguments import PREFILL_PATHS, PrefillArguments, check_prefill
 from gvr_topk.constants import FLAG_PDL, MAX_ROWS, MAX_WIDTH, HintReason, Path, StatsColumn
 from gvr_topk.contract import DTYPES, row_windows
 from gvr_topk.evaluation.oracle import sorted_row
@@ -384,27 +384,23 @@ def test_a_window_of_k_scores_is_short() -> None:
 @pytest.mark.parametrize(("path", "number"), [("auto", 0), ("radix_rounds", 3)])
 @pytest.mark.parametrize(("pdl", "flags"), [(False, 0), (True, 1)])
 def test_flags_and_paths_are_those_of_the_header(
-    pdl: bool, flags: int, path: str, number: int, monkeypatch: pytest.MonkeyPatch
+    pdl: bool, flags: int, path: str, number: int, launched: list[Any]
 ) -> None:
-    seen: list[PrefillArguments] = []
-    monkeypatch.setattr(ops, "launch", seen.append)
     call(pdl=pdl, path=path)
-    assert [(given.flags, given.path) for given in seen] == [(flags, number)]
+    assert [(given.flags, given.path) for given in launched] == [(flags, number)]
     assert number in PREFILL_PATHS
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("pdl", [False, True])
-def test_every_argument_reaches_the_op(path: str, pdl: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_argument_reaches_the_op(path: str, pdl: bool, launched: list[Any]) -> None:
     """The public function passes arguments by position, each of which has to find its own."""
-    seen: list[PrefillArguments] = []
-    monkeypatch.setattr(ops, "launch", seen.append)
     arguments = valid(out=torch.zeros(ROWS, K, dtype=torch.int32))
     indexer_topk_prefill(**arguments, path=path, pdl=pdl)
     assert set(PrefillArguments._fields) == {*arguments, "path", "flags"}
-    assert (seen[0].path, seen[0].flags) == (int(Path[path.upper()]), FLAG_PDL * pdl)
+    assert (launched[0].path, launched[0].flags) == (int(Path[path.upper()]), FLAG_PDL * pdl)
     for name, value in arguments.items():
-        got = getattr(seen[0], name)
+        got = getattr(launched[0], name)
         assert got is value or (not isinstance(value, Tensor) and got == value), name
 
 
@@ -535,16 +531,20 @@ def test_errors_of_the_cuda_library_are_of_the_same_type(monkeypatch: pytest.Mon
 
         return op
 
+    def serve(op: Callable[..., None]) -> None:
+        calls = ops._CALLS[PrefillArguments]
+        monkeypatch.setitem(ops._CALLS, PrefillArguments, calls._replace(every=op))
+
     text = "gvr_topk.indexer_topk_prefill: k: wanted 1 to 2097152, got 0"
     for message in (text, f"Expected k to hold: {text}\nException raised from check at op.cpp:1"):
-        monkeypatch.setitem(ops._CALLS, PrefillArguments, (refuse(message), PREFILL))
+        serve(refuse(message))
         with pytest.raises(ValueError, match=f"^{text}$"):
             call()
     for message in (
         "CUDA error: an illegal memory access was encountered",
         "gvr_topk.indexer_topk_decode: k",
     ):
-        monkeypatch.setitem(ops._CALLS, PrefillArguments, (refuse(message), PREFILL))
+        serve(refuse(message))
         with pytest.raises(RuntimeError, match=f"^{message}"):
             call()
 
@@ -566,7 +566,8 @@ def test_cuda_tensors_with_a_library_that_has_no_such_op(monkeypatch: pytest.Mon
     def op(*_: Any) -> None:
         raise NotImplementedError("Could not run 'gvr_topk::indexer_topk_prefill'")
 
-    monkeypatch.setitem(ops._CALLS, PrefillArguments, (op, PREFILL))
+    calls = ops._CALLS[PrefillArguments]
+    monkeypatch.setitem(ops._CALLS, PrefillArguments, calls._replace(every=op))
     monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(True, "lib.so", "loaded"))
     message = r"^gvr_topk\.indexer_topk_prefill: CUDA library: lib\.so holds no such op: install the package"
     with FakeTensorMode(), pytest.raises(LibraryError, match=message):

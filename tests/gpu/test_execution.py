@@ -343,10 +343,12 @@ def test_compile_fullgraph_and_opcheck() -> None:
     )
     out = torch.empty(2, 512, dtype=torch.int32, device="cuda")
     counts = torch.empty(2, dtype=torch.int32, device="cuda")
-    op = torch.ops.gvr_topk.indexer_topk_decode
+    op = torch.ops.gvr_topk.indexer_topk_decode.default
     torch.library.opcheck(op, tuple(call(logits, lengths, out)))
     state = new_state(2, 512, keep_indices=True)
     torch.library.opcheck(op, tuple(call(logits, lengths, out, state=state, counts=counts)))
+    usual = torch.ops.gvr_topk.indexer_topk_decode.usual
+    torch.library.opcheck(usual, tuple(call(logits, lengths, out, state=state))[:9])
 
 
 def test_compile_carries_the_state_from_step_to_step() -> None:
