@@ -116,6 +116,15 @@ def test_each_option_arrives_alone(
     assert [got is wanted for got, wanted in zip(seen[overload], expected, strict=True)] == [True] * 21
 
 
+@pytest.mark.parametrize("op", sorted(CALLS))
+def test_decode_alone_has_an_overload(op: str) -> None:
+    packet = getattr(torch.ops.gvr_topk, f"indexer_topk_{op}")
+    (calls,) = (each for each in ops._CALLS.values() if each.checks.op.endswith(f"topk_{op}"))
+    assert packet.overloads() == ["default", "usual"][: 1 + (op == "decode")]
+    assert calls.every is packet.default
+    assert calls.usual is (packet.usual if op == "decode" else packet.default)
+
+
 def test_a_wrong_k_is_named_before_the_number_of_blocks() -> None:
     out = torch.empty(2, 1, dtype=torch.int32)
     with pytest.raises(ValueError, match=r"indexer_topk_blocks: k: wanted .*, got 0"):

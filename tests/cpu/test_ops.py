@@ -1013,7 +1013,7 @@ def test_cuda_tensors_without_the_library(monkeypatch: pytest.MonkeyPatch) -> No
 # ---------------------------------------------------------------- torch.library and torch.compile
 
 
-def test_the_schemas_are_those_that_the_compiled_op_is_written_for() -> None:
+def test_the_schemas_are_those_that_the_library_is_written_for() -> None:
     usual = (
         "Tensor logits, Tensor seq_lens, Tensor(a!) out, int k, Tensor? row_slot=None, "
         "Tensor(b!)? state=None, int next_n=1, int compress_ratio=1, int flags=2"
