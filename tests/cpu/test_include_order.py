@@ -18,7 +18,7 @@ BELOW = {
     "small_row": {"ptx", "core", "cluster", "fallback"},
     "resident": {"ptx", "core", "cluster", "fallback", "small_row"},
     "streaming": {"ptx", "core", "cluster", "fallback", "small_row"},
-    "paper_gvr": {"ptx", "core", "cluster", "fallback"},
+    "paper_gvr": {"ptx", "core", "cluster", "fallback", "small_row"},
     "prefill": {"ptx", "core"},
     "prefill_short": {"ptx", "core", "cluster", "small_row"},
     "blocks": {"ptx", "core", "cluster", "small_row"},

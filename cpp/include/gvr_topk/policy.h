@@ -344,10 +344,6 @@ GVR_TOPK_HOST_DEVICE constexpr Plan make_plan(const PlanInput& in) {
     plan.list_capacity = 4096;
     plan.ring_depth = 0;
   }
-  if (plan.path == Path::kPaperGvr) {  // These serve only the rows that the kernel's search gives up on.
-    plan.list_capacity = 1024;
-    plan.candidate_capacity = 512;
-  }
   return plan;
 }
 

@@ -1,0 +1,81 @@
+// Finds a key by its rank among keys that the threads of one block hold wherever they like: in registers, in
+// shared memory, or in the row.
+#pragma once
+
+#include "cluster/block_sum.cuh"
+#include "cluster/select.cuh"
+#include "core/histogram.cuh"
+#include "core/key_range.cuh"
+#include "core/lane_ranks.cuh"
+#include "ptx/registers.cuh"
+
+namespace gvr_topk {
+
+// A key of a given rank, and the scans of all keys that led to it: one for each histogram behind the first,
+// and one for each distinct key from the edge of the last histogram's bin on, as if the search had stepped
+// from key to key there.
+struct KeyOfRank {
+  uint32_t key;
+  int scans;
+};
+
+// Finds the bin that holds the rank-th largest item; for_each(add) calls add(bin) for this thread's items.
+// `bins` have one bin more than the histogram, for items that do not count. This also clears `few_count`. A
+// block barrier has passed since either was read.
+template <typename Context, typename Bins, typename ForEach>
+__device__ __forceinline__ BinHit locate_items(const Context& ctx, Bins& bins, uint32_t rank,
+                                               ForEach for_each) {
+  bins.clear_set(0, ctx.thread);
+  if (ctx.thread == 0) ctx.shared->few_count = 0;
+  __syncthreads();
+  for_each([&](uint32_t bin) { atomicAdd(&bins.set[0][bin], 1u); });
+  __syncthreads();
+  ptx::reconverge(ctx.zero);  // Lanes have counted different items.
+  return locate_in_block<Bins::kBins / kThreads>(bins.set[0], bins.group, bins.hit, rank, ctx.warp, ctx.lane,
+                                                 [] {});
+}
+
+// The rank-th largest of the first `count` keys in `few_keys`, among which are all keys between it and
+// `edge`. `scans` led to the list, which has been made behind a block barrier.
+template <typename Context>
+__device__ __forceinline__ KeyOfRank key_in_list(const Context& ctx, int count, uint32_t rank, uint32_t edge,
+                                                 int scans) {
+  const uint32_t mine = ctx.lane < count ? ctx.shared->few_keys[ctx.lane] : kAbsentKey;
+  const uint32_t key = rank_directly(mine, count, rank, ctx.lane);
+  const bool passed = edge < key ? edge < mine && mine <= key : key <= mine && mine < edge;
+  const bool is_first = __ffs(__match_any_sync(0xffffffffu, mine)) - 1 == ctx.lane;
+  return KeyOfRank{key, scans + 1 + __popc(__ballot_sync(0xffffffffu, passed && is_first))};
+}
+
+// The rank-th largest of the keys from `bottom` to `top`, the extremes over all threads, for which
+// for_each(visit) calls visit(key), always with the same keys. Bins even in key divide the range until few
+// keys are left.
+template <typename Context, typename Bins, typename ForEach>
+__device__ __forceinline__ KeyOfRank key_in_range(const Context& ctx, Bins& bins, uint32_t bottom,
+                                                  uint32_t top, uint32_t rank, ForEach for_each) {
+#pragma unroll 1
+  for (int scans = 1;; ++scans) {
+    block_extremes(ctx, bottom, top);
+    KeyRange range{bottom, top - bottom};
+    if (range.length == 0) return KeyOfRank{bottom, scans};
+    const int shift = range.shift<Bins::kLog2Bins>();
+    const BinHit hit = locate_items(ctx, bins, rank, [&](auto add) {
+      for_each([&](uint32_t x) { add(range.contains(x) ? range.bin(x, shift) : Bins::kBins); });
+    });
+    rank -= hit.above;
+    range.narrow(hit.bin, shift);
+    bottom = kMaxKey, top = kAbsentKey;
+    for_each([&](uint32_t x) {
+      if (!range.contains(x)) return;
+      if (hit.count <= kRankDirectly) add_small(*ctx.shared, x);
+      bottom = min(bottom, x);
+      top = max(top, x);
+    });
+    if (hit.count > kRankDirectly) continue;
+    __syncthreads();
+    ptx::reconverge(ctx.zero);  // Lanes have added different keys.
+    return key_in_list(ctx, static_cast<int>(hit.count), rank, range.base, scans);
+  }
+}
+
+}  // namespace gvr_topk

@@ -1,0 +1,46 @@
+// Sizes of the paper's kernel, its shared memory, and what its phases know of a row.
+#pragma once
+
+#include "cluster/key_of_rank.cuh"
+#include "core/part_stream.cuh"
+#include "small_row/partition.cuh"
+
+namespace gvr_topk::paper_gvr {
+
+constexpr int kCapacity = 6144;  // most candidates: three times the largest k (paper, section 5.3)
+constexpr int kHintPerThread = 2048 / kThreads;
+constexpr int kSecantPasses = 4, kFloatPasses = 8;
+
+// The ring is as many bytes deep for every dtype.
+template <typename T>
+using PaperStream = PartStream<T, kWarps, static_cast<int>(kRingDepth * sizeof(float) / sizeof(T))>;
+
+// Shared memory of a block. A region is read by the warp (`ring`, behind its wait for the copies) or the
+// thread (`key`) that wrote it, or behind a block barrier since then. A block barrier lies between the uses
+// of a union. Where the search gives up, radix rounds take all memory behind `shared`, behind a barrier.
+struct alignas(128) PaperShared {
+  Shared shared;
+  union {
+    unsigned char ring[kWarps * PaperStream<float>::Ring::kBytes];  // guess, verify: tiles under way
+    struct {
+      int32_t position[kCapacity];  // collect, refine: the candidates' positions, ascending
+      uint32_t key[kCapacity];      // refine
+    };
+  };
+  uint32_t bitmap[PaperStream<float>::padded(kPaperMaxWidth + kMaxLead) / 32];  // verify, collect
+  small_row::RoundBins<kThreads> bins;  // guess, refine: of its two sets only the first
+  double value_sum[kWarps];             // guess
+};
+static_assert(sizeof(PaperShared) <= shared_bytes_of_block(kMinArch));
+
+template <typename T>
+struct PaperContext : RowContext<T> {
+  PaperShared& own;
+  PaperStream<T> stream;
+};
+
+__device__ __forceinline__ bool is_finite_key(uint32_t key) {
+  return kLeastFiniteKey <= key && key <= kMostFiniteKey;
+}
+
+}  // namespace gvr_topk::paper_gvr
