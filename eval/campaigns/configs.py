@@ -1,13 +1,17 @@
-"""The configurations that the A/B scripts run by default, put together from the parts under ``configs``."""
+"""The two configurations of a comparison, put together from ``configs``, may differ in one thing only."""
 
 from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+from eval.common.options import InputError
 from eval.common.paths import ROOT
+from gvr_topk.config import ServeConfig, load_config
 from gvr_topk.config_files import combine
 
+FLAG = "sparse_attention_config.enable_heuristic_topk"
 PARTS = ROOT / "configs"
 COMBINED = ROOT / "build" / "configs"
 BASES = ("serve_tep8", "bench_b200_tep8", "bench_h200_tep8", "eval_dep8")
@@ -22,16 +26,51 @@ def combined_configs() -> Path:
     Their names are ``BASE_mtpN_VARIANT.yaml``. A file that is as it should be is not touched.
     """
     COMBINED.mkdir(parents=True, exist_ok=True)
-    for base in BASES:
-        for mtp in MTP:
-            for variant in VARIANTS:
-                parts = [PARTS / "base" / f"{base}.yaml", PARTS / f"heuristic_{variant}.yaml"]
-                if mtp:
-                    parts.insert(1, PARTS / f"mtp{mtp}.yaml")
-                file = COMBINED / f"{base}_mtp{mtp}_{variant}.yaml"
-                text = combine(parts)
-                if not file.is_file() or file.read_text() != text:
-                    partial = file.with_suffix(".partial")
-                    partial.write_text(text)
-                    partial.replace(file)
+    for base, mtp, variant in ((base, mtp, variant) for base in BASES for mtp in MTP for variant in VARIANTS):
+        drafts = [PARTS / f"mtp{mtp}.yaml"] if mtp else []
+        text = combine([PARTS / "base" / f"{base}.yaml", *drafts, PARTS / f"heuristic_{variant}.yaml"])
+        file = COMBINED / f"{base}_mtp{mtp}_{variant}.yaml"
+        if not file.is_file() or file.read_text() != text:
+            partial = file.with_suffix(".partial")
+            partial.write_text(text)
+            partial.replace(file)
     return COMBINED
+
+
+def check_pair(off: Path, on: Path) -> tuple[ServeConfig, ServeConfig]:
+    """Load both sides of a comparison and require that only the heuristic top-k differs.
+
+    Raises
+    ------
+    InputError
+        The flag is not off on one side and on on the other, or another key differs: the comparison
+        would measure that as well. What is written counts, not what it defaults to, for defaults differ
+        between versions of TensorRT-LLM.
+    gvr_topk.config.ConfigError
+        A file is missing or wrong.
+    """
+    sides = load_config(off), load_config(on)
+    for path, config, wanted in ((off, sides[0], False), (on, sides[1], True)):
+        if config.heuristic_enabled is not wanted:
+            raise InputError(f"{path}: {FLAG}: wanted {str(wanted).lower()}, got {str(not wanted).lower()}")
+    flat_off, flat_on = (_flatten(config.model_dump(exclude_unset=True)) for config in sides)
+    keys = flat_off.keys() | flat_on.keys()
+    differing = sorted({".".join(key) for key in keys if flat_off.get(key) != flat_on.get(key)})
+    if rest := ", ".join(key for key in differing if key != FLAG):
+        raise InputError(f"{off} and {on}: wanted them to differ in {FLAG} only, got {rest} differing too")
+    return sides
+
+
+def _flatten(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], str]:
+    """Every leaf with its path, spelled so that only the same value of the same type is equal.
+
+    An absent key, null and an empty section are three things to the program that reads them, and so are
+    ``true`` and 1.
+    """
+    if isinstance(value, dict) and value:
+        parts = [(str(key) if isinstance(key, str) else repr(key), item) for key, item in value.items()]
+    elif isinstance(value, list | tuple) and value:
+        parts = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        return {path: f"{type(value).__name__} {value!r}"}
+    return {key: leaf for name, item in parts for key, leaf in _flatten(item, (*path, name)).items()}

@@ -1,17 +1,25 @@
-"""Whether a run's logs show that the heuristic top-k was active, refused, or not there at all.
+"""What ran: whether the logs show the heuristic top-k, and the builds and GPUs that figures belong to.
 
 The integrations write through the engine's logger, once per process, ``gvr_topk in ENGINE VERSION:``
 and then ``on: ...`` at the first step that it computes, ``waiting: ...`` where no row was long enough to need
 a top-k before, ``refused: ...`` or ``ignored: ...`` where it does not run, or ``fell back: ...`` or
 ``not in use: ...`` where the engine runs another top-k. Nothing else counts: a figure of an "on" run in which
 the feature did not run would compare off with off.
+
+Resuming must never mix two builds, and a version number alone does not tell a rebuilt wheel from the one
+before. The engine's programs may belong to another Python than this one, so its interpreter is asked.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 _HOOK_LINE = re.compile(r"\bgvr_topk in (?:TensorRT-LLM|vLLM) (?:of unknown version|[^\s:]+): (?P<said>.+)")
 _VERSION = re.compile(
@@ -21,50 +29,41 @@ _VERSION = re.compile(
 _REFUSALS = ("refused:", "fell back:", "not in use:", "ignored:")
 _KEPT_LINES = 5
 
+PROBE = Path(__file__).with_name("probe_build.py")
+PROBE_TIMEOUT_S = 120.0
+
+VARIABLES = ("GVR_TOPK_DISABLE", "GVR_TOPK_LIBRARY_DIR", "TRTLLM_ENABLE_PDL")
+PREFIXES = ("TRTLLM_GVR_TOPK", "GVR_TOPK_VLLM", "VLLM_")
+"""Variables of the environment that change what the integration does; those with a prefix do too."""
+
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the logs of one run say.
+    """What the logs of one run say."""
 
-    Attributes
-    ----------
-    active : bool
-        A process said that the heuristic top-k is on.
-    waiting : bool
-        A process said that the heuristic top-k is there, and that no row was long enough for it.
-    refused : bool
-        A process said that it refused to patch the engine, or that the engine's own top-k ran; the others
-        cannot make up for it.
-    lines : tuple of str
-        The first different lines of the integration.
-    version : str or None
-        Version of the engine, where the log names it.
-    """
-
-    active: bool
-    waiting: bool
-    refused: bool
-    lines: tuple[str, ...]
-    version: str | None
+    active: bool  # a process said that the heuristic top-k is on
+    waiting: bool  # a process said that it is there, and that no row was long enough for it
+    refused: bool  # a process said that the engine's own top-k ran; others cannot make up for it
+    lines: tuple[str, ...]  # the first different lines of the integration
+    version: str | None  # of the engine, where the log names it
 
     def problem(self, variant: str) -> str | None:
         """Why a run of this variant shows nothing about it; None when it does."""
-        if variant == "on":
-            if self.refused:
-                return f"gvr_topk did not work, or not alone: {self.lines[0]}"
-            if not self.active and self.waiting:
-                return (
-                    "gvr_topk was there, but the heuristic top-k was never on: no row was longer than "
-                    "index_topk, and the engine selects nothing in such rows, so the run shows nothing. "
-                    "Take prompts longer than index_topk (of the accuracy tasks, longbench_v1)"
-                )
-            if not self.active:
-                return (
-                    "no line of gvr_topk in its log says that the heuristic top-k was on, so the run shows "
-                    "nothing about it (is the wheel installed there? does TLLM_LOG_LEVEL or "
-                    "VLLM_LOGGING_LEVEL hide level info? does VLLM_PLUGINS leave it out?)"
-                )
-        elif self.active:
+        if variant == "on" and self.refused:
+            return f"gvr_topk did not work, or not alone: {self.lines[0]}"
+        if variant == "on" and self.waiting and not self.active:
+            return (
+                "gvr_topk was there, but the heuristic top-k was never on: no row was longer than "
+                "index_topk, and the engine selects nothing in such rows, so the run shows nothing. "
+                "Take prompts longer than index_topk (of the accuracy tasks, longbench_v1)"
+            )
+        if variant == "on" and not self.active:
+            return (
+                "no line of gvr_topk in its log says that the heuristic top-k was on, so the run shows "
+                "nothing about it (is the wheel installed there? does TLLM_LOG_LEVEL or "
+                "VLLM_LOGGING_LEVEL hide level info? does VLLM_PLUGINS leave it out?)"
+            )
+        if variant == "off" and self.active:
             return "its log says that the heuristic top-k was on (is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set?)"
         return None
 
@@ -79,14 +78,58 @@ def read_evidence(output: Iterable[str]) -> Evidence:
             version = next(filter(None, match.groups()))
         if match := _HOOK_LINE.search(line):
             said.append(match.group("said"))
-            if line.strip() not in lines:
-                lines.append(line.strip())
+            lines.append(line.strip())
     # A refusal comes first among the lines that are kept.
-    lines.sort(key=lambda line: not any(f": {word}" in line for word in _REFUSALS))
+    kept = sorted(dict.fromkeys(lines), key=lambda line: not any(f": {word}" in line for word in _REFUSALS))
     return Evidence(
         active=any(text.startswith("on:") for text in said),
         waiting=any(text.startswith("waiting:") for text in said),
         refused=any(text.startswith(_REFUSALS) for text in said),
-        lines=tuple(lines[:_KEPT_LINES]),
+        lines=tuple(kept[:_KEPT_LINES]),
         version=version,
     )
+
+
+def build_identity(program: str, engine: str = "tensorrt_llm") -> dict[str, str]:
+    """Name the build that `program`, a console script of the package `engine` or a Python, runs on.
+
+    Returns
+    -------
+    dict of str to str
+        Version of the engine and hash of its list of files, version of gvr_topk and hash of its files,
+        GPUs with their driver, and the variables of the environment that steer the integration. What
+        cannot be found out is ``unknown``, what is not installed ``absent``.
+    """
+    build = dict.fromkeys((engine, f"{engine} files", "gvr_topk", "gvr_topk files"), "unknown")
+    found = shutil.which(program)
+    if found is not None and (interpreter := _interpreter(Path(found))):
+        try:
+            build |= json.loads(_output(interpreter, str(PROBE), engine, timeout_s=PROBE_TIMEOUT_S))
+        except (OSError, subprocess.SubprocessError, ValueError):
+            pass
+    try:
+        gpus = _output("nvidia-smi", "--query-gpu=name,uuid,driver_version", "--format=csv,noheader")
+    except (OSError, subprocess.SubprocessError):
+        gpus = "none"
+    build["GPU"] = "; ".join(gpus.split("\n")).strip("; ")
+    return build | {
+        name: os.environ[name]
+        for name in sorted(os.environ)
+        if name in VARIABLES or name.startswith(PREFIXES)
+    }
+
+
+def _output(*command: str, timeout_s: float = 30) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True).stdout
+
+
+def _interpreter(script: Path) -> str | None:
+    """The program that a script's first line names, or a Python itself; None for another binary."""
+    if script.name.startswith("python"):
+        return str(script)
+    with script.open("rb") as stream:
+        first = stream.readline(4096)
+    words = first[2:].decode("utf-8", errors="replace").split() if first.startswith(b"#!") else []
+    if words and Path(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-")]
+    return words[0] if words and "python" in Path(words[0]).name else None

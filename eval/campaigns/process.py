@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import shlex
 import shutil
 import signal
@@ -31,13 +30,6 @@ class CommandError(RuntimeError):
     """A command could not be started, failed, or ran out of time.
 
     The message holds the command as it can be pasted into a shell, the reason and the tail of the log.
-
-    Attributes
-    ----------
-    command : tuple of str
-    reason : str
-        For example ``exit status 3`` or ``no end after 60 s``.
-    log : Path or None
     """
 
     def __init__(self, command: Sequence[str], reason: str, log: Path | None = None) -> None:
@@ -59,13 +51,8 @@ def output_lines(log: Path, command: Sequence[str] | None) -> Iterator[str]:
     """Lines that a command printed, from its log.
 
     The header is skipped by its length and not by its line: an argument may hold a newline, and a word in an
-    argument must never be taken for something that the command said.
-
-    Parameters
-    ----------
-    log : Path
-    command : sequence of str or None
-        What `run_command` or `running_server` was given; None for a log that another program began.
+    argument must never be taken for something that the command said. `command` is what was run; None for a
+    log that another program began.
     """
     with log.open("rb") as stream:
         if command is not None:
@@ -74,29 +61,18 @@ def output_lines(log: Path, command: Sequence[str] | None) -> Iterator[str]:
             yield line.decode("utf-8", errors="replace")
 
 
-def read_tail(path: Path, lines: int = TAIL_LINES) -> str:
-    """Return the last `lines` lines of a file; empty when there is no such file."""
-    try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, os.SEEK_END)
-            stream.seek(max(0, size - TAIL_BYTES))
-            text = stream.read().decode("utf-8", errors="replace")
-    except FileNotFoundError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])
-
-
 def quote_tail(path: Path, title: str) -> str:
-    """The tail of a log as an indented block of a message."""
-    return "\n".join([f"  {title} {path}:", *(f"  | {line}" for line in read_tail(path).splitlines())])
+    """The last lines of a log as an indented block of a message; the title alone where there is no log."""
+    text = ""
+    if path.exists():
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            text = stream.read().decode("utf-8", errors="replace")
+    return "\n".join([f"  {title} {path}:", *(f"  | {line}" for line in text.splitlines()[-TAIL_LINES:])])
 
 
 def run_command(
-    command: Sequence[str],
-    log: Path,
-    *,
-    timeout_s: float | None = None,
-    hold: Sequence[int] = (),
+    command: Sequence[str], log: Path, *, timeout_s: float | None = None, hold: Sequence[int] = ()
 ) -> float:
     """Run `command` to its end, with stdout and stderr in `log`.
 
@@ -104,7 +80,6 @@ def run_command(
 
     Parameters
     ----------
-    command : sequence of str
     log : Path
         Overwritten; its folder is created.
     timeout_s : float, optional
@@ -123,14 +98,11 @@ def run_command(
         Not found, not executable, exit status other than 0, or out of time.
     """
     started = time.monotonic()
-    process = _start(command, log, hold)
-    try:
-        status = process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        _end(process)
-        raise CommandError(command, f"no end after {timeout_s:g} s, ended by us", log) from None
-    finally:
-        _end(process)  # also on KeyboardInterrupt and when a signal ends this process
+    with _guarded(command, log, hold) as process:
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise CommandError(command, f"no end after {timeout_s:g} s, ended by us", log) from None
     if status != 0:
         raise CommandError(command, describe_status(status), log)
     return time.monotonic() - started
@@ -156,8 +128,7 @@ def running_server(
     """
     if http_status(ready_url) is not None:
         raise CommandError(command, f"something already answers at {ready_url}; choose another port")
-    process = _start(command, log, hold)
-    try:
+    with _guarded(command, log, hold) as process:
         deadline = time.monotonic() + start_timeout_s
         while http_status(ready_url) != http.client.OK:
             status = process.poll()
@@ -167,15 +138,10 @@ def running_server(
                 raise CommandError(command, f"{ready_url} not ready after {start_timeout_s:g} s", log)
             time.sleep(poll_s)
         yield
-    finally:
-        _end(process)
 
 
 def http_status(url: str, timeout_s: float = 5.0) -> int | None:
-    """Status of a GET on an ``http://`` address; None when nothing answers.
-
-    Unlike ``urllib`` this never goes through a proxy of the environment.
-    """
+    """Status of a GET on an ``http://`` address, never through a proxy; None when nothing answers."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
     try:
@@ -189,37 +155,34 @@ def http_status(url: str, timeout_s: float = 5.0) -> int | None:
 
 def describe_status(status: int) -> str:
     """Name an exit status the way a shell user reads it."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
+    if status > 128 and status - 128 in set(signal.Signals):
+        return f"killed by {signal.Signals(status - 128).name}"
+    return f"exit status {status}"
 
 
-def _start(command: Sequence[str], log: Path, hold: Sequence[int]) -> subprocess.Popen[bytes]:
+@contextmanager
+def _guarded(command: Sequence[str], log: Path, hold: Sequence[int]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a command behind the guard, and end it and all its children with the block."""
     if shutil.which(command[0]) is None:
         reason = f"{command[0]} not found; is the engine installed and on PATH?"
         if Path(command[0]).is_file():
             reason = "cannot start: Permission denied"
         raise CommandError(command, reason)
     log.parent.mkdir(parents=True, exist_ok=True)
-    guard = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(TERMINATE_GRACE_S)]
     with log.open("wb") as stream:
         stream.write(log_header(command))
         stream.flush()
-        return subprocess.Popen(
-            [*guard, *command],
-            stdin=subprocess.DEVNULL,
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(GUARD), str(TERMINATE_GRACE_S), *command],
+            stdin=subprocess.PIPE,
             stdout=stream,
             stderr=subprocess.STDOUT,
             pass_fds=tuple(hold),
             start_new_session=True,  # Ctrl-C at the terminal is ours to handle, not the guard's
         )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Have the guard end everything it started, and wait until it has."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
+    assert process.stdin is not None
+    try:
+        yield process
+    finally:
+        process.stdin.close()  # at which the guard ends everything it started
         process.wait()

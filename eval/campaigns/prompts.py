@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-
-class InputError(ValueError):
-    """A prompt file or a pair of configurations cannot be used."""
+from eval.common.options import InputError
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt in exactly one of three forms: token ids, text, or chat messages."""
+    """One prompt in one of three forms: token ids, text, or chat messages."""
 
-    input_ids: tuple[int, ...] | None = None
-    text: str | None = None
-    messages: tuple[dict[str, str], ...] | None = None
+    form: Literal["input_ids", "prompt", "messages"]
+    content: Any
 
     def max_seq_len(self, output_tokens: int) -> int | None:
         """Length limit to serve this prompt with, as the paper's scripts choose it.
@@ -28,10 +24,21 @@ class Prompt:
         A quarter above the prompt, in whole 1024s, and never less than the prompt and its output with
         room for draft tokens. None where the number of tokens is not known.
         """
-        if self.input_ids is None:
+        if self.form != "input_ids":
             return None
-        wanted = max(1.25 * len(self.input_ids), len(self.input_ids) + output_tokens + 64)
-        return math.ceil(wanted / 1024) * 1024
+        tokens = len(self.content)
+        return math.ceil(max(1.25 * tokens, tokens + output_tokens + 64) / 1024) * 1024
+
+    def lines(self, requests: int, output_tokens: int) -> str:
+        """The prompt `requests` times, in trtllm-bench's dataset format.
+
+        trtllm-bench never runs more requests than its file has lines, so that a fixed prompt is repeated.
+        """
+        data = [
+            {"task_id": index, self.form: self.content, "output_tokens": output_tokens}
+            for index in range(requests)
+        ]
+        return "".join(json.dumps(line) + "\n" for line in data)
 
 
 def read_prompt(path: Path, entry: int) -> Prompt:
@@ -46,8 +53,7 @@ def read_prompt(path: Path, entry: int) -> Prompt:
         No such file or line, or a line of another form.
     """
     try:
-        with path.open(encoding="utf-8") as stream:
-            lines = [line for line in stream if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except FileNotFoundError:
         raise InputError(f"{path}: wanted a JSON-lines prompt file, got no such file") from None
     if not 0 <= entry < len(lines):
@@ -56,17 +62,17 @@ def read_prompt(path: Path, entry: int) -> Prompt:
         data = json.loads(lines[entry])
     except ValueError as error:
         raise InputError(f"{path}: entry {entry} is not JSON: {error}") from None
+    given = data if isinstance(data, dict) else {}
+    if given.get("input_ids"):
+        return Prompt("input_ids", [int(token) for token in given["input_ids"]])
+    if isinstance(given.get("prompt"), str):
+        return Prompt("prompt", given["prompt"])
+    if isinstance(given.get("messages"), list):
+        return Prompt("messages", given["messages"])
+    if isinstance(given.get("user"), str):
+        parts = [{"role": role, "content": given[role]} for role in ("system", "user") if given.get(role)]
+        return Prompt("messages", parts)
     keys = sorted(data) if isinstance(data, dict) else type(data).__name__
-    if isinstance(data, dict):
-        if data.get("input_ids"):
-            return Prompt(input_ids=tuple(int(token) for token in data["input_ids"]))
-        if isinstance(data.get("prompt"), str):
-            return Prompt(text=data["prompt"])
-        if isinstance(data.get("messages"), list):
-            return Prompt(messages=tuple(data["messages"]))
-        if isinstance(data.get("user"), str):
-            system = [{"role": "system", "content": data["system"]}] if data.get("system") else []
-            return Prompt(messages=(*system, {"role": "user", "content": data["user"]}))
     raise InputError(
         f"{path}: entry {entry}: wanted input_ids, prompt, messages or user, got the keys {keys}"
     )
@@ -85,28 +91,4 @@ def tokenize(prompt: Prompt, tokenizer: str) -> Prompt:
     except ImportError:
         raise InputError("--tokenizer needs the package transformers (TensorRT-LLM brings it)") from None
     loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=True)
-    ids = loaded.apply_chat_template(list(prompt.messages or ()), add_generation_prompt=True)
-    return Prompt(input_ids=tuple(ids))
-
-
-def prompt_lines(prompt: Prompt, requests: int, output_tokens: int) -> str:
-    """The prompt `requests` times, in trtllm-bench's dataset format.
-
-    trtllm-bench never runs more requests than its file has lines, so that a fixed prompt is repeated.
-    """
-    body: dict[str, Any]
-    if prompt.input_ids is not None:
-        body = {"input_ids": list(prompt.input_ids)}
-    elif prompt.text is not None:
-        body = {"prompt": prompt.text}
-    else:
-        body = {"messages": list(prompt.messages or ())}
-    return "".join(
-        json.dumps({"task_id": index, **body, "output_tokens": output_tokens}) + "\n"
-        for index in range(requests)
-    )
-
-
-def text_hash(text: str) -> str:
-    """SHA-256 of a text that is, or will be, the content of a file."""
-    return hashlib.sha256(text.encode()).hexdigest()
+    return Prompt("input_ids", list(loaded.apply_chat_template(prompt.content, add_generation_prompt=True)))

@@ -15,8 +15,9 @@ runs with heavy tails, and a warm-up that is no linear drift.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,11 +25,19 @@ import numpy as np
 import typer
 
 from eval.campaigns.accuracy_regression import PAPER as TASKS
-from eval.campaigns.order import Order, variant_order
-from eval.campaigns.sequential import LOOKS, Floats, looks_at
 from eval.campaigns.tpot_report import PAPER as CASES
 from eval.campaigns.tpot_report import paper_sd
-from eval.campaigns.verdicts import ERROR_RATE, Judgement, judge_difference, judge_noninferiority
+from eval.campaigns.verdicts import (
+    ERROR_RATE,
+    LOOKS,
+    Floats,
+    Judgement,
+    Order,
+    judge_difference,
+    judge_noninferiority,
+    looks_at,
+    variant_order,
+)
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import read_results, require_writable
 from eval.common.paths import ROOT
@@ -44,159 +53,94 @@ SDS = np.array([task.sd for task in TASKS.values()])
 MARGINS = [task.margin for task in TASKS.values()]
 TPOT_SDS = np.array([paper_sd(mtp) for mtp, _ in CASES])
 
-Count = Callable[[Judgement], Floats]
-
 
 @dataclass(frozen=True)
 class Scenario:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes
-    ----------
-    name, counted : str
-        What is simulated, and what is counted in it.
-    rule : str
-        ``accuracy`` or ``tpot``.
-    effect : tuple of float
-        True ``on - off``: in margins for each task, in per cent for each case.
-    repetitions : int
-        Runs of each variant, the most that are made.
-    stopping : bool
-        Whether somebody looks after every run and stops at the first answer of the kind that is counted.
-    bound : str
-        ``at most`` or ``at least`` with `limit`, where the rate is promised; empty for a description.
-    drift : float
-        Standard deviations of a run (accuracy) or per cent (TPOT), per run.
-    order : str
-    tail : int
-        Degrees of freedom of Student-distributed runs; 0 for normal ones.
-    spread_on : float
-        Spread of the runs with the feature, in that of those without.
-    warm_up : float
-        Standard deviations of a run by which the first run is off; fades by a factor e in three runs.
-    """
-
-    name: str
-    counted: str
-    rule: str
-    effect: tuple[float, ...]
-    repetitions: int
-    stopping: bool = False
-    bound: str = ""
-    limit: float = math.nan
-    drift: float = 0.0
+    rule: str  # accuracy or tpot
+    name: str  # what is simulated
+    counted: str  # what is counted in it
+    effect: tuple[float, ...]  # true on - off: in margins for each task, in per cent for each case
+    repetitions: int = max(LOOKS)  # runs of each variant, the most that are made
+    stopping: bool = False  # whether somebody looks after every run and stops at the first such answer
+    bound: str = ""  # at most or at least `limit`, where the rate is promised
+    limit: float | None = None
+    drift: float = 0.0  # standard deviations of a run (accuracy) or per cent (TPOT), per run
     order: Order = "abba"
-    tail: int = 0
-    spread_on: float = 1.0
-    warm_up: float = 0.0
+    tail: int = 0  # degrees of freedom of Student-distributed runs; 0 for normal ones
+    spread_on: float = 1.0  # of the runs with the feature, in that of those without
+    warm_up: float = 0.0  # of the first run, in standard deviations; fades by a factor e in three runs
 
 
-NONE4, NONE6 = (0.0,) * 4, (0.0,) * 6
-AT_MARGIN = (-1.0,) * 4
-MOST = max(LOOKS)
-NOISIER = (("twice", 2.0), ("3 times", 3.0), ("5 times", 5.0), ("a fifth", 0.2))
-FALSE: dict[str, Any] = {"bound": "at most", "limit": ERROR_RATE}
-
-
-def _noisier(name: str, counted: str, rule: str, effect: tuple[float, ...]) -> list[Scenario]:
-    """A scenario whose runs with the feature spread more, or less, than those without."""
+def _stressed(row: partial[Scenario], name: str, drifting: tuple[str, str]) -> list[Scenario]:
+    """A false claim, looked for after every run, under everything that might make it frequent."""
+    promised = partial(row, stopping=True, bound="at most", limit=ERROR_RATE)
+    noisier = (("twice", 2.0), ("3 times", 3.0), ("5 times", 5.0), ("a fifth", 0.2))
     return [
-        Scenario(f"{name}, on {word} as noisy", counted, rule, effect, MOST, True, spread_on=spread, **FALSE)
-        for word, spread in NOISIER
+        promised(drifting[0], drift=1.0),
+        promised(drifting[1], drift=1.0, order="alternate"),
+        row(f"{name}, Student runs (5)", stopping=True, tail=5),
+        *(promised(f"{name}, on {word} as noisy", spread_on=spread) for word, spread in noisier),
+        row(f"{name}, warm-up of 20 spreads", stopping=True, warm_up=20.0),
     ]
 
 
-SCENARIOS = (
-    *(Scenario("no effect", "all within", "accuracy", NONE4, count) for count in LOOKS if count < 8),
-    *(
-        Scenario("no effect", "all within", "accuracy", NONE4, count, bound="at least", limit=0.9)
-        for count in LOOKS
-        if count >= 8
-    ),
-    Scenario("no effect, drift of 1 spread a run", "all within", "accuracy", NONE4, 8, drift=1.0),
-    Scenario("loss of the margin in all tasks", "any within", "accuracy", AT_MARGIN, 8, **FALSE),
-    Scenario("loss of the margin in all tasks", "any within", "accuracy", AT_MARGIN, MOST, True, **FALSE),
-    Scenario(
-        "the same in one task", "any bad within", "accuracy", (0.0, -1.0, 0.0, 0.0), MOST, True, **FALSE
-    ),
-    Scenario(
-        "the same, drift of 1 spread a run",
-        "any within",
-        "accuracy",
-        AT_MARGIN,
-        MOST,
-        True,
-        drift=1.0,
-        **FALSE,
-    ),
-    Scenario(
-        "the same, drift, off on off on",
-        "any within",
-        "accuracy",
-        AT_MARGIN,
-        MOST,
-        True,
-        drift=1.0,
-        order="alternate",
-        **FALSE,
-    ),
-    Scenario("the same, Student runs (5)", "any within", "accuracy", AT_MARGIN, MOST, True, tail=5),
-    *_noisier("the same", "any within", "accuracy", AT_MARGIN),
-    Scenario(
-        "the same, warm-up of 20 spreads", "any within", "accuracy", AT_MARGIN, MOST, True, warm_up=20.0
-    ),
-    Scenario("loss of the margin in all tasks", "any regression", "accuracy", AT_MARGIN, MOST, True, **FALSE),
-    Scenario("no effect", "any regression", "accuracy", NONE4, MOST, True, **FALSE),
-    Scenario("loss of 2 margins in all tasks", "any regression", "accuracy", (-2.0,) * 4, 8),
-    Scenario("loss of 2 margins in one task", "any regression", "accuracy", (0.0, 0.0, 0.0, -2.0), 8),
-    Scenario("loss of 3 margins in one task", "any regression", "accuracy", (0.0, 0.0, 0.0, -3.0), 8),
-    Scenario("no difference", "any difference", "tpot", NONE6, 8, **FALSE),
-    Scenario("no difference", "any difference", "tpot", NONE6, MOST, True, **FALSE),
-    Scenario(
-        "no difference, drift of 1 % a run", "any difference", "tpot", NONE6, MOST, True, drift=1.0, **FALSE
-    ),
-    Scenario(
-        "the same, off on off on",
-        "any difference",
-        "tpot",
-        NONE6,
-        MOST,
-        True,
-        drift=1.0,
-        order="alternate",
-        **FALSE,
-    ),
-    Scenario("no difference, Student runs (5)", "any difference", "tpot", NONE6, MOST, True, tail=5),
-    *_noisier("no difference", "any difference", "tpot", NONE6),
-    Scenario(
-        "no difference, warm-up of 20 spreads", "any difference", "tpot", NONE6, MOST, True, warm_up=20.0
-    ),
-    Scenario("5 % faster, warm-up of 20 spreads", "shown per case", "tpot", (-5.0,) * 6, 8, warm_up=20.0),
-    *(
-        Scenario(f"{percent} % faster in all cases", "shown per case", "tpot", (-float(percent),) * 6, count)
-        for percent in (1, 2, 5)
-        for count in (6, 8, 16)
-    ),
-)
+def _scenarios() -> list[Scenario]:
+    accuracy, tpot = partial(Scenario, "accuracy"), partial(Scenario, "tpot")
+    none, at_margin, same = (0.0,) * 4, (-1.0,) * 4, (0.0,) * 6
+    false: dict[str, Any] = {"bound": "at most", "limit": ERROR_RATE}
+    passing: dict[str, Any] = {"bound": "at least", "limit": 0.9}
+    in_all, lost = "loss of the margin in all tasks", "any within"
+    loses = partial(Scenario, "accuracy", counted=lost, effect=at_margin)
+    differs = partial(Scenario, "tpot", counted="any difference", effect=same)
+    drifting = ("no difference, drift of 1 % a run", "the same, off on off on")
+    return [
+        *(accuracy("no effect", "all within", none, n, **(passing if n >= 8 else {})) for n in LOOKS),
+        accuracy("no effect, drift of 1 spread a run", "all within", none, 8, drift=1.0),
+        accuracy(in_all, lost, at_margin, 8, **false),
+        accuracy(in_all, lost, at_margin, stopping=True, **false),
+        accuracy("the same in one task", "any bad within", (0.0, -1.0, 0.0, 0.0), stopping=True, **false),
+        *_stressed(
+            loses, "the same", ("the same, drift of 1 spread a run", "the same, drift, off on off on")
+        ),
+        accuracy(in_all, "any regression", at_margin, stopping=True, **false),
+        accuracy("no effect", "any regression", none, stopping=True, **false),
+        accuracy("loss of 2 margins in all tasks", "any regression", (-2.0,) * 4, 8),
+        accuracy("loss of 2 margins in one task", "any regression", (0.0, 0.0, 0.0, -2.0), 8),
+        accuracy("loss of 3 margins in one task", "any regression", (0.0, 0.0, 0.0, -3.0), 8),
+        differs("no difference", repetitions=8, **false),
+        differs("no difference", stopping=True, **false),
+        *_stressed(differs, "no difference", drifting),
+        tpot("5 % faster, warm-up of 20 spreads", "shown per case", (-5.0,) * 6, 8, warm_up=20.0),
+        *(
+            tpot(f"{percent} % faster in all cases", "shown per case", (-float(percent),) * 6, count)
+            for percent in (1, 2, 5)
+            for count in (6, 8, 16)
+        ),
+    ]
+
+
+SCENARIOS = _scenarios()
 
 
 def simulate(scenario: Scenario, campaigns: int, seed: int = SEED) -> float:
     """Share of campaigns in which what is counted happens."""
     off, on = _runs(scenario, campaigns, np.random.default_rng(seed))
     happened = np.zeros((campaigns, len(scenario.effect)), dtype=bool)
+    counts = [count for count in LOOKS if count <= scenario.repetitions]
     # Verdicts change at looks only, so that looking after every run is looking at those.
-    for count in [count for count in LOOKS if count <= scenario.repetitions]:
-        if scenario.stopping or count == _last(scenario):
-            happened |= _counted(scenario, _judge(scenario, off[..., :count], on[..., :count]))
-    if scenario.counted == "all within":
-        return float(happened.all(axis=-1).mean())
+    for count in counts if scenario.stopping else counts[-1:]:
+        looks = [
+            looks_at(off[:, index, :count], on[:, index, :count], scenario.order)
+            for index in range(off.shape[1])
+        ]
+        accuracy = scenario.rule == "accuracy"
+        judged = judge_noninferiority(looks, MARGINS) if accuracy else judge_difference(looks)
+        happened |= _counted(scenario, judged)
     if scenario.counted == "shown per case":
         return float(happened.mean())
-    return float(happened.any(axis=-1).mean())
-
-
-def _last(scenario: Scenario) -> int:
-    return max(count for count in LOOKS if count <= scenario.repetitions)
+    return float((happened.all if scenario.counted == "all within" else happened.any)(axis=-1).mean())
 
 
 def _runs(scenario: Scenario, campaigns: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
@@ -211,20 +155,11 @@ def _runs(scenario: Scenario, campaigns: int, rng: np.random.Generator) -> tuple
     unit = np.array(MARGINS) if accuracy else np.full(len(scenario.effect), 0.01)
     off, on = noise * sds[:, None]
     on = scenario.spread_on * on + (np.array(scenario.effect) * unit)[:, None]
-    step = scenario.drift * (sds if accuracy else unit)
-    warm_up = scenario.warm_up * sds
+    step, warm_up = scenario.drift * (sds if accuracy else unit), scenario.warm_up * sds
     for position, (repetition, variant) in enumerate(variant_order(scenario.repetitions, scenario.order)):
-        (off if variant == "off" else on)[..., repetition - 1] += (
-            position * step + math.exp(-position / 3) * warm_up
-        )
+        side = off if variant == "off" else on
+        side[..., repetition - 1] += position * step + math.exp(-position / 3) * warm_up
     return off, on
-
-
-def _judge(scenario: Scenario, off: Floats, on: Floats) -> Judgement:
-    looks = [looks_at(off[:, index], on[:, index], scenario.order) for index in range(off.shape[1])]
-    if scenario.rule == "accuracy":
-        return judge_noninferiority(looks, MARGINS)
-    return judge_difference(looks)
 
 
 def _counted(scenario: Scenario, judgement: Judgement) -> Any:
@@ -232,20 +167,7 @@ def _counted(scenario: Scenario, judgement: Judgement) -> Any:
         return judgement.good
     if scenario.counted == "any bad within":
         return judgement.good & (np.array(scenario.effect) <= -1.0)
-    if scenario.counted == "any regression":
-        return judgement.bad
-    return judgement.good | judgement.bad
-
-
-def run_all(campaigns: int) -> list[dict[str, Any]]:
-    """Every scenario with its rate, as plain data."""
-    return [
-        {
-            **{key: value for key, value in asdict(scenario).items() if value == value},
-            "rate": simulate(scenario, campaigns),
-        }
-        for scenario in SCENARIOS
-    ]
+    return judgement.bad if scenario.counted == "any regression" else judgement.good | judgement.bad
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -254,8 +176,7 @@ def table(results: Mapping[str, Any]) -> str:
     for row in results["rows"]:
         looks = f"after every run, to {row['repetitions']}" if row["stopping"] else f"at {row['repetitions']}"
         promised = f"{row['bound']} {100 * row['limit']:.0f} %" if row["bound"] else "-"
-        rate = f"{100 * row['rate']:.1f} %"
-        rows.append([row["rule"], row["name"], looks, row["counted"], rate, promised])
+        rows.append([row["rule"], row["name"], looks, row["counted"], f"{100 * row['rate']:.1f} %", promised])
     headers = ["rule", "truth", "looks", "counted", "campaigns", "promised"]
     head = f"{results['campaigns']:,} campaigns a row, seed {results['seed']}."
     return f"{head}\n\n{markdown_table(headers, rows)}"
@@ -264,8 +185,7 @@ def table(results: Mapping[str, Any]) -> str:
 def fill_in(text: str, results: Mapping[str, Any]) -> str:
     """A document with the table between its markers."""
     before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
+    return f"{before}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}"
 
 
 def main(
@@ -282,13 +202,12 @@ def main(
         machine = describe_machine(device="cpu")
         results = {
             "format": FORMAT,
-            "commit": machine["commit"],
-            "date": machine["date"],
+            **{name: machine[name] for name in ("commit", "date")},
             "campaigns": campaigns,
             "seed": SEED,
             "error_rate": ERROR_RATE,
             "looks": LOOKS,
-            "rows": run_all(campaigns),
+            "rows": [{**asdict(row), "rate": simulate(row, campaigns)} for row in SCENARIOS],
         }
         write_json(out, results)
     results = read_results(out, FORMAT)

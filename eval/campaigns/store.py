@@ -11,12 +11,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, final
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, FiniteFloat, model_validator
+
+PLACE = ("variant", "repetition", "order")
+"""Labels that tell the runs of one task or case apart."""
 
 
 class StoreError(RuntimeError):
@@ -27,18 +30,39 @@ class StoreBusy(StoreError):
     """Another run holds the store, or an engine that one left behind."""
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file's content.
+class RunRecord(BaseModel):
+    """What one line of the store, and one run of a result file, says."""
 
-    Raises
-    ------
-    FileNotFoundError
-        With the path in the message.
-    """
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no such file: {path}") from None
+    model_config = ConfigDict(strict=True)
+
+    key: str  # from `run_key`, of the next four
+    status: Literal["done", "failed"]
+    labels: dict[str, Any] = {}  # what was varied: the task or case, and those of `PLACE`
+    commands: list[list[str]] = []
+    inputs: dict[str, str] = {}
+    build: dict[str, str] = {}
+    started: str = ""
+    seconds: FiniteFloat = 0.0
+    figures: dict[str, FiniteFloat | None] = {}
+    hook_lines: list[str] = []  # these two from `eval.campaigns.evidence.Evidence`
+    version: str | None = None
+    reason: str = ""  # of a failure
+
+    @model_validator(mode="after")
+    def _done_has_figures(self) -> RunRecord:
+        if self.status == "done" and not (self.figures and "labels" in self.model_fields_set):
+            raise ValueError("wanted labels and figures in a finished run")
+        return self
+
+    @property
+    def case(self) -> dict[str, Any]:
+        """The task or case that the run belongs to."""
+        return {name: value for name, value in self.labels.items() if name not in PLACE}
+
+
+def text_hash(text: str) -> str:
+    """SHA-256 of a text that is, or will be, the content of a file."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def run_key(
@@ -47,73 +71,40 @@ def run_key(
     labels: Mapping[str, Any],
     build: Mapping[str, str],
 ) -> str:
-    """Key of a run.
-
-    Parameters
-    ----------
-    commands : sequence of commands
-        Every command of the run, in order.
-    inputs : mapping of str to str
-        Name of each file the run depends on, and the hash of its content.
-    labels : mapping
-        Tells repetitions of the same command apart.
-    build : mapping of str to str
-        Versions, package contents and GPU, from `eval.campaigns.identity.build_identity`.
-    """
-    parts = {
-        "commands": [list(part) for part in commands],
-        "inputs": dict(inputs),
-        "labels": dict(labels),
-        "build": dict(build),
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    """Key of a run: of its commands, the hashes of its files, its labels and its build."""
+    words = [list(part) for part in commands]
+    parts = {"commands": words, "inputs": dict(inputs), "labels": dict(labels), "build": dict(build)}
+    return text_hash(json.dumps(parts, sort_keys=True))
 
 
-@final
 class RunStore:
     """Append-only store; one process at a time (held by a file lock).
 
-    Parameters
-    ----------
-    path : Path
-        The JSON-lines file. Created with its folder when the store is entered.
-
-    Attributes
-    ----------
-    skipped_lines : tuple of int
-        Line numbers that could not be read: the end of an interrupted write, or damage.
+    The file is created with its folder when the store is entered. `skipped_lines` are the numbers of lines
+    that could not be read: the end of an interrupted write, or damage.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.skipped_lines: tuple[int, ...] = ()
-        self._done: dict[str, dict[str, Any]] = {}
         self._handle: int | None = None
         self._load()
 
     def __enter__(self) -> RunStore:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            os.close(handle)
+            self.__exit__()
             raise StoreBusy(
                 f"{self.path} is in use by another run of this script, or by an engine that one left running"
             ) from None
-        self._handle = handle
         self._load()  # another process may have written between construction and the lock
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+    def __exit__(self, *_: object) -> None:
+        os.close(self.lock)
+        self._handle = None
 
     @property
     def lock(self) -> int:
@@ -122,73 +113,44 @@ class RunStore:
             raise StoreError(f"{self.path} is not open; use `with RunStore(path) as store`")
         return self._handle
 
-    def done(self, key: str) -> dict[str, Any] | None:
+    def done(self, key: str) -> RunRecord | None:
         """The record of a finished run, or None when it has to be done."""
         return self._done.get(key)
 
-    def finished(self) -> list[dict[str, Any]]:
+    def finished(self) -> list[RunRecord]:
         """The records of all finished runs, also of commands other than the present one."""
         return list(self._done.values())
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Write one record (with at least ``key`` and ``status``) and force it to the disk."""
-        data = (json.dumps(record, allow_nan=False) + "\n").encode()
-        if not self._ends_with_newline():
+    def family(self, cases: Sequence[Mapping[str, Any]]) -> int:
+        """Tasks or cases of the campaign: these, and those that were run before."""
+        known = [*cases, *(record.case for record in self.finished())]
+        return len({json.dumps(dict(case), sort_keys=True) for case in known})
+
+    def append(self, record: RunRecord) -> None:
+        """Write one record and force it to the disk."""
+        data = (record.model_dump_json() + "\n").encode()
+        size = os.fstat(self.lock).st_size
+        if size and os.pread(self.lock, 1, size - 1) != b"\n":
             data = b"\n" + data  # closes a half-written line
         while data:  # one write may take a part of it, as on a disk that fills up
             data = data[os.write(self.lock, data) :]
         os.fsync(self.lock)
-        self._remember(dict(record))
-
-    def _ends_with_newline(self) -> bool:
-        size = os.fstat(self.lock).st_size
-        return size == 0 or os.pread(self.lock, 1, size - 1) == b"\n"
+        self._remember(record)
 
     def _load(self) -> None:
-        self._done = {}
-        skipped = []
+        self._done: dict[str, RunRecord] = {}
+        self.skipped_lines: list[int] = []
         try:
-            lines = self.path.read_bytes().split(b"\n")
-        except FileNotFoundError:
-            lines = []
+            lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         except OSError as error:
             raise StoreError(f"{self.path}: wanted a readable run store, got: {error.strerror}") from None
         for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
             try:
-                record = json.loads(line)
-                _check_record(record)
-            except (ValueError, RecursionError):
-                skipped.append(number)
-                continue
-            self._remember(record)
-        self.skipped_lines = tuple(skipped)
+                if line.strip():
+                    self._remember(RunRecord.model_validate_json(line))
+            except ValueError:
+                self.skipped_lines.append(number)
 
-    def _remember(self, record: dict[str, Any]) -> None:
-        if record["status"] == "done":
-            self._done[record["key"]] = record
-
-
-def _check_record(record: Any) -> None:
-    """Refuse a line that the statistics could not use: damage, or the work of another program.
-
-    Raises
-    ------
-    ValueError
-        The record has no key or status, or is said to be done and lacks labels or finite figures.
-    """
-    if not isinstance(record, dict) or not all(
-        isinstance(record.get(name), str) for name in ("key", "status")
-    ):
-        raise ValueError("wanted a record with key and status")
-    if record["status"] != "done":
-        return
-    figures, labels = record.get("figures"), record.get("labels")
-    if not isinstance(labels, dict) or not isinstance(figures, dict) or not figures:
-        raise ValueError("wanted labels and figures in a finished run")
-    for value in figures.values():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ValueError("wanted figures that are numbers")
-        if value is not None and not math.isfinite(value):
-            raise ValueError("wanted figures that are finite")
+    def _remember(self, record: RunRecord) -> None:
+        if record.status == "done":
+            self._done[record.key] = record

@@ -17,93 +17,57 @@ prompt several times and reports the mean TPOT and the draft acceptance rate (DA
 TensorRT-LLM's two sides are two YAML files. vLLM's are one command with ``GVR_TOPK_DISABLE=1`` and with
 ``=0``. With ``--concurrency`` the fixed prompt is served so many times at once, instead of at batch 1.
 
-The table has every repetition, the means, and the reduction of TPOT with its interval: from a fit of the
-logarithms by level, linear drift and variant, so that a machine that warms up does not count as a
-difference. The unit of the statistics is the repetition, not the request: requests of one process share its
-clocks and memory layout. A case is ``faster`` or ``slower`` where that is shown, and else ``open``.
+The table has the means, and the reduction of TPOT with its interval: from a fit of the logarithms by level,
+linear drift and variant, so that a machine that warms up does not count as a difference. The unit of the
+statistics is the repetition, not the request: requests of one process share its clocks and memory layout.
+A case is ``faster`` or ``slower`` where that is shown, and else ``open``. ``results.json`` has every run.
 
-**What the verdicts are worth.** In a whole campaign the chance of any false ``faster`` or ``slower`` is at
-most 5 %: over all cases together, and also for somebody who looks after every run and adds repetitions until
-the answer pleases. The intervals hold in the same sense. A verdict may change at 6, 8, 12, 16 and 32
-repetitions; between them it stays. How: `eval/campaigns/sequential.py`; that it holds: docs/verdicts.md.
+The chance of any false ``faster`` or ``slower`` is at most 5 %, over all cases together and whenever one
+stops; a verdict may change at 6, 8, 12, 16 and 32 repetitions (docs/verdicts.md). The intervals hold in the
+same sense.
 
 The paper's figures stand beside. They are of DeepSeek-V3.2-Exp NVFP4 on eight B200: a reference, not a
-target for another machine.
-
-A run counts only if its log shows that the heuristic top-k was on (or off, on the other side).
-
-The same command goes on where an interrupted one stopped, on the same builds and GPU.
+target for another machine. A run counts only if its log shows that the heuristic top-k was on (or off, on the
+other side). The same command goes on where an interrupted one stopped, on the same builds and GPU.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from eval.campaigns.configs import combined_configs
-from eval.campaigns.exits import clean_exits, refuse_disabled
-from eval.campaigns.identity import build_identity
-from eval.campaigns.order import Order, Variant, variant_order
-from eval.campaigns.pairs import check_pair
-from eval.campaigns.plan import PlannedRun, Server, describe_plan, execute, remarks
-from eval.campaigns.prompts import InputError, prompt_lines, read_prompt, text_hash, tokenize
-from eval.campaigns.reports import read_bench_log, read_bench_report, read_client_report
-from eval.campaigns.store import RunStore, file_hash
-from eval.campaigns.tpot_report import (
-    Case,
-    acceptance_table,
-    collect_rows,
-    describe_power,
-    draw,
-    tpot_table,
-)
+from eval.campaigns.configs import MTP, check_pair, combined_configs
+from eval.campaigns.evidence import build_identity
+from eval.campaigns.prompts import Prompt, read_prompt, tokenize
+from eval.campaigns.reports import read_bench_report, read_client_report
+from eval.campaigns.runs import Limits, PlannedRun, Server, clean_exits, run_campaign
+from eval.campaigns.store import RunStore, text_hash
+from eval.campaigns.tpot_report import draw, paper_sd, tpot_table
+from eval.campaigns.verdicts import ERROR_RATE, Order, Variant, describe_power, variant_order
 from eval.common.machine import compute_capability
-from eval.common.options import check_label, refuse_repeats, require_program
+from eval.common.options import InputError, check_label, refuse_repeats
 from eval.common.status import TOOL_FAULT, UNDECIDED
 from gvr_topk.integrations.environment import DISABLE
 
 Via = Literal["bench", "serve", "running"]
 Engine = Literal["tensorrt-llm", "vllm"]
 
-CLIENT = Path(__file__).with_name("streaming_client.py")
-PROGRAMS: dict[tuple[Engine, Via], str] = {
+PROGRAMS = {
     ("tensorrt-llm", "bench"): "trtllm-bench",
     ("tensorrt-llm", "serve"): "trtllm-serve",
     ("vllm", "serve"): "vllm",
 }
-PACKAGES: dict[Engine, str] = {"tensorrt-llm": "tensorrt_llm", "vllm": "vllm"}
-
-
-def default_configs(via: Via) -> str:
-    """Pattern of the YAML files of one way to run; those of bench fit one GPU's checkpoint and kernels."""
-    base = f"bench_{bench_gpu()}_tep8" if via == "bench" else "serve_tep8"
-    return str(combined_configs() / (base + "_mtp{mtp}_{variant}.yaml"))
-
-
-@dataclass(frozen=True)
-class FixedPrompt:
-    """A prompt ready to be served.
-
-    Attributes
-    ----------
-    file : Path
-        Where it is written, in trtllm-bench's dataset format.
-    content : str
-    max_seq_len : int or None
-        Length limit that fits it; None where the number of tokens is not known.
-    """
-
-    file: Path
-    content: str
-    max_seq_len: int | None
+EFFECTS = (1.0, 2.0, 5.0)
+"""Per cent, for which the repetitions needed are said before the first run."""
 
 
 @dataclass(frozen=True)
@@ -112,240 +76,182 @@ class Settings:
 
     model: str
     via: Via
-    out: Path
+    out: Path = Path("out")
+    engine: Engine = "tensorrt-llm"
+    model_path: str | None = None
+    configs: str | None = None
     requests: int = 5
     warmup: int = 2
+    concurrency: int = 1
     output_tokens: int = 1024
-    model_path: str | None = None
     gpus: int = 8
     max_num_tokens: int = 8192
     max_seq_len: int | None = None
-    configs: str | None = None
-    config_flag: str = "--config"
     url_off: str | None = None
     url_on: str | None = None
     log_off: Path | None = None
     log_on: Path | None = None
     port: int = 8123
-    launcher: tuple[str, ...] = ()
-    extra_args: tuple[str, ...] = ()
-    engine: Engine = "tensorrt-llm"
-    program: tuple[str, ...] = ()
-    concurrency: int = 1
+    extra_args: str = ""
+    launcher: str = ""
+    program: str = ""
+    config_flag: str = "--config"
+
+    @property
+    def has_configs(self) -> bool:
+        """Whether the two sides are two YAML files."""
+        return self.via != "running" and self.engine == "tensorrt-llm"
 
     @property
     def command(self) -> list[str]:
-        """The words that start the engine's program."""
-        return list(self.program or (PROGRAMS[self.engine, self.via],))
+        """The words that start the engine's program; none where servers run already."""
+        return shlex.split(self.program) or [PROGRAMS[self.engine, self.via]]
 
     def config(self, mtp: int, variant: Variant) -> Path:
-        """YAML file of one side."""
-        pattern = self.configs or default_configs(self.via)
+        """YAML file of one side; the shipped ones of bench fit one GPU's checkpoint and kernels."""
+        if self.configs is None:
+            gpu = "b200" if compute_capability() >= 10 else "h200"  # h200 where there is no GPU
+            base = f"bench_{gpu}_tep8" if self.via == "bench" else "serve_tep8"
+            return combined_configs() / f"{base}_mtp{mtp}_{variant}.yaml"
         try:
-            return Path(pattern.format(mtp=mtp, variant=variant))
+            return Path(self.configs.format(mtp=mtp, variant=variant))
         except (KeyError, IndexError, ValueError):
-            raise InputError(f"--configs: wanted {{mtp}} and {{variant}} in it, got {pattern!r}") from None
+            raise InputError(
+                f"--configs: wanted {{mtp}} and {{variant}} in it, got {self.configs!r}"
+            ) from None
 
-    def url(self, variant: Variant) -> str:
-        """Server of one side."""
-        return (self.url_off if variant == "off" else self.url_on) or f"http://127.0.0.1:{self.port}"
+    def start(self, prompt: Prompt, file: Path, mtp: int, variant: Variant, report: Path) -> list[str]:
+        """The command that starts the engine's program, for one side."""
+        limit = self.max_seq_len or prompt.max_seq_len(self.output_tokens)
+        server = ["--host", "127.0.0.1", "--port", str(self.port)]
+        words = shlex.split(self.launcher)
+        if self.engine == "vllm":
+            # The sides differ in one variable of the environment, which stands in the command.
+            words += ["env", f"{DISABLE}={int(variant == 'off')}", *self.command, "serve"]
+            words += [self.model_path, "--served-model-name"] if self.model_path else []
+            words += [self.model, *server, "--tensor-parallel-size", str(self.gpus)]
+            words += ["--max-num-seqs", str(self.concurrency)]
+            words += ["--max-num-batched-tokens", str(self.max_num_tokens)]
+            words += ["--max-model-len", str(limit)] if limit else []
+            if mtp:
+                drafts = {"method": "mtp", "num_speculative_tokens": mtp}
+                words += ["--speculative-config", json.dumps(drafts)]
+                words += ["--per-request-spec-decode-metrics", "summary"]  # has the acceptance rate
+        elif self.via == "serve":  # what is not here is in the YAML
+            words += [*self.command, self.model, *server]
+            words += [self.config_flag, str(self.config(mtp, variant))]
+        else:
+            # Without --model_path, trtllm-bench takes the model for a name on the hub, even a folder.
+            checkpoint = self.model_path or (self.model if Path(self.model).is_dir() else None)
+            words += [*self.command, "--model", self.model]
+            words += ["--model_path", checkpoint] if checkpoint else []
+            words += ["throughput", "--backend", "pytorch", "--tp", str(self.gpus), "--ep", str(self.gpus)]
+            words += ["--dataset", str(file), "--num_requests", str(self.requests)]
+            words += ["--warmup", str(self.warmup), "--concurrency", str(self.concurrency)]
+            words += ["--max_batch_size", str(self.concurrency), "--max_num_tokens", str(self.max_num_tokens)]
+            words += ["--max_seq_len", str(limit)] if limit else []
+            words += ["--streaming", self.config_flag, str(self.config(mtp, variant))]  # reports TPOT
+            words += ["--report_json", str(report)]
+        return words + shlex.split(self.extra_args)
 
-
-def _check_settings(settings: Settings, mtps: Sequence[int]) -> None:
-    """Refuse MTP settings that no shipped configuration has, if none of the caller's own are given."""
-    if settings.engine == "vllm" or settings.via == "running" or settings.configs is not None:
-        return
-    shipped = Path(default_configs(settings.via))
-    pattern = shipped.name.format(mtp="*", variant="off")
-    prefix, _, suffix = pattern.partition("*")
-    known = [file.name.removeprefix(prefix).removesuffix(suffix) for file in shipped.parent.glob(pattern)]
-    if unknown := [mtp for mtp in mtps if str(mtp) not in known]:
-        raise InputError(
-            f"--mtp: wanted one of {', '.join(sorted(known))} (--configs names other configurations), "
-            f"got {', '.join(map(str, unknown))}"
-        )
-
-
-def bench_gpu() -> str:
-    """Which base under ``configs`` fits the GPU of this machine; where it has none, that of Hopper."""
-    return "b200" if compute_capability() >= 10 else "h200"
-
-
-def prepare_prompt(
-    settings: Settings, file: Path, label: str, entry: int, tokenizer: str | None
-) -> FixedPrompt:
-    """Read one prompt and bring it into the form that the chosen way of running takes.
-
-    Raises
-    ------
-    InputError
-        The file or entry cannot be used, or trtllm-bench would get chat messages.
-    """
-    prompt = read_prompt(file, entry)
-    if prompt.messages is not None and tokenizer is not None:
-        prompt = tokenize(prompt, tokenizer)
-    if prompt.messages is not None and settings.via == "bench":
-        raise InputError(
-            f"{file}: trtllm-bench takes no chat messages; give --tokenizer MODEL to apply its chat template"
-        )
-    content = prompt_lines(prompt, settings.requests, settings.output_tokens)
-    name = f"{label}_entry{entry}_{text_hash(content)[:12]}.jsonl"
-    return FixedPrompt(settings.out / "prompts" / name, content, prompt.max_seq_len(settings.output_tokens))
-
-
-def bench_command(settings: Settings, prompt: FixedPrompt, config: Path, report: Path) -> tuple[str, ...]:
-    """``trtllm-bench throughput``; ``--streaming`` is what makes it report TPOT.
-
-    Without ``--model_path``, trtllm-bench takes the model for a name on the Hugging Face hub, even a folder.
-    """
-    command = [*settings.launcher, *settings.command, "--model", settings.model]
-    model_path = settings.model_path or (settings.model if Path(settings.model).is_dir() else None)
-    if model_path:
-        command += ["--model_path", model_path]
-    command += ["throughput", "--backend", "pytorch", "--tp", str(settings.gpus), "--ep", str(settings.gpus)]
-    command += ["--dataset", str(prompt.file), "--num_requests", str(settings.requests)]
-    at_once = str(settings.concurrency)
-    command += ["--warmup", str(settings.warmup), "--concurrency", at_once, "--max_batch_size", at_once]
-    command += ["--max_num_tokens", str(settings.max_num_tokens)]
-    limit = settings.max_seq_len or prompt.max_seq_len
-    if limit is not None:
-        command += ["--max_seq_len", str(limit)]
-    command += ["--streaming", settings.config_flag, str(config), "--report_json", str(report)]
-    return (*command, *settings.extra_args)
-
-
-def serve_command(settings: Settings, config: Path) -> tuple[str, ...]:
-    """``trtllm-serve``; what is not here is in the YAML."""
-    command = [*settings.launcher, *settings.command, settings.model, "--host", "127.0.0.1"]
-    command += ["--port", str(settings.port), settings.config_flag, str(config)]
-    return (*command, *settings.extra_args)
-
-
-def vllm_command(settings: Settings, prompt: FixedPrompt, mtp: int, variant: Variant) -> tuple[str, ...]:
-    """``vllm serve``; the sides differ in one variable of the environment, which stands in the command."""
-    command = [*settings.launcher, "env", f"{DISABLE}={int(variant == 'off')}", *settings.command, "serve"]
-    command += [settings.model_path or settings.model]
-    if settings.model_path:
-        command += ["--served-model-name", settings.model]
-    command += ["--host", "127.0.0.1", "--port", str(settings.port)]
-    command += ["--tensor-parallel-size", str(settings.gpus), "--max-num-seqs", str(settings.concurrency)]
-    command += ["--max-num-batched-tokens", str(settings.max_num_tokens)]
-    limit = settings.max_seq_len or prompt.max_seq_len
-    if limit is not None:
-        command += ["--max-model-len", str(limit)]
-    if mtp:
-        drafts = {"method": "mtp", "num_speculative_tokens": mtp}
-        command += ["--speculative-config", json.dumps(drafts)]
-        command += ["--per-request-spec-decode-metrics", "summary"]  # which the acceptance rate is read from
-    return (*command, *settings.extra_args)
-
-
-def client_command(settings: Settings, prompt: FixedPrompt, url: str, report: Path) -> tuple[str, ...]:
-    """``streaming_client.py`` as a process of its own, so that it is timed out and logged alike."""
-    command = [sys.executable, str(CLIENT), "--url", url, "--prompt-file", str(prompt.file)]
-    command += ["--requests", str(settings.requests), "--warmup", str(settings.warmup)]
-    if settings.concurrency > 1:
-        command += ["--concurrency", str(settings.concurrency)]
-    command += ["--max-tokens", str(settings.output_tokens), "--report-json", str(report)]
-    return tuple(command)
+    def stream(self, file: Path, url: str, report: Path) -> list[str]:
+        """The streaming client as a process of its own, so that it is timed out and logged alike."""
+        words = [sys.executable, "-m", "eval", "stream", "--url", url, "--prompt-file", str(file)]
+        words += ["--requests", str(self.requests), "--warmup", str(self.warmup)]
+        words += ["--concurrency", str(self.concurrency), "--max-tokens", str(self.output_tokens)]
+        return [*words, "--report-json", str(report)]
 
 
 def plan_run(
     settings: Settings,
-    case: Case,
-    prompt: FixedPrompt,
-    variant: Variant,
-    repetition: int,
+    case: Mapping[str, Any],
+    prompt: Prompt,
+    turn: tuple[int, Variant],
     order: Order,
     build: Mapping[str, str],
 ) -> PlannedRun:
     """One repetition of one side of one case."""
-    place = settings.out / f"mtp{case.mtp}_{case.label}" / f"{variant}_{repetition}"
+    (repetition, variant), mtp = turn, case["MTP"]
+    place = settings.out / f"mtp{mtp}_{case['prompt']}" / f"{variant}_{repetition}"
     report = Path(f"{place}.json")
-    inputs = {prompt.file.name: text_hash(prompt.content)}
+    content = prompt.lines(settings.requests, settings.output_tokens)
+    file = settings.out / "prompts" / f"{case['prompt']}_{text_hash(content)[:12]}.jsonl"
+    inputs = {file.name: text_hash(content)}
+    if settings.has_configs:
+        config = settings.config(mtp, variant)
+        inputs[str(config)] = text_hash(config.read_text(encoding="utf-8"))
     server = None
-    if settings.via != "running" and settings.engine == "tensorrt-llm":
-        config = settings.config(case.mtp, variant)
-        inputs[str(config)] = file_hash(config)
-    if settings.via == "bench":
-        command = bench_command(settings, prompt, config, report)
-        measure = partial(_measure_bench, report)
-    else:
-        url = settings.url(variant)
-        command = client_command(settings, prompt, url, report)
-        measure = partial(_measure_client, report, case.mtp)
+    if settings.via != "running":
+        command = settings.start(prompt, file, mtp, variant, report)
+    measure = partial(_measure, report, None if settings.via == "bench" else mtp)
+    if settings.via != "bench":
+        url = (
+            settings.url_off if variant == "off" else settings.url_on
+        ) or f"http://127.0.0.1:{settings.port}"
         if settings.via == "serve":
-            start = (
-                vllm_command(settings, prompt, case.mtp, variant)
-                if settings.engine == "vllm"
-                else serve_command(settings, config)
-            )
-            server = Server(start, f"{url}/health", Path(f"{place}.server.log"))
+            server = Server(tuple(command), f"{url}/health", Path(f"{place}.server.log"))
+        command = settings.stream(file, url, report)
     return PlannedRun(
-        labels={
-            "MTP": case.mtp,
-            "prompt": case.label,
-            "variant": variant,
-            "repetition": repetition,
-            "order": order,
-        },
-        command=command,
+        labels={**case, "variant": variant, "repetition": repetition, "order": order},
+        command=tuple(command),
         log=Path(f"{place}.log"),
         inputs=inputs,
         measure=measure,
         build=build,
-        reports=(report,),
+        report=report,
+        files={file: content},
         server=server,
         other_log=settings.log_off if variant == "off" else settings.log_on,
     )
 
 
-def plan_runs(
-    settings: Settings, mtps: Sequence[int], prompts: dict[str, FixedPrompt], repetitions: int, order: Order
-) -> list[PlannedRun]:
-    """Every run, case by case, after checking that each pair of files is a fair comparison.
+def _measure(report: Path, draft_tokens: int | None, log: str) -> dict[str, float | None]:
+    return read_bench_report(report) if draft_tokens is None else read_client_report(report, draft_tokens)
+
+
+def check_settings(settings: Settings, mtps: Sequence[int]) -> None:
+    """Require that each pair of files is a fair comparison, and that logs of running servers are there.
 
     Raises
     ------
     InputError
-        A pair differs in more than the heuristic top-k, or its MTP setting is another one.
+        A pair differs in more than the heuristic top-k, its MTP setting is another one, or none is shipped.
     """
-    if settings.via != "running" and settings.engine == "tensorrt-llm":
-        for mtp in mtps:
-            off, on = settings.config(mtp, "off"), settings.config(mtp, "on")
-            loaded, _ = check_pair(off, on)
-            if loaded.next_n - 1 != mtp:
-                raise InputError(f"{off}: wanted MTP {mtp}, got {loaded.next_n - 1}")
-    build = (
-        {} if settings.via == "running" else build_identity(settings.command[0], PACKAGES[settings.engine])
-    )
-    return [
-        plan_run(settings, Case(mtp, label), prompt, variant, repetition, order, build)
-        for mtp in mtps
-        for label, prompt in prompts.items()
-        for repetition, variant in variant_order(repetitions, order)
-    ]
+    for log in (settings.log_off, settings.log_on):
+        if log is not None and not log.is_file():
+            raise InputError(f"{log}: wanted the log of a running server, got no such file")
+    if not settings.has_configs:
+        return
+    if settings.configs is None and (unknown := [str(mtp) for mtp in mtps if mtp not in MTP]):
+        raise InputError(
+            f"--mtp: wanted one of {', '.join(map(str, MTP))} (--configs names other configurations), "
+            f"got {', '.join(unknown)}"
+        )
+    for mtp in mtps:
+        off, on = settings.config(mtp, "off"), settings.config(mtp, "on")
+        loaded, _ = check_pair(off, on)
+        if loaded.next_n - 1 != mtp:
+            raise InputError(f"{off}: wanted MTP {mtp}, got {loaded.next_n - 1}")
 
 
-def _measure_bench(report: Path, log: str) -> dict[str, Any]:
-    # The printed summary has the same figures, with fewer digits, should there be no JSON.
-    return read_bench_report(report) if report.exists() else read_bench_log(log)
-
-
-def _measure_client(report: Path, draft_tokens: int, log: str) -> dict[str, Any]:
-    return read_client_report(report, draft_tokens)
-
-
-def _split_prompts(items: Sequence[str]) -> dict[str, Path]:
-    files = {}
+def read_prompts(items: Sequence[str], entry: int, tokenizer: str | None, via: Via) -> dict[str, Prompt]:
+    """The prompts of LABEL=FILE words, in the form that the chosen way of running takes."""
+    prompts = {}
     for item in items:
         label, _, name = item.partition("=")
         if not label or not name:
             raise typer.BadParameter(f"wanted LABEL=FILE, got {item!r}", param_hint="--prompts")
         check_label(label, "--prompts")
-        files[label] = Path(name)
+        prompt = read_prompt(Path(name), entry)
+        if prompt.form == "messages" and tokenizer is not None:
+            prompt = tokenize(prompt, tokenizer)
+        if prompt.form == "messages" and via == "bench":
+            raise InputError(
+                f"{name}: trtllm-bench takes no chat messages; give --tokenizer MODEL to apply its template"
+            )
+        prompts[label] = prompt
     refuse_repeats([item.partition("=")[0] for item in items], "--prompts")
-    return files
+    return prompts
 
 
 def main(
@@ -372,7 +278,7 @@ def main(
         ),
     ] = None,
     repetitions: Annotated[
-        int, typer.Option(min=1, help="Of each variant; verdicts change at 4, 6, 8, 12, 16, 32.")
+        int, typer.Option(min=1, help="Of each variant; verdicts change at 6, 8, 12, 16, 32.")
     ] = 8,
     order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba",
     entry: Annotated[int, typer.Option(help="Line of the prompt file, from 0.")] = 1,
@@ -417,14 +323,15 @@ def main(
 ) -> None:
     """Measure TPOT with the heuristic top-k off and on, taking turns."""
     via = via or ("serve" if engine == "vllm" else "bench")
+    given = locals()
+    settings = Settings(**{option.name: given[option.name] for option in fields(Settings)})
     if engine == "vllm" and via == "bench":
         raise typer.BadParameter("wanted serve or running for vLLM, got bench", param_hint="--via")
     if engine == "vllm" and configs is not None:
         raise typer.BadParameter(
             "wanted none for vLLM, whose sides differ in GVR_TOPK_DISABLE alone", param_hint="--configs"
         )
-    of_running = (url_off, url_on, log_off, log_on)
-    if any((value is not None) != (via == "running") for value in of_running):
+    if any((value is not None) != (via == "running") for value in (url_off, url_on, log_off, log_on)):
         raise typer.BadParameter(
             "wanted --url-off, --url-on, --log-off and --log-on with --via running, and only then",
             param_hint="--via",
@@ -433,75 +340,36 @@ def main(
     refuse_repeats(mtps, "--mtp")
     if via == "running" and len(mtps) != 1:
         raise typer.BadParameter("wanted one setting, that of the running servers", param_hint="--mtp")
-    settings = Settings(
-        model=model,
-        via=via,
-        out=out,
-        requests=requests,
-        warmup=warmup,
-        output_tokens=output_tokens,
-        model_path=model_path,
-        gpus=gpus,
-        max_num_tokens=max_num_tokens,
-        max_seq_len=max_seq_len,
-        configs=configs,
-        config_flag=config_flag,
-        url_off=url_off,
-        url_on=url_on,
-        log_off=log_off,
-        log_on=log_on,
-        port=port,
-        launcher=tuple(shlex.split(launcher)),
-        extra_args=tuple(shlex.split(extra_args)),
-        engine=engine,
-        program=tuple(shlex.split(program)),
-        concurrency=concurrency,
-    )
     with clean_exits():
         store = RunStore(out / "runs.jsonl")
-        fixed = {
-            label: prepare_prompt(settings, file, label, entry, tokenizer)
-            for label, file in _split_prompts(prompts).items()
-        }
-        _check_settings(settings, mtps)
-        planned = plan_runs(settings, mtps, fixed, repetitions, order)
-        cases = [Case(setting, label) for setting in mtps for label in fixed]
-        # A case that was run before belongs to the campaign, whether or not it is asked for now.
-        before = {
-            (record["labels"].get("MTP"), record["labels"].get("prompt")) for record in store.finished()
-        }
-        family = len({(case.mtp, case.label) for case in cases} | before)
-        typer.echo(describe_power(cases, repetitions, order, family))
-        if dry_run:
-            typer.echo(describe_plan(planned, store))
-            return
-        for log in (log_off, log_on):
-            if log is not None and not log.is_file():
-                raise InputError(f"{log}: wanted the log of a running server, got no such file")
-        if via != "running":
-            refuse_disabled()
-            require_program([*settings.launcher, *settings.command], "--program")
-        for prompt in fixed.values():
-            prompt.file.parent.mkdir(parents=True, exist_ok=True)
-            prompt.file.write_text(prompt.content, encoding="utf-8")
-        with store:
-            outcome = execute(
-                planned,
-                store,
-                timeout_s=timeout,
-                start_timeout_s=start_timeout,
-                keep_going=keep_going,
-                say=typer.echo,
-            )
-        rows = collect_rows(cases, outcome.records, order, family)
-        tables = [tpot_table(rows), acceptance_table(rows), remarks(outcome.records)]
-        typer.echo("\n\n".join(["", *filter(None, tables)]))
-        if outcome.failures:
-            typer.echo(f"{len(outcome.failures)} of {len(planned)} runs failed")
-        outcome.write(out / "results.json", family, rows=[asdict(row) for row in rows])
-        typer.echo(f"written: {out / 'results.json'}")
-        if any(row.reduction is not None for row in rows):
-            draw(rows, out / "tpot.png")
+        fixed = read_prompts(prompts, entry, tokenizer, via)
+        check_settings(settings, mtps)
+        cases: list[dict[str, Any]] = [
+            {"MTP": setting, "prompt": label} for setting in mtps for label in fixed
+        ]
+        package = "vllm" if engine == "vllm" else "tensorrt_llm"
+        build = {} if via == "running" else build_identity(settings.command[0], package)
+        planned = [
+            plan_run(settings, case, fixed[case["prompt"]], turn, order, build)
+            for case in cases
+            for turn in variant_order(repetitions, order)
+        ]
+        family = store.family(cases)
+        spreads = {f"MTP {setting}": (100 * paper_sd(setting), EFFECTS) for setting in sorted(mtps)}
+        outcome = run_campaign(
+            planned,
+            store,
+            describe_power(spreads, repetitions, order, ERROR_RATE / 2 / family, "per cent"),
+            Limits(timeout, start_timeout, keep_going),
+            program=[] if via == "running" else [*shlex.split(launcher), *settings.command],
+            option="--program",
+            dry_run=dry_run,
+        )
+        compared = outcome.compare(cases, "tpot_ms", order, family, math.log)
+        typer.echo(f"\n{tpot_table(compared)}\n")
+        outcome.report(out, family, compared)
+        if any(item.off for item in compared):
+            draw(compared, out / "tpot.png")
             typer.echo(f"written: {out / 'tpot.png'}")
         if len(outcome.records) == len(planned):
             raise typer.Exit(0)

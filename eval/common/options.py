@@ -13,8 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.campaigns.prompts import InputError
-
 TraceFolder = Annotated[
     Path | None,
     typer.Option(help="Folder of .npz traces; adds the shipped one.", exists=True, file_okay=False),
@@ -22,6 +20,10 @@ TraceFolder = Annotated[
 """Option for a folder of traces. One that is not there is refused: its traces would be missed in silence."""
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+class InputError(ValueError):
+    """A prompt file, a pair of configurations or another input cannot be used."""
 
 
 def no_gpu(option: str = "") -> str:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from eval.campaigns.configs import BASES, MTP, VARIANTS, combined_configs
-from eval.campaigns.pairs import check_pair
+from eval.campaigns.configs import BASES, MTP, VARIANTS, check_pair, combined_configs
 from gvr_topk import cli
 from gvr_topk.config import ConfigError, load_config
 from gvr_topk.config_files import combine

@@ -12,23 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import scipy.stats
 import typer
 from eval_fakes import HOOK_LINE, write_program
 from typer.testing import CliRunner
 
 from eval.campaigns import accuracy_regression
-from eval.campaigns.accuracy_regression import (
-    MARGIN_FLOOR,
-    PAPER,
-    Decision,
-    decide,
-    exit_status,
-    main,
-    report,
-)
+from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER, exit_status, main, report
 from eval.campaigns.configs import combined_configs
-from eval.campaigns.sequential import LOOKS, drift_free_difference
+from eval.campaigns.runs import Comparison
+from eval.campaigns.verdicts import decide
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,11 +53,6 @@ lines = {{
 }}
 if score is not None:
     print(lines[task].format(score))
-if "--output_path" in arguments:
-    folder = Path(arguments[arguments.index("--output_path") + 1])
-    folder.mkdir(parents=True, exist_ok=True)
-    data = {{"results": {{"gsm8k": {{"exact_match,strict-match": score + 0.001}}}}}}
-    folder.joinpath("samples_gsm8k.json").write_text(json.dumps(data))
 """
 
 
@@ -106,85 +93,17 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     return Bench(tmp_path, monkeypatch)
 
 
-def _decide(off: list[float], on: list[float], margin: float = 0.5, **options: Any) -> Decision:
-    (decision,) = decide({"gsm8k": (off, on)}, margins={"gsm8k": margin}, order="abba", **options)
-    return decision
-
-
 SAME = [95.0, 95.1] * 3, [95.1, 95.0] * 3
-BASE = [90.0, 90.2, 90.1, 90.0, 90.2, 90.1, 90.0, 90.2]
 
 
-def _shifted(by: float) -> list[float]:
-    # Not in step with the other side, or the differences would have no spread.
-    return [by + value for value in (90.1, 90.0, 90.2, 90.1, 90.0, 90.2, 90.1, 90.1)]
-
-
-@pytest.mark.parametrize(
-    ("off", "on", "verdict"),
-    [
-        (BASE, _shifted(0.0), "within"),
-        (BASE, _shifted(2.0), "within"),  # a gain is never a regression
-        (BASE, _shifted(-0.1), "within"),
-        (BASE, _shifted(-2.0), "regression"),
-        (BASE, _shifted(-0.5), "inconclusive"),  # a loss of just the margin
-        ([85.0, 95.0] * 4, [95.0, 85.0] * 4, "inconclusive"),  # too noisy to exclude anything
-        (BASE[:3], _shifted(0.0)[:3], "inconclusive"),  # before the first look
-        ([90.0] * 8, [90.0] * 8, "within"),
-        ([90.0] * 8, [89.0] * 8, "regression"),
-        ([90.0] * 8, [89.5] * 8, "inconclusive"),
-    ],
-)
-def test_rule(off: list[float], on: list[float], verdict: str) -> None:
-    assert _decide(off, on).verdict == verdict
-
-
-def test_rule_at_its_edges() -> None:
-    """Within the moment that the p-value of the last look reaches its share of 5 %."""
-    look = drift_free_difference(BASE, _shifted(0.0), "abba")
-    half = float(scipy.stats.t.isf(0.05 * LOOKS[8], look.freedom) * look.error)
-    edge = -0.5 + half - float(look.difference)
-    for shift, verdict in ((edge + 1e-6, "within"), (edge - 1e-6, "inconclusive")):
-        assert _decide(BASE, _shifted(shift)).verdict == verdict
-    edge = -0.5 - half - float(look.difference)
-    for shift, verdict in ((edge + 1e-6, "inconclusive"), (edge - 1e-6, "regression")):
-        assert _decide(BASE, _shifted(shift)).verdict == verdict
-
-
-def test_more_runs_settle_an_inconclusive_task() -> None:
-    assert _decide(BASE[:6], _shifted(-0.37)[:6]).verdict == "inconclusive"
-    assert _decide(BASE, _shifted(-0.37)).verdict == "within"
-
-
-def test_a_verdict_changes_at_a_look_only() -> None:
-    """Seven runs decide as six do: a seventh that would tip it has to wait for the eighth."""
-    off, on = BASE[:6], _shifted(-0.2)[:6]
-    assert _decide(off, on).p_within == _decide([*off, 95.0], [*on, 85.0]).p_within
-
-
-def test_tasks_are_judged_together() -> None:
-    pair = (BASE, _shifted(-0.39))
-    alone = decide({"mmlu": pair}, margins={"mmlu": 0.5}, order="abba")[0]
-    four = decide(
-        dict.fromkeys(("mmlu", "gsm8k", "gpqa_diamond", "longbench_v1"), pair),
-        margins=dict.fromkeys(PAPER, 0.5),
-        order="abba",
-    )[0]
-    of_four = decide({"mmlu": pair}, margins={"mmlu": 0.5}, order="abba", family=4)[0]
-    assert alone.p_within < four.p_within == of_four.p_within == pytest.approx(4 * alone.p_within)
-    assert (alone.verdict, four.verdict) == ("within", "inconclusive")
-    assert alone.low is not None and of_four.low is not None and of_four.low < alone.low
-
-
-def test_printed_scores_that_agree_are_not_exact() -> None:
-    """Two decimals hide differences of 0.01, so that a margin as small is not shown by equal scores."""
-    assert _decide([90.0] * 8, [90.0] * 8, margin=0.003).verdict == "inconclusive"
-    assert _decide([90.0] * 8, [90.0] * 8, margin=0.02).verdict == "within"
-
-
-def test_margin_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="margin: wanted a positive number"):
-        _decide([1.0], [1.0], margin=0.0)
+def _report(*scores: tuple[str, list[float], list[float], float]) -> str:
+    runs, margins = [(off, on) for _, off, on, _ in scores], [margin for *_, margin in scores]
+    decisions = decide(runs, "abba", len(scores), margins=margins, resolution=0.01)
+    compared = [
+        Comparison({"task": name}, tuple(off), tuple(on), decision)
+        for (name, off, on, _), decision in zip(scores, decisions, strict=True)
+    ]
+    return report(compared, "abba", len(scores))
 
 
 def test_margins_are_the_papers_spread() -> None:
@@ -195,33 +114,23 @@ def test_margins_are_the_papers_spread() -> None:
 
 
 def test_report_says_what_to_doubt() -> None:
-    scores = {
-        "mmlu": ([90.0, 90.01] * 4, [89.95, 89.96] * 4),
-        "gsm8k": ([95.0, 95.5, 95.4, 94.9], [95.0, 94.8, 95.5, 95.6]),
-        "longbench_v1": ([44.0], [44.0]),
-    }
-    margins = {"mmlu": 0.1, "gsm8k": 0.46, "longbench_v1": 0.76}
-    text = report(decide(scores, margins=margins, order="abba"), "abba", 3)
+    text = _report(
+        ("mmlu", [90.0, 90.01] * 4, [89.95, 89.96] * 4, 0.1),
+        ("gsm8k", [95.0, 95.5, 95.4, 94.9], [95.0, 94.8, 95.5, 95.6], 0.46),
+        ("longbench_v1", [44.0], [44.0], 0.76),
+    )
     assert "mmlu: within the margin, yet the interval excludes zero (on is worse)" in text
     assert "gsm8k: open; the next look is at 6 runs of each variant; at the spread" in text
     assert "takes 32 to be shown" in text
     assert "longbench_v1: open; the next look is at 6 runs of each variant." in text
-    assert "95.11 -> 95.23 (+0.12)" in text
+    assert "95.11 -> 95.23 (+0.12)" in text and "first runs" not in text
 
 
-def test_a_warm_up_is_said() -> None:
-    off, on = [80.0, 93.0, *BASE[:6]], [85.0, 92.0, *_shifted(0.0)[:6]]
-    decisions = decide({"gsm8k": (off, on)}, margins={"gsm8k": 0.5}, order="abba")
-    assert (decisions[0].verdict, decisions[0].warms_up) == ("inconclusive", True)
-    assert "gsm8k: the first runs differ from the later ones" in report(decisions, "abba", 1)
-    steady = decide({"gsm8k": (BASE, _shifted(0.0))}, margins={"gsm8k": 0.5}, order="abba")
-    assert not steady[0].warms_up and "first runs" not in report(steady, "abba", 1)
-
-
-def test_a_campaign_that_stays_open_says_so() -> None:
-    scores = {"gsm8k": ([80.0, 99.0] * 16, [99.0, 80.0] * 16)}
-    text = report(decide(scores, margins={"gsm8k": 0.46}, order="abba"), "abba", 1)
-    assert "gsm8k: still open after the last look" in text
+def test_report_of_a_warm_up_and_of_a_campaign_that_stays_open() -> None:
+    warming = _report(("gsm8k", [80.0, 93.0, *SAME[0]], [85.0, 92.0, *SAME[1]], 0.5))
+    assert "gsm8k: the first runs differ from the later ones" in warming
+    wide = _report(("gsm8k", [80.0, 99.0] * 16, [99.0, 80.0] * 16, 0.46))
+    assert "gsm8k: still open after the last look" in wide
 
 
 def test_exit_status_follows_the_worst() -> None:
@@ -270,9 +179,9 @@ def test_decision_record_and_remarks(bench: Bench) -> None:
     assert result.exit_code == 0, result.output
     assert "gvr_topk in the logs of the 'on' runs:" in result.output
     assert HOOK_LINE in result.output
-    decision = bench.results["decisions"][0]
-    assert decision["verdict"] == "within"
-    assert (decision["off"], decision["on"]) == SAME
+    (compared,) = bench.results["decisions"]
+    assert compared["case"] == {"task": "gsm8k"} and compared["decision"]["verdict"] == "within"
+    assert (compared["off"], compared["on"]) == SAME
     assert {run["version"] for run in bench.results["runs"]} == {"1.2.1"}
 
 
@@ -474,7 +383,7 @@ def test_no_evidence_no_verdict(bench: Bench, tmp_path: Path, line: str, message
     result = bench.run("--runs", "6", "--task", "gsm8k")
     assert result.exit_code == 3
     assert message in result.output
-    assert bench.results["decisions"] == [] and "within" not in result.output.partition("[1/12]")[2]
+    assert bench.results["decisions"][0]["decision"]["verdict"] == "inconclusive"
 
 
 def test_a_feature_that_is_on_in_the_off_runs_is_no_comparison(bench: Bench, tmp_path: Path) -> None:
@@ -482,7 +391,8 @@ def test_a_feature_that_is_on_in_the_off_runs_is_no_comparison(bench: Bench, tmp
     always = FAKE.format(state=str(bench.state), hook=HOOK_LINE).replace('if side == "on":', "if True:")
     write_program(tmp_path / "bin", "trtllm-eval", always)
     result = bench.run("--runs", "6", "--task", "gsm8k")
-    assert result.exit_code == 3 and bench.results["decisions"] == []
+    assert result.exit_code == 3
+    assert bench.results["decisions"][0]["decision"]["verdict"] == "inconclusive"
     assert (
         "its log says that the heuristic top-k was on (is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set?)"
         in result.output
@@ -528,10 +438,10 @@ def test_tasks_run_before_count_in_the_family(bench: Bench) -> None:
     bench.scores(gsm8k=SAME, mmlu=([87.5] * 6, [87.5] * 6))
     bench.run("--runs", "6", "--task", "gsm8k", "--task", "mmlu")
     assert bench.results["family"] == 2
-    both = {item["task"]: item for item in bench.results["decisions"]}
+    both = {item["case"]["task"]: item["decision"] for item in bench.results["decisions"]}
     bench.run("--runs", "6", "--task", "gsm8k")
     assert bench.results["family"] == 2
-    (alone,) = bench.results["decisions"]
+    alone = bench.results["decisions"][0]["decision"]
     assert (alone["low"], alone["high"]) == (both["gsm8k"]["low"], both["gsm8k"]["high"])
 
 
@@ -555,7 +465,7 @@ def test_a_fault_in_one_run_is_recorded_and_the_others_go_on(
     bench.scores(gsm8k=SAME)
     real = accuracy_regression.read_eval_log
 
-    def faulty(task: str, log: str) -> float:
+    def faulty(task: str, log: str) -> Any:
         if len(bench.calls) == 3:
             raise TypeError("float() argument must be a string")
         return real(task, log)
@@ -574,7 +484,7 @@ def test_an_unforeseen_fault_shows_its_traceback(bench: Bench, monkeypatch: pyte
     def broken(*_: object, **__: object) -> None:
         raise KeyError("figures")
 
-    monkeypatch.setattr(accuracy_regression, "execute", broken)
+    monkeypatch.setattr(accuracy_regression, "run_campaign", broken)
     result = bench.run("--runs", "1", "--task", "gsm8k")
     assert result.exit_code == 4
     assert "the evaluation script itself failed" in result.output
@@ -626,14 +536,6 @@ def test_missing_launcher_is_named_and_a_launcher_may_know_the_tool(
     (tmp_path / "bin" / "trtllm-eval").unlink()
     result = bench.run("--runs", "1", "--task", "mmlu", "--no-keep-going", "--launcher", "env")
     assert (result.exit_code == 3 and "FAILED" in result.output) or "failed" in result.output
-
-
-def test_json_reports_are_read_when_asked_for(bench: Bench) -> None:
-    bench.scores(gsm8k=([95.0] * 6, [95.0] * 6))
-    result = bench.run("--runs", "6", "--task", "gsm8k", "--json-reports")
-    assert result.exit_code == 0, result.output
-    assert bench.results["decisions"][0]["on"] == [95.001] * 6
-    assert all("--output_path" in call for call in bench.calls)
 
 
 @pytest.mark.parametrize(

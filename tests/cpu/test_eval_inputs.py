@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from eval.campaigns.configs import combined_configs
-from eval.campaigns.pairs import check_pair
-from eval.campaigns.prompts import InputError, Prompt, prompt_lines, read_prompt, tokenize
+from eval.campaigns.configs import check_pair, combined_configs
+from eval.campaigns.prompts import Prompt, read_prompt, tokenize
+from eval.common.options import InputError
 from gvr_topk.config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,17 +92,17 @@ def test_broken_file_is_named(tmp_path: Path) -> None:
 
 def test_prompt_forms() -> None:
     path = SAMPLES / "prompts.jsonl"
-    assert read_prompt(path, 0) == Prompt(input_ids=(11, 12, 13, 14))
-    assert read_prompt(path, 1) == Prompt(text="Count to ten.")
+    assert read_prompt(path, 0) == Prompt("input_ids", [11, 12, 13, 14])
+    assert read_prompt(path, 1) == Prompt("prompt", "Count to ten.")
     assert read_prompt(path, 2) == Prompt(
-        messages=({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count to ten."})
+        "messages", [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Count to ten."}]
     )
 
 
 def test_empty_system_message_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"system": "", "user": "Hi"}\n')
-    assert read_prompt(path, 0) == Prompt(messages=({"role": "user", "content": "Hi"},))
+    assert read_prompt(path, 0) == Prompt("messages", [{"role": "user", "content": "Hi"}])
 
 
 def test_unusable_prompts(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_unusable_prompts(tmp_path: Path) -> None:
 def test_written_prompt_reads_back_the_same(tmp_path: Path, entry: int) -> None:
     prompt = read_prompt(SAMPLES / "prompts.jsonl", entry)
     path = tmp_path / "p.jsonl"
-    path.write_text(prompt_lines(prompt, 3, 1024))
+    path.write_text(prompt.lines(3, 1024))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["task_id"] for line in lines] == [0, 1, 2]
     assert {line["output_tokens"] for line in lines} == {1024}
@@ -133,9 +133,9 @@ def test_written_prompt_reads_back_the_same(tmp_path: Path, entry: int) -> None:
 
 
 def test_length_limit_follows_the_prompt() -> None:
-    assert Prompt(text="x").max_seq_len(1024) is None
-    assert Prompt(input_ids=(1,) * 65536).max_seq_len(1024) == 81920  # 1.25 times
-    assert Prompt(input_ids=(1,) * 1000).max_seq_len(1024) == 3072  # room for the output
+    assert Prompt("prompt", "x").max_seq_len(1024) is None
+    assert Prompt("input_ids", [1] * 65536).max_seq_len(1024) == 81920  # 1.25 times
+    assert Prompt("input_ids", [1] * 1000).max_seq_len(1024) == 3072  # room for the output
 
 
 def test_tokenize_applies_the_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_tokenize_applies_the_chat_template(tmp_path: Path, monkeypatch: pytest.
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "transformers", raising=False)
-    assert tokenize(read_prompt(SAMPLES / "prompts.jsonl", 2), "model") == Prompt(input_ids=(9, 13))
+    assert tokenize(read_prompt(SAMPLES / "prompts.jsonl", 2), "model") == Prompt("input_ids", [9, 13])
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InputError, match="needs the package transformers"):
-        tokenize(Prompt(messages=()), "model")
+        tokenize(Prompt("messages", []), "model")

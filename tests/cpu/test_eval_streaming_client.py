@@ -15,18 +15,12 @@ import typer
 from eval_fakes import Answer, address, recorded_answer, send_json, send_stream, serving, vllm_answer
 from typer.testing import CliRunner
 
-from eval.campaigns.prompts import InputError, Prompt
-from eval.campaigns.streaming_client import (
-    StreamError,
-    get_json,
-    main,
-    request_body,
-    stream_many,
-    stream_once,
-)
+from eval.campaigns.prompts import Prompt
+from eval.campaigns.streaming_client import StreamError, main, request_body, stream_many, stream_once
+from eval.common.options import InputError
 
 SAMPLES = Path(__file__).resolve().parent.parent / "data" / "eval_samples"
-PROMPT = Prompt(input_ids=(11, 12))
+PROMPT = Prompt("input_ids", [11, 12])
 
 
 def _clock(*times: float) -> Callable[[], float]:
@@ -65,22 +59,17 @@ def test_times_of_a_recorded_completion() -> None:
     assert got.ttft_ms == 500.0
     assert got.tpot_ms == 250.0  # (101.5 - 100.5) / (5 - 1): 5 tokens in 3 chunks
     assert got.total_ms == 1500.0
-    assert (got.output_tokens, got.token_source, got.chunks) == (5, "usage", 3)
+    assert (got.output_tokens, got.chunks) == (5, 3)
     assert (got.tokens_per_step, got.finish_reason) == (1.75, "length")
 
 
 def test_times_of_a_recorded_chat_answer() -> None:
     # Neither the role-only chunk that opens the answer nor the empty one that ends it is a token.
-    prompt = Prompt(messages=({"role": "user", "content": "x"},))
+    prompt = Prompt("messages", [{"role": "user", "content": "x"}])
     got = _once(recorded_answer, prompt, clock=_clock(10.0, 11.0, 12.0, 13.0, 14.0, 20.0, 21.0, 22.0))
     assert got.ttft_ms == 2000.0
     assert got.tpot_ms == 1000.0
     assert (got.output_tokens, got.chunks, got.tokens_per_step, got.finish_reason) == (3, 3, None, "stop")
-
-
-def test_chunks_are_counted_where_the_server_sends_no_usage() -> None:
-    got = _once(_stream(_token(), _token(""), _token(finish_reason="length"), "[DONE]"))
-    assert (got.output_tokens, got.token_source) == (3, "chunks")
 
 
 def _vllm(prompt: Prompt, tokens: int) -> Any:
@@ -91,10 +80,10 @@ def _vllm(prompt: Prompt, tokens: int) -> Any:
 
 def test_vllm_without_a_tokenizer_streams_tokens_without_text() -> None:
     got = _vllm(PROMPT, 16)
-    assert (got.output_tokens, got.token_source, got.chunks, got.disagrees) == (16, "usage", 16, False)
+    assert (got.output_tokens, got.chunks) == (16, 16)
     assert (got.finish_reason, got.tokens_per_step) == ("length", None)
     with pytest.raises(StreamError, match=r"HTTP 400 .*Tokenizer not available"):
-        _vllm(Prompt(text="hello"), 16)
+        _vllm(Prompt("prompt", "hello"), 16)
 
 
 def test_vllm_reports_an_error_in_the_stream() -> None:
@@ -110,7 +99,8 @@ def test_vllm_reports_tokens_per_step_with_the_usage() -> None:
     got = _once(_stream(_token(""), _token("", finish_reason="length"), ending, "[DONE]"))
     assert (got.tokens_per_step, got.output_tokens, got.chunks) == (1.75, 4, 2)
     without = _usage(2) | {"metrics": {"time_to_first_token_ms": 1.0, "speculative_decoding": None}}
-    assert _once(_stream(_token(), _token(), without, "[DONE]")).tokens_per_step is None
+    last = _token(finish_reason="stop")
+    assert _once(_stream(_token(), last, without, "[DONE]")).tokens_per_step is None
 
 
 def test_so_many_requests_are_under_way_at_once(tmp_path: Path) -> None:
@@ -138,12 +128,12 @@ def test_so_many_requests_are_under_way_at_once(tmp_path: Path) -> None:
         )
     assert done.exit_code == 0, done.output
     assert most == [3] and len(server.seen) == 9  # type: ignore[attr-defined]
-    assert done.output.count("warm-up: ") == 3 and "request 6/6: " in done.output
+    assert "warm-up 3/3: " in done.output and "request 6/6: " in done.output
     got = json.loads(report.read_text())
     assert (got["concurrency"], len(got["requests"])) == (3, 6)
 
 
-def test_a_request_that_fails_among_many_ends_the_series() -> None:
+def test_a_request_that_fails_among_many_ends_the_series(capsys: pytest.CaptureFixture[str]) -> None:
     answers = iter(range(100))
 
     def once() -> Any:
@@ -151,10 +141,10 @@ def test_a_request_that_fails_among_many_ends_the_series() -> None:
             raise StreamError("no")
         return _vllm(PROMPT, 3)
 
-    seen: list[int] = []
     with pytest.raises(StreamError, match="no"):
-        stream_many(40, 1, once, lambda number, result: seen.append(number))
-    assert seen == [0, 1] and next(answers) < 10
+        stream_many(40, 1, once, "request")
+    said = capsys.readouterr().out
+    assert "request 2/40: " in said and "request 3/40" not in said and next(answers) < 10
 
 
 def _delta(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
@@ -174,12 +164,7 @@ def test_empty_deltas_are_tokens_and_take_time() -> None:
     times = [0.0, 0.5, *(1.0 + 0.11 * index for index in range(10)), 9.0, 9.0, 9.0]
     got = _once(_stream(*events), clock=_clock(*times))
     assert got.tpot_ms == pytest.approx(110.0)
-    assert (got.ttft_ms, got.output_tokens, got.chunks, got.disagrees) == (
-        pytest.approx(1000.0),
-        10,
-        10,
-        False,
-    )
+    assert (got.ttft_ms, got.output_tokens, got.chunks) == (pytest.approx(1000.0), 10, 10)
 
 
 def test_an_empty_delta_may_come_first() -> None:
@@ -193,44 +178,30 @@ def test_the_end_of_an_answer_is_a_token_where_the_server_counts_one_more() -> N
     times = (0.0, 1.0, 2.0, 3.0, 4.0, 9.0, 9.0)
     for tokens, tpot, chunks in ((2, 1000.0, 2), (3, 1000.0, 3)):
         got = _once(_stream(*events, _usage(tokens), "[DONE]"), clock=_clock(*times))
-        assert (got.tpot_ms, got.chunks, got.disagrees) == (tpot, chunks, False)
-    got = _once(_stream(*events, "[DONE]"), clock=_clock(*times[:6]))
-    assert (got.output_tokens, got.token_source, got.chunks) == (2, "chunks", 2)  # no count says otherwise
-
-
-def test_a_rising_count_marks_a_token_whatever_the_chunk_looks_like() -> None:
-    def counted(event: dict[str, Any], tokens: int) -> dict[str, Any]:
-        return {**event, "usage": {"completion_tokens": tokens}}
-
-    events = [counted(OPENING, 0), counted(_delta(content="a"), 1), counted(_delta("stop"), 2), "[DONE]"]
-    got = _once(_stream(*events), clock=_clock(0.0, 1.0, 2.0, 5.0, 9.0))
-    assert (got.tpot_ms, got.chunks, got.output_tokens) == (3000.0, 2, 2)
+        assert (got.tpot_ms, got.chunks, got.output_tokens) == (tpot, chunks, tokens)
 
 
 @pytest.mark.parametrize(
-    ("event", "message"),
+    "event",
     [
-        ({"choices": [], "usage": [3]}, r"usage: wanted a JSON object, got \[3\]"),
-        (_usage("many"), "usage.completion_tokens: wanted a count, got 'many'"),
-        (_usage(True), "usage.completion_tokens: wanted a count, got True"),
-        (_usage(-3), "usage.completion_tokens: wanted a count, got -3"),
-        (_usage(2.5), "usage.completion_tokens: wanted a count, got 2.5"),
-        ({"choices": {"a": 1}}, "choices: wanted a list"),
-        ({"choices": ["a"]}, "choices: wanted a JSON object, got 'a'"),
-        ({"choices": [{"delta": "a"}]}, "delta: wanted a JSON object, got 'a'"),
-        (_token(avg_decoded_tokens_per_iter="x"), "avg_decoded_tokens_per_iter: wanted a number, got 'x'"),
-        (_token(avg_decoded_tokens_per_iter=float("nan")), "avg_decoded_tokens_per_iter: wanted a number"),
+        {"choices": [], "usage": [3]},
+        _usage("many"),
+        _usage(True),
+        _usage(-3),
+        _usage(2.5),
+        {"choices": {"a": 1}},
+        {"choices": ["a"]},
+        {"choices": [{"delta": "a"}]},
+        _token(avg_decoded_tokens_per_iter="x"),
+        _token(avg_decoded_tokens_per_iter=float("nan")),
+        "{half",
+        "[1]",
     ],
 )
-def test_malformed_events_are_explained(event: Any, message: str) -> None:
-    with pytest.raises(StreamError, match=message):
-        _once(_stream(_token(), event, _token(), "[DONE]"))
-
-
-@pytest.mark.parametrize("usage", [None, {}, {"completion_tokens": None}])
-def test_a_usage_that_says_nothing_counts_as_none(usage: Any) -> None:
-    got = _once(_stream(_token(), {**_token(), "usage": usage}, "[DONE]"))
-    assert (got.output_tokens, got.token_source) == (2, "chunks")
+def test_malformed_events_are_explained(event: Any) -> None:
+    ending = () if isinstance(event, dict) and event.get("usage") else (_usage(3),)
+    with pytest.raises(StreamError, match=r"malformed|wanted at least 2 tokens"):
+        _once(_stream(_token(), _token(), event, _token(finish_reason="stop"), *ending, "[DONE]"))
 
 
 def test_usage_in_every_chunk_and_comments_and_blank_lines() -> None:
@@ -238,7 +209,11 @@ def test_usage_in_every_chunk_and_comments_and_blank_lines() -> None:
         b": ping\r\n\r\n",
         *_events({**_token(), "usage": {"completion_tokens": 1}}),
         b"event: message\n",
-        *_events({**_token(), "usage": {"completion_tokens": 6}}, {"choices": None}, "[DONE]"),
+        *_events(
+            {**_token(finish_reason="stop"), "usage": {"completion_tokens": 6}},
+            {"choices": None, "usage": None},
+            "[DONE]",
+        ),
     ]
     got = _once(lambda handler, body: send_stream(handler, parts))
     assert (got.output_tokens, got.chunks) == (6, 2)
@@ -248,7 +223,7 @@ def test_request_is_greedy_streaming_and_of_fixed_length() -> None:
     with serving() as server:
         path, body = request_body(PROMPT, "sample", 8)
         stream_once(address(server), path, body)
-        path, body = request_body(Prompt(text="hi"), "sample", 8, endpoint="chat", ignore_eos=False)
+        path, body = request_body(Prompt("prompt", "hi"), "sample", 8, endpoint="chat", ignore_eos=False)
         stream_once(address(server) + "/prefix/", path, body)
         first, second = server.seen  # type: ignore[attr-defined]
     assert first[0] == "/v1/completions"
@@ -277,29 +252,31 @@ def test_prompt_that_does_not_fit_the_endpoint() -> None:
     with pytest.raises(InputError, match="wanted completions for a prompt of token ids, got chat"):
         request_body(PROMPT, "m", 8, endpoint="chat")
     with pytest.raises(InputError, match="wanted chat for a prompt of messages, got completions"):
-        request_body(Prompt(messages=()), "m", 8, endpoint="completions")
+        request_body(Prompt("messages", []), "m", 8, endpoint="completions")
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (_stream("[DONE]"), "the stream was empty"),
+        (_stream("[DONE]"), "broke off after 0 chunks"),
         (_stream(), "broke off after 0 chunks"),
-        (_stream(_token(), _token()), r"broke off after 2 chunks: no finish_reason and no \[DONE\]"),
-        (_stream(_token(), _token(), finish=False), "broke off after 2 chunks"),
-        (_cut_in_a_chunk, "the connection closed in the middle of the stream"),
-        (_stream(_token(), "[DONE]"), "wanted at least 2 tokens in 2 chunks for a TPOT, got 1 in 1"),
+        (_stream(_token(), _token()), "broke off after 2 chunks, without a finish_reason"),
+        (_stream(_token(), _token(), finish=False), "IncompleteRead|broke off after 2 chunks"),
+        (_cut_in_a_chunk, "IncompleteRead"),
+        (_stream(_token(), _token(finish_reason="stop"), "[DONE]"), "sends no count of tokens"),
+        (
+            _stream(_token(finish_reason="stop"), _usage(1), "[DONE]"),
+            "wanted at least 2 tokens in 2 chunks for a TPOT, got 1 in 1",
+        ),
         (_stream(_token(), {"error": {"message": "out of memory"}}), "reported an error.*out of memory"),
         (_stream({"object": "error", "message": "bad"}), "reported an error"),
-        (_stream("{half"), "wanted JSON in an event, got '{half'"),
-        (_stream("[1]"), "wanted a JSON object in an event"),
         (
             lambda handler, body: send_json(handler, {"message": "no such model"}, 404),
-            r"POST http://127\.0\.0\.1:\d+/v1/completions: HTTP 404 Not Found: .*no such model",
+            r"http://127\.0\.0\.1:\d+/v1/completions: HTTP 404 Not Found: .*no such model",
         ),
         (
             lambda handler, body: send_json(handler, {"choices": []}),
-            "wanted an event stream, got Content-Type 'application/json'",
+            "broke off after 0 chunks",
         ),
     ],
 )
@@ -333,10 +310,8 @@ def test_nobody_there_and_wrong_address() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(StreamError, match="connection refused; is the server running"):
+        with pytest.raises(StreamError, match="ConnectionRefusedError"):
             stream_once(url, *request_body(PROMPT, "m", 8))
-        with pytest.raises(StreamError, match="connection refused"):
-            get_json(url, "/v1/models")
     for wrong in ("127.0.0.1:8000", "ftp://host", "http://"):
         with pytest.raises(StreamError, match="url: wanted http://host:port"):
             stream_once(wrong, *request_body(PROMPT, "m", 8))
@@ -360,7 +335,7 @@ def test_command_line_writes_the_report(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     data = json.loads(report.read_text())
     assert data["tokens_per_step"] == 1.75
-    assert (data["token_source"], data["mean_output_tokens"], len(data["requests"])) == ("usage", 5, 2)
+    assert (data["mean_output_tokens"], len(data["requests"])) == (5, 2)
     assert data["mean_tpot_ms"] == pytest.approx(sum(item["tpot_ms"] for item in data["requests"]) / 2)
     assert "warm-up" in result.output and "request 2/2" in result.output
 
@@ -373,7 +348,7 @@ def test_command_line_fails_with_the_reason(tmp_path: Path) -> None:
             "--report-json", str(report),
         )  # fmt: skip
     assert result.exit_code == 3
-    assert "error: the stream was empty" in result.output
+    assert "error: the stream broke off after 0 chunks" in result.output
     assert not report.exists()
     result = _run("--url", "http://127.0.0.1:1", "--prompt-file", str(tmp_path / "none.jsonl"))
     assert result.exit_code == 2 and "got no such file" in result.output
@@ -386,17 +361,6 @@ def test_a_report_that_cannot_be_written_is_a_fault_of_the_tool(tmp_path: Path) 
             "--warmup", "0", "--report-json", str(tmp_path),
         )  # fmt: skip
     assert result.exit_code == 4
-
-
-def test_command_line_says_when_the_counts_disagree(tmp_path: Path) -> None:
-    with serving() as server:  # 5 tokens in 3 chunks
-        result = _run(
-            "--url", address(server), "--prompt-file", str(SAMPLES / "prompts.jsonl"), "--requests", "2",
-            "--warmup", "0", "--report-json", str(tmp_path / "report.json"),
-        )  # fmt: skip
-    assert "5 tokens (usage), in 3 chunks" in result.output
-    assert "the server counts 5 tokens, 3 chunks were timed" in result.output
-    assert json.loads((tmp_path / "report.json").read_text())["requests_where_counts_disagree"] == 2
 
 
 @pytest.mark.parametrize("data", [[], {"data": []}, {"data": {"id": "x"}}, {"data": ["x"]}])

@@ -169,10 +169,10 @@ def test_lines_of_a_diff() -> None:
     assert run.parse_diff(diff) == {"a.py": {1, 8, 9, 10}, "/dev/null": set()}
 
 
-MODULE, TEST = "eval/campaigns/order.py", "tests/cpu/test_eval_sequential.py"
+MODULE, TEST = "eval/campaigns/verdicts.py", "tests/cpu/test_eval_verdicts.py"
 OLD = "def least(x):\n    return x < 3\n"
 NEW = OLD + "\n\ndef most(x):\n    return x > 5\n"
-WEAK = "from eval.campaigns.order import most\n\n\ndef test_most():\n    assert most(8) and not most(1)\n"
+WEAK = "from eval.campaigns.verdicts import most\n\n\ndef test_most():\n    assert most(8) and not most(1)\n"
 STRONG = WEAK + "    assert most(6) and not most(5)\n"
 
 

@@ -112,14 +112,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
 """Tests of each module of the product, in `tests/cpu`, and options of pytest that choose among them."""
 
 BESIDE: dict[str, tuple[str, ...]] = {
+    "eval/campaigns/configs.py": ("test_eval_inputs.py",),
     "eval/campaigns/evidence.py": ("test_eval_evidence.py",),
-    "eval/campaigns/order.py": ("test_eval_sequential.py",),
-    "eval/campaigns/pairing.py": ("test_eval_sequential.py",),
-    "eval/campaigns/pairs.py": ("test_eval_inputs.py",),
-    "eval/campaigns/plan.py": ("test_eval_plan.py",),
-    "eval/campaigns/sequential.py": ("test_eval_sequential.py",),
-    "eval/campaigns/store.py": ("test_eval_store.py",),
-    "eval/campaigns/verdicts.py": ("test_eval_verdicts.py", "test_eval_sequential.py"),
+    "eval/campaigns/prompts.py": ("test_eval_inputs.py",),
+    "eval/campaigns/runs.py": ("test_eval_runs.py",),
+    "eval/campaigns/store.py": ("test_eval_runs.py",),
+    "eval/campaigns/verdicts.py": ("test_eval_verdicts.py",),
     "gvr_topk/evaluation/oracle.py": ("test_oracle.py",),
     "gvr_topk/evaluation/paper_reference.py": (
         "test_paper_reference.py",
