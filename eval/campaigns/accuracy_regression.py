@@ -205,9 +205,7 @@ def _points(text: str) -> float:
 def main(
     model: Annotated[str, typer.Option(help="Model name or checkpoint folder, as for trtllm-eval.")],
     task: Annotated[list[str] | None, typer.Option(help="Repeatable. Default: all four.")] = None,
-    runs: Annotated[
-        int, typer.Option(min=1, help="Runs of each variant; verdicts change at 6, 8, 12, 16, 32.")
-    ] = 8,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each variant.")] = 8,
     config_off: Annotated[Path, typer.Option(help="YAML without the heuristic top-k.")] = CONFIGS
     / "eval_dep8_mtp1_off.yaml",
     config_on: Annotated[Path, typer.Option(help="The same YAML with it.")] = CONFIGS
@@ -216,21 +214,15 @@ def main(
         "out/accuracy"
     ),
     margin: Annotated[list[str] | None, typer.Option(help="TASK=POINTS, repeatable.")] = None,
-    task_args: Annotated[
-        list[str] | None, typer.Option(help="TASK='arguments' in place of our defaults, repeatable.")
-    ] = None,
+    task_args: Annotated[list[str] | None, typer.Option(help="TASK='arguments', in place of ours.")] = None,
     eval_args: Annotated[
         str, typer.Option(help="Arguments of trtllm-eval before the task.")
     ] = "--custom_tokenizer deepseek_v32",
     order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba",
     timeout: Annotated[float, typer.Option(help="Seconds for one run.")] = 6 * 3600.0,
     keep_going: Annotated[bool, typer.Option(help="Go on after a failed run.")] = True,
-    launcher: Annotated[
-        str, typer.Option(help="Words before trtllm-eval, for example trtllm-llmapi-launch.")
-    ] = "",
-    config_flag: Annotated[
-        str, typer.Option(help="--extra_llm_api_options on releases without --config.")
-    ] = "--config",
+    launcher: Annotated[str, typer.Option(help="Words before it, as trtllm-llmapi-launch.")] = "",
+    config_flag: Annotated[str, typer.Option(help="Or --extra_llm_api_options.")] = "--config",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands and stop.")] = False,
 ) -> None:
     """Run trtllm-eval with the heuristic top-k off and on, and decide whether accuracy holds."""

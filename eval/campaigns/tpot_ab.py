@@ -255,66 +255,38 @@ def read_prompts(items: Sequence[str], entry: int, tokenizer: str | None, via: V
 
 
 def main(
-    model: Annotated[
-        str, typer.Option(help="Model name, as for trtllm-bench --model, trtllm-serve and vllm serve.")
-    ],
-    prompts: Annotated[
-        list[str],
-        typer.Option(help="LABEL=FILE, JSON lines, repeatable; the paper's labels are 64K and 100K."),
-    ],
+    model: Annotated[str, typer.Option(help="Model name, as for the engine's program.")],
+    prompts: Annotated[list[str], typer.Option(help="LABEL=FILE, repeatable; the paper's are 64K and 100K.")],
     engine: Annotated[Engine, typer.Option(help="What runs the model.")] = "tensorrt-llm",
-    model_path: Annotated[
-        str | None, typer.Option(help="Checkpoint folder, for trtllm-bench and vllm serve.")
-    ] = None,
+    model_path: Annotated[str | None, typer.Option(help="Checkpoint, for trtllm-bench and vLLM.")] = None,
     mtp: Annotated[list[int] | None, typer.Option(help="MTP setting, repeatable. Default: 0 1 3.")] = None,
-    via: Annotated[
-        Via | None, typer.Option(help="How the model is run. Default: bench; serve for vLLM.")
-    ] = None,
+    via: Annotated[Via | None, typer.Option(help="Default: bench; serve for vLLM.")] = None,
     configs: Annotated[
         str | None,
         typer.Option(
-            help="Pattern of YAML files with {mtp} and {variant} (off, on), for TensorRT-LLM alone. "
-            "Default: for the GPU found."
+            help="TensorRT-LLM's YAML files, with {mtp} and {variant} (off, on). Default: shipped ones."
         ),
     ] = None,
-    repetitions: Annotated[
-        int, typer.Option(min=1, help="Of each variant; verdicts change at 6, 8, 12, 16, 32.")
-    ] = 8,
+    repetitions: Annotated[int, typer.Option(min=1, help="Of each variant.")] = 8,
     order: Annotated[Order, typer.Option(help="abba turns every second pair round.")] = "abba",
     entry: Annotated[int, typer.Option(help="Line of the prompt file, from 0.")] = 1,
     requests: Annotated[int, typer.Option(min=1, help="Timed requests per repetition.")] = 5,
     warmup: Annotated[int, typer.Option(min=0, help="Requests before those.")] = 2,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 1,
     output_tokens: Annotated[int, typer.Option(min=2)] = 1024,
-    gpus: Annotated[
-        int,
-        typer.Option(min=1, help="Tensor parallel size, for trtllm-bench (expert parallel, too) and vLLM."),
-    ] = 8,
+    gpus: Annotated[int, typer.Option(min=1, help="Tensor parallel size, for trtllm-bench and vLLM.")] = 8,
     max_num_tokens: Annotated[int, typer.Option(help="Prefill chunk, for trtllm-bench and vLLM.")] = 8192,
-    max_seq_len: Annotated[
-        int | None, typer.Option(help="For trtllm-bench and vLLM. Default: 1.25 times the prompt.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None, typer.Option(help="Apply this model's chat template to chat prompts.")
-    ] = None,
+    max_seq_len: Annotated[int | None, typer.Option(help="Of both. Default: 1.25 times the prompt.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Model whose chat template to apply.")] = None,
     url_off: Annotated[str | None, typer.Option(help="Running server without the heuristic top-k.")] = None,
     url_on: Annotated[str | None, typer.Option(help="Running server with it.")] = None,
     log_off: Annotated[Path | None, typer.Option(help="Log of the running server without it.")] = None,
     log_on: Annotated[Path | None, typer.Option(help="Log of the running server with it.")] = None,
     port: Annotated[int, typer.Option(help="For --via serve.")] = 8123,
-    extra_args: Annotated[
-        str, typer.Option(help="More arguments for trtllm-bench throughput, trtllm-serve or vllm serve.")
-    ] = "",
+    extra_args: Annotated[str, typer.Option(help="More arguments for the engine's program.")] = "",
     launcher: Annotated[str, typer.Option(help="Words before the engine's program.")] = "",
-    program: Annotated[
-        str,
-        typer.Option(
-            help="Words that start the program. Default: trtllm-bench, trtllm-serve or vllm, from PATH."
-        ),
-    ] = "",
-    config_flag: Annotated[
-        str, typer.Option(help="--extra_llm_api_options on releases without --config.")
-    ] = "--config",
+    program: Annotated[str, typer.Option(help="Words that start it. Default: its name, from PATH.")] = "",
+    config_flag: Annotated[str, typer.Option(help="Or --extra_llm_api_options.")] = "--config",
     timeout: Annotated[float, typer.Option(help="Seconds for one repetition.")] = 3600.0,
     start_timeout: Annotated[float, typer.Option(help="Seconds until a started server is ready.")] = 1800.0,
     keep_going: Annotated[bool, typer.Option(help="Go on after a failed run.")] = True,

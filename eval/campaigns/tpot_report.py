@@ -81,35 +81,25 @@ def tpot_table(comparisons: Sequence[Comparison]) -> str:
 
 
 def draw(comparisons: Sequence[Comparison], path: Path) -> None:
-    """TPOT of every run, off and on, and the reduction with its interval beside the paper's."""
+    """The reduction of TPOT in each case, with its interval, beside the paper's."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    shown = [(item, got) for item in comparisons if (got := reduction(item)) is not None]
-    names = [f"MTP {item.case['MTP']}\n{item.case['prompt']}" for item, _ in shown]
-    size = (max(8.0, 2.2 * len(shown)), 4.0)
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=size, layout="constrained")
-    for place, (item, (value, low, high)) in enumerate(shown):
-        legend = place == 0  # each mark is named once
-        for shift, side, values in ((-0.15, "off", item.off), (0.15, "on", item.on)):
-            color = "tab:blue" if side == "off" else "tab:orange"
-            label = f"heuristic top-k {side}" if legend else None
-            left.plot([place + shift] * len(values), values, "o", color=color, alpha=0.6, label=label)
-        ends = [[100 * (value - (value if low is None else low))], [100 * ((high or value) - value)]]
-        label = "measured" if legend else None
-        right.errorbar([place], [100 * value], yerr=ends, fmt="o", capsize=4, color="black", label=label)
-        if (published := paper_reduction(item.case)) is not None:
-            label = "paper (8 B200, NVFP4)" if legend else None
-            right.plot([place], [100 * published], "x", color="gray", label=label)
-    right.axhline(0, color="black", linewidth=0.8)
-    for axes, label in ((left, "TPOT of each run, ms"), (right, "TPOT reduction, %")):
-        axes.set_ylabel(label)
-        axes.set_xticks(range(len(shown)), names)
-        axes.set_xlim(-0.5, len(shown) - 0.5)
-        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    shown = [(item.case, got) for item in comparisons if (got := reduction(item)) is not None]
+    figure, axes = pyplot.subplots(figsize=(max(6.0, 1.5 * len(shown)), 4.0), layout="constrained")
+    for place, (case, (value, low, high)) in enumerate(shown):
+        ends = (value if low is None else low, value if high is None else high)
+        axes.plot([place, place], [100 * end for end in ends], "_-", color="black", markersize=8)
+        axes.plot([place], [100 * value], "o", color="black", label="" if place else "measured")
+        if (published := paper_reduction(case)) is not None:
+            label = "" if place else "paper (8 B200, NVFP4)"
+            axes.plot([place], [100 * published], "x", color="gray", label=label)
+    axes.axhline(0, color="gray", linewidth=0.8)
+    axes.set_ylabel("TPOT reduction, % (bars: 95 %, over all cases and looks)")
+    axes.set_xticks(range(len(shown)), [f"MTP {case['MTP']}\n{case['prompt']}" for case, _ in shown])
+    axes.legend()
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 

@@ -314,11 +314,6 @@ def test_status(act: Callable[[], None], status: int, said: str, capsys: Said) -
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGHUP)) == before
 
 
-def test_wrong_options_are_typers_to_report() -> None:
-    with pytest.raises(typer.BadParameter), clean_exits():
-        raise typer.BadParameter("x")
-
-
 def test_a_second_signal_does_not_interrupt_the_clean_up() -> None:
     cleaned = []
 

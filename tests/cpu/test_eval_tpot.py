@@ -186,20 +186,6 @@ def test_bench_from_start_to_plot(bench: Bench) -> None:
     assert again.output.count("done before") == 24
 
 
-def test_failed_repetition_is_explained_and_made_up_for(bench: Bench) -> None:
-    (bench.state / "fail").write_text("on 2")
-    options = ("--mtp", "0", "--repetitions", "2")
-    result = bench.run(*options)
-    assert result.exit_code == 3
-    assert "exit status 9" in result.output and "| NCCL error" in result.output
-    assert "1 of 4 runs failed" in result.output
-    assert bench.results["decisions"][0]["on"] == pytest.approx([9.01])
-    (bench.state / "fail").unlink()
-    assert bench.run(*options).exit_code == 0
-    assert len(bench.calls) == 5
-    assert bench.results["decisions"][0]["on"] == pytest.approx([9.01, 9.02])
-
-
 def test_older_report_is_never_read(bench: Bench) -> None:
     stale = bench.out / "mtp0_64K" / "off_1.json"
     stale.parent.mkdir(parents=True)
@@ -320,13 +306,6 @@ def test_vllm_whose_plugin_does_not_load_has_no_figures(bench: Bench, tmp_path: 
     assert result.exit_code == 3
     assert "does VLLM_PLUGINS leave it out?" in result.output
     assert [run["labels"]["variant"] for run in bench.results["runs"]] == ["off"]
-
-
-def test_server_that_does_not_start(bench: Bench, tmp_path: Path) -> None:
-    write_program(tmp_path / "bin", "trtllm-serve", "print('no GPU'); raise SystemExit(2)")
-    result = bench.run("--via", "serve", "--mtp", "0", "--repetitions", "1", "--port", "1", "--no-keep-going")
-    assert result.exit_code == 3
-    assert "exit status 2 before it was ready" in result.output and "| no GPU" in result.output
 
 
 def _logs(folder: Path, off: str = "plain", on: str = HOOK_LINE) -> tuple[str, ...]:

@@ -114,7 +114,6 @@ TARGETS: dict[str, tuple[str, ...]] = {
 BESIDE: dict[str, tuple[str, ...]] = {
     "eval/campaigns/configs.py": ("test_eval_inputs.py",),
     "eval/campaigns/evidence.py": ("test_eval_evidence.py",),
-    "eval/campaigns/prompts.py": ("test_eval_inputs.py",),
     "eval/campaigns/runs.py": ("test_eval_runs.py",),
     "eval/campaigns/store.py": ("test_eval_runs.py",),
     "eval/campaigns/verdicts.py": ("test_eval_verdicts.py",),
