@@ -97,7 +97,9 @@ def draw(comparisons: Sequence[Comparison], path: Path) -> None:
             label = "" if place else "paper (8 B200, NVFP4)"
             axes.plot([place], [100 * published], "x", color="gray", label=label)
     axes.axhline(0, color="gray", linewidth=0.8)
-    axes.set_ylabel("TPOT reduction, % (bars: 95 %, over all cases and looks)")
+    axes.set_ylabel("TPOT reduction, %")
+    axes.set_title("bars: 95 %, over all cases and looks", fontsize="small")
+    axes.set_xlim(-0.5, len(shown) - 0.5)
     axes.set_xticks(range(len(shown)), [f"MTP {case['MTP']}\n{case['prompt']}" for case, _ in shown])
     axes.legend()
     figure.savefig(path, dpi=130)
