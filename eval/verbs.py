@@ -161,7 +161,7 @@ VERBS = {
         "bench.plot_bench", "draw a benchmark", "none", "seconds", FINISHED, "a result file of the verb bench"
     ),
     "readme": Verb(
-        "report.readme_table",
+        "report.readme",
         "write the figures of README and of docs/performance.md and engine_evidence.md, and the picture",
         "none",
         "seconds",

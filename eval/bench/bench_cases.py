@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eval.bench.bench_blocks import GROUP as BLOCKS_GROUP
-from eval.bench.bench_report import LIMITS, PREFILL_LIMITS
+from eval.bench.bench_report import PREFILL_SHAPES, SHAPES
 from eval.bench.kernel_timing import (
     GENERATED_ELEMENTS,
     Chain,
@@ -82,7 +82,7 @@ PREFILL_TRACE_ROWS = 2048
 """Rows of a chunk of real rows: the rows of a trace, again and again in their order."""
 
 QUICK_GROUPS = ("trace", "engine", "scale", "mask", "layer", "hint", "prefill")
-"""Groups that limits exist for throughout."""
+"""Groups that ``--quick`` measures throughout."""
 
 
 GROUPS = (
@@ -215,9 +215,9 @@ class Sources:
 
 
 def all_cells(sources: Sources = Sources()) -> list[Cell]:
-    """Every cell, those that a limit exists for first, each shape and kind of rows once."""
+    """Every cell, those that the pages show first, each shape and kind of rows once."""
     main = [Cell("main", n, batch) for batch in BATCHES for n in LENGTHS]
-    cells = [cell for cell in main if (cell.n, cell.batch) in LIMITS]
+    cells = [cell for cell in main if (cell.n, cell.batch) in SHAPES]
     cells += [Cell("trace", max(1, trace.length(0)), rows=f"trace:{trace.name}") for trace in sources.traces]
     cells += [
         Cell("engine", engine.length, engine.batch, rows=f"engine:{engine.name}")
@@ -226,14 +226,14 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
     cells += [Cell("scale", n, batch, rows="scale") for n, batch in SCALE_SHAPES]
     cells += [Cell("mask", n, batch, rows=f"mask:{kind}") for n, batch in MASK_SHAPES for kind in MASKS]
     cells += [Cell("layer", 70690, rows=f"layer:{layer}") for layer in LAYERS]
-    cells += [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_LIMITS]
+    cells += [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_SHAPES]
     cells += [
         Cell(
             "prefill", max(1, trace.length(trace.steps - 1)), PREFILL_TRACE_ROWS, rows=f"causal:{trace.name}"
         )
         for trace in sources.traces
     ]
-    cells += [cell for cell in main if (cell.n, cell.batch) not in LIMITS]
+    cells += [cell for cell in main if (cell.n, cell.batch) not in SHAPES]
     for batch in (1, 64):
         cells += [Cell("hint", 70690, batch, keep=keep) for keep in (0.0, 0.5, 0.99)]
         cells += [Cell("hint", 70690, batch, shift=1)]
@@ -265,11 +265,11 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
 
 
 def quick_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Cells that have a target time."""
+    """Cells that ``--quick`` measures."""
     return [
         cell
         for cell in cells
-        if cell.group in QUICK_GROUPS or (cell.group == "main" and (cell.n, cell.batch) in LIMITS)
+        if cell.group in QUICK_GROUPS or (cell.group == "main" and (cell.n, cell.batch) in SHAPES)
     ]
 
 

@@ -29,7 +29,8 @@ are the same by PyTorch's operators.
 The JSON is rewritten after each cell, so a run that is stopped keeps what it had; ``--resume`` goes on from
 such a file, on the same machine or a later one. Each result says which run made it, and is compared with
 those of the same run alone. ``--report`` prints the
-tables of a file and measures nothing. ``--quick`` measures what the limits of our own times need.
+tables of a file and measures nothing. ``--quick`` measures this package alone, at the shapes that the
+pages show.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 
 from eval.bench import baselines, bench_blocks
@@ -70,14 +70,10 @@ from eval.bench.bench_report import (
     FORMAT,
     OURS,
     Index,
-    checks,
-    checks_table,
     dump,
     hint_ratios,
-    hint_table,
     measured_in,
-    ratios_table,
-    times_tables,
+    tables,
     worst_ratios,
 )
 from eval.bench.kernel_timing import Chain, ChainRun, Prepared
@@ -494,24 +490,18 @@ def spend_first_graph() -> None:
     ChainRun(chain, prepare_ours(chain)).time(3)
 
 
-def report(data: dict[str, Any], console: Console) -> None:
-    """Print every table of a result file."""
+def report(data: dict[str, Any]) -> str:
+    """Every table of a result file, and where its figures come from."""
+    lines = []
     for number, run in enumerate(data["runs"]):
         machine = ", ".join(f"{name} {value}" for name, value in run["machine"].items())
-        console.print(f"run {number}: {machine}", style="dim")
-        for name, its in run["baselines"].items():
-            console.print(f"  {name}: {its['why_not'] or its['version']}", style="dim")
-        console.print(f"  sets in {REPEATS} runs on a zero plateau: {run['sets_in_20_runs']}", style="dim")
-    console.print(data["method"], style="dim")
+        lines.append(f"run {number}: {machine}")
+        lines += [f"  {name}: {its['why_not'] or its['version']}" for name, its in run["baselines"].items()]
+        lines.append(f"  sets in {REPEATS} runs on a zero plateau: {run['sets_in_20_runs']}")
     index = Index(data)
     if index.left_out:
-        console.print(f"left out: {index.left_out} figures of another run than this package's", style="dim")
-    for group in dict.fromkeys(cell["group"] for cell in index.cells()):
-        for table in times_tables(index, group):
-            console.print(table)
-    console.print(hint_table(index))
-    console.print(ratios_table(worst_ratios(index)))
-    console.print(checks_table(checks(index)))
+        lines.append(f"left out: {index.left_out} figures of another run than this package's")
+    return "\n".join([*lines, data["method"], "", tables(index)])
 
 
 def select(cells: Sequence[Cell], groups: str, pattern: str) -> list[Cell]:
@@ -530,7 +520,7 @@ def main(
         str, typer.Option(help=f"Groups of cells, comma-separated, of {', '.join(GROUPS)}.")
     ] = "",
     cells: Annotated[str, typer.Option(help="Regular expression on cell keys, such as 'n70690 b1 '.")] = "",
-    quick: Annotated[bool, typer.Option("--quick", help="Our own limits' cells, and no baselines.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="The pages' shapes and this package alone.")] = False,
     baseline_dir: Annotated[Path | None, typer.Option(help="Folder of other projects' files.")] = None,
     traces: TraceFolder = None,
     resume: Annotated[Path | None, typer.Option(help="Result file whose figures are kept.")] = None,
@@ -539,9 +529,8 @@ def main(
     show: Annotated[Path | None, typer.Option("--report", help="Print this file's tables only.")] = None,
 ) -> None:
     """Measure the selected cells, or print the tables of a file."""
-    console = Console()
     if show is not None:
-        report(read_results(show, FORMAT), console)
+        print(report(read_results(show, FORMAT)))
         return
     require_gpu()
     require_writable(out)
@@ -599,11 +588,11 @@ def main(
         torch.cuda.empty_cache()
         _write(data, out)
     _write(data, out)
-    report(data, console)
+    print(report(data))
     shown = ", ".join(
         f"{name} {taken:.0f}" for name, taken in sorted(spent.items(), key=lambda each: -each[1])
     )
-    console.print(f"{time.monotonic() - started:.0f} s in all, of which by implementation: {shown}")
+    print(f"{time.monotonic() - started:.0f} s in all, of which by implementation: {shown}")
     if any(_failed(result) for result in data["results"] if result["impl"] in OURS):
         raise typer.Exit(1)
     if stopped:
@@ -616,7 +605,6 @@ def _write(data: dict[str, Any], out: Path) -> None:
     derived = {
         "hint_ratios": hint_ratios(index),
         "worst_ratios": worst_ratios(index),
-        "checks": checks(index),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_name(out.name + ".partial")

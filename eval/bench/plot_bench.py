@@ -5,6 +5,7 @@ python -m eval plot out/bench.json --out out/bench.png --all
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,6 @@ import typer
 
 from eval.bench.bench_report import BASELINES, FLOOR, FORMAT, OURS, Index
 from eval.bench.peers import versions
-from eval.bench.picture import KEY
 from eval.common.options import read_results
 from eval.report.provenance import digest_of
 
@@ -39,8 +39,25 @@ STYLES = {
 data say. Ways to call the op that lie on others are left out."""
 
 
+KEY = "Source SHA-256"
+"""Keyword of the text in a PNG that names the file that it was drawn from."""
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
 FEW = ("hinted", "torch", "vllm", "flashinfer_deterministic", FLOOR)
 """Lines of the picture that is for a first look."""
+
+
+def digest_in(image: Path) -> str | None:
+    """Digest of the file that a PNG was drawn from; None where it has none, or is no PNG."""
+    data = image.read_bytes() if image.is_file() else b""
+    at = len(SIGNATURE)
+    while data.startswith(SIGNATURE) and at + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, at)
+        keyword, _, text = data[at + 8 : at + 8 + length].partition(b"\0")
+        if (kind, keyword) == (b"tEXt", KEY.encode()):
+            return text.decode("latin-1")
+        at += 12 + length
+    return None
 
 
 def draw(
@@ -62,7 +79,7 @@ def draw(
     batches : tuple of int
         Rows per launch, one panel each.
     digest : str, optional
-        That of the benchmark's file, which a PNG then names; see `eval.bench.picture`.
+        That of the benchmark's file, which a PNG then names.
     everything : bool
         Draw every implementation, and what real traces take; otherwise the lines of `FEW` alone.
 

@@ -1,4 +1,4 @@
-"""Which kernels the figures of a result file are of, as Git and the record of machine code say."""
+"""Result files of the pages, and which kernels their figures are of, as Git and the machine code say."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,100 @@ MEASURED_ARCH = "sm_90a"
 DIRTY = "-dirty"
 COMMIT = re.compile(rf"(?<![0-9a-f,.])[0-9a-f]{{7,40}}(?:{DIRTY})?(?![0-9a-f,.]*[0-9a-f])")
 """A commit in a page's text. Figures of so many digits have commas."""
+
+Files = dict[str, dict[str, Any]]
+Keep = Callable[[Mapping[str, Any]], bool]
+
+
+class RefusedError(ValueError):
+    """A result file has another format, or says that something went wrong."""
+
+
+def refuse_if(wrong: Any, name: str, wanted: str) -> None:
+    """Refuse a file whose figures would stand beside words that they contradict.
+
+    Raises
+    ------
+    RefusedError
+        If something is wrong.
+    """
+    if wrong:
+        raise RefusedError(f"{name}: wanted {wanted}, got {wrong}")
+
+
+def _all(data: Mapping[str, Any]) -> bool:
+    return True
+
+
+@dataclass
+class Results:
+    """Result files that one page shows.
+
+    Attributes
+    ----------
+    folder : Path
+        Files of the GPU whose figures the page shows. What it lacks is taken from a folder beside it.
+    quoted : dict of str to set of str
+        Commits of the figures that are shown, by file.
+    """
+
+    folder: Path
+    quoted: dict[str, set[str]] = field(default_factory=dict)
+
+    def of_one_gpu(self, pattern: str, keep: Keep = _all, *, own: bool = False) -> Files:
+        """Files by name, all of one folder, so that no table of times mixes GPUs; with `own` of this one."""
+        found = (self._files_in(place, pattern, keep) for place in self._places()[: 1 if own else None])
+        return next(filter(None, found), {})
+
+    def of_all_gpus(self, pattern: str, keep: Keep = _all) -> Files:
+        """Files by folder and name, those of `folder` first: for counts, which do not depend on the GPU."""
+        return {
+            f"{place.name}/{name}": data
+            for place in self._places()
+            for name, data in self._files_in(place, pattern, keep).items()
+        }
+
+    def one(self, name: str) -> dict[str, Any] | None:
+        """A file whose figures are shown; None where there is none."""
+        files = self.quote(self.of_one_gpu(name))
+        return files.get(name)
+
+    def quote(self, files: Files) -> Files:
+        """Note the commits of files whose figures are shown."""
+        self.quoted |= {name: commits_of(data) for name, data in files.items()}
+        return files
+
+    def _places(self) -> list[Path]:
+        beside = [path for path in sorted(self.folder.parent.iterdir()) if path.is_dir()]
+        return [self.folder, *(path for path in beside if path != self.folder)]
+
+    @staticmethod
+    def _files_in(place: Path, pattern: str, keep: Keep) -> Files:
+        files = {path.name: json.loads(path.read_text()) for path in sorted(place.glob(pattern))}
+        return {name: data for name, data in files.items() if keep(data)}
+
+
+def commits_of(data: Mapping[str, Any]) -> set[str]:
+    """Commits of a result file's figures: that of its machine, or those of its runs that have results."""
+    if "runs" in data and "results" in data:
+        runs = {result.get("run", 0) for result in data["results"]}
+        return {data["runs"][run]["machine"]["commit"] for run in runs}
+    machine = data.get("machine")
+    return {machine["commit"] if isinstance(machine, Mapping) else data["versions"]["commit"]}
+
+
+def device_of(data: Mapping[str, Any]) -> str:
+    """GPU of a result file's figures."""
+    machine = data["runs"][0]["machine"] if "runs" in data and "results" in data else data["machine"]
+    return str(machine["device"] if isinstance(machine, Mapping) else machine)
+
+
+def source_of(*files: Mapping[str, Any]) -> str:
+    """GPUs and commits of the figures of result files, as a caption names them."""
+    commits: dict[str, set[str]] = {}
+    for data in files:
+        commits.setdefault(device_of(data), set()).update(commits_of(data))
+    return "; ".join(f"{device}, commit {', '.join(sorted(of))}" for device, of in commits.items())
 
 
 def _git(*arguments: str) -> int:
@@ -56,111 +151,20 @@ def unknown_commits(text: str) -> list[str]:
 
 
 def machine_code_of(commit: str | None) -> str | None:
-    """Digest of the kernels' machine code on the GPU that was measured, if it was recorded.
+    """Digest of the recorded machine code of a commit's kernels on the GPU that was measured.
 
-    Parameters
-    ----------
-    commit : str, optional
-        Whose kernels; None for those of the working tree.
+    With None those of the working tree; None where nothing was recorded.
     """
     recorded = json.loads(MACHINE_CODE.read_text())
     for build in recorded["builds"] if recorded.get("format") == RECORD_FORMAT else []:
         commits = [build["commit"], *([commit] if commit else [])]
         if _git("diff", "--quiet", *commits, "--", *KERNEL_SOURCES) == 0:
-            digest: str = build["machine_code"][MEASURED_ARCH]
-            return digest
+            return str(build["machine_code"][MEASURED_ARCH])
     return None
 
 
-def commits_of(data: Mapping[str, Any]) -> set[str]:
-    """Commits of a result file's figures: that of its machine, or those of its runs that have results."""
-    if "runs" in data and "results" in data:
-        runs = {result.get("run", 0) for result in data["results"]}
-        return {data["runs"][run]["machine"]["commit"] for run in runs}
-    machine = data.get("machine")
-    return {machine["commit"] if isinstance(machine, Mapping) else data["versions"]["commit"]}
-
-
-def device_of(data: Mapping[str, Any]) -> str:
-    """GPU of a result file's figures."""
-    machine = data["runs"][0]["machine"] if "runs" in data and "results" in data else data["machine"]
-    return str(machine["device"] if isinstance(machine, Mapping) else machine)
-
-
-def source_of(data: Mapping[str, Any]) -> str:
-    """GPU and commits of a result file's figures, as a caption names them."""
-    return f"{device_of(data)}, commit {', '.join(sorted(commits_of(data)))}"
-
-
-def sources_of(files: Iterable[Mapping[str, Any]]) -> str:
-    """GPUs and commits of some result files' figures, as a caption names them."""
-    commits: dict[str, set[str]] = {}
-    for data in files:
-        commits.setdefault(device_of(data), set()).update(commits_of(data))
-    return "; ".join(f"{device}, commit {', '.join(sorted(of))}" for device, of in commits.items())
-
-
-def files_of_all_gpus(
-    folder: Path, pattern: str, keep: Callable[[Mapping[str, Any]], bool]
-) -> dict[str, dict[str, Any]]:
-    """Result files by folder and name, those of `folder` first: for counts, which do not depend on the GPU.
-
-    The parameters are those of `result_files`.
-    """
-    return {
-        f"{place.name}/{name}": data
-        for place in _places(folder)
-        for name, data in _files_in(place, pattern, keep).items()
-    }
-
-
-def result_files(
-    folder: Path,
-    pattern: str,
-    keep: Callable[[Mapping[str, Any]], bool] = lambda data: True,
-    elsewhere: bool = True,
-) -> dict[str, dict[str, Any]]:
-    """Result files by name, all of one GPU's folder, so that no table of times mixes GPUs.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder that is asked first.
-    pattern : str
-        Of the files' names.
-    keep : callable, optional
-        ``keep(data)``: whether a file is one of those that are wanted.
-    elsewhere : bool
-        Whether the folders beside it are asked, too, if it has none.
-    """
-    for place in _places(folder) if elsewhere else (folder,):
-        if found := _files_in(place, pattern, keep):
-            return found
-    return {}
-
-
-def _places(folder: Path) -> tuple[Path, ...]:
-    """A GPU's folder of result files, and those beside it."""
-    return (folder, *(path for path in sorted(folder.parent.iterdir()) if path.is_dir() and path != folder))
-
-
-def _files_in(
-    place: Path, pattern: str, keep: Callable[[Mapping[str, Any]], bool]
-) -> dict[str, dict[str, Any]]:
-    files = {path.name: json.loads(path.read_text()) for path in sorted(place.glob(pattern))}
-    return {name: data for name, data in files.items() if keep(data)}
-
-
 def older_kernels(quoted: Mapping[str, Iterable[str]], name_files: bool = True) -> str:
-    """Sentences on the figures whose kernels are not those of the working tree; empty if all are.
-
-    Parameters
-    ----------
-    quoted : mapping of str to iterable of str
-        Result files by name, and the commits of their figures.
-    name_files : bool
-        Whether the files are named beside their commits.
-    """
+    """Sentences on figures, by file and commit, whose kernels are not today's; empty if all are."""
     files: dict[str, list[str]] = {}
     for file, commits in quoted.items():
         for commit in commits:

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from eval.report.vllm_report import Compared, in_engine, total_compared, vllm_figures
+from eval.report.provenance import Results
+from eval.report.vllm_report import in_engine, total_compared, vllm_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = {"commit": "abc1234", "device": "NVIDIA H200"}
@@ -41,7 +42,8 @@ def _write(folder: Path, **files: Any) -> str:
 
 def test_nothing_measured_is_nothing_said(tmp_path: Path) -> None:
     folder = tmp_path / "h1"
-    assert _write(folder) == "" and total_compared(folder) == Compared() and in_engine(folder) is None
+    files = Results(folder)
+    assert _write(folder) == "" and total_compared(files) is None and in_engine(files) is None
 
 
 def test_compared_engines(tmp_path: Path) -> None:
@@ -63,12 +65,10 @@ def test_compared_engines(tmp_path: Path) -> None:
     assert "| FULL graphs, MTP 1, 2 GPUs, 1, 8 and 32 x 8,192 | 4,500 | 35 of 50 | 3 |" in said
     assert "| eager, 50 requests in 16 slots, 4 preemptions | 9,000 | 70 of 100 | 3 |" in said
     assert "NVIDIA H200, commit abc1234" in said and "; 9 of the rows were sorted by NumPy" in said
-    total = total_compared(folder)
-    assert (total.decode, total.prefill, total.seen, total.differ) == (13500, 105, 150, 6)
-    assert (total.commits, total.source) == (
-        {"vllm_trial_a.json": {"abc1234"}},
-        "NVIDIA H200, commit abc1234",
-    )
+    files = Results(folder)
+    counts = {"decode": 13500, "prefill": 105, "seen": 150, "differ": 6}
+    assert total_compared(files) == counts | {"source": "NVIDIA H200, commit abc1234"}
+    assert files.quoted == {"vllm_trial_a.json": {"abc1234"}}
 
 
 def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_rows_of_all_gpus_stand_in_one_table_and_those_of_one_are_summed(tmp_pat
     assert "NVIDIA H200, commit abc1234; OTHER, commit abc1234 (`vllm_trial_*.json`)" in " ".join(
         said.split()
     )
-    compared = total_compared(tmp_path / "h1")
-    assert compared.decode == 7 and "OTHER" not in compared.source
+    total = total_compared(Results(tmp_path / "h1"))
+    assert total is not None and total["decode"] == 7 and "OTHER" not in total["source"]
 
 
 def test_kernels_and_prefill_calls(tmp_path: Path) -> None:
@@ -103,16 +103,14 @@ def test_kernels_and_prefill_calls(tmp_path: Path) -> None:
     assert "| 8 x 8,192 | 8.8 (`topk_cs8`) | 8.6 (`resident_topk`) |" in said
     assert "| 8 x 8,192 | 12 | 65,536 | 9.00 | 4.00 |" in said
     assert "| 8 x 8,192 | 2.19 | 2.15 | 0.877 | 0.862 |" in said
-    name, _, cases = in_engine(tmp_path / "h1") or ("", {}, [])
-    assert name == "vllm_trial_t.json"
-    assert cases == [
-        {
-            "batch": 8,
-            "length": 8192,
-            "stock": {"topk_us": 8.77, "step_ms": 8.77 / 4, "prefill_ms": 9.0},
-            "ours": {"topk_us": 8.62, "step_ms": 8.62 / 4, "prefill_ms": 4.0},
-        }
-    ]
+    files = Results(tmp_path / "h1")
+    told = in_engine(files)
+    wanted = (
+        "at 8 x 8,192 tokens a decode top-k takes 8.6 us instead of 8.8, a whole step takes 2.15 ms instead "
+        "of 2.19, the top-k of all prefill takes 4.00 ms instead of 9.00"
+    )
+    assert told is not None and told["cases"] == [wanted]
+    assert list(files.quoted) == ["vllm_trial_t.json"]
 
 
 def _invariance(part: str, **more: Any) -> dict[str, Any]:

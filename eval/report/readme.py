@@ -1,0 +1,658 @@
+"""Write the figures of README and of two pages of ``docs`` from the JSON files under ``eval/results``.
+
+The words are those of ``eval/report/templates``, the figures those of one GPU's folder, `GPU`, and each
+caption names the GPU and the commit as the file has them. A file that this folder lacks is taken from another
+GPU's folder, or what it shows is left out; the benchmark's file must be there. A figure of one run is never
+compared with one of another (`Index`). The picture of the benchmark is drawn too, where it is not that of the
+file. With ``--check``, look whether all is there and write nothing. A file of another format is refused, and
+so is one that says that something went wrong, or that names a commit which this history does not have.
+
+    python -m eval readme
+    python -m eval readme --check
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from eval.bench.bench_report import (
+    BASELINES,
+    FLOOR,
+    FORMAT,
+    OURS,
+    SHAPES,
+    Cell,
+    Index,
+    geometric_mean,
+    hard_rows,
+    hint_ratios,
+    worst_launch,
+    worst_ratios,
+)
+from eval.bench.our_kernels import HINTED, NO_HINT, PAPER, PDL, PREFILL, PREFILL_ROUNDS
+from eval.bench.peers import peer_names
+from eval.bench.plot_bench import digest_in, draw
+from eval.common.paths import ROOT
+from eval.report.pages import render, shown, table, word
+from eval.report.provenance import (
+    RefusedError,
+    Results,
+    device_of,
+    digest_of,
+    older_kernels,
+    refuse_if,
+    source_of,
+    unknown_commits,
+)
+from eval.report.vllm_report import in_engine, total_compared, vllm_figures
+
+GPU = "h100"
+"""Folder of the results that the pages show."""
+RESULTS = ROOT / "eval" / "results" / GPU
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+BENCH = "bench.json"
+PICTURE = ROOT / "docs" / "bench.png"
+"""Picture of the benchmark, for README and the site."""
+README_SHAPES = ((8192, 1), (131072, 1), (1048576, 1), (8192, 64), (131072, 64))
+"""Length and batch of the rows that the README shows."""
+README_PEERS = ("vllm", "flashinfer_deterministic", "torch")
+"""Other projects' implementations that the README shows: the one it replaces, the one with the same contract,
+and PyTorch's."""
+PEERS = tuple(peer_names(()))
+"""Implementations of other projects that the tables show."""
+MOST_NAMED = 3
+"""Cells that a sentence names before it counts the others."""
+OWN_PREFILL_COLUMNS = {PREFILL: "this package", PREFILL_ROUNDS: "radix rounds", NO_HINT: "decode op"}
+PREFILL_PEERS = {
+    "torch": "torch",
+    "trtllm_prefill": "trtllm",
+    "vllm_prefill": "vllm",
+    "flashinfer_ragged": "flashinfer_ragged",
+    "flashinfer_deterministic": "flashinfer_deterministic",
+}
+"""Other projects' operators for prefill, and the implementations whose names they have."""
+MASK_NAMES = {
+    "mask:kth_is_neg_inf": "k-th value -inf",
+    "mask:kth_is_pos_inf": "k-th value +inf",
+    "mask:kth_is_nan": "k-th value NaN",
+    "mask:99_percent": "99 % masked",
+}
+HARD_SHAPE = (131072, 1)
+"""Length and batch of the masked and rescaled rows that are shown, and of rows with fewer CTAs."""
+TRACE_STEPS = 256
+"""Steps of a trace: its first row is shorter than its last by one less."""
+FLOOR_SHAPES = (*SHAPES, (262144, 1), (131072, 8), (1048576, 64))
+"""Shapes for which the time of reading the rows is shown."""
+BLOCKS_SHAPES = ((16384, 1), (131072, 1), (131072, 64))
+WIDTHS = (0, 131072, 1048576)
+"""Columns of the buffers that are shown; 0 for as many as the row has."""
+FAULTY = "stress_ee90c38.json"
+"""A stress run of an older commit, whose faults it found."""
+EACH_LAUNCHES = 1000
+"""Launches that were timed one by one, in files that do not say how many."""
+NOISE = 0.01
+"""Differences up to this share are not spoken of."""
+PHASES = {
+    "small_row": ("8,192 x 1", "8,192 x 64"),
+    "cluster": ("70,690 x 1", "131,072 x 64", "1,048,576 x 1"),
+}
+"""Rows of the phase timing that `docs/performance.md` shows, by kernel."""
+KERNELS_BEFORE = {"small_row": "single"}
+"""Names of kernels in files of version 1 of the phase timing, which has them under ``path``."""
+
+
+def load_bench() -> dict[str, Any]:
+    """The kernel benchmark's file.
+
+    Raises
+    ------
+    RefusedError
+        Another version of the benchmark wrote it, a result of this package was not exact, one set of scores
+        had several selections, or runs are of several kinds of GPU.
+    """
+    data: dict[str, Any] = json.loads((RESULTS / BENCH).read_text())
+    if data.get("format") != FORMAT:
+        hint = "run python -m eval bench on the GPU and put its file there"
+        raise RefusedError(f"{BENCH}: wanted format {FORMAT!r}, got {data.get('format')!r}; {hint}")
+    own = [result for result in data["results"] if result["impl"] in OURS]
+    wrong = [f"{its['impl']} at {its['cell']}" for its in own if its["exact"] is False]
+    refuse_if(wrong, BENCH, "exact results of this package")
+    several = {impl: run["sets_in_20_runs"].get(impl, 1) for run in data["runs"] for impl in OURS}
+    refuse_if([impl for impl, sets in several.items() if sets != 1], BENCH, "one selection in all runs")
+    devices = {run["machine"]["device"] for run in data["runs"]}
+    refuse_if(len(devices) > 1 and sorted(devices), BENCH, "runs on one kind of GPU")
+    return data
+
+
+def results() -> str:
+    """The README's section: one table, what was measured in an engine, and a few sentences."""
+    bench, files = load_bench(), Results(RESULTS)
+    index = Index(bench)
+    files.quote({BENCH: bench})
+    values = common_values(bench, index, files)
+    peers = with_figures(index, {impl: values["peers"][impl] for impl in README_PEERS})
+    short = (
+        [shape_name(*shape), *(shown(index.figure(index.main(*shape), impl)) for impl in (HINTED, *peers))]
+        for shape in README_SHAPES
+    )
+    values |= {
+        "short": table(["scores x rows", "this package", *peers.values()], short),
+        "engine": in_engine(files),
+        "compared": total_compared(files),
+        "worst": worst_launches(index),
+    }
+    return render("readme.md.j2", **values, older=older_kernels(files.quoted, name_files=False))
+
+
+def performance() -> str:
+    """Figures of the page that says what takes how long."""
+    bench, files = load_bench(), Results(RESULTS)
+    index = Index(bench)
+    files.quote({BENCH: bench})
+    values = common_values(bench, index, files)
+    peers, run = values["peers"], bench["runs"][0]
+    *given, last = (f"`{name}`" for name in run[HINTED])
+    columns = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint", **with_figures(index, peers)}
+    v4 = {impl: name for impl, name in columns.items() if impl != PDL}
+    sweep = files.one("tune.json")
+    timing = files.one("phase_timing.json")
+    kept = (f"{keep**0.5:.2f}" for keep in sorted({cell["keep"] for cell in index.group("main")}))
+    values |= {
+        "folder": RESULTS.name,
+        "caption": f" ({values['device']}, {values['commits']})",
+        "given": f"{', '.join(given)} and {last}",
+        "bare": " and ".join(f"`{name}`" for name in run[NO_HINT]),
+        "kept": " or ".join(kept),
+        "times": times_table(index, columns),
+        "hard": hard_table(index, values["each_launches"]),
+        "prefill": prefill(bench, index, peers),
+        "wide": wide_table(index),
+        "floor": table(
+            "N x batch | this package | reading alone",
+            (
+                [shape_name(*shape), shown(index.figure(key, HINTED), 2), shown(index.figure(key, FLOOR))]
+                for shape in sorted(FLOOR_SHAPES, key=_by_batch)
+                if (key := index.main(*shape)) is not None
+            ),
+        ),
+        "v4": index.group("v4")
+        and table(
+            ["k", "N x batch", *v4.values()],
+            (
+                [f"{cell['k']:,}", cell_name(cell), *(shown(index.figure(cell["key"], i)) for i in v4)]
+                for cell in index.group("v4")
+            ),
+            align="rl",
+        ),
+        "hint": hint_figures(index),
+        "fuzz": fuzzed(run["machine"]["commit"], files),
+        "blocks": blocks(index),
+        "sweep": sweep and {"source": source_of(sweep), "us": fewer_ctas(sweep)},
+        "phases": timing
+        and {
+            "source": source_of(timing),
+            "tables": [phase_table(timing, kernel, rows) for kernel, rows in PHASES.items()],
+        },
+    }
+    return render("performance.md.j2", **values, older=older_kernels(files.quoted))
+
+
+def common_values(bench: Mapping[str, Any], index: Index, files: Results) -> dict[str, Any]:
+    """What both pages say of the benchmark, the host and the runs under load."""
+    peers = peer_names(run["baselines"] for run in bench["runs"])
+    k, dtype = (" or ".join(sorted({str(c[what]) for c in index.group("main")})) for what in ("k", "dtype"))
+    first = bench["runs"][0]["machine"]["commit"]
+    commits = [bench["runs"][result["run"]]["machine"]["commit"] for result in bench["results"]]
+    earlier = [commit for commit in commits if commit != first]
+    names = ", ".join(sorted(set(earlier)))
+    told = f"{len(earlier):,} of the file's {len(commits):,} figures are of commit {names}"
+    launches = {its["each_us"].get("launches", EACH_LAUNCHES) for its in index.results if "each_us" in its}
+    ratios = {row["other"]: row for row in worst_ratios(index)}
+    named = {impl: peers.get(impl, impl) for impl in BASELINES} | {PAPER: "the paper's kernel"}
+    return {
+        "device": device_of(bench),
+        "commits": f"commit {first}{f'; {told}' if earlier else ''}",
+        "k": k,
+        "dtype": dtype,
+        "peers": peers,
+        "each_launches": " or ".join(f"{each:,}" for each in sorted(launches or {EACH_LAUNCHES})),
+        "ratios": [{"name": name, **ratios[impl]} for impl, name in peers.items() if impl in ratios],
+        "faster": [f"{named[impl]} at {_where(cells)}" for impl, cells in faster_cells(index).items()],
+        "selections": selections(bench, peers),
+        "host": host_time(files),
+        "decode": simulated(files),
+        "stress": stressed(files),
+    }
+
+
+def cell_name(cell: Cell) -> str:
+    """Length, batch and, where it is wider than the rows, the buffer's width."""
+    width = cell.get("width")
+    return shape_name(cell["n"], cell["batch"]) + (f" in {width:,} columns" if width else "")
+
+
+def shape_name(n: int, batch: int) -> str:
+    return f"{n:,} x {batch:,}"
+
+
+def _by_batch(shape: tuple[int, int]) -> tuple[int, int]:
+    return shape[::-1]
+
+
+def trace_name(cell: Cell) -> str:
+    """Name of the trace that a cell's rows are of, without what all have in common; empty for other rows."""
+    return short_trace(str(cell["rows"].partition(":")[2]))
+
+
+def short_trace(name: str) -> str:
+    return name.removeprefix("smollm2_dsaidx_").removesuffix("_32k")
+
+
+def with_figures(index: Index, peers: Mapping[str, str]) -> dict[str, str]:
+    """Implementations of other projects that have a figure at some shape of the main sweep."""
+    keys = [cell["key"] for cell in index.group("main")]
+    return {
+        impl: name for impl, name in peers.items() if any(index.figure(key, impl) is not None for key in keys)
+    }
+
+
+def _extreme(choose: Any, figures: Iterable[float | None]) -> float | None:
+    """The least or greatest of the figures that there are."""
+    known = [figure for figure in figures if figure is not None]
+    return float(choose(known)) if known else None
+
+
+def slowest(index: Index, n: int, batch: int, *groups: str) -> float | None:
+    """Slowest cell of some groups at a shape; traces, whose rows grow, count at the length they grow to."""
+    shorter = {"trace": TRACE_STEPS}
+    return _extreme(
+        max,
+        (
+            index.figure(cell["key"], HINTED)
+            for cell in index.group(*groups)
+            if cell["batch"] == batch and n - shorter.get(cell["group"], 1) < cell["n"] <= n
+        ),
+    )
+
+
+def times_table(index: Index, columns: Mapping[str, str]) -> str:
+    """Microseconds per launch of every implementation, of which the first is this package."""
+    first, *others = columns.values()
+    rows = []
+    for n, batch in sorted(SHAPES, key=_by_batch):
+        own, *rest = (index.figure(index.main(n, batch), impl) for impl in columns)
+        hard = slowest(index, n, batch, "mask", "adversarial", "scale")
+        rows.append(
+            [shape_name(n, batch), *map(shown, (own, slowest(index, n, batch, "trace"), hard, *rest))]
+        )
+    return table(["N x batch", first, "real traces", "worst case", *others], rows)
+
+
+def real_and_hard(index: Index) -> dict[str, list[Cell]]:
+    """Cells of real traces, layers and rows that are hard, by the name that a table gives them."""
+    layers = index.group("layer")
+    named = {f"trace {trace_name(cell)}": [cell] for cell in index.group("trace")}
+    named[f"{word(len(layers))} layers, mean"] = layers
+    named["random model"] = index.group("engine")[-1:]
+    at = [cell for cell in index.group("scale", "mask") if (cell["n"], cell["batch"]) == HARD_SHAPE]
+    named["new scale each step"] = [cell for cell in at if cell["group"] == "scale"]
+    named |= {name: [cell for cell in at if cell["rows"] == rows] for rows, name in MASK_NAMES.items()}
+    return {name: cells for name, cells in named.items() if cells}
+
+
+def hard_table(index: Index, launches: str) -> str:
+    """Microseconds on real traces and hard rows, and the worst single launch."""
+    kinds = real_and_hard(index)
+
+    def mean(cells: Sequence[Cell], impl: str, name: str = "cold_us") -> float | None:
+        figures = [index.figure(cell["key"], impl, name) for cell in cells]
+        known = [figure for figure in figures if figure is not None]
+        return sum(known) / len(known) if len(known) == len(figures) else None
+
+    shapes = (" and ".join(dict.fromkeys(map(cell_name, cells))) for cells in kinds.values())
+    figures = {
+        "this package": (mean(cells, HINTED) for cells in kinds.values()),
+        "no hint": (mean(cells, NO_HINT) for cells in kinds.values()),
+        f"worst launch of {launches}": (mean(cells, HINTED, "worst_us") for cells in kinds.values()),
+        "fastest other": (_extreme(min, (mean(cells, peer) for peer in PEERS)) for cells in kinds.values()),
+    }
+    rows = [["N x batch", *shapes], *([name, *map(shown, line)] for name, line in figures.items())]
+    return table(["rows", *kinds], rows)
+
+
+def prefill(bench: Mapping[str, Any], index: Index, peers: Mapping[str, str]) -> dict[str, Any] | None:
+    """Chunks of a prefill: their commits, the memory's rate, who was not measured, and a table."""
+    cells = index.group("prefill")
+    if not cells:
+        return None
+    keys = {cell["key"] for cell in cells}
+    measured = [result for result in index.results if result["cell"] in keys]
+    runs = [bench["runs"][run] for run in {result["run"] for result in measured}]
+    rates = sorted({run["copy_bytes_per_second"] for run in runs if run.get("copy_bytes_per_second")})
+    ran = {result["impl"] for result in measured}
+    named = OWN_PREFILL_COLUMNS | {impl: peers[other] for impl, other in PREFILL_PEERS.items()}
+    columns = {impl: name for impl, name in named.items() if impl in ran}
+    rows = []
+    for cell in cells:
+        figures = [index.figure(cell["key"], impl) for impl in columns]
+        figures += [cell.get("memory_us")] if rates else []
+        trace = f", trace {name}" if (name := trace_name(cell)) else ""
+        whole = (shown(figure, 1 if figure is None or figure < 100 else 0) for figure in figures)
+        rows.append([shape_name(cell["batch"], cell["n"]) + trace, *whole])
+    return {
+        "commits": ", ".join(sorted({run["machine"]["commit"] for run in runs})),
+        "rate": " and ".join(f"{rate / 1e12:.2f}" for rate in rates),
+        "absent": [name for impl, name in named.items() if impl not in ran],
+        "table": table(["rows x columns", *columns.values(), *(["memory"] if rates else [])], rows),
+    }
+
+
+def wide_table(index: Index) -> str:
+    """Microseconds of rows in buffers wider than they are, of shapes with all widths; empty for none."""
+    keys: dict[tuple[int, int], dict[int, str]] = {}
+    for cell in index.group("main", "wide_buffers"):
+        keys.setdefault((cell["n"], cell["batch"]), {})[cell.get("width") or 0] = cell["key"]
+    rows = [
+        [shape_name(*shape)]
+        + [
+            f"{shown(index.figure(found[width], HINTED))} ({shown(index.figure(found[width], 'vllm'))})"
+            for width in WIDTHS
+        ]
+        for shape, found in sorted(keys.items())
+        if set(WIDTHS) <= set(found)
+    ]
+    return table("N x batch | as the row | 131,072 | 1,048,576", rows) if rows else ""
+
+
+def blocks(index: Index) -> list[str]:
+    """Microseconds of the two-level indexer and, in brackets, of PyTorch's operators."""
+    cells = {(cell["n"], cell["batch"]): cell["key"] for cell in index.group("v41")}
+
+    def both(key: str, prefix: str = "") -> str:
+        names = (f"{prefix}{name}" for name in ("blocks", "in_blocks"))
+        return " and ".join(shown(index.figure(key, name)) for name in names)
+
+    keys = {shape: cells.get(shape, "") for shape in BLOCKS_SHAPES} if cells else {}
+    return [f"{shape_name(*shape)} {both(key)} ({both(key, 'torch_')})" for shape, key in keys.items()]
+
+
+def faster_cells(index: Index) -> dict[str, dict[str, float]]:
+    """For each implementation that is faster than this package: at which cells, and how many times."""
+    names = {cell["key"]: cell_name(cell) for cell in index.cells()}
+    found = {
+        other: {names[k]: 1 / ratio for k, ratio in index.ratios(other, HINTED).items() if ratio < 1 - NOISE}
+        for other in (PAPER, *BASELINES)
+    }
+    return {other: cells for other, cells in found.items() if cells}
+
+
+def _where(cells: Mapping[str, float]) -> str:
+    """Cells and how many times as fast, the largest first."""
+    named = sorted(cells.items(), key=lambda cell: -cell[1])
+    told = ", ".join(f"{cell} ({ratio:.2f} times)" for cell, ratio in named[:MOST_NAMED])
+    rest = len(named) - MOST_NAMED
+    return f"{told}{f' and {rest} more' if rest > 0 else ''}"
+
+
+def worst_launches(index: Index) -> dict[str, Any] | None:
+    """The slowest single launch of all groups whose launches were timed one by one."""
+    ratios = {key: ratio for cell in index.cells() if (ratio := worst_launch(index, key := cell["key"]))}
+    if not ratios:
+        return None
+    worst = max(ratios, key=lambda key: ratios[key])
+    (cell,) = index.cells(lambda cell: cell["key"] == worst)
+    return {
+        "ratio": ratios[worst],
+        "us": index.figure(worst, HINTED, "worst_us"),
+        "rows": f"trace {trace_name(cell)}" if cell["group"] == "trace" else f"{cell['group']} rows",
+        "cell": cell_name(cell),
+        "mean": index.figure(worst, HINTED),
+    }
+
+
+def hint_figures(index: Index) -> dict[str, Any]:
+    """What the hint, masks and PDL do to the time."""
+    costs = [row["ratio"] for row in hint_ratios(index)]
+    pdl = index.ratios(PDL, HINTED, lambda cell: cell["group"] == "main")
+    names = {cell["key"]: cell_name(cell) for cell in index.cells()}
+    return {
+        "mean": geometric_mean(costs) if costs else None,
+        "most": _extreme(max, costs),
+        "worst": _extreme(max, (worst_launch(index, cell["key"]) for cell in index.group("engine", "scale"))),
+        "masked": _extreme(max, hard_rows(index, "mask").values()),
+        "slower_with_pdl": [
+            f"{names[key]} ({ratio:.2f} times)" for key, ratio in pdl.items() if ratio > 1 + NOISE
+        ],
+    }
+
+
+def selections(bench: Mapping[str, Any], peers: Mapping[str, str]) -> list[str]:
+    """How many selections each implementation makes of the same row, in the run where these are most."""
+    sets: dict[str, int] = {}
+    for run in bench["runs"]:
+        counted = {impl: seen for impl, seen in run["sets_in_20_runs"].items() if isinstance(seen, int)}
+        sets |= {impl: max(seen, sets.get(impl, 0)) for impl, seen in counted.items()}
+    named = {HINTED: "this package", **peers}
+    return [f"{name} {sets[impl]}" for impl, name in named.items() if impl in sets]
+
+
+def host_time(files: Results) -> dict[str, Any] | None:
+    """What an eager call costs the host, beside other projects' calls."""
+    data = files.one("host_time.json")
+    if data is None:
+        return None
+    us = {result["call"]: result["us"] for result in data["results"]}
+    rows = {
+        "this package: `state`, `row_slot` and `out` given": us["hinted"],
+        "of which its Python function": us["hinted"] - us.get("dispatcher", us["hinted"]),
+        **{name: us[impl] for impl, name in peer_names([data["baselines"]]).items() if impl in us},
+        "`zero_` of one element": us["zero_"],
+    }
+    named = {"vllm": "vLLM", "trtllm": "TensorRT-LLM", "torch": "torch.topk"}
+    others = {name: us[call] for call, name in named.items() if call in us}
+    *slower, last = ["", *(name for name, time in others.items() if us["hinted"] > (1 + NOISE) * time)]
+    names = f"{', '.join(slower[1:])} and {last}" if slower[1:] else last
+    return {
+        "source": source_of(data),
+        "us": us["hinted"],
+        "others": [f"{name} {shown(time)}" for name, time in others.items()],
+        "verdict": f"slower than {names}" if names else "no slower",
+        "table": table("call | us", ([name, shown(time)] for name, time in rows.items())),
+    }
+
+
+def simulated(files: Results) -> dict[str, Any] | None:
+    """What the simulated decode compared, and what a step takes on the GPU and on the host."""
+    decode = files.one("simulated_decode.json")
+    if decode is None:
+        return None
+    refuse_if(decode["sets"]["different"], "simulated_decode.json", "no different set")
+    return decode | {
+        "source": source_of(decode),
+        "traces": [short_trace(name) for name in decode["setup"]["traces"]],
+    }
+
+
+def stressed(files: Results) -> dict[str, Any]:
+    """Launches beside other work, under delays, and on arguments that are rewritten; none may be wrong."""
+    runs = files.of_one_gpu("stress*.json", lambda run: True, own=True)
+    runs.pop(FAULTY, None)
+    kinds: dict[str, list[dict[str, Any]]] = {"launches": [], "delays": [], "rewrite": []}
+    for name, run in runs.items():
+        refuse_if(run.get("failure"), name, "no failure")
+        refuse_if(not run["totals"]["clean"] and run["totals"], name, "a clean run")
+        if run["mode"] == "rewrite":
+            inexact = sum(not result["exact_after"] for result in run["results"])
+            refuse_if(inexact, name, "exact launches after the last rewriting")
+        elif run["chaos_build"]:
+            undelayed = run["totals"]["launches"] - run["totals"]["launches_with_delays"]
+            refuse_if(undelayed, name, "delays in every launch")
+        kinds["delays" if run["chaos_build"] else run["mode"]].append(run)
+    files.quote(runs)
+    beside, delays, rewritten = kinds.values()
+    told = []
+    if beside:
+        names = {result["configuration"]["name"] for run in beside for result in run["results"]}
+        told.append(
+            f"{_total(beside, 'launches'):,} launches of {len(names)} configurations beside other work: "
+            f"{_wrong(*beside)}; guard words lie behind every output, and nothing may write there"
+        )
+    if delays:
+        told.append(
+            f"{_total(delays, 'launches'):,} launches of a build that delays threads: {_wrong(*delays)}"
+        )
+    if rewritten:
+        results = [result for run in rewritten for result in run["results"]]
+        ways = {result["rewritten"] for result in results}
+        arguments = {way.partition(":")[0] for way in ways}
+        told.append(
+            f"{_total(rewritten, 'launches'):,} launches while another stream overwrote one of "
+            f"{word(len(arguments))} arguments in {word(len(ways))} ways, of which "
+            f"{sum(result['disturbed_launches'] for result in results):,} were seen to be disturbed: "
+            f"none hung, {_total(rewritten, 'guard_words'):,} guard words overwritten, exact afterwards"
+        )
+    faulty = files.of_one_gpu(FAULTY).get(FAULTY)
+    if faulty:
+        refuse_if(faulty["totals"]["clean"], FAULTY, "the faults of the older commit")
+    return {
+        "beside": {
+            "launches": _total(beside, "launches"),
+            "neighbours": len({r["neighbour"] for run in beside for r in run["results"]} - {"none"}),
+            "source": source_of(*beside),
+        },
+        "source": source_of(*runs.values()),
+        "told": told,
+        "faulty": faulty
+        and {
+            "source": source_of(faulty),
+            "launches": faulty["totals"]["launches"],
+            "wrong": _wrong(faulty),
+        },
+    }
+
+
+def _total(runs: Iterable[Mapping[str, Any]], what: str) -> int:
+    return sum(run["totals"][what] for run in runs)
+
+
+def _wrong(*runs: Mapping[str, Any]) -> str:
+    return (
+        f"{_total(runs, 'wrong_launches'):,} wrong, {_total(runs, 'guard_words'):,} guard words overwritten"
+    )
+
+
+def fewer_ctas(sweep: Mapping[str, Any]) -> dict[str, float]:
+    """Microseconds by CTAs per row at one shape."""
+    shape = (*HARD_SHAPE, "fp32")
+    (us,) = [each["us"] for each in sweep["shapes"] if (each["n"], each["batch"], each["dtype"]) == shape]
+    return dict(us)
+
+
+def fuzz_of(commit: str, files: Results) -> dict[str, Any]:
+    """The fuzzer's files of one commit; if there is none, those of the commit that was fuzzed last."""
+    runs = files.of_one_gpu("fuzz_*.json")
+    if commit not in {run["machine"]["commit"] for run in runs.values()} and runs:
+        commit = max(runs.values(), key=lambda run: run["machine"]["date"])["machine"]["commit"]
+    return {name: run for name, run in runs.items() if run["machine"]["commit"] == commit}
+
+
+def fuzzed(commit: str, files: Results) -> dict[str, Any] | None:
+    """What the fuzzer called and found; files of version 1 are of decode alone."""
+    found = files.quote(fuzz_of(commit, files))
+    for name, run in found.items():
+        refuse_if(run.get("failure"), name, "no mismatch")
+    if not found:
+        return None
+    runs = list(found.values())
+    of_op = {op: [run[op] for run in runs if op in run] for op in ("prefill", "blocks")}
+    cases = {op: sum(its["cases"] for its in of) for op, of in of_op.items()}
+    every = sum(run["cases"] for run in runs)
+
+    def paths(of: Iterable[Mapping[str, Any]]) -> str:
+        return ", ".join(
+            f"`{name}`" for name in sorted({p for its in of for p in its.get("paths_asked_for", ())})
+        )
+
+    prefill = f"{cases['prefill']:,} of prefill ({paths(of_op['prefill'])})"
+    neighbours = {name for run in runs for name in run.get("beside", ())}
+    return {
+        "source": source_of(*runs),
+        "cases": every,
+        "ops": [
+            f"{every - sum(cases.values()):,} of decode ({paths(runs)})",
+            prefill if cases["prefill"] else "none of prefill",
+            f"{cases['blocks']:,} of blocks" if cases["blocks"] else "none of blocks",
+        ],
+        "rows": sum(run["rows"] for run in runs),
+        "beside": f", beside {len(neighbours)} kinds of neighbour" if neighbours else "",
+        "seconds": sum(run["seconds"] for run in runs),
+    }
+
+
+def phase_table(timing: Mapping[str, Any], kernel: str, shapes: Sequence[str]) -> str:
+    """Microseconds of every phase of a kernel, in some cells."""
+    known_as = (kernel, KERNELS_BEFORE.get(kernel))
+    its = [result for result in timing["results"] if result.get("kernel", result.get("path")) in known_as]
+    cells = {result["rows"].removeprefix("gauss "): result for result in its if result["us"]}
+    names = list(cells[shapes[0]]["us"])
+    rows = (
+        [
+            name,
+            *(shown(cells[name]["us"][phase]) for phase in names),
+            shown(cells[name]["graph_us"] - cells[name]["total_us"]),
+        ]
+        for name in shapes
+    )
+    return table(["us", *names, "launch and end"], rows)
+
+
+def picture(check: bool) -> str:
+    """Draw the picture anew where it is not that of its file; what is wrong with it, or nothing."""
+    digest = digest_of(RESULTS / BENCH)
+    if digest_in(PICTURE) == digest:
+        return ""
+    if check:
+        return f"{PICTURE.name}: it was not drawn from {BENCH} as it is; run python -m eval readme"
+    if importlib.util.find_spec("matplotlib") is None:
+        return f"{PICTURE.name}: wanted the package matplotlib to draw it, got none: pip install -e '.[eval]'"
+    draw(load_bench(), PICTURE, digest=digest)
+    print(f"drawn: {PICTURE}")
+    return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write, or check, the figures of each page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, and say what would change")
+    check = parser.parse_args(argv).check
+    failed = False
+    try:
+        pages = {
+            ROOT / "README.md": results(),
+            ROOT / "docs" / "performance.md": performance(),
+            ROOT / "docs" / "engine_evidence.md": vllm_figures(RESULTS),
+        }
+    except RefusedError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if unknown := unknown_commits("\n".join(pages.values())):
+        print(f"commits: wanted ancestors of this one, got {', '.join(unknown)}", file=sys.stderr)
+        return 1
+    for page, figures in pages.items():
+        text = page.read_text()
+        head, rest = text.split(BEGIN)
+        expected = f"{head}{BEGIN}\n{figures}\n{END}{rest.split(END)[1]}"
+        if not check:
+            page.write_text(expected)
+        elif text != expected:
+            failed = True
+            print(f"{page.name}: its figures are not those of eval/results; run python -m eval readme")
+    if problem := picture(check):
+        failed = True
+        print(problem, file=sys.stderr)
+    return int(failed)

@@ -1,0 +1,129 @@
+"""Other projects' kernels: what is missing, and how each is called."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench_data import short_chains as short_chains  # a fixture for all
+
+from eval.bench import (
+    baselines,
+    bench_kernels,
+)
+from eval.bench.bench_cases import (
+    GROUPS,
+    Cell,
+    make_chain,
+)
+from eval.bench.bench_report import (
+    BASELINES,
+)
+from eval.bench.kernel_timing import Chain
+
+
+class TestBaselines:
+    def test_missing_files_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        found = baselines.available(tmp_path)
+        assert set(found) == set(BASELINES)
+        assert not found["torch"].why_not
+        assert "libtrtllm_kernel.so" in found["trtllm"].why_not
+        assert "_C_stable_libtorch.abi3.so" in found["vllm"].why_not
+
+    def test_library_that_is_none_says_what_the_loader_said(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        (tmp_path / "libtrtllm_kernel.so").write_bytes(b"no library")
+        assert "libtrtllm_kernel.so" in baselines.available(tmp_path)["trtllm"].why_not
+
+    def test_compressed_file_is_unpacked_where_no_other_user_can_write(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        monkeypatch.setattr(baselines, "_own_folder", functools.cache(baselines._own_folder.__wrapped__))
+        (tmp_path / "in" / "deep").mkdir(parents=True)
+        (tmp_path / "in" / "deep" / "some.so.xz").write_bytes(lzma.compress(b"content"))
+        found = baselines.find_file(tmp_path / "in", "some.so")
+        assert found.read_bytes() == b"content" and found == baselines.find_file(tmp_path / "in", "some.so")
+        assert (tmp_path / "in") not in found.parents
+        assert found.parent.stat().st_mode & 0o777 == 0o700
+        assert baselines._own_folder.__wrapped__() != found.parent  # a name that nobody knows beforehand
+
+    def test_deterministic_calls_of_flashinfer_never_take_cub(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls: list[tuple[str, tuple[Any, ...]]] = []
+
+        class Module:
+            def __getattr__(self, name: str) -> Any:
+                return lambda *arguments: calls.append((name, arguments)) or 16
+
+        monkeypatch.setattr(baselines, "_flashinfer_module", lambda folder: (None, Module()))
+        monkeypatch.setattr(baselines, "_current_stream", lambda ffi: contextlib.nullcontext())
+        chain = make_chain(Cell("main", 32768, 1, 16), device="cpu")
+        for deterministic in (False, True):
+            load = functools.partial(baselines._load_flashinfer_ragged, deterministic=deterministic)
+            load("name", "version", Path()).prepare(chain).launch(0)
+        (_, (sized, _), (name, arguments)) = calls[0], calls[1], calls[2]
+        assert sized == "cub_topk_ragged_transform" and len(calls) == 3
+        assert name == "radix_topk_ragged_transform"
+        assert arguments[5:] == (16, True, baselines.FLASHINFER_SMALL_TIES, False, None)
+
+    def test_cudnn_takes_the_kernel_of_the_next_power_of_two(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls: list[tuple[str, tuple[Any, ...]]] = []
+
+        class Module:
+            def __getitem__(self, name: str) -> Any:
+                if not name.endswith("_16"):
+                    raise AttributeError(name)
+                return lambda *arguments: calls.append((name, arguments))
+
+        class Bindings:
+            load_module = staticmethod(lambda path: Module())
+
+        (tmp_path / "cudnn_topk.so").write_bytes(b"")
+        monkeypatch.setattr(baselines, "_import_from", lambda name, folder: Bindings)
+        monkeypatch.setattr(baselines, "_current_stream", lambda ffi: contextlib.nullcontext())
+        baseline = baselines._load_cudnn("cudnn", "version", tmp_path)
+        chain = make_chain(Cell("main", 5000, 2, 16), device="cpu")
+        prepared = baseline.prepare(chain)
+        prepared.launch(3)
+        ((name, arguments),) = calls
+        assert name == "indexer_topk_8192_16"
+        assert arguments[0].data_ptr() == chain.logits[3].data_ptr()
+        assert arguments[5].data_ptr() == prepared.results[3].data_ptr()
+        assert arguments[2].shape == (2, 2, chain.logits.shape[2])
+        with pytest.raises(baselines.BaselineError, match="compiled for other columns and k"):
+            baseline.prepare(make_chain(Cell("main", 5000, 2, 8), device="cpu"))
+        with pytest.raises(baselines.BaselineError, match="at most 148 rows, got 149"):
+            baseline.prepare(make_chain(Cell("main", 64, 149, 16), device="cpu"))
+
+    def test_a_shorter_list_of_groups_leaves_nothing_of_the_others(self) -> None:
+        baseline = baselines.available()["torch"]
+        found = bench_kernels.theirs(baseline)
+        assert found.refuse(Cell("main", 4096)) == ""
+        assert found.refuse(Cell("k", 8192, 1, 512)).startswith("measured in the groups main,")
+        listed = {name for name in bench_kernels.MEASURED if name in BASELINES}
+        assert {"vllm", "flashinfer_deterministic"} & listed == set()  # everywhere
+        assert {group for groups in bench_kernels.MEASURED.values() for group in groups} <= set(GROUPS)
+
+    def test_rows_for_operators_without_lengths_hide_what_lies_past_the_end(self) -> None:
+        logits = torch.full((2, 1, 4), float("nan"))
+        logits[:, :, :3] = 1.0
+        hidden = baselines._full_rows(Chain(logits, torch.tensor([3], dtype=torch.int32), 2))
+        assert hidden[0, 0].tolist() == [1.0, 1.0, 1.0, float("-inf")]
+
+    def test_flashinfer_chooses_as_it_does_inside_a_graph(self) -> None:
+        assert baselines.flashinfer_takes_cub(64, 16384, torch.float32)
+        assert not baselines.flashinfer_takes_cub(128, 16384, torch.float32)
+        assert not baselines.flashinfer_ragged_takes_cub(64, 16384, torch.float32)
+        assert baselines.flashinfer_ragged_takes_cub(64, 32768, torch.float32)
+        assert not baselines.flashinfer_ragged_takes_cub(128, 65536, torch.float16)
+        assert not baselines.flashinfer_ragged_takes_cub(512, 1 << 20, torch.float32)

@@ -1,0 +1,331 @@
+"""What the kernel benchmark measures: cells, chains of rows, and walks over them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from bench_data import CAUSAL
+from bench_data import short_chains as short_chains  # a fixture for all
+
+from eval.bench import (
+    bench_cases,
+    bench_kernels,
+    kernel_timing,
+    our_kernels,
+)
+from eval.bench.bench_cases import (
+    BATCHES,
+    GROUPS,
+    LENGTHS,
+    MASKS,
+    Cell,
+    EngineRows,
+    Sources,
+    all_cells,
+    load_sources,
+    make_chain,
+    quick_cells,
+)
+from eval.bench.bench_report import (
+    PREFILL_SHAPES,
+    SHAPES,
+)
+from eval.bench.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
+from eval.bench.our_kernels import VARIANTS, WITH_INDICES, prepare_ours
+from eval.bench.trace_scores import trace_scores
+from gvr_topk.arguments import DecodeArguments
+from gvr_topk.constants import (
+    FLAG_PDL,
+    STATE_UNKNOWN,
+)
+from gvr_topk.constants import (
+    Path as KernelPath,
+)
+from gvr_topk.evaluation.synthetic import LayerGenerator
+from gvr_topk.evaluation.trace import TraceError, shipped_trace
+
+
+def test_trace_scores_by_hand() -> None:
+    keys = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], dtype=np.float16)
+    queries = np.array([[[1.0, 1.0]], [[-1.0, 1.0]]], dtype=np.float16)
+    weights = np.array([[2.0], [1.0]], dtype=np.float16)
+    rows = trace_scores(keys, queries, weights, "cpu")
+    wanted = [[[2 / 2**0.5, 4 / 2**0.5]], [[0.0, 2 / 2**0.5, 0.0]]]
+    for row, values in zip(rows, wanted, strict=True):
+        torch.testing.assert_close(row, torch.tensor(values))
+
+
+class TestCells:
+    def test_keys_are_unique(self) -> None:
+        keys = [cell.key for cell in all_cells()]
+        assert len(keys) == len(set(keys))
+
+    def test_main_sweep_covers_every_length_and_batch(self) -> None:
+        main = {(cell.n, cell.batch) for cell in all_cells() if cell.group == "main"}
+        assert main == {(n, batch) for n in LENGTHS for batch in BATCHES}
+        assert set(SHAPES) <= main
+
+    def test_rows_in_wide_buffers_are_those_of_narrow_ones(self) -> None:
+        cells = [cell for cell in all_cells() if cell.group == "wide_buffers"]
+        assert {cell.width for cell in cells} == {0, 131072, 1048576}
+        assert all(cell.key.endswith(f" in{cell.width}") for cell in cells if cell.width)
+        own, wide = (make_chain(Cell("wide_buffers", 300, k=16, width=at), device="cpu") for at in (0, 1024))
+        assert own.logits.shape[2] == 304 and wide.logits.shape[2] == 1024
+        assert torch.equal(own.logits[..., :300], wide.logits[..., :300])
+        assert bool(wide.logits[..., 300:].isnan().all()) and torch.equal(own.lengths, wide.lengths)
+
+    def test_files_add_a_cell_each(self) -> None:
+        sources = Sources([LayerGenerator(20, 4000, 6)], [EngineRows("e", (torch.zeros(8, 65559),))])
+        cells = [cell for cell in all_cells(sources) if cell.group in ("trace", "engine")]
+        shapes = [(cell.n, cell.batch, cell.rows) for cell in cells]
+        assert shapes == [(4000, 1, "trace:synthetic-L20"), (65559, 8, "engine:e")]
+        assert {cell.group for cell in all_cells(sources)} == set(GROUPS)
+
+    def test_quick_cells_are_the_shapes_that_the_pages_show(self) -> None:
+        quick = quick_cells(all_cells())
+        assert {(cell.n, cell.batch) for cell in quick if cell.group == "main"} == set(SHAPES)
+
+    def test_folder_may_hold_other_archives(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "logits.npz", logits=np.zeros((2, 8)))
+        np.savez(tmp_path / "engine.npz", **{f"{at}.logits": np.ones((2, 8), np.float32) for at in range(3)})
+        sources = load_sources(tmp_path)
+        assert [source.name for source in sources.traces] == [shipped_trace().name]
+        assert [(engine.name, len(engine.layers)) for engine in sources.engines] == [("engine", 3)]
+        (tmp_path / "broken.npz").write_bytes(b"no archive")
+        with pytest.raises(TraceError, match="broken"):
+            load_sources(tmp_path)
+
+    def test_selection_by_group_and_key(self) -> None:
+        cells = all_cells()
+        assert {cell.group for cell in bench_kernels.select(cells, "hint,k", "")} == {"hint", "k"}
+        picked = bench_kernels.select(cells, "main", "n70690 b1 ")
+        assert [(cell.n, cell.batch) for cell in picked] == [(70690, 1)]
+        with pytest.raises(typer.BadParameter, match="nothing"):
+            bench_kernels.select(cells, "nothing", "")
+
+    def test_our_kernels_refuse_what_cannot_be_planned(self) -> None:
+        cell = Cell("main", 524288)
+        assert "262144" in bench_kernels.ours("paper").refuse(cell)
+        assert bench_kernels.ours("hinted").refuse(cell) == ""
+        assert "main" in bench_kernels.ours("pdl").refuse(Cell("k", 8192, k=512))
+
+
+def chain_for(rows: str = "gauss", n: int = 300, batch: int = 2, **more: Any) -> Chain:
+    sources = Sources(
+        [LayerGenerator(20, n - 9, 10)],
+        [EngineRows("e", tuple(torch.randn(4, n) for _ in range(2)))],
+    )
+    return make_chain(Cell("any", n, batch, k=16, rows=rows, **more), sources, device="cpu")
+
+
+class TestChains:
+    @pytest.mark.parametrize(
+        "rows, batch",
+        [
+            ("gauss", 2),
+            ("scale", 2),
+            ("mask:half", 2),
+            ("layer:20", 1),
+            ("trace:synthetic-L20", 1),
+            ("engine:e", 4),
+        ],
+    )
+    def test_no_launch_sees_the_row_of_the_one_before(self, rows: str, batch: int) -> None:
+        chain = chain_for(rows, batch=batch)
+        walk = [*range(chain.count), chain.lead]  # from the last step, a walk goes on with the first
+        for before, step in itertools.pairwise(walk):
+            for row in range(batch):
+                old, new = chain.logits[before, row], chain.logits[step, row]
+                assert not torch.equal(old.nan_to_num(), new.nan_to_num()), (before, step)
+
+    def test_gaussian_rows_are_all_fresh_and_follow_each_other(self) -> None:
+        chain = chain_for(n=20_000, batch=1, keep=0.81)
+        assert chain.fresh == len(chain.timed) == 6
+        rows = chain.logits[:, 0, :20_000]
+        seen = torch.corrcoef(rows)
+        for step in range(1, chain.count):
+            assert float(seen[step - 1, step]) == pytest.approx(0.9, abs=0.02)
+            assert float(rows[step].std()) == pytest.approx(1.0, abs=0.03)
+        assert float(seen[0, 2]) == pytest.approx(0.81, abs=0.02)
+
+    def test_shifted_scores_move_with_the_offset(self) -> None:
+        chain = chain_for(n=20_000, batch=1, keep=1.0, shift=3)
+        rows = chain.logits[:, 0, :20_000]
+        assert torch.allclose(rows[1].roll(3), rows[2], atol=1e-5)
+        assert chain.shift == 3
+
+    def test_scale_changes_at_every_step(self) -> None:
+        deviations = chain_for("scale", n=20_000, batch=1).logits[:, 0].nan_to_num().std(dim=1)
+        assert float(deviations.max() / deviations.min()) > 1.5
+        assert bool(((deviations > 0.12) & (deviations < 8.5)).all())
+
+    @pytest.mark.parametrize("kind", MASKS)
+    def test_masks_put_the_kth_value_where_their_name_says(self, kind: str) -> None:
+        chain = chain_for(f"mask:{kind}", n=4000, batch=1)
+        for step in chain.timed:
+            row = chain.logits[step, 0, :4000]
+            kth = row.topk(16).values[-1]
+            finite = int(row.isfinite().sum())
+            if kind == "kth_is_neg_inf":
+                assert bool(kth == float("-inf")) and 0 < finite < 16
+            elif kind == "kth_is_pos_inf":
+                assert bool(kth == float("inf"))
+            elif kind == "kth_is_nan":
+                assert bool(kth.isnan())
+            else:
+                assert bool(kth.isfinite())
+            if kind == "99_percent":
+                assert 16 < finite < 80
+
+    def test_given_steps_begin_again_in_new_buffers_and_are_led_by_the_last(self) -> None:
+        steps = [torch.full((1, 8 + at), float(at)) for at in range(4)]
+        chain = chain_of(steps, 2, device="cpu")
+        assert chain.logits[:, 0, 0].tolist() == [0, 1, 2, 3, *([0, 1, 2, 3] * 2)]
+        assert (chain.lead, chain.fresh, len(chain.timed)) == (4, 4, 8)
+        assert chain.lengths_of(5).tolist() == [9]
+        assert bool(chain.logits[5, 0, 9:].isnan().all())
+
+    def test_engine_rows_meet_every_slot(self) -> None:
+        layers = tuple(torch.arange(4.0)[:, None] + 10 * layer + torch.zeros(4, 8) for layer in range(2))
+        steps = EngineRows("e", layers).steps()
+        assert len(steps) == 8
+        assert [step[0, 0].item() for step in steps] == [0, 10, 1, 11, 2, 12, 3, 13]
+
+    def test_cold_chains_outgrow_the_cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernel_timing, "MIN_STEPS", 20)
+        monkeypatch.setattr(kernel_timing, "MAX_STEPS", 4000)
+        monkeypatch.setattr(kernel_timing, "l2_bytes", lambda device: 60 << 20)
+        assert kernel_timing.steps_for(131072 * 4, "cuda") * 131072 * 4 > 4 * (60 << 20)
+        assert kernel_timing.steps_for(8192 * 4, "cuda") == 4000
+        assert kernel_timing.steps_for(1 << 30, "cuda") == 20
+
+    def test_scores_of_a_trace_are_its_own(self) -> None:
+        trace = shipped_trace()
+        steps = bench_cases.trace_rows(trace, "cpu")
+        assert len(steps) == trace.steps
+        assert np.allclose(steps[7][0].numpy(), trace.scores(7), rtol=1e-4, atol=1e-5)
+
+    def test_rows_of_no_kind_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="rows: wanted gauss"):
+            chain_for("nothing")
+        with pytest.raises(ValueError, match="one of the files"):
+            chain_for("trace:nothing")
+
+
+class TestChainRun:
+    def test_every_replay_begins_with_the_state_of_the_step_before(self) -> None:
+        chain = chain_for()
+        prepared = prepare_ours(chain, VARIANTS[WITH_INDICES])
+        run = ChainRun(chain, prepared)
+        words, indices = prepared.state
+        leading = prepared.results[chain.lead - 1].clone()
+        assert prepared.carried is not None
+        assert torch.equal(prepared.carried(), leading)
+        saved = words.clone()
+        assert int((saved != STATE_UNKNOWN).any(dim=1).sum()) == chain.batch
+        for _ in range(2):
+            for step in chain.timed:
+                prepared.launch(step)
+            assert not torch.equal(prepared.carried(), leading)
+            run.begin()
+            assert torch.equal(prepared.carried(), leading)
+            assert torch.equal(words, saved)
+            assert int((indices >= 0).sum()) == leading.numel()
+            assert bool((prepared.results == POISON).all())
+
+    def test_launches_are_timed_in_the_order_of_the_chain(self) -> None:
+        chain, order = chain_for(), []
+        run = ChainRun(chain, Prepared(order.append, torch.zeros(1)))
+        assert order == list(range(chain.lead))
+        order.clear()
+        run.time(3)
+        assert order == 3 * list(chain.timed)
+        order.clear()
+        assert len(run.time_each(8, passes=3)) == 8
+        assert order == 3 * [*chain.timed, *chain.timed[:2]]
+
+    @pytest.mark.parametrize("name", VARIANTS)
+    def test_variants_give_the_op_what_their_name_says(
+        self, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        given: list[DecodeArguments] = []
+        monkeypatch.setattr(our_kernels, "launch_op", given.append)
+        variant = VARIANTS[name]
+        prepare_ours(chain_for(shift=1), variant).launch(0)
+        (arguments,) = given
+        has = {what for what in ("state", "indices", "row_slot") if getattr(arguments, what) is not None}
+        every = {"state", "indices", "row_slot"}
+        others: dict[str, set[str]] = {
+            "no_hint": set(),
+            "radix_rounds": set(),
+            "no_row_slot": {"state"},
+            "with_indices": every,
+            "paper": every,
+        }
+        assert has == others.get(name, {"state", "row_slot"})
+        named = {what for what in variant.arguments if "=" not in what}
+        assert has - {"indices"} | {"out"} == named
+        assert (f'path="{variant.path}"' in variant.arguments) == (arguments.path != KernelPath.AUTO)
+        assert ("pdl=True" in variant.arguments) == bool(arguments.flags & FLAG_PDL) == (name == "pdl")
+        assert arguments.hint_offset == ("indices" in has)
+        if "row_slot" in has:
+            slots = arguments.row_slot.tolist()
+            assert len(set(slots)) == 2 and max(slots) < len(arguments.state)
+
+
+class TestPrefillChunks:
+    def test_each_row_sees_one_column_more_and_the_last_all(self) -> None:
+        chain = make_chain(CAUSAL, device="cpu")
+        assert chain.lengths.tolist() == list(range(101, 301))
+        assert (chain.lead, chain.fresh, len(chain.timed)) == (0, 1, kernel_timing.CHUNK_BUFFERS)
+        for row, length in enumerate(chain.lengths.tolist()):
+            assert bool(chain.logits[0, row, :length].isfinite().all())
+            assert bool(chain.logits[0, row, length:].isnan().all())
+        assert all(torch.equal(copy.nan_to_num(), chain.logits[0].nan_to_num()) for copy in chain.logits)
+        assert chain.logits[1].data_ptr() != chain.logits[0].data_ptr()
+
+    def test_rows_are_the_same_however_few_are_drawn_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = make_chain(CAUSAL, device="cpu").logits.nan_to_num()
+        monkeypatch.setattr(bench_cases, "GENERATED_ELEMENTS", 16 * 300)
+        assert torch.equal(make_chain(CAUSAL, device="cpu").logits.nan_to_num(), first)
+
+    def test_large_chunks_have_one_buffer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kernel_timing, "CHUNKS_BYTES", 200 * 304 * 4 * 3 - 1)
+        assert make_chain(CAUSAL, device="cpu").count == 2
+        monkeypatch.setattr(kernel_timing, "CHUNKS_BYTES", 1)
+        assert make_chain(CAUSAL, device="cpu").count == 1
+
+    def test_rows_of_a_trace_are_repeated_in_their_order(self) -> None:
+        source = LayerGenerator(20, 100, 10)
+        cell = Cell("prefill", 109, 25, k=16, rows="causal:synthetic-L20")
+        chain = make_chain(cell, Sources([source]), device="cpu")
+        assert chain.lengths.tolist() == [*range(100, 110), *range(100, 110), *range(100, 105)]
+        for row in (0, 9, 10, 24):
+            scores = source.scores(row % 10)
+            assert np.array_equal(chain.logits[0, row, : len(scores)].numpy(), scores)
+            assert bool(chain.logits[0, row, len(scores) :].isnan().all())
+
+    def test_each_trace_has_a_chunk_as_wide_as_its_last_row(self) -> None:
+        cells = all_cells(Sources([LayerGenerator(20, 4000, 6)]))
+        shapes = {(cell.n, cell.batch): cell.rows for cell in cells if cell.group == "prefill"}
+        assert shapes == {**dict.fromkeys(PREFILL_SHAPES, "causal"), (4005, 2048): "causal:synthetic-L20"}
+
+    def test_more_rows_than_columns_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="rows: wanted at most one for each of the 100 columns, got 200"):
+            make_chain(dataclasses.replace(CAUSAL, n=100), device="cpu")
+
+    def test_traffic_is_that_of_windows_and_items(self) -> None:
+        lengths = torch.tensor([2, 5, 6], dtype=torch.int32)
+        chain = Chain(torch.zeros(1, 3, 8), lengths, 4, lead=0, fresh=1)
+        traffic = bench_cases.memory_traffic(chain, 2e9)
+        assert traffic["bytes_read"] == 4 * (5 + 6) + 3 * 2 * 4
+        assert traffic["bytes_written"] == 4 * 3 * 4
+        assert traffic["memory_us"] == round(1e6 * (68 + 48) / 2e9, 4)
+        assert "memory_us" not in bench_cases.memory_traffic(chain)  # of an unknown memory

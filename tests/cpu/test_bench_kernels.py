@@ -1,0 +1,561 @@
+"""The kernel benchmark on the CPU: every answer compared, figures, files, tables and pictures."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from bench_data import CAUSAL, file_of, index_of, result
+from bench_data import short_chains as short_chains  # a fixture for all
+from rich.console import Console
+
+from eval.bench import (
+    baselines,
+    bench_blocks,
+    bench_kernels,
+    kernel_timing,
+    our_kernels,
+    phase_timing,
+    plot_bench,
+    tune,
+)
+from eval.bench.bench_cases import (
+    Cell,
+    Sources,
+    all_cells,
+    make_chain,
+)
+from eval.bench.bench_report import (
+    ALL,
+    FLOOR,
+    FORMAT,
+    OURS,
+    PREFILL_IMPLS,
+    Index,
+    dump,
+    hard_rows,
+    hint_ratios,
+    measured_in,
+    worst_launch,
+    worst_ratios,
+)
+from eval.bench.kernel_timing import Chain, ChainRun, Prepared
+from eval.common.machine import describe_machine, write_json
+from eval.common.options import read_results
+from eval.report import provenance, readme
+from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
+from gvr_topk.constants import (
+    PHASE_STAMPS,
+)
+from gvr_topk.constants import (
+    Path as KernelPath,
+)
+from gvr_topk.contract import exact_topk
+
+BLOCK_OPS: dict[str, type[Any]] = {"blocks": BlocksArguments, "in_blocks": InBlocksArguments}
+
+
+class TestCellRun:
+    cell = Cell("scale", 300, 2, k=16, rows="scale")
+
+    def run(self) -> bench_kernels.CellRun:
+        return bench_kernels.CellRun(self.cell, Sources(), "cpu", each_launches=8)
+
+    @pytest.mark.parametrize("name", ["hinted", "no_hint"])
+    def test_exact_op_is_timed_as_a_whole_and_by_launch(self, name: str) -> None:
+        measured = self.run().measure(bench_kernels.ours(name))
+        assert measured["exact"] is True
+        assert measured["cold_us"] > 0
+        assert measured["worst_us"] >= measured["cold_us"]
+        assert {"guess_hit", "passes", "each_us"} <= set(measured)
+        json.dumps(measured, allow_nan=False)
+
+    def test_cell_says_what_was_made(self) -> None:
+        described = self.run().describe()
+        assert (described["launches"], described["fresh"], described["group"]) == (6, 6, "scale")
+        assert 0.3 < described["hit_ratio"] < 0.9
+
+    @pytest.mark.parametrize("broken", ["first", "middle", "last", "one replay", "not written", "carried"])
+    def test_one_wrong_launch_among_all_is_noticed(
+        self, broken: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = self.run()
+        timed, launched = run.chain.timed, [0]
+        real = our_kernels.launch_op
+
+        def op(arguments: DecodeArguments) -> None:
+            launched[0] += 1
+            address = arguments.logits.data_ptr()
+            step = next(at for at in range(run.chain.count) if address == run.chain.logits[at].data_ptr())
+            out, indices = arguments.out, arguments.indices
+            kept = out.clone()
+            real(arguments)
+            replay = (launched[0] - 1 - run.chain.lead) // len(timed)
+            spoiled = {"first": timed[0], "middle": timed[3], "one replay": timed[2]}.get(broken, timed[-1])
+            if step != spoiled or (broken == "one replay" and replay != 1):
+                return
+            if broken == "carried":
+                indices[indices[:, 0] >= 0] = 0
+            elif broken == "not written":
+                out.copy_(kept)
+            else:
+                out[1, 3] = out[1, 2]
+
+        monkeypatch.setattr(our_kernels, "launch_op", op)
+        monkeypatch.setattr(bench_kernels, "EACH_GROUPS", ())
+        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        monkeypatch.setattr(bench_kernels, "MEASURED", {})
+        measured = run.measure(bench_kernels.ours("with_indices" if broken == "carried" else "hinted"))
+        assert measured["exact"] is False
+        assert "wrong rows in 3 replays" in measured["note"]
+
+    def test_wrong_launch_among_those_timed_one_by_one_is_noticed(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = self.run()
+        real = ChainRun.time_each
+
+        def time_each(self: ChainRun, launches: int, passes: int = 3) -> list[float]:
+            times = real(self, launches, passes)
+            self.prepared.results[run.chain.timed[1], 0, 0] += 1
+            return times
+
+        monkeypatch.setattr(ChainRun, "time_each", time_each)
+        assert run.measure(bench_kernels.ours("hinted"))["exact"] is False
+
+    @pytest.mark.parametrize("broken", [False, True])
+    def test_other_implementations_are_compared_by_value_at_every_step(self, broken: bool) -> None:
+        run = self.run()
+
+        def prepare(chain: Chain) -> Prepared:
+            prepared = baselines._torch(chain)
+
+            def launch(step: int) -> None:
+                prepared.launch(step)
+                if broken and step == chain.timed[4]:
+                    prepared.results[step, 0, 0] = prepared.results[step, 0, 1]
+
+            return Prepared(launch, prepared.results)
+
+        measured = run.measure(bench_kernels.Implementation("torch", lambda cell: "", prepare))
+        assert measured["exact"] is not broken
+
+    def test_error_is_a_result(self) -> None:
+        def prepare(chain: Chain) -> Prepared:
+            raise RuntimeError("out of memory\nmore")
+
+        measured = self.run().measure(bench_kernels.Implementation("torch", lambda cell: "", prepare))
+        assert (measured["cold_us"], measured["exact"]) == (None, False)
+        assert measured["note"] == "RuntimeError: out of memory"
+
+    def test_op_gives_one_set_in_all_runs(self) -> None:
+        assert bench_kernels.repeatability([bench_kernels.ours("hinted")], "cpu") == {"hinted": 1}
+
+
+class TestTwoLevelIndexer:
+    CELL = Cell("v41", 16_400, 2, k=16, rows="blocks")
+    IMPLEMENTATIONS = ("blocks", "in_blocks", "torch_blocks", "torch_in_blocks")
+
+    def measure(self, name: str) -> dict[str, Any]:
+        run = bench_kernels.CellRun(self.CELL, Sources(), device="cpu")
+        if name in bench_kernels.OURS:
+            return run.measure(bench_kernels.ours(name))
+        return run.measure(bench_kernels.theirs(baselines.available()[name]))
+
+    def test_cells_are_those_of_the_model(self) -> None:
+        cells = [cell for cell in all_cells() if cell.group == "v41"]
+        assert {(cell.n, cell.batch) for cell in cells} == {
+            (n, batch) for n in (16384, 65536, 131072, 262144) for batch in (1, 8, 64)
+        }
+        assert {cell.k for cell in cells} == {512} and bench_blocks.BLOCK_K == 2048
+        assert len({cell.key for cell in all_cells()}) == len(all_cells())
+
+    def test_it_has_implementations_of_its_own(self) -> None:
+        assert {impl for impl in ALL if measured_in(impl, "v41")} == set(self.IMPLEMENTATIONS)
+
+    @pytest.mark.parametrize("name", IMPLEMENTATIONS)
+    def test_every_implementation_is_exact(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        measured = self.measure(name)
+        assert measured["exact"] is True and measured["cold_us"] > 0 and "note" not in measured
+
+    @pytest.mark.parametrize(("op", "name"), [("blocks", "out"), ("blocks", "blocks"), ("in_blocks", "out")])
+    def test_one_wrong_item_is_noticed(self, op: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, calls = our_kernels.launch_op, itertools.count()
+
+        def launch(arguments: Any) -> None:
+            real(arguments)
+            if isinstance(arguments, BLOCK_OPS[op]) and next(calls) == 9:
+                getattr(arguments, name)[1, 3] += 1
+
+        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        monkeypatch.setattr(our_kernels, "launch_op", launch)
+        measured = self.measure(op)
+        assert measured["exact"] is False and measured["note"] == "1 wrong rows in 3 replays"
+
+    @pytest.mark.parametrize("name", ["torch_blocks", "torch_in_blocks"])
+    def test_wrong_items_of_others_are_noticed(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = getattr(baselines, f"_{name}")
+
+        def prepare(chain: Chain) -> Prepared:
+            prepared = real(chain)
+
+            def launch(step: int) -> None:
+                prepared.launch(step)
+                prepared.results[step][0, -1] = prepared.results[step][0, -2]
+
+            return dataclasses.replace(prepared, launch=launch)
+
+        monkeypatch.setattr(baselines, f"_{name}", prepare)
+        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        assert self.measure(name)["exact"] is False
+
+
+class TestPrefillRun:
+    def run(self, cell: Cell = CAUSAL) -> bench_kernels.CellRun:
+        return bench_kernels.CellRun(cell, Sources(), "cpu")
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+        """Files of other projects, whose operators for prefill are there and exact, with their schemas."""
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(baselines, "load_library", lambda folder, name: None)
+        for name in ("libtrtllm_kernel.so", "_C_stable_libtorch.abi3.so"):
+            (tmp_path / name).touch()
+
+        def exact(logits: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, k: int) -> torch.Tensor:
+            return exact_topk(logits, ends - starts, k, starts).flip(1)
+
+        def per_row(logits, starts, ends, indices, rows, stride0, stride1, k):  # type: ignore[no-untyped-def]
+            assert (rows, stride0, stride1) == (len(logits), *logits.stride())
+            indices.copy_(exact(logits, starts, ends, k))
+
+        def indexer(logits, starts, ends, indices, k=2048):  # type: ignore[no-untyped-def]
+            indices.copy_(exact(logits, starts, ends, k))
+
+        vllm, trtllm = torch.library.Library("_C", "FRAGMENT"), torch.library.Library("trtllm", "FRAGMENT")
+        vllm.define(
+            "top_k_per_row_prefill(Tensor logits, Tensor rowStarts, Tensor rowEnds, Tensor! indices, "
+            "int numRows, int stride0, int stride1, int topK) -> ()"
+        )
+        vllm.impl("top_k_per_row_prefill", per_row, "CPU")
+        trtllm.define(
+            "indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor indices, "
+            "int index_topk=2048) -> ()"
+        )
+        trtllm.impl("indexer_topk_prefill", indexer, "CPU")
+        yield tmp_path
+        vllm._destroy()
+        trtllm._destroy()
+
+    def test_every_implementation_is_timed_and_exact(self, folder: Path) -> None:
+        run = self.run(dataclasses.replace(CAUSAL, n=200))
+        found, described = bench_kernels.implementations(PREFILL_IMPLS, folder)
+        assert {its.name for its in found} == set(PREFILL_IMPLS) - {
+            "flashinfer_ragged",
+            "flashinfer_deterministic",
+        }
+        assert "topk.so" in described["flashinfer_ragged"]["why_not"]
+        for its in found:
+            measured = run.measure(its)
+            assert (measured["exact"], measured["cold_us"] > 0) == (True, True), measured
+            assert ("passes" in measured) == (its.name in OURS)
+
+    def test_cell_says_what_the_memory_takes(self) -> None:
+        described = self.run().describe()
+        assert (described["launches"], described["fresh"]) == (kernel_timing.CHUNK_BUFFERS, 1)
+        assert described["bytes_read"] == 4 * sum(range(101, 301)) + 8 * 200
+        assert "hit_ratio" not in described
+
+    @pytest.mark.parametrize("name", ["prefill", "prefill_radix_rounds"])
+    def test_op_is_called_with_the_path_of_its_name(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        given: list[PrefillArguments] = []
+        monkeypatch.setattr(our_kernels, "launch_op", given.append)
+        chain = make_chain(CAUSAL, device="cpu")
+        bench_kernels.ours(name).prepare(chain).launch(1)
+        (arguments,) = given
+        wanted = KernelPath.AUTO if name == "prefill" else KernelPath.RADIX_ROUNDS
+        assert (arguments.path, arguments.k, arguments.flags) == (wanted, 64, 0)
+        assert arguments.logits.data_ptr() == chain.logits[1].data_ptr()
+        assert not arguments.row_starts.any() and arguments.row_ends is chain.lengths
+        others = ("row_request", "offsets", "counts", "page_table", "slots", "stats")
+        assert all(getattr(arguments, what) is None for what in others)
+
+    @pytest.mark.parametrize("buffer", [0, 7])
+    def test_one_wrong_row_in_any_buffer_is_noticed(
+        self, buffer: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = self.run()
+        real = our_kernels.launch_op
+
+        def op(arguments: PrefillArguments) -> None:
+            real(arguments)
+            if arguments.logits.data_ptr() == run.chain.logits[buffer].data_ptr():
+                arguments.out[150, 3] = arguments.out[150, 2]
+
+        monkeypatch.setattr(our_kernels, "launch_op", op)
+        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+        measured = run.measure(bench_kernels.ours("prefill"))
+        assert measured["exact"] is False
+        assert measured["note"] == "3 wrong rows in 3 replays"
+
+    def test_positions_behind_a_row_count_as_none_of_those_alone_that_know_no_lengths(self) -> None:
+        run = self.run(dataclasses.replace(CAUSAL, n=200))
+        for name, exact in (("torch", True), ("vllm_prefill", False)):
+            measured = run.measure(bench_kernels.Implementation(name, lambda cell: "", baselines._torch))
+            assert measured["exact"] is exact
+
+    def test_slow_calls_of_others_are_not_measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bench_kernels, "SLOW_SECONDS", 0.01)
+
+        def prepare(chain: Chain) -> Prepared:
+            return Prepared(lambda step: time.sleep(0.02), baselines._results(chain))
+
+        slow = bench_kernels.Implementation("torch", lambda cell: "", prepare)
+        measured = self.run().measure(slow)
+        assert (measured["cold_us"], measured["exact"]) == (None, None)
+        assert measured["note"] == "one call takes 0.0 s, more than 0.01 s"
+
+    def test_chunks_have_implementations_of_their_own(self) -> None:
+        assert {impl for impl in ALL if measured_in(impl, "prefill")} == set(PREFILL_IMPLS)
+        decode = {impl for impl in ALL if measured_in(impl, "main")}
+        assert decode == {impl for impl in ALL if "prefill" not in impl and "blocks" not in impl}
+
+
+class TestSameValues:
+    logits = torch.tensor([[3.0, 1.0, 3.0, 2.0, 3.0], [0.0, -0.0, 5.0, -1.0, 0.0]])
+    want = torch.tensor([[0, 2, 3], [0, 1, 2]])
+
+    def verdict(self, *rows: list[int]) -> bool:
+        return bench_kernels.same_values(torch.tensor(rows), self.want, self.logits)
+
+    def test_other_ties_in_any_order_are_the_same_values(self) -> None:
+        assert not self.verdict([4, 3, 1], [2, 4, 0])
+        assert not self.verdict([4, 3, 0], [2, 3, 0])
+        # Three 3s but only the two of the oracle's top-3 and the 2 beside them.
+        assert self.verdict([4, 3, 0], [2, 4, 0])
+        assert self.verdict([2, 3, 0], [1, 2, 4])
+
+    @pytest.mark.parametrize("row", [[0, 0, 2], [0, 2, 5], [0, 2, -1], [0, 2, -7]])
+    def test_repeated_missing_or_outside_positions_are_not(self, row: list[int]) -> None:
+        assert not self.verdict(row, [0, 1, 2])
+
+    def test_short_rows_agree_on_padding(self) -> None:
+        want = exact_topk(self.logits, torch.tensor([2, 5]), 3)
+        assert bench_kernels.same_values(torch.tensor([[1, -1, 0], [2, 0, 1]]), want, self.logits)
+
+
+class TestReport:
+    main = Cell("main", 70690)
+    hint = Cell("hint", 70690, keep=0.0)
+    engine = Cell("engine", 65559, 8, rows="engine:e")
+    mask = Cell("mask", 70690, rows="mask:kth_is_nan")
+
+    def index(self) -> Index:
+        return index_of(
+            (self.main, result(self.main, "hinted", 4.0)),
+            (self.main, result(self.main, "no_hint", 5.0)),
+            (self.main, result(self.main, "with_indices", 5.5)),
+            (self.main, result(self.main, "trtllm", 20.0)),
+            (self.main, result(self.main, "vllm", 2.0, exact=False)),
+            (self.hint, result(self.hint, "hinted", 5.2)),
+            (self.hint, result(self.hint, "no_hint", 5.0)),
+            (self.hint, result(self.hint, "trtllm", 10.4)),
+            (self.hint, result(self.hint, "torch", None, exact=None, note="refused")),
+            (self.engine, result(self.engine, "hinted", 12.0, worst_us=20.0)),
+            (self.engine, result(self.engine, "no_hint", 10.0, worst_us=11.0)),
+            (self.mask, result(self.mask, "hinted", 12.0)),
+        )
+
+    def test_worst_ratio_is_over_all_cells_and_right_answers(self) -> None:
+        rows = {row["other"]: row for row in worst_ratios(self.index())}
+        assert set(rows) == {"trtllm", "no_hint"}
+        assert rows["trtllm"]["ratio"] == 2.0
+        assert rows["trtllm"]["cell"] == self.hint.key
+        assert rows["trtllm"]["cells"] == 2
+        assert rows["trtllm"]["geometric_mean"] == pytest.approx(10**0.5, abs=1e-4)
+
+    def test_hint_is_compared_with_the_time_without_at_every_cell(self) -> None:
+        rows = hint_ratios(self.index())
+        assert [(row["cell"], row["ratio"]) for row in rows] == [
+            (self.main.key, 0.8),
+            (self.hint.key, 1.04),
+            (self.engine.key, 1.2),
+        ]
+        assert rows[0]["with_indices"] == 1.1
+
+    def test_hard_rows_are_compared_with_the_usual_time_of_their_shape(self) -> None:
+        assert hard_rows(self.index(), "mask") == {self.mask.key: 3.0}
+        assert worst_launch(self.index(), self.engine.key) == 2.0
+        assert worst_launch(self.index(), self.main.key) is None
+
+    def test_inexact_kernel_of_ours_reaches_nothing(self) -> None:
+        index = index_of((self.main, result(self.main, "hinted", 1.0, exact=False)))
+        assert (
+            index.figure(self.main.key, "hinted") is None and index.entry(self.main.key, "hinted") == "1.00*"
+        )
+
+    def test_failed_results_are_measured_again(self) -> None:
+        assert bench_kernels._failed(result(self.main, "hinted", 4.0, exact=False))
+        assert bench_kernels._failed(result(self.main, "trtllm", None, exact=False))
+        assert not bench_kernels._failed(result(self.main, "trtllm", 4.0, exact=False))
+        assert not bench_kernels._failed(result(self.main, "trtllm", None, exact=None))
+
+    def test_tables_have_every_measured_figure(self) -> None:
+        data = file_of(
+            (self.main, result(self.main, "hinted", 4.0)),
+            (self.main, result(self.main, "no_hint", 5.0)),
+            (self.main, result(self.main, "vllm", 7.0, exact=False)),
+            (self.engine, result(self.engine, "hinted", 6.5)),
+        )
+        text = " ".join(bench_kernels.report(data).split())
+        assert "run 0: device a GPU" in text and f"| {self.main.key} | 4.00 | 5.00 |" in text
+        assert f"| {self.main.key} | 7.00* |" in text and f"| {self.engine.key} | 6.50 |" in text
+        assert f"| no_hint | 1.25 | 1.25 | 1 | 0 | {self.main.key} |" in text
+
+    def test_tables_of_the_committed_file(self) -> None:
+        data = json.loads((readme.RESULTS / "bench.json").read_text())
+        key = Index(data).main(70690, 1)
+        assert f"| {key} " in bench_kernels.report(data) and key
+
+
+class TestFiles:
+    def data(self) -> dict[str, Any]:
+        return file_of(
+            *(
+                (Cell("main", n), result(Cell("main", n), impl, 1.0 + n / 1e4))
+                for n in (4096, 70690)
+                for impl in ("hinted", "trtllm", "read_floor")
+            )
+        )
+
+    def test_load_refuses_another_format(self, tmp_path: Path) -> None:
+        path = tmp_path / "other.json"
+        path.write_text('{"format": "gvr_topk.bench_kernels/2"}')
+        with pytest.raises(
+            typer.BadParameter, match=r"other\.json.*wanted format.*got 'gvr_topk.bench_kernels/2'"
+        ):
+            read_results(path, FORMAT)
+
+    def test_written_file_carries_ratios(self, tmp_path: Path) -> None:
+        path = tmp_path / "bench.json"
+        bench_kernels._write(self.data(), path)
+        written = read_results(path, FORMAT)
+        assert written["worst_ratios"][0]["other"] == "trtllm"
+        assert list(tmp_path.iterdir()) == [path]
+        assert written["cells"] == self.data()["cells"]
+
+    def test_one_result_is_one_line(self) -> None:
+        lines = dump(self.data()).splitlines()
+        assert sum('"impl"' in line for line in lines) == 6
+        assert all(json.loads(line.strip().rstrip(","))["impl"] for line in lines if '"impl"' in line)
+
+    def test_files_are_strict(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="JSON"):
+            write_json(tmp_path / "x.json", {"a": float("nan")})
+        with pytest.raises(ValueError, match="JSON"):
+            dump({"results": [{"a": float("nan")}]})
+
+    def test_plot_draws_every_implementation(self, tmp_path: Path) -> None:
+        plot_bench.draw(self.data(), tmp_path / "bench.svg", (1,), everything=True)
+        text = (tmp_path / "bench.svg").read_text()
+        assert all(
+            f"<!-- {label} -->" in text for label in ("gvr_topk", "TensorRT-LLM", "reading the row alone")
+        )
+        plot_bench.draw(self.data(), tmp_path / "few.svg", (1,))
+        few = (tmp_path / "few.svg").read_text()
+        assert "<!-- gvr_topk -->" in few and "TensorRT-LLM" not in few and len(plot_bench.FEW) == 5
+        undrawn = {"no_row_slot", "with_indices", "pdl", *(impl for impl in ALL if "prefill" in impl)}
+        undrawn |= {impl for impl in ALL if "blocks" in impl}
+        assert set(plot_bench.STYLES) == {*ALL, FLOOR} - undrawn
+
+    def test_plot_names_the_versions_and_commits_of_what_it_draws(self, tmp_path: Path) -> None:
+        data = self.data()
+        first, second = data["runs"][0], json.loads(json.dumps(data["runs"][0]))
+        second["machine"]["commit"] = "0ther"
+        first["baselines"]["trtllm"] = {"version": "TensorRT-LLM 9.8.7rc1 some_op (file)", "why_not": ""}
+        data["runs"].append(second)
+        for cell, run in ((Cell("main", 4096, 8), 1), (Cell("main", 4096), 0)):
+            data["cells"][cell.key] = cell.as_json()
+            data["results"].append(result(cell, "hinted", 3.0, run=run))
+        plot_bench.draw(data, tmp_path / "bench.svg", (1,), everything=True)
+        text = (tmp_path / "bench.svg").read_text()
+        assert "<!-- TensorRT-LLM 9.8.7rc1 -->" in text
+        assert "k = 2048: a GPU, torch 2, commit abc -->" in text  # nothing of the second run is drawn
+        plot_bench.draw(data, tmp_path / "bench.svg", (1, 8))
+        assert "commit abc, 0ther -->" in (tmp_path / "bench.svg").read_text()
+
+    def test_picture_names_the_file_that_it_was_drawn_from(self, tmp_path: Path) -> None:
+        bench, image = tmp_path / "bench.json", tmp_path / "bench.png"
+        bench_kernels._write(self.data(), bench)
+        plot_bench.main(bench, image, "1")
+        assert plot_bench.digest_in(image) == provenance.digest_of(bench)
+        plot_bench.draw(self.data(), image, (1,))
+        assert plot_bench.digest_in(image) is None
+        assert plot_bench.digest_in(bench) is None and plot_bench.digest_in(tmp_path / "none.png") is None
+
+    def test_plot_names_a_batch_without_results(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="batch"):
+            plot_bench.draw(self.data(), tmp_path / "bench.png", (64,))
+
+    def test_machine_is_described_without_a_gpu(self) -> None:
+        described = describe_machine("abc")
+        assert described["commit"] == "abc"
+        assert described["torch"] == torch.__version__
+        json.dumps(described, allow_nan=False)
+
+
+class TestPhaseTiming:
+    phases = ("a", "b")
+
+    def test_plain_launches_give_medians_and_others_a_total(self) -> None:
+        clocks = np.zeros((4, PHASE_STAMPS), dtype=np.int64)
+        clocks[0, :3] = (100, 110, 140)
+        clocks[1, :3] = (500, 512, 532)
+        clocks[2, :3] = (50, 64, 74)
+        clocks[3, :5] = (1000, 1010, 1020, 1030, 1400)
+        figures = phase_timing.phase_cycles(clocks, self.phases)
+        assert figures["cycles"] == {"a": 12, "b": 20}
+        assert (figures["total"], figures["plain"], figures["launches"]) == (32, 3, 4)
+        assert figures["other_total"] == 400
+
+    def test_library_without_stamps_is_named(self) -> None:
+        with pytest.raises(phase_timing.NoStampsError, match="GVR_PHASE_TIMING"):
+            phase_timing.phase_cycles(np.zeros((3, 8), dtype=np.int64), self.phases)
+
+    def test_every_phase_fits_the_stamps_and_the_paper(self) -> None:
+        assert all(len(phases) < PHASE_STAMPS for phases in phase_timing.PHASES.values())
+        assert {len(figures) for figures in phase_timing.PAPER.values()} == {
+            len(phase_timing.PHASES["paper_gvr"])
+        }
+
+
+class TestTune:
+    shapes = (
+        {"n": 4096, "batch": 1, "dtype": "fp32", "planned": 2, "us": {"1": 4.0, "2": 3.0}},
+        {"n": 4096, "batch": 8, "dtype": "fp32", "planned": 1, "us": {"1": 6.0, "2": 4.0}},
+        {"n": 8192, "batch": 8, "dtype": "bf16", "planned": 1, "us": {"1": 6.0}},
+    )
+
+    def test_table_shows_best_and_what_the_plan_costs(self) -> None:
+        console = Console(width=120, file=io.StringIO())
+        console.print(tune.policy_table(self.shapes, "fp32"))
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert "2: 3.0" in text
+        assert "2: 4.0 (1, 1.50)" in text
+        assert "8,192" not in text
+
+    def test_offered_sizes_hold_the_row(self) -> None:
+        sizes, planned = tune.offered(1, 1 << 21, torch.float32, 132)
+        assert planned in sizes
+        assert 1 not in sizes

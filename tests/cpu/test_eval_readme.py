@@ -1,0 +1,526 @@
+"""The figures of README and docs/performance.md are those of the result files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench_data import file_of, index_of, result
+
+from eval.bench import (
+    bench_kernels,
+    peers,
+    phase_timing,
+    plot_bench,
+)
+from eval.bench.bench_cases import (
+    Cell,
+    EngineRows,
+    Sources,
+    all_cells,
+)
+from eval.bench.bench_report import (
+    ALL,
+    FLOOR,
+    PREFILL_SHAPES,
+    measured_in,
+)
+from eval.common.paths import ROOT
+from eval.report import provenance, readme
+from gvr_topk.evaluation.synthetic import LayerGenerator
+
+
+def commits_compared(trial: Path) -> set[str]:
+    """Commit of a trial that compared rows inside an engine; nothing of another."""
+    data = json.loads(trial.read_text())
+    return {data["machine"]["commit"]} if any(engine.get("compared") for engine in data["engines"]) else set()
+
+
+class TestReadmeTable:
+    @pytest.fixture
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """Result files of a whole benchmark with made-up figures, beside the real other ones."""
+        folder = tmp_path / "results" / "h1"
+        folder.mkdir(parents=True)
+        others = set(readme.RESULTS.parent.glob("*/*.json")) - set(readme.RESULTS.glob("*"))
+        for path in (
+            *sorted(others),
+            *readme.RESULTS.glob("*.json"),
+        ):  # of the pages' GPU, if it has one
+            if not path.stem[-2:].startswith("_"):  # of several runs the first
+                shutil.copy(path, folder)
+        sources = Sources([LayerGenerator(20, 32513, 256)], [EngineRows("e", (torch.zeros(8, 65559),))])
+        results = []
+        for cell in all_cells(sources):
+            for impl in (*(impl for impl in ALL if measured_in(impl, cell.group)), FLOOR):
+                exact = None if impl == FLOOR else True
+                us = 4.0 if impl == "hinted" else 8.0
+                results.append((cell, result(cell, impl, us, exact, worst_us=9.0, run=0)))
+        data = file_of(*results)
+        data["runs"][0]["sets_in_20_runs"] = dict.fromkeys(ALL, 1)
+        bench_kernels._write(data, folder / "bench.json")
+        for at, (commit, date) in enumerate(
+            (("old", "2026-11-20"), ("new", "2026-11-21"), ("abc", "2026-11-19"))
+        ):
+            machine = {"commit": commit, "date": date, "device": "a GPU"}
+            fuzz_file = {"machine": machine, "cases": 10**at, "rows": 10**at, "seconds": 1.0}
+            (folder / f"fuzz_{at}.json").write_text(json.dumps(fuzz_file))
+        monkeypatch.setattr(readme, "RESULTS", folder)
+        monkeypatch.setattr(readme, "PICTURE", tmp_path / "bench.png")
+        return folder
+
+    @staticmethod
+    def changed(path: Path, change: Any) -> None:
+        """Change a result file in place."""
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+
+    def test_readme_has_one_small_table_and_few_sentences(self, folder: Path) -> None:
+        block = readme.results()
+        lines = block.splitlines()
+        assert all(len(line) <= 120 for line in lines if not line.startswith("|"))
+        table = [line for line in lines if line.startswith("|")]
+        assert len(table) == 2 + len(readme.README_SHAPES)
+        assert {line.count(" | ") for line in table if not line.startswith("|---")} == {4}
+        assert "| 131,072 x 64 | 4.0 | 8.0 | 8.0 | 8.0 |" in table
+        assert sum(line.startswith("- ") for line in lines) <= 8
+        assert "one a GPU (commit abc)" in block and "target" not in block
+
+    def test_page_has_every_shape(self, folder: Path) -> None:
+        page = readme.performance()
+        assert all(len(line) <= 120 for line in page.splitlines() if not line.startswith("|"))
+        assert "| 32,768 x 1 | 4.0 | 4.0 | 4.0 | 8.0 |" in page and "target" not in page
+        assert "| 70,690 x 1 | 4.00 | 8.0 |" in page
+        assert "random model" in page and "k-th value NaN" in page
+        text = " ".join(page.split())
+        assert "as the integrations call it, with `row_slot`, `state` and `out`;" in text
+        assert '"no hint" is `path="no_hint"` and `out` alone.' in text
+
+    def test_chunks_of_a_prefill_have_a_table(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            slow = next(
+                key
+                for key, cell in data["cells"].items()
+                if (cell["group"], cell["rows"]) == ("prefill", "causal")
+            )
+            data["cells"][slow]["memory_us"] = 44.44
+            later = {**data["runs"][0], "copy_bytes_per_second": 3.25e12}
+            data["runs"].append({**later, "machine": {**later["machine"], "commit": "later"}})
+            for its in data["results"]:
+                if its["cell"] == slow:
+                    its["run"] = 1
+                    figures = {"prefill": 71.23, "no_hint": 1234.5, "vllm_prefill": 99.0}
+                    its["cold_us"] = figures.get(its["impl"], 100.4)
+                    its["exact"] = its["impl"] != "vllm_prefill"
+
+        self.changed(folder / "bench.json", change)
+        page = readme.performance()
+        assert "| 8,192 x 8,192 | 71.2 | 100 | 1,234 | 100 | 100 | - | 100 | 100 | 44.4 |" in page
+        for n, rows in PREFILL_SHAPES:
+            assert any(line.startswith(f"| {rows:,} x {n:,} |") for line in page.splitlines())
+        assert "| 2,048 x 32,768, trace synthetic-L20 | 8.0 |" in page
+        text = " ".join(page.split())
+        assert "**Prefill** (a GPU, commit abc, later): microseconds of `indexer_topk_prefill`" in text
+        assert "at 3.25 TB/s, which copying 1 GiB reached in the same run" in text
+
+    def test_memory_has_no_column_without_a_measured_bandwidth(self, folder: Path) -> None:
+        assert '"memory"' not in readme.performance()
+
+    def test_parts_without_results_are_left_out(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            gone = ("prefill", "v4", "v41", "trace", "engine", "scale", "wide_buffers")
+            data["cells"] = {key: cell for key, cell in data["cells"].items() if cell["group"] not in gone}
+            data["results"] = [its for its in data["results"] if its["cell"] in data["cells"]]
+            for its in data["results"]:
+                its.pop("worst_us", None)
+
+        self.changed(folder / "bench.json", change)
+        for path in folder.glob("*.json"):
+            if path.name != "bench.json":
+                path.unlink()
+        page, block = readme.performance(), readme.results()
+        words = (
+            "**Prefill**",
+            "DeepSeek-V4",
+            "**Host time",
+            "**Phases**",
+            "Fuzzing",
+            "Simulated",
+            "Under load",
+        )
+        assert [word for word in words if word in page] == []
+        assert "Inside vLLM" not in block and "Worst launch" not in block and "\n\n\n" not in page + block
+
+    def test_a_figure_of_another_run_is_not_compared(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            data["runs"].append(data["runs"][0])
+            for its in data["results"]:
+                if its["impl"] == "flashinfer_deterministic":
+                    its["run"] = 1
+
+        assert "FlashInfer, deterministic 2.00 (2.00," in readme.results()
+        self.changed(folder / "bench.json", change)
+        block = readme.results()
+        assert "| 131,072 x 64 | 4.0 | 8.0 | 8.0 |" in block  # and no column of FlashInfer's
+        assert "FlashInfer, deterministic 2.00" not in " ".join(block.split())
+
+    def test_a_file_of_several_kinds_of_gpu_is_refused(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def change(data: dict[str, Any]) -> None:
+            machine = {**data["runs"][0]["machine"], "device": "another"}
+            data["runs"].append({**data["runs"][0], "machine": machine})
+
+        self.changed(folder / "bench.json", change)
+        assert readme.main(["--check"]) == 1
+        assert (
+            "bench.json: wanted runs on one kind of GPU, got ['a GPU', 'another']" in capsys.readouterr().err
+        )
+
+    def test_a_missing_file_is_taken_from_another_gpu_whose_name_stands_beside_it(self, folder: Path) -> None:
+        other = folder.parent / "h2"
+        other.mkdir()
+        assert "launches of 33 configurations beside" in " ".join(readme.performance().split())
+        for name in ("tune.json", "stress.json"):
+            (folder / name).rename(other / name)
+        self.changed(
+            other / "tune.json", lambda data: data["machine"].update(device="NVIDIA H2", commit="abc")
+        )
+        page = " ".join(readme.performance().split())
+        assert "**Fewer CTAs per row** (NVIDIA H2, commit abc)" in page
+        assert "configurations beside" not in page  # runs under load are those of the GPU that the pages show
+
+    def test_figures_of_older_kernels_are_said_to_be_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        quoted = {"a.json": ["new"], "b.json": ["old", "same"], "c.json": ["old"]}
+        monkeypatch.setattr(provenance, "changed_since", lambda commit: commit != "new")
+        codes = {None: "today", "same": "today", "old": "before"}
+        monkeypatch.setattr(provenance, "machine_code_of", codes.get)
+        assert provenance.older_kernels(quoted) == (
+            "The kernels have been rewritten since, with the same machine code (host code may "
+            "differ): same (`b.json`). "
+            "The kernels have changed since they were measured: old (`b.json`, `c.json`)."
+        )
+        codes[None] = codes["same"] = codes["old"] = None  # type: ignore[assignment]
+        assert "changed since they were measured: old (`b.json`, `c.json`); same" in provenance.older_kernels(
+            quoted
+        )
+        monkeypatch.setattr(provenance, "changed_since", lambda commit: False)
+        assert provenance.older_kernels(quoted) == ""
+
+    @pytest.mark.parametrize(
+        ("page", "files"),
+        [
+            ("results", ()),
+            ("performance", ("bench", "fuzz_2", "host_time", "phase_timing", "stress_rewrite", "tune")),
+            ("vllm", ("vllm_serve",)),
+        ],
+    )
+    def test_every_quoted_file_says_whose_kernels_it_measured(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, page: str, files: tuple[str, ...]
+    ) -> None:
+        monkeypatch.setattr(provenance, "changed_since", lambda commit: True)
+        monkeypatch.setattr(provenance, "machine_code_of", lambda commit: None)
+        made = readme.vllm_figures(folder) if page == "vllm" else getattr(readme, page)()
+        told = " ".join(made.split()).partition("The kernels have changed since they were measured:")[2]
+        trials = sorted(folder.glob("vllm_trial_*.json"))
+        files += tuple(path.stem for path in trials) if page == "vllm" else ()
+        assert {name for name in files if f"{name}.json`" not in told} == set()
+        assert "stress_ee90c38" not in told and "flashmla_order" not in told
+        if page == "results":
+            compared = {commit for path in trials for commit in commits_compared(path)}
+            assert (
+                ".json" not in told
+                and compared
+                and {it for it in {*compared, "abc"} if it not in told} == set()
+            )
+
+    @pytest.mark.parametrize(
+        ("name", "change", "wanted"),
+        [
+            ("bench", lambda data: data["results"][0].update(exact=False), "exact results"),
+            ("bench", lambda data: data["runs"][0]["sets_in_20_runs"].update(hinted=2), "one selection"),
+            ("stress", lambda data: data["totals"].update(clean=False), "a clean run"),
+            ("stress_chaos", lambda data: data["totals"].update(launches_with_delays=3), "delays in every"),
+            ("stress_rewrite", lambda data: data.update(failure={"hang": True}), "no failure"),
+            ("stress_rewrite", lambda data: data["results"][7].update(exact_after=False), "exact launches"),
+            ("stress_ee90c38", lambda data: data["totals"].update(clean=True), "the faults of the older"),
+            ("fuzz_2", lambda data: data.update(failure={"error": "Mismatch"}), "no mismatch"),
+            ("simulated_decode", lambda data: data["sets"].update(different=1), "no different set"),
+            ("flashmla_order", lambda data: data["failures"].append("fp8"), "no failures"),
+            (
+                "vllm_trial_full_8k",
+                lambda data: data["engines"][0].update(failures=["8 x 8192: RuntimeError"]),
+                "no failures",
+            ),
+        ],
+    )
+    def test_a_file_that_contradicts_the_words_is_refused(
+        self, folder: Path, capsys: pytest.CaptureFixture[str], name: str, change: Any, wanted: str
+    ) -> None:
+        path = folder / f"{name}.json"
+        data = json.loads(path.read_text())
+        change(data)
+        path.write_text(json.dumps(data))
+        assert readme.main(["--check"]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"{name}.json: wanted {wanted}")
+
+    def test_words_follow_the_files(self, folder: Path) -> None:
+        more = {
+            "cases": 30,
+            "paths_asked_for": {"auto": 9, "no_hint": 1},
+            "prefill": {"cases": 12, "paths_asked_for": {"radix_rounds": 12}},
+            "blocks": {"cases": 8},
+            "beside": ["sms", "l1"],
+        }
+        self.changed(folder / "fuzz_2.json", lambda data: data.update(more))
+
+        def change_bench(data: dict[str, Any]) -> None:
+            for cell in data["cells"].values():
+                if cell["group"] == "main":
+                    cell["keep"] = 0.81
+            for its in data["results"]:
+                its["each_us"] = {"worst": 9.0, "launches": 500}
+            data["runs"][0]["baselines"]["vllm"] = {"version": "vLLM 7.7.7: some_topk", "why_not": ""}
+
+        self.changed(folder / "bench.json", change_bench)
+
+        def change_decode(data: dict[str, Any]) -> None:
+            data["setup"]["traces"] = ["smollm2_dsaidx_L01_32k", "smollm2_dsaidx_L10_32k"]
+            data["step_us"] = {"off": 110.0, "on": 100.0}
+            data["prepare_us"] = {"off": 11.0, "on": 22.0}
+            data["prepare_moved_us"] = {"off": 20.0, "on": 50.0}
+
+        self.changed(folder / "simulated_decode.json", change_decode)
+        page, block = (" ".join(made.split()) for made in (readme.performance(), readme.results()))
+        assert (
+            "30 random cases, 10 of decode (`auto`, `no_hint`), 12 of prefill (`radix_rounds`), 8 of blocks; "
+            "100 rows, beside 2 kinds of neighbour, no mismatch in 1 s" in page
+        )
+        assert "a correlation of 0.90 from step to step" in page
+        assert "| worst launch of 500 |" in page and "slowest of 500 launches" in block
+        assert "| vLLM 7.7.7 |" in block and "vLLM 0.33" not in block.partition("**Inside vLLM**")[0]
+        assert "over two traces of SmolLM2 (L01, L10) in one" in page
+        assert "in 22 us instead of 11 (where the batch has changed, in 50 instead of 20)." in page
+        assert "saves 10 us of GPU time in a simulated step of 1 layer. In one run each the host" in block
+        assert "prepares it in 22 us instead of 11, changed batches in 50 instead of 20 (" in block
+
+    def test_eager_calls_are_said_to_lose_where_they_do(self, folder: Path) -> None:
+        def change(times: dict[str, float]) -> str:
+            results = [{"call": call, "us": us} for call, us in times.items()]
+            self.changed(folder / "host_time.json", lambda data: data.update(results=results))
+            return " ".join(readme.results().split())
+
+        times = {"hinted": 9.0, "dispatcher": 8.0, "zero_": 1.0, "vllm": 8.0, "torch": 7.0}
+        assert "(vLLM 8.0, torch.topk 7.0): slower than vLLM and torch.topk (" in change(times)
+        assert "(vLLM 8.0, torch.topk 7.0): no slower (" in change(times | {"hinted": 7.0})
+
+    def test_worst_launch_is_that_of_all_groups(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            (trace,) = (key for key, cell in data["cells"].items() if cell["group"] == "trace")
+            for its in data["results"]:
+                if its["cell"] == trace and its["impl"] == "hinted":
+                    its["worst_us"] = 36.0
+
+        self.changed(folder / "bench.json", change)
+        block = " ".join(readme.results().split())
+        assert "up to 4.50 times the mean launch without a hint: 36.0 us (trace synthetic-L20," in block
+
+    def test_ratios_say_over_how_many_cells_and_how_many_are_wrong(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            some = [its for its in data["results"] if its["impl"] == "trtllm"]
+            for its in some[:3]:
+                its["exact"] = False
+            some[3]["cold_us"] = 2.0
+
+        before = re.search(r"TensorRT-LLM 2.00 \(2.00, (\d+) cells\)", " ".join(readme.results().split()))
+        self.changed(folder / "bench.json", change)
+        block = " ".join(readme.results().split())
+        assert before is not None and f"(0.50, {int(before[1]) - 3} cells; wrong in 3)" in block
+        assert "**Faster than this package** by more than 1 %: TensorRT-LLM at" in block
+
+    def test_selections_of_all_runs_count(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            data["runs"].append(
+                {**data["runs"][0], "sets_in_20_runs": {"hinted": 1, "flashinfer": 17, "vllm": "no file"}}
+            )
+
+        self.changed(folder / "bench.json", change)
+        block = " ".join(readme.results().split())
+        assert "this package 1, torch.topk 1, TensorRT-LLM 1, vLLM 1, FlashInfer `top_k` 17," in block
+
+    def test_columns_of_hard_rows_name_their_shapes(self, folder: Path) -> None:
+        (line,) = [each for each in readme.performance().splitlines() if each.startswith("| N x batch | 32")]
+        assert line.split(" | ")[1:5] == ["32,513 x 1", "70,690 x 1", "65,559 x 8", "131,072 x 1"]
+
+    def test_commits_that_the_history_lacks_are_refused(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        if not provenance.has_history():
+            pytest.skip("this clone has no whole history")
+        data = json.loads((folder / "tune.json").read_text())
+        data["machine"]["commit"] = "0ddba11"
+        (folder / "tune.json").write_text(json.dumps(data))
+        assert readme.main(["--check"]) == 1
+        assert "commits: wanted ancestors of this one, got 0ddba11" in capsys.readouterr().err
+        monkeypatch.setattr(provenance, "has_history", lambda: False)
+        assert provenance.unknown_commits("0ddba11 0ddba12-dirty") == ["0ddba12-dirty"]
+
+    def test_commits_in_a_text(self) -> None:
+        text = "commit 8a60b90; 882 of 2,025 of 1,985,280 (`a.json`, ee90c38), 04c07f3, 568501f."
+        assert provenance.COMMIT.findall(text) == ["8a60b90", "ee90c38", "04c07f3", "568501f"]
+
+    def test_picture_is_drawn_with_the_figures(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        image = readme.PICTURE
+        assert "it was not drawn from bench.json" in readme.picture(check=True) and not image.exists()
+        find_spec = readme.importlib.util.find_spec
+        monkeypatch.setattr(readme.importlib.util, "find_spec", lambda name: None)
+        assert "wanted the package matplotlib" in readme.picture(check=False)
+        monkeypatch.setattr(readme.importlib.util, "find_spec", find_spec)
+        assert readme.picture(check=False) == "" and readme.picture(check=True) == ""
+        assert plot_bench.digest_in(image) == provenance.digest_of(folder / "bench.json")
+
+    def test_versions_of_projects_that_were_not_there_do_not_count(self) -> None:
+        runs = [
+            {"vllm": {"version": "vLLM 0.33.0: a", "why_not": ""}},
+            {
+                "vllm": {"version": "vLLM 0.34.0: a", "why_not": "no file"},
+                "trtllm": {"version": "TensorRT-LLM 1.2.1 op", "why_not": ""},
+            },
+        ]
+        assert peers.versions(runs) == {
+            "TensorRT-LLM": "TensorRT-LLM 1.2.1",
+            "vLLM": "vLLM 0.33.0",
+            "FlashInfer": "FlashInfer",
+            "cuDNN frontend": "cuDNN frontend",
+        }
+
+    def test_machine_code_is_that_of_a_commit_with_the_same_sources(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        git = ["git", "-C", str(tmp_path)]
+        subprocess.run([*git, "init", "-q"], check=True)
+        kernel = tmp_path / "cpp" / "kernels" / "a.cuh"
+        kernel.parent.mkdir(parents=True)
+        commits = []
+        for text in ("one", "one", "two"):
+            kernel.write_text(text)
+            named = ["-c", "user.name=a", "-c", "user.email=a@b"]
+            subprocess.run([*git, "add", "-A"], check=True)
+            subprocess.run([*git, *named, "commit", "-qm", text, "--allow-empty"], check=True)
+            done = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+            commits.append(done.stdout.strip())
+        recorded = tmp_path / "machine_code.json"
+        builds = {commits[0]: "a", commits[2]: "b"}
+        recorded.write_text(
+            json.dumps(
+                {
+                    "format": provenance.RECORD_FORMAT,
+                    "builds": [
+                        {"commit": it, "machine_code": {"sm_90a": code}} for it, code in builds.items()
+                    ],
+                }
+            )
+        )
+        monkeypatch.setattr(provenance, "ROOT", tmp_path)
+        monkeypatch.setattr(provenance, "MACHINE_CODE", recorded)
+        assert [provenance.machine_code_of(commit) for commit in [*commits, None]] == ["a", "a", "b", "b"]
+        kernel.write_text("three")
+        assert provenance.machine_code_of(None) is None
+        assert provenance.machine_code_of("f" * 40) is None
+        recorded.write_text(json.dumps({"builds": json.loads(recorded.read_text())["builds"]}))
+        assert provenance.machine_code_of(commits[0]) is None  # a digest of another format
+
+    def test_shapes_at_which_pdl_costs_time_are_named(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            cells = data["cells"].items()
+            slow = next(key for key, cell in cells if (cell["n"], cell["batch"]) == (524288, 8))
+            for its in data["results"]:
+                if its["impl"] == "pdl":
+                    its["cold_us"] = 4.4 if its["cell"] == slow else 3.0
+
+        self.changed(folder / "bench.json", change)
+        page = " ".join(readme.performance().split())
+        assert "is slower at 524,288 x 8 (1.10 times)." in page
+
+    def test_change_is_seen_by_git(self) -> None:
+        # The first commit's kernels are not these; of a commit that nobody made nothing is known.
+        git = ["git", "-C", str(ROOT), "rev-list", "--max-parents=0", "HEAD"]
+        first = subprocess.run(git, capture_output=True, text=True, check=True).stdout.split()[0]
+        assert provenance.changed_since(first)
+        assert not provenance.changed_since("f" * 40)
+
+    def test_runs_under_load_are_told_in_numbers(self, folder: Path) -> None:
+        def change(data: dict[str, Any]) -> None:
+            data["totals"] |= {"launches": 1234567}
+            del data["results"][1:]
+
+        self.changed(folder / "stress.json", change)
+        shutil.copy(folder / "stress.json", folder / "stress_more.json")
+        page, block = (" ".join(made.split()) for made in (readme.performance(), readme.results()))
+        assert "2,469,134 launches of 1 configurations" in page
+        assert "at one in 823,044." in block  # no fault in so many leaves a rate of 3 / 2,469,134
+        results = json.loads((folder / "stress_rewrite.json").read_text())["results"]
+        disturbed = sum(each["disturbed_launches"] for each in results)
+        assert f"one of five arguments in seven ways, of which {disturbed:,} were seen" in page
+        assert "120 wrong, 1,398 guard words overwritten" in page
+
+    def test_phases_of_both_versions_are_shown_alike(self) -> None:
+        older = provenance.Results(readme.RESULTS).one("phase_timing.json")
+        assert older is not None
+        names = {"single": "small_row", "gvr": "paper_gvr"}
+        results = [
+            {**result, "kernel": names.get(result["path"], result["path"]), "path": None}
+            for result in older["results"]
+        ]
+        for kernel, rows in readme.PHASES.items():
+            assert kernel in phase_timing.PHASES
+            both = {readme.phase_table(data, kernel, rows) for data in (older, {"results": results})}
+            assert len(both) == 1
+
+    def test_fuzzing_is_that_of_the_commit_or_of_the_newest(self, folder: Path) -> None:
+        files = provenance.Results(folder)
+        assert [run["cases"] for run in readme.fuzz_of("abc", files).values()] == [100]
+        assert [run["cases"] for run in readme.fuzz_of("unknown", files).values()] == [10]
+
+    def test_file_of_another_format_is_named(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "bench.json").write_text('{"format": "gvr_topk.bench_kernels/1"}')
+        monkeypatch.setattr("sys.argv", ["readme", "--check"])
+        assert readme.main() == 1
+        assert "bench.json: wanted format" in capsys.readouterr().err
+
+    def test_rows_in_wide_buffers_have_a_table(self) -> None:
+        cells = [Cell("main", 8192, 8)]
+        cells += [Cell("wide_buffers", 8192, 8, width=width) for width in (131072, 1048576)]
+        runs = [
+            (cell, result(cell, impl, us + at))
+            for at, cell in enumerate(cells)
+            for impl, us in (("hinted", 4.0), ("vllm", 5.5))
+        ]
+        table = readme.wide_table(index_of(*runs))
+        assert table.splitlines()[-1] == "| 8,192 x 8 | 4.0 (5.5) | 5.0 (6.5) | 6.0 (7.5) |"
+        # A shape that lacks a width is left out, and with it the table.
+        assert readme.wide_table(index_of(*runs[:4])) == ""
+
+    def test_faster_implementations_are_named(self) -> None:
+        cell, wide = Cell("main", 4096), Cell("wide_buffers", 4096, 8, width=131072)
+        index = index_of(
+            *((where, result(where, "hinted", 4.0)) for where in (cell, wide)),
+            (cell, result(cell, "vllm", 2.0)),
+            (wide, result(wide, "vllm", 3.2)),
+            (wide, result(wide, "trtllm", 4.0)),
+        )
+        assert readme.faster_cells(index) == {
+            "vllm": {"4,096 x 1": 2.0, "4,096 x 8 in 131,072 columns": 1.25}
+        }
