@@ -36,7 +36,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -72,6 +72,11 @@ class BaselineError(RuntimeError):
     """A baseline cannot be loaded here; the message says what is missing."""
 
 
+Call = Callable[..., Any]
+Prepare = Callable[[Chain], Prepared]
+Refuse = Callable[[int, torch.dtype, int], str]
+
+
 @dataclass(frozen=True)
 class Baseline:
     """One foreign implementation.
@@ -90,65 +95,9 @@ class Baseline:
 
     name: str
     version: str
-    refuse: Callable[[int, torch.dtype, int], str]
-    prepare: Callable[[Chain], Prepared]
+    refuse: Refuse
+    prepare: Prepare
     why_not: str = ""
-
-
-def available(folder: Path | None = None) -> dict[str, Baseline]:
-    """Every baseline by name, also those that cannot be loaded: their `why_not` says why.
-
-    Parameters
-    ----------
-    folder : Path, optional
-        Where the files are; default ``$GVR_TOPK_BASELINES``.
-    """
-    if folder is None and ENVIRONMENT in os.environ:
-        folder = Path(os.environ[ENVIRONMENT])
-    found = {
-        name: Baseline(name, f"{what} of torch {torch.__version__}", _any_shape, prepare)
-        for name, what, prepare in (
-            ("torch", "torch.topk", _torch),
-            ("torch_blocks", "amax, topk of blocks, sort, mask and topk of positions", _torch_blocks),
-            ("torch_in_blocks", "masked_fill and topk", _torch_in_blocks),
-        )
-    }
-    for name, version, load in (
-        ("trtllm", "TensorRT-LLM 1.2.1 indexer_topk_decode (tokenspeed-trtllm-kernel)", _load_trtllm),
-        ("vllm", "vLLM 0.33.0: cooperative_topk, persistent_topk above 64 rows", _load_vllm),
-        ("vllm_per_row", "vLLM 0.33.0 top_k_per_row_decode", _load_vllm_per_row),
-        ("flashinfer", "FlashInfer 0.7.2 top_k, its backends for captured graphs", _load_flashinfer),
-        (
-            "flashinfer_ragged",
-            "FlashInfer 0.7.2 top_k_ragged_transform, its backends for captured graphs",
-            _load_flashinfer_ragged,
-        ),
-        (
-            "flashinfer_deterministic",
-            "FlashInfer 0.7.2 top_k_ragged_transform, deterministic, smaller indices of ties",
-            functools.partial(_load_flashinfer_ragged, deterministic=True),
-        ),
-        (
-            "cudnn",
-            "cuDNN frontend 1.32.0 IndexerTopK, deterministic, smaller indices of ties",
-            _load_cudnn,
-        ),
-        (
-            "trtllm_prefill",
-            "TensorRT-LLM 1.2.1 indexer_topk_prefill (tokenspeed-trtllm-kernel)",
-            _load_trtllm_prefill,
-        ),
-        ("vllm_prefill", "vLLM 0.33.0 top_k_per_row_prefill", _load_vllm_prefill),
-    ):
-        try:
-            if not torch.cuda.is_available():
-                raise BaselineError(no_gpu())
-            if folder is None:
-                raise BaselineError(f"no folder given (--baseline-dir or ${ENVIRONMENT})")
-            found[name] = load(name, version, folder)
-        except (BaselineError, OSError, AttributeError, ImportError) as error:
-            found[name] = Baseline(name, version, _any_shape, _unloaded, str(error).splitlines()[0])
-    return found
 
 
 def find_file(folder: Path, name: str) -> Path:
@@ -230,18 +179,35 @@ def _only_fp32(rows: int, dtype: torch.dtype, k: int) -> str:
 
 
 def _vllm_shapes(rows: int, dtype: torch.dtype, k: int) -> str:
-    if k not in VLLM_K:
-        return f"takes k of {VLLM_K} only"
-    return _only_fp32(rows, dtype, k)
+    return _only_fp32(rows, dtype, k) if k in VLLM_K else f"takes k of {VLLM_K} only"
 
 
 def _unloaded(chain: Chain) -> Prepared:
     raise BaselineError("not loaded")
 
 
-def _results(chain: Chain, dtype: torch.dtype = torch.int32) -> Tensor:
-    shape = (chain.count, chain.batch, chain.k)
+def _results(chain: Chain, dtype: torch.dtype = torch.int32, k: int = 0) -> Tensor:
+    shape = (chain.count, chain.batch, k or chain.k)
     return torch.full(shape, POISON, dtype=dtype, device=chain.logits.device)
+
+
+def _steps(
+    chain: Chain, results: Tensor, logits: Tensor | None = None
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Rows, their lengths and their outputs at each step."""
+    rows = (chain.logits if logits is None else logits).unbind()
+    outs = results.unbind()
+    return [(row, chain.lengths_of(at), outs[at]) for at, row in enumerate(rows)]
+
+
+def _calls(operator: Call, results: Tensor, arguments: Iterable[tuple[Any, ...]]) -> Prepared:
+    """An operator with its arguments at each step, which are made beforehand."""
+    of_steps = list(arguments)
+
+    def launch(step: int) -> None:
+        operator(*of_steps[step])
+
+    return Prepared(launch, results)
 
 
 def _full_rows(chain: Chain) -> Tensor:
@@ -255,15 +221,14 @@ def _full_rows(chain: Chain) -> Tensor:
 
 
 def _torch(chain: Chain) -> Prepared:
-    logits = _full_rows(chain)
     results = _results(chain, torch.int64)
+    logits = _full_rows(chain)
     values = torch.empty(*results.shape[1:], dtype=logits.dtype, device=logits.device)
-    rows, outs = logits.unbind(), results.unbind()
 
-    def launch(step: int) -> None:
-        torch.topk(rows[step], chain.k, dim=-1, sorted=False, out=(values, outs[step]))
+    def topk(row: Tensor, out: Tensor) -> None:
+        torch.topk(row, chain.k, dim=-1, sorted=False, out=(values, out))
 
-    return Prepared(launch, results)
+    return _calls(topk, results, ((row, out) for row, _, out in _steps(chain, results, logits)))
 
 
 def _rows_of_blocks(chain: Chain) -> tuple[Tensor, ...]:
@@ -283,8 +248,7 @@ def _block_mask(best: Tensor, blocks: int) -> Tensor:
 def _torch_blocks(chain: Chain) -> Prepared:
     """The source: positions, blocks in ascending order, and the mask of blocks that its consumers take."""
     rows = _rows_of_blocks(chain)
-    shape = (chain.count, chain.batch, chain.k + BLOCK_K)
-    results = torch.full(shape, POISON, dtype=torch.int64, device=chain.logits.device)
+    results = _results(chain, torch.int64, chain.k + BLOCK_K)
     newest = [(chain.lengths_of(step).long()[:, None] - 1) // BLOCK_SIZE for step in range(chain.count)]
 
     def launch(step: int) -> None:
@@ -334,179 +298,112 @@ def load_trtllm_op() -> str:
     return ""
 
 
-def _load_trtllm(name: str, version: str, folder: Path) -> Baseline:
-    load_library(folder, TRTLLM_LIBRARY)
-    operator = torch.ops.trtllm.indexer_topk_decode.default
-
-    def prepare(chain: Chain) -> Prepared:
-        results = _results(chain)
-        rows, outs = chain.logits.unbind(), results.unbind()
-
-        def launch(step: int) -> None:
-            operator(rows[step], chain.lengths_of(step), outs[step], 1, chain.k)
-
-        return Prepared(launch, results)
-
-    return Baseline(name, version, _only_fp32, prepare)
+@functools.cache
+def _zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros(size, dtype=dtype, device=device)
 
 
-def _load_trtllm_prefill(name: str, version: str, folder: Path) -> Baseline:
-    load_library(folder, TRTLLM_LIBRARY)
-    operator = torch.ops.trtllm.indexer_topk_prefill.default
-
-    def prepare(chain: Chain) -> Prepared:
-        results = _results(chain)
-        starts = torch.zeros(chain.batch, dtype=torch.int32, device=results.device)
-        rows, outs = chain.logits.unbind(), results.unbind()
-
-        def launch(step: int) -> None:
-            operator(rows[step], starts, chain.lengths_of(step), outs[step], chain.k)
-
-        return Prepared(launch, results)
-
-    return Baseline(name, version, _only_fp32, prepare)
+def _starts(chain: Chain) -> Tensor:
+    """Starts of windows, all at column 0."""
+    return _zeros(chain.batch, torch.int32, chain.logits.device)
 
 
-def _load_vllm(name: str, version: str, folder: Path) -> Baseline:
-    load_library(folder, VLLM_LIBRARY)
-    cooperative, persistent = torch.ops._C.cooperative_topk.default, torch.ops._C.persistent_topk.default
+def _operator(
+    of: tuple[str, str], name: str | Callable[[Chain], str], arguments: Callable[..., tuple[Any, ...]]
+) -> Callable[[Path], Prepare]:
+    """Loader of an operator of a library and namespace; ``arguments(chain, row, lengths, out)`` of a step."""
 
-    def prepare(chain: Chain) -> Prepared:
-        results = _results(chain)
+    def load(folder: Path) -> Prepare:
+        load_library(folder, of[0])
+
+        def prepare(chain: Chain) -> Prepared:
+            operators = getattr(torch.ops, of[1])
+            operator = getattr(operators, name if isinstance(name, str) else name(chain)).default
+            results = _results(chain)
+            return _calls(operator, results, (arguments(chain, *step) for step in _steps(chain, results)))
+
+        return prepare
+
+    return load
+
+
+def _vllm_name(chain: Chain) -> str:
+    if chain.logits.stride(1) % 4:
         width = chain.logits.shape[2]
-        if chain.logits.stride(1) % 4:
-            raise BaselineError(f"cooperative_topk takes rows of a multiple of 4 elements, got {width}")
-        workspace = torch.empty(VLLM_WORKSPACE_BYTES, dtype=torch.uint8, device=results.device)
-        operator = cooperative if chain.batch <= VLLM_COOPERATIVE_ROWS else persistent
-        rows, outs = chain.logits.unbind(), results.unbind()
-
-        def launch(step: int) -> None:
-            operator(rows[step], chain.lengths_of(step), outs[step], workspace, chain.k, width)
-
-        return Prepared(launch, results)
-
-    return Baseline(name, version, _vllm_shapes, prepare)
+        raise BaselineError(f"cooperative_topk takes rows of a multiple of 4 elements, got {width}")
+    return "cooperative_topk" if chain.batch <= VLLM_COOPERATIVE_ROWS else "persistent_topk"
 
 
-def _load_vllm_per_row(name: str, version: str, folder: Path) -> Baseline:
-    load_library(folder, VLLM_LIBRARY)
-    operator = torch.ops._C.top_k_per_row_decode.default
-
-    def prepare(chain: Chain) -> Prepared:
-        results = _results(chain)
-        batch, stride = chain.batch, chain.logits.stride(1)
-        rows, outs = chain.logits.unbind(), results.unbind()
-
-        def launch(step: int) -> None:
-            operator(rows[step], 1, chain.lengths_of(step), outs[step], batch, stride, 1, chain.k)
-
-        return Prepared(launch, results)
-
-    return Baseline(name, version, _only_fp32, prepare)
+def _vllm_arguments(chain: Chain, row: Tensor, lengths: Tensor, out: Tensor) -> tuple[Any, ...]:
+    workspace = _zeros(VLLM_WORKSPACE_BYTES, torch.uint8, row.device)
+    return row, lengths, out, workspace, chain.k, row.shape[1]
 
 
-def _load_vllm_prefill(name: str, version: str, folder: Path) -> Baseline:
-    load_library(folder, VLLM_LIBRARY)
-    operator = torch.ops._C.top_k_per_row_prefill.default
+def _per_row(chain: Chain) -> tuple[int, int, int, int]:
+    """Last arguments of vLLM's operators for single rows."""
+    return chain.batch, chain.logits.stride(1), 1, chain.k
+
+
+def _bytes(size: int, like: Tensor) -> Tensor:
+    return torch.zeros(size, dtype=torch.uint8, device=like.device)
+
+
+def _flashinfer(folder: Path) -> Prepare:
+    ffi, module = _ffi_module(folder, "topk.so")
 
     def prepare(chain: Chain) -> Prepared:
-        results = _results(chain)
-        starts = torch.zeros(chain.batch, dtype=torch.int32, device=results.device)
-        batch, stride = chain.batch, chain.logits.stride(1)
-        rows, outs = chain.logits.unbind(), results.unbind()
-
-        def launch(step: int) -> None:
-            operator(rows[step], starts, chain.lengths_of(step), outs[step], batch, stride, 1, chain.k)
-
-        return Prepared(launch, results)
-
-    return Baseline(name, version, _only_fp32, prepare)
-
-
-def _load_flashinfer(name: str, version: str, folder: Path) -> Baseline:
-    ffi, module = _flashinfer_module(folder)
-
-    def prepare(chain: Chain) -> Prepared:
-        logits = _full_rows(chain)
-        values = torch.empty(chain.batch, chain.k, dtype=logits.dtype, device=logits.device)
+        logits, k = _full_rows(chain), chain.k
+        values = torch.empty(chain.batch, k, dtype=logits.dtype, device=logits.device)
+        rest: tuple[Any, ...]
         cub = flashinfer_takes_cub(chain.batch, logits.shape[2], logits.dtype)
         results = _results(chain, torch.int64 if cub else torch.int32)
         if cub:
-            bytes_needed = int(module.cub_topk_workspace_size(logits[0], chain.k, 0))
-            workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=logits.device)
+            function, rest = module.cub_topk, (k, 0)
+            workspace = _bytes(int(module.cub_topk_workspace_size(logits[0], *rest)), logits)
         else:
-            workspace = torch.zeros(FLASHINFER_STATES_BYTES, dtype=torch.uint8, device=logits.device)
-        rows, outs = logits.unbind(), results.unbind()
+            function, rest = module.radix_topk, (k, False, False, 0, False)
+            workspace = _bytes(FLASHINFER_STATES_BYTES, logits)
+        steps = _steps(chain, results, logits)
+        return _calls(
+            _on_stream(ffi, function),
+            results,
+            ((row, out, values, workspace, *rest) for row, _, out in steps),
+        )
 
-        def launch(step: int) -> None:
-            with _current_stream(ffi):
-                if cub:
-                    module.cub_topk(rows[step], outs[step], values, workspace, chain.k, 0)
-                else:
-                    module.radix_topk(
-                        rows[step], outs[step], values, workspace, chain.k, False, False, 0, False
-                    )
-
-        return Prepared(launch, results)
-
-    return Baseline(name, version, _any_shape, prepare)
+    return prepare
 
 
-def _load_flashinfer_ragged(
-    name: str, version: str, folder: Path, *, deterministic: bool = False
-) -> Baseline:
+def _flashinfer_ragged(folder: Path, *, deterministic: bool = False) -> Prepare:
     """The call that takes a length for each row; deterministic calls prefer smaller indices, too."""
-    ffi, module = _flashinfer_module(folder)
+    ffi, module = _ffi_module(folder, "topk.so")
     tie_break = FLASHINFER_SMALL_TIES if deterministic else 0
 
     def prepare(chain: Chain) -> Prepared:
-        logits = chain.logits
+        logits, k, offsets = chain.logits, chain.k, _starts(chain)
         results = _results(chain)
-        offsets = torch.zeros(chain.batch, dtype=torch.int32, device=logits.device)
+        rest: tuple[Any, ...]
         # FlashInfer's own rule: CUB's calls have no reproducible order, so deterministic ones never take it.
         cub = not deterministic and flashinfer_ragged_takes_cub(chain.batch, logits.shape[2], logits.dtype)
         if cub:
-            bytes_needed = int(
-                module.cub_topk_ragged_transform_workspace_size(
-                    logits[0], chain.lengths_of(0), chain.k, tie_break, False
-                )
+            function, rest = module.cub_topk_ragged_transform, (k, tie_break, None)
+            size = module.cub_topk_ragged_transform_workspace_size(
+                logits[0], chain.lengths_of(0), k, tie_break, False
             )
-            workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=logits.device)
+            workspace = _bytes(int(size), logits)
         else:
-            workspace = torch.zeros(FLASHINFER_STATES_BYTES, dtype=torch.uint8, device=logits.device)
-        rows, outs = logits.unbind(), results.unbind()
+            function = module.radix_topk_ragged_transform
+            rest = (k, deterministic, tie_break, False, None)
+            workspace = _bytes(FLASHINFER_STATES_BYTES, logits)
+        steps = _steps(chain, results)
+        arguments = ((row, out, offsets, lengths, workspace, *rest) for row, lengths, out in steps)
+        return _calls(_on_stream(ffi, function), results, arguments)
 
-        def launch(step: int) -> None:
-            row, lengths, result = rows[step], chain.lengths_of(step), outs[step]
-            with _current_stream(ffi):
-                if cub:
-                    module.cub_topk_ragged_transform(
-                        row, result, offsets, lengths, workspace, chain.k, tie_break, None
-                    )
-                else:
-                    module.radix_topk_ragged_transform(
-                        row,
-                        result,
-                        offsets,
-                        lengths,
-                        workspace,
-                        chain.k,
-                        deterministic,
-                        tie_break,
-                        False,
-                        None,
-                    )
-
-        return Prepared(launch, results)
-
-    return Baseline(name, version, _any_shape, prepare)
+    return prepare
 
 
-def _load_cudnn(name: str, version: str, folder: Path) -> Baseline:
+def _cudnn(folder: Path) -> Prepare:
     """Kernels of cuDNN are compiled for k and for a power of two of columns; rows take the next of these."""
-    path = find_file(folder, "cudnn_topk.so")
-    ffi = _import_from("tvm_ffi", folder)
-    module = ffi.load_module(str(path))
+    ffi, module = _ffi_module(folder, "cudnn_topk.so")
 
     def prepare(chain: Chain) -> Prepared:
         width = chain.logits.shape[2]
@@ -518,15 +415,11 @@ def _load_cudnn(name: str, version: str, folder: Path) -> Baseline:
             raise BaselineError(f"compiled for other columns and k than {width} and {chain.k}") from None
         results = _results(chain)
         scratch = torch.empty((chain.batch, 2, width), dtype=torch.int32, device=results.device)
-        rows, outs = chain.logits.unbind(), results.unbind()
+        steps = _steps(chain, results)
+        arguments = ((row, None, scratch, None, lengths, out, None) for row, lengths, out in steps)
+        return _calls(_on_stream(ffi, kernel), results, arguments)
 
-        def launch(step: int) -> None:
-            with _current_stream(ffi):
-                kernel(rows[step], None, scratch, None, chain.lengths_of(step), outs[step], None)
-
-        return Prepared(launch, results)
-
-    return Baseline(name, version, _only_fp32, prepare)
+    return prepare
 
 
 def flashinfer_takes_cub(rows: int, width: int, dtype: torch.dtype) -> bool:
@@ -541,16 +434,21 @@ def flashinfer_ragged_takes_cub(rows: int, width: int, dtype: torch.dtype) -> bo
     return rows <= 256 and width >= (131072 if dtype == torch.float16 else 65536)
 
 
-def _flashinfer_module(folder: Path) -> tuple[ModuleType, Any]:
-    """The bindings' own package, and FlashInfer's module."""
-    path = find_file(folder, "topk.so")
+def _ffi_module(folder: Path, name: str) -> tuple[ModuleType, Any]:
+    """The bindings' own package, and a module that was compiled for them."""
+    path = find_file(folder, name)
     ffi = _import_from("tvm_ffi", folder)
     return ffi, ffi.load_module(str(path))
 
 
-def _current_stream(ffi: Any) -> Any:
-    """The module takes its stream from the bindings' own notion of the current one."""
-    return ffi.use_raw_stream(ffi.device("cuda:0"), torch.cuda.current_stream().cuda_stream)
+def _on_stream(ffi: Any, function: Call) -> Call:
+    """A function of such a module on torch's stream: it has a notion of its own of the current one."""
+
+    def call(*arguments: Any) -> None:
+        with ffi.use_raw_stream(ffi.device("cuda:0"), torch.cuda.current_stream().cuda_stream):
+            function(*arguments)
+
+    return call
 
 
 def _import_from(name: str, folder: Path) -> ModuleType:
@@ -562,3 +460,72 @@ def _import_from(name: str, folder: Path) -> ModuleType:
             sys.path.append(str(init.parent.parent))
             return importlib.import_module(name)
         raise
+
+
+TORCH: dict[str, tuple[str, Prepare]] = {
+    "torch": ("torch.topk", _torch),
+    "torch_blocks": ("amax, topk of blocks, sort, mask and topk of positions", _torch_blocks),
+    "torch_in_blocks": ("masked_fill and topk", _torch_in_blocks),
+}
+"""What is called of torch, and how."""
+
+FP32, ANY = _only_fp32, _any_shape
+TRTLLM, VLLM = (TRTLLM_LIBRARY, "trtllm"), (VLLM_LIBRARY, "_C")
+LOADED: dict[str, tuple[str, Refuse, Callable[[Path], Prepare]]] = {
+    "trtllm": (
+        *("TensorRT-LLM 1.2.1 indexer_topk_decode", FP32),
+        _operator(TRTLLM, "indexer_topk_decode", lambda c, *its: (*its, 1, c.k)),
+    ),
+    "vllm": (
+        *("vLLM 0.33.0: cooperative_topk, persistent_topk above 64 rows", _vllm_shapes),
+        _operator(VLLM, _vllm_name, _vllm_arguments),
+    ),
+    "vllm_per_row": (
+        *("vLLM 0.33.0 top_k_per_row_decode", FP32),
+        _operator(VLLM, "top_k_per_row_decode", lambda c, row, n, out: (row, 1, n, out, *_per_row(c))),
+    ),
+    "flashinfer": ("FlashInfer 0.7.2 top_k, as in a captured graph", ANY, _flashinfer),
+    "flashinfer_ragged": ("FlashInfer 0.7.2 top_k_ragged_transform", ANY, _flashinfer_ragged),
+    "flashinfer_deterministic": (
+        *("FlashInfer 0.7.2 top_k_ragged_transform, deterministic, smaller indices of ties", ANY),
+        functools.partial(_flashinfer_ragged, deterministic=True),
+    ),
+    "cudnn": ("cuDNN frontend 1.32.0 IndexerTopK, deterministic, smaller indices of ties", FP32, _cudnn),
+    "trtllm_prefill": (
+        *("TensorRT-LLM 1.2.1 indexer_topk_prefill", FP32),
+        _operator(TRTLLM, "indexer_topk_prefill", lambda c, row, n, out: (row, _starts(c), n, out, c.k)),
+    ),
+    "vllm_prefill": (
+        *("vLLM 0.33.0 top_k_per_row_prefill", FP32),
+        _operator(
+            VLLM, "top_k_per_row_prefill", lambda c, row, n, out: (row, _starts(c), n, out, *_per_row(c))
+        ),
+    ),
+}
+"""What is loaded of other projects, the shapes that it serves, and how."""
+
+
+def available(folder: Path | None = None) -> dict[str, Baseline]:
+    """Every baseline by name, also those that cannot be loaded: their `why_not` says why.
+
+    Parameters
+    ----------
+    folder : Path, optional
+        Where the files are; default ``$GVR_TOPK_BASELINES``.
+    """
+    if folder is None and ENVIRONMENT in os.environ:
+        folder = Path(os.environ[ENVIRONMENT])
+    found = {
+        name: Baseline(name, f"{what} of torch {torch.__version__}", _any_shape, prepare)
+        for name, (what, prepare) in TORCH.items()
+    }
+    for name, (version, refuse, load) in LOADED.items():
+        try:
+            if not torch.cuda.is_available():
+                raise BaselineError(no_gpu())
+            if folder is None:
+                raise BaselineError(f"no folder given (--baseline-dir or ${ENVIRONMENT})")
+            found[name] = Baseline(name, version, refuse, load(folder))
+        except (BaselineError, OSError, AttributeError, ImportError) as error:
+            found[name] = Baseline(name, version, _any_shape, _unloaded, str(error).splitlines()[0])
+    return found

@@ -6,7 +6,7 @@ The attention, the indexer and its k have the real sizes; depth, experts and voc
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -261,109 +261,106 @@ def parameters(layers: int, shapes: str = V32) -> Iterator[Parameter]:
     yield from _v4_parameters(layers) if shapes == V4 else _latent_parameters(layers, shapes)
 
 
-def _matrix(name: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Parameter:
-    # Outputs keep the scale of inputs, so that scores are neither all alike nor infinite.
-    return Parameter(name, (rows, columns), columns**-0.5, dtype=dtype)
+def _tensors(prefix: str, sizes: Mapping[str, tuple[int, ...]]) -> Iterator[Parameter]:
+    """Tensors below a prefix by their sizes: rows and columns of a matrix, or the length of a neutral norm.
+
+    Outputs of a matrix keep the scale of its inputs, so that scores are neither all alike nor infinite.
+    """
+    for name, size in sizes.items():
+        scale = size[1] ** -0.5 if len(size) == 2 else 0.0
+        yield Parameter(f"{prefix}{name}.weight", size, scale)
 
 
-def _norm(name: str, length: int) -> Parameter:
-    """All norms are neutral."""
-    return Parameter(f"{name}.weight", (length,))
-
-
-def _constant(name: str, length: int, value: float) -> Parameter:
+def _constant(name: str, length: int, value: float = 0.0) -> Parameter:
     return Parameter(name, (length,), value=value, dtype=torch.float32)
 
 
 def _latent_parameters(layers: int, shapes: str) -> Iterator[Parameter]:
     sizes = LATENT[shapes]
     yield Parameter("model.embed_tokens.weight", (VOCABULARY, HIDDEN), 1.0)
-    yield _matrix("lm_head.weight", VOCABULARY, HIDDEN)
-    yield _norm("model.norm", HIDDEN)
+    yield from _tensors("", {"lm_head": (VOCABULARY, HIDDEN), "model.norm": (HIDDEN,)})
+    attention = {
+        "q_a_layernorm": (sizes.q_rank,),
+        "kv_a_layernorm": (KV_RANK,),
+        "q_a_proj": (sizes.q_rank, HIDDEN),
+        "q_b_proj": (HEADS * (sizes.nope + ROPE), sizes.q_rank),
+        "kv_a_proj_with_mqa": (KV_RANK + ROPE, HIDDEN),
+        "kv_b_proj": (HEADS * (sizes.nope + sizes.value), KV_RANK),
+        "o_proj": (HIDDEN, HEADS * sizes.value),
+    }
+    indexer = {
+        "wq_b": (sizes.index_heads * INDEX_DIM, sizes.q_rank),
+        "wk": (INDEX_DIM, HIDDEN),
+        "weights_proj": (sizes.index_heads, HIDDEN),
+        "k_norm": (INDEX_DIM,),
+    }
     for layer in range(layers):
-        prefix = f"model.layers.{layer}"
-        attention = f"{prefix}.self_attn"
-        yield _norm(f"{prefix}.input_layernorm", HIDDEN)
-        yield _norm(f"{prefix}.post_attention_layernorm", HIDDEN)
-        yield _norm(f"{attention}.q_a_layernorm", sizes.q_rank)
-        yield _norm(f"{attention}.kv_a_layernorm", KV_RANK)
-        yield _matrix(f"{attention}.q_a_proj.weight", sizes.q_rank, HIDDEN)
-        yield _matrix(f"{attention}.q_b_proj.weight", HEADS * (sizes.nope + ROPE), sizes.q_rank)
-        yield _matrix(f"{attention}.kv_a_proj_with_mqa.weight", KV_RANK + ROPE, HIDDEN)
-        yield _matrix(f"{attention}.kv_b_proj.weight", HEADS * (sizes.nope + sizes.value), KV_RANK)
-        yield _matrix(f"{attention}.o_proj.weight", HIDDEN, HEADS * sizes.value)
+        prefix = f"model.layers.{layer}."
+        yield from _tensors(prefix, {"input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,)})
+        yield from _tensors(f"{prefix}self_attn.", attention)
         if sizes.selects(layer):
-            indexer = f"{attention}.indexer"
-            yield _matrix(f"{indexer}.wq_b.weight", sizes.index_heads * INDEX_DIM, sizes.q_rank)
-            yield _matrix(f"{indexer}.wk.weight", INDEX_DIM, HIDDEN)
-            yield _matrix(f"{indexer}.weights_proj.weight", sizes.index_heads, HIDDEN)
-            yield _norm(f"{indexer}.k_norm", INDEX_DIM)
-            yield _constant(f"{indexer}.k_norm.bias", INDEX_DIM, 0.0)
+            yield from _tensors(f"{prefix}self_attn.indexer.", indexer)
+            yield _constant(f"{prefix}self_attn.indexer.k_norm.bias", INDEX_DIM)
         if layer == 0:
-            yield from _latent_mlp(f"{prefix}.mlp", DENSE_WIDTH)
+            yield from _mlp(f"{prefix}mlp.", DENSE_WIDTH)
             continue
-        yield _matrix(f"{prefix}.mlp.gate.weight", EXPERTS, HIDDEN)
-        yield _constant(f"{prefix}.mlp.gate.e_score_correction_bias", EXPERTS, 0.0)
-        yield from _latent_mlp(f"{prefix}.mlp.shared_experts", EXPERT_WIDTH)
-        for expert in range(EXPERTS):
-            yield from _latent_mlp(f"{prefix}.mlp.experts.{expert}", EXPERT_WIDTH)
+        yield from _tensors(prefix, {"mlp.gate": (EXPERTS, HIDDEN)})
+        yield _constant(f"{prefix}mlp.gate.e_score_correction_bias", EXPERTS)
+        for expert in ("shared_experts", *(f"experts.{number}" for number in range(EXPERTS))):
+            yield from _mlp(f"{prefix}mlp.{expert}.", EXPERT_WIDTH)
 
 
-def _latent_mlp(prefix: str, width: int) -> Iterator[Parameter]:
-    yield _matrix(f"{prefix}.gate_proj.weight", width, HIDDEN)
-    yield _matrix(f"{prefix}.up_proj.weight", width, HIDDEN)
-    yield _matrix(f"{prefix}.down_proj.weight", HIDDEN, width)
+def _mlp(prefix: str, width: int) -> Iterator[Parameter]:
+    sizes = {"gate_proj": (width, HIDDEN), "up_proj": (width, HIDDEN), "down_proj": (HIDDEN, width)}
+    return _tensors(prefix, sizes)
 
 
 def _v4_parameters(layers: int) -> Iterator[Parameter]:
     yield Parameter("embed.weight", (VOCABULARY, V4_HIDDEN), 1.0)
-    yield _matrix("head.weight", VOCABULARY, V4_HIDDEN)
-    yield _norm("norm", V4_HIDDEN)
+    yield from _tensors("", {"head": (VOCABULARY, V4_HIDDEN), "norm": (V4_HIDDEN,)})
     yield from _hyper_connection("hc_head", V4_STREAMS, 1)
+    attention = {
+        "wq_a": (V4_Q_RANK, V4_HIDDEN),
+        "wkv": (V4_HEAD, V4_HIDDEN),
+        "wq_b": (HEADS * V4_HEAD, V4_Q_RANK),
+        "wo_a": (V4_OUTPUT_GROUPS * V4_OUTPUT_RANK, HEADS * V4_HEAD // V4_OUTPUT_GROUPS),
+        "wo_b": (V4_HIDDEN, V4_OUTPUT_GROUPS * V4_OUTPUT_RANK),
+        "q_norm": (V4_Q_RANK,),
+        "kv_norm": (V4_HEAD,),
+    }
+    indexer = {"wq_b": (V4_INDEX_HEADS * INDEX_DIM, V4_Q_RANK), "weights_proj": (V4_INDEX_HEADS, V4_HIDDEN)}
+    expert = {
+        "w1": (EXPERT_WIDTH, V4_HIDDEN),
+        "w3": (EXPERT_WIDTH, V4_HIDDEN),
+        "w2": (V4_HIDDEN, EXPERT_WIDTH),
+    }
     for layer, kind in enumerate(_v4_layers(layers)):
-        prefix = f"layers.{layer}"
-        yield _norm(f"{prefix}.attn_norm", V4_HIDDEN)
-        yield _norm(f"{prefix}.ffn_norm", V4_HIDDEN)
+        prefix = f"layers.{layer}."
+        yield from _tensors(prefix, {"attn_norm": (V4_HIDDEN,), "ffn_norm": (V4_HIDDEN,)})
         for part in ("attn", "ffn"):
-            yield from _hyper_connection(f"{prefix}.hc_{part}", (2 + V4_STREAMS) * V4_STREAMS, 3)
-        yield from _v4_attention(f"{prefix}.attn", kind)
-        yield _matrix(f"{prefix}.ffn.gate.weight", EXPERTS, V4_HIDDEN)
-        yield _constant(f"{prefix}.ffn.gate.bias", EXPERTS, 0.0)
-        for expert in ("shared_experts", *(f"experts.{number}" for number in range(EXPERTS))):
-            yield _matrix(f"{prefix}.ffn.{expert}.w1.weight", EXPERT_WIDTH, V4_HIDDEN)
-            yield _matrix(f"{prefix}.ffn.{expert}.w3.weight", EXPERT_WIDTH, V4_HIDDEN)
-            yield _matrix(f"{prefix}.ffn.{expert}.w2.weight", V4_HIDDEN, EXPERT_WIDTH)
-
-
-def _v4_attention(prefix: str, kind: str) -> Iterator[Parameter]:
-    yield _matrix(f"{prefix}.wq_a.weight", V4_Q_RANK, V4_HIDDEN)
-    yield _matrix(f"{prefix}.wkv.weight", V4_HEAD, V4_HIDDEN)
-    yield _matrix(f"{prefix}.wq_b.weight", HEADS * V4_HEAD, V4_Q_RANK)
-    yield _matrix(
-        f"{prefix}.wo_a.weight", V4_OUTPUT_GROUPS * V4_OUTPUT_RANK, HEADS * V4_HEAD // V4_OUTPUT_GROUPS
-    )
-    yield _matrix(f"{prefix}.wo_b.weight", V4_HIDDEN, V4_OUTPUT_GROUPS * V4_OUTPUT_RANK)
-    yield _norm(f"{prefix}.q_norm", V4_Q_RANK)
-    yield _norm(f"{prefix}.kv_norm", V4_HEAD)
-    yield _constant(f"{prefix}.attn_sink", HEADS, 0.0)
-    if kind in V4_RATIOS:
-        yield from _compressor(f"{prefix}.compressor", V4_HEAD, V4_RATIOS[kind])
-    if kind == SPARSE:
-        yield _matrix(f"{prefix}.indexer.wq_b.weight", V4_INDEX_HEADS * INDEX_DIM, V4_Q_RANK)
-        yield _matrix(f"{prefix}.indexer.weights_proj.weight", V4_INDEX_HEADS, V4_HIDDEN)
-        yield from _compressor(f"{prefix}.indexer.compressor", INDEX_DIM, V4_RATIOS[kind])
+            yield from _hyper_connection(f"{prefix}hc_{part}", (2 + V4_STREAMS) * V4_STREAMS, 3)
+        yield from _tensors(f"{prefix}attn.", attention)
+        yield _constant(f"{prefix}attn.attn_sink", HEADS)
+        if kind in V4_RATIOS:
+            yield from _compressor(f"{prefix}attn.compressor.", V4_HEAD, V4_RATIOS[kind])
+        if kind == SPARSE:
+            yield from _tensors(f"{prefix}attn.indexer.", indexer)
+            yield from _compressor(f"{prefix}attn.indexer.compressor.", INDEX_DIM, V4_RATIOS[kind])
+        yield from _tensors(prefix, {"ffn.gate": (EXPERTS, V4_HIDDEN)})
+        yield _constant(f"{prefix}ffn.gate.bias", EXPERTS)
+        for name in ("shared_experts", *(f"experts.{number}" for number in range(EXPERTS))):
+            yield from _tensors(f"{prefix}ffn.{name}.", expert)
 
 
 def _compressor(prefix: str, head: int, ratio: int) -> Iterator[Parameter]:
     """What makes one key of several tokens; where these are few, keys overlap and each has two halves."""
     width = head * (2 if ratio == V4_RATIOS[SPARSE] else 1)
-    yield _matrix(f"{prefix}.wkv.weight", width, V4_HIDDEN)
-    yield _matrix(f"{prefix}.wgate.weight", width, V4_HIDDEN)
-    yield _norm(f"{prefix}.norm", head)
-    yield Parameter(f"{prefix}.ape", (ratio, width), 1.0, dtype=torch.float32)
+    yield from _tensors(prefix, {"wkv": (width, V4_HIDDEN), "wgate": (width, V4_HIDDEN), "norm": (head,)})
+    yield Parameter(f"{prefix}ape", (ratio, width), 1.0, dtype=torch.float32)
 
 
 def _hyper_connection(prefix: str, rows: int, scales: int) -> Iterator[Parameter]:
-    yield _matrix(f"{prefix}_fn", rows, V4_STREAMS * V4_HIDDEN, torch.float32)
-    yield _constant(f"{prefix}_base", rows, 0.0)
+    columns = V4_STREAMS * V4_HIDDEN
+    yield Parameter(f"{prefix}_fn", (rows, columns), columns**-0.5, dtype=torch.float32)
+    yield _constant(f"{prefix}_base", rows)
     yield _constant(f"{prefix}_scale", scales, 1.0)

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import lzma
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,12 +64,11 @@ class TestBaselines:
             def __getattr__(self, name: str) -> Any:
                 return lambda *arguments: calls.append((name, arguments)) or 16
 
-        monkeypatch.setattr(baselines, "_flashinfer_module", lambda folder: (None, Module()))
-        monkeypatch.setattr(baselines, "_current_stream", lambda ffi: contextlib.nullcontext())
+        monkeypatch.setattr(baselines, "_ffi_module", lambda folder, name: (None, Module()))
+        monkeypatch.setattr(baselines, "_on_stream", lambda ffi, function: function)
         chain = make_chain(Cell("main", 32768, 1, 16), device="cpu")
         for deterministic in (False, True):
-            load = functools.partial(baselines._load_flashinfer_ragged, deterministic=deterministic)
-            load("name", "version", Path()).prepare(chain).launch(0)
+            baselines._flashinfer_ragged(Path(), deterministic=deterministic)(chain).launch(0)
         (_, (sized, _), (name, arguments)) = calls[0], calls[1], calls[2]
         assert sized == "cub_topk_ragged_transform" and len(calls) == 3
         assert name == "radix_topk_ragged_transform"
@@ -87,13 +87,15 @@ class TestBaselines:
 
         class Bindings:
             load_module = staticmethod(lambda path: Module())
+            device = staticmethod(lambda name: name)
+            use_raw_stream = staticmethod(lambda device, stream: contextlib.nullcontext())
 
         (tmp_path / "cudnn_topk.so").write_bytes(b"")
         monkeypatch.setattr(baselines, "_import_from", lambda name, folder: Bindings)
-        monkeypatch.setattr(baselines, "_current_stream", lambda ffi: contextlib.nullcontext())
-        baseline = baselines._load_cudnn("cudnn", "version", tmp_path)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=7))
+        prepare = baselines._cudnn(tmp_path)
         chain = make_chain(Cell("main", 5000, 2, 16), device="cpu")
-        prepared = baseline.prepare(chain)
+        prepared = prepare(chain)
         prepared.launch(3)
         ((name, arguments),) = calls
         assert name == "indexer_topk_8192_16"
@@ -101,9 +103,9 @@ class TestBaselines:
         assert arguments[5].data_ptr() == prepared.results[3].data_ptr()
         assert arguments[2].shape == (2, 2, chain.logits.shape[2])
         with pytest.raises(baselines.BaselineError, match="compiled for other columns and k"):
-            baseline.prepare(make_chain(Cell("main", 5000, 2, 8), device="cpu"))
+            prepare(make_chain(Cell("main", 5000, 2, 8), device="cpu"))
         with pytest.raises(baselines.BaselineError, match="at most 148 rows, got 149"):
-            baseline.prepare(make_chain(Cell("main", 64, 149, 16), device="cpu"))
+            prepare(make_chain(Cell("main", 64, 149, 16), device="cpu"))
 
     def test_a_shorter_list_of_groups_leaves_nothing_of_the_others(self) -> None:
         baseline = baselines.available()["torch"]

@@ -205,7 +205,7 @@ class TestTwoLevelIndexer:
 
     @pytest.mark.parametrize("name", ["torch_blocks", "torch_in_blocks"])
     def test_wrong_items_of_others_are_noticed(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = getattr(baselines, f"_{name}")
+        what, real = baselines.TORCH[name]
 
         def prepare(chain: Chain) -> Prepared:
             prepared = real(chain)
@@ -216,7 +216,7 @@ class TestTwoLevelIndexer:
 
             return dataclasses.replace(prepared, launch=launch)
 
-        monkeypatch.setattr(baselines, f"_{name}", prepare)
+        monkeypatch.setitem(baselines.TORCH, name, (what, prepare))
         monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
         assert self.measure(name)["exact"] is False
 
