@@ -29,15 +29,15 @@ import torch
 from eval.common.machine import write_json
 from eval.engines.vllm_compare import Comparison, PrefillTimes, Twins, count_twins, observe
 from eval.engines.vllm_model import V32
-from eval.engines.vllm_worker import EXTENSION, PREFILL_ROWS, merge_workers
+from eval.engines.vllm_worker import EXTENSION, PREFILL_ROWS, merge_workers, observed
 from gvr_topk.integrations.transaction import Transaction
 
 STOCK, OURS, COMPARE = "stock", "ours", "compare"
 MODES = (STOCK, OURS, COMPARE)
 EAGER, FULL = "eager", "full"
 GRAPHS = (EAGER, FULL)
-CASES, PREEMPTION, INVARIANCE, PREEMPTED = "cases", "preemption", "invariance", "preempted"
-PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), INVARIANCE: (STOCK, OURS), PREEMPTED: (STOCK, OURS)}
+CASES, PREEMPTION, INVARIANCE = "cases", "preemption", "invariance"
+PARTS = {CASES: MODES, PREEMPTION: (COMPARE,), INVARIANCE: (STOCK, OURS)}
 """Parts of a trial, and the modes in which each shows something."""
 
 BLOCK = 64
@@ -55,18 +55,6 @@ INVARIANCE_BATCHES = (1, 1, 2, 8, 32)
 INVARIANCE_LENGTH, INVARIANCE_STEPS = 6144, 12
 """Tokens of that prompt, and tokens that each request generates."""
 
-PREEMPTED_BATCHES = ((1, False), (4, False), (16, False), (32, False), (1, True), (16, True))
-"""Batches with too small a cache, and whether all requests are preempted at some steps besides."""
-
-PREEMPTED_SLOTS, PREEMPTED_LENGTH, PREEMPTED_STEPS = 16, 2544, 48
-"""Requests that may run at once, tokens of the prompt, and tokens that each request generates."""
-
-PREEMPTED_BLOCKS = PREEMPTED_SLOTS * -(-PREEMPTED_LENGTH // BLOCK) + 9
-"""Cache blocks of that engine: all requests start, and after 16 tokens each wants one more."""
-
-PREEMPT_EVERY, PREEMPT_TIMES = 20, 3
-"""Steps after which all requests are preempted, and how often."""
-
 FIRST_STEPS = 3
 """Tokens that every request has before a step counts as one of decode alone."""
 
@@ -83,29 +71,23 @@ class Specification:
 
     Attributes
     ----------
-    mode : {"stock", "ours", "compare"}
-    graphs : {"eager", "full"}
+    mode, graphs, part : str
+        Of `MODES`, `GRAPHS` and `PARTS`; other parts than ``cases`` have batches, lengths and steps of their
+        own.
     drafts : int
         Draft tokens per step, by MTP.
-    model : str
-        Folder of the checkpoint.
-    load_format : str
-        ``dummy`` has the engine fill the model, ``auto`` reads the weights.
-    batches, lengths : list of int
-        Cases: every batch with every context length.
-    steps : int
-        Tokens that each request generates.
+    model, shapes, load_format : str
+        Folder of the checkpoint, and whose shapes it has; ``dummy`` has the engine fill it, ``auto`` reads.
+    batches, lengths, steps : list of int, list of int, int
+        Cases, every batch with every context length, and the tokens that each request generates.
     churn : bool
         Whether more requests than the engine has slots run at the end, of mixed lengths.
-    max_model_len : int
+    max_model_len, chunk : int
+        Longest row, and most tokens of a step, and so of a chunk of a prompt.
     memory : float
         Share of the GPU's memory that the engine takes.
     profile : bool
         Whether every case runs once more under the profiler, which times the kernels.
-    part : {"cases", "preemption", "invariance", "preempted"}
-        All but ``cases`` have batches, lengths and steps of their own.
-    chunk : int
-        Most tokens of a step, and so of a chunk of a prompt.
     prefill_rows : int
         Most rows of a prefill call that ``compare`` compares; 0 for all.
     twins : str
@@ -114,8 +96,6 @@ class Specification:
         GPUs. With more than one, the layers run in worker processes, and so does the comparison.
     split_k : bool
         Whether cuBLAS may split the sums of a product, which it does by the size of the batch.
-    shapes : {"v32", "glm5", "glm52", "v4"}
-        Model whose shapes the checkpoint has.
     """
 
     mode: str
@@ -145,12 +125,8 @@ class Specification:
 
     @property
     def name(self) -> str:
-        part = {
-            CASES: "",
-            PREEMPTION: "_preemption",
-            INVARIANCE: f"_invariance_chunk{self.chunk}",
-            PREEMPTED: "_preempted",
-        }[self.part]
+        part = "" if self.part == CASES else f"_{self.part}"
+        part += f"_chunk{self.chunk}" if self.part == INVARIANCE else ""
         ranks = f"_tp{self.tensor_parallel}" if self.in_workers else ""
         products = "" if self.split_k else "_no_split_k"
         shapes = "" if self.shapes == V32 else f"_{self.shapes}"
@@ -159,12 +135,8 @@ class Specification:
     @property
     def sequences(self) -> list[int]:
         """Requests at once, in the cases of this part."""
-        own: dict[str, Sequence[int]] = {
-            PREEMPTION: (1, 4, 8, PREEMPTION_SLOTS),
-            INVARIANCE: INVARIANCE_BATCHES,
-            PREEMPTED: (1, 4, 8, PREEMPTED_SLOTS),
-        }
-        return sorted(set(own.get(self.part, self.batches)))
+        own = {PREEMPTION: (1, 4, 8, PREEMPTION_SLOTS), INVARIANCE: INVARIANCE_BATCHES}
+        return sorted(set(own.get(self.part, tuple(self.batches))))
 
 
 def engine_arguments(spec: Specification) -> dict[str, Any]:
@@ -214,28 +186,11 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
     if spec.part == INVARIANCE:
         # Every prompt is computed anew, whatever was computed before it.
         arguments |= {"max_model_len": INVARIANCE_LENGTH + 1024, "enable_prefix_caching": False}
-    if spec.part == PREEMPTED:
-        arguments |= {
-            "max_model_len": PREEMPTED_LENGTH + 1024,
-            "enable_prefix_caching": False,
-            "block_size": BLOCK,
-            "num_gpu_blocks_override": PREEMPTED_BLOCKS,
-        }
     return arguments
 
 
 def prompts(count: int, lengths: Sequence[int], seed: int, common_share: float = 0.75) -> list[list[int]]:
-    """Random token ids; most of each prompt is common, so that prefix caching saves time.
-
-    Parameters
-    ----------
-    count : int
-    lengths : sequence of int
-        Of the prompts, in turn.
-    seed : int
-    common_share : float
-        Share of each prompt that all have.
-    """
+    """Random token ids of some lengths in turn; `common_share` of each prompt is common, for its cache."""
     generator = torch.Generator().manual_seed(seed)
     common = torch.randint(10, 32000, (max(lengths),), generator=generator).tolist()
     made = []
@@ -301,28 +256,14 @@ def run_requests(
     requests: Sequence[list[int]],
     label: str,
     kernels: KernelTimes | None = None,
-    after_step: Callable[[int], None] = lambda step: None,
 ) -> dict[str, Any]:
     """Run requests to their end.
-
-    Parameters
-    ----------
-    engine : LLMEngine
-    make_parameters : callable
-        Sampling parameters of a request by its number.
-    requests : sequence of list of int
-    label : str
-        Part of the requests' names.
-    kernels : KernelTimes, optional
-        Sees the steps of decode alone.
-    after_step : callable
-        Takes the number of steps so far, after each.
 
     Returns
     -------
     dict
         ``tokens``, ``steps``, ``decode_steps`` and the milliseconds of the latter, median and least; and
-        ``answers``, the tokens of each request.
+        ``answers``, the tokens of each request. `kernels` sees the steps of decode alone.
     """
     names = {f"{label}-{number}": number for number in range(len(requests))}
     for name, number in names.items():
@@ -346,7 +287,6 @@ def run_requests(
             decode.append(1e3 * (time.perf_counter() - begun))
         if profiled is not None:
             profiled.after_step()
-        after_step(steps)
     return {
         "tokens": sum(have.values()),
         "steps": steps,
@@ -358,19 +298,9 @@ def run_requests(
 
 
 def count_answers(answers: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Compare what was generated for the same prompt.
+    """Compare what was generated for the same prompt, as far as the shortest answer goes.
 
-    Parameters
-    ----------
-    answers : sequence of sequence of int
-        Tokens of each request; all as far as the shortest is long are compared.
-
-    Returns
-    -------
-    dict
-        ``requests``, ``tokens`` that are compared of each, the number of ``different_answers``, the requests
-        that ``most_agree``, and ``first_difference``, the number of the first token in which two differ, from
-        0, or None.
+    ``first_difference`` is the number of the first token in which two differ, from 0, or None.
     """
     shortest = min(map(len, answers), default=0)
     counts = Counter(tuple(answer[:shortest]) for answer in answers)
@@ -402,13 +332,8 @@ class Preemptions:
 class Trial:
     """One engine's cases, each of which may fail without the others.
 
-    Parameters
-    ----------
-    spec : Specification
-    keep : callable
-        Takes the result so far after each case, so that an engine that is stopped leaves what it has done.
-    patches : Transaction
-        Where what is put around vLLM's functions is taken back.
+    `keep` takes the result so far after each case, so that an engine that is stopped leaves what it has done.
+    What is put around vLLM's functions is noted in `patches`.
     """
 
     def __init__(
@@ -419,7 +344,7 @@ class Trial:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         compares = spec.mode == COMPARE and not spec.in_workers
         self._comparison = Comparison(device, spec.prefill_rows) if compares else None
-        self._twins = Twins(device) if spec.part in (INVARIANCE, PREEMPTED) else None
+        self._twins = Twins(device) if spec.part == INVARIANCE else None
         timed = spec.part == CASES and spec.mode != COMPARE and device == "cuda"
         self._times = PrefillTimes() if timed else None
         self._done: dict[str, Any] = {"cases": [], "churn": None, "failures": []}
@@ -429,8 +354,7 @@ class Trial:
         both = [observer for observer in (self._comparison, self._twins) if observer is not None]
         if not spec.in_workers:
             observe(patches, both, both if self._times is None else [*both, self._times])
-        preempts = spec.part in (PREEMPTION, PREEMPTED)
-        self._preemptions = Preemptions(patches) if preempts else None
+        self._preemptions = Preemptions(patches) if spec.part == PREEMPTION else None
         self._vllm = importlib.import_module("vllm")
         begun = time.perf_counter()
         self._engine = self._vllm.LLM(**engine_arguments(spec)).llm_engine
@@ -447,12 +371,7 @@ class Trial:
         given = asdict(self.spec)
         for name in ("model", "batches", "lengths", "twins"):
             del given[name]
-        counters = importlib.import_module("gvr_topk.integrations.vllm").counters().as_dict()
-        seen = {
-            "compared": None if self._comparison is None else self._comparison.as_dict(),
-            "calls": counters["calls"],
-            "slots": counters["requests"],
-        }
+        seen = observed(self._comparison)
         if self.spec.in_workers:
             seen = merge_workers(self._engine.collective_rpc("gvr_topk_observed"))
         return {
@@ -469,12 +388,7 @@ class Trial:
         if self.spec.part == PREEMPTION:
             self._attempt("preemption", self._preempt)
         elif self.spec.part == INVARIANCE:
-            batches = [(batch, False) for batch in INVARIANCE_BATCHES]
-            vary = functools.partial(self._vary_batches, batches, INVARIANCE_LENGTH, INVARIANCE_STEPS)
-            self._attempt("invariance", vary)
-        elif self.spec.part == PREEMPTED:
-            vary = functools.partial(self._vary_batches, PREEMPTED_BATCHES, PREEMPTED_LENGTH, PREEMPTED_STEPS)
-            self._attempt("preempted", vary)
+            self._attempt("invariance", self._vary_batches)
         else:
             cases = itertools.product(self.spec.lengths, self.spec.batches)
             for seed, (length, batch) in enumerate(cases):
@@ -546,47 +460,31 @@ class Trial:
             "cache_blocks": PREEMPTION_BLOCKS,
         }
 
-    def _vary_batches(self, batches: Sequence[tuple[int, bool]], length: int, tokens: int) -> None:
-        """Run the same prompt alone and in batches whose other half are other prompts.
-
-        Parameters
-        ----------
-        batches : sequence of (int, bool)
-            Requests, and whether all that run are preempted at some steps.
-        length, tokens : int
-            Tokens of each prompt, and tokens to generate.
-        """
+    def _vary_batches(self) -> None:
+        """Run the same prompt alone and in batches whose other half are other prompts."""
         assert self._twins is not None
-        (prompt,) = prompts(1, [length], 3000, common_share=0.0)
+        (prompt,) = prompts(1, [INVARIANCE_LENGTH], 3000, common_share=0.0)
         noted: dict[str, torch.Tensor] = {}
         runs = []
         answers: list[list[int]] = []
         different = {tuple(prompt)}
-        for number, (batch, forced) in enumerate(batches):
-            others = prompts(batch // 2, [length], 3000 + batch, common_share=0.0)
+        for number, batch in enumerate(INVARIANCE_BATCHES):
+            others = prompts(batch // 2, [INVARIANCE_LENGTH], 3000 + batch, common_share=0.0)
             different |= set(map(tuple, others))
             copies = batch - len(others)
-            # Neighbours differ, and the last request, which is preempted first, is a copy.
+            # Neighbours differ, and the last request is a copy.
             requests = [prompt if (batch - 1 - n) % 2 == 0 else others[n // 2] for n in range(batch)]
             self._twins.reset()
             name = f"{number}_batch_{batch}"
-            before = 0 if self._preemptions is None else self._preemptions.count
-            figures = run_requests(
-                self._engine,
-                self._parameters(lambda n: tokens),
-                requests,
-                name,
-                after_step=self._preempt_all if forced else lambda step: None,
-            )
+            tokens = self._parameters(lambda n: INVARIANCE_STEPS)
+            figures = run_requests(self._engine, tokens, requests, name)
             own = [answer for n, answer in enumerate(figures.pop("answers")) if requests[n] is prompt]
             answers += own
             noted[name] = self._twins.take()
             run: dict[str, Any] = {"batch": batch, "copies": copies, "rows_noted": len(noted[name])}
-            if self._preemptions is not None:
-                run |= {"preemptions": self._preemptions.count - before, "forced": forced}
             runs.append(figures | run | {"answers": count_answers(own)})
             self._done["invariance"] = {
-                "length": length,
+                "length": INVARIANCE_LENGTH,
                 "runs": runs,
                 "prompts": len(different),
                 "answers": count_answers(answers),
@@ -597,26 +495,9 @@ class Trial:
             arrays: dict[str, Any] = {name: rows.numpy() for name, rows in noted.items()}
             np.savez(self.spec.twins, **arrays)
 
-    def _preempt_all(self, step: int) -> None:
-        """Have vLLM preempt every running request, as it does when weights are replaced."""
-        if step % PREEMPT_EVERY == 0 and step <= PREEMPT_TIMES * PREEMPT_EVERY:
-            self._engine.reset_prefix_cache(reset_running_requests=True)
-
 
 def run(spec: Specification, keep: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:
-    """Start the engine and run every case.
-
-    Parameters
-    ----------
-    spec : Specification
-    keep : callable
-        Takes the result so far after each case.
-
-    Returns
-    -------
-    dict
-        JSON-ready result; ``failures`` names the cases that failed.
-    """
+    """Start the engine and run every case; the result's ``failures`` name those that failed."""
     patches = Transaction()
     try:
         return Trial(spec, keep, patches).run()

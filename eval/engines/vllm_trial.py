@@ -10,8 +10,7 @@ of stock vLLM differ by themselves. Times of steps are those of this small model
 
 Parts: ``cases`` are batches by lengths, with a churn at the end; ``preemption`` is a churn of 50 requests in
 16 slots with too small a cache; ``invariance`` runs the same prompt alone and in batches of 2, 8 and 32, with
-chunks of two sizes, stock and ours, and compares what was chosen in rows whose scores are bitwise the same;
-``preempted`` does the same with so small a cache that requests are preempted and computed anew.
+chunks of two sizes, stock and ours, and compares what was chosen in rows whose scores are bitwise the same.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ from eval.engines.vllm_engine import (
     MODES,
     OURS,
     PARTS,
-    PREEMPTED,
     PREEMPTION,
     STOCK,
     Specification,
@@ -56,15 +54,6 @@ from eval.engines.vllm_engine import (
 from eval.engines.vllm_model import SHAPES, V4, V32, write_model
 
 LAYERS = 4
-
-TWINS = (INVARIANCE, PREEMPTED)
-"""Parts in which rows with the same scores are looked for."""
-
-SMALL_CACHE = (PREEMPTION, PREEMPTED)
-"""Parts whose cache is too small on purpose, as counted in blocks of 64 tokens.
-
-DeepSeek-V4 has larger blocks, and several caches.
-"""
 
 V4_MODULES = {"tilelang": "tilelang", "cutlass": "nvidia-cutlass-dsl", "quack": "quack-kernels"}
 """Modules that vLLM's DeepSeek-V4 cannot do without on this kind of GPU, and the packages that have them."""
@@ -123,10 +112,10 @@ def plan(options: argparse.Namespace) -> list[Specification]:
     for part, drafts, graphs, mode in itertools.product(
         options.parts, options.drafts, options.graphs, options.modes
     ):
-        if mode not in PARTS[part] or (part in TWINS and drafts):
+        if mode not in PARTS[part] or (part == INVARIANCE and drafts):
             continue
-        if part in SMALL_CACHE and options.model_shapes == V4:
-            continue
+        if part == PREEMPTION and options.model_shapes == V4:
+            continue  # its cache is too small as counted in blocks of 64 tokens; V4 has larger ones
         if options.tensor_parallel > 1 and mode != COMPARE:  # nothing else is observed in the workers
             continue
         # The layer that predicts further tokens has no weights of ours: the engine fills such a model itself.
@@ -154,19 +143,12 @@ def plan(options: argparse.Namespace) -> list[Specification]:
                 shapes=options.model_shapes,
             )
             twins = options.work / f"{spec.name}.twins.npz"
-            specifications.append(replace(spec, twins=str(twins)) if part in TWINS else spec)
+            specifications.append(replace(spec, twins=str(twins)) if part == INVARIANCE else spec)
     return specifications
 
 
 def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any]:
-    """Run one engine in a process of its own.
-
-    Returns
-    -------
-    dict
-        Its result, with ``evidence`` from its log and ``problem``, which is None where it shows what it is
-        for.
-    """
+    """Run one engine in a process of its own: its result, ``evidence`` from its log, and its ``problem``."""
     given, result, log = (work / f"{spec.name}.{end}" for end in ("spec.json", "result.json", "log"))
     write_json(given, asdict(spec))
     result.unlink(missing_ok=True)
@@ -199,15 +181,7 @@ def _identity(spec: Specification) -> dict[str, Any]:
 
 
 def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | None:
-    """Why an engine's result shows nothing; None where it does.
-
-    Parameters
-    ----------
-    spec : Specification
-    result : dict
-    active : bool
-        Whether its log says that ours was on.
-    """
+    """Why an engine's result shows nothing; None where it does. Its log says whether ours was `active`."""
     if result["failures"]:
         return f"{spec.name}: {'; '.join(result['failures'])}"
     if spec.mode == STOCK:
@@ -224,9 +198,9 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
         for kind, what in (("", "decode"), ("prefill_", "prefill")):
             if not result["compared"][f"{kind}rows_longer_than_k"]:
                 return f"{spec.name}: no compared {what} row was longer than k"
-    if spec.part in SMALL_CACHE and not result["preemptions"]:
+    if spec.part == PREEMPTION and not result["preemptions"]:
         return f"{spec.name}: no request was preempted"
-    if spec.part in TWINS and not result["invariance"]["twins"]["all"]["rows_with_a_twin"]:
+    if spec.part == INVARIANCE and not result["invariance"]["twins"]["all"]["rows_with_a_twin"]:
         return f"{spec.name}: no two rows had the same scores"
     return None
 
@@ -436,8 +410,6 @@ def _summary(spec: Specification, engine: dict[str, Any]) -> str:
         lines.append(f"{spec.name}: {_twins_line(invariance['twins']['all'])}")
         lines += [f"  {_layer_line(layer)}" for layer in invariance["twins"]["layers"]]
         lines.append(f"  {_answers_line(invariance['answers'])}")
-        if engine.get("preemptions") is not None:
-            lines.append(f"  {engine['preemptions']} preemptions")
     return "\n".join(lines) or f"{spec.name}: no case"
 
 

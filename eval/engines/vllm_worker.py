@@ -45,23 +45,18 @@ class Observed:
 
     def gvr_topk_observed(self) -> dict[str, Any]:
         """What was compared in this worker, and its calls."""
-        counters = importlib.import_module("gvr_topk.integrations.vllm").counters().as_dict()
-        return {
-            "compared": self.gvr_topk_comparison.as_dict(),
-            "calls": counters["calls"],
-            "slots": counters["requests"],
-        }
+        return observed(self.gvr_topk_comparison)
+
+
+def observed(comparison: Comparison | None) -> dict[str, Any]:
+    """What was compared in this process, if it was, and its calls."""
+    counters = importlib.import_module("gvr_topk.integrations.vllm").counters().as_dict()
+    compared = None if comparison is None else comparison.as_dict()
+    return {"compared": compared, "calls": counters["calls"], "slots": counters["requests"]}
 
 
 def merge_workers(workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Sum what all workers saw.
-
-    Returns
-    -------
-    dict
-        ``compared`` and ``calls`` of all together, ``slots`` of the first, and ``workers``: what each has
-        compared.
-    """
+    """Sum what all workers saw: ``compared`` and ``calls``; ``workers`` has what each has compared."""
     compared: Counter[str] = Counter()
     calls: Counter[tuple[str, str]] = Counter()
     for worker in workers:

@@ -28,7 +28,6 @@ from eval.engines.vllm_engine import (
     INVARIANCE,
     OURS,
     PARTS,
-    PREEMPTED,
     PREEMPTION,
     STOCK,
     Specification,
@@ -131,12 +130,6 @@ class FakeEngine:
             self.runner.finish(item[0])
         return outputs
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
-        assert reset_running_requests
-        while self.live:
-            self.preempt(self.live.pop())
-        return True
-
     def preempt(self, item) -> None:
         request, done, tokens = item
         self.scheduler._preempt_request(SimpleNamespace(num_preemptions=0), 0.0)
@@ -186,14 +179,13 @@ def test_wrong_options(option, capsys):
 def test_plan():
     options = vllm_trial.parse_args(["--work", "w"])
     plan = vllm_trial.plan(options)
-    assert len({spec.name for spec in plan}) == len(plan) == 12 + 4 + 8 + 4
+    assert len({spec.name for spec in plan}) == len(plan) == 12 + 4 + 8
     assert {spec.batches[-1] for spec in plan} == {96} and plan[0].mode == STOCK
     parts = {part: [spec for spec in plan if spec.part == part] for part in PARTS}
-    assert [len(specs) for specs in parts.values()] == [12, 4, 8, 4]
+    assert [len(specs) for specs in parts.values()] == [12, 4, 8]
     assert {spec.mode for spec in parts[PREEMPTION]} == {COMPARE}
     assert {(spec.chunk, spec.drafts) for spec in parts[INVARIANCE]} == {(8192, 0), (2048, 0)}
-    assert {(spec.chunk, spec.drafts) for spec in parts[PREEMPTED]} == {(8192, 0)}
-    assert {bool(spec.twins) for spec in parts[INVARIANCE] + parts[PREEMPTED]} == {True}
+    assert {bool(spec.twins) for spec in parts[INVARIANCE]} == {True}
     assert not any(spec.twins or spec.chunk != 8192 for spec in parts[CASES] + parts[PREEMPTION])
     one = vllm_trial.parse_args(["--parts", "invariance", "--modes", "compare"])
     assert vllm_trial.plan(one) == []
@@ -217,14 +209,6 @@ def test_engine_arguments():
     varied = vllm_engine.engine_arguments(specification(STOCK, part=INVARIANCE, chunk=2048))
     assert varied["max_num_batched_tokens"] == 2048 and varied["enable_prefix_caching"] is False
     assert varied["max_num_seqs"] == 32
-    preempted = vllm_engine.engine_arguments(specification(STOCK, part=PREEMPTED, graphs=FULL))
-    slots, first = vllm_engine.PREEMPTED_SLOTS, vllm_engine.PREEMPTED_LENGTH
-    assert preempted["enable_prefix_caching"] is False and preempted["max_num_seqs"] == slots
-    # All requests can start, and cannot all end: one block belongs to none of them.
-    usable = preempted["num_gpu_blocks_override"] - 1
-    most = first + vllm_engine.PREEMPTED_STEPS
-    assert slots * -(-first // vllm_engine.BLOCK) <= usable < slots * -(-most // vllm_engine.BLOCK)
-    assert first > TOPK and most < preempted["max_model_len"]
 
 
 def test_prompts_share_a_beginning():
@@ -240,7 +224,7 @@ def test_plan_of_other_shapes(shapes):
     options = vllm_trial.parse_args(["--work", "w", "--model-shapes", shapes])
     plan = vllm_trial.plan(options)
     names = {spec.name for spec in plan}
-    assert len(names) == len(plan) == (12 + 8 if shapes == V4 else 12 + 4 + 8 + 4)
+    assert len(names) == len(plan) == (12 + 8 if shapes == V4 else 12 + 4 + 8)
     assert names.isdisjoint(spec.name for spec in vllm_trial.plan(vllm_trial.parse_args(["--work", "w"])))
     assert all(shapes in spec.name for spec in plan) and {spec.shapes for spec in plan} == {shapes}
     assert {(spec.model, spec.load_format) for spec in plan} == {
@@ -681,11 +665,6 @@ def short(monkeypatch):
     monkeypatch.setattr(vllm_engine, "INVARIANCE_STEPS", 3)
     monkeypatch.setattr(vllm_engine, "PREEMPTION_REQUESTS", 8)
     monkeypatch.setattr(vllm_engine, "PREEMPTION_SLOTS", 3)
-    monkeypatch.setattr(vllm_engine, "PREEMPTED_SLOTS", 3)
-    monkeypatch.setattr(vllm_engine, "PREEMPTED_STEPS", 12)
-    monkeypatch.setattr(vllm_engine, "PREEMPTED_BATCHES", ((1, False), (4, False), (1, True), (4, True)))
-    monkeypatch.setattr(vllm_engine, "PREEMPT_EVERY", 3)
-    monkeypatch.setattr(vllm_engine, "PREEMPT_TIMES", 2)
 
 
 def test_preemption(vllm, short):
@@ -739,27 +718,11 @@ def test_invariance(vllm, short, monkeypatch, tmp_path):
     assert vllm_trial.compare_twins([replace(specs[0], twins=str(tmp_path / "none.npz"))]) == {}
 
 
-def test_invariance_after_preemption(vllm, short, tmp_path, capsys):
-    """Requests are preempted where the cache is too small, and all at once where that is asked for."""
-    name = tmp_path / "twins.npz"
-    spec = specification(OURS, part=PREEMPTED, twins=str(name), batches=[1])
-    result = vllm_engine.run(spec)
-    assert result["failures"] == [] and vllm_trial.problem(spec, result, active=True) is None
-    invariance = result["invariance"]
-    runs = [(run["batch"], run["copies"], run["forced"]) for run in invariance["runs"]]
-    assert runs == [(1, 1, False), (4, 2, False), (1, True, True), (4, 2, True)]
-    counts = [run["preemptions"] for run in invariance["runs"]]
-    assert counts[0] == 0 and counts[1] > 0 and counts[2] == 2 and counts[3] >= 2 * 3
-    assert sum(counts) == result["preemptions"]
-    assert invariance["prompts"] == 1 + 2 and invariance["answers"]["requests"] == 6
-    assert invariance["twins"]["all"]["rows_with_a_twin_in_another_run"] > 50
-    assert invariance["twins"]["all"]["order"]["rows"] == 0
-    said = vllm_trial._summary(spec, result | {"problem": None})
-    assert f"  {sum(counts)} preemptions" in said and "  layer 1: prefill: " in said
-    assert "1 answers to the same prompt in 6 requests, 12 tokens compared" in said
-    never = result | {"preemptions": 0}
-    assert "no request was preempted" in str(vllm_trial.problem(spec, never, active=True))
-    assert list(vllm_trial.compare_twins([spec])) == [OURS]
+def test_summary_of_an_engine(vllm, short, tmp_path):
+    spec = specification(OURS, part=INVARIANCE, twins=str(tmp_path / "twins.npz"), batches=[1])
+    said = vllm_trial._summary(spec, vllm_engine.run(spec) | {"problem": None})
+    assert "  layer 1: prefill: " in said and "sets differ in 0 of them, orders in 0" in said
+    assert "1 answers to the same prompt in 5 requests, 3 tokens compared" in said
 
 
 def test_a_case_that_fails_is_a_failure(vllm, monkeypatch):
