@@ -45,9 +45,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eval.bench.bench_blocks import BLOCK_K, given_blocks
 from eval.bench.cudnn_topk import CUDNN_ROWS, cudnn_function
 from eval.bench.kernel_timing import POISON, Chain, Prepared
+from eval.bench.oracles import BLOCK_K, given_blocks
 from eval.common.options import no_gpu
 from gvr_topk.constants import BLOCK_SIZE
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eval.bench.bench_blocks import GROUP as BLOCKS_GROUP
 from eval.bench.bench_report import PREFILL_SHAPES, SHAPES
 from eval.bench.kernel_timing import (
     GENERATED_ELEMENTS,
@@ -23,6 +22,7 @@ from eval.bench.kernel_timing import (
     gaussian_chain,
     nan_rows,
 )
+from eval.bench.oracles import BLOCKS_GROUP
 from eval.bench.trace_scores import trace_scores
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_rows
 from gvr_topk.evaluation.trace import ScoreSource, Trace, load_trace, shipped_trace

@@ -13,34 +13,27 @@ compared.
 ``hinted`` calls the op as the integrations do: ``row_slot``, ``out`` and a ``state`` without indices given.
 ``no_hint`` gets ``out`` alone and estimates from the row, ``radix_rounds`` estimates nothing,
 ``no_row_slot`` gets no slots, ``with_indices`` a state that keeps indices, ``pdl`` is ``hinted`` with
-programmatic dependent launches, and ``paper`` is the paper's kernel, with indices. Traces and rows that are
-hard on a hint are also timed launch by launch: events inside a graph stand between 1,000 launches, each is
-the median of three passes, and the worst one's distance from their mean is added to the figure without
-events, since an event takes time itself.
+programmatic dependent launches, and ``paper`` is the paper's kernel, with indices. ``prefill`` and
+``prefill_radix_rounds`` are the op for chunks of a prompt; ``blocks`` and ``in_blocks``, the source and a
+consumer of a two-level indexer, are measured beside the same by PyTorch's operators.
 
-Chunks of a prefill are chains of one step: their rows are those of one request, and each sees more columns
-than the one before. ``prefill`` and ``prefill_radix_rounds`` call the op for prefill, ``no_hint`` the one for
-decode on the same rows.
-
-The group ``v41`` is DeepSeek-V4.1's indexer of two levels: ``blocks`` is its source, which selects positions
-and blocks, and ``in_blocks`` a consumer, which selects in blocks. ``torch_blocks`` and ``torch_in_blocks``
-are the same by PyTorch's operators.
+Traces and rows that are hard on a hint are also timed launch by launch: events inside a graph stand between
+1,000 launches, each is the median of three passes, and the worst one's distance from their mean is added to
+the figure without events, since an event takes time itself.
 
 The JSON is rewritten after each cell, so a run that is stopped keeps what it had; ``--resume`` goes on from
 such a file, on the same machine or a later one. Each result says which run made it, and is compared with
-those of the same run alone. ``--report`` prints the
-tables of a file and measures nothing. ``--quick`` measures this package alone, at the shapes that the
-pages show.
+those of the same run alone. ``--report`` prints the tables of a file and measures nothing. ``--quick``
+measures this package alone, at the shapes that the pages show.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +41,7 @@ import torch
 import typer
 from torch import Tensor
 
-from eval.bench import baselines, bench_blocks
+from eval.bench import baselines, oracles
 from eval.bench.baselines import BaselineError
 from eval.bench.bench_cases import (
     DTYPES,
@@ -96,10 +89,9 @@ from eval.bench.our_kernels import (
     prepare_prefill,
     why_refused,
 )
-from eval.common.machine import describe_machine, without_folders
+from eval.common.machine import describe_machine, without_folders, write_text
 from eval.common.options import TraceFolder, read_results, require_gpu, require_writable
 from gvr_topk.constants import BLOCK_SIZE, StatsColumn
-from gvr_topk.contract import exact_topk, order_key
 
 REPLAYS = 9
 BUDGET_SECONDS = 0.1
@@ -107,9 +99,6 @@ BUDGET_SECONDS = 0.1
 
 SLOW_SECONDS = 1.0
 """Another project's call that takes longer is not measured."""
-
-ORACLE_ELEMENTS = 1 << 26
-"""Scores that the oracle ranks at a time: it takes some sixty bytes for each."""
 
 HIT_SAMPLES = 32
 """Steps whose hit ratio is looked at."""
@@ -167,29 +156,17 @@ class Implementation:
 def ours(name: str) -> Implementation:
     """One of our ways to call an op."""
     if name in PREFILL_PATHS:
-        return Implementation(
-            name, lambda cell: "", lambda chain: prepare_prefill(chain, PREFILL_PATHS[name])
-        )
+        path = PREFILL_PATHS[name]
+        return Implementation(name, lambda cell: "", lambda chain: prepare_prefill(chain, path))
     if name in BLOCKS_OPS:
         return Implementation(name, lambda cell: "", BLOCKS_OPS[name])
     variant = VARIANTS[name]
 
     def refuse(cell: Cell) -> str:
-        if not is_listed(name, cell.group):
-            return not_listed(name)
-        return why_refused(variant, cell.batch, max(cell.n, cell.width), cell.k, DTYPES[cell.dtype])
+        width = max(cell.n, cell.width)
+        return unlisted(name, cell) or why_refused(variant, cell.batch, width, cell.k, DTYPES[cell.dtype])
 
     return Implementation(name, refuse, lambda chain: prepare_ours(chain, variant))
-
-
-def is_listed(name: str, group: str) -> bool:
-    """Whether `MEASURED` leaves a group to an implementation."""
-    return name not in MEASURED or group in MEASURED[name]
-
-
-def not_listed(name: str) -> str:
-    """What a result says in the other groups."""
-    return f"measured in the groups {', '.join(MEASURED[name])}"
 
 
 def theirs(baseline: baselines.Baseline) -> Implementation:
@@ -198,11 +175,15 @@ def theirs(baseline: baselines.Baseline) -> Implementation:
     def refuse(cell: Cell) -> str:
         if cell.group == "hint":
             return "takes no hint"
-        if not is_listed(baseline.name, cell.group):
-            return not_listed(baseline.name)
-        return baseline.refuse(cell.batch, DTYPES[cell.dtype], cell.k)
+        return unlisted(baseline.name, cell) or baseline.refuse(cell.batch, DTYPES[cell.dtype], cell.k)
 
     return Implementation(baseline.name, refuse, baseline.prepare)
+
+
+def unlisted(name: str, cell: Cell) -> str:
+    """Why `MEASURED` leaves a cell's group out of an implementation; empty if it does not."""
+    groups = MEASURED.get(name, GROUPS)
+    return "" if {cell.group} <= {*groups} else f"measured in the groups {', '.join(groups)}"
 
 
 def implementations(
@@ -219,38 +200,6 @@ def implementations(
     return found, described
 
 
-def same_values(got: Tensor, wanted: Tensor, logits: Tensor) -> bool:
-    """Whether two selections, ``[rows, k]``, are the same multiset of values at distinct positions.
-
-    Positions of -1 stand for nothing and must be as many in both.
-    """
-    got, wanted = got.to(torch.int64), wanted.to(torch.int64)
-    if bool(((got < -1) | (got >= logits.shape[1])).any()):
-        return False
-    order = torch.sort(got, dim=1).values
-    if bool(((order[:, 1:] == order[:, :-1]) & (order[:, 1:] >= 0)).any()):
-        return False
-
-    def chosen(positions: Tensor) -> Tensor:
-        picked = order_key(logits.gather(1, positions.clamp(min=0)))
-        return torch.sort(torch.where(positions >= 0, picked, -1), dim=1).values
-
-    return torch.equal(chosen(got), chosen(wanted))
-
-
-def oracle(chain: Chain) -> Tensor:
-    """The contract's answers to every step, ``[count, batch, k]``, int32, some rows at a time."""
-    width = chain.logits.shape[2]
-    lengths = chain.lengths.expand(chain.count, chain.batch).reshape(-1)
-    at_once = max(1, ORACLE_ELEMENTS // width)
-    rows = chain.logits.flatten(0, 1)
-    parts = [
-        exact_topk(some, length, chain.k)
-        for some, length in zip(rows.split(at_once), lengths.split(at_once), strict=True)
-    ]
-    return torch.cat(parts).view(chain.count, chain.batch, chain.k)
-
-
 class CellRun:
     """The chain of one cell with the oracle's answers, shared by the implementations measured on it."""
 
@@ -265,16 +214,14 @@ class CellRun:
         self.cell = cell
         self.bytes_per_second = bytes_per_second
         self.chain = make_chain(cell, sources, device=device)
-        self.expected = oracle(self.chain)
-        self._of_blocks: dict[
-            bool, Tensor
-        ] = {}  # expected of a two-level indexer: of a source, of a consumer
+        self.expected = oracles.topk_results(self.chain)
+        self._of_blocks: dict[bool, Tensor] = {}  # of a two-level indexer: of its source, of a consumer
         self.each_launches = each_launches
 
     def describe(self) -> dict[str, Any]:
         """The cell's entry in the JSON."""
         described = {
-            **self.cell.as_json(),
+            **asdict(self.cell),
             "launches": len(self.chain.timed),
             "fresh": self.chain.fresh,
         }
@@ -284,11 +231,11 @@ class CellRun:
 
     def expected_of(self, name: str) -> Tensor:
         """What an implementation has to give: in a two-level indexer it may be the source or a consumer."""
-        if self.cell.group != bench_blocks.GROUP:
+        if self.cell.group != oracles.BLOCKS_GROUP:
             return self.expected
         is_consumer = name.endswith(IN_BLOCKS)
         if is_consumer not in self._of_blocks:
-            make = bench_blocks.consumer_results if is_consumer else bench_blocks.source_results
+            make = oracles.consumer_results if is_consumer else oracles.source_results
             self._of_blocks[is_consumer] = make(self.chain)
         return self._of_blocks[is_consumer]
 
@@ -303,33 +250,24 @@ class CellRun:
 
     def measure(self, implementation: Implementation) -> dict[str, Any]:
         """Result of one implementation at this cell; an error is a result too."""
-        result: dict[str, Any] = {
-            "cell": self.cell.key,
-            "impl": implementation.name,
-            "cold_us": None,
-            "exact": None,
-        }
+        name = implementation.name
+        result: dict[str, Any] = {"cell": self.cell.key, "impl": name, "cold_us": None, "exact": None}
         if refused := implementation.refuse(self.cell):
             return {**result, "note": refused}
         try:
             prepared = implementation.prepare(self.chain)
-            if implementation.name not in OURS and self.cell.group == "prefill":
+            if name not in OURS and self.cell.group == "prefill":
                 seconds = min(self.seconds_of_call(prepared) for _ in range(2))
                 if seconds > SLOW_SECONDS:
                     return {**result, "note": f"one call takes {seconds:.1f} s, more than {SLOW_SECONDS:g} s"}
             run = ChainRun(self.chain, prepared)
-            if implementation.name in OURS:
-                self.measure_ours(implementation.name, run, result)
+            if name in OURS:
+                self.measure_ours(name, run, result)
             else:
                 result["cold_us"] = round(run.time(REPLAYS, BUDGET_SECONDS), 4)
-                cut = implementation.name in baselines.WITHOUT_LENGTHS
-                if self.cell.group == bench_blocks.GROUP:
-                    result["exact"] = self.all_same_of_blocks(implementation.name, prepared)
-                else:
-                    result["exact"] = self.all_same_values(prepared, cut)
+                result["exact"] = self.all_same_values(name, prepared)
         except (RuntimeError, ValueError, BaselineError) as error:
-            result["note"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            result["exact"] = False
+            result |= {"note": f"{type(error).__name__}: {str(error).splitlines()[0]}", "exact": False}
         return result
 
     def seconds_of_call(self, prepared: Prepared) -> float:
@@ -345,19 +283,16 @@ class CellRun:
         """Time one of ours, compare it after each replay, and say how its guesses did."""
         wrong: list[Tensor] = []
         result["exact"] = False
-        result["cold_us"] = round(
-            run.time(
-                REPLAYS,
-                BUDGET_SECONDS,
-                lambda: wrong.append(self.differences(run.prepared, expected=self.expected_of(name))),
-            ),
-            4,
+        expected = self.expected_of(name)
+        took = run.time(
+            REPLAYS, BUDGET_SECONDS, lambda: wrong.append(self.differences(run.prepared, expected))
         )
+        result["cold_us"] = round(took, 4)
         self.add_statistics(run, result)
         if name in (HINTED, NO_HINT) and self.cell.group in EACH_GROUPS:
             try:
                 self.measure_each(run, result)
-                wrong.append(self.differences(run.prepared, in_order=False))
+                wrong.append(self.differences(run.prepared, expected, in_order=False))
             except (RuntimeError, TypeError) as error:
                 result["note"] = f"launch by launch: {type(error).__name__}: {str(error).splitlines()[0]}"
         count = int(torch.stack(wrong).sum())
@@ -374,54 +309,38 @@ class CellRun:
         rounded = {what: round(figure, 4) for what, figure in figures.items()}
         result["each_us"] = rounded | {"launches": len(each)}
 
-    def differences(
-        self, prepared: Prepared, in_order: bool = True, expected: Tensor | None = None
-    ) -> Tensor:
+    def differences(self, prepared: Prepared, expected: Tensor, in_order: bool = True) -> Tensor:
         """How many rows of the timed steps differ from the oracle's, as a number on the device.
 
         What the last step has left of its choice for the next one counts as rows too, unless the launches
-        ended at some other step.
+        ended at some other step: fewer launches than steps leave the rest poisoned.
         """
-        timed = slice(self.chain.lead, None)
-        if not in_order:
-            # Fewer launches than steps leave the rest poisoned: those were not launched.
-            launched = min(self.each_launches, len(self.chain.timed))
-            timed = slice(self.chain.lead, self.chain.lead + launched)
-        expected = self.expected if expected is None else expected
+        launched = len(self.chain.timed) if in_order else min(self.each_launches, len(self.chain.timed))
+        timed = slice(self.chain.lead, self.chain.lead + launched)
         wrong = (prepared.results[timed] != expected[timed]).any(dim=2).sum()
         if in_order and prepared.carried is not None:
             wrong = wrong + (prepared.carried() != self.expected[-1]).any(dim=1).sum()
         return wrong
 
-    def all_same_values(self, prepared: Prepared, cut: bool = False) -> bool:
-        """Whether every timed row has the oracle's values, some steps at a time.
+    def all_same_values(self, name: str, prepared: Prepared) -> bool:
+        """Whether every timed row has the oracle's values; those of blocks are their greatest scores.
 
-        With `cut` what lies behind a row's length counts as nothing.
+        Of operators that know no lengths what lies behind a row's length counts as nothing.
         """
-        steps = max(1, ORACLE_ELEMENTS // (16 * self.chain.batch * self.chain.k))
-        width = self.chain.logits.shape[2]
-        for first in range(self.chain.lead, self.chain.count, steps):
-            part = slice(first, first + steps)
-            got, wanted = (
-                results[part].reshape(-1, self.chain.k) for results in (prepared.results, self.expected)
-            )
-            if cut:
-                lengths = self.chain.lengths.expand(self.chain.count, self.chain.batch)[part].reshape(-1, 1)
-                got = torch.where(got < lengths, got, -1)
-            if not same_values(got, wanted, self.chain.logits[part].reshape(-1, width)):
+        chain, k = self.chain, self.chain.k
+        lengths = chain.lengths.expand(chain.count, chain.batch)
+        tensors = (prepared.results, self.expected_of(name), chain.logits, lengths[:, :, None])
+        steps = max(1, oracles.ORACLE_ELEMENTS // (16 * chain.batch * k))
+        for first in range(chain.lead, chain.count, steps):
+            got, wanted, scores, ends = (tensor[first : first + steps].flatten(0, 1) for tensor in tensors)
+            if name in baselines.WITHOUT_LENGTHS:
+                got = torch.where(got < ends, got, -1)
+            if not oracles.same_values(got[:, :k], wanted[:, :k], scores):
                 return False
-        return True
-
-    def all_same_of_blocks(self, name: str, prepared: Prepared) -> bool:
-        """As `all_same_values` at a two-level indexer; the values of blocks are their greatest scores."""
-        wanted, k = self.expected_of(name), self.chain.k
-        for step in self.chain.timed:
-            scores, got = self.chain.logits[step], prepared.results[step]
-            if not same_values(got[:, :k], wanted[step][:, :k], scores):
-                return False
-            keys = scores.unflatten(1, (-1, BLOCK_SIZE)).amax(dim=2)
-            if not same_values(got[:, k:], wanted[step][:, k:], keys):
-                return False
+            if got.shape[1] > k:
+                keys = scores.unflatten(1, (-1, BLOCK_SIZE)).amax(dim=2)
+                if not oracles.same_values(got[:, k:], wanted[:, k:], keys):
+                    return False
         return True
 
     def add_statistics(self, run: ChainRun, result: dict[str, Any]) -> None:
@@ -454,7 +373,7 @@ def repeatability(found: Sequence[Implementation], device: str = "cuda") -> dict
     chain = Chain(chain.logits[:2], chain.lengths[:2], K)
     sets: dict[str, int | str] = {}
     for implementation in found:
-        if measured_in(implementation.name, bench_blocks.GROUP):
+        if measured_in(implementation.name, oracles.BLOCKS_GROUP):
             continue  # Their results are another shape's.
         try:
             prepared = implementation.prepare(chain)
@@ -577,22 +496,20 @@ def main(
             began = time.monotonic()
             results.append(run.measure(its))
             spent[its.name] += time.monotonic() - began
-        if floor:
-            results.append(run.floor())
+        results += [run.floor()] if floor else []
         data["results"] += [{**result, "run": len(data["runs"]) - 1} for result in results]
-        line = ", ".join(f"{its['impl']} {_shown(its)}" for its in results if not _skipped(its))
         hits = data["cells"][cell.key].get("hit_ratio")
+        shown = ", ".join(f"{its['impl']} {_shown(its)}" for its in results if not _skipped(its))
         guessed = "" if hits is None else f" hits {hits:.2f}"
-        print(f"{time.monotonic() - started:5.0f}s {cell.key}{guessed}: {line}", flush=True)
+        print(f"{time.monotonic() - started:5.0f}s {cell.key}{guessed}: {shown}", flush=True)
         del run
         torch.cuda.empty_cache()
         _write(data, out)
     _write(data, out)
     print(report(data))
-    shown = ", ".join(
-        f"{name} {taken:.0f}" for name, taken in sorted(spent.items(), key=lambda each: -each[1])
-    )
-    print(f"{time.monotonic() - started:.0f} s in all, of which by implementation: {shown}")
+    longest = sorted(spent.items(), key=lambda each: -each[1])
+    by_name = ", ".join(f"{name} {taken:.0f}" for name, taken in longest)
+    print(f"{time.monotonic() - started:.0f} s in all, of which by implementation: {by_name}")
     if any(_failed(result) for result in data["results"] if result["impl"] in OURS):
         raise typer.Exit(1)
     if stopped:
@@ -602,14 +519,8 @@ def main(
 def _write(data: dict[str, Any], out: Path) -> None:
     """Write the file, with what follows from its figures, in one step: a killed run leaves the last one."""
     index = Index(data)
-    derived = {
-        "hint_ratios": hint_ratios(index),
-        "worst_ratios": worst_ratios(index),
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".partial")
-    partial.write_text(dump(without_folders({**data, **derived})))
-    os.replace(partial, out)
+    derived = {"hint_ratios": hint_ratios(index), "worst_ratios": worst_ratios(index)}
+    write_text(out, dump(without_folders({**data, **derived})))
 
 
 def _failed(result: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from eval.bench.bench_blocks import GROUP as BLOCKS_GROUP
+from eval.bench.oracles import BLOCKS_GROUP
 from eval.bench.our_kernels import (
     BLOCKS,
     HINTED,

@@ -24,9 +24,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from eval.bench import baselines
 from eval.bench.baselines import BaselineError
@@ -34,6 +31,7 @@ from eval.bench.bench_cases import K
 from eval.bench.kernel_timing import Chain
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import require_device, require_writable
+from eval.common.tables import markdown_table
 from gvr_topk import TopkState, indexer_topk_decode
 
 FORMAT = "gvr_topk.host_time/1"
@@ -136,15 +134,11 @@ def measure(
     ]
 
 
-def table(results: Sequence[dict[str, Any]]) -> Table:
-    """Microseconds by way to call."""
-    shown = Table(box=box.SIMPLE, title="us of the host for one eager call: median, and range of the turns")
-    for name in ("call", "us", "least", "most"):
-        shown.add_column(name, justify="left" if name == "call" else "right")
-    for result in results:
-        turns = result["turns_us"]
-        shown.add_row(result["call"], *(f"{us:.2f}" for us in (result["us"], min(turns), max(turns))))
-    return shown
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """Microseconds of the host for one eager call, by way to call: the median, and the range of the turns."""
+    figures = {each["call"]: (each["us"], min(each["turns_us"]), max(each["turns_us"])) for each in results}
+    rows = [[call, *(f"{us:.2f}" for us in its)] for call, its in figures.items()]
+    return markdown_table(("call", "us", "least", "most"), rows)
 
 
 def main(
@@ -179,7 +173,7 @@ def main(
         "results": measure({**our_calls(chain), **theirs}, wait, calls),
     }
     write_json(out, data)
-    Console().print(table(data["results"]))
+    print(table(data["results"]))
     for name, its in described.items():
         if its["why_not"]:
             print(f"{name}: {its['why_not']}")

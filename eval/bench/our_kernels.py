@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eval.bench.bench_blocks import BLOCK_K, given_blocks
 from eval.bench.kernel_timing import POISON, Chain, Prepared
+from eval.bench.oracles import BLOCK_K, given_blocks
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
 from gvr_topk.constants import FLAG_PDL, FLAG_QUANTILE_GUESS, StatsColumn
 from gvr_topk.ops import launch as launch_op

@@ -1,4 +1,4 @@
-"""Time of each phase inside the kernel, as in the paper's Table 10 (section 6.5 and appendix H).
+"""Time of each phase inside the kernel.
 
     python -m eval phases --out out/phase_timing.json
 
@@ -19,15 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from eval.bench.bench_cases import Cell, Sources, all_cells, load_traces, make_chain
 from eval.bench.kernel_timing import Chain, ChainRun
 from eval.bench.our_kernels import Variant, prepare_ours
 from eval.common.machine import describe_machine, sm_clock_mhz, write_json
 from eval.common.options import TraceFolder, require_gpu, require_writable
+from eval.common.tables import markdown_table
 from gvr_topk.constants import PHASE_STAMPS
 from gvr_topk.policy import plan
 
@@ -41,19 +39,6 @@ PHASES: dict[str, tuple[str, ...]] = {
 }
 """Phases between consecutive stamps of a launch whose first guess was good, by kernel. Path ``auto`` takes
 ``small_row`` for rows that one CTA holds, and ``cluster`` stands for all kernels that it takes for others."""
-
-PAPER: dict[str, tuple[float, ...]] = {
-    "layer:0": (3.9, 15.7, 5.9, 8.8),
-    "layer:1": (4.0, 11.4, 6.0, 7.3),
-    "layer:20": (2.3, 11.1, 5.9, 8.0),
-    "layer:21": (2.2, 7.5, 5.9, 7.6),
-    "layer:22": (2.7, 7.0, 5.9, 8.8),
-    "layer:40": (2.7, 9.3, 5.9, 8.6),
-    "layer:41": (2.5, 7.7, 6.0, 9.2),
-    "layer:42": (2.3, 8.2, 6.0, 7.9),
-    "layer:60": (2.5, 9.1, 5.9, 7.9),
-}
-"""Table 10 of the paper: microseconds of P1 to P4 on a B200, real logits of DeepSeek-V3.2, N about 70,690."""
 
 WARM_SWEEPS = 2
 
@@ -71,12 +56,6 @@ def phase_cycles(clocks: npt.NDArray[np.int64], phases: Sequence[str]) -> dict[s
         SM clock at each boundary, 0 where no stamp was taken.
     phases : sequence of str
         Names of the phases of the plain sequence: one fewer than its stamps.
-
-    Returns
-    -------
-    dict
-        ``launches``; ``plain`` (how many took the plain sequence), their median ``cycles`` by phase and
-        ``total``; ``other_total`` of the rest, from first stamp to last.
 
     Raises
     ------
@@ -139,29 +118,19 @@ def measure(chain: Chain, path: str, quantile: bool, clock_mhz: float) -> dict[s
     return figures
 
 
-def table(results: Sequence[dict[str, Any]], kernel: str) -> Table:
-    """Microseconds and shares by phase, the paper's beside ours where it has the same layer."""
-    shown = Table(box=box.SIMPLE, title=f"{kernel}: us (share of the kernel), medians of plain launches")
-    for name in ("rows", "guess", "total", "graph", *PHASES[kernel], "plain launches"):
-        shown.add_column(name, justify="left" if name in ("rows", "guess") else "right")
-    for result in results:
-        if result["kernel"] != kernel:
-            continue
-        total = result["total_us"]
-        parts = [f"{us:.2f} ({us / total:.0%})" for us in result["us"].values()]
-        shown.add_row(
-            result["rows"],
-            "quantile" if result["quantile"] else "mean" if kernel == PAPER_GVR else "",
-            "-" if total is None else f"{total:.2f}",
-            f"{result['graph_us']:.2f}",
-            *(parts or ["-"] * len(PHASES[kernel])),
+def table(results: Sequence[dict[str, Any]], kernel: str) -> str:
+    """Microseconds of a launch and its phases, medians of launches whose first guess was good."""
+    rows = [
+        [
+            f"{result['rows']}{', quantile' if result['quantile'] else ''}",
+            *("-" if us is None else f"{us:.2f}" for us in (result["graph_us"], result["total_us"])),
+            *([f"{us:.2f}" for us in result["us"].values()] or ["-"] * len(PHASES[kernel])),
             f"{result['plain']} of {result['launches']}",
-        )
-        published = PAPER.get(result["rows"])
-        if kernel == PAPER_GVR and published is not None and not result["quantile"]:
-            parts = [f"{us:.1f} ({us / sum(published):.0%})" for us in published]
-            shown.add_row("  paper, B200", "mean", f"{sum(published):.1f}", "", *parts, "", style="dim")
-    return shown
+        ]
+        for result in results
+        if result["kernel"] == kernel
+    ]
+    return f"{kernel}: us\n{markdown_table(['rows', 'graph', 'total', *PHASES[kernel], 'launches'], rows)}"
 
 
 def main(
@@ -206,8 +175,6 @@ def main(
         out,
         {"format": "gvr_topk.phase_timing/2", "machine": machine, "clock_mhz": clock, "results": results},
     )
-    console = Console(width=190)
-    console.print(", ".join(f"{key} {value}" for key, value in machine.items()), style="dim")
-    console.print(f"SM clock {clock:.0f} MHz", style="dim")
+    print(f"SM clock {clock:.0f} MHz")
     for kernel in dict.fromkeys(result["kernel"] for result in results):
-        console.print(table(results, kernel))
+        print(table(results, kernel))

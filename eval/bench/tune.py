@@ -16,15 +16,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from eval.bench.bench_cases import DTYPES, KEEP, LENGTHS, K
 from eval.bench.kernel_timing import ChainRun, gaussian_chain
 from eval.bench.our_kernels import prepare_ours
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import require_gpu, require_writable
+from eval.common.tables import markdown_table
 from gvr_topk.policy import plan
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -61,40 +59,29 @@ def regret(shape: dict[str, Any]) -> float:
     return float(shape["us"][str(shape["planned"])] / min(shape["us"].values()))
 
 
-def policy_table(shapes: Sequence[dict[str, Any]], dtype: str) -> Table:
+def policy_table(shapes: Sequence[dict[str, Any]], dtype: str) -> str:
     """Best CTAs per row and its time; where the plan chooses another, that one and its cost."""
-    shapes = [shape for shape in shapes if shape["dtype"] == dtype]
-    batches = sorted({shape["batch"] for shape in shapes})
-    table = Table(box=box.SIMPLE, title=f"{dtype}: best CTAs per row: us (plan: CTAs, times the best)")
-    table.add_column("N \\ batch")
-    for batch in batches:
-        table.add_column(str(batch), justify="right")
-    for n in sorted({shape["n"] for shape in shapes}):
-        entries = {shape["batch"]: shape for shape in shapes if shape["n"] == n}
-        table.add_row(f"{n:,}", *(_entry(entries.get(batch)) for batch in batches))
-    return table
+    entries = {(shape["n"], shape["batch"]): _entry(shape) for shape in shapes if shape["dtype"] == dtype}
+    lengths, batches = (sorted({shape[at] for shape in entries}) for at in (0, 1))
+    rows = [[f"{n:,}", *(entries.get((n, batch), "-") for batch in batches)] for n in lengths]
+    title = f"{dtype}: best CTAs per row: us (plan: CTAs, times the best)"
+    return f"{title}\n{markdown_table(['N, batch', *map(str, batches)], rows)}"
 
 
-def _entry(shape: dict[str, Any] | None) -> str:
-    if shape is None:
-        return "-"
+def _entry(shape: dict[str, Any]) -> str:
     best = min(shape["us"], key=lambda ctas: float(shape["us"][ctas]))
-    text = f"{best}: {shape['us'][best]:.1f}"
-    if int(best) != shape["planned"]:
-        text += f" ({shape['planned']}, {regret(shape):.2f})"
-    return text
+    planned = "" if int(best) == shape["planned"] else f" ({shape['planned']}, {regret(shape):.2f})"
+    return f"{best}: {shape['us'][best]:.1f}{planned}"
 
 
-def show(data: dict[str, Any], console: Console) -> None:
-    """Print the tables of a sweep with where it comes from."""
-    machine = ", ".join(f"{name} {value}" for name, value in data["machine"].items())
-    console.print(f"{data['command']}\n{machine}", style="dim")
-    for dtype in dict.fromkeys(shape["dtype"] for shape in data["shapes"]):
-        console.print(policy_table(data["shapes"], dtype))
+def report(data: dict[str, Any]) -> str:
+    """Tables of a sweep, and the shapes at which the plan costs most."""
+    dtypes = dict.fromkeys(shape["dtype"] for shape in data["shapes"])
     worst = sorted(data["shapes"], key=regret, reverse=True)[:5]
-    for shape in worst:
-        where = f"N = {shape['n']:,}, batch {shape['batch']}, {shape['dtype']}"
-        console.print(f"plan over best {regret(shape):.2f} at {where}")
+    lines = [
+        f"plan over best {regret(s):.2f} at N = {s['n']:,}, batch {s['batch']}, {s['dtype']}" for s in worst
+    ]
+    return "\n".join([*(policy_table(data["shapes"], dtype) for dtype in dtypes), *lines])
 
 
 def main(
@@ -129,4 +116,4 @@ def main(
         data["shapes"].append(measure(n, batch, dtype, machine["multiprocessors"]))
         torch.cuda.empty_cache()
         write_json(out, data)
-    show(data, Console(width=200))
+    print(report(data))

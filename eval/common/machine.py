@@ -91,15 +91,17 @@ def without_folders(data: Any) -> Any:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write strict JSON in one step, so that a killed run leaves the last whole file.
-
-    Results, which name their machine, are written without its folders.
-    """
+    """Write strict JSON; results, which name their machine, without its folders."""
     if isinstance(data, Mapping) and "machine" in data:
         data = without_folders(data)
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step, so that a killed run leaves the last whole one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n")
+    partial.write_text(text)
     os.replace(partial, path)
 
 
