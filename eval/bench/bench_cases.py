@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -23,11 +24,12 @@ from eval.bench.kernel_timing import (
     nan_rows,
 )
 from eval.bench.oracles import BLOCKS_GROUP
-from eval.bench.trace_scores import trace_scores
 from gvr_topk.evaluation.synthetic import LAYERS, LayerGenerator, adversarial_rows
 from gvr_topk.evaluation.trace import ScoreSource, Trace, load_trace, shipped_trace
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OTHER_LENGTHS = (8192, 70690, 262144)
+"""Lengths of rows of another k or dtype."""
 LENGTHS = (4096, 8192, 16384, 32768, 70690, 131072, 262144, 524288, 1048576)
 BATCHES = (1, 8, 64, 128)
 K = 2048
@@ -219,48 +221,32 @@ def all_cells(sources: Sources = Sources()) -> list[Cell]:
     main = [Cell("main", n, batch) for batch in BATCHES for n in LENGTHS]
     cells = [cell for cell in main if (cell.n, cell.batch) in SHAPES]
     cells += [Cell("trace", max(1, trace.length(0)), rows=f"trace:{trace.name}") for trace in sources.traces]
-    cells += [
-        Cell("engine", engine.length, engine.batch, rows=f"engine:{engine.name}")
-        for engine in sources.engines
-    ]
+    cells += [Cell("engine", its.length, its.batch, rows=f"engine:{its.name}") for its in sources.engines]
     cells += [Cell("scale", n, batch, rows="scale") for n, batch in SCALE_SHAPES]
     cells += [Cell("mask", n, batch, rows=f"mask:{kind}") for n, batch in MASK_SHAPES for kind in MASKS]
     cells += [Cell("layer", 70690, rows=f"layer:{layer}") for layer in LAYERS]
     cells += [Cell("prefill", n, rows, rows="causal") for n, rows in PREFILL_SHAPES]
-    cells += [
-        Cell(
-            "prefill", max(1, trace.length(trace.steps - 1)), PREFILL_TRACE_ROWS, rows=f"causal:{trace.name}"
-        )
-        for trace in sources.traces
-    ]
+    for trace in sources.traces:
+        longest = max(1, trace.length(trace.steps - 1))
+        cells.append(Cell("prefill", longest, PREFILL_TRACE_ROWS, rows=f"causal:{trace.name}"))
     cells += [cell for cell in main if (cell.n, cell.batch) not in SHAPES]
     for batch in (1, 64):
         cells += [Cell("hint", 70690, batch, keep=keep) for keep in (0.0, 0.5, 0.99)]
         cells += [Cell("hint", 70690, batch, shift=1)]
     cells += [Cell("hint", n, keep=0.0) for n in (8192, 32768, 131072, 1048576)]
-    cells += [
-        Cell("v4", context // V4_COMPRESS_RATIO, batch, k)
-        for k in V4_K
-        for context in V4_CONTEXTS
-        for batch in V4_BATCHES
-    ]
-    cells += [
-        Cell(BLOCKS_GROUP, n, batch, V41_K, rows="blocks") for batch in V41_BATCHES for n in V41_LENGTHS
-    ]
+    of_v4 = itertools.product(V4_K, V4_CONTEXTS, V4_BATCHES)
+    cells += [Cell("v4", context // V4_COMPRESS_RATIO, batch, k) for k, context, batch in of_v4]
+    of_v41 = itertools.product(V41_BATCHES, V41_LENGTHS)
+    cells += [Cell(BLOCKS_GROUP, n, batch, V41_K, rows="blocks") for batch, n in of_v41]
     cells += [Cell("adversarial", 131072, rows=f"adversarial:{name}") for name in ADVERSARIAL]
-    own = {(cell.n, cell.batch) for cell in main}
     cells += [
         Cell("wide_buffers", n, batch, width=width)
-        for n in WIDE_LENGTHS
-        for batch in WIDE_BATCHES
-        for width in WIDE_BUFFERS
-        if width or (n, batch) not in own
+        for n, batch, width in itertools.product(WIDE_LENGTHS, WIDE_BATCHES, WIDE_BUFFERS)
+        if width or n not in LENGTHS or batch not in BATCHES
     ]
     for batch in (1, 64):
-        cells += [Cell("k", n, batch, k) for k in (512, 1024) for n in (8192, 70690, 262144)]
-        cells += [
-            Cell("dtype", n, batch, dtype=dtype) for dtype in ("bf16", "fp16") for n in (8192, 70690, 262144)
-        ]
+        cells += [Cell("k", n, batch, k) for k in (512, 1024) for n in OTHER_LENGTHS]
+        cells += [Cell("dtype", n, batch, dtype=dtype) for dtype in ("bf16", "fp16") for n in OTHER_LENGTHS]
     return cells
 
 
@@ -336,17 +322,9 @@ def causal_chunk(
     device: torch.device | str = "cuda",
     seed: int = 0,
 ) -> Chain:
-    """A chunk of one request's prefill.
+    """A chunk of one request's prefill: the `steps` of a trace in turn, or Gaussian rows.
 
-    Parameters
-    ----------
-    n, rows, k : int
-        Columns, rows, items per row.
-    steps : sequence of Tensor, ``[1, length]``, optional
-        Rows of a trace, which are repeated in their order. Without them rows are Gaussian, and row ``r`` sees
-        ``n - rows + 1 + r`` columns.
-    dtype, device, seed
-        Of the rows that are made.
+    Of the latter row ``r`` sees ``n - rows + 1 + r`` columns.
 
     Raises
     ------
@@ -374,10 +352,9 @@ def causal_chunk(
 
 
 def memory_traffic(chain: Chain, bytes_per_second: float = 0.0) -> dict[str, float]:
-    """Bytes that any exact top-k of a chunk reads and writes, and how long the memory takes for them.
+    """Bytes that any exact top-k of a chunk reads and writes, and the time of the memory, if it was measured.
 
-    Rows of at most `k` scores need not be read. A window is two numbers, its start and its end. Without a
-    measured bandwidth there is no time.
+    Rows of at most `k` scores need not be read. A window is two numbers, its start and its end.
     """
     lengths = chain.lengths_of(chain.lead).to(torch.int64)
     scores = int(lengths[lengths > chain.k].sum())
@@ -398,10 +375,20 @@ def prepare_sources(cells: Sequence[Cell], seed: int = 0) -> None:
 
 
 def trace_rows(source: ScoreSource, device: torch.device | str) -> list[Tensor]:
-    """Rows ``[1, length]`` of all steps of a source, those of a trace scored on the device."""
+    """Rows ``[1, length]`` of all steps of a source, those of a trace scored on the device.
+
+    The last step sees all keys, each step before one less.
+    """
     if not isinstance(source, Trace):
         return [_row(source.scores(step)) for step in range(source.steps)]
-    return trace_scores(source.K, source.Q, source.W, device)
+    arrays = (source.K, source.Q, source.W)
+    keys, queries, weights = (torch.from_numpy(array).to(device, torch.float32) for array in arrays)
+    weights = weights * keys.shape[1] ** -0.5
+    first = len(keys) - source.steps + 1
+    return [
+        (weights[step] @ (queries[step] @ keys[: first + step].T).relu())[None]
+        for step in range(source.steps)
+    ]
 
 
 def load_sources(folder: Path | None) -> Sources:

@@ -33,7 +33,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -221,7 +221,7 @@ class CellRun:
     def describe(self) -> dict[str, Any]:
         """The cell's entry in the JSON."""
         described = {
-            **asdict(self.cell),
+            **self.cell.as_json(),
             "launches": len(self.chain.timed),
             "fresh": self.chain.fresh,
         }

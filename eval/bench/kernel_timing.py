@@ -134,20 +134,7 @@ def l2_bytes(device: torch.device | str) -> int:
 
 
 def steps_for(step_bytes: int, device: torch.device | str) -> int:
-    """How many steps a chain has, so that its buffers together outgrow the L2 cache several times.
-
-    Parameters
-    ----------
-    step_bytes : int
-        Size of one step's rows.
-    device : torch.device or str
-        Whose cache it is.
-
-    Returns
-    -------
-    int
-        At least `MIN_STEPS`, at most `MAX_STEPS`.
-    """
+    """How many steps a chain of so many bytes each has, so that it outgrows the L2 cache several times."""
     needed = -(-L2_MULTIPLE * l2_bytes(device) // step_bytes) + 1
     return max(MIN_STEPS, min(MAX_STEPS, needed))
 
@@ -164,7 +151,7 @@ def gaussian_chain(
     shift: int = 0,
     octaves: float = 0.0,
     width: int = 0,
-    timed: int | None = None,
+    timed: int = 0,
     change: Callable[[Tensor, torch.Generator], Tensor] | None = None,
 ) -> Chain:
     """Gaussian rows as a first-order autoregression: `keep` of the variance survives a step.
@@ -175,28 +162,22 @@ def gaussian_chain(
         Row length, rows per step, items per row.
     keep : float
         Share of a row's variance that stays at the next step, 0 to 1.
-    dtype : torch.dtype
-        Score dtype; the autoregression itself is in fp32.
-    device : torch.device or str
-        Where the rows are made.
-    seed : int
-        Same seed, same rows on the same device.
+    dtype, device, seed
+        Of the rows; the autoregression itself is in fp32.
     shift : int
         Positions by which scores move at each step.
     octaves : float
         The scale of each row of each step is 2 to the power of a uniform number from ``-octaves`` to
         ``octaves``.
-    width : int
-        Columns of the buffers, where they are wider than the rows; 0: as wide as rows need.
-    timed : int, optional
-        Steps that are timed; default: as many as `steps_for` says.
+    width, timed : int
+        Columns of the buffers where they are wider than the rows, and steps that are timed; 0: as few as can
+        be, and as many as `steps_for` says.
     change : callable, optional
-        ``change(rows, generator)`` gets rows ``[steps, batch, n]`` and returns them changed, for instance
-        masked. The chain goes on from the unchanged ones.
+        ``change(rows, generator)`` returns rows ``[steps, batch, n]`` changed, for instance masked. The chain
+        goes on from the unchanged ones.
     """
     generator = torch.Generator(device).manual_seed(seed)
-    if timed is None:
-        timed = steps_for(n * batch * dtype.itemsize, device)
+    timed = timed or steps_for(n * batch * dtype.itemsize, device)
     logits = nan_rows(LEAD + timed, batch, max(n, width), dtype, device)
     current = torch.randn(batch, n, device=device, generator=generator)
     chunk = max(1, GENERATED_ELEMENTS // (batch * n))
@@ -220,17 +201,10 @@ def chain_of(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cuda",
 ) -> Chain:
-    """Given steps as a chain, in as many buffers as are needed to outgrow the L2 cache.
+    """Given steps ``[batch, length]``, which may differ in length, as a chain that outgrows the L2 cache.
 
-    Parameters
-    ----------
-    steps : sequence of Tensor, ``[batch, length]``
-        Consecutive steps, which may differ in length. The chain walks all of them, then begins again in new
-        buffers. The last few lead, so that the first step follows the last at every beginning alike.
-    k : int
-        Items per row.
-    dtype, device
-        Of the rows that are made.
+    The chain walks all of them, then begins again in new buffers. The last few lead, so that the first step
+    follows the last at every beginning alike.
     """
     batch, width = steps[0].shape[0], max(step.shape[1] for step in steps)
     copies = -(-steps_for(width * batch * dtype.itemsize, device) // len(steps))
@@ -249,16 +223,8 @@ def chunk_chain(chunk: Tensor, lengths: Tensor, k: int) -> Chain:
     """One chunk of a prefill as a chain of one step, which is walked again in a few further buffers.
 
     A launch reads more than the L2 cache holds, so further buffers serve for large chunks no purpose; for
-    small ones several launches share the microseconds that the ends of a graph take.
-
-    Parameters
-    ----------
-    chunk : Tensor, ``[rows, width]``
-        Scores, NaN behind each row's length.
-    lengths : Tensor, ``[rows]``, int32
-        One past the last column of each row's window, which begins at column 0.
-    k : int
-        Items per row.
+    small ones several launches share the microseconds that the ends of a graph take. Scores ``[rows, width]``
+    are NaN behind `lengths`, which are the ends of windows that begin at column 0.
     """
     copies = max(1, min(CHUNK_BUFFERS, CHUNKS_BYTES // (chunk.numel() * chunk.element_size())))
     logits = chunk[None] if copies == 1 else chunk.repeat(copies, 1, 1)
@@ -280,12 +246,7 @@ def _unrelated(device: torch.device) -> Tensor:
 class ChainRun:
     """An implementation that walks a chain again and again, from the same honest situation each time.
 
-    Parameters
-    ----------
-    chain : Chain
-        Its leading steps run here, once; the state that they leave is kept.
-    prepared : Prepared
-        Bound to that chain.
+    The leading steps run here, once; the state that they leave is kept.
     """
 
     def __init__(self, chain: Chain, prepared: Prepared) -> None:
@@ -311,16 +272,9 @@ class ChainRun:
             tensor.copy_(saved)
 
     def time(self, replays: int, budget: float = math.inf, after: Callable[[], None] | None = None) -> float:
-        """Median over replays of a replay's microseconds per launch.
+        """Median over replays of a replay's microseconds per launch; `after` is called after each.
 
-        Parameters
-        ----------
-        replays : int
-            Most replays.
-        budget : float
-            Seconds of replay time after which no replay is started, though not before the third.
-        after : callable, optional
-            Called after every replay, when its results are there.
+        After `budget` seconds of replay time no replay is started, though not before the third.
         """
 
         def launch_all() -> None:

@@ -39,7 +39,6 @@ from eval.bench.bench_report import (
 )
 from eval.bench.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
 from eval.bench.our_kernels import VARIANTS, WITH_INDICES, prepare_ours
-from eval.bench.trace_scores import trace_scores
 from gvr_topk.arguments import DecodeArguments
 from gvr_topk.constants import (
     FLAG_PDL,
@@ -49,16 +48,19 @@ from gvr_topk.constants import (
     Path as KernelPath,
 )
 from gvr_topk.evaluation.synthetic import LayerGenerator
-from gvr_topk.evaluation.trace import TraceError, shipped_trace
+from gvr_topk.evaluation.trace import Trace, TraceError, shipped_trace
 
 
-def test_trace_scores_by_hand() -> None:
-    keys = np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], dtype=np.float16)
-    queries = np.array([[[1.0, 1.0]], [[-1.0, 1.0]]], dtype=np.float16)
-    weights = np.array([[2.0], [1.0]], dtype=np.float16)
-    rows = trace_scores(keys, queries, weights, "cpu")
+def test_scores_of_a_trace_by_hand() -> None:
+    trace = Trace(
+        K=np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], dtype=np.float16),
+        Q=np.array([[[1.0, 1.0]], [[-1.0, 1.0]]], dtype=np.float16),
+        W=np.array([[2.0], [1.0]], dtype=np.float16),
+        name="by hand",
+        path=Path("none"),
+    )
     wanted = [[[2 / 2**0.5, 4 / 2**0.5]], [[0.0, 2 / 2**0.5, 0.0]]]
-    for row, values in zip(rows, wanted, strict=True):
+    for row, values in zip(bench_cases.trace_rows(trace, "cpu"), wanted, strict=True):
         torch.testing.assert_close(row, torch.tensor(values))
 
 
