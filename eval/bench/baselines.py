@@ -46,7 +46,7 @@ import torch
 from torch import Tensor
 
 from eval.bench.cudnn_topk import CUDNN_ROWS, cudnn_function
-from eval.bench.kernel_timing import POISON, Chain, Prepared
+from eval.bench.kernel_timing import Chain, Prepared
 from eval.bench.oracles import BLOCK_K, given_blocks
 from eval.common.options import no_gpu
 from gvr_topk.constants import BLOCK_SIZE
@@ -186,11 +186,6 @@ def _unloaded(chain: Chain) -> Prepared:
     raise BaselineError("not loaded")
 
 
-def _results(chain: Chain, dtype: torch.dtype = torch.int32, k: int = 0) -> Tensor:
-    shape = (chain.count, chain.batch, k or chain.k)
-    return torch.full(shape, POISON, dtype=dtype, device=chain.logits.device)
-
-
 def _steps(
     chain: Chain, results: Tensor, logits: Tensor | None = None
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -221,7 +216,7 @@ def _full_rows(chain: Chain) -> Tensor:
 
 
 def _torch(chain: Chain) -> Prepared:
-    results = _results(chain, torch.int64)
+    results = chain.outputs(dtype=torch.int64)
     logits = _full_rows(chain)
     values = torch.empty(*results.shape[1:], dtype=logits.dtype, device=logits.device)
 
@@ -248,7 +243,7 @@ def _block_mask(best: Tensor, blocks: int) -> Tensor:
 def _torch_blocks(chain: Chain) -> Prepared:
     """The source: positions, blocks in ascending order, and the mask of blocks that its consumers take."""
     rows = _rows_of_blocks(chain)
-    results = _results(chain, torch.int64, chain.k + BLOCK_K)
+    results = chain.outputs(chain.k + BLOCK_K, torch.int64)
     newest = [(chain.lengths_of(step).long()[:, None] - 1) // BLOCK_SIZE for step in range(chain.count)]
 
     def launch(step: int) -> None:
@@ -265,7 +260,7 @@ def _torch_blocks(chain: Chain) -> Prepared:
 def _torch_in_blocks(chain: Chain) -> Prepared:
     """A consumer, whose mask the source has made."""
     rows = _rows_of_blocks(chain)
-    results = _results(chain, torch.int64)
+    results = chain.outputs(dtype=torch.int64)
     blocks = rows[0].shape[1] // BLOCK_SIZE
     outside = [~_block_mask(given.long(), blocks)[:, :, None] for given in given_blocks(chain)]
 
@@ -319,7 +314,7 @@ def _operator(
         def prepare(chain: Chain) -> Prepared:
             operators = getattr(torch.ops, of[1])
             operator = getattr(operators, name if isinstance(name, str) else name(chain)).default
-            results = _results(chain)
+            results = chain.outputs()
             return _calls(operator, results, (arguments(chain, *step) for step in _steps(chain, results)))
 
         return prepare
@@ -356,7 +351,7 @@ def _flashinfer(folder: Path) -> Prepare:
         values = torch.empty(chain.batch, k, dtype=logits.dtype, device=logits.device)
         rest: tuple[Any, ...]
         cub = flashinfer_takes_cub(chain.batch, logits.shape[2], logits.dtype)
-        results = _results(chain, torch.int64 if cub else torch.int32)
+        results = chain.outputs(dtype=torch.int64 if cub else torch.int32)
         if cub:
             function, rest = module.cub_topk, (k, 0)
             workspace = _bytes(int(module.cub_topk_workspace_size(logits[0], *rest)), logits)
@@ -380,7 +375,7 @@ def _flashinfer_ragged(folder: Path, *, deterministic: bool = False) -> Prepare:
 
     def prepare(chain: Chain) -> Prepared:
         logits, k, offsets = chain.logits, chain.k, _starts(chain)
-        results = _results(chain)
+        results = chain.outputs()
         rest: tuple[Any, ...]
         # FlashInfer's own rule: CUB's calls have no reproducible order, so deterministic ones never take it.
         cub = not deterministic and flashinfer_ragged_takes_cub(chain.batch, logits.shape[2], logits.dtype)
@@ -413,7 +408,7 @@ def _cudnn(folder: Path) -> Prepare:
             kernel = module[cudnn_function(width, chain.k)]
         except AttributeError:
             raise BaselineError(f"compiled for other columns and k than {width} and {chain.k}") from None
-        results = _results(chain)
+        results = chain.outputs()
         scratch = torch.empty((chain.batch, 2, width), dtype=torch.int32, device=results.device)
         steps = _steps(chain, results)
         arguments = ((row, None, scratch, None, lengths, out, None) for row, lengths, out in steps)

@@ -93,6 +93,11 @@ class Chain:
         """The steps that are timed, in order."""
         return range(self.lead, self.count)
 
+    def outputs(self, items: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
+        """Room for the results of all steps, ``[count, batch, items]``; of `k` items by default."""
+        shape = (self.count, self.batch, items or self.k)
+        return torch.full(shape, POISON, dtype=dtype, device=self.logits.device)
+
     def lengths_of(self, step: int) -> Tensor:
         """Row lengths of one step, ``[batch]``, int32."""
         return self.lengths if self.lengths.dim() == 1 else self.lengths[step]

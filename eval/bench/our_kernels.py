@@ -5,12 +5,13 @@ This is the one module of the evaluation that knows how the benchmark's implemen
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from eval.bench.kernel_timing import POISON, Chain, Prepared
+from eval.bench.kernel_timing import Chain, Prepared
 from eval.bench.oracles import BLOCK_K, given_blocks
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
 from gvr_topk.constants import FLAG_PDL, FLAG_QUANTILE_GUESS, StatsColumn
@@ -121,8 +122,7 @@ def prepare_ours(
     clocks : Tensor, ``[count, batch, 8]``, int64, optional
         Where a library built with ``GVR_PHASE_TIMING`` writes its stamps.
     """
-    device = chain.logits.device
-    results = torch.full((chain.count, chain.batch, chain.k), POISON, dtype=torch.int32, device=device)
+    device, results = chain.logits.device, chain.outputs()
     slots = chain.batch + SPARE_SLOTS if variant.row_slot else chain.batch
     order = torch.randperm(slots, generator=torch.Generator().manual_seed(chain.batch))
     row_slot = order[: chain.batch].to(device, torch.int32) if variant.row_slot else None
@@ -152,86 +152,57 @@ def prepare_ours(
             )
         )
 
-    def statistics(step: int) -> Tensor:
-        stats = torch.zeros(chain.batch, len(StatsColumn), dtype=torch.int32, device=device)
-        launch(step, stats)
-        return stats
-
     def carried() -> Tensor:
         assert indices is not None
         return indices if row_slot is None else indices[row_slot.to(torch.int64)]
 
     carries = tuple(tensor for tensor in (words, indices) if tensor is not None)
-    return Prepared(launch, results, carries, None if indices is None else carried, statistics)
+    return Prepared(
+        launch, results, carries, None if indices is None else carried, _statistics(chain, launch)
+    )
 
 
-def prepare_prefill(chain: Chain, path: str) -> Prepared:
-    """Bind the op for prefill chunks to a chain, whose rows' windows begin at column 0.
-
-    Parameters
-    ----------
-    chain : Chain
-        Every step is one call.
-    path : {"auto", "radix_rounds"}
-        As for `gvr_topk.indexer_topk_prefill`.
-    """
-    device = chain.logits.device
-    results = torch.full((chain.count, chain.batch, chain.k), POISON, dtype=torch.int32, device=device)
-    starts = torch.zeros(chain.batch, dtype=torch.int32, device=device)
-
-    def launch(step: int, stats: Tensor | None = None) -> None:
-        launch_op(
-            PrefillArguments(
-                chain.logits[step],
-                starts,
-                chain.lengths_of(step),
-                results[step],
-                chain.k,
-                stats=stats,
-                path=int(parse_path(path)),
-            )
-        )
+def _statistics(chain: Chain, launch: Callable[[int, Tensor], None]) -> Callable[[int], Tensor]:
+    """What the op says of a step, which is launched once more."""
 
     def statistics(step: int) -> Tensor:
-        stats = torch.zeros(chain.batch, len(StatsColumn), dtype=torch.int32, device=device)
+        shape = (chain.batch, len(StatsColumn))
+        stats = torch.zeros(shape, dtype=torch.int32, device=chain.logits.device)
         launch(step, stats)
         return stats
 
-    return Prepared(launch, results, statistics=statistics)
+    return statistics
+
+
+def prepare_prefill(chain: Chain, path: str) -> Prepared:
+    """Bind the op for prefill chunks, by its `path`, to a chain whose windows begin at column 0."""
+    results = chain.outputs()
+    starts = torch.zeros(chain.batch, dtype=torch.int32, device=chain.logits.device)
+
+    def launch(step: int, stats: Tensor | None = None) -> None:
+        given = (chain.logits[step], starts, chain.lengths_of(step), results[step], chain.k)
+        launch_op(PrefillArguments(*given, stats=stats, path=int(parse_path(path))))
+
+    return Prepared(launch, results, statistics=_statistics(chain, launch))
 
 
 def prepare_blocks(chain: Chain) -> Prepared:
     """Bind the op that chooses blocks to a chain: positions of a row, and behind them its blocks."""
-    device = chain.logits.device
-    shape = (chain.count, chain.batch, chain.k + BLOCK_K)
-    results = torch.full(shape, POISON, dtype=torch.int32, device=device)
+    results, k = chain.outputs(chain.k + BLOCK_K), chain.k
 
     def launch(step: int) -> None:
-        launch_op(
-            BlocksArguments(
-                chain.logits[step],
-                chain.lengths_of(step),
-                results[step][:, : chain.k],
-                results[step][:, chain.k :],
-                chain.k,
-                BLOCK_K,
-            )
-        )
+        out, blocks = results[step][:, :k], results[step][:, k:]
+        launch_op(BlocksArguments(chain.logits[step], chain.lengths_of(step), out, blocks, k, BLOCK_K))
 
     return Prepared(launch, results)
 
 
 def prepare_in_blocks(chain: Chain) -> Prepared:
     """Bind the op that selects in given blocks to a chain."""
-    device = chain.logits.device
-    results = torch.full((chain.count, chain.batch, chain.k), POISON, dtype=torch.int32, device=device)
-    blocks = given_blocks(chain)
+    results, blocks = chain.outputs(), given_blocks(chain)
 
     def launch(step: int) -> None:
-        launch_op(
-            InBlocksArguments(
-                chain.logits[step], chain.lengths_of(step), blocks[step], results[step], chain.k
-            )
-        )
+        given = (chain.logits[step], chain.lengths_of(step), blocks[step], results[step], chain.k)
+        launch_op(InBlocksArguments(*given))
 
     return Prepared(launch, results)

@@ -115,18 +115,19 @@ def draw(
 
 def _title(data: Mapping[str, Any], batches: Sequence[int]) -> str:
     """What was measured where, of the runs alone whose results are drawn."""
-    drawn = [key for key, cell in data["cells"].items() if _is_drawn(cell, batches)]
-    used = sorted({result.get("run", 0) for result in data["results"] if result["cell"] in set(drawn)})
+    cells = {
+        key: cell
+        for key, cell in data["cells"].items()
+        if cell["group"] in ("main", "trace") and cell["batch"] in batches
+    }
+    used = sorted({result.get("run", 0) for result in data["results"] if result["cell"] in cells})
     machines = [data["runs"][run]["machine"] for run in used]
-    what = [", ".join(dict.fromkeys(machine[name] for machine in machines)) for name in ("device", "torch")]
-    cells = [data["cells"][key] for key in drawn]
-    dtypes, ks = (", ".join(sorted({str(cell[name]) for cell in cells})) for name in ("dtype", "k"))
-    commits = ", ".join(dict.fromkeys(machine["commit"] for machine in machines))
-    return f"top-k of {dtypes} rows, k = {ks}: {what[0]}, torch {what[1]}, commit {commits}"
-
-
-def _is_drawn(cell: Mapping[str, Any], batches: Sequence[int]) -> bool:
-    return cell["group"] in ("main", "trace") and cell["batch"] in batches
+    device, torch, commits = (
+        ", ".join(dict.fromkeys(machine[name] for machine in machines))
+        for name in ("device", "torch", "commit")
+    )
+    dtypes, ks = (", ".join(sorted({str(cell[name]) for cell in cells.values()})) for name in ("dtype", "k"))
+    return f"top-k of {dtypes} rows, k = {ks}: {device}, torch {torch}, commit {commits}"
 
 
 def _lines(index: Index, batch: int, names: Sequence[str]) -> dict[str, list[tuple[int, float]]]:
@@ -143,24 +144,16 @@ def _lines(index: Index, batch: int, names: Sequence[str]) -> dict[str, list[tup
 def _traces(axes: Axes, index: Index, batch: int) -> None:
     """Mark what real traces take: the slowest of ours, and the fastest of others."""
     cells = index.cells(lambda cell: cell["group"] == "trace" and cell["batch"] == batch)
-    ours, others = (
-        [index.figure(cell["key"], impl) for cell in cells for impl in impls]
-        for impls in (("hinted",), BASELINES)
-    )
-    marks = (
-        ("gvr_topk, slowest of the real traces", "#d62728", max, ours),
-        ("fastest other, real traces", "#1f77b4", min, others),
-    )
-    for label, color, choose, figures in marks:
+    for label, color, choose, impls in (
+        ("gvr_topk, slowest of the real traces", "#d62728", max, ("hinted",)),
+        ("fastest other, real traces", "#1f77b4", min, BASELINES),
+    ):
+        figures = (index.figure(cell["key"], impl) for cell in cells for impl in impls)
         times = [figure for figure in figures if figure is not None]
         if times:
-            style: dict[str, Any] = {
-                "marker": "*",
-                "markersize": 11,
-                "linestyle": "",
-                "markeredgecolor": "black",
-            }
-            axes.plot(max(cell["n"] for cell in cells), choose(times), color=color, label=label, **style)
+            style: dict[str, Any] = {"marker": "*", "markersize": 11, "linestyle": ""}
+            style |= {"color": color, "label": label, "markeredgecolor": "black"}
+            axes.plot(max(cell["n"] for cell in cells), choose(times), **style)
 
 
 def _panel(axes: Axes, lines: dict[str, list[tuple[int, float]]], names: Mapping[str, str]) -> None:

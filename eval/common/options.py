@@ -27,26 +27,14 @@ class InputError(ValueError):
 
 
 def no_gpu(option: str = "") -> str:
-    """What to say where a CUDA GPU is missing.
-
-    Parameters
-    ----------
-    option : str
-        Name of the option that ``cpu`` may be given to; empty if there is none.
-    """
+    """What to say where a CUDA GPU is missing, with the option that ``cpu`` may be given to."""
     if option:
         return f"{option}: wanted a CUDA GPU, got none; {option} cpu runs without"
     return "GPU: wanted a CUDA GPU, got none"
 
 
 def require_gpu(option: str = "") -> None:
-    """Refuse to go on without a CUDA GPU: one that is missing must not look like a wrong result.
-
-    Raises
-    ------
-    typer.BadParameter
-        As `no_gpu` says it.
-    """
+    """Refuse to go on without a CUDA GPU: one that is missing must not look like a wrong result."""
     import torch
 
     if not torch.cuda.is_available():
@@ -54,13 +42,7 @@ def require_gpu(option: str = "") -> None:
 
 
 def require_device(device: str) -> None:
-    """Refuse a ``--device`` that is none or missing.
-
-    Raises
-    ------
-    typer.BadParameter
-        It is neither ``cuda`` nor ``cpu``, or there is no GPU.
-    """
+    """Refuse a ``--device`` that is neither ``cuda`` nor ``cpu``, or missing."""
     if device not in ("cuda", "cpu"):
         raise typer.BadParameter(f"--device: wanted cuda or cpu, got {device!r}")
     if device == "cuda":
@@ -84,44 +66,19 @@ def why_unwritable(out: Path, option: str = "--out") -> str:
 
 
 def require_writable(out: Path | None, option: str = "--out") -> None:
-    """Refuse a result file that cannot be written, before hours are spent on what it is to hold.
-
-    Raises
-    ------
-    typer.BadParameter
-        As `why_unwritable` says it.
-    """
+    """Refuse a result file that cannot be written, before hours are spent on what it is to hold."""
     if out is not None and (problem := why_unwritable(out, option)):
         raise typer.BadParameter(problem)
 
 
 def require_program(command: Sequence[str], option: str) -> None:
-    """Refuse a command whose program is not there, before every run of a campaign fails for it.
-
-    Parameters
-    ----------
-    command : sequence of str
-        Its first word is looked up on PATH; launchers may know what this machine does not.
-    option : str
-        Name of what was asked for, for the message.
-
-    Raises
-    ------
-    InputError
-        With the name of the program.
-    """
+    """Refuse a command whose program is not on PATH, before every run of a campaign fails for it."""
     if shutil.which(command[0]) is None:
         raise InputError(f"{option}: wanted a program on PATH, got {command[0]!r}, which is not found there")
 
 
 def read_results(file: Path, version: str) -> dict[str, Any]:
-    """Content of a result file.
-
-    Raises
-    ------
-    typer.BadParameter
-        It cannot be read, is no JSON, or has another format.
-    """
+    """Content of a result file, which must be JSON of a format."""
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -140,16 +97,7 @@ def _reason(error: OSError) -> str:
 
 
 def refuse_repeats(values: Sequence[Hashable], option: str) -> None:
-    """Refuse an option that is given the same value twice.
-
-    A repeated task or setting would enter the statistics twice: its runs would be counted as twice as
-    many, and an interval from the same figures would look narrower than it is.
-
-    Raises
-    ------
-    typer.BadParameter
-        With the option and the repeated values.
-    """
+    """Refuse an option that is given the same value twice: its runs would count as twice as many."""
     repeated = list(dict.fromkeys(value for value in values if values.count(value) > 1))
     if repeated:
         names = ", ".join(str(value) for value in repeated)
@@ -195,13 +143,7 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 
 def check_label(label: str, option: str) -> None:
-    """Refuse a label that cannot be a folder's name; a path in it would write outside of the output.
-
-    Raises
-    ------
-    typer.BadParameter
-        With the option and the label.
-    """
+    """Refuse a label that cannot be a folder's name; a path in it would write outside of the output."""
     if not _LABEL.fullmatch(label):
         raise typer.BadParameter(
             f"wanted a label of letters, digits and . _ + -, the first a letter or digit, got {label!r}",

@@ -64,20 +64,7 @@ class Outcome:
 
 
 def build_wheel(folder: Path, archs: str = "") -> Path:
-    """Build the checkout's wheel with the tools of this environment.
-
-    Parameters
-    ----------
-    folder : Path
-        Where the wheel is written.
-    archs : str
-        GPU architectures, as `packaging/gvr_topk_archs.py` takes them; empty: its default.
-
-    Returns
-    -------
-    Path
-        The wheel.
-    """
+    """Build the checkout's wheel into a folder, for `archs` as `packaging/gvr_topk_archs.py` takes them."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
     environ = {**os.environ, "GVR_TOPK_ARCHS": archs} if archs else None
     subprocess.run([*pip, "--wheel-dir", str(folder), str(ROOT)], check=True, env=environ)
