@@ -105,16 +105,7 @@ class Observer:
 
 
 def observe(patches: Transaction, decode: Sequence[Observer], prefill: Sequence[Any]) -> None:
-    """Put observers around both calls of this process.
-
-    Parameters
-    ----------
-    patches : Transaction
-        Where what is put around vLLM's functions is taken back.
-    decode : sequence of Observer
-    prefill : sequence
-        Objects with a method ``wrap_prefill``.
-    """
+    """Put observers around both calls of this process; those of `prefill` have a method ``wrap_prefill``."""
     stage = importlib.import_module("vllm.model_executor.layers.indexer_topk").SparseIndexerTopk
     # With this module our plugin replaces the op, and what is put around it here sees ours.
     indexer = importlib.import_module("vllm.model_executor.layers.sparse_attn_indexer")
@@ -131,11 +122,7 @@ def observe(patches: Transaction, decode: Sequence[Observer], prefill: Sequence[
 class Comparison(Observer):
     """Compares each result with a sort of the same scores, on the device and without a sync.
 
-    Parameters
-    ----------
-    device : str or torch.device
-    prefill_rows : int
-        Most rows of a prefill call that are compared, at equal distances; 0 for all.
+    Of a prefill call at most `prefill_rows` are compared, at equal distances; 0 for all.
     """
 
     def __init__(self, device: torch.device | str, prefill_rows: int = 0) -> None:
@@ -390,61 +377,44 @@ def count_twins(noted: dict[str, Tensor]) -> dict[str, Any]:
         lengths also ``different_rows_by_length``, shortest first.
     """
     every = torch.cat([*noted.values(), torch.zeros((0, len(Twins.COLUMNS)), dtype=torch.int64)])
-    runs = torch.cat(
-        [torch.full((len(rows),), run) for run, rows in enumerate(noted.values())]
-        + [torch.zeros(0, dtype=torch.int64)]
-    )
-    prefill = every[:, 3] > 0
-    kinds = {"all": torch.ones_like(prefill), "prefill": prefill, "decode": ~prefill}
-    counted: dict[str, Any] = {name: _count(every[kind], runs[kind]) for name, kind in kinds.items()}
-    layers = every[:, 4].unique().tolist()
-    kinds.pop("all")
-    return counted | {
-        "layers": [
-            {"layer": layer}
-            | {
-                name: _count_scores(every[kind & (every[:, 4] == layer)], name)
-                for name, kind in kinds.items()
-            }
-            for layer in layers
-        ]
-    }
+    runs = torch.repeat_interleave(torch.tensor([len(rows) for rows in noted.values()], dtype=torch.int64))
+    prefill, layer_of = every[:, 3] > 0, every[:, 4]
+    kinds = {"prefill": prefill, "decode": ~prefill}
+    layers = []
+    for layer in layer_of.unique().tolist():
+        of_kinds = {name: every[kind & (layer_of == layer)] for name, kind in kinds.items()}
+        counted = {name: _count_scores(rows) for name, rows in of_kinds.items()}
+        lengths = of_kinds["decode"][:, 5]
+        if len(lengths.unique()) <= MOST_LENGTHS:
+            counted["decode"]["different_rows_by_length"] = [
+                len(of_kinds["decode"][lengths == length, 0].unique()) for length in lengths.unique()
+            ]
+        layers.append({"layer": layer} | counted)
+    everything = {"all": torch.ones_like(prefill)} | kinds
+    return {name: _count(every[kind], runs[kind]) for name, kind in everything.items()} | {"layers": layers}
 
 
-def _count_scores(rows: Tensor, kind: str) -> dict[str, Any]:
+def _count_scores(rows: Tensor) -> dict[str, Any]:
     """How many rows there are, how many by their scores, and how many have a twin."""
     members = rows[:, 0].unique(return_counts=True)[1]
-    counted: dict[str, Any] = {
-        "rows": len(rows),
-        "different_rows": len(members),
-        "rows_with_a_twin": int(members[members > 1].sum()),
-    }
-    lengths = rows[:, 5].unique()
-    if kind == "decode" and len(lengths) <= MOST_LENGTHS:
-        of_lengths = [len(rows[rows[:, 5] == length, 0].unique()) for length in lengths]
-        counted["different_rows_by_length"] = of_lengths
-    return counted
+    twins = int(members[members > 1].sum())
+    return {"rows": len(rows), "different_rows": len(members), "rows_with_a_twin": twins}
 
 
 def _count(rows: Tensor, runs: Tensor) -> dict[str, Any]:
     _, group, members = rows[:, 0].unique(return_inverse=True, return_counts=True)
 
     def spread(values: Tensor) -> Tensor:
-        """Of each group, whether its rows have different values."""
-        if len(group) == 0:
-            return torch.zeros(0, dtype=torch.bool)
-        least = torch.full((len(members),), torch.iinfo(torch.int64).max)
-        most = torch.full((len(members),), torch.iinfo(torch.int64).min)
-        least.scatter_reduce_(0, group, values, "amin")
-        most.scatter_reduce_(0, group, values, "amax")
+        """For each group, whether its rows have different values."""
+        least, most = (
+            torch.zeros(len(members), dtype=torch.int64).scatter_reduce(
+                0, group, values, extreme, include_self=False
+            )
+            for extreme in ("amin", "amax")
+        )
         return least != most
 
-    counted: dict[str, Any] = {
-        "rows": len(rows),
-        "different_rows": len(members),
-        "rows_with_a_twin": int(members[members > 1].sum()),
-        "rows_with_a_twin_in_another_run": int(members[spread(runs)].sum()),
-    }
+    counted = _count_scores(rows) | {"rows_with_a_twin_in_another_run": int(members[spread(runs)].sum())}
     for column, name in ((1, "order"), (2, "set"), (6, "values")):
         broken = spread(rows[:, column])
         counted[name] = {"scores_that_differ": int(broken.sum()), "rows": int(members[broken].sum())}

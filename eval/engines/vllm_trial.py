@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -156,21 +157,13 @@ def run_engine(spec: Specification, work: Path, seconds: float) -> dict[str, Any
         Path(spec.twins).unlink(missing_ok=True)
     command = [sys.executable, "-m", "eval.engines.vllm_engine", str(given), str(result)]
     variables = VARIABLES | ({"GVR_TOPK_DISABLE": "1"} if spec.mode == STOCK else {})
-    variables |= SEVERAL_GPUS if spec.in_workers else {}
-    variables |= {} if spec.split_k else NO_SPLIT_K
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+    variables |= (SEVERAL_GPUS if spec.in_workers else {}) | ({} if spec.split_k else NO_SPLIT_K)
     try:
-        run_command(command, log, timeout_s=seconds)
+        with mock.patch.dict(os.environ, variables):
+            run_command(command, log, timeout_s=seconds)
     except CommandError as error:
         done = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
         return _identity(spec) | done | {"problem": f"{spec.name}: {error}"}
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
     evidence = read_evidence(output_lines(log, command))
     got: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return got | {"evidence": list(evidence.lines), "problem": problem(spec, got, evidence.active)}
@@ -187,8 +180,14 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
     if spec.mode == STOCK:
         if active or result["calls"]:
             return f"{spec.name}: ours ran all the same"
-    elif reason := _not_ours(result, active):
-        return f"{spec.name}: {reason}"
+    else:
+        originals = {call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"}
+        if not active:
+            return f"{spec.name}: its log does not say that ours was on"
+        if originals:
+            return f"{spec.name}: vLLM's own top-k served calls: {', '.join(sorted(originals))}"
+        if not any(call["reason"] == "prefill" for call in result["calls"]):
+            return f"{spec.name}: no prefill call was served by ours"
     if spec.mode == COMPARE:
         empty = [
             rank for rank, rows in enumerate(result.get("workers", ())) if not rows["rows_longer_than_k"]
@@ -203,18 +202,6 @@ def problem(spec: Specification, result: dict[str, Any], active: bool) -> str | 
     if spec.part == INVARIANCE and not result["invariance"]["twins"]["all"]["rows_with_a_twin"]:
         return f"{spec.name}: no two rows had the same scores"
     return None
-
-
-def _not_ours(result: dict[str, Any], active: bool) -> str:
-    """Why it is not shown that ours served every call; empty where it is."""
-    if not active:
-        return "its log does not say that ours was on"
-    originals = {call["reason"] for call in result["calls"] if call["path"] != "gvr_topk"}
-    if originals:
-        return f"vLLM's own top-k served calls: {', '.join(sorted(originals))}"
-    if not any(call["reason"] == "prefill" for call in result["calls"]):
-        return "no prefill call was served by ours"
-    return ""
 
 
 def verdict(engines: Sequence[dict[str, Any]], twins: dict[str, Any] | None = None) -> int:
@@ -390,43 +377,25 @@ def report(engines: Sequence[dict[str, Any]], options: argparse.Namespace) -> di
 def _summary(spec: Specification, engine: dict[str, Any]) -> str:
     lines = [str(engine["problem"])] if engine["problem"] else []
     if compared := engine.get("compared"):
-        longer = f"{compared['rows_longer_than_k']} of them longer than k"
-        lines.append(
-            f"{spec.name}: {compared['rows_that_differ']} of {compared['rows']} rows differ, {longer}"
+        rows = f"{compared['rows_that_differ']} of {compared['rows']} rows"
+        prefill = (
+            f"{compared['prefill_rows_that_differ']} of {compared['prefill_rows']} compared prefill rows"
         )
-        prompts = f"{compared['prefill_rows']} compared of {compared['prefill_rows_seen']} prefill rows"
-        lines.append(f"{spec.name}: {compared['prefill_rows_that_differ']} of {prompts} differ")
+        lines.append(f"{spec.name}: {rows} and {prefill} differ")
     for case in engine.get("cases", ()):
-        figure = case.get("decode_ms_median")
-        lines.append(f"{spec.name}: {case['batch']} x {case['length']}: {figure} ms per step")
-        if prefill := case.get("prefill"):
-            lines.append(f"  {prefill['us']} us in {prefill['calls']} prefill calls, {prefill['rows']} rows")
+        prefill = f", prefill calls {case['prefill']['us']} us" if case.get("prefill") else ""
+        step = f"{case.get('decode_ms_median')} ms per step{prefill}"
+        lines.append(f"{spec.name}: {case['batch']} x {case['length']}: {step}")
         for name, times in ((case.get("profile") or {}).get("kernels") or {}).items():
             lines.append(f"  {times['us_median']} us median of {times['calls']}, {name[:90]}")
     if churn := engine.get("churn"):
         times = "" if engine.get("preemptions") is None else f", {engine['preemptions']} preemptions"
         lines.append(f"{spec.name}: churn: {churn['requests']} requests in {churn['slots']} slots{times}")
     if invariance := engine.get("invariance"):
-        lines.append(f"{spec.name}: {_twins_line(invariance['twins']['all'])}")
-        lines += [f"  {_layer_line(layer)}" for layer in invariance["twins"]["layers"]]
-        lines.append(f"  {_answers_line(invariance['answers'])}")
+        answers = invariance["answers"]
+        told = f"{answers['different_answers']} answers to the same prompt in {answers['requests']} requests"
+        lines.append(f"{spec.name}: {_twins_line(invariance['twins']['all'])}; {told}")
     return "\n".join(lines) or f"{spec.name}: no case"
-
-
-def _layer_line(counted: dict[str, Any]) -> str:
-    parts = [
-        f"{kind}: {counted[kind]['rows']} rows, {counted[kind]['different_rows']} different, "
-        f"{counted[kind]['rows_with_a_twin']} with a twin"
-        for kind in ("prefill", "decode")
-    ]
-    return f"layer {counted['layer']}: {'; '.join(parts)}"
-
-
-def _answers_line(counted: dict[str, Any]) -> str:
-    said = f"{counted['different_answers']} answers to the same prompt in {counted['requests']} requests"
-    if counted["first_difference"] is None:
-        return f"{said}, {counted['tokens']} tokens compared"
-    return f"{said}, different from token {counted['first_difference']} on"
 
 
 def _twins_line(counted: dict[str, Any]) -> str:

@@ -721,8 +721,7 @@ def test_invariance(vllm, short, monkeypatch, tmp_path):
 def test_summary_of_an_engine(vllm, short, tmp_path):
     spec = specification(OURS, part=INVARIANCE, twins=str(tmp_path / "twins.npz"), batches=[1])
     said = vllm_trial._summary(spec, vllm_engine.run(spec) | {"problem": None})
-    assert "  layer 1: prefill: " in said and "sets differ in 0 of them, orders in 0" in said
-    assert "1 answers to the same prompt in 5 requests, 3 tokens compared" in said
+    assert "sets differ in 0 of them, orders in 0; 1 answers to the same prompt in 5 requests" in said
 
 
 def test_a_case_that_fails_is_a_failure(vllm, monkeypatch):
@@ -850,5 +849,5 @@ def test_report(tmp_path, monkeypatch, capsys, fails, code):
     case = {"graphs": "full", "drafts": 1, "length": 40, "batch": 1}
     assert report["prefill"] == ([] if fails else [case | times])
     said = capsys.readouterr().out
-    assert "compare_full_drafts1: 0 of 9 compared of 20 prefill rows differ" in said
-    assert "compare_full_drafts1: 0 of 9 rows differ" in said and ("exit status 1" in said) is fails
+    assert "compare_full_drafts1: 0 of 9 rows and 0 of 9 compared prefill rows differ" in said
+    assert ("exit status 1" in said) is fails
