@@ -20,6 +20,7 @@ nothing of host code, which plans and makes the launches.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -30,7 +31,6 @@ import subprocess
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -82,20 +82,13 @@ class KernelUse:
     code_bytes: int
 
 
-def cuobjdump() -> str:
-    """Path of NVIDIA's ``cuobjdump``: the one installed beside this Python, or one on PATH."""
-    return _tool("cuobjdump")
-
-
 def _tool(program: str) -> str:
+    """Path of one of NVIDIA's programs: the one installed beside this Python, or one on PATH."""
     for name in (f"nvidia-cuda-{program}", f"nvidia-cuda-{program}-cu12"):
-        try:
-            files = importlib.metadata.files(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        for file in files:
-            if file.name == program:
-                return str(Path(str(file.locate())).resolve())
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            for file in importlib.metadata.files(name) or []:
+                if file.name == program:
+                    return str(Path(str(file.locate())).resolve())
     found = shutil.which(program)
     if found is None:
         raise InspectError(f"{program}: wanted it installed (pip install nvidia-cuda-{program}), got none")
@@ -109,7 +102,7 @@ def _run(*command: str, folder: Path | None = None) -> str:
     return done.stdout
 
 
-@contextmanager
+@contextlib.contextmanager
 def _fat_binaries(library: Path) -> Iterator[list[Path]]:
     """The device code of each CUDA file of a library, in a file in a folder of its own.
 
@@ -130,9 +123,9 @@ def _fat_binaries(library: Path) -> Iterator[list[Path]]:
         yield found
 
 
-def _extract(tool: str, fat: Path) -> list[Path]:
+def _extract(fat: Path) -> list[Path]:
     """Files of the binaries in a fat binary, one for each architecture, in its order."""
-    listing = _run(tool, "--extract-elf", "all", fat.name, folder=fat.parent)
+    listing = _run(_tool("cuobjdump"), "--extract-elf", "all", fat.name, folder=fat.parent)
     return [fat.parent / name for name in _EXTRACTED.findall(listing)]
 
 
@@ -143,14 +136,14 @@ def _code(binary: Path) -> dict[str, bytes]:
         return {section.name: section.data() for section in sections}
 
 
-def _binaries(tool: str, library: Path) -> list[tuple[str, str, dict[str, bytes]]]:
+def _binaries(library: Path) -> list[tuple[str, str, dict[str, bytes]]]:
     """Return the architecture, the resource report and the sections by name of each embedded binary."""
     found: list[tuple[str, str, dict[str, bytes]]] = []
     with _fat_binaries(library) as fat_binaries:
         for fat in fat_binaries:
-            report = _run(tool, "--dump-resource-usage", str(fat))
+            report = _run(_tool("cuobjdump"), "--dump-resource-usage", str(fat))
             starts = list(_FATBIN.finditer(report))
-            code = [_code(binary) for binary in _extract(tool, fat)]
+            code = [_code(binary) for binary in _extract(fat)]
             if not starts or len(starts) != len(code):
                 raise InspectError(
                     f"cuobjdump: wanted one report per binary, got {len(starts)} for {len(code)}"
@@ -177,17 +170,7 @@ def _demangle(names: set[str]) -> dict[str, str]:
 
 
 def inspect(library: Path = LIBRARY) -> list[KernelUse]:
-    """Resource use of every kernel in a fat binary.
-
-    Parameters
-    ----------
-    library : Path
-        Shared library with embedded device code.
-
-    Returns
-    -------
-    list of KernelUse
-        Sorted by kernel, then in the order of `ARCHITECTURES`.
+    """Resource use of every kernel of a library, sorted by kernel, then in the order of `ARCHITECTURES`.
 
     Raises
     ------
@@ -198,48 +181,24 @@ def inspect(library: Path = LIBRARY) -> list[KernelUse]:
         raise InspectError(f"library: wanted a built CUDA library, got none at {library}")
     found = [
         (arch, function, len(code[TEXT + function["name"]]))
-        for arch, used, code in _binaries(cuobjdump(), library)
+        for arch, used, code in _binaries(library)
         for function in _FUNCTION.finditer(used)
     ]
     shown = _demangle({function["name"] for _, function, _ in found})
-    uses = [
-        KernelUse(
-            kernel=shown[function["name"]],
-            arch=arch,
-            registers=int(function["registers"]),
-            stack_bytes=int(function["stack"]),
-            local_bytes=int(function["local"]),
-            shared_bytes=int(function["shared"]),
-            code_bytes=size,
+    uses = []
+    for arch, function, size in found:
+        registers, stack, local, shared = (
+            int(function[n]) for n in ("registers", "stack", "local", "shared")
         )
-        for arch, function, size in found
-    ]
+        uses.append(KernelUse(shown[function["name"]], arch, registers, stack, local, shared, size))
     order = {arch: place for place, arch in enumerate(ARCHITECTURES)}
     return sorted(uses, key=lambda use: (use.kernel, order.get(use.arch, len(order))))
 
 
 def machine_code(library: Path = LIBRARY) -> dict[str, str]:
-    """Digest of the names, instructions and constants of all kernels, by architecture.
-
-    The order of the kernels does not count.
-
-    Parameters
-    ----------
-    library : Path
-        Shared library with embedded device code.
-
-    Returns
-    -------
-    dict
-        SHA-256 by architecture.
-
-    Raises
-    ------
-    InspectError
-        As `inspect`.
-    """
+    """SHA-256 of the names, instructions and constants of all kernels in any order, by architecture."""
     kernels: defaultdict[str, list[str]] = defaultdict(list)
-    for arch, _, code in _binaries(cuobjdump(), library):
+    for arch, _, code in _binaries(library):
         kernels[arch] += [f"{name} {hashlib.sha256(one).hexdigest()}" for name, one in code.items()]
     return {
         arch: hashlib.sha256("\n".join(sorted(digests)).encode()).hexdigest()
@@ -252,18 +211,8 @@ def unguarded_collectives(
 ) -> list[Finding]:
     """Warp collectives that lanes may reach apart (`eval.report.sass`), in the code of one architecture.
 
-    Parameters
-    ----------
-    library : Path
-        Shared library with embedded device code.
-    kernels : str
-        Part of the names of the kernels to read; empty: of each family the fp32 kernel with the most code.
-    arch : str
-
-    Returns
-    -------
-    list of Finding
-        With source lines where the library has them (CMake option ``GVR_TOPK_LINE_INFO``).
+    Of kernels with `kernels` in their names, or of each family the fp32 kernel with the most code. They have
+    source lines where the library has them (CMake option ``GVR_TOPK_LINE_INFO``).
 
     Raises
     ------
@@ -272,7 +221,7 @@ def unguarded_collectives(
     """
     found: list[Finding] = []
     with _fat_binaries(library) as fat_binaries:
-        extracted = [binary for fat in fat_binaries for binary in _extract(cuobjdump(), fat)]
+        extracted = [binary for fat in fat_binaries for binary in _extract(fat)]
         binaries = [binary for binary in extracted if f".{arch}." in binary.name]
         chosen = _chosen_kernels(binaries, kernels)
         if not chosen:

@@ -133,10 +133,9 @@ def test_command_records_the_machine_code(cuda_library: Path, tmp_path: Path) ->
 
 def test_digest_depends_on_names_and_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     def digest(sections: dict[str, bytes]) -> str:
-        monkeypatch.setattr(inspect_build, "_binaries", lambda tool, library: [("sm_90a", "", sections)])
+        monkeypatch.setattr(inspect_build, "_binaries", lambda library: [("sm_90a", "", sections)])
         return inspect_build.machine_code(Path("library"))["sm_90a"]
 
-    monkeypatch.setattr(inspect_build, "cuobjdump", lambda: "cuobjdump")
     kernels = {".text.a": b"1", ".text.b": b"2", ".nv.constant2.a": b"3"}
     assert digest(dict(reversed(kernels.items()))) == digest(kernels)
     exchanged = {**kernels, ".text.a": b"2", ".text.b": b"1"}
