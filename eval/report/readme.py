@@ -136,10 +136,7 @@ def results() -> str:
     files.quote({BENCH: bench})
     values = common_values(bench, index, files)
     peers = with_figures(index, {impl: values["peers"][impl] for impl in README_PEERS})
-    short = (
-        [shape_name(*shape), *(shown(index.figure(index.main(*shape), impl)) for impl in (HINTED, *peers))]
-        for shape in README_SHAPES
-    )
+    short = times_lines(index, README_SHAPES, (HINTED, *peers))
     values |= {
         "short": table(["scores x rows", "this package", *peers.values()], short),
         "engine": in_engine(files),
@@ -159,6 +156,10 @@ def performance() -> str:
     *given, last = (f"`{name}`" for name in run[HINTED])
     columns = {HINTED: "this package", PDL: "with PDL", NO_HINT: "no hint", **with_figures(index, peers)}
     v4 = {impl: name for impl, name in columns.items() if impl != PDL}
+    of_v4 = (
+        [f"{cell['k']:,}", cell_name(cell), *(shown(index.figure(cell["key"], impl)) for impl in v4)]
+        for cell in index.group("v4")
+    )
     sweep = files.one("tune.json")
     timing = files.one("phase_timing.json")
     kept = (f"{keep**0.5:.2f}" for keep in sorted({cell["keep"] for cell in index.group("main")}))
@@ -174,21 +175,9 @@ def performance() -> str:
         "wide": wide_table(index),
         "floor": table(
             "N x batch | this package | reading alone",
-            (
-                [shape_name(*shape), shown(index.figure(key, HINTED), 2), shown(index.figure(key, FLOOR))]
-                for shape in sorted(FLOOR_SHAPES, key=_by_batch)
-                if (key := index.main(*shape)) is not None
-            ),
+            times_lines(index, sorted(FLOOR_SHAPES, key=_by_batch), (HINTED, FLOOR), digits=2),
         ),
-        "v4": index.group("v4")
-        and table(
-            ["k", "N x batch", *v4.values()],
-            (
-                [f"{cell['k']:,}", cell_name(cell), *(shown(index.figure(cell["key"], i)) for i in v4)]
-                for cell in index.group("v4")
-            ),
-            align="rl",
-        ),
+        "v4": index.group("v4") and table(["k", "N x batch", *v4.values()], of_v4, align="rl"),
         "hint": hint_figures(index),
         "fuzz": fuzzed(run["machine"]["commit"], files),
         "blocks": blocks(index),
@@ -280,16 +269,24 @@ def slowest(index: Index, n: int, batch: int, *groups: str) -> float | None:
     )
 
 
+def times_lines(
+    index: Index, shapes: Iterable[tuple[int, int]], impls: Sequence[str], digits: int = 1
+) -> list[list[str]]:
+    """Microseconds per launch of some implementations, a line for each shape."""
+    return [
+        [shape_name(*shape), *(shown(index.figure(index.main(*shape), impl), digits) for impl in impls)]
+        for shape in shapes
+    ]
+
+
 def times_table(index: Index, columns: Mapping[str, str]) -> str:
-    """Microseconds per launch of every implementation, of which the first is this package."""
+    """Microseconds per launch of every implementation; behind this package's, those on harder rows."""
+    shapes = sorted(SHAPES, key=_by_batch)
+    rows = times_lines(index, shapes, tuple(columns))
+    for row, shape in zip(rows, shapes, strict=True):
+        hard = slowest(index, *shape, "mask", "adversarial", "scale")
+        row[2:2] = map(shown, (slowest(index, *shape, "trace"), hard))
     first, *others = columns.values()
-    rows = []
-    for n, batch in sorted(SHAPES, key=_by_batch):
-        own, *rest = (index.figure(index.main(n, batch), impl) for impl in columns)
-        hard = slowest(index, n, batch, "mask", "adversarial", "scale")
-        rows.append(
-            [shape_name(n, batch), *map(shown, (own, slowest(index, n, batch, "trace"), hard, *rest))]
-        )
     return table(["N x batch", first, "real traces", "worst case", *others], rows)
 
 

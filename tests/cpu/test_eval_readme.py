@@ -97,7 +97,7 @@ class TestReadmeTable:
         page = readme.performance()
         assert all(len(line) <= 120 for line in page.splitlines() if not line.startswith("|"))
         assert "| 32,768 x 1 | 4.0 | 4.0 | 4.0 | 8.0 |" in page and "target" not in page
-        assert "| 70,690 x 1 | 4.00 | 8.0 |" in page
+        assert "| 70,690 x 1 | 4.00 | 8.00 |" in page
         assert "random model" in page and "k-th value NaN" in page
         text = " ".join(page.split())
         assert "as the integrations call it, with `row_slot`, `state` and `out`;" in text
