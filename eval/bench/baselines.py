@@ -73,6 +73,7 @@ class BaselineError(RuntimeError):
 
 
 Call = Callable[..., Any]
+Arguments = Callable[..., tuple[Any, ...]]
 Prepare = Callable[[Chain], Prepared]
 Refuse = Callable[[int, torch.dtype, int], str]
 
@@ -304,17 +305,26 @@ def _starts(chain: Chain) -> Tensor:
 
 
 def _operator(
-    of: tuple[str, str], name: str | Callable[[Chain], str], arguments: Callable[..., tuple[Any, ...]]
+    library: str, names: str, arguments: Arguments, choose: Callable[[Chain], int] = lambda chain: 0
 ) -> Callable[[Path], Prepare]:
-    """Loader of an operator of a library and namespace; ``arguments(chain, row, lengths, out)`` of a step."""
+    """Loader of an operator that a library registers.
+
+    Parameters
+    ----------
+    library : str
+    names : str
+        ``namespace::name``; several with spaces between them, of which ``choose(chain)`` gives the place.
+    arguments : callable
+        ``arguments(chain, row, lengths, out)`` of a step.
+    """
 
     def load(folder: Path) -> Prepare:
-        load_library(folder, of[0])
+        load_library(folder, library)
+        pairs = (name.split("::") for name in names.split())
+        operators = [getattr(getattr(torch.ops, space), name).default for space, name in pairs]
 
         def prepare(chain: Chain) -> Prepared:
-            operators = getattr(torch.ops, of[1])
-            operator = getattr(operators, name if isinstance(name, str) else name(chain)).default
-            results = chain.outputs()
+            operator, results = operators[choose(chain)], chain.outputs()
             return _calls(operator, results, (arguments(chain, *step) for step in _steps(chain, results)))
 
         return prepare
@@ -322,11 +332,11 @@ def _operator(
     return load
 
 
-def _vllm_name(chain: Chain) -> str:
+def _vllm_choice(chain: Chain) -> int:
     if chain.logits.stride(1) % 4:
         width = chain.logits.shape[2]
         raise BaselineError(f"cooperative_topk takes rows of a multiple of 4 elements, got {width}")
-    return "cooperative_topk" if chain.batch <= VLLM_COOPERATIVE_ROWS else "persistent_topk"
+    return int(chain.batch > VLLM_COOPERATIVE_ROWS)
 
 
 def _vllm_arguments(chain: Chain, row: Tensor, lengths: Tensor, out: Tensor) -> tuple[Any, ...]:
@@ -465,19 +475,21 @@ TORCH: dict[str, tuple[str, Prepare]] = {
 """What is called of torch, and how."""
 
 FP32, ANY = _only_fp32, _any_shape
-TRTLLM, VLLM = (TRTLLM_LIBRARY, "trtllm"), (VLLM_LIBRARY, "_C")
 LOADED: dict[str, tuple[str, Refuse, Callable[[Path], Prepare]]] = {
     "trtllm": (
         *("TensorRT-LLM 1.2.1 indexer_topk_decode", FP32),
-        _operator(TRTLLM, "indexer_topk_decode", lambda c, *its: (*its, 1, c.k)),
+        _operator(TRTLLM_LIBRARY, "trtllm::indexer_topk_decode", lambda c, *its: (*its, 1, c.k)),
     ),
     "vllm": (
         *("vLLM 0.33.0: cooperative_topk, persistent_topk above 64 rows", _vllm_shapes),
-        _operator(VLLM, _vllm_name, _vllm_arguments),
+        _operator(VLLM_LIBRARY, "_C::cooperative_topk _C::persistent_topk", _vllm_arguments, _vllm_choice),
     ),
     "vllm_per_row": (
         *("vLLM 0.33.0 top_k_per_row_decode", FP32),
-        _operator(VLLM, "top_k_per_row_decode", lambda c, row, n, out: (row, 1, n, out, *_per_row(c))),
+        _operator(
+            *(VLLM_LIBRARY, "_C::top_k_per_row_decode"),
+            lambda c, row, n, out: (row, 1, n, out, *_per_row(c)),
+        ),
     ),
     "flashinfer": ("FlashInfer 0.7.2 top_k, as in a captured graph", ANY, _flashinfer),
     "flashinfer_ragged": ("FlashInfer 0.7.2 top_k_ragged_transform", ANY, _flashinfer_ragged),
@@ -488,12 +500,16 @@ LOADED: dict[str, tuple[str, Refuse, Callable[[Path], Prepare]]] = {
     "cudnn": ("cuDNN frontend 1.32.0 IndexerTopK, deterministic, smaller indices of ties", FP32, _cudnn),
     "trtllm_prefill": (
         *("TensorRT-LLM 1.2.1 indexer_topk_prefill", FP32),
-        _operator(TRTLLM, "indexer_topk_prefill", lambda c, row, n, out: (row, _starts(c), n, out, c.k)),
+        _operator(
+            *(TRTLLM_LIBRARY, "trtllm::indexer_topk_prefill"),
+            lambda c, row, n, out: (row, _starts(c), n, out, c.k),
+        ),
     ),
     "vllm_prefill": (
         *("vLLM 0.33.0 top_k_per_row_prefill", FP32),
         _operator(
-            VLLM, "top_k_per_row_prefill", lambda c, row, n, out: (row, _starts(c), n, out, *_per_row(c))
+            *(VLLM_LIBRARY, "_C::top_k_per_row_prefill"),
+            lambda c, row, n, out: (row, _starts(c), n, out, *_per_row(c)),
         ),
     ),
 }

@@ -260,11 +260,7 @@ def quick_cells(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def make_chain(
-    cell: Cell,
-    sources: Sources = Sources(),
-    *,
-    device: torch.device | str = "cuda",
-    seed: int = 0,
+    cell: Cell, sources: Sources = Sources(), *, device: torch.device | str = "cuda", seed: int = 0
 ) -> Chain:
     """Rows of a cell, as many steps as a cold graph needs.
 

@@ -172,8 +172,7 @@ def main(
         torch.cuda.empty_cache()
     machine = describe_machine(commit)
     write_json(
-        out,
-        {"format": "gvr_topk.phase_timing/2", "machine": machine, "clock_mhz": clock, "results": results},
+        out, {"format": "gvr_topk.phase_timing/2", "machine": machine, "clock_mhz": clock, "results": results}
     )
     print(f"SM clock {clock:.0f} MHz")
     for kernel in dict.fromkeys(result["kernel"] for result in results):

@@ -525,11 +525,7 @@ def stressed(files: Results) -> dict[str, Any]:
         "source": source_of(*runs.values()),
         "told": told,
         "faulty": faulty
-        and {
-            "source": source_of(faulty),
-            "launches": faulty["totals"]["launches"],
-            "wrong": _wrong(faulty),
-        },
+        and {"source": source_of(faulty), "launches": faulty["totals"]["launches"], "wrong": _wrong(faulty)},
     }
 
 

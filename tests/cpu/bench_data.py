@@ -6,16 +6,9 @@ from typing import Any
 
 import pytest
 
-from eval.bench import (
-    kernel_timing,
-)
-from eval.bench.bench_cases import (
-    Cell,
-)
-from eval.bench.bench_report import (
-    FORMAT,
-    Index,
-)
+from eval.bench import kernel_timing
+from eval.bench.bench_cases import Cell
+from eval.bench.bench_report import FORMAT, Index
 from eval.bench.our_kernels import VARIANTS
 
 

@@ -13,18 +13,9 @@ import pytest
 import torch
 from bench_data import short_chains as short_chains  # a fixture for all
 
-from eval.bench import (
-    baselines,
-    bench_kernels,
-)
-from eval.bench.bench_cases import (
-    GROUPS,
-    Cell,
-    make_chain,
-)
-from eval.bench.bench_report import (
-    BASELINES,
-)
+from eval.bench import baselines, bench_kernels
+from eval.bench.bench_cases import GROUPS, Cell, make_chain
+from eval.bench.bench_report import BASELINES
 from eval.bench.kernel_timing import Chain
 
 
@@ -56,6 +47,46 @@ class TestBaselines:
         assert (tmp_path / "in") not in found.parents
         assert found.parent.stat().st_mode & 0o777 == 0o700
         assert baselines._own_folder.__wrapped__() != found.parent  # a name that nobody knows beforehand
+
+    @pytest.mark.parametrize("batch", [2, 65])
+    def test_operators_get_the_arguments_of_their_projects(
+        self, batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls: list[tuple[str, tuple[Any, ...]]] = []
+
+        class Operators:
+            def __getattr__(self, name: str) -> Any:
+                return SimpleNamespace(default=lambda *arguments: calls.append((name, arguments)))
+
+        monkeypatch.setattr(torch, "ops", SimpleNamespace(_C=Operators(), trtllm=Operators()))
+        monkeypatch.setattr(baselines, "load_library", lambda folder, name: None)
+        chain = make_chain(Cell("main", 300, batch, 16), device="cpu")
+        for name in ("trtllm", "vllm", "vllm_per_row", "trtllm_prefill", "vllm_prefill"):
+            prepared = baselines.LOADED[name][2](tmp_path)(chain)
+            prepared.launch(3)
+            called, arguments = calls.pop()
+            row, lengths, out = chain.logits[3], chain.lengths, prepared.results[3]
+            starts = torch.zeros(batch, dtype=torch.int32)
+            wanted: dict[str, tuple[Any, ...]] = {
+                "trtllm": ("indexer_topk_decode", row, lengths, out, 1, 16),
+                "vllm": (
+                    *("cooperative_topk" if batch <= 64 else "persistent_topk", row, lengths, out),
+                    *(torch.zeros(1 << 20, dtype=torch.uint8), 16, 304),
+                ),
+                "vllm_per_row": ("top_k_per_row_decode", row, 1, lengths, out, batch, 304, 1, 16),
+                "trtllm_prefill": ("indexer_topk_prefill", row, starts, lengths, out, 16),
+                "vllm_prefill": ("top_k_per_row_prefill", row, starts, lengths, out, batch, 304, 1, 16),
+            }
+            for got, expected in zip((called, *arguments), wanted[name], strict=True):
+                if isinstance(expected, torch.Tensor):
+                    assert got.shape == expected.shape and torch.equal(
+                        got.nan_to_num(), expected.nan_to_num()
+                    )
+                else:
+                    assert got == expected
+            assert (
+                arguments[3 if "per_row" in called or "prefill" in called else 2].data_ptr() == out.data_ptr()
+            )
 
     def test_deterministic_calls_of_flashinfer_never_take_cub(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[tuple[str, tuple[Any, ...]]] = []

@@ -14,12 +14,7 @@ import typer
 from bench_data import CAUSAL
 from bench_data import short_chains as short_chains  # a fixture for all
 
-from eval.bench import (
-    bench_cases,
-    bench_kernels,
-    kernel_timing,
-    our_kernels,
-)
+from eval.bench import bench_cases, bench_kernels, kernel_timing, our_kernels
 from eval.bench.bench_cases import (
     BATCHES,
     GROUPS,
@@ -33,20 +28,12 @@ from eval.bench.bench_cases import (
     make_chain,
     quick_cells,
 )
-from eval.bench.bench_report import (
-    PREFILL_SHAPES,
-    SHAPES,
-)
+from eval.bench.bench_report import PREFILL_SHAPES, SHAPES
 from eval.bench.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
 from eval.bench.our_kernels import VARIANTS, WITH_INDICES, prepare_ours
 from gvr_topk.arguments import DecodeArguments
-from gvr_topk.constants import (
-    FLAG_PDL,
-    STATE_UNKNOWN,
-)
-from gvr_topk.constants import (
-    Path as KernelPath,
-)
+from gvr_topk.constants import FLAG_PDL, STATE_UNKNOWN
+from gvr_topk.constants import Path as KernelPath
 from gvr_topk.evaluation.synthetic import LayerGenerator
 from gvr_topk.evaluation.trace import Trace, TraceError, shipped_trace
 
@@ -121,8 +108,7 @@ class TestCells:
 
 def chain_for(rows: str = "gauss", n: int = 300, batch: int = 2, **more: Any) -> Chain:
     sources = Sources(
-        [LayerGenerator(20, n - 9, 10)],
-        [EngineRows("e", tuple(torch.randn(4, n) for _ in range(2)))],
+        [LayerGenerator(20, n - 9, 10)], [EngineRows("e", tuple(torch.randn(4, n) for _ in range(2)))]
     )
     return make_chain(Cell("any", n, batch, k=16, rows=rows, **more), sources, device="cpu")
 

@@ -27,12 +27,7 @@ from eval.bench import (
     plot_bench,
     tune,
 )
-from eval.bench.bench_cases import (
-    Cell,
-    Sources,
-    all_cells,
-    make_chain,
-)
+from eval.bench.bench_cases import Cell, Sources, all_cells, make_chain
 from eval.bench.bench_report import (
     ALL,
     FLOOR,
@@ -52,12 +47,8 @@ from eval.common.machine import describe_machine, write_json
 from eval.common.options import read_results
 from eval.report import provenance, readme
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
-from gvr_topk.constants import (
-    PHASE_STAMPS,
-)
-from gvr_topk.constants import (
-    Path as KernelPath,
-)
+from gvr_topk.constants import PHASE_STAMPS
+from gvr_topk.constants import Path as KernelPath
 from gvr_topk.contract import exact_topk
 
 BLOCK_OPS: dict[str, type[Any]] = {"blocks": BlocksArguments, "in_blocks": InBlocksArguments}

@@ -13,24 +13,9 @@ import pytest
 import torch
 from bench_data import file_of, index_of, result
 
-from eval.bench import (
-    bench_kernels,
-    peers,
-    phase_timing,
-    plot_bench,
-)
-from eval.bench.bench_cases import (
-    Cell,
-    EngineRows,
-    Sources,
-    all_cells,
-)
-from eval.bench.bench_report import (
-    ALL,
-    FLOOR,
-    PREFILL_SHAPES,
-    measured_in,
-)
+from eval.bench import bench_kernels, peers, phase_timing, plot_bench
+from eval.bench.bench_cases import Cell, EngineRows, Sources, all_cells
+from eval.bench.bench_report import ALL, FLOOR, PREFILL_SHAPES, measured_in
 from eval.common.paths import ROOT
 from eval.report import provenance, readme
 from gvr_topk.evaluation.synthetic import LayerGenerator
@@ -49,10 +34,7 @@ class TestReadmeTable:
         folder = tmp_path / "results" / "h1"
         folder.mkdir(parents=True)
         others = set(readme.RESULTS.parent.glob("*/*.json")) - set(readme.RESULTS.glob("*"))
-        for path in (
-            *sorted(others),
-            *readme.RESULTS.glob("*.json"),
-        ):  # of the pages' GPU, if it has one
+        for path in (*sorted(others), *readme.RESULTS.glob("*.json")):  # of the pages' GPU, if it has one
             if not path.stem[-2:].startswith("_"):  # of several runs the first
                 shutil.copy(path, folder)
         sources = Sources([LayerGenerator(20, 32513, 256)], [EngineRows("e", (torch.zeros(8, 65559),))])
