@@ -476,10 +476,13 @@ def simulated(files: Results) -> dict[str, Any] | None:
 
 
 def stressed(files: Results) -> dict[str, Any]:
-    """Launches beside other work, under delays, and on arguments that are rewritten; none may be wrong."""
-    runs = files.of_one_gpu("stress*.json", lambda run: True, own=True)
+    """Runs of today's kernels ``beside`` other work, under ``delays``, and on arguments that are rewritten.
+
+    None of them may have found a fault, but the ``faulty`` one of an older commit.
+    """
+    runs = files.of_one_gpu("stress*.json", own=True)
     runs.pop(FAULTY, None)
-    kinds: dict[str, list[dict[str, Any]]] = {"launches": [], "delays": [], "rewrite": []}
+    kinds: dict[str, list[dict[str, Any]]] = {"beside": [], "delays": [], "rewrite": []}
     for name, run in runs.items():
         refuse_if(run.get("failure"), name, "no failure")
         refuse_if(not run["totals"]["clean"] and run["totals"], name, "a clean run")
@@ -489,54 +492,32 @@ def stressed(files: Results) -> dict[str, Any]:
         elif run["chaos_build"]:
             undelayed = run["totals"]["launches"] - run["totals"]["launches_with_delays"]
             refuse_if(undelayed, name, "delays in every launch")
-        kinds["delays" if run["chaos_build"] else run["mode"]].append(run)
+        beside = "delays" if run["chaos_build"] else "beside"
+        kinds["rewrite" if run["mode"] == "rewrite" else beside].append(run)
     files.quote(runs)
-    beside, delays, rewritten = kinds.values()
-    told = []
-    if beside:
-        names = {result["configuration"]["name"] for run in beside for result in run["results"]}
-        told.append(
-            f"{_total(beside, 'launches'):,} launches of {len(names)} configurations beside other work: "
-            f"{_wrong(*beside)}; guard words lie behind every output, and nothing may write there"
-        )
-    if delays:
-        told.append(
-            f"{_total(delays, 'launches'):,} launches of a build that delays threads: {_wrong(*delays)}"
-        )
-    if rewritten:
-        results = [result for run in rewritten for result in run["results"]]
-        ways = {result["rewritten"] for result in results}
-        arguments = {way.partition(":")[0] for way in ways}
-        told.append(
-            f"{_total(rewritten, 'launches'):,} launches while another stream overwrote one of "
-            f"{word(len(arguments))} arguments in {word(len(ways))} ways, of which "
-            f"{sum(result['disturbed_launches'] for result in results):,} were seen to be disturbed: "
-            f"none hung, {_total(rewritten, 'guard_words'):,} guard words overwritten, exact afterwards"
-        )
-    faulty = files.of_one_gpu(FAULTY).get(FAULTY)
+    faulty = list(files.of_one_gpu(FAULTY).values())
     if faulty:
-        refuse_if(faulty["totals"]["clean"], FAULTY, "the faults of the older commit")
+        refuse_if(faulty[0]["totals"]["clean"], FAULTY, "the faults of the older commit")
+    counted = {kind: _counted(its) for kind, its in {**kinds, "faulty": faulty}.items()}
+    return counted | {"source": source_of(*runs.values())}
+
+
+def _counted(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What was launched and found in runs under load; None for no runs."""
+    results = [result for run in runs for result in run["results"]]
+    ways = {result["rewritten"] for result in results if "rewritten" in result}
+    names = ("launches", "wrong_launches", "guard_words")
+    if not runs:
+        return None
     return {
-        "beside": {
-            "launches": _total(beside, "launches"),
-            "neighbours": len({r["neighbour"] for run in beside for r in run["results"]} - {"none"}),
-            "source": source_of(*beside),
-        },
-        "source": source_of(*runs.values()),
-        "told": told,
-        "faulty": faulty
-        and {"source": source_of(faulty), "launches": faulty["totals"]["launches"], "wrong": _wrong(faulty)},
+        **{name: sum(run["totals"].get(name, 0) for run in runs) for name in names},
+        "source": source_of(*runs),
+        "configurations": len({result["configuration"]["name"] for result in results}),
+        "neighbours": len({result.get("neighbour", "none") for result in results} - {"none"}),
+        "ways": len(ways),
+        "arguments": len({way.partition(":")[0] for way in ways}),
+        "disturbed": sum(result.get("disturbed_launches", 0) for result in results),
     }
-
-
-def _total(runs: Iterable[Mapping[str, Any]], what: str) -> int:
-    return sum(run["totals"][what] for run in runs)
-
-
-def _wrong(*runs: Mapping[str, Any]) -> str:
-    return (
-        f"{_total(runs, 'wrong_launches'):,} wrong, {_total(runs, 'guard_words'):,} guard words overwritten"
-    )
 
 
 def fewer_ctas(sweep: Mapping[str, Any]) -> dict[str, float]:
@@ -562,27 +543,19 @@ def fuzzed(commit: str, files: Results) -> dict[str, Any] | None:
     if not found:
         return None
     runs = list(found.values())
-    of_op = {op: [run[op] for run in runs if op in run] for op in ("prefill", "blocks")}
+    of_op = {"decode": runs} | {op: [run[op] for run in runs if op in run] for op in ("prefill", "blocks")}
     cases = {op: sum(its["cases"] for its in of) for op, of in of_op.items()}
-    every = sum(run["cases"] for run in runs)
-
-    def paths(of: Iterable[Mapping[str, Any]]) -> str:
-        return ", ".join(
-            f"`{name}`" for name in sorted({p for its in of for p in its.get("paths_asked_for", ())})
-        )
-
-    prefill = f"{cases['prefill']:,} of prefill ({paths(of_op['prefill'])})"
-    neighbours = {name for run in runs for name in run.get("beside", ())}
+    paths = {
+        op: sorted({path for its in of for path in its.get("paths_asked_for", ())})
+        for op, of in of_op.items()
+    }
     return {
         "source": source_of(*runs),
-        "cases": every,
-        "ops": [
-            f"{every - sum(cases.values()):,} of decode ({paths(runs)})",
-            prefill if cases["prefill"] else "none of prefill",
-            f"{cases['blocks']:,} of blocks" if cases["blocks"] else "none of blocks",
-        ],
+        "cases": cases["decode"],
+        "of": cases | {"decode": 2 * cases["decode"] - sum(cases.values())},
+        "paths": {op: ", ".join(f"`{path}`" for path in its) for op, its in paths.items()},
         "rows": sum(run["rows"] for run in runs),
-        "beside": f", beside {len(neighbours)} kinds of neighbour" if neighbours else "",
+        "neighbours": len({name for run in runs for name in run.get("beside", ())}),
         "seconds": sum(run["seconds"] for run in runs),
     }
 
