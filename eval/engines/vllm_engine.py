@@ -441,24 +441,18 @@ class Trial:
 
     def _churn(self) -> None:
         slots = max(self.spec.batches)
-        lengths = [2200 + 370 * step for step in range(7)]
-        requests = prompts(slots + slots // 2 + 8, lengths, 1000)
-        tokens = self._parameters(lambda n: 8 + 5 * (n * 5 % 9))
-        figures = run_requests(self._engine, tokens, requests, "churn")
-        del figures["answers"]
-        self._done["churn"] = figures | {"requests": len(requests), "slots": slots}
+        requests = prompts(slots + slots // 2 + 8, range(2200, 4421, 370), 1000)
+        self._run_in_slots(requests, slots, lambda n: 8 + 5 * (n * 5 % 9))
 
     def _preempt(self) -> None:
-        lengths = [2200 + 124 * step for step in range(7)]
-        requests = prompts(PREEMPTION_REQUESTS, lengths, 2000, common_share=0.0)
-        tokens = self._parameters(lambda n: 192 + 32 * (n * 5 % 9))
-        figures = run_requests(self._engine, tokens, requests, "preemption")
+        requests = prompts(PREEMPTION_REQUESTS, range(2200, 2945, 124), 2000, common_share=0.0)
+        self._run_in_slots(requests, PREEMPTION_SLOTS, lambda n: 192 + 32 * (n * 5 % 9))
+        self._done["churn"]["cache_blocks"] = PREEMPTION_BLOCKS
+
+    def _run_in_slots(self, requests: Sequence[list[int]], slots: int, tokens: Callable[[int], int]) -> None:
+        figures = run_requests(self._engine, self._parameters(tokens), requests, "churn")
         del figures["answers"]
-        self._done["churn"] = figures | {
-            "requests": len(requests),
-            "slots": PREEMPTION_SLOTS,
-            "cache_blocks": PREEMPTION_BLOCKS,
-        }
+        self._done["churn"] = figures | {"requests": len(requests), "slots": slots}
 
     def _vary_batches(self) -> None:
         """Run the same prompt alone and in batches whose other half are other prompts."""

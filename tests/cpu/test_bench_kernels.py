@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import time
@@ -17,6 +18,7 @@ import typer
 from bench_data import CAUSAL, file_of, index_of, result
 from bench_data import short_chains as short_chains  # a fixture for all
 
+from eval.__main__ import main
 from eval.bench import (
     baselines,
     bench_kernels,
@@ -502,6 +504,56 @@ class TestFiles:
         assert described["commit"] == "abc"
         assert described["torch"] == torch.__version__
         json.dumps(described, allow_nan=False)
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def on_the_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        sets = bench_kernels.repeatability
+        monkeypatch.setattr(bench_kernels, "require_gpu", lambda: None)
+        monkeypatch.setattr(bench_kernels, "CellRun", functools.partial(bench_kernels.CellRun, device="cpu"))
+        monkeypatch.setattr(bench_kernels, "copy_bytes_per_second", lambda: 1e12)
+        monkeypatch.setattr(bench_kernels, "repeatability", lambda found: sets(found, "cpu"))
+        monkeypatch.setattr(bench_kernels, "spend_first_graph", lambda: None)
+        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
+
+    def test_a_run_is_written_resumed_and_shown(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = str(tmp_path / "bench.json")
+        cells = ["--groups", "main,hint", "--cells", "n8192 b1 "]
+        assert main(["bench", "--out", out, "--only", "hinted,torch", *cells]) == 0
+        assert main(["bench", "--out", out, "--resume", out, "--only", "hinted,no_hint", *cells]) == 0
+        data = read_results(Path(out), FORMAT)
+        made = [
+            (result["impl"], result["run"], result["exact"])
+            for result in data["results"]
+            if result["cold_us"]
+        ]
+        assert made == [("hinted", 0, True), ("torch", 0, True), ("hinted", 0, True)] + 2 * [
+            ("no_hint", 1, True)
+        ]
+        assert [list(run["sets_in_20_runs"].values()) for run in data["runs"]] == [[1, 1], [1, 1]]
+        capsys.readouterr()
+        assert main(["bench", "--report", out]) == 0
+        said = capsys.readouterr().out
+        assert "main, others: us per launch" in said and "left out: 2 figures of another run" in said
+
+    @pytest.mark.parametrize(
+        ("options", "text"),
+        [
+            (["--only", "nothing"], "--only: no implementation nothing"),
+            (["--groups", "nothing"], "--groups: no cells of nothing"),
+        ],
+    )
+    def test_wrong_names_are_refused(
+        self, options: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["bench", "--out", str(tmp_path / "b.json"), *options]) == 2
+        assert text in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+    def test_time_that_is_up_is_said(self, tmp_path: Path) -> None:
+        assert main(["bench", "--out", str(tmp_path / "b.json"), "--only", "hinted", "--seconds", "-1"]) == 3
 
 
 class TestPhaseTiming:
