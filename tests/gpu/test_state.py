@@ -215,10 +215,13 @@ def test_of_requests_that_name_one_slot_the_last_one_leaves_its_state(
         alone[row - next_n + 1 : row + 1] = slot
     state, steps = new_state(4, K, keep_indices=True), chain(rows, width, draw)
     for _ in range(3):
-        logits, before, apart = next(steps), clone(state), clone(state)
+        logits, before, apart, observed = next(steps), clone(state), clone(state), clone(state)
         got = run(logits, lengths, K, next_n=next_n, path=path, state=state, row_slot=row_slot)
         assert wrong_rows(got, logits, lengths, K, next_n) == []
         run(logits, lengths, K, next_n=next_n, path=path, state=apart, row_slot=alone)
+        step = {"next_n": next_n, "path": path, "state": observed, "row_slot": row_slot}
+        run_forced(logits, lengths, K, 0, stats=new_stats(rows), **step)
+        assert torch.equal(observed.indices, state.indices)
         assert torch.equal(state.words.view(torch.int32), apart.words.view(torch.int32))
         assert torch.equal(state.indices, apart.indices)
         for slot in range(4):

@@ -14,8 +14,9 @@ enum StatsColumn : int32_t {
   kStatPasses = 1,      // verifications of a threshold or an interval
   kStatCandidates = 2,  // elements that reached refinement
   kStatSnap = 3,        // refinement iterations
-  kStatHits = 4,      // hinted positions whose value is at or above the k-th, duplicates counted; -1: no hint
-  kStatGuess = 5,     // GuessSource
+  kStatHits = 4,   // hinted positions whose value is at or above the k-th, duplicates counted; -1: no hint.
+                   // Without the first position where slots are claimed (core/slot_claims.cuh).
+  kStatGuess = 5,  // GuessSource
   kStatGuessHit = 6,  // whether the first guess was good
   kStatDone = 7,      // radix rounds after the guess; for the paper's kernel, its SearchEnd
   kStatColumns = 8,
