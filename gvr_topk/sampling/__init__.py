@@ -1,0 +1,1 @@
+"""Exact, deterministic sampling of tokens from logits."""
