@@ -1,1 +1,335 @@
-"""Exact, deterministic sampling of tokens from logits."""
+"""Exact, deterministic sampling of tokens: filters and draw in one call.
+
+`sample` draws a token of each row of logits, and says on demand how likely it was and what else was kept.
+`apply_limits_` and `renorm` turn the limits that it writes into masked logits and into probabilities.
+`topk_logprobs` gives log-probabilities without a draw. `docs/sampling.md` is the contract.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gvr_topk.sampling import reference
+from gvr_topk.sampling.arguments import (
+    APPLY_LIMITS,
+    LIMIT_WORDS,
+    RENORM,
+    SAMPLE,
+    SLOT_PARAMETERS,
+    TOPK_LOGPROBS,
+    Flag,
+    LimitsArguments,
+    LogprobMode,
+    Noise,
+    Order,
+    SampleArguments,
+    TopkLogprobsArguments,
+    check_limits,
+    check_sample,
+    check_topk_logprobs,
+)
+
+__all__ = ["LIMIT_WORDS", "Flag", "apply_limits_", "renorm", "sample", "topk_logprobs"]
+
+
+def sample(
+    logits: Tensor,
+    *,
+    seeds: int | Tensor,
+    positions: int | Tensor,
+    temperature: float | Tensor = 1.0,
+    top_k: int | Tensor = 0,
+    top_p: float | Tensor = 1.0,
+    min_p: float | Tensor = 0.0,
+    slots: Tensor | None = None,
+    order: str = "vllm",
+    noise: str = "cdf",
+    allow: Tensor | None = None,
+    allow_row: Tensor | None = None,
+    out: Tensor | None = None,
+    logprobs: Tensor | None = None,
+    logprob_mode: str = "raw",
+    ranks: Tensor | None = None,
+    kept: Tensor | None = None,
+    counts: Tensor | None = None,
+    kept_logprobs: Tensor | None = None,
+    limits: Tensor | None = None,
+    flags: Tensor | None = None,
+) -> Tensor:
+    """Draw a token of every row from what temperature, top-k, top-p and min-p leave of it.
+
+    The token of a row is a function of its logits, parameters, seed and position alone: of no other row, no
+    row number and no GPU. Rows of all kinds (greedy, filtered, neither) may stand in one call.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
+        Inner stride 1, any row stride. At most 2**20 columns.
+    seeds, positions : int, or Tensor, ``[rows]``, int64
+        Seed of each request and position of each token, from which the noise is made. They are read where
+        they lie, so a replayed CUDA graph draws afresh when positions advance.
+    temperature : float, or Tensor, ``[rows]``, float32, default 1
+        Below 1e-5 (and for NaN) the smallest id of the largest logit is taken.
+    top_k : int, or Tensor, ``[rows]``, int32, default 0
+        Tokens to keep: exactly so many, the smallest ids among equal logits. Off if at most 0, or at least
+        the vocabulary.
+    top_p : float, or Tensor, ``[rows]``, float32, default 1
+        Keeps the shortest prefix of the ranked tokens whose mass reaches `top_p`, taken as the fp32 number it
+        is. Off at 1 or more; 0 or less keeps one token.
+    min_p : float, or Tensor, ``[rows]``, float32, default 0
+        Keeps tokens with at least this share of the most probable one's mass. Off at 0 or less.
+    slots : Tensor, ``[rows]``, int32, optional
+        Where the parameters of a row stand: `temperature`, `top_k`, `top_p`, `min_p` and `seeds` are then
+        tensors ``[slots]`` (or numbers). A row whose slot is negative, or past their end, is skipped: its
+        token is -1. `positions` stay those of rows.
+    order : {"vllm", "hf", "joint", "temperature_last"}
+        ``"vllm"``: temperature, min-p, top-k, top-p. ``"hf"``: temperature, top-k, top-p, min-p.
+        ``"joint"``: top-k and top-p both of the whole row, then min-p. ``"temperature_last"``: top-k, top-p,
+        min-p at temperature 1, then temperature.
+    noise : {"cdf", "murmur"}
+        ``"cdf"`` inverts the distribution at one uniform number of 64 bits. ``"murmur"`` is Gumbel-max with
+        the noise of vLLM's second model runner, so it draws the tokens that vLLM draws.
+    allow : Tensor, ``[masks, ceil(vocabulary / 32)]``, int32, optional
+        Packed mask of a grammar, as xgrammar makes it: bit 1 allows a token. Tokens that are not allowed
+        count as -inf, and are not looked at.
+    allow_row : Tensor, ``[rows]``, int32, optional
+        Mask of each row; a number that is none allows everything. Default: the row's own number.
+    out : Tensor, ``[rows]``, int64 or int32, optional
+        Where to write; allocated as int64 when absent.
+    logprobs : Tensor, ``[rows]``, float32, optional
+        Output: log-probability of the token.
+    logprob_mode : {"raw", "processed"}
+        Of which distribution: the whole row at temperature 1, or what is kept at the row's temperature.
+    ranks : Tensor, ``[rows]``, int64, optional
+        Output: how many logits are not below the token's, its own included.
+    kept : Tensor, ``[rows, columns]``, int32, optional
+        Output: kept tokens, ascending, then -1. If there are more than columns, the smallest ids.
+    counts : Tensor, ``[rows]``, int32, optional
+        Output: number of kept tokens, whatever `kept` has room for.
+    kept_logprobs : Tensor, ``[rows, columns]``, float32, optional
+        Output: log-probabilities of `kept` among the kept tokens, then -inf.
+    limits : Tensor, ``[rows, 8]``, int32, contiguous, optional
+        Output: what the row keeps, in 32 bytes, for `apply_limits_` and `renorm`. See `docs/sampling.md`.
+    flags : Tensor, ``[rows]``, int32, optional
+        Output: sum of `Flag`.
+
+    Returns
+    -------
+    Tensor, ``[rows]``
+        `out`. At least one token is always kept, so every row that is not skipped has a token.
+
+    Raises
+    ------
+    ValueError
+        An argument is wrong; the message names it, what was wanted and what was got.
+    NotImplementedError
+        The logits are on a GPU.
+
+    Notes
+    -----
+    Logits compare as numbers, ``-0.0`` equals ``+0.0``, and NaN ranks as -inf, unlike in the top-k ops. A row
+    without any logit above -inf yields its smallest allowed id that is not NaN. Both set a flag.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from gvr_topk.sampling import sample
+    >>> logits = torch.tensor([[1.0, 5.0, 5.0, -3.0]])
+    >>> kept = torch.empty(1, 4, dtype=torch.int32)
+    >>> sample(logits, temperature=0.0, seeds=7, positions=0)
+    tensor([1])
+    >>> _ = sample(logits, top_p=0.6, seeds=7, positions=0, kept=kept)
+    >>> kept
+    tensor([[ 1,  2, -1, -1]], dtype=torch.int32)
+    """
+    SAMPLE.rows(logits)
+    parameters = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seeds": seeds,
+        "positions": positions,
+    }
+    arguments = SampleArguments(
+        logits,
+        torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if out is None else out,
+        slots=slots,
+        allow=allow,
+        allow_row=allow_row,
+        logprobs=logprobs,
+        ranks=ranks,
+        kept=kept,
+        counts=counts,
+        kept_logprobs=kept_logprobs,
+        limits=limits,
+        flags=flags,
+        order=SAMPLE.choice("order", order, Order),
+        noise=SAMPLE.choice("noise", noise, Noise),
+        logprob_mode=SAMPLE.choice("logprob_mode", logprob_mode, LogprobMode),
+        **_given(parameters),
+    )
+    check_sample(arguments)
+    if logits.is_cuda:
+        _launch_cuda("sample", arguments)
+    else:
+        reference.sample(arguments)
+    return arguments.out
+
+
+def apply_limits_(
+    logits: Tensor, limits: Tensor, *, allow: Tensor | None = None, allow_row: Tensor | None = None
+) -> Tensor:
+    """Set the logits of tokens that a call of `sample` did not keep to -inf, in place.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
+        The logits that `sample` was given. NaN becomes -inf.
+    limits : Tensor, ``[rows, 8]``, int32
+        What `sample` wrote. Skipped rows stay as they are.
+    allow, allow_row : Tensor, optional
+        The masks that `sample` was given.
+
+    Returns
+    -------
+    Tensor
+        `logits`.
+
+    Raises
+    ------
+    ValueError
+        An argument is wrong; the message names it, what was wanted and what was got.
+    NotImplementedError
+        The logits are on a GPU.
+    """
+    arguments = LimitsArguments(logits, limits, allow, allow_row)
+    check_limits(APPLY_LIMITS, arguments)
+    if logits.is_cuda:
+        _launch_cuda("apply_limits_", arguments)
+    else:
+        reference.apply_limits(arguments)
+    return logits
+
+
+def renorm(
+    logits: Tensor,
+    limits: Tensor,
+    *,
+    allow: Tensor | None = None,
+    allow_row: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Compute the probabilities from which a call of `sample` drew.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
+        The logits that `sample` was given.
+    limits : Tensor, ``[rows, 8]``, int32
+        What `sample` wrote. Skipped rows have probabilities of 0.
+    allow, allow_row : Tensor, optional
+        The masks that `sample` was given.
+    out : Tensor, ``[rows, vocabulary]``, float32, optional
+        Where to write; allocated when absent.
+
+    Returns
+    -------
+    Tensor, ``[rows, vocabulary]``, float32
+        `out`: a token's mass over the sum of the kept masses, which are integers, so no order of summation
+        changes a bit; 0 for tokens that are not kept.
+
+    Raises
+    ------
+    ValueError
+        An argument is wrong; the message names it, what was wanted and what was got.
+    NotImplementedError
+        The logits are on a GPU.
+    """
+    RENORM.rows(logits)
+    if out is None:
+        out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    arguments = LimitsArguments(logits, limits, allow, allow_row, out)
+    check_limits(RENORM, arguments)
+    if logits.is_cuda:
+        _launch_cuda("renorm", arguments)
+    else:
+        reference.renorm(arguments)
+    return out
+
+
+class TopkLogprobs(NamedTuple):
+    """What `topk_logprobs` returns.
+
+    Attributes
+    ----------
+    ids : Tensor, ``[rows, 1 + n]``, int64
+        The given token, then the `n` largest logits, the largest first; smaller ids first among equal ones.
+    logprobs : Tensor, ``[rows, 1 + n]``, float32
+        Their log-probabilities at temperature 1.
+    ranks : Tensor, ``[rows]``, int64
+        How many logits are not below that of the given token, its own included.
+    """
+
+    ids: Tensor
+    logprobs: Tensor
+    ranks: Tensor
+
+
+def topk_logprobs(logits: Tensor, n: int, sampled: Tensor) -> TopkLogprobs:
+    """Log-probabilities of one given token and of the `n` most probable tokens of every row.
+
+    Parameters
+    ----------
+    logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
+    n : int
+        0 to the size of the vocabulary.
+    sampled : Tensor, ``[rows]``, int64 or int32
+        A token of each row. For a number that is no token the id is -1, its log-probability and rank are 0.
+
+    Returns
+    -------
+    TopkLogprobs
+
+    Raises
+    ------
+    ValueError
+        An argument is wrong; the message names it, what was wanted and what was got.
+    NotImplementedError
+        The logits are on a GPU.
+    """
+    TOPK_LOGPROBS.rows(logits)
+    rows, n = logits.shape[0], TOPK_LOGPROBS.integer("n", n, 0, logits.shape[1])
+    results = TopkLogprobs(
+        torch.empty((rows, n + 1), dtype=torch.int64, device=logits.device),
+        torch.empty((rows, n + 1), dtype=torch.float32, device=logits.device),
+        torch.empty(rows, dtype=torch.int64, device=logits.device),
+    )
+    arguments = TopkLogprobsArguments(logits, n, sampled, *results)
+    check_topk_logprobs(arguments)
+    if logits.is_cuda:
+        _launch_cuda("topk_logprobs", arguments)
+    else:
+        reference.topk_logprobs(arguments)
+    return results
+
+
+def _given(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Sort parameters into tensors and numbers."""
+    given: dict[str, Any] = {}
+    for name, value in parameters.items():
+        if isinstance(value, Tensor):
+            given[name] = value
+        elif SLOT_PARAMETERS.get(name) == torch.float32:
+            given[f"{name}_value"] = SAMPLE.number(name, value)
+        else:
+            given[f"{name}_value"] = SAMPLE.integer(name, value, -(1 << 63), (1 << 63) - 1)
+    return given
+
+
+def _launch_cuda(name: str, arguments: NamedTuple) -> None:
+    """Run a function of this module on a GPU."""
+    raise NotImplementedError(f"gvr_topk.{name}: there is no kernel yet; move the logits to a CPU")

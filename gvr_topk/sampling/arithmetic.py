@@ -82,9 +82,11 @@ def fma(a: Array, b: Array, c: Any) -> Array:
     total = product + addend
     back = total - product
     error = (product - (total - back)) + (addend - back)
-    even = (total.view(np.int64) & 1) == 0
-    odd = np.nextafter(total, np.where(error > 0, np.inf, -np.inf))
-    return np.where((error != 0) & even, odd, total).astype(np.float32)
+    bits = np.atleast_1d(total).view(np.int64)
+    inexact = (error != 0) & (bits & 1 == 0)
+    away_from_zero = (error > 0) == (total > 0)
+    odd = bits + np.where(inexact, np.where(away_from_zero, 1, -1), 0)
+    return odd.view(np.float64).astype(np.float32)
 
 
 def order_keys(values: Array) -> Array:
@@ -99,11 +101,10 @@ def order_keys(values: Array) -> Array:
     return np.where(magnitude > 0x7F800000, np.uint32(KEY_NEGATIVE_INFINITY), keys)
 
 
-def distances(values: Array, keys: Array, top: int) -> Array:
-    """Subtract the largest value, the one with key `top`; equal values are at 0, infinite ones too."""
-    with np.errstate(all="ignore"):
-        largest = values[keys == top][:1]
-        return np.where(keys == top, np.float32(0), values - largest).astype(np.float32)
+def distances(values: Array, keys: Array, top: int, maximum: np.float32) -> Array:
+    """Subtract the row's `maximum`, whose key is `top`; equal values are at 0, infinite ones too."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.where(keys == np.uint32(top), np.float32(0), values - maximum)
 
 
 def is_greedy(temperature: np.float32) -> bool:

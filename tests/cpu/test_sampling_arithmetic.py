@@ -147,7 +147,7 @@ def test_special_masses() -> None:
     assert infinite.tolist() == [top] * 4 + [0, 0, top]
     values = np.array([np.inf, 3.0, -np.inf, np.nan, np.inf], np.float32)
     keys = numbers.order_keys(values)
-    distance = numbers.distances(values, keys, int(keys.max()))
+    distance = numbers.distances(values, keys, int(keys.max()), np.float32(np.inf))
     assert numbers.masses(distance, np.float32(1)).tolist() == [top, 0, 0, 0, top]
 
 
@@ -273,7 +273,7 @@ def test_compiled_masses(compiled: Compiled, rng: np.random.Generator) -> None:
     x = np.where(x > top, top, x)
     x[0] = top[0]
     keys = numbers.order_keys(x)
-    expected = numbers.distances(x, keys, int(keys.max()))
+    expected = numbers.distances(x, keys, int(keys.max()), top[0])
     got = compiled("distance_of", np.float32, x, np.full_like(x, top[0]))
     seen = ~np.isnan(x)
     same_bits(got[seen], expected[seen])

@@ -1,0 +1,258 @@
+"""The arguments of the sampler's functions, and their checks."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gvr_topk.arguments import Checks, Output
+from gvr_topk.sampling.arithmetic import MAX_VOCABULARY
+
+LIMIT_WORDS = 8
+"""32-bit words of one row of limits."""
+
+
+class Order(enum.IntEnum):
+    """In which order filters apply; `docs/sampling.md` says which engine has which."""
+
+    VLLM = 0
+    HF = 1
+    JOINT = 2
+    TEMPERATURE_LAST = 3
+
+
+class Noise(enum.IntEnum):
+    """How a token is drawn."""
+
+    CDF = 0
+    MURMUR = 1
+
+
+class LogprobMode(enum.IntEnum):
+    """The distribution of the log-probability of the drawn token."""
+
+    RAW = 0
+    PROCESSED = 1
+
+
+class Flag(enum.IntFlag):
+    """What a row's flags say."""
+
+    NAN = 1
+    """An allowed logit is NaN."""
+    NO_CANDIDATE = 2
+    """No allowed logit is above -inf."""
+    KEPT_OVERFLOW = 4
+    """More tokens are kept than `kept` has columns."""
+
+
+class SampleArguments(NamedTuple):
+    """One call of the sampler.
+
+    `gvr_topk.sampling.sample` explains them. Each parameter is a tensor, or a number in the field with
+    ``_value``, which counts if the tensor is None.
+    """
+
+    logits: Tensor
+    out: Output
+    temperature: Tensor | None = None
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+    seeds: Tensor | None = None
+    positions: Tensor | None = None
+    slots: Tensor | None = None
+    allow: Tensor | None = None
+    allow_row: Tensor | None = None
+    logprobs: Output | None = None
+    ranks: Output | None = None
+    kept: Output | None = None
+    counts: Output | None = None
+    kept_logprobs: Output | None = None
+    limits: Output | None = None
+    flags: Output | None = None
+    temperature_value: float = 1.0
+    top_k_value: int = 0
+    top_p_value: float = 1.0
+    min_p_value: float = 0.0
+    seeds_value: int = 0
+    positions_value: int = 0
+    order: int = Order.VLLM
+    noise: int = Noise.CDF
+    logprob_mode: int = LogprobMode.RAW
+
+
+class TopkLogprobsArguments(NamedTuple):
+    """One call of `gvr_topk.sampling.topk_logprobs`."""
+
+    logits: Tensor
+    n: int
+    sampled: Tensor
+    out_ids: Output
+    out_logprobs: Output
+    out_ranks: Output
+
+
+class LimitsArguments(NamedTuple):
+    """One call of `gvr_topk.sampling.apply_limits_`, or of `renorm`, which writes `out`."""
+
+    logits: Output
+    limits: Tensor
+    allow: Tensor | None = None
+    allow_row: Tensor | None = None
+    out: Output | None = None
+
+
+SLOT_PARAMETERS = {
+    "temperature": torch.float32,
+    "top_k": torch.int32,
+    "top_p": torch.float32,
+    "min_p": torch.float32,
+    "seeds": torch.int64,
+}
+"""Parameters that belong to a request, and their dtypes."""
+
+
+class SamplingChecks(Checks):
+    """The checks that the sampler's functions share."""
+
+    def rows(self, logits: Tensor) -> None:
+        """Check the logits."""
+        self.score_rows(logits)
+        if not 1 <= logits.shape[1] <= MAX_VOCABULARY:
+            raise self.fail("logits", f"1 to {MAX_VOCABULARY} columns", logits.shape[1])
+
+    def number(self, name: str, value: Any) -> float:
+        """Convert a parameter to the nearest fp32 number."""
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise self.fail(name, "a number or a tensor", repr(value))
+        with np.errstate(over="ignore"):
+            return float(np.float32(value))
+
+    def choice(self, name: str, value: Any, kind: type[enum.IntEnum]) -> int:
+        """Look up a choice by its name."""
+        names = [member.name.lower() for member in kind]
+        if not isinstance(value, str) or value not in names:
+            raise self.fail(name, " or ".join(map(repr, names)), repr(value))
+        return int(kind[value.upper()])
+
+    def one_of(self, name: str, tensor: Any, like: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+        """Check a tensor of one number for each row, without gaps, of one of two dtypes."""
+        if isinstance(tensor, Tensor) and tensor.dtype not in dtypes:
+            wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise self.fail(name, f"dtype {wanted}", str(tensor.dtype).removeprefix("torch."))
+        self.tensor(name, tensor, like, getattr(tensor, "dtype", dtypes[0]), (like.shape[0],))
+
+    def optional(
+        self, name: str, tensor: Tensor | None, like: Tensor, dtype: torch.dtype, *columns: int | None
+    ) -> None:
+        """Check an optional tensor with a number, or a row of numbers, for each row."""
+        if tensor is not None:
+            self.tensor(name, tensor, like, dtype, (like.shape[0], *columns))
+
+    def mask(self, a: SampleArguments | LimitsArguments) -> None:
+        """Check the packed mask of allowed tokens."""
+        rows, width = a.logits.shape
+        if a.allow is None:
+            if a.allow_row is not None:
+                raise self.fail("allow_row", "allow beside it", None)
+            return
+        masks = rows if a.allow_row is None else None
+        self.tensor("allow", a.allow, a.logits, torch.int32, (masks, -(-width // 32)))
+        self.optional("allow_row", a.allow_row, a.logits, torch.int32)
+
+    def limit_rows(self, limits: Tensor, like: Tensor) -> None:
+        """Check limits of the rows."""
+        self.tensor("limits", limits, like, torch.int32, (like.shape[0], LIMIT_WORDS))
+        self.contiguous("limits", limits)
+
+
+SAMPLE = SamplingChecks("gvr_topk.sample")
+TOPK_LOGPROBS = SamplingChecks("gvr_topk.topk_logprobs")
+APPLY_LIMITS = SamplingChecks("gvr_topk.apply_limits_")
+RENORM = SamplingChecks("gvr_topk.renorm")
+
+
+def check_sample(a: SampleArguments) -> None:
+    """Refuse wrong arguments of a call of the sampler.
+
+    Raises
+    ------
+    ValueError
+        The message names the argument, what was wanted and what was got.
+    """
+    SAMPLE.rows(a.logits)
+    SAMPLE.one_of("out", a.out, a.logits, (torch.int64, torch.int32))
+    SAMPLE.optional("slots", a.slots, a.logits, torch.int32)
+    SAMPLE.optional("positions", a.positions, a.logits, torch.int64)
+    _check_parameters(a)
+    SAMPLE.mask(a)
+    SAMPLE.optional("logprobs", a.logprobs, a.logits, torch.float32)
+    SAMPLE.optional("ranks", a.ranks, a.logits, torch.int64)
+    SAMPLE.optional("kept", a.kept, a.logits, torch.int32, None)
+    SAMPLE.optional("counts", a.counts, a.logits, torch.int32)
+    columns = None if a.kept is None else a.kept.shape[1]
+    if a.kept_logprobs is not None and columns is None:
+        raise SAMPLE.fail("kept_logprobs", "kept beside it", None)
+    SAMPLE.optional("kept_logprobs", a.kept_logprobs, a.logits, torch.float32, columns)
+    for name, tensor in (("kept", a.kept), ("kept_logprobs", a.kept_logprobs)):
+        if tensor is not None:
+            SAMPLE.rows_apart(name, tensor, tensor.shape[1])
+    if a.limits is not None:
+        SAMPLE.limit_rows(a.limits, a.logits)
+    SAMPLE.optional("flags", a.flags, a.logits, torch.int32)
+    SAMPLE.memory(a)
+
+
+def _check_parameters(a: SampleArguments) -> None:
+    """Check the parameters, which have a number for each row, or for each slot where there are slots."""
+    count = None if a.slots is not None else a.logits.shape[0]
+    for name, dtype in SLOT_PARAMETERS.items():
+        tensor = getattr(a, name)
+        if tensor is None:
+            continue
+        # An engine keeps parameters in pinned host memory, which a GPU reads in place.
+        pinned = a.logits.is_cuda and tensor.device.type == "cpu" and tensor.is_pinned()
+        SAMPLE.tensor(name, tensor, tensor if pinned else a.logits, dtype, (count,))
+        count = tensor.shape[0]
+
+
+def check_topk_logprobs(a: TopkLogprobsArguments) -> None:
+    """Refuse wrong arguments of a call of `topk_logprobs`.
+
+    Raises
+    ------
+    ValueError
+        The message names the argument, what was wanted and what was got.
+    """
+    TOPK_LOGPROBS.rows(a.logits)
+    if not 0 <= a.n <= a.logits.shape[1]:
+        raise TOPK_LOGPROBS.fail("n", f"0 to {a.logits.shape[1]}", a.n)
+    TOPK_LOGPROBS.one_of("sampled", a.sampled, a.logits, (torch.int64, torch.int32))
+    TOPK_LOGPROBS.optional("out_ids", a.out_ids, a.logits, torch.int64, a.n + 1)
+    TOPK_LOGPROBS.optional("out_logprobs", a.out_logprobs, a.logits, torch.float32, a.n + 1)
+    TOPK_LOGPROBS.optional("out_ranks", a.out_ranks, a.logits, torch.int64)
+    TOPK_LOGPROBS.memory(a)
+
+
+def check_limits(checks: SamplingChecks, a: LimitsArguments) -> None:
+    """Refuse wrong arguments of a call of `apply_limits_` or `renorm`.
+
+    Raises
+    ------
+    ValueError
+        The message names the argument, what was wanted and what was got.
+    """
+    checks.rows(a.logits)
+    checks.limit_rows(a.limits, a.logits)
+    checks.mask(a)
+    if a.out is None:
+        checks.rows_apart("logits", a.logits, a.logits.shape[1])
+        checks.memory(a)
+    else:
+        checks.optional("out", a.out, a.logits, torch.float32, a.logits.shape[1])
+        checks.rows_apart("out", a.out, a.out.shape[1])
