@@ -1,4 +1,4 @@
-"""The ``gvr-topk`` command: inspect the installation, check a configuration, replay decode steps.
+"""The ``gvr-topk`` command: inspect the installation, check a configuration, replay decode steps, sample.
 
 Inspecting and checking need the packages that serving needs and no more. ``replay`` is implemented in
 `gvr_topk.evaluation.command`.
@@ -28,6 +28,7 @@ from gvr_topk.evaluation import command as replay_command
 from gvr_topk.integrations import environment
 from gvr_topk.library import LibraryError, build_facts, has_cuda_library
 from gvr_topk.policy import asks_for_hint, can_use_heuristic, gpu_arch, no_gpu_reason, no_kernels_reason, plan
+from gvr_topk.sampling import command as sample_command
 
 EXIT_OK = 0
 EXIT_CHECK_FAILED = 1
@@ -131,6 +132,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_json(doctor)
 
+    sampling = _add(
+        commands,
+        "sample",
+        "Say how many tokens, and what share of the mass, a setting of the sampler keeps of logits.",
+        _sample,
+    )
+    sample_command.add_arguments(sampling)
+
     summary = "Work with trtllm-serve YAML files."
     config = commands.add_parser(
         "config", help=summary, description=summary, epilog=EXIT_CODES, allow_abbrev=False
@@ -168,6 +177,11 @@ def _add_json(parser: argparse.ArgumentParser) -> None:
 
 def _replay(options: argparse.Namespace) -> int:
     return EXIT_OK if replay_command.run(options) else EXIT_CHECK_FAILED
+
+
+def _sample(options: argparse.Namespace) -> int:
+    sample_command.run(options)
+    return EXIT_OK
 
 
 def _requirements(text: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,6 @@ from gvr_topk.sampling.arguments import (
     TopkLogprobsArguments,
     check_limits,
     check_sample,
-    check_topk_logprobs,
 )
 
 __all__ = ["LIMIT_WORDS", "Flag", "apply_limits_", "renorm", "sample", "topk_logprobs"]
@@ -146,14 +146,9 @@ def sample(
     tensor([[ 1,  2, -1, -1]], dtype=torch.int32)
     """
     SAMPLE.rows(logits)
-    parameters = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seeds": seeds,
-        "positions": positions,
-    }
+    parameters = _given(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seeds=seeds, positions=positions
+    )
     arguments = SampleArguments(
         logits,
         torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if out is None else out,
@@ -170,13 +165,10 @@ def sample(
         order=SAMPLE.choice("order", order, Order),
         noise=SAMPLE.choice("noise", noise, Noise),
         logprob_mode=SAMPLE.choice("logprob_mode", logprob_mode, LogprobMode),
-        **_given(parameters),
+        **parameters,
     )
     check_sample(arguments)
-    if logits.is_cuda:
-        _launch_cuda("sample", arguments)
-    else:
-        reference.sample(arguments)
+    _serve(reference.sample, arguments)
     return arguments.out
 
 
@@ -201,17 +193,12 @@ def apply_limits_(
 
     Raises
     ------
-    ValueError
-        An argument is wrong; the message names it, what was wanted and what was got.
-    NotImplementedError
-        The logits are on a GPU.
+    ValueError, NotImplementedError
+        As in `sample`.
     """
     arguments = LimitsArguments(logits, limits, allow, allow_row)
     check_limits(APPLY_LIMITS, arguments)
-    if logits.is_cuda:
-        _launch_cuda("apply_limits_", arguments)
-    else:
-        reference.apply_limits(arguments)
+    _serve(reference.apply_limits_, arguments)
     return logits
 
 
@@ -244,20 +231,15 @@ def renorm(
 
     Raises
     ------
-    ValueError
-        An argument is wrong; the message names it, what was wanted and what was got.
-    NotImplementedError
-        The logits are on a GPU.
+    ValueError, NotImplementedError
+        As in `sample`.
     """
     RENORM.rows(logits)
     if out is None:
         out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     arguments = LimitsArguments(logits, limits, allow, allow_row, out)
     check_limits(RENORM, arguments)
-    if logits.is_cuda:
-        _launch_cuda("renorm", arguments)
-    else:
-        reference.renorm(arguments)
+    _serve(reference.renorm, arguments)
     return out
 
 
@@ -296,10 +278,8 @@ def topk_logprobs(logits: Tensor, n: int, sampled: Tensor) -> TopkLogprobs:
 
     Raises
     ------
-    ValueError
-        An argument is wrong; the message names it, what was wanted and what was got.
-    NotImplementedError
-        The logits are on a GPU.
+    ValueError, NotImplementedError
+        As in `sample`.
     """
     TOPK_LOGPROBS.rows(logits)
     rows, n = logits.shape[0], TOPK_LOGPROBS.integer("n", n, 0, logits.shape[1])
@@ -308,16 +288,12 @@ def topk_logprobs(logits: Tensor, n: int, sampled: Tensor) -> TopkLogprobs:
         torch.empty((rows, n + 1), dtype=torch.float32, device=logits.device),
         torch.empty(rows, dtype=torch.int64, device=logits.device),
     )
-    arguments = TopkLogprobsArguments(logits, n, sampled, *results)
-    check_topk_logprobs(arguments)
-    if logits.is_cuda:
-        _launch_cuda("topk_logprobs", arguments)
-    else:
-        reference.topk_logprobs(arguments)
+    TOPK_LOGPROBS.one_of("sampled", sampled, logits, (torch.int64, torch.int32))
+    _serve(reference.topk_logprobs, TopkLogprobsArguments(logits, n, sampled, *results))
     return results
 
 
-def _given(parameters: dict[str, Any]) -> dict[str, Any]:
+def _given(**parameters: Any) -> dict[str, Any]:
     """Sort parameters into tensors and numbers."""
     given: dict[str, Any] = {}
     for name, value in parameters.items():
@@ -330,6 +306,14 @@ def _given(parameters: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _launch_cuda(name: str, arguments: NamedTuple) -> None:
+def _serve(on_cpu: Callable[[Any], None], arguments: Any) -> None:
+    """Serve a call whose arguments are checked, where its logits are."""
+    if arguments.logits.is_cuda:
+        _launch_cuda(on_cpu.__name__, arguments)
+    else:
+        on_cpu(arguments)
+
+
+def _launch_cuda(name: str, arguments: Any) -> None:
     """Run a function of this module on a GPU."""
     raise NotImplementedError(f"gvr_topk.{name}: there is no kernel yet; move the logits to a CPU")

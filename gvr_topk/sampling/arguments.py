@@ -92,9 +92,9 @@ class TopkLogprobsArguments(NamedTuple):
     logits: Tensor
     n: int
     sampled: Tensor
-    out_ids: Output
-    out_logprobs: Output
-    out_ranks: Output
+    ids: Output
+    logprobs: Output
+    ranks: Output
 
 
 class LimitsArguments(NamedTuple):
@@ -178,13 +178,7 @@ RENORM = SamplingChecks("gvr_topk.renorm")
 
 
 def check_sample(a: SampleArguments) -> None:
-    """Refuse wrong arguments of a call of the sampler.
-
-    Raises
-    ------
-    ValueError
-        The message names the argument, what was wanted and what was got.
-    """
+    """Refuse wrong arguments of a call of the sampler."""
     SAMPLE.rows(a.logits)
     SAMPLE.one_of("out", a.out, a.logits, (torch.int64, torch.int32))
     SAMPLE.optional("slots", a.slots, a.logits, torch.int32)
@@ -221,32 +215,8 @@ def _check_parameters(a: SampleArguments) -> None:
         count = tensor.shape[0]
 
 
-def check_topk_logprobs(a: TopkLogprobsArguments) -> None:
-    """Refuse wrong arguments of a call of `topk_logprobs`.
-
-    Raises
-    ------
-    ValueError
-        The message names the argument, what was wanted and what was got.
-    """
-    TOPK_LOGPROBS.rows(a.logits)
-    if not 0 <= a.n <= a.logits.shape[1]:
-        raise TOPK_LOGPROBS.fail("n", f"0 to {a.logits.shape[1]}", a.n)
-    TOPK_LOGPROBS.one_of("sampled", a.sampled, a.logits, (torch.int64, torch.int32))
-    TOPK_LOGPROBS.optional("out_ids", a.out_ids, a.logits, torch.int64, a.n + 1)
-    TOPK_LOGPROBS.optional("out_logprobs", a.out_logprobs, a.logits, torch.float32, a.n + 1)
-    TOPK_LOGPROBS.optional("out_ranks", a.out_ranks, a.logits, torch.int64)
-    TOPK_LOGPROBS.memory(a)
-
-
 def check_limits(checks: SamplingChecks, a: LimitsArguments) -> None:
-    """Refuse wrong arguments of a call of `apply_limits_` or `renorm`.
-
-    Raises
-    ------
-    ValueError
-        The message names the argument, what was wanted and what was got.
-    """
+    """Refuse wrong arguments of a call of `apply_limits_` or `renorm`."""
     checks.rows(a.logits)
     checks.limit_rows(a.limits, a.logits)
     checks.mask(a)

@@ -33,33 +33,20 @@ LOG2_E = np.float32(float.fromhex("0x1.715476p+0"))
 LN2_HIGH = np.float32(float.fromhex("0x1.62e400p-1"))
 LN2_LOW = np.float32(float.fromhex("0x1.7f7d1cp-20"))
 
-EXP2_COEFFICIENTS = tuple(
-    np.float32(float.fromhex(text))
-    for text in (
-        "0x1.c54180p-13",
-        "0x1.46d648p-10",
-        "0x1.3d0b92p-7",
-        "0x1.c68912p-5",
-        "0x1.ebfd58p-3",
-        "0x1.62e42cp-1",
-        "0x1.000000p+0",
-    )
+
+def _coefficients(text: str) -> tuple[np.float32, ...]:
+    return tuple(np.float32(float.fromhex(number)) for number in text.split())
+
+
+EXP2_COEFFICIENTS = _coefficients(
+    "0x1.c54180p-13 0x1.46d648p-10 0x1.3d0b92p-7 0x1.c68912p-5 0x1.ebfd58p-3 0x1.62e42cp-1 0x1.000000p+0"
 )
 """Of a polynomial near 2**f on [0, 1], the highest power first. All are positive, so Horner's scheme in fp32
 rises with f: it rounds rising functions, step by step."""
 
-LOG_COEFFICIENTS = tuple(
-    np.float32(float.fromhex(text))
-    for text in (
-        "-0x1.38b3e6p-4",
-        "0x1.055b10p-3",
-        "-0x1.0d8568p-3",
-        "0x1.22da2ep-3",
-        "-0x1.547242p-3",
-        "0x1.99a008p-3",
-        "-0x1.000228p-2",
-        "0x1.555554p-2",
-    )
+LOG_COEFFICIENTS = _coefficients(
+    "-0x1.38b3e6p-4 0x1.055b10p-3 -0x1.0d8568p-3 0x1.22da2ep-3"
+    " -0x1.547242p-3 0x1.99a008p-3 -0x1.000228p-2 0x1.555554p-2"
 )
 """Of a polynomial near (log(1 + f) - f + f**2 / 2) / f**3 on [sqrt(1/2) - 1, sqrt(2) - 1]."""
 

@@ -32,14 +32,7 @@ _MIXED_AT_ONCE = 1 << 22  # (draw, token) pairs whose noise is in memory at a ti
 
 @dataclass(frozen=True)
 class Setting:
-    """The parameters of one row.
-
-    Attributes
-    ----------
-    temperature, top_p, min_p : float32
-    top_k : int
-    order : Order
-    """
+    """The parameters of one row."""
 
     temperature: np.float32 = _ONE
     top_k: int = 0
@@ -53,17 +46,9 @@ class Setting:
 
 
 class Row:
-    """The logits of one row, with NaN and what is not allowed as -inf.
+    """The logits of one row, with NaN and what is not allowed as -inf, and their keys; `top` is the largest.
 
-    Attributes
-    ----------
-    values, keys : array, ``[width]``
-        fp32 logits and their order-preserving keys.
-    top : int
-        Key of the largest.
-    flags : Flag
-    stand_in : int
-        The token of a row without a candidate: the smallest allowed id whose logit is not NaN, or 0.
+    `stand_in` is the token of a row without a candidate: the smallest allowed id that is not NaN, or 0.
     """
 
     def __init__(self, values: Array, allowed: Array | None = None) -> None:
@@ -118,18 +103,9 @@ class Row:
 class Kept:
     """What a setting keeps of a row.
 
-    Attributes
-    ----------
-    ids : array, ``[count]``
-        Kept tokens, ascending.
-    distance : array, ``[count]``
-        Their logits minus the row's largest.
-    mass : array, ``[count]``, uint64
-        Their masses at `temperature`.
-    temperature : float32
-        That of the draw; 1 where one token is kept without regard to mass.
-    threshold : tuple of int
-        Smallest key that is kept, and the last id that is kept at this key.
+    The tokens ascend; beside them stand their logits minus the row's largest, and their masses. The
+    temperature is 1 where one token is kept without regard to mass. The threshold is the smallest key that is
+    kept, and the last id that is kept at this key.
     """
 
     ids: Array
@@ -182,15 +158,7 @@ def _prefix(distance: Array, setting: Setting) -> int:
 
 
 def draw(kept: Kept, row: Row, noise: int, seeds: Any, positions: Any) -> Array:
-    """Draw tokens of one row, one for each seed and position.
-
-    Parameters
-    ----------
-    kept : Kept
-    row : Row
-    noise : Noise
-    seeds, positions : array, ``[draws]``, int64
-    """
+    """Draw tokens of one row, one for each seed and position."""
     seeds, positions = np.atleast_1d(seeds), np.atleast_1d(positions)
     if len(kept.ids) == 1:
         return np.repeat(kept.ids, len(positions))
@@ -312,7 +280,7 @@ def _kept_by_limits(row: Row, words: Array) -> Array:
     return (row.keys > key) | ((row.keys == key) & (ids <= last))
 
 
-def apply_limits(a: LimitsArguments) -> None:
+def apply_limits_(a: LimitsArguments) -> None:
     """Serve one call of `gvr_topk.sampling.apply_limits_`; CPU tensors only, checked already."""
     for r, words in enumerate(a.limits.numpy().view(np.uint32)):
         if words[4] > 0:
@@ -344,8 +312,8 @@ def topk_logprobs(a: TopkLogprobsArguments) -> None:
         best = np.argsort(~row.keys, kind="stable")[: a.n]
         ids = np.concatenate([[token if known else 0], best])
         logprobs = row.raw_log_probabilities(ids)
-        a.out_ranks[r] = row.rank(token) if known else 0
+        a.ranks[r] = row.rank(token) if known else 0
         if not known:
             ids[0], logprobs[0] = -1, 0
-        a.out_ids[r] = torch.from_numpy(ids)
-        a.out_logprobs[r] = torch.from_numpy(logprobs)
+        a.ids[r] = torch.from_numpy(ids)
+        a.logprobs[r] = torch.from_numpy(logprobs)

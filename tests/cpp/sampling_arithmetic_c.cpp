@@ -9,10 +9,6 @@ void distance_of(int64_t n, const float* x, const float* max, float* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = s::distance(x[i], max[i]);
 }
 
-void exp2_fraction_of(int64_t n, const float* f, float* out) {
-  for (int64_t i = 0; i < n; ++i) out[i] = s::exp2_fraction(f[i]);
-}
-
 void mass_of(int64_t n, const float* distance, float temperature, uint64_t* out) {
   const float scale = s::mass_scale(temperature);
   for (int64_t i = 0; i < n; ++i) out[i] = s::mass(distance[i], scale);

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
@@ -504,6 +505,29 @@ def test_version_names_the_commit_and_the_architectures_of_the_build(monkeypatch
 def test_replay_without_its_extra_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay_command, "NEEDED", ("matplotlib", "gvr_topk_absent"))
     assert_one_line_error(run("replay"), "got no gvr_topk_absent: pip install 'gvr-topk[replay]'")
+
+
+def test_sample_says_what_a_setting_keeps(tmp_path: Path) -> None:
+    file = tmp_path / "logits.npz"
+    rows = np.log(np.array([[8, 4, 2, 1, 1], [1, 1, 1, 1, 1], [16, 0.5, 0.5, 0.5, 0.5]], np.float32))
+    np.savez(file, logits=rows, one=rows[0], wide=rows.astype(np.float64))
+    facts = json.loads(run("sample", "--logits", str(file), "--top-p", "0.7", "--json").stdout)
+    assert (facts["rows"], facts["vocabulary"], facts["kept"]) == (3, 5, [2, 4, 1])
+    assert facts["mass"] == pytest.approx([12 / 16, 0.8, 16 / 18], abs=1e-6)
+    shares = [[2 / 3, 1 / 3], [1 / 4] * 4, [1]]
+    for token, probability, share in zip(facts["tokens"], facts["probabilities"], shares, strict=True):
+        assert probability == pytest.approx(share[token], abs=1e-6)
+    text = run("sample", "--logits", str(file), "--top-k", "3", "--min-p", "0.3").stdout.splitlines()
+    assert text[0] == "3 rows of 5 logits"
+    assert text[1:3] == ["kept tokens: mean 2.0, median 2, most 3", "kept mass:   mean 0.7463, least 0.6000"]
+    assert [line.split()[0] for line in text[3:]] == ["1", "2", "3"]
+    assert all(line.endswith(f"1 rows {'#' * 40}") for line in text[3:])
+    greedy = ("sample", "--logits", str(file), "--temperature", "0", "--array", "one", "--json")
+    assert json.loads(run(*greedy).stdout)["mass"] == [pytest.approx(0.5, abs=1e-6)]
+    assert_one_line_error(run("sample", "--logits", str(file), "--array", "wide"), "got float64")
+    assert_one_line_error(run("sample", "--logits", str(file), "--array", "no"), "with an array 'no'")
+    assert_one_line_error(run("sample", "--logits", __file__), "wanted a .npz file with an array 'logits'")
+    assert_one_line_error(run("sample", "--logits", str(tmp_path / "absent.npz")), "absent.npz")
 
 
 def test_light_commands_import_nothing_of_the_extra(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -314,106 +314,99 @@ def test_topk_logprobs(n: int) -> None:
     for r in range(rows):
         values = [-INF if math.isnan(x) else x for x in logits[r].tolist()]
         assert got.ids[r, 1:].tolist() == np.argsort([-x for x in values], kind="stable")[:n].tolist()
-        each = [sample(logits[r : r + 1], temperature=0.0, seeds=0, positions=0)]
-        if n == WIDTH and max(values) > -INF:
-            assert got.logprobs[r, 1:].double().exp().sum() == pytest.approx(1, abs=1e-5)
-            finite = torch.tensor(values).log_softmax(0)[got.ids[r, 1:]]
-            if max(values) < INF:
-                torch.testing.assert_close(got.logprobs[r, 1:], finite, rtol=1e-6, atol=2e-6)
-        elif n == WIDTH:
-            assert got.logprobs[r, 1:][got.ids[r, 1:] == each[0]].tolist() == [0.0]
-            assert (got.logprobs[r, 1:] == -INF).sum() == WIDTH - 1
+        if n < WIDTH:
+            continue
+        by_rank = got.logprobs[r, 1:]
+        if max(values) == -INF:  # all of the mass is at the token
+            token = sample(logits[r : r + 1], seeds=0, positions=0)
+            assert by_rank[got.ids[r, 1:] == token] == 0 and (by_rank == -INF).sum() == WIDTH - 1
+        elif max(values) < INF:
+            exact = torch.tensor(values).log_softmax(0)[got.ids[r, 1:]]
+            torch.testing.assert_close(by_rank, exact, rtol=1e-6, atol=2e-6)
+        else:
+            assert by_rank.double().exp().sum() == pytest.approx(1, abs=1e-5)
     assert torch.equal(topk_logprobs(logits, n, sampled.int()).ids, got.ids)
 
 
-ROW = torch.zeros(2, 8)
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"logits": [1.0]}, "logits: wanted a Tensor, got list"),
-    (
-        {"logits": torch.zeros(2, 8, dtype=torch.int32)},
-        "logits: wanted dtype float32, bfloat16 or float16, got int32",
-    ),
-    ({"logits": torch.zeros(8)}, "logits: wanted shape [rows, width], got [8]"),
-    ({"logits": torch.zeros(2, 0)}, "logits: wanted 1 to 1048576 columns, got 0"),
-    ({"logits": torch.zeros(1, 2**20 + 1)}, "logits: wanted 1 to 1048576 columns, got 1048577"),
-    ({"logits": torch.zeros(8, 2).t()}, "logits: wanted inner stride 1, got 2"),
-    ({"temperature": "hot"}, "temperature: wanted a number or a tensor, got 'hot'"),
-    ({"top_p": True}, "top_p: wanted a number or a tensor, got True"),
-    ({"top_k": 1.5}, "top_k: wanted an integer, got 1.5"),
-    ({"seeds": 1 << 63}, f"seeds: wanted {-(1 << 63)} to {(1 << 63) - 1}, got {1 << 63}"),
-    ({"temperature": torch.zeros(2).double()}, "temperature: wanted dtype float32, got float64"),
-    ({"top_k": torch.zeros(3, dtype=torch.int32)}, "top_k: wanted shape [2], got [3]"),
-    ({"min_p": torch.zeros(4)[::2]}, "min_p: wanted inner stride 1, got 2"),
-    ({"seeds": torch.zeros(2, dtype=torch.int32)}, "seeds: wanted dtype int64, got int32"),
-    ({"positions": torch.zeros(2, dtype=torch.int32)}, "positions: wanted dtype int64, got int32"),
-    ({"slots": torch.zeros(2)}, "slots: wanted dtype int32, got float32"),
-    (
-        {"slots": torch.zeros(2).int(), "temperature": torch.ones(5), "min_p": torch.ones(4)},
-        "min_p: wanted shape [5], got [4]",
-    ),
-    ({"order": "sglang"}, "order: wanted 'vllm' or 'hf' or 'joint' or 'temperature_last', got 'sglang'"),
-    ({"noise": 1}, "noise: wanted 'cdf' or 'murmur', got 1"),
-    ({"logprob_mode": "VLLM"}, "logprob_mode: wanted 'raw' or 'processed', got 'VLLM'"),
-    ({"allow": torch.zeros(2, 2).int()}, "allow: wanted shape [2, 1], got [2, 2]"),
-    ({"allow": torch.zeros(1, 1).int()}, "allow: wanted shape [2, 1], got [1, 1]"),
-    ({"allow_row": torch.zeros(2).int()}, "allow_row: wanted allow beside it, got None"),
-    ({"allow": torch.zeros(1, 1).int(), "allow_row": ROW}, "allow_row: wanted dtype int32, got float32"),
-    ({"out": torch.zeros(2)}, "out: wanted dtype int64 or int32, got float32"),
-    ({"out": torch.zeros(3, dtype=torch.int64)}, "out: wanted shape [2], got [3]"),
-    ({"logprobs": torch.zeros(2, 1)}, "logprobs: wanted shape [2], got [2, 1]"),
-    ({"ranks": torch.zeros(2).int()}, "ranks: wanted dtype int64, got int32"),
-    ({"kept": torch.zeros(2, 4)}, "kept: wanted dtype int32, got float32"),
-    (
-        {"kept": torch.zeros(1, 4).int().expand(2, 4)},
-        "kept: wanted rows that do not overlap, at least 4 elements apart, got 0",
-    ),
-    ({"kept_logprobs": torch.zeros(2, 4)}, "kept_logprobs: wanted kept beside it, got None"),
-    (
-        {"kept": torch.zeros(2, 4).int(), "kept_logprobs": torch.zeros(2, 3)},
-        "kept_logprobs: wanted shape [2, 4], got [2, 3]",
-    ),
-    ({"counts": torch.zeros(2)}, "counts: wanted dtype int32, got float32"),
-    ({"limits": torch.zeros(2, 7).int()}, "limits: wanted shape [2, 8], got [2, 7]"),
-    ({"limits": torch.zeros(2, 9).int()[:, :8]}, "limits: wanted contiguous rows, got strides (9, 1)"),
-    ({"flags": torch.zeros(2)}, "flags: wanted dtype int32, got float32"),
-    ({"logprobs": ROW[0, :2]}, "logprobs: wanted memory of its own, got memory shared with logits"),
+ROW, WORDS, IDS = torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+NAMES = "'vllm' or 'hf' or 'joint' or 'temperature_last'"
+WRONG: list[tuple[str, Any, str]] = [
+    ("logits", [1.0], "a Tensor, got list"),
+    ("logits", WORDS, "dtype float32, bfloat16 or float16, got int32"),
+    ("logits", ROW[0], "shape [rows, width], got [8]"),
+    ("logits", torch.zeros(2, 0), "1 to 1048576 columns, got 0"),
+    ("logits", torch.zeros(1, 2**20 + 1), "1 to 1048576 columns, got 1048577"),
+    ("logits", torch.zeros(8, 2).t(), "inner stride 1, got 2"),
+    ("temperature", "hot", "a number or a tensor, got 'hot'"),
+    ("top_p", True, "a number or a tensor, got True"),
+    ("top_k", 1.5, "an integer, got 1.5"),
+    ("seeds", 1 << 63, f"{-(1 << 63)} to {(1 << 63) - 1}, got {1 << 63}"),
+    ("positions", -(1 << 63) - 1, f"{-(1 << 63)} to {(1 << 63) - 1}, got {-(1 << 63) - 1}"),
+    ("temperature", torch.zeros(2).double(), "dtype float32, got float64"),
+    ("top_k", WORDS[0, :3], "shape [2], got [3]"),
+    ("top_p", IDS, "dtype float32, got int32"),
+    ("min_p", torch.zeros(4)[::2], "inner stride 1, got 2"),
+    ("seeds", IDS, "dtype int64, got int32"),
+    ("positions", IDS, "dtype int64, got int32"),
+    ("slots", ROW[0, :2], "dtype int32, got float32"),
+    ("order", "sglang", f"{NAMES}, got 'sglang'"),
+    ("noise", 1, "'cdf' or 'murmur', got 1"),
+    ("logprob_mode", "VLLM", "'raw' or 'processed', got 'VLLM'"),
+    ("allow", WORDS[:, :2], "shape [2, 1], got [2, 2]"),
+    ("allow", WORDS[:1, :1], "shape [2, 1], got [1, 1]"),
+    ("allow_row", IDS, "allow beside it, got None"),
+    ("out", torch.zeros(2), "dtype int64 or int32, got float32"),
+    ("out", IDS[:1], "shape [2], got [1]"),
+    ("out", [0, 0], "a Tensor, got list"),
+    ("logprobs", torch.zeros(2, 1), "shape [2], got [2, 1]"),
+    ("logprobs", ROW[0, :2], "memory of its own, got memory shared with logits"),
+    ("ranks", IDS, "dtype int64, got int32"),
+    ("kept", torch.zeros(2, 4), "dtype int32, got float32"),
+    ("kept", WORDS[:1, :4].expand(2, 4), "rows that do not overlap, at least 4 elements apart, got 0"),
+    ("kept_logprobs", torch.zeros(2, 4), "kept beside it, got None"),
+    ("counts", torch.zeros(2), "dtype int32, got float32"),
+    ("limits", WORDS[:, :7], "shape [2, 8], got [2, 7]"),
+    ("limits", torch.zeros(2, 9).int()[:, :8], "contiguous rows, got strides (9, 1)"),
+    ("flags", torch.zeros(2), "dtype int32, got float32"),
 ]
 
 
-@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_wrong_arguments(wrong: dict[str, Any], message: str) -> None:
-    call = {"logits": ROW, "seeds": 0, "positions": 0} | wrong
-    with pytest.raises(ValueError, match=f"^gvr_topk.sample: {re.escape(message)}$"):
+@pytest.mark.parametrize(("name", "value", "message"), WRONG)
+def test_wrong_arguments(name: str, value: Any, message: str) -> None:
+    call = {"logits": ROW, "seeds": 0, "positions": 0} | {name: value}
+    with pytest.raises(ValueError, match=f"^gvr_topk.sample: {name}: wanted {re.escape(message)}$"):
         sample(call.pop("logits"), **call)
 
 
-def test_wrong_arguments_of_the_other_functions() -> None:
-    limits = torch.zeros(2, 8, dtype=torch.int32)
-    calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: topk_logprobs(ROW, 9, limits[:, 0]), "topk_logprobs: n: wanted 0 to 8, got 9"),
-        (
-            lambda: topk_logprobs(ROW, 1, ROW),
-            "topk_logprobs: sampled: wanted dtype int64 or int32, got float32",
-        ),
-        (
-            lambda: topk_logprobs(ROW[0], 1, limits),
-            "topk_logprobs: logits: wanted shape [rows, width], got [8]",
-        ),
-        (lambda: apply_limits_(ROW, limits[:1]), "apply_limits_: limits: wanted shape [2, 8], got [1, 8]"),
-        (
-            lambda: apply_limits_(ROW[:1].expand(2, 8), limits),
-            "apply_limits_: logits: wanted rows that do not overlap, at least 8 elements apart, got 0",
-        ),
-        (lambda: renorm(ROW, limits.float()), "renorm: limits: wanted dtype int32, got float32"),
-        (lambda: renorm(ROW, limits, out=ROW[:, :4]), "renorm: out: wanted shape [2, 8], got [2, 4]"),
-        (
-            lambda: renorm(ROW, limits, allow_row=limits[:, 0]),
-            "renorm: allow_row: wanted allow beside it, got None",
-        ),
-    ]
-    for call, message in calls:
-        with pytest.raises(ValueError, match=f"^gvr_topk.{re.escape(message)}$"):
-            call()
+DRAW: Callable[..., Tensor] = functools.partial(sample, ROW, seeds=0, positions=0)
+WRONG_CALLS: list[tuple[Callable[[], Any], str]] = [
+    (lambda: DRAW(slots=IDS, top_p=ROW[0], min_p=ROW[0, :4]), "sample: min_p: wanted shape [8], got [4]"),
+    (
+        lambda: DRAW(kept=WORDS, kept_logprobs=torch.zeros(2, 3)),
+        "sample: kept_logprobs: wanted shape [2, 8], got [2, 3]",
+    ),
+    (
+        lambda: DRAW(allow=WORDS[:, :1], allow_row=ROW[0, :2]),
+        "sample: allow_row: wanted dtype int32, got float32",
+    ),
+    (lambda: topk_logprobs(ROW, 9, IDS), "topk_logprobs: n: wanted 0 to 8, got 9"),
+    (lambda: topk_logprobs(ROW, 1, ROW), "topk_logprobs: sampled: wanted dtype int64 or int32, got float32"),
+    (lambda: topk_logprobs(ROW[0], 1, IDS), "topk_logprobs: logits: wanted shape [rows, width], got [8]"),
+    (lambda: apply_limits_(ROW, WORDS[:1]), "apply_limits_: limits: wanted shape [2, 8], got [1, 8]"),
+    (
+        lambda: apply_limits_(ROW[:1].expand(2, 8), WORDS),
+        "apply_limits_: logits: wanted rows that do not overlap, at least 8 elements apart, got 0",
+    ),
+    (lambda: renorm(ROW, ROW), "renorm: limits: wanted dtype int32, got float32"),
+    (lambda: renorm(ROW, WORDS, out=ROW[:, :4]), "renorm: out: wanted shape [2, 8], got [2, 4]"),
+    (lambda: renorm(ROW, WORDS, allow_row=IDS), "renorm: allow_row: wanted allow beside it, got None"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG_CALLS, ids=[message for _, message in WRONG_CALLS])
+def test_wrong_calls(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^gvr_topk.{re.escape(message)}$"):
+        call()
 
 
 def test_probabilities_may_take_the_place_of_logits() -> None:
@@ -423,21 +416,3 @@ def test_probabilities_may_take_the_place_of_logits() -> None:
     expected = renorm(logits, limits)
     assert expected.sum(dim=1).tolist() == pytest.approx([1.0] * 3)
     assert renorm(logits, limits, out=logits) is logits and torch.equal(logits, expected)
-
-
-def test_rows_of_a_vocabulary() -> None:
-    """Longer rows, of which a sort in fp64 says the set; all limits agree with the lists."""
-    rng = np.random.default_rng(11)
-    logits = torch.from_numpy((rng.standard_normal((4, 50_000)) * 4).astype(np.float32)).bfloat16()
-    for order, noise in itertools.product(ORDERS, ("cdf", "murmur")):
-        got = outputs(4, 50_000)
-        sample(logits, top_k=700, top_p=0.9, seeds=5, positions=1, order=order, noise=noise, **got)
-        for r in range(4):
-            by_rank = torch.sort(logits[r].float(), descending=True, stable=True).indices
-            shares = logits[r].double().softmax(0)[by_rank]
-            whole = shares if order == "joint" else shares[:700] / shares[:700].sum()
-            count = min(700, int((whole.cumsum(0) - whole < 0.9).sum()))
-            assert abs(int(got["counts"][r]) - count) <= 1  # sums in fp64 differ from those of masses
-            best = by_rank[: int(got["counts"][r])].sort().values
-            assert torch.equal(got["kept"][r, : len(best)].long(), best)
-            assert int(got["out"][r]) in best
