@@ -58,7 +58,7 @@ def mass(distance: Fraction | None, temperature: float) -> int:
     y = rounded(distance * quotient(LOG2_E, temperature))
     if y < -43:
         return 0
-    power = min(horner(EXP2, rounded(y - math.floor(y))), Fraction(2))
+    power = horner(EXP2, rounded(y - math.floor(y)))
     return (int(power * 2**23) << 20) >> -math.floor(y)
 
 

@@ -91,7 +91,7 @@ def sample(
         min-p at temperature 1, then temperature.
     noise : {"cdf", "murmur"}
         ``"cdf"`` inverts the distribution at one uniform number of 64 bits. ``"murmur"`` is Gumbel-max with
-        the noise of vLLM's second model runner, so it draws the tokens that vLLM draws.
+        the noise of vLLM's second model runner, so it draws vLLM's tokens but for near ties.
     allow : Tensor, ``[masks, ceil(vocabulary / 32)]``, int32, optional
         Packed mask of a grammar, as xgrammar makes it: bit 1 allows a token. Tokens that are not allowed
         count as -inf, and are not looked at.

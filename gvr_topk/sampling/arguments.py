@@ -210,7 +210,7 @@ def _check_parameters(a: SampleArguments) -> None:
         if tensor is None:
             continue
         # An engine keeps parameters in pinned host memory, which a GPU reads in place.
-        pinned = a.logits.is_cuda and tensor.device.type == "cpu" and tensor.is_pinned()
+        pinned = a.logits.is_cuda and tensor.is_cpu and tensor.is_pinned()
         SAMPLE.tensor(name, tensor, tensor if pinned else a.logits, dtype, (count,))
         count = tensor.shape[0]
 

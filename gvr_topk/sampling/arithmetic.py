@@ -42,7 +42,7 @@ EXP2_COEFFICIENTS = _coefficients(
     "0x1.c54180p-13 0x1.46d648p-10 0x1.3d0b92p-7 0x1.c68912p-5 0x1.ebfd58p-3 0x1.62e42cp-1 0x1.000000p+0"
 )
 """Of a polynomial near 2**f on [0, 1], the highest power first. All are positive, so Horner's scheme in fp32
-rises with f: it rounds rising functions, step by step."""
+rises with f, from 1 to 2: it rounds rising functions, step by step."""
 
 LOG_COEFFICIENTS = _coefficients(
     "-0x1.38b3e6p-4 0x1.055b10p-3 -0x1.0d8568p-3 0x1.22da2ep-3"
@@ -116,7 +116,6 @@ def masses(distance: Array, scale: np.float32) -> Array:
     power = np.full_like(fraction, EXP2_COEFFICIENTS[0])
     for coefficient in EXP2_COEFFICIENTS[1:]:
         power = fma(power, fraction, coefficient)
-    power = np.minimum(power, np.float32(2))
     mantissa = (power * np.float32(2**23)).astype(np.uint64)
     mass = (mantissa << np.uint64(MASS_BITS - 23)) >> (-whole).astype(np.uint64)
     return np.where(seen, mass, np.uint64(0))

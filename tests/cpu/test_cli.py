@@ -23,6 +23,7 @@ from gvr_topk.evaluation import command as replay_command
 from gvr_topk.evaluation import replay as replay_module
 from gvr_topk.integrations import sglang, tensorrt_llm, vllm
 from gvr_topk.library import LibraryError, LibraryStatus
+from gvr_topk.sampling import sample
 
 SMALL = ["replay", "--generator", "20", "--length", "17000", "--steps", "3", "--k", "512"]
 
@@ -521,7 +522,15 @@ def test_sample_says_what_a_setting_keeps(tmp_path: Path) -> None:
     assert text[0] == "3 rows of 5 logits"
     assert text[1:3] == ["kept tokens: mean 2.0, median 2, most 3", "kept mass:   mean 0.7463, least 0.6000"]
     assert [line.split()[0] for line in text[3:]] == ["1", "2", "3"]
-    assert all(line.endswith(f"1 rows {'#' * 40}") for line in text[3:])
+    assert text[-1] == f"{'3 to 4':>18} {1:6} rows {'#' * 40}"
+    assert run("sample", "--logits", str(file)).stdout.splitlines()[3:] == [
+        f"{'5 to 8':>18} {3:6} rows {'#' * 40}"
+    ]
+    expected = sample(torch.from_numpy(rows), seeds=0, positions=torch.arange(5, 8)).tolist()
+    assert (
+        json.loads(run("sample", "--logits", str(file), "--position", "5", "--json").stdout)["tokens"]
+        == expected
+    )
     greedy = ("sample", "--logits", str(file), "--temperature", "0", "--array", "one", "--json")
     assert json.loads(run(*greedy).stdout)["mass"] == [pytest.approx(0.5, abs=1e-6)]
     assert_one_line_error(run("sample", "--logits", str(file), "--array", "wide"), "got float64")

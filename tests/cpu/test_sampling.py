@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gvr_topk.sampling import Flag, apply_limits_, renorm, sample, topk_logprobs
+from gvr_topk.sampling import Flag, apply_limits_, reference, renorm, sample, topk_logprobs
+from gvr_topk.sampling.arguments import LogprobMode, Noise, Order, SampleArguments
 from tests import sampling_oracle as oracle
 
 WIDTH = 40
@@ -98,8 +100,13 @@ def outputs(rows: int, columns: int = WIDTH) -> dict[str, Tensor]:
     }
 
 
+def bits_of(value: float) -> int:
+    """The bits of an fp32 number; zero has no sign."""
+    return int(np.array(value + 0.0, np.float32).view(np.uint32))
+
+
 def key_of(value: float) -> int:
-    bits = int(np.array(value + 0.0, np.float32).view(np.uint32))
+    bits = bits_of(value)
     return bits ^ 0x80000000 if bits < 0x80000000 else bits ^ 0xFFFFFFFF
 
 
@@ -115,9 +122,8 @@ def assert_row(got: dict[str, Tensor], r: int, expected: dict[str, Any], mode: s
     assert got["kept_logprobs"][r].tolist() == expected["kept_logprobs"][:columns] + [-INF] * padding
     assert got["flags"][r] == expected["flags"] | (Flag.KEPT_OVERFLOW if count > columns else 0)
     words = got["limits"][r].numpy().view(np.uint32).tolist()
-    floats = got["limits"][r, 2:4].view(torch.float32).tolist()
     assert words[:2] == [key_of(expected["limits"][0]), expected["limits"][1]]
-    assert floats == [expected["top"], expected["temperature"]]
+    assert words[2:4] == [bits_of(expected["top"]), bits_of(expected["temperature"])]
     assert words[4:] == [count, expected["flags"], expected["total"] & oracle.MASK, expected["total"] >> 32]
 
 
@@ -265,6 +271,44 @@ def test_numbers_are_like_tensors() -> None:
     assert sample(logits, **one, out=short) is short and torch.equal(short.long(), got)
     assert len({*sample(logits[:1].expand(50, WIDTH), seeds=1, positions=torch.arange(50)).tolist()}) > 5
     assert sample(logits[:0], seeds=0, positions=0).shape == (0,)
+
+
+def test_a_call_without_parameters() -> None:
+    """The op is told numbers in place of names; all filters are off."""
+    assert [list(kind) for kind in (Order, Noise, LogprobMode, Flag)] == [
+        [0, 1, 2, 3],
+        [0, 1],
+        [0, 1],
+        [1, 2, 4],
+    ]
+    logits, out = rows_of_all_kinds(), torch.empty(3 * len(ROWS), dtype=torch.int64)
+    reference.sample(SampleArguments(logits, out))
+    assert torch.equal(out, sample(logits, seeds=0, positions=0))
+
+
+def test_the_narrowest_and_the_widest_row() -> None:
+    assert sample(torch.zeros(2, 1), seeds=0, positions=0).tolist() == [0, 0]
+    counts, limits = torch.empty(1, dtype=torch.int32), torch.empty(1, 8, dtype=torch.int32)
+    sample(torch.zeros(1, 2**20), seeds=0, positions=0, counts=counts, limits=limits)
+    assert counts.item() == 2**20 and limits[0, 6:].tolist() == [0, -(2**31)]  # a mass of 2**63
+
+
+def test_a_gpu_is_not_served() -> None:
+    with FakeTensorMode():
+        logits, limits = torch.empty(2, 8, device="cuda"), torch.empty(2, 8, device="cuda", dtype=torch.int32)
+        calls: dict[str, Callable[[], Any]] = {
+            "sample": lambda: sample(logits, seeds=0, positions=0),
+            "apply_limits_": lambda: apply_limits_(logits, limits),
+            "renorm": lambda: renorm(logits, limits),
+            "topk_logprobs": lambda: topk_logprobs(
+                logits, 1, torch.empty(2, device="cuda", dtype=torch.int32)
+            ),
+        }
+        for name, call in calls.items():
+            with pytest.raises(NotImplementedError, match=f"gvr_topk.{name}: there is no kernel yet"):
+                call()
+        with pytest.raises(ValueError, match="temperature: wanted a tensor on cuda:0, got cpu"):
+            sample(logits, seeds=0, positions=0, temperature=torch.empty(2))
 
 
 def test_a_mask_of_each_row() -> None:

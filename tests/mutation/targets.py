@@ -51,6 +51,8 @@ _INSTALL = (
     *("test_integration_install.py", "test_integration_upstream.py", "test_integration_counters.py"),
     *("-k", _IN_THIS_PROCESS),
 )
+_SOME_ROWS = "not all_outputs or tied or NaN or (two and left)"
+_SAMPLING = ("test_sampling.py", "-k", _SOME_ROWS)
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/arguments.py": (
@@ -77,6 +79,15 @@ TARGETS: dict[str, tuple[str, ...]] = {
         *("test_policy.py", "test_policy_arguments.py", "test_policy_machine.py", "test_library.py"),
     ),
     "gvr_topk/request_slots.py": ("test_request_slots.py",),
+    "gvr_topk/sampling/__init__.py": _SAMPLING,
+    "gvr_topk/sampling/arguments.py": _SAMPLING,
+    "gvr_topk/sampling/arithmetic.py": ("test_sampling_arithmetic.py", *_SAMPLING),
+    "gvr_topk/sampling/command.py": ("test_cli.py", "-k", "test_sample"),
+    "gvr_topk/sampling/reference.py": (
+        "test_sampling_draws.py",
+        *_SAMPLING[:2],
+        f"({_SOME_ROWS}) and not gumbel",
+    ),
     "gvr_topk/state.py": ("test_state.py",),
     "gvr_topk/integrations/_kit/device.py": ("test_integration_kit.py",),
     "gvr_topk/integrations/_kit/engine.py": (*_SGLANG, *_VLLM),
@@ -189,6 +200,12 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             ): _FLAG_IS_CHECKED
             for op in ("BLOCKS", "IN_BLOCKS")
         },
+    },
+    "gvr_topk/sampling/arithmetic.py": {
+        (
+            "above = aligned > _SQRT2_MANTISSA",
+            "Gt to GtE",
+        ): "both splits of the one number that is equal round to the same logarithm",
     },
     "gvr_topk/policy.py": {
         ("min_length: int = 0,", "0 to 1"): "a row of at most k >= 1 items is decided before its length is",

@@ -96,8 +96,8 @@ GVR_TOPK_HOST_DEVICE inline float distance(float x, float max) { return x == max
 // The factor that turns a distance into an exponent of 2.
 GVR_TOPK_HOST_DEVICE inline float mass_scale(float temperature) { return div_rn(kLog2E, temperature); }
 
-// 2^f for f in [0, 1]: in [1, 2], and it rises with f, because all coefficients are positive: each step of
-// Horner's scheme rounds a rising function.
+// 2^f for f in [0, 1]. It rises with f from 1 to 2 exactly, because all coefficients are positive: each step
+// of Horner's scheme rounds a rising function.
 GVR_TOPK_HOST_DEVICE inline float exp2_fraction(float f) {
   float power = 0x1.c54180p-13f;
   power = fma_rn(power, f, 0x1.46d648p-10f);
@@ -105,8 +105,7 @@ GVR_TOPK_HOST_DEVICE inline float exp2_fraction(float f) {
   power = fma_rn(power, f, 0x1.c68912p-5f);
   power = fma_rn(power, f, 0x1.ebfd58p-3f);
   power = fma_rn(power, f, 0x1.62e42cp-1f);
-  power = fma_rn(power, f, 0x1.000000p+0f);
-  return power < 2.0f ? power : 2.0f;
+  return fma_rn(power, f, 0x1.000000p+0f);
 }
 
 // Mass of a value at a distance: 2^43 * 2^(distance * scale), 0 below exponent -43 and for NaN.
