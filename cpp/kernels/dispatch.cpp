@@ -20,6 +20,7 @@ GVR_TOPK_DECLARE_LAUNCH(fallback, TopkParams, Plan)
 GVR_TOPK_DECLARE_LAUNCH(paper_gvr, TopkParams, Plan)
 GVR_TOPK_DECLARE_LAUNCH(prefill, PrefillParams, PrefillPlan)
 GVR_TOPK_DECLARE_LAUNCH(prefill_short, PrefillParams, PrefillPlan)
+GVR_TOPK_DECLARE_LAUNCH(sampling, SampleParams, SamplePlan)
 #undef GVR_TOPK_DECLARE_LAUNCH
 
 namespace blocks {
@@ -96,6 +97,12 @@ cudaError_t launch_blocks(const BlocksParams& params, bool pdl, cudaStream_t str
   const LaunchTarget target{stream, pdl, nullptr};
   return for_dtype(params.topk.dtype,
                    [&](auto type) { return blocks::launch<decltype(type)>(params, target); });
+}
+
+cudaError_t launch_sample(const SampleParams& params, const SamplePlan& plan, bool pdl, cudaStream_t stream) {
+  const LaunchTarget target{stream, pdl, nullptr};
+  return for_dtype(params.dtype,
+                   [&](auto type) { return sampling::launch<decltype(type)>(params, plan, target); });
 }
 
 cudaError_t max_active_clusters(const TopkParams& params, const Plan& plan, cudaStream_t stream,

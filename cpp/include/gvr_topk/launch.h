@@ -17,6 +17,8 @@ cudaError_t launch_prefill(const PrefillParams& params, const PrefillPlan& plan,
 // Launches the kernel that chooses blocks of each row, or is given them, and selects in them.
 cudaError_t launch_blocks(const BlocksParams& params, bool pdl, cudaStream_t stream);
 
+cudaError_t launch_sample(const SampleParams& params, const SamplePlan& plan, bool pdl, cudaStream_t stream);
+
 // Stores how many of the plan's clusters can be on the SMs of the stream's context at once; 0 means that such
 // a launch would fail.
 cudaError_t max_active_clusters(const TopkParams& params, const Plan& plan, cudaStream_t stream,

@@ -133,4 +133,62 @@ struct BlocksParams {
   int32_t block_k;
 };
 
+// A parameter of the sampler: one number for each row or slot, or one for all.
+template <typename T>
+struct RowParameter {
+  const T* each;  // null: all rows have `all`
+  T all;
+};
+
+// The order of a sampler's filters. kTemperatureLast is that of kHf at temperature 1.
+enum class FilterOrder : int32_t { kVllm = 0, kHf = 1, kJoint = 2, kTemperatureLast = 3 };
+
+// What the sampler leaves of a row. Mask, probabilities and log-probabilities follow from it and the scores.
+struct alignas(16) SampleLimits {
+  uint32_t key;   // order key of the least kept value
+  int32_t token;  // the last kept one of the tokens with that value
+  float max;      // the row's largest value
+  float temperature;
+  int32_t count;  // kept tokens
+  int32_t flags;  // SampleFlags
+  uint64_t mass;  // of the kept tokens
+};
+static_assert(sizeof(SampleLimits) == 32);
+
+// What a row holds that is no usual score, and whether its kept tokens are more than there is room for.
+enum SampleFlags : int32_t { kFlagNan = 1, kFlagNoCandidate = 2, kFlagKeptOverflow = 4 };
+
+// The parameters of a launch of the sampler.
+struct SampleParams {
+  const void* logits;  // [rows, vocabulary], inner stride 1, `logits_stride` elements between rows
+  int64_t logits_stride;
+  int32_t rows;
+  int32_t vocabulary;
+  RowParameter<float> temperature, top_p, min_p;
+  RowParameter<int32_t> top_k;
+  RowParameter<int64_t> seed, position;
+  const int32_t* row_slot;  // [rows] or null: the row's entry in each parameter; negative: the row is skipped
+  int32_t num_slots;
+  int32_t vectors_per_warp;  // 16-byte vectors of a row that each warp holds
+  const uint32_t* allow;     // [allow_rows, allow_stride] or null: a bit for each token, set if it is allowed
+  const int32_t* allow_row;  // [rows] or null (row); negative: everything is allowed
+  int64_t allow_stride;
+  int32_t allow_rows;
+  FilterOrder order;
+  bool gumbel;        // the draw adds noise to each kept score; otherwise it inverts the sum of masses
+  bool raw_logprobs;  // log-probabilities are those of all tokens at temperature 1
+  bool wide_out;      // `out` is of int64
+  Dtype dtype;
+  void* out;             // [rows]
+  float* logprobs;       // [rows] or null: of the token
+  int64_t* ranks;        // [rows] or null: how many values are at or above the token's
+  int32_t* kept;         // [rows, kept_columns] or null: the kept tokens, ascending
+  float* kept_logprobs;  // [rows, kept_columns] or null
+  int64_t kept_stride, kept_logprobs_stride;
+  int32_t kept_columns;
+  int32_t* counts;       // [rows] or null: kept tokens
+  SampleLimits* limits;  // [rows] or null
+  int32_t* flags;        // [rows] or null: SampleFlags
+};
+
 }  // namespace gvr_topk

@@ -3,6 +3,7 @@
 // small C library that Python calls, so there is no second copy of a rule.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -479,5 +480,46 @@ static_assert(kMaxBlocksWidth == kMaxSmallRowWidth * kBlockSize);
 // chosen. Each other chosen block has a score that ranks before all scores of the blocks that are not chosen:
 // it is greater, or as great and earlier. So there must be k other blocks.
 GVR_TOPK_HOST_DEVICE constexpr bool blocks_hold_topk(int64_t k, int64_t block_k) { return block_k > k; }
+
+// ---------------------------------------------------------------- sampler
+
+constexpr int32_t kSampleThreads = 256;
+constexpr int32_t kMaxSampleCtas = 8;  // the largest cluster that every GPU runs
+// Shared memory of a CTA beside its part of the row.
+constexpr int32_t kSampleFixedBytes = 9216;
+constexpr int32_t kSampleMostBytes = 221184;
+// The longest row.
+constexpr int64_t kMaxSampleBytes = int64_t{kMaxSampleCtas} * (kSampleMostBytes - kSampleFixedBytes);
+// A CTA that finishes a row alone needs so much where the row was.
+constexpr int32_t kSampleLeastPart = 8192;
+// A part of this size leaves room for three CTAs on an SM.
+constexpr int32_t kSamplePartBytes = 65536;
+
+// The launch of the sampler for rows of `vocabulary` elements of `element_bytes`.
+struct SamplePlan {
+  int32_t ctas = 1;              // of each row
+  int32_t vectors_per_warp = 0;  // 0: the row fits no cluster
+  int32_t shared_bytes = 0;
+};
+
+constexpr SamplePlan make_sample_plan(int64_t rows, int64_t vocabulary, int32_t element_bytes,
+                                      int32_t sm_count) {
+  const int64_t vectors = (vocabulary * element_bytes + 15) / 16;
+  const auto bytes = [&](int32_t ctas) { return (vectors + ctas - 1) / ctas * 16; };
+  SamplePlan plan;
+  while (plan.ctas < kMaxSampleCtas &&
+         (bytes(plan.ctas) > kSamplePartBytes ||
+          (bytes(plan.ctas) > kSamplePartBytes / 16 && 2 * rows * plan.ctas <= sm_count))) {
+    plan.ctas *= 2;
+  }
+  const int64_t warps = int64_t{plan.ctas} * kSampleThreads / 32;
+  const int64_t each = (vectors + warps - 1) / warps;
+  const int64_t shared =
+      kSampleFixedBytes + std::max<int64_t>(each * 16 * (kSampleThreads / 32), kSampleLeastPart);
+  if (shared > kSampleMostBytes) return SamplePlan{};
+  plan.vectors_per_warp = static_cast<int32_t>(each);
+  plan.shared_bytes = static_cast<int32_t>(shared);
+  return plan;
+}
 
 }  // namespace gvr_topk

@@ -110,14 +110,20 @@ GVR_TOPK_HOST_DEVICE inline float exp2_fraction(float f) {
 
 // Mass of a value at a distance: 2^43 * 2^(distance * scale), 0 below exponent -43 and for NaN.
 GVR_TOPK_HOST_DEVICE inline uint64_t mass(float distance, float scale) {
-  const float exponent = mul_rn(distance, scale);
-  if (!(exponent >= -static_cast<float>(kMassBits))) return 0;
-  const float whole = floorf(exponent);
+  // Nothing branches, so that a GPU computes several masses at once.
+  const float wanted = mul_rn(distance, scale);
+  const bool counts = wanted >= -static_cast<float>(kMassBits);
+  const float exponent = counts ? wanted : 0.0f;
+  // The nearest whole number, and from it the next one down, without instructions that convert.
+  constexpr float kAligned = 0x1.8p23f;
+  const float aligned = add_rn(exponent, kAligned), nearest = add_rn(aligned, -kAligned);
+  const bool above = nearest > exponent;
+  const float whole = above ? add_rn(nearest, -1.0f) : nearest;
   // The difference rounds to 1 for exponents just below 0; 2^1 of this octave is 2^0 of the next one.
   const float power = exp2_fraction(add_rn(exponent, -whole));
   // The bits of a number in [1, 2] count its steps of 2^-23.
   const uint64_t mantissa = bits_of(power) - 0x3f000000u;
-  return (mantissa << (kMassBits - 23)) >> static_cast<int>(-whole);
+  return (counts ? mantissa << (kMassBits - 23) : 0) >> (bits_of(kAligned) - bits_of(aligned) + above);
 }
 
 // The least integer that is not below share * total, for a share in (0, 1) and a total in [1, 2^63].

@@ -45,4 +45,19 @@ __device__ __forceinline__ uint32_t map_to_rank(uint32_t shared, uint32_t rank) 
   return r;
 }
 
+// Stores in the shared memory of CTA `rank`, where this CTA has `shared`. It is there behind the next cluster
+// barrier.
+__device__ __forceinline__ void store_to_rank(uint32_t shared, uint32_t rank, uint32_t value) {
+  GVR_CHAOS_POINT();
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(map_to_rank(shared, rank)), "r"(value) : "memory");
+}
+
+// Loads 8 bytes of the shared memory of CTA `rank`, which may not exit before the load is through.
+__device__ __forceinline__ uint64_t load_from_rank(uint32_t shared, uint32_t rank) {
+  GVR_CHAOS_POINT();
+  uint64_t value;
+  asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(map_to_rank(shared, rank)) : "memory");
+  return value;
+}
+
 }  // namespace gvr_topk::ptx

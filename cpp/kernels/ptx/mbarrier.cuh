@@ -40,6 +40,22 @@ __device__ __forceinline__ void store_async(uint32_t address, uint32_t value, ui
                : "memory");
 }
 
+__device__ __forceinline__ void store_async(uint32_t address, uint64_t value, uint32_t barrier) {
+  GVR_CHAOS_POINT();
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u64 [%0], %1, [%2];" ::"r"(address),
+               "l"(value), "r"(barrier)
+               : "memory");
+}
+
+__device__ __forceinline__ void store_async(uint32_t address, uint64_t first, uint64_t second,
+                                            uint32_t barrier) {
+  GVR_CHAOS_POINT();
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u64 [%0], {%1, %2}, [%3];" ::"r"(
+                   address),
+               "l"(first), "l"(second), "r"(barrier)
+               : "memory");
+}
+
 // ptxas branches around this store instead of predicating it.
 __device__ __forceinline__ void store_async_if(bool condition, uint32_t address, const uint4& value,
                                                uint32_t barrier) {

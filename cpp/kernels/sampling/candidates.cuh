@@ -1,0 +1,219 @@
+// Few candidates: if the filters surely keep nothing below a value that few tokens reach, the first CTA of
+// the row takes these tokens and finishes alone. It sorts them, and everything follows from sums in that
+// order.
+#pragma once
+
+#include "sampling/draw.cuh"
+
+namespace gvr_topk::sampling {
+
+// What the row holds at or above a value, and beside it.
+struct Survey {
+  uint64_t place;   // candidates before this warp's
+  uint64_t count;   // candidates
+  uint64_t listed;  // their mass for the filters, if that is asked for
+  uint64_t all;     // that of all tokens
+  uint64_t raw;     // mass of all tokens at temperature 1, if that is asked for
+  uint64_t steps;   // bits of the steps at which this thread has a candidate
+};
+
+// Counts the tokens with values from `least` on.
+template <typename T>
+__device__ __forceinline__ Survey count_row(Team& team, const RowPart<T>& part, float least) {
+  Survey survey{};
+  uint32_t count = 0;
+#pragma unroll 4
+  for (int j = team.lane; j < part.vectors; j += 32) {
+    const uint4 vec = ptx::load_shared(part.address + 16 * j);
+    uint32_t here = 0;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) here += element<T>(vec, e) >= least;
+    count += here;
+    survey.steps |= static_cast<uint64_t>(here > 0) << (j / 32);
+  }
+  ptx::reconverge(team.zero);
+  count = __reduce_add_sync(0xffffffffu, count);
+  Record own{};
+  own.word[0] = count;
+  const WarpSums sums = sum_warps<1>(team, own);
+  survey.place = sums.before.word[0], survey.count = sums.all.word[0];
+  return survey;
+}
+
+// As `count_row`, and adds up masses.
+template <typename T>
+__device__ __noinline__ Survey sum_row(Team team, RowPart<T> part, float least, bool wants_masses,
+                                       Masses filters, bool wants_raw, Masses raw) {
+  Survey survey{};
+  Record own{};
+#pragma unroll 1
+  for (int j = team.lane; j < part.vectors; j += 32) {
+    const uint4 vec = ptx::load_shared(part.address + 16 * j);
+    uint32_t here = 0;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      const float x = element<T>(vec, e);
+      const bool listed = x >= least;
+      here += listed;
+      if (wants_masses) {
+        const uint64_t mass = filters(x);
+        own.word[1] += listed ? mass : 0;
+        own.word[2] += mass;
+      }
+      if (wants_raw) own.word[3] += raw(x);
+    }
+    own.word[0] += here;
+    survey.steps |= static_cast<uint64_t>(here > 0) << (j / 32);
+  }
+  ptx::reconverge(team.zero);
+#pragma unroll
+  for (uint64_t& word : own.word) word = warp_sum(word);
+  const WarpSums sums = sum_warps<4>(team, own);
+  survey.place = sums.before.word[0];
+  survey.count = sums.all.word[0], survey.listed = sums.all.word[1];
+  survey.all = sums.all.word[2], survey.raw = sums.all.word[3];
+  return survey;
+}
+
+// Sends this CTA's candidates to the first one, in ascending order of tokens. There is room for all of them.
+template <typename T>
+__device__ __forceinline__ void send_candidates(const Team& team, const RowPart<T>& part, float least,
+                                                const Survey& survey) {
+  uint32_t place = static_cast<uint32_t>(survey.place);
+  const uint32_t address = ptx::map_to_rank(ptx::shared_address(team.smem->candidates), 0);
+  const uint32_t barrier = team.address_of(team.smem->candidates_barrier, 0);
+  uint32_t low = __reduce_or_sync(0xffffffffu, static_cast<uint32_t>(survey.steps));
+  uint32_t high = __reduce_or_sync(0xffffffffu, static_cast<uint32_t>(survey.steps >> 32));
+  for (uint64_t left = static_cast<uint64_t>(high) << 32 | low; left != 0; left &= left - 1) {
+    const int vector = (__ffsll(static_cast<long long>(left)) - 1) * 32 + team.lane;
+    const uint4 vec = part.load(vector);
+    uint32_t bits = 0;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) bits |= (element<T>(vec, e) >= least) << e;
+    ptx::reconverge(team.zero);
+    const uint32_t upto = ptx::inclusive_scan(static_cast<uint32_t>(__popc(bits)));
+    uint32_t at = place + upto - __popc(bits);
+    place += __shfl_sync(0xffffffffu, upto, 31);
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      if ((bits >> e & 1) == 0) continue;
+      // The place is that of counts that all CTAs have got; it is clamped all the same.
+      const uint64_t candidate = ranked(order_key(element<T>(vec, e)), part.token(vector, e));
+      const uint32_t offset = 8 * min(at++, kMaxCandidates - 1u);
+      if (team.ctas > 1) {
+        ptx::store_async(address + offset, candidate, barrier);
+      } else {
+        team.smem->candidates[offset / 8] = candidate;
+      }
+    }
+  }
+}
+
+// How many holds(i) of all threads hold.
+template <int kEach, typename Holds>
+__device__ __forceinline__ int block_count(Holds holds) {
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) count += __syncthreads_count(holds(i));
+  return count;
+}
+
+// Waits for the candidates of all CTAs, in the first one.
+__device__ __forceinline__ void wait_for_candidates(const Team& team, const Survey& survey) {
+  ptx::reconverge(team.zero);
+  if (team.ctas == 1) {
+    __syncthreads();
+    return;
+  }
+  if (team.thread == 0) {
+    ptx::barrier_expect_tx(team.address_of(team.smem->candidates_barrier, 0),
+                           static_cast<uint32_t>(survey.count) * sizeof(uint64_t));
+  }
+  ptx::reconverge(team.zero);
+  ptx::barrier_wait(ptx::shared_address(&team.smem->candidates_barrier), 0);
+  ptx::reconverge(team.zero);
+}
+
+// The candidates of a row in one CTA, up to `kEach` for each thread. Thread t has those from t * kEach on, in
+// ascending order of tokens and in that of ranks.
+template <int kEach>
+struct Candidates {
+  const Team& team;
+  uint64_t* by_rank;  // [kMaxCandidates] in shared memory
+  int count;
+  int rank[kEach];         // of this thread's, by ascending tokens; `count` where there is none
+  uint64_t own[kEach];     // they themselves
+  uint64_t sorted[kEach];  // this thread's by descending ranks; 0 where there is none
+
+  // Sorts `count` candidates.
+  __device__ __forceinline__ Candidates(const Team& team_, uint64_t* by_rank_, int count_)
+      : team(team_), by_rank(by_rank_), count(count_) {
+    uint64_t* const listed = team.smem->candidates;
+    constexpr int kAtOnce = 8;
+    const int padded =
+        (count + kAtOnce - 1) / kAtOnce * kAtOnce;  // at most kMaxCandidates, which kAtOnce divides
+    if (team.thread < padded - count) listed[count + team.thread] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      own[i] = place(i) < count ? listed[place(i)] : 0;
+      rank[i] = place(i) < count ? 0 : count;
+    }
+    const bool is_used = place(0) < count;
+#pragma unroll 1
+    for (int j = 0; is_used && j < padded; j += kAtOnce) {
+#pragma unroll
+      for (int a = 0; a < kAtOnce; a += 2) {
+        const ulonglong2 others = *reinterpret_cast<const ulonglong2*>(&listed[j + a]);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+          if (kEach == 1 || place(i) < count) rank[i] += (others.x > own[i]) + (others.y > own[i]);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (place(i) < count) by_rank[rank[i]] = own[i];
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) sorted[i] = place(i) < count ? by_rank[place(i)] : 0;
+    ptx::reconverge(team.zero);
+  }
+
+  __device__ __forceinline__ int place(int i) const { return team.thread * kEach + i; }
+
+  // How many candidates the filters keep. `rest` is the mass of the tokens that are no candidates, if top-p
+  // counts them. `target_of` makes the mass at which top-p cuts of what it counts.
+  __device__ __forceinline__ int kept(const Masses& masses, int by_k, uint64_t least, bool near_first,
+                                      bool counts_all, uint64_t rest, float top_p) const {
+    uint64_t mass[kEach], sum = 0, total;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      mass[i] = sorted[i] != 0 ? masses(value_of(sorted[i])) : 0;
+      sum += mass[i];
+    }
+    int near = count;
+    if (least > 0) near = block_count<kEach>([&](int i) { return sorted[i] != 0 && mass[i] >= least; });
+    if (!(top_p < 1.0f)) return min(by_k, near);
+    uint64_t before = block_prefix(team, sum, total);
+    const int counted = counts_all ? count : near_first ? min(by_k, near) : by_k;
+    // The thread of the last counted candidate tells the others the sum.
+    uint64_t* const shared_sum = &team.smem->found.above;
+    uint64_t upto = before;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      upto += mass[i];
+      if (place(i) == counted - 1) *shared_sum = upto;
+    }
+    __syncthreads();
+    const uint64_t cut = top_p_mass(top_p, *shared_sum + rest);
+    uint64_t exclusive[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) exclusive[i] = before, before += mass[i];
+    const int by_p = block_count<kEach>([&](int i) { return place(i) < counted && exclusive[i] < cut; });
+    return min(min(by_k, near), by_p);
+  }
+};
+
+}  // namespace gvr_topk::sampling

@@ -1,0 +1,172 @@
+// Sums over the kept tokens of a row, and finds tokens by such sums: the last kept one of equal values, the
+// drawn one, and the place of each kept one.
+#pragma once
+
+#include "ptx/warp_scan.cuh"
+#include "sampling/select.cuh"
+
+namespace gvr_topk::sampling {
+
+// A token as one number: of two tokens the one that ranks first has the larger number.
+__device__ __forceinline__ uint64_t ranked(uint32_t key, int token) {
+  return static_cast<uint64_t>(key) << 32 | ~static_cast<uint32_t>(token);
+}
+__device__ __forceinline__ uint32_t key_of(uint64_t ranked) { return static_cast<uint32_t>(ranked >> 32); }
+__device__ __forceinline__ int token_of(uint64_t ranked) {
+  return static_cast<int>(~static_cast<uint32_t>(ranked));
+}
+__device__ __forceinline__ float value_of(uint64_t ranked) { return key_to_float(key_of(ranked)); }
+
+// The largest values of a row, and of those equal to the least of them the tokens up to `token`.
+struct KeptSet {
+  float least;
+  uint32_t token;
+
+  __device__ __forceinline__ bool has(float x, int id) const {
+    return x > least || (x == least && static_cast<uint32_t>(id) <= token);
+  }
+};
+
+// Sums over the tokens before this warp's, over those before its CTA's, and over all of the row. Those of
+// each warp of the CTA stay in `warp_record`.
+struct WarpSums {
+  Record before, before_cta, all;
+};
+
+// The sums that begin with those of a warp, which all its lanes have. `kWords` words of the record are in
+// use.
+template <int kWords>
+__device__ __forceinline__ WarpSums sum_warps(Team& team, const Record& own) {
+  Shared& smem = *team.smem;
+  WarpSums sums{};
+  if (team.lane == 0) smem.warp_record[team.warp] = own;
+  __syncthreads();
+  Record mine{};
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const uint64_t word = smem.warp_record[w].word[i];
+      if (w < team.warp) sums.before.word[i] += word;
+      mine.word[i] += word;
+    }
+  }
+  const Record* const theirs = team.exchange(mine);
+#pragma unroll
+  for (int rank = 0; rank < kMaxSampleCtas; ++rank) {
+    if (rank >= team.ctas) break;
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const uint64_t word = theirs[rank].word[i];
+      if (rank < team.rank) sums.before_cta.word[i] += word;
+      sums.all.word[i] += word;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) sums.before.word[i] += sums.before_cta.word[i];
+  return sums;
+}
+
+// Adds up what `visit(record, value, token, step)` adds for each of a warp's elements, over the row.
+template <int kWords, typename T, typename Visit>
+__device__ __forceinline__ WarpSums sum_by_warp(Team& team, const RowPart<T>& part, Visit visit) {
+  Record own{};
+  part.for_each(team.lane, [&](float x, int token, int step) { visit(own, x, token, step); });
+  ptx::reconverge(team.zero);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) own.word[i] = warp_sum(own.word[i]);
+  return sum_warps<kWords>(team, own);
+}
+
+// The sum of a number over the threads before this one, and over all. It takes two block barriers.
+__device__ __forceinline__ uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& total) {
+  uint64_t before = warp_prefix(value, team.lane);
+  __syncthreads();  // Everybody has read the sums of the last time.
+  if (team.lane == 31) team.smem->warp_record[team.warp].word[0] = before;
+  __syncthreads();
+  before -= value, total = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    const uint64_t sum = team.smem->warp_record[w].word[0];
+    if (w < team.warp) before += sum;
+    total += sum;
+  }
+  return before;
+}
+
+// An element that a search has come to, in one thread of the row.
+struct Found {
+  bool here;
+  float value;
+  int token;
+};
+
+// Finds the element at which the running sum of `measure(value, token)`, in ascending order of tokens,
+// exceeds `target`. The first words of `sums` are those of the same measure. The threads of the CTA that has
+// the element share the part of the warp that has it.
+template <typename T, typename Measure>
+__device__ __forceinline__ Found find_token(const Team& team, const RowPart<T>& part, const WarpSums& sums,
+                                            uint64_t target, Measure measure) {
+  Found found{false, 0.0f, 0};
+  uint64_t before = sums.before_cta.word[0];
+  int warp = 0;
+  for (; warp < kWarps; ++warp) {
+    const uint64_t own = team.smem->warp_record[warp].word[0];
+    if (before <= target && target - before < own) break;
+    before += own;
+  }
+  if (warp == kWarps) return found;  // The whole CTA returns.
+  const int each = (part.vectors + kThreads - 1) / kThreads, shift = (warp - team.warp) * part.vectors;
+  const auto visit = [&](auto&& take) {
+#pragma unroll 1
+    for (int i = 0; i < each; ++i) {
+      const int at = team.thread * each + i;
+      if (at >= part.vectors) break;
+      const uint4 vec = ptx::load_shared(part.address + 16 * (at + shift));
+#pragma unroll
+      for (int e = 0; e < kPerVec<T>; ++e) {
+        const float x = element<T>(vec, e);
+        take(x, part.token(at + shift, e), measure(x, part.token(at + shift, e)));
+      }
+    }
+  };
+  uint64_t sum = 0, total;
+  visit([&](float, int, uint64_t value) { sum += value; });
+  ptx::reconverge(team.zero);
+  before += block_prefix(team, sum, total);
+  if (before <= target && target - before < sum) {
+    visit([&](float x, int token, uint64_t value) {
+      if (before <= target && target - before < value) found = Found{true, x, token};
+      before += value;
+    });
+  }
+  ptx::reconverge(team.zero);
+  return found;
+}
+
+// Calls visit(place, token, value) for the kept tokens that lie in this warp's part of the row, where `place`
+// tokens are before them.
+template <typename T, typename Visit>
+__device__ __forceinline__ void visit_kept(const Team& team, const RowPart<T>& part, const KeptSet& set,
+                                           uint64_t place, Visit visit) {
+#pragma unroll 1
+  for (int j = team.lane; j - team.lane < part.vectors; j += 32) {
+    const uint4 vec = part.load(j);
+    uint32_t kept = 0;
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      if (set.has(element<T>(vec, e), part.token(j, e))) kept |= 1u << e;
+    }
+    ptx::reconverge(team.zero);
+    const uint32_t upto = ptx::inclusive_scan(static_cast<uint32_t>(__popc(kept)));
+    uint64_t at = place + upto - __popc(kept);
+    place += __shfl_sync(0xffffffffu, upto, 31);
+#pragma unroll
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      if ((kept >> e & 1) != 0) visit(at++, part.token(j, e), element<T>(vec, e));
+    }
+  }
+  ptx::reconverge(team.zero);
+}
+
+}  // namespace gvr_topk::sampling

@@ -1,0 +1,190 @@
+// The CUDA implementation of torch.ops.gvr_topk.sample over libtorch's stable ABI. The schema, the fake
+// kernel and the CPU implementation are in Python.
+#include <torch/csrc/stable/library.h>
+
+#include "call.h"
+#include "gvr_topk/launch.h"
+
+namespace gvr_topk {
+namespace {
+
+struct SampleArguments {
+  Tensor logits;
+  Tensor out;
+  OptionalTensor temperature;
+  OptionalTensor top_k;
+  OptionalTensor top_p;
+  OptionalTensor min_p;
+  OptionalTensor seeds;
+  OptionalTensor positions;
+  OptionalTensor slots;
+  OptionalTensor allow;
+  OptionalTensor allow_row;
+  OptionalTensor logprobs;
+  OptionalTensor ranks;
+  OptionalTensor kept;
+  OptionalTensor counts;
+  OptionalTensor kept_logprobs;
+  OptionalTensor limits;
+  OptionalTensor flags_out;
+  int64_t order;
+  int64_t noise;
+  int64_t logprob_mode;
+  int64_t flags;
+};
+
+// A parameter on the GPU, or in pinned memory of the host, where kernels can read it.
+template <typename T>
+const T* parameter_pointer(const OptionalTensor& t, const char* name, const Tensor& logits, ScalarType dtype,
+                           int64_t count) {
+  if (!t) return nullptr;
+  if (t->is_cuda()) {
+    check_tensor(*t, name, logits, dtype, {count});
+    return static_cast<const T*>(t->data_ptr());
+  }
+  check(t->scalar_type() == dtype, name, ": wanted dtype ", name_of(dtype), ", got ",
+        name_of(t->scalar_type()));
+  check(t->dim() == 1 && t->size(0) == count, name, ": wanted ", Wanted{{count}}, ", got ", describe(*t));
+  check(count <= 1 || t->stride(0) == 1, name, ": wanted inner stride 1, got ", t->stride(0));
+  cudaPointerAttributes attributes{};
+  const bool known = cudaPointerGetAttributes(&attributes, t->data_ptr()) == cudaSuccess;
+  check(known && attributes.type == cudaMemoryTypeHost, name, ": wanted a tensor on ", DeviceName{logits},
+        " or in pinned memory, got one on another device");
+  return static_cast<const T*>(attributes.devicePointer);
+}
+
+// How many numbers each parameter of a request has; kAny: none of them is a tensor.
+int64_t parameters_of(const SampleArguments& a) {
+  if (!a.slots) return a.logits.size(0);
+  for (const OptionalTensor* t : {&a.temperature, &a.top_k, &a.top_p, &a.min_p, &a.seeds}) {
+    if (*t && (*t)->dim() == 1) return (*t)->size(0);
+  }
+  return kAny;
+}
+
+void check_sample(const SampleArguments& a) {
+  dtype_of(a.logits);
+  check(a.logits.dim() == 2, "logits: wanted shape [rows, vocabulary], got ", describe(a.logits));
+  const int64_t rows = a.logits.size(0), vocabulary = a.logits.size(1);
+  check(vocabulary >= 1, "logits: wanted at least 1 column, got ", describe(a.logits));
+  check(vocabulary <= 1 || a.logits.stride(1) == 1, "logits: wanted inner stride 1, got ",
+        a.logits.stride(1));
+  check(rows <= kMaxRows, "logits: wanted at most ", kMaxRows, " rows, got ", rows);
+  const bool wide = a.out.scalar_type() == ScalarType::Long;
+  check_tensor(a.out, "out", a.logits, wide ? ScalarType::Long : ScalarType::Int, {rows});
+  if (a.slots) check_tensor(*a.slots, "slots", a.logits, ScalarType::Int, {rows});
+  if (a.allow) {
+    check_tensor(*a.allow, "allow", a.logits, ScalarType::Int,
+                 {a.allow_row ? kAny : rows, (vocabulary + 31) / 32});
+  }
+  check(a.allow || !a.allow_row, "allow_row: wanted an allow beside it, got None");
+  if (a.allow_row) check_tensor(*a.allow_row, "allow_row", a.logits, ScalarType::Int, {rows});
+  if (a.logprobs) check_tensor(*a.logprobs, "logprobs", a.logits, ScalarType::Float, {rows});
+  if (a.ranks) check_tensor(*a.ranks, "ranks", a.logits, ScalarType::Long, {rows});
+  if (a.counts) check_tensor(*a.counts, "counts", a.logits, ScalarType::Int, {rows});
+  if (a.flags_out) check_tensor(*a.flags_out, "flags", a.logits, ScalarType::Int, {rows});
+  if (a.kept) {
+    check_tensor(*a.kept, "kept", a.logits, ScalarType::Int, {rows, kAny});
+    check_rows_apart(*a.kept, "kept", a.kept->size(1));
+  }
+  check(a.kept || !a.kept_logprobs, "kept_logprobs: wanted kept beside it, got None");
+  if (a.kept_logprobs) {
+    check_tensor(*a.kept_logprobs, "kept_logprobs", a.logits, ScalarType::Float, {rows, a.kept->size(1)});
+    check_rows_apart(*a.kept_logprobs, "kept_logprobs", a.kept_logprobs->size(1));
+  }
+  if (a.limits) {
+    check_tensor(*a.limits, "limits", a.logits, ScalarType::Int, {rows, 8});
+    check_states(*a.limits, "limits");
+  }
+  check(a.order >= 0 && a.order <= 3, "order: wanted 0 to 3, got ", a.order);
+  check(a.noise >= 0 && a.noise <= 1, "noise: wanted 0 to 1, got ", a.noise);
+  check(a.logprob_mode >= 0 && a.logprob_mode <= 1, "logprob_mode: wanted 0 to 1, got ", a.logprob_mode);
+  check_flags(a.flags, kFlagPdl);
+  MemoryCheck memory;
+  const int64_t logit_bytes = a.logits.scalar_type() == ScalarType::Float ? 4 : 2;
+  memory.reads("logits", a.logits, logit_bytes);
+  memory.reads("slots", a.slots);
+  memory.reads("allow", a.allow);
+  memory.reads("allow_row", a.allow_row);
+  memory.writes("out", a.out, kAny, wide ? 8 : 4);
+  memory.writes("logprobs", a.logprobs);
+  memory.writes("ranks", a.ranks, kAny, 8);
+  memory.writes("kept", a.kept);
+  memory.writes("counts", a.counts);
+  memory.writes("kept_logprobs", a.kept_logprobs);
+  memory.writes("limits", a.limits);
+  memory.writes("flags", a.flags_out);
+}
+
+void sample(GivenTensor logits, GivenTensor out, OptionalGivenTensor temperature, OptionalGivenTensor top_k,
+            OptionalGivenTensor top_p, OptionalGivenTensor min_p, OptionalGivenTensor seeds,
+            OptionalGivenTensor positions, OptionalGivenTensor slots, OptionalGivenTensor allow,
+            OptionalGivenTensor allow_row, OptionalGivenTensor logprobs, OptionalGivenTensor ranks,
+            OptionalGivenTensor kept, OptionalGivenTensor counts, OptionalGivenTensor kept_logprobs,
+            OptionalGivenTensor limits, OptionalGivenTensor row_flags, double all_temperature,
+            int64_t all_top_k, double all_top_p, double all_min_p, int64_t all_seed, int64_t all_position,
+            int64_t order, int64_t noise, int64_t logprob_mode, int64_t flags) {
+  const CheckedOp op("sample");
+  const SampleArguments a{logits, out,       temperature,  top_k,         top_p,     min_p,
+                          seeds,  positions, slots,        allow,         allow_row, logprobs,
+                          ranks,  kept,      counts,       kept_logprobs, limits,    row_flags,
+                          order,  noise,     logprob_mode, flags};
+  check_on_gpu(a.logits);
+  check_sample(a);
+  SampleParams p{};
+  p.rows = static_cast<int32_t>(a.logits.size(0));
+  if (p.rows == 0) return;
+  const int device = a.logits.get_device();
+  const DeviceGuard guard(device);
+  const CallTarget target(device);
+  p.vocabulary = static_cast<int32_t>(std::min<int64_t>(a.logits.size(1), INT32_MAX));
+  p.dtype = dtype_of(a.logits);
+  const int32_t element_bytes = p.dtype == Dtype::kFloat32 ? 4 : 2;
+  const SamplePlan plan = make_sample_plan(p.rows, a.logits.size(1), element_bytes, target.context.sm_count);
+  check(plan.vectors_per_warp > 0, "logits: wanted rows of at most ", kMaxSampleBytes, " bytes, got ",
+        a.logits.size(1) * element_bytes);
+  p.logits = a.logits.data_ptr();
+  p.logits_stride = a.logits.stride(0);
+  p.vectors_per_warp = plan.vectors_per_warp;
+  p.row_slot = pointer<int32_t>(a.slots);
+  const int64_t count = parameters_of(a);
+  p.num_slots = count == kAny ? INT32_MAX : clamped(count);
+  p.temperature = {parameter_pointer<float>(a.temperature, "temperature", a.logits, ScalarType::Float, count),
+                   static_cast<float>(all_temperature)};
+  p.top_k = {parameter_pointer<int32_t>(a.top_k, "top_k", a.logits, ScalarType::Int, count),
+             clamped(all_top_k)};
+  p.top_p = {parameter_pointer<float>(a.top_p, "top_p", a.logits, ScalarType::Float, count),
+             static_cast<float>(all_top_p)};
+  p.min_p = {parameter_pointer<float>(a.min_p, "min_p", a.logits, ScalarType::Float, count),
+             static_cast<float>(all_min_p)};
+  p.seed = {parameter_pointer<int64_t>(a.seeds, "seeds", a.logits, ScalarType::Long, count), all_seed};
+  p.position = {parameter_pointer<int64_t>(a.positions, "positions", a.logits, ScalarType::Long, p.rows),
+                all_position};
+  p.allow = pointer<uint32_t>(a.allow);
+  p.allow_row = pointer<int32_t>(a.allow_row);
+  p.allow_stride = a.allow ? a.allow->stride(0) : 0;
+  p.allow_rows = a.allow ? clamped(a.allow->size(0)) : 0;
+  p.order = static_cast<FilterOrder>(order);
+  p.gumbel = noise == 1;
+  p.raw_logprobs = logprob_mode == 0;
+  p.wide_out = a.out.scalar_type() == ScalarType::Long;
+  p.out = a.out.data_ptr();
+  p.logprobs = pointer<float>(a.logprobs);
+  p.ranks = pointer<int64_t>(a.ranks);
+  p.kept = pointer<int32_t>(a.kept);
+  p.kept_logprobs = pointer<float>(a.kept_logprobs);
+  p.kept_stride = a.kept ? a.kept->stride(0) : 0;
+  p.kept_logprobs_stride = a.kept_logprobs ? a.kept_logprobs->stride(0) : 0;
+  p.kept_columns = clamped(a.kept ? a.kept->size(1) : 0);
+  p.counts = pointer<int32_t>(a.counts);
+  p.limits = pointer<SampleLimits>(a.limits);
+  p.flags = pointer<int32_t>(a.flags_out);
+  const cudaError_t status = launch_sample(p, plan, (flags & kFlagPdl) != 0, target.stream);
+  require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas, " CTAs per row on ",
+          target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));
+}
+
+}  // namespace
+}  // namespace gvr_topk
+
+STABLE_TORCH_LIBRARY_IMPL(gvr_topk, CUDA, m) { m.impl("sample", TORCH_BOX(&gvr_topk::sample)); }
