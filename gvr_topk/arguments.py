@@ -169,9 +169,13 @@ class _Argument(NamedTuple):
     """What the annotation of an argument says."""
 
     name: str
-    is_tensor: bool
+    kind: str  # in PyTorch's notation
     optional: bool
     written: Written | None
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.kind == "Tensor"
 
 
 @functools.cache
@@ -184,10 +188,10 @@ def _arguments_of(kind: Any) -> tuple[_Argument, ...]:
         plain = choices[0] if optional and len(choices) == 1 else annotation
         mark, *others = getattr(plain, "__metadata__", (None,))
         is_tensor = getattr(plain, "__origin__", plain) is Tensor
-        if others or not (isinstance(mark, Written | None) if is_tensor else annotation is int):
-            wanted = "int or a Tensor, which may be marked Written and may be None"
+        if others or not (isinstance(mark, Written | None) if is_tensor else annotation in (int, float)):
+            wanted = "int, float or a Tensor, which may be marked Written and may be None"
             raise TypeError(f"{kind.__name__}.{name}: wanted {wanted}, got {annotation}")
-        found.append(_Argument(name, is_tensor, optional, mark))
+        found.append(_Argument(name, "Tensor" if is_tensor else annotation.__name__, optional, mark))
     return tuple(found)
 
 
@@ -202,8 +206,8 @@ def schema(kind: Any, count: int | None = None) -> str:
         How many arguments, the first ones; default: all.
     """
     parts, letters = [], iter("abcdefghi")
-    for name, is_tensor, optional, written in _arguments_of(kind)[:count]:
-        what = f"Tensor({next(letters)}!)" if written else "Tensor" if is_tensor else "int"
+    for name, what, optional, written in _arguments_of(kind)[:count]:
+        what = f"Tensor({next(letters)}!)" if written else what
         default = f"={kind._field_defaults[name]}" if name in kind._field_defaults else ""
         parts.append(f"{what}{'?' if optional else ''} {name}{default}")
     return f"({', '.join(parts)}) -> ()"
