@@ -1,21 +1,29 @@
-"""The fuzzer draws every kind of call, and finds and names a broken op."""
+"""What the fuzzer draws, whether it says so, and whether it finds a wrong op or a misused argument."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from eval.fuzz import fuzz, fuzz_blocks, fuzz_cases, fuzz_contents, fuzz_prefill
-from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
+from eval.fuzz import calls, fuzz
+from eval.fuzz import cases as drawn
+from eval.fuzz.contents import CONTENTS
+from gvr_topk import cpu
+from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments
 from gvr_topk.constants import (
+    FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
     STATE_FLOATS,
     STATE_INFINITE,
     STATE_MASKED,
@@ -24,313 +32,365 @@ from gvr_topk.constants import (
     HintReason,
 )
 
-BLOCK_OPS: dict[str, type[Any]] = {"blocks": BlocksArguments, "in_blocks": InBlocksArguments}
+OP_CASES = {"decode": drawn.decode_cases, "prefill": drawn.prefill_cases, "blocks": drawn.blocks_cases}
+SHARES = {"decode": (0.0, 0.0), "prefill": (1.0, 0.0), "blocks": (0.0, 1.0)}
+
+LARGE = {op: drawn.draw_cases(strategy(1 << 22), 3, 600) for op, strategy in OP_CASES.items()}
+"""Cases as those of a GPU."""
 
 
-class TestFuzz:
-    def test_cpu_op_passes_some_cases(self) -> None:
-        summary = fuzz.run("cpu", 600.0, seed=7, most=120)
-        assert summary["failure"] is None
-        assert summary["cases"] == 120
-        assert set(summary["paths_asked_for"]) == set(fuzz_cases.PATHS)
-        assert set(summary["prefill"]["paths_asked_for"]) == set(fuzz_prefill.PATHS)
-        assert 0.1 < summary["prefill"]["cases"] / summary["cases"] < 0.5
+def fuzzed(op: str, most: int = 400, seed: int = 2) -> dict[str, Any]:
+    """The summary of a run of cases of one op."""
+    chosen = fuzz.drawn_cases("cpu", seed, drawn.PATHS, *SHARES[op])
+    return fuzz.run("cpu", 60.0, itertools.islice(chosen, most))
 
-    def test_cases_reach_every_kind(self) -> None:
-        cases = [fuzz_cases.draw_case(3, index, elements=1 << 22) for index in range(400)]
-        assert {kind for case in cases for kind in case.contents} == set(fuzz_contents.CONTENTS)
-        assert {kind for case in cases for kind in case.hints} == set(fuzz_cases.HINTS)
-        assert {kind for case in cases for kind in case.lengths} == set(fuzz_cases.LENGTHS)
-        assert {case.slots for case in cases} == {"own", "shuffled", "any"}
-        assert {case.ctas_per_row for case in cases} == {0, 1, 2, 4, 8, 16}
-        assert any(case.width > 1 << 20 for case in cases)
-        assert any(case.rows > 64 for case in cases)
-        assert all(case.rows * case.width <= 1 << 22 for case in cases)
-        assert all(case.k in fuzz_cases.TUNED_K for case in cases if case.path == "paper_gvr")
-        assert {case.state for case in cases} == {fuzz_cases.ABSENT, *fuzz_cases.STATES}
-        assert any(case.state != "absent" and not case.hints and case.slots != "own" for case in cases)
-        assert {(case.counts, case.stats) for case in cases} == {(a, b) for a in (0, 1) for b in (0, 1)}
-        assert any(case.by_row and case.next_n == 3 for case in cases)
-        paged = [case for case in cases if case.page_size]
-        assert {(case.cache_slots, case.holes) for case in paged} == {(a, b) for a in (0, 1) for b in (0, 1)}
-        assert not any(case.cache_slots for case in cases if not case.page_size)
 
-    @pytest.mark.parametrize("kind", fuzz_cases.STATES)
-    def test_states_are_what_their_name_says(self, kind: str) -> None:
-        kth = torch.linspace(-2.0, 2.0, 300)
-        words = fuzz_cases._words(kind, kth, torch.Generator().manual_seed(1))
-        assert words.shape == (300, STATE_FLOATS) and words.dtype == torch.float32
-        assert words.is_contiguous()
-        first, bits = words[:, 0], words[:, 3].view(torch.int32)
-        if kind in ("zscore", "either"):
-            assert float((first - STATE_ZSCORE_ORIGIN).abs().max()) < 32
-            assert float((words[:, 1] - kth).abs().max()) < 0.5
-            assert set((bits & 1).tolist()) == ({0} if kind == "zscore" else {0, 1})
-        elif kind == "value":
-            assert bool((first == STATE_VALUE_ONLY).all()) and set((bits & 1).tolist()) == {1}
-        elif kind == "absurd":
-            assert 0 < int((first == STATE_VALUE_ONLY).sum()) < 300
-        elif kind in ("infinite", "masked"):
-            assert bool((first == {"infinite": STATE_INFINITE, "masked": STATE_MASKED}[kind]).all())
-        elif kind in ("share", "window"):
-            assert bool(((first >= 0) & (first < 1)).all() if kind == "share" else (first < 0).all())
-        elif kind == "bits":
-            assert bool(words.isnan().any()) and len(bits.unique()) > 290
+@settings(max_examples=60)
+@given(st.sampled_from(drawn.OPS).flatmap(lambda op: OP_CASES[op](1 << 13)))
+def test_every_call_is_exact(case: drawn.Case) -> None:
+    fuzz.check_case(case, "cpu")
 
-    def test_kth_value_of_rows(self) -> None:
-        logits = torch.tensor([[3.0, 1.0, torch.nan, 2.0], [5.0, 4.0, 0.0, 0.0]])
-        wanted = torch.tensor([[0, 2], [1, -1]], dtype=torch.int32)
-        assert fuzz_cases._kth(logits, wanted).tolist() == [3.0, 4.0]
 
-    def test_case_and_tensors_are_made_again_from_two_numbers(self) -> None:
-        cases = [fuzz_cases.draw_case(5, 11, elements=1 << 15) for _ in range(2)]
-        assert cases[0] == cases[1]
-        first, second = (fuzz_cases.make_problem(case, "cpu") for case in cases)
-        assert torch.equal(first.logits.nan_to_num(), second.logits.nan_to_num())
-        assert torch.equal(first.seq_lens, second.seq_lens)
+@pytest.mark.parametrize(
+    ("op", "reached"),
+    [
+        (
+            "decode",
+            {
+                "extents": set(drawn.LENGTHS) - {"near_blocks"},
+                "hints": set(drawn.HINTS),
+                "state": {"", *drawn.STATES},
+                "slots": {"own", "shuffled", "any"},
+                "path": set(drawn.PATHS),
+                "ctas_per_row": {0, *drawn.CTAS},
+                "max_ctas": {0, *drawn.CTAS},
+                "compress_ratio": {1, 4, 128},
+                "next_n": {1, 2, 3, 4, 7},
+            },
+        ),
+        (
+            "prefill",
+            {
+                "extents": set(drawn.WINDOWS),
+                "path": set(drawn.PREFILL_PATH_NAMES),
+            },
+        ),
+        (
+            "blocks",
+            {
+                "extents": set(drawn.LENGTHS),
+                "given": set(drawn.GIVEN),
+                "compress_ratio": {1, 4, 128},
+            },
+        ),
+    ],
+)
+def test_cases_reach_every_kind(op: str, reached: dict[str, set[Any]]) -> None:
+    shared = {
+        "contents": set(CONTENTS),
+        "dtype": set(drawn.DTYPES),
+        "poison": set(drawn.POISONS),
+        "fresh": {0.0, 0.01, 0.3, 1.0},
+    }
+    for name, wanted in {**shared, **reached}.items():
+        values = [getattr(case, name) for case in LARGE[op]]
+        found = set(itertools.chain(*values)) if isinstance(values[0], tuple) else set(values)
+        assert found == wanted, name
+    assert any(case.rows > 64 for case in LARGE[op])
+    assert any(case.width > (1 << 17 if op == "blocks" else 1 << 20) for case in LARGE[op])
+    assert all(case.rows * case.width <= 1 << 22 for case in LARGE[op])
 
-    def test_oracles_agree(self) -> None:
-        for index in range(40):
-            case = fuzz_cases.draw_case(9, index, elements=1 << 13)
-            problem = fuzz_cases.make_problem(case, "cpu")
-            assert torch.equal(fuzz.sorted_topk(problem.logits, problem.visible, case.k), problem.wanted), (
-                case
-            )
 
-    @pytest.mark.parametrize(
-        "broken",
-        [
-            "one index",
-            "column k",
-            "slots",
-            "counts",
-            "indices",
-            "words of other slots",
-            "unknown reason",
-            "second call",
-            "raises",
-        ],
-    )
-    def test_a_broken_op_is_found_and_named(self, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        real, calls = fuzz.launch, [0]
+def test_arguments_are_combined() -> None:
+    every = set(itertools.product((False, True), repeat=3))
+    cases = LARGE["decode"]
+    assert all(case.k in drawn.TUNED_K for case in cases if case.path == "paper_gvr")
+    assert all(case.ctas_per_row <= case.max_ctas for case in cases if case.max_ctas)
+    assert any(case.state and not case.hints and case.slots != "own" for case in cases)
+    assert any(case.next_state and not case.state for case in cases)
+    assert any(case.next_state and case.hints and case.slots == "any" for case in cases)
+    assert any(case.by_row and case.next_n == 3 for case in cases)
+    assert {(case.cache_slots, case.holes, case.clamp_pages) for case in cases if case.page_size} == every
+    assert not any(case.cache_slots or case.clamp_pages for case in cases if not case.page_size)
+    for argument in ("next_state", "drop_masked", "clamp_pages"):
+        assert 0.05 < sum(getattr(case, argument) for case in cases) / len(cases) < 0.5, argument
+    cases = LARGE["prefill"]
+    assert any(case.rows > 600 for case in cases)
+    tables = {(bool(case.table_requests), case.offsets, bool(case.page_size)) for case in cases}
+    assert tables == every - {(True, False, False)}
+    assert all(case.cache_slots for case in cases if case.offsets and case.page_size)
+    cases = LARGE["blocks"]
+    assert {(512, 2048)} <= {(case.k, case.block_k) for case in cases}
+    assert {0, 1, 2048} <= {case.given_blocks for case in cases}
+    assert any(case.given_k > 8 * case.given_blocks > 0 for case in cases)
+    assert any(case.by_row and case.next_n == 3 and case.compress_ratio > 1 for case in cases)
 
-        def op(a: Any) -> None:
-            real(a)
-            if not isinstance(a, DecodeArguments):
-                return
-            calls[0] += 1
-            if broken == "one index":
-                a.out[-1, a.k - 1] += 1
-            elif broken == "column k":
-                a.out[0, a.k] = 0
-            elif broken == "slots" and a.slots is not None:
-                a.slots[-1, 0] -= 1
-            elif broken == "counts" and a.counts is not None:
-                a.counts[0] += 1
-            elif broken == "indices" and a.indices is not None:
-                a.indices[-1, 0] += 1
-            elif broken.startswith("words") and a.state is not None:
-                if a.row_slot is not None and int(a.row_slot.max()) < 0:
-                    return
+
+def test_on_a_gpu_numpy_checks_a_share_of_the_cases() -> None:
+    cases = [case for op in drawn.OPS for case in LARGE[op]]
+    share = sum(calls.checks_by_sort(case, "cuda") for case in cases) / len(cases)
+    assert 0.01 < share < 0.1
+    assert all(calls.checks_by_sort(case, "cpu") for case in cases)
+
+
+@pytest.mark.parametrize("op", drawn.OPS)
+def test_a_case_is_made_again_from_its_seed_or_from_what_is_printed(op: str) -> None:
+    cases = drawn.draw_cases(OP_CASES[op](1 << 13), 5, 20)
+    assert drawn.draw_cases(OP_CASES[op](1 << 13), 5, 20) == cases
+    for case in cases:
+        again = drawn.Case.of_json(json.dumps(case.as_json()))
+        assert again == case
+        first, second = (list(calls.make_call(each, "cpu")()) for each in (case, again))
+        for (_, got, wanted), (_, same, expected) in zip(first, second, strict=True):
+            assert torch.equal(got, same) and torch.equal(wanted, expected)
+
+
+@pytest.mark.parametrize("op", drawn.OPS)
+def test_oracles_agree(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for case in drawn.draw_cases(OP_CASES[op](1 << 13), 9, 60):
+        wanted = []
+        for by_sort in (False, True):
+            monkeypatch.setattr(calls, "checks_by_sort", lambda case, device, by_sort=by_sort: by_sort)
+            wanted.append([expected for _, _, expected in calls.make_call(case, "cpu")()])
+        assert all(torch.equal(*pair) for pair in zip(*wanted, strict=True)), case
+
+
+# ---------------------------------------------------------------- tensors
+
+
+@pytest.mark.parametrize("kind", drawn.STATES)
+def test_states_are_what_their_name_says(kind: str) -> None:
+    kth = torch.linspace(-2.0, 2.0, 300)
+    words = calls.state_words(kind, kth, torch.Generator().manual_seed(1))
+    assert words.shape == (300, STATE_FLOATS) and words.dtype == torch.float32
+    assert words.is_contiguous()
+    first, bits = words[:, 0], words[:, 3].view(torch.int32)
+    if kind in ("zscore", "either"):
+        assert float((first - STATE_ZSCORE_ORIGIN).abs().max()) < 32
+        assert float((words[:, 1] - kth).abs().max()) < 0.5
+        assert set((bits & 1).tolist()) == ({0} if kind == "zscore" else {0, 1})
+    elif kind == "value":
+        assert bool((first == STATE_VALUE_ONLY).all()) and set((bits & 1).tolist()) == {1}
+    elif kind == "absurd":
+        assert 0 < int((first == STATE_VALUE_ONLY).sum()) < 300
+    elif kind in ("infinite", "masked"):
+        assert bool((first == {"infinite": STATE_INFINITE, "masked": STATE_MASKED}[kind]).all())
+    elif kind in ("share", "window"):
+        assert bool(((first >= 0) & (first < 1)).all() if kind == "share" else (first < 0).all())
+    elif kind == "bits":
+        assert bool(words.isnan().any()) and len(bits.unique()) > 290
+
+
+def test_kth_value_of_rows() -> None:
+    logits = torch.tensor([[3.0, 1.0, torch.nan, 2.0], [5.0, 4.0, 0.0, 0.0]])
+    wanted = torch.tensor([[0, 2], [1, -1]], dtype=torch.int32)
+    assert calls.kth_values(logits, wanted).tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("kind", drawn.WINDOWS)
+def test_windows_are_what_their_name_says(kind: str) -> None:
+    case = dataclasses.replace(LARGE["prefill"][0], width=500, k=100, requests=50)
+    starts, ends = calls.windows(kind, 50, case, torch.Generator().manual_seed(1))
+    lengths = ends - starts
+    holds = {
+        "full": (starts == 0) & (ends == 500),
+        "causal": (ends == torch.arange(451, 501)) & (starts == starts[0]) & (starts >= 0),
+        "random": (starts >= 0) & (lengths >= 0) & (ends <= 500),
+        "near_k": (lengths >= 98) & (lengths <= 103),
+        "tiny": lengths.abs() < 5,
+        "beyond": (starts < 20) & (ends >= 500),
+        "inverted": lengths <= 0,
+        "any_int32": starts.abs() < 2**31 + 1,
+    }
+    assert holds[kind].all() and (kind == "full" or len(ends.unique()) > 3)
+
+
+# ---------------------------------------------------------------- what is found
+
+
+BROKEN_IN_EVERY_OP = {
+    "one index": "first call: result",
+    "guard": "result",
+    "second call": "second call: result",
+    "raises": "RuntimeError: launch failed",
+}
+BROKEN = [
+    *itertools.product(("decode", "prefill", "blocks", "in_blocks"), BROKEN_IN_EVERY_OP.items()),
+    *itertools.product(
+        ("decode", "prefill"),
+        [("slots", "slots"), ("counts", "counts"), ("unknown reason", "stats: unknown reason")],
+    ),
+    *itertools.product(["decode"], [("indices", "indices"), ("words", "words of other slots")]),
+    ("blocks", ("blocks", "first call: blocks")),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "fault"), BROKEN, ids=lambda value: value if isinstance(value, str) else value[0]
+)
+def test_a_broken_op_is_found_and_named(
+    op: str, fault: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, named = fault
+    real, count = calls.launch, itertools.count(1)
+
+    def launch(a: Any) -> None:
+        real(a)
+        if op in ("blocks", "in_blocks") and not isinstance(
+            a, {"blocks": BlocksArguments, "in_blocks": InBlocksArguments}[op]
+        ):
+            return
+        call = next(count)
+        if broken == "raises":
+            raise RuntimeError("launch failed")
+        if broken == "one index" or (broken == "second call" and call % 2 == 0):
+            a.out[-1, a.k - 1] += 1
+        elif broken == "guard":
+            a.out[0, a.k] = 0
+        elif broken == "unknown reason" and a.stats is not None:
+            a.stats[0, 0] = len(HintReason)
+        elif broken == "words" and a.state is not None:
+            if a.row_slot is None or int(a.row_slot.max()) >= 0:
                 a.state[:, 2] += 1
-            elif broken == "unknown reason" and a.stats is not None:
-                a.stats[0, 0] = len(HintReason)
-            elif broken == "second call" and calls[0] % 2 == 0:
-                a.out[0, 0] += 1
-            elif broken == "raises":
-                raise RuntimeError("launch failed")
+        elif broken in ("slots", "counts", "indices", "blocks") and getattr(a, broken) is not None:
+            getattr(a, broken).view(-1)[0] += 1
 
-        monkeypatch.setattr(fuzz, "launch", op)
-        summary = fuzz.run("cpu", 5.0, seed=2)
-        expected = {"one index": "first call: result", "raises": "launch failed"}.get(broken, broken)
-        assert expected in summary["failure"]["error"]
-        assert summary["cases"] == summary["failure"]["case"]["index"]
-
-    def test_command_names_the_case_and_fails(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(fuzz, "launch", lambda arguments: None)
-        app = typer.Typer()
-        app.command()(fuzz.main)
-        out = tmp_path / "fuzz.json"
-        arguments = ["--device", "cpu", "--seed", "4", "--only", "3", "--out", str(out)]
-        ended = CliRunner().invoke(app, arguments)
-        assert ended.exit_code == 1
-        assert "python -m eval fuzz --device cpu --seed 4 --only 3" in ended.output
-        assert json.loads(out.read_text())["failure"]["case"]["index"] == 3
+    monkeypatch.setattr(calls, "launch", launch)
+    summary = fuzzed(op.removeprefix("in_"))
+    assert named in summary["failure"]["error"]
+    if op == "in_blocks" and named.endswith("result"):
+        assert "result in given blocks" in summary["failure"]["error"]
+    assert summary["failure"]["case"]["op"] == op.removeprefix("in_")
 
 
-class TestFuzzPrefill:
-    def test_cases_reach_every_kind(self) -> None:
-        cases = [fuzz_prefill.draw_prefill_case(3, index, elements=1 << 22) for index in range(400)]
-        assert {kind for case in cases for kind in case.contents} == set(fuzz_contents.CONTENTS)
-        assert {kind for case in cases for kind in case.windows} == set(fuzz_prefill.WINDOWS)
-        assert {case.fresh for case in cases} == set(fuzz_prefill.FRESH)
-        assert {case.poison for case in cases} == set(fuzz_prefill.POISONS)
-        assert {case.path for case in cases} == set(fuzz_prefill.PATHS)
-        assert any(case.width > 1 << 20 for case in cases)
-        assert any(case.rows > 600 for case in cases)
-        assert all(case.rows * case.width <= 1 << 22 for case in cases)
-        assert {(case.counts, case.stats) for case in cases} == {(a, b) for a in (0, 1) for b in (0, 1)}
-        tables = {(bool(case.requests), case.offsets, bool(case.page_size)) for case in cases}
-        every = {(a, b, c) for a in (False, True) for b in (False, True) for c in (False, True)}
-        assert tables == every - {(True, False, False)}
-        assert all(case.cache_slots for case in cases if case.offsets and case.page_size)
-        assert not any(case.cache_slots for case in cases if not case.page_size)
-
-    def test_case_and_tensors_are_made_again_from_two_numbers(self) -> None:
-        cases = [fuzz_prefill.draw_prefill_case(5, 12, elements=1 << 15) for _ in range(2)]
-        assert cases[0] == cases[1]
-        first, second = (fuzz_prefill.make_prefill_problem(case, "cpu") for case in cases)
-        assert torch.equal(first.logits.nan_to_num(), second.logits.nan_to_num())
-        assert torch.equal(first.row_ends, second.row_ends) and torch.equal(first.out, second.out)
-
-    def test_oracles_agree(self) -> None:
-        for index in range(40):
-            case = fuzz_prefill.draw_prefill_case(9, index, elements=1 << 13)
-            by_key, by_sort = (
-                fuzz_prefill.make_prefill_problem(case, "cpu", oracle)
-                for oracle in (fuzz.exact_topk, fuzz.sorted_topk)
-            )
-            assert torch.equal(by_key.out, by_sort.out), case
-
-    @pytest.mark.parametrize("kind", fuzz_prefill.WINDOWS)
-    def test_windows_are_what_their_name_says(self, kind: str) -> None:
-        case = fuzz_prefill.draw_prefill_case(1, 1, elements=1 << 15)
-        case = dataclasses.replace(case, width=500, k=100, rows=50)
-        draw = torch.Generator().manual_seed(1)
-        starts, ends = fuzz_prefill._windows(kind, 50, case, draw)
-        lengths = ends - starts
-        holds = {
-            "full": (starts == 0) & (ends == 500),
-            "causal": (ends == torch.arange(451, 501)) & (starts == starts[0]) & (starts >= 0),
-            "random": (starts >= 0) & (lengths >= 0) & (ends <= 500),
-            "near_k": (lengths >= 98) & (lengths <= 103),
-            "tiny": lengths.abs() < 5,
-            "beyond": (starts < 20) & (ends >= 500),
-            "inverted": lengths <= 0,
-            "any_int32": starts.abs() < 2**31 + 1,
-        }
-        assert holds[kind].all() and (kind == "full" or len(ends.unique()) > 3)
-
-    @pytest.mark.parametrize(
-        "broken", ["one index", "column k", "slots", "counts", "unknown reason", "second call", "raises"]
-    )
-    def test_a_broken_op_is_found_and_named(self, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        real, calls = fuzz.launch, [0]
-
-        def op(a: PrefillArguments) -> None:
-            calls[0] += 1
-            real(a)
-            if broken == "one index":
-                a.out[-1, a.k - 1] += 1
-            elif broken == "column k":
-                a.out[0, a.k] = 0
-            elif broken == "slots" and a.slots is not None:
-                a.slots[-1, 0] -= 1
-            elif broken == "counts" and a.counts is not None:
-                a.counts[0] += 1
-            elif broken == "unknown reason" and a.stats is not None:
-                a.stats[0, 0] = len(HintReason)
-            elif broken == "second call" and calls[0] % 2 == 0:
-                a.out[0, 0] += 1
-            elif broken == "raises":
-                raise RuntimeError("launch failed")
-
-        monkeypatch.setattr(fuzz, "launch", op)
-        summary = fuzz.run("cpu", 5.0, seed=2, prefill=1.0)
-        expected = {"one index": "first call: result", "raises": "launch failed"}.get(broken, broken)
-        assert expected in summary["failure"]["error"]
-        assert summary["failure"]["case"]["op"] == "prefill"
-        assert summary["cases"] == summary["failure"]["case"]["index"]
-
-    def test_the_share_of_cases(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        """Neither share asks for the other op; a path that prefill has not leaves none of its cases."""
-        app = typer.Typer()
-        app.command()(fuzz.main)
-        out = tmp_path / "fuzz.json"
-        for options, cases in ((["--prefill", "1"], 1), (["--prefill", "0"], 0), (["--paths", "no_hint"], 0)):
-            given = ["--device", "cpu", "--only", "1", "--out", str(out), *options]
-            assert CliRunner().invoke(app, given).exit_code == 0
-            assert json.loads(out.read_text())["prefill"]["cases"] == cases
-        assert CliRunner().invoke(app, ["--device", "cpu", "--prefill", "2"]).exit_code == 2
-        monkeypatch.setattr(fuzz, "launch", lambda arguments: None)
-        ended = CliRunner().invoke(app, ["--device", "cpu", "--only", "3", "--prefill", "1"])
-        assert ended.exit_code == 1 and "--only 3" in ended.output and "--prefill 1.0" in ended.output
+def without(name: str, value: object) -> Callable[[DecodeArguments], None]:
+    """The op as if an argument had not been given."""
+    return lambda a: cpu.decode(a._replace(**{name: value}))
 
 
-class TestFuzzBlocks:
-    def test_cases_reach_every_kind(self) -> None:
-        cases = [fuzz_blocks.draw_blocks_case(3, index, elements=1 << 22) for index in range(400)]
-        assert {kind for case in cases for kind in case.contents} == set(fuzz_contents.CONTENTS)
-        assert {kind for case in cases for kind in case.lengths} == set(fuzz_blocks.LENGTHS)
-        assert {kind for case in cases for kind in case.given} == set(fuzz_blocks.GIVEN)
-        assert {case.poison for case in cases} == set(fuzz_blocks.POISONS)
-        assert {(case.k, case.block_k) for case in cases} >= {(512, 2048)}
-        assert any(case.width > 1 << 17 for case in cases) and any(case.rows > 64 for case in cases)
-        assert all(case.rows * case.width <= 1 << 22 for case in cases)
-        assert any(case.by_row and case.next_n == 3 and case.compress_ratio > 1 for case in cases)
-        assert {0, 1, 2048} <= {case.given_blocks for case in cases}
-        assert any(case.given_k > 8 * case.given_blocks > 0 for case in cases)
+def without_flag(flag: int) -> Callable[[DecodeArguments], None]:
+    return lambda a: cpu.decode(a._replace(flags=a.flags & ~flag))
 
-    def test_oracles_agree(self) -> None:
-        for index in range(40):
-            case = fuzz_blocks.draw_blocks_case(9, index, elements=1 << 13)
-            by_key, by_sort = (
-                fuzz_blocks.make_blocks_problem(case, "cpu", by_sort=by_sort) for by_sort in (False, True)
-            )
-            assert torch.equal(by_key.logits.nan_to_num(), by_sort.logits.nan_to_num())
-            for name in ("seq_lens", "given", "positions", "blocks", "in_given"):
-                assert torch.equal(getattr(by_key, name), getattr(by_sort, name)), (name, case)
 
-    @pytest.mark.parametrize(
-        ("broken", "op"),
-        [
-            ("result", "blocks"),
-            ("blocks", "blocks"),
-            ("result in given blocks", "in_blocks"),
-            ("wrote past column", "in_blocks"),
-            ("second call", "blocks"),
-            ("launch failed", "blocks"),
-        ],
-    )
-    def test_a_broken_op_is_found_and_named(
-        self, broken: str, op: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        real, calls = fuzz.launch, itertools.count(1)
+def states_of_the_row_before(a: DecodeArguments) -> None:
+    cpu.decode(a)
+    if a.next_state is not None:
+        a.next_state.copy_(a.next_state.roll(1, 0))
 
-        def launch(a: Any) -> None:
-            real(a)
-            if not isinstance(a, BLOCK_OPS[op]):
-                return
-            call = next(calls)
-            if broken == "launch failed":
-                raise RuntimeError(broken)
-            if broken == "wrote past column":
-                a.out[0, a.k] = 0
-            elif broken != "second call" or call % 2 == 0:
-                (a.blocks if broken == "blocks" else a.out)[-1, 0] += 1
 
-        monkeypatch.setattr(fuzz, "launch", launch)
-        summary = fuzz.run("cpu", 5.0, seed=2, prefill=0.0, blocks=1.0)
-        assert broken in summary["failure"]["error"]
-        assert summary["failure"]["case"]["op"] == "blocks" and summary["blocks"]["cases"] == 0
+def one_state_too_many(a: DecodeArguments) -> None:
+    cpu.decode(a)
+    if a.next_state is not None:
+        a.next_state._base[-1, 0] = 0.0
 
-    def test_the_share_of_cases(self, tmp_path: Path) -> None:
-        app = typer.Typer()
-        app.command()(fuzz.main)
-        out = tmp_path / "fuzz.json"
-        for options, cases in ((["1"], 1), (["0"], 0), (["1", "--paths", "no_hint"], 0)):
-            given = [
-                "--device",
-                "cpu",
-                "--only",
-                "1",
-                "--prefill",
-                "0",
-                "--out",
-                str(out),
-                "--blocks",
-                *options,
-            ]
-            assert CliRunner().invoke(app, given).exit_code == 0
-            assert json.loads(out.read_text())["blocks"]["cases"] == cases
-        assert CliRunner().invoke(app, ["--device", "cpu", "--blocks", "-1"]).exit_code == 2
+
+def state_written_all_the_same(a: DecodeArguments) -> None:
+    cpu.decode(a)
+    if a.next_state is not None and a.state is not None:
+        cpu.decode(a._replace(next_state=None))
+
+
+@pytest.mark.parametrize(
+    ("op", "named"),
+    [
+        (without("compress_ratio", 1), "result"),
+        (without_flag(FLAG_CLAMP_PAGES), ""),
+        (without_flag(FLAG_DROP_MASKED), "result"),
+        (without("next_state", None), ""),
+        (states_of_the_row_before, "next_state: row"),
+        (one_state_too_many, "next_state: before and behind"),
+        (state_written_all_the_same, ""),
+    ],
+)
+def test_a_wrong_use_of_an_argument_is_found(
+    op: Callable[[DecodeArguments], None], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "launch", op)
+    summary = fuzzed("decode")
+    assert summary["failure"] is not None and named in summary["failure"]["error"]
+
+
+@pytest.mark.parametrize("op", ["decode", "prefill"])
+def test_a_wrong_page_table_of_the_op_is_found(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The translation is the oracle's own: a fault of the op's is none of the oracle's."""
+    real = cpu.to_slots_of_requests
+
+    def off_by_one(positions: torch.Tensor, *rest: object) -> torch.Tensor:
+        slots = real(positions, *rest)  # type: ignore[arg-type]
+        return torch.where(slots > 0, slots - 1, slots)
+
+    monkeypatch.setattr(cpu, "to_slots_of_requests", off_by_one)
+    assert fuzzed(op)["failure"]["case"]["page_size"] > 0
+
+
+# ---------------------------------------------------------------- the command
+
+
+def invoke(*options: str) -> Any:
+    app = typer.Typer()
+    app.command()(fuzz.main)
+    return CliRunner().invoke(app, ["--device", "cpu", *options])
+
+
+def test_the_summary_counts_what_was_drawn() -> None:
+    chosen = fuzz.drawn_cases("cpu", 7, drawn.PATHS, fuzz.PREFILL_SHARE, fuzz.BLOCKS_SHARE)
+    summary = fuzz.run("cpu", 60.0, itertools.islice(chosen, 220))
+    assert summary["failure"] is None
+    assert summary["checked_by_sort"] == summary["cases"] == 220
+    parts = summary["drawn"]
+    assert set(parts) == set(drawn.OPS)
+    assert sum(part["cases"] for part in parts.values()) == 220
+    assert parts["decode"]["paths"] == summary["paths_asked_for"]
+    assert parts["prefill"]["cases"] == summary["prefill"]["cases"] and parts["prefill"]["reasons"]
+    assert parts["blocks"]["cases"] == summary["blocks"]["cases"]
+    assert 0.1 < summary["prefill"]["cases"] / 220 < 0.5
+    for part in parts.values():
+        assert sum(part["paths"].values()) == sum(part["dtypes"].values()) == part["cases"]
+        assert all(
+            0 < count < part["cases"]
+            for name, count in part["arguments"].items()
+            if name[:5] not in ("given", "block")
+        ), part
+    assert set(parts["decode"]["arguments"]) >= {
+        *("next_n", "state", "hints", "slots", "next_state", "counts", "page_size", "cache_slots", "stats"),
+        *("clamp_pages", "drop_masked", "compress_ratio", "max_ctas", "ctas_per_row", "pdl", "by_row"),
+    }
+
+
+def test_the_command_prints_the_case_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "fuzz.json"
+    case = next(case for case in LARGE["prefill"] if case.rows * case.width < 1 << 13 and case.requests > 1)
+    text = json.dumps(case.as_json())
+    assert invoke("--case", text, "--out", str(out)).exit_code == 0
+    assert json.loads(out.read_text())["prefill"]["cases"] == 1
+    monkeypatch.setattr(calls, "launch", lambda arguments: None)
+    ended = invoke("--case", text, "--out", str(out))
+    assert ended.exit_code == 1 and "MISMATCH Mismatch: first call: result" in ended.output
+    assert f"again: python -m eval fuzz --device cpu --case '{text}'" in ended.output
+    assert json.loads(out.read_text())["failure"]["case"] == json.loads(text)
+    assert invoke("--seconds", "9", "--seed", "4").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "ops"),
+    [
+        (["--prefill", "1"], {"prefill"}),
+        (["--prefill", "0", "--blocks", "1"], {"blocks"}),
+        (["--prefill", "0", "--blocks", "0"], {"decode"}),
+        (["--prefill", "1", "--blocks", "1", "--paths", "no_hint"], {"decode"}),
+    ],
+)
+def test_the_share_of_cases(options: list[str], ops: set[str], tmp_path: Path) -> None:
+    """Neither share asks for the other op; a path that prefill has not leaves none of its cases."""
+    out = tmp_path / "fuzz.json"
+    assert invoke("--seconds", "0.01", "--out", str(out), *options).exit_code == 0
+    parts = json.loads(out.read_text())["drawn"]
+    assert {op for op, part in parts.items() if part["cases"]} == ops
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--prefill", "2"], ["--blocks", "-1"], ["--case", '{"op": "decode"}'], ["--case", "7"]]
+)
+def test_wrong_options_are_refused(wrong: list[str]) -> None:
+    ended = invoke(*wrong)
+    assert ended.exit_code == 2 and wrong[0] in ended.output

@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from eval.common.paths import ROOT
 from eval.fuzz import fuzz
+from eval.fuzz.cases import decode_cases, draw_cases
 from eval.stress import stress, stress_cases, stress_neighbours, stress_run, stress_workload
 from eval.stress.stress_cases import (
     CHAINS,
@@ -645,6 +646,7 @@ class TestFuzzBeside:
     def test_the_neighbour_is_fed_before_each_call(self) -> None:
         fed: list[int] = []
         neighbour = Neighbour("some", lambda: fed.append(1), on_cpu=True)
-        summary = fuzz.run("cpu", 60.0, seed=1, most=3, beside=[neighbour])
+        cases = draw_cases(decode_cases(1 << 10), 1, 3)
+        summary = fuzz.run("cpu", 60.0, iter(cases), [neighbour])
         assert summary["failure"] is None
-        assert len(fed) == 3 * (1 + 2)  # when it starts, and before two calls
+        assert len(fed) == len(cases) * (1 + 2)  # when it starts, and before two calls

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Draw = torch.Generator
-
-
-class Choices:
-    """The plain values of a case, drawn from its two numbers: same numbers, same values."""
-
-    def __init__(self, seed: int, index: int) -> None:
-        self.rng = np.random.default_rng((seed, index))
-
-    def pick(self, *choices: Any, p: Sequence[float] | None = None) -> Any:
-        return choices[int(self.rng.choice(len(choices), p=p))]
-
-    def some(self, choices: Sequence[str], most: int) -> tuple[str, ...]:
-        """One to `most` of the choices; any may come twice."""
-        drawn = self.rng.choice(choices, size=int(self.rng.integers(1, most + 1)))
-        return tuple(str(choice) for choice in drawn)
 
 
 def draw_integer(low: int, high: int, draw: Draw) -> Tensor:

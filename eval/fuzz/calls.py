@@ -1,0 +1,579 @@
+"""The tensors of a case, the call of its op, and everything that the call writes beside what it has to write.
+
+An op of a case is a function that makes the tensors and returns the call: each time it launches on poisoned
+outputs with guard columns, and yields ``(name, got, wanted)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from eval.fuzz.cases import DTYPES, Case
+from eval.fuzz.contents import CONTENTS, Draw, draw_integer
+from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
+from gvr_topk.constants import (
+    BLOCK_SIZE,
+    FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
+    FLAG_PDL,
+    FLAG_QUANTILE_GUESS,
+    FLAG_STREAMS,
+    STATE_FLOATS,
+    STATE_INFINITE,
+    STATE_MASKED,
+    STATE_UNKNOWN,
+    STATE_VALUE_ONLY,
+    STATE_ZSCORE_ORIGIN,
+    HintReason,
+    StatsColumn,
+)
+from gvr_topk.contract import best_blocks, exact_topk, exact_topk_in_blocks, order_key, row_lengths
+from gvr_topk.evaluation.oracle import (
+    drop_masked_positions,
+    sorted_blocks,
+    sorted_in_blocks,
+    sorted_topk,
+    translate_positions,
+)
+from gvr_topk.ops import launch
+from gvr_topk.policy import parse_path
+from gvr_topk.state import TopkState
+
+POISON = -7777
+GUARD_COLUMNS = 3
+SORTED_SCORES = 1 << 20
+"""On a GPU the oracle is the sort in NumPy for no more scores than that."""
+
+INT32 = torch.iinfo(torch.int32)
+
+Written = Iterator[tuple[str, Tensor, Tensor]]
+"""What a call has written: its name, what is there, and what has to be there."""
+
+
+class Mismatch(AssertionError):
+    """The op broke its contract."""
+
+
+def checks_by_sort(case: Case, device: str) -> bool:
+    """Whether the sort in NumPy is the oracle: on the CPU, whose op is the contract's, of all cases."""
+    return device == "cpu" or (case.by_sort and case.rows * case.width <= SORTED_SCORES)
+
+
+def oracles(case: Case, device: str) -> tuple[Callable[..., Tensor], ...]:
+    """Functions that select positions, blocks, and positions in given blocks, on the logits' device."""
+    if not checks_by_sort(case, device):
+        return exact_topk, best_blocks, exact_topk_in_blocks
+
+    def on_cpu(oracle: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def moved(logits: Tensor, *rest: Tensor | int) -> Tensor:
+            others = [part.cpu() if isinstance(part, Tensor) else part for part in rest]
+            return oracle(logits.cpu(), *others).to(logits.device)
+
+        return moved
+
+    return on_cpu(sorted_topk), on_cpu(sorted_blocks), on_cpu(sorted_in_blocks)
+
+
+def make_call(case: Case, device: str) -> Callable[[], Written]:
+    """The call of a case, with its tensors on a device."""
+    draw = torch.Generator(device=device).manual_seed(case.seed)
+    return {"decode": _decode, "prefill": _prefill, "blocks": _blocks}[case.op](case, draw)
+
+
+def poisoned(*shape: int, device: torch.device) -> Tensor:
+    return torch.full(shape, POISON, dtype=torch.int32, device=device)
+
+
+def _guarded(wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """A poisoned result with guard columns, and what it has to be."""
+    rows, columns = wanted.shape
+    result = poisoned(rows, columns + GUARD_COLUMNS, device=wanted.device)
+    expected = result.clone()
+    expected[:, :columns] = wanted
+    return result, expected
+
+
+# ---------------------------------------------------------------- the ops
+
+
+def _decode(case: Case, draw: Draw) -> Callable[[], Written]:
+    device = draw.device
+    logits, seq_lens, page_table = _logits(case, draw), _seq_lens(case, draw), _page_table(case, draw)
+    covered = case.width
+    if case.clamp_pages and page_table is not None:
+        covered = min(covered, page_table.shape[1] * case.page_size)
+    visible = _visible(case, seq_lens).clamp(max=covered)
+    _poison(case, logits, torch.zeros_like(visible), visible)
+    largest = oracles(case, device.type)[0](logits, visible, case.k)
+    wanted = drop_masked_positions(logits, largest) if case.drop_masked else largest
+    kept = row_slot = None
+    if case.state:
+        slots = case.requests if case.slots == "own" else case.rows + 2
+        row_slot = None if case.slots == "own" else _row_slots(case, slots, draw)
+        kth = kth_values(logits, largest)[torch.arange(slots, device=device) % case.rows]
+        kept = TopkState.of(
+            state_words(case.state, kth, draw),
+            _indices(case, slots, wanted, draw) if case.hints else None,
+            case.k,
+        )
+    writers = {} if kept is None or case.next_state else _writers(case, kept.slots, row_slot)
+    expected_indices = None
+    if kept is not None:
+        before = kept.words.clone()
+        if kept.indices is not None:
+            expected_indices = kept.indices.clone()
+            for slot, row in writers.items():
+                expected_indices[slot] = wanted[row]
+    cache_slots = None
+    if page_table is not None:
+        request = torch.arange(case.rows, device=device) // case.next_n
+        cache_slots = translate_positions(wanted, page_table, case.page_size, request)
+    lengths = visible.tolist()
+
+    def call() -> Written:
+        results = _results(case, wanted, cache_slots)
+        counts = (wanted >= 0).sum(dim=1).to(torch.int32)
+        # A guard row before and behind.
+        left = torch.full((case.rows + 2, STATE_FLOATS), float(POISON), device=device)
+        arguments = DecodeArguments(
+            logits=logits,
+            seq_lens=seq_lens,
+            row_slot=row_slot,
+            state=None if kept is None else kept.words,
+            indices=None if kept is None else kept.indices,
+            next_state=left[1:-1] if case.next_state else None,
+            page_table=page_table,
+            k=case.k,
+            next_n=case.next_n,
+            page_size=case.page_size,
+            path=parse_path(case.path),
+            max_ctas=case.max_ctas,
+            flags=FLAG_QUANTILE_GUESS * case.quantile_guess
+            + FLAG_PDL * case.pdl
+            + FLAG_CLAMP_PAGES * case.clamp_pages
+            + FLAG_DROP_MASKED * case.drop_masked,
+            hint_offset=case.hint_offset,
+            ctas_per_row=case.ctas_per_row,
+            compress_ratio=case.compress_ratio,
+            **_outputs(case, results, device),
+        )
+        launch(arguments)
+        yield from _written(arguments, results, counts)
+        if kept is not None:
+            if kept.indices is not None and expected_indices is not None:
+                yield "indices", kept.indices, expected_indices
+            # As bits: what other slots hold may be any NaN.
+            untouched = torch.ones(kept.slots, dtype=torch.bool, device=device)
+            untouched[list(writers)] = False
+            now, old = (words[untouched].view(torch.int32) for words in (kept.words, before))
+            yield "words of other slots", now, old
+            # The paper's kernel leaves nothing where the state keeps no indices.
+            if kept.indices is not None or case.path != "paper_gvr":
+                for slot, row in writers.items():
+                    if lengths[row] > case.k:
+                        _check_kind(f"words: slot {slot}", float(kept.words[slot, 0]))
+        if case.next_state:
+            yield "next_state: before and behind the rows", left[[0, -1]], torch.full_like(left[:2], POISON)
+            for row, (kind, visible_scores) in enumerate(zip(left[1:-1, 0].tolist(), lengths, strict=True)):
+                if visible_scores > case.k:
+                    _check_kind(f"next_state: row {row}", kind)
+                elif kind != STATE_UNKNOWN:
+                    raise Mismatch(f"next_state: row {row}: wanted {STATE_UNKNOWN} first, got {kind}")
+
+    return call
+
+
+def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
+    device = draw.device
+    logits = _logits(case, draw)
+    row_starts, row_ends = torch.zeros(2, case.rows, dtype=torch.int32, device=device)
+    for kind, rows in _parts(case, case.extents):
+        row_starts[rows], row_ends[rows] = windows(kind, len(range(case.rows)[rows]), case, draw)
+    starts = row_starts.to(torch.int64).clamp(min=0)
+    lengths = (row_ends.to(torch.int64).clamp(max=case.width) - starts).clamp(min=0)
+    _poison(case, logits, starts, starts + lengths)
+    request, row_request = torch.arange(case.rows, device=device), None
+    if case.table_requests:
+        row_request = _integers(-1, case.table_requests + 1, (case.rows,), draw).to(torch.int32)
+        request = row_request.to(torch.int64)
+        lengths = torch.where((request >= 0) & (request < case.table_requests), lengths, 0)
+    # Windows are moved to the first column, where the oracles take them.
+    columns = (starts[:, None] + torch.arange(case.width, device=device)).clamp(max=case.width - 1)
+    positions = oracles(case, device.type)[0](logits.gather(1, columns), lengths, case.k)
+    page_table, cache_slots, offsets, moved = _page_table(case, draw), None, None, positions
+    if page_table is not None:
+        cache_slots = translate_positions(positions, page_table, case.page_size, request)
+    if case.offsets:
+        offsets = _offsets(case, draw)
+        moved = positions.to(torch.int64) + offsets[request.clamp(0, case.table_rows - 1), None]
+        fits = (positions >= 0) & (moved >= INT32.min) & (moved <= INT32.max)
+        moved = torch.where(fits, moved, -1).to(torch.int32)
+
+    def call() -> Written:
+        results = _results(case, moved, cache_slots)
+        arguments = PrefillArguments(
+            logits=logits,
+            row_starts=row_starts,
+            row_ends=row_ends,
+            k=case.k,
+            row_request=row_request,
+            offsets=offsets,
+            page_table=page_table,
+            page_size=case.page_size,
+            path=parse_path(case.path),
+            flags=FLAG_PDL * case.pdl + FLAG_STREAMS * case.streams,
+            **_outputs(case, results, device),
+        )
+        launch(arguments)
+        yield from _written(arguments, results, lengths.clamp(max=case.k).to(torch.int32))
+
+    return call
+
+
+def _blocks(case: Case, draw: Draw) -> Callable[[], Written]:
+    logits, seq_lens = _logits(case, draw), _seq_lens(case, draw)
+    lengths = _visible(case, seq_lens)
+    _poison(case, logits, torch.zeros_like(lengths), lengths)
+    select, select_blocks, select_in_blocks = oracles(case, draw.device.type)
+    blocks = select_blocks(logits, lengths, case.block_k)
+    shape = (case.rows, case.given_blocks + case.blocks_pad)
+    given = torch.zeros(shape, dtype=torch.int32, device=draw.device)[:, : case.given_blocks]
+    for kind, rows in _parts(case, case.given) if case.given_blocks else ():
+        given[rows] = _given(kind, blocks[rows], case, draw)
+    positions = select(logits, lengths, case.k)
+    in_given = select_in_blocks(logits, lengths, given, case.given_k)
+    options = {
+        "next_n": case.next_n,
+        "flags": FLAG_PDL * case.pdl,
+        "compress_ratio": case.compress_ratio,
+    }
+
+    def call() -> Written:
+        results = {
+            "result": _guarded(positions),
+            "blocks": _guarded(blocks),
+            "result in given blocks": _guarded(in_given),
+        }
+        out, out_blocks, out_in_given = (got for got, _ in results.values())
+        launch(BlocksArguments(logits, seq_lens, out, out_blocks, case.k, case.block_k, **options))
+        launch(InBlocksArguments(logits, seq_lens, given, out_in_given, case.given_k, **options))
+        yield from ((name, *pair) for name, pair in results.items())
+
+    return call
+
+
+def _results(case: Case, positions: Tensor, cache_slots: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
+    """Results by the name of the argument: poisoned, and what they have to be."""
+    if cache_slots is None:
+        return {"out": _guarded(positions)}
+    if case.cache_slots:
+        return {"out": _guarded(positions), "slots": _guarded(cache_slots)}
+    return {"out": _guarded(cache_slots)}
+
+
+def _outputs(case: Case, results: dict[str, tuple[Tensor, Tensor]], device: torch.device) -> dict[str, Any]:
+    """Output arguments of decode and of prefill."""
+    return {
+        "counts": poisoned(case.rows, device=device) if case.counts else None,
+        "stats": poisoned(case.rows, len(StatsColumn), device=device) if case.stats else None,
+        **{name: result for name, (result, _) in results.items()},
+    }
+
+
+def _written(
+    arguments: DecodeArguments | PrefillArguments,
+    results: dict[str, tuple[Tensor, Tensor]],
+    counts: Tensor,
+) -> Written:
+    for name, pair in results.items():
+        yield {"out": "result"}.get(name, name), *pair
+    if arguments.counts is not None:
+        yield "counts", arguments.counts, counts
+    if arguments.stats is not None:
+        found = set(arguments.stats[:, StatsColumn.REASON].tolist())
+        if not found <= set(HintReason):
+            raise Mismatch(f"stats: unknown reason in {sorted(found)}")
+        yield "stats", arguments.stats, arguments.stats
+
+
+def _check_kind(what: str, kind: float) -> None:
+    """The first number that a row longer than k leaves: what a next step may read."""
+    if kind == POISON or not -math.inf < kind <= STATE_MASKED:
+        raise Mismatch(f"{what}: wanted a number up to {STATE_MASKED} first, got {kind}")
+
+
+# ---------------------------------------------------------------- scores, lengths and windows
+
+
+def strided(rows: int, width: int, pad: int, shift: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Rows with `pad` elements of NaN behind each, in a buffer in which the first begins at `shift`."""
+    buffer = torch.full((rows * (width + pad) + shift + 16,), float("nan"), dtype=dtype, device=device)
+    return buffer[shift : shift + rows * (width + pad)].view(rows, width + pad)[:, :width]
+
+
+def _integers(low: int, high: int, shape: tuple[int, ...], draw: Draw) -> Tensor:
+    """Integers of ``[low, high)``."""
+    return torch.randint(low, max(high, low + 1), shape, generator=draw, device=draw.device)
+
+
+def _parts(case: Case, kinds: tuple[str, ...]) -> list[tuple[str, slice]]:
+    """Rows of each kind: in turn, or one kind behind the other; parts without rows are left out."""
+    count, rows = len(kinds), case.rows
+    bounds = [rows * turn // count for turn in range(count + 1)]
+    parts = [
+        slice(turn, rows, count) if case.by_turns else slice(bounds[turn], bounds[turn + 1])
+        for turn in range(count)
+    ]
+    return [(kind, part) for kind, part in zip(kinds, parts, strict=True) if range(rows)[part]]
+
+
+def _logits(case: Case, draw: Draw) -> Tensor:
+    """Scores of the case's contents; rows of one kind are alike where they have few scores to themselves."""
+    dtype = DTYPES[case.dtype]
+    logits = strided(case.rows, case.width, case.pad, case.shift, dtype, draw.device)
+    for kind, rows in _parts(case, case.contents):
+        count = len(range(case.rows)[rows])
+        scores = CONTENTS[kind](count, case.width, case.k, draw, dtype).to(dtype)
+        if case.fresh < 1:
+            own = torch.rand(count, case.width, generator=draw, device=draw.device) < case.fresh
+            scores = torch.where(own, scores, scores[:1])
+        logits[rows] = scores
+    return logits
+
+
+def _poison(case: Case, logits: Tensor, starts: Tensor, ends: Tensor) -> None:
+    if case.poison != "none":
+        position = torch.arange(case.width, device=logits.device)
+        outside = (position < starts[:, None]) | (position >= ends[:, None])
+        logits.masked_fill_(outside, float(case.poison))
+
+
+def _seq_lens(case: Case, draw: Draw) -> Tensor:
+    """Key counts of requests or rows, kind by kind."""
+    count = case.rows if case.by_row else case.requests
+    lengths = torch.empty(count, dtype=torch.int64, device=draw.device)
+    for turn, kind in enumerate(case.extents):
+        some = lengths[turn :: len(case.extents)]
+        low, high = {
+            "full": (case.width, case.width + 1),
+            "random": (0, case.width + 2),
+            "near_k": (case.k - 2, case.k + case.next_n + 3),
+            "near_blocks": (BLOCK_SIZE * case.block_k - 9, BLOCK_SIZE * case.block_k + 10),
+            "tiny": (-3, 10),
+            "beyond": (case.width, 2 * case.width + 3000),
+            "any_int32": (INT32.min, INT32.max + 1),
+        }[kind]
+        scores = _integers(low, high, some.shape, draw)
+        # A length counts keys, and not all of them make up a whole score.
+        more = _integers(0, case.compress_ratio, some.shape, draw)
+        some.copy_(scores if kind == "any_int32" else scores * case.compress_ratio + more)
+    return lengths.clamp(INT32.min, INT32.max).to(torch.int32)
+
+
+def _visible(case: Case, seq_lens: Tensor) -> Tensor:
+    """Scores that each row sees."""
+    keys = row_lengths(seq_lens, case.rows, 1 if case.by_row else case.next_n)
+    return (keys.clamp(min=0) // case.compress_ratio).clamp(max=case.width)
+
+
+def windows(kind: str, rows: int, case: Case, draw: Draw) -> tuple[Tensor, Tensor]:
+    """First columns of some rows of prefill, and those past the last."""
+    width, k = case.width, case.k
+
+    def integers(low: int, high: int) -> Tensor:
+        return _integers(low, high, (rows,), draw)
+
+    if kind == "full":
+        return integers(0, 1), integers(width, width + 1)
+    if kind == "causal":
+        first = draw_integer(0, max(1, min(width // 2, width - k)), draw).expand(rows)
+        return first, width - rows + 1 + torch.arange(rows, device=draw.device)
+    if kind == "near_k":
+        first = integers(0, width - k)
+        return first, first + integers(k - 2, k + 4)
+    if kind == "tiny":
+        first = integers(-3, width + 3)
+        return first, first + integers(-3, 5)
+    if kind == "beyond":
+        return integers(-3000, 20), integers(width, width + 3000)
+    if kind == "any_int32":
+        return integers(INT32.min, INT32.max + 1), integers(INT32.min, INT32.max + 1)
+    ends = torch.stack([integers(0, width + 1), integers(0, width + 1)])
+    lower, upper = ends.amin(dim=0), ends.amax(dim=0)
+    return (upper, lower) if kind == "inverted" else (lower, upper)
+
+
+# ---------------------------------------------------------------- tables, offsets and given blocks
+
+
+def _page_table(case: Case, draw: Draw) -> Tensor | None:
+    if not case.page_size:
+        return None
+    largest = max(4096, (1 << 23) // case.table_rows)
+    pages = int(draw_integer(0, min(2 * (case.width // case.page_size) + 3, largest), draw))
+    shape = (case.table_rows, pages)
+    table = _integers(0, min(INT32.max // case.page_size + 2, INT32.max), shape, draw)
+    if case.holes:
+        table = torch.where(torch.rand(shape, generator=draw, device=draw.device) < 0.3, -1 - table, table)
+    return table.to(torch.int32)
+
+
+def _offsets(case: Case, draw: Draw) -> Tensor:
+    """Usual offsets, and now and then any number of 32 bits, or one that overflows within the window."""
+    shape = (case.table_rows,)
+    usual = _integers(0, 1 << 22, shape, draw)
+    wild = _integers(INT32.min, INT32.max + 1, shape, draw)
+    near = INT32.max - _integers(0, case.width + 2, shape, draw)
+    chance = torch.rand(shape, generator=draw, device=draw.device)
+    return torch.where(chance < 0.7, usual, torch.where(chance < 0.85, wild, near)).to(torch.int32)
+
+
+def _given(kind: str, chosen: Tensor, case: Case, draw: Draw) -> Tensor:
+    """Blocks that are given for some rows, whose best blocks are these."""
+    shape = (len(chosen), case.given_blocks)
+    last = -(-case.width // BLOCK_SIZE)
+    if kind == "chosen":
+        width = min(case.given_blocks, case.block_k)
+        blocks = torch.full(shape, -1, dtype=torch.int64, device=draw.device)
+        blocks[:, :width] = chosen[:, :width]
+        return blocks
+    if kind == "none":
+        return torch.full(shape, -1, device=draw.device)
+    if kind == "any_int32":
+        return _integers(INT32.min, INT32.max + 1, shape, draw)
+    if kind == "repeated":
+        return _integers(0, min(last, 5), shape, draw).sort(dim=1).values
+    if kind == "unordered":
+        return _integers(-3, last + 3, shape, draw)
+    # Distinct and ascending, -1 behind them.
+    blocks = _integers(0, last, shape, draw).sort(dim=1).values
+    again = torch.zeros(shape, dtype=torch.bool, device=draw.device)
+    again[:, 1:] = blocks[:, 1:] == blocks[:, :-1]
+    blocks = blocks.masked_fill(again, last).sort(dim=1).values
+    return torch.where(blocks < last, blocks, -1)
+
+
+# ---------------------------------------------------------------- states of decode
+
+
+def _writers(case: Case, slots: int, row_slot: Tensor | None) -> dict[int, int]:
+    """Row by the slot it writes: the last row of each request that has one."""
+    last = range(case.next_n - 1, case.rows, case.next_n)
+    named = range(len(last)) if row_slot is None else row_slot[case.next_n - 1 :: case.next_n].tolist()
+    return {slot: row for slot, row in zip(named, last, strict=True) if 0 <= slot < slots}
+
+
+def _indices(case: Case, slots: int, wanted: Tensor, draw: Draw) -> Tensor:
+    pitch = case.k + case.indices_pad
+    indices = torch.empty(slots, pitch, dtype=torch.int32, device=draw.device)[:, : case.k]
+    for slot in range(slots):
+        # Which row a slot serves does not matter: its own choice is only one more kind of content.
+        row = wanted[min(slot * case.next_n, case.rows - 1)]
+        indices[slot] = _hint(case.hints[slot % len(case.hints)], row, case, draw)
+    return indices
+
+
+def _row_slots(case: Case, slots: int, draw: Draw) -> Tensor:
+    """Slots of the rows: the last rows of two requests never share one, because both would write it."""
+    order = torch.randperm(slots, generator=draw, device=draw.device)[: case.rows].to(torch.int32)
+    if case.slots == "shuffled":
+        order = order[: case.requests].repeat_interleave(case.next_n)
+    choice = torch.rand(case.rows, generator=draw, device=draw.device)
+    order = torch.where(choice < 0.1, -1, order)
+    return torch.where(choice > 0.95, slots + 7, order).to(torch.int32)
+
+
+def _hint(kind: str, result: Tensor, case: Case, draw: Draw) -> Tensor:
+    k, device = case.k, draw.device
+
+    def within(low: int, high: int) -> Tensor:
+        return _integers(low, high, (k,), draw)
+
+    if kind == "true":
+        # Positions as the offset will move them, in any order, padding kept.
+        order = torch.randperm(k, generator=draw, device=device)
+        shuffled = result.to(torch.int64)[order]
+        return torch.where(shuffled >= 0, (shuffled - case.hint_offset).clamp(INT32.min, INT32.max), -1)
+    if kind == "half":
+        keep = torch.rand(k, generator=draw, device=device) < 0.5
+        return torch.where(keep, result.to(torch.int64), within(0, case.width))
+    if kind == "random":
+        return within(0, case.width)
+    if kind == "any_int32":
+        return within(INT32.min, INT32.max + 1)
+    if kind == "one_position":
+        return draw_integer(0, case.width, draw).expand(k)
+    constant = {"minus_one": -1, "zero": 0, "past_the_end": case.width}[kind]
+    return torch.full((k,), constant, dtype=torch.int64, device=device)
+
+
+def kth_values(logits: Tensor, wanted: Tensor) -> Tensor:
+    """The k-th value of every row, fp32; of an empty one, its first."""
+    values = logits.gather(1, wanted.clamp(min=0).to(torch.int64)).float()
+    keys = torch.where(wanted >= 0, order_key(values), 1 << 40)
+    return values.gather(1, keys.argmin(dim=1, keepdim=True))[:, 0]
+
+
+def state_words(kind: str, kth: Tensor, draw: Draw) -> Tensor:
+    """Whole slots; `kth` holds values that those may expect, one a slot."""
+    slots, device = len(kth), draw.device
+
+    def normal() -> Tensor:
+        return torch.randn(slots, generator=draw, device=device)
+
+    def any_size() -> Tensor:
+        return torch.empty(slots, device=device).uniform_(-130, 130, generator=draw).exp2()
+
+    def any_bits() -> Tensor:
+        drawn = _integers(INT32.min, INT32.max + 1, (slots,), draw)
+        return drawn.to(torch.int32).view(torch.float32)
+
+    def spreads(by_value: bool | None) -> Tensor:
+        """Two spreads of moderate size, and the last bit that says which of them to go by."""
+        halves = (0.05 * torch.stack([normal(), normal()], dim=1).abs()).to(torch.bfloat16).view(torch.int16)
+        bit = _integers(0, 2, (slots,), draw)
+        chosen = bit if by_value is None else torch.full_like(bit, by_value)
+        halves[:, 0] = (halves[:, 0] & ~1) | chosen.to(torch.int16)
+        return halves.contiguous().view(torch.float32)[:, 0]
+
+    if kind == "bits":
+        return torch.stack([any_bits() for _ in range(STATE_FLOATS)], dim=1)
+    words = torch.zeros(slots, STATE_FLOATS, device=device)
+    if kind == "share":
+        words[:, 0] = torch.rand(slots, generator=draw, device=device)
+    elif kind == "window":  # what short rows leave: negative numbers of all sizes
+        near = torch.empty(slots, device=device).uniform_(-4, 4, generator=draw).exp2()
+        is_near = torch.rand(slots, generator=draw, device=device) < 0.5
+        words[:, 0] = -torch.where(is_near, near, any_size())
+    elif kind in ("zscore", "value", "either"):  # near those that kernels leave, or far off
+        by_value = {"zscore": False, "value": True, "either": None}[kind]
+        words[:, 0] = STATE_VALUE_ONLY if kind == "value" else STATE_ZSCORE_ORIGIN + 4.0 * normal()
+        words[:, 1] = kth + 0.05 * normal()
+        words[:, 2] = normal().abs()
+        words[:, 3] = spreads(by_value)
+    elif kind == "absurd":  # a z-score or a value, and nonsense beside it
+        is_zscore = torch.rand(slots, generator=draw, device=device) < 0.5
+        words[:, 0] = torch.where(is_zscore, STATE_ZSCORE_ORIGIN + 8.0 * normal(), STATE_VALUE_ONLY)
+        words[:, 1] = any_size() * normal().sign()
+        words[:, 2] = any_size() * normal().sign()
+        words[:, 3] = any_bits()
+    else:
+        words[:, 0] = {
+            "unknown": STATE_UNKNOWN,
+            "zero": 0.0,
+            "one": 1.0,
+            "infinite": STATE_INFINITE,
+            "masked": STATE_MASKED,
+            "nan": np.nan,
+            "inf": np.inf,
+            "huge": 3e38,
+        }[kind]
+        if kind in ("nan", "inf", "huge"):
+            words[:] = words[:, :1].clone()
+    return words
