@@ -173,10 +173,6 @@ class _Argument(NamedTuple):
     optional: bool
     written: Written | None
 
-    @property
-    def is_tensor(self) -> bool:
-        return self.kind == "Tensor"
-
 
 @functools.cache
 def _arguments_of(kind: Any) -> tuple[_Argument, ...]:
@@ -303,11 +299,9 @@ class Checks:
 
     def types(self, arguments: NamedTuple) -> None:
         """Check of each argument of a call what PyTorch would refuse in words of its own."""
-        for (name, is_tensor, optional, _), value in zip(
-            _arguments_of(type(arguments)), arguments, strict=True
-        ):
-            if not is_tensor:
-                if not -(2**63) <= value < 2**63:
+        for (name, kind, optional, _), value in zip(_arguments_of(type(arguments)), arguments, strict=True):
+            if kind != "Tensor":
+                if kind == "int" and not -(2**63) <= value < 2**63:
                     raise self.fail(name, "an integer of 64 bits", value)
             elif value is not None or not optional:
                 self.dense(name, value)
@@ -412,10 +406,10 @@ class Checks:
         """Check that no written tensor of a call shares memory with another one."""
         tensors = [
             (written is not None, (written and written.shown) or name, written and written.columns, tensor)
-            for (name, is_tensor, _, written), tensor in zip(
+            for (name, kind, _, written), tensor in zip(
                 _arguments_of(type(arguments)), arguments, strict=True
             )
-            if is_tensor and tensor is not None
+            if kind == "Tensor" and tensor is not None
         ]
         others: list[tuple[str, _Runs]] = []
         for written, name, columns, tensor in sorted(tensors, key=lambda each: each[0]):

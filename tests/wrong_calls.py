@@ -1,7 +1,7 @@
 """Calls that the ops refuse, and what they say: one list for the CPU, for traces and for the compiled checks.
 
-A row changes arguments of a call that is valid otherwise. tests/cpu/test_compiled_checks.py runs all rows on
-a CPU, and tests/gpu/test_errors.py runs them on a GPU.
+A row changes arguments of a call that is valid otherwise. Tests run all rows on a CPU (test_arguments.py),
+through the compiled checks (test_compiled_checks.py) and on a GPU (tests/gpu/test_errors.py).
 """
 
 from __future__ import annotations
@@ -118,10 +118,19 @@ WRONG: dict[str, tuple[Change, str]] = {
         "seq_lens: wanted dtype int32, got int64",
     ),
     "seq_lens": (lambda d: {"seq_lens": zeros(d, 3)}, "seq_lens: wanted 2 elements, got [3]"),
+    "dimensions of seq_lens": (
+        lambda d: {"seq_lens": zeros(d, 2, 1)},
+        "seq_lens: wanted shape [any], got [2, 1]",
+    ),
+    "stride of seq_lens": (
+        lambda d: {"seq_lens": zeros(d, 4)[::2]},
+        "seq_lens: wanted inner stride 1, got 2",
+    ),
     "seq_lens of drafts": (
         lambda d: {"seq_lens": zeros(d, 3), "next_n": 2},
         "seq_lens: wanted 1 or 2 elements, got [3]",
     ),
+    "dtype of out": (lambda d: {"out": floats(d, 2, 8)}, "out: wanted dtype int32, got float32"),
     "rows of out": (lambda d: {"out": zeros(d, 3, 8)}, "out: wanted shape [2, any], got [3, 8]"),
     "columns of out": (lambda d: {"out": zeros(d, 2, 7)}, "out: wanted at least k = 8 columns, got [2, 7]"),
     "rows of out in one place": (
@@ -140,6 +149,10 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda d: {**both(d), "row_slot": zeros(d, 3)},
         "row_slot: wanted shape [2], got [3]",
     ),
+    "dtype of row_slot": (
+        lambda d: {**both(d), "row_slot": zeros(d, 2, dtype=torch.int64)},
+        "row_slot: wanted dtype int32, got int64",
+    ),
     "indices alone": (
         lambda d: {"indices": zeros(d, 2, 8)},
         "indices: wanted a state beside them, got None",
@@ -154,6 +167,10 @@ WRONG: dict[str, tuple[Change, str]] = {
         lambda d: both(d, floats(d, 2, 8)[:, :4]),
         "state: wanted contiguous rows, got strides (8, 1)",
     ),
+    "inner stride of state": (
+        lambda d: both(d, floats(d, 4, 2).T),
+        "state: wanted inner stride 1, got 2",
+    ),
     "slots of state": (
         lambda d: {"state": floats(d, 1, STATE_FLOATS)},
         "state: wanted at least 2 slots without row_slot, got 1",
@@ -161,6 +178,10 @@ WRONG: dict[str, tuple[Change, str]] = {
     "slots of indices": (
         lambda d: both(d, indices=zeros(d, 3, 8)),
         "state.indices: wanted shape [2, 8], got [3, 8]",
+    ),
+    "dtype of indices": (
+        lambda d: both(d, indices=floats(d, 2, 8)),
+        "state.indices: wanted dtype int32, got float32",
     ),
     "k of indices": (
         lambda d: both(d, indices=zeros(d, 2, 9)),
@@ -171,21 +192,25 @@ WRONG: dict[str, tuple[Change, str]] = {
         "state.indices: wanted rows that do not overlap, at least 8 elements apart, got 0",
     ),
     "counts": (lambda d: {"counts": zeros(d, 3)}, "counts: wanted shape [2], got [3]"),
+    "stride of counts": (
+        lambda d: {"counts": zeros(d, 4)[::2]},
+        "counts: wanted inner stride 1, got 2",
+    ),
     "dtype of counts": (
         lambda d: {"counts": zeros(d, 2, dtype=torch.int64)},
         "counts: wanted dtype int32, got int64",
     ),
     "slots alone": (lambda d: {"slots": zeros(d, 2, 8)}, "slots: wanted a page_table beside it, got None"),
+    "dtype of slots": (
+        lambda d: {**pages(d), "slots": floats(d, 2, 8)},
+        "slots: wanted dtype int32, got float32",
+    ),
     "columns of slots": (
-        lambda d: {"slots": zeros(d, 2, 7), "page_table": zeros(d, 2, 4), "page_size": 16},
+        lambda d: {**pages(d), "slots": zeros(d, 2, 7)},
         "slots: wanted at least k = 8 columns, got [2, 7]",
     ),
     "rows of slots that overlap": (
-        lambda d: {
-            "slots": zeros(d, 16).as_strided((2, 8), (7, 1)),
-            "page_table": zeros(d, 2, 4),
-            "page_size": 16,
-        },
+        lambda d: {**pages(d), "slots": zeros(d, 16).as_strided((2, 8), (7, 1))},
         "slots: wanted rows that do not overlap, at least 8 elements apart, got 7",
     ),
     "clamp_pages alone": (
@@ -382,6 +407,7 @@ WRONG_PREFILL: dict[str, tuple[Change, str]] = {
             "too many rows",
             "k of zero",
             "k too large",
+            "dtype of out",
             "rows of out",
             "columns of out",
             "rows of out in one place",
@@ -410,6 +436,10 @@ WRONG_PREFILL: dict[str, tuple[Change, str]] = {
         lambda d: {"row_ends": floats(d, 2)},
         "row_ends: wanted dtype int32, got float32",
     ),
+    "stride of row_ends": (
+        lambda d: {"row_ends": zeros(d, 4)[::2]},
+        "row_ends: wanted inner stride 1, got 2",
+    ),
     "row_request alone": (
         lambda d: {**NO_TABLES, "row_request": zeros(d, 2)},
         "row_request: wanted a page_table or offsets beside it, got None",
@@ -431,6 +461,10 @@ WRONG_PREFILL: dict[str, tuple[Change, str]] = {
     "rows of page_table": (
         lambda d: {"row_request": None},
         "page_table: wanted shape [2, any], got [3, 4]",
+    ),
+    "dtype of page_table": (
+        lambda d: {"page_table": zeros(d, 3, 4, dtype=torch.int64)},
+        "page_table: wanted dtype int32, got int64",
     ),
     "dimensions of page_table": (
         lambda d: {"page_table": zeros(d, 3)},
@@ -531,6 +565,8 @@ WRONG_BOTH_BLOCKS: dict[str, tuple[Change, str]] = {
             "next_n too large",
             "rows of no request",
             "dtype of seq_lens",
+            "dimensions of seq_lens",
+            "stride of seq_lens",
             "seq_lens",
             "seq_lens of drafts",
             "compress_ratio",
@@ -542,6 +578,10 @@ WRONG_BOTH_BLOCKS: dict[str, tuple[Change, str]] = {
     "rows of out that overlap": (
         lambda d: {"out": zeros(d, 5).as_strided((2, 3), (2, 1))},
         "out: wanted rows that do not overlap, at least 3 elements apart, got 2",
+    ),
+    "stride of blocks": (
+        lambda d: {"blocks": zeros(d, 4, 2).T},
+        "blocks: wanted inner stride 1, got 2",
     ),
     "rows of blocks": (lambda d: {"blocks": zeros(d, 3, 4)}, "blocks: wanted shape [2, any], got [3, 4]"),
     "dtype of blocks": (lambda d: {"blocks": floats(d, 2, 4)}, "blocks: wanted dtype int32, got float32"),

@@ -1,7 +1,8 @@
-"""Arguments that PyTorch, or a condition in Python, would refuse in other words or not at all."""
+"""Arguments of all ops: what is refused, in which words, and what reaches the op."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
@@ -10,12 +11,25 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import ops
 from gvr_topk.arguments import PREFILL_PATHS, Checks, DecodeArguments, Output, Written, schema
-from gvr_topk.constants import MAX_ROWS, MAX_WIDTH, Path
+from gvr_topk.constants import (
+    FLAG_CLAMP_PAGES,
+    FLAG_DROP_MASKED,
+    FLAG_PDL,
+    FLAG_QUANTILE_GUESS,
+    MAX_ROWS,
+    MAX_WIDTH,
+    STATE_FLOATS,
+    Path,
+)
 from gvr_topk.layers import indexer_topk
+from gvr_topk.library import LibraryError, LibraryStatus
+from tests.wrong_calls import CASES, VALID, arguments, message_of, wrong_call
+from tests.wrong_calls import OPS as WRONG_OPS
 
 ROWS, WIDTH, K = 2, 16, 3
 
@@ -55,6 +69,228 @@ OUT = int32(ROWS, K)
 def refused(op: Op, message: str, **changes: Any) -> None:
     with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_{op.__name__}: {message}$"):
         op(**changes)
+
+
+@pytest.mark.parametrize(("op", "what"), CASES)
+def test_a_wrong_call_is_refused_whether_it_runs_or_is_traced(op: str, what: str) -> None:
+    refusal = f"^{re.escape(message_of(op, what))}$"
+    with pytest.raises(ValueError, match=refusal):
+        ops.launch(wrong_call(op, what, "cpu"))
+    with FakeTensorMode():
+        traced = wrong_call(op, what, "cpu")
+        with pytest.raises(ValueError, match=refusal):
+            ops.launch(traced)
+    registered = getattr(torch.ops.gvr_topk, f"indexer_topk_{op}").default
+    with pytest.raises(ValueError, match=refusal):
+        registered(*wrong_call(op, what, "cpu"))
+
+
+@pytest.mark.parametrize("what", VALID)
+def test_a_valid_call_is_accepted_whether_it_runs_or_is_traced(what: str) -> None:
+    ops.launch(arguments("cpu", VALID[what]("cpu")))
+    with FakeTensorMode():
+        ops.launch(arguments("cpu", VALID[what]("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        *itertools.product(["decode"], ["seq_lens", "out", "state"]),
+        *itertools.product(
+            ["prefill"], ["row_starts", "row_ends", "offsets", "page_table", "slots", "stats"]
+        ),
+        *itertools.product(["blocks", "in_blocks"], ["seq_lens", "out", "blocks"]),
+    ],
+)
+def test_every_tensor_is_on_the_device_of_the_scores(op: str, name: str) -> None:
+    changes = {"state": torch.zeros(2, STATE_FLOATS)} if name == "state" else {}
+    call = WRONG_OPS[op].arguments("cpu", changes)
+    with pytest.raises(ValueError, match=f"{name}: wanted a tensor on cpu, got meta$"):
+        ops.launch(call._replace(**{name: getattr(call, name).to("meta")}))
+
+
+TENSORS = {
+    decode: ("logits", "seq_lens", "out", "row_slot", "next_state", "counts", "page_table", "slots", "stats"),
+    prefill: ("logits", "row_starts", "row_ends", "out", "row_request", "offsets", "page_table", "slots"),
+    blocks: ("logits", "seq_lens", "out", "blocks"),
+    in_blocks: ("logits", "seq_lens", "out", "blocks"),
+}
+
+
+@pytest.mark.parametrize("value", [[1, 2], np.zeros((ROWS, WIDTH), np.float32), 3])
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op, names in TENSORS.items() for name in names])
+def test_what_is_no_tensor_is_refused_by_its_name(op: Op, name: str, value: Any) -> None:
+    refused(op, f"{name}: wanted a Tensor, got {type(value).__name__}", **{name: value})
+
+
+@pytest.mark.parametrize("out", [None, OUT])
+@pytest.mark.parametrize(("op", "name"), [(op, name) for op, names in TENSORS.items() for name in names[:2]])
+def test_tensors_that_a_call_needs_may_not_be_none(op: Op, name: str, out: Tensor | None) -> None:
+    refused(op, f"{name}: wanted a Tensor, got NoneType", **{name: None, "out": out})
+
+
+@pytest.mark.parametrize("value", [{}, torch.zeros(4, STATE_FLOATS)])
+def test_a_state_is_a_topk_state(value: Any) -> None:
+    refused(decode, f"state: wanted a TopkState, got {type(value).__name__}", state=value)
+
+
+@pytest.mark.parametrize("path", ["fast", "gvr", "radix", "AUTO", None, 1, []])
+@pytest.mark.parametrize(
+    ("op", "names"),
+    [
+        (decode, "'auto', 'paper_gvr', 'no_hint', 'radix_rounds'"),
+        (prefill, "'auto', 'radix_rounds'"),
+    ],
+)
+def test_unknown_paths(op: Op, names: str, path: Any) -> None:
+    refused(op, re.escape(f"path: wanted one of {names}, got {path!r}"), path=path)
+
+
+@pytest.mark.parametrize("k", [0, MAX_WIDTH + 1])
+@pytest.mark.parametrize("op", OPS)
+def test_nothing_is_allocated_for_numbers_out_of_range(op: Op, k: int) -> None:
+    refused(op, f"k: wanted 1 to {MAX_WIDTH}, got {k}", k=k)
+    if op is blocks:
+        refused(op, f"block_k: wanted more than k = {K} and at most 2048, got {1 << 60}", block_k=1 << 60)
+
+
+PASSED: dict[Op, dict[str, Any]] = {
+    decode: {
+        "row_slot": int32(ROWS),
+        "next_state": torch.zeros(ROWS, STATE_FLOATS),
+        "counts": int32(ROWS),
+        "page_table": int32(ROWS, 1),
+        "slots": int32(ROWS, K),
+        "stats": int32(ROWS, 8),
+        "next_n": 2,
+        "page_size": 16,
+        "max_ctas": 4,
+        "hint_offset": 7,
+        "compress_ratio": 5,
+    },
+    prefill: {
+        "row_request": int32(ROWS),
+        "offsets": int32(ROWS),
+        "counts": int32(ROWS),
+        "page_table": int32(ROWS, 1),
+        "slots": int32(ROWS, K),
+        "stats": int32(ROWS, 8),
+        "page_size": 16,
+    },
+    blocks: {
+        "block_k": K + 1,
+        "blocks": int32(ROWS, K + 1),
+        "next_n": 2,
+        "compress_ratio": 5,
+        "block_size": 8,
+    },
+    in_blocks: {"blocks": int32(ROWS, 2), "next_n": 2, "compress_ratio": 5, "block_size": 8},
+}
+"""Optional arguments of each op, with numbers that cannot be taken for each other."""
+
+FLAGS = {"pdl": FLAG_PDL, "clamp_pages": FLAG_CLAMP_PAGES, "drop_masked": FLAG_DROP_MASKED}
+
+
+@pytest.mark.parametrize(
+    ("op", "flag", "path"),
+    [
+        *itertools.product([decode], [None, *FLAGS], Path),
+        *itertools.product([prefill], [None, "pdl"], PREFILL_PATHS),
+        *itertools.product([blocks, in_blocks], [None, "pdl"], [Path.AUTO]),
+    ],
+)
+def test_every_argument_reaches_the_op(op: Op, flag: str | None, path: Path, launched: list[Any]) -> None:
+    """The public functions pass arguments by position, each of which has to find its own."""
+    passed = {**PASSED[op], "logits": torch.zeros(ROWS, WIDTH), "out": OUT, "k": K}
+    passed |= {"row_starts": OUT[0], "row_ends": OUT[1]} if op is prefill else {"seq_lens": int32(ROWS)}
+    kept = gvr_topk.TopkState(ROWS, K)
+    options: dict[str, Any] = {} if flag is None else {flag: True}
+    options |= {"path": path.name.lower()} if op in (decode, prefill) else {}
+    op(**passed, **options, **({"state": kept} if op is decode else {}))
+    wanted: dict[str, Any] = {**passed, "flags": FLAGS.get(flag or "", 0)}
+    if op in (decode, prefill):
+        wanted["path"] = int(path)
+    if op is decode:
+        wanted |= {"state": kept.words, "indices": kept.indices, "phase_clocks": None, "ctas_per_row": 0}
+        wanted["flags"] += FLAG_QUANTILE_GUESS
+    assert set(wanted) == set(launched[0]._fields)
+    for name, value in wanted.items():
+        got = getattr(launched[0], name)
+        assert got is value or (not isinstance(value, Tensor) and got == value), name
+
+
+def raising(described: type, error: Exception) -> Any:
+    """What calls an op, all of whose overloads raise an error."""
+
+    def op(*_: Any) -> None:
+        raise error
+
+    return ops._CALLS[described]._replace(every=op, usual=op)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_errors_of_the_cuda_library_are_of_the_same_type(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checks arrive as RuntimeError, with a place in the sources before and a stack behind."""
+    described = type(WRONG_OPS[op.__name__].arguments("cpu", {}))
+    checks = WRONG_OPS[op.__name__].checks
+    text = f"{checks.op}: k: wanted 1 to 2097152, got 0"
+    for message in (text, f"Expected k to hold: {text}\nException raised from check at op.cpp:1"):
+        monkeypatch.setitem(ops._CALLS, described, raising(described, RuntimeError(message)))
+        with pytest.raises(ValueError, match=f"^{text}$"):
+            op()
+    for message in ("CUDA error: an illegal memory access was encountered", "gvr_topk.another_op: k"):
+        monkeypatch.setitem(ops._CALLS, described, raising(described, RuntimeError(message)))
+        with pytest.raises(RuntimeError, match=f"^{message}"):
+            op()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_cuda_tensors_without_the_library_or_without_the_op(op: Op, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = WRONG_OPS[op.__name__]
+    with FakeTensorMode():
+        call = calls.arguments("cpu", {})._replace(logits=torch.empty(2, 64, device="cuda"))
+        monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(False, None, "built without it"))
+        with pytest.raises(
+            LibraryError, match=f"^{re.escape(calls.checks.op)}: CUDA library: built without it$"
+        ):
+            ops.launch(call)
+        monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(True, "lib.so", "loaded"))
+        missing = raising(type(call), NotImplementedError(f"Could not run '{calls.checks.op}'"))
+        monkeypatch.setitem(ops._CALLS, type(call), missing)
+        with pytest.raises(
+            LibraryError, match=r"CUDA library: lib\.so holds no such op: install the package"
+        ):
+            ops.launch(call)
+    with pytest.raises(NotImplementedError):  # on the CPU it has another reason
+        op()
+
+
+USUAL = (
+    "Tensor logits, Tensor seq_lens, Tensor(a!) out, int k, Tensor? row_slot=None, Tensor(b!)? state=None, "
+    "int next_n=1, int compress_ratio=1, int flags=2"
+)
+SCHEMAS = {
+    "decode.usual": USUAL,
+    "decode": f"{USUAL}, Tensor? page_table=None, int page_size=0, "
+    "Tensor(c!)? slots=None, Tensor(d!)? indices=None, Tensor(e!)? next_state=None, "
+    "Tensor(f!)? counts=None, Tensor(g!)? stats=None, int hint_offset=0, int path=0, int max_ctas=0, "
+    "int ctas_per_row=0, Tensor(h!)? phase_clocks=None",
+    "prefill": "Tensor logits, Tensor row_starts, Tensor row_ends, Tensor(a!) out, "
+    "int k, Tensor? row_request=None, Tensor? offsets=None, Tensor(b!)? counts=None, "
+    "Tensor? page_table=None, Tensor(c!)? slots=None, Tensor(d!)? stats=None, int page_size=0, "
+    "int path=0, int flags=0",
+    "blocks": "Tensor logits, Tensor seq_lens, Tensor(a!) out, Tensor(b!) blocks, "
+    "int k, int block_k, int next_n=1, int flags=0, int compress_ratio=1, int block_size=8",
+    "in_blocks": "Tensor logits, Tensor seq_lens, Tensor blocks, Tensor(a!) out, "
+    "int k, int next_n=1, int flags=0, int compress_ratio=1, int block_size=8",
+}
+
+
+@pytest.mark.parametrize("op", SCHEMAS)
+def test_the_schema_is_the_one_that_the_library_is_written_for(op: str) -> None:
+    name, _, overload = op.partition(".")
+    schema = getattr(getattr(torch.ops.gvr_topk, f"indexer_topk_{name}"), overload or "default")._schema
+    assert str(schema) == f"gvr_topk::indexer_topk_{op}({SCHEMAS[op]}) -> ()"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +334,8 @@ def test_flags_of_numpy_are_flags() -> None:
 )
 @pytest.mark.parametrize("out", [None, OUT])
 def test_integers_are_neither_flags_nor_beyond_64_bits(op: Op, name: str, out: Tensor | None) -> None:
-    refused(op, f"{name}: wanted an integer, got True", out=out, **{name: True})
+    for value, shown in ((True, "True"), (2.0, r"2\.0"), ("8", "'8'"), (torch.tensor(8), r"tensor\(8\)")):
+        refused(op, f"{name}: wanted an integer, got {shown}", out=out, **{name: value})
     for value in (2**63, -(2**63) - 1, 2**70):
         others: dict[str, Any] = {"blocks": int32(ROWS, K + 1)} if op is blocks else {}
         with pytest.raises(ValueError, match=rf"_{op.__name__}: {name}: wanted .*, got {value}$"):
@@ -203,7 +440,7 @@ def test_only_arguments_of_an_op_are_launched(given: Any) -> None:
 @pytest.mark.parametrize(
     "annotation",
     [
-        float,
+        str,
         bool,
         int | None,
         Tensor | int,
@@ -216,7 +453,7 @@ def test_only_arguments_of_an_op_are_launched(given: Any) -> None:
 )
 def test_an_annotation_without_a_meaning_is_refused(annotation: Any) -> None:
     kinds = [("k", int), ("scale", annotation)]
-    wanted = "wanted int or a Tensor, which may be marked Written and may be None"
+    wanted = "wanted int, float or a Tensor, which may be marked Written and may be None"
     with pytest.raises(TypeError, match=f"^{re.escape(f'Given.scale: {wanted}, got {annotation}')}$"):
         schema(NamedTuple("Given", kinds))
 

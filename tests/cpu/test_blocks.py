@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
-from gvr_topk import indexer_topk_blocks, indexer_topk_in_blocks, ops
+from gvr_topk import indexer_topk_blocks, indexer_topk_in_blocks
 from gvr_topk.arguments import (
     BlocksArguments,
     InBlocksArguments,
-    check_blocks,
-    check_in_blocks,
 )
-from gvr_topk.constants import BLOCK_SIZE, FLAG_PDL, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH
+from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH
 from gvr_topk.contract import DTYPES, row_lengths
 from gvr_topk.evaluation.oracle import sorted_blocks, sorted_in_blocks, sorted_topk
-from gvr_topk.library import LibraryError, LibraryStatus
 
 OPS = {
     "blocks": torch.ops.gvr_topk.indexer_topk_blocks.default,
@@ -265,9 +259,6 @@ def test_blocks_of_a_wide_row() -> None:
     assert got.tolist() == [[40, MAX_WIDTH - 3]]
 
 
-# ---------------------------------------------------------------- errors
-
-
 def described(op: str, **changes: Any) -> Any:
     """A valid call as the op sees it, some arguments of it replaced."""
     arguments: dict[str, Any] = {
@@ -282,161 +273,7 @@ def described(op: str, **changes: Any) -> Any:
     return BlocksArguments(**{**arguments, "block_k": BLOCK_K, **changes})
 
 
-WRONG: list[tuple[dict[str, Any], str]] = [
-    (
-        {"logits": scores(dtype=torch.float64)},
-        "logits: wanted dtype float32, bfloat16 or float16, got float64",
-    ),
-    ({"logits": scores()[0]}, r"logits: wanted shape \[rows, width\], got \[203\]"),
-    ({"logits": scores().T.contiguous().T}, "logits: wanted inner stride 1, got 6"),
-    ({"k": 0}, "k: wanted 1 to 2097152, got 0"),
-    ({"block_size": 16}, "block_size: wanted 8, got 16"),
-    ({"next_n": 0}, "next_n: wanted 1 to 1024, got 0"),
-    ({"next_n": 4}, "logits: wanted a multiple of next_n = 4 rows, got 6"),
-    ({"compress_ratio": 0}, "compress_ratio: wanted 1 to 2097152, got 0"),
-    ({"seq_lens": LENGTHS.long()}, "seq_lens: wanted dtype int32, got int64"),
-    ({"seq_lens": LENGTHS[1:]}, r"seq_lens: wanted 6 elements, got \[5\]"),
-    ({"seq_lens": LENGTHS[1:], "next_n": 3}, r"seq_lens: wanted 2 or 6 elements, got \[5\]"),
-    ({"out": torch.zeros(ROWS, K)}, "out: wanted dtype int32, got float32"),
-    (
-        {"out": torch.zeros(ROWS, K - 1, dtype=torch.int32)},
-        r"out: wanted at least k = 5 columns, got \[6, 4\]",
-    ),
-    ({"out": torch.zeros(1, K, dtype=torch.int32).expand(ROWS, K)}, "out: wanted rows that do not overlap"),
-    ({"blocks": torch.zeros(ROWS, BLOCK_K)}, "blocks: wanted dtype int32, got float32"),
-    (
-        {"blocks": torch.zeros(5, BLOCK_K, dtype=torch.int32)},
-        r"blocks: wanted shape \[6, any\], got \[5, 7\]",
-    ),
-    ({"blocks": torch.zeros(BLOCK_K, ROWS, dtype=torch.int32).T}, "blocks: wanted inner stride 1, got 6"),
-]
-WRONG_CHOSEN: list[tuple[dict[str, Any], str]] = [
-    (
-        {"logits": torch.empty(1, MAX_BLOCKS_WIDTH + 1), "seq_lens": int32(1), "out": int32(*[0] * K)[None]},
-        "logits: wanted at most 262144 columns, got 262145",
-    ),
-    ({"block_k": K}, "block_k: wanted more than k = 5 and at most 2048, got 5"),
-    ({"block_k": 0}, "block_k: wanted more than k = 5 and at most 2048, got 0"),
-    ({"block_k": 2049}, "block_k: wanted more than k = 5 and at most 2048, got 2049"),
-    ({"block_k": 8}, r"blocks: wanted at least block_k = 8 columns, got \[6, 7\]"),
-    (
-        {"blocks": torch.zeros(1, BLOCK_K, dtype=torch.int32).expand(ROWS, BLOCK_K)},
-        "blocks: wanted rows that do not overlap, at least 7 elements apart, got 0",
-    ),
-]
-WRONG_GIVEN: list[tuple[dict[str, Any], str]] = [
-    (
-        {"blocks": torch.zeros(ROWS, MAX_CHOSEN_BLOCKS + 1, dtype=torch.int32)},
-        "blocks: wanted at most 2048 columns, got 2049",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("op", "changes", "message"),
-    [("blocks", *wrong) for wrong in WRONG + WRONG_CHOSEN]
-    + [("in_blocks", *wrong) for wrong in WRONG + WRONG_GIVEN],
-)
-def test_wrong_arguments(op: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=rf"^gvr_topk\.indexer_topk_{op}: {message}"):
-        ops.launch(described(op, **changes))
-
-
-@pytest.mark.parametrize("given", [True, False])
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("name", ["logits", "seq_lens", "blocks"])
-def test_what_is_no_tensor_is_refused_by_its_name(op: str, name: str, given: bool) -> None:
-    tensors: dict[str, Any] = {
-        "logits": scores(),
-        "seq_lens": LENGTHS,
-        "blocks": torch.zeros(ROWS, BLOCK_K, dtype=torch.int32),
-        "out": torch.zeros(ROWS, K, dtype=torch.int32) if given else None,
-        name: [1],
-    }
-    function: Callable[..., Any] = indexer_topk_in_blocks
-    if op == "blocks":
-        function = partial(indexer_topk_blocks, block_k=BLOCK_K)
-    with pytest.raises(ValueError, match=rf"indexer_topk_{op}: {name}: wanted a Tensor, got list"):
-        function(**tensors, k=K)
-
-
-def test_scores_are_a_tensor_also_where_the_blocks_are_allocated() -> None:
-    out = torch.zeros(ROWS, K, dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"indexer_topk_blocks: logits: wanted a Tensor, got list"):
-        indexer_topk_blocks([1], LENGTHS, K, BLOCK_K, out=out)  # type: ignore[arg-type]
-
-
-NUMBERS = {
-    "blocks": {"k": K, "block_k": BLOCK_K, "next_n": 1, "compress_ratio": 1, "block_size": BLOCK_SIZE},
-    "in_blocks": {"k": K, "next_n": 1, "compress_ratio": 1, "block_size": BLOCK_SIZE},
-}
-
-
-@pytest.mark.parametrize(("op", "name"), [(op, name) for op, numbers in NUMBERS.items() for name in numbers])
-def test_numbers_are_integers(op: str, name: str) -> None:
-    function: Callable[..., Any] = indexer_topk_blocks if op == "blocks" else indexer_topk_in_blocks
-    numbers, tensors = NUMBERS[op], (scores(), LENGTHS)
-    if op == "in_blocks":
-        tensors += (torch.zeros(ROWS, BLOCK_K, dtype=torch.int32),)
-    with pytest.raises(ValueError, match=rf"indexer_topk_{op}: {name}: wanted an integer, got 2\.0"):
-        function(*tensors, **{**numbers, name: 2.0})
-    function(*tensors, **{**numbers, name: np.int64(numbers[name])})
-
-
-@pytest.mark.parametrize("pdl", [False, True])
-@pytest.mark.parametrize(("op", "described"), [("blocks", BlocksArguments), ("in_blocks", InBlocksArguments)])
-def test_every_argument_reaches_the_op(op: str, described: Any, pdl: bool, launched: list[Any]) -> None:
-    """The public function passes arguments by position, each of which has to find its own."""
-    passed: dict[str, Any] = {
-        **NUMBERS[op],
-        "next_n": 2,
-        "compress_ratio": 3,
-        "logits": scores(),
-        "seq_lens": LENGTHS,
-        "blocks": torch.zeros(ROWS, BLOCK_K, dtype=torch.int32),
-        "out": torch.zeros(ROWS, K, dtype=torch.int32),
-    }
-    function: Callable[..., Any] = indexer_topk_blocks if op == "blocks" else indexer_topk_in_blocks
-    function(**passed, pdl=pdl)
-    assert set(described._fields) == {*passed, "flags"}
-    assert launched[0].flags == FLAG_PDL * pdl
-    for name, value in passed.items():
-        got = getattr(launched[0], name)
-        assert got is value or (not isinstance(value, Tensor) and got == value), name
-
-
-@pytest.mark.parametrize("k", [0, MAX_WIDTH + 1])
-def test_nothing_is_allocated_for_numbers_out_of_range(k: int) -> None:
-    with pytest.raises(ValueError, match="k: wanted 1 to"):
-        indexer_topk_blocks(scores(), LENGTHS, k, BLOCK_K)
-    with pytest.raises(ValueError, match="block_k: wanted more than k = 5 and at most 2048"):
-        indexer_topk_blocks(scores(), LENGTHS, K, 1 << 60)
-    with pytest.raises(ValueError, match="k: wanted 1 to"):
-        indexer_topk_in_blocks(scores(), LENGTHS, torch.zeros(ROWS, 1, dtype=torch.int32), k)
-
-
-@pytest.mark.parametrize("op", OPS)
-def test_cuda_needs_the_library(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(False, None, "built without a CUDA compiler"))
-    with FakeTensorMode():
-        cuda = described(op)._replace(logits=torch.empty(ROWS, WIDTH, device="cuda"))
-        with pytest.raises(LibraryError, match=rf"indexer_topk_{op}: CUDA library: built without"):
-            ops.launch(cuda)
-
-
 # ---------------------------------------------------------------- torch.library and torch.compile
-
-
-def test_the_schemas_are_those_that_the_compiled_ops_are_written_for() -> None:
-    numbers = "int next_n=1, int flags=0, int compress_ratio=1, int block_size=8"
-    assert str(OPS["blocks"]._schema) == (
-        "gvr_topk::indexer_topk_blocks(Tensor logits, Tensor seq_lens, Tensor(a!) out, Tensor(b!) blocks, "
-        f"int k, int block_k, {numbers}) -> ()"
-    )
-    assert str(OPS["in_blocks"]._schema) == (
-        "gvr_topk::indexer_topk_in_blocks(Tensor logits, Tensor seq_lens, Tensor blocks, Tensor(a!) out, "
-        f"int k, {numbers}) -> ()"
-    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -447,15 +284,6 @@ def test_opcheck(op: str, dtype: torch.dtype) -> None:
         "out": torch.zeros(ROWS, K + 2, dtype=torch.int32),
     }
     torch.library.opcheck(OPS[op], tuple(described(op, **changes)))
-
-
-def test_fake_tensors_are_checked_alike() -> None:
-    with FakeTensorMode():
-        lengths = torch.empty(ROWS + 1, dtype=torch.int32)
-        for op, check in (("blocks", check_blocks), ("in_blocks", check_in_blocks)):
-            logits = torch.empty(ROWS, WIDTH)
-            with pytest.raises(ValueError, match=r"seq_lens: wanted 6 elements, got \[7\]"):
-                check(described(op)._replace(logits=logits, seq_lens=lengths))
 
 
 def two_layers(source: Tensor, consumer: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:

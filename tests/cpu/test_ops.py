@@ -11,17 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import TopkState, ops
-from gvr_topk.arguments import DecodeArguments, check_decode
+from gvr_topk.arguments import DecodeArguments
 from gvr_topk.constants import (
-    FLAG_CLAMP_PAGES,
-    FLAG_DROP_MASKED,
-    FLAG_PDL,
-    FLAG_QUANTILE_GUESS,
-    MAX_ROWS,
     MAX_WIDTH,
     STATE_FLOATS,
     STATE_INFINITE,
@@ -34,7 +28,6 @@ from gvr_topk.constants import (
 )
 from gvr_topk.contract import DTYPES, row_lengths
 from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.library import LibraryError, LibraryStatus
 from gvr_topk.policy import asks_for_hint
 
 OP = torch.ops.gvr_topk.indexer_topk_decode.default
@@ -155,47 +148,6 @@ def test_paths_and_caps_make_no_difference_on_a_cpu(path: str, cap: int) -> None
     logits = scores(2, width=600)
     got = gvr_topk.indexer_topk_decode(logits, int32(600, 520), 512, path=path, max_ctas=cap)
     assert torch.equal(got, sorted_topk(logits, int32(600, 520), 512))
-
-
-@pytest.mark.parametrize("path", PATH_NAMES)
-@pytest.mark.parametrize("flags", [(), ("pdl",), ("clamp_pages",), ("drop_masked",)])
-def test_every_argument_reaches_the_op(path: str, flags: tuple[str, ...], launched: list[Any]) -> None:
-    """The public function passes arguments by position, each of which has to find its own."""
-    kept = state(4, torch.zeros(4, K, dtype=torch.int32))
-    passed: dict[str, Any] = {
-        "logits": scores(),
-        "seq_lens": LENGTHS,
-        "out": torch.zeros(ROWS, K, dtype=torch.int32),
-        "k": K,
-        "row_slot": int32(0, 0, 3, 3, 1, 1),
-        "next_state": torch.zeros(ROWS, STATE_FLOATS),
-        "counts": torch.zeros(ROWS, dtype=torch.int32),
-        "page_table": TABLE,
-        "slots": torch.zeros(ROWS, K, dtype=torch.int32),
-        "stats": torch.zeros(ROWS, 8, dtype=torch.int32),
-        "next_n": NEXT_N,
-        "page_size": PAGE,
-        "max_ctas": 4,
-        "hint_offset": 7,
-        "compress_ratio": 5,
-    }
-    gvr_topk.indexer_topk_decode(**passed, state=kept, path=path, **dict.fromkeys(flags, True))
-    numbers = {"pdl": FLAG_PDL, "clamp_pages": FLAG_CLAMP_PAGES, "drop_masked": FLAG_DROP_MASKED}
-    expected_arguments = {
-        **passed,
-        "state": kept.words,
-        "indices": kept.indices,
-        "phase_clocks": None,
-        "path": int(Path[path.upper()]),
-        "flags": FLAG_QUANTILE_GUESS + sum(numbers[flag] for flag in flags),
-        "ctas_per_row": 0,
-    }
-    assert set(expected_arguments) == set(DecodeArguments._fields)
-    integers = [value for value in passed.values() if isinstance(value, int)]
-    assert len(set(integers)) == len(integers)  # none can be taken for another one
-    for name, value in expected_arguments.items():
-        got = getattr(launched[0], name)
-        assert got is value or (not isinstance(value, Tensor) and got == value), name
 
 
 def test_lengths_above_the_width_mean_the_width() -> None:
@@ -612,18 +564,6 @@ def test_statistics_without_a_state() -> None:
     assert stats[:, StatsColumn.HITS].tolist() == [-1, -1]
 
 
-@pytest.mark.parametrize(
-    ("options", "flags"),
-    [({}, 2), ({"pdl": True}, 3), ({"drop_masked": True}, 10)],
-    ids=str,
-)
-def test_each_option_sets_its_flag(options: dict[str, bool], flags: int, launched: list[Any]) -> None:
-    gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), K, **options)
-    call(clamp_pages=True, **options)
-    assert launched.pop().flags == flags + 4
-    assert [given.flags for given in launched] == [flags]
-
-
 # ---------------------------------------------------------------- measuring arguments
 
 
@@ -632,23 +572,6 @@ def test_launch_takes_what_only_measurements_need() -> None:
     arguments = measured({"phase_clocks": clocks, "ctas_per_row": 4, "flags": 0})
     ops.launch(arguments)
     assert torch.equal(arguments.out, expected())
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"phase_clocks": torch.zeros(ROWS, 8)}, "phase_clocks: wanted dtype int64, got float32"),
-        (
-            {"phase_clocks": torch.zeros(1, 8, dtype=torch.int64).expand(ROWS, 8)},
-            "phase_clocks: wanted contiguous rows, got",
-        ),
-        ({"max_ctas": 4, "ctas_per_row": 8}, "ctas_per_row: wanted at most max_ctas = 4, got 8"),
-        ({"state": None, "row_slot": None}, "indices: wanted a state beside them, got None"),
-    ],
-)
-def test_wrong_measuring_arguments_are_named(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=r"^gvr_topk\.indexer_topk_decode: " + message):
-        ops.launch(measured(change))
 
 
 # ---------------------------------------------------------------- page table
@@ -779,252 +702,7 @@ def test_large_pages(page_size: int) -> None:
     )
 
 
-# ---------------------------------------------------------------- errors
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"logits": scores().double()}, "logits: wanted dtype float32, bfloat16 or float16, got float64"),
-    ({"logits": torch.zeros(8)}, r"logits: wanted shape \[rows, width\], got \[8\]"),
-    ({"logits": torch.zeros(WIDTH, ROWS).T}, "logits: wanted inner stride 1, got 6"),
-    ({"logits": torch.zeros(1).expand(ROWS, WIDTH)}, "logits: wanted inner stride 1, got 0"),
-    (
-        {"logits": torch.zeros(1, MAX_WIDTH + 1).expand(6, -1)},
-        f"logits: wanted at most {MAX_WIDTH} columns, got",
-    ),
-    (
-        {"logits": torch.zeros(1, 1).expand(MAX_ROWS + 2, 1)},
-        f"logits: wanted at most {MAX_ROWS} rows, got {MAX_ROWS + 2}",
-    ),
-    ({"logits": torch.zeros(5, WIDTH)}, "logits: wanted a multiple of next_n = 2 rows, got 5"),
-    ({"k": 0}, f"k: wanted 1 to {MAX_WIDTH}, got 0"),
-    ({"k": -1}, "k: wanted 1 to"),
-    ({"k": 2.0}, "k: wanted an integer, got 2.0"),
-    ({"k": np.float32(2)}, "k: wanted an integer, got "),
-    ({"k": "8"}, "k: wanted an integer, got '8'"),
-    ({"k": torch.tensor(8)}, r"k: wanted an integer, got tensor\(8\)"),
-    ({"next_n": 2.0}, "next_n: wanted an integer, got 2.0"),
-    ({"page_size": 16.0}, "page_size: wanted an integer, got 16.0"),
-    ({"compress_ratio": 0.5}, "compress_ratio: wanted an integer, got 0.5"),
-    ({"hint_offset": 0.5}, "hint_offset: wanted an integer, got 0.5"),
-    ({"max_ctas": 8.0}, "max_ctas: wanted an integer, got 8.0"),
-    (
-        {"k": MAX_WIDTH + 1, "out": torch.zeros(ROWS, 1, dtype=torch.int32)},
-        f"k: wanted 1 to {MAX_WIDTH}, got",
-    ),
-    ({"next_n": 0}, "next_n: wanted 1 to 1024, got 0"),
-    ({"next_n": 1025}, "next_n: wanted 1 to 1024, got 1025"),
-    ({"seq_lens": int32(1, 2)}, r"seq_lens: wanted 3 or 6 elements, got \[2\]"),
-    ({"seq_lens": int32(*range(12))}, r"seq_lens: wanted 3 or 6 elements, got \[12\]"),
-    ({"seq_lens": int32(1, 2), "next_n": 1}, r"seq_lens: wanted 6 elements, got \[2\]"),
-    ({"seq_lens": int32(1, 2, 3).reshape(3, 1)}, r"seq_lens: wanted shape \[any\], got \[3, 1\]"),
-    ({"seq_lens": int32(1, 2, 3).long()}, "seq_lens: wanted dtype int32, got int64"),
-    ({"seq_lens": int32(1, 2, 3).to("meta")}, "seq_lens: wanted a tensor on cpu, got meta"),
-    ({"seq_lens": int32(*range(6))[::2]}, "seq_lens: wanted inner stride 1, got 2"),
-    ({"out": torch.zeros(ROWS, K)}, "out: wanted dtype int32, got float32"),
-    (
-        {"out": torch.zeros(ROWS, K - 1, dtype=torch.int32)},
-        r"out: wanted at least k = 8 columns, got \[6, 7\]",
-    ),
-    ({"out": torch.zeros(ROWS - 1, K, dtype=torch.int32)}, r"out: wanted shape \[6, any\], got \[5, 8\]"),
-    (
-        {"out": torch.zeros(ROWS * K, dtype=torch.int32).as_strided((ROWS, K), (K - 1, 1))},
-        "out: wanted rows that do not overlap, at least 8 elements apart, got 7",
-    ),
-    (
-        {"out": torch.zeros(1, K, dtype=torch.int32).expand(ROWS, K)},
-        "out: wanted rows that do not overlap, at least 8 elements apart, got 0",
-    ),
-    (
-        {"state": state(4, torch.zeros(1, K, dtype=torch.int32).expand(4, K))},
-        "state.indices: wanted rows that do not overlap, at least 8 elements apart, got 0",
-    ),
-    (
-        {"state": state(4, torch.zeros(4 * K, dtype=torch.int32).as_strided((4, K), (K - 1, 1)))},
-        "state.indices: wanted rows that do not overlap, at least 8 elements apart, got 7",
-    ),
-    (
-        {"state": state(4, torch.zeros(4, K - 1, dtype=torch.int32))},
-        r"state.indices: wanted shape \[4, 8\], got \[4, 7\]",
-    ),
-    (
-        {"state": state(4, torch.zeros(3, K, dtype=torch.int32))},
-        r"state.indices: wanted shape \[4, 8\], got \[3, 8\]",
-    ),
-    ({"state": state(4, torch.zeros(4, K))}, "state.indices: wanted dtype int32, got float32"),
-    ({"state": state(2), "row_slot": None}, "state: wanted at least 3 slots without row_slot, got 2"),
-    ({"state": None}, "row_slot: wanted a state beside it, got None"),
-    ({"row_slot": int32(0, 1, 2)}, r"row_slot: wanted shape \[6\], got \[3\]"),
-    ({"row_slot": int32(*range(6)).long()}, "row_slot: wanted dtype int32, got int64"),
-    ({"state": unchecked(torch.zeros(4))}, r"state: wanted shape \[any, 4\], got \[4\]"),
-    ({"state": unchecked(torch.zeros(9, 5))}, r"state: wanted shape \[any, 4\], got \[9, 5\]"),
-    (
-        {"state": unchecked(torch.zeros(4, 8)[:, :4])},
-        r"state: wanted contiguous rows, got strides \(8, 1\)",
-    ),
-    (
-        {"state": unchecked(torch.zeros(1, 4).expand(4, 4))},
-        r"state: wanted contiguous rows, got strides \(0, 1\)",
-    ),
-    ({"state": unchecked(torch.zeros(4, 4).T)}, "state: wanted inner stride 1, got 4"),
-    ({"state": TopkState(4, K, "meta")}, "state: wanted a tensor on cpu, got meta"),
-    (
-        {"state": unchecked(torch.zeros(4, 4).double())},
-        "state: wanted dtype float32, got float64",
-    ),
-    ({"counts": torch.zeros(REQUESTS, dtype=torch.int32)}, r"counts: wanted shape \[6\], got \[3\]"),
-    ({"counts": torch.zeros(ROWS)}, "counts: wanted dtype int32, got float32"),
-    ({"counts": torch.zeros(2 * ROWS, dtype=torch.int32)[::2]}, "counts: wanted inner stride 1, got 2"),
-    ({"page_table": None}, "slots: wanted a page_table beside it, got None"),
-    (
-        {"page_table": None, "slots": None, "page_size": 0, "clamp_pages": True},
-        "clamp_pages: wanted a page_table beside it, got None",
-    ),
-    ({"slots": torch.zeros(ROWS, K)}, "slots: wanted dtype int32, got float32"),
-    (
-        {"slots": torch.zeros(ROWS, K - 1, dtype=torch.int32)},
-        r"slots: wanted at least k = 8 columns, got \[6, 7\]",
-    ),
-    (
-        {"slots": torch.zeros(1, K, dtype=torch.int32).expand(ROWS, K)},
-        "slots: wanted rows that do not overlap, at least 8 elements apart, got 0",
-    ),
-    ({"stats": torch.zeros(ROWS, 7, dtype=torch.int32)}, r"stats: wanted shape \[6, 8\], got \[6, 7\]"),
-    ({"stats": torch.zeros(ROWS, 9, dtype=torch.int32)[:, :8]}, "stats: wanted contiguous rows, got"),
-    ({"stats": torch.zeros(1, 8, dtype=torch.int32).expand(ROWS, 8)}, "stats: wanted contiguous rows, got"),
-    ({"page_table": int32(1, 2, 3)}, r"page_table: wanted shape \[3, any\], got \[3\]"),
-    (
-        {"page_table": torch.zeros(2, 4, dtype=torch.int32)},
-        r"page_table: wanted shape \[3, any\], got \[2, 4\]",
-    ),
-    ({"page_size": 0}, "page_size: wanted 1 to 2147483647 with a page_table, got 0"),
-    ({"page_size": 2**31}, "page_size: wanted 1 to 2147483647 with a page_table, got 2147483648"),
-    ({"max_ctas": 3}, "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3"),
-    ({"max_ctas": -8}, "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got -8"),
-    ({"max_ctas": 32}, "max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 32"),
-    ({"compress_ratio": 0}, f"compress_ratio: wanted 1 to {MAX_WIDTH}, got 0"),
-    (
-        {"next_state": torch.zeros(ROWS, 3)},
-        rf"next_state: wanted shape \[{ROWS}, {STATE_FLOATS}\], got \[{ROWS}, 3\]",
-    ),
-    ({"next_state": torch.zeros(ROWS, 8)[:, ::2]}, "next_state: wanted inner stride 1, got 2"),
-    (
-        {"next_state": torch.zeros(ROWS, 8)[:, :4]},
-        r"next_state: wanted contiguous rows, got strides \(8, 1\)",
-    ),
-    ({"hint_offset": MAX_WIDTH + 1}, f"hint_offset: wanted -{MAX_WIDTH} to {MAX_WIDTH}, got"),
-    ({"hint_offset": -MAX_WIDTH - 1}, f"hint_offset: wanted -{MAX_WIDTH} to {MAX_WIDTH}, got"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), WRONG, ids=[message[:50] for _, message in WRONG])
-def test_error_names_the_argument_what_was_wanted_and_what_was_got(
-    change: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=r"^gvr_topk\.indexer_topk_decode: " + message):
-        call(**change)
-
-
-TENSORS = ["logits", "seq_lens", "out", "row_slot", "next_state", "counts", "page_table", "slots", "stats"]
-
-
-@pytest.mark.parametrize("value", [[1, 2], np.zeros((ROWS, WIDTH), np.float32), 3])
-@pytest.mark.parametrize("name", TENSORS)
-def test_what_is_no_tensor_is_refused_by_its_name(name: str, value: Any) -> None:
-    message = rf"^gvr_topk\.indexer_topk_decode: {name}: wanted a Tensor, got {type(value).__name__}$"
-    with pytest.raises(ValueError, match=message):
-        call(**{name: value})
-
-
-@pytest.mark.parametrize("name", ["logits", "seq_lens"])
-@pytest.mark.parametrize("out", [None, torch.zeros(ROWS, K, dtype=torch.int32)])
-def test_tensors_that_a_call_needs_may_not_be_none(name: str, out: Tensor | None) -> None:
-    with pytest.raises(ValueError, match=f"indexer_topk_decode: {name}: wanted a Tensor, got NoneType"):
-        call(**{name: None, "out": out})
-
-
-@pytest.mark.parametrize("value", [{}, torch.zeros(4, STATE_FLOATS)])
-def test_a_state_is_a_topk_state(value: Any) -> None:
-    wanted = f"indexer_topk_decode: state: wanted a TopkState, got {type(value).__name__}"
-    with pytest.raises(ValueError, match=wanted):
-        call(state=value)
-
-
-def test_a_page_table_needs_a_page_size() -> None:
-    with pytest.raises(ValueError, match="page_size: wanted 1 to 2147483647 with a page_table, got 0"):
-        gvr_topk.indexer_topk_decode(scores(), LENGTHS, K, next_n=NEXT_N, page_table=TABLE)
-
-
-@pytest.mark.parametrize("path", ["fast", "gvr", "radix", "cluster", "AUTO", None, 1])
-def test_unknown_path(path: Any) -> None:
-    wanted = "'auto', 'paper_gvr', 'no_hint', 'radix_rounds'"
-    message = rf"^gvr_topk\.indexer_topk_decode: path: wanted one of {wanted}, got {path!r}$"
-    with pytest.raises(ValueError, match=message):
-        call(path=path)
-
-
-def test_the_op_itself_checks_too() -> None:
-    with pytest.raises(ValueError, match="seq_lens: wanted dtype"):
-        OP(*measured({"seq_lens": LENGTHS.long()}))
-
-
-def test_errors_of_the_cuda_library_are_of_the_same_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checks arrive as RuntimeError, with a place in the sources before and a stack behind."""
-
-    def refuse(message: str) -> Callable[..., None]:
-        def op(*_: Any) -> None:
-            raise RuntimeError(message)
-
-        return op
-
-    def serve(op: Callable[..., None]) -> None:
-        calls = ops._CALLS[DecodeArguments]
-        monkeypatch.setitem(ops._CALLS, DecodeArguments, calls._replace(every=op, usual=op))
-
-    text = "gvr_topk.indexer_topk_decode: k: wanted 1 to 2097152, got 0"
-    for message in (text, f"Expected k to hold: {text}\nException raised from check at op.cpp:1"):
-        serve(refuse(message))
-        with pytest.raises(ValueError, match=f"^{text}$"):
-            call()
-    serve(refuse("CUDA error: an illegal memory access was encountered"))
-    with pytest.raises(RuntimeError, match=r"^CUDA error"):
-        call()
-
-
-def test_fake_tensors_are_checked_alike() -> None:
-    with FakeTensorMode():
-        arguments = measured({})._replace(
-            logits=torch.empty(ROWS, WIDTH), seq_lens=torch.empty(REQUESTS + 1, dtype=torch.int32)
-        )
-        with pytest.raises(ValueError, match="seq_lens: wanted 3 or 6 elements, got"):
-            check_decode(arguments)
-
-
-def test_cuda_tensors_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(False, None, "built without it"))
-    message = r"^gvr_topk\.indexer_topk_decode: CUDA library: built without it$"
-    with FakeTensorMode(), pytest.raises(LibraryError, match=message):
-        gvr_topk.indexer_topk_decode(
-            torch.empty(1, 8, device="cuda"), torch.empty(1, dtype=torch.int32, device="cuda"), 2
-        )
-    no_tensor: Any = [[1.0]]
-    with pytest.raises(ValueError, match=r"logits: wanted a Tensor, got list$"):
-        gvr_topk.indexer_topk_decode(no_tensor, int32(1), 1, out=int32(0).view(1, 1))
-
-
 # ---------------------------------------------------------------- torch.library and torch.compile
-
-
-def test_the_schemas_are_those_that_the_library_is_written_for() -> None:
-    usual = (
-        "Tensor logits, Tensor seq_lens, Tensor(a!) out, int k, Tensor? row_slot=None, "
-        "Tensor(b!)? state=None, int next_n=1, int compress_ratio=1, int flags=2"
-    )
-    assert str(OP._schema) == (
-        f"gvr_topk::indexer_topk_decode({usual}, Tensor? page_table=None, int page_size=0, "
-        "Tensor(c!)? slots=None, Tensor(d!)? indices=None, Tensor(e!)? next_state=None, "
-        "Tensor(f!)? counts=None, Tensor(g!)? stats=None, int hint_offset=0, int path=0, int max_ctas=0, "
-        "int ctas_per_row=0, Tensor(h!)? phase_clocks=None) -> ()"
-    )
-    assert str(USUAL._schema) == f"gvr_topk::indexer_topk_decode.usual({usual}) -> ()"
 
 
 @pytest.mark.parametrize(

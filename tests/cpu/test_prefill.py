@@ -13,15 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gvr_topk
 from gvr_topk import indexer_topk_prefill, ops
-from gvr_topk.arguments import PREFILL_PATHS, PrefillArguments, check_prefill
-from gvr_topk.constants import FLAG_PDL, MAX_ROWS, MAX_WIDTH, HintReason, Path, StatsColumn
+from gvr_topk.arguments import PrefillArguments
+from gvr_topk.constants import MAX_WIDTH, HintReason, StatsColumn
 from gvr_topk.contract import DTYPES, row_windows
 from gvr_topk.evaluation.oracle import sorted_row
-from gvr_topk.library import LibraryError, LibraryStatus
 
 OP = torch.ops.gvr_topk.indexer_topk_prefill.default
 ROWS, WIDTH, K, REQUESTS = 6, 64, 8, 3
@@ -381,210 +379,6 @@ def test_a_window_of_k_scores_is_short() -> None:
     assert stats[:, StatsColumn.REASON].tolist() == [HintReason.SHORT_ROW, HintReason.FIRST_STEP]
 
 
-@pytest.mark.parametrize(("path", "number"), [("auto", 0), ("radix_rounds", 3)])
-@pytest.mark.parametrize(("pdl", "flags"), [(False, 0), (True, 1)])
-def test_flags_and_paths_are_those_of_the_header(
-    pdl: bool, flags: int, path: str, number: int, launched: list[Any]
-) -> None:
-    call(pdl=pdl, path=path)
-    assert [(given.flags, given.path) for given in launched] == [(flags, number)]
-    assert number in PREFILL_PATHS
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("pdl", [False, True])
-def test_every_argument_reaches_the_op(path: str, pdl: bool, launched: list[Any]) -> None:
-    """The public function passes arguments by position, each of which has to find its own."""
-    arguments = valid(out=torch.zeros(ROWS, K, dtype=torch.int32))
-    indexer_topk_prefill(**arguments, path=path, pdl=pdl)
-    assert set(PrefillArguments._fields) == {*arguments, "path", "flags"}
-    assert (launched[0].path, launched[0].flags) == (int(Path[path.upper()]), FLAG_PDL * pdl)
-    for name, value in arguments.items():
-        got = getattr(launched[0], name)
-        assert got is value or (not isinstance(value, Tensor) and got == value), name
-
-
-# ---------------------------------------------------------------- errors
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"logits": scores().double()}, "logits: wanted dtype float32, bfloat16 or float16, got float64"),
-    ({"logits": torch.zeros(8)}, r"logits: wanted shape \[rows, width\], got \[8\]"),
-    ({"logits": torch.zeros(WIDTH, ROWS).T}, "logits: wanted inner stride 1, got 6"),
-    (
-        {"logits": torch.zeros(1, MAX_WIDTH + 1).expand(6, -1)},
-        f"logits: wanted at most {MAX_WIDTH} columns, got",
-    ),
-    (
-        {"logits": torch.zeros(1, 1).expand(MAX_ROWS + 2, 1), "out": torch.zeros(1, 8, dtype=torch.int32)},
-        f"logits: wanted at most {MAX_ROWS} rows, got {MAX_ROWS + 2}",
-    ),
-    ({"k": 0}, f"k: wanted 1 to {MAX_WIDTH}, got 0"),
-    ({"k": -1}, "k: wanted 1 to"),
-    (
-        {"k": MAX_WIDTH + 1, "out": torch.zeros(ROWS, 1, dtype=torch.int32)},
-        f"k: wanted 1 to {MAX_WIDTH}, got {MAX_WIDTH + 1}",
-    ),
-    ({"k": 2.0}, "k: wanted an integer, got 2.0"),
-    ({"k": "8"}, "k: wanted an integer, got '8'"),
-    ({"page_size": 16.0}, "page_size: wanted an integer, got 16.0"),
-    ({"row_starts": int32(1, 2)}, r"row_starts: wanted shape \[6\], got \[2\]"),
-    ({"row_starts": STARTS.long()}, "row_starts: wanted dtype int32, got int64"),
-    ({"row_starts": STARTS.to("meta")}, "row_starts: wanted a tensor on cpu, got meta"),
-    ({"row_starts": STARTS.repeat(2)[::2]}, "row_starts: wanted inner stride 1, got 2"),
-    ({"row_ends": int32(1, 2)}, r"row_ends: wanted shape \[6\], got \[2\]"),
-    ({"row_ends": ENDS[:, None]}, r"row_ends: wanted shape \[6\], got \[6, 1\]"),
-    ({"row_ends": ENDS.float()}, "row_ends: wanted dtype int32, got float32"),
-    ({"out": torch.zeros(ROWS, K)}, "out: wanted dtype int32, got float32"),
-    (
-        {"out": torch.zeros(ROWS, K - 1, dtype=torch.int32)},
-        r"out: wanted at least k = 8 columns, got \[6, 7\]",
-    ),
-    ({"out": torch.zeros(ROWS - 1, K, dtype=torch.int32)}, r"out: wanted shape \[6, any\], got \[5, 8\]"),
-    (
-        {"out": torch.zeros(ROWS * K, dtype=torch.int32).as_strided((ROWS, K), (K - 1, 1))},
-        "out: wanted rows that do not overlap, at least 8 elements apart, got 7",
-    ),
-    (
-        {"page_table": None, "slots": None, "offsets": None},
-        "row_request: wanted a page_table or offsets beside it, got None",
-    ),
-    ({"row_request": int32(0, 1, 2)}, r"row_request: wanted shape \[6\], got \[3\]"),
-    ({"row_request": REQUEST.long()}, "row_request: wanted dtype int32, got int64"),
-    ({"page_table": None}, "slots: wanted a page_table beside it, got None"),
-    ({"slots": None}, "offsets: wanted slots beside page_table, so that out keeps positions, got None"),
-    ({"offsets": int32(1, 2)}, r"offsets: wanted shape \[3\], got \[2\]"),
-    ({"offsets": torch.zeros(ROWS, dtype=torch.int32)}, r"offsets: wanted shape \[3\], got \[6\]"),
-    ({"offsets": OFFSETS.long()}, "offsets: wanted dtype int32, got int64"),
-    ({"offsets": OFFSETS[:, None]}, r"offsets: wanted shape \[3\], got \[3, 1\]"),
-    (
-        {"offsets": OFFSETS[:, None], "page_table": None, "slots": None},
-        r"offsets: wanted shape \[any\], got \[3, 1\]",
-    ),
-    (
-        {"row_request": None, "page_table": None, "slots": None},
-        r"offsets: wanted shape \[6\], got \[3\]",
-    ),
-    ({"row_request": None}, r"page_table: wanted shape \[6, any\], got \[3, 4\]"),
-    ({"page_table": int32(1, 2, 3)}, r"page_table: wanted shape \[any, any\], got \[3\]"),
-    ({"page_table": TABLE.long()}, "page_table: wanted dtype int32, got int64"),
-    ({"page_size": 0}, "page_size: wanted 1 to 2147483647 with a page_table, got 0"),
-    ({"page_size": 2**31}, "page_size: wanted 1 to 2147483647 with a page_table, got 2147483648"),
-    ({"slots": torch.zeros(ROWS, K)}, "slots: wanted dtype int32, got float32"),
-    (
-        {"slots": torch.zeros(ROWS, K - 1, dtype=torch.int32)},
-        r"slots: wanted at least k = 8 columns, got \[6, 7\]",
-    ),
-    (
-        {"slots": torch.zeros(1, K, dtype=torch.int32).expand(ROWS, K)},
-        "slots: wanted rows that do not overlap, at least 8 elements apart, got 0",
-    ),
-    ({"counts": torch.zeros(REQUESTS, dtype=torch.int32)}, r"counts: wanted shape \[6\], got \[3\]"),
-    ({"counts": torch.zeros(ROWS)}, "counts: wanted dtype int32, got float32"),
-    ({"stats": torch.zeros(ROWS, 7, dtype=torch.int32)}, r"stats: wanted shape \[6, 8\], got \[6, 7\]"),
-    (
-        {"stats": torch.zeros(1, 8, dtype=torch.int32).expand(ROWS, 8)},
-        r"stats: wanted contiguous rows, got strides \(0, 1\)",
-    ),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), WRONG, ids=[message[:50] for _, message in WRONG])
-def test_error_names_the_argument_what_was_wanted_and_what_was_got(
-    change: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=r"^gvr_topk\.indexer_topk_prefill: " + message):
-        call(**change)
-
-
-@pytest.mark.parametrize("name", ["logits", "row_starts", "row_ends", "out", "offsets", "page_table"])
-def test_what_is_no_tensor_is_refused_by_its_name(name: str) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^gvr_topk\.indexer_topk_prefill: {name}: wanted a Tensor, got list$"
-    ):
-        call(**{name: [1]})
-
-
-@pytest.mark.parametrize("path", ["fast", "no_hint", "paper_gvr", "AUTO", None, 1, []])
-def test_paths_of_decode_alone_are_refused(path: Any) -> None:
-    with pytest.raises(ValueError, match=r"^gvr_topk\.indexer_topk_prefill: path: ") as refused:
-        call(path=path)
-    assert str(refused.value).endswith(f"wanted one of 'auto', 'radix_rounds', got {path!r}")
-
-
-@pytest.mark.parametrize("path", [Path.PAPER_GVR, Path.NO_HINT, -1, 4])
-def test_numbers_of_other_paths_are_refused(path: int) -> None:
-    with pytest.raises(ValueError, match=rf"indexer_topk_prefill: path: wanted 0 or 3, got {int(path)}$"):
-        ops.launch(described(path=int(path)))
-
-
-def test_the_op_itself_checks_too() -> None:
-    with pytest.raises(ValueError, match="row_ends: wanted dtype"):
-        OP(*described(row_ends=ENDS.long()))
-
-
-def test_errors_of_the_cuda_library_are_of_the_same_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checks arrive as RuntimeError, with a place in the sources before and a stack behind."""
-
-    def refuse(message: str) -> Callable[..., None]:
-        def op(*_: Any) -> None:
-            raise RuntimeError(message)
-
-        return op
-
-    def serve(op: Callable[..., None]) -> None:
-        calls = ops._CALLS[PrefillArguments]
-        monkeypatch.setitem(ops._CALLS, PrefillArguments, calls._replace(every=op))
-
-    text = "gvr_topk.indexer_topk_prefill: k: wanted 1 to 2097152, got 0"
-    for message in (text, f"Expected k to hold: {text}\nException raised from check at op.cpp:1"):
-        serve(refuse(message))
-        with pytest.raises(ValueError, match=f"^{text}$"):
-            call()
-    for message in (
-        "CUDA error: an illegal memory access was encountered",
-        "gvr_topk.indexer_topk_decode: k",
-    ):
-        serve(refuse(message))
-        with pytest.raises(RuntimeError, match=f"^{message}"):
-            call()
-
-
-def cuda_call() -> Tensor:
-    """A call whose tensors are on no real GPU."""
-    ends = torch.empty(1, dtype=torch.int32, device="cuda")
-    return indexer_topk_prefill(torch.empty(1, 8, device="cuda"), ends, ends, 2)
-
-
-def test_cuda_tensors_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(False, None, "built without it"))
-    message = r"^gvr_topk\.indexer_topk_prefill: CUDA library: built without it$"
-    with FakeTensorMode(), pytest.raises(LibraryError, match=message):
-        cuda_call()
-
-
-def test_cuda_tensors_with_a_library_that_has_no_such_op(monkeypatch: pytest.MonkeyPatch) -> None:
-    def op(*_: Any) -> None:
-        raise NotImplementedError("Could not run 'gvr_topk::indexer_topk_prefill'")
-
-    calls = ops._CALLS[PrefillArguments]
-    monkeypatch.setitem(ops._CALLS, PrefillArguments, calls._replace(every=op))
-    monkeypatch.setattr(ops, "_LIBRARY", LibraryStatus(True, "lib.so", "loaded"))
-    message = r"^gvr_topk\.indexer_topk_prefill: CUDA library: lib\.so holds no such op: install the package"
-    with FakeTensorMode(), pytest.raises(LibraryError, match=message):
-        cuda_call()
-    with pytest.raises(NotImplementedError):  # on the CPU it has another reason
-        call()
-
-
-def test_fake_tensors_are_checked_alike() -> None:
-    with FakeTensorMode():
-        arguments = described()._replace(
-            logits=torch.empty(ROWS, WIDTH), row_starts=torch.empty(ROWS + 1, dtype=torch.int32)
-        )
-        with pytest.raises(ValueError, match=r"row_starts: wanted shape \[6\], got \[7\]"):
-            check_prefill(arguments)
-
-
 # ---------------------------------------------------------------- torch.library and torch.compile
 
 
@@ -592,15 +386,6 @@ def test_the_schema_is_that_of_the_arguments() -> None:
     assert [argument.name for argument in OP._schema.arguments] == list(PrefillArguments._fields)
     defaults = {a.name: a.default_value for a in OP._schema.arguments if a.has_default_value()}
     assert defaults == PrefillArguments._field_defaults
-
-
-def test_the_schema_is_the_one_that_the_compiled_op_is_written_for() -> None:
-    assert str(OP._schema) == (
-        "gvr_topk::indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor(a!) out, "
-        "int k, Tensor? row_request=None, Tensor? offsets=None, Tensor(b!)? counts=None, "
-        "Tensor? page_table=None, Tensor(c!)? slots=None, Tensor(d!)? stats=None, int page_size=0, "
-        "int path=0, int flags=0) -> ()"
-    )
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tests.wrong_calls import (
 
 @pytest.mark.parametrize(("op", "what"), CASES)
 def test_the_compiled_op_refuses_in_the_same_words(op: str, what: str) -> None:
-    """As a CPU does, where tests/cpu/test_compiled_checks.py runs the same calls; the context stays good."""
+    """As a CPU does, where tests/cpu/test_arguments.py runs the same calls; the context stays good."""
     call = wrong_call(op, what, "cuda")
     with pytest.raises(ValueError, match=f"^{re.escape(message_of(op, what))}$"):
         launch(call)
