@@ -93,6 +93,21 @@ def newer(monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
     yield from start("sglang_dsa", monkeypatch)
 
 
+@pytest.fixture
+def serving(sglang: SGLang) -> Iterator[SGLang]:
+    """Each tree with the plugin, whose top-k alone may be called."""
+    sglang.load()
+    yield sglang
+    assert not CALLS
+
+
+@pytest.fixture
+def newer_serving(newer: SGLang) -> Iterator[SGLang]:
+    newer.load()
+    yield newer
+    assert not CALLS
+
+
 def start(tree: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
     purge()
     HookRegistry.reset()
@@ -100,7 +115,8 @@ def start(tree: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[SGLang]:
     for name in ("GVR_TOPK_DISABLE", "GVR_TOPK_VERIFY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GVR_TOPK_SGLANG", "1")
-    monkeypatch.syspath_prepend(str(FAKES / tree))
+    for folder in ("sglang_kernel", tree):
+        monkeypatch.syspath_prepend(str(FAKES / folder))
     yield SGLang(tree)
     HookRegistry.reset()
     purge()
@@ -150,72 +166,58 @@ def slots_of(positions: Tensor, table: Tensor, page_size: int) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["random", "ties", "special"])
 class TestExact:
-    def test_positions(self, sglang: SGLang, kind: str) -> None:
-        sglang.load()
+    def test_positions(self, serving: SGLang, kind: str) -> None:
         score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
-        got = sglang.metadata("PAGED", lengths, fuse=False).topk_transform(score, K)
+        got = serving.metadata("PAGED", lengths, fuse=False).topk_transform(score, K)
         assert torch.equal(got, sorted_topk(score, lengths, K))
-        assert not CALLS
 
-    def test_paged_by_position(self, sglang: SGLang, kind: str) -> None:
-        sglang.load()
+    def test_paged_by_position(self, serving: SGLang, kind: str) -> None:
         score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
         table = table_of(len(LENGTHS), WIDTH)
-        options = {"v2": False} if sglang.tree == "sglang_dsa" else {}
-        got = sglang.metadata("PAGED", lengths, page_table_1=table, **options).topk_transform(score, K)
+        options = {"v2": False} if serving.tree == "sglang_dsa" else {}
+        got = serving.metadata("PAGED", lengths, page_table_1=table, **options).topk_transform(score, K)
         assert torch.equal(got, slots_of(sorted_topk(score, lengths, K), table, 1))
-        assert not CALLS
 
-    def test_paged_by_page(self, newer: SGLang, kind: str) -> None:
-        newer.load()
+    def test_paged_by_page(self, newer_serving: SGLang, kind: str) -> None:
         score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
         table = table_of(len(LENGTHS), WIDTH // PAGE)
-        metadata = newer.metadata("PAGED", lengths, real_page_table=table, page_size=PAGE)
+        metadata = newer_serving.metadata("PAGED", lengths, real_page_table=table, page_size=PAGE)
         got = metadata.topk_transform(score, K)
         assert torch.equal(got, slots_of(sorted_topk(score, lengths, K), table, PAGE))
-        assert not CALLS
 
-    def test_ragged(self, sglang: SGLang, kind: str) -> None:
-        sglang.load()
+    def test_ragged(self, serving: SGLang, kind: str) -> None:
         score, lengths = scores(len(LENGTHS), kind), lengths_of(LENGTHS)
         offsets = torch.arange(len(LENGTHS), dtype=torch.int32) * 1000
-        got = sglang.metadata("RAGGED", lengths, offsets=offsets).topk_transform(score, K)
+        got = serving.metadata("RAGGED", lengths, offsets=offsets).topk_transform(score, K)
         positions = sorted_topk(score, lengths, K)
         assert torch.equal(got, torch.where(positions < 0, -1, positions + offsets[:, None]))
         assert got.dtype == torch.int32
-        assert not CALLS
 
 
 class TestPagedV2:
-    def test_positions_and_slots(self, newer: SGLang) -> None:
-        newer.load()
+    def test_positions_and_slots(self, newer_serving: SGLang) -> None:
         score, lengths = scores(3), lengths_of([WIDTH, 4, 40])
         table = table_of(3, WIDTH // PAGE)
         slots, raw = (torch.full((3, K), 99, dtype=torch.int32) for _ in range(2))
-        newer.v2.topk_transform_512_v2(score, lengths, table, slots, PAGE, None, raw)
+        newer_serving.v2.topk_transform_512_v2(score, lengths, table, slots, PAGE, None, raw)
         assert torch.equal(raw, sorted_topk(score, lengths, K))
         assert torch.equal(slots, slots_of(raw, table, PAGE))
-        assert not CALLS
 
-    def test_without_a_table(self, newer: SGLang) -> None:
-        newer.load()
+    def test_without_a_table(self, newer_serving: SGLang) -> None:
         score, lengths = scores(2), lengths_of([WIDTH, 40])
         out, raw = (torch.full((2, K), 99, dtype=torch.int32) for _ in range(2))
-        newer.v2.topk_transform_512_v2(score, lengths, None, out, PAGE, None, out_raw_indices=raw)
+        newer_serving.v2.topk_transform_512_v2(score, lengths, None, out, PAGE, None, out_raw_indices=raw)
         assert torch.equal(out, sorted_topk(score, lengths, K))
         assert torch.equal(raw, out)
-        newer.v2.topk_transform_512_v2(score, lengths, None, out.zero_(), PAGE, None)
+        newer_serving.v2.topk_transform_512_v2(score, lengths, None, out.zero_(), PAGE, None)
         assert torch.equal(out, raw)
-        assert not CALLS
 
-    def test_ragged(self, newer: SGLang) -> None:
-        newer.load()
+    def test_ragged(self, newer_serving: SGLang) -> None:
         score, lengths = scores(2), lengths_of([WIDTH, 3])
         offsets, out = torch.tensor([5, 500]), torch.zeros(2, K, dtype=torch.int32)
-        newer.v2.topk_transform_ragged_v2(score, lengths, out_offsets=offsets, out_indices=out)
+        newer_serving.v2.topk_transform_ragged_v2(score, lengths, out_offsets=offsets, out_indices=out)
         positions = sorted_topk(score, lengths, K)
         assert torch.equal(out, torch.where(positions < 0, -1, positions + offsets[:, None]).to(torch.int32))
-        assert not CALLS
 
     def test_the_newest_name(self, newer: SGLang) -> None:
         module = newer.v2
@@ -234,21 +236,19 @@ class TestPagedV2:
         assert package.topk_transform_512_v2 is newer.v2.topk_transform_512_v2
 
 
-def test_holes_and_short_tables(newer: SGLang) -> None:
+def test_holes_and_short_tables(newer_serving: SGLang) -> None:
     """A page that the table holds as -1, or not at all, gives -1 and disturbs nothing else."""
-    newer.load()
     score, lengths = scores(2), lengths_of([WIDTH, WIDTH])
     table = table_of(2, WIDTH // PAGE)
     table[0, 3] = table[1, 0] = -1
     expected = slots_of(sorted_topk(score, lengths, K), table, PAGE)
     assert (expected < 0).any()
-    metadata = newer.metadata("PAGED", lengths, real_page_table=table, page_size=PAGE)
+    metadata = newer_serving.metadata("PAGED", lengths, real_page_table=table, page_size=PAGE)
     assert torch.equal(metadata.topk_transform(score, K), expected)
-    narrow = newer.metadata("PAGED", lengths, page_table_1=table_of(2, WIDTH // 2), v2=False)
+    narrow = newer_serving.metadata("PAGED", lengths, page_table_1=table_of(2, WIDTH // 2), v2=False)
     narrow.attn_metadata.real_page_table = table
     expected = slots_of(sorted_topk(score, lengths, K), narrow.attn_metadata.page_table_1, 1)
     assert torch.equal(narrow.topk_transform(score, K), expected)
-    assert not CALLS
 
 
 def test_no_rows(sglang: SGLang) -> None:
@@ -284,38 +284,31 @@ def window_positions(score: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
 class TestPrefill:
     """Rows that begin inside the scores, as prompts have them."""
 
-    def test_positions(self, sglang: SGLang, kind: str) -> None:
-        sglang.load()
+    def test_positions(self, serving: SGLang, kind: str) -> None:
         starts, lengths, _ = windows()
         score = scores(len(starts), kind)
-        got = sglang.metadata("RAGGED", lengths, fuse=False).topk_transform(score, K, ks=starts)
+        got = serving.metadata("RAGGED", lengths, fuse=False).topk_transform(score, K, ks=starts)
         assert torch.equal(got, window_positions(score, starts, lengths))
-        assert not CALLS
 
-    def test_ragged(self, sglang: SGLang, kind: str) -> None:
-        sglang.load()
+    def test_ragged(self, serving: SGLang, kind: str) -> None:
         starts, lengths, request = windows()
         score, offsets = scores(len(starts), kind), lengths_of([1000, 0, 7])[request.long()]
-        got = sglang.metadata("RAGGED", lengths, offsets=offsets).topk_transform(score, K, ks=starts)
+        got = serving.metadata("RAGGED", lengths, offsets=offsets).topk_transform(score, K, ks=starts)
         positions = window_positions(score, starts, lengths)
         assert torch.equal(got, torch.where(positions < 0, -1, positions + offsets[:, None]))
         assert got.dtype == torch.int32
-        assert not CALLS
 
-    def test_ragged_v2(self, newer: SGLang, kind: str) -> None:
-        newer.load()
+    def test_ragged_v2(self, newer_serving: SGLang, kind: str) -> None:
         starts, lengths, _ = windows()
         score, out = scores(len(starts), kind), torch.zeros(len(starts), K, dtype=torch.int32)
-        newer.v2.topk_transform_ragged_v2(
+        newer_serving.v2.topk_transform_ragged_v2(
             score, lengths, out_offsets=starts, out_indices=out, row_starts=starts
         )
         positions = window_positions(score, starts, lengths)
         assert torch.equal(out, torch.where(positions < 0, -1, positions + starts[:, None]))
-        assert not CALLS
 
-    def test_paged(self, sglang: SGLang, kind: str) -> None:
+    def test_paged(self, serving: SGLang, kind: str) -> None:
         """The rows of a prompt share a row of the table, also where each prompt has but one."""
-        sglang.load()
         starts, lengths, request = windows()
         score = scores(len(starts), kind)
         positions = window_positions(score, starts, lengths)
@@ -325,38 +318,33 @@ class TestPrefill:
         ):
             table = table_of(3, WIDTH)
             table[1, 5] = -1
-            metadata = sglang.metadata(
+            metadata = serving.metadata(
                 "PAGED", lengths[rows], page_table_1=table, cu_seqlens_q=lengths_of(ends)
             )
             got = metadata.topk_transform(score[rows], K, ks=starts[rows])
             assert torch.equal(got, slots_of(positions[rows], table[owner.long()], 1))
-        assert not CALLS
 
-    def test_rows_that_share_a_table_row(self, sglang: SGLang, kind: str) -> None:
+    def test_rows_that_share_a_table_row(self, serving: SGLang, kind: str) -> None:
         """Several drafts of a request, as in target verification: their rows begin at the first column."""
-        sglang.load()
         lengths = lengths_of([30, 31, 40])
         score, table = scores(3, kind), table_of(2, WIDTH)
-        metadata = sglang.metadata(
+        metadata = serving.metadata(
             "PAGED", lengths, page_table_1=table, real_page_table=table, cu_seqlens_q=lengths_of([0, 2, 3])
         )
         got = metadata.topk_transform(score, K)
         assert torch.equal(got, slots_of(sorted_topk(score, lengths, K), table[[0, 0, 1]], 1))
-        assert not CALLS
 
 
-def test_rows_behind_the_last_request_are_empty(sglang: SGLang) -> None:
+def test_rows_behind_the_last_request_are_empty(serving: SGLang) -> None:
     """A captured graph may have more rows than there are tokens, and requests without a row."""
-    sglang.load()
     score, lengths, table = scores(5), lengths_of([40] * 5), table_of(3, WIDTH)
-    metadata = sglang.metadata(
+    metadata = serving.metadata(
         "PAGED", lengths, page_table_1=table, real_page_table=table, cu_seqlens_q=lengths_of([0, 2, 2, 4])
     )
     got = metadata.topk_transform(score, K, ks=torch.zeros_like(lengths))
     expected = slots_of(sorted_topk(score, lengths, K), table[[0, 0, 2, 2, 0]], 1)
     expected[4] = -1
     assert torch.equal(got, expected)
-    assert not CALLS
 
 
 def test_no_prompt_rows(sglang: SGLang) -> None:

@@ -14,13 +14,18 @@ from types import SimpleNamespace
 from typing import Literal, Optional
 
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from stable_topk import chosen as stable_topk
 from stable_topk import draft_lengths
 
 PREFILL_SCHEMA = (
     "indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor(a!) indices, "
     "int index_topk={topk}) -> ()"
+)
+DECODE_SCHEMA = (
+    "indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor(a!) indices, int next_n, "
+    "int index_topk={topk}, Tensor? pre_idx=None, Tensor? heuristic_scratch=None, "
+    "int compress_ratio=1, Tensor? radix_aux_indices=None, Tensor? radix_aux_logits=None) -> ()"
 )
 CUTE_DSL_SCHEMA = (
     "cute_dsl_indexer_topk_decode(Tensor logits, Tensor seq_lens, Tensor(a!) indices, int top_k, "
@@ -118,6 +123,28 @@ class BaseSparseAttentionConfig(StrictBaseModel):
 
 class RocketSparseAttentionConfig(BaseSparseAttentionConfig):
     algorithm: Literal["rocket"] = "rocket"
+
+
+class DsaConfig(BaseSparseAttentionConfig):
+    algorithm: Literal["dsa"] = "dsa"
+    index_n_heads: Optional[int] = None
+    index_head_dim: Optional[int] = None
+    index_topk: Optional[int] = None
+    indexer_max_chunk_size: Optional[int] = None
+    skip_indexer_for_short_seqs: bool = True
+
+
+class V4Config(BaseModel):
+    """What the class of DeepSeek-V4 adds to that of DSA."""
+
+    algorithm: Literal["deepseek_v4"] = "deepseek_v4"
+    compress_ratios: list[int] = Field(default_factory=lambda: [1, 1, 4, 128, 4, 128, 4])
+
+
+class LlmArgs(StrictBaseModel):
+    model: str
+    tensor_parallel_size: int = 1
+    stop_token_ids: Optional[list[int]] = None
 
 
 def update_llm_args_with_extra_dict(llm_args: dict, llm_args_dict: dict) -> dict:
@@ -282,6 +309,59 @@ class TrtllmAttentionMetadata:
         self.slot_mapping_fp8[: len(slots)].copy_(torch.tensor(slots))
 
 
+class MonolithMetadata(TrtllmAttentionMetadata):
+    """That of DSA where it is one module."""
+
+    max_draft_tokens: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.sparse_mla_topk = self.sparse_attention_config.index_topk
+
+    def prepare(self):
+        super().prepare()
+        self.skip_short_rows(self.sparse_mla_topk)
+
+
+class PackageMetadata(TrtllmAttentionMetadata):
+    """That of DSA where it is a package."""
+
+    max_draft_tokens: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.num_sparse_topk = self.sparse_attention_config.index_topk
+        self.compress_ratios = getattr(self.sparse_attention_config, "compress_ratios", [1])
+        self._indexer_compress_ratio = next((r for r in (4, 1) if r in self.compress_ratios), 0)
+        # TensorRT-LLM's own hints, by row of the batch.
+        self.heuristic_prev_topk = torch.zeros(
+            (self.kv_cache_manager.num_local_layers, self.max_num_requests, self.num_sparse_topk),
+            dtype=torch.int32,
+            device=self.device,
+        )
+
+    def get_indexer_max_seq_len(self) -> int:
+        return self.kv_cache_manager.max_seq_len // max(1, self._indexer_compress_ratio)
+
+
+class DraftMetadata(PackageMetadata):
+    """The same from about rc25, told of the drafts."""
+
+    in_mtp_draft_loop: bool = False
+    indexer_skip_topk: bool = False
+    mtp_num_accepted = None
+    shared_topk_indices = None
+
+    def set_mtp_num_accepted(self, num_accepted):
+        self.mtp_num_accepted = num_accepted
+
+    def set_in_mtp_draft_loop(self, active):
+        self.in_mtp_draft_loop = active
+
+    def set_skip_topk(self, skip):
+        self.indexer_skip_topk = skip
+
+
 def prepare_attn_metadata_for_draft_replay(attn_metadata, draft_kv_cache_manager):
     """What a draft loop does first where drafts have a cache of their own."""
     if draft_kv_cache_manager is None:
@@ -314,7 +394,16 @@ class IndexerBase(torch.nn.Module):
     ``decode_topk``, which calls the top-k of its version.
     """
 
-    compress_ratio = 1
+    def __init__(self, config, layer_idx, aux_stream, compress_ratio=1):
+        super().__init__()
+        self.index_topk = config.index_topk
+        self.layer_idx = layer_idx
+        self.aux_stream = aux_stream
+        self.compress_ratio = compress_ratio
+        self._use_cute_dsl_topk = getattr(config, "use_cute_dsl_topk", False) and get_sm_version() >= 100
+        self._enable_heuristic_topk = (
+            getattr(config, "enable_heuristic_topk", False) and get_sm_version() >= 100
+        )
 
     def _update_k_cache(self, k_fp8, k_scale, metadata):
         """Store keys; where they are compressed, the last one of each whole group stands for the group."""
@@ -370,6 +459,30 @@ class IndexerBase(torch.nn.Module):
             if draft:
                 metadata.shared_topk_indices = chosen[self.last_rows(metadata, contexts, next_n)]
         return buffer
+
+    def decode_by_op(self, metadata, logits, lengths, indices, next_n):
+        """The top-k of a decode step where DSA is a package and calls the op itself."""
+        if self._use_cute_dsl_topk and not self._enable_heuristic_topk:
+            torch.ops.trtllm.cute_dsl_indexer_topk_decode(
+                logits, lengths // self.compress_ratio, indices, self.index_topk, next_n
+            )
+            return
+        layer = metadata.kv_cache_manager.layer_offsets[self.layer_idx]
+        prior = metadata.heuristic_prev_topk[layer, : metadata.num_generations]
+        torch.ops.trtllm.indexer_topk_decode(
+            logits,
+            lengths,
+            indices,
+            next_n,
+            self.index_topk,
+            pre_idx=prior if self._enable_heuristic_topk else None,
+            heuristic_scratch=None,
+            compress_ratio=self.compress_ratio,
+            radix_aux_indices=None,
+            radix_aux_logits=None,
+        )
+        if self._enable_heuristic_topk:
+            prior.copy_(indices[next_n - 1 :: next_n])
 
     @staticmethod
     def last_rows(metadata, contexts, next_n):

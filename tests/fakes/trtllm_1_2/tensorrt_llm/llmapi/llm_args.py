@@ -1,9 +1,9 @@
-from typing import Literal, Optional, Union
+from typing import Optional, Union
 
 from fake_base import (
-    BaseSparseAttentionConfig,
+    DsaConfig,
+    LlmArgs,
     RocketSparseAttentionConfig,
-    StrictBaseModel,
     update_llm_args_with_extra_dict,
 )
 from pydantic import Field
@@ -11,22 +11,14 @@ from pydantic import Field
 __all__ = ["TorchLlmArgs", "update_llm_args_with_extra_dict"]
 
 
-class DeepSeekSparseAttentionConfig(BaseSparseAttentionConfig):
-    algorithm: Literal["dsa"] = "dsa"
-    index_n_heads: Optional[int] = None
-    index_head_dim: Optional[int] = None
-    index_topk: Optional[int] = None
-    indexer_max_chunk_size: Optional[int] = None
-    skip_indexer_for_short_seqs: bool = True
+class DeepSeekSparseAttentionConfig(DsaConfig):
+    pass
 
 
 SparseAttentionConfig = Union[RocketSparseAttentionConfig, DeepSeekSparseAttentionConfig]
 
 
-class BaseLlmArgs(StrictBaseModel):
-    model: str
-    tensor_parallel_size: int = 1
-    stop_token_ids: Optional[list[int]] = None
+class BaseLlmArgs(LlmArgs):
     sparse_attention_config: Optional[SparseAttentionConfig] = Field(default=None, discriminator="algorithm")
 
 

@@ -1,20 +1,12 @@
 import torch
-from fake_base import IndexerBase, KVCacheManager
+from fake_base import IndexerBase, KVCacheManager, MonolithMetadata
 
-from tensorrt_llm._torch.attention_backend.trtllm import TrtllmAttentionMetadata
 from tensorrt_llm.llmapi import llm_args  # noqa: F401  (as the real module does)
 
 
-class DSAtrtllmAttentionMetadata(TrtllmAttentionMetadata):
-    max_draft_tokens: int = 0
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.sparse_mla_topk = self.sparse_attention_config.index_topk
-
+class DSAtrtllmAttentionMetadata(MonolithMetadata):
     def prepare(self):
         super().prepare()
-        self.skip_short_rows(self.sparse_mla_topk)
 
 
 class Indexer(IndexerBase):
@@ -29,10 +21,7 @@ class Indexer(IndexerBase):
         layer_idx=0,
         aux_stream=None,
     ):
-        super().__init__()
-        self.index_topk = sparse_attention_config.index_topk
-        self.layer_idx = layer_idx
-        self.aux_stream = aux_stream
+        super().__init__(sparse_attention_config, layer_idx, aux_stream)
 
     def sparse_attn_indexer(
         self,

@@ -6,7 +6,6 @@ import torch
 from fake_base import IndexerBase
 
 from tensorrt_llm._torch.modules.top_k import TopK, TopKImplementation
-from tensorrt_llm._utils import get_sm_version
 
 if TYPE_CHECKING:
     from .metadata import DSAtrtllmAttentionMetadata
@@ -25,17 +24,12 @@ class Indexer(IndexerBase):
         layer_idx=0,
         aux_stream=None,
     ):
-        super().__init__()
-        self.index_topk = sparse_params.index_topk
-        self.layer_idx = layer_idx
-        self.aux_stream = aux_stream
-        self.compress_ratio = compress_ratio
+        super().__init__(sparse_params, layer_idx, aux_stream, compress_ratio)
         implementation = TopKImplementation.CUDA_RADIX
-        if get_sm_version() >= 100:
-            if sparse_params.enable_heuristic_topk:
-                implementation = TopKImplementation.CUTE_DSL_GVR
-            elif sparse_params.use_cute_dsl_topk:
-                implementation = TopKImplementation.CUTE_DSL_RADIX
+        if self._enable_heuristic_topk:
+            implementation = TopKImplementation.CUTE_DSL_GVR
+        elif self._use_cute_dsl_topk:
+            implementation = TopKImplementation.CUTE_DSL_RADIX
         self.top_k = TopK(
             self.index_topk, decode_implementation=implementation, compress_ratio=compress_ratio
         )
