@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import gvr_topk
@@ -73,45 +71,6 @@ def test_scores_of_every_kind(dtype: torch.dtype) -> None:
     agree(logits, LENGTHS)
 
 
-@given(
-    st.lists(st.integers(-3, WIDTH) | st.just(INT_MIN), min_size=ROWS, max_size=ROWS),
-    st.integers(1, 30),
-    st.integers(1, 30),
-    st.integers(0, 2**32),
-    st.sampled_from(DTYPES),
-)
-def test_any_lengths(lengths: list[int], k: int, more: int, seed: int, dtype: torch.dtype) -> None:
-    agree(scores(seed=seed, dtype=dtype), int32(*lengths), k, k + more)
-
-
-@settings(max_examples=50)
-@given(st.integers(0, 2**32), st.integers(1, 40), st.sampled_from(DTYPES))
-def test_any_bits(seed: int, k: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    integer = torch.int32 if dtype == torch.float32 else torch.int16
-    limits = torch.iinfo(integer)
-    bits = torch.randint(limits.min, limits.max + 1, (ROWS, WIDTH), generator=generator).to(integer)
-    agree(bits.view(dtype), LENGTHS, k, k + 1)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        lambda shape: torch.zeros(shape),
-        lambda shape: torch.where(torch.arange(shape[1]) % 2 == 0, -0.0, 0.0).expand(shape),
-        lambda shape: torch.full(shape, -INF),
-        lambda shape: torch.full(shape, NAN),
-        lambda shape: torch.where(torch.arange(shape[1]) % 3 == 0, NAN, INF).expand(shape),
-        lambda shape: torch.arange(shape[1]).float().expand(shape),
-        lambda shape: -torch.arange(shape[1]).float().expand(shape),
-        lambda shape: torch.tensor([1e-45, -1e-45, 0.0, 3e-45]).repeat(shape[0], shape[1] // 4 + 1),
-    ],
-    ids=["equal", "zeros of both signs", "-inf", "nan", "nan and inf", "rising", "falling", "denormals"],
-)
-def test_contents_that_tie_or_are_no_numbers(content: Callable[[tuple[int, int]], Tensor]) -> None:
-    agree(content((ROWS, WIDTH))[:, :WIDTH], LENGTHS)
-
-
 def test_the_newest_block_is_chosen_whatever_it_holds() -> None:
     """Blocks with NaN are as many as are chosen, and stand before it."""
     logits = torch.full((1, 64), NAN)
@@ -140,16 +99,6 @@ def test_the_fewest_blocks_for_k() -> None:
     logits[0, [3, 20, 44, 61]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
     positions, blocks = agree(logits, int32(80), 4, 5)
     assert positions.tolist() == [[3, 20, 44, 61]] and blocks.tolist() == [[0, 2, 5, 7, 9]]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("poison", [NAN, INF, -INF])
-def test_nothing_behind_a_row_is_a_score(dtype: torch.dtype, poison: float) -> None:
-    logits = scores(dtype=dtype)
-    wanted = agree(logits, LENGTHS)
-    poisoned = torch.where(torch.arange(WIDTH) < LENGTHS[:, None], logits, poison)
-    got = agree(poisoned, LENGTHS)
-    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 @pytest.mark.parametrize("width", [*range(20), 55, 56, 57, 63, 64, 65])
@@ -219,22 +168,6 @@ def test_results_are_written_in_place_and_no_further() -> None:
 
 
 # ---------------------------------------------------------------- given blocks
-
-
-any_block = st.integers(-3, WIDTH // BLOCK_SIZE + 3) | st.sampled_from([INT_MIN, -1, 1 << 28, INT_MAX])
-
-
-@given(
-    st.lists(st.lists(any_block, min_size=9, max_size=9), min_size=ROWS, max_size=ROWS),
-    st.integers(1, 90),
-    st.sampled_from(DTYPES),
-)
-def test_any_blocks_may_be_given(blocks: list[list[int]], k: int, dtype: torch.dtype) -> None:
-    """In any order, repeated, and such as the row does not have."""
-    logits = scores(dtype=dtype)
-    given_blocks = torch.tensor(blocks, dtype=torch.int32)
-    got = indexer_topk_in_blocks(logits, LENGTHS, given_blocks, k)
-    assert torch.equal(got, sorted_in_blocks(logits, LENGTHS, given_blocks, k))
 
 
 @pytest.mark.parametrize("count", [0, 1, MAX_CHOSEN_BLOCKS])

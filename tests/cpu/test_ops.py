@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import gvr_topk
@@ -150,12 +148,6 @@ def test_paths_and_caps_make_no_difference_on_a_cpu(path: str, cap: int) -> None
     assert torch.equal(got, sorted_topk(logits, int32(600, 520), 512))
 
 
-def test_lengths_above_the_width_mean_the_width() -> None:
-    logits = scores()
-    got = gvr_topk.indexer_topk_decode(logits, torch.full((ROWS,), 10_000, dtype=torch.int32), K)
-    assert torch.equal(got, sorted_topk(logits, torch.full((ROWS,), WIDTH), K))
-
-
 def test_hinted_positions_past_the_width_do_not_count() -> None:
     hint = torch.full((1, K), WIDTH, dtype=torch.int32)
     hint[0, 0] = scores(1).argmax()
@@ -177,13 +169,6 @@ def test_out_is_written_in_place_and_no_further_than_k() -> None:
     got = call(out=out)
     assert got is out
     assert (out[:, K:] == -7).all() and (out[:, :K] != -7).all()
-
-
-@pytest.mark.parametrize("next_n", [1, 2, 3])
-@pytest.mark.parametrize("length", [-(2**31), -(2**31) + 1, -1, 0])
-def test_rows_of_a_length_far_below_zero_are_empty(length: int, next_n: int) -> None:
-    lengths = torch.full((ROWS // next_n,), length, dtype=torch.int32)
-    assert (gvr_topk.indexer_topk_decode(scores(), lengths, K, next_n=next_n) == -1).all()
 
 
 @pytest.mark.parametrize("k", [1, MAX_WIDTH])
@@ -252,21 +237,6 @@ def test_lengths_by_row_are_those_by_request_where_they_say_the_same() -> None:
     assert torch.equal(got, sorted_topk(scores(), by_row, K))
 
 
-def test_lengths_by_row_and_by_request_are_one_where_requests_have_one_row() -> None:
-    lengths = int32(5, WIDTH, 30, 0, 7, 64)
-    got = gvr_topk.indexer_topk_decode(scores(), lengths, K)
-    assert torch.equal(got, sorted_topk(scores(), lengths, K))
-
-
-@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=ROWS, max_size=ROWS))
-def test_counts_say_where_the_padding_begins(lengths: list[int]) -> None:
-    counts = torch.full((ROWS,), 77, dtype=torch.int32)
-    got = call(seq_lens=int32(*lengths), counts=counts)
-    assert counts.tolist() == [min(max(length, 0), K) for length in lengths]
-    for row, count in zip(got, counts.tolist(), strict=True):
-        assert (row[:count] >= 0).all() and (row[count:] == -1).all()
-
-
 def test_counts_of_more_items_than_columns() -> None:
     counts = torch.zeros(1, dtype=torch.int32)
     gvr_topk.indexer_topk_decode(scores(1), int32(2**31 - 1), 100 * WIDTH, counts=counts)
@@ -274,47 +244,6 @@ def test_counts_of_more_items_than_columns() -> None:
 
 
 # ---------------------------------------------------------------- masked scores
-
-masked_rows = st.lists(
-    st.lists(st.sampled_from([-INF, -INF, -1.0, 0.0, 2.5, INF, NAN]), min_size=WIDTH, max_size=WIDTH),
-    min_size=ROWS,
-    max_size=ROWS,
-)
-"""Rows with many masked columns: some with fewer others than K, and some with more."""
-
-
-def without_masked(logits: Tensor, lengths: Tensor, k: int) -> list[list[int]]:
-    """What is left of each row's selection, by a walk over its elements."""
-    rows = []
-    for row, length in zip(logits.tolist(), lengths.tolist(), strict=True):
-        there = [i for i in range(max(0, length)) if row[i] != -INF]
-        largest = sorted(there, key=lambda i: (row[i] == row[i], -row[i] if row[i] == row[i] else 0, i))[:k]
-        rows.append(sorted(largest) + [-1] * (k - len(largest)))
-    return rows
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    masked_rows,
-    st.lists(st.integers(-3, WIDTH + 3), min_size=ROWS, max_size=ROWS),
-    st.sampled_from([1, K, 30, WIDTH, 100]),
-    st.sampled_from(DTYPES),
-)
-def test_dropped_rows_hold_no_masked_column(
-    values: list[list[float]], lengths: list[int], k: int, dtype: torch.dtype
-) -> None:
-    """Items are what a sort gives, less the masked ones, and `-1` stands behind them alone."""
-    logits, counts = torch.tensor(values, dtype=dtype), torch.full((ROWS,), 77, dtype=torch.int32)
-    visible = int32(*lengths).clamp(max=WIDTH)
-    got = gvr_topk.indexer_topk_decode(logits, int32(*lengths), k, counts=counts, drop_masked=True)
-    assert got.tolist() == without_masked(logits, visible, k)
-    assert torch.equal(counts, (got >= 0).sum(dim=1).to(torch.int32))
-    plain = gvr_topk.indexer_topk_decode(logits, int32(*lengths), k)
-    assert torch.equal(plain, sorted_topk(logits, visible, k))
-    whole = torch.tensor(
-        [-INF not in logits[r, plain[r][plain[r] >= 0].long()].tolist() for r in range(ROWS)]
-    )
-    assert torch.equal(got[whole], plain[whole])
 
 
 def test_slots_and_kept_positions_of_dropped_rows_are_those_of_their_items() -> None:
@@ -353,22 +282,6 @@ def test_both_options_in_one_call() -> None:
 
 
 # ---------------------------------------------------------------- state in, state out
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=4 * K, max_size=4 * K),
-    st.lists(st.floats(width=32), min_size=STATE_FLOATS, max_size=STATE_FLOATS),
-    st.integers(-70, 70),
-    st.sampled_from([name for name in PATH_NAMES if name != "paper_gvr"]),
-)
-def test_no_state_changes_the_result(values: list[int], slot: list[float], offset: int, path: str) -> None:
-    words = torch.tensor(slot, dtype=torch.float32).repeat(4, 1)
-    hint = int32(*values).reshape(4, K)
-    with_hint = call(state=TopkState.of(words.clone(), hint, K), hint_offset=offset, path=path)
-    without = call(state=TopkState.of(words, None, K), hint_offset=offset, path=path)
-    assert torch.equal(with_hint, expected()) and torch.equal(without, expected())
-    assert torch.equal(call(state=None, row_slot=None, path=path), expected())
 
 
 def test_the_last_row_of_a_request_writes_the_next_hint() -> None:
@@ -577,33 +490,6 @@ def test_launch_takes_what_only_measurements_need() -> None:
 # ---------------------------------------------------------------- page table
 
 
-@given(st.integers(1, 20), st.integers(1, 8), st.randoms(use_true_random=False))
-def test_slots_beside_positions_or_in_their_place(page_size: int, pages: int, random: Any) -> None:
-    """Either way the state keeps positions."""
-    table = [[random.randrange(1000) for _ in range(pages)] for _ in range(REQUESTS)]
-    lengths = int32(WIDTH, 30, 5)  # the last one is padded with -1, which has no page
-    paging = {"page_table": torch.tensor(table, dtype=torch.int32), "page_size": page_size}
-    positions = expected(lengths)
-    wanted = [
-        [
-            table[row // NEXT_N][position // page_size] * page_size + position % page_size
-            if 0 <= position < page_size * pages
-            else -1
-            for position in positions[row].tolist()
-        ]
-        for row in range(ROWS)
-    ]
-    for slots in (None, torch.full((ROWS, K + 2), -7, dtype=torch.int32)):
-        hint = torch.zeros(4, K, dtype=torch.int32)
-        got = call(**paging, slots=slots, state=state(4, hint), seq_lens=lengths)
-        assert torch.equal(hint[[0, 3, 1]], positions[1::2])
-        if slots is None:
-            assert got.tolist() == wanted
-        else:
-            assert torch.equal(got, positions)
-            assert slots[:, :K].tolist() == wanted and (slots[:, K:] == -7).all()
-
-
 def paged(table: Tensor, page_size: int, positions: list[int]) -> list[int]:
     """Slots that the op gives for these positions, the highest scores of one row."""
     logits = torch.zeros(1, 64)
@@ -625,29 +511,6 @@ def test_a_page_table_without_columns_leaves_positions_in_out_where_slots_are_ap
     slots = torch.full((ROWS, K + 1), -7, dtype=torch.int32)
     assert torch.equal(call(page_table=none, slots=slots), expected())
     assert (slots[:, :K] == -1).all() and (slots[:, K] == -7).all()
-
-
-@settings(max_examples=50)
-@given(
-    st.sampled_from([1, 2, 7, 16, 100, 2**30, 2**31 - 1]),
-    st.integers(0, 9),
-    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=ROWS, max_size=ROWS),
-    st.sampled_from([1, 2]),
-)
-def test_clamped_rows_end_where_the_table_does(
-    page_size: int, pages: int, lengths: list[int], ratio: int
-) -> None:
-    """The call selects as one over the columns that the table covers, whatever the lengths count."""
-    covered = min(WIDTH, pages * page_size)
-    paging = {"page_table": torch.zeros(REQUESTS, pages, dtype=torch.int32), "page_size": page_size}
-    counts, kept = torch.full((ROWS,), 77, dtype=torch.int32), TopkState(4, K)
-    seen = (int32(*lengths).clamp(min=0) // ratio).clamp(max=covered)
-    got = call(
-        seq_lens=int32(*lengths), clamp_pages=True, counts=counts, state=kept, compress_ratio=ratio, **paging
-    )
-    assert torch.equal(got, sorted_topk(scores(), seen, K))
-    assert torch.equal(counts, seen.clamp(max=K))
-    assert kept.indices is not None and torch.equal(kept.indices[[0, 3, 1]], got[1::2])
 
 
 def test_without_clamping_rows_select_behind_the_table() -> None:

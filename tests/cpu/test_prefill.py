@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import gvr_topk
@@ -108,24 +106,6 @@ def test_windows_of_every_kind(dtype: torch.dtype, path: str) -> None:
     agree(logits, STARTS, ENDS, K, path=path)
 
 
-ends_of_windows = st.one_of(st.integers(-3, WIDTH + 3), st.sampled_from([INT_MIN, -1, 0, WIDTH, INT_MAX]))
-
-
-@given(
-    st.lists(st.tuples(ends_of_windows, ends_of_windows), min_size=ROWS, max_size=ROWS),
-    st.sampled_from([1, 2, 7, K, 31, WIDTH, 2 * WIDTH]),
-    st.sampled_from(DTYPES),
-    st.sampled_from(PATHS),
-)
-def test_any_windows(windows: list[tuple[int, int]], k: int, dtype: torch.dtype, path: str) -> None:
-    starts, ends = (int32(*values) for values in zip(*windows, strict=True))
-    counts = torch.full((ROWS,), 77, dtype=torch.int32)
-    got = agree(scores(dtype=dtype), starts, ends, k, counts=counts, path=path)
-    for row, count, (start, end) in zip(got, counts.tolist(), windows, strict=True):
-        assert count == min(k, max(0, min(end, WIDTH) - max(start, 0)))
-        assert (row[:count] >= 0).all() and (row[count:] == -1).all()
-
-
 @pytest.mark.parametrize(
     ("start", "end", "wanted"),
     [
@@ -145,26 +125,6 @@ def test_a_window_is_clamped_to_the_row(start: int, end: int, wanted: tuple[int,
     starts, lengths = row_windows(int32(start), int32(end), 10)
     assert (int(starts), int(lengths)) == wanted
     agree(scores(1, 10), int32(start), int32(end), 3)
-
-
-@pytest.mark.parametrize("poison", [NAN, INF, -INF])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_nothing_outside_of_a_window_is_a_score(dtype: torch.dtype, poison: float) -> None:
-    logits, (starts, lengths) = scores(dtype=dtype), row_windows(STARTS, ENDS, WIDTH)
-    position = torch.arange(WIDTH)
-    inside = (position >= starts[:, None]) & (position < (starts + lengths)[:, None])
-    poisoned = torch.where(inside, logits, poison)
-    got = indexer_topk_prefill(poisoned, STARTS, ENDS, K)
-    assert got.tolist() == expected(logits, STARTS, ENDS, K)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shift", range(16))
-def test_windows_and_rows_of_every_alignment(shift: int, dtype: torch.dtype) -> None:
-    buffer = torch.full((ROWS * 100 + 16,), NAN, dtype=dtype)
-    logits = buffer[shift : shift + ROWS * 100].view(ROWS, 100)[:, :WIDTH]
-    logits.copy_(scores(dtype=dtype))
-    agree(logits, torch.full((ROWS,), shift, dtype=torch.int32), ENDS, K)
 
 
 def test_windows_are_those_of_rows_cut_out_for_decode() -> None:
@@ -189,24 +149,6 @@ def test_rows_of_scores_may_overlap() -> None:
     starts, ends = STARTS, ENDS
     agree(scores(1).expand(ROWS, WIDTH), starts, ends, K)
     agree(scores(1, width=WIDTH + ROWS - 1)[0].as_strided((ROWS, WIDTH), (1, 1)), starts, ends, K)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        lambda shape: torch.zeros(shape),
-        lambda shape: torch.where(torch.arange(shape[1]) % 2 == 0, -0.0, 0.0).expand(shape),
-        lambda shape: torch.full(shape, -INF),
-        lambda shape: torch.full(shape, NAN),
-        lambda shape: torch.where(torch.arange(shape[1]) % 3 == 0, NAN, INF).expand(shape),
-        lambda shape: torch.arange(shape[1]).float().expand(shape),
-        lambda shape: -torch.arange(shape[1]).float().expand(shape),
-        lambda shape: torch.tensor([1e-45, -1e-45, 0.0, 3e-45]).repeat(shape[0], shape[1] // 4),
-    ],
-    ids=["equal", "zeros of both signs", "-inf", "nan", "nan and inf", "rising", "falling", "denormals"],
-)
-def test_contents_that_tie_or_are_no_numbers(content: Callable[[tuple[int, int]], Tensor]) -> None:
-    agree(content((ROWS, WIDTH)), STARTS, ENDS, K)
 
 
 @pytest.mark.parametrize("k", [1, MAX_WIDTH])
@@ -252,25 +194,6 @@ def shifted(positions: list[list[int]], offsets: list[int]) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("by_request", [False, True])
-@given(st.lists(st.integers(INT_MIN, INT_MAX), min_size=ROWS, max_size=ROWS))
-def test_offsets_are_added_to_positions(by_request: bool, offsets: list[int]) -> None:
-    counts = torch.zeros(ROWS, dtype=torch.int32)
-    given_offsets = offsets[:REQUESTS] if by_request else offsets
-    got = indexer_topk_prefill(
-        scores(),
-        STARTS,
-        ENDS,
-        K,
-        offsets=int32(*given_offsets),
-        row_request=REQUEST if by_request else None,
-        counts=counts,
-    )
-    of_rows = [offsets[request] for request in REQUEST.tolist()] if by_request else offsets
-    assert got.tolist() == shifted(expected(scores(), STARTS, ENDS, K), of_rows)
-    assert counts.tolist() == [8, 8, 4, 8, 7, 0]  # whatever int32 can hold
-
-
 def test_offsets_at_the_ends_of_int32() -> None:
     starts, ends = torch.zeros(3, dtype=torch.int32), int32(3, 3, 2)
     got = indexer_topk_prefill(scores(3), starts, ends, 3, offsets=int32(INT_MAX - 1, INT_MIN, -1))
@@ -288,27 +211,6 @@ def paged(positions: list[list[int]], table: Tensor, page_size: int, requests: l
         return found if found <= INT_MAX else -1
 
     return [[slot(p, request) for p in row] for row, request in zip(positions, requests, strict=True)]
-
-
-@pytest.mark.parametrize("by_request", [False, True])
-@given(st.integers(1, 20), st.integers(0, 8), st.integers(0, 2**32))
-def test_cache_slots_beside_positions_or_in_their_place(
-    by_request: bool, page_size: int, pages: int, seed: int
-) -> None:
-    """Some pages are not there, some are too large a number, and the table may have no columns at all."""
-    count = REQUESTS if by_request else ROWS
-    pool = torch.tensor([0, 5, 999, -1, INT_MIN, INT_MAX // page_size, INT_MAX])
-    generator = torch.Generator().manual_seed(seed)
-    table = pool[torch.randint(len(pool), (count, pages), generator=generator)].to(torch.int32)
-    request = REQUEST if by_request else None
-    positions = expected(scores(), STARTS, ENDS, K)
-    wanted = paged(positions, table, page_size, REQUEST.tolist() if by_request else list(range(ROWS)))
-    paging = {"page_table": table, "page_size": page_size, "row_request": request}
-    assert indexer_topk_prefill(scores(), STARTS, ENDS, K, **paging).tolist() == wanted
-    slots = torch.full((ROWS, K + 2), -7, dtype=torch.int32)
-    got = indexer_topk_prefill(scores(), STARTS, ENDS, K, **paging, slots=slots)
-    assert got.tolist() == positions
-    assert slots[:, :K].tolist() == wanted and (slots[:, K:] == -7).all()
 
 
 def test_positions_take_the_offset_and_cache_slots_do_not() -> None:
@@ -345,12 +247,6 @@ def test_without_requests_every_row_is_padding(tables: dict[str, Any]) -> None:
     counts = torch.full((ROWS,), 77, dtype=torch.int32)
     got = indexer_topk_prefill(scores(), STARTS, ENDS, K, row_request=REQUEST, counts=counts, **tables)
     assert (got == -1).all() and (counts == 0).all()
-
-
-def test_more_requests_than_rows() -> None:
-    offsets = torch.arange(0, 1000, 10, dtype=torch.int32)
-    got = indexer_topk_prefill(scores(1), int32(0), int32(3), 3, row_request=int32(77), offsets=offsets)
-    assert got.tolist() == [[770, 771, 772]]
 
 
 # ---------------------------------------------------------------- statistics and flags
@@ -434,13 +330,3 @@ def test_compiled_whole(backend: str) -> None:
 def test_the_examples_of_the_docstring() -> None:
     failed, run = doctest.testmod(ops, extraglobs={"torch": torch})
     assert failed == 0 and run > 0
-
-
-@settings(max_examples=50)
-@given(st.integers(0, 2**32), st.integers(1, 40), st.sampled_from(DTYPES))
-def test_any_bits(seed: int, k: int, dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    integer = torch.int32 if dtype == torch.float32 else torch.int16
-    limits = torch.iinfo(integer)
-    bits = torch.randint(limits.min, limits.max + 1, (ROWS, WIDTH), generator=generator).to(integer)
-    agree(bits.view(dtype), STARTS, ENDS, k)

@@ -30,7 +30,10 @@ OUTSIDE_OF_THE_PRODUCT = {
 
 # What is left out takes seconds a mutant and adds nothing to the tests beside it, or runs in other processes,
 # which import the module as it is.
-_OP_FILES = ("test_ops.py", "test_op_defaults.py", "test_prefill.py", "test_blocks.py", "test_arguments.py")
+_OP_FILES = (
+    *("test_ops.py", "test_op_defaults.py", "test_prefill.py", "test_blocks.py", "test_arguments.py"),
+    "test_random_calls.py",
+)
 _WITHOUT_COMPILING = ("-k", "not opcheck and not compiled")
 _OPS = (*_OP_FILES, *_WITHOUT_COMPILING)
 _VLLM = ("test_integration_vllm.py", "-k", "not doctor and not register_imports and not entry_point")
