@@ -33,6 +33,20 @@ def no_gpu(option: str = "") -> str:
     return "GPU: wanted a CUDA GPU, got none"
 
 
+def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
+    """Names in a comma-separated text; ``all`` stands for all.
+
+    Raises
+    ------
+    typer.BadParameter
+        There is none, or one is unknown.
+    """
+    names = list(known) if text == "all" else [name for name in text.split(",") if name]
+    if not names or not set(names) <= set(known):
+        raise typer.BadParameter(f"{option}: wanted all or some of {','.join(known)}, got {text!r}")
+    return names
+
+
 def require_gpu(option: str = "") -> None:
     """Refuse to go on without a CUDA GPU: one that is missing must not look like a wrong result."""
     import torch

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eval.fuzz.cases import DTYPES, Case
+from eval.fuzz.cases import Case
 from eval.fuzz.contents import CONTENTS, Draw, draw_integer
+from eval.stress.stress_cases import DTYPES
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
 from gvr_topk.constants import (
     BLOCK_SIZE,

@@ -12,11 +12,11 @@ from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 import hypothesis
-import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from eval.fuzz.contents import CONTENTS
+from eval.stress.stress_cases import DTYPES
 from gvr_topk.arguments import PREFILL_PATHS
 from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH, Path
 from gvr_topk.policy import plan
@@ -24,7 +24,6 @@ from gvr_topk.policy import plan
 OPS = ("decode", "prefill", "blocks")
 """Kinds of case; those of blocks call both ops of blocks."""
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PATHS = tuple(path.name.lower() for path in Path)
 TUNED_K = (512, 1024, 2048)
 CTAS = (1, 2, 4, 8, 16)

@@ -33,7 +33,7 @@ import typer
 from torch import Tensor
 
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import require_device, require_writable
+from eval.common.options import names_of, require_device, require_writable
 from eval.fuzz.calls import Mismatch, checks_by_sort, make_call
 from eval.fuzz.cases import OPS, PATHS, Case, cases, draw_cases
 from eval.stress import converged as collectives
@@ -200,7 +200,7 @@ def main(
     seconds: Annotated[float, typer.Option(help="Time to fuzz for.", min=0.001)] = 60.0,
     seed: Annotated[int, typer.Option(help="Seed of the cases.", min=0, max=LARGEST_SEED)] = 0,
     case: Annotated[str, typer.Option(help="Run this case alone, as a mismatch prints it.")] = "",
-    paths: Annotated[str, typer.Option(help="Paths to force, comma-separated.")] = ",".join(PATHS),
+    paths: Annotated[str, typer.Option(help="Paths to force, comma-separated, or all.")] = "all",
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     beside: Annotated[str, typer.Option(help="Neighbours on another stream, comma-separated, or all.")] = "",
     prefill: Annotated[float, typer.Option(help="Share of the cases that call prefill.")] = PREFILL_SHARE,
@@ -217,9 +217,7 @@ def main(
     require_device(device)
     require_writable(out)
     require_writable(converged, "--converged")
-    wanted = tuple(path for path in paths.split(",") if path)
-    if not wanted or not set(wanted) <= set(PATHS):
-        raise typer.BadParameter(f"--paths: wanted some of {','.join(PATHS)}, got {paths!r}")
+    wanted = names_of("--paths", paths, PATHS)
     for name, share in (("--prefill", prefill), ("--blocks", blocks)):
         if not 0.0 <= share <= 1.0:
             raise typer.BadParameter(f"{name}: wanted 0 to 1, got {share}")

@@ -41,7 +41,7 @@ from typing import Annotated, Any
 
 import typer
 
-from eval.common.options import require_device, require_writable
+from eval.common.options import names_of, require_device, require_writable
 
 WRONG, STOPPED = 1, 3
 
@@ -126,13 +126,11 @@ def main(
     from eval.stress.stress_library import HOW_TO_BUILD, StressError, chaos_modes, neighbours_library
 
     known = cases.rewritten_configurations() if rewrite else cases.CONFIGURATIONS
-    try:
-        chosen = cases.by_name(known, configurations)
-    except ValueError as error:
-        raise typer.BadParameter(f"--configurations: {error}") from None
+    by_name = {configuration.name: configuration for configuration in known}
+    chosen = [by_name[name] for name in names_of("--configurations", configurations, tuple(by_name))]
     available = beside.NEIGHBOURS if device == "cuda" else ("none",)
-    names = _names("--neighbours", neighbours, available)
-    rewritten = _names("--tensors", tensors, cases.REWRITINGS)
+    names = names_of("--neighbours", neighbours, available)
+    rewritten = names_of("--tensors", tensors, cases.REWRITINGS)
     require_device(device)
     require_writable(out)
     require_writable(converged, "--converged")
@@ -160,20 +158,19 @@ def main(
         print(_line(result), flush=True)
         save()
 
+    run = runs.Run(data, limits, report)
     hung = False
     try:
         if rewrite:
-            runs.run_rewriting(data, chosen, rewritten, seconds=rewrite_seconds, limits=limits, report=report)
+            runs.run_rewriting(run, chosen, rewritten, seconds=rewrite_seconds)
         else:
             runs.run_launches(
-                data,
+                run,
                 chosen,
                 names,
                 launches=launches,
                 chaos_launches=chaos_launches,
                 seconds_each=seconds_each,
-                limits=limits,
-                report=report,
             )
     except (RuntimeError, ValueError, StressError) as error:
         # Behind an error of the device every later call fails as well, so that nothing more can be run.
@@ -198,11 +195,3 @@ def main(
         raise typer.Exit(WRONG)
     if data["stopped_by_time"]:
         raise typer.Exit(STOPPED)
-
-
-def _names(option: str, text: str, known: tuple[str, ...]) -> list[str]:
-    """Names in a comma-separated text; ``all`` stands for all."""
-    names = list(known) if text == "all" else [name for name in text.split(",") if name]
-    if not names or not set(names) <= set(known):
-        raise typer.BadParameter(f"{option}: wanted all or some of {','.join(known)}, got {text!r}")
-    return names

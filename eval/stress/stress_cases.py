@@ -33,64 +33,29 @@ Draw = torch.Generator
 class Configuration:
     """One way to call one of the ops.
 
-    Attributes
-    ----------
-    name : str
-        What the command line calls it.
-    width, requests, next_n, k : int
-        Shape: ``requests * next_n`` rows; of prefill, so many rows of each request's chunk.
-    dtype : str
-        A key of `DTYPES`.
-    path : str
-        As for the op.
-    indices : bool
-        The state keeps the positions that were chosen last.
-    row_slot : bool
-        Slots of the state by table, in another order than the rows', instead of by request. Of prefill: the
-        rows' requests by table, in such an order.
-    counts, stats : bool
-        The rows' numbers of items, and statistics, are asked for.
-    page_size : int
-        0: no page table.
-    cache_slots : bool
-        Cache slots are written beside the positions instead of in their place.
-    pdl : bool
-        Each launch may start while the one before runs.
-    aligned : bool
-        Rows begin at multiples of 16 bytes.
-    chains : int
-        Sequences of steps, each of which has a stream of its own, where a launch follows the step before it.
-    op : {"decode", "prefill"}
-        Prefill has no state, and so no indices; its tables need `row_slot`.
-    offsets : bool
-        Prefill adds an offset to the positions of each request.
-    longest : int
-        Key count of most launches, in buffers that are wider; 0: the width.
-    short_rows : bool
-        Of prefill: every third row or so has at most `k` columns, so that short rows and long ones take
-        turns in a CTA.
+    Prefill has no state, and so no indices; its tables need `row_slot`.
     """
 
-    name: str
+    name: str  # what the command line calls it
     width: int
     requests: int = 1
-    next_n: int = 1
+    next_n: int = 1  # rows of a request; of prefill, rows of its chunk
     k: int = 2048
-    dtype: str = "fp32"
+    dtype: str = "fp32"  # a key of DTYPES
     path: str = "auto"
-    indices: bool = True
-    row_slot: bool = False
+    indices: bool = True  # the state keeps the positions that were chosen last
+    row_slot: bool = False  # slots, of prefill the rows' requests, by table, in another order than the rows'
     counts: bool = False
     stats: bool = False
-    page_size: int = 0
-    cache_slots: bool = False
-    pdl: bool = False
-    aligned: bool = True
-    chains: int = 8
-    op: str = "decode"
-    offsets: bool = False
-    longest: int = 0
-    short_rows: bool = False
+    page_size: int = 0  # 0: no page table
+    cache_slots: bool = False  # cache slots beside the positions instead of in their place
+    pdl: bool = False  # each launch may start while the one before runs
+    aligned: bool = True  # rows begin at multiples of 16 bytes
+    chains: int = 8  # sequences of steps, each with a stream, where a launch follows the step before it
+    op: str = "decode"  # or "prefill"
+    offsets: bool = False  # prefill adds an offset to the positions of each request
+    longest: int = 0  # key count of most launches, in buffers that are wider; 0: the width
+    short_rows: bool = False  # of prefill: every third row or so has at most k columns
 
     @property
     def is_prefill(self) -> bool:
@@ -115,6 +80,8 @@ class Configuration:
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
+
+_PREFILL: dict[str, Any] = {"indices": False, "counts": True, "op": "prefill"}
 
 CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("fp32-8192x8", 8192, 8, row_slot=True),
@@ -148,48 +115,22 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("words-1048576x1", 1048576, indices=False, row_slot=True),
     Configuration("wide-8192-131072x8", 131072, 8, row_slot=True, counts=True, longest=8192),
     Configuration("wide-16384-1048576x2", 1048576, 2, row_slot=True, longest=16_384),
-    Configuration("prefill-8192x300", 8192, 1, next_n=300, indices=False, counts=True, op="prefill"),
-    Configuration("prefill-32768x300", 32768, 1, next_n=300, indices=False, counts=True, op="prefill"),
+    Configuration("prefill-8192x300", 8192, 1, 300, **_PREFILL),
+    Configuration("prefill-32768x300", 32768, 1, 300, **_PREFILL),
+    Configuration("prefill-short-4096x1200", 4096, 1, 1200, 512, short_rows=True, **_PREFILL),
     Configuration(
-        "prefill-short-4096x1200",
-        4096,
-        1,
-        next_n=1200,
-        k=512,
-        indices=False,
-        counts=True,
-        op="prefill",
-        short_rows=True,
+        "prefill-short-20000x600", 20_000, 2, 300, dtype="bf16", aligned=False, short_rows=True, **_PREFILL
     ),
+    Configuration("prefill-40000x300", 40_000, 1, 300, **_PREFILL),
     Configuration(
-        "prefill-short-20000x600",
-        20_000,
-        2,
-        next_n=300,
-        dtype="bf16",
-        indices=False,
-        counts=True,
-        aligned=False,
-        op="prefill",
-        short_rows=True,
-    ),
-    Configuration("prefill-40000x300", 40_000, 1, next_n=300, indices=False, counts=True, op="prefill"),
-    Configuration(
-        "prefill-slots-20000x160",
-        20_000,
-        5,
-        next_n=32,
-        k=512,
-        dtype="bf16",
-        indices=False,
+        *("prefill-slots-20000x160", 20_000, 5, 32, 512, "bf16"),
+        **_PREFILL,
         row_slot=True,
-        counts=True,
         stats=True,
         page_size=64,
         cache_slots=True,
         pdl=True,
         aligned=False,
-        op="prefill",
         offsets=True,
     ),
 )
@@ -238,17 +179,8 @@ def rewritten_configurations() -> list[Configuration]:
 
     Behind them prefill, without any table and with all of them.
     """
-    prefill = [
-        _REWRITTEN_PREFILL,
-        replace(
-            _REWRITTEN_PREFILL,
-            name="prefill-slots",
-            row_slot=True,
-            page_size=64,
-            cache_slots=True,
-            offsets=True,
-        ),
-    ]
+    tables: dict[str, Any] = {"row_slot": True, "page_size": 64, "cache_slots": True, "offsets": True}
+    prefill = [_REWRITTEN_PREFILL, replace(_REWRITTEN_PREFILL, name="prefill-slots", **tables)]
     return [
         replace(
             base,
@@ -261,24 +193,6 @@ def rewritten_configurations() -> list[Configuration]:
         for next_n in (1, 2)
         for stats in (False, True)
     ] + prefill
-
-
-def by_name(configurations: Sequence[Configuration], names: str) -> list[Configuration]:
-    """Those of a list that a comma-separated text names; ``all`` names all.
-
-    Raises
-    ------
-    ValueError
-        A name is none of theirs.
-    """
-    if names == "all":
-        return list(configurations)
-    known = {configuration.name: configuration for configuration in configurations}
-    wanted = [name for name in names.split(",") if name]
-    unknown = sorted(set(wanted) - set(known))
-    if unknown or not wanted:
-        raise ValueError(f"wanted all or some of {','.join(known)}, got {names!r}")
-    return [known[name] for name in wanted]
 
 
 # ---------------------------------------------------------------- rows
@@ -425,31 +339,31 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
         every = torch.tensor(values, dtype=dtype, device=device)
         return every[torch.randint(len(every), (contents, *shape), generator=draw, device=device)]
 
-    def integers(low: int, high: int) -> Tensor:
-        drawn = torch.randint(low, high, tuple(shape), generator=draw, device=device, dtype=torch.int64)
+    def integers(low: int, high: int, contents: int) -> Tensor:
+        drawn = torch.randint(low, high, (contents, *shape), generator=draw, device=device)
         return drawn.to(torch.int32)
+
+    def rows_of(steps: list[Tensor]) -> Tensor:
+        return torch.stack([step.to(DTYPES[configuration.dtype]).view(tuple(shape)) for step in steps])
 
     if tensor == "seq_lens":
         return chosen(seq_len_values(configuration), torch.int32)
     if tensor == "row_slot":
         return chosen(row_slot_values(configuration), torch.int32)
-    if tensor == STALE_STATES:
-        return stale_states(int(torch.Size(shape).numel()) // STATE_FLOATS, draw).view(-1, *shape)
-    if tensor == "state":
-        bits = torch.randint(
-            INT32_MIN, INT32_MAX + 1, (16, *shape), generator=draw, device=device, dtype=torch.int64
-        )
-        drawn = chosen(FIRST_NUMBERS, torch.float32)
+    if tensor in (STALE_STATES, "state"):
         stale = stale_states(int(torch.Size(shape).numel()) // STATE_FLOATS, draw).view(-1, *shape)
-        return torch.cat([drawn, stale, bits.to(torch.int32).view(torch.float32)])
+        if tensor == STALE_STATES:
+            return stale
+        bits = integers(INT32_MIN, INT32_MAX + 1, 16).view(torch.float32)
+        return torch.cat([chosen(FIRST_NUMBERS, torch.float32), stale, bits])
     if tensor == "indices":
         ends = [INT32_MIN, -1, 0, 1, configuration.width - 1, configuration.width, INT32_MAX]
-        return torch.stack(
+        return torch.cat(
             [
-                *(integers(0, configuration.width) for _ in range(4)),
-                integers(INT32_MIN, INT32_MAX + 1),
-                *chosen(ends, torch.int32, 2),
-                torch.full(tuple(shape), -1, dtype=torch.int32, device=device),
+                integers(0, configuration.width, 4),
+                integers(INT32_MIN, INT32_MAX + 1, 1),
+                chosen(ends, torch.int32, 2),
+                integers(-1, 0, 1),
             ]
         )
     rows = (int(torch.Size(shape[:-1]).numel()), shape[-1])
@@ -457,11 +371,10 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
         scores = torch.randn(rows, generator=draw, device=device)
         few = torch.rand(rows, generator=draw, device=device) < 1e-3
         infinite = torch.full_like(scores, torch.inf)
-        steps = [scores, 1000.0 * scores, infinite, torch.where(few, scores, -infinite)]
-        return torch.stack([step.to(DTYPES[configuration.dtype]).view(tuple(shape)) for step in steps])
+        return rows_of([scores, 1000.0 * scores, infinite, torch.where(few, scores, -infinite)])
     if tensor == "logits":
         steps = [next(chain_steps(kind, rows, draw)) for kind in ("steady", "relu", "masked", "special")]
         steps += [100.0 * steps[0] - 1000.0]
         steps += [torch.full_like(steps[0], value) for value in (torch.nan, torch.inf, -torch.inf, 0.5)]
-        return torch.stack([step.to(DTYPES[configuration.dtype]).view(tuple(shape)) for step in steps])
+        return rows_of(steps)
     raise ValueError(f"tensor: wanted one of {', '.join(REWRITINGS)}, got {tensor!r}")

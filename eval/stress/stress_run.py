@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,6 @@ from eval.stress.stress_library import (
 )
 from eval.stress.stress_neighbours import (
     HANG_SECONDS,
-    Hang,
     Neighbour,
     make_neighbour,
     make_rewriter,
@@ -110,23 +110,48 @@ def header(mode: str, device: str, seed: int, machine: dict[str, Any]) -> dict[s
     }
 
 
+@dataclass(frozen=True)
+class Run:
+    """What all parts of a run need.
+
+    Attributes
+    ----------
+    data : dict
+        From `header`; results are added.
+    limits : Limits
+    report : callable
+        Gets each result as soon as it is there.
+    """
+
+    data: dict[str, Any]
+    limits: Limits
+    report: Report
+
+    def stopped(self) -> bool:
+        """Note that the time is over, if it is."""
+        self.data["stopped_by_time"] |= self.limits.reached
+        return self.limits.reached
+
+    def add(self, configuration: Configuration, mode: int, result: dict[str, Any]) -> None:
+        delays = {"chaos": mode, "delayed": CHAOS_MODES[mode]}
+        self.data["results"].append({"configuration": configuration.as_json(), **result, **delays})
+        self.report(self.data["results"][-1])
+
+
 def run_launches(
-    data: dict[str, Any],
+    run: Run,
     configurations: Sequence[Configuration],
     neighbours: Sequence[str],
     *,
     launches: int,
     chaos_launches: int,
     seconds_each: float,
-    limits: Limits,
-    report: Report,
 ) -> None:
     """Run every configuration beside every neighbour, and under every kind of delay.
 
     Parameters
     ----------
-    data : dict
-        From `header`; results are added.
+    run : Run
     configurations : sequence of Configuration
     neighbours : sequence of str
     launches : int
@@ -135,38 +160,35 @@ def run_launches(
         Of each configuration, spread evenly over the modes of a chaos build, in which nothing runs beside.
     seconds_each : float
         More than 0: each configuration runs beside neighbours for so long, in place of `launches`.
-    limits : Limits
-    report : callable
-        Gets each result as soon as it is there.
     """
-    device = data["device"]
+    device = run.data["device"]
     kept: dict[str, Neighbour] = {}
+    wanted = float(2**62) if seconds_each > 0 else launches / len(neighbours)
+    parts = [(name, 0, wanted) for name in neighbours if wanted > 0]
+    modes = range(1, chaos_modes())
+    parts += [("none", mode, chaos_launches / len(modes)) for mode in modes if chaos_launches > 0]
     for configuration in configurations:
-        workload = Workload(configuration, device, seed=data["seed"])
-        part_seconds = seconds_each / len(neighbours)
-        wanted = float(2**62) if seconds_each > 0 else launches / len(neighbours)
-        parts = [(name, 0, wanted) for name in neighbours if wanted > 0]
-        modes = range(1, chaos_modes())
-        parts += [("none", mode, chaos_launches / len(modes)) for mode in modes if chaos_launches > 0]
+        workload = Workload(configuration, device, seed=run.data["seed"])
         for name, mode, share in parts:
-            if limits.reached:
-                data["stopped_by_time"] = True
+            if run.stopped():
                 return
             # The second instance is of this configuration; all others may serve again.
             beside = kept.get(name) or make_neighbour(name, device, configuration)
             if beside.workload is None:
                 kept[name] = beside
-            if chaos_modes() > 0:
-                set_chaos(mode)
+            _delay(mode)
             is_timed = seconds_each > 0 and mode == 0
-            within = limits.within(part_seconds) if is_timed else limits
-            result = _run_part(workload, beside, int(-(-share // workload.launches)), within)
-            result |= {"chaos": mode, "delayed": CHAOS_MODES[mode]}
-            data["results"].append({"configuration": configuration.as_json(), **result})
-            data["stopped_by_time"] |= limits.reached if is_timed else result["launches"] < share
-            report(data["results"][-1])
+            limits = run.limits.within(seconds_each / len(neighbours)) if is_timed else run.limits
+            result = _run_part(workload, beside, int(-(-share // workload.launches)), limits)
+            run.data["stopped_by_time"] |= run.limits.reached if is_timed else result["launches"] < share
+            run.add(configuration, mode, result)
+    _delay(0)
+
+
+def _delay(mode: int) -> None:
+    """Choose the mode of a chaos build; of another build there is none."""
     if chaos_modes() > 0:
-        set_chaos(0)
+        set_chaos(mode)
 
 
 def _run_part(workload: Workload, beside: Neighbour, replays: int, limits: Limits) -> dict[str, Any]:
@@ -192,13 +214,7 @@ def _run_part(workload: Workload, beside: Neighbour, replays: int, limits: Limit
 
 
 def run_rewriting(
-    data: dict[str, Any],
-    configurations: Sequence[Configuration],
-    tensors: Sequence[str],
-    *,
-    seconds: float,
-    limits: Limits,
-    report: Report,
+    run: Run, configurations: Sequence[Configuration], tensors: Sequence[str], *, seconds: float
 ) -> None:
     """Rewrite a tensor on another stream while launches run; then compare undisturbed launches.
 
@@ -207,77 +223,69 @@ def run_rewriting(
 
     Parameters
     ----------
-    data : dict
-        From `header`; results are added.
+    run : Run
     configurations : sequence of Configuration
     tensors : sequence of str
         Of `stress_cases.REWRITINGS`.
     seconds : float
         For each tensor, spread evenly over the configurations that have it.
-    limits : Limits
-    report : callable
-        Gets each result as soon as it is there.
     """
-    device = data["device"]
-    draw = torch.Generator(device=device).manual_seed(data["seed"])
-    nothing = Neighbour("none")
-    share = {
-        name: seconds / max(1, sum(can_rewrite(configuration, name) for configuration in configurations))
-        for name in tensors
-    }
-    turn = 0
+    device, seed = run.data["device"], run.data["seed"]
+    draw = torch.Generator(device=device).manual_seed(seed)
+    turns = itertools.cycle(range(max(1, chaos_modes())))
+    having = Counter(name for c in configurations for name in tensors if can_rewrite(c, name))
     for configuration in configurations:
-        workload = Workload(
-            configuration, device, launches=4 if device == "cpu" else 16, seed=data["seed"], rewritable=True
-        )
+        launches = 4 if device == "cpu" else 16
+        workload = Workload(configuration, device, launches=launches, seed=seed, rewritable=True)
         for name in tensors:
             if not can_rewrite(configuration, name):
                 continue
-            if limits.reached:
-                data["stopped_by_time"] = True
+            if run.stopped():
                 return
-            mode = turn % chaos_modes() if chaos_modes() > 0 else 0
-            turn += 1
-            if chaos_modes() > 0:
-                set_chaos(mode)
+            mode = next(turns)
+            _delay(mode)
             workload.reset()
             workload.restore()
             target = workload.tensor(rewritten_tensor(name))
             rewriter = make_rewriter(target, rewrite_pool(name, configuration, target.shape, draw))
-            started = time.monotonic()
-            done = replay_beside(workload, rewriter, 2**62, limits.within(share[name]))
-            disturbed = workload.counts()
-            stamped, met = 0, 0
-            if workload.log is not None and rewriter.log is not None:
-                stamped, met = launches_within(workload.log.pairs(), rewriter.log.pairs())
-            workload.restore()
-            replay_beside(workload, nothing, UNDISTURBED_REPLAYS, Limits(hang_seconds=limits.hang_seconds))
-            after = workload.counts()
-            expected = UNDISTURBED_REPLAYS * workload.launches
-            data["results"].append(
+            run.add(
+                configuration,
+                mode,
                 {
-                    "configuration": configuration.as_json(),
                     "rewritten": name,
-                    "chaos": mode,
-                    "delayed": CHAOS_MODES[mode],
-                    "seconds": round(time.monotonic() - started, 3),
-                    "launches": done * workload.launches,
-                    # Launches whose time is known, and those that ran while a kernel was rewriting.
-                    "timed_launches": stamped,
-                    "launches_during_rewriting": met,
-                    # Launches whose result was another one. Some arguments may be rewritten without that.
-                    "disturbed_launches": disturbed.wrong_launches,
-                    "guard_words": disturbed.guard_words + after.guard_words,
-                    "exact_after": after.clean and after.launches == expected,
-                    "first_wrong_after": after.first_wrong,
-                    "rewriter_groups": rewriter.groups,
-                    "rewriter_idle": rewriter.idle,
-                    "clean": disturbed.guard_words == 0 and after.clean and after.launches == expected,
-                }
+                    **_run_rewritten(workload, rewriter, run.limits, seconds / having[name]),
+                },
             )
-            report(data["results"][-1])
-    if chaos_modes() > 0:
-        set_chaos(0)
+    _delay(0)
+
+
+def _run_rewritten(workload: Workload, rewriter: Neighbour, limits: Limits, seconds: float) -> dict[str, Any]:
+    started = time.monotonic()
+    done = replay_beside(workload, rewriter, 2**62, limits.within(seconds))
+    disturbed = workload.counts()
+    stamped, met = 0, 0
+    if workload.log is not None and rewriter.log is not None:
+        stamped, met = launches_within(workload.log.pairs(), rewriter.log.pairs())
+    workload.restore()
+    undisturbed = Limits(hang_seconds=limits.hang_seconds)
+    replay_beside(workload, Neighbour("none"), UNDISTURBED_REPLAYS, undisturbed)
+    after = workload.counts()
+    exact_after = after.clean and after.launches == UNDISTURBED_REPLAYS * workload.launches
+    return {
+        "seconds": round(time.monotonic() - started, 3),
+        "launches": done * workload.launches,
+        # Launches whose time is known, and those that ran while a kernel was rewriting.
+        "timed_launches": stamped,
+        "launches_during_rewriting": met,
+        # Launches whose result was another one. Some arguments may be rewritten without that.
+        "disturbed_launches": disturbed.wrong_launches,
+        "guard_words": disturbed.guard_words + after.guard_words,
+        "exact_after": exact_after,
+        "first_wrong_after": after.first_wrong,
+        "rewriter_groups": rewriter.groups,
+        "rewriter_idle": rewriter.idle,
+        "clean": disturbed.guard_words == 0 and exact_after,
+    }
 
 
 def totals(data: dict[str, Any]) -> dict[str, Any]:
@@ -301,15 +309,3 @@ def totals(data: dict[str, Any]) -> dict[str, Any]:
         and "failure" not in data
         and (bool(results) or bool(data["stopped_by_time"])),
     }
-
-
-__all__ = [
-    "FORMAT",
-    "Hang",
-    "Limits",
-    "header",
-    "replay_beside",
-    "run_launches",
-    "run_rewriting",
-    "totals",
-]

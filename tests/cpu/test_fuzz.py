@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from eval.fuzz import calls, fuzz
 from eval.fuzz import cases as drawn
 from eval.fuzz.contents import CONTENTS
+from eval.stress.stress_cases import DTYPES
 from gvr_topk import cpu
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments
 from gvr_topk.constants import (
@@ -80,7 +81,7 @@ def fuzzed(op: str, most: int = 400, seed: int = 2) -> dict[str, Any]:
 def test_cases_reach_every_kind(op: str, reached: dict[str, set[Any]]) -> None:
     shared = {
         "contents": set(CONTENTS),
-        "dtype": set(drawn.DTYPES),
+        "dtype": set(DTYPES),
         "poison": set(drawn.POISONS),
         "fresh": {0.0, 0.01, 0.3, 1.0},
     }

@@ -30,7 +30,6 @@ from eval.stress.stress_cases import (
     SCALED_LOGITS,
     STALE_STATES,
     Configuration,
-    by_name,
     can_rewrite,
     chain_steps,
     packed_spreads,
@@ -103,14 +102,6 @@ class TestConfigurations:
         seen = {(c.name.split("-next")[0], c.next_n, c.stats, c.row_slot) for c in rewritten_configurations()}
         assert len(seen) == 20 + 2
         assert {slotted for *_, slotted in seen} == {True, False}
-
-    def test_names_choose(self) -> None:
-        assert by_name(CONFIGURATIONS, "all") == list(CONFIGURATIONS)
-        chosen = by_name(CONFIGURATIONS, "paper_gvr-70690x2,fp32-8192x8")
-        assert [configuration.name for configuration in chosen] == ["paper_gvr-70690x2", "fp32-8192x8"]
-        for wrong in ("", "nothing", "fp32-8192x8,nothing"):
-            with pytest.raises(ValueError, match="wanted all or some of"):
-                by_name(CONFIGURATIONS, wrong)
 
     def test_lengths_are_mostly_the_width_and_sometimes_too_short_to_choose(self) -> None:
         lengths = [visible_lengths(CONFIGURATIONS[2], launch) for launch in range(64)]
@@ -524,6 +515,7 @@ class TestCommand:
         "arguments",
         [
             ("--configurations", "nothing"),
+            ("--configurations", "tiny,nothing"),
             ("--neighbours", "l1"),
             ("--neighbours", ","),
             ("--tensors", "out"),

@@ -19,7 +19,7 @@ import torch
 from oracle import full_lengths, new_state, run, wrong_rows
 
 import gvr_topk
-from eval.stress.stress_cases import CONFIGURATIONS, REWRITINGS, Configuration, by_name
+from eval.stress.stress_cases import CONFIGURATIONS, REWRITINGS, Configuration
 from eval.stress.stress_library import CHAOS_MODES, chaos_files, chaos_modes, neighbours_library, set_chaos
 from eval.stress.stress_neighbours import NEIGHBOURS, Neighbour, make_neighbour, make_rewriter
 from eval.stress.stress_run import Limits, replay_beside
@@ -37,7 +37,7 @@ needs_chaos = pytest.mark.skipif(chaos_modes() == 0, reason="the library is no c
 
 
 def configuration(name: str) -> Configuration:
-    (found,) = by_name(CONFIGURATIONS, name)
+    (found,) = (configuration for configuration in CONFIGURATIONS if configuration.name == name)
     return found
 
 
