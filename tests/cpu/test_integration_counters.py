@@ -11,9 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
-
 from engine import Engine, Request, fake_package, load_dsa
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from engine import SHAPES, Engine, Request, fake_package, load_dsa
 from integration_setup import check_decode_rows, undisturbed
 from torch.utils._python_dispatch import TorchDispatchMode
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
-
-from engine import SHAPES, Engine, Request, fake_package, load_dsa
 
 from gvr_topk import TopkState
 from gvr_topk.integrations import layer_hook

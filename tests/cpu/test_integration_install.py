@@ -16,10 +16,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from pydantic import ValidationError
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
-
 from engine import (
     BY_PHASE,
     LLM_ARGS,
@@ -31,6 +27,7 @@ from engine import (
     load_dsa,
     load_llm_args,
 )
+from pydantic import ValidationError
 
 import gvr_topk_autoload
 from gvr_topk.config import GvrTopkConfig

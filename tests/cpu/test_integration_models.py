@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import random
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from integration_setup import check_decode_rows, undisturbed
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
-
 from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
+from integration_setup import check_decode_rows, undisturbed
 
 from gvr_topk.integrations import tensorrt_llm as integration
 

@@ -10,12 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
 from integration_setup import check_decode_rows, undisturbed
 from torch.utils._python_dispatch import TorchDispatchMode
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
-
-from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
 
 from eval.campaigns.evidence import read_evidence
 from gvr_topk.integrations import hint_state, layer_hook

@@ -10,9 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
-
 from engine import SHAPES as FAKES
 
 from gvr_topk.integrations import type_hints

@@ -15,9 +15,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from prometheus_client import REGISTRY
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
-
 from vllm_engine import HERE, Log, Runner, Step, fake_vllm
 
 from gvr_topk.constants import STATE_UNKNOWN, STATE_VALUE_ONLY
@@ -63,6 +60,12 @@ def log():
 def vllm():
     with fake_vllm():
         yield
+
+
+@pytest.fixture
+def serving(vllm, log):
+    """VLLM with the hook."""
+    integration.register()
 
 
 @pytest.fixture
@@ -116,8 +119,7 @@ def kth_values(step: Step, layer: str) -> torch.Tensor:
     return step.logits[layer].gather(1, chosen).amin(1)
 
 
-def test_plain_decode_is_exact(vllm, log):
-    integration.register()
+def test_plain_decode_is_exact(serving, log):
     runner = Runner()
     requests = [runner.add(name, length) for name, length in (("a", 300), ("b", 399), ("c", 7))]
     with torch.inference_mode():
@@ -131,9 +133,8 @@ def test_plain_decode_is_exact(vllm, log):
 
 @pytest.mark.parametrize("via_op", [False, True])
 @pytest.mark.parametrize("inference", [False, True])
-def test_state_follows_requests_through_churn(vllm, via_op, inference):
+def test_state_follows_requests_through_churn(serving, via_op, inference):
     """More requests than places: they move between rows, and the place of one that ends goes to another."""
-    integration.register()
     runner = Runner(seqs=4, via_op=via_op, specials=False)
     live = []
     waiting = [(f"r{i}", 60 + 23 * i % 300) for i in range(12)]
@@ -174,9 +175,8 @@ def prefill_op():
 
 @pytest.mark.parametrize("via_op", [False, True])
 @pytest.mark.parametrize("inference", [False, True])
-def test_prefill_is_exact(vllm, log, via_op, inference):
+def test_prefill_is_exact(serving, log, via_op, inference):
     """Chunks of several prompts, rows shorter and longer than k, ties and NaN, beside decode rows."""
-    integration.register()
     runner = Runner(via_op=via_op)
     decoding, *prompts = (runner.add(f"of {length}", length) for length in (399, 300, 12, 20))
     with torch.inference_mode(inference):
@@ -191,9 +191,8 @@ def test_prefill_is_exact(vllm, log, via_op, inference):
     assert sum(line.endswith("on: prefill top-k with k = 16") for line in log.lines) == 1
 
 
-def test_prefill_windows_that_begin_inside_the_scores(vllm):
+def test_prefill_windows_that_begin_inside_the_scores(serving):
     """As the op may be called: positions count from the window, and a caller may name its arguments."""
-    integration.register()
     for name in WATCHED:
         __import__(name)
     from vllm import _custom_ops
@@ -215,9 +214,8 @@ def test_prefill_windows_that_begin_inside_the_scores(vllm):
     assert prefill_op().default._schema.name == "_C::top_k_per_row_prefill"
 
 
-def test_prefill_in_other_layouts_is_vllms(vllm):
+def test_prefill_in_other_layouts_is_vllms(serving):
     """And nothing is switched off by them."""
-    integration.register()
     for name in WATCHED:
         __import__(name)
     logits, out = torch.randn(2, 128), torch.zeros((2, 8), dtype=torch.int32)
@@ -248,9 +246,8 @@ def test_prefill_in_other_layouts_is_vllms(vllm):
     assert hook.select(PrefillCall(logits, starts, ends, out, 2, 128, 1, 8), op)  # none of them was an error
 
 
-def test_prefill_that_fails_falls_back_alone(vllm, log, monkeypatch):
+def test_prefill_that_fails_falls_back_alone(serving, log, monkeypatch):
     """Decode goes on; vLLM's own prefill serves from then on, and one line says so."""
-    integration.register()
     runner = Runner()
     request = runner.add("a", 300)
 
@@ -298,8 +295,7 @@ def test_prefill_op_that_is_not_there(vllm, log, monkeypatch):
     assert sum("prefill top-k stays vLLM's own: wanted the op" in line for line in log.lines) == 1
 
 
-def test_a_request_keeps_its_slot_and_a_new_one_starts_afresh(vllm):
-    integration.register()
+def test_a_request_keeps_its_slot_and_a_new_one_starts_afresh(serving):
     runner = Runner(layers=1)
     first, second = runner.add("first", 100), runner.add("second", 120)
     runner.step([], [first, second])
@@ -324,8 +320,7 @@ def test_a_request_keeps_its_slot_and_a_new_one_starts_afresh(vllm):
     assert integration.counters().requests["admitted"] == 3
 
 
-def test_rows_are_worked_out_when_the_batch_changes(vllm, monkeypatch):
-    integration.register()
+def test_rows_are_worked_out_when_the_batch_changes(serving, monkeypatch):
     runner = Runner(layers=1, drafts=1)
     first, second = runner.add("first", 100), runner.add("second", 120)
     runner.step([], [first, second])
@@ -355,9 +350,8 @@ def test_rows_are_worked_out_when_the_batch_changes(vllm, monkeypatch):
     assert integration.counters().requests["admitted"] == 3
 
 
-def test_a_step_without_drafts_is_no_start(vllm):
+def test_a_step_without_drafts_is_no_start(serving):
     """A request with fewer rows than the first is among the prompts to vLLM, and keeps its slot."""
-    integration.register()
     runner = Runner(layers=1, drafts=1)
     first, second = runner.add("first", 100), runner.add("second", 120)
     runner.step([], [first, second])
@@ -372,9 +366,8 @@ def test_a_step_without_drafts_is_no_start(vllm):
     assert integration.counters().requests["admitted"] == 2
 
 
-def test_a_cached_prompt_is_a_start(vllm):
+def test_a_cached_prompt_is_a_start(serving):
     """Its last token is a decode row, at a place that another request had."""
-    integration.register()
     runner = Runner(layers=1)
     first = runner.add("first", 100)
     runner.step([], [first])
@@ -389,9 +382,8 @@ def test_a_cached_prompt_is_a_start(vllm):
     assert integration.counters().requests["admitted"] == 2
 
 
-def test_chunks_of_a_prompt_that_are_decode_rows_are_one_start(vllm):
+def test_chunks_of_a_prompt_that_are_decode_rows_are_one_start(serving):
     """Where a step has room for one more token, a chunk is one row, which vLLM counts among the decodes."""
-    integration.register()
     runner = Runner(layers=1, specials=False)
     request = runner.add("a", 100)
     for _ in range(3):
@@ -411,9 +403,8 @@ def test_chunks_of_a_prompt_that_are_decode_rows_are_one_start(vllm):
 
 
 @pytest.mark.parametrize("prompts", [0, 2])
-def test_a_batch_without_places_leaves_the_state_alone(vllm, prompts):
+def test_a_batch_without_places_leaves_the_state_alone(serving, prompts):
     """As a draft model's; the batches before and after it are not affected."""
-    integration.register()
     runner = Runner(layers=1, specials=False)
     request = runner.add("a", 100)
     runner.step([request])
@@ -433,9 +424,8 @@ def test_a_batch_without_places_leaves_the_state_alone(vllm, prompts):
     assert integration.counters().requests["admitted"] == 1
 
 
-def test_a_layer_is_forgotten_when_its_indexer_returns(vllm):
+def test_a_layer_is_forgotten_when_its_indexer_returns(serving):
     """A top-k that a layer did not ask for is not taken for the one of the last layer."""
-    integration.register()
     runner = Runner(layers=1)
     request = runner.add("a", 100)
     runner.step([request])
@@ -461,8 +451,7 @@ def test_prompts_where_vllm_does_not_say():
     assert _prefilling(SimpleNamespace(), 3, 0) == [True] * 3
 
 
-def test_padding_rows_have_no_slot(vllm):
-    integration.register()
+def test_padding_rows_have_no_slot(serving):
     runner = Runner(layers=1)
     a, b, c = (runner.add(name, 200) for name in "abc")
     runner.step([a, b, c])
@@ -474,9 +463,8 @@ def test_padding_rows_have_no_slot(vllm):
     assert kept.slots.row_slot.tolist() == [*kept.slots.row_slot[:1].tolist(), *[-1] * 7]
 
 
-def test_graphs_are_captured_with_the_tensors_of_later_steps(vllm):
+def test_graphs_are_captured_with_the_tensors_of_later_steps(serving):
     """A batch whose places are no requests' still takes the state, for what a graph captures stays in it."""
-    integration.register()
     runner = Runner(layers=1)
     runner.dummy(3)
     runner.step(runner.dummies(3, 200))  # with keys, as if they had run before
@@ -491,8 +479,7 @@ def test_graphs_are_captured_with_the_tensors_of_later_steps(vllm):
 
 @pytest.mark.parametrize("flattening", [False, True])
 @pytest.mark.parametrize("drafts", [1, 3])
-def test_drafts(vllm, flattening, drafts):
-    integration.register()
+def test_drafts(serving, flattening, drafts):
     runner = Runner(drafts=drafts, flattening=flattening, specials=False)
     requests = [runner.add("a", 300), runner.add("b", 21), runner.add("c", 2)]
     for number in range(3):
@@ -513,8 +500,7 @@ def test_drafts(vllm, flattening, drafts):
 
 
 @pytest.mark.parametrize("lengths", ["rows", "column", "requests"])
-def test_every_layout_of_lengths(vllm, lengths):
-    integration.register()
+def test_every_layout_of_lengths(serving, lengths):
     from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
 
     logits = torch.randn(6, 64)
@@ -547,8 +533,7 @@ def test_requests_with_fewer_drafts_than_others_leave_no_state():
         (4, 3, {"compilation_config": None, "speculative_config": None}, 4),
     ],
 )
-def test_room_is_for_the_longest_batch_or_graph(vllm, seqs, drafts, pieces, rows):
-    integration.register()
+def test_room_is_for_the_longest_batch_or_graph(serving, seqs, drafts, pieces, rows):
     runner = Runner(layers=3, seqs=seqs, drafts=drafts)
     for name, value in pieces.items():
         setattr(runner.builder.vllm_config, name, value)
@@ -558,9 +543,8 @@ def test_room_is_for_the_longest_batch_or_graph(vllm, seqs, drafts, pieces, rows
 
 
 @pytest.mark.parametrize(("drafts", "most"), [(0, 8), (3, 4)])
-def test_more_rows_than_there_is_room_for(vllm, log, drafts, most):
+def test_more_rows_than_there_is_room_for(serving, log, drafts, most):
     """A longer batch goes without state, and so do no others."""
-    integration.register()
     runner = Runner(seqs=4, drafts=drafts)
     for count in (most, most + 1, most + 1, most):
         rows = runner.prepare(runner.dummies(count)).gvr_topk_rows
@@ -572,8 +556,7 @@ def test_more_rows_than_there_is_room_for(vllm, log, drafts, most):
     assert not any("without state from now on" in line for line in log.lines)
 
 
-def test_v1_runner_has_no_state(vllm, log):
-    integration.register()
+def test_v1_runner_has_no_state(serving, log):
     runner = Runner(v2=False)
     requests = [runner.add("a", 300), runner.add("b", 30)]
     for _ in range(2):
@@ -594,9 +577,8 @@ def test_metadata_without_places_has_no_state(changed, log):
         assert sum("without state" in line for line in log.lines) == 2
 
 
-def test_calls_of_other_rows_have_no_state(vllm):
+def test_calls_of_other_rows_have_no_state(serving):
     """A call within the indexer that is not about the rows of the batch, such as one over blocks of keys."""
-    integration.register()
     runner = Runner(layers=1)
     request = runner.add("a", 300)
     runner.step([request])
@@ -664,8 +646,7 @@ def test_a_model_that_asks_for_an_exact_backend_keeps_it(vllm, monkeypatch, forc
     assert calls() == ({(OURS, "no_state"): 1} if force else {("original", "backend chosen"): 1})
 
 
-def test_chosen_backend_is_respected(vllm, log):
-    integration.register()
+def test_chosen_backend_is_respected(serving, log):
     runner = Runner(backend="persistent")
     step = runner.step([runner.add("a", 300)], [runner.add("b", 200)])
     assert_exact(step, runner.topk, ours=False)
@@ -798,8 +779,7 @@ def test_broken_metadata_costs_the_state_alone(changed, log):
         assert calls() == {(OURS, "no_state"): 4}
 
 
-def test_error_falls_back_and_switches_off(vllm, log, monkeypatch):
-    integration.register()
+def test_error_falls_back_and_switches_off(serving, log, monkeypatch):
     runner = Runner()
     request = runner.add("a", 300)
     assert_exact(runner.step([request]), runner.topk)
@@ -904,9 +884,8 @@ def test_auto_that_is_another_gvr_is_left_alone(vllm, log, monkeypatch, arch, re
     assert said == [f"{what}; GVR_TOPK_VLLM=force runs gvr_topk instead"] * left
 
 
-def test_other_layouts_are_vllms(vllm):
+def test_other_layouts_are_vllms(serving):
     """And nothing is switched off by them."""
-    integration.register()
     from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk
 
     logits = torch.randn(1, 128)
@@ -918,8 +897,7 @@ def test_other_layouts_are_vllms(vllm):
     assert calls() == {("original", "layout"): 2, (OURS, "no_state"): 1}
 
 
-def test_register_twice_is_once(vllm, log):
-    integration.register()
+def test_register_twice_is_once(serving, log):
     integration.register()
     runner = Runner()
     from vllm.model_executor.layers.indexer_topk import SparseIndexerTopk

@@ -11,13 +11,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
-
 import sglang_base as base
+import torch
 from sglang_base import CALLS, ForwardBatch, ForwardMode, HookRegistry, ReqToTokenPool
+from torch import Tensor
 
 from gvr_topk import TopkState, policy
 from gvr_topk.evaluation.oracle import sorted_topk

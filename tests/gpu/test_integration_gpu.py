@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
-
 from engine import GRAPH_DUMMY, fake_package, load_dsa
 
 from eval.bench.baselines import load_trtllm_op

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
-
 from vllm_engine import Runner, fake_vllm
 
 from eval.engines.vllm_compare import Comparison, Twins, count_twins
