@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
+from engine import Engine, load_dsa
 
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import tensorrt_llm as integration
+from gvr_topk.integrations.hint_state import HintState
 
 
 @contextmanager
@@ -24,6 +29,25 @@ def undisturbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     integration.uninstall()
+
+
+def hooked(monkeypatch: pytest.MonkeyPatch, mode: str = "1", **options: Any) -> ModuleType:
+    """Import the DSA module with the hook on."""
+    monkeypatch.setenv("TRTLLM_GVR_TOPK", mode)
+    if options:
+        monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps(options))
+    dsa = load_dsa()
+    assert integration.install()
+    return dsa
+
+
+def state_of(engine: Engine) -> HintState:
+    return integration._integration.hook.state_of(engine.manager)
+
+
+def lines_of(level: str) -> list[str]:
+    """What TensorRT-LLM's logger was given at a level."""
+    return [text for at, text in sys.modules["tensorrt_llm.logger"].logger.lines if at == level]
 
 
 def check_decode_rows(*, in_order: bool) -> list[int]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from engine import SHAPES, Engine, Request, fake_package, load_dsa
-from integration_setup import check_decode_rows, undisturbed
+from engine import SHAPES, Engine, Request, fake_package
+from integration_setup import check_decode_rows, hooked, lines_of, state_of, undisturbed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gvr_topk import TopkState
@@ -35,27 +33,9 @@ def restored(monkeypatch):
         yield
 
 
-def hooked(monkeypatch, **options):
-    """Import the DSA module with the hook on."""
-    monkeypatch.setenv("TRTLLM_GVR_TOPK", "1")
-    if options:
-        monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps(options))
-    dsa = load_dsa()
-    assert integration.install()
-    return dsa
-
-
-def state_of(engine) -> HintState:
-    return integration._integration.hook.state_of(engine.manager)
-
-
 def words_of(engine, request: Request) -> torch.Tensor:
     slots = state_of(engine).requests
     return slots.words[:, slots.slot_of(request.request_id)].clone()
-
-
-def lines_of(level: str) -> list[str]:
-    return [text for at, text in sys.modules["tensorrt_llm.logger"].logger.lines if at == level]
 
 
 def started(engine, *ids: int, prompt: int = 30) -> list[Request]:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
-from integration_setup import check_decode_rows, undisturbed
+from integration_setup import check_decode_rows, hooked, lines_of, state_of, undisturbed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eval.campaigns.evidence import read_evidence
@@ -33,24 +33,6 @@ def shape(request):
 def restored(monkeypatch):
     with undisturbed(monkeypatch):
         yield
-
-
-def hooked(monkeypatch, mode="1", **options):
-    """Import the DSA module with the hook on."""
-    monkeypatch.setenv("TRTLLM_GVR_TOPK", mode)
-    if options:
-        monkeypatch.setenv("TRTLLM_GVR_TOPK_OPTIONS", json.dumps(options))
-    dsa = load_dsa()
-    assert integration.install()
-    return dsa
-
-
-def state_of(engine) -> HintState:
-    return integration._integration.hook.state_of(engine.manager)
-
-
-def lines_of(level: str) -> list[str]:
-    return [text for at, text in sys.modules["tensorrt_llm.logger"].logger.lines if at == level]
 
 
 def plan(seed: int, steps: int, max_requests: int, next_n: int, max_len: int):
