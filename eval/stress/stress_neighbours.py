@@ -137,10 +137,7 @@ class Neighbour:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         # Behind an error nothing of the device can be waited for.
         while self._queued and kind is None:

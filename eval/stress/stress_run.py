@@ -20,13 +20,7 @@ from eval.stress.stress_library import (
     neighbours_library,
     set_chaos,
 )
-from eval.stress.stress_neighbours import (
-    HANG_SECONDS,
-    Neighbour,
-    make_neighbour,
-    make_rewriter,
-    wait_for,
-)
+from eval.stress.stress_neighbours import HANG_SECONDS, Neighbour, make_neighbour, make_rewriter, wait_for
 from eval.stress.stress_workload import GUARD_WORDS, Workload
 
 FORMAT = "gvr_topk.stress/1"
@@ -251,10 +245,7 @@ def run_rewriting(
             run.add(
                 configuration,
                 mode,
-                {
-                    "rewritten": name,
-                    **_run_rewritten(workload, rewriter, run.limits, seconds / having[name]),
-                },
+                {"rewritten": name, **_run_rewritten(workload, rewriter, run.limits, seconds / having[name])},
             )
     _delay(0)
 

@@ -17,7 +17,7 @@ from gvr_topk.arguments import (
     InBlocksArguments,
 )
 from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH
-from gvr_topk.contract import DTYPES, row_lengths
+from gvr_topk.contract import DTYPES
 from gvr_topk.evaluation.oracle import sorted_blocks, sorted_in_blocks, sorted_topk
 
 OPS = {
@@ -60,17 +60,6 @@ def agree(
 # ---------------------------------------------------------------- contents and lengths
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_scores_of_every_kind(dtype: torch.dtype) -> None:
-    logits = scores(dtype=dtype)
-    logits[:, ::37] = NAN
-    logits[:, 1::15] = -0.0
-    logits[:, 2::9] = 0.0
-    logits[:, 3::61] = INF
-    logits[:, 4::13] = -INF
-    agree(logits, LENGTHS)
-
-
 def test_the_newest_block_is_chosen_whatever_it_holds() -> None:
     """Blocks with NaN are as many as are chosen, and stand before it."""
     logits = torch.full((1, 64), NAN)
@@ -101,33 +90,10 @@ def test_the_fewest_blocks_for_k() -> None:
     assert positions.tolist() == [[3, 20, 44, 61]] and blocks.tolist() == [[0, 2, 5, 7, 9]]
 
 
-@pytest.mark.parametrize("width", [*range(20), 55, 56, 57, 63, 64, 65])
-def test_rows_of_about_as_many_blocks_as_are_chosen(width: int) -> None:
-    agree(scores(ROWS, width), torch.full((ROWS,), width, dtype=torch.int32))
-    agree(scores(ROWS, width), torch.arange(width - 3, width - 3 + ROWS, dtype=torch.int32).clamp(max=width))
-
-
 def test_lengths_beyond_the_width_end_with_it() -> None:
     got = indexer_topk_blocks(scores(), torch.full((ROWS,), INT_MAX, dtype=torch.int32), K, BLOCK_K)
     wanted = agree(scores(), torch.full((ROWS,), WIDTH, dtype=torch.int32))
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
-
-
-@pytest.mark.parametrize("compress_ratio", [1, 4])
-@pytest.mark.parametrize("next_n", [1, 2, 3])
-@pytest.mark.parametrize("by_row", [False, True])
-def test_lengths_count_as_in_decode(by_row: bool, next_n: int, compress_ratio: int) -> None:
-    logits = scores()
-    count = ROWS if by_row else ROWS // next_n
-    seq_lens = torch.arange(100, 100 + 111 * count, 111, dtype=torch.int32)
-    keys = seq_lens if by_row else row_lengths(seq_lens, ROWS, next_n)
-    lengths = (keys // compress_ratio).clamp(max=WIDTH).to(torch.int32)
-    options = {"next_n": next_n, "compress_ratio": compress_ratio}
-    positions, blocks = indexer_topk_blocks(logits, seq_lens, K, BLOCK_K, **options)
-    wanted = agree(logits, lengths)
-    assert torch.equal(positions, wanted[0]) and torch.equal(blocks, wanted[1])
-    assert torch.equal(positions, gvr_topk.indexer_topk_decode(logits, seq_lens, K, **options))
-    assert torch.equal(indexer_topk_in_blocks(logits, seq_lens, blocks, K, **options), positions)
 
 
 def test_the_widest_row_and_the_most_blocks() -> None:
@@ -168,13 +134,6 @@ def test_results_are_written_in_place_and_no_further() -> None:
 
 
 # ---------------------------------------------------------------- given blocks
-
-
-@pytest.mark.parametrize("count", [0, 1, MAX_CHOSEN_BLOCKS])
-def test_the_fewest_and_the_most_given_blocks(count: int) -> None:
-    blocks = torch.arange(count, dtype=torch.int32).repeat(ROWS, 1)
-    got = indexer_topk_in_blocks(scores(), LENGTHS, blocks, 40)
-    assert torch.equal(got, sorted_in_blocks(scores(), LENGTHS, blocks, 40))
 
 
 def test_all_blocks_in_order_are_the_whole_row() -> None:

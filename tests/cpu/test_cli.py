@@ -152,10 +152,7 @@ def test_inexact_result_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
         (["replay", "--generator", "20", "--seed", "-5"], "--seed: wanted at least 0, got -5"),
         (["replay", "--length", "9"], "--length: wanted --generator beside it, got 9"),
         (["replay", "--shipped", "--seed", "0"], "--seed: wanted --generator beside it, got 0"),
-        (
-            ["replay", "--steps", "1", "--out", __file__],
-            "--out: wanted a folder to write to, got ",
-        ),
+        (["replay", "--steps", "1", "--out", __file__], "--out: wanted a folder to write to, got "),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], text: str) -> None:

@@ -13,14 +13,7 @@ import pytest
 import yaml
 
 from gvr_topk.arguments import PAPER_K
-from gvr_topk.config import (
-    ConfigError,
-    ConfigFileError,
-    GvrTopkConfig,
-    load_config,
-    parse_config,
-    parse_text,
-)
+from gvr_topk.config import ConfigError, ConfigFileError, GvrTopkConfig, load_config, parse_config, parse_text
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.policy import plan
 
@@ -308,10 +301,7 @@ def test_misplaced_key(tmp_path: Path) -> None:
             "sparse_attention_config: dsa",
             "sparse_attention_config: wanted a mapping of keys, got the string 'dsa'",
         ),
-        (
-            "gvr_topk: {path: fast}",
-            f"{PATH_WANTED}, got the string 'fast'",
-        ),
+        ("gvr_topk: {path: fast}", f"{PATH_WANTED}, got the string 'fast'"),
         ("gvr_topk: {path: gvr}", f"{PATH_WANTED}, got the string 'gvr'"),
         ("gvr_topk: {path: radix}", f"{PATH_WANTED}, got the string 'radix'"),
         ("gvr_topk: {path: cluster}", f"{PATH_WANTED}, got the string 'cluster'"),
@@ -319,18 +309,9 @@ def test_misplaced_key(tmp_path: Path) -> None:
             "gvr_topk: {path: paper_gvr, keep_positions: false}",
             "gvr_topk: wanted keep_positions true or null with path paper_gvr, got keep_positions false",
         ),
-        (
-            "gvr_topk: {max_ctas: 3}",
-            "gvr_topk.max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3",
-        ),
-        (
-            "gvr_topk: {max_ctas: true}",
-            "gvr_topk.max_ctas: wanted an integer, got true",
-        ),
-        (
-            'gvr_topk: {max_ctas: "8"}',
-            "gvr_topk.max_ctas: wanted an integer, got the string '8'",
-        ),
+        ("gvr_topk: {max_ctas: 3}", "gvr_topk.max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3"),
+        ("gvr_topk: {max_ctas: true}", "gvr_topk.max_ctas: wanted an integer, got true"),
+        ('gvr_topk: {max_ctas: "8"}', "gvr_topk.max_ctas: wanted an integer, got the string '8'"),
         (
             "gvr_topk: {hint_offset: 9999999}",
             "gvr_topk.hint_offset: wanted a number of at most 1048576, got 9999999",

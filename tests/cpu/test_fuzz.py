@@ -61,21 +61,8 @@ def fuzzed(op: str, most: int = 400, seed: int = 2) -> dict[str, Any]:
                 "next_n": {1, 2, 3, 4, 7},
             },
         ),
-        (
-            "prefill",
-            {
-                "extents": set(drawn.WINDOWS),
-                "path": set(drawn.PREFILL_PATH_NAMES),
-            },
-        ),
-        (
-            "blocks",
-            {
-                "extents": set(drawn.LENGTHS),
-                "given": set(drawn.GIVEN),
-                "compress_ratio": {1, 4, 128},
-            },
-        ),
+        ("prefill", {"extents": set(drawn.WINDOWS), "path": set(drawn.PREFILL_PATH_NAMES)}),
+        ("blocks", {"extents": set(drawn.LENGTHS), "given": set(drawn.GIVEN), "compress_ratio": {1, 4, 128}}),
     ],
 )
 def test_cases_reach_every_kind(op: str, reached: dict[str, set[Any]]) -> None:

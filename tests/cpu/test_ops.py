@@ -115,17 +115,6 @@ def measured(arguments: dict[str, Any]) -> DecodeArguments:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("next_n", [1, 2, 3])
-def test_result_is_the_contracts(dtype: torch.dtype, next_n: int) -> None:
-    logits = scores(dtype=dtype)
-    logits[:, ::7] = float("nan")
-    logits[:, 1::5] = 0.25  # ties
-    seq_lens = int32(64, 9, 2, 0, 30, 5)[: ROWS // next_n]
-    got = gvr_topk.indexer_topk_decode(logits, seq_lens, K, next_n=next_n)
-    assert torch.equal(got, sorted_topk(logits, row_lengths(seq_lens, ROWS, next_n), K))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("zero", [0.0, -0.0])
 def test_both_zeros_are_equal(dtype: torch.dtype, zero: float) -> None:
     """The k-th score is a zero, and those of either sign lie before and behind it."""
@@ -154,14 +143,6 @@ def test_hinted_positions_past_the_width_do_not_count() -> None:
     stats = torch.zeros(1, 8, dtype=torch.int32)
     gvr_topk.indexer_topk_decode(scores(1), int32(10_000), K, state=state(1, hint), stats=stats)
     assert stats[0, StatsColumn.HITS] == 1
-
-
-def test_rows_may_lie_apart() -> None:
-    wide = scores(width=3 * WIDTH)
-    got = gvr_topk.indexer_topk_decode(
-        wide[:, 5 : 5 + WIDTH], torch.full((ROWS,), WIDTH, dtype=torch.int32), K
-    )
-    assert torch.equal(got, sorted_topk(wide[:, 5 : 5 + WIDTH].clone(), torch.full((ROWS,), WIDTH), K))
 
 
 def test_out_is_written_in_place_and_no_further_than_k() -> None:
@@ -229,20 +210,6 @@ def test_lengths_by_row(next_n: int) -> None:
     assert torch.equal(kept.indices, got[next_n - 1 :: next_n])
 
 
-def test_lengths_by_row_are_those_by_request_where_they_say_the_same() -> None:
-    by_row = row_lengths(LENGTHS, ROWS, NEXT_N).to(torch.int32)
-    assert by_row.shape != LENGTHS.shape
-    got = call(seq_lens=by_row)
-    assert torch.equal(got, expected())
-    assert torch.equal(got, sorted_topk(scores(), by_row, K))
-
-
-def test_counts_of_more_items_than_columns() -> None:
-    counts = torch.zeros(1, dtype=torch.int32)
-    gvr_topk.indexer_topk_decode(scores(1), int32(2**31 - 1), 100 * WIDTH, counts=counts)
-    assert counts.tolist() == [WIDTH]
-
-
 # ---------------------------------------------------------------- masked scores
 
 
@@ -268,35 +235,7 @@ def test_slots_and_kept_positions_of_dropped_rows_are_those_of_their_items() -> 
     assert torch.equal(stats, without)
 
 
-def test_both_options_in_one_call() -> None:
-    """A row ends where its table does, and masked columns before that are left out."""
-    logits = scores()
-    logits[:, 4:] = -INF
-    counts = torch.zeros(ROWS, dtype=torch.int32)
-    options = {"clamp_pages": True, "drop_masked": True, "counts": counts, "slots": None}
-    table = torch.arange(4, dtype=torch.int32).expand(REQUESTS, 4)  # slots are positions
-    for pages, items in ((0, 0), (1, 2), (3, 4)):
-        got = call(logits=logits, page_table=table[:, :pages], page_size=2, **options)
-        assert got.tolist() == [[*range(items)] + [-1] * (K - items)] * ROWS
-        assert counts.tolist() == [items] * ROWS
-
-
 # ---------------------------------------------------------------- state in, state out
-
-
-def test_the_last_row_of_a_request_writes_the_next_hint() -> None:
-    hint = torch.full((4, K), 5, dtype=torch.int32)
-    got = call(state=state(4, hint))
-    assert torch.equal(hint[0], got[1]) and torch.equal(hint[3], got[3]) and torch.equal(hint[1], got[5])
-    assert (hint[2] == 5).all()  # nobody's slot
-    assert not torch.equal(got[0], got[1])  # or the test could not tell the rows apart
-
-
-def test_without_row_slot_each_request_has_its_own() -> None:
-    hint = torch.full((4, K), 5, dtype=torch.int32)
-    got = call(state=state(4, hint), row_slot=None)
-    assert torch.equal(hint[:REQUESTS], got[1::2])
-    assert (hint[REQUESTS:] == 5).all()
 
 
 @pytest.mark.parametrize("slot", [-1, -(2**31), 4, 2**31 - 1])
@@ -502,27 +441,11 @@ def paged(table: Tensor, page_size: int, positions: list[int]) -> list[int]:
     return [int(slot) for slot in got[0]]
 
 
-def test_a_page_table_without_columns_holds_no_page() -> None:
-    assert paged(torch.zeros(1, 0, dtype=torch.int32), 16, [0, 5, 63]) == [-1, -1, -1]
-
-
 def test_a_page_table_without_columns_leaves_positions_in_out_where_slots_are_apart() -> None:
     none = torch.zeros(REQUESTS, 0, dtype=torch.int32)
     slots = torch.full((ROWS, K + 1), -7, dtype=torch.int32)
     assert torch.equal(call(page_table=none, slots=slots), expected())
     assert (slots[:, :K] == -1).all() and (slots[:, K] == -7).all()
-
-
-def test_without_clamping_rows_select_behind_the_table() -> None:
-    """Of the same call: the clamped one has a slot for every position, the other one has not."""
-    paging = {"page_table": TABLE[:, :1], "page_size": PAGE}
-    found = []
-    for clamp in (False, True):
-        slots = torch.zeros(ROWS, K, dtype=torch.int32)
-        positions = call(**paging, slots=slots, clamp_pages=clamp)
-        found.append((int(positions.max()) >= PAGE, bool(((slots == -1) & (positions >= 0)).any())))
-    assert found == [(True, True), (False, False)]
-    assert torch.equal(call(clamp_pages=True), expected())  # a table that covers all columns changes nothing
 
 
 def test_statistics_of_clamped_rows_are_those_of_their_lengths() -> None:
@@ -544,25 +467,12 @@ def test_statistics_of_clamped_rows_are_those_of_their_lengths() -> None:
         assert stats[0, [StatsColumn.HITS, StatsColumn.REASON]].tolist() == [hits, reason]
 
 
-def test_pages_with_negative_numbers_are_not_there() -> None:
-    table = int32(3, -1, -(2**31), 0).reshape(1, 4)
-    assert paged(table, 16, [0, 15, 16, 31, 32, 47, 48, 63]) == [48, 63, -1, -1, -1, -1, 0, 15]
-
-
 def test_slots_that_int32_cannot_hold_are_minus_one() -> None:
     # The last slot of 32 bits, 2**31 - 1, is page 2**27 - 1 of 16 positions, its last one.
     table = int32(2**27 - 1, 2**27, 2**31 - 1, 1).reshape(1, 4)
     assert paged(table, 16, [0, 15, 16, 31, 32, 48]) == [2**31 - 16, 2**31 - 1, -1, -1, -1, 16]
     # In 32 bits these would wrap to slots that look right.
     assert paged(int32(2**16, 5).reshape(1, 2), 2**16, [0, 1]) == [-1, -1]
-
-
-@pytest.mark.parametrize("page_size", [64, 2**30, 2**31 - 1])
-def test_large_pages(page_size: int) -> None:
-    assert paged(int32(0).reshape(1, 1), page_size, [0, 7, 63]) == [0, 7, 63]
-    assert paged(int32(2).reshape(1, 1), page_size, [0, 63]) == (
-        [2 * page_size, 2 * page_size + 63] if page_size == 64 else [-1, -1]
-    )
 
 
 # ---------------------------------------------------------------- torch.library and torch.compile
@@ -635,17 +545,6 @@ def test_compiled_whole(backend: str) -> None:
 # ---------------------------------------------------------------- compressed keys, states by row
 
 
-@pytest.mark.parametrize("by_row", [False, True])
-@pytest.mark.parametrize("ratio", [1, 2, 4, 64])
-def test_lengths_that_count_keys(ratio: int, by_row: bool) -> None:
-    keys = int32(ratio * WIDTH + 1, 9 * ratio + 1, 2, -4, 30 * ratio, 0)[: ROWS // NEXT_N]
-    seen = row_lengths(keys, ROWS, NEXT_N).clamp(min=0)
-    got = gvr_topk.indexer_topk_decode(
-        scores(), seen.to(torch.int32) if by_row else keys, K, next_n=NEXT_N, compress_ratio=ratio
-    )
-    assert torch.equal(got, sorted_topk(scores(), (seen // ratio).clamp(max=WIDTH), K))
-
-
 def test_states_by_row_leave_the_slots_alone() -> None:
     words = torch.full((ROWS // NEXT_N, STATE_FLOATS), 7.0)
     kept = TopkState.of(words.clone(), None, K)
@@ -659,15 +558,6 @@ def test_states_by_row_leave_the_slots_alone() -> None:
             assert left[row].tolist() == [STATE_VALUE_ONLY, float(kth), 0.0, 0.0]
         else:
             assert float(left[row, 0]) == STATE_UNKNOWN
-
-
-def test_states_by_row_leave_kept_positions_alone() -> None:
-    """The state is then read alone: its slots keep the words and the positions that they had."""
-    hint = torch.full((4, K), 5, dtype=torch.int32)
-    kept, left = state(4, hint, 0.25), torch.full((ROWS, STATE_FLOATS), 7.0)
-    assert torch.equal(call(state=kept, next_state=left), expected())
-    assert (hint == 5).all() and torch.equal(kept.words, state(4, None, 0.25).words)
-    assert (left != 7).any(dim=1).all()
 
 
 def test_states_by_row_need_no_state() -> None:

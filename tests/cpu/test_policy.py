@@ -28,14 +28,7 @@ from gvr_topk.constants import (
 )
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.contract import DTYPES
-from gvr_topk.policy import (
-    asks_for_hint,
-    can_use_heuristic,
-    has_code,
-    parse_path,
-    plan,
-    values_of_solo_row,
-)
+from gvr_topk.policy import asks_for_hint, can_use_heuristic, has_code, parse_path, plan, values_of_solo_row
 
 PATHS = [path.name.lower() for path in OpPath]
 CLUSTER_SIZES = (1, 2, 4, 8, 16)

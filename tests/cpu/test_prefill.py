@@ -94,18 +94,6 @@ def described(**changes: Any) -> PrefillArguments:
 # ---------------------------------------------------------------- windows
 
 
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_windows_of_every_kind(dtype: torch.dtype, path: str) -> None:
-    logits = scores(dtype=dtype)
-    logits[:, ::7] = NAN
-    logits[:, 1::5] = -0.0
-    logits[:, 2::9] = 0.0
-    logits[:, 3::11] = INF
-    logits[:, 4::13] = -INF
-    agree(logits, STARTS, ENDS, K, path=path)
-
-
 @pytest.mark.parametrize(
     ("start", "end", "wanted"),
     [
@@ -134,15 +122,6 @@ def test_windows_are_those_of_rows_cut_out_for_decode() -> None:
         if cut.shape[1] > 0:
             alone = gvr_topk.indexer_topk_decode(cut, int32(cut.shape[1]), K)
             assert torch.equal(got[row : row + 1], alone)
-
-
-@pytest.mark.parametrize("k", [1, 5, 20, 64, 100])
-def test_a_causal_chunk(k: int) -> None:
-    """Ends grow by one; two requests lie one behind the other in the columns."""
-    rows = 40
-    starts = int32(*[0] * 20, *[30] * 20)
-    ends = int32(*range(10, 30), *range(44, 64))
-    agree(scores(rows, seed=k), starts, ends, k)
 
 
 def test_rows_of_scores_may_overlap() -> None:
@@ -198,48 +177,6 @@ def test_offsets_at_the_ends_of_int32() -> None:
     starts, ends = torch.zeros(3, dtype=torch.int32), int32(3, 3, 2)
     got = indexer_topk_prefill(scores(3), starts, ends, 3, offsets=int32(INT_MAX - 1, INT_MIN, -1))
     assert got.tolist() == [[INT_MAX - 1, INT_MAX, -1], [INT_MIN, INT_MIN + 1, INT_MIN + 2], [-1, 0, -1]]
-
-
-def paged(positions: list[list[int]], table: Tensor, page_size: int, requests: list[int]) -> list[list[int]]:
-    """Cache slots of positions, as Python's integers give them."""
-
-    def slot(position: int, request: int) -> int:
-        page = position // page_size
-        if position < 0 or page >= table.shape[1] or int(table[request, page]) < 0:
-            return -1
-        found = int(table[request, page]) * page_size + position % page_size
-        return found if found <= INT_MAX else -1
-
-    return [[slot(p, request) for p in row] for row, request in zip(positions, requests, strict=True)]
-
-
-def test_positions_take_the_offset_and_cache_slots_do_not() -> None:
-    slots = torch.zeros(ROWS, K, dtype=torch.int32)
-    got = call(slots=slots)
-    positions = expected(scores(), STARTS, ENDS, K)
-    assert got.tolist() == shifted(positions, [int(OFFSETS[request]) for request in REQUEST])
-    assert slots.tolist() == paged(positions, TABLE, PAGE, REQUEST.tolist())
-
-
-@pytest.mark.parametrize("request_number", [-1, INT_MIN, REQUESTS, INT_MAX])
-@pytest.mark.parametrize(
-    "given_tables", [("offsets",), ("page_table", "slots"), ("offsets", "page_table", "slots")]
-)
-def test_rows_of_no_request_are_empty(request_number: int, given_tables: tuple[str, ...]) -> None:
-    counts, stats = torch.zeros(ROWS, dtype=torch.int32), torch.zeros(ROWS, 8, dtype=torch.int32)
-    slots = torch.full((ROWS, K), -7, dtype=torch.int32)
-    tables = {"offsets": OFFSETS, "page_table": TABLE, "slots": slots}
-    absent = {name: None for name in tables if name not in given_tables}
-    plain = call(**{**tables, **absent})
-    request = REQUEST.clone()
-    request[[0, 3]] = request_number
-    got = call(**{**tables, **absent}, row_request=request, counts=counts, stats=stats)
-    padding = torch.zeros(ROWS, dtype=torch.bool)
-    padding[[0, 3]] = True
-    assert (got[padding] == -1).all() and torch.equal(got[~padding], plain[~padding])
-    assert counts.tolist() == [0, 8, 4, 0, 7, 0]
-    assert (stats[padding, StatsColumn.REASON] == HintReason.SHORT_ROW).all()
-    assert "slots" not in given_tables or (slots[padding] == -1).all()
 
 
 @pytest.mark.parametrize("tables", [{"offsets": int32()}, {"page_table": TABLE[:0], "page_size": PAGE}])

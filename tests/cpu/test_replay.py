@@ -234,12 +234,7 @@ def test_threads_are_given_back() -> None:
 
 def _stats(passes: int, candidates: int, snaps: int, hits: int):  # type: ignore[no-untyped-def]
     row = topk_row(np.arange(32, dtype=np.float32), 8, np.arange(16, 24)).stats
-    changes = {
-        "passes": passes,
-        "candidates": candidates,
-        "snap_iterations": snaps,
-        "hit_ratio": hits / 8,
-    }
+    changes = {"passes": passes, "candidates": candidates, "snap_iterations": snaps, "hit_ratio": hits / 8}
     return type(row)(**{**vars(row), **changes})
 
 

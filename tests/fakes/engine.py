@@ -17,13 +17,7 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).resolve().parent
-SHAPES = (
-    "trtllm_1_2",
-    "trtllm_1_3_monolith",
-    "trtllm_1_3_package",
-    "trtllm_1_3_rc25",
-    "trtllm_1_3_rc27",
-)
+SHAPES = ("trtllm_1_2", "trtllm_1_3_monolith", "trtllm_1_3_package", "trtllm_1_3_rc25", "trtllm_1_3_rc27")
 BY_PHASE = SHAPES[2:]
 """Those whose indexer may be called for one phase of a batch."""
 

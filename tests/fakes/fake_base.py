@@ -155,15 +155,7 @@ class KVCacheManager:
     """Blocks by request; one block holds a whole sequence."""
 
     def __init__(
-        self,
-        *,
-        num_layers,
-        head_dim,
-        max_seq_len,
-        max_batch_size,
-        device="cpu",
-        first_layer=0,
-        pp_size=1,
+        self, *, num_layers, head_dim, max_seq_len, max_batch_size, device="cpu", first_layer=0, pp_size=1
     ):
         self.mapping = SimpleNamespace(pp_size=pp_size)
         self.num_local_layers = num_layers

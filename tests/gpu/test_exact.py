@@ -372,10 +372,7 @@ def test_kinds_of_launches(dtype: torch.dtype, n: int, rows: int) -> None:
             lengths = visible_lengths(logits, by_request, next_n).to(torch.int32)
             counts.fill_(-7)
             got = run(
-                logits,
-                lengths if "by_row" in asked else by_request,
-                k,
-                **{"state": states[kind], **given},
+                logits, lengths if "by_row" in asked else by_request, k, **{"state": states[kind], **given}
             )
             assert wrong_rows(got, logits, lengths, k) == [], kind
             assert "counts" not in asked or torch.equal(counts, lengths.clamp(max=k)), kind

@@ -118,14 +118,7 @@ def test_rows_of_any_length(next_n: int, width: int, dtype: torch.dtype, path: s
         logits = masked(rows, width, left, generator(width + step), dtype, odd=True)
         counts = torch.full((rows + 2,), POISON, dtype=torch.int32, device="cuda")
         got = run(
-            logits,
-            lengths,
-            k,
-            next_n=next_n,
-            path=path,
-            state=state,
-            counts=counts[1:-1],
-            drop_masked=True,
+            logits, lengths, k, next_n=next_n, path=path, state=state, counts=counts[1:-1], drop_masked=True
         )
         check(logits, lengths, k, got, counts[1:-1], next_n)
         assert counts[[0, -1]].tolist() == [POISON] * 2

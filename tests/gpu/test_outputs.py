@@ -19,14 +19,7 @@ from oracle import (
 )
 from torch import Tensor
 
-from gvr_topk.constants import (
-    PAPER_MAX_WIDTH,
-    STATE_UNKNOWN,
-    GuessSource,
-    HintReason,
-    Path,
-    StatsColumn,
-)
+from gvr_topk.constants import PAPER_MAX_WIDTH, STATE_UNKNOWN, GuessSource, HintReason, Path, StatsColumn
 from gvr_topk.contract import DTYPES
 from gvr_topk.cpu import to_slots
 from gvr_topk.policy import can_use_heuristic, plan

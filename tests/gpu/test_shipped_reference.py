@@ -27,14 +27,7 @@ from torch import Tensor
 from gvr_topk.constants import GuessSource, StatsColumn
 from gvr_topk.evaluation.shipped_reference import StepResult, topk_step
 from gvr_topk.evaluation.shipped_select import count_and_list, exchange
-from gvr_topk.evaluation.shipped_types import (
-    F,
-    KeyInterval,
-    Row,
-    StepState,
-    finite_interval,
-    key_of,
-)
+from gvr_topk.evaluation.shipped_types import F, KeyInterval, Row, StepState, finite_interval, key_of
 from gvr_topk.policy import Plan, plan
 from gvr_topk.state import TopkState
 

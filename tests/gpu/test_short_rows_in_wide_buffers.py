@@ -11,17 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from oracle import (
-    POISON,
-    call,
-    new_state,
-    new_stats,
-    run,
-    run_forced,
-    words,
-    wrong_dropped_rows,
-    wrong_rows,
-)
+from oracle import POISON, call, new_state, new_stats, run, run_forced, words, wrong_dropped_rows, wrong_rows
 from torch import Tensor
 
 from gvr_topk.constants import STATE_UNKNOWN, GuessSource, HintReason, StatsColumn

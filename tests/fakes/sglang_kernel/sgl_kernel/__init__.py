@@ -7,10 +7,7 @@ from sglang_base import CALLS, chosen, through_table
 
 
 def fast_topk_v2(
-    score: torch.Tensor,
-    lengths: torch.Tensor,
-    topk: int,
-    row_starts: Optional[torch.Tensor] = None,
+    score: torch.Tensor, lengths: torch.Tensor, topk: int, row_starts: Optional[torch.Tensor] = None
 ) -> torch.Tensor:
     CALLS["fast_topk_v2"] += 1
     return chosen(score, lengths, topk, row_starts)

@@ -13,12 +13,5 @@ def top_k_per_row_prefill(
     topk_tokens: int,
 ) -> None:
     torch.ops._C.top_k_per_row_prefill(
-        logits,
-        cu_seqlen_ks,
-        cu_seqlen_ke,
-        raw_topk_indices,
-        num_rows,
-        stride0,
-        stride1,
-        topk_tokens,
+        logits, cu_seqlen_ks, cu_seqlen_ke, raw_topk_indices, num_rows, stride0, stride1, topk_tokens
     )

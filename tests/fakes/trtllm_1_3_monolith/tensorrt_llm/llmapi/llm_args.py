@@ -1,11 +1,6 @@
 from typing import Optional, Union
 
-from fake_base import (
-    DsaConfig,
-    LlmArgs,
-    RocketSparseAttentionConfig,
-    update_llm_args_with_extra_dict,
-)
+from fake_base import DsaConfig, LlmArgs, RocketSparseAttentionConfig, update_llm_args_with_extra_dict
 from pydantic import Field
 
 __all__ = ["TorchLlmArgs", "update_llm_args_with_extra_dict"]

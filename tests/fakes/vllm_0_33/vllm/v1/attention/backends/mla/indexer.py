@@ -61,10 +61,7 @@ class DeepseekV32IndexerMetadataBuilder(AttentionMetadataBuilder):
         self.use_flattening = getattr(vllm_config, "fake_flattening", False)
 
     def build(
-        self,
-        common_prefix_len: int,
-        common_attn_metadata: CommonAttentionMetadata,
-        fast_build: bool = False,
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> DeepseekV32IndexerMetadata:
         common = common_attn_metadata
         lens = torch.diff(common.query_start_loc_cpu)
