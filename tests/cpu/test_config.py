@@ -51,7 +51,7 @@ gvr_topk:
   min_length: 8192
 """
 
-PATH_WANTED = "gvr_topk.path: wanted one of 'auto', 'paper_gvr', 'no_hint' or 'radix_rounds'"
+SPARSE = "sparse_attention_config"
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -156,18 +156,135 @@ def test_positions_are_kept_where_something_reads_them(options: dict[str, Any], 
     assert GvrTopkConfig(**options).positions_kept is kept
 
 
-def test_unknown_key_of_ours(tmp_path: Path) -> None:
-    assert message(tmp_path, "gvr_topk:\n  hint_ofset: 1\n") == (
-        "serve.yaml:2: gvr_topk.hint_ofset: wanted a key of gvr_topk, got an unknown key "
-        "(did you mean hint_offset?)"
-    )
+MESSAGES = """
+gvr_topk: {hint_ofset: 1}
+  gvr_topk.hint_ofset: wanted a key of gvr_topk, got an unknown key (did you mean hint_offset?)
+gvr_topk: {1: 2}
+  gvr_topk.1: wanted a text key, got 1
+gvr_topk: {path: fast}
+  gvr_topk.path: wanted one of 'auto', 'paper_gvr', 'no_hint' or 'radix_rounds', got the string 'fast'
+gvr_topk: {path: gvr}
+  gvr_topk.path: wanted one of 'auto', 'paper_gvr', 'no_hint' or 'radix_rounds', got the string 'gvr'
+gvr_topk: {path: radix}
+  gvr_topk.path: wanted one of 'auto', 'paper_gvr', 'no_hint' or 'radix_rounds', got the string 'radix'
+gvr_topk: {path: cluster}
+  gvr_topk.path: wanted one of 'auto', 'paper_gvr', 'no_hint' or 'radix_rounds', got the string 'cluster'
+gvr_topk: {path: paper_gvr, keep_positions: false}
+  gvr_topk: wanted keep_positions true or null with path paper_gvr, got keep_positions false
+gvr_topk: {max_ctas: 3}
+  gvr_topk.max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3
+gvr_topk: {max_ctas: true}
+  gvr_topk.max_ctas: wanted an integer, got true
+gvr_topk: {max_ctas: "8"}
+  gvr_topk.max_ctas: wanted an integer, got the string '8'
+gvr_topk: {hint_offset: 9999999}
+  gvr_topk.hint_offset: wanted a number of at most 1048576, got 9999999
+gvr_topk: {min_length: 9, max_length: 3}
+  gvr_topk: wanted min_length <= max_length, got min_length 9, max_length 3
+gvr_topk: {max_length: 2097153}
+  gvr_topk.max_length: wanted a number of at most 2097152, got 2097153
+SPARSE: {algorithm: dsa, hint_offset: 1}
+  SPARSE.hint_offset: wanted a key of SPARSE, got an unknown key (it belongs under gvr_topk)
+SPARSE: {algorithm: dsa, enable_heuristic_topk: "true"}
+  SPARSE.enable_heuristic_topk: wanted true or false, got the string 'true'
+SPARSE: {algorithm: dsa, index_topk: 2048.5}
+  SPARSE.index_topk: wanted an integer, got 2048.5
+SPARSE: {algorithm: dsa, index_topk: true}
+  SPARSE.index_topk: wanted an integer, got true
+SPARSE: {algorithm: dsa, index_topk: 0}
+  SPARSE.index_topk: wanted a number of at least 1, got 0
+SPARSE: {algorithm: dsa, index_topk: 2097153}
+  SPARSE.index_topk: wanted a number of at most 2097152, got 2097153
+SPARSE: {algorithm: das}
+  SPARSE.algorithm: wanted dsa or deepseek_v4, got das
+SPARSE: {algorithm: deepseek-v4}
+  SPARSE.algorithm: wanted dsa or deepseek_v4, got deepseek-v4
+SPARSE: {algorithm: rocket, enable_heuristic_topk: true}
+  SPARSE: wanted algorithm dsa or deepseek_v4 with enable_heuristic_topk: true, got algorithm rocket
+SPARSE: {algorithm: dsa, use_gvr_emission: 1}
+  SPARSE.use_gvr_emission: wanted true or false, got 1
+SPARSE: {index_topk: 2048}
+  SPARSE.algorithm: wanted a value, got no such key
+SPARSE: dsa
+  SPARSE: wanted a mapping of keys, got the string 'dsa'
+speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 1024}
+  speculative_config.num_nextn_predict_layers: wanted a number of at most 1023, got 1024
+speculative_config: {decoding_type: Eagle, max_draft_len: 1024}
+  speculative_config.max_draft_len: wanted a number of at most 1023, got 1024
+kv_cache_config: {free_gpu_memory_fraction: lots}
+  kv_cache_config.free_gpu_memory_fraction: wanted a number, got the string 'lots'
+cuda_graph_config: {max_batch_size: 32, batch_sizes: [1, 64]}
+  cuda_graph_config: wanted max_batch_size equal to the largest of batch_sizes (64), got 32
+cuda_graph_config: {batch_sizes: 8}
+  cuda_graph_config.batch_sizes: wanted a list, got 8
+moe_config: {backend: {a: 1}}
+  moe_config.backend: wanted a string, got a mapping
+tensor_parallel_size: [8]
+  tensor_parallel_size: wanted an integer, got a list
+print_iter_log:
+  print_iter_log: wanted true or false, got nothing
+enable_heuristic_topk: true
+  enable_heuristic_topk: wanted a key at the top level, got an unknown key (it belongs under SPARSE)
+max_batchsize: 4
+  max_batchsize: wanted a key at the top level, got an unknown key (did you mean max_batch_size?)
+gvr-topk: {}
+  gvr-topk: wanted a key at the top level, got an unknown key (did you mean gvr_topk?)
+sparse_attention_confg: {algorithm: dsa}
+  sparse_attention_confg: wanted a key at the top level, got an unknown key (did you mean SPARSE?)
+"""
+LINES = MESSAGES.replace("SPARSE", SPARSE).strip().splitlines()
+"""A line of YAML, and in the next one what is said of it."""
 
 
-def test_unknown_key_without_a_near_one_lists_them(tmp_path: Path) -> None:
-    assert message(tmp_path, "gvr_topk: {zzz: 1}") == (
-        "serve.yaml:1: gvr_topk.zzz: wanted one of hint_offset, keep_positions, max_ctas, max_length, "
-        "min_length, nvtx, path, stats, got an unknown key"
-    )
+@pytest.mark.parametrize(("text", "said"), list(zip(LINES[::2], LINES[1::2], strict=True)))
+def test_message(tmp_path: Path, text: str, said: str) -> None:
+    assert message(tmp_path, text) == f"serve.yaml:1: {said.strip()}"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "gvr_topk: {zzz: 1}",
+            (
+                ":1: gvr_topk.zzz: wanted one of hint_offset, keep_positions, max_ctas, max_length, "
+                "min_length, nvtx, path, stats, got an unknown key"
+            ),
+        ),
+        (
+            "kv_cache_config:\n  free_gpu_mem_fraction: 0.5\n",
+            (
+                ":2: kv_cache_config.free_gpu_mem_fraction: wanted a key of kv_cache_config, "
+                "got an unknown key (did you mean free_gpu_memory_fraction?)"
+            ),
+        ),
+        (
+            "moe_expert_paralel_size: 4",
+            (
+                ":1: moe_expert_paralel_size: wanted a key at the top level, got an unknown key "
+                "(did you mean moe_expert_parallel_size?)"
+            ),
+        ),
+        (
+            f"{SPARSE}:\n  algorithm: dsa\n  index_topk: 512\n  index_topk: 2048\n",
+            f":4: {SPARSE}.index_topk: wanted each key once, got it again (first on line 3)",
+        ),
+        (
+            "future:\n  - a: 1\n  - {b: {c: 1, c: 2}}\n",
+            ":3: future.1.b.c: wanted each key once, got it again (first on line 3)",
+        ),
+        ("a: {b\n", ":2: wanted valid YAML, got an error: expected ',' or '}', but got '<stream end>'"),
+        ("- a\n", ": wanted a mapping of keys at the root, got a list"),
+        ("", ": wanted a mapping of keys at the root, got nothing"),
+        ("dsa", ": wanted a mapping of keys at the root, got the string 'dsa'"),
+        (
+            f"gvr_topk: {{path: paper_gvr}}\n{SPARSE}: {{algorithm: dsa, index_topk: 1000}}",
+            ": wanted index_topk 512, 1024 or 2048 with path paper_gvr, got index_topk 1000",
+        ),
+    ],
+)
+def test_message_of_a_file(tmp_path: Path, text: str, said: str) -> None:
+    assert message(tmp_path, text) == f"serve.yaml{said}"
 
 
 NEWER = """
@@ -217,127 +334,6 @@ def test_misspelled_switch(tmp_path: Path, key: str) -> None:
     )
 
 
-def test_a_key_of_ours_in_the_sparse_section(tmp_path: Path) -> None:
-    text = "sparse_attention_config:\n  algorithm: dsa\n  hint_offset: 1\n"
-    assert message(tmp_path, text) == (
-        "serve.yaml:3: sparse_attention_config.hint_offset: wanted a key of sparse_attention_config, "
-        "got an unknown key (it belongs under gvr_topk)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("written", "meant"),
-    [
-        ("max_batchsize: 4", "max_batch_size"),
-        ("moe_expert_paralel_size: 4", "moe_expert_parallel_size"),
-        ("gvr-topk: {}", "gvr_topk"),
-        ("sparse_attention_confg: {algorithm: dsa}", "sparse_attention_config"),
-    ],
-)
-def test_misspelled_top_level_key(tmp_path: Path, written: str, meant: str) -> None:
-    key = written.partition(":")[0]
-    assert message(tmp_path, written) == (
-        f"serve.yaml:1: {key}: wanted a key at the top level, got an unknown key (did you mean {meant}?)"
-    )
-
-
-def test_misspelled_key_in_a_section_of_theirs(tmp_path: Path) -> None:
-    assert message(tmp_path, "kv_cache_config:\n  free_gpu_mem_fraction: 0.5\n") == (
-        "serve.yaml:2: kv_cache_config.free_gpu_mem_fraction: wanted a key of kv_cache_config, "
-        "got an unknown key (did you mean free_gpu_memory_fraction?)"
-    )
-
-
-def test_misplaced_key(tmp_path: Path) -> None:
-    assert message(tmp_path, "enable_heuristic_topk: true") == (
-        "serve.yaml:1: enable_heuristic_topk: wanted a key at the top level, got an unknown key "
-        "(it belongs under sparse_attention_config)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            'sparse_attention_config: {algorithm: dsa, enable_heuristic_topk: "true"}',
-            "sparse_attention_config.enable_heuristic_topk: wanted true or false, got the string 'true'",
-        ),
-        (
-            "sparse_attention_config: {algorithm: dsa, index_topk: 2048.5}",
-            "sparse_attention_config.index_topk: wanted an integer, got 2048.5",
-        ),
-        (
-            "sparse_attention_config: {algorithm: dsa, index_topk: true}",
-            "sparse_attention_config.index_topk: wanted an integer, got true",
-        ),
-        (
-            "sparse_attention_config: {algorithm: dsa, index_topk: 0}",
-            "sparse_attention_config.index_topk: wanted a number of at least 1, got 0",
-        ),
-        (
-            "sparse_attention_config: {algorithm: das}",
-            "sparse_attention_config.algorithm: wanted dsa or deepseek_v4, got das",
-        ),
-        (
-            "sparse_attention_config: {algorithm: deepseek-v4}",
-            "sparse_attention_config.algorithm: wanted dsa or deepseek_v4, got deepseek-v4",
-        ),
-        (
-            "sparse_attention_config: {algorithm: rocket, enable_heuristic_topk: true}",
-            (
-                "sparse_attention_config: wanted algorithm dsa or deepseek_v4 with "
-                "enable_heuristic_topk: true, got algorithm rocket"
-            ),
-        ),
-        (
-            "sparse_attention_config: {algorithm: dsa, use_gvr_emission: 1}",
-            "sparse_attention_config.use_gvr_emission: wanted true or false, got 1",
-        ),
-        (
-            "sparse_attention_config: {index_topk: 2048}",
-            "sparse_attention_config.algorithm: wanted a value, got no such key",
-        ),
-        (
-            "sparse_attention_config: dsa",
-            "sparse_attention_config: wanted a mapping of keys, got the string 'dsa'",
-        ),
-        ("gvr_topk: {path: fast}", f"{PATH_WANTED}, got the string 'fast'"),
-        ("gvr_topk: {path: gvr}", f"{PATH_WANTED}, got the string 'gvr'"),
-        ("gvr_topk: {path: radix}", f"{PATH_WANTED}, got the string 'radix'"),
-        ("gvr_topk: {path: cluster}", f"{PATH_WANTED}, got the string 'cluster'"),
-        (
-            "gvr_topk: {path: paper_gvr, keep_positions: false}",
-            "gvr_topk: wanted keep_positions true or null with path paper_gvr, got keep_positions false",
-        ),
-        ("gvr_topk: {max_ctas: 3}", "gvr_topk.max_ctas: wanted 0, 1, 2, 4, 8 or 16, got 3"),
-        ("gvr_topk: {max_ctas: true}", "gvr_topk.max_ctas: wanted an integer, got true"),
-        ('gvr_topk: {max_ctas: "8"}', "gvr_topk.max_ctas: wanted an integer, got the string '8'"),
-        (
-            "gvr_topk: {hint_offset: 9999999}",
-            "gvr_topk.hint_offset: wanted a number of at most 1048576, got 9999999",
-        ),
-        (
-            "gvr_topk: {min_length: 9, max_length: 3}",
-            "gvr_topk: wanted min_length <= max_length, got min_length 9, max_length 3",
-        ),
-        ("tensor_parallel_size: [8]", "tensor_parallel_size: wanted an integer, got a list"),
-        (
-            "kv_cache_config: {free_gpu_memory_fraction: lots}",
-            "kv_cache_config.free_gpu_memory_fraction: wanted a number, got the string 'lots'",
-        ),
-        (
-            "cuda_graph_config: {max_batch_size: 32, batch_sizes: [1, 64]}",
-            "cuda_graph_config: wanted max_batch_size equal to the largest of batch_sizes (64), got 32",
-        ),
-        ("moe_config: {backend: {a: 1}}", "moe_config.backend: wanted a string, got a mapping"),
-        ("cuda_graph_config: {batch_sizes: 8}", "cuda_graph_config.batch_sizes: wanted a list, got 8"),
-        ("print_iter_log:", "print_iter_log: wanted true or false, got nothing"),
-    ],
-)
-def test_ill_typed_value(tmp_path: Path, text: str, expected: str) -> None:
-    assert message(tmp_path, text) == f"serve.yaml:1: {expected}"
-
-
 def test_every_problem_is_listed_on_its_own_line(tmp_path: Path) -> None:
     text = "gvr_topk:\n  pth: auto\n  stats: 3\ntensor_parallel_size: 0\n"
     lines = message(tmp_path, text).splitlines()
@@ -347,20 +343,6 @@ def test_every_problem_is_listed_on_its_own_line(tmp_path: Path) -> None:
         "tensor_parallel_size",
     ]
     assert [line.split(": ")[0] for line in lines] == ["serve.yaml:2", "serve.yaml:3", "serve.yaml:4"]
-
-
-def test_duplicate_key(tmp_path: Path) -> None:
-    text = "sparse_attention_config:\n  algorithm: dsa\n  index_topk: 512\n  index_topk: 2048\n"
-    assert message(tmp_path, text) == (
-        "serve.yaml:4: sparse_attention_config.index_topk: wanted each key once, "
-        "got it again (first on line 3)"
-    )
-
-
-def test_duplicate_key_inside_a_list(tmp_path: Path) -> None:
-    assert message(tmp_path, "future:\n  - a: 1\n  - {b: {c: 1, c: 2}}\n") == (
-        "serve.yaml:3: future.1.b.c: wanted each key once, got it again (first on line 3)"
-    )
 
 
 def test_the_same_key_in_two_entries_of_a_list_is_none(tmp_path: Path) -> None:
@@ -442,10 +424,6 @@ def test_aliases_that_lead_back_end(tmp_path: Path, text: str) -> None:
     assert load_config(write(tmp_path, text)).unknown_keys == ("x",)
 
 
-def test_number_as_key(tmp_path: Path) -> None:
-    assert message(tmp_path, "gvr_topk: {1: 2}") == "serve.yaml:1: gvr_topk.1: wanted a text key, got 1"
-
-
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigFileError, match=r"nowhere\.yaml: wanted a YAML file, got no such file$"):
         load_config(tmp_path / "nowhere.yaml")
@@ -473,11 +451,6 @@ def test_a_large_file_is_not_read_to_its_end(tmp_path: Path) -> None:
         load_config(path)
 
 
-def test_broken_yaml_is_an_error_with_its_line(tmp_path: Path) -> None:
-    said = "wanted valid YAML, got an error: expected ',' or '}', but got '<stream end>'"
-    assert message(tmp_path, "a: {b\n") == f"serve.yaml:2: {said}"
-
-
 def test_binary_file(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_bytes(b"gvr_topk: \xff\xfe")
@@ -491,11 +464,6 @@ def test_broken_yaml(tmp_path: Path) -> None:
     assert "\n" not in text
 
 
-@pytest.mark.parametrize(("text", "got"), [("- a\n", "a list"), ("", "nothing"), ("dsa", "the string 'dsa'")])
-def test_wrong_root(tmp_path: Path, text: str, got: str) -> None:
-    assert message(tmp_path, text) == f"serve.yaml: wanted a mapping of keys at the root, got {got}"
-
-
 def test_alias_that_contains_itself_ends(tmp_path: Path) -> None:
     assert "gvr_topk.loop" in message(tmp_path, "gvr_topk: &a {loop: *a}")
 
@@ -506,41 +474,6 @@ def test_problems_are_structured() -> None:
     (problem,) = caught.value.problems
     assert (problem.file, problem.key, problem.wanted) == ("args", "gvr_topk.stats", "true or false")
     assert isinstance(caught.value, ValueError)
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (
-            "sparse_attention_config: {algorithm: dsa, index_topk: 2097153}",
-            (
-                "serve.yaml:1: sparse_attention_config.index_topk: wanted a number of at most 2097152, "
-                "got 2097153"
-            ),
-        ),
-        (
-            "speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 1024}",
-            (
-                "serve.yaml:1: speculative_config.num_nextn_predict_layers: wanted a number of at most 1023, "
-                "got 1024"
-            ),
-        ),
-        (
-            "speculative_config: {decoding_type: Eagle, max_draft_len: 1024}",
-            "serve.yaml:1: speculative_config.max_draft_len: wanted a number of at most 1023, got 1024",
-        ),
-        (
-            "gvr_topk: {max_length: 2097153}",
-            "serve.yaml:1: gvr_topk.max_length: wanted a number of at most 2097152, got 2097153",
-        ),
-        (
-            "gvr_topk: {path: paper_gvr}\nsparse_attention_config: {algorithm: dsa, index_topk: 1000}",
-            "serve.yaml: wanted index_topk 512, 1024 or 2048 with path paper_gvr, got index_topk 1000",
-        ),
-    ],
-)
-def test_numbers_that_the_op_does_not_take_are_refused(tmp_path: Path, text: str, said: str) -> None:
-    assert message(tmp_path, text) == said
 
 
 def test_the_papers_path_serves_what_the_plan_says() -> None:
