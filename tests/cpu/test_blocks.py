@@ -26,7 +26,7 @@ OPS = {
 }
 ROWS, WIDTH, K, BLOCK_K = 6, 203, 5, 7
 NAN, INF = math.nan, math.inf
-INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+INT_MAX = 2**31 - 1
 
 
 def int32(*values: int) -> Tensor:

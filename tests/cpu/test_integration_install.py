@@ -374,79 +374,39 @@ def edited(tmp_path: Path, shape: str, file: str, old: str, new: str) -> Path:
 
 
 SPARSE = "_torch/attention_backend/sparse/"
-MOVED = "_torch/attention/backends/sparse/dsa/"
-EDITS = [
-    (
-        "trtllm_1_2",
-        SPARSE + "dsa.py",
-        "hidden_states: torch.Tensor,",
-        "x: torch.Tensor,",
-        "Indexer.sparse_attn_indexer",
-    ),
-    (
-        "trtllm_1_2",
-        SPARSE + "dsa.py",
-        "use_custom_topk: bool = True",
-        "use_custom_topk: bool = True, *, extra",
-        "Indexer.sparse_attn_indexer",
-    ),
-    ("trtllm_1_2", SPARSE + "dsa.py", "class Indexer(", "class Selector(", "Indexer.__init__"),
-    ("trtllm_1_2", SPARSE + "dsa.py", "layer_idx=0", "layer=0, layer_idx_=0", "Indexer.__init__"),
-    (
-        "trtllm_1_3_package",
-        SPARSE + "dsa/metadata.py",
-        "def prepare(self):",
-        "def prepare(self, batch):",
-        "DSAtrtllmAttentionMetadata.prepare",
-    ),
-    (
-        "trtllm_1_3_package",
-        SPARSE + "dsa/cache_manager.py",
-        "get_indexer_k_cache_buffers",
-        "get_k",
-        "DSACacheManager.get_indexer_k_cache_buffers",
-    ),
-    (
-        "trtllm_1_2",
-        "__init__.py",
-        "indexer_topk_decode(Tensor logits",
-        "indexer_topk_decode(Tensor scores",
-        "torch.ops.trtllm.indexer_topk_decode",
-    ),
-    (
-        "trtllm_1_3_rc25",
-        SPARSE + "dsa/indexer.py",
-        "is_generation: Optional[bool] = None",
-        "phase: Optional[bool] = None",
-        "Indexer.sparse_attn_indexer",
-    ),
-    (
-        "trtllm_1_3_rc27",
-        MOVED + "indexer.py",
-        "weights: torch.Tensor",
-        "weight: torch.Tensor",
-        "Indexer.sparse_attn_indexer",
-    ),
-    (
-        "trtllm_1_3_rc27",
-        "_torch/modules/top_k.py",
-        "scan_lengths: torch.Tensor,",
-        "lengths: torch.Tensor,",
-        "TopK._forward_decode",
-    ),
-    (
-        "trtllm_1_2",
-        "llmapi/llm_args.py",
-        "class DeepSeekSparseAttentionConfig",
-        "class DsaConfig",
-        "DeepSeekSparseAttentionConfig",
-    ),
+EDITS = """
+trtllm_1_2 | _torch/attention_backend/sparse/dsa.py
+  hidden_states: torch.Tensor, | x: torch.Tensor, | Indexer.sparse_attn_indexer
+trtllm_1_2 | _torch/attention_backend/sparse/dsa.py
+  use_custom_topk: bool = True | use_custom_topk: bool = True, *, extra | Indexer.sparse_attn_indexer
+trtllm_1_2 | _torch/attention_backend/sparse/dsa.py
+  class Indexer( | class Selector( | Indexer.__init__
+trtllm_1_2 | _torch/attention_backend/sparse/dsa.py
+  layer_idx=0 | layer=0, layer_idx_=0 | Indexer.__init__
+trtllm_1_3_package | _torch/attention_backend/sparse/dsa/metadata.py
+  def prepare(self): | def prepare(self, batch): | DSAtrtllmAttentionMetadata.prepare
+trtllm_1_3_package | _torch/attention_backend/sparse/dsa/cache_manager.py
+  get_indexer_k_cache_buffers | get_k | DSACacheManager.get_indexer_k_cache_buffers
+trtllm_1_2 | __init__.py
+  indexer_topk_decode(Tensor logits | indexer_topk_decode(Tensor scores | torch.ops.trtllm.indexer_topk_decode
+trtllm_1_3_rc25 | _torch/attention_backend/sparse/dsa/indexer.py
+  is_generation: Optional[bool] = None | phase: Optional[bool] = None | Indexer.sparse_attn_indexer
+trtllm_1_3_rc27 | _torch/attention/backends/sparse/dsa/indexer.py
+  weights: torch.Tensor | weight: torch.Tensor | Indexer.sparse_attn_indexer
+trtllm_1_3_rc27 | _torch/modules/top_k.py
+  scan_lengths: torch.Tensor, | lengths: torch.Tensor, | TopK._forward_decode
+trtllm_1_2 | llmapi/llm_args.py
+  class DeepSeekSparseAttentionConfig | class DsaConfig | DeepSeekSparseAttentionConfig
+"""
+LINES = EDITS.strip().splitlines()
+EDITED = [
+    (*named.split(" | "), *change.strip().split(" | "))
+    for named, change in zip(LINES[::2], LINES[1::2], strict=True)
 ]
+"""Shape, file, a text of it, what replaces the text, and the name that is refused."""
 
 
-@pytest.mark.parametrize(
-    "shape, file, old, new, point", EDITS, ids=[f"{e[4]}-{i}" for i, e in enumerate(EDITS)]
-)
+@pytest.mark.parametrize(("shape", "file", "old", "new", "point"), EDITED)
 def test_another_signature_is_refused_with_one_message(tmp_path, shape, file, old, new, point):
     root = edited(tmp_path, shape, file, old, new)
     if "class DeepSeek" in old:

@@ -32,7 +32,6 @@ OP = torch.ops.gvr_topk.indexer_topk_decode.default
 USUAL = torch.ops.gvr_topk.indexer_topk_decode.usual
 ROWS, WIDTH, K, NEXT_N = 6, 64, 8, 2
 REQUESTS = ROWS // NEXT_N
-PATH_NAMES = [path.name.lower() for path in Path]
 
 
 def int32(*values: int) -> Tensor:

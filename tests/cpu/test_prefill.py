@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,6 @@ from gvr_topk.evaluation.oracle import sorted_row
 
 OP = torch.ops.gvr_topk.indexer_topk_prefill.default
 ROWS, WIDTH, K, REQUESTS = 6, 64, 8, 3
-NAN, INF = math.nan, math.inf
-PATHS = ("auto", "radix_rounds")
 INT_MIN, INT_MAX = -(2**31), 2**31 - 1
 
 
