@@ -72,6 +72,13 @@ VERBS = {
         FINISHED,
         "for other projects' kernels those that eval/bench/baselines.py lists",
     ),
+    "sampling": Verb(
+        "bench.bench_sampling",
+        "time the sampler beside PyTorch, and compare its tokens with the CPU's",
+        HOPPER,
+        "2 minutes",
+        "0 every checked token is right; 1 not so; 2 wrong use or a missing GPU",
+    ),
     "fuzz": Verb(
         "fuzz.fuzz",
         "compare random calls with the contract",

@@ -123,6 +123,11 @@ OPS = (
 _CALLS = {op.arguments: op.register() for op in OPS}
 
 
+def register(op: Op) -> None:
+    """Register an op of another module, so that `launch` serves its arguments too."""
+    _CALLS[op.arguments] = op.register()
+
+
 def _integers(checks: Checks, next_n: Any, compress_ratio: Any, block_size: Any) -> tuple[int, int, int]:
     """Convert the integer arguments that both block ops take, apart from the numbers of items."""
     return (
@@ -176,12 +181,12 @@ def _argument_error(checks: Checks, arguments: NamedTuple, message: str) -> Valu
     return _error_of(checks.types, arguments)
 
 
-def launch(arguments: DecodeArguments | PrefillArguments | BlocksArguments | InBlocksArguments) -> None:
+def launch(arguments: Any) -> None:
     """Run one call of the op whose arguments these are, those for measurements included.
 
     Parameters
     ----------
-    arguments : DecodeArguments, PrefillArguments, BlocksArguments or InBlocksArguments
+    arguments : DecodeArguments, PrefillArguments, or those of another registered op
 
     Raises
     ------
@@ -195,7 +200,7 @@ def launch(arguments: DecodeArguments | PrefillArguments | BlocksArguments | InB
         The launch failed for a reason other than a wrong argument.
     """
     if type(arguments) not in _CALLS:
-        kinds = either([op.arguments.__name__ for op in OPS])
+        kinds = either([kind.__name__ for kind in _CALLS])
         raise TypeError(f"gvr_topk.ops.launch: arguments: wanted {kinds}, got {type(arguments).__name__}")
     _launch(type(arguments), *arguments)
 

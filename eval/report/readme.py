@@ -179,6 +179,7 @@ def performance() -> str:
         ),
         "v4": index.group("v4") and table(["k", "N x batch", *v4.values()], of_v4, align="rl"),
         "hint": hint_figures(index),
+        "sampling": sampled(files),
         "fuzz": fuzzed(run["machine"]["commit"], files),
         "blocks": blocks(index),
         "sweep": sweep and {"source": source_of(sweep), "us": fewer_ctas(sweep)},
@@ -461,6 +462,27 @@ def host_time(files: Results) -> dict[str, Any] | None:
         "verdict": f"slower than {names}" if names else "no slower",
         "table": table("call | us", ([name, shown(time)] for name, time in rows.items())),
     }
+
+
+def sampled(files: Results) -> dict[str, Any] | None:
+    """What a call of the sampler takes."""
+    data = files.one("sampling.json")
+    if data is None:
+        return None
+    refuse_if(sum(each["wrong"] for each in data["results"]), "sampling.json", "no wrong token")
+    cells = {(each["setting"], each["dtype"], each["rows"]): each for each in data["results"]}
+    settings, dtypes, rows = (list(dict.fromkeys(each)) for each in zip(*cells, strict=True))
+
+    def line(name: str, setting: str, key: str) -> list[str]:
+        return [name, *(shown(cells[setting, dtype, count].get(key)) for dtype in dtypes for count in rows)]
+
+    lines = []
+    for setting in settings:
+        lines.append(line(setting, setting, "us"))
+        if any("torch_us" in each for each in data["results"] if each["setting"] == setting):
+            lines.append(line(f"{setting}: torch", setting, "torch_us"))
+    heads = ["", *(f"{dtype} x {count:,}" for dtype in dtypes for count in rows)]
+    return data | {"source": source_of(data), "table": table(heads, lines)}
 
 
 def simulated(files: Results) -> dict[str, Any] | None:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gvr_topk.constants import FLAG_PDL
+from gvr_topk.ops import Op, launch, register
 from gvr_topk.sampling import reference
 from gvr_topk.sampling.arguments import (
     APPLY_LIMITS,
@@ -58,6 +60,7 @@ def sample(
     kept_logprobs: Tensor | None = None,
     limits: Tensor | None = None,
     flags: Tensor | None = None,
+    pdl: bool = False,
 ) -> Tensor:
     """Draw a token of every row from what temperature, top-k, top-p and min-p leave of it.
 
@@ -67,7 +70,7 @@ def sample(
     Parameters
     ----------
     logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
-        Inner stride 1, any row stride. At most 2**20 columns.
+        Inner stride 1, any row stride. At most 2**20 columns; on a GPU, rows of at most 1,695,744 bytes.
     seeds, positions : int, or Tensor, ``[rows]``, int64
         Seed of each request and position of each token, from which the noise is made. They are read where
         they lie, so a replayed CUDA graph draws afresh when positions advance.
@@ -115,6 +118,8 @@ def sample(
         Output: what the row keeps, in 32 bytes, for `apply_limits_` and `renorm`. See `docs/sampling.md`.
     flags : Tensor, ``[rows]``, int32, optional
         Output: sum of `Flag`.
+    pdl : bool, default False
+        Whether the launch may begin before the kernel ahead of it ends (programmatic dependent launch).
 
     Returns
     -------
@@ -125,8 +130,8 @@ def sample(
     ------
     ValueError
         An argument is wrong; the message names it, what was wanted and what was got.
-    NotImplementedError
-        The logits are on a GPU.
+    LibraryError
+        The logits are on a GPU, and the CUDA library is not available.
 
     Notes
     -----
@@ -165,10 +170,10 @@ def sample(
         order=SAMPLE.choice("order", order, Order),
         noise=SAMPLE.choice("noise", noise, Noise),
         logprob_mode=SAMPLE.choice("logprob_mode", logprob_mode, LogprobMode),
+        options=FLAG_PDL * SAMPLE.flag("pdl", pdl),
         **parameters,
     )
-    check_sample(arguments)
-    _serve(reference.sample, arguments)
+    launch(arguments)
     return arguments.out
 
 
@@ -307,13 +312,16 @@ def _given(**parameters: Any) -> dict[str, Any]:
 
 
 def _serve(on_cpu: Callable[[Any], None], arguments: Any) -> None:
-    """Serve a call whose arguments are checked, where its logits are."""
+    """Serve a call of a function that has no kernel yet, whose arguments are checked."""
     if arguments.logits.is_cuda:
-        _launch_cuda(on_cpu.__name__, arguments)
-    else:
-        on_cpu(arguments)
+        name = f"gvr_topk.{on_cpu.__name__}"
+        raise NotImplementedError(f"{name}: there is no kernel yet; move the logits to a CPU")
+    on_cpu(arguments)
 
 
-def _launch_cuda(name: str, arguments: Any) -> None:
-    """Run a function of this module on a GPU."""
-    raise NotImplementedError(f"gvr_topk.{name}: there is no kernel yet; move the logits to a CPU")
+def _sample_on_cpu(arguments: SampleArguments) -> None:
+    check_sample(arguments)
+    reference.sample(arguments)
+
+
+register(Op(SAMPLE, SampleArguments, check_sample, _sample_on_cpu))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gvr_topk.arguments import Checks, Output
+from gvr_topk.constants import FLAG_PDL
 from gvr_topk.sampling.arithmetic import MAX_VOCABULARY
 
 LIMIT_WORDS = 8
@@ -51,10 +52,10 @@ class Flag(enum.IntFlag):
 
 
 class SampleArguments(NamedTuple):
-    """One call of the sampler.
+    """One call of ``torch.ops.gvr_topk.sample``, in the order of its schema.
 
     `gvr_topk.sampling.sample` explains them. Each parameter is a tensor, or a number in the field with
-    ``_value``, which counts if the tensor is None.
+    ``_value``, which counts if the tensor is None. `options` is `FLAG_PDL` or 0.
     """
 
     logits: Tensor
@@ -84,6 +85,7 @@ class SampleArguments(NamedTuple):
     order: int = Order.VLLM
     noise: int = Noise.CDF
     logprob_mode: int = LogprobMode.RAW
+    options: int = 0
 
 
 class TopkLogprobsArguments(NamedTuple):
@@ -199,6 +201,10 @@ def check_sample(a: SampleArguments) -> None:
     if a.limits is not None:
         SAMPLE.limit_rows(a.limits, a.logits)
     SAMPLE.optional("flags", a.flags, a.logits, torch.int32)
+    for name, kind in (("order", Order), ("noise", Noise), ("logprob_mode", LogprobMode)):
+        if not 0 <= getattr(a, name) < len(kind):
+            raise SAMPLE.fail(name, f"0 to {len(kind) - 1}", getattr(a, name))
+    SAMPLE.flag_bits(a.options, FLAG_PDL)
     SAMPLE.memory(a)
 
 

@@ -293,11 +293,10 @@ def test_the_narrowest_and_the_widest_row() -> None:
     assert counts.item() == 2**20 and limits[0, 6:].tolist() == [0, -(2**31)]  # a mass of 2**63
 
 
-def test_a_gpu_is_not_served() -> None:
+def test_a_gpu_serves_sample_alone() -> None:
     with FakeTensorMode():
         logits, limits = torch.empty(2, 8, device="cuda"), torch.empty(2, 8, device="cuda", dtype=torch.int32)
         calls: dict[str, Callable[[], Any]] = {
-            "sample": lambda: sample(logits, seeds=0, positions=0),
             "apply_limits_": lambda: apply_limits_(logits, limits),
             "renorm": lambda: renorm(logits, limits),
             "topk_logprobs": lambda: topk_logprobs(
@@ -307,8 +306,6 @@ def test_a_gpu_is_not_served() -> None:
         for name, call in calls.items():
             with pytest.raises(NotImplementedError, match=f"gvr_topk.{name}: there is no kernel yet"):
                 call()
-        with pytest.raises(ValueError, match="temperature: wanted a tensor on cuda:0, got cpu"):
-            sample(logits, seeds=0, positions=0, temperature=torch.empty(2))
 
 
 def test_a_mask_of_each_row() -> None:

@@ -1,0 +1,158 @@
+"""The sampler on a GPU gives the tokens, sets and log-probabilities of the CPU, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gvr_topk.sampling import sample
+
+INF, NAN = torch.inf, torch.nan
+COLUMNS = 300
+OUTPUTS = ("logprobs", "ranks", "kept", "counts", "kept_logprobs", "limits", "flags")
+WIDTHS = (7, 1000, 32_000, 50_257, 128_256)
+ROWS = 12
+
+
+def outputs(rows: int, device: str, names: tuple[str, ...] = OUTPUTS) -> dict[str, Tensor]:
+    """Poisoned tensors for every output."""
+    kinds = {
+        "logprobs": ((rows,), torch.float32),
+        "ranks": ((rows,), torch.int64),
+        "kept": ((rows, COLUMNS), torch.int32),
+        "counts": ((rows,), torch.int32),
+        "kept_logprobs": ((rows, COLUMNS), torch.float32),
+        "limits": ((rows, 8), torch.int32),
+        "flags": ((rows,), torch.int32),
+    }
+    return {name: torch.full(kinds[name][0], 77, dtype=kinds[name][1], device=device) for name in names}
+
+
+def differences(logits: Tensor, names: tuple[str, ...] = OUTPUTS, **arguments: Any) -> dict[str, list[int]]:
+    """Rows of every output, and of the tokens, that differ between GPU and CPU by a bit."""
+    moved = {name: value.cuda() if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    there, here = outputs(len(logits), "cuda", names), outputs(len(logits), "cpu", names)
+    wide = torch.full((len(logits), logits.shape[1] + 8), NAN, dtype=logits.dtype, device="cuda")
+    wide[:, : logits.shape[1]] = logits.cuda()
+    there["out"] = sample(wide[:, : logits.shape[1]], **moved, **there)
+    here["out"] = sample(logits, **arguments, **here)
+    found = {}
+    for name, wanted in here.items():
+        same = there[name].cpu().view(torch.uint8) == wanted.view(torch.uint8)
+        rows = torch.nonzero(~same.view(len(logits), -1).all(1)).flatten().tolist()
+        if rows:
+            found[name] = rows
+    return found
+
+
+def hard_rows(width: int, draw: torch.Generator) -> Tensor:
+    """Rows of every kind: usual, equal, two values, masked, NaN, infinite, and near zero."""
+    logits = 3 * torch.randn(ROWS, width, generator=draw)
+    logits[1] = 1.5
+    logits[2] = torch.where(torch.rand(width, generator=draw) < 0.3, 2.0, 1.0)
+    logits[3] = -INF
+    logits[3, torch.randperm(width, generator=draw)[: min(width, 49)]] = 1.0
+    logits[4] = -INF
+    logits[4, width // 2] = -3.0
+    logits[5, torch.rand(width, generator=draw) < 0.01] = NAN
+    logits[6, :: max(1, width // 4)] = INF
+    logits[7], logits[8] = -INF, NAN
+    logits[8, width - 1] = -INF
+    logits[9] = torch.randint(-6, 6, (width,), generator=draw)
+    logits[10] *= 1e-39
+    logits[11, : min(width, 6)] += 20
+    return logits
+
+
+def drawn(rows: int, draw: torch.Generator) -> dict[str, Tensor]:
+    """Parameters of every kind of row, by chance."""
+
+    def some(of: list[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(of)[torch.randint(len(of), (rows,), generator=draw)].to(dtype)
+
+    return {
+        "temperature": some([0.0, 0.3, 0.7, 1.0, 1.0, 1.5, 5.0], torch.float32),
+        "top_k": some([0, 0, 0, 1, 2, 20, 50, 50, 256, 2048, 5000, -1], torch.int32),
+        "top_p": some([1.0, 1.0, 0.9, 0.9, 0.5, 0.99, 0.1, 0.0, 1e-30], torch.float32),
+        "min_p": some([0.0, 0.0, 0.05, 0.3, 1e-4, 1.0], torch.float32),
+        "seeds": torch.randint(-(2**62), 2**62, (rows,), generator=draw),
+        "positions": torch.randint(2**31, (rows,), generator=draw),
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_all_kinds_of_rows_in_one_call(width: int, dtype: torch.dtype, seed: int) -> None:
+    draw = torch.Generator().manual_seed(100 * width + seed)
+    options = {
+        "order": ("vllm", "hf", "joint", "temperature_last")[seed],
+        "noise": ("cdf", "murmur")[seed % 2],
+        "logprob_mode": ("raw", "processed")[seed // 2],
+    }
+    logits = hard_rows(width, draw).to(dtype)
+    assert differences(logits, **drawn(ROWS, draw), **options) == {}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 33, 300])
+def test_the_number_of_rows_does_not_matter(rows: int) -> None:
+    draw = torch.Generator().manual_seed(rows)
+    logits = 4 * torch.randn(1, 32_000, generator=draw)
+    parameters = {name: value.expand(rows).contiguous() for name, value in drawn(1, draw).items()}
+    parameters |= {"temperature": torch.ones(rows), "top_k": torch.full((rows,), 50, dtype=torch.int32)}
+    out = sample(logits.expand(rows, -1).cuda(), **{name: value.cuda() for name, value in parameters.items()})
+    assert set(out.tolist()) == set(
+        sample(logits, **{name: value[:1] for name, value in parameters.items()}).tolist()
+    )
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_slots_and_masks(pinned: bool) -> None:
+    draw = torch.Generator().manual_seed(5)
+    logits, parameters = 3 * torch.randn(ROWS, 50_257, generator=draw), drawn(9, draw)
+    parameters["positions"] = torch.arange(ROWS)
+    slots = torch.tensor([8, -1, 0, 3, 9, 1, 1, 2, 4, 5, 6, 7], dtype=torch.int32)
+    allow = torch.randint(-(2**31), 2**31, (3, -(-50_257 // 32)), generator=draw).to(torch.int32)
+    allow[2] = 0
+    masks = {"allow": allow, "allow_row": torch.tensor([0, 1, 2, -1] * 3, dtype=torch.int32)}
+    if not pinned:
+        assert differences(logits, slots=slots, **parameters, **masks) == {}
+        return
+    on_gpu = {name: value.cuda() for name, value in masks.items()}
+    given = {name: value.pin_memory() for name, value in parameters.items() if name != "positions"}
+    positions = parameters.pop("positions")
+    got = sample(logits.cuda(), slots=slots.cuda(), positions=positions.cuda(), **given, **on_gpu)
+    wanted = sample(logits, slots=slots, positions=positions, **parameters, **masks)
+    assert torch.equal(got.cpu(), wanted)
+
+
+def test_a_replayed_graph_draws_afresh() -> None:
+    logits = torch.randn(8, 32_000)
+    there, out = logits.cuda(), torch.empty(8, dtype=torch.int32, device="cuda")
+    positions, graph = torch.zeros(8, dtype=torch.int64, device="cuda"), torch.cuda.CUDAGraph()
+    sample(there, temperature=2.0, seeds=3, positions=positions, out=out)
+    with torch.cuda.graph(graph):
+        sample(there, temperature=2.0, seeds=3, positions=positions, out=out, pdl=True)
+    for step in range(5):
+        positions.fill_(step)
+        graph.replay()
+        wanted = sample(logits, temperature=2.0, seeds=3, positions=torch.full((8,), step))
+        assert out.tolist() == wanted.tolist()
+
+
+def test_wrong_arguments_are_refused_before_the_launch() -> None:
+    logits = torch.zeros(2, 64, device="cuda")
+    with pytest.raises(
+        ValueError, match=r"gvr_topk\.sample: temperature: wanted a tensor on cuda:0 or in pinned"
+    ):
+        sample(logits, seeds=0, positions=0, temperature=torch.ones(2))
+    with pytest.raises(ValueError, match=r"out: wanted shape \[2\], got \[3\]"):
+        sample(logits, seeds=0, positions=0, out=torch.empty(3, dtype=torch.int32, device="cuda"))
+    with pytest.raises(ValueError, match=r"logits: wanted rows of at most 1695744 bytes, got 2097152"):
+        sample(torch.zeros(1, 1 << 19, device="cuda"), seeds=0, positions=0)
+    shared = torch.zeros(2, dtype=torch.int32, device="cuda")
+    with pytest.raises(ValueError, match="flags: wanted memory of its own, got memory shared with counts"):
+        sample(logits, seeds=0, positions=0, counts=shared, flags=shared)
