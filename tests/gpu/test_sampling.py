@@ -97,6 +97,7 @@ def test_all_kinds_of_rows_in_one_call(width: int, dtype: torch.dtype, seed: int
     assert differences(logits, **drawn(ROWS, draw), **options) == {}
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("rows", [1, 2, 33, 300])
 def test_the_number_of_rows_does_not_matter(rows: int) -> None:
     draw = torch.Generator().manual_seed(rows)
@@ -109,6 +110,7 @@ def test_the_number_of_rows_does_not_matter(rows: int) -> None:
     )
 
 
+@pytest.mark.sanitizer
 @pytest.mark.parametrize("pinned", [False, True])
 def test_slots_and_masks(pinned: bool) -> None:
     draw = torch.Generator().manual_seed(5)

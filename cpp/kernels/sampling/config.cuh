@@ -137,6 +137,7 @@ struct Team {
     ptx::reconverge(zero);
     ptx::barrier_wait(ptx::shared_address(&barrier), parity);
     ptx::reconverge(zero);
+    __syncthreads();
     return inbox;
   }
   __device__ __forceinline__ const Record* exchange(const Record& mine) {
