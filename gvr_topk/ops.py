@@ -200,7 +200,7 @@ def launch(arguments: Any) -> None:
         The launch failed for a reason other than a wrong argument.
     """
     if type(arguments) not in _CALLS:
-        kinds = either([kind.__name__ for kind in _CALLS])
+        kinds = either([op.arguments.__name__ for op in OPS])
         raise TypeError(f"gvr_topk.ops.launch: arguments: wanted {kinds}, got {type(arguments).__name__}")
     _launch(type(arguments), *arguments)
 

@@ -131,23 +131,22 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="JSON file to write")],
+    out: Annotated[Path | None, typer.Option(help="JSON file to write")] = None,
     commit: Annotated[str, typer.Option(help="commit of the sources, where there is no history")] = "",
 ) -> int:
     """Time the sampler beside PyTorch."""
     require_writable(out)
     require_gpu()
     results = [measure(rows, dtype, name) for dtype in DTYPES for rows in ROWS for name in SETTINGS]
-    write_json(
-        out,
-        {
-            "format": FORMAT,
-            "machine": describe_machine(commit),
-            "vocabulary": VOCABULARY,
-            "checked_rows": CHECKED_ROWS,
-            "results": results,
-        },
-    )
+    data = {
+        "format": FORMAT,
+        "machine": describe_machine(commit),
+        "vocabulary": VOCABULARY,
+        "checked_rows": CHECKED_ROWS,
+        "results": results,
+    }
+    if out is not None:
+        write_json(out, data)
     print(table(results))
     wrong = sum(each["wrong"] for each in results)
     print(f"{wrong} of the checked tokens are wrong")

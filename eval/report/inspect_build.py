@@ -262,6 +262,16 @@ def compiler() -> str | None:
     return found[1] if found else None
 
 
+def _folder(use: KernelUse) -> str:
+    """Return the folder of a kernel, which is its namespace."""
+    return use.kernel.removeprefix("gvr_topk::").partition("::")[0]
+
+
+MOST_STACK = {"sampling": 192}
+"""Bytes of stack per thread that the kernels of a folder may have: rare ways through a row are functions of
+their own, which get what they need by value. Others have none."""
+
+
 def faults(uses: list[KernelUse]) -> list[str]:
     """What is wrong with a build: spills, and kernels without code for an architecture that others have."""
     built = [arch for arch in ARCHITECTURES if arch in {use.arch for use in uses}]
@@ -269,7 +279,7 @@ def faults(uses: list[KernelUse]) -> list[str]:
         f"{use.kernel} on {use.arch}: wanted no stack and no local memory, "
         f"got {use.stack_bytes} and {use.local_bytes} bytes per thread"
         for use in uses
-        if use.stack_bytes or use.local_bytes
+        if use.stack_bytes > MOST_STACK.get(_folder(use), 0) or use.local_bytes
     ]
     for kernel in sorted({use.kernel for use in uses}):
         missing = [arch for arch in built if arch not in {u.arch for u in uses if u.kernel == kernel}]

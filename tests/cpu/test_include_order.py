@@ -22,6 +22,7 @@ BELOW = {
     "prefill": {"ptx", "core"},
     "prefill_short": {"ptx", "core", "cluster", "small_row"},
     "blocks": {"ptx", "core", "cluster", "small_row"},
+    "sampling": {"ptx", "core"},
 }
 """Folders that the files of a folder may include, beside its own."""
 KERNEL_FOLDERS = [folder for folder in BELOW if folder not in ("ptx", "core", "cluster")]

@@ -50,10 +50,10 @@ __device__ __forceinline__ void store_async(uint32_t address, uint64_t value, ui
 __device__ __forceinline__ void store_async(uint32_t address, uint64_t first, uint64_t second,
                                             uint32_t barrier) {
   GVR_CHAOS_POINT();
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u64 [%0], {%1, %2}, [%3];" ::"r"(
-                   address),
-               "l"(first), "l"(second), "r"(barrier)
-               : "memory");
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.u64 [%0], {%1, %2}, [%3];" ::"r"(address),
+      "l"(first), "l"(second), "r"(barrier)
+      : "memory");
 }
 
 // ptxas branches around this store instead of predicating it.

@@ -19,7 +19,7 @@ struct Survey {
 
 // Counts the tokens with values from `least` on.
 template <typename T>
-__device__ __forceinline__ Survey count_row(Team& team, const RowPart<T>& part, float least) {
+__device__ __forceinline__ Survey count_row(Team& team, const RowShare<T>& part, float least) {
   Survey survey{};
   uint32_t count = 0;
 #pragma unroll 4
@@ -42,7 +42,7 @@ __device__ __forceinline__ Survey count_row(Team& team, const RowPart<T>& part, 
 
 // As `count_row`, and adds up masses.
 template <typename T>
-__device__ __noinline__ Survey sum_row(Team team, RowPart<T> part, float least, bool wants_masses,
+__device__ __noinline__ Survey sum_row(Team team, RowShare<T> part, float least, bool wants_masses,
                                        Masses filters, bool wants_raw, Masses raw) {
   Survey survey{};
   Record own{};
@@ -77,7 +77,7 @@ __device__ __noinline__ Survey sum_row(Team team, RowPart<T> part, float least, 
 
 // Sends this CTA's candidates to the first one, in ascending order of tokens. There is room for all of them.
 template <typename T>
-__device__ __forceinline__ void send_candidates(const Team& team, const RowPart<T>& part, float least,
+__device__ __forceinline__ void send_candidates(const Team& team, const RowShare<T>& part, float least,
                                                 const Survey& survey) {
   uint32_t place = static_cast<uint32_t>(survey.place);
   const uint32_t address = ptx::map_to_rank(ptx::shared_address(team.smem->candidates), 0);

@@ -44,7 +44,7 @@ struct FoundBin {
   uint32_t bin;    // kBins: none
 };
 
-// Shared memory of a CTA. Its part of the row follows.
+// SampleShared memory of a CTA. Its part of the row follows.
 //
 // - `parameters`, `inbox` and `candidates` take transaction stores of any CTA, and are read behind the wait
 // for
@@ -55,7 +55,7 @@ struct FoundBin {
 // - `word` is stored by another CTA ahead of a cluster barrier, and read behind it.
 // - `bins` are written by this CTA and read by all of them behind the next cluster barrier, in turns too.
 // - Everything else belongs to this CTA, with a block barrier between writes and reads.
-struct alignas(16) Shared {
+struct alignas(16) SampleShared {
   uint64_t barriers[2];  // of the inboxes
   uint64_t candidates_barrier;
   RowParameters parameters, read;
@@ -72,7 +72,7 @@ struct alignas(16) Shared {
     uint64_t candidates[kMaxCandidates];  // of a row that the first CTA finishes alone
   };
 };
-static_assert(sizeof(Shared) <= kSampleFixedBytes);
+static_assert(sizeof(SampleShared) <= kSampleFixedBytes);
 
 // A digit of a mass. A CTA's part of a row has less than 2^17 elements, so sums of digits fit 32 bits.
 constexpr int kLimbBits = 15;
@@ -82,7 +82,7 @@ extern __shared__ __align__(128) unsigned char storage[];
 
 // The CTAs of a row, and this thread's place in them.
 struct Team {
-  Shared* smem;
+  SampleShared* smem;
   int ctas;
   int rank;
   int thread, warp, lane;

@@ -37,7 +37,7 @@ struct WarpSums {
 // use.
 template <int kWords>
 __device__ __forceinline__ WarpSums sum_warps(Team& team, const Record& own) {
-  Shared& smem = *team.smem;
+  SampleShared& smem = *team.smem;
   WarpSums sums{};
   if (team.lane == 0) smem.warp_record[team.warp] = own;
   __syncthreads();
@@ -69,7 +69,7 @@ __device__ __forceinline__ WarpSums sum_warps(Team& team, const Record& own) {
 
 // Adds up what `visit(record, value, token, step)` adds for each of a warp's elements, over the row.
 template <int kWords, typename T, typename Visit>
-__device__ __forceinline__ WarpSums sum_by_warp(Team& team, const RowPart<T>& part, Visit visit) {
+__device__ __forceinline__ WarpSums sum_by_warp(Team& team, const RowShare<T>& part, Visit visit) {
   Record own{};
   part.for_each(team.lane, [&](float x, int token, int step) { visit(own, x, token, step); });
   ptx::reconverge(team.zero);
@@ -105,7 +105,7 @@ struct Found {
 // exceeds `target`. The first words of `sums` are those of the same measure. The threads of the CTA that has
 // the element share the part of the warp that has it.
 template <typename T, typename Measure>
-__device__ __forceinline__ Found find_token(const Team& team, const RowPart<T>& part, const WarpSums& sums,
+__device__ __forceinline__ Found find_token(const Team& team, const RowShare<T>& part, const WarpSums& sums,
                                             uint64_t target, Measure measure) {
   Found found{false, 0.0f, 0};
   uint64_t before = sums.before_cta.word[0];
@@ -147,7 +147,7 @@ __device__ __forceinline__ Found find_token(const Team& team, const RowPart<T>& 
 // Calls visit(place, token, value) for the kept tokens that lie in this warp's part of the row, where `place`
 // tokens are before them.
 template <typename T, typename Visit>
-__device__ __forceinline__ void visit_kept(const Team& team, const RowPart<T>& part, const KeptSet& set,
+__device__ __forceinline__ void visit_kept(const Team& team, const RowShare<T>& part, const KeptSet& set,
                                            uint64_t place, Visit visit) {
 #pragma unroll 1
   for (int j = team.lane; j - team.lane < part.vectors; j += 32) {

@@ -100,7 +100,7 @@ __device__ __forceinline__ int share_of(const RowParameters& own, int ctas) {
 // Finds the largest value of the row, and hands out what the first CTA has read as its parameters. If `share`
 // is not 0, the guess is a key that so many threads, or groups of four, of each CTA reach.
 __device__ __forceinline__ RowTop top_of(Team& team, uint64_t best, bool nan, int share) {
-  Shared& smem = *team.smem;
+  SampleShared& smem = *team.smem;
   constexpr int kGroup = 4, kMostOfGroups = kThreads / kGroup / 3;
   const bool by_group = share <= kMostOfGroups;
   uint32_t own = key_of(best);
@@ -118,6 +118,7 @@ __device__ __forceinline__ RowTop top_of(Team& team, uint64_t best, bool nan, in
     const uint4 others = *reinterpret_cast<const uint4*>(&smem.maxima[i]);
     greater += (others.x > own) + (others.y > own) + (others.z > own) + (others.w > own);
   }
+  ptx::reconverge(team.zero);
   const uint32_t reached = __reduce_min_sync(0xffffffffu, greater < share ? own : kMaxKey);
   if (team.lane == 0) atomicMin(&smem.word, reached);
 #pragma unroll
@@ -152,7 +153,7 @@ __device__ __forceinline__ RowTop top_of(Team& team, uint64_t best, bool nan, in
 // The first token that is not NaN and allowed, of a row in which no value is above -inf; 0 if there is none.
 // It reads the row again.
 template <typename T>
-__device__ __noinline__ int first_number(Team& team, const RowPart<T>& part, const T* row,
+__device__ __noinline__ int first_number(Team& team, const RowShare<T>& part, const T* row,
                                          const uint32_t* allow, int vocabulary) {
   uint64_t first = 0;
   part.for_each(team.lane, [&](float, int token, int) {
@@ -212,7 +213,7 @@ struct Row {
 template <typename T>
 struct Filters {
   Team& team;
-  const RowPart<T>& part;
+  const RowShare<T>& part;
   const Row& row;
   uint32_t top, guess;
   uint64_t all;  // mass of all candidates, known where `counts_all`
@@ -321,7 +322,7 @@ struct Filters {
 
 // The set that a prefix keeps.
 template <typename T>
-__device__ __forceinline__ KeptSet set_of(Team& team, const RowPart<T>& part, const Prefix& prefix) {
+__device__ __forceinline__ KeptSet set_of(Team& team, const RowShare<T>& part, const Prefix& prefix) {
   KeptSet set{key_to_float(prefix.key), 0xffffffffu};
   if (prefix.equal == kAllEqual) return set;
   const auto equal = [&](float x, int) -> uint64_t { return x == set.least; };
@@ -374,7 +375,7 @@ struct Outcome {
 
 // Counts the values at or above that of the token.
 template <typename T>
-__device__ __forceinline__ void write_rank(Team& team, const RowPart<T>& part, const Row& row,
+__device__ __forceinline__ void write_rank(Team& team, const RowShare<T>& part, const Row& row,
                                            const Found& found) {
   if (found.here) send_word(team, __float_as_uint(found.value));
   team.sync();
@@ -387,7 +388,7 @@ __device__ __forceinline__ void write_rank(Team& team, const RowPart<T>& part, c
 
 // Reports a row of which one token is kept.
 template <typename T>
-__device__ __noinline__ void take_one(Team team, RowPart<T> part, Row row, int token) {
+__device__ __noinline__ void take_one(Team team, RowShare<T> part, Row row, int token) {
   Outcome outcome{Found{row.writer, row.max, token}};
   if (row.wants_raw()) {
     const Masses raw = row.masses(1.0f);
@@ -405,7 +406,7 @@ __device__ __noinline__ void take_one(Team team, RowPart<T> part, Row row, int t
 
 // Draws from the tokens of a set that all CTAs hold.
 template <typename T>
-__device__ __forceinline__ void draw_from_row(Team& team, const RowPart<T>& part, const Row& row,
+__device__ __forceinline__ void draw_from_row(Team& team, const RowShare<T>& part, const Row& row,
                                               const KeptSet& set, bool filtered) {
   const SampleParams& p = row.p;
   const bool wants_raw = row.wants_raw();
@@ -523,7 +524,7 @@ __device__ __forceinline__ void skip_row(const Team& team, const SampleParams& p
 
 // As `count_row`; masses only where they are needed, out of line.
 template <typename T>
-__device__ __forceinline__ Survey survey_row(Team& team, const RowPart<T>& part, const Row& row,
+__device__ __forceinline__ Survey survey_row(Team& team, const RowShare<T>& part, const Row& row,
                                              const Filters<T>& filters, float least) {
   if (!filters.counts_all() && !row.wants_raw()) return count_row(team, part, least);
   const Survey survey =
@@ -534,7 +535,7 @@ __device__ __forceinline__ Survey survey_row(Team& team, const RowPart<T>& part,
 
 // Samples a row whose kept tokens may be many, which all CTAs do together.
 template <typename T>
-__device__ __noinline__ void sample_from_row(Team team, RowPart<T> part, Row row, uint32_t top,
+__device__ __noinline__ void sample_from_row(Team team, RowShare<T> part, Row row, uint32_t top,
                                              uint32_t guess, uint64_t all) {
   const Filters<T> filters{team, part, row, top, guess, all};
   const KeptSet set = set_of(team, part, filters.any() ? filters.kept() : filters.everything());
@@ -562,17 +563,17 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads, 3) sample_rows(const __grid_constant__ SampleParams p) {
   Team team{};
   team.zero = ptx::unknown_zero();
-  team.smem = reinterpret_cast<Shared*>(storage + team.zero);
+  team.smem = reinterpret_cast<SampleShared*>(storage + team.zero);
   team.ctas = static_cast<int>(gridDim.x) / p.rows;
   team.rank = static_cast<int>(blockIdx.x) % team.ctas;
   team.thread = threadIdx.x, team.warp = threadIdx.x >> 5, team.lane = threadIdx.x & 31;
-  Shared& smem = *team.smem;
+  SampleShared& smem = *team.smem;
   const int row = static_cast<int>(blockIdx.x) / team.ctas;
   const bool writer = team.rank == 0 && team.thread == 0;
   ptx::grid_take_over();
 
   const T* const scores = static_cast<const T*>(p.logits) + row * p.logits_stride;
-  const RowPart<T> part(p, team);
+  const RowShare<T> part(p, team);
   part.fetch(scores, reinterpret_cast<uintptr_t>(scores) % 16 == 0, p.vocabulary, team.lane);
   if (team.thread == 0) {
     smem.read = read_parameters(p, row);

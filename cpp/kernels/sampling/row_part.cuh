@@ -8,12 +8,12 @@
 namespace gvr_topk::sampling {
 
 template <typename T>
-struct RowPart {
+struct RowShare {
   uint32_t address;  // of this warp's first vector in shared memory
   int first;         // that vector's number in the row
   int vectors;       // of each warp
 
-  __device__ __forceinline__ RowPart(const SampleParams& p, const Team& team) : vectors(p.vectors_per_warp) {
+  __device__ __forceinline__ RowShare(const SampleParams& p, const Team& team) : vectors(p.vectors_per_warp) {
     const int before = team.warp * vectors;
     address = ptx::shared_address(storage) + kSampleFixedBytes + 16 * before;
     first = team.rank * kWarps * vectors + before;
@@ -89,7 +89,7 @@ __device__ __forceinline__ bool mask_vector(uint4& vec, uint32_t allowed) {
 // Masks this thread's elements. `allow` has a bit for each token, or is null. Returns whether an allowed one
 // is NaN.
 template <typename T>
-__device__ __noinline__ bool mask_row(RowPart<T> part, const uint32_t* allow, int vocabulary, int lane) {
+__device__ __noinline__ bool mask_row(RowShare<T> part, const uint32_t* allow, int vocabulary, int lane) {
   bool nan = false;
 #pragma unroll 1
   for (int j = lane; j < part.vectors; j += 32) {
@@ -105,7 +105,7 @@ __device__ __noinline__ bool mask_row(RowPart<T> part, const uint32_t* allow, in
 // Finds the largest of this thread's elements. They may hold NaN if `nan` becomes true: then some are NaN, or
 // infinite with both signs.
 template <typename T>
-__device__ __forceinline__ ThreadBest best_of(const RowPart<T>& part, int lane) {
+__device__ __forceinline__ ThreadBest best_of(const RowShare<T>& part, int lane) {
   ThreadBest best;
 #pragma unroll 4
   for (int j = lane; j < part.vectors; j += 32) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ ThreadBest best_of(const RowPart<T>& part, int lane) 
 
 // Masks this thread's elements, which have arrived, and returns the largest.
 template <typename T>
-__device__ __forceinline__ ThreadBest take_row(const RowPart<T>& part, const uint32_t* allow, int vocabulary,
+__device__ __forceinline__ ThreadBest take_row(const RowShare<T>& part, const uint32_t* allow, int vocabulary,
                                                int lane) {
   ThreadBest best = best_of(part, lane);
   if (allow != nullptr || best.nan) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ ThreadBest take_row(const RowPart<T>& part, const uin
 
 // The first token of a vector with this value.
 template <typename T>
-__device__ __forceinline__ int first_token(const RowPart<T>& part, int vector, float value) {
+__device__ __forceinline__ int first_token(const RowShare<T>& part, int vector, float value) {
   const uint4 vec = ptx::load_shared(part.address + 16 * vector);
   int token = part.token(vector, kPerVec<T> - 1);
 #pragma unroll

@@ -66,9 +66,9 @@ struct RowBins {
 // Sums the elements of a span by bins over all CTAs, and those from `floor` to below the span together. Keys
 // are those without the bits that keys of T have in common.
 template <typename T, typename Measure>
-__device__ __forceinline__ RowBins sum_bins(Team& team, const RowPart<T>& part, Span span, uint32_t floor,
+__device__ __forceinline__ RowBins sum_bins(Team& team, const RowShare<T>& part, Span span, uint32_t floor,
                                             const Measure& measure) {
-  Shared& smem = *team.smem;
+  SampleShared& smem = *team.smem;
   const float low = key_to_float(whole_key<T>(span.low)), least = key_to_float(whole_key<T>(floor));
   const int shift = span.shift();
   uint64_t rest = 0;
@@ -121,7 +121,7 @@ struct BinSearch {
   uint64_t before, total;  // the bins before this thread's, and all bins
 
   __device__ __forceinline__ BinSearch(const Team& team, uint64_t bin) {
-    Shared& smem = *team.smem;
+    SampleShared& smem = *team.smem;
     const uint64_t upto = warp_prefix(bin, team.lane);
     if (team.lane == 31) smem.warp_record[team.warp].word[1] = upto;
     if (team.thread == 0) smem.found.bin = kBins;
@@ -157,7 +157,7 @@ __device__ __forceinline__ uint32_t least_narrow(uint32_t key) {
 // found wherever it is. If it lies in `extra`, the key is `floor` - 1. If `sums_rest` is false, the elements
 // below the guess are not added to the whole sum, and `target_of` does not need it.
 template <typename T, typename Measure, typename TargetOf>
-__device__ __forceinline__ Cut find_cut(Team& team, const RowPart<T>& part, uint32_t floor, uint32_t guess,
+__device__ __forceinline__ Cut find_cut(Team& team, const RowShare<T>& part, uint32_t floor, uint32_t guess,
                                         uint32_t top, uint64_t extra, const Measure& measure,
                                         const TargetOf& target_of, bool sums_rest, uint64_t& target) {
   const uint32_t first = least_narrow<T>(floor), last = top >> kInvariantBits<T>;
