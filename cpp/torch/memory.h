@@ -71,7 +71,7 @@ class MemoryCheck {
     return true;
   }
 
-  std::array<MemoryRuns, 12> runs_;  // as many tensors as an op has
+  std::array<MemoryRuns, 18> runs_;  // as many tensors as an op has
   int count_ = 0;
 };
 

@@ -46,6 +46,7 @@ const T* parameter_pointer(const OptionalTensor& t, const char* name, const Tens
         name_of(t->scalar_type()));
   check(t->dim() == 1 && t->size(0) == count, name, ": wanted ", Wanted{{count}}, ", got ", describe(*t));
   check(count <= 1 || t->stride(0) == 1, name, ": wanted inner stride 1, got ", t->stride(0));
+  if (count == 0) return nullptr;  // Every row is skipped.
   cudaPointerAttributes attributes{};
   const bool known = cudaPointerGetAttributes(&attributes, t->data_ptr()) == cudaSuccess;
   check(known && attributes.type == cudaMemoryTypeHost, name, ": wanted a tensor on ", DeviceName{logits},
@@ -103,6 +104,12 @@ void check_sample(const SampleArguments& a) {
   MemoryCheck memory;
   const int64_t logit_bytes = a.logits.scalar_type() == ScalarType::Float ? 4 : 2;
   memory.reads("logits", a.logits, logit_bytes);
+  memory.reads("temperature", a.temperature);
+  memory.reads("top_k", a.top_k);
+  memory.reads("top_p", a.top_p);
+  memory.reads("min_p", a.min_p);
+  if (a.seeds) memory.reads("seeds", *a.seeds, 8);
+  if (a.positions) memory.reads("positions", *a.positions, 8);
   memory.reads("slots", a.slots);
   memory.reads("allow", a.allow);
   memory.reads("allow_row", a.allow_row);
@@ -133,22 +140,22 @@ void sample(GivenTensor logits, GivenTensor out, OptionalGivenTensor temperature
   check_sample(a);
   SampleParams p{};
   p.rows = static_cast<int32_t>(a.logits.size(0));
-  if (p.rows == 0) return;
   const int device = a.logits.get_device();
   const DeviceGuard guard(device);
   const CallTarget target(device);
   p.vocabulary = static_cast<int32_t>(std::min<int64_t>(a.logits.size(1), INT32_MAX));
   p.dtype = dtype_of(a.logits);
   const int32_t element_bytes = p.dtype == Dtype::kFloat32 ? 4 : 2;
-  const SamplePlan plan = make_sample_plan(p.rows, a.logits.size(1), element_bytes, target.context.sm_count);
-  check(plan.vectors_per_warp > 0, "logits: wanted rows of at most ", kMaxSampleBytes, " bytes, got ",
-        a.logits.size(1) * element_bytes);
+  const SamplePlan plan =
+      make_sample_plan(p.rows, a.logits.size(1), element_bytes, target.context.sm_count, target.arch);
+  check(plan.vectors_per_warp > 0, "logits: wanted rows of at most ", max_sample_bytes(target.arch),
+        " bytes, got ", a.logits.size(1) * element_bytes);
   p.logits = a.logits.data_ptr();
   p.logits_stride = a.logits.stride(0);
   p.vectors_per_warp = plan.vectors_per_warp;
   p.row_slot = pointer<int32_t>(a.slots);
   const int64_t count = parameters_of(a);
-  p.num_slots = count == kAny ? INT32_MAX : clamped(count);
+  p.num_slots = count == kAny ? INT64_MAX : count;
   p.temperature = {parameter_pointer<float>(a.temperature, "temperature", a.logits, ScalarType::Float, count),
                    static_cast<float>(all_temperature)};
   p.top_k = {parameter_pointer<int32_t>(a.top_k, "top_k", a.logits, ScalarType::Int, count),
@@ -175,10 +182,11 @@ void sample(GivenTensor logits, GivenTensor out, OptionalGivenTensor temperature
   p.kept_logprobs = pointer<float>(a.kept_logprobs);
   p.kept_stride = a.kept ? a.kept->stride(0) : 0;
   p.kept_logprobs_stride = a.kept_logprobs ? a.kept_logprobs->stride(0) : 0;
-  p.kept_columns = clamped(a.kept ? a.kept->size(1) : 0);
+  p.kept_columns = a.kept ? a.kept->size(1) : INT64_MAX;
   p.counts = pointer<int32_t>(a.counts);
   p.limits = pointer<SampleLimits>(a.limits);
   p.flags = pointer<int32_t>(a.flags_out);
+  if (p.rows == 0) return;
   const cudaError_t status = launch_sample(p, plan, (flags & kFlagPdl) != 0, target.stream);
   require(status == cudaSuccess, "gvr_topk: launch of ", plan.ctas, " CTAs per row on ",
           target.context.sm_count, " SMs failed: ", cudaGetErrorString(status));

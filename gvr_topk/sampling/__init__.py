@@ -70,7 +70,8 @@ def sample(
     Parameters
     ----------
     logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
-        Inner stride 1, any row stride. At most 2**20 columns; on a GPU, rows of at most 1,695,744 bytes.
+        Inner stride 1, any row stride. At most 2**20 columns; on a GPU, rows of at most 1,695,744 bytes (on
+        consumer Blackwell 737,280).
     seeds, positions : int, or Tensor, ``[rows]``, int64
         Seed of each request and position of each token, from which the noise is made. They are read where
         they lie, so a replayed CUDA graph draws afresh when positions advance.

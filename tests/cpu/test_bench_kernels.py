@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -235,10 +236,11 @@ class TestPrefillRun:
             indices.copy_(exact(logits, starts, ends, k))
 
         vllm, trtllm = torch.library.Library("_C", "FRAGMENT"), torch.library.Library("trtllm", "FRAGMENT")
-        vllm.define(
-            "top_k_per_row_prefill(Tensor logits, Tensor rowStarts, Tensor rowEnds, Tensor! indices, "
-            "int numRows, int stride0, int stride1, int topK) -> ()"
-        )
+        with contextlib.suppress(RuntimeError):  # The fake vLLM may have defined it in this process.
+            vllm.define(
+                "top_k_per_row_prefill(Tensor logits, Tensor rowStarts, Tensor rowEnds, Tensor! indices, "
+                "int numRows, int stride0, int stride1, int topK) -> ()"
+            )
         vllm.impl("top_k_per_row_prefill", per_row, "CPU")
         trtllm.define(
             "indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor indices, "

@@ -168,7 +168,7 @@ struct SampleParams {
   RowParameter<int32_t> top_k;
   RowParameter<int64_t> seed, position;
   const int32_t* row_slot;  // [rows] or null: the row's entry in each parameter; negative: the row is skipped
-  int32_t num_slots;
+  int64_t num_slots;
   int32_t vectors_per_warp;  // 16-byte vectors of a row that each warp holds
   const uint32_t* allow;     // [allow_rows, allow_stride] or null: a bit for each token, set if it is allowed
   const int32_t* allow_row;  // [rows] or null (row); negative: everything is allowed
@@ -185,7 +185,7 @@ struct SampleParams {
   int32_t* kept;         // [rows, kept_columns] or null: the kept tokens, ascending
   float* kept_logprobs;  // [rows, kept_columns] or null
   int64_t kept_stride, kept_logprobs_stride;
-  int32_t kept_columns;
+  int64_t kept_columns;  // INT64_MAX if kept tokens are not asked for
   int32_t* counts;       // [rows] or null: kept tokens
   SampleLimits* limits;  // [rows] or null
   int32_t* flags;        // [rows] or null: SampleFlags

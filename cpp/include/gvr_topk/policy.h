@@ -487,9 +487,12 @@ constexpr int32_t kSampleThreads = 256;
 constexpr int32_t kMaxSampleCtas = 8;  // the largest cluster that every GPU runs
 // Shared memory of a CTA beside its part of the row.
 constexpr int32_t kSampleFixedBytes = 9216;
-constexpr int32_t kSampleMostBytes = 221184;
-// The longest row.
-constexpr int64_t kMaxSampleBytes = int64_t{kMaxSampleCtas} * (kSampleMostBytes - kSampleFixedBytes);
+// What a CTA may have in all; consumer Blackwell has less.
+constexpr int32_t sample_most_bytes(int32_t arch) { return arch / 10 == 12 ? 101376 : 221184; }
+// Bytes of the longest row.
+constexpr int64_t max_sample_bytes(int32_t arch) {
+  return int64_t{kMaxSampleCtas} * (sample_most_bytes(arch) - kSampleFixedBytes);
+}
 // A CTA that finishes a row alone needs so much where the row was.
 constexpr int32_t kSampleLeastPart = 8192;
 // A part of this size leaves room for three CTAs on an SM.
@@ -503,7 +506,7 @@ struct SamplePlan {
 };
 
 constexpr SamplePlan make_sample_plan(int64_t rows, int64_t vocabulary, int32_t element_bytes,
-                                      int32_t sm_count) {
+                                      int32_t sm_count, int32_t arch) {
   const int64_t vectors = (vocabulary * element_bytes + 15) / 16;
   const auto bytes = [&](int32_t ctas) { return (vectors + ctas - 1) / ctas * 16; };
   SamplePlan plan;
@@ -516,7 +519,7 @@ constexpr SamplePlan make_sample_plan(int64_t rows, int64_t vocabulary, int32_t 
   const int64_t each = (vectors + warps - 1) / warps;
   const int64_t shared =
       kSampleFixedBytes + std::max<int64_t>(each * 16 * (kSampleThreads / 32), kSampleLeastPart);
-  if (shared > kSampleMostBytes) return SamplePlan{};
+  if (shared > sample_most_bytes(arch)) return SamplePlan{};
   plan.vectors_per_warp = static_cast<int32_t>(each);
   plan.shared_bytes = static_cast<int32_t>(shared);
   return plan;

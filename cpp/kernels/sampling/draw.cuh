@@ -78,8 +78,10 @@ __device__ __forceinline__ WarpSums sum_by_warp(Team& team, const RowShare<T>& p
   return sum_warps<kWords>(team, own);
 }
 
-// The sum of a number over the threads before this one, and over all. It takes two block barriers.
+// The sum of a number over the threads before this one, and over all. It takes two block barriers. Lanes may
+// come to it apart.
 __device__ __forceinline__ uint64_t block_prefix(const Team& team, uint64_t value, uint64_t& total) {
+  ptx::reconverge(team.zero);
   uint64_t before = warp_prefix(value, team.lane);
   __syncthreads();  // Everybody has read the sums of the last time.
   if (team.lane == 31) team.smem->warp_record[team.warp].word[0] = before;

@@ -108,7 +108,9 @@ __device__ __forceinline__ RowTop top_of(Team& team, uint64_t best, bool nan, in
     own = max(own, __shfl_xor_sync(0xffffffffu, own, 1));
     own = max(own, __shfl_xor_sync(0xffffffffu, own, 2));
   }
-  smem.maxima[by_group ? team.thread / kGroup : team.thread] = own;
+  if (!by_group || team.thread % kGroup == 0)
+    smem.maxima[by_group ? team.thread / kGroup : team.thread] = own;
+  ptx::reconverge(team.zero);
   best = warp_max(best);
   if (team.lane == 0) smem.warp_record[team.warp].word[3] = best;
   const bool any_nan = __syncthreads_or(nan);
@@ -173,7 +175,8 @@ __device__ __forceinline__ void send_word(const Team& team, uint32_t word) {
 
 // Fills the places behind the kept tokens.
 __device__ __forceinline__ void clear_kept(const Team& team, const SampleParams& p, int row, int count) {
-  for (int i = count + team.rank * kThreads + team.thread; i < p.kept_columns; i += team.ctas * kThreads) {
+  for (int64_t i = count + team.rank * kThreads + team.thread; i < p.kept_columns;
+       i += team.ctas * kThreads) {
     p.kept[row * p.kept_stride + i] = -1;
     if (p.kept_logprobs != nullptr) p.kept_logprobs[row * p.kept_logprobs_stride + i] = -INFINITY;
   }
@@ -364,7 +367,7 @@ struct Outcome {
     }
     if (!row.writer) return;
     if (p.counts != nullptr) p.counts[row.number] = count;
-    const bool overflow = p.kept != nullptr && count > p.kept_columns;
+    const bool overflow = count > p.kept_columns;
     if (p.flags != nullptr) p.flags[row.number] = row.flags | (overflow ? kFlagKeptOverflow : 0);
     if (p.limits != nullptr) {
       p.limits[row.number] = SampleLimits{
