@@ -7,7 +7,7 @@
 
 namespace gvr_topk::sampling {
 
-// What the row holds at or above a value, and beside it.
+// How many tokens of a row have at least some value, the candidates, and what masses there are.
 struct Survey {
   uint64_t place;   // candidates before this warp's
   uint64_t count;   // candidates

@@ -32,7 +32,7 @@ struct alignas(16) RowParameters {
   int32_t skipped;    // whether the row is not sampled
 };
 
-// What a CTA tells the others: numbers of 64 bits, for each exchange others.
+// What a CTA tells the others. Each exchange has a meaning of its own for the words.
 struct alignas(16) Record {
   uint64_t word[4];
 };
@@ -44,14 +44,13 @@ struct FoundBin {
   uint32_t bin;    // kBins: none
 };
 
-// SampleShared memory of a CTA. Its part of the row follows.
+// The shared memory of a CTA. Its part of the row follows.
 //
-// - `parameters`, `inbox` and `candidates` take transaction stores of any CTA, and are read behind the wait
-// for
-//   their barrier. There are two inboxes, in turns: a CTA sends to one of them again when it has got from all
-//   CTAs what they have sent to the other, behind a block barrier after their reads of this one. The others
-//   are sent to once. What shares a place with `candidates` is in use before the exchange that says that
-//   candidates are sent, or in rows that have none.
+// - `parameters`, `inbox` and `candidates` take transaction stores of any CTA. They are read behind the wait
+//   for their transaction barrier. There are two inboxes, in turns: a CTA sends to one of them again when it
+//   has got from all CTAs what they have sent to the other, behind a block barrier after their reads of this
+//   one. The others are sent to once. What shares a place with `candidates` is in use before the exchange
+//   that says that candidates are sent, or in rows that have none.
 // - `word` is stored by another CTA ahead of a cluster barrier, and read behind it.
 // - `bins` are written by this CTA and read by all of them behind the next cluster barrier, in turns too.
 // - Everything else belongs to this CTA, with a block barrier between writes and reads.

@@ -4,14 +4,15 @@
 // shared memory, so the row is read once.
 //
 // Phases:
-// - take: the row is copied, while the first CTA reads the row's parameters and sends them to the others; NaN
-//   and forbidden tokens become -inf, and the largest value is found. A greedy row ends here;
-// - cut: every filter keeps a prefix of the tokens in descending order of values. Where it ends is found by
-//   sums over bins of keys (sampling/select.cuh), the first of which lie above a guess: for top-k a value
-//   that enough threads have reached, for top-p a value behind which no mass is expected;
-// - draw: the kept masses are added up by warp, and one warp finds the token at which their sum exceeds a
-// random
-//   share of it; or the largest kept score with noise wins (sampling/draw.cuh);
+// - take: the row is copied, NaN and forbidden tokens become -inf, and the largest value is found. With its
+//   own, the first CTA sends the parameters that it has read to all CTAs. A greedy row ends here;
+// - cut: every filter keeps a prefix of the tokens in descending order of values. If few tokens surely hold
+//   all of it, the first CTA sorts them and finishes the row alone (sampling/candidates.cuh). Otherwise all
+//   CTAs find where it ends by sums over bins of keys (sampling/select.cuh), the first of which lie above a
+//   guess: for top-k a value that enough threads have reached, for top-p a value behind which no mass is
+//   expected;
+// - draw: the kept masses are added up, and the token is found at which their sum exceeds a random share of
+//   the whole; or the largest kept score with noise wins (sampling/draw.cuh);
 // - report: the token, and what else is asked for.
 //
 // Every decision of a row follows from numbers that all its CTAs have got from one of them, so no value that
