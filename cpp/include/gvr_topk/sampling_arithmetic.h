@@ -108,22 +108,29 @@ GVR_TOPK_HOST_DEVICE inline float exp2_fraction(float f) {
   return fma_rn(power, f, 0x1.000000p+0f);
 }
 
+// 1.5 * 2^23, where neighbouring numbers are 1 apart.
+constexpr float kAligned = 0x1.8p23f;
+
+// kAligned + floor(x), for x in [-2^22, 0].
+GVR_TOPK_HOST_DEVICE inline float aligned_floor(float x) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rd(x, kAligned);
+#else
+  return std::floor(x) + kAligned;
+#endif
+}
+
 // Mass of a value at a distance: 2^43 * 2^(distance * scale), 0 below exponent -43 and for NaN.
 GVR_TOPK_HOST_DEVICE inline uint64_t mass(float distance, float scale) {
-  // Nothing branches, so that a GPU computes several masses at once.
-  const float wanted = mul_rn(distance, scale);
-  const bool counts = wanted >= -static_cast<float>(kMassBits);
-  const float exponent = counts ? wanted : 0.0f;
-  // The nearest whole number, and from it the next one down, without instructions that convert.
-  constexpr float kAligned = 0x1.8p23f;
-  const float aligned = add_rn(exponent, kAligned), nearest = add_rn(aligned, -kAligned);
-  const bool above = nearest > exponent;
-  const float whole = above ? add_rn(nearest, -1.0f) : nearest;
+  // Nothing branches, so that a GPU computes several masses at once. The shift leaves nothing of exponents from
+  // -63 up to -43, and the maximum is -63 of a NaN.
+  const float exponent = fmaxf(mul_rn(distance, scale), -63.0f);
+  const float aligned = aligned_floor(exponent), whole = add_rn(aligned, -kAligned);
   // The difference rounds to 1 for exponents just below 0; 2^1 of this octave is 2^0 of the next one.
   const float power = exp2_fraction(add_rn(exponent, -whole));
   // The bits of a number in [1, 2] count its steps of 2^-23.
   const uint64_t mantissa = bits_of(power) - 0x3f000000u;
-  return (counts ? mantissa << (kMassBits - 23) : 0) >> (bits_of(kAligned) - bits_of(aligned) + above);
+  return (mantissa << (kMassBits - 23)) >> (bits_of(kAligned) - bits_of(aligned));
 }
 
 // The least integer that is not below share * total, for a share in (0, 1) and a total in [1, 2^63].
