@@ -544,6 +544,8 @@ __device__ __noinline__ void sample_from_row(Team team, RowShare<T> part, Row ro
   const Filters<T> filters{team, part, row, top, guess, all};
   const KeptSet set = set_of(team, part, filters.any() ? filters.kept() : filters.everything());
   draw_from_row(team, part, row, set, filters.any());
+  // CTAs read sums in each other's memory, so none of them ends before the others.
+  team.sync();
 }
 
 // Samples a row from its candidates, in one CTA.
