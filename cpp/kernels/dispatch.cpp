@@ -74,7 +74,7 @@ cudaError_t for_dtype(Dtype dtype, Launch launch) {
 }
 
 cudaError_t launch(const TopkParams& params, const Plan& plan, const LaunchTarget& target) {
-  if (target.active_clusters == nullptr && claims_slots(params, plan)) {
+  if (target.active_clusters == nullptr && claims_slots(params)) {
     const cudaError_t status = claims::launch(params, target.stream);
     if (status != cudaSuccess) return status;
   }

@@ -122,8 +122,8 @@ GVR_TOPK_HOST_DEVICE inline float aligned_floor(float x) {
 
 // Mass of a value at a distance: 2^43 * 2^(distance * scale), 0 below exponent -43 and for NaN.
 GVR_TOPK_HOST_DEVICE inline uint64_t mass(float distance, float scale) {
-  // Nothing branches, so that a GPU computes several masses at once. The shift leaves nothing of exponents from
-  // -63 up to -43, and the maximum is -63 of a NaN.
+  // Nothing branches, so that a GPU computes several masses at once. The shift leaves nothing of exponents
+  // from -63 up to -43, and the maximum is -63 of a NaN.
   const float exponent = fmaxf(mul_rn(distance, scale), -63.0f);
   const float aligned = aligned_floor(exponent), whole = add_rn(aligned, -kAligned);
   // The difference rounds to 1 for exponents just below 0; 2^1 of this octave is 2^0 of the next one.

@@ -29,11 +29,11 @@ inline bool may_share_slots(const TopkParams& p) {
 
 // Whether the rows of a launch learn from claims (core/slot_claims.cuh) that a later row names their slot.
 // With few requests each row searches the later ones itself, which takes less time than another launch.
-// A claim takes the place of a kept position. Statistics then count one hit less, and the paper's kernel,
-// whose guess is made of kept positions, always searches.
-inline bool claims_slots(const TopkParams& p, const Plan& plan) {
+// A claim takes the place of a kept position: statistics count one hit less, and the paper's guess is made of
+// one value less.
+inline bool claims_slots(const TopkParams& p) {
   constexpr int kMostSearched = 512;
-  return may_share_slots(p) && plan.family != Family::kPaperGvr && p.rows / p.next_n > kMostSearched;
+  return may_share_slots(p) && p.rows / p.next_n > kMostSearched;
 }
 
 // Raises a kernel's shared-memory and cluster-size limits on the current device, once per device: the

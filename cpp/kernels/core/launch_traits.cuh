@@ -153,7 +153,7 @@ LaunchTraits describe_launch(const TopkParams& p, const Plan& plan) {
   const bool reads_state =
       set(LaunchTraits::kReadsState, traits.has(LaunchTraits::kUseHint) && aligned && p.state != nullptr);
   set(LaunchTraits::kSlotIsRequest, reads_state && !slotted && p.rows <= int64_t{p.num_slots} * p.next_n);
-  if (!set(LaunchTraits::kClaimedSlots, claims_slots(p, plan))) {
+  if (!set(LaunchTraits::kClaimedSlots, claims_slots(p))) {
     set(LaunchTraits::kSharedSlots, may_share_slots(p));
   }
   set(LaunchTraits::kDropMasked, p.drop_masked);
