@@ -311,16 +311,13 @@ struct Filters {
     return Prefix{cut.key, equal * weight == cut.at ? kAllEqual : equal};
   }
 
+  // What all filters keep. Top-p keeps a part of what it is given, so what it is given may cut again.
   __device__ __forceinline__ Prefix kept() const {
     const Prefix best = by_top_k(), near = by_min_p();
-    switch (order()) {
-      case FilterOrder::kVllm:
-        return by_top_p(shorter(best, near));
-      case FilterOrder::kJoint:
-        return shorter(shorter(by_top_p(everything()), best), near);
-      default:
-        return shorter(by_top_p(best), near);
-    }
+    const Prefix given = order() == FilterOrder::kJoint  ? everything()
+                         : order() == FilterOrder::kVllm ? shorter(best, near)
+                                                         : best;
+    return shorter(shorter(by_top_p(given), best), near);
   }
 };
 
