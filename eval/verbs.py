@@ -139,13 +139,6 @@ VERBS = {
         "0 all requests measured; 2 wrong use; 3 no usable stream; 4 the tool failed",
         "a file of prompts",
     ),
-    "verdicts": Verb(
-        "campaigns.simulate_verdicts",
-        "simulate how often the verdicts of accuracy and tpot are right",
-        "none",
-        "minutes; seconds with --table",
-        "0 finished; 2 wrong use",
-    ),
     "decode": Verb(
         "engines.simulated_decode",
         "compare the hook with TensorRT-LLM's op over a simulated decode",

@@ -3,8 +3,8 @@
 The difference comes from a least-squares fit of level, linear drift over the order of the runs, and
 variant, and is tested by Welch's t. A verdict may change only at the repetition counts of `LOOKS`, each of
 which spends a share of the error rate (a Bonferroni split); `holm` adjusts for many tasks. docs/verdicts.md
-says why, and what that is worth; `eval.campaigns.simulate_verdicts` checks it. Arrays may have any leading
-axes, so that one campaign and the simulation of thousands go through the same lines.
+says why, and what that is worth. Arrays may have any leading axes, so that one campaign and the thousands
+that a test simulates go through the same lines.
 """
 
 from __future__ import annotations
