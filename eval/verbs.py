@@ -129,15 +129,7 @@ VERBS = {
         "0 all runs finished; 2 wrong use or a missing program;"
         " 3 runs failed, or no evidence that the feature ran; 4 the tool failed;"
         " 143 and 129 ended by SIGTERM and SIGHUP",
-        "a checkpoint of the model and a file of prompts",
-    ),
-    "stream": Verb(
-        "campaigns.streaming_client",
-        "measure time per output token of a server that runs",
-        "none here, the server's",
-        "that of the requests",
-        "0 all requests measured; 2 wrong use; 3 no usable stream; 4 the tool failed",
-        "a file of prompts",
+        "a checkpoint of the model, a file of prompts, and for servers the command `vllm bench serve`",
     ),
     "decode": Verb(
         "engines.simulated_decode",

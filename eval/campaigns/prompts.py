@@ -78,8 +78,8 @@ def read_prompt(path: Path, entry: int) -> Prompt:
     )
 
 
-def tokenize(prompt: Prompt, tokenizer: str) -> Prompt:
-    """Turn chat messages into token ids with the model's chat template (needs ``transformers``).
+def apply_template(prompt: Prompt, tokenizer: str, *, as_text: bool) -> Prompt:
+    """Turn chat messages into token ids, or a text, with the model's chat template.
 
     Raises
     ------
@@ -91,4 +91,5 @@ def tokenize(prompt: Prompt, tokenizer: str) -> Prompt:
     except ImportError:
         raise InputError("--tokenizer needs the package transformers (TensorRT-LLM brings it)") from None
     loaded = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=True)
-    return Prompt("input_ids", list(loaded.apply_chat_template(prompt.content, add_generation_prompt=True)))
+    given = loaded.apply_chat_template(prompt.content, add_generation_prompt=True, tokenize=not as_text)
+    return Prompt("prompt", given) if as_text else Prompt("input_ids", list(given))

@@ -1,7 +1,7 @@
-"""Read what trtllm-eval, trtllm-bench and our streaming client report.
+"""Read what trtllm-eval, trtllm-bench and ``vllm bench serve`` report.
 
 Formats follow the 1.2 releases of TensorRT-LLM: ``tensorrt_llm/evaluate``,
-``tensorrt_llm/bench/dataclasses/reporting.py``. Every reader returns plain figures and raises `ReportError`
+``tensorrt_llm/bench/dataclasses/reporting.py``, and vLLM 0.33's ``vllm/benchmarks/serve.py``. Every reader returns plain figures and raises `ReportError`
 with what was looked for.
 """
 
@@ -66,29 +66,15 @@ class BenchReport(Strict):
     decoding_stats: DecodingStats | None = None
 
 
-class StreamResult(Strict):
-    """One streamed answer."""
+class ServeReport(Strict):
+    """What ``vllm bench serve --save-result`` writes; means over the requests."""
 
-    ttft_ms: Positive
-    tpot_ms: Positive
-    total_ms: Positive  # until the last token
-    output_tokens: Annotated[int, Field(ge=2)]  # counted by the server
-    chunks: Annotated[int, Field(ge=2)]  # that stood for a token; with drafts one holds several tokens
-    tokens_per_step: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None  # mean of the server
-    finish_reason: str | None = None
-
-
-class ClientReport(Strict):
-    """What ``python -m eval stream`` writes; means over the requests."""
-
-    url: str
-    model: str
-    concurrency: int
+    completed: Annotated[int, Field(ge=1, le=10**9)]
+    failed: Annotated[int, Field(ge=0, le=0)]
     mean_tpot_ms: Positive
     mean_ttft_ms: Positive
-    mean_output_tokens: Positive
-    tokens_per_step: float | None
-    requests: Annotated[list[StreamResult], Field(min_length=1)]
+    total_output_tokens: Annotated[int, Field(ge=1, le=10**12)]
+    spec_decode_acceptance_rate: Annotated[float, Field(ge=0, le=100)] | None = None  # per cent
 
 
 def read_eval_log(task: str, text: str) -> Figures:
@@ -117,24 +103,16 @@ def read_bench_report(path: Path) -> Figures:
     }
 
 
-def read_client_report(path: Path, draft_tokens: int) -> Figures:
-    """Figures as of `read_bench_report` from the streaming client's report.
-
-    `draft_tokens` of each step (the MTP setting) turn the server's tokens per step into a draft acceptance
-    rate: ``(tokens per step - 1) / draft_tokens``.
-    """
-    data = _read(ClientReport, path)
-    acceptance, per_step = None, data.tokens_per_step
-    if draft_tokens and per_step is not None:
-        if not 1 <= per_step <= 1 + draft_tokens:
-            raise ReportError(f"{path}: tokens_per_step: wanted 1 to {1 + draft_tokens}, got {per_step}")
-        acceptance = (per_step - 1) / draft_tokens
+def read_serve_report(path: Path) -> Figures:
+    """Figures as of `read_bench_report` from ``vllm bench serve``; no request may have failed."""
+    data = _read(ServeReport, path)
+    rate = data.spec_decode_acceptance_rate
     return {
         "tpot_ms": data.mean_tpot_ms,
         "ttft_ms": data.mean_ttft_ms,
-        "acceptance": acceptance,
-        "requests": len(data.requests),
-        "output_tokens": data.mean_output_tokens,
+        "acceptance": None if rate is None else rate / 100,
+        "requests": data.completed,
+        "output_tokens": data.total_output_tokens / data.completed,
     }
 
 

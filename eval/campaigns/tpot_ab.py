@@ -8,9 +8,10 @@ variants take turns for a number of repetitions; each repetition is a fresh proc
 prompt several times and reports the mean TPOT and the draft acceptance rate (DAR).
 
 * ``--via bench`` (TensorRT-LLM's default) starts ``trtllm-bench throughput`` for each repetition.
-* ``--via serve`` (vLLM's default) starts ``trtllm-serve`` or ``vllm serve`` for each repetition and streams
-  from it.
-* ``--via running`` streams from two servers that already run (``--url-off``, ``--url-on``), whose logs
+* ``--via serve`` (vLLM's default) starts ``trtllm-serve`` or ``vllm serve`` for each repetition, and
+  ``vllm bench serve`` (``--client``) as its client. Prompts are texts then; ``--tokenizer`` makes one of chat
+  messages.
+* ``--via running`` does the same with two servers that already run (``--url-off``, ``--url-on``), whose logs
   (``--log-off``, ``--log-on``) have to show which of them has the heuristic top-k. The build of such a server
   is not known here: after a restart with another one, use another ``--out``.
 
@@ -36,10 +37,8 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -47,11 +46,11 @@ import typer
 
 from eval.campaigns.configs import MTP, check_pair, combined_configs
 from eval.campaigns.evidence import build_identity
-from eval.campaigns.prompts import Prompt, read_prompt, tokenize
-from eval.campaigns.reports import read_bench_report, read_client_report
+from eval.campaigns.prompts import Prompt, apply_template, read_prompt
+from eval.campaigns.reports import read_bench_report, read_serve_report
 from eval.campaigns.runs import Limits, PlannedRun, Server, clean_exits, run_campaign
 from eval.campaigns.store import RunStore, text_hash
-from eval.campaigns.tpot_report import draw, paper_sd, tpot_table
+from eval.campaigns.tpot_report import paper_sd, tpot_table
 from eval.campaigns.verdicts import ERROR_RATE, Order, Variant, describe_power, variant_order
 from eval.common.machine import compute_capability
 from eval.common.options import InputError, check_label, refuse_repeats
@@ -95,6 +94,7 @@ class Settings:
     extra_args: str = ""
     launcher: str = ""
     program: str = ""
+    client: str = "vllm bench serve"
     config_flag: str = "--config"
 
     @property
@@ -136,7 +136,6 @@ class Settings:
             if mtp:
                 drafts = {"method": "mtp", "num_speculative_tokens": mtp}
                 words += ["--speculative-config", json.dumps(drafts)]
-                words += ["--per-request-spec-decode-metrics", "summary"]  # has the acceptance rate
         elif self.via == "serve":  # what is not here is in the YAML
             words += [*self.command, self.model, *server]
             words += [self.config_flag, str(self.config(mtp, variant))]
@@ -154,12 +153,15 @@ class Settings:
             words += ["--report_json", str(report)]
         return words + shlex.split(self.extra_args)
 
-    def stream(self, file: Path, url: str, report: Path) -> list[str]:
-        """The streaming client as a process of its own, so that it is timed out and logged alike."""
-        words = [sys.executable, "-m", "eval", "stream", "--url", url, "--prompt-file", str(file)]
-        words += ["--requests", str(self.requests), "--warmup", str(self.warmup)]
-        words += ["--concurrency", str(self.concurrency), "--max-tokens", str(self.output_tokens)]
-        return [*words, "--report-json", str(report)]
+    def load(self, file: Path, url: str, report: Path) -> list[str]:
+        """The command of the client that sends the prompts to a server, and reports."""
+        words = [*shlex.split(self.client), "--backend", "openai", "--base-url", url, "--model", self.model]
+        words += ["--tokenizer", self.model_path] if self.model_path else []
+        words += ["--dataset-name", "custom", "--dataset-path", str(file), "--skip-chat-template"]
+        words += ["--custom-output-len", str(self.output_tokens), "--ignore-eos", "--temperature", "0"]
+        words += ["--num-prompts", str(self.requests), "--num-warmups", str(self.warmup)]
+        words += ["--max-concurrency", str(self.concurrency), "--save-result"]
+        return [*words, "--result-dir", str(report.parent), "--result-filename", report.name]
 
 
 def plan_run(
@@ -174,6 +176,7 @@ def plan_run(
     (repetition, variant), mtp = turn, case["MTP"]
     place = settings.out / f"mtp{mtp}_{case['prompt']}" / f"{variant}_{repetition}"
     report = Path(f"{place}.json")
+    read_report = read_bench_report if settings.via == "bench" else read_serve_report
     content = prompt.lines(settings.requests, settings.output_tokens)
     file = settings.out / "prompts" / f"{case['prompt']}_{text_hash(content)[:12]}.jsonl"
     inputs = {file.name: text_hash(content)}
@@ -183,30 +186,25 @@ def plan_run(
     server = None
     if settings.via != "running":
         command = settings.start(prompt, file, mtp, variant, report)
-    measure = partial(_measure, report, None if settings.via == "bench" else mtp)
     if settings.via != "bench":
         url = (
             settings.url_off if variant == "off" else settings.url_on
         ) or f"http://127.0.0.1:{settings.port}"
         if settings.via == "serve":
             server = Server(tuple(command), f"{url}/health", Path(f"{place}.server.log"))
-        command = settings.stream(file, url, report)
+        command = settings.load(file, url, report)
     return PlannedRun(
         labels={**case, "variant": variant, "repetition": repetition, "order": order},
         command=tuple(command),
         log=Path(f"{place}.log"),
         inputs=inputs,
-        measure=measure,
+        measure=lambda printed: read_report(report),
         build=build,
         report=report,
         files={file: content},
         server=server,
         other_log=settings.log_off if variant == "off" else settings.log_on,
     )
-
-
-def _measure(report: Path, draft_tokens: int | None, log: str) -> dict[str, float | None]:
-    return read_bench_report(report) if draft_tokens is None else read_client_report(report, draft_tokens)
 
 
 def check_settings(settings: Settings, mtps: Sequence[int]) -> None:
@@ -244,11 +242,11 @@ def read_prompts(items: Sequence[str], entry: int, tokenizer: str | None, via: V
         check_label(label, "--prompts")
         prompt = read_prompt(Path(name), entry)
         if prompt.form == "messages" and tokenizer is not None:
-            prompt = tokenize(prompt, tokenizer)
-        if prompt.form == "messages" and via == "bench":
-            raise InputError(
-                f"{name}: trtllm-bench takes no chat messages; give --tokenizer MODEL to apply its template"
-            )
+            prompt = apply_template(prompt, tokenizer, as_text=via != "bench")
+        if prompt.form == "messages":
+            raise InputError(f"{name}: wanted no chat messages; --tokenizer MODEL applies its template")
+        if prompt.form == "input_ids" and via != "bench":
+            raise InputError(f"{name}: wanted a text, which the client of a server sends, got token ids")
         prompts[label] = prompt
     refuse_repeats([item.partition("=")[0] for item in items], "--prompts")
     return prompts
@@ -286,6 +284,9 @@ def main(
     extra_args: Annotated[str, typer.Option(help="More arguments for the engine's program.")] = "",
     launcher: Annotated[str, typer.Option(help="Words before the engine's program.")] = "",
     program: Annotated[str, typer.Option(help="Words that start it. Default: its name, from PATH.")] = "",
+    client: Annotated[
+        str, typer.Option(help="Words that start the client of a server.")
+    ] = "vllm bench serve",
     config_flag: Annotated[str, typer.Option(help="Or --extra_llm_api_options.")] = "--config",
     timeout: Annotated[float, typer.Option(help="Seconds for one repetition.")] = 3600.0,
     start_timeout: Annotated[float, typer.Option(help="Seconds until a started server is ready.")] = 1800.0,
@@ -340,9 +341,6 @@ def main(
         compared = outcome.compare(cases, "tpot_ms", order, family, math.log)
         typer.echo(f"\n{tpot_table(compared)}\n")
         outcome.report(out, family, compared)
-        if any(item.off for item in compared):
-            draw(compared, out / "tpot.png")
-            typer.echo(f"written: {out / 'tpot.png'}")
         if len(outcome.records) == len(planned):
             raise typer.Exit(0)
         raise typer.Exit(TOOL_FAULT if outcome.faulty else UNDECIDED)

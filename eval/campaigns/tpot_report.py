@@ -1,11 +1,10 @@
-"""Table and plot of the TPOT comparison, with the paper's figures beside."""
+"""Table of the TPOT comparison, with the paper's figures beside."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -78,32 +77,6 @@ def tpot_table(comparisons: Sequence[Comparison]) -> str:
     headers = ["MTP", "prompt", "runs", "off, ms", "on, ms", "reduction [95 %, all cases and looks]"]
     headers += ["verdict", "paper", "accepted drafts off", "on", "paper"]
     return markdown_table(headers, rows) + "".join(remarks)
-
-
-def draw(comparisons: Sequence[Comparison], path: Path) -> None:
-    """The reduction of TPOT in each case, with its interval, beside the paper's."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shown = [(item.case, got) for item in comparisons if (got := reduction(item)) is not None]
-    figure, axes = pyplot.subplots(figsize=(max(6.0, 1.5 * len(shown)), 4.0), layout="constrained")
-    for place, (case, (value, low, high)) in enumerate(shown):
-        ends = (value if low is None else low, value if high is None else high)
-        axes.plot([place, place], [100 * end for end in ends], "_-", color="black", markersize=8)
-        axes.plot([place], [100 * value], "o", color="black", label="" if place else "measured")
-        if (published := paper_reduction(case)) is not None:
-            label = "" if place else "paper (8 B200, NVFP4)"
-            axes.plot([place], [100 * published], "x", color="gray", label=label)
-    axes.axhline(0, color="gray", linewidth=0.8)
-    axes.set_ylabel("TPOT reduction, %")
-    axes.set_title("bars: 95 %, over all cases and looks", fontsize="small")
-    axes.set_xlim(-0.5, len(shown) - 0.5)
-    axes.set_xticks(range(len(shown)), [f"MTP {case['MTP']}\n{case['prompt']}" for case, _ in shown])
-    axes.legend()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
 
 
 def _mean(values: Sequence[float], digits: int) -> str:

@@ -1,7 +1,7 @@
 """Stand-ins for the tools that the evaluation scripts start: small programs on PATH, and a server.
 
-Run as a program, this file is a `trtllm-serve`: it takes ``--port`` and serves the recorded stream. With
-``serve`` among its words it is a `vllm serve`.
+Run as a program, this file is a `trtllm-serve`: it takes ``--port`` and answers every GET. With ``serve``
+among its words it is a `vllm serve`, and with ``bench`` the client of a server.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,8 +26,6 @@ VLLM_HOOK_LINE = "(EngineCore pid=7) INFO 11-23 [plugin.py:9] gvr_topk in vLLM 0
 VLLM_LOGO = "(APIServer pid=6) INFO 11-23 01:56:40 [startup.py:38]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.33.0"
 """What `vllm serve` and the integration log there."""
 
-Answer = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
-
 
 def write_program(folder: Path, name: str, body: str) -> Path:
     """Write an executable Python program; -I -S keeps its start short."""
@@ -36,81 +36,18 @@ def write_program(folder: Path, name: str, body: str) -> Path:
     return path
 
 
-def send_stream(handler: BaseHTTPRequestHandler, parts: list[bytes], *, finish: bool = True) -> None:
-    """Send a chunked event stream; without `finish` the connection closes in its middle."""
-    handler.send_response(200)
-    handler.send_header("Content-Type", "text/event-stream; charset=utf-8")
-    handler.send_header("Transfer-Encoding", "chunked")
-    handler.end_headers()
-    for part in parts:
-        handler.wfile.write(f"{len(part):x}\r\n".encode() + part + b"\r\n")
-        handler.wfile.flush()
-    if finish:
-        handler.wfile.write(b"0\r\n\r\n")
-    handler.close_connection = True
+def make_server(port: int = 0, status: int = 200) -> ThreadingHTTPServer:
+    """A server on 127.0.0.1 that answers GETs of ``/health`` with 200, and every other one with `status`.
 
-
-def send_sample(handler: BaseHTTPRequestHandler, name: str) -> None:
-    """Send one of the recorded streams, an event at a time."""
-    events = (SAMPLES / name).read_bytes().split(b"\n\n")
-    send_stream(handler, [event + b"\n\n" for event in events if event])
-
-
-def send_json(handler: BaseHTTPRequestHandler, data: Any, status: int = 200) -> None:
-    body = json.dumps(data).encode()
-    handler.send_response(status)
-    handler.send_header("Content-Type", "application/json")
-    handler.send_header("Content-Length", str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body)
-
-
-def recorded_answer(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
-    chat = handler.path.endswith("/chat/completions")
-    send_sample(handler, "trtllm_serve_chat.sse" if chat else "trtllm_serve_completions.sse")
-
-
-def vllm_answer(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
-    """Answer as vLLM 0.33 does without a tokenizer: prompts of token ids, and a textless chunk per token."""
-    if not isinstance(body["prompt"], list):
-        error = {
-            "message": "Tokenizer not available when `skip_tokenizer_init=True`",
-            "type": "BadRequestError",
-        }
-        send_json(handler, {"error": error}, 400)
-        return
-    sample = (SAMPLES / "vllm_serve_completions.sse").read_text(encoding="utf-8").split("\n\n")
-    first, last, usage, done = (sample[index] for index in (1, -4, -3, -2))
-    count = body["max_tokens"]
-    ended = json.loads(usage.removeprefix("data: "))
-    ended["usage"] = {
-        "prompt_tokens": len(body["prompt"]),
-        "total_tokens": len(body["prompt"]) + count,
-        "completion_tokens": count,
-    }
-    events = [first] * (count - 1) + [last]
-    if body.get("stream_options", {}).get("include_usage"):
-        events.append(f"data: {json.dumps(ended)}")
-    send_stream(handler, [f"{event}\n\n".encode() for event in [*events, done]])
-
-
-def make_server(answer: Answer, port: int = 0) -> ThreadingHTTPServer:
-    """An OpenAI-compatible server on 127.0.0.1 that answers every POST with `answer`.
-
-    The requests it got are in its attribute ``seen`` as (path, headers, body).
+    The paths that it was asked for are in its attribute ``seen``.
     """
-    seen: list[tuple[str, dict[str, str], dict[str, Any]]] = []
+    seen: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
         def do_GET(self) -> None:
-            send_json(self, {"data": [{"id": "sample"}]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen.append((self.path, dict(self.headers), body))
-            answer(self, body)
+            seen.append(self.path)
+            self.send_response(200 if self.path == "/health" else status)
+            self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -122,9 +59,9 @@ def make_server(answer: Answer, port: int = 0) -> ThreadingHTTPServer:
 
 
 @contextmanager
-def serving(answer: Answer = recorded_answer) -> Iterator[ThreadingHTTPServer]:
+def serving(status: int = 200) -> Iterator[ThreadingHTTPServer]:
     """`make_server` on a free port, for the time of the block."""
-    server = make_server(answer)
+    server = make_server(status=status)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
@@ -139,12 +76,30 @@ def address(server: ThreadingHTTPServer) -> str:
     return f"http://127.0.0.1:{server.server_address[1]}"
 
 
+def bench(words: list[str]) -> None:
+    """Ask the server once, and write a report, as `vllm bench serve` does after many requests."""
+    value = {name: words[at + 1] for at, name in enumerate(words[:-1]) if name.startswith("--")}
+    lines = [json.loads(line) for line in Path(value["--dataset-path"]).read_text().splitlines()]
+    count = int(value["--num-prompts"])
+    assert len(lines) == count and all(isinstance(line["prompt"], str) for line in lines)
+    try:
+        urllib.request.urlopen(f"{value['--base-url']}/v1/models").close()
+    except urllib.error.HTTPError as error:
+        sys.exit(f"server: HTTP {error.code}")
+    report = json.loads((SAMPLES / "vllm_bench_serve_mtp1.json").read_text())
+    report |= {"completed": count, "total_output_tokens": count * int(value["--custom-output-len"])}
+    Path(value["--result-dir"], value["--result-filename"]).write_text(json.dumps(report))
+
+
 if __name__ == "__main__":
+    if "bench" in sys.argv:
+        bench(sys.argv)
+        sys.exit()
     port = int(sys.argv[sys.argv.index("--port") + 1])
     if "serve" in sys.argv:
         print(VLLM_LOGO, flush=True)
         print("plain" if os.environ["GVR_TOPK_DISABLE"] == "1" else VLLM_HOOK_LINE, flush=True)
-        make_server(vllm_answer, port).serve_forever()
-    print("[TensorRT-LLM] TensorRT-LLM version: 1.2.1", flush=True)
-    print(HOOK_LINE if any("_on" in word for word in sys.argv) else "plain", flush=True)
-    make_server(recorded_answer, port).serve_forever()
+    else:
+        print("[TensorRT-LLM] TensorRT-LLM version: 1.2.1", flush=True)
+        print(HOOK_LINE if any("_on" in word for word in sys.argv) else "plain", flush=True)
+    make_server(port).serve_forever()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eval.campaigns.configs import check_pair, combined_configs
-from eval.campaigns.prompts import Prompt, read_prompt, tokenize
+from eval.campaigns.prompts import Prompt, apply_template, read_prompt
 from eval.common.options import InputError
 from gvr_topk.config import ConfigError
 
@@ -138,20 +138,23 @@ def test_length_limit_follows_the_prompt() -> None:
     assert Prompt("input_ids", [1] * 1000).max_seq_len(1024) == 3072  # room for the output
 
 
-def test_tokenize_applies_the_chat_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_template_makes_token_ids_or_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "transformers.py").write_text(
         "class AutoTokenizer:\n"
         "    @classmethod\n"
         "    def from_pretrained(cls, name, trust_remote_code):\n"
         "        assert name == 'model'\n"
         "        return cls()\n"
-        "    def apply_chat_template(self, messages, add_generation_prompt):\n"
+        "    def apply_chat_template(self, messages, add_generation_prompt, tokenize):\n"
         "        assert add_generation_prompt\n"
-        "        return [len(m['content']) for m in messages]\n"
+        "        words = [m['content'] for m in messages]\n"
+        "        return list(map(len, words)) if tokenize else '|'.join(words)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "transformers", raising=False)
-    assert tokenize(read_prompt(SAMPLES / "prompts.jsonl", 2), "model") == Prompt("input_ids", [9, 13])
+    chat = read_prompt(SAMPLES / "prompts.jsonl", 2)
+    assert apply_template(chat, "model", as_text=False) == Prompt("input_ids", [9, 13])
+    assert apply_template(chat, "model", as_text=True) == Prompt("prompt", "Be brief.|Count to ten.")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InputError, match="needs the package transformers"):
-        tokenize(Prompt("messages", []), "model")
+        apply_template(Prompt("messages", []), "model", as_text=True)

@@ -13,8 +13,8 @@ from eval.campaigns.reports import (
     EVAL_TASKS,
     ReportError,
     read_bench_report,
-    read_client_report,
     read_eval_log,
+    read_serve_report,
 )
 
 SAMPLES = Path(__file__).resolve().parent.parent / "data" / "eval_samples"
@@ -25,12 +25,10 @@ def _text(name: str) -> str:
 
 
 def test_every_sample_says_that_it_is_one() -> None:
-    names = [path for path in SAMPLES.iterdir() if path.suffix in (".log", ".json", ".sse")]
-    assert len(names) >= 9
+    names = [path for path in SAMPLES.iterdir() if path.suffix in (".log", ".json")]
+    assert len(names) >= 7
     for path in names:
-        recorded = path.name == "vllm_serve_completions.sse"
-        said = ": Recorded from the HTTP code of vLLM 0.33.0" if recorded else "Written by hand for the tests"
-        assert said in path.read_text(encoding="utf-8"), path.name
+        assert "Written by hand for the tests" in path.read_text(encoding="utf-8"), path.name
 
 
 SCORES = {"mmlu": 44.44, "gsm8k": 65.0, "gpqa_diamond": 55.55, "longbench_v1": 20.0}
@@ -64,47 +62,34 @@ def test_bench_report_with_and_without_speculation() -> None:
     assert read_bench_report(SAMPLES / "trtllm_bench_mtp1.json") == {**plain, "acceptance": 0.4375}
 
 
-def _client_report(path: Path, **change: Any) -> Path:
-    result = {"ttft_ms": 50.0, "tpot_ms": 5.0, "total_ms": 85.0, "output_tokens": 8, "chunks": 8}
-    data = {
-        "url": "http://x",
-        "model": "m",
-        "concurrency": 1,
-        "mean_tpot_ms": 5.0,
-        "mean_ttft_ms": 50.0,
-        "mean_output_tokens": 8.0,
-        "tokens_per_step": 2.5,
-        "requests": [result, result],
-        **change,
-    }
-    path.write_text(json.dumps({key: value for key, value in data.items() if value != "absent"}))
-    return path
-
-
-def test_client_report_turns_tokens_per_step_into_acceptance(tmp_path: Path) -> None:
-    path = _client_report(tmp_path / "report.json")
-    figures = {"tpot_ms": 5.0, "ttft_ms": 50.0, "acceptance": 0.5, "requests": 2, "output_tokens": 8.0}
-    assert read_client_report(path, 3) == figures
-    assert read_client_report(path, 0)["acceptance"] is None
-    assert read_client_report(_client_report(path, tokens_per_step=None), 3)["acceptance"] is None
+def test_report_of_a_servers_client() -> None:
+    path = SAMPLES / "vllm_bench_serve_mtp1.json"
+    assert read_serve_report(path) == read_bench_report(SAMPLES / "trtllm_bench_mtp1.json")
 
 
 @pytest.mark.parametrize(
-    ("per_step", "fits"), [(1.0, True), (4.0, True), (0.5, False), (4.5, False), ("2", False)]
+    ("name", "value"),
+    [
+        ("completed", 0),
+        ("completed", "5"),
+        ("failed", 1),
+        ("mean_tpot_ms", 0),
+        ("mean_tpot_ms", float("nan")),
+        ("mean_ttft_ms", -3),
+        ("total_output_tokens", True),
+        ("spec_decode_acceptance_rate", 101.0),
+    ],
 )
-def test_tokens_per_step_lie_between_one_and_all_drafts(tmp_path: Path, per_step: Any, fits: bool) -> None:
-    path = _client_report(tmp_path / "report.json", tokens_per_step=per_step)
-    if fits:
-        assert read_client_report(path, 3)["acceptance"] == (per_step - 1) / 3
-    else:
-        with pytest.raises(ReportError, match="tokens_per_step: "):
-            read_client_report(path, 3)
-
-
-@pytest.mark.parametrize("requests", [None, [], 2, "absent", [{}]])
-def test_a_client_report_without_requests_is_refused(tmp_path: Path, requests: Any) -> None:
-    with pytest.raises(ReportError, match=r"report\.json: requests"):
-        read_client_report(_client_report(tmp_path / "report.json", requests=requests), 0)
+def test_impossible_figures_of_a_servers_client_are_refused(tmp_path: Path, name: str, value: Any) -> None:
+    path = tmp_path / "report.json"
+    data = json.loads(_text("vllm_bench_serve_mtp1.json"))
+    path.write_text(json.dumps({**data, "spec_decode_acceptance_rate": None}))
+    assert read_serve_report(path)["acceptance"] is None
+    for changed in ({**data, name: value}, {key: its for key, its in data.items() if key != name}):
+        path.write_text(json.dumps(changed))
+        if name in changed or name != "spec_decode_acceptance_rate":
+            with pytest.raises(ReportError, match=rf"report\.json: {name}: "):
+                read_serve_report(path)
 
 
 PLACES: dict[str, Callable[[Any, Any], None]] = {
@@ -128,9 +113,6 @@ def test_impossible_figures_are_refused(tmp_path: Path, name: str, value: Any) -
     path.write_text(json.dumps(data))
     with pytest.raises(ReportError, match=rf"report\.json: {name}"):
         read_bench_report(path)
-    for key in ("mean_tpot_ms", "mean_ttft_ms", "mean_output_tokens"):
-        with pytest.raises(ReportError, match=rf"report\.json: {key}: "):
-            read_client_report(_client_report(path, **{key: value}), 0)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ import math
 import re
 import shlex
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from eval_fakes import HOOK_LINE, VLLM_HOOK_LINE, address, recorded_answer, send_json, serving, write_program
+from eval_fakes import HOOK_LINE, VLLM_HOOK_LINE, address, serving, write_program
 from typer.testing import CliRunner
 
 from eval.campaigns.configs import combined_configs
@@ -31,6 +30,8 @@ RUNNING = (
     "none.log",
 )  # fmt: skip
 PROMPTS = ("--prompts", f"64K={SAMPLES / 'prompts.jsonl'}", "--entry", "0")
+TEXT = (*PROMPTS[:2], "--entry", "1")
+"""Prompts of token ids, which trtllm-bench takes, and of text, which the client of a server sends."""
 
 FAKE_BENCH = """
 import json, sys
@@ -153,7 +154,7 @@ def test_a_folder_as_the_model_is_its_checkpoint(tmp_path: Path, given: str | No
     assert command[1:5] == ["--model", str(folder), "--model_path", str(tmp_path / path)]
 
 
-def test_bench_from_start_to_plot(bench: Bench) -> None:
+def test_bench_from_start_to_end(bench: Bench) -> None:
     options = ("--mtp", "0", "--mtp", "1", "--repetitions", "6")
     printed = _commands(bench.run(*options, "--dry-run").output)
     result = bench.run(*options)
@@ -174,7 +175,6 @@ def test_bench_from_start_to_plot(bench: Bench) -> None:
         assert decision["verdict"] == "faster"
     assert rows[0]["acceptance_off"] == []
     assert rows[1]["acceptance_on"] == [0.4375] * 6
-    assert (bench.out / "tpot.png").read_bytes().startswith(b"\x89PNG")
     assert "9.97 % [" in result.output and "5.47 %" in result.output
     assert "accepted drafts" in result.output and "0.92 -> 0.93" in result.output
     assert f"gvr_topk in the logs of the 'on' runs:\n  {HOOK_LINE}" in result.output
@@ -222,17 +222,17 @@ def test_serve_starts_a_server_for_each_repetition(bench: Bench) -> None:
         "--warmup",
         "0",
     )
-    printed = _commands(bench.run(*options, "--dry-run").output)
+    printed = _commands(bench.run(*options, "--dry-run", prompts=TEXT).output)
     assert printed[0] == [
         "trtllm-serve", "org/m", "--host", "127.0.0.1", "--port", port, "--config",
         str(combined_configs() / "serve_tep8_mtp1_off.yaml"),
     ]  # fmt: skip
-    assert printed[1][:4] == [sys.executable, "-m", "eval", "stream"]
-    result = bench.run(*options)
+    assert printed[1][:3] == ["vllm", "bench", "serve"]
+    result = bench.run(*options, prompts=TEXT)
     assert result.exit_code == 0, result.output
     row = bench.results["decisions"][0]
     assert len(row["off"]) == len(row["on"]) == 1
-    assert row["acceptance_on"] == [0.75]  # 1.75 tokens per step, one of them not drafted
+    assert row["off"] == [22.125] and row["acceptance_on"] == [0.4375]
     assert HOOK_LINE in result.output
     assert {run["version"] for run in bench.results["runs"]} == {"1.2.1"}
 
@@ -245,16 +245,23 @@ VLLM = (
 
 def test_vllm_commands_differ_in_one_variable(bench: Bench) -> None:
     extra = ("--extra-args", "--skip-tokenizer-init", "--repetitions", "1", "--dry-run")
-    result = bench.run(*VLLM, *extra)
+    result = bench.run(*VLLM, *extra, prompts=TEXT)
     assert result.exit_code == 0, result.output
     off, client, on, _ = _commands(result.output)
+    dataset = client[client.index("--dataset-path") + 1]
+    assert client == [
+        "vllm", "bench", "serve", "--backend", "openai", "--base-url", "http://127.0.0.1:8123",
+        "--model", "org/m", "--dataset-name", "custom", "--dataset-path", dataset, "--skip-chat-template",
+        "--custom-output-len", "5", "--ignore-eos", "--temperature", "0", "--num-prompts", "4",
+        "--num-warmups", "1", "--max-concurrency", "3", "--save-result",
+        "--result-dir", str(bench.out / "mtp0_64K"), "--result-filename", "off_1.json",
+    ]  # fmt: skip
     assert off == [
         "env", "GVR_TOPK_DISABLE=1", "vllm", "serve", "org/m", "--host", "127.0.0.1", "--port", "8123",
         "--tensor-parallel-size", "1", "--max-num-seqs", "3", "--max-num-batched-tokens", "8192",
-        "--max-model-len", "1024", "--skip-tokenizer-init",
+        "--skip-tokenizer-init",
     ]  # fmt: skip
     assert on == ["env", "GVR_TOPK_DISABLE=0", *off[2:]]
-    assert client[client.index("--concurrency") + 1] == "3"
     own = (
         "--program",
         "python3 -m vllm.entrypoints.cli.main",
@@ -263,7 +270,9 @@ def test_vllm_commands_differ_in_one_variable(bench: Bench) -> None:
         "--launcher",
         "srun -n1",
     )
-    drafts = bench.run(*VLLM, *own, *extra, "--mtp", "1")
+    drafts = bench.run(*VLLM, *own, *extra, "--mtp", "1", "--client", "other client", prompts=TEXT)
+    (load, *_) = [words for words in _commands(drafts.output) if words[:2] == ["other", "client"]]
+    assert load[load.index("--tokenizer") + 1] == "/ckpt"
     (command, *_) = [words for words in _commands(drafts.output) if "--speculative-config" in words]
     assert command[:9] == [
         "srun", "-n1", "env", "GVR_TOPK_DISABLE=1", "python3", "-m", "vllm.entrypoints.cli.main", "serve",
@@ -274,10 +283,10 @@ def test_vllm_commands_differ_in_one_variable(bench: Bench) -> None:
     assert given == {"method": "mtp", "num_speculative_tokens": 1}
 
 
-def test_vllm_serves_from_start_to_plot(bench: Bench) -> None:
+def test_vllm_serves_from_start_to_end(bench: Bench) -> None:
     with serving() as free:
         port = str(free.server_address[1])
-    result = bench.run(*VLLM, "--repetitions", "2", "--port", port)
+    result = bench.run(*VLLM, "--repetitions", "2", "--port", port, prompts=TEXT)
     assert result.exit_code == 0, result.output
     (row,) = bench.results["decisions"]
     assert len(row["off"]) == len(row["on"]) == 2 and row["decision"]["verdict"] == "open"
@@ -286,9 +295,7 @@ def test_vllm_serves_from_start_to_plot(bench: Bench) -> None:
     assert {run["figures"]["output_tokens"] for run in runs} == {5.0}
     assert {run["version"] for run in runs} == {"0.33.0"}
     assert VLLM_HOOK_LINE in result.output
-    report = json.loads((bench.out / "mtp0_64K" / "on_1.json").read_text())
-    assert (report["concurrency"], len(report["requests"])) == (3, 4)
-    assert (bench.out / "tpot.png").is_file()
+    assert {run["figures"]["requests"] for run in runs} == {4}
 
 
 def test_vllm_whose_plugin_does_not_load_has_no_figures(bench: Bench, tmp_path: Path) -> None:
@@ -299,10 +306,10 @@ def test_vllm_whose_plugin_does_not_load_has_no_figures(bench: Bench, tmp_path: 
         tmp_path / "bin",
         "vllm",
         f"import runpy, sys\nf = runpy.run_path({str(fakes)!r})\n"
-        "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
-        "f['make_server'](f['vllm_answer'], port).serve_forever()\n",
+        "if 'bench' in sys.argv: sys.exit(f['bench'](sys.argv))\n"
+        "f['make_server'](int(sys.argv[sys.argv.index('--port') + 1])).serve_forever()\n",
     )
-    result = bench.run(*VLLM, "--repetitions", "1", "--port", port)
+    result = bench.run(*VLLM, "--repetitions", "1", "--port", port, prompts=TEXT)
     assert result.exit_code == 3
     assert "does VLLM_PLUGINS leave it out?" in result.output
     assert [run["labels"]["variant"] for run in bench.results["runs"]] == ["off"]
@@ -320,11 +327,10 @@ def test_running_servers_are_measured_in_turn(bench: Bench, tmp_path: Path) -> N
             "--via", "running", "--mtp", "3", "--repetitions", "1", "--url-off", address(off), "--url-on",
             address(on), "--requests", "2", "--warmup", "1", "--output-tokens", "5", *_logs(tmp_path),
         )  # fmt: skip
-        result = bench.run(*options)
+        result = bench.run(*options, prompts=TEXT)
         assert result.exit_code == 0, result.output
-        assert [len(server.seen) for server in (off, on)] == [3, 3]  # type: ignore[attr-defined]
-        assert off.seen[0][2]["prompt"] == [11, 12, 13, 14]  # type: ignore[attr-defined]
-    assert bench.results["decisions"][0]["acceptance_off"] == [0.25]
+        assert [server.seen for server in (off, on)] == [["/v1/models"]] * 2  # type: ignore[attr-defined]
+    assert bench.results["decisions"][0]["acceptance_off"] == [0.4375]
 
 
 @pytest.mark.parametrize(
@@ -340,7 +346,7 @@ def test_logs_of_running_servers_are_the_evidence(
     with serving() as off, serving() as on:
         result = bench.run(
             "--via", "running", "--mtp", "3", "--repetitions", "1", "--url-off", address(off), "--url-on",
-            address(on), "--requests", "1", "--warmup", "0", *_logs(tmp_path, **logs),
+            address(on), "--requests", "1", "--warmup", "0", *_logs(tmp_path, **logs), prompts=TEXT,
         )  # fmt: skip
     assert result.exit_code == 3
     assert message in result.output
@@ -348,32 +354,27 @@ def test_logs_of_running_servers_are_the_evidence(
 
 
 def test_client_failure_shows_the_servers_answer(bench: Bench, tmp_path: Path) -> None:
-    with (
-        serving(lambda handler, body: send_json(handler, {"message": "too long"}, 400)) as off,
-        serving() as on,
-    ):
+    with serving(400) as off, serving() as on:
         result = bench.run(
             "--via", "running", "--mtp", "0", "--repetitions", "1", "--url-off", address(off), "--url-on",
-            address(on), "--no-keep-going", *_logs(tmp_path),
+            address(on), "--no-keep-going", *_logs(tmp_path), prompts=TEXT,
         )  # fmt: skip
     assert result.exit_code == 3
-    assert "HTTP 400 Bad Request" in result.output and "too long" in result.output
+    assert "server: HTTP 400" in result.output
 
 
 def test_serve_failure_shows_the_servers_log_too(bench: Bench, tmp_path: Path) -> None:
-    with serving(recorded_answer) as free:
+    with serving() as free:
         port = str(free.server_address[1])
     fakes = Path(__file__).with_name("eval_fakes.py")
     write_program(
         tmp_path / "bin",
         "trtllm-serve",
         f"import runpy, sys\nf = runpy.run_path({str(fakes)!r})\nprint('illegal memory access', flush=True)\n"
-        "port = int(sys.argv[sys.argv.index('--port') + 1])\n"
-        "f['make_server'](lambda h, b: f['send_json'](h, {}, 500), port).serve_forever()\n",
+        "f['make_server'](int(sys.argv[sys.argv.index('--port') + 1]), 500).serve_forever()\n",
     )
-    result = bench.run(
-        "--via", "serve", "--mtp", "0", "--repetitions", "1", "--port", port, "--no-keep-going"
-    )
+    options = ("--via", "serve", "--mtp", "0", "--repetitions", "1", "--port", port, "--no-keep-going")
+    result = bench.run(*options, prompts=TEXT)
     assert result.exit_code == 3
     assert "HTTP 500" in result.output
     assert "last lines of the server's log" in result.output and "| illegal memory access" in result.output
@@ -392,7 +393,8 @@ def test_missing_program_is_named_before_the_first_run(bench: Bench) -> None:
     [
         (("--prompts", "64K"), "LABEL=FILE"),
         (("--prompts", "64K=none.jsonl"), "got no such file"),
-        (("--prompts", f"64K={SAMPLES / 'prompts.jsonl'}", "--entry", "2"), "give --tokenizer MODEL"),
+        (("--prompts", f"64K={SAMPLES / 'prompts.jsonl'}", "--entry", "2"), "--tokenizer MODEL applies"),
+        ((*PROMPTS, "--via", "serve"), "wanted a text, which the client of a server sends, got token ids"),
         ((*PROMPTS, "--mtp", "2"), "--mtp: wanted one of 0, 1, 3"),
         ((*PROMPTS, "--mtp", "0", "--mtp", "0"), "each value once, got 0 more than"),
         ((*PROMPTS[:2], *PROMPTS), "each value once, got 64K more than"),
@@ -402,8 +404,8 @@ def test_missing_program_is_named_before_the_first_run(bench: Bench) -> None:
         ((*PROMPTS, "--via", "running"), "--url-off"),
         ((*PROMPTS, "--url-on", "http://x"), "--url-off"),
         ((*PROMPTS, "--via", "running", "--url-on", "http://x", "--url-off", "http://y"), "--log-off"),
-        ((*PROMPTS, *RUNNING), "wanted one setting"),
-        ((*PROMPTS, *RUNNING, "--mtp", "0"), "none.log: wanted the log of a running server"),
+        ((*TEXT, *RUNNING), "wanted one setting"),
+        ((*TEXT, *RUNNING, "--mtp", "0"), "none.log: wanted the log of a running server"),
         ((*PROMPTS, "--engine", "vllm", "--via", "bench"), "serve or running for vLLM"),
         ((*PROMPTS, "--engine", "vllm", "--configs", "{mtp}_{variant}"), "GVR_TOPK_DISABLE alone"),
     ],
