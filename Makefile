@@ -44,7 +44,7 @@ lint: install  ## judge format, types, spelling and scripts
 	$(VENV)/bin/mypy
 	$(CPP_FILES) | xargs $(VENV)/bin/clang-format --dry-run -Werror
 	git ls-files | xargs $(VENV)/bin/codespell
-	$(VENV)/bin/shellcheck .ci/run .ci/matrix .ci/nvcc .ci/wheel packaging/show_build
+	$(VENV)/bin/shellcheck .ci/run .ci/matrix .ci/nvcc .ci/torch .ci/wheel packaging/show_build
 
 format: install  ## repair the format
 	$(VENV)/bin/ruff check --fix .

@@ -149,9 +149,6 @@ VERBS = {
         " 3 an engine failed, or its log does not say that it ran ours",
         "the extra [vllm], and 1 GB of disk for the weights",
     ),
-    "plot": Verb(
-        "bench.plot_bench", "draw a benchmark", "none", "seconds", FINISHED, "a result file of the verb bench"
-    ),
     "readme": Verb(
         "report.readme",
         "write the figures of README and of docs/performance.md and engine_evidence.md, and the picture",
@@ -166,13 +163,5 @@ VERBS = {
         "10 seconds",
         "0 no kernel spills, and each has code for all architectures; 1 not so; 2 no library",
         "a CUDA library, as `make install` builds where nvcc is",
-    ),
-    "wheel": Verb(
-        "report.check_wheel",
-        "install one wheel with several torch releases and run it",
-        "none",
-        "10 minutes",
-        "0 it works on every release; 1 it does not; 2 wrong use",
-        "15 GB of disk and a package index",
     ),
 }

@@ -1,8 +1,8 @@
 """Read what trtllm-eval, trtllm-bench and ``vllm bench serve`` report.
 
 Formats follow the 1.2 releases of TensorRT-LLM: ``tensorrt_llm/evaluate``,
-``tensorrt_llm/bench/dataclasses/reporting.py``, and vLLM 0.33's ``vllm/benchmarks/serve.py``. Every reader returns plain figures and raises `ReportError`
-with what was looked for.
+``tensorrt_llm/bench/dataclasses/reporting.py``, and vLLM 0.33's ``vllm/benchmarks/serve.py``. Every reader
+returns plain figures and raises `ReportError` with what was looked for.
 """
 
 from __future__ import annotations

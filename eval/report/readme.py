@@ -36,9 +36,9 @@ from eval.bench.bench_report import (
 )
 from eval.bench.our_kernels import HINTED, NO_HINT, PAPER, PDL, PREFILL, PREFILL_ROUNDS
 from eval.bench.peers import peer_names
-from eval.bench.plot_bench import digest_in, draw
 from eval.common.paths import ROOT
 from eval.report.pages import render, shown, table, word
+from eval.report.picture import digest_in, draw
 from eval.report.provenance import (
     RefusedError,
     Results,

@@ -3,7 +3,6 @@
     python -m eval stress --seconds-each 9 --out out/stress.json
     python -m eval stress --launches 0 --chaos-launches 100000 --out out/chaos.json
     python -m eval stress --rewrite --out out/rewrite.json
-    python -m eval stress --package ../other --configurations fp32-131072x1 --neighbours l1,index_add
 
 One graph holds up to 1,024 launches of a configuration: eight chains of decode steps that a predictor follows
 or misses, each on a stream of its own, so that launches of the op run beside each other. A neighbour works on
@@ -14,9 +13,7 @@ number of launches.
 
 Neighbours other than operations of torch, and rewriting, need a library of their own (``make neighbours``).
 ``--chaos-launches`` needs a build of the op that delays threads (``make chaos``; the environment variable
-``GVR_TOPK_LIBRARY_DIR`` names its folder), and gives each mode of it a share of the launches. With a build
-that counts collectives (CMake option ``GVR_TOPK_CHECK_CONVERGED``) the results have the table of
-`eval.stress.converged`, and the run fails if lanes came apart where nothing explains it.
+``GVR_TOPK_LIBRARY_DIR`` names its folder), and gives each mode of it a share of the launches.
 
 With ``--rewrite`` another stream keeps rewriting the state's indices, its words, the lengths, the slots or
 the scores, for a minute each; then the words by what other rows would have left, and scores by scores of
@@ -24,47 +21,26 @@ quite another scale: five arguments in seven ways. Of prefill the ends of the wi
 stand for lengths and slots. Results may be anything then, but every launch must end, no guard word may
 change, and launches behind it must be exact. Clocks of the device say how many launches ran wholly while a
 kernel was rewriting, because not every argument can change a result.
-
-``--package`` names a folder with another ``gvr_topk`` of the same interface and its libraries, for example
-another checkout, to run in place of this one.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 import time
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+import gvr_topk
+from eval.common.machine import describe_machine, write_json
 from eval.common.options import names_of, require_device, require_writable
+from eval.stress import stress_cases as cases
+from eval.stress import stress_neighbours as beside
+from eval.stress import stress_run as runs
+from eval.stress.stress_library import HOW_TO_BUILD, StressError, chaos_modes, neighbours_library
 
 WRONG, STOPPED = 1, 3
-
-
-def use_package(folder: Path) -> None:
-    """Import `gvr_topk` from a folder, in place of the one that is installed or lies beside this script.
-
-    Raises
-    ------
-    typer.BadParameter
-        There is none, or another one has been imported already.
-    """
-    folder = folder.resolve()
-    if not (folder / "gvr_topk" / "__init__.py").is_file():
-        raise typer.BadParameter(f"--package: wanted a folder that holds gvr_topk, got {folder}")
-    # The scripts beside this one must not be taken from there.
-    importlib.import_module("eval.common")
-    sys.path.insert(0, str(folder))
-    # An editable installation finds its modules before any path is searched.
-    sys.meta_path.insert(0, PathFinder)
-    package = importlib.import_module("gvr_topk")
-    if not Path(str(package.__file__)).resolve().is_relative_to(folder):
-        raise typer.BadParameter(f"--package: gvr_topk was imported already, from {package.__file__}")
 
 
 def _line(result: dict[str, Any]) -> str:
@@ -98,13 +74,9 @@ def main(
     rewrite_seconds: Annotated[float, typer.Option(help="Time to rewrite each tensor for.")] = 60.0,
     tensors: Annotated[str, typer.Option(help="Tensors to rewrite, comma-separated, or all.")] = "all",
     hang_seconds: Annotated[float, typer.Option(help="Time after which the device is given up.")] = 60.0,
-    package: Annotated[Path | None, typer.Option(help="Folder with another gvr_topk to run.")] = None,
     device: Annotated[str, typer.Option(help="cuda, or cpu to try the script itself.")] = "cuda",
     seed: Annotated[int, typer.Option(help="Seed of the rows.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Results as JSON.")] = None,
-    converged: Annotated[
-        Path | None, typer.Option(help="File of tables of collectives to add this run's to.")
-    ] = None,
     commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
 ) -> None:
     """Stress the op."""
@@ -114,17 +86,6 @@ def main(
         or not (rewrite or seconds_each > 0 or launches + chaos_launches > 0)
     ):
         raise typer.BadParameter("--launches and --chaos-launches: wanted at least one launch")
-    if package is not None:
-        use_package(package)
-    # Not before: they import the package.
-    import gvr_topk
-    from eval.common.machine import describe_machine, write_json
-    from eval.stress import converged as collectives
-    from eval.stress import stress_cases as cases
-    from eval.stress import stress_neighbours as beside
-    from eval.stress import stress_run as runs
-    from eval.stress.stress_library import HOW_TO_BUILD, StressError, chaos_modes, neighbours_library
-
     known = cases.rewritten_configurations() if rewrite else cases.CONFIGURATIONS
     by_name = {configuration.name: configuration for configuration in known}
     chosen = [by_name[name] for name in names_of("--configurations", configurations, tuple(by_name))]
@@ -133,7 +94,6 @@ def main(
     rewritten = names_of("--tensors", tensors, cases.REWRITINGS)
     require_device(device)
     require_writable(out)
-    require_writable(converged, "--converged")
     if device == "cuda" and not gvr_topk.library_status().loaded:
         reason = gvr_topk.library_status().reason
         raise typer.BadParameter(f"--device: wanted a compiled CUDA library, got none: {reason}")
@@ -189,9 +149,7 @@ def main(
     )
     if hung:
         os._exit(WRONG)  # an ordinary end would wait for the device
-    explained = collectives.record(data, converged)
-    save()
-    if not total["clean"] or not explained:
+    if not total["clean"]:
         raise typer.Exit(WRONG)
     if data["stopped_by_time"]:
         raise typer.Exit(STOPPED)

@@ -27,13 +27,11 @@ from eval.bench import (
     oracles,
     our_kernels,
     phase_timing,
-    plot_bench,
     tune,
 )
 from eval.bench.bench_cases import Cell, Sources, all_cells, make_chain
 from eval.bench.bench_report import (
     ALL,
-    FLOOR,
     FORMAT,
     OURS,
     PREFILL_IMPLS,
@@ -48,7 +46,7 @@ from eval.bench.bench_report import (
 from eval.bench.kernel_timing import Chain, ChainRun, Prepared
 from eval.common.machine import describe_machine, write_json
 from eval.common.options import read_results
-from eval.report import provenance, readme
+from eval.report import picture, readme
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
 from gvr_topk.constants import PHASE_STAMPS
 from gvr_topk.constants import Path as KernelPath
@@ -459,47 +457,35 @@ class TestFiles:
         with pytest.raises(ValueError, match="JSON"):
             dump({"results": [{"a": float("nan")}]})
 
-    def test_plot_draws_every_implementation(self, tmp_path: Path) -> None:
-        plot_bench.draw(self.data(), tmp_path / "bench.svg", (1,), everything=True)
-        text = (tmp_path / "bench.svg").read_text()
-        assert all(
-            f"<!-- {label} -->" in text for label in ("gvr_topk", "TensorRT-LLM", "reading the row alone")
-        )
-        plot_bench.draw(self.data(), tmp_path / "few.svg", (1,))
+    def test_picture_draws_few_implementations(self, tmp_path: Path) -> None:
+        picture.draw(self.data(), tmp_path / "few.svg", (1,))
         few = (tmp_path / "few.svg").read_text()
-        assert "<!-- gvr_topk -->" in few and "TensorRT-LLM" not in few and len(plot_bench.FEW) == 5
-        undrawn = {"no_row_slot", "with_indices", "pdl", *(impl for impl in ALL if "prefill" in impl)}
-        undrawn |= {impl for impl in ALL if "blocks" in impl}
-        assert set(plot_bench.STYLES) == {*ALL, FLOOR} - undrawn
+        assert "<!-- gvr_topk -->" in few and "TensorRT-LLM" not in few and len(picture.STYLES) == 5
 
-    def test_plot_names_the_versions_and_commits_of_what_it_draws(self, tmp_path: Path) -> None:
+    def test_picture_names_the_versions_and_commits_of_what_it_draws(self, tmp_path: Path) -> None:
         data = self.data()
         first, second = data["runs"][0], json.loads(json.dumps(data["runs"][0]))
         second["machine"]["commit"] = "0ther"
-        first["baselines"]["trtllm"] = {"version": "TensorRT-LLM 9.8.7rc1 some_op (file)", "why_not": ""}
+        first["baselines"]["vllm"] = {"version": "vLLM 9.8.7rc1 some_op (file)", "why_not": ""}
         data["runs"].append(second)
         for cell, run in ((Cell("main", 4096, 8), 1), (Cell("main", 4096), 0)):
             data["cells"][cell.key] = cell.as_json()
-            data["results"].append(result(cell, "hinted", 3.0, run=run))
-        plot_bench.draw(data, tmp_path / "bench.svg", (1,), everything=True)
+            data["results"] += [result(cell, name, 3.0, run=run) for name in ("hinted", "vllm")]
+        picture.draw(data, tmp_path / "bench.svg", (1,))
         text = (tmp_path / "bench.svg").read_text()
-        assert "<!-- TensorRT-LLM 9.8.7rc1 -->" in text
+        assert "<!-- vLLM 9.8.7rc1 -->" in text
         assert "k = 2048: a GPU, torch 2, commit abc -->" in text  # nothing of the second run is drawn
-        plot_bench.draw(data, tmp_path / "bench.svg", (1, 8))
+        picture.draw(data, tmp_path / "bench.svg", (1, 8))
         assert "commit abc, 0ther -->" in (tmp_path / "bench.svg").read_text()
 
     def test_picture_names_the_file_that_it_was_drawn_from(self, tmp_path: Path) -> None:
         bench, image = tmp_path / "bench.json", tmp_path / "bench.png"
         bench_kernels._write(self.data(), bench)
-        plot_bench.main(bench, image, "1")
-        assert plot_bench.digest_in(image) == provenance.digest_of(bench)
-        plot_bench.draw(self.data(), image, (1,))
-        assert plot_bench.digest_in(image) is None
-        assert plot_bench.digest_in(bench) is None and plot_bench.digest_in(tmp_path / "none.png") is None
-
-    def test_plot_names_a_batch_without_results(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="batch"):
-            plot_bench.draw(self.data(), tmp_path / "bench.png", (64,))
+        picture.draw(self.data(), image, (1,), digest="abc")
+        assert picture.digest_in(image) == "abc"
+        picture.draw(self.data(), image, (1,))
+        assert picture.digest_in(image) is None
+        assert picture.digest_in(bench) is None and picture.digest_in(tmp_path / "none.png") is None
 
     def test_machine_is_described_without_a_gpu(self) -> None:
         described = describe_machine("abc")

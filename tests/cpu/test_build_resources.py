@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from eval.common.paths import KERNELS
-from eval.report import check_wheel, inspect_build
+from eval.report import inspect_build
 from eval.report.inspect_build import ARCHITECTURES, InspectError, KernelUse, faults
 from eval.report.provenance import MACHINE_CODE, MEASURED_ARCH, RECORD_FORMAT, machine_code_of
 
@@ -159,19 +158,3 @@ def test_a_library_without_device_code() -> None:
     policy = Path(inspect_build.LIBRARY).with_name("libgvr_topk_policy.so")
     with pytest.raises(InspectError, match="wanted device code"):
         inspect_build.inspect(policy)
-
-
-def test_result_of_a_wheel_says_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wheel, out = tmp_path / "a.whl", tmp_path / "wheel.json"
-    with zipfile.ZipFile(wheel, "w") as files:
-        files.writestr("a", b"x" * 1000)
-        files.writestr("b", b"x" * 23)
-    outcome = check_wheel.Outcome("1.0", "1.0", True, "loaded")
-    monkeypatch.setattr(check_wheel, "build_wheel", lambda folder: wheel)
-    monkeypatch.setattr(check_wheel, "check_release", lambda release, wheel, folder: outcome)
-    check_wheel.main(None, ["1.0"], out)
-    data = json.loads(out.read_text())
-    assert (data["bytes"], data["installed_bytes"]) == (wheel.stat().st_size, 1023)
-    assert data["build_seconds"] >= 0 and data["torch"][0]["ok"] and data["machine"]["commit"]
-    check_wheel.main(wheel, ["1.0"], out)
-    assert "build_seconds" not in json.loads(out.read_text())

@@ -1,20 +1,14 @@
-"""Whether warp collectives are found that lanes may reach apart: in machine code, and in a run's counts."""
+"""Whether warp collectives are found in machine code that lanes may reach apart."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from eval.common.paths import ROOT
 from eval.report import inspect_build, sass
 from eval.report.inspect_build import InspectError
-from eval.stress import converged
-from eval.stress.stress_library import launches_within
 
 # `resident_topk<float, 16, kCommonSlotted>` without `ptx::reconverge` in `emit_tile`, where an H200 once had
 # lane 0 apart: the branch of the thread that writes the state, and the sum behind it. Other instructions are
@@ -90,8 +84,6 @@ class TestMachineCode:
         for text in sass.SAME_IN_ALL_LANES:
             file, _, code = text.partition(": ")
             assert code in [line.strip() for line in (sass.KERNELS / file).read_text().splitlines()], text
-        reached = {f"{file}: {code}" for (file, _), code in converged.collectives().items()}
-        assert set(converged.EXPLAINED) <= reached
 
     @pytest.fixture(scope="class")
     def found(self, cuda_library: Path) -> list[sass.Finding]:
@@ -107,74 +99,3 @@ class TestMachineCode:
         if any(one.collective.startswith("0x") for one in found):
             pytest.skip("the library was built without source lines (-DGVR_TOPK_LINE_INFO=ON)")
         assert sass.unexplained(found) == []
-
-
-class TestCounts:
-    """The table of a build with GVR_TOPK_CHECK_CONVERGED, from counts that no GPU has made."""
-
-    guarded, other = ("cluster/output_offset.cuh", "cluster/exchange.cuh")
-
-    def number(self, file: str, which: int = 0) -> int:
-        line = sorted(line for name, line in converged.collectives() if name == file)[which]
-        return converged.place_of(file, line, 1 << 16)
-
-    def test_places_have_the_numbers_that_cpp_gives_them(self) -> None:
-        header = (ROOT / "cpp" / "stress" / "converged.h").read_text()
-        (path, line, number), *_ = re.findall(r'static_assert\(place\("(.+?)", (\d+)\) == (\d+)', header)
-        assert converged.place_of(path, int(line), 1 << 16) == int(number)
-
-    def test_every_collective_that_is_counted_has_a_macro(self) -> None:
-        macros = set(
-            re.findall(r"^#define (__\w+_sync)\(", (ROOT / "cpp/stress/converged.h").read_text(), re.M)
-        )
-        used = set(re.findall(r"__\w+_sync(?=\()", " ".join(converged.collectives().values())))
-        assert used == macros
-
-    def test_places_are_named_and_lanes_that_came_apart_explained(self) -> None:
-        read = {"resident": {self.number(self.guarded): (6400, 32), self.number(self.other): (320, 0)}}
-        table = converged.named(read, 1 << 16)
-        assert table["unexplained"] == [] and table["lanes_apart"] == 32 and table["warps"] == 210
-        assert table["collectives_reached"] == 2 and table["collectives"] > 100
-        (row,) = [row for row in table["places"] if row.get("guarded_by")]
-        assert row["kernels"] == {"resident": {"warps": 200, "lanes_apart": 32}}
-        assert row["place"].startswith(self.guarded) and "BRA.DIV" in row["guarded_by"]
-
-    def test_lanes_that_came_apart_elsewhere_are_unexplained(self) -> None:
-        table = converged.named({"fallback": {self.number(self.other): (320, 1)}}, 1 << 16)
-        assert len(table["unexplained"]) == 1 and table["unexplained"][0].startswith(self.other)
-        assert "UNEXPLAINED" in converged.describe(table)
-
-    def test_a_build_that_does_not_count_has_no_table(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(converged, "op_library", lambda: object())
-        data: dict[str, Any] = {}
-        assert converged.record(data) and data == {}
-
-    def test_runs_add_up_in_a_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        out = tmp_path / "convergence.json"
-        for kernel, apart in (("resident", 0), ("fallback", 3), ("resident", 0)):
-            read = {kernel: {self.number(self.other): (64, apart)}}
-            table = converged.named(read, 1 << 16)
-            monkeypatch.setattr(converged, "converged_table", lambda table=table: table)
-            data: dict[str, Any] = {"mode": "launches", "seed": 0, "results": []}
-            assert converged.record(data, out) == (apart == 0) and data["converged"] is table
-        written = json.loads(out.read_text())
-        assert [run["seed"] for run in written["runs"]] == [0, 0, 0]
-        table = written["converged"]
-        (row,) = [row for row in table["places"] if row["kernels"]]
-        assert row["kernels"] == {
-            "resident": {"warps": 4, "lanes_apart": 0},
-            "fallback": {"warps": 2, "lanes_apart": 3},
-        }
-        assert table["unexplained"] == [row["place"]] and table["collectives_reached"] == 1
-
-
-def test_launches_within_an_interval_are_counted() -> None:
-    # Two sequences of launches; what lies between the end of one and the begin of the other is none.
-    stamps = [(0, 1), (10, 0), (20, 0), (100, 1), (110, 0), (120, 0)]
-    count = lambda *intervals: launches_within(  # noqa: E731
-        torch.tensor(stamps), torch.tensor(intervals, dtype=torch.int64).view(-1, 2)
-    )
-    assert count() == (4, 0)
-    assert count((0, 20)) == (4, 2)
-    assert count((1, 19)) == (4, 0)
-    assert count((-5, 10), (15, 200)) == (4, 3)

@@ -75,11 +75,9 @@ def test_a_missing_gpu_is_no_result(name: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["plot", "nowhere.json"], "wanted a result file, got"),
-        (["plot", "pyproject.toml"], "wanted a result file, got"),
-        (["plot", "eval/results/verdict_simulation.json"], "wanted format 'gvr_topk.bench_kernels"),
-        (["plot", BENCH, "--batches", "one"], "wanted numbers, comma-separated"),
-        (["plot", BENCH, "--batches", "7"], "wanted one with results"),
+        (["compare", "nowhere.json"], "wanted a result file, got"),
+        (["compare", "pyproject.toml"], "wanted a result file, got"),
+        (["compare", "eval/results/verdict_simulation.json"], "wanted format 'gvr_topk.bench_kernels"),
         (["decode", "--device", "cpu", "--trace", "nowhere.npz"], "nowhere.npz: wanted an .npz trace file"),
         (["readme", "--chekc"], "unrecognized arguments: --chekc"),
     ],

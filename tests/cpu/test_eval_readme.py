@@ -13,11 +13,11 @@ import pytest
 import torch
 from bench_data import file_of, index_of, result
 
-from eval.bench import bench_kernels, peers, phase_timing, plot_bench
+from eval.bench import bench_kernels, peers, phase_timing
 from eval.bench.bench_cases import Cell, EngineRows, Sources, all_cells
 from eval.bench.bench_report import ALL, FLOOR, PREFILL_SHAPES, measured_in
 from eval.common.paths import ROOT
-from eval.report import provenance, readme
+from eval.report import picture, provenance, readme
 from gvr_topk.evaluation.synthetic import LayerGenerator
 
 
@@ -374,7 +374,7 @@ class TestReadmeTable:
         assert "wanted the package matplotlib" in readme.picture(check=False)
         monkeypatch.setattr(readme.importlib.util, "find_spec", find_spec)
         assert readme.picture(check=False) == "" and readme.picture(check=True) == ""
-        assert plot_bench.digest_in(image) == provenance.digest_of(folder / "bench.json")
+        assert picture.digest_in(image) == provenance.digest_of(folder / "bench.json")
 
     def test_versions_of_projects_that_were_not_there_do_not_count(self) -> None:
         runs = [

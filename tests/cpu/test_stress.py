@@ -5,9 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +35,7 @@ from eval.stress.stress_cases import (
     rewritten_tensor,
     visible_lengths,
 )
-from eval.stress.stress_library import CHAOS_MODES, StressError, chaos_modes, set_chaos
+from eval.stress.stress_library import CHAOS_MODES, StressError, chaos_modes, launches_within, set_chaos
 from eval.stress.stress_neighbours import NEIGHBOURS, Hang, Neighbour, make_neighbour, make_rewriter, wait_for
 from eval.stress.stress_workload import GUARD, GUARD_WORDS, POISON, Workload
 from gvr_topk.constants import (
@@ -523,7 +520,6 @@ class TestCommand:
             ("--launches", "-1"),
             ("--chaos-launches", "5"),
             ("--device", "tpu"),
-            ("--package", "/nowhere"),
         ],
     )
     def test_wrong_use(self, arguments: tuple[str, ...]) -> None:
@@ -597,28 +593,6 @@ class TestCommand:
         assert json.loads(out.read_text())["failure"]["hang"]
 
 
-def test_another_package_runs_in_place_of_this_one(tmp_path: Path) -> None:
-    """One whose op is wrong, to see that it is the one that runs."""
-    ignore = shutil.ignore_patterns(
-        "__pycache__", "libgvr_topk_cuda.so", "libgvr_topk_neighbours.so", "*.npz"
-    )
-    shutil.copytree(ROOT / "gvr_topk", tmp_path / "gvr_topk", ignore=ignore)
-    with (tmp_path / "gvr_topk" / "__init__.py").open("a") as file:
-        file.write(
-            "\n_right = indexer_topk_decode\n"
-            "def indexer_topk_decode(*positional, **named):\n"
-            "    _right(*positional, **named)[0, 0] += 1\n"
-        )
-    words = [sys.executable, "-m", "eval", "stress", "--device", "cpu", "--launches", "8"]
-    words += ["--configurations", "fp32-32768x1"]
-    for package, status in ((["--package", str(tmp_path)], 1), ([], 0)):
-        done = subprocess.run(
-            [*words, *package], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        assert f"8 launches, 0 of them with delays: {8 * status} wrong" in done.stdout
-
-
 class TestFuzzBeside:
     def command(self, *arguments: str) -> Result:
         app = typer.Typer()
@@ -642,3 +616,15 @@ class TestFuzzBeside:
         summary = fuzz.run("cpu", 60.0, iter(cases), [neighbour])
         assert summary["failure"] is None
         assert len(fed) == len(cases) * (1 + 2)  # when it starts, and before two calls
+
+
+def test_launches_within_an_interval_are_counted() -> None:
+    # Two sequences of launches; what lies between the end of one and the begin of the other is none.
+    stamps = [(0, 1), (10, 0), (20, 0), (100, 1), (110, 0), (120, 0)]
+    count = lambda *intervals: launches_within(  # noqa: E731
+        torch.tensor(stamps), torch.tensor(intervals, dtype=torch.int64).view(-1, 2)
+    )
+    assert count() == (4, 0)
+    assert count((0, 20)) == (4, 2)
+    assert count((1, 19)) == (4, 0)
+    assert count((-5, 10), (15, 200)) == (4, 3)

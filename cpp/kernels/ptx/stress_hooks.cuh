@@ -1,5 +1,4 @@
-// Points at which a stress build delays threads (GVR_TOPK_CHAOS, stress/chaos.h) or counts lanes
-// (GVR_TOPK_CHECK_CONVERGED, stress/converged.h). They are empty in any other build.
+// Points at which a stress build delays threads (GVR_TOPK_CHAOS, stress/chaos.h). They are empty in any other build.
 #pragma once
 
 #ifndef GVR_TOPK_CHAOS
@@ -8,12 +7,5 @@
 #define GVR_CHAOS_POINT()
 // This point stands behind a wait for all CTAs of a cluster.
 #define GVR_CHAOS_JOINED()
-
-#endif
-
-#ifndef GVR_TOPK_CHECK_CONVERGED
-
-// This point stands before a collective of a warp that is written in assembly.
-#define GVR_COLLECTIVE()
 
 #endif

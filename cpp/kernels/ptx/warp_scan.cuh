@@ -6,13 +6,10 @@
 
 #include <cstdint>
 
-#include "ptx/stress_hooks.cuh"
-
 namespace gvr_topk::ptx {
 
 // Returns the sum of `value` over this lane and the lower ones.
 __device__ __forceinline__ uint32_t inclusive_scan(uint32_t value) {
-  GVR_COLLECTIVE();
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
     asm volatile(
@@ -28,7 +25,6 @@ __device__ __forceinline__ uint32_t inclusive_scan(uint32_t value) {
 // Turns each of several values into its sum over this lane and the higher ones.
 template <int kValues>
 __device__ __forceinline__ void suffix_sums(uint32_t (&value)[kValues]) {
-  GVR_COLLECTIVE();
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
 #pragma unroll
