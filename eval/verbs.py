@@ -144,7 +144,7 @@ VERBS = {
         "run a small DeepSeek-V3.2 with random weights inside vLLM: stock, ours, and ours beside a sort",
         f"{HOPPER}, with 40 GB free",
         "minutes per engine; 24 engines by default (--parts, --modes, --graphs, --drafts; --budget)",
-        "0 every compared row is the sort's, and equal scores have equal selections; 1 not so;"
+        "0 every compared row is the sort's, and no answer depends on the batch; 1 not so;"
         " 2 wrong use or a missing GPU or package;"
         " 3 an engine failed, or its log does not say that it ran ours",
         "the extra [vllm], and 1 GB of disk for the weights",

@@ -23,11 +23,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from eval.common.machine import write_json
-from eval.engines.vllm_compare import Comparison, PrefillTimes, Twins, count_twins, observe
+from eval.engines.vllm_compare import Comparison, PrefillTimes, observe
 from eval.engines.vllm_model import V32
 from eval.engines.vllm_worker import EXTENSION, PREFILL_ROWS, merge_workers, observed
 from gvr_topk.integrations.transaction import Transaction
@@ -90,8 +89,6 @@ class Specification:
         Whether every case runs once more under the profiler, which times the kernels.
     prefill_rows : int
         Most rows of a prefill call that ``compare`` compares; 0 for all.
-    twins : str
-        File for what `Twins` noted; empty for none.
     tensor_parallel : int
         GPUs. With more than one, the layers run in worker processes, and so does the comparison.
     split_k : bool
@@ -113,7 +110,6 @@ class Specification:
     part: str = CASES
     chunk: int = 8192
     prefill_rows: int = 0
-    twins: str = ""
     tensor_parallel: int = 1
     split_k: bool = True
     shapes: str = V32
@@ -344,23 +340,21 @@ class Trial:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         compares = spec.mode == COMPARE and not spec.in_workers
         self._comparison = Comparison(device, spec.prefill_rows) if compares else None
-        self._twins = Twins(device) if spec.part == INVARIANCE else None
         timed = spec.part == CASES and spec.mode != COMPARE and device == "cuda"
         self._times = PrefillTimes() if timed else None
         self._done: dict[str, Any] = {"cases": [], "churn": None, "failures": []}
         if spec.mode != STOCK:
             # Also where the checkout runs without being installed, and vLLM finds no entry point.
             importlib.import_module("gvr_topk.integrations.vllm").register()
-        both = [observer for observer in (self._comparison, self._twins) if observer is not None]
         if not spec.in_workers:
-            observe(patches, both, both if self._times is None else [*both, self._times])
+            observe(patches, self._comparison, self._times)
         self._preemptions = Preemptions(patches) if spec.part == PREEMPTION else None
         self._vllm = importlib.import_module("vllm")
         begun = time.perf_counter()
         self._engine = self._vllm.LLM(**engine_arguments(spec)).llm_engine
         self._started = time.perf_counter() - begun
-        for observer in both:
-            observer.reset()
+        if self._comparison is not None:
+            self._comparison.reset()
         if spec.in_workers:
             self._engine.collective_rpc("gvr_topk_reset")
         if self._times is not None:
@@ -369,7 +363,7 @@ class Trial:
     def result(self) -> dict[str, Any]:
         """What was done so far, ready for JSON."""
         given = asdict(self.spec)
-        for name in ("model", "batches", "lengths", "twins"):
+        for name in ("model", "batches", "lengths"):
             del given[name]
         seen = observed(self._comparison)
         if self.spec.in_workers:
@@ -456,38 +450,28 @@ class Trial:
 
     def _vary_batches(self) -> None:
         """Run the same prompt alone and in batches whose other half are other prompts."""
-        assert self._twins is not None
         (prompt,) = prompts(1, [INVARIANCE_LENGTH], 3000, common_share=0.0)
-        noted: dict[str, torch.Tensor] = {}
         runs = []
         answers: list[list[int]] = []
         different = {tuple(prompt)}
         for number, batch in enumerate(INVARIANCE_BATCHES):
             others = prompts(batch // 2, [INVARIANCE_LENGTH], 3000 + batch, common_share=0.0)
             different |= set(map(tuple, others))
-            copies = batch - len(others)
             # Neighbours differ, and the last request is a copy.
             requests = [prompt if (batch - 1 - n) % 2 == 0 else others[n // 2] for n in range(batch)]
-            self._twins.reset()
-            name = f"{number}_batch_{batch}"
             tokens = self._parameters(lambda n: INVARIANCE_STEPS)
-            figures = run_requests(self._engine, tokens, requests, name)
+            figures = run_requests(self._engine, tokens, requests, f"{number}_batch_{batch}")
             own = [answer for n, answer in enumerate(figures.pop("answers")) if requests[n] is prompt]
             answers += own
-            noted[name] = self._twins.take()
-            run: dict[str, Any] = {"batch": batch, "copies": copies, "rows_noted": len(noted[name])}
+            run: dict[str, Any] = {"batch": batch, "copies": len(own)}
             runs.append(figures | run | {"answers": count_answers(own)})
             self._done["invariance"] = {
                 "length": INVARIANCE_LENGTH,
                 "runs": runs,
                 "prompts": len(different),
                 "answers": count_answers(answers),
-                "twins": count_twins(noted),
             }
             self._keep(self.result())
-        if self.spec.twins:
-            arrays: dict[str, Any] = {name: rows.numpy() for name, rows in noted.items()}
-            np.savez(self.spec.twins, **arrays)
 
 
 def run(spec: Specification, keep: Callable[[dict[str, Any]], None] = lambda result: None) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Observed:
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self.gvr_topk_comparison = Comparison(device, int(os.environ[PREFILL_ROWS]))
         self.gvr_topk_patches = Transaction()
-        observe(self.gvr_topk_patches, [self.gvr_topk_comparison], [self.gvr_topk_comparison])
+        observe(self.gvr_topk_patches, self.gvr_topk_comparison)
 
     def gvr_topk_reset(self) -> None:
         """Forget what was counted while the engine started."""

@@ -50,7 +50,6 @@ def vllm_figures(folder: Path) -> str:
         and {
             "source": source_of(*repeats),
             "repeats": [_repeats(trial, engine) for trial in repeats for engine in trial["engines"]],
-            "selections": [row for trial in repeats for row in _selections(trial)],
         },
         served=served
         and served
@@ -241,52 +240,18 @@ def _setting(engine: Data) -> str:
 
 
 def _repeats(trial: Data, engine: Data) -> list[str]:
-    """How much of a repeated prompt depends on its batch, in one engine."""
-    seen = engine["invariance"]
-    copies, requests = (sum(run[name] for run in seen["runs"]) for name in ("copies", "batch"))
-    again = engine["part"] == "preempted"  # A request that was preempted has rows again.
-    alike = []
-    for kind in ("prefill", "decode"):
-        rows = seen["twins"][kind]["rows"]
-        of = rows if again else rows * copies // requests
-        alike.append(f"{seen['twins'][kind]['rows_with_a_twin']:,} of {of:,}")
-    answers = ""
+    """How much of a repeated prompt depends on its batch, in one engine.
+
+    A finished study hashed every row, and counted rows of equal scores with other selections.
+    """
+    seen, answers = engine["invariance"], "-"
     if counted := seen.get("answers"):
         where = counted["first_difference"]
         answers = f"{counted['different_answers']:,} in {counted['requests']:,} requests"
         answers += "" if where is None else f", from token {where} on"
-    every = seen["twins"]["all"]
-    return [
-        *(_gpu(trial), _setting(engine), MODES[engine["mode"]], f"{engine['chunk']:,}", *alike),
-        "" if again else _first_layers(seen, requests),
-        *(f"{every['set']['rows']:,}", f"{every['order']['rows']:,}", answers),
-    ]
-
-
-def _first_layers(seen: Data, requests: int) -> str:
-    """The first layers with more different rows than the prompts make, in prefill and in decode."""
-    by_layer = seen["twins"].get("layers", ())
-    found = []
-    for kind in ("prefill", "decode"):
-        differ = (
-            f"layer {layer['layer']}"
-            for layer in by_layer
-            if layer[kind]["different_rows"] > layer[kind]["rows"] * seen["prompts"] // requests
-        )
-        found.append(next(differ, "none"))
-    return "" if not by_layer else ", ".join(found) if set(found) != {"none"} else "none"
-
-
-def _selections(trial: Data) -> Iterator[list[str]]:
-    """Rows alike and their selections, over all engines of a mode and of both."""
-    for mode, counted in trial["twins"].items():
-        rows = counted["all"]
-        values = f"{rows['values']['rows']:,}" if "values" in rows else "not compared"  # older files
-        yield [
-            *(_gpu(trial), _setting(trial["engines"][0]), MODES.get(mode, "both")),
-            f"{rows['rows_with_a_twin']:,} of {rows['rows']:,}",
-            *(f"{rows['set']['rows']:,}", values, f"{rows['order']['rows']:,}"),
-        ]
+    hashed = seen.get("twins", {}).get("all")
+    rows = [f"{hashed[what]['rows']:,}" if hashed else "-" for what in ("set", "order")]
+    return [_gpu(trial), _setting(engine), MODES[engine["mode"]], f"{engine['chunk']:,}", *rows, answers]
 
 
 def _flashmla(data: Data) -> dict[str, Any]:

@@ -28,11 +28,6 @@ def _trial(*engines: dict[str, Any], **more: Any) -> dict[str, Any]:
     } | more
 
 
-def _count(rows: int, twins: int, order: int = 0) -> dict[str, Any]:
-    differ = {"set": {"rows": 0}, "order": {"rows": order}}
-    return {"rows": rows, "different_rows": rows - twins, "rows_with_a_twin": twins} | differ
-
-
 def _write(folder: Path, **files: Any) -> str:
     folder.mkdir(exist_ok=True)
     for name, data in files.items():
@@ -113,49 +108,20 @@ def test_kernels_and_prefill_calls(tmp_path: Path) -> None:
     assert list(files.quoted) == ["vllm_trial_t.json"]
 
 
-def _invariance(part: str, **more: Any) -> dict[str, Any]:
-    runs = [{"batch": 1, "copies": 1}, {"batch": 3, "copies": 2}]
-    layers = [{"layer": 0, "prefill": _count(400, 300), "decode": _count(40, 28)}]
-    twins = {
-        "all": _count(440, 328, 5),
-        "prefill": _count(400, 300),
-        "decode": _count(40, 28),
-        "layers": layers,
-    }
-    answers = {"requests": 3, "tokens": 12, "different_answers": 2, "most_agree": 2, "first_difference": 7}
-    counted = {"runs": runs, "twins": twins, "prompts": 2, "answers": answers}
-    return _engine(part, mode="ours", invariance=counted, **more)
-
-
 def test_invariance(tmp_path: Path) -> None:
-    twins = {
-        "ours": {"all": _count(440, 328, 5)},
-        "stock and ours": {"all": _count(880, 328, 5) | {"values": {"rows": 2}}},
-    }
-    said = _write(tmp_path / "h1", vllm_trial_i=_trial(_invariance("invariance"), twins=twins))
-    # Three of four requests are copies, so three quarters of the rows repeat a prompt. Two prompts of four
-    # requests make 200 different rows of prefill and 20 of decode: fewer than that is no difference.
-    assert (
-        "| FULL graphs | this package | 8,192 | 300 of 300 | 28 of 30 | none | 0 | 5 "
-        "| 2 in 3 requests, from token 7 on |"
-    ) in said
-    assert "| FULL graphs | this package | 328 of 440 | 0 | not compared | 5 |" in said
-    assert "| FULL graphs | both | 328 of 880 | 0 | 2 | 5 |" in said
-    after = _write(tmp_path / "h1", vllm_trial_i=_trial(_invariance("preempted", preemptions=9), twins=twins))
-    assert "| FULL graphs, 9 preemptions | this package | 8,192 | 300 of 400 | 28 of 40 |  | 0 | 5 |" in after
-    other = _trial(_invariance("invariance", split_k=False), twins=twins)
-    assert "| FULL graphs, no split-K | this package | 8,192 |" in _write(tmp_path / "h1", vllm_trial_j=other)
-
-
-def test_invariance_names_the_first_layer_that_depends_on_the_batch(tmp_path: Path) -> None:
-    engine = _invariance("invariance")
-    counted = engine["invariance"]["twins"]
-    counted["layers"] += [
-        {"layer": 1, "prefill": _count(400, 300), "decode": _count(40, 10) | {"different_rows": 21}},
-        {"layer": 2, "prefill": _count(400, 10) | {"different_rows": 201}, "decode": _count(40, 28)},
-    ]
-    said = _write(tmp_path / "h1", vllm_trial_i=_trial(engine, twins={"ours": counted}))
-    assert "| 28 of 30 | layer 2, layer 1 | 0 | 5 |" in said
+    answers = {"requests": 3, "tokens": 12, "different_answers": 2, "most_agree": 2, "first_difference": 7}
+    twins = {"all": {"set": {"rows": 0}, "order": {"rows": 5}}}
+    engine = _engine("invariance", mode="ours", invariance={"answers": answers, "twins": twins})
+    said = _write(tmp_path / "h1", vllm_trial_i=_trial(engine))
+    assert "| FULL graphs | this package | 8,192 | 0 | 5 | 2 in 3 requests, from token 7 on |" in said
+    older = _engine("preempted", mode="ours", invariance={"twins": twins}, preemptions=9)
+    assert "| FULL graphs, 9 preemptions | this package | 8,192 | 0 | 5 | - |" in _write(
+        tmp_path / "h1", vllm_trial_i=_trial(older)
+    )
+    same = answers | {"different_answers": 1, "first_difference": None}
+    newer = _engine("invariance", mode="stock", split_k=False, invariance={"answers": same})
+    said = _write(tmp_path / "h1", vllm_trial_j=_trial(newer))
+    assert "| FULL graphs, no split-K | vLLM's | 8,192 | - | - | 1 in 3 requests |" in said
 
 
 def test_served(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from eval.__main__ import main
 from eval.campaigns.evidence import read_evidence
 from eval.campaigns.process import CommandError
 from eval.engines import vllm_compare, vllm_engine, vllm_model, vllm_trial
-from eval.engines.vllm_compare import Comparison, PrefillTimes, Twins, count_twins
+from eval.engines.vllm_compare import Comparison, PrefillTimes
 from eval.engines.vllm_engine import (
     CASES,
     COMPARE,
@@ -185,8 +185,7 @@ def test_plan():
     assert [len(specs) for specs in parts.values()] == [12, 4, 8]
     assert {spec.mode for spec in parts[PREEMPTION]} == {COMPARE}
     assert {(spec.chunk, spec.drafts) for spec in parts[INVARIANCE]} == {(8192, 0), (2048, 0)}
-    assert {bool(spec.twins) for spec in parts[INVARIANCE]} == {True}
-    assert not any(spec.twins or spec.chunk != 8192 for spec in parts[CASES] + parts[PREEMPTION])
+    assert not any(spec.chunk != 8192 for spec in parts[CASES] + parts[PREEMPTION])
     one = vllm_trial.parse_args(["--parts", "invariance", "--modes", "compare"])
     assert vllm_trial.plan(one) == []
     assert {(spec.model, spec.load_format, spec.drafts) for spec in plan} == {
@@ -294,8 +293,6 @@ def test_shapes_of_v4():
     assert shape_of["layers.1.attn.compressor.wkv.weight"] == (2 * 512, config["hidden_size"])
     assert shape_of["layers.2.attn.compressor.ape"] == (128, 512)
     assert not any("compressor" in name for name in shape_of if name.startswith("layers.0."))
-    named = vllm_compare._INDEXER.search("model.layers.3.attn.indexer.k_cache")
-    assert named is not None and named.group(1) == "3"
     # Rows of the invariance part are longer than k, although four tokens have one score.
     assert vllm_engine.INVARIANCE_LENGTH // V4_RATIOS["compressed_sparse_attention"] > config["index_topk"]
 
@@ -399,7 +396,7 @@ def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
     assert [given.get("NCCL_NVLS_ENABLE") for given in seen] == ["0", None, None]
     assert [given.get("CUBLAS_WORKSPACE_CONFIG") for given in seen] == [None, None, ":16:8"]
     (one, *_) = vllm_trial.plan(vllm_trial.parse_args(["--no-split-k", "--parts", "invariance"]))
-    assert one.name == "stock_eager_drafts0_invariance_chunk8192_no_split_k" and one.name in one.twins
+    assert one.name == "stock_eager_drafts0_invariance_chunk8192_no_split_k"
 
 
 def worker_of(compared: dict, wrong: int) -> dict:
@@ -550,91 +547,6 @@ def test_times_of_prefill_calls(monkeypatch):
     assert times.take() == {"calls": 0, "rows": 0, "us": 0, "shapes": []}
 
 
-def test_twins():
-    """Rows with equal scores are found wherever they are, and so is a selection that differs."""
-    twins = Twins("cpu", capacity=64)
-    logits = torch.randn(6, 50)
-    logits[3] = logits[0]
-    logits[4, :30] = logits[1, :30]
-    lengths = torch.tensor([50, 30, 8, 50, 30, 31])
-    chosen = vllm_compare.exact_topk(logits, lengths, 8)
-    twins.see_decode(logits, lengths, chosen)
-    first = twins.take()
-    assert first.shape == (5, len(Twins.COLUMNS))  # the third row has no choice
-    assert first[:, 4:6].tolist() == [[-1, 50], [-1, 30], [-1, 50], [-1, 30], [-1, 31]]
-    assert count_twins({"a": first})["all"] == {
-        "rows": 5,
-        "different_rows": 3,
-        "rows_with_a_twin": 4,
-        "rows_with_a_twin_in_another_run": 0,
-        "order": {"scores_that_differ": 0, "rows": 0},
-        "set": {"scores_that_differ": 0, "rows": 0},
-        "values": {"scores_that_differ": 0, "rows": 0},
-    }
-    twins.reset()
-    shifted = torch.full((2, 60), float("nan"))
-    shifted[0, 10:] = logits[0]
-    shifted[1, 5:35] = logits[1, :30]
-    swapped = chosen[:2].clone()
-    swapped[0, :2] = chosen[0, [1, 0]]
-    swapped[1, 0] = next(i for i in range(30) if i not in chosen[1])
-    twins.see_prefill(shifted, torch.tensor([10, 5]), lengths[:2], swapped)
-    second = twins.take()
-    assert torch.equal(second[:, 0], first[:2, 0])
-    counted = count_twins({"a": first, "b": second})
-    assert counted["all"]["rows_with_a_twin_in_another_run"] == 6
-    assert counted["all"]["order"] == {"scores_that_differ": 2, "rows": 6}
-    assert counted["all"]["set"] == {"scores_that_differ": 1, "rows": 3}
-    assert counted["all"]["values"] == {"scores_that_differ": 1, "rows": 3}  # no tie took the place
-    assert counted["prefill"]["rows"] == 2 and counted["decode"]["rows"] == 5
-    assert counted["prefill"]["rows_with_a_twin"] == 0
-    assert count_twins({})["all"]["rows"] == 0 and count_twins({})["layers"] == []
-    full = Twins("cpu", capacity=6)
-    for _ in range(2):
-        full.see_decode(logits, lengths, chosen)
-    with pytest.raises(RuntimeError, match="wanted fewer than 6 rows, got 10"):
-        full.take()
-
-
-def test_selections_that_differ_by_ties_have_the_same_values():
-    twins = Twins("cpu", capacity=8)
-    logits = torch.tensor([[3.0, 0.0, -0.0, -1.0]]).expand(2, -1)
-    twins.see_decode(logits, torch.tensor([4, 4]), torch.tensor([[0, 1], [0, 2]]))
-    counted = count_twins({"a": twins.take()})["all"]
-    assert counted["set"]["rows"] == 2 and counted["values"]["rows"] == 0
-
-
-def test_twins_by_layer(monkeypatch):
-    """In layer 3 the scores of two steps differ, and in layer 12 they do not."""
-    twins = Twins("cpu", capacity=64)
-    resolve = twins.wrap_resolve(lambda name: name)
-    logits = torch.randn(4, 50)
-    lengths = torch.tensor([40, 40])
-    for step in range(2):
-        for layer, rows in ((3, logits[2 * step : 2 * step + 2]), (12, logits[:2])):
-            name = f"model.layers.{layer}.self_attn.indexer.k_cache"
-            assert resolve(name) == name
-            resolve(f"model.layers.{layer + 1}.self_attn.attn")  # of the attention, and not of the indexer
-            resolve(None)
-            twins.see_decode(rows, lengths + step, vllm_compare.exact_topk(rows, lengths + step, 8))
-        twins.see_prefill(
-            logits[:1], torch.tensor([0]), torch.tensor([30]), torch.zeros(1, 8, dtype=torch.int32)
-        )
-    counted = count_twins({"a": twins.take()})["layers"]
-    assert [layer["layer"] for layer in counted] == [3, 12]
-    first, second = counted
-    decode = {"rows": 4, "different_rows": 4, "rows_with_a_twin": 0, "different_rows_by_length": [2, 2]}
-    assert first == {
-        "layer": 3,
-        "prefill": {"rows": 0, "different_rows": 0, "rows_with_a_twin": 0},
-        "decode": decode,
-    }
-    assert second["prefill"] == {"rows": 2, "different_rows": 1, "rows_with_a_twin": 2}
-    assert second["decode"]["different_rows"] == 4  # one key more is another row
-    monkeypatch.setattr(vllm_compare, "MOST_LENGTHS", 1)
-    assert "different_rows_by_length" not in count_twins({"a": twins.take()})["layers"][0]["decode"]
-
-
 def test_answers():
     same = vllm_engine.count_answers([[5, 6, 7], [5, 6, 7, 8], [5, 6, 7]])
     assert same == {
@@ -647,16 +559,6 @@ def test_answers():
     other = vllm_engine.count_answers([[5, 6, 7], [5, 9, 7], [5, 6, 7]])
     assert (other["different_answers"], other["most_agree"], other["first_difference"]) == (2, 2, 1)
     assert vllm_engine.count_answers([])["different_answers"] == 0
-
-
-def test_hashes_tell_rows_apart():
-    values = torch.arange(4096)
-    hashed = vllm_compare.mixed(values, torch.zeros(1, dtype=torch.int64))
-    assert len(hashed.unique()) == 4096
-    bits = (hashed[:, None] >> torch.arange(64)) & 1
-    assert ((bits.float().mean(0) - 0.5).abs() < 0.05).all()
-    moved = vllm_compare.mixed(torch.zeros(4096, dtype=torch.int64), values)
-    assert len(torch.cat([hashed, moved]).unique()) == 2 * 4096 - 1
 
 
 @pytest.fixture
@@ -681,47 +583,22 @@ def test_preemption(vllm, short):
     assert Scheduler._preempt_request is original
 
 
-def test_invariance(vllm, short, monkeypatch, tmp_path):
-    """The fake's own order is another one than ours, so between the two orders differ and sets do not."""
-    specs, results = [], []
-    for mode in (STOCK, OURS):
-        name = tmp_path / f"{mode}.npz"
-        spec = specification(mode, part=INVARIANCE, twins=str(name), batches=[1], model=mode)
-        with monkeypatch.context() as environment:
-            if mode == STOCK:
-                environment.setenv("GVR_TOPK_DISABLE", "1")
-            result = vllm_engine.run(spec)
-        integration.unregister()
-        assert result["failures"] == [] and vllm_trial.problem(spec, result, mode == OURS) is None
-        invariance = result["invariance"]
-        runs = [(run["batch"], run["copies"]) for run in invariance["runs"]]
-        assert runs == [(1, 1), (1, 1), (2, 1), (4, 2)]
-        assert invariance["prompts"] == 1 + 1 + 2
-        answers = {"requests": 5, "tokens": 3, "different_answers": 1, "most_agree": 5}
-        assert invariance["answers"] == answers | {"first_difference": None}
-        assert [layer["layer"] for layer in invariance["twins"]["layers"]] == [0, 1]
-        lengths = [layer["decode"]["different_rows_by_length"] for layer in invariance["twins"]["layers"]]
-        assert [len(counts) for counts in lengths] == [1, 1]  # the fake's rows never grow
-        counted = invariance["twins"]["all"]
-        assert counted["rows_with_a_twin_in_another_run"] > 50
-        assert counted["set"]["rows"] == counted["order"]["rows"] == 0
-        specs.append(spec)
-        results.append(result | {"problem": None})
-    twins = vllm_trial.compare_twins(specs)
-    assert list(twins) == [STOCK, OURS, "stock and ours"]
-    both = twins["stock and ours"]
-    assert both["runs"] == 8 and both["all"]["rows"] == twins[STOCK]["all"]["rows"] * 2
-    assert both["all"]["set"]["rows"] == 0 and both["all"]["order"]["rows"] == both["all"]["rows"]
-    assert vllm_trial.verdict(results, twins) == 0
-    twins[OURS]["all"]["order"]["rows"] = 2
-    assert vllm_trial.verdict(results, twins) == 1
-    assert vllm_trial.compare_twins([replace(specs[0], twins=str(tmp_path / "none.npz"))]) == {}
-
-
-def test_summary_of_an_engine(vllm, short, tmp_path):
-    spec = specification(OURS, part=INVARIANCE, twins=str(tmp_path / "twins.npz"), batches=[1])
-    said = vllm_trial._summary(spec, vllm_engine.run(spec) | {"problem": None})
-    assert "sets differ in 0 of them, orders in 0; 1 answers to the same prompt in 5 requests" in said
+def test_invariance(vllm, short):
+    result = vllm_engine.run(specification(OURS, part=INVARIANCE, batches=[1], split_k=False))
+    spec = specification(OURS, part=INVARIANCE, split_k=False)
+    assert result["failures"] == [] and vllm_trial.problem(spec, result, active=True) is None
+    invariance = result["invariance"]
+    assert [(run["batch"], run["copies"]) for run in invariance["runs"]] == [(1, 1), (1, 1), (2, 1), (4, 2)]
+    assert invariance["prompts"] == 1 + 1 + 2
+    answers = {"requests": 5, "tokens": 3, "different_answers": 1, "most_agree": 5}
+    assert invariance["answers"] == answers | {"first_difference": None}
+    said = vllm_trial._summary(spec, result | {"problem": None})
+    assert said.endswith(": 1 answers to the same prompt in 5 requests")
+    assert vllm_trial.verdict([result | {"problem": None}]) == 0
+    invariance["answers"]["different_answers"] = 2
+    assert vllm_trial.verdict([result | {"problem": None}]) == 1
+    for other in ({"split_k": True}, {"mode": STOCK}):  # of which nothing is promised
+        assert vllm_trial.verdict([result | other | {"problem": None}]) == 0
 
 
 def test_a_case_that_fails_is_a_failure(vllm, monkeypatch):
@@ -788,10 +665,6 @@ def test_what_shows_nothing():
         ({"preemptions": 0}, "no request was preempted"),
     ):
         assert said in str(vllm_trial.problem(spec, good | change, active=True))
-    for twins in (0, 2):
-        result = good | {"invariance": {"twins": {"all": {"rows_with_a_twin": twins}}}}
-        said = vllm_trial.problem(specification(OURS, part=INVARIANCE), result, active=True)
-        assert (said is None) == (twins > 0)
 
 
 def test_log_is_the_evidence():
