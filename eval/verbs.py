@@ -147,7 +147,7 @@ VERBS = {
         "0 every compared row is the sort's, and no answer depends on the batch; 1 not so;"
         " 2 wrong use or a missing GPU or package;"
         " 3 an engine failed, or its log does not say that it ran ours",
-        "the extra [vllm], and 1 GB of disk for the weights",
+        "the extra [vllm]",
     ),
     "readme": Verb(
         "report.readme",

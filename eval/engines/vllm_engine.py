@@ -27,7 +27,7 @@ import torch
 
 from eval.common.machine import write_json
 from eval.engines.vllm_compare import Comparison, PrefillTimes, observe
-from eval.engines.vllm_model import V32
+from eval.engines.vllm_model import V32, patch_loading
 from eval.engines.vllm_worker import EXTENSION, PREFILL_ROWS, merge_workers, observed
 from gvr_topk.integrations.transaction import Transaction
 
@@ -75,8 +75,8 @@ class Specification:
         own.
     drafts : int
         Draft tokens per step, by MTP.
-    model, shapes, load_format : str
-        Folder of the checkpoint, and whose shapes it has; ``dummy`` has the engine fill it, ``auto`` reads.
+    model, shapes : str
+        Folder of the configuration, and whose shapes the model has.
     batches, lengths, steps : list of int, list of int, int
         Cases, every batch with every context length, and the tokens that each request generates.
     churn : bool
@@ -99,7 +99,6 @@ class Specification:
     graphs: str
     drafts: int
     model: str
-    load_format: str
     batches: list[int]
     lengths: list[int]
     steps: int
@@ -139,7 +138,7 @@ def engine_arguments(spec: Specification) -> dict[str, Any]:
     """Arguments of ``vllm.LLM``."""
     arguments: dict[str, Any] = {
         "model": spec.model,
-        "load_format": spec.load_format,
+        "load_format": "dummy",  # whose weights are those of `fill_weights`
         "skip_tokenizer_init": True,
         "dtype": "bfloat16",
         "seed": 0,
@@ -348,6 +347,7 @@ class Trial:
             importlib.import_module("gvr_topk.integrations.vllm").register()
         if not spec.in_workers:
             observe(patches, self._comparison, self._times)
+            patch_loading(patches)
         self._preemptions = Preemptions(patches) if spec.part == PREEMPTION else None
         self._vllm = importlib.import_module("vllm")
         begun = time.perf_counter()

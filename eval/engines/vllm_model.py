@@ -1,18 +1,21 @@
-"""Checkpoints with the shapes of sparse-attention models and random weights, small enough for one GPU.
+"""Models with the shapes of sparse-attention models and random weights, small enough for one GPU.
 
 The attention, the indexer and its k have the real sizes; depth, experts and vocabulary are small.
 """
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+
+from gvr_topk.integrations.transaction import Transaction
 
 V32, GLM5, GLM52, V4 = "v32", "glm5", "glm52", "v4"
 SHAPES = {V32: "DeepSeek-V3.2", GLM5: "GLM-5", GLM52: "GLM-5.2", V4: "DeepSeek-V4"}
@@ -64,10 +67,6 @@ class LatentAttention:
     selects_every: int = 1
     selects_first: int = 1
 
-    def selects(self, layer: int) -> bool:
-        """Whether a layer has an indexer."""
-        return max(layer - self.selects_first + 1, 0) % self.selects_every == 0
-
 
 LATENT = {
     V32: LatentAttention(1536, 128, 128, 64),
@@ -75,26 +74,6 @@ LATENT = {
     GLM52: LatentAttention(2048, 192, 256, 32, selects_every=4, selects_first=3),
 }
 """Sizes of each of them."""
-
-
-class Parameter(NamedTuple):
-    """One tensor of a checkpoint.
-
-    Attributes
-    ----------
-    name : str
-    shape : tuple of int
-    scale : float
-        Deviation of its values, which are normal; with 0 all of them are `value`.
-    value : float
-    dtype : torch.dtype
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    scale: float = 0.0
-    value: float = 1.0
-    dtype: torch.dtype = torch.bfloat16
 
 
 def model_config(layers: int, drafts: int = 0, shapes: str = V32) -> dict[str, Any]:
@@ -188,7 +167,7 @@ def _v4_config(layers: int) -> dict[str, Any]:
         "o_groups": V4_OUTPUT_GROUPS,
         "o_lora_rank": V4_OUTPUT_RANK,
         "sliding_window": 128,
-        "layer_types": _v4_layers(layers),
+        "layer_types": [V4_LAYERS[layer % len(V4_LAYERS)] for layer in range(layers)],
         "compress_rates": V4_RATIOS,
         "index_n_heads": V4_INDEX_HEADS,
         "index_topk": V4_TOPK,
@@ -205,162 +184,45 @@ def _v4_config(layers: int) -> dict[str, Any]:
     }
 
 
-def _v4_layers(layers: int) -> list[str]:
-    return [V4_LAYERS[layer % len(V4_LAYERS)] for layer in range(layers)]
-
-
-def write_model(folder: Path, layers: int, drafts: int = 0, weights: bool = True, shapes: str = V32) -> None:
-    """Write the checkpoint; what is there already is kept.
-
-    Parameters
-    ----------
-    folder : Path
-    layers, drafts : int
-        As for `model_config`.
-    weights : bool
-        Without, the configuration alone, for an engine that fills the model itself.
-    shapes : str
-        As for `model_config`.
-
-    Raises
-    ------
-    ImportError
-        ``safetensors``, which comes with vLLM, is not installed.
-    """
+def write_model(folder: Path, layers: int, drafts: int = 0, shapes: str = V32) -> None:
+    """Write the configuration, from which an engine makes the model; `fill_weights` gives it its weights."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(model_config(layers, drafts, shapes), indent=1) + "\n")
-    target = folder / "model.safetensors"
-    if not weights or target.is_file():
-        return
-    from safetensors.torch import save_file
-
-    partial = folder / "model.partial"
-    save_file(dict(random_weights(layers, shapes)), partial, metadata={"format": "pt"})
-    partial.replace(target)
 
 
-def random_weights(layers: int, shapes: str = V32) -> Iterator[tuple[str, Tensor]]:
-    """Name and values of every tensor of a checkpoint, the same ones each time."""
-    generator = torch.Generator().manual_seed(0)
-    for name, shape, scale, value, dtype in parameters(layers, shapes):
-        if scale > 0:
-            yield name, (torch.randn(shape, generator=generator) * scale).to(dtype)
-        else:
-            yield name, torch.full(shape, value, dtype=dtype)
+def fill_weights(seeds: Iterator[int]) -> Callable[..., None]:
+    """What takes the place of vLLM's dummy weights, which are so small that all scores are nearly alike.
 
-
-def parameters(layers: int, shapes: str = V32) -> Iterator[Parameter]:
-    """Every tensor of a checkpoint, by the names that the published ones have.
+    Outputs of a matrix keep the scale of its inputs, embeddings have the scale 1, and norms are neutral.
 
     Parameters
     ----------
-    layers : int
-    shapes : str
-        As for `model_config`.
+    seeds : iterator of int
+        One for each tensor. The workers of an engine fill in the same order, and so alike.
+
+    Returns
+    -------
+    callable
+        ``fill(module, ...)`` fills the parameters of a module and of those in it.
     """
-    yield from _v4_parameters(layers) if shapes == V4 else _latent_parameters(layers, shapes)
+
+    def fill(module: torch.nn.Module, *ignored: Any, **named: Any) -> None:
+        is_embedding = "VocabParallelEmbedding" in type(module).__name__
+        for name, parameter in module.named_parameters():
+            if not parameter.is_floating_point():
+                continue
+            if parameter.dim() < 2:
+                parameter.data.fill_(float(name.endswith(("weight", "scale"))))
+                continue
+            generator = torch.Generator(parameter.device).manual_seed(next(seeds))
+            scale = 1.0 if is_embedding else parameter.shape[-1] ** -0.5
+            drawn = torch.randn(parameter.shape, generator=generator, device=parameter.device)
+            parameter.data.copy_(drawn * scale)
+
+    return fill
 
 
-def _tensors(prefix: str, sizes: Mapping[str, tuple[int, ...]]) -> Iterator[Parameter]:
-    """Tensors below a prefix by their sizes: rows and columns of a matrix, or the length of a neutral norm.
-
-    Outputs of a matrix keep the scale of its inputs, so that scores are neither all alike nor infinite.
-    """
-    for name, size in sizes.items():
-        scale = size[1] ** -0.5 if len(size) == 2 else 0.0
-        yield Parameter(f"{prefix}{name}.weight", size, scale)
-
-
-def _constant(name: str, length: int, value: float = 0.0) -> Parameter:
-    return Parameter(name, (length,), value=value, dtype=torch.float32)
-
-
-def _latent_parameters(layers: int, shapes: str) -> Iterator[Parameter]:
-    sizes = LATENT[shapes]
-    yield Parameter("model.embed_tokens.weight", (VOCABULARY, HIDDEN), 1.0)
-    yield from _tensors("", {"lm_head": (VOCABULARY, HIDDEN), "model.norm": (HIDDEN,)})
-    attention = {
-        "q_a_layernorm": (sizes.q_rank,),
-        "kv_a_layernorm": (KV_RANK,),
-        "q_a_proj": (sizes.q_rank, HIDDEN),
-        "q_b_proj": (HEADS * (sizes.nope + ROPE), sizes.q_rank),
-        "kv_a_proj_with_mqa": (KV_RANK + ROPE, HIDDEN),
-        "kv_b_proj": (HEADS * (sizes.nope + sizes.value), KV_RANK),
-        "o_proj": (HIDDEN, HEADS * sizes.value),
-    }
-    indexer = {
-        "wq_b": (sizes.index_heads * INDEX_DIM, sizes.q_rank),
-        "wk": (INDEX_DIM, HIDDEN),
-        "weights_proj": (sizes.index_heads, HIDDEN),
-        "k_norm": (INDEX_DIM,),
-    }
-    for layer in range(layers):
-        prefix = f"model.layers.{layer}."
-        yield from _tensors(prefix, {"input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,)})
-        yield from _tensors(f"{prefix}self_attn.", attention)
-        if sizes.selects(layer):
-            yield from _tensors(f"{prefix}self_attn.indexer.", indexer)
-            yield _constant(f"{prefix}self_attn.indexer.k_norm.bias", INDEX_DIM)
-        if layer == 0:
-            yield from _mlp(f"{prefix}mlp.", DENSE_WIDTH)
-            continue
-        yield from _tensors(prefix, {"mlp.gate": (EXPERTS, HIDDEN)})
-        yield _constant(f"{prefix}mlp.gate.e_score_correction_bias", EXPERTS)
-        for expert in ("shared_experts", *(f"experts.{number}" for number in range(EXPERTS))):
-            yield from _mlp(f"{prefix}mlp.{expert}.", EXPERT_WIDTH)
-
-
-def _mlp(prefix: str, width: int) -> Iterator[Parameter]:
-    sizes = {"gate_proj": (width, HIDDEN), "up_proj": (width, HIDDEN), "down_proj": (HIDDEN, width)}
-    return _tensors(prefix, sizes)
-
-
-def _v4_parameters(layers: int) -> Iterator[Parameter]:
-    yield Parameter("embed.weight", (VOCABULARY, V4_HIDDEN), 1.0)
-    yield from _tensors("", {"head": (VOCABULARY, V4_HIDDEN), "norm": (V4_HIDDEN,)})
-    yield from _hyper_connection("hc_head", V4_STREAMS, 1)
-    attention = {
-        "wq_a": (V4_Q_RANK, V4_HIDDEN),
-        "wkv": (V4_HEAD, V4_HIDDEN),
-        "wq_b": (HEADS * V4_HEAD, V4_Q_RANK),
-        "wo_a": (V4_OUTPUT_GROUPS * V4_OUTPUT_RANK, HEADS * V4_HEAD // V4_OUTPUT_GROUPS),
-        "wo_b": (V4_HIDDEN, V4_OUTPUT_GROUPS * V4_OUTPUT_RANK),
-        "q_norm": (V4_Q_RANK,),
-        "kv_norm": (V4_HEAD,),
-    }
-    indexer = {"wq_b": (V4_INDEX_HEADS * INDEX_DIM, V4_Q_RANK), "weights_proj": (V4_INDEX_HEADS, V4_HIDDEN)}
-    expert = {
-        "w1": (EXPERT_WIDTH, V4_HIDDEN),
-        "w3": (EXPERT_WIDTH, V4_HIDDEN),
-        "w2": (V4_HIDDEN, EXPERT_WIDTH),
-    }
-    for layer, kind in enumerate(_v4_layers(layers)):
-        prefix = f"layers.{layer}."
-        yield from _tensors(prefix, {"attn_norm": (V4_HIDDEN,), "ffn_norm": (V4_HIDDEN,)})
-        for part in ("attn", "ffn"):
-            yield from _hyper_connection(f"{prefix}hc_{part}", (2 + V4_STREAMS) * V4_STREAMS, 3)
-        yield from _tensors(f"{prefix}attn.", attention)
-        yield _constant(f"{prefix}attn.attn_sink", HEADS)
-        if kind in V4_RATIOS:
-            yield from _compressor(f"{prefix}attn.compressor.", V4_HEAD, V4_RATIOS[kind])
-        if kind == SPARSE:
-            yield from _tensors(f"{prefix}attn.indexer.", indexer)
-            yield from _compressor(f"{prefix}attn.indexer.compressor.", INDEX_DIM, V4_RATIOS[kind])
-        yield from _tensors(prefix, {"ffn.gate": (EXPERTS, V4_HIDDEN)})
-        yield _constant(f"{prefix}ffn.gate.bias", EXPERTS)
-        for name in ("shared_experts", *(f"experts.{number}" for number in range(EXPERTS))):
-            yield from _tensors(f"{prefix}ffn.{name}.", expert)
-
-
-def _compressor(prefix: str, head: int, ratio: int) -> Iterator[Parameter]:
-    """What makes one key of several tokens; where these are few, keys overlap and each has two halves."""
-    width = head * (2 if ratio == V4_RATIOS[SPARSE] else 1)
-    yield from _tensors(prefix, {"wkv": (width, V4_HIDDEN), "wgate": (width, V4_HIDDEN), "norm": (head,)})
-    yield Parameter(f"{prefix}ape", (ratio, width), 1.0, dtype=torch.float32)
-
-
-def _hyper_connection(prefix: str, rows: int, scales: int) -> Iterator[Parameter]:
-    columns = V4_STREAMS * V4_HIDDEN
-    yield Parameter(f"{prefix}_fn", (rows, columns), columns**-0.5, dtype=torch.float32)
-    yield _constant(f"{prefix}_base", rows)
-    yield _constant(f"{prefix}_scale", scales, 1.0)
+def patch_loading(patches: Transaction) -> None:
+    """Have the engine of this process fill models by `fill_weights`."""
+    loader = importlib.import_module("vllm.model_executor.model_loader.dummy_loader")
+    patches.set_attribute(loader, "initialize_dummy_weights", fill_weights(itertools.count()))

@@ -117,16 +117,12 @@ def plan(options: argparse.Namespace) -> list[Specification]:
             continue  # its cache is too small as counted in blocks of 64 tokens; V4 has larger ones
         if options.tensor_parallel > 1 and mode != COMPARE:  # nothing else is observed in the workers
             continue
-        # The layer that predicts further tokens has no weights of ours: the engine fills such a model itself.
-        name, load_format = ("drafts", "dummy") if drafts else ("plain", "auto")
-        folder = name if options.model_shapes == V32 else f"{options.model_shapes}_{name}"
         for chunk in options.chunks if part == INVARIANCE else options.chunks[:1]:
             spec = Specification(
                 mode=mode,
                 graphs=graphs,
                 drafts=drafts,
-                model=str(options.work / folder),
-                load_format=load_format,
+                model=str(options.work / f"{options.model_shapes}_drafts{drafts}"),
                 batches=options.batches,
                 lengths=options.lengths,
                 steps=options.steps,
@@ -321,7 +317,7 @@ def _run_engine(spec: Specification, options: argparse.Namespace, seconds: float
     if options.budget and seconds < LEAST_SECONDS:
         return _identity(spec) | {"problem": f"{spec.name}: left out, {max(seconds, 0):.0f} s were left"}
     try:
-        write_model(Path(spec.model), LAYERS, spec.drafts, spec.load_format == "auto", spec.shapes)
+        write_model(Path(spec.model), LAYERS, spec.drafts, spec.shapes)
         return run_engine(spec, options.work, seconds)
     except Exception as error:
         traceback.print_exc()

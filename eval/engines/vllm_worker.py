@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from eval.engines.vllm_compare import Comparison, observe
+from eval.engines.vllm_model import patch_loading
 from gvr_topk.integrations.transaction import Transaction
 
 EXTENSION = "eval.engines.vllm_worker.Observed"
@@ -38,6 +39,7 @@ class Observed:
         self.gvr_topk_comparison = Comparison(device, int(os.environ[PREFILL_ROWS]))
         self.gvr_topk_patches = Transaction()
         observe(self.gvr_topk_patches, self.gvr_topk_comparison)
+        patch_loading(self.gvr_topk_patches)
 
     def gvr_topk_reset(self) -> None:
         """Forget what was counted while the engine started."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +21,7 @@ from vllm_engine import Runner, fake_vllm
 from eval.__main__ import main
 from eval.campaigns.evidence import read_evidence
 from eval.campaigns.process import CommandError
-from eval.engines import vllm_compare, vllm_engine, vllm_model, vllm_trial
+from eval.engines import vllm_compare, vllm_engine, vllm_trial
 from eval.engines.vllm_compare import Comparison, PrefillTimes
 from eval.engines.vllm_engine import (
     CASES,
@@ -35,16 +37,14 @@ from eval.engines.vllm_engine import (
 from eval.engines.vllm_model import (
     GLM5,
     GLM52,
-    LATENT,
     SHAPES,
     TOPK,
     V4,
     V4_RATIOS,
     V4_TOPK,
     V32,
+    fill_weights,
     model_config,
-    parameters,
-    random_weights,
     write_model,
 )
 from eval.engines.vllm_worker import Observed, merge_workers
@@ -67,7 +67,6 @@ def specification(mode: str = COMPARE, **changes) -> Specification:
         "graphs": "eager",
         "drafts": 0,
         "model": "folder",
-        "load_format": "auto",
         "batches": [1, 3],
         "lengths": [300],
         "steps": 6,
@@ -150,6 +149,8 @@ def vllm():
             return SimpleNamespace(llm_engine=package.engines[-1])
 
         package.LLM = llm
+        loader = "vllm.model_executor.model_loader.dummy_loader"
+        sys.modules[loader] = types.SimpleNamespace(initialize_dummy_weights=None)
         yield package
 
 
@@ -188,10 +189,7 @@ def test_plan():
     assert not any(spec.chunk != 8192 for spec in parts[CASES] + parts[PREEMPTION])
     one = vllm_trial.parse_args(["--parts", "invariance", "--modes", "compare"])
     assert vllm_trial.plan(one) == []
-    assert {(spec.model, spec.load_format, spec.drafts) for spec in plan} == {
-        ("w/plain", "auto", 0),
-        ("w/drafts", "dummy", 1),
-    }
+    assert {(spec.model, spec.drafts) for spec in plan} == {("w/v32_drafts0", 0), ("w/v32_drafts1", 1)}
 
 
 def test_engine_arguments():
@@ -226,10 +224,7 @@ def test_plan_of_other_shapes(shapes):
     assert len(names) == len(plan) == (12 + 8 if shapes == V4 else 12 + 4 + 8)
     assert names.isdisjoint(spec.name for spec in vllm_trial.plan(vllm_trial.parse_args(["--work", "w"])))
     assert all(shapes in spec.name for spec in plan) and {spec.shapes for spec in plan} == {shapes}
-    assert {(spec.model, spec.load_format) for spec in plan} == {
-        (f"w/{shapes}_plain", "auto"),
-        (f"w/{shapes}_drafts", "dummy"),
-    }
+    assert {spec.model for spec in plan} == {f"w/{shapes}_drafts0", f"w/{shapes}_drafts1"}
     assert ({spec.part for spec in plan} == {CASES, INVARIANCE}) == (shapes == V4)
     said = vllm_trial._identity(plan[0])
     assert said["shapes"] == shapes
@@ -242,80 +237,57 @@ def test_model(shapes, tmp_path):
     config = model_config(4, 1, shapes)
     assert config["index_topk"] == (V4_TOPK if shapes == V4 else TOPK)
     assert config["num_nextn_predict_layers"] == 1
-    made = list(parameters(4, shapes))
-    assert len({parameter.name for parameter in made}) == len(made)
-    assert sum(torch.Size(parameter.shape).numel() for parameter in made) < (6e8 if shapes == V32 else 1e9)
-    # A matrix keeps the scale of its input: a checkpoint without would have scores that are all alike.
-    matrices = [parameter for parameter in made if len(parameter.shape) == 2]
-    assert all(parameter.scale > 0 for parameter in matrices)
-    write_model(tmp_path / "model", 4, weights=False, shapes=shapes)
+    write_model(tmp_path / "model", 4, shapes=shapes)
     assert json.loads((tmp_path / "model" / "config.json").read_text()) == model_config(4, 0, shapes)
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["config.json"]
 
 
 def test_default_shapes():
-    assert model_config(4, 1) == model_config(4, 1, V32) and list(parameters(2)) == list(parameters(2, V32))
+    assert model_config(4, 1) == model_config(4, 1, V32)
     assert TOPK == 2048 and model_config(4)["architectures"] == ["DeepseekV32ForCausalLM"]
 
 
-def indexers(shapes: str, layers: int) -> list[int]:
-    """Layers of a checkpoint that have an indexer."""
-    names = (parameter.name for parameter in parameters(layers, shapes))
-    return [int(name.split("layers.")[1].split(".")[0]) for name in names if "indexer.wq_b" in name]
-
-
-@pytest.mark.parametrize(("shapes", "heads", "found"), [(V32, 64, 8), (GLM5, 32, 8), (GLM52, 32, 4)])
-def test_shapes_of_latent_attention(shapes, heads, found):
-    """Layers that share a selection have no indexer in the checkpoint, for vLLM makes none for them."""
-    shape_of = {parameter.name: parameter.shape for parameter in parameters(2, shapes)}
-    config, prefix = model_config(2, 0, shapes), "model.layers.1.self_attn"
-    rank = config["q_lora_rank"]
-    assert shape_of[f"{prefix}.indexer.wq_b.weight"] == (heads * config["index_head_dim"], rank)
-    assert shape_of[f"{prefix}.indexer.weights_proj.weight"][0] == heads == config["index_n_heads"]
-    keys = config["qk_nope_head_dim"]
-    assert shape_of[f"{prefix}.q_b_proj.weight"] == (64 * (keys + config["qk_rope_head_dim"]), rank)
-    assert shape_of[f"{prefix}.kv_b_proj.weight"][0] == 64 * (keys + config["v_head_dim"])
-    assert shape_of[f"{prefix}.o_proj.weight"][1] == 64 * config["v_head_dim"]
-    assert len(indexers(shapes, 8)) == found == sum(LATENT[shapes].selects(layer) for layer in range(8))
-    assert indexers(GLM52, 8) == [0, 1, 2, 6]  # every fourth behind the third, as in GLM-5.2
+@pytest.mark.parametrize(("shapes", "heads"), [(V32, 64), (GLM5, 32), (GLM52, 32)])
+def test_shapes_of_latent_attention(shapes, heads):
+    config = model_config(2, 0, shapes)
+    assert config["index_n_heads"] == heads
     shared = {"index_topk_freq", "index_skip_topk_offset"} & set(config)
     assert len(shared) == (2 if shapes == GLM52 else 0)
 
 
 def test_shapes_of_v4():
-    """Sparse layers alone select; their keys stand for four tokens each, and overlap."""
+    """Sparse layers alone select; their keys stand for four tokens each."""
     config = model_config(8, 0, V4)
     kinds = [V4_RATIOS.get(kind, 1) for kind in config["layer_types"]]
     assert kinds == [1, 4, 128, 4] * 2 and len(config["mlp_layer_types"]) == 8
-    assert indexers(V4, 8) == [1, 3, 5, 7]
-    shape_of = {parameter.name: parameter.shape for parameter in parameters(4, V4)}
-    assert shape_of["layers.1.attn.indexer.compressor.ape"] == (4, 2 * 128)
-    assert shape_of["layers.1.attn.compressor.wkv.weight"] == (2 * 512, config["hidden_size"])
-    assert shape_of["layers.2.attn.compressor.ape"] == (128, 512)
-    assert not any("compressor" in name for name in shape_of if name.startswith("layers.0."))
     # Rows of the invariance part are longer than k, although four tokens have one score.
     assert vllm_engine.INVARIANCE_LENGTH // V4_RATIOS["compressed_sparse_attention"] > config["index_topk"]
 
 
-@pytest.mark.parametrize("shapes", list(SHAPES))
-def test_weights(shapes, monkeypatch):
-    """The same each time; matrices differ from each other, norms are neutral and finite."""
-    for name in ("HIDDEN", "V4_HIDDEN", "VOCABULARY", "DENSE_WIDTH", "EXPERT_WIDTH", "V4_OUTPUT_RANK"):
-        monkeypatch.setattr(vllm_model, name, 16)
-    monkeypatch.setattr(vllm_model, "HEADS", 8)
-    first, again = dict(random_weights(4, shapes)), dict(random_weights(4, shapes))
-    assert first.keys() == again.keys() == {parameter.name for parameter in parameters(4, shapes)}
-    for parameter in parameters(4, shapes):
-        values = first[parameter.name]
-        assert tuple(values.shape) == parameter.shape and values.dtype == parameter.dtype
-        assert torch.equal(values, again[parameter.name]) and values.isfinite().all()
-        assert (
-            (values.float().std() > 0.5 * parameter.scale)
-            if parameter.scale
-            else values.unique().numel() == 1
-        )
-    norms = [values for name, values in first.items() if name.endswith("norm.weight")]
-    assert norms and all((values == 1).all() for values in norms)
+def test_weights():
+    """The same each time; matrices differ and keep the scale of their inputs, and norms are neutral."""
+
+    class VocabParallelEmbedding(torch.nn.Embedding):
+        pass
+
+    def filled():
+        parts = {"embed": VocabParallelEmbedding(300, 16), "norm": torch.nn.LayerNorm(8)}
+        model = torch.nn.ModuleDict(parts | {f"proj{at}": torch.nn.Linear(100, 50) for at in (0, 1)})
+        model.experts = torch.nn.Parameter(torch.zeros(4, 30, 25, dtype=torch.bfloat16))
+        model.table = torch.nn.Parameter(torch.full((3,), 7), requires_grad=False)
+        fill = fill_weights(itertools.count())
+        for module in model.modules():  # as vLLM does: a module, and then each one in it
+            fill(module, "configuration")
+        return dict(model.named_parameters())
+
+    first, again = filled(), filled()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["proj0.weight"], first["proj1.weight"])
+    spread = {name: float(values.detach().float().std()) for name, values in first.items() if values.dim() > 1}
+    wanted = {"embed.weight": 1.0, "proj0.weight": 0.1, "proj1.weight": 0.1, "experts": 0.2}
+    assert spread == pytest.approx(wanted, rel=0.1)
+    assert (first["norm.weight"] == 1).all() and not first["norm.bias"].any()
+    assert first["table"].tolist() == [7, 7, 7]
 
 
 def test_report_names_the_shapes():
