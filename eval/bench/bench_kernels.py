@@ -23,8 +23,8 @@ the figure without events, since an event takes time itself.
 
 The JSON is rewritten after each cell, so a run that is stopped keeps what it had; ``--resume`` goes on from
 such a file, on the same machine or a later one. Each result says which run made it, and is compared with
-those of the same run alone. ``--report`` prints the tables of a file and measures nothing. ``--quick``
-measures this package alone, at the shapes that the pages show.
+those of the same run alone. ``--quick`` measures this package alone, at the shapes that the pages show.
+``compare`` and ``readme`` read the file.
 """
 
 from __future__ import annotations
@@ -62,12 +62,8 @@ from eval.bench.bench_report import (
     FLOOR,
     FORMAT,
     OURS,
-    Index,
     dump,
-    hint_ratios,
     measured_in,
-    tables,
-    worst_ratios,
 )
 from eval.bench.kernel_timing import Chain, ChainRun, Prepared
 from eval.bench.our_kernels import (
@@ -90,7 +86,15 @@ from eval.bench.our_kernels import (
     why_refused,
 )
 from eval.common.machine import describe_machine, without_folders, write_text
-from eval.common.options import TraceFolder, read_results, require_gpu, require_writable
+from eval.common.options import (
+    BaselineFolder,
+    Commit,
+    Out,
+    TraceFolder,
+    read_results,
+    require_gpu,
+    require_writable,
+)
 from gvr_topk.constants import BLOCK_SIZE, StatsColumn
 
 REPLAYS = 9
@@ -405,20 +409,6 @@ def spend_first_graph() -> None:
     ChainRun(chain, prepare_ours(chain)).time(3)
 
 
-def report(data: dict[str, Any]) -> str:
-    """Every table of a result file, and where its figures come from."""
-    lines = []
-    for number, run in enumerate(data["runs"]):
-        machine = ", ".join(f"{name} {value}" for name, value in run["machine"].items())
-        lines.append(f"run {number}: {machine}")
-        lines += [f"  {name}: {its['why_not'] or its['version']}" for name, its in run["baselines"].items()]
-        lines.append(f"  sets in {REPEATS} runs on a zero plateau: {run['sets_in_20_runs']}")
-    index = Index(data)
-    if index.left_out:
-        lines.append(f"left out: {index.left_out} figures of another run than this package's")
-    return "\n".join([*lines, data["method"], "", tables(index)])
-
-
 def select(cells: Sequence[Cell], groups: str, pattern: str) -> list[Cell]:
     """Cells of the named groups (comma-separated; empty: all) whose key the regular expression finds."""
     names = {group for group in groups.split(",") if group}
@@ -429,24 +419,20 @@ def select(cells: Sequence[Cell], groups: str, pattern: str) -> list[Cell]:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/bench.json"),
+    out: Out = Path("out/bench.json"),
     only: Annotated[str, typer.Option(help=f"Implementations, comma-separated, of {', '.join(ALL)}.")] = "",
     groups: Annotated[
         str, typer.Option(help=f"Groups of cells, comma-separated, of {', '.join(GROUPS)}.")
     ] = "",
     cells: Annotated[str, typer.Option(help="Regular expression on cell keys, such as 'n70690 b1 '.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="The pages' shapes and this package alone.")] = False,
-    baseline_dir: Annotated[Path | None, typer.Option(help="Folder of other projects' files.")] = None,
+    baseline_dir: BaselineFolder = None,
     traces: TraceFolder = None,
     resume: Annotated[Path | None, typer.Option(help="Result file whose figures are kept.")] = None,
     seconds: Annotated[float, typer.Option(help="Start no cell after so long.")] = 510.0,
-    commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
-    show: Annotated[Path | None, typer.Option("--report", help="Print this file's tables only.")] = None,
+    commit: Commit = "",
 ) -> None:
-    """Measure the selected cells, or print the tables of a file."""
-    if show is not None:
-        print(report(read_results(show, FORMAT)))
-        return
+    """Measure the selected cells."""
     require_gpu()
     require_writable(out)
     names = [name for name in only.split(",") if name] or list(QUICK if quick else (*ALL, FLOOR))
@@ -502,7 +488,6 @@ def main(
         torch.cuda.empty_cache()
         _write(data, out)
     _write(data, out)
-    print(report(data))
     longest = sorted(spent.items(), key=lambda each: -each[1])
     by_name = ", ".join(f"{name} {taken:.0f}" for name, taken in longest)
     print(f"{time.monotonic() - started:.0f} s in all, of which by implementation: {by_name}")
@@ -513,10 +498,8 @@ def main(
 
 
 def _write(data: dict[str, Any], out: Path) -> None:
-    """Write the file, with what follows from its figures, in one step: a killed run leaves the last one."""
-    index = Index(data)
-    derived = {"hint_ratios": hint_ratios(index), "worst_ratios": worst_ratios(index)}
-    write_text(out, dump(without_folders({**data, **derived})))
+    """Write the file in one step: a killed run leaves the last one."""
+    write_text(out, dump(without_folders(data)))
 
 
 def _failed(result: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""What the kernel benchmark's JSON says: its layout, its figures by cell, ratios and tables."""
+"""What the kernel benchmark's JSON says: its layout, its figures by cell, and ratios."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from eval.bench.our_kernels import (
     HINTED,
     IN_BLOCKS,
     NO_HINT,
-    NO_ROW_SLOT,
     PAPER,
     PREFILL,
     PREFILL_ROUNDS,
     RADIX_ROUNDS,
     VARIANTS,
-    WITH_INDICES,
 )
-from eval.common.tables import markdown_table
 
 FORMAT = "gvr_topk.bench_kernels/3"
 
@@ -107,13 +104,6 @@ class Index:
         """Cells at which an implementation's answer was wrong."""
         return sum(result["impl"] == impl and result["exact"] is False for result in self.results)
 
-    def entry(self, key: str, impl: str) -> str:
-        """A table's entry: the time, with a star where the answer was wrong."""
-        result = self._results.get((key, impl))
-        if result is None or result["cold_us"] is None:
-            return "-"
-        return f"{result['cold_us']:.2f}" + ("*" if result["exact"] is False else "")
-
     def cells(self, keep: Callable[[Cell], bool] = lambda cell: True) -> list[Cell]:
         """Cells with results, in their order."""
         return [cell for cell in self._cells.values() if keep(cell)]
@@ -195,19 +185,16 @@ def worst_ratios(index: Index, ours: str = HINTED) -> list[dict[str, Any]]:
 
 
 def hint_ratios(index: Index) -> list[dict[str, Any]]:
-    """Time with a hint over time without, of every cell, and the same with less or more given than usual."""
+    """Time with a hint over time without, of every cell."""
     rows = []
     for cell in index.cells():
         key = cell["key"]
         without, given = index.figure(key, NO_HINT), index.figure(key, HINTED)
         if without is None or given is None:
             continue
-        row = {"cell": key, "with_us": given, "without_us": without, "ratio": round(given / without, 4)}
-        for impl in (NO_ROW_SLOT, WITH_INDICES):
-            other = index.figure(key, impl)
-            if other is not None:
-                row[impl] = round(other / without, 4)
-        rows.append(row)
+        rows.append(
+            {"cell": key, "with_us": given, "without_us": without, "ratio": round(given / without, 4)}
+        )
     return rows
 
 
@@ -226,29 +213,3 @@ def worst_launch(index: Index, key: str) -> float | None:
     """Worst launch with a hint over the mean launch without one."""
     worst, without = index.figure(key, HINTED, "worst_us"), index.figure(key, NO_HINT)
     return worst / without if worst and without else None
-
-
-def tables(index: Index) -> str:
-    """Microseconds of every implementation at the cells of each group, what a hint costs, and ratios."""
-    parts = []
-    for group in dict.fromkeys(cell["group"] for cell in index.cells()):
-        cells = index.group(group)
-        for whose, of in (("this package", OURS), ("others", (*BASELINES, FLOOR))):
-            impls = [impl for impl in of if any(index.entry(cell["key"], impl) != "-" for cell in cells)]
-            rows = [[c["key"], *(index.entry(c["key"], impl) for impl in impls)] for c in cells]
-            title = f"{group}, {whose}: us per launch, cold L2; * = not exact"
-            parts += [f"{title}\n{markdown_table(['cell', *impls], rows)}"] if impls else []
-    title = "time over time without a hint; guesses good at once; passes; worst launch in us, without a hint"
-    headers = ["cell", "hint", NO_ROW_SLOT, WITH_INDICES, "good", "passes", "worst", "no hint's"]
-    rows = []
-    for row in hint_ratios(index):
-        figures = [row.get(name) for name in ("ratio", NO_ROW_SLOT, WITH_INDICES)]
-        figures += [index.figure(row["cell"], HINTED, name) for name in ("guess_hit", "passes", "worst_us")]
-        figures += [index.figure(row["cell"], NO_HINT, "worst_us")]
-        rows.append([row["cell"], *("-" if figure is None else f"{figure:.2f}" for figure in figures)])
-    parts += [f"{title}\n{markdown_table(headers, rows)}"] if rows else []
-    title = f"time of the other over time of {HINTED}: worst cell, mean, cells, and wrong answers"
-    names = ("ratio", "geometric_mean", "cells", "wrong", "cell")
-    rows = [[row["other"], *(str(row[name]) for name in names)] for row in worst_ratios(index)]
-    parts += [f"{title}\n{markdown_table(['other', *names], rows)}"] if rows else []
-    return "\n\n".join(parts)

@@ -15,14 +15,13 @@ import functools
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import require_gpu, require_writable
+from eval.common.options import Commit, Out, require_gpu, require_writable
 from eval.common.tables import markdown_table
 from gvr_topk.sampling import sample
 
@@ -131,8 +130,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def main(
-    out: Annotated[Path | None, typer.Option(help="JSON file to write")] = None,
-    commit: Annotated[str, typer.Option(help="commit of the sources, where there is no history")] = "",
+    out: Out = Path("out/sampling.json"),
+    commit: Commit = "",
 ) -> int:
     """Time the sampler beside PyTorch."""
     require_writable(out)
@@ -145,8 +144,7 @@ def main(
         "checked_rows": CHECKED_ROWS,
         "results": results,
     }
-    if out is not None:
-        write_json(out, data)
+    write_json(out, data)
     print(table(results))
     wrong = sum(each["wrong"] for each in results)
     print(f"{wrong} of the checked tokens are wrong")

@@ -30,7 +30,7 @@ from eval.bench.baselines import BaselineError
 from eval.bench.bench_cases import K
 from eval.bench.kernel_timing import Chain
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import require_device, require_writable
+from eval.common.options import BaselineFolder, Commit, Device, Out, require_device, require_writable
 from eval.common.tables import markdown_table
 from gvr_topk import TopkState, indexer_topk_decode
 
@@ -142,13 +142,13 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/host_time.json"),
+    out: Out = Path("out/host_time.json"),
     length: Annotated[int, typer.Option(help="Row length: short, or the device cannot keep up.")] = 8192,
     batch: Annotated[int, typer.Option(help="Rows.")] = 1,
     calls: Annotated[int, typer.Option(help="Calls of each way and turn.")] = CALLS,
-    baseline_dir: Annotated[Path | None, typer.Option(help="Folder of other projects' files.")] = None,
-    device: Annotated[str, typer.Option(help="cuda, or cpu to try the script itself.")] = "cuda",
-    commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
+    baseline_dir: BaselineFolder = None,
+    device: Device = "cuda",
+    commit: Commit = "",
 ) -> None:
     """Measure and print."""
     require_device(device)

@@ -24,7 +24,7 @@ from eval.bench.bench_cases import Cell, Sources, all_cells, load_traces, make_c
 from eval.bench.kernel_timing import Chain, ChainRun
 from eval.bench.our_kernels import Variant, prepare_ours
 from eval.common.machine import describe_machine, sm_clock_mhz, write_json
-from eval.common.options import TraceFolder, require_gpu, require_writable
+from eval.common.options import Commit, Out, TraceFolder, require_gpu, require_writable
 from eval.common.tables import markdown_table
 from gvr_topk.constants import PHASE_STAMPS
 from gvr_topk.policy import plan
@@ -134,13 +134,13 @@ def table(results: Sequence[dict[str, Any]], kernel: str) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/phase_timing.json"),
+    out: Out = Path("out/phase_timing.json"),
     traces: TraceFolder = None,
     cells: Annotated[str, typer.Option(help="Further N x batch of Gaussian rows, as 8192x1.")] = (
         "8192x1,8192x64,70690x1,131072x1,131072x64,1048576x1"
     ),
     paths: Annotated[str, typer.Option(help="Paths, comma-separated.")] = ",".join(PATHS),
-    commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
+    commit: Commit = "",
 ) -> None:
     """Measure every path on the paper's layers, traces and Gaussian rows, and print the tables."""
     require_gpu()

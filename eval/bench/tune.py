@@ -21,7 +21,7 @@ from eval.bench.bench_cases import DTYPES, KEEP, LENGTHS, K
 from eval.bench.kernel_timing import ChainRun, gaussian_chain
 from eval.bench.our_kernels import prepare_ours
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import require_gpu, require_writable
+from eval.common.options import Commit, Out, require_gpu, require_writable
 from eval.common.tables import markdown_table
 from gvr_topk.policy import plan
 
@@ -85,12 +85,12 @@ def report(data: dict[str, Any]) -> str:
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Result file.")] = Path("out/tune.json"),
+    out: Out = Path("out/tune.json"),
     lengths: Annotated[str, typer.Option(help="Row lengths.")] = ",".join(map(str, LENGTHS)),
     batches: Annotated[str, typer.Option(help="Rows per launch.")] = ",".join(map(str, BATCHES)),
     dtypes: Annotated[str, typer.Option(help="fp32, bf16, fp16.")] = "fp32,bf16",
     seconds: Annotated[float, typer.Option(help="Start no shape after so long.")] = 510.0,
-    commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
+    commit: Commit = "",
 ) -> None:
     """Sweep and print."""
     require_gpu()

@@ -1,13 +1,12 @@
-"""Checks of command-line options that several evaluation scripts share."""
+"""Command-line options that several verbs share, and checks of them."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +17,11 @@ TraceFolder = Annotated[
     typer.Option(help="Folder of .npz traces; adds the shipped one.", exists=True, file_okay=False),
 ]
 """Option for a folder of traces. One that is not there is refused: its traces would be missed in silence."""
+
+Commit = Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")]
+Device = Annotated[str, typer.Option(help="cuda, or cpu to try the program itself.")]
+Out = Annotated[Path, typer.Option(help="Result file.")]
+BaselineFolder = Annotated[Path | None, typer.Option(help="Folder of other projects' files.")]
 
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -63,8 +67,10 @@ def require_device(device: str) -> None:
         require_gpu("--device")
 
 
-def why_unwritable(out: Path, option: str = "--out") -> str:
-    """Make the folder of a result file and try it; why nothing can be written there, or nothing."""
+def require_writable(out: Path | None, option: str = "--out") -> None:
+    """Make the folder of a result file and try it, before hours are spent on what it is to hold."""
+    if out is None:
+        return
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.is_dir():
@@ -75,14 +81,8 @@ def why_unwritable(out: Path, option: str = "--out") -> str:
         if not existed:
             out.unlink()
     except OSError as error:
-        return f"{option}: wanted a file that can be written, got {out}: {_reason(error)}"
-    return ""
-
-
-def require_writable(out: Path | None, option: str = "--out") -> None:
-    """Refuse a result file that cannot be written, before hours are spent on what it is to hold."""
-    if out is not None and (problem := why_unwritable(out, option)):
-        raise typer.BadParameter(problem)
+        wanted = f"{option}: wanted a file that can be written, got {out}: {_reason(error)}"
+        raise typer.BadParameter(wanted) from None
 
 
 def require_program(command: Sequence[str], option: str) -> None:
@@ -118,42 +118,18 @@ def refuse_repeats(values: Sequence[Hashable], option: str) -> None:
         raise typer.BadParameter(f"wanted each value once, got {names} more than once", param_hint=option)
 
 
-def one_of(known: Sequence[str]) -> Callable[[str], str]:
-    """Type of an `argparse` option that takes one of some words."""
+def integers(option: str, text: str, least: int = 1) -> list[int]:
+    """Integers in a comma-separated text.
 
-    def word(text: str) -> str:
-        if text not in known:
-            raise argparse.ArgumentTypeError(f"wanted one of {', '.join(known)}, got {text!r}")
-        return text
-
-    return word
-
-
-def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
-    """Type of an `argparse` option that takes some words, with commas between them."""
-
-    def words(text: str) -> list[str]:
-        given = text.split(",")
-        if not set(given) <= set(known):
-            raise argparse.ArgumentTypeError(f"wanted some of {', '.join(known)}, got {text!r}")
-        return given
-
-    return words
-
-
-def at_least(minimum: int) -> Callable[[str], int]:
-    """Type of an `argparse` option that takes an integer from `minimum` on."""
-
-    def number(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"wanted an integer of at least {minimum}, got {text!r}")
-        return value
-
-    return number
+    Raises
+    ------
+    typer.BadParameter
+        A part is no integer, or too small.
+    """
+    given = [int(part) for part in text.split(",") if part.isdecimal()]
+    if len(given) < len(text.split(",")) or min(given) < least:
+        raise typer.BadParameter(f"{option}: wanted integers of at least {least}, got {text!r}")
+    return given
 
 
 def check_label(label: str, option: str) -> None:

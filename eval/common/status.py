@@ -1,12 +1,12 @@
-"""Exit statuses of the evaluation scripts.
+"""Exit statuses of all verbs.
 
 ====  ==============================================================================================
-0     the result is there and good
-1     a regression; nothing else ever exits with 1
-2     wrong use: an option, a configuration, a prompt, or a store that another run holds
-3     undecided: runs failed, the feature was not seen to run, or more runs are needed
+0     finished, and what was compared is right
+1     something is wrong: a result, a figure, a build, or a regression; nothing else ends with 1
+2     wrong use: an option, a missing GPU, file or package, or a store that another run holds
+3     undecided: stopped by time, runs failed, or the feature was not seen to run
 4     the tool itself failed, for example on a folder it cannot write to
-130   interrupted (SIGINT); 143 by SIGTERM and 129 by SIGHUP
+130   interrupted (SIGINT); 143 by SIGTERM and 129 by SIGHUP; 141 when the reader of a pipe has gone
 ====  ==============================================================================================
 """
 
@@ -17,3 +17,4 @@ WRONG_USE = 2
 UNDECIDED = 3
 TOOL_FAULT = 4
 INTERRUPTED = 130
+BROKEN_PIPE = 141

@@ -14,7 +14,6 @@ The selected sets of ``off`` and ``on`` are compared at every step. Not run here
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -26,10 +25,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 from unittest.mock import patch
 
 import torch
+import typer
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "fakes"))
@@ -37,8 +37,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "fakes"))
 from engine import GRAPH_DUMMY, fake_package, load_dsa
 
 from eval.bench.baselines import load_trtllm_op
-from eval.common.machine import describe_machine, without_folders
-from eval.common.options import at_least, no_gpu, why_unwritable
+from eval.common.machine import describe_machine, without_folders, write_json
+from eval.common.options import Commit, Device, require_device, require_writable
 from gvr_topk.evaluation.trace import Trace, TraceError, load_trace, shipped_trace
 from gvr_topk.integrations import tensorrt_llm as integration
 from gvr_topk.integrations.layer_hook import LayerHook
@@ -410,48 +410,34 @@ def simulate(traces: list[Trace], options: Options, original: str, commit: str) 
     }
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument(
-        "--trace", type=Path, action="append", help="one layer each; default: the shipped one"
-    )
-    parser.add_argument("--requests", type=at_least(1), default=8, help="rows of the captured graph")
-    parser.add_argument("--steps", type=at_least(3), default=400, help="decode steps")
-    parser.add_argument("--window", type=at_least(1), default=32768, help="longest row, in keys")
-    parser.add_argument("--topk", type=at_least(1), default=2048, help="items per row")
-    parser.add_argument("--seed", type=int, default=0, help="of the arrivals")
-    parser.add_argument("--commit", default="", help="of the sources, where the folder has no Git history")
-    parser.add_argument("--json", type=Path, help="where to write the result; default: standard output")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
+def main(
+    device: Device = "cuda",
+    trace: Annotated[
+        list[Path] | None, typer.Option(help="One layer each; default: the shipped one.")
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Rows of the captured graph.")] = 8,
+    steps: Annotated[int, typer.Option(min=3, help="Decode steps.")] = 400,
+    window: Annotated[int, typer.Option(min=1, help="Longest row, in keys.")] = 32768,
+    topk: Annotated[int, typer.Option(min=1, help="Items per row.")] = 2048,
+    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Result file; default: standard output alone.")] = None,
+    commit: Commit = "",
+) -> int:
     """Run and report; 1 when a set differs."""
-    args = parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        print(no_gpu("--device"), file=sys.stderr)
-        return 2
-    if args.json and (problem := why_unwritable(args.json, "--json")):
-        print(problem, file=sys.stderr)
-        return 2
-    if args.device == "cpu":
+    require_device(device)
+    require_writable(out)
+    if device == "cpu":
         torch.set_num_threads(1)
     try:
-        traces = [load_trace(path) for path in args.trace] if args.trace else [shipped_trace()]
+        traces = [load_trace(path) for path in trace] if trace else [shipped_trace()]
     except TraceError as error:
-        print(error, file=sys.stderr)
-        return 2
-    options = Options(args.device, args.requests, args.steps, args.window, args.topk, args.seed)
-    missing = load_trtllm_op() if args.device == "cuda" and args.topk == 2048 else "CPU, or another k"
+        raise typer.BadParameter(str(error)) from None
+    missing = load_trtllm_op() if device == "cuda" and topk == 2048 else "CPU, or another k"
     original = "torch.ops.trtllm.indexer_topk_decode, compiled"
     if missing:
         original = f"exact reference in torch ({missing})"
-    result = simulate(traces, options, original, args.commit)
-    text = json.dumps(without_folders(result), indent=2)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(text + "\n", encoding="utf-8")
-    print(text)
-    return 1 if result["sets"]["different"] else 0
+    result = simulate(traces, Options(device, requests, steps, window, topk, seed), original, commit)
+    if out is not None:
+        write_json(out, result)
+    print(json.dumps(without_folders(result), indent=1))
+    return int(result["sets"]["different"] > 0)

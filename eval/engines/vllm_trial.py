@@ -15,7 +15,6 @@ chunks of two sizes, stock and ours, and counts different answers.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import itertools
@@ -25,18 +24,20 @@ import sys
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Annotated, Any
 from unittest import mock
 
 import torch
+import typer
 
 from eval.campaigns.evidence import read_evidence
 from eval.campaigns.process import CommandError, output_lines, run_command
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import no_gpu, one_of, some_of, why_unwritable
+from eval.common.options import Commit, Out, integers, names_of, no_gpu, require_writable
 from eval.common.status import REGRESSION, UNDECIDED, WRONG_USE
 from eval.engines.vllm_engine import (
     CASES,
@@ -105,7 +106,7 @@ def missing_for(shapes: str) -> list[str]:
     return [f"wanted what vLLM's {SHAPES[V4]} imports, got no {', '.join(lacks)}"] if lacks else []
 
 
-def plan(options: argparse.Namespace) -> list[Specification]:
+def plan(options: SimpleNamespace) -> list[Specification]:
     """One specification for each engine, in the order to run them."""
     specifications = []
     for part, drafts, graphs, mode in itertools.product(
@@ -230,89 +231,63 @@ def _shapes(times: dict[str, Any]) -> list[tuple[int, int, int]]:
     return [(shape["rows"], shape["width"], shape["calls"]) for shape in times["shapes"]]
 
 
-def _numbers(least: int) -> Callable[[str], list[int]]:
-    def numbers(text: str) -> list[int]:
-        given = [int(part) for part in text.split(",") if part.isdecimal()]
-        if len(given) < len(text.split(",")) or min(given) < least:
-            raise argparse.ArgumentTypeError(f"wanted numbers of at least {least}, got {text!r}")
-        return given
-
-    return numbers
-
-
-def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("out/vllm_trial.json"), help="result file")
-    parser.add_argument("--work", type=Path, default=Path("out/vllm_trial"), help="for model and logs")
-    parser.add_argument("--parts", type=some_of(list(PARTS)), default=list(PARTS), help=",".join(PARTS))
-    parser.add_argument("--modes", type=some_of(MODES), default=list(MODES), help=",".join(MODES))
-    parser.add_argument("--graphs", type=some_of(GRAPHS), default=list(GRAPHS), help=",".join(GRAPHS))
-    parser.add_argument(
-        "--model-shapes",
-        type=one_of(list(SHAPES)),
-        default=V32,
-        help=f"{','.join(SHAPES)}; rows of the last are longer than k behind 2,048 tokens",
-    )
-    parser.add_argument("--drafts", type=_numbers(0), default=[0, 1], help="draft tokens, 0 for none")
-    parser.add_argument("--batches", type=_numbers(1), default=[1, 8, 32, 96], help="requests at once")
-    parser.add_argument("--lengths", type=_numbers(1), default=[8192, 65536], help="tokens of each prompt")
-    parser.add_argument("--steps", type=int, default=48, help="tokens that each request generates")
-    parser.add_argument(
-        "--chunks",
-        type=_numbers(256),
-        default=[8192, 2048],
-        help="tokens of a step; all for invariance alone",
-    )
-    parser.add_argument(
-        "--prefill-rows", type=int, default=1024, help="most compared rows of a prefill call; 0 for all"
-    )
-    parser.add_argument(
-        "--no-churn", dest="churn", action="store_false", help="leave the churn after the cases out"
-    )
-    parser.add_argument(
-        "--tensor-parallel", type=int, default=1, metavar="GPUS", help="mode compare alone, in every worker"
-    )
-    parser.add_argument(
-        "--no-split-k",
-        dest="split_k",
-        action="store_false",
-        help="leave cuBLAS no room to split sums, to tell its part in what depends on the batch",
-    )
-    parser.add_argument("--profile", action="store_true", help="time kernels, in modes stock and ours")
-    parser.add_argument("--max-model-len", type=int, default=131072, help="longest row; its buffer's width")
-    parser.add_argument("--memory", type=float, default=0.6, help="share of the GPU's memory")
-    parser.add_argument("--seconds", type=float, default=900, help="longest time of one engine")
-    parser.add_argument("--budget", type=float, default=0, help="longest time of all engines; 0 for any")
-    parser.add_argument("--commit", default="", help="of the sources, where the folder has no Git history")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
+def main(
+    out: Out = Path("out/vllm_trial.json"),
+    work: Annotated[Path, typer.Option(help="Folder for models and logs.")] = Path("out/vllm_trial"),
+    parts: Annotated[str, typer.Option(help=f"Of {','.join(PARTS)}.")] = "all",
+    modes: Annotated[str, typer.Option(help=f"Of {','.join(MODES)}.")] = "all",
+    graphs: Annotated[str, typer.Option(help=f"Of {','.join(GRAPHS)}.")] = "all",
+    model_shapes: Annotated[str, typer.Option(help=f"One of {','.join(SHAPES)}.")] = V32,
+    drafts: Annotated[str, typer.Option(help="Draft tokens, 0 for none.")] = "0,1",
+    batches: Annotated[str, typer.Option(help="Requests at once.")] = "1,8,32,96",
+    lengths: Annotated[str, typer.Option(help="Tokens of each prompt.")] = "8192,65536",
+    steps: Annotated[int, typer.Option(help="Tokens that each request generates.")] = 48,
+    chunks: Annotated[str, typer.Option(help="Tokens of a step; all for invariance alone.")] = "8192,2048",
+    prefill_rows: Annotated[int, typer.Option(help="Most compared rows of a call; 0 for all.")] = 1024,
+    churn: Annotated[bool, typer.Option(help="More requests than slots after the cases.")] = True,
+    tensor_parallel: Annotated[int, typer.Option(help="GPUs; mode compare alone, in every worker.")] = 1,
+    split_k: Annotated[bool, typer.Option(help="Leave cuBLAS room to split sums, by the batch.")] = True,
+    profile: Annotated[bool, typer.Option("--profile", help="Time kernels of stock and ours.")] = False,
+    max_model_len: Annotated[int, typer.Option(help="Longest row; its buffer's width.")] = 131072,
+    memory: Annotated[float, typer.Option(help="Share of the GPU's memory.")] = 0.6,
+    seconds: Annotated[float, typer.Option(help="Longest time of one engine.")] = 900,
+    budget: Annotated[float, typer.Option(help="Longest time of all engines; 0 for any.")] = 0,
+    commit: Commit = "",
+) -> int:
     """Run every engine and report."""
-    options = parse_args(argv)
+    options = parse(locals())
     lacks = missing() + missing_for(options.model_shapes)
-    lacks += filter(None, [why_unwritable(options.out)])
     if lacks:
         print(f"vllm-trial: {'; '.join(lacks)}", file=sys.stderr)
         return WRONG_USE
+    require_writable(out)
     begun = time.monotonic()
     specifications = plan(options)
     if not specifications:
-        print("vllm-trial: wanted modes in which a part shows something, got none", file=sys.stderr)
-        return WRONG_USE
+        raise typer.BadParameter("wanted modes in which a part shows something, got none")
     engines: list[dict[str, Any]] = []
     for spec in specifications:
-        left = options.budget - (time.monotonic() - begun) if options.budget else options.seconds
-        engines.append(_run_engine(spec, options, min(left, options.seconds)))
-        write_json(options.out, report(engines, options))
+        left = budget - (time.monotonic() - begun) if budget else seconds
+        engines.append(_run_engine(spec, options, min(left, seconds)))
+        write_json(out, report(engines, options))
         print(_summary(spec, engines[-1]), flush=True)
     summary = report(engines, options) | {"prefill": prefill_times(engines)}
-    write_json(options.out, summary | {"machine": describe_machine(options.commit)})
+    write_json(out, summary | {"machine": describe_machine(commit)})
     return verdict(engines)
 
 
-def _run_engine(spec: Specification, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+def parse(given: Mapping[str, Any]) -> SimpleNamespace:
+    """The options of `main`, with lists in place of texts with commas."""
+    options = SimpleNamespace(**given)
+    for name, known in (("parts", tuple(PARTS)), ("modes", MODES), ("graphs", GRAPHS)):
+        setattr(options, name, names_of(f"--{name}", given[name], known))
+    for name, least in (("drafts", 0), ("batches", 1), ("lengths", 1), ("chunks", 256)):
+        setattr(options, name, integers(f"--{name}", given[name], least))
+    (options.model_shapes,) = names_of("--model-shapes", given["model_shapes"], tuple(SHAPES))
+    return options
+
+
+def _run_engine(spec: Specification, options: SimpleNamespace, seconds: float) -> dict[str, Any]:
     """Run one engine; whatever goes wrong is its problem in the result, and the next one follows."""
     if options.budget and seconds < LEAST_SECONDS:
         return _identity(spec) | {"problem": f"{spec.name}: left out, {max(seconds, 0):.0f} s were left"}
@@ -324,7 +299,7 @@ def _run_engine(spec: Specification, options: argparse.Namespace, seconds: float
         return _identity(spec) | {"problem": f"{spec.name}: {type(error).__name__}: {error}"}
 
 
-def report(engines: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
+def report(engines: Sequence[dict[str, Any]], options: SimpleNamespace) -> dict[str, Any]:
     """The result file, but for the machine, which is looked at when no engine needs its memory any more."""
     return {
         "format": "gvr_topk.vllm_trial/2",

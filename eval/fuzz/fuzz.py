@@ -33,7 +33,7 @@ import typer
 from torch import Tensor
 
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import names_of, require_device, require_writable
+from eval.common.options import Commit, Device, names_of, require_device, require_writable
 from eval.fuzz.calls import Mismatch, checks_by_sort, make_call
 from eval.fuzz.cases import OPS, PATHS, Case, cases, draw_cases
 from eval.stress.stress_cases import CONFIGURATIONS
@@ -200,14 +200,14 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of the cases.", min=0, max=LARGEST_SEED)] = 0,
     case: Annotated[str, typer.Option(help="Run this case alone, as a mismatch prints it.")] = "",
     paths: Annotated[str, typer.Option(help="Paths to force, comma-separated, or all.")] = "all",
-    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    device: Device = "cuda",
     beside: Annotated[str, typer.Option(help="Neighbours on another stream, comma-separated, or all.")] = "",
     prefill: Annotated[float, typer.Option(help="Share of the cases that call prefill.")] = PREFILL_SHARE,
     blocks: Annotated[
         float, typer.Option(help="Share of the other cases that call the ops of blocks.")
     ] = BLOCKS_SHARE,
     out: Annotated[Path | None, typer.Option(help="Summary as JSON.")] = None,
-    commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
+    commit: Commit = "",
 ) -> None:
     """Fuzz the ops."""
     require_device(device)

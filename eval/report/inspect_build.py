@@ -1,6 +1,6 @@
 """Read from the built CUDA library what each kernel costs on each GPU architecture.
 
-    python -m eval inspect --json out/build.json --record eval/results/machine_code.json
+    python -m eval inspect --out out/build.json --record eval/results/machine_code.json
 
 Reads the library itself, not the compiler's messages, so it says what is shipped. Needs no GPU and no
 CUDA toolkit: ``cuobjdump`` comes with the ``test`` extra. Registers are per thread; stack and local
@@ -40,7 +40,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import require_writable
+from eval.common.options import Commit, require_writable
 from eval.common.paths import ROOT
 from eval.common.tables import markdown_table
 from eval.report.provenance import MEASURED_ARCH, RECORD_FORMAT
@@ -303,15 +303,15 @@ def _check_convergence(library: Path, kernels: str) -> None:
 
 def main(
     library: Annotated[Path, typer.Option(help="Library to read.")] = LIBRARY,
-    json_out: Annotated[Path | None, typer.Option("--json", help="Where to write the figures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the figures.")] = None,
     record: Annotated[Path | None, typer.Option(help="File of digests to add this build's to.")] = None,
-    commit: Annotated[str, typer.Option(help="Commit of the sources, where it is not HEAD.")] = "",
+    commit: Commit = "",
     convergence: Annotated[
         str, typer.Option(help="Check the collectives of kernels with this in their names, and nothing else.")
     ] = "",
 ) -> None:
     """Print what each kernel of the built library costs on each GPU architecture."""
-    require_writable(json_out, "--json")
+    require_writable(out)
     require_writable(record, "--record")
     if convergence:
         _check_convergence(library, convergence)
@@ -325,8 +325,8 @@ def main(
     rows = [[str(value) for value in asdict(use).values()] for use in uses]
     typer.echo(markdown_table(header, rows))
     machine = describe_machine(commit, device="cpu")  # before a result file changes the working tree
-    if json_out is not None:
-        write_json(json_out, {"machine": machine, "kernels": [asdict(use) for use in uses]})
+    if out is not None:
+        write_json(out, {"machine": machine, "kernels": [asdict(use) for use in uses]})
     if record is not None:
         recorded = json.loads(record.read_text()) if record.is_file() else {}
         build = {"commit": machine["commit"], "nvcc": compiler()}

@@ -13,12 +13,13 @@ so is one that says that something went wrong, or that names a commit which this
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from eval.bench.bench_report import (
     BASELINES,
@@ -97,13 +98,6 @@ EACH_LAUNCHES = 1000
 """Launches that were timed one by one, in files that do not say how many."""
 NOISE = 0.01
 """Differences up to this share are not spoken of."""
-PHASES = {
-    "small_row": ("8,192 x 1", "8,192 x 64"),
-    "cluster": ("70,690 x 1", "131,072 x 64", "1,048,576 x 1"),
-}
-"""Rows of the phase timing that `docs/performance.md` shows, by kernel."""
-KERNELS_BEFORE = {"small_row": "single"}
-"""Names of kernels in files of version 1 of the phase timing, which has them under ``path``."""
 
 
 def load_bench() -> dict[str, Any]:
@@ -161,7 +155,6 @@ def performance() -> str:
         for cell in index.group("v4")
     )
     sweep = files.one("tune.json")
-    timing = files.one("phase_timing.json")
     kept = (f"{keep**0.5:.2f}" for keep in sorted({cell["keep"] for cell in index.group("main")}))
     values |= {
         "folder": RESULTS.name,
@@ -183,11 +176,6 @@ def performance() -> str:
         "fuzz": fuzzed(run["machine"]["commit"], files),
         "blocks": blocks(index),
         "sweep": sweep and {"source": source_of(sweep), "us": fewer_ctas(sweep)},
-        "phases": timing
-        and {
-            "source": source_of(timing),
-            "tables": [phase_table(timing, kernel, rows) for kernel, rows in PHASES.items()],
-        },
     }
     return render("performance.md.j2", **values, older=older_kernels(files.quoted))
 
@@ -582,23 +570,6 @@ def fuzzed(commit: str, files: Results) -> dict[str, Any] | None:
     }
 
 
-def phase_table(timing: Mapping[str, Any], kernel: str, shapes: Sequence[str]) -> str:
-    """Microseconds of every phase of a kernel, in some cells."""
-    known_as = (kernel, KERNELS_BEFORE.get(kernel))
-    its = [result for result in timing["results"] if result.get("kernel", result.get("path")) in known_as]
-    cells = {result["rows"].removeprefix("gauss "): result for result in its if result["us"]}
-    names = list(cells[shapes[0]]["us"])
-    rows = (
-        [
-            name,
-            *(shown(cells[name]["us"][phase]) for phase in names),
-            shown(cells[name]["graph_us"] - cells[name]["total_us"]),
-        ]
-        for name in shapes
-    )
-    return table(["us", *names, "launch and end"], rows)
-
-
 def picture(check: bool) -> str:
     """Draw the picture anew where it is not that of its file; what is wrong with it, or nothing."""
     digest = digest_of(RESULTS / BENCH)
@@ -613,11 +584,10 @@ def picture(check: bool) -> str:
     return ""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(
+    check: Annotated[bool, typer.Option("--check", help="Write nothing, and say what would change.")] = False,
+) -> int:
     """Write, or check, the figures of each page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, and say what would change")
-    check = parser.parse_args(argv).check
     failed = False
     try:
         pages = {

@@ -1,8 +1,7 @@
-"""Figures of docs/engine_evidence.md, from the files of ``vllm-trial`` and of finished studies."""
+"""Figures of docs/engine_evidence.md, from the files of ``vllm-trial``."""
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -38,10 +37,6 @@ def vllm_figures(folder: Path) -> str:
     compared = _sound(files.quote(files.of_all_gpus(TRIALS, _has_compared)))
     timed = _sound(files.quote(files.of_one_gpu(TRIALS, _has_times)))
     repeats = list(_sound(files.quote(files.of_all_gpus(TRIALS, _has_invariance))).values())
-    served, flashmla = files.one("vllm_serve.json"), files.one("flashmla_order.json")
-    files.quoted.pop("flashmla_order.json", None)  # it is of none of this package's kernels
-    for name, data in (("vllm_serve.json", served), ("flashmla_order.json", flashmla)):
-        refuse_if(data and data.get("failures"), name, "no failures")
     return render(
         "engine_evidence.md.j2",
         compared=compared_rows(compared),
@@ -51,13 +46,6 @@ def vllm_figures(folder: Path) -> str:
             "source": source_of(*repeats),
             "repeats": [_repeats(trial, engine) for trial in repeats for engine in trial["engines"]],
         },
-        served=served
-        and served
-        | {
-            "source": source_of(served),
-            **{side: ", ".join(f"{ms:.3f}" for ms in served["rows"][0][side]) for side in ("off", "on")},
-        },
-        flashmla=flashmla and _flashmla(flashmla),
         older=older_kernels(files.quoted),
     )
 
@@ -252,23 +240,6 @@ def _repeats(trial: Data, engine: Data) -> list[str]:
     hashed = seen.get("twins", {}).get("all")
     rows = [f"{hashed[what]['rows']:,}" if hashed else "-" for what in ("set", "order")]
     return [_gpu(trial), _setting(engine), MODES[engine["mode"]], f"{engine['chunk']:,}", *rows, answers]
-
-
-def _flashmla(data: Data) -> dict[str, Any]:
-    """Whether the order of the ids matters to FlashMLA's sparse kernels."""
-    outputs = [case["outputs"] for case in data["cases"]]
-    ratios = [case["shuffled_over_ascending"][kind] for case in data["cases"] for kind in ("cold", "warm")]
-    return {
-        "source": source_of(data),
-        "cases": len(outputs),
-        "least": min(ratios),
-        "most": max(ratios),
-        "median": statistics.median(ratios),
-        "repeated": sum(output["ascending_distinct"] == 1 for output in outputs),
-        "shuffles": sum(output["shuffles"] for output in outputs),
-        "equal": sum(output["shuffles_equal_to_ascending"] for output in outputs),
-        "distinct": sum(output["shuffles_distinct"] for output in outputs),
-    }
 
 
 def _engine(engine: Data) -> str:

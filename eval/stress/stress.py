@@ -34,7 +34,7 @@ import typer
 
 import gvr_topk
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import names_of, require_device, require_writable
+from eval.common.options import Commit, Device, names_of, require_device, require_writable
 from eval.stress import stress_cases as cases
 from eval.stress import stress_neighbours as beside
 from eval.stress import stress_run as runs
@@ -74,10 +74,10 @@ def main(
     rewrite_seconds: Annotated[float, typer.Option(help="Time to rewrite each tensor for.")] = 60.0,
     tensors: Annotated[str, typer.Option(help="Tensors to rewrite, comma-separated, or all.")] = "all",
     hang_seconds: Annotated[float, typer.Option(help="Time after which the device is given up.")] = 60.0,
-    device: Annotated[str, typer.Option(help="cuda, or cpu to try the script itself.")] = "cuda",
+    device: Device = "cuda",
     seed: Annotated[int, typer.Option(help="Seed of the rows.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Results as JSON.")] = None,
-    commit: Annotated[str, typer.Option(help="Commit of the sources, where Git cannot say.")] = "",
+    commit: Commit = "",
 ) -> None:
     """Stress the op."""
     if (

@@ -111,7 +111,7 @@ def test_command_prints_and_writes_the_same(
     cuda_library: Path, uses: list[KernelUse], tmp_path: Path
 ) -> None:
     out = tmp_path / "new" / "build.json"
-    done = CliRunner().invoke(command(), ["--library", str(cuda_library), "--json", str(out)])
+    done = CliRunner().invoke(command(), ["--library", str(cuda_library), "--out", str(out)])
     assert done.exit_code == 0, done.output
     written = [KernelUse(**kernel) for kernel in json.loads(out.read_text())["kernels"]]
     assert written == uses

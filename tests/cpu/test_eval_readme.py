@@ -13,7 +13,7 @@ import pytest
 import torch
 from bench_data import file_of, index_of, result
 
-from eval.bench import bench_kernels, peers, phase_timing
+from eval.bench import bench_kernels, peers
 from eval.bench.bench_cases import Cell, EngineRows, Sources, all_cells
 from eval.bench.bench_report import ALL, FLOOR, PREFILL_SHAPES, measured_in
 from eval.common.paths import ROOT
@@ -132,7 +132,6 @@ class TestReadmeTable:
             "**Prefill**",
             "DeepSeek-V4",
             "**Host time",
-            "**Phases**",
             "Fuzzing",
             "Simulated",
             "Under load",
@@ -161,7 +160,7 @@ class TestReadmeTable:
             data["runs"].append({**data["runs"][0], "machine": machine})
 
         self.changed(folder / "bench.json", change)
-        assert readme.main(["--check"]) == 1
+        assert readme.main(check=True) == 1
         assert (
             "bench.json: wanted runs on one kind of GPU, got ['a GPU', 'another']" in capsys.readouterr().err
         )
@@ -200,8 +199,8 @@ class TestReadmeTable:
         ("page", "files"),
         [
             ("results", ()),
-            ("performance", ("bench", "fuzz_2", "host_time", "phase_timing", "stress_rewrite", "tune")),
-            ("vllm", ("vllm_serve",)),
+            ("performance", ("bench", "fuzz_2", "host_time", "stress_rewrite", "tune")),
+            ("vllm", ()),
         ],
     )
     def test_every_quoted_file_says_whose_kernels_it_measured(
@@ -214,7 +213,7 @@ class TestReadmeTable:
         trials = sorted(folder.glob("vllm_trial_*.json"))
         files += tuple(path.stem for path in trials) if page == "vllm" else ()
         assert {name for name in files if f"{name}.json`" not in told} == set()
-        assert "stress_ee90c38" not in told and "flashmla_order" not in told
+        assert "stress_ee90c38" not in told
         if page == "results":
             compared = {commit for path in trials for commit in commits_compared(path)}
             assert (
@@ -235,7 +234,6 @@ class TestReadmeTable:
             ("stress_ee90c38", lambda data: data["totals"].update(clean=True), "the faults of the older"),
             ("fuzz_2", lambda data: data.update(failure={"error": "Mismatch"}), "no mismatch"),
             ("simulated_decode", lambda data: data["sets"].update(different=1), "no different set"),
-            ("flashmla_order", lambda data: data["failures"].append("fp8"), "no failures"),
             (
                 "vllm_trial_full_8k",
                 lambda data: data["engines"][0].update(failures=["8 x 8192: RuntimeError"]),
@@ -250,7 +248,7 @@ class TestReadmeTable:
         data = json.loads(path.read_text())
         change(data)
         path.write_text(json.dumps(data))
-        assert readme.main(["--check"]) == 1
+        assert readme.main(check=True) == 1
         said = capsys.readouterr().err
         assert said.startswith(f"{name}.json: wanted {wanted}")
 
@@ -355,7 +353,7 @@ class TestReadmeTable:
         data = json.loads((folder / "tune.json").read_text())
         data["machine"]["commit"] = "0ddba11"
         (folder / "tune.json").write_text(json.dumps(data))
-        assert readme.main(["--check"]) == 1
+        assert readme.main(check=True) == 1
         assert "commits: wanted ancestors of this one, got 0ddba11" in capsys.readouterr().err
         monkeypatch.setattr(provenance, "has_history", lambda: False)
         assert provenance.unknown_commits("0ddba11 0ddba12-dirty") == ["0ddba12-dirty"]
@@ -461,19 +459,6 @@ class TestReadmeTable:
         assert f"one of five arguments in seven ways, of which {disturbed:,} were seen" in page
         assert "120 wrong, 1,398 guard words overwritten" in page
 
-    def test_phases_of_both_versions_are_shown_alike(self) -> None:
-        older = provenance.Results(readme.RESULTS).one("phase_timing.json")
-        assert older is not None
-        names = {"single": "small_row", "gvr": "paper_gvr"}
-        results = [
-            {**result, "kernel": names.get(result["path"], result["path"]), "path": None}
-            for result in older["results"]
-        ]
-        for kernel, rows in readme.PHASES.items():
-            assert kernel in phase_timing.PHASES
-            both = {readme.phase_table(data, kernel, rows) for data in (older, {"results": results})}
-            assert len(both) == 1
-
     def test_fuzzing_is_that_of_the_commit_or_of_the_newest(self, folder: Path) -> None:
         files = provenance.Results(folder)
         assert [run["cases"] for run in readme.fuzz_of("abc", files).values()] == [100]
@@ -483,8 +468,7 @@ class TestReadmeTable:
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (folder / "bench.json").write_text('{"format": "gvr_topk.bench_kernels/1"}')
-        monkeypatch.setattr("sys.argv", ["readme", "--check"])
-        assert readme.main() == 1
+        assert readme.main(check=True) == 1
         assert "bench.json: wanted format" in capsys.readouterr().err
 
     def test_rows_in_wide_buffers_have_a_table(self) -> None:

@@ -124,16 +124,6 @@ def test_invariance(tmp_path: Path) -> None:
     assert "| FULL graphs, no split-K | vLLM's | 8,192 | - | - | 1 in 3 requests |" in said
 
 
-def test_served(tmp_path: Path) -> None:
-    row = {"off": [5.0, 5.25], "on": [4.5], "verdict": "open"}
-    setup = {"length": 8192, "concurrency": 8, "repetitions": 2}
-    data = {"rows": [row], "runs": [{}] * 3, "setup": setup, "machine": MACHINE}
-    said = " ".join(_write(tmp_path / "h1", vllm_serve=data).split())
-    assert (
-        "3 of 4 servers measured, verdict open; off: 5.000, 5.250 ms; on: 4.500 ms per output token" in said
-    )
-
-
 def test_figures_of_the_page_stand_in_the_generated_block_alone() -> None:
     page = (ROOT / "docs" / "engine_evidence.md").read_text()
     before, rest = page.split("<!-- results:begin -->")

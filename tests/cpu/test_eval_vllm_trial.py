@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import itertools
 import json
 import sys
@@ -75,6 +76,11 @@ def specification(mode: str = COMPARE, **changes) -> Specification:
         "memory": 0.5,
     }
     return Specification(**(plain | changes))
+
+
+def options(**changes) -> SimpleNamespace:
+    defaults = {name: its.default for name, its in inspect.signature(vllm_trial.main).parameters.items()}
+    return vllm_trial.parse(defaults | {"work": Path("w")} | changes)
 
 
 class FakeEngine:
@@ -178,8 +184,7 @@ def test_wrong_options(option, capsys):
 
 
 def test_plan():
-    options = vllm_trial.parse_args(["--work", "w"])
-    plan = vllm_trial.plan(options)
+    plan = vllm_trial.plan(options())
     assert len({spec.name for spec in plan}) == len(plan) == 12 + 4 + 8
     assert {spec.batches[-1] for spec in plan} == {96} and plan[0].mode == STOCK
     parts = {part: [spec for spec in plan if spec.part == part] for part in PARTS}
@@ -187,7 +192,7 @@ def test_plan():
     assert {spec.mode for spec in parts[PREEMPTION]} == {COMPARE}
     assert {(spec.chunk, spec.drafts) for spec in parts[INVARIANCE]} == {(8192, 0), (2048, 0)}
     assert not any(spec.chunk != 8192 for spec in parts[CASES] + parts[PREEMPTION])
-    one = vllm_trial.parse_args(["--parts", "invariance", "--modes", "compare"])
+    one = options(parts="invariance", modes="compare")
     assert vllm_trial.plan(one) == []
     assert {(spec.model, spec.drafts) for spec in plan} == {("w/v32_drafts0", 0), ("w/v32_drafts1", 1)}
 
@@ -218,11 +223,10 @@ def test_prompts_share_a_beginning():
 @pytest.mark.parametrize("shapes", [GLM5, GLM52, V4])
 def test_plan_of_other_shapes(shapes):
     """Each has checkpoints and result names of its own; the parts with few blocks are for one cache group."""
-    options = vllm_trial.parse_args(["--work", "w", "--model-shapes", shapes])
-    plan = vllm_trial.plan(options)
+    plan = vllm_trial.plan(options(model_shapes=shapes))
     names = {spec.name for spec in plan}
     assert len(names) == len(plan) == (12 + 8 if shapes == V4 else 12 + 4 + 8)
-    assert names.isdisjoint(spec.name for spec in vllm_trial.plan(vllm_trial.parse_args(["--work", "w"])))
+    assert names.isdisjoint(spec.name for spec in vllm_trial.plan(options()))
     assert all(shapes in spec.name for spec in plan) and {spec.shapes for spec in plan} == {shapes}
     assert {spec.model for spec in plan} == {f"w/{shapes}_drafts0", f"w/{shapes}_drafts1"}
     assert ({spec.part for spec in plan} == {CASES, INVARIANCE}) == (shapes == V4)
@@ -283,7 +287,9 @@ def test_weights():
     first, again = filled(), filled()
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["proj0.weight"], first["proj1.weight"])
-    spread = {name: float(values.detach().float().std()) for name, values in first.items() if values.dim() > 1}
+    spread = {
+        name: float(values.detach().float().std()) for name, values in first.items() if values.dim() > 1
+    }
     wanted = {"embed.weight": 1.0, "proj0.weight": 0.1, "proj1.weight": 0.1, "experts": 0.2}
     assert spread == pytest.approx(wanted, rel=0.1)
     assert (first["norm.weight"] == 1).all() and not first["norm.bias"].any()
@@ -352,8 +358,7 @@ def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
     finally:
         for worker in reversed(vllm.engines[-1].workers):
             worker.gvr_topk_patches.rollback()
-    options = vllm_trial.parse_args(["--tensor-parallel", "2", "--parts", "cases,invariance,preemption"])
-    assert {(one.mode, one.part) for one in vllm_trial.plan(options)} == {
+    assert {(one.mode, one.part) for one in vllm_trial.plan(options(tensor_parallel=2))} == {
         (COMPARE, CASES),
         (COMPARE, PREEMPTION),
     }
@@ -367,7 +372,7 @@ def test_on_several_gpus_every_worker_compares(vllm, monkeypatch, tmp_path):
             vllm_trial.run_engine(one, tmp_path / one.name, 9)
     assert [given.get("NCCL_NVLS_ENABLE") for given in seen] == ["0", None, None]
     assert [given.get("CUBLAS_WORKSPACE_CONFIG") for given in seen] == [None, None, ":16:8"]
-    (one, *_) = vllm_trial.plan(vllm_trial.parse_args(["--no-split-k", "--parts", "invariance"]))
+    (one, *_) = vllm_trial.plan(options(split_k=False, parts="invariance"))
     assert one.name == "stock_eager_drafts0_invariance_chunk8192_no_split_k"
 
 

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from eval.__main__ import main
+from eval.engines import simulated_decode
 from gvr_topk.integrations import environment
 
-SCRIPT = Path(__file__).resolve().parents[2] / "eval" / "engines" / "simulated_decode.py"
-ARGUMENTS = ["--device", "cpu", "--requests", "4", "--steps", "60", "--window", "700", "--topk", "64"]
+ARGUMENTS = [
+    "decode",
+    "--device",
+    "cpu",
+    "--requests",
+    "4",
+    "--steps",
+    "60",
+    "--window",
+    "700",
+    "--topk",
+    "64",
+]
 
 
 @pytest.fixture
 def script():
-    path, threads = list(sys.path), torch.get_num_threads()
-    spec = importlib.util.spec_from_file_location("simulated_decode", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-    sys.path[:] = path
+    threads = torch.get_num_threads()
+    yield simulated_decode
     torch.set_num_threads(threads)
 
 
 def test_hook_on_selects_the_same_sets(script, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv(environment.OPTIONS, '{"stats": true}')
     target = tmp_path / "deep" / "result.json"
-    assert script.main([*ARGUMENTS, "--json", str(target)]) == 0
+    assert main([*ARGUMENTS, "--out", str(target)]) == 0
     result = json.loads(target.read_text())
     assert json.loads(capsys.readouterr().out) == result
     sets, setup = result["sets"], result["setup"]
@@ -82,7 +86,7 @@ def test_a_wrong_set_is_found(script, monkeypatch, capsys):
         out.copy_(torch.arange(k, dtype=torch.int32).expand_as(out))
 
     monkeypatch.setattr(layer_hook, "indexer_topk_decode", wrong)
-    assert script.main(ARGUMENTS) == 1
+    assert main(ARGUMENTS) == 1
     assert json.loads(capsys.readouterr().out)["sets"]["different"] > 100
 
 
