@@ -16,7 +16,7 @@ name            file                                       where it comes from
 ==============  =========================================  =================================================
 
 ``torch`` is always there, and so are ``torch_blocks`` and ``torch_in_blocks``: the two-level indexer of
-DeepSeek-V4.1 by PyTorch's operators, as engines have it where no kernel of its own serves. ``vllm_per_row``,
+DeepSeek-V4.1 by PyTorch's operators, as engines have it where no kernel of its own serves.
 ``flashinfer_ragged``, ``flashinfer_deterministic``, ``trtllm_prefill`` and ``vllm_prefill`` are further
 operators of the same files. ``flashinfer_deterministic`` and ``cudnn`` promise what this package promises:
 one selection, of which ties with the smallest indices are members. An operator is called as its own project
@@ -344,11 +344,6 @@ def _vllm_arguments(chain: Chain, row: Tensor, lengths: Tensor, out: Tensor) -> 
     return row, lengths, out, workspace, chain.k, row.shape[1]
 
 
-def _per_row(chain: Chain) -> tuple[int, int, int, int]:
-    """Last arguments of vLLM's operators for single rows."""
-    return chain.batch, chain.logits.stride(1), 1, chain.k
-
-
 def _bytes(size: int, like: Tensor) -> Tensor:
     return torch.zeros(size, dtype=torch.uint8, device=like.device)
 
@@ -484,13 +479,6 @@ LOADED: dict[str, tuple[str, Refuse, Callable[[Path], Prepare]]] = {
         *("vLLM 0.33.0: cooperative_topk, persistent_topk above 64 rows", _vllm_shapes),
         _operator(VLLM_LIBRARY, "_C::cooperative_topk _C::persistent_topk", _vllm_arguments, _vllm_choice),
     ),
-    "vllm_per_row": (
-        *("vLLM 0.33.0 top_k_per_row_decode", FP32),
-        _operator(
-            *(VLLM_LIBRARY, "_C::top_k_per_row_decode"),
-            lambda c, row, n, out: (row, 1, n, out, *_per_row(c)),
-        ),
-    ),
     "flashinfer": ("FlashInfer 0.7.2 top_k, as in a captured graph", ANY, _flashinfer),
     "flashinfer_ragged": ("FlashInfer 0.7.2 top_k_ragged_transform", ANY, _flashinfer_ragged),
     "flashinfer_deterministic": (
@@ -509,7 +497,7 @@ LOADED: dict[str, tuple[str, Refuse, Callable[[Path], Prepare]]] = {
         *("vLLM 0.33.0 top_k_per_row_prefill", FP32),
         _operator(
             *(VLLM_LIBRARY, "_C::top_k_per_row_prefill"),
-            lambda c, row, n, out: (row, _starts(c), n, out, *_per_row(c)),
+            lambda c, row, n, out: (row, _starts(c), n, out, c.batch, c.logits.stride(1), 1, c.k),
         ),
     ),
 }

@@ -12,10 +12,9 @@ compared.
 
 ``hinted`` calls the op as the integrations do: ``row_slot``, ``out`` and a ``state`` without indices given.
 ``no_hint`` gets ``out`` alone and estimates from the row, ``radix_rounds`` estimates nothing,
-``no_row_slot`` gets no slots, ``with_indices`` a state that keeps indices, ``pdl`` is ``hinted`` with
-programmatic dependent launches, and ``paper`` is the paper's kernel, with indices. ``prefill`` and
-``prefill_radix_rounds`` are the op for chunks of a prompt; ``blocks`` and ``in_blocks``, the source and a
-consumer of a two-level indexer, are measured beside the same by PyTorch's operators.
+``pdl`` is ``hinted`` with programmatic dependent launches, and ``paper`` is the paper's kernel, with indices.
+``prefill`` and ``prefill_radix_rounds`` are the op for chunks of a prompt; ``blocks`` and ``in_blocks``, the
+source and a consumer of a two-level indexer, are measured beside the same by PyTorch's operators.
 
 Traces and rows that are hard on a hint are also timed launch by launch: events inside a graph stand between
 1,000 launches, each is the median of three passes, and the worst one's distance from their mean is added to
@@ -71,14 +70,12 @@ from eval.bench.our_kernels import (
     HINTED,
     IN_BLOCKS,
     NO_HINT,
-    NO_ROW_SLOT,
     PAPER,
     PDL,
     PREFILL,
     PREFILL_PATHS,
     RADIX_ROUNDS,
     VARIANTS,
-    WITH_INDICES,
     prepare_blocks,
     prepare_in_blocks,
     prepare_ours,
@@ -127,13 +124,10 @@ SHORT_LIST = ("main", "trace", "engine", "scale", "layer")
 
 MEASURED: dict[str, tuple[str, ...]] = {
     RADIX_ROUNDS: ("main", "trace"),
-    NO_ROW_SLOT: ("trace", "hint"),
-    WITH_INDICES: ("trace", "hint"),
     PDL: ("main",),
     PAPER: ("main", "trace", "layer"),
     "torch": (*SHORT_LIST, "adversarial", "prefill", "v4"),
     "trtllm": (*SHORT_LIST, "mask", "adversarial", "v4"),
-    "vllm_per_row": ("main",),
     "flashinfer": SHORT_LIST,
     "flashinfer_ragged": (*SHORT_LIST, "prefill", "v4"),
     "cudnn": (*SHORT_LIST, "mask", "adversarial", "v4"),

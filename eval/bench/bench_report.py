@@ -27,7 +27,7 @@ Results = Mapping[str, Any]
 
 OURS = (*VARIANTS, PREFILL, PREFILL_ROUNDS, BLOCKS, IN_BLOCKS)
 BASELINES = (
-    *("torch", "trtllm", "vllm", "vllm_per_row", "flashinfer", "flashinfer_ragged"),
+    *("torch", "trtllm", "vllm", "flashinfer", "flashinfer_ragged"),
     *(
         "flashinfer_deterministic",
         "cudnn",

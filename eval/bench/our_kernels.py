@@ -63,8 +63,6 @@ class Variant:
 HINTED = "hinted"
 NO_HINT = "no_hint"
 RADIX_ROUNDS = "radix_rounds"
-NO_ROW_SLOT = "no_row_slot"
-WITH_INDICES = "with_indices"
 PDL = "pdl"
 PAPER = "paper"
 
@@ -72,8 +70,6 @@ VARIANTS = {
     HINTED: Variant(),
     NO_HINT: Variant(path="no_hint", state=False, row_slot=False),
     RADIX_ROUNDS: Variant(path="radix_rounds", state=False, row_slot=False),
-    NO_ROW_SLOT: Variant(row_slot=False),
-    WITH_INDICES: Variant(indices=True),
     PDL: Variant(pdl=True),
     PAPER: Variant(path="paper_gvr", indices=True),
 }

@@ -45,7 +45,6 @@ from eval.campaigns.runs import Comparison, Limits, PlannedRun, clean_exits, run
 from eval.campaigns.store import RunStore, text_hash
 from eval.campaigns.verdicts import (
     ERROR_RATE,
-    WARM_UP_REMARK,
     Order,
     describe_power,
     next_look,
@@ -155,8 +154,6 @@ def report(comparisons: Sequence[Comparison], order: Order, family: int) -> str:
             remarks.append(f"{task}: within the margin, yet the interval excludes zero (on is {word}).")
         if got.verdict == "inconclusive":
             remarks.append(f"{task}: {_advice(item, order, family)}")
-        if got.warms_up:
-            remarks.append(f"{task}: {WARM_UP_REMARK}")
     headers = ["task", "off", "on", "runs", "delta [90 %, all tasks and looks]", "margin"]
     headers += ["p within", "p regression", "verdict", "paper, B200 NVFP4"]
     return "\n".join([*([markdown_table(headers, rows)] if rows else []), *remarks])

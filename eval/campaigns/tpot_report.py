@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from eval.campaigns.runs import Comparison
-from eval.campaigns.verdicts import WARM_UP_REMARK
 from eval.common.tables import markdown_table
 
 PAPER = {
@@ -56,7 +55,7 @@ def reduction(item: Comparison) -> tuple[float, float | None, float | None] | No
 
 def tpot_table(comparisons: Sequence[Comparison]) -> str:
     """Mean TPOT and draft acceptance of both sides, the reduction, the verdict and the paper's figures."""
-    rows, remarks = [], []
+    rows = []
     for item in comparisons:
         mtp, prompt = item.case["MTP"], item.case["prompt"]
         measured, published, dar = reduction(item), paper_reduction(item.case), PAPER_DAR.get((mtp, prompt))
@@ -72,11 +71,9 @@ def tpot_table(comparisons: Sequence[Comparison]) -> str:
                 f"{dar[0]:.2f} -> {dar[1]:.2f}" if dar else "-",
             ]
         )
-        if item.decision.warms_up:
-            remarks.append(f"\nMTP {mtp}, {prompt}: {WARM_UP_REMARK}")
     headers = ["MTP", "prompt", "runs", "off, ms", "on, ms", "reduction [95 %, all cases and looks]"]
     headers += ["verdict", "paper", "accepted drafts off", "on", "paper"]
-    return markdown_table(headers, rows) + "".join(remarks)
+    return markdown_table(headers, rows)
 
 
 def _mean(values: Sequence[float], digits: int) -> str:

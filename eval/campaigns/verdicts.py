@@ -44,16 +44,6 @@ five times the spread of the other."""
 LEAST_REPETITIONS = 3
 """Fewest repetitions that the fit can be made of: each variant has a level, a drift and a variance."""
 
-WARM_UP_RATE = 0.01
-"""Rate of wrong remarks about a warm-up where both variants are equally noisy. It is up to five times as high
-where one is five times as noisy as the other: a remark is no verdict."""
-
-WARM_UP_REMARK = (
-    "the first runs differ from the later ones, as of a machine that warms up. To the verdict that is "
-    "noise, which may hide a difference: keep the machine busy before the first run, and start over in "
-    "another folder."
-)
-
 POWER = 0.9
 """Share of campaigns in which an effect of the stated size is found."""
 
@@ -108,7 +98,9 @@ def drift_free_difference(
             f"off, on: wanted as many runs of each, at least {LEAST_REPETITIONS}, "
             f"got {repetitions} and {second.shape[-1]}"
         )
-    values, is_on = _in_sequence(first, second, order)
+    is_on = np.array([variant == "on" for _, variant in variant_order(repetitions, order)])
+    values = np.empty((*first.shape[:-1], 2 * repetitions))
+    values[..., ~is_on], values[..., is_on] = first, second
     position = np.arange(2 * repetitions)
     course = np.column_stack([np.ones(2 * repetitions), position - position.mean()])
     weights = np.linalg.pinv(np.column_stack([course, is_on]))[-1]
@@ -126,34 +118,6 @@ def drift_free_difference(
     np.divide(freedom * total**2, squares, out=welch, where=squares > 0)
     unit_error = math.sqrt((weights**2).sum())
     return Look(repetitions, np.asarray(values @ weights), np.sqrt(total), welch, unit_error)
-
-
-def warm_up_p(off: npt.ArrayLike, on: npt.ArrayLike, order: Order, resolution: float = 0.0) -> Floats:
-    """P-value of runs without a warm-up: small where a fading one is there beside the linear drift.
-
-    Student's test of a term that fades as one over the number of the run, beside those of
-    `drift_free_difference`, whose parameters these are. It is 1 below `LEAST_REPETITIONS`.
-    """
-    first, second = np.asarray(off, dtype=np.float64), np.asarray(on, dtype=np.float64)
-    if first.shape[-1] < LEAST_REPETITIONS:
-        return np.ones(first.shape[:-1])
-    values, is_on = _in_sequence(first, second, order)
-    position = np.arange(values.shape[-1])
-    design = np.column_stack([np.ones(position.size), position, is_on, 1 / (1 + position)])
-    fit = np.linalg.pinv(design)
-    variance = np.maximum(_variance(values, design), resolution**2 / 12)
-    error = np.sqrt(variance * (fit[-1] ** 2).sum())
-    distance = np.divide(np.abs(values @ fit[-1]), error, out=np.zeros(error.shape), where=error > 0)
-    return np.asarray(2 * student.sf(distance, position.size - design.shape[1]))
-
-
-def _in_sequence(off: Floats, on: Floats, order: Order) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Return the runs of both variants in the order in which they ran, and which of them are "on"."""
-    sequence = variant_order(off.shape[-1], order)
-    is_on = np.array([variant == "on" for _, variant in sequence])
-    values = np.empty((*off.shape[:-1], len(sequence)))
-    values[..., ~is_on], values[..., is_on] = off, on
-    return values, is_on
 
 
 def _variance(values: Floats, design: Floats) -> Floats:
@@ -288,7 +252,6 @@ class Decision:
     p_good: float  # adjusted for the looks and the tasks; the verdict compares them with the error rate
     p_bad: float
     sd: float | None  # of one run as measured here, once there are runs enough
-    warms_up: bool  # whether a warm-up shows in the order of the runs; it is noise to the verdict
 
 
 def decide(
@@ -340,7 +303,6 @@ def decide(
                 p_good=float(judgement.p_good[index]),
                 p_bad=float(judgement.p_bad[index]),
                 sd=sd,
-                warms_up=bool(warm_up_p(off, on, order, resolution) <= WARM_UP_RATE),
             )
         )
     return decisions

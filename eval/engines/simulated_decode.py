@@ -6,8 +6,7 @@ prompt token, which seeds its hint; all other steps replay **one** CUDA graph, c
 grow and requests change. Rows change places when a request comes or goes. Every run does the same steps:
 
 * ``off``: the top-k op of TensorRT-LLM (the compiled one where its package is installed);
-* ``on``: the same program with the hook installed and the key set, as `serve` would;
-* ``scores``: the top-k left out, to tell its time from the rest.
+* ``on``: the same program with the hook installed and the key set, as `serve` would.
 
 The selected sets of ``off`` and ``on`` are compared at every step. Not run here: TensorRT-LLM itself.
 """
@@ -281,7 +280,7 @@ def run(
     ----------
     traces : list of Trace
     options : Options
-    arm : {"off", "on", "scores"}
+    arm : {"off", "on"}
     expected : list of list of Tensor, optional
         ``sets`` of another run, to compare with step by step.
 
@@ -300,8 +299,6 @@ def run(
             os.environ["TRTLLM_GVR_TOPK"] = "1"
             if not integration.install():
                 raise RuntimeError(f"the hook was refused: {dict(integration.describe())['would happen']}")
-        elif arm == "scores":
-            engine_ops.indexer_topk_decode = lambda logits, lens, out, next_n: None
         try:
             decoder = Decoder(traces, options)
             assert decoder.dsa is dsa
@@ -372,7 +369,6 @@ def simulate(traces: list[Trace], options: Options, original: str, commit: str) 
     """
     results = {"off": run(traces, options, "off")}
     results["on"] = run(traces, options, "on", expected=results["off"]["sets"])
-    results["scores"] = run(traces, options, "scores")
     plan = schedule(traces[0], options)
     medians = {arm: statistics.median(result["graph_us"]) for arm, result in results.items()}
     layers = len(traces)
@@ -399,9 +395,6 @@ def simulate(traces: list[Trace], options: Options, original: str, commit: str) 
         },
         "sets": results["on"]["agreement"],
         "step_us": {arm: round(value, 2) for arm, value in medians.items()},
-        "topk_us_per_layer": {
-            arm: round((medians[arm] - medians["scores"]) / layers, 2) for arm in ("off", "on")
-        },
         "hook_us": {kind: summary(times) for kind, times in sorted(results["on"]["hook_us"].items())},
         "method": "median over the replayed steps, CUDA events around one replay; hook_us is the host time "
         "of the hook's own call behind prepare: in replayed steps with the rows of the step before (same), "

@@ -61,7 +61,7 @@ class TestBaselines:
         monkeypatch.setattr(torch, "ops", SimpleNamespace(_C=Operators(), trtllm=Operators()))
         monkeypatch.setattr(baselines, "load_library", lambda folder, name: None)
         chain = make_chain(Cell("main", 300, batch, 16), device="cpu")
-        for name in ("trtllm", "vllm", "vllm_per_row", "trtllm_prefill", "vllm_prefill"):
+        for name in ("trtllm", "vllm", "trtllm_prefill", "vllm_prefill"):
             prepared = baselines.LOADED[name][2](tmp_path)(chain)
             prepared.launch(3)
             called, arguments = calls.pop()
@@ -73,7 +73,6 @@ class TestBaselines:
                     *("cooperative_topk" if batch <= 64 else "persistent_topk", row, lengths, out),
                     *(torch.zeros(1 << 20, dtype=torch.uint8), 16, 304),
                 ),
-                "vllm_per_row": ("top_k_per_row_decode", row, 1, lengths, out, batch, 304, 1, 16),
                 "trtllm_prefill": ("indexer_topk_prefill", row, starts, lengths, out, 16),
                 "vllm_prefill": ("top_k_per_row_prefill", row, starts, lengths, out, batch, 304, 1, 16),
             }

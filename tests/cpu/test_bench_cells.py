@@ -30,7 +30,7 @@ from eval.bench.bench_cases import (
 )
 from eval.bench.bench_report import PREFILL_SHAPES, SHAPES
 from eval.bench.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
-from eval.bench.our_kernels import VARIANTS, WITH_INDICES, prepare_ours
+from eval.bench.our_kernels import VARIANTS, Variant, prepare_ours
 from gvr_topk.arguments import DecodeArguments
 from gvr_topk.constants import FLAG_PDL, STATE_UNKNOWN
 from gvr_topk.constants import Path as KernelPath
@@ -210,7 +210,7 @@ class TestChains:
 class TestChainRun:
     def test_every_replay_begins_with_the_state_of_the_step_before(self) -> None:
         chain = chain_for()
-        prepared = prepare_ours(chain, VARIANTS[WITH_INDICES])
+        prepared = prepare_ours(chain, Variant(indices=True))
         run = ChainRun(chain, prepared)
         words, indices = prepared.state
         leading = prepared.results[chain.lead - 1].clone()
@@ -253,8 +253,6 @@ class TestChainRun:
         others: dict[str, set[str]] = {
             "no_hint": set(),
             "radix_rounds": set(),
-            "no_row_slot": {"state"},
-            "with_indices": every,
             "paper": every,
         }
         assert has == others.get(name, {"state", "row_slot"})

@@ -16,7 +16,6 @@ from eval.campaigns.accuracy_regression import PAPER
 from eval.campaigns.verdicts import (
     ERROR_RATE,
     LOOKS,
-    WARM_UP_RATE,
     Floats,
     Judgement,
     Order,
@@ -35,7 +34,6 @@ from eval.campaigns.verdicts import (
     p_below,
     repetitions_needed,
     variant_order,
-    warm_up_p,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,48 +105,12 @@ def test_unequal_spread_keeps_the_error_rate(ratio: float, order: Order) -> None
     assert 0.02 < wrong < ERROR_RATE + 2 * math.sqrt(0.05 * 0.95 / 4000)
 
 
-def _warming_up(size: float, fades_in: float, count: int, campaigns: int = 1000) -> tuple[Floats, Floats]:
-    runs = np.random.default_rng(12).standard_normal((2, campaigns, count))
-    for position, (repetition, variant) in enumerate(variant_order(count, "abba")):
-        runs[int(variant == "on"), :, repetition - 1] += size * math.exp(-position / fades_in)
-    return runs[0], runs[1]
-
-
-def test_a_warm_up_is_noticed() -> None:
-    """Often where there is one, and hardly where there is none or a linear drift."""
-    rates = {
-        (size, count): float((warm_up_p(*_warming_up(size, 3, count), "abba") <= WARM_UP_RATE).mean())
-        for size in (0, 10, 20)
-        for count in (6, 8, 16)
-    }
-    assert all(rates[0, count] < 0.02 for count in (6, 8, 16))
-    assert all(rates[20, count] > 0.95 for count in (6, 8, 16))
-    assert rates[10, 8] > 0.9 and rates[10, 16] > 0.99
-    drift = np.arange(8) + np.zeros((2, 1))
-    assert float(warm_up_p(OFF[:8] + 50 * drift[0], ON[:8] + 50 * drift[1], "alternate")) > WARM_UP_RATE
-
-
 def test_a_warm_up_makes_no_false_verdict() -> None:
-    off, on = _warming_up(20, 3, 32)
-    judgement = judge_difference([looks_at(off, on, "abba")])
+    runs = np.random.default_rng(12).standard_normal((2, 1000, 32))
+    for position, (repetition, variant) in enumerate(variant_order(32, "abba")):
+        runs[int(variant == "on"), :, repetition - 1] += 20 * math.exp(-position / 3)
+    judgement = judge_difference([looks_at(runs[0], runs[1], "abba")])
     assert float((judgement.good | judgement.bad).mean()) < 0.01
-
-
-def test_warm_up_of_too_few_or_exact_runs() -> None:
-    assert warm_up_p(np.zeros((5, 2)), np.zeros((5, 2)), "abba").tolist() == [1.0] * 5
-    assert warm_up_p([], [], "abba") == 1.0
-    assert float(warm_up_p([0.0] * 3, [0.0] * 3, "abba")) == 1.0
-    assert float(warm_up_p([1.0] * 3, [1.0] * 3, "abba", resolution=0.01)) == pytest.approx(1)
-
-
-def test_p_value_of_a_warm_up_is_that_of_a_linear_model() -> None:
-    """By the textbook: compare the residuals with and without the term."""
-    sequence = variant_order(8, "abba")
-    y = np.array([(OFF if variant == "off" else ON)[repetition - 1] for repetition, variant in sequence])
-    terms = [np.ones(16), np.arange(16), [variant == "on" for _, variant in sequence], 1 / np.arange(1, 17)]
-    residuals = [np.linalg.lstsq(np.column_stack(terms[:count]), y)[1][0] for count in (3, 4)]
-    f = (residuals[0] - residuals[1]) / (residuals[1] / 12)
-    assert float(warm_up_p(OFF[:8], ON[:8], "abba")) == pytest.approx(stats.f.sf(f, 1, 12))
 
 
 def test_campaigns_in_one_array_are_those_one_by_one() -> None:
@@ -398,13 +360,6 @@ def test_printed_scores_that_agree_are_not_exact() -> None:
     for margin, verdict in ((0.003, "inconclusive"), (0.02, "within")):
         (got,) = decide([([90.0] * 8, [90.0] * 8)], "abba", margins=[margin], resolution=0.01)
         assert got.verdict == verdict
-
-
-def test_a_warm_up_is_said() -> None:
-    off, on = [80.0, 93.0, *BASE[:6]], [85.0, 92.0, *_shifted(0.0)[:6]]
-    (warming,) = decide([(off, on)], "abba", margins=[0.5])
-    assert (warming.verdict, warming.warms_up) == ("inconclusive", True)
-    assert not decide([(BASE, _shifted(0.0))], "abba", margins=[0.5])[0].warms_up
 
 
 # ---------------------------------------------------------------- the simulation
