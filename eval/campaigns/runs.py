@@ -100,12 +100,13 @@ class PlannedRun:
         return f"{error}\n" + quote_tail(self.server.log, "last lines of the server's log")
 
     def _printed(self) -> Iterator[str]:
-        """Everything that the processes of a run printed."""
-        yield from output_lines(self.log, self.command)
+        """What the engine printed. The client of a server is none, though it may load the same plugins."""
         if self.server is not None:
             yield from output_lines(self.server.log, self.server.command)
-        if self.other_log is not None:
+        elif self.other_log is not None:
             yield from output_lines(self.other_log, None)
+        else:
+            yield from output_lines(self.log, self.command)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,10 @@ LAYERS = 4
 V4_MODULES = {"tilelang": "tilelang", "cutlass": "nvidia-cutlass-dsl", "quack": "quack-kernels"}
 """Modules that vLLM's DeepSeek-V4 cannot do without on this kind of GPU, and the packages that have them."""
 
+_SIZES = ("batches", "lengths", "steps", "max_model_len")
+SHARED = (*_SIZES, "memory", "prefill_rows", "tensor_parallel", "split_k")
+"""Options that every engine gets as they are."""
+
 LEAST_SECONDS = 45
 """An engine is not started when less is left of the budget: most would end before their first case."""
 
@@ -119,26 +123,20 @@ def plan(options: SimpleNamespace) -> list[Specification]:
         if options.tensor_parallel > 1 and mode != COMPARE:  # nothing else is observed in the workers
             continue
         for chunk in options.chunks if part == INVARIANCE else options.chunks[:1]:
-            spec = Specification(
-                mode=mode,
-                graphs=graphs,
-                drafts=drafts,
-                model=str(options.work / f"{options.model_shapes}_drafts{drafts}"),
-                batches=options.batches,
-                lengths=options.lengths,
-                steps=options.steps,
-                churn=options.churn and part == CASES,
-                max_model_len=options.max_model_len,
-                memory=options.memory,
-                profile=options.profile and mode != COMPARE and part == CASES,
-                part=part,
-                chunk=chunk,
-                prefill_rows=options.prefill_rows,
-                tensor_parallel=options.tensor_parallel,
-                split_k=options.split_k,
-                shapes=options.model_shapes,
+            specifications.append(
+                Specification(
+                    mode=mode,
+                    graphs=graphs,
+                    drafts=drafts,
+                    part=part,
+                    chunk=chunk,
+                    model=str(options.work / f"{options.model_shapes}_drafts{drafts}"),
+                    shapes=options.model_shapes,
+                    churn=options.churn and part == CASES,
+                    profile=options.profile and mode != COMPARE and part == CASES,
+                    **{name: getattr(options, name) for name in SHARED},
+                )
             )
-            specifications.append(spec)
     return specifications
 
 
@@ -308,14 +306,8 @@ def report(engines: Sequence[dict[str, Any]], options: SimpleNamespace) -> dict[
         "setup": {
             "shapes": options.model_shapes,
             "layers": LAYERS,
-            "batches": options.batches,
-            "lengths": options.lengths,
-            "max_model_len": options.max_model_len,
-            "steps": options.steps,
             "chunks": options.chunks,
-            "prefill_rows": options.prefill_rows,
-            "tensor_parallel": options.tensor_parallel,
-            "split_k": options.split_k,
+            **{name: getattr(options, name) for name in SHARED if name != "memory"},
         },
         "engines": list(engines),
     }
