@@ -31,8 +31,8 @@ PROMPTS = "tests/data/eval_samples/prompts.jsonl"
             ["tpot", "--model", "m", "--prompts", f"a={PROMPTS}", "--entry", "0", "--mtp", "7"],
             "--mtp: wanted one of 0, 1, 3 (--configs names other configurations), got 7",
         ),
-        (["decode", "--device", "cpu", "--steps", "2"], "2 is not in the range x>=3"),
-        (["decode", "--requests", "0"], "0 is not in the range x>=1"),
+        (["decode", "--device", "cpu", "--steps", "2"], "should be greater than or equal to 3"),
+        (["decode", "--requests", "0"], "should be greater than or equal to 1"),
     ],
 )
 def test_what_would_measure_nothing_is_refused(arguments: list[str], text: str) -> None:

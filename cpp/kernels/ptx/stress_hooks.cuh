@@ -1,4 +1,5 @@
-// Points at which a stress build delays threads (GVR_TOPK_CHAOS, stress/chaos.h). They are empty in any other build.
+// Points at which a stress build delays threads (GVR_TOPK_CHAOS, stress/chaos.h). They are empty in any other
+// build.
 #pragma once
 
 #ifndef GVR_TOPK_CHAOS
