@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from bench_data import file_of, index_of, result
+from bench_data import file_of, result
 
-from eval.bench import bench_kernels, peers
-from eval.bench.bench_cases import Cell, EngineRows, Sources, all_cells
-from eval.bench.bench_report import ALL, FLOOR, PREFILL_SHAPES, measured_in
+from eval.bench import bench_kernels
+from eval.bench.bench_cases import EngineRows, Sources, all_cells
+from eval.bench.bench_report import ALL, FLOOR, measured_in
 from eval.common.paths import ROOT
 from eval.report import picture, provenance, readme
 from gvr_topk.evaluation.synthetic import LayerGenerator
@@ -84,36 +84,6 @@ class TestReadmeTable:
         text = " ".join(page.split())
         assert "as the integrations call it, with `row_slot`, `state` and `out`;" in text
         assert '"no hint" is `path="no_hint"` and `out` alone.' in text
-
-    def test_chunks_of_a_prefill_have_a_table(self, folder: Path) -> None:
-        def change(data: dict[str, Any]) -> None:
-            slow = next(
-                key
-                for key, cell in data["cells"].items()
-                if (cell["group"], cell["rows"]) == ("prefill", "causal")
-            )
-            data["cells"][slow]["memory_us"] = 44.44
-            later = {**data["runs"][0], "copy_bytes_per_second": 3.25e12}
-            data["runs"].append({**later, "machine": {**later["machine"], "commit": "later"}})
-            for its in data["results"]:
-                if its["cell"] == slow:
-                    its["run"] = 1
-                    figures = {"prefill": 71.23, "no_hint": 1234.5, "vllm_prefill": 99.0}
-                    its["cold_us"] = figures.get(its["impl"], 100.4)
-                    its["exact"] = its["impl"] != "vllm_prefill"
-
-        self.changed(folder / "bench.json", change)
-        page = readme.performance()
-        assert "| 8,192 x 8,192 | 71.2 | 100 | 1,234 | 100 | 100 | - | 100 | 100 | 44.4 |" in page
-        for n, rows in PREFILL_SHAPES:
-            assert any(line.startswith(f"| {rows:,} x {n:,} |") for line in page.splitlines())
-        assert "| 2,048 x 32,768, trace synthetic-L20 | 8.0 |" in page
-        text = " ".join(page.split())
-        assert "**Prefill** (a GPU, commit abc, later): microseconds of `indexer_topk_prefill`" in text
-        assert "at 3.25 TB/s, which copying 1 GiB reached in the same run" in text
-
-    def test_memory_has_no_column_without_a_measured_bandwidth(self, folder: Path) -> None:
-        assert '"memory"' not in readme.performance()
 
     def test_parts_without_results_are_left_out(self, folder: Path) -> None:
         def change(data: dict[str, Any]) -> None:
@@ -252,51 +222,6 @@ class TestReadmeTable:
         said = capsys.readouterr().err
         assert said.startswith(f"{name}.json: wanted {wanted}")
 
-    def test_words_follow_the_files(self, folder: Path) -> None:
-        more = {
-            "cases": 30,
-            "paths_asked_for": {"auto": 9, "no_hint": 1},
-            "prefill": {"cases": 12, "paths_asked_for": {"radix_rounds": 12}},
-            "blocks": {"cases": 8},
-            "beside": ["sms", "l1"],
-        }
-        self.changed(folder / "fuzz_2.json", lambda data: data.update(more))
-
-        def change_bench(data: dict[str, Any]) -> None:
-            for cell in data["cells"].values():
-                if cell["group"] == "main":
-                    cell["keep"] = 0.81
-            for its in data["results"]:
-                its["each_us"] = {"worst": 9.0, "launches": 500}
-            data["runs"][0]["baselines"]["vllm"] = {"version": "vLLM 7.7.7: some_topk", "why_not": ""}
-
-        self.changed(folder / "bench.json", change_bench)
-
-        def change_decode(data: dict[str, Any]) -> None:
-            data["setup"]["traces"] = ["smollm2_dsaidx_L01_32k", "smollm2_dsaidx_L10_32k"]
-            data["step_us"] = {"off": 110.0, "on": 100.0}
-            data["hook_us"] = {
-                kind: {"median": median, "p90": median + 4, "steps": 9}
-                for kind, median in (("arrivals", 60.4), ("moved", 22.0), ("same", 3.0))
-            }
-
-        self.changed(folder / "simulated_decode.json", change_decode)
-        page, block = (" ".join(made.split()) for made in (readme.performance(), readme.results()))
-        assert (
-            "30 random cases, 10 of decode (`auto`, `no_hint`), 12 of prefill (`radix_rounds`), 8 of blocks; "
-            "100 rows, beside 2 kinds of neighbour, no mismatch in 1 s" in page
-        )
-        assert "a correlation of 0.90 from step to step" in page
-        assert "| worst launch of 500 |" in page and "slowest of 500 launches" in block
-        assert "| vLLM 7.7.7 |" in block and "vLLM 0.33" not in block.partition("**Inside vLLM**")[0]
-        assert "over two traces of SmolLM2 (L01, L10) in one" in page
-        told = (
-            "On the host the hook takes, in the median (90th percentile), 3 us (7) where the batch has "
-            "not changed, 22 us (26) where it has moved rows and 60 us (64) where it has new requests"
-        )
-        assert f"TensorRT-LLM's compiled op. {told}." in page
-        assert f"saves 10 us of GPU time in a simulated step of 1 layer. {told} (" in block
-
     def test_eager_calls_are_said_to_lose_where_they_do(self, folder: Path) -> None:
         def change(times: dict[str, float]) -> str:
             results = [{"call": call, "us": us} for call, us in times.items()]
@@ -341,10 +266,6 @@ class TestReadmeTable:
         block = " ".join(readme.results().split())
         assert "this package 1, torch.topk 1, TensorRT-LLM 1, vLLM 1, FlashInfer `top_k` 17," in block
 
-    def test_columns_of_hard_rows_name_their_shapes(self, folder: Path) -> None:
-        (line,) = [each for each in readme.performance().splitlines() if each.startswith("| N x batch | 32")]
-        assert line.split(" | ")[1:5] == ["32,513 x 1", "70,690 x 1", "65,559 x 8", "131,072 x 1"]
-
     def test_commits_that_the_history_lacks_are_refused(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -358,10 +279,6 @@ class TestReadmeTable:
         monkeypatch.setattr(provenance, "has_history", lambda: False)
         assert provenance.unknown_commits("0ddba11 0ddba12-dirty") == ["0ddba12-dirty"]
 
-    def test_commits_in_a_text(self) -> None:
-        text = "commit 8a60b90; 882 of 2,025 of 1,985,280 (`a.json`, ee90c38), 04c07f3, 568501f."
-        assert provenance.COMMIT.findall(text) == ["8a60b90", "ee90c38", "04c07f3", "568501f"]
-
     def test_picture_is_drawn_with_the_figures(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -373,21 +290,6 @@ class TestReadmeTable:
         monkeypatch.setattr(readme.importlib.util, "find_spec", find_spec)
         assert readme.picture(check=False) == "" and readme.picture(check=True) == ""
         assert picture.digest_in(image) == provenance.digest_of(folder / "bench.json")
-
-    def test_versions_of_projects_that_were_not_there_do_not_count(self) -> None:
-        runs = [
-            {"vllm": {"version": "vLLM 0.33.0: a", "why_not": ""}},
-            {
-                "vllm": {"version": "vLLM 0.34.0: a", "why_not": "no file"},
-                "trtllm": {"version": "TensorRT-LLM 1.2.1 op", "why_not": ""},
-            },
-        ]
-        assert peers.versions(runs) == {
-            "TensorRT-LLM": "TensorRT-LLM 1.2.1",
-            "vLLM": "vLLM 0.33.0",
-            "FlashInfer": "FlashInfer",
-            "cuDNN frontend": "cuDNN frontend",
-        }
 
     def test_machine_code_is_that_of_a_commit_with_the_same_sources(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -425,18 +327,6 @@ class TestReadmeTable:
         recorded.write_text(json.dumps({"builds": json.loads(recorded.read_text())["builds"]}))
         assert provenance.machine_code_of(commits[0]) is None  # a digest of another format
 
-    def test_shapes_at_which_pdl_costs_time_are_named(self, folder: Path) -> None:
-        def change(data: dict[str, Any]) -> None:
-            cells = data["cells"].items()
-            slow = next(key for key, cell in cells if (cell["n"], cell["batch"]) == (524288, 8))
-            for its in data["results"]:
-                if its["impl"] == "pdl":
-                    its["cold_us"] = 4.4 if its["cell"] == slow else 3.0
-
-        self.changed(folder / "bench.json", change)
-        page = " ".join(readme.performance().split())
-        assert "is slower at 524,288 x 8 (1.10 times)." in page
-
     def test_change_is_seen_by_git(self) -> None:
         # The first commit's kernels are not these; of a commit that nobody made nothing is known.
         git = ["git", "-C", str(ROOT), "rev-list", "--max-parents=0", "HEAD"]
@@ -444,54 +334,9 @@ class TestReadmeTable:
         assert provenance.changed_since(first)
         assert not provenance.changed_since("f" * 40)
 
-    def test_runs_under_load_are_told_in_numbers(self, folder: Path) -> None:
-        def change(data: dict[str, Any]) -> None:
-            data["totals"] |= {"launches": 1234567}
-            del data["results"][1:]
-
-        self.changed(folder / "stress.json", change)
-        shutil.copy(folder / "stress.json", folder / "stress_more.json")
-        page, block = (" ".join(made.split()) for made in (readme.performance(), readme.results()))
-        assert "2,469,134 launches of 1 configurations" in page
-        assert "at one in 823,044." in block  # no fault in so many leaves a rate of 3 / 2,469,134
-        results = json.loads((folder / "stress_rewrite.json").read_text())["results"]
-        disturbed = sum(each["disturbed_launches"] for each in results)
-        assert f"one of five arguments in seven ways, of which {disturbed:,} were seen" in page
-        assert "120 wrong, 1,398 guard words overwritten" in page
-
-    def test_fuzzing_is_that_of_the_commit_or_of_the_newest(self, folder: Path) -> None:
-        files = provenance.Results(folder)
-        assert [run["cases"] for run in readme.fuzz_of("abc", files).values()] == [100]
-        assert [run["cases"] for run in readme.fuzz_of("unknown", files).values()] == [10]
-
     def test_file_of_another_format_is_named(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (folder / "bench.json").write_text('{"format": "gvr_topk.bench_kernels/1"}')
         assert readme.main(check=True) == 1
         assert "bench.json: wanted format" in capsys.readouterr().err
-
-    def test_rows_in_wide_buffers_have_a_table(self) -> None:
-        cells = [Cell("main", 8192, 8)]
-        cells += [Cell("wide_buffers", 8192, 8, width=width) for width in (131072, 1048576)]
-        runs = [
-            (cell, result(cell, impl, us + at))
-            for at, cell in enumerate(cells)
-            for impl, us in (("hinted", 4.0), ("vllm", 5.5))
-        ]
-        table = readme.wide_table(index_of(*runs))
-        assert table.splitlines()[-1] == "| 8,192 x 8 | 4.0 (5.5) | 5.0 (6.5) | 6.0 (7.5) |"
-        # A shape that lacks a width is left out, and with it the table.
-        assert readme.wide_table(index_of(*runs[:4])) == ""
-
-    def test_faster_implementations_are_named(self) -> None:
-        cell, wide = Cell("main", 4096), Cell("wide_buffers", 4096, 8, width=131072)
-        index = index_of(
-            *((where, result(where, "hinted", 4.0)) for where in (cell, wide)),
-            (cell, result(cell, "vllm", 2.0)),
-            (wide, result(wide, "vllm", 3.2)),
-            (wide, result(wide, "trtllm", 4.0)),
-        )
-        assert readme.faster_cells(index) == {
-            "vllm": {"4,096 x 1": 2.0, "4,096 x 8 in 131,072 columns": 1.25}
-        }
