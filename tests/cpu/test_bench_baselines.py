@@ -13,8 +13,8 @@ import pytest
 import torch
 from bench_data import short_chains as short_chains  # a fixture for all
 
-from eval.bench import baselines, bench_kernels
-from eval.bench.bench_cases import GROUPS, Cell, make_chain
+from eval.bench import baselines
+from eval.bench.bench_cases import Cell, make_chain
 from eval.bench.bench_report import BASELINES
 from eval.bench.kernel_timing import Chain
 
@@ -27,13 +27,6 @@ class TestBaselines:
         assert not found["torch"].why_not
         assert "libtrtllm_kernel.so" in found["trtllm"].why_not
         assert "_C_stable_libtorch.abi3.so" in found["vllm"].why_not
-
-    def test_library_that_is_none_says_what_the_loader_said(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        (tmp_path / "libtrtllm_kernel.so").write_bytes(b"no library")
-        assert "libtrtllm_kernel.so" in baselines.available(tmp_path)["trtllm"].why_not
 
     def test_compressed_file_is_unpacked_where_no_other_user_can_write(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,15 +129,6 @@ class TestBaselines:
             prepare(make_chain(Cell("main", 5000, 2, 8), device="cpu"))
         with pytest.raises(baselines.BaselineError, match="at most 148 rows, got 149"):
             prepare(make_chain(Cell("main", 64, 149, 16), device="cpu"))
-
-    def test_a_shorter_list_of_groups_leaves_nothing_of_the_others(self) -> None:
-        baseline = baselines.available()["torch"]
-        found = bench_kernels.theirs(baseline)
-        assert found.refuse(Cell("main", 4096)) == ""
-        assert found.refuse(Cell("k", 8192, 1, 512)).startswith("measured in the groups main,")
-        listed = {name for name in bench_kernels.MEASURED if name in BASELINES}
-        assert {"vllm", "flashinfer_deterministic"} & listed == set()  # everywhere
-        assert {group for groups in bench_kernels.MEASURED.values() for group in groups} <= set(GROUPS)
 
     def test_rows_for_operators_without_lengths_hide_what_lies_past_the_end(self) -> None:
         logits = torch.full((2, 1, 4), float("nan"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from bench_data import CAUSAL
 from bench_data import short_chains as short_chains  # a fixture for all
 
-from eval.bench import bench_cases, bench_kernels, kernel_timing, our_kernels
+from eval.bench import bench_cases, kernel_timing, our_kernels
 from eval.bench.bench_cases import (
     BATCHES,
-    GROUPS,
     LENGTHS,
     MASKS,
     Cell,
@@ -26,36 +23,18 @@ from eval.bench.bench_cases import (
     all_cells,
     load_sources,
     make_chain,
-    quick_cells,
 )
-from eval.bench.bench_report import PREFILL_SHAPES, SHAPES
+from eval.bench.bench_report import SHAPES
 from eval.bench.kernel_timing import POISON, Chain, ChainRun, Prepared, chain_of
 from eval.bench.our_kernels import VARIANTS, Variant, prepare_ours
 from gvr_topk.arguments import DecodeArguments
 from gvr_topk.constants import FLAG_PDL, STATE_UNKNOWN
 from gvr_topk.constants import Path as KernelPath
 from gvr_topk.evaluation.synthetic import LayerGenerator
-from gvr_topk.evaluation.trace import Trace, TraceError, shipped_trace
-
-
-def test_scores_of_a_trace_by_hand() -> None:
-    trace = Trace(
-        K=np.array([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]], dtype=np.float16),
-        Q=np.array([[[1.0, 1.0]], [[-1.0, 1.0]]], dtype=np.float16),
-        W=np.array([[2.0], [1.0]], dtype=np.float16),
-        name="by hand",
-        path=Path("none"),
-    )
-    wanted = [[[2 / 2**0.5, 4 / 2**0.5]], [[0.0, 2 / 2**0.5, 0.0]]]
-    for row, values in zip(bench_cases.trace_rows(trace, "cpu"), wanted, strict=True):
-        torch.testing.assert_close(row, torch.tensor(values))
+from gvr_topk.evaluation.trace import TraceError, shipped_trace
 
 
 class TestCells:
-    def test_keys_are_unique(self) -> None:
-        keys = [cell.key for cell in all_cells()]
-        assert len(keys) == len(set(keys))
-
     def test_main_sweep_covers_every_length_and_batch(self) -> None:
         main = {(cell.n, cell.batch) for cell in all_cells() if cell.group == "main"}
         assert main == {(n, batch) for n in LENGTHS for batch in BATCHES}
@@ -70,17 +49,6 @@ class TestCells:
         assert torch.equal(own.logits[..., :300], wide.logits[..., :300])
         assert bool(wide.logits[..., 300:].isnan().all()) and torch.equal(own.lengths, wide.lengths)
 
-    def test_files_add_a_cell_each(self) -> None:
-        sources = Sources([LayerGenerator(20, 4000, 6)], [EngineRows("e", (torch.zeros(8, 65559),))])
-        cells = [cell for cell in all_cells(sources) if cell.group in ("trace", "engine")]
-        shapes = [(cell.n, cell.batch, cell.rows) for cell in cells]
-        assert shapes == [(4000, 1, "trace:synthetic-L20"), (65559, 8, "engine:e")]
-        assert {cell.group for cell in all_cells(sources)} == set(GROUPS)
-
-    def test_quick_cells_are_the_shapes_that_the_pages_show(self) -> None:
-        quick = quick_cells(all_cells())
-        assert {(cell.n, cell.batch) for cell in quick if cell.group == "main"} == set(SHAPES)
-
     def test_folder_may_hold_other_archives(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "logits.npz", logits=np.zeros((2, 8)))
         np.savez(tmp_path / "engine.npz", **{f"{at}.logits": np.ones((2, 8), np.float32) for at in range(3)})
@@ -90,20 +58,6 @@ class TestCells:
         (tmp_path / "broken.npz").write_bytes(b"no archive")
         with pytest.raises(TraceError, match="broken"):
             load_sources(tmp_path)
-
-    def test_selection_by_group_and_key(self) -> None:
-        cells = all_cells()
-        assert {cell.group for cell in bench_kernels.select(cells, "hint,k", "")} == {"hint", "k"}
-        picked = bench_kernels.select(cells, "main", "n70690 b1 ")
-        assert [(cell.n, cell.batch) for cell in picked] == [(70690, 1)]
-        with pytest.raises(typer.BadParameter, match="nothing"):
-            bench_kernels.select(cells, "nothing", "")
-
-    def test_our_kernels_refuse_what_cannot_be_planned(self) -> None:
-        cell = Cell("main", 524288)
-        assert "262144" in bench_kernels.ours("paper").refuse(cell)
-        assert bench_kernels.ours("hinted").refuse(cell) == ""
-        assert "main" in bench_kernels.ours("pdl").refuse(Cell("k", 8192, k=512))
 
 
 def chain_for(rows: str = "gauss", n: int = 300, batch: int = 2, **more: Any) -> Chain:
@@ -142,17 +96,6 @@ class TestChains:
             assert float(seen[step - 1, step]) == pytest.approx(0.9, abs=0.02)
             assert float(rows[step].std()) == pytest.approx(1.0, abs=0.03)
         assert float(seen[0, 2]) == pytest.approx(0.81, abs=0.02)
-
-    def test_shifted_scores_move_with_the_offset(self) -> None:
-        chain = chain_for(n=20_000, batch=1, keep=1.0, shift=3)
-        rows = chain.logits[:, 0, :20_000]
-        assert torch.allclose(rows[1].roll(3), rows[2], atol=1e-5)
-        assert chain.shift == 3
-
-    def test_scale_changes_at_every_step(self) -> None:
-        deviations = chain_for("scale", n=20_000, batch=1).logits[:, 0].nan_to_num().std(dim=1)
-        assert float(deviations.max() / deviations.min()) > 1.5
-        assert bool(((deviations > 0.12) & (deviations < 8.5)).all())
 
     @pytest.mark.parametrize("kind", MASKS)
     def test_masks_put_the_kth_value_where_their_name_says(self, kind: str) -> None:
@@ -199,12 +142,6 @@ class TestChains:
         steps = bench_cases.trace_rows(trace, "cpu")
         assert len(steps) == trace.steps
         assert np.allclose(steps[7][0].numpy(), trace.scores(7), rtol=1e-4, atol=1e-5)
-
-    def test_rows_of_no_kind_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="rows: wanted gauss"):
-            chain_for("nothing")
-        with pytest.raises(ValueError, match="one of the files"):
-            chain_for("trace:nothing")
 
 
 class TestChainRun:
@@ -277,17 +214,6 @@ class TestPrefillChunks:
         assert all(torch.equal(copy.nan_to_num(), chain.logits[0].nan_to_num()) for copy in chain.logits)
         assert chain.logits[1].data_ptr() != chain.logits[0].data_ptr()
 
-    def test_rows_are_the_same_however_few_are_drawn_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        first = make_chain(CAUSAL, device="cpu").logits.nan_to_num()
-        monkeypatch.setattr(bench_cases, "GENERATED_ELEMENTS", 16 * 300)
-        assert torch.equal(make_chain(CAUSAL, device="cpu").logits.nan_to_num(), first)
-
-    def test_large_chunks_have_one_buffer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(kernel_timing, "CHUNKS_BYTES", 200 * 304 * 4 * 3 - 1)
-        assert make_chain(CAUSAL, device="cpu").count == 2
-        monkeypatch.setattr(kernel_timing, "CHUNKS_BYTES", 1)
-        assert make_chain(CAUSAL, device="cpu").count == 1
-
     def test_rows_of_a_trace_are_repeated_in_their_order(self) -> None:
         source = LayerGenerator(20, 100, 10)
         cell = Cell("prefill", 109, 25, k=16, rows="causal:synthetic-L20")
@@ -297,15 +223,6 @@ class TestPrefillChunks:
             scores = source.scores(row % 10)
             assert np.array_equal(chain.logits[0, row, : len(scores)].numpy(), scores)
             assert bool(chain.logits[0, row, len(scores) :].isnan().all())
-
-    def test_each_trace_has_a_chunk_as_wide_as_its_last_row(self) -> None:
-        cells = all_cells(Sources([LayerGenerator(20, 4000, 6)]))
-        shapes = {(cell.n, cell.batch): cell.rows for cell in cells if cell.group == "prefill"}
-        assert shapes == {**dict.fromkeys(PREFILL_SHAPES, "causal"), (4005, 2048): "causal:synthetic-L20"}
-
-    def test_more_rows_than_columns_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="rows: wanted at most one for each of the 100 columns, got 200"):
-            make_chain(dataclasses.replace(CAUSAL, n=100), device="cpu")
 
     def test_traffic_is_that_of_windows_and_items(self) -> None:
         lengths = torch.tensor([2, 5, 6], dtype=torch.int32)

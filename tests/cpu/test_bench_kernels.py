@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
 import json
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +24,19 @@ from eval.bench import (
     oracles,
     our_kernels,
     phase_timing,
-    tune,
 )
-from eval.bench.bench_cases import Cell, Sources, all_cells, make_chain
+from eval.bench.bench_cases import Cell, Sources, make_chain
 from eval.bench.bench_report import (
-    ALL,
     FORMAT,
-    OURS,
-    PREFILL_IMPLS,
     Index,
     dump,
     hard_rows,
     hint_ratios,
-    measured_in,
     worst_launch,
     worst_ratios,
 )
 from eval.bench.kernel_timing import Chain, ChainRun, Prepared
-from eval.common.machine import describe_machine, write_json
+from eval.common.machine import write_json
 from eval.common.options import read_results
 from eval.report import picture
 from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
@@ -164,17 +156,6 @@ class TestTwoLevelIndexer:
             return run.measure(bench_kernels.ours(name))
         return run.measure(bench_kernels.theirs(baselines.available()[name]))
 
-    def test_cells_are_those_of_the_model(self) -> None:
-        cells = [cell for cell in all_cells() if cell.group == "v41"]
-        assert {(cell.n, cell.batch) for cell in cells} == {
-            (n, batch) for n in (16384, 65536, 131072, 262144) for batch in (1, 8, 64)
-        }
-        assert {cell.k for cell in cells} == {512} and oracles.BLOCK_K == 2048
-        assert len({cell.key for cell in all_cells()}) == len(all_cells())
-
-    def test_it_has_implementations_of_its_own(self) -> None:
-        assert {impl for impl in ALL if measured_in(impl, "v41")} == set(self.IMPLEMENTATIONS)
-
     @pytest.mark.parametrize("name", IMPLEMENTATIONS)
     def test_every_implementation_is_exact(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
@@ -195,74 +176,10 @@ class TestTwoLevelIndexer:
         measured = self.measure(op)
         assert measured["exact"] is False and measured["note"] == "1 wrong rows in 3 replays"
 
-    @pytest.mark.parametrize("name", ["torch_blocks", "torch_in_blocks"])
-    def test_wrong_items_of_others_are_noticed(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        what, real = baselines.TORCH[name]
-
-        def prepare(chain: Chain) -> Prepared:
-            prepared = real(chain)
-
-            def launch(step: int) -> None:
-                prepared.launch(step)
-                prepared.results[step][0, -1] = prepared.results[step][0, -2]
-
-            return dataclasses.replace(prepared, launch=launch)
-
-        monkeypatch.setitem(baselines.TORCH, name, (what, prepare))
-        monkeypatch.setattr(bench_kernels, "BUDGET_SECONDS", 0.0)
-        assert self.measure(name)["exact"] is False
-
 
 class TestPrefillRun:
     def run(self, cell: Cell = CAUSAL) -> bench_kernels.CellRun:
         return bench_kernels.CellRun(cell, Sources(), "cpu")
-
-    @pytest.fixture
-    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-        """Files of other projects, whose operators for prefill are there and exact, with their schemas."""
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(baselines, "load_library", lambda folder, name: None)
-        for name in ("libtrtllm_kernel.so", "_C_stable_libtorch.abi3.so"):
-            (tmp_path / name).touch()
-
-        def exact(logits: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, k: int) -> torch.Tensor:
-            return exact_topk(logits, ends - starts, k, starts).flip(1)
-
-        def per_row(logits, starts, ends, indices, rows, stride0, stride1, k):  # type: ignore[no-untyped-def]
-            assert (rows, stride0, stride1) == (len(logits), *logits.stride())
-            indices.copy_(exact(logits, starts, ends, k))
-
-        def indexer(logits, starts, ends, indices, k=2048):  # type: ignore[no-untyped-def]
-            indices.copy_(exact(logits, starts, ends, k))
-
-        vllm, trtllm = torch.library.Library("_C", "FRAGMENT"), torch.library.Library("trtllm", "FRAGMENT")
-        with contextlib.suppress(RuntimeError):  # The fake vLLM may have defined it in this process.
-            vllm.define(
-                "top_k_per_row_prefill(Tensor logits, Tensor rowStarts, Tensor rowEnds, Tensor! indices, "
-                "int numRows, int stride0, int stride1, int topK) -> ()"
-            )
-        vllm.impl("top_k_per_row_prefill", per_row, "CPU")
-        trtllm.define(
-            "indexer_topk_prefill(Tensor logits, Tensor row_starts, Tensor row_ends, Tensor indices, "
-            "int index_topk=2048) -> ()"
-        )
-        trtllm.impl("indexer_topk_prefill", indexer, "CPU")
-        yield tmp_path
-        vllm._destroy()
-        trtllm._destroy()
-
-    def test_every_implementation_is_timed_and_exact(self, folder: Path) -> None:
-        run = self.run(dataclasses.replace(CAUSAL, n=200))
-        found, described = bench_kernels.implementations(PREFILL_IMPLS, folder)
-        assert {its.name for its in found} == set(PREFILL_IMPLS) - {
-            "flashinfer_ragged",
-            "flashinfer_deterministic",
-        }
-        assert "topk.so" in described["flashinfer_ragged"]["why_not"]
-        for its in found:
-            measured = run.measure(its)
-            assert (measured["exact"], measured["cold_us"] > 0) == (True, True), measured
-            assert ("passes" in measured) == (its.name in OURS)
 
     def test_cell_says_what_the_memory_takes(self) -> None:
         described = self.run().describe()
@@ -307,22 +224,6 @@ class TestPrefillRun:
         for name, exact in (("torch", True), ("vllm_prefill", False)):
             measured = run.measure(bench_kernels.Implementation(name, lambda cell: "", baselines._torch))
             assert measured["exact"] is exact
-
-    def test_slow_calls_of_others_are_not_measured(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bench_kernels, "SLOW_SECONDS", 0.01)
-
-        def prepare(chain: Chain) -> Prepared:
-            return Prepared(lambda step: time.sleep(0.02), chain.outputs())
-
-        slow = bench_kernels.Implementation("torch", lambda cell: "", prepare)
-        measured = self.run().measure(slow)
-        assert (measured["cold_us"], measured["exact"]) == (None, None)
-        assert measured["note"] == "one call takes 0.0 s, more than 0.01 s"
-
-    def test_chunks_have_implementations_of_their_own(self) -> None:
-        assert {impl for impl in ALL if measured_in(impl, "prefill")} == set(PREFILL_IMPLS)
-        decode = {impl for impl in ALL if measured_in(impl, "main")}
-        assert decode == {impl for impl in ALL if "prefill" not in impl and "blocks" not in impl}
 
 
 class TestSameValues:
@@ -424,11 +325,6 @@ class TestFiles:
         bench_kernels._write(self.data(), path)
         assert read_results(path, FORMAT) == self.data() and list(tmp_path.iterdir()) == [path]
 
-    def test_one_result_is_one_line(self) -> None:
-        lines = dump(self.data()).splitlines()
-        assert sum('"impl"' in line for line in lines) == 6
-        assert all(json.loads(line.strip().rstrip(","))["impl"] for line in lines if '"impl"' in line)
-
     def test_files_are_strict(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="JSON"):
             write_json(tmp_path / "x.json", {"a": float("nan")})
@@ -464,12 +360,6 @@ class TestFiles:
         picture.draw(self.data(), image, (1,))
         assert picture.digest_in(image) is None
         assert picture.digest_in(bench) is None and picture.digest_in(tmp_path / "none.png") is None
-
-    def test_machine_is_described_without_a_gpu(self) -> None:
-        described = describe_machine("abc")
-        assert described["commit"] == "abc"
-        assert described["torch"] == torch.__version__
-        json.dumps(described, allow_nan=False)
 
 
 class TestCommand:
@@ -534,41 +424,3 @@ class TestPhaseTiming:
     def test_library_without_stamps_is_named(self) -> None:
         with pytest.raises(phase_timing.NoStampsError, match="GVR_PHASE_TIMING"):
             phase_timing.phase_cycles(np.zeros((3, 8), dtype=np.int64), self.phases)
-
-    def test_every_phase_fits_the_stamps(self) -> None:
-        assert all(len(phases) < PHASE_STAMPS for phases in phase_timing.PHASES.values())
-
-    def test_table_has_phases_and_launches(self) -> None:
-        phases = phase_timing.PHASES["small_row"]
-        result = {
-            "kernel": "small_row",
-            "rows": "gauss 8,192 x 1",
-            "quantile": False,
-            "plain": 3,
-            "launches": 4,
-        }
-        result |= {"graph_us": 3.0, "total_us": 2.0, "us": dict.fromkeys(phases, 0.5)}
-        text = " ".join(phase_timing.table([result, result | {"kernel": "cluster"}], "small_row").split())
-        assert text.endswith("| gauss 8,192 x 1 | 3.00 | 2.00 | 0.50 | 0.50 | 0.50 | 0.50 | 3 of 4 |")
-
-
-class TestTune:
-    shapes = (
-        {"n": 4096, "batch": 1, "dtype": "fp32", "planned": 2, "us": {"1": 4.0, "2": 3.0}},
-        {"n": 4096, "batch": 8, "dtype": "fp32", "planned": 1, "us": {"1": 6.0, "2": 4.0}},
-        {"n": 8192, "batch": 8, "dtype": "bf16", "planned": 1, "us": {"1": 6.0}},
-    )
-
-    def test_table_shows_best_and_what_the_plan_costs(self) -> None:
-        text = tune.policy_table(self.shapes, "fp32")
-        assert "2: 3.0" in text
-        assert "2: 4.0 (1, 1.50)" in text
-        assert "8,192" not in text
-        assert tune.report({"shapes": self.shapes}).endswith(
-            "plan over best 1.00 at N = 8,192, batch 8, bf16"
-        )
-
-    def test_offered_sizes_hold_the_row(self) -> None:
-        sizes, planned = tune.offered(1, 1 << 21, torch.float32, 132)
-        assert planned in sizes
-        assert 1 not in sizes
