@@ -16,13 +16,10 @@ import typer
 from eval_fakes import HOOK_LINE, write_program
 from typer.testing import CliRunner
 
-from eval.campaigns import accuracy_regression
 from eval.campaigns.accuracy_regression import MARGIN_FLOOR, PAPER, exit_status, main, report
 from eval.campaigns.configs import combined_configs
 from eval.campaigns.runs import Comparison
 from eval.campaigns.verdicts import decide
-
-ROOT = Path(__file__).resolve().parents[2]
 
 FAKE = """
 import json, os, sys
@@ -310,47 +307,6 @@ def test_no_signal_leaves_the_engine_running(bench: Bench, tmp_path: Path, numbe
     assert len(bench.calls) == 2
 
 
-def test_an_engine_that_is_slow_to_end_keeps_the_lock(bench: Bench, tmp_path: Path) -> None:
-    """The script is gone at once after SIGKILL; until its engine is, no second run may start beside it."""
-    stubborn = SLOW.replace("time.sleep(300)\n", "state.joinpath('late').write_text('')\n").replace(
-        "worker =",
-        "import signal\nstop = []\nsignal.signal(signal.SIGTERM, lambda *_: stop.append(1))\nworker =",
-    )
-    stubborn = stubborn.replace(
-        "state.joinpath('late')",
-        "while not state.joinpath('go').exists(): time.sleep(0.02)\nstate.joinpath('late')",
-    )
-    write_program(tmp_path / "bin", "trtllm-eval", stubborn.format(state=str(bench.state)))
-    script = Script(bench)
-    engine = int(_wait_for(bench.state / "pids").split()[0])
-    script.end(signal.SIGKILL)
-    refused = bench.run("--runs", "1", "--task", "gsm8k")
-    assert refused.exit_code == 2
-    assert "in use by another run of this script, or by an engine" in " ".join(refused.output.split())
-    (bench.state / "go").touch()
-    assert _gone(engine)
-
-
-def test_interrupt_keeps_the_finished_runs(bench: Bench, tmp_path: Path) -> None:
-    bench.scores(gsm8k=SAME)
-    tool = tmp_path / "bin" / "trtllm-eval"
-    finishing = tool.read_text()
-    slow = (
-        'if side == "on":\n    state.joinpath("pid").write_text(f"{os.getpid()}\\n")\n'
-        '    __import__("time").sleep(60)\n'
-    )
-    tool.write_text(finishing.replace('print("loading"', slow + 'print("loading"'))
-    script = Script(bench)
-    pid = int(_wait_for(bench.state / "pid"))
-    got, output = script.end(signal.SIGINT)
-    assert got == 130, output
-    assert _gone(pid)
-    tool.write_text(finishing)
-    result = bench.run("--runs", "1", "--task", "gsm8k")
-    assert "variant off, repetition 1: done before" in result.output
-    assert [run["labels"]["variant"] for run in bench.results["runs"]] == ["off", "on"]
-
-
 # ---------------------------------------------------------------- evidence, builds, faults
 
 
@@ -373,19 +329,6 @@ def test_no_evidence_no_verdict(bench: Bench, tmp_path: Path, line: str, message
     assert result.exit_code == 3
     assert message in result.output
     assert bench.results["decisions"][0]["decision"]["verdict"] == "inconclusive"
-
-
-def test_a_feature_that_is_on_in_the_off_runs_is_no_comparison(bench: Bench, tmp_path: Path) -> None:
-    bench.scores(gsm8k=SAME)
-    always = FAKE.format(state=str(bench.state), hook=HOOK_LINE).replace('if side == "on":', "if True:")
-    write_program(tmp_path / "bin", "trtllm-eval", always)
-    result = bench.run("--runs", "6", "--task", "gsm8k")
-    assert result.exit_code == 3
-    assert bench.results["decisions"][0]["decision"]["verdict"] == "inconclusive"
-    assert (
-        "its log says that the heuristic top-k was on (is TRTLLM_GVR_TOPK or GVR_TOPK_VLLM set?)"
-        in result.output
-    )
 
 
 def test_disabled_is_not_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -437,47 +380,12 @@ def test_a_fault_of_the_tool_is_never_a_regression(bench: Bench, kind: str) -> N
     assert "error: " in result.output and "Traceback" not in result.output
 
 
-def test_an_unforeseen_fault_shows_its_traceback(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise KeyError("figures")
-
-    monkeypatch.setattr(accuracy_regression, "run_campaign", broken)
-    result = bench.run("--runs", "1", "--task", "gsm8k")
-    assert result.exit_code == 4
-    assert "the evaluation script itself failed" in result.output
-
-
-def test_edited_configuration_is_measured_anew(bench: Bench, tmp_path: Path) -> None:
-    bench.scores(gsm8k=([95.0] * 9, [95.0] * 9))
-    files = []
-    for side in ("off", "on"):
-        files.append(tmp_path / f"x_{side}.yaml")
-        files[-1].write_text((combined_configs() / f"eval_dep8_mtp1_{side}.yaml").read_text())
-    options = ("--runs", "1", "--task", "gsm8k", "--config-off", str(files[0]), "--config-on", str(files[1]))
-    bench.run(*options)
-    for file in files:
-        file.write_text(file.read_text().replace("0.8", "0.7"))
-    bench.run(*options)
-    assert len(bench.calls) == 4
-
-
 def test_missing_tool_is_named(bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     result = bench.run("--runs", "1", "--task", "mmlu", "--no-keep-going")
     assert result.exit_code == 2
     assert "trtllm-eval: wanted a program on PATH, got 'trtllm-eval', which is not found" in result.output
     assert not (tmp_path / "out" / "runs.jsonl").exists() and bench.calls == []
-
-
-def test_missing_launcher_is_named_and_a_launcher_may_know_the_tool(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    result = bench.run("--runs", "1", "--task", "mmlu", "--launcher", "no-such-launcher -n 8")
-    assert result.exit_code == 2
-    assert "wanted a program on PATH, got 'no-such-launcher'" in result.output
-    (tmp_path / "bin" / "trtllm-eval").unlink()
-    result = bench.run("--runs", "1", "--task", "mmlu", "--no-keep-going", "--launcher", "env")
-    assert (result.exit_code == 3 and "FAILED" in result.output) or "failed" in result.output
 
 
 @pytest.mark.parametrize(

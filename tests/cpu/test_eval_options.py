@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from eval.common.options import integers, no_gpu, require_writable
+from eval.common.options import no_gpu, require_writable
 from eval.common.status import WRONG_USE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,13 +42,6 @@ def test_what_would_measure_nothing_is_refused(arguments: list[str], text: str) 
     assert run.returncode == WRONG_USE, run.stderr
     said = " ".join(run.stderr.replace("│", " ").split())
     assert text in said and "Traceback" not in said
-
-
-def test_integers_from_a_minimum_on() -> None:
-    assert integers("--n", "3,17", least=3) == [3, 17]
-    for text in ("2", "4,2", "-3", "x", "3.5", "", "3,"):
-        with pytest.raises(typer.BadParameter, match=f"^--n: wanted integers of at least 3, got '{text}'$"):
-            integers("--n", text, least=3)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shlex
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from eval.campaigns.prompts import Prompt
 from eval.campaigns.runs import Comparison, Outcome
 from eval.campaigns.store import RunRecord
 from eval.campaigns.tpot_ab import Settings, main
-from eval.campaigns.tpot_report import PAPER, paper_reduction, paper_sd, reduction, tpot_table
+from eval.campaigns.tpot_report import paper_reduction, reduction, tpot_table
 from eval.campaigns.verdicts import Order, bounds, looks_at, variant_order
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -186,25 +185,6 @@ def test_bench_from_start_to_end(bench: Bench) -> None:
     assert again.output.count("done before") == 24
 
 
-def test_older_report_is_never_read(bench: Bench) -> None:
-    stale = bench.out / "mtp0_64K" / "off_1.json"
-    stale.parent.mkdir(parents=True)
-    stale.write_text((SAMPLES / "trtllm_bench_mtp0.json").read_text())
-    (bench.state / "fail").write_text("off 1")
-    result = bench.run("--mtp", "0", "--repetitions", "1", "--no-keep-going")
-    assert result.exit_code == 3
-    assert not stale.exists()
-    assert bench.results["decisions"][0]["off"] == []
-
-
-def test_changed_prompt_is_measured_anew(bench: Bench, tmp_path: Path) -> None:
-    prompts = tmp_path / "p.jsonl"
-    for ids in ("[1, 2]", "[1, 3]"):
-        prompts.write_text(f'{{"input_ids": {ids}}}\n')
-        bench.run("--mtp", "0", "--repetitions", "1", "--entry", "0", prompts=("--prompts", f"a={prompts}"))
-    assert len(bench.calls) == 4
-
-
 def test_serve_starts_a_server_for_each_repetition(bench: Bench) -> None:
     with serving() as free:
         port = str(free.server_address[1])
@@ -353,16 +333,6 @@ def test_logs_of_running_servers_are_the_evidence(
     assert bench.results["decisions"][0]["decision"]["difference"] is None
 
 
-def test_client_failure_shows_the_servers_answer(bench: Bench, tmp_path: Path) -> None:
-    with serving(400) as off, serving() as on:
-        result = bench.run(
-            "--via", "running", "--mtp", "0", "--repetitions", "1", "--url-off", address(off), "--url-on",
-            address(on), "--no-keep-going", *_logs(tmp_path), prompts=TEXT,
-        )  # fmt: skip
-    assert result.exit_code == 3
-    assert "server: HTTP 400" in result.output
-
-
 def test_serve_failure_shows_the_servers_log_too(bench: Bench, tmp_path: Path) -> None:
     with serving() as free:
         port = str(free.server_address[1])
@@ -495,14 +465,6 @@ def test_cases_are_judged_together() -> None:
 def test_reductions_of_the_paper(mtp: int, label: str, percent: float) -> None:
     got = paper_reduction({"MTP": mtp, "prompt": label})
     assert got is not None and 100 * got == pytest.approx(percent, abs=0.006)
-
-
-def test_spread_of_the_paper() -> None:
-    assert paper_sd(0) < paper_sd(1) < paper_sd(3)
-    groups = [PAPER[1, label][side] for label in ("64K", "100K") for side in (0, 1)]
-    pooled = [statistics.variance(map(math.log, group)) for group in groups]
-    assert paper_sd(1) == pytest.approx(math.sqrt(statistics.fmean(pooled)))
-    assert paper_sd(0) < paper_sd(2) < paper_sd(3)  # no such setting there: that of all of them
 
 
 def test_without_the_hook_there_is_no_verdict(bench: Bench) -> None:
