@@ -20,10 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fakes"))
 from vllm_engine import Runner, fake_vllm
 
 from eval.__main__ import main
-from eval.campaigns.evidence import read_evidence
 from eval.campaigns.process import CommandError
 from eval.engines import vllm_compare, vllm_engine, vllm_trial
-from eval.engines.vllm_compare import Comparison, PrefillTimes
+from eval.engines.vllm_compare import Comparison
 from eval.engines.vllm_engine import (
     CASES,
     COMPARE,
@@ -49,7 +48,6 @@ from eval.engines.vllm_model import (
     write_model,
 )
 from eval.engines.vllm_worker import Observed, merge_workers
-from eval.report.vllm_report import compared_rows
 from gvr_topk.integrations import vllm as integration
 
 ON = "INFO gvr_topk in vLLM 0.33.0: on: decode top-k with k = 2048, state of 4 layers"
@@ -213,13 +211,6 @@ def test_engine_arguments():
     assert varied["max_num_seqs"] == 32
 
 
-def test_prompts_share_a_beginning():
-    made = vllm_engine.prompts(3, [100, 40], 0)
-    assert [len(tokens) for tokens in made] == [100, 40, 100]
-    assert vllm_engine.prompts(2, [50], 0, common_share=0.0)[1][:2] != made[1][:2]
-    assert made[0][:75] == made[2][:75] and made[0][75:] != made[2][75:] and made[1][:30] == made[0][:30]
-
-
 @pytest.mark.parametrize("shapes", [GLM5, GLM52, V4])
 def test_plan_of_other_shapes(shapes):
     """Each has checkpoints and result names of its own; the parts with few blocks are for one cache group."""
@@ -244,19 +235,6 @@ def test_model(shapes, tmp_path):
     write_model(tmp_path / "model", 4, shapes=shapes)
     assert json.loads((tmp_path / "model" / "config.json").read_text()) == model_config(4, 0, shapes)
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["config.json"]
-
-
-def test_default_shapes():
-    assert model_config(4, 1) == model_config(4, 1, V32)
-    assert TOPK == 2048 and model_config(4)["architectures"] == ["DeepseekV32ForCausalLM"]
-
-
-@pytest.mark.parametrize(("shapes", "heads"), [(V32, 64), (GLM5, 32), (GLM52, 32)])
-def test_shapes_of_latent_attention(shapes, heads):
-    config = model_config(2, 0, shapes)
-    assert config["index_n_heads"] == heads
-    shared = {"index_topk_freq", "index_skip_topk_offset"} & set(config)
-    assert len(shared) == (2 if shapes == GLM52 else 0)
 
 
 def test_shapes_of_v4():
@@ -294,22 +272,6 @@ def test_weights():
     assert spread == pytest.approx(wanted, rel=0.1)
     assert (first["norm.weight"] == 1).all() and not first["norm.bias"].any()
     assert first["table"].tolist() == [7, 7, 7]
-
-
-def test_report_names_the_shapes():
-    compared = {"rows": 9, "prefill_rows": 8, "rows_that_differ": 0, "prefill_rows_that_differ": 0}
-    compared |= {"prefill_rows_seen": 20, "numpy_rows": 1}
-    plain = {"graphs": "full", "drafts": 0, "cases": [{"length": 40, "batch": 1}], "compared": compared}
-    trial = {"versions": {"vllm": "0.33.0"}, "machine": {"commit": "c", "device": "d"}}
-    engines = [plain, plain | {"shapes": V32}, plain | {"shapes": GLM5}]
-    told = compared_rows({"vllm_trial_a.json": trial | {"engines": engines}})
-    rows = [
-        ("d", "FULL graphs, 1 x 40"),
-        ("d", "FULL graphs, 1 x 40"),
-        ("d", "FULL graphs, GLM-5's shapes, 1 x 40"),
-    ]
-    assert told is not None and [row[:2] for row in told["rows"]] == rows
-    assert {row[2:] for row in told["rows"]} == {("9", "8 of 20", "0")}
 
 
 def test_compare_counts_every_row_inside_the_engine(vllm, monkeypatch):
@@ -403,36 +365,6 @@ def test_a_stopped_engine_leaves_what_it_has_done(vllm, tmp_path, monkeypatch):
     assert len(engine["cases"]) == 1 and "no end after 9 s" in engine["problem"]
 
 
-def test_times_of_kernels(monkeypatch):
-    names = [("kernel", "gvr_topk::select<2048>", 4.0), ("kernel", "gvr_topk::select<2048>", 6.0)]
-    names += [("kernel", "gemm", 70.0), ("cpu_op", "aten::topk", 9.0)]
-    events = [{"cat": kind, "name": name, "dur": spent} for kind, name, spent in names]
-
-    class Profiler:
-        def start(self):
-            pass
-
-        stop = start
-
-        def export_chrome_trace(self, path):
-            Path(path).write_text(json.dumps({"traceEvents": events}))
-
-    monkeypatch.setattr(torch.profiler, "profile", lambda activities: Profiler())
-    monkeypatch.setattr(vllm_engine, "PROFILED_STEPS", 2)
-    times = vllm_engine.KernelTimes()
-    times.before_step()
-    times.after_step()
-    assert times.as_dict() is None
-    times.before_step()
-    times.after_step()
-    kernel = {"calls": 2, "us_median": 5.0, "us_mean": 5.0, "us_longest": 6.0}
-    assert times.as_dict() == {
-        "steps": 2,
-        "gpu_us_per_step": 40.0,
-        "kernels": {"gvr_topk::select<2048>": kernel},
-    }
-
-
 def test_compare_sees_what_is_wrong(vllm, monkeypatch):
     """The own top-k of the fake has the right set in another order, and that is a difference."""
     monkeypatch.setenv("GVR_TOPK_DISABLE", "1")
@@ -488,54 +420,6 @@ def test_compare_some_rows_of_a_prefill_call(monkeypatch):
     assert counted["prefill_rows_longer_than_k"] == 37 and counted["prefill_rows"] == 39
     assert counted["prefill_rows_that_differ"] == 4
     assert wrapped.__name__ == "op"
-
-
-def test_times_of_prefill_calls(monkeypatch):
-    now = iter(range(100))
-
-    class Event:
-        def __init__(self, enable_timing):
-            assert enable_timing
-
-        def record(self):
-            self.at = next(now)
-
-        def elapsed_time(self, stop):
-            return 1e-3 * (stop.at - self.at)
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    times = PrefillTimes()
-    called = []
-    wrapped = times.wrap_prefill(lambda *args: called.append(args) or next(now))
-    for shape in ((9, 40), (2, 30), (9, 40)):
-        wrapped(torch.empty(shape), "starts", "ends")
-    assert len(called) == 3 and called[0][1:] == ("starts", "ends")
-    figures = {"us_median": 2.0, "us_longest": 2.0}
-    assert times.take() == {
-        "calls": 3,
-        "rows": 20,
-        "us": 6.0,
-        "shapes": [
-            {"rows": 2, "width": 30, "calls": 1, **figures},
-            {"rows": 9, "width": 40, "calls": 2, **figures},
-        ],
-    }
-    assert times.take() == {"calls": 0, "rows": 0, "us": 0, "shapes": []}
-
-
-def test_answers():
-    same = vllm_engine.count_answers([[5, 6, 7], [5, 6, 7, 8], [5, 6, 7]])
-    assert same == {
-        "requests": 3,
-        "tokens": 3,
-        "different_answers": 1,
-        "most_agree": 3,
-        "first_difference": None,
-    }
-    other = vllm_engine.count_answers([[5, 6, 7], [5, 9, 7], [5, 6, 7]])
-    assert (other["different_answers"], other["most_agree"], other["first_difference"]) == (2, 2, 1)
-    assert vllm_engine.count_answers([])["different_answers"] == 0
 
 
 @pytest.fixture
@@ -642,12 +526,6 @@ def test_what_shows_nothing():
         ({"preemptions": 0}, "no request was preempted"),
     ):
         assert said in str(vllm_trial.problem(spec, good | change, active=True))
-
-
-def test_log_is_the_evidence():
-    assert read_evidence([ON]).active
-    assert read_evidence(["gvr_topk in vLLM 0.34.0: refused: wanted vLLM 0.33"]).refused
-    assert not read_evidence(["gvr_topk in vLLM 0.33.0: off: GVR_TOPK_DISABLE is set"]).active
 
 
 @pytest.mark.parametrize(("fails", "code"), [(False, 0), (True, 3)])
