@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Callable
@@ -23,11 +22,6 @@ from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArgumen
 from gvr_topk.constants import (
     FLAG_CLAMP_PAGES,
     FLAG_DROP_MASKED,
-    STATE_FLOATS,
-    STATE_INFINITE,
-    STATE_MASKED,
-    STATE_VALUE_ONLY,
-    STATE_ZSCORE_ORIGIN,
     HintReason,
 )
 
@@ -136,53 +130,6 @@ def test_oracles_agree(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # ---------------------------------------------------------------- tensors
-
-
-@pytest.mark.parametrize("kind", drawn.STATES)
-def test_states_are_what_their_name_says(kind: str) -> None:
-    kth = torch.linspace(-2.0, 2.0, 300)
-    words = calls.state_words(kind, kth, torch.Generator().manual_seed(1))
-    assert words.shape == (300, STATE_FLOATS) and words.dtype == torch.float32
-    assert words.is_contiguous()
-    first, bits = words[:, 0], words[:, 3].view(torch.int32)
-    if kind in ("zscore", "either"):
-        assert float((first - STATE_ZSCORE_ORIGIN).abs().max()) < 32
-        assert float((words[:, 1] - kth).abs().max()) < 0.5
-        assert set((bits & 1).tolist()) == ({0} if kind == "zscore" else {0, 1})
-    elif kind == "value":
-        assert bool((first == STATE_VALUE_ONLY).all()) and set((bits & 1).tolist()) == {1}
-    elif kind == "absurd":
-        assert 0 < int((first == STATE_VALUE_ONLY).sum()) < 300
-    elif kind in ("infinite", "masked"):
-        assert bool((first == {"infinite": STATE_INFINITE, "masked": STATE_MASKED}[kind]).all())
-    elif kind in ("share", "window"):
-        assert bool(((first >= 0) & (first < 1)).all() if kind == "share" else (first < 0).all())
-    elif kind == "bits":
-        assert bool(words.isnan().any()) and len(bits.unique()) > 290
-
-
-def test_kth_value_of_rows() -> None:
-    logits = torch.tensor([[3.0, 1.0, torch.nan, 2.0], [5.0, 4.0, 0.0, 0.0]])
-    wanted = torch.tensor([[0, 2], [1, -1]], dtype=torch.int32)
-    assert calls.kth_values(logits, wanted).tolist() == [3.0, 4.0]
-
-
-@pytest.mark.parametrize("kind", drawn.WINDOWS)
-def test_windows_are_what_their_name_says(kind: str) -> None:
-    case = dataclasses.replace(LARGE["prefill"][0], width=500, k=100, requests=50)
-    starts, ends = calls.windows(kind, 50, case, torch.Generator().manual_seed(1))
-    lengths = ends - starts
-    holds = {
-        "full": (starts == 0) & (ends == 500),
-        "causal": (ends == torch.arange(451, 501)) & (starts == starts[0]) & (starts >= 0),
-        "random": (starts >= 0) & (lengths >= 0) & (ends <= 500),
-        "near_k": (lengths >= 98) & (lengths <= 103),
-        "tiny": lengths.abs() < 5,
-        "beyond": (starts < 20) & (ends >= 500),
-        "inverted": lengths <= 0,
-        "any_int32": starts.abs() < 2**31 + 1,
-    }
-    assert holds[kind].all() and (kind == "full" or len(ends.unique()) > 3)
 
 
 # ---------------------------------------------------------------- what is found
