@@ -13,9 +13,7 @@ from scipy import stats
 from gvr_topk.evaluation.paper_reference import CAPACITY
 from gvr_topk.evaluation.synthetic import (
     LAYERS,
-    Family,
     LayerGenerator,
-    _quantile_table,
     adversarial_hints,
     adversarial_rows,
 )
@@ -30,10 +28,6 @@ def top(scores: np.ndarray, k: int) -> np.ndarray:
 def hit_ratio(source: LayerGenerator, k: int) -> float:
     tops = [top(source.scores(step), k) for step in range(source.steps)]
     return float(np.mean([np.isin(a, b).mean() for a, b in pairwise(tops)]))
-
-
-def test_layers_are_the_papers():
-    assert sorted(LAYERS) == [0, 1, 20, 21, 22, 40, 41, 42, 60]
 
 
 @pytest.mark.parametrize("layer", [20, 40, 60])
@@ -89,35 +83,6 @@ def test_same_seed_same_rows_in_any_order():
         np.testing.assert_array_equal(other.scores(step), rows[step])
     assert not np.array_equal(LayerGenerator(22, 500, 5, seed=8).scores(0), rows[0])
     assert not np.array_equal(LayerGenerator(21, 500, 5, seed=7).scores(0), rows[0])
-
-
-def test_neighbouring_positions_are_correlated():
-    z = LayerGenerator(20, 50_000, 1).scores(0)
-    assert np.corrcoef(z[:-1], z[1:])[0, 1] > 0.8
-
-
-@pytest.mark.parametrize(
-    "family, reference",
-    [
-        (Family("lognorm", (0.5,)), stats.lognorm(0.5)),
-        (Family("logistic"), stats.logistic()),
-        (Family("weibull_min", (1.8,)), stats.weibull_min(1.8)),
-        (Family("beta", (4.0, 8.0)), stats.beta(4, 8)),
-        (Family("t", (5.0,)), stats.t(5)),
-    ],
-)
-def test_quantile_tables_match_the_distributions(family, reference):
-    z, values = _quantile_table(family)
-    at = np.array([-3.0, -1.0, 0.0, 1.0, 3.0, 5.0])
-    wanted = np.where(at < 0, reference.ppf(stats.norm.cdf(at)), reference.isf(stats.norm.sf(at)))
-    np.testing.assert_allclose(
-        np.interp(at, z, values), (wanted - reference.mean()) / reference.std(), atol=2e-3
-    )
-
-
-def test_unknown_family_is_named():
-    with pytest.raises(ValueError, match=r"family: wanted .* got 'cauchy'"):
-        _quantile_table(Family("cauchy"))
 
 
 @pytest.mark.parametrize(
