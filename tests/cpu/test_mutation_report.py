@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.mutation import engine, mutants, run, targets
+from tests.mutation import mutants, run, targets
 
 ROOT = Path(run.__file__).resolve().parents[2]
 REPORT = json.loads(run.REPORT.read_text(encoding="utf-8"))
@@ -107,37 +107,6 @@ def test_digest_is_of_what_a_module_does(text: str, is_same: bool) -> None:
     assert (mutants.digest(text) == mutants.digest(base)) == is_same
 
 
-def test_a_sample_stays_when_the_module_grows() -> None:
-    source = "".join(f"x{number} = {number}\n" for number in range(40))
-    names = [(mutant.code, mutant.change) for mutant in mutants.draw(mutants.mutants(source), 10)]
-    later = mutants.draw(mutants.mutants("y = 3\n\n" + source), 11)
-    assert len(set(names)) == 10 and len(names) == 10
-    assert len(set(names) - {(mutant.code, mutant.change) for mutant in later}) == 0
-    assert len(mutants.draw(mutants.mutants(source), 0)) == 40
-
-
-def test_mutants_of_functions_are_known() -> None:
-    source = "a = 1\n\n\ndef f(b=2):\n    return b + 3\n\n\nclass C:\n    d = 4\n    e = lambda: 5\n"
-    found = {mutant.change: mutant.in_function for mutant in mutants.mutants(source)}
-    assert found == {
-        "1 to 2": False,
-        "2 to 3": False,
-        "4 to 5": False,
-        "3 to 4": True,
-        "Add to Sub": True,
-        "5 to 6": True,
-    }
-
-
-def test_tests_that_reach_a_mutant_are_first() -> None:
-    (mutant,) = mutants.mutants("def f():\n    return 3\n")
-    lines = [[1], [], [1, 2], [2], [1]]
-    baseline = engine.Baseline(1, 1, [1], lines, [0.0, 0.0, 1.0, 0.1, 0.0])
-    assert engine.order_of_tests(mutant, baseline) == [3, 2, 0, 4, 1]
-    assert not engine.needs_import(mutant, baseline)
-    assert engine.needs_import(mutant, baseline._replace(imported=[2]))
-
-
 def test_mutants_of_a_line() -> None:
     source = "def f(a: int = 1) -> int:\n    return a + 2 if a < 3 else 0\n"
     changed = sorted(ast.unparse(mutant.tree()).splitlines()[1].strip() for mutant in mutants.mutants(source))
@@ -154,19 +123,6 @@ def test_mutants_of_a_line() -> None:
     )
     assert mutants.mutants("raise ValueError(f'{1 + 2}')\n") == []
     assert mutants.mutants("x = 1  # pragma: no mutate: any number does\n") == []
-
-
-def test_lines_of_a_mutant_end_before_the_body() -> None:
-    source = "if (\n    a\n    < b\n):\n    c = d\n"
-    assert [(mutant.line, mutant.last_line) for mutant in mutants.mutants(source)] == [(1, 3), (2, 3)]
-
-
-def test_lines_of_a_diff() -> None:
-    diff = (
-        "--- a.py\n+++ a.py\n@@ -1 +1 @@ def f():\n-x\n+y\n@@ -4,2 +4,0 @@\n-x\n-y\n@@ -9,0 +8,3 @@\n"
-        "--- b.py\n+++ /dev/null\n@@ -1,2 +0,0 @@\n"
-    )
-    assert run.parse_diff(diff) == {"a.py": {1, 8, 9, 10}, "/dev/null": set()}
 
 
 MODULE, TEST = "eval/campaigns/verdicts.py", "tests/cpu/test_eval_verdicts.py"
@@ -300,30 +256,11 @@ def test_stale_rows_are_made_again(repository: Repository) -> None:
     assert "gvr_topk/state.py:1: 3 to 4: LEAST = 3" in output
 
 
-def test_a_sample_is_written_where_one_says(repository: Repository) -> None:
-    repository.write(PRODUCT_MODULE, STATE)
-    repository.write(PRODUCT_TEST, STATE_TEST)
-    status, output = repository.check("--only", PRODUCT_MODULE, "--sample", "1")
-    assert status == 0 and output.endswith("1 of 1 killed: 100.0 %\n")
-    assert not (repository.folder / "tests" / "mutation" / "report.json").exists()
-    status, _ = repository.check("--only", PRODUCT_MODULE, "--sample", "1", "--out", "report.json")
-    assert json.loads((repository.folder / "report.json").read_text())["run"] == 1
-
-
 def test_tests_have_to_pass_without_a_mutant(repository: Repository) -> None:
     repository.write(PRODUCT_MODULE, STATE)
     repository.write(PRODUCT_TEST, STATE_TEST + "\n\ndef test_wrong():\n    assert LEAST == 4\n")
     status, output = repository.check("--only", PRODUCT_MODULE)
     assert status == 1 and "wanted its tests to pass without a mutant, got a failure" in output
-
-
-def test_changes_start_at_the_merge_base(repository: Repository) -> None:
-    """What another branch has done since is no change of this one."""
-    repository.git("checkout", "--quiet", "-b", "other")
-    repository.commit(OLD.replace("3", "4"), WEAK)
-    repository.git("checkout", "--quiet", "-")
-    status, output = repository.check("--changed-since", "other")
-    assert (status, output) == (0, "mutation: no line with a mutant was changed since other\n")
 
 
 def test_a_spent_budget_says_what_is_left(repository: Repository) -> None:
