@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from engine import Engine, load_dsa
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import tensorrt_llm as integration
@@ -75,3 +76,15 @@ def check_decode_rows(*, in_order: bool) -> list[int]:
 
     sys.modules["fake_base"].on_decode = check
     return compared
+
+
+class Watch(TorchDispatchMode):
+    """Lists what reaches the dispatcher."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))

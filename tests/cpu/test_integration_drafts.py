@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine import SHAPES, Engine, Request, fake_package
-from integration_setup import check_decode_rows, hooked, lines_of, state_of, undisturbed
-from torch.utils._python_dispatch import TorchDispatchMode
+from integration_setup import Watch, check_decode_rows, hooked, lines_of, state_of, undisturbed
 
 from gvr_topk import TopkState
 from gvr_topk.integrations import layer_hook
@@ -366,18 +365,6 @@ def test_metadata_that_is_gone_is_not_kept(telling, monkeypatch):
         graph = engine.metadata.create_cuda_graph_metadata(4, max_draft_tokens=1)
         engine.step([], [request], next_n=2, metadata=graph, accepted=[1])
     assert len(state_of(engine)._accepted) == 1
-
-
-class Watch(TorchDispatchMode):
-    """Lists what reaches the dispatcher."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 def test_being_told_adds_no_work_to_a_captured_call(telling, monkeypatch):

@@ -11,8 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
-from integration_setup import check_decode_rows, hooked, lines_of, state_of, undisturbed
-from torch.utils._python_dispatch import TorchDispatchMode
+from integration_setup import Watch, check_decode_rows, hooked, lines_of, state_of, undisturbed
 
 from eval.campaigns.evidence import read_evidence
 from gvr_topk.integrations import hint_state, layer_hook
@@ -289,18 +288,6 @@ def test_draft_steps_inside_a_step_use_one_row_per_request(shape, monkeypatch):
     assert state.row_slot(metadata, 2, 4) is None  # rows that were not announced: no hint, not a wrong one
     other = metadata.create_cuda_graph_metadata(4)
     assert state.row_slot(other, 1, 2) is None
-
-
-class Watch(TorchDispatchMode):
-    """Lists what reaches the dispatcher."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("next_n", [1, 3])
