@@ -94,16 +94,6 @@ def test_null_topk_and_empty_section_mean_the_default(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, text)).index_topk == 2048
 
 
-@pytest.mark.parametrize(
-    "path", sorted(CONFIGS.glob("heuristic_*.yaml")), ids=lambda path: str(path.relative_to(CONFIGS))
-)
-def test_shipped_files_are_valid(path: Path) -> None:
-    config = load_config(path)
-    assert config.sparse_attention_config is not None
-    assert config.unknown_keys == ()
-    assert config.heuristic_enabled == (not path.name.endswith("_off.yaml"))
-
-
 def test_keys_of_a_newer_release_pass_and_are_listed(tmp_path: Path) -> None:
     text = (
         "telemetry_config: {enabled: false}\nkv_cache_config: {event_stream_url: tcp}\nenable_sleep: true\n"
@@ -456,12 +446,6 @@ def test_binary_file(tmp_path: Path) -> None:
     path.write_bytes(b"gvr_topk: \xff\xfe")
     with pytest.raises(ConfigError, match=r"wanted UTF-8 text, got bytes that are not UTF-8 at offset 10$"):
         load_config(path)
-
-
-def test_broken_yaml(tmp_path: Path) -> None:
-    text = message(tmp_path, "gvr_topk:\n  path: [auto\n")
-    assert text.startswith("serve.yaml:3: wanted valid YAML, got ")
-    assert "\n" not in text
 
 
 def test_alias_that_contains_itself_ends(tmp_path: Path) -> None:
