@@ -113,29 +113,6 @@ def measured(arguments: dict[str, Any]) -> DecodeArguments:
     return DecodeArguments(**{**plain, "page_size": PAGE * paged, **arguments})
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("zero", [0.0, -0.0])
-def test_both_zeros_are_equal(dtype: torch.dtype, zero: float) -> None:
-    """The k-th score is a zero, and those of either sign lie before and behind it."""
-    logits = -scores(dtype=dtype).abs() - 1
-    logits[:, 3::10] = 2.0
-    logits[:, 1::3] = zero
-    logits[:, 2::3] = -zero
-    logits[3:, 40:] = 1.0  # fewer zeros are needed
-    seq_lens = int32(64, 9, 30, 0, 43, 44)
-    got = gvr_topk.indexer_topk_decode(logits, seq_lens, K)
-    assert torch.equal(got, sorted_topk(logits, seq_lens, K))
-    kth = logits.gather(1, got.clamp(min=0).to(torch.int64)).amin(1)
-    assert (kth[[0, 2, 4, 5]] == 0).all()
-
-
-@pytest.mark.parametrize(("path", "cap"), [("paper_gvr", 0), ("no_hint", 8)])
-def test_paths_and_caps_make_no_difference_on_a_cpu(path: str, cap: int) -> None:
-    logits = scores(2, width=600)
-    got = gvr_topk.indexer_topk_decode(logits, int32(600, 520), 512, path=path, max_ctas=cap)
-    assert torch.equal(got, sorted_topk(logits, int32(600, 520), 512))
-
-
 def test_hinted_positions_past_the_width_do_not_count() -> None:
     hint = torch.full((1, K), WIDTH, dtype=torch.int32)
     hint[0, 0] = scores(1).argmax()
@@ -157,13 +134,6 @@ def test_the_fewest_and_the_most_items(k: int) -> None:
     for offset in (-MAX_WIDTH, MAX_WIDTH):
         got = gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH), k, hint_offset=offset)
         assert got.shape == (1, k) and int((got >= 0).sum()) == min(k, WIDTH)
-
-
-def test_many_more_items_than_columns() -> None:
-    k = 100 * WIDTH
-    got = gvr_topk.indexer_topk_decode(scores(1), int32(WIDTH - 1), k)
-    assert got[0, : WIDTH - 1].tolist() == list(range(WIDTH - 1))
-    assert got.shape == (1, k) and (got[0, WIDTH - 1 :] == -1).all()
 
 
 @pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
@@ -194,19 +164,6 @@ def test_no_rows() -> None:
 
 
 # ---------------------------------------------------------------- lengths and counts
-
-
-@pytest.mark.parametrize("next_n", [2, 3])
-def test_lengths_by_row(next_n: int) -> None:
-    """One length for each row, in any order; the rows of a request still share its slot."""
-    lengths = int32(5, WIDTH, 30, 0, WIDTH + 9, -3)
-    counts = torch.full((ROWS,), 77, dtype=torch.int32)
-    kept = TopkState(ROWS // next_n, K)
-    got = gvr_topk.indexer_topk_decode(scores(), lengths, K, next_n=next_n, counts=counts, state=kept)
-    assert torch.equal(got, sorted_topk(scores(), lengths.clamp(max=WIDTH), K))
-    assert counts.tolist() == [5, K, K, 0, K, 0]
-    assert kept.indices is not None
-    assert torch.equal(kept.indices, got[next_n - 1 :: next_n])
 
 
 # ---------------------------------------------------------------- masked scores
@@ -311,22 +268,6 @@ def test_padding_of_the_hint_stays_padding_under_an_offset() -> None:
     assert stats[0, StatsColumn.HITS] == 1  # position 1, from 0 + 1
 
 
-def test_the_last_row_of_a_request_alone_writes_the_state() -> None:
-    logits = torch.zeros(2, 32)
-    logits[0, 4:7], logits[1, 20:23] = 1.0, 2.0
-    kept, stats = state(1, int32(4, 5, 6).reshape(1, 3)), torch.zeros(2, 8, dtype=torch.int32)
-    gvr_topk.indexer_topk_decode(logits, int32(32), 3, next_n=2, state=kept, stats=stats)
-    assert stats[:, StatsColumn.HITS].tolist() == [3, 0]
-    assert kept.words.tolist() == [[STATE_VALUE_ONLY, 2.0, 0, 0]]
-
-
-def test_rows_without_a_slot_leave_no_state() -> None:
-    kept = TopkState(4, K)
-    call(state=kept, row_slot=int32(-1, -1, 4, 4, 1, 1), seq_lens=int32(60, 60, 60))
-    known = kept.words[:, 0] != STATE_UNKNOWN
-    assert known.tolist() == [False, True, False, False]
-
-
 @pytest.mark.parametrize("next_n", [1, 2])
 @pytest.mark.parametrize("keep_indices", [True, False])
 def test_of_requests_that_name_one_slot_the_last_one_leaves_its_state(
@@ -346,25 +287,6 @@ def test_of_requests_that_name_one_slot_the_last_one_leaves_its_state(
         assert kept.words[slot].tolist() == [STATE_VALUE_ONLY, kth, 0.0, 0.0]
         assert kept.indices is None or torch.equal(kept.indices[slot], got[row])
     assert kept.words[3, 0] == STATE_UNKNOWN  # nobody's slot
-
-
-def test_a_short_row_that_names_a_slot_last_leaves_its_positions_alone() -> None:
-    kept = state(1, torch.full((1, K), 5, dtype=torch.int32), 0.25)
-    gvr_topk.indexer_topk_decode(scores(2), int32(WIDTH, 3), K, state=kept, row_slot=int32(0, 0))
-    assert kept.indices is not None and kept.indices.tolist() == [[0, 1, 2, -1, -1, -1, -1, -1]]
-    assert kept.words.tolist() == [[0.25, 0, 0, 0]]
-
-
-def test_rows_that_share_a_slot_start_from_what_it_held_before_the_call() -> None:
-    """Statistics of the second row are those of the first, which has left its own choice meanwhile."""
-    logits = torch.zeros(2, 32)
-    logits[:, 4:7] = 1.0
-    stats = torch.zeros(2, 8, dtype=torch.int32)
-    kept = state(1, int32(4, 20, 21).reshape(1, 3))
-    for reason, hits in ((HintReason.FIRST_STEP, 1), (HintReason.USED, 3)):
-        gvr_topk.indexer_topk_decode(logits, int32(32, 32), 3, state=kept, row_slot=int32(0, 0), stats=stats)
-        assert stats[:, StatsColumn.REASON].tolist() == [reason] * 2
-        assert stats[:, StatsColumn.HITS].tolist() == [hits] * 2
 
 
 @pytest.mark.parametrize(
