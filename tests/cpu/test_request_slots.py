@@ -194,14 +194,6 @@ def test_the_state_of_a_full_server_is_small() -> None:
     assert RequestSlots(61, 2048, None).nbytes == state_bytes(61, 2048, None) < 2**21
 
 
-def test_layer_views_share_memory() -> None:
-    slots = RequestSlots(2, 3, K)
-    layer = slots.layer(1)
-    layer.indices[2, 0] = 7
-    layer.words[2] = 0.5
-    assert slots.indices[1, 2, 0] == 7 and (slots.words[1, 2] == 0.5).all()
-
-
 def test_accepted_rows_reach_the_slots_of_all_layers() -> None:
     slots = RequestSlots(2, 3, None, max_rows=4)
     rows = slots.set_rows(["a", None, "b"])
@@ -213,15 +205,6 @@ def test_accepted_rows_reach_the_slots_of_all_layers() -> None:
     slots.release("a")
     slots.admit("c")
     assert slots.slot_of("c") == 0 and (slots.words[:, 0] == -1).all()
-
-
-def test_admit_keeps_the_slot_and_its_hint() -> None:
-    slots = RequestSlots(1, 2, K)
-    slot = slots.admit("a")
-    slots.indices[0, slot] = 5
-    assert slots.admit("a") == slot == slots.slot_of("a")
-    assert (slots.indices[0, slot] == 5).all()
-    assert "a" in slots and "b" not in slots and slots.slot_of("b") == -1
 
 
 def test_the_lowest_free_slot_is_given() -> None:
@@ -279,17 +262,6 @@ def test_full_names_request_and_slots() -> None:
     assert slots.refused == 2 and slots.admitted == 2
 
 
-def test_reuse_clears_every_layer_and_nothing_else() -> None:
-    slots = RequestSlots(3, 2, K)
-    old, kept = slots.admit("old"), slots.admit("kept")
-    slots.indices.fill_(9)
-    slots.words.fill_(0.7)
-    slots.release("old")
-    assert slots.admit("new") == old
-    assert (slots.indices[:, old] == -1).all() and (slots.words[:, old] == -1).all()
-    assert (slots.indices[:, kept] == 9).all() and (slots.words[:, kept] == 0.7).all()
-
-
 def test_a_write_after_release_does_not_survive_admission() -> None:
     slots = RequestSlots(1, 1, K)
     slot = slots.admit("old")
@@ -308,12 +280,6 @@ def test_rows_follow_reordering_and_padding() -> None:
     assert slots.set_rows(["c", "a"], next_n=1).tolist() == [c, a]
     assert slots.row_slot.tolist() == [c, a] + [-1] * 10
     assert slots.row_slot.data_ptr() == address == rows.data_ptr()
-
-
-def test_dummy_and_repeated_requests_get_no_slot() -> None:
-    slots = RequestSlots(1, 4, K)
-    assert slots.set_rows([None, "a", "a", None]).tolist() == [-1, slots.slot_of("a"), -1, -1]
-    assert len(slots) == 1
 
 
 def test_rows_that_stay_are_not_written_again() -> None:
@@ -356,12 +322,6 @@ def test_requests_of_repeated_rows_are_not_idle() -> None:
     assert "a" not in slots and "b" in slots
 
 
-def test_empty_batch() -> None:
-    slots = RequestSlots(1, 2, K)
-    slots.set_rows(["a"])
-    assert slots.set_rows([], pad_rows=1).tolist() == [-1]
-
-
 def test_vanished_requests_lose_their_slot_oldest_use_first() -> None:
     slots = RequestSlots(1, 3, K)
     slots.set_rows(["a", "b", "c"])
@@ -370,21 +330,6 @@ def test_vanished_requests_lose_their_slot_oldest_use_first() -> None:
     assert "b" not in slots and "a" in slots and "c" in slots
     slots.set_rows(["e", "d"])
     assert "c" not in slots and "a" in slots and slots.evicted == 2
-
-
-def test_nobody_is_evicted_while_slots_are_free() -> None:
-    slots = RequestSlots(1, 3, K)
-    slots.set_rows(["a"])
-    slots.set_rows(["b", "c"])
-    assert {"a", "b", "c"} == set(slots._slots) and slots.evicted == 0
-    slots.set_rows(["d", None, "d"])
-    assert "a" not in slots and slots.evicted == 1
-
-
-def test_batch_larger_than_the_slots_never_fails() -> None:
-    slots = RequestSlots(1, 2, K, max_rows=4)
-    assert sorted(slots.set_rows(["a", "b", "c", "d"]).tolist()) == [-1, -1, 0, 1]
-    assert slots.set_rows(["c", "d"]).tolist() != [-1, -1]
 
 
 def test_retain_releases_the_others() -> None:
@@ -581,11 +526,6 @@ def _forget(model: dict[tuple[int, int], list[int]], slots: RequestSlots) -> Non
     """A request without a slot has no hint; when it returns it starts cold."""
     for key in [key for key in model if key[1] not in slots]:
         del model[key]
-
-
-def test_predictions_alone_serve_any_k() -> None:
-    slots = RequestSlots(1, 2, None)
-    assert slots.layer(0).k is None and RequestSlots(1, 2, K).layer(0).k == K
 
 
 def test_a_batch_that_is_refused_changes_nothing() -> None:
