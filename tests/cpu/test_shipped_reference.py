@@ -384,34 +384,6 @@ def test_lists_that_overflow_do_not_hold():
     assert resolve.move_interval(row, interval, found) is None
 
 
-def test_ties_are_counted_and_not_listed():
-    row = row_of(normal(20_000).relu())
-    interval = types.KeyInterval(types.key_of(F(-1.0)), types.key_of(F(9.0)))
-    counts = select.count_and_list(row, interval)
-    zeros = int((row.values == 0).sum())
-    assert sum(of_cta.equal for of_cta in counts) == zeros
-    assert sum(len(of_cta.listed) for of_cta in counts) == row.length - zeros
-    only_ones = types.only(types.key_of(F(1.0)))
-    assert only_ones.tie_key == only_ones.lo
-    assert types.KeyInterval(types.key_of(F(1.0)), types.key_of(F(2.0))).tie_key == types.KEY_ABSENT
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", [1, 20, 512, 9_999])
-def test_the_threshold_selects_as_many_as_are_wanted(rank, dtype):
-    values = normal(16_000).to(dtype)  # as many as the lists of two CTAs hold
-    row = row_of(values, k=rank)
-    interval = types.KeyInterval(types.KEY_LEAST_FINITE, types.KEY_MOST_FINITE)
-    found = select.exchange(row, select.count_and_list(row, interval))
-    assert found.complete
-    threshold, rounds = select.select_kth(row, interval, found)
-    kth = int(np.sort(row.keys)[::-1][rank - 1])
-    assert threshold.key <= kth and 1 <= rounds <= 4
-    assert not ((row.keys >= threshold.key) & (row.keys < kth)).any()
-    assert threshold.key == kth or threshold.takes_all
-    np.testing.assert_array_equal(select.emit(row, threshold), oracle(values, rank))
-
-
 @pytest.mark.parametrize(
     ("name", "rounds"),
     [("normal", 4), ("zeros", 4), ("masked", 1), ("infinite", 2), ("nan", 2), ("half nan", 2)],
