@@ -1,5 +1,5 @@
-// The CUDA implementations of apply_limits_, renorm and topk_logprobs over libtorch's stable ABI. The schemas,
-// the fake kernels and the CPU implementations are in Python.
+// The CUDA implementations of apply_limits_, renorm and topk_logprobs over libtorch's stable ABI. The
+// schemas, the fake kernels and the CPU implementations are in Python.
 #include <torch/csrc/stable/library.h>
 
 #include "call.h"

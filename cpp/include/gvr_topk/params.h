@@ -209,8 +209,8 @@ struct LimitsParams {
 
 // The parameters of a launch that ranks the largest values of each row, without a draw.
 struct TopkLogprobsParams {
-  SampleParams row;  // logits, sizes and the plan's numbers
-  int32_t n;         // how many of the largest values
+  SampleParams row;     // logits, sizes and the plan's numbers
+  int32_t n;            // how many of the largest values
   const void* sampled;  // [rows]: a token of each row
   bool wide_sampled;    // `sampled` is of int64
   int64_t* ids;         // [rows, 1 + n]: the given token, then the largest values' in descending order

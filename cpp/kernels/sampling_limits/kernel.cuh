@@ -1,9 +1,10 @@
-// Applies what the sampler has left of each row (SampleLimits) to the row's logits: as a mask, in place, or as
-// probabilities.
+// Applies what the sampler has left of each row (SampleLimits) to the row's logits: as a mask, in place, or
+// as probabilities.
 //
-// Grid: CTAs of 256 threads, each for kVectors * 256 neighbouring vectors of one row. Vectors lie at multiples
-// of 16 bytes whatever the row's address, so the first and the last one of a row may be partial. Each thread
-// decides for its own elements, so limits that change meanwhile do nothing but change the results.
+// Grid: CTAs of 256 threads, each for kVectors * 256 neighbouring vectors of one row. Vectors lie at
+// multiples of 16 bytes whatever the row's address, so the first and the last one of a row may be partial.
+// Each thread decides for its own elements, so limits that change meanwhile do nothing but change the
+// results.
 #pragma once
 
 #include "core/key.cuh"

@@ -56,7 +56,7 @@ __device__ __forceinline__ uint32_t reached_by(const Team& team, uint32_t own, i
 }
 
 // What all CTAs know of a row when it has been read.
-struct RowTop {
+struct RowSummary {
   uint32_t best;   // key of the largest value
   uint32_t guess;  // a key that about n values reach
   uint32_t key;    // that of the given token, or 0
@@ -67,7 +67,8 @@ struct RowTop {
 
 // Exchanges what the CTAs have found. `token` is what this CTA has read as the given token.
 template <typename T>
-__device__ __forceinline__ RowTop top_of(Team& team, const RowShare<T>& part, float most, int token, int n) {
+__device__ __forceinline__ RowSummary top_of(Team& team, const RowShare<T>& part, float most, int token,
+                                             int n) {
   const uint32_t own = order_key(most);
   const int share = min((n + team.ctas - 1) / team.ctas, kThreads);
   const uint32_t guess = reached_by(team, own, share);
@@ -89,7 +90,7 @@ __device__ __forceinline__ RowTop top_of(Team& team, const RowShare<T>& part, fl
   mine.word[1] = guess;
   mine.word[3] = static_cast<uint32_t>(token);
   const Record* const theirs = team.exchange(mine);
-  RowTop top{0, kMaxKey, 0, static_cast<int>(theirs[0].word[3])};
+  RowSummary top{0, kMaxKey, 0, static_cast<int>(theirs[0].word[3])};
   for (int rank = 0; rank < team.ctas; ++rank) {
     top.best = max(top.best, static_cast<uint32_t>(theirs[rank].word[0]));
     top.guess = min(top.guess, static_cast<uint32_t>(theirs[rank].word[1]));
@@ -105,7 +106,7 @@ struct RowSums {
 };
 
 template <typename T>
-__device__ __forceinline__ RowSums sum_row(Team& team, const RowShare<T>& part, const RowTop& top,
+__device__ __forceinline__ RowSums sum_row(Team& team, const RowShare<T>& part, const RowSummary& top,
                                            int vocabulary) {
   RowSums sums{};
   const float least = key_to_float(top.guess), given = key_to_float(top.key);
@@ -139,7 +140,7 @@ __device__ __forceinline__ RowSums sum_row(Team& team, const RowShare<T>& part, 
 
 // Sends exactly n values, the first ones of the row's ranking, to the first CTA.
 template <typename T>
-__device__ __noinline__ void send_exactly(Team team, RowShare<T> part, RowTop top, int n) {
+__device__ __noinline__ void send_exactly(Team team, RowShare<T> part, RowSummary top, int n) {
   uint64_t target;
   const sampling::Cut cut = sampling::find_cut(
       team, part, kNegInfKey, top.guess, top.best, 0, sampling::Ones{},
@@ -207,7 +208,7 @@ __device__ __noinline__ void report_empty(Team team, Results results, const T* r
 
 // Sorts the values that this CTA has got, and writes the first ones.
 template <int kEach>
-__device__ __forceinline__ void report(const Team& team, const Results& results, const RowTop& top,
+__device__ __forceinline__ void report(const Team& team, const Results& results, const RowSummary& top,
                                        int count, uint64_t mass) {
   auto* const sorted = reinterpret_cast<uint64_t*>(storage + kSampleFixedBytes + team.zero);
   const Candidates<kEach> list(team, sorted, count);
@@ -253,7 +254,7 @@ __global__ void __launch_bounds__(kThreads, 3) rank_rows(const __grid_constant__
   ptx::reconverge(team.zero);
   __syncthreads();                         // All of this CTA's part is there, and the token has been read.
   if (team.ctas > 1) ptx::cluster_wait();  // All CTAs run, so that there is somewhere to send to.
-  const RowTop top = top_of(team, part, most, token, p.n);
+  const RowSummary top = top_of(team, part, most, token, p.n);
 
   const Results results{p, row};
   if (top.best == kNegInfKey) {
@@ -262,8 +263,7 @@ __global__ void __launch_bounds__(kThreads, 3) rank_rows(const __grid_constant__
   }
   const RowSums sums = sum_row(team, part, top, vocabulary);
   Survey survey = sums.survey;
-  const bool holds =
-      survey.count >= static_cast<uint64_t>(p.n) && survey.count <= sampling::kMaxCandidates;
+  const bool holds = survey.count >= static_cast<uint64_t>(p.n) && survey.count <= sampling::kMaxCandidates;
   if (p.n > 0 && holds) {
     sampling::send_candidates(team, part, key_to_float(top.guess), survey);
   } else if (p.n > 0) {
