@@ -234,7 +234,7 @@ def renorm(
     -------
     Tensor, ``[rows, vocabulary]``, float32
         `out`: a token's mass over the sum of the kept masses, which are integers, so no order of summation
-        changes a bit; 0 for tokens that are not kept.
+        changes a bit; 0 for tokens that are not kept. Both round to fp64, and the quotient to fp32.
 
     Raises
     ------
