@@ -28,10 +28,13 @@ struct Piece {
 
   __device__ __forceinline__ uint4 load(const T* row) const {
     if (is_whole()) return __ldcs(reinterpret_cast<const uint4*>(row + begin));
-    alignas(16) T elements[kPerVec<T>];
+    uint4 vec = negative_infinity_vec<T>();
+    T* const elements = reinterpret_cast<T*>(&vec);
 #pragma unroll
-    for (int e = 0; e < kPerVec<T>; ++e) elements[e] = has(e) ? row[begin + e] : T{};
-    return *reinterpret_cast<const uint4*>(elements);
+    for (int e = 0; e < kPerVec<T>; ++e) {
+      if (has(e)) elements[e] = row[begin + e];
+    }
+    return vec;
   }
 
   // Bits of the elements that a mask with a bit for each token allows.

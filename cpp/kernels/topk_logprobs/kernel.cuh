@@ -138,7 +138,7 @@ __device__ __forceinline__ RowSums sum_row(Team& team, const RowShare<T>& part, 
   return sums;
 }
 
-// Sends exactly n values, the first ones of the row's ranking, to the first CTA.
+// Sends exactly n values, the first ones of the row's ranking, to the first CTA, in any order.
 template <typename T>
 __device__ __noinline__ void send_exactly(Team team, RowShare<T> part, RowSummary top, int n) {
   uint64_t target;
@@ -158,17 +158,23 @@ __device__ __noinline__ void send_exactly(Team team, RowShare<T> part, RowSummar
   set.token = team.smem->word;
   sums = sampling::sum_by_warp<1>(
       team, part, [&](Record& sum, float x, int token, int) { sum.word[0] += set.has(x, token); });
+  if (team.thread == 0) team.smem->word = 0;  // how many this CTA has sent
+  __syncthreads();
   const uint32_t address = ptx::map_to_rank(ptx::shared_address(team.smem->candidates), 0);
   const uint32_t barrier = team.address_of(team.smem->candidates_barrier, 0);
-  sampling::visit_kept(team, part, set, sums.before.word[0], [&](uint64_t at, int token, float x) {
+  part.for_each(team.lane, [&](float x, int token, int) {
+    if (!set.has(x, token)) return;
+    const uint32_t at = static_cast<uint32_t>(sums.before_cta.word[0]) + atomicAdd(&team.smem->word, 1u);
     const uint64_t candidate = sampling::ranked(order_key(x), token);
-    const uint32_t offset = 8 * min(static_cast<uint32_t>(at), sampling::kMaxCandidates - 1);
+    // The place is that of counts that all CTAs have got; it is clamped all the same.
+    const uint32_t offset = 8 * min(at, sampling::kMaxCandidates - 1);
     if (team.ctas > 1) {
       ptx::store_async(address + offset, candidate, barrier);
     } else {
       team.smem->candidates[offset / 8] = candidate;
     }
   });
+  team.sync();  // CTAs have read sums in each other's memory, so none of them ends before the others.
 }
 
 // The row whose results are written.
@@ -263,7 +269,9 @@ __global__ void __launch_bounds__(kThreads, 3) rank_rows(const __grid_constant__
   }
   const RowSums sums = sum_row(team, part, top, vocabulary);
   Survey survey = sums.survey;
-  const bool holds = survey.count >= static_cast<uint64_t>(p.n) && survey.count <= sampling::kMaxCandidates;
+  // Behind a warp's last vector lie elements of -inf, which are no candidates.
+  const bool holds = top.guess > kNegInfKey && survey.count >= static_cast<uint64_t>(p.n) &&
+                     survey.count <= sampling::kMaxCandidates;
   if (p.n > 0 && holds) {
     sampling::send_candidates(team, part, key_to_float(top.guess), survey);
   } else if (p.n > 0) {
