@@ -40,6 +40,15 @@ from gvr_topk.constants import (
     STATE_FLOATS,
     StatsColumn,
 )
+from gvr_topk.sampling.arguments import (
+    APPLY_LIMITS,
+    RENORM,
+    TOPK_LOGPROBS,
+    ApplyLimitsArguments,
+    RenormArguments,
+    TopkLogprobsArguments,
+)
+from gvr_topk.sampling.arithmetic import MAX_VOCABULARY
 
 Change = Callable[[str], dict[str, Any]]
 
@@ -661,6 +670,144 @@ VALID: dict[str, Change] = {
 """Changes of the call of the decode op that leave it valid."""
 
 
+# ---------------------------------------------------------------- the sampler
+
+
+def apply_limits_arguments(device: str, changes: dict[str, Any]) -> ApplyLimitsArguments:
+    """One valid call, some of its arguments replaced: two rows of 64 logits."""
+    return ApplyLimitsArguments(floats(device, 2, 64), zeros(device, 2, 8))._replace(**changes)
+
+
+def renorm_arguments(device: str, changes: dict[str, Any]) -> RenormArguments:
+    """One valid call, some of its arguments replaced: two rows of 64 logits."""
+    call = RenormArguments(floats(device, 2, 64), zeros(device, 2, 8), floats(device, 2, 64))
+    return call._replace(**changes)
+
+
+def topk_logprobs_arguments(device: str, changes: dict[str, Any]) -> TopkLogprobsArguments:
+    """One valid call, some of its arguments replaced: two rows of 64 logits, n = 3."""
+    ids, ranks = (zeros(device, *shape, dtype=torch.int64) for shape in ((2, 4), (2,)))
+    call = TopkLogprobsArguments(floats(device, 2, 64), 3, zeros(device, 2), ids, floats(device, 2, 4), ranks)
+    return call._replace(**changes)
+
+
+WRONG_LOGITS: dict[str, tuple[Change, str]] = {
+    "dtype of logits": (
+        lambda d: {"logits": zeros(d, 2, 64, dtype=torch.float64)},
+        "logits: wanted dtype float32, bfloat16 or float16, got float64",
+    ),
+    "dimensions of logits": (
+        lambda d: {"logits": floats(d, 128)},
+        "logits: wanted shape [rows, width], got [128]",
+    ),
+    "logits with gaps": (
+        lambda d: {"logits": floats(d, 2, 128)[:, ::2]},
+        "logits: wanted inner stride 1, got 2",
+    ),
+    "no column": (
+        lambda d: {"logits": floats(d, 2, 0)},
+        f"logits: wanted 1 to {MAX_VOCABULARY} columns, got 0",
+    ),
+    "too many columns": (
+        lambda d: {"logits": floats(d, 1, MAX_VOCABULARY + 1).expand(2, -1)},
+        f"logits: wanted 1 to {MAX_VOCABULARY} columns, got {MAX_VOCABULARY + 1}",
+    ),
+}
+
+WRONG_LIMITS: dict[str, tuple[Change, str]] = {
+    **WRONG_LOGITS,
+    "dtype of limits": (
+        lambda d: {"limits": floats(d, 2, 8)},
+        "limits: wanted dtype int32, got float32",
+    ),
+    "shape of limits": (lambda d: {"limits": zeros(d, 3, 8)}, "limits: wanted shape [2, 8], got [3, 8]"),
+    "limits with gaps": (
+        lambda d: {"limits": zeros(d, 2, 12)[:, :8]},
+        "limits: wanted contiguous rows, got strides (12, 1)",
+    ),
+    "address of limits": (
+        lambda d: {"limits": zeros(d, 17)[1:].view(2, 8)},
+        "limits: wanted an address that is a multiple of 16, got one that is not",
+    ),
+    "allow_row alone": (
+        lambda d: {"allow_row": zeros(d, 2)},
+        "allow_row: wanted allow beside it, got None",
+    ),
+    "a mask too few": (lambda d: {"allow": zeros(d, 1, 2)}, "allow: wanted shape [2, 2], got [1, 2]"),
+    "words of a mask": (
+        lambda d: {"allow": zeros(d, 1, 3), "allow_row": zeros(d, 2)},
+        "allow: wanted shape [any, 2], got [1, 3]",
+    ),
+    "dtype of allow_row": (
+        lambda d: {"allow": zeros(d, 1, 2), "allow_row": floats(d, 2)},
+        "allow_row: wanted dtype int32, got float32",
+    ),
+}
+
+WRONG_APPLY_LIMITS: dict[str, tuple[Change, str]] = {
+    **WRONG_LIMITS,
+    "rows of logits that overlap": (
+        lambda d: {"logits": floats(d, 1, 64).expand(2, 64)},
+        "logits: wanted rows that do not overlap, at least 64 elements apart, got 0",
+    ),
+    "logits in the limits": (
+        lambda d: (
+            lambda both: {"logits": both[:128].view(2, 64), "limits": both[112:].view(torch.int32).view(2, 8)}
+        )(floats(d, 128)),
+        shared("logits", "limits"),
+    ),
+}
+
+WRONG_RENORM: dict[str, tuple[Change, str]] = {
+    **WRONG_LIMITS,
+    "dtype of out": (
+        lambda d: {"out": zeros(d, 2, 64)},
+        "out: wanted dtype float32, got int32",
+    ),
+    "columns of out": (lambda d: {"out": floats(d, 2, 65)}, "out: wanted shape [2, 64], got [2, 65]"),
+    "rows of out that overlap": (
+        lambda d: {"out": floats(d, 1, 64).expand(2, 64)},
+        "out: wanted rows that do not overlap, at least 64 elements apart, got 0",
+    ),
+    "out a column behind logits": (
+        lambda d: (lambda both: {"logits": both[:, :64], "out": both[:, 1:]})(floats(d, 2, 65)),
+        shared("out", "logits"),
+    ),
+}
+
+WRONG_TOPK_LOGPROBS: dict[str, tuple[Change, str]] = {
+    **WRONG_LOGITS,
+    "n below 0": (lambda d: {"n": -1}, "n: wanted 0 to 64, got -1"),
+    "n too large": (lambda d: {"n": 65}, "n: wanted 0 to 64, got 65"),
+    "dtype of sampled": (
+        lambda d: {"sampled": floats(d, 2)},
+        "sampled: wanted dtype int64 or int32, got float32",
+    ),
+    "rows of sampled": (lambda d: {"sampled": zeros(d, 3)}, "sampled: wanted shape [2], got [3]"),
+    "dtype of ids": (lambda d: {"ids": zeros(d, 2, 4)}, "ids: wanted dtype int64, got int32"),
+    "columns of logprobs": (
+        lambda d: {"logprobs": floats(d, 2, 3)},
+        "logprobs: wanted shape [2, 4], got [2, 3]",
+    ),
+    "shape of ranks": (
+        lambda d: {"ranks": zeros(d, 2, 1, dtype=torch.int64)},
+        "ranks: wanted shape [2], got [2, 1]",
+    ),
+    "rows of ids that overlap": (
+        lambda d: {"ids": zeros(d, 1, 4, dtype=torch.int64).expand(2, 4)},
+        "ids: wanted rows that do not overlap, at least 4 elements apart, got 0",
+    ),
+    "rows of logprobs that overlap": (
+        lambda d: {"logprobs": floats(d, 1, 4).expand(2, 4)},
+        "logprobs: wanted rows that do not overlap, at least 4 elements apart, got 0",
+    ),
+    "ranks in ids": (
+        lambda d: (lambda both: {"ids": both, "ranks": both[0, :2]})(zeros(d, 2, 4, dtype=torch.int64)),
+        shared("ranks", "ids"),
+    ),
+}
+
+
 @dataclass(frozen=True)
 class WrongCalls:
     """The wrong calls of one op."""
@@ -677,6 +824,9 @@ OPS = {
     "prefill": WrongCalls(PREFILL, prefill_arguments, WRONG_PREFILL),
     "blocks": WrongCalls(BLOCKS, blocks_arguments, WRONG_BLOCKS),
     "in_blocks": WrongCalls(IN_BLOCKS, in_blocks_arguments, WRONG_IN_BLOCKS),
+    "apply_limits_": WrongCalls(APPLY_LIMITS, apply_limits_arguments, WRONG_APPLY_LIMITS),
+    "renorm": WrongCalls(RENORM, renorm_arguments, WRONG_RENORM),
+    "topk_logprobs": WrongCalls(TOPK_LOGPROBS, topk_logprobs_arguments, WRONG_TOPK_LOGPROBS),
 }
 CASES = [(op, what) for op, calls in OPS.items() for what in calls.wrong]
 """Every wrong call, by its op and by what is wrong with it."""
@@ -685,6 +835,11 @@ CASES = [(op, what) for op, calls in OPS.items() for what in calls.wrong]
 def message_of(op: str, what: str) -> str:
     """What every implementation says of a wrong call."""
     return f"{OPS[op].checks.op}: {OPS[op].wrong[what][1]}"
+
+
+def name_of(op: str) -> str:
+    """The op's name in ``torch.ops.gvr_topk``."""
+    return OPS[op].checks.op.removeprefix("gvr_topk.")
 
 
 def wrong_call(op: str, what: str, device: str) -> Any:

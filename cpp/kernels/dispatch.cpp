@@ -21,11 +21,17 @@ GVR_TOPK_DECLARE_LAUNCH(paper_gvr, TopkParams, Plan)
 GVR_TOPK_DECLARE_LAUNCH(prefill, PrefillParams, PrefillPlan)
 GVR_TOPK_DECLARE_LAUNCH(prefill_short, PrefillParams, PrefillPlan)
 GVR_TOPK_DECLARE_LAUNCH(sampling, SampleParams, SamplePlan)
+GVR_TOPK_DECLARE_LAUNCH(topk_logprobs, TopkLogprobsParams, SamplePlan)
 #undef GVR_TOPK_DECLARE_LAUNCH
 
 namespace blocks {
 template <typename T>
 cudaError_t launch(const BlocksParams&, const LaunchTarget&);
+}
+
+namespace sampling_limits {
+template <typename T>
+cudaError_t launch(const LimitsParams&, const LaunchTarget&);
 }
 
 namespace claims {
@@ -103,6 +109,19 @@ cudaError_t launch_sample(const SampleParams& params, const SamplePlan& plan, bo
   const LaunchTarget target{stream, pdl, nullptr};
   return for_dtype(params.dtype,
                    [&](auto type) { return sampling::launch<decltype(type)>(params, plan, target); });
+}
+
+cudaError_t launch_limits(const LimitsParams& params, cudaStream_t stream) {
+  const LaunchTarget target{stream, false, nullptr};
+  return for_dtype(params.dtype,
+                   [&](auto type) { return sampling_limits::launch<decltype(type)>(params, target); });
+}
+
+cudaError_t launch_topk_logprobs(const TopkLogprobsParams& params, const SamplePlan& plan,
+                                 cudaStream_t stream) {
+  const LaunchTarget target{stream, false, nullptr};
+  return for_dtype(params.row.dtype,
+                   [&](auto type) { return topk_logprobs::launch<decltype(type)>(params, plan, target); });
 }
 
 cudaError_t max_active_clusters(const TopkParams& params, const Plan& plan, cudaStream_t stream,

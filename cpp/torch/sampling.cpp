@@ -4,6 +4,7 @@
 
 #include "call.h"
 #include "gvr_topk/launch.h"
+#include "sampling_arguments.h"
 
 namespace gvr_topk {
 namespace {
@@ -64,22 +65,11 @@ int64_t parameters_of(const SampleArguments& a) {
 }
 
 void check_sample(const SampleArguments& a) {
-  dtype_of(a.logits);
-  check(a.logits.dim() == 2, "logits: wanted shape [rows, vocabulary], got ", describe(a.logits));
-  const int64_t rows = a.logits.size(0), vocabulary = a.logits.size(1);
-  check(vocabulary >= 1, "logits: wanted at least 1 column, got ", describe(a.logits));
-  check(vocabulary <= 1 || a.logits.stride(1) == 1, "logits: wanted inner stride 1, got ",
-        a.logits.stride(1));
-  check(rows <= kMaxRows, "logits: wanted at most ", kMaxRows, " rows, got ", rows);
-  const bool wide = a.out.scalar_type() == ScalarType::Long;
-  check_tensor(a.out, "out", a.logits, wide ? ScalarType::Long : ScalarType::Int, {rows});
+  check_logits(a.logits);
+  const int64_t rows = a.logits.size(0);
+  const bool wide = check_tokens(a.out, "out", a.logits);
   if (a.slots) check_tensor(*a.slots, "slots", a.logits, ScalarType::Int, {rows});
-  if (a.allow) {
-    check_tensor(*a.allow, "allow", a.logits, ScalarType::Int,
-                 {a.allow_row ? kAny : rows, (vocabulary + 31) / 32});
-  }
-  check(a.allow || !a.allow_row, "allow_row: wanted an allow beside it, got None");
-  if (a.allow_row) check_tensor(*a.allow_row, "allow_row", a.logits, ScalarType::Int, {rows});
+  check_mask(a.allow, a.allow_row, a.logits);
   if (a.logprobs) check_tensor(*a.logprobs, "logprobs", a.logits, ScalarType::Float, {rows});
   if (a.ranks) check_tensor(*a.ranks, "ranks", a.logits, ScalarType::Long, {rows});
   if (a.counts) check_tensor(*a.counts, "counts", a.logits, ScalarType::Int, {rows});
@@ -93,17 +83,13 @@ void check_sample(const SampleArguments& a) {
     check_tensor(*a.kept_logprobs, "kept_logprobs", a.logits, ScalarType::Float, {rows, a.kept->size(1)});
     check_rows_apart(*a.kept_logprobs, "kept_logprobs", a.kept_logprobs->size(1));
   }
-  if (a.limits) {
-    check_tensor(*a.limits, "limits", a.logits, ScalarType::Int, {rows, 8});
-    check_states(*a.limits, "limits");
-  }
+  if (a.limits) check_limit_rows(*a.limits, a.logits);
   check(a.order >= 0 && a.order <= 3, "order: wanted 0 to 3, got ", a.order);
   check(a.noise >= 0 && a.noise <= 1, "noise: wanted 0 to 1, got ", a.noise);
   check(a.logprob_mode >= 0 && a.logprob_mode <= 1, "logprob_mode: wanted 0 to 1, got ", a.logprob_mode);
   check_flags(a.flags, kFlagPdl);
   MemoryCheck memory;
-  const int64_t logit_bytes = a.logits.scalar_type() == ScalarType::Float ? 4 : 2;
-  memory.reads("logits", a.logits, logit_bytes);
+  memory.reads("logits", a.logits, element_bytes(dtype_of(a.logits)));
   memory.reads("temperature", a.temperature);
   memory.reads("top_k", a.top_k);
   memory.reads("top_p", a.top_p);

@@ -44,6 +44,18 @@ from gvr_topk.evaluation.oracle import (
 )
 from gvr_topk.ops import launch
 from gvr_topk.policy import parse_path
+from gvr_topk.sampling import reference
+from gvr_topk.sampling.arguments import (
+    LIMIT_WORDS,
+    SLOT_PARAMETERS,
+    ApplyLimitsArguments,
+    LogprobMode,
+    Noise,
+    Order,
+    RenormArguments,
+    SampleArguments,
+    TopkLogprobsArguments,
+)
 from gvr_topk.state import TopkState
 
 POISON = -7777
@@ -62,8 +74,12 @@ class Mismatch(AssertionError):
 
 
 def checks_by_sort(case: Case, device: str) -> bool:
-    """Whether the sort in NumPy is the oracle: on the CPU, whose op is the contract's, of all cases."""
-    return device == "cpu" or (case.by_sort and case.rows * case.width <= SORTED_SCORES)
+    """Whether the sort in NumPy is the oracle: on the CPU, whose op is the contract's, of all cases.
+
+    On a GPU the sampler's ops have another oracle in all cases, their CPU implementation.
+    """
+    sorts = case.by_sort and case.op != "sampling" and case.rows * case.width <= SORTED_SCORES
+    return device == "cpu" or sorts
 
 
 def oracles(case: Case, device: str) -> tuple[Callable[..., Tensor], ...]:
@@ -84,7 +100,8 @@ def oracles(case: Case, device: str) -> tuple[Callable[..., Tensor], ...]:
 def make_call(case: Case, device: str) -> Callable[[], Written]:
     """The call of a case, with its tensors on a device."""
     draw = torch.Generator(device=device).manual_seed(case.seed)
-    return {"decode": _decode, "prefill": _prefill, "blocks": _blocks}[case.op](case, draw)
+    ops = {"decode": _decode, "prefill": _prefill, "blocks": _blocks, "sampling": _sampling}
+    return ops[case.op](case, draw)
 
 
 def poisoned(*shape: int, device: torch.device) -> Tensor:
@@ -98,6 +115,20 @@ def _guarded(wanted: Tensor) -> tuple[Tensor, Tensor]:
     expected = result.clone()
     expected[:, :columns] = wanted
     return result, expected
+
+
+def _guarded_words(wanted: Tensor, device: torch.device, *, gaps: bool = True) -> tuple[Tensor, ...]:
+    """A poisoned result like `wanted`, its words and guards, and what those have to be.
+
+    A result of two dimensions has guards behind each row, or behind the last one alone.
+    """
+    rows = len(wanted) if gaps and wanted.dim() == 2 else 1
+    words = wanted.contiguous().view(rows, wanted.numel() // rows).view(torch.int32).to(device)
+    columns = words.shape[1]
+    buffer = poisoned(rows, columns + 2 * GUARD_COLUMNS, device=device)
+    expected = buffer.clone()
+    expected[:, :columns] = words
+    return buffer[:, :columns].view(wanted.dtype).view(wanted.shape), buffer, expected
 
 
 # ---------------------------------------------------------------- the ops
@@ -267,6 +298,139 @@ def _blocks(case: Case, draw: Draw) -> Callable[[], Written]:
         yield from ((name, *pair) for name, pair in results.items())
 
     return call
+
+
+def _sampling(case: Case, draw: Draw) -> Callable[[], Written]:
+    """Calls of the sampler's ops; what it keeps becomes a mask and probabilities."""
+    device, rows = draw.device, case.rows
+    logits, masks = _logits(case, draw), _masks(case, draw)
+    if masks and case.poison != "none":
+        logits.masked_fill_(~_allowed(case, **masks), float(case.poison))
+    slots = None if case.slots == "own" else _row_slots(case, rows + 2, draw)
+    parameters = _sample_parameters(case, rows if slots is None else rows + 2, draw)
+    choices: dict[str, Any] = {
+        "order": Order[case.order.upper()],
+        "noise": Noise[case.noise.upper()],
+        "logprob_mode": LogprobMode[case.logprob_mode.upper()],
+        "options": FLAG_PDL * case.pdl,
+    }
+    sampled = _integers(-1, case.width + 1, (rows,), draw).to(torch.int32 if case.narrow else torch.int64)
+    read: dict[str, Any] = {"slots": slots, **masks, **parameters}
+    on_cpu: dict[str, Any] = {
+        name: value.cpu() if isinstance(value, Tensor) else value for name, value in read.items()
+    }
+    there = logits.cpu().contiguous()
+    wanted = _sample_outputs(case)
+    reference.sample(SampleArguments(there, **wanted, **on_cpu, **choices))
+    rules = {name: value for name, value in on_cpu.items() if name in masks}
+    shares, masked = torch.empty(rows, case.width), there.clone()
+    reference.renorm(RenormArguments(there, wanted["limits"], shares, **rules))
+    reference.apply_limits_(ApplyLimitsArguments(masked, wanted["limits"], **rules))
+    best = [
+        torch.empty(rows, 1 + case.n, dtype=torch.int64),
+        torch.empty(rows, 1 + case.n),
+        torch.empty(rows, dtype=torch.int64),
+    ]
+    reference.topk_logprobs(TopkLogprobsArguments(there, case.n, sampled.cpu(), *best))
+    expected_masked = _like(logits, masked)
+    integers = {4: torch.int32, 2: torch.int16}[logits.itemsize]
+
+    def call() -> Written:
+        results = {
+            name: _guarded_words(value, device, gaps=name != "limits") for name, value in wanted.items()
+        }
+        outputs: dict[str, Any] = {name: result for name, (result, _, _) in results.items()}
+        launch(SampleArguments(logits, **outputs, **read, **choices))
+        results["probabilities"] = _guarded_words(shares, device)
+        launch(RenormArguments(logits, outputs["limits"], results["probabilities"][0], **masks))
+        ranked = [_guarded_words(value, device) for value in best]
+        launch(TopkLogprobsArguments(logits, case.n, sampled, *(result for result, _, _ in ranked)))
+        results |= zip(("largest", "their log-probabilities", "rank"), ranked, strict=True)
+        here = _like(logits, logits)
+        launch(ApplyLimitsArguments(here, outputs["limits"], **masks))
+        yield from ((name, got, expected) for name, (_, got, expected) in results.items())
+        yield "masked logits", _whole(here).view(integers), _whole(expected_masked).view(integers)
+
+    return call
+
+
+def _sample_outputs(case: Case) -> dict[str, Any]:
+    """Outputs of the sampler, on the CPU."""
+    kinds = {
+        "out": ((), torch.int32 if case.narrow else torch.int64),
+        "limits": ((LIMIT_WORDS,), torch.int32),
+        "logprobs": ((), torch.float32),
+        "ranks": ((), torch.int64),
+        "counts": ((), torch.int32),
+        "kept": ((case.columns,), torch.int32),
+        "kept_logprobs": ((case.columns,), torch.float32),
+        "flags": ((), torch.int32),
+    }
+    names = ("out", "limits", *case.sampled)
+    return {name: torch.empty(case.rows, *kinds[name][0], dtype=kinds[name][1]) for name in names}
+
+
+SAMPLE_VALUES: dict[str, tuple[float, ...]] = {
+    "temperature": (0.0, 1e-6, 1e-5, 0.3, 0.7, 1.0, 1.0, 1.5, 5.0, 1e30, math.inf, math.nan, -1.0),
+    "top_k": (0, 0, 0, -1, 1, 2, 20, 50, 256, 257, 1024, 2048, 5000, INT32.max),
+    "top_p": (1.0, 1.0, 2.0, 0.9, 0.9, 0.5, 0.99, 0.1, 0.0, -1.0, 1e-30, 1 - 2.0**-24, math.nan),
+    "min_p": (0.0, 0.0, 0.05, 0.3, 1e-4, 1e-12, 1.0, 2.0, math.nan),
+}
+"""Parameters by which rows are sampled, and what engines would not write."""
+
+
+def _sample_parameters(case: Case, count: int, draw: Draw) -> dict[str, Any]:
+    """Parameters of the rows or slots: tensors, or numbers for all."""
+    parameters: dict[str, Any] = {}
+    for name, dtype in {**SLOT_PARAMETERS, "positions": torch.int64}.items():
+        size = case.rows if name == "positions" else count
+        if name in SAMPLE_VALUES:
+            values = torch.tensor(SAMPLE_VALUES[name], dtype=torch.float64, device=draw.device)
+            drawn = values[_integers(0, len(values), (size,), draw)].to(dtype)
+        else:
+            drawn = _integers(-(2**62), 2**62, (size,), draw)
+        if name not in case.by_tensor:
+            parameters[f"{name}_value"] = drawn[0].item()
+        elif case.pinned and drawn.is_cuda and name in SLOT_PARAMETERS:
+            parameters[name] = drawn.cpu().pin_memory()
+        else:
+            parameters[name] = drawn
+    return parameters
+
+
+def _masks(case: Case, draw: Draw) -> dict[str, Tensor]:
+    """Masks of allowed tokens, some of which allow few or none; rows may name none."""
+    if case.masks == "none":
+        return {}
+    count = case.rows if case.masks == "row" else 3
+    words = [_integers(INT32.min, INT32.max + 1, (count, -(-case.width // 32)), draw) for _ in range(2)]
+    kind = _integers(0, 4, (count, 1), draw)
+    few = torch.where(kind == 1, words[0] & words[1], torch.where(kind == 2, words[0] | words[1], words[0]))
+    masks = {"allow": torch.where(kind == 3, 0, few).to(torch.int32)}
+    if case.masks == "table":
+        masks["allow_row"] = _integers(-1, count + 1, (case.rows,), draw).to(torch.int32)
+    return masks
+
+
+def _allowed(case: Case, allow: Tensor, allow_row: Tensor | None = None) -> Tensor:
+    """Which tokens of each row its mask allows."""
+    bits = (allow[:, :, None] >> torch.arange(32, device=allow.device)) & 1
+    mask = torch.arange(case.rows, device=allow.device) if allow_row is None else allow_row.long()
+    known = (mask >= 0) & (mask < len(allow))
+    allowed = bits.view(len(allow), -1)[mask.clamp(0, len(allow) - 1), : case.width] == 1
+    return allowed | ~known[:, None]
+
+
+def _whole(rows: Tensor) -> Tensor:
+    """The buffer that rows lie in."""
+    assert rows._base is not None
+    return rows._base
+
+
+def _like(logits: Tensor, content: Tensor) -> Tensor:
+    """Rows that lie as `logits` do in a buffer of their own."""
+    base = _whole(logits).clone()
+    return base.as_strided(logits.shape, logits.stride(), logits.storage_offset()).copy_(content)
 
 
 def _results(case: Case, positions: Tensor, cache_slots: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:

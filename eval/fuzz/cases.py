@@ -20,9 +20,10 @@ from eval.stress.stress_cases import DTYPES
 from gvr_topk.arguments import PREFILL_PATHS
 from gvr_topk.constants import BLOCK_SIZE, MAX_BLOCKS_WIDTH, MAX_CHOSEN_BLOCKS, MAX_WIDTH, Path
 from gvr_topk.policy import plan
+from gvr_topk.sampling.arguments import SLOT_PARAMETERS, LogprobMode, Noise, Order
 
-OPS = ("decode", "prefill", "blocks")
-"""Kinds of case; those of blocks call both ops of blocks."""
+OPS = ("decode", "prefill", "blocks", "sampling")
+"""Kinds of case; those of blocks call both ops of blocks, those of sampling the sampler's four."""
 
 PATHS = tuple(path.name.lower() for path in Path)
 TUNED_K = (512, 1024, 2048)
@@ -37,6 +38,10 @@ STATES = (
     *("zero", "one", "nan", "inf", "huge", "bits"),
 )
 POISONS = ("none", "nan", "inf")
+MASKS = ("none", "row", "table")
+SAMPLE_OUTPUTS = ("logprobs", "ranks", "counts", "kept", "kept_logprobs", "flags")
+WIDEST_SAMPLED = 184_320
+"""fp32 logits of the longest row that every GPU samples."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,16 @@ class Case:
     given: tuple[str, ...] = ()  # kinds of given blocks (GIVEN)
     given_blocks: int = 0  # how many are given for each row
     blocks_pad: int = 0  # elements between rows of given blocks
+    by_tensor: tuple[str, ...] = ()  # parameters of the sampler that are tensors
+    pinned: bool = False  # those of slots lie in pinned memory
+    masks: str = "none"  # allowed tokens: a mask for each row, or a table of masks that rows name
+    order: str = "vllm"
+    noise: str = "cdf"
+    logprob_mode: str = "raw"
+    sampled: tuple[str, ...] = ()  # outputs of the sampler (SAMPLE_OUTPUTS), beside the token and its limits
+    columns: int = 0  # of the kept tokens
+    narrow: bool = False  # tokens are of int32
+    n: int = 0  # largest values with log-probabilities
 
     @property
     def rows(self) -> int:
@@ -301,7 +316,39 @@ def blocks_cases(draw: st.DrawFn, elements: int) -> Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, elements: int, paths: Sequence[str], prefill: float, blocks: float) -> Case:
+def sampling_cases(draw: st.DrawFn, elements: int) -> Case:
+    """Calls of the sampler's ops of at most about `elements` logits."""
+    width = _width(draw, 32, min(elements, WIDEST_SAMPLED), 9)
+    outputs = draw(st.sets(st.sampled_from(SAMPLE_OUTPUTS)))
+    if "kept" not in outputs:
+        outputs.discard("kept_logprobs")
+    by_tensor = draw(st.sets(st.sampled_from((*SLOT_PARAMETERS, "positions"))))
+    return Case(
+        op="sampling",
+        requests=_size(draw, 1, max(1, min(elements // width, 300))),
+        next_n=1,
+        width=width,
+        k=_size(draw, 1, 2048),
+        **_layout(draw),
+        extents=("full",),
+        slots=_pick(draw, "own", "own", "any"),
+        by_tensor=tuple(sorted(by_tensor)),
+        pinned=_chance(draw, 0.3),
+        masks=_pick(draw, *MASKS),
+        order=_pick(draw, *(order.name.lower() for order in Order)),
+        noise=_pick(draw, *(noise.name.lower() for noise in Noise)),
+        logprob_mode=_pick(draw, *(mode.name.lower() for mode in LogprobMode)),
+        sampled=tuple(sorted(outputs)),
+        columns=_pick(draw, 0, 1, 300, _size(draw, 1, 5000)),
+        narrow=_chance(draw, 0.3),
+        n=min(width, _pick(draw, 0, 1, 20, 128, 1024, _size(draw, 1, 1024))),
+    )
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn, elements: int, paths: Sequence[str], prefill: float, blocks: float, sampling: float
+) -> Case:
     """Calls of all ops.
 
     Parameters
@@ -310,15 +357,18 @@ def cases(draw: st.DrawFn, elements: int, paths: Sequence[str], prefill: float, 
         Scores of the largest case, about.
     paths : sequence of str
         Paths of the decode op. The prefill op is called on those of them that it has, and the ops of blocks
-        if ``auto`` is among them.
-    prefill, blocks : float
-        Share of the cases that call the prefill op, and of the others that call the ops of blocks.
+        and the sampler's if ``auto`` is among them.
+    prefill, blocks, sampling : float
+        Share of the cases that call the prefill op, of the others that call the ops of blocks, and of the
+        rest that call the sampler's.
     """
     of_prefill = [path for path in paths if path in PREFILL_PATH_NAMES]
     if _chance(draw, prefill) and of_prefill:
         return draw(prefill_cases(elements, of_prefill))
     if _chance(draw, blocks) and "auto" in paths:
         return draw(blocks_cases(elements))
+    if _chance(draw, sampling) and "auto" in paths:
+        return draw(sampling_cases(elements))
     return draw(decode_cases(elements, paths))
 
 

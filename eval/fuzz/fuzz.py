@@ -12,7 +12,9 @@ implementation the contract's is, in all cases. The summary says how many cases 
 which path, dtype and optional arguments, and how many of them NumPy has checked.
 
 ``--prefill`` is the share of the cases that call the prefill op, whose second call has to repeat the first,
-and ``--blocks`` that of the others that call both ops of blocks, with the path ``auto``.
+``--blocks`` that of the others that call both ops of blocks, and ``--sampling`` that of the rest that call
+the sampler's four ops, both with the path ``auto``. The oracle of the sampler on a GPU is its CPU
+implementation, which tests compare with integers and fractions.
 
 With ``--beside`` a neighbour of `eval.stress.stress_neighbours` works on another stream during each call;
 several take turns.
@@ -46,6 +48,7 @@ ELEMENTS = {"cuda": 1 << 22, "cpu": 1 << 15}
 
 PREFILL_SHARE = 0.3
 BLOCKS_SHARE = 0.2
+SAMPLING_SHARE = 0.2
 
 BATCH = 64
 """Cases that are drawn at once; each batch has a seed of its own."""
@@ -122,10 +125,10 @@ def _same(what: str, got: Tensor, wanted: Tensor) -> None:
 
 
 def drawn_cases(
-    device: str, seed: int, paths: Sequence[str], prefill: float, blocks: float
+    device: str, seed: int, paths: Sequence[str], prefill: float, blocks: float, sampling: float
 ) -> Iterator[Case]:
     """Cases without end; same arguments, same cases."""
-    strategy = cases(ELEMENTS[device], tuple(paths), prefill, blocks)
+    strategy = cases(ELEMENTS[device], tuple(paths), prefill, blocks, sampling)
     batch = 0
     while True:
         yield from draw_cases(strategy, (seed << 20) + batch, BATCH)
@@ -182,7 +185,7 @@ def run(
         "beside": [neighbour.name for neighbour in beside],
         "paths_asked_for": of_op["decode"]["paths"],
         "prefill": {"cases": of_op["prefill"]["cases"], "paths_asked_for": of_op["prefill"]["paths"]},
-        "blocks": {"cases": of_op["blocks"]["cases"]},
+        **{op: {"cases": of_op[op]["cases"]} for op in ("blocks", "sampling")},
         "drawn": of_op,
         "failure": failure,
     }
@@ -206,6 +209,9 @@ def main(
     blocks: Annotated[
         float, typer.Option(help="Share of the other cases that call the ops of blocks.")
     ] = BLOCKS_SHARE,
+    sampling: Annotated[
+        float, typer.Option(help="Share of the rest that call the sampler's ops.")
+    ] = SAMPLING_SHARE,
     out: Annotated[Path | None, typer.Option(help="Summary as JSON.")] = None,
     commit: Commit = "",
 ) -> None:
@@ -213,7 +219,7 @@ def main(
     require_device(device)
     require_writable(out)
     wanted = names_of("--paths", paths, PATHS)
-    for name, share in (("--prefill", prefill), ("--blocks", blocks)):
+    for name, share in (("--prefill", prefill), ("--blocks", blocks), ("--sampling", sampling)):
         if not 0.0 <= share <= 1.0:
             raise typer.BadParameter(f"{name}: wanted 0 to 1, got {share}")
     names = NEIGHBOURS[1:] if beside == "all" else tuple(name for name in beside.split(",") if name)
@@ -222,7 +228,8 @@ def main(
         neighbours = [make_neighbour(name, device, CONFIGURATIONS[3]) for name in names]
     except (ValueError, StressError) as error:
         raise typer.BadParameter(f"--beside: {error}") from None
-    chosen = iter([_case_of(case)]) if case else drawn_cases(device, seed, wanted, prefill, blocks)
+    drawn = drawn_cases(device, seed, wanted, prefill, blocks, sampling)
+    chosen = iter([_case_of(case)]) if case else drawn
     summary = run(device, seconds, chosen, neighbours)
     summary |= {"seed": seed, "machine": describe_machine(commit)}
     if out is not None:

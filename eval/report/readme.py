@@ -553,7 +553,8 @@ def fuzzed(commit: str, files: Results) -> dict[str, Any] | None:
     if not found:
         return None
     runs = list(found.values())
-    of_op = {"decode": runs} | {op: [run[op] for run in runs if op in run] for op in ("prefill", "blocks")}
+    others = ("prefill", "blocks", "sampling")
+    of_op = {"decode": runs} | {op: [run[op] for run in runs if op in run] for op in others}
     cases = {op: sum(its["cases"] for its in of) for op, of in of_op.items()}
     paths = {
         op: sorted({path for its in of for path in its.get("paths_asked_for", ())})

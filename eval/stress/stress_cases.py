@@ -33,7 +33,8 @@ Draw = torch.Generator
 class Configuration:
     """One way to call one of the ops.
 
-    Prefill has no state, and so no indices; its tables need `row_slot`.
+    Prefill has no state, and so no indices; its tables need `row_slot`. The sampler has neither; its slots
+    have parameters of each kind in turn, and `k` columns are for the tokens that it keeps.
     """
 
     name: str  # what the command line calls it
@@ -52,7 +53,7 @@ class Configuration:
     pdl: bool = False  # each launch may start while the one before runs
     aligned: bool = True  # rows begin at multiples of 16 bytes
     chains: int = 8  # sequences of steps, each with a stream, where a launch follows the step before it
-    op: str = "decode"  # or "prefill"
+    op: str = "decode"  # or "prefill", or "sample"
     offsets: bool = False  # prefill adds an offset to the positions of each request
     longest: int = 0  # key count of most launches, in buffers that are wider; 0: the width
     short_rows: bool = False  # of prefill: every third row or so has at most k columns
@@ -60,6 +61,10 @@ class Configuration:
     @property
     def is_prefill(self) -> bool:
         return self.op == "prefill"
+
+    @property
+    def is_sample(self) -> bool:
+        return self.op == "sample"
 
     @property
     def rows(self) -> int:
@@ -82,6 +87,7 @@ class Configuration:
 
 
 _PREFILL: dict[str, Any] = {"indices": False, "counts": True, "op": "prefill"}
+_SAMPLE: dict[str, Any] = {"indices": False, "counts": True, "op": "sample"}
 
 CONFIGURATIONS: tuple[Configuration, ...] = (
     Configuration("fp32-8192x8", 8192, 8, row_slot=True),
@@ -133,10 +139,13 @@ CONFIGURATIONS: tuple[Configuration, ...] = (
         aligned=False,
         offsets=True,
     ),
+    Configuration("sample-128256x4", 128_256, 4, k=300, row_slot=True, **_SAMPLE),
+    Configuration("sample-50257x8", 50_257, 8, k=64, dtype="bf16", aligned=False, pdl=True, **_SAMPLE),
 )
 """Every kernel, dtype and optional argument; decode has what the last step left, as integrations do."""
 
 _REWRITTEN_PREFILL = Configuration("prefill", 20_000, 3, next_n=80, indices=False, chains=1, op="prefill")
+_REWRITTEN_SAMPLE = Configuration("sample", 128_256, 3, k=300, chains=1, **_SAMPLE)
 
 _REWRITTEN = (
     Configuration("small_row", 8192, 3, chains=1),
@@ -146,7 +155,7 @@ _REWRITTEN = (
     Configuration("paper_gvr", 70690, 3, path="paper_gvr", chains=1),
 )
 
-REWRITTEN_TENSORS = ("indices", "state", "seq_lens", "row_slot", "logits")
+REWRITTEN_TENSORS = ("indices", "state", "seq_lens", "row_slot", "logits", "parameters")
 """Tensors that another stream may rewrite during a launch."""
 
 STALE_STATES, SCALED_LOGITS = "state:stale", "logits:scaled"
@@ -166,6 +175,10 @@ def can_rewrite(configuration: Configuration, rewriting: str) -> bool:
     Scaled scores are for rows that are read while they are searched, and so may be read twice.
     """
     c = configuration
+    if c.is_sample or rewriting == "parameters":
+        return c.is_sample and (
+            rewriting in ("logits", "parameters") or (rewriting == "row_slot" and c.row_slot)
+        )
     if c.is_prefill and rewriting in (STALE_STATES, "state"):
         return False
     if rewriting == SCALED_LOGITS and not c.is_prefill:
@@ -177,7 +190,7 @@ def can_rewrite(configuration: Configuration, rewriting: str) -> bool:
 def rewritten_configurations() -> list[Configuration]:
     """Every kernel with one row and two to a request, with and without statistics, half with a slot table.
 
-    Behind them prefill, without any table and with all of them.
+    Behind them prefill, without any table and with all of them, and the sampler, with and without slots.
     """
     tables: dict[str, Any] = {"row_slot": True, "page_size": 64, "cache_slots": True, "offsets": True}
     prefill = [_REWRITTEN_PREFILL, replace(_REWRITTEN_PREFILL, name="prefill-slots", **tables)]
@@ -192,7 +205,7 @@ def rewritten_configurations() -> list[Configuration]:
         for base in _REWRITTEN
         for next_n in (1, 2)
         for stats in (False, True)
-    ] + prefill
+    ] + [*prefill, _REWRITTEN_SAMPLE, replace(_REWRITTEN_SAMPLE, name="sample-slots", row_slot=True)]
 
 
 # ---------------------------------------------------------------- rows
@@ -279,6 +292,25 @@ def row_slot_values(configuration: Configuration) -> list[int]:
     return [*range(-1, slots + 1), slots + 7, 1 << 20, INT32_MIN, INT32_MAX]
 
 
+SAMPLE_SETTINGS = (
+    (0.0, 0, 1.0, 0.0),
+    (1.0, 50, 1.0, 0.0),
+    (0.7, 50, 0.9, 0.0),
+    (1.0, 0, 0.9, 0.0),
+    (1.0, 0, 1.0, 0.05),
+    (1.0, 0, 1.0, 0.0),
+    (1.5, 2048, 0.99, 0.0),
+)
+"""Temperature, top-k, top-p and min-p of slots, which take turns: every way a row can go."""
+
+
+def sample_parameters(settings: Sequence[tuple[float, int, float, float]]) -> Tensor:
+    """Words of parameters, ``[4, len(settings)]``, int32; top-k is an integer, and the others are fp32."""
+    words = torch.tensor(settings, dtype=torch.float32).T.contiguous().view(torch.int32)
+    words[1] = torch.tensor([setting[1] for setting in settings], dtype=torch.int32)
+    return words
+
+
 FIRST_NUMBERS = (
     *(STATE_UNKNOWN, 0.0, -0.0, 0.03, 0.5, 0.9, 1.0, 1.5),
     *(47.9, 48.0, 62.5, 64.0, 64.03, 65.7, 66.2, 70.0, 80.0, 80.1),
@@ -346,6 +378,11 @@ def rewrite_pool(tensor: str, configuration: Configuration, shape: Sequence[int]
     def rows_of(steps: list[Tensor]) -> Tensor:
         return torch.stack([step.to(DTYPES[configuration.dtype]).view(tuple(shape)) for step in steps])
 
+    if tensor == "parameters":
+        words = sample_parameters([*SAMPLE_SETTINGS, (-1.0, -1, -1.0, 2.0), (1e30, 2**31 - 1, 1e-30, 1.0)])
+        return torch.cat(
+            [chosen(words.flatten().tolist(), torch.int32), integers(INT32_MIN, INT32_MAX + 1, 16)]
+        )
     if tensor == "seq_lens":
         return chosen(seq_len_values(configuration), torch.int32)
     if tensor == "row_slot":

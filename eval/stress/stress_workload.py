@@ -19,12 +19,21 @@ import torch
 from torch import Tensor
 
 import gvr_topk
-from eval.stress.stress_cases import CHAINS, DTYPES, Configuration, chain_steps, visible_lengths
+from eval.stress.stress_cases import (
+    CHAINS,
+    DTYPES,
+    SAMPLE_SETTINGS,
+    Configuration,
+    chain_steps,
+    sample_parameters,
+    visible_lengths,
+)
 from eval.stress.stress_library import TimeLog, neighbours_library, succeed
 from gvr_topk import TopkState, indexer_topk_decode
 from gvr_topk.constants import STATE_FLOATS, STATE_UNKNOWN, StatsColumn
 from gvr_topk.contract import exact_topk, row_lengths
 from gvr_topk.evaluation.oracle import translate_positions
+from gvr_topk.sampling.arguments import LIMIT_WORDS
 
 ROW_SETS = {"cuda": 64, "cpu": 8}
 """Different rows, with lengths of their own; a graph of more launches begins again with the first ones."""
@@ -224,6 +233,11 @@ class Workload:
             self.page_table = order[: table_rows * pages].view(table_rows, pages).to(torch.int32)
         if c.is_prefill:
             self._make_windows(table_rows)
+        if c.is_sample:
+            turns = -(-c.slots // len(SAMPLE_SETTINGS))
+            self.parameters = sample_parameters((SAMPLE_SETTINGS * turns)[: c.slots]).to(self.device)
+            self._parameters_before = self.parameters.clone()
+            self._numbers = torch.arange(max(c.rows, c.slots), device=self.device)
 
     def _make_windows(self, requests: int) -> None:
         """A causal chunk of each request, whose windows begin at columns of their own and off alignment.
@@ -247,6 +261,8 @@ class Workload:
         c, layout = self.configuration, _Layout()
         gap = _GAP if c.aligned else _GAP + 1
         self._results, self._cache_slots, self._counts, self._indices = [], [], [], []
+        words_of_row = {"out": 1, "logprobs": 1, "limits": LIMIT_WORDS} if c.is_sample else {}
+        self._sampled: dict[str, list[_Block]] = {name: [] for name in words_of_row}
         for i in range(self.launches):
             self._results.append(layout.add(f"result of launch {i}", c.rows, c.k, _RESULT, gap))
             if c.cache_slots:
@@ -254,13 +270,16 @@ class Workload:
                 self._cache_slots.append(layout.add(name, c.rows, c.k, _RESULT, gap, joined=True))
             if c.counts:
                 self._counts.append(layout.add(f"counts of launch {i}", 1, c.rows, _RESULT, joined=True))
+            for name, words in words_of_row.items():
+                block = layout.add(f"{name} of launch {i}", 1, words * c.rows, _RESULT, joined=True)
+                self._sampled[name].append(block)
         if c.indices:
             self._indices = [
                 layout.add(f"indices of chain {i}", c.slots, c.k, _KEPT, gap) for i in range(c.chains)
             ]
         self._states = [
             layout.add(f"state of chain {i}", 1, STATE_FLOATS * c.slots, _GUARDS)
-            for i in range(0 if c.is_prefill else c.chains)
+            for i in range(c.chains if c.op == "decode" else 0)
         ]
         self._stats = []
         if c.stats:
@@ -291,11 +310,18 @@ class Workload:
         c = self.configuration
         same = launch - self._row_sets  # the launch before of the same rows, and of the same chain
         if same >= 0 and self._row_sets % c.chains == 0:
-            for blocks in (self._results, self._cache_slots, self._counts):
+            for blocks in (self._results, self._cache_slots, self._counts, *self._sampled.values()):
                 if blocks:
                     blocks[launch].view(self.expected).copy_(blocks[same].view(self.expected))
             return
         logits, seq_lens = self._inputs(launch)
+        if c.is_sample:
+            outputs = self._sample_outputs(launch, self.expected)
+            on_cpu = {name: output.cpu() for name, output in outputs.items()}
+            self._sample(launch, "cpu", on_cpu)
+            for name, output in outputs.items():
+                output.copy_(on_cpu[name])
+            return
         if c.is_prefill:
             starts = self.row_starts.to(torch.int64)
             lengths = (seq_lens - starts).clamp(min=0)
@@ -319,6 +345,37 @@ class Workload:
         for request, slot in enumerate(self._slots):
             if 0 <= slot < c.slots:
                 indices[slot] = positions[request * c.next_n + c.next_n - 1]
+
+    def _sample_outputs(self, launch: int, words: Tensor) -> dict[str, Tensor]:
+        """What a launch of the sampler writes, in a buffer of words."""
+        out, logprobs, limits = (blocks[launch].view(words)[0] for blocks in self._sampled.values())
+        return {
+            "out": out,
+            "logprobs": logprobs.view(torch.float32),
+            "limits": limits.view(-1, LIMIT_WORDS),
+            "kept": self._results[launch].view(words),
+            "counts": self._counts[launch].view(words)[0],
+        }
+
+    def _sample(self, launch: int, device: str, outputs: dict[str, Any]) -> None:
+        """Sample the rows of a launch on a device, whose seeds and positions are their numbers."""
+        # By its name here, because another package (`--package`) may not have it.
+        from gvr_topk.sampling import sample
+
+        c = self.configuration
+        temperature, top_k, top_p, min_p = (words.to(device) for words in self.parameters)
+        sample(
+            self._inputs(launch)[0].to(device),
+            temperature=temperature.view(torch.float32),
+            top_k=top_k,
+            top_p=top_p.view(torch.float32),
+            min_p=min_p.view(torch.float32),
+            seeds=self._numbers[: c.slots].to(device),
+            positions=self._numbers[: c.rows].to(device),
+            slots=None if self.row_slot is None else self.row_slot.to(device),
+            pdl=c.pdl,
+            **outputs,
+        )
 
     def _table_row(self) -> Tensor:
         """Row of the tables for each row of scores; any number for rows of no request."""
@@ -361,6 +418,9 @@ class Workload:
 
     def _launch(self, launch: int) -> None:
         c, chain = self.configuration, launch % self.configuration.chains
+        if c.is_sample:
+            self._sample(launch, self.device, self._sample_outputs(launch, self.words))
+            return
         logits, seq_lens = self._inputs(launch)
         stats = None
         if self._stats:
@@ -524,6 +584,8 @@ class Workload:
             return self._states[0].view(self.words).view(torch.float32)
         if name == "seq_lens":
             return self.seq_lens
+        if name == "parameters":
+            return self.parameters
         if name == "row_slot":
             assert self.row_slot is not None
             return self.row_slot[None]
@@ -536,6 +598,8 @@ class Workload:
         Slots that no row writes are made again what they were, because they are compared.
         """
         self.seq_lens.copy_(self._seq_lens_before)
+        if self.configuration.is_sample:
+            self.parameters.copy_(self._parameters_before)
         if self.row_slot is not None and self._row_slot_before is not None:
             self.row_slot.copy_(self._row_slot_before)
         if self._logits_before is not None:

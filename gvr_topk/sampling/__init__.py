@@ -23,15 +23,18 @@ from gvr_topk.sampling.arguments import (
     SAMPLE,
     SLOT_PARAMETERS,
     TOPK_LOGPROBS,
+    ApplyLimitsArguments,
     Flag,
-    LimitsArguments,
     LogprobMode,
     Noise,
     Order,
+    RenormArguments,
     SampleArguments,
     TopkLogprobsArguments,
-    check_limits,
+    check_apply_limits,
+    check_renorm,
     check_sample,
+    check_topk_logprobs,
 )
 
 __all__ = ["LIMIT_WORDS", "Flag", "apply_limits_", "renorm", "sample", "topk_logprobs"]
@@ -187,7 +190,7 @@ def apply_limits_(
     ----------
     logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
         The logits that `sample` was given. NaN becomes -inf.
-    limits : Tensor, ``[rows, 8]``, int32
+    limits : Tensor, ``[rows, 8]``, int32, contiguous
         What `sample` wrote. Skipped rows stay as they are.
     allow, allow_row : Tensor, optional
         The masks that `sample` was given.
@@ -199,12 +202,10 @@ def apply_limits_(
 
     Raises
     ------
-    ValueError, NotImplementedError
+    ValueError, LibraryError
         As in `sample`.
     """
-    arguments = LimitsArguments(logits, limits, allow, allow_row)
-    check_limits(APPLY_LIMITS, arguments)
-    _serve(reference.apply_limits_, arguments)
+    launch(ApplyLimitsArguments(logits, limits, allow, allow_row))
     return logits
 
 
@@ -222,30 +223,28 @@ def renorm(
     ----------
     logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
         The logits that `sample` was given.
-    limits : Tensor, ``[rows, 8]``, int32
+    limits : Tensor, ``[rows, 8]``, int32, contiguous
         What `sample` wrote. Skipped rows have probabilities of 0.
     allow, allow_row : Tensor, optional
         The masks that `sample` was given.
     out : Tensor, ``[rows, vocabulary]``, float32, optional
-        Where to write; allocated when absent.
+        Where to write, which may be `logits`; allocated when absent.
 
     Returns
     -------
     Tensor, ``[rows, vocabulary]``, float32
         `out`: a token's mass over the sum of the kept masses, which are integers, so no order of summation
-        changes a bit; 0 for tokens that are not kept.
+        changes a bit; 0 for tokens that are not kept. Both round to fp64, and the quotient to fp32.
 
     Raises
     ------
-    ValueError, NotImplementedError
+    ValueError, LibraryError
         As in `sample`.
     """
     RENORM.rows(logits)
     if out is None:
         out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-    arguments = LimitsArguments(logits, limits, allow, allow_row, out)
-    check_limits(RENORM, arguments)
-    _serve(reference.renorm, arguments)
+    launch(RenormArguments(logits, limits, out, allow, allow_row))
     return out
 
 
@@ -273,8 +272,9 @@ def topk_logprobs(logits: Tensor, n: int, sampled: Tensor) -> TopkLogprobs:
     Parameters
     ----------
     logits : Tensor, ``[rows, vocabulary]``, float32, bfloat16 or float16
+        As in `sample`.
     n : int
-        0 to the size of the vocabulary.
+        0 to the size of the vocabulary; on a GPU at most 1,024.
     sampled : Tensor, ``[rows]``, int64 or int32
         A token of each row. For a number that is no token the id is -1, its log-probability and rank are 0.
 
@@ -284,7 +284,7 @@ def topk_logprobs(logits: Tensor, n: int, sampled: Tensor) -> TopkLogprobs:
 
     Raises
     ------
-    ValueError, NotImplementedError
+    ValueError, LibraryError
         As in `sample`.
     """
     TOPK_LOGPROBS.rows(logits)
@@ -294,8 +294,7 @@ def topk_logprobs(logits: Tensor, n: int, sampled: Tensor) -> TopkLogprobs:
         torch.empty((rows, n + 1), dtype=torch.float32, device=logits.device),
         torch.empty(rows, dtype=torch.int64, device=logits.device),
     )
-    TOPK_LOGPROBS.one_of("sampled", sampled, logits, (torch.int64, torch.int32))
-    _serve(reference.topk_logprobs, TopkLogprobsArguments(logits, n, sampled, *results))
+    launch(TopkLogprobsArguments(logits, n, sampled, *results))
     return results
 
 
@@ -312,17 +311,20 @@ def _given(**parameters: Any) -> dict[str, Any]:
     return given
 
 
-def _serve(on_cpu: Callable[[Any], None], arguments: Any) -> None:
-    """Serve a call of a function that has no kernel yet, whose arguments are checked."""
-    if arguments.logits.is_cuda:
-        name = f"gvr_topk.{on_cpu.__name__}"
-        raise NotImplementedError(f"{name}: there is no kernel yet; move the logits to a CPU")
-    on_cpu(arguments)
+def _on_cpu(check: Callable[[Any], None], serve: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return what serves a call on a CPU: a check, then the implementation."""
+
+    def run(arguments: Any) -> None:
+        check(arguments)
+        serve(arguments)
+
+    return run
 
 
-def _sample_on_cpu(arguments: SampleArguments) -> None:
-    check_sample(arguments)
-    reference.sample(arguments)
-
-
-register(Op(SAMPLE, SampleArguments, check_sample, _sample_on_cpu))
+for _checks, _kind, _check, _serve in (
+    (SAMPLE, SampleArguments, check_sample, reference.sample),
+    (APPLY_LIMITS, ApplyLimitsArguments, check_apply_limits, reference.apply_limits_),
+    (RENORM, RenormArguments, check_renorm, reference.renorm),
+    (TOPK_LOGPROBS, TopkLogprobsArguments, check_topk_logprobs, reference.topk_logprobs),
+):
+    register(Op(_checks, _kind, _check, _on_cpu(_check, _serve)))

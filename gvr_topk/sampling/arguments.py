@@ -89,7 +89,7 @@ class SampleArguments(NamedTuple):
 
 
 class TopkLogprobsArguments(NamedTuple):
-    """One call of `gvr_topk.sampling.topk_logprobs`."""
+    """One call of ``torch.ops.gvr_topk.topk_logprobs``, in the order of its schema."""
 
     logits: Tensor
     n: int
@@ -99,15 +99,26 @@ class TopkLogprobsArguments(NamedTuple):
     ranks: Output
 
 
-class LimitsArguments(NamedTuple):
-    """One call of `gvr_topk.sampling.apply_limits_`, or of `renorm`, which writes `out`."""
+class ApplyLimitsArguments(NamedTuple):
+    """One call of ``torch.ops.gvr_topk.apply_limits_``, in the order of its schema."""
 
     logits: Output
     limits: Tensor
     allow: Tensor | None = None
     allow_row: Tensor | None = None
-    out: Output | None = None
 
+
+class RenormArguments(NamedTuple):
+    """One call of ``torch.ops.gvr_topk.renorm``, in the order of its schema."""
+
+    logits: Tensor
+    limits: Tensor
+    out: Output
+    allow: Tensor | None = None
+    allow_row: Tensor | None = None
+
+
+LimitsArguments = ApplyLimitsArguments | RenormArguments
 
 SLOT_PARAMETERS = {
     "temperature": torch.float32,
@@ -170,7 +181,7 @@ class SamplingChecks(Checks):
     def limit_rows(self, limits: Tensor, like: Tensor) -> None:
         """Check limits of the rows."""
         self.tensor("limits", limits, like, torch.int32, (like.shape[0], LIMIT_WORDS))
-        self.contiguous("limits", limits)
+        self.states("limits", limits)
 
 
 SAMPLE = SamplingChecks("gvr_topk.sample")
@@ -221,14 +232,42 @@ def _check_parameters(a: SampleArguments) -> None:
         count = tensor.shape[0]
 
 
-def check_limits(checks: SamplingChecks, a: LimitsArguments) -> None:
-    """Refuse wrong arguments of a call of `apply_limits_` or `renorm`."""
+def _check_limits(checks: SamplingChecks, a: LimitsArguments) -> None:
     checks.rows(a.logits)
     checks.limit_rows(a.limits, a.logits)
     checks.mask(a)
-    if a.out is None:
-        checks.rows_apart("logits", a.logits, a.logits.shape[1])
-        checks.memory(a)
-    else:
-        checks.optional("out", a.out, a.logits, torch.float32, a.logits.shape[1])
-        checks.rows_apart("out", a.out, a.out.shape[1])
+
+
+def check_apply_limits(a: ApplyLimitsArguments) -> None:
+    """Refuse wrong arguments of a call of `apply_limits_`."""
+    _check_limits(APPLY_LIMITS, a)
+    APPLY_LIMITS.rows_apart("logits", a.logits, a.logits.shape[1])
+    APPLY_LIMITS.memory(a)
+
+
+def check_renorm(a: RenormArguments) -> None:
+    """Refuse wrong arguments of a call of `renorm`."""
+    _check_limits(RENORM, a)
+    width = a.logits.shape[1]
+    RENORM.tensor("out", a.out, a.logits, torch.float32, (a.logits.shape[0], width))
+    RENORM.rows_apart("out", a.out, width)
+    # Probabilities may take the place of the logits they are made of, one by one.
+    first, second = (
+        (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.dtype, tensor.stride())
+        for tensor in (a.logits, a.out)
+    )
+    RENORM.memory(a._replace(logits=a.limits) if first == second else a)
+
+
+def check_topk_logprobs(a: TopkLogprobsArguments) -> None:
+    """Refuse wrong arguments of a call of `topk_logprobs`."""
+    TOPK_LOGPROBS.rows(a.logits)
+    rows, width = a.logits.shape
+    TOPK_LOGPROBS.integer("n", a.n, 0, width)
+    TOPK_LOGPROBS.one_of("sampled", a.sampled, a.logits, (torch.int64, torch.int32))
+    TOPK_LOGPROBS.tensor("ids", a.ids, a.logits, torch.int64, (rows, a.n + 1))
+    TOPK_LOGPROBS.tensor("logprobs", a.logprobs, a.logits, torch.float32, (rows, a.n + 1))
+    TOPK_LOGPROBS.tensor("ranks", a.ranks, a.logits, torch.int64, (rows,))
+    TOPK_LOGPROBS.rows_apart("ids", a.ids, a.n + 1)
+    TOPK_LOGPROBS.rows_apart("logprobs", a.logprobs, a.n + 1)
+    TOPK_LOGPROBS.memory(a)

@@ -16,11 +16,13 @@ from gvr_topk.sampling import arithmetic as numbers
 from gvr_topk.sampling.arguments import (
     LIMIT_WORDS,
     SLOT_PARAMETERS,
+    ApplyLimitsArguments,
     Flag,
     LimitsArguments,
     LogprobMode,
     Noise,
     Order,
+    RenormArguments,
     SampleArguments,
     TopkLogprobsArguments,
 )
@@ -280,7 +282,7 @@ def _kept_by_limits(row: Row, words: Array) -> Array:
     return (row.keys > key) | ((row.keys == key) & (ids <= last))
 
 
-def apply_limits_(a: LimitsArguments) -> None:
+def apply_limits_(a: ApplyLimitsArguments) -> None:
     """Serve one call of `gvr_topk.sampling.apply_limits_`; CPU tensors only, checked already."""
     for r, words in enumerate(a.limits.numpy().view(np.uint32)):
         if words[4] > 0:
@@ -288,17 +290,18 @@ def apply_limits_(a: LimitsArguments) -> None:
             a.logits[r, torch.from_numpy(~inside)] = -torch.inf
 
 
-def renorm(a: LimitsArguments) -> None:
+def renorm(a: RenormArguments) -> None:
     """Serve one call of `gvr_topk.sampling.renorm`; CPU tensors only, checked already."""
-    assert a.out is not None
     for r, words in enumerate(a.limits.numpy().view(np.uint32)):
         row = Row(_values(a.logits[r]), _allowed(a, r))
         a.out[r] = 0  # which may be the memory of the logits
         if words[4] == 0:
             continue
         inside = np.flatnonzero(_kept_by_limits(row, words))
-        scale = numbers.mass_scale(words[3:4].view(np.float32)[0])
-        mass = numbers.masses(row.distances(inside), scale)
+        maximum, temperature = words[2:4].view(np.float32)
+        top = int(numbers.order_keys(words[2:3].view(np.float32))[0])
+        distance = numbers.distances(row.values[inside], row.keys[inside], top, maximum)
+        mass = numbers.masses(distance, numbers.mass_scale(temperature))
         total = int(words[6]) | int(words[7]) << 32
         a.out[r, torch.from_numpy(inside)] = torch.from_numpy((mass / np.float64(total)).astype(np.float32))
 

@@ -2,7 +2,7 @@
 // builds this file and compares what the checks say with what Python's say. They run nothing.
 #include <torch/csrc/stable/library.h>
 
-#include "arguments.h"
+#include "sampling_arguments.h"
 
 namespace gvr_topk {
 namespace {
@@ -46,6 +46,24 @@ void indexer_topk_in_blocks(GivenTensor logits, GivenTensor seq_lens, GivenTenso
   check_given(BlocksArguments{logits, seq_lens, out, blocks, k, next_n, flags, compress_ratio, block_size});
 }
 
+void apply_limits(GivenTensor logits, GivenTensor limits, OptionalGivenTensor allow,
+                  OptionalGivenTensor allow_row) {
+  const CheckedOp op("apply_limits_");
+  check_arguments(LimitsArguments{logits, limits, std::nullopt, allow, allow_row});
+}
+
+void renorm(GivenTensor logits, GivenTensor limits, GivenTensor out, OptionalGivenTensor allow,
+            OptionalGivenTensor allow_row) {
+  const CheckedOp op("renorm");
+  check_arguments(LimitsArguments{logits, limits, out, allow, allow_row});
+}
+
+void topk_logprobs(GivenTensor logits, int64_t n, GivenTensor sampled, GivenTensor ids, GivenTensor logprobs,
+                   GivenTensor ranks) {
+  const CheckedOp op("topk_logprobs");
+  check_arguments(TopkLogprobsArguments{logits, n, sampled, ids, logprobs, ranks});
+}
+
 }  // namespace
 }  // namespace gvr_topk
 
@@ -54,4 +72,7 @@ STABLE_TORCH_LIBRARY_IMPL(gvr_topk_checks, CPU, m) {
   m.impl("indexer_topk_prefill", TORCH_BOX(&gvr_topk::indexer_topk_prefill));
   m.impl("indexer_topk_blocks", TORCH_BOX(&gvr_topk::indexer_topk_blocks));
   m.impl("indexer_topk_in_blocks", TORCH_BOX(&gvr_topk::indexer_topk_in_blocks));
+  m.impl("apply_limits_", TORCH_BOX(&gvr_topk::apply_limits));
+  m.impl("renorm", TORCH_BOX(&gvr_topk::renorm));
+  m.impl("topk_logprobs", TORCH_BOX(&gvr_topk::topk_logprobs));
 }

@@ -28,7 +28,7 @@ from gvr_topk.constants import (
 )
 from gvr_topk.layers import indexer_topk
 from gvr_topk.library import LibraryError, LibraryStatus
-from tests.wrong_calls import CASES, VALID, arguments, message_of, wrong_call
+from tests.wrong_calls import CASES, VALID, arguments, message_of, name_of, wrong_call
 from tests.wrong_calls import OPS as WRONG_OPS
 
 ROWS, WIDTH, K = 2, 16, 3
@@ -80,7 +80,7 @@ def test_a_wrong_call_is_refused_whether_it_runs_or_is_traced(op: str, what: str
         traced = wrong_call(op, what, "cpu")
         with pytest.raises(ValueError, match=refusal):
             ops.launch(traced)
-    registered = getattr(torch.ops.gvr_topk, f"indexer_topk_{op}").default
+    registered = getattr(torch.ops.gvr_topk, name_of(op)).default
     with pytest.raises(ValueError, match=refusal):
         registered(*wrong_call(op, what, "cpu"))
 

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from gvr_topk import ops
 from gvr_topk.arguments import schema
-from tests.wrong_calls import CASES, OPS, VALID, arguments, message_of, wrong_call
+from tests.wrong_calls import CASES, OPS, VALID, arguments, message_of, name_of, wrong_call
 
 ROOT = Path(__file__).resolve().parents[2]
 Check = Callable[[str, Any], None]
@@ -51,10 +50,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     definitions = torch.library.Library("gvr_topk_checks", "DEF")
-    for op in ops.OPS:
-        definitions.define(f"{op.checks.op.removeprefix('gvr_topk.')}{schema(op.arguments)}")
+    for name, op in OPS.items():
+        definitions.define(name_of(name) + schema(type(op.arguments("cpu", {}))))
     torch.ops.load_library(str(library))
-    yield lambda op, call: getattr(torch.ops.gvr_topk_checks, f"indexer_topk_{op}")(*call)
+    yield lambda op, call: getattr(torch.ops.gvr_topk_checks, name_of(op))(*call)
     definitions._destroy()
 
 
@@ -78,7 +77,7 @@ def test_the_compiled_checks_accept_the_same_calls(what: str, compiled: Check) -
     assert said(lambda: compiled("decode", arguments("cpu", VALID[what]("cpu")))) is None
 
 
-@pytest.mark.parametrize("op", ["prefill", "blocks", "in_blocks"])
+@pytest.mark.parametrize("op", [op for op in OPS if op != "decode"])
 def test_the_calls_are_valid_before_they_are_changed(op: str, compiled: Check) -> None:
     compiled(op, OPS[op].arguments("cpu", {}))
 
@@ -99,7 +98,7 @@ def checks_of(file: Path) -> list[str]:
     return patterns
 
 
-@pytest.mark.parametrize("header", ["arguments.h", "check.h", "memory.h"])
+@pytest.mark.parametrize("header", ["arguments.h", "sampling_arguments.h", "check.h", "memory.h"])
 def test_every_compiled_check_has_a_wrong_call(header: str) -> None:
     messages = [message_of(op, what) for op, what in CASES]
     patterns = checks_of(ROOT / "cpp" / "torch" / header)

@@ -25,8 +25,19 @@ from gvr_topk.constants import (
     HintReason,
 )
 
-OP_CASES = {"decode": drawn.decode_cases, "prefill": drawn.prefill_cases, "blocks": drawn.blocks_cases}
-SHARES = {"decode": (0.0, 0.0), "prefill": (1.0, 0.0), "blocks": (0.0, 1.0)}
+OP_CASES = {
+    "decode": drawn.decode_cases,
+    "prefill": drawn.prefill_cases,
+    "blocks": drawn.blocks_cases,
+    "sampling": drawn.sampling_cases,
+}
+SHARES = {
+    "decode": (0.0, 0.0, 0.0),
+    "prefill": (1.0, 0.0, 0.0),
+    "blocks": (0.0, 1.0, 0.0),
+    "sampling": (0.0, 0.0, 1.0),
+}
+DEFAULT_SHARES = (fuzz.PREFILL_SHARE, fuzz.BLOCKS_SHARE, fuzz.SAMPLING_SHARE)
 
 LARGE = {op: drawn.draw_cases(strategy(1 << 22), 3, 600) for op, strategy in OP_CASES.items()}
 """Cases as those of a GPU."""
@@ -57,6 +68,18 @@ def fuzzed(op: str, most: int = 400, seed: int = 2) -> dict[str, Any]:
         ),
         ("prefill", {"extents": set(drawn.WINDOWS), "path": set(drawn.PREFILL_PATH_NAMES)}),
         ("blocks", {"extents": set(drawn.LENGTHS), "given": set(drawn.GIVEN), "compress_ratio": {1, 4, 128}}),
+        (
+            "sampling",
+            {
+                "masks": set(drawn.MASKS),
+                "order": {"vllm", "hf", "joint", "temperature_last"},
+                "noise": {"cdf", "murmur"},
+                "logprob_mode": {"raw", "processed"},
+                "slots": {"own", "any"},
+                "sampled": set(drawn.SAMPLE_OUTPUTS),
+                "by_tensor": {"temperature", "top_k", "top_p", "min_p", "seeds", "positions"},
+            },
+        ),
     ],
 )
 def test_cases_reach_every_kind(op: str, reached: dict[str, set[Any]]) -> None:
@@ -71,7 +94,7 @@ def test_cases_reach_every_kind(op: str, reached: dict[str, set[Any]]) -> None:
         found = set(itertools.chain(*values)) if isinstance(values[0], tuple) else set(values)
         assert found == wanted, name
     assert any(case.rows > 64 for case in LARGE[op])
-    assert any(case.width > (1 << 17 if op == "blocks" else 1 << 20) for case in LARGE[op])
+    assert any(case.width > (1 << 17 if op in ("blocks", "sampling") else 1 << 20) for case in LARGE[op])
     assert all(case.rows * case.width <= 1 << 22 for case in LARGE[op])
 
 
@@ -190,6 +213,40 @@ def test_a_broken_op_is_found_and_named(
     assert summary["failure"]["case"]["op"] == op.removeprefix("in_")
 
 
+SAMPLED = {
+    "out": ("SampleArguments", "out"),
+    "limits": ("SampleArguments", "limits"),
+    "kept": ("SampleArguments", "kept"),
+    "logprobs": ("SampleArguments", "logprobs"),
+    "probabilities": ("RenormArguments", "out"),
+    "masked logits": ("ApplyLimitsArguments", "logits"),
+    "largest": ("TopkLogprobsArguments", "ids"),
+    "their log-probabilities": ("TopkLogprobsArguments", "logprobs"),
+    "rank": ("TopkLogprobsArguments", "ranks"),
+}
+
+
+@pytest.mark.parametrize("named", SAMPLED)
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_broken_op_of_the_sampler_is_found_and_named(
+    named: str, behind: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word that is wrong, or one behind the last of a result."""
+    real, (kind, argument) = calls.launch, SAMPLED[named]
+
+    def launch(a: Any) -> None:
+        real(a)
+        result = getattr(a, argument, None)
+        if type(a).__name__ == kind and result is not None and result.numel():
+            last = result.storage_offset() + sum(
+                (size - 1) * stride for size, stride in zip(result.shape, result.stride(), strict=True)
+            )
+            result.as_strided((1,), (1,), last + behind)[0] = 12
+
+    monkeypatch.setattr(calls, "launch", launch)
+    assert f"first call: {named}: " in fuzzed("sampling")["failure"]["error"]
+
+
 def without(name: str, value: object) -> Callable[[DecodeArguments], None]:
     """The op as if an argument had not been given."""
     return lambda a: cpu.decode(a._replace(**{name: value}))
@@ -260,7 +317,7 @@ def invoke(*options: str) -> Any:
 
 
 def test_the_summary_counts_what_was_drawn() -> None:
-    chosen = fuzz.drawn_cases("cpu", 7, drawn.PATHS, fuzz.PREFILL_SHARE, fuzz.BLOCKS_SHARE)
+    chosen = fuzz.drawn_cases("cpu", 7, drawn.PATHS, *DEFAULT_SHARES)
     summary = fuzz.run("cpu", 60.0, itertools.islice(chosen, 220))
     assert summary["failure"] is None
     assert summary["checked_by_sort"] == summary["cases"] == 220
@@ -276,7 +333,7 @@ def test_the_summary_counts_what_was_drawn() -> None:
         assert all(
             0 < count < part["cases"]
             for name, count in part["arguments"].items()
-            if name[:5] not in ("given", "block")
+            if name[:5] not in ("given", "block", "by_te", "order")
         ), part
     assert set(parts["decode"]["arguments"]) >= {
         *("next_n", "state", "hints", "slots", "next_state", "counts", "page_size", "cache_slots", "stats"),
@@ -303,8 +360,9 @@ def test_the_command_prints_the_case_that_fails(monkeypatch: pytest.MonkeyPatch,
     [
         (["--prefill", "1"], {"prefill"}),
         (["--prefill", "0", "--blocks", "1"], {"blocks"}),
-        (["--prefill", "0", "--blocks", "0"], {"decode"}),
-        (["--prefill", "1", "--blocks", "1", "--paths", "no_hint"], {"decode"}),
+        (["--prefill", "0", "--blocks", "0", "--sampling", "1"], {"sampling"}),
+        (["--prefill", "0", "--blocks", "0", "--sampling", "0"], {"decode"}),
+        (["--prefill", "1", "--blocks", "1", "--sampling", "1", "--paths", "no_hint"], {"decode"}),
     ],
 )
 def test_the_share_of_cases(options: list[str], ops: set[str], tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ BELOW = {
     "prefill_short": {"ptx", "core", "cluster", "small_row"},
     "blocks": {"ptx", "core", "cluster", "small_row"},
     "sampling": {"ptx", "core"},
+    "sampling_limits": {"ptx", "core"},
+    "topk_logprobs": {"ptx", "core", "sampling"},
 }
 """Folders that the files of a folder may include, beside its own."""
 KERNEL_FOLDERS = [folder for folder in BELOW if folder not in ("ptx", "core", "cluster")]

@@ -15,7 +15,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gvr_topk.sampling import Flag, apply_limits_, reference, renorm, sample, topk_logprobs
-from gvr_topk.sampling.arguments import LogprobMode, Noise, Order, SampleArguments
+from gvr_topk.sampling.arguments import (
+    ApplyLimitsArguments,
+    LogprobMode,
+    Noise,
+    Order,
+    RenormArguments,
+    SampleArguments,
+    TopkLogprobsArguments,
+)
 from tests import sampling_oracle as oracle
 
 WIDTH = 40
@@ -293,19 +301,40 @@ def test_the_narrowest_and_the_widest_row() -> None:
     assert counts.item() == 2**20 and limits[0, 6:].tolist() == [0, -(2**31)]  # a mass of 2**63
 
 
-def test_a_gpu_serves_sample_alone() -> None:
+def test_ops_trace_and_have_correct_schemas() -> None:
+    logits, limits = torch.randn(2, 8), torch.zeros(2, 8, dtype=torch.int32)
+    sample(logits, top_k=3, seeds=0, positions=0, limits=limits)
+    allow, out = torch.full((2, 1), 0b1111, dtype=torch.int32), torch.empty(2, 8)
+    results = (torch.empty(2, 4, dtype=torch.int64), torch.empty(2, 4), torch.empty(2, dtype=torch.int64))
+    calls: list[tuple[str, tuple[Any, ...]]] = [
+        ("apply_limits_", ApplyLimitsArguments(logits.clone(), limits, allow)),
+        ("renorm", RenormArguments(logits, limits, out)),
+        ("topk_logprobs", TopkLogprobsArguments(logits, 3, torch.tensor([0, 7]), *results)),
+        ("sample", SampleArguments(logits, torch.empty(2, dtype=torch.int64), limits=limits.clone())),
+    ]
+    for name, arguments in calls:
+        torch.library.opcheck(getattr(torch.ops.gvr_topk, name).default, tuple(arguments))
+
+
+def test_a_trace_refuses_what_a_call_refuses() -> None:
     with FakeTensorMode():
-        logits, limits = torch.empty(2, 8, device="cuda"), torch.empty(2, 8, device="cuda", dtype=torch.int32)
-        calls: dict[str, Callable[[], Any]] = {
-            "apply_limits_": lambda: apply_limits_(logits, limits),
-            "renorm": lambda: renorm(logits, limits),
-            "topk_logprobs": lambda: topk_logprobs(
-                logits, 1, torch.empty(2, device="cuda", dtype=torch.int32)
+        logits, limits = torch.empty(2, 8), torch.empty(2, 8, dtype=torch.int32)
+        for wrong, message in (
+            (
+                lambda: apply_limits_(logits, limits[:1]),
+                "apply_limits_: limits: wanted shape [2, 8], got [1, 8]",
             ),
-        }
-        for name, call in calls.items():
-            with pytest.raises(NotImplementedError, match=f"gvr_topk.{name}: there is no kernel yet"):
-                call()
+            (
+                lambda: renorm(logits, limits, out=logits[:, :4]),
+                "renorm: out: wanted shape [2, 8], got [2, 4]",
+            ),
+            (
+                lambda: topk_logprobs(logits, 1, limits[:, 0].long()[:1]),
+                "topk_logprobs: sampled: wanted shape [2], got [1]",
+            ),
+        ):
+            with pytest.raises(ValueError, match=f"^gvr_topk.{re.escape(message)}$"):
+                wrong()
 
 
 def test_a_mask_of_each_row() -> None:
@@ -370,6 +399,7 @@ def test_topk_logprobs(n: int) -> None:
 
 
 ROW, WORDS, IDS = torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+NINE = torch.zeros(2, 9)
 NAMES = "'vllm' or 'hf' or 'joint' or 'temperature_last'"
 WRONG: list[tuple[str, Any, str]] = [
     ("logits", [1.0], "a Tensor, got list"),
@@ -440,6 +470,14 @@ WRONG_CALLS: list[tuple[Callable[[], Any], str]] = [
     ),
     (lambda: renorm(ROW, ROW), "renorm: limits: wanted dtype int32, got float32"),
     (lambda: renorm(ROW, WORDS, out=ROW[:, :4]), "renorm: out: wanted shape [2, 8], got [2, 4]"),
+    (
+        lambda: renorm(NINE[:, :8], WORDS, out=NINE[:, 1:]),
+        "renorm: out: wanted memory of its own, got memory shared with logits",
+    ),
+    (
+        lambda: apply_limits_(ROW, torch.zeros(17).int()[1:].view(2, 8)),
+        "apply_limits_: limits: wanted an address that is a multiple of 16, got one that is not",
+    ),
     (lambda: renorm(ROW, WORDS, allow_row=IDS), "renorm: allow_row: wanted allow beside it, got None"),
 ]
 

@@ -36,6 +36,7 @@ from eval.stress.stress_cases import (
 from eval.stress.stress_library import CHAOS_MODES, StressError, chaos_modes, launches_within, set_chaos
 from eval.stress.stress_neighbours import NEIGHBOURS, Hang, Neighbour, make_neighbour, make_rewriter, wait_for
 from eval.stress.stress_workload import GUARD, GUARD_WORDS, POISON, Workload
+from gvr_topk import sampling
 from gvr_topk.constants import (
     STATE_INFINITE,
     STATE_MASKED,
@@ -57,12 +58,16 @@ PREFILL = Configuration(
 PLAIN = Configuration("plain", 500, 2, k=30, dtype="bf16", aligned=False, chains=1)
 
 
-DECODE = [configuration for configuration in CONFIGURATIONS if not configuration.is_prefill]
+SAMPLE = Configuration(
+    "sample", 600, 8, k=40, indices=False, row_slot=True, counts=True, aligned=False, chains=2, op="sample"
+)
+
+DECODE = [configuration for configuration in CONFIGURATIONS if configuration.op == "decode"]
 
 
 def family(configuration: Configuration) -> str:
-    if configuration.is_prefill:
-        return "prefill"
+    if configuration.op != "decode":
+        return configuration.op
     return plan(
         rows=configuration.rows,
         width=configuration.width,
@@ -74,7 +79,7 @@ def family(configuration: Configuration) -> str:
 
 class TestConfigurations:
     def test_they_reach_every_kernel_and_dtype(self) -> None:
-        families = {"small_row", "resident", "streaming", "fallback", "paper_gvr", "prefill"}
+        families = {"small_row", "resident", "streaming", "fallback", "paper_gvr", "prefill", "sample"}
         assert {family(configuration) for configuration in CONFIGURATIONS} == families
         assert {configuration.dtype for configuration in CONFIGURATIONS} == set(stress_cases.DTYPES)
         assert {family(configuration) for configuration in rewritten_configurations()} == families
@@ -105,7 +110,8 @@ class TestContents:
 
     @pytest.mark.parametrize("tensor", REWRITINGS)
     def test_pools_have_the_tensor_s_shape_and_type(self, tensor: str) -> None:
-        workload = Workload(replace(TINY, chains=1), "cpu", launches=2, rewritable=True)
+        configuration = SAMPLE if tensor == "parameters" else TINY
+        workload = Workload(replace(configuration, chains=1), "cpu", launches=2, rewritable=True)
         target = workload.tensor(rewritten_tensor(tensor))
         pool = rewrite_pool(tensor, workload.configuration, target.shape, self.draw())
         assert pool.shape[1:] == target.shape and pool.dtype == target.dtype and len(pool) > 3
@@ -121,6 +127,9 @@ class TestContents:
         states = rewrite_pool("state", TINY, (1, 48), self.draw())
         assert bool(states.isnan().any() and states.isinf().any() and (states == 0.5).any())
         assert bool(((states > 64) & (states < 65)).any() and (states < -1).any())
+        parameters = set(rewrite_pool("parameters", SAMPLE, (4, 10), self.draw()).unique().tolist())
+        bits = torch.tensor([0.9, 1e30, -1.0]).view(torch.int32).tolist()
+        assert {0, 50, INT32_MAX, *bits} <= parameters and len(parameters) > 500
         scores = rewrite_pool("logits", TINY, (4, 600), self.draw())
         assert bool(scores.isnan().all(dim=2).any() and (scores == torch.inf).all(dim=2).any())
 
@@ -140,6 +149,9 @@ class TestContents:
         assert rewritten == {"state", "seq_lens", "logits", STALE_STATES}
         rewritten = {name for name in REWRITINGS if can_rewrite(PREFILL, name)}
         assert rewritten == {"row_slot", "seq_lens", "logits", SCALED_LOGITS}
+        rewritten = {name for name in REWRITINGS if can_rewrite(SAMPLE, name)}
+        assert rewritten == {"row_slot", "logits", "parameters"}
+        assert not can_rewrite(replace(SAMPLE, row_slot=False), "row_slot")
 
 
 def sabotage(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
@@ -203,6 +215,22 @@ class TestWorkload:
         assert bool((workload.words[:GUARD_WORDS] == GUARD).all())
         assert torch.equal(workload.words == GUARD, ~inside)
         assert int((workload.words == POISON).sum()) >= 3 * TINY.rows * TINY.k
+
+    @pytest.mark.parametrize("output", ["out", "logprobs", "limits", "kept", "counts"])
+    def test_wrong_outputs_of_the_sampler_are_found(
+        self, output: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        workload, real = Workload(SAMPLE, "cpu", launches=4), sampling.sample
+
+        def op(*positional: Any, **named: Any) -> None:
+            real(*positional, **named)
+            named[output][-1:] -= 1
+
+        workload.replay()
+        assert workload.counts().clean
+        monkeypatch.setattr(sampling, "sample", op)
+        workload.replay()
+        assert workload.counts().wrong_launches == 4
 
     @pytest.mark.parametrize("output", ["out", "slots", "counts"])
     def test_wrong_outputs_of_prefill_are_found(self, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +304,11 @@ class TestWorkload:
         counts = workload.counts()
         assert (counts.wrong_hints, counts.wrong_launches) == (2, 0)
 
-    @pytest.mark.parametrize("tensor", REWRITINGS)
+    @pytest.mark.parametrize("tensor", ["row_slot", "logits", "parameters"])
+    def test_rewritten_tensors_of_the_sampler_are_restored(self, tensor: str) -> None:
+        self.restored(replace(SAMPLE, chains=1), tensor)
+
+    @pytest.mark.parametrize("tensor", [name for name in REWRITINGS if name != "parameters"])
     def test_rewritten_tensors_are_restored(self, tensor: str) -> None:
         self.restored(replace(TINY, chains=1), tensor)
 
@@ -444,7 +476,7 @@ class TestCommand:
         data = json.loads(out.read_text())
         assert data["mode"] == "rewrite"
         ran = [(result["configuration"]["name"], result["rewritten"]) for result in data["results"]]
-        common = [name for name in REWRITINGS if name != SCALED_LOGITS]
+        common = [name for name in REWRITINGS if name not in (SCALED_LOGITS, "parameters")]
         assert ran == [
             *(("one", name) for name in common if name != "row_slot"),
             *(("other", name) for name in common),

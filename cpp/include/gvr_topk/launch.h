@@ -19,6 +19,12 @@ cudaError_t launch_blocks(const BlocksParams& params, bool pdl, cudaStream_t str
 
 cudaError_t launch_sample(const SampleParams& params, const SamplePlan& plan, bool pdl, cudaStream_t stream);
 
+// Launches the kernel that masks logits, or turns them into probabilities.
+cudaError_t launch_limits(const LimitsParams& params, cudaStream_t stream);
+
+cudaError_t launch_topk_logprobs(const TopkLogprobsParams& params, const SamplePlan& plan,
+                                 cudaStream_t stream);
+
 // Stores how many of the plan's clusters can be on the SMs of the stream's context at once; 0 means that such
 // a launch would fail.
 cudaError_t max_active_clusters(const TopkParams& params, const Plan& plan, cudaStream_t stream,

@@ -191,4 +191,32 @@ struct SampleParams {
   int32_t* flags;        // [rows] or null: SampleFlags
 };
 
+// The parameters of a launch that applies limits. Masks are those of SampleParams.
+struct LimitsParams {
+  void* logits;  // [rows, vocabulary], inner stride 1; masked in place if `out` is null, else read
+  int64_t logits_stride;
+  int32_t rows;
+  int32_t vocabulary;
+  const SampleLimits* limits;  // [rows]
+  const uint32_t* allow;
+  const int32_t* allow_row;
+  int64_t allow_stride;
+  int32_t allow_rows;
+  Dtype dtype;
+  float* out;  // [rows, vocabulary] or null: probabilities
+  int64_t out_stride;
+};
+
+// The parameters of a launch that ranks the largest values of each row, without a draw.
+struct TopkLogprobsParams {
+  SampleParams row;     // logits, sizes and the plan's numbers
+  int32_t n;            // how many of the largest values
+  const void* sampled;  // [rows]: a token of each row
+  bool wide_sampled;    // `sampled` is of int64
+  int64_t* ids;         // [rows, 1 + n]: the given token, then the largest values' in descending order
+  float* logprobs;      // [rows, 1 + n]
+  int64_t ids_stride, logprobs_stride;
+  int64_t* ranks;  // [rows]: how many values are at or above the given token's
+};
+
 }  // namespace gvr_topk

@@ -484,6 +484,8 @@ GVR_TOPK_HOST_DEVICE constexpr bool blocks_hold_topk(int64_t k, int64_t block_k)
 // ---------------------------------------------------------------- sampler
 
 constexpr int32_t kSampleThreads = 256;
+// Most tokens of a row that one CTA ranks: candidates of a draw, and what `topk_logprobs` returns.
+constexpr int32_t kMaxRankedTokens = 1024;
 constexpr int32_t kMaxSampleCtas = 8;  // the largest cluster that every GPU runs
 // Shared memory of a CTA beside its part of the row.
 constexpr int32_t kSampleFixedBytes = 9216;
