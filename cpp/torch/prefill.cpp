@@ -17,7 +17,7 @@ PrefillParams make_params(const PrefillArguments& a) {
   p.width = static_cast<int32_t>(a.logits.size(1));
   p.k = static_cast<int32_t>(a.k);
   p.rows = static_cast<int32_t>(a.logits.size(0));
-  p.requests = clamped(a.requests());
+  p.requests = clamped(requests_of(a));
   p.row_request = pointer<int32_t>(a.row_request);
   p.offsets = pointer<int32_t>(a.offsets);
   p.indices = static_cast<int32_t*>(a.out.data_ptr());

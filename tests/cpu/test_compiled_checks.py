@@ -52,7 +52,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
     assert built.returncode == 0, built.stderr
     definitions = torch.library.Library("gvr_topk_checks", "DEF")
     for op in ops.OPS:
-        definitions.define(f"{op.checks.op.removeprefix('gvr_topk.')}{schema(op.arguments)}")
+        definitions.define(f"{op.name}{schema(op.arguments)}")
     torch.ops.load_library(str(library))
     yield lambda op, call: getattr(torch.ops.gvr_topk_checks, f"indexer_topk_{op}")(*call)
     definitions._destroy()
@@ -78,7 +78,7 @@ def test_the_compiled_checks_accept_the_same_calls(what: str, compiled: Check) -
     assert said(lambda: compiled("decode", arguments("cpu", VALID[what]("cpu")))) is None
 
 
-@pytest.mark.parametrize("op", ["prefill", "blocks", "in_blocks"])
+@pytest.mark.parametrize("op", ["prefill", "prefill_slice", "blocks", "in_blocks"])
 def test_the_calls_are_valid_before_they_are_changed(op: str, compiled: Check) -> None:
     compiled(op, OPS[op].arguments("cpu", {}))
 
