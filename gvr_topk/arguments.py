@@ -130,6 +130,29 @@ class PrefillArguments(NamedTuple):
     flags: int = 0
 
 
+class PrefillSliceArguments(NamedTuple):
+    """One call of ``torch.ops.gvr_topk.indexer_topk_prefill_slice``, in the order of its schema.
+
+    This is `gvr_topk.indexer_topk_prefill` with a carry, an op of its own. `carry` is
+    `gvr_topk.PrefillCarry.words`, and `flags` is `FLAG_PDL` or 0.
+    """
+
+    logits: Tensor
+    row_starts: Tensor
+    row_ends: Tensor
+    carry: Output
+    k: int
+    column: int
+    out: Results | None = None
+    row_request: Tensor | None = None
+    offsets: Tensor | None = None
+    counts: Output | None = None
+    page_table: Tensor | None = None
+    slots: Results | None = None
+    page_size: int = 0
+    flags: int = 0
+
+
 class BlocksArguments(NamedTuple):
     """One call of ``torch.ops.gvr_topk.indexer_topk_blocks``, in the order of its schema.
 
@@ -485,7 +508,9 @@ class Checks:
         self.results("out", a.out, a.logits, a.logits.shape[0], a.k)
         self.flag_bits(a.flags, FLAG_PDL)
 
-    def pages(self, a: DecodeArguments | PrefillArguments, requests: int | None) -> None:
+    def pages(
+        self, a: DecodeArguments | PrefillArguments | PrefillSliceArguments, requests: int | None
+    ) -> None:
         """Check the page table, for this number of requests (None: any), and the tensor for cache slots."""
         if a.slots is not None:
             if a.page_table is None:
@@ -586,19 +611,14 @@ def _check_state(a: DecodeArguments, rows: int, requests: int) -> None:
         DECODE.rows_apart("state.indices", a.indices, a.k)
 
 
-def check_prefill(a: PrefillArguments) -> None:
-    """Refuse every argument of the prefill op whose effect on the device would be undefined.
-
-    Raises
-    ------
-    ValueError
-        The message names the argument, what was wanted and what was got.
-    """
+def _check_windows(a: PrefillArguments | PrefillSliceArguments) -> None:
+    """Check scores, windows and tables, and the tensors for results beside the statistics."""
     PREFILL.scores(a.logits, a.k)
     rows = a.logits.shape[0]
     for name, ends in (("row_starts", a.row_starts), ("row_ends", a.row_ends)):
         PREFILL.tensor(name, ends, a.logits, torch.int32, (rows,))
-    PREFILL.results("out", a.out, a.logits, rows, a.k)
+    if a.out is not None:
+        PREFILL.results("out", a.out, a.logits, rows, a.k)
     requests: int | None = rows
     if a.row_request is not None:
         if a.page_table is None and a.offsets is None:
@@ -614,10 +634,45 @@ def check_prefill(a: PrefillArguments) -> None:
         PREFILL.tensor("offsets", a.offsets, a.logits, torch.int32, (requests,))
     if a.counts is not None:
         PREFILL.tensor("counts", a.counts, a.logits, torch.int32, (rows,))
+
+
+def check_prefill(a: PrefillArguments) -> None:
+    """Refuse every argument of the prefill op whose effect on the device would be undefined.
+
+    Raises
+    ------
+    ValueError
+        The message names the argument, what was wanted and what was got.
+    """
+    _check_windows(a)
     PREFILL.row_table("stats", a.stats, a.logits, torch.int32, len(StatsColumn))
     if a.path not in PREFILL_PATHS:
         raise PREFILL.fail("path", either([int(path) for path in PREFILL_PATHS]), a.path)
     PREFILL.flag_bits(a.flags, FLAG_PDL | FLAG_STREAMS)
+    PREFILL.memory(a)
+
+
+def check_prefill_slice(a: PrefillSliceArguments) -> None:
+    """Refuse every argument of the prefill op on slices whose effect on the device would be undefined.
+
+    Raises
+    ------
+    ValueError
+        The message names the argument, what was wanted and what was got.
+    """
+    _check_windows(a)
+    rows, width = a.logits.shape
+    if a.out is None:
+        for name, value in (("offsets", a.offsets), ("counts", a.counts), ("page_table", a.page_table)):
+            if value is not None:
+                raise PREFILL.fail(name, "an out beside it", None)
+    PREFILL.tensor("carry", a.carry, a.logits, torch.int64, (None, a.k + 1))
+    PREFILL.contiguous("carry", a.carry)
+    if a.carry.shape[0] < rows:
+        raise PREFILL.fail("carry", f"at least {rows} rows", a.carry.shape[0])
+    if not 0 <= a.column <= MAX_WIDTH - width:
+        raise PREFILL.fail("column", f"0 to {MAX_WIDTH - width} for {width} columns", a.column)
+    PREFILL.flag_bits(a.flags, FLAG_PDL)
     PREFILL.memory(a)
 
 

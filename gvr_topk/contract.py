@@ -3,7 +3,7 @@
 **Which items.** In decode, row ``r`` yields the ``k`` largest of ``logits[r, 0:n_r]``, with the same multiset
 of values as ``torch.topk``. Among values equal to the k-th one, the smallest indices win, so the set is
 unique. In prefill the same holds for ``logits[r, start_r:start_r + n_r]``, and indices count from
-``start_r``.
+``start_r``. It holds too where the columns of a row come in slices, one call for each.
 
 **In what order.** Ascending index. A row with ``n_r <= k`` yields ``0 .. n_r - 1`` and then ``-1``;
 a row with ``n_r <= 0`` yields only ``-1``.
@@ -128,12 +128,27 @@ def exact_topk(logits: Tensor, lengths: Tensor, k: int, starts: Tensor | None = 
     if starts is None:
         starts = torch.zeros_like(lengths)
     visible = (position >= starts[:, None]) & (position < (starts + lengths)[:, None])
-    index = _largest(order_key(logits), visible, k)
+    index = largest(order_key(logits), visible, k)
     return torch.where(index >= 0, index - starts[:, None], -1).to(torch.int32)
 
 
-def _largest(keys: Tensor, visible: Tensor, k: int) -> Tensor:
-    """Ascending indices of the `k` largest visible keys, ``[rows, k]``, int64, then ``-1``."""
+def largest(keys: Tensor, visible: Tensor, k: int) -> Tensor:
+    """Select the `k` largest visible keys of every row, by sorting.
+
+    Parameters
+    ----------
+    keys : Tensor, ``[rows, width]``, int64
+        Keys of 32 bits, as `order_key` returns them; at most 2**21 columns.
+    visible : Tensor, ``[rows, width]``, bool
+        The keys that count.
+    k : int
+        Items per row.
+
+    Returns
+    -------
+    Tensor, ``[rows, k]``, int64
+        Ascending indices, then ``-1``.
+    """
     rows, width = keys.shape
     # One integer per element orders by value first and by smaller index second. 21 index bits
     # (MAX_WIDTH) and 33 key bits fit an int64; -1 keeps invisible elements below everything.
@@ -174,7 +189,7 @@ def best_blocks(logits: Tensor, lengths: Tensor, block_k: int) -> Tensor:
     newest = (lengths.to(torch.int64) - 1) // BLOCK_SIZE
     is_newest = torch.arange(blocks, device=logits.device) == newest[:, None]
     keys = torch.where(is_newest, KEY_NAN + 1, keys)
-    return _largest(keys, keys >= 0, block_k).to(torch.int32)
+    return largest(keys, keys >= 0, block_k).to(torch.int32)
 
 
 def exact_topk_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int) -> Tensor:
@@ -203,7 +218,7 @@ def exact_topk_in_blocks(logits: Tensor, lengths: Tensor, blocks: Tensor, k: int
     position = (first + torch.arange(BLOCK_SIZE, device=logits.device)).flatten(1)
     visible = (position >= 0) & (position < lengths[:, None])
     keys = order_key(logits.gather(1, position.clamp(0, width - 1)))
-    place = _largest(keys, visible, k)
+    place = largest(keys, visible, k)
     chosen = position.gather(1, place.clamp(min=0))
     return torch.where(place >= 0, chosen, -1).to(torch.int32)
 

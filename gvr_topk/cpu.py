@@ -12,10 +12,12 @@ from gvr_topk.arguments import (
     DecodeArguments,
     InBlocksArguments,
     PrefillArguments,
+    PrefillSliceArguments,
     check_blocks,
     check_decode,
     check_in_blocks,
     check_prefill,
+    check_prefill_slice,
 )
 from gvr_topk.constants import (
     FLAG_CLAMP_PAGES,
@@ -33,6 +35,7 @@ from gvr_topk.contract import (
     drop_masked,
     exact_topk,
     exact_topk_in_blocks,
+    largest,
     order_key,
     row_lengths,
     row_windows,
@@ -101,9 +104,13 @@ def _add_offsets(positions: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _write_results(
-    a: DecodeArguments | PrefillArguments, positions: Tensor, counts: Tensor, slots: Tensor | None
+    a: DecodeArguments | PrefillArguments | PrefillSliceArguments,
+    positions: Tensor,
+    counts: Tensor,
+    slots: Tensor | None,
 ) -> None:
     """Write positions, cache slots beside or in place of them, and how many items each row has."""
+    assert a.out is not None
     a.out[:, : a.k] = positions
     if slots is not None:
         target = a.out if a.slots is None else a.slots
@@ -228,6 +235,27 @@ def _reason(a: DecodeArguments, length: int, slot: int, slots: int) -> HintReaso
     ).code
 
 
+def _requests(a: PrefillArguments | PrefillSliceArguments) -> tuple[Tensor, Tensor]:
+    """Return the request of each row, ``[rows]``, int64, and whether there is such a request."""
+    if a.row_request is None:
+        request = torch.arange(a.logits.shape[0], device="cpu")
+        return request, torch.ones_like(request, dtype=torch.bool)
+    table = a.offsets if a.page_table is None else a.page_table
+    assert table is not None
+    request = a.row_request.to(torch.int64)
+    return request, (request >= 0) & (request < table.shape[0])
+
+
+def _write_positions(a: PrefillArguments | PrefillSliceArguments, positions: Tensor, request: Tensor) -> None:
+    """Write the positions that rows of prefill select, shifted and translated as the call asks."""
+    counts, slots = (positions >= 0).sum(dim=1), None
+    if a.page_table is not None:
+        slots = to_slots_of_requests(positions, a.page_table, a.page_size, request)
+    if a.offsets is not None and len(a.offsets) > 0:
+        positions = _add_offsets(positions, a.offsets[request.clamp(0, len(a.offsets) - 1)])
+    _write_results(a, positions, counts, slots)
+
+
 def prefill(a: PrefillArguments) -> None:
     """Serve one call of the prefill op; CPU tensors only.
 
@@ -240,26 +268,63 @@ def prefill(a: PrefillArguments) -> None:
     rows, width = a.logits.shape
     if rows == 0:
         return
+    request, has_request = _requests(a)
     starts, lengths = row_windows(a.row_starts, a.row_ends, width)
-    request = torch.arange(rows, device="cpu")
-    if a.row_request is not None:
-        table = a.offsets if a.page_table is None else a.page_table
-        assert table is not None
-        request = a.row_request.to(torch.int64)
-        lengths = torch.where((request >= 0) & (request < table.shape[0]), lengths, 0)
-    positions = exact_topk(a.logits, lengths, a.k, starts)
-    slots = None
-    if a.page_table is not None:
-        slots = to_slots_of_requests(positions, a.page_table, a.page_size, request)
-    if a.offsets is not None and len(a.offsets) > 0:
-        positions = _add_offsets(positions, a.offsets[request.clamp(0, len(a.offsets) - 1)])
-    _write_results(a, positions, lengths.clamp(0, a.k), slots)
+    lengths = torch.where(has_request, lengths, 0)
+    _write_positions(a, exact_topk(a.logits, lengths, a.k, starts), request)
     if a.stats is not None:
         # Every row is the first one of a run, because none is predicted from the row before it.
         reasons = torch.where(lengths > a.k, HintReason.FIRST_STEP, HintReason.SHORT_ROW)
         a.stats.zero_()
         a.stats[:, StatsColumn.HITS] = -1
         a.stats[:, StatsColumn.REASON] = reasons if a.path == Path.AUTO else HintReason.DISABLED
+
+
+_KEY_BITS = 0xFFFFFFFF
+
+
+def prefill_slice(a: PrefillSliceArguments) -> None:
+    """Serve one call of the prefill op on a slice of its rows; CPU tensors only.
+
+    The first word of a row's carry holds the number of its pairs in the lower 32 bits, and in the upper ones
+    the key of its k-th score, or 0 if there are fewer pairs. A pair is a key above a position.
+
+    Raises
+    ------
+    ValueError
+        A wrong argument, see `gvr_topk.arguments.check_prefill_slice`.
+    """
+    check_prefill_slice(a)
+    rows, width = a.logits.shape
+    if rows == 0:
+        return
+    request, has_request = _requests(a)
+    # All positions of a carry lie in columns before the slice.
+    carried = a.carry[:rows, 1 : 1 + min(a.k, a.column)]
+    counts = torch.where(has_request, a.carry[:rows, 0] & _KEY_BITS, 0)
+    first = a.row_starts.to(torch.int64).clamp(min=0)
+    starts, lengths = row_windows(first - a.column, a.row_ends.to(torch.int64) - a.column, width)
+    lengths = torch.where(has_request, lengths, 0)[:, None]
+    column = torch.arange(width, device="cpu")
+    within = column - starts[:, None]
+    is_carried = torch.arange(carried.shape[1], device="cpu") < counts[:, None]
+    visible = torch.cat((is_carried, (within >= 0) & (within < lengths)), dim=1)
+    keys = torch.cat((carried >> 32 & _KEY_BITS, order_key(a.logits)), dim=1)
+    positions = torch.cat((carried & _KEY_BITS, a.column + column - first[:, None]), dim=1)
+    index = largest(keys, visible, a.k)
+    taken = index.clamp(min=0)
+    if keys.shape[1] > 0:
+        keys, positions = keys.gather(1, taken), torch.where(index >= 0, positions.gather(1, taken), -1)
+    else:
+        keys, positions = taken, index
+    if a.out is not None:
+        _write_positions(a, positions.to(torch.int32), request)
+        a.carry[:rows, 0] = 0
+        return
+    counts = (index >= 0).sum(dim=1)
+    kth_key = torch.where(counts == a.k, keys.amin(dim=1), 0)
+    a.carry[:rows, 0] = counts | kth_key << 32
+    a.carry[:rows, 1:] = keys << 32 | (positions & _KEY_BITS)
 
 
 def blocks(a: BlocksArguments) -> None:

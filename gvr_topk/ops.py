@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -25,13 +25,16 @@ from gvr_topk.arguments import (
     DecodeArguments,
     InBlocksArguments,
     PrefillArguments,
+    PrefillSliceArguments,
     check_blocks,
     check_decode,
     check_in_blocks,
     check_prefill,
+    check_prefill_slice,
     either,
     schema,
 )
+from gvr_topk.carry import PrefillCarry
 from gvr_topk.constants import (
     BLOCK_SIZE,
     FLAG_CLAMP_PAGES,
@@ -70,7 +73,7 @@ class Op(NamedTuple):
     Attributes
     ----------
     checks : Checks
-        Has the op's name.
+        Has the name of the public function, which is the op's too unless `suffix` follows it.
     arguments : type
         Its arguments, from which the schema is made.
     check : callable
@@ -80,6 +83,8 @@ class Op(NamedTuple):
     usual : int, default 0
         Number of arguments, the first ones, that the op's overload ``usual`` has; 0: there is no such
         overload. Arguments that are left out cost host time, too, so most calls run this overload.
+    suffix : str, default ""
+        Tells the ops of one public function apart.
     """
 
     checks: Checks
@@ -87,6 +92,12 @@ class Op(NamedTuple):
     check: Callable[[Any], None]
     cpu: Callable[[Any], None]
     usual: int = 0
+    suffix: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name of the op in ``torch.ops.gvr_topk``."""
+        return self.checks.op.partition(".")[2] + self.suffix
 
     def register(self) -> _Calls:
         """Define the op with its implementations, and return what calls it."""
@@ -100,15 +111,14 @@ class Op(NamedTuple):
         Results are written into arguments, so a fake implementation has no output shape to compute: it only
         checks the traced arguments.
         """
-        package, name = self.checks.op.split(".")
-        qualified = f"{package}::{name}" + (f".{overload}" if overload else "")
+        qualified = f"gvr_topk::{self.name}" + (f".{overload}" if overload else "")
         torch.library.define(qualified, schema(self.arguments, count))
         for register, serve in (
             (torch.library.impl(qualified, "CPU"), self.cpu),
             (torch.library.register_fake(qualified), self.check),
         ):
             register(functools.partial(self._serve, serve))
-        return getattr(getattr(getattr(torch.ops, package), name), overload or "default")
+        return getattr(getattr(torch.ops.gvr_topk, self.name), overload or "default")
 
     def _serve(self, serve: Callable[[Any], None], *given: Any, **options: Any) -> None:
         serve(self.arguments(*given, **options))
@@ -117,6 +127,7 @@ class Op(NamedTuple):
 OPS = (
     Op(DECODE, DecodeArguments, check_decode, cpu.decode, usual=9),
     Op(PREFILL, PrefillArguments, check_prefill, cpu.prefill),
+    Op(PREFILL, PrefillSliceArguments, check_prefill_slice, cpu.prefill_slice, suffix="_slice"),
     Op(BLOCKS, BlocksArguments, check_blocks, cpu.blocks),
     Op(IN_BLOCKS, InBlocksArguments, check_in_blocks, cpu.in_blocks),
 )
@@ -409,12 +420,15 @@ def indexer_topk_decode(
     return out
 
 
+@overload
 def indexer_topk_prefill(
     logits: Tensor,
     row_starts: Tensor,
     row_ends: Tensor,
     k: int,
     *,
+    carry: None = None,
+    column: int = 0,
     out: Tensor | None = None,
     counts: Tensor | None = None,
     row_request: Tensor | None = None,
@@ -425,7 +439,50 @@ def indexer_topk_prefill(
     path: str | Path = "auto",
     pdl: bool = False,
     stats: Tensor | None = None,
-) -> Tensor:
+) -> Tensor: ...
+
+
+@overload
+def indexer_topk_prefill(
+    logits: Tensor,
+    row_starts: Tensor,
+    row_ends: Tensor,
+    k: int,
+    *,
+    carry: PrefillCarry,
+    column: int = 0,
+    out: Tensor | None = None,
+    counts: Tensor | None = None,
+    row_request: Tensor | None = None,
+    offsets: Tensor | None = None,
+    page_table: Tensor | None = None,
+    page_size: int = 0,
+    slots: Tensor | None = None,
+    path: str | Path = "auto",
+    pdl: bool = False,
+    stats: Tensor | None = None,
+) -> Tensor | None: ...
+
+
+def indexer_topk_prefill(
+    logits: Tensor,
+    row_starts: Tensor,
+    row_ends: Tensor,
+    k: int,
+    *,
+    carry: PrefillCarry | None = None,
+    column: int = 0,
+    out: Tensor | None = None,
+    counts: Tensor | None = None,
+    row_request: Tensor | None = None,
+    offsets: Tensor | None = None,
+    page_table: Tensor | None = None,
+    page_size: int = 0,
+    slots: Tensor | None = None,
+    path: str | Path = "auto",
+    pdl: bool = False,
+    stats: Tensor | None = None,
+) -> Tensor | None:
     """Select the `k` largest scores in a window of every row, exactly and deterministically.
 
     The window of row ``r`` is ``logits[r, start_r:end_r]`` with ``start_r = max(row_starts[r], 0)`` and
@@ -448,8 +505,19 @@ def indexer_topk_prefill(
         next row.
     k : int
         Items per row, 1 to 2**21. It may exceed a window's length: places without an item get ``-1``.
+    carry : PrefillCarry, optional
+        Takes rows whose scores come in slices, one call for each slice, in ascending order: `logits` are then
+        columns ``column .. column + width - 1`` of the rows. `row_starts` and `row_ends` count in columns of
+        the whole rows, and are the same in all calls of a row. The call that is given `out` brings the last
+        slice. It writes what one call on the whole rows writes, bit for bit, and leaves the rows of the carry
+        empty. A call without `out` writes nothing but the carry, takes no `counts`, `offsets` or
+        `page_table`, and returns None. Slices may have any width, narrower than `k` too, and a row may be at
+        most 2**21 columns long in all. `path` makes no difference to slices.
+    column : int, default 0
+        First column of the slice; only with a carry.
     out : Tensor, ``[rows, >= k]``, int32, optional
-        Where to write; allocated when absent. Pass it inside CUDA graphs. Rows must not overlap.
+        Where to write; allocated when absent, unless there is a carry. Pass it inside CUDA graphs. Rows must
+        not overlap.
     counts : Tensor, ``[rows]``, int32, optional
         Output: how many items each row has, ``min(n_r, k)``. The places after the items hold ``-1``.
     row_request : Tensor, ``[rows]``, int32, optional
@@ -479,15 +547,17 @@ def indexer_topk_prefill(
     stats : Tensor, ``[rows, 8]``, int32, contiguous, optional
         Output: for each row one number per `gvr_topk.constants.StatsColumn`. The reason is ``USED`` where a
         row was predicted from the row before, ``FIRST_STEP`` where it was not, ``SHORT_ROW`` where the window
-        holds no more than `k` scores, and ``DISABLED`` with path ``"radix_rounds"``.
+        holds no more than `k` scores, and ``DISABLED`` with path ``"radix_rounds"``. There are none of
+        slices.
 
     Returns
     -------
-    Tensor, ``[rows, >= k]``, int32
-        `out`. **Which items:** those with the same multiset of values as ``torch.topk`` of the window; among
-        values equal to the k-th, those with the smallest positions. NaN ranks above +inf, ``-0.0`` equals
-        ``+0.0``. **In what order:** by ascending position, counted from the start of the window. A row with
-        ``n_r <= k`` yields ``0 .. n_r - 1`` and then ``-1``; an empty window yields only ``-1``.
+    Tensor, ``[rows, >= k]``, int32, or None
+        `out`; None if there is a carry and no `out`. **Which items:** those with the same multiset of values
+        as ``torch.topk`` of the window; among values equal to the k-th, those with the smallest positions.
+        NaN ranks above +inf, ``-0.0`` equals ``+0.0``. **In what order:** by ascending position, counted from
+        the start of the window. A row with ``n_r <= k`` yields ``0 .. n_r - 1`` and then ``-1``; an empty
+        window yields only ``-1``.
 
     Raises
     ------
@@ -500,13 +570,13 @@ def indexer_topk_prefill(
 
     Notes
     -----
-    The op keeps no state: a row is predicted from the row before within one call, never across calls. It
-    allocates nothing when `out` is given, needs no workspace, reads nothing on the host and never
-    synchronizes.
+    The op keeps no state but a carry: a row is predicted from the row before within one call, never across
+    calls. It allocates nothing when `out` or a carry is given, needs no workspace, reads nothing on the host
+    and never synchronizes.
 
     If another stream writes an argument while a launch reads it, the result of that launch is unspecified.
     Even then the launch ends, and for each row it writes only the row's own `k` places of `out` and `slots`,
-    its count and its row of `stats`.
+    its count, its row of `stats` and its row of the carry.
 
     No tensor that the call writes may share memory with another of its tensors. ``torch.func.vmap`` is not
     supported: give one call the rows of the whole batch.
@@ -528,9 +598,35 @@ def indexer_topk_prefill(
             [ 0,  1],
             [ 2,  3],
             [ 2,  4]], dtype=torch.int32)
+
+    The same columns in two slices:
+
+    >>> carry, out = PrefillCarry(4, 2), torch.empty(4, 2, dtype=torch.int32)
+    >>> indexer_topk_prefill(scores[:, :3], starts, ends, 2, carry=carry)
+    >>> indexer_topk_prefill(scores[:, 3:], starts, ends, 2, carry=carry, column=3, out=out)
+    tensor([[ 0, -1],
+            [ 0,  1],
+            [ 0,  1],
+            [ 0,  2]], dtype=torch.int32)
     """
     if not (type(k) is type(page_size) is int):
         k, page_size = PREFILL.integer("k", k), PREFILL.integer("page_size", page_size)
+    number = _parse_path(PREFILL, path, _PREFILL_PATHS)
+    flags = FLAG_PDL if pdl is True or (pdl is not False and PREFILL.flag("pdl", pdl)) else 0
+    if carry is not None:
+        if not isinstance(carry, PrefillCarry):
+            raise PREFILL.wrong_type("carry", PrefillCarry, carry)
+        if stats is not None:
+            raise PREFILL.fail("stats", "None beside a carry", type(stats).__name__)
+        column = PREFILL.integer("column", column)
+        tables = (row_request, offsets, counts, page_table, slots, page_size)
+        _launch(
+            PrefillSliceArguments,
+            *(logits, row_starts, row_ends, carry.words, k, column, out, *tables, flags),
+        )
+        return out
+    if column != 0:
+        raise PREFILL.fail("column", "a carry beside it", None)
     if out is None:
         out = _new_out(PREFILL, logits, k)
     _launch(
@@ -547,8 +643,8 @@ def indexer_topk_prefill(
         slots,
         stats,
         page_size,
-        _parse_path(PREFILL, path, _PREFILL_PATHS),
-        FLAG_PDL if pdl is True or (pdl is not False and PREFILL.flag("pdl", pdl)) else 0,
+        number,
+        flags,
     )
     return out
 

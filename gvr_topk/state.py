@@ -53,6 +53,47 @@ def accept_rows(checks: Checks, words: Tensor, next_state: Tensor, slots: Tensor
     words.copy_(spare[..., :count, :])
 
 
+def fill_chosen(
+    checks: Checks,
+    argument: str,
+    chosen: int | Sequence[int] | Tensor | None,
+    tensors: Sequence[tuple[Tensor, float]],
+) -> None:
+    """Fill the chosen rows of tensors that have as many rows, each tensor with its value.
+
+    Parameters
+    ----------
+    checks : Checks
+        Checks of the function that is called.
+    argument : str
+        Name of its argument `chosen`.
+    chosen : int, sequence of int, or Tensor, ``[m]``, integer, or None
+        Rows, as for `TopkState.reset`.
+    tensors : sequence of (Tensor, ``[rows, any]``, and float)
+
+    Raises
+    ------
+    ValueError
+        A row given as a number does not exist, or `chosen` is none of these types.
+    """
+    like, count = tensors[0][0], tensors[0][0].shape[0]
+    if isinstance(chosen, Tensor):
+        checks.integers(argument, chosen, like, (None,))
+        # All numbers that are no row share the last element, which is left out.
+        is_chosen = torch.zeros(count + 1, dtype=torch.bool, device=like.device)
+        is_chosen.index_fill_(0, chosen.to(torch.int64).clamp(-1, count).remainder(count + 1), True)
+        for tensor, value in tensors:
+            tensor.masked_fill_(is_chosen[:-1, None], value)
+        return
+    parts: list[slice | int] = [slice(None)]
+    if chosen is not None:
+        numbers = chosen if isinstance(chosen, Sequence) and not isinstance(chosen, str) else [chosen]
+        parts = [checks.integer(argument, number, 0, count - 1) for number in numbers]
+    for part in parts:
+        for tensor, value in tensors:
+            tensor[part].fill_(value)
+
+
 class TopkState:
     """State of `slots` requests in one layer, read and written by `gvr_topk.indexer_topk_decode`.
 
@@ -195,23 +236,7 @@ class TopkState:
         ValueError
             A slot given as a number does not exist, or `slots` is none of these types.
         """
-        checks = Checks(f"{NAME}.reset")
-        if isinstance(slots, Tensor):
-            checks.integers("slots", slots, self.words, (None,))
-            # All numbers that are no slot share the last element, which is left out.
-            cleared = torch.zeros(self.slots + 1, dtype=torch.bool, device=self.words.device)
-            target = slots.to(torch.int64).clamp(-1, self.slots).remainder(self.slots + 1)
-            cleared.index_fill_(0, target, True)
-            self.words.masked_fill_(cleared[:-1, None], STATE_UNKNOWN)
-            if self.indices is not None:
-                self.indices.masked_fill_(cleared[:-1, None], -1)
-            return
-        if slots is None:
-            parts: list[slice | int] = [slice(None)]
-        else:
-            numbers = slots if isinstance(slots, Sequence) and not isinstance(slots, str) else [slots]
-            parts = [checks.integer("slots", slot, 0, self.slots - 1) for slot in numbers]
-        for part in parts:
-            self.words[part].fill_(STATE_UNKNOWN)
-            if self.indices is not None:
-                self.indices[part].fill_(-1)
+        cleared: list[tuple[Tensor, float]] = [(self.words, STATE_UNKNOWN)]
+        if self.indices is not None:
+            cleared.append((self.indices, -1))
+        fill_chosen(Checks(f"{NAME}.reset"), "slots", slots, cleared)

@@ -23,6 +23,7 @@ from gvr_topk.arguments import (
     DecodeArguments,
     InBlocksArguments,
     PrefillArguments,
+    PrefillSliceArguments,
 )
 from gvr_topk.constants import (
     BLOCK_SIZE,
@@ -545,6 +546,81 @@ WRONG_PREFILL: dict[str, tuple[Change, str]] = {
 """The same of the prefill op."""
 
 
+COLUMN = 64
+"""First column of the slice of a valid call."""
+
+
+def slice_arguments(device: str, changes: dict[str, Any]) -> PrefillSliceArguments:
+    """One valid call of the prefill op on a slice: as above, and a carry of three rows."""
+    given = prefill_arguments(device, {})._asdict()
+    shared_ones = {name: given[name] for name in PrefillSliceArguments._fields if name in given}
+    carry = zeros(device, 3, 9, dtype=torch.int64)
+    return PrefillSliceArguments(**shared_ones, carry=carry, column=COLUMN)._replace(**changes)
+
+
+LAST_COLUMN = MAX_WIDTH - 64
+
+WRONG_PREFILL_SLICE: dict[str, tuple[Change, str]] = {
+    **{
+        what: wrong
+        for what, wrong in WRONG_PREFILL.items()
+        if not any(word in what for word in ("stats", "path", "flags"))
+    },
+    **{
+        f"{name} without out": (
+            lambda d, name=name: {
+                **NO_TABLES,
+                "out": None,
+                "counts": None,
+                "page_size": 16 * (name == "page_table"),
+                name: zeros(d, 2, 4) if name == "page_table" else zeros(d, 2),
+            },
+            f"{name}: wanted an out beside it, got None",
+        )
+        for name in ("counts", "offsets", "page_table")
+    },
+    "items of carry": (
+        lambda d: {"carry": zeros(d, 3, 8, dtype=torch.int64)},
+        "carry: wanted shape [any, 9], got [3, 8]",
+    ),
+    "dimensions of carry": (
+        lambda d: {"carry": zeros(d, 3, 9, 1, dtype=torch.int64)},
+        "carry: wanted shape [any, 9], got [3, 9, 1]",
+    ),
+    "dtype of carry": (lambda d: {"carry": zeros(d, 3, 9)}, "carry: wanted dtype int64, got int32"),
+    "rows of carry": (
+        lambda d: {"carry": zeros(d, 1, 9, dtype=torch.int64)},
+        "carry: wanted at least 2 rows, got 1",
+    ),
+    "stride of carry": (
+        lambda d: {"carry": zeros(d, 3, 10, dtype=torch.int64)[:, :9]},
+        "carry: wanted contiguous rows, got strides (10, 1)",
+    ),
+    "negative column": (
+        lambda d: {"column": -1},
+        f"column: wanted 0 to {LAST_COLUMN} for 64 columns, got -1",
+    ),
+    "column too large": (
+        lambda d: {"column": LAST_COLUMN + 1},
+        f"column: wanted 0 to {LAST_COLUMN} for 64 columns, got {LAST_COLUMN + 1}",
+    ),
+    "flags": (lambda d: {"flags": FLAG_STREAMS}, f"flags: wanted no bits outside of 1, got {FLAG_STREAMS}"),
+    "carry in the scores": (
+        lambda d: (lambda words: {"logits": words.view(torch.float32)[:2], "carry": words})(
+            zeros(d, 3, 9, dtype=torch.int64)
+        ),
+        shared("carry", "logits"),
+    ),
+    "out in the carry": (
+        lambda d: (lambda words: {"carry": words, "out": words.view(torch.int32)[1:]})(
+            zeros(d, 3, 9, dtype=torch.int64)
+        ),
+        shared("out", "carry"),
+    ),
+}
+"""The same of the prefill op on slices."""
+
+
 def blocks_arguments(device: str, changes: dict[str, Any]) -> BlocksArguments:
     """One valid call of the op that chooses blocks: two rows of 64 scores, k = 3 and four blocks."""
     lengths = torch.full((2,), 64, dtype=torch.int32, device=device)
@@ -822,6 +898,7 @@ class WrongCalls:
 OPS = {
     "decode": WrongCalls(DECODE, arguments, WRONG),
     "prefill": WrongCalls(PREFILL, prefill_arguments, WRONG_PREFILL),
+    "prefill_slice": WrongCalls(PREFILL, slice_arguments, WRONG_PREFILL_SLICE),
     "blocks": WrongCalls(BLOCKS, blocks_arguments, WRONG_BLOCKS),
     "in_blocks": WrongCalls(IN_BLOCKS, in_blocks_arguments, WRONG_IN_BLOCKS),
     "apply_limits_": WrongCalls(APPLY_LIMITS, apply_limits_arguments, WRONG_APPLY_LIMITS),
@@ -838,8 +915,8 @@ def message_of(op: str, what: str) -> str:
 
 
 def name_of(op: str) -> str:
-    """The op's name in ``torch.ops.gvr_topk``."""
-    return OPS[op].checks.op.removeprefix("gvr_topk.")
+    """The op's name in ``torch.ops.gvr_topk``. A slice's messages have the name of the public function."""
+    return OPS[op].checks.op.removeprefix("gvr_topk.") + ("_slice" if op == "prefill_slice" else "")
 
 
 def wrong_call(op: str, what: str, device: str) -> Any:

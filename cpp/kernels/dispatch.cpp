@@ -20,6 +20,7 @@ GVR_TOPK_DECLARE_LAUNCH(fallback, TopkParams, Plan)
 GVR_TOPK_DECLARE_LAUNCH(paper_gvr, TopkParams, Plan)
 GVR_TOPK_DECLARE_LAUNCH(prefill, PrefillParams, PrefillPlan)
 GVR_TOPK_DECLARE_LAUNCH(prefill_short, PrefillParams, PrefillPlan)
+GVR_TOPK_DECLARE_LAUNCH(prefill_slice, SliceParams, SlicePlan)
 GVR_TOPK_DECLARE_LAUNCH(sampling, SampleParams, SamplePlan)
 GVR_TOPK_DECLARE_LAUNCH(topk_logprobs, TopkLogprobsParams, SamplePlan)
 #undef GVR_TOPK_DECLARE_LAUNCH
@@ -97,6 +98,13 @@ cudaError_t launch_prefill(const PrefillParams& params, const PrefillPlan& plan,
                            cudaStream_t stream) {
   const LaunchTarget target{stream, pdl, nullptr};
   return for_dtype(params.dtype, [&](auto type) { return launch_as<decltype(type)>(params, plan, target); });
+}
+
+cudaError_t launch_prefill_slice(const SliceParams& params, const SlicePlan& plan, bool pdl,
+                                 cudaStream_t stream) {
+  const LaunchTarget target{stream, pdl, nullptr};
+  return for_dtype(params.prefill.dtype,
+                   [&](auto type) { return prefill_slice::launch<decltype(type)>(params, plan, target); });
 }
 
 cudaError_t launch_blocks(const BlocksParams& params, bool pdl, cudaStream_t stream) {

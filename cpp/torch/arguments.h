@@ -239,21 +239,41 @@ struct PrefillArguments {
   int64_t page_size;
   int64_t path;
   int64_t flags;
-
-  // The number of requests. The page table and the offsets have one row for each.
-  int64_t requests() const {
-    if (!row_request) return logits.size(0);
-    return page_table ? page_table->size(0) : offsets ? offsets->size(0) : 0;
-  }
 };
 
-// Refuses arguments with undefined effect on the device.
-inline void check_arguments(const PrefillArguments& a) {
+// The arguments of one call on a slice of the rows, in the order of the schema.
+struct PrefillSliceArguments {
+  Tensor logits;
+  Tensor row_starts;
+  Tensor row_ends;
+  Tensor carry;
+  int64_t k;
+  int64_t column;
+  OptionalTensor out;
+  OptionalTensor row_request;
+  OptionalTensor offsets;
+  OptionalTensor counts;
+  OptionalTensor page_table;
+  OptionalTensor slots;
+  int64_t page_size;
+  int64_t flags;
+};
+
+// The number of requests of a call of the prefill op. The page table and the offsets have one row for each.
+template <typename Arguments>
+int64_t requests_of(const Arguments& a) {
+  if (!a.row_request) return a.logits.size(0);
+  return a.page_table ? a.page_table->size(0) : a.offsets ? a.offsets->size(0) : 0;
+}
+
+// Checks scores, windows and tables, and the tensors for results beside the statistics.
+template <typename Arguments>
+void check_windows(const Arguments& a, const OptionalTensor& out, MemoryCheck& memory) {
   check_scores(a.logits, a.k);
   const int64_t rows = a.logits.size(0);
   check_tensor(a.row_starts, "row_starts", a.logits, ScalarType::Int, {rows});
   check_tensor(a.row_ends, "row_ends", a.logits, ScalarType::Int, {rows});
-  check_results(a.out, "out", a.logits, rows, a.k);
+  if (out) check_results(*out, "out", a.logits, rows, a.k);
   int64_t requests = rows;
   if (a.row_request) {
     check(a.page_table || a.offsets, "row_request: wanted a page_table or offsets beside it, got None");
@@ -267,22 +287,48 @@ inline void check_arguments(const PrefillArguments& a) {
     if (a.page_table) requests = a.page_table->size(0);
     check_tensor(*a.offsets, "offsets", a.logits, ScalarType::Int, {requests});
   }
-  check_counts_and_stats(a.counts, a.stats, a.logits);
-  const auto wanted = {static_cast<int64_t>(Path::kAuto), static_cast<int64_t>(Path::kRadixRounds)};
-  check(std::count(wanted.begin(), wanted.end(), a.path) == 1, "path: wanted ", *wanted.begin(), " or ",
-        *(wanted.end() - 1), ", got ", a.path);
-  check_flags(a.flags, kFlagPdl | kFlagStreams);
-  MemoryCheck memory;
   memory.reads("logits", a.logits, element_bytes(dtype_of(a.logits)));
   memory.reads("row_starts", a.row_starts);
   memory.reads("row_ends", a.row_ends);
   memory.reads("row_request", a.row_request);
   memory.reads("offsets", a.offsets);
   memory.reads("page_table", a.page_table);
+}
+
+// Refuses arguments with undefined effect on the device.
+inline void check_arguments(const PrefillArguments& a) {
+  MemoryCheck memory;
+  check_windows(a, a.out, memory);
+  check_counts_and_stats(a.counts, a.stats, a.logits);
+  const auto wanted = {static_cast<int64_t>(Path::kAuto), static_cast<int64_t>(Path::kRadixRounds)};
+  check(std::count(wanted.begin(), wanted.end(), a.path) == 1, "path: wanted ", *wanted.begin(), " or ",
+        *(wanted.end() - 1), ", got ", a.path);
+  check_flags(a.flags, kFlagPdl | kFlagStreams);
   memory.writes("out", a.out, a.k);
   memory.writes("counts", a.counts);
   memory.writes("slots", a.slots, a.k);
   memory.writes("stats", a.stats);
+}
+
+// Refuses arguments with undefined effect on the device, in a call on a slice.
+inline void check_arguments(const PrefillSliceArguments& a) {
+  MemoryCheck memory;
+  check_windows(a, a.out, memory);
+  check_counts_and_stats(a.counts, std::nullopt, a.logits);
+  check(a.out || !a.offsets, "offsets: wanted an out beside it, got None");
+  check(a.out || !a.counts, "counts: wanted an out beside it, got None");
+  check(a.out || !a.page_table, "page_table: wanted an out beside it, got None");
+  check_tensor(a.carry, "carry", a.logits, ScalarType::Long, {kAny, a.k + 1});
+  check_contiguous(a.carry, "carry");
+  const int64_t rows = a.logits.size(0), last = kMaxWidth - a.logits.size(1);
+  check(a.carry.size(0) >= rows, "carry: wanted at least ", rows, " rows, got ", a.carry.size(0));
+  check(a.column >= 0 && a.column <= last, "column: wanted 0 to ", last, " for ", a.logits.size(1),
+        " columns, got ", a.column);
+  check_flags(a.flags, kFlagPdl);
+  memory.writes("carry", a.carry, kAny, sizeof(int64_t));
+  memory.writes("out", a.out, a.k);
+  memory.writes("counts", a.counts);
+  memory.writes("slots", a.slots, a.k);
 }
 
 // ---------------------------------------------------------------- blocks

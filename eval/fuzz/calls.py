@@ -6,6 +6,7 @@ outputs with guard columns, and yields ``(name, got, wanted)``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +18,13 @@ from torch import Tensor
 from eval.fuzz.cases import Case
 from eval.fuzz.contents import CONTENTS, Draw, draw_integer
 from eval.stress.stress_cases import DTYPES
-from gvr_topk.arguments import BlocksArguments, DecodeArguments, InBlocksArguments, PrefillArguments
+from gvr_topk.arguments import (
+    BlocksArguments,
+    DecodeArguments,
+    InBlocksArguments,
+    PrefillArguments,
+    PrefillSliceArguments,
+)
 from gvr_topk.constants import (
     BLOCK_SIZE,
     FLAG_CLAMP_PAGES,
@@ -246,23 +253,41 @@ def _prefill(case: Case, draw: Draw) -> Callable[[], Written]:
         moved = positions.to(torch.int64) + offsets[request.clamp(0, case.table_rows - 1), None]
         fits = (positions >= 0) & (moved >= INT32.min) & (moved <= INT32.max)
         moved = torch.where(fits, moved, -1).to(torch.int32)
+    tables = {
+        "row_request": row_request,
+        "offsets": offsets,
+        "page_table": page_table,
+        "page_size": case.page_size,
+    }
+    inner = _integers(0, case.width + 1, (max(case.slices - 1, 0),), draw)
+    bounds = [0, *sorted(inner.tolist()), case.width]
 
     def call() -> Written:
         results = _results(case, moved, cache_slots)
-        arguments = PrefillArguments(
-            logits=logits,
-            row_starts=row_starts,
-            row_ends=row_ends,
-            k=case.k,
-            row_request=row_request,
-            offsets=offsets,
-            page_table=page_table,
-            page_size=case.page_size,
-            path=parse_path(case.path),
-            flags=FLAG_PDL * case.pdl + FLAG_STREAMS * case.streams,
-            **_outputs(case, results, device),
-        )
-        launch(arguments)
+        given = {**tables, **_outputs(case, results, device)}
+        flags = FLAG_PDL * case.pdl + FLAG_STREAMS * case.streams
+        arguments: PrefillArguments | PrefillSliceArguments
+        if not case.slices:
+            path = parse_path(case.path)
+            arguments = PrefillArguments(
+                logits, row_starts, row_ends, k=case.k, path=path, flags=flags, **given
+            )
+            launch(arguments)
+        else:
+            carry = torch.zeros(case.rows, case.k + 1, dtype=torch.int64, device=device)
+            del given["stats"]
+            for number, (begin, end) in enumerate(itertools.pairwise(bounds), start=1):
+                arguments = PrefillSliceArguments(
+                    logits[:, begin:end],
+                    row_starts,
+                    row_ends,
+                    carry,
+                    case.k,
+                    begin,
+                    flags=flags & FLAG_PDL,
+                    **(given if number == case.slices else {}),
+                )
+                launch(arguments)
         yield from _written(arguments, results, lengths.clamp(max=case.k).to(torch.int32))
 
     return call
@@ -452,7 +477,7 @@ def _outputs(case: Case, results: dict[str, tuple[Tensor, Tensor]], device: torc
 
 
 def _written(
-    arguments: DecodeArguments | PrefillArguments,
+    arguments: DecodeArguments | PrefillArguments | PrefillSliceArguments,
     results: dict[str, tuple[Tensor, Tensor]],
     counts: Tensor,
 ) -> Written:
@@ -460,7 +485,7 @@ def _written(
         yield {"out": "result"}.get(name, name), *pair
     if arguments.counts is not None:
         yield "counts", arguments.counts, counts
-    if arguments.stats is not None:
+    if not isinstance(arguments, PrefillSliceArguments) and arguments.stats is not None:
         found = set(arguments.stats[:, StatsColumn.REASON].tolist())
         if not found <= set(HintReason):
             raise Mismatch(f"stats: unknown reason in {sorted(found)}")

@@ -90,6 +90,7 @@ class Case:
     )
     offsets: bool = False
     streams: bool = False
+    slices: int = 0  # slices that the columns of prefill come in; 0: all at once, without a carry
     block_k: int = 0  # blocks that are selected of a row
     given_k: int = 0  # positions that are selected in given blocks
     given: tuple[str, ...] = ()  # kinds of given blocks (GIVEN)
@@ -275,6 +276,9 @@ def prefill_cases(draw: st.DrawFn, elements: int, paths: Sequence[str] = PREFILL
     if pages and offsets:
         pages["cache_slots"] = True
     has_table = offsets or bool(pages)
+    outputs, slices = _outputs(draw), draw(st.integers(1, 6)) if _chance(draw, 0.3) else 0
+    if slices:
+        outputs["stats"] = False
     return Case(
         op="prefill",
         requests=rows,
@@ -282,13 +286,14 @@ def prefill_cases(draw: st.DrawFn, elements: int, paths: Sequence[str] = PREFILL
         width=width,
         k=k,
         **_layout(draw),
-        **_outputs(draw),
+        **outputs,
         **pages,
         extents=_some(draw, WINDOWS, 3) if _chance(draw, 0.6) else (_pick(draw, "full", "causal"),),
         table_requests=draw(st.integers(1, rows + 3)) if has_table and _chance(draw, 0.6) else 0,
         offsets=offsets,
         path=_pick(draw, *paths),
         streams=_chance(draw, 0.3),
+        slices=slices,
     )
 
 

@@ -31,6 +31,16 @@ void indexer_topk_prefill(GivenTensor logits, GivenTensor row_starts, GivenTenso
                                    page_table, slots, stats, page_size, path, flags});
 }
 
+void indexer_topk_prefill_slice(GivenTensor logits, GivenTensor row_starts, GivenTensor row_ends,
+                                GivenTensor carry, int64_t k, int64_t column, OptionalGivenTensor out,
+                                OptionalGivenTensor row_request, OptionalGivenTensor offsets,
+                                OptionalGivenTensor counts, OptionalGivenTensor page_table,
+                                OptionalGivenTensor slots, int64_t page_size, int64_t flags) {
+  const CheckedOp op("indexer_topk_prefill");
+  check_arguments(PrefillSliceArguments{logits, row_starts, row_ends, carry, k, column, out, row_request,
+                                        offsets, counts, page_table, slots, page_size, flags});
+}
+
 void indexer_topk_blocks(GivenTensor logits, GivenTensor seq_lens, GivenTensor out, GivenTensor blocks,
                          int64_t k, int64_t block_k, int64_t next_n, int64_t flags, int64_t compress_ratio,
                          int64_t block_size) {
@@ -70,6 +80,7 @@ void topk_logprobs(GivenTensor logits, int64_t n, GivenTensor sampled, GivenTens
 STABLE_TORCH_LIBRARY_IMPL(gvr_topk_checks, CPU, m) {
   m.impl("indexer_topk_decode", TORCH_BOX(&gvr_topk::indexer_topk_decode));
   m.impl("indexer_topk_prefill", TORCH_BOX(&gvr_topk::indexer_topk_prefill));
+  m.impl("indexer_topk_prefill_slice", TORCH_BOX(&gvr_topk::indexer_topk_prefill_slice));
   m.impl("indexer_topk_blocks", TORCH_BOX(&gvr_topk::indexer_topk_blocks));
   m.impl("indexer_topk_in_blocks", TORCH_BOX(&gvr_topk::indexer_topk_in_blocks));
   m.impl("apply_limits_", TORCH_BOX(&gvr_topk::apply_limits));

@@ -279,6 +279,9 @@ SCHEMAS = {
     "int k, Tensor? row_request=None, Tensor? offsets=None, Tensor(b!)? counts=None, "
     "Tensor? page_table=None, Tensor(c!)? slots=None, Tensor(d!)? stats=None, int page_size=0, "
     "int path=0, int flags=0",
+    "prefill_slice": "Tensor logits, Tensor row_starts, Tensor row_ends, Tensor(a!) carry, "
+    "int k, int column, Tensor(b!)? out=None, Tensor? row_request=None, Tensor? offsets=None, "
+    "Tensor(c!)? counts=None, Tensor? page_table=None, Tensor(d!)? slots=None, int page_size=0, int flags=0",
     "blocks": "Tensor logits, Tensor seq_lens, Tensor(a!) out, Tensor(b!) blocks, "
     "int k, int block_k, int next_n=1, int flags=0, int compress_ratio=1, int block_size=8",
     "in_blocks": "Tensor logits, Tensor seq_lens, Tensor blocks, Tensor(a!) out, "
@@ -431,7 +434,7 @@ def test_the_default_device_does_not_count() -> None:
 
 @pytest.mark.parametrize("given", [3, None, (torch.zeros(1, 1),), DecodeArguments])
 def test_only_arguments_of_an_op_are_launched(given: Any) -> None:
-    kinds = "DecodeArguments, PrefillArguments, BlocksArguments or InBlocksArguments"
+    kinds = "DecodeArguments, PrefillArguments, PrefillSliceArguments, BlocksArguments or InBlocksArguments"
     message = f"gvr_topk.ops.launch: arguments: wanted {kinds}, got {type(given).__name__}"
     with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
         ops.launch(given)

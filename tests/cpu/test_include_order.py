@@ -21,6 +21,7 @@ BELOW = {
     "paper_gvr": {"ptx", "core", "cluster", "fallback", "small_row"},
     "prefill": {"ptx", "core"},
     "prefill_short": {"ptx", "core", "cluster", "small_row"},
+    "prefill_slice": {"ptx", "core", "prefill"},
     "blocks": {"ptx", "core", "cluster", "small_row"},
     "sampling": {"ptx", "core"},
     "sampling_limits": {"ptx", "core"},

@@ -32,7 +32,7 @@ OUTSIDE_OF_THE_PRODUCT = {
 # which import the module as it is.
 _OP_FILES = (
     *("test_ops.py", "test_op_defaults.py", "test_prefill.py", "test_blocks.py", "test_arguments.py"),
-    "test_random_calls.py",
+    *("test_prefill_carry.py", "test_random_calls.py"),
 )
 _WITHOUT_COMPILING = ("-k", "not opcheck and not compiled")
 _OPS = (*_OP_FILES, *_WITHOUT_COMPILING)
@@ -65,6 +65,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
         "test_config.py",
         *_WITHOUT_COMPILING,
     ),
+    "gvr_topk/carry.py": ("test_prefill_carry.py", *_WITHOUT_COMPILING),
     "gvr_topk/cli.py": ("test_cli.py", "test_configs.py"),
     "gvr_topk/config.py": ("test_config.py", "test_configs.py"),
     "gvr_topk/config_files.py": (
@@ -181,8 +182,8 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "keys = torch.where(is_newest, KEY_NAN + 1, keys)",
             "1 to 2",
         ): "any number above the key of NaN puts the newest block first",
-        ("return _largest(keys, keys >= 0, block_k).to(torch.int32)", "GtE to Gt"): _NO_SMALLER_KEY,
-        ("return _largest(keys, keys >= 0, block_k).to(torch.int32)", "0 to 1"): _NO_SMALLER_KEY,
+        ("return largest(keys, keys >= 0, block_k).to(torch.int32)", "GtE to Gt"): _NO_SMALLER_KEY,
+        ("return largest(keys, keys >= 0, block_k).to(torch.int32)", "0 to 1"): _NO_SMALLER_KEY,
     },
     "gvr_topk/ops.py": {
         **{
@@ -192,16 +193,12 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             ): _FLAG_IS_CHECKED
             for flag in ("pdl", "clamp_pages", "drop_masked")
         },
-        (
-            'FLAG_PDL if pdl is True or (pdl is not False and PREFILL.flag("pdl", pdl)) else 0,',
-            "to True",
-        ): _FLAG_IS_CHECKED,
         **{
             (
                 f'flags = FLAG_PDL if pdl is True or (pdl is not False and {op}.flag("pdl", pdl)) else 0',
                 "to True",
             ): _FLAG_IS_CHECKED
-            for op in ("BLOCKS", "IN_BLOCKS")
+            for op in ("PREFILL", "BLOCKS", "IN_BLOCKS")
         },
     },
     "gvr_topk/sampling/arithmetic.py": {

@@ -14,6 +14,10 @@ cudaError_t launch(const TopkParams& params, const Plan& plan, bool pdl, cudaStr
 cudaError_t launch_prefill(const PrefillParams& params, const PrefillPlan& plan, bool pdl,
                            cudaStream_t stream);
 
+// Launches the kernel that merges a slice of the rows' columns into their carry.
+cudaError_t launch_prefill_slice(const SliceParams& params, const SlicePlan& plan, bool pdl,
+                                 cudaStream_t stream);
+
 // Launches the kernel that chooses blocks of each row, or is given them, and selects in them.
 cudaError_t launch_blocks(const BlocksParams& params, bool pdl, cudaStream_t stream);
 

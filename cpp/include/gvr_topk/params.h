@@ -123,6 +123,17 @@ struct PrefillParams {
   bool lists;     // whether candidates are collected; otherwise radix rounds select from every row
 };
 
+// The parameters of a launch of the prefill kernel for slices. A row of the carry has k + 1 words: the number
+// of its pairs in the lower half of the first, and in the upper one the key of the k-th pair, or 0 if there
+// are fewer; then pairs of a key, in the upper half, and a position in the row's window, in ascending order.
+struct SliceParams {
+  PrefillParams prefill;  // windows of the whole rows, and results where they end
+  uint64_t* carry;        // [rows, k + 1]
+  int32_t column;         // column of the whole rows that is the first of `logits`
+  int32_t list_chunks;    // chunks of 32 listed elements that shared memory has room for
+  bool ends;              // whether this slice ends the rows
+};
+
 // The parameters of a launch of the blocks kernel. The kernel chooses blocks of each row, or is given them,
 // and selects in them.
 struct BlocksParams {

@@ -435,11 +435,20 @@ GVR_TOPK_HOST_DEVICE constexpr bool has_short_prefill(int64_t threads, int64_t e
   return blocks_of_sm(short_prefill_fixed_bytes(threads) + rows, arch) > 0;
 }
 
+// Rows of a run, so many at least where a block takes several runs.
+constexpr int64_t kRowsOfPrefillRun = 8;
+
+// Runs of each block. Where there are many rows the number is even, because rows that grow longer would
+// otherwise leave the last blocks working alone.
+GVR_TOPK_HOST_DEVICE constexpr int32_t runs_per_cta(int64_t rows, int64_t ctas, int64_t rows_of_run) {
+  constexpr int32_t kMaxRunsPerCta = 4;
+  const int64_t runs = rows / (ctas > 0 ? ctas * rows_of_run : 1);
+  return runs < 2 ? 1 : runs < kMaxRunsPerCta ? 2 : kMaxRunsPerCta;
+}
+
 // A block takes few runs, because the first row of each run has no neighbour to be predicted from, which
-// costs least where rows are short. Where there are many rows the number of runs is even, because rows that
-// grow longer would otherwise leave the last blocks working alone.
+// costs least where rows are short.
 GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput& in) {
-  constexpr int64_t kMaxRunsPerCta = 4;
   PrefillPlan plan{};
   plan.threads = short_prefill_threads(in);
   const int64_t element = element_bytes(in.dtype), staged = 2 * (in.k < in.width ? in.k : in.width) + 16;
@@ -459,9 +468,33 @@ GVR_TOPK_HOST_DEVICE constexpr PrefillPlan make_prefill_plan(const PrefillInput&
   const int64_t room = blocks_of_sm(bytes, in.arch);
   const int64_t most = in.sm_count * (room < 1 ? 1 : room < per_sm ? room : per_sm);
   plan.ctas = static_cast<int32_t>(in.rows < most ? in.rows : most);
-  const int64_t rows_of_run = plan.threads == kLeastShortPrefillThreads ? 3 : 8;
-  const int64_t runs = in.rows / (plan.ctas > 0 ? plan.ctas * rows_of_run : 1);
-  plan.runs_per_cta = static_cast<int32_t>(runs < 2 ? 1 : runs < kMaxRunsPerCta ? 2 : kMaxRunsPerCta);
+  plan.runs_per_cta =
+      runs_per_cta(in.rows, plan.ctas, plan.threads == kLeastShortPrefillThreads ? 3 : kRowsOfPrefillRun);
+  return plan;
+}
+
+// ---------------------------------------------------------------- prefill in slices
+
+// Shared memory of a block without its list, and of one chunk of the list. The list takes what
+// kPrefillCtasPerSm blocks leave of an SM, or one block where no more fit.
+constexpr int32_t kSliceFixedBytes = 76 * 1024;
+constexpr int32_t kSliceChunkBytes = 256;
+constexpr int32_t kMaxSliceChunks = 256;
+
+struct SlicePlan {
+  int32_t ctas;
+  int32_t runs_per_cta;
+  int32_t list_chunks;
+};
+
+GVR_TOPK_HOST_DEVICE constexpr SlicePlan make_slice_plan(int64_t rows, int32_t sm_count, int32_t arch) {
+  SlicePlan plan{};
+  const int32_t per_sm = is_small_arch(arch) ? 1 : kPrefillCtasPerSm;
+  const int64_t room = shared_bytes_of_sm(arch) / per_sm - 1024 - kSliceFixedBytes;
+  const int64_t chunks = room / kSliceChunkBytes, ctas = int64_t{sm_count} * per_sm;
+  plan.list_chunks = static_cast<int32_t>(chunks < kMaxSliceChunks ? chunks : kMaxSliceChunks);
+  plan.ctas = static_cast<int32_t>(rows < ctas ? rows : ctas);
+  plan.runs_per_cta = runs_per_cta(rows, plan.ctas, kRowsOfPrefillRun);
   return plan;
 }
 

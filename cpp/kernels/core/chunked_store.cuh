@@ -11,9 +11,9 @@
 namespace gvr_topk {
 
 // Large scores cluster, and warps own consecutive parts of a row, so warps need different amounts of room.
-// Half of the store is therefore divided evenly among the block's `kBlockWarps` warps at the start. The other
-// half is handed out chunk by chunk to the warps that need more.
-template <typename Item, int kBlockWarps>
+// One part in `kOwnShare` of the store is therefore divided evenly among the block's `kBlockWarps` warps at
+// the start. The rest is handed out chunk by chunk to the warps that need more.
+template <typename Item, int kBlockWarps, int kOwnShare = 2>
 struct ChunkedStore {
   Item* store;
   uint8_t* chunks;  // numbers of this warp's chunks, in order
@@ -24,7 +24,7 @@ struct ChunkedStore {
   bool full = false;
 
   __device__ __forceinline__ static constexpr int initial_chunks(int capacity) {
-    return capacity / (2 * kBlockWarps);
+    return capacity / (kOwnShare * kBlockWarps);
   }
 
   __device__ __forceinline__ ChunkedStore(Item* storage, uint8_t* table, int size, int warp)

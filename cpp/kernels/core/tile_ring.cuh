@@ -117,6 +117,13 @@ struct TileRing {
     return not_below(lo, INFINITY, slot, unused);
   }
 
+  // Returns the bits of this lane's elements that are not at or below `hi`; no element is at or below NaN.
+  __device__ __forceinline__ uint32_t above(float hi, uint32_t slot) const {
+    uint32_t above;
+    not_below(hi, hi, slot, above);  // The compiler removes the other bits.
+    return above;
+  }
+
   __device__ __forceinline__ float value(uint32_t slot, int index) const {
     return to_float(ptx::load_shared_element<T>(read_address + slot ^ index * sizeof(T)));
   }

@@ -17,7 +17,9 @@ struct RankPair {
   uint32_t upper, lower;
 };
 
-__device__ __forceinline__ void clear_key_bins(PrefillShared& smem) {
+// `Shared` is the shared memory of this kernel or of that of slices (prefill_slice/config.cuh).
+template <typename Shared>
+__device__ __forceinline__ void clear_key_bins(Shared& smem) {
   __syncthreads();  // The memory's previous use has ended in all threads.
 #pragma unroll
   for (int i = 0; i < kKeyBins / 4; i += kBlockThreads) {
@@ -31,15 +33,16 @@ __device__ __forceinline__ void clear_key_bins(PrefillShared& smem) {
 }
 
 // Counts a key if it lies in the range. Returns whether the key lies above the range.
-__device__ __forceinline__ bool count_key(PrefillShared& smem, const KeyRange& range, int shift,
-                                          uint32_t key) {
+template <typename Shared>
+__device__ __forceinline__ bool count_key(Shared& smem, const KeyRange& range, int shift, uint32_t key) {
   const bool inside = range.contains(key);
   if (inside) atomicAdd(&smem.key_bins[range.bin(key, shift)], 1u);
   return !inside && key > range.base;
 }
 
 // Adds the number of keys that this thread has found above the range. All lanes take part.
-__device__ __forceinline__ void add_above(PrefillShared& smem, uint32_t above) {
+template <typename Shared>
+__device__ __forceinline__ void add_above(Shared& smem, uint32_t above) {
   ptx::reconverge(ptx::unknown_zero());  // Lanes have counted different keys.
   above = __reduce_add_sync(0xffffffffu, above);
   if ((threadIdx.x & 31) == 0 && above > 0) atomicAdd(&smem.above_range, above);
@@ -48,7 +51,8 @@ __device__ __forceinline__ void add_above(PrefillShared& smem, uint32_t above) {
 
 // Finds the bins of both ranks once all threads have counted, and leaves them in `hits` for all threads.
 // `count` is 0 for a rank that does not lie in the range.
-__device__ __forceinline__ void locate_ranks(PrefillShared& smem, const RankPair& ranks) {
+template <typename Shared>
+__device__ __forceinline__ void locate_ranks(Shared& smem, const RankPair& ranks) {
   const int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
   __syncthreads();
   ThreadBins<kKeyBins / kBlockThreads> own(smem.key_bins, thread);
@@ -139,9 +143,9 @@ __device__ __forceinline__ KeyRange range_around(const RowPredictor& last) {
 // The interval that should hold the k-th value, from a sample of the row. Its ends are order statistics of
 // the sample, `deviations` standard deviations above and below the rank expected of the k-th value.
 // `meanwhile` runs while the sample is being loaded.
-template <typename T, typename Meanwhile>
-__device__ __forceinline__ ValueInterval guess_by_sample(PrefillShared& smem, const AlignedWindow<T> window,
-                                                         int k, const RowPredictor& last, float deviations,
+template <typename T, typename Shared, typename Meanwhile>
+__device__ __forceinline__ ValueInterval guess_by_sample(Shared& smem, const AlignedWindow<T> window, int k,
+                                                         const RowPredictor& last, float deviations,
                                                          Meanwhile meanwhile) {
   constexpr float kLoose = 1.1f;  // An interval may hold this multiple of the sample elements intended.
   constexpr int kMaxRounds = 4;

@@ -50,9 +50,9 @@ __device__ __forceinline__ uint32_t matching(const Tile<T>& tile, uint32_t bits,
 }
 
 // Counts the elements above and equal to a key in each warp's part. Returns whether the key is the k-th.
-template <typename T>
-__device__ __forceinline__ bool verify_key(PrefillShared& smem, const AlignedWindow<T>& window, uint32_t key,
-                                           int k, int warp, int lane) {
+template <typename T, typename Shared>
+__device__ __forceinline__ bool verify_key(Shared& smem, const AlignedWindow<T>& window, uint32_t key, int k,
+                                           int warp, int lane) {
   uint32_t above = 0, ties = 0;
   for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int, uint32_t bits) {
     above += __popc(matching(tile, bits, [&](uint32_t x) { return x > key; }));
@@ -71,16 +71,22 @@ __device__ __forceinline__ bool verify_key(PrefillShared& smem, const AlignedWin
   return static_cast<uint32_t>(k) - all_above - 1 < all_ties;
 }
 
-// Writes the elements above the k-th key and the first of its ties, k in all. `verify_key` has counted both.
-template <typename T>
-__device__ __forceinline__ void emit_by_key(const PrefillShared& smem, const AlignedWindow<T>& window,
-                                            uint32_t key, int k, const PrefillOutput& output, int warp,
-                                            int lane) {
+// Elements above the k-th key and equal to it that come before those of a window.
+struct EarlierItems {
+  uint32_t above, ties;
+};
+
+// Calls put(tile, bit, item, position) for the elements above the k-th key and the first of its ties, k in
+// all with those before the window. `verify_key` has counted both.
+template <typename T, typename Shared, typename Put>
+__device__ __forceinline__ void emit_by_key(const Shared& smem, const AlignedWindow<T>& window, uint32_t key,
+                                            int k, const EarlierItems& earlier, int warp, int lane, Put put) {
   const uint32_t above = lane < kBlockWarps ? smem.warp_sums[0][lane] : 0;
   const uint32_t ties = lane < kBlockWarps ? smem.warp_sums[1][lane] : 0;
-  const uint32_t quota = k - __reduce_add_sync(0xffffffffu, above);
-  const uint32_t earlier_ties = min(__reduce_add_sync(0xffffffffu, lane < warp ? ties : 0), quota);
-  uint32_t item = __reduce_add_sync(0xffffffffu, lane < warp ? above : 0) + earlier_ties;
+  const uint32_t quota = k - earlier.above - __reduce_add_sync(0xffffffffu, above);
+  const uint32_t earlier_ties =
+      min(earlier.ties + __reduce_add_sync(0xffffffffu, lane < warp ? ties : 0), quota);
+  uint32_t item = earlier.above + __reduce_add_sync(0xffffffffu, lane < warp ? above : 0) + earlier_ties;
   uint32_t ties_left = quota - earlier_ties;
   for_each_tile(window, warp, lane, [&](const Tile<T>& tile, int begin, uint32_t bits) {
     constexpr int kVecs = Tile<T>::kVecs;
@@ -91,7 +97,7 @@ __device__ __forceinline__ void emit_by_key(const PrefillShared& smem, const Ali
     });
     ties_left -= min(found, ties_left);
     item += for_each_in_order<T>(selected, kVecs, lane, [&](int bit, uint32_t rank) {
-      output.put(static_cast<int>(item + rank), bit_position<T>(begin, bit, lane) - window.lead);
+      put(tile, bit, static_cast<int>(item + rank), bit_position<T>(begin, bit, lane) - window.lead);
     });
   });
 }
@@ -144,7 +150,9 @@ __device__ __noinline__ RadixOutcome radix_select_row(const PrefillParams& p, Pr
     key = kth_key(smem, window, k, warp, lane, rounds);
     verify_key(smem, window, key, k, warp, lane);
   }
-  emit_by_key(smem, window, key, k, PrefillOutput(p, row), warp, lane);
+  const PrefillOutput output(p, row);
+  emit_by_key(smem, window, key, k, EarlierItems{0, 0}, warp, lane,
+              [&](const Tile<T>&, int, int item, int position) { output.put(item, position); });
   const uint32_t ties = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.warp_sums[1][lane] : 0);
   const bool tied = ties > kMostTies || key < kLeastFiniteKey || key > kMostFiniteKey;
   return RadixOutcome{tied ? key : kAbsentKey, rounds};

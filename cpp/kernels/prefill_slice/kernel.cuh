@@ -1,0 +1,222 @@
+// Selects the top k of rows of a prefill chunk whose scores come in slices of their columns, one launch for
+// each slice. What is best so far of each row lies in its carry (`CarryRow`).
+//
+// Grid: two CTAs of 256 threads for each SM, or one for each row if there are fewer rows. Each CTA takes runs
+// of neighbouring rows, one row after the other.
+//
+// Phases of each row:
+// - guess: a key that the k-th of carry and slice is not expected to be below. The k-th key of a full carry
+// is
+//   certain. Otherwise, and where many elements of the row before lay above that key, a sample of the slice
+//   gives one, unless the slice is so short that all of it can be listed;
+// - list: warps stream the slice, and list the elements above the key;
+// - merge: radix rounds over the carry and the list find the k-th key, and what is selected goes to the
+// carry,
+//   or to the output where the row ends (prefill_slice/merge.cuh).
+//
+// The first tiles of the next row are fetched while this row is merged. If the list has no room for all
+// elements, the slice is streamed again with a key from a sample. If that fails too, radix rounds take the
+// carry and the whole slice, as they do for a large k.
+#pragma once
+
+#include "core/launch.cuh"
+#include "gvr_topk/policy.h"
+#include "prefill_slice/merge.cuh"
+#include "ptx/grid.cuh"
+
+namespace gvr_topk::prefill_slice {
+
+// The numbers that make up a `Slice`, loaded here and first used by `slice`, so that other work can run while
+// they are being loaded.
+struct SliceLoad {
+  WindowLoad window;
+  uint64_t head;
+
+  // `row` is negative after the last row.
+  __device__ __forceinline__ SliceLoad(const SliceParams& p, int32_t row) : window(p.prefill, row), head(0) {
+    if (row >= 0) head = p.carry[row * (int64_t{p.prefill.k} + 1)];
+  }
+
+  __device__ __forceinline__ Slice slice(const SliceParams& p) const {
+    WindowLoad moved = window;
+    if (moved.row >= 0) {
+      moved.start = max(window.start, 0) - p.column;
+      moved.end = max(window.end, 0) - p.column;
+    }
+    Slice made{moved.window(p.prefill), 0, 0, kAbsentKey};
+    // A padding row has nothing in its carry either.
+    if (window.row < 0 ||
+        static_cast<uint32_t>(window.request) >= static_cast<uint32_t>(p.prefill.requests)) {
+      return made;
+    }
+    made.shift = max(-moved.start, 0);
+    made.carried = static_cast<int32_t>(min(static_cast<uint32_t>(head), static_cast<uint32_t>(p.prefill.k)));
+    if (made.carried == p.prefill.k) made.kth_key = static_cast<uint32_t>(head >> 32);
+    return made;
+  }
+};
+
+// Whether the slice is streamed: nothing lies above a NaN.
+__device__ __forceinline__ bool is_streamed(const SliceParams& p, const Slice& slice) {
+  return p.prefill.lists && slice.window.row >= 0 && slice.window.n > 0 && slice.kth_key != kMaxKey;
+}
+
+template <typename T>
+__device__ __forceinline__ SliceStream<T> stream_of(const SliceParams& p, SliceShared& smem,
+                                                    const Slice& slice) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const T* row = static_cast<const T*>(p.prefill.logits) + slice.window.row * p.prefill.logits_stride;
+  return SliceStream<T>(RowView<T>{row + slice.window.start, slice.window.n, false}, smem.ring, warp, lane);
+}
+
+// Lists the elements above a key. A block barrier separates this from the use of the counts.
+template <typename T>
+__device__ __forceinline__ void list_above(SliceShared& smem, const SliceStream<T>& stream, int shift,
+                                           uint32_t key, SliceStore& store, int warp, int lane) {
+  // The key just below that of zero belongs to -0.0, which as a value equals zero (KeyInterval::high).
+  const float bound = key_to_float(key == kZeroKey - 1 ? key - 1 : key);
+  const int first = shift + stream.begin - stream.lead + kValuesPerThread * lane;
+  store.claim_part(lane);
+  stream.for_each_tile([&](int step, uint32_t slot, uint32_t bits) {
+    const uint32_t above = stream.ring.above(bound, slot) & bits;
+    store.append(&smem.chunks_used, above, lane, [&](int index, int at) {
+      store.store[at] = BufferedValue{first + step * kTileElements + index, stream.ring.value(slot, index)};
+    });
+  });
+  if (lane != 0) return;
+  smem.stored[warp] = store.count;
+  if (store.full) smem.is_full = 1;
+}
+
+// Forgets all listed elements. Block barriers separate this from the uses before and after.
+__device__ __forceinline__ void reset_list(const SliceParams& p, SliceShared& smem) {
+  if (threadIdx.x != 0) return;
+  smem.is_full = 0;
+  smem.chunks_used = kBlockWarps * SliceStore::initial_chunks(p.list_chunks);
+}
+
+// A key that about k elements of the slice and some more lie above.
+template <typename T>
+__device__ __noinline__ uint32_t guess_key(const SliceParams& p, int turn) {
+  SliceShared& smem = shared_memory();
+  constexpr float kDeviations = 3.5f;
+  const ValueInterval interval =
+      prefill::guess_by_sample<T>(smem, AlignedWindow<T>(p.prefill, smem.slices[turn].window), p.prefill.k,
+                                  RowPredictor::unknown(), kDeviations, [] {});
+  return order_key(interval.lo) - 1;
+}
+
+// Merges with the listed elements, which are all that lie above `key`. Returns false, and merges nothing, if
+// the k-th key of a sample's list may lie among those that were not listed.
+template <typename T>
+__device__ __noinline__ bool merge_listed(const SliceParams& p, int turn, int count, uint32_t listed,
+                                          uint32_t key) {
+  SliceShared& smem = shared_memory();
+  const Slice& slice = smem.slices[turn];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, k = p.prefill.k;
+  SliceStore store = store_of_warp(smem, p.list_chunks, warp);
+  store.count = count;
+  const int total = slice.carried + static_cast<int>(listed);
+  KthKey kth = KthKey::none();
+  if (total >= k && listed > 0) {
+    kth = find_kth<T>(smem, CarryRow(p, slice), k, [&](auto visit) {
+      store.for_each(lane, 0, BufferedValue{-1, 0.0f}, [&](const BufferedValue& x) {
+        if (x.position >= 0) visit(order_key(x.value));
+      });
+    });
+  }
+  if (key != slice.kth_key && kth.key <= key) return false;
+  if (listed == 0 && !p.ends) return true;
+  EarlierItems carried{static_cast<uint32_t>(slice.carried), 0};
+  if (p.ends || kth.key != kAbsentKey) carried = put_carried(p, turn, kth);
+  put_listed(p, turn, smem, store, kth, carried, warp, lane);
+  finish(p, turn, min(total, k), kth.key);
+  return true;
+}
+
+// What is kept from row to row, the same in all threads.
+struct Progress {
+  bool is_started = false;  // whether the first tiles of the row are in flight
+  bool overflowed = false;  // whether the row before had too many elements above the last key of its carry
+};
+
+// Merges a row's slice into its carry, and starts to stream the next row.
+template <typename T>
+__device__ __forceinline__ void merge_slice(const SliceParams& p, SliceShared& smem, int turn,
+                                            const Slice& next, Progress& progress) {
+  const Slice& slice = smem.slices[turn];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, k = p.prefill.k;
+  if (!is_streamed(p, slice)) {
+    if (slice.window.n > 0 && slice.kth_key != kMaxKey) {
+      merge_by_rounds<T>(p, turn);
+    } else if (p.ends) {
+      put_carried(p, turn, KthKey::none());
+      finish(p, turn, slice.carried, kAbsentKey);
+    }
+    return;
+  }
+  // So many elements fit the list wherever they lie: each warp leaves less than two chunks unused.
+  const bool fits = slice.window.n <= kChunk * (p.list_chunks - 2 * kBlockWarps);
+  bool samples = !fits && (slice.carried < k || progress.overflowed);
+  progress.overflowed = false;
+#pragma unroll 1
+  for (int pass = 0; pass < 2; ++pass) {
+    const SliceStream<T> stream = stream_of<T>(p, smem, slice);
+    if (!progress.is_started) stream.start();
+    progress.is_started = false;
+    const uint32_t key = samples ? max(guess_key<T>(p, turn), slice.kth_key) : slice.kth_key;
+    progress.overflowed |= slice.carried == k && key != slice.kth_key;
+    SliceStore store = store_of_warp(smem, p.list_chunks, warp);
+    list_above(smem, stream, slice.shift, key, store, warp, lane);
+    __syncthreads();
+    const uint32_t listed = __reduce_add_sync(0xffffffffu, lane < kBlockWarps ? smem.stored[lane] : 0);
+    const bool is_full = smem.is_full != 0;
+    if (!is_full) {
+      progress.is_started = is_streamed(p, next);
+      if (progress.is_started) stream_of<T>(p, smem, next).start();
+      if (!merge_listed<T>(p, turn, store.count, listed, key)) break;
+      __syncthreads();  // All warps have read the list.
+      reset_list(p, smem);
+      return;
+    }
+    progress.overflowed |= slice.carried == k;
+    __syncthreads();  // All warps have read the counts.
+    reset_list(p, smem);
+    __syncthreads();
+    if (samples) break;
+    samples = true;
+  }
+  merge_by_rounds<T>(p, turn);
+  reset_list(p, smem);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads, kPrefillCtasPerSm)
+    prefill_slice_topk(const __grid_constant__ SliceParams p) {
+  SliceShared& smem = shared_memory();
+  const int thread = threadIdx.x;
+  ptx::grid_take_over();
+  if (thread == 0) {
+    smem.schedule.start_run(p.prefill, 0);
+    for (int i = 0; i < kWindowsAhead; ++i) {
+      smem.slices[i] = SliceLoad(p, smem.schedule.next(p.prefill)).slice(p);
+    }
+  }
+  reset_list(p, smem);
+  Progress progress;
+  __syncthreads();
+#pragma unroll 1
+  for (int turn = 0;;) {
+    if (smem.slices[turn].window.row < 0) return;
+    const int after = turn == kWindowsAhead ? 0 : turn + 1;
+    const SliceLoad later(p, thread == 0 ? smem.schedule.next(p.prefill) : -1);
+    ptx::reconverge(ptx::unknown_zero());
+    merge_slice<T>(p, smem, turn, smem.slices[after], progress);
+    __syncthreads();  // All threads have used the slice of the row before, whose place is taken.
+    if (thread == 0) smem.slices[after == kWindowsAhead ? 0 : after + 1] = later.slice(p);
+    __syncthreads();
+    turn = after;
+  }
+}
+
+}  // namespace gvr_topk::prefill_slice
