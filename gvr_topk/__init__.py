@@ -3,12 +3,15 @@
 `indexer_topk_decode` computes one decode step for one layer; `TopkState` carries a prediction from one step
 to the next; `RequestSlots` says which request owns which slot of that state. `indexer_topk_prefill` selects
 in a window of every row of a prefill chunk. `indexer_topk_blocks` selects positions and blocks of positions
-in one call, and `indexer_topk_in_blocks` selects within given blocks. `library_status` says whether CUDA
-tensors can be served. `gvr_topk.integrations` connects the ops to serving engines.
+in one call, and `indexer_topk_in_blocks` selects within given blocks. `topk` has the signature of
+``torch.topk``; `kth_value`, `topk_threshold` and `topk_mask` say the same of a set in other ways, and
+`torch_backend` serves ``torch.topk`` itself. `library_status` says whether CUDA tensors can be served.
+`gvr_topk.integrations` connects the ops to serving engines.
 """
 
 from __future__ import annotations
 
+from gvr_topk import torch_backend
 from gvr_topk.library import library_status
 from gvr_topk.ops import (
     indexer_topk_blocks,
@@ -18,6 +21,7 @@ from gvr_topk.ops import (
 )
 from gvr_topk.request_slots import RequestSlots
 from gvr_topk.state import TopkState
+from gvr_topk.torch_topk import kth_value, topk, topk_mask, topk_threshold
 
 __all__ = [
     "RequestSlots",
@@ -26,6 +30,11 @@ __all__ = [
     "indexer_topk_decode",
     "indexer_topk_in_blocks",
     "indexer_topk_prefill",
+    "kth_value",
     "library_status",
+    "topk",
+    "topk_mask",
+    "topk_threshold",
+    "torch_backend",
 ]
 __version__ = "0.2.0"
