@@ -79,6 +79,13 @@ VERBS = {
         "2 minutes",
         "0 every checked token is right; 1 not so; 2 wrong use or a missing GPU",
     ),
+    "topk": Verb(
+        "bench.bench_topk",
+        "time topk beside torch.topk at any k, and compare it with a sort",
+        HOPPER,
+        "2 minutes",
+        "0 every item is right; 1 not so; 2 wrong use or a missing GPU",
+    ),
     "fuzz": Verb(
         "fuzz.fuzz",
         "compare random calls with the contract",

@@ -1,8 +1,8 @@
 """Opt-in: serve ``torch.topk`` on GPUs with `gvr_topk.topk`, without a change of the code that calls it.
 
-`enable` registers a kernel for ``aten::topk`` in torch's dispatcher, for CUDA tensors. It serves the calls that
-`_serves` names and hands all others to the kernel that was there before. Gradients, autocast, ``torch.compile`` and
-fake tensors are torch's as before: only the kernel that a call ends in is another.
+`enable` registers a kernel for ``aten::topk`` in torch's dispatcher, for CUDA tensors. It serves the calls
+that `_serves` names and hands all others to the kernel that was there before. Gradients, autocast,
+``torch.compile`` and fake tensors are torch's as before: only the kernel that a call ends in is another.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gvr_topk.constants import MAX_ROWS, MAX_WIDTH
-from gvr_topk.contract import DTYPES
 from gvr_topk.library import LibraryError, library_status
 from gvr_topk.policy import gpu_arch, has_code
-from gvr_topk.torch_topk import topk
+from gvr_topk.torch_topk import op_serves, topk
 
 _KEY = "CUDA"
 
@@ -38,10 +36,9 @@ def enable() -> None:
 
     Notes
     -----
-    Served are calls with ``largest=True`` and without ``out=``, on float32, bfloat16 and float16, with rows of at
-    most 2**21 elements, on a GPU that the library has code for. They return the values that torch returns, and of
-    equal values those with the smallest indices. Where other code has replaced the kernel too, the last one to
-    do so is called first.
+    Served are calls with ``largest=True`` and without ``out=`` for which `gvr_topk.topk` calls the decode op,
+    on a GPU that the library has code for. They return what `gvr_topk.topk` returns. Where other code has
+    replaced the kernel too, the last one to do so is called first. ``torch.kthvalue`` stays as it is.
 
     The kernel is called through Python, which costs the host some microseconds in each call of ``torch.topk``
     that no CUDA graph replays.
@@ -79,13 +76,10 @@ def disable() -> None:
 
 
 def _serves(scores: Tensor, k: int, dim: int, largest: bool) -> bool:
-    """Whether the op selects these items at once, and is known to return no other values than torch."""
-    if not (largest and scores.dtype in DTYPES and -scores.dim() <= dim < scores.dim()):
+    """Whether `topk` selects these items with the op; what is wrong is left to torch, which says so."""
+    if not (largest and -scores.dim() <= dim < scores.dim() and 1 <= k <= scores.shape[dim]):
         return False
-    width = scores.shape[dim]
-    return (
-        1 <= k <= width <= MAX_WIDTH and 0 < scores.numel() <= MAX_ROWS * width and _has_code(scores.device)
-    )
+    return op_serves(scores.movedim(dim, -1), k) and _has_code(scores.device)
 
 
 @functools.cache

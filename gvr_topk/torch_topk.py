@@ -1,9 +1,9 @@
-"""`topk` with the signature of ``torch.topk``, and the k-th value, the threshold and the mask of the same set.
+"""`topk` with the signature of ``torch.topk``, and the k-th value, the threshold and the mask of its set.
 
-**Which items.** The `k` largest along a dimension, or the `k` smallest. Of equal values those with the smallest
-indices, so the set is unique. Values compare as in `gvr_topk.contract`: ``-0.0`` equals ``+0.0``, and every
-NaN is equal to every other and above ``+inf``. So NaN comes first among the largest and last among the smallest,
-as in torch.
+**Which items.** The `k` largest along a dimension, or the `k` smallest. Of equal values those with the
+smallest indices, so the set is unique. Values compare as in `gvr_topk.contract`: ``-0.0`` equals ``+0.0``,
+and every NaN is equal to every other and above ``+inf``. So NaN comes first among the largest and last among
+the smallest, as in torch.
 
 **In what order.** By value, then by index. `topk` with ``sorted=False`` returns ascending indices.
 
@@ -110,9 +110,10 @@ def topk(
     the smallest indices are chosen, and smaller indices stand first. The gradient of the values goes to the
     chosen elements.
 
-    On a GPU nothing is read on the host, so a CUDA graph can capture the call. With ``largest=True`` it launches
-    a fill, the op, a conversion and a gather; if `sorted`, also an elementwise kernel, the sort and two gathers.
-    Rows that do not lie along the last dimension with stride 1 are copied. ``torch.func.vmap`` is not supported.
+    On a GPU nothing is read on the host, so a CUDA graph can capture the call. With ``largest=True`` it
+    launches a fill, the op, a conversion and a gather; if `sorted`, also an elementwise kernel, the sort and
+    two gathers. Rows that do not lie along the last dimension with stride 1 are copied, and so are rows of
+    more than 2**21 elements if there are several. ``torch.func.vmap`` is not supported.
 
     Where a CPU flushes denormals (``torch.set_flush_denormal``), they are sorted as zeros.
 
@@ -202,7 +203,7 @@ def topk_threshold(
 
     Examples
     --------
-    >>> topk_threshold(torch.tensor([3.0, 1.0, 3.0, 3.0, 5.0]), 3)
+    >>> topk_threshold(torch.tensor([3.0, 1.0, 3.0, 3.0, 5.0, 4.0]), 4)
     TopkThreshold(value=tensor(3.), tie_quota=tensor(2))
     """
     rows, k, axis = _checked(_THRESHOLD, input, k, dim, low=1)
@@ -310,15 +311,23 @@ def _positions(input: Tensor, k: int, dim: int, largest: bool) -> Tensor:
     scores = input.movedim(dim, -1)
     if k == 0 or scores.numel() == 0:
         chosen = torch.empty((*scores.shape[:-1], k), dtype=torch.int64, device=input.device)
-    elif _op_serves(scores, k):
+    elif op_serves(scores, k):
         chosen = _select(scores if largest else _reversed(scores), k)
     else:
         chosen = _order(scores, -1, largest)[..., :k].sort(-1).values
     return chosen.movedim(-1, dim)
 
 
-def _op_serves(scores: Tensor, k: int) -> bool:
-    """Whether the decode op can select `k` items in each of these rows, in pieces or at once."""
+def op_serves(scores: Tensor, k: int) -> bool:
+    """Whether the decode op can select `k` items in each of these rows, in pieces or at once.
+
+    Parameters
+    ----------
+    scores : Tensor, ``[..., width]``
+        At least one column.
+    k : int
+        1 to `width`.
+    """
     width = scores.shape[-1]
     return (
         scores.dtype in DTYPES
@@ -330,7 +339,7 @@ def _op_serves(scores: Tensor, k: int) -> bool:
 
 
 def _select(scores: Tensor, k: int) -> Tensor:
-    """Ascending positions of the `k` largest scores of every row, int64; rows may be longer than the op takes.
+    """Ascending positions of the `k` largest scores of every row, int64; the op takes longer rows in pieces.
 
     The largest of a row are among the largest of its pieces. Both are listed by ascending position, so the
     smallest positions win among equal scores, as within one piece.
@@ -351,8 +360,8 @@ def _select(scores: Tensor, k: int) -> Tensor:
 def _reversed(scores: Tensor) -> Tensor:
     """Map scores to float32 numbers that rank in the opposite order, NaN below all others.
 
-    Negation alone would leave NaN on top. Every number moves up to the next one, which frees -inf for NaN. The
-    largest finite number becomes +inf, and +inf becomes NaN.
+    Negation alone would leave NaN on top. So every number moves up to the next one, which frees -inf for NaN:
+    the largest finite number becomes +inf, and +inf becomes NaN.
     """
     negated = -scores.to(torch.float32)
     infinity = torch.full((), torch.inf, device=scores.device)

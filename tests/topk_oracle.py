@@ -13,9 +13,10 @@ ROWS = 3
 
 
 def best(given: Tensor, k: int, dim: int = -1, *, largest: bool = True) -> Tensor:
-    """Indices of the `k` best elements along a dimension, the best first, smaller indices first among equal ones.
+    """Indices of the `k` best elements along a dimension, the best first.
 
-    NaN is above every number: first among the largest, last among the smallest.
+    Of equal ones the smallest indices are chosen, and stand first. NaN is above every number: first among the
+    largest, last among the smallest.
     """
     plain = given.detach().cpu()
     exact = plain.to(torch.float64 if plain.is_floating_point() else torch.int64).numpy()

@@ -175,6 +175,17 @@ def test_rows_longer_than_the_op_takes_are_selected_in_pieces(
     assert max(shape[-1] for shape in selected) == 8 and max(len(shape) for shape in selected) == 3
 
 
+def test_which_calls_theop_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_topk, "MAX_WIDTH", 8)
+    monkeypatch.setattr(torch_topk, "MAX_ROWS", 3)
+    for rows, width, k, serves in (
+        *((3, 8, 8, True), (4, 8, 1, False)),
+        *((1, 9, 4, True), (1, 9, 5, False), (1, 90, 4, True), (3, 90, 4, True), (4, 90, 4, False)),
+    ):
+        assert torch_topk.op_serves(torch.zeros(rows, width), k) is serves
+    assert not torch_topk.op_serves(torch.zeros(1, 8, dtype=torch.float64), 1)
+
+
 def test_a_row_longer_than_the_op_takes() -> None:
     row = torch.randn((1 << 21) + 5, generator=draw(8)).round(decimals=3)
     row[-2:] = 9.0
@@ -355,10 +366,14 @@ def test_torch_topk_is_served_between_enable_and_disable(backend: list[tuple[int
         assert type(result) is torch.return_types.topk
         assert result.indices.tolist() == [0, 1, 2]
     assert torch.topk(TIED.view(4, 20), 2, dim=0, sorted=False).indices[:, 0].tolist() == [0, 1]
-    assert backend == 3 * [(80,)] + [(4, 20)]
+    given = torch.randn(2, 30, generator=draw(14))
+    assert torch.equal(torch.topk(given, 1).indices[:, 0], given.argmax(1))
+    assert torch.equal(torch.topk(given, 30).values, given.sort(1, descending=True).values)
+    assert torch.equal(torch.topk(given, 30, sorted=False).values, given)
+    assert backend == [*3 * [(80,)], (4, 20), *3 * [(2, 30)]]
     torch_backend.disable()
     torch_backend.disable()
-    assert torch.equal(torch.topk(TIED, 3).indices, before) and len(backend) == 4
+    assert torch.equal(torch.topk(TIED, 3).indices, before) and len(backend) == 7
 
 
 def test_torch_topk_keeps_the_calls_that_are_not_served(backend: list[tuple[int, ...]]) -> None:
@@ -369,8 +384,8 @@ def test_torch_topk_keeps_the_calls_that_are_not_served(backend: list[tuple[int,
         lambda: torch.topk(TIED, 3, largest=False),
         lambda: torch.topk(TIED, 0),
         lambda: torch.topk(TIED[0], 1),
-        lambda: torch.topk(torch.empty(0, 3), 2),
-        lambda: torch.topk(torch.zeros((1 << 21) + 1), 1),
+        lambda: torch.topk(torch.empty(2, 0), 0),
+        lambda: torch.topk(torch.zeros((1 << 21) + 1), (1 << 20) + 1),
         lambda: torch.topk(TIED, 3, out=out),
     ]
     before = [tuple(tensor.clone() for tensor in call()) for call in calls]
