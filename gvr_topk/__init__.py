@@ -4,14 +4,13 @@
 to the next; `RequestSlots` says which request owns which slot of that state. `indexer_topk_prefill` selects
 in a window of every row of a prefill chunk. `indexer_topk_blocks` selects positions and blocks of positions
 in one call, and `indexer_topk_in_blocks` selects within given blocks. `topk` has the signature of
-``torch.topk``; `kth_value`, `topk_threshold` and `topk_mask` say the same of a set in other ways, and
-`torch_backend` serves ``torch.topk`` itself. `library_status` says whether CUDA tensors can be served.
-`gvr_topk.integrations` connects the ops to serving engines.
+``torch.topk``, and `kth_value`, `topk_threshold` and `topk_mask` describe the set that it selects;
+`gvr_topk.torch_backend` serves ``torch.topk`` itself. `library_status` says whether CUDA tensors can be
+served. `gvr_topk.integrations` connects the ops to serving engines.
 """
 
 from __future__ import annotations
 
-from gvr_topk import torch_backend
 from gvr_topk.library import library_status
 from gvr_topk.ops import (
     indexer_topk_blocks,
@@ -35,6 +34,5 @@ __all__ = [
     "topk",
     "topk_mask",
     "topk_threshold",
-    "torch_backend",
 ]
 __version__ = "0.2.0"

@@ -40,8 +40,8 @@ def enable() -> None:
     on a GPU that the library has code for. They return what `gvr_topk.topk` returns. Where other code has
     replaced the kernel too, the last one to do so is called first. ``torch.kthvalue`` stays as it is.
 
-    The kernel is called through Python, which costs the host some microseconds in each call of ``torch.topk``
-    that no CUDA graph replays.
+    The kernel is called through Python, which costs the host time in each call of ``torch.topk`` that no CUDA
+    graph replays.
     """
     if _registered:
         return

@@ -80,7 +80,7 @@ def topk(
         Items, 0 to the size of the dimension.
     dim : int, default -1
     largest : bool, default True
-        If false, the `k` smallest. On a GPU the input is then mapped first, in six elementwise kernels over
+        If false, the `k` smallest. What the op serves is then mapped first, by six elementwise operations on
         float32 copies of it.
     sorted : bool, default True
         Order items by value, the best first, and then by index. If false, by index alone, which saves a
@@ -173,7 +173,7 @@ def kth_value(
     rows, k, axis = _checked(_KTH_VALUE, input, k, dim, low=1)
     keep = _kept(_KTH_VALUE, keepdim, dim) and input.dim() > 0
     chosen = _topk(rows, k, axis, _KTH_VALUE.flag("largest", largest), True)
-    last = TopkResult(*(tensor.narrow(axis, k - 1, 1) for tensor in chosen))
+    last = TopkResult(*(_last(tensor, axis) for tensor in chosen))
     return last if keep else TopkResult(*(tensor.squeeze(axis) for tensor in last))
 
 
@@ -209,7 +209,7 @@ def topk_threshold(
     rows, k, axis = _checked(_THRESHOLD, input, k, dim, low=1)
     keep = _kept(_THRESHOLD, keepdim, dim) and input.dim() > 0
     values = _topk(rows, k, axis, _THRESHOLD.flag("largest", largest), True).values
-    kth = values.narrow(axis, k - 1, 1)
+    kth = _last(values, axis)
     ties = (values == kth) | ((values != values) & (kth != kth))  # NaN is equal to NaN
     found = TopkThreshold(kth, ties.sum(axis, keepdim=True))
     return found if keep else TopkThreshold(*(tensor.squeeze(axis) for tensor in found))
@@ -295,9 +295,14 @@ def _copied(found: TopkResult, out: Any) -> TopkResult:
     return TopkResult(*out)
 
 
+def _last(items: Tensor, dim: int) -> Tensor:
+    """The last items along a dimension, in memory of their own: a view would keep that of all others."""
+    return items.narrow(dim, items.shape[dim] - 1, 1).clone(memory_format=torch.contiguous_format)
+
+
 def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkResult:
-    """Select items, with their gradient, of arguments that are checked."""
-    indices = _positions(input.detach(), k, dim, largest)
+    """Select items, with their gradient, of arguments that are checked; all results are contiguous."""
+    indices = _positions(input.detach(), k, dim, largest).contiguous()
     # The smallest index stands first, so a stable sort of the values leaves equal ones in order.
     values = input.gather(dim, indices)
     if sorted:
@@ -365,8 +370,8 @@ def _reversed(scores: Tensor) -> Tensor:
     """
     negated = -scores.to(torch.float32)
     infinity = torch.full((), torch.inf, device=scores.device)
-    raised = torch.nextafter(negated, infinity).masked_fill(negated == torch.inf, torch.nan)
-    return raised.masked_fill(negated != negated, -torch.inf)
+    raised = torch.nextafter(negated, infinity).masked_fill_(negated == torch.inf, torch.nan)
+    return raised.masked_fill_(negated != negated, -torch.inf)
 
 
 def _order(values: Tensor, dim: int, largest: bool) -> Tensor:

@@ -102,6 +102,8 @@ def test_any_shape_strides_and_dimension(name: str, largest: bool) -> None:
             got = topk(given, k, dim, largest)
             assert torch.equal(got.indices, wanted)
             assert torch.equal(got.values, torch.topk(given, k, dim, largest).values)
+            unsorted = topk(given, k, dim, largest, sorted=False)
+            assert all(tensor.is_contiguous() for tensor in (*got, *unsorted))
             mask = torch.zeros_like(given, dtype=torch.bool).scatter(dim, wanted, True)
             assert torch.equal(topk_mask(given, k, dim, largest=largest), mask)
             if k > 0:
@@ -111,6 +113,7 @@ def test_any_shape_strides_and_dimension(name: str, largest: bool) -> None:
                         given, k if not largest else given.shape[dim] + 1 - k, dim, keepdim
                     )
                     assert torch.equal(value, wanted_value.values)
+                    assert value.is_contiguous() and value.untyped_storage().nbytes() == 4 * value.numel()
                     assert index.shape == wanted_value.indices.shape
                     kth, quota = topk_threshold(given, k, dim, keepdim, largest=largest)
                     assert torch.equal(kth, value) and quota.shape == value.shape
@@ -374,6 +377,8 @@ def test_torch_topk_is_served_between_enable_and_disable(backend: list[tuple[int
     torch_backend.disable()
     torch_backend.disable()
     assert torch.equal(torch.topk(TIED, 3).indices, before) and len(backend) == 7
+    torch_backend.enable()
+    assert torch.topk(TIED, 3).indices.tolist() == [0, 1, 2]
 
 
 def test_torch_topk_keeps_the_calls_that_are_not_served(backend: list[tuple[int, ...]]) -> None:
