@@ -27,6 +27,7 @@ VERBS = {
     "sampling": Verb(
         "bench.bench_sampling", "time the sampler, and compare its tokens with the CPU's", HOPPER
     ),
+    "topk": Verb("bench.bench_topk", "time topk at any k, and compare it with a sort", HOPPER),
     "phases": Verb("bench.phase_timing", "time each phase inside the kernels", HOPPER),
     "sweep": Verb("bench.tune", "time every cluster size, which the plan's constants come from", HOPPER),
     "fuzz": Verb("fuzz.fuzz", "compare random calls with the contract", OR_CPU),

@@ -4,8 +4,10 @@
 to the next; `RequestSlots` says which request owns which slot of that state. `indexer_topk_prefill` selects
 in a window of every row of a prefill chunk, and with a `PrefillCarry` in rows whose scores come in slices.
 `indexer_topk_blocks` selects positions and blocks of positions in one call, and `indexer_topk_in_blocks`
-selects within given blocks. `library_status` says whether CUDA tensors can be served. `gvr_topk.integrations`
-connects the ops to serving engines.
+selects within given blocks. `topk` has the signature of ``torch.topk``, and `kth_value`, `topk_threshold` and
+`topk_mask` describe the set that it selects; `gvr_topk.torch_backend` serves ``torch.topk`` itself.
+`library_status` says whether CUDA tensors can be served. `gvr_topk.integrations` connects the ops to serving
+engines.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from gvr_topk.ops import (
 )
 from gvr_topk.request_slots import RequestSlots
 from gvr_topk.state import TopkState
+from gvr_topk.torch_topk import kth_value, topk, topk_mask, topk_threshold
 
 __all__ = [
     "PrefillCarry",
@@ -29,6 +32,10 @@ __all__ = [
     "indexer_topk_decode",
     "indexer_topk_in_blocks",
     "indexer_topk_prefill",
+    "kth_value",
     "library_status",
+    "topk",
+    "topk_mask",
+    "topk_threshold",
 ]
 __version__ = "0.2.0"

@@ -57,6 +57,8 @@ _INSTALL = (
 _SOME_ROWS = "not all_outputs or tied or NaN or (two and left)"
 _SAMPLING = ("test_sampling.py", "-k", _SOME_ROWS)
 
+_TOPK = ("test_topk.py", "-k", "not one_graph")
+
 TARGETS: dict[str, tuple[str, ...]] = {
     "gvr_topk/arguments.py": (
         "test_argument_memory.py",
@@ -93,6 +95,8 @@ TARGETS: dict[str, tuple[str, ...]] = {
         f"({_SOME_ROWS}) and not gumbel",
     ),
     "gvr_topk/state.py": ("test_state.py",),
+    "gvr_topk/torch_backend.py": _TOPK,
+    "gvr_topk/torch_topk.py": _TOPK,
     "gvr_topk/integrations/_kit/device.py": ("test_integration_kit.py",),
     "gvr_topk/integrations/_kit/engine.py": (*_SGLANG, *_VLLM),
     "gvr_topk/integrations/_kit/environment.py": ("test_integration_verify.py", *_INSTALL),

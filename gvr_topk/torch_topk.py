@@ -1,0 +1,382 @@
+"""`topk` with the signature of ``torch.topk``, and the k-th value, the threshold and the mask of its set.
+
+**Which items.** The `k` largest along a dimension, or the `k` smallest. Of equal values those with the
+smallest indices, so the set is unique. Values compare as in `gvr_topk.contract`: ``-0.0`` equals ``+0.0``,
+and every NaN is equal to every other and above ``+inf``. So NaN comes first among the largest and last among
+the smallest, as in torch.
+
+**In what order.** By value, then by index. `topk` with ``sorted=False`` returns ascending indices.
+
+**What serves a call.** The decode op selects in rows of float32, bfloat16 and float16, without a state. Rows
+longer than it takes are selected in pieces, and then among what the pieces have left. A stable sort of the
+rows serves the rest: other dtypes, more than 2**26 rows, and a `k` above 2**20 in rows longer than 2**21.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gvr_topk.arguments import Checks
+from gvr_topk.constants import MAX_ROWS, MAX_WIDTH
+from gvr_topk.contract import DTYPES
+from gvr_topk.layers import indexer_topk
+
+_TOPK, _KTH_VALUE = Checks("gvr_topk.topk"), Checks("gvr_topk.kth_value")
+_THRESHOLD, _MASK = Checks("gvr_topk.topk_threshold"), Checks("gvr_topk.topk_mask")
+
+_INDEX_DTYPES = (torch.int64, torch.int32)
+
+
+class TopkResult(NamedTuple):
+    """What `topk` and `kth_value` return.
+
+    Attributes
+    ----------
+    values : Tensor
+        Elements of the input; they carry its gradient.
+    indices : Tensor, integer
+        Where they stand along the dimension.
+    """
+
+    values: Tensor
+    indices: Tensor
+
+
+class TopkThreshold(NamedTuple):
+    """What `topk_threshold` returns.
+
+    Attributes
+    ----------
+    value : Tensor
+        The k-th value: what ranks above it belongs to the set.
+    tie_quota : Tensor, int64
+        How many of the elements equal to it belong to the set, 1 or more: those with the smallest indices.
+    """
+
+    value: Tensor
+    tie_quota: Tensor
+
+
+def topk(
+    input: Tensor,
+    k: int,
+    dim: int = -1,
+    largest: bool = True,
+    sorted: bool = True,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+    index_dtype: torch.dtype = torch.int64,
+) -> TopkResult:
+    """Select the `k` largest elements along a dimension, exactly and deterministically, as ``torch.topk``.
+
+    Parameters
+    ----------
+    input : Tensor, any shape and strides, any real dtype but bool
+        Without dimensions, it counts as one of one element.
+    k : int
+        Items, 0 to the size of the dimension.
+    dim : int, default -1
+    largest : bool, default True
+        If false, the `k` smallest. What the op serves is then mapped first, by six elementwise operations on
+        float32 copies of it.
+    sorted : bool, default True
+        Order items by value, the best first, and then by index. If false, by index alone, which saves a
+        stable sort of the `k` values of each row (``torch.sort``) and two gathers.
+    out : tuple of two Tensors, optional
+        Where values and indices are copied to, of exactly their dtypes; tensors without elements are resized.
+    index_dtype : torch.dtype, default torch.int64
+        torch.int64 or torch.int32.
+
+    Returns
+    -------
+    TopkResult
+        `values` and `indices`, of the shape of `input` with `k` in place of its size along `dim`.
+
+    Raises
+    ------
+    ValueError
+        An argument is wrong; the message names it.
+    IndexError
+        `input` has no such dimension.
+    LibraryError
+        The tensors are on a GPU, and the CUDA library is not available.
+
+    Notes
+    -----
+    The values are those of ``torch.topk``, NaN included. torch says nothing of equal values; here those with
+    the smallest indices are chosen, and smaller indices stand first. The gradient of the values goes to the
+    chosen elements.
+
+    On a GPU nothing is read on the host, so a CUDA graph can capture the call. With ``largest=True`` it
+    launches a fill, the op, a conversion and a gather; if `sorted`, also an elementwise kernel, the sort and
+    two gathers. Rows that do not lie along the last dimension with stride 1 are copied, and so are rows of
+    more than 2**21 elements if there are several. ``torch.func.vmap`` is not supported.
+
+    Where a CPU flushes denormals (``torch.set_flush_denormal``), they are sorted as zeros.
+
+    Examples
+    --------
+    >>> topk(torch.tensor([0.5, 3.0, 1.0, 3.0]), 3).indices
+    tensor([1, 3, 2])
+    """
+    rows, k, dim = _checked(_TOPK, input, k, dim, low=0)
+    largest, sorted = _TOPK.flag("largest", largest), _TOPK.flag("sorted", sorted)
+    if index_dtype not in _INDEX_DTYPES:
+        raise _TOPK.fail("index_dtype", "torch.int64 or torch.int32", repr(index_dtype))
+    chosen = _topk(rows, k, dim, largest, sorted)
+    found = TopkResult(chosen.values, chosen.indices.to(index_dtype))
+    if input.dim() == 0:
+        found = TopkResult(*(tensor.squeeze(0) for tensor in found))
+    return found if out is None else _copied(found, out)
+
+
+def kth_value(
+    input: Tensor, k: int, dim: int | None = -1, keepdim: bool = False, *, largest: bool = True
+) -> TopkResult:
+    """Find the k-th largest element along a dimension, or the k-th smallest as ``torch.kthvalue`` does.
+
+    Parameters
+    ----------
+    input : Tensor, any shape and strides, any real dtype but bool
+    k : int
+        1 to the size of the dimension.
+    dim : int or None, default -1
+        None: among all elements, with indices into the flattened input.
+    keepdim : bool, default False
+        Keep the dimension, with a size of 1. Not with ``dim=None``.
+    largest : bool, default True
+        If false, the k-th smallest, which ``torch.kthvalue(input, k, dim)`` returns.
+
+    Returns
+    -------
+    TopkResult
+        The value, which carries its gradient, and its int64 index. Among equal values the index is the last
+        one that `topk` selects.
+
+    Raises
+    ------
+    ValueError, IndexError, LibraryError
+        As in `topk`.
+
+    Notes
+    -----
+    It costs what `topk` costs.
+
+    Examples
+    --------
+    >>> kth_value(torch.tensor([0.5, 3.0, 1.0, 3.0]), 2)
+    TopkResult(values=tensor(3.), indices=tensor(3))
+    """
+    rows, k, axis = _checked(_KTH_VALUE, input, k, dim, low=1)
+    keep = _kept(_KTH_VALUE, keepdim, dim) and input.dim() > 0
+    chosen = _topk(rows, k, axis, _KTH_VALUE.flag("largest", largest), True)
+    last = TopkResult(*(_last(tensor, axis) for tensor in chosen))
+    return last if keep else TopkResult(*(tensor.squeeze(axis) for tensor in last))
+
+
+def topk_threshold(
+    input: Tensor, k: int, dim: int | None = -1, keepdim: bool = False, *, largest: bool = True
+) -> TopkThreshold:
+    """Describe the set that `topk` selects by its k-th value and its share of the elements equal to that.
+
+    Parameters
+    ----------
+    input, k, dim, keepdim, largest
+        As in `kth_value`.
+
+    Returns
+    -------
+    TopkThreshold
+        Two numbers for each row.
+
+    Raises
+    ------
+    ValueError, IndexError, LibraryError
+        As in `topk`.
+
+    Notes
+    -----
+    It costs what `topk` costs, and a comparison of the `k` values of each row.
+
+    Examples
+    --------
+    >>> topk_threshold(torch.tensor([3.0, 1.0, 3.0, 3.0, 5.0, 4.0]), 4)
+    TopkThreshold(value=tensor(3.), tie_quota=tensor(2))
+    """
+    rows, k, axis = _checked(_THRESHOLD, input, k, dim, low=1)
+    keep = _kept(_THRESHOLD, keepdim, dim) and input.dim() > 0
+    values = _topk(rows, k, axis, _THRESHOLD.flag("largest", largest), True).values
+    kth = _last(values, axis)
+    ties = (values == kth) | ((values != values) & (kth != kth))  # NaN is equal to NaN
+    found = TopkThreshold(kth, ties.sum(axis, keepdim=True))
+    return found if keep else TopkThreshold(*(tensor.squeeze(axis) for tensor in found))
+
+
+def topk_mask(
+    input: Tensor, k: int, dim: int | None = -1, *, largest: bool = True, out: Tensor | None = None
+) -> Tensor:
+    """Mark the elements that `topk` selects.
+
+    Parameters
+    ----------
+    input : Tensor, any shape and strides, any real dtype but bool
+    k : int
+        0 to the size of the dimension.
+    dim : int or None, default -1
+        None: among all elements, as BatchTopK of a sparse autoencoder selects.
+    largest : bool, default True
+        If false, the `k` smallest.
+    out : Tensor, shape of `input`, bool, contiguous, optional
+        Where to write; allocated when absent.
+
+    Returns
+    -------
+    Tensor, shape of `input`, bool
+        `out`: true for exactly `k` elements of each row, whatever ties there are.
+
+    Raises
+    ------
+    ValueError, IndexError, LibraryError
+        As in `topk`.
+
+    Examples
+    --------
+    >>> topk_mask(torch.tensor([[3.0, 1.0], [2.0, 3.0]]), 3, dim=None)
+    tensor([[ True, False],
+            [ True,  True]])
+    """
+    rows, k, axis = _checked(_MASK, input, k, dim, low=0)
+    chosen = _positions(rows.detach(), k, axis, _MASK.flag("largest", largest))
+    if out is None:
+        out = torch.zeros(input.shape, dtype=torch.bool, device=input.device)
+    else:
+        _MASK.tensor("out", out, input, torch.bool, tuple(input.shape), strided=True)
+        _MASK.contiguous("out", out)
+        out.zero_()
+    out.view(rows.shape).scatter_(axis, chosen, True)
+    return out
+
+
+def _checked(checks: Checks, input: Tensor, k: int, dim: int | None, *, low: int) -> tuple[Tensor, int, int]:
+    """Return the input with a dimension to select along, the number of items, and that dimension."""
+    checks.dense("input", input)
+    if input.dtype is torch.bool or input.is_complex():
+        raise checks.fail("input", "a real dtype other than bool", str(input.dtype).removeprefix("torch."))
+    if dim is None:
+        rows, axis = input.reshape(-1), 0
+    else:
+        rows, axis = input.reshape(1) if input.dim() == 0 else input, checks.integer("dim", dim)
+    size = rows.size(axis)  # or the IndexError of torch
+    k = checks.integer("k", k, low if input.dim() > 0 else 1, size)
+    return rows, k, axis % rows.dim()
+
+
+def _kept(checks: Checks, keepdim: bool, dim: int | None) -> bool:
+    """Return whether a result keeps the dimension."""
+    if checks.flag("keepdim", keepdim) and dim is None:
+        raise checks.fail("keepdim", "a dim beside it", None)
+    return keepdim
+
+
+def _copied(found: TopkResult, out: Any) -> TopkResult:
+    """Copy results to where the caller wants them."""
+    if not isinstance(out, tuple | list) or len(out) != 2:
+        raise _TOPK.fail("out", "a tuple of values and indices", type(out).__name__)
+    if found.values.requires_grad:
+        raise _TOPK.fail("out", "an input without a gradient, or torch.no_grad", "an input with one")
+    for name, target, result in zip(("out[0]", "out[1]"), out, found, strict=True):
+        if isinstance(target, Tensor) and target.numel() == 0:
+            target.resize_(result.shape)
+        _TOPK.tensor(name, target, result, result.dtype, tuple(result.shape), strided=True)
+        target.copy_(result)
+    return TopkResult(*out)
+
+
+def _last(items: Tensor, dim: int) -> Tensor:
+    """The last items along a dimension, in memory of their own: a view would keep that of all others."""
+    return items.narrow(dim, items.shape[dim] - 1, 1).clone(memory_format=torch.contiguous_format)
+
+
+def _topk(input: Tensor, k: int, dim: int, largest: bool, sorted: bool) -> TopkResult:
+    """Select items, with their gradient, of arguments that are checked; all results are contiguous."""
+    indices = _positions(input.detach(), k, dim, largest).contiguous()
+    # The smallest index stands first, so a stable sort of the values leaves equal ones in order.
+    values = input.gather(dim, indices)
+    if sorted:
+        order = _order(values.detach(), dim, largest)
+        values, indices = values.gather(dim, order), indices.gather(dim, order)
+    return TopkResult(values, indices)
+
+
+def _positions(input: Tensor, k: int, dim: int, largest: bool) -> Tensor:
+    """Ascending indices of the `k` best elements along a dimension, int64."""
+    scores = input.movedim(dim, -1)
+    if k == 0 or scores.numel() == 0:
+        chosen = torch.empty((*scores.shape[:-1], k), dtype=torch.int64, device=input.device)
+    elif op_serves(scores, k):
+        chosen = _select(scores if largest else _reversed(scores), k)
+    else:
+        chosen = _order(scores, -1, largest)[..., :k].sort(-1).values
+    return chosen.movedim(-1, dim)
+
+
+def op_serves(scores: Tensor, k: int) -> bool:
+    """Whether the decode op can select `k` items in each of these rows, in pieces or at once.
+
+    Parameters
+    ----------
+    scores : Tensor, ``[..., width]``
+        At least one column.
+    k : int
+        1 to `width`.
+    """
+    width = scores.shape[-1]
+    return (
+        scores.dtype in DTYPES
+        and scores.device.type in ("cpu", "cuda", "meta")
+        # Of longer pieces, too much would be left to select among.
+        and (width <= MAX_WIDTH or k <= MAX_WIDTH // 2)
+        and scores.numel() // width <= MAX_ROWS
+    )
+
+
+def _select(scores: Tensor, k: int) -> Tensor:
+    """Ascending positions of the `k` largest scores of every row, int64; the op takes longer rows in pieces.
+
+    The largest of a row are among the largest of its pieces. Both are listed by ascending position, so the
+    smallest positions win among equal scores, as within one piece.
+    """
+    width = scores.shape[-1]
+    if width <= MAX_WIDTH:
+        return indexer_topk(scores, None, k).to(torch.int64)
+    whole = width - width % MAX_WIDTH
+    pieces = scores[..., :whole].unflatten(-1, (-1, MAX_WIDTH))
+    starts = torch.arange(0, whole, MAX_WIDTH, device=scores.device)
+    candidates = (_select(pieces, k) + starts[:, None]).flatten(-2)
+    if whole < width:
+        rest = _select(scores[..., whole:], min(k, width - whole)) + whole
+        candidates = torch.cat((candidates, rest), -1)
+    return candidates.gather(-1, _select(scores.gather(-1, candidates), k))
+
+
+def _reversed(scores: Tensor) -> Tensor:
+    """Map scores to float32 numbers that rank in the opposite order, NaN below all others.
+
+    Negation alone would leave NaN on top. So every number moves up to the next one, which frees -inf for NaN:
+    the largest finite number becomes +inf, and +inf becomes NaN.
+    """
+    negated = -scores.to(torch.float32)
+    infinity = torch.full((), torch.inf, device=scores.device)
+    raised = torch.nextafter(negated, infinity).masked_fill_(negated == torch.inf, torch.nan)
+    return raised.masked_fill_(negated != negated, -torch.inf)
+
+
+def _order(values: Tensor, dim: int, largest: bool) -> Tensor:
+    """Indices that sort values, the best first and equal ones as they stand."""
+    if values.is_floating_point():
+        # A radix sort, as CUDA runs it, ranks a NaN by its bits: by its sign, first of all.
+        values = torch.nan_to_num(values, nan=torch.nan, posinf=torch.inf, neginf=-torch.inf)
+    return torch.sort(values, dim=dim, descending=largest, stable=True).indices

@@ -1,0 +1,301 @@
+"""`topk` and its kin on a GPU: the sets and orders of a sort in NumPy; and ``torch.topk`` served by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from contents import CONTENTS, draw
+from torch import Tensor
+
+from gvr_topk import kth_value, topk, topk_mask, topk_threshold, torch_backend
+from tests.topk_oracle import KINDS, best, rows_of
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BOTH = pytest.mark.parametrize("largest", [True, False])
+
+
+def same(got: Tensor, wanted: Tensor) -> bool:
+    """Whether values are equal, one NaN like another."""
+    return got.dtype == wanted.dtype and torch.equal(got.nan_to_num(nan=7.25), wanted.nan_to_num(nan=7.25))
+
+
+def check(given: Tensor, k: int, dim: int = -1, *, largest: bool = True) -> None:
+    """Compare every result with the oracle: sorted and unsorted items, mask, k-th value and threshold."""
+    unsorted = topk(given, k, dim, largest, sorted=False)
+    got = topk(given, k, dim, largest)
+    mask = topk_mask(given, k, dim, largest=largest)
+    value, index = kth_value(given, k, dim, True, largest=largest)
+    kth, quota = topk_threshold(given, k, dim, True, largest=largest)
+    wanted = best(given, k, dim, largest=largest).cuda()
+    assert torch.equal(got.indices, wanted)
+    assert same(got.values, given.gather(dim, wanted))
+    assert torch.equal(unsorted.indices, wanted.sort(dim).values)
+    assert same(unsorted.values, given.gather(dim, unsorted.indices))
+    assert torch.equal(mask, torch.zeros_like(given, dtype=torch.bool).scatter(dim, wanted, True))
+    last = got.values.narrow(dim, k - 1, 1)
+    assert torch.equal(index, wanted.narrow(dim, k - 1, 1)) and same(value, last) and same(kth, last)
+    equal = (got.values == last) | (got.values.isnan() & last.isnan())
+    assert torch.equal(quota, equal.sum(dim, keepdim=True))
+    assert same(got.values, torch.topk(given, k, dim, largest).values)
+
+
+@BOTH
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_k_of_small_rows(kind: str, dtype: torch.dtype, largest: bool) -> None:
+    for width in (1, 2, 7, 33, 70):
+        rows = rows_of(kind, width, seed=width).cuda().to(dtype)
+        for k in range(1, width + 1):
+            check(rows, k, largest=largest)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("width", "ks"), [(5000, (1, 50, 129, 1025, 4097, 4999, 5000)), (40_000, (2048, 9000))]
+)
+def test_the_sort_of_any_number_of_items(width: int, ks: tuple[int, ...], kind: str, largest: bool) -> None:
+    """PyTorch sorts rows of different lengths with different kernels, some of which compare bits."""
+    rows = rows_of(kind, width).cuda()
+    for k in ks:
+        check(rows, k, largest=largest)
+        check(rows[:1], k, largest=largest)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CONTENTS)
+def test_long_rows(name: str, dtype: torch.dtype) -> None:
+    rows = CONTENTS[name](4, 131_072, 2048).to(dtype)
+    for k in (1, 50, 2048, 16_384):
+        check(rows, k)
+    check(rows, 100, largest=False)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, (1 << 21) + 5), (2, 3 * (1 << 21) + 7)])
+def test_rows_longer_than_the_op_takes(rows: int, width: int) -> None:
+    given = torch.randn(rows, width, device="cuda", generator=draw(1)).round(decimals=4)
+    given[:, -3:] = 9.0
+    for k in (1, 1000, 70_000):
+        check(given, k)
+    check(given, 1000, largest=False)
+
+
+@pytest.mark.parametrize("k", [1, 4096, 200_000])
+def test_the_largest_of_all_elements(k: int) -> None:
+    """Of 2^26 elements with many ties at the k-th value."""
+    given = torch.randn(1 << 13, 1 << 13, device="cuda", generator=draw(2)).round(decimals=3)
+    mask = topk_mask(given, k, None)
+    kth, quota = topk_threshold(given, k, None)
+    assert int((given > kth).sum() + quota) == k
+    ties = (given == kth).flatten()
+    first = torch.nonzero(ties).flatten()[: int(quota)]
+    wanted = (given > kth).flatten().index_fill(0, first, True)
+    assert torch.equal(mask.flatten(), wanted)
+    assert kth_value(given, k, None).indices == first[-1]
+
+
+def test_a_row_of_more_than_two_to_the_31_elements() -> None:
+    width = (1 << 31) + 70_003
+    row = torch.zeros(width, dtype=torch.bfloat16, device="cuda")
+    # Pieces of 2^21, on both sides of their borders, and on both sides of 2^31.
+    planted = [0, 5, (1 << 21) - 1, 1 << 21, (1 << 31) - 1, 1 << 31, (1 << 31) + 69_000, width - 1]
+    row[torch.tensor(planted, device="cuda")] = torch.arange(len(planted), device="cuda").bfloat16() + 1
+    assert topk(row, len(planted)).indices.tolist() == planted[::-1]
+    with_ties = topk(row, len(planted) + 3, sorted=False).indices.tolist()
+    assert with_ties == sorted([*planted, 1, 2, 3])
+    assert kth_value(row, len(planted)).indices == 0
+
+
+SHAPES: dict[str, Callable[[], Tensor]] = {
+    "vector": lambda: torch.randn(30, generator=draw(0), device="cuda"),
+    "three dimensions": lambda: torch.randn(3, 4, 10, generator=draw(2), device="cuda").round(),
+    "transposed": lambda: torch.randn(3, 4, 10, generator=draw(4), device="cuda").transpose(0, 2),
+    "every other": lambda: torch.randn(4, 60, generator=draw(5), device="cuda")[:, ::2],
+    "expanded": lambda: torch.randn(4, 1, 9, generator=draw(6), device="cuda").expand(4, 3, 9),
+    "part of a buffer": lambda: torch.randn(4, 40, generator=draw(7), device="cuda")[1:, 3:20],
+    "integers": lambda: torch.randint(-3, 4, (4, 50), generator=draw(8), device="cuda"),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("name", SHAPES)
+def test_any_shape_strides_and_dimension(name: str, largest: bool) -> None:
+    given = SHAPES[name]()
+    for dim in range(-given.dim(), given.dim()):
+        for k in {1, (given.shape[dim] + 1) // 2, given.shape[dim]}:
+            check(given, k, dim, largest=largest)
+    flat = given.reshape(-1)
+    wanted = best(flat, 7, largest=largest).cuda()
+    mask = torch.zeros_like(flat, dtype=torch.bool).scatter(0, wanted, True).view(given.shape)
+    assert torch.equal(topk_mask(given, 7, None, largest=largest), mask)
+
+
+def test_no_elements_and_no_dimensions() -> None:
+    for shape, k in (((0,), 0), ((0, 5), 2), ((5, 0), 0), ((3, 4), 0)):
+        got, wanted = topk(torch.empty(shape, device="cuda"), k), torch.topk(torch.empty(shape), k)
+        assert got.values.shape == wanted.values.shape and got.indices.shape == wanted.indices.shape
+    scalar = topk(torch.tensor(2.5, device="cuda"), 1)
+    assert scalar.values == 2.5 and scalar.indices == 0 and scalar.indices.shape == ()
+
+
+def all_of(given: Tensor, k: int) -> tuple[Tensor, ...]:
+    return (
+        *topk(given, k),
+        *topk(given, k, 0, False),
+        *topk(given, k, sorted=False, index_dtype=torch.int32),
+        *kth_value(given, k, None),
+        *topk_threshold(given, k, largest=False),
+        topk_mask(given, k),
+    )
+
+
+@pytest.mark.parametrize("k", [7, 5000])
+def test_a_replayed_graph_selects_afresh_and_nothing_waits_for_the_device(k: int) -> None:
+    given, graph = torch.randn(6000, 5100, device="cuda", generator=draw(3)), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        all_of(given, k)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    with torch.cuda.graph(graph):
+        captured = all_of(given, k)
+    for step in range(3):
+        given.copy_(torch.randn(6000, 5100, device="cuda", generator=draw(4 + step)).round(decimals=2))
+        graph.replay()
+        for got, wanted in zip(captured, all_of(given, k), strict=True):
+            assert torch.equal(got, wanted)
+
+
+def test_without_sorting_a_call_is_four_launches() -> None:
+    given = torch.randn(64, 131_072, device="cuda", generator=draw(5))
+    topk(given, 50, sorted=False)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        topk(given, 50, sorted=False)
+        torch.cuda.synchronize()
+    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    if not kernels:
+        pytest.skip("the profiler records no kernels here")
+    assert len(kernels) == 4, [event.name for event in kernels]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_one_graph(dynamic: bool) -> None:
+    compiled = torch.compile(all_of, fullgraph=True, dynamic=dynamic)
+    for shape, k in (((90, 300), 4), ((80, 310), 5)):
+        given = torch.randn(shape, device="cuda", generator=draw(k)).round(decimals=1).requires_grad_()
+        results = compiled(given, k)
+        for got, wanted in zip(results, all_of(given, k), strict=True):
+            assert torch.equal(got, wanted) and got.dtype == wanted.dtype
+        results[0].sum().backward()
+        assert given.grad is not None and torch.equal(given.grad != 0, topk_mask(given, k))
+
+
+@BOTH
+def test_gradients_are_those_of_torch(largest: bool) -> None:
+    ours, theirs = (torch.randn(3, 400, 5, device="cuda", generator=draw(9)).requires_grad_() for _ in "ab")
+    weights = torch.randn(3, 70, 5, device="cuda", generator=draw(10))
+    (topk(ours, 70, 1, largest).values * weights).sum().backward()
+    (torch.topk(theirs, 70, 1, largest).values * weights).sum().backward()
+    assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad)
+
+
+def test_equal_under_deterministic_algorithms() -> None:
+    given = torch.randn(40, 5100, device="cuda", generator=draw(11)).round(decimals=1).requires_grad_()
+    before = all_of(given, 30)
+    torch.use_deterministic_algorithms(True)
+    try:
+        again = all_of(given, 30)
+        again[0].sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(*each) for each in zip(before, again, strict=True))
+
+
+def test_outputs() -> None:
+    given = torch.randn(3, 4000, device="cuda", generator=draw(12))
+    values, indices = torch.empty(0, device="cuda"), torch.empty(3, 5, dtype=torch.int32, device="cuda")
+    got = topk(given, 5, out=(values, indices), index_dtype=torch.int32)
+    wanted = torch.topk(given, 5)
+    assert got.values is values and got.indices is indices
+    assert torch.equal(values, wanted.values) and torch.equal(indices, wanted.indices.int())
+    with pytest.raises(ValueError, match=r"gvr_topk\.topk: out\[0\]: wanted a tensor on cuda:0, got cpu"):
+        topk(given, 5, out=(torch.empty(3, 5), indices), index_dtype=torch.int32)
+
+
+# ---------------------------------------------------------------- torch.topk
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
+    """Shapes of the inputs that the backend has served; it is disabled in the end."""
+    shapes: list[tuple[int, ...]] = []
+
+    def noted(given: Tensor, *arguments: Any) -> Any:
+        shapes.append(tuple(given.shape))
+        return topk(given, *arguments)
+
+    monkeypatch.setattr(torch_backend, "topk", noted)
+    yield shapes
+    torch_backend.disable()
+
+
+def tied(rows: int = 64, width: int = 20_000) -> Tensor:
+    return torch.randint(0, 9, (rows, width), device="cuda", generator=draw(13)).float()
+
+
+def test_torch_topk_is_served_between_enable_and_disable(served: list[tuple[int, ...]]) -> None:
+    given = tied()
+    torch_backend.enable()
+    for dtype in DTYPES:
+        for k, dim in ((1, -1), (50, 1), (5000, -1), (20, 0)):
+            result = torch.topk(given.to(dtype), k, dim)
+            assert type(result) is torch.return_types.topk
+            assert torch.equal(result.indices, best(given, k, dim).cuda())
+    assert len(served) == 12
+    torch_backend.disable()
+    torch.topk(given, 50)
+    assert len(served) == 12
+
+
+def test_torch_topk_keeps_the_calls_that_are_not_served(served: list[tuple[int, ...]]) -> None:
+    given = tied(2, 1000)
+    out = (torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.int64, device="cuda"))
+    torch_backend.enable()
+    for result in (
+        torch.topk(given.double(), 30),
+        torch.topk(given.long(), 30),
+        torch.topk(given, 30, out=out),
+    ):
+        assert torch.equal(result[0].float(), best_values(given, 30))
+    assert torch.equal(torch.topk(given, 30, largest=False).values, best_values(given, 30, largest=False))
+    assert torch.topk(given, 0).values.shape == (2, 0) and torch.topk(given[0, 0], 1).values == given[0, 0]
+    with pytest.raises(RuntimeError, match="selected index k out of range"):
+        torch.topk(given, 1001)
+    assert served == []
+
+
+def best_values(given: Tensor, k: int, *, largest: bool = True) -> Tensor:
+    return given.gather(-1, best(given, k, largest=largest).cuda())
+
+
+def test_torch_topk_when_served_has_gradients_compiles_and_is_captured(served: list[tuple[int, ...]]) -> None:
+    torch_backend.enable()
+    given = tied().requires_grad_()
+    torch.topk(given, 40).values.sum().backward()
+    assert given.grad is not None and torch.equal(given.grad != 0, topk_mask(given, 40))
+    rows = given.detach()
+    wanted = best(rows, 50).cuda()
+    assert torch.equal(torch.compile(lambda x: torch.topk(x, 50).indices, fullgraph=True)(rows), wanted)
+    with torch.autocast("cuda"):
+        assert torch.equal(torch.topk(rows, 50).indices, wanted)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = torch.topk(rows, 50)
+    rows.copy_(rows.flip(0))
+    graph.replay()
+    assert torch.equal(captured.indices, wanted.flip(0))
+    assert len(served) == 4
