@@ -1,26 +1,22 @@
-"""Ranks for the tests of `gvr_topk.distributed`, and the choice of the whole row by a sort.
+"""Ranks for the tests of `gvr_topk.distributed`: threads of this process, or processes of their own.
 
-Ranks are threads of this process, each with a gloo group of its own, or processes. Threads share what a test
-has changed, and need no second import.
+Each thread has a gloo group of its own. Threads share what a test has changed, and import nothing again.
 """
 
 from __future__ import annotations
 
 import datetime
 import multiprocessing
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from gvr_topk.evaluation.oracle import sorted_row
-
-TIMEOUT_S = 20.0
+TIMEOUT_S = 10.0
 
 
 def in_threads(world: int, work: Callable[[dist.ProcessGroup], Any]) -> list[Any]:
@@ -48,31 +44,40 @@ def in_threads(world: int, work: Callable[[dist.ProcessGroup], Any]) -> list[Any
     return results
 
 
-def _process(rank: int, world: int, folder: Path, timeout_s: float, work: Any, argument: Any) -> None:
+def _process(
+    rank: int, world: int, device: str, folder: Path, timeout_s: float, work: Any, argument: Any
+) -> None:
     torch.set_num_threads(1)
-    backend = "gloo"
-    if torch.cuda.is_available():
+    if device == "cuda":
+        os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
         torch.cuda.set_device(rank)
-        backend = "nccl"
     dist.init_process_group(
-        backend,
+        "nccl" if device == "cuda" else "gloo",
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=world,
         timeout=datetime.timedelta(seconds=timeout_s),
     )
     torch.save(work(argument), folder / f"{rank}.pt")
-    if backend == "nccl":
+    if device == "cuda":
         dist.destroy_process_group()
 
 
 def start(
-    world: int, folder: Path, work: Callable[[Any], Any], argument: Any, timeout_s: float = TIMEOUT_S
+    world: int,
+    folder: Path,
+    work: Callable[[Any], Any],
+    argument: Any,
+    *,
+    device: str = "cpu",
+    timeout_s: float = TIMEOUT_S,
 ) -> list[Any]:
     """Start a process for each rank, which saves what `work` returns in the folder."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "gvr_topk.distributed"])
-    arguments = [(rank, world, folder, timeout_s, work, argument) for rank in range(world)]
+    # Forks of a server that has imported everything start at once; a GPU wants a process from the start.
+    context = multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")
+    if device == "cpu":
+        context.set_forkserver_preload(["torch.distributed", "gvr_topk.distributed"])
+    arguments = [(rank, world, device, folder, timeout_s, work, argument) for rank in range(world)]
     processes: list[Any] = [context.Process(target=_process, args=each) for each in arguments]
     for process in processes:
         process.start()
@@ -89,39 +94,3 @@ def results(processes: Sequence[Any], folder: Path, seconds: float = 60) -> list
     assert hung == []
     saved = [folder / f"{rank}.pt" for rank in range(len(processes))]
     return [torch.load(file) if file.exists() else None for file in saved]
-
-
-def places(rank: int, lengths: Sequence[int], ownership: str | int) -> np.ndarray[Any, Any]:
-    """Positions in the row of the visible part of a rank, of parts of these lengths."""
-    j = np.arange(lengths[rank])
-    if isinstance(ownership, str):
-        return j + sum(lengths[:rank])
-    return (j // ownership) * len(lengths) * ownership + rank * ownership + j % ownership
-
-
-def chosen(
-    parts: Sequence[Tensor], lengths: Sequence[Tensor], k: int, ownership: str | int
-) -> list[list[tuple[list[int], list[int]]]]:
-    """Choose from whole rows by a sort.
-
-    Returns
-    -------
-    list
-        For each row and rank, the positions in the row and in the part that are chosen, ascending.
-    """
-    found = []
-    for row in range(len(parts[0])):
-        visible = [
-            min(max(int(length[row]), 0), part.shape[1]) for part, length in zip(parts, lengths, strict=True)
-        ]
-        where = [places(rank, visible, ownership) for rank in range(len(parts))]
-        scores = [part[row, :n].float().numpy() for part, n in zip(parts, visible, strict=True)]
-        at = np.concatenate(where)
-        by_position = np.argsort(at)
-        best = set(at[by_position][sorted_row(np.concatenate(scores)[by_position], k)].tolist())
-        of_row = []
-        for each in where:
-            mine = [(int(position), j) for j, position in enumerate(each.tolist()) if position in best]
-            of_row.append(([position for position, _ in mine], [j for _, j in mine]))
-        found.append(of_row)
-    return found

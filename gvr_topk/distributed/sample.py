@@ -98,7 +98,7 @@ def sharded_sample(
     values = gathered[:, :, 2:] & _LOW
     candidates = ((tokens << 32) | values).transpose(0, 1).flatten(1).sort(dim=1).values
     tokens = candidates >> 32
-    of_candidates = candidates.to(torch.int32).view(torch.float32)
+    of_candidates = candidates.to(torch.int32).contiguous().view(torch.float32)
     flags = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     at = sample(
         of_candidates,

@@ -24,7 +24,7 @@ CHECKS = Checks("gvr_topk.Shards")
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 _HEADER = ((("rows", 27), ("k", 22), ("dtype", 2), ("gather", 1)), (("record", 22), ("ownership", 22)))
-"""What ranks have to agree on: fields of the first words of a header, with their bits. The last word is the step."""
+"""What ranks have to agree on: fields of a header's words, with their bits. The last word is the step."""
 
 _HEADER_WORDS = len(_HEADER) + 1
 

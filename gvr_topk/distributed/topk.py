@@ -239,7 +239,7 @@ def _agree(shards: Shards, words: Tensor, own: Tensor, k: int, head: Tensor) -> 
 
 
 def _sample(ranked: Tensor, number: Tensor) -> Tensor:
-    """Return the sample of each row with a number from 1 on; 0, which is below all words, if there is none."""
+    """Return the sample with a number, from 1 on, of each row; 0, which is below all words, for none."""
     columns = ranked.shape[1]
     found = ranked.gather(1, (number - 1).clamp(0, columns - 1)[:, None])[:, 0]
     return torch.where(number > columns, 0, found.clamp(min=0))

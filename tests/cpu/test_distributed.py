@@ -16,92 +16,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gvr_topk import TopkState
+from gvr_topk import TopkState, indexer_topk_decode
 from gvr_topk.distributed import Shards, sharded_sample, sharded_topk
 from gvr_topk.distributed import shards as module
-from gvr_topk.sampling import sample
 from tests import shard_ranks
-
-INF, NAN = torch.inf, torch.nan
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-POISON = 77
-Case = dict[str, Any]
-
-
-def some_scores(rng: np.random.Generator, rows: int, width: int) -> Tensor:
-    """Rows of one of five kinds: distinct, tied, all equal, masked, or with all that is not a number."""
-    values = rng.standard_normal((rows, width)).astype(np.float32)
-    kind = rng.integers(5)
-    if kind == 1:
-        values = rng.integers(0, 3, (rows, width)).astype(np.float32)
-    elif kind == 2:
-        values[:] = 1.5
-    elif kind == 3:
-        values[rng.random((rows, width)) < 0.7] = -np.inf
-    elif kind == 4:
-        values = rng.choice(np.array([NAN, INF, -INF, 0.0, -0.0, 1e-40, 1.0], np.float32), (rows, width))
-    return torch.from_numpy(values)
-
-
-def some_case(rng: np.random.Generator, world: int) -> Case:
-    """Draw a call: parts of every rank, with their lengths, and the options."""
-    rows = int(rng.integers(1, 4))
-    ownership = rng.choice(["contiguous", "1", "3", "16", "200"])
-    widths = rng.integers(0, 90, world) if rng.random() < 0.3 else np.full(world, rng.integers(1, 150))
-    dtype = DTYPES[rng.integers(3)]
-    one = rng.random() < 0.2  # all large scores on one rank
-    parts = [
-        (some_scores(rng, rows, int(width)) + 100 * (one and rank == world - 1)).to(dtype)
-        for rank, width in enumerate(widths)
-    ]
-    ends = [
-        np.full(rows, width) if rng.random() < 0.4 else rng.integers(-2, width + 4, rows) for width in widths
-    ]
-    return {
-        "parts": parts,
-        "lengths": [torch.tensor(end, dtype=torch.int32) for end in ends],
-        "k": int(rng.choice([1, 2, 7, 33, 64, 150, 333])),
-        "ownership": ownership if ownership == "contiguous" else int(ownership),
-        "record": int(rng.choice([2 * world, 2 * world + 1, 16, 40])),
-        "gather": bool(rng.random() < 0.3),
-    }
-
-
-def call(case: Case, group: dist.ProcessGroup | None = None) -> tuple[Tensor, ...]:
-    """Run a case as one rank, with poisoned outputs that are wider than k."""
-    shards = Shards(group, case["ownership"], record=case["record"])
-    part = case["parts"][shards.rank]
-    rows, k = len(part), case["k"]
-    wide = torch.full((rows, part.shape[1] + 3), INF, dtype=part.dtype)
-    wide[:, : part.shape[1]] = part
-    out, local = (torch.full((rows, k + 2), POISON, dtype=torch.int32) for _ in range(2))
-    counts = torch.full((rows,), POISON, dtype=torch.int32)
-    returned = sharded_topk(
-        wide[:, : part.shape[1]],
-        case["lengths"][shards.rank],
-        k,
-        shards=shards,
-        out=out,
-        local=local,
-        counts=counts,
-        gather=case["gather"],
-    )
-    assert returned.positions is out and returned.local is local and returned.counts is counts
-    return out, local, counts
-
-
-def expected(case: Case, rank: int) -> tuple[Tensor, ...]:
-    """What a rank has to get, poison included."""
-    found = shard_ranks.chosen(case["parts"], case["lengths"], case["k"], case["ownership"])
-    out, local = (torch.full((len(found), case["k"] + 2), -1, dtype=torch.int32) for _ in range(2))
-    out[:, case["k"] :] = local[:, case["k"] :] = POISON
-    for row, ranks in enumerate(found):
-        positions, columns = ranks[rank]
-        if case["gather"]:
-            positions = sorted(position for each, _ in ranks for position in each)
-        out[row, : len(positions)] = torch.tensor(positions)
-        local[row, : len(columns)] = torch.tensor(columns)
-    return out, local, torch.tensor([len(ranks[rank][1]) for ranks in found], dtype=torch.int32)
+from tests.shard_cases import (
+    POISON,
+    Case,
+    call,
+    draw_as,
+    expected,
+    some_case,
+    some_draws,
+    tokens,
+)
 
 
 def check(case: Case, results: list[Any]) -> None:
@@ -193,12 +121,8 @@ def test_state_changes_nothing_and_is_written() -> None:
         part = parts[shards.rank]
         got = sharded_topk(part, lengths, 16, shards=shards, state=state, row_slot=slots)
         without = sharded_topk(part, lengths, 16, shards=shards)
-        from gvr_topk import indexer_topk_decode
-
         indexer_topk_decode(part, lengths, 16, state=alone, row_slot=slots)
-        assert torch.equal(state.words, alone.words) and bool(
-            (state.words[:, 0] != alone.words[0, 0] - 1).all()
-        )
+        assert torch.equal(state.words, alone.words) and not torch.equal(state.words, TopkState(4, 16).words)
         return all(torch.equal(a, b) for a, b in zip(got, without, strict=True))
 
     assert shard_ranks.in_threads(2, work) == [True, True]
@@ -286,3 +210,122 @@ def test_a_late_rank_ends_in_an_error_on_all(tmp_path: Path) -> None:
     results = shard_ranks.results(processes, tmp_path, 30)
     assert all(said and seconds < 4 for said, seconds in results)
     assert any("2000ms" in said for said, _ in results)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_tokens_are_those_of_the_whole_row(world: int) -> None:
+    rng = np.random.default_rng(world + 100)
+    cases = [some_draws(rng, world) for _ in range(150)]
+    results = shard_ranks.in_threads(world, lambda group: [draw_as(case, group) for case in cases])
+    drawn = set()
+    assert not any(isinstance(each, Exception) for each in results), results
+    for at, case in enumerate(cases):
+        wanted = tokens(case)
+        assert all(torch.equal(each[at], wanted) for each in results), (case, wanted)
+        drawn |= set(wanted.tolist())
+    assert len(drawn) > 60 and -1 in drawn
+
+
+ROWS = torch.zeros(2, 9)
+LENGTHS = torch.full((2,), 9, dtype=torch.int32)
+WRONG_CALLS = {
+    "shards": ({"shards": None}, "shards: wanted a Shards, got NoneType"),
+    "logits": ({"logits": ROWS.double()}, "logits: wanted dtype float32, bfloat16 or float16, got float64"),
+    "device": ({"logits": ROWS.to("meta")}, "logits: wanted a tensor on cpu, got meta"),
+    "lengths": ({"lengths": LENGTHS[:1]}, "lengths: wanted shape [2], got [1]"),
+    "k": ({"k": 0}, "k: wanted 1 to 2097152, got 0"),
+    "kind of k": ({"k": 1.5}, "k: wanted an integer, got 1.5"),
+    "out": ({"out": torch.zeros(2, 3, dtype=torch.int32)}, "out: wanted at least k = 4 columns, got [2, 3]"),
+    "local": ({"local": torch.zeros(2, 4)}, "local: wanted dtype int32, got float32"),
+    "counts": ({"counts": torch.zeros(3, dtype=torch.int32)}, "counts: wanted shape [2], got [3]"),
+    "gather": ({"gather": 1}, "gather: wanted true or false, got 1"),
+    "step": ({"step": "a"}, "step: wanted an integer, got 'a'"),
+    "step's dtype": ({"step": torch.zeros(1)}, "step: wanted dtype int64, got float32"),
+    "step's shape": ({"step": torch.zeros(2).long()}, "step: wanted shape [1], got [2]"),
+    "step's range": ({"step": 1 << 63}, f"step: wanted {-(1 << 63)} to {(1 << 63) - 1}, got {1 << 63}"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG_CALLS)
+def test_wrong_calls(which: str) -> None:
+    """They are refused before anything is sent, so rank 1 need not be there."""
+    wrong, said = WRONG_CALLS[which]
+
+    def work(group: dist.ProcessGroup) -> None:
+        given = {"logits": ROWS, "lengths": LENGTHS, "k": 4, "shards": Shards(group)} | wrong
+        if group.rank() == 0:
+            sharded_topk(**given)
+
+    error, _ = shard_ranks.in_threads(2, work)
+    assert isinstance(error, ValueError) and str(error) == f"gvr_topk.sharded_topk: {said}"
+
+
+WRONG_DRAWS = {
+    "shards": ({"shards": 1}, "shards: wanted a Shards, got int"),
+    "logits": ({"logits": ROWS[:, :0]}, "logits: wanted 1 to 1048576 columns, got 0"),
+    "device": ({"logits": ROWS.to("meta")}, "logits: wanted a tensor on cpu, got meta"),
+    "most": ({"most": 1 << 20}, "most: wanted 1 to 524288, got 1048576"),
+    "least": ({"most": 0}, "most: wanted 1 to 524288, got 0"),
+    "order": ({"order": "joint"}, "order: wanted 'vllm' or 'hf' or 'temperature_last', got 'joint'"),
+    "step": ({"step": None}, "step: wanted an integer, got None"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG_DRAWS)
+def test_wrong_draws(which: str) -> None:
+    wrong, said = WRONG_DRAWS[which]
+
+    def work(group: dist.ProcessGroup) -> None:
+        given = {"logits": ROWS, "most": 4, "shards": Shards(group), "seeds": 1, "positions": 0} | wrong
+        if group.rank() == 0:
+            sharded_sample(**given)
+
+    error, _ = shard_ranks.in_threads(2, work)
+    assert isinstance(error, ValueError) and str(error) == f"gvr_topk.sharded_sample: {said}"
+
+
+def test_ranks_that_disagree_about_draws() -> None:
+    def work(group: dist.ProcessGroup) -> None:
+        most, step = 4 + group.rank(), torch.tensor(3 * group.rank())
+        sharded_sample(ROWS, most, shards=Shards(group), seeds=1, positions=0, step=step)
+
+    said = "wanted the same on all ranks, got step 0, k 4 on rank 0 and step 3, k 5 on rank 1"
+    for error in shard_ranks.in_threads(2, work):
+        assert isinstance(error, ValueError) and str(error) == f"gvr_topk.Shards: call: {said}"
+
+
+WRONG_SHARDS = {
+    "group": ({"group": 5}, "group: wanted a process group with this process, got int"),
+    "ownership": ({"ownership": "striped"}, "ownership: wanted 'contiguous' or an integer, got 'striped'"),
+    "interleave": ({"ownership": 0}, "ownership: wanted 1 to 2097152, got 0"),
+    "device": ({"device": "nowhere"}, "device: wanted a torch.device or the name of one, got 'nowhere'"),
+    "record": ({"record": 3}, "record: wanted 4 to 2097152, got 3"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG_SHARDS)
+def test_wrong_shards(which: str) -> None:
+    wrong, said = WRONG_SHARDS[which]
+    for error in shard_ranks.in_threads(2, lambda group: Shards(**{"group": group, **wrong})):
+        assert isinstance(error, ValueError) and str(error) == f"gvr_topk.Shards: {said}"
+
+
+def test_shards_know_their_ranks() -> None:
+    both = shard_ranks.in_threads(2, lambda group: Shards(group, 1 << 21))
+    assert [(each.rank, each.world, each.record) for each in both] == [(0, 2, 64), (1, 2, 64)]
+    assert all(each.check() is None for each in both)
+
+
+def test_results_are_allocated() -> None:
+    def work(group: dist.ProcessGroup) -> Any:
+        return sharded_topk(torch.tensor([[1.0, 5.0, 5.0, 2.0]]), LENGTHS[:1], 3, shards=Shards(group))
+
+    first, second = shard_ranks.in_threads(2, work)
+    assert first.positions.tolist() == first.local.tolist() == [[1, 2, -1]] and first.counts.tolist() == [2]
+    assert (second.positions.tolist(), second.local.tolist()) == ([[5, -1, -1]], [[1, -1, -1]])
+    assert {each.dtype for each in second} == {torch.int32} and second.counts.tolist() == [1]
+
+
+def test_no_group(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="group: wanted a process group with this process, got NoneType"):
+        Shards()
