@@ -79,6 +79,13 @@ VERBS = {
         "2 minutes",
         "0 every checked token is right; 1 not so; 2 wrong use or a missing GPU",
     ),
+    "sharded": Verb(
+        "bench.bench_sharded",
+        "time top-k of rows on two GPUs beside other exact ways, and compare it with that of one GPU",
+        "two, Hopper or later",
+        "3 minutes",
+        "0 every checked row is right; 1 not so; 2 wrong use or a missing GPU",
+    ),
     "fuzz": Verb(
         "fuzz.fuzz",
         "compare random calls with the contract",

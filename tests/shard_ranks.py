@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 TIMEOUT_S = 10.0
+ARGUMENT = "argument.pt"
 
 
 def in_threads(world: int, work: Callable[[dist.ProcessGroup], Any]) -> list[Any]:
@@ -44,9 +45,7 @@ def in_threads(world: int, work: Callable[[dist.ProcessGroup], Any]) -> list[Any
     return results
 
 
-def _process(
-    rank: int, world: int, device: str, folder: Path, timeout_s: float, work: Any, argument: Any
-) -> None:
+def _process(rank: int, world: int, device: str, folder: Path, timeout_s: float, work: Any) -> None:
     torch.set_num_threads(1)
     if device == "cuda":
         os.environ |= {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
@@ -58,6 +57,7 @@ def _process(
         world_size=world,
         timeout=datetime.timedelta(seconds=timeout_s),
     )
+    argument = torch.load(folder / ARGUMENT, weights_only=False)
     torch.save(work(argument), folder / f"{rank}.pt")
     if device == "cuda":
         dist.destroy_process_group()
@@ -77,7 +77,9 @@ def start(
     context = multiprocessing.get_context("forkserver" if device == "cpu" else "spawn")
     if device == "cpu":
         context.set_forkserver_preload(["torch.distributed", "gvr_topk.distributed"])
-    arguments = [(rank, world, device, folder, timeout_s, work, argument) for rank in range(world)]
+    # A file, because each tensor that is passed takes a file descriptor, of which there may be 256.
+    torch.save(argument, folder / ARGUMENT)
+    arguments = [(rank, world, device, folder, timeout_s, work) for rank in range(world)]
     processes: list[Any] = [context.Process(target=_process, args=each) for each in arguments]
     for process in processes:
         process.start()
