@@ -85,20 +85,33 @@ def some_case(rng: np.random.Generator, world: int) -> Case:
     ends = [
         np.full(rows, width) if rng.random() < 0.4 else rng.integers(-2, width + 4, rows) for width in widths
     ]
+    k = int(rng.choice([1, 2, 7, 33, 64, 150, 333]))
     return {
         "parts": parts,
         "lengths": [torch.tensor(end, dtype=torch.int32) for end in ends],
-        "k": int(rng.choice([1, 2, 7, 33, 64, 150, 333])),
+        "k": k,
         "ownership": ownership if ownership == "contiguous" else int(ownership),
-        "record": int(rng.choice([2 * world, 2 * world + 1, 16, 40])),
+        "record": int(rng.choice([max(4, 2 * world), 2 * world + 3, 16, 40])),
         "gather": bool(rng.random() < 0.3),
+        "expected": some_guesses(rng, k, [np.clip(end, 0, None) for end in ends]),
     }
+
+
+def some_guesses(rng: np.random.Generator, k: int, lengths: list[Any]) -> list[Tensor | None]:
+    """Draw what each rank expects to have of each row: nothing, in proportion to the lengths, or anything."""
+    kind = rng.integers(3)
+    if kind == 0:
+        return [None] * len(lengths)
+    if kind == 1:
+        total = sum(lengths) + 1
+        return [torch.tensor(k * length // total, dtype=torch.int32) for length in lengths]
+    return [torch.tensor(rng.integers(-50, 400, len(length)), dtype=torch.int32) for length in lengths]
 
 
 def call(case: Case, group: dist.ProcessGroup | None = None, device: str = "cpu") -> tuple[Tensor, ...]:
     """Run a case as one rank, with poisoned outputs that are wider than k."""
     shards = Shards(group, case["ownership"], device, record=case["record"])
-    part = case["parts"][shards.rank]
+    part, guess = case["parts"][shards.rank], case["expected"][shards.rank]
     rows, k = len(part), case["k"]
     wide = torch.full((rows, part.shape[1] + 3), INF, dtype=part.dtype, device=device)
     wide[:, : part.shape[1]] = part
@@ -113,6 +126,7 @@ def call(case: Case, group: dist.ProcessGroup | None = None, device: str = "cpu"
         local=local,
         counts=counts,
         gather=case["gather"],
+        expected=None if guess is None else guess.to(device),
     )
     assert returned.positions is out and returned.local is local and returned.counts is counts
     return out.cpu(), local.cpu(), counts.cpu()

@@ -23,7 +23,10 @@ CHECKS = Checks("gvr_topk.Shards")
 # The name of torch 2.13 and later, and that of torch before.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
-_HEADER = ((("rows", 27), ("k", 22), ("dtype", 2), ("gather", 1)), (("record", 22), ("ownership", 22)))
+_HEADER = (
+    (("rows", 27), ("k", 22), ("dtype", 2), ("gather", 1), ("expected", 1)),
+    (("record", 22), ("ownership", 22)),
+)
 """What ranks have to agree on: fields of a header's words, with their bits. The last word is the step."""
 
 _HEADER_WORDS = len(_HEADER) + 1
@@ -56,9 +59,9 @@ class Shards:
     device : torch.device or str, default "cpu"
         Where scores and results are.
     record : int, optional
-        Words of 8 bytes that a rank sends for each row and round, at least two for each rank. Records of at
-        least k words need one round. The default, 64 words for two ranks and 128 for eight, needs two rounds
-        for k up to 2,048.
+        Words of 8 bytes that a rank sends for each row and round, at least two for each rank, and four.
+        Records of at least k words need one round. The default, 64 words for two ranks and 128 for eight,
+        needs two rounds for k up to 2,048.
 
     Attributes
     ----------
@@ -96,7 +99,7 @@ class Shards:
         CHECKS.integer("group", self.world, 1, MAX_RANKS)
         self.record = record_words(self.world)
         if record is not None:
-            self.record = CHECKS.integer("record", record, 2 * self.world, MAX_WIDTH)
+            self.record = CHECKS.integer("record", record, max(4, 2 * self.world), MAX_WIDTH)
         # The headers of a call in which ranks disagreed; equal rows say that there was none. The host reads a
         # copy in its own memory, which it need not wait for.
         device = CHECKS.device("device", device)
@@ -142,13 +145,16 @@ class Shards:
         turn = torch.div(local, self.interleave, rounding_mode="floor")
         return local + turn * ((self.world - 1) * self.interleave) + self.rank * self.interleave
 
-    def header(self, logits: Tensor, k: int, step: int | Tensor, gather: bool = False) -> Tensor:
+    def header(
+        self, logits: Tensor, k: int, step: int | Tensor, gather: bool = False, expected: bool = False
+    ) -> Tensor:
         """Make the header of a call, ``[3]``, int64, on the device, without a copy from the host."""
         values = {
             "rows": logits.shape[0],
             "k": k,
             "dtype": DTYPES.index(logits.dtype),
             "gather": int(gather),
+            "expected": int(expected),
             "record": self.record,
             "ownership": self.interleave,
         }

@@ -15,6 +15,11 @@ words, and the sample number ``remaining`` is the k-th word.
 
 So the number of rounds follows from k, the size of a record and the number of ranks alone. Nothing is read on
 the host, and a CUDA graph can hold a call.
+
+A **guess** may end the search in one round. Each rank guesses how many of its words are chosen, leaves out all
+but the last ones of so many, and sends some words from there on. The word that is then the k-th is right if, on
+every rank, the last word left out lies above it, and the last word sent does not. Records have both, so all
+ranks know. If it is not right, the rounds above follow.
 """
 
 from __future__ import annotations
@@ -68,6 +73,7 @@ def sharded_topk(
     local: Tensor | None = None,
     counts: Tensor | None = None,
     gather: bool = False,
+    expected: Tensor | None = None,
     step: int | Tensor = 0,
 ) -> ShardedTopk:
     """Select the `k` largest scores of rows whose parts lie on several ranks, exactly.
@@ -94,6 +100,10 @@ def sharded_topk(
     gather : bool, default False
         Whether every rank gets all positions of the row. It costs one more exchange, of ``4 * k`` bytes for
         each row and rank.
+    expected : Tensor, ``[rows]``, int32, optional
+        How many items this rank's part may have, such as `counts` of the last step; on all ranks or on none.
+        If no rank is far off in any row, one round is enough, else there is one more. Any content is safe.
+        The host reads whether it was enough, so no CUDA graph can hold the call.
     step : int, or Tensor of one element, int64, same device, default 0
         A number that ranks have to agree on, such as that of a decode step.
 
@@ -104,8 +114,9 @@ def sharded_topk(
     Raises
     ------
     ValueError
-        An argument is wrong, or ranks disagree about `k`, rows, dtype, ownership, `gather` or `step`. On a
-        GPU a later call raises for the latter, see `Shards.check`; the call itself selects nothing.
+        An argument is wrong, or ranks disagree about `k`, rows, dtype, ownership, the size of a record,
+        `gather`, `step`, or whether there is something `expected`. On a GPU a later call raises for the
+        latter, see `Shards.check`; the call itself selects nothing.
     RuntimeError
         A rank is late or dead: the error of `torch.distributed`, when the timeout of the group is over.
 
@@ -115,7 +126,8 @@ def sharded_topk(
     leaves the others waiting for their timeout.
 
     Each rank sends ``8 * (1 + record)`` bytes for each row and round, and a header of 24 bytes for each call.
-    Nothing is read on the host. NCCL needs one call before the first that a CUDA graph captures.
+    Without `expected`, nothing is read on the host. NCCL needs one call before the first that a CUDA graph
+    captures.
 
     Examples
     --------
@@ -126,12 +138,13 @@ def sharded_topk(
     """
     k = CHECKS.integer("k", k)
     gather = CHECKS.flag("gather", gather)
-    _check(logits, lengths, k, shards, out, local, counts, step)
+    _check(logits, lengths, k, shards, out, local, counts, expected, step)
     shards.check()
     best = indexer_topk_decode(logits, lengths, k, state=state, row_slot=row_slot)
     own = lengths.to(torch.int64).clamp(0, logits.shape[1])
     words = _words(shards, logits, best)
-    kth, of_all = _agree(shards, words, own, k, shards.header(logits, k, step, gather))
+    head = shards.header(logits, k, step, gather, expected is not None)
+    kth, of_all = _agree(shards, words, own, k, head, expected)
     chosen = words[:, :k] >= kth[:, None]
     places = chosen.cumsum(1)
     # Positions that are not chosen share the place behind the others.
@@ -154,6 +167,7 @@ def _check(
     out: Tensor | None,
     local: Tensor | None,
     counts: Tensor | None,
+    expected: Tensor | None,
     step: int | Tensor,
 ) -> None:
     """Refuse wrong arguments, before anything is sent."""
@@ -167,8 +181,9 @@ def _check(
     for name, tensor in (("out", out), ("local", local)):
         if tensor is not None:
             CHECKS.results(name, tensor, logits, rows, k)
-    if counts is not None:
-        CHECKS.tensor("counts", counts, logits, torch.int32, (rows,))
+    for name, tensor in (("counts", counts), ("expected", expected)):
+        if tensor is not None:
+            CHECKS.tensor(name, tensor, logits, torch.int32, (rows,))
     check_step(CHECKS, step, logits)
 
 
@@ -191,7 +206,9 @@ def _words(shards: Shards, logits: Tensor, best: Tensor) -> Tensor:
     return words
 
 
-def _agree(shards: Shards, words: Tensor, own: Tensor, k: int, head: Tensor) -> tuple[Tensor, Tensor]:
+def _agree(
+    shards: Shards, words: Tensor, own: Tensor, k: int, head: Tensor, expected: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Find the k-th largest word of all ranks in every row.
 
     Parameters
@@ -202,6 +219,8 @@ def _agree(shards: Shards, words: Tensor, own: Tensor, k: int, head: Tensor) -> 
         Lengths of this rank's parts.
     head : Tensor, ``[3]``, int64
         Header of the call.
+    expected : Tensor, ``[rows]``, int32, optional
+        How many of this rank's words may be chosen.
 
     Returns
     -------
@@ -212,9 +231,15 @@ def _agree(shards: Shards, words: Tensor, own: Tensor, k: int, head: Tensor) -> 
     """
     descending = torch.sort(words, dim=1, descending=True).values
     ordinal = torch.arange(1, shards.record + 1, device=words.device)
+    lengths = agreed = None
+    if expected is not None and k > shards.record:
+        gathered, agreed = shards.first_exchange(_around(shards, descending, own, expected), head)
+        lengths = gathered[:, :, 0]
+        kth, right = _verify(gathered, k)
+        if bool(right.all() | ~agreed):
+            return torch.where(agreed, kth, _ABOVE_ALL), lengths
     above = torch.zeros_like(own)  # words of this rank that are known to lie above the k-th
     undecided = k  # at most, on every rank
-    lengths = agreed = None
     while True:
         stride = -(-undecided // shards.record)
         samples = descending.gather(1, (above[:, None] + stride * ordinal - 1).clamp(max=k))
@@ -224,7 +249,7 @@ def _agree(shards: Shards, words: Tensor, own: Tensor, k: int, head: Tensor) -> 
         else:
             gathered = shards.exchange(torch.cat((above[:, None], samples), 1))
             remaining = k - gathered[:, :, 0].sum(0)
-        ranked = torch.sort(gathered[:, :, 1:].transpose(0, 1).flatten(1), dim=1, descending=True).values
+        ranked = _merged(gathered[:, :, 1:])
         if stride == 1:
             break
         # Samples that lie above the k-th word for certain.
@@ -236,6 +261,29 @@ def _agree(shards: Shards, words: Tensor, own: Tensor, k: int, head: Tensor) -> 
         undecided = shards.world * stride
     assert agreed is not None
     return torch.where(agreed, _sample(ranked, remaining), _ABOVE_ALL), lengths
+
+
+def _around(shards: Shards, descending: Tensor, own: Tensor, expected: Tensor) -> Tensor:
+    """Return the record of a guess: length, number of words left out, the last of these, and those behind."""
+    sent = shards.record - 2
+    before = (expected.to(torch.int64) - sent // 2).clamp(0, descending.shape[1] - 1)
+    at = before[:, None] + torch.arange(-1, sent, device=own.device)
+    samples = descending.gather(1, at.clamp(0, descending.shape[1] - 1))
+    samples[:, 0] = torch.where(before > 0, samples[:, 0], _ABOVE_ALL)
+    return torch.cat((own[:, None], before[:, None], samples), 1)
+
+
+def _verify(gathered: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k-th word that follows from the guesses of all ranks, and whether it does, ``[rows]``."""
+    remaining = k - gathered[:, :, 1].sum(0)
+    kth = _sample(_merged(gathered[:, :, 3:]), remaining)
+    right = ((gathered[:, :, 2] > kth) & (gathered[:, :, -1] <= kth)).all(0)
+    return kth, right & (remaining > 0)
+
+
+def _merged(samples: Tensor) -> Tensor:
+    """Sort the samples of all ranks, ``[world, rows, n]``, in descending order for each row."""
+    return torch.sort(samples.transpose(0, 1).flatten(1), dim=1, descending=True).values
 
 
 def _sample(ranked: Tensor, number: Tensor) -> Tensor:

@@ -77,18 +77,24 @@ def rows_of(kind: str, world: int, width: int) -> list[Tensor]:
     return parts
 
 
-@pytest.mark.parametrize("kind", ["random", "one rank", "tied", "in turn", "unlike"])
-@pytest.mark.parametrize("world", [2, 3, 5])
-def test_two_rounds_serve_k_of_2048(world: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, ...]] = []
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of what rank 0 sends."""
+    shapes: list[tuple[int, ...]] = []
     exchange = Shards.exchange
 
     def noted(self: Shards, records: Tensor) -> Tensor:
         if self.rank == 0:
-            sent.append(tuple(records.shape))
+            shapes.append(tuple(records.shape))
         return exchange(self, records)
 
     monkeypatch.setattr(Shards, "exchange", noted)
+    return shapes
+
+
+@pytest.mark.parametrize("kind", ["random", "one rank", "tied", "in turn", "unlike"])
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_two_rounds_serve_k_of_2048(world: int, kind: str, sent: list[tuple[int, ...]]) -> None:
     case = {
         "parts": rows_of(kind, world, 5000),
         "lengths": [torch.tensor([5000, 4000 - 1999 * rank], dtype=torch.int32) for rank in range(world)],
@@ -96,10 +102,41 @@ def test_two_rounds_serve_k_of_2048(world: int, kind: str, monkeypatch: pytest.M
         "ownership": 16,
         "record": None,
         "gather": False,
+        "expected": [None] * world,
     }
     check(case, shard_ranks.in_threads(world, functools.partial(call, case)))
     record = {2: 64, 3: 96, 5: 128}[world]
     assert sent == [(1, 3), (2, 1 + record), (2, 1 + record)]  # the header, and two rounds
+
+
+def test_expected_counts_save_a_round(sent: list[tuple[int, ...]]) -> None:
+    """Counts that are off by less than half of a record, on each rank, need one round, and others three."""
+    parts = rows_of("random", 3, 5000)
+    lengths = [torch.tensor([5000, 700], dtype=torch.int32)] * 3
+    ranks = [
+        expected({"parts": parts, "lengths": lengths, "k": 2048, "ownership": 16, "gather": False}, rank)
+        for rank in range(3)
+    ]
+    counts = [result[2] for result in ranks]
+    for off, rounds in (
+        ([0, 0, 0], 1),
+        ([46, -46, 46], 1),
+        ([0, 0, 48], 3),
+        ([0, -48, 0], 3),
+        ([-2000] * 3, 3),
+    ):
+        sent.clear()
+        case = {
+            "parts": parts,
+            "lengths": lengths,
+            "k": 2048,
+            "ownership": 16,
+            "record": None,
+            "gather": False,
+        }
+        case["expected"] = [count + by for count, by in zip(counts, off, strict=True)]
+        check(case, shard_ranks.in_threads(3, functools.partial(call, case)))
+        assert sent == [(1, 3)] + [(2, 97)] * rounds, off
 
 
 def test_records_grow_with_the_root_of_the_ranks() -> None:
@@ -135,6 +172,10 @@ DISAGREEMENTS = {
     "ownership": ({"ownership": 8}, "ownership contiguous on rank 0 and ownership 8 on rank 1"),
     "record": ({"record": 16}, "record 64 on rank 0 and record 16 on rank 1"),
     "gather": ({"gather": True}, "gather 0 on rank 0 and gather 1 on rank 1"),
+    "expected": (
+        {"expected": torch.zeros(2, dtype=torch.int32)},
+        "expected 0 on rank 0 and expected 1 on rank 1",
+    ),
     "step": ({"step": 8}, "step 7 on rank 0 and step 8 on rank 1"),
     "step on the device": ({"step": torch.tensor([8])}, "step 7 on rank 0 and step 8 on rank 1"),
     "two": ({"k": 5, "step": -1}, "step 7, k 4 on rank 0 and step -1, k 5 on rank 1"),
@@ -148,7 +189,9 @@ def test_ranks_that_disagree(which: str) -> None:
 
     def work(group: dist.ProcessGroup) -> Any:
         mine: dict[str, Any] = {"k": 4, "rows": 2, "dtype": torch.float32, "ownership": "contiguous"}
-        mine |= {"record": 64, "gather": False, "step": 7} | (of_rank_1 if group.rank() == 1 else {})
+        mine |= {"record": 64, "gather": False, "step": 7, "expected": None} | (
+            of_rank_1 if group.rank() == 1 else {}
+        )
         shards = Shards(group, mine["ownership"], record=mine["record"])
         logits = torch.zeros(mine["rows"], 9, dtype=mine["dtype"])
         lengths = torch.full((mine["rows"],), 9, dtype=torch.int32)
@@ -165,6 +208,7 @@ def test_ranks_that_disagree(which: str) -> None:
                     shards=shards,
                     out=out,
                     gather=mine["gather"],
+                    expected=mine["expected"],
                     step=mine["step"],
                 )
         with pytest.raises(ValueError, match=re.escape(said)):
@@ -238,6 +282,7 @@ WRONG_CALLS = {
     "out": ({"out": torch.zeros(2, 3, dtype=torch.int32)}, "out: wanted at least k = 4 columns, got [2, 3]"),
     "local": ({"local": torch.zeros(2, 4)}, "local: wanted dtype int32, got float32"),
     "counts": ({"counts": torch.zeros(3, dtype=torch.int32)}, "counts: wanted shape [2], got [3]"),
+    "expected": ({"expected": LENGTHS[:1]}, "expected: wanted shape [2], got [1]"),
     "gather": ({"gather": 1}, "gather: wanted true or false, got 1"),
     "step": ({"step": "a"}, "step: wanted an integer, got 'a'"),
     "step's dtype": ({"step": torch.zeros(1)}, "step: wanted dtype int64, got float32"),
