@@ -16,10 +16,10 @@ words, and the sample number ``remaining`` is the k-th word.
 So the number of rounds follows from k, the size of a record and the number of ranks alone. Nothing is read on
 the host, and a CUDA graph can hold a call.
 
-A **guess** may end the search in one round. Each rank guesses how many of its words are chosen, leaves out all
-but the last ones of so many, and sends some words from there on. The word that is then the k-th is right if, on
-every rank, the last word left out lies above it, and the last word sent does not. Records have both, so all
-ranks know. If it is not right, the rounds above follow.
+A **guess** may end the search in one round. Each rank guesses how many of its words are chosen, leaves out
+most of so many, and sends the words from there on. The word that is then the k-th is right if, on every rank,
+the last word left out lies above it, and the last word sent does not. Records have both, so all ranks know.
+If it is not right, the rounds above follow.
 """
 
 from __future__ import annotations
@@ -101,9 +101,10 @@ def sharded_topk(
         Whether every rank gets all positions of the row. It costs one more exchange, of ``4 * k`` bytes for
         each row and rank.
     expected : Tensor, ``[rows]``, int32, optional
-        How many items this rank's part may have, such as `counts` of the last step; on all ranks or on none.
-        If no rank is far off in any row, one round is enough, else there is one more. Any content is safe.
-        The host reads whether it was enough, so no CUDA graph can hold the call.
+        How many items this rank's part may have, such as `counts` of the last step, and it may be `counts`;
+        on all ranks or on none. If every rank is right in every row to within half of a record, one round is
+        enough, else there is one more. Any content is safe. The host reads whether it was enough, so no CUDA
+        graph can hold the call.
     step : int, or Tensor of one element, int64, same device, default 0
         A number that ranks have to agree on, such as that of a decode step.
 

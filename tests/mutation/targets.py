@@ -55,6 +55,7 @@ _INSTALL = (
     *("-k", _IN_THIS_PROCESS),
 )
 _SOME_ROWS = "not all_outputs or tied or NaN or (two and left)"
+_DISTRIBUTED = ("test_distributed.py", "-k", "not process and not killed and not late")
 _SAMPLING = ("test_sampling.py", "-k", _SOME_ROWS)
 
 TARGETS: dict[str, tuple[str, ...]] = {
@@ -75,6 +76,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "gvr_topk/contract.py": ("test_contract.py", *_OPS),
     "gvr_topk/cpu.py": _OPS,
+    "gvr_topk/distributed/sample.py": _DISTRIBUTED,
+    "gvr_topk/distributed/shards.py": _DISTRIBUTED,
+    "gvr_topk/distributed/topk.py": _DISTRIBUTED,
     "gvr_topk/layers.py": ("test_layers.py", "test_arguments.py"),
     "gvr_topk/library.py": ("test_library.py",),
     "gvr_topk/ops.py": _OPS,
