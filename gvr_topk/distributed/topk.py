@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from gvr_topk.arguments import Checks
 from gvr_topk.contract import order_key
@@ -146,11 +147,11 @@ def sharded_topk(
     words = _words(shards, logits, best)
     head = shards.header(logits, k, step, gather, expected is not None)
     kth, of_all = _agree(shards, words, own, k, head, expected)
-    chosen = words[:, :k] >= kth[:, None]
+    chosen = words >= kth[:, None]
     places = chosen.cumsum(1)
     # Positions that are not chosen share the place behind the others.
-    compact = torch.full_like(words, -1, dtype=torch.int32)
-    compact.scatter_(1, torch.where(chosen, places - 1, k), torch.where(chosen, best, -1))
+    compact = torch.full((len(best), k + 1), -1, dtype=torch.int32, device=best.device)
+    compact.scatter_(1, torch.where(chosen, places - 1, k), best)
     compact = compact[:, :k]
     positions = torch.where(compact >= 0, shards.positions(compact, of_all).to(torch.int32), -1)
     if gather:
@@ -197,14 +198,13 @@ def check_step(checks: Checks, step: int | Tensor, like: Tensor) -> None:
 
 
 def _words(shards: Shards, logits: Tensor, best: Tensor) -> Tensor:
-    """Return the words of the best positions of this rank, ``[rows, k + 1]``; -1 for none, as in the end."""
-    words = torch.full((best.shape[0], best.shape[1] + 1), -1, dtype=torch.int64, device=best.device)
-    if logits.shape[1] > 0:
-        position = best.to(torch.int64)
-        keys = order_key(logits.gather(1, position.clamp(min=0)))
-        ranked = (keys << _POSITION_BITS) | (_LAST - shards.order(position))
-        words[:, :-1] = torch.where(position >= 0, ranked, -1)
-    return words
+    """Return the words of the best positions of this rank, ``[rows, k]``, int64; -1 for none."""
+    position = best.to(torch.int64)
+    if logits.shape[1] == 0:
+        return position
+    keys = order_key(logits.gather(1, position.clamp(min=0)))
+    ranked = (keys << _POSITION_BITS) | (_LAST - shards.order(position))
+    return torch.where(position >= 0, ranked, position)
 
 
 def _agree(
@@ -214,8 +214,8 @@ def _agree(
 
     Parameters
     ----------
-    words : Tensor, ``[rows, k + 1]``, int64
-        This rank's words; -1 for none, at least one.
+    words : Tensor, ``[rows, k]``, int64
+        This rank's words; -1 for none.
     own : Tensor, ``[rows]``, int64
         Lengths of this rank's parts.
     head : Tensor, ``[3]``, int64
@@ -230,11 +230,12 @@ def _agree(
     lengths : Tensor, ``[world, rows]``, int64
         Lengths of all parts.
     """
-    descending = torch.sort(words, dim=1, descending=True).values
+    # One more column, which every index behind the words stands for.
+    descending = pad(torch.sort(words, dim=1, descending=True).values, (0, 1), value=-1)
     ordinal = torch.arange(1, shards.record + 1, device=words.device)
     lengths = agreed = None
     if expected is not None and k > shards.record:
-        gathered, agreed = shards.first_exchange(_around(shards, descending, own, expected), head)
+        gathered, agreed = shards.first_exchange(_around(shards, descending, own, expected, k), head)
         lengths = gathered[:, :, 0]
         kth, right = _verify(gathered, k)
         if bool(right.all() | ~agreed):
@@ -264,12 +265,12 @@ def _agree(
     return torch.where(agreed, _sample(ranked, remaining), _ABOVE_ALL), lengths
 
 
-def _around(shards: Shards, descending: Tensor, own: Tensor, expected: Tensor) -> Tensor:
+def _around(shards: Shards, descending: Tensor, own: Tensor, expected: Tensor, k: int) -> Tensor:
     """Return the record of a guess: length, number of words left out, the last of these, and those behind."""
     sent = shards.record - 2
-    before = (expected.to(torch.int64) - sent // 2).clamp(0, descending.shape[1] - 1)
+    before = (expected.to(torch.int64) - sent // 2).clamp(0, k)
     at = before[:, None] + torch.arange(-1, sent, device=own.device)
-    samples = descending.gather(1, at.clamp(0, descending.shape[1] - 1))
+    samples = descending.gather(1, at.clamp(0, k))
     samples[:, 0] = torch.where(before > 0, samples[:, 0], _ABOVE_ALL)
     return torch.cat((own[:, None], before[:, None], samples), 1)
 

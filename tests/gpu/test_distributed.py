@@ -60,7 +60,7 @@ def test_tokens_are_those_of_the_whole_row(tmp_path: Path) -> None:
 class Chain:
     """Steps of whole rows that change a little, the same on both ranks, and the part of this one."""
 
-    def __init__(self, rows: int, width: int, dtype: torch.dtype) -> None:
+    def __init__(self, rows: int, width: int, dtype: torch.dtype, tied: bool = False) -> None:
         self.draw = torch.Generator("cuda").manual_seed(rows + width)
         self.whole = torch.randn(rows, width * WORLD, device="cuda", generator=self.draw)
         self.dtype, self.rank, self.width, self.length = dtype, dist.get_rank(), width, width - 30
@@ -68,6 +68,7 @@ class Chain:
         self.lengths = torch.empty(rows, device="cuda", dtype=torch.int32)
         self.whole_lengths = torch.empty(rows, device="cuda", dtype=torch.int32)
         self.column = torch.arange(width * WORLD, device="cuda")
+        self.tied = tied
 
     def step(self) -> Tensor:
         """Move on, and return the whole rows."""
@@ -75,7 +76,7 @@ class Chain:
         self.whole.mul_(0.95).add_(noise, alpha=0.3)
         self.length = min(self.length + 1, self.width)
         self.whole_lengths.fill_(self.length * WORLD - 13)
-        rounded = self.whole.to(self.dtype)
+        rounded = (self.whole.round() if self.tied else self.whole).to(self.dtype)
         mine = (self.column // INTERLEAVE) % WORLD == self.rank
         self.part.copy_(rounded[:, mine])
         self.lengths.fill_(int(mine[: self.length * WORLD - 13].sum()))
@@ -94,22 +95,30 @@ def wrong_rows(got: Any, whole: Tensor, lengths: Tensor) -> int:
     return int((wrong | (got.counts != (positions >= 0).sum(1))).sum())
 
 
-def chain(argument: tuple[int, int, torch.dtype]) -> int:
-    rows, width, dtype = argument
-    steps, shards = Chain(rows, width, dtype), Shards(ownership=INTERLEAVE, device="cuda")
+def chain(argument: tuple[int, int, torch.dtype, bool]) -> int:
+    """Follow a chain, every second step with the counts of the last one; returns wrong rows of all steps."""
+    rows = argument[0]
+    steps, shards = Chain(*argument), Shards(ownership=INTERLEAVE, device="cuda")
     state = TopkState(rows, K, "cuda", keep_indices=False)
-    wrong = 0
+    wrong, counts = 0, None
     for step in range(STEPS):
         whole = steps.step()
-        got = sharded_topk(steps.part, steps.lengths, K, shards=shards, state=state, step=step)
+        got = sharded_topk(
+            steps.part, steps.lengths, K, shards=shards, state=state, expected=counts, step=step
+        )
+        counts = got.counts if step % 2 == 0 else None
         wrong += wrong_rows(got, whole, steps.whole_lengths)
     return wrong
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype, tied", [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
+)
 @pytest.mark.parametrize("rows, width", [(1, 131_072), (8, 70_016), (3, 524_288)])
-def test_chains_are_those_of_one_gpu(rows: int, width: int, dtype: torch.dtype, tmp_path: Path) -> None:
-    assert run(chain, (rows, width, dtype), tmp_path) == [0, 0]
+def test_chains_are_those_of_one_gpu(
+    rows: int, width: int, dtype: torch.dtype, tied: bool, tmp_path: Path
+) -> None:
+    assert run(chain, (rows, width, dtype, tied), tmp_path) == [0, 0]
 
 
 class OtherWork:
@@ -141,7 +150,8 @@ def captured(beside: bool) -> int:
     once()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # The thread in which NCCL watches may call CUDA meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         got = once()
     other = OtherWork() if beside else None
     wrong = 0

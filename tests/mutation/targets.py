@@ -188,6 +188,16 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
         ("return _largest(keys, keys >= 0, block_k).to(torch.int32)", "GtE to Gt"): _NO_SMALLER_KEY,
         ("return _largest(keys, keys >= 0, block_k).to(torch.int32)", "0 to 1"): _NO_SMALLER_KEY,
     },
+    "gvr_topk/distributed/topk.py": {
+        (
+            "descending = pad(torch.sort(words, dim=1, descending=True).values, (0, 1), value=-1)",
+            "1 to 2",
+        ): "any negative word ranks below all others, and one more column is never read",
+        (
+            "right = ((gathered[:, :, 2] > kth) & (gathered[:, :, -1] <= kth)).all(0)",
+            "Gt to GtE",
+        ): "the k-th word is one of those sent, and never the one before them",
+    },
     "gvr_topk/ops.py": {
         **{
             (
