@@ -230,12 +230,13 @@ def _agree(
     lengths : Tensor, ``[world, rows]``, int64
         Lengths of all parts.
     """
-    # One more column, which every index behind the words stands for.
-    descending = pad(torch.sort(words, dim=1, descending=True).values, (0, 1), value=-1)
+    if k > shards.record:  # otherwise all words are sent, in any order
+        words = torch.sort(words, dim=1, descending=True).values
+    words = pad(words, (0, 1), value=-1)  # one more column, for every index behind the words
     ordinal = torch.arange(1, shards.record + 1, device=words.device)
     lengths = agreed = None
     if expected is not None and k > shards.record:
-        gathered, agreed = shards.first_exchange(_around(shards, descending, own, expected, k), head)
+        gathered, agreed = shards.first_exchange(_around(shards, words, own, expected, k), head)
         lengths = gathered[:, :, 0]
         kth, right = _verify(gathered, k)
         if bool(right.all() | ~agreed):
@@ -244,7 +245,7 @@ def _agree(
     undecided = k  # at most, on every rank
     while True:
         stride = -(-undecided // shards.record)
-        samples = descending.gather(1, (above[:, None] + stride * ordinal - 1).clamp(max=k))
+        samples = words.gather(1, (above[:, None] + stride * ordinal - 1).clamp(max=k))
         if lengths is None:
             gathered, agreed = shards.first_exchange(torch.cat((own[:, None], samples), 1), head)
             lengths, remaining = gathered[:, :, 0], torch.full_like(own, k)
@@ -259,7 +260,7 @@ def _agree(
         certain = torch.div(remaining - spread - 1, stride, rounding_mode="floor")
         # A row with fewer samples has fewer than k words, all of which are chosen: those from 0 on.
         least = torch.where(certain > 0, _sample(ranked, certain), _ABOVE_ALL)
-        above = above.maximum((descending >= least[:, None]).sum(1))
+        above = above.maximum((words >= least[:, None]).sum(1))
         undecided = shards.world * stride
     assert agreed is not None
     return torch.where(agreed, _sample(ranked, remaining), _ABOVE_ALL), lengths

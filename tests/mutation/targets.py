@@ -190,7 +190,7 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     },
     "gvr_topk/distributed/topk.py": {
         (
-            "descending = pad(torch.sort(words, dim=1, descending=True).values, (0, 1), value=-1)",
+            "words = pad(words, (0, 1), value=-1)  # one more column, for every index behind the words",
             "1 to 2",
         ): "any negative word ranks below all others, and one more column is never read",
         (
