@@ -127,7 +127,7 @@ def sharded_topk(
     Every rank makes the same calls in the same order. A call that a wrong argument ends on one rank alone
     leaves the others waiting for their timeout.
 
-    Each rank sends ``8 * (1 + record)`` bytes for each row and round, and a header of 24 bytes for each call.
+    Each rank sends ``8 * (1 + record)`` bytes for each row and round, and once a call a header.
     Without `expected`, nothing is read on the host. NCCL needs one call before the first that a CUDA graph
     captures.
 
