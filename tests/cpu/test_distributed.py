@@ -61,6 +61,20 @@ def test_processes(world: int, tmp_path: Path) -> None:
         check(case, [each[at] for each in results])
 
 
+def call_in_pairs(cases: list[Case]) -> list[tuple[Tensor, ...]]:
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    return [call(case, groups[dist.get_rank() // 2]) for case in cases]
+
+
+def test_processes_in_groups_of_two(tmp_path: Path) -> None:
+    rng = np.random.default_rng(20)
+    cases = [some_case(rng, 2) for _ in range(10)]
+    results = shard_ranks.results(shard_ranks.start(4, tmp_path, call_in_pairs, cases), tmp_path)
+    for at, case in enumerate(cases):
+        for pair in (results[:2], results[2:]):
+            check(case, [each[at] for each in pair])
+
+
 def rows_of(kind: str, world: int, width: int) -> list[Tensor]:
     """Long rows: where the best lie decides how far the samples lead."""
     draw = torch.Generator().manual_seed(world)
