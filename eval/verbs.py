@@ -27,6 +27,7 @@ VERBS = {
     "sampling": Verb(
         "bench.bench_sampling", "time the sampler, and compare its tokens with the CPU's", HOPPER
     ),
+    "sharded": Verb("bench.bench_sharded", "time top-k of rows on two GPUs", "two, Hopper or later"),
     "topk": Verb("bench.bench_topk", "time topk at any k, and compare it with a sort", HOPPER),
     "phases": Verb("bench.phase_timing", "time each phase inside the kernels", HOPPER),
     "sweep": Verb("bench.tune", "time every cluster size, which the plan's constants come from", HOPPER),

@@ -78,7 +78,8 @@ def microseconds(calls: Sequence[Callable[[], object]]) -> float:
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # Other threads, such as the one in which NCCL watches, may call CUDA meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         for call in calls:
             call()
     times = []

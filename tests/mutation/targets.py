@@ -55,6 +55,7 @@ _INSTALL = (
     *("-k", _IN_THIS_PROCESS),
 )
 _SOME_ROWS = "not all_outputs or tied or NaN or (two and left)"
+_DISTRIBUTED = ("test_distributed.py", "-k", "not process and not killed and not late")
 _SAMPLING = ("test_sampling.py", "-k", _SOME_ROWS)
 
 _TOPK = ("test_topk.py", "-k", "not one_graph")
@@ -78,6 +79,9 @@ TARGETS: dict[str, tuple[str, ...]] = {
     ),
     "gvr_topk/contract.py": ("test_contract.py", *_OPS),
     "gvr_topk/cpu.py": _OPS,
+    "gvr_topk/distributed/sample.py": _DISTRIBUTED,
+    "gvr_topk/distributed/shards.py": _DISTRIBUTED,
+    "gvr_topk/distributed/topk.py": _DISTRIBUTED,
     "gvr_topk/layers.py": ("test_layers.py", "test_arguments.py"),
     "gvr_topk/library.py": ("test_library.py",),
     "gvr_topk/ops.py": _OPS,
@@ -188,6 +192,16 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
         ): "any number above the key of NaN puts the newest block first",
         ("return largest(keys, keys >= 0, block_k).to(torch.int32)", "GtE to Gt"): _NO_SMALLER_KEY,
         ("return largest(keys, keys >= 0, block_k).to(torch.int32)", "0 to 1"): _NO_SMALLER_KEY,
+    },
+    "gvr_topk/distributed/topk.py": {
+        (
+            "words = pad(words, (0, 1), value=-1)  # one more column, for every index behind the words",
+            "1 to 2",
+        ): "any negative word ranks below all others, and one more column is never read",
+        (
+            "right = ((gathered[:, :, 2] > kth) & (gathered[:, :, -1] <= kth)).all(0)",
+            "Gt to GtE",
+        ): "the k-th word is one of those sent, and never the one before them",
     },
     "gvr_topk/ops.py": {
         **{

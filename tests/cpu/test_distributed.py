@@ -1,0 +1,390 @@
+"""Rows in parts on several ranks: the choice of the whole row, and errors instead of hangs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gvr_topk import TopkState, indexer_topk_decode
+from gvr_topk.distributed import Shards, sharded_sample, sharded_topk
+from gvr_topk.distributed import shards as module
+from tests import shard_ranks
+from tests.shard_cases import (
+    POISON,
+    Case,
+    call,
+    draw_as,
+    expected,
+    some_case,
+    some_draws,
+    tokens,
+)
+
+
+def check(case: Case, results: list[Any]) -> None:
+    for rank, result in enumerate(results):
+        assert not isinstance(result, BaseException) and result is not None, result
+        for name, got, wanted in zip(("out", "local", "counts"), result, expected(case, rank), strict=True):
+            assert torch.equal(got, wanted), (rank, name, case)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+def test_random_calls(world: int) -> None:
+    rng = np.random.default_rng(world)
+    cases = [some_case(rng, world) for _ in range(60)]
+    results = shard_ranks.in_threads(world, lambda group: [call(case, group) for case in cases])
+    for at, case in enumerate(cases):
+        check(case, [each if isinstance(each, Exception) else each[at] for each in results])
+
+
+def call_all(cases: list[Case]) -> list[tuple[Tensor, ...]]:
+    return [call(case) for case in cases]
+
+
+@pytest.mark.parametrize("world", [2, 5])
+def test_processes(world: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(world + 10)
+    cases = [some_case(rng, world) for _ in range(20)]
+    results = shard_ranks.results(shard_ranks.start(world, tmp_path, call_all, cases), tmp_path)
+    for at, case in enumerate(cases):
+        check(case, [each[at] for each in results])
+
+
+def call_in_pairs(cases: list[Case]) -> list[tuple[Tensor, ...]]:
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    return [call(case, groups[dist.get_rank() // 2]) for case in cases]
+
+
+def test_processes_in_groups_of_two(tmp_path: Path) -> None:
+    rng = np.random.default_rng(20)
+    cases = [some_case(rng, 2) for _ in range(10)]
+    results = shard_ranks.results(shard_ranks.start(4, tmp_path, call_in_pairs, cases), tmp_path)
+    for at, case in enumerate(cases):
+        for pair in (results[:2], results[2:]):
+            check(case, [each[at] for each in pair])
+
+
+def rows_of(kind: str, world: int, width: int) -> list[Tensor]:
+    """Long rows: where the best lie decides how far the samples lead."""
+    draw = torch.Generator().manual_seed(world)
+    parts = [torch.randn(2, width, generator=draw) for _ in range(world)]
+    if kind == "one rank":
+        parts[-1] += 100
+    elif kind == "tied":
+        parts = [torch.ones(2, width) for _ in range(world)]
+    elif kind == "in turn":
+        whole = torch.arange(world * width, dtype=torch.float32).flip(0).repeat(2, 1)
+        parts = [whole[:, rank::world].contiguous() for rank in range(world)]
+    elif kind == "unlike":
+        parts = [part * 10.0**-rank for rank, part in enumerate(parts)]
+    return parts
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of what rank 0 sends."""
+    shapes: list[tuple[int, ...]] = []
+    exchange = Shards.exchange
+
+    def noted(self: Shards, records: Tensor) -> Tensor:
+        if self.rank == 0:
+            shapes.append(tuple(records.shape))
+        return exchange(self, records)
+
+    monkeypatch.setattr(Shards, "exchange", noted)
+    return shapes
+
+
+@pytest.mark.parametrize("kind", ["random", "one rank", "tied", "in turn", "unlike"])
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_two_rounds_serve_k_of_2048(world: int, kind: str, sent: list[tuple[int, ...]]) -> None:
+    case = {
+        "parts": rows_of(kind, world, 5000),
+        "lengths": [torch.tensor([5000, 4000 - 1999 * rank], dtype=torch.int32) for rank in range(world)],
+        "k": 2048,
+        "ownership": 16,
+        "record": None,
+        "gather": False,
+        "expected": [None] * world,
+    }
+    check(case, shard_ranks.in_threads(world, functools.partial(call, case)))
+    record = {2: 64, 3: 96, 5: 128}[world]
+    assert sent == [(1, 3), (2, 1 + record), (2, 1 + record)]  # the header, and two rounds
+
+
+def test_expected_counts_save_a_round(sent: list[tuple[int, ...]]) -> None:
+    """Counts that are off by less than half of a record, on each rank, need one round, and others three."""
+    parts = rows_of("random", 3, 5000)
+    lengths = [torch.tensor([5000, 700], dtype=torch.int32)] * 3
+    ranks = [
+        expected({"parts": parts, "lengths": lengths, "k": 2048, "ownership": 16, "gather": False}, rank)
+        for rank in range(3)
+    ]
+    counts = [result[2] for result in ranks]
+    for off, rounds in (
+        ([0, 0, 0], 1),
+        ([46, -46, 46], 1),
+        ([0, 0, 48], 3),
+        ([0, -48, 0], 3),
+        ([-2000] * 3, 3),
+    ):
+        sent.clear()
+        case = {
+            "parts": parts,
+            "lengths": lengths,
+            "k": 2048,
+            "ownership": 16,
+            "record": None,
+            "gather": False,
+        }
+        case["expected"] = [count + by for count, by in zip(counts, off, strict=True)]
+        check(case, shard_ranks.in_threads(3, functools.partial(call, case)))
+        assert sent == [(1, 3)] + [(2, 97)] * rounds, off
+
+
+def test_records_grow_with_the_root_of_the_ranks() -> None:
+    sizes = {world: module.record_words(world) for world in range(1, module.MAX_RANKS + 1)}
+    assert [sizes[world] for world in (1, 2, 4, 8, 16, 64, 512)] == [64, 64, 96, 128, 192, 384, 1024]
+    for world, words in sizes.items():
+        assert world * -(-2048 // words) <= words and 2 * world <= words
+
+
+def test_state_changes_nothing_and_is_written() -> None:
+    draw = torch.Generator().manual_seed(3)
+    parts = [torch.randn(4, 300, generator=draw) for _ in range(2)]
+    lengths = torch.tensor([300, 300, 12, 250], dtype=torch.int32)
+    slots = torch.tensor([2, 0, 1, 3], dtype=torch.int32)
+
+    def work(group: dist.ProcessGroup) -> Any:
+        shards = Shards(group, 4)
+        state, alone = TopkState(4, 16), TopkState(4, 16)
+        part = parts[shards.rank]
+        got = sharded_topk(part, lengths, 16, shards=shards, state=state, row_slot=slots)
+        without = sharded_topk(part, lengths, 16, shards=shards)
+        indexer_topk_decode(part, lengths, 16, state=alone, row_slot=slots)
+        assert torch.equal(state.words, alone.words) and not torch.equal(state.words, TopkState(4, 16).words)
+        return all(torch.equal(a, b) for a, b in zip(got, without, strict=True))
+
+    assert shard_ranks.in_threads(2, work) == [True, True]
+
+
+DISAGREEMENTS = {
+    "k": ({"k": 5}, "k 4 on rank 0 and k 5 on rank 1"),
+    "rows": ({"rows": 3}, "rows 2 on rank 0 and rows 3 on rank 1"),
+    "dtype": ({"dtype": torch.float16}, "dtype torch.float32 on rank 0 and dtype torch.float16 on rank 1"),
+    "ownership": ({"ownership": 8}, "ownership contiguous on rank 0 and ownership 8 on rank 1"),
+    "record": ({"record": 16}, "record 64 on rank 0 and record 16 on rank 1"),
+    "gather": ({"gather": True}, "gather 0 on rank 0 and gather 1 on rank 1"),
+    "expected": (
+        {"expected": torch.zeros(2, dtype=torch.int32)},
+        "expected 0 on rank 0 and expected 1 on rank 1",
+    ),
+    "step": ({"step": 8}, "step 7 on rank 0 and step 8 on rank 1"),
+    "step on the device": ({"step": torch.tensor([8])}, "step 7 on rank 0 and step 8 on rank 1"),
+    "two": ({"k": 5, "step": -1}, "step 7, k 4 on rank 0 and step -1, k 5 on rank 1"),
+}
+
+
+@pytest.mark.parametrize("which", DISAGREEMENTS)
+def test_ranks_that_disagree(which: str) -> None:
+    """All of them raise, also in the next call, and nothing is written."""
+    of_rank_1, said = DISAGREEMENTS[which]
+
+    def work(group: dist.ProcessGroup) -> Any:
+        mine: dict[str, Any] = {"k": 4, "rows": 2, "dtype": torch.float32, "ownership": "contiguous"}
+        mine |= {"record": 64, "gather": False, "step": 7, "expected": None} | (
+            of_rank_1 if group.rank() == 1 else {}
+        )
+        shards = Shards(group, mine["ownership"], record=mine["record"])
+        logits = torch.zeros(mine["rows"], 9, dtype=mine["dtype"])
+        lengths = torch.full((mine["rows"],), 9, dtype=torch.int32)
+        out = torch.full((mine["rows"], mine["k"]), POISON, dtype=torch.int32)
+        for _ in range(2):
+            with pytest.raises(
+                ValueError,
+                match=re.escape(f"gvr_topk.Shards: call: wanted the same on all ranks, got {said}"),
+            ):
+                sharded_topk(
+                    logits,
+                    lengths,
+                    mine["k"],
+                    shards=shards,
+                    out=out,
+                    gather=mine["gather"],
+                    expected=mine["expected"],
+                    step=mine["step"],
+                )
+        with pytest.raises(ValueError, match=re.escape(said)):
+            shards.check()
+        return bool((out == POISON).all())
+
+    assert shard_ranks.in_threads(3, work) == [True] * 3
+
+
+def call_until_the_end(argument: tuple[Path, float]) -> tuple[str, float]:
+    """Call again and again, rank 1 with one delay; returns the error, and how long it took to come."""
+    folder, delay_s = argument
+    shards = Shards()
+    before = time.monotonic()
+    for step in range(10**6):
+        if step == 3:
+            (folder / f"called.{shards.rank}").touch()
+            if shards.rank == 1:
+                time.sleep(delay_s)
+        before = time.monotonic()
+        try:
+            sharded_topk(
+                torch.randn(2, 50), torch.full((2,), 50, dtype=torch.int32), 9, shards=shards, step=step
+            )
+        except RuntimeError as error:
+            return str(error), time.monotonic() - before
+    return "", 0.0
+
+
+def test_a_killed_rank_ends_in_an_error_on_the_others(tmp_path: Path) -> None:
+    processes = shard_ranks.start(3, tmp_path, call_until_the_end, (tmp_path, 0.0), timeout_s=10)
+    until = time.monotonic() + 30
+    while not (tmp_path / "called.1").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    os.kill(processes[1].pid, signal.SIGKILL)
+    first, killed, last = shard_ranks.results(processes, tmp_path, 30)
+    assert killed is None
+    assert all(said and seconds < 12 for said, seconds in (first, last))
+
+
+def test_a_late_rank_ends_in_an_error_on_all(tmp_path: Path) -> None:
+    processes = shard_ranks.start(3, tmp_path, call_until_the_end, (tmp_path, 5.0), timeout_s=2)
+    results = shard_ranks.results(processes, tmp_path, 30)
+    assert all(said and seconds < 4 for said, seconds in results)
+    assert any("2000ms" in said for said, _ in results)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_tokens_are_those_of_the_whole_row(world: int) -> None:
+    rng = np.random.default_rng(world + 100)
+    cases = [some_draws(rng, world) for _ in range(150)]
+    results = shard_ranks.in_threads(world, lambda group: [draw_as(case, group) for case in cases])
+    drawn = set()
+    assert not any(isinstance(each, Exception) for each in results), results
+    for at, case in enumerate(cases):
+        wanted = tokens(case)
+        assert all(torch.equal(each[at], wanted) for each in results), (case, wanted)
+        drawn |= set(wanted.tolist())
+    assert len(drawn) > 60 and -1 in drawn
+
+
+ROWS = torch.zeros(2, 9)
+LENGTHS = torch.full((2,), 9, dtype=torch.int32)
+WRONG_CALLS = {
+    "shards": ({"shards": None}, "shards: wanted a Shards, got NoneType"),
+    "logits": ({"logits": ROWS.double()}, "logits: wanted dtype float32, bfloat16 or float16, got float64"),
+    "device": ({"logits": ROWS.to("meta")}, "logits: wanted a tensor on cpu, got meta"),
+    "lengths": ({"lengths": LENGTHS[:1]}, "lengths: wanted shape [2], got [1]"),
+    "k": ({"k": 0}, "k: wanted 1 to 2097152, got 0"),
+    "kind of k": ({"k": 1.5}, "k: wanted an integer, got 1.5"),
+    "out": ({"out": torch.zeros(2, 3, dtype=torch.int32)}, "out: wanted at least k = 4 columns, got [2, 3]"),
+    "local": ({"local": torch.zeros(2, 4)}, "local: wanted dtype int32, got float32"),
+    "counts": ({"counts": torch.zeros(3, dtype=torch.int32)}, "counts: wanted shape [2], got [3]"),
+    "expected": ({"expected": LENGTHS[:1]}, "expected: wanted shape [2], got [1]"),
+    "gather": ({"gather": 1}, "gather: wanted true or false, got 1"),
+    "step": ({"step": "a"}, "step: wanted an integer, got 'a'"),
+    "step's dtype": ({"step": torch.zeros(1)}, "step: wanted dtype int64, got float32"),
+    "step's shape": ({"step": torch.zeros(2).long()}, "step: wanted shape [1], got [2]"),
+    "step's range": ({"step": 1 << 63}, f"step: wanted {-(1 << 63)} to {(1 << 63) - 1}, got {1 << 63}"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG_CALLS)
+def test_wrong_calls(which: str) -> None:
+    """They are refused before anything is sent, so rank 1 need not be there."""
+    wrong, said = WRONG_CALLS[which]
+
+    def work(group: dist.ProcessGroup) -> None:
+        given = {"logits": ROWS, "lengths": LENGTHS, "k": 4, "shards": Shards(group)} | wrong
+        if group.rank() == 0:
+            sharded_topk(**given)
+
+    error, _ = shard_ranks.in_threads(2, work)
+    assert isinstance(error, ValueError) and str(error) == f"gvr_topk.sharded_topk: {said}"
+
+
+WRONG_DRAWS = {
+    "shards": ({"shards": 1}, "shards: wanted a Shards, got int"),
+    "logits": ({"logits": ROWS[:, :0]}, "logits: wanted 1 to 1048576 columns, got 0"),
+    "device": ({"logits": ROWS.to("meta")}, "logits: wanted a tensor on cpu, got meta"),
+    "most": ({"most": 1 << 20}, "most: wanted 1 to 524288, got 1048576"),
+    "least": ({"most": 0}, "most: wanted 1 to 524288, got 0"),
+    "order": ({"order": "joint"}, "order: wanted 'vllm' or 'hf' or 'temperature_last', got 'joint'"),
+    "step": ({"step": None}, "step: wanted an integer, got None"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG_DRAWS)
+def test_wrong_draws(which: str) -> None:
+    wrong, said = WRONG_DRAWS[which]
+
+    def work(group: dist.ProcessGroup) -> None:
+        given = {"logits": ROWS, "most": 4, "shards": Shards(group), "seeds": 1, "positions": 0} | wrong
+        if group.rank() == 0:
+            sharded_sample(**given)
+
+    error, _ = shard_ranks.in_threads(2, work)
+    assert isinstance(error, ValueError) and str(error) == f"gvr_topk.sharded_sample: {said}"
+
+
+def test_ranks_that_disagree_about_draws() -> None:
+    def work(group: dist.ProcessGroup) -> None:
+        most, step = 4 + group.rank(), torch.tensor(3 * group.rank())
+        sharded_sample(ROWS, most, shards=Shards(group), seeds=1, positions=0, step=step)
+
+    said = "wanted the same on all ranks, got step 0, k 4 on rank 0 and step 3, k 5 on rank 1"
+    for error in shard_ranks.in_threads(2, work):
+        assert isinstance(error, ValueError) and str(error) == f"gvr_topk.Shards: call: {said}"
+
+
+WRONG_SHARDS = {
+    "group": ({"group": 5}, "group: wanted a process group with this process, got int"),
+    "ownership": ({"ownership": "striped"}, "ownership: wanted 'contiguous' or an integer, got 'striped'"),
+    "interleave": ({"ownership": 0}, "ownership: wanted 1 to 2097152, got 0"),
+    "device": ({"device": "nowhere"}, "device: wanted a torch.device or the name of one, got 'nowhere'"),
+    "record": ({"record": 3}, "record: wanted 4 to 2097152, got 3"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG_SHARDS)
+def test_wrong_shards(which: str) -> None:
+    wrong, said = WRONG_SHARDS[which]
+    for error in shard_ranks.in_threads(2, lambda group: Shards(**{"group": group, **wrong})):
+        assert isinstance(error, ValueError) and str(error) == f"gvr_topk.Shards: {said}"
+
+
+def test_shards_know_their_ranks() -> None:
+    both = shard_ranks.in_threads(2, lambda group: Shards(group, 1 << 21))
+    assert [(each.rank, each.world, each.record) for each in both] == [(0, 2, 64), (1, 2, 64)]
+    assert all(each.check() is None for each in both)
+
+
+def test_results_are_allocated() -> None:
+    def work(group: dist.ProcessGroup) -> Any:
+        return sharded_topk(torch.tensor([[1.0, 5.0, 5.0, 2.0]]), LENGTHS[:1], 3, shards=Shards(group))
+
+    first, second = shard_ranks.in_threads(2, work)
+    assert first.positions.tolist() == first.local.tolist() == [[1, 2, -1]] and first.counts.tolist() == [2]
+    assert (second.positions.tolist(), second.local.tolist()) == ([[5, -1, -1]], [[1, -1, -1]])
+    assert {each.dtype for each in second} == {torch.int32} and second.counts.tolist() == [1]
+
+
+def test_no_group(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="group: wanted a process group with this process, got NoneType"):
+        Shards()

@@ -1,0 +1,198 @@
+"""Rows in parts on two GPUs, over NCCL: the choice of one GPU, in CUDA graphs, beside other work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gvr_topk import TopkState, indexer_topk_decode
+from gvr_topk.distributed import Shards, sharded_topk
+from tests import shard_ranks
+from tests.shard_cases import Case, call, draw_as, expected, some_case, some_draws, tokens
+
+pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="wanted two GPUs")
+
+WORLD = 2
+INTERLEAVE = 64
+STEPS = 20
+STRESS_STEPS = 1000
+K = 2048
+
+
+def run(work: Callable[[Any], Any], argument: Any, folder: Path, seconds: float = 240) -> list[Any]:
+    processes = shard_ranks.start(WORLD, folder, work, argument, device="cuda", timeout_s=60)
+    return shard_ranks.results(processes, folder, seconds)
+
+
+def call_all(cases: list[Case]) -> list[tuple[Tensor, ...]]:
+    return [call(case, device="cuda") for case in cases]
+
+
+def test_random_calls(tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    cases = [some_case(rng, WORLD) for _ in range(100)]
+    results = run(call_all, cases, tmp_path)
+    for at, case in enumerate(cases):
+        for rank, each in enumerate(results):
+            wanted = expected(case, rank)
+            assert all(torch.equal(a, b) for a, b in zip(each[at], wanted, strict=True)), (rank, case)
+
+
+def draw_all(cases: list[Case]) -> list[Tensor]:
+    return [draw_as(case, device="cuda") for case in cases]
+
+
+def test_tokens_are_those_of_the_whole_row(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    cases = [some_draws(rng, WORLD) for _ in range(100)]
+    results = run(draw_all, cases, tmp_path)
+    for at, case in enumerate(cases):
+        assert all(torch.equal(each[at], tokens(case)) for each in results), case
+
+
+class Chain:
+    """Steps of whole rows that change a little, the same on both ranks, and the part of this one."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype, tied: bool = False) -> None:
+        self.draw = torch.Generator("cuda").manual_seed(rows + width)
+        self.whole = torch.randn(rows, width * WORLD, device="cuda", generator=self.draw)
+        self.dtype, self.rank, self.width, self.length = dtype, dist.get_rank(), width, width - 30
+        self.part = torch.empty(rows, width, device="cuda", dtype=dtype)
+        self.lengths = torch.empty(rows, device="cuda", dtype=torch.int32)
+        self.whole_lengths = torch.empty(rows, device="cuda", dtype=torch.int32)
+        self.column = torch.arange(width * WORLD, device="cuda")
+        self.tied = tied
+
+    def step(self) -> Tensor:
+        """Move on, and return the whole rows."""
+        noise = torch.randn(self.whole.shape, device="cuda", generator=self.draw)
+        self.whole.mul_(0.95).add_(noise, alpha=0.3)
+        self.length = min(self.length + 1, self.width)
+        self.whole_lengths.fill_(self.length * WORLD - 13)
+        rounded = (self.whole.round() if self.tied else self.whole).to(self.dtype)
+        mine = (self.column // INTERLEAVE) % WORLD == self.rank
+        self.part.copy_(rounded[:, mine])
+        self.lengths.fill_(int(mine[: self.length * WORLD - 13].sum()))
+        return rounded
+
+
+def wrong_rows(got: Any, whole: Tensor, lengths: Tensor) -> int:
+    """Compare positions and counts of this rank with what one GPU chooses of the whole rows."""
+    best = indexer_topk_decode(whole, lengths, K)
+    mine = (best // INTERLEAVE) % WORLD == dist.get_rank()
+    positions = torch.sort(torch.where((best >= 0) & mine, best, 1 << 30), dim=1).values
+    positions = torch.where(positions < 1 << 30, positions, -1)
+    local = positions // (INTERLEAVE * WORLD) * INTERLEAVE + positions % INTERLEAVE
+    local = torch.where(positions >= 0, local, -1)
+    wrong = (got.positions != positions).any(1) | (got.local != local).any(1)
+    return int((wrong | (got.counts != (positions >= 0).sum(1))).sum())
+
+
+def chain(argument: tuple[int, int, torch.dtype, bool]) -> int:
+    """Follow a chain, every second step with the counts of the last one; returns wrong rows of all steps."""
+    rows = argument[0]
+    steps, shards = Chain(*argument), Shards(ownership=INTERLEAVE, device="cuda")
+    state = TopkState(rows, K, "cuda", keep_indices=False)
+    wrong, counts = 0, None
+    for step in range(STEPS):
+        whole = steps.step()
+        got = sharded_topk(
+            steps.part, steps.lengths, K, shards=shards, state=state, expected=counts, step=step
+        )
+        counts = got.counts if step % 2 == 0 else None
+        wrong += wrong_rows(got, whole, steps.whole_lengths)
+    return wrong
+
+
+@pytest.mark.parametrize(
+    "dtype, tied", [(torch.float32, False), (torch.bfloat16, False), (torch.float32, True)]
+)
+@pytest.mark.parametrize("rows, width", [(1, 131_072), (8, 70_016), (3, 524_288)])
+def test_chains_are_those_of_one_gpu(
+    rows: int, width: int, dtype: torch.dtype, tied: bool, tmp_path: Path
+) -> None:
+    assert run(chain, (rows, width, dtype, tied), tmp_path) == [0, 0]
+
+
+class OtherWork:
+    """Products on one stream, and maxima over both ranks, of another communicator, on a second one."""
+
+    def __init__(self) -> None:
+        self.group = dist.new_group()
+        self.streams = torch.cuda.Stream(), torch.cuda.Stream()
+        self.matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        self.vector = torch.ones(1 << 20, device="cuda")
+
+    def enqueue(self) -> None:
+        with torch.cuda.stream(self.streams[0]):
+            torch.mm(self.matrix, self.matrix)
+        with torch.cuda.stream(self.streams[1]):
+            dist.all_reduce(self.vector, op=dist.ReduceOp.MAX, group=self.group)
+
+
+def captured(beside: bool) -> int:
+    """Replay one captured call with rows, lengths and a step that change; returns wrong rows of all steps."""
+    steps, shards = Chain(8, 32_768, torch.float32), Shards(ownership=INTERLEAVE, device="cuda")
+    state = TopkState(8, K, "cuda", keep_indices=False)
+    number = torch.zeros(1, dtype=torch.int64, device="cuda")
+    steps.step()
+
+    def once() -> Any:
+        return sharded_topk(steps.part, steps.lengths, K, shards=shards, state=state, step=number)
+
+    once()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # The thread in which NCCL watches may call CUDA meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        got = once()
+    other = OtherWork() if beside else None
+    wrong = 0
+    for step in range(STRESS_STEPS if beside else STEPS):
+        number.fill_(step)
+        whole = steps.step()
+        if other is not None:
+            other.enqueue()
+        graph.replay()
+        wrong += wrong_rows(got, whole, steps.whole_lengths)
+    torch.cuda.synchronize()
+    shards.check()
+    return wrong
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
+def test_graphs(beside: bool, tmp_path: Path) -> None:
+    """Beside means a stream of matrix products and one of sums over NCCL, of another communicator."""
+    assert run(captured, beside, tmp_path) == [0, 0]
+
+
+def disagree(_: Any) -> tuple[Any, ...]:
+    rank = dist.get_rank()
+    shards = Shards(device="cuda")
+    logits, lengths = (
+        torch.ones(3, 100, device="cuda"),
+        torch.full((3,), 100, device="cuda", dtype=torch.int32),
+    )
+    got = sharded_topk(logits, lengths, 4 + rank, shards=shards)
+    torch.cuda.synchronize()
+    said = []
+    for again in (shards.check, lambda: sharded_topk(logits, lengths, 4, shards=shards)):
+        try:
+            again()
+        except ValueError as error:
+            said.append(str(error))
+    return got.positions.cpu(), got.counts.cpu(), said
+
+
+def test_ranks_that_disagree_select_nothing_and_raise_later(tmp_path: Path) -> None:
+    wanted = "wanted the same on all ranks, got k 4 on rank 0 and k 5 on rank 1"
+    for positions, counts, said in run(disagree, None, tmp_path):
+        assert bool((positions == -1).all()) and counts.tolist() == [0, 0, 0]
+        assert said == [f"gvr_topk.Shards: call: {wanted}"] * 2
