@@ -101,6 +101,21 @@ class Baseline:
     why_not: str = ""
 
 
+def given_folder(folder: Path | None) -> Path:
+    """The folder of other projects' files, which the environment names by default.
+
+    Raises
+    ------
+    BaselineError
+        Neither names one.
+    """
+    if folder is not None:
+        return folder
+    if ENVIRONMENT not in os.environ:
+        raise BaselineError(f"no folder given (--baseline-dir or ${ENVIRONMENT})")
+    return Path(os.environ[ENVIRONMENT])
+
+
 def find_file(folder: Path, name: str) -> Path:
     """Path of a plain copy of `name` below `folder`; a compressed one is unpacked for this process.
 
@@ -349,7 +364,7 @@ def _bytes(size: int, like: Tensor) -> Tensor:
 
 
 def _flashinfer(folder: Path) -> Prepare:
-    ffi, module = _ffi_module(folder, "topk.so")
+    ffi, module = ffi_module(folder, "topk.so")
 
     def prepare(chain: Chain) -> Prepared:
         logits, k = _full_rows(chain), chain.k
@@ -365,7 +380,7 @@ def _flashinfer(folder: Path) -> Prepare:
             workspace = _bytes(FLASHINFER_STATES_BYTES, logits)
         steps = _steps(chain, results, logits)
         return _calls(
-            _on_stream(ffi, function),
+            on_stream(ffi, function),
             results,
             ((row, out, values, workspace, *rest) for row, _, out in steps),
         )
@@ -375,7 +390,7 @@ def _flashinfer(folder: Path) -> Prepare:
 
 def _flashinfer_ragged(folder: Path, *, deterministic: bool = False) -> Prepare:
     """The call that takes a length for each row; deterministic calls prefer smaller indices, too."""
-    ffi, module = _ffi_module(folder, "topk.so")
+    ffi, module = ffi_module(folder, "topk.so")
     tie_break = FLASHINFER_SMALL_TIES if deterministic else 0
 
     def prepare(chain: Chain) -> Prepared:
@@ -396,14 +411,14 @@ def _flashinfer_ragged(folder: Path, *, deterministic: bool = False) -> Prepare:
             workspace = _bytes(FLASHINFER_STATES_BYTES, logits)
         steps = _steps(chain, results)
         arguments = ((row, out, offsets, lengths, workspace, *rest) for row, lengths, out in steps)
-        return _calls(_on_stream(ffi, function), results, arguments)
+        return _calls(on_stream(ffi, function), results, arguments)
 
     return prepare
 
 
 def _cudnn(folder: Path) -> Prepare:
     """Kernels of cuDNN are compiled for k and for a power of two of columns; rows take the next of these."""
-    ffi, module = _ffi_module(folder, "cudnn_topk.so")
+    ffi, module = ffi_module(folder, "cudnn_topk.so")
 
     def prepare(chain: Chain) -> Prepared:
         width = chain.logits.shape[2]
@@ -417,7 +432,7 @@ def _cudnn(folder: Path) -> Prepare:
         scratch = torch.empty((chain.batch, 2, width), dtype=torch.int32, device=results.device)
         steps = _steps(chain, results)
         arguments = ((row, None, scratch, None, lengths, out, None) for row, lengths, out in steps)
-        return _calls(_on_stream(ffi, kernel), results, arguments)
+        return _calls(on_stream(ffi, kernel), results, arguments)
 
     return prepare
 
@@ -434,14 +449,14 @@ def flashinfer_ragged_takes_cub(rows: int, width: int, dtype: torch.dtype) -> bo
     return rows <= 256 and width >= (131072 if dtype == torch.float16 else 65536)
 
 
-def _ffi_module(folder: Path, name: str) -> tuple[ModuleType, Any]:
+def ffi_module(folder: Path, name: str) -> tuple[ModuleType, Any]:
     """The bindings' own package, and a module that was compiled for them."""
     path = find_file(folder, name)
     ffi = _import_from("tvm_ffi", folder)
     return ffi, ffi.load_module(str(path))
 
 
-def _on_stream(ffi: Any, function: Call) -> Call:
+def on_stream(ffi: Any, function: Call) -> Call:
     """A function of such a module on torch's stream: it has a notion of its own of the current one."""
 
     def call(*arguments: Any) -> None:
@@ -512,8 +527,6 @@ def available(folder: Path | None = None) -> dict[str, Baseline]:
     folder : Path, optional
         Where the files are; default ``$GVR_TOPK_BASELINES``.
     """
-    if folder is None and ENVIRONMENT in os.environ:
-        folder = Path(os.environ[ENVIRONMENT])
     found = {
         name: Baseline(name, f"{what} of torch {torch.__version__}", _any_shape, prepare)
         for name, (what, prepare) in TORCH.items()
@@ -522,9 +535,7 @@ def available(folder: Path | None = None) -> dict[str, Baseline]:
         try:
             if not torch.cuda.is_available():
                 raise BaselineError(no_gpu())
-            if folder is None:
-                raise BaselineError(f"no folder given (--baseline-dir or ${ENVIRONMENT})")
-            found[name] = Baseline(name, version, refuse, load(folder))
+            found[name] = Baseline(name, version, refuse, load(given_folder(folder)))
         except (BaselineError, OSError, AttributeError, ImportError) as error:
             found[name] = Baseline(name, version, _any_shape, _unloaded, str(error).splitlines()[0])
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from eval.bench.oracles import BLOCKS_GROUP
@@ -213,3 +213,16 @@ def worst_launch(index: Index, key: str) -> float | None:
     """Worst launch with a hint over the mean launch without one."""
     worst, without = index.figure(key, HINTED, "worst_us"), index.figure(key, NO_HINT)
     return worst / without if worst and without else None
+
+
+def sampling_table(results: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """Make the head and the lines of a table, a setting and its peers behind each other."""
+    cells = {(each["setting"], each["dtype"], each["rows"]): each for each in results}
+    settings, dtypes, rows = (list(dict.fromkeys(each)) for each in zip(*cells, strict=True))
+    lines = []
+    for setting in settings:
+        row = [cells[setting, dtype, count] for dtype in dtypes for count in rows]
+        lines.append([setting, *(f"{each['us']:.1f}" for each in row)])
+        for peer in row[0]["peers"]:
+            lines.append([f"{setting}: {peer}", *(f"{each['peers'][peer]['us']:.1f}" for each in row)])
+    return ["", *(f"{dtype} x {count:,}" for dtype in dtypes for count in rows)], lines

@@ -1,31 +1,37 @@
-"""Time the sampler beside PyTorch, and compare its tokens with the CPU implementation.
+"""Time the sampler beside PyTorch and FlashInfer, and compare its tokens with the CPU implementation.
 
-    python -m eval sampling --out out/sampling.json
+    python -m eval sampling --out out/sampling.json --baseline-dir FOLDER
 
 Each figure is the time of one call, launched from a CUDA graph over several batches of logits that
 together are larger than the L2 cache, so rows come from DRAM. The logits are Gaussian with six larger ones
 in each row. Top-p alone keeps thousands of such a row, so ``p = 0.9`` is its hard case; ``peaked`` rows,
 nearly all of whose mass six tokens have, are its usual one. PyTorch has no filters: ``torch`` stands for the
-shortest way to the same distribution, which does not give the same tokens.
+shortest way to the same distribution. ``flashinfer`` stands for what vLLM 0.33 calls of FlashInfer, with k and
+p as tensors: its conversion to fp32, a mask of the k largest logits, a softmax, and a draw from probabilities.
+It needs ``sampling.so`` (flashinfer-python 0.7.2's ``sampling`` module, compiled for sm_90a) and the folder
+``tvm_ffi`` below ``--baseline-dir`` or ``$GVR_TOPK_BASELINES``. Peers draw other tokens of the same
+distribution: of these it is counted how many the filters, taken exactly, do not keep (``outside``).
 """
 
 from __future__ import annotations
 
 import functools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eval.bench.baselines import BaselineError, ffi_module, given_folder, on_stream
+from eval.bench.bench_report import sampling_table
 from eval.common.machine import describe_machine, write_json
-from eval.common.options import Commit, Out, require_gpu, require_writable
+from eval.common.options import BaselineFolder, Commit, Out, require_gpu, require_writable
 from eval.common.tables import markdown_table
-from gvr_topk.sampling import sample
+from gvr_topk.sampling import apply_limits_, sample
 
-FORMAT = "gvr_topk.sampling/1"
+FORMAT = "gvr_topk.sampling/2"
 VOCABULARY = 128_256
 ROWS = (1, 8, 64, 128, 256, 1024)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -48,16 +54,63 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
+Peer = Callable[[Tensor], Tensor]
+"""From logits to tokens."""
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    return torch.softmax(logits, 1, dtype=torch.float32)
+
+
 def _torch_topk(logits: Tensor) -> Tensor:
     values, tokens = torch.topk(logits, 50)
-    return tokens.gather(1, torch.multinomial(torch.softmax(values, 1, dtype=torch.float32), 1))
+    return tokens.gather(1, torch.multinomial(_softmax(values), 1))
 
 
-TORCH: dict[str, Callable[[Tensor], Any]] = {
+TORCH: dict[str, Peer] = {
     "greedy": lambda logits: torch.argmax(logits, 1),
     "k = 50": _torch_topk,
-    "temperature": lambda logits: torch.multinomial(torch.softmax(logits, 1, dtype=torch.float32), 1),
+    "temperature": lambda logits: torch.multinomial(_softmax(logits), 1),
 }
+
+
+def flashinfer(folder: Path | None, rows: int) -> dict[str, Peer]:
+    """FlashInfer's calls for batches of so many rows; none where its files are missing."""
+    try:
+        ffi, module = ffi_module(given_folder(folder), "sampling.so")
+    except BaselineError as error:
+        print(f"flashinfer: {error}")
+        return {}
+
+    def filled(value: float, dtype: torch.dtype) -> Tensor:
+        return torch.full((rows,), value, dtype=dtype, device="cuda")
+
+    tokens, valid = filled(0, torch.int32), filled(0, torch.bool)
+    k, p, min_p = filled(50, torch.int32), filled(0.9, torch.float32), filled(0.05, torch.float32)
+    states = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+    random = (True, None, 1, None, 0)  # deterministic, and seed and offset as numbers
+
+    def drawn(name: str, probs: Tensor, *parameter: object) -> Tensor:
+        on_stream(ffi, getattr(module, name))(probs, tokens, valid, None, *parameter, *random)
+        return tokens
+
+    def by_both(logits: Tensor) -> Tensor:
+        logits = logits.float()
+        masked = torch.empty_like(logits)
+        on_stream(ffi, module.top_k_mask_logits)(logits, masked, k, 0, states)
+        return by_p(masked)
+
+    def by_p(logits: Tensor) -> Tensor:
+        return drawn("top_p_sampling_from_probs", _softmax(logits), p, 0.0)
+
+    return {
+        "k = 50": lambda logits: drawn("top_k_sampling_from_probs", _softmax(logits), k, 0),
+        "k = 50, p = 0.9": by_both,
+        "min-p = 0.05": lambda logits: drawn("min_p_sampling_from_probs", _softmax(logits), min_p, 0.0),
+        "p = 0.9, peaked": by_p,
+        "p = 0.9": by_p,
+        "temperature": lambda logits: drawn("sampling_from_probs", _softmax(logits)),
+    }
 
 
 def batches(rows: int, dtype: torch.dtype, peaked: bool, count: int) -> list[Tensor]:
@@ -100,44 +153,49 @@ def wrong_tokens(logits: Tensor, tokens: Tensor, setting: Setting) -> int:
     return int((sample(part, seeds=order, positions=order, **setting) != tokens[: len(part)].cpu()).sum())
 
 
-def measure(rows: int, dtype: str, name: str) -> dict[str, Any]:
+def outside(logits: Tensor, limits: Tensor, tokens: Tensor) -> int:
+    """Count rows, of the first ones, whose token is not among those that were kept."""
+    kept = apply_limits_(logits[:CHECKED_ROWS].cpu(), limits[:CHECKED_ROWS].cpu())
+    return int(torch.isneginf(kept.gather(1, tokens.view(-1, 1)[:CHECKED_ROWS].cpu().long())).sum())
+
+
+def measure(rows: int, dtype: str, name: str, peers: Mapping[str, Mapping[str, Peer]]) -> dict[str, Any]:
     """Time one setting, and check it."""
     setting, kind = SETTINGS[name], DTYPES[dtype]
     count = int(min(MOST_BATCHES, max(2, COLD_BYTES // (rows * VOCABULARY * kind.itemsize))))
     logits = batches(rows, kind, "peaked" in name, count)
     out = torch.empty(rows, dtype=torch.int64, device="cuda")
+    limits = torch.empty(rows, 8, dtype=torch.int32, device="cuda")
     numbers = torch.arange(rows, device="cuda")
-    ours = functools.partial(sample, seeds=numbers, positions=numbers, out=out, **setting)
-    calls = [functools.partial(ours, each) for each in logits]
-    wrong = wrong_tokens(logits[0], calls[0](), setting)
-    result = {"rows": rows, "dtype": dtype, "setting": name, "us": microseconds(calls), "wrong": wrong}
-    if name in TORCH:
-        result["torch_us"] = microseconds([functools.partial(TORCH[name], each) for each in logits])
-    return result
-
-
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """Make a table, a setting a row."""
-    columns = sorted(
-        {(each["dtype"], each["rows"]) for each in results}, key=lambda at: (at[0][0] == "b", at[1])
+    ours: Callable[..., Tensor] = functools.partial(
+        sample, seeds=numbers, positions=numbers, out=out, **setting
     )
-    lines = []
-    for name in SETTINGS:
-        for who, key in ((name, "us"), (f"{name}: torch", "torch_us")):
-            found = {(each["dtype"], each["rows"]): each for each in results if each["setting"] == name}
-            if any(key in each for each in found.values()):
-                lines.append([who, *(f"{found[at][key]:.1f}" for at in columns)])
-    return markdown_table(["us", *(f"{rows} {dtype}" for dtype, rows in columns)], lines)
+    calls = [functools.partial(ours, each) for each in logits]
+    wrong = wrong_tokens(logits[0], ours(logits[0], limits=limits), setting)
+    result = {"rows": rows, "dtype": dtype, "setting": name, "us": microseconds(calls), "wrong": wrong}
+    result["peers"] = {
+        peer: {
+            "outside": outside(logits[0], limits, by_setting[name](logits[0])),
+            "us": microseconds([functools.partial(by_setting[name], each) for each in logits]),
+        }
+        for peer, by_setting in peers.items()
+        if name in by_setting
+    }
+    return result
 
 
 def main(
     out: Out = Path("out/sampling.json"),
+    baseline_dir: BaselineFolder = None,
     commit: Commit = "",
 ) -> int:
-    """Time the sampler beside PyTorch."""
+    """Time the sampler beside PyTorch and FlashInfer."""
     require_writable(out)
     require_gpu()
-    results = [measure(rows, dtype, name) for dtype in DTYPES for rows in ROWS for name in SETTINGS]
+    results = []
+    for rows in ROWS:
+        peers = {"torch": TORCH, "flashinfer": flashinfer(baseline_dir, rows)}
+        results += [measure(rows, dtype, name, peers) for dtype in DTYPES for name in SETTINGS]
     data = {
         "format": FORMAT,
         "machine": describe_machine(commit),
@@ -146,7 +204,7 @@ def main(
         "results": results,
     }
     write_json(out, data)
-    print(table(results))
+    print(markdown_table(*sampling_table(results)))
     wrong = sum(each["wrong"] for each in results)
     print(f"{wrong} of the checked tokens are wrong")
     return int(wrong > 0)

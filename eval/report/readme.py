@@ -32,6 +32,7 @@ from eval.bench.bench_report import (
     geometric_mean,
     hard_rows,
     hint_ratios,
+    sampling_table,
     worst_launch,
     worst_ratios,
 )
@@ -458,19 +459,15 @@ def sampled(files: Results) -> dict[str, Any] | None:
     if data is None:
         return None
     refuse_if(sum(each["wrong"] for each in data["results"]), "sampling.json", "no wrong token")
-    cells = {(each["setting"], each["dtype"], each["rows"]): each for each in data["results"]}
-    settings, dtypes, rows = (list(dict.fromkeys(each)) for each in zip(*cells, strict=True))
-
-    def line(name: str, setting: str, key: str) -> list[str]:
-        return [name, *(shown(cells[setting, dtype, count].get(key)) for dtype in dtypes for count in rows)]
-
-    lines = []
-    for setting in settings:
-        lines.append(line(setting, setting, "us"))
-        if any("torch_us" in each for each in data["results"] if each["setting"] == setting):
-            lines.append(line(f"{setting}: torch", setting, "torch_us"))
-    heads = ["", *(f"{dtype} x {count:,}" for dtype in dtypes for count in rows)]
-    return data | {"source": source_of(data), "table": table(heads, lines)}
+    peers = [peer for each in data["results"] for peer in each["peers"].values()]
+    return data | {
+        "source": source_of(data),
+        "table": table(*sampling_table(data["results"])),
+        "peer_rows": sum(
+            len(each["peers"]) * min(each["rows"], data["checked_rows"]) for each in data["results"]
+        ),
+        "outside": sum(peer["outside"] for peer in peers),
+    }
 
 
 def simulated(files: Results) -> dict[str, Any] | None:
