@@ -2,12 +2,12 @@
 
     python -m eval sampling --out out/sampling.json --baseline-dir FOLDER
 
-Each figure is the time of one call, launched from a CUDA graph over several batches of logits that
-together are larger than the L2 cache, so rows come from DRAM. The logits are Gaussian with six larger ones
-in each row. Top-p alone keeps thousands of such a row, so ``p = 0.9`` is its hard case; ``peaked`` rows,
-nearly all of whose mass six tokens have, are its usual one. PyTorch has no filters: ``torch`` stands for the
-shortest way to the same distribution. ``flashinfer`` stands for what vLLM 0.33 calls of FlashInfer, with k and
-p as tensors: its conversion to fp32, a mask of the k largest logits, a softmax, and a draw from probabilities.
+Each figure is the time of one call, launched from a CUDA graph over several batches of logits that together
+are larger than the L2 cache, so rows come from DRAM. The logits are Gaussian with six larger ones in each
+row. Top-p alone keeps thousands of such a row, so ``p = 0.9`` is its hard case; ``peaked`` rows, nearly all
+of whose mass six tokens have, are its usual one. PyTorch has no filters: ``torch`` stands for the shortest
+way to the same distribution. ``flashinfer`` stands for what vLLM 0.33 calls of FlashInfer, with k and p as
+tensors: its conversion to fp32, a mask of the k largest logits, a softmax, and a draw from probabilities.
 It needs ``sampling.so`` (flashinfer-python 0.7.2's ``sampling`` module, compiled for sm_90a) and the folder
 ``tvm_ffi`` below ``--baseline-dir`` or ``$GVR_TOPK_BASELINES``. Peers draw other tokens of the same
 distribution: of these it is counted how many the filters, taken exactly, do not keep (``outside``).
