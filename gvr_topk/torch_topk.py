@@ -377,6 +377,13 @@ def _reversed(scores: Tensor) -> Tensor:
 def _order(values: Tensor, dim: int, largest: bool) -> Tensor:
     """Indices that sort values, the best first and equal ones as they stand."""
     if values.is_floating_point():
-        # A radix sort, as CUDA runs it, ranks a NaN by its bits: by its sign, first of all.
-        values = torch.nan_to_num(values, nan=torch.nan, posinf=torch.inf, neginf=-torch.inf)
+        # CUDA sorts short rows by the bits of their elements, where some NaN lie outside of all numbers. So integers
+        # are sorted that rank as the numbers do, NaN above all; the sum turns -0.0 into +0.0.
+        kind = _SAME_SIZE[values.element_size()]
+        bits = (values + 0.0).view(kind)
+        most = torch.iinfo(kind).max
+        values = (bits ^ (bits >> 8 * bits.element_size() - 1 & most)).masked_fill_(values != values, most)
     return torch.sort(values, dim=dim, descending=largest, stable=True).indices
+
+
+_SAME_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -278,7 +278,7 @@ def test_a_carry_that_is_rewritten_while_launches_run(k: int) -> None:
     for turn in range(60):
         with torch.cuda.stream(other):
             carry.words.random_()
-            carry.words[::2, 0] = k + (0x80000000 << 32 if turn % 2 else 0)
+            carry.words[::2, 0] = k - (2**63 if turn % 2 else 0)
         indexer_topk_prefill(logits[:, :15_000], starts, ends, k, carry=carry)
         indexer_topk_prefill(logits[:, 15_000:], starts, ends, k, carry=carry, column=15_000, out=out)
     torch.cuda.synchronize()
