@@ -377,8 +377,8 @@ def _reversed(scores: Tensor) -> Tensor:
 def _order(values: Tensor, dim: int, largest: bool) -> Tensor:
     """Indices that sort values, the best first and equal ones as they stand."""
     if values.is_floating_point():
-        # CUDA sorts short rows by the bits of their elements, where some NaN lie outside of all numbers. So integers
-        # are sorted that rank as the numbers do, NaN above all; the sum turns -0.0 into +0.0.
+        # CUDA sorts short rows by the bits of their elements, where some NaN lie outside of all numbers. So
+        # integers are sorted that rank as the numbers do, NaN above all; the sum turns -0.0 into +0.0.
         kind = _SAME_SIZE[values.element_size()]
         bits = (values + 0.0).view(kind)
         most = torch.iinfo(kind).max
