@@ -69,11 +69,12 @@ def indexer_topk(scores: Tensor, lengths: Tensor | None, k: int) -> Tensor:
         raise _DECODE.fail("scores", "one dimension or more", list(scores.shape))
     outer, width = scores.shape[:-1], scores.shape[-1]
     if lengths is None:
-        lengths = torch.full(outer, width, dtype=torch.int32, device=scores.device)
+        visible = torch.full((outer.numel(),), width, dtype=torch.int32, device=scores.device)
     else:
         _DECODE.integers("lengths", lengths, scores, tuple(outer))
+        visible = _narrow(lengths.reshape(-1), scores)
     rows = _rows(scores.reshape(outer.numel(), width))
-    chosen = indexer_topk_decode(rows, _narrow(lengths.reshape(-1), scores), k)
+    chosen = indexer_topk_decode(rows, visible, k)
     return chosen.reshape(*outer, chosen.shape[-1])
 
 

@@ -383,7 +383,21 @@ def _order(values: Tensor, dim: int, largest: bool) -> Tensor:
         bits = (values + 0.0).view(kind)
         most = torch.iinfo(kind).max
         values = (bits ^ (bits >> 8 * bits.element_size() - 1 & most)).masked_fill_(values != values, most)
-    return torch.sort(values, dim=dim, descending=largest, stable=True).indices
+    # A compiled sort that was fused with its neighbours has left the row on a GPU, so it stays an operator.
+    sort = _opaque_order if torch.compiler.is_compiling() else _stable_order
+    return sort(values, dim, largest)
+
+
+def _stable_order(values: Tensor, dim: int, descending: bool) -> Tensor:
+    return torch.sort(values, dim=dim, descending=descending, stable=True).indices
+
+
+_opaque_order = torch.library.custom_op("gvr_topk::stable_order", _stable_order, mutates_args=())
+
+
+@_opaque_order.register_fake
+def _(values: Tensor, dim: int, descending: bool) -> Tensor:
+    return torch.empty_like(values, dtype=torch.int64, memory_format=torch.contiguous_format)
 
 
 _SAME_SIZE = {2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -39,7 +39,9 @@ def check(given: Tensor, k: int, dim: int = -1, *, largest: bool = True) -> None
     assert torch.equal(index, wanted.narrow(dim, k - 1, 1)) and same(value, last) and same(kth, last)
     equal = (got.values == last) | (got.values.isnan() & last.isnan())
     assert torch.equal(quota, equal.sum(dim, keepdim=True))
-    assert same(got.values, torch.topk(given, k, dim, largest).values)
+    # PyTorch sorts a NaN whose sign is set, and others, to the wrong end of short rows.
+    plain = given.masked_fill(given.isnan(), torch.nan)
+    assert same(got.values, torch.topk(plain, k, dim, largest).values)
 
 
 @BOTH
