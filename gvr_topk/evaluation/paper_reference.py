@@ -1,9 +1,8 @@
 """The paper's four phases on one row, exact and readable (Guess-Verify-Refine, section 4).
 
 This is the model of the four-phase kernel, path ``"paper_gvr"``, which gives one CTA to a row: the same
-thresholds in the same order, hence the same counting passes. The model of the other paths is
-`gvr_topk.evaluation.shipped_reference`. The result is the contract's (`gvr_topk.contract`) for every row and
-every hint; a hint decides only how many passes the result takes.
+thresholds in the same order, hence the same counting passes. The result is the contract's
+(`gvr_topk.contract`) for every row and every hint; a hint decides only how many passes the result takes.
 
 The arithmetic is fixed, so that a kernel can repeat it:
 

@@ -1,9 +1,9 @@
 """Run decode steps through the whole path a serving engine takes, and measure what the hint is worth.
 
-configuration -> gate -> `RequestSlots` -> op -> check against `oracle.sorted_topk`, step by step. Beside the
-op the readable model of the shipped kernels (`shipped_reference.topk_step`) runs on each of its paths, for
-the statistics of the hint. On request the paper's four phases (`paper_reference.topk_row`) run too, with each
-hint offset and first guess, for the statistics that the paper reports.
+configuration -> gate -> `RequestSlots` -> op -> check against `oracle.sorted_topk`, step by step. The op also
+runs on each path with a state of the path's own, for the statistics of the hint. On request the paper's four
+phases (`paper_reference.topk_row`) run too, with each hint offset and first guess, for the statistics that
+the paper reports.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ from gvr_topk.config import GvrTopkConfig, ServeConfig
 from gvr_topk.constants import MAX_WIDTH, STATE_UNKNOWN, GuessSource, HintReason, StatsColumn
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.evaluation.paper_reference import CAPACITY, GuessKind, RowStats, topk_row
-from gvr_topk.evaluation.shipped_reference import StepResult, StepStats, topk_step
-from gvr_topk.evaluation.shipped_types import UNKNOWN, KeyInterval
 from gvr_topk.evaluation.trace import ScoreSource
 from gvr_topk.ops import indexer_topk_decode
-from gvr_topk.policy import GateDecision, asks_for_hint, can_use_heuristic, parse_path, plan
+from gvr_topk.policy import GateDecision, asks_for_hint, can_use_heuristic, parse_path
 from gvr_topk.request_slots import RequestSlots
 from gvr_topk.state import TopkState
 
-FORMAT = "gvr_topk.replay/3"
+FORMAT = "gvr_topk.replay/4"
 """Name of the JSON layout."""
 
 PATHS = ("auto", "no_hint", "radix_rounds")
-"""Paths of the shipped kernels, which are modelled at every step."""
+"""Paths that run at every step, whatever the configuration asks for."""
 
 TIMED_PATHS = ("paper_gvr", "no_hint", "radix_rounds", "auto")
 TIMED_STEPS = 8
@@ -46,6 +44,30 @@ GRAPH_REPLAYS = 11
 _POISON = -7
 _REQUEST = "replay"
 _CONFIGURED_OUT = (HintReason.TOO_SHORT, HintReason.TOO_LONG)
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """One row of the op's statistics: `gvr_topk.constants.StatsColumn`, in its order.
+
+    The CPU implementation fills `reason` and `hits` alone.
+    """
+
+    reason: HintReason
+    passes: int
+    candidates: int
+    snap: int
+    hits: int
+    guess: GuessSource
+    guess_hit: int
+    done: int
+
+    @classmethod
+    def of(cls, row: Tensor) -> StepStats:
+        """Return the statistics in a tensor of one row."""
+        columns = dict(zip((column.name.lower() for column in StatsColumn), row.tolist(), strict=True))
+        columns["reason"], columns["guess"] = HintReason(columns["reason"]), GuessSource(columns["guess"])
+        return cls(**columns)
 
 
 @dataclass(frozen=True)
@@ -76,13 +98,13 @@ class StepRecord:
     gate : str
         The gate's reason: lower-case name of a `gvr_topk.constants.HintReason`.
     exact : bool
-        The op returned what `oracle.sorted_topk` returns, order included.
-    reference_exact : bool
-        The model returned the same on every path, and the paper's four phases in every variant.
-    op_stats : dict
-        The op's statistics row, by lower-case name of the column.
+        The op returned what `oracle.sorted_topk` returns, order included, as configured and on every path.
+    paper_exact : bool
+        The paper's four phases returned the same in every variant.
+    op_stats : StepStats
+        The op's statistics as configured.
     paths : tuple of StepStats
-        The model's statistics, in the order of `PATHS`.
+        The op's statistics, in the order of `PATHS`.
     variants : tuple of RowStats
         Statistics of the paper's four phases, in the order of `ReplayResult.variants`.
     """
@@ -92,20 +114,19 @@ class StepRecord:
     allowed: bool
     gate: str
     exact: bool
-    reference_exact: bool
-    op_stats: dict[str, int]
+    paper_exact: bool
+    op_stats: StepStats
     paths: tuple[StepStats, ...]
     variants: tuple[RowStats, ...]
 
 
 @dataclass(frozen=True)
 class ScoreSnapshot:
-    """Scores of one step as a histogram, the first interval of path ``"auto"`` if any, and the k-th score."""
+    """Scores of one step as a histogram, and the k-th score."""
 
     step: int
     edges: npt.NDArray[np.float64]
     counts: npt.NDArray[np.int64]
-    interval: KeyInterval | None
     kth_value: float
 
 
@@ -137,15 +158,15 @@ class ReplayResult:
 
     @property
     def exact_steps(self) -> int:
-        """Steps on which the op and the references all met the contract."""
-        return sum(record.exact and record.reference_exact for record in self.records)
+        """Steps on which the op and the paper's four phases met the contract."""
+        return sum(record.exact and record.paper_exact for record in self.records)
 
     @property
     def is_exact(self) -> bool:
         return self.exact_steps == len(self.records)
 
     def selected(self, path: int) -> list[StepStats]:
-        """The model's statistics of the steps after the first that had something to select."""
+        """The op's statistics on a path, of the steps after the first that had something to select."""
         rows = (record.paths[path] for record in self.records[1:])
         return [row for row in rows if row.reason is not HintReason.SHORT_ROW]
 
@@ -183,7 +204,7 @@ class ReplayResult:
 
 
 def summarize_path(rows: list[StepStats], k: int) -> dict[str, Any]:
-    """Figures of many steps of the shipped algorithm on one path.
+    """Figures of many steps of the op on one path.
 
     Returns
     -------
@@ -192,7 +213,8 @@ def summarize_path(rows: list[StepStats], k: int) -> dict[str, Any]:
         the hint; ``interval_held``, of the rows with a first interval the share in which it held the k-th
         score, so that one look at the row was enough; ``missed`` and ``radix_rounds``, numbers of rows that
         took a second look, and radix rounds; ``passes_mean`` over the row; ``candidates_mean`` and
-        ``candidates_max``, elements listed in the interval. None without rows.
+        ``candidates_max``, elements listed in the interval. None without rows. The CPU implementation
+        guesses and counts nothing, so only the first three say something there.
     """
     guessed = [row for row in rows if row.guess is not GuessSource.NONE]
     return {
@@ -308,7 +330,6 @@ def _run(
 ) -> tuple[list[StepRecord], ScoreSnapshot, list[Timing]]:
     records: list[StepRecord] = []
     alphas: list[float | None] = [None] * len(variants)
-    model = _Model(path)
     snapshot: ScoreSnapshot | None = None
     timings: list[Timing] = []
     timed = _spread(count, TIMED_STEPS) if path.device.type == "cuda" else set()
@@ -317,7 +338,7 @@ def _run(
         hint, word = path.hint(), path.word()
         decision, got, op_stats = path.step(scores)
         expected = sorted_topk(torch.from_numpy(scores)[None], torch.tensor([len(scores)]), k)[0]
-        modelled = model.step(hint, len(scores), decision)
+        by_path = path.step_each(decision)
         rows = [
             topk_row(
                 scores,
@@ -331,17 +352,16 @@ def _run(
             for index, variant in enumerate(variants)
         ]
         alphas = [row.stats.alpha for row in rows]
-        indices = [*(each.indices for each in modelled), *(row.indices for row in rows)]
         records.append(
             StepRecord(
                 step=step,
                 length=len(scores),
                 allowed=decision.allowed,
                 gate=decision.reason,
-                exact=torch.equal(got, expected),
-                reference_exact=all(np.array_equal(each, expected.numpy()) for each in indices),
+                exact=all(torch.equal(each, expected) for each in (got, *(out for out, _ in by_path))),
+                paper_exact=all(np.array_equal(row.indices, expected.numpy()) for row in rows),
                 op_stats=op_stats,
-                paths=tuple(each.stats for each in modelled),
+                paths=tuple(stats for _, stats in by_path),
                 variants=tuple(row.stats for row in rows),
             )
         )
@@ -349,40 +369,13 @@ def _run(
             counts, edges = np.histogram(scores[np.isfinite(scores)], bins=160)
             chosen = scores[expected[expected >= 0].numpy()]
             kth_value = float(chosen.min()) if len(scores) >= k else float("nan")
-            snapshot = ScoreSnapshot(step, edges, counts, modelled[0].interval, kth_value)
+            snapshot = ScoreSnapshot(step, edges, counts, kth_value)
         if step in timed:
             timings += path.time_step(step, scores, hint, word)
         if on_step is not None:
             on_step(step + 1)
     assert snapshot is not None  # count >= 1
     return records, snapshot, timings
-
-
-class _Model:
-    """The model of the shipped kernels on each path, with a state of its own from step to step."""
-
-    def __init__(self, serving: _ServingPath) -> None:
-        self.serving = serving
-        width = serving.logits.shape[1]
-        self.plans = [plan(rows=1, width=width, k=serving.k, path=path) for path in PATHS]
-        self.states = [UNKNOWN] * len(PATHS)
-
-    def step(self, hint: npt.NDArray[np.int32], length: int, decision: GateDecision) -> list[StepResult]:
-        """Run the step that the op has just run; a row without a slot there has no state here."""
-        results = []
-        for index, each in enumerate(self.plans):
-            result = topk_step(
-                self.serving.logits[0],
-                self.serving.k,
-                each,
-                length=length,
-                state=None if self.serving.is_refused(decision) else self.states[index],
-                hint=hint,
-                hint_offset=self.serving.options.hint_offset,
-            )
-            self.states[index] = result.state or self.states[index]
-            results.append(result)
-        return results
 
 
 class _ServingPath:
@@ -409,6 +402,7 @@ class _ServingPath:
         self.stats = torch.empty((1, len(StatsColumn)), dtype=torch.int32, device=self.device)
         self.requests = RequestSlots(1, 1, k, device=self.device)
         self.slot = self.requests.admit(_REQUEST)
+        self.states = {path: TopkState(1, k, device=self.device) for path in PATHS}
         on_gpu = self.device.type == "cuda"
         self.device_name = torch.cuda.get_device_name(self.device) if on_gpu else "cpu"
 
@@ -422,25 +416,36 @@ class _ServingPath:
         """Return what the coming step will predict from: the whole slot, ``[4]``."""
         return self.requests.words[0, self.slot].clone()
 
-    def step(self, scores: npt.NDArray[np.float32]) -> tuple[GateDecision, Tensor, dict[str, int]]:
+    def step(self, scores: npt.NDArray[np.float32]) -> tuple[GateDecision, Tensor, StepStats]:
         """Run gate and op for one step, on poisoned buffers."""
         self._load(scores)
         decision = self.decide(len(scores))
         row_slot = self.requests.set_rows([None if self.is_refused(decision) else _REQUEST])
+        out, stats = self._call(self.options.path, self.requests.layer(0), row_slot)
+        return decision, out, stats
+
+    def step_each(self, decision: GateDecision) -> list[tuple[Tensor, StepStats]]:
+        """Run the step that was just run on each of `PATHS`; a row without a slot has no state here."""
+        refused = self.is_refused(decision)
+        return [self._call(path, None if refused else state) for path, state in self.states.items()]
+
+    def _call(
+        self, path: str, state: TopkState | None, row_slot: Tensor | None = None
+    ) -> tuple[Tensor, StepStats]:
+        self.out.fill_(_POISON)
         indexer_topk_decode(
             self.logits,
             self.seq_lens,
             self.k,
             out=self.out,
-            state=self.requests.layer(0),
+            state=state,
             row_slot=row_slot,
-            path=self.options.path,
+            path=path,
             max_ctas=self.options.max_ctas,
             hint_offset=self.options.hint_offset,
             stats=self.stats,
         )
-        columns = [column.name.lower() for column in StatsColumn]
-        return decision, self.out[0].cpu().clone(), dict(zip(columns, self.stats[0].tolist(), strict=True))
+        return self.out[0].cpu().clone(), StepStats.of(self.stats[0])
 
     def is_refused(self, decision: GateDecision) -> bool:
         """Whether the configuration refuses the row, which then has no slot, as in serving."""
@@ -479,7 +484,6 @@ class _ServingPath:
         self.logits.fill_(float("nan"))
         self.logits[0, : len(scores)].copy_(torch.from_numpy(scores))
         self.seq_lens.fill_(len(scores))
-        self.out.fill_(_POISON)
 
     def _time_path(self, path: str, hint: Tensor, word: Tensor) -> float:
         # The op writes back what the next step starts from, so every launch after the first would find a

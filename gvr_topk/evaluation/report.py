@@ -1,4 +1,4 @@
-"""A replay as tables, plots and JSON: the shipped algorithm, and the paper's beside what it published."""
+"""A replay as tables, plots and JSON: the op on each path, and the paper's kernel beside its figures."""
 
 from __future__ import annotations
 
@@ -41,13 +41,18 @@ class Published:
 PAPER = Published()
 
 NOTE = (
-    "* what the configuration asks for. Every step after the first predicts an interval for the k-th score: "
-    "path auto from the hint, which is what the last step left, and no_hint from a sample of the row. If the "
-    "interval holds the k-th score, one look at the row is enough; if not, the row is looked at again, or "
-    "counted in radix rounds, which settle everything. Candidates are the scores in the interval. The "
-    "figures are those of the shipped kernels' model (gvr_topk.evaluation.shipped_reference); --paper adds "
-    "the paper's kernel. The traces of this project are scores of SmolLM2 under a distilled indexer, not of "
-    "DeepSeek."
+    "* what the configuration asks for. The traces of this project are scores of SmolLM2 under a distilled "
+    "indexer, not of DeepSeek. --paper adds the paper's kernel."
+)
+CPU_NOTE = (
+    "Only kernels predict and count: --device cuda adds how often the predicted interval held the k-th "
+    "score, passes over the row, and candidates."
+)
+KERNEL_NOTE = (
+    "Every step after the first predicts an interval for the k-th score: path auto from the hint, which is "
+    "what the last step left, and no_hint from a sample of the row. If the interval holds the k-th score, "
+    "one look at the row is enough; if not, the row is looked at again, or counted in radix rounds, which "
+    "settle everything. Candidates are the scores in the interval."
 )
 
 PAPER_NOTE = (
@@ -66,13 +71,14 @@ _DPI = 150
 
 
 def build_table(result: ReplayResult) -> Table:
-    """Build the table of the shipped algorithm's statistics: a column per path."""
+    """Build the table of the op's statistics: a column per path, and on a GPU what its kernels counted."""
     lengths = [record.length for record in result.records]
     title = (
         f"{result.source}: {len(lengths)} steps, n {min(lengths):,} to {max(lengths):,}, "
         f"k {result.k:,}, {result.device}"
     )
-    table = Table(title=title, caption=NOTE, title_justify="left", caption_justify="left")
+    caption = f"{NOTE} {CPU_NOTE if result.device == 'cpu' else KERNEL_NOTE}"
+    table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     table.add_column("steps after the first")
     for path in PATHS:
         configured = result.heuristic_enabled and path == result.options.path
@@ -82,6 +88,8 @@ def build_table(result: ReplayResult) -> Table:
         ("steps", _number, "rows"),
         ("last step's choice chosen again", _percent, "hit_ratio"),
         ("hint used", _percent, "used"),
+    ]
+    of_kernels: list[tuple[str, Callable[[Any], str], str]] = [
         ("interval held the k-th score", _percent, "interval_held"),
         ("missed: second look", _number, "missed"),
         ("radix rounds", _number, "radix_rounds"),
@@ -89,7 +97,7 @@ def build_table(result: ReplayResult) -> Table:
         ("mean candidates", _number, "candidates_mean"),
         ("most candidates", _number, "candidates_max"),
     ]
-    for label, shown, figure in rows:
+    for label, shown, figure in rows + (of_kernels if result.device != "cpu" else []):
         table.add_row(label, *(shown(column[figure]) for column in columns))
     return table
 
@@ -116,12 +124,13 @@ def describe_outcome(result: ReplayResult) -> list[str]:
     """Return lines on the gate's decisions, the op's reasons, exactness, the oracle, and where the op ran."""
     count = len(result.records)
     exact = sum(record.exact for record in result.records)
-    reference = sum(record.reference_exact for record in result.records)
+    paper = sum(record.paper_exact for record in result.records)
+    of_paper = f", the paper's four phases {paper} of {count} steps" if result.variants else ""
     return [
         f"gate: {_count_words(record.gate for record in result.records)}",
-        f"op: {_count_words(_reason(record.op_stats) for record in result.records)}",
-        f"exact: op {exact} of {count} steps, model {reference} of {count} steps",
-        "oracle: a sort in NumPy, which shares no code with either",
+        f"op: {_count_words(record.op_stats.reason.name.lower() for record in result.records)}",
+        f"exact: op on every path {exact} of {count} steps{of_paper}",
+        "oracle: a sort in NumPy, which shares no code with the op",
         f"the op ran {_where(result)}",
     ]
 
@@ -154,12 +163,13 @@ def save_json(result: ReplayResult, folder: Path) -> Path:
 
 
 def save_plots(result: ReplayResult, folder: Path) -> list[Path]:
-    """Write the plots of hit ratio, candidates, scores and the paper's passes as PNG into `folder`."""
+    """Write plots as PNG into `folder`: hit ratio, scores, the kernels' candidates, the paper's passes."""
     plots: list[tuple[str, Callable[[Axes, ReplayResult], None]]] = [
         ("hit_ratio", _plot_hit_ratio),
-        ("candidates", _plot_candidates),
         ("scores", _plot_scores),
     ]
+    if result.device != "cpu":
+        plots.append(("candidates", _plot_candidates))
     if result.variants:
         plots.append(("passes", _plot_passes))
     # The object interface and not pyplot: no global state and no display is needed.
@@ -202,11 +212,6 @@ def _rows(k: int, lengths: list[int]) -> list[tuple[str, Callable[[dict[str, Any
         ("within 8 snaps", lambda c: _percent(c["snap_within_8"]), _percent(PAPER.snap_within_8)),
         ("most snaps", lambda c: _number(c["snap_max"]), str(PAPER.snap_max)),
     ]
-
-
-def _reason(op_stats: dict[str, int]) -> str:
-    """Return what the op's statistics say about the state of the last step."""
-    return HintReason(op_stats["reason"]).name.lower()
 
 
 def _count_words(words: Iterable[str]) -> str:
@@ -309,20 +314,12 @@ def _plot_scores(axes: Axes, result: ReplayResult) -> None:
     axes.stairs(snapshot.counts, snapshot.edges, fill=True, color="#BBD5EA", edgecolor="#0072B2")
     if snapshot.counts.any():  # a row without a finite score has no logarithm to scale to
         axes.set_yscale("log")
-    stats = result.records[snapshot.step].paths[0]
-    interval = snapshot.interval
-    low, high = (float(interval.low), float(interval.high)) if interval else (np.nan, np.nan)
-    if np.isfinite([low, high]).all():
-        # Of an interval that reaches to the ends of the floats, the part that the scores are in.
-        shown = np.clip([low, high], snapshot.edges[0], snapshot.edges[-1])
-        label = f"predicted [{low:.3g}, {high:.3g}] ({stats.candidates:,} candidates)"
-        axes.axvspan(*shown, color="#F0E442", alpha=0.4, label=label)
     if np.isfinite(snapshot.kth_value):
         label = f"k-th score {snapshot.kth_value:.3g} (k = {result.k:,})"
         axes.axvline(snapshot.kth_value, color="black", linewidth=1.6, label=label)
     axes.set(
         title=f"{result.source}: scores of step {snapshot.step} "
-        f"(n = {result.records[snapshot.step].length:,}, path auto, passes: {stats.passes})",
+        f"(n = {result.records[snapshot.step].length:,})",
         xlabel="indexer score",
         ylabel="positions per bin (log)",
     )

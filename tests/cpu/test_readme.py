@@ -30,7 +30,7 @@ COMMANDS = [line for block in blocks("sh") for line in block.splitlines() if lin
 
 # `make` would install while the tests run, so its recipe is looked at and the end of it is run.
 RECIPES = {
-    "make replay": "gvr-topk replay --shipped --config configs/heuristic_on.yaml --out ",
+    "make replay": "gvr-topk replay --shipped --paper --config configs/heuristic_on.yaml --out ",
     "make test": "python -m pytest -n 2 --dist loadfile tests/cpu",
     "git clone REPOSITORY gvr_topk && make -C gvr_topk wheel": "pip wheel --verbose --no-build-isolation",
 }
