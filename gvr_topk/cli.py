@@ -25,7 +25,7 @@ from gvr_topk.config_files import combine, write_combined
 from gvr_topk.constants import MIN_ARCH, HintReason
 from gvr_topk.constants import Path as OpPath
 from gvr_topk.evaluation import command as replay_command
-from gvr_topk.integrations import environment
+from gvr_topk.integrations._kit import environment
 from gvr_topk.library import LibraryError, build_facts, has_cuda_library
 from gvr_topk.policy import asks_for_hint, can_use_heuristic, gpu_arch, no_gpu_reason, no_kernels_reason, plan
 from gvr_topk.sampling import command as sample_command

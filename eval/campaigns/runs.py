@@ -25,7 +25,7 @@ from eval.campaigns.verdicts import ERROR_RATE, Decision, Order, decide
 from eval.common.options import InputError, require_program
 from eval.common.status import INTERRUPTED, TOOL_FAULT, UNDECIDED, WRONG_USE
 from gvr_topk.config import ConfigError
-from gvr_topk.integrations.environment import DISABLE, disabled
+from gvr_topk.integrations._kit.environment import DISABLE, disabled
 
 
 @dataclass(frozen=True)

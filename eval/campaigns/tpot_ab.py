@@ -55,7 +55,7 @@ from eval.campaigns.verdicts import ERROR_RATE, Order, Variant, describe_power, 
 from eval.common.machine import compute_capability
 from eval.common.options import InputError, check_label, refuse_repeats
 from eval.common.status import TOOL_FAULT, UNDECIDED
-from gvr_topk.integrations.environment import DISABLE
+from gvr_topk.integrations._kit.environment import DISABLE
 
 Via = Literal["bench", "serve", "running"]
 Engine = Literal["tensorrt-llm", "vllm"]

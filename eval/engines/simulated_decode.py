@@ -40,7 +40,7 @@ from eval.common.machine import describe_machine, without_folders, write_json
 from eval.common.options import Commit, Device, require_device, require_writable
 from gvr_topk.evaluation.trace import Trace, TraceError, load_trace, shipped_trace
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.integrations.layer_hook import LayerHook
+from gvr_topk.integrations.tensorrt_llm.hook import LayerHook
 
 SCALE = 8.0
 """Divisor of the traces' score formula."""

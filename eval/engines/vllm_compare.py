@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gvr_topk.contract import exact_topk, row_lengths
 from gvr_topk.evaluation.oracle import sorted_topk
-from gvr_topk.integrations.transaction import Transaction
+from gvr_topk.integrations._kit.transaction import Transaction
 
 SAMPLE_EVERY = 61
 """Every so many eager calls, a row is also compared with the sort in NumPy. A prime, so that all layers get

@@ -29,7 +29,7 @@ from eval.common.machine import write_json
 from eval.engines.vllm_compare import Comparison, PrefillTimes, observe
 from eval.engines.vllm_model import V32, patch_loading
 from eval.engines.vllm_worker import EXTENSION, PREFILL_ROWS, merge_workers, observed
-from gvr_topk.integrations.transaction import Transaction
+from gvr_topk.integrations._kit.transaction import Transaction
 
 STOCK, OURS, COMPARE = "stock", "ours", "compare"
 MODES = (STOCK, OURS, COMPARE)

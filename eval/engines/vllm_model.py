@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gvr_topk.integrations.transaction import Transaction
+from gvr_topk.integrations._kit.transaction import Transaction
 
 V32, GLM5, GLM52, V4 = "v32", "glm5", "glm52", "v4"
 SHAPES = {V32: "DeepSeek-V3.2", GLM5: "GLM-5", GLM52: "GLM-5.2", V4: "DeepSeek-V4"}

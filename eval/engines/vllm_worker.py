@@ -16,7 +16,7 @@ import torch
 
 from eval.engines.vllm_compare import Comparison, observe
 from eval.engines.vllm_model import patch_loading
-from gvr_topk.integrations.transaction import Transaction
+from gvr_topk.integrations._kit.transaction import Transaction
 
 EXTENSION = "eval.engines.vllm_worker.Observed"
 """Name of the class below, as ``vllm.LLM`` takes it."""

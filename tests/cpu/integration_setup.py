@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gvr_topk.evaluation.oracle import sorted_topk
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.integrations.hint_state import HintState
+from gvr_topk.integrations.tensorrt_llm.hint_state import HintState
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def hooked(monkeypatch: pytest.MonkeyPatch, mode: str = "1", **options: Any) -> 
 
 
 def state_of(engine: Engine) -> HintState:
-    return integration._integration.hook.state_of(engine.manager)
+    return integration.plugin._integration.hook.state_of(engine.manager)
 
 
 def lines_of(level: str) -> list[str]:

@@ -9,10 +9,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 INTEGRATIONS = "gvr_topk.integrations"
-SHARED = {"_kit", "counters", "patch_points", "transaction", "type_hints"}
-"""Modules of `INTEGRATIONS` that know no engine."""
-BORROWED: dict[str, set[str]] = {"vllm": {"selection", "upstream"}, "sglang": set()}
-"""Modules that are TensorRT-LLM's, and that the integration of another engine uses nevertheless."""
+ENGINES = ("tensorrt_llm", "vllm", "sglang")
+"""Folders of `INTEGRATIONS` beside ``_kit``, which knows none of them."""
 COMMAND_LINE = "gvr_topk/cli.py"
 """Not serving code: it has subcommands of the evaluation."""
 READS_TESTS = {"eval/engines/simulated_decode.py"}
@@ -78,21 +76,11 @@ def test_ops_import_no_integrations() -> None:
     assert {path: names for path, names in wrong.items() if names} == {}
 
 
-@pytest.mark.parametrize("engine", BORROWED)
-def test_engines_share_what_is_listed(engine: str) -> None:
-    used = set()
-    for path in files_of(f"gvr_topk/integrations/{engine}"):
-        names = within(imports_of(path), INTEGRATIONS) - within(imports_of(path), f"{INTEGRATIONS}.{engine}")
-        used |= {name.removeprefix(f"{INTEGRATIONS}.").split(".")[0] for name in names}
-    assert used - SHARED == BORROWED[engine]
-
-
-def test_the_kit_knows_no_engine() -> None:
-    used = {path: imports_of(path) for path in files_of(f"{INTEGRATIONS}._kit".replace(".", "/"))}
-    wrong = {
-        path: within(names, INTEGRATIONS) - within(names, *(f"{INTEGRATIONS}.{shared}" for shared in SHARED))
-        for path, names in used.items()
-    }
+@pytest.mark.parametrize("folder", ["_kit", *ENGINES])
+def test_engines_share_the_kit_alone(folder: str) -> None:
+    allowed = {f"{INTEGRATIONS}._kit", f"{INTEGRATIONS}.{folder}"}
+    used = {path: imports_of(path) for path in files_of(f"gvr_topk/integrations/{folder}")}
+    wrong = {path: within(names, INTEGRATIONS) - within(names, *allowed) for path, names in used.items()}
     assert {path: names for path, names in wrong.items() if names} == {}
 
 

@@ -15,8 +15,8 @@ from engine import Engine, Request, fake_package, load_dsa
 from prometheus_client.parser import text_string_to_metric_families
 
 from gvr_topk.constants import StatsColumn
-from gvr_topk.integrations import counters as counters_module
 from gvr_topk.integrations import tensorrt_llm as integration
+from gvr_topk.integrations._kit import counters as counters_module
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,7 +33,7 @@ def engine(monkeypatch):
 
 
 def state_of(engine):
-    return integration._integration.hook.state_of(engine.manager)
+    return integration.plugin._integration.hook.state_of(engine.manager)
 
 
 def samples(text: str) -> dict[tuple, float]:
@@ -74,7 +74,7 @@ def test_guess_misses_come_from_the_statistics(engine):
 
 def test_nothing_is_read_from_the_device_during_a_capture(engine):
     engine.step([], [Request(1, 30, 99, seed=1, done=60)])
-    hook = integration._integration.hook
+    hook = integration.plugin._integration.hook
     hook._capturing = True
     assert integration.counters().measured == counters_module.Measured()
     engine.step([], [Request(1, 30, 99, seed=1, done=61)])
@@ -128,7 +128,7 @@ def test_each_process_keeps_a_metrics_file(engine, monkeypatch, tmp_path):
     assert file.suffix == ".prom" and samples(file.read_text())["gvr_topk_steps_total", "eager"] == 1
     engine.step([], [request])
     assert samples(file.read_text())["gvr_topk_steps_total", "eager"] == 1  # not at every step
-    integration._integration.counters._next_write = 0.0
+    integration.plugin._integration.counters._next_write = 0.0
     engine.step([], [request])
     assert samples(file.read_text())["gvr_topk_steps_total", "eager"] == 3
 
@@ -156,7 +156,7 @@ def test_no_metrics_file_is_written_unless_asked_for(monkeypatch, tmp_path, fold
 WRITES = """
 import os, sys
 from multiprocessing import get_context
-from gvr_topk.integrations.counters import Counters
+from gvr_topk.integrations._kit.counters import Counters
 
 def write():
     Counters().write_if_due("FOLDER", print)

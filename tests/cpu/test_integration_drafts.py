@@ -11,9 +11,9 @@ from engine import SHAPES, Engine, Request, fake_package
 from integration_setup import Watch, check_decode_rows, hooked, lines_of, state_of, undisturbed
 
 from gvr_topk import TopkState
-from gvr_topk.integrations import layer_hook
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.integrations.hint_state import ROWS_PER_REQUEST, HintState
+from gvr_topk.integrations.tensorrt_llm import hook as layer_hook
+from gvr_topk.integrations.tensorrt_llm.hint_state import ROWS_PER_REQUEST, HintState
 from gvr_topk.ops import indexer_topk_decode
 
 TELLING = SHAPES[3:]

@@ -31,12 +31,12 @@ from pydantic import ValidationError
 
 import gvr_topk_autoload
 from gvr_topk.config import GvrTopkConfig
-from gvr_topk.integrations import environment
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.integrations.environment import Mode
-from gvr_topk.integrations.patch_points import find_engine, inspect_engine
-from gvr_topk.integrations.selection import DecodeOp, wrap_top_k
-from gvr_topk.integrations.transaction import Transaction
+from gvr_topk.integrations._kit import environment
+from gvr_topk.integrations._kit.environment import Mode
+from gvr_topk.integrations._kit.transaction import Transaction
+from gvr_topk.integrations.tensorrt_llm.inspection import inspect_engine, root_of_engine
+from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp, wrap_top_k
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = ROOT / "tests" / "fakes"
@@ -185,7 +185,7 @@ def test_the_switch_belongs_to_the_configuration_validated_last(shape, without):
         assert environment.options().stats is ("stats: true" in text)
         engine = Engine(dsa, layers=1)
         engine.step([], [Request(1, 30, 99, seed=1, done=40)])
-        state = integration._integration.hook.state_of(engine.manager)
+        state = integration.plugin._integration.hook.state_of(engine.manager)
         assert state == ("not asked for",) if not asked else state.options.stats
     calls = {path: count for (path, _), count in integration.counters().calls.items()}
     assert calls == {"gvr_topk": 2, "original": 2}
@@ -526,7 +526,7 @@ def test_describe_imports_nothing(shape):
     rows = dict(integration.describe())
     assert "tensorrt_llm" not in sys.modules
     assert rows["TensorRT-LLM"].startswith(f"{VERSIONS[shape]} in ")
-    for point in inspect_engine(find_engine()).shape.points:
+    for point in inspect_engine(root_of_engine()).shape.points:
         assert rows[point.name].startswith(("ok: ", "later ("))
     assert rows["would happen"] == (
         "on where the YAML has sparse_attention_config.enable_heuristic_topk: true, after install()"
@@ -711,7 +711,8 @@ def test_a_worker_process_is_patched_on_import_and_asks_its_environment():
     code = """
 import sys
 import tensorrt_llm._torch.attention_backend.sparse.dsa
-from gvr_topk.integrations import environment, tensorrt_llm as integration
+from gvr_topk.integrations import tensorrt_llm as integration
+from gvr_topk.integrations._kit import environment
 print(integration.installed(), environment.mode().name, environment.options().stats)
 """
     assert python(code, TRTLLM_GVR_TOPK="1", TRTLLM_GVR_TOPK_OPTIONS='{"stats": true}').split() == [
@@ -732,7 +733,9 @@ print(json.dumps({{k: v for k, v in os.environ.items() if k.startswith(("TRTLLM"
 """
     forwarded = json.loads(python(parent))
     assert list(forwarded) == ["TRTLLM_GVR_TOPK_YAML"]
-    worker = "from gvr_topk.integrations import environment as e; print(e.mode().name, e.options().stats)"
+    worker = (
+        "from gvr_topk.integrations._kit import environment as e; print(e.mode().name, e.options().stats)"
+    )
     assert python(worker, **forwarded).split() == ["ON", "True"]
 
 
@@ -741,7 +744,9 @@ def test_a_worker_that_was_started_with_the_key_serves_an_engine_without_it():
     make = "import sys, pickle, yaml; from tensorrt_llm.llmapi import llm_args; "
     sent = make + f"print(pickle.dumps(llm_args.TorchLlmArgs(model='m', **yaml.safe_load({PLAIN!r}))).hex())"
     worker = make + "pickle.loads(bytes.fromhex({!r})); "
-    worker += "from gvr_topk.integrations import environment as e; print(e.mode().name, e.options().stats)"
+    worker += (
+        "from gvr_topk.integrations._kit import environment as e; print(e.mode().name, e.options().stats)"
+    )
     inherited = {"TRTLLM_GVR_TOPK_YAML": '{"enable": true, "options": {"stats": true}}'}
     assert python(worker.format(python(sent).strip()), **inherited).split() == ["OFF", "False"]
 

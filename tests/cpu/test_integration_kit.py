@@ -12,9 +12,9 @@ from gvr_topk.config import MAX_DEPTH, ConfigError
 from gvr_topk.config_files import _merge
 from gvr_topk.integrations._kit.device import arch_of, capturing
 from gvr_topk.integrations._kit.switch import Switch
-from gvr_topk.integrations.selection import PLAIN, Selection, wrap_top_k
-from gvr_topk.integrations.transaction import Transaction
-from gvr_topk.integrations.type_hints import classes_in
+from gvr_topk.integrations._kit.transaction import Transaction
+from gvr_topk.integrations.tensorrt_llm.selection import PLAIN, Selection, wrap_top_k
+from gvr_topk.integrations.tensorrt_llm.type_hints import classes_in
 
 
 @pytest.mark.parametrize(("capability", "arch"), [((9, 0), 90), ((10, 3), 103), ((12, 1), 121)])

@@ -61,7 +61,7 @@ def test_compressed_keys_give_the_same_sets(shape, monkeypatch, next_n, ratio):
         assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
         assert {path for path, _ in integration.counters().calls} == {"gvr_topk"}
         assert any((row == -1).all() for rows in plain for row in rows)
-        state = integration._integration.hook.state_of(engine.manager)
+        state = integration.plugin._integration.hook.state_of(engine.manager)
         long = state.requests.slot_of(6)
         assert ratio > 4 or (state.requests.words[:, long, 0] > 48).all()
 
@@ -87,7 +87,7 @@ def test_draft_rows_of_compressed_keys_share_the_slot(monkeypatch):
         assert integration.install()
         engine = Engine(dsa, compress_ratio=4)
         engine.step([], [Request(i, 90, 99, seed=i, done=90) for i in (1, 2)], next_n=3)
-        state = integration._integration.hook.state_of(engine.manager)
+        state = integration.plugin._integration.hook.state_of(engine.manager)
         first, second = (state.requests.slot_of(i) for i in (1, 2))
         assert state.row_slot(engine.metadata, 3, 6).tolist() == [first] * 3 + [second] * 3
 
@@ -117,7 +117,7 @@ def test_lengths_between_which_the_state_is_used_are_those_of_scores(monkeypatch
             monkeypatch.setattr(engine.metadata, "get_indexer_max_seq_len", lambda: 40)
             del engine.metadata._indexer_compress_ratio
         engine.step([], [Request(i, n, 99, seed=i, done=n) for i, n in ((1, 78), (2, 79))])
-        state = integration._integration.hook.state_of(engine.manager)
+        state = integration.plugin._integration.hook.state_of(engine.manager)
         assert [slot >= 0 for slot in state.requests.row_slot[:2].tolist()] == [False, True]
 
 
@@ -129,7 +129,7 @@ def test_layers_that_reuse_a_choice_make_no_call_and_leave_the_state_alone(shape
         )
         assert all(torch.equal(a, b) for a, b in zip(chosen, plain, strict=True))
         assert integration.counters().calls == {("gvr_topk", "hint"): 10}
-        words = integration._integration.hook.state_of(engine.manager).requests.words
+        words = integration.plugin._integration.hook.state_of(engine.manager).requests.words
         assert (words[[1, 2, 4, 5]] == -1).all() and (words[[0, 3], :3, 0] > 48).all()
 
 

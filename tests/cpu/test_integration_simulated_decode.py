@@ -10,7 +10,7 @@ import torch
 
 from eval.__main__ import main
 from eval.engines import simulated_decode
-from gvr_topk.integrations import environment
+from gvr_topk.integrations._kit import environment
 
 ARGUMENTS = [
     "decode",
@@ -80,7 +80,7 @@ def test_only_the_hook_is_timed_and_by_kind_of_step(script, monkeypatch):
 
 
 def test_a_wrong_set_is_found(script, monkeypatch, capsys):
-    from gvr_topk.integrations import layer_hook
+    from gvr_topk.integrations.tensorrt_llm import hook as layer_hook
 
     def wrong(logits, seq_lens, k, *, out, **rest):
         out.copy_(torch.arange(k, dtype=torch.int32).expand_as(out))

@@ -14,11 +14,12 @@ from engine import BY_PHASE, SHAPES, Engine, Request, fake_package, load_dsa
 from integration_setup import Watch, check_decode_rows, hooked, lines_of, state_of, undisturbed
 
 from eval.campaigns.evidence import read_evidence
-from gvr_topk.integrations import hint_state, layer_hook
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.integrations.environment import Mode
-from gvr_topk.integrations.hint_state import HintState
-from gvr_topk.integrations.selection import DecodeOp
+from gvr_topk.integrations._kit.environment import Mode
+from gvr_topk.integrations.tensorrt_llm import hint_state
+from gvr_topk.integrations.tensorrt_llm import hook as layer_hook
+from gvr_topk.integrations.tensorrt_llm.hint_state import HintState
+from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp
 from gvr_topk.ops import indexer_topk_decode
 
 
@@ -296,7 +297,7 @@ def test_the_hooked_call_adds_no_work_of_its_own(shape, monkeypatch, next_n):
     engine = Engine(hooked(monkeypatch), layers=1)
     requests = [Request(i, 30, 99, seed=i, done=30) for i in (61, 62)]
     engine.step([], requests, next_n=next_n)
-    hook, indexer, metadata = integration._integration.hook, engine.indexers[0], engine.metadata
+    hook, indexer, metadata = integration.plugin._integration.hook, engine.indexers[0], engine.metadata
     logits = torch.randn(2 * next_n, engine.max_len)
     lengths = metadata.kv_lens_cuda_runtime[:2]
     buffer = torch.empty(2 * next_n, engine.topk, dtype=torch.int32)
@@ -487,7 +488,7 @@ def test_what_we_cannot_take_goes_to_the_original(monkeypatch, call, reason):
         engine = Engine(hooked(monkeypatch))
         engine.step([], [Request(i, 30, 99, seed=i, done=30) for i in (1, 2)])
         before = integration.counters().calls.get(("gvr_topk", "hint"), 0)
-        op, hook = torch.ops.trtllm.indexer_topk_decode, integration._integration.hook
+        op, hook = torch.ops.trtllm.indexer_topk_decode, integration.plugin._integration.hook
         hook._local.call = hook._open_call(engine.indexers[0], engine.metadata)
         logits, out = torch.randn(2, 160), torch.full((2, 16), -7, dtype=torch.int32)
         call(op, logits, torch.tensor([100, 120], dtype=torch.int32), out)
@@ -694,14 +695,14 @@ def test_a_step_with_the_rows_of_the_last_one_copies_nothing(shape, monkeypatch,
     for ids in ([1, 2, 3], [1, 2, 3], [2, 1, 3], [2, 1, 3], [2, 1]):
         metadata.set_batch(ids, [next_n] * len(ids), 0, [31] * len(ids))
         with Watch() as watch:
-            state.update(metadata, integration._integration.counters)
+            state.update(metadata, integration.plugin._integration.counters)
         seen.append(any("copy" in name for name in watch.seen))
         expected = [state.requests.slot_of(i) for i in ids for _ in range(next_n)]
         assert state.row_slot(metadata, next_n, len(ids) * next_n).tolist() == expected
     assert seen == [False, False, True, False, True]
     assert counters().rows["hinted"] - before == 14 * next_n
     state.requests.release(2)  # its rows have to be given a slot again
-    state.update(metadata, integration._integration.counters)
+    state.update(metadata, integration.plugin._integration.counters)
     assert state.row_slot(metadata, next_n, 2 * next_n)[0] == state.requests.slot_of(2) >= 0
 
 

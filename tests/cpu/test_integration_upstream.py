@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from engine import SHAPES as FAKES
 
-from gvr_topk.integrations import type_hints
-from gvr_topk.integrations.patch_points import Inspection, compare, inspect_engine, knows_key
-from gvr_topk.integrations.upstream import DSA_MODULES, SHAPES, UpstreamShape
+from gvr_topk.integrations._kit.signatures import compare
+from gvr_topk.integrations.tensorrt_llm import type_hints
+from gvr_topk.integrations.tensorrt_llm.inspection import Inspection, inspect_engine, knows_key
+from gvr_topk.integrations.tensorrt_llm.upstream import DSA_MODULES, SHAPES, UpstreamShape
 from gvr_topk_autoload import WATCHED
 
 TESTS = Path(__file__).resolve().parents[1]

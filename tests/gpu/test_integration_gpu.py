@@ -11,9 +11,9 @@ from engine import GRAPH_DUMMY, fake_package, load_dsa
 
 from eval.bench.baselines import load_trtllm_op
 from gvr_topk.contract import exact_topk, row_lengths
-from gvr_topk.integrations import environment
 from gvr_topk.integrations import tensorrt_llm as integration
-from gvr_topk.integrations.selection import DecodeOp
+from gvr_topk.integrations._kit import environment
+from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp
 
 pytestmark = pytest.mark.gpu
 
@@ -139,7 +139,7 @@ def test_one_graph_serves_growing_rows_and_changing_requests(hooked, next_n):
 def test_the_hooked_call_allocates_nothing(hooked):
     rank = Rank(hooked)
     rank.prepare(rank.eager, [1, 2, 3], [5000, 6000, 7000])
-    op, hook = torch.ops.trtllm.indexer_topk_decode, integration._integration.hook
+    op, hook = torch.ops.trtllm.indexer_topk_decode, integration.plugin._integration.hook
     out = torch.empty(3, K, dtype=torch.int32, device="cuda")
     lens, values = rank.eager.kv_lens_cuda_runtime[:3], rank.scores[0, :3]
     hook._local.call = hook._open_call(rank.indexers[0], rank.eager)

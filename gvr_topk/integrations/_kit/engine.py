@@ -13,7 +13,7 @@ import torch
 from gvr_topk.integrations._kit import environment
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import Say
-from gvr_topk.integrations.patch_points import engine_version, find_engine
+from gvr_topk.integrations._kit.signatures import engine_version, find_engine
 from gvr_topk.library import library_status
 
 

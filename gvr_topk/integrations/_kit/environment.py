@@ -1,8 +1,8 @@
-"""Environment variables that all integrations read in one way.
+"""Environment variables of the integrations, and what each of them says.
 
 ``GVR_TOPK_DISABLE=1``
     Nothing of any engine is touched in this process. The values empty, ``0``, ``false``, ``no`` and ``off``
-    count as unset.
+    count as unset. TensorRT-LLM's configuration then accepts our YAML keys and ignores them.
 ``GVR_TOPK_VERIFY=N``, ``TRTLLM_GVR_TOPK_VERIFY=N``
     The first N calls of each op outside of CUDA graphs are compared with the engine's own result. The second
     name also reaches the workers of TensorRT-LLM, which it starts with the variables ``TRTLLM*``.
@@ -12,21 +12,45 @@
     vLLM and ``0`` for SGLang.
 ``GVR_TOPK_VLLM_METRICS_DIR``
     Directory in which every process of vLLM keeps a file of its counters in Prometheus text format.
+``TRTLLM_GVR_TOPK``
+    ``0`` off, ``1`` on, ``force`` on also where TensorRT-LLM would run another top-k of its own. Set by the
+    user, never by us; it overrules the YAML.
+``TRTLLM_GVR_TOPK_OPTIONS``
+    JSON with the keys of the YAML section ``gvr_topk``; it overrules the YAML too.
+``TRTLLM_GVR_TOPK_YAML``
+    What the YAML that was validated last asks for, as JSON. Set by us, never by the user: worker processes
+    are started with the parent's ``TRTLLM*`` variables and nothing else of ours.
+``TRTLLM_GVR_TOPK_METRICS_DIR``
+    Directory in which every process keeps a file of its counters in Prometheus text format.
+``TRTLLM_ENABLE_PDL=1``
+    TensorRT-LLM's own variable: its kernels are launched while the previous kernel is still running. Our
+    kernels are then launched in the same way.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Mapping
 from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import gvr_topk_autoload
+
+if TYPE_CHECKING:
+    from gvr_topk.config import GvrTopkConfig
 
 DISABLE = gvr_topk_autoload.DISABLE
 VERIFY = "GVR_TOPK_VERIFY"
 VERIFY_TRTLLM = "TRTLLM_GVR_TOPK_VERIFY"
 ENABLE_VLLM = "GVR_TOPK_VLLM"
 ENABLE_SGLANG = "GVR_TOPK_SGLANG"
-VLLM_METRICS_DIR = "GVR_TOPK_VLLM_METRICS_DIR"
+METRICS_DIR_VLLM = "GVR_TOPK_VLLM_METRICS_DIR"
+ENABLE_TRTLLM = "TRTLLM_GVR_TOPK"
+OPTIONS = "TRTLLM_GVR_TOPK_OPTIONS"
+YAML = "TRTLLM_GVR_TOPK_YAML"
+METRICS_DIR_TRTLLM = "TRTLLM_GVR_TOPK_METRICS_DIR"
+ENABLE_PDL = "TRTLLM_ENABLE_PDL"
 
 
 class Mode(Enum):
@@ -72,3 +96,141 @@ def verify_calls() -> int:
     if value and not (value.isascii() and value.isdigit()):
         raise ValueError(f"{name}: wanted a number of calls, got {value!r}")
     return int(value or "0")
+
+
+def programmatic_launch() -> bool:
+    """Whether ``TRTLLM_ENABLE_PDL`` asks for programmatic dependent launch."""
+    return os.environ.get(ENABLE_PDL) == "1"
+
+
+def mode() -> Mode:
+    """Return what ``TRTLLM_GVR_TOPK`` asks for, or else the YAML that was validated last.
+
+    Raises
+    ------
+    ValueError
+        As for `user_mode`.
+    """
+    if disabled():
+        return Mode.OFF
+    asked = user_mode(ENABLE_TRTLLM)
+    if asked is None:
+        asked = Mode.ON if _published().get("enable") else Mode.OFF
+    return asked
+
+
+def options() -> GvrTopkConfig:
+    """Return the options of TensorRT-LLM's integration that reached this process; the defaults if none did.
+
+    Raises
+    ------
+    ValueError
+        The user's variable does not hold the keys of section ``gvr_topk``.
+    """
+    from pydantic import ValidationError
+
+    from gvr_topk.config import GvrTopkConfig
+
+    if OPTIONS not in os.environ:
+        return GvrTopkConfig.model_validate(_published().get("options") or {})
+    text = os.environ[OPTIONS]
+    try:
+        return GvrTopkConfig.model_validate_json(text or "{}")
+    except ValidationError as error:
+        wanted = f"{OPTIONS}: wanted the keys of section gvr_topk as JSON"
+        raise ValueError(f"{wanted}, got {text!r} ({error.errors()[0]['msg']})") from None
+
+
+def describe() -> list[tuple[str, str]]:
+    """Describe for ``gvr-topk doctor`` the variables that are set, whether an engine is installed or not.
+
+    Returns
+    -------
+    list of (str, str)
+        Name of each variable that is set, and its value or what is wrong with it.
+    """
+    judges: dict[str, Callable[[], object]] = {
+        DISABLE: disabled,
+        ENABLE_TRTLLM: lambda: user_mode(ENABLE_TRTLLM),
+        OPTIONS: options,
+        ENABLE_VLLM: lambda: user_mode(ENABLE_VLLM),
+        ENABLE_SGLANG: lambda: user_mode(ENABLE_SGLANG),
+        VERIFY: verify_calls,
+        VERIFY_TRTLLM: verify_calls,
+    }
+    rows = []
+    for variable, judge in judges.items():
+        if variable not in os.environ:
+            continue
+        text = os.environ[variable]
+        try:
+            judge()
+        except ValueError as error:
+            text = f"refused: {error}"
+        if variable == DISABLE:
+            text += ": no engine is touched" if disabled() else ": counts as unset"
+        rows.append((variable, text))
+    if problem := unreadable():
+        rows.append((YAML, problem))
+    return rows
+
+
+def publish(enable: bool | None = None, options: Mapping[str, Any] | None = None) -> None:
+    """Publish what a validated configuration asks for to this process's hook and to its workers.
+
+    Parameters
+    ----------
+    enable : bool, optional
+        ``enable_heuristic_topk``; None keeps what is published.
+    options : mapping, optional
+        The section ``gvr_topk``, checked here; an empty one withdraws earlier options, None keeps them.
+    """
+    from gvr_topk.config import GvrTopkConfig
+
+    published = _published()
+    if enable is not None:
+        published["enable"] = enable
+    if options is not None:
+        published["options"] = GvrTopkConfig.model_validate(options).model_dump(exclude_unset=True)
+    if any(published.values()):
+        os.environ[YAML] = json.dumps(published)
+    else:
+        withdraw()
+
+
+def withdraw() -> None:
+    """Withdraw what was published."""
+    os.environ.pop(YAML, None)
+
+
+def unreadable() -> str:
+    """Say why what a configuration has published counts as absent; empty if it can be read.
+
+    Only a stale or foreign value of the variable is unreadable.
+    """
+    try:
+        _read_published()
+    except (ValueError, RecursionError) as error:
+        text = os.environ[YAML]
+        got = repr(text if len(text) <= 60 else text[:60] + "...")
+        return f"{YAML} counts as unset: wanted what this package wrote, got {got} ({type(error).__name__})"
+    return ""
+
+
+def _published() -> dict[str, Any]:
+    try:
+        return _read_published()
+    except (ValueError, RecursionError):
+        return {}
+
+
+def _read_published() -> dict[str, Any]:
+    from gvr_topk.config import GvrTopkConfig
+
+    published = json.loads(os.environ.get(YAML) or "{}")
+    if not isinstance(published, dict) or not published.keys() <= {"enable", "options"}:
+        raise ValueError("wanted an object with enable and options")
+    if not isinstance(published.get("enable", False), bool):
+        raise ValueError("enable: wanted true or false")
+    GvrTopkConfig.model_validate(published.get("options", {}))
+    return published

@@ -23,13 +23,12 @@ import torch
 from torch import Tensor
 
 from gvr_topk.contract import DTYPES
+from gvr_topk.integrations._kit.counters import ORIGINAL, OURS
 from gvr_topk.integrations._kit.device import capturing
-from gvr_topk.integrations._kit.environment import VLLM_METRICS_DIR, Mode
+from gvr_topk.integrations._kit.environment import METRICS_DIR_VLLM, Mode
 from gvr_topk.integrations._kit.log import Say, one_line
+from gvr_topk.integrations._kit.signatures import argument, check_object
 from gvr_topk.integrations._kit.verify import Selected, Verifier
-from gvr_topk.integrations.counters import ORIGINAL, OURS
-from gvr_topk.integrations.patch_points import check_object
-from gvr_topk.integrations.selection import argument
 from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.prefill import PrefillHook, PrefillOp
@@ -216,7 +215,7 @@ class LayerHook:
         except Exception as error:  # the op runs without state
             self._stateless = True
             self._say("warning", f"without state from now on: {one_line(error)}")
-        self._metrics.counters.write_if_due(VLLM_METRICS_DIR, self._say)
+        self._metrics.counters.write_if_due(METRICS_DIR_VLLM, self._say)
 
     def _open(self, builder: Any, common: Any, metadata: Any) -> RequestStates | None:
         for point, instance in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gvr_topk.integrations.counters import CALLS, Counters
+from gvr_topk.integrations._kit.counters import CALLS, Counters
 
 
 class CallMetrics:

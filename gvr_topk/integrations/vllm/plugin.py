@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
+from gvr_topk.integrations._kit.counters import Snapshot
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import LogOnce, one_line
-from gvr_topk.integrations.counters import Snapshot
-from gvr_topk.integrations.patch_points import Checker, Finding, check_live
-from gvr_topk.integrations.transaction import Transaction
-from gvr_topk.integrations.upstream import PatchPoint
+from gvr_topk.integrations._kit.signatures import Checker, PatchPoint, check_live
+from gvr_topk.integrations._kit.transaction import Transaction
 from gvr_topk.integrations.vllm.hook import LayerHook
 from gvr_topk.integrations.vllm.imports import unwatch, watch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
@@ -91,30 +90,25 @@ class _Integration:
         elif name == INDEXER_MODULE:
             self._replace_prefill(hook, module)
             if callable(getattr(module, RESOLVE.name, None)):
-                wrapped = hook.wrap_resolve(getattr(module, RESOLVE.name))
-                self.patches.set_attribute(module, RESOLVE.name, wrapped)
+                self.patches.wrap(module, RESOLVE.name, hook.wrap_resolve)
         elif name == ATTENTION_MODULE and callable(getattr(module, INDEXER.name, None)):
-            self.patches.set_attribute(module, INDEXER.name, hook.wrap_indexer(getattr(module, INDEXER.name)))
-        # If neither function can say the layer, the op runs without state.
+            self.patches.wrap(module, INDEXER.name, hook.wrap_indexer)
+        # Without either function the layer is unknown, and the op runs without state.
 
     def _replace_prefill(self, hook: LayerHook, module: ModuleType) -> None:
         finding = check_live(PREFILL, module)
         if not finding.good:
-            raise _Unlike(_describe_finding(finding))
+            raise _Unlike(str(finding))
         if finding.status == "later":  # this vLLM has no kernels, or has other names for them
             self.say("warning", f"prefill top-k stays vLLM's own: wanted the op {PREFILL.name}, got none")
             return
-        _, _, library, op = PREFILL.name.split(".")
-        namespace = getattr(torch.ops, library)
-        self.patches.set_attribute(namespace, op, hook.wrap_prefill(getattr(namespace, op)))
+        self.patches.wrap(torch, PREFILL.name.removeprefix("torch."), hook.wrap_prefill)
 
     def _wrap_method(self, module: ModuleType, point: PatchPoint, wrap: Any) -> None:
         finding = check_live(point, module)
         if not finding.good:
-            raise _Unlike(_describe_finding(finding))
-        owner_name, _, method = point.name.partition(".")
-        owner = getattr(module, owner_name)
-        self.patches.set_attribute(owner, method, wrap(getattr(owner, method)))
+            raise _Unlike(str(finding))
+        self.patches.wrap(module, point.name, wrap)
 
     def refuse(self, reason: str, off: bool = False) -> None:
         """Leave vLLM as it is, and say why; `off` says that the user wants it."""
@@ -182,13 +176,11 @@ def describe() -> list[tuple[str, str]]:
     checker = Checker(root, {})
     findings = [checker.check(point) for point in POINTS]
     rows = [("vLLM", f"{ENGINE.version()} in {root}"), ("entry point", _entry_point())]
-    for finding in findings:
-        detail = f" ({finding.detail})" if finding.detail else ""
-        rows.append((finding.point.name, f"{finding.status}{detail}: {finding.point.action}"))
+    rows += [finding.row for finding in findings]
     bad = [finding for finding in findings if not finding.good]
     mode, reason = ENGINE.outlook()
     if not reason and bad:
-        reason = _describe_finding(bad[0])
+        reason = str(bad[0])
     if not reason and not _entry_points():
         reason = "vLLM does not find the entry point"
     where = (
@@ -216,8 +208,3 @@ def _entry_point() -> str:
     if "VLLM_PLUGINS" in os.environ:
         return f"not loaded: VLLM_PLUGINS={os.environ['VLLM_PLUGINS']} has to name gvr_topk, too"
     return f"none in {ENGINE.group}: install the wheel into the environment of vLLM"
-
-
-def _describe_finding(finding: Finding) -> str:
-    where = f" in {finding.point.module}" if finding.point.module else ""
-    return f"{finding.point.name}{where}: {finding.detail}"

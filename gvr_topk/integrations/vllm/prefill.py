@@ -16,10 +16,10 @@ from torch import Tensor
 
 from gvr_topk.constants import MAX_WIDTH
 from gvr_topk.contract import DTYPES
+from gvr_topk.integrations._kit.counters import ORIGINAL, OURS
 from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import Say
 from gvr_topk.integrations._kit.verify import Selected, Verifier
-from gvr_topk.integrations.counters import ORIGINAL, OURS
 from gvr_topk.integrations.vllm.backend import BackendSwitch
 from gvr_topk.integrations.vllm.metrics import CallMetrics
 from gvr_topk.integrations.vllm.upstream import AUTO

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gvr_topk.integrations.counters import Counters
+from gvr_topk.integrations._kit.counters import Counters
 from gvr_topk.request_slots import RequestSlots
 from gvr_topk.state import TopkState
 

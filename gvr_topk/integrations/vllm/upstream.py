@@ -1,6 +1,6 @@
 """The one table of what the integration assumes about vLLM.
 
-The table describes the sources of vLLM 0.33. `gvr_topk.integrations.patch_points` compares it with what is
+The table describes the sources of vLLM 0.33. `gvr_topk.integrations._kit.signatures` compares it with what is
 installed, and one difference is enough to leave all of vLLM as it is.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gvr_topk.integrations._kit.engine import Engine
 from gvr_topk.integrations._kit.environment import ENABLE_VLLM, Mode
-from gvr_topk.integrations.upstream import PatchPoint
+from gvr_topk.integrations._kit.signatures import PatchPoint
 
 ENGINE = Engine("vLLM", "vllm", ENABLE_VLLM, Mode.ON, ("0.33",), "vllm.general_plugins")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
+from operator import attrgetter
 from typing import Any
 
 _ABSENT = object()
@@ -33,6 +34,12 @@ class Transaction:
 
         setattr(owner, name, value)
         self._undo.append(undo)
+
+    def wrap(self, module: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        """Replace what a dotted name means in a module by `wrap` of it."""
+        owner_name, _, attribute = name.rpartition(".")
+        owner = attrgetter(owner_name)(module) if owner_name else module
+        self.set_attribute(owner, attribute, wrap(getattr(owner, attribute)))
 
     def set_item(self, mapping: MutableMapping[Any, Any], key: Any, value: Any) -> None:
         """Set an entry of a mapping."""

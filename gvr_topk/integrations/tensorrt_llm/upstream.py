@@ -2,15 +2,15 @@
 
 An entry of `SHAPES` is one shape of the sources, and says where things are and what they are called. Which
 shape is installed is decided by what the sources hold, not by a version number, because pre-releases and
-builds from source carry numbers that say little. `gvr_topk.integrations.patch_points` does the checking.
+builds from source carry numbers that say little (`gvr_topk.integrations.tensorrt_llm.inspection`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from gvr_topk.config import SWITCH
+from gvr_topk.integrations._kit.signatures import PatchPoint
 
 NAME, ENGINE = "TensorRT-LLM", "tensorrt_llm"
 LLM_ARGS = "tensorrt_llm.llmapi.llm_args"
@@ -18,41 +18,6 @@ TOP_K = "tensorrt_llm._torch.modules.top_k"
 
 SUPPORTED = "1.2 to 1.4.0rc1"
 """Versions whose sources the table was written from."""
-
-Kind = Literal["class", "method", "function", "op", "instance"]
-
-
-@dataclass(frozen=True)
-class PatchPoint:
-    """One assumption about the sources.
-
-    Attributes
-    ----------
-    name : str
-        ``Class``, ``Class.method`` or ``function`` inside `module`, or the name of an op.
-    kind : str
-        ``class``: exists; ``method``, ``function``: parameters; ``op``: schema; ``instance``: attributes
-        that only exist on objects, checked at the first step.
-    module : str
-        Module that exposes it.
-    expected : tuple of str
-        Names that must be there: leading parameters, arguments or attributes. ``a|b`` means either.
-    action : str
-        What the integration does with it.
-    submodule : str
-        Module inside `module` that holds the source, if `module` is a package that re-exports it.
-    more : {"optional", "any", "anywhere"}
-        What else a method may take: parameters with a default, any parameters, or the expected ones at any
-        position.
-    """
-
-    name: str
-    kind: Kind
-    module: str
-    expected: tuple[str, ...]
-    action: str
-    submodule: str = ""
-    more: Literal["optional", "any", "anywhere"] = "optional"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Check the table in `gvr_topk.integrations.upstream` against what is installed.
+"""What an engine must look like to be patched: points, their signatures, and arguments of hooked calls.
 
 A point is checked against the live object if its module is loaded, and otherwise against the source file,
 without importing it. ``gvr-topk doctor`` runs the checks, and they run before anything is changed.
@@ -9,24 +9,47 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from gvr_topk.config import SWITCH
-from gvr_topk.integrations.upstream import (
-    CONFIG,
-    ENGINE,
-    LLM_ARGS,
-    SHAPES,
-    SUPPORTED,
-    PatchPoint,
-    UpstreamShape,
-)
-
+Kind = Literal["class", "method", "function", "op", "instance"]
 Status = Literal["ok", "missing", "mismatch", "later"]
+
+
+@dataclass(frozen=True)
+class PatchPoint:
+    """One assumption about the sources.
+
+    Attributes
+    ----------
+    name : str
+        ``Class``, ``Class.method`` or ``function`` inside `module`, or the name of an op.
+    kind : str
+        ``class``: exists; ``method``, ``function``: parameters; ``op``: schema; ``instance``: attributes
+        that only exist on objects, checked at the first step.
+    module : str
+        Module that exposes it.
+    expected : tuple of str
+        Names that must be there: leading parameters, arguments or attributes. ``a|b`` means either.
+    action : str
+        What the integration does with it.
+    submodule : str
+        Module inside `module` that holds the source, if `module` is a package that re-exports it.
+    more : {"optional", "any", "anywhere"}
+        What else a method may take: parameters with a default, any parameters, or the expected ones at any
+        position.
+    """
+
+    name: str
+    kind: Kind
+    module: str
+    expected: tuple[str, ...]
+    action: str
+    submodule: str = ""
+    more: Literal["optional", "any", "anywhere"] = "optional"
 
 
 @dataclass(frozen=True)
@@ -37,64 +60,19 @@ class Finding:
     status: Status
     detail: str = ""
 
+    def __str__(self) -> str:
+        where = f" in {self.point.module}" if self.point.module else ""
+        return f"{self.point.name}{where}: {self.detail}"
+
     @property
     def good(self) -> bool:
         return self.status in ("ok", "later")
 
-
-@dataclass(frozen=True)
-class Inspection:
-    """The shape that was found, or that fits best if none fits, with a finding for each of its points."""
-
-    shape: UpstreamShape
-    findings: tuple[Finding, ...]
-
     @property
-    def bad(self) -> tuple[Finding, ...]:
-        return tuple(finding for finding in self.findings if not finding.good)
-
-
-class PatchRefused(RuntimeError):
-    """The installed TensorRT-LLM is not one that the table describes."""
-
-
-def refusal(version: str, finding: Finding) -> str:
-    """Return the message of a refusal: what was found, which point does not fit, and what to do."""
-    where = f" in {finding.point.module}" if finding.point.module else ""
-    keys = "our YAML keys are ignored"
-    if finding.point.module == LLM_ARGS:  # its classes are to take our keys
-        keys = "a YAML file with our keys may be rejected"
-    return (
-        f"found TensorRT-LLM {version}; {finding.point.name}{where}: {finding.detail}. "
-        f"Serving continues with TensorRT-LLM's own top-k, and {keys}. "
-        f"Use a version from {SUPPORTED}, or set GVR_TOPK_DISABLE=1 to silence this."
-    )
-
-
-def inspect_engine(root: Path | None, loaded: Mapping[str, ModuleType] | None = None) -> Inspection:
-    """Find out which shape is installed.
-
-    Parameters
-    ----------
-    root : Path or None
-        Folder of the ``tensorrt_llm`` package, whose sources are read; None where there is none.
-    loaded : mapping of str to module, optional
-        Loaded modules, which are checked live and not by their source.
-
-    Returns
-    -------
-    Inspection
-        The inspection of the first shape whose points are all good, or else of the shape with the fewest bad
-        points. A point whose source cannot be read is ``later``: it is checked when its module is loaded.
-    """
-    checker = Checker(root, dict(loaded or {}))
-    inspections = [
-        Inspection(shape, tuple(checker.check(point) for point in shape.points)) for shape in SHAPES
-    ]
-    # Without sources all shapes whose modules are not loaded look equally good: shapes with a loaded module
-    # come first.
-    inspections.sort(key=lambda inspection: inspection.shape.dsa not in checker.loaded)
-    return min(inspections, key=lambda inspection: len(inspection.bad))
+    def row(self) -> tuple[str, str]:
+        """What ``gvr-topk doctor`` prints: name of the point, and what was found."""
+        detail = f" ({self.detail})" if self.detail else ""
+        return self.point.name, f"{self.status}{detail}: {self.point.action}"
 
 
 def check_live(point: PatchPoint, module: ModuleType) -> Finding:
@@ -158,7 +136,7 @@ def compare(point: PatchPoint, names: list[str], required: Iterable[str]) -> Fin
     return Finding(point, "mismatch", f"wanted {', '.join(wanted)} {where}, got {', '.join(names)}")
 
 
-def find_engine(name: str = ENGINE) -> Path | None:
+def find_engine(name: str) -> Path | None:
     """Folder of an installed package, without importing it."""
     try:
         spec = importlib.util.find_spec(name)
@@ -169,7 +147,7 @@ def find_engine(name: str = ENGINE) -> Path | None:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def engine_version(root: Path, name: str = ENGINE) -> str:
+def engine_version(root: Path, name: str) -> str:
     """Version of an installed package, from its ``version.py`` or its metadata."""
     source = root / "version.py"
     if source.is_file():
@@ -183,16 +161,6 @@ def engine_version(root: Path, name: str = ENGINE) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return "of unknown version"
-
-
-def knows_key(root: Path) -> bool:
-    """Whether the engine's sources have ``enable_heuristic_topk`` as a key of their own."""
-    checker = Checker(root, {})
-    owner = checker.find_class(checker.files(LLM_ARGS, ""), CONFIG.name)
-    return owner is not None and any(
-        isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == SWITCH
-        for node in owner.body
-    )
 
 
 def _check_op(point: PatchPoint) -> Finding:
@@ -295,3 +263,8 @@ class Checker:
 
 def _definition(body: list[ast.stmt], name: str, kind: type[Any]) -> Any:
     return next((node for node in body if isinstance(node, kind) and node.name == name), None)
+
+
+def argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str, default: Any) -> Any:
+    """Return an argument that is given by position or by name, or else the default."""
+    return args[position] if position < len(args) else kwargs.get(name, default)

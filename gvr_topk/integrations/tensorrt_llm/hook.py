@@ -3,7 +3,7 @@
 TensorRT-LLM's top-k is told neither the layer nor the requests. So the enclosing call of
 ``Indexer.sparse_attn_indexer`` is wrapped to note layer and batch, and ``prepare`` of the batch metadata is
 wrapped to note, once per step and on the host, which request each row belongs to. The selection itself is
-replaced as `gvr_topk.integrations.selection` describes.
+replaced as `gvr_topk.integrations.tensorrt_llm.selection` describes.
 
 Inside a captured region the hook copies nothing and reads nothing back, and allocates nothing: every tensor
 the op takes exists since the first step, at an address that never changes.
@@ -23,17 +23,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gvr_topk.integrations import environment
+from gvr_topk.integrations._kit import environment
+from gvr_topk.integrations._kit.counters import ORIGINAL, OURS, Counters, Measured
 from gvr_topk.integrations._kit.device import capturing
+from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import Say, one_line
+from gvr_topk.integrations._kit.signatures import argument, check_object
 from gvr_topk.integrations._kit.switch import Switch
 from gvr_topk.integrations._kit.verify import Selected, Verifier
-from gvr_topk.integrations.counters import ORIGINAL, OURS, Counters, Measured
-from gvr_topk.integrations.environment import Mode
-from gvr_topk.integrations.hint_state import NO_LAYER, HintState, first_attribute
-from gvr_topk.integrations.patch_points import check_object
-from gvr_topk.integrations.selection import DecodeOp, Selection, argument, wrap_top_k
-from gvr_topk.integrations.upstream import MANAGER_OBJECT, METADATA_OBJECT, NAME
+from gvr_topk.integrations.tensorrt_llm.hint_state import NO_LAYER, HintState, first_attribute
+from gvr_topk.integrations.tensorrt_llm.selection import DecodeOp, Selection, wrap_top_k
+from gvr_topk.integrations.tensorrt_llm.upstream import MANAGER_OBJECT, METADATA_OBJECT, NAME
 from gvr_topk.ops import indexer_topk_decode
 from gvr_topk.policy import no_kernels_reason
 
@@ -207,7 +207,9 @@ class LayerHook:
             return state.reason
         if selection.native and state.mode is not Mode.FORCE:
             reason = f"TensorRT-LLM runs {selection.native}"
-            self._say("warning", f"not in use: {reason}. {environment.ENABLE}=force runs gvr_topk instead")
+            self._say(
+                "warning", f"not in use: {reason}. {environment.ENABLE_TRTLLM}=force runs gvr_topk instead"
+            )
             return reason
         if selection.k != state.k:
             return "another k"
@@ -267,7 +269,7 @@ class LayerHook:
         self.counters.calls[ORIGINAL, UNSEEN] += 1
         self._say(
             "warning",
-            f"not in use: TensorRT-LLM selects with {UNSEEN}, also with {environment.ENABLE}=force. "
+            f"not in use: TensorRT-LLM selects with {UNSEEN}, also with {environment.ENABLE_TRTLLM}=force. "
             "Remove use_cute_dsl_topk from sparse_attention_config to run gvr_topk instead",
         )
 
@@ -289,7 +291,7 @@ class LayerHook:
                 state.update(metadata, self.counters)
                 if state.waited and not state.announced:
                     self._say_waiting(state)
-                self.counters.write_if_due(environment.METRICS_DIR, self._say)
+                self.counters.write_if_due(environment.METRICS_DIR_TRTLLM, self._say)
         except Exception as error:  # an engine must not fail because of a hint
             self._fail("refused", error)
 

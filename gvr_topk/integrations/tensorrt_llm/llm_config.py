@@ -24,9 +24,9 @@ from pydantic import AfterValidator, BaseModel, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from gvr_topk.config import SWITCH
-from gvr_topk.integrations.transaction import Transaction
-from gvr_topk.integrations.type_hints import classes_in
-from gvr_topk.integrations.upstream import ARGS, CONFIG
+from gvr_topk.integrations._kit.transaction import Transaction
+from gvr_topk.integrations.tensorrt_llm.type_hints import classes_in
+from gvr_topk.integrations.tensorrt_llm.upstream import ARGS, CONFIG
 
 SECTION = "gvr_topk"
 SPARSE = "sparse_attention_config"

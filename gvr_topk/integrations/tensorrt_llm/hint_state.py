@@ -18,11 +18,11 @@ from gvr_topk.constants import (
     HintReason,
     StatsColumn,
 )
-from gvr_topk.integrations import environment
-from gvr_topk.integrations.counters import Counters, Measured
-from gvr_topk.integrations.environment import Mode
-from gvr_topk.integrations.patch_points import check_object
-from gvr_topk.integrations.upstream import MANAGER_OBJECT
+from gvr_topk.integrations._kit import environment
+from gvr_topk.integrations._kit.counters import Counters, Measured
+from gvr_topk.integrations._kit.environment import Mode
+from gvr_topk.integrations._kit.signatures import check_object
+from gvr_topk.integrations.tensorrt_llm.upstream import MANAGER_OBJECT
 from gvr_topk.policy import can_use_heuristic
 from gvr_topk.request_slots import RequestSlots
 

@@ -4,7 +4,7 @@
 `install` does the same by hand. There are two transactions. The first one changes the configuration classes,
 so that a YAML file with our keys is valid. It stays when the integration is refused or switched off, because
 a server must start with the file it has; the keys are then ignored with a warning. The second one patches the
-layers: either all points of the table in `gvr_topk.integrations.upstream`, or none.
+layers: either all points of the table in `gvr_topk.integrations.tensorrt_llm.upstream`, or none.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from typing import TYPE_CHECKING, Any
 
 import gvr_topk_autoload
 from gvr_topk.config import SWITCH
-from gvr_topk.integrations import environment
+from gvr_topk.integrations._kit import environment
+from gvr_topk.integrations._kit.counters import Counters, Snapshot
+from gvr_topk.integrations._kit.environment import Mode
 from gvr_topk.integrations._kit.log import LogOnce, one_line
-from gvr_topk.integrations.counters import Counters, Snapshot
-from gvr_topk.integrations.environment import Mode
-from gvr_topk.integrations.patch_points import (
-    Finding,
+from gvr_topk.integrations._kit.signatures import Finding, PatchPoint, check_live
+from gvr_topk.integrations._kit.transaction import Transaction
+from gvr_topk.integrations.tensorrt_llm.inspection import (
     Inspection,
     PatchRefused,
-    check_live,
-    engine_version,
-    find_engine,
     inspect_engine,
     knows_key,
     refusal,
+    root_of_engine,
+    version,
 )
-from gvr_topk.integrations.transaction import Transaction
-from gvr_topk.integrations.upstream import (
+from gvr_topk.integrations.tensorrt_llm.upstream import (
     ARGS,
     CONFIG,
     DSA_MODULES,
@@ -44,30 +43,14 @@ from gvr_topk.integrations.upstream import (
     LLM_ARGS,
     NAME,
     TOP_K,
-    PatchPoint,
     UpstreamShape,
 )
 
 if TYPE_CHECKING:
-    from gvr_topk.integrations.layer_hook import LayerHook
-
-__all__ = [
-    "counters",
-    "describe",
-    "install",
-    "installed",
-    "module_loaded",
-    "prometheus_text",
-    "uninstall",
-]
+    from gvr_topk.integrations.tensorrt_llm.hook import LayerHook
 
 NATIVE_ARCH = 100
 """Compute capability times ten from which TensorRT-LLM runs its own heuristic top-k, where it has one."""
-
-
-def _version() -> str:
-    root = find_engine()
-    return engine_version(root) if root else "of unknown version"
 
 
 def _logger() -> logging.Logger:
@@ -86,7 +69,7 @@ class _Integration:
         self.refused = ""
         self.hook: LayerHook | None = None
         self.counters = Counters()
-        self.say = LogOnce(NAME, _version, _logger)
+        self.say = LogOnce(NAME, version, _logger)
 
     def load(self, module: ModuleType) -> None:
         """Patch what a loaded module offers; undo it if the module does not fit."""
@@ -98,24 +81,24 @@ class _Integration:
             self._connect_layers(module)
 
     def _accept_keys(self, module: ModuleType) -> None:
-        from gvr_topk.integrations import llm_config
+        from gvr_topk.integrations.tensorrt_llm import llm_config
 
         for point in (CONFIG, ARGS):
             finding = check_live(point, module)
             if not finding.good:
-                self._refuse(refusal(_version(), finding))
+                self._refuse(refusal(version(), finding))
                 return
         try:
             llm_config.apply(module, self.keys, self.note)
         except Exception as error:  # TensorRT-LLM must start even if its classes do not take our keys
             self.keys.rollback()
-            self._refuse(refusal(_version(), _failure(CONFIG, error)))
+            self._refuse(refusal(version(), _failure(CONFIG, error)))
             return
         self.done.add(module.__name__)
         if not self.refused and not environment.disabled():
-            bad = inspect_engine(find_engine(), {LLM_ARGS: module}).bad
+            bad = inspect_engine(root_of_engine(), {LLM_ARGS: module}).bad
             if bad:
-                self._refuse(refusal(_version(), bad[0]))
+                self._refuse(refusal(version(), bad[0]))
 
     def note(self, enable: bool | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Publish what a validated configuration asks for, or say that it is ignored."""
@@ -129,49 +112,42 @@ class _Integration:
 
     def _connect_layers(self, module: ModuleType) -> None:
         loaded = {name: sys.modules[name] for name in (LLM_ARGS, TOP_K) if name in sys.modules}
-        inspection = inspect_engine(find_engine(), {**loaded, module.__name__: module})
+        inspection = inspect_engine(root_of_engine(), {**loaded, module.__name__: module})
         shape = inspection.shape
         try:
             if inspection.bad:
-                raise PatchRefused(refusal(_version(), inspection.bad[0]))
+                raise PatchRefused(refusal(version(), inspection.bad[0]))
             self._patch_layers(shape, module)
         except PatchRefused as error:
             self._refuse(str(error))
         except Exception as error:
-            self._refuse(refusal(_version(), _failure(shape.indexer_call, error)))
+            self._refuse(refusal(version(), _failure(shape.indexer_call, error)))
         else:
             self.done.add(module.__name__)
 
     def _patch_layers(self, shape: UpstreamShape, module: ModuleType) -> None:
-        from gvr_topk.integrations.layer_hook import LayerHook
+        from gvr_topk.integrations.tensorrt_llm.hook import LayerHook
 
         self.hook = hook = LayerHook(self.counters, self.say)
         for point, wrap in (
             (shape.indexer_call, hook.wrap_indexer),
             (shape.metadata_prepare, hook.wrap_prepare),
         ):
-            self._wrap_method(module, point, wrap)
+            self.layers.wrap(module, point.name, wrap)
         if shape.has_top_k:
-            self._wrap_method(importlib.import_module(TOP_K), shape.top_k_decode, hook.wrap_top_k)
+            self.layers.wrap(importlib.import_module(TOP_K), shape.top_k_decode.name, hook.wrap_top_k)
         elif check_live(shape.op, module).status == "ok":
             self._replace_op(shape, module, hook)
         else:
             hook.before_first_step = lambda: self._replace_late_op(shape, module, hook)
-
-    def _wrap_method(self, module: ModuleType, point: PatchPoint, wrap: Any) -> None:
-        owner_name, _, method = point.name.partition(".")
-        owner = getattr(module, owner_name)
-        self.layers.set_attribute(owner, method, wrap(getattr(owner, method)))
 
     def _replace_op(self, shape: UpstreamShape, module: ModuleType, hook: LayerHook) -> None:
         import torch
 
         finding = check_live(shape.op, module)
         if finding.status != "ok":
-            raise PatchRefused(refusal(_version(), finding))
-        _, _, namespace_name, op_name = shape.op.name.split(".")
-        namespace = getattr(torch.ops, namespace_name)
-        self.layers.set_attribute(namespace, op_name, hook.wrap_op(getattr(namespace, op_name)))
+            raise PatchRefused(refusal(version(), finding))
+        self.layers.wrap(torch, shape.op.name.removeprefix("torch."), hook.wrap_op)
 
     def _replace_late_op(self, shape: UpstreamShape, module: ModuleType, hook: LayerHook) -> None:
         """Replace an op that was not registered yet when the DSA module was imported."""
@@ -265,16 +241,14 @@ def describe(arch: int | None = None) -> list[tuple[str, str]]:
     list of (str, str)
         Label and text, in the order to print.
     """
-    root = find_engine()
+    root = root_of_engine()
     if root is None:
         return [("TensorRT-LLM", "not installed"), ("would happen", "nothing: there is nothing to speed up")]
     inspection = inspect_engine(root)
     fits = "sources" if inspection.bad else "sources of"
     known = "unlike any known" if inspection.bad else inspection.shape.versions
-    rows = [("TensorRT-LLM", f"{engine_version(root)} in {root}"), (fits, known)]
-    for finding in inspection.findings:
-        detail = f" ({finding.detail})" if finding.detail else ""
-        rows.append((finding.point.name, f"{finding.status}{detail}: {finding.point.action}"))
+    rows = [("TensorRT-LLM", f"{version()} in {root}"), (fits, known)]
+    rows += [finding.row for finding in inspection.findings]
     watching = gvr_topk_autoload.Finder.state()
     rows.append(("import hook", watching or f"not active: {_why_no_hook()}"))
     rows.append(("would happen", _outlook(root, inspection, bool(watching), arch)))
@@ -285,20 +259,20 @@ def _outlook(root: Path, inspection: Inspection, watching: bool, arch: int | Non
     if environment.disabled():
         return f"nothing: {environment.DISABLE} is set; our YAML keys are accepted and ignored"
     if _integration.refused or inspection.bad:
-        return f"refused: {_integration.refused or refusal(engine_version(root), inspection.bad[0])}"
+        return f"refused: {_integration.refused or refusal(version(), inspection.bad[0])}"
     try:
-        asked = environment.user_mode()
+        asked = environment.user_mode(environment.ENABLE_TRTLLM)
     except ValueError as error:
         return f"refused: {error}"
     if asked is Mode.OFF:
-        return f"off: {environment.ENABLE}=0 overrules the YAML key"
+        return f"off: {environment.ENABLE_TRTLLM}=0 overrules the YAML key"
     outlook = f"on where the YAML has sparse_attention_config.{SWITCH}: true"
     if asked is not None:
-        outlook = f"on: {environment.ENABLE}={asked.value}"
+        outlook = f"on: {environment.ENABLE_TRTLLM}={asked.value}"
     if asked is not Mode.FORCE and arch is not None and arch >= NATIVE_ARCH and knows_key(root):
         outlook = (
             f"off: with {SWITCH} this TensorRT-LLM runs its own heuristic top-k on a GPU of compute "
-            f"capability {arch / 10:.1f}; {environment.ENABLE}=force runs ours instead"
+            f"capability {arch / 10:.1f}; {environment.ENABLE_TRTLLM}=force runs ours instead"
         )
     return outlook if watching or installed() else f"{outlook}, after install()"
 

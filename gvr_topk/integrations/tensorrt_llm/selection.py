@@ -8,10 +8,12 @@ compression.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
+
+from gvr_topk.integrations._kit.signatures import argument
 
 PLAIN = "cuda_radix"
 """Value of ``TopK.decode_implementation`` that our op replaces without being forced."""
@@ -112,8 +114,3 @@ def wrap_top_k(original: Callable[..., Any], select: Select) -> Callable[..., An
         return output_indices if select(selection, theirs) else theirs()
 
     return _forward_decode
-
-
-def argument(args: Sequence[Any], kwargs: Mapping[str, Any], position: int, name: str, default: Any) -> Any:
-    """Return an argument that is given by position or by name, or else the default."""
-    return args[position] if position < len(args) else kwargs.get(name, default)
