@@ -8,15 +8,15 @@ is cleared when it changes hands. A wrong hint could only cost time, never the r
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import heapq
-from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -36,8 +36,9 @@ IDLE_STEPS = 512
 Engines drop requests without saying so. A preempted request that comes back later starts without a hint.
 """
 
-PINNED_BUFFERS = 4
-"""Pinned buffers to begin with. A host that is fewer copies ahead of the device allocates no more."""
+PINNED_BUFFERS, PINNED_GROUPS = 16, 2
+"""Pinned buffers of a group, and groups to begin with. A host that is fewer copies than a group ahead of the
+device allocates no more. An event for each copy would take the host longer than the copy."""
 
 
 class SlotsFullError(RuntimeError):
@@ -76,8 +77,10 @@ def _check_ids(checks: Checks, argument: str, request_ids: Collection[Hashable |
 
 def _listed(checks: Checks, request_ids: Any, kind: Any = Collection) -> tuple[Hashable | None, ...]:
     """Return the given ids of requests."""
-    # The letters of a text would be ids, too.
-    if not isinstance(request_ids, kind) or isinstance(request_ids, Tensor | str | bytes):
+    # The letters of a text would be ids, too. Lists, which come at every step, need no look at the classes.
+    if type(request_ids) is not list and (
+        not isinstance(request_ids, kind) or isinstance(request_ids, Tensor | str | bytes)
+    ):
         raise checks.fail("request_ids", "a sequence of ids", type(request_ids).__name__)
     listed = tuple(request_ids)
     _check_ids(checks, "request_ids", listed)
@@ -123,11 +126,42 @@ def state_bytes(num_layers: int, num_slots: int, k: int | None, max_rows: int | 
     return 4 * (num_layers * num_slots * per_slot + max_rows)
 
 
+_Rows = npt.NDArray[np.int32]
+
+
+def _fill(rows: _Rows, slots: list[int]) -> None:
+    """Write slots to the first elements, and -1 to the others."""
+    rows[: len(slots)] = slots
+    rows[len(slots) :] = NO_SLOT
+
+
+class _PlainBuffer:
+    """Memory through which the slots of rows reach a tensor on the CPU."""
+
+    def __init__(self, rows: int) -> None:
+        self._buffer = torch.empty(rows, dtype=torch.int32, device="cpu")
+        self._rows = self._buffer.numpy()
+
+    def copy(self, slots: list[int], row_slot: Tensor) -> None:
+        """Copy slots to a tensor of the size of the buffer."""
+        _fill(self._rows, slots)
+        row_slot.copy_(self._buffer)
+
+
+class _Group(NamedTuple):
+    """Pinned buffers, their elements as arrays, and the event behind the copy out of the last one."""
+
+    buffers: tuple[Tensor, ...]
+    rows: list[_Rows]
+    copied: Any
+
+
 class _PinnedBuffers:
     """Pinned memory through which the slots of rows reach a GPU without a sync.
 
-    A buffer is not written again before the copy out of it is done, as the event behind that copy tells. If
-    the copies out of all buffers are still to be done, one more buffer is allocated and kept.
+    The buffers of a group are written one after the other, and not again before the event behind the last
+    copy. That event covers the earlier copies: all of them write `row_slot`, so a stream that copies to it
+    has to wait for what other streams have done with it. If no group is free, one more is allocated and kept.
 
     Parameters
     ----------
@@ -137,25 +171,31 @@ class _PinnedBuffers:
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
-        self._buffers = deque(self._allocate() for _ in range(PINNED_BUFFERS))  # the oldest copy's first
+        self._groups = deque(self._allocate() for _ in range(PINNED_GROUPS))  # the oldest copies' first
+        self._next = 0  # buffer of the first group
         self._captured: list[Tensor] = []
 
-    def _allocate(self) -> tuple[Tensor, Any]:
-        buffer = torch.empty(self._rows, dtype=torch.int32, device="cpu", pin_memory=True)
-        return buffer, torch.cuda.Event()
+    def _allocate(self, buffers: int = PINNED_BUFFERS) -> _Group:
+        memory = torch.empty(buffers, self._rows, dtype=torch.int32, device="cpu", pin_memory=True)
+        return _Group(memory.unbind(), list(memory.numpy()), torch.cuda.Event())
 
-    def copy(self, slots: array[int], row_slot: Tensor) -> None:
-        """Enqueue a copy to the GPU on its current stream; both have the size of the buffers."""
-        capturing = torch.cuda.is_current_stream_capturing()
-        free = not capturing and self._buffers[0][1].query()
-        buffer, copied = self._buffers.popleft() if free else self._allocate()
-        ctypes.memmove(buffer.data_ptr(), slots.buffer_info()[0], buffer.nbytes)
-        row_slot.copy_(buffer, non_blocking=True)
-        if capturing:  # each replay of the graph copies out of this buffer again
-            self._captured.append(buffer)
-        else:
-            copied.record(torch.cuda.current_stream(row_slot.device))
-            self._buffers.append((buffer, copied))
+    def copy(self, slots: list[int], row_slot: Tensor) -> None:
+        """Enqueue a copy to the GPU on its current stream; `row_slot` has the size of the buffers."""
+        if torch.cuda.is_current_stream_capturing():
+            group = self._allocate(1)
+            _fill(group.rows[0], slots)
+            row_slot.copy_(group.buffers[0], non_blocking=True)
+            self._captured.append(group.buffers[0])  # each replay of the graph copies out of it again
+            return
+        if self._next == 0 and not self._groups[0].copied.query():
+            self._groups.appendleft(self._allocate())
+        group = self._groups[0]
+        _fill(group.rows[self._next], slots)
+        row_slot.copy_(group.buffers[self._next], non_blocking=True)
+        self._next = (self._next + 1) % len(group.rows)
+        if self._next == 0:
+            group.copied.record(torch.cuda.current_stream(row_slot.device))
+            self._groups.rotate(-1)
 
 
 class RequestSlots:
@@ -218,7 +258,7 @@ class RequestSlots:
         self._layers: dict[int, TopkState] = {}
         self.row_slot = torch.full((max_rows,), NO_SLOT, dtype=torch.int32, device=self.device)
         self.admitted = self.evicted = self.refused = 0
-        self._pinned = self._pinned_buffers()
+        self._host = self._host_buffers()
         self._slots: dict[Hashable, int] = {}
         # Step in which each request outside of the last batch last had a row, or was admitted; oldest first.
         self._idle: dict[Hashable, int] = {}
@@ -234,17 +274,18 @@ class RequestSlots:
     def __getstate__(self) -> dict[str, Any]:
         # A copy of a view would be a tensor of its own: views are made again, of the copied tensors.
         rows = None if self._rows is None else len(self._rows)
-        return self.__dict__ | {"_layers": {}, "_pinned": None, "_rows": rows, "_view": None}
+        return self.__dict__ | {"_layers": {}, "_host": None, "_rows": rows, "_view": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         rows = state["_rows"]
         self.__dict__ |= state
-        self._pinned = self._pinned_buffers()
+        self._host = self._host_buffers()
         self._view = self.row_slot if rows is None else self.row_slot[:rows]
         self._rows = None if rows is None else self._view
 
-    def _pinned_buffers(self) -> _PinnedBuffers | None:
-        return _PinnedBuffers(self.row_slot.shape[0]) if self.device.type == "cuda" else None
+    def _host_buffers(self) -> _PinnedBuffers | _PlainBuffer:
+        kind = _PinnedBuffers if self.device.type == "cuda" else _PlainBuffer
+        return kind(self.row_slot.shape[0])
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -350,12 +391,7 @@ class RequestSlots:
 
     def _write_rows(self, slots: list[int]) -> None:
         """Copy slots to the first elements of `row_slot`, and -1 to the others; no sync."""
-        padding = array("i", [NO_SLOT]) * (self.row_slot.shape[0] - len(slots))
-        rows = array("i", slots) + padding
-        if self._pinned is None:
-            self.row_slot.copy_(torch.frombuffer(rows, dtype=torch.int32))
-        else:
-            self._pinned.copy(rows, self.row_slot)
+        self._host.copy(slots, self.row_slot)
         self._in_rows = slots
 
     def release(self, request_id: Hashable) -> None:
@@ -504,12 +540,12 @@ class RequestSlots:
         """Begin a step, and note which requests are not in its batch, and since when."""
         members = set(request_ids)
         members.discard(None)
-        left = self._members - members
-        if left:
+        if members != self._members:
+            left = self._members - members
             held = (each for each in self._batch if each in left and each in self._slots)
             self._idle.update(zip(held, repeat(self._step)))
-        for request_id in self._idle.keys() & members:
-            del self._idle[request_id]
+            for request_id in self._idle.keys() & members:
+                del self._idle[request_id]
         self._batch, self._members = request_ids, members
         self._step += 1
         while self._idle and self._idle[oldest := next(iter(self._idle))] + IDLE_STEPS < self._step:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from gvr_topk.ops import indexer_topk_decode
 from gvr_topk.request_slots import (
     IDLE_STEPS,
     PINNED_BUFFERS,
+    PINNED_GROUPS,
     RequestSlots,
     SlotsFullError,
     _PinnedBuffers,
@@ -103,7 +103,7 @@ class LateDevice:
         self.arrived: list[list[int]] = []
         self.capturing = False
         self.graph: list[Callable[[], None]] = []
-        self.allocated = 0  # pinned buffers
+        self.allocated = 0  # groups of pinned buffers
         empty, late = torch.empty, self
 
         class Event:
@@ -142,33 +142,39 @@ class LateDevice:
             step()
 
 
-@pytest.mark.parametrize("ahead", [1, PINNED_BUFFERS, 3 * PINNED_BUFFERS])
+@pytest.mark.parametrize(
+    ("ahead", "groups"),
+    [(1, 2), (PINNED_BUFFERS - 1, 2), (PINNED_BUFFERS, 3), (3 * PINNED_BUFFERS, 5)],
+)
 def test_a_pinned_buffer_is_not_written_while_a_copy_from_it_is_in_flight(
-    monkeypatch: pytest.MonkeyPatch, ahead: int
+    monkeypatch: pytest.MonkeyPatch, ahead: int, groups: int
 ) -> None:
     late = LateDevice(monkeypatch)
     buffers = _PinnedBuffers(2)
-    for step in range(60):
-        buffers.copy(array("i", [step, -step]), late)
-        late.run(len(late.queue) - 2 * ahead + 1)  # the copy has run, and the event behind it has not
-    late.run(2 * ahead)
-    assert late.arrived == [[step, -step] for step in range(60)]
-    assert late.allocated == max(PINNED_BUFFERS, ahead + 1)
+    steps = 10 * PINNED_BUFFERS
+    for step in range(steps):
+        buffers.copy([step, -step], late)
+        while len(late.arrived) < step + 1 - ahead:
+            late.run(1)
+    late.run(len(late.queue))
+    assert late.arrived == [[step, -step] for step in range(steps)]
+    assert late.allocated == groups
 
 
 def test_a_captured_copy_keeps_its_pinned_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     late = LateDevice(monkeypatch)
     buffers = _PinnedBuffers(1)
     late.capturing = True
-    buffers.copy(array("i", [77]), late)
+    buffers.copy([77], late)
     late.capturing = False
-    for step in range(3 * PINNED_BUFFERS):
-        buffers.copy(array("i", [step]), late)
+    steps = 3 * PINNED_BUFFERS
+    for step in range(steps):
+        buffers.copy([step], late)
         late.run(2)
     for replayed in late.graph * 2:
         replayed()
-    assert late.arrived == [*([step] for step in range(3 * PINNED_BUFFERS)), [77], [77]]
-    assert late.allocated == PINNED_BUFFERS + 1
+    assert late.arrived == [*([step] for step in range(steps)), [77], [77]]
+    assert late.allocated == PINNED_GROUPS + 1
 
 
 def test_a_gpu_gets_its_rows_through_pinned_buffers_and_a_copy_has_its_own(
@@ -179,14 +185,15 @@ def test_a_gpu_gets_its_rows_through_pinned_buffers_and_a_copy_has_its_own(
     late.device = slots.row_slot.device
     assert late.allocated == 0
     slots.device = torch.device("cuda")
+    monkeypatch.setattr(_PinnedBuffers._allocate, "__defaults__", (1,))  # an event behind each copy
     with torch.inference_mode():  # where engines may run; the buffers serve outside of it, too
-        buffers = copy.deepcopy(slots)._pinned
-    slots._pinned = buffers
+        buffers = copy.deepcopy(slots)._host
+    slots._host = buffers
     for batch, rows in (("a", [0, -1, -1]), ("ba", [1, 0, -1]), ("cba", [2, 1, 0]), ("b", [1, -1, -1])):
         slots.set_rows(list(batch))
         assert slots.row_slot.tolist() == rows and len(late.queue) == 1
         late.run(1)
-    assert late.allocated == PINNED_BUFFERS
+    assert late.allocated == PINNED_GROUPS
 
 
 def test_the_state_of_a_full_server_is_small() -> None:

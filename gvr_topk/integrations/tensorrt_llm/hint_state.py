@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,6 +46,39 @@ _LLM_REQUEST = "tensorrt_llm._torch.pyexecutor.llm_request"
 
 _INTEGERS = (torch.int32, torch.int64)
 """Dtypes that numbers of accepted rows may have."""
+
+
+class _LengthLimits:
+    """The gate's reasons against rows whose lengths the configuration refuses, asked once for each range.
+
+    The gate compares a length with `k` and with the limits, so its answer stays the same between these.
+    """
+
+    def __init__(self, k: int, shortest: int, longest: int) -> None:
+        starts = sorted({0, k + 1, shortest, longest + 1})
+        reasons = [
+            can_use_heuristic(length=start, k=k, min_length=shortest, max_length=longest).code
+            for start in starts
+        ]
+        self._starts = np.array(starts)
+        self._refuses = np.isin(reasons, (HintReason.TOO_SHORT, HintReason.TOO_LONG))
+        self._names = [reason.name.lower() for reason in reasons]
+
+    def refused(self, cached: Sequence[int], new: Tensor, compress_ratio: int) -> list[tuple[int, str]]:
+        """Return the rows that are refused and the gate's reason for each.
+
+        Parameters
+        ----------
+        cached : sequence of int
+            Keys of each request before this step.
+        new : Tensor
+            Keys that this step adds; its first elements are those of the same requests.
+        compress_ratio : int
+            Keys per score.
+        """
+        lengths = (np.array(cached) + np.array(new[: len(cached)].tolist())) // compress_ratio
+        ranges = np.searchsorted(self._starts, lengths, side="right") - 1
+        return [(row, self._names[ranges[row]]) for row in np.flatnonzero(self._refuses[ranges]).tolist()]
 
 
 class HintState:
@@ -88,8 +122,8 @@ class HintState:
         self.options = environment.options()
         self.programmatic_launch = environment.programmatic_launch()
         limits = self.options.length_limits
-        self._limits = () if limits == (0, MAX_WIDTH) else limits
         self.k = int(first_attribute(metadata, "sparse_mla_topk", "num_sparse_topk"))
+        self._limits = None if limits == (0, MAX_WIDTH) else _LengthLimits(self.k, *limits)
         requests = max(
             int(first_attribute(metadata, "max_num_sequences", "max_num_requests")),
             int(getattr(manager, "max_batch_size", 0) or 0),
@@ -126,6 +160,8 @@ class HintState:
         self._draft_rows = 0  # rows of the last step that may have left something in `next_state`
         self.batch: Callable[[], Any] = _nothing
         self._has_rows = False  # whether the batch's rows have slots
+        self._draft_layout = (0, 0, 0)  # context requests, generations and rows of each in the views below
+        self._draft_views: tuple[Tensor, ...] = ()
         self._last: tuple[Any, ...] = ()  # what the slots and kinds of the last rows follow from
         self._last_kinds: dict[str, int] = {}
         self.next_n = 1
@@ -207,7 +243,7 @@ class HintState:
             return
         next_n = tokens // generations if generations else 1
         rows = (metadata.request_ids[:requests], contexts, next_n)
-        if contexts or self._limits or rows != self._last or self.requests.repeat_rows() is None:
+        if contexts or self._limits is not None or rows != self._last or self.requests.repeat_rows() is None:
             self._set_rows(metadata, *rows, counters)
             self._last = rows
         self._draft_rows = tokens if next_n > 1 and tokens <= self.max_rows else 0
@@ -220,10 +256,7 @@ class HintState:
         self, metadata: Any, request_ids: Sequence[int], contexts: int, next_n: int, counters: Counters
     ) -> None:
         """Give the rows of a batch the slots of their requests."""
-        kinds = self._kinds(metadata, request_ids)
-        owners = [
-            request if kind == HINTED else None for request, kind in zip(request_ids, kinds, strict=True)
-        ]
+        owners, kinds = self._owners(metadata, request_ids, contexts)
         slots = self.requests
         admitted, evicted, refused = slots.admitted, slots.evicted, slots.refused
         row_slot = slots.set_rows(owners)
@@ -231,13 +264,16 @@ class HintState:
             counters.requests["admitted"] += slots.admitted - admitted
             counters.requests["evicted"] += slots.evicted - evicted
             counters.requests["refused"] += slots.refused - refused
-        generations = len(kinds) - contexts
+        generations = len(owners) - contexts
         if next_n > 1 and generations * next_n <= self.max_rows:
-            shape = (generations, next_n)
-            rows = self.draft_row_slot[: generations * next_n].view(shape)
-            rows.copy_(row_slot[contexts:].unsqueeze(1).expand(shape))
-        kinds = kinds[contexts:]
-        self._last_kinds = {kind: next_n * kinds.count(kind) for kind in set(kinds)}
+            layout = (contexts, generations, next_n)
+            if layout != self._draft_layout:
+                self._draft_layout, shape = layout, (generations, next_n)
+                by_request = row_slot[contexts:].unsqueeze(1).expand(shape)
+                self._draft_views = self.draft_row_slot[: generations * next_n].view(shape), by_request
+            target, source = self._draft_views
+            target.copy_(source)
+        self._last_kinds = {kind: next_n * count for kind, count in kinds.items() if count}
         if contexts:
             self._note_contexts(metadata, owners[:contexts], counters)
 
@@ -353,26 +389,29 @@ class HintState:
         self.requests.accept(left, slots, accepted)
         left.fill_(STATE_UNKNOWN)  # so that a step that leaves nothing does not copy this again
 
-    def _kinds(self, metadata: Any, request_ids: Sequence[int]) -> list[str]:
-        """Return for each request `HINTED`, `DUMMY`, or the gate's reason why its rows use no slot."""
+    def _owners(
+        self, metadata: Any, request_ids: Sequence[int], contexts: int
+    ) -> tuple[list[int | None], dict[str, int]]:
+        """Return the request of each row, None if it uses no slot, and how many generations are of each kind.
+
+        A kind is `HINTED`, `DUMMY`, or the gate's reason against a hint.
+        """
         # Padding, warm-up of a graph, and an idle attention-DP rank run requests that are none.
         idle = getattr(sys.modules.get(_LLM_REQUEST), "ATTENTION_DP_DUMMY_REQUEST_ID", 0)
-        kinds = [
-            HINTED if 0 <= request < DUMMY_FROM and request != idle else DUMMY for request in request_ids
+        owners = [
+            request if 0 <= request < DUMMY_FROM and request != idle else None for request in request_ids
         ]
-        if self._limits:
-            shortest, longest = self._limits
+        dummies = owners[contexts:].count(None)
+        kinds = {HINTED: len(owners) - contexts - dummies, DUMMY: dummies}
+        if self._limits is not None:
             cached = metadata.kv_cache_params.num_cached_tokens_per_seq
-            for i, (past, new) in enumerate(zip(cached, metadata.seq_lens.tolist(), strict=False)):
-                reason = can_use_heuristic(
-                    length=(past + new) // self.compress_ratio,
-                    k=self.k,
-                    min_length=shortest,
-                    max_length=longest,
-                ).code
-                if kinds[i] == HINTED and reason in (HintReason.TOO_SHORT, HintReason.TOO_LONG):
-                    kinds[i] = reason.name.lower()
-        return kinds
+            for row, reason in self._limits.refused(cached, metadata.seq_lens, self.compress_ratio):
+                if owners[row] is not None:
+                    owners[row] = None
+                    if row >= contexts:
+                        kinds[HINTED] -= 1
+                        kinds[reason] = kinds.get(reason, 0) + 1
+        return owners, kinds
 
     def _note_contexts(self, metadata: Any, owners: Sequence[int | None], counters: Counters) -> None:
         """Note which rows end a prompt chunk, and which slots they seed. Eager steps only."""
