@@ -180,7 +180,7 @@ def some_draws(rng: np.random.Generator, world: int) -> Case:
     else:
         parameters = {name: values[:rows] for name, values in parameters.items()}
     if rng.random() < 0.3:
-        parameters["top_k"] = int(rng.choice([0, 3, 500]))
+        parameters["top_k"] = int(rng.choice([0, 1, 3, 500]))
     return {
         "logits": some_logits(rng, rows, width).to(DTYPES[rng.integers(3)]),
         "ownership": ["contiguous", 1, 5][rng.integers(3)],

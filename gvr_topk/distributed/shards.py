@@ -12,8 +12,8 @@ from gvr_topk.arguments import Checks
 from gvr_topk.constants import MAX_ROWS, MAX_WIDTH
 from gvr_topk.contract import DTYPES
 
-MAX_RANKS = 512
-"""Most ranks: the positions of a row then fit int32, whatever the ownership."""
+MAX_RANKS = (1 << 31) // (2 * MAX_WIDTH)
+"""Most ranks, 512: the positions of a row then fit int32, whatever the ownership."""
 
 TWO_ROUNDS_K = 2048
 """Largest k that two rounds serve with records of the default size."""
@@ -23,9 +23,10 @@ CHECKS = Checks("gvr_topk.Shards")
 # The name of torch 2.13 and later, and that of torch before.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
+_WIDTH_BITS = MAX_WIDTH.bit_length()
 _HEADER = (
-    (("rows", 27), ("k", 22), ("dtype", 2), ("gather", 1), ("expected", 1)),
-    (("record", 22), ("ownership", 22)),
+    (("rows", MAX_ROWS.bit_length()), ("k", _WIDTH_BITS), ("gather", 1), ("expected", 1)),
+    (("record", _WIDTH_BITS), ("ownership", _WIDTH_BITS), ("dtype", len(DTYPES).bit_length())),
 )
 """What ranks have to agree on: fields of a header's words, with their bits. The last word is the step."""
 
@@ -105,9 +106,8 @@ class Shards:
         device = CHECKS.device("device", device)
         self._seen = torch.zeros((self.world, _HEADER_WORDS), dtype=torch.int64, device=device)
         self.device = self._seen.device
-        self._told = torch.zeros(
-            (self.world, _HEADER_WORDS), dtype=torch.int64, pin_memory=self._seen.is_cuda
-        )
+        self._late = self._seen.is_cuda  # whether the host hears of it in a later call
+        self._told = torch.zeros((self.world, _HEADER_WORDS), dtype=torch.int64, pin_memory=self._late)
 
     def check(self) -> None:
         """Raise if ranks are known to have disagreed in an earlier call.
@@ -185,19 +185,18 @@ class Shards:
         agreed : Tensor, bool, no dimension
             Whether all headers are equal. On a CPU they are: otherwise every rank raises.
         """
-        if not self._seen.is_cuda:
+        if not self._late:
             # By itself, because records of different sizes end the process in gloo.
             self._told = self.exchange(head[None])[:, 0]
             self.check()
             return self.exchange(records), torch.ones((), dtype=torch.bool)
-        padding = (0, records.shape[1] - len(head))  # pragma: no mutate: a GPU alone
-        first = torch.nn.functional.pad(head, padding)
+        first = torch.nn.functional.pad(head, (0, records.shape[1] - len(head)))
         gathered = self.exchange(torch.cat((first[None], records)))
-        heads = gathered[:, 0, : len(head)]  # pragma: no mutate: a GPU alone
-        agreed = (heads == heads[0]).all()  # pragma: no mutate: a GPU alone
+        heads = gathered[:, 0, : len(head)]
+        agreed = (heads == heads[0]).all()
         torch.where(agreed, self._seen, heads, out=self._seen)
         self._told.copy_(self._seen, non_blocking=True)
-        return gathered[:, 1:], agreed  # pragma: no mutate: a GPU alone
+        return gathered[:, 1:], agreed
 
 
 def _fields_of(head: list[int]) -> dict[str, Any]:
@@ -218,8 +217,3 @@ def _disagreement(first: list[int], rank: int, other: list[int]) -> ValueError:
     names = [name for name in ours if ours[name] != theirs[name]]
     of_first, of_other = (", ".join(f"{name} {fields[name]}" for name in names) for fields in (ours, theirs))
     return CHECKS.fail("call", "the same on all ranks", f"{of_first} on rank 0 and {of_other} on rank {rank}")
-
-
-# The numbers fit their fields, and a rank's positions fit 31 bits.
-assert MAX_ROWS < 1 << 27 and MAX_WIDTH < 1 << 22  # pragma: no mutate: of constants
-assert MAX_RANKS * 2 * MAX_WIDTH <= 1 << 31  # pragma: no mutate: of constants

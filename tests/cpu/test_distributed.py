@@ -19,11 +19,13 @@ from torch import Tensor
 from gvr_topk import TopkState, indexer_topk_decode
 from gvr_topk.distributed import Shards, sharded_sample, sharded_topk
 from gvr_topk.distributed import shards as module
+from gvr_topk.sampling import sample
 from tests import shard_ranks
 from tests.shard_cases import (
     POISON,
     Case,
     call,
+    cut,
     draw_as,
     expected,
     some_case,
@@ -351,6 +353,42 @@ def test_ranks_that_disagree_about_draws() -> None:
     said = "wanted the same on all ranks, got step 0, k 4 on rank 0 and step 3, k 5 on rank 1"
     for error in shard_ranks.in_threads(2, work):
         assert isinstance(error, ValueError) and str(error) == f"gvr_topk.Shards: call: {said}"
+
+
+def test_draws_without_filters() -> None:
+    """All parameters are as in `sample`, and the best tokens stand for the whole vocabulary."""
+    logits = torch.linspace(0, 1, 40).repeat(30, 1)
+    positions = torch.arange(30)
+
+    def work(group: dist.ProcessGroup) -> Tensor:
+        part = cut(logits, 2, group.rank(), "contiguous", 1)
+        return sharded_sample(part, 9, shards=Shards(group), seeds=4, positions=positions)
+
+    wanted = sample(logits, seeds=4, positions=positions, top_k=9)
+    assert len(set(wanted.tolist())) > 5
+    assert all(torch.equal(tokens, wanted) for tokens in shard_ranks.in_threads(2, work))
+
+
+def test_ranks_that_hear_of_it_afterwards() -> None:
+    """As on a GPU, whose host does not wait: the call selects nothing, and the next one raises."""
+
+    def work(group: dist.ProcessGroup) -> Any:
+        shards = Shards(group)
+        shards._late = True
+        fine = sharded_topk(ROWS, LENGTHS, 4, shards=shards, step=3)
+        shards.check()
+        got = sharded_topk(ROWS, LENGTHS, 4, shards=shards, step=group.rank())
+        late = Shards(group)
+        late._late = True
+        token = sharded_sample(ROWS, 4, shards=late, seeds=1, positions=0, step=group.rank())
+        with pytest.raises(ValueError, match="got step 0 on rank 0 and step 1 on rank 1"):
+            sharded_topk(ROWS, LENGTHS, 4, shards=shards, step=4)
+        return fine.counts.tolist(), got.positions.tolist(), got.counts.tolist(), token.tolist()
+
+    first, second = shard_ranks.in_threads(2, work)
+    nothing = [[-1] * 4] * 2
+    assert first[0] == [4, 4] and second[0] == [0, 0]
+    assert first[1:3] == second[1:3] == (nothing, [0, 0]) and first[3] == second[3] == [-1, -1]
 
 
 WRONG_SHARDS = {

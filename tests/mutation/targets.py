@@ -193,6 +193,16 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
         ("return largest(keys, keys >= 0, block_k).to(torch.int32)", "GtE to Gt"): _NO_SMALLER_KEY,
         ("return largest(keys, keys >= 0, block_k).to(torch.int32)", "0 to 1"): _NO_SMALLER_KEY,
     },
+    "gvr_topk/distributed/shards.py": {
+        (
+            '(("rows", MAX_ROWS.bit_length()), ("k", _WIDTH_BITS), ("gather", 1), ("expected", 1)),',
+            "1 to 2",
+        ): "a field of a header may have more bits than it needs",
+        (
+            "self, logits: Tensor, k: int, step: int | Tensor, gather: bool = False, expected: bool = False",
+            "to True",
+        ): "calls of `sharded_sample` have the same of either, on all ranks",
+    },
     "gvr_topk/distributed/topk.py": {
         (
             "words = pad(words, (0, 1), value=-1)  # one more column, for every index behind the words",
