@@ -24,11 +24,13 @@ def in_threads(world: int, work: Callable[[dist.ProcessGroup], Any]) -> list[Any
     """Run `work` as every rank, rank 0 in this thread; an exception stands for the result of its rank."""
     store = dist.HashStore()
     results: list[Any] = [None] * world
+    backends = []  # A rank that has nothing to do leaves its connections open: others may still open theirs.
 
     def run(rank: int) -> None:
         try:
             wait = datetime.timedelta(seconds=TIMEOUT_S)
             backend = dist.ProcessGroupGloo(store, rank, world, wait)
+            backends.append(backend)
             group = dist.ProcessGroup(store, rank, world)
             kind = dist.ProcessGroup.BackendType.GLOO
             group._register_backend(torch.device("cpu"), kind, backend)
